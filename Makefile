@@ -1,0 +1,63 @@
+# offtop's chores. `make` alone lists them.
+SHELL := /bin/bash
+PREFIX ?= /usr/local
+DESTDIR ?=
+ARGS ?=
+# SYSTEM=ready: the system packages are there already; don't look.
+SYSTEM ?=
+
+bin := .venv/bin
+as_root := $(if $(filter 0,$(shell id -u)),,sudo)
+# Make's own variables in the environment would reach the programs that the tests start.
+unexport MAKEFLAGS MFLAGS MAKELEVEL
+
+.PHONY: help setup setup-test setup-bench run test bench format install uninstall clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+
+setup: ## install the system packages that offtop runs on, and make .venv
+	@$(if $(SYSTEM),:,packaging/system.sh run)
+	@packaging/venv.sh
+
+setup-test: ## the same, with what the tests need
+	@$(if $(SYSTEM),:,packaging/system.sh run test)
+	@packaging/venv.sh dev
+
+setup-bench: setup-test ## the same, with what offtop is compared with
+	@$(if $(SYSTEM),:,packaging/system.sh bench)
+
+run: setup ## run this checkout on this machine, live; ARGS='-p 4242' passes options
+	@$(as_root) $(bin)/offtop $(ARGS)
+
+# Every check runs, whichever fails, and pytest last, so that its closing line closes the output.
+test: setup-test ## all checks: format, lint, types, walls, tests
+	@failed=(); \
+	check() { echo "== $$*"; "$$@" || failed+=("$$*"); }; \
+	check $(bin)/ruff format --check; \
+	check $(bin)/ruff check; \
+	check $(bin)/pyright; \
+	check $(bin)/lint-imports --no-cache; \
+	$(if $(as_root),check $(bin)/pytest -m 'not kernel' $(ARGS); \
+	check sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
+	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis \
+	    $(bin)/pytest -p no:cacheprovider -m kernel $(ARGS),check $(bin)/pytest $(ARGS)); \
+	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
+
+bench: setup-bench ## what offtop costs, side by side with its peers
+	@$(as_root) $(bin)/python -m bench $(ARGS)
+
+format: setup-test ## format the code, and mend what the linter can
+	@$(bin)/ruff format
+	@$(bin)/ruff check --fix
+
+install: ## put offtop where `sudo offtop` finds it: PREFIX (/usr/local), DESTDIR
+	@$(if $(SYSTEM)$(DESTDIR),:,packaging/system.sh run)
+	@$(if $(DESTDIR),,$(as_root)) env PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' packaging/install.sh
+
+uninstall: ## take it away again
+	@$(if $(DESTDIR),,$(as_root)) rm -rf '$(DESTDIR)$(PREFIX)/lib/offtop' '$(DESTDIR)$(PREFIX)/bin/offtop'
+
+clean: ## remove all that make made in this directory
+	@rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,89 @@
+"""Nanoseconds and counts, as words of at most three significant digits; the only division by a power of ten."""
+
+NS_PER_S = 1_000_000_000
+_FINE = ((1, "ns"), (1_000, "us"), (1_000_000, "ms"))
+_COARSE = ((60, "m"), (3600, "h"), (86400, "d"))
+
+
+def duration(ns: int) -> str:
+    """`840ns`, `4.1us`, `31ms`, `1.84s`, `12m`, `3.5h`, `2.1d`; nothing for 0. At most 5 wide."""
+    if ns <= 0:
+        return ""
+    for unit_ns, word in _FINE:
+        if ns < unit_ns * 999.5:
+            value = ns / unit_ns
+            return f"{value:.1f}{word}" if value < 9.95 and unit_ns > 1 else f"{value:.0f}{word}"
+    seconds = ns / NS_PER_S
+    if seconds < 59.95:
+        return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s"
+    unit_s, word = next(((unit_s, word) for unit_s, word in _COARSE if seconds / unit_s < 59.5), _COARSE[-1])
+    if word == "h" and seconds / unit_s >= 23.95:
+        unit_s, word = _COARSE[-1]
+    value = seconds / unit_s
+    return f"{value:.1f}{word}" if value < 9.95 else f"{value:.0f}{word}"
+
+
+def span(ns: int) -> str:
+    """A chosen length of time, without what it does not need: `200us`, `1ms`, `1s`, `2.5s`, `10s`, `5m`; `0` for 0."""
+    if ns < NS_PER_S:
+        unit_ns, word = next(((unit_ns, word) for unit_ns, word in _FINE if ns < 1000 * unit_ns), _FINE[-1])
+        return f"{ns / unit_ns:.3g}{word}" if ns else "0"
+    seconds = ns / NS_PER_S
+    if seconds >= 60 and seconds % 60 == 0:
+        return f"{seconds / 60:.0f}m"
+    return f"{seconds:.3g}s" if seconds < 999.5 else f"{seconds:.0f}s"
+
+
+def threads(value: float) -> str:
+    """Average waiting threads, with its decimal point in one place up to 999: `0.88`, `18.20`, `212.60`, `2048`."""
+    return f"{value:.2f}" if abs(value) < 999.995 else f"{value:.0f}"
+
+
+def three(value: float) -> str:
+    """Three significant digits, without an exponent: `0.05`, `1.84`, `31.2`, `118`, `2048`."""
+    if abs(value) < 9.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
+
+
+def count(n: float) -> str:
+    """`812`, `9.1k`, `52k`, `1.2M`: a count, or a rate. At most 4 wide."""
+    for step, word in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if n >= step * 0.9995:
+            scaled = n / step
+            return f"{scaled:.1f}{word}" if scaled < 9.95 else f"{scaled:.0f}{word}"
+    return f"{n:.0f}" if n >= 9.95 or n == int(n) else f"{n:.1f}"
+
+
+def size(n: int) -> str:
+    """Bytes: `62MB`, in powers of 1024."""
+    value = float(n)
+    for word in ("B", "KB", "MB", "GB"):
+        if value < 1000 or word == "GB":
+            return f"{value:.0f}{word}" if value >= 9.95 or word == "B" else f"{value:.1f}{word}"
+        value /= 1024
+    return ""
+
+
+def average(part_ns: int, span_ns: int) -> float:
+    """How many threads, on average, spent `part_ns` over `span_ns`; 0 for an empty span."""
+    return part_ns / span_ns if span_ns else 0.0
+
+
+def percent(part: float, whole: float) -> float:
+    return 100 * part / whole if whole else 0.0
+
+
+def parse_duration(text: str, bare_ns: int) -> int:
+    """`1ms`, `200us`, `1.5s`, `10m` in ns; a bare number counts in `bare_ns`. Raises ValueError."""
+    units_ns = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": NS_PER_S, "m": 60 * NS_PER_S, "h": 3600 * NS_PER_S}
+    for word in sorted(units_ns, key=len, reverse=True):
+        if text.endswith(word):
+            number, unit_ns = text[: -len(word)], units_ns[word]
+            break
+    else:
+        number, unit_ns = text, bare_ns
+    value = float(number)
+    if not 0 <= value < 1e12:
+        raise ValueError(text)
+    return round(value * unit_ns)

@@ -1,0 +1,22 @@
+#!/bin/bash
+# Copies offtop into an environment of its own, $PREFIX/lib/offtop, with $PREFIX/bin/offtop leading there,
+# so that `sudo offtop` finds it and the checkout may go away. $DESTDIR goes before every path written to.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+prefix=${PREFIX:-/usr/local}
+home=$prefix/lib/offtop
+staged=${DESTDIR:-}$home
+
+if [ -e "$staged" ] && ! [ -e "$staged/pyvenv.cfg" ]; then
+    echo "offtop: $staged is there and is no installation of offtop: move it away, or choose another PREFIX" >&2
+    exit 1
+fi
+python=$("$root/packaging/python.sh")
+"$python" -m venv --clear "$staged"
+"$staged/bin/python" -m pip install -q --disable-pip-version-check --no-compile "$root" </dev/null
+"$staged/bin/python" -m compileall -q -s "${DESTDIR:-}" "$staged/lib" || true
+# -I: root must not import what lies in the directory it happens to be in, nor what PYTHONPATH names.
+sed -i "1s|.*|#!$home/bin/python -I|" "$staged/bin/offtop"
+mkdir -p "${DESTDIR:-}$prefix/bin"
+ln -sfn ../lib/offtop/bin/offtop "${DESTDIR:-}$prefix/bin/offtop"
+echo "offtop: installed as ${DESTDIR:-}$prefix/bin/offtop"

@@ -1,0 +1,22 @@
+#!/bin/bash
+# Makes .venv with .venv/bin/offtop, which runs this checkout; with `dev`, also what the tests need.
+# A copy of pyproject.toml in it remembers that all is there: nothing to do until that file changes.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+venv=$root/.venv
+made_from=$venv/made-from-pyproject${1:+-$1}.toml
+
+if ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+    python=$("$root/packaging/python.sh")
+    "$python" -m venv --clear "$venv"
+fi
+if cmp -s "$root/pyproject.toml" "$made_from" && [ -x "$venv/bin/offtop" ]; then
+    exit 0
+fi
+extra=()
+if [ "${1:-}" = dev ]; then
+    read_group='import sys, tomllib; print(*tomllib.load(sys.stdin.buffer)["dependency-groups"]["dev"], sep="\n")'
+    mapfile -t extra < <("$venv/bin/python" -c "$read_group" <"$root/pyproject.toml")
+fi
+"$venv/bin/python" -m pip install -q --disable-pip-version-check --editable "$root" "${extra[@]}" </dev/null
+cp "$root/pyproject.toml" "$made_from"

@@ -1,0 +1,67 @@
+"""What all tests share: whether this machine lets the kernel tests run, and what it means when one is skipped.
+
+With OFFTOP_REQUIRE_KERNEL=1, as in CI, a machine that is able must run them: there, a kernel test that
+is skipped is a failure. Only what the kernel itself was built without (`lacks`) may be skipped.
+"""
+
+import os
+from collections.abc import Generator
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+_LACKS = "this kernel lacks "
+
+
+@cache
+def bpf_reason() -> str | None:
+    """Why the kernel tests cannot run here, in one sentence; None where they can.
+
+    By the machine's conditions only: that offtop's program would not load is what the tests are to find.
+    """
+    from offtop.kernel import doctor  # not above: the model's tests must run when this room is broken
+
+    failed = [check for check in doctor.conditions() if check.verdict == "FAIL"]
+    return f"{failed[0].name}: {failed[0].what} -> {failed[0].remedy}" if failed else None
+
+
+@cache
+def machine_is_able() -> bool:
+    """Root, types and BPF: whatever else is missing can be installed, and so is no excuse."""
+    from offtop.kernel import doctor
+
+    held = doctor.capabilities()
+    return (
+        {"CAP_BPF", "CAP_PERFMON"} <= held
+        and Path("/sys/kernel/btf/vmlinux").exists()
+        and doctor.bpf(held).verdict != "FAIL"
+    )
+
+
+def lacks(feature: str) -> NoReturn:
+    """Skip this test, for the kernel was built without `feature`: the one reason that CI takes."""
+    pytest.skip(_LACKS + feature)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not any(item.get_closest_marker("kernel") for item in items):
+        return
+    reason = bpf_reason()
+    if reason is None:
+        return
+    for item in items:
+        if item.get_closest_marker("kernel"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and item.get_closest_marker("kernel") and os.environ.get("OFFTOP_REQUIRE_KERNEL") == "1":
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if _LACKS not in reason and machine_is_able():
+            report.outcome = "failed"
+            report.longrepr = f"This machine has BPF, so that no kernel test may be skipped: {reason}"
+    return report

@@ -1,0 +1,78 @@
+"""What is installed is whole, and works without the checkout; `make setup` finds a Python that fits."""
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the wheel's contents, and nothing of the checkout."""
+    made, installed = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", made]
+    subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, timeout=60)
+    (wheel,) = made.iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    return installed
+
+
+def files(directory: Path) -> set[Path]:
+    return {p.relative_to(directory) for p in directory.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+
+
+def test_the_wheel_has_the_package_the_programs_and_the_themes_and_no_tests(installed: Path) -> None:
+    package = {Path("bpf") / p for p in files(_ROOT / "bpf")} | {Path("themes") / p for p in files(_ROOT / "themes")}
+    assert Path("bpf/offcpu.c") in package
+    assert any(p.suffix == ".toml" for p in package)
+    assert files(installed / "offtop") == package | files(_ROOT / "offtop")
+    assert {p.name.split("-")[0] for p in installed.iterdir()} == {"offtop"}
+
+
+def test_an_installed_offtop_finds_its_own_programs_and_themes(installed: Path) -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(installed)!r})\n"
+        "from offtop import paths; print(paths.__file__, paths.bpf() / 'offcpu.c', paths.themes(), sep='\\n')"
+    )
+    child = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
+    for path in map(Path, child.stdout.splitlines()):
+        assert path.is_relative_to(installed)
+        assert path.exists()
+
+
+def test_a_checkout_finds_its_own() -> None:
+    from offtop import paths
+
+    assert paths.bpf() == _ROOT / "bpf"
+    assert paths.themes() == _ROOT / "themes"
+
+
+def test_pypi_s_bcc_is_no_dependency() -> None:
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())
+    names = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    assert not [name for name in names if name.startswith("bcc")]
+
+
+def test_a_python_is_found_that_can_make_environments_and_a_wrong_one_is_refused() -> None:
+    script = _ROOT / "packaging" / "python.sh"
+    found = subprocess.run([script], capture_output=True, text=True, check=True).stdout.strip()
+    version = subprocess.run([found, "-c", "import sys, venv; print(sys.version_info >= (3, 11))"], capture_output=True)
+    assert version.stdout == b"True\n"
+    refused = subprocess.run(
+        [script], env={"PYTHON": "/bin/false", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert refused.returncode == 1
+    assert "Python 3.11" in refused.stderr and "/bin/false" in refused.stderr
+
+
+def test_every_system_package_has_a_purpose_and_fedora_s_name() -> None:
+    lines = [line.split() for line in (_ROOT / "packaging" / "packages.txt").read_text().splitlines() if line[0] != "#"]
+    assert {line[0] for line in lines} == {"run", "test", "bench"}
+    assert all(len(line) > 4 and line[3] == "#" for line in lines)
+    assert "python3-bpfcc" in {line[1] for line in lines if line[0] == "run"}
