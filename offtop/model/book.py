@@ -1,0 +1,52 @@
+"""The Book says what ids stand for: stacks, thread names, process names.
+
+One Book is shared by all snapshots and windows of a source, because a copy in each of 600 windows would
+cost more than the windows. Its owner, the source, only adds to it, and drops an entry when no window that
+a History may still hold can name it; readers may read it from any thread. An id is never used twice.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from offtop.model.stack import EMPTY, RESERVED, Stack
+
+
+class ThreadKey(NamedTuple):
+    pid: int
+    """The process (the kernel's tgid)."""
+    tid: int
+    """The thread (the kernel's pid)."""
+
+
+class SiteKey(NamedTuple):
+    """Who waited, and where: each wait is counted in exactly one site, or is short or filtered."""
+
+    pid: int
+    tid: int
+    kernel: int
+    """Stack id."""
+    user: int
+    """Stack id."""
+
+    @property
+    def thread(self) -> ThreadKey:
+        return ThreadKey(self.pid, self.tid)
+
+
+@dataclass(slots=True)
+class Book:
+    stacks: dict[int, Stack] = field(default_factory=lambda: dict(RESERVED))
+    comms: dict[ThreadKey, str] = field(default_factory=dict[ThreadKey, str])
+    """The thread's own name, raw: escape it before it is shown."""
+    processes: dict[int, str] = field(default_factory=dict[int, str])
+    """pid → the process's own name, raw."""
+
+    def stack(self, stack_id: int) -> Stack:
+        return self.stacks.get(stack_id, EMPTY)
+
+    def comm(self, key: ThreadKey) -> str:
+        return self.comms.get(key, "")
+
+    def process(self, pid: int) -> str:
+        """The process's name; its main thread's where that is all that is known."""
+        return self.processes.get(pid) or self.comms.get(ThreadKey(pid, pid), "")

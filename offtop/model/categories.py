@@ -1,0 +1,284 @@
+"""Categories say what a thread waits for, by rules over the names of its kernel functions; the rules are data.
+
+They stand in `offtop/categories.toml`, whose head tells their language, so that a kernel's new name for an
+old wait is one word in one file. Nothing here reads that file: its text comes in, and values go out.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase, translate
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
+
+from offtop.errors import OfftopError
+from offtop.model import histogram as lanes
+
+OTHER = "other"
+"""The category of a stack that no rule knows."""
+NEAR = 4
+"""How many frames from the leaf the condition `near` looks at."""
+_MACHINERY = 12
+"""The scheduler, the BPF program and what called it are within so many frames from the top."""
+_PERIODS = 3
+"""So many waits of one length are an even pace."""
+
+# How far from the leaf each condition looks: frames [first, end).
+_REACH = {"leaf": (0, 1), "caller": (1, 2), "near": (0, NEAR), "any": (0, None), "not": (0, None)}
+_SAID = {
+    "leaf": "innermost function = {}",
+    "caller": "called by {}",
+    "near": f"one of the {NEAR} innermost functions = {{}}",
+    "any": "below {}",
+    "not": "not below {}",
+}
+_REMEDY = "Mend that line, or reinstall offtop to get its own file back."
+
+
+class Condition(NamedTuple):
+    """Holds when one of its patterns matches one of the frames it looks at (`not`: when none does)."""
+
+    where: str
+    """`leaf`, `caller`, `near`, `any` or `not`."""
+    patterns: tuple[str, ...]
+    compiled: re.Pattern[str]
+
+    def holds(self, names: Sequence[str]) -> bool:
+        first, end = _REACH[self.where]
+        return any(self.compiled.match(name) for name in names[first:end]) != (self.where == "not")
+
+    def said(self, names: Sequence[str] = ()) -> str:
+        """In words: the pattern that matched one of `names`; all patterns where no names are given."""
+        first, end = _REACH[self.where]
+        seen = names[first:end] if self.where != "not" else ()
+        matched = [pattern for name in seen for pattern in self.patterns if fnmatchcase(name, pattern)]
+        return _SAID[self.where].format(matched[0] if matched else " or ".join(self.patterns))
+
+
+class Rule(NamedTuple):
+    category: str
+    conditions: tuple[Condition, ...]
+
+    def matches(self, names: Sequence[str]) -> bool:
+        return all(condition.holds(names) for condition in self.conditions)
+
+    def said(self, names: Sequence[str] = ()) -> str:
+        return ", ".join(condition.said(names) for condition in self.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class Categories:
+    """The rules, in order, and what there is to say about each category."""
+
+    ids: tuple[str, ...]
+    """In the order of the file."""
+    plain: Mapping[str, str]
+    """id → what it means, for somebody who knows no kernel."""
+    idle: frozenset[str]
+    """Those that look like having nothing to do."""
+    groups: Mapping[str, tuple[str, ...]]
+    rules: tuple[Rule, ...]
+    scheduler_entry: re.Pattern[str]
+    scheduler_tail: re.Pattern[str]
+
+    def classify(self, kernel: Sequence[str]) -> str:
+        """Category of a kernel stack: function names, leaf first, trimmed. `other` where no rule knows it."""
+        names = [bare(name) for name in kernel]
+        return next((rule.category for rule in self.rules if names and rule.matches(names)), OTHER)
+
+    def rule_of(self, kernel: Sequence[str]) -> str:
+        """In words, the rule that `classify` went by."""
+        names = [bare(name) for name in kernel]
+        return next((rule.said(names) for rule in self.rules if names and rule.matches(names)), "no rule")
+
+    def rules_of(self, category: str) -> tuple[str, ...]:
+        """In words, every rule that leads to `category`, in the order in which they are tried."""
+        return tuple(rule.said() for rule in self.rules if rule.category == category)
+
+    def tail_length(self, kernel: Sequence[str]) -> int:
+        """How many frames at the leaf are the scheduler's, or belong to whoever looked on.
+
+        0 for a stack walked from outside, where the kernel leaves the scheduler out, unless it begins with
+        functions that only wait on behalf of their callers. The last entry into the scheduler counts, not
+        the first: a stack put together again from outside may hold left-over words between two of them.
+        """
+        names = [bare(name) for name in kernel[:_MACHINERY]]
+        entries = [depth for depth, name in enumerate(names) if self.scheduler_entry.match(name)]
+        length = entries[-1] + 1 if entries else 0
+        while length < len(names) and self.scheduler_tail.match(names[length]):
+            length += 1
+        return length
+
+
+def bare(name: str) -> str:
+    """A function's name as in the source: compilers add what follows the dot in `do_poll.constprop.0`."""
+    return name.partition(".")[0] or name
+
+
+def is_periodic(histogram: int) -> bool:
+    """Whether finished waits come at an even pace: at least 3, all within two adjacent lanes."""
+    used = [lane for lane, n in enumerate(lanes.counts(histogram)) if n]
+    return lanes.count(histogram) >= _PERIODS and used[-1] - used[0] <= 1
+
+
+def parse(text: str) -> Categories:
+    """The categories that the text of a `categories.toml` describes.
+
+    Raises OfftopError, which names the line, for text that is no TOML, for what its language does not know,
+    and for a rule or a pattern that can never match because an earlier rule takes all that it would.
+    """
+    try:
+        file = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OfftopError(f"categories.toml is not valid TOML: {error}. {_REMEDY}") from error
+    return _Reader(text, file).categories()
+
+
+class _Reader:
+    """Checks one file, part by part."""
+
+    def __init__(self, text: str, file: dict[str, Any]) -> None:
+        self._file = file
+        self._lines = text.splitlines()
+
+    def categories(self) -> Categories:
+        self._known_keys(
+            self._file, {"scheduler_entry", "scheduler_tail", "names", "groups", "category", "rule"}, "the file"
+        )
+        described = self._table(self._file, "category", "the file")
+        plain: dict[str, str] = {}
+        idle: set[str] = set()
+        for category in described:
+            where = f"[category.{category}]"
+            table = self._table(described, category, where)
+            self._known_keys(table, {"plain", "idle"}, where)
+            plain[category] = self._words(table, where)
+            if table.get("idle", False) not in (True, False):
+                raise self._wrong(where, "`idle` is neither true nor false")
+            if table.get("idle"):
+                idle.add(category)
+        if OTHER not in plain:
+            raise self._wrong("the file", f"there is no [category.{OTHER}]")
+        rules = tuple(self._rule(number, table, plain) for number, table in enumerate(self._rules(), start=1))
+        self._refuse_dead(rules)
+        return Categories(
+            ids=tuple(plain),
+            plain=MappingProxyType(plain),
+            idle=frozenset(idle),
+            groups=MappingProxyType(dict(self._groups(plain))),
+            rules=rules,
+            scheduler_entry=_compiled(self._patterns(self._file, "scheduler_entry", "the file")),
+            scheduler_tail=_compiled(self._patterns(self._file, "scheduler_tail", "the file")),
+        )
+
+    def _groups(self, known: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+        groups = self._table(self._file, "groups", "the file")
+        for name in groups:
+            members = self._patterns(groups, name, "[groups]")
+            for member in members:
+                self._known_category(member, known, "[groups]")
+            yield name, members
+
+    def _rules(self) -> list[Any]:
+        rules = self._file.get("rule")
+        if not isinstance(rules, list) or not rules:
+            raise self._wrong("the file", "there is no [[rule]]")
+        return cast(list[Any], rules)
+
+    def _rule(self, number: int, table: dict[str, Any], known: Mapping[str, str]) -> Rule:
+        where = self._rule_place(number)
+        self._known_keys(table, {"category", *_REACH}, where)
+        category = table.get("category")
+        if not isinstance(category, str):
+            raise self._wrong(where, "it names no `category`")
+        self._known_category(category, known, where)
+        conditions: list[Condition] = []
+        for key in _REACH:
+            if key in table:
+                listed = self._patterns(table, key, where)
+                patterns = tuple(name for pattern in listed for name in self._named(pattern, where))
+                conditions.append(Condition(key, patterns, _compiled(patterns)))
+        if not any(condition.where != "not" for condition in conditions):
+            raise self._wrong(where, "it has none of the conditions leaf, caller, near and any")
+        return Rule(category, tuple(conditions))
+
+    def _refuse_dead(self, rules: Sequence[Rule]) -> None:
+        """A pattern is dead when an earlier rule of one condition takes every stack that it could match."""
+        for number, rule in enumerate(rules, start=1):
+            for condition in rule.conditions:
+                if condition.where == "not":
+                    continue
+                for pattern in condition.patterns:
+                    if condition.patterns.count(pattern) > 1:
+                        raise self._wrong(self._rule_place(number), f"`{pattern}` stands there twice")
+                    for earlier, taker in enumerate(rules[: number - 1], start=1):
+                        if _takes_all(taker, condition.where, pattern):
+                            raise self._wrong(
+                                self._rule_place(number),
+                                f"`{pattern}` can never match: {self._rule_place(earlier)} "
+                                f"(category {taker.category}) comes first and takes it",
+                            )
+
+    def _table(self, within: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+        table = within.get(key)
+        if not isinstance(table, dict):
+            raise self._wrong(where, f"`{key}` is missing, or no table")
+        return cast(dict[str, Any], table)
+
+    def _patterns(self, table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+        found = table.get(key)
+        items = cast(list[Any], found) if isinstance(found, list) else []
+        patterns = tuple(item for item in items if isinstance(item, str) and item)
+        if not patterns or len(patterns) != len(items):
+            raise self._wrong(where, f"`{key}` is not a list of names")
+        return patterns
+
+    def _named(self, pattern: str, where: str) -> tuple[str, ...]:
+        if not pattern.startswith("@"):
+            return (pattern,)
+        names = self._table(self._file, "names", "the file")
+        if pattern[1:] not in names:
+            raise self._wrong(where, f"`{pattern}` stands for nothing: [names] has {', '.join(names) or 'none'}")
+        return self._patterns(names, pattern[1:], "[names]")
+
+    def _words(self, table: Mapping[str, Any], where: str) -> str:
+        words = table.get("plain")
+        if not isinstance(words, str) or not words.strip():
+            raise self._wrong(where, "`plain`, its plain words, is missing")
+        return words.strip()
+
+    def _known_category(self, category: str, known: Mapping[str, str], where: str) -> None:
+        if category not in known:
+            raise self._wrong(where, f"there is no category `{category}`; there are {', '.join(known)}")
+
+    def _known_keys(self, table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+        for key in table:
+            if key not in known:
+                raise self._wrong(where, f"`{key}` means nothing here; what may stand here: {', '.join(sorted(known))}")
+
+    def _rule_place(self, number: int) -> str:
+        """`rule 7 (line 214)`: tomllib keeps no lines, so they are counted here."""
+        starts = [at for at, line in enumerate(self._lines, start=1) if line.split("#")[0].strip() == "[[rule]]"]
+        return f"rule {number} (line {starts[number - 1]})" if number <= len(starts) else f"rule {number}"
+
+    def _wrong(self, where: str, what: str) -> OfftopError:
+        if where.startswith("[") and where in self._lines:
+            where = f"{where} (line {self._lines.index(where) + 1})"
+        return OfftopError(f"categories.toml, {where}: {what}. {_REMEDY}")
+
+
+def _compiled(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(translate(pattern) for pattern in patterns))
+
+
+def _takes_all(earlier: Rule, where: str, pattern: str) -> bool:
+    """Whether `earlier` matches every stack that has a frame `pattern` at `where`."""
+    if len(earlier.conditions) != 1:
+        return False
+    taker = earlier.conditions[0]
+    first, end = _REACH[where]
+    taker_first, taker_end = _REACH[taker.where]
+    sees_it = taker_first <= first and (taker_end is None or (end is not None and end <= taker_end))
+    plain = not any(wild in pattern for wild in "*?[")
+    return sees_it and (pattern in taker.patterns or (plain and bool(taker.compiled.match(pattern))))

@@ -1,0 +1,66 @@
+"""A histogram is one int: 40 lanes of 64 bits, lane i counting the waits of its power of two of ns.
+
+One int, because adding and subtracting two of them is then one addition: exact, and cheap enough
+for thousands of sites a tick. The kernel side keeps the same lanes (`bpf/offcpu.h`).
+"""
+
+LANES = 40
+LANE_BITS = 64
+FIRST_EXPONENT = 8
+"""Lane 0 holds waits below 2**9 ns; lane i > 0 those from 2**(8+i) up to 2**(9+i); the last all above."""
+
+_LANE_MASK = (1 << LANE_BITS) - 1
+EMPTY = 0
+
+
+def lane_of(wait_ns: int) -> int:
+    """The lane that counts a wait of `wait_ns`."""
+    return min(LANES - 1, max(0, wait_ns.bit_length() - 1 - FIRST_EXPONENT))
+
+
+def low_ns(lane: int) -> int:
+    """The shortest wait that `lane` holds."""
+    return 0 if lane == 0 else 1 << (FIRST_EXPONENT + lane)
+
+
+def high_ns(lane: int) -> int:
+    """The end of `lane`: every wait in it is shorter than this (for the last lane: not known)."""
+    return 1 << (FIRST_EXPONENT + lane + 1)
+
+
+def of(*waits_ns: int) -> int:
+    """The histogram of the given waits."""
+    return sum(1 << (LANE_BITS * lane_of(wait_ns)) for wait_ns in waits_ns)
+
+
+def slots(histogram: int) -> list[tuple[int, int]]:
+    """(low_ns, count) of each lane that holds a wait, shortest first: the form of JSON."""
+    return [(low_ns(lane), n) for lane, n in enumerate(counts(histogram)) if n]
+
+
+def counts(histogram: int) -> list[int]:
+    """The count of each of the 40 lanes."""
+    return [(histogram >> (LANE_BITS * lane)) & _LANE_MASK for lane in range(LANES)]
+
+
+def count(histogram: int) -> int:
+    """How many waits it holds."""
+    return sum(counts(histogram))
+
+
+def percentile_ns(histogram: int, percent: float, max_ns: int) -> int:
+    """Upper bound of the `percent`-th percentile: the end of its lane, at most `max_ns`.
+
+    Nearest-rank definition. 0 for an empty histogram. `max_ns` is the longest wait that it holds.
+    """
+    by_lane = counts(histogram)
+    total = sum(by_lane)
+    if not total:
+        return 0
+    rank = max(1, -(-total * percent // 100))
+    seen = 0
+    for lane, n in enumerate(by_lane):
+        seen += n
+        if seen >= rank:
+            return min(high_ns(lane), max_ns) if lane < LANES - 1 else max_ns
+    return max_ns

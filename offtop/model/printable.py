@@ -1,0 +1,34 @@
+"""Names of threads and symbols come from strangers: here they lose what could move a cursor or lie to a reader."""
+
+import unicodedata
+from functools import lru_cache
+
+_HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode's general categories that are not for reading: controls, formats (the right-to-left overrides
+among them), lone surrogates, private use, unassigned, line and paragraph separators."""
+
+
+@lru_cache(maxsize=16_384)
+def printable(text: str, ascii_only: bool = False) -> str:
+    r"""`text` with every character that is not for reading written out: `\x1b`, `\u202e`.
+
+    A backslash stays as it is: the result is for eyes, not for a parser. With `ascii_only` whatever is
+    outside ASCII is written out too. Combining marks that follow nothing are kept after a dotted circle.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    shown = "".join(_escaped(c) if _must_escape(c, ascii_only) else c for c in text)
+    return f"◌{shown}" if shown and unicodedata.combining(shown[0]) else shown
+
+
+def _must_escape(character: str, ascii_only: bool) -> bool:
+    if ascii_only and not character.isascii():
+        return True
+    return unicodedata.category(character) in _HARMFUL
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,106 @@
+"""A rolling sum follows the last windows of a History: what comes is added, what leaves is taken away.
+
+Adding up ten windows of thousands of threads at each tick would cost more than all the rest; this way a tick
+costs two windows, however many make up the span.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from offtop.model.cut import Added
+from offtop.model.history import Kept
+
+Table = Mapping[tuple[int, ...], Added]
+
+_SMALL = 512
+"""Entries of a table that is kept, not made again."""
+
+
+class _Sum:
+    """An Added while it grows and shrinks."""
+
+    __slots__ = ("histogram", "longest", "total_ns", "waits")
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.total_ns = 0
+        self.histogram = 0
+        self.longest: list[tuple[int, int]] = []
+        """(tick, max_ns), both falling behind one another: the first is the maximum, the next what follows it."""
+
+
+class Rolling:
+    """The sum of `table_of` over ticks that follow one another."""
+
+    def __init__(self, table_of: Callable[[Kept], Table]) -> None:
+        self._table_of = table_of
+        self._first = self._last = 0
+        """Numbers of the ticks that are in it; both 0 while it is empty."""
+        self._sums: dict[tuple[int, ...], _Sum] = {}
+        self._small: dict[int, Table] = {}
+        """Tables of ticks that are in it; a large one is made again when its tick leaves, for the memory."""
+
+    def follow(self, ticks: Sequence[Kept], earlier: Callable[[int], Kept | None]) -> Table:
+        """The sum over `ticks`, earliest first. `earlier` gives a tick by its number, while it is kept."""
+        if not ticks:
+            return {}
+        first, last = ticks[0].number, ticks[-1].number
+        leaving = self._leaving(first, earlier) if self._first <= first <= self._last <= last else None
+        if leaving is None:
+            self._sums.clear()
+            self._small.clear()
+            self._last = first - 1
+        for number, table in leaving or ():
+            self._take_away(number, table)
+        for tick in ticks:
+            if tick.number > self._last:
+                self._add(tick)
+        self._first, self._last = first, last
+        return {
+            key: (row.waits, row.total_ns, row.longest[0][1] if row.longest else 0, row.histogram)
+            for key, row in self._sums.items()
+        }
+
+    def _leaving(self, first: int, earlier: Callable[[int], Kept | None]) -> list[tuple[int, Table]] | None:
+        """The tables of the ticks before `first`; None if one cannot be had any more."""
+        leaving: list[tuple[int, Table]] = []
+        for number in range(self._first, first):
+            table = self._small.pop(number, None)
+            if table is None:
+                tick = earlier(number)
+                if tick is None:
+                    return None
+                table = self._table_of(tick)
+            leaving.append((number, table))
+        return leaving
+
+    def _add(self, tick: Kept) -> None:
+        sums, number = self._sums, tick.number
+        table = self._table_of(tick)
+        if len(table) <= _SMALL:
+            self._small[number] = table
+        for key, (waits, total_ns, max_ns, histogram) in table.items():
+            row = sums.get(key)
+            if row is None:
+                row = sums[key] = _Sum()
+            row.waits += waits
+            row.total_ns += total_ns
+            row.histogram += histogram
+            if max_ns:
+                longest = row.longest
+                while longest and longest[-1][1] <= max_ns:
+                    longest.pop()
+                longest.append((number, max_ns))
+
+    def _take_away(self, number: int, table: Table) -> None:
+        sums = self._sums
+        for key, (waits, total_ns, max_ns, histogram) in table.items():
+            row = sums.get(key)
+            if row is None:
+                row = sums[key] = _Sum()
+            row.waits -= waits
+            row.total_ns -= total_ns
+            row.histogram -= histogram
+            if max_ns and row.longest[0][0] == number:
+                row.longest.pop(0)
+            if not (row.waits or row.total_ns or row.histogram):
+                del sums[key]

@@ -1,0 +1,240 @@
+"""Rows are the lines of a table: the largest parts of a cut in order, and the rest summed up in one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from heapq import nlargest
+from typing import Any, NamedTuple, TypeVar
+
+from offtop.model import histogram as log2
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.cut import ALL, NO_PART, Added, Cut, Part, Place, Scope, by_category, by_process, total
+from offtop.model.snapshot import EXITED
+from offtop.units import average, percent
+
+EXITED_NAME = "(exited)"
+"""Stands for threads that were given back."""
+NOWHERE = SiteKey(0, 0, 0, 0)
+
+Key = str | int | ThreadKey | Place
+"""What a row is about: a category's id, a pid, a thread, a place."""
+K = TypeVar("K")
+
+
+class Row(NamedTuple):
+    """One line of a table, its numbers not yet words."""
+
+    key: Key
+    name: str
+    """Raw, where it came from a stranger: escape it before it is shown."""
+    span_ns: int
+    part: Part = NO_PART
+    whole_ns: int = 0
+    """What `share_pct` is a share of: the time of all rows of the table, the elided included."""
+    threads: int = 0
+    """Of a process: how many it has, as far as they ever waited."""
+    process: str = ""
+    """Of a thread: its process's own name, raw."""
+    idle: bool = False
+    """All of it looks idle."""
+    pinned: bool = False
+    top: SiteKey = NOWHERE
+    """Of a process or thread: where it last waited longest (cut.tops)."""
+
+    @property
+    def waiting(self) -> float:
+        """Average waiting threads."""
+        return average(self.part.total_ns, self.span_ns)
+
+    @property
+    def share_pct(self) -> float:
+        return percent(self.part.total_ns, self.whole_ns)
+
+    @property
+    def waits_per_s(self) -> float:
+        return 1e9 * self.part.waits / self.span_ns if self.span_ns else 0.0
+
+    def percentile_ns(self, percent: float) -> int:
+        """Upper bound, of the waits from the minimum up."""
+        return log2.percentile_ns(self.part.histogram, percent, self.part.max_ns)
+
+    @property
+    def pid(self) -> int:
+        """Of a process or thread; else 0."""
+        return self.key.pid if isinstance(self.key, ThreadKey) else self.key if isinstance(self.key, int) else 0
+
+
+class Ranking(NamedTuple):
+    """Rows in order, and what they leave out, as a row: never silence."""
+
+    rows: tuple[Row, ...] = ()
+    elided: Row | None = None
+    """The rest summed up; `threads` is how many rows it stands for."""
+    whole: Part = NO_PART
+    """All rows, the elided included."""
+
+
+SORTS = ("WAITING", "MAX", "TOTAL", "EV/S", "NAME", "PID")
+"""What a table can be sorted by, in the order in which `<` and `>` step. TOTAL is the time since the start."""
+_FIELD = {"EV/S": 0, "WAITING": 1, "MAX": 2}
+
+
+class Order(NamedTuple):
+    """How a table is sorted: largest first, but names and pids upward; `reverse` turns it round."""
+
+    sort: str = "WAITING"
+    reverse: bool = False
+    limit: int = 500
+    """How many rows there may be, the one included that sums up the rest."""
+
+
+BY_WAITING = Order()
+
+
+def ranked(
+    table: Mapping[K, Added],
+    order: Order,
+    row_of: Callable[[K, Part], Row],
+    *,
+    name_of: Callable[[K], str] = str,
+    pinned: Sequence[K] = (),
+    lifetime: Mapping[K, Added] | None = None,
+    keep: K | None = None,
+) -> Ranking:
+    """The rows of `table` in `order`.
+
+    Pinned rows come first, whatever their numbers, in the table or not; the row of `keep` comes last rather
+    than not at all, so that a cursor has something to stand on. Rows without time (a thread that was
+    given back can stand at less than nothing in one window) and those beyond the limit are summed up in
+    `elided`. `lifetime` is the same table since the start, for TOTAL. Ties are broken by time, then by who
+    it is, so that rows keep still.
+    """
+    whole = total(table.values())
+    candidates = [key for key, part in table.items() if (part[1] > 0 or part[0] > 0) and key not in pinned]
+    sort_key = _sort_key(table, order.sort, name_of, lifetime)
+    backward = (order.sort not in ("NAME", "PID")) != order.reverse
+    left = max(0, order.limit - len(pinned) - (len(candidates) + len(pinned) > order.limit))
+    if backward and left < len(candidates) // 4:
+        kept = nlargest(left, candidates, sort_key)
+    else:
+        kept = sorted(candidates, key=sort_key, reverse=backward)[:left]
+    if keep is not None and keep not in kept and keep not in pinned:
+        kept = [*(kept[:-1] if left and len(kept) == left else kept), keep]
+
+    def row(key: K, is_pinned: bool) -> Row:
+        made = row_of(key, Part(*table[key]) if key in table else NO_PART)
+        return made._replace(whole_ns=whole.total_ns, pinned=is_pinned)
+
+    rows = (*(row(key, True) for key in pinned), *(row(key, False) for key in kept))
+    shown = {*pinned, *kept}
+    elided_count = sum(key not in shown for key in table)
+    if not elided_count:
+        return Ranking(rows, None, whole)
+    rest = total(part for key, part in table.items() if key not in shown)
+    span_ns = row_of(next(iter(table)), NO_PART).span_ns
+    elided = Row(ALL, f"{elided_count} more", span_ns, rest, whole.total_ns, threads=elided_count)
+    return Ranking(rows, elided, whole)
+
+
+def _sort_key(
+    table: Mapping[K, Added],
+    sort: str,
+    name_of: Callable[[K], str],
+    lifetime: Mapping[K, Added] | None,
+) -> Callable[[K], Any]:
+    if sort == "PID":
+        return lambda key: key
+    if sort == "NAME":
+        return lambda key: (name_of(key), key)
+    if sort == "TOTAL" and lifetime is not None:
+        return lambda key: (lifetime.get(key, NO_PART)[1], table[key][1], key)
+    field_index = _FIELD.get(sort, 1)
+    return lambda key: (table[key][field_index], table[key][1], key)
+
+
+def category_rows(
+    one: Cut,
+    order: Order = BY_WAITING,
+    *,
+    idle_shown: bool = True,
+    lifetime: Cut | None = None,
+    keep: str = ALL,
+) -> Ranking:
+    """A row for each category that had time; its idle-looking part is left out unless `idle_shown`."""
+    table = by_category(one, idle_shown)
+    all_idle = {leaf.category for leaf in one.categories} - {leaf.category for leaf in one.categories if not leaf.idle}
+    return ranked(
+        table,
+        order,
+        lambda category, part: Row(category, category, one.span_ns, part, idle=category in all_idle),
+        lifetime=None if lifetime is None else by_category(lifetime, idle_shown),
+        keep=keep or None,
+    )
+
+
+def process_rows(
+    one: Cut,
+    scope: Scope,
+    book: Book,
+    order: Order = BY_WAITING,
+    *,
+    threads: Mapping[int, int] | None = None,
+    pinned: Sequence[int] = (),
+    lifetime: Cut | None = None,
+    keep: int | None = None,
+) -> Ranking:
+    """A row for each process with time in `scope`. `threads`: pid → how many it has."""
+    counts = threads or {}
+
+    def row_of(pid: int, part: Part) -> Row:
+        return Row(pid, process_name(pid, book), one.span_ns, part, threads=counts.get(pid, 0))
+
+    return ranked(
+        by_process(one, scope),
+        order,
+        row_of,
+        name_of=lambda pid: process_name(pid, book),
+        pinned=pinned,
+        lifetime=None if lifetime is None else by_process(lifetime, scope),
+        keep=keep,
+    )
+
+
+def thread_rows(
+    table: Mapping[tuple[int, ...], Added],
+    span_ns: int,
+    book: Book,
+    order: Order = BY_WAITING,
+    *,
+    pinned: Sequence[ThreadKey] = (),
+    lifetime: Mapping[tuple[int, ...], Added] | None = None,
+    keep: ThreadKey | None = None,
+) -> Ranking:
+    """A row for each thread of `table` (cut.by_thread, or several of them added up)."""
+
+    def row_of(key: tuple[int, ...], part: Part) -> Row:
+        thread = ThreadKey(*key)
+        return Row(thread, thread_name(thread, book), span_ns, part, process=process_name(thread.pid, book))
+
+    return ranked(
+        table,
+        order,
+        row_of,
+        name_of=lambda key: thread_name(ThreadKey(*key), book),
+        pinned=pinned,
+        lifetime=lifetime,
+        keep=keep,
+    )
+
+
+def place_rows(table: Mapping[tuple[int, ...], Added], span_ns: int, limit: int) -> Ranking:
+    """A row for each place of `table`, most time first; their names are read from the stacks when drawn."""
+    return ranked(table, Order(limit=limit), lambda key, part: Row(Place(*key), "", span_ns, part))
+
+
+def process_name(pid: int, book: Book) -> str:
+    """Raw. Threads that exited have no process any more."""
+    return EXITED_NAME if pid == EXITED.pid else book.process(pid)
+
+
+def thread_name(thread: ThreadKey, book: Book) -> str:
+    """Raw."""
+    return EXITED_NAME if thread == EXITED else book.comm(thread)

@@ -1,0 +1,129 @@
+"""A Snapshot is everything measured up to one moment, as totals that only grow.
+
+Waits in progress are part of it: a total as of a snapshot is *finished waits + so far*.
+Keys and totals are NamedTuples, not dataclasses: thousands are made each tick, at a third of the cost.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from offtop.model.book import Book, SiteKey, ThreadKey
+
+EXITED = ThreadKey(0, 0)
+"""Takes the totals of threads and sites that were given back (no real thread has tid 0)."""
+
+
+class ThreadTotals(NamedTuple):
+    """All waits of one thread. ns everywhere; blocked = offcpu_ns - runqueue_ns."""
+
+    waits: int = 0
+    """Finished waits."""
+    offcpu_ns: int = 0
+    runqueue_ns: int = 0
+    preempted_ns: int = 0
+    """The share of runqueue_ns of waits that began still runnable."""
+    involuntary: int = 0
+    """Waits that began still runnable."""
+    short_waits: int = 0
+    """Waits below the minimum: no stack was taken."""
+    short_ns: int = 0
+    short_runqueue_ns: int = 0
+    filtered_ns: int = 0
+    """Waits left out by --max or --state."""
+    filtered_runqueue_ns: int = 0
+    max_ns: int = 0
+    """The longest wait that ended in the last tick (in a Window: in its span)."""
+    histogram: int = 0
+    """Of all finished waits."""
+
+    @property
+    def blocked_ns(self) -> int:
+        return self.offcpu_ns - self.runqueue_ns
+
+
+class SiteTotals(NamedTuple):
+    """All waits of one site, from the minimum up. ns; blocked = total_ns - runqueue_ns."""
+
+    waits: int = 0
+    total_ns: int = 0
+    runqueue_ns: int = 0
+    max_ns: int = 0
+    """The longest wait that ended in the last tick (in a Window: in its span)."""
+    histogram: int = 0
+
+    @property
+    def blocked_ns(self) -> int:
+        return self.total_ns - self.runqueue_ns
+
+
+class Waiting(NamedTuple):
+    """A wait in progress. Its so far, at time t, is t - from_ns, of which runqueue_ns run queue."""
+
+    site: SiteKey
+    """Where it stands now; `site.kernel == SHORT` while it is below the minimum."""
+    left_ns: int
+    """When the thread left the CPU (the moment of attaching, for a wait that began before)."""
+    from_ns: int
+    """What passed before this is already in the finished totals of earlier sites (normally left_ns)."""
+    runqueue_ns: int = 0
+    """As of the snapshot: how much of the so far the thread was ready to run."""
+    preempted: bool = False
+    """The wait began still runnable: all of it is run queue."""
+    settled_runqueue_ns: int = 0
+    """The run-queue part of what passed before from_ns."""
+
+
+class Cost(NamedTuple):
+    """What offtop itself costs. Negative: not known yet."""
+
+    bpf_ns_per_switch: float = -1.0
+    """All its BPF programs added up, by the kernel's own count."""
+    switches: int = -1
+    """Context switches of the machine since the last snapshot."""
+    cpu_pct: float = -1.0
+    """offtop's own processes, in percent of one CPU, since the last snapshot."""
+    bpf_pct: float = -1.0
+    """Its BPF programs, in percent of one CPU."""
+    rss_bytes: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What the kernel side counts at all, and from which length on it takes stacks."""
+
+    pids: tuple[int, ...] = ()
+    """Only these processes (empty: all)."""
+    tids: tuple[int, ...] = ()
+    who: str = "all"
+    """`all`, `user` or `kernel` threads."""
+    states: int = 0
+    """Mask of the states at leaving whose waits are shown (0: all): bit 31 is running, else the kernel's."""
+    min_ns: int = 1_000_000
+    max_ns: int = 0
+    """0: no maximum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Running totals as of `at_ns`. Two of them make a Window (window.between)."""
+
+    taken_ns: int
+    """CLOCK_REALTIME, for people."""
+    at_ns: int
+    """CLOCK_MONOTONIC: `so far` counts up to here."""
+    threads: Mapping[ThreadKey, ThreadTotals] = field(default_factory=dict[ThreadKey, ThreadTotals])
+    """Finished waits. A value that did not change since the last snapshot is the same object."""
+    sites: Mapping[SiteKey, SiteTotals] = field(default_factory=dict[SiteKey, SiteTotals])
+    """Finished waits. Sites that were given back have their sums under EXITED: SiteKey(0, 0, kernel, 0)."""
+    waiting: Mapping[ThreadKey, Waiting] = field(default_factory=dict[ThreadKey, Waiting])
+    """Waits in progress; the same object while nothing about one changes."""
+    book: Book = field(default_factory=Book)
+    """What the ids in it stand for."""
+    lost: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Running counts by kind: wakings, stacks, threads, sites, events, missed_runs; those above 0."""
+    cost: Cost = Cost()
+    mode: str = "offcpu"
+    door: str = ""
+    """How the kernel tells that a thread is back: `exit`, `kprobe`, `switch`; `` for no kernel."""
+    filters: Filters = Filters()

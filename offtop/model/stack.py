@@ -1,0 +1,62 @@
+"""A stack is where a thread waited: frames, leaf first, with the scheduler's own frames counted off."""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+KERNEL = "[kernel]"
+"""`Frame.file` of the core kernel; a module's frames carry its name, as `[ext4]`."""
+GONE = "[gone]"
+"""`Frame.file` of a user frame whose process ended before its mappings were read."""
+
+NO_STACK = 0
+"""Id of the empty stack: a kernel thread's user stack, or a wait in progress not walked yet."""
+STACK_LOST = 1
+"""Id of the stack that could not be kept: its time is here, its frames are not."""
+SHORT = 2
+"""Stands for the kernel stack of a wait below the minimum. Never a site of a Window."""
+FIRST_STACK = 3
+"""Ids from here on are real stacks."""
+
+
+class Frame(NamedTuple):
+    """One return address, in a form that means the same after the process is gone."""
+
+    file: str
+    """Path of the binary, or a word in brackets: `[kernel]`, `[ext4]`, `[vdso]`, `[anon]`, `[gone]`."""
+    offset: int
+    """User frames: byte offset in the file (an address where there is no file). Kernel frames: 0."""
+    name: str = ""
+    """Symbol, where it is known at once (kernel, JIT); else empty, and `Names.of` tells it later."""
+
+
+class Stack(NamedTuple):
+    """One half (kernel or user) of where a thread waited."""
+
+    frames: tuple[Frame, ...]
+    """Leaf first, the scheduler's tail included."""
+    tail: int = 0
+    """How many frames at the leaf are the scheduler's own (`__schedule`, `schedule`, …)."""
+    category: str = "other"
+    """Kernel stacks: id of the category whose rule matched."""
+
+    @property
+    def trimmed(self) -> tuple[Frame, ...]:
+        """The frames without the scheduler's tail: what JSON, exports and rules see."""
+        return self.frames[self.tail :]
+
+
+LOST = Stack((Frame(KERNEL, 0, "[stack lost]"),))
+EMPTY = Stack(())
+RESERVED: Mapping[int, Stack] = {NO_STACK: EMPTY, STACK_LOST: LOST}
+"""The stacks that every Snapshot has."""
+
+
+class Names(Protocol):
+    """What a frame is called, as far as is known by now."""
+
+    def of(self, frame: Frame) -> str:
+        """Symbol of `frame`, or `libfoo.so+0x1234` while (or because) it has none.
+
+        Returns at once and never raises. The text is a stranger's: escape it before it is shown.
+        """
+        ...

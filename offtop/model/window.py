@@ -1,0 +1,253 @@
+"""A Window is what passed between two snapshots; windows side by side merge into a longer one.
+
+The law, held by a property test: merge([between(a, b), between(b, c)]) == between(a, c), for sums and
+histograms. A maximum merges by maximum.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.snapshot import EXITED, Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.stack import NO_STACK, SHORT
+
+_NO_SITE = SiteTotals()
+_NO_THREAD = ThreadTotals()
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What changed in `span_ns`, sparse: a thread or site without a wait has no entry."""
+
+    taken_ns: int
+    """CLOCK_REALTIME of its end."""
+    at_ns: int
+    """CLOCK_MONOTONIC of its end."""
+    span_ns: int
+    """Measured, not asked for."""
+    threads: Mapping[ThreadKey, ThreadTotals] = field(default_factory=dict[ThreadKey, ThreadTotals])
+    sites: Mapping[SiteKey, SiteTotals] = field(default_factory=dict[SiteKey, SiteTotals])
+    still: tuple[SiteKey, ...] = ()
+    """Sites of waits that began before this window and go on after it, all blocked: each passed the
+    whole span there, and neither its thread nor its site has another entry. Kept apart because most
+    threads of a machine just wait, and one reference each is all that it costs to remember them."""
+    book: Book = field(default_factory=Book)
+    """What the ids in it stand for."""
+    lost: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What the kernel side could not tell us, in this span: counts by kind."""
+    cost: Cost = Cost()
+    mode: str = "offcpu"
+    door: str = ""
+    filters: Filters = Filters()
+
+    def each_thread(self) -> Iterator[tuple[ThreadKey, ThreadTotals]]:
+        """Every thread that waited, those of `still` included."""
+        yield from self.threads.items()
+        through = ThreadTotals(offcpu_ns=self.span_ns)
+        for site in self.still:
+            yield site.thread, through
+
+    def each_site(self) -> Iterator[tuple[SiteKey, SiteTotals]]:
+        """Every site with time in it, those of `still` included."""
+        yield from self.sites.items()
+        through = SiteTotals(total_ns=self.span_ns)
+        for site in self.still:
+            yield site, through
+
+
+def between(earlier: Snapshot, later: Snapshot) -> Window:
+    """What passed from `earlier` to `later`, two snapshots of one source.
+
+    A maximum is right for two snapshots that follow one another; over a longer stretch, merge windows.
+    """
+    before, now = earlier.waiting, later.waiting
+    threads, sites = _changed_threads(earlier, later), _changed_sites(earlier, later)
+    span_ns = later.at_ns - earlier.at_ns
+    still: list[SiteKey] = []
+    for key, waiting in now.items():
+        was = before.get(key)
+        steady = was is waiting and not waiting.runqueue_ns and waiting.site.kernel != SHORT
+        if steady and key not in threads and waiting.site not in sites:
+            still.append(waiting.site)
+            continue
+        if was is not None:
+            _count_so_far(key, was, earlier, -1, threads, sites)
+        _count_so_far(key, waiting, later, 1, threads, sites)
+    for key, was in before.items():
+        if key not in now:
+            _count_so_far(key, was, earlier, -1, threads, sites)
+    return Window(
+        taken_ns=later.taken_ns,
+        at_ns=later.at_ns,
+        span_ns=span_ns,
+        threads={key: totals for key, totals in threads.items() if totals.offcpu_ns or totals.waits},
+        sites={key: totals for key, totals in sites.items() if totals.total_ns or totals.waits},
+        still=tuple(still),
+        book=later.book,
+        lost={kind: n - earlier.lost.get(kind, 0) for kind, n in later.lost.items() if n > earlier.lost.get(kind, 0)},
+        cost=later.cost,
+        mode=later.mode,
+        door=later.door,
+        filters=later.filters,
+    )
+
+
+def _changed_threads(earlier: Snapshot, later: Snapshot) -> dict[ThreadKey, ThreadTotals]:
+    """Finished waits only. A thread given back since `earlier` has its rest under EXITED."""
+    before, now = earlier.threads, later.threads
+    get = before.get
+    changed: dict[ThreadKey, ThreadTotals] = {}
+    new = 0
+    for key, b in now.items():
+        a = get(key)
+        if a is b:
+            continue
+        if a is None:
+            new += 1
+            changed[key] = b
+        else:
+            changed[key] = _thread_difference(b, a)
+    if len(now) - new != len(before):
+        for key, a in before.items():
+            if key not in now:
+                changed[EXITED] = _thread_difference(changed.get(EXITED, _NO_THREAD), a)
+    return changed
+
+
+def _changed_sites(earlier: Snapshot, later: Snapshot) -> dict[SiteKey, SiteTotals]:
+    """Finished waits only. A site given back since `earlier` has its rest under EXITED, by kernel stack."""
+    before, now = earlier.sites, later.sites
+    get = before.get
+    changed: dict[SiteKey, SiteTotals] = {}
+    new = 0
+    for key, b in now.items():
+        a = get(key)
+        if a is b:
+            continue
+        if a is None:
+            new += 1
+            changed[key] = b
+        else:
+            changed[key] = _site_difference(b, a)
+    if len(now) - new != len(before):
+        for key, a in before.items():
+            if key not in now:
+                rest = SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK)
+                changed[rest] = _site_difference(changed.get(rest, _NO_SITE), a)
+    return changed
+
+
+def _count_so_far(
+    key: ThreadKey,
+    waiting: Waiting,
+    snapshot: Snapshot,
+    sign: int,
+    threads: dict[ThreadKey, ThreadTotals],
+    sites: dict[SiteKey, SiteTotals],
+) -> None:
+    """Add (or with sign -1 take away) what a wait in progress had come to at `snapshot`."""
+    so_far_ns = sign * (snapshot.at_ns - waiting.from_ns)
+    runqueue_ns = sign * waiting.runqueue_ns
+    t = threads.get(key, _NO_THREAD)
+    if waiting.preempted:
+        t = t._replace(preempted_ns=t.preempted_ns + so_far_ns)
+    if waiting.site.kernel == SHORT:
+        threads[key] = t._replace(
+            offcpu_ns=t.offcpu_ns + so_far_ns,
+            runqueue_ns=t.runqueue_ns + runqueue_ns,
+            short_ns=t.short_ns + so_far_ns,
+            short_runqueue_ns=t.short_runqueue_ns + runqueue_ns,
+        )
+        return
+    threads[key] = t._replace(offcpu_ns=t.offcpu_ns + so_far_ns, runqueue_ns=t.runqueue_ns + runqueue_ns)
+    s = sites.get(waiting.site, _NO_SITE)
+    sites[waiting.site] = s._replace(total_ns=s.total_ns + so_far_ns, runqueue_ns=s.runqueue_ns + runqueue_ns)
+
+
+def merge(windows: Sequence[Window]) -> Window:
+    """One window over all of `windows`, which follow one another, earliest first (at least one)."""
+    if len(windows) == 1:
+        return windows[0]
+    threads: dict[ThreadKey, ThreadTotals] = {}
+    sites: dict[SiteKey, SiteTotals] = {}
+    lost: dict[str, int] = {}
+    still_ns: dict[SiteKey, int] = {}
+    for window in windows:
+        for key, totals in window.threads.items():
+            was = threads.get(key)
+            threads[key] = totals if was is None else thread_sum(was, totals)
+        for site, totals in window.sites.items():
+            before = sites.get(site)
+            sites[site] = totals if before is None else site_sum(before, totals)
+        for kind, n in window.lost.items():
+            lost[kind] = lost.get(kind, 0) + n
+        span_ns = window.span_ns
+        for site in window.still:
+            still_ns[site] = still_ns.get(site, 0) + span_ns
+    last = windows[-1]
+    span_ns = sum(window.span_ns for window in windows)
+    still: list[SiteKey] = []
+    for site, through_ns in still_ns.items():
+        if through_ns == span_ns:
+            still.append(site)
+            continue
+        key = site.thread
+        threads[key] = thread_sum(threads.get(key, _NO_THREAD), ThreadTotals(offcpu_ns=through_ns))
+        sites[site] = site_sum(sites.get(site, _NO_SITE), SiteTotals(total_ns=through_ns))
+    return replace(last, span_ns=span_ns, threads=threads, sites=sites, still=tuple(still), lost=lost)
+
+
+def thread_sum(a: ThreadTotals, b: ThreadTotals) -> ThreadTotals:
+    return ThreadTotals(
+        a.waits + b.waits,
+        a.offcpu_ns + b.offcpu_ns,
+        a.runqueue_ns + b.runqueue_ns,
+        a.preempted_ns + b.preempted_ns,
+        a.involuntary + b.involuntary,
+        a.short_waits + b.short_waits,
+        a.short_ns + b.short_ns,
+        a.short_runqueue_ns + b.short_runqueue_ns,
+        a.filtered_ns + b.filtered_ns,
+        a.filtered_runqueue_ns + b.filtered_runqueue_ns,
+        a.max_ns if a.max_ns > b.max_ns else b.max_ns,
+        a.histogram + b.histogram,
+    )
+
+
+def site_sum(a: SiteTotals, b: SiteTotals) -> SiteTotals:
+    return SiteTotals(
+        a.waits + b.waits,
+        a.total_ns + b.total_ns,
+        a.runqueue_ns + b.runqueue_ns,
+        a.max_ns if a.max_ns > b.max_ns else b.max_ns,
+        a.histogram + b.histogram,
+    )
+
+
+def _thread_difference(later: ThreadTotals, earlier: ThreadTotals) -> ThreadTotals:
+    """What was added since `earlier`; the maximum is the later one's own."""
+    return ThreadTotals(
+        later.waits - earlier.waits,
+        later.offcpu_ns - earlier.offcpu_ns,
+        later.runqueue_ns - earlier.runqueue_ns,
+        later.preempted_ns - earlier.preempted_ns,
+        later.involuntary - earlier.involuntary,
+        later.short_waits - earlier.short_waits,
+        later.short_ns - earlier.short_ns,
+        later.short_runqueue_ns - earlier.short_runqueue_ns,
+        later.filtered_ns - earlier.filtered_ns,
+        later.filtered_runqueue_ns - earlier.filtered_runqueue_ns,
+        later.max_ns,
+        later.histogram - earlier.histogram,
+    )
+
+
+def _site_difference(later: SiteTotals, earlier: SiteTotals) -> SiteTotals:
+    """What was added since `earlier`; the maximum is the later one's own."""
+    return SiteTotals(
+        later.waits - earlier.waits,
+        later.total_ns - earlier.total_ns,
+        later.runqueue_ns - earlier.runqueue_ns,
+        later.max_ns,
+        later.histogram - earlier.histogram,
+    )

@@ -1,0 +1,123 @@
+"""Rows are in order, and what there is no room for is a row."""
+
+from offtop.model import histogram as log2
+from offtop.model.book import Book, ThreadKey
+from offtop.model.cut import Cut, Leaf, Part, Scope
+from offtop.model.rows import SORTS, Order, Ranking, category_rows, place_rows, process_rows, thread_rows
+from offtop.model.snapshot import EXITED
+
+SECOND = 10**9
+BOOK = Book(
+    comms={ThreadKey(1, 1): "main", ThreadKey(2, 7): "worker", ThreadKey(2, 8): "acceptor"},
+    processes={1: "init", 2: "java"},
+)
+CUT = Cut(
+    SECOND,
+    {Leaf("lock"): Part(3, 5 * SECOND, 80, log2.of(80)), Leaf("poll", True): Part(0, 9 * SECOND)},
+    {
+        Leaf("lock"): {1: Part(1, 2 * SECOND, 80), 2: Part(2, 3 * SECOND, 7)},
+        Leaf("poll", True): {1: Part(0, 9 * SECOND)},
+    },
+)
+THREADS = {(1, 1): (1, 2 * SECOND, 80, 0), (2, 7): (9, SECOND, 7, 0), (2, 8): (2, 2 * SECOND, 9, 0)}
+
+
+def keys(ranking: Ranking) -> list[object]:
+    return [row.key for row in ranking.rows]
+
+
+def test_a_category_shows_its_threads_share_and_rate() -> None:
+    ranking = category_rows(CUT)
+    assert keys(ranking) == ["poll", "lock"]
+    lock = ranking.rows[1]
+    assert (lock.waiting, round(lock.share_pct), lock.waits_per_s, lock.percentile_ns(50)) == (5.0, 36, 3.0, 80)
+    assert [row.idle for row in ranking.rows] == [True, False]
+
+
+def test_hidden_idle_leaves_the_others_and_their_shares() -> None:
+    ranking = category_rows(CUT, idle_shown=False)
+    assert keys(ranking) == ["lock"]
+    assert ranking.rows[0].share_pct == 100
+    assert ranking.whole.total_ns == 5 * SECOND
+
+
+def test_processes_of_a_category() -> None:
+    ranking = process_rows(CUT, Scope("lock"), BOOK, threads={1: 4})
+    assert [(row.key, row.name, row.threads, row.waiting) for row in ranking.rows] == [
+        (2, "java", 0, 3.0),
+        (1, "init", 4, 2.0),
+    ]
+
+
+def test_each_sort_and_its_reverse() -> None:
+    lifetime = {(1, 1): (0, 1, 0, 0), (2, 7): (0, 9, 0, 0)}
+    expected = {
+        "WAITING": [8, 1, 7],
+        "MAX": [1, 8, 7],
+        "TOTAL": [7, 1, 8],
+        "EV/S": [7, 8, 1],
+        "NAME": [8, 1, 7],
+        "PID": [1, 7, 8],
+    }
+    assert set(expected) == set(SORTS)
+    for sort, tids in expected.items():
+        ranking = thread_rows(THREADS, SECOND, BOOK, Order(sort), lifetime=lifetime)
+        assert [row.key.tid for row in ranking.rows if isinstance(row.key, ThreadKey)] == tids
+        back = thread_rows(THREADS, SECOND, BOOK, Order(sort, reverse=True), lifetime=lifetime)
+        assert keys(back) == keys(ranking)[::-1]
+
+
+def test_rows_beyond_the_limit_are_one_row_that_sums_them_up() -> None:
+    ranking = thread_rows(THREADS, SECOND, BOOK, Order(limit=2))
+    assert keys(ranking) == [(2, 8)]
+    assert ranking.elided is not None
+    assert ranking.elided.name == "2 more"
+    assert ranking.elided.part == (10, 3 * SECOND, 80, 0)
+    assert ranking.whole == (12, 5 * SECOND, 80, 0)
+
+
+def test_as_many_rows_as_there_is_room_for_need_no_row_for_the_rest() -> None:
+    ranking = thread_rows(THREADS, SECOND, BOOK, Order(limit=3))
+    assert (len(ranking.rows), ranking.elided) == (3, None)
+
+
+def test_of_thousands_the_largest_come_first() -> None:
+    table = {(1, n): (1, n, n, 0) for n in range(1, 5_001)}
+    ranking = thread_rows(table, SECOND, BOOK, Order(limit=3))
+    assert keys(ranking) == [(1, 5_000), (1, 4_999)]
+    assert ranking.elided is not None
+    assert (ranking.elided.name, ranking.elided.part.total_ns) == ("4998 more", sum(range(4_999)))
+
+
+def test_a_pinned_row_is_first_whatever_its_numbers_even_with_none() -> None:
+    ranking = thread_rows(THREADS, SECOND, BOOK, pinned=[ThreadKey(2, 7)])
+    assert keys(ranking) == [(2, 7), (2, 8), (1, 1)]
+    assert [row.pinned for row in ranking.rows] == [True, False, False]
+    gone = thread_rows(THREADS, SECOND, BOOK, pinned=[ThreadKey(3, 3)])
+    assert keys(gone)[0] == (3, 3)
+    assert gone.rows[0].part == Part()
+
+
+def test_the_row_under_the_cursor_is_last_rather_than_gone() -> None:
+    ranking = thread_rows(THREADS, SECOND, BOOK, Order(limit=2), keep=ThreadKey(2, 7))
+    assert keys(ranking) == [(2, 7)]
+    gone = thread_rows(THREADS, SECOND, BOOK, keep=ThreadKey(3, 3))
+    assert keys(gone)[-1] == (3, 3)
+    assert keys(thread_rows(THREADS, SECOND, BOOK, keep=ThreadKey(2, 8))) == keys(thread_rows(THREADS, SECOND, BOOK))
+
+
+def test_less_than_nothing_is_no_row_but_stays_in_the_sum() -> None:
+    table = {(1, 1): (0, -5, 0, 0), (0, 0): (1, 12, 7, 0)}
+    ranking = thread_rows(table, SECOND, BOOK)
+    assert [(row.key, row.name) for row in ranking.rows] == [(EXITED, "(exited)")]
+    assert ranking.elided is not None
+    assert ranking.elided.part.total_ns == -5
+    assert ranking.whole.total_ns == 7
+
+
+def test_nothing_has_no_rows() -> None:
+    empty = Ranking((), None, Part())
+    assert category_rows(Cut()) == empty
+    assert process_rows(Cut(), Scope(), BOOK) == empty
+    assert thread_rows({}, SECOND, BOOK) == empty
+    assert place_rows({}, SECOND, 5) == empty

@@ -1,0 +1,197 @@
+"""Windows that follow one another merge into the window over all of them, and categories partition their time."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.cut import (
+    FILTERED,
+    RUN_QUEUE,
+    SHORT,
+    Cut,
+    Idle,
+    Scope,
+    by_category,
+    by_place,
+    by_process,
+    by_thread,
+    cut,
+    merged,
+    total,
+)
+from offtop.model.snapshot import SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.stack import NO_STACK
+from offtop.model.window import Window, between, merge
+from tests.model.world import BOOK, CATEGORIES, IDLE, PIDS, Step, snapshots, stretches
+
+EVERY_CATEGORY = (*CATEGORIES, SHORT, FILTERED)
+
+
+def thread_sums(window: Window) -> dict[ThreadKey, tuple[int, ...]]:
+    """All but the maximum, of threads that have anything."""
+    sums: dict[ThreadKey, tuple[int, ...]] = {}
+    for key, totals in window.each_thread():
+        assert key not in sums, "a thread has one entry"
+        sums[key] = totals._replace(max_ns=0)
+    return {key: totals for key, totals in sums.items() if any(totals)}
+
+
+def site_sums(window: Window) -> dict[SiteKey, tuple[int, ...]]:
+    sums: dict[SiteKey, tuple[int, ...]] = {}
+    for key, totals in window.each_site():
+        assert key not in sums, "a site has one entry"
+        sums[key] = totals._replace(max_ns=0)
+    return {key: totals for key, totals in sums.items() if any(totals)}
+
+
+def added_up(sums: dict[ThreadKey, tuple[int, ...]] | dict[SiteKey, tuple[int, ...]]) -> list[int]:
+    return [sum(column) for column in zip(*sums.values(), strict=True)]
+
+
+def is_alive(key: ThreadKey, taken: list[Snapshot]) -> bool:
+    """Whether it was never given back: then all its time stands under its own key."""
+    return not any(key in a.threads and key not in b.threads for a, b in pairwise(taken))
+
+
+@given(stretches)
+def test_windows_side_by_side_merge_into_the_window_over_all_of_them(given_stretches: list[list[Step]]) -> None:
+    taken = snapshots(given_stretches)
+    whole, parts = between(taken[0], taken[-1]), merge([between(a, b) for a, b in pairwise(taken)])
+    assert parts.span_ns == whole.span_ns
+    assert added_up(thread_sums(parts)) == added_up(thread_sums(whole))
+    assert added_up(site_sums(parts)) == added_up(site_sums(whole))
+    alive = {ThreadKey(pid, tid) for tid, pid in PIDS.items() if is_alive(ThreadKey(pid, tid), taken)}
+    for key in alive:
+        assert thread_sums(parts).get(key) == thread_sums(whole).get(key)
+    for key in site_sums(parts).keys() | site_sums(whole).keys():
+        if key.thread in alive:
+            assert site_sums(parts).get(key) == site_sums(whole).get(key)
+
+
+@given(stretches)
+def test_a_maximum_merges_by_maximum(given_stretches: list[list[Step]]) -> None:
+    taken = snapshots(given_stretches)
+    windows = [between(a, b) for a, b in pairwise(taken)]
+    for key, totals in merge(windows).threads.items():
+        assert totals.max_ns == max(window.threads[key].max_ns for window in windows if key in window.threads)
+
+
+@given(stretches, st.sets(st.integers(1, 8)))
+def test_the_sum_over_categories_is_the_sum_over_threads(
+    given_stretches: list[list[Step]], periodic_tids: set[int]
+) -> None:
+    idle = Idle(IDLE, {SiteKey(PIDS[tid], tid, 6, NO_STACK) for tid in periodic_tids})
+    taken = snapshots(given_stretches)
+    windows = [between(a, b) for a, b in pairwise(taken)]
+    for window in [*windows, merge(windows)]:
+        offcpu_ns = sum(totals.offcpu_ns for _, totals in window.each_thread())
+        waits = sum(totals.waits for _, totals in window.each_thread())
+        made = cut(window, idle)
+        whole = total(made.categories.values())
+        assert whole.total_ns == offcpu_ns
+        filtered = sum(totals.filtered_ns > 0 for totals in window.threads.values())
+        assert whole.waits == waits if not filtered else whole.waits <= waits
+    together, over_all = merged([cut(window, idle) for window in windows]), cut(merge(windows), idle)
+    assert sums_by_category(together) == sums_by_category(over_all)
+
+
+def sums_by_category(made: Cut) -> dict[str, int]:
+    return {category: part.total_ns for category, part in by_category(made).items() if part.total_ns}
+
+
+@given(stretches, st.booleans())
+def test_processes_and_threads_add_up_to_their_category(given_stretches: list[list[Step]], idle_shown: bool) -> None:
+    idle = Idle(IDLE, {SiteKey(PIDS[tid], tid, 6, NO_STACK) for tid in (1, 2, 3)})
+    taken = snapshots(given_stretches)
+    window = merge([between(a, b) for a, b in pairwise(taken)])
+    made = cut(window, idle)
+    for category in ("", *EVERY_CATEGORY):
+        scope = Scope(category, idle=idle_shown)
+        shown = by_category(made, idle_shown)
+        expected = total(part for name, part in shown.items() if category in ("", name))
+        assert total(by_process(made, scope).values()) == expected
+        assert total(by_thread(window, scope, idle).values()) == expected
+        for pid, part in by_process(made, scope).items():
+            assert total(by_thread(window, scope._replace(pid=pid), idle).values()) == part
+        if category not in ("", SHORT, FILTERED, RUN_QUEUE):
+            assert total(by_place(window, scope, idle).values()) == expected
+    for key, totals in window.each_thread():
+        own = by_thread(window, Scope(pid=key.pid), idle).get(key, (0, 0, 0, 0))
+        assert own[1] == totals.offcpu_ns
+
+
+LOCK, THROTTLE, POLL = (CATEGORIES.index(name) + 3 for name in ("lock", "throttle", "poll"))
+
+
+def one_window(*entries: tuple[int, SiteTotals]) -> Window:
+    """A second of thread 1, by kernel stack."""
+    sites = {SiteKey(11, 1, kernel, NO_STACK): totals for kernel, totals in entries}
+    offcpu_ns = sum(totals.total_ns for totals in sites.values())
+    runqueue_ns = sum(totals.runqueue_ns for totals in sites.values())
+    thread = ThreadTotals(len(sites), offcpu_ns, runqueue_ns)
+    return Window(0, 0, 10**9, threads={ThreadKey(11, 1): thread}, sites=sites, book=BOOK)
+
+
+def test_a_wait_of_10_of_which_3_ready_is_7_of_lock_and_3_of_run_queue_and_one_wait_of_lock() -> None:
+    shown = by_category(cut(one_window((LOCK, SiteTotals(1, 10, 3, 10, 1))), Idle()))
+    assert (shown["lock"].total_ns, shown["lock"].waits) == (7, 1)
+    assert (shown["run-queue"].total_ns, shown["run-queue"].waits) == (3, 0)
+
+
+def test_a_thread_that_was_only_ever_ready_waits_in_run_queue_alone() -> None:
+    shown = by_category(cut(one_window((LOCK, SiteTotals(4, 40, 40, 12, 4))), Idle()))
+    assert list(shown) == ["run-queue"]
+    assert shown["run-queue"] == (4, 40, 12, 4)
+
+
+def test_a_thread_put_aside_by_its_quota_keeps_all_of_its_time_in_throttle() -> None:
+    shown = by_category(cut(one_window((THROTTLE, SiteTotals(2, 90, 90, 50, 2))), Idle()))
+    assert shown == {"throttle": (2, 90, 50, 2)}
+
+
+def test_idle_time_is_left_out_when_asked_but_its_run_queue_part_is_not() -> None:
+    made = cut(one_window((POLL, SiteTotals(1, 10, 3, 10, 1)), (LOCK, SiteTotals(1, 5, 0, 5, 1))), Idle(IDLE))
+    assert {name: part.total_ns for name, part in by_category(made, idle_shown=False).items()} == {
+        "run-queue": 3,
+        "lock": 5,
+    }
+    assert by_category(made, idle_shown=True)["poll"].total_ns == 7
+
+
+def test_a_sleep_of_12_s_shows_one_second_in_each_tick_and_12_s_in_all() -> None:
+    thread, site = ThreadKey(11, 1), SiteKey(11, 1, 6, NO_STACK)
+    second = 10**9
+    waiting = Waiting(site, 0, 0)
+    taken = [Snapshot(0, n * second, waiting={thread: waiting}, book=BOOK) for n in range(12)]
+    done = SiteTotals(1, 12 * second, 0, 12 * second, 1)
+    taken.append(
+        Snapshot(
+            0,
+            12 * second,
+            {thread: ThreadTotals(1, 12 * second, max_ns=12 * second, histogram=1)},
+            {site: done},
+            book=BOOK,
+        )
+    )
+    windows = [between(a, b) for a, b in pairwise(taken)]
+    assert [dict(window.each_site())[site].total_ns for window in windows] == [second] * 12
+    assert [dict(window.each_site())[site].waits for window in windows] == [0] * 11 + [1]
+    assert dict(merge(windows).each_site())[site] == done
+
+
+def test_nothing_waited() -> None:
+    empty = between(Snapshot(0, 0), Snapshot(5, 10))
+    assert (empty.threads, empty.sites, empty.still, empty.lost, empty.span_ns) == ({}, {}, (), {}, 10)
+    assert cut(empty, Idle()) == Cut(10)
+    assert merge([empty, empty]).span_ns == 20
+    assert merge([empty]) is empty
+    assert by_thread(empty, Scope(), Idle()) == by_place(empty, Scope(), Idle()) == {}
+
+
+def test_lost_counts_are_those_of_the_window() -> None:
+    first, second, third = (Snapshot(0, n, lost=lost) for n, lost in enumerate([{}, {"sites": 3}, {"sites": 3}]))
+    assert between(first, second).lost == {"sites": 3}
+    assert between(second, third).lost == {}
+    assert merge([between(first, second), between(second, third)]).lost == {"sites": 3}

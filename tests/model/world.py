@@ -1,0 +1,117 @@
+"""A made-up machine whose snapshots obey accounting.md by construction, for property tests to drive."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from offtop.model import histogram as log2
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.stack import KERNEL, NO_STACK, SHORT, Frame, Stack
+from offtop.model.window import site_sum, thread_sum
+
+CATEGORIES = ("lock", "disk-read", "poll", "sleep", "throttle", "run-queue", "other")
+IDLE = frozenset({"poll"})
+BOOK = Book()
+for _number, _category in enumerate(CATEGORIES, 3):
+    BOOK.stacks[_number] = Stack((Frame(KERNEL, 0, _category),), 0, _category)
+PIDS = {tid: 10 + tid % 3 for tid in range(1, 9)}
+
+Step = tuple[str, int, int, int, int]
+"""What happens, to which tid, at which kernel stack, for how many ns, and how many of them ready (in percent)."""
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(("wait", "short", "filtered", "leave", "move", "back", "exit")),
+        st.integers(1, 8),
+        st.integers(3, 9),
+        st.integers(1, 5_000_000),
+        st.sampled_from((0, 0, 30, 100)),
+    ),
+    max_size=30,
+)
+stretches = st.lists(steps, min_size=2, max_size=5)
+"""What happens between one snapshot and the next."""
+
+
+@dataclass
+class World:
+    now_ns: int = 1_000
+    threads: dict[ThreadKey, ThreadTotals] = field(default_factory=dict[ThreadKey, ThreadTotals])
+    sites: dict[SiteKey, SiteTotals] = field(default_factory=dict[SiteKey, SiteTotals])
+    waiting: dict[ThreadKey, Waiting] = field(default_factory=dict[ThreadKey, Waiting])
+    gone: set[ThreadKey] = field(default_factory=set[ThreadKey])
+    """A tid is not used again."""
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(0, self.now_ns, dict(self.threads), dict(self.sites), dict(self.waiting), BOOK)
+
+    def step(self, step: Step) -> None:
+        what, tid, kernel, ns, ready_pct = step
+        thread = ThreadKey(PIDS[tid], tid)
+        site = SiteKey(*thread, kernel, NO_STACK)
+        self.now_ns += ns
+        if thread in self.gone:
+            return
+        ready_ns = ns * ready_pct // 100
+        if what == "wait" and thread not in self.waiting:
+            self._finish(site, ns, ready_ns)
+        elif what == "short" and thread not in self.waiting:
+            self._finish(site._replace(kernel=SHORT), ns, ready_ns)
+        elif what == "filtered" and thread not in self.waiting:
+            self._add_thread(
+                thread, ThreadTotals(1, ns, ready_ns, filtered_ns=ns, filtered_runqueue_ns=ready_ns, max_ns=ns)
+            )
+        elif what == "leave" and thread not in self.waiting:
+            place = site._replace(kernel=SHORT) if kernel == 9 else site
+            self.waiting[thread] = Waiting(place, self.now_ns, self.now_ns)
+        elif what == "move" and thread in self.waiting:
+            was = self.waiting[thread]
+            so_far_ns = self.now_ns - was.from_ns
+            self._finish(was.site, so_far_ns, was.runqueue_ns, waits=0)
+            self.waiting[thread] = Waiting(site, was.left_ns, self.now_ns)
+        elif what == "back" and thread in self.waiting:
+            was = self.waiting.pop(thread)
+            so_far_ns = self.now_ns - was.from_ns
+            self._finish(was.site, so_far_ns, so_far_ns * ready_pct // 100)
+        elif what == "exit":
+            self._give_back(thread)
+
+    def _finish(self, site: SiteKey, ns: int, ready_ns: int, waits: int = 1) -> None:
+        histogram = waits * log2.of(ns)
+        if site.kernel == SHORT:
+            more = ThreadTotals(waits, ns, ready_ns, 0, 0, waits, ns, ready_ns, 0, 0, ns, histogram)
+        else:
+            more = ThreadTotals(waits, ns, ready_ns, max_ns=ns, histogram=histogram)
+            self.sites[site] = site_sum(
+                self.sites.get(site, SiteTotals()), SiteTotals(waits, ns, ready_ns, ns, histogram)
+            )
+        self._add_thread(site.thread, more)
+
+    def _add_thread(self, thread: ThreadKey, more: ThreadTotals) -> None:
+        self.threads[thread] = thread_sum(self.threads.get(thread, ThreadTotals()), more)
+
+    def _give_back(self, thread: ThreadKey) -> None:
+        """It exits, and all that stood under it goes to EXITED."""
+        self.gone.add(thread)
+        if thread in self.waiting:
+            was = self.waiting.pop(thread)
+            self._finish(was.site, self.now_ns - was.from_ns, was.runqueue_ns)
+        if thread in self.threads:
+            self._add_thread(EXITED, self.threads.pop(thread))
+        for site in [site for site in self.sites if site.thread == thread]:
+            rest = SiteKey(*EXITED, site.kernel, NO_STACK)
+            self.sites[rest] = site_sum(self.sites.get(rest, SiteTotals()), self.sites.pop(site))
+
+
+def snapshots(stretches: Sequence[Sequence[Step]]) -> list[Snapshot]:
+    """One before the first stretch, and one after each."""
+    world = World()
+    taken = [world.snapshot()]
+    for stretch in stretches:
+        for step in stretch:
+            world.step(step)
+        world.now_ns += 1_000_000
+        taken.append(world.snapshot())
+    return taken
