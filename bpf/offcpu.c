@@ -1,0 +1,547 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+/*
+ * Where does every thread wait, and for how long?
+ *
+ * hooks   leaving: raw_tp sched_switch, in the thread that leaves
+ *         back:    DOOR_EXIT    raw_tp sched_exit_tp (6.16), in the thread that is back
+ *                  DOOR_KPROBE  kprobe finish_task_switch*, in the thread that is back
+ *                  DOOR_SWITCH  raw_tp sched_switch, in the thread that leaves: stacks at leaving
+ *         woken:   WAKING       raw_tp sched_waking, where the kernel keeps no run_delay
+ *         walk:    iterator over tasks, twice a tick: waits in progress, then the idle half
+ * maps    record: per thread, its wait in progress and what ended, in two halves. sites_*: what ended, by
+ *         stack. gone_*: the records of threads that ended. `half` says which halves are written; the
+ *         others are read and emptied meanwhile. *_stacks: frames by id.
+ * units   ns of bpf_ktime_get_ns()
+ * cost    bpf/README.md has it measured
+ *
+ * An application's stack stands still while it is off CPU, so it is walked on return, and only when the
+ * wait reached the minimum. DOOR_SWITCH has no such moment and walks at every leaving, as other tools do.
+ *
+ * A thread's half that is written is written in its own context only (DOOR_SWITCH: under its run queue's
+ * lock), one CPU at a time, so nothing here is atomic.
+ *
+ * -D: THREADS, SITES, STACKS (map sizes); TASK_* and RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED (offsets in
+ * task_struct, from BTF); USER_IP, USER_SP (offsets in pt_regs, where a leaf's return address is on the
+ * stack); STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage).
+ */
+#include "offcpu.h"
+
+#if (defined(DOOR_SWITCH) || defined(WAKING)) && !defined(BY_TID)
+#define BY_TID /* task storage is reached from a thread's own context only */
+#endif
+
+BPF_ARRAY(config, struct config, 1);
+BPF_ARRAY(half, u32, 1);
+BPF_ARRAY(clock, u64, 1);
+BPF_PERCPU_ARRAY(lost, u64, LOST_KINDS);
+BPF_HASH(only_pids, u32, u32, 1024);
+BPF_HASH(only_tids, u32, u32, 1024);
+
+BPF_TABLE("hash", struct gone_key, struct gone, gone_0, THREADS);
+BPF_TABLE("hash", struct gone_key, struct gone, gone_1, THREADS);
+BPF_TABLE("hash", struct site_key, struct site, sites_0, SITES);
+BPF_TABLE("hash", struct site_key, struct site, sites_1, SITES);
+BPF_TABLE("hash", u64, struct stack, kernel_stacks, STACKS);
+BPF_TABLE("hash", u64, struct stack, user_stacks, STACKS);
+
+/* Updating an array of maps waits until no program uses what was there (maybe_wait_bpf_programs):
+ * after it, the idle half is idle. */
+BPF_TABLE("hash", u32, u32, nobody, 1);
+BPF_ARRAY_OF_MAPS(barrier, "nobody", 1);
+
+/* Larger than a program's own stack. The blanks are never written. */
+BPF_PERCPU_ARRAY(scratch, struct stack, 1);
+BPF_PERCPU_ARRAY(gone_scratch, struct gone, 1);
+BPF_ARRAY(blank_site, struct site, 1);
+
+#ifdef BY_TID
+BPF_TABLE("hash", u32, struct record, record, THREADS);
+BPF_ARRAY(blank_record, struct record, 1);
+#else
+BPF_TASK_STORAGE(record, struct record);
+#endif
+
+#define MEMBER(type, pointer, offset) (*(type *)((char *)(pointer) + (offset)))
+
+static inline __attribute__((always_inline)) void count_lost(u32 kind)
+{
+	u64 *n = lost.lookup(&kind);
+
+	if (n)
+		*n += 1;
+}
+
+static inline __attribute__((always_inline)) bool wanted(struct config *c, u32 pid, u32 tid, u32 flags)
+{
+	if (pid == c->self)
+		return false;
+	if (!c->select)
+		return true;
+	if (c->select & ONLY_USER && flags & PF_KTHREAD)
+		return false;
+	if (c->select & ONLY_KERNEL && !(flags & PF_KTHREAD))
+		return false;
+	if (!(c->select & (ONLY_PIDS | ONLY_TIDS)))
+		return true;
+	return (c->select & ONLY_PIDS && only_pids.lookup(&pid)) ||
+	       (c->select & ONLY_TIDS && only_tids.lookup(&tid));
+}
+
+/* What is kept of a thread; made when it is not there and `make` says so. */
+static inline __attribute__((always_inline)) struct record *record_of(struct task_struct *task, u32 tid, bool make)
+{
+#ifdef BY_TID
+	struct record *r = record.lookup(&tid);
+	u32 zero = 0;
+
+	if (r || !make)
+		return r;
+	struct record *blank = blank_record.lookup(&zero);
+	if (blank)
+		record.update(&tid, blank);
+	r = record.lookup(&tid);
+#else
+	struct record *r = record.task_storage_get((void *)task, 0, make ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);
+#endif
+	if (!r && make)
+		count_lost(LOST_THREADS);
+	return r;
+}
+
+/* A thread ends: nobody will walk it again, so its halves move to where they are found. */
+static inline __attribute__((always_inline)) void keep_gone(struct task_struct *task, struct record *r, u32 pid, u32 tid)
+{
+	u32 zero = 0;
+	struct gone *gone = gone_scratch.lookup(&zero);
+	struct gone_key key = {.at_ns = bpf_ktime_get_ns(), .pid = pid, .tid = tid};
+
+	if (!gone)
+		return;
+	bpf_probe_read_kernel(gone->comm, sizeof(gone->comm), (char *)task + TASK_COMM);
+	if (r->half[0].state) {
+		r->half[0].left_ns = 0;
+		__builtin_memcpy(&gone->thread, &r->half[0], sizeof(gone->thread));
+		if (gone_0.update(&key, gone))
+			count_lost(LOST_THREADS);
+		__builtin_memset(&r->half[0], 0, sizeof(r->half[0]));
+	}
+	if (r->half[1].state) {
+		r->half[1].left_ns = 0;
+		__builtin_memcpy(&gone->thread, &r->half[1], sizeof(gone->thread));
+		if (gone_1.update(&key, gone))
+			count_lost(LOST_THREADS);
+		__builtin_memset(&r->half[1], 0, sizeof(r->half[1]));
+	}
+}
+
+static inline __attribute__((always_inline)) struct site *site_of(u32 which, struct site_key *key)
+{
+	struct site *site = which ? sites_1.lookup(key) : sites_0.lookup(key);
+	u32 zero = 0;
+
+	if (site)
+		return site;
+	struct site *blank = blank_site.lookup(&zero);
+	if (!blank)
+		return 0;
+	if (which)
+		sites_1.update(key, blank);
+	else
+		sites_0.update(key, blank);
+	return which ? sites_1.lookup(key) : sites_0.lookup(key);
+}
+
+/* Id of `depth` frames in `stack`, which is kept when it is new. */
+static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 depth)
+{
+	u64 id = mix(depth, stack->leaf_return);
+
+	stack->depth = depth;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < FRAMES; i++) {
+		if (i >= depth)
+			break;
+		asm volatile("" : "+r"(i)); /* else clang derives the bound from depth, which the verifier can't */
+		if (i >= FRAMES)
+			break;
+		id = mix(id, stack->frames[i]);
+	}
+	return id < FIRST_ID ? id + FIRST_ID : id;
+}
+
+static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
+{
+	u32 zero = 0;
+	struct stack *stack = scratch.lookup(&zero);
+
+	if (!stack)
+		return STACK_LOST;
+	long bytes = bpf_get_stack(ctx, stack->frames, sizeof(stack->frames), 0);
+	if (bytes <= 0) {
+		count_lost(LOST_STACKS);
+		return STACK_LOST;
+	}
+	stack->leaf_return = 0;
+	u64 id = id_of(stack, (u32)bytes / 8);
+	if (!kernel_stacks.lookup(&id) && kernel_stacks.update(&id, stack)) {
+		count_lost(LOST_STACKS);
+		return STACK_LOST;
+	}
+	return id;
+}
+
+static inline __attribute__((always_inline)) u64 user_stack(void *ctx, void *task)
+{
+	u32 zero = 0;
+	struct stack *stack = scratch.lookup(&zero);
+
+	if (!stack)
+		return STACK_LOST;
+	long bytes = bpf_get_stack(ctx, stack->frames, sizeof(stack->frames), BPF_F_USER_STACK);
+	if (bytes <= 0)
+		return NO_STACK; /* a thread that has none, or is on its way out */
+	stack->leaf_return = 0;
+#ifdef USER_SP
+	/*
+	 * A leaf without a frame of its own (libc's system call wrappers) hides its caller from a walk along
+	 * frame pointers; the return address is then the word at the stack pointer. Whether this leaf is such
+	 * a one user space finds in .eh_frame. Words that are no code addresses, by the look of their upper
+	 * half, are left out: else each value of a local variable there would make another stack.
+	 */
+	void *regs = (void *)bpf_task_pt_regs(task);
+	u64 sp = 0, word = 0;
+	bpf_probe_read_kernel(&sp, sizeof(sp), (char *)regs + USER_SP);
+	bpf_probe_read_user(&word, sizeof(word), (void *)sp);
+	u64 half_of = word >> 32;
+	if (half_of == stack->frames[0] >> 32 || (bytes > 8 && half_of == stack->frames[1] >> 32) ||
+	    (bytes > 16 && half_of == stack->frames[2] >> 32))
+		stack->leaf_return = word;
+#endif
+	u64 id = id_of(stack, (u32)bytes / 8);
+	if (!user_stacks.lookup(&id) && user_stacks.update(&id, stack)) {
+		count_lost(LOST_STACKS);
+		return STACK_LOST;
+	}
+	return id;
+}
+
+/* The thread leaves the CPU. */
+static inline __attribute__((always_inline)) void leave(void *ctx, bool preempted, u32 state)
+{
+	u32 zero = 0;
+	u64 id = bpf_get_current_pid_tgid();
+	u32 pid = id >> 32, tid = id;
+	struct config *c = config.lookup(&zero);
+	u32 *which = half.lookup(&zero);
+
+	if (!tid || !c || !which)
+		return;
+	struct task_struct *task = (void *)bpf_get_current_task_btf();
+	if (!wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+		return;
+	struct record *r = record_of(task, tid, true);
+	if (!r)
+		return;
+	struct thread *thread = &r->half[*which & 1];
+	r->state = preempted || !state ? RUNNING : state;
+	r->pid = pid;
+	thread->state = r->state;
+	if (state & TASK_DEAD) {
+		r->left_ns = 0;
+		keep_gone(task, r, pid, tid);
+#ifdef BY_TID
+		record.delete(&tid);
+#endif
+		return;
+	}
+#ifdef WAKING
+	r->run_delay_ns = 0;
+#else
+	r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
+#endif
+#ifdef DOOR_SWITCH
+	r->kernel = kernel_stack(ctx);
+	r->user = MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD ? NO_STACK : user_stack(ctx, task);
+#endif
+	u64 now_ns = bpf_ktime_get_ns();
+	thread->left_ns = now_ns;
+	r->left_ns = now_ns;
+}
+
+/* The thread has the CPU again: count its wait, once. */
+static inline __attribute__((always_inline)) void back(void *ctx, struct config *c, u32 pid, u32 tid, struct record *r, void *task)
+{
+	u32 zero = 0;
+	u32 *which = half.lookup(&zero);
+	u64 now_ns = bpf_ktime_get_ns();
+	u64 left_ns = r->left_ns;
+
+	if (!which)
+		return;
+	r->left_ns = 0;
+	u64 off_ns = now_ns > left_ns ? now_ns - left_ns : 0;
+	u64 runqueue_ns = off_ns;
+	struct thread *thread = &r->half[*which & 1];
+	thread->state = r->state;
+	if (!(r->state & RUNNING)) {
+#ifdef WAKING
+		u64 woken_ns = r->run_delay_ns;
+		if (!woken_ns) {
+			count_lost(LOST_WAKINGS);
+			woken_ns = now_ns;
+		}
+		runqueue_ns = woken_ns < left_ns ? off_ns : woken_ns < now_ns ? now_ns - woken_ns : 0;
+#else
+		runqueue_ns = MEMBER(u64, task, RUN_DELAY) - r->run_delay_ns;
+		if (runqueue_ns > off_ns)
+			runqueue_ns = off_ns;
+#endif
+	} else {
+		thread->preempted_ns += off_ns;
+		thread->involuntary += 1;
+	}
+
+	struct site_key key = {.pid = pid, .tid = tid};
+	u32 kind, lane = lane_of(off_ns);
+
+	if (off_ns > c->max_ns || !(r->state & c->states)) {
+		kind = KIND_FILTERED;
+		thread->filtered_ns += off_ns;
+		thread->filtered_runqueue_ns += runqueue_ns;
+	} else if (off_ns < c->min_ns) {
+		kind = KIND_SHORT;
+		thread->short_waits += 1;
+		thread->short_ns += off_ns;
+		thread->short_runqueue_ns += runqueue_ns;
+	} else {
+#ifdef DOOR_SWITCH
+		key.kernel = r->kernel;
+		key.user = r->user;
+#else
+		key.kernel = kernel_stack(ctx);
+		key.user = MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD ? NO_STACK : user_stack(ctx, task);
+#endif
+		struct site *site = site_of(*which, &key);
+		if (site) {
+			kind = KIND_SITE;
+			site->waits += 1;
+			site->total_ns += off_ns;
+			site->runqueue_ns += runqueue_ns;
+			if (off_ns > site->max_ns)
+				site->max_ns = off_ns;
+			if (lane < LANES)
+				site->histogram[lane] += 1;
+		} else {
+			kind = KIND_LOST;
+			count_lost(LOST_SITES);
+			thread->lost_waits += 1;
+			thread->lost_ns += off_ns;
+			thread->lost_runqueue_ns += runqueue_ns;
+		}
+	}
+	if (!thread->waits) {
+		thread->first_kind = kind;
+		thread->first_left_ns = left_ns;
+		thread->first_off_ns = off_ns;
+		thread->first_runqueue_ns = runqueue_ns;
+		thread->first_kernel = key.kernel;
+		thread->first_user = key.user;
+	}
+	thread->left_ns = 0;
+	thread->waits += 1;
+	thread->offcpu_ns += off_ns;
+	thread->runqueue_ns += runqueue_ns;
+	if (off_ns > thread->max_ns)
+		thread->max_ns = off_ns;
+	if (lane < LANES)
+		thread->histogram[lane] += 1;
+}
+
+#ifndef DOOR_SWITCH
+static inline __attribute__((always_inline)) int back_current(void *ctx)
+{
+	u32 zero = 0;
+	u64 id = bpf_get_current_pid_tgid();
+	u32 pid = id >> 32, tid = id;
+
+	if (!tid)
+		return 0;
+	struct config *c = config.lookup(&zero);
+	if (!c)
+		return 0;
+	struct task_struct *task = (void *)bpf_get_current_task_btf();
+	if (pid == c->self) {
+		/* Our own arrival tells how far the scheduler's clock is from ours: the least seen is nearest. */
+		u64 apart_ns = bpf_ktime_get_ns() - MEMBER(u64, task, LAST_ARRIVAL);
+		u64 *least_ns = clock.lookup(&zero);
+		if (least_ns && (!*least_ns || apart_ns < *least_ns))
+			*least_ns = apart_ns;
+		return 0;
+	}
+	struct record *r = record_of(task, tid, false);
+	if (!r || !r->left_ns)
+		return 0;
+	if (c->select && !wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS))) {
+		r->left_ns = 0;
+		return 0;
+	}
+	back(ctx, c, pid, tid, r, task);
+	return 0;
+}
+#endif
+
+RAW_TRACEPOINT_PROBE(sched_switch)
+{
+#ifdef STATE_ARGUMENT
+	u32 state = ctx->args[3];
+#else
+	u32 state = MEMBER(u32, bpf_get_current_task_btf(), TASK_STATE);
+#endif
+	leave(ctx, ctx->args[0], state);
+
+#ifdef DOOR_SWITCH
+	void *next = (void *)ctx->args[2];
+	u32 zero = 0, tid = 0;
+	struct config *c = config.lookup(&zero);
+
+	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)next + TASK_PID);
+	struct record *r = record.lookup(&tid);
+	if (!c || !r || !r->left_ns)
+		return 0;
+	u32 flags = 0;
+	bpf_probe_read_kernel(&flags, sizeof(flags), (char *)next + TASK_FLAGS);
+	if (!wanted(c, r->pid, tid, flags)) {
+		r->left_ns = 0;
+		return 0;
+	}
+	back(ctx, c, r->pid, tid, r, next);
+#endif
+	return 0;
+}
+
+#ifdef DOOR_EXIT
+RAW_TRACEPOINT_PROBE(sched_exit_tp)
+{
+	return ctx->args[0] ? back_current(ctx) : 0;
+}
+#endif
+
+#ifdef DOOR_KPROBE
+int finish_task_switch(void *ctx)
+{
+	return back_current(ctx);
+}
+#endif
+
+#ifdef WAKING
+RAW_TRACEPOINT_PROBE(sched_waking)
+{
+	u32 tid = 0;
+
+	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)ctx->args[0] + TASK_PID);
+	struct record *r = record.lookup(&tid);
+	if (r && r->left_ns && !r->run_delay_ns)
+		r->run_delay_ns = bpf_ktime_get_ns();
+	return 0;
+}
+#endif
+
+struct seq_file;
+struct bpf_iter_meta { struct seq_file *seq; u64 session_id; u64 seq_num; };
+struct bpf_iter__task { struct bpf_iter_meta *meta; struct task_struct *task; };
+BPF_PERCPU_ARRAY(walk_scratch, struct walked_stack, 1);
+
+/* What one thread did in the half that nobody writes any more; it is emptied. */
+static inline __attribute__((always_inline)) void give_half(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct thread *idle)
+{
+	if (!idle->state)
+		return;
+	walked->flags = WALKED_THREAD;
+	bpf_probe_read_kernel(walked->comm, sizeof(walked->comm), (char *)task + TASK_COMM);
+	/* What does not fit into this read is asked for again in the next: nothing is emptied before it is out. */
+	if (!bpf_seq_write(seq, walked, sizeof(*walked)) && !bpf_seq_write(seq, idle, sizeof(*idle)))
+		__builtin_memset(idle, 0, sizeof(*idle));
+}
+
+/*
+ * Of a thread that is off CPU: that it is ready to run, if it waits for a CPU; its kernel stack, once its wait
+ * has reached the minimum, and once only. With `prime`, a thread of which nothing is known has left now, and
+ * every stack is given. The thread may run meanwhile: what is said holds for left_ns, and only for that.
+ */
+static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, u64 min_ns, bool prime)
+{
+	u32 zero = 0;
+	u64 now_ns = bpf_ktime_get_ns();
+
+	if (MEMBER(u32, task, TASK_ON_CPU) || walked->state & TASK_DEAD)
+		return;
+	if (prime && !r->left_ns) {
+		r->pid = walked->pid;
+		r->state = walked->state ? walked->state : RUNNING;
+#ifdef WAKING
+		r->run_delay_ns = 0;
+#else
+		r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
+#endif
+		r->kernel = NO_STACK;
+		r->user = NO_STACK;
+		r->left_ns = now_ns;
+		if (MEMBER(u32, task, TASK_ON_CPU)) { /* it came back in between, unseen */
+			r->left_ns = 0;
+			return;
+		}
+	}
+	u64 left_ns = r->left_ns;
+	if (!left_ns)
+		return;
+	walked->left_ns = left_ns;
+	if (!walked->state || r->state & RUNNING) {
+		walked->flags = WALKED_RUNNABLE;
+#ifdef LAST_QUEUED
+		if (!(r->state & RUNNING))
+			walked->queued_ns = MEMBER(u64, task, LAST_QUEUED);
+#endif
+	}
+	struct walked_stack *s = walk_scratch.lookup(&zero);
+	if (s && (prime || (r->walked_ns != left_ns && now_ns - left_ns >= min_ns))) {
+		long bytes = bpf_get_task_stack(task, s->frames, sizeof(s->frames), 0);
+		s->depth = bytes > 0 ? (u32)bytes / 8 : 0;
+		s->words[0] = 0;
+#ifdef TASK_SP
+		bpf_probe_read_kernel(s->words, sizeof(s->words), (void *)MEMBER(u64, task, TASK_SP));
+#endif
+		if (r->left_ns == left_ns)
+			walked->flags |= WALKED_STACK;
+	}
+	if (!walked->flags)
+		return;
+	bpf_probe_read_kernel(walked->comm, sizeof(walked->comm), (char *)task + TASK_COMM);
+	long full = bpf_seq_write(seq, walked, sizeof(*walked));
+	if (s && walked->flags & WALKED_STACK && !full && !bpf_seq_write(seq, s, sizeof(*s)))
+		r->walked_ns = left_ns;
+}
+
+/* Twice a tick: before the halves change, the waits in progress; after it, what each thread did. */
+BPF_ITER(task)
+{
+	struct task_struct *task = ctx->task;
+	u32 zero = 0;
+	struct config *c = config.lookup(&zero);
+
+	if (!task || !c)
+		return 0;
+	struct walked walked = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
+	bool is_wanted = wanted(c, walked.pid, walked.tid, MEMBER(u32, task, TASK_FLAGS));
+	bool prime = is_wanted && c->walk & WALK_PRIME;
+	struct record *r = record_of(task, walked.tid, prime);
+	if (!r)
+		return 0;
+	walked.state = MEMBER(u32, task, TASK_STATE);
+	if (c->walk & WALK_HALF_0)
+		give_half(ctx->meta->seq, task, &walked, &r->half[0]);
+	else if (c->walk & WALK_HALF_1)
+		give_half(ctx->meta->seq, task, &walked, &r->half[1]);
+	else if (is_wanted)
+		give_wait(ctx->meta->seq, task, &walked, r, c->min_ns, prime);
+	return 0;
+}

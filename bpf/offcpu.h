@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* What offcpu.c and offtop/kernel/layout.py agree on. Times are ns of bpf_ktime_get_ns(). */
+#ifndef OFFTOP_OFFCPU_H
+#define OFFTOP_OFFCPU_H
+
+#define LANES 40           /* of a histogram: offtop/model/histogram.py */
+#define FIRST_EXPONENT 8
+#define FRAMES 127         /* the kernel's own limit: perf_event_max_stack */
+#define WALK_FRAMES 64
+#define WALK_WORDS 64
+
+#define NO_STACK 0         /* stack ids that are no stacks */
+#define STACK_LOST 1
+#define FIRST_ID 16
+
+#define RUNNING (1u << 31) /* state at leaving of a thread that could have gone on */
+#define TASK_DEAD 0x80     /* include/linux/sched.h */
+#define PF_KTHREAD 0x200000
+
+enum lost { LOST_WAKINGS, LOST_STACKS, LOST_THREADS, LOST_SITES, LOST_EVENTS, LOST_KINDS };
+enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
+enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8 };
+enum walk_mode { WALK_WAITS = 1, WALK_PRIME = 2, WALK_HALF_0 = 4, WALK_HALF_1 = 8 };
+enum walked_flag { WALKED_RUNNABLE = 1, WALKED_THREAD = 2, WALKED_STACK = 4 };
+
+struct config {
+	u64 min_ns;        /* from here on a wait has a stack */
+	u64 max_ns;        /* longer waits are filtered; all ones: none are */
+	u32 states;        /* waits left in another state are filtered; all ones: none are */
+	u32 select;        /* enum select; 0: every thread */
+	u32 self;          /* offtop's own pid, never counted */
+	u32 walk;          /* enum walk_mode */
+};
+
+/* What one thread did in one tick. blocked = offcpu - runqueue. */
+struct thread {
+	u64 left_ns;       /* at the end of the tick: off CPU since; 0: it was back last */
+	u64 waits;
+	u64 offcpu_ns;
+	u64 runqueue_ns;
+	u64 max_ns;
+	u64 preempted_ns;
+	u64 involuntary;
+	u64 short_waits;
+	u64 short_ns;
+	u64 short_runqueue_ns;
+	u64 filtered_ns;
+	u64 filtered_runqueue_ns;
+	u64 lost_waits;    /* long, but their site could not be kept */
+	u64 lost_ns;
+	u64 lost_runqueue_ns;
+	u64 first_left_ns; /* the first wait that ended in this tick: it may have begun before */
+	u64 first_off_ns;
+	u64 first_runqueue_ns;
+	u64 first_kernel;
+	u64 first_user;
+	u32 first_kind;
+	u32 state;         /* at the last leaving; 0: nothing happened in this tick */
+	u64 histogram[LANES];
+};
+
+/* All that is kept of one thread while it lives. left_ns is 0 while it runs. */
+struct record {
+	u64 left_ns;
+	u64 run_delay_ns;  /* of the kernel's own count (with WAKING: when it was woken) */
+	u64 walked_ns;     /* the left_ns whose stack the task walk has given already */
+	u64 kernel;        /* stack ids, where stacks are taken at leaving */
+	u64 user;
+	u32 state;
+	u32 pid;
+	struct thread half[2];
+};
+
+/* A thread that ended in this tick. */
+struct gone_key {
+	u64 at_ns;
+	u32 pid;
+	u32 tid;
+};
+
+struct gone {
+	char comm[16];
+	struct thread thread;
+};
+
+struct site_key {
+	u32 pid;
+	u32 tid;
+	u64 kernel;
+	u64 user;
+};
+
+struct site {
+	u64 waits;
+	u64 total_ns;
+	u64 runqueue_ns;
+	u64 max_ns;
+	u64 histogram[LANES];
+};
+
+struct stack {
+	u64 depth;
+	u64 leaf_return;   /* user stacks: the word at the stack pointer, where it may be a return address */
+	u64 frames[FRAMES];
+};
+
+/* What a task walk says of a thread. WALKED_THREAD: a struct thread follows, then, with WALKED_STACK,
+ * its stack. */
+struct walked {
+	u64 left_ns;       /* off CPU since, at the moment of the walk; 0: it runs */
+	u64 queued_ns;     /* on the scheduler's clock: in the run queue since; 0: not queued */
+	u32 pid;
+	u32 tid;
+	u32 state;
+	u32 flags;         /* enum walked_flag */
+	char comm[16];
+};
+
+struct walked_stack {
+	u64 depth;
+	u64 words[WALK_WORDS];   /* the top of the thread's kernel stack, for the __sched functions */
+	u64 frames[WALK_FRAMES];
+};
+
+/* The lane of a histogram that counts a wait. */
+static inline __attribute__((always_inline)) u32 lane_of(u64 ns)
+{
+	u32 lane = 0;
+
+	ns >>= FIRST_EXPONENT + 1;
+	if (ns >> 32) { lane += 32; ns >>= 32; }
+	if (ns >> 16) { lane += 16; ns >>= 16; }
+	if (ns >> 8) { lane += 8; ns >>= 8; }
+	if (ns >> 4) { lane += 4; ns >>= 4; }
+	if (ns >> 2) { lane += 2; ns >>= 2; }
+	if (ns >> 1) { lane += 1; ns >>= 1; }
+	lane += ns;
+	return lane < LANES ? lane : LANES - 1;
+}
+
+/* Identity of a stack by its frames. 64 bits: among 16,384 stacks, two meet by chance once in 10^11. */
+static inline __attribute__((always_inline)) u64 mix(u64 hash, u64 word)
+{
+	hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+	return hash ^ (hash >> 29);
+}
+
+#endif

@@ -1,0 +1,1 @@
+"""How we know: the only room with bcc, root and /proc."""

@@ -1,0 +1,99 @@
+"""Compiles and attaches one BPF program with bcc, hands its descriptors to the parent, and ends.
+
+A program of its own, because bcc's compiler takes 100 MB that the parent need not keep, prints to
+descriptors that a screen would not survive, and may live in another Python's directories. It imports
+nothing of offtop. Reads one JSON request on stdin, answers with one message on a socket, whose
+descriptor is its argument: JSON, and the descriptors beside it (SCM_RIGHTS), in the order that the JSON names them.
+"""
+
+import ctypes as ct
+import importlib
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+_DIST_PACKAGES = (
+    "/usr/lib/python3/dist-packages",
+    f"/usr/lib/python3.{sys.version_info[1]}/site-packages",
+    f"/usr/lib64/python3.{sys.version_info[1]}/site-packages",
+    "/usr/lib/python3/site-packages",
+)
+_TRACING = 26  # BPF_PROG_TYPE_TRACING
+
+
+def import_bcc() -> Any:
+    """The distribution's bcc: plain ctypes, so any Python 3 can import it from where another one has it."""
+    sys.path.extend(path for path in _DIST_PACKAGES if path not in sys.path)
+    import bcc  # pyright: ignore[reportMissingImports]
+
+    if not hasattr(bcc, "BPF"):  # PyPI's `bcc` is another project
+        raise ImportError(f"{bcc.__file__} is not the BPF Compiler Collection")
+    return bcc
+
+
+def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
+    """The answer, the descriptors, and what must live until they are sent."""
+    os.environ["BCC_KERNEL_SOURCE"] = request["headers"]
+    bcc = import_bcc()
+    lib: Any = importlib.import_module("bcc.libbcc").lib
+
+    flags = [f"-I{Path(request['source']).parent}", *request["flags"]]
+    program = bcc.BPF(src_file=request["source"], cflags=flags)
+    fds: list[int] = []
+    names: list[str] = []
+
+    def keep(name: str, fd: int) -> None:
+        names.append(name)
+        fds.append(fd)
+
+    for function, tracepoint in request["raw_tracepoints"].items():
+        loaded = program.load_func(function, bcc.BPF.RAW_TRACEPOINT)
+        keep(f"program {tracepoint}", loaded.fd)
+        link = lib.bpf_attach_raw_tracepoint(loaded.fd, tracepoint.encode())
+        if link < 0:
+            raise OSError(ct.get_errno(), f"attaching to {tracepoint}: {os.strerror(ct.get_errno())}")
+        keep(f"link {tracepoint}", link)
+    for function, symbol in request["kprobes"].items():
+        loaded = program.load_func(function, bcc.BPF.KPROBE)
+        keep(f"program {symbol}", loaded.fd)
+        event = f"offtop_{os.getpid()}_{function}".encode()
+        link = lib.bpf_attach_kprobe(loaded.fd, 0, event, symbol.encode(), 0, 0)
+        if link < 0:
+            raise OSError(ct.get_errno(), f"attaching to {symbol}: {os.strerror(ct.get_errno())}")
+        keep(f"link {symbol}", link)
+    for function in request["iterators"]:
+        loaded = program.load_func(function, _TRACING)
+        link = lib.bcc_iter_attach(loaded.fd, None, 0)
+        if link < 0:
+            raise OSError(ct.get_errno(), f"attaching {function}: {os.strerror(ct.get_errno())}")
+        keep(f"program {function}", loaded.fd)
+        keep(f"link {function}", link)
+    for name in request["maps"]:
+        keep(f"map {name}", lib.bpf_table_fd(program.module, name.encode()))
+    return {"fds": names, "bcc": str(bcc.__version__)}, fds, program
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    answer: dict[str, Any]
+    fds: list[int] = []
+    keep_alive: Any = None
+    try:
+        answer, fds, keep_alive = load(request)
+    except ImportError as error:
+        answer = {"error": "import", "what": str(error)}
+    except Exception as error:  # bcc raises bare Exception; the parent turns it into a sentence
+        answer = {"error": "load", "what": str(error), "errno": getattr(error, "errno", 0) or ct.get_errno()}
+    with socket.socket(fileno=int(sys.argv[1])) as parent:
+        socket.send_fds(parent, [json.dumps(answer).encode()], fds)
+        parent.recv(1)  # until the parent has them
+    del keep_alive
+    sys.stdout.flush()
+    os._exit(0)  # without bcc's clean-up, which would only close what dies with us anyway
+
+
+if __name__ == "__main__":
+    main()

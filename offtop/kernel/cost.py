@@ -1,0 +1,118 @@
+"""What offtop itself costs: its BPF programs by the kernel's own count, its process by psutil."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from offtop.kernel import libbpf
+from offtop.model.snapshot import Cost
+
+_OF_TICKS = 10
+_COUNTED_TICKS = 3
+"""Counting run times costs some 50 ns a switch, so the kernel does it for three ticks in ten."""
+_FEWEST_SWITCHES = 1000
+"""A cost per switch is said of at least so many: a few alone, with cold caches, say nothing of a busy machine."""
+
+
+class _Count(NamedTuple):
+    """Sums since the programs were loaded, of the times when the kernel counted."""
+
+    switch_ns: int
+    """In the programs that run at switches."""
+    walk_ns: int
+    """In the task walk."""
+    switches: int
+    """Runs of the program that runs once a switch."""
+    missed: int
+    """Runs that were left out because a program was running already, since the start."""
+
+
+class CostMeter:
+    """Asked once a tick; holds the descriptor that makes the kernel count."""
+
+    def __init__(self, programs: Mapping[str, int], at_ns: int) -> None:
+        """`programs`: descriptors by what they are attached to; `sched_switch` is among them."""
+        self._programs = dict(programs)
+        self._process = psutil.Process()
+        self._ticks = 0
+        self._statistics_fd = -1
+        self._counted_ns = 0
+        self._counted_from_ns = at_ns
+        self._at_ns, self._switches, self._cpu_s = at_ns, context_switches(), self._own_cpu_s()
+        self._before = self._count()
+        self._start_counting(at_ns)
+
+    def read(self, at_ns: int) -> tuple[Cost, int]:
+        """The cost since the last call, and the runs that the kernel left out (recursion) since the start."""
+        count = self._count()
+        counted_ns = self._counted_ns + (at_ns - self._counted_from_ns if self._statistics_fd >= 0 else 0)
+        counted_switches = count.switches - self._before.switches
+        per_switch, bpf_pct = -1.0, -1.0
+        if counted_switches >= _FEWEST_SWITCHES:
+            per_switch = (count.switch_ns - self._before.switch_ns) / counted_switches
+        if counted_ns:
+            spent_ns = count.switch_ns + count.walk_ns - self._before.switch_ns - self._before.walk_ns
+            bpf_pct = 100 * spent_ns / counted_ns
+        self._ticks += 1
+        if self._ticks % _OF_TICKS == 0:
+            self._start_counting(at_ns)
+        elif self._ticks % _OF_TICKS == _COUNTED_TICKS:
+            self._stop_counting(at_ns)
+
+        switches, cpu_s = context_switches(), self._own_cpu_s()
+        cost = Cost(
+            bpf_ns_per_switch=per_switch,
+            switches=switches - self._switches,
+            cpu_pct=100e9 * (cpu_s - self._cpu_s) / max(1, at_ns - self._at_ns),
+            bpf_pct=bpf_pct,
+            rss_bytes=self._process.memory_info().rss,
+        )
+        self._at_ns, self._switches, self._cpu_s = at_ns, switches, cpu_s
+        return cost, count.missed
+
+    def close(self) -> None:
+        if self._statistics_fd >= 0:
+            os.close(self._statistics_fd)
+        self._statistics_fd = -1
+
+    def _start_counting(self, at_ns: int) -> None:
+        """Begin anew, but for the switches of a quiet machine, which are gathered until they are enough."""
+        try:
+            self._statistics_fd = libbpf.enable_statistics()
+        except OSError:
+            return  # before 5.8, or without CAP_SYS_ADMIN: the cost stays unknown, and is shown so
+        count = self._count()
+        if count.switches - self._before.switches >= _FEWEST_SWITCHES:
+            self._before, self._counted_ns = count, 0
+        self._counted_from_ns = at_ns
+
+    def _stop_counting(self, at_ns: int) -> None:
+        if self._statistics_fd >= 0:
+            self._counted_ns += at_ns - self._counted_from_ns
+        self.close()
+
+    def _count(self) -> _Count:
+        counted = {name: libbpf.statistics(fd) for name, fd in self._programs.items()}
+        walk_ns = sum(one.run_time_ns for name, one in counted.items() if name.startswith("bpf_iter"))
+        return _Count(
+            switch_ns=sum(one.run_time_ns for one in counted.values()) - walk_ns,
+            walk_ns=walk_ns,
+            switches=counted["sched_switch"].run_cnt,
+            missed=sum(one.recursion_misses for one in counted.values()),
+        )
+
+    def _own_cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return times.user + times.system
+
+
+def context_switches() -> int:
+    """Of the whole machine, since it booted."""
+    with Path("/proc/stat").open() as lines:
+        for line in lines:
+            if line.startswith("ctxt "):
+                return int(line.split()[1])
+    return 0

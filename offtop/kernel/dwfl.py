@@ -1,0 +1,220 @@
+"""libdw by ctypes: what one binary says about its own code, with sizes checked.
+
+libdw (elfutils; Debian's libdw1) looks for separate debug files by build id and by .gnu_debuglink, and reads
+the compressed symbols that Fedora and RHEL keep in .gnu_debugdata. It answers with the nearest symbol
+before an address where none holds it, so its answers are checked here: a wrong name is worse than none.
+"""
+
+import ctypes as ct
+import os
+import platform
+import struct
+from functools import cache
+from typing import NamedTuple
+
+from offtop.errors import KernelError
+
+_Pointer = ct.c_void_p
+_MACHINE_X86_64 = 62
+_SEGMENT_LOAD = 1
+_EXECUTABLE = 1
+_CODE_TYPES = (0, 2, 10)
+"""Symbol types that can be code: without a type (as assembly has), function, indirect function."""
+_BREG_RSP = 0x77
+_BREGX = 0x92
+_RSP = 7
+
+
+class Symbol(NamedTuple):
+    name: str
+    """As the linker knows it: mangled, and a stranger's."""
+    start: int
+    """Address within the file, as its headers count (ELF's virtual address)."""
+    size_bytes: int
+
+
+class _Callbacks(ct.Structure):
+    _fields_ = (
+        ("find_elf", _Pointer),
+        ("find_debuginfo", _Pointer),
+        ("section_address", _Pointer),
+        ("debuginfo_path", _Pointer),
+    )
+
+
+class _Sym(ct.Structure):
+    """ELF's own `Elf64_Sym`, which libelf uses for 32 bit files too."""
+
+    _fields_ = (
+        ("name", ct.c_uint32),
+        ("info", ct.c_uint8),
+        ("other", ct.c_uint8),
+        ("section", ct.c_uint16),
+        ("value", ct.c_uint64),
+        ("size", ct.c_uint64),
+    )
+    info: int
+    size: int
+
+
+class _Op(ct.Structure):
+    """One step of a DWARF expression."""
+
+    _fields_ = (("atom", ct.c_uint8), ("number", ct.c_uint64), ("number2", ct.c_uint64), ("offset", ct.c_uint64))
+    atom: int
+    number: int
+    number2: int
+
+
+class _Segment(NamedTuple):
+    offset: int
+    address: int
+    size_bytes: int
+    executable: bool
+
+
+@cache
+def library() -> ct.CDLL:
+    """libdw, loaded. Raises KernelError when it is not installed."""
+    # libdw would ask debug information servers over the network, and wait for them.
+    os.environ.pop("DEBUGINFOD_URLS", None)
+    try:
+        dw = ct.CDLL("libdw.so.1")
+    except OSError as error:
+        raise KernelError(
+            "The library libdw is missing. Install it: sudo apt install libdw1   (Fedora: elfutils-libs)."
+        ) from error
+    dw.dwfl_begin.restype = _Pointer
+    dw.dwfl_begin.argtypes = [ct.POINTER(_Callbacks)]
+    dw.dwfl_report_elf.restype = _Pointer
+    dw.dwfl_report_elf.argtypes = [_Pointer, ct.c_char_p, ct.c_char_p, ct.c_int, ct.c_uint64, ct.c_bool]
+    dw.dwfl_report_end.argtypes = [_Pointer, _Pointer, _Pointer]
+    dw.dwfl_end.restype = None
+    dw.dwfl_end.argtypes = [_Pointer]
+    dw.dwfl_module_addrinfo.restype = ct.c_char_p
+    dw.dwfl_module_addrinfo.argtypes = [_Pointer, ct.c_uint64, ct.POINTER(ct.c_uint64), ct.POINTER(_Sym)] + [
+        _Pointer
+    ] * 3
+    dw.dwfl_module_eh_cfi.restype = _Pointer
+    dw.dwfl_module_eh_cfi.argtypes = [_Pointer, ct.POINTER(ct.c_uint64)]
+    dw.dwarf_cfi_addrframe.argtypes = [_Pointer, ct.c_uint64, ct.POINTER(_Pointer)]
+    dw.dwarf_frame_cfa.argtypes = [_Pointer, ct.POINTER(ct.POINTER(_Op)), ct.POINTER(ct.c_size_t)]
+    return dw
+
+
+@cache
+def _callbacks() -> _Callbacks:
+    dw = library()
+    address = [
+        ct.cast(function, _Pointer).value
+        for function in (dw.dwfl_build_id_find_elf, dw.dwfl_standard_find_debuginfo, dw.dwfl_offline_section_address)
+    ]
+    return _Callbacks(*address, None)
+
+
+@cache
+def _libc() -> ct.CDLL:
+    libc = ct.CDLL(None)
+    libc.free.restype = None
+    libc.free.argtypes = [_Pointer]
+    return libc
+
+
+class Binary:
+    """One open ELF file. For use by one thread at a time; close it."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        """Takes `fd` over. `path` only tells where to look for a debug file beside it.
+
+        Raises OSError for what is not an ELF file that libdw can read, KernelError without libdw.
+        """
+        self._dwfl = None
+        try:
+            self._dw = library()
+            self._segments, self._machine = _headers(fd)
+            self._dwfl = self._dw.dwfl_begin(ct.byref(_callbacks()))
+            name = os.fsencode(path.replace("\0", ""))
+            self._module = self._dw.dwfl_report_elf(self._dwfl, b"", name, fd, 0, True)
+            if not self._module:
+                raise OSError(f"libdw cannot read {path!r}")
+        except BaseException:
+            os.close(fd)
+            self.close()
+            raise
+        self._dw.dwfl_report_end(self._dwfl, None, None)
+        self._cfi: int | None = None
+        self._cfi_bias = ct.c_uint64()
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._dwfl:
+            self._dw.dwfl_end(self._dwfl)
+            self._dwfl = None
+
+    def address(self, offset: int) -> int | None:
+        """ELF's virtual address of a byte of the file; None where the file does not load it."""
+        found = None
+        for segment in self._segments:
+            if segment.offset <= offset < segment.offset + segment.size_bytes:
+                found = segment.address + offset - segment.offset
+                if segment.executable:  # a linker may let segments share a page of the file
+                    return found
+        return found
+
+    def symbol(self, address: int) -> Symbol | None:
+        """The function whose bytes hold `address`; None where no symbol says that it does."""
+        into, sym = ct.c_uint64(), _Sym()
+        name: bytes | None = self._dw.dwfl_module_addrinfo(
+            self._module, address, ct.byref(into), ct.byref(sym), None, None, None
+        )
+        if not name or into.value >= sym.size or sym.info & 15 not in _CODE_TYPES:
+            return None
+        return Symbol(name.decode(errors="surrogateescape"), address - into.value, sym.size)
+
+    def return_address_at_sp(self, address: int) -> bool:
+        """Whether at this instruction .eh_frame says that the caller's address lies where rsp points.
+
+        So it does in a leaf without a frame of its own, as libc's system call wrappers are; a walk along
+        frame pointers skips the caller of such a leaf. Always False on other machines than x86-64.
+        """
+        if self._machine != _MACHINE_X86_64 or platform.machine() != "x86_64":
+            return False
+        if self._cfi is None:
+            self._cfi = self._dw.dwfl_module_eh_cfi(self._module, ct.byref(self._cfi_bias)) or 0
+        frame = _Pointer()
+        if not self._cfi or self._dw.dwarf_cfi_addrframe(self._cfi, address - self._cfi_bias.value, ct.byref(frame)):
+            return False
+        ops, count = ct.POINTER(_Op)(), ct.c_size_t()
+        try:
+            if self._dw.dwarf_frame_cfa(frame, ct.byref(ops), ct.byref(count)) or count.value != 1:
+                return False
+            op = ops[0]
+            return (op.atom, op.number) == (_BREG_RSP, 8) or (op.atom, op.number, op.number2) == (_BREGX, _RSP, 8)
+        finally:
+            _libc().free(frame)
+
+
+def _headers(fd: int) -> tuple[list[_Segment], int]:
+    """What the file loads where, and for which machine. Raises OSError for what is not ELF."""
+    head = os.pread(fd, 64, 0)
+    try:
+        if head[:4] != b"\x7fELF":
+            raise OSError("not an ELF file")
+        order = {1: "<", 2: ">"}.get(head[5], "<")
+        machine: int = struct.unpack_from(order + "H", head, 18)[0]
+        if head[4] == 2:
+            at, size, count = *struct.unpack_from(order + "Q", head, 32), *struct.unpack_from(order + "HH", head, 54)
+            form, picked = order + "IIQQQQQQ", (0, 1, 2, 3, 5)
+        else:
+            at, size, count = *struct.unpack_from(order + "I", head, 28), *struct.unpack_from(order + "HH", head, 42)
+            form, picked = order + "IIIIIIII", (0, 6, 1, 2, 4)
+        table = os.pread(fd, size * count, at)
+        segments: list[_Segment] = []
+        for n in range(count):
+            fields = struct.unpack_from(form, table, n * size)
+            kind, flags, offset, address, size_bytes = (int(fields[i]) for i in picked)
+            if kind == _SEGMENT_LOAD:
+                segments.append(_Segment(offset, address, size_bytes, bool(flags & _EXECUTABLE)))
+    except (struct.error, IndexError, OverflowError) as error:
+        raise OSError(f"a broken ELF header: {error}") from error
+    return segments, machine

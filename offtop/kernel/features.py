@@ -1,0 +1,116 @@
+"""What this kernel has of what offtop can use: each asked for as a feature, never as a version."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from offtop.errors import KernelError, UsageError
+from offtop.kernel.libbpf import KernelTypes
+
+DOORS = ("exit", "kprobe", "switch")
+"""Ways to learn that a thread is back, best first."""
+_KPROBE_TARGET = "finish_task_switch"
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Offsets are in bytes; None where the kernel has no such thing."""
+
+    doors: tuple[str, ...]
+    """Those that can be tried, best first."""
+    kprobe_symbol: str
+    """What `finish_task_switch` is called here (`.isra.0` and friends); empty: cannot be probed."""
+    pid: int
+    tgid: int
+    state: int
+    comm: int
+    flags: int
+    on_cpu: int
+    stack_pointer: int | None
+    """Of the thread's kernel stack, in task_struct."""
+    run_delay: int | None
+    last_arrival: int | None
+    last_queued: int | None
+    state_argument: bool
+    """sched_switch passes prev_state (kernel commit fa2c3254d7cf, 5.18)."""
+    task_storage: bool
+    user_registers: bool
+    """bpf_task_pt_regs can be called."""
+
+    @property
+    def waking(self) -> bool:
+        """Whether run-queue time must come from sched_waking, for want of the kernel's own count."""
+        return self.run_delay is None
+
+
+def find(types: KernelTypes) -> Features:
+    """Ask the running kernel. Raises KernelError where a thing is missing that offtop cannot do without."""
+
+    def needed(member: str) -> int:
+        offset = types.offset("task_struct", member)
+        if offset is None:
+            raise KernelError(
+                f"This kernel's task_struct has no member '{member}' that offtop knows. "
+                "Please report it with the output of: uname -r"
+            )
+        return offset
+
+    if not types.has_struct("bpf_iter__task"):
+        raise KernelError(
+            "This kernel has no BPF task iterator, which offtop reads threads with. Use Linux 5.8 or newer."
+        )
+    sched_info = types.offset("task_struct", "sched_info")
+
+    def in_sched_info(member: str) -> int | None:
+        offset = types.offset("sched_info", member)
+        return None if sched_info is None or offset is None else sched_info + offset
+
+    thread, sp = types.offset("task_struct", "thread"), types.offset("thread_struct", "sp")
+    symbol = kprobe_symbol()
+    available = {"exit": types.has_tracepoint("sched_exit_tp"), "kprobe": bool(symbol), "switch": True}
+    state = types.offset("task_struct", "__state")
+    return Features(
+        doors=tuple(door for door in DOORS if available[door]),
+        kprobe_symbol=symbol,
+        pid=needed("pid"),
+        tgid=needed("tgid"),
+        state=needed("state") if state is None else state,
+        comm=needed("comm"),
+        flags=needed("flags"),
+        on_cpu=needed("on_cpu"),
+        stack_pointer=None if thread is None or sp is None else thread + sp,
+        run_delay=in_sched_info("run_delay"),
+        last_arrival=in_sched_info("last_arrival"),
+        last_queued=in_sched_info("last_queued"),
+        state_argument=types.tracepoint_arguments("sched_switch") >= 4,
+        task_storage=types.has_function("bpf_task_storage_get"),
+        user_registers=types.has_function("bpf_task_pt_regs"),
+    )
+
+
+def choose_door(features: Features, asked: str) -> tuple[str, ...]:
+    """Doors to try, in order. Raises UsageError for one that this kernel lacks."""
+    if asked == "auto":
+        return features.doors
+    if asked not in features.doors:
+        raise UsageError(f"--door {asked}: this kernel does not have it. Leave --door away, or try: offtop doctor")
+    return (asked,)
+
+
+def kprobe_symbol(kallsyms: str = "/proc/kallsyms") -> str:
+    """The name under which finish_task_switch can be probed; empty where kprobes or the function are missing."""
+    if not Path("/sys/bus/event_source/devices/kprobe").exists() and not any(
+        Path(place, "kprobe_events").exists() for place in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
+    ):
+        return ""
+    with Path(kallsyms).open(encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            name = line.split()[2]
+            if name == _KPROBE_TARGET or name.startswith((f"{_KPROBE_TARGET}.isra.", f"{_KPROBE_TARGET}.constprop.")):
+                return name
+    return ""
+
+
+def user_stack_pointer_offset() -> int | None:
+    """Offset of the stack pointer in pt_regs, where a call leaves its return address on the stack."""
+    return {"x86_64": 152}.get(platform.machine())

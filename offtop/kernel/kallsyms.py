@@ -1,0 +1,154 @@
+"""The kernel's own symbols, from /proc/kallsyms: an address in, a function and its module out.
+
+The list has 120,000 lines and more, of which a run names a few thousand. So it is kept as the kernel gave
+it, one block of bytes and two arrays of integers (4 MB), and a name becomes a Python string when it is asked for.
+"""
+
+import sys
+import time
+from array import array
+from bisect import bisect_right
+from contextlib import suppress
+from itertools import accumulate, islice
+from operator import gt
+from pathlib import Path
+
+from offtop.errors import KernelError, OfftopError, PrivilegeError
+from offtop.model.printable import printable
+from offtop.model.stack import KERNEL, Frame
+
+_TEXT = b"tTwW"
+"""Types of functions. A symbol of any other type has no name here: it only ends the function before it."""
+_MOST_BYTES = 256 * 1024
+"""No function is longer; what lies further behind a symbol is a gap between modules."""
+_REREAD_NS = 10_000_000_000
+"""A module or a BPF program that was loaded meanwhile is looked for this often at most: reading costs 0.1 s."""
+_MOST_FRAMES = 65_536
+_PART_BYTES = 256 * 1024
+_KERNEL_HALF = 1 << 63
+
+
+class KernelSymbols:
+    """Names kernel addresses. For use by one thread."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._addresses = array("Q")
+        self._lines = array("I")
+        self._names = b"\n"
+        self._frames: dict[int, Frame] = {}
+        self._functions: dict[int, Frame] = {}
+        self._hopeless: set[int] = set()
+        """Addresses that a fresh list could not name either: no reason to read it again."""
+        self._read_ns = 0
+        self.refresh()
+        self._core = (self.address_of("_stext") or 0, self.address_of("_etext") or 0)
+
+    @classmethod
+    def read(cls, path: str = "/proc/kallsyms") -> "KernelSymbols":
+        """Raises KernelError where there is no list, PrivilegeError where the kernel hides the addresses."""
+        return cls(path)
+
+    def refresh(self) -> None:
+        """Read the list again: modules and BPF programs come and go. Raises as `read` does."""
+        addresses, lines, names = array("Q"), array("I"), bytearray(b"\n")
+        try:
+            with Path(self._path).open("rb") as listing:
+                # In parts, because 120,000 Python objects at once would stay with the process as 20 MB.
+                while part := listing.readlines(_PART_BYTES):
+                    addresses.extend(_addresses(part, self._path))
+                    part_names = [line[19:] if line[17] in _TEXT else b"\n" for line in part]
+                    lines.extend(islice(accumulate(map(len, part_names), initial=len(names)), len(part)))
+                    names += b"".join(part_names)
+        except OSError as error:
+            raise KernelError(
+                f"The kernel's symbols cannot be read ({self._path}: {error.strerror}). "
+                "offtop needs a kernel built with CONFIG_KALLSYMS, and /proc mounted."
+            ) from error
+        if not any(addresses):
+            raise PrivilegeError(_hidden()) if addresses else KernelError(f"{self._path} is empty.")
+        if any(map(gt, addresses, islice(addresses, 1, None))):  # modules stand behind the kernel, unsorted
+            order = sorted(range(len(addresses)), key=addresses.__getitem__)
+            addresses = array("Q", map(addresses.__getitem__, order))
+            lines = array("I", map(lines.__getitem__, order))
+        self._addresses, self._lines, self._names = addresses, lines, bytes(names + b"\n")
+        self._frames.clear()
+        self._functions.clear()
+        self._read_ns = time.monotonic_ns()
+
+    def lookup(self, address: int) -> Frame:
+        """The function that `address` lies in; a frame without a name, at the address, where there is none.
+
+        A return address belongs to the call before it: look up `address - 1`.
+        """
+        frame = self._frames.get(address)
+        if frame is None:
+            frame = self._find(address)
+            if not frame.name and self._may_be_new(address):
+                if time.monotonic_ns() - self._read_ns < _REREAD_NS:
+                    return frame
+                self._hopeless.add(address)
+                with suppress(OfftopError):  # the list that we have is still right about the rest
+                    self.refresh()
+                frame = self._find(address)
+            if len(self._frames) >= _MOST_FRAMES:
+                self._frames.clear()
+                self._hopeless.clear()
+            self._frames[address] = frame
+        return frame
+
+    def address_of(self, name: str) -> int | None:
+        """Where the core kernel's function or mark called `name` begins."""
+        at = self._names.find(b"\n" + name.encode() + b"\n") if name else -1
+        return None if at < 0 else self._addresses[self._lines.index(at + 1)]
+
+    def _find(self, address: int) -> Frame:
+        at = bisect_right(self._addresses, address) - 1
+        if at < 0 or address - self._addresses[at] >= _MOST_BYTES:
+            return Frame(KERNEL, address)
+        frame = self._functions.get(at)
+        if frame is None:
+            frame = self._function(at)
+            self._functions[at] = frame
+        return frame if frame.name else Frame(KERNEL, address)
+
+    def _function(self, at: int) -> Frame:
+        """Of several symbols at one address the first function: the kernel names it so too."""
+        start = self._addresses[at]
+        name = b""
+        while at >= 0 and self._addresses[at] == start:
+            line = self._lines[at]
+            name = self._names[line : self._names.find(b"\n", line)] or name
+            at -= 1
+        symbol, _, module = printable(name.decode(errors="surrogateescape").replace("\t", " ")).partition(" ")
+        if symbol in ("_etext", "_einittext"):
+            return Frame(KERNEL, start)
+        return Frame(module or KERNEL, 0, symbol)
+
+    def _may_be_new(self, address: int) -> bool:
+        """Whether something loaded since the last reading may explain `address`."""
+        first, end = self._core
+        return address >= _KERNEL_HALF and not first <= address < end and address not in self._hopeless
+
+
+def _addresses(lines: list[bytes], path: str) -> "array[int]":
+    """The 16 digits that each line begins with. Raises KernelError where they are none."""
+    try:
+        addresses = array("Q", bytes.fromhex(b"".join([line[:16] for line in lines]).decode()))
+    except ValueError:
+        addresses = array("Q")
+    if len(addresses) != len(lines) or min(map(len, lines)) < 20:
+        raise KernelError(f"{path} is no list of 64 bit kernel symbols, the only ones that offtop can read.")
+    if sys.byteorder == "little":
+        addresses.byteswap()
+    return addresses
+
+
+def _hidden() -> str:
+    try:
+        restricted = Path("/proc/sys/kernel/kptr_restrict").read_text().strip() == "2"
+    except OSError:
+        restricted = False
+    if restricted:
+        return "The kernel hides its addresses from everybody. Allow root to see them: sysctl -w kernel.kptr_restrict=1"
+    return "The kernel hides its addresses. Run offtop as root, or give it the capability CAP_SYSLOG."

@@ -1,0 +1,114 @@
+"""What the records of bpf/offcpu.h look like from here; a test holds the two against each other."""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+LANES = 40
+FRAMES = 127
+WALK_FRAMES = 64
+WALK_WORDS = 64
+
+KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST = 1, 2, 3, 4
+RUNNING = 1 << 31
+WALKED_RUNNABLE, WALKED_THREAD, WALKED_STACK = 1, 2, 4
+WALK_WAITS, WALK_PRIME = 1, 2
+WALK_HALVES = (4, 8)
+ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL = 1, 2, 4, 8
+LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events")
+
+CONFIG = struct.Struct("=QQIIII")
+THREAD = struct.Struct(f"=20Q2I{LANES * 8}s")
+GONE_KEY = struct.Struct("=QII")
+GONE = struct.Struct(f"=16s{THREAD.size}s")
+SITE_KEY = struct.Struct("=IIQQ")
+SITE = struct.Struct(f"=4Q{LANES * 8}s")
+STACK = struct.Struct(f"=QQ{FRAMES}Q")
+WALKED = struct.Struct("=QQIIII16s")
+WALKED_FRAMES = struct.Struct(f"=Q{WALK_WORDS}Q{WALK_FRAMES}Q")
+
+SIZES = {
+    "config": (4, CONFIG.size),
+    "half": (4, 4),
+    "clock": (4, 8),
+    "lost": (4, 8),
+    "only_pids": (4, 4),
+    "only_tids": (4, 4),
+    "gone_0": (GONE_KEY.size, GONE.size),
+    "gone_1": (GONE_KEY.size, GONE.size),
+    "sites_0": (SITE_KEY.size, SITE.size),
+    "sites_1": (SITE_KEY.size, SITE.size),
+    "kernel_stacks": (8, STACK.size),
+    "user_stacks": (8, STACK.size),
+    "barrier": (4, 4),
+    "nobody": (4, 4),
+}
+"""Key and value bytes of each map."""
+
+
+class ThreadRecord(NamedTuple):
+    """`struct thread`: what one thread did in one tick."""
+
+    left_ns: int
+    waits: int
+    offcpu_ns: int
+    runqueue_ns: int
+    max_ns: int
+    preempted_ns: int
+    involuntary: int
+    short_waits: int
+    short_ns: int
+    short_runqueue_ns: int
+    filtered_ns: int
+    filtered_runqueue_ns: int
+    lost_waits: int
+    lost_ns: int
+    lost_runqueue_ns: int
+    first_left_ns: int
+    first_off_ns: int
+    first_runqueue_ns: int
+    first_kernel: int
+    first_user: int
+    first_kind: int
+    state: int
+    histogram: bytes
+
+
+class WalkedRecord(NamedTuple):
+    """`struct walked`: what the task walk says of a thread, with what it did in the tick and its stack."""
+
+    left_ns: int
+    queued_ns: int
+    pid: int
+    tid: int
+    state: int
+    flags: int
+    comm: bytes
+    thread: ThreadRecord | None
+    words: tuple[int, ...]
+    frames: tuple[int, ...] | None
+
+
+def walked_records(data: bytes) -> Iterator[WalkedRecord]:
+    """What one task walk gave."""
+    at = 0
+    while at < len(data):
+        head = WALKED.unpack_from(data, at)
+        flags: int = head[5]
+        at += WALKED.size
+        thread = None
+        if flags & WALKED_THREAD:
+            thread = ThreadRecord._make(THREAD.unpack_from(data, at))
+            at += THREAD.size
+        if flags & WALKED_STACK:
+            depth, *words_and_frames = WALKED_FRAMES.unpack_from(data, at)
+            at += WALKED_FRAMES.size
+            frames = words_and_frames[WALK_WORDS : WALK_WORDS + min(depth, WALK_FRAMES)]
+            yield WalkedRecord._make((*head, thread, tuple(words_and_frames[:WALK_WORDS]), tuple(frames)))
+        else:
+            yield WalkedRecord._make((*head, thread, (), None))
+
+
+def text_of(comm: bytes) -> str:
+    """A thread's name as the kernel keeps it: up to 15 bytes of anything, raw."""
+    return comm.split(b"\0", 1)[0].decode(errors="replace")

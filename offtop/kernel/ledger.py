@@ -1,0 +1,307 @@
+"""The ledger turns each tick's records into running totals, so that every wait is counted once.
+
+A record knows whole waits; a snapshot must show the part of each that passed until then. So a wait in
+progress is shown as it grows (`Waiting`), and what was shown of it under a site stays there when it ends
+elsewhere: the site that it ends in gets the rest. No total ever falls, and the sums of accounting hold at
+every snapshot. It asks nobody for the time and imports no bcc: a test can be its kernel.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from offtop.kernel import layout
+from offtop.kernel.layout import ThreadRecord
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.snapshot import EXITED, SiteTotals, ThreadTotals, Waiting
+from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, STACK_LOST
+from offtop.model.window import site_sum, thread_sum
+
+_NO_THREAD = ThreadTotals()
+_NO_SITE = SiteTotals()
+
+
+class SiteRecord(NamedTuple):
+    """What ended at one site in one tick."""
+
+    key: SiteKey
+    waits: int
+    total_ns: int
+    runqueue_ns: int
+    max_ns: int
+    histogram: int
+
+
+class Walked(NamedTuple):
+    """What the task walk says of one thread that is off CPU."""
+
+    key: ThreadKey
+    left_ns: int
+    runnable: bool
+    queued_ns: int
+    """In the run queue since, on our clock; 0: not known."""
+    kernel: int | None
+    """Stack id; None where the walk gave no stack."""
+
+
+Locate = Callable[[int, int, int, int], SiteKey]
+"""(pid, tid, raw kernel stack id, raw user stack id) → site."""
+
+
+class Ledger:
+    """Running totals, and the waits in progress, as of the last tick."""
+
+    def __init__(self, at_ns: int, locate: Locate = SiteKey, book: Book | None = None) -> None:
+        """Nothing is known before `at_ns`. `locate` turns a record's raw stack ids into a site."""
+        self.at_ns = at_ns
+        self.book = book or Book()
+        self._locate = locate
+        self.threads: dict[ThreadKey, ThreadTotals] = {}
+        self.sites: dict[SiteKey, SiteTotals] = {}
+        self.waiting: dict[ThreadKey, Waiting] = {}
+        self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
+        self._restless: set[ThreadKey] = set()
+        self._exited: list[ThreadKey] = []
+        self._retired: dict[int, int] = {}
+        self._aged: Mapping[SiteKey, SiteTotals] = {}
+        self._aged_at_ns = at_ns
+        self._forgotten: list[tuple[int, ThreadKey]] = []
+
+    def tick(
+        self,
+        at_ns: int,
+        min_ns: int,
+        threads: Iterable[tuple[ThreadKey, ThreadRecord]],
+        sites: Sequence[SiteRecord],
+        walked: Sequence[Walked],
+        *,
+        gone: Sequence[ThreadKey] = (),
+        primed: bool = False,
+    ) -> None:
+        """Add one tick. `gone` are the threads that ended in it; `primed`: `walked` has every thread off CPU.
+
+        Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot.
+        """
+        delta = self._site_changes(sites)
+        returned: set[ThreadKey] = set()
+        new: list[ThreadKey] = []
+        for key, record in threads:
+            returned.add(key)
+            self._count_thread(key, record, delta)
+            if record.left_ns:
+                self.waiting[key] = Waiting(
+                    site=SiteKey(key.pid, key.tid, SHORT, NO_STACK),
+                    left_ns=record.left_ns,
+                    from_ns=min(record.left_ns, at_ns),
+                    preempted=bool(record.state & layout.RUNNING),
+                )
+                new.append(key)
+        if primed:
+            self._prime(walked, at_ns, delta, new)
+        by_key = {one.key: one for one in walked}
+        for key in self._restless.union(new, by_key):
+            self._place(key, by_key.get(key), at_ns, min_ns, delta)
+        self._give_back([key for key in self._exited if key not in returned], at_ns)
+        self._apply(delta)
+        self._exited = list(gone)
+        self.at_ns = at_ns
+
+    def settle_all(self) -> None:
+        """Close every wait in progress as it stood at the last tick: what follows is not seen."""
+        delta: dict[SiteKey, SiteTotals] = {}
+        for key in list(self.waiting):
+            self._settle(key, self.waiting.pop(key), delta)
+        self._restless.clear()
+        self._apply(delta)
+
+    def age(self, keep_ns: int) -> set[int] | None:
+        """Once in `keep_ns`: give back what has not been used for as long; ids of stacks dropped with it.
+
+        None when it is not yet time. A live thread's site without a wait for keep_ns moves its sums to
+        the site of those given back; stacks that nothing names any more leave the book.
+        """
+        if self.at_ns - self._aged_at_ns < keep_ns:
+            return None
+        waiting = {w.site for w in self.waiting.values()}
+        old = [key for key, totals in self.sites.items() if self._aged.get(key) is totals and key not in waiting]
+        for key in old:
+            if key.tid:
+                self._retire_site(key)
+                of_thread = self._sites_of.get(key.thread)
+                if of_thread:
+                    of_thread.remove(key)
+        used = {stack for key in self.sites for stack in (key.kernel, key.user)}
+        used.update(site.kernel for site in waiting)
+        before_ns = self.at_ns - keep_ns
+        dropped = {
+            stack
+            for stack in self.book.stacks
+            if stack >= FIRST_STACK and stack not in used and self._retired.get(stack, 0) < before_ns
+        }
+        for stack in dropped:
+            del self.book.stacks[stack]
+            self._retired.pop(stack, None)
+        while self._forgotten and self._forgotten[0][0] < before_ns:
+            _, key = self._forgotten.pop(0)
+            if key not in self.threads and key not in self.waiting:
+                self.book.comms.pop(key, None)
+                if key.tid == key.pid:
+                    self.book.processes.pop(key.pid, None)
+        self._aged, self._aged_at_ns = dict(self.sites), self.at_ns
+        return dropped
+
+    def _site_changes(self, records: Sequence[SiteRecord]) -> dict[SiteKey, SiteTotals]:
+        delta: dict[SiteKey, SiteTotals] = {}
+        for key, waits, total_ns, runqueue_ns, max_ns, histogram in records:
+            totals = SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)
+            delta[key] = site_sum(delta[key], totals) if key in delta else totals
+        return delta
+
+    def _count_thread(self, key: ThreadKey, r: ThreadRecord, delta: dict[SiteKey, SiteTotals]) -> None:
+        """Add what ended, less what was shown of the first of those waits while it was in progress."""
+        waiting = self.waiting.pop(key, None)
+        if waiting is not None:
+            self._settle(key, waiting, delta)
+        if not r.waits:
+            return
+        taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
+        if waiting is not None and r.first_left_ns == waiting.left_ns:
+            counted_ns = self.at_ns - waiting.left_ns
+            rest_ns = max(0, r.first_off_ns - counted_ns)
+            counted_runqueue_ns = waiting.settled_runqueue_ns + waiting.runqueue_ns
+            rest_runqueue_ns = min(rest_ns, max(0, r.first_runqueue_ns - counted_runqueue_ns))
+            taken_ns = r.first_off_ns - rest_ns
+            taken_runqueue_ns = r.first_runqueue_ns - rest_runqueue_ns
+        t = self.threads.get(key, _NO_THREAD)
+        of_short = r.first_kind == layout.KIND_SHORT
+        of_filtered = r.first_kind == layout.KIND_FILTERED
+        was_preempted = waiting is not None and waiting.preempted
+        self.threads[key] = ThreadTotals(
+            waits=t.waits + r.waits,
+            offcpu_ns=t.offcpu_ns + r.offcpu_ns - taken_ns,
+            runqueue_ns=t.runqueue_ns + r.runqueue_ns - taken_runqueue_ns,
+            preempted_ns=t.preempted_ns + r.preempted_ns - (taken_ns if was_preempted else 0),
+            involuntary=t.involuntary + r.involuntary,
+            short_waits=t.short_waits + r.short_waits,
+            short_ns=t.short_ns + r.short_ns - (taken_ns if of_short else 0),
+            short_runqueue_ns=t.short_runqueue_ns + r.short_runqueue_ns - (taken_runqueue_ns if of_short else 0),
+            filtered_ns=t.filtered_ns + r.filtered_ns - (taken_ns if of_filtered else 0),
+            filtered_runqueue_ns=t.filtered_runqueue_ns
+            + r.filtered_runqueue_ns
+            - (taken_runqueue_ns if of_filtered else 0),
+            max_ns=r.max_ns,
+            histogram=t.histogram + int.from_bytes(r.histogram, "little"),
+        )
+        if r.lost_waits:
+            _add(delta, _lost_site(key), SiteTotals(r.lost_waits, r.lost_ns, r.lost_runqueue_ns))
+        if taken_ns and r.first_kind in (layout.KIND_SITE, layout.KIND_LOST):
+            lost = r.first_kind == layout.KIND_LOST
+            site = _lost_site(key) if lost else self._locate(key.pid, key.tid, r.first_kernel, r.first_user)
+            _add(delta, site, SiteTotals(0, -taken_ns, -taken_runqueue_ns))
+            if waiting and site.kernel == NO_STACK and waiting.site.kernel >= FIRST_STACK:
+                _add(delta, waiting.site, delta.pop(site))  # primed: only the walk knows its stack
+
+    def _settle(self, key: ThreadKey, w: Waiting, delta: dict[SiteKey, SiteTotals]) -> None:
+        """What a snapshot has shown of a wait in progress becomes finished, where it was shown."""
+        shown_ns = max(0, self.at_ns - w.from_ns)
+        t = self.threads.get(key, _NO_THREAD)
+        short = w.site.kernel == SHORT
+        self.threads[key] = t._replace(
+            offcpu_ns=t.offcpu_ns + shown_ns,
+            runqueue_ns=t.runqueue_ns + w.runqueue_ns,
+            preempted_ns=t.preempted_ns + (shown_ns if w.preempted else 0),
+            short_ns=t.short_ns + (shown_ns if short else 0),
+            short_runqueue_ns=t.short_runqueue_ns + (w.runqueue_ns if short else 0),
+        )
+        if not short:
+            _add(delta, w.site, SiteTotals(0, shown_ns, w.runqueue_ns))
+
+    def _prime(
+        self, walked: Sequence[Walked], at_ns: int, delta: dict[SiteKey, SiteTotals], new: list[ThreadKey]
+    ) -> None:
+        """Take over the walk's word on who waits: some may have begun before anybody watched."""
+        seen = {one.key for one in walked}
+        for key in [key for key in self.waiting if key not in seen]:
+            self._settle(key, self.waiting.pop(key), delta)
+            self._restless.discard(key)
+        for one in walked:
+            if one.key not in self.waiting and one.kernel is not None:
+                self.waiting[one.key] = Waiting(
+                    site=SiteKey(one.key.pid, one.key.tid, SHORT, NO_STACK),
+                    left_ns=one.left_ns,
+                    from_ns=at_ns,
+                    preempted=one.runnable,
+                )
+                new.append(one.key)
+
+    def _place(
+        self, key: ThreadKey, walked: Walked | None, at_ns: int, min_ns: int, delta: dict[SiteKey, SiteTotals]
+    ) -> None:
+        """Where a wait in progress stands at this tick, and how much of it is run queue."""
+        w = self.waiting.get(key)
+        if w is None:
+            self._restless.discard(key)
+            return
+        if walked is not None and walked.left_ns != w.left_ns:
+            walked = None  # the walk saw an earlier wait of this thread
+        site = w.site
+        if walked is not None and walked.kernel is not None:
+            site = SiteKey(key.pid, key.tid, walked.kernel, NO_STACK)
+        elif site.kernel == SHORT and at_ns - w.left_ns >= min_ns:
+            site = SiteKey(key.pid, key.tid, NO_STACK, NO_STACK)
+        from_ns, runqueue_ns, settled_ns = w.from_ns, w.runqueue_ns, w.settled_runqueue_ns
+        if site != w.site and from_ns < self.at_ns:
+            self._settle(key, w, delta)
+            from_ns, runqueue_ns, settled_ns = self.at_ns, 0, settled_ns + runqueue_ns
+        so_far_ns = at_ns - from_ns
+        if w.preempted:
+            runqueue_ns = so_far_ns
+        elif walked is not None and walked.runnable and walked.queued_ns:
+            ready_ns = at_ns - max(w.left_ns, walked.queued_ns) - settled_ns
+            grown_ns = runqueue_ns + at_ns - max(from_ns, self.at_ns)
+            runqueue_ns = max(runqueue_ns, min(ready_ns, grown_ns, so_far_ns))
+        if site.kernel in (SHORT, NO_STACK) or runqueue_ns:
+            self._restless.add(key)
+        else:
+            self._restless.discard(key)
+        placed = Waiting(site, w.left_ns, from_ns, runqueue_ns, w.preempted, settled_ns)
+        if placed != w:
+            self.waiting[key] = placed
+
+    def _apply(self, delta: dict[SiteKey, SiteTotals]) -> None:
+        for key, totals in delta.items():
+            was = self.sites.get(key)
+            if was is None:
+                self.sites[key] = totals
+                if key.tid:
+                    self._sites_of.setdefault(key.thread, []).append(key)
+            else:
+                self.sites[key] = SiteTotals(
+                    was.waits + totals.waits,
+                    was.total_ns + totals.total_ns,
+                    was.runqueue_ns + totals.runqueue_ns,
+                    totals.max_ns,
+                    was.histogram + totals.histogram,
+                )
+
+    def _give_back(self, keys: Sequence[ThreadKey], at_ns: int) -> None:
+        """Threads that ended before the last snapshot: their sums stay, under EXITED."""
+        for key in keys:
+            totals = self.threads.pop(key, None)
+            if totals is not None:
+                self.threads[EXITED] = thread_sum(self.threads.get(EXITED, _NO_THREAD), totals)
+            for site in self._sites_of.pop(key, ()):
+                self._retired[site.kernel] = self._retired[site.user] = at_ns
+                self._retire_site(site)
+            self._forgotten.append((at_ns, key))
+
+    def _retire_site(self, key: SiteKey) -> None:
+        rest = SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK)
+        self.sites[rest] = site_sum(self.sites.get(rest, _NO_SITE), self.sites.pop(key))
+
+
+def _lost_site(key: ThreadKey) -> SiteKey:
+    return SiteKey(key.pid, key.tid, STACK_LOST, STACK_LOST)
+
+
+def _add(delta: dict[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals) -> None:
+    delta[key] = site_sum(delta[key], totals) if key in delta else totals

@@ -1,0 +1,254 @@
+"""The few calls of libbpf that offtop makes, by ctypes: maps, iterators, statistics and the kernel's own types.
+
+libbpf is the kernel project's own library (Debian's libbpf1), and libbcc links to it, so this asks for
+nothing new. bcc itself stays in a child process (compile.py): its compiler takes 100 MB.
+"""
+
+import ctypes as ct
+import os
+from collections.abc import Iterator
+from functools import cache
+
+from offtop.errors import KernelError
+
+_NAMES = ("libbpf.so.1", "libbpf.so.0")
+_KIND_STRUCT = 4
+_KIND_TYPEDEF = 8
+_KIND_UNION = 5
+_KIND_FUNCTION = 12
+_KIND_FUNC_PROTO = 13
+
+
+class _Member(ct.Structure):
+    _fields_ = (("name_off", ct.c_uint32), ("type", ct.c_uint32), ("offset", ct.c_uint32))
+
+
+class _Type(ct.Structure):
+    _fields_ = (("name_off", ct.c_uint32), ("info", ct.c_uint32), ("size_or_type", ct.c_uint32))
+
+
+class _BatchOptions(ct.Structure):
+    _fields_ = (("sz", ct.c_size_t), ("elem_flags", ct.c_uint64), ("flags", ct.c_uint64))
+
+
+class ProgramStatistics(ct.Structure):
+    """The head of the kernel's `struct bpf_prog_info` (include/uapi/linux/bpf.h), up to what is read here."""
+
+    _fields_ = (
+        ("_before", ct.c_uint8 * 192),
+        ("run_time_ns", ct.c_uint64),
+        ("run_cnt", ct.c_uint64),
+        ("recursion_misses", ct.c_uint64),
+        ("_after", ct.c_uint8 * 64),
+    )
+    run_time_ns: int
+    run_cnt: int
+    recursion_misses: int
+
+
+@cache
+def library() -> ct.CDLL:
+    """libbpf, loaded. Raises KernelError when it is not installed."""
+    for name in _NAMES:
+        try:
+            lib = ct.CDLL(name, use_errno=True)
+        except OSError:
+            continue
+        lib.btf__load_vmlinux_btf.restype = ct.c_void_p
+        lib.btf__type_by_id.restype = ct.c_void_p
+        lib.btf__type_by_id.argtypes = [ct.c_void_p, ct.c_uint32]
+        lib.btf__find_by_name_kind.argtypes = [ct.c_void_p, ct.c_char_p, ct.c_uint32]
+        lib.btf__name_by_offset.restype = ct.c_char_p
+        lib.btf__name_by_offset.argtypes = [ct.c_void_p, ct.c_uint32]
+        lib.bpf_map_lookup_elem.argtypes = [ct.c_int, ct.c_void_p, ct.c_void_p]
+        lib.bpf_map_update_elem.argtypes = [ct.c_int, ct.c_void_p, ct.c_void_p, ct.c_uint64]
+        lib.bpf_map_delete_elem.argtypes = [ct.c_int, ct.c_void_p]
+        for batch in (lib.bpf_map_lookup_batch, lib.bpf_map_lookup_and_delete_batch):
+            batch.argtypes = [ct.c_int, *[ct.c_void_p] * 4, ct.POINTER(ct.c_uint32), ct.POINTER(_BatchOptions)]
+        lib.bpf_obj_get_info_by_fd.argtypes = [ct.c_int, ct.c_void_p, ct.POINTER(ct.c_uint32)]
+        return lib
+    raise KernelError("The library libbpf is missing. Install it: sudo apt install libbpf1   (Fedora: libbpf).")
+
+
+class _MapInformation(ct.Structure):
+    """The head of the kernel's `struct bpf_map_info`."""
+
+    _fields_ = (
+        ("type", ct.c_uint32),
+        ("id", ct.c_uint32),
+        ("key_size", ct.c_uint32),
+        ("value_size", ct.c_uint32),
+        ("max_entries", ct.c_uint32),
+    )
+
+
+class Map:
+    """One BPF map, by its descriptor. Raises OSError as the kernel does."""
+
+    def __init__(self, fd: int, per_cpu: int = 1) -> None:
+        """`per_cpu`: how many CPUs' values a lookup gives. Raises OSError."""
+        info = _MapInformation()
+        size = ct.c_uint32(ct.sizeof(info))
+        if library().bpf_obj_get_info_by_fd(fd, ct.byref(info), ct.byref(size)):
+            raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+        self.fd, self.entries = fd, info.max_entries
+        self.key_bytes, self.value_bytes = info.key_size, info.value_size
+        self._value = ct.create_string_buffer((info.value_size + 7) // 8 * 8 * per_cpu)
+        self._keys = ct.create_string_buffer(0)
+        self._values = ct.create_string_buffer(0)
+        self._room = 0
+
+    def lookup(self, key: bytes) -> bytes | None:
+        """The value of `key`, None where there is none. Of a per-CPU map: all CPUs' values."""
+        if library().bpf_map_lookup_elem(self.fd, key, self._value):
+            return None
+        return self._value.raw
+
+    def update(self, key: bytes, value: bytes) -> None:
+        if library().bpf_map_update_elem(self.fd, key, value, 0):
+            raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+
+    def delete(self, key: bytes) -> None:
+        """A key that is not there is no error."""
+        library().bpf_map_delete_elem(self.fd, key)
+
+    def drain(self) -> Iterator[tuple[memoryview, memoryview]]:
+        """Take every entry out: (keys, values) one behind the other, in a few large parts.
+
+        A part is valid until the next one is asked for. The caller sees to it that nobody writes.
+        """
+        if not self._room:
+            self._room = min(self.entries, 4096)
+            self._keys = ct.create_string_buffer(self._room * self.key_bytes)
+            self._values = ct.create_string_buffer(self._room * self.value_bytes)
+        at = ct.create_string_buffer(max(8, self.key_bytes))
+        first = True
+        options = _BatchOptions(ct.sizeof(_BatchOptions), 0, 0)
+        while True:
+            n = ct.c_uint32(self._room)
+            failed = library().bpf_map_lookup_and_delete_batch(
+                self.fd, None if first else at, at, self._keys, self._values, ct.byref(n), ct.byref(options)
+            )
+            error = ct.get_errno() if failed else 0
+            if error == 28 and self._room < self.entries:  # ENOSPC: one bucket holds more than there is room for
+                self._room = self.entries
+                self._keys = ct.create_string_buffer(self._room * self.key_bytes)
+                self._values = ct.create_string_buffer(self._room * self.value_bytes)
+                continue
+            if error not in (0, 2):  # ENOENT: that was the last part
+                raise OSError(error, os.strerror(error))
+            if n.value:
+                keys, values = memoryview(self._keys).cast("B"), memoryview(self._values).cast("B")
+                yield keys[: n.value * self.key_bytes], values[: n.value * self.value_bytes]
+            if error:
+                return
+            first = False
+
+
+def walk(link_fd: int) -> bytes:
+    """Everything that an attached iterator writes in one walk. Raises OSError."""
+    fd = library().bpf_iter_create(link_fd)
+    if fd < 0:
+        raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+    parts: list[bytes] = []
+    try:
+        while True:
+            try:
+                part = os.read(fd, 1 << 20)
+            except InterruptedError:
+                continue
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+    finally:
+        os.close(fd)
+
+
+def enable_statistics() -> int:
+    """A descriptor for as long as which the kernel counts run times. Raises OSError before 5.8.
+
+    The descriptor, never the sysctl: that would outlive a kill.
+    """
+    fd = library().bpf_enable_stats(0)
+    if fd < 0:
+        raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+    return fd
+
+
+def statistics(program_fd: int) -> ProgramStatistics:
+    """What the kernel counted of one program. Raises OSError."""
+    info = ProgramStatistics()
+    size = ct.c_uint32(ct.sizeof(info))
+    if library().bpf_obj_get_info_by_fd(program_fd, ct.byref(info), ct.byref(size)):
+        raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+    return info
+
+
+class KernelTypes:
+    """The running kernel's own description of its types (BTF). Loading it takes some 15 ms."""
+
+    def __init__(self) -> None:
+        """Raises KernelError where the kernel has no BTF."""
+        self._btf = library().btf__load_vmlinux_btf()
+        if not self._btf or self._btf > (1 << 64) - 4096:
+            raise KernelError(
+                "This kernel does not describe its types (no /sys/kernel/btf/vmlinux), which offtop reads. "
+                "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as the distributions' kernels since 5.8 are."
+            )
+
+    def offset(self, struct: str, member: str) -> int | None:
+        """Byte offset of a member of a struct; None where there is no such struct or member."""
+        return self._offsets(struct).get(member)
+
+    def has_tracepoint(self, name: str) -> bool:
+        """Whether the kernel has this raw tracepoint."""
+        return self._find(f"btf_trace_{name}", _KIND_TYPEDEF) is not None
+
+    def tracepoint_arguments(self, name: str) -> int:
+        """How many arguments a raw tracepoint has; 0 where it is not there."""
+        typedef = self._find(f"btf_trace_{name}", _KIND_TYPEDEF)
+        if typedef is None:
+            return 0
+        pointer = self._type(typedef.size_or_type)
+        proto = self._type(pointer.size_or_type)
+        if (proto.info >> 24) & 31 != _KIND_FUNC_PROTO:
+            return 0
+        return (proto.info & 0xFFFF) - 1  # the first is the void * that every tracepoint function takes
+
+    def has_struct(self, name: str) -> bool:
+        return self._find(name, _KIND_STRUCT) is not None
+
+    def has_function(self, name: str) -> bool:
+        """Whether the kernel has this function: for a BPF helper, whether programs can call it."""
+        return self._find(name, _KIND_FUNCTION) is not None
+
+    @cache  # noqa: B019 - one object lives for the whole run
+    def _offsets(self, struct: str) -> dict[str, int]:
+        at = self._find_address(struct, _KIND_STRUCT)
+        return {} if at is None else dict(self._members(at, 0))
+
+    def _members(self, at: int, base: int) -> Iterator[tuple[str, int]]:
+        """(name, offset) of the members of the struct or union described at `at`, nameless ones entered."""
+        info = _Type.from_address(at).info
+        has_bitfields = bool(info >> 31)
+        for i in range(info & 0xFFFF):
+            member = _Member.from_address(at + ct.sizeof(_Type) + i * ct.sizeof(_Member))
+            offset = base + (member.offset & 0xFFFFFF if has_bitfields else member.offset) // 8
+            name = library().btf__name_by_offset(self._btf, member.name_off).decode()
+            if name:
+                yield name, offset
+                continue
+            inner = library().btf__type_by_id(self._btf, member.type)
+            if (_Type.from_address(inner).info >> 24) & 31 in (_KIND_STRUCT, _KIND_UNION):
+                yield from self._members(inner, offset)
+
+    def _find_address(self, name: str, kind: int) -> int | None:
+        found = library().btf__find_by_name_kind(self._btf, name.encode(), kind)
+        return library().btf__type_by_id(self._btf, found) if found > 0 else None
+
+    def _find(self, name: str, kind: int) -> _Type | None:
+        at = self._find_address(name, kind)
+        return None if at is None else _Type.from_address(at)
+
+    def _type(self, type_id: int) -> _Type:
+        return _Type.from_address(library().btf__type_by_id(self._btf, type_id))

@@ -1,0 +1,216 @@
+"""What lies where in a process: a user address becomes (file, offset), which still means something when it is gone.
+
+/proc/PID/maps is read once for each image of a process, because reading it costs 0.2 ms and more. It is read
+again when the image is another one (exec), when an address is met that it does not explain (dlopen), and when
+what we remember is 10 s old (dlclose, and another library in its place).
+"""
+
+import os
+import re
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from offtop.kernel.files import VDSO, Files, Mapping
+from offtop.kernel.perfmap import PerfMap
+from offtop.model.printable import printable
+from offtop.model.stack import GONE, Frame
+
+ANONYMOUS = "[anon]"
+"""Code without a file that no perf map names: a JIT's."""
+JIT = "[jit]"
+"""Code without a file that a perf map names."""
+UNKNOWN = "[unknown]"
+"""No code is there: the walk went astray in a binary without frame pointers, or the code is gone since."""
+
+_GONE = (Frame(GONE, 0),)
+_UNKNOWN = Frame(UNKNOWN, 0)
+_CODE = re.compile(
+    rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-]x[ps] ([0-9a-f]{1,16}) ([0-9a-f]+:[0-9a-f]+) ([0-9]+) *(.*)$", re.MULTILINE
+)
+_MADE_AT_RUN_TIME = re.compile(r"$|\[anon|\[heap\]|\[stack|//|/memfd:|/dev/zero|/dev/shm/|/SYSV|anon_inode:")
+"""Paths of memory that a JIT may write its code into."""
+_LAST_USER = 1 << 56
+_OLD_NS = 10_000_000_000
+_THRIFT = 50
+"""Reading maps for the sake of unexplained addresses takes a fiftieth of the time at most."""
+_MOST_IMAGES = 4096
+_MOST_FRAMES = 4096
+_MOST_TASKS = 16
+
+
+class _Image:
+    """The code mappings of one process, as of one reading."""
+
+    __slots__ = ("ends", "frames", "identity", "labels", "made", "next_ns", "offsets", "old_ns", "perf_map", "starts")
+
+    def __init__(self, identity: tuple[bytes, ...]) -> None:
+        self.identity = identity
+        self.starts = array("Q")
+        self.ends = array("Q")
+        self.offsets = array("Q")
+        self.labels: list[str] = []
+        """What `Frame.file` says."""
+        self.made = bytearray()
+        """1: a JIT may have written this code, and a perf map may name it."""
+        self.frames: dict[int, Frame] = {}
+        self.perf_map: PerfMap | None = None
+        self.old_ns = 0
+        self.next_ns = 0
+        """No reading for unexplained addresses before this."""
+
+
+class Processes:
+    """Turns user addresses into frames. For use by one thread."""
+
+    def __init__(self, files: Files) -> None:
+        self.gone = 0
+        """Stacks whose process ended before its mappings were read."""
+        self._files = files
+        self._images: dict[int, _Image] = {}
+
+    def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
+        """Frames of a user stack, leaf first: one for each address, or `[gone]` alone.
+
+        All but the leaf are return addresses, and stand for the call before them: `address - 1`.
+        """
+        if not addresses:
+            return ()
+        image = self._image(pid)
+        if image is None:
+            self.gone += 1
+            return _GONE
+        known, frames, call = image.frames, list[Frame](), 0
+        for address in addresses:
+            frames.append(known.get(address - call) or self._frame(pid, image, address - call))
+            call = 1
+        return tuple(frames)
+
+    def forget(self, pid: int) -> None:
+        """The process has ended, or begun another program."""
+        self._images.pop(pid, None)
+
+    def _image(self, pid: int) -> _Image | None:
+        image, identity = self._images.get(pid), _identity(pid)
+        if not identity:
+            return image  # it has just ended: what we remember of it holds
+        if image is None or image.identity != identity:
+            fresh = _Image(identity)
+            if not self._read(pid, fresh):
+                # A process that ends loses its memory first, and its mappings with it.
+                return image if image and image.identity[0] == identity[0] else None
+            image = fresh
+            self._images.pop(pid, None)
+            if len(self._images) >= _MOST_IMAGES:
+                del self._images[next(iter(self._images))]
+            self._images[pid] = image
+        elif time.monotonic_ns() > image.old_ns:
+            self._read(pid, image)
+            if image.perf_map:
+                image.perf_map.refresh()
+        return image
+
+    def _frame(self, pid: int, image: _Image, address: int) -> Frame:
+        at = _index(image, address)
+        if at < 0:
+            if not 0 < address < _LAST_USER or time.monotonic_ns() < image.next_ns or not self._read(pid, image):
+                return _UNKNOWN
+            at = _index(image, address)
+            if at < 0:
+                return _UNKNOWN
+        if image.made[at]:
+            return _made_at_run_time(pid, image, at, address)
+        if len(image.frames) >= _MOST_FRAMES:
+            image.frames.clear()
+        frame = Frame(image.labels[at], address - image.starts[at] + image.offsets[at])
+        image.frames[address] = frame
+        return frame
+
+    def _read(self, pid: int, image: _Image) -> bool:
+        """Whether the process has code; what was known of it stays if it has not."""
+        began_ns = time.monotonic_ns()
+        found: list[tuple[bytes, ...]] = _CODE.findall(_maps(pid))
+        if found:
+            starts, ends, offsets = array("Q"), array("Q"), array("Q")
+            labels: list[str] = []
+            made = bytearray()
+            known: dict[tuple[bytes, bytes, bytes], tuple[str, bool]] = {}
+            for start_hex, end_hex, offset_hex, device, inode, path in found:
+                start, end = int(start_hex, 16), int(end_hex, 16)
+                label = known.get((device, inode, path))
+                if label is None:
+                    label = self._label(os.fsdecode(path), device.decode(), int(inode), Mapping(pid, start, end))
+                    known[device, inode, path] = label
+                starts.append(start)
+                ends.append(end)
+                offsets.append(int(offset_hex, 16))
+                labels.append(label[0])
+                made.append(label[1])
+            if (starts, ends, offsets, labels) != (image.starts, image.ends, image.offsets, image.labels):
+                image.starts, image.ends, image.offsets, image.labels, image.made = starts, ends, offsets, labels, made
+                image.frames.clear()
+        ended_ns = time.monotonic_ns()
+        image.next_ns = ended_ns + _THRIFT * (ended_ns - began_ns)
+        image.old_ns = ended_ns + _OLD_NS
+        return bool(found)
+
+    def _label(self, path: str, device: str, inode: int, mapping: Mapping) -> tuple[str, bool]:
+        """What `Frame.file` says, and whether a JIT may have written the code."""
+        made = _MADE_AT_RUN_TIME.match(path) is not None
+        if path.startswith("/") and inode:
+            return self._files.seen(path, device, inode, mapping).label, made
+        if path == VDSO and mapping.end < 1 << 32:
+            return "[vdso32]", False  # another library, of which we have no copy
+        return ANONYMOUS if made else printable(path), made
+
+
+def _index(image: _Image, address: int) -> int:
+    """Which mapping holds `address`; -1 for none."""
+    at = bisect_right(image.starts, address) - 1
+    return at if at >= 0 and address < image.ends[at] else -1
+
+
+def _made_at_run_time(pid: int, image: _Image, at: int, address: int) -> Frame:
+    """Not remembered: the next time other code may be there."""
+    if image.perf_map is None:
+        image.perf_map = PerfMap(pid)
+    if name := image.perf_map.name(address):
+        return Frame(JIT, address, name)
+    if image.labels[at] == ANONYMOUS:
+        return Frame(ANONYMOUS, address)
+    return Frame(image.labels[at], address - image.starts[at] + image.offsets[at])
+
+
+def _identity(pid: int) -> tuple[bytes, ...]:
+    """When the process began, and where its program, heap, stack and arguments lie: an exec moves them.
+
+    /proc/PID/task/PID/stat, because /proc/PID/stat adds up all its threads first. Nothing if it is gone.
+    """
+    try:
+        fd = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ()
+    try:
+        fields = os.read(fd, 4096).rpartition(b")")[2].split()
+    except OSError:
+        return ()
+    finally:
+        os.close(fd)
+    return (*fields[19:20], *fields[23:26], *fields[42:49])
+
+
+def _maps(pid: int) -> bytes:
+    """Nothing for a kernel thread and for a process that is gone."""
+    with suppress(OSError):
+        if text := Path(f"/proc/{pid}/maps").read_bytes():
+            return text
+        # A main thread that has ended while others go on has no memory any more: theirs is the same.
+        for task in islice(Path(f"/proc/{pid}/task").iterdir(), _MOST_TASKS):
+            with suppress(OSError):
+                if text := (task / "maps").read_bytes():
+                    return text
+    return b""

@@ -1,0 +1,134 @@
+"""The worker that names user frames: it opens binaries and asks libdw, so that no tick and no key ever waits.
+
+Symbols of a big binary take seconds. So a name that is asked for is queued and answered by `postgres+0x1a2b3c`
+until it is there. Work is taken in small parts, file by file in turn: one giant does not hold up the rest.
+"""
+
+import threading
+import time
+from collections.abc import Iterable
+from itertools import islice
+
+from offtop.kernel import dwfl
+from offtop.kernel.binaries import Binaries
+from offtop.kernel.demangle import demangled
+from offtop.kernel.files import File, Files
+from offtop.model.printable import printable
+from offtop.model.stack import Frame
+
+_PART = 32
+"""Names looked up before another file has its turn, and before those that wait are told."""
+_MOST_QUEUED = 20_000
+_MOST_NAMES = 100_000
+"""Of all files together; about 15 MB."""
+_IDLE_S = 10.0
+"""After this long without work all binaries are closed."""
+_CLOSE_S = 2.0
+"""A binary on a file system that hangs may never answer: then the thread is left behind."""
+
+
+class NameWorker:
+    """`Names` of the running machine. `of` and `wait` are for any thread."""
+
+    def __init__(self, files: Files) -> None:
+        """Raises KernelError where libdw is not installed."""
+        dwfl.library()
+        self._files = files
+        self._asked: dict[File, dict[int, None]] = {}
+        """Offsets to be named, those asked for first coming first."""
+        self._queued = 0
+        self._known = 0
+        """How many names have been added; reset when names are forgotten."""
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="offtop-names", daemon=True)
+        self._thread.start()
+
+    def of(self, frame: Frame) -> str:
+        """Symbol of `frame`, or `libfoo.so+0x1234` while (or because) it has none. Returns at once."""
+        if frame.name:
+            return printable(frame.name)
+        file = self._files.get(frame.file)
+        if file is None:
+            return _nameless(frame)
+        name = file.names.get(frame.offset)
+        if name is None:
+            self._ask(file, frame.offset)
+        return name or _nameless(frame)
+
+    def wait(self, frames: Iterable[Frame], seconds: float) -> bool:
+        """Whether, after `seconds` at most, each of `frames` has the best name it will get."""
+        deadline = time.monotonic() + seconds
+        pending = set(frames)
+        with self._changed:
+            while True:
+                pending = {frame for frame in pending if self._is_pending(frame)}
+                left_s = deadline - time.monotonic()
+                if not pending or self._closing or left_s <= 0:
+                    return not pending
+                for frame in pending:
+                    self.of(frame)
+                self._changed.wait(left_s)
+
+    def close(self) -> None:
+        """End the thread. May be called twice; `of` goes on with what is known."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(_CLOSE_S)
+
+    def _is_pending(self, frame: Frame) -> bool:
+        file = None if frame.name else self._files.get(frame.file)
+        return file is not None and frame.offset not in file.names
+
+    def _ask(self, file: File, offset: int) -> None:
+        with self._changed:
+            if self._queued < _MOST_QUEUED and not self._closing and offset not in self._asked.get(file, ()):
+                self._asked.setdefault(file, {})[offset] = None
+                self._queued += 1
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        binaries = Binaries()
+        while part := self._next_part(binaries):
+            file, offsets = part
+            binary = binaries.of(file)
+            names = {offset: _name(binary, offset) if binary else "" for offset in offsets}
+            with self._changed:
+                file.names.update(names)
+                self._known += len(names)
+                if self._known > _MOST_NAMES:
+                    self._files.forget_names(_MOST_NAMES // 2)
+                    self._known = _MOST_NAMES // 2
+                self._changed.notify_all()
+        binaries.close()
+
+    def _next_part(self, binaries: Binaries) -> tuple[File, list[int]] | None:
+        """Some offsets of the file whose turn it is; waits for them. None: there will be no more."""
+        with self._changed:
+            while not self._asked and not self._closing:
+                if not self._changed.wait(_IDLE_S if len(binaries) else None):
+                    binaries.close()
+            if self._closing:
+                return None
+            file = next(iter(self._asked))
+            offsets = self._asked.pop(file)
+            part = list(islice(offsets, _PART))
+            for offset in part:
+                del offsets[offset]
+            self._queued -= len(part)
+            if offsets:
+                self._asked[file] = offsets  # at the end: the others come first
+            return file, [offset for offset in part if offset not in file.names]
+
+
+def _name(binary: dwfl.Binary, offset: int) -> str:
+    address = binary.address(offset)
+    symbol = None if address is None else binary.symbol(address)
+    return demangled(symbol.name) if symbol else ""
+
+
+def _nameless(frame: Frame) -> str:
+    """`libfoo.so+0x1234`; of a frame that lies nowhere, its word in brackets."""
+    file = printable(frame.file.rpartition("/")[2])
+    return f"{file}+0x{frame.offset:x}" if frame.offset else file

@@ -1,0 +1,201 @@
+"""The BPF program of a mode, loaded and attached: its maps, links and what it costs.
+
+The compiler runs in a child process (compile.py), which hands over descriptors and ends; everything here
+lives as long as they are open, and is gone from the kernel with this process, however it ends.
+"""
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offtop import paths
+from offtop.errors import KernelError, OfftopError, PrivilegeError
+from offtop.kernel import layout
+from offtop.kernel.features import Features, choose_door, user_stack_pointer_offset
+from offtop.kernel.libbpf import Map
+from offtop.model.printable import printable
+
+_COMPILE_SECONDS = 60.0
+_MOST_DESCRIPTORS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many entries the maps have, from the size of the machine."""
+
+    threads: int
+    sites: int
+    stacks: int
+
+
+def sizes_for_machine() -> Sizes:
+    """Room for twice the threads of now, and for every thread to wait in a few places each second."""
+    threads = sum(1 for _ in Path("/proc").glob("[0-9]*/task/[0-9]*"))
+    room = 1 << max(12, min(18, (2 * threads + 2048 - 1).bit_length()))
+    return Sizes(threads=room, sites=min(1 << 18, 4 * room), stacks=max(8192, min(32768, room)))
+
+
+class Program:
+    """An attached BPF program. Close it, or end, to detach."""
+
+    def __init__(self, door: str, waking: bool, fds: Mapping[str, int], bcc_version: str) -> None:
+        self.door, self.waking, self.bcc_version = door, waking, bcc_version
+        self._fds = list(fds.values())
+        self.programs = {name.removeprefix("program "): fd for name, fd in fds.items() if name.startswith("program ")}
+        self.walk_link = fds["link bpf_iter__task"]
+        """Descriptor of the task iterator."""
+        cpus = possible_cpus()
+        self.maps = {name: Map(fds[f"map {name}"], cpus if name == "lost" else 1) for name in layout.SIZES}
+        for name, (key_bytes, value_bytes) in layout.SIZES.items():
+            found = self.maps[name]
+            if (found.key_bytes, found.value_bytes) != (key_bytes, value_bytes):
+                raise KernelError(f"offtop's parts do not fit together (map {name}). Install offtop anew, whole.")
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+
+def possible_cpus() -> int:
+    """CPUs that per-CPU maps have values for, online or not."""
+    last = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")[-1].split("-")[-1]
+    return int(last) + 1
+
+
+def attach(features: Features, door: str = "auto", sizes: Sizes | None = None, waking: bool = False) -> Program:
+    """Compile and attach through the first door that opens; nothing is left attached on failure.
+
+    `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking though the
+    kernel has its own count. Raises OfftopError with the remedy.
+    """
+    sizes = sizes or sizes_for_machine()
+    failure: OfftopError | None = None
+    for candidate in choose_door(features, door):
+        try:
+            return _attach_through(candidate, features, sizes, waking)
+        except KernelError as error:
+            failure = failure or error
+    assert failure
+    raise failure
+
+
+def _attach_through(door: str, features: Features, sizes: Sizes, waking: bool) -> Program:
+    waking = waking or features.waking or door == "switch"
+    raw = {"raw_tracepoint__sched_switch": "sched_switch"}
+    if door == "exit":
+        raw["raw_tracepoint__sched_exit_tp"] = "sched_exit_tp"
+    if waking:
+        raw["raw_tracepoint__sched_waking"] = "sched_waking"
+    request = {
+        "source": str(paths.bpf() / "offcpu.c"),
+        "headers": str(paths.bpf() / "headers"),
+        "flags": _flags(door, features, sizes, waking),
+        "raw_tracepoints": raw,
+        "kprobes": {"finish_task_switch": features.kprobe_symbol} if door == "kprobe" else {},
+        "iterators": ["bpf_iter__task"],
+        "maps": list(layout.SIZES),
+    }
+    answer, fds, output = _ask_compiler(request)
+    if "error" in answer:
+        raise _explain(answer, output, door)
+    named = dict(zip(answer["fds"], fds, strict=True))
+    return Program(door, waking, named, answer["bcc"])
+
+
+def _flags(door: str, features: Features, sizes: Sizes, waking: bool) -> list[str]:
+    release = [int("".join(c for c in part if c.isdigit()) or 0) for part in platform.release().split(".")[:3]] + [
+        0
+    ] * 3
+    defines: dict[str, int | None] = {
+        "LINUX_VERSION_CODE": (release[0] << 16) + (release[1] << 8) + min(255, release[2]),
+        "THREADS": sizes.threads,
+        "SITES": sizes.sites,
+        "STACKS": sizes.stacks,
+        f"DOOR_{door.upper()}": 1,
+        "WAKING": 1 if waking else None,
+        "STATE_ARGUMENT": 1 if features.state_argument else None,
+        "BY_TID": None if features.task_storage else 1,
+        "TASK_PID": features.pid,
+        "TASK_TGID": features.tgid,
+        "TASK_STATE": features.state,
+        "TASK_COMM": features.comm,
+        "TASK_FLAGS": features.flags,
+        "TASK_ON_CPU": features.on_cpu,
+        "TASK_SP": features.stack_pointer,
+        "RUN_DELAY": features.run_delay,
+        "LAST_ARRIVAL": features.last_arrival,
+        "LAST_QUEUED": features.last_queued,
+        "USER_SP": user_stack_pointer_offset() if features.user_registers else None,
+    }
+    return [f"-D{name}={value}" for name, value in defines.items() if value is not None]
+
+
+def _ask_compiler(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], str]:
+    """The child's answer, the descriptors, and all that it printed."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(
+            [sys.executable, "-I", str(Path(__file__).with_name("compile.py")), str(theirs.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # a ctrl-C on the terminal is the parent's to answer
+        )
+        theirs.close()
+        ours.settimeout(_COMPILE_SECONDS)
+        fds: list[int] = []
+        try:
+            assert child.stdin
+            with child.stdin as stdin:
+                stdin.write(json.dumps(request).encode())
+            message, fds, _, _ = socket.recv_fds(ours, 1 << 20, _MOST_DESCRIPTORS)
+            answer: dict[str, Any] = json.loads(message) if message else {"error": "ended", "what": ""}
+            if message:
+                ours.send(b"!")
+            child.wait(_COMPILE_SECONDS)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            answer = {"error": "slow", "what": f"no answer within {_COMPILE_SECONDS:.0f} s"}
+        except OSError as error:
+            answer = {"error": "ended", "what": str(error)}
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        if "error" in answer:
+            for fd in fds:
+                os.close(fd)
+            fds = []
+        output.seek(0)
+        return answer, fds, output.read().decode(errors="replace")
+
+
+def _explain(answer: dict[str, Any], output: str, door: str) -> OfftopError:
+    """One sentence and its remedy, of what the compiler's child said."""
+    what = str(answer.get("what", ""))
+    if answer["error"] == "import":
+        return KernelError(
+            "The Python module 'bcc' is missing. It comes from your distribution, not from PyPI: "
+            "sudo apt install python3-bpfcc   (Fedora: sudo dnf install python3-bcc)."
+        )
+    if answer.get("errno") == 1:
+        return PrivilegeError(
+            "The kernel does not let offtop load BPF programs (operation not permitted). Try: sudo offtop   "
+            "In a container, it needs CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG; lockdown forbids it always."
+        )
+    last = [line.strip() for line in output.splitlines() if line.strip()]
+    hint = next((line for line in last if "error:" in line), last[-1] if last else "")
+    what = " ".join((what or "the compiler ended").split())
+    return KernelError(
+        f"offtop's program could not be loaded through the door '{door}': {what}"
+        f"{f' ({printable(hint[:200])})' if hint else ''}. See what is missing: offtop doctor"
+    )

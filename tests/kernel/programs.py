@@ -1,0 +1,66 @@
+"""Small programs for tests of symbols, built from C or C++ on the spot, that tell where their functions lie."""
+
+import subprocess
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+STAND = r"""
+#include <stdio.h>
+#include <unistd.h>
+static void tell(const char *name, const void *address) { printf("%s %lx\n", name, (unsigned long)address); }
+static char next(void) { char c = 0; puts("ready"); fflush(stdout); return read(0, &c, 1) == 1 ? c : 0; }
+"""
+"""What each program begins with: `tell` prints an address, `next` waits for the test."""
+
+
+class Program:
+    """A running program, and the addresses that it has told."""
+
+    def __init__(self, process: subprocess.Popen[bytes], told: IO[bytes], asked: IO[bytes]) -> None:
+        self.pid = process.pid
+        self.at: dict[str, int] = {}
+        self._told, self._asked = told, asked
+        self.listen()
+
+    def go(self) -> None:
+        """Let it go on to its next stop."""
+        self.go_on_alone()
+        self.listen()
+
+    def go_on_alone(self) -> None:
+        """Let it go on to where it does not stop for us."""
+        self._asked.write(b"g")
+        self._asked.flush()
+
+    def listen(self) -> None:
+        """Hear it out until it is ready."""
+        while (line := self._told.readline().decode()) != "ready\n":
+            assert line, f"program {self.pid} ended too early"
+            name, address = line.split()
+            self.at[name] = int(address, 16)
+
+
+def build(program: Path, source: str, *options: str, language: str = "c") -> Path:
+    """`program`, compiled. A program of that name that runs already is left alone."""
+    program.unlink(missing_ok=True)
+    compiler = {"c": "gcc", "c++": "g++"}[language]
+    command = [compiler, "-O1", *options, "-o", str(program), "-x", language, "-"]
+    subprocess.run(command, input=(STAND + source).encode(), check=True, timeout=60)
+    return program
+
+
+@contextmanager
+def running(command: Sequence[str | Path]) -> Generator[Program]:
+    """The program, at its first stop; ended with the block."""
+    process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin
+    assert process.stdout
+    try:
+        yield Program(process, process.stdout, process.stdin)
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdin.close()
+        process.stdout.close()

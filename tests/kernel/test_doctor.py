@@ -1,0 +1,158 @@
+"""The doctor, on this machine as it is, and with its privileges, its bcc and its pid namespace taken away."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel import doctor
+from offtop.kernel.doctor import Check
+
+_ROOT = Path(__file__).parents[2]
+_PRINT = (
+    f"import sys; sys.path.insert(0, {str(_ROOT)!r})\n"
+    "from offtop.kernel import doctor\n"
+    "print(doctor.as_json(doctor.checks()))"
+)
+
+
+def checked(*wrapper: str, **environment: str) -> dict[str, Check]:
+    """What a child of this Python finds, run under `wrapper`, by name."""
+    command = [*wrapper, "env", *(f"{k}={v}" for k, v in environment.items()), sys.executable, "-c", _PRINT]
+    return by_name(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+
+def by_name(answer: str) -> dict[str, Check]:
+    return {check["name"]: Check(**check) for check in json.loads(answer)}
+
+
+def test_nothing_to_check_is_a_healthy_machine() -> None:
+    assert doctor.status([]) == 0
+    assert doctor.render([]) == "offtop runs here, and lacks nothing"
+    assert doctor.as_json([]) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("failed", "status"), [((), 0), (("bcc",), 4), (("privileges",), 3), (("bcc", "privileges"), 3)]
+)
+def test_a_missing_privilege_is_3_and_anything_else_missing_4(failed: tuple[str, ...], status: int) -> None:
+    found = [Check(name, "FAIL" if name in failed else "ok", "-") for name in ("privileges", "kernel", "bcc")]
+    assert doctor.status(found) == status
+    assert doctor.status([*found, Check("libdw", "warn", "-")]) == status
+
+
+def test_a_check_is_a_line_and_what_is_not_ok_says_what_it_costs_and_what_mends_it() -> None:
+    found = [Check("BTF", "ok", "there"), Check("libdw", "warn", "missing", "sudo apt install libdw1", "names")]
+    assert doctor.render(found).splitlines() == [
+        "ok    BTF                  there",
+        "warn  libdw                missing",
+        "                           without it: names",
+        "                           -> sudo apt install libdw1",
+        "offtop runs here; it would be better with: libdw",
+    ]
+    assert doctor.render([Check("bcc", "FAIL", "-")]).endswith("offtop cannot run here: bcc")
+
+
+def test_every_check_has_a_name_of_its_own_and_ok_means_nothing_to_mend() -> None:
+    found = doctor.checks()
+    assert len({check.name for check in found}) == len(found)
+    for check in found:
+        if check.verdict == "ok":
+            assert not check.remedy and not check.loses, check
+        else:
+            assert check.remedy, check
+
+
+@pytest.mark.kernel
+def test_this_machine_can_run_offtop() -> None:
+    found = checked()
+    assert [check for check in found.values() if check.verdict == "FAIL"] == []
+    assert found["kernel"].what.split()[1] == Path("/proc/sys/kernel/osrelease").read_text().strip()
+    assert "/bcc/__init__.py" in found["bcc"].what
+
+
+@pytest.mark.kernel
+def test_without_capabilities_it_is_the_privileges_that_fail() -> None:
+    found = checked("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+    assert {check.name for check in found.values() if check.verdict == "FAIL"} == {"privileges"}
+    assert found["privileges"].remedy == "sudo offtop"
+    assert "CAP_BPF" in found["privileges"].what
+    assert found["kernel symbols"].what == "/proc/kallsyms reads as zeros"
+    assert found["bpf(2)"].what == "unknown without CAP_BPF"
+
+
+@pytest.mark.kernel
+def test_four_capabilities_are_enough_but_for_the_cost() -> None:
+    found = checked("setpriv", "--bounding-set=-all,+bpf,+perfmon,+sys_ptrace,+syslog", "--inh-caps=-all")
+    assert found["privileges"].verdict == "ok"
+    assert found["bpf(2)"].verdict == "ok"
+    assert found["kernel symbols"].verdict == "ok"
+    assert found["own cost"].verdict == "warn"
+
+
+@pytest.mark.kernel
+def test_a_container_s_pid_namespace_is_told_from_the_machine_s() -> None:
+    inside = checked("unshare", "--pid", "--fork")
+    assert inside["pid namespace"].verdict == "warn"
+    assert "--pid=host" in inside["pid namespace"].remedy
+
+
+@pytest.mark.kernel
+def test_pypi_s_bcc_in_the_way_does_not_matter_and_no_bcc_at_all_does(tmp_path: Path) -> None:
+    (tmp_path / "bcc.py").write_text("__version__ = 'of lattices'")
+    assert checked("env", "-C", str(tmp_path), PYTHONPATH=str(tmp_path))["bcc"].verdict == "ok"
+    hidden = f'mount -t tmpfs none /usr/lib/python3/dist-packages/bcc && exec {sys.executable} -c "$0"'
+    if not Path("/usr/lib/python3/dist-packages/bcc").is_dir():
+        pytest.skip("bcc is not where Debian has it")
+    child = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", hidden, _PRINT], capture_output=True, text=True, check=True
+    )
+    found = by_name(child.stdout)
+    assert doctor.status([*found.values()]) == 4
+    assert found["bcc"].verdict == "FAIL"
+    assert "python3-bpfcc" in found["bcc"].remedy and "PyPI" in found["bcc"].remedy
+
+
+@pytest.mark.kernel
+def test_the_command_prints_what_the_checks_found_and_exits_by_them() -> None:
+    offtop = Path(sys.executable).with_name("offtop")
+    healthy = subprocess.run([offtop, "doctor"], capture_output=True, text=True, timeout=60)
+    assert healthy.returncode == 0
+    assert healthy.stdout.startswith("ok    privileges")
+    powerless = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", offtop, "doctor", "--json"]
+    refused = subprocess.run(powerless, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 3
+    assert by_name(refused.stdout)["privileges"].verdict == "FAIL"
+
+
+def test_an_ascii_locale_and_a_dumb_terminal_are_named() -> None:
+    found = checked(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", TERM="dumb")
+    assert found["character set"].verdict == "warn"
+    assert found["terminal"].verdict == "warn"
+    assert checked(LC_ALL="C.UTF-8", TERM="xterm")["terminal"].verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("[none] integrity confidentiality\n", "ok"),
+        ("none [integrity] confidentiality\n", "ok"),
+        ("none integrity [confidentiality]\n", "FAIL"),
+    ],
+)
+def test_only_lockdown_for_confidentiality_forbids_bpf(tmp_path: Path, text: str, verdict: str) -> None:
+    (tmp_path / "lockdown").write_text(text)
+    assert doctor.lockdown(str(tmp_path / "lockdown")).verdict == verdict
+    assert doctor.lockdown(str(tmp_path / "absent")).verdict == "ok"
+
+
+def test_capabilities_are_read_bit_by_bit(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tx\nCapEff:\t0000000000000000\n")
+    assert doctor.capabilities(str(status)) == frozenset()
+    status.write_text(f"CapEff:\t{1 << 39 | 1 << 34:016x}\n")
+    assert doctor.capabilities(str(status)) == {"CAP_BPF", "CAP_SYSLOG"}
+    status.write_text(f"CapEff:\t{1 << 21:016x}\n")
+    assert doctor.capabilities(str(status)) == {"CAP_SYS_ADMIN", "CAP_BPF", "CAP_PERFMON"}

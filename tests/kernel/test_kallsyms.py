@@ -1,0 +1,164 @@
+"""The kernel's symbols: held against the list itself, and against lists made to be awkward."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop.errors import KernelError, OfftopError, PrivilegeError
+from offtop.kernel import kallsyms
+from offtop.kernel.kallsyms import KernelSymbols
+from offtop.model.stack import Frame
+
+CORE = """\
+ffffffff81000000 T _stext
+ffffffff81000010 t schedule_alias
+ffffffff81000010 T schedule
+ffffffff81000100 T __sched_text_start
+ffffffff81000100 t down_write
+ffffffff81000200 D some_table
+ffffffff81000300 W weak_one
+ffffffff81000400 T _etext
+"""
+MODULES = """\
+ffffffffc0002000 t ext4_map_blocks\t[ext4]
+ffffffffc0001000 t nfs_wait\t[nfs]
+"""
+
+
+def listed(directory: Path, text: str) -> KernelSymbols:
+    path = directory / "kallsyms"
+    path.write_text(text)
+    return KernelSymbols.read(str(path))
+
+
+def kernel(name: str) -> Frame:
+    return Frame("[kernel]", 0, name)
+
+
+def nameless(address: int) -> Frame:
+    return Frame("[kernel]", address, "")
+
+
+@pytest.mark.kernel
+def test_every_five_hundredth_function_of_this_kernel_is_named_as_the_kernel_lists_it() -> None:
+    symbols = KernelSymbols.read()
+    lines = [line.split() for line in Path("/proc/kallsyms").read_text().splitlines() if "[" not in line]
+    functions = [(int(address, 16), name) for address, kind, name in lines if kind in "tTwW"]
+    first_at = dict(reversed(functions))
+    starts = [address for address in sorted(first_at) if first_at[address] not in ("_etext", "_einittext")]
+    assert len(starts) > 10_000
+    for address in starts[::500]:
+        assert symbols.lookup(address) == kernel(first_at[address])
+    assert (symbols.address_of("__sched_text_start"), "__sched_text_start") in functions
+
+
+@pytest.mark.kernel
+def test_below_and_beyond_this_kernels_text_nothing_is_named() -> None:
+    symbols = KernelSymbols.read()
+    first, end = symbols.address_of("_stext"), symbols.address_of("_etext")
+    assert first
+    assert end
+    for address in (0, 0x400000, first - 1, end, end + 0x10000, (1 << 64) - 1):
+        assert symbols.lookup(address) == nameless(address)
+
+
+def test_a_function_reaches_to_the_next_symbol_of_any_kind(tmp_path: Path) -> None:
+    symbols = listed(tmp_path, CORE)
+    assert symbols.lookup(0xFFFFFFFF81000010) == kernel("schedule_alias")  # the first of two at one address
+    assert symbols.lookup(0xFFFFFFFF810000FF) == kernel("schedule_alias")
+    assert symbols.lookup(0xFFFFFFFF810001FF) == kernel("__sched_text_start")
+    assert symbols.lookup(0xFFFFFFFF81000200) == nameless(0xFFFFFFFF81000200)
+    assert symbols.lookup(0xFFFFFFFF810002FF) == nameless(0xFFFFFFFF810002FF)
+    assert symbols.lookup(0xFFFFFFFF81000300) == kernel("weak_one")
+    assert symbols.lookup(0xFFFFFFFF81000400) == nameless(0xFFFFFFFF81000400)
+
+
+def test_a_name_leads_to_its_address(tmp_path: Path) -> None:
+    symbols = listed(tmp_path, CORE + MODULES)
+    assert symbols.address_of("_stext") == 0xFFFFFFFF81000000
+    assert symbols.address_of("down_write") == 0xFFFFFFFF81000100
+    assert [symbols.address_of(name) for name in ("down", "write", "some_table", "", "\n")] == [None] * 5
+
+
+def test_modules_are_told_apart_in_whatever_order_they_are_listed(tmp_path: Path) -> None:
+    symbols = listed(tmp_path, CORE + MODULES)
+    assert symbols.lookup(0xFFFFFFFFC0001FFF) == Frame("[nfs]", 0, "nfs_wait")
+    assert symbols.lookup(0xFFFFFFFFC0002000) == Frame("[ext4]", 0, "ext4_map_blocks")
+
+
+def test_the_last_function_before_a_gap_does_not_fill_it(tmp_path: Path) -> None:
+    symbols = listed(tmp_path, CORE + MODULES)
+    assert symbols.lookup(0xFFFFFFFFC0002000 + 0x1000) == Frame("[ext4]", 0, "ext4_map_blocks")
+    assert symbols.lookup(0xFFFFFFFFC0002000 + 0x100000) == nameless(0xFFFFFFFFC0102000)
+
+
+def test_a_module_loaded_later_is_found_by_reading_the_list_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    symbols = listed(tmp_path, CORE)
+    (tmp_path / "kallsyms").write_text(CORE + MODULES)
+    assert symbols.lookup(0xFFFFFFFFC0001000) == nameless(0xFFFFFFFFC0001000)  # too soon after the first reading
+    monkeypatch.setattr(kallsyms, "_REREAD_NS", 0)
+    assert symbols.lookup(0xFFFFFFFFC0001000) == Frame("[nfs]", 0, "nfs_wait")
+
+
+def test_an_address_that_stays_unknown_has_the_list_read_once_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    symbols, readings = listed(tmp_path, CORE), itertools.count(1)
+    read = symbols.refresh
+
+    def counted() -> None:
+        next(readings)
+        read()
+
+    monkeypatch.setattr(symbols, "refresh", counted)
+    monkeypatch.setattr(kallsyms, "_REREAD_NS", 0)
+    for _ in range(3):
+        symbols.lookup(0xFFFFFFFFC0001000)
+        symbols.lookup(0x400000)  # no kernel address: no reason to read at all
+        symbols.lookup(0xFFFFFFFF81000200)  # nor is one within the core kernel
+    assert next(readings) == 2
+
+
+def test_a_list_that_goes_away_leaves_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    symbols = listed(tmp_path, CORE)
+    (tmp_path / "kallsyms").unlink()
+    monkeypatch.setattr(kallsyms, "_REREAD_NS", 0)
+    assert symbols.lookup(0xFFFFFFFFC0001000) == nameless(0xFFFFFFFFC0001000)
+    assert symbols.lookup(0xFFFFFFFF81000010) == kernel("schedule_alias")
+
+
+def test_hidden_addresses_are_a_question_of_privilege(tmp_path: Path) -> None:
+    with pytest.raises(PrivilegeError, match=r"CAP_SYSLOG|kptr_restrict"):
+        listed(tmp_path, "0000000000000000 T _stext\n0000000000000000 T schedule\n")
+
+
+def test_a_missing_and_an_empty_list_are_said_to_be_so(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match="CONFIG_KALLSYMS"):
+        KernelSymbols.read(str(tmp_path / "none"))
+    with pytest.raises(KernelError, match="is empty"):
+        listed(tmp_path, "")
+
+
+def test_a_hostile_module_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    symbols = listed(tmp_path, "ffffffffc0000000 t evil\x1b[2J\t[m\x07]\n")
+    assert symbols.lookup(0xFFFFFFFFC0000000) == Frame("[m\\x07]", 0, "evil\\x1b[2J")
+
+
+@given(
+    st.lists(st.sampled_from(["ffffffff8100000", "0", "1", " t ", " T", " D", "x", "\n", "\t[m]", " "]), max_size=30)
+)
+def test_no_list_makes_it_fail_but_with_words(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
+    path = tmp_path_factory.getbasetemp() / "kallsyms"
+    path.write_text("".join(parts))
+    try:
+        symbols = KernelSymbols.read(str(path))
+    except OfftopError as error:
+        assert str(path) in str(error) or isinstance(error, PrivilegeError)
+        return
+    for address in (0, 0xFFFFFFFF81000000, 0xFFFFFFFF81000001, (1 << 64) - 1):
+        assert symbols.lookup(address).file

@@ -1,0 +1,298 @@
+"""Names of user frames: of real programs, and only true ones."""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel import files as files_module
+from offtop.kernel import names as names_module
+from offtop.kernel.files import Files
+from offtop.kernel.mappings import Processes
+from offtop.kernel.names import NameWorker
+from offtop.model.stack import GONE, Frame
+from tests.kernel.programs import build, running
+
+PYTHON = "/usr/bin/python3"
+SOURCE = r"""
+#include <dlfcn.h>
+int NAME(int a) { return a + getpid(); }
+__attribute__((noinline)) static int hidden(int a) { return write(2, "", 0) + a; }
+int last(int a) { return hidden(a) + 1; }
+int main(int count, char **words) {
+    tell("function", NAME); tell("hidden", hidden); tell("last", last);
+    if (count > 1) tell("plugin", dlsym(dlopen(words[1], RTLD_NOW), "plugin"));
+    next();
+    return NAME(1) + last(2);
+}
+"""
+BOX = r"""
+namespace shop {
+template <typename T> struct Box { __attribute__((noinline)) int wait(T n) { return getpid() + n; } };
+}
+int main() {
+    int (shop::Box<int>::*wait)(int) = &shop::Box<int>::wait;
+    tell("wait", *(void **)&wait);
+    next();
+    return shop::Box<int>().wait(1);
+}
+"""
+
+
+class Namer:
+    """What a source has: processes, and a worker that names their frames."""
+
+    def __init__(self) -> None:
+        self.files = Files()
+        self.processes = Processes(self.files)
+        self.worker = NameWorker(self.files)
+
+    def frame(self, pid: int, address: int) -> Frame:
+        (frame,) = self.processes.frames(pid, [address])
+        return frame
+
+    def name(self, pid: int, address: int) -> str:
+        """The best name there is."""
+        return self.best(self.frame(pid, address))
+
+    def best(self, frame: Frame) -> str:
+        assert self.worker.wait({frame}, 30)
+        return self.worker.of(frame)
+
+
+@pytest.fixture
+def namer() -> Generator[Namer]:
+    made = Namer()
+    yield made
+    made.worker.close()
+
+
+def program(path: Path, name: str = "function", *options: str) -> Path:
+    """A program whose first function is called `name`."""
+    return build(path, SOURCE, f"-DNAME={name}", "-rdynamic", "-fno-toplevel-reorder", *options)
+
+
+def stripped(path: Path, name: str = "function") -> Path:
+    program(path, name)
+    subprocess.run(["strip", str(path)], check=True)
+    return path
+
+
+def test_no_frames_need_no_waiting(namer: Namer) -> None:
+    assert namer.worker.wait(set(), 0)
+
+
+def test_a_name_is_asked_for_at_once_and_there_in_the_end(namer: Namer, tmp_path: Path) -> None:
+    with running([program(tmp_path / "app")]) as app:
+        frame = namer.frame(app.pid, app.at["function"])
+        assert namer.worker.of(frame) in (f"app+0x{frame.offset:x}", "function")
+        assert namer.best(frame) == "function"
+        assert namer.name(app.pid, app.at["hidden"]) == "hidden"
+
+
+def test_a_stripped_binary_names_what_it_exports_and_nothing_else(namer: Namer, tmp_path: Path) -> None:
+    with running([stripped(tmp_path / "app")]) as app:
+        hidden = namer.frame(app.pid, app.at["hidden"])
+        assert app.at["function"] < app.at["hidden"] < app.at["last"]
+        assert namer.name(app.pid, app.at["function"]) == "function"
+        assert namer.best(hidden) == f"app+0x{hidden.offset:x}"
+        assert namer.name(app.pid, app.at["last"]) == "last"
+
+
+def test_cxx_is_named_as_it_was_written(namer: Namer, tmp_path: Path) -> None:
+    with running([build(tmp_path / "box", BOX, language="c++")]) as box:
+        assert namer.name(box.pid, box.at["wait"]) == "shop::Box<int>::wait(int)"
+
+
+def test_a_library_opened_at_run_time_is_named(namer: Namer, tmp_path: Path) -> None:
+    library = build(tmp_path / "plugin.so", "int plugin(void) { return getpid(); }", "-shared", "-fPIC")
+    with running([program(tmp_path / "app"), library]) as app:
+        assert namer.name(app.pid, app.at["plugin"]) == "plugin"
+
+
+@pytest.mark.kernel
+def test_a_program_deleted_while_it_runs_is_named_and_its_successor_by_its_own_names(
+    namer: Namer, tmp_path: Path
+) -> None:
+    path = program(tmp_path / "app", "old_one")
+    with running([path]) as old:
+        path.unlink()
+        with running([program(path, "new_one")]) as new:
+            old_frame, new_frame = namer.frame(old.pid, old.at["function"]), namer.frame(new.pid, new.at["function"])
+            assert old_frame.offset == new_frame.offset
+            assert (namer.best(old_frame), namer.best(new_frame)) == ("old_one", "new_one")
+
+
+def test_after_the_end_of_a_replaced_program_it_has_no_name_rather_than_its_successors(
+    namer: Namer, tmp_path: Path
+) -> None:
+    path = program(tmp_path / "app", "old_one")
+    with running([path]) as old:
+        frame = namer.frame(old.pid, old.at["function"])
+        path.rename(tmp_path / "kept")  # so that its inode is not given to the next one
+        program(path, "new_one")
+    assert namer.best(frame) == f"app+0x{frame.offset:x}"
+
+
+def test_a_program_that_ended_is_named_from_its_file(namer: Namer, tmp_path: Path) -> None:
+    with running([program(tmp_path / "app")]) as app:
+        frame = namer.frame(app.pid, app.at["function"])
+    assert namer.best(frame) == "function"
+
+
+def test_a_program_rewritten_in_place_keeps_its_names_and_gives_none_to_the_next(
+    namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "_MOMENT_NS", -1)
+    path, other = program(tmp_path / "app", "old_one"), program(tmp_path / "other", "new_one")
+    with running([path]) as old:
+        frame, unasked = namer.frame(old.pid, old.at["function"]), namer.frame(old.pid, old.at["last"])
+        assert namer.best(frame) == "old_one"
+    path.write_bytes(other.read_bytes())
+    os.utime(path, ns=(1, 1))
+    assert namer.best(unasked) == f"app+0x{unasked.offset:x}"
+    with running([path]) as new:
+        assert namer.name(new.pid, new.at["function"]) == "new_one"
+    assert namer.best(frame) == "old_one"
+
+
+@pytest.mark.kernel
+def test_the_same_path_in_a_mount_namespace_of_its_own_is_another_file(namer: Namer, tmp_path: Path) -> None:
+    ours, theirs = program(tmp_path / "app", "of_the_host"), program(tmp_path / "other", "of_the_container")
+    enter = ["unshare", "-m", "sh", "-c", f"mount --bind {theirs} {ours} && exec {ours}"]
+    with running([ours]) as host, running(enter) as container:
+        frames = [namer.frame(app.pid, app.at["function"]) for app in (host, container)]
+        assert frames[0].file == str(ours)
+        assert frames[0].offset == frames[1].offset
+        assert [namer.best(frame) for frame in frames] == ["of_the_host", "of_the_container"]
+
+
+def test_the_interpreters_own_functions_are_named(namer: Namer) -> None:
+    code = """if True:
+        import ctypes, sys
+        print("PyEval_EvalCode %x" % ctypes.cast(ctypes.pythonapi.PyEval_EvalCode, ctypes.c_void_p).value)
+        print("ready", flush=True)
+        sys.stdin.read(1)
+    """
+    with running([PYTHON, "-c", code]) as python:
+        assert namer.name(python.pid, python.at["PyEval_EvalCode"]) == "PyEval_EvalCode"
+
+
+def test_the_vdso_is_named(namer: Namer) -> None:
+    frames = {Frame("[vdso]", offset) for offset in range(0, 0x2000, 8)}
+    assert namer.worker.wait(frames, 30)
+    names = {namer.worker.of(frame) for frame in frames}
+    assert any(re.fullmatch(r"__(vdso|kernel)_clock_gettime", name) for name in names)
+    assert namer.worker.of(Frame("[vdso]", 0)) == "[vdso]"
+
+
+def test_hostile_symbols_cannot_write_to_the_terminal(namer: Namer, tmp_path: Path) -> None:
+    path, evil = program(tmp_path / "app"), "\x1b[2J\u202e"
+    subprocess.run(["objcopy", f"--redefine-sym=hidden={evil}{5000 * 'x'}", str(path)], check=True)
+    with running([path]) as app:
+        assert namer.name(app.pid, app.at["hidden"]) == r"\x1b[2J\u202e" + 995 * "x" + "…"
+
+
+def test_a_file_that_is_no_elf_leaves_its_frames_unnamed(namer: Namer, tmp_path: Path) -> None:
+    path = tmp_path / "code"
+    path.write_bytes(4096 * b"\xc3")
+    fd = os.open(path, os.O_RDONLY)
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    address = libc.mmap(None, ctypes.c_size_t(4096), 5, 2, fd, ctypes.c_long(0))
+    os.close(fd)
+    assert namer.name(os.getpid(), address + 16) == "code+0x10"
+    libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(4096))
+
+
+def test_frames_that_lie_in_no_file_are_named_at_once(namer: Namer) -> None:
+    frames = [Frame(GONE, 0), Frame("[anon]", 0x7F00), Frame("[jit]", 16, "Main::loop"), Frame("/never/seen.so", 0x20)]
+    assert namer.worker.wait(set(frames), 0)
+    assert [namer.worker.of(frame) for frame in frames] == ["[gone]", "[anon]+0x7f00", "Main::loop", "seen.so+0x20"]
+    assert namer.worker.of(Frame("/never/\x1b[2J", 0, "")) == r"\x1b[2J"
+
+
+def test_many_threads_may_ask_for_the_same_names(namer: Namer, tmp_path: Path) -> None:
+    with running([program(tmp_path / "app")]) as app:
+        frames = {namer.frame(app.pid, app.at["function"] + n) for n in range(-200, 200)}
+        found: list[bool] = []
+        askers = [threading.Thread(target=lambda: found.append(namer.worker.wait(frames, 30))) for _ in range(4)]
+        for asker in askers:
+            asker.start()
+        for asker in askers:
+            asker.join(60)
+    assert found == [True] * 4
+
+
+def test_names_are_given_back_when_there_are_too_many(
+    namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names_module, "_MOST_NAMES", 10)
+    with running([program(tmp_path / "app")]) as app:
+        for n in range(50):
+            assert namer.name(app.pid, app.at["function"] + n)
+            file = namer.files.get(str(tmp_path / "app"))
+            assert file
+            assert len(file.names) <= 11
+        assert namer.name(app.pid, app.at["function"]) == "function"
+
+
+def test_more_than_can_be_queued_is_asked_for_again(
+    namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names_module, "_MOST_QUEUED", 3)
+    with running([program(tmp_path / "app")]) as app:
+        frames = {namer.frame(app.pid, app.at["function"] + n) for n in range(100)}
+        assert namer.worker.wait(frames, 30)
+
+
+def test_idle_workers_hold_no_file_open(namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names_module, "_IDLE_S", 0.01)
+    path = program(tmp_path / "app")
+    with running([path]) as app:
+        assert namer.name(app.pid, app.at["function"]) == "function"
+        deadline = time.monotonic() + 30
+        while str(path) in Path("/proc/self/maps").read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert str(path) not in Path("/proc/self/maps").read_text()
+        assert namer.name(app.pid, app.at["last"]) == "last"
+
+
+def test_closing_ends_the_thread_and_keeps_what_is_known(tmp_path: Path) -> None:
+    namer = Namer()
+    with running([program(tmp_path / "app")]) as app:
+        known, unknown = namer.frame(app.pid, app.at["function"]), namer.frame(app.pid, app.at["last"])
+        assert namer.best(known) == "function"
+        namer.worker.close()
+        namer.worker.close()
+        assert not any(thread.name == "offtop-names" for thread in threading.enumerate())
+        assert namer.worker.of(known) == "function"
+        assert namer.worker.of(unknown) == f"app+0x{unknown.offset:x}"
+        assert not namer.worker.wait({unknown}, 30)
+
+
+def test_a_machine_without_libdw_is_told_what_to_install() -> None:
+    code = """if True:
+        import ctypes
+        from offtop.errors import KernelError
+        def missing(name): raise OSError(name)
+        ctypes.CDLL = missing
+        from offtop.kernel import dwfl
+        try:
+            dwfl.library()
+        except KernelError as error:
+            print(error)
+    """
+    python = shutil.which("python3")
+    assert python
+    said = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2]
+    )
+    assert "apt install libdw1" in said.stdout, said.stderr

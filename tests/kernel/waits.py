@@ -1,0 +1,309 @@
+"""Real waits of every kind, made by a child process, a known number of times.
+
+    with waits.running("sleep", times=23, each_ms=10) as child:
+        ...attach to child.pid...
+        child.go()
+        child.finish()  # now child.tid has waited 23 times in the category `sleep`
+
+The child's main thread makes them, below the user frames `child.user`. Around them stand two waits of the
+same thread in `pipe`: one for the go, which ends with it, and after the last of its waits one that lasts
+until the block is left. A kind that is itself `pipe` is told apart from these by its user frames.
+The child ends with the block, whatever it was doing.
+"""
+
+import atexit
+import contextlib
+import functools
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+SOURCES = Path(__file__).with_name("wait_children")
+_CGROUPS = Path("/sys/fs/cgroup")
+_SWAP_LIMIT_BYTES = 24 << 20
+_SWAP_FILE_BYTES = 256 << 20
+_IMAGE_BYTES = 512 << 20
+"""Of a file that is nearly all holes; XFS wants no less than 300 MB."""
+_QUOTA_MS = 10
+"""How long a thread with a CPU quota runs before it is paused."""
+
+
+class UnavailableError(Exception):
+    """This machine cannot make that wait happen; says why."""
+
+
+Surroundings = Callable[[int, int, Path], contextlib.AbstractContextManager[None]]
+"""(pid, each_ms, directory) → what the child needs around it, from before its go until its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One kind of wait."""
+
+    category: str
+    """The category that its blocked time belongs to."""
+    exact: bool = True
+    """Asked for `times`, it makes so many waits in its category. Else: at least one, about as many."""
+    paced: bool = True
+    """Each lasts at least each_ms, and by itself no longer. Else the disk or the kernel sets the time."""
+    needs: Surroundings | None = None
+    program: str = ""
+    """What the child calls it, where that is not its name here."""
+    filesystem: str = ""
+    """The kind of file system that its files are on; empty for whatever /var/tmp is on."""
+
+
+class Child:
+    """A process that stands ready to wait."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str, times: int, each_ms: int, other_pid: int) -> None:
+        self._process = process
+        self.name, self.times, self.each_ms = name, times, each_ms
+        self.wait = WAITS[name]
+        self.pid = self.tid = process.pid
+        self.other_pid = other_pid
+        """The process that ends each of its waits; 0 where a timer or the kernel does."""
+
+    @property
+    def user(self) -> tuple[str, ...]:
+        """The user frames of its waits, leaf first. Where the name of the kind ends in `-libc`, those of libc
+        stand before them."""
+        return (_user_function(self.wait.program or self.name), "gamma", "beta", "alpha", "main")
+
+    def go(self) -> None:
+        """Let it begin."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"g")
+        self._process.stdin.flush()
+
+    def finish(self, timeout_s: float = 60) -> None:
+        """Return when its last wait is over. Raises TimeoutError."""
+        line = _read_line(self._process, timeout_s)
+        assert line == f"done {self.times}", line
+
+    def end(self) -> None:
+        """Returns when the process is gone. May be called twice."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def running(name: str, times: int = 23, each_ms: int = 10) -> Generator[Child]:
+    """A child that will wait `times` times, `each_ms` each where the kind is paced. It waits for its go.
+
+    Raises UnavailableError where this machine cannot make that wait.
+    """
+    with contextlib.ExitStack() as stack:
+        # /var/tmp, because /tmp may be memory, and waits for a disk need a disk
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="waits-", dir="/var/tmp")))
+        wait = WAITS[name]
+        if wait.filesystem:
+            directory = stack.enter_context(_mounted(wait.filesystem, directory))
+        command = [str(program()), wait.program or name, str(times), str(each_ms), str(directory)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        stack.callback(process.stderr.close)
+        try:
+            ready = _read_line(process, 60).split()
+        except (EOFError, TimeoutError) as error:
+            process.kill()
+            raise UnavailableError(process.communicate()[1].decode().strip()) from error
+        child = Child(process, name, times, each_ms, other_pid=int(ready[1]))
+        stack.callback(child.end)
+        if wait.needs:
+            stack.enter_context(wait.needs(child.pid, each_ms, directory))
+        stack.callback(child.end)  # once more, and first: what it needs cannot go before it
+        yield child
+
+
+@functools.cache
+def program() -> Path:
+    """The compiled child: with frame pointers, and without calls turned into jumps, so that frames are as written."""
+    if not shutil.which("gcc"):
+        raise UnavailableError("no gcc: sudo apt install gcc libc6-dev")
+    directory = tempfile.mkdtemp(prefix="waits-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    binary = Path(directory) / "waits"
+    flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin", "-pthread"]
+    subprocess.run(["gcc", "-D_GNU_SOURCE", *flags, "-o", binary, *sorted(SOURCES.glob("*.c"))], check=True)
+    return binary
+
+
+def _user_function(kind: str) -> str:
+    """The function of the child that makes this kind of wait."""
+    shared = {"unix": "receive", "tcp": "receive", "udp": "receive", "tcp-send": "send", "tty": "pipe"}
+    shared |= {"read-direct": "read", "unix-accept": "accept", "mutex-pi-libc": "mutex-libc"}
+    return "wait_" + shared.get(kind, kind).replace("-", "_")
+
+
+def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+    assert process.stdout is not None
+    if not select.select([process.stdout], [], [], timeout_s)[0]:
+        raise TimeoutError(f"the child said nothing for {timeout_s} s")
+    line = process.stdout.readline().decode()
+    if not line:
+        raise EOFError
+    return line.strip()
+
+
+@contextlib.contextmanager
+def _mounted(filesystem: str, directory: Path) -> Generator[Path]:
+    """A new, empty file system of that kind, in a file in `directory`."""
+    image, place = directory / "image", directory / "mounted"
+    place.mkdir()
+    with image.open("wb") as out:
+        out.truncate(_IMAGE_BYTES)
+    for command in ([f"mkfs.{filesystem}", "-q", image], ["mount", "-o", "loop", image, place]):
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise UnavailableError(f"no file system of the kind {filesystem}: {error}") from error
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@contextlib.contextmanager
+def _cgroup(controller: str, pid: int, settings: Mapping[str, str], settings_v2: Mapping[str, str]) -> Generator[Path]:
+    """The process in a cgroup of its own with these settings, in version 1 or 2, whichever has the controller."""
+    v1 = _CGROUPS / controller
+    v2 = next((path for path in (_CGROUPS, _CGROUPS / "unified") if (path / "cgroup.controllers").exists()), None)
+    if (v1 / "cgroup.procs").exists():
+        top = v1
+    elif v2 and {"blkio": "io"}.get(controller, controller) in (v2 / "cgroup.controllers").read_text().split():
+        top, settings = v2, settings_v2
+    else:
+        raise UnavailableError(f"no cgroup controller {controller}")
+    group = top / f"waits-{pid}"
+    try:
+        if top == v2:
+            (top / "cgroup.subtree_control").write_text(f"+{ {'blkio': 'io'}.get(controller, controller) }")
+        group.mkdir()
+    except OSError as error:
+        raise UnavailableError(f"cannot make a cgroup: {error}") from error
+    try:
+        for name, value in settings.items():
+            (group / name).write_text(value)
+        (group / "cgroup.procs").write_text(str(pid))
+        yield group
+    finally:
+        for member in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):  # it may be ending by itself
+                (top / "cgroup.procs").write_text(member)
+        group.rmdir()
+
+
+@contextlib.contextmanager
+def _quota(pid: int, each_ms: int, directory: Path) -> Generator[None]:
+    """10 ms of CPU, then a pause of each_ms."""
+    quota_us, period_us = _QUOTA_MS * 1000, (_QUOTA_MS + each_ms) * 1000
+    settings = {"cpu.cfs_period_us": str(period_us), "cpu.cfs_quota_us": str(quota_us)}
+    with _cgroup("cpu", pid, settings, {"cpu.max": f"{quota_us} {period_us}"}) as group:
+        (directory / "cpu.stat").symlink_to(group / "cpu.stat")
+        yield
+
+
+@contextlib.contextmanager
+def _slow_disk(pid: int, each_ms: int, directory: Path) -> Generator[None]:
+    """One read or write of a disk every each_ms."""
+    device, rate = _disk_of(directory), max(1, 1000 // each_ms)
+    names = ("blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device")
+    v2 = {"io.max": f"{device} riops={rate} wiops={rate}"}
+    with _cgroup("blkio", pid, dict.fromkeys(names, f"{device} {rate}"), v2):
+        yield
+
+
+def _disk_of(directory: Path) -> str:
+    """major:minor of the whole disk that the directory is on."""
+    number = directory.stat().st_dev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not device.exists():
+        raise UnavailableError(f"{directory} is not on a disk")
+    whole = device.resolve().parent if (device / "partition").exists() else device
+    return (whole / "dev").read_text().strip()
+
+
+@contextlib.contextmanager
+def _little_memory(pid: int, each_ms: int, directory: Path) -> Generator[None]:
+    """24 MB of memory, a file to swap to, and a slow disk under it."""
+    file = directory / "swap"
+    with file.open("wb") as out:
+        os.fchmod(out.fileno(), 0o600)
+        os.posix_fallocate(out.fileno(), 0, _SWAP_FILE_BYTES)
+    limit = str(_SWAP_LIMIT_BYTES)
+    with contextlib.ExitStack() as stack:
+        for command in (["mkswap", file], ["swapon", file]):
+            try:
+                subprocess.run(command, check=True, capture_output=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise UnavailableError(f"cannot swap: {error}") from error
+        stack.callback(subprocess.run, ["swapoff", file], check=True)
+        stack.enter_context(_cgroup("memory", pid, {"memory.limit_in_bytes": limit}, {"memory.max": limit}))
+        yield
+
+
+WAITS: Mapping[str, Wait] = MappingProxyType(
+    {
+        "sleep": Wait("sleep"),
+        "sleep-libc": Wait("sleep"),
+        "timerfd": Wait("sleep"),
+        "futex": Wait("lock"),
+        "mutex-libc": Wait("lock"),
+        "mutex-pi-libc": Wait("lock"),
+        "cond-libc": Wait("lock"),
+        "flock": Wait("lock"),
+        "fcntl": Wait("lock"),
+        "semaphore": Wait("lock"),
+        "inode-lock": Wait("kernel-lock"),
+        "position-lock": Wait("kernel-lock"),
+        "pipe": Wait("pipe"),
+        "pipe-write": Wait("pipe"),
+        "unix": Wait("pipe"),
+        "msgqueue": Wait("pipe"),
+        "mqueue": Wait("pipe"),
+        "tcp": Wait("net-recv"),
+        "udp": Wait("net-recv"),
+        "tcp-send": Wait("net-send"),
+        "connect": Wait("connect"),
+        "accept": Wait("accept"),
+        "unix-accept": Wait("accept"),
+        "poll": Wait("poll"),
+        "select": Wait("poll"),
+        "epoll": Wait("poll"),
+        "inotify": Wait("poll"),
+        "io-uring": Wait("io-uring"),
+        "aio": Wait("io-uring"),
+        "child": Wait("child"),
+        "vfork-libc": Wait("child"),
+        "sigwait": Wait("signal"),
+        "sigsuspend": Wait("signal"),
+        "stopped": Wait("stopped"),
+        "tty": Wait("tty"),
+        "read": Wait("disk-read", exact=False, paced=False, needs=_slow_disk),
+        "read-direct": Wait("disk-read", exact=False, paced=False, needs=_slow_disk),
+        "write-direct": Wait("disk-write", exact=False, paced=False, needs=_slow_disk),
+        "fault": Wait("page-fault", exact=False, paced=False, needs=_slow_disk),
+        "fsync": Wait("fsync", exact=False, paced=False, needs=_slow_disk),
+        "fsync-ext4": Wait("fsync", exact=False, paced=False, program="fsync", filesystem="ext4"),
+        "fsync-xfs": Wait("fsync", exact=False, paced=False, program="fsync", filesystem="xfs"),
+        "fsync-btrfs": Wait("fsync", exact=False, paced=False, program="fsync", filesystem="btrfs"),
+        "swap": Wait("swap", exact=False, paced=False, needs=_little_memory),
+        "rcu": Wait("rcu", exact=False, paced=False),
+        "run-queue": Wait("run-queue", exact=False, paced=False),
+        "throttle": Wait("throttle", exact=False, paced=False, needs=_quota),
+    }
+)
