@@ -1,0 +1,62 @@
+"""The pace at which a Source is read: a first tick soon, then whole delays without drift."""
+
+from collections.abc import Iterator
+from threading import Condition
+from time import monotonic_ns
+
+from offtop.model.history import History, Kept
+from offtop.source import Source
+from offtop.units import NS_PER_S
+
+FIRST_TICK_NS = NS_PER_S // 4
+"""From the first reading to the first tick: there is something to see before a whole delay has passed."""
+
+
+class Pace:
+    """Reads `source` into `history`, in the thread that runs `ticks`; the other methods are for any thread."""
+
+    def __init__(self, source: Source, history: History, delay_ns: int, first_tick_ns: int = FIRST_TICK_NS) -> None:
+        self._source = source
+        self._history = history
+        self._delay_ns = delay_ns
+        self._first_tick_ns = first_tick_ns
+        self._changed = Condition()
+        self._stopped = False
+
+    def ticks(self) -> Iterator[Kept]:
+        """Each tick when it is read; ends with the source, or after `stop`. What the source raises is passed on.
+
+        A reading that comes late moves no later one: ticks that were missed make the next window longer.
+        """
+        due_ns: int | None = monotonic_ns()
+        while due_ns is not None:
+            snapshot = self._source.read()
+            if snapshot is None:
+                return
+            kept = self._history.add(snapshot)
+            if kept is not None:
+                yield kept
+            due_ns = self._wait_after(due_ns, is_first=kept is None)
+
+    def _wait_after(self, last_ns: int, is_first: bool) -> int | None:
+        """Return when the next reading is due, after the one of `last_ns`, with its time; None when stopped."""
+        with self._changed:
+            while not self._stopped:
+                delay_ns = self._first_tick_ns if is_first else self._delay_ns
+                due_ns = last_ns + delay_ns
+                late_ns = monotonic_ns() - due_ns
+                if late_ns >= 0:
+                    return due_ns + late_ns // delay_ns * delay_ns
+                self._changed.wait(-late_ns / NS_PER_S)
+        return None
+
+    def set_delay(self, delay_ns: int) -> None:
+        """From the last tick on."""
+        with self._changed:
+            self._delay_ns = delay_ns
+            self._changed.notify()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()

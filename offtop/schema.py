@@ -1,0 +1,124 @@
+"""The JSON Schema of what `--json` prints, one object a tick: a contract, so keys are only ever added."""
+
+from typing import Any
+
+_NS = {"type": "integer", "description": "ns"}
+_COUNT = {"type": "integer", "minimum": 0}
+_HISTOGRAM = {
+    "type": "array",
+    "description": "[low_ns, count] of each power of two that holds waits, shortest first",
+    "items": {"type": "array", "prefixItems": [_COUNT, _COUNT], "minItems": 2, "maxItems": 2},
+}
+_FRAMES = {"type": "array", "items": {"type": "string"}, "description": "leaf first"}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+    }
+
+
+def _or_null(of_type: str, what: str) -> dict[str, Any]:
+    return {"type": [of_type, "null"], "description": f"{what}; null: not known"}
+
+
+SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "offtop --json",
+    "description": (
+        "One tick. sum(categories.total_ns) = sum(threads.offcpu_ns); of each thread, offcpu_ns = blocked_ns + "
+        "runqueue_ns, and its sites' total_ns + short_ns + filtered_ns = offcpu_ns. Waits in progress count as "
+        "they pass; waits, histograms and max_ns are of finished ones."
+    ),
+    **_object(
+        {
+            "version": {"type": "string", "description": "of offtop"},
+            "taken_ns": {"type": "integer", "description": "CLOCK_REALTIME of the end of the tick"},
+            "span_ns": {"type": "integer", "description": "measured length of the tick"},
+            "mode": {"enum": ["offcpu"]},
+            "door": {"type": "string", "description": "how the kernel tells that a thread is back"},
+            "filters": _object(
+                {
+                    "pids": {"type": "array", "items": _COUNT},
+                    "tids": {"type": "array", "items": _COUNT},
+                    "who": {"enum": ["all", "user", "kernel"]},
+                    "states": {"type": "integer", "description": "mask; 0: every state"},
+                    "min_ns": _COUNT,
+                    "max_ns": _or_null("integer", "no maximum"),
+                }
+            ),
+            "lost": {
+                "type": "object",
+                "description": "what the kernel could not tell, by kind; a kind without losses is absent",
+                "additionalProperties": _COUNT,
+            },
+            "cost": _object(
+                {
+                    "bpf_ns_per_switch": _or_null("number", "all programs on the switch path, by the kernel's count"),
+                    "switches": _or_null("integer", "context switches of the machine"),
+                    "cpu_pct": _or_null("number", "offtop's process, percent of one CPU"),
+                    "bpf_pct": _or_null("number", "its BPF programs, percent of one CPU"),
+                    "rss_bytes": _or_null("integer", "offtop's process"),
+                }
+            ),
+            "categories": {
+                "type": "array",
+                "items": _object(
+                    {
+                        "name": {"type": "string"},
+                        "idle": {"type": "boolean", "description": "all of it looks idle"},
+                        "idle_ns": {"type": "integer", "description": "the part of total_ns that looks idle"},
+                        "waits": _COUNT,
+                        "total_ns": _NS,
+                        "max_ns": _COUNT,
+                        "histogram": _HISTOGRAM,
+                    }
+                ),
+            },
+            "threads": {
+                "type": "array",
+                "items": _object(
+                    {
+                        "pid": _COUNT,
+                        "tid": _COUNT,
+                        "comm": {"type": "string"},
+                        "process": {"type": "string", "description": "the process's own name"},
+                        "waits": _COUNT,
+                        "offcpu_ns": _NS,
+                        "blocked_ns": _NS,
+                        "runqueue_ns": _NS,
+                        "preempted_ns": _NS,
+                        "involuntary": _COUNT,
+                        "max_ns": _COUNT,
+                        "short_waits": _COUNT,
+                        "short_ns": _NS,
+                        "filtered_ns": _NS,
+                        "histogram": _HISTOGRAM,
+                    }
+                ),
+            },
+            "sites": {
+                "type": "array",
+                "items": _object(
+                    {
+                        "pid": _COUNT,
+                        "tid": _COUNT,
+                        "comm": {"type": "string"},
+                        "category": {"type": "string"},
+                        "idle": {"type": "boolean"},
+                        "waits": _COUNT,
+                        "total_ns": _NS,
+                        "blocked_ns": _NS,
+                        "runqueue_ns": _NS,
+                        "max_ns": _COUNT,
+                        "kernel": _FRAMES,
+                        "user": _FRAMES,
+                        "histogram": _HISTOGRAM,
+                    }
+                ),
+            },
+        }
+    ),
+}
