@@ -1,0 +1,308 @@
+"""The ledger against a made-up kernel, whose every wait is known: time stands where and when it passed."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop.kernel import layout
+from offtop.kernel.layout import ThreadRecord
+from offtop.kernel.ledger import Ledger, SiteRecord, Walked
+from offtop.model import histogram as log2
+from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, Stack
+from offtop.model.window import Window, between
+
+MIN_NS = 1_000
+TICK_NS = 10_000
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One wait, as a kernel would see it."""
+
+    left_ns: int
+    back_ns: int
+    ready_ns: int
+    """When it was made runnable; left_ns for one that was preempted."""
+    preempted: bool
+    kernel: int
+    user: int
+
+    @property
+    def off_ns(self) -> int:
+        return self.back_ns - self.left_ns
+
+    @property
+    def runqueue_ns(self) -> int:
+        return self.back_ns - self.ready_ns
+
+    @property
+    def kind(self) -> int:
+        return layout.KIND_SITE if self.off_ns >= MIN_NS else layout.KIND_SHORT
+
+
+Step = tuple[int, int, int, bool, int]
+"""ns running, ns waiting, percent of it ready, preempted, which stack."""
+
+threads_of_steps = st.lists(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3 * TICK_NS),
+            st.one_of(st.integers(1, 2 * MIN_NS), st.integers(MIN_NS, 4 * TICK_NS)),
+            st.integers(0, 100),
+            st.booleans(),
+            st.integers(FIRST_STACK, FIRST_STACK + 2),
+        ),
+        max_size=12,
+    ),
+    max_size=4,
+)
+
+
+def waits_of(steps: list[Step]) -> list[Wait]:
+    waits: list[Wait] = []
+    now_ns = 0
+    for running_ns, waiting_ns, ready_pct, preempted, stack in steps:
+        left_ns = now_ns + running_ns
+        now_ns = left_ns + waiting_ns
+        ready_ns = left_ns if preempted else now_ns - waiting_ns * ready_pct // 100
+        waits.append(Wait(left_ns, now_ns, ready_ns, preempted, stack, stack + 10))
+        now_ns += 1
+    return waits
+
+
+def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | None:
+    """What `struct thread` would hold of the events after from_ns, up to to_ns."""
+    ended = [w for w in waits if from_ns < w.back_ns <= to_ns]
+    left = [w for w in waits if from_ns < w.left_ns <= to_ns or (from_ns == 0 == w.left_ns)]
+    if not ended and not left:
+        return None
+    current = next((w for w in waits if w.left_ns <= to_ns < w.back_ns), None)
+    short = [w for w in ended if w.kind == layout.KIND_SHORT]
+    first = ended[0] if ended else None
+    state_of = (left or ended)[-1]
+    return ThreadRecord(
+        left_ns=(current.left_ns or 1) if current else 0,
+        waits=len(ended),
+        offcpu_ns=sum(w.off_ns for w in ended),
+        runqueue_ns=sum(w.runqueue_ns for w in ended),
+        max_ns=max((w.off_ns for w in ended), default=0),
+        preempted_ns=sum(w.off_ns for w in ended if w.preempted),
+        involuntary=sum(w.preempted for w in ended),
+        short_waits=len(short),
+        short_ns=sum(w.off_ns for w in short),
+        short_runqueue_ns=sum(w.runqueue_ns for w in short),
+        filtered_ns=0,
+        filtered_runqueue_ns=0,
+        lost_waits=0,
+        lost_ns=0,
+        lost_runqueue_ns=0,
+        first_left_ns=(first.left_ns or 1) if first else 0,
+        first_off_ns=first.off_ns if first else 0,
+        first_runqueue_ns=first.runqueue_ns if first else 0,
+        first_kernel=first.kernel if first and first.kind == layout.KIND_SITE else 0,
+        first_user=first.user if first and first.kind == layout.KIND_SITE else 0,
+        first_kind=first.kind if first else 0,
+        state=layout.RUNNING if state_of.preempted else 1,
+        histogram=log2.of(*(w.off_ns for w in ended)).to_bytes(layout.LANES * 8, "little"),
+    )
+
+
+def site_records(key: ThreadKey, waits: list[Wait], from_ns: int, to_ns: int) -> list[SiteRecord]:
+    return [
+        SiteRecord(SiteKey(*key, w.kernel, w.user), 1, w.off_ns, w.runqueue_ns, w.off_ns, log2.of(w.off_ns))
+        for w in waits
+        if from_ns < w.back_ns <= to_ns and w.kind == layout.KIND_SITE
+    ]
+
+
+def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[Walked]:
+    """Every thread that is off CPU; its stack once it has waited long enough."""
+    return [
+        Walked(key, w.left_ns or 1, ready := w.ready_ns <= at_ns, w.ready_ns if ready else 0, stack)
+        for w in waits
+        if w.left_ns <= at_ns < w.back_ns
+        for stack in [w.kernel if at_ns - w.left_ns >= MIN_NS else None]
+    ]
+
+
+def snapshot(ledger: Ledger) -> Snapshot:
+    return Snapshot(0, ledger.at_ns, dict(ledger.threads), dict(ledger.sites), dict(ledger.waiting), ledger.book)
+
+
+def run(all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1) -> list[Window]:
+    """Windows of TICK_NS until every wait has ended; the walk is seen at each `walk_every`-th tick only."""
+    end_ns = max((w.back_ns for waits in all_waits.values() for w in waits), default=0)
+    ledger = Ledger(0)
+    taken = [snapshot(ledger)]
+    for number, at_ns in enumerate(range(TICK_NS, max(end_ns, 1) + TICK_NS, TICK_NS)):
+        from_ns = at_ns - TICK_NS
+        records = {key: record_of(waits, from_ns, at_ns) for key, waits in all_waits.items()}
+        ledger.tick(
+            at_ns,
+            MIN_NS,
+            [(key, record) for key, record in records.items() if record],
+            [site for key, waits in all_waits.items() for site in site_records(key, waits, from_ns, at_ns)],
+            [one for key, w in all_waits.items() for one in walked_of(key, w, at_ns)]
+            if number % walk_every == 0
+            else [],
+        )
+        taken.append(snapshot(ledger))
+    return [between(a, b) for a, b in pairwise(taken)]
+
+
+def passed(waits: list[Wait], from_ns: int, to_ns: int) -> int:
+    return sum(max(0, min(w.back_ns, to_ns) - max(w.left_ns, from_ns)) for w in waits)
+
+
+def keyed(threads: list[list[Step]]) -> dict[ThreadKey, list[Wait]]:
+    return {ThreadKey(7, tid): waits_of(steps) for tid, steps in enumerate(threads, 100)}
+
+
+@given(threads_of_steps, st.integers(1, 3))
+def test_each_window_has_the_time_that_passed_in_it(threads: list[list[Step]], walk_every: int) -> None:
+    all_waits = keyed(threads)
+    for window in run(all_waits, walk_every):
+        totals = dict(window.each_thread())
+        for key, waits in all_waits.items():
+            off_ns = passed(waits, window.at_ns - TICK_NS, window.at_ns)
+            # a wait that began at 0 is told as one that began at 1: no wait has left at 0
+            assert abs(totals.get(key, ThreadTotals()).offcpu_ns - off_ns) <= 1
+
+
+@given(threads_of_steps, st.integers(1, 3))
+def test_sites_and_short_waits_make_up_each_thread_and_nothing_is_negative(
+    threads: list[list[Step]], walk_every: int
+) -> None:
+    for window in run(keyed(threads), walk_every):
+        of_sites: dict[ThreadKey, int] = {}
+        for site, totals in window.each_site():
+            assert 0 <= totals.runqueue_ns <= totals.total_ns
+            of_sites[site.thread] = of_sites.get(site.thread, 0) + totals.total_ns
+        for key, totals in window.each_thread():
+            assert of_sites.get(key, 0) + totals.short_ns + totals.filtered_ns == totals.offcpu_ns
+            assert 0 <= totals.preempted_ns <= totals.runqueue_ns <= totals.offcpu_ns
+
+
+@given(threads_of_steps)
+def test_when_every_wait_has_ended_all_is_as_the_kernel_counted(threads: list[list[Step]]) -> None:
+    all_waits = keyed(threads)
+    windows = run(all_waits)
+    for key, waits in all_waits.items():
+        mine = [totals for window in windows for one, totals in window.each_thread() if one == key]
+        assert sum(t.waits for t in mine) == len(waits)
+        assert sum(t.histogram for t in mine) == log2.of(*(w.off_ns for w in waits))
+        assert sum(t.involuntary for t in mine) == sum(w.preempted for w in waits)
+        assert abs(sum(t.runqueue_ns for t in mine) - sum(w.runqueue_ns for w in waits)) <= 1
+        assert abs(sum(t.preempted_ns for t in mine) - sum(w.off_ns for w in waits if w.preempted)) <= 1
+        assert max((t.max_ns for t in mine), default=0) == max((w.off_ns for w in waits), default=0)
+
+
+def test_a_wait_of_12_ticks_shows_in_each_of_them_and_ends_in_its_full_site() -> None:
+    wait = Wait(left_ns=5_000, back_ns=125_000, ready_ns=125_000, preempted=False, kernel=3, user=13)
+    key = ThreadKey(7, 100)
+    windows = run({key: [wait]})
+    assert [dict(w.each_thread()).get(key, ThreadTotals()).offcpu_ns for w in windows] == [
+        5_000,
+        *[10_000] * 11,
+        5_000,
+    ]
+    while_waiting, full = SiteKey(7, 100, 3, NO_STACK), SiteKey(7, 100, 3, 13)
+    assert sum(dict(w.each_site()).get(while_waiting, SiteTotals()).total_ns for w in windows) == 115_000
+    assert dict(windows[-1].each_site()) == {full: SiteTotals(1, 5_000, 0, 120_000, log2.of(120_000))}
+
+
+def test_a_wait_that_the_walk_never_showed_is_counted_all_the_same() -> None:
+    wait = Wait(left_ns=5_000, back_ns=25_000, ready_ns=25_000, preempted=False, kernel=3, user=13)
+    windows = run({ThreadKey(7, 100): [wait]}, walk_every=100)
+    assert [sum(t.total_ns for _, t in w.each_site()) for w in windows] == [5_000, 10_000, 5_000]
+
+
+def test_ready_time_in_progress_is_run_queue_before_the_wait_ends() -> None:
+    wait = Wait(left_ns=1_000, back_ns=29_000, ready_ns=14_000, preempted=False, kernel=3, user=13)
+    windows = run({ThreadKey(7, 100): [wait]})
+    assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [0, 6_000, 9_000]
+
+
+def test_nothing_comes_of_nothing() -> None:
+    [window] = run({})
+    assert (window.span_ns, dict(window.each_thread()), dict(window.each_site())) == (TICK_NS, {}, {})
+
+
+def primed(kernel: int | None = 3) -> Ledger:
+    ledger = Ledger(1_000)
+    ledger.tick(2_000, MIN_NS, [], [], [Walked(ThreadKey(7, 100), 1_500, False, 0, kernel)], primed=True)
+    return ledger
+
+
+def test_a_wait_that_began_before_us_counts_from_when_we_came() -> None:
+    ledger = primed()
+    a = snapshot(ledger)
+    ledger.tick(12_000, MIN_NS, [], [], [])
+    assert between(a, snapshot(ledger)).still == (SiteKey(7, 100, 3, NO_STACK),)
+
+
+def test_a_wait_whose_end_nobody_saw_ends_when_the_thread_leaves_again() -> None:
+    ledger = primed()
+    a = snapshot(ledger)
+    wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
+    record = record_of([wait], 2_000, 12_000)
+    assert record
+    ledger.tick(12_000, MIN_NS, [(ThreadKey(7, 100), record)], [], [])
+    assert dict(between(a, snapshot(ledger)).each_thread())[ThreadKey(7, 100)].offcpu_ns == 7_000
+
+
+def test_when_the_choice_of_threads_changes_those_left_out_keep_what_they_had() -> None:
+    ledger = primed()
+    ledger.tick(12_000, MIN_NS, [], [], [])
+    a = snapshot(ledger)
+    ledger.tick(22_000, MIN_NS, [], [], [Walked(ThreadKey(8, 200), 20_000, False, 0, 4)], primed=True)
+    b = snapshot(ledger)
+    ledger.tick(32_000, MIN_NS, [], [], [])
+    assert dict(between(a, b).each_thread()) == {}
+    assert [key for key, _ in between(b, snapshot(ledger)).each_thread()] == [ThreadKey(8, 200)]
+
+
+def test_a_thread_that_ended_is_given_back_and_its_sums_stay() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    first = snapshot(ledger)
+    ledger.tick(10_000, MIN_NS, [(key, record)], site_records(key, [wait], 0, TICK_NS), [], gone=[key])
+    assert set(ledger.threads) == {key}
+    second = snapshot(ledger)
+    ledger.tick(20_000, MIN_NS, [], [], [])
+    third = snapshot(ledger)
+    assert set(ledger.threads) == {EXITED}
+    assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
+    assert dict(between(second, third).each_thread()) == {}
+    assert dict(between(first, third).each_thread())[EXITED].offcpu_ns == 3_000
+
+
+def test_what_nobody_has_used_for_long_leaves_the_book() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    ledger.book.stacks.update({3: Stack(()), 13: Stack(()), 14: Stack(())})
+    ledger.tick(10_000, MIN_NS, [(key, record)], site_records(key, [wait], 0, TICK_NS), [])
+    assert ledger.age(keep_ns=50_000) is None
+    for at_ns in range(60_000, 60_000 + 3 * 60_000, 60_000):
+        ledger.tick(at_ns, MIN_NS, [], [], [])
+        ledger.age(keep_ns=50_000)
+    assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}, "a live thread's old site gives up its user stack"
+    assert 3 in ledger.book.stacks and not {13, 14} & set(ledger.book.stacks)
+
+
+def test_short_is_no_site() -> None:
+    wait = Wait(left_ns=9_500, back_ns=9_900, ready_ns=9_900, preempted=False, kernel=3, user=13)
+    in_progress = Wait(left_ns=9_950, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
+    window = run({ThreadKey(7, 100): [wait, in_progress]})[0]
+    assert not any(site.kernel == SHORT for site, _ in window.each_site())
+    assert dict(window.each_thread())[ThreadKey(7, 100)].short_ns == 450
