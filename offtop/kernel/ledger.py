@@ -165,10 +165,8 @@ class Ledger:
             return
         taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
         if waiting is not None and r.first_left_ns == waiting.left_ns:
-            counted_ns = self.at_ns - waiting.left_ns
-            rest_ns = max(0, r.first_off_ns - counted_ns)
-            counted_runqueue_ns = waiting.settled_runqueue_ns + waiting.runqueue_ns
-            rest_runqueue_ns = min(rest_ns, max(0, r.first_runqueue_ns - counted_runqueue_ns))
+            rest_ns = max(0, r.first_off_ns - (self.at_ns - waiting.left_ns))
+            rest_runqueue_ns = min(rest_ns, r.first_runqueue_ns)  # a wait is ready at its end, if at all
             taken_ns = r.first_off_ns - rest_ns
             taken_runqueue_ns = r.first_runqueue_ns - rest_runqueue_ns
         t = self.threads.get(key, _NO_THREAD)
@@ -248,22 +246,22 @@ class Ledger:
             site = SiteKey(key.pid, key.tid, walked.kernel, NO_STACK)
         elif site.kernel == SHORT and at_ns - w.left_ns >= min_ns:
             site = SiteKey(key.pid, key.tid, NO_STACK, NO_STACK)
-        from_ns, runqueue_ns, settled_ns = w.from_ns, w.runqueue_ns, w.settled_runqueue_ns
+        from_ns, runqueue_ns = w.from_ns, w.runqueue_ns
         if site != w.site and from_ns < self.at_ns:
             self._settle(key, w, delta)
-            from_ns, runqueue_ns, settled_ns = self.at_ns, 0, settled_ns + runqueue_ns
+            from_ns, runqueue_ns = self.at_ns, 0
         so_far_ns = at_ns - from_ns
         if w.preempted:
             runqueue_ns = so_far_ns
         elif walked is not None and walked.runnable and walked.queued_ns:
-            ready_ns = at_ns - max(w.left_ns, walked.queued_ns) - settled_ns
+            ready_ns = at_ns - max(w.left_ns, walked.queued_ns)
             grown_ns = runqueue_ns + at_ns - max(from_ns, self.at_ns)
             runqueue_ns = max(runqueue_ns, min(ready_ns, grown_ns, so_far_ns))
         if site.kernel in (SHORT, NO_STACK) or runqueue_ns:
             self._restless.add(key)
         else:
             self._restless.discard(key)
-        placed = Waiting(site, w.left_ns, from_ns, runqueue_ns, w.preempted, settled_ns)
+        placed = Waiting(site, w.left_ns, from_ns, runqueue_ns, w.preempted)
         if placed != w:
             self.waiting[key] = placed
 

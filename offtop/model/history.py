@@ -24,6 +24,9 @@ from offtop.model.stack import NO_STACK
 from offtop.model.window import Window, between
 from offtop.units import NS_PER_S
 
+HISTORY_NS = 600 * NS_PER_S
+HISTORY_BYTES = 40 * 1024 * 1024
+
 _PLAIN_SHARE = 4
 """One part in so many of the budget is for windows that are not packed."""
 _CUT_KEPT_NS = 60 * NS_PER_S
@@ -141,8 +144,8 @@ class History:
         self,
         idle: Iterable[str],
         is_periodic: Callable[[int], bool],
-        max_ns: int = 600 * NS_PER_S,
-        max_bytes: int = 40 * 1024 * 1024,
+        max_ns: int = HISTORY_NS,
+        max_bytes: int = HISTORY_BYTES,
     ) -> None:
         """`idle`: the categories that look idle whatever their waits look like. `is_periodic` tells of the
         histogram of a site of `sleep`, over all that has been seen of it, whether it does."""
@@ -199,8 +202,8 @@ class History:
         return self._latest
 
     @property
-    def is_empty(self) -> bool:
-        return not self._kept
+    def newest(self) -> Kept | None:
+        return self._kept[-1] if self._kept else None
 
     @property
     def bytes_held(self) -> int:

@@ -70,8 +70,6 @@ class Waiting(NamedTuple):
     """As of the snapshot: how much of the so far the thread was ready to run."""
     preempted: bool = False
     """The wait began still runnable: all of it is run queue."""
-    settled_runqueue_ns: int = 0
-    """The run-queue part of what passed before from_ns."""
 
 
 class Cost(NamedTuple):

@@ -306,3 +306,11 @@ def test_short_is_no_site() -> None:
     window = run({ThreadKey(7, 100): [wait, in_progress]})[0]
     assert not any(site.kernel == SHORT for site, _ in window.each_site())
     assert dict(window.each_thread())[ThreadKey(7, 100)].short_ns == 450
+
+
+def test_ready_time_that_was_shown_while_short_is_not_shown_again() -> None:
+    wait = Wait(left_ns=9_500, back_ns=25_000, ready_ns=9_700, preempted=False, kernel=3, user=13)
+    windows = run({ThreadKey(7, 100): [wait]})
+    totals = [dict(w.each_thread())[ThreadKey(7, 100)] for w in windows]
+    assert [t.runqueue_ns for t in totals] == [300, 10_000, 5_000]
+    assert [t.short_ns for t in totals] == [500, 0, 0]
