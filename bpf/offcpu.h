@@ -101,7 +101,7 @@ struct site {
 struct stack {
 	u64 depth;
 	u64 leaf_return;   /* user stacks: the word at the stack pointer, where it may be a return address */
-	u64 frames[FRAMES];
+	u64 frames[FRAMES + 1]; /* the last is always 0 */
 };
 
 /* What a task walk says of a thread. WALKED_THREAD: a struct thread follows, then, with WALKED_STACK,

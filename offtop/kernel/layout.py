@@ -23,7 +23,7 @@ GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16s{THREAD.size}s")
 SITE_KEY = struct.Struct("=IIQQ")
 SITE = struct.Struct(f"=4Q{LANES * 8}s")
-STACK = struct.Struct(f"=QQ{FRAMES}Q")
+STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
 WALKED = struct.Struct("=QQIIII16s")
 WALKED_FRAMES = struct.Struct(f"=Q{WALK_WORDS}Q{WALK_FRAMES}Q")
 

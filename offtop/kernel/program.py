@@ -90,17 +90,17 @@ def attach(features: Features, door: str = "auto", sizes: Sizes | None = None, w
 
 def _attach_through(door: str, features: Features, sizes: Sizes, waking: bool) -> Program:
     waking = waking or features.waking or door == "switch"
-    raw = {"raw_tracepoint__sched_switch": "sched_switch"}
+    raw = {"on_switch": "sched_switch"}
     if door == "exit":
-        raw["raw_tracepoint__sched_exit_tp"] = "sched_exit_tp"
+        raw["on_exit"] = "sched_exit_tp"
     if waking:
-        raw["raw_tracepoint__sched_waking"] = "sched_waking"
+        raw["on_waking"] = "sched_waking"
     request = {
         "source": str(paths.bpf() / "offcpu.c"),
         "headers": str(paths.bpf() / "headers"),
         "flags": _flags(door, features, sizes, waking),
         "raw_tracepoints": raw,
-        "kprobes": {"finish_task_switch": features.kprobe_symbol} if door == "kprobe" else {},
+        "kprobes": {"on_finish": features.kprobe_symbol} if door == "kprobe" else {},
         "iterators": ["bpf_iter__task"],
         "maps": list(layout.SIZES),
     }
