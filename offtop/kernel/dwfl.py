@@ -70,7 +70,6 @@ class _Segment(NamedTuple):
     offset: int
     address: int
     size_bytes: int
-    executable: bool
 
 
 @cache
@@ -131,7 +130,7 @@ class Binary:
         self._dwfl = None
         try:
             self._dw = library()
-            self._segments, self._machine = _headers(fd)
+            self._code, self._machine = _headers(fd)
             self._dwfl = self._dw.dwfl_begin(ct.byref(_callbacks()))
             name = os.fsencode(path.replace("\0", ""))
             self._module = self._dw.dwfl_report_elf(self._dwfl, b"", name, fd, 0, True)
@@ -152,14 +151,11 @@ class Binary:
             self._dwfl = None
 
     def address(self, offset: int) -> int | None:
-        """ELF's virtual address of a byte of the file; None where the file does not load it."""
-        found = None
-        for segment in self._segments:
+        """ELF's virtual address of a byte of code in the file; None where the file has no code."""
+        for segment in self._code:
             if segment.offset <= offset < segment.offset + segment.size_bytes:
-                found = segment.address + offset - segment.offset
-                if segment.executable:  # a linker may let segments share a page of the file
-                    return found
-        return found
+                return segment.address + offset - segment.offset
+        return None
 
     def symbol(self, address: int) -> Symbol | None:
         """The function whose bytes hold `address`; None where no symbol says that it does."""
@@ -195,7 +191,7 @@ class Binary:
 
 
 def _headers(fd: int) -> tuple[list[_Segment], int]:
-    """What the file loads where, and for which machine. Raises OSError for what is not ELF."""
+    """What code the file loads where, and for which machine. Raises OSError for what is not ELF."""
     head = os.pread(fd, 64, 0)
     try:
         if head[:4] != b"\x7fELF":
@@ -213,8 +209,8 @@ def _headers(fd: int) -> tuple[list[_Segment], int]:
         for n in range(count):
             fields = struct.unpack_from(form, table, n * size)
             kind, flags, offset, address, size_bytes = (int(fields[i]) for i in picked)
-            if kind == _SEGMENT_LOAD:
-                segments.append(_Segment(offset, address, size_bytes, bool(flags & _EXECUTABLE)))
+            if kind == _SEGMENT_LOAD and flags & _EXECUTABLE:
+                segments.append(_Segment(offset, address, size_bytes))
     except (struct.error, IndexError, OverflowError) as error:
         raise OSError(f"a broken ELF header: {error}") from error
     return segments, machine

@@ -1,6 +1,7 @@
 """What the records of bpf/offcpu.h look like from here; a test holds the two against each other."""
 
 import struct
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -111,4 +112,4 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
 
 def text_of(comm: bytes) -> str:
     """A thread's name as the kernel keeps it: up to 15 bytes of anything, raw."""
-    return comm.split(b"\0", 1)[0].decode(errors="replace")
+    return sys.intern(comm.split(b"\0", 1)[0].decode(errors="replace"))

@@ -6,6 +6,7 @@ elsewhere: the site that it ends in gets the rest. No total ever falls, and the 
 every snapshot. It asks nobody for the time and imports no bcc: a test can be its kernel.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from offtop.model.snapshot import EXITED, SiteTotals, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, STACK_LOST
 from offtop.model.window import site_sum, thread_sum
 
+_MOST_NAMES = 50_000
+"""Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
 _NO_THREAD = ThreadTotals()
 _NO_SITE = SiteTotals()
 
@@ -64,7 +67,7 @@ class Ledger:
         self._retired: dict[int, int] = {}
         self._aged: Mapping[SiteKey, SiteTotals] = {}
         self._aged_at_ns = at_ns
-        self._forgotten: list[tuple[int, ThreadKey]] = []
+        self._forgotten: deque[tuple[int, ThreadKey]] = deque()
 
     def tick(
         self,
@@ -141,11 +144,7 @@ class Ledger:
             del self.book.stacks[stack]
             self._retired.pop(stack, None)
         while self._forgotten and self._forgotten[0][0] < before_ns:
-            _, key = self._forgotten.pop(0)
-            if key not in self.threads and key not in self.waiting:
-                self.book.comms.pop(key, None)
-                if key.tid == key.pid:
-                    self.book.processes.pop(key.pid, None)
+            self._forget_name()
         self._aged, self._aged_at_ns = dict(self.sites), self.at_ns
         return dropped
 
@@ -291,6 +290,15 @@ class Ledger:
                 self._retired[site.kernel] = self._retired[site.user] = at_ns
                 self._retire_site(site)
             self._forgotten.append((at_ns, key))
+        while len(self._forgotten) > _MOST_NAMES:
+            self._forget_name()
+
+    def _forget_name(self) -> None:
+        _, key = self._forgotten.popleft()
+        if key not in self.threads and key not in self.waiting:
+            self.book.comms.pop(key, None)
+            if key.tid == key.pid:
+                self.book.processes.pop(key.pid, None)
 
     def _retire_site(self, key: SiteKey) -> None:
         rest = SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK)

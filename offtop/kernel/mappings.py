@@ -30,7 +30,8 @@ UNKNOWN = "[unknown]"
 _GONE = (Frame(GONE, 0),)
 _UNKNOWN = Frame(UNKNOWN, 0)
 _CODE = re.compile(
-    rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-]x[ps] ([0-9a-f]{1,16}) ([0-9a-f]+:[0-9a-f]+) ([0-9]+) *(.*)$", re.MULTILINE
+    rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-]x[ps] ([0-9a-f]{1,16}) ([0-9a-f]+:[0-9a-f]+) ([0-9]+) *(.*)$",
+    re.MULTILINE,
 )
 _MADE_AT_RUN_TIME = re.compile(r"$|\[anon|\[heap\]|\[stack|//|/memfd:|/dev/zero|/dev/shm/|/SYSV|anon_inode:")
 """Paths of memory that a JIT may write its code into."""

@@ -14,6 +14,8 @@ from offtop.model.stack import FIRST_STACK, NO_STACK, STACK_LOST, Frame, Stack
 
 _FIRST_RAW_ID = 16
 _TRACER_FRAMES = 12
+_MOST_SITES = 50_000
+"""Looked up by raw ids; threads that ended are among them, so from time to time it begins anew."""
 
 KernelFrame = Callable[[int], Frame]
 """Address → frame."""
@@ -110,6 +112,8 @@ class Stacks:
 
     def make_room(self) -> None:
         """Once a tick: keep the kernel's tables from filling up."""
+        if len(self._sites) > _MOST_SITES:
+            self._sites.clear()
         if self._kernel.make_room():
             self._kernel_ids.clear()
             self._sites.clear()

@@ -314,3 +314,13 @@ def test_ready_time_that_was_shown_while_short_is_not_shown_again() -> None:
     totals = [dict(w.each_thread())[ThreadKey(7, 100)] for w in windows]
     assert [t.runqueue_ns for t in totals] == [300, 10_000, 5_000]
     assert [t.short_ns for t in totals] == [500, 0, 0]
+
+
+def test_names_of_threads_that_ended_are_bounded() -> None:
+    ledger = Ledger(0)
+    for number in range(60):
+        keys = [ThreadKey(tid, tid) for tid in range(1 + 1000 * number, 1001 + 1000 * number)]
+        for key in keys:
+            ledger.book.comms[key] = ledger.book.processes[key.pid] = "child"
+        ledger.tick(1_000 * (number + 1), MIN_NS, [], [], [], gone=keys)
+    assert len(ledger.book.comms) == len(ledger.book.processes) == 51_000, "those of the last tick are still there"
