@@ -118,8 +118,8 @@ class LiveSource:
         gone = self._gone(drained, threads)
         self._ledger.tick(at_ns, asked.min_ns, threads, sites, walked, gone=gone, primed=primed)
         for key in gone:
+            self._stacks.forget_thread(key)
             if key.tid == key.pid:
-                self._stacks.forget_process(key.pid)
                 self._processes.forget(key.pid)
         self._stacks.make_room()
         dropped = self._ledger.age(self._keep_ns)
@@ -264,6 +264,8 @@ class LiveSource:
             return
         self._book.comms[key] = comm
         if key.tid == key.pid:
+            if self._book.processes.get(key.pid, comm) != comm:
+                self._stacks.forget_thread(key)  # most likely another program by now
             self._book.processes[key.pid] = comm
         elif key.pid not in self._book.processes:
             with suppress(OSError):

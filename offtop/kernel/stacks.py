@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 
 from offtop.kernel import layout
 from offtop.kernel.libbpf import Map
-from offtop.model.book import Book, SiteKey
+from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
 from offtop.model.stack import FIRST_STACK, NO_STACK, STACK_LOST, Frame, Stack
 
 _FIRST_RAW_ID = 16
 _TRACER_FRAMES = 12
-_MOST_SITES = 50_000
-"""Looked up by raw ids; threads that ended are among them, so from time to time it begins anew."""
 
 KernelFrame = Callable[[int], Frame]
 """Address → frame."""
@@ -82,17 +80,20 @@ class Stacks:
         self._by_frames: dict[tuple[Frame, ...], int] = {}
         self._kernel_ids: dict[int, int] = {}
         self._user_ids: dict[int, dict[int, int]] = {}
-        self._sites: dict[tuple[int, int, int, int], SiteKey] = {}
+        self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
+        """tid → raw ids → site."""
         self.unread = 0
         """Stacks that a record named and the kernel no longer had: their time is under [stack lost]."""
 
     def site(self, pid: int, tid: int, kernel: int, user: int) -> SiteKey:
         """The site of a record's raw ids."""
-        raw = (pid, tid, kernel, user)
-        site = self._sites.get(raw)
+        of_thread = self._sites.get(tid)
+        if of_thread is None:
+            of_thread = self._sites[tid] = {}
+        site = of_thread.get((kernel, user))
         if site is None:
             site = SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
-            self._sites[raw] = site
+            of_thread[kernel, user] = site
         return site
 
     def walked(self, frames: Sequence[int], words: Sequence[int]) -> int:
@@ -112,8 +113,6 @@ class Stacks:
 
     def make_room(self) -> None:
         """Once a tick: keep the kernel's tables from filling up."""
-        if len(self._sites) > _MOST_SITES:
-            self._sites.clear()
         if self._kernel.make_room():
             self._kernel_ids.clear()
             self._sites.clear()
@@ -126,9 +125,11 @@ class Stacks:
         """How much of the kernel's tables of kernel and user stacks is taken, 0 to 1."""
         return self._kernel.fill, self._user.fill
 
-    def forget_process(self, pid: int) -> None:
-        """Its addresses mean nothing any more: it has ended, or become another program."""
-        self._user_ids.pop(pid, None)
+    def forget_thread(self, key: ThreadKey) -> None:
+        """It has ended. With a main thread, so has its process; or it is another program by now (exec)."""
+        self._sites.pop(key.tid, None)
+        if key.tid == key.pid:
+            self._user_ids.pop(key.pid, None)
 
     def forget(self, dropped: set[int]) -> None:
         """The book gave these ids back."""

@@ -353,8 +353,10 @@ def tops(window: Window, scope: Scope, idle: Idle, whom: Collection[int | Thread
     some = [(key, totals) for key, totals in window.sites.items() if key[0] in pids]
     some += [(key, through) for key in window.still if key[0] in pids]
     for key, totals in some:
-        for leaf, part in site_parts(key, totals, window.book, idle):
-            for who in (key.pid, key.thread):
-                if who in whom and scope.holds(leaf) and part.total_ns > longest.get(who, (0, key))[0]:
-                    longest[who] = (part.total_ns, key)
+        for who in (key[0], ThreadKey(key[0], key[1])):
+            if who in whom and totals[1] > longest.get(who, (0, key))[0]:
+                in_scope = [p for leaf, p in site_parts(key, totals, window.book, idle) if scope.holds(leaf)]
+                longest_ns = max((part.total_ns for part in in_scope), default=0)
+                if longest_ns > longest.get(who, (0, key))[0]:
+                    longest[who] = (longest_ns, key)
     return {who: key for who, (_, key) in longest.items()}

@@ -16,7 +16,7 @@ SHORTEST_DELAY_NS, LONGEST_DELAY_NS = NS_PER_S // 10, 60 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class View:
-    filters: Filters = Filters()  # noqa: RUF009  # frozen, as all values are
+    filters: Filters = Filters()  # frozen, as all values are
     """What the kernel was asked to count, but for narrowing to the pin."""
     delay_ns: int = NS_PER_S
     mode: str = "offcpu"

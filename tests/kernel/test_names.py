@@ -85,6 +85,12 @@ def stripped(path: Path, name: str = "function") -> Path:
     return path
 
 
+def rewrite(path: Path, other: Path) -> None:
+    """Put the content of `other` into the file `path`, which stays the same file."""
+    path.write_bytes(other.read_bytes())
+    os.utime(path, ns=(1, 1))
+
+
 def test_no_frames_need_no_waiting(namer: Namer) -> None:
     assert namer.worker.wait(set(), 0)
 
@@ -138,6 +144,7 @@ def test_after_the_end_of_a_replaced_program_it_has_no_name_rather_than_its_succ
         frame = namer.frame(old.pid, old.at["function"])
         path.rename(tmp_path / "kept")  # so that its inode is not given to the next one
         program(path, "new_one")
+        shutil.copystat(tmp_path / "kept", path)
     assert namer.best(frame) == f"app+0x{frame.offset:x}"
 
 
@@ -147,20 +154,51 @@ def test_a_program_that_ended_is_named_from_its_file(namer: Namer, tmp_path: Pat
     assert namer.best(frame) == "function"
 
 
+@pytest.mark.parametrize("remote", [False, True])
 def test_a_program_rewritten_in_place_keeps_its_names_and_gives_none_to_the_next(
-    namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
 ) -> None:
     monkeypatch.setattr(files_module, "_MOMENT_NS", -1)
+    if remote:  # there nobody asks when a file was written, until it is opened
+        monkeypatch.setattr(files_module, "_is_local", lambda _device, _pid: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     path, other = program(tmp_path / "app", "old_one"), program(tmp_path / "other", "new_one")
     with running([path]) as old:
         frame, unasked = namer.frame(old.pid, old.at["function"]), namer.frame(old.pid, old.at["last"])
         assert namer.best(frame) == "old_one"
-    path.write_bytes(other.read_bytes())
-    os.utime(path, ns=(1, 1))
+    rewrite(path, other)
     assert namer.best(unasked) == f"app+0x{unasked.offset:x}"
     with running([path]) as new:
         assert namer.name(new.pid, new.at["function"]) == "new_one"
     assert namer.best(frame) == "old_one"
+
+
+@pytest.mark.kernel
+def test_a_program_rewritten_before_it_was_opened_has_no_names(namer: Namer, tmp_path: Path) -> None:
+    path, other = program(tmp_path / "app", "old_one"), program(tmp_path / "other", "new_one")
+    with running([path]) as old:
+        frame = namer.frame(old.pid, old.at["function"])
+    rewrite(path, other)
+    assert namer.best(frame) == f"app+0x{frame.offset:x}"
+
+
+@pytest.mark.kernel
+def test_a_library_deleted_while_it_is_mapped_is_named(namer: Namer, tmp_path: Path) -> None:
+    library = build(tmp_path / "plugin.so", "int plugin(void) { return getpid(); }", "-shared", "-fPIC")
+    with running([program(tmp_path / "app"), library]) as app:
+        library.unlink()
+        assert namer.name(app.pid, app.at["plugin"]) == "plugin"
+
+
+def test_a_file_that_could_not_be_opened_is_tried_again_where_it_is_mapped_next(namer: Namer, tmp_path: Path) -> None:
+    path = program(tmp_path / "app")
+    with running([path]) as first:
+        frame = namer.frame(first.pid, first.at["function"])
+        path.rename(tmp_path / "away")
+    assert namer.best(frame) == f"app+0x{frame.offset:x}"
+    (tmp_path / "away").rename(path)
+    with running([path]) as second:
+        assert namer.frame(second.pid, second.at["function"]) == frame
+        assert namer.best(frame) == "function"
 
 
 @pytest.mark.kernel

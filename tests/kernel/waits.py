@@ -17,8 +17,10 @@ import functools
 import os
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +74,8 @@ class Child:
 
     @property
     def user(self) -> tuple[str, ...]:
-        """The user frames of its waits, leaf first. Where the name of the kind ends in `-libc`, those of libc
-        stand before them."""
+        """The user frames of its waits, leaf first. Others stand before them where the name of the kind ends in
+        `-libc` (libc's), and where it spins (run-queue, throttle)."""
         return (_user_function(self.wait.program or self.name), "gamma", "beta", "alpha", "main")
 
     def go(self) -> None:
@@ -81,6 +83,11 @@ class Child:
         assert self._process.stdin is not None
         self._process.stdin.write(b"g")
         self._process.stdin.flush()
+
+    def has_finished(self) -> bool:
+        """Whether its last wait is over: then `finish` returns at once."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def finish(self, timeout_s: float = 60) -> None:
         """Return when its last wait is over. Raises TimeoutError."""
@@ -92,12 +99,27 @@ class Child:
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        try:
-            self._process.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
+        if not self._is_gone_in(0.2):
+            self._end_other()  # first: it may hold what keeps the child from ending
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                self._process.send_signal(number)
+        if not self._is_gone_in(2):
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+    def _is_gone_in(self, seconds: float) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _end_other(self) -> None:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parent = Path(f"/proc/{self.other_pid}/stat").read_text().rpartition(")")[2].split()[1]
+            if self.other_pid and int(parent) == self.pid:
+                os.kill(self.other_pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -122,6 +144,7 @@ def running(name: str, times: int = 23, each_ms: int = 10) -> Generator[Child]:
             process.kill()
             raise UnavailableError(process.communicate()[1].decode().strip()) from error
         child = Child(process, name, times, each_ms, other_pid=int(ready[1]))
+        _wait_until_asleep(child.pid)
         stack.callback(child.end)
         if wait.needs:
             stack.enter_context(wait.needs(child.pid, each_ms, directory))
@@ -147,6 +170,13 @@ def _user_function(kind: str) -> str:
     shared = {"unix": "receive", "tcp": "receive", "udp": "receive", "tcp-send": "send", "tty": "pipe"}
     shared |= {"read-direct": "read", "unix-accept": "accept", "mutex-pi-libc": "mutex-libc"}
     return "wait_" + shared.get(kind, kind).replace("-", "_")
+
+
+def _wait_until_asleep(pid: int) -> None:
+    """Else its go could come before its wait for it, and there would be no such wait."""
+    stat = Path(f"/proc/{pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "S":
+        time.sleep(0.001)
 
 
 def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> str:

@@ -33,8 +33,8 @@ def filled(ticks: int, max_ns: int = 600 * SECOND, max_bytes: int = 40 * 2**20, 
 
 def test_the_first_snapshot_is_no_tick() -> None:
     history = History((), lambda histogram: False)
-    assert history.is_empty
     assert history.add(Snapshot(0, 0)) is None
+    assert history.newest is None
     assert (history.last(SECOND), history.reach_ns, history.since_start()) == ([], 0, None)
 
 

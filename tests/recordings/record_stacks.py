@@ -32,8 +32,8 @@ from tests.kernel import waits  # noqa: E402
 
 _TRACING = 26  # BPF_PROG_TYPE_TRACING
 _ROW = struct.Struct("IIII16sq64Q64Q")
-_WALKS = 40
 _SHOWN = 40
+_BETWEEN_WALKS_S = 0.002
 
 
 class Sum(NamedTuple):
@@ -137,20 +137,18 @@ def kernel_threads(recorder: Recorder) -> dict[str, dict[str, list[str]]]:
     }
 
 
-def record(recorder: Recorder, name: str) -> dict[str, Any]:
-    """Make that wait happen, and give what was seen of it."""
+def record(recorder: Recorder, name: str, threads: dict[str, Any]) -> dict[str, Any]:
+    """Make that wait happen, and give what was seen of it. Adds a file system's own kernel threads to `threads`."""
     wait = waits.WAITS[name]
-    iterator: collections.Counter[tuple[str, ...]] = collections.Counter()
-    restored: collections.Counter[tuple[str, ...]] = collections.Counter()
+    seen: set[Asleep] = set()
     with waits.running(name, times=3 if name == "swap" else 23, each_ms=20) as child:
+        if wait.filesystem:
+            threads.update(kernel_threads(recorder))
         recorder.clear()
         child.go()
-        for _ in range(_WALKS):
-            for thread in recorder.asleep():
-                if thread.tid == child.tid and not _is_control(name, thread.iterator):
-                    iterator[thread.iterator] += 1
-                    restored[thread.restored] += 1
-            time.sleep(0.01)
+        while not child.has_finished():
+            seen.update(thread for thread in recorder.asleep() if thread.tid == child.tid)
+            time.sleep(_BETWEEN_WALKS_S)
         child.finish()
         ended = [entry for entry in recorder.finished(child.tid) if not _is_control(name, entry[0])]
     by_queue = wait.category in ("run-queue", "throttle")
@@ -161,8 +159,8 @@ def record(recorder: Recorder, name: str) -> dict[str, Any]:
             for stack, runnable, total in sorted(ended, key=lambda entry: -entry[2].total_ns)
             if runnable == by_queue
         ],
-        "iterator": [list(stack) for stack in iterator],
-        "restored": [list(stack) for stack in restored],
+        "iterator": sorted({thread.iterator for thread in seen if not _is_control(name, thread.iterator)}),
+        "restored": sorted({thread.restored for thread in seen if not _is_control(name, thread.restored)}),
     }
 
 
@@ -173,10 +171,11 @@ def _is_control(name: str, stack: Iterable[str]) -> bool:
 
 def write_recording() -> None:
     recorder = Recorder()
-    recording: dict[str, Any] = {"kernel": platform.release(), "kernel_threads": kernel_threads(recorder), "waits": {}}
+    threads = kernel_threads(recorder)
+    recording: dict[str, Any] = {"kernel": platform.release(), "kernel_threads": threads, "waits": {}}
     for name in waits.WAITS:
         try:
-            recording["waits"][name] = record(recorder, name)
+            recording["waits"][name] = record(recorder, name, threads)
         except waits.UnavailableError as error:
             print(f"{name}: left out: {error}", file=sys.stderr)
             continue

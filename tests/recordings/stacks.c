@@ -77,7 +77,7 @@ RAW_TRACEPOINT_PROBE(sched_exit_tp)
 	}
 	struct sum none = {};
 	struct sum *sum = finished.lookup_or_try_init(&site, &none);
-	if (!sum || frames.update(&site.stack, stack)) {
+	if (!sum || (!frames.lookup(&site.stack) && frames.update(&site.stack, stack))) {
 		count_lost();
 		return 0;
 	}

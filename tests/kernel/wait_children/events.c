@@ -14,6 +14,7 @@
 #include <sys/epoll.h>
 #include <sys/inotify.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/timerfd.h>
 #include <sys/wait.h>
@@ -131,26 +132,29 @@ static NOINLINE void wait_aio(int i)
 	sys6(SYS_io_getevents, aio, 1, 1, (long)&event, (long)&each, 0);
 }
 
+static inline __attribute__((always_inline)) void sleep_and_exit(void)
+{
+	sys(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0);
+	sys(SYS_nanosleep, &each, NULL, 0, 0);
+	_exit(0);
+}
+
 static NOINLINE void wait_child(int i)
 {
 	pid_t child = fork();
 
-	if (!child) {
-		sys(SYS_nanosleep, &each, NULL, 0, 0);
-		_exit(0);
-	}
+	if (!child)
+		sleep_and_exit();
 	sys(SYS_wait4, child, NULL, 0, NULL);
 }
 
+/* Its children are nobody's to wait for: waitpid would be one more wait. */
+static void prepare_vfork(void) { signal(SIGCHLD, SIG_IGN); }
+
 static NOINLINE void wait_vfork_libc(int i)
 {
-	pid_t child = vfork();
-
-	if (!child) {
-		sys(SYS_nanosleep, &each, NULL, 0, 0);
-		_exit(0);
-	}
-	waitpid(child, NULL, 0);
+	if (!vfork())
+		sleep_and_exit();
 }
 
 static void prepare_signal(void)
@@ -263,7 +267,7 @@ const struct kind event_kinds[] = {
 	{"io-uring", prepare_io_uring, wait_io_uring},
 	{"aio", prepare_aio, wait_aio},
 	{"child", NULL, wait_child},
-	{"vfork-libc", NULL, wait_vfork_libc},
+	{"vfork-libc", prepare_vfork, wait_vfork_libc},
 	{"sigwait", prepare_signal, wait_sigwait},
 	{"sigsuspend", prepare_sigsuspend, wait_sigsuspend, end_sigsuspend},
 	{"stopped", NULL, wait_stopped, end_stopped},
