@@ -1,0 +1,177 @@
+"""The head says who and when, how much waits, what offtop itself costs and what it lost."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from offtop.model.book import ThreadKey
+from offtop.model.cut import ALL
+from offtop.model.picture import Picture
+from offtop.model.printable import printable
+from offtop.model.snapshot import Cost, Filters
+from offtop.model.view import SINCE_START
+from offtop.ui.glyphs import Glyphs, sparkline
+from offtop.ui.layout import Layout
+from offtop.ui.lines import Line, spread, width_of
+from offtop.units import average, count, duration, span, threads, three
+
+MODES = (("1", "off-CPU", "offcpu"),)
+"""Key, word, id of each mode there is."""
+
+Spans = list[tuple[str, str]]
+
+
+def head(picture: Picture, host: str, layout: Layout, glyphs: Glyphs) -> list[Line]:
+    lines = [_who(picture, host, layout), _waiting(picture, layout)]
+    if layout.cost:
+        lines.append(_cost(picture, layout))
+    if layout.timeline:
+        lines.append(_timeline(picture, layout, glyphs))
+    if layout.crumb:
+        lines.append(_crumb(picture, layout, glyphs))
+    return lines
+
+
+def one_line(picture: Picture, layout: Layout, glyphs: Glyphs) -> list[Line]:
+    """All that fits on a terminal that has room for one line."""
+    view = picture.view
+    spans: Spans = [("offtop ", "dim"), (three(average(picture.shown.total_ns, picture.span_ns)), "waiting")]
+    spans.append((" waiting", "text"))
+    if view.paused_at_ns is not None:
+        spans.append((" PAUSED", "paused"))
+    if picture.lost:
+        spans.append((f" lost {count(sum(picture.lost.values()))}", "lost"))
+    if picture.categories.rows:
+        top = picture.categories.rows[0]
+        longest = duration(top.part.max_ns)
+        spans.append((f", {top.name} {three(top.waiting)}{f' max {longest}' if longest else ''}", "text"))
+    return [spread(spans, [], layout.width)]
+
+
+def _who(picture: Picture, host: str, layout: Layout) -> Line:
+    view = picture.view
+    clock = datetime.fromtimestamp(picture.newest.taken_ns // 10**9).astimezone().strftime("%H:%M:%S")
+    name: Spans = [("offtop", "title")]
+    left: Spans = [*name, (f" - {printable(host)}  {clock}  ", "text")]
+    tabs: Spans = [(f"|{key} {word}|", "tab" if mode == view.mode else "dim") for key, word, mode in MODES]
+    right: Spans = [(f"{_window(picture)}  ", "text")]
+    if view.paused_at_ns is None:
+        right.append((f"LIVE {span(view.delay_ns)}", "live"))
+    else:
+        right.append((f"PAUSED -{span(picture.behind_ns // 10**9 * 10**9)}", "paused"))
+    return _fitting([[*left, *tabs], left, name], right, layout.width)
+
+
+def _fitting(lefts: Sequence[Spans], right: Spans, width: int) -> Line:
+    """The first of `lefts` for which there is room beside `right`."""
+    left = next((left for left in lefts if width_of([*left, *right]) < width), lefts[-1])
+    return spread(left, right, width)
+
+
+def _window(picture: Picture) -> str:
+    asked_ns, measured_ns = picture.view.span_ns, picture.span_ns
+    if asked_ns == SINCE_START:
+        return f"since start {span(round(measured_ns, -9))}"
+    if measured_ns < asked_ns * 0.9:
+        return f"window {span(round(measured_ns, -8))} of {span(asked_ns)}"
+    return f"window {span(max(asked_ns, round(measured_ns, -8)))}"
+
+
+def _waiting(picture: Picture, layout: Layout) -> Line:
+    span_ns, shown_ns = picture.span_ns, picture.shown.total_ns
+    ready = threads(average(picture.ready_ns, span_ns))
+    blocked = threads(average(shown_ns - picture.ready_ns, span_ns))
+    idle = threads(average(picture.hidden_ns, span_ns))
+    whole: Spans = [("Waiting ", "text"), (threads(average(shown_ns, span_ns)), "waiting")]
+    hidden: Spans = [("   idle shown (i)" if picture.view.idle_shown else "", "dim")]
+    hidden_in_short = hidden
+    if picture.hidden_ns:
+        hidden, hidden_in_short = [(f"   +{idle} idle hidden (i)", "dim")], [(f" +{idle} idle (i)", "dim")]
+    right: Spans = [] if layout.cost or not picture.lost else lost(picture)
+    words = counted(picture.newest.facts.filters)
+    right += [(f" {words}", "pin")] if words else []
+    lefts: list[Spans] = [
+        [*whole, (f" = {blocked} blocked + {ready} run queue", "text"), *hidden],
+        [*whole, (f" = {blocked} + {ready} run queue", "text"), *hidden_in_short],
+        [*whole, *hidden_in_short],
+        whole,
+    ]
+    return _fitting(lefts, right, layout.width)
+
+
+def counted(filters: Filters) -> str:
+    """What of all threads and waits the kernel counts, in words; empty where it counts all."""
+    words: list[str] = []
+    if filters.pids:
+        words.append("only pid " + ",".join(map(str, filters.pids)))
+    if filters.tids:
+        words.append("only tid " + ",".join(map(str, filters.tids)))
+    if filters.who != "all":
+        words.append(f"{filters.who} threads")
+    if filters.states:
+        words.append(f"state {filters.states:#x}")
+    if filters.max_ns:
+        words.append(f"max {duration(filters.max_ns)}")
+    return " ".join(words)
+
+
+def _cost(picture: Picture, layout: Layout) -> Line:
+    cost: Cost = picture.newest.facts.cost
+    left: Spans = [("Cost", "text")]
+    if cost.bpf_pct >= 0:
+        left.append((f" bpf {cost.bpf_pct:.1f}%", "text"))
+    if cost.bpf_ns_per_switch >= 0:
+        left.append((f" {cost.bpf_ns_per_switch:.0f}ns/switch", "text"))
+    if cost.cpu_pct >= 0:
+        left.append((f" ui {cost.cpu_pct:.1f}% of 1 cpu", "text"))
+    if picture.switches_per_s >= 0:
+        left.append((f"  {count(picture.switches_per_s)} switches/s", "text"))
+    left.append(("  ", "text"))
+    left += lost(picture)
+    return spread(left, [(f"min {span(picture.newest.facts.filters.min_ns)}", "text")], layout.width)
+
+
+def lost(picture: Picture) -> Spans:
+    """What the kernel could not tell, by kind."""
+    if not picture.lost:
+        return [("lost 0", "text")]
+    kinds = " ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
+    return [(f"lost {kinds}", "lost"), (" ", "text")]
+
+
+def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
+    minutes = picture_minutes(layout)
+    values = [value for value in picture.timeline if value is not None]
+    left: Spans = [(f"{minutes:>4} ", "dim"), (sparkline(picture.timeline, glyphs), "spark"), (" now", "dim")]
+    right: Spans = [(f"max {three(max(values))}", "dim")] if values else []
+    return spread(left, right, layout.width)
+
+
+def picture_minutes(layout: Layout) -> str:
+    """How far back the timeline goes."""
+    return f"-{span(layout.timeline_cells * layout.room.timeline_cell_ns)}"
+
+
+def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
+    view = picture.view
+    words = ["All"]
+    if view.category != ALL:
+        words.append(view.category)
+    pid = view.thread.pid if view.thread else view.pid
+    if pid is not None:
+        words.append(who(picture, pid, glyphs))
+    if view.thread is not None:
+        words.append(who(picture, view.thread, glyphs))
+    left: Spans = [(" > ".join(words), "name")]
+    pin = who(picture, view.pin, glyphs) if view.pin is not None else "-"
+    right: Spans = [
+        (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),
+        (f"  sort {view.sort}{' reversed' if view.reverse else ''}", "dim"),
+    ]
+    return spread(left, right, layout.width)
+
+
+def who(picture: Picture, key: int | ThreadKey, glyphs: Glyphs) -> str:
+    """`mysqld(4242)`, `connection(4268)`, printable."""
+    name = picture.book.comm(key) if isinstance(key, ThreadKey) else picture.book.process(key)
+    number = key.tid if isinstance(key, ThreadKey) else key
+    return f"{printable(name, glyphs.is_ascii) or '?'}({number})"

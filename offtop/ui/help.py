@@ -1,0 +1,111 @@
+"""Help: the keys of this screen, what the numbers mean, what the categories mean, and about this session."""
+
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from offtop.model.printable import printable
+from offtop.ui.glyphs import Glyphs
+from offtop.ui.keys import KEYS
+from offtop.ui.lines import NO_LINE, Line, Panel, plain
+
+NUMBERS = """
+WAITING      average number of threads that waited here: 1.00 is one thread waiting all the time. The row run-queue is \
+threads that are ready and have no CPU; all other rows are blocked.
+%            share of WAITING as shown; what is hidden stands in the head.
+EV/S         waits that ended, each second.
+p50<= p99<=  half of the waits, and 99 in 100, were at most this long. They come from powers of two of ns, so they are \
+upper bounds, up to twice the true value.
+MAX          the longest wait that ended.
+min          stacks are taken of waits from this length on (m). EV/S, p50, p99 and MAX are of these. Shorter waits are \
+counted under `short`, and the part of them that was ready under `run-queue`.
+last 60s     WAITING over the last minute, each row scaled to its own highest. The line at the top is the same \
+over the last minutes, of the category under the cursor.
+N more       rows for which there is no room, summed up: nothing is left out in silence.
+~            looks idle: a server or a worker with nothing to do. Hidden until i, and counted in the head.
+lost         what the kernel side could not tell, by kind. While it is 0, the sums are exact.
+Cost         what offtop takes itself: its BPF programs, and its processes, in percent of one CPU.
+"""
+"""A word of at most 12 letters, and what it means, a line each."""
+
+
+def help_lines(
+    ids: Sequence[str], meaning: Mapping[str, str], about: Sequence[tuple[str, str]], width: int, glyphs: Glyphs
+) -> list[Line]:
+    text_width = max(20, width - 2)
+    lines: list[Line] = [plain("offtop shows where every thread waits, and for how long.", "title"), NO_LINE]
+    lines += [plain("Keys", "title"), *_table([(row.shown, row.says) for row in KEYS if row.shown], 19, text_width)]
+    lines += [NO_LINE, plain("What the numbers mean", "title"), *_table(_words(NUMBERS), 13, text_width)]
+    lines += [NO_LINE, plain("What the categories mean", "title")]
+    lines += _table([(category, meaning.get(category, "")) for category in ids], 13, text_width)
+    if about:
+        lines += [NO_LINE, plain("About this session", "title")]
+        escaped = [(printable(what, glyphs.is_ascii), printable(value, glyphs.is_ascii)) for what, value in about]
+        lines += _table(escaped, max(len(what) for what, _ in escaped) + 1, text_width)
+    return lines
+
+
+def _words(text: str) -> list[tuple[str, str]]:
+    return [(line[:13].rstrip(), line[13:]) for line in text.strip().splitlines()]
+
+
+def _table(rows: Sequence[tuple[str, str]], first_width: int, width: int) -> list[Line]:
+    lines: list[Line] = []
+    for first, text in rows:
+        parts = wrap(text, max(10, width - first_width - 1)) or [""]
+        lines.append(Line(((f" {first:<{first_width}}", "key"), (parts[0], "text"))))
+        lines += [Line(((" " * (first_width + 1), "text"), (part, "text"))) for part in parts[1:]]
+    return lines
+
+
+class Help(Screen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "escape,q,question_mark,h,f1,f10,enter,space,ctrl+c,ctrl+q", "app.pop_screen", show=False, priority=True
+        ),
+        Binding("down,j", "scroll_by(1)", show=False),
+        Binding("up,k", "scroll_by(-1)", show=False),
+        Binding("pagedown", "scroll_page(1)", show=False),
+        Binding("pageup", "scroll_page(-1)", show=False),
+        Binding("home", "scroll_by(-9999)", show=False),
+        Binding("end", "scroll_by(9999)", show=False),
+    ]
+
+    def __init__(
+        self, ids: Sequence[str], meaning: Mapping[str, str], about: Sequence[tuple[str, str]], glyphs: Glyphs
+    ) -> None:
+        super().__init__()
+        self._ids, self._meaning, self._about, self._glyphs = ids, meaning, about, glyphs
+        self._top = 0
+
+    def compose(self):
+        yield Panel("help")
+        yield Panel("help-keys")
+
+    def on_mount(self) -> None:
+        self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        width, height = self.size
+        panel, bar = self.query_one("#help", Panel), self.query_one("#help-keys", Panel)
+        lines = help_lines(self._ids, self._meaning, self._about, width, self._glyphs)
+        room = max(1, height - 1)
+        self._top = max(0, min(self._top, len(lines) - room))
+        panel.styles.height, bar.styles.height = room, 1
+        panel.show(lines[self._top : self._top + room])
+        shown = min(len(lines), self._top + room)
+        bar.show([plain(f" lines {self._top + 1}-{shown} of {len(lines)}   arrows PgUp PgDn move   ESC q back", "dim")])
+
+    def action_scroll_by(self, lines: int) -> None:
+        self._top += lines
+        self._draw()
+
+    def action_scroll_page(self, pages: int) -> None:
+        self._top += pages * max(1, self.size.height - 2)
+        self._draw()

@@ -1,0 +1,115 @@
+"""A line is text with the names of its styles; a Panel shows lines, and draws again only those that changed."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from offtop.model.printable import printable
+from offtop.ui.glyphs import Glyphs
+from offtop.ui.theme import TOKENS
+
+
+class Line(NamedTuple):
+    spans: tuple[tuple[str, str], ...] = ()
+    """(text, token) from left to right; the text is printable already."""
+    base: str = "text"
+    """The token of the whole line, under those of its spans."""
+
+
+NO_LINE = Line()
+WHOLE_LINE = frozenset({"cursor", "cursor-away"})
+"""Tokens that, as the base of a line, stand above those of its spans."""
+
+
+def plain(text: str, token: str = "text") -> Line:
+    return Line(((text, token),))
+
+
+def fit(text: str, width: int, glyphs: Glyphs) -> str:
+    """`text`, escaped, in exactly `width` cells: cut with an ellipsis, or filled up."""
+    shown = printable(text, glyphs.is_ascii)
+    if cell_len(shown) <= width:
+        return shown + " " * (width - cell_len(shown))
+    return set_cell_size(shown, max(0, width - 1)) + glyphs.ellipsis if width > 0 else ""
+
+
+def width_of(spans: Sequence[tuple[str, str]]) -> int:
+    return sum(cell_len(text) for text, _ in spans)
+
+
+def cut_spans(spans: Sequence[tuple[str, str]], width: int) -> tuple[tuple[str, str], ...]:
+    """The first `width` cells of `spans`."""
+    kept: list[tuple[str, str]] = []
+    for text, token in spans:
+        cells = cell_len(text)
+        if cells >= width:
+            kept.append((set_cell_size(text, max(0, width)), token))
+            break
+        kept.append((text, token))
+        width -= cells
+    return tuple(kept)
+
+
+def spread(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], width: int) -> Line:
+    """`left` at the left edge and `right` at the right one; where both do not fit, the left is cut."""
+    room = width - width_of(right)
+    if room <= 0:
+        return Line(cut_spans(right, width))
+    left = cut_spans(left, room - 1 if right else room)
+    return Line((*left, (" " * (room - width_of(left)), "text"), *right))
+
+
+class Panel(Widget):
+    """Shows the lines it was given, and holds nothing else."""
+
+    COMPONENT_CLASSES = {f"panel--{token}" for token in TOKENS}  # noqa: RUF012  # as Textual wants it
+
+    def __init__(self, id: str) -> None:  # noqa: A002  # Textual's word
+        super().__init__(id=id)
+        self._lines: Sequence[Line] = ()
+        self._strips: dict[int, Strip] = {}
+        self._width = 0
+        """Of the strips."""
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """Draw `lines` from the top; those beyond the panel's height are not drawn."""
+        was = self._lines
+        self._lines = tuple(lines)
+        for y in range(max(len(was), len(lines))):
+            if (was[y] if y < len(was) else None) != (lines[y] if y < len(lines) else None):
+                self._strips.pop(y, None)
+                self.refresh(Region(0, y, self.size.width, 1))
+
+    @property
+    def lines(self) -> Sequence[Line]:
+        return self._lines
+
+    def notify_style_update(self) -> None:
+        """Other colours: draw all again."""
+        super().notify_style_update()
+        self._strips.clear()
+
+    def render_line(self, y: int) -> Strip:
+        if self._width != self.size.width:
+            self._width = self.size.width
+            self._strips.clear()
+        strip = self._strips.get(y)
+        if strip is None:
+            strip = self._strips[y] = self._strip(self._lines[y] if y < len(self._lines) else NO_LINE)
+        return strip
+
+    def _strip(self, line: Line) -> Strip:
+        """A line with a look of its own, as that of the cursor, has one look from edge to edge."""
+        base = self._look(line.base)
+        own = line.base in WHOLE_LINE
+        segments = [Segment(text, base if own else self._look(token)) for text, token in line.spans if text]
+        return Strip(segments).adjust_cell_length(self.size.width, base)
+
+    def _look(self, token: str) -> Style:
+        return self.get_component_rich_style(f"panel--{token}")

@@ -1,0 +1,71 @@
+"""The terminal may go away at any moment: then nothing waits for it, and offtop ends."""
+
+import select
+import sys
+from typing import IO, TextIO
+
+from textual.app import App
+from textual.drivers.linux_driver import LinuxDriver
+
+
+class _Forgiving:
+    """A file whose writes are dropped once it is gone: Textual's writer would die, and the screen wait for it."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        try:
+            self._file.write(text)
+        except OSError:
+            return
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError:
+            return
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
+
+class TerminalDriver(LinuxDriver):
+    """Textual's own, but for a terminal that is gone: it neither hangs nor prints a traceback into nothing."""
+
+    def __init__(
+        self, app: App[int], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(app, debug=debug, mouse=mouse, size=size)  # pyright: ignore[reportUnknownMemberType]
+        screen = screen_file() or self._file
+        self._file: IO[str] = _Forgiving(screen)  # type: ignore[assignment]  # all that Textual uses of it
+
+    def run_input_thread(self) -> None:
+        try:
+            super().run_input_thread()
+        except OSError:
+            return
+
+
+def is_gone() -> bool:
+    """Whether the terminal behind stdin was closed."""
+    stdin = sys.__stdin__
+    if stdin is None:
+        return True
+    poll = select.poll()
+    poll.register(stdin.fileno(), 0)
+    return any(events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))
+
+
+def screen_file() -> TextIO | None:
+    """What the screen is drawn to: stderr, as Textual has it, unless that was redirected (`offtop 2>log`)."""
+    return sys.__stderr__ if sys.__stderr__ and sys.__stderr__.isatty() else sys.__stdout__
+
+
+def speaks_utf8() -> bool:
+    """Whether what is written to the screen can be more than ASCII."""
+    screen = screen_file()
+    return screen is not None and screen.encoding.lower().replace("-", "") == "utf8"

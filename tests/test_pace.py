@@ -1,0 +1,70 @@
+"""A source is read soon, then after whole delays without drift, and until it is stopped."""
+
+from threading import Event, Thread
+from time import monotonic_ns, sleep
+
+from offtop.model.history import History
+from offtop.model.snapshot import Snapshot
+from offtop.pace import Pace
+from tests.ui.scripted import ScriptedSource
+
+MS = 1_000_000
+
+
+class Clocked(ScriptedSource):
+    """Notes when it was read; may be slow once."""
+
+    def __init__(self, ticks: int, slow_at: int = -1) -> None:
+        super().__init__(ticks=ticks, ends=True)
+        self.read_at_ns: list[int] = []
+        self._slow_at = slow_at
+
+    def read(self) -> Snapshot | None:
+        self.read_at_ns.append(monotonic_ns())
+        if len(self.read_at_ns) == self._slow_at:
+            sleep(0.07)
+        return super().read()
+
+
+def history() -> History:
+    return History((), lambda histogram: False)
+
+
+def test_each_reading_after_the_first_is_a_tick_until_the_source_ends() -> None:
+    pace = Pace(Clocked(ticks=5), history(), 5 * MS, first_tick_ns=MS)
+    assert [tick.number for tick in pace.ticks()] == [1, 2, 3, 4, 5]
+
+
+def test_a_source_of_nothing_has_no_tick() -> None:
+    source = Clocked(ticks=-1)
+    assert list(Pace(source, history(), MS).ticks()) == []
+
+
+def test_readings_that_were_missed_while_one_was_slow_are_left_out_not_made_up_for() -> None:
+    delay_ns = 20 * MS
+    source = Clocked(ticks=8, slow_at=4)
+    list(Pace(source, history(), delay_ns, first_tick_ns=delay_ns).ticks())
+    first, *later = source.read_at_ns
+    due = [1, 2, 3, 6, 7, 8, 9, 10]  # the fourth reading began at 3 and took 3.5 delays
+    assert all(at_ns - first >= step * delay_ns for at_ns, step in zip(later, due, strict=False))
+    assert len(later) == 9
+
+
+def test_a_new_delay_counts_at_once_and_stop_ends_the_wait() -> None:
+    source = ScriptedSource(ticks=1_000)
+    pace = Pace(source, history(), 3_600_000 * MS, first_tick_ns=MS)
+    ticked, done = Event(), Event()
+
+    def read() -> None:
+        for tick in pace.ticks():
+            if tick.number == 3:
+                ticked.set()
+        done.set()
+
+    Thread(target=read, daemon=True).start()
+    pace.set_delay(2 * MS)
+    assert ticked.wait(10)
+    pace.set_delay(3_600_000 * MS)
+    pace.stop()
+    assert done.wait(10)
+    source.close()

@@ -1,0 +1,61 @@
+"""Runs the real app without a terminal, on a scripted source, until it has read all that was scripted."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import wraps
+from typing import Any
+
+from textual.pilot import Pilot
+
+from offtop import paths
+from offtop.model.categories import parse
+from offtop.model.view import View
+from offtop.ui.app import OfftopApp
+from tests.ui.scripted import ScriptedSource
+
+CATEGORIES = parse(paths.categories().read_text(encoding="utf-8"))
+QUICK_NS = 1_000_000
+
+
+@asynccontextmanager
+async def shown(
+    source: ScriptedSource,
+    size: tuple[int, int] = (80, 24),
+    view: View | None = None,
+    ticks: int | None = None,
+    **options: Any,
+) -> AsyncGenerator[tuple[OfftopApp, Pilot[int]]]:
+    app = OfftopApp(source, view or View(delay_ns=QUICK_NS), CATEGORIES, **options)
+    async with app.run_test(size=size) as pilot:
+        try:
+            wanted = source.ticks if ticks is None else ticks
+            await until(lambda: (app.picture.newest.number if app.picture else 0) == wanted)
+            await pilot.pause()
+            yield app, pilot
+        finally:
+            source.close()
+
+
+async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    for _ in range(round(seconds / 0.01)):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to hold")
+
+
+def screen(app: OfftopApp) -> list[str]:
+    """The visible text, a line each, without the blanks at its end."""
+    strips = app.screen._compositor.render_strips()  # pyright: ignore[reportPrivateUsage]
+    return [strip.text.rstrip() for strip in strips]
+
+
+def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run

@@ -1,0 +1,162 @@
+"""The app measures whatever the screen does, ends as its source ends, and fits every terminal."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop.errors import KernelError, UsageError
+from offtop.ui import theme
+from offtop.ui.app import OfftopApp, run
+from offtop.ui.glyphs import ASCII, UNICODE, sparkline
+from offtop.ui.layout import arrange
+from offtop.ui.lines import NO_LINE, Line, cut_spans, fit, spread, width_of
+from tests.ui.scripted import ScriptedSource
+from tests.ui.shown import CATEGORIES, QUICK_NS, View, asynchronous, screen, shown, until
+
+
+@asynchronous
+async def test_a_screen_that_stands_still_does_not_stop_the_reading() -> None:
+    source = ScriptedSource(ticks=1)
+    async with shown(source) as (app, pilot):
+        source.go_on(to=10_000)
+        time.sleep(0.5)  # on purpose: nothing of the screen runs meanwhile
+        read_meanwhile = source.reads
+        assert read_meanwhile > 20
+        source.go_on(to=source.reads)
+        await until(lambda: app.picture is not None and app.picture.newest.number == source.ticks)
+        await pilot.pause()
+        assert app.picture is not None
+        assert app.picture.newest.number >= read_meanwhile - 1
+
+
+@asynchronous
+async def test_many_ticks_that_wait_to_be_drawn_are_drawn_once() -> None:
+    source = ScriptedSource(ticks=1)
+    async with shown(source) as (app, pilot):
+        drawn: list[int] = []
+        draw = app._pictures.of  # pyright: ignore[reportPrivateUsage]
+        app._pictures.of = lambda view, room: drawn.append(0) or draw(view, room)  # pyright: ignore[reportPrivateUsage]
+        source.go_on(to=300)
+        while source.reads <= 300:
+            time.sleep(0.01)  # on purpose: nothing of the screen runs meanwhile
+        await until(lambda: app.picture is not None and app.picture.newest.number == 300)
+        await pilot.pause()
+        assert len(drawn) <= 3
+
+
+@asynchronous
+async def test_a_source_that_ends_leaves_its_last_picture() -> None:
+    async with shown(ScriptedSource(ticks=3, ends=True)) as (app, _):
+        await until(lambda: "This is the end" in screen(app)[-2])
+        assert app.is_running
+        assert app.picture is not None
+        assert app.picture.newest.number == 3
+
+
+@asynchronous
+async def test_an_error_of_the_source_ends_the_app_with_its_status() -> None:
+    error = KernelError("the kernel took the probe away. Start offtop again")
+    app = OfftopApp(ScriptedSource(ticks=1, error=error), View(delay_ns=QUICK_NS), CATEGORIES)
+    async with app.run_test():
+        await until(lambda: app.failure is not None)
+    assert app.failure is error
+    assert app.return_value == 4
+
+
+@asynchronous
+async def test_iterations_end_it() -> None:
+    source = ScriptedSource(ticks=50)
+    app = OfftopApp(source, View(delay_ns=QUICK_NS), CATEGORIES, iterations=5)
+    async with app.run_test():
+        await until(lambda: app.return_value is not None)
+    source.close()
+    assert app.return_value == 0
+
+
+@asynchronous
+async def test_every_size_shows_something_and_no_line_is_wider_than_the_screen() -> None:
+    async with shown(ScriptedSource(ticks=3)) as (app, pilot):
+        for width, height in (
+            (1, 1),
+            (5, 2),
+            (39, 7),
+            (40, 8),
+            (45, 11),
+            (60, 13),
+            (79, 20),
+            (100, 23),
+            (139, 34),
+            (200, 60),
+        ):
+            await pilot.resize_terminal(width, height)
+            await until(lambda: len(screen(app)) == height and "offtop"[:width] in screen(app)[0])  # noqa: B023
+            assert all(len(line) <= width for line in screen(app))
+
+
+@given(st.integers(1, 400), st.integers(1, 200), st.booleans())
+def test_a_layout_uses_all_lines_and_no_more(width: int, height: int, in_thread: bool) -> None:
+    made = arrange(width, height, in_thread)
+    used = made.head + made.categories + made.rows + made.places + made.alert + made.keys
+    assert min(made) >= 0
+    assert used == height or (used == 1 and (width < 40 or height < 8))
+
+
+@pytest.mark.parametrize("name", theme.names())
+def test_a_theme_has_a_look_for_each_token(name: str) -> None:
+    made = theme.load(name)
+    assert {f"{token}-color" for token in theme.TOKENS} <= made.variables.keys()
+
+
+def test_there_are_a_dark_a_light_and_a_colourless_theme() -> None:
+    assert {"dark", "light", "mono"} <= set(theme.names())
+
+
+def test_a_theme_that_lacks_a_token_or_has_an_unknown_one_is_an_error() -> None:
+    text = (theme.paths.themes() / "dark.toml").read_text()
+    with pytest.raises(ValueError, match="token: lost"):
+        theme.parse("\n".join(line for line in text.splitlines() if not line.startswith("lost")), "broken")
+    with pytest.raises(ValueError, match="token: sparkle"):
+        theme.parse(text + "\nsparkle = {}\n", "broken")
+    with pytest.raises(ValueError, match="live: unknown blink"):
+        theme.parse(text.replace('live = { color = "#5fafff"', 'live = { blink = "yes"'), "broken")
+
+
+def test_an_unknown_theme_is_a_usage_error_that_names_those_there_are() -> None:
+    source = ScriptedSource()
+    with pytest.raises(UsageError, match=r"choose one of .*dark.*light.*mono"):
+        run(source, View(), CATEGORIES, theme="../dark x")
+
+
+@pytest.mark.parametrize("name", theme.names())
+@asynchronous
+async def test_the_cursor_stands_out_without_colour_in_each_theme(name: str) -> None:
+    async with shown(ScriptedSource(), theme_name=name) as (app, pilot):
+        await pilot.press("down")
+        assert next(line for line in screen(app) if line.startswith(">")).startswith("> lock")
+
+
+def test_a_sparkline_has_a_character_a_value_and_a_blank_for_what_was_not_measured() -> None:
+    assert sparkline((None, 0.0, 4.0, 8.0), UNICODE) == " ▁▅█"
+    assert sparkline((None, 0.0, 4.0, 8.0), ASCII) == " _=#"
+    assert sparkline((), UNICODE) == ""
+    assert sparkline((0.01,), UNICODE) == "▂"
+
+
+def test_text_is_fitted_by_the_cells_it_takes() -> None:
+    assert fit("mysqld", 8, UNICODE) == "mysqld  "
+    assert fit("mysqld", 4, UNICODE) == "mys…"
+    assert fit("mysqld", 4, ASCII) == "mys~"
+    assert fit("日本語", 4, UNICODE) == "日 …"
+    assert fit("日本語", 6, UNICODE) == "日本語"
+    assert fit("abc", 0, UNICODE) == ""
+
+
+def test_left_and_right_share_a_line_and_the_left_gives_way() -> None:
+    left, right = [("left side", "text")], [("right", "text")]
+    assert "".join(text for text, _ in spread(left, right, 16).spans) == "left side  right"
+    assert "".join(text for text, _ in spread(left, right, 10).spans) == "left right"
+    assert "".join(text for text, _ in spread(left, right, 3).spans) == "rig"
+    assert width_of(cut_spans(left, 4)) == 4
+    assert Line() == NO_LINE

@@ -1,0 +1,91 @@
+"""What the screen shows, letter by letter, at the sizes that people have.
+
+With OFFTOP_NEW_PICTURES=1 the stored pictures are made anew: look at what changed before keeping them.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from offtop.model.book import ThreadKey
+from offtop.model.view import View
+from tests.ui.scripted import TABLE, ScriptedSource, Waits
+from tests.ui.shown import QUICK_NS, asynchronous, screen, shown
+
+PICTURES = Path(__file__).parent / "pictures"
+LIVE = View(delay_ns=QUICK_NS)
+CONNECTION = ThreadKey(4242, 4268)
+
+
+def check(name: str, lines: Sequence[str]) -> None:
+    path = PICTURES / f"{name}.txt"
+    text = "\n".join(lines) + "\n"
+    if os.environ.get("OFFTOP_NEW_PICTURES"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50), (60, 12), (40, 8), (20, 4)])
+@asynchronous
+async def test_the_first_screen(size: tuple[int, int]) -> None:
+    async with shown(ScriptedSource(ticks=12), size) as (app, _):
+        check(f"first-{size[0]}x{size[1]}", screen(app))
+
+
+@asynchronous
+async def test_in_ascii_there_is_nothing_but_ascii() -> None:
+    async with shown(ScriptedSource(ticks=12), ascii_only=True) as (app, _):
+        lines = screen(app)
+        assert "".join(lines).isascii()
+        check("ascii-80x24", lines)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50), (60, 12)])
+@asynchronous
+async def test_a_thread_and_where_it_waits(size: tuple[int, int]) -> None:
+    view = replace(LIVE, category="lock", pid=4242, thread=CONNECTION, in_list=True, pin=CONNECTION)
+    async with shown(ScriptedSource(ticks=12), size, view) as (app, _):
+        check(f"thread-{size[0]}x{size[1]}", screen(app))
+
+
+@asynchronous
+async def test_all_threads_with_the_idle_ones() -> None:
+    view = replace(LIVE, threads=True, idle_shown=True, in_list=True, sort="NAME")
+    async with shown(ScriptedSource(ticks=12), (120, 30), view) as (app, _):
+        check("threads-120x30", screen(app))
+
+
+@asynchronous
+async def test_what_was_lost_stands_in_the_head_at_every_size() -> None:
+    for size in ((80, 24), (80, 12)):
+        async with shown(ScriptedSource(ticks=3, lost={"stacks": 812, "sites": 2}), size) as (app, _):
+            check(f"lost-{size[0]}x{size[1]}", screen(app))
+
+
+@asynchronous
+async def test_nothing_waits() -> None:
+    async with shown(ScriptedSource([], ticks=2)) as (app, _):
+        check("nothing-80x24", screen(app))
+
+
+@asynchronous
+async def test_nothing_waits_but_what_looks_idle() -> None:
+    async with shown(ScriptedSource([row for row in TABLE if row.waits_on], ticks=2)) as (app, _):
+        check("idle-80x24", screen(app))
+
+
+HOSTILE = Waits("\x1b[2J[bold]rm", 66, "\x9b31m\u202eevil\n", 66, "lock", "futex\x1b]0;x\x07", ("\x1b[H[/]<i>",), (10,))
+
+
+@asynchronous
+async def test_hostile_names_are_shown_escaped() -> None:
+    view = replace(LIVE, category="lock", threads=True, in_list=True, pin=ThreadKey(66, 66))
+    async with shown(ScriptedSource([HOSTILE], ticks=2), (160, 50), view) as (app, _):
+        lines = screen(app)
+        assert not [c for line in lines for c in line if ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or c == "\u202e"]
+        assert app.export_screenshot().count("\x1b") == 0
+        check("hostile-160x50", lines)
