@@ -15,23 +15,12 @@ from offtop.kernel.layout import ThreadRecord
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, SiteTotals, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, STACK_LOST
-from offtop.model.window import site_sum, thread_sum
+from offtop.model.window import site_grown, site_sum, thread_sum
 
 _MOST_NAMES = 50_000
 """Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
 _NO_THREAD = ThreadTotals()
 _NO_SITE = SiteTotals()
-
-
-class SiteRecord(NamedTuple):
-    """What ended at one site in one tick."""
-
-    key: SiteKey
-    waits: int
-    total_ns: int
-    runqueue_ns: int
-    max_ns: int
-    histogram: int
 
 
 class Walked(NamedTuple):
@@ -74,17 +63,20 @@ class Ledger:
         at_ns: int,
         min_ns: int,
         threads: Iterable[tuple[ThreadKey, ThreadRecord]],
-        sites: Sequence[SiteRecord],
+        sites: Iterable[tuple[SiteKey, SiteTotals]],
         walked: Sequence[Walked],
         *,
         gone: Sequence[ThreadKey] = (),
         primed: bool = False,
     ) -> None:
-        """Add one tick. `gone` are the threads that ended in it; `primed`: `walked` has every thread off CPU.
+        """Add one tick. `sites`: what ended where, a site perhaps more than once. `gone`: the threads that ended
+        in it. `primed`: `walked` has every thread off CPU.
 
         Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot.
         """
-        delta = self._site_changes(sites)
+        delta: dict[SiteKey, SiteTotals] = {}
+        for site, totals in sites:
+            delta[site] = site_sum(delta[site], totals) if site in delta else totals
         returned: set[ThreadKey] = set()
         new: list[ThreadKey] = []
         for key, record in threads:
@@ -147,13 +139,6 @@ class Ledger:
             self._forget_name()
         self._aged, self._aged_at_ns = dict(self.sites), self.at_ns
         return dropped
-
-    def _site_changes(self, records: Sequence[SiteRecord]) -> dict[SiteKey, SiteTotals]:
-        delta: dict[SiteKey, SiteTotals] = {}
-        for key, waits, total_ns, runqueue_ns, max_ns, histogram in records:
-            totals = SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)
-            delta[key] = site_sum(delta[key], totals) if key in delta else totals
-        return delta
 
     def _count_thread(self, key: ThreadKey, r: ThreadRecord, delta: dict[SiteKey, SiteTotals]) -> None:
         """Add what ended, less what was shown of the first of those waits while it was in progress."""
@@ -272,13 +257,7 @@ class Ledger:
                 if key.tid:
                     self._sites_of.setdefault(key.thread, []).append(key)
             else:
-                self.sites[key] = SiteTotals(
-                    was.waits + totals.waits,
-                    was.total_ns + totals.total_ns,
-                    was.runqueue_ns + totals.runqueue_ns,
-                    totals.max_ns,
-                    was.histogram + totals.histogram,
-                )
+                self.sites[key] = site_grown(was, totals)
 
     def _give_back(self, keys: Sequence[ThreadKey], at_ns: int) -> None:
         """Threads that ended before the last snapshot: their sums stay, under EXITED."""

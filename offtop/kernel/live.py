@@ -14,15 +14,16 @@ from offtop.kernel.files import Files
 from offtop.kernel.kallsyms import KernelSymbols
 from offtop.kernel.layout import ThreadRecord
 from offtop.kernel.leaves import Leaves
-from offtop.kernel.ledger import Ledger, SiteRecord, Walked
+from offtop.kernel.ledger import Ledger, Walked
 from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
 from offtop.kernel.program import attach
 from offtop.kernel.stacks import Stacks
-from offtop.model.book import Book, ThreadKey
+from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
-from offtop.model.snapshot import Filters, Snapshot
+from offtop.model.snapshot import Filters, SiteTotals, Snapshot
 from offtop.model.stack import Frame
+from offtop.model.window import new_site
 
 _ALL_ONES = (1 << 64) - 1
 _KEEP_NS = 15 * 60 * 1_000_000_000
@@ -196,14 +197,14 @@ class LiveSource:
             ),
         )
 
-    def _sites(self, half: int) -> Iterator[SiteRecord]:
+    def _sites(self, half: int) -> Iterator[tuple[SiteKey, SiteTotals]]:
         site = self._stacks.site
         for keys, values in self._program.maps[f"sites_{half}"].drain():
             for key, (waits, total_ns, runqueue_ns, max_ns, histogram) in zip(
                 layout.SITE_KEY.iter_unpack(keys), layout.SITE.iter_unpack(values), strict=True
             ):
                 lanes = int.from_bytes(histogram, "little")
-                yield SiteRecord(site(*key), waits, total_ns, runqueue_ns, max_ns, lanes)
+                yield site(*key), new_site((waits, total_ns, runqueue_ns, max_ns, lanes))
 
     def _flip(self) -> int:
         """The half that was written until now, once nobody writes it any more."""

@@ -14,6 +14,8 @@ from offtop.model.stack import FIRST_STACK, NO_STACK, STACK_LOST, Frame, Stack
 
 _FIRST_RAW_ID = 16
 _TRACER_FRAMES = 12
+_MOST_WALKED = 16_384
+"""Stale words of a thread's stack make a few more of them than there are stacks."""
 
 KernelFrame = Callable[[int], Frame]
 """Address → frame."""
@@ -79,6 +81,7 @@ class Stacks:
         self._next_id = FIRST_STACK
         self._by_frames: dict[tuple[Frame, ...], int] = {}
         self._kernel_ids: dict[int, int] = {}
+        self._walked_ids: dict[tuple[int, ...], int] = {}
         self._user_ids: dict[int, dict[int, int]] = {}
         self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
         """tid → raw ids → site."""
@@ -109,10 +112,16 @@ class Stacks:
                 break
             if first <= word < end:
                 on_top.append(word)
-        return self._intern_kernel([*on_top, *frames])
+        addresses = (*on_top, *frames)
+        known = self._walked_ids.get(addresses)
+        if known is None:
+            known = self._walked_ids[addresses] = self._intern_kernel(addresses)
+        return known
 
     def make_room(self) -> None:
         """Once a tick: keep the kernel's tables from filling up."""
+        if len(self._walked_ids) > _MOST_WALKED:
+            self._walked_ids.clear()
         if self._kernel.make_room():
             self._kernel_ids.clear()
             self._sites.clear()
@@ -135,6 +144,7 @@ class Stacks:
         """The book gave these ids back."""
         self._by_frames = {frames: i for frames, i in self._by_frames.items() if i not in dropped}
         self._kernel_ids.clear()
+        self._walked_ids.clear()
         self._user_ids.clear()
         self._sites.clear()
 

@@ -118,8 +118,11 @@ def bare(name: str) -> str:
 
 def is_periodic(histogram: int) -> bool:
     """Whether finished waits come at an even pace: at least 3, all within two adjacent lanes."""
-    used = [lane for lane, n in enumerate(lanes.counts(histogram)) if n]
-    return lanes.count(histogram) >= _PERIODS and used[-1] - used[0] <= 1
+    first, last = lanes.reach(histogram)
+    if last - first > 1:
+        return False
+    waits = lanes.count_in(histogram, first) + (lanes.count_in(histogram, last) if last > first else 0)
+    return waits >= _PERIODS
 
 
 def parse(text: str) -> Categories:

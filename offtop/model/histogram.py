@@ -4,11 +4,14 @@ One int, because adding and subtracting two of them is then one addition: exact,
 for thousands of sites a tick. The kernel side keeps the same lanes (`bpf/offcpu.h`).
 """
 
+import struct
+
 LANES = 40
 LANE_BITS = 64
 FIRST_EXPONENT = 8
 """Lane 0 holds waits below 2**9 ns; lane i > 0 those from 2**(8+i) up to 2**(9+i); the last all above."""
 
+_ALL_LANES = struct.Struct(f"<{LANES}Q")
 _LANE_MASK = (1 << LANE_BITS) - 1
 EMPTY = 0
 
@@ -38,9 +41,22 @@ def slots(histogram: int) -> list[tuple[int, int]]:
     return [(low_ns(lane), n) for lane, n in enumerate(counts(histogram)) if n]
 
 
-def counts(histogram: int) -> list[int]:
+def counts(histogram: int) -> tuple[int, ...]:
     """The count of each of the 40 lanes."""
-    return [(histogram >> (LANE_BITS * lane)) & _LANE_MASK for lane in range(LANES)]
+    return _ALL_LANES.unpack(histogram.to_bytes(_ALL_LANES.size, "little"))
+
+
+def reach(histogram: int) -> tuple[int, int]:
+    """The first and the last lane that hold a wait; of an empty histogram (0, 0)."""
+    if not histogram:
+        return 0, 0
+    lowest_bit = (histogram & -histogram).bit_length() - 1
+    return lowest_bit // LANE_BITS, (histogram.bit_length() - 1) // LANE_BITS
+
+
+def count_in(histogram: int, lane: int) -> int:
+    """The count of one lane."""
+    return (histogram >> (LANE_BITS * lane)) & _LANE_MASK
 
 
 def count(histogram: int) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
-from offtop.kernel.ledger import Ledger, SiteRecord, Walked
+from offtop.kernel.ledger import Ledger, Walked
 from offtop.model import histogram as log2
 from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals
@@ -111,9 +111,9 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
     )
 
 
-def site_records(key: ThreadKey, waits: list[Wait], from_ns: int, to_ns: int) -> list[SiteRecord]:
+def site_records(key: ThreadKey, waits: list[Wait], from_ns: int, to_ns: int) -> list[tuple[SiteKey, SiteTotals]]:
     return [
-        SiteRecord(SiteKey(*key, w.kernel, w.user), 1, w.off_ns, w.runqueue_ns, w.off_ns, log2.of(w.off_ns))
+        (SiteKey(*key, w.kernel, w.user), SiteTotals(1, w.off_ns, w.runqueue_ns, w.off_ns, log2.of(w.off_ns)))
         for w in waits
         if from_ns < w.back_ns <= to_ns and w.kind == layout.KIND_SITE
     ]

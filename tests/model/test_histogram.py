@@ -48,3 +48,10 @@ def test_a_percentile_is_an_upper_bound_within_its_power_of_two(given_waits: lis
     true_ns = sorted(given_waits)[rank - 1]
     bound_ns = log2.percentile_ns(log2.of(*given_waits), percent, max(given_waits))
     assert true_ns <= bound_ns <= max(512, 2 * true_ns, max(given_waits) if true_ns >= 2**47 else 0)
+
+
+def test_the_reach_of_a_histogram_is_its_first_and_last_lane() -> None:
+    assert log2.reach(log2.EMPTY) == (0, 0)
+    assert log2.reach(log2.of(100)) == (0, 0)
+    assert log2.reach(log2.of(600, 1_000_000, 1_000_000)) == (1, 11)
+    assert log2.count_in(log2.of(600, 1_000_000, 1_000_000), 11) == 2
