@@ -26,7 +26,7 @@ SITE_KEY = struct.Struct("=IIQQ")
 SITE = struct.Struct(f"=4Q{LANES * 8}s")
 STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
 WALKED = struct.Struct("=QQIIII16s")
-WALKED_FRAMES = struct.Struct(f"=Q{WALK_WORDS}Q{WALK_FRAMES}Q")
+WALKED_FRAMES = struct.Struct(f"=Q{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
 
 SIZES = {
     "config": (4, CONFIG.size),
@@ -86,8 +86,10 @@ class WalkedRecord(NamedTuple):
     flags: int
     comm: bytes
     thread: ThreadRecord | None
-    words: tuple[int, ...]
-    frames: tuple[int, ...] | None
+    words: bytes
+    """The top of the thread's kernel stack, u64 each; empty without a stack."""
+    frames: bytes | None
+    """Addresses, u64 each, leaf first."""
 
 
 def walked_records(data: bytes) -> Iterator[WalkedRecord]:
@@ -102,12 +104,11 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
             thread = ThreadRecord._make(THREAD.unpack_from(data, at))
             at += THREAD.size
         if flags & WALKED_STACK:
-            depth, *words_and_frames = WALKED_FRAMES.unpack_from(data, at)
+            depth, words, frames = WALKED_FRAMES.unpack_from(data, at)
             at += WALKED_FRAMES.size
-            frames = words_and_frames[WALK_WORDS : WALK_WORDS + min(depth, WALK_FRAMES)]
-            yield WalkedRecord._make((*head, thread, tuple(words_and_frames[:WALK_WORDS]), tuple(frames)))
+            yield WalkedRecord._make((*head, thread, words, frames[: 8 * depth]))
         else:
-            yield WalkedRecord._make((*head, thread, (), None))
+            yield WalkedRecord._make((*head, thread, b"", None))
 
 
 def text_of(comm: bytes) -> str:

@@ -15,7 +15,7 @@ from offtop.kernel.layout import ThreadRecord
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, SiteTotals, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, STACK_LOST
-from offtop.model.window import site_grown, site_sum, thread_sum
+from offtop.model.window import new_thread, site_grown, site_sum, thread_grown, with_so_far
 
 _MOST_NAMES = 50_000
 """Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
@@ -77,36 +77,22 @@ class Ledger:
         delta: dict[SiteKey, SiteTotals] = {}
         for site, totals in sites:
             delta[site] = site_sum(delta[site], totals) if site in delta else totals
+        by_key = {one.key: one for one in walked}
         returned: set[ThreadKey] = set()
-        new: list[ThreadKey] = []
         for key, record in threads:
             returned.add(key)
             self._count_thread(key, record, delta)
             if record.left_ns:
-                self.waiting[key] = Waiting(
-                    site=SiteKey(key.pid, key.tid, SHORT, NO_STACK),
-                    left_ns=record.left_ns,
-                    from_ns=min(record.left_ns, at_ns),
-                    preempted=bool(record.state & layout.RUNNING),
-                )
-                new.append(key)
+                is_preempted = bool(record.state & layout.RUNNING)
+                self._begin(key, record.left_ns, min(record.left_ns, at_ns), is_preempted, by_key.get(key))
         if primed:
-            self._prime(walked, at_ns, delta, new)
-        by_key = {one.key: one for one in walked}
-        for key in self._restless.union(new, by_key):
+            self._prime(walked, at_ns, delta)
+        for key in self._restless.union(by_key):
             self._place(key, by_key.get(key), at_ns, min_ns, delta)
         self._give_back([key for key in self._exited if key not in returned], at_ns)
         self._apply(delta)
         self._exited = list(gone)
         self.at_ns = at_ns
-
-    def settle_all(self) -> None:
-        """Close every wait in progress as it stood at the last tick: what follows is not seen."""
-        delta: dict[SiteKey, SiteTotals] = {}
-        for key in list(self.waiting):
-            self._settle(key, self.waiting.pop(key), delta)
-        self._restless.clear()
-        self._apply(delta)
 
     def age(self, keep_ns: int) -> set[int] | None:
         """Once in `keep_ns`: give back what has not been used for as long; ids of stacks dropped with it.
@@ -149,30 +135,30 @@ class Ledger:
             return
         taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
         if waiting is not None and r.first_left_ns == waiting.left_ns:
-            rest_ns = max(0, r.first_off_ns - (self.at_ns - waiting.left_ns))
+            rest_ns = max(0, r.first_off_ns - max(0, self.at_ns - waiting.left_ns))
             rest_runqueue_ns = min(rest_ns, r.first_runqueue_ns)  # a wait is ready at its end, if at all
             taken_ns = r.first_off_ns - rest_ns
             taken_runqueue_ns = r.first_runqueue_ns - rest_runqueue_ns
-        t = self.threads.get(key, _NO_THREAD)
         of_short = r.first_kind == layout.KIND_SHORT
         of_filtered = r.first_kind == layout.KIND_FILTERED
         was_preempted = waiting is not None and waiting.preempted
-        self.threads[key] = ThreadTotals(
-            waits=t.waits + r.waits,
-            offcpu_ns=t.offcpu_ns + r.offcpu_ns - taken_ns,
-            runqueue_ns=t.runqueue_ns + r.runqueue_ns - taken_runqueue_ns,
-            preempted_ns=t.preempted_ns + r.preempted_ns - (taken_ns if was_preempted else 0),
-            involuntary=t.involuntary + r.involuntary,
-            short_waits=t.short_waits + r.short_waits,
-            short_ns=t.short_ns + r.short_ns - (taken_ns if of_short else 0),
-            short_runqueue_ns=t.short_runqueue_ns + r.short_runqueue_ns - (taken_runqueue_ns if of_short else 0),
-            filtered_ns=t.filtered_ns + r.filtered_ns - (taken_ns if of_filtered else 0),
-            filtered_runqueue_ns=t.filtered_runqueue_ns
-            + r.filtered_runqueue_ns
-            - (taken_runqueue_ns if of_filtered else 0),
-            max_ns=r.max_ns,
-            histogram=t.histogram + int.from_bytes(r.histogram, "little"),
+        ended = new_thread(
+            (
+                r.waits,
+                r.offcpu_ns - taken_ns,
+                r.runqueue_ns - taken_runqueue_ns,
+                r.preempted_ns - (taken_ns if was_preempted else 0),
+                r.involuntary,
+                r.short_waits,
+                r.short_ns - (taken_ns if of_short else 0),
+                r.short_runqueue_ns - (taken_runqueue_ns if of_short else 0),
+                r.filtered_ns - (taken_ns if of_filtered else 0),
+                r.filtered_runqueue_ns - (taken_runqueue_ns if of_filtered else 0),
+                r.max_ns,
+                int.from_bytes(r.histogram, "little"),
+            )
         )
+        self.threads[key] = thread_grown(self.threads.get(key, _NO_THREAD), ended)
         if r.lost_waits:
             _add(delta, _lost_site(key), SiteTotals(r.lost_waits, r.lost_ns, r.lost_runqueue_ns))
         if taken_ns and r.first_kind in (layout.KIND_SITE, layout.KIND_LOST):
@@ -185,21 +171,19 @@ class Ledger:
     def _settle(self, key: ThreadKey, w: Waiting, delta: dict[SiteKey, SiteTotals]) -> None:
         """What a snapshot has shown of a wait in progress becomes finished, where it was shown."""
         shown_ns = max(0, self.at_ns - w.from_ns)
-        t = self.threads.get(key, _NO_THREAD)
-        short = w.site.kernel == SHORT
-        self.threads[key] = t._replace(
-            offcpu_ns=t.offcpu_ns + shown_ns,
-            runqueue_ns=t.runqueue_ns + w.runqueue_ns,
-            preempted_ns=t.preempted_ns + (shown_ns if w.preempted else 0),
-            short_ns=t.short_ns + (shown_ns if short else 0),
-            short_runqueue_ns=t.short_runqueue_ns + (w.runqueue_ns if short else 0),
-        )
-        if not short:
+        self.threads[key] = with_so_far(self.threads.get(key, _NO_THREAD), w, shown_ns, w.runqueue_ns)
+        if w.site.kernel != SHORT:
             _add(delta, w.site, SiteTotals(0, shown_ns, w.runqueue_ns))
 
-    def _prime(
-        self, walked: Sequence[Walked], at_ns: int, delta: dict[SiteKey, SiteTotals], new: list[ThreadKey]
-    ) -> None:
+    def _begin(self, key: ThreadKey, left_ns: int, from_ns: int, is_preempted: bool, walked: Walked | None) -> None:
+        """A wait in progress that no snapshot has shown: where the walk says, or else short for now."""
+        kernel = walked.kernel if walked is not None and walked.left_ns == left_ns else None
+        kernel = SHORT if kernel is None else kernel
+        site = SiteKey(key.pid, key.tid, kernel, NO_STACK)
+        self.waiting[key] = Waiting(site, left_ns, from_ns, 0, is_preempted)
+        self._restless.add(key)
+
+    def _prime(self, walked: Sequence[Walked], at_ns: int, delta: dict[SiteKey, SiteTotals]) -> None:
         """Take over the walk's word on who waits: some may have begun before anybody watched."""
         seen = {one.key for one in walked}
         for key in [key for key in self.waiting if key not in seen]:
@@ -207,13 +191,7 @@ class Ledger:
             self._restless.discard(key)
         for one in walked:
             if one.key not in self.waiting and one.kernel is not None:
-                self.waiting[one.key] = Waiting(
-                    site=SiteKey(one.key.pid, one.key.tid, SHORT, NO_STACK),
-                    left_ns=one.left_ns,
-                    from_ns=at_ns,
-                    preempted=one.runnable,
-                )
-                new.append(one.key)
+                self._begin(one.key, one.left_ns, at_ns, one.runnable, one)
 
     def _place(
         self, key: ThreadKey, walked: Walked | None, at_ns: int, min_ns: int, delta: dict[SiteKey, SiteTotals]
@@ -227,10 +205,12 @@ class Ledger:
             walked = None  # the walk saw an earlier wait of this thread
         site = w.site
         if walked is not None and walked.kernel is not None:
-            site = SiteKey(key.pid, key.tid, walked.kernel, NO_STACK)
+            if walked.kernel != site.kernel:
+                site = SiteKey(key.pid, key.tid, walked.kernel, NO_STACK)
         elif site.kernel == SHORT and at_ns - w.left_ns >= min_ns:
             site = SiteKey(key.pid, key.tid, NO_STACK, NO_STACK)
-        from_ns, runqueue_ns = w.from_ns, w.runqueue_ns
+        from_ns = max(w.from_ns, min(w.left_ns, at_ns))  # it may have left just after its first snapshot
+        runqueue_ns = w.runqueue_ns
         if site != w.site and from_ns < self.at_ns:
             self._settle(key, w, delta)
             from_ns, runqueue_ns = self.at_ns, 0
@@ -245,9 +225,8 @@ class Ledger:
             self._restless.add(key)
         else:
             self._restless.discard(key)
-        placed = Waiting(site, w.left_ns, from_ns, runqueue_ns, w.preempted)
-        if placed != w:
-            self.waiting[key] = placed
+        if site is not w.site or from_ns != w.from_ns or runqueue_ns != w.runqueue_ns:
+            self.waiting[key] = Waiting(site, w.left_ns, from_ns, runqueue_ns, w.preempted)
 
     def _apply(self, delta: dict[SiteKey, SiteTotals]) -> None:
         for key, totals in delta.items():
@@ -264,7 +243,7 @@ class Ledger:
         for key in keys:
             totals = self.threads.pop(key, None)
             if totals is not None:
-                self.threads[EXITED] = thread_sum(self.threads.get(EXITED, _NO_THREAD), totals)
+                self.threads[EXITED] = thread_grown(self.threads.get(EXITED, _NO_THREAD), totals)
             for site in self._sites_of.pop(key, ()):
                 self._retired[site.kernel] = self._retired[site.user] = at_ns
                 self._retire_site(site)

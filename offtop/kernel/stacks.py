@@ -81,7 +81,7 @@ class Stacks:
         self._next_id = FIRST_STACK
         self._by_frames: dict[tuple[Frame, ...], int] = {}
         self._kernel_ids: dict[int, int] = {}
-        self._walked_ids: dict[tuple[int, ...], int] = {}
+        self._walked_ids: dict[tuple[int | bytes, ...], int] = {}
         self._user_ids: dict[int, dict[int, int]] = {}
         self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
         """tid → raw ids → site."""
@@ -99,23 +99,25 @@ class Stacks:
             of_thread[kernel, user] = site
         return site
 
-    def walked(self, frames: Sequence[int], words: Sequence[int]) -> int:
+    def walked(self, frames: bytes, words: bytes) -> int:
         """The stack that the task walk gave, with its __sched functions put back.
 
         bpf_get_task_stack leaves those out; they are the words of the thread's kernel stack that lie in
         their section, above the first frame that it does give.
         """
         first, end = self._sched_text
+        leaf = int.from_bytes(frames[:8], "little")
         on_top: list[int] = []
-        for word in words:
-            if frames and word == frames[0]:
+        for word in memoryview(words).cast("Q"):
+            if word == leaf:
                 break
             if first <= word < end:
                 on_top.append(word)
-        addresses = (*on_top, *frames)
-        known = self._walked_ids.get(addresses)
+        given = (*on_top, frames)
+        known = self._walked_ids.get(given)
         if known is None:
-            known = self._walked_ids[addresses] = self._intern_kernel(addresses)
+            addresses = (*on_top, *memoryview(frames).cast("Q"))
+            known = self._walked_ids[given] = self._intern_kernel(addresses)
         return known
 
     def make_room(self) -> None:

@@ -150,22 +150,27 @@ def _count_so_far(
     sites: dict[SiteKey, SiteTotals],
 ) -> None:
     """Add (or with sign -1 take away) what a wait in progress had come to at `snapshot`."""
-    so_far_ns = sign * (snapshot.at_ns - waiting.from_ns)
-    runqueue_ns = sign * waiting.runqueue_ns
-    t = threads.get(key, _NO_THREAD)
+    so_far_ns, runqueue_ns = sign * (snapshot.at_ns - waiting.from_ns), sign * waiting.runqueue_ns
+    threads[key] = with_so_far(threads.get(key, _NO_THREAD), waiting, so_far_ns, runqueue_ns)
+    site = waiting.site
+    if site.kernel != SHORT:
+        waits, total_ns, of_runqueue_ns, max_ns, histogram = sites.get(site, _NO_SITE)
+        sites[site] = new_site((waits, total_ns + so_far_ns, of_runqueue_ns + runqueue_ns, max_ns, histogram))
+
+
+def with_so_far(thread: ThreadTotals, waiting: Waiting, so_far_ns: int, runqueue_ns: int) -> ThreadTotals:
+    """`thread` and what its wait in progress has come to."""
+    waits, offcpu_ns, ready_ns, preempted_ns, involuntary, short_waits, short_ns, short_ready_ns, *rest = thread
     if waiting.preempted:
-        t = t._replace(preempted_ns=t.preempted_ns + so_far_ns)
+        preempted_ns += so_far_ns
     if waiting.site.kernel == SHORT:
-        threads[key] = t._replace(
-            offcpu_ns=t.offcpu_ns + so_far_ns,
-            runqueue_ns=t.runqueue_ns + runqueue_ns,
-            short_ns=t.short_ns + so_far_ns,
-            short_runqueue_ns=t.short_runqueue_ns + runqueue_ns,
-        )
-        return
-    threads[key] = t._replace(offcpu_ns=t.offcpu_ns + so_far_ns, runqueue_ns=t.runqueue_ns + runqueue_ns)
-    s = sites.get(waiting.site, _NO_SITE)
-    sites[waiting.site] = s._replace(total_ns=s.total_ns + so_far_ns, runqueue_ns=s.runqueue_ns + runqueue_ns)
+        short_ns += so_far_ns
+        short_ready_ns += runqueue_ns
+    offcpu_ns += so_far_ns
+    ready_ns += runqueue_ns
+    return new_thread(
+        (waits, offcpu_ns, ready_ns, preempted_ns, involuntary, short_waits, short_ns, short_ready_ns, *rest)
+    )
 
 
 def merge(windows: Sequence[Window]) -> Window:
@@ -202,29 +207,34 @@ def merge(windows: Sequence[Window]) -> Window:
 
 
 def thread_sum(a: ThreadTotals, b: ThreadTotals) -> ThreadTotals:
-    return ThreadTotals(
-        a.waits + b.waits,
-        a.offcpu_ns + b.offcpu_ns,
-        a.runqueue_ns + b.runqueue_ns,
-        a.preempted_ns + b.preempted_ns,
-        a.involuntary + b.involuntary,
-        a.short_waits + b.short_waits,
-        a.short_ns + b.short_ns,
-        a.short_runqueue_ns + b.short_runqueue_ns,
-        a.filtered_ns + b.filtered_ns,
-        a.filtered_runqueue_ns + b.filtered_runqueue_ns,
-        a.max_ns if a.max_ns > b.max_ns else b.max_ns,
-        a.histogram + b.histogram,
-    )
+    grown = thread_grown(a, b)
+    return grown if b.max_ns >= a.max_ns else grown._replace(max_ns=a.max_ns)
 
 
 def site_sum(a: SiteTotals, b: SiteTotals) -> SiteTotals:
-    return SiteTotals(
-        a.waits + b.waits,
-        a.total_ns + b.total_ns,
-        a.runqueue_ns + b.runqueue_ns,
-        a.max_ns if a.max_ns > b.max_ns else b.max_ns,
-        a.histogram + b.histogram,
+    grown = site_grown(a, b)
+    return grown if b.max_ns >= a.max_ns else grown._replace(max_ns=a.max_ns)
+
+
+def thread_grown(was: ThreadTotals, added: ThreadTotals) -> ThreadTotals:
+    """`was` and what the last tick added; the maximum is the last tick's."""
+    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, _, a11 = was
+    b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, longest_ns, b11 = added
+    return new_thread(
+        (
+            a0 + b0,
+            a1 + b1,
+            a2 + b2,
+            a3 + b3,
+            a4 + b4,
+            a5 + b5,
+            a6 + b6,
+            a7 + b7,
+            a8 + b8,
+            a9 + b9,
+            longest_ns,
+            a11 + b11,
+        )
     )
 
 
