@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.categories import OTHER
 from offtop.model.cut import (
     ALL,
     NO_PART,
@@ -64,6 +65,8 @@ class Picture:
     """The run-queue part of `shown`."""
     hidden_ns: int
     """Idle-looking, and not shown."""
+    other_ns: int
+    """The part of `shown` that no rule knows."""
     lost: Mapping[str, int]
     """Over the span, by kind."""
     switches_per_s: float
@@ -150,6 +153,7 @@ class Pictures:
             span_ns=span_ns,
             shown=total(parts.values()),
             ready_ns=parts.get(RUN_QUEUE, NO_PART).total_ns,
+            other_ns=parts.get(OTHER, NO_PART).total_ns,
             hidden_ns=total(one.categories.values()).total_ns - total(parts.values()).total_ns,
             lost=_added(tick.facts.lost for tick in over),
             switches_per_s=_per_second([tick for tick in over if tick.facts.cost.switches >= 0]),

@@ -39,7 +39,7 @@ from offtop.ui.help import Help
 from offtop.ui.keys import BINDINGS, KEYS
 from offtop.ui.layout import Layout, arrange
 from offtop.ui.lines import Line, Panel, fit, plain, width_of
-from offtop.units import NS_PER_S, parse_duration, span
+from offtop.units import NS_PER_S, parse_duration, size, span
 
 _ALERT_SECONDS = 6.0
 _ROWS_OF_GARBAGE = 200_000
@@ -188,6 +188,9 @@ class OfftopApp(App[int]):
     @property
     def _layout(self) -> Layout:
         return arrange(self.size.width, self.size.height, in_thread=self._view.thread is not None)
+
+    def _reach(self) -> str:
+        return f"{span(round(self._history.reach_ns, -9))} back, in {size(self._history.bytes_held)}"
 
     def _look(self, view: View) -> None:
         """The next view, drawn."""
@@ -433,7 +436,7 @@ class OfftopApp(App[int]):
         self._draw()
 
     def action_help(self) -> None:
-        about = [("theme", self.theme), *self._source.about()]
+        about = [("theme", self.theme), *[*self._source.about(), ("history", self._reach())]]
         self.push_screen(Help(self._categories.ids, self._categories.plain, about, self._glyphs))
 
     def action_redraw(self) -> None:

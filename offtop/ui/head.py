@@ -12,7 +12,7 @@ from offtop.model.view import SINCE_START
 from offtop.ui.glyphs import Glyphs, sparkline
 from offtop.ui.layout import Layout
 from offtop.ui.lines import Line, spread, width_of
-from offtop.units import average, count, duration, span, threads, three
+from offtop.units import average, count, duration, percent, span, threads, three
 
 MODES = (("1", "off-CPU", "offcpu"),)
 """Key, word, id of each mode there is."""
@@ -89,6 +89,8 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
     right: Spans = [] if layout.cost or not picture.lost else lost(picture)
     words = counted(picture.newest.facts.filters)
     right += [(f" {words}", "pin")] if words else []
+    if layout.cost:
+        right.append((f" other {percent(picture.other_ns, shown_ns):.0f}%", "dim"))
     lefts: list[Spans] = [
         [*whole, (f" = {blocked} blocked + {ready} run queue", "text"), *hidden],
         [*whole, (f" = {blocked} + {ready} run queue", "text"), *hidden_in_short],

@@ -14,8 +14,10 @@ from offtop.ui.lines import NO_LINE, Line, Panel, plain
 
 NUMBERS = """
 WAITING      average number of threads that waited here: 1.00 is one thread waiting all the time. The row run-queue is \
-threads that are ready and have no CPU; all other rows are blocked.
+threads that are ready and have no CPU; all other rows are blocked. A wait in progress counts as it goes on, one that \
+began before offtop from offtop's start.
 %            share of WAITING as shown; what is hidden stands in the head.
+other        in the head: the share of WAITING that no rule knows a category for.
 EV/S         waits that ended, each second.
 p50<= p99<=  half of the waits, and 99 in 100, were at most this long. They come from powers of two of ns, so they are \
 upper bounds, up to twice the true value.
@@ -37,7 +39,7 @@ def help_lines(
 ) -> list[Line]:
     text_width = max(20, width - 2)
     lines: list[Line] = [plain("offtop shows where every thread waits, and for how long.", "title"), NO_LINE]
-    lines += [plain("Keys", "title"), *_table([(row.shown, row.says) for row in KEYS if row.shown], 19, text_width)]
+    lines += [plain("Keys", "title"), *_table([(row.shown, row.says) for row in KEYS if row.shown], 20, text_width)]
     lines += [NO_LINE, plain("What the numbers mean", "title"), *_table(_words(NUMBERS), 13, text_width)]
     lines += [NO_LINE, plain("What the categories mean", "title")]
     lines += _table([(category, meaning.get(category, "")) for category in ids], 13, text_width)
