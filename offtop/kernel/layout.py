@@ -1,8 +1,8 @@
 """What the records of bpf/offcpu.h look like from here; a test holds the two against each other."""
 
 import struct
-import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 LANES = 40
@@ -111,6 +111,7 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
             yield WalkedRecord._make((*head, thread, b"", None))
 
 
+@lru_cache(maxsize=65_536)
 def text_of(comm: bytes) -> str:
     """A thread's name as the kernel keeps it: up to 15 bytes of anything, raw."""
-    return sys.intern(comm.split(b"\0", 1)[0].decode(errors="replace"))
+    return comm.split(b"\0", 1)[0].decode(errors="replace")

@@ -349,12 +349,17 @@ def tops(window: Window, scope: Scope, idle: Idle, whom: Collection[int | Thread
     """For each process or thread of `whom` that waited in `window`, the site in `scope` where it spent most time."""
     longest: dict[int | ThreadKey, tuple[int, SiteKey]] = {}
     pids = frozenset(who if isinstance(who, int) else who.pid for who in whom)
+    of_process = frozenset(who for who in whom if isinstance(who, int))
+    of_thread = frozenset(whom) - of_process
     through = SiteTotals(total_ns=window.span_ns)
     some = [(key, totals) for key, totals in window.sites.items() if key[0] in pids]
     some += [(key, through) for key in window.still if key[0] in pids]
     for key, totals in some:
-        for who in (key[0], ThreadKey(key[0], key[1])):
-            if who in whom and totals[1] > longest.get(who, (0, key))[0]:
+        them: list[int | ThreadKey] = [key[0]] if key[0] in of_process else []
+        if of_thread and key[:2] in of_thread:
+            them.append(key.thread)
+        for who in them:
+            if totals[1] > longest.get(who, (0, key))[0]:
                 in_scope = [p for leaf, p in site_parts(key, totals, window.book, idle) if scope.holds(leaf)]
                 longest_ns = max((part.total_ns for part in in_scope), default=0)
                 if longest_ns > longest.get(who, (0, key))[0]:

@@ -33,6 +33,8 @@ from offtop.units import NS_PER_S
 Series = tuple[float | None, ...]
 """Average waiting threads in cells of time, the latest last; None where nothing was measured."""
 
+_LOOKED_UP_TICKS = 3
+"""A row whose waits are all short has no place in any tick: not worth looking through sixty for it."""
 LONGEST_ROLLING_NS = 60 * NS_PER_S
 
 
@@ -210,10 +212,10 @@ class Pictures:
         )
 
     def _with_tops(self, rows: Ranking, first: int, count: int, view: View, over: Sequence[Kept]) -> Ranking:
-        """The rows that can be seen told where they waited, looked up in the newest tick that knows."""
+        """The rows that can be seen told where they waited, looked up in the newest of the last ticks that knows."""
         missing = {row.key for row in rows.rows[first : first + count] if isinstance(row.key, int | ThreadKey)}
         found: dict[int | ThreadKey, SiteKey] = {}
-        for tick in reversed(over):
+        for tick in over[: -_LOOKED_UP_TICKS - 1 : -1]:
             if not missing:
                 break
             some = tops(tick.window, view.scope._replace(tid=None), tick.idle, missing)
