@@ -32,6 +32,7 @@
 
 BPF_ARRAY(config, struct config, 1);
 BPF_ARRAY(half, u32, 1);
+BPF_ARRAY(walk_mode, u32, 1);
 BPF_ARRAY(clock, u64, 1);
 BPF_PERCPU_ARRAY(lost, u64, LOST_KINDS);
 BPF_HASH(only_pids, u32, u32, 1024);
@@ -245,26 +246,32 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	if (!tid || !c || !which)
 		return;
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
-	if (!wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+	bool dead = state & TASK_DEAD;
+	/* Wanted or not: what was wanted once must be given back. */
+	if (!dead && !wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
 		return;
-	struct record *r = record_of(task, tid, true);
+	struct record *r = record_of(task, tid, !dead);
 	if (!r)
 		return;
 	struct thread *thread = &r->half[*which & 1];
-	r->state = preempted || !state ? RUNNING : state;
-	r->pid = pid;
-	thread->state = r->state;
-	if (state & TASK_DEAD) {
+	r->state = preempted || !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state;
+	if (dead) {
+		thread->state = r->state;
 		r->left_ns = 0;
-		keep_gone(task, r, pid, tid);
+		keep_gone(task, r, r->pid, r->tid);
 #ifdef BY_TID
 		record.delete(&tid);
 #endif
 		return;
 	}
-#ifdef WAKING
-	r->run_delay_ns = 0;
-#else
+	if (r->tid != tid) {
+		if (r->tid)
+			keep_gone(task, r, r->pid, r->tid);
+		r->pid = pid;
+		r->tid = tid;
+	}
+	thread->state = r->state;
+#ifndef WAKING
 	r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
 #endif
 #ifdef DOOR_SWITCH
@@ -302,6 +309,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	if (!(r->state & RUNNING)) {
 #ifdef WAKING
 		u64 woken_ns = r->run_delay_ns;
+		r->run_delay_ns = 0;
 		if (!woken_ns) {
 			count_lost(LOST_WAKINGS);
 			woken_ns = now_ns;
@@ -455,7 +463,7 @@ int on_waking(struct bpf_raw_tracepoint_args *ctx)
 
 	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)ctx->args[0] + TASK_PID);
 	struct record *r = record.lookup(&tid);
-	if (r && r->left_ns && !r->run_delay_ns)
+	if (r) /* of a thread that has not left yet, too: it is woken on its way to sleep */
 		r->run_delay_ns = bpf_ktime_get_ns();
 	return 0;
 }
@@ -492,7 +500,8 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 		return;
 	if (prime && !r->left_ns) {
 		r->pid = walked->pid;
-		r->state = walked->state ? walked->state : RUNNING;
+		r->tid = walked->tid;
+		r->state = !walked->state ? RUNNING : walked->state & TASK_NOLOAD ? TASK_NOLOAD : walked->state;
 #ifdef WAKING
 		r->run_delay_ns = 0;
 #else
@@ -542,19 +551,24 @@ BPF_ITER(task)
 	struct task_struct *task = ctx->task;
 	u32 zero = 0;
 	struct config *c = config.lookup(&zero);
+	u32 *mode = walk_mode.lookup(&zero);
 
-	if (!task || !c)
+	if (!task || !c || !mode)
 		return 0;
 	struct walked walked = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
 	bool is_wanted = wanted(c, walked.pid, walked.tid, MEMBER(u32, task, TASK_FLAGS));
-	bool prime = is_wanted && c->walk & WALK_PRIME;
+	walked.state = MEMBER(u32, task, TASK_STATE);
+	bool prime = is_wanted && *mode & WALK_PRIME && !(walked.state & TASK_DEAD);
 	struct record *r = record_of(task, walked.tid, prime);
 	if (!r)
 		return 0;
-	walked.state = MEMBER(u32, task, TASK_STATE);
-	if (c->walk & WALK_HALF_0)
+	if (*mode & (WALK_HALF_0 | WALK_HALF_1)) {
+		walked.pid = r->pid;
+		walked.tid = r->tid;
+	}
+	if (*mode & WALK_HALF_0)
 		give_half(ctx->meta->seq, task, &walked, &r->half[0]);
-	else if (c->walk & WALK_HALF_1)
+	else if (*mode & WALK_HALF_1)
 		give_half(ctx->meta->seq, task, &walked, &r->half[1]);
 	else if (is_wanted)
 		give_wait(ctx->meta->seq, task, &walked, r, c->min_ns, prime);

@@ -15,6 +15,7 @@
 
 #define RUNNING (1u << 31) /* state at leaving of a thread that could have gone on */
 #define TASK_DEAD 0x80     /* include/linux/sched.h */
+#define TASK_NOLOAD 0x400  /* with TASK_UNINTERRUPTIBLE: idle, as kernel threads wait */
 #define PF_KTHREAD 0x200000
 
 enum lost { LOST_WAKINGS, LOST_STACKS, LOST_THREADS, LOST_SITES, LOST_EVENTS, LOST_KINDS };
@@ -29,7 +30,7 @@ struct config {
 	u32 states;        /* waits left in another state are filtered; all ones: none are */
 	u32 select;        /* enum select; 0: every thread */
 	u32 self;          /* offtop's own pid, never counted */
-	u32 walk;          /* enum walk_mode */
+	u32 unused;
 };
 
 /* What one thread did in one tick. blocked = offcpu - runqueue. */
@@ -68,6 +69,8 @@ struct record {
 	u64 user;
 	u32 state;
 	u32 pid;
+	u32 tid;           /* whose halves these are: a thread that calls exec takes its main thread's id */
+	u32 unused;
 	struct thread half[2];
 };
 

@@ -7,6 +7,7 @@ modules are loaded.
 import argparse
 import contextlib
 import importlib
+import io
 import json
 import locale
 import os
@@ -66,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    locale.setlocale(locale.LC_CTYPE, "")
+    with contextlib.suppress(locale.Error):  # ssh carries over locales that are not installed here
+        locale.setlocale(locale.LC_CTYPE, "")
     if arguments[:1] == ["doctor"]:
         return _doctor(arguments[1:])
     if arguments[:1] == ["schema"]:
@@ -159,6 +161,22 @@ def _watch(asked: argparse.Namespace) -> int:
 
 
 def _batch(source: Source, rules: categories.Categories, asked: argparse.Namespace) -> int:
+    out: object = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")  # a name may have letters that the locale has not
+    try:
+        _print_ticks(source, rules, asked)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more on its way out
+        raise OfftopError(f"The output cannot be written ({error.strerror}). Make room, or write elsewhere") from error
+    if asked.iterations is None:
+        print("offtop: what was watched has ended", file=sys.stderr)
+    return 0
+
+
+def _print_ticks(source: Source, rules: categories.Categories, asked: argparse.Namespace) -> None:
     batch.run(
         source,
         rules,
@@ -170,7 +188,6 @@ def _batch(source: Source, rules: categories.Categories, asked: argparse.Namespa
         threads_listed=asked.threads,
         out=sys.stdout,
     )
-    return 0
 
 
 def _screen(source: Source, rules: categories.Categories, filters: Filters, asked: argparse.Namespace) -> int:

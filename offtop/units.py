@@ -1,6 +1,8 @@
 """Nanoseconds and counts, as words of at most three significant digits; the only division by a power of ten."""
 
 NS_PER_S = 1_000_000_000
+_LONGEST_NS = 100 * 365 * 86400 * NS_PER_S
+"""A hundred years: what the kernel side keeps in 64 bits, and more than anybody waits."""
 _FINE = ((1, "ns"), (1_000, "us"), (1_000_000, "ms"))
 _COARSE = ((60, "m"), (3600, "h"), (86400, "d"))
 
@@ -84,6 +86,6 @@ def parse_duration(text: str, bare_ns: int) -> int:
     else:
         number, unit_ns = text, bare_ns
     value = float(number)
-    if not 0 <= value < 1e12:
+    if not 0 <= value * unit_ns < _LONGEST_NS:
         raise ValueError(text)
     return round(value * unit_ns)

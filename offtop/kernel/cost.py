@@ -39,7 +39,7 @@ class CostMeter:
         self._process = psutil.Process()
         self._ticks = 0
         self._statistics_fd = -1
-        self._counted_ns = 0
+        self._switches_counted = self._switch_ns = self._walk_ns = self._counted_ns = 0
         self._counted_from_ns = at_ns
         self._at_ns, self._switches, self._cpu_s = at_ns, context_switches(), self._own_cpu_s()
         self._before = self._count()
@@ -48,19 +48,18 @@ class CostMeter:
     def read(self, at_ns: int) -> tuple[Cost, int]:
         """The cost since the last call, and the runs that the kernel left out (recursion) since the start."""
         count = self._count()
-        counted_ns = self._counted_ns + (at_ns - self._counted_from_ns if self._statistics_fd >= 0 else 0)
-        counted_switches = count.switches - self._before.switches
+        if self._statistics_fd >= 0:  # others may make the kernel count, too: not our ticks, not our time
+            self._add(count, at_ns)
         per_switch, bpf_pct = -1.0, -1.0
-        if counted_switches >= _FEWEST_SWITCHES:
-            per_switch = (count.switch_ns - self._before.switch_ns) / counted_switches
-        if counted_ns:
-            spent_ns = count.switch_ns + count.walk_ns - self._before.switch_ns - self._before.walk_ns
-            bpf_pct = 100 * spent_ns / counted_ns
+        if self._switches_counted >= _FEWEST_SWITCHES:
+            per_switch = self._switch_ns / self._switches_counted
+        if self._counted_ns:
+            bpf_pct = 100 * (self._switch_ns + self._walk_ns) / self._counted_ns
         self._ticks += 1
         if self._ticks % _OF_TICKS == 0:
             self._start_counting(at_ns)
         elif self._ticks % _OF_TICKS == _COUNTED_TICKS:
-            self._stop_counting(at_ns)
+            self.close()
 
         switches, cpu_s = context_switches(), self._own_cpu_s()
         cost = Cost(
@@ -84,15 +83,16 @@ class CostMeter:
             self._statistics_fd = libbpf.enable_statistics()
         except OSError:
             return  # before 5.8, or without CAP_SYS_ADMIN: the cost stays unknown, and is shown so
-        count = self._count()
-        if count.switches - self._before.switches >= _FEWEST_SWITCHES:
-            self._before, self._counted_ns = count, 0
-        self._counted_from_ns = at_ns
+        if self._switches_counted >= _FEWEST_SWITCHES:
+            self._switches_counted = self._switch_ns = self._walk_ns = self._counted_ns = 0
+        self._before, self._counted_from_ns = self._count(), at_ns
 
-    def _stop_counting(self, at_ns: int) -> None:
-        if self._statistics_fd >= 0:
-            self._counted_ns += at_ns - self._counted_from_ns
-        self.close()
+    def _add(self, count: _Count, at_ns: int) -> None:
+        self._switches_counted += count.switches - self._before.switches
+        self._switch_ns += count.switch_ns - self._before.switch_ns
+        self._walk_ns += count.walk_ns - self._before.walk_ns
+        self._counted_ns += at_ns - self._counted_from_ns
+        self._before, self._counted_from_ns = count, at_ns
 
     def _count(self) -> _Count:
         counted = {name: libbpf.statistics(fd) for name, fd in self._programs.items()}

@@ -399,7 +399,7 @@ def libdw() -> Check:
         ct.CDLL("libdw.so.1")
     except OSError:
         return Check(
-            "libdw", "warn", "libdw.so.1 is missing", _install("libdw1", "elfutils-libs"), "the names in user stacks"
+            "libdw", "FAIL", "libdw.so.1 is missing", _install("libdw1", "elfutils-libs"), "the names in user stacks"
         )
     return Check("libdw", "ok", "names in user stacks, with size checks")
 

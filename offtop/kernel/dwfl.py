@@ -204,6 +204,8 @@ def _headers(fd: int) -> tuple[list[_Segment], int]:
         else:
             at, size, count = *struct.unpack_from(order + "I", head, 28), *struct.unpack_from(order + "HH", head, 42)
             form, picked = order + "IIIIIIII", (0, 6, 1, 2, 4)
+        if size != struct.calcsize(form):
+            raise OSError("not an ELF file: its program headers have a strange size")
         table = os.pread(fd, size * count, at)
         segments: list[_Segment] = []
         for n in range(count):

@@ -12,6 +12,7 @@ WALK_WORDS = 64
 
 KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST = 1, 2, 3, 4
 RUNNING = 1 << 31
+NOLOAD = 0x400
 WALKED_RUNNABLE, WALKED_THREAD, WALKED_STACK = 1, 2, 4
 WALK_WAITS, WALK_PRIME = 1, 2
 WALK_HALVES = (4, 8)
@@ -31,6 +32,7 @@ WALKED_FRAMES = struct.Struct(f"=Q{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
 SIZES = {
     "config": (4, CONFIG.size),
     "half": (4, 4),
+    "walk_mode": (4, 4),
     "clock": (4, 8),
     "lost": (4, 8),
     "only_pids": (4, 4),

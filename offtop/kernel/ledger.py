@@ -14,11 +14,13 @@ from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, SiteTotals, ThreadTotals, Waiting
-from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, STACK_LOST
-from offtop.model.window import new_thread, site_grown, site_sum, thread_grown, with_so_far
+from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
+from offtop.model.window import new_thread, site_grown, site_sum, thread_grown, thread_sum, with_so_far
 
 _MOST_NAMES = 50_000
 """Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
+_LATEST_TICKS = 2
+"""How long sites wait for the record of their thread."""
 _NO_THREAD = ThreadTotals()
 _NO_SITE = SiteTotals()
 
@@ -33,6 +35,8 @@ class Walked(NamedTuple):
     """In the run queue since, on our clock; 0: not known."""
     kernel: int | None
     """Stack id; None where the walk gave no stack."""
+    state: int = 1
+    """As records have it: layout.RUNNING, or the kernel's."""
 
 
 Locate = Callable[[int, int, int, int], SiteKey]
@@ -53,6 +57,8 @@ class Ledger:
         self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
         self._restless: set[ThreadKey] = set()
         self._exited: list[ThreadKey] = []
+        self._late: dict[SiteKey, tuple[int, SiteTotals]] = {}
+        """Of threads that are not heard of yet: since how many ticks, and what ended."""
         self._retired: dict[int, int] = {}
         self._aged: Mapping[SiteKey, SiteTotals] = {}
         self._aged_at_ns = at_ns
@@ -67,31 +73,37 @@ class Ledger:
         walked: Sequence[Walked],
         *,
         gone: Sequence[ThreadKey] = (),
-        primed: bool = False,
+        primed_ns: int = 0,
+        states: int = 0,
+        max_ns: int = 0,
     ) -> None:
         """Add one tick. `sites`: what ended where, a site perhaps more than once. `gone`: the threads that ended
-        in it. `primed`: `walked` has every thread off CPU.
+        in it. `primed_ns`: when the walk began, if `walked` has every thread off CPU.
+        `states` and `max_ns` are those of Filters.
 
         Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot.
         """
-        delta: dict[SiteKey, SiteTotals] = {}
+        delta = {site: totals for site, (_, totals) in self._late.items()}
         for site, totals in sites:
             delta[site] = site_sum(delta[site], totals) if site in delta else totals
         by_key = {one.key: one for one in walked}
         returned: set[ThreadKey] = set()
+        running: set[ThreadKey] = set()
         for key, record in threads:
             returned.add(key)
             self._count_thread(key, record, delta)
             if record.left_ns:
-                is_preempted = bool(record.state & layout.RUNNING)
-                self._begin(key, record.left_ns, min(record.left_ns, at_ns), is_preempted, by_key.get(key))
-        if primed:
-            self._prime(walked, at_ns, delta)
-        for key in self._restless.union(by_key):
-            self._place(key, by_key.get(key), at_ns, min_ns, delta)
-        self._give_back([key for key in self._exited if key not in returned], at_ns)
+                self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
+            else:
+                running.add(key)
+        lost = self._hold_back(delta, returned)
+        if primed_ns:
+            self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
+        for key in tuple(self.waiting) if max_ns else self._restless.union(by_key):
+            self._place(key, by_key.get(key), at_ns, min_ns, max_ns, delta)
+        self._give_back([key for key in self._exited if key not in returned and key not in self.waiting], at_ns)
         self._apply(delta)
-        self._exited = list(gone)
+        self._exited = [*gone, *lost]
         self.at_ns = at_ns
 
     def age(self, keep_ns: int) -> set[int] | None:
@@ -168,33 +180,68 @@ class Ledger:
             if waiting and site.kernel == NO_STACK and waiting.site.kernel >= FIRST_STACK:
                 _add(delta, waiting.site, delta.pop(site))  # primed: only the walk knows its stack
 
+    def _hold_back(self, delta: dict[SiteKey, SiteTotals], returned: set[ThreadKey]) -> set[ThreadKey]:
+        """Keep the sites of threads that are not heard of for a later tick; the threads whose records are lost.
+
+        For a moment, a thread that ends can no longer be walked and is not gone yet. Of one that stays away,
+        the kernel could not keep the record (and says so): its sites are all that is known of it.
+        """
+        late, self._late = self._late, {}
+        lost: set[ThreadKey] = set()
+        for site in [site for site in delta if site[:2] not in returned]:
+            ticks, _ = late.get(site, (0, None))
+            if ticks < _LATEST_TICKS:
+                self._late[site] = ticks + 1, delta.pop(site)
+                continue
+            waits, total_ns, runqueue_ns, max_ns, histogram = delta[site]
+            key = site.thread
+            if key in self.waiting:
+                self._settle(key, self.waiting.pop(key), delta)
+            known = new_thread((waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, max_ns, histogram))
+            self.threads[key] = thread_sum(self.threads.get(key, _NO_THREAD), known)
+            lost.add(key)
+        return lost
+
     def _settle(self, key: ThreadKey, w: Waiting, delta: dict[SiteKey, SiteTotals]) -> None:
         """What a snapshot has shown of a wait in progress becomes finished, where it was shown."""
         shown_ns = max(0, self.at_ns - w.from_ns)
         self.threads[key] = with_so_far(self.threads.get(key, _NO_THREAD), w, shown_ns, w.runqueue_ns)
-        if w.site.kernel != SHORT:
+        if w.site.kernel not in PLACELESS:
             _add(delta, w.site, SiteTotals(0, shown_ns, w.runqueue_ns))
 
-    def _begin(self, key: ThreadKey, left_ns: int, from_ns: int, is_preempted: bool, walked: Walked | None) -> None:
+    def _begin(
+        self, key: ThreadKey, left_ns: int, from_ns: int, state: int, states: int, walked: Walked | None
+    ) -> None:
         """A wait in progress that no snapshot has shown: where the walk says, or else short for now."""
         kernel = walked.kernel if walked is not None and walked.left_ns == left_ns else None
         kernel = SHORT if kernel is None else kernel
+        if states and not state & states:
+            kernel = FILTERED
         site = SiteKey(key.pid, key.tid, kernel, NO_STACK)
-        self.waiting[key] = Waiting(site, left_ns, from_ns, 0, is_preempted)
+        self.waiting[key] = Waiting(site, left_ns, from_ns, 0, bool(state & layout.RUNNING))
         self._restless.add(key)
 
-    def _prime(self, walked: Sequence[Walked], at_ns: int, delta: dict[SiteKey, SiteTotals]) -> None:
-        """Take over the walk's word on who waits: some may have begun before anybody watched."""
+    def _prime(
+        self, walked: Sequence[Walked], walk_ns: int, at_ns: int, states: int, delta: dict[SiteKey, SiteTotals]
+    ) -> None:
+        """Take over the word of the walk that began at `walk_ns` on who waits: some may have begun before anybody
+        watched."""
         seen = {one.key for one in walked}
-        for key in [key for key in self.waiting if key not in seen]:
+        for key in [key for key, w in self.waiting.items() if key not in seen and w.left_ns < walk_ns]:
             self._settle(key, self.waiting.pop(key), delta)
             self._restless.discard(key)
         for one in walked:
             if one.key not in self.waiting and one.kernel is not None:
-                self._begin(one.key, one.left_ns, at_ns, one.runnable, one)
+                self._begin(one.key, one.left_ns, at_ns, one.state, states, one)
 
     def _place(
-        self, key: ThreadKey, walked: Walked | None, at_ns: int, min_ns: int, delta: dict[SiteKey, SiteTotals]
+        self,
+        key: ThreadKey,
+        walked: Walked | None,
+        at_ns: int,
+        min_ns: int,
+        max_ns: int,
+        delta: dict[SiteKey, SiteTotals],
     ) -> None:
         """Where a wait in progress stands at this tick, and how much of it is run queue."""
         w = self.waiting.get(key)
@@ -204,7 +251,9 @@ class Ledger:
         if walked is not None and walked.left_ns != w.left_ns:
             walked = None  # the walk saw an earlier wait of this thread
         site = w.site
-        if walked is not None and walked.kernel is not None:
+        if site.kernel != FILTERED and max_ns and at_ns - w.left_ns > max_ns:
+            site = SiteKey(key.pid, key.tid, FILTERED, NO_STACK)
+        elif site.kernel != FILTERED and walked is not None and walked.kernel is not None:
             if walked.kernel != site.kernel:
                 site = SiteKey(key.pid, key.tid, walked.kernel, NO_STACK)
         elif site.kernel == SHORT and at_ns - w.left_ns >= min_ns:
@@ -221,7 +270,7 @@ class Ledger:
             ready_ns = at_ns - max(w.left_ns, walked.queued_ns)
             grown_ns = runqueue_ns + at_ns - max(from_ns, self.at_ns)
             runqueue_ns = max(runqueue_ns, min(ready_ns, grown_ns, so_far_ns))
-        if site.kernel in (SHORT, NO_STACK) or runqueue_ns:
+        if site.kernel in (SHORT, FILTERED, NO_STACK) or runqueue_ns:
             self._restless.add(key)
         else:
             self._restless.discard(key)

@@ -1,7 +1,9 @@
 """The Source that watches this machine: drains the kernel's maps, adds up, and hands out snapshots."""
 
+import contextlib
 import os
 import platform
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -28,6 +30,11 @@ from offtop.model.window import new_site
 _ALL_ONES = (1 << 64) - 1
 _KEEP_NS = 15 * 60 * 1_000_000_000
 """How long what a window may still name is kept: longer than any History reaches back."""
+_PRIME_NS = 60 * 1_000_000_000
+"""How often all waits in progress are looked up anew: one whose end was lost would else go on for ever."""
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the machine's own (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
+_CLOSE_SECONDS = 2.0
 _ZERO = bytes(4)
 
 
@@ -48,16 +55,30 @@ class LiveSource:
                 "offtop needs root (or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG) to attach to the "
                 "scheduler. Try: sudo offtop"
             )
+        if Path("/proc/self/ns/pid").stat().st_ino != _FIRST_PID_NAMESPACE:
+            raise KernelError(
+                "offtop must see the machine's own process ids, and this is a container with ids of its own. "
+                "Run it on the host, or in a container with --pid=host --privileged"
+            )
         self._filters = filters
-        self._check_alive(filters)
+        _check_alive([*filters.pids], [*filters.tids])
+        self._given = filters
+        self._lock = threading.Lock()
         self._keep_ns = keep_ns
-        self._features = features.find(libbpf.KernelTypes())
-        self._program = attach(self._features, door, waking=waking)
         self._closed = False
+        self._opened = contextlib.ExitStack()
         try:
+            self._features = features.find(libbpf.KernelTypes())
+            self._program = attach(self._features, door, waking=waking)
+            self._opened.callback(self._program.close)
             self._start(categories)
+        except OSError as error:
+            self._opened.close()
+            raise KernelError(
+                f"The kernel refused a map ({error.strerror}). See what is missing: offtop doctor"
+            ) from error
         except BaseException:
-            self._program.close()
+            self._opened.close()
             raise
 
     def _start(self, categories: Categories) -> None:
@@ -66,7 +87,9 @@ class LiveSource:
         files = Files()
         self._processes = Processes(files)
         self._leaves = Leaves(files, self._processes)
+        self._opened.callback(self._leaves.close)
         self._names = NameWorker(files)
+        self._opened.callback(self._names.close)
         self._book = Book()
         self._stacks = Stacks(
             maps["kernel_stacks"],
@@ -79,12 +102,15 @@ class LiveSource:
         )
         self._half = 0
         self._clock_apart_ns = 0
-        self._prime = True
+        self._prime, self._primed_ns = True, 0
+        self._lost: dict[str, int] = {}
+        self._renamed: list[ThreadKey] = []
         self._asked = self._filters
-        self._configure(self._filters, 0)
+        self._configure(self._filters, Filters())
         now_ns = time.monotonic_ns()
         self._ledger = Ledger(now_ns, self._stacks.site, self._book)
         self._cost = CostMeter(self._program.programs, now_ns)
+        self._opened.callback(self._cost.close)
 
     @property
     def host(self) -> str:
@@ -94,10 +120,16 @@ class LiveSource:
     def names(self) -> NameWorker:
         return self._names
 
-    def read(self) -> Snapshot:
-        """Drain what has ended since the last call. Raises KernelError if the kernel refuses."""
+    def read(self) -> Snapshot | None:
+        """Drain what has ended since the last call; None once all that was asked for with -p and -t has ended.
+
+        Raises KernelError if the kernel refuses.
+        """
+        if self._asked == self._given and not _any_alive(self._given):
+            return None
         try:
-            return self._read()
+            with self._lock:
+                return None if self._closed else self._read()
         except OSError as error:
             raise KernelError(
                 f"The kernel refused to hand over what it counted ({error.strerror}). Start offtop again; "
@@ -108,28 +140,46 @@ class LiveSource:
         asked = self._asked
         if asked != self._filters:
             self._prime = self._prime or _selection(asked) != _selection(self._filters)
+            self._configure(asked, self._filters)
             self._filters = asked
-            self._configure(asked, 0)
-        primed, self._prime = self._prime, False
+        walk_ns = time.monotonic_ns()
+        primed = self._prime or walk_ns - self._primed_ns > _PRIME_NS
+        if primed:
+            self._prime, self._primed_ns = False, walk_ns
         walked = list(self._waits(primed))  # first, because the flip itself wakes threads of the kernel
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
         drained = self._flip()
         sites = list(self._sites(drained))
         threads = list(self._threads(drained))
         gone = self._gone(drained, threads)
-        self._ledger.tick(at_ns, asked.min_ns, threads, sites, walked, gone=gone, primed=primed)
+        self._ledger.tick(
+            at_ns,
+            asked.min_ns,
+            threads,
+            sites,
+            walked,
+            gone=gone,
+            primed_ns=walk_ns if primed else 0,
+            states=asked.states,
+            max_ns=asked.max_ns,
+        )
         for key in gone:
-            self._stacks.forget_thread(key)
             if key.tid == key.pid:
                 self._processes.forget(key.pid)
-        self._stacks.make_room()
+        for key in [*gone, *self._renamed]:
+            self._stacks.forget_thread(key)
+        self._renamed.clear()
+        lost = self._count_lost()
+        self._stacks.make_room(at_once=lost.get("stacks", 0) > self._lost.get("stacks", 0))
+        if lost.get("threads", 0) > self._lost.get("threads", 0):
+            self._prime = True  # or one that ended and was lost would wait for ever
+        self._lost = lost
         dropped = self._ledger.age(self._keep_ns)
         if dropped:
             self._stacks.forget(dropped)
         cost, missed = self._cost.read(at_ns)
-        lost = self._lost()
         if missed:
-            lost["missed_runs"] = missed
+            lost = {**lost, "missed_runs": missed}
         return Snapshot(
             taken_ns=taken_ns,
             at_ns=at_ns,
@@ -145,7 +195,8 @@ class LiveSource:
 
     def set_filters(self, filters: Filters) -> None:
         """From the next read on, count only this. Raises UsageError for a process that is not there."""
-        self._check_alive(filters)
+        new_pids = [pid for pid in filters.pids if pid not in self._given.pids]
+        _check_alive(new_pids, [tid for tid in filters.tids if tid not in self._given.tids])
         self._asked = filters
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
@@ -165,37 +216,28 @@ class LiveSource:
         ]
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._cost.close()
-        self._program.close()
-        self._leaves.close()
-        self._names.close()
+        if self._lock.acquire(timeout=_CLOSE_SECONDS):  # else a reading is stuck: all goes with the process
+            self._closed = True
+            self._opened.close()
+            self._lock.release()
 
-    def _configure(self, filters: Filters, walk: int) -> None:
+    def _configure(self, filters: Filters, before: Filters) -> None:
+        """Tell the kernel side what to count. New ids come before old ones go, so that no wait falls between."""
         maps = self._program.maps
-        select = {"user": layout.ONLY_USER, "kernel": layout.ONLY_KERNEL}.get(filters.who, 0)
-        for name, wanted, bit in (
-            ("only_pids", filters.pids, layout.ONLY_PIDS),
-            ("only_tids", filters.tids, layout.ONLY_TIDS),
-        ):
-            select |= bit if wanted else 0
-            for _ in maps[name].drain():
-                pass
+        ids = (("only_pids", filters.pids, before.pids), ("only_tids", filters.tids, before.tids))
+        for name, wanted, _ in ids:
             for one in wanted:
                 maps[name].update(one.to_bytes(4, "little"), b"\1\0\0\0")
+        select = {"user": layout.ONLY_USER, "kernel": layout.ONLY_KERNEL}.get(filters.who, 0)
+        select |= (layout.ONLY_PIDS if filters.pids else 0) | (layout.ONLY_TIDS if filters.tids else 0)
+        states = filters.states or 0xFFFFFFFF
+        own_pid = os.getpid()
         maps["config"].update(
-            _ZERO,
-            layout.CONFIG.pack(
-                filters.min_ns,
-                filters.max_ns or _ALL_ONES,
-                filters.states or 0xFFFFFFFF,
-                select,
-                os.getpid(),
-                walk,
-            ),
+            _ZERO, layout.CONFIG.pack(filters.min_ns, filters.max_ns or _ALL_ONES, states, select, own_pid, 0)
         )
+        for name, wanted, old in ids:
+            for one in set(old).difference(wanted):
+                maps[name].delete(one.to_bytes(4, "little"))
 
     def _sites(self, half: int) -> Iterator[tuple[SiteKey, SiteTotals]]:
         site = self._stacks.site
@@ -215,7 +257,7 @@ class LiveSource:
         return drained
 
     def _walk(self, mode: int) -> Iterator[layout.WalkedRecord]:
-        self._configure(self._filters, mode)
+        self._program.maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
         for record in layout.walked_records(libbpf.walk(self._program.walk_link)):
             self._note_name(ThreadKey(record.pid, record.tid), record.comm)
             yield record
@@ -230,6 +272,7 @@ class LiveSource:
                 bool(record.flags & layout.WALKED_RUNNABLE),
                 record.queued_ns + apart_ns if record.queued_ns and apart_ns else 0,
                 None if record.frames is None else self._stacks.walked(record.frames, record.words),
+                record.state & layout.NOLOAD or record.state or layout.RUNNING,
             )
 
     def _threads(self, half: int) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
@@ -238,8 +281,9 @@ class LiveSource:
                 yield ThreadKey(record.pid, record.tid), record.thread
 
     def _gone(self, half: int, threads: list[tuple[ThreadKey, ThreadRecord]]) -> list[ThreadKey]:
-        """The threads that ended; what they did is added to `threads`."""
+        """The threads that ended; what they did is put before `threads`: a tid may be in use again."""
         gone: list[ThreadKey] = []
+        records: list[tuple[ThreadKey, ThreadRecord]] = []
         for keys, values in self._program.maps[f"gone_{half}"].drain():
             for (_, pid, tid), (comm, thread) in zip(
                 layout.GONE_KEY.iter_unpack(keys), layout.GONE.iter_unpack(values), strict=True
@@ -247,7 +291,8 @@ class LiveSource:
                 key = ThreadKey(pid, tid)
                 gone.append(key)
                 self._note_name(key, comm)
-                threads.append((key, ThreadRecord._make(layout.THREAD.unpack(thread))))
+                records.append((key, ThreadRecord._make(layout.THREAD.unpack(thread))))
+        threads[:0] = records
         return gone
 
     def _clock(self) -> int:
@@ -266,14 +311,14 @@ class LiveSource:
         self._book.comms[key] = comm
         if key.tid == key.pid:
             if self._book.processes.get(key.pid, comm) != comm:
-                self._stacks.forget_thread(key)  # most likely another program by now
+                self._renamed.append(key)  # most likely another program by now
             self._book.processes[key.pid] = comm
         elif key.pid not in self._book.processes:
             with suppress(OSError):
                 name = Path(f"/proc/{key.pid}/comm").read_bytes().rstrip(b"\n")
                 self._book.processes[key.pid] = layout.text_of(name)
 
-    def _lost(self) -> dict[str, int]:
+    def _count_lost(self) -> dict[str, int]:
         lost: dict[str, int] = {}
         for number, kind in enumerate(layout.LOST_KINDS):
             per_cpu = self._program.maps["lost"].lookup(number.to_bytes(4, "little")) or b""
@@ -284,13 +329,20 @@ class LiveSource:
             lost["stacks"] = lost.get("stacks", 0) + self._stacks.unread
         return lost
 
-    def _check_alive(self, filters: Filters) -> None:
-        for pid in filters.pids:
-            if not Path(f"/proc/{pid}").exists():
-                raise UsageError(f"No process {pid}. Look it up with: pgrep NAME")
-        for tid in filters.tids:
-            if not Path(f"/proc/{tid}").exists():
-                raise UsageError(f"No thread {tid}. List a process's threads with: ps -L -p PID")
+
+def _check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:
+    for pid in pids:
+        if not Path(f"/proc/{pid}").exists():
+            raise UsageError(f"No process {pid}. Look it up with: pgrep NAME")
+    for tid in tids:
+        if not Path(f"/proc/{tid}").exists():
+            raise UsageError(f"No thread {tid}. List a process's threads with: ps -L -p PID")
+
+
+def _any_alive(filters: Filters) -> bool:
+    """Whether there is anything to watch yet: always so, without -p and -t."""
+    ids = (*filters.pids, *filters.tids)
+    return not ids or any(Path(f"/proc/{one}").exists() for one in ids)
 
 
 def _selection(filters: Filters) -> tuple[Sequence[int], Sequence[int], str]:

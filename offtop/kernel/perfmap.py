@@ -16,7 +16,7 @@ from pathlib import Path
 from offtop.model.printable import printable
 
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.+)$", re.MULTILINE)
-_MOST_BYTES = 64 * 1024 * 1024
+_MOST_BYTES = 16 * 1024 * 1024
 _LONGEST_NAME = 1000
 _TAIL_BYTES = 256
 """If these stand where they stood, the file has only grown."""

@@ -108,7 +108,12 @@ def _attach_through(door: str, features: Features, sizes: Sizes, waking: bool) -
     if "error" in answer:
         raise _explain(answer, output, door)
     named = dict(zip(answer["fds"], fds, strict=True))
-    return Program(door, waking, named, answer["bcc"])
+    try:
+        return Program(door, waking, named, answer["bcc"])
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
 
 
 def _flags(door: str, features: Features, sizes: Sizes, waking: bool) -> list[str]:

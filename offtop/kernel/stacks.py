@@ -50,13 +50,16 @@ class _Table:
         """How much of the map is taken, 0 to 1."""
         return len(self._read) / self._map.entries
 
-    def make_room(self) -> bool:
-        """Empty the map if it is half full. Records made before this are still understood."""
-        if self.fill < 0.5:
+    def make_room(self, at_once: bool) -> bool:
+        """Empty the map if it is half full, or `at_once`. Records made before this are still understood."""
+        if self.fill < 0.5 and not at_once:
             return False
-        for raw_id in self._read:
-            self._map.delete(raw_id.to_bytes(8, "little"))
-        self._read, self._older = {}, self._read
+        self._older, self._read = self._read, {}
+        for keys, values in self._map.drain():
+            for raw_id, (depth, leaf_return, *frames) in zip(
+                keys.cast("Q"), layout.STACK.iter_unpack(values), strict=True
+            ):
+                self._older[raw_id] = tuple(frames[: min(depth, layout.FRAMES)]), leaf_return
         return True
 
 
@@ -120,14 +123,14 @@ class Stacks:
             known = self._walked_ids[given] = self._intern_kernel(addresses)
         return known
 
-    def make_room(self) -> None:
-        """Once a tick: keep the kernel's tables from filling up."""
+    def make_room(self, at_once: bool) -> None:
+        """Once a tick: keep the kernel's tables from filling up. `at_once`: one has."""
         if len(self._walked_ids) > _MOST_WALKED:
             self._walked_ids.clear()
-        if self._kernel.make_room():
+        if self._kernel.make_room(at_once):
             self._kernel_ids.clear()
             self._sites.clear()
-        if self._user.make_room():
+        if self._user.make_room(at_once):
             self._user_ids.clear()
             self._sites.clear()
 

@@ -175,7 +175,8 @@ class History:
             return None
         window = between(earlier, snapshot)
         self._remember_longest(window, snapshot)
-        idle = Idle(self._idle, self._periodic_in(window, snapshot))
+        with self._lock:
+            idle = Idle(self._idle, self._periodic_in(window, snapshot))
         made = cut(window, idle)
         kept = Kept(
             number=self._kept[-1].number + 1 if self._kept else 1,
@@ -248,8 +249,9 @@ class History:
             self._forget_given_back(latest)
             longest_ns = self._longest_ns
             sites = {key: t._replace(max_ns=longest_ns.get(key, 0)) for key, t in window.sites.items()}
+            periodic = frozenset(key for key, is_so in self._periodic.items() if is_so)
         window = replace(window, sites=sites)
-        idle = Idle(self._idle, frozenset(key for key, is_so in tuple(self._periodic.items()) if is_so))
+        idle = Idle(self._idle, periodic)
         made = cut(window, idle)
         waiting_ns = {leaf: part.total_ns for leaf, part in made.categories.items()}
         return Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, waiting_ns, window, idle, made)
@@ -287,7 +289,7 @@ class History:
         return frozenset(found)
 
     def _make_room(self) -> None:
-        """Pack, then forget cuts, then drop; the newest is left as it is."""
+        """Pack, forget the cuts that no span on the screen needs, then drop; the newest is left as it is."""
         every = self._kept
         while self._plain > 1 and self._plain_bytes > self._max_bytes // _PLAIN_SHARE:
             self._replace(len(every) - self._plain, pack_window=True)
@@ -295,7 +297,7 @@ class History:
         too_old_ns = every[-1].at_ns - _CUT_KEPT_NS
         while self._with_cut > 1:
             oldest = len(every) - self._with_cut
-            if every[oldest].at_ns > too_old_ns and self._bytes <= self._max_bytes:
+            if every[oldest].at_ns > too_old_ns:
                 break
             self._replace(oldest, pack_window=False)
             self._with_cut -= 1

@@ -61,7 +61,7 @@ class Waiting(NamedTuple):
     """A wait in progress. Its so far, at time t, is t - from_ns, of which runqueue_ns run queue."""
 
     site: SiteKey
-    """Where it stands now; `site.kernel == SHORT` while it is below the minimum."""
+    """Where it stands now; `site.kernel` is SHORT while it is below the minimum, FILTERED if it is left out."""
     left_ns: int
     """When the thread left the CPU (the moment of attaching, for a wait that began before)."""
     from_ns: int

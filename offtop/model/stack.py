@@ -14,6 +14,9 @@ STACK_LOST = 1
 """Id of the stack that could not be kept: its time is here, its frames are not."""
 SHORT = 2
 """Stands for the kernel stack of a wait below the minimum. Never a site of a Window."""
+FILTERED = -1
+"""Stands for the kernel stack of a wait that --state or --max leaves out. Never a site of a Window."""
+PLACELESS = frozenset({SHORT, FILTERED})
 FIRST_STACK = 3
 """Ids from here on are real stacks."""
 

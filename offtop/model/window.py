@@ -10,7 +10,7 @@ from functools import partial
 
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
-from offtop.model.stack import NO_STACK, SHORT
+from offtop.model.stack import FILTERED, NO_STACK, PLACELESS, SHORT
 
 _NO_SITE = SiteTotals()
 _NO_THREAD = ThreadTotals()
@@ -70,7 +70,7 @@ def between(earlier: Snapshot, later: Snapshot) -> Window:
     still: list[SiteKey] = []
     for key, waiting in now.items():
         was = before.get(key)
-        steady = was is waiting and not waiting.runqueue_ns and waiting.site.kernel != SHORT
+        steady = was is waiting and not waiting.runqueue_ns and waiting.site.kernel not in PLACELESS
         if steady and key not in threads and waiting.site not in sites:
             still.append(waiting.site)
             continue
@@ -153,23 +153,39 @@ def _count_so_far(
     so_far_ns, runqueue_ns = sign * (snapshot.at_ns - waiting.from_ns), sign * waiting.runqueue_ns
     threads[key] = with_so_far(threads.get(key, _NO_THREAD), waiting, so_far_ns, runqueue_ns)
     site = waiting.site
-    if site.kernel != SHORT:
+    if site.kernel not in PLACELESS:
         waits, total_ns, of_runqueue_ns, max_ns, histogram = sites.get(site, _NO_SITE)
         sites[site] = new_site((waits, total_ns + so_far_ns, of_runqueue_ns + runqueue_ns, max_ns, histogram))
 
 
 def with_so_far(thread: ThreadTotals, waiting: Waiting, so_far_ns: int, runqueue_ns: int) -> ThreadTotals:
     """`thread` and what its wait in progress has come to."""
-    waits, offcpu_ns, ready_ns, preempted_ns, involuntary, short_waits, short_ns, short_ready_ns, *rest = thread
+    waits, offcpu_ns, ready_ns, preempted_ns, involuntary, short_waits, short_ns, short_ready_ns, *others = thread
+    filtered_ns, filtered_ready_ns, max_ns, histogram = others
     if waiting.preempted:
         preempted_ns += so_far_ns
     if waiting.site.kernel == SHORT:
         short_ns += so_far_ns
         short_ready_ns += runqueue_ns
+    elif waiting.site.kernel == FILTERED:
+        filtered_ns += so_far_ns
+        filtered_ready_ns += runqueue_ns
     offcpu_ns += so_far_ns
     ready_ns += runqueue_ns
+    short = (short_waits, short_ns, short_ready_ns)
     return new_thread(
-        (waits, offcpu_ns, ready_ns, preempted_ns, involuntary, short_waits, short_ns, short_ready_ns, *rest)
+        (
+            waits,
+            offcpu_ns,
+            ready_ns,
+            preempted_ns,
+            involuntary,
+            *short,
+            filtered_ns,
+            filtered_ready_ns,
+            max_ns,
+            histogram,
+        )
     )
 
 

@@ -133,19 +133,22 @@ def snapshot(ledger: Ledger) -> Snapshot:
     return Snapshot(0, ledger.at_ns, dict(ledger.threads), dict(ledger.sites), dict(ledger.waiting), ledger.book)
 
 
-def run(all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1) -> list[Window]:
-    """Windows of TICK_NS until every wait has ended; the walk is seen at each `walk_every`-th tick only."""
+def run(all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1, lag_ns: int = 0) -> list[Window]:
+    """Windows of TICK_NS until every wait has ended; the walk is seen at each `walk_every`-th tick only.
+
+    The halves change `lag_ns` after the moment that a snapshot is of.
+    """
     end_ns = max((w.back_ns for waits in all_waits.values() for w in waits), default=0)
     ledger = Ledger(0)
     taken = [snapshot(ledger)]
     for number, at_ns in enumerate(range(TICK_NS, max(end_ns, 1) + TICK_NS, TICK_NS)):
-        from_ns = at_ns - TICK_NS
-        records = {key: record_of(waits, from_ns, at_ns) for key, waits in all_waits.items()}
+        from_ns, to_ns = at_ns - TICK_NS + (lag_ns if number else 0), at_ns + lag_ns
+        records = {key: record_of(waits, from_ns, to_ns) for key, waits in all_waits.items()}
         ledger.tick(
             at_ns,
             MIN_NS,
             [(key, record) for key, record in records.items() if record],
-            [site for key, waits in all_waits.items() for site in site_records(key, waits, from_ns, at_ns)],
+            [site for key, waits in all_waits.items() for site in site_records(key, waits, from_ns, to_ns)],
             [one for key, w in all_waits.items() for one in walked_of(key, w, at_ns)]
             if number % walk_every == 0
             else [],
@@ -173,11 +176,11 @@ def test_each_window_has_the_time_that_passed_in_it(threads: list[list[Step]], w
             assert abs(totals.get(key, ThreadTotals()).offcpu_ns - off_ns) <= 1
 
 
-@given(threads_of_steps, st.integers(1, 3))
+@given(threads_of_steps, st.integers(1, 3), st.integers(0, TICK_NS // 2))
 def test_sites_and_short_waits_make_up_each_thread_and_nothing_is_negative(
-    threads: list[list[Step]], walk_every: int
+    threads: list[list[Step]], walk_every: int, lag_ns: int
 ) -> None:
-    for window in run(keyed(threads), walk_every):
+    for window in run(keyed(threads), walk_every, lag_ns):
         of_sites: dict[ThreadKey, int] = {}
         for site, totals in window.each_site():
             assert 0 <= totals.runqueue_ns <= totals.total_ns
@@ -187,15 +190,16 @@ def test_sites_and_short_waits_make_up_each_thread_and_nothing_is_negative(
             assert 0 <= totals.preempted_ns <= totals.runqueue_ns <= totals.offcpu_ns
 
 
-@given(threads_of_steps)
-def test_when_every_wait_has_ended_all_is_as_the_kernel_counted(threads: list[list[Step]]) -> None:
+@given(threads_of_steps, st.integers(0, TICK_NS // 2))
+def test_when_every_wait_has_ended_all_is_as_the_kernel_counted(threads: list[list[Step]], lag_ns: int) -> None:
     all_waits = keyed(threads)
-    windows = run(all_waits)
+    windows = run(all_waits, lag_ns=lag_ns)
     for key, waits in all_waits.items():
         mine = [totals for window in windows for one, totals in window.each_thread() if one == key]
         assert sum(t.waits for t in mine) == len(waits)
         assert sum(t.histogram for t in mine) == log2.of(*(w.off_ns for w in waits))
         assert sum(t.involuntary for t in mine) == sum(w.preempted for w in waits)
+        assert abs(sum(t.offcpu_ns for t in mine) - sum(w.off_ns for w in waits)) <= 1
         assert abs(sum(t.runqueue_ns for t in mine) - sum(w.runqueue_ns for w in waits)) <= 1
         assert abs(sum(t.preempted_ns for t in mine) - sum(w.off_ns for w in waits if w.preempted)) <= 1
         assert max((t.max_ns for t in mine), default=0) == max((w.off_ns for w in waits), default=0)
@@ -234,7 +238,7 @@ def test_nothing_comes_of_nothing() -> None:
 
 def primed(kernel: int | None = 3) -> Ledger:
     ledger = Ledger(1_000)
-    ledger.tick(2_000, MIN_NS, [], [], [Walked(ThreadKey(7, 100), 1_500, False, 0, kernel)], primed=True)
+    ledger.tick(2_000, MIN_NS, [], [], [Walked(ThreadKey(7, 100), 1_500, False, 0, kernel)], primed_ns=1_400)
     return ledger
 
 
@@ -259,11 +263,57 @@ def test_when_the_choice_of_threads_changes_those_left_out_keep_what_they_had() 
     ledger = primed()
     ledger.tick(12_000, MIN_NS, [], [], [])
     a = snapshot(ledger)
-    ledger.tick(22_000, MIN_NS, [], [], [Walked(ThreadKey(8, 200), 20_000, False, 0, 4)], primed=True)
+    ledger.tick(22_000, MIN_NS, [], [], [Walked(ThreadKey(8, 200), 20_000, False, 0, 4)], primed_ns=21_000)
     b = snapshot(ledger)
     ledger.tick(32_000, MIN_NS, [], [], [])
     assert dict(between(a, b).each_thread()) == {}
     assert [key for key, _ in between(b, snapshot(ledger)).each_thread()] == [ThreadKey(8, 200)]
+
+
+def test_a_thread_that_left_while_all_were_walked_waits_from_then_on() -> None:
+    wait = Wait(left_ns=1_700, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
+    record = record_of([wait], 0, 2_000)
+    assert record
+    ledger = Ledger(1_000)
+    ledger.tick(2_000, MIN_NS, [(ThreadKey(7, 100), record)], [], [], primed_ns=1_600)
+    a = snapshot(ledger)
+    ledger.tick(12_000, MIN_NS, [], [], [])
+    assert dict(between(a, snapshot(ledger)).each_thread())[ThreadKey(7, 100)].offcpu_ns == 10_000
+
+
+def test_a_thread_that_came_back_while_all_were_walked_runs() -> None:
+    wait = Wait(left_ns=1_500, back_ns=1_900, ready_ns=1_900, preempted=False, kernel=4, user=14)
+    record = record_of([wait], 0, 2_000)
+    assert record
+    ledger = Ledger(1_000)
+    walked = Walked(ThreadKey(7, 100), 1_500, False, 0, 4)
+    ledger.tick(2_000, MIN_NS, [(ThreadKey(7, 100), record)], [], [walked], primed_ns=1_400)
+    assert ledger.waiting == {}
+
+
+def test_what_ended_where_is_counted_when_its_thread_is_heard_of() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    ledger.tick(10_000, MIN_NS, [], site_records(key, [wait], 0, TICK_NS), [])
+    assert (ledger.threads, ledger.sites) == ({}, {})
+    ledger.tick(20_000, MIN_NS, [(key, record)], [], [], gone=[key])
+    assert (ledger.threads[key].offcpu_ns, ledger.sites[SiteKey(7, 100, 3, 13)].total_ns) == (3_000, 3_000)
+
+
+def test_of_a_thread_whose_record_was_lost_the_sites_are_known_and_then_it_is_given_back() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    ledger = Ledger(0)
+    ledger.tick(10_000, MIN_NS, [], site_records(key, [wait], 0, TICK_NS), [])
+    for at_ns in (20_000, 30_000):
+        ledger.tick(at_ns, MIN_NS, [], [], [])
+    assert (ledger.threads[key].waits, ledger.threads[key].offcpu_ns) == (1, 3_000)
+    ledger.tick(40_000, MIN_NS, [], [], [])
+    assert {key: totals.offcpu_ns for key, totals in ledger.threads.items()} == {EXITED: 3_000}
+    assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
 
 
 def test_a_thread_that_ended_is_given_back_and_its_sums_stay() -> None:

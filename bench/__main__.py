@@ -1,0 +1,83 @@
+"""Ask the questions, print the answers; status 1 when a bar does not hold."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from bench import accuracy, start, switch, ui, walk, workload
+from bench.answer import Answer, UnanswerableError
+from bench.machine import described, wait_for_quiet
+
+_QUESTIONS: dict[str, Callable[[Path], Answer]] = {
+    "switch": switch.ask,
+    "accuracy": accuracy.ask,
+    "start": start.ask,
+    "ui": ui.ask,
+    "walk": walk.ask,
+}
+"""Each is given the program of bench/waits.c."""
+_QUIET_SECONDS = 60.0
+"""To wait for quiet, in all."""
+_MOST_SECONDS = 8 * 60
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="what offtop costs, side by side with its peers"
+    )
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of {', '.join(_QUESTIONS)} (default: all)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
+    asked = parser.parse_args()
+    if unknown := set(asked.questions) - set(_QUESTIONS):
+        parser.error(f"no such question: {', '.join(sorted(unknown))}")
+    if os.geteuid() != 0:
+        parser.error("this needs root: sudo .venv/bin/python -m bench")
+
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(_MOST_SECONDS)
+    figures: dict[str, object] = {"machine": described()}
+    missed: list[str] = []
+    began = time.monotonic()
+    print(f"offtop's bench on {described()}")
+    patience = _QUIET_SECONDS
+    with tempfile.TemporaryDirectory(prefix="offtop-bench-") as directory:
+        try:
+            waits = workload.build(Path(directory))
+        except UnanswerableError as error:
+            parser.error(str(error))
+        for name in asked.questions or _QUESTIONS:
+            noise, waited = wait_for_quiet(patience)
+            patience -= waited
+            print(f"\n== {name} ({noise})", flush=True)
+            try:
+                answer = _QUESTIONS[name](waits)
+            except UnanswerableError as error:
+                missed.append(f"{name}: not measured, {error}")
+                print(missed[-1], flush=True)
+                continue
+            print("\n".join([answer.title, "", *answer.lines, *map(str, answer.bars)]), flush=True)
+            missed += [f"{name}: {bar}" for bar in answer.bars if not bar.holds]
+            bars = [
+                {"promise": b.promise, "measured": b.measured, "most": b.most, "holds": b.holds} for b in answer.bars
+            ]
+            figures[name] = {**answer.figures, "bars": bars, "noise": noise}
+    print(f"\n{time.monotonic() - began:.0f} s. " + ("All bars hold." if not missed else "Missed:"))
+    print("".join(f"  {line}\n" for line in missed), end="")
+    if asked.json:
+        asked.json.write_text(json.dumps({**figures, "missed": missed}, indent=2) + "\n")
+    return 1 if missed else 0
+
+
+def _too_long(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(f"bench: not done after {_MOST_SECONDS} s, so something hangs; all that it started is ended")
+
+
+sys.exit(main())

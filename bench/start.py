@@ -1,0 +1,50 @@
+"""How long from the command to the first full picture, and to the first line of JSON?"""
+
+import re
+import select
+import subprocess
+import time
+from pathlib import Path
+from statistics import median
+
+from bench import tools
+from bench.answer import Answer, Bar, UnanswerableError, middle
+from bench.terminal import COLUMNS, LINES, Terminal
+
+_ROUNDS = 5
+_MOST_SECONDS = 2.0
+_PATIENCE_SECONDS = 20.0
+
+_FULL_PICTURE = re.compile(rb"LIVE.*Waiting +[\d.]+\S* = .*WAITING.*waiting on: .*WAITING.*\d%", re.DOTALL)
+"""Head, categories, and a row of the processes: none of it is there before the first tick."""
+
+
+def ask(_waits: Path) -> Answer:
+    screen = [_to_picture() for _ in range(_ROUNDS)]
+    line = [_to_json() for _ in range(_ROUNDS)]
+    return Answer(
+        "From the command on",
+        [
+            f"to the first full picture on {COLUMNS}x{LINES}: {middle(screen, 2)} s",
+            f"to the first line of --json -d 0.25: {middle(line, 2)} s",
+        ],
+        [Bar("command to first full picture", median(screen), _MOST_SECONDS, " s")],
+        {"to_picture_s": screen, "to_json_s": line},
+    )
+
+
+def _to_picture() -> float:
+    with Terminal([str(tools.offtop())]) as terminal:
+        if not terminal.wait_for(_FULL_PICTURE, _PATIENCE_SECONDS):
+            raise UnanswerableError(f"no full picture within {_PATIENCE_SECONDS:.0f} s")
+        return time.monotonic() - terminal.began
+
+
+def _to_json() -> float:
+    began = time.monotonic()
+    with tools.running([str(tools.offtop()), "--json", "-d", "0.25"], subprocess.PIPE) as process:
+        assert process.stdout
+        ready = select.select([process.stdout], [], [], _PATIENCE_SECONDS)[0]
+        if not ready or not process.stdout.read(1):
+            raise UnanswerableError(f"no line within {_PATIENCE_SECONDS:.0f} s")
+        return time.monotonic() - began

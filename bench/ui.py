@@ -1,0 +1,112 @@
+"""What do reading and drawing cost at 1 Hz, with 5,000 sites of which each changes each second?
+
+The sites are real: threads that sleep in 5 functions in turn, 0.2 s in each, so that in each second each has 5
+sites in which waits ended, and one in which it waits at the tick. offtop runs on a terminal of its own, as long
+as the window that it shows needs to fill; then its CPU time is read. The median of some stretches counts: where
+somebody starts new programs meanwhile, offtop looks up their names.
+"""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from bench import tools
+from bench.answer import Answer, Bar, UnanswerableError, middle
+from bench.terminal import COLUMNS, LINES, Terminal
+from bench.workload import Threads
+
+_THREADS = 840
+_SITES = 5_000
+_WAIT_US = 200_000
+_COUNTED_TICKS = 4
+_WARM_SECONDS = 13.0
+_SLICES = 7
+_SLICE_SECONDS = 3.0
+_LIVE_SECONDS = 60.0
+_MOST_CPU_PCT = 5.0
+_MOST_RSS_MB = 200.0
+
+
+class _Usage(NamedTuple):
+    """CPU time of a process, in seconds, or in percent of one core."""
+
+    drawing: float
+    """Its first thread."""
+    reading: float
+    """All others: reading, names."""
+    kernel: float
+    """Of both, in the kernel."""
+
+    @property
+    def all(self) -> float:
+        return self.drawing + self.reading
+
+
+def ask(waits: Path) -> Answer:
+    with Threads(waits) as threads:
+        threads.start("sites", _THREADS, _WAIT_US, _LIVE_SECONDS)
+        sites = _changing_sites(threads.pid)
+        with Terminal([str(tools.offtop())]) as terminal:
+            terminal.look_on(_WARM_SECONDS)
+            slices = [_used_pct(terminal) for _ in range(_SLICES)]
+            rss_mb, most_rss_mb = _rss_mb(terminal.pid)
+    cpu_pct = median(used.all for used in slices)
+    parts = {name: median(getattr(used, name) for used in slices) for name in _Usage._fields}
+    return Answer(
+        f"A screen of {COLUMNS}x{LINES} at 1 Hz, {sites:,} sites that changed in each second",
+        [
+            f"CPU, % of one core, in stretches of {_SLICE_SECONDS:.0f} s: {middle([s.all for s in slices], 1)}",
+            "medians: " + ", ".join(f"{name} {pct:.1f}%" for name, pct in parts.items()),
+            f"memory {rss_mb:.0f} MB, at most {most_rss_mb:.0f} MB since the start",
+        ],
+        [
+            Bar(f"CPU of reading and drawing, {sites:,} sites", cpu_pct, _MOST_CPU_PCT, "%"),
+            Bar("memory", most_rss_mb, _MOST_RSS_MB, " MB"),
+        ],
+        {
+            "sites": sites,
+            "cpu_pct": [used.all for used in slices],
+            "parts_pct": parts,
+            "rss_mb": rss_mb,
+            "most_rss_mb": most_rss_mb,
+        },
+    )
+
+
+def _used_pct(terminal: Terminal) -> _Usage:
+    """In the next few seconds."""
+    before, began = _used_s(terminal.pid), time.monotonic()
+    terminal.look_on(_SLICE_SECONDS)
+    after, seconds = _used_s(terminal.pid), time.monotonic() - began
+    return _Usage(*(100 * (b - a) / seconds for a, b in zip(before, after, strict=True)))
+
+
+def _changing_sites(pid: int) -> int:
+    """How many sites of a process have time in one tick, by offtop. Raises UnanswerableError if too few."""
+    arguments = [str(tools.offtop()), "--json", "-n", str(_COUNTED_TICKS)]
+    said = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout
+    tick: dict[str, Any] = json.loads(said.splitlines()[-1])
+    sites = sum(1 for site in tick["sites"] if site["pid"] == pid)
+    if sites < 0.95 * _SITES:
+        raise UnanswerableError(f"the workload has {sites:,} changing sites instead of {_SITES:,}")
+    return sites
+
+
+def _used_s(pid: int) -> _Usage:
+    drawing_s = sum(tools.cpu_s(f"{pid}/task/{pid}"))
+    user_s, kernel_s = tools.cpu_s(pid)
+    return _Usage(drawing_s, user_s + kernel_s - drawing_s, kernel_s)
+
+
+def _rss_mb(pid: int) -> tuple[float, float]:
+    """Now, and the most there was, of a process. (Its compiler was a child, and is gone.)"""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    kb = {
+        name: int(rest.split()[0])
+        for name, _, rest in (line.partition(":") for line in lines)
+        if name[:3] == "VmR" or name == "VmHWM"
+    }
+    return kb["VmRSS"] / 1024, kb["VmHWM"] / 1024

@@ -1,0 +1,14 @@
+"""One live source for all tests that only watch: attaching takes a second each time."""
+
+from collections.abc import Generator
+
+import pytest
+
+from tests.kernel import watch
+
+
+@pytest.fixture(scope="session")
+def live() -> Generator[watch.Watch]:
+    """Watches everything, with the filters that offtop begins with. Sums are held in every tick."""
+    with watch.watching() as watched:
+        yield watched

@@ -1,0 +1,124 @@
+"""What a live source counts around a child: by thread, by category and by user stack, beside the kernel's own counts.
+
+with watch.watching() as live:
+    live.tick()  # from here on
+    ...the child waits...
+    window = live.tick()  # what passed, with the sums of accounting held in it
+    watch.thread(window, child.tid).waits
+"""
+
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from offtop import paths
+from offtop.kernel.live import LiveSource
+from offtop.model import categories
+from offtop.model import histogram as log2
+from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.cut import Idle, Part, cut, site_parts
+from offtop.model.snapshot import EXITED, Filters, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.window import Window, between, site_sum
+
+MS = 1_000_000
+S = 1_000_000_000
+_NAMES_S = 30.0
+
+
+class Watch:
+    """A LiveSource, and where its last tick ended."""
+
+    def __init__(self, source: LiveSource) -> None:
+        self.source = source
+        self.last: Snapshot = source.read()
+
+    def tick(self, after_s: float = 0) -> Window:
+        """What passed since the last tick. Raises AssertionError where a law of accounting does not hold in it."""
+        time.sleep(after_s)
+        earlier, self.last = self.last, self.source.read()
+        window = between(earlier, self.last)
+        check_sums(window)
+        return window
+
+    def user_stacks(self, window: Window, tid: int) -> dict[tuple[str, ...], SiteTotals]:
+        """What one thread did in `window`, by the names of its user frames, leaf first."""
+        sites = sites_of(window, tid)
+        frames = {key.user: window.book.stack(key.user).trimmed for key in sites}
+        self.source.wait_for_names({frame for stack in frames.values() for frame in stack}, _NAMES_S)
+        table: dict[tuple[str, ...], SiteTotals] = {}
+        for key, totals in sites.items():
+            names = tuple(self.source.names.of(frame) for frame in frames[key.user])
+            table[names] = site_sum(table.get(names, SiteTotals()), totals)
+        return table
+
+
+@contextmanager
+def watching(
+    filters: Filters = Filters(), door: str = "auto", waking: bool = False, keep_ns: int = 900 * S
+) -> Generator[Watch]:
+    """A live source; closed with the block."""
+    source = LiveSource(rules(), filters, door=door, waking=waking, keep_ns=keep_ns)
+    try:
+        yield Watch(source)
+    finally:
+        source.close()
+
+
+@cache
+def rules() -> categories.Categories:
+    return categories.parse(paths.categories().read_text())
+
+
+def check_sums(window: Window) -> None:
+    """The laws of accounting, exactly; and that neither idle threads nor offtop's own are threads here."""
+    of_sites: dict[ThreadKey, int] = {}
+    broken: list[object] = []
+    for site, totals in window.each_site():
+        of_sites[site.thread] = of_sites.get(site.thread, 0) + totals.total_ns
+        if not (totals.total_ns >= totals.runqueue_ns >= 0 <= totals.waits):
+            broken.append((site, totals._replace(histogram=0)))
+    all_ns = 0
+    for key, t in window.each_thread():
+        all_ns += t.offcpu_ns
+        whole = t.offcpu_ns == of_sites.pop(key, 0) + t.short_ns + t.filtered_ns
+        inside = t.offcpu_ns >= t.runqueue_ns >= t.preempted_ns >= 0
+        inside = inside and t.short_ns >= t.short_runqueue_ns >= 0 and t.filtered_ns >= t.filtered_runqueue_ns >= 0
+        ours = key != EXITED and (key.tid == 0 or key.pid == os.getpid())
+        if not whole or not inside or ours or t.waits != log2.count(t.histogram):
+            broken.append((key, t._replace(histogram=0)))
+    broken += [(key, rest_ns) for key, rest_ns in of_sites.items() if rest_ns]
+    assert not broken, f"{len(broken)}, as {broken[:3]}"
+    assert sum(part.total_ns for part in cut(window, Idle()).categories.values()) == all_ns
+
+
+def thread(window: Window, tid: int) -> ThreadTotals:
+    """All zeros for a thread that did not wait."""
+    return next((totals for key, totals in window.each_thread() if key.tid == tid), ThreadTotals())
+
+
+def sites_of(window: Window, tid: int) -> dict[SiteKey, SiteTotals]:
+    return {key: totals for key, totals in window.each_site() if key.tid == tid}
+
+
+def by_category(window: Window, tid: int) -> dict[str, Part]:
+    """What one thread's waits from the minimum up were for."""
+    table: dict[str, Part] = {}
+    for key, totals in sites_of(window, tid).items():
+        for leaf, part in site_parts(key, totals, window.book, Idle()):
+            table[leaf.category] = table.get(leaf.category, Part()).plus(part)
+    return table
+
+
+def switches(tid: int) -> tuple[int, int]:
+    """How often the kernel says that a thread left the CPU, and how often of these involuntarily."""
+    fields = dict(line.split(":\t") for line in Path(f"/proc/{tid}/status").read_text().splitlines())
+    involuntary = int(fields["nonvoluntary_ctxt_switches"])
+    return int(fields["voluntary_ctxt_switches"]) + involuntary, involuntary
+
+
+def running_ns(pid: int, tid: int) -> int:
+    """How long the kernel says that a thread has run (its sum_exec_runtime); exact while it does not run."""
+    return int(Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()[0])
