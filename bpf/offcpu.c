@@ -109,30 +109,34 @@ static inline __attribute__((always_inline)) struct record *record_of(struct tas
 	return r;
 }
 
-/* A thread ends: nobody will walk it again, so its halves move to where they are found. */
-static inline __attribute__((always_inline)) void keep_gone(struct task_struct *task, struct record *r, u32 pid, u32 tid)
+/* Move one half to where it is found when nobody will walk its thread again. */
+static inline __attribute__((always_inline)) void keep_half(struct gone *gone, struct gone_key *key, u32 which, struct thread *thread)
+{
+	if (!thread->state)
+		return;
+	thread->left_ns = 0;
+	__builtin_memcpy(&gone->thread, thread, sizeof(gone->thread));
+	if (which ? gone_1.update(key, gone) : gone_0.update(key, gone))
+		count_lost(LOST_THREADS);
+	__builtin_memset(thread, 0, sizeof(*thread));
+}
+
+/*
+ * A thread ends. If its idle half has not been walked yet, it never will be: both halves go the same way, the
+ * older first, so that they come out in one tick and in order.
+ */
+static inline __attribute__((always_inline)) void keep_gone(struct task_struct *task, struct record *r, u32 which)
 {
 	u32 zero = 0;
 	struct gone *gone = gone_scratch.lookup(&zero);
-	struct gone_key key = {.at_ns = bpf_ktime_get_ns(), .pid = pid, .tid = tid};
+	struct gone_key key = {.at_ns = bpf_ktime_get_ns(), .pid = r->pid, .tid = r->tid};
 
 	if (!gone)
 		return;
 	bpf_probe_read_kernel(gone->comm, sizeof(gone->comm), (char *)task + TASK_COMM);
-	if (r->half[0].state) {
-		r->half[0].left_ns = 0;
-		__builtin_memcpy(&gone->thread, &r->half[0], sizeof(gone->thread));
-		if (gone_0.update(&key, gone))
-			count_lost(LOST_THREADS);
-		__builtin_memset(&r->half[0], 0, sizeof(r->half[0]));
-	}
-	if (r->half[1].state) {
-		r->half[1].left_ns = 0;
-		__builtin_memcpy(&gone->thread, &r->half[1], sizeof(gone->thread));
-		if (gone_1.update(&key, gone))
-			count_lost(LOST_THREADS);
-		__builtin_memset(&r->half[1], 0, sizeof(r->half[1]));
-	}
+	keep_half(gone, &key, which, which ? &r->half[0] : &r->half[1]);
+	key.at_ns += 1;
+	keep_half(gone, &key, which, which ? &r->half[1] : &r->half[0]);
 }
 
 static inline __attribute__((always_inline)) struct site *site_of(u32 which, struct site_key *key)
@@ -258,7 +262,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	if (dead) {
 		thread->state = r->state;
 		r->left_ns = 0;
-		keep_gone(task, r, r->pid, r->tid);
+		keep_gone(task, r, *which);
 #ifdef BY_TID
 		record.delete(&tid);
 #endif
@@ -266,7 +270,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	}
 	if (r->tid != tid) {
 		if (r->tid)
-			keep_gone(task, r, r->pid, r->tid);
+			keep_gone(task, r, *which);
 		r->pid = pid;
 		r->tid = tid;
 	}
@@ -539,6 +543,7 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 	}
 	if (!walked->flags)
 		return;
+	walked->state = r->state; /* at leaving, which says whether it was preempted */
 	bpf_probe_read_kernel(walked->comm, sizeof(walked->comm), (char *)task + TASK_COMM);
 	long full = bpf_seq_write(seq, walked, sizeof(*walked));
 	if (s && walked->flags & WALKED_STACK && !full && !bpf_seq_write(seq, s, sizeof(*s)))

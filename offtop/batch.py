@@ -13,7 +13,7 @@ from offtop import __version__
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories, is_periodic
-from offtop.model.cut import ALL, RUN_QUEUE, THROTTLE, Leaf, Scope, by_category, by_thread, total
+from offtop.model.cut import ALL, FILTERED, RUN_QUEUE, THROTTLE, Leaf, Scope, by_category, by_thread, total
 from offtop.model.history import History, Kept
 from offtop.model.printable import printable
 from offtop.model.rows import Order, Ranking, Row, category_rows, process_rows, thread_rows
@@ -179,18 +179,21 @@ def tick_text(kept: Kept, width: int, *, idle_shown: bool, threads_listed: bool)
 def _head(kept: Kept) -> str:
     window = kept.window
     span_ns = window.span_ns
-    every = total(kept.cut.categories.values()).total_ns
+    filtered_ns = sum(part.total_ns for leaf, part in kept.cut.categories.items() if leaf.category == FILTERED)
+    every = total(kept.cut.categories.values()).total_ns - filtered_ns
     idle_ns = sum(part.total_ns for leaf, part in kept.cut.categories.items() if leaf.idle)
     ready_ns = sum(part.total_ns for leaf, part in kept.cut.categories.items() if leaf.category == RUN_QUEUE)
     clock = time.strftime("%H:%M:%S", time.localtime(window.taken_ns // 1_000_000_000))
     lost = ", ".join(f"{n} {kind}" for kind, n in window.lost.items()) or "0"
+    left_out = f"filtered {threads(filtered_ns / span_ns)}  " if filtered_ns else ""
     cost = window.cost
     own = f"  cost {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else ""
     return (
         f"offtop - {clock} span {duration(span_ns)}  "
         f"WAITING {threads((every - idle_ns) / span_ns)} = "
         f"blocked {threads((every - idle_ns - ready_ns) / span_ns)} + run queue {threads(ready_ns / span_ns)}  "
-        f"idle-looking {threads(idle_ns / span_ns)}  lost {lost}  min {duration(window.filters.min_ns) or '0'}{own}"
+        f"idle-looking {threads(idle_ns / span_ns)}  {left_out}lost {lost}  "
+        f"min {duration(window.filters.min_ns) or '0'}{own}"
     )
 
 

@@ -148,6 +148,9 @@ def _watch(asked: argparse.Namespace) -> int:
     )
     if asked.max and asked.max < asked.min:
         raise UsageError("--max is below --min, so no wait would be shown. Give a larger --max or a smaller --min")
+    if asked.theme and not (paths.themes() / f"{asked.theme}.toml").is_file():
+        names = ", ".join(sorted(path.stem for path in paths.themes().glob("*.toml")))
+        raise UsageError(f"There is no theme '{printable(asked.theme)}'. Take one of: {names}")
     if not asked.batch:
         threading.Thread(target=_load_screen, daemon=True).start()
     with _ended_by_signals():
@@ -164,13 +167,8 @@ def _batch(source: Source, rules: categories.Categories, asked: argparse.Namespa
     out: object = sys.stdout
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # a name may have letters that the locale has not
-    try:
+    with _written():
         _print_ticks(source, rules, asked)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more on its way out
-        raise OfftopError(f"The output cannot be written ({error.strerror}). Make room, or write elsewhere") from error
     if asked.iterations is None:
         print("offtop: what was watched has ended", file=sys.stderr)
     return 0
@@ -188,6 +186,21 @@ def _print_ticks(source: Source, rules: categories.Categories, asked: argparse.N
         threads_listed=asked.threads,
         out=sys.stdout,
     )
+
+
+@contextlib.contextmanager
+def _written() -> Generator[None]:
+    """What is printed in this block is out at its end, or raises OfftopError (BrokenPipeError: nobody reads on)."""
+    if sys.__stdout__ is None:
+        raise OfftopError("The output cannot be written (stdout is closed). Open it, as with: offtop -b >FILE")
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more on its way out
+        raise OfftopError(f"The output cannot be written ({error.strerror}). Make room, or write elsewhere") from error
 
 
 def _screen(source: Source, rules: categories.Categories, filters: Filters, asked: argparse.Namespace) -> int:
@@ -246,7 +259,8 @@ def _doctor(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="the checks as a JSON array")
     as_json = parser.parse_args(arguments).json
     checks = doctor.checks()
-    print(doctor.as_json(checks) if as_json else doctor.render(checks))
+    with _written():
+        print(doctor.as_json(checks) if as_json else doctor.render(checks))
     return doctor.status(checks)
 
 
@@ -256,7 +270,8 @@ def _schema(arguments: Sequence[str]) -> int:
     _Parser(prog="offtop schema", description="print the JSON Schema of --json", allow_abbrev=False).parse_args(
         arguments
     )
-    print(json.dumps(SCHEMA, indent=2))
+    with _written():
+        print(json.dumps(SCHEMA, indent=2))
     return 0
 
 

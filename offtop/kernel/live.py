@@ -272,7 +272,7 @@ class LiveSource:
                 bool(record.flags & layout.WALKED_RUNNABLE),
                 record.queued_ns + apart_ns if record.queued_ns and apart_ns else 0,
                 None if record.frames is None else self._stacks.walked(record.frames, record.words),
-                record.state & layout.NOLOAD or record.state or layout.RUNNING,
+                record.state,
             )
 
     def _threads(self, half: int) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
@@ -282,16 +282,17 @@ class LiveSource:
 
     def _gone(self, half: int, threads: list[tuple[ThreadKey, ThreadRecord]]) -> list[ThreadKey]:
         """The threads that ended; what they did is put before `threads`: a tid may be in use again."""
-        gone: list[ThreadKey] = []
-        records: list[tuple[ThreadKey, ThreadRecord]] = []
+        found: list[tuple[int, ThreadKey, bytes, bytes]] = []
         for keys, values in self._program.maps[f"gone_{half}"].drain():
-            for (_, pid, tid), (comm, thread) in zip(
+            for (at_ns, pid, tid), (comm, thread) in zip(
                 layout.GONE_KEY.iter_unpack(keys), layout.GONE.iter_unpack(values), strict=True
             ):
-                key = ThreadKey(pid, tid)
-                gone.append(key)
-                self._note_name(key, comm)
-                records.append((key, ThreadRecord._make(layout.THREAD.unpack(thread))))
+                found.append((at_ns, ThreadKey(pid, tid), comm, thread))
+        found.sort()
+        for _, key, comm, _ in found:
+            self._note_name(key, comm)
+        gone = list(dict.fromkeys(key for _, key, _, _ in found))
+        records = [(key, ThreadRecord._make(layout.THREAD.unpack(thread))) for _, key, _, thread in found]
         threads[:0] = records
         return gone
 

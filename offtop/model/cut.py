@@ -88,7 +88,7 @@ class Cut:
 
 
 class Scope(NamedTuple):
-    """Which waits a table is about."""
+    """Which waits a table is about. What is filtered is in none but its own."""
 
     category: str = ALL
     pid: int | None = None
@@ -97,7 +97,8 @@ class Scope(NamedTuple):
     """Whether idle-looking waits are in it."""
 
     def holds(self, leaf: Leaf) -> bool:
-        return self.category in (ALL, leaf.category) and (self.idle or not leaf.idle)
+        of_all = self.category == ALL and leaf.category != FILTERED
+        return (of_all or self.category == leaf.category) and (self.idle or not leaf.idle)
 
 
 class Place(NamedTuple):
@@ -218,11 +219,11 @@ def merged(cuts: Sequence[Cut]) -> Cut:
     return Cut(sum(one.span_ns for one in cuts), categories, processes)
 
 
-def by_category(one: Cut, idle_shown: bool = True) -> dict[str, Part]:
-    """Category → its time, its idle-looking part left out unless `idle_shown`."""
+def by_category(one: Cut, idle_shown: bool = True, filtered_shown: bool = True) -> dict[str, Part]:
+    """Category → its time, its idle-looking part left out unless `idle_shown`, what is filtered likewise."""
     table: dict[str, Part] = {}
     for leaf, part in one.categories.items():
-        if idle_shown or not leaf.idle:
+        if (idle_shown or not leaf.idle) and (filtered_shown or leaf.category != FILTERED):
             was = table.get(leaf.category)
             table[leaf.category] = part if was is None else was.plus(part)
     return table
@@ -263,7 +264,8 @@ class _StackIn(NamedTuple):
 def by_thread(window: Window, scope: Scope, idle: Idle) -> dict[tuple[int, ...], Added]:
     """(pid, tid) → what fell to it in `window`, of the waits in `scope`."""
     table = _of_sites(window, scope, idle, slice(0, 2))
-    wants_ready, wants_short, wants_filtered = (scope.category in (ALL, c) for c in (RUN_QUEUE, SHORT, FILTERED))
+    wants_ready, wants_short = (scope.category in (ALL, c) for c in (RUN_QUEUE, SHORT))
+    wants_filtered = scope.category == FILTERED
     if not (wants_ready or wants_short or wants_filtered):
         return table
     for who, totals in window.threads.items():

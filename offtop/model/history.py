@@ -285,8 +285,10 @@ class History:
                     verdicts[key] = so_far is not None and self._is_periodic(so_far.histogram)
                 if verdicts[key]:
                     found.append(key)
-        found += [key for key in window.still if key[2] in sleeps and verdicts.get(key)]
-        return frozenset(found)
+        # A sleep in progress stands at a site of its own until it ends: it looks as the others of its thread do.
+        threads = {key[:2] for key, is_so in verdicts.items() if is_so}
+        asleep = [key for key in (*window.sites, *window.still) if key[2] in sleeps and key[:2] in threads]
+        return frozenset(found).union(key for key in asleep if verdicts.get(key) or key[3] == NO_STACK)
 
     def _make_room(self) -> None:
         """Pack, forget the cuts that no span on the screen needs, then drop; the newest is left as it is."""

@@ -8,6 +8,7 @@ from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import OTHER
 from offtop.model.cut import (
     ALL,
+    FILTERED,
     NO_PART,
     RUN_QUEUE,
     Cut,
@@ -67,6 +68,8 @@ class Picture:
     """The run-queue part of `shown`."""
     hidden_ns: int
     """Idle-looking, and not shown."""
+    filtered_ns: int
+    """Left out by --max and --state."""
     other_ns: int
     """The part of `shown` that no rule knows."""
     lost: Mapping[str, int]
@@ -133,7 +136,8 @@ class Pictures:
         newest = minute[-1]
         over = [ever] if ever and view.span_ns == SINCE_START else _last(minute, view.span_ns)
         one, lifetime = merged([tick.cut for tick in over]), ever.cut if ever else None
-        parts = by_category(one, view.idle_shown)
+        parts = by_category(one, view.idle_shown, filtered_shown=False)
+        filtered_ns = by_category(one).get(FILTERED, NO_PART).total_ns
         categories = category_rows(
             one,
             Order(view.sort, view.reverse, room.categories),
@@ -156,7 +160,8 @@ class Pictures:
             shown=total(parts.values()),
             ready_ns=parts.get(RUN_QUEUE, NO_PART).total_ns,
             other_ns=parts.get(OTHER, NO_PART).total_ns,
-            hidden_ns=total(one.categories.values()).total_ns - total(parts.values()).total_ns,
+            filtered_ns=filtered_ns,
+            hidden_ns=total(one.categories.values()).total_ns - total(parts.values()).total_ns - filtered_ns,
             lost=_added(tick.facts.lost for tick in over),
             switches_per_s=_per_second([tick for tick in over if tick.facts.cost.switches >= 0]),
             book=newest.facts.book,

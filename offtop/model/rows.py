@@ -158,14 +158,17 @@ def category_rows(
     lifetime: Cut | None = None,
     keep: str = ALL,
 ) -> Ranking:
-    """A row for each category that had time; its idle-looking part is left out unless `idle_shown`."""
-    table = by_category(one, idle_shown)
+    """A row for each category that had time; its idle-looking part is left out unless `idle_shown`.
+
+    What is filtered is no row: it stands in the head.
+    """
+    table = by_category(one, idle_shown, filtered_shown=False)
     all_idle = {leaf.category for leaf in one.categories} - {leaf.category for leaf in one.categories if not leaf.idle}
     return ranked(
         table,
         order,
         lambda category, part: Row(category, category, one.span_ns, part, idle=category in all_idle),
-        lifetime=None if lifetime is None else by_category(lifetime, idle_shown),
+        lifetime=None if lifetime is None else by_category(lifetime, idle_shown, filtered_shown=False),
         keep=keep or None,
     )
 

@@ -42,6 +42,8 @@ from offtop.ui.lines import Line, Panel, fit, plain, width_of
 from offtop.units import NS_PER_S, parse_duration, size, span
 
 _ALERT_SECONDS = 6.0
+_NS_PER_MS = 1_000_000
+"""The minimum is shown in ms, so a bare number at its prompt is one; `--min` takes us, as bcc's tools do."""
 _ROWS_OF_GARBAGE = 200_000
 """Objects between two searches for cycles: a tick makes thousands of tuples, and no cycle."""
 
@@ -395,9 +397,9 @@ class OfftopApp(App[int]):
 
     def _set_minimum(self, text: str) -> str | None:
         try:
-            min_ns = parse_duration(text.strip(), 1_000)
+            min_ns = parse_duration(text.strip(), _NS_PER_MS)
         except ValueError:
-            return f"{text!r} is no length of time: try 200us, 1ms or 0; a bare number is microseconds"
+            return f"{text!r} is no length of time: try 200us, 1ms or 0; a bare number is milliseconds"
         self._ask_kernel(views.with_minimum(self._view, min_ns), self._view.asked)
         return None
 

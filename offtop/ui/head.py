@@ -89,6 +89,8 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
     right: Spans = [] if layout.cost or not picture.lost else lost(picture)
     words = counted(picture.newest.facts.filters)
     right += [(f" {words}", "pin")] if words else []
+    if picture.filtered_ns:
+        right.append((f" filtered {threads(average(picture.filtered_ns, span_ns))}", "pin"))
     if layout.cost:
         right.append((f" other {percent(picture.other_ns, shown_ns):.0f}%", "dim"))
     lefts: list[Spans] = [

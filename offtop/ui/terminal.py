@@ -1,5 +1,6 @@
 """The terminal may go away at any moment: then nothing waits for it, and offtop ends."""
 
+import locale
 import select
 import sys
 from typing import IO, TextIO
@@ -68,4 +69,7 @@ def screen_file() -> TextIO | None:
 def speaks_utf8() -> bool:
     """Whether what is written to the screen can be more than ASCII."""
     screen = screen_file()
+    # Not the encoding alone: in the C locale Python writes UTF-8 that the terminal does not understand.
+    if locale.getencoding().lower().replace("-", "") != "utf8":
+        return False
     return screen is not None and screen.encoding.lower().replace("-", "") == "utf8"

@@ -18,7 +18,8 @@ FRAMELESS = r"""
 #include <sys/syscall.h>
 #include <time.h>
 #define FRAME __asm__ volatile("")
-static __attribute__((noinline)) void gamma_(void) { struct timespec t = {0, 10000000}; syscall(SYS_nanosleep, &t, 0); FRAME; }
+static const struct timespec ten_ms = {0, 10000000};
+static __attribute__((noinline)) void gamma_(void) { syscall(SYS_nanosleep, &ten_ms, 0); FRAME; }
 static __attribute__((noinline)) void beta(void) { gamma_(); FRAME; }
 static __attribute__((noinline)) void alpha(void) { for (int i = 0; i < 23; i++) beta(); FRAME; }
 int main(void) { next(); alpha(); next(); return 0; }
@@ -154,7 +155,7 @@ def test_a_wait_that_began_before_offtop_counts_from_its_start() -> None:
             windows.append(fresh.tick(0.02))
             parts = [watch.by_category(window, child.tid) for window in windows]
             assert parts[-1]["sleep"].waits == 1
-            ended = [totals for names, totals in fresh.user_stacks(windows[-1], child.tid).items() if totals.waits]
+            ended = [totals for totals in fresh.user_stacks(windows[-1], child.tid).values() if totals.waits]
             assert sorted(totals.waits for totals in ended) == [1, 1]
             assert 400 * MS <= sum(part["pipe"].total_ns for part in parts) <= time.monotonic_ns() - began_ns
 

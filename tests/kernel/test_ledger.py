@@ -374,3 +374,33 @@ def test_names_of_threads_that_ended_are_bounded() -> None:
             ledger.book.comms[key] = ledger.book.processes[key.pid] = "child"
         ledger.tick(1_000 * (number + 1), MIN_NS, [], [], [], gone=keys)
     assert len(ledger.book.comms) == len(ledger.book.processes) == 51_000, "those of the last tick are still there"
+
+
+def test_a_wait_in_progress_in_a_state_that_is_left_out_is_filtered_from_its_start() -> None:
+    wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    first = snapshot(ledger)
+    ledger.tick(10_000, MIN_NS, [(ThreadKey(7, 100), record)], [], [], states=layout.RUNNING)
+    second = snapshot(ledger)
+    ledger.tick(20_000, MIN_NS, [], [], [], states=layout.RUNNING)
+    windows = [between(first, second), between(second, snapshot(ledger))]
+    assert [dict(w.each_thread())[ThreadKey(7, 100)].filtered_ns for w in windows] == [5_000, 10_000]
+    assert [list(w.each_site()) for w in windows] == [[], []]
+
+
+def test_a_wait_in_progress_is_filtered_once_it_is_longer_than_the_maximum() -> None:
+    wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    taken = [snapshot(ledger)]
+    for number in (1, 2, 3):
+        at_ns = number * TICK_NS
+        records = [(ThreadKey(7, 100), record)] if number == 1 else []
+        ledger.tick(at_ns, MIN_NS, records, [], walked_of(ThreadKey(7, 100), [wait], at_ns), max_ns=12_000)
+        taken.append(snapshot(ledger))
+    windows = [between(a, b) for a, b in pairwise(taken)]
+    assert [dict(w.each_thread())[ThreadKey(7, 100)].filtered_ns for w in windows] == [0, 10_000, 10_000]
+    assert [sum(t.total_ns for _, t in w.each_site()) for w in windows] == [5_000, 0, 0]

@@ -33,15 +33,20 @@ class Watch:
 
     def __init__(self, source: LiveSource) -> None:
         self.source = source
-        self.last: Snapshot = source.read()
+        self.last = self._read()
 
     def tick(self, after_s: float = 0) -> Window:
         """What passed since the last tick. Raises AssertionError where a law of accounting does not hold in it."""
         time.sleep(after_s)
-        earlier, self.last = self.last, self.source.read()
+        earlier, self.last = self.last, self._read()
         window = between(earlier, self.last)
         check_sums(window)
         return window
+
+    def _read(self) -> Snapshot:
+        snapshot = self.source.read()
+        assert snapshot is not None, "what was watched has ended"
+        return snapshot
 
     def user_stacks(self, window: Window, tid: int) -> dict[tuple[str, ...], SiteTotals]:
         """What one thread did in `window`, by the names of its user frames, leaf first."""

@@ -232,8 +232,10 @@ async def test_m_asks_for_the_minimum_and_tells_the_source() -> None:
     async with shown(source) as (app, pilot):
         await pilot.press("m", "x", "enter")
         assert "'x' is no length of time" in screen(app)[-2]
-        await pilot.press(*"200", "enter")
+        await pilot.press(*"200us", "enter")
         assert source.filters.min_ns == 200_000
+        await pilot.press("m", "2", "enter")
+        assert source.filters.min_ns == 2_000_000
         await pilot.press("m", "0", "enter")
         assert source.filters.min_ns == 0
         await pilot.press("m", "enter")

@@ -1,0 +1,130 @@
+"""The command `offtop` as people start it: a process of its own, with what it says, how it ends, and what it leaves."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from offtop.kernel import libbpf
+
+OFFTOP = Path(sys.executable).with_name("offtop")
+TIMEOUT_S = 60
+
+
+class Ended(NamedTuple):
+    """Of a process: its exit status as a shell has it, and what it wrote."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The one line that it said on stderr. Raises AssertionError if it wrote anything else."""
+        assert self.out == ""
+        assert re.fullmatch(r"offtop: [^\n\x00-\x1f\x7f-\x9f]+\n", self.err), self.err
+        return self.err.removeprefix("offtop: ").rstrip("\n")
+
+
+def run(*arguments: str, before: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Ended:
+    """offtop with these arguments, without a terminal; `before`: the command that starts it."""
+    return ended(start(*arguments, before=before, env=env))
+
+
+def start(*arguments: str, before: Sequence[str] = (), env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*before, str(OFFTOP), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def ended(process: subprocess.Popen[bytes]) -> Ended:
+    try:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    return Ended(status, out.decode(), err.decode())
+
+
+class OnTerminal(NamedTuple):
+    status: int
+    screen: bytes
+    """All that came to the terminal."""
+    err: str
+
+
+def run_on_terminal(*arguments: str, env: Mapping[str, str] | None = None) -> OnTerminal:
+    """The same with a terminal for stdin and stdout; stderr is kept apart."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [str(OFFTOP), *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    screen = b""
+    deadline = time.monotonic() + TIMEOUT_S
+    try:
+        while time.monotonic() < deadline:
+            screen += os.read(ours, 1 << 16)
+    except OSError:
+        pass  # the last process that had the terminal open has ended
+    finally:
+        os.close(ours)
+        if process.poll() is None and time.monotonic() >= deadline:
+            process.kill()
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    return OnTerminal(process.returncode, screen, err.decode())
+
+
+def family(pid: int) -> list[int]:
+    """The process and its children, and theirs; those that are there."""
+    found = [pid]
+    for one in found:
+        try:
+            found += [int(child) for child in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def programs_of(pid: int) -> set[int]:
+    """The ids of the BPF programs that a process or one of its children has open."""
+    ids: set[int] = set()
+    for one in family(pid):
+        for fd in Path(f"/proc/{one}/fdinfo").glob("*"):
+            try:
+                ids.update(int(number) for number in re.findall(r"^prog_id:\s*(\d+)$", fd.read_text(), re.MULTILINE))
+            except OSError:
+                continue
+    return ids
+
+
+def still_loaded(ids: set[int], seconds: float = 10) -> set[int]:
+    """Those that the kernel still has after so many seconds at most; it frees them a moment after their last user."""
+    deadline = time.monotonic() + seconds
+    while (left := {number for number in ids if _is_loaded(number)}) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def _is_loaded(program_id: int) -> bool:
+    fd = libbpf.library().bpf_prog_get_fd_by_id(program_id)
+    if fd < 0:
+        return False
+    os.close(fd)
+    return True
