@@ -54,7 +54,11 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run offtop and exit: 0, or the status of the error, 130 for ctrl-C, 143 and 129 for SIGTERM and SIGHUP."""
     try:
+        out: object = sys.stdout
+        if out is None:
+            raise OfftopError("There is no standard output. Leave it open, or send it somewhere: offtop -b >FILE")
         status = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
     except OfftopError as error:
         print(f"offtop: {error}", file=sys.stderr)
         status = error.status
@@ -62,8 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = 128 + signal.SIGINT
     except BrokenPipeError:
         status = 0  # as `offtop -b | head` means it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it flushes on exit
+        _drop_output()
+    except OSError as error:
+        print(
+            f"offtop: The output cannot be written ({error.strerror}). Make room, or write elsewhere", file=sys.stderr
+        )
+        status = OfftopError.status
+        _drop_output()
     sys.exit(status)
+
+
+def _drop_output() -> None:
+    """Or Python tries to write once more on its way out, and complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _run(arguments: Sequence[str]) -> int:
