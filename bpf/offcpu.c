@@ -245,10 +245,11 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	u64 id = bpf_get_current_pid_tgid();
 	u32 pid = id >> 32, tid = id;
 	struct config *c = config.lookup(&zero);
-	u32 *which = half.lookup(&zero);
+	u32 *now = half.lookup(&zero);
 
-	if (!tid || !c || !which)
+	if (!tid || !c || !now)
 		return;
+	u32 which = *(volatile u32 *)now & 1; /* read once: it may change meanwhile */
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
 	bool dead = state & TASK_DEAD;
 	/* Wanted or not: what was wanted once must be given back. */
@@ -257,12 +258,12 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	struct record *r = record_of(task, tid, !dead);
 	if (!r)
 		return;
-	struct thread *thread = &r->half[*which & 1];
+	struct thread *thread = &r->half[which];
 	r->state = preempted || !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state;
 	if (dead) {
 		thread->state = r->state;
 		r->left_ns = 0;
-		keep_gone(task, r, *which);
+		keep_gone(task, r, which);
 #ifdef BY_TID
 		record.delete(&tid);
 #endif
@@ -270,7 +271,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	}
 	if (r->tid != tid) {
 		if (r->tid)
-			keep_gone(task, r, *which);
+			keep_gone(task, r, which);
 		r->pid = pid;
 		r->tid = tid;
 	}
@@ -299,16 +300,17 @@ static inline __attribute__((always_inline)) void count_in(u64 *histogram, u64 l
 static inline __attribute__((always_inline)) void back(void *ctx, struct config *c, u32 pid, u32 tid, struct record *r, void *task)
 {
 	u32 zero = 0;
-	u32 *which = half.lookup(&zero);
+	u32 *now = half.lookup(&zero);
 	u64 now_ns = bpf_ktime_get_ns();
 	u64 left_ns = r->left_ns;
 
-	if (!which)
+	if (!now)
 		return;
+	u32 which = *(volatile u32 *)now & 1; /* read once: thread and site go to the same half */
 	r->left_ns = 0;
 	u64 off_ns = now_ns > left_ns ? now_ns - left_ns : 0;
 	u64 runqueue_ns = off_ns;
-	struct thread *thread = &r->half[*which & 1];
+	struct thread *thread = &r->half[which];
 	thread->state = r->state;
 	if (!(r->state & RUNNING)) {
 #ifdef WAKING
@@ -350,7 +352,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		key.kernel = kernel_stack(ctx);
 		key.user = MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD ? NO_STACK : user_stack(ctx, task);
 #endif
-		struct site *site = site_of(*which, &key);
+		struct site *site = site_of(which, &key);
 		if (site) {
 			kind = KIND_SITE;
 			site->waits += 1;
