@@ -13,7 +13,7 @@ from offtop import __version__
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories, is_periodic
-from offtop.model.cut import ALL, FILTERED, RUN_QUEUE, THROTTLE, Leaf, Scope, by_category, by_thread, total
+from offtop.model.cut import ALL, FILTERED, RUN_QUEUE, Leaf, Scope, by_category, by_thread, leaf_of_sites, total
 from offtop.model.history import History, Kept
 from offtop.model.printable import printable
 from offtop.model.rows import Order, Ranking, Row, category_rows, process_rows, thread_rows
@@ -63,7 +63,7 @@ def tick_object(kept: Kept, names: Names) -> dict[str, Any]:
     """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable."""
     window, book = kept.window, kept.window.book
     cost, filters = window.cost, window.filters
-    leaves = kept.cut.categories
+    leaves, leaf_of = kept.cut.categories, leaf_of_sites(window, kept.idle)
     return {
         "version": __version__,
         "taken_ns": window.taken_ns,
@@ -116,15 +116,13 @@ def tick_object(kept: Kept, names: Names) -> dict[str, Any]:
             for key, t in sorted(window.each_thread(), key=lambda item: -item[1].offcpu_ns)
         ],
         "sites": [
-            _site_object(key, totals, kept, names)
+            _site_object(key, totals, leaf_of[key], book, names)
             for key, totals in sorted(window.each_site(), key=lambda item: -item[1].total_ns)
         ],
     }
 
 
-def _site_object(key: SiteKey, totals: SiteTotals, kept: Kept, names: Names) -> dict[str, Any]:
-    book = kept.window.book
-    leaf = _leaf(key, totals, kept)
+def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names: Names) -> dict[str, Any]:
     who = _who(key.thread, book)
     del who["process"]
     return {
@@ -140,14 +138,6 @@ def _site_object(key: SiteKey, totals: SiteTotals, kept: Kept, names: Names) -> 
         "user": [printable(names.of(frame)) for frame in book.stack(key.user).trimmed],
         "histogram": log2.slots(totals.histogram),
     }
-
-
-def _leaf(key: SiteKey, totals: SiteTotals, kept: Kept) -> Leaf:
-    """The category of a site: where its stack says, unless it was never blocked."""
-    category = kept.window.book.stack(key.kernel).category
-    if totals.total_ns and totals.runqueue_ns == totals.total_ns and category != THROTTLE:
-        return Leaf(RUN_QUEUE)
-    return kept.idle.leaf(category, key)
 
 
 def _who(key: ThreadKey, book: Book) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from threading import Event, Thread
 from time import monotonic_ns, sleep
 
+from offtop.model.categories import is_periodic
 from offtop.model.history import History
 from offtop.model.snapshot import Snapshot
 from offtop.pace import Pace
@@ -27,7 +28,7 @@ class Clocked(ScriptedSource):
 
 
 def history() -> History:
-    return History((), lambda histogram: False)
+    return History((), is_periodic)
 
 
 def test_each_reading_after_the_first_is_a_tick_until_the_source_ends() -> None:

@@ -23,7 +23,9 @@ THREAD = struct.Struct(f"=20Q2I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16s{THREAD.size}s")
 SITE_KEY = struct.Struct("=IIQQ")
-SITE = struct.Struct(f"=4Q{LANES * 8}s")
+SITE_NUMBERS = 4
+"""u64 before the lanes of `struct site`."""
+SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
 STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
 WALKED = struct.Struct("=QQIIII16s")
 WALKED_FRAMES = struct.Struct(f"=Q{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")

@@ -7,22 +7,25 @@ every snapshot. It asks nobody for the time and imports no bcc: a test can be it
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
+from offtop.kernel.running import Running
+from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.snapshot import EXITED, SiteTotals, ThreadTotals, Waiting
+from offtop.model.snapshot import EXITED, SiteTotals, Waiting
 from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
-from offtop.model.window import new_thread, site_grown, site_sum, thread_grown, thread_sum, with_so_far
+from offtop.model.table import SITES, THREADS, Ints, integers
 
 _MOST_NAMES = 50_000
 """Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
 _LATEST_TICKS = 2
 """How long sites wait for the record of their thread."""
-_NO_THREAD = ThreadTotals()
-_NO_SITE = SiteTotals()
 
 
 class Walked(NamedTuple):
@@ -43,6 +46,43 @@ Locate = Callable[[int, int, int, int], SiteKey]
 """(pid, tid, raw kernel stack id, raw user stack id) → site."""
 
 
+class Ended(NamedTuple):
+    """What ended where in a tick: a row for each of `keys`, which may repeat."""
+
+    keys: list[SiteKey]
+    numbers: Ints
+    """(n, 4): the fields of SiteTotals but the histogram."""
+    lanes: Ints
+    """(n, 40)"""
+
+    @classmethod
+    def of(cls, entries: Iterable[tuple[SiteKey, SiteTotals]]) -> "Ended":
+        keys, totals = [list(column) for column in zip(*entries, strict=True)] or ([], [])
+        return cls(keys, integers([one[:-1] for one in totals], 4), log2.to_lanes([one[-1] for one in totals]))
+
+    def totals(self, row: int) -> SiteTotals:
+        return SITES.totals((*self.numbers[row].tolist(), *log2.of_lanes(self.lanes[row : row + 1])))
+
+    def without(self, rows: Sequence[int]) -> "Ended":
+        left = np.delete(np.arange(len(self.keys)), rows)
+        return Ended([self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left])
+
+
+@dataclass(slots=True)
+class _Delta:
+    """What a tick adds, entry by entry; what the kernel counted by site comes as a whole beside it."""
+
+    threads: list[tuple[ThreadKey, tuple[int, ...], bytes]] = field(
+        default_factory=list[tuple[ThreadKey, tuple[int, ...], bytes]]
+    )
+    """The fields of ThreadTotals but the histogram, and its lanes."""
+    settled: list[tuple[ThreadKey, tuple[int, ...]]] = field(default_factory=list[tuple[ThreadKey, tuple[int, ...]]])
+    """As above, of waits in progress: no histogram."""
+    sites: list[tuple[SiteKey, SiteTotals]] = field(default_factory=list[tuple[SiteKey, SiteTotals]])
+    moved: dict[SiteKey, SiteKey] = field(default_factory=dict[SiteKey, SiteKey])
+    """What ended at a site of which only the walk knows the stack → the site that has it."""
+
+
 class Ledger:
     """Running totals, and the waits in progress, as of the last tick."""
 
@@ -51,8 +91,8 @@ class Ledger:
         self.at_ns = at_ns
         self.book = book or Book()
         self._locate = locate
-        self.threads: dict[ThreadKey, ThreadTotals] = {}
-        self.sites: dict[SiteKey, SiteTotals] = {}
+        self.threads = Running(THREADS)
+        self.sites = Running(SITES)
         self.waiting: dict[ThreadKey, Waiting] = {}
         self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
         self._restless: set[ThreadKey] = set()
@@ -60,7 +100,6 @@ class Ledger:
         self._late: dict[SiteKey, tuple[int, SiteTotals]] = {}
         """Of threads that are not heard of yet: since how many ticks, and what ended."""
         self._retired: dict[int, int] = {}
-        self._aged: Mapping[SiteKey, SiteTotals] = {}
         self._aged_at_ns = at_ns
         self._forgotten: deque[tuple[int, ThreadKey]] = deque()
 
@@ -69,7 +108,7 @@ class Ledger:
         at_ns: int,
         min_ns: int,
         threads: Iterable[tuple[ThreadKey, ThreadRecord]],
-        sites: Iterable[tuple[SiteKey, SiteTotals]],
+        sites: Ended,
         walked: Sequence[Walked],
         *,
         gone: Sequence[ThreadKey] = (),
@@ -77,15 +116,12 @@ class Ledger:
         states: int = 0,
         max_ns: int = 0,
     ) -> None:
-        """Add one tick. `sites`: what ended where, a site perhaps more than once. `gone`: the threads that ended
-        in it. `primed_ns`: when the walk began, if `walked` has every thread off CPU.
-        `states` and `max_ns` are those of Filters.
+        """Add one tick. `gone`: the threads that ended in it. `primed_ns`: when the walk began, if `walked` has
+        every thread off CPU. `states` and `max_ns` are those of Filters.
 
         Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot.
         """
-        delta = {site: totals for site, (_, totals) in self._late.items()}
-        for site, totals in sites:
-            delta[site] = site_sum(delta[site], totals) if site in delta else totals
+        delta = _Delta()
         by_key = {one.key: one for one in walked}
         returned: set[ThreadKey] = set()
         running: set[ThreadKey] = set()
@@ -96,13 +132,13 @@ class Ledger:
                 self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
             else:
                 running.add(key)
-        lost = self._hold_back(delta, returned)
+        sites, lost = self._hold_back(sites, returned, delta)
         if primed_ns:
             self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
         for key in tuple(self.waiting) if max_ns else self._restless.union(by_key):
             self._place(key, by_key.get(key), at_ns, min_ns, max_ns, delta)
         self._give_back([key for key in self._exited if key not in returned and key not in self.waiting], at_ns)
-        self._apply(delta)
+        self._apply(delta, sites, at_ns)
         self._exited = [*gone, *lost]
         self.at_ns = at_ns
 
@@ -115,9 +151,8 @@ class Ledger:
         if self.at_ns - self._aged_at_ns < keep_ns:
             return None
         waiting = {w.site for w in self.waiting.values()}
-        old = [key for key, totals in self.sites.items() if self._aged.get(key) is totals and key not in waiting]
-        for key in old:
-            if key.tid:
+        for key in self.sites.not_added_since(self.at_ns - keep_ns):
+            if key.tid and key not in waiting:
                 self._retire_site(key)
                 of_thread = self._sites_of.get(key.thread)
                 if of_thread:
@@ -135,10 +170,10 @@ class Ledger:
             self._retired.pop(stack, None)
         while self._forgotten and self._forgotten[0][0] < before_ns:
             self._forget_name()
-        self._aged, self._aged_at_ns = dict(self.sites), self.at_ns
+        self._aged_at_ns = self.at_ns
         return dropped
 
-    def _count_thread(self, key: ThreadKey, r: ThreadRecord, delta: dict[SiteKey, SiteTotals]) -> None:
+    def _count_thread(self, key: ThreadKey, r: ThreadRecord, delta: _Delta) -> None:
         """Add what ended, less what was shown of the first of those waits while it was in progress."""
         waiting = self.waiting.pop(key, None)
         if waiting is not None:
@@ -154,60 +189,67 @@ class Ledger:
         of_short = r.first_kind == layout.KIND_SHORT
         of_filtered = r.first_kind == layout.KIND_FILTERED
         was_preempted = waiting is not None and waiting.preempted
-        ended = new_thread(
-            (
-                r.waits,
-                r.offcpu_ns - taken_ns,
-                r.runqueue_ns - taken_runqueue_ns,
-                r.preempted_ns - (taken_ns if was_preempted else 0),
-                r.involuntary,
-                r.short_waits,
-                r.short_ns - (taken_ns if of_short else 0),
-                r.short_runqueue_ns - (taken_runqueue_ns if of_short else 0),
-                r.filtered_ns - (taken_ns if of_filtered else 0),
-                r.filtered_runqueue_ns - (taken_runqueue_ns if of_filtered else 0),
-                r.max_ns,
-                int.from_bytes(r.histogram, "little"),
-            )
+        ended = (
+            r.waits,
+            r.offcpu_ns - taken_ns,
+            r.runqueue_ns - taken_runqueue_ns,
+            r.preempted_ns - (taken_ns if was_preempted else 0),
+            r.involuntary,
+            r.short_waits,
+            r.short_ns - (taken_ns if of_short else 0),
+            r.short_runqueue_ns - (taken_runqueue_ns if of_short else 0),
+            r.filtered_ns - (taken_ns if of_filtered else 0),
+            r.filtered_runqueue_ns - (taken_runqueue_ns if of_filtered else 0),
+            r.max_ns,
         )
-        self.threads[key] = thread_grown(self.threads.get(key, _NO_THREAD), ended)
+        delta.threads.append((key, ended, r.histogram))
         if r.lost_waits:
-            _add(delta, _lost_site(key), SiteTotals(r.lost_waits, r.lost_ns, r.lost_runqueue_ns))
+            delta.sites.append((_lost_site(key), SiteTotals(r.lost_waits, r.lost_ns, r.lost_runqueue_ns)))
         if taken_ns and r.first_kind in (layout.KIND_SITE, layout.KIND_LOST):
             lost = r.first_kind == layout.KIND_LOST
             site = _lost_site(key) if lost else self._locate(key.pid, key.tid, r.first_kernel, r.first_user)
-            _add(delta, site, SiteTotals(0, -taken_ns, -taken_runqueue_ns))
             if waiting and site.kernel == NO_STACK and waiting.site.kernel >= FIRST_STACK:
-                _add(delta, waiting.site, delta.pop(site))  # primed: only the walk knows its stack
+                delta.moved[site] = waiting.site  # primed: only the walk knows its stack
+            delta.sites.append((site, SiteTotals(0, -taken_ns, -taken_runqueue_ns)))
 
-    def _hold_back(self, delta: dict[SiteKey, SiteTotals], returned: set[ThreadKey]) -> set[ThreadKey]:
+    def _hold_back(self, ended: Ended, returned: set[ThreadKey], delta: _Delta) -> tuple[Ended, set[ThreadKey]]:
         """Keep the sites of threads that are not heard of for a later tick; the threads whose records are lost.
 
         For a moment, a thread that ends can no longer be walked and is not gone yet. Of one that stays away,
         the kernel could not keep the record (and says so): its sites are all that is known of it.
         """
-        late, self._late = self._late, {}
+        held, self._late = self._late, {}
         lost: set[ThreadKey] = set()
-        for site in [site for site in delta if site[:2] not in returned]:
-            ticks, _ = late.get(site, (0, None))
-            if ticks < _LATEST_TICKS:
-                self._late[site] = ticks + 1, delta.pop(site)
-                continue
-            waits, total_ns, runqueue_ns, max_ns, histogram = delta[site]
+        absent = [row for row, key in enumerate(ended.keys) if key[:2] not in returned]
+        for row in absent:
+            ticks, was = held.get(ended.keys[row], (0, SiteTotals()))
+            held[ended.keys[row]] = ticks, was.plus(ended.totals(row))
+        for site, (ticks, totals) in held.items():
             key = site.thread
-            if key in self.waiting:
-                self._settle(key, self.waiting.pop(key), delta)
-            known = new_thread((waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, max_ns, histogram))
-            self.threads[key] = thread_sum(self.threads.get(key, _NO_THREAD), known)
-            lost.add(key)
-        return lost
+            if key in returned:
+                delta.sites.append((site, totals))
+            elif ticks < _LATEST_TICKS:
+                self._late[site] = ticks + 1, totals
+            else:
+                if key in self.waiting:
+                    self._settle(key, self.waiting.pop(key), delta)
+                waits, total_ns, runqueue_ns, max_ns, histogram = totals
+                numbers = (waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, max_ns)
+                delta.threads.append((key, numbers, histogram.to_bytes(log2.LANES * 8, "little")))
+                delta.sites.append((site, totals))
+                lost.add(key)
+        return ended.without(absent) if absent else ended, lost
 
-    def _settle(self, key: ThreadKey, w: Waiting, delta: dict[SiteKey, SiteTotals]) -> None:
+    def _settle(self, key: ThreadKey, w: Waiting, delta: _Delta) -> None:
         """What a snapshot has shown of a wait in progress becomes finished, where it was shown."""
-        shown_ns = max(0, self.at_ns - w.from_ns)
-        self.threads[key] = with_so_far(self.threads.get(key, _NO_THREAD), w, shown_ns, w.runqueue_ns)
-        if w.site.kernel not in PLACELESS:
-            _add(delta, w.site, SiteTotals(0, shown_ns, w.runqueue_ns))
+        shown_ns, ready_ns = max(0, self.at_ns - w.from_ns), w.runqueue_ns
+        kernel = w.site.kernel
+        short = (shown_ns, ready_ns) if kernel == SHORT else (0, 0)
+        filtered = (shown_ns, ready_ns) if kernel == FILTERED else (0, 0)
+        preempted_ns = shown_ns if w.preempted else 0
+        delta.settled.append((key, (0, shown_ns, ready_ns, preempted_ns, 0, 0, *short, *filtered, 0)))
+        if kernel not in PLACELESS:
+            delta.sites.append((w.site, SiteTotals(0, shown_ns, ready_ns)))
 
     def _begin(
         self, key: ThreadKey, left_ns: int, from_ns: int, state: int, states: int, walked: Walked | None
@@ -221,9 +263,7 @@ class Ledger:
         self.waiting[key] = Waiting(site, left_ns, from_ns, 0, bool(state & layout.RUNNING))
         self._restless.add(key)
 
-    def _prime(
-        self, walked: Sequence[Walked], walk_ns: int, at_ns: int, states: int, delta: dict[SiteKey, SiteTotals]
-    ) -> None:
+    def _prime(self, walked: Sequence[Walked], walk_ns: int, at_ns: int, states: int, delta: _Delta) -> None:
         """Take over the word of the walk that began at `walk_ns` on who waits: some may have begun before anybody
         watched."""
         seen = {one.key for one in walked}
@@ -241,7 +281,7 @@ class Ledger:
         at_ns: int,
         min_ns: int,
         max_ns: int,
-        delta: dict[SiteKey, SiteTotals],
+        delta: _Delta,
     ) -> None:
         """Where a wait in progress stands at this tick, and how much of it is run queue."""
         w = self.waiting.get(key)
@@ -277,22 +317,32 @@ class Ledger:
         if site is not w.site or from_ns != w.from_ns or runqueue_ns != w.runqueue_ns:
             self.waiting[key] = Waiting(site, w.left_ns, from_ns, runqueue_ns, w.preempted)
 
-    def _apply(self, delta: dict[SiteKey, SiteTotals]) -> None:
-        for key, totals in delta.items():
-            was = self.sites.get(key)
-            if was is None:
-                self.sites[key] = totals
-                if key.tid:
-                    self._sites_of.setdefault(key.thread, []).append(key)
-            else:
-                self.sites[key] = site_grown(was, totals)
+    def _apply(self, delta: _Delta, ended: Ended, at_ns: int) -> None:
+        self.threads.begin_tick()
+        self.sites.begin_tick()
+        if delta.threads:
+            keys, numbers, lanes = zip(*delta.threads, strict=True)
+            of_waits = np.frombuffer(b"".join(lanes), np.int64).reshape(-1, log2.LANES)
+            self.threads.add(keys, integers(numbers, THREADS.numbers), of_waits, at_ns)
+        if delta.settled:
+            keys, numbers = zip(*delta.settled, strict=True)
+            self.threads.add(keys, integers(numbers, THREADS.numbers), None, at_ns)
+        keys = [delta.moved.get(key, key) for key in ended.keys] if delta.moved else ended.keys
+        new = self.sites.add(keys, ended.numbers, ended.lanes, at_ns)
+        if delta.sites:
+            keys = [delta.moved.get(key, key) for key, _ in delta.sites]
+            totals = [totals for _, totals in delta.sites]
+            has_waits = any(one.histogram for one in totals)
+            lanes = log2.to_lanes([one.histogram for one in totals]) if has_waits else None
+            new += self.sites.add(keys, integers([one[:-1] for one in totals], SITES.numbers), lanes, at_ns)
+        for key in new:
+            if key.tid:
+                self._sites_of.setdefault(key.thread, []).append(key)
 
     def _give_back(self, keys: Sequence[ThreadKey], at_ns: int) -> None:
         """Threads that ended before the last snapshot: their sums stay, under EXITED."""
         for key in keys:
-            totals = self.threads.pop(key, None)
-            if totals is not None:
-                self.threads[EXITED] = thread_grown(self.threads.get(EXITED, _NO_THREAD), totals)
+            self.threads.move(key, EXITED)
             for site in self._sites_of.pop(key, ()):
                 self._retired[site.kernel] = self._retired[site.user] = at_ns
                 self._retire_site(site)
@@ -308,13 +358,8 @@ class Ledger:
                 self.book.processes.pop(key.pid, None)
 
     def _retire_site(self, key: SiteKey) -> None:
-        rest = SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK)
-        self.sites[rest] = site_sum(self.sites.get(rest, _NO_SITE), self.sites.pop(key))
+        self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
 
 
 def _lost_site(key: ThreadKey) -> SiteKey:
     return SiteKey(key.pid, key.tid, STACK_LOST, STACK_LOST)
-
-
-def _add(delta: dict[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals) -> None:
-    delta[key] = site_sum(delta[key], totals) if key in delta else totals

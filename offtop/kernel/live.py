@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from offtop.errors import KernelError, PrivilegeError, UsageError
 from offtop.kernel import features, layout, libbpf
 from offtop.kernel.cost import CostMeter
@@ -16,16 +18,16 @@ from offtop.kernel.files import Files
 from offtop.kernel.kallsyms import KernelSymbols
 from offtop.kernel.layout import ThreadRecord
 from offtop.kernel.leaves import Leaves
-from offtop.kernel.ledger import Ledger, Walked
+from offtop.kernel.ledger import Ended, Ledger, Walked
 from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
 from offtop.kernel.program import attach
 from offtop.kernel.stacks import Stacks
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
-from offtop.model.snapshot import Filters, SiteTotals, Snapshot
+from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Frame
-from offtop.model.window import new_site
+from offtop.model.table import Ints, integers
 
 _ALL_ONES = (1 << 64) - 1
 _KEEP_NS = 15 * 60 * 1_000_000_000
@@ -149,7 +151,7 @@ class LiveSource:
         walked = list(self._waits(primed))  # first, because the flip itself wakes threads of the kernel
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
         drained = self._flip()
-        sites = list(self._sites(drained))
+        sites = self._sites(drained)
         threads = list(self._threads(drained))
         gone = self._gone(drained, threads)
         self._ledger.tick(
@@ -183,8 +185,8 @@ class LiveSource:
         return Snapshot(
             taken_ns=taken_ns,
             at_ns=at_ns,
-            threads=dict(self._ledger.threads),
-            sites=dict(self._ledger.sites),
+            threads=self._ledger.threads.frozen(),
+            sites=self._ledger.sites.frozen(),
             waiting=dict(self._ledger.waiting),
             book=self._book,
             lost=lost,
@@ -239,14 +241,13 @@ class LiveSource:
             for one in set(old).difference(wanted):
                 maps[name].delete(one.to_bytes(4, "little"))
 
-    def _sites(self, half: int) -> Iterator[tuple[SiteKey, SiteTotals]]:
-        site = self._stacks.site
+    def _sites(self, half: int) -> Ended:
+        site, found, parts = self._stacks.site, list[SiteKey](), list[Ints]()
         for keys, values in self._program.maps[f"sites_{half}"].drain():
-            for key, (waits, total_ns, runqueue_ns, max_ns, histogram) in zip(
-                layout.SITE_KEY.iter_unpack(keys), layout.SITE.iter_unpack(values), strict=True
-            ):
-                lanes = int.from_bytes(histogram, "little")
-                yield site(*key), new_site((waits, total_ns, runqueue_ns, max_ns, lanes))
+            found += [site(*key) for key in layout.SITE_KEY.iter_unpack(keys)]
+            parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
+        columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
+        return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :])
 
     def _flip(self) -> int:
         """The half that was written until now, once nobody writes it any more."""

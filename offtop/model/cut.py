@@ -14,12 +14,32 @@ A window is cut once into small tables by category and by process, so that a rol
 hundreds of entries, not windows of thousands. Threads and places are tables of thousands, made when asked.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.snapshot import SiteTotals
+import numpy as np
+
+from offtop.model import histogram as log2
+from offtop.model import stack
+from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.snapshot import ThreadTotals
+from offtop.model.table import (
+    MAX_NS,
+    NO_SITES,
+    RUNQUEUE_NS,
+    SITES,
+    THREADS,
+    TOTAL_NS,
+    WAITS,
+    Groups,
+    Ints,
+    Mask,
+    SiteKeys,
+    integers,
+    table_of,
+    thread_codes,
+)
 from offtop.model.window import Window
 
 RUN_QUEUE = "run-queue"
@@ -31,6 +51,7 @@ SLEEP = "sleep"
 """The one category that is idle-looking by its waits (periodic ones), not by its stacks."""
 ALL = ""
 """Stands for every category."""
+_LOW = (1 << 32) - 1
 
 
 class Idle(NamedTuple):
@@ -38,11 +59,14 @@ class Idle(NamedTuple):
 
     categories: Collection[str] = frozenset[str]()
     """Whatever their waits look like."""
-    periodic: Collection[SiteKey] = frozenset[SiteKey]()
+    periodic: SiteKeys = NO_SITES
     """The sites of `sleep` that do; it takes more than one window to tell (History does)."""
 
-    def leaf(self, category: str, key: SiteKey) -> "Leaf":
-        return Leaf(category, category in self.categories or (category == SLEEP and key in self.periodic))
+    def is_periodic(self, ids: Ints) -> Mask:
+        """Which of `ids` (n, 4), sites of `sleep`, look idle. A sleep in progress stands at a site of its own, without
+        a user stack, until it ends: it looks as the others of its thread do."""
+        in_progress = (ids[:, 3] == stack.NO_STACK) & np.isin(thread_codes(ids), thread_codes(self.periodic.ids))
+        return in_progress | self.periodic.mask(ids)
 
 
 class Leaf(NamedTuple):
@@ -85,6 +109,10 @@ class Cut:
     categories: Mapping[Leaf, Part] = field(default_factory=dict[Leaf, Part])
     processes: Mapping[Leaf, Mapping[int, Part]] = field(default_factory=dict[Leaf, Mapping[int, Part]])
     """pid → its part of the category; pid 0 are threads that have exited since."""
+    tops: Mapping[Leaf, Mapping[int, tuple[int, SiteKey]]] = field(
+        default_factory=dict[Leaf, Mapping[int, tuple[int, SiteKey]]]
+    )
+    """pid → the most time of the category at one site, and that site; of a single window only."""
 
 
 class Scope(NamedTuple):
@@ -122,83 +150,137 @@ def total(parts: Iterable[Added]) -> Part:
     return Part(waits, total_ns, max_ns, histogram)
 
 
-class _Sum:
-    """A Part while it grows."""
+class Shares(NamedTuple):
+    """All off-CPU time of a window, in rows that each belong to one leaf: what every cut is made of.
 
-    __slots__ = ("histogram", "max_ns", "total_ns", "waits")
+    The first rows are the window's sites, in its order; only they have waits with a histogram.
+    """
 
-    def __init__(self) -> None:
-        self.waits = 0
-        self.total_ns = 0
-        self.max_ns = 0
-        self.histogram = 0
+    leaves: Sequence[Leaf]
+    leaf: Ints
+    """Of each row, an index into `leaves`."""
+    ids: Ints
+    """(n, 4): as in SiteKey; a row of short or filtered waits has that for its kernel stack."""
+    waits: Ints
+    total_ns: Ints
+    max_ns: Ints
+    lanes: Ints
+    """Of the first rows."""
 
-    def part(self) -> Part:
-        return Part(self.waits, self.total_ns, self.max_ns, self.histogram)
+    def of(self, rows: Mask | Ints) -> "Shares":
+        chosen = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        with_lanes = chosen[chosen < len(self.lanes)]
+        return Shares(
+            self.leaves,
+            self.leaf[chosen],
+            self.ids[chosen],
+            self.waits[chosen],
+            self.total_ns[chosen],
+            self.max_ns[chosen],
+            self.lanes[with_lanes],
+        )
+
+    def in_scope(self, scope: "Scope") -> "Shares":
+        wanted = np.array([scope.holds(leaf) for leaf in self.leaves], np.bool_)[self.leaf]
+        if scope.pid is not None:
+            wanted &= self.ids[:, 0] == scope.pid
+        if scope.tid is not None:
+            wanted &= self.ids[:, 1] == scope.tid
+        return self.of(wanted)
+
+    def by(self, codes: Ints) -> Iterator[tuple[int, Added]]:
+        """What fell to each of `codes`, of which each row has one."""
+        every, of_waits = Groups(codes), Groups(codes[: len(self.lanes)])
+        lanes = np.zeros((len(every.codes), self.lanes.shape[1]), np.int64)
+        lanes[np.searchsorted(every.codes, of_waits.codes)] = of_waits.sums(self.lanes)
+        waits, total_ns, max_ns = every.sums(self.waits), every.sums(self.total_ns), every.maxima(self.max_ns)
+        parts = zip(waits.tolist(), total_ns.tolist(), max_ns.tolist(), log2.of_lanes(lanes), strict=True)
+        return zip(every.codes.tolist(), parts, strict=True)
+
+    def longest(self, codes: Ints) -> Iterator[tuple[int, int, SiteKey]]:
+        """Of each of `codes`: the most time that is in one row, and that row's site."""
+        placed = np.flatnonzero((self.ids[:, 2] != stack.SHORT) & (self.ids[:, 2] != stack.FILTERED))
+        order = placed[np.lexsort((self.total_ns[placed], codes[placed]))]
+        in_order = codes[order]
+        last = order[np.append(in_order[1:] != in_order[:-1], True)] if len(order) else order
+        sites = map(SITES.key, self.ids[last].tolist())
+        return zip(codes[last].tolist(), self.total_ns[last].tolist(), sites, strict=True)
 
 
-class _Sums(dict[int, _Sum]):
-    """pid → its sum, which begins at nothing."""
+def shares(window: Window, idle: Idle) -> Shares:
+    """The time of `window`, shared out among the leaves."""
+    numbers_of: dict[Leaf, int] = {}
 
-    def __missing__(self, pid: int) -> _Sum:
-        made = self[pid] = _Sum()
-        return made
+    def number(leaf: Leaf) -> int:
+        return numbers_of.setdefault(leaf, len(numbers_of))
+
+    run_queue = number(Leaf(RUN_QUEUE))
+    sites = table_of(SITES, window.sites)
+    numbers, count, still = sites.numbers, len(sites.ids), window.still.ids
+    placed = np.concatenate((sites.ids, still))
+    stacks, which = np.unique(placed[:, 2], return_inverse=True)
+    categories = [window.book.stack(one).category for one in stacks.tolist()]
+    leaf = np.array([number(Leaf(c, c in idle.categories)) for c in categories], np.int64)[which]
+    asleep = np.flatnonzero(np.array([c == SLEEP for c in categories], np.bool_)[which])
+    if len(asleep) and len(idle.periodic):
+        leaf[asleep[idle.is_periodic(placed[asleep])]] = number(Leaf(SLEEP, True))
+
+    throttled = np.array([c == THROTTLE for c in categories], np.bool_)[which[:count]]
+    total_ns, ready_ns = numbers[:, TOTAL_NS], np.where(throttled, 0, numbers[:, RUNQUEUE_NS])
+    only_ready = (ready_ns != 0) & (ready_ns == total_ns)
+    leaf[:count][only_ready] = run_queue
+    ready_ns[only_ready] = 0
+    ready = np.flatnonzero(ready_ns)
+
+    threads = table_of(THREADS, window.threads)
+    of_thread = dict(zip(ThreadTotals._fields, threads.numbers.T, strict=False))
+    short_ready_ns, filtered_ready_ns = of_thread["short_runqueue_ns"], of_thread["filtered_runqueue_ns"]
+    no_waits = np.zeros(len(threads.ids), np.int64)
+    of_threads = [
+        (number(Leaf(SHORT)), stack.SHORT, of_thread["short_waits"], of_thread["short_ns"] - short_ready_ns),
+        (number(Leaf(FILTERED)), stack.FILTERED, no_waits, of_thread["filtered_ns"] - filtered_ready_ns),
+        (run_queue, stack.SHORT, no_waits, short_ready_ns + filtered_ready_ns),
+    ]
+    rows = [
+        (
+            leaf,
+            placed,
+            np.append(numbers[:, WAITS], np.zeros(len(still), np.int64)),
+            np.append(total_ns - ready_ns, np.full(len(still), window.span_ns)),
+        ),
+        (np.full(len(ready), run_queue), sites.ids[ready], np.zeros(len(ready), np.int64), ready_ns[ready]),
+    ]
+    for number_of_leaf, kernel, waits, ns in of_threads:
+        some = np.flatnonzero((waits != 0) | (ns != 0))
+        ids = np.full((len(some), SITES.width), stack.NO_STACK)
+        ids[:, :2], ids[:, 2] = threads.ids[some], kernel
+        rows.append((np.full(len(some), number_of_leaf), ids, waits[some], ns[some]))
+    leaf, ids, waits, ns = (np.concatenate(column) for column in zip(*rows, strict=True))
+    max_ns = np.zeros(len(leaf), np.int64)
+    max_ns[:count] = numbers[:, MAX_NS]
+    return Shares(list(numbers_of), leaf, ids, waits, ns, max_ns, sites.lanes)
+
+
+def leaf_of_sites(window: Window, idle: Idle) -> dict[SiteKey, Leaf]:
+    """Of each site of `window`, what its blocked time was for; `run-queue` where it was only ever ready."""
+    every = shares(window, idle)
+    count = len(window.sites) + len(window.still)
+    numbers: list[int] = every.leaf[:count].tolist()
+    sites = map(SITES.key, every.ids[:count].tolist())
+    return {site: every.leaves[number] for site, number in zip(sites, numbers, strict=True)}
 
 
 def cut(window: Window, idle: Idle) -> Cut:
     """`window` by category and process."""
-    tables: dict[Leaf, _Sums] = {}
-    of_stack: dict[int, tuple[str, _Sums]] = {}
-    ready = tables.setdefault(Leaf(RUN_QUEUE), _Sums())
-    periodic_sleep = tables.setdefault(Leaf(SLEEP, True), _Sums())
-    book, always, periodic = window.book, idle.categories, idle.periodic
-
-    def look_up(kernel: int) -> tuple[str, _Sums]:
-        category = book.stack(kernel).category
-        entry = of_stack[kernel] = (category, tables.setdefault(Leaf(category, category in always), _Sums()))
-        return entry
-
-    for key, (waits, total_ns, runqueue_ns, max_ns, histogram) in window.sites.items():
-        pid, _, kernel, _ = key
-        category, by_pid = of_stack.get(kernel) or look_up(kernel)
-        if category == SLEEP and key in periodic:
-            by_pid = periodic_sleep
-        if runqueue_ns and category != THROTTLE:
-            if total_ns == runqueue_ns:
-                by_pid = ready
-            else:
-                total_ns -= runqueue_ns
-                ready[pid].total_ns += runqueue_ns
-        row = by_pid[pid]
-        row.waits += waits
-        row.total_ns += total_ns
-        row.histogram += histogram
-        if max_ns > row.max_ns:
-            row.max_ns = max_ns
-
-    span_ns = window.span_ns
-    for key in window.still:
-        pid, _, kernel, _ = key
-        category, by_pid = of_stack.get(kernel) or look_up(kernel)
-        if category == SLEEP and key in periodic:
-            by_pid = periodic_sleep
-        by_pid[pid].total_ns += span_ns
-
-    short = tables.setdefault(Leaf(SHORT), _Sums())
-    filtered = tables.setdefault(Leaf(FILTERED), _Sums())
-    for (pid, _), totals in window.threads.items():
-        short_waits, short_ns, short_ready_ns, filtered_ns, filtered_ready_ns = totals[5:10]
-        if short_waits or short_ns:
-            row = short[pid]
-            row.waits += short_waits
-            row.total_ns += short_ns - short_ready_ns
-        if filtered_ns:
-            filtered[pid].total_ns += filtered_ns - filtered_ready_ns
-        if short_ready_ns or filtered_ready_ns:
-            ready[pid].total_ns += short_ready_ns + filtered_ready_ns
-
-    processes = {leaf: {pid: row.part() for pid, row in by_pid.items()} for leaf, by_pid in tables.items() if by_pid}
-    return Cut(span_ns, {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}, processes)
+    every = shares(window, idle)
+    codes = every.leaf << 32 | every.ids[:, 0]
+    processes: dict[Leaf, dict[int, Part]] = {}
+    for code, part in every.by(codes):
+        processes.setdefault(every.leaves[code >> 32], {})[code & _LOW] = Part(*part)
+    tops: dict[Leaf, dict[int, tuple[int, SiteKey]]] = {}
+    for code, ns, site in every.longest(codes):
+        tops.setdefault(every.leaves[code >> 32], {})[code & _LOW] = ns, site
+    return Cut(window.span_ns, {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}, processes, tops)
 
 
 def merged(cuts: Sequence[Cut]) -> Cut:
@@ -240,49 +322,10 @@ def by_process(one: Cut, scope: Scope) -> dict[int, Part]:
     return table
 
 
-def site_parts(key: SiteKey, totals: SiteTotals, book: Book, idle: Idle) -> list[tuple[Leaf, Part]]:
-    """What one site gives to which category: its blocked part, and its run-queue part where it has one."""
-    waits, total_ns, runqueue_ns, max_ns, histogram = totals
-    category = book.stack(key.kernel).category
-    if runqueue_ns and category != THROTTLE:
-        if total_ns == runqueue_ns:
-            return [(Leaf(RUN_QUEUE), Part(waits, total_ns, max_ns, histogram))]
-        blocked = Part(waits, total_ns - runqueue_ns, max_ns, histogram)
-        return [(idle.leaf(category, key), blocked), (Leaf(RUN_QUEUE), Part(0, runqueue_ns))]
-    return [(idle.leaf(category, key), Part(waits, total_ns, max_ns, histogram))]
-
-
-class _StackIn(NamedTuple):
-    """What a scope makes of a kernel stack."""
-
-    wanted: bool
-    throttled: bool
-    asks: bool
-    """Whether it also depends on which site it is."""
-
-
 def by_thread(window: Window, scope: Scope, idle: Idle) -> dict[tuple[int, ...], Added]:
     """(pid, tid) → what fell to it in `window`, of the waits in `scope`."""
-    table = _of_sites(window, scope, idle, slice(0, 2))
-    wants_ready, wants_short = (scope.category in (ALL, c) for c in (RUN_QUEUE, SHORT))
-    wants_filtered = scope.category == FILTERED
-    if not (wants_ready or wants_short or wants_filtered):
-        return table
-    for who, totals in window.threads.items():
-        short_waits, short_ns, short_ready_ns, filtered_ns, filtered_ready_ns = totals[5:10]
-        if not (short_waits or short_ns or filtered_ns) or (scope.pid is not None and who.pid != scope.pid):
-            continue
-        waits = total_ns = 0
-        if wants_short:
-            waits, total_ns = short_waits, short_ns - short_ready_ns
-        if wants_filtered:
-            total_ns += filtered_ns - filtered_ready_ns
-        if wants_ready:
-            total_ns += short_ready_ns + filtered_ready_ns
-        if waits or total_ns:
-            was = table.get(who, NO_PART)
-            table[who] = (was[0] + waits, was[1] + total_ns, was[2], was[3])
-    return table
+    some = shares(window, idle).in_scope(scope)
+    return {(code >> 32, code & _LOW): part for code, part in some.by(thread_codes(some.ids))}
 
 
 def by_place(window: Window, scope: Scope, idle: Idle) -> dict[tuple[int, ...], Added]:
@@ -290,80 +333,25 @@ def by_place(window: Window, scope: Scope, idle: Idle) -> dict[tuple[int, ...], 
 
     Waits below the minimum and filtered ones have no stack, so they are in no place.
     """
-    return _of_sites(window, scope, idle, slice(2, 4))
+    some = shares(window, idle).in_scope(scope)
+    some = some.of((some.ids[:, 2] != stack.SHORT) & (some.ids[:, 2] != stack.FILTERED))
+    return {(code >> 32, code & _LOW): part for code, part in some.by(some.ids[:, 2] << 32 | some.ids[:, 3])}
 
 
-def _of_sites(window: Window, scope: Scope, idle: Idle, of_key: slice) -> dict[tuple[int, ...], Added]:
-    """The time of sites in `scope`, added up by a part of their keys."""
-    table: dict[tuple[int, ...], Added] = {}
-    of_stack: dict[int, _StackIn] = {}
-    book, periodic, wants_ready = window.book, idle.periodic, scope.category in (ALL, RUN_QUEUE)
-    whose = None if scope.pid is None else (scope.pid,) if scope.tid is None else (scope.pid, scope.tid)
-    whose_of_key = slice(0, len(whose or ()))
-
-    def look_up(kernel: int) -> _StackIn:
-        category = book.stack(kernel).category
-        wanted = scope.holds(Leaf(category, category in idle.categories))
-        asks = category == SLEEP and not scope.idle and bool(periodic)
-        made = of_stack[kernel] = _StackIn(wanted, category == THROTTLE, asks)
-        return made
-
-    for key, (waits, total_ns, runqueue_ns, max_ns, histogram) in window.sites.items():
-        if whose is not None and key[whose_of_key] != whose:
-            continue
-        wanted, throttled, asks = of_stack.get(key[2]) or look_up(key[2])
-        if asks and key in periodic:
-            wanted = False
-        if runqueue_ns and not throttled:
-            if total_ns == runqueue_ns:
-                wanted = wants_ready
-            elif not wanted and wants_ready:
-                waits = max_ns = histogram = 0
-                total_ns, wanted = runqueue_ns, True
-            elif not wants_ready:
-                total_ns -= runqueue_ns
-        if not wanted:
-            continue
-        who = key[of_key]
-        was = table.get(who)
-        if was is None:
-            table[who] = (waits, total_ns, max_ns, histogram)
-        else:
-            longest_ns = was[2]
-            if max_ns > longest_ns:
-                longest_ns = max_ns
-            table[who] = (was[0] + waits, was[1] + total_ns, longest_ns, was[3] + histogram)
-
-    span_ns = window.span_ns
-    through = (0, span_ns, 0, 0)
-    for key in window.still:
-        if whose is not None and key[whose_of_key] != whose:
-            continue
-        wanted, _, asks = of_stack.get(key[2]) or look_up(key[2])
-        if wanted and not (asks and key in periodic):
-            who = key[of_key]
-            was = table.get(who)
-            table[who] = through if was is None else (was[0], was[1] + span_ns, was[2], was[3])
-    return table
+def top_of_threads(window: Window, scope: Scope, idle: Idle, whom: Collection[ThreadKey]) -> dict[ThreadKey, SiteKey]:
+    """For each of `whom` that waited in `window`, the site in `scope` where it spent most time."""
+    every = shares(window, idle).in_scope(scope)
+    some = every.of(np.isin(thread_codes(every.ids), thread_codes(integers([*whom], 2))))
+    return {site.thread: site for _, ns, site in some.longest(thread_codes(some.ids)) if ns > 0}
 
 
-def tops(window: Window, scope: Scope, idle: Idle, whom: Collection[int | ThreadKey]) -> dict[int | ThreadKey, SiteKey]:
-    """For each process or thread of `whom` that waited in `window`, the site in `scope` where it spent most time."""
-    longest: dict[int | ThreadKey, tuple[int, SiteKey]] = {}
-    pids = frozenset(who if isinstance(who, int) else who.pid for who in whom)
-    of_process = frozenset(who for who in whom if isinstance(who, int))
-    of_thread = frozenset(whom) - of_process
-    through = SiteTotals(total_ns=window.span_ns)
-    some = [(key, totals) for key, totals in window.sites.items() if key[0] in pids]
-    some += [(key, through) for key in window.still if key[0] in pids]
-    for key, totals in some:
-        them: list[int | ThreadKey] = [key[0]] if key[0] in of_process else []
-        if of_thread and key[:2] in of_thread:
-            them.append(key.thread)
-        for who in them:
-            if totals[1] > longest.get(who, (0, key))[0]:
-                in_scope = [p for leaf, p in site_parts(key, totals, window.book, idle) if scope.holds(leaf)]
-                longest_ns = max((part.total_ns for part in in_scope), default=0)
-                if longest_ns > longest.get(who, (0, key))[0]:
-                    longest[who] = (longest_ns, key)
-    return {who: key for who, (_, key) in longest.items()}
+def top_of_processes(one: Cut, scope: Scope, whom: Collection[int]) -> dict[int, SiteKey]:
+    """For each of `whom`, the site in `scope` where it spent most time, in the window that `one` is of."""
+    longest: dict[int, tuple[int, SiteKey]] = {}
+    for leaf, by_pid in one.tops.items():
+        if scope.holds(leaf):
+            for pid in whom:
+                found = by_pid.get(pid)
+                if found and found[0] > longest.get(pid, (0, found[1]))[0]:
+                    longest[pid] = found
+    return {pid: site for pid, (_, site) in longest.items()}

@@ -5,6 +5,10 @@ for thousands of sites a tick. The kernel side keeps the same lanes (`bpf/offcpu
 """
 
 import struct
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 LANES = 40
 LANE_BITS = 64
@@ -44,6 +48,30 @@ def slots(histogram: int) -> list[tuple[int, int]]:
 def counts(histogram: int) -> tuple[int, ...]:
     """The count of each of the 40 lanes."""
     return _ALL_LANES.unpack(histogram.to_bytes(_ALL_LANES.size, "little"))
+
+
+def of_lanes(lanes: NDArray[np.int64]) -> list[int]:
+    """The histogram of each row of `lanes` (n, 40). A difference may have lanes below 0."""
+    if lanes.size and lanes.min() < 0:
+        return [sum(n << (LANE_BITS * lane) for lane, n in enumerate(row)) for row in lanes.tolist()]
+    raw = lanes.tobytes()
+    return [int.from_bytes(raw[at : at + _ALL_LANES.size], "little") for at in range(0, len(raw), _ALL_LANES.size)]
+
+
+def to_lanes(histograms: Sequence[int]) -> NDArray[np.int64]:
+    """(n, 40): the counts of each of `histograms`, which may be differences."""
+    return np.array([_signed_counts(histogram) for histogram in histograms], np.int64).reshape(-1, LANES)
+
+
+def _signed_counts(histogram: int) -> list[int]:
+    """The count of each lane, where some may be below 0: such a one has borrowed from the next."""
+    found: list[int] = []
+    for _ in range(LANES):
+        n = histogram & _LANE_MASK
+        n -= (n >> (LANE_BITS - 1)) << LANE_BITS
+        found.append(n)
+        histogram = (histogram - n) >> LANE_BITS
+    return found
 
 
 def reach(histogram: int) -> tuple[int, int]:

@@ -6,21 +6,33 @@ dropped. It may be read from any thread while one thread adds to it: what it han
 """
 
 import zlib
-from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from marshal import dumps, loads
 from threading import Lock
-from typing import Any
 
-from offtop.model.book import SiteKey, ThreadKey
+import numpy as np
+
 from offtop.model.cut import SLEEP, Cut, Idle, Leaf, cut
-from offtop.model.snapshot import SiteTotals, Snapshot, ThreadTotals
-from offtop.model.stack import NO_STACK
+from offtop.model.histogram import LANES
+from offtop.model.snapshot import Snapshot
+from offtop.model.table import (
+    NO_SITES,
+    SITES,
+    THREADS,
+    WAITS,
+    Ints,
+    K,
+    Kind,
+    Mask,
+    SiteKeys,
+    Table,
+    V,
+    table_of,
+)
 from offtop.model.window import Window, between
 from offtop.units import NS_PER_S
 
@@ -32,13 +44,10 @@ _PLAIN_SHARE = 4
 _CUT_KEPT_NS = 60 * NS_PER_S
 """How far back cuts by process are kept: the longest rolling span."""
 
-_KEPT_BYTES = 2_500
-_SITE_BYTES = 420
-_THREAD_BYTES = 640
-_STILL_BYTES = 140
-_PART_BYTES = 330
-_PERIODIC_BYTES = 100
-"""What one entry costs, its key and its share of the dict included; measured with tracemalloc, and a test holds it."""
+_KEPT_BYTES = 4_000
+_PART_BYTES = 500
+"""What one entry of a cut costs, its keys and its shares of the dicts included; measured with tracemalloc, and a
+test holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,57 +59,43 @@ class Packed:
     columns: bytes
 
     def window(self) -> Window:
-        sites, threads, still, histograms = loads(zlib.decompress(self.columns))
-        return replace(
-            self.rest,
-            sites=_entries(SiteKey, SiteTotals, sites, histograms),
-            threads=_entries(ThreadKey, ThreadTotals, threads, histograms),
-            still=tuple(map(_maker(SiteKey), zip(*_columns(still), strict=True))),
-        )
+        columns = map(_unpacked, loads(zlib.decompress(self.columns)))
+        sites, threads = _table(SITES, columns), _table(THREADS, columns)
+        return replace(self.rest, sites=sites, threads=threads, still=SiteKeys(next(columns)))
 
 
 def pack(window: Window) -> Packed:
-    numbers: dict[int, int] = {}
-    columns = (
-        _packed_entries(window.sites, numbers),
-        _packed_entries(window.threads, numbers),
-        [array("q", column).tobytes() for column in zip(*window.still, strict=True)],
-        list(numbers),
-    )
-    return Packed(replace(window, sites={}, threads={}, still=()), zlib.compress(dumps(columns), 1))
+    columns = [*_columns(SITES, window.sites), *_columns(THREADS, window.threads), window.still.ids]
+    raw = zlib.compress(dumps([_packed(column) for column in columns]), 1)
+    return Packed(replace(window, sites={}, threads={}, still=NO_SITES), raw)
 
 
-def _packed_entries(entries: Mapping[Any, Any], numbers: dict[int, int]) -> list[bytes]:
-    """Each field of keys and totals as a column of 64 bits; the last is the histogram, as its number in `numbers`."""
-    if not entries:
-        return []
-    *totals, histograms = zip(*entries.values(), strict=True)
-    number_of = numbers.setdefault
-    columns = [*zip(*entries, strict=True), *totals, [number_of(h, len(numbers)) for h in histograms]]
-    return [array("q", column).tobytes() for column in columns]
+def _columns(kind: Kind[K, V], entries: Mapping[K, V]) -> list[Ints]:
+    """Of the histograms, which are nearly all zeros, only where the others are and what they are."""
+    table = table_of(kind, entries)
+    flat = table.lanes.ravel()
+    where = np.flatnonzero(flat)
+    return [table.ids, table.numbers, where, flat[where]]
 
 
-def _columns(packed: Sequence[bytes]) -> list["array[int]"]:
-    columns: list[array[int]] = []
-    for raw in packed:
-        column = array("q")
-        column.frombytes(raw)
-        columns.append(column)
-    return columns
+def _table(kind: Kind[K, V], columns: Iterator[Ints]) -> Table[K, V]:
+    ids, numbers, where, counts = (next(columns) for _ in range(4))
+    lanes = np.zeros((len(ids), LANES), np.int64)
+    lanes.ravel()[where] = counts
+    return Table(kind, ids, numbers, lanes)
 
 
-def _entries(key: type, totals: type, packed: Sequence[bytes], histograms: Sequence[int]) -> dict[Any, Any]:
-    if not packed:
-        return {}
-    columns = _columns(packed)
-    width = len(key._fields)  # type: ignore[attr-defined]
-    values = zip(*columns[width:-1], map(histograms.__getitem__, columns[-1]), strict=True)
-    return dict(zip(map(_maker(key), zip(*columns[:width], strict=True)), map(_maker(totals), values), strict=True))
+def _packed(column: Ints) -> tuple[str, tuple[int, ...], bytes]:
+    """Column by column, and in half the bytes where it fits."""
+    small = np.iinfo(np.int32)
+    fits = not column.size or (small.min <= column.min() and column.max() <= small.max)
+    narrow = column.T.astype(np.int32 if fits else np.int64)
+    return narrow.dtype.str, narrow.shape, narrow.tobytes()
 
 
-def _maker(kind: type) -> Callable[[Iterable[int]], Any]:
-    """Makes NamedTuples of `kind` at a third of the cost of calling it."""
-    return partial(tuple.__new__, kind)  # pyright: ignore[reportUnknownMemberType]
+def _unpacked(packed: tuple[str, tuple[int, ...], bytes]) -> Ints:
+    kind, shape, raw = packed
+    return np.ascontiguousarray(np.frombuffer(raw, kind).reshape(shape).T, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +138,12 @@ class History:
     def __init__(
         self,
         idle: Iterable[str],
-        is_periodic: Callable[[int], bool],
+        is_periodic: Callable[[Ints], Mask],
         max_ns: int = HISTORY_NS,
         max_bytes: int = HISTORY_BYTES,
     ) -> None:
-        """`idle`: the categories that look idle whatever their waits look like. `is_periodic` tells of the
-        histogram of a site of `sleep`, over all that has been seen of it, whether it does."""
+        """`idle`: the categories that look idle whatever their waits look like. `is_periodic` tells of each
+        histogram, a row of lanes, of a site of `sleep`, over all that has been seen of it, whether it does."""
         self._idle = frozenset(idle)
         self._is_periodic = is_periodic
         self._max_ns = max_ns
@@ -163,9 +158,7 @@ class History:
         self._bytes = 0
         self._first: Snapshot | None = None
         self._latest: Snapshot | None = None
-        self._longest_ns: dict[SiteKey, int] = {}
-        """The longest wait of each site since the start: the one thing that running totals do not tell."""
-        self._periodic: dict[SiteKey, bool] = {}
+        self._periodic = NO_SITES
 
     def add(self, snapshot: Snapshot) -> Kept | None:
         """Keep what passed since the snapshot before, and return it; None for the first one."""
@@ -174,16 +167,18 @@ class History:
             self._first = snapshot
             return None
         window = between(earlier, snapshot)
-        self._remember_longest(window, snapshot)
-        with self._lock:
-            idle = Idle(self._idle, self._periodic_in(window, snapshot))
+        periodic = self._periodic_in(snapshot)
+        is_new = not np.array_equal(periodic.ids, self._periodic.ids)
+        if is_new:
+            self._periodic = periodic
+        idle = Idle(self._idle, self._periodic)
         made = cut(window, idle)
         kept = Kept(
             number=self._kept[-1].number + 1 if self._kept else 1,
             taken_ns=window.taken_ns,
             at_ns=window.at_ns,
             span_ns=window.span_ns,
-            bytes_held=_bytes_of(window, made, idle),
+            bytes_held=_bytes_of(window, made) + (periodic.ids.nbytes if is_new else 0),
             waiting_ns={leaf: part.total_ns for leaf, part in made.categories.items()},
             held=window,
             idle=idle,
@@ -245,50 +240,22 @@ class History:
         if first is None or latest is None or first is latest:
             return None
         window = between(first, latest)
-        with self._lock:
-            self._forget_given_back(latest)
-            longest_ns = self._longest_ns
-            sites = {key: t._replace(max_ns=longest_ns.get(key, 0)) for key, t in window.sites.items()}
-            periodic = frozenset(key for key, is_so in self._periodic.items() if is_so)
-        window = replace(window, sites=sites)
-        idle = Idle(self._idle, periodic)
+        sites, latest_sites = table_of(SITES, window.sites), table_of(SITES, latest.sites)
+        rows = latest_sites.rows
+        longest_ns = latest_sites.longest_ns[[rows.get(key, 0) for key in sites]] if rows else sites.numbers[:, -1]
+        window = replace(window, sites=sites.with_maxima(longest_ns))
+        idle = Idle(self._idle, self._periodic)
         made = cut(window, idle)
         waiting_ns = {leaf: part.total_ns for leaf, part in made.categories.items()}
         return Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, waiting_ns, window, idle, made)
 
-    def _remember_longest(self, window: Window, snapshot: Snapshot) -> None:
-        longest_ns = self._longest_ns
-        with self._lock:
-            for key, totals in window.sites.items():
-                if totals[3] > longest_ns.get(key, 0):
-                    longest_ns[key] = totals[3]
-            if len(longest_ns) > 2 * len(snapshot.sites) + 1024:
-                self._forget_given_back(snapshot)
-
-    def _forget_given_back(self, snapshot: Snapshot) -> None:
-        """Their longest goes where their sums are: under the exited, by kernel stack."""
-        for key in [key for key in self._longest_ns if key not in snapshot.sites]:
-            rest = SiteKey(0, 0, key.kernel, NO_STACK)
-            self._longest_ns[rest] = max(self._longest_ns.get(rest, 0), self._longest_ns.pop(key))
-        for key in [key for key in self._periodic if key not in snapshot.sites]:
-            del self._periodic[key]
-
-    def _periodic_in(self, window: Window, snapshot: Snapshot) -> frozenset[SiteKey]:
-        """The sites of `sleep` whose waits so far are periodic. Judged again whenever a wait of one has ended."""
-        book, verdicts, sites = window.book, self._periodic, snapshot.sites
-        sleeps = {stack_id for stack_id, stack in tuple(book.stacks.items()) if stack.category == SLEEP}
-        found: list[SiteKey] = []
-        for key, totals in window.sites.items():
-            if key[2] in sleeps:
-                if totals[0] or key not in verdicts:
-                    so_far = sites.get(key)
-                    verdicts[key] = so_far is not None and self._is_periodic(so_far.histogram)
-                if verdicts[key]:
-                    found.append(key)
-        # A sleep in progress stands at a site of its own until it ends: it looks as the others of its thread do.
-        threads = {key[:2] for key, is_so in verdicts.items() if is_so}
-        asleep = [key for key in (*window.sites, *window.still) if key[2] in sleeps and key[:2] in threads]
-        return frozenset(found).union(key for key in asleep if verdicts.get(key) or key[3] == NO_STACK)
+    def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
+        """The sites of `sleep` whose waits so far are periodic."""
+        sites = table_of(SITES, snapshot.sites)
+        stacks, which = np.unique(sites.ids[:, 2], return_inverse=True)
+        asleep = np.array([snapshot.book.stack(one).category == SLEEP for one in stacks.tolist()], np.bool_)[which]
+        rows = np.flatnonzero(asleep & (sites.numbers[:, WAITS] > 0))
+        return SiteKeys(sites.ids[rows[self._is_periodic(sites.lanes[rows])]])
 
     def _make_room(self) -> None:
         """Pack, forget the cuts that no span on the screen needs, then drop; the newest is left as it is."""
@@ -317,7 +284,8 @@ class History:
         was = self._kept[index]
         held = pack(was.window) if pack_window else was.held
         kept_cut = was.kept_cut if pack_window else None
-        smaller = replace(was, held=held, kept_cut=kept_cut, bytes_held=_bytes_of(held, kept_cut, was.idle))
+        bytes_held = was.bytes_held + _bytes_of(held, kept_cut) - _bytes_of(was.held, was.kept_cut)
+        smaller = replace(was, held=held, kept_cut=kept_cut, bytes_held=bytes_held)
         self._kept[index] = smaller
         self._bytes += smaller.bytes_held - was.bytes_held
         if pack_window:
@@ -326,12 +294,13 @@ class History:
             self._plain_bytes += smaller.bytes_held - was.bytes_held
 
 
-def _bytes_of(held: Window | Packed, kept_cut: Cut | None, idle: Idle) -> int:
-    own = _KEPT_BYTES + _PERIODIC_BYTES * len(idle.periodic)
+def _bytes_of(held: Window | Packed, kept_cut: Cut | None) -> int:
+    own = _KEPT_BYTES
     if isinstance(held, Packed):
         own += len(held.columns)
     else:
-        own += len(held.sites) * _SITE_BYTES + len(held.threads) * _THREAD_BYTES + len(held.still) * _STILL_BYTES
+        tables = table_of(SITES, held.sites), table_of(THREADS, held.threads)
+        own += sum(table.bytes_held for table in tables) + held.still.ids.nbytes
     if kept_cut:
         own += _PART_BYTES * (len(kept_cut.categories) + sum(map(len, kept_cut.processes.values())))
     return own

@@ -20,7 +20,8 @@ from offtop.model.cut import (
     by_place,
     by_thread,
     merged,
-    tops,
+    top_of_processes,
+    top_of_threads,
     total,
 )
 from offtop.model.history import History, Kept
@@ -218,14 +219,17 @@ class Pictures:
 
     def _with_tops(self, rows: Ranking, first: int, count: int, view: View, over: Sequence[Kept]) -> Ranking:
         """The rows that can be seen told where they waited, looked up in the newest of the last ticks that knows."""
+        scope = view.scope._replace(tid=None)
         missing = {row.key for row in rows.rows[first : first + count] if isinstance(row.key, int | ThreadKey)}
         found: dict[int | ThreadKey, SiteKey] = {}
         for tick in over[: -_LOOKED_UP_TICKS - 1 : -1]:
             if not missing:
                 break
-            some = tops(tick.window, view.scope._replace(tid=None), tick.idle, missing)
-            found.update(some)
-            missing -= some.keys()
+            found |= top_of_processes(tick.cut, scope, {key for key in missing if isinstance(key, int)})
+            of_threads = {key for key in missing if isinstance(key, ThreadKey)}
+            if of_threads:
+                found |= top_of_threads(tick.window, scope, tick.idle, of_threads)
+            missing -= found.keys()
         seen = tuple(
             row._replace(top=found[row.key]) if isinstance(row.key, int | ThreadKey) and row.key in found else row
             for row in rows.rows

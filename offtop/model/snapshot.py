@@ -6,6 +6,7 @@ Keys and totals are NamedTuples, not dataclasses: thousands are made each tick, 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import add
 from typing import NamedTuple
 
 from offtop.model.book import Book, SiteKey, ThreadKey
@@ -37,6 +38,10 @@ class ThreadTotals(NamedTuple):
     histogram: int = 0
     """Of all finished waits."""
 
+    def plus(self, other: "ThreadTotals") -> "ThreadTotals":
+        longest_ns = max(self.max_ns, other.max_ns)
+        return ThreadTotals(*map(add, self, other))._replace(max_ns=longest_ns)
+
     @property
     def blocked_ns(self) -> int:
         return self.offcpu_ns - self.runqueue_ns
@@ -51,6 +56,10 @@ class SiteTotals(NamedTuple):
     max_ns: int = 0
     """The longest wait that ended in the last tick (in a Window: in its span)."""
     histogram: int = 0
+
+    def plus(self, other: "SiteTotals") -> "SiteTotals":
+        longest_ns = max(self.max_ns, other.max_ns)
+        return SiteTotals(*map(add, self, other))._replace(max_ns=longest_ns)
 
     @property
     def blocked_ns(self) -> int:
@@ -111,7 +120,7 @@ class Snapshot:
     at_ns: int
     """CLOCK_MONOTONIC: `so far` counts up to here."""
     threads: Mapping[ThreadKey, ThreadTotals] = field(default_factory=dict[ThreadKey, ThreadTotals])
-    """Finished waits. A value that did not change since the last snapshot is the same object."""
+    """Finished waits."""
     sites: Mapping[SiteKey, SiteTotals] = field(default_factory=dict[SiteKey, SiteTotals])
     """Finished waits. Sites that were given back have their sums under EXITED: SiteKey(0, 0, kernel, 0)."""
     waiting: Mapping[ThreadKey, Waiting] = field(default_factory=dict[ThreadKey, Waiting])

@@ -4,19 +4,34 @@ The law, held by a property test: merge([between(a, b), between(b, c)]) == betwe
 histograms. A maximum merges by maximum.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+
+import numpy as np
 
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FILTERED, NO_STACK, PLACELESS, SHORT
+from offtop.model.table import (
+    MAX_NS,
+    NO_SITES,
+    SITES,
+    THREADS,
+    TOTAL_NS,
+    WAITS,
+    Ints,
+    K,
+    Kind,
+    SiteKeys,
+    Table,
+    V,
+    integers,
+    summed,
+    table_of,
+    thread_codes,
+)
 
-_NO_SITE = SiteTotals()
-_NO_THREAD = ThreadTotals()
-new_site: Callable[[tuple[int, ...]], SiteTotals] = partial(tuple.__new__, SiteTotals)  # pyright: ignore[reportUnknownMemberType]
-new_thread: Callable[[tuple[int, ...]], ThreadTotals] = partial(tuple.__new__, ThreadTotals)  # pyright: ignore[reportUnknownMemberType]
-"""Without the arguments' names: half the cost, for thousands of them a tick."""
+_THREAD_FIELDS = {name: number for number, name in enumerate(ThreadTotals._fields)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +46,10 @@ class Window:
     """Measured, not asked for."""
     threads: Mapping[ThreadKey, ThreadTotals] = field(default_factory=dict[ThreadKey, ThreadTotals])
     sites: Mapping[SiteKey, SiteTotals] = field(default_factory=dict[SiteKey, SiteTotals])
-    still: tuple[SiteKey, ...] = ()
+    still: SiteKeys = NO_SITES
     """Sites of waits that began before this window and go on after it, all blocked: each passed the
-    whole span there, and neither its thread nor its site has another entry. Kept apart because most
-    threads of a machine just wait, and one reference each is all that it costs to remember them."""
+    whole span there, and its thread has no other entry. Kept apart because most threads of a machine just
+    wait, and one key each is all that it costs to remember them."""
     book: Book = field(default_factory=Book)
     """What the ids in it stand for."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -64,29 +79,17 @@ def between(earlier: Snapshot, later: Snapshot) -> Window:
 
     A maximum is right for two snapshots that follow one another; over a longer stretch, merge windows.
     """
-    before, now = earlier.waiting, later.waiting
-    threads, sites = _changed_threads(earlier, later), _changed_sites(earlier, later)
-    span_ns = later.at_ns - earlier.at_ns
-    still: list[SiteKey] = []
-    for key, waiting in now.items():
-        was = before.get(key)
-        steady = was is waiting and not waiting.runqueue_ns and waiting.site.kernel not in PLACELESS
-        if steady and key not in threads and waiting.site not in sites:
-            still.append(waiting.site)
-            continue
-        if was is not None:
-            _count_so_far(key, was, earlier, -1, threads, sites)
-        _count_so_far(key, waiting, later, 1, threads, sites)
-    for key, was in before.items():
-        if key not in now:
-            _count_so_far(key, was, earlier, -1, threads, sites)
+    threads = _finished(THREADS, earlier.threads, later.threads)
+    sites = _finished(SITES, earlier.sites, later.sites)
+    moved: set[int] = {*thread_codes(threads[0]).tolist(), *thread_codes(sites[0]).tolist()}
+    still, so_far = _in_progress(earlier, later, moved)
     return Window(
         taken_ns=later.taken_ns,
         at_ns=later.at_ns,
-        span_ns=span_ns,
-        threads={key: totals for key, totals in threads.items() if totals.offcpu_ns or totals.waits},
-        sites={key: totals for key, totals in sites.items() if totals.total_ns or totals.waits},
-        still=tuple(still),
+        span_ns=later.at_ns - earlier.at_ns,
+        threads=_added(THREADS, threads, so_far[:, :2], _thread_numbers(so_far)),
+        sites=_added(SITES, sites, *_site_numbers(so_far)),
+        still=still,
         book=later.book,
         lost={kind: n - earlier.lost.get(kind, 0) for kind, n in later.lost.items() if n > earlier.lost.get(kind, 0)},
         cost=later.cost,
@@ -96,195 +99,137 @@ def between(earlier: Snapshot, later: Snapshot) -> Window:
     )
 
 
-def _changed_threads(earlier: Snapshot, later: Snapshot) -> dict[ThreadKey, ThreadTotals]:
-    """Finished waits only. A thread given back since `earlier` has its rest under EXITED."""
-    before, now = earlier.threads, later.threads
-    get = before.get
-    changed: dict[ThreadKey, ThreadTotals] = {}
-    new = 0
-    for key, b in now.items():
-        a = get(key)
-        if a is b:
-            continue
-        if a is None:
-            new += 1
-            changed[key] = b
-        else:
-            changed[key] = _thread_difference(b, a)
-    if len(now) - new != len(before):
-        for key, a in before.items():
-            if key not in now:
-                changed[EXITED] = _thread_difference(changed.get(EXITED, _NO_THREAD), a)
-    return changed
+_Rows = tuple[Ints, Ints, Ints]
+"""Ids, numbers, lanes."""
 
 
-def _changed_sites(earlier: Snapshot, later: Snapshot) -> dict[SiteKey, SiteTotals]:
-    """Finished waits only. A site given back since `earlier` has its rest under EXITED, by kernel stack."""
-    before, now = earlier.sites, later.sites
-    get = before.get
-    changed: dict[SiteKey, SiteTotals] = {}
-    new = 0
-    for key, b in now.items():
-        a = get(key)
-        if a is b:
-            continue
-        if a is None:
-            new += 1
-            changed[key] = b
-        else:
-            changed[key] = _site_difference(b, a)
-    if len(now) - new != len(before):
-        for key, a in before.items():
-            if key not in now:
-                rest = SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK)
-                changed[rest] = _site_difference(changed.get(rest, _NO_SITE), a)
-    return changed
-
-
-def _count_so_far(
-    key: ThreadKey,
-    waiting: Waiting,
-    snapshot: Snapshot,
-    sign: int,
-    threads: dict[ThreadKey, ThreadTotals],
-    sites: dict[SiteKey, SiteTotals],
-) -> None:
-    """Add (or with sign -1 take away) what a wait in progress had come to at `snapshot`."""
-    so_far_ns, runqueue_ns = sign * (snapshot.at_ns - waiting.from_ns), sign * waiting.runqueue_ns
-    threads[key] = with_so_far(threads.get(key, _NO_THREAD), waiting, so_far_ns, runqueue_ns)
-    site = waiting.site
-    if site.kernel not in PLACELESS:
-        waits, total_ns, of_runqueue_ns, max_ns, histogram = sites.get(site, _NO_SITE)
-        sites[site] = new_site((waits, total_ns + so_far_ns, of_runqueue_ns + runqueue_ns, max_ns, histogram))
-
-
-def with_so_far(thread: ThreadTotals, waiting: Waiting, so_far_ns: int, runqueue_ns: int) -> ThreadTotals:
-    """`thread` and what its wait in progress has come to."""
-    waits, offcpu_ns, ready_ns, preempted_ns, involuntary, short_waits, short_ns, short_ready_ns, *others = thread
-    filtered_ns, filtered_ready_ns, max_ns, histogram = others
-    if waiting.preempted:
-        preempted_ns += so_far_ns
-    if waiting.site.kernel == SHORT:
-        short_ns += so_far_ns
-        short_ready_ns += runqueue_ns
-    elif waiting.site.kernel == FILTERED:
-        filtered_ns += so_far_ns
-        filtered_ready_ns += runqueue_ns
-    offcpu_ns += so_far_ns
-    ready_ns += runqueue_ns
-    short = (short_waits, short_ns, short_ready_ns)
-    return new_thread(
-        (
-            waits,
-            offcpu_ns,
-            ready_ns,
-            preempted_ns,
-            involuntary,
-            *short,
-            filtered_ns,
-            filtered_ready_ns,
-            max_ns,
-            histogram,
-        )
+def _finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> _Rows:
+    """What finished waits added. What was given back since `earlier` has its rest under EXITED, sites by kernel
+    stack. A maximum is the later one's own."""
+    a, b = table_of(kind, earlier), table_of(kind, later)
+    before = np.full(len(b.ids), -1)
+    if a.lineage is not None and a.lineage is b.lineage:
+        before[: len(a.ids)] = np.arange(len(a.ids))
+        given_back = a.present & ~b.present[: len(a.ids)]
+    else:
+        given_back = a.present.copy()
+        for key, row in a.rows.items():
+            in_b = b.rows.get(key)
+            if in_b is not None:
+                before[in_b] = row
+                given_back[row] = False
+    was_there = before >= 0
+    numbers = b.numbers.copy()
+    numbers[was_there] -= a.numbers[before[was_there]]
+    numbers[:, MAX_NS] = b.numbers[:, MAX_NS]
+    changed = b.present & (numbers[:, :MAX_NS] != 0).any(axis=1)
+    lanes, before = b.lanes[changed], before[changed]
+    was_there = before >= 0
+    lanes[was_there] -= a.lanes[before[was_there]]
+    if not given_back.any():
+        return b.ids[changed], numbers[changed], lanes
+    rest, rest_numbers = a.ids[given_back], -a.numbers[given_back]
+    rest[:, :2], rest[:, 3:], rest_numbers[:, MAX_NS] = EXITED, NO_STACK, 0
+    return (
+        np.concatenate((b.ids[changed], rest)),
+        np.concatenate((numbers[changed], rest_numbers)),
+        np.concatenate((lanes, -a.lanes[given_back])),
     )
+
+
+_SoFar = Ints
+"""Rows of pid, tid, kernel, user, so far ns, run-queue ns of it, whether the wait began preempted."""
+
+
+def _in_progress(earlier: Snapshot, later: Snapshot, moved: set[int]) -> tuple[SiteKeys, _SoFar]:
+    """The sites of waits that just went on, and what the others came to: as of `later`, less as of `earlier`.
+
+    `moved`: the codes of threads that have an entry already.
+    """
+    still: list[SiteKey] = []
+    rows: list[tuple[int, ...]] = []
+    before, now = earlier.waiting, later.waiting
+    before_ns, now_ns = earlier.at_ns, later.at_ns
+    for key, waiting in now.items():
+        was = before.get(key)
+        site, _, from_ns, ready_ns, preempted = waiting
+        if was is waiting and not ready_ns and site[2] not in PLACELESS and key[0] << 32 | key[1] not in moved:
+            still.append(site)
+            continue
+        rows.append((*site, now_ns - from_ns, ready_ns, preempted))
+        if was is not None:
+            rows.append(_taken_back(was, before_ns))
+    rows += [_taken_back(was, before_ns) for key, was in before.items() if key not in now]
+    return SiteKeys(integers(still, 4)), integers(rows, 7)
+
+
+def _taken_back(was: Waiting, at_ns: int) -> tuple[int, ...]:
+    site, _, from_ns, ready_ns, preempted = was
+    return (*site, from_ns - at_ns, -ready_ns, preempted)
+
+
+def _thread_numbers(so_far: _SoFar) -> Ints:
+    kernel, so_far_ns, ready_ns, preempted = so_far[:, 2], so_far[:, 4], so_far[:, 5], so_far[:, 6]
+    numbers = np.zeros((len(so_far), THREADS.numbers), np.int64)
+    for name, values, where in (
+        ("offcpu_ns", so_far_ns, None),
+        ("runqueue_ns", ready_ns, None),
+        ("preempted_ns", so_far_ns, preempted != 0),
+        ("short_ns", so_far_ns, kernel == SHORT),
+        ("short_runqueue_ns", ready_ns, kernel == SHORT),
+        ("filtered_ns", so_far_ns, kernel == FILTERED),
+        ("filtered_runqueue_ns", ready_ns, kernel == FILTERED),
+    ):
+        numbers[:, _THREAD_FIELDS[name]] = values if where is None else values * where
+    return numbers
+
+
+def _site_numbers(so_far: _SoFar) -> tuple[Ints, Ints]:
+    """Ids, and numbers: of all that has a place."""
+    placed = so_far[~np.isin(so_far[:, 2], [*PLACELESS])]
+    numbers = np.zeros((len(placed), SITES.numbers), np.int64)
+    numbers[:, TOTAL_NS : TOTAL_NS + 2] = placed[:, 4:6]
+    return placed[:, :4], numbers
+
+
+def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, V]:
+    """`rows` and those without a histogram, a row for each key that has anything in it."""
+    table = summed(kind, np.concatenate((rows[0], ids)), np.concatenate((rows[1], numbers)), rows[2])
+    some = (table.numbers[:, WAITS] != 0) | (table.numbers[:, TOTAL_NS] != 0)
+    if some.all():
+        return table
+    return Table(kind, table.ids[some], table.numbers[some], table.lanes[some])
 
 
 def merge(windows: Sequence[Window]) -> Window:
     """One window over all of `windows`, which follow one another, earliest first (at least one)."""
     if len(windows) == 1:
         return windows[0]
-    threads: dict[ThreadKey, ThreadTotals] = {}
-    sites: dict[SiteKey, SiteTotals] = {}
     lost: dict[str, int] = {}
     still_ns: dict[SiteKey, int] = {}
     for window in windows:
-        for key, totals in window.threads.items():
-            was = threads.get(key)
-            threads[key] = totals if was is None else thread_sum(was, totals)
-        for site, totals in window.sites.items():
-            before = sites.get(site)
-            sites[site] = totals if before is None else site_sum(before, totals)
         for kind, n in window.lost.items():
             lost[kind] = lost.get(kind, 0) + n
-        span_ns = window.span_ns
         for site in window.still:
-            still_ns[site] = still_ns.get(site, 0) + span_ns
-    last = windows[-1]
+            still_ns[site] = still_ns.get(site, 0) + window.span_ns
     span_ns = sum(window.span_ns for window in windows)
-    still: list[SiteKey] = []
-    for site, through_ns in still_ns.items():
-        if through_ns == span_ns:
-            still.append(site)
-            continue
-        key = site.thread
-        threads[key] = thread_sum(threads.get(key, _NO_THREAD), ThreadTotals(offcpu_ns=through_ns))
-        sites[site] = site_sum(sites.get(site, _NO_SITE), SiteTotals(total_ns=through_ns))
-    return replace(last, span_ns=span_ns, threads=threads, sites=sites, still=tuple(still), lost=lost)
-
-
-def thread_sum(a: ThreadTotals, b: ThreadTotals) -> ThreadTotals:
-    grown = thread_grown(a, b)
-    return grown if b.max_ns >= a.max_ns else grown._replace(max_ns=a.max_ns)
-
-
-def site_sum(a: SiteTotals, b: SiteTotals) -> SiteTotals:
-    grown = site_grown(a, b)
-    return grown if b.max_ns >= a.max_ns else grown._replace(max_ns=a.max_ns)
-
-
-def thread_grown(was: ThreadTotals, added: ThreadTotals) -> ThreadTotals:
-    """`was` and what the last tick added; the maximum is the last tick's."""
-    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, _, a11 = was
-    b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, longest_ns, b11 = added
-    return new_thread(
-        (
-            a0 + b0,
-            a1 + b1,
-            a2 + b2,
-            a3 + b3,
-            a4 + b4,
-            a5 + b5,
-            a6 + b6,
-            a7 + b7,
-            a8 + b8,
-            a9 + b9,
-            longest_ns,
-            a11 + b11,
-        )
+    still = [site for site, through_ns in still_ns.items() if through_ns == span_ns]
+    moved = integers([(*site, ns, 0, 0) for site, ns in still_ns.items() if ns != span_ns], 7)
+    threads = _rows_of([table_of(THREADS, window.threads) for window in windows])
+    sites = _rows_of([table_of(SITES, window.sites) for window in windows])
+    return replace(
+        windows[-1],
+        span_ns=span_ns,
+        threads=_added(THREADS, threads, moved[:, :2], _thread_numbers(moved)),
+        sites=_added(SITES, sites, *_site_numbers(moved)),
+        still=SiteKeys(integers(still, 4)),
+        lost=lost,
     )
 
 
-def site_grown(was: SiteTotals, added: SiteTotals) -> SiteTotals:
-    """`was` and what the last tick added; the maximum is the last tick's."""
-    a0, a1, a2, _, a4 = was
-    b0, b1, b2, longest_ns, b4 = added
-    return new_site((a0 + b0, a1 + b1, a2 + b2, longest_ns, a4 + b4))
-
-
-def _thread_difference(later: ThreadTotals, earlier: ThreadTotals) -> ThreadTotals:
-    """What was added since `earlier`; the maximum is the later one's own."""
-    b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, longest_ns, b11 = later
-    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, _, a11 = earlier
-    return new_thread(
-        (
-            b0 - a0,
-            b1 - a1,
-            b2 - a2,
-            b3 - a3,
-            b4 - a4,
-            b5 - a5,
-            b6 - a6,
-            b7 - a7,
-            b8 - a8,
-            b9 - a9,
-            longest_ns,
-            b11 - a11,
-        )
+def _rows_of(tables: Sequence[Table[K, V]]) -> _Rows:
+    return (
+        np.concatenate([table.ids for table in tables]),
+        np.concatenate([table.numbers for table in tables]),
+        np.concatenate([table.lanes for table in tables]),
     )
-
-
-def _site_difference(later: SiteTotals, earlier: SiteTotals) -> SiteTotals:
-    """What was added since `earlier`; the maximum is the later one's own."""
-    b0, b1, b2, longest_ns, b4 = later
-    a0, a1, a2, _, a4 = earlier
-    return new_site((b0 - a0, b1 - a1, b2 - a2, longest_ns, b4 - a4))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
-from offtop.kernel.ledger import Ledger, Walked
+from offtop.kernel.ledger import Ended, Ledger, Walked
 from offtop.model import histogram as log2
 from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals
@@ -17,6 +17,7 @@ from offtop.model.window import Window, between
 
 MIN_NS = 1_000
 TICK_NS = 10_000
+NOTHING = Ended.of(())
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[Walked]:
 
 
 def snapshot(ledger: Ledger) -> Snapshot:
-    return Snapshot(0, ledger.at_ns, dict(ledger.threads), dict(ledger.sites), dict(ledger.waiting), ledger.book)
+    return Snapshot(0, ledger.at_ns, ledger.threads.frozen(), ledger.sites.frozen(), dict(ledger.waiting), ledger.book)
 
 
 def run(all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1, lag_ns: int = 0) -> list[Window]:
@@ -148,7 +149,7 @@ def run(all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1, lag_ns: int
             at_ns,
             MIN_NS,
             [(key, record) for key, record in records.items() if record],
-            [site for key, waits in all_waits.items() for site in site_records(key, waits, from_ns, to_ns)],
+            Ended.of(site for key, waits in all_waits.items() for site in site_records(key, waits, from_ns, to_ns)),
             [one for key, w in all_waits.items() for one in walked_of(key, w, at_ns)]
             if number % walk_every == 0
             else [],
@@ -238,14 +239,14 @@ def test_nothing_comes_of_nothing() -> None:
 
 def primed(kernel: int | None = 3) -> Ledger:
     ledger = Ledger(1_000)
-    ledger.tick(2_000, MIN_NS, [], [], [Walked(ThreadKey(7, 100), 1_500, False, 0, kernel)], primed_ns=1_400)
+    ledger.tick(2_000, MIN_NS, [], NOTHING, [Walked(ThreadKey(7, 100), 1_500, False, 0, kernel)], primed_ns=1_400)
     return ledger
 
 
 def test_a_wait_that_began_before_us_counts_from_when_we_came() -> None:
     ledger = primed()
     a = snapshot(ledger)
-    ledger.tick(12_000, MIN_NS, [], [], [])
+    ledger.tick(12_000, MIN_NS, [], NOTHING, [])
     assert between(a, snapshot(ledger)).still == (SiteKey(7, 100, 3, NO_STACK),)
 
 
@@ -255,17 +256,17 @@ def test_a_wait_whose_end_nobody_saw_ends_when_the_thread_leaves_again() -> None
     wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
     record = record_of([wait], 2_000, 12_000)
     assert record
-    ledger.tick(12_000, MIN_NS, [(ThreadKey(7, 100), record)], [], [])
+    ledger.tick(12_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [])
     assert dict(between(a, snapshot(ledger)).each_thread())[ThreadKey(7, 100)].offcpu_ns == 7_000
 
 
 def test_when_the_choice_of_threads_changes_those_left_out_keep_what_they_had() -> None:
     ledger = primed()
-    ledger.tick(12_000, MIN_NS, [], [], [])
+    ledger.tick(12_000, MIN_NS, [], NOTHING, [])
     a = snapshot(ledger)
-    ledger.tick(22_000, MIN_NS, [], [], [Walked(ThreadKey(8, 200), 20_000, False, 0, 4)], primed_ns=21_000)
+    ledger.tick(22_000, MIN_NS, [], NOTHING, [Walked(ThreadKey(8, 200), 20_000, False, 0, 4)], primed_ns=21_000)
     b = snapshot(ledger)
-    ledger.tick(32_000, MIN_NS, [], [], [])
+    ledger.tick(32_000, MIN_NS, [], NOTHING, [])
     assert dict(between(a, b).each_thread()) == {}
     assert [key for key, _ in between(b, snapshot(ledger)).each_thread()] == [ThreadKey(8, 200)]
 
@@ -275,9 +276,9 @@ def test_a_thread_that_left_while_all_were_walked_waits_from_then_on() -> None:
     record = record_of([wait], 0, 2_000)
     assert record
     ledger = Ledger(1_000)
-    ledger.tick(2_000, MIN_NS, [(ThreadKey(7, 100), record)], [], [], primed_ns=1_600)
+    ledger.tick(2_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [], primed_ns=1_600)
     a = snapshot(ledger)
-    ledger.tick(12_000, MIN_NS, [], [], [])
+    ledger.tick(12_000, MIN_NS, [], NOTHING, [])
     assert dict(between(a, snapshot(ledger)).each_thread())[ThreadKey(7, 100)].offcpu_ns == 10_000
 
 
@@ -287,7 +288,7 @@ def test_a_thread_that_came_back_while_all_were_walked_runs() -> None:
     assert record
     ledger = Ledger(1_000)
     walked = Walked(ThreadKey(7, 100), 1_500, False, 0, 4)
-    ledger.tick(2_000, MIN_NS, [(ThreadKey(7, 100), record)], [], [walked], primed_ns=1_400)
+    ledger.tick(2_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [walked], primed_ns=1_400)
     assert ledger.waiting == {}
 
 
@@ -297,9 +298,9 @@ def test_what_ended_where_is_counted_when_its_thread_is_heard_of() -> None:
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
-    ledger.tick(10_000, MIN_NS, [], site_records(key, [wait], 0, TICK_NS), [])
+    ledger.tick(10_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
     assert (ledger.threads, ledger.sites) == ({}, {})
-    ledger.tick(20_000, MIN_NS, [(key, record)], [], [], gone=[key])
+    ledger.tick(20_000, MIN_NS, [(key, record)], NOTHING, [], gone=[key])
     assert (ledger.threads[key].offcpu_ns, ledger.sites[SiteKey(7, 100, 3, 13)].total_ns) == (3_000, 3_000)
 
 
@@ -307,11 +308,11 @@ def test_of_a_thread_whose_record_was_lost_the_sites_are_known_and_then_it_is_gi
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     ledger = Ledger(0)
-    ledger.tick(10_000, MIN_NS, [], site_records(key, [wait], 0, TICK_NS), [])
+    ledger.tick(10_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
     for at_ns in (20_000, 30_000):
-        ledger.tick(at_ns, MIN_NS, [], [], [])
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
     assert (ledger.threads[key].waits, ledger.threads[key].offcpu_ns) == (1, 3_000)
-    ledger.tick(40_000, MIN_NS, [], [], [])
+    ledger.tick(40_000, MIN_NS, [], NOTHING, [])
     assert {key: totals.offcpu_ns for key, totals in ledger.threads.items()} == {EXITED: 3_000}
     assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
 
@@ -323,10 +324,10 @@ def test_a_thread_that_ended_is_given_back_and_its_sums_stay() -> None:
     assert record
     ledger = Ledger(0)
     first = snapshot(ledger)
-    ledger.tick(10_000, MIN_NS, [(key, record)], site_records(key, [wait], 0, TICK_NS), [], gone=[key])
+    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of(site_records(key, [wait], 0, TICK_NS)), [], gone=[key])
     assert set(ledger.threads) == {key}
     second = snapshot(ledger)
-    ledger.tick(20_000, MIN_NS, [], [], [])
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [])
     third = snapshot(ledger)
     assert set(ledger.threads) == {EXITED}
     assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
@@ -341,10 +342,10 @@ def test_what_nobody_has_used_for_long_leaves_the_book() -> None:
     assert record
     ledger = Ledger(0)
     ledger.book.stacks.update({3: Stack(()), 13: Stack(()), 14: Stack(())})
-    ledger.tick(10_000, MIN_NS, [(key, record)], site_records(key, [wait], 0, TICK_NS), [])
+    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
     assert ledger.age(keep_ns=50_000) is None
     for at_ns in range(60_000, 60_000 + 3 * 60_000, 60_000):
-        ledger.tick(at_ns, MIN_NS, [], [], [])
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
         ledger.age(keep_ns=50_000)
     assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}, "a live thread's old site gives up its user stack"
     assert 3 in ledger.book.stacks and not {13, 14} & set(ledger.book.stacks)
@@ -372,7 +373,7 @@ def test_names_of_threads_that_ended_are_bounded() -> None:
         keys = [ThreadKey(tid, tid) for tid in range(1 + 1000 * number, 1001 + 1000 * number)]
         for key in keys:
             ledger.book.comms[key] = ledger.book.processes[key.pid] = "child"
-        ledger.tick(1_000 * (number + 1), MIN_NS, [], [], [], gone=keys)
+        ledger.tick(1_000 * (number + 1), MIN_NS, [], NOTHING, [], gone=keys)
     assert len(ledger.book.comms) == len(ledger.book.processes) == 51_000, "those of the last tick are still there"
 
 
@@ -382,9 +383,9 @@ def test_a_wait_in_progress_in_a_state_that_is_left_out_is_filtered_from_its_sta
     assert record
     ledger = Ledger(0)
     first = snapshot(ledger)
-    ledger.tick(10_000, MIN_NS, [(ThreadKey(7, 100), record)], [], [], states=layout.RUNNING)
+    ledger.tick(10_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [], states=layout.RUNNING)
     second = snapshot(ledger)
-    ledger.tick(20_000, MIN_NS, [], [], [], states=layout.RUNNING)
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [], states=layout.RUNNING)
     windows = [between(first, second), between(second, snapshot(ledger))]
     assert [dict(w.each_thread())[ThreadKey(7, 100)].filtered_ns for w in windows] == [5_000, 10_000]
     assert [list(w.each_site()) for w in windows] == [[], []]
@@ -399,7 +400,7 @@ def test_a_wait_in_progress_is_filtered_once_it_is_longer_than_the_maximum() -> 
     for number in (1, 2, 3):
         at_ns = number * TICK_NS
         records = [(ThreadKey(7, 100), record)] if number == 1 else []
-        ledger.tick(at_ns, MIN_NS, records, [], walked_of(ThreadKey(7, 100), [wait], at_ns), max_ns=12_000)
+        ledger.tick(at_ns, MIN_NS, records, NOTHING, walked_of(ThreadKey(7, 100), [wait], at_ns), max_ns=12_000)
         taken.append(snapshot(ledger))
     windows = [between(a, b) for a, b in pairwise(taken)]
     assert [dict(w.each_thread())[ThreadKey(7, 100)].filtered_ns for w in windows] == [0, 10_000, 10_000]

@@ -19,9 +19,10 @@ from offtop.kernel.live import LiveSource
 from offtop.model import categories
 from offtop.model import histogram as log2
 from offtop.model.book import SiteKey, ThreadKey
-from offtop.model.cut import Idle, Part, cut, site_parts
+from offtop.model.cut import Idle, Part, cut, shares
 from offtop.model.snapshot import EXITED, Filters, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.window import Window, between, site_sum
+from offtop.model.stack import FILTERED, SHORT
+from offtop.model.window import Window, between
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -56,7 +57,7 @@ class Watch:
         table: dict[tuple[str, ...], SiteTotals] = {}
         for key, totals in sites.items():
             names = tuple(self.source.names.of(frame) for frame in frames[key.user])
-            table[names] = site_sum(table.get(names, SiteTotals()), totals)
+            table[names] = table.get(names, SiteTotals()).plus(totals)
         return table
 
 
@@ -110,11 +111,9 @@ def sites_of(window: Window, tid: int) -> dict[SiteKey, SiteTotals]:
 
 def by_category(window: Window, tid: int) -> dict[str, Part]:
     """What one thread's waits from the minimum up were for."""
-    table: dict[str, Part] = {}
-    for key, totals in sites_of(window, tid).items():
-        for leaf, part in site_parts(key, totals, window.book, Idle()):
-            table[leaf.category] = table.get(leaf.category, Part()).plus(part)
-    return table
+    every = shares(window, Idle())
+    mine = every.of((every.ids[:, 1] == tid) & (every.ids[:, 2] != SHORT) & (every.ids[:, 2] != FILTERED))
+    return {every.leaves[leaf].category: Part(*part) for leaf, part in mine.by(mine.leaf)}
 
 
 def switches(tid: int) -> tuple[int, int]:

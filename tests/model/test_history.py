@@ -3,6 +3,7 @@
 import tracemalloc
 from itertools import pairwise
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from offtop.model.history import History, Packed, pack
 from offtop.model.picture import series
 from offtop.model.rolling import Rolling
 from offtop.model.snapshot import Snapshot
+from offtop.model.table import Ints, Mask
 from offtop.model.window import between, merge
 from tests.model.world import IDLE, Step, snapshots, stretches
 from tests.ui.busy import BusySource
@@ -21,8 +23,12 @@ from tests.ui.scripted import ScriptedSource, Waits
 SECOND = 10**9
 
 
+def never(lanes: Ints) -> Mask:
+    return np.zeros(len(lanes), np.bool_)
+
+
 def filled(ticks: int, max_ns: int = 600 * SECOND, max_bytes: int = 40 * 2**20, sites: int = 20) -> History:
-    history = History(("poll", "kthread-idle"), lambda histogram: False, max_ns, max_bytes)
+    history = History(("poll", "kthread-idle"), never, max_ns, max_bytes)
     source = BusySource(sites, still=10)
     for _ in range(ticks + 1):
         snapshot = source.read()
@@ -32,7 +38,7 @@ def filled(ticks: int, max_ns: int = 600 * SECOND, max_bytes: int = 40 * 2**20, 
 
 
 def test_the_first_snapshot_is_no_tick() -> None:
-    history = History((), lambda histogram: False)
+    history = History((), never)
     assert history.add(Snapshot(0, 0)) is None
     assert history.newest is None
     assert (history.last(SECOND), history.reach_ns, history.since_start()) == ([], 0, None)
@@ -56,7 +62,7 @@ def test_a_span_may_end_in_the_past_and_is_never_empty_while_anything_was_kept_t
 
 
 def test_ticks_that_come_a_little_late_make_as_many_a_span() -> None:
-    history = History((), lambda histogram: False)
+    history = History((), never)
     at_ns = 0
     for number in range(40):
         history.add(Snapshot(0, at_ns))
@@ -87,7 +93,7 @@ def test_bytes_held_are_what_tracemalloc_sees_within_a_factor_of_2() -> None:
         source = BusySource(sites, still=200)
         taken = [source.read() for _ in range(41)]
         tracemalloc.start()
-        history = History(("poll",), lambda histogram: False, max_bytes=max_bytes)
+        history = History(("poll",), never, max_bytes=max_bytes)
         for index, snapshot in enumerate(taken):
             assert snapshot is not None
             history.add(snapshot)
@@ -109,7 +115,7 @@ def test_a_packed_window_is_the_window(given_stretches: list[list[Step]]) -> Non
 
 @given(stretches)
 def test_since_the_start_is_the_sum_of_all_ticks_whatever_was_dropped(given_stretches: list[list[Step]]) -> None:
-    history = History(IDLE, lambda histogram: False, max_ns=1)
+    history = History(IDLE, never, max_ns=1)
     taken = snapshots(given_stretches)
     for snapshot in taken:
         history.add(snapshot)
@@ -127,7 +133,7 @@ def test_since_the_start_is_the_sum_of_all_ticks_whatever_was_dropped(given_stre
 def test_a_rolling_sum_is_the_sum_over_its_span(
     some: list[list[Step]], more: list[list[Step]], length: int, category: str
 ) -> None:
-    history = History(IDLE, lambda histogram: bool(histogram), max_bytes=20_000)
+    history = History(IDLE, lambda lanes: lanes.sum(axis=1) > 0, max_bytes=20_000)
     scope = Scope(category, idle=False)
     rolling = Rolling(lambda tick: by_thread(tick.window, scope, tick.idle))
     numbers: list[int] = []
@@ -166,7 +172,7 @@ SLEEPER = Waits("cron", 5, "cron", 5, "sleep", "do_nanosleep", waits_ms=(10,))
 
 def test_a_sleep_looks_idle_from_the_tick_on_in_which_it_proved_periodic() -> None:
     source = ScriptedSource([SLEEPER])
-    history = History((), lambda histogram: histogram >= 3 * log2.of(10_000_000))
+    history = History((), lambda lanes: lanes[:, log2.lane_of(10_000_000)] >= 3)
     ticks = [history.add(source.after(seconds)) for seconds in range(6)]
     assert [set(tick.waiting_ns) for tick in ticks if tick] == [{Leaf("sleep")}] * 2 + [{Leaf("sleep", True)}] * 3
 

@@ -23,10 +23,15 @@ from offtop.model.cut import (
 )
 from offtop.model.snapshot import SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import NO_STACK
+from offtop.model.table import SiteKeys, integers
 from offtop.model.window import Window, between, merge
 from tests.model.world import BOOK, CATEGORIES, IDLE, PIDS, Step, snapshots, stretches
 
 EVERY_CATEGORY = (*CATEGORIES, SHORT, FILTERED)
+
+
+def idle_with(periodic_tids: set[int]) -> Idle:
+    return Idle(IDLE, SiteKeys(integers([(PIDS[tid], tid, 6, NO_STACK) for tid in periodic_tids], 4)))
 
 
 def thread_sums(window: Window) -> dict[ThreadKey, tuple[int, ...]]:
@@ -82,7 +87,7 @@ def test_a_maximum_merges_by_maximum(given_stretches: list[list[Step]]) -> None:
 def test_the_sum_over_categories_is_the_sum_over_threads(
     given_stretches: list[list[Step]], periodic_tids: set[int]
 ) -> None:
-    idle = Idle(IDLE, {SiteKey(PIDS[tid], tid, 6, NO_STACK) for tid in periodic_tids})
+    idle = idle_with(periodic_tids)
     taken = snapshots(given_stretches)
     windows = [between(a, b) for a, b in pairwise(taken)]
     for window in [*windows, merge(windows)]:
@@ -103,7 +108,7 @@ def sums_by_category(made: Cut) -> dict[str, int]:
 
 @given(stretches, st.booleans())
 def test_processes_and_threads_add_up_to_their_category(given_stretches: list[list[Step]], idle_shown: bool) -> None:
-    idle = Idle(IDLE, {SiteKey(PIDS[tid], tid, 6, NO_STACK) for tid in (1, 2, 3)})
+    idle = idle_with({1, 2, 3})
     taken = snapshots(given_stretches)
     window = merge([between(a, b) for a, b in pairwise(taken)])
     made = cut(window, idle)

@@ -9,7 +9,6 @@ from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import KERNEL, NO_STACK, SHORT, Frame, Stack
-from offtop.model.window import site_sum, thread_sum
 
 CATEGORIES = ("lock", "disk-read", "poll", "sleep", "throttle", "run-queue", "other")
 IDLE = frozenset({"poll"})
@@ -84,13 +83,11 @@ class World:
             more = ThreadTotals(waits, ns, ready_ns, 0, 0, waits, ns, ready_ns, 0, 0, ns, histogram)
         else:
             more = ThreadTotals(waits, ns, ready_ns, max_ns=ns, histogram=histogram)
-            self.sites[site] = site_sum(
-                self.sites.get(site, SiteTotals()), SiteTotals(waits, ns, ready_ns, ns, histogram)
-            )
+            self.sites[site] = self.sites.get(site, SiteTotals()).plus(SiteTotals(waits, ns, ready_ns, ns, histogram))
         self._add_thread(site.thread, more)
 
     def _add_thread(self, thread: ThreadKey, more: ThreadTotals) -> None:
-        self.threads[thread] = thread_sum(self.threads.get(thread, ThreadTotals()), more)
+        self.threads[thread] = self.threads.get(thread, ThreadTotals()).plus(more)
 
     def _give_back(self, thread: ThreadKey) -> None:
         """It exits, and all that stood under it goes to EXITED."""
@@ -102,7 +99,7 @@ class World:
             self._add_thread(EXITED, self.threads.pop(thread))
         for site in [site for site in self.sites if site.thread == thread]:
             rest = SiteKey(*EXITED, site.kernel, NO_STACK)
-            self.sites[rest] = site_sum(self.sites.get(rest, SiteTotals()), self.sites.pop(site))
+            self.sites[rest] = self.sites.get(rest, SiteTotals()).plus(self.sites.pop(site))
 
 
 def snapshots(stretches: Sequence[Sequence[Step]]) -> list[Snapshot]:

@@ -1,0 +1,129 @@
+"""Running totals: a row for each thread or site that is added to at each tick, and copied for each snapshot."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic
+
+import numpy as np
+
+from offtop.model import histogram as log2
+from offtop.model.table import MAX_NS, Groups, Ints, K, Kind, Table, V
+
+_FIRST_ROOM = 1024
+_MOST_EMPTY = 1024
+"""Rows given back before the others close up, unless most are in use."""
+
+
+class Running(Mapping[K, V], Generic[K, V]):
+    """Key → its totals. The maximum of each is the longest wait of the last tick."""
+
+    def __init__(self, kind: Kind[K, V]) -> None:
+        self._kind = kind
+        self._rows: dict[K, int] = {}
+        self._used = 0
+        self._lineage = object()
+        self._ids = np.zeros((_FIRST_ROOM, kind.width), np.int64)
+        self._numbers = np.zeros((_FIRST_ROOM, kind.numbers), np.int64)
+        self._lanes = np.zeros((_FIRST_ROOM, log2.LANES), np.int64)
+        self._present = np.zeros(_FIRST_ROOM, np.bool_)
+        self._longest_ns = np.zeros(_FIRST_ROOM, np.int64)
+        self._added_ns = np.zeros(_FIRST_ROOM, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._rows)
+
+    def __getitem__(self, key: K) -> V:
+        row = self._rows[key]
+        return self._kind.totals((*self._numbers[row].tolist(), *log2.of_lanes(self._lanes[row : row + 1])))
+
+    def begin_tick(self) -> None:
+        self._numbers[: self._used, MAX_NS] = 0
+
+    def add(self, keys: Sequence[K], numbers: Ints, lanes: Ints | None, at_ns: int) -> list[K]:
+        """Add a row of `numbers`, and of `lanes` where there are any, to each of `keys`, which may repeat.
+
+        Returns the keys that are new.
+        """
+        found = list(map(self._rows.get, keys))
+        new = list(dict.fromkeys(key for key, row in zip(keys, found, strict=True) if row is None))
+        if new:
+            self._append(new)
+            found = list(map(self._rows.get, keys))
+        rows = np.array(found, np.int64)
+        maxima = numbers[:, MAX_NS]
+        if len(rows) and np.bincount(rows).max() > 1:
+            groups = Groups(rows)
+            rows, maxima, numbers = groups.codes, groups.maxima(maxima), groups.sums(numbers)
+            lanes = None if lanes is None else groups.sums(lanes)
+        here = self._numbers[rows]
+        here[:, :MAX_NS] += numbers[:, :MAX_NS]
+        np.maximum(here[:, MAX_NS], maxima, out=here[:, MAX_NS])
+        self._numbers[rows] = here
+        self._longest_ns[rows] = np.maximum(self._longest_ns[rows], maxima)
+        self._added_ns[rows] = at_ns
+        if lanes is not None:
+            self._lanes[rows] += lanes
+        return new
+
+    def move(self, key: K, to: K) -> None:
+        """Give `key` back: its sums go to `to`. Nothing happens where it is not known."""
+        row = self._rows.pop(key, None)
+        if row is None:
+            return
+        if to not in self._rows:
+            self._append([to])
+        target = self._rows[to]
+        self._numbers[target, :MAX_NS] += self._numbers[row, :MAX_NS]
+        self._lanes[target] += self._lanes[row]
+        for maxima in (self._numbers[:, MAX_NS], self._longest_ns, self._added_ns):
+            maxima[target] = max(maxima[target], maxima[row])
+        self._numbers[row] = 0
+        self._lanes[row] = 0
+        self._present[row] = False
+
+    def not_added_since(self, at_ns: int) -> list[K]:
+        return [key for key, row in self._rows.items() if self._added_ns[row] < at_ns]
+
+    def frozen(self) -> Table[K, V]:
+        """As of now, for a snapshot."""
+        if self._used - len(self._rows) > max(_MOST_EMPTY, len(self._rows)):
+            self._close_up()
+        n = self._used
+        return Table(
+            self._kind,
+            self._ids[:n],
+            self._numbers[:n].copy(),
+            self._lanes[:n].copy(),
+            present=self._present[:n].copy(),
+            longest_ns=self._longest_ns[:n].copy(),
+            lineage=self._lineage,
+        )
+
+    def _append(self, keys: Sequence[K]) -> None:
+        if not keys:
+            return
+        first, end = self._used, self._used + len(keys)
+        if end > len(self._ids):
+            self._take(np.arange(first), max(end, 2 * len(self._ids)))
+        self._ids[first:end] = keys
+        self._present[first:end] = True
+        self._rows.update(zip(keys, range(first, end), strict=True))
+        self._used = end
+
+    def _close_up(self) -> None:
+        """Tables made before have another lineage: their rows are elsewhere."""
+        rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
+        self._take(rows, max(_FIRST_ROOM, 2 * len(rows)))
+        self._rows = dict(zip(self._rows, range(len(rows)), strict=True))
+        self._used = len(rows)
+        self._lineage = object()
+
+    def _take(self, rows: Ints, room: int) -> None:
+        """New columns that begin with `rows`; ids that a table shares stay as they are."""
+        for name in ("_ids", "_numbers", "_lanes", "_present", "_longest_ns", "_added_ns"):
+            old = getattr(self, name)
+            new = np.zeros((room, *old.shape[1:]), old.dtype)
+            new[: len(rows)] = old[rows]
+            setattr(self, name, new)

@@ -1,0 +1,215 @@
+"""A Table maps keys to totals, and holds them as columns: a tick may bring thousands of them.
+
+To add up, to take differences and to sum by group is then one operation over all rows (NumPy); who wants one
+entry reads it as from a dict.
+"""
+
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offtop.model import histogram as log2
+from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.snapshot import SiteTotals, ThreadTotals
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+K = TypeVar("K", ThreadKey, SiteKey)
+V = TypeVar("V", ThreadTotals, SiteTotals)
+
+WAITS, TOTAL_NS, RUNQUEUE_NS, MAX_NS = 0, 1, 2, -1
+"""Columns of `numbers`, of threads and of sites alike; the last is the maximum, which is never added up."""
+
+_MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
+
+
+class Kind(Generic[K, V]):
+    """What a table is of."""
+
+    def __init__(self, key: type[K], totals: type[V]) -> None:
+        self.width = len(key._fields)
+        self.numbers = len(totals._fields) - 1
+        make = cast(Callable[..., Any], tuple.__new__)  # pyright: ignore[reportUnknownMemberType]
+        self.key: Callable[[Iterable[int]], K] = partial(make, key)
+        self.totals: Callable[[Iterable[int]], V] = partial(make, totals)
+
+
+THREADS = Kind(ThreadKey, ThreadTotals)
+SITES = Kind(SiteKey, SiteTotals)
+
+
+class Table(Mapping[K, V]):
+    """Never changes. Rows that are not `present` are no entries: all their numbers are 0."""
+
+    __slots__ = ("_rows", "ids", "kind", "lanes", "lineage", "longest_ns", "numbers", "present")
+
+    def __init__(
+        self,
+        kind: Kind[K, V],
+        ids: Ints,
+        numbers: Ints,
+        lanes: Ints,
+        *,
+        present: Mask | None = None,
+        longest_ns: Ints | None = None,
+        lineage: object = None,
+    ) -> None:
+        """Of n rows: `ids` (n, fields of a key), `numbers` (n, fields of the totals but the histogram), `lanes`
+        (n, 40). `longest_ns`: the longest wait of each since its source began, if that is known.
+        Of two tables of one `lineage`, the rows of the earlier are the first rows of the later."""
+        self.kind, self.ids, self.numbers, self.lanes = kind, ids, numbers, lanes
+        self.present = np.ones(len(ids), np.bool_) if present is None else present
+        self.longest_ns = numbers[:, MAX_NS] if longest_ns is None else longest_ns
+        self.lineage = lineage
+        self._rows: dict[K, int] | None = None
+
+    @property
+    def rows(self) -> Mapping[K, int]:
+        """Key → row, of those that are present."""
+        if self._rows is None:
+            numbers: list[int] = np.flatnonzero(self.present).tolist()
+            self._rows = dict(zip(map(self.kind.key, self.ids[self.present].tolist()), numbers, strict=True))
+        return self._rows
+
+    @property
+    def bytes_held(self) -> int:
+        return self.ids.nbytes + self.numbers.nbytes + self.lanes.nbytes
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.present))
+
+    def __iter__(self) -> Iterator[K]:
+        return map(self.kind.key, self.ids[self.present].tolist())
+
+    def __getitem__(self, key: K) -> V:
+        row = self.rows[key]
+        return self.kind.totals((*self.numbers[row].tolist(), *log2.of_lanes(self.lanes[row : row + 1])))
+
+    def items(self) -> ItemsView[K, V]:
+        return _Items(self)
+
+    def with_maxima(self, longest_ns: Ints) -> "Table[K, V]":
+        """The same with other maxima, one for each row."""
+        numbers = self.numbers.copy()
+        numbers[:, MAX_NS] = longest_ns
+        return Table(self.kind, self.ids, numbers, self.lanes, present=self.present)
+
+
+class _Items(ItemsView[K, V]):
+    """All entries at once: a tenth of the cost of asking for one after the other."""
+
+    def __iter__(self) -> Iterator[tuple[K, V]]:
+        table = cast("Table[K, V]", self._mapping)
+        rows = table.present
+        kind, histograms = table.kind, log2.of_lanes(table.lanes[rows])
+        for ids, numbers, histogram in zip(
+            table.ids[rows].tolist(), table.numbers[rows].tolist(), histograms, strict=True
+        ):
+            yield kind.key(ids), kind.totals((*numbers, histogram))
+
+
+def table_of(kind: Kind[K, V], entries: Mapping[K, V]) -> Table[K, V]:
+    """`entries` as a table, which they may be already."""
+    if isinstance(entries, Table):
+        return entries
+    ids = integers(list(entries), kind.width)
+    numbers = integers([totals[:-1] for totals in entries.values()], kind.numbers)
+    return Table(kind, ids, numbers, log2.to_lanes([totals[-1] for totals in entries.values()]))
+
+
+def integers(rows: Sequence[Sequence[int]], width: int) -> Ints:
+    """`rows` of `width` numbers each, of which there may be none."""
+    return np.array(rows, np.int64).reshape(-1, width)
+
+
+class Groups:
+    """Rows that have the same code, brought together. `codes` are those of the groups, in order."""
+
+    def __init__(self, codes: Ints) -> None:
+        self._order = np.argsort(codes, kind="stable")
+        in_order = codes[self._order]
+        self._starts = _starts(in_order[1:] != in_order[:-1], len(in_order))
+        self.codes: Ints = in_order[self._starts]
+
+    def sums(self, values: Ints) -> Ints:
+        """Of each group; of a matrix, row by row."""
+        return np.add.reduceat(values[self._order], self._starts, axis=0) if len(values) else values
+
+    def maxima(self, values: Ints) -> Ints:
+        return np.maximum.reduceat(values[self._order], self._starts, axis=0) if len(values) else values
+
+
+def summed(kind: Kind[K, V], ids: Ints, numbers: Ints, lanes: Ints) -> Table[K, V]:
+    """One row for each key, in the order of the keys; `lanes` may end early: rows without have no histogram."""
+    if not len(ids):
+        return Table(kind, ids, numbers, lanes)
+    order = np.lexsort(ids.T[::-1])
+    in_order = ids[order]
+    starts = _starts((in_order[1:] != in_order[:-1]).any(axis=1), len(in_order))
+    whole = np.zeros((len(ids), log2.LANES), np.int64)
+    whole[: len(lanes)] = lanes
+    in_order_numbers = numbers[order]
+    sums = np.add.reduceat(in_order_numbers, starts, axis=0)
+    sums[:, MAX_NS] = np.maximum.reduceat(in_order_numbers[:, MAX_NS], starts)
+    return Table(kind, in_order[starts], sums, np.add.reduceat(whole[order], starts, axis=0))
+
+
+def _starts(changes: Mask, length: int) -> NDArray[np.intp]:
+    """Where groups begin, by whether each row but the first differs from the one before."""
+    return np.concatenate(([0], np.flatnonzero(changes) + 1)) if length else np.empty(0, np.intp)
+
+
+def thread_codes(ids: Ints) -> Ints:
+    """One number for the thread of each key."""
+    return ids[:, 0] << 32 | ids[:, 1]
+
+
+class SiteKeys(Sequence[SiteKey]):
+    """Keys of sites as one array."""
+
+    __slots__ = ("_marks", "ids")
+
+    def __init__(self, ids: Ints) -> None:
+        self.ids = ids
+        self._marks: NDArray[np.uint64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> SiteKey: ...
+    @overload
+    def __getitem__(self, index: slice) -> "SiteKeys": ...
+    def __getitem__(self, index: int | slice) -> "SiteKey | SiteKeys":
+        if isinstance(index, slice):
+            return SiteKeys(self.ids[index])
+        return SITES.key(self.ids[index].tolist())
+
+    def __iter__(self) -> Iterator[SiteKey]:
+        return map(SITES.key, self.ids.tolist())
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, SiteKey) and bool(self.mask(integers([key], 4))[0])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(cast(Sequence[object], other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def mask(self, ids: Ints) -> Mask:
+        """Which of `ids` are here. By 64 bits of each: among 100,000 keys, two meet by chance once in 10^9."""
+        if self._marks is None:
+            self._marks = np.unique(_marks(self.ids))
+        return np.isin(_marks(ids), self._marks)
+
+
+def _marks(ids: Ints) -> NDArray[np.uint64]:
+    return (ids.astype(np.uint64) * _MIX).sum(axis=1, dtype=np.uint64)
+
+
+NO_SITES = SiteKeys(integers([], 4))
