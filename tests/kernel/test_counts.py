@@ -202,7 +202,8 @@ def test_a_quota_of_10_ms_in_100_is_9_tenths_of_the_time_in_throttle(live: Watch
         child.finish()
         window = live.tick()
         throttle = watch.by_category(window, child.tid)["throttle"]
-        assert throttle.waits == 10
+        # the kernel pauses a thread where it returns to user space: one pause may be over by then
+        assert throttle.waits in (9, 10)
         assert 800 * MS <= throttle.total_ns <= 1000 * MS
         assert window.lost == {}
 

@@ -1,0 +1,176 @@
+"""The sums of accounting on a busy machine, exactly, in every tick; and beside them the kernel's own figures."""
+
+import os
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.snapshot import SiteTotals, ThreadTotals
+from offtop.model.stack import NO_STACK
+from offtop.model.window import Window, merge
+from tests.kernel import programs, watch
+from tests.kernel.watch import S, Watch
+
+pytestmark = pytest.mark.kernel
+
+_C = ("-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer")
+
+STORM = r"""
+#include <pthread.h>
+static void *often(void *unused) { for (;;) usleep(1500); }
+static void *briefly(void *unused) { usleep(2000); return 0; }
+static void *threads(void *unused)
+{
+	pthread_t made[20];
+	for (;;) {
+		for (int i = 0; i < 20; i++)
+			pthread_create(&made[i], 0, briefly, 0);
+		for (int i = 0; i < 20; i++)
+			pthread_join(made[i], 0);
+		usleep(50000);
+	}
+}
+static void *ping(void *pipes)
+{
+	char byte = 0;
+	for (;;)
+		if (write(((int *)pipes)[1], &byte, 1) + read(((int *)pipes)[0], &byte, 1) < 2)
+			return 0;
+}
+int main(void)
+{
+	static int a[2], b[2], one[2], other[2];
+	pthread_t made;
+	if (pipe(a) || pipe(b))
+		return 1;
+	one[0] = a[0], one[1] = b[1], other[0] = b[0], other[1] = a[1];
+	for (int i = 0; i < 40; i++)
+		pthread_create(&made, 0, often, 0);
+	pthread_create(&made, 0, threads, 0);
+	pthread_create(&made, 0, ping, one);
+	pthread_create(&made, 0, ping, other);
+	next();
+	return 0;
+}
+"""
+"""40 threads that wait 600 times a second, just long enough for a stack; a ping-pong; threads that come and go."""
+
+WORKERS = r"""
+#include <pthread.h>
+#include <time.h>
+static pthread_barrier_t begin, end;
+static long seconds = 2;
+static long now_us(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+static void *work(void *number)
+{
+	long n = (long)number;
+	char name[16];
+	snprintf(name, sizeof(name), "worker%ld", n);
+	tell(name, (void *)(long)gettid());
+	pthread_barrier_wait(&end);
+	pthread_barrier_wait(&begin);
+	for (long until = now_us() + seconds * 1000000; now_us() < until;) {
+		for (long spin = now_us() + n * 1000; now_us() < spin;)
+			;
+		usleep(10000);
+	}
+	pthread_barrier_wait(&end);
+	pause();
+	return 0;
+}
+int main(void)
+{
+	pthread_t made;
+	pthread_barrier_init(&begin, 0, 5);
+	pthread_barrier_init(&end, 0, 5);
+	for (long n = 0; n < 4; n++)
+		pthread_create(&made, 0, work, (void *)n);
+	pthread_barrier_wait(&end);
+	next();
+	pthread_barrier_wait(&begin);
+	pthread_barrier_wait(&end);
+	next();
+	return 0;
+}
+"""
+"""Four threads that for 2 s sleep 10 ms and spin 0, 1, 2 or 3 ms, and stand still before and after."""
+
+
+@pytest.fixture(scope="module")
+def storm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.build(tmp_path_factory.mktemp("storm") / "storm", STORM, *_C)
+
+
+def busy(storm: Path) -> AbstractContextManager[programs.Program]:
+    """The machine is busy, with what gives way: threads that are always new can starve all others (6.18)."""
+    return programs.running(["nice", "-n", "19", storm])
+
+
+def test_the_sums_hold_in_each_of_50_ticks_of_a_busy_machine(live: Watch, storm: Path) -> None:
+    with busy(storm) as program:
+        live.tick()
+        windows = [live.tick(0.05) for _ in range(50)]  # each holds the sums, or raises
+    mine = [totals for window in windows for key, totals in window.each_thread() if key.pid == program.pid]
+    assert sum(totals.waits for totals in mine) > 10_000
+    assert merge(windows).lost == {}
+
+
+def test_a_thread_s_running_and_waiting_are_its_whole_time_but_for_3_in_1000(
+    live: Watch, storm: Path, tmp_path: Path
+) -> None:
+    workers = programs.build(tmp_path / "workers", WORKERS, *_C)
+    with programs.running([workers]) as child, busy(storm):
+        tids = [child.at[f"worker{n}"] for n in range(4)]
+        settle(tids)
+        live.tick()
+        before = [(watch.running_ns(child.pid, tid), watch.switches(tid)) for tid in tids]
+        child.go_on_alone()
+        windows = [live.tick(0.4) for _ in range(6)]
+        child.listen()
+        settle(tids)
+        windows.append(live.tick())
+        whole = merge(windows)
+        for tid, (ran_ns, (left, put_aside)) in zip(tids, before, strict=True):
+            thread, now = watch.thread(whole, tid), watch.switches(tid)
+            assert (thread.waits, thread.involuntary) == (now[0] - left, now[1] - put_aside)
+            assert thread.waits >= 100
+            running_ns = watch.running_ns(child.pid, tid) - ran_ns
+            assert abs(whole.span_ns - running_ns - thread.offcpu_ns) <= 0.003 * whole.span_ns
+
+
+def settle(tids: list[int]) -> None:
+    """Return when all these threads are off CPU, and stay so."""
+    deadline = time.monotonic() + 30
+    quiet = 0
+    while quiet < 3:
+        assert time.monotonic() < deadline
+        states = [Path(f"/proc/{tid}/stat").read_text().rpartition(")")[2].split()[0] for tid in tids]
+        quiet = quiet + 1 if set(states) == {"S"} else 0
+        time.sleep(0.01)
+
+
+def test_the_check_itself_tells_a_nanosecond_too_much() -> None:
+    thread, site = ThreadKey(7, 8), SiteKey(7, 8, 3, NO_STACK)
+    whole = Window(0, S, S, {thread: ThreadTotals(offcpu_ns=1000)}, {site: SiteTotals(total_ns=1000)})
+    watch.check_sums(whole)
+    for broken in (
+        Window(0, S, S, {thread: ThreadTotals(offcpu_ns=1001)}, {site: SiteTotals(total_ns=1000)}),
+        Window(0, S, S, {}, {site: SiteTotals(total_ns=1000)}),
+        Window(0, S, S, {thread: ThreadTotals(offcpu_ns=1000, runqueue_ns=1001)}, {site: SiteTotals(total_ns=1000)}),
+        Window(0, S, S, {ThreadKey(os.getpid(), 8): ThreadTotals()}, {}),
+        Window(0, S, S, {ThreadKey(1, 0): ThreadTotals()}, {}),
+    ):
+        with pytest.raises(AssertionError):
+            watch.check_sums(broken)
+
+
+def test_an_empty_window_has_empty_sums() -> None:
+    watch.check_sums(Window(0, S, S))
