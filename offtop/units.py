@@ -4,11 +4,11 @@ NS_PER_S = 1_000_000_000
 _LONGEST_NS = 100 * 365 * 86400 * NS_PER_S
 """A hundred years: what the kernel side keeps in 64 bits, and more than anybody waits."""
 _FINE = ((1, "ns"), (1_000, "us"), (1_000_000, "ms"))
-_COARSE = ((60, "m"), (3600, "h"), (86400, "d"))
+_COARSE = ((60, "min"), (3600, "h"), (86400, "d"))
 
 
 def duration(ns: int) -> str:
-    """`840ns`, `4.1us`, `31ms`, `1.84s`, `12m`, `3.5h`, `2.1d`; nothing for 0. At most 5 wide."""
+    """`840ns`, `4.1us`, `31ms`, `1.84s`, `12min`, `3.5h`, `2.1d`; nothing for 0. At most 6 wide."""
     if ns <= 0:
         return ""
     for unit_ns, word in _FINE:
@@ -78,7 +78,7 @@ def percent(part: float, whole: float) -> float:
 
 def parse_duration(text: str, bare_ns: int) -> int:
     """`1ms`, `200us`, `1.5s`, `10m` in ns; a bare number counts in `bare_ns`. Raises ValueError."""
-    units_ns = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": NS_PER_S, "m": 60 * NS_PER_S, "h": 3600 * NS_PER_S}
+    units_ns = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": NS_PER_S, "m": 60 * NS_PER_S, "min": 60 * NS_PER_S, "h": 3600 * NS_PER_S}
     for word in sorted(units_ns, key=len, reverse=True):
         if text.endswith(word):
             number, unit_ns = text[: -len(word)], units_ns[word]
