@@ -77,8 +77,9 @@ def percent(part: float, whole: float) -> float:
 
 
 def parse_duration(text: str, bare_ns: int) -> int:
-    """`1ms`, `200us`, `1.5s`, `10m` in ns; a bare number counts in `bare_ns`. Raises ValueError."""
-    units_ns = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": NS_PER_S, "m": 60 * NS_PER_S, "min": 60 * NS_PER_S, "h": 3600 * NS_PER_S}
+    """`1ms`, `200us`, `1.5s`, `10m` or `10min` in ns; a bare number counts in `bare_ns`. Raises ValueError."""
+    units_ns = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": NS_PER_S, "h": 3600 * NS_PER_S}
+    units_ns |= dict.fromkeys(("m", "min"), 60 * NS_PER_S)
     for word in sorted(units_ns, key=len, reverse=True):
         if text.endswith(word):
             number, unit_ns = text[: -len(word)], units_ns[word]

@@ -139,7 +139,7 @@ class LiveSource:
             ) from error
 
     def _read(self) -> Snapshot:
-        asked = self._asked
+        asked, in_effect = self._asked, self._filters
         if asked != self._filters:
             self._prime = self._prime or _selection(asked) != _selection(self._filters)
             self._configure(asked, self._filters)
@@ -192,7 +192,7 @@ class LiveSource:
             lost=lost,
             cost=cost,
             door=self._program.door,
-            filters=self._filters,
+            filters=in_effect,
         )
 
     def set_filters(self, filters: Filters) -> None:

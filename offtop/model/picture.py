@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import OTHER
@@ -27,7 +27,7 @@ from offtop.model.cut import (
 from offtop.model.history import History, Kept
 from offtop.model.rolling import Rolling, Table
 from offtop.model.rows import Key, Order, Ranking, Row, category_rows, place_rows, process_rows, thread_rows
-from offtop.model.snapshot import Snapshot
+from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.view import SINCE_START, View
 from offtop.model.window import Window
 from offtop.units import NS_PER_S
@@ -255,9 +255,16 @@ class Pictures:
 
 
 def _last(minute: Sequence[Kept], span_ns: int) -> Sequence[Kept]:
-    """As History.last, of ticks that are at hand."""
-    from_ns = minute[-1].at_ns - span_ns
-    return [tick for tick in minute if tick.at_ns - tick.span_ns // 2 > from_ns or tick is minute[-1]]
+    """As History.last, of ticks that are at hand; back to where the kernel began to count what it counts now."""
+    from_ns, counted = minute[-1].at_ns - span_ns, _counted(minute[-1])
+    over = [tick for tick in minute if tick.at_ns - tick.span_ns // 2 > from_ns or tick is minute[-1]]
+    before = next((index for index in reversed(range(len(over))) if _counted(over[index]) != counted), -1)
+    return over[before + 1 :]
+
+
+def _counted(tick: Kept) -> Filters:
+    """Which threads and waits are in it; the minimum does not leave any out."""
+    return replace(tick.facts.filters, min_ns=0)
 
 
 def _time_in(category: str, view: View) -> Callable[[Kept], int]:

@@ -11,10 +11,11 @@ from offtop.model import histogram as log2
 from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.cut import ALL, Idle, Leaf, Scope, by_thread, cut, merged, total
 from offtop.model.history import History, Packed, pack
-from offtop.model.picture import series
+from offtop.model.picture import Pictures, Room, series
 from offtop.model.rolling import Rolling
-from offtop.model.snapshot import Snapshot
+from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.table import Ints, Mask
+from offtop.model.view import View
 from offtop.model.window import between, merge
 from tests.model.world import IDLE, Step, snapshots, stretches
 from tests.ui.busy import BusySource
@@ -194,3 +195,15 @@ def test_merged_cuts_of_all_ticks_are_what_since_start_says() -> None:
     assert {leaf: part.total_ns for leaf, part in one.categories.items()} == since.waiting_ns
     assert Leaf("poll", True) in one.categories
     assert ALL not in {leaf.category for leaf in one.categories}
+
+
+def test_a_picture_begins_anew_where_the_kernel_began_to_count_something_else() -> None:
+    source, history = ScriptedSource(), History((), never)
+    pictures = Pictures(history)
+    spans: list[int] = []
+    for seconds in range(6):
+        source.filters = Filters(pids=(4242,)) if seconds > 3 else Filters(min_ns=seconds)
+        history.add(source.after(seconds))
+        picture = pictures.of(View(), Room())
+        spans.append(picture.span_ns // SECOND if picture else 0)
+    assert spans == [0, 1, 2, 3, 1, 2]
