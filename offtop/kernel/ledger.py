@@ -21,11 +21,14 @@ from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, SiteTotals, Waiting
 from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
 from offtop.model.table import SITES, THREADS, Ints, integers
+from offtop.units import NS_PER_S
 
 _MOST_NAMES = 50_000
 """Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
 _LATEST_TICKS = 2
 """How long sites wait for the record of their thread."""
+_SILENT_NS = 60 * NS_PER_S
+"""Whether a thread that is not off CPU still lives is asked when it has not waited for so long: its end may be lost."""
 
 
 class Walked(NamedTuple):
@@ -86,11 +89,17 @@ class _Delta:
 class Ledger:
     """Running totals, and the waits in progress, as of the last tick."""
 
-    def __init__(self, at_ns: int, locate: Locate = SiteKey, book: Book | None = None) -> None:
+    def __init__(
+        self,
+        at_ns: int,
+        locate: Locate = SiteKey,
+        book: Book | None = None,
+        is_alive: Callable[[ThreadKey], bool] = lambda _: False,
+    ) -> None:
         """Nothing is known before `at_ns`. `locate` turns a record's raw stack ids into a site."""
         self.at_ns = at_ns
         self.book = book or Book()
-        self._locate = locate
+        self._locate, self._is_alive = locate, is_alive
         self.threads = Running(THREADS)
         self.sites = Running(SITES)
         self.waiting: dict[ThreadKey, Waiting] = {}
@@ -115,11 +124,12 @@ class Ledger:
         primed_ns: int = 0,
         states: int = 0,
         max_ns: int = 0,
-    ) -> None:
+    ) -> list[ThreadKey]:
         """Add one tick. `gone`: the threads that ended in it. `primed_ns`: when the walk began, if `walked` has
         every thread off CPU. `states` and `max_ns` are those of Filters.
 
-        Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot.
+        Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot. Returns the
+        threads that will be given back, because they have ended.
         """
         delta = _Delta()
         by_key = {one.key: one for one in walked}
@@ -133,14 +143,19 @@ class Ledger:
             else:
                 running.add(key)
         sites, lost = self._hold_back(sites, returned, delta)
+        silent: list[ThreadKey] = []
         if primed_ns:
+            heard = returned.union(by_key)
+            old = self.threads.not_added_since(at_ns - _SILENT_NS)
+            silent = [key for key in old if key.tid and key not in heard and not self._is_alive(key)]
             self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
         for key in tuple(self.waiting) if max_ns else self._restless.union(by_key):
             self._place(key, by_key.get(key), at_ns, min_ns, max_ns, delta)
         self._give_back([key for key in self._exited if key not in returned and key not in self.waiting], at_ns)
         self._apply(delta, sites, at_ns)
-        self._exited = [*gone, *lost]
+        self._exited = [*gone, *lost, *silent]
         self.at_ns = at_ns
+        return self._exited
 
     def age(self, keep_ns: int) -> set[int] | None:
         """Once in `keep_ns`: give back what has not been used for as long; ids of stacks dropped with it.

@@ -110,7 +110,7 @@ class LiveSource:
         self._asked = self._filters
         self._configure(self._filters, Filters())
         now_ns = time.monotonic_ns()
-        self._ledger = Ledger(now_ns, self._stacks.site, self._book)
+        self._ledger = Ledger(now_ns, self._stacks.site, self._book, _is_alive)
         self._cost = CostMeter(self._program.programs, now_ns)
         self._opened.callback(self._cost.close)
 
@@ -154,7 +154,7 @@ class LiveSource:
         sites = self._sites(drained)
         threads = list(self._threads(drained))
         gone = self._gone(drained, threads)
-        self._ledger.tick(
+        ended = self._ledger.tick(
             at_ns,
             asked.min_ns,
             threads,
@@ -165,10 +165,10 @@ class LiveSource:
             states=asked.states,
             max_ns=asked.max_ns,
         )
-        for key in gone:
+        for key in ended:
             if key.tid == key.pid:
                 self._processes.forget(key.pid)
-        for key in [*gone, *self._renamed]:
+        for key in [*ended, *self._renamed]:
             self._stacks.forget_thread(key)
         self._renamed.clear()
         lost = self._count_lost()
@@ -339,6 +339,10 @@ def _check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:
     for tid in tids:
         if not Path(f"/proc/{tid}").exists():
             raise UsageError(f"No thread {tid}. List a process's threads with: ps -L -p PID")
+
+
+def _is_alive(key: ThreadKey) -> bool:
+    return Path(f"/proc/{key.pid}/task/{key.tid}").exists()
 
 
 def _any_alive(filters: Filters) -> bool:

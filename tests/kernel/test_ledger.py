@@ -335,6 +335,22 @@ def test_a_thread_that_ended_is_given_back_and_its_sums_stay() -> None:
     assert dict(between(first, third).each_thread())[EXITED].offcpu_ns == 3_000
 
 
+def test_a_thread_whose_end_was_lost_is_given_back_when_it_has_been_silent_for_a_minute() -> None:
+    key, minute_ns = ThreadKey(7, 100), 60 * 10**9
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    assert ledger.tick(minute_ns, MIN_NS, [], NOTHING, [], primed_ns=minute_ns - 1) == []
+    walked = Walked(key, 20_000, False, 0, 3)
+    assert ledger.tick(minute_ns + 10_001, MIN_NS, [], NOTHING, [walked], primed_ns=minute_ns + 1) == []
+    assert ledger.tick(3 * minute_ns, MIN_NS, [], NOTHING, [], primed_ns=3 * minute_ns - 1) == [key]
+    ledger.tick(3 * minute_ns + 10_000, MIN_NS, [], NOTHING, [])
+    assert set(ledger.threads) == {EXITED}
+    assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
+
+
 def test_what_nobody_has_used_for_long_leaves_the_book() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
