@@ -38,7 +38,7 @@ from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.help import Help
 from offtop.ui.keys import BINDINGS, KEYS
 from offtop.ui.layout import Layout, arrange
-from offtop.ui.lines import Line, Panel, fit, plain, width_of
+from offtop.ui.lines import Line, Panel, fit, plain, whole_sentences, width_of
 from offtop.units import NS_PER_S, parse_duration, size, span
 
 _ALERT_SECONDS = 6.0
@@ -243,7 +243,7 @@ class OfftopApp(App[int]):
             return plain(fit(self._alert, layout.width, self._glyphs), "alert")
         category = self._view.category
         said = f"{category}: {self._categories.plain.get(category, '')}" if category != ALL else _WHAT_ALL_IS
-        return plain(fit(" ".join(said.split()), layout.width, self._glyphs), "dim")
+        return plain(fit(whole_sentences(" ".join(said.split()), layout.width), layout.width, self._glyphs), "dim")
 
     def _say(self, text: str) -> None:
         """On the alert line, until the next key or for a while."""

@@ -1,5 +1,6 @@
 """A line is text with the names of its styles; a Panel shows lines, and draws again only those that changed."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,6 +38,16 @@ def fit(text: str, width: int, glyphs: Glyphs) -> str:
     if cell_len(shown) <= width:
         return shown + " " * (width - cell_len(shown))
     return set_cell_size(shown, max(0, width - 1)) + glyphs.ellipsis if width > 0 else ""
+
+
+def whole_sentences(text: str, width: int) -> str:
+    """As many sentences of `text` as have room in `width`; the first in any case."""
+    kept, *sentences = re.split(r"(?<=\.) ", text)
+    for sentence in sentences:
+        if cell_len(f"{kept} {sentence}") > width:
+            break
+        kept = f"{kept} {sentence}"
+    return kept
 
 
 def width_of(spans: Sequence[tuple[str, str]]) -> int:

@@ -11,7 +11,7 @@ from offtop.ui import theme
 from offtop.ui.app import OfftopApp, run
 from offtop.ui.glyphs import ASCII, UNICODE, sparkline
 from offtop.ui.layout import arrange
-from offtop.ui.lines import NO_LINE, Line, cut_spans, fit, spread, width_of
+from offtop.ui.lines import NO_LINE, Line, cut_spans, fit, spread, whole_sentences, width_of
 from tests.ui.scripted import ScriptedSource
 from tests.ui.shown import CATEGORIES, QUICK_NS, View, asynchronous, screen, shown, until
 
@@ -160,3 +160,20 @@ def test_left_and_right_share_a_line_and_the_left_gives_way() -> None:
     assert "".join(text for text, _ in spread(left, right, 3).spans) == "rig"
     assert width_of(cut_spans(left, 4)) == 4
     assert Line() == NO_LINE
+
+
+def test_text_is_cut_after_a_whole_sentence() -> None:
+    text = "lock: One. And two. And three."
+    assert [whole_sentences(text, width) for width in (5, 10, 19, 29, 30)] == [
+        "lock: One.",
+        "lock: One.",
+        "lock: One. And two.",
+        "lock: One. And two.",
+        text,
+    ]
+
+
+@pytest.mark.parametrize("category", CATEGORIES.ids)
+def test_what_a_category_means_has_room_on_80_columns(category: str) -> None:
+    said = " ".join(f"{category}: {CATEGORIES.plain[category]}".split())
+    assert len(whole_sentences(said, 80)) <= 80
