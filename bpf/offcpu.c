@@ -72,9 +72,14 @@ static inline __attribute__((always_inline)) void count_lost(u32 kind)
 		*n += 1;
 }
 
+static inline __attribute__((always_inline)) bool is_own(struct config *c, u32 pid)
+{
+	return pid == c->self || pid == c->readers[0] || pid == c->readers[1];
+}
+
 static inline __attribute__((always_inline)) bool wanted(struct config *c, u32 pid, u32 tid, u32 flags)
 {
-	if (pid == c->self)
+	if (is_own(c, pid))
 		return false;
 	if (!c->select)
 		return true;
@@ -410,7 +415,7 @@ static inline __attribute__((always_inline)) int back_current(void *ctx)
 	struct record *r = record_of(task, tid, false);
 	if (!r || !r->left_ns)
 		return 0;
-	if (c->select && !wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS))) {
+	if (c->select ? !wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS)) : is_own(c, pid)) {
 		r->left_ns = 0;
 		return 0;
 	}

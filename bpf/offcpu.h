@@ -30,6 +30,7 @@ struct config {
 	u32 states;        /* waits left in another state are filtered; all ones: none are */
 	u32 select;        /* enum select; 0: every thread */
 	u32 self;          /* offtop's own pid, never counted */
+	u32 readers[2];    /* nor are its children */
 	u32 unused;
 };
 

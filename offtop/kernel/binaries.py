@@ -1,65 +1,184 @@
-"""The binaries that are open at the moment: at most 16, because each holds memory, and none longer than needed."""
+"""The binaries that are open at the moment, and the child process that reads them (reader.py).
+
+At most 16 are open, because each holds memory, and none longer than needed. A file that the child dies of, or is
+too slow with, is left alone for five minutes. After four of them in a minute all files wait.
+"""
 
 import os
-from typing import NamedTuple
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
-from offtop.kernel.dwfl import Binary
+from offtop.kernel import reader
 from offtop.kernel.files import File
+from offtop.model.printable import printable
 
 _MOST_OPEN = 16
+_LEFT_ALONE_S = 300.0
+_MOST_FAILURES = 4
+_FAILURES_S = 60.0
+_END_S = 1.0
+"""A child that waits for a file system may take its time to die; it does so without us then."""
+_LONGEST_ANSWER = 1 << 18
+_LONGEST_NAME = 10_010
+"""1000 characters, each of which may be spelled out."""
+_START = "import sys; sys.path.append(sys.argv[1]); from offtop.kernel import reader; reader.main()"
+_ROOT = Path(__file__).resolve().parents[2]
 
 
-class _Open(NamedTuple):
-    binary: Binary
-    fd: int
-    """Of the same file, to see whether it changes."""
+class _Child:
+    """A running symbol reader. What it says is a stranger's word: the file that it reads may have taken it over."""
+
+    def __init__(self, answer_s: float) -> None:
+        self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        self._socket.settimeout(answer_s)
+        with theirs:
+            # -I and -S: no code from where offtop was started, and no packages but the standard library.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _START, str(_ROOT), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+                start_new_session=True,  # a ctrl-C on the terminal is the parent's to answer
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def tell(self, kind: bytes, number: int, rest: bytes = b"", fds: Sequence[int] = ()) -> None:
+        """Raises OSError where it has ended."""
+        socket.send_fds(self._socket, [reader.HEAD.pack(kind, number) + rest], fds)
+
+    def ask(self, answers: int, kind: bytes, number: int, rest: bytes, fds: Sequence[int] = ()) -> list[str]:
+        """So many answers, printable. Raises OSError where they do not come in time, or are not what was asked."""
+        self.tell(kind, number, rest, fds)
+        _, *said = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
+        if len(said) != answers:
+            raise ConnectionError("the symbol reader has ended")
+        return [printable(one[:_LONGEST_NAME]) for one in said]
+
+    def end(self) -> None:
+        self._socket.close()
+        with suppress(OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait(_END_S)
 
 
 class Binaries:
-    """Opens files for one thread and keeps those used last."""
+    """Asks a child of its own about files, for one thread, and keeps open those used last."""
 
-    def __init__(self) -> None:
-        self._open: dict[File, _Open] = {}
+    def __init__(self, answer_s: float) -> None:
+        """`answer_s`: a child that takes longer for an answer is ended."""
+        self._answer_s = answer_s
+        self._child: _Child | None = None
+        self._open: dict[File, int] = {}
+        """Descriptors, by which the child knows the files, and to see whether they change."""
+        self._left_alone: dict[File, float] = {}
+        """Until when, on CLOCK_MONOTONIC."""
+        self._failures_s: deque[float] = deque(maxlen=_MOST_FAILURES)
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def of(self, file: File) -> Binary | None:
-        """The open binary of `file`; None where it cannot be opened, is none, or was overwritten."""
-        opened = self._open.pop(file, None)
-        if opened and os.fstat(opened.fd).st_mtime_ns != file.written_ns:
-            _close(opened)
-            file.retired = True
-        if file.retired:
-            return None
-        if opened is None:
-            opened = _opened(file)
-            if opened is None:
-                file.unreadable = True
-                return None
-            if len(self._open) >= _MOST_OPEN:
-                _close(self._open.pop(next(iter(self._open))))
-        self._open[file] = opened
-        return opened.binary
+    @property
+    def pid(self) -> int:
+        """Of the child; 0 where there is none. For any thread."""
+        child = self._child
+        return child.pid if child else 0
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds until there may be another child; 0 but for a while after several have died."""
+        if self._child or len(self._failures_s) < _MOST_FAILURES:
+            return 0.0
+        return max(0.0, self._failures_s[0] + _FAILURES_S - time.monotonic())
+
+    def names(self, file: File, offsets: Sequence[int]) -> list[str]:
+        """For each offset its symbol, or nothing."""
+        return self._ask(reader.NAMES, file, offsets)
+
+    def return_address_at_sp(self, file: File, offset: int) -> bool:
+        """What dwfl.Binary says; False of a file that cannot be read."""
+        return self._ask(reader.LEAVES, file, [offset]) == [reader.YES]
+
+    def start(self) -> _Child:
+        """The child, started if there is none. Raises OSError where it cannot be."""
+        if self._child and not self._child.is_running:
+            self.end()  # no file's fault: it was waiting
+        if self._child is None:
+            self._child = _Child(self._answer_s)
+        return self._child
 
     def close(self) -> None:
-        """Close all of them; they are opened again when they are needed."""
-        for opened in self._open.values():
-            _close(opened)
-        self._open.clear()
+        """Close all files; they are opened again when they are needed."""
+        for file in [*self._open]:
+            self._close(file)
 
+    def end(self) -> None:
+        """End the child as well; it, too, comes back when it is needed."""
+        if self._child:
+            self._child.end()
+            self._child = None
+        self.close()
 
-def _opened(file: File) -> _Open | None:
-    fd = file.open()
-    if fd is None:
-        return None
-    try:
-        return _Open(Binary(os.dup(fd), file.path), fd)
-    except OSError:
+    def _ask(self, kind: bytes, file: File, offsets: Sequence[int]) -> list[str]:
+        try:
+            if offsets and time.monotonic() >= self._left_alone.get(file, 0):
+                child = self.start()
+                if self._is_open(child, file):
+                    return child.ask(len(offsets), kind, self._open[file], struct.pack(f"={len(offsets)}Q", *offsets))
+        except OSError:
+            self._leave_alone(file)
+        return [""] * len(offsets)
+
+    def _leave_alone(self, file: File) -> None:
+        now_s = time.monotonic()
+        self._left_alone = {one: until_s for one, until_s in self._left_alone.items() if until_s > now_s}
+        self._left_alone[file] = now_s + _LEFT_ALONE_S
+        self._failures_s.append(now_s)
+        file.unreadable = True
+        self.end()
+
+    def _is_open(self, child: _Child, file: File) -> bool:
+        """Whether `file` is open in the child by now: not if it cannot be, is no ELF, or was overwritten."""
+        fd = self._open.get(file)
+        if fd is not None and os.fstat(fd).st_mtime_ns != file.written_ns:
+            self._close(file)
+            file.retired = True
+        if file.retired:
+            return False
+        if fd is not None:
+            self._open[file] = self._open.pop(file)  # at the end: the others are closed first
+            return True
+        fd = file.open()
+        if fd is None:
+            file.unreadable = True
+            return False
+        if len(self._open) >= _MOST_OPEN:
+            self._close(next(iter(self._open)))
+        self._open[file] = fd
+        if child.ask(1, reader.OPEN, fd, os.fsencode(file.path), [fd]) != [reader.YES]:
+            file.unreadable = True
+            os.close(self._open.pop(file))
+            return False
+        return True
+
+    def _close(self, file: File) -> None:
+        fd = self._open.pop(file)
         os.close(fd)
-        return None
-
-
-def _close(opened: _Open) -> None:
-    opened.binary.close()
-    os.close(opened.fd)
+        if self._child:
+            with suppress(OSError):  # it has just ended, which the next question will find
+                self._child.tell(reader.CLOSE, fd)

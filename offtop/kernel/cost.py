@@ -1,7 +1,8 @@
-"""What offtop itself costs: its BPF programs by the kernel's own count, its process by psutil."""
+"""What offtop itself costs: its BPF programs by the kernel's own count, its processes by psutil."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,17 +37,24 @@ class CostMeter:
     def __init__(self, programs: Mapping[str, int], at_ns: int) -> None:
         """`programs`: descriptors by what they are attached to; `sched_switch` is among them."""
         self._programs = dict(programs)
-        self._process = psutil.Process()
+        self._processes = {0: psutil.Process()}
+        """Children by their pid, and ourselves by 0."""
         self._ticks = 0
         self._statistics_fd = -1
         self._switches_counted = self._switch_ns = self._walk_ns = self._counted_ns = 0
         self._counted_from_ns = at_ns
-        self._at_ns, self._switches, self._cpu_s = at_ns, context_switches(), self._own_cpu_s()
+        self._at_ns, self._switches, self._cpu_s = at_ns, context_switches(), self._usage()[0]
         self._before = self._count()
         self._start_counting(at_ns)
 
-    def read(self, at_ns: int) -> tuple[Cost, int]:
-        """The cost since the last call, and the runs that the kernel left out (recursion) since the start."""
+    def read(self, at_ns: int, children: Sequence[int] = ()) -> tuple[Cost, int]:
+        """The cost since the last call, and the runs that the kernel left out (recursion) since the start.
+
+        `children`: the pids of offtop's own, 0 for none.
+        """
+        for pid in set(children).difference(self._processes):
+            with suppress(psutil.NoSuchProcess):
+                self._processes[pid] = psutil.Process(pid)
         count = self._count()
         if self._statistics_fd >= 0:  # others may make the kernel count, too: not our ticks, not our time
             self._add(count, at_ns)
@@ -61,13 +69,14 @@ class CostMeter:
         elif self._ticks % _OF_TICKS == _COUNTED_TICKS:
             self.close()
 
-        switches, cpu_s = context_switches(), self._own_cpu_s()
+        switches, (cpu_s, rss_bytes) = context_switches(), self._usage()
+        used_s = sum(now_s - self._cpu_s.get(pid, 0.0) for pid, now_s in cpu_s.items())
         cost = Cost(
             bpf_ns_per_switch=per_switch,
             switches=switches - self._switches,
-            cpu_pct=100e9 * (cpu_s - self._cpu_s) / max(1, at_ns - self._at_ns),
+            cpu_pct=100e9 * used_s / max(1, at_ns - self._at_ns),
             bpf_pct=bpf_pct,
-            rss_bytes=self._process.memory_info().rss,
+            rss_bytes=rss_bytes,
         )
         self._at_ns, self._switches, self._cpu_s = at_ns, switches, cpu_s
         return cost, count.missed
@@ -104,9 +113,19 @@ class CostMeter:
             missed=sum(one.recursion_misses for one in counted.values()),
         )
 
-    def _own_cpu_s(self) -> float:
-        times = self._process.cpu_times()
-        return times.user + times.system
+    def _usage(self) -> tuple[dict[int, float], int]:
+        """Of our processes: the CPU time of each, in seconds, and the memory of all."""
+        cpu_s: dict[int, float] = {}
+        rss_bytes = 0
+        for pid, process in [*self._processes.items()]:
+            try:
+                times = process.cpu_times()
+                rss_bytes += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                del self._processes[pid]
+            else:
+                cpu_s[pid] = times.user + times.system
+        return cpu_s, rss_bytes
 
 
 def context_switches() -> int:

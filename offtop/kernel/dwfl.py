@@ -7,7 +7,6 @@ before an address where none holds it, so its answers are checked here: a wrong 
 
 import ctypes as ct
 import os
-import platform
 import struct
 from functools import cache
 from typing import NamedTuple
@@ -173,7 +172,7 @@ class Binary:
         So it does in a leaf without a frame of its own, as libc's system call wrappers are; a walk along
         frame pointers skips the caller of such a leaf. Always False on other machines than x86-64.
         """
-        if self._machine != _MACHINE_X86_64 or platform.machine() != "x86_64":
+        if self._machine != _MACHINE_X86_64 or os.uname().machine != "x86_64":
             return False
         if self._cfi is None:
             self._cfi = self._dw.dwfl_module_eh_cfi(self._module, ct.byref(self._cfi_bias)) or 0

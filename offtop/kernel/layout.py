@@ -18,7 +18,7 @@ WALK_HALVES = (4, 8)
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL = 1, 2, 4, 8
 LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events")
 
-CONFIG = struct.Struct("=QQIIII")
+CONFIG = struct.Struct("=QQIIIIII")
 THREAD = struct.Struct(f"=20Q2I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16s{THREAD.size}s")

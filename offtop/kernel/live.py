@@ -85,13 +85,13 @@ class LiveSource:
 
     def _start(self, categories: Categories) -> None:
         maps = self._program.maps
-        symbols = KernelSymbols.read()
         files = Files()
         self._processes = Processes(files)
         self._leaves = Leaves(files, self._processes)
         self._opened.callback(self._leaves.close)
         self._names = NameWorker(files)
         self._opened.callback(self._names.close)
+        symbols = KernelSymbols.read()  # meanwhile the children start that read binaries
         self._book = Book()
         self._stacks = Stacks(
             maps["kernel_stacks"],
@@ -108,6 +108,7 @@ class LiveSource:
         self._lost: dict[str, int] = {}
         self._renamed: list[ThreadKey] = []
         self._asked = self._filters
+        self._readers = (0, 0)
         self._configure(self._filters, Filters())
         now_ns = time.monotonic_ns()
         self._ledger = Ledger(now_ns, self._stacks.site, self._book, _is_alive)
@@ -140,8 +141,10 @@ class LiveSource:
 
     def _read(self) -> Snapshot:
         asked, in_effect = self._asked, self._filters
-        if asked != self._filters:
-            self._prime = self._prime or _selection(asked) != _selection(self._filters)
+        readers = (self._names.reader_pid, self._leaves.reader_pid)
+        if asked != self._filters or readers != self._readers:
+            self._prime = self._prime or _selection(asked) != _selection(self._filters) or readers != self._readers
+            self._readers = readers
             self._configure(asked, self._filters)
             self._filters = asked
         walk_ns = time.monotonic_ns()
@@ -179,7 +182,7 @@ class LiveSource:
         dropped = self._ledger.age(self._keep_ns)
         if dropped:
             self._stacks.forget(dropped)
-        cost, missed = self._cost.read(at_ns)
+        cost, missed = self._cost.read(at_ns, self._readers)
         if missed:
             lost = {**lost, "missed_runs": missed}
         return Snapshot(
@@ -235,7 +238,8 @@ class LiveSource:
         states = filters.states or 0xFFFFFFFF
         own_pid = os.getpid()
         maps["config"].update(
-            _ZERO, layout.CONFIG.pack(filters.min_ns, filters.max_ns or _ALL_ONES, states, select, own_pid, 0)
+            _ZERO,
+            layout.CONFIG.pack(filters.min_ns, filters.max_ns or _ALL_ONES, states, select, own_pid, *self._readers, 0),
         )
         for name, wanted, old in ids:
             for one in set(old).difference(wanted):

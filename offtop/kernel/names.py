@@ -1,4 +1,4 @@
-"""The worker that names user frames: it opens binaries and asks libdw, so that no tick and no key ever waits.
+"""The worker that names user frames: it has binaries opened and read, so that no tick and no key ever waits.
 
 Symbols of a big binary take seconds. So a name that is asked for is queued and answered by `postgres+0x1a2b3c`
 until it is there. Work is taken in small parts, file by file in turn: one giant does not hold up the rest.
@@ -7,11 +7,11 @@ until it is there. Work is taken in small parts, file by file in turn: one giant
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
 
 from offtop.kernel import dwfl
 from offtop.kernel.binaries import Binaries
-from offtop.kernel.demangle import demangled
 from offtop.kernel.files import File, Files
 from offtop.model.printable import printable
 from offtop.model.stack import Frame
@@ -21,6 +21,8 @@ _PART = 32
 _MOST_QUEUED = 20_000
 _MOST_NAMES = 100_000
 """Of all files together; about 15 MB."""
+_ANSWER_S = 60.0
+"""For one part, with the symbols of a big binary before it."""
 _IDLE_S = 10.0
 """After this long without work all binaries are closed."""
 _CLOSE_S = 2.0
@@ -41,6 +43,7 @@ class NameWorker:
         """How many names have been added; reset when names are forgotten."""
         self._closing = False
         self._changed = threading.Condition()
+        self._binaries = Binaries(_ANSWER_S)
         self._thread = threading.Thread(target=self._run, name="offtop-names", daemon=True)
         self._thread.start()
 
@@ -88,12 +91,18 @@ class NameWorker:
                 self._queued += 1
                 self._changed.notify_all()
 
+    @property
+    def reader_pid(self) -> int:
+        """Of its child; 0 where there is none."""
+        return self._binaries.pid
+
     def _run(self) -> None:
-        binaries = Binaries()
+        binaries = self._binaries
+        with suppress(OSError):  # then the first question says so
+            binaries.start()
         while part := self._next_part(binaries):
             file, offsets = part
-            binary = binaries.of(file)
-            names = {offset: _name(binary, offset) if binary else "" for offset in offsets}
+            names = dict(zip(offsets, binaries.names(file, offsets), strict=True))
             with self._changed:
                 file.names.update(names)
                 self._known += len(names)
@@ -101,13 +110,13 @@ class NameWorker:
                     self._files.forget_names(_MOST_NAMES // 2)
                     self._known = _MOST_NAMES // 2
                 self._changed.notify_all()
-        binaries.close()
+        binaries.end()
 
     def _next_part(self, binaries: Binaries) -> tuple[File, list[int]] | None:
         """Some offsets of the file whose turn it is; waits for them. None: there will be no more."""
         with self._changed:
-            while not self._asked and not self._closing:
-                if not self._changed.wait(_IDLE_S if len(binaries) else None):
+            while not self._closing and ((rest_s := binaries.rest_s) or not self._asked):
+                if not self._changed.wait(rest_s or (_IDLE_S if len(binaries) else None)):
                     binaries.close()
             if self._closing:
                 return None
@@ -120,12 +129,6 @@ class NameWorker:
             if offsets:
                 self._asked[file] = offsets  # at the end: the others come first
             return file, [offset for offset in part if offset not in file.names]
-
-
-def _name(binary: dwfl.Binary, offset: int) -> str:
-    address = binary.address(offset)
-    symbol = None if address is None else binary.symbol(address)
-    return demangled(symbol.name) if symbol else ""
 
 
 def _nameless(frame: Frame) -> str:

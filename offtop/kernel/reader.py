@@ -1,0 +1,100 @@
+"""The symbol reader: a child process that reads strangers' binaries for offtop, as nobody, and may die of them.
+
+libdw maps files, so that one which is truncated meanwhile kills the process that reads it, and whoever writes a
+binary may mean to take that process over. This one holds nothing but descriptors that offtop opened, and may do
+nothing else. It answers one request after another, and ends when the socket does.
+"""
+
+import ctypes as ct
+import os
+import signal
+import socket
+import struct
+import sys
+from contextlib import suppress
+
+from offtop.kernel import dwfl
+from offtop.kernel.demangle import demangled
+
+HEAD = struct.Struct("=cI")
+"""What is asked, and which file it is about, by a number that the parent chose. More follows:"""
+OPEN = b"o"
+"""The path, and the descriptor beside it. Answered by YES or nothing."""
+CLOSE = b"c"
+"""Nothing more, and no answer."""
+NAMES = b"n"
+"""Offsets of 8 bytes. Answered by the names, with nothing for those that have none."""
+LEAVES = b"l"
+"""Offsets of 8 bytes. Answered by YES where the caller's address lies at the stack pointer, else nothing."""
+YES = "yes"
+
+_LONGEST_REQUEST = 1 << 16
+_NOBODY = 65534
+_CAPABILITY_VERSION_3 = 0x20080522
+_SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NAME, _SET_NO_NEW_PRIVILEGES = 1, 4, 15, 38
+"""Of prctl: PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS (linux/prctl.h)."""
+
+
+def main() -> None:
+    """Serve the socket whose descriptor is the last argument."""
+    with socket.socket(fileno=int(sys.argv[-1])) as parent:
+        dwfl.library()
+        _give_up_privileges()
+        binaries: dict[int, dwfl.Binary] = {}
+        while True:
+            request, fds, _, _ = socket.recv_fds(parent, _LONGEST_REQUEST, 1)
+            if not request:
+                return
+            # Each answer follows a zero byte: then none is an empty message, which would look like the end.
+            if answer := "".join(f"\0{one}" for one in _answers(binaries, request, fds)):
+                parent.send(answer.encode(errors="backslashreplace"))
+
+
+def _answers(binaries: dict[int, dwfl.Binary], request: bytes, fds: list[int]) -> list[str]:
+    kind, number = HEAD.unpack_from(request)
+    rest = request[HEAD.size :]
+    if kind == OPEN:
+        try:
+            binaries[number] = dwfl.Binary(fds[0], os.fsdecode(rest))
+        except OSError:
+            return [""]
+        return [YES]
+    if kind == CLOSE:
+        binaries.pop(number).close()
+        return []
+    answer = _name if kind == NAMES else _leaf
+    return [answer(binaries[number], offset) for (offset,) in struct.iter_unpack("=Q", rest)]
+
+
+def _name(binary: dwfl.Binary, offset: int) -> str:
+    address = binary.address(offset)
+    symbol = None if address is None else binary.symbol(address)
+    return demangled(symbol.name) if symbol else ""
+
+
+def _leaf(binary: dwfl.Binary, offset: int) -> str:
+    address = binary.address(offset)
+    return YES if address is not None and binary.return_address_at_sp(address) else ""
+
+
+def _give_up_privileges() -> None:
+    """As many as it can; what Python and libdw need is loaded by now, and nobody might not be let at it."""
+    libc = ct.CDLL(None)
+    with suppress(OSError):  # a binary can be made to fill the memory: then let the kernel end this process first
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        os.write(fd, b"1000")
+        os.close(fd)
+    if os.geteuid() == 0:
+        with suppress(OSError):  # a container may forbid it
+            os.setgroups([])
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24))  # those that another user than root may have
+    libc.prctl(_SET_NAME, b"offtop-reader")
+    settings = (
+        (_SET_NO_NEW_PRIVILEGES, 1),
+        (_SET_DUMPABLE, 0),  # no core dump, and no other nobody may look in
+        (_SET_DEATH_SIGNAL, signal.SIGKILL),  # last, because the kernel forgets it with every change of user
+    )
+    for setting, value in settings:
+        libc.prctl(setting, *(ct.c_ulong(word) for word in (value, 0, 0, 0)))
