@@ -252,7 +252,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	struct config *c = config.lookup(&zero);
 	u32 *now = half.lookup(&zero);
 
-	if (!tid || !c || !now)
+	if (!tid || !c || !c->self || !now) /* without self: nobody has said yet whom to count */
 		return;
 	u32 which = *(volatile u32 *)now & 1; /* read once: it may change meanwhile */
 	struct task_struct *task = (void *)bpf_get_current_task_btf();

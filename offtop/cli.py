@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _watch(asked: argparse.Namespace) -> int:
-    rules = categories.parse(paths.categories().read_text())
+    rules = categories.parse(paths.categories().read_text(encoding="utf-8"))
     filters = Filters(
         pids=asked.pid,
         tids=asked.tid,

@@ -122,11 +122,13 @@ class Ledger:
         *,
         gone: Sequence[ThreadKey] = (),
         primed_ns: int = 0,
+        anew: bool = False,
         states: int = 0,
         max_ns: int = 0,
     ) -> list[ThreadKey]:
         """Add one tick. `gone`: the threads that ended in it. `primed_ns`: when the walk began, if `walked` has
-        every thread off CPU. `states` and `max_ns` are those of Filters.
+        every thread off CPU. `anew`: the choice of threads has changed, so that of a wait which nobody asked about
+        only what passed since the last tick counts. `states` and `max_ns` are those of Filters.
 
         Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot. Returns the
         threads that will be given back, because they have ended.
@@ -137,7 +139,7 @@ class Ledger:
         running: set[ThreadKey] = set()
         for key, record in threads:
             returned.add(key)
-            self._count_thread(key, record, delta)
+            self._count_thread(key, record, anew, delta)
             if record.left_ns:
                 self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
             else:
@@ -188,7 +190,7 @@ class Ledger:
         self._aged_at_ns = self.at_ns
         return dropped
 
-    def _count_thread(self, key: ThreadKey, r: ThreadRecord, delta: _Delta) -> None:
+    def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> None:
         """Add what ended, less what was shown of the first of those waits while it was in progress."""
         waiting = self.waiting.pop(key, None)
         if waiting is not None:
@@ -196,14 +198,15 @@ class Ledger:
         if not r.waits:
             return
         taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
-        if waiting is not None and r.first_left_ns == waiting.left_ns:
-            rest_ns = max(0, r.first_off_ns - max(0, self.at_ns - waiting.left_ns))
+        was_known = waiting is not None and r.first_left_ns == waiting.left_ns
+        if was_known or (anew and waiting is None):
+            rest_ns = max(0, r.first_off_ns - max(0, self.at_ns - r.first_left_ns))
             rest_runqueue_ns = min(rest_ns, r.first_runqueue_ns)  # a wait is ready at its end, if at all
             taken_ns = r.first_off_ns - rest_ns
             taken_runqueue_ns = r.first_runqueue_ns - rest_runqueue_ns
         of_short = r.first_kind == layout.KIND_SHORT
         of_filtered = r.first_kind == layout.KIND_FILTERED
-        was_preempted = waiting is not None and waiting.preempted
+        was_preempted = waiting.preempted if waiting else r.involuntary > 0 and r.first_runqueue_ns == r.first_off_ns
         ended = (
             r.waits,
             r.offcpu_ns - taken_ns,

@@ -67,7 +67,7 @@ class LiveSource:
         self._given = filters
         self._lock = threading.Lock()
         self._keep_ns = keep_ns
-        self._closed = False
+        self._closed = self._was_last = False
         self._opened = contextlib.ExitStack()
         try:
             self._features = features.find(libbpf.KernelTypes())
@@ -124,12 +124,14 @@ class LiveSource:
         return self._names
 
     def read(self) -> Snapshot | None:
-        """Drain what has ended since the last call; None once all that was asked for with -p and -t has ended.
+        """Drain what has ended since the last call. When all that was asked for with -p and -t has ended: what it did
+        until then, and after that None.
 
         Raises KernelError if the kernel refuses.
         """
-        if self._asked == self._given and not _any_alive(self._given):
+        if self._was_last:
             return None
+        self._was_last = self._asked == self._given and not _any_alive(self._given)
         try:
             with self._lock:
                 return None if self._closed else self._read()
@@ -140,10 +142,11 @@ class LiveSource:
             ) from error
 
     def _read(self) -> Snapshot:
-        asked, in_effect = self._asked, self._filters
+        asked, in_effect, anew = self._asked, self._filters, False
         readers = (self._names.reader_pid, self._leaves.reader_pid)
         if asked != self._filters or readers != self._readers:
-            self._prime = self._prime or _selection(asked) != _selection(self._filters) or readers != self._readers
+            anew = _selection(asked) != _selection(self._filters)
+            self._prime = self._prime or anew or readers != self._readers
             self._readers = readers
             self._configure(asked, self._filters)
             self._filters = asked
@@ -165,6 +168,7 @@ class LiveSource:
             walked,
             gone=gone,
             primed_ns=walk_ns if primed else 0,
+            anew=anew,
             states=asked.states,
             max_ns=asked.max_ns,
         )

@@ -271,6 +271,21 @@ def test_when_the_choice_of_threads_changes_those_left_out_keep_what_they_had() 
     assert [key for key, _ in between(b, snapshot(ledger)).each_thread()] == [ThreadKey(8, 200)]
 
 
+def test_a_wait_that_ends_just_as_its_thread_is_asked_for_counts_from_the_last_tick_on() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=1_000, back_ns=18_000, ready_ns=16_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 10_000, 20_000)
+    assert record
+    ledger = Ledger(0)
+    ledger.tick(10_000, MIN_NS, [], NOTHING, [])
+    a = snapshot(ledger)
+    ended = Ended.of(site_records(key, [wait], 10_000, 20_000))
+    ledger.tick(20_000, MIN_NS, [(key, record)], ended, [], primed_ns=19_000, anew=True)
+    window = between(a, snapshot(ledger))
+    assert (window.threads[key].offcpu_ns, window.threads[key].runqueue_ns) == (8_000, 2_000)
+    assert window.sites[SiteKey(7, 100, 3, 13)] == SiteTotals(1, 8_000, 2_000, 17_000, log2.of(17_000))
+
+
 def test_a_thread_that_left_while_all_were_walked_waits_from_then_on() -> None:
     wait = Wait(left_ns=1_700, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
     record = record_of([wait], 0, 2_000)
