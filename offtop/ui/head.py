@@ -18,6 +18,8 @@ MODES = (("1", "off-CPU", "offcpu"),)
 """Key, word, id of each mode there is."""
 
 Spans = list[tuple[str, str]]
+_FEW_IDS = 3
+"""So many are named, more are counted."""
 
 
 def head(picture: Picture, host: str, layout: Layout, glyphs: Glyphs) -> list[Line]:
@@ -105,10 +107,10 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
 def counted(filters: Filters) -> str:
     """What of all threads and waits the kernel counts, in words; empty where it counts all."""
     words: list[str] = []
-    if filters.pids:
-        words.append("only pid " + ",".join(map(str, filters.pids)))
-    if filters.tids:
-        words.append("only tid " + ",".join(map(str, filters.tids)))
+    for word, ids in (("pid", filters.pids), ("tid", filters.tids)):
+        if ids:
+            few = f"{word} {','.join(map(str, ids))}"
+            words.append(f"only {few if len(ids) <= _FEW_IDS else f'{len(ids)} {word}s'}")
     if filters.who != "all":
         words.append(f"{filters.who} threads")
     if filters.states:

@@ -183,28 +183,58 @@ def places(picture: Picture, names: Names, layout: Layout, glyphs: Glyphs) -> li
     verb = "wait" if subject == "they" else "waits"
     lines = [rule(f"where {subject} {verb}{f' on {category}' if category != ALL else ''}", layout, glyphs)]
     numbers = _that_fit([WAITING, SHARE, *NUMBERS], layout.width)
-    wide = layout.width >= WIDE
+    beside = layout.width - 1 - sum(1 + column.width for column in numbers)
     lines.append(_heads(numbers, "", 1))
     if not picture.places.rows:
         lines.append(plain(" No stack here: waits below the minimum (m) have none.", "dim"))
-    for row in picture.places.rows:
-        if not isinstance(row.key, Place):
-            continue
-        kernel = " < ".join(where.kernel_names(picture.book, row.key.kernel, names))
-        user = " < ".join(where.user_names(picture.book, row.key.user, names))
+    stacks = [_Stack(picture, row.key, names) for row in picture.places.rows if isinstance(row.key, Place)]
+    in_short = [stack.in_short(beside, layout.width, glyphs) for stack in stacks]
+    room = layout.places - len(lines) - sum(map(len, in_short)) - bool(picture.places.elided)
+    for row, stack, short in zip(picture.places.rows, stacks, in_short, strict=True):
+        whole = stack.whole(beside, layout.width, glyphs)
+        shown = whole if len(whole) - len(short) <= room else short
+        room -= len(shown) - len(short)
         line = _line(numbers, row, " ", "text", glyphs)
-        if wide:
-            left = layout.width - 1 - sum(1 + column.width for column in numbers) - 2
-            lines.append(line._replace(spans=(*line.spans, ("  ", "text"), *_both(kernel, user, left, glyphs))))
-        else:
-            left = layout.width - 1 - sum(1 + column.width for column in numbers) - 1
-            lines.append(line._replace(spans=(*line.spans, (" " + fit(kernel, left, glyphs), "where"))))
-            if user:
-                lines.append(plain("   " + fit("< " + user, layout.width - 3, glyphs), "name"))
+        lines.append(line._replace(spans=(*line.spans, *shown[0])))
+        lines += [Line(spans) for spans in shown[1:]]
     if picture.places.elided:
         more = _line(numbers, picture.places.elided, " ", "text", glyphs)
         lines.append(more._replace(spans=(*more.spans, (f"  {picture.places.elided.name}", "dim"))))
     return lines
+
+
+_Spans = tuple[tuple[str, str], ...]
+
+
+class _Stack:
+    """The frames of a place, leaf first: the kernel's, then the program's."""
+
+    def __init__(self, picture: Picture, place: Place, names: Names) -> None:
+        self._kernel = where.kernel_names(picture.book, place.kernel, names)
+        self._user = where.user_names(picture.book, place.user, names)
+
+    def in_short(self, beside: int, width: int, glyphs: Glyphs) -> list[_Spans]:
+        """One line beside the numbers; where that is narrow, the program's frames are on another."""
+        kernel, user = " < ".join(self._kernel), " < ".join(self._user)
+        if width >= WIDE:
+            return [(("  ", "text"), *_both(kernel, user, beside - 2, glyphs))]
+        first = ((" " + fit(kernel, beside - 1, glyphs), "where"),)
+        return [first, (("   " + fit("< " + user, width - 3, glyphs), "name"),)] if user else [first]
+
+    def whole(self, beside: int, width: int, glyphs: Glyphs) -> list[_Spans]:
+        """All frames, on as many lines as they need; the first is beside the numbers."""
+        frames = [(name, "where") for name in self._kernel] + [(name, "name") for name in self._user]
+        blank = "  " if width >= WIDE else " "
+        lines: list[list[tuple[str, str]]] = [[(blank, "text")]]
+        left = beside - len(blank)
+        for number, (name, token) in enumerate(frames):
+            text = f"{' < ' if number else ''}{printable(name, glyphs.is_ascii)}"
+            if cell_len(text) > left and number:
+                lines.append([("  ", "text")])
+                left = width - 2
+            lines[-1].append((text, token))
+            left -= cell_len(text)
+        return [tuple(spans) for spans in lines]
 
 
 def _both(kernel: str, user: str, width: int, glyphs: Glyphs) -> list[tuple[str, str]]:
