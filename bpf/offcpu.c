@@ -114,21 +114,21 @@ static inline __attribute__((always_inline)) struct record *record_of(struct tas
 	return r;
 }
 
-/* Move one half to where it is found when nobody will walk its thread again. */
-static inline __attribute__((always_inline)) void keep_half(struct gone *gone, struct gone_key *key, u32 which, struct thread *thread)
+/* Move one half to where it is found when nobody will walk its thread again; whether there was room. */
+static inline __attribute__((always_inline)) bool keep_half(struct gone *gone, struct gone_key *key, u32 which, struct thread *thread)
 {
 	if (!thread->state)
-		return;
+		return true;
 	thread->left_ns = 0;
 	__builtin_memcpy(&gone->thread, thread, sizeof(gone->thread));
-	if (which ? gone_1.update(key, gone) : gone_0.update(key, gone))
-		count_lost(LOST_THREADS);
+	bool kept = !(which ? gone_1.update(key, gone) : gone_0.update(key, gone));
 	__builtin_memset(thread, 0, sizeof(*thread));
+	return kept;
 }
 
 /*
  * A thread ends. If its idle half has not been walked yet, it never will be: both halves go the same way, the
- * older first, so that they come out in one tick and in order.
+ * older first, so that they come out in one tick and in order; or both are lost, so that no half stands for all.
  */
 static inline __attribute__((always_inline)) void keep_gone(struct task_struct *task, struct record *r, u32 which)
 {
@@ -139,9 +139,16 @@ static inline __attribute__((always_inline)) void keep_gone(struct task_struct *
 	if (!gone)
 		return;
 	bpf_probe_read_kernel(gone->comm, sizeof(gone->comm), (char *)task + TASK_COMM);
-	keep_half(gone, &key, which, which ? &r->half[0] : &r->half[1]);
+	bool kept = keep_half(gone, &key, which, which ? &r->half[0] : &r->half[1]);
 	key.at_ns += 1;
-	keep_half(gone, &key, which, which ? &r->half[1] : &r->half[0]);
+	if (keep_half(gone, &key, which, which ? &r->half[1] : &r->half[0]) && kept)
+		return;
+	count_lost(LOST_THREADS);
+	for (int i = 0; i < 2; i++, key.at_ns -= 1)
+		if (which)
+			gone_1.delete(&key);
+		else
+			gone_0.delete(&key);
 }
 
 static inline __attribute__((always_inline)) struct site *site_of(u32 which, struct site_key *key)

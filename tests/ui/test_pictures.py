@@ -52,6 +52,20 @@ async def test_a_thread_and_where_it_waits(size: tuple[int, int]) -> None:
         check(f"thread-{size[0]}x{size[1]}", screen(app))
 
 
+DEEP = Waits(
+    "mysqld", 4242, "connection", 4268, "fsync", "jbd2_log_wait_commit", tuple(f"function_{n}" for n in range(20)), (9,)
+)
+
+
+@asynchronous
+async def test_the_stack_of_a_thread_is_whole_where_there_is_room() -> None:
+    view = replace(LIVE, category="fsync", pid=4242, thread=CONNECTION, in_list=True)
+    async with shown(ScriptedSource([DEEP], ticks=12), (80, 24), view) as (app, _):
+        lines = screen(app)
+        assert all(f"function_{n}" in "".join(lines) for n in range(20))
+        check("deep-80x24", lines)
+
+
 @asynchronous
 async def test_all_threads_with_the_idle_ones() -> None:
     view = replace(LIVE, threads=True, idle_shown=True, in_list=True, sort="NAME")

@@ -1,0 +1,424 @@
+"""The command itself, in batch mode on the real kernel: what it prints adds up, and however it ends, nothing stays."""
+
+import ctypes
+import itertools
+import json
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import jsonschema
+import pytest
+
+from offtop.kernel import libbpf
+from tests import command
+from tests.kernel import programs, waits
+from tests.kernel.watch import MS
+
+pytestmark = pytest.mark.kernel
+
+Tick = dict[str, Any]
+GONE_S = 10.0
+"""The kernel frees a program a moment after its last user; and a machine may be busy."""
+STATUS = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
+ANSWERED = pytest.mark.parametrize("number", STATUS, ids=[number.name for number in STATUS])
+MOMENTS = pytest.mark.parametrize("cpu_ms", [60, 110, 140, 200, 350, 600, 60_000])
+"""How much CPU it has used by then, or less where it has attached before: it loads until about 160, then compiles."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_MARK = "OFFTOP_TEST_RUN"
+_numbers = itertools.count()
+_C = ("-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer", "-fno-builtin")
+
+NAMED = r"""
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+static const struct timespec ten_ms = {0, 10000000};
+static __attribute__((noinline)) void nap(void)
+{
+	syscall(SYS_nanosleep, &ten_ms, 0);
+	__asm__ volatile("");
+}
+static void *daughter(void *unused)
+{
+	prctl(PR_SET_NAME, DAUGHTER);
+	tell("daughter", (void *)(long)gettid());
+	next();
+	for (;;)
+		nap();
+}
+int main(void)
+{
+	pthread_t thread;
+	prctl(PR_SET_NAME, MOTHER);
+	pthread_create(&thread, 0, daughter, 0);
+	for (;;)
+		nap();
+}
+"""
+"""Two threads with names, which sleep for 10 ms each time."""
+
+
+class Run:
+    """offtop, running; its processes are known by a mark in their environment, whoever their parent is by then."""
+
+    def __init__(self, *arguments: str, before: Sequence[str] = (), **environment: str) -> None:
+        self._mark = f"{_MARK}={os.getpid()}.{next(_numbers)}"
+        self._others = loaded()
+        name, _, value = self._mark.partition("=")
+        self.process = command.start(*arguments, before=before, env={name: value, **environment})
+        assert self.process.stdout
+        assert self.process.stderr
+        self._out, self._err = self.process.stdout, self.process.stderr
+
+    def line(self) -> bytes:
+        """The next that it prints."""
+        return self._out.readline()
+
+    def tick(self) -> Tick:
+        """The next, as JSON."""
+        return json.loads(self.line())
+
+    def stop_reading(self) -> None:
+        self._out.close()
+
+    def ended(self) -> command.Ended:
+        """How it ends, with what has not been read yet."""
+        out = b"" if self._out.closed else self._out.read()
+        err = self._err.read()
+        status = self.process.wait(command.TIMEOUT_S)
+        return command.Ended(status if status >= 0 else 128 - status, out.decode(), err.decode())
+
+    def processes(self) -> list[int]:
+        """Those of it that are there."""
+        mark = self._mark.encode()
+        return [pid for pid in pids() if mark in read(f"/proc/{pid}/environ").split(b"\0")]
+
+    def programs(self) -> set[int]:
+        """The BPF programs that came after its start and are no other process's."""
+        new = loaded() - self._others
+        if new:
+            ours = self.processes()
+            new -= {one for pid in pids() if pid not in ours for one in programs_of(pid)}
+        return new
+
+    def compiler(self) -> int:
+        """The process that compiles; 0 where there is none."""
+        return next((pid for pid in self.processes() if b"compile.py" in read(f"/proc/{pid}/cmdline")), 0)
+
+    def stopped_compiler(self) -> int:
+        """The same, once it has begun, and stopped there."""
+        self.wait_for(lambda: cpu_ms(self.compiler()) > 50 or programs_of(self.process.pid))
+        compiler = self.compiler()
+        assert compiler, "it compiles for much longer than it takes to see that"
+        os.kill(compiler, signal.SIGSTOP)
+        return compiler
+
+    def cpu_ms(self) -> float:
+        """What it and its compiler have used until now."""
+        return sum(cpu_ms(pid) for pid in command.family(self.process.pid))
+
+    def wait_for(self, what: Callable[[], object]) -> None:
+        wait_for(lambda: what() or self.process.poll() is not None)
+
+    def assert_nothing_stays(self) -> None:
+        wait_for(lambda: not self.processes() and not self.programs(), GONE_S)
+
+    def kill(self) -> None:
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(command.TIMEOUT_S)
+        self._out.close()
+        self._err.close()
+
+
+@contextmanager
+def started(*arguments: str, before: Sequence[str] = (), **environment: str) -> Generator[Run]:
+    run = Run(*arguments, before=before, **environment)
+    try:
+        yield run
+    finally:
+        run.kill()
+
+
+def wait_for(what: Callable[[], object], seconds: float = command.TIMEOUT_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def loaded() -> set[int]:
+    """The ids of all BPF programs that the kernel has."""
+    ids, last = set[int](), ctypes.c_uint32()
+    while not libbpf.library().bpf_prog_get_next_id(last.value, ctypes.byref(last)):
+        ids.add(last.value)
+    return ids
+
+
+def programs_of(pid: int) -> set[int]:
+    """The ids of the BPF programs that one process has open, itself or by a link."""
+    try:
+        open_files = [*Path(f"/proc/{pid}/fdinfo").iterdir()]
+    except OSError:
+        return set()
+    found = [re.findall(rb"^prog_id:\s*(\d+)$", read(file), re.MULTILINE) for file in open_files]
+    return {int(number) for numbers in found for number in numbers}
+
+
+def cpu_ms(pid: int) -> float:
+    """CPU time that the main thread of a process has used."""
+    return int((read(f"/proc/{pid}/schedstat").split() or [0])[0]) / MS
+
+
+def pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def read(path: str | Path) -> bytes:
+    """A file of /proc; empty where its process is gone."""
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def closed(schema: Any) -> Any:
+    """The same schema, where no object may have more than is published of it."""
+    if not isinstance(schema, dict):
+        return schema
+    parts = {key: closed(part) for key, part in cast(dict[str, Any], schema).items()}
+    return {"additionalProperties": False, **parts} if parts.get("type") == "object" else parts
+
+
+@pytest.mark.parametrize("filters", ["", "--max 5ms", "--state uninterruptible", "--min 0 -p PID"])
+def test_each_tick_is_as_the_schema_says_and_its_laws_hold(filters: str) -> None:
+    published = json.loads(command.run("schema").out)
+    with waits.running("sleep", times=10_000, each_ms=2) as child:
+        child.go()
+        ended = command.run("--json", "-n", "3", "-d", "0.3", *filters.replace("PID", str(child.pid)).split())
+    assert (ended.status, ended.err) == (0, "")
+    ticks: list[Tick] = [json.loads(line) for line in ended.out.splitlines()]
+    assert len(ticks) == 3
+    jsonschema.Draft202012Validator.check_schema(published)
+    for tick in ticks:
+        jsonschema.validate(tick, closed(published), jsonschema.Draft202012Validator)
+        check_laws(tick)
+        mine = next(thread for thread in tick["threads"] if thread["tid"] == child.tid)
+        assert mine["waits"] > 0
+        assert mine["filtered_ns"] or "--state" not in filters
+        assert any(thread["filtered_ns"] for thread in tick["threads"]) == filters.startswith(("--max", "--state"))
+
+
+def check_laws(tick: Tick) -> None:
+    sites_ns, sites_waits = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for site in tick["sites"]:
+        sites_ns[site["pid"], site["tid"]] += site["total_ns"]
+        sites_waits[site["pid"], site["tid"]] += site["waits"]
+        assert site["total_ns"] == site["blocked_ns"] + site["runqueue_ns"]
+        assert site["waits"] == counted(site) or site["kernel"] == ["[stack lost]"]
+    for thread in tick["threads"]:
+        key = thread["pid"], thread["tid"]
+        assert thread["offcpu_ns"] == sites_ns.pop(key, 0) + thread["short_ns"] + thread["filtered_ns"]
+        assert thread["offcpu_ns"] == thread["blocked_ns"] + thread["runqueue_ns"]
+        assert thread["runqueue_ns"] >= thread["preempted_ns"] >= 0
+        assert thread["waits"] == counted(thread)
+        assert thread["waits"] == sites_waits[key] + thread["short_waits"] or thread["filtered_ns"]
+    assert not any(sites_ns.values())
+    assert sum(part["total_ns"] for part in tick["categories"]) == sum(t["offcpu_ns"] for t in tick["threads"])
+    for part in tick["categories"]:
+        assert 0 <= part["idle_ns"] <= part["total_ns"]
+        assert part["waits"] == counted(part) or part["name"] == "short" or "sites" in tick["lost"]
+
+
+def counted(row: Tick) -> int:
+    return sum(count for _, count in row["histogram"])
+
+
+def test_23_sleeps_of_10_ms_are_23_waits_in_sleep_at_the_functions_that_made_them() -> None:
+    with waits.running("sleep", times=23, each_ms=10) as child, started("--json", "-d", "0.3") as run:
+        ticks = [run.tick()]
+        began_ns = time.monotonic_ns()
+        child.go()
+        child.finish()
+        took_ns, ended_ns = time.monotonic_ns() - began_ns, time.time_ns()
+        while ticks[-1]["taken_ns"] < ended_ns:
+            ticks.append(run.tick())
+        mine = [s for tick in ticks for s in tick["sites"] if s["tid"] == child.tid and s["category"] == "sleep"]
+        made = [site for site in mine if tuple(site["user"][:5]) == child.user]
+        # woken up and put aside before it has run is a wait of its own, at the same place
+        put_aside = sum(t["involuntary"] for tick in ticks for t in tick["threads"] if t["tid"] == child.tid)
+        assert 23 <= sum(site["waits"] for site in made) <= 23 + put_aside
+        assert sum(counted(site) for site in made) == sum(site["waits"] for site in mine)
+        assert 0.9 * 230 * MS <= sum(site["total_ns"] for site in mine) <= took_ns
+        assert max(site["max_ns"] for site in made) >= 10 * MS
+
+
+@pytest.mark.parametrize(("arguments", "coding"), [("-b", "utf-8"), ("-b -H", "ascii"), ("--json", "ascii")])
+def test_names_with_escape_codes_markup_and_invalid_utf8_are_escaped(
+    tmp_path: Path, arguments: str, coding: str
+) -> None:
+    name = r'"\x1b[31mX[b]\xff\n"'
+    file = tmp_path / "\x1b]0;x\x07[b]"  # it has no symbols, so its frames are called by its name
+    programs.build(file, NAMED, *_C, f"-DMOTHER={name}", f"-DDAUGHTER={name}", "-s")
+    with (
+        programs.running([file]) as child,
+        started(*arguments.split(), "-i", "-n", "2", "-d", "0.2", "-p", str(child.pid), PYTHONIOENCODING=coding) as run,
+    ):
+        child.go_on_alone()
+        ended = run.ended()
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.isascii() or coding == "utf-8"
+    assert not CONTROL.search(ended.out.replace("\n", ""))
+    if arguments != "--json":
+        name = r"\x1b[31mX[b]" + ("\ufffd" if coding == "utf-8" else r"\ufffd")
+        assert re.search(rf"^ *{child.pid} [ \d]*{re.escape(name)}", ended.out, re.MULTILINE)
+        return
+    ticks = [json.loads(line) for line in ended.out.splitlines()]
+    rows = [row for tick in ticks for row in (*tick["threads"], *tick["sites"])]
+    assert {row["comm"] for row in rows} == {"\\x1b[31mX[b]\ufffd\\x0a"}
+    assert {row.get("process", row["comm"]) for row in rows} == {"\\x1b[31mX[b]\ufffd\\x0a"}
+    frames = {frame for tick in ticks for site in tick["sites"] for frame in (*site["kernel"], *site["user"])}
+    assert not any(CONTROL.search(frame) for frame in frames)
+    assert any(frame.startswith(r"\x1b]0;x\x07[b]+0x") for frame in frames)
+
+
+def test_of_one_thread_there_is_nothing_but_it(tmp_path: Path) -> None:
+    file = programs.build(tmp_path / "named", NAMED, *_C, '-DMOTHER="mother"', '-DDAUGHTER="daughter"')
+    with programs.running([file]) as child:
+        child.go_on_alone()
+        tid = child.at["daughter"]
+        ended = command.run("--json", "-n", "2", "-d", "0.3", "-t", str(tid))
+    assert (ended.status, ended.err) == (0, "")
+    ticks = [json.loads(line) for line in ended.out.splitlines()]
+    assert len(ticks) == 2
+    for tick in ticks:
+        check_laws(tick)
+        assert (tick["filters"]["pids"], tick["filters"]["tids"]) == ([], [tid])
+        assert [(t["pid"], t["tid"], t["comm"], t["process"]) for t in tick["threads"]] == [
+            (child.pid, tid, "daughter", "mother")
+        ]
+        assert {(site["pid"], site["tid"]) for site in tick["sites"]} == {(child.pid, tid)}
+        assert tick["threads"][0]["waits"] > 0
+
+
+def test_when_what_it_watches_ends_it_ends_after_whole_ticks_with_status_0() -> None:
+    with waits.running("sleep", times=10_000, each_ms=10) as child:
+        child.go()
+        with started("--json", "-n", "50", "-d", "0.3", "-p", str(child.pid)) as run:
+            check_laws(run.tick())
+            child.end()
+            ended = run.ended()
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out == "" or ended.out.endswith("\n")
+    for line in ended.out.splitlines():
+        check_laws(json.loads(line))
+    assert ended.out.count("\n") < 49
+
+
+def test_what_was_watched_until_its_end_is_counted_until_its_end() -> None:
+    with (
+        waits.running("sleep", times=23, each_ms=10) as child,
+        started("--json", "-n", "5", "-d", "1", "-p", str(child.pid)) as run,
+    ):
+        ticks = [run.tick()]
+        child.go()
+        child.finish()
+        child.end()
+        ticks += [json.loads(line) for line in run.ended().out.splitlines()]
+    parts = [part for tick in ticks for part in tick["categories"] if part["name"] == "sleep"]
+    assert sum(part["waits"] for part in parts) >= 23
+
+
+def test_where_the_locale_is_not_utf8_it_runs_as_anywhere() -> None:
+    no_utf8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ended = command.run("-b", "-n", "1", "-d", "0.1", env=no_utf8)
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.isascii()
+
+
+@ANSWERED
+def test_a_signal_in_the_middle_ends_it_with_its_status_and_nothing_stays(number: signal.Signals) -> None:
+    with started("--json", "-d", "0.2") as run:
+        run.tick()
+        assert len(run.programs()) >= 2
+        run.process.send_signal(number)
+        ended = run.ended()
+        assert (ended.status, ended.err) == (STATUS[number], "")
+        run.assert_nothing_stays()
+
+
+@pytest.mark.parametrize("arguments", ["-b", "--json"])
+def test_a_reader_that_goes_away_ends_it_quietly_with_status_0_and_nothing_stays(arguments: str) -> None:
+    with started(arguments, "-d", "0.2") as run:
+        run.line()
+        assert len(run.programs()) >= 2
+        run.stop_reading()
+        assert run.ended() == command.Ended(0, "", "")
+        run.assert_nothing_stays()
+
+
+@ANSWERED
+@MOMENTS
+def test_a_signal_while_it_starts_ends_it_with_its_status_and_nothing_stays(
+    number: signal.Signals, cpu_ms: int
+) -> None:
+    with started("-b", "-d", "0.1") as run:
+        run.wait_for(lambda: run.cpu_ms() >= cpu_ms or programs_of(run.process.pid))
+        run.process.send_signal(number)
+        ended = run.ended()
+        assert (ended.status, ended.err) == (STATUS[number], "")
+        run.assert_nothing_stays()
+
+
+@ANSWERED
+def test_a_compiler_that_stands_still_ends_with_it(number: signal.Signals) -> None:
+    with started("-b") as run:
+        run.stopped_compiler()
+        run.process.send_signal(number)
+        assert run.ended() == command.Ended(STATUS[number], "", "")
+        run.assert_nothing_stays()
+
+
+def test_killed_while_it_compiles_its_compiler_ends_too_and_nothing_stays() -> None:
+    with started("-b") as run:
+        compiler = run.stopped_compiler()
+        run.process.kill()
+        assert run.ended().status == 137
+        os.kill(compiler, signal.SIGCONT)
+        run.assert_nothing_stays()
+
+
+@MOMENTS
+def test_killed_while_it_starts_nothing_stays(cpu_ms: int) -> None:
+    with started("-b", "-d", "0.1") as run:
+        run.wait_for(lambda: run.cpu_ms() >= cpu_ms or programs_of(run.process.pid))
+        run.process.kill()
+        assert run.ended().status == 137
+        run.assert_nothing_stays()
+
+
+def test_killed_in_the_middle_nothing_stays() -> None:
+    with started("--json", "-d", "0.2") as run:
+        run.tick()
+        assert len(run.programs()) >= 2
+        run.process.kill()
+        assert run.ended().status == 137
+        run.assert_nothing_stays()
+
+
+@pytest.mark.parametrize("arguments", ["-b", "--json"])
+def test_a_full_device_ends_it_with_one_sentence_and_nothing_stays(arguments: str) -> None:
+    with started(arguments, "-d", "0.1", before=["sh", "-c", 'exec "$@" >/dev/full', "sh"]) as run:
+        ended = run.ended()
+        assert "No space left on device" in ended.sentence
+        assert ended.status == 1
+        run.assert_nothing_stays()

@@ -1,0 +1,163 @@
+"""Every way that this machine offers to learn that a thread is back, and when it was made runnable: the same counts."""
+
+import os
+from collections.abc import Generator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from offtop.errors import UsageError
+from offtop.kernel import features, libbpf
+from offtop.kernel.features import DOORS, Features
+from offtop.kernel.live import LiveSource
+from offtop.model.snapshot import Filters
+from tests.conftest import lacks
+from tests.kernel import programs, waits, watch
+from tests.kernel.test_counts import PING_PONG, SPIN, check_23_sleeps, wait_until_asleep
+from tests.kernel.watch import MS, Watch
+
+pytestmark = pytest.mark.kernel
+
+
+@cache
+def found() -> Features:
+    return features.find(libbpf.KernelTypes())
+
+
+@pytest.fixture(scope="module", params=[(door, waking) for door in DOORS for waking in (False, True)])
+def through(request: pytest.FixtureRequest) -> Generator[Watch]:
+    """A live source that goes through one of the doors, with run-queue time from sched_waking or not."""
+    door, waking = request.param
+    demand(door)
+    with watch.watching(door=door, waking=waking) as live:
+        assert live.last.door == door
+        yield live
+
+
+def demand(door: str) -> None:
+    if door not in found().doors:
+        lacks("kprobes" if door == "kprobe" else f"the door {door}")
+
+
+def test_23_sleeps_of_10_ms_are_23_waits_of_230_to_300_ms_through_every_door(through: Watch) -> None:
+    with waits.running("sleep", times=23, each_ms=10) as child:
+        unseen = most_unseen(through.last.door, 23)
+        if not unseen:
+            check_23_sleeps(through, child)
+            return
+        through.tick()
+        child.go()
+        child.finish()
+        window = through.tick(0.02)
+        stacks = through.user_stacks(window, child.tid)
+        mine = [totals for names, totals in stacks.items() if names[:5] == child.user]
+        seen = sum(totals.waits for totals in mine)
+        assert 23 - unseen <= seen <= 23
+        assert watch.by_category(window, child.tid)["sleep"].waits == seen
+        assert seen * 10 * MS <= sum(totals.total_ns for totals in mine) <= 300 * MS
+
+
+def test_two_spinners_on_one_cpu_wait_for_it_and_are_not_blocked_through_every_door(
+    through: Watch, tmp_path: Path
+) -> None:
+    spin = programs.build(tmp_path / "spin", SPIN)
+    with programs.running([spin]) as one, programs.running([spin]) as other:
+        for child in (one, other):
+            os.sched_setaffinity(child.pid, {last_cpu()})
+            child.go_on_alone()
+        through.tick(0.2)
+        window = through.tick(1)
+        threads = [watch.thread(window, child.pid) for child in (one, other)]
+        for child, thread in zip((one, other), threads, strict=True):
+            assert thread.involuntary == thread.waits > 5
+            assert thread.blocked_ns == 0
+            assert thread.preempted_ns == thread.runqueue_ns
+            assert 0.3 * window.span_ns <= thread.runqueue_ns <= 0.9 * window.span_ns
+            assert set(watch.by_category(window, child.pid)) <= {"run-queue"}
+        # one CPU for two: at any time at least one of them waits
+        least = 0.9 if most_unseen(through.last.door, 1) else 0.98
+        assert sum(thread.runqueue_ns for thread in threads) >= least * window.span_ns
+
+
+def test_a_ping_pong_of_2000_rounds_is_as_many_waits_as_the_kernel_says_through_every_door(
+    through: Watch, tmp_path: Path
+) -> None:
+    with programs.running([programs.build(tmp_path / "ping-pong", PING_PONG, "-D_GNU_SOURCE", "-pthread")]) as child:
+        tids = (child.pid, child.at["other"])
+        wait_until_asleep(*tids)
+        through.tick()
+        before = [watch.switches(tid) for tid in tids]
+        child.go()
+        wait_until_asleep(*tids)
+        window = through.tick()
+        for tid, (left, put_aside) in zip(tids, before, strict=True):
+            thread, now = watch.thread(window, tid), watch.switches(tid)
+            unseen = most_unseen(through.last.door, now[0] - left)
+            assert 0 <= now[0] - left - thread.waits <= unseen
+            assert 0 <= now[1] - put_aside - thread.involuntary <= unseen
+            assert thread.waits >= 1000
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_run_queue_time_from_wakings_is_that_of_the_kernels_own_count(door: str, tmp_path: Path) -> None:
+    demand(door)
+    if found().run_delay is None:
+        lacks("its own count of run-queue time")
+    spin = programs.build(tmp_path / "spin", SPIN)
+    with (
+        waits.running("sleep", times=23, each_ms=10) as sleeper,
+        programs.running([spin]) as spinner,
+        watch.watching() as by_count,
+        watch.watching(door=door, waking=True) as by_wakings,
+    ):
+        for pid in (sleeper.pid, spinner.pid):
+            os.sched_setaffinity(pid, {last_cpu()})
+        os.sched_setscheduler(sleeper.pid, os.SCHED_BATCH, os.sched_param(0))  # it never puts the spinner aside
+        spinner.go_on_alone()
+        for live in (by_count, by_wakings):
+            live.tick()
+        sleeper.go()
+        sleeper.finish()
+        wait_until_asleep(sleeper.tid)
+        windows = [live.tick() for live in (by_count, by_wakings)]
+        counted, woken = (watch.thread(window, sleeper.tid) for window in windows)
+        unseen = most_unseen(door, counted.waits)
+        assert 0 <= counted.waits - woken.waits <= unseen
+        assert counted.waits >= 24
+        assert counted.runqueue_ns >= 10 * MS
+        apart = 0.25 if unseen or "wakings" in windows[1].lost else 0.1
+        assert abs(counted.runqueue_ns - woken.runqueue_ns) <= max(2 * MS, apart * counted.runqueue_ns)
+        sources = [dict(live.source.about())["run-queue time"] for live in (by_count, by_wakings)]
+        assert sources == ["the kernel's run_delay", "tracepoint sched_waking"]
+
+
+def test_the_door_that_is_asked_for_and_not_there_is_refused_with_a_sentence() -> None:
+    for door in DOORS:
+        refused = rf"^--door {door}: this kernel does not have it\. Leave --door away, or try: offtop doctor$"
+        without = replace(found(), doors=tuple(other for other in DOORS if other != door))
+        with pytest.raises(UsageError, match=refused):
+            features.choose_door(without, door)
+        if door not in found().doors:
+            before = descriptors()
+            with pytest.raises(UsageError, match=refused):
+                LiveSource(watch.rules(), Filters(), door=door)
+            assert descriptors() == before
+
+
+def most_unseen(door: str, count: int) -> int:
+    """How many of so many waits may not be seen to end.
+
+    The door `switch` learns of a thread's return in the thread before it on that CPU. Where the kernel does not trace
+    that one (here: the threads of this virtual machine's init), nobody tells of the return.
+    """
+    return 1 + count // 100 if door == "switch" else 0
+
+
+def last_cpu() -> int:
+    return max(os.sched_getaffinity(0))
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())

@@ -1,0 +1,414 @@
+"""Who and what is asked for, on the real kernel: that is counted exactly, the rest is left out, and no time twice."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from offtop.errors import UsageError
+from offtop.kernel import layout
+from offtop.model.book import ThreadKey
+from offtop.model.snapshot import Filters
+from offtop.model.window import Window
+from tests.kernel import programs, waits, watch
+from tests.kernel.test_counts import SPIN, wait_until_asleep
+from tests.kernel.watch import MS, S, Watch
+
+pytestmark = pytest.mark.kernel
+
+_C = ("-D_GNU_SOURCE", "-pthread")
+_PF_KTHREAD = 0x200000
+_S, _D = 0x1, 0x2
+_LATE_NS = 50 * MS
+"""A wait that ends while a snapshot is being taken is whole in it, so that it may be longer than the span."""
+
+SLEEPER = r"""
+#include <stdlib.h>
+#include <time.h>
+int main(int count, char **words)
+{
+	struct timespec each = {0, atol(words[2])};
+	while (next())
+		for (int i = 0; i < atoi(words[1]); i++)
+			nanosleep(&each, 0);
+	return 0;
+}
+"""
+"""At each go, words[1] sleeps of words[2] ns."""
+
+FOUR = r"""
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+static atomic_int enough;
+static pthread_barrier_t all;
+static void *sleeper(void *name)
+{
+	struct timespec each = {0, 1500000};
+	tell(name, (void *)(long)gettid());
+	pthread_barrier_wait(&all);
+	pthread_barrier_wait(&all);
+	while (!enough)
+		nanosleep(&each, 0);
+	pthread_barrier_wait(&all);
+	return 0;
+}
+int main(void)
+{
+	static char names[4][8] = {"one", "two", "three", "four"};
+	pthread_t thread;
+	pthread_barrier_init(&all, 0, 5);
+	for (int i = 0; i < 4; i++)
+		pthread_create(&thread, 0, sleeper, names[i]);
+	pthread_barrier_wait(&all);
+	next();
+	pthread_barrier_wait(&all);
+	next();
+	enough = 1;
+	next();
+	return 0;
+}
+"""
+"""Four threads that sleep 1.5 ms each from the first go to the second, and stand still before and after."""
+
+ALARMS = r"""
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+static long long first_ns;
+static void *sleeper(void *number)
+{
+	long long ns = first_ns + (long)number * 200000;
+	struct timespec until = {ns / 1000000000, ns % 1000000000};
+	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, 0);
+	for (;;)
+		pause();
+}
+int main(int count, char **words)
+{
+	pthread_t thread;
+	pthread_attr_t small;
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, 65536);
+	first_ns = atoll(words[1]);
+	for (long i = 0; i < 600; i++)
+		pthread_create(&thread, &small, sleeper, (void *)i);
+	next();
+	return 0;
+}
+"""
+"""600 threads whose sleeps end one after the other, 200 us apart, from words[1] (CLOCK_MONOTONIC, ns) on."""
+_ALARMS_NS = 120 * MS
+
+
+def test_only_the_process_that_is_asked_for_is_in_any_window() -> None:
+    with (
+        waits.running("sleep", times=23, each_ms=10) as child,
+        waits.running("sleep", times=23, each_ms=10) as other,
+        watch.watching(Filters(pids=(child.pid,))) as live,
+    ):
+        live.tick()
+        before = watch.switches(child.tid)
+        child.go()
+        other.go()
+        windows = [live.tick(0.1)]
+        child.finish()
+        other.finish()
+        wait_until_asleep(child.tid)
+        windows.append(live.tick())
+        assert [keys_of(window) for window in windows] == [{ThreadKey(child.pid, child.tid)}] * 2
+        assert sum(watch.by_category(window, child.tid)["sleep"].waits for window in windows) == 23
+        left, put_aside = counted(windows, child.tid)
+        assert (left, put_aside) == since(before, child.tid)
+        assert left - put_aside == 24  # and the one for its go
+
+
+def test_only_the_thread_that_is_asked_for_is_in_any_window(tmp_path: Path) -> None:
+    with programs.running([programs.build(tmp_path / "four", FOUR, *_C)]) as child:
+        tid = child.at["two"]
+        with watch.watching(Filters(tids=(tid,))) as live:
+            wait_until_still(*child.at.values())
+            live.tick()
+            before = watch.switches(tid)
+            child.go()
+            windows = [live.tick(0.1) for _ in range(2)]
+            child.go()
+            wait_until_still(*child.at.values())
+            windows.append(live.tick())
+            assert [keys_of(window) for window in windows] == [{ThreadKey(child.pid, tid)}] * 3
+            assert counted(windows, tid) == since(before, tid)
+            assert counted(windows, tid)[0] >= 20
+
+
+def test_only_user_threads_or_only_kernel_threads() -> None:
+    with waits.running("sleep", times=0) as child:
+        for who in ("user", "kernel"):
+            with watch.watching(Filters(who=who)) as live:
+                windows = [live.tick(0.2) for _ in range(3)]
+                keys = {key for window in windows for key in keys_of(window)}
+                kinds = {is_of_the_kernel(key.tid) for key in keys} - {None}
+                assert kinds == {who == "kernel"}
+                assert (ThreadKey(child.pid, child.tid) in keys) == (who == "user")
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "hidden"), [(_S, "sleep", "vfork-libc"), (_D, "vfork-libc", "sleep")], ids=["S", "D"]
+)
+def test_waits_of_another_state_are_filtered_and_their_time_stays(state: int, kind: str, hidden: str) -> None:
+    with watch.watching(Filters(states=state)) as live:
+        with waits.running(kind, times=7, each_ms=50) as child:
+            window = waited(live, child)
+            part = watch.by_category(window, child.tid)[child.wait.category]
+            assert part.waits == 7
+            assert 350 * MS <= part.total_ns <= 450 * MS
+        with waits.running(hidden, times=7, each_ms=50) as child:
+            window = waited(live, child)
+            assert child.wait.category not in watch.by_category(window, child.tid)
+            assert 350 * MS <= watch.thread(window, child.tid).filtered_ns <= window.span_ns
+
+
+def test_of_a_sleeper_nothing_but_filtered_time_is_left_where_only_uninterruptible_waits_are_asked_for() -> None:
+    with waits.running("sleep", times=23, each_ms=10) as child, watch.watching(Filters(states=_D)) as live:
+        asleep = live.tick(0.2)
+        assert watch.thread(asleep, child.tid).filtered_ns == asleep.span_ns
+        before, ran_ns = watch.switches(child.tid), watch.running_ns(child.pid, child.tid)
+        window = waited(live, child)
+        thread = watch.thread(window, child.tid)
+        assert watch.sites_of(window, child.tid) == {}
+        assert (thread.short_ns, thread.filtered_ns) == (0, thread.offcpu_ns)
+        assert (thread.waits, thread.involuntary) == since(before, child.tid)
+        accounted_ns = thread.offcpu_ns + watch.running_ns(child.pid, child.tid) - ran_ns
+        assert 0.95 * window.span_ns <= accounted_ns <= 1.01 * window.span_ns
+
+
+def test_only_waits_that_began_running_are_those_of_two_spinners_on_one_cpu(tmp_path: Path) -> None:
+    spin = programs.build(tmp_path / "spin", SPIN)
+    cpu = max(os.sched_getaffinity(0))
+    filters = Filters(states=layout.RUNNING, min_ns=0)
+    with programs.running([spin]) as one, programs.running([spin]) as two, watch.watching(filters) as live:
+        for child in (one, two):
+            os.sched_setaffinity(child.pid, {cpu})
+            child.go_on_alone()
+        live.tick(0.2)
+        window = live.tick(0.5)
+        for child in (one, two):
+            thread = watch.thread(window, child.pid)
+            assert thread.waits == thread.involuntary >= 5
+            assert (thread.filtered_ns, thread.short_ns) == (0, 0)
+            assert sum(site.total_ns for site in watch.sites_of(window, child.pid).values()) == thread.offcpu_ns
+        with waits.running("sleep", times=7, each_ms=50) as sleeper:
+            window = waited(live, sleeper)
+            assert set(watch.by_category(window, sleeper.tid)) <= {"run-queue"}
+            assert 350 * MS <= watch.thread(window, sleeper.tid).filtered_ns <= window.span_ns
+
+
+def test_waits_of_2_ms_are_short_while_the_minimum_is_above_them(tmp_path: Path) -> None:
+    command = [programs.build(tmp_path / "sleeper", SLEEPER), "20", str(2 * MS)]
+    with programs.running(command) as child, watch.watching(Filters(min_ns=MS)) as live:
+        for min_ms in (1, 50, 1):
+            live.source.set_filters(Filters(min_ns=min_ms * MS))
+            live.tick(0.1)  # its wait for the go, too, is longer than either minimum
+            before = watch.switches(child.pid)
+            child.go()
+            wait_until_asleep(child.pid)
+            window = live.tick()
+            thread, by_category = watch.thread(window, child.pid), watch.by_category(window, child.pid)
+            assert (thread.waits, thread.involuntary) == since(before, child.pid)
+            assert thread.waits - thread.involuntary == 21
+            if min_ms == 1:
+                assert (by_category["sleep"].waits, by_category["pipe"].waits) == (20, 1)
+                assert by_category["sleep"].total_ns >= 40 * MS
+                assert thread.short_waits <= thread.involuntary
+            else:
+                assert "sleep" not in by_category
+                assert thread.short_waits == 20 + thread.involuntary
+                assert thread.short_ns >= 40 * MS
+
+
+def test_waits_of_50_ms_are_filtered_while_the_maximum_is_below_them(tmp_path: Path) -> None:
+    command = [programs.build(tmp_path / "sleeper", SLEEPER), "5", str(50 * MS)]
+    with programs.running(command) as child, watch.watching() as live:
+        for max_ms in (0, 10, 0):
+            live.source.set_filters(Filters(max_ns=max_ms * MS))
+            live.tick(0.05)  # its wait for the go, too, is longer than the maximum
+            before = watch.switches(child.pid)
+            child.go()
+            wait_until_asleep(child.pid)
+            window = live.tick(0.05)
+            thread, by_category = watch.thread(window, child.pid), watch.by_category(window, child.pid)
+            assert (thread.waits, thread.involuntary) == since(before, child.pid)
+            assert thread.waits - thread.involuntary == 6
+            assert 250 * MS <= thread.offcpu_ns <= window.span_ns + _LATE_NS
+            if max_ms:
+                assert not {"sleep", "pipe"} & set(by_category)
+                assert thread.filtered_ns >= 250 * MS
+            else:
+                assert by_category["sleep"].waits == 5
+                assert 250 * MS <= by_category["sleep"].total_ns <= 350 * MS
+
+
+def test_a_wait_in_progress_is_whole_again_once_it_is_asked_for_again_and_the_other_never_gaps() -> None:
+    with (
+        waits.running("sleep", times=1, each_ms=5000) as child,
+        waits.running("sleep", times=1, each_ms=10) as other,
+        watch.watching() as live,
+    ):
+        child.go()
+        live.tick(0.1)
+        wide = [live.tick(0.1) for _ in range(3)]
+        live.source.set_filters(Filters(pids=(child.pid,)))
+        narrow = [live.tick(0.1) for _ in range(3)]
+        live.source.set_filters(Filters())
+        widened = live.tick(0.1)
+        again = [live.tick(0.1) for _ in range(3)]
+        for window in (*wide, *narrow, widened, *again):
+            assert watch.by_category(window, child.tid)["sleep"].total_ns == window.span_ns
+        for window in (*wide, *again):
+            assert watch.by_category(window, other.tid)["pipe"].total_ns == window.span_ns
+        assert [watch.thread(window, other.tid).offcpu_ns for window in narrow] == [0, 0, 0]
+        for window in narrow[1:]:
+            assert {key for key in keys_of(window) if is_alive(key)} == {ThreadKey(child.pid, child.tid)}
+        other.go()
+        other.finish()
+        last = live.tick(0.02)
+        assert watch.thread(last, other.tid).waits - watch.thread(last, other.tid).involuntary == 2
+        for window in (widened, last):
+            assert watch.thread(window, other.tid).offcpu_ns <= window.span_ns + _LATE_NS
+
+
+def test_a_wait_that_ends_just_as_it_is_asked_for_again_is_not_counted_twice(tmp_path: Path) -> None:
+    alarms = programs.build(tmp_path / "alarms", ALARMS, *_C)
+    with waits.running("sleep", times=0) as child, watch.watching() as live:
+        first_ns = time.monotonic_ns() + 2 * S
+        with programs.running([alarms, str(first_ns)]):
+            live.tick()
+            live.tick(0.1)
+            live.source.set_filters(Filters(pids=(child.pid,)))
+            live.tick(0.1)
+            time.sleep(max(0, first_ns - 100 * MS - time.monotonic_ns()) / S)
+            live.tick()
+            live.source.set_filters(Filters())
+            time.sleep(max(0, first_ns + 20 * MS - time.monotonic_ns()) / S)
+            assert time.monotonic_ns() < first_ns + _ALARMS_NS
+            widened = live.tick()
+            assert waited_longer_than_it_lasted(widened) == []
+
+
+def test_20_quick_ticks_of_4_busy_threads_add_up_to_the_kernels_own_count(tmp_path: Path) -> None:
+    with programs.running([programs.build(tmp_path / "four", FOUR, *_C)]) as child:
+        tids = [*child.at.values()]
+        with watch.watching(Filters(pids=(child.pid,))) as live:
+            wait_until_still(*tids)
+            live.tick()
+            before = {tid: (watch.switches(tid), watch.running_ns(child.pid, tid)) for tid in tids}
+            child.go()
+            windows = [live.tick(0.02) for _ in range(20)]
+            child.go()
+            wait_until_still(*tids)
+            windows.append(live.tick())
+            span_ns = sum(window.span_ns for window in windows)
+            for tid, (switches, ran_ns) in before.items():
+                assert counted(windows, tid) == since(switches, tid)
+                assert counted(windows, tid)[0] >= 50
+                offcpu_ns = sum(watch.thread(window, tid).offcpu_ns for window in windows)
+                accounted_ns = offcpu_ns + watch.running_ns(child.pid, tid) - ran_ns
+                assert 0.95 * span_ns <= accounted_ns <= 1.01 * span_ns
+            assert {key.pid for window in windows for key in keys_of(window)} == {child.pid}
+
+
+def test_a_process_or_thread_that_is_not_there_is_refused_with_its_remedy() -> None:
+    nobody = int(Path("/proc/sys/kernel/pid_max").read_text())  # the least number that is never given
+    no_process = rf"^No process {nobody}\. Look it up with: pgrep NAME$"
+    no_thread = rf"^No thread {nobody}\. List a process's threads with: ps -L -p PID$"
+    with waits.running("sleep", times=0) as child:
+        with pytest.raises(UsageError, match=no_process), watch.watching(Filters(pids=(child.pid, nobody))):
+            pass
+        with pytest.raises(UsageError, match=no_thread), watch.watching(Filters(tids=(nobody,))):
+            pass
+        with watch.watching() as live:
+            with pytest.raises(UsageError, match=no_process):
+                live.source.set_filters(Filters(pids=(nobody,)))
+            with pytest.raises(UsageError, match=no_thread):
+                live.source.set_filters(Filters(pids=(child.pid,), tids=(nobody,)))
+            live.tick()
+            window = live.tick(0.1)
+            assert len({key.pid for key in keys_of(window)}) > 1  # as before
+            assert watch.thread(window, child.tid).offcpu_ns == window.span_ns
+
+
+def test_what_was_asked_for_is_counted_until_its_end_and_then_there_is_no_more_to_read() -> None:
+    with (
+        waits.running("sleep", times=0) as child,
+        waits.running("sleep", times=23, each_ms=10) as other,
+        watch.watching(Filters(pids=(child.pid,), tids=(other.tid,))) as live,
+    ):
+        child.end()
+        live.tick(0.1)
+        asleep = live.tick(0.1)
+        assert watch.thread(asleep, other.tid).offcpu_ns == asleep.span_ns
+        other.go()
+        other.finish()
+        other.end()
+        last = live.tick(0.1)
+        assert watch.by_category(last, other.tid)["sleep"].waits == 23
+        assert live.source.read() is None
+
+
+def waited(live: Watch, child: waits.Child) -> Window:
+    """What passed from before its go to after its last wait."""
+    live.tick()
+    child.go()
+    child.finish()
+    wait_until_asleep(child.tid)
+    return live.tick()
+
+
+def keys_of(window: Window) -> set[ThreadKey]:
+    return {key for key, _ in window.each_thread()} | {site.thread for site, _ in window.each_site()}
+
+
+def counted(windows: Sequence[Window], tid: int) -> tuple[int, int]:
+    """All waits of a thread, and how many of these involuntary."""
+    threads = [watch.thread(window, tid) for window in windows]
+    return sum(thread.waits for thread in threads), sum(thread.involuntary for thread in threads)
+
+
+def since(before: tuple[int, int], tid: int) -> tuple[int, int]:
+    """The same by the kernel's own count, since it was `before`."""
+    left, put_aside = watch.switches(tid)
+    return left - before[0], put_aside - before[1]
+
+
+def waited_longer_than_it_lasted(window: Window) -> list[tuple[ThreadKey, float]]:
+    """The threads of `window` that waited longer than it was, and by how much: time of theirs is in it twice."""
+    return [
+        (key, thread.offcpu_ns / window.span_ns)
+        for key, thread in window.each_thread()
+        if thread.offcpu_ns > window.span_ns + _LATE_NS and is_alive(key)
+    ]
+
+
+def is_alive(key: ThreadKey) -> bool:
+    """What a thread did just before it ended may come out a tick late; of one that lives, nothing does."""
+    return Path(f"/proc/{key.pid}/task/{key.tid}").exists()
+
+
+def wait_until_still(*tids: int) -> None:
+    """Until none of them has left the CPU for 50 ms, which is longer than any of their sleeps."""
+    deadline = time.monotonic() + 30
+    before: list[tuple[int, int]] = []
+    while (now := [watch.switches(tid) for tid in tids]) != before:
+        assert time.monotonic() < deadline, f"threads {tids} still run"
+        before = now
+        time.sleep(0.05)
+
+
+def is_of_the_kernel(tid: int) -> bool | None:
+    """None for a thread that has ended meanwhile."""
+    try:
+        flags = int(Path(f"/proc/{tid}/stat").read_bytes().rpartition(b")")[2].split()[6])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return bool(flags & _PF_KTHREAD)

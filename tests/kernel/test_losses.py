@@ -1,0 +1,345 @@
+"""What the kernel side has no room for is counted as lost, and the laws hold; broken on purpose, they do not."""
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel import program
+from offtop.kernel.layout import ThreadRecord
+from offtop.kernel.ledger import Ended
+from offtop.kernel.live import LiveSource
+from offtop.kernel.program import Sizes
+from offtop.model.book import ThreadKey
+from offtop.model.snapshot import EXITED, Filters, SiteTotals
+from offtop.model.stack import STACK_LOST
+from offtop.model.window import Window
+from tests.conftest import lacks
+from tests.kernel import programs, waits, watch
+from tests.kernel.test_counts import check_23_sleeps
+from tests.kernel.watch import MS, S, Watch
+
+pytestmark = pytest.mark.kernel
+
+TINY = 16
+ROOMY = 8192
+BROKEN_LAW = r"^\d+, as "
+"""How watch.check_sums begins."""
+_C = ("-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin")
+
+SLEEPERS = r"""
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+static int threads, sleeps, places;
+static struct timespec each;
+static __attribute__((noinline)) void down(int depth)
+{
+	if (depth)
+		down(depth - 1);
+	else
+		nanosleep(&each, 0);
+	__asm__ volatile("");
+}
+static void *sleeper(void *number)
+{
+	for (int i = 0; i < sleeps; i++)
+		down((long)number % places);
+	return 0;
+}
+int main(int argc, char **argv)
+{
+	threads = atoi(argv[1]), sleeps = atoi(argv[2]), each.tv_nsec = atoi(argv[3]) * 1000, places = atoi(argv[4]);
+	pthread_t *all = calloc(threads, sizeof(*all));
+	pthread_attr_t small;
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, 65536);
+	while (next()) {
+		for (long i = 0; i < threads; i++)
+			if (pthread_create(&all[i], &small, sleeper, (void *)i))
+				return 1;
+		for (int i = 0; i < threads; i++)
+			pthread_join(all[i], 0);
+	}
+	return 0;
+}
+"""
+"""At each go so many threads begin, sleep so often and so long, each at one of so many depths, and end."""
+
+
+@pytest.fixture(scope="module")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.build(tmp_path_factory.mktemp("sleepers") / "sleepers", SLEEPERS, *_C)
+
+
+def sleepers(
+    binary: Path, threads: int, sleeps: int, each_us: int, places: int = 1
+) -> AbstractContextManager[programs.Program]:
+    return programs.running([binary, *map(str, (threads, sleeps, each_us, places))])
+
+
+def watching_only(child: programs.Program) -> AbstractContextManager[Watch]:
+    return watch.watching(Filters(pids=(child.pid,)))
+
+
+def give_room(monkeypatch: pytest.MonkeyPatch, threads: int = ROOMY, sites: int = ROOMY, stacks: int = ROOMY) -> None:
+    """The maps of sources from here on have so many entries."""
+    monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(threads, sites, stacks))
+
+
+def machine_threads() -> int:
+    return sum(1 for _ in Path("/proc").glob("[0-9]*/task/[0-9]*"))
+
+
+def storm(child: programs.Program, live: Watch) -> list[Window]:
+    """One go of the sleepers, from its begin to its end, in some ticks."""
+    child.go_on_alone()
+    windows = [live.tick(0.03) for _ in range(5)]
+    child.listen()
+    return windows + [live.tick(0.05) for _ in range(4)]
+
+
+def lost(windows: Iterable[Window]) -> dict[str, int]:
+    """What had no room, by kind."""
+    every = Counter[str]()
+    for window in windows:
+        every.update(window.lost)
+    del every["missed_runs"]
+    return dict(every)
+
+
+def at_stack_lost(windows: Iterable[Window], kernel: bool = False, user: bool = False) -> SiteTotals:
+    """What stands where the kernel stack, or the user stack, or both are lost."""
+    found = SiteTotals()
+    for window in windows:
+        for key, totals in window.each_site():
+            if (key.kernel == STACK_LOST or not kernel) and (key.user == STACK_LOST or not user):
+                found = found.plus(totals)
+    return found
+
+
+def long_waits(windows: Iterable[Window], pid: int) -> tuple[Counter[ThreadKey], Counter[ThreadKey]]:
+    """The waits from the minimum up of a process, as its threads have them, and as their sites have them."""
+    of_threads, of_sites = Counter[ThreadKey](), Counter[ThreadKey]()
+    for window in windows:
+        for key, t in window.each_thread():
+            if key.pid == pid:
+                of_threads[key] += t.waits - t.short_waits
+        for site, totals in window.each_site():
+            if site.pid == pid:
+                of_sites[site.thread] += totals.waits
+    return of_threads, of_sites
+
+
+# Sometimes it shows the bug of test_a_thread_that_ends_between_the_flip_and_the_walk_…
+@pytest.mark.parametrize("door", ["auto", "switch"])
+def test_in_tiny_maps_every_kind_of_loss_is_counted_and_the_laws_hold(
+    monkeypatch: pytest.MonkeyPatch, binary: Path, door: str
+) -> None:
+    # through the switch, each thread of the machine takes room as long as it lives
+    give_room(monkeypatch, machine_threads() + 64 if door == "switch" else TINY, TINY, TINY)
+    with sleepers(binary, threads=200, sleeps=20, each_us=1500, places=40) as child, watch.watching(door=door) as tiny:
+        windows = [window for _ in range(2) for window in storm(child, tiny)]
+        assert lost(windows).keys() >= {"sites", "stacks", "threads"}
+        assert at_stack_lost(windows, kernel=True, user=True).total_ns > 0
+        last = tiny.tick(0.05)
+        waiting = {key.tid for key, t in last.each_thread() if key.pid == child.pid and t.offcpu_ns}
+        assert waiting <= {child.pid}, "who has ended waits no longer, lost or not"
+
+
+def test_each_wait_without_room_for_its_site_is_counted_as_lost_and_stands_under_stack_lost(
+    monkeypatch: pytest.MonkeyPatch, binary: Path
+) -> None:
+    give_room(monkeypatch, sites=TINY)
+    with sleepers(binary, threads=200, sleeps=20, each_us=1500) as child, watching_only(child) as tiny:
+        windows = storm(child, tiny)
+        waits_lost, ns_lost = at_stack_lost(windows, kernel=True, user=True)[:2]
+        assert lost(windows) == {"sites": waits_lost}
+        assert waits_lost > 200 * 20 // 2
+        assert ns_lost >= waits_lost * MS
+        of_threads, of_sites = long_waits(windows, child.pid)
+        assert of_threads == of_sites
+
+
+def test_each_stack_without_room_is_counted_as_lost_and_its_wait_stands_under_stack_lost(
+    monkeypatch: pytest.MonkeyPatch, binary: Path
+) -> None:
+    give_room(monkeypatch, stacks=TINY)
+    with sleepers(binary, threads=200, sleeps=20, each_us=1500, places=40) as child, watching_only(child) as tiny:
+        windows = storm(child, tiny)
+        stacks_lost = at_stack_lost(windows, kernel=True).waits + at_stack_lost(windows, user=True).waits
+        assert lost(windows) == {"stacks": stacks_lost}
+        assert stacks_lost > 200
+        of_threads, of_sites = long_waits(windows, child.pid)
+        assert of_threads == of_sites
+
+
+@pytest.mark.parametrize("room", ["of this machine", "for 64"])
+def test_2000_threads_that_begin_sleep_and_end_in_one_tick_are_there_or_counted_as_lost(
+    monkeypatch: pytest.MonkeyPatch, binary: Path, room: str
+) -> None:
+    if room == "for 64":
+        give_room(monkeypatch, threads=64)
+    with sleepers(binary, threads=2000, sleeps=1, each_us=2000) as child, watching_only(child) as fresh:
+        fresh.tick()
+        child.go()
+        windows = [fresh.tick(0.1) for _ in range(4)]
+        every = [(key, t) for window in windows for key, t in window.each_thread() if key.pid == child.pid != key.tid]
+        seen = {key for key, t in every if t.waits}
+        threads_lost = lost(windows).get("threads", 0)
+        assert sum(t.waits for _, t in every) + threads_lost >= 2000
+        assert len(seen) + threads_lost >= 2000
+        if room == "for 64":
+            assert lost(windows).keys() == {"threads"}
+        else:
+            assert lost(windows) == {}
+            assert len(seen) == 2000
+            assert sum(t.offcpu_ns for _, t in every) >= 4 * S
+
+
+def test_of_300_threads_that_begin_and_end_in_each_of_20_ticks_only_their_sums_stay(binary: Path) -> None:
+    with sleepers(binary, threads=300, sleeps=1, each_us=2000) as child, watching_only(child) as fresh:
+        ledger = fresh.source._ledger  # pyright: ignore[reportPrivateUsage]
+        windows: list[Window] = []
+        kept: list[int] = []
+        for _ in range(20):
+            child.go()
+            windows.append(fresh.tick())
+            kept.append(max(kept_of_the_dead(fresh.source, child.pid).values()))
+        windows += [fresh.tick(0.05) for _ in range(3)]
+        assert not any(kept_of_the_dead(fresh.source, child.pid).values())
+        assert 300 <= max(kept) < 3 * 300, "there were some, and never those of many ticks"
+        ended = [t for window in windows for key, t in window.each_thread() if key.pid == child.pid != key.tid]
+        assert ledger.threads[EXITED].waits >= sum(t.waits for t in ended) >= 20 * 300
+        assert ledger.threads[EXITED].offcpu_ns >= sum(t.offcpu_ns for t in ended)
+
+
+def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
+    """How many entries there are of threads of a process other than its main one, wherever there are some by thread."""
+    ledger, stacks = source._ledger, source._stacks  # pyright: ignore[reportPrivateUsage]
+    sites = [site for of_thread in stacks._sites.values() for site in of_thread.values()]  # pyright: ignore[reportPrivateUsage]
+    kept: dict[str, Iterable[tuple[int, ...]]] = {
+        "threads": ledger.threads,
+        "sites": ledger.sites,
+        "waiting": ledger.waiting,
+        "sites of threads": ledger._sites_of,  # pyright: ignore[reportPrivateUsage]
+        "late": ledger._late,  # pyright: ignore[reportPrivateUsage]
+        "sites by raw stacks": sites,
+    }
+    return {place: sum(key[0] == pid != key[1] for key in keys) for place, keys in kept.items()}
+
+
+def test_sites_that_are_taken_out_and_dropped_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
+    drained = LiveSource._sites  # pyright: ignore[reportPrivateUsage]
+
+    def dropped(source: LiveSource, half: int) -> Ended:
+        drained(source, half)
+        return Ended.of(())
+
+    with sleepers(binary, threads=20, sleeps=10_000, each_us=2000) as child, watching_only(child) as live:
+        child.go_on_alone()
+        live.tick(0.1)
+        with monkeypatch.context() as broken, pytest.raises(AssertionError, match=BROKEN_LAW):
+            broken.setattr(LiveSource, "_sites", dropped)
+            live.tick(0.1)
+        live.tick(0.1)
+
+
+def test_threads_of_one_half_that_are_never_walked_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
+    walked = LiveSource._threads  # pyright: ignore[reportPrivateUsage]
+
+    def of_one_half(source: LiveSource, half: int) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
+        return iter(()) if half else walked(source, half)
+
+    with sleepers(binary, threads=20, sleeps=10_000, each_us=2000) as child, watching_only(child) as live:
+        child.go_on_alone()
+        live.tick(0.1)
+        monkeypatch.setattr(LiveSource, "_threads", of_one_half)
+        with pytest.raises(AssertionError, match=BROKEN_LAW):
+            for _ in range(4):
+                live.tick(0.1)
+
+
+def test_without_the_hook_at_the_return_the_23_sleeps_are_not_found() -> None:
+    with watch.watching() as live:
+        with waits.running("sleep", times=23, each_ms=10) as child:
+            check_23_sleeps(live, child)
+        detach(live.source, "sched_exit_tp")
+        with waits.running("sleep", times=23, each_ms=10) as child:
+            live.tick()
+            child.go()
+            child.finish()
+            assert watch.thread(live.tick(0.02), child.tid).waits == 0
+        with (
+            waits.running("sleep", times=23, each_ms=10) as child,
+            pytest.raises((AssertionError, KeyError)),
+        ):
+            check_23_sleeps(live, child)
+
+
+def detach(source: LiveSource, tracepoint: str) -> None:
+    """Close the link to it; its descriptor stays one that can be closed."""
+    fds = source._program._fds  # pyright: ignore[reportPrivateUsage]
+    links = [fd for fd in fds if f"tp_name:\t{tracepoint}\n" in Path(f"/proc/self/fdinfo/{fd}").read_text()]
+    if not links:
+        lacks(f"the tracepoint {tracepoint}")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, links[0])
+    os.close(nothing)
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_a_thread_that_ends_between_the_flip_and_the_walk_is_there_or_lost_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, binary: Path, room: int
+) -> None:
+    flipped = LiveSource._flip  # pyright: ignore[reportPrivateUsage]
+    give_room(monkeypatch, threads=room)
+    with sleepers(binary, threads=1, sleeps=50, each_us=2000) as child, watching_only(child) as tiny:
+
+        def flip_and_let_it_end(source: LiveSource) -> int:
+            half = flipped(source)
+            child.listen()
+            time.sleep(0.05)
+            return half
+
+        tiny.tick()
+        child.go_on_alone()
+        time.sleep(0.03)
+        with monkeypatch.context() as between:
+            between.setattr(LiveSource, "_flip", flip_and_let_it_end)
+            windows = [tiny.tick()]
+        windows += [tiny.tick(0.05) for _ in range(4)]
+        of_threads, of_sites = long_waits(windows, child.pid)
+        assert of_threads == of_sites
+        assert of_sites.total() >= 40
+        assert lost(windows).keys() <= ({"threads"} if room == 1 else set())
+
+
+def test_what_others_did_before_the_filters_were_set_is_in_no_window(
+    monkeypatch: pytest.MonkeyPatch, binary: Path
+) -> None:
+    configured, flipped = LiveSource._configure, LiveSource._flip  # pyright: ignore[reportPrivateUsage]
+    with contextlib.ExitStack() as both:
+        child = both.enter_context(sleepers(binary, threads=1, sleeps=10_000, each_us=2000))
+        other = both.enter_context(contextlib.ExitStack())
+        other.enter_context(sleepers(binary, threads=1, sleeps=10_000, each_us=2000)).go_on_alone()
+
+        def configure_late(source: LiveSource, filters: Filters, before: Filters) -> None:
+            time.sleep(0.1)
+            configured(source, filters, before)
+
+        def flip_and_end_the_other(source: LiveSource) -> int:
+            half = flipped(source)
+            other.close()
+            return half
+
+        monkeypatch.setattr(LiveSource, "_configure", configure_late)
+        monkeypatch.setattr(LiveSource, "_flip", flip_and_end_the_other)
+        with watching_only(child) as live:
+            windows = [live.tick(0.1) for _ in range(3)]
+        assert {key.pid for window in windows for key, _ in window.each_thread()} == {child.pid}
