@@ -115,6 +115,7 @@ def test_run_queue_time_from_wakings_is_that_of_the_kernels_own_count(door: str,
         for pid in (sleeper.pid, spinner.pid):
             os.sched_setaffinity(pid, {last_cpu()})
         os.sched_setscheduler(sleeper.pid, os.SCHED_BATCH, os.sched_param(0))  # it never puts the spinner aside
+        os.setpriority(os.PRIO_PROCESS, sleeper.pid, 10)
         spinner.go_on_alone()
         for live in (by_count, by_wakings):
             live.tick()

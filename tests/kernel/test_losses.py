@@ -136,7 +136,6 @@ def long_waits(windows: Iterable[Window], pid: int) -> tuple[Counter[ThreadKey],
     return of_threads, of_sites
 
 
-# Sometimes it shows the bug of test_a_thread_that_ends_between_the_flip_and_the_walk_…
 @pytest.mark.parametrize("door", ["auto", "switch"])
 def test_in_tiny_maps_every_kind_of_loss_is_counted_and_the_laws_hold(
     monkeypatch: pytest.MonkeyPatch, binary: Path, door: str

@@ -18,9 +18,8 @@ from offtop.kernel.leaves import Leaves
 from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
 from offtop.model.stack import Frame
-from tests.kernel import waits
+from tests.kernel import waits, watch
 from tests.kernel.programs import Program, build, running
-from tests.kernel.watch import Watch
 
 ROOT = Path(__file__).parents[2]
 SOURCE = r"""
@@ -328,19 +327,19 @@ def test_the_reader_starts_with_little(binaries: Binaries) -> None:
 
 
 @pytest.mark.kernel
-def test_readers_are_never_counted_nor_is_one_that_takes_the_place_of_another(live: Watch) -> None:
-    names = live.source.names
-    before = names.reader_pid
-    assert before
-    shown = {key.pid for _ in range(3) for key, _ in live.tick(0.1).each_thread()}
-    os.kill(before, signal.SIGKILL)
-    with waits.running("sleep", times=3) as child:
+def test_readers_are_never_counted_nor_is_one_that_takes_the_place_of_another() -> None:
+    with waits.running("sleep", times=3) as child, watch.watching() as live:
+        names = live.source.names
+        before = names.reader_pid
+        assert before
+        shown = {key.pid for _ in range(3) for key, _ in live.tick(0.1).each_thread()}
+        os.kill(before, signal.SIGKILL)
         child.go()
         child.finish()
         window = live.tick()
         assert [stack for stack in live.user_stacks(window, child.tid) if stack[:5] == child.user]
-    assert names.reader_pid not in (0, before)
-    live.tick(0.1)
-    later = {key.pid for _ in range(3) for key, _ in live.tick(0.1).each_thread()}
-    assert os.getppid() in shown & later
-    assert not {before, names.reader_pid} & (shown | later)
+        assert names.reader_pid not in (0, before)
+        live.tick(0.1)
+        later = {key.pid for _ in range(3) for key, _ in live.tick(0.1).each_thread()}
+        assert os.getppid() in shown & later
+        assert not {before, names.reader_pid} & (shown | later)
