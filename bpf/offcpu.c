@@ -104,7 +104,7 @@ static inline __attribute__((always_inline)) struct record *record_of(struct tas
 		return r;
 	struct record *blank = blank_record.lookup(&zero);
 	if (blank)
-		record.update(&tid, blank);
+		record.insert(&tid, blank);
 	r = record.lookup(&tid);
 #else
 	struct record *r = record.task_storage_get((void *)task, 0, make ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);
@@ -295,6 +295,8 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	r->kernel = kernel_stack(ctx);
 	r->user = MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD ? NO_STACK : user_stack(ctx, task);
 #endif
+	if (r->left_ns) /* it was back, and nobody saw it */
+		count_lost(LOST_EVENTS);
 	u64 now_ns = bpf_ktime_get_ns();
 	thread->left_ns = now_ns;
 	r->left_ns = now_ns;

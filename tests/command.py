@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,11 +107,14 @@ def programs_of(pid: int) -> set[int]:
     """The ids of the BPF programs that a process or one of its children has open."""
     ids: set[int] = set()
     for one in family(pid):
-        for fd in Path(f"/proc/{one}/fdinfo").glob("*"):
-            try:
-                ids.update(int(number) for number in re.findall(r"^prog_id:\s*(\d+)$", fd.read_text(), re.MULTILINE))
-            except OSError:
-                continue
+        try:
+            for fd in Path(f"/proc/{one}/fdinfo").iterdir():
+                with suppress(OSError):
+                    ids.update(
+                        int(number) for number in re.findall(r"^prog_id:\s*(\d+)$", fd.read_text(), re.MULTILINE)
+                    )
+        except OSError:
+            continue
     return ids
 
 

@@ -10,6 +10,7 @@ import ctypes as ct
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ _DIST_PACKAGES = (
     "/usr/lib/python3/site-packages",
 )
 _TRACING = 26  # BPF_PROG_TYPE_TRACING
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def import_bcc() -> Any:
@@ -77,6 +79,7 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
 
 
 def main() -> None:
+    ct.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)  # nobody needs it then
     request = json.load(sys.stdin)
     answer: dict[str, Any]
     fds: list[int] = []

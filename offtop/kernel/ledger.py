@@ -238,6 +238,7 @@ class Ledger:
         """
         held, self._late = self._late, {}
         lost: set[ThreadKey] = set()
+        shown_ns: dict[ThreadKey, int] = {}
         absent = [row for row, key in enumerate(ended.keys) if key[:2] not in returned]
         for row in absent:
             ticks, was = held.get(ended.keys[row], (0, SiteTotals()))
@@ -249,12 +250,18 @@ class Ledger:
             elif ticks < _LATEST_TICKS:
                 self._late[site] = ticks + 1, totals
             else:
-                if key in self.waiting:
-                    self._settle(key, self.waiting.pop(key), delta)
+                if key in self.waiting:  # it has been shown as waiting all the time since it left
+                    waiting = self.waiting.pop(key)
+                    shown_ns[key] = max(0, self.at_ns - waiting.left_ns)
+                    self._settle(key, waiting, delta)
                 waits, total_ns, runqueue_ns, max_ns, histogram = totals
+                taken_ns = min(total_ns, shown_ns.get(key, 0))
+                shown_ns[key] = shown_ns.get(key, 0) - taken_ns
+                total_ns -= taken_ns
+                runqueue_ns = min(runqueue_ns, total_ns)
                 numbers = (waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, max_ns)
                 delta.threads.append((key, numbers, histogram.to_bytes(log2.LANES * 8, "little")))
-                delta.sites.append((site, totals))
+                delta.sites.append((site, SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)))
                 lost.add(key)
         return ended.without(absent) if absent else ended, lost
 

@@ -332,6 +332,23 @@ def test_of_a_thread_whose_record_was_lost_the_sites_are_known_and_then_it_is_gi
     assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
 
 
+def test_of_a_thread_whose_record_was_lost_what_was_shown_of_its_wait_is_not_counted_again() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=100, back_ns=3_500, ready_ns=3_500, preempted=False, kernel=3, user=13)
+    ledger = Ledger(0)
+    first = snapshot(ledger)
+    walked = Walked(key, 100, False, 0, 3)
+    ledger.tick(1_000, MIN_NS, [], NOTHING, [walked], primed_ns=900)
+    ledger.tick(3_000, MIN_NS, [], NOTHING, [walked])
+    ledger.tick(4_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, 4_000)), [])
+    for at_ns in (5_000, 6_000, 7_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
+    window = between(first, snapshot(ledger))
+    assert sum(totals.offcpu_ns for _, totals in window.each_thread()) == 4_000  # shown until it was found out
+    assert sum(totals.total_ns for _, totals in window.each_site()) == 4_000
+    assert sum(totals.waits for _, totals in window.each_thread()) == 1
+
+
 def test_a_thread_that_ended_is_given_back_and_its_sums_stay() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
