@@ -270,6 +270,8 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	struct record *r = record_of(task, tid, !dead);
 	if (!r)
 		return;
+	if (r->left_ns) /* it was back, and nobody saw it */
+		count_lost(LOST_EVENTS);
 	struct thread *thread = &r->half[which];
 	r->state = preempted || !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state;
 	if (dead) {
@@ -295,8 +297,6 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	r->kernel = kernel_stack(ctx);
 	r->user = MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD ? NO_STACK : user_stack(ctx, task);
 #endif
-	if (r->left_ns) /* it was back, and nobody saw it */
-		count_lost(LOST_EVENTS);
 	u64 now_ns = bpf_ktime_get_ns();
 	thread->left_ns = now_ns;
 	r->left_ns = now_ns;

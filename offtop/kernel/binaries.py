@@ -5,6 +5,7 @@ too slow with, is left alone for five minutes. After four of them in a minute al
 """
 
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -47,6 +48,7 @@ class _Child:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 cwd="/",
+                env={},
                 start_new_session=True,  # a ctrl-C on the terminal is the parent's to answer
             )
 
@@ -58,13 +60,18 @@ class _Child:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def tell(self, kind: bytes, number: int, rest: bytes = b"", fds: Sequence[int] = ()) -> None:
-        """Raises OSError where it has ended."""
+    def close(self, number: int) -> None:
+        """Returns at once. Raises OSError where it has ended, or does not listen."""
+        if not select.select([], [self._socket], [], 0)[1]:
+            raise BlockingIOError
+        self._tell(reader.CLOSE, number)
+
+    def _tell(self, kind: bytes, number: int, rest: bytes = b"", fds: Sequence[int] = ()) -> None:
         socket.send_fds(self._socket, [reader.HEAD.pack(kind, number) + rest], fds)
 
     def ask(self, answers: int, kind: bytes, number: int, rest: bytes, fds: Sequence[int] = ()) -> list[str]:
         """So many answers, printable. Raises OSError where they do not come in time, or are not what was asked."""
-        self.tell(kind, number, rest, fds)
+        self._tell(kind, number, rest, fds)
         _, *said = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
         if len(said) != answers:
             raise ConnectionError("the symbol reader has ended")
@@ -136,13 +143,24 @@ class Binaries:
 
     def _ask(self, kind: bytes, file: File, offsets: Sequence[int]) -> list[str]:
         try:
-            if offsets and time.monotonic() >= self._left_alone.get(file, 0):
+            if offsets and not self._is_left_alone(file):
                 child = self.start()
                 if self._is_open(child, file):
                     return child.ask(len(offsets), kind, self._open[file], struct.pack(f"={len(offsets)}Q", *offsets))
         except OSError:
             self._leave_alone(file)
         return [""] * len(offsets)
+
+    def _is_left_alone(self, file: File) -> bool:
+        until_s = self._left_alone.get(file)
+        if until_s is None:
+            return False
+        if time.monotonic() < until_s:
+            file.unreadable = True
+            return True
+        del self._left_alone[file]
+        file.forget_nameless()
+        return False
 
     def _leave_alone(self, file: File) -> None:
         now_s = time.monotonic()
@@ -180,5 +198,7 @@ class Binaries:
         fd = self._open.pop(file)
         os.close(fd)
         if self._child:
-            with suppress(OSError):  # it has just ended, which the next question will find
-                self._child.tell(reader.CLOSE, fd)
+            try:
+                self._child.close(fd)
+            except OSError:
+                self.end()

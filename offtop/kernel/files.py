@@ -79,6 +79,11 @@ class File:
         self.retired = False
         """Its content was overwritten: what is named stays named, but nothing more can be."""
 
+    def forget_nameless(self) -> None:
+        """Ask again for what had no name."""
+        for offset in [offset for offset, name in [*self.names.items()] if not name]:
+            self.names.pop(offset, None)
+
     def open(self) -> int | None:
         """A descriptor of this very file, to be closed by the caller; None where it cannot be had any more."""
         for path in self._ways():

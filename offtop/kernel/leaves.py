@@ -6,6 +6,7 @@ A thread asks for that, because a file may be slow to open or to read and a tick
 """
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -16,7 +17,7 @@ from offtop.model.stack import Frame
 
 _MOST_LEAVES = 8192
 _PATIENCE_S = 0.2
-"""How long a stack waits for its leaf's answer; after that it stays as it was walked."""
+"""How long stacks wait for their leaves' answers in each second; after that they stay as they were walked."""
 _START_S = 2.0
 """The same for the first one, which waits for the start of the child that reads."""
 _ANSWER_S = 5.0
@@ -31,6 +32,7 @@ class Leaves:
         self._files, self._processes = files, processes
         self._known: dict[Frame, bool] = {}
         self._asked: dict[Frame, None] = {}
+        self._second, self._waited_s = 0, 0.0
         self._late = False
         """An answer is overdue: nobody waits for another until the thread has caught up."""
         self._closing = False
@@ -62,8 +64,14 @@ class Leaves:
             if leaf not in self._known and len(self._asked) < _MOST_LEAVES:
                 self._asked[leaf] = None
                 self._changed.notify_all()
-                patience_s = 0 if self._late else _PATIENCE_S if self._known else _START_S
+                began_s = time.monotonic()
+                if self._second != int(began_s):
+                    self._second, self._waited_s = int(began_s), 0.0
+                patience_s = max(0.0, _PATIENCE_S - self._waited_s) if self._known else _START_S
+                if self._late:
+                    patience_s = 0.0
                 self._late = not self._changed.wait_for(lambda: leaf in self._known or self._closing, patience_s)
+                self._waited_s += time.monotonic() - began_s
             return self._known.get(leaf, False)
 
     @property

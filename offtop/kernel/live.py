@@ -143,6 +143,7 @@ class LiveSource:
 
     def _read(self) -> Snapshot:
         asked, in_effect, anew = self._asked, self._filters, False
+        known_readers = self._readers
         readers = (self._names.reader_pid, self._leaves.reader_pid)
         if asked != self._filters or readers != self._readers:
             anew = _selection(asked) != _selection(self._filters)
@@ -160,6 +161,11 @@ class LiveSource:
         sites = self._sites(drained)
         threads = list(self._threads(drained))
         gone = self._gone(drained, threads)
+        new_readers = {self._names.reader_pid, self._leaves.reader_pid}.difference(known_readers)
+        if new_readers:  # the kernel has counted them in this tick
+            threads = [(key, record) for key, record in threads if key.pid not in new_readers]
+            sites = sites.without([row for row, key in enumerate(sites.keys) if key.pid in new_readers])
+            walked = [one for one in walked if one.key.pid not in new_readers]
         ended = self._ledger.tick(
             at_ns,
             asked.min_ns,

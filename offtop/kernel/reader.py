@@ -1,12 +1,13 @@
 """The symbol reader: a child process that reads strangers' binaries for offtop, as nobody, and may die of them.
 
 libdw maps files, so that one which is truncated meanwhile kills the process that reads it, and whoever writes a
-binary may mean to take that process over. This one holds nothing but descriptors that offtop opened, and may do
-nothing else. It answers one request after another, and ends when the socket does.
+binary may mean to take that process over. This one holds no secrets and no descriptors but those of such binaries,
+and may do no more than anybody. It answers one request after another, and ends when the socket does.
 """
 
 import ctypes as ct
 import os
+import resource
 import signal
 import socket
 import struct
@@ -29,6 +30,10 @@ LEAVES = b"l"
 YES = "yes"
 
 _LONGEST_REQUEST = 1 << 16
+_LONGEST_NAME = 4_000
+"""What one request asks for must go into one message, of 200 KB at most."""
+_MOST_MEMORY = 4 << 30
+"""Of addresses: a small file may unpack to a large one."""
 _NOBODY = 65534
 _CAPABILITY_VERSION_3 = 0x20080522
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NAME, _SET_NO_NEW_PRIVILEGES = 1, 4, 15, 38
@@ -69,7 +74,7 @@ def _answers(binaries: dict[int, dwfl.Binary], request: bytes, fds: list[int]) -
 def _name(binary: dwfl.Binary, offset: int) -> str:
     address = binary.address(offset)
     symbol = None if address is None else binary.symbol(address)
-    return demangled(symbol.name) if symbol else ""
+    return demangled(symbol.name)[:_LONGEST_NAME] if symbol else ""
 
 
 def _leaf(binary: dwfl.Binary, offset: int) -> str:
@@ -80,6 +85,9 @@ def _leaf(binary: dwfl.Binary, offset: int) -> str:
 def _give_up_privileges() -> None:
     """As many as it can; what Python and libdw need is loaded by now, and nobody might not be let at it."""
     libc = ct.CDLL(None)
+    limits = ((resource.RLIMIT_AS, _MOST_MEMORY), (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_FSIZE, 0))
+    for what, most in limits:
+        resource.setrlimit(what, (most, most))
     with suppress(OSError):  # a binary can be made to fill the memory: then let the kernel end this process first
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         os.write(fd, b"1000")

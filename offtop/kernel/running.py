@@ -20,7 +20,8 @@ class Running(Mapping[K, V], Generic[K, V]):
         self._kind = kind
         self._rows: dict[K, int] = {}
         self._used = 0
-        self._lineage = object()
+        self._next_serial = 0
+        self._serials = np.zeros(_FIRST_ROOM, np.int64)
         self._ids = np.zeros((_FIRST_ROOM, kind.width), np.int64)
         self._numbers = np.zeros((_FIRST_ROOM, kind.numbers), np.int64)
         self._lanes = np.zeros((_FIRST_ROOM, log2.LANES), np.int64)
@@ -98,7 +99,8 @@ class Running(Mapping[K, V], Generic[K, V]):
             self._lanes[:n].copy(),
             present=self._present[:n].copy(),
             longest_ns=self._longest_ns[:n].copy(),
-            lineage=self._lineage,
+            lineage=self,
+            serials=self._serials[:n],
         )
 
     def _append(self, keys: Sequence[K]) -> None:
@@ -109,20 +111,21 @@ class Running(Mapping[K, V], Generic[K, V]):
             self._take(np.arange(first), max(end, 2 * len(self._ids)))
         self._ids[first:end] = keys
         self._present[first:end] = True
+        self._serials[first:end] = np.arange(self._next_serial, self._next_serial + len(keys))
+        self._next_serial += len(keys)
         self._rows.update(zip(keys, range(first, end), strict=True))
         self._used = end
 
     def _close_up(self) -> None:
-        """Tables made before have another lineage: their rows are elsewhere."""
+        """Leave out the rows that were given back."""
         rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
         self._take(rows, max(_FIRST_ROOM, 2 * len(rows)))
         self._rows = dict(zip(self._rows, range(len(rows)), strict=True))
         self._used = len(rows)
-        self._lineage = object()
 
     def _take(self, rows: Ints, room: int) -> None:
         """New columns that begin with `rows`; ids that a table shares stay as they are."""
-        for name in ("_ids", "_numbers", "_lanes", "_present", "_longest_ns", "_added_ns"):
+        for name in ("_serials", "_ids", "_numbers", "_lanes", "_present", "_longest_ns", "_added_ns"):
             old = getattr(self, name)
             new = np.zeros((room, *old.shape[1:]), old.dtype)
             new[: len(rows)] = old[rows]

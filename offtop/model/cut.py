@@ -23,7 +23,7 @@ import numpy as np
 from offtop.model import histogram as log2
 from offtop.model import stack
 from offtop.model.book import SiteKey, ThreadKey
-from offtop.model.snapshot import ThreadTotals
+from offtop.model.snapshot import EXITED, ThreadTotals
 from offtop.model.table import (
     MAX_NS,
     NO_SITES,
@@ -65,7 +65,8 @@ class Idle(NamedTuple):
     def is_periodic(self, ids: Ints) -> Mask:
         """Which of `ids` (n, 4), sites of `sleep`, look idle. A sleep in progress stands at a site of its own, without
         a user stack, until it ends: it looks as the others of its thread do."""
-        in_progress = (ids[:, 3] == stack.NO_STACK) & np.isin(thread_codes(ids), thread_codes(self.periodic.ids))
+        in_progress = (ids[:, 3] == stack.NO_STACK) & (ids[:, 1] != EXITED.tid)
+        in_progress &= np.isin(thread_codes(ids), thread_codes(self.periodic.ids))
         return in_progress | self.periodic.mask(ids)
 
 
@@ -167,8 +168,8 @@ class Shares(NamedTuple):
     lanes: Ints
     """Of the first rows."""
 
-    def of(self, rows: Mask | Ints) -> "Shares":
-        chosen = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+    def of(self, rows: Mask) -> "Shares":
+        chosen = np.flatnonzero(rows)
         with_lanes = chosen[chosen < len(self.lanes)]
         return Shares(
             self.leaves,

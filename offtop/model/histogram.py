@@ -74,19 +74,6 @@ def _signed_counts(histogram: int) -> list[int]:
     return found
 
 
-def reach(histogram: int) -> tuple[int, int]:
-    """The first and the last lane that hold a wait; of an empty histogram (0, 0)."""
-    if not histogram:
-        return 0, 0
-    lowest_bit = (histogram & -histogram).bit_length() - 1
-    return lowest_bit // LANE_BITS, (histogram.bit_length() - 1) // LANE_BITS
-
-
-def count_in(histogram: int, lane: int) -> int:
-    """The count of one lane."""
-    return (histogram >> (LANE_BITS * lane)) & _LANE_MASK
-
-
 def count(histogram: int) -> int:
     """How many waits it holds."""
     return sum(counts(histogram))

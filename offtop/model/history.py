@@ -242,7 +242,9 @@ class History:
         window = between(first, latest)
         sites, latest_sites = table_of(SITES, window.sites), table_of(SITES, latest.sites)
         rows = latest_sites.rows
-        longest_ns = latest_sites.longest_ns[[rows.get(key, 0) for key in sites]] if rows else sites.numbers[:, -1]
+        row_of = np.array([rows.get(key, -1) for key in sites], np.int64)
+        longest_ns = np.zeros(len(row_of), np.int64)
+        longest_ns[row_of >= 0] = latest_sites.longest_ns[row_of[row_of >= 0]]
         window = replace(window, sites=sites.with_maxima(longest_ns))
         idle = Idle(self._idle, self._periodic)
         made = cut(window, idle)

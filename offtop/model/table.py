@@ -45,7 +45,7 @@ SITES = Kind(SiteKey, SiteTotals)
 class Table(Mapping[K, V]):
     """Never changes. Rows that are not `present` are no entries: all their numbers are 0."""
 
-    __slots__ = ("_rows", "ids", "kind", "lanes", "lineage", "longest_ns", "numbers", "present")
+    __slots__ = ("_rows", "ids", "kind", "lanes", "lineage", "longest_ns", "numbers", "present", "serials")
 
     def __init__(
         self,
@@ -57,14 +57,17 @@ class Table(Mapping[K, V]):
         present: Mask | None = None,
         longest_ns: Ints | None = None,
         lineage: object = None,
+        serials: Ints | None = None,
     ) -> None:
         """Of n rows: `ids` (n, fields of a key), `numbers` (n, fields of the totals but the histogram), `lanes`
         (n, 40). `longest_ns`: the longest wait of each since its source began, if that is known.
-        Of two tables of one `lineage`, the rows of the earlier are the first rows of the later."""
+        `serials`: a number for each row, upward, that it keeps in all tables of one `lineage`: a key that is given
+        back and used again has another."""
         self.kind, self.ids, self.numbers, self.lanes = kind, ids, numbers, lanes
         self.present = np.ones(len(ids), np.bool_) if present is None else present
         self.longest_ns = numbers[:, MAX_NS] if longest_ns is None else longest_ns
         self.lineage = lineage
+        self.serials = np.arange(len(ids)) if serials is None else serials
         self._rows: dict[K, int] | None = None
 
     @property

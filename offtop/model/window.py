@@ -109,14 +109,17 @@ def _finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) ->
     a, b = table_of(kind, earlier), table_of(kind, later)
     before = np.full(len(b.ids), -1)
     if a.lineage is not None and a.lineage is b.lineage:
-        before[: len(a.ids)] = np.arange(len(a.ids))
-        given_back = a.present & ~b.present[: len(a.ids)]
+        rows = np.flatnonzero(np.isin(a.serials, b.serials, assume_unique=True))
+        in_b = np.searchsorted(b.serials, a.serials[rows])
+        before[in_b] = rows
+        given_back = a.present.copy()
+        given_back[rows] &= ~b.present[in_b]
     else:
         given_back = a.present.copy()
         for key, row in a.rows.items():
-            in_b = b.rows.get(key)
-            if in_b is not None:
-                before[in_b] = row
+            found = b.rows.get(key)
+            if found is not None:
+                before[found] = row
                 given_back[row] = False
     was_there = before >= 0
     numbers = b.numbers.copy()

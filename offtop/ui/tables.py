@@ -232,6 +232,7 @@ class _Stack:
             if cell_len(text) > left and number:
                 lines.append([("  ", "text")])
                 left = width - 2
+            text = fit(text, left, glyphs) if cell_len(text) > left else text
             lines[-1].append((text, token))
             left -= cell_len(text)
         return [tuple(spans) for spans in lines]

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
 from offtop.kernel.ledger import Ended, Ledger, Walked
+from offtop.kernel.running import Running
 from offtop.model import histogram as log2
 from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, Stack
+from offtop.model.table import SITES
 from offtop.model.window import Window, between
 
 MIN_NS = 1_000
@@ -453,3 +455,28 @@ def test_a_wait_in_progress_is_filtered_once_it_is_longer_than_the_maximum() -> 
     windows = [between(a, b) for a, b in pairwise(taken)]
     assert [dict(w.each_thread())[ThreadKey(7, 100)].filtered_ns for w in windows] == [0, 10_000, 10_000]
     assert [sum(t.total_ns for _, t in w.each_site()) for w in windows] == [5_000, 0, 0]
+
+
+def test_a_site_that_is_used_again_after_it_was_given_back_has_only_what_is_new() -> None:
+    key, site = ThreadKey(7, 100), SiteKey(7, 100, 3, 13)
+    totals = SiteTotals(1, 2_000, 0, 2_000, log2.of(2_000))
+    running = Running(SITES)
+    add(running, site, totals)
+    first = Snapshot(0, 0, sites=running.frozen())
+    for tid in range(1000, 5000):
+        other = site._replace(tid=tid)
+        add(running, other, totals)
+        running.move(other, SiteKey(*EXITED, 3, NO_STACK))
+    running.move(site, SiteKey(*EXITED, 3, NO_STACK))
+    add(running, site, totals._replace(total_ns=1_000))
+    before = len(running.frozen().ids)
+    assert before < 4000, "rows given back have closed up"
+    window = between(first, Snapshot(0, 1, sites=running.frozen()))
+    assert window.sites[site] == SiteTotals(1, 1_000, 0, 2_000, log2.of(2_000))
+    assert window.sites[SiteKey(*EXITED, 3, NO_STACK)].total_ns == 4000 * 2_000
+    assert key not in window.threads
+
+
+def add(running: Running[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals) -> None:
+    ended = Ended.of([(key, totals)])
+    running.add(ended.keys, ended.numbers, ended.lanes, 0)

@@ -339,7 +339,6 @@ def test_readers_are_never_counted_nor_is_one_that_takes_the_place_of_another() 
         window = live.tick()
         assert [stack for stack in live.user_stacks(window, child.tid) if stack[:5] == child.user]
         assert names.reader_pid not in (0, before)
-        live.tick(0.1)
         later = {key.pid for _ in range(3) for key, _ in live.tick(0.1).each_thread()}
         assert os.getppid() in shown & later
         assert not {before, names.reader_pid} & (shown | later)

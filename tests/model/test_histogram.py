@@ -50,8 +50,12 @@ def test_a_percentile_is_an_upper_bound_within_its_power_of_two(given_waits: lis
     assert true_ns <= bound_ns <= max(512, 2 * true_ns, max(given_waits) if true_ns >= 2**47 else 0)
 
 
-def test_the_reach_of_a_histogram_is_its_first_and_last_lane() -> None:
-    assert log2.reach(log2.EMPTY) == (0, 0)
-    assert log2.reach(log2.of(100)) == (0, 0)
-    assert log2.reach(log2.of(600, 1_000_000, 1_000_000)) == (1, 11)
-    assert log2.count_in(log2.of(600, 1_000_000, 1_000_000), 11) == 2
+@given(st.lists(st.tuples(waits, waits), max_size=5))
+def test_histograms_go_into_rows_of_lanes_and_come_back_even_where_they_are_differences(
+    pairs: list[tuple[list[int], list[int]]],
+) -> None:
+    differences = [log2.of(*more) - log2.of(*some) for more, some in pairs]
+    lanes = log2.to_lanes(differences)
+    assert lanes.shape == (len(pairs), log2.LANES)
+    assert log2.of_lanes(lanes) == differences
+    assert lanes.sum() == sum(len(more) - len(some) for more, some in pairs)

@@ -14,7 +14,8 @@ from offtop.model.history import History, Packed, pack
 from offtop.model.picture import Pictures, Room, series
 from offtop.model.rolling import Rolling
 from offtop.model.snapshot import Filters, Snapshot
-from offtop.model.table import Ints, Mask
+from offtop.model.stack import NO_STACK
+from offtop.model.table import Ints, Mask, SiteKeys, integers
 from offtop.model.view import View
 from offtop.model.window import between, merge
 from tests.model.world import IDLE, Step, snapshots, stretches
@@ -207,3 +208,20 @@ def test_a_picture_begins_anew_where_the_kernel_began_to_count_something_else() 
         picture = pictures.of(View(), Room())
         spans.append(picture.span_ns // SECOND if picture else 0)
     assert spans == [0, 1, 2, 3, 1, 2]
+
+
+def test_the_longest_of_a_site_where_no_wait_has_ended_is_nothing() -> None:
+    waits_on = Waits("nginx", 7, "nginx", 7, "poll", "do_epoll_wait", waits_on=True)
+    source, history = ScriptedSource([waits_on, SLEEPER]), History((), never)
+    for seconds in range(3):
+        history.add(source.after(seconds))
+    since = history.since_start()
+    assert since is not None
+    longest_ns = {key.pid: totals.max_ns for key, totals in since.window.each_site()}
+    assert longest_ns == {7: 0, 5: 10_000_000}
+
+
+def test_sleeps_of_threads_that_exited_are_not_idle_because_one_of_them_was() -> None:
+    periodic = SiteKeys(integers([(0, 0, 3, NO_STACK), (9, 90, 3, NO_STACK)], 4))
+    exited, thread = SiteKey(0, 0, 4, NO_STACK), SiteKey(9, 90, 4, NO_STACK)
+    assert Idle((), periodic).is_periodic(integers([exited, thread, periodic[0]], 4)).tolist() == [False, True, True]

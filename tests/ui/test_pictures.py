@@ -53,7 +53,14 @@ async def test_a_thread_and_where_it_waits(size: tuple[int, int]) -> None:
 
 
 DEEP = Waits(
-    "mysqld", 4242, "connection", 4268, "fsync", "jbd2_log_wait_commit", tuple(f"function_{n}" for n in range(20)), (9,)
+    "mysqld",
+    4242,
+    "connection",
+    4268,
+    "fsync",
+    "jbd2_log_wait_commit",
+    (*(f"function_{n}" for n in range(20)), "long" * 40),
+    (9,),
 )
 
 
