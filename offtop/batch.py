@@ -201,7 +201,7 @@ def _numbers(row: Row) -> str:
 
 
 def _category_name(row: Row) -> str:
-    return f"{row.name:<15}"
+    return f"{'~' if row.idle else ''}{row.name:<15}"[:16]
 
 
 def _waiter_name(row: Row) -> str:

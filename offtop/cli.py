@@ -68,12 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = 0  # as `offtop -b | head` means it
         _drop_output()
     except OSError as error:
-        print(
-            f"offtop: The output cannot be written ({error.strerror}). Make room, or write elsewhere", file=sys.stderr
-        )
+        print(f"offtop: {_refused(error)}", file=sys.stderr)
         status = OfftopError.status
         _drop_output()
     sys.exit(status)
+
+
+def _refused(error: OSError) -> str:
+    if error.filename is not None:
+        return f"{printable(str(error.filename))}: {error.strerror}. See what is missing: sudo offtop doctor"
+    return f"The output cannot be written ({error.strerror}). Make room, or write elsewhere"
 
 
 def _drop_output() -> None:

@@ -1,5 +1,6 @@
 """What this kernel has of what offtop can use: each asked for as a feature, never as a version."""
 
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,8 @@ def choose_door(features: Features, asked: str) -> tuple[str, ...]:
 def kprobe_symbol(kallsyms: str = "/proc/kallsyms") -> str:
     """The name under which finish_task_switch can be probed; empty where kprobes or the function are missing."""
     if not Path("/sys/bus/event_source/devices/kprobe").exists() and not any(
-        Path(place, "kprobe_events").exists() for place in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
+        os.access(f"{place}/kprobe_events", os.F_OK)  # Path.exists raises where tracefs is closed to us
+        for place in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
     ):
         return ""
     with Path(kallsyms).open(encoding="ascii", errors="replace") as lines:

@@ -199,13 +199,21 @@ class Shares(NamedTuple):
         return zip(every.codes.tolist(), parts, strict=True)
 
     def longest(self, codes: Ints) -> Iterator[tuple[int, int, SiteKey]]:
-        """Of each of `codes`: the most time that is in one row, and that row's site."""
+        """Of each of `codes`: the most time at one kernel stack, and the site with most of it, among those that
+        have a user stack if there are any."""
         placed = np.flatnonzero((self.ids[:, 2] != stack.SHORT) & (self.ids[:, 2] != stack.FILTERED))
-        order = placed[np.lexsort((self.total_ns[placed], codes[placed]))]
-        in_order = codes[order]
-        last = order[np.append(in_order[1:] != in_order[:-1], True)] if len(order) else order
-        sites = map(SITES.key, self.ids[last].tolist())
-        return zip(codes[last].tolist(), self.total_ns[last].tolist(), sites, strict=True)
+        if not len(placed):
+            return iter(())
+        codes, kernel, ns = codes[placed], self.ids[placed, 2], self.total_ns[placed]
+        order = np.lexsort((ns, self.ids[placed, 3] != stack.NO_STACK, kernel, codes))
+        codes, kernel = codes[order], kernel[order]
+        ends = np.append((codes[1:] != codes[:-1]) | (kernel[1:] != kernel[:-1]), True)
+        sums_ns = np.add.reduceat(ns[order], np.append(0, np.flatnonzero(ends)[:-1] + 1))
+        codes, best = codes[ends], placed[order][ends]
+        order = np.lexsort((sums_ns, codes))
+        last = order[np.append(codes[order][1:] != codes[order][:-1], True)]
+        sites = map(SITES.key, self.ids[best[last]].tolist())
+        return zip(codes[last].tolist(), sums_ns[last].tolist(), sites, strict=True)
 
 
 def shares(window: Window, idle: Idle) -> Shares:

@@ -38,6 +38,7 @@ Series = tuple[float | None, ...]
 _LOOKED_UP_TICKS = 3
 """A row whose waits are all short has no place in any tick: not worth looking through sixty for it."""
 LONGEST_ROLLING_NS = 60 * NS_PER_S
+_RECENT_NS = 10 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Picture:
     lost: Mapping[str, int]
     """Over the span, by kind."""
     switches_per_s: float
-    """Of the machine, over the span; negative: not known."""
+    """Of the machine, over the span, or the last 10 s where that is all since the start; negative: not known."""
     book: Book
     categories: Ranking
     sparks: Mapping[str, Series]
@@ -136,6 +137,7 @@ class Pictures:
         ever = self._since_start() if view.span_ns == SINCE_START or view.sort == "TOTAL" else None
         newest = minute[-1]
         over = [ever] if ever and view.span_ns == SINCE_START else _last(minute, view.span_ns)
+        recent = _last(minute, _RECENT_NS) if over[0] is ever else over  # nobody counts switches since the start
         one, lifetime = merged([tick.cut for tick in over]), ever.cut if ever else None
         parts = by_category(one, view.idle_shown, filtered_shown=False)
         filtered_ns = by_category(one).get(FILTERED, NO_PART).total_ns
@@ -164,7 +166,7 @@ class Pictures:
             filtered_ns=filtered_ns,
             hidden_ns=total(one.categories.values()).total_ns - total(parts.values()).total_ns - filtered_ns,
             lost=_added(tick.facts.lost for tick in over),
-            switches_per_s=_per_second([tick for tick in over if tick.facts.cost.switches >= 0]),
+            switches_per_s=_per_second([tick for tick in recent if tick.facts.cost.switches >= 0]),
             book=newest.facts.book,
             categories=categories,
             sparks={

@@ -111,8 +111,8 @@ def next_span(view: View) -> View:
 
 
 def sorted_by(view: View, sort: str) -> View:
-    """Sorted by `sort`, largest first (names and pids upward)."""
-    return replace(view, sort=sort, reverse=False)
+    """Sorted by `sort`, largest first (names and pids upward), and back at the first row."""
+    return replace(view, sort=sort, reverse=False, cursor=None)
 
 
 def next_sort(view: View, step: int) -> View:

@@ -448,7 +448,10 @@ class OfftopApp(App[int]):
         self.action_redraw()
 
     def action_leave_offtop(self) -> None:
-        self.exit(0)
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+        else:
+            self.exit(0)
 
 
 _BOUND = {key for row in KEYS for key in row.keys.split(",")}

@@ -19,6 +19,8 @@ from offtop.model.cut import (
     by_thread,
     cut,
     merged,
+    top_of_processes,
+    top_of_threads,
     total,
 )
 from offtop.model.snapshot import SiteTotals, Snapshot, ThreadTotals, Waiting
@@ -201,3 +203,22 @@ def test_lost_counts_are_those_of_the_window() -> None:
     assert between(first, second).lost == {"sites": 3}
     assert between(second, third).lost == {}
     assert merge([between(first, second), between(second, third)]).lost == {"sites": 3}
+
+
+def test_where_a_process_waits_is_where_its_threads_wait_together() -> None:
+    pipe, lock = CATEGORIES.index("other") + 3, LOCK
+    sites = {
+        SiteKey(11, 1, pipe, 20): SiteTotals(0, 900),
+        SiteKey(11, 2, lock, 21): SiteTotals(1, 400, 0, 400, 1),
+        SiteKey(11, 3, lock, 22): SiteTotals(1, 450, 0, 450, 1),
+        SiteKey(11, 3, lock, NO_STACK): SiteTotals(0, 500),
+    }
+    made = cut(Window(0, 0, 1000, sites=sites, book=BOOK), Idle())
+    assert top_of_processes(made, Scope(), {11, 12}) == {11: SiteKey(11, 3, lock, 22)}
+    assert top_of_processes(made, Scope("other"), {11}) == {11: SiteKey(11, 1, pipe, 20)}
+    window = Window(0, 0, 1000, sites=sites, book=BOOK)
+    both = {ThreadKey(11, 1), ThreadKey(11, 3)}
+    assert top_of_threads(window, Scope(), Idle(), both) == {
+        ThreadKey(11, 1): SiteKey(11, 1, pipe, 20),
+        ThreadKey(11, 3): SiteKey(11, 3, lock, 22),
+    }

@@ -317,3 +317,24 @@ async def test_keys_before_the_first_tick_do_no_harm() -> None:
         ]
         await pilot.press(*every)
         assert app.is_running
+
+
+@pytest.mark.parametrize("key", ["q", "f10", "ctrl+c", "ctrl+q", "escape"])
+@asynchronous
+async def test_a_quitting_key_closes_the_help_and_not_offtop(key: str) -> None:
+    async with shown(ScriptedSource()) as (app, pilot):
+        await pilot.press("h")
+        assert len(app.screen_stack) == 2
+        await pilot.press(key)
+        assert len(app.screen_stack) == 1
+        assert app.is_running
+
+
+@asynchronous
+async def test_switches_are_a_rate_though_the_window_is_all_since_the_start() -> None:
+    async with shown(ScriptedSource(ticks=20)) as (app, pilot):
+        await until(lambda: app.picture is not None and app.picture.newest.number == 20)
+        for _ in range(2):
+            await pilot.press("w")
+        assert app.picture is not None
+        assert (app.view.span_ns, app.picture.switches_per_s) == (SINCE_START, 81_200)
