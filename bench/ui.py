@@ -36,7 +36,7 @@ class _Usage(NamedTuple):
     drawing: float
     """Its first thread."""
     reading: float
-    """All others: reading, names."""
+    """All others: reading, names, and the children that read binaries."""
     kernel: float
     """Of both, in the kernel."""
 
@@ -97,16 +97,22 @@ def _changing_sites(pid: int) -> int:
 
 def _used_s(pid: int) -> _Usage:
     drawing_s = sum(tools.cpu_s(f"{pid}/task/{pid}"))
-    user_s, kernel_s = tools.cpu_s(pid)
+    user_s, kernel_s = (sum(part) for part in zip(*map(tools.cpu_s, _family(pid)), strict=True))
     return _Usage(drawing_s, user_s + kernel_s - drawing_s, kernel_s)
 
 
+def _family(pid: int) -> list[int]:
+    """The process and its children that read binaries. (Its compiler was a child, too, and is gone.)"""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [pid, *(int(child) for task in tasks for child in (task / "children").read_text().split())]
+
+
 def _rss_mb(pid: int) -> tuple[float, float]:
-    """Now, and the most there was, of a process. (Its compiler was a child, and is gone.)"""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    kb = {
-        name: int(rest.split()[0])
-        for name, _, rest in (line.partition(":") for line in lines)
-        if name[:3] == "VmR" or name == "VmHWM"
-    }
-    return kb["VmRSS"] / 1024, kb["VmHWM"] / 1024
+    """Now, and the most there was, of offtop's processes together; what they share counts for each."""
+    now_kb = most_kb = 0
+    for one in _family(pid):
+        lines = Path(f"/proc/{one}/status").read_text().splitlines()
+        kb = {name: rest for name, _, rest in (line.partition(":") for line in lines) if name in ("VmRSS", "VmHWM")}
+        now_kb += int(kb["VmRSS"].split()[0])
+        most_kb += int(kb["VmHWM"].split()[0])
+    return now_kb / 1024, most_kb / 1024
