@@ -6,17 +6,30 @@ What is printed is pure functions of a tick; names are waited for, because nobod
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
 from offtop import __version__
 from offtop.model import histogram as log2
+from offtop.model import where
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories, is_periodic
-from offtop.model.cut import ALL, FILTERED, RUN_QUEUE, Leaf, Scope, by_category, by_thread, leaf_of_sites, total
+from offtop.model.cut import (
+    ALL,
+    FILTERED,
+    RUN_QUEUE,
+    Leaf,
+    Scope,
+    by_category,
+    by_thread,
+    leaf_of_sites,
+    top_of_processes,
+    top_of_threads,
+    total,
+)
 from offtop.model.history import History, Kept
 from offtop.model.printable import printable
-from offtop.model.rows import Order, Ranking, Row, category_rows, process_rows, thread_rows
+from offtop.model.rows import NOWHERE, Key, Order, Ranking, Row, category_rows, process_rows, thread_rows
 from offtop.model.snapshot import EXITED, SiteTotals
 from offtop.model.stack import Frame, Names
 from offtop.model.window import Window
@@ -27,6 +40,7 @@ from offtop.units import count, duration, threads
 _NAMES_SECONDS = 10.0
 """A first look into a large binary without separate symbols takes this long at most."""
 _HISTORY_BYTES = 1 << 20
+_ALL_ROWS = Order(limit=1_000_000)
 
 
 def run(
@@ -46,16 +60,19 @@ def run(
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     for kept in itertools.islice(pace.ticks(), iterations):
         if as_json:
-            source.wait_for_names(_unnamed(kept.window), _NAMES_SECONDS)
+            source.wait_for_names(
+                _unnamed(kept.window, {key.user for key, _ in kept.window.each_site()}), _NAMES_SECONDS
+            )
             json.dump(tick_object(kept, source.names), out, separators=(",", ":"))
             out.write("\n")
         else:
-            out.write(tick_text(kept, width, idle_shown=idle_shown, threads_listed=threads_listed))
+            listed = waiters(kept, idle_shown=idle_shown, threads_listed=threads_listed)
+            source.wait_for_names(_unnamed(kept.window, {row.top.user for row in listed.rows}), _NAMES_SECONDS)
+            out.write(tick_text(kept, listed, source.names, width, idle_shown=idle_shown))
         out.flush()
 
 
-def _unnamed(window: Window) -> set[Frame]:
-    stacks = {key.user for key, _ in window.each_site()}
+def _unnamed(window: Window, stacks: Iterable[int]) -> set[Frame]:
     return {frame for stack in stacks for frame in window.book.stack(stack).frames if not frame.name}
 
 
@@ -147,20 +164,33 @@ def _who(key: ThreadKey, book: Book) -> dict[str, Any]:
     return {"pid": key.pid, "tid": key.tid, "comm": comm, "process": printable(book.process(key.pid))}
 
 
-def tick_text(kept: Kept, width: int, *, idle_shown: bool, threads_listed: bool) -> str:
-    """One tick as tables, a blank line behind it. No line is wider than `width` (0: as wide as it needs)."""
+def waiters(kept: Kept, *, idle_shown: bool, threads_listed: bool) -> Ranking:
+    """The processes or threads of a tick, and where each spent most time."""
     window, book = kept.window, kept.window.book
     scope = Scope(ALL, idle=idle_shown)
-    order = Order(limit=1_000_000)
     if threads_listed:
-        listed = thread_rows(by_thread(window, scope, kept.idle), window.span_ns, book, order)
+        listed = thread_rows(by_thread(window, scope, kept.idle), window.span_ns, book, _ALL_ROWS)
+        whom = {row.key for row in listed.rows if isinstance(row.key, ThreadKey)}
+        tops: Mapping[Key, SiteKey] = {**top_of_threads(window, scope, kept.idle, whom)}
     else:
-        listed = process_rows(kept.cut, scope, book, order)
+        listed = process_rows(kept.cut, scope, book, _ALL_ROWS)
+        tops = {**top_of_processes(kept.cut, scope, {row.pid for row in listed.rows})}
+    return listed._replace(rows=tuple(row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows))
+
+
+def tick_text(kept: Kept, listed: Ranking, names: Names, width: int, *, idle_shown: bool) -> str:
+    """One tick as tables, a blank line behind it. No line is wider than `width` (0: as wide as it needs)."""
+    book = kept.window.book
+    threads_listed = any(isinstance(row.key, ThreadKey) for row in listed.rows)
+
+    def where_of(row: Row) -> str:
+        return "" if row.top == NOWHERE else printable(where.in_short(book, row.top.kernel, row.top.user, names))
+
     lines = [
         _head(kept),
-        *_table(category_rows(kept.cut, order, idle_shown=idle_shown), f"{'WAIT CATEGORY':<15}", _category_name),
+        *_table(category_rows(kept.cut, _ALL_ROWS, idle_shown=idle_shown), f"{'WAIT CATEGORY':<15}", _category_name),
         "",
-        *_table(listed, f"{'PID':>7} {'TID' if threads_listed else '':>7} {'COMMAND':<16}", _waiter_name),
+        *_table(listed, f"{'PID':>7} {'TID' if threads_listed else '':>7} {'COMMAND':<16}", _waiter_name, where_of),
         "",
     ]
     return "".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines)
@@ -187,10 +217,13 @@ def _head(kept: Kept) -> str:
     )
 
 
-def _table(ranking: Ranking, head: str, name: Callable[[Row], str]) -> Iterable[str]:
-    yield f"{head} {'WAITING':>8} {'%':>4} {'EV/S':>6} {'p50<=':>6} {'p99<=':>6} {'MAX':>6}"
+def _table(
+    ranking: Ranking, head: str, name: Callable[[Row], str], where_of: Callable[[Row], str] | None = None
+) -> Iterable[str]:
+    last = "  WHERE" if where_of else ""
+    yield f"{head} {'WAITING':>8} {'%':>4} {'EV/S':>6} {'p50<=':>6} {'p99<=':>6} {'MAX':>6}{last}"
     for row in (*ranking.rows, *([ranking.elided] if ranking.elided else [])):
-        yield f"{name(row)} {_numbers(row)}"
+        yield f"{name(row)} {_numbers(row)}{f'  {where_of(row)}' if where_of else ''}"
 
 
 def _numbers(row: Row) -> str:
@@ -201,7 +234,7 @@ def _numbers(row: Row) -> str:
 
 
 def _category_name(row: Row) -> str:
-    return f"{'~' if row.idle else ''}{row.name:<15}"[:16]
+    return f"{('~' if row.idle else '') + row.name:<15}"
 
 
 def _waiter_name(row: Row) -> str:

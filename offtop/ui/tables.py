@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
+from offtop.model import where
 from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
@@ -12,7 +13,6 @@ from offtop.model.printable import printable
 from offtop.model.rows import NOWHERE, Place, Row
 from offtop.model.snapshot import EXITED
 from offtop.model.stack import Names
-from offtop.ui import where
 from offtop.ui.glyphs import Glyphs, sparkline
 from offtop.ui.head import who
 from offtop.ui.layout import WIDE, Layout

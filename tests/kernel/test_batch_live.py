@@ -291,6 +291,16 @@ def test_names_with_escape_codes_markup_and_invalid_utf8_are_escaped(
     assert any(frame.startswith(r"\x1b]0;x\x07[b]+0x") for frame in frames)
 
 
+@pytest.mark.parametrize("rows", [(), ("-H",)], ids=["processes", "threads"])
+def test_text_says_where_each_waits(rows: tuple[str, ...]) -> None:
+    with waits.running("sleep", times=100, each_ms=10) as child:
+        child.go()
+        ended = command.run("-b", *rows, "-n", "1", "-d", "0.4", "-p", str(child.pid))
+    (row,) = [line for line in ended.out.splitlines() if line.split()[:1] == [str(child.pid)]]
+    assert "  do_nanosleep < " in row
+    assert " < ".join(child.user) in row
+
+
 def test_of_one_thread_there_is_nothing_but_it(tmp_path: Path) -> None:
     file = programs.build(tmp_path / "named", NAMED, *_C, '-DMOTHER="mother"', '-DDAUGHTER="daughter"')
     with programs.running([file]) as child:
