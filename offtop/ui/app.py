@@ -139,7 +139,7 @@ class OfftopApp(App[int]):
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 loop.add_signal_handler(number, partial(self.exit, 128 + number))
-            self.set_interval(1.0, self._leave_if_terminal_is_gone)
+            self.set_interval(1.0, self._look_at_terminal)
         self._draw()
         self._poll.start()
 
@@ -158,9 +158,14 @@ class OfftopApp(App[int]):
             error = raised
         self.post_message(Ended(error))
 
-    def _leave_if_terminal_is_gone(self) -> None:
+    def _look_at_terminal(self) -> None:
+        """Leave where it is gone; and take its size, where the signal that tells of a new one got lost."""
         if terminal.is_gone():
             self.exit(128 + signal.SIGHUP)
+            return
+        size = terminal.size()
+        if size and (self.size != size or self.screen.size != size):
+            self.post_message(events.Resize(size, size))
 
     def on_new_tick(self) -> None:
         newest = self._history.newest

@@ -1,12 +1,14 @@
 """The terminal may go away at any moment: then nothing waits for it, and offtop ends."""
 
 import locale
+import os
 import select
 import sys
 from typing import IO, TextIO
 
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
+from textual.geometry import Size
 
 
 class _Forgiving:
@@ -59,6 +61,15 @@ def is_gone() -> bool:
     poll = select.poll()
     poll.register(stdin.fileno(), 0)
     return any(events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))
+
+
+def size() -> Size | None:
+    """Of the terminal, now; None where it does not tell."""
+    screen = screen_file()
+    try:
+        return Size(*os.get_terminal_size(screen.fileno())) if screen else None
+    except OSError:
+        return None
 
 
 def screen_file() -> TextIO | None:

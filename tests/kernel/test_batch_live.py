@@ -293,9 +293,9 @@ def test_names_with_escape_codes_markup_and_invalid_utf8_are_escaped(
 
 @pytest.mark.parametrize("rows", [(), ("-H",)], ids=["processes", "threads"])
 def test_text_says_where_each_waits(rows: tuple[str, ...]) -> None:
-    with waits.running("sleep", times=100, each_ms=10) as child:
+    with waits.running("sleep", times=10_000, each_ms=10) as child:
         child.go()
-        ended = command.run("-b", *rows, "-n", "1", "-d", "0.4", "-p", str(child.pid))
+        ended = command.run("-b", "-i", *rows, "-n", "1", "-d", "0.4", "-p", str(child.pid))
     (row,) = [line for line in ended.out.splitlines() if line.split()[:1] == [str(child.pid)]]
     assert "  do_nanosleep < " in row
     assert " < ".join(child.user) in row
