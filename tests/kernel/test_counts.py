@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -164,7 +165,12 @@ def test_a_wait_that_began_before_offtop_counts_from_its_start() -> None:
 
 
 def test_a_ping_pong_of_2000_rounds_is_as_many_waits_as_the_kernel_says_it_is(live: Watch, tmp_path: Path) -> None:
-    with programs.running([programs.build(tmp_path / "ping-pong", PING_PONG, *_C)]) as child:
+    check_ping_pong(live, tmp_path, lambda _: 0)
+
+
+def check_ping_pong(live: Watch, directory: Path, most_unseen: Callable[[int], int]) -> None:
+    """`most_unseen`: how many of so many waits may be missing."""
+    with programs.running([programs.build(directory / "ping-pong", PING_PONG, *_C)]) as child:
         tids = (child.pid, child.at["other"])
         wait_until_asleep(*tids)
         live.tick()
@@ -174,12 +180,19 @@ def test_a_ping_pong_of_2000_rounds_is_as_many_waits_as_the_kernel_says_it_is(li
         window = live.tick()
         for tid, (left, put_aside) in zip(tids, before, strict=True):
             thread, now = watch.thread(window, tid), watch.switches(tid)
-            assert (thread.waits, thread.involuntary) == (now[0] - left, now[1] - put_aside)
+            unseen = most_unseen(now[0] - left)
+            assert 0 <= now[0] - left - thread.waits <= unseen
+            assert 0 <= now[1] - put_aside - thread.involuntary <= unseen
             assert thread.waits >= 1000  # where both are awake at once, one may see its turn come without a wait
 
 
 def test_two_spinners_on_one_cpu_wait_for_it_and_are_not_blocked(live: Watch, tmp_path: Path) -> None:
-    spin = programs.build(tmp_path / "spin", SPIN)
+    check_two_spinners(live, tmp_path, least=0.98)
+
+
+def check_two_spinners(live: Watch, directory: Path, least: float) -> None:
+    """One CPU for two: at any time one of them waits, which is at least `least` of it."""
+    spin = programs.build(directory / "spin", SPIN)
     cpu = max(os.sched_getaffinity(0))
     with programs.running([spin]) as one, programs.running([spin]) as other:
         for child in (one, other):
@@ -194,8 +207,7 @@ def test_two_spinners_on_one_cpu_wait_for_it_and_are_not_blocked(live: Watch, tm
             assert thread.preempted_ns == thread.runqueue_ns
             assert 0.3 * window.span_ns <= thread.runqueue_ns <= window.span_ns
             assert set(watch.by_category(window, child.pid)) <= {"run-queue"}
-        # one CPU for two: at any time at least one of them waits
-        assert sum(thread.runqueue_ns for thread in threads) >= 0.98 * window.span_ns
+        assert sum(thread.runqueue_ns for thread in threads) >= least * window.span_ns
 
 
 def test_a_quota_of_10_ms_in_100_is_9_tenths_of_the_time_in_throttle(live: Watch) -> None:

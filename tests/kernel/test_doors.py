@@ -3,7 +3,7 @@
 import os
 from collections.abc import Generator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,13 @@ from offtop.kernel.live import LiveSource
 from offtop.model.snapshot import Filters
 from tests.conftest import lacks
 from tests.kernel import programs, waits, watch
-from tests.kernel.test_counts import PING_PONG, SPIN, check_23_sleeps, wait_until_asleep
+from tests.kernel.test_counts import (
+    SPIN,
+    check_23_sleeps,
+    check_ping_pong,
+    check_two_spinners,
+    wait_until_asleep,
+)
 from tests.kernel.watch import MS, Watch
 
 pytestmark = pytest.mark.kernel
@@ -62,42 +68,13 @@ def test_23_sleeps_of_10_ms_are_23_waits_of_230_to_300_ms_through_every_door(thr
 def test_two_spinners_on_one_cpu_wait_for_it_and_are_not_blocked_through_every_door(
     through: Watch, tmp_path: Path
 ) -> None:
-    spin = programs.build(tmp_path / "spin", SPIN)
-    with programs.running([spin]) as one, programs.running([spin]) as other:
-        for child in (one, other):
-            os.sched_setaffinity(child.pid, {last_cpu()})
-            child.go_on_alone()
-        through.tick(0.2)
-        window = through.tick(1)
-        threads = [watch.thread(window, child.pid) for child in (one, other)]
-        for child, thread in zip((one, other), threads, strict=True):
-            assert thread.involuntary == thread.waits > 5
-            assert thread.blocked_ns == 0
-            assert thread.preempted_ns == thread.runqueue_ns
-            assert 0.3 * window.span_ns <= thread.runqueue_ns <= window.span_ns
-            assert set(watch.by_category(window, child.pid)) <= {"run-queue"}
-        # one CPU for two: at any time at least one of them waits
-        least = 0.9 if most_unseen(through.last.door, 1) else 0.98
-        assert sum(thread.runqueue_ns for thread in threads) >= least * window.span_ns
+    check_two_spinners(through, tmp_path, least=0.9 if most_unseen(through.last.door, 1) else 0.98)
 
 
 def test_a_ping_pong_of_2000_rounds_is_as_many_waits_as_the_kernel_says_through_every_door(
     through: Watch, tmp_path: Path
 ) -> None:
-    with programs.running([programs.build(tmp_path / "ping-pong", PING_PONG, "-D_GNU_SOURCE", "-pthread")]) as child:
-        tids = (child.pid, child.at["other"])
-        wait_until_asleep(*tids)
-        through.tick()
-        before = [watch.switches(tid) for tid in tids]
-        child.go()
-        wait_until_asleep(*tids)
-        window = through.tick()
-        for tid, (left, put_aside) in zip(tids, before, strict=True):
-            thread, now = watch.thread(window, tid), watch.switches(tid)
-            unseen = most_unseen(through.last.door, now[0] - left)
-            assert 0 <= now[0] - left - thread.waits <= unseen
-            assert 0 <= now[1] - put_aside - thread.involuntary <= unseen
-            assert thread.waits >= 1000
+    check_ping_pong(through, tmp_path, partial(most_unseen, through.last.door))
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -172,3 +172,12 @@ def test_a_resize_at_any_moment_is_drawn() -> None:
         shown.read_until(b"CATEGORY")
         shown.press(b"q")
         assert shown.status() == 0
+
+
+def test_a_resize_whose_signal_got_lost_is_drawn_too() -> None:
+    with terminal() as shown:
+        shown.read_until(b"CATEGORY")
+        ioctl(shown.master, TIOCSWINSZ, pack("HHHH", 50, 160, 0, 0))
+        shown.read_until(b"\x1b[50;1H")
+        shown.press(b"q")
+        assert shown.status() == 0
