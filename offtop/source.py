@@ -1,5 +1,6 @@
 """The one door between the rooms: a live kernel, /proc or a recording, all read the same way."""
 
+from collections.abc import Collection
 from typing import Protocol
 
 from offtop.model.snapshot import Filters, Snapshot
@@ -30,6 +31,13 @@ class Source(Protocol):
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """Return when each of `frames` has the best name it will get, or after `seconds`."""
+        ...
+
+    def describe(self, pids: Collection[int]) -> None:
+        """Have `Book.details` tell of these processes, soon; returns at once. For any thread.
+
+        Ask again as long as they are shown: what is told of a process that begins another program changes.
+        """
         ...
 
     def about(self) -> list[tuple[str, str]]:

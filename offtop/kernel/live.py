@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from offtop.kernel.leaves import Leaves
 from offtop.kernel.ledger import Ended, Ledger, Walked
 from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
+from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import attach
 from offtop.kernel.stacks import Stacks
 from offtop.model.book import Book, SiteKey, ThreadKey
@@ -94,6 +95,8 @@ class LiveSource:
         self._opened.callback(self._names.close)
         symbols = KernelSymbols.read()  # meanwhile the children start that read binaries
         self._book = Book()
+        self._details = DetailsWorker(self._book)
+        self._opened.callback(self._details.close)
         self._stacks = Stacks(
             maps["kernel_stacks"],
             maps["user_stacks"],
@@ -183,6 +186,7 @@ class LiveSource:
         for key in ended:
             if key.tid == key.pid:
                 self._processes.forget(key.pid)
+                self._details.ended(key.pid)
         for key in [*ended, *self._renamed]:
             self._stacks.forget_thread(key)
         self._renamed.clear()
@@ -194,6 +198,7 @@ class LiveSource:
         dropped = self._ledger.age(self._keep_ns)
         if dropped:
             self._stacks.forget(dropped)
+        self._details.drop_unnamed()
         cost, missed = self._cost.read(at_ns, self._readers)
         if missed:
             lost = {**lost, "missed_runs": missed}
@@ -218,6 +223,9 @@ class LiveSource:
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         self._names.wait(frames, seconds)
+
+    def describe(self, pids: Collection[int]) -> None:
+        self._details.describe(pids)
 
     def about(self) -> list[tuple[str, str]]:
         maps, doors = self._program.maps, {"exit": "tracepoint sched_exit_tp", "kprobe": self._features.kprobe_symbol}
@@ -277,6 +285,8 @@ class LiveSource:
         self._program.maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
         for record in layout.walked_records(libbpf.walk(self._program.walk_link)):
             self._note_name(ThreadKey(record.pid, record.tid), record.comm)
+            if record.tid == record.pid:
+                self._details.met(record.pid)
             yield record
 
     def _waits(self, primed: bool) -> Iterator[Walked]:

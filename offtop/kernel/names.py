@@ -41,6 +41,7 @@ class NameWorker:
         self._queued = 0
         self._known = 0
         """How many names have been added; reset when names are forgotten."""
+        self.version = 0
         self._closing = False
         self._changed = threading.Condition()
         self._binaries = Binaries(_ANSWER_S)
@@ -106,6 +107,7 @@ class NameWorker:
             with self._changed:
                 file.names.update(names)
                 self._known += len(names)
+                self.version += 1
                 if self._known > _MOST_NAMES:
                     self._files.forget_names(_MOST_NAMES // 2)
                     self._known = _MOST_NAMES // 2

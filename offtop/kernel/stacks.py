@@ -191,7 +191,8 @@ class Stacks:
         tail = self._categories.tail_length(names)
 
         def made() -> Stack:
-            return Stack(frames, tail, self._categories.classify(names[tail:]))
+            trimmed = names[tail:]
+            return Stack(frames, tail, self._categories.classify(trimmed), self._categories.entry_length(trimmed))
 
         return self._intern(frames, made)
 

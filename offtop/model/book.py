@@ -1,4 +1,4 @@
-"""The Book says what ids stand for: stacks, thread names, process names.
+"""The Book says what ids stand for: stacks, thread names, process names, and who a process is.
 
 One Book is shared by all snapshots and windows of a source, because a copy in each of 600 windows would
 cost more than the windows. Its owner, the source, only adds to it, and drops an entry when no window that
@@ -33,6 +33,22 @@ class SiteKey(NamedTuple):
         return ThreadKey(self.pid, self.tid)
 
 
+class Details(NamedTuple):
+    """Who a process is. All of it is strangers' text, raw: escape it before it is shown."""
+
+    user: str = ""
+    """Name of its owner (the effective user, as in ps), or the number where that has none; empty: not known."""
+    cmdline: str = ""
+    """Its arguments, joined by blanks; empty for a kernel thread, and where it is not known."""
+    cgroup: str = ""
+    """Path below the root of the hierarchy: `/system.slice/mysql.service`; empty: not known."""
+    uid: int = -1
+    """Of its owner; -1: not known."""
+
+
+UNKNOWN = Details()
+
+
 @dataclass(slots=True)
 class Book:
     stacks: dict[int, Stack] = field(default_factory=lambda: dict(RESERVED))
@@ -40,12 +56,18 @@ class Book:
     """The thread's own name, raw: escape it before it is shown."""
     processes: dict[int, str] = field(default_factory=dict[int, str])
     """pid → the process's own name, raw."""
+    details: dict[int, Details] = field(default_factory=dict[int, Details])
+    """pid → who it is, as far as somebody asked (Source.describe) and it was still there to be read. Stays, as the
+    name does, when the process has ended; never that of another process which had the pid before."""
 
     def stack(self, stack_id: int) -> Stack:
         return self.stacks.get(stack_id, EMPTY)
 
     def comm(self, key: ThreadKey) -> str:
         return self.comms.get(key, "")
+
+    def detail(self, pid: int) -> Details:
+        return self.details.get(pid, UNKNOWN)
 
     def process(self, pid: int) -> str:
         """The process's name; its main thread's where that is all that is known."""

@@ -83,6 +83,7 @@ class Categories:
     rules: tuple[Rule, ...]
     scheduler_entry: re.Pattern[str]
     scheduler_tail: re.Pattern[str]
+    kernel_entry: re.Pattern[str]
 
     def classify(self, kernel: Sequence[str]) -> str:
         """Category of a kernel stack: function names, leaf first, trimmed. `other` where no rule knows it."""
@@ -109,6 +110,16 @@ class Categories:
         entries = [depth for depth, name in enumerate(names) if self.scheduler_entry.match(name)]
         length = entries[-1] + 1 if entries else 0
         while length < len(names) and self.scheduler_tail.match(names[length]):
+            length += 1
+        return length
+
+    def entry_length(self, kernel: Sequence[str]) -> int:
+        """How many frames at the root are only the kernel's own entry, of a trimmed stack, leaf first.
+
+        One frame is always left: a thread put aside on its way back to user mode has no others.
+        """
+        length = 0
+        while length < len(kernel) - 1 and self.kernel_entry.match(bare(kernel[-1 - length])):
             length += 1
         return length
 
@@ -148,7 +159,9 @@ class _Reader:
 
     def categories(self) -> Categories:
         self._known_keys(
-            self._file, {"scheduler_entry", "scheduler_tail", "names", "groups", "category", "rule"}, "the file"
+            self._file,
+            {"scheduler_entry", "scheduler_tail", "kernel_entry", "names", "groups", "category", "rule"},
+            "the file",
         )
         described = self._table(self._file, "category", "the file")
         plain: dict[str, str] = {}
@@ -174,6 +187,7 @@ class _Reader:
             rules=rules,
             scheduler_entry=_compiled(self._patterns(self._file, "scheduler_entry", "the file")),
             scheduler_tail=_compiled(self._patterns(self._file, "scheduler_tail", "the file")),
+            kernel_entry=_compiled(self._patterns(self._file, "kernel_entry", "the file")),
         )
 
     def _groups(self, known: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -281,7 +281,11 @@ def leaf_of_sites(window: Window, idle: Idle) -> dict[SiteKey, Leaf]:
 
 def cut(window: Window, idle: Idle) -> Cut:
     """`window` by category and process."""
-    every = shares(window, idle)
+    return cut_of(shares(window, idle), window.span_ns)
+
+
+def cut_of(every: Shares, span_ns: int) -> Cut:
+    """`every` by category and process, of a window of `span_ns`."""
     codes = every.leaf << 32 | every.ids[:, 0]
     processes: dict[Leaf, dict[int, Part]] = {}
     for code, part in every.by(codes):
@@ -289,7 +293,7 @@ def cut(window: Window, idle: Idle) -> Cut:
     tops: dict[Leaf, dict[int, tuple[int, SiteKey]]] = {}
     for code, ns, site in every.longest(codes):
         tops.setdefault(every.leaves[code >> 32], {})[code & _LOW] = ns, site
-    return Cut(window.span_ns, {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}, processes, tops)
+    return Cut(span_ns, {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}, processes, tops)
 
 
 def merged(cuts: Sequence[Cut]) -> Cut:
@@ -331,26 +335,26 @@ def by_process(one: Cut, scope: Scope) -> dict[int, Part]:
     return table
 
 
-def by_thread(window: Window, scope: Scope, idle: Idle) -> dict[tuple[int, ...], Added]:
-    """(pid, tid) → what fell to it in `window`, of the waits in `scope`."""
-    some = shares(window, idle).in_scope(scope)
+def by_thread(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
+    """(pid, tid) → what fell to it, of the waits in `scope`."""
+    some = every.in_scope(scope)
     return {(code >> 32, code & _LOW): part for code, part in some.by(thread_codes(some.ids))}
 
 
-def by_place(window: Window, scope: Scope, idle: Idle) -> dict[tuple[int, ...], Added]:
-    """(kernel, user) → what fell to that pair of stacks in `window`, of the waits in `scope`.
+def by_place(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
+    """(kernel, user) → what fell to that pair of stacks, of the waits in `scope`.
 
     Waits below the minimum and filtered ones have no stack, so they are in no place.
     """
-    some = shares(window, idle).in_scope(scope)
+    some = every.in_scope(scope)
     some = some.of((some.ids[:, 2] != stack.SHORT) & (some.ids[:, 2] != stack.FILTERED))
     return {(code >> 32, code & _LOW): part for code, part in some.by(some.ids[:, 2] << 32 | some.ids[:, 3])}
 
 
-def top_of_threads(window: Window, scope: Scope, idle: Idle, whom: Collection[ThreadKey]) -> dict[ThreadKey, SiteKey]:
-    """For each of `whom` that waited in `window`, the site in `scope` where it spent most time."""
-    every = shares(window, idle).in_scope(scope)
-    some = every.of(np.isin(thread_codes(every.ids), thread_codes(integers([*whom], 2))))
+def top_of_threads(every: Shares, scope: Scope, whom: Collection[ThreadKey]) -> dict[ThreadKey, SiteKey]:
+    """For each of `whom` that waited, the site in `scope` where it spent most time."""
+    some = every.in_scope(scope)
+    some = some.of(np.isin(thread_codes(some.ids), thread_codes(integers([*whom], 2))))
     return {site.thread: site for _, ns, site in some.longest(thread_codes(some.ids)) if ns > 0}
 
 

@@ -95,3 +95,17 @@ def percentile_ns(histogram: int, percent: float, max_ns: int) -> int:
         if seen >= rank:
             return min(high_ns(lane), max_ns) if lane < LANES - 1 else max_ns
     return max_ns
+
+
+def ranges(histogram: int, most: int) -> tuple[tuple[int, int], ...]:
+    """(first lane, end) of at most `most` ranges of equally many lanes, that hold all that `histogram` does."""
+    used = [lane for lane, n in enumerate(counts(histogram)) if n]
+    if not used or most < 1:
+        return ()
+    step = -(-(used[-1] + 1 - used[0]) // most)
+    return tuple((lane, lane + step) for lane in range(used[0], used[-1] + 1, step))
+
+
+def within(by_lane: Sequence[int], lanes: tuple[int, int]) -> int:
+    """How many waits there are in that range of lanes."""
+    return sum(by_lane[lanes[0] : lanes[1]])

@@ -16,10 +16,12 @@ from threading import Lock
 
 import numpy as np
 
-from offtop.model.cut import SLEEP, Cut, Idle, Leaf, cut
+from offtop.model.book import SiteKey
+from offtop.model.cut import SLEEP, Cut, Idle, Leaf, Part, Shares, cut, shares
 from offtop.model.histogram import LANES
-from offtop.model.snapshot import Snapshot
+from offtop.model.snapshot import SiteTotals, Snapshot
 from offtop.model.table import (
+    MAX_NS,
     NO_SITES,
     SITES,
     THREADS,
@@ -31,6 +33,7 @@ from offtop.model.table import (
     SiteKeys,
     Table,
     V,
+    summed,
     table_of,
 )
 from offtop.model.window import Window, between
@@ -111,8 +114,8 @@ class Kept:
     span_ns: int
     bytes_held: int
     """Estimated."""
-    waiting_ns: Mapping[Leaf, int]
-    """The time of each leaf: what a timeline draws."""
+    leaves: Mapping[Leaf, Part]
+    """What fell to each leaf: what timelines and heat maps draw."""
     held: Window | Packed
     idle: Idle
     """What looked idle in it, as was known then."""
@@ -126,6 +129,10 @@ class Kept:
     def facts(self) -> Window:
         """The window, perhaps without its entries: for its costs, losses, filters and book."""
         return self.held.rest if isinstance(self.held, Packed) else self.held
+
+    @property
+    def shares(self) -> Shares:
+        return shares(self.window, self.idle)
 
     @property
     def cut(self) -> Cut:
@@ -159,6 +166,14 @@ class History:
         self._first: Snapshot | None = None
         self._latest: Snapshot | None = None
         self._periodic = NO_SITES
+        self._longest: Table[SiteKey, SiteTotals] | None = None
+        """The longest wait of each site since `reset`; None while the source's own are right."""
+
+    def reset(self) -> None:
+        """From now on, `since_start` is since now."""
+        with self._lock:
+            self._first = self._latest
+            self._longest = table_of(SITES, {})
 
     def add(self, snapshot: Snapshot) -> Kept | None:
         """Keep what passed since the snapshot before, and return it; None for the first one."""
@@ -178,13 +193,17 @@ class History:
             taken_ns=window.taken_ns,
             at_ns=window.at_ns,
             span_ns=window.span_ns,
-            bytes_held=_bytes_of(window, made) + (periodic.ids.nbytes if is_new else 0),
-            waiting_ns={leaf: part.total_ns for leaf, part in made.categories.items()},
+            bytes_held=_bytes_of(window, made)
+            + _PART_BYTES * len(made.categories)
+            + (periodic.ids.nbytes if is_new else 0),
+            leaves=made.categories,
             held=window,
             idle=idle,
             kept_cut=made,
         )
         with self._lock:
+            if self._longest is not None:
+                self._longest = _longest_of(self._longest, table_of(SITES, window.sites))
             self._kept.append(kept)
             self._plain += 1
             self._with_cut += 1
@@ -200,6 +219,10 @@ class History:
     @property
     def newest(self) -> Kept | None:
         return self._kept[-1] if self._kept else None
+
+    @property
+    def oldest(self) -> Kept | None:
+        return self._kept[0] if self._kept else None
 
     @property
     def bytes_held(self) -> int:
@@ -235,21 +258,22 @@ class History:
             return self._kept[index] if 0 <= index < len(self._kept) else None
 
     def since_start(self) -> Kept | None:
-        """All that passed since the first snapshot, as one tick. Threads that exited stand together in it."""
-        first, latest = self._first, self._latest
+        """All that passed since the first snapshot, or since `reset`, as one tick. Threads that exited stand together
+        in it."""
+        with self._lock:
+            first, latest, longest = self._first, self._latest, self._longest
         if first is None or latest is None or first is latest:
             return None
         window = between(first, latest)
-        sites, latest_sites = table_of(SITES, window.sites), table_of(SITES, latest.sites)
-        rows = latest_sites.rows
-        row_of = np.array([rows.get(key, -1) for key in sites], np.int64)
+        sites = table_of(SITES, window.sites)
+        longest = table_of(SITES, latest.sites) if longest is None else longest
+        row_of = np.array([longest.rows.get(key, -1) for key in sites], np.int64)
         longest_ns = np.zeros(len(row_of), np.int64)
-        longest_ns[row_of >= 0] = latest_sites.longest_ns[row_of[row_of >= 0]]
+        longest_ns[row_of >= 0] = longest.longest_ns[row_of[row_of >= 0]]
         window = replace(window, sites=sites.with_maxima(longest_ns))
         idle = Idle(self._idle, self._periodic)
         made = cut(window, idle)
-        waiting_ns = {leaf: part.total_ns for leaf, part in made.categories.items()}
-        return Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, waiting_ns, window, idle, made)
+        return Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, made.categories, window, idle, made)
 
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
         """The sites of `sleep` whose waits so far are periodic."""
@@ -296,6 +320,15 @@ class History:
             self._plain_bytes += smaller.bytes_held - was.bytes_held
 
 
+def _longest_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals]) -> Table[SiteKey, SiteTotals]:
+    """Each site of either with the longer of its maxima, and nothing else."""
+    ids, longest_ns = np.concatenate((one.ids, other.ids)), np.append(one.numbers[:, MAX_NS], other.numbers[:, MAX_NS])
+    some = longest_ns > 0
+    numbers = np.zeros((np.count_nonzero(some), SITES.numbers), np.int64)
+    numbers[:, MAX_NS] = longest_ns[some]
+    return summed(SITES, ids[some], numbers, np.zeros((0, LANES), np.int64))
+
+
 def _bytes_of(held: Window | Packed, kept_cut: Cut | None) -> int:
     own = _KEPT_BYTES
     if isinstance(held, Packed):
@@ -304,5 +337,5 @@ def _bytes_of(held: Window | Packed, kept_cut: Cut | None) -> int:
         tables = table_of(SITES, held.sites), table_of(THREADS, held.threads)
         own += sum(table.bytes_held for table in tables) + held.still.ids.nbytes
     if kept_cut:
-        own += _PART_BYTES * (len(kept_cut.categories) + sum(map(len, kept_cut.processes.values())))
+        own += _PART_BYTES * sum(map(len, kept_cut.processes.values()))
     return own

@@ -4,6 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from offtop.model import heat as heats
+from offtop.model import icicle as icicles
+from offtop.model import tree as trees
+from offtop.model import view as views
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import OTHER
 from offtop.model.cut import (
@@ -11,11 +15,10 @@ from offtop.model.cut import (
     FILTERED,
     NO_PART,
     RUN_QUEUE,
-    Cut,
-    Idle,
     Leaf,
     Part,
     Scope,
+    Shares,
     by_category,
     by_place,
     by_thread,
@@ -24,12 +27,17 @@ from offtop.model.cut import (
     top_of_threads,
     total,
 )
+from offtop.model.filter import Filter, parse, quoted
+from offtop.model.heat import Heat
 from offtop.model.history import History, Kept
+from offtop.model.icicle import Icicle
 from offtop.model.rolling import Rolling, Table
-from offtop.model.rows import Key, Order, Ranking, Row, category_rows, place_rows, process_rows, thread_rows
+from offtop.model.rows import Key, Order, Ranking, category_rows, kept_rows, place_rows, process_rows, thread_rows
+from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
+from offtop.model.stack import Names
+from offtop.model.tree import Branch, Node
 from offtop.model.view import SINCE_START, View
-from offtop.model.window import Window
 from offtop.units import NS_PER_S
 
 Series = tuple[float | None, ...]
@@ -39,16 +47,31 @@ _LOOKED_UP_TICKS = 3
 """A row whose waits are all short has no place in any tick: not worth looking through sixty for it."""
 LONGEST_ROLLING_NS = 60 * NS_PER_S
 _RECENT_NS = 10 * NS_PER_S
+_ROWS = 500
+_EVERY_ROW = 1_000_000
+_FLAME_NS = 2 * NS_PER_S
+"""While live, boxes move this often at most."""
+_SMALL_BRANCH = 200
+"""Branches with less than this part of the whole are summed up: 0.5 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much the screen has room for."""
+    """How much the screen has room for; 0: not shown."""
 
-    categories: int = 7
     rows: int = 7
     """Rows of the list whose place is looked up: those that can be seen at once."""
-    places: int = 0
+    tree: int = 0
+    """Lines."""
+    site: int = 0
+    """Places."""
+    flame: tuple[int, int] = (0, 0)
+    """Columns and lines."""
+    latency: bool = False
+    heat: tuple[int, int] = (0, 0)
+    """Columns and rows."""
+    heat_cell_ns: int = 5 * NS_PER_S
+    categories: int = 7
     spark_cells: int = 20
     spark_cell_ns: int = 3 * NS_PER_S
     timeline_cells: int = 60
@@ -56,8 +79,23 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
+class TreePicture:
+    root: Node
+    branches: Sequence[Branch] = ()
+    cursor: int = 0
+    """Which of the branches the keys are on."""
+    first: int = 0
+    """Which of them is the first on the screen."""
+    nameless_ns: int = 0
+    """Of stacks with a function of the program that has no name."""
+    jit_ns: int = 0
+    """The part of it that lies in no file: compiled at run time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     view: View
+    """With the branches open that opened by themselves."""
     newest: Kept
     """The latest tick of it."""
     behind_ns: int
@@ -65,15 +103,20 @@ class Picture:
     span_ns: int
     """Measured; what the rows are over."""
     shown: Part
-    """All that the categories show."""
+    """Of all that waits: what is neither idle-looking and hidden, nor muted."""
     ready_ns: int
     """The run-queue part of `shown`."""
     hidden_ns: int
     """Idle-looking, and not shown."""
+    muted_ns: int
     filtered_ns: int
     """Left out by --max and --state."""
     other_ns: int
     """The part of `shown` that no rule knows."""
+    passing_ns: int
+    """The part of `shown` that passes the person's filter."""
+    threads_of: Mapping[int, int]
+    """pid → how many threads of it ever waited; none of a process that ended."""
     lost: Mapping[str, int]
     """Over the span, by kind."""
     switches_per_s: float
@@ -88,15 +131,27 @@ class Picture:
     """Which of its rows the keys are on."""
     first_row: int
     """Which of its rows is the first on the screen."""
+    tree: TreePicture | None
     places: Ranking
-    """Where the time of `places_of` went."""
-    places_of: Key | None
-    """The process or thread that was drilled into or that the cursor is on; None: the category."""
+    """Of the chosen branch: the whole stacks that go through it."""
+    flame: Icicle | None
+    flame_span_ns: int
+    """What the icicle is over: it may be older than the rest."""
+    latency: Part
+    """Of the selection."""
+    heat: Heat | None
     timeline: Series
 
+    @property
+    def subject(self) -> Key | None:
+        """The process or thread that tree, latency and timeline are about; None: all of the category."""
+        return self.view.thread or self.view.pid
 
-def series(ticks: Sequence[Kept], cells: int, cell_ns: int, end_ns: int, waiting_ns: Callable[[Kept], int]) -> Series:
-    """The average of `waiting_ns` in `cells` cells, the last holding `end_ns`.
+
+def series(
+    ticks: Sequence[Kept], cells: int, cell_ns: int, end_ns: int, waiting_ns: Callable[[Kept], int | None]
+) -> Series:
+    """The average of `waiting_ns` in `cells` cells, the last holding `end_ns`; None: not known yet.
 
     Cells begin at multiples of `cell_ns`, so that what is drawn moves a whole cell at a time and does not shimmer.
     """
@@ -104,9 +159,9 @@ def series(ticks: Sequence[Kept], cells: int, cell_ns: int, end_ns: int, waiting
     sums: dict[int, tuple[int, int]] = {}
     for tick in ticks:
         cell = (tick.at_ns - 1) // cell_ns - newest + cells - 1
-        if 0 <= cell < cells:
+        if 0 <= cell < cells and (ns := waiting_ns(tick)) is not None:
             was_ns, was_span_ns = sums.get(cell, (0, 0))
-            sums[cell] = (was_ns + waiting_ns(tick), was_span_ns + tick.span_ns)
+            sums[cell] = (was_ns + ns, was_span_ns + tick.span_ns)
     return tuple(sums[cell][0] / sums[cell][1] if sums.get(cell, (0, 0))[1] else None for cell in range(cells))
 
 
@@ -121,12 +176,16 @@ class _Still:
 
 
 class Pictures:
-    """Makes one picture after the other of a history; keeps nothing but rolling sums, to do it cheaply."""
+    """Makes one picture after the other of a history; keeps nothing but what makes the next one cheap."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, names: Names) -> None:
         self._history = history
+        self._names = names
         self._still: _Still | None = None
-        self._rolling: dict[str, tuple[Scope, Rolling]] = {}
+        self._rolling: dict[str, tuple[object, Rolling]] = {}
+        self._sieve: tuple[object, Sieve] | None = None
+        self._root: tuple[object, Node, tuple[int, int]] | None = None
+        self._flame_root: tuple[object, Node, int] | None = None
 
     def of(self, view: View, room: Room) -> Picture | None:
         """None while there is no tick yet."""
@@ -138,88 +197,120 @@ class Pictures:
         newest = minute[-1]
         over = [ever] if ever and view.span_ns == SINCE_START else _last(minute, view.span_ns)
         recent = _last(minute, _RECENT_NS) if over[0] is ever else over  # nobody counts switches since the start
-        one, lifetime = merged([tick.cut for tick in over]), ever.cut if ever else None
-        parts = by_category(one, view.idle_shown, filtered_shown=False)
-        filtered_ns = by_category(one).get(FILTERED, NO_PART).total_ns
+        sieve = self._sieve_of(view, newest)
+        taken = [sieve.taken(tick) for tick in over]
+        heard = _sums_of(one.heard for one in taken)
+        parts = _by_category(heard, view.idle_shown)
+        one = merged([tick.cut for tick in taken])
+        chosen = replace(one, categories=_sums_of(sieve.chosen(tick) for tick in over))
         categories = category_rows(
-            one,
+            chosen,
             Order(view.sort, view.reverse, room.categories),
             idle_shown=view.idle_shown,
-            lifetime=lifetime,
+            lifetime=replace(one, categories=sieve.chosen(ever)) if ever else None,
             keep=view.category,
         )
-        rows = self._rows(view, one, over, ever)
-        cursor_row = next((i for i, row in enumerate(rows.rows) if row.key == view.cursor), 0)
+        counts = self._still.threads if self._still else _thread_counts(self._history.latest)
+        rows = self._rows(view, sieve, over, ever, counts)
+        cursor_row = next((i for i, row in enumerate(rows.rows) if row.key == (view.thread or view.cursor)), 0)
         first_row = min(max(0, cursor_row - room.rows // 2), max(0, len(rows.rows) - room.rows))
-        rows = self._with_tops(rows, first_row, room.rows, view, over)
-        under_cursor = rows.rows[cursor_row] if rows.rows and view.in_list else None
-        places_of = view.thread or (under_cursor.key if under_cursor else None)
-        span_ns = sum(tick.span_ns for tick in over)
+        rows = self._with_tops(rows, first_row, room.rows, view, sieve, over)
+        view, tree, places, flame = self._stacks(view, room, sieve, over)
+        past = self._past(room, newest, sieve, view)
+        all_ns = total(heard.values()).total_ns
+        shown = total(parts.values())
+        filtered_ns = total(part for leaf, part in heard.items() if leaf.category == FILTERED).total_ns
         return Picture(
             view=view,
             newest=newest,
             behind_ns=self._history.latest.at_ns - newest.at_ns if self._history.latest else 0,
-            span_ns=span_ns,
-            shown=total(parts.values()),
+            span_ns=sum(tick.span_ns for tick in over),
+            shown=shown,
             ready_ns=parts.get(RUN_QUEUE, NO_PART).total_ns,
             other_ns=parts.get(OTHER, NO_PART).total_ns,
             filtered_ns=filtered_ns,
-            hidden_ns=total(one.categories.values()).total_ns - total(parts.values()).total_ns - filtered_ns,
+            hidden_ns=all_ns - shown.total_ns - filtered_ns,
+            muted_ns=sum(tick.muted_ns for tick in taken),
+            passing_ns=total(by_category(one, view.idle_shown, filtered_shown=False).values()).total_ns,
+            threads_of=counts,
             lost=_added(tick.facts.lost for tick in over),
             switches_per_s=_per_second([tick for tick in recent if tick.facts.cost.switches >= 0]),
             book=newest.facts.book,
             categories=categories,
-            sparks={
-                row.key: series(minute, room.spark_cells, room.spark_cell_ns, newest.at_ns, _time_in(row.key, view))
-                for row in (*categories.rows, Row(ALL, ALL, span_ns))
-                if isinstance(row.key, str)
-            },
+            sparks=_sparks(minute, room, newest.at_ns, view, sieve, [row.key for row in categories.rows]),
             rows=rows,
             cursor_row=cursor_row,
             first_row=first_row,
-            places=self._places(view, places_of, over, room.places) if room.places else Ranking(),
-            places_of=places_of,
+            tree=tree,
+            places=places,
+            flame=flame,
+            flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
+            latency=_in_category(chosen.categories, view),
+            heat=self._heat(room, newest, past, view) if room.heat[0] else None,
             timeline=series(
                 self._history.last(room.timeline_cells * room.timeline_cell_ns, newest.at_ns),
                 room.timeline_cells,
                 room.timeline_cell_ns,
                 newest.at_ns,
-                _time_in(view.category, view),
+                lambda tick: _in_category(past[tick.number], view).total_ns if tick.number in past else None,
             ),
         )
 
     def _stop_or_go_on(self, view: View) -> None:
         if view.paused_at_ns is None:
             self._still = None
-        elif self._still is None:
+        elif self._still is None or self._still.at_ns != view.paused_at_ns:
             self._still = _Still(self._history, view.paused_at_ns)
 
     def _since_start(self) -> Kept | None:
         return self._still.since_start if self._still else self._history.since_start()
 
-    def _rows(self, view: View, one: Cut, over: Sequence[Kept], ever: Kept | None) -> Ranking:
+    def _sieve_of(self, view: View, newest: Kept) -> Sieve:
+        filters = tuple(one for one in (view.filter, _of_user(view.user)) if one.chooses_waits)
+        tid = view.thread.tid if view.thread else None
+        pid = view.thread.pid if view.thread else view.pid
+        selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else trees.Shape())
+        depends_on: list[int] = []
+        if not selection.is_everything or selection.path:
+            depends_on.append(self._names.version)
+        if any(one.needs_details for one in (*filters, *view.muted)):
+            depends_on.append(len(newest.facts.book.details))
+        key = (selection, tuple(depends_on))
+        if self._sieve is None or self._sieve[0] != key:
+            self._sieve = key, Sieve(selection, self._names)
+        oldest = self._history.oldest
+        if oldest:
+            self._sieve[1].forget_before(oldest.number)
+        return self._sieve[1]
+
+    def _rows(
+        self, view: View, sieve: Sieve, over: Sequence[Kept], ever: Kept | None, counts: Mapping[int, int]
+    ) -> Ranking:
         """The list: processes or threads in the view's scope."""
         scope, book = view.scope._replace(tid=None), over[-1].facts.book
-        order = Order(view.sort, view.reverse)
+        order = Order(view.sort, view.reverse, _EVERY_ROW if view.filter.chooses_rows else _ROWS)
         if not view.lists_threads:
             pids = [view.pin if isinstance(view.pin, int) else view.pin.pid] if view.pin is not None else []
-            counts = self._still.threads if self._still else _thread_counts(self._history.latest)
+            one = merged([sieve.taken(tick).cut for tick in over])
             keep = view.cursor if isinstance(view.cursor, int) else None
-            lifetime = ever.cut if ever else None
-            return process_rows(one, scope, book, order, threads=counts, pinned=pids, lifetime=lifetime, keep=keep)
-        pin = view.pin if isinstance(view.pin, ThreadKey) and scope.pid in (None, view.pin.pid) else None
-        table = self._table("threads", by_thread, scope, over)
-        return thread_rows(
-            table,
-            one.span_ns,
-            book,
-            order,
-            pinned=[pin] if pin else [],
-            lifetime=by_thread(ever.window, scope, ever.idle) if ever else None,
-            keep=view.cursor if isinstance(view.cursor, ThreadKey) else None,
-        )
+            lifetime = sieve.taken(ever).cut if ever else None
+            rows = process_rows(one, scope, book, order, threads=counts, pinned=pids, lifetime=lifetime, keep=keep)
+        else:
+            pin = view.pin if isinstance(view.pin, ThreadKey) and scope.pid in (None, view.pin.pid) else None
+            rows = thread_rows(
+                self._table("threads", by_thread, scope, sieve, over),
+                sum(tick.span_ns for tick in over),
+                book,
+                order,
+                pinned=[pin] if pin else [],
+                lifetime=by_thread(sieve.shares(ever), scope) if ever else None,
+                keep=view.thread or (view.cursor if isinstance(view.cursor, ThreadKey) else None),
+            )
+        return kept_rows(rows, view.filter.keeps, _ROWS) if view.filter.chooses_rows else rows
 
-    def _with_tops(self, rows: Ranking, first: int, count: int, view: View, over: Sequence[Kept]) -> Ranking:
+    def _with_tops(
+        self, rows: Ranking, first: int, count: int, view: View, sieve: Sieve, over: Sequence[Kept]
+    ) -> Ranking:
         """The rows that can be seen told where they waited, looked up in the newest of the last ticks that knows."""
         scope = view.scope._replace(tid=None)
         missing = {row.key for row in rows.rows[first : first + count] if isinstance(row.key, int | ThreadKey)}
@@ -227,10 +318,10 @@ class Pictures:
         for tick in over[: -_LOOKED_UP_TICKS - 1 : -1]:
             if not missing:
                 break
-            found |= top_of_processes(tick.cut, scope, {key for key in missing if isinstance(key, int)})
+            found |= top_of_processes(sieve.taken(tick).cut, scope, {key for key in missing if isinstance(key, int)})
             of_threads = {key for key in missing if isinstance(key, ThreadKey)}
             if of_threads:
-                found |= top_of_threads(tick.window, scope, tick.idle, of_threads)
+                found |= top_of_threads(sieve.shares(tick), scope, of_threads)
             missing -= found.keys()
         seen = tuple(
             row._replace(top=found[row.key]) if isinstance(row.key, int | ThreadKey) and row.key in found else row
@@ -238,22 +329,130 @@ class Pictures:
         )
         return rows._replace(rows=seen)
 
-    def _places(self, view: View, whose: Key | None, over: Sequence[Kept], limit: int) -> Ranking:
-        pid, tid = whose if isinstance(whose, ThreadKey) else (whose if isinstance(whose, int) else None, None)
-        scope = Scope(view.category, pid, tid, view.idle_shown)
-        table = self._table("places", by_place, scope, over)
-        return place_rows(table, sum(tick.span_ns for tick in over), limit)
+    def _stacks(
+        self, view: View, room: Room, sieve: Sieve, over: Sequence[Kept]
+    ) -> tuple[View, TreePicture | None, Ranking, Icicle | None]:
+        """The tree, the places of the chosen branch, and the icicle, as far as there is room for them."""
+        tree, places, flame = None, Ranking(), None
+        if not (room.tree or room.site or room.flame[0]):
+            return view, tree, places, flame
+        table = self._table("places", by_place, view.scope, sieve, over)
+        book, span_ns = over[-1].facts.book, sum(tick.span_ns for tick in over)
+        shape = view.tree.shape
+        about = (view.scope, sieve, shape, self._names.version)
+        if room.tree or room.flame[0]:
+            key = (about, over[0].at_ns, over[-1].at_ns)
+            if self._root is None or self._root[0] != key:
+                root = trees.tree_of(table, book, self._names, shape)
+                self._root = key, root, trees.nameless_ns(root)
+        if room.tree and self._root:
+            view, tree = _tree_picture(view, self._root[1], room.tree)
+            tree = replace(tree, nameless_ns=self._root[2][0], jit_ns=self._root[2][1])
+        if room.flame[0] and self._root:
+            key = (about[:-1], view.span_ns, over[-1].at_ns // _FLAME_NS, view.paused_at_ns)
+            if self._flame_root is None or self._flame_root[0] != key:
+                self._flame_root = key, self._root[1], span_ns
+            flame = icicles.layout(self._flame_root[1], view.flame.zoom, *room.flame)
+        if room.site:
+            steps = trees.steps_of(book, self._names, shape)
+            through = {place: part for place, part in table.items() if trees.passes(steps(place), view.path)}
+            places = place_rows(through, span_ns, room.site)
+        return view, tree, places, flame
+
+    def _past(self, room: Room, newest: Kept, sieve: Sieve, view: View) -> dict[int, Parts]:
+        """What fell to the selection in each tick that timeline and heat map show, as far as it is known by now."""
+        timeline_ns = room.timeline_cells * room.timeline_cell_ns
+        heat_ns = room.heat[0] * room.heat_cell_ns
+        return sieve.parts_of(self._history.last(max(timeline_ns, heat_ns), newest.at_ns))
+
+    def _heat(self, room: Room, newest: Kept, past: Mapping[int, Parts], view: View) -> Heat:
+        columns, rows = room.heat
+        ticks = self._history.last(columns * room.heat_cell_ns, newest.at_ns)
+        histograms = {number: _in_category(parts, view).histogram for number, parts in past.items()}
+        return heats.heat(ticks, histograms, columns, room.heat_cell_ns, newest.at_ns, rows)
 
     def _table(
-        self, what: str, table_of: Callable[[Window, Scope, Idle], Table], scope: Scope, over: Sequence[Kept]
+        self,
+        what: str,
+        table_of: Callable[[Shares, Scope], Table],
+        scope: Scope,
+        sieve: Sieve,
+        over: Sequence[Kept],
     ) -> Table:
-        """The sum over all ticks of `over`; the rolling sum of `what` goes on while its scope stays the same."""
+        """The sum over all ticks of `over`; the rolling sum of `what` goes on while it is about the same."""
+
+        def of(tick: Kept) -> Table:
+            return table_of(sieve.shares(tick), scope)
+
         if not over[-1].number or len(over) == 1:
-            return table_of(over[-1].window, scope, over[-1].idle)
+            return of(over[-1])
+        about = (sieve, scope)
         was = self._rolling.get(what)
-        if was is None or was[0] != scope:
-            was = self._rolling[what] = (scope, Rolling(lambda tick: table_of(tick.window, scope, tick.idle)))
+        if was is None or was[0] != about:
+            was = self._rolling[what] = (about, Rolling(of))
         return was[1].follow(over, self._history.tick)
+
+
+def _tree_picture(view: View, root: Node, lines: int) -> tuple[View, TreePicture]:
+    """The tree as the view has it open, with what is large opened by itself."""
+    view = views.grown(view, trees.opened_by_share(root))
+    branches = trees.flatten(root, view.tree.opened, root.part[1] // _SMALL_BRANCH)
+    cursor = trees.index_of(branches, view.tree.cursor)
+    line = max(0, min(view.tree.line, lines - 1))
+    first = max(0, min(cursor - line, len(branches) - lines))
+    return view, TreePicture(root, branches, cursor, min(first, cursor))
+
+
+def _of_user(user: str) -> Filter:
+    return parse(f"user={quoted(user)}" if user else "")
+
+
+def _sums_of(every: Iterable[Parts]) -> dict[Leaf, Part]:
+    sums: dict[Leaf, Part] = {}
+    for parts in every:
+        for leaf, part in parts.items():
+            was = sums.get(leaf)
+            sums[leaf] = part if was is None else was.plus(part)
+    return sums
+
+
+def _by_category(parts: Parts, idle_shown: bool) -> dict[str, Part]:
+    """Category → its time, its idle-looking part left out unless `idle_shown`; what is filtered is none."""
+    sums: dict[str, Part] = {}
+    for leaf, part in parts.items():
+        if (idle_shown or not leaf.idle) and leaf.category != FILTERED:
+            was = sums.get(leaf.category)
+            sums[leaf.category] = part if was is None else was.plus(part)
+    return sums
+
+
+def _in_category(parts: Parts, view: View) -> Part:
+    """What the view shows of `parts`, in its category."""
+    return total(_in(parts, view.category, view.idle_shown))
+
+
+def _in(parts: Parts, category: str, idle_shown: bool) -> Iterable[Part]:
+    scope = Scope(category, idle=idle_shown)
+    return (part for leaf, part in parts.items() if scope.holds(leaf))
+
+
+def _sparks(
+    minute: Sequence[Kept], room: Room, end_ns: int, view: View, sieve: Sieve, keys: Sequence[Key]
+) -> dict[str, Series]:
+    past = sieve.parts_of(minute)
+
+    def waiting_ns(category: str) -> Callable[[Kept], int | None]:
+        def of(tick: Kept) -> int | None:
+            parts = past.get(tick.number)
+            return None if parts is None else sum(part.total_ns for part in _in(parts, category, view.idle_shown))
+
+        return of
+
+    return {
+        key: series(minute, room.spark_cells, room.spark_cell_ns, end_ns, waiting_ns(key))
+        for key in (ALL, *keys)
+        if isinstance(key, str)
+    }
 
 
 def _last(minute: Sequence[Kept], span_ns: int) -> Sequence[Kept]:
@@ -267,14 +466,6 @@ def _last(minute: Sequence[Kept], span_ns: int) -> Sequence[Kept]:
 def _counted(tick: Kept) -> Filters:
     """Which threads and waits are in it; the minimum does not leave any out."""
     return replace(tick.facts.filters, min_ns=0)
-
-
-def _time_in(category: str, view: View) -> Callable[[Kept], int]:
-    """What a timeline of `category` shows of a tick, in ns."""
-    if category == ALL:
-        return lambda tick: sum(ns for leaf, ns in tick.waiting_ns.items() if view.idle_shown or not leaf.idle)
-    leaves = (Leaf(category), Leaf(category, True)) if view.idle_shown else (Leaf(category),)
-    return lambda tick: sum(tick.waiting_ns.get(leaf, 0) for leaf in leaves)
 
 
 def _thread_counts(snapshot: Snapshot | None) -> Mapping[int, int]:

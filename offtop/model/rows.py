@@ -36,6 +36,8 @@ class Row(NamedTuple):
     idle: bool = False
     """All of it looks idle."""
     pinned: bool = False
+    lifetime_ns: int = 0
+    """Of all its time since the start, where that was asked for."""
     top: SiteKey = NOWHERE
     """Of a process or thread: where it last waited longest (cut.tops)."""
 
@@ -121,7 +123,8 @@ def ranked(
 
     def row(key: K, is_pinned: bool) -> Row:
         made = row_of(key, Part(*table[key]) if key in table else NO_PART)
-        return made._replace(whole_ns=whole.total_ns, pinned=is_pinned)
+        lifetime_ns = lifetime.get(key, NO_PART)[1] if lifetime is not None else 0
+        return made._replace(whole_ns=whole.total_ns, pinned=is_pinned, lifetime_ns=lifetime_ns)
 
     rows = (*(row(key, True) for key in pinned), *(row(key, False) for key in kept))
     shown = {*pinned, *kept}
@@ -226,6 +229,20 @@ def thread_rows(
         lifetime=lifetime,
         keep=keep,
     )
+
+
+def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ranking:
+    """Those rows of `ranking` that `keeps` says, and pinned ones; all others are summed up in `elided`."""
+    shown = [row for row in ranking.rows if row.pinned or keeps(row)][:limit]
+    left_out = len(ranking.rows) + (ranking.elided.threads if ranking.elided else 0) - len(shown)
+    if not left_out:
+        return ranking
+    keys = {row.key for row in shown}
+    others = [row for row in ranking.rows if row.key not in keys] + ([ranking.elided] if ranking.elided else [])
+    rest = total(row.part for row in others)
+    name = f"{left_out} more"
+    elided = Row(ALL, name, others[0].span_ns, rest, ranking.whole.total_ns, threads=left_out)
+    return Ranking(tuple(shown), elided, ranking.whole)
 
 
 def place_rows(table: Mapping[tuple[int, ...], Added], span_ns: int, limit: int) -> Ranking:

@@ -1,4 +1,4 @@
-"""A stack is where a thread waited: frames, leaf first, with the scheduler's own frames counted off."""
+"""A stack is where a thread waited: frames, leaf first, with those counted off that say nothing of it."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -41,11 +41,18 @@ class Stack(NamedTuple):
     """How many frames at the leaf are the scheduler's own (`__schedule`, `schedule`, …)."""
     category: str = "other"
     """Kernel stacks: id of the category whose rule matched."""
+    entry: int = 0
+    """How many frames at the root are only the kernel's own entry (`do_syscall_64`, `ret_from_fork`, …)."""
 
     @property
     def trimmed(self) -> tuple[Frame, ...]:
         """The frames without the scheduler's tail: what JSON, exports and rules see."""
         return self.frames[self.tail :]
+
+    @property
+    def told(self) -> tuple[Frame, ...]:
+        """The frames without the scheduler's tail and the kernel's entry: what screens show."""
+        return self.frames[self.tail : len(self.frames) - self.entry]
 
 
 LOST = Stack((Frame(KERNEL, 0, "[stack lost]"),))
@@ -56,6 +63,11 @@ RESERVED: Mapping[int, Stack] = {NO_STACK: EMPTY, STACK_LOST: LOST}
 
 class Names(Protocol):
     """What a frame is called, as far as is known by now."""
+
+    @property
+    def version(self) -> int:
+        """Another one whenever a frame is called otherwise than before."""
+        ...
 
     def of(self, frame: Frame) -> str:
         """Symbol of `frame`, or `libfoo.so+0x1234` while (or because) it has none.

@@ -1,17 +1,60 @@
 """A View is what the person chose to look at; each key makes the next one from it."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
+from offtop.model import tree
 from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL, Scope
+from offtop.model.filter import NOTHING, Filter
 from offtop.model.rows import SORTS, Key
 from offtop.model.snapshot import Filters
+from offtop.model.tree import Path, Shape
 from offtop.units import NS_PER_S
 
 SINCE_START = 0
 SPANS_NS = (NS_PER_S, 10 * NS_PER_S, 60 * NS_PER_S, SINCE_START)
 """What the numbers are over; `w` steps through them."""
 SHORTEST_DELAY_NS, LONGEST_DELAY_NS = NS_PER_S // 10, 60 * NS_PER_S
+
+CATEGORIES, LIST, TREE, SITE, LATENCY, FLAME = "categories", "list", "tree", "site", "latency", "flame"
+"""The panes that the keys can be in."""
+AUTO, HISTOGRAM, HEATMAP, OFF = "auto", "histogram", "heatmap", "off"
+"""What the latency pane shows; AUTO: the histogram where there is room beside the categories."""
+LATENCIES = (AUTO, HISTOGRAM, HEATMAP, OFF)
+NAMES = ("comm", "cmdline", "cgroup")
+"""What a process is called by; `c` steps through them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeView:
+    """The stack tree. What is open is kept by path, while numbers and lines change."""
+
+    shape: Shape = Shape()
+    opened: frozenset[Path] = frozenset()
+    closed: frozenset[Path] = frozenset()
+    """By hand: these do not open by themselves, however large they grow."""
+    cursor: Path = ()
+    line: int = 0
+    """On which line of the pane the cursor stands: there it stays, and the tree moves around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlameView:
+    """The icicle."""
+
+    zoom: Path = ()
+    cursor: Path = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of the heat map."""
+
+    end_ns: int
+    """CLOCK_MONOTONIC of the end of its column."""
+    row: int
+    """Counted upward from the shortest waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +66,15 @@ class View:
     span_ns: int = 10 * NS_PER_S
     """One of SPANS_NS."""
     category: str = ALL
-    """The one under the cursor of the categories: the list below is about it."""
+    """The one under the cursor of the categories: the other panes are about it."""
     pid: int | None = None
     """Drilled into."""
     thread: ThreadKey | None = None
     """Drilled into."""
-    in_list: bool = False
-    """Whether the keys move in the list, not in the categories."""
+    path: Path = ()
+    """The branch of the tree that was drilled into."""
+    focus: str = CATEGORIES
+    """The pane that the keys are in."""
     cursor: Key | None = None
     """The row of the list that the keys are on; None: the first."""
     threads: bool = False
@@ -44,6 +89,26 @@ class View:
     """Whether the kernel counts only the pin."""
     paused_at_ns: int | None = None
     """CLOCK_MONOTONIC of the last tick that is shown; None while live."""
+    tree: TreeView = field(default_factory=TreeView)
+    flame: FlameView = field(default_factory=FlameView)
+    latency: str = AUTO
+    cell: Cell | None = None
+    """The chosen cell of the heat map; None: the latest column's."""
+    zoomed: bool = False
+    """Whether the pane that the keys are in has the whole screen."""
+    names: str = NAMES[0]
+    filter: Filter = NOTHING
+    """Only waits and rows that it keeps are shown."""
+    user: str = ""
+    """Only processes of this user are shown; empty: of all."""
+    search: str = ""
+    """Lines that hold this are marked."""
+    muted: tuple[Filter, ...] = ()
+    """What the person chose not to see: in no table, but accounted for in the head."""
+    hidden: frozenset[str] = frozenset()
+    """Columns and panes that are not shown, by their titles."""
+    scrolled: int = 0
+    """Lines of the pane of the site above the screen."""
 
     @property
     def scope(self) -> Scope:
@@ -66,44 +131,96 @@ class View:
         return replace(self.filters, pids=(self.pin,))
 
 
+def _about(view: View, **changes: object) -> View:
+    """Another selection: what was opened and chosen in the old one is forgotten."""
+    return replace(
+        view,
+        **{  # pyright: ignore[reportArgumentType]  # fields of View, as the callers below give them
+            "tree": TreeView(view.tree.shape),
+            "flame": FlameView(),
+            "cell": None,
+            "path": (),
+            "scrolled": 0,
+            "focus": TREE if view.focus == SITE else view.focus,
+            **changes,
+        },
+    )
+
+
 def at_category(view: View, category: str) -> View:
     """The cursor of the categories moved."""
-    return replace(view, category=category, cursor=None) if category != view.category else view
+    return _about(view, category=category, cursor=None) if category != view.category else view
 
 
 def at_row(view: View, key: Key) -> View:
-    """The cursor of the list moved."""
+    """The cursor of the list moved; where a thread was drilled into, to that one's tree."""
+    if view.thread is not None and isinstance(key, ThreadKey) and key != view.thread:
+        return _about(view, thread=key, cursor=key)
     return replace(view, cursor=key)
 
 
 def entered(view: View, key: Key | None) -> View:
-    """One level down, at the list's row `key`: from the categories to the list, to a process, to a thread."""
-    if not view.in_list:
-        return replace(view, in_list=True)
-    if isinstance(key, ThreadKey):
-        return replace(view, thread=key, cursor=key)
-    if isinstance(key, int) and view.pid is None:
-        return replace(view, pid=key, cursor=None)
+    """One level down, at the list's row `key`: from the categories to the list, to a process, to a thread, to its
+    tree, and from a branch of that to its site."""
+    if view.focus == CATEGORIES:
+        return replace(view, focus=LIST)
+    if view.focus == LIST and isinstance(key, ThreadKey):
+        return _about(view, thread=key, cursor=key, focus=TREE)
+    if view.focus == LIST and isinstance(key, int) and view.pid is None:
+        return _about(view, pid=key, cursor=None)
+    if view.focus == TREE:
+        return replace(view, path=view.tree.cursor, focus=SITE, scrolled=0)
     return view
 
 
 def left(view: View) -> View:
-    """One level up; the cursor stands where it stood. At the top nothing changes."""
+    """One level up; the cursor stands where it stood. At the top, what was filtered is shown again."""
+    if view.zoomed:
+        return replace(view, zoomed=False)
+    if view.search:
+        return replace(view, search="")
+    if view.focus == SITE:
+        return replace(view, focus=TREE, path=())
+    if view.focus == FLAME and view.flame.zoom:
+        return replace(view, flame=FlameView(cursor=view.flame.zoom))
+    if view.focus == FLAME:
+        return flame_or_not(view)
+    if view.focus == LATENCY:
+        return replace(view, focus=CATEGORIES)
     if view.thread is not None:
-        return replace(view, thread=None, cursor=view.thread)
+        return _about(view, thread=None, cursor=view.thread, focus=LIST)
+    if view.focus == TREE:
+        return replace(view, focus=LIST)
     if view.pid is not None:
-        return replace(view, pid=None, cursor=ThreadKey(view.pid, view.pid) if view.threads else view.pid)
-    if view.in_list:
-        return replace(view, in_list=False)
-    return at_category(view, ALL)
+        cursor = ThreadKey(view.pid, view.pid) if view.threads else view.pid
+        return _about(view, pid=None, cursor=cursor, focus=LIST)
+    if view.focus == LIST:
+        return replace(view, focus=CATEGORIES)
+    if view.category != ALL:
+        return at_category(view, ALL)
+    return replace(view, filter=NOTHING, user="")
 
 
-def other_pane(view: View) -> View:
-    return replace(view, in_list=not view.in_list)
+def next_pane(view: View, panes: Iterable[str], step: int) -> View:
+    """The keys in the next of `panes`, those that can be seen."""
+    every = [*panes]
+    index = every.index(view.focus) if view.focus in every else -1
+    return in_pane(view, every[(index + step) % len(every)]) if every else view
+
+
+def in_pane(view: View, pane: str) -> View:
+    """The keys in `pane`."""
+    if pane == SITE or view.focus != SITE:
+        return replace(view, focus=pane)
+    return replace(view, focus=pane, path=())
 
 
 def threads_or_processes(view: View) -> View:
-    return replace(view, threads=not view.lists_threads, pid=None, thread=None, cursor=None)
+    return _about(view, threads=not view.lists_threads, pid=None, thread=None, cursor=None, focus=_list_or_above(view))
+
+
+def _list_or_above(view: View) -> str:
+    return CATEGORIES if view.focus == CATEGORIES else LIST
 
 
 def next_span(view: View) -> View:
@@ -142,6 +259,11 @@ def paused(view: View, at_ns: int) -> View:
     return replace(view, paused_at_ns=at_ns if view.paused_at_ns is None else None)
 
 
+def paused_at(view: View, at_ns: int) -> View:
+    """The picture of the tick at `at_ns`, whatever is shown now."""
+    return replace(view, paused_at_ns=at_ns)
+
+
 def with_delay(view: View, delay_ns: int) -> View:
     """Raises ValueError outside 0.1 to 60 s."""
     if not SHORTEST_DELAY_NS <= delay_ns <= LONGEST_DELAY_NS:
@@ -151,3 +273,126 @@ def with_delay(view: View, delay_ns: int) -> View:
 
 def with_minimum(view: View, min_ns: int) -> View:
     return replace(view, filters=replace(view.filters, min_ns=min_ns))
+
+
+def next_names(view: View) -> View:
+    return replace(view, names=NAMES[(NAMES.index(view.names) + 1) % len(NAMES)])
+
+
+def next_latency(view: View, shown: str) -> View:
+    """After `shown`, which is what AUTO came to: histogram, heat map, off."""
+    after = {HISTOGRAM: HEATMAP, HEATMAP: OFF, OFF: HISTOGRAM}[shown]
+    focus = LATENCY if after == HEATMAP else CATEGORIES if view.focus == LATENCY else view.focus
+    return in_pane(replace(view, latency=after, cell=None), focus)
+
+
+def with_latency(view: View, latency: str) -> View:
+    return replace(view, latency=latency, focus=CATEGORIES if view.focus == LATENCY else view.focus, cell=None)
+
+
+def at_cell(view: View, cell: Cell | None) -> View:
+    """The cursor of the heat map moved."""
+    return in_pane(replace(view, cell=cell), LATENCY)
+
+
+def tree_or_list(view: View) -> View:
+    """The tree of the selection, or back to its list."""
+    if view.focus in (TREE, SITE):
+        back = _about(view, thread=None, cursor=view.thread, focus=LIST) if view.thread else view
+        return replace(back, focus=LIST, path=())
+    return replace(view, focus=TREE, path=())
+
+
+def flame_or_not(view: View) -> View:
+    if view.focus == FLAME:
+        return replace(view, focus=TREE if view.thread else LIST)
+    return replace(view, focus=FLAME, path=())
+
+
+def at_box(view: View, path: Path) -> View:
+    """The cursor of the icicle moved."""
+    return replace(view, flame=replace(view.flame, cursor=path))
+
+
+def zoomed_in(view: View, path: Path) -> View:
+    """The icicle of that box alone."""
+    return replace(view, flame=FlameView(path, path))
+
+
+def scrolled_to(view: View, line: int) -> View:
+    return replace(view, scrolled=line)
+
+
+def zoomed_or_not(view: View) -> View:
+    return replace(view, zoomed=not view.zoomed)
+
+
+def shaped(view: View, shape: Shape) -> View:
+    """The tree in another shape: its paths are others, so that nothing stays open."""
+    focus = TREE if view.focus == SITE else view.focus
+    return replace(view, tree=TreeView(shape), flame=FlameView(), path=(), focus=focus)
+
+
+def inverted(view: View) -> View:
+    return shaped(view, view.tree.shape._replace(inverted=not view.tree.shape.inverted))
+
+
+def only_frames(view: View, frames: str) -> View:
+    """Only those of the kernel or of the user, or both again."""
+    return shaped(view, view.tree.shape._replace(frames="both" if view.tree.shape.frames == frames else frames))
+
+
+def machinery_or_not(view: View) -> View:
+    return shaped(view, view.tree.shape._replace(machinery=not view.tree.shape.machinery))
+
+
+def at_branch(view: View, path: Path, line: int) -> View:
+    """The cursor of the tree moved to `path`, on that line of the pane."""
+    return replace(view, tree=replace(view.tree, cursor=path, line=line))
+
+
+def branch_opened(view: View, path: Path) -> View:
+    opened = tree.opened_with(view.tree.opened, path)
+    return replace(view, tree=replace(view.tree, opened=opened, closed=view.tree.closed - {path}))
+
+
+def branch_closed(view: View, path: Path) -> View:
+    opened = tree.closed(view.tree.opened, path)
+    return replace(view, tree=replace(view.tree, opened=opened, closed=view.tree.closed | {path}))
+
+
+def all_opened(view: View, paths: Iterable[Path]) -> View:
+    return replace(view, tree=replace(view.tree, opened=frozenset(paths), closed=frozenset()))
+
+
+def grown(view: View, large: Iterable[Path]) -> View:
+    """Branches that became large open by themselves, unless they were closed by hand."""
+    more = frozenset(path for path in large if not any(path[: len(shut)] == shut for shut in view.tree.closed))
+    if more <= view.tree.opened:
+        return view
+    return replace(view, tree=replace(view.tree, opened=view.tree.opened | more))
+
+
+def searched(view: View, text: str) -> View:
+    return replace(view, search=text)
+
+
+def filtered(view: View, chosen: Filter) -> View:
+    return _about(view, filter=chosen, search="", cursor=None)
+
+
+def of_user(view: View, user: str) -> View:
+    return _about(view, user=user, cursor=None)
+
+
+def muted_or_not(view: View, what: Filter) -> View:
+    """`what` muted, or, if it is so already, heard again."""
+    if any(one.text == what.text for one in view.muted):
+        return replace(view, muted=tuple(one for one in view.muted if one.text != what.text))
+    category = ALL if view.focus == CATEGORIES else view.category
+    return _about(view, muted=(*view.muted, what), category=category, cursor=None)
+
+
+def shown_or_hidden(view: View, title: str) -> View:
+    """A column or pane shown again, or not."""
+    return replace(view, hidden=view.hidden ^ {title})

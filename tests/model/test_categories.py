@@ -185,6 +185,45 @@ def test_an_empty_stack_has_no_tail_and_is_in_other() -> None:
     assert RULES.rule_of([]) == "no rule"
 
 
+# ---- the kernel's entry
+
+
+ARM64_ROOT = "el0t_64_sync_handler el0t_64_sync"
+
+
+@pytest.mark.parametrize(
+    ("stack", "length"),
+    [
+        ("ksys_read do_syscall_64 entry_SYSCALL_64_after_hwframe", 2),
+        ("do_wait __x64_sys_wait4 x64_sys_call do_syscall_64 entry_SYSCALL_64_after_hwframe", 3),
+        ("do_poll __ia32_sys_poll __do_fast_syscall_32 do_fast_syscall_32 entry_SYSENTER_compat_after_hwframe", 3),
+        (f"do_wait __arm64_sys_wait4 invoke_syscall el0_svc_common.constprop.0 do_el0_svc el0_svc {ARM64_ROOT}", 6),
+        ("do_wait __arm64_sys_wait4 el0_svc_common.constprop.0 do_el0_svc el0_sync_handler el0_sync", 4),
+        (f"folio_wait_bit_common do_page_fault do_translation_fault do_mem_abort el0_da {ARM64_ROOT}", 3),
+        ("folio_wait_bit_common handle_mm_fault exc_page_fault asm_exc_page_fault", 1),
+        ("worker_thread kthread ret_from_fork ret_from_fork_asm", 2),
+        ("exit_to_user_mode_loop irqentry_exit_to_user_mode asm_sysvec_apic_timer_interrupt", 0),
+        ("do_syscall_64 ksys_read", 0),
+        ("[stack lost]", 0),
+    ],
+)
+def test_the_kernels_entry_ends_where_a_stack_begins_to_tell_something(stack: str, length: int) -> None:
+    assert RULES.entry_length(stack.split()) == length
+
+
+def test_a_stack_of_nothing_but_entry_keeps_one_frame() -> None:
+    assert RULES.entry_length(["do_syscall_64", "entry_SYSCALL_64_after_hwframe"]) == 1
+    assert RULES.entry_length(["ret_from_fork"]) == 0
+    assert RULES.entry_length([]) == 0
+
+
+@pytest.mark.parametrize("kind", WAITS)
+def test_what_is_left_of_each_kind_of_wait_begins_in_no_entry(kind: str) -> None:
+    for entry in WAITS[kind]["finished"]:
+        left = trimmed(entry["frames"])
+        assert not RULES.kernel_entry.match(left[-1 - RULES.entry_length(left)])
+
+
 # ---- matching
 
 
@@ -212,6 +251,7 @@ def test_a_rule_in_words_names_the_pattern_that_matched() -> None:
 TINY = """\
 scheduler_entry = ["__schedule"]
 scheduler_tail = ["schedule*"]
+kernel_entry = ["do_syscall_64"]
 [names]
 wet = ["sea", "rain"]
 [groups]
@@ -268,10 +308,13 @@ def test_a_parsed_file_says_what_is_in_it() -> None:
 
 
 @given(
-    st.lists(st.text(max_size=20) | st.sampled_from(["__schedule", "schedule", "pipe_read", "kthread"]), max_size=40)
+    st.lists(
+        st.text(max_size=20) | st.sampled_from(["__schedule", "schedule", "pipe_read", "ret_from_fork"]), max_size=40
+    )
 )
 def test_any_stack_has_a_category_and_a_tail_within_twelve_frames(frames: list[str]) -> None:
     assert 0 <= RULES.tail_length(frames) <= min(12, len(frames))
+    assert RULES.tail_length(frames) + RULES.entry_length(trimmed(frames)) <= len(frames)
     assert category_of(frames) in RULES.ids
 
 
@@ -339,23 +382,24 @@ def broken(find: str, put: str) -> str:
         ("ids = [", "not valid TOML"),
         ("\n\nids = = 3", "line 3"),
         ("", "`category` is missing"),
-        (broken('category = "tty"', 'category = "ttty"'), "rule 3 (line 22): there is no category `ttty`"),
-        (broken('category = "tty"', "category = 3"), "rule 3 (line 22): it names no `category`"),
-        (broken('any = ["@wet"]', 'some = ["wet"]'), "rule 3 (line 22): `some` means nothing here"),
-        (broken('any = ["@wet"]', 'any = ["@dry"]'), "rule 3 (line 22): `@dry` stands for nothing"),
-        (broken('any = ["@wet"]', ""), "rule 3 (line 22): it has none of the conditions"),
-        (broken('any = ["@wet"]', 'not = ["wet"]'), "rule 3 (line 22): it has none of the conditions"),
-        (broken('any = ["@wet"]', "any = []"), "rule 3 (line 22): `any` is not a list of names"),
-        (broken('any = ["@wet"]', 'any = "wet"'), "rule 3 (line 22): `any` is not a list of names"),
-        (broken('any = ["@wet"]', 'any = ["wet", 3]'), "rule 3 (line 22): `any` is not a list of names"),
-        (broken('any = ["@wet"]', 'any = ["s", "s"]'), "rule 3 (line 22): `s` stands there twice"),
-        (broken('plain = "a pipe"', ""), "[category.pipe] (line 7): `plain`, its plain words, is missing"),
-        (broken('plain = "a pipe"', 'plain = " "'), "[category.pipe] (line 7): `plain`, its plain words, is missing"),
-        (broken("idle = true", 'idle = "often"'), "[category.pipe] (line 7): `idle` is neither true nor false"),
-        (broken("idle = true", "lazy = true"), "[category.pipe] (line 7): `lazy` means nothing here"),
+        (broken('category = "tty"', 'category = "ttty"'), "rule 3 (line 23): there is no category `ttty`"),
+        (broken('category = "tty"', "category = 3"), "rule 3 (line 23): it names no `category`"),
+        (broken('any = ["@wet"]', 'some = ["wet"]'), "rule 3 (line 23): `some` means nothing here"),
+        (broken('any = ["@wet"]', 'any = ["@dry"]'), "rule 3 (line 23): `@dry` stands for nothing"),
+        (broken('any = ["@wet"]', ""), "rule 3 (line 23): it has none of the conditions"),
+        (broken('any = ["@wet"]', 'not = ["wet"]'), "rule 3 (line 23): it has none of the conditions"),
+        (broken('any = ["@wet"]', "any = []"), "rule 3 (line 23): `any` is not a list of names"),
+        (broken('any = ["@wet"]', 'any = "wet"'), "rule 3 (line 23): `any` is not a list of names"),
+        (broken('any = ["@wet"]', 'any = ["wet", 3]'), "rule 3 (line 23): `any` is not a list of names"),
+        (broken('any = ["@wet"]', 'any = ["s", "s"]'), "rule 3 (line 23): `s` stands there twice"),
+        (broken('plain = "a pipe"', ""), "[category.pipe] (line 8): `plain`, its plain words, is missing"),
+        (broken('plain = "a pipe"', 'plain = " "'), "[category.pipe] (line 8): `plain`, its plain words, is missing"),
+        (broken("idle = true", 'idle = "often"'), "[category.pipe] (line 8): `idle` is neither true nor false"),
+        (broken("idle = true", "lazy = true"), "[category.pipe] (line 8): `lazy` means nothing here"),
         (broken("[category.other]", "[category.else]"), "there is no [category.other]"),
-        (broken('all = ["pipe"]', 'all = ["pip"]'), "[groups] (line 5): there is no category `pip`"),
+        (broken('all = ["pipe"]', 'all = ["pip"]'), "[groups] (line 6): there is no category `pip`"),
         (broken('scheduler_tail = ["schedule*"]', ""), "`scheduler_tail` is not a list of names"),
+        (broken('kernel_entry = ["do_syscall_64"]', "kernel_entry = []"), "`kernel_entry` is not a list of names"),
         (broken("[names]", "[nouns]"), "`nouns` means nothing here"),
         (TINY[: TINY.index("[[rule]]")], "there is no [[rule]]"),
     ],

@@ -125,7 +125,9 @@ def test_since_the_start_is_the_sum_of_all_ticks_whatever_was_dropped(given_stre
     assert since is not None
     whole = cut(between(taken[0], taken[-1]), Idle(IDLE))
     assert since.window.span_ns == taken[-1].at_ns - taken[0].at_ns
-    assert since.waiting_ns == {leaf: part.total_ns for leaf, part in whole.categories.items()}
+    assert {leaf: part.total_ns for leaf, part in since.leaves.items()} == {
+        leaf: part.total_ns for leaf, part in whole.categories.items()
+    }
     every = merge([between(a, b) for a, b in pairwise(taken)])
     longest_ns = total(cut(every, Idle(IDLE)).categories.values()).max_ns
     assert total(since.cut.categories.values()).max_ns == longest_ns
@@ -137,7 +139,7 @@ def test_a_rolling_sum_is_the_sum_over_its_span(
 ) -> None:
     history = History(IDLE, lambda lanes: lanes.sum(axis=1) > 0, max_bytes=20_000)
     scope = Scope(category, idle=False)
-    rolling = Rolling(lambda tick: by_thread(tick.window, scope, tick.idle))
+    rolling = Rolling(lambda tick: by_thread(tick.shares, scope))
     numbers: list[int] = []
     for snapshot in snapshots([*some, *more]):
         tick = history.add(snapshot)
@@ -147,7 +149,7 @@ def test_a_rolling_sum_is_the_sum_over_its_span(
         ticks = [kept for number in numbers[-length:] if (kept := history.tick(number))]
         expected: dict[tuple[int, ...], list[int]] = {}
         for kept in ticks:
-            for who, (waits, total_ns, max_ns, histogram) in by_thread(kept.window, scope, kept.idle).items():
+            for who, (waits, total_ns, max_ns, histogram) in by_thread(kept.shares, scope).items():
                 row = expected.setdefault(who, [0, 0, 0, 0])
                 row[0] += waits
                 row[1] += total_ns
@@ -161,7 +163,7 @@ def test_a_rolling_sum_is_the_sum_over_its_span(
 
 def test_a_rolling_sum_begins_anew_where_ticks_do_not_follow() -> None:
     history = filled(30)
-    rolling = Rolling(lambda tick: by_thread(tick.window, Scope(), tick.idle))
+    rolling = Rolling(lambda tick: by_thread(tick.shares, Scope()))
     for span_ns, end in ((10, 20), (10, 25), (5, 25), (20, 25), (3, 7), (10, 30)):
         ticks = [tick for number in range(end - span_ns + 1, end + 1) if (tick := history.tick(number))]
         everything = sum(totals.offcpu_ns for tick in ticks for _, totals in tick.window.each_thread())
@@ -176,7 +178,7 @@ def test_a_sleep_looks_idle_from_the_tick_on_in_which_it_proved_periodic() -> No
     source = ScriptedSource([SLEEPER])
     history = History((), lambda lanes: lanes[:, log2.lane_of(10_000_000)] >= 3)
     ticks = [history.add(source.after(seconds)) for seconds in range(6)]
-    assert [set(tick.waiting_ns) for tick in ticks if tick] == [{Leaf("sleep")}] * 2 + [{Leaf("sleep", True)}] * 3
+    assert [set(tick.leaves) for tick in ticks if tick] == [{Leaf("sleep")}] * 2 + [{Leaf("sleep", True)}] * 3
 
 
 def test_a_timeline_has_a_cell_for_each_stretch_and_nothing_where_nothing_was_measured() -> None:
@@ -193,14 +195,16 @@ def test_merged_cuts_of_all_ticks_are_what_since_start_says() -> None:
     since = history.since_start()
     assert since is not None
     one = merged([tick.cut for tick in history.last(600 * SECOND)])
-    assert {leaf: part.total_ns for leaf, part in one.categories.items()} == since.waiting_ns
+    assert {leaf: part.total_ns for leaf, part in one.categories.items()} == {
+        leaf: part.total_ns for leaf, part in since.leaves.items()
+    }
     assert Leaf("poll", True) in one.categories
     assert ALL not in {leaf.category for leaf in one.categories}
 
 
 def test_a_picture_begins_anew_where_the_kernel_began_to_count_something_else() -> None:
     source, history = ScriptedSource(), History((), never)
-    pictures = Pictures(history)
+    pictures = Pictures(history, source)
     spans: list[int] = []
     for seconds in range(6):
         source.filters = Filters(pids=(4242,)) if seconds > 3 else Filters(min_ns=seconds)

@@ -19,6 +19,7 @@ from offtop.model.cut import (
     by_thread,
     cut,
     merged,
+    shares,
     top_of_processes,
     top_of_threads,
     total,
@@ -120,13 +121,13 @@ def test_processes_and_threads_add_up_to_their_category(given_stretches: list[li
         every = {name: part for name, part in shown.items() if name != FILTERED} if category == "" else shown
         expected = total(part for name, part in every.items() if category in ("", name))
         assert total(by_process(made, scope).values()) == expected
-        assert total(by_thread(window, scope, idle).values()) == expected
+        assert total(by_thread(shares(window, idle), scope).values()) == expected
         for pid, part in by_process(made, scope).items():
-            assert total(by_thread(window, scope._replace(pid=pid), idle).values()) == part
+            assert total(by_thread(shares(window, idle), scope._replace(pid=pid)).values()) == part
         if category not in ("", SHORT, FILTERED, RUN_QUEUE):
-            assert total(by_place(window, scope, idle).values()) == expected
+            assert total(by_place(shares(window, idle), scope).values()) == expected
     for key, totals in window.each_thread():
-        own = by_thread(window, Scope(pid=key.pid), idle).get(key, (0, 0, 0, 0))
+        own = by_thread(shares(window, idle), Scope(pid=key.pid)).get(key, (0, 0, 0, 0))
         assert own[1] == totals.offcpu_ns - (totals.filtered_ns - totals.filtered_runqueue_ns)
 
 
@@ -195,7 +196,7 @@ def test_nothing_waited() -> None:
     assert cut(empty, Idle()) == Cut(10)
     assert merge([empty, empty]).span_ns == 20
     assert merge([empty]) is empty
-    assert by_thread(empty, Scope(), Idle()) == by_place(empty, Scope(), Idle()) == {}
+    assert by_thread(shares(empty, Idle()), Scope()) == by_place(shares(empty, Idle()), Scope()) == {}
 
 
 def test_lost_counts_are_those_of_the_window() -> None:
@@ -218,7 +219,7 @@ def test_where_a_process_waits_is_where_its_threads_wait_together() -> None:
     assert top_of_processes(made, Scope("other"), {11}) == {11: SiteKey(11, 1, pipe, 20)}
     window = Window(0, 0, 1000, sites=sites, book=BOOK)
     both = {ThreadKey(11, 1), ThreadKey(11, 3)}
-    assert top_of_threads(window, Scope(), Idle(), both) == {
+    assert top_of_threads(shares(window, Idle()), Scope(), both) == {
         ThreadKey(11, 1): SiteKey(11, 1, pipe, 20),
         ThreadKey(11, 3): SiteKey(11, 3, lock, 22),
     }

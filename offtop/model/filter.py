@@ -1,0 +1,408 @@
+"""A Filter says in a few words which waits and which rows are shown: `comm=mysql* max>10ms cat!=poll`.
+
+Words are parted by blanks, and all of them must hold. `key=value` and `key!=value` choose waits by who waited and
+where: values are patterns as in a shell, matched against the whole and whatever the case, with commas between
+alternatives. `max>10ms` chooses rows of a list by their numbers. A word alone is looked for in all names, and
+`!word` excludes what has it.
+
+Quotes hold together what has blanks, commas or operators in it; patterns go on working in them. A backslash takes the
+next character as it is, but not in single quotes. So `comm="G1 *"` are the threads of that family, and `"a>b"` is a
+word alone. A pattern with a bracket also matches what is written just like it: `stack=[gone]`.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from offtop.errors import UsageError
+from offtop.model.book import Book, ThreadKey
+from offtop.model.cut import FILTERED, RUN_QUEUE, SHORT, Shares
+from offtop.model.printable import printable
+from offtop.model.rows import Row, process_name, thread_name
+from offtop.model.stack import Frame, Names
+from offtop.model.table import Ints, Mask, thread_codes
+from offtop.units import count, duration, parse_duration, threads
+
+_LONGEST = 500
+_MOST_WORDS = 32
+_LONGEST_SHOWN = 40
+"""Of a word that an error names."""
+_LAST_ID = (1 << 31) - 1
+_NS_PER_MS = 1_000_000
+_LOW = (1 << 32) - 1
+
+_WORD = ""
+"""Stands for the key of a word alone."""
+_IDS = {"pid": 0, "tid": 1}
+"""Key → column of a site's ids."""
+_LOOKS_AT = {
+    "comm": ("thread", "process"),
+    "thread": ("thread",),
+    "proc": ("process",),
+    "user": ("user", "uid"),
+    "cat": ("category",),
+    "stack": ("kernel", "program"),
+    "leaf": ("leaf",),
+    "cgroup": ("cgroup",),
+    "cmd": ("cmdline",),
+    _WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program"),
+}
+"""Key → what of a wait it is about."""
+_OF_DETAILS = frozenset({"user", "uid", "cgroup", "cmdline"})
+_TIMES: Mapping[str, Callable[[Row], int]] = {
+    "max": lambda row: row.part.max_ns,
+    "p50": lambda row: row.percentile_ns(50),
+    "p99": lambda row: row.percentile_ns(99),
+}
+_COUNTS: Mapping[str, Callable[[Row], float]] = {
+    "waiting": lambda row: row.waiting,
+    "evs": lambda row: row.waits_per_s,
+    "threads": lambda row: 1 if isinstance(row.key, ThreadKey) else row.threads,
+}
+_READS: Mapping[str, Callable[[float], str]] = {"waiting": threads, "evs": count}
+_EXAMPLES = {
+    "comm": "mysql*",
+    "thread": "worker*",
+    "proc": "mysqld",
+    "pid": "4242",
+    "tid": "4242",
+    "user": "postgres",
+    "cat": "lock",
+    "stack": "*fsync*",
+    "leaf": "futex*",
+    "cgroup": "*.service",
+    "cmd": "*8080*",
+    "max": "10ms",
+    "p50": "1ms",
+    "p99": "10ms",
+    "waiting": "0.5",
+    "evs": "1k",
+    "threads": "10",
+}
+"""Every key, and a value that it may have."""
+
+_OPERATOR = re.compile(r"!=|>=|<=|==?|[<>]")
+_NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([kKmM]?)")
+_TIMES_OF = {"": 1, "k": 1_000, "m": 1_000_000}
+_NEEDS_NO_QUOTES = re.compile(r"[\w./:@%+-]+")
+_NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+
+class FilterError(UsageError):
+    """A filter that cannot be understood."""
+
+
+class Text(NamedTuple):
+    """Chooses the waits of which some text, of those that `key` is about, matches."""
+
+    key: str
+    """Empty for a word alone."""
+    pattern: re.Pattern[str]
+    excludes: bool
+    """Chooses all others instead."""
+
+    def matches(self, text: str) -> bool:
+        found = self.pattern.search(text) if self.key == _WORD else self.pattern.match(text)
+        return found is not None
+
+
+class Ids(NamedTuple):
+    """Chooses the waits of some processes or threads."""
+
+    column: int
+    """Of a site's ids."""
+    ids: tuple[int, ...]
+    excludes: bool
+
+
+class Bound(NamedTuple):
+    """Chooses rows by one number."""
+
+    key: str
+    operator: str
+    """`=` holds for what reads the same: a screen shows no more than three digits."""
+    limit: float
+    """In ns, where it is a time."""
+
+    def holds(self, row: Row) -> bool:
+        value = _TIMES[self.key](row) if self.key in _TIMES else _COUNTS[self.key](row)
+        match self.operator:
+            case ">":
+                return value > self.limit
+            case ">=":
+                return value >= self.limit
+            case "<":
+                return value < self.limit
+            case "<=":
+                return value <= self.limit
+            case _:
+                return self._reads(value) == self._reads(self.limit)
+
+    def _reads(self, value: float) -> str:
+        return duration(round(value)) if self.key in _TIMES else _READS.get(self.key, "{:g}".format)(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    text: str
+    """As typed: escape it before it is shown."""
+    waits: tuple[Text | Ids, ...] = ()
+    rows: tuple[Bound, ...] = ()
+
+    @property
+    def chooses_waits(self) -> bool:
+        return bool(self.waits)
+
+    @property
+    def chooses_rows(self) -> bool:
+        return bool(self.rows)
+
+    @property
+    def needs_details(self) -> bool:
+        """Whether it asks for what only `Book.details` tells."""
+        return any(isinstance(one, Text) and not _OF_DETAILS.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
+
+    def mask(self, shares: Shares, book: Book, names: Names) -> Mask:
+        """Which rows of `shares` are of waits that it chooses. What is not known, as a user may not be yet, is an
+        empty text; waits below the minimum and filtered ones have no frames."""
+        looked = _Looked(shares, book, names)
+        chosen = np.ones(len(shares.leaf), np.bool_)
+        for one in self.waits:
+            chosen &= looked.matching(one) != one.excludes
+        return chosen
+
+    def keeps(self, row: Row) -> bool:
+        """Whether it chooses that row of a list, by its numbers. A thread counts as one thread."""
+        return all(bound.holds(row) for bound in self.rows)
+
+
+NOTHING = Filter("")
+"""Chooses everything."""
+
+
+class _Looked:
+    """Rows of a Shares, of which each thread, process, stack and category is looked at once."""
+
+    def __init__(self, shares: Shares, book: Book, names: Names) -> None:
+        name: Callable[[Frame], str] = cache(names.of)
+        self._ids = shares.ids
+        self._columns = {
+            "thread": thread_codes(shares.ids),
+            "pid": shares.ids[:, 0],
+            "kernel": shares.ids[:, 2],
+            "user": shares.ids[:, 3],
+            "leaf": shares.leaf,
+        }
+        self._distinct: dict[str, tuple[list[int], Ints]] = {}
+        """Of a column: its values, and which of them each row has."""
+        self._texts: Mapping[str, tuple[str, Callable[[int], Iterable[str]]]] = {
+            "thread": ("thread", lambda code: (thread_name(ThreadKey(code >> 32, code & _LOW), book),)),
+            "process": ("pid", lambda pid: (process_name(pid, book),)),
+            "user": ("pid", lambda pid: (book.detail(pid).user,)),
+            "uid": ("pid", lambda pid: (str(book.detail(pid).uid),) if book.detail(pid).uid >= 0 else ()),
+            "cgroup": ("pid", lambda pid: (book.detail(pid).cgroup,)),
+            "cmdline": ("pid", lambda pid: (book.detail(pid).cmdline,)),
+            "category": ("leaf", lambda leaf: (shares.leaves[leaf].category,)),
+            "kernel": ("kernel", lambda kernel: map(name, book.stack(kernel).trimmed)),
+            "leaf": ("kernel", lambda kernel: map(name, book.stack(kernel).trimmed[:1])),
+            "program": ("user", lambda user: map(name, book.stack(user).frames)),
+        }
+        """What of a wait → the column that it goes by, and the texts of a value there."""
+
+    def matching(self, one: Text | Ids) -> Mask:
+        if isinstance(one, Ids):
+            return np.isin(self._ids[:, one.column], one.ids)
+        matches: Callable[[str], bool] = cache(one.matches)
+        found = np.zeros(len(self._ids), np.bool_)
+        for what in _LOOKS_AT[one.key]:
+            column, texts = self._texts[what]
+            if column not in self._distinct:
+                values, which = np.unique(self._columns[column], return_inverse=True)
+                self._distinct[column] = values.tolist(), which
+            values, which = self._distinct[column]
+            found |= np.array([any(map(matches, texts(value))) for value in values], np.bool_)[which]
+        return found
+
+
+_PLAIN, _HELD, _AS_IT_IS = range(3)
+"""How a character was typed: by itself, in quotes, after a backslash."""
+_Letters = Sequence[tuple[str, int]]
+"""Characters, and how each was typed; a quote that opens is an empty one."""
+
+
+class _Word(NamedTuple):
+    typed: str
+    letters: _Letters
+
+    def wrong(self, what: str) -> FilterError:
+        typed = printable(self.typed)
+        shown = typed if len(typed) <= _LONGEST_SHOWN else f"{typed[: _LONGEST_SHOWN - 1]}…"
+        return FilterError(f"'{shown}' {what}")
+
+
+def parse(text: str, groups: Mapping[str, Sequence[str]] = _NO_GROUPS, ids: Collection[str] = ()) -> Filter:
+    """The filter that `text` describes; an empty one chooses everything.
+
+    `groups`: names that stand for several categories. `ids`: the categories that there are (none: any may be
+    named). Raises FilterError, which names the word that cannot be understood, and says what to write.
+    """
+    if len(text) > _LONGEST:
+        raise FilterError(f"A filter of {len(text)} characters is too long: use patterns, {_LONGEST} are the most")
+    words = [*_words(text)]
+    if len(words) > _MOST_WORDS:
+        raise FilterError(f"A filter of {len(words)} words is too long: use commas, {_MOST_WORDS} are the most")
+    waits: list[Text | Ids] = []
+    rows: list[Bound] = []
+    for word in words:
+        term = _term(word, groups, ids)
+        if isinstance(term, Bound):
+            rows.append(term)
+        else:
+            waits.append(term)
+    return Filter(text, tuple(waits), tuple(rows))
+
+
+def quoted(word: str) -> str:
+    """`word` as a filter has it, as a value or alone, so that it stands for nothing but itself."""
+    if _NEEDS_NO_QUOTES.fullmatch(word):
+        return word
+    return '"' + re.sub(r'(["\\*?\[])', r"\\\1", word) + '"'
+
+
+def _words(text: str) -> Iterator[_Word]:
+    at = 0
+    while at < len(text):
+        start, quote = at, ""
+        letters: list[tuple[str, int]] = []
+        while at < len(text) and (quote or not text[at].isspace()):
+            character = text[at]
+            if character == "\\" and quote != "'" and at + 1 < len(text):
+                at += 1
+                letters.append((text[at], _AS_IT_IS))
+            elif quote and character == quote:
+                quote = ""
+            elif not quote and character in "\"'":
+                quote = character
+                letters.append(("", _HELD))
+            else:
+                letters.append((character, _HELD if quote else _PLAIN))
+            at += 1
+        word = _Word(text[start:at], letters)
+        if quote:
+            raise word.wrong(f"has a quote that does not end: put a {quote} behind it")
+        if letters:
+            yield word
+        at += 1
+
+
+def _term(word: _Word, groups: Mapping[str, Sequence[str]], ids: Collection[str]) -> Text | Ids | Bound:
+    bare = "".join(character if typed == _PLAIN else "\0" for character, typed in word.letters)
+    found = _OPERATOR.search(bare)
+    if not found:
+        return _word_alone(word)
+    key, operator = bare[: found.start()].lower(), found[0].replace("==", "=")
+    value = word.letters[found.end() :]
+    if key not in _EXAMPLES:
+        if key.startswith("!") and key[1:] in _EXAMPLES:
+            raise word.wrong(f"cannot be: to exclude what it chooses, try {key[1:]}!=")
+        if key.isalnum():
+            raise word._replace(typed=key).wrong(f"is nothing to filter by: {', '.join(_EXAMPLES)}")
+        raise word.wrong(f"has {operator} in it: put it in quotes to look for it as text, or try comm=mysql*")
+    compares = key in _TIMES or key in _COUNTS
+    if operator not in (("=", ">", ">=", "<", "<=") if compares else ("=", "!=")):
+        takes = "> >= < <= and =" if compares else "= and !="
+        raise word.wrong(f"cannot be: {key} takes {takes}")
+    if compares:
+        return Bound(key, operator, _limit(word, key, _text(value)))
+    choices = [*_alternatives(value)]
+    if not choices:
+        raise word.wrong(f"says nothing: put a value behind it, as in {key}{operator}{_EXAMPLES[key]}")
+    excludes = operator == "!="
+    if key in _IDS:
+        return Ids(_IDS[key], tuple(_id(word, key, choice) for choice in choices), excludes)
+    if key == "cat":
+        patterns = [pattern for choice in choices for pattern in _categories(word, choice, groups, ids)]
+    else:
+        patterns = [pattern for choice in choices for pattern in _patterns(choice)]
+    return Text(key, _compiled(patterns), excludes)
+
+
+def _word_alone(word: _Word) -> Text:
+    excludes = word.letters[0] == ("!", _PLAIN)
+    text = _text(word.letters[excludes:])
+    if not text:
+        raise word.wrong("says nothing: write a word, as nginx, or !nginx to exclude it")
+    return Text(_WORD, re.compile(re.escape(text), re.IGNORECASE), excludes)
+
+
+def _limit(word: _Word, key: str, text: str) -> float:
+    if key in _TIMES:
+        try:
+            return parse_duration(text, _NS_PER_MS)
+        except ValueError:
+            raise word.wrong(f"is no length of time: try {key}>{_EXAMPLES[key]}") from None
+    number = _NUMBER.fullmatch(text)
+    if not number:
+        raise word.wrong(f"is no number: try {key}>{_EXAMPLES[key]}")
+    return float(number[1]) * _TIMES_OF[number[2].lower()]
+
+
+def _id(word: _Word, key: str, choice: _Letters) -> int:
+    text = _text(choice)
+    if not text.isascii() or not text.isdecimal() or int(text) > _LAST_ID:
+        raise word.wrong(f"is no number of a {'process' if key == 'pid' else 'thread'}: try {key}={_EXAMPLES[key]}")
+    return int(text)
+
+
+def _categories(
+    word: _Word, choice: _Letters, groups: Mapping[str, Sequence[str]], ids: Collection[str]
+) -> Iterator[str]:
+    """Patterns, as regular expressions."""
+    patterns, name = [*_patterns(choice)], _text(choice).lower()
+    members = groups.get(name, ())
+    known = (*ids, RUN_QUEUE, SHORT, FILTERED)
+    if ids and not members and not any(map(_compiled(patterns).match, known)):
+        first, *others = difflib.get_close_matches(name, [*ids, *groups], 3, 0)
+        raise word.wrong(f"is no category: try {' or '.join([', '.join([first, *others[:-1]]), *others[-1:]])}")
+    yield from patterns
+    for member in members:
+        yield _literally(member)
+
+
+def _alternatives(letters: _Letters) -> Iterator[_Letters]:
+    """Those that there are between commas."""
+    start = 0
+    for at, letter in enumerate([*letters, (",", _PLAIN)]):
+        if letter == (",", _PLAIN):
+            if at > start:
+                yield letters[start:at]
+            start = at + 1
+
+
+def _patterns(letters: _Letters) -> Iterator[str]:
+    """As regular expressions, of which none can take long: what fnmatch makes of a * never gives back what it took."""
+    glob = "".join(
+        f"[{character}]" if typed == _AS_IT_IS and character in "*?[" else character for character, typed in letters
+    )
+    yield translate(glob)
+    if ("[", _PLAIN) in letters or ("[", _HELD) in letters:
+        yield _literally(_text(letters))
+
+
+def _literally(text: str) -> str:
+    return re.escape(text) + r"\Z"
+
+
+def _compiled(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE)
+
+
+def _text(letters: _Letters) -> str:
+    return "".join(character for character, _ in letters)

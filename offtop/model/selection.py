@@ -1,0 +1,159 @@
+"""A Selection says which waits a screen is about; what it leaves of each tick is worked out once and kept.
+
+The person's mutes and filters come first, and what they leave is what the lists show. The other panes are about
+one process, thread or branch of the stack tree of it, where one was drilled into.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from offtop.model.book import Book
+from offtop.model.cut import Cut, Leaf, Part, Scope, Shares, cut_of
+from offtop.model.filter import Filter
+from offtop.model.history import Kept, Packed
+from offtop.model.stack import Names
+from offtop.model.table import Mask
+from offtop.model.tree import Path, Shape, passes, steps_of
+
+Parts = Mapping[Leaf, Part]
+"""What fell to each leaf."""
+T = TypeVar("T")
+_FAR_BYTES = 512 * 1024
+"""So much of the packed past is looked at for one picture: about 0.1 s. The rest follows with the next ones."""
+_UNPACKED = 40
+"""How many bytes that are not packed cost as much as one that is."""
+
+
+class Selection(NamedTuple):
+    filters: tuple[Filter, ...] = ()
+    """What is shown passes all of them."""
+    muted: tuple[Filter, ...] = ()
+    """What is shown passes none of them."""
+    pid: int | None = None
+    tid: int | None = None
+    path: Path = ()
+    shape: Shape = Shape()
+    """Of the tree that `path` is a branch of."""
+
+    @property
+    def is_everything(self) -> bool:
+        return not self.filters and not self.muted
+
+
+class Taken(NamedTuple):
+    """What mutes and filters leave of a tick."""
+
+    cut: Cut
+    heard: Parts
+    """All that is not muted."""
+    muted_ns: int
+
+
+class Sieve:
+    """What one selection leaves of each tick."""
+
+    def __init__(self, selection: Selection, names: Names) -> None:
+        self.selection = selection
+        self._names = names
+        self._taken: dict[int, Taken] = {}
+        self._chosen: dict[int, Parts] = {}
+        self._last: tuple[int, Shares] | None = None
+
+    def shares(self, tick: Kept) -> Shares:
+        """The waits of `tick` that pass mutes and filters."""
+        if self._last is None or self._last[0] != tick.number or not tick.number:
+            every = tick.shares
+            if not self.selection.is_everything:
+                heard, passing = self._masks(every, tick.facts.book)
+                every = every.of(heard & passing)
+            self._last = tick.number, every
+        return self._last[1]
+
+    def _masks(self, every: Shares, book: Book) -> tuple[Mask, Mask]:
+        """Which rows are not muted, and which pass the filters."""
+        heard = passing = np.ones(len(every.leaf), np.bool_)
+        for one in self.selection.muted:
+            heard = heard & ~one.mask(every, book, self._names)
+        for one in self.selection.filters:
+            passing = passing & one.mask(every, book, self._names)
+        return heard, passing
+
+    def taken(self, tick: Kept) -> Taken:
+        if self.selection.is_everything:
+            return Taken(tick.cut, tick.leaves, 0)
+        return _kept(self._taken, tick, self._take)
+
+    def _take(self, tick: Kept) -> Taken:
+        every = tick.shares
+        heard, passing = self._masks(every, tick.facts.book)
+        all_heard = every.of(heard)
+        parts = {every.leaves[leaf]: Part(*part) for leaf, part in all_heard.by(all_heard.leaf)}
+        kept = every.of(heard & passing)
+        self._last = tick.number, kept
+        muted_ns = int(every.total_ns[~heard].sum())
+        return Taken(cut_of(kept, tick.span_ns), parts, muted_ns)
+
+    def chosen(self, tick: Kept) -> Parts:
+        """What fell to the process, thread or branch of the selection; where none was chosen, to all that is shown."""
+        pid, tid, path = self.selection.pid, self.selection.tid, self.selection.path
+        if tid is None and not path:
+            if pid is None:
+                return tick.leaves if self.selection.is_everything else self.taken(tick).cut.categories
+            if tick.kept_cut is not None or not self.selection.is_everything:
+                processes = self.taken(tick).cut.processes
+                return {leaf: by_pid[pid] for leaf, by_pid in processes.items() if pid in by_pid}
+        return _kept(self._chosen, tick, self._choose)
+
+    def _choose(self, tick: Kept) -> Parts:
+        some = self.of_branch(self.shares(tick).in_scope(Scope("", self.selection.pid, self.selection.tid)), tick)
+        return {some.leaves[leaf]: Part(*part) for leaf, part in some.by(some.leaf)}
+
+    def of_branch(self, some: Shares, tick: Kept) -> Shares:
+        """Those of `some` whose stack goes through the branch of the selection."""
+        if not self.selection.path:
+            return some
+        places = some.ids[:, 2] << 32 | (some.ids[:, 3] & 0xFFFFFFFF)
+        codes, which = np.unique(places, return_inverse=True)
+        steps, path = steps_of(tick.facts.book, self._names, self.selection.shape), self.selection.path
+        through = [passes(steps((code >> 32, code & 0xFFFFFFFF)), path) for code in codes.tolist()]
+        return some.of(np.array(through, np.bool_)[which])
+
+    def parts_of(self, ticks: Iterable[Kept]) -> dict[int, Parts]:
+        """Tick number → what fell to the selection, as far as it is known by now: of those that must be unpacked, only
+        some are at each call, the newest first."""
+        known: dict[int, Parts] = {}
+        bytes_left = _FAR_BYTES
+        for tick in sorted(ticks, key=lambda tick: -tick.number):
+            if not self._is_known(tick):
+                if bytes_left <= 0:
+                    continue
+                bytes_left -= tick.bytes_held if isinstance(tick.held, Packed) else tick.bytes_held // _UNPACKED
+            known[tick.number] = self.chosen(tick)
+        return known
+
+    def _is_known(self, tick: Kept) -> bool:
+        if tick.number in self._chosen:
+            return True
+        if self.selection.tid is not None or self.selection.path:
+            return False
+        if self.selection.is_everything:
+            return self.selection.pid is None or tick.kept_cut is not None
+        return tick.number in self._taken
+
+    def forget_before(self, number: int) -> None:
+        """Ticks before that one will not be asked for again."""
+        for made in (self._taken, self._chosen):
+            for old in [n for n in made if n < number]:
+                del made[old]
+
+
+def _kept(made: dict[int, T], tick: Kept, make: Callable[[Kept], T]) -> T:
+    """What is in `made` for `tick`, or is put there. All since the start (number 0) is another one each time."""
+    found = made.get(tick.number)
+    if found is None:
+        found = make(tick)
+        if tick.number:
+            made[tick.number] = found
+    return found

@@ -1,0 +1,320 @@
+"""The stack tree of a selection: its places merged by function name, and the lines of it that are shown.
+
+A branch is named by its path from the root, never by its line: numbers, order and folding change with every
+tick, and what a person opened, or stands on, must not. Stacks are hundreds of frames deep, so nothing here
+calls itself.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from offtop.model.book import Book
+from offtop.model.cut import Added, Part, total
+from offtop.model.stack import Frame, Names
+
+
+class Step(NamedTuple):
+    """One function of a path."""
+
+    name: str
+    """Raw: escape it before it is shown."""
+    kernel: bool
+
+
+Path = tuple[Step, ...]
+NO_FRAMES = Step("(no frames)", False)
+"""Stands for a stack of which the shape leaves nothing."""
+MORE = Step("…", False)
+"""The last step of the path of a line that sums up small branches."""
+MOST_LINES = 2_000
+
+
+class Shape(NamedTuple):
+    """What of a stack is in the tree, and which end is its root."""
+
+    inverted: bool = False
+    """The leaf first: who waits in this function?"""
+    frames: str = "both"
+    """`both`, `kernel` or `user`."""
+    machinery: bool = False
+    """Whether the scheduler's tail and the kernel's entry are in it."""
+
+
+class Node:
+    """What fell to the stacks that go through one branch. Nobody changes it once `tree_of` has given it."""
+
+    __slots__ = ("children", "histogram", "max_ns", "total_ns", "waits")
+
+    def __init__(self) -> None:
+        self.waits = self.total_ns = self.max_ns = self.histogram = 0
+        self.children: dict[Step, Node] = {}
+
+    @property
+    def part(self) -> Part:
+        return Part(self.waits, self.total_ns, self.max_ns, self.histogram)
+
+    def add(self, waits: int, total_ns: int, max_ns: int, histogram: int) -> None:
+        self.waits += waits
+        self.total_ns += total_ns
+        if max_ns > self.max_ns:
+            self.max_ns = max_ns
+        self.histogram += histogram
+
+
+class Branch(NamedTuple):
+    """One line of the shown tree."""
+
+    path: Path
+    """Of its last step."""
+    first: int
+    """`path[first:]` are the steps folded into this line."""
+    depth: int
+    """Of indentation, in lines."""
+    part: Part
+    openable: bool
+    opened: bool
+    more: int = 0
+    """Above 0: the line sums up so many small branches, and its path ends in MORE."""
+
+
+def steps_of(book: Book, names: Names, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
+    """`steps` for many places: it remembers what it has named."""
+    steps_by_half: dict[bool, dict[Frame, Step]] = {True: {}, False: {}}
+    halves: dict[tuple[int, bool], Path] = {}
+
+    def half(stack_id: int, kernel: bool) -> Path:
+        known = halves.get((stack_id, kernel))
+        if known is None:
+            stack, named = book.stack(stack_id), steps_by_half[kernel]
+            path: list[Step] = []
+            for frame in stack.frames if shape.machinery else stack.told:
+                step = named.get(frame)
+                if step is None:
+                    step = named[frame] = Step(names.of(frame), kernel)
+                path.append(step)
+            known = halves[stack_id, kernel] = tuple(path if shape.inverted else reversed(path))
+        return known
+
+    def of_place(place: tuple[int, ...]) -> Path:
+        kernel_id, user_id = place
+        kernel = half(kernel_id, True) if shape.frames != "user" else ()
+        user = half(user_id, False) if shape.frames != "kernel" else ()
+        return kernel + user if shape.inverted else user + kernel
+
+    return of_place
+
+
+def steps(place: tuple[int, int], book: Book, names: Names, shape: Shape) -> Path:
+    """The functions of a place (kernel stack, user stack): from the program's outermost to the kernel's leaf, or
+    the other way round. A wait in progress has the kernel's alone. Empty where the shape leaves none."""
+    return steps_of(book, names, shape)(place)
+
+
+def passes(place_steps: Path, path: Path) -> bool:
+    """Whether a stack with these steps goes through the branch of `path`; through one that ends in MORE, none does."""
+    return (place_steps or (NO_FRAMES,))[: len(path)] == path
+
+
+def tree_of(places: Mapping[tuple[int, ...], Added], book: Book, names: Names, shape: Shape) -> Node:
+    """The tree of `places` (cut.by_place). Its root stands for the selection, and has no name."""
+    of_place = steps_of(book, names, shape)
+    root = Node()
+    grown: list[tuple[Node, Node]] = []  # (parent, child), the upper ones first
+    for place, part in places.items():
+        node = root
+        for step in of_place(place) or (NO_FRAMES,):
+            child = node.children.get(step)
+            if child is None:
+                child = node.children[step] = Node()
+                grown.append((node, child))
+            node = child
+        node.add(*part)
+    for parent, child in reversed(grown):
+        parent.add(child.waits, child.total_ns, child.max_ns, child.histogram)
+    return root
+
+
+_Child = tuple[Step, Node]
+
+
+class _Line(NamedTuple):
+    """A branch, and what the lines below it are made of."""
+
+    branch: Branch
+    path: Path
+    """That its children's paths begin with."""
+    children: Collection[_Child]
+    opened: Sequence[Path]
+    """Those that begin with that path, too."""
+    least_ns: int | None
+
+
+def flatten(root: Node, opened: Collection[Path], least_ns: int) -> list[Branch]:
+    """The lines of the tree of `root`, where what has a path in `opened`, or above one, is open.
+
+    Siblings come with most time first. A run of single children is one line, up to where time ends or parts
+    ways. Siblings below `least_ns` are one line, if there are two of them; it opens as a branch does.
+    """
+    lines: list[Branch] = []
+    pending = _siblings((), root.children.items(), 0, list(opened), least_ns)
+    while pending:
+        line = pending.pop()
+        lines.append(line.branch)
+        if line.branch.opened:
+            pending += _siblings(line.path, line.children, line.branch.depth + 1, line.opened, line.least_ns)
+    return lines
+
+
+def _siblings(
+    path: Path, children: Collection[_Child], depth: int, opened: Sequence[Path], least_ns: int | None
+) -> list[_Line]:
+    """The lines right below `path`, the last one first. `least_ns` None: nothing is summed up."""
+    by_step: dict[Step, list[Path]] = {}
+    for one in opened:
+        if len(one) > len(path):
+            by_step.setdefault(one[len(path)], []).append(one)
+    ordered = sorted(children, key=_most_first)
+    small = [child for child in ordered if least_ns is not None and child[1].total_ns < least_ns]
+    lines: list[_Line] = []
+    if len(small) > 1:
+        del ordered[-len(small) :]
+        more = (*path, MORE)
+        part = total(node.part for _, node in small)
+        is_open = MORE in by_step
+        lines.append(_Line(Branch(more, len(path), depth, part, True, is_open, len(small)), path, small, opened, None))
+    for child in reversed(ordered):
+        run, node = _folded(*child)
+        whole = path + run
+        within = [one for one in by_step.get(run[0], ()) if one[: len(whole)] == whole]
+        openable = bool(node.children)
+        branch = Branch(whole, len(path), depth, node.part, openable, openable and bool(within))
+        lines.append(_Line(branch, whole, node.children.items(), within, least_ns))
+    return lines
+
+
+def _most_first(child: _Child) -> tuple[int, Step]:
+    return -child[1].total_ns, child[0]
+
+
+def _folded(step: Step, node: Node) -> tuple[Path, Node]:
+    """The run of single children that begins here, and its last node: all that fell to one fell to the next."""
+    run = [step]
+    while len(node.children) == 1:
+        ((step, child),) = node.children.items()
+        if child.waits != node.waits or child.total_ns != node.total_ns:
+            break
+        run.append(step)
+        node = child
+    return tuple(run), node
+
+
+def _folded_children(path: Path, node: Node) -> Iterable[tuple[Path, Node]]:
+    for child in node.children.items():
+        run, last = _folded(*child)
+        yield path + run, last
+
+
+def opened_by_share(root: Node, share: float = 0.10) -> frozenset[Path]:
+    """The branches that have children and at least `share` of all time: open at first."""
+    least_ns = max(1, share * root.total_ns)
+    found: list[Path] = []
+    pending: list[tuple[Path, Node]] = [((), root)]
+    while pending:
+        for path, node in _folded_children(*pending.pop()):
+            if node.children and node.total_ns >= least_ns:
+                found.append(path)
+                pending.append((path, node))
+    return frozenset(found)
+
+
+def all_paths(root: Node) -> frozenset[Path]:
+    """All that can be opened; of a tree of more than MOST_LINES lines, what has most time."""
+    found: list[Path] = []
+    waiting: list[tuple[int, Path, Node]] = []
+    line_count = 0
+    pending: tuple[Path, Node] | None = ((), root)
+    while pending is not None:
+        path, node = pending
+        if line_count + len(node.children) <= MOST_LINES:
+            line_count += len(node.children)
+            found.append(path)
+            for below, child in _folded_children(path, node):
+                if child.children:
+                    heappush(waiting, (-child.total_ns, below, child))
+        pending = heappop(waiting)[1:] if waiting else None
+    return frozenset(path for path in found if path)
+
+
+def node_of(root: Node, path: Path) -> Node:
+    """The node at the end of `path`, or of as much of it as there is."""
+    node = root
+    for step in path:
+        child = node.children.get(step)
+        if child is None:
+            break
+        node = child
+    return node
+
+
+def paths_with(root: Node, word: str) -> list[Path]:
+    """The branches whose last function has `word` in its name, large and small letters alike, as they stand on the
+    screen when all is open."""
+    found: list[Path] = []
+    pending: list[tuple[Path, Node]] = [((), root)]
+    while pending:
+        path, node = pending.pop()
+        if path and word.casefold() in path[-1].name.casefold():
+            found.append(path)
+        pending += [((*path, step), child) for step, child in sorted(node.children.items(), key=_most_first)[::-1]]
+    return found
+
+
+def nameless_ns(root: Node) -> tuple[int, int]:
+    """Time of stacks with a function of the program that has no name, and the part of it that lies in no file."""
+    nameless = in_no_file = 0
+    pending = [root]
+    while pending:
+        for step, child in pending.pop().children.items():
+            if not step.kernel and (step.name.startswith("[") or "+0x" in step.name):
+                nameless += child.total_ns
+                in_no_file += child.total_ns if step.name.startswith("[anon") else 0
+            else:
+                pending.append(child)
+    return nameless, in_no_file
+
+
+def order_of(root: Node, path: Path) -> tuple[tuple[int, Step], ...]:
+    """What sorts paths as `flatten` sorts its lines; one that ends in MORE comes last among its siblings."""
+    order: list[tuple[int, Step]] = []
+    node: Node | None = root
+    for step in path:
+        node = node.children.get(step) if node else None
+        order.append((-node.total_ns if node else 1, step))
+    return tuple(order)
+
+
+def opened_with(opened: Collection[Path], path: Path) -> frozenset[Path]:
+    """`opened`, and the branch of `path`."""
+    return frozenset((*opened, path))
+
+
+def closed(opened: Collection[Path], path: Path) -> frozenset[Path]:
+    """`opened` without the branch of `path` and all within it; what it stands in stays open."""
+    kept = frozenset(one for one in opened if one[: len(path)] != path)
+    return kept | {path[:-1]} if len(path) > 1 and len(kept) < len(opened) else kept
+
+
+def index_of(branches: Sequence[Branch], path: Path) -> int:
+    """The line that holds `path`; else the closed one that may sum it up, else its nearest ancestor's; else 0."""
+
+    def nearness(line: int) -> tuple[int, bool]:
+        branch = branches[line]
+        shared = 0
+        for step, wanted in zip(branch.path, path, strict=False):
+            if step != wanted:
+                break
+            shared += 1
+        return shared, bool(branch.more) and not branch.opened and shared == branch.first < len(path)
+
+    return max(range(len(branches)), key=nearness, default=0)  # of lines that share as much, the uppermost
