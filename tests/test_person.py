@@ -1,0 +1,354 @@
+"""Files of the person who typed sudo: opened with their rights, whatever lies in the way, and written whole or not."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from offtop import person as people
+from offtop.errors import OfftopError, PrivilegeError
+from offtop.person import Person, as_person, is_roots, person, read_theirs, write_theirs
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another person's place")
+_ANN = 54321
+_BOB = 54322
+
+
+@pytest.fixture
+def ann() -> Iterator[Person]:
+    """Somebody whom this machine does not know, with a home; as root it is theirs."""
+    home = Path(tempfile.mkdtemp(prefix="offtop-ann-"))
+    uid = gid = os.geteuid()
+    if uid == 0:
+        uid = gid = _ANN
+        os.chown(home, uid, gid)
+    yield Person(uid, gid, home, "ann")
+    shutil.rmtree(home)
+
+
+def made(path: Path, text: str = "x", owner: int = _ANN, mode: int = 0o600) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(path, owner, owner)
+    return path
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+# Who it is
+
+
+@needs_root
+def test_root_by_sudo_is_the_person_whose_number_sudo_tells() -> None:
+    nobody = pwd.getpwnam("nobody")
+    told = {"SUDO_USER": "../../etc", "SUDO_UID": str(nobody.pw_uid), "SUDO_GID": "0", "HOME": "/root"}
+    assert person(told) == Person(nobody.pw_uid, nobody.pw_gid, Path(nobody.pw_dir), "nobody")
+
+
+@needs_root
+@pytest.mark.parametrize("uid", ["", "-1", "+1", " 1", "1\n", "0x1", "١", "abc", "4294967295", "99999999999", "54329"])
+def test_a_number_that_is_no_user_here_is_not_believed(uid: str) -> None:
+    assert person({"SUDO_UID": uid, "SUDO_GID": "1", "SUDO_USER": "nobody"}) == person({})
+    assert person({}).uid == 0
+
+
+def test_who_is_not_root_is_who_they_are_whatever_sudo_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = pwd.getpwnam("nobody")
+    monkeypatch.setattr(os, "geteuid", lambda: nobody.pw_uid)
+    assert person({"SUDO_UID": "0", "SUDO_GID": "0"}).uid == nobody.pw_uid
+
+
+def test_a_bare_number_has_the_home_that_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 54329)
+    assert person({"HOME": "/home/app"}).home == Path("/home/app")
+    assert person({}).home == Path("/")
+
+
+# Their rights
+
+
+@needs_root
+def test_the_rights_change_in_this_thread_only_and_come_back(ann: Person) -> None:
+    secret = made(ann.home / "secret", "of root", owner=0)
+    read: list[str] = []
+    taken = threading.Event()
+
+    def look() -> None:
+        taken.wait(10)
+        read.append(secret.read_text())
+
+    other = threading.Thread(target=look)
+    other.start()
+    with as_person(ann):
+        with pytest.raises(PermissionError):
+            secret.read_text()
+        taken.set()
+        other.join()
+    assert read == ["of root"]
+    assert secret.read_text() == "of root"
+
+
+@needs_root
+def test_the_rights_come_back_after_an_exception_and_out_of_nested_blocks(ann: Person) -> None:
+    secret = made(ann.home / "secret", "of root", owner=0)
+    groups = os.getgroups()
+    with pytest.raises(ZeroDivisionError), as_person(ann), as_person(ann):
+        raise ZeroDivisionError
+    assert secret.read_text() == "of root"
+    assert os.getgroups() == groups
+
+
+@needs_root
+def test_what_roots_groups_may_read_they_may_not_but_what_theirs_may(
+    ann: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_root = made(ann.home / "a", owner=0, mode=0o640)
+    of_staff = made(ann.home / "b", owner=0, mode=0o640)
+    os.chown(of_staff, 0, 4242)
+
+    def groups(_name: str, gid: int) -> list[int]:
+        return [gid, 4242]
+
+    monkeypatch.setattr(os, "getgrouplist", groups)
+    before = os.getgroups()
+    os.setgroups([0])
+    try:
+        with as_person(ann):
+            assert os.getgroups() == [4242, _ANN]
+            assert of_staff.read_text() == "x"
+            with pytest.raises(PermissionError):
+                of_root.read_text()
+        assert os.getgroups() == [0]
+    finally:
+        os.setgroups(before)
+
+
+@needs_root
+def test_on_a_machine_whose_groups_cannot_be_left_nothing_is_opened(
+    ann: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(people, "_SETGROUPS", {})
+    before = os.getgroups()
+    os.setgroups([0])
+    try:
+        with pytest.raises(PrivilegeError, match="CAP_SETGID"), as_person(ann):
+            raise AssertionError
+        assert made(ann.home / "secret", owner=0).read_text() == "x"
+    finally:
+        os.setgroups(before)
+
+
+@needs_root
+def test_root_without_capabilities_is_told_which_are_missing() -> None:
+    script = (
+        "from pathlib import Path; from offtop.person import *\n"
+        f"try:\n with as_person(Person({_ANN}, {_ANN}, Path('/'), 'a\\x1bnn')): print('in')\n"
+        "except OfftopError as error: print(error.status, error)"
+    )
+    answer = subprocess.run(
+        ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert answer.stdout.startswith(r"3 offtop may not take the place of a\x1bnn")
+    assert "CAP_SETUID" in answer.stdout
+
+
+# Reading
+
+
+def test_a_file_of_theirs_is_read_and_one_that_is_not_there_is_none(ann: Person) -> None:
+    assert read_theirs(made(ann.home / "a", "hello"), ann) == b"hello"
+    assert read_theirs(made(ann.home / "empty", ""), ann) == b""
+    assert read_theirs(ann.home / "nosuch", ann) is None
+    assert read_theirs(ann.home / "a" / "below", ann) is None
+
+
+def test_a_link_of_theirs_leads_where_they_could_go_themselves(ann: Person) -> None:
+    made(ann.home / "dotfile", "hello")
+    (ann.home / "link").symlink_to("dotfile")
+    (ann.home / "dangling").symlink_to("nosuch")
+    assert read_theirs(ann.home / "link", ann) == b"hello"
+    assert read_theirs(ann.home / "dangling", ann) is None
+
+
+@needs_root
+def test_a_link_to_what_only_root_may_read_is_refused(ann: Person) -> None:
+    (ann.home / "shadow").symlink_to("/etc/shadow")
+    with pytest.raises(OfftopError, match=r"shadow cannot be read by ann \(Permission denied\)\. Put that right"):
+        read_theirs(ann.home / "shadow", ann)
+
+
+@needs_root
+def test_what_they_cannot_see_is_none_whether_it_is_there_or_not(ann: Person, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    made(tmp_path / "a", owner=0)
+    assert read_theirs(tmp_path / "a", ann) is None
+    assert read_theirs(tmp_path / "b", ann) is None
+
+
+@needs_root
+def test_what_belongs_to_a_third_person_is_refused_but_not_what_is_roots(ann: Person) -> None:
+    with pytest.raises(OfftopError, match="is neither ann's nor root's, so its owner could change it"):
+        read_theirs(made(ann.home / "bobs", owner=_BOB, mode=0o644), ann)
+    assert read_theirs(made(ann.home / "roots", owner=0, mode=0o644), ann) == b"x"
+
+
+def test_what_is_no_file_is_refused_at_once(ann: Person) -> None:
+    os.mkfifo(ann.home / "fifo", 0o666)
+    if os.geteuid() == 0:
+        os.chown(ann.home / "fifo", _ANN, _ANN)
+    for path in (ann.home / "fifo", ann.home, Path("/dev/zero")):
+        with pytest.raises(OfftopError, match=r"is not a regular file\. Put one there"):
+            read_theirs(path, ann)
+
+
+def test_no_more_is_read_than_the_limit(ann: Person) -> None:
+    assert read_theirs(made(ann.home / "most", "x" * 65536), ann) == b"x" * 65536
+    with pytest.raises(OfftopError, match=r"is larger than 64KB, so it is not read\. Make it smaller"):
+        read_theirs(made(ann.home / "large", "x" * 65537), ann)
+    with pytest.raises(OfftopError, match="is larger than 10B"):
+        read_theirs(ann.home / "most", ann, 10)
+
+
+def test_a_name_with_escape_codes_is_told_escaped(ann: Person) -> None:
+    (ann.home / "\x1b[31m").mkdir()
+    with pytest.raises(OfftopError, match=r"/\\x1b\[31m is not"):
+        read_theirs(ann.home / "\x1b[31m", ann)
+
+
+# Writing
+
+
+def test_file_and_missing_directories_are_theirs_alone(ann: Person) -> None:
+    write_theirs(ann.home / ".config" / "offtop" / "a", ann, "héllo")
+    for path, mode in ((".config", 0o40700), (".config/offtop", 0o40700), (".config/offtop/a", 0o100600)):
+        found = (ann.home / path).stat()
+        assert (found.st_mode, found.st_uid, found.st_gid) == (mode, ann.uid, ann.gid)
+    assert (ann.home / ".config/offtop/a").read_text(encoding="utf-8") == "héllo"
+    assert names(ann.home / ".config/offtop") == ["a"]
+
+
+def test_what_was_there_is_replaced_and_becomes_theirs_alone(ann: Person) -> None:
+    path = made(ann.home / "a", "old and longer", mode=0o644)
+    write_theirs(path, ann, "new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode == 0o100600
+    write_theirs(path, ann, "")
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize("target", ["dotfile", "nosuch", "/etc/shadow"])
+def test_nothing_is_written_through_a_link(ann: Person, target: str) -> None:
+    made(ann.home / "dotfile", "old")
+    (ann.home / "link").symlink_to(target)
+    with pytest.raises(OfftopError, match=r"/link is a link, through which offtop does not write\. Remove it"):
+        write_theirs(ann.home / "link", ann, "new")
+    assert names(ann.home) == ["dotfile", "link"]
+    assert (ann.home / "dotfile").read_text() == "old"
+    assert (ann.home / "link").readlink() == Path(target)
+
+
+def test_what_is_no_file_is_not_replaced(ann: Person) -> None:
+    os.mkfifo(ann.home / "fifo")
+    (ann.home / "directory").mkdir()
+    for name in ("fifo", "directory"):
+        with pytest.raises(OfftopError, match=f"/{name} is not a regular file"):
+            write_theirs(ann.home / name, ann, "new")
+    assert names(ann.home) == ["directory", "fifo"]
+
+
+@needs_root
+def test_nothing_is_written_where_only_root_may(ann: Person, tmp_path: Path) -> None:
+    roots = Path(tempfile.mkdtemp())
+    roots.chmod(0o755)
+    made(roots / "a", "of root", owner=0, mode=0o644)
+    (ann.home / "swapped").symlink_to(roots)
+    for path in (roots / "a", ann.home / "swapped" / "a", ann.home / "swapped" / "new" / "a"):
+        with pytest.raises(OfftopError, match=r"cannot be written by ann \(Permission denied\)"):
+            write_theirs(path, ann, "new")
+    assert names(roots) == ["a"]
+    assert (roots / "a").read_text() == "of root"
+    shutil.rmtree(roots)
+
+
+def test_the_directory_that_was_opened_is_the_one_that_is_written_to(
+    ann: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, others = ann.home / "theirs", ann.home / "others"
+    for directory in (theirs, others):
+        directory.mkdir()
+        if os.geteuid() == 0:
+            os.chown(directory, ann.uid, ann.gid)
+    fsync = os.fsync
+
+    def swapped(fd: int) -> None:
+        theirs.rename(ann.home / "moved")
+        theirs.symlink_to(others)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", swapped)
+    write_theirs(theirs / "a", ann, "new")
+    assert names(ann.home / "moved") == ["a"]
+    assert names(others) == []
+
+
+@pytest.mark.parametrize("step", ["replace", "fsync"])
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        (OSError(28, "No space left on device"), r"/a cannot be written by ann \(No space left on device\)\. Put"),
+        (KeyboardInterrupt("ctrl-C"), "ctrl-C"),
+    ],
+)
+def test_what_breaks_off_leaves_the_old_file_whole_and_nothing_else(
+    ann: Person, monkeypatch: pytest.MonkeyPatch, step: str, raised: BaseException, says: str
+) -> None:
+    path = made(ann.home / "a", "old")
+
+    def broken(*_arguments: object, **_named: object) -> NoReturn:
+        raise raised
+
+    monkeypatch.setattr(os, step, broken)
+    with pytest.raises((OfftopError, KeyboardInterrupt), match=says):
+        write_theirs(path, ann, "new")
+    assert path.read_text() == "old"
+    assert names(ann.home) == ["a"]
+
+
+# What is root's
+
+
+@needs_root
+def test_a_file_is_roots_if_nobody_else_could_have_put_it_there(ann: Person) -> None:
+    roots = Path(tempfile.mkdtemp(dir="/run"))
+    try:
+        path = made(roots / "a", owner=0)
+        assert is_roots(path)
+        assert not is_roots(roots / "nosuch")
+        assert not is_roots(made(ann.home / "a", owner=0)), "the directory is not"
+        (roots / "link").symlink_to(path)
+        assert not is_roots(roots / "link")
+        (ann.home / "link").symlink_to(roots)
+        assert not is_roots(ann.home / "link" / "a")
+        assert not is_roots(roots / ".." / ".." / ann.home.relative_to("/") / "a")
+        path.chmod(0o620)
+        assert not is_roots(path)
+        path.chmod(0o600)
+        roots.chmod(0o1777)
+        assert not is_roots(path), "others may put files there"
+    finally:
+        shutil.rmtree(roots)
