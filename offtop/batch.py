@@ -1,13 +1,15 @@
 """Batch mode: each tick as text tables, as `top -b` prints them, or as one JSON object.
 
-What is printed is pure functions of a tick; names are waited for, because nobody can look again later.
+What is printed is pure functions of a tick; names, and who processes are where a filter asks for that, are waited
+for, because nobody can look again later.
 """
 
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TextIO
 
 from offtop import __version__
 from offtop.model import histogram as log2
@@ -18,20 +20,35 @@ from offtop.model.cut import (
     ALL,
     FILTERED,
     RUN_QUEUE,
+    Cut,
     Leaf,
     Scope,
+    Shares,
     by_category,
     by_thread,
+    cut_of,
     leaf_of_sites,
     top_of_processes,
     top_of_threads,
     total,
 )
+from offtop.model.filter import NOTHING, Filter, Text
 from offtop.model.history import History, Kept
 from offtop.model.printable import printable
-from offtop.model.rows import NOWHERE, Key, Order, Ranking, Row, category_rows, process_rows, thread_rows
-from offtop.model.snapshot import EXITED, SiteTotals
+from offtop.model.rows import (
+    NOWHERE,
+    Key,
+    Order,
+    Ranking,
+    Row,
+    category_rows,
+    kept_rows,
+    process_rows,
+    thread_rows,
+)
+from offtop.model.snapshot import EXITED, SiteTotals, ThreadTotals
 from offtop.model.stack import Frame, Names
+from offtop.model.table import SITES
 from offtop.model.window import Window
 from offtop.pace import Pace
 from offtop.source import Source
@@ -39,8 +56,42 @@ from offtop.units import count, duration, threads
 
 _NAMES_SECONDS = 10.0
 """A first look into a large binary without separate symbols takes this long at most."""
+_DETAILS_SECONDS = 2.0
+"""For who processes are, at most; and so long for one more of them: those that have ended are never told."""
+_NO_MORE_DETAILS_SECONDS = 0.5
 _HISTORY_BYTES = 1 << 20
-_ALL_ROWS = Order(limit=1_000_000)
+_ALL_ROWS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What of each tick is printed."""
+
+    filter: Filter = NOTHING
+    """Its row terms are for the list of processes or threads."""
+    idle_shown: bool = False
+    """In tables; JSON tells all and marks it."""
+    threads: bool = False
+    """Whether the list is of threads."""
+    sort: str = "WAITING"
+    """One of rows.SORTS: of tables."""
+    reverse: bool = False
+
+    @property
+    def order(self) -> Order:
+        return Order(self.sort, self.reverse, _ALL_ROWS)
+
+
+class Tick(NamedTuple):
+    """What of a tick passes the filter."""
+
+    kept: Kept
+    """All of it."""
+    filter: Filter
+    shares: Shares
+    cut: Cut
+    left_out_ns: int = 0
+    """Time that does not pass."""
 
 
 def run(
@@ -48,39 +99,86 @@ def run(
     categories: Categories,
     delay_ns: int,
     iterations: int | None,
+    wanted: Wanted,
     *,
     as_json: bool,
     width: int,
-    idle_shown: bool,
-    threads_listed: bool,
     out: TextIO,
 ) -> None:
     """Print `iterations` ticks (None: until the source ends). Errors of the source and of `out` are passed on."""
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
+    looked_up = set[int]()
     for kept in itertools.islice(pace.ticks(), iterations):
+        if wanted.filter.needs_details:
+            looked_up = _look_up(source, kept, looked_up)
+        if _asks_for_names(wanted.filter):
+            source.wait_for_names(_unnamed(kept.window, _user_stacks(kept.window)), _NAMES_SECONDS)
+        tick = passing(kept, wanted.filter, source.names)
         if as_json:
-            source.wait_for_names(
-                _unnamed(kept.window, {key.user for key, _ in kept.window.each_site()}), _NAMES_SECONDS
-            )
-            json.dump(tick_object(kept, source.names), out, separators=(",", ":"))
+            source.wait_for_names(_unnamed(kept.window, {key.user for key, _ in _sites(tick)}), _NAMES_SECONDS)
+            json.dump(tick_object(tick, source.names), out, separators=(",", ":"))
             out.write("\n")
         else:
-            listed = waiters(kept, idle_shown=idle_shown, threads_listed=threads_listed)
+            ever = history.since_start() if wanted.sort == "TOTAL" else None
+            lifetime = passing(ever, wanted.filter, source.names) if ever else None
+            listed = waiters(tick, wanted, lifetime)
             source.wait_for_names(_unnamed(kept.window, {row.top.user for row in listed.rows}), _NAMES_SECONDS)
-            out.write(tick_text(kept, listed, source.names, width, idle_shown=idle_shown))
+            out.write(tick_text(tick, listed, source.names, width, wanted, lifetime))
         out.flush()
+
+
+def passing(kept: Kept, chosen: Filter, names: Names) -> Tick:
+    """What of a tick passes: who is not known yet, or has no name yet, does not match."""
+    every = kept.shares
+    if not chosen.chooses_waits:
+        return Tick(kept, chosen, every, kept.cut)
+    some = every.of(chosen.mask(every, kept.window.book, names))
+    left_out_ns = int(every.total_ns.sum()) - int(some.total_ns.sum())
+    return Tick(kept, chosen, some, cut_of(some, kept.span_ns), left_out_ns)
+
+
+def _asks_for_names(chosen: Filter) -> bool:
+    """Whether it looks at the program's functions, whose names come late: `stack=`, and a word alone."""
+    return any(isinstance(one, Text) and one.key in ("stack", "") for one in chosen.waits)
 
 
 def _unnamed(window: Window, stacks: Iterable[int]) -> set[Frame]:
     return {frame for stack in stacks for frame in window.book.stack(stack).frames if not frame.name}
 
 
-def tick_object(kept: Kept, names: Names) -> dict[str, Any]:
+def _user_stacks(window: Window) -> set[int]:
+    return {key.user for key, _ in window.each_site()}
+
+
+def _look_up(source: Source, kept: Kept, looked_up: Collection[int]) -> set[int]:
+    """Have the book tell of the processes of a tick, and wait for those not `looked_up` before; all of them."""
+    pids, told = _pids(kept), kept.window.book.details
+    source.describe(pids)
+    unknown = {pid for pid in pids.difference(looked_up) if pid not in told}
+    now_s = time.monotonic()
+    end_s, idle_s = now_s + _DETAILS_SECONDS, now_s + _NO_MORE_DETAILS_SECONDS
+    while unknown and now_s < min(end_s, idle_s):
+        time.sleep(0.01)
+        now_s = time.monotonic()
+        left = {pid for pid in unknown if pid not in told}
+        if len(left) < len(unknown):
+            idle_s = now_s + _NO_MORE_DETAILS_SECONDS
+        unknown = left
+    return pids
+
+
+def _pids(kept: Kept) -> set[int]:
+    """Of the processes that a tick has time of; those that have been given back have none."""
+    return {pid for by_pid in kept.cut.processes.values() for pid in by_pid if pid != EXITED.pid}
+
+
+def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
     """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable."""
+    kept = tick.kept
     window, book = kept.window, kept.window.book
     cost, filters = window.cost, window.filters
-    leaves, leaf_of = kept.cut.categories, leaf_of_sites(window, kept.idle)
+    leaves, leaf_of = tick.cut.categories, leaf_of_sites(window, kept.idle)
     return {
         "version": __version__,
         "taken_ns": window.taken_ns,
@@ -95,6 +193,8 @@ def tick_object(kept: Kept, names: Names) -> dict[str, Any]:
             "min_ns": filters.min_ns,
             "max_ns": filters.max_ns or None,
         },
+        "filter": printable(tick.filter.text) or None,
+        "left_out_ns": tick.left_out_ns,
         "lost": dict(window.lost),
         "cost": {
             "bpf_ns_per_switch": round(cost.bpf_ns_per_switch, 1) if cost.bpf_ns_per_switch >= 0 else None,
@@ -113,7 +213,7 @@ def tick_object(kept: Kept, names: Names) -> dict[str, Any]:
                 "max_ns": part.max_ns,
                 "histogram": log2.slots(part.histogram),
             }
-            for name, part in sorted(by_category(kept.cut).items(), key=lambda item: -item[1].total_ns)
+            for name, part in sorted(by_category(tick.cut).items(), key=lambda item: -item[1].total_ns)
         ],
         "threads": [
             {
@@ -130,13 +230,33 @@ def tick_object(kept: Kept, names: Names) -> dict[str, Any]:
                 "filtered_ns": t.filtered_ns,
                 "histogram": log2.slots(t.histogram),
             }
-            for key, t in sorted(window.each_thread(), key=lambda item: -item[1].offcpu_ns)
+            for key, t in _threads(tick)
         ],
-        "sites": [
-            _site_object(key, totals, leaf_of[key], book, names)
-            for key, totals in sorted(window.each_site(), key=lambda item: -item[1].total_ns)
-        ],
+        "sites": [_site_object(key, totals, leaf_of[key], book, names) for key, totals in _sites(tick)],
     }
+
+
+def _threads(tick: Tick) -> list[tuple[ThreadKey, ThreadTotals]]:
+    """Each that has time that passes, whole; most time first."""
+    every = sorted(tick.kept.window.each_thread(), key=lambda item: -item[1].offcpu_ns)
+    if not tick.filter.chooses_waits:
+        return every
+    those = {key.thread for key in _keys(tick)}
+    return [item for item in every if item[0] in those]
+
+
+def _sites(tick: Tick) -> list[tuple[SiteKey, SiteTotals]]:
+    """Each that has time that passes, whole; most time first."""
+    every = sorted(tick.kept.window.each_site(), key=lambda item: -item[1].total_ns)
+    if not tick.filter.chooses_waits:
+        return every
+    those = _keys(tick)
+    return [item for item in every if item[0] in those]
+
+
+def _keys(tick: Tick) -> set[SiteKey]:
+    """Whose time passes, and where; a thread's short waits have a place of their own."""
+    return {*map(SITES.key, tick.shares.ids.tolist())}
 
 
 def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names: Names) -> dict[str, Any]:
@@ -164,36 +284,56 @@ def _who(key: ThreadKey, book: Book) -> dict[str, Any]:
     return {"pid": key.pid, "tid": key.tid, "comm": comm, "process": printable(book.process(key.pid))}
 
 
-def waiters(kept: Kept, *, idle_shown: bool, threads_listed: bool) -> Ranking:
-    """The processes or threads of a tick, and where each spent most time."""
-    window, book = kept.window, kept.window.book
-    scope = Scope(ALL, idle=idle_shown)
-    if threads_listed:
-        listed = thread_rows(by_thread(window, scope, kept.idle), window.span_ns, book, _ALL_ROWS)
-        whom = {row.key for row in listed.rows if isinstance(row.key, ThreadKey)}
-        tops: Mapping[Key, SiteKey] = {**top_of_threads(window, scope, kept.idle, whom)}
+def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None) -> Ranking:
+    """The processes or threads of a tick, and where each spent most time. `lifetime`: since the start, for TOTAL."""
+    kept, book = tick.kept, tick.kept.window.book
+    scope = Scope(ALL, idle=wanted.idle_shown)
+    if wanted.threads:
+        ever = by_thread(lifetime.shares, scope) if lifetime else None
+        every = thread_rows(by_thread(tick.shares, scope), kept.span_ns, book, wanted.order, lifetime=ever)
     else:
-        listed = process_rows(kept.cut, scope, book, _ALL_ROWS)
-        tops = {**top_of_processes(kept.cut, scope, {row.pid for row in listed.rows})}
+        every = process_rows(tick.cut, scope, book, wanted.order, lifetime=lifetime.cut if lifetime else None)
+    keeps_all = not wanted.filter.chooses_rows or not every.rows
+    listed = every if keeps_all else kept_rows(every, wanted.filter.keeps, _ALL_ROWS)
+    if wanted.threads:
+        whom = {row.key for row in listed.rows if isinstance(row.key, ThreadKey)}
+        tops: Mapping[Key, SiteKey] = {**top_of_threads(tick.shares, scope, whom)}
+    else:
+        tops = {**top_of_processes(tick.cut, scope, {row.pid for row in listed.rows})}
     return listed._replace(rows=tuple(row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows))
 
 
-def tick_text(kept: Kept, listed: Ranking, names: Names, width: int, *, idle_shown: bool) -> str:
+def tick_text(
+    tick: Tick, listed: Ranking, names: Names, width: int, wanted: Wanted, lifetime: Tick | None = None
+) -> str:
     """One tick as tables, a blank line behind it. No line is wider than `width` (0: as wide as it needs)."""
-    book = kept.window.book
-    threads_listed = any(isinstance(row.key, ThreadKey) for row in listed.rows)
+    book = tick.kept.window.book
+    categories = category_rows(
+        tick.cut, wanted.order, idle_shown=wanted.idle_shown, lifetime=lifetime.cut if lifetime else None
+    )
 
     def where_of(row: Row) -> str:
         return "" if row.top == NOWHERE else printable(where.in_short(book, row.top.kernel, row.top.user, names))
 
     lines = [
-        _head(kept),
-        *_table(category_rows(kept.cut, _ALL_ROWS, idle_shown=idle_shown), f"{'WAIT CATEGORY':<15}", _category_name),
+        f"{_head(tick.kept)}{_filtered(tick, wanted)}",
+        *_table(categories, f"{'WAIT CATEGORY':<15}", _category_name),
         "",
-        *_table(listed, f"{'PID':>7} {'TID' if threads_listed else '':>7} {'COMMAND':<16}", _waiter_name, where_of),
+        *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {'COMMAND':<16}", _waiter_name, where_of),
         "",
     ]
     return "".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines)
+
+
+def _filtered(tick: Tick, wanted: Wanted) -> str:
+    """The end of the head line that tells of the filter, and of how much of the waiting it lets pass."""
+    chosen, kept = tick.filter, tick.kept
+    if not chosen.text:
+        return ""
+    shown_ns = total(by_category(tick.cut, wanted.idle_shown, filtered_shown=False).values()).total_ns
+    unknown = len(_pids(kept).difference(kept.window.book.details)) if chosen.needs_details else 0
+    doubt = f" ({unknown} processes unknown)" if unknown else ""
+    return f'  filter "{printable(chosen.text)}" passes {threads(shown_ns / kept.span_ns)}{doubt}'
 
 
 def _head(kept: Kept) -> str:

@@ -20,8 +20,8 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _or_null(of_type: str, what: str) -> dict[str, Any]:
-    return {"type": [of_type, "null"], "description": f"{what}; null: not known"}
+def _or_null(of_type: str, what: str, null: str = "not known") -> dict[str, Any]:
+    return {"type": [of_type, "null"], "description": f"{what}; null: {null}"}
 
 
 SCHEMA: dict[str, Any] = {
@@ -30,7 +30,9 @@ SCHEMA: dict[str, Any] = {
     "description": (
         "One tick. sum(categories.total_ns) = sum(threads.offcpu_ns); of each thread, offcpu_ns = blocked_ns + "
         "runqueue_ns, and its sites' total_ns + short_ns + filtered_ns = offcpu_ns. Waits in progress count as "
-        "they pass; waits, histograms and max_ns are of finished ones."
+        "they pass; waits, histograms and max_ns are of finished ones. With --filter or -u, categories hold what "
+        "passes, and sum(categories.total_ns) + left_out_ns is the off-CPU time of all threads; threads and sites "
+        "are those with time that passes, each with all of its time."
     ),
     **_object(
         {
@@ -46,9 +48,11 @@ SCHEMA: dict[str, Any] = {
                     "who": {"enum": ["all", "user", "kernel"]},
                     "states": {"type": "integer", "description": "mask; 0: every state"},
                     "min_ns": _COUNT,
-                    "max_ns": _or_null("integer", "no maximum"),
+                    "max_ns": _or_null("integer", "longer waits are left out", "no maximum"),
                 }
             ),
+            "filter": _or_null("string", "what --filter and -u say, as one expression", "none"),
+            "left_out_ns": {"type": "integer", "description": "ns of waits that do not pass the filter; 0: no filter"},
             "lost": {
                 "type": "object",
                 "description": "what the kernel could not tell, by kind; a kind without losses is absent",
@@ -65,6 +69,7 @@ SCHEMA: dict[str, Any] = {
             ),
             "categories": {
                 "type": "array",
+                "description": "only what passes the filter",
                 "items": _object(
                     {
                         "name": {"type": "string"},
@@ -79,6 +84,7 @@ SCHEMA: dict[str, Any] = {
             },
             "threads": {
                 "type": "array",
+                "description": "each that has a wait that passes the filter, with all of its waits",
                 "items": _object(
                     {
                         "pid": _COUNT,
@@ -101,6 +107,7 @@ SCHEMA: dict[str, Any] = {
             },
             "sites": {
                 "type": "array",
+                "description": "each that has time that passes the filter, with all of its time",
                 "items": _object(
                     {
                         "pid": _COUNT,

@@ -1,16 +1,53 @@
 """The command line: what it takes, what it refuses and in which words, and how it ends."""
 
+import os
+import pty
 import re
+import select
 import subprocess
 import sys
+import time
+import tomllib
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from fcntl import ioctl
 from pathlib import Path
+from struct import pack
+from termios import TIOCSWINSZ
 
 import pytest
 
+from offtop.ui import keys
 from tests import command
 from tests.command import OFFTOP
 
 needs_kernel = pytest.mark.kernel
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another person's place")
+_ROOT = Path(__file__).parents[1]
+_MOUSE_ON = b"\x1b[?1000h"
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*[34]8;")
+_ESCAPES = re.compile(rb"\x1b\[[0-9;?>$]*[a-zA-Z]|\x1b\][^\x07]*\x07")
+_F12 = b"\x1b[24~"
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file that offtop reads in these tests, whoever runs them. It is empty."""
+    file = tmp_path / "config.toml"
+    file.touch()
+    monkeypatch.setenv("OFFTOP_CONFIG", str(file))
+    for name in ("SUDO_UID", "XDG_CONFIG_HOME", "NO_COLOR"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    return file
+
+
+def settings(*arguments: str, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What --show-config says: each setting as it stands there → where it comes from."""
+    ended = command.run(*arguments, "--show-config", env=env)
+    assert (ended.status, ended.err) == (0, "")
+    lines = [line.partition("  # ") for line in ended.out.splitlines() if " = " in line]
+    return {setting.rstrip(): origin for setting, _, origin in lines}
 
 
 def imported(*arguments: str) -> set[str]:
@@ -70,6 +107,21 @@ def test_batch_imports_no_screen() -> None:
         ("--door window", "invalid choice: 'window'"),
         ("--user-threads --kernel-threads", "not allowed with argument --user-threads"),
         ("--color mauve", "invalid choice: 'mauve'"),
+        ("-o p99", "'p99' is not one of WAITING, MAX, TOTAL, EV/S, NAME, PID, or that with - in front"),
+        ("-o --MAX", "'--MAX' is not one of"),
+        ("-o", "expected one argument"),
+        ("--window 2s", '\'2s\' is not one of "1s", "10s", "60s", "start"'),
+        ("-u nosuch", "'nosuch' is not a user: this machine knows no such name, nor is it a number"),
+        ("-u=", "is not a user"),
+        ("--filter foo=1", "--filter: 'foo' is nothing to filter by: comm, thread,"),
+        ("--filter comm>1", "--filter: 'comm>1' cannot be: comm takes = and !="),
+        ("--filter cat=loch", "--filter: 'cat=loch' is no category: try lock, "),
+        ("--json --filter max>10ms", "--filter: max> chooses rows of a table, and --json has none"),
+        ("--theme nosuch", "There is no theme 'nosuch'. Take one of: ansi, colourblind, contrast, dark, light, mono"),
+        ("--theme ../dark", "'../dark' is not the name of a theme"),
+        ("--mouse=no", "ignored explicit argument 'no'"),
+        ("--config /nosuch/file", "--config names /nosuch/file, which "),
+        ("--config", "expected one argument"),
         ("--nosuch", "unrecognized arguments: --nosuch"),
         ("--bat", "unrecognized arguments: --bat"),
         ("nosuch", "unrecognized arguments: nosuch"),
@@ -82,12 +134,153 @@ def test_what_cannot_be_is_refused_in_one_sentence_with_status_2(arguments: str,
         *(arguments.split() if arguments.startswith(("doctor", "schema")) else ["-b", *arguments.split()])
     )
     assert says in ended.sentence
-    assert re.search(r"See: |Give |Try", ended.sentence), "it says what to do"
+    assert re.search(r"See: |Give |Try|try |Take |Make |Leave |takes |: comm,", ended.sentence), "it says what to do"
     assert ended.status == 2
 
 
-def test_an_argument_with_escape_codes_is_shown_escaped() -> None:
-    assert r"'\x1b[31m' is not a list of ids" in command.run("-p", "\x1b[31m").sentence
+@pytest.mark.parametrize("option", ["-p", "-d", "-u", "-o", "--window", "--theme", "--filter", "--config"])
+def test_an_argument_with_escape_codes_is_shown_escaped(option: str) -> None:
+    assert r"\x1b[31m" in command.run("-b", option, "\x1b[31m=").sentence
+
+
+# Settings
+
+
+def test_each_setting_has_a_default() -> None:
+    said = settings()
+    assert {*said.values()} == {"default"}
+    table = tomllib.loads("\n".join(said).replace("preset", "keys.preset"))
+    assert {name: value for name, value in table.items() if name not in ("hide", "muted")} == {
+        "theme": "",
+        "color": "auto",
+        "ascii": False,
+        "mouse": True,
+        "delay": "1s",
+        "window": "10s",
+        "min": "1ms",
+        "history": "10m",
+        "idle": False,
+        "threads": False,
+        "sort": "WAITING",
+        "names": "comm",
+        "latency": "auto",
+        "keys": {"preset": "top"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("-d 0.5", 'delay = "500ms"'),
+        ("--delay 1m", 'delay = "1m"'),
+        ("--min 200", 'min = "200us"'),
+        ("--history 1h", 'history = "1h"'),
+        ("-H", "threads = true"),
+        ("-i", "idle = true"),
+        ("-o max", 'sort = "MAX"'),
+        ("-o -max", 'sort = "-MAX"'),
+        ("-o-max", 'sort = "-MAX"'),
+        ("-iHo -NAME", 'sort = "-NAME"'),
+        ("--sort -ev/s", 'sort = "-EV/S"'),
+        ("--sort=-PID", 'sort = "-PID"'),
+        ("--window start", 'window = "start"'),
+        ("--theme light", 'theme = "light"'),
+        ("--color never", 'color = "never"'),
+        ("--ascii", "ascii = true"),
+        ("--mouse", "mouse = true"),
+        ("--mouse --no-mouse", "mouse = false"),
+    ],
+)
+def test_an_option_goes_before_the_file_and_the_file_before_the_default(
+    arguments: str, line: str, no_settings: Path
+) -> None:
+    name = line.split()[0]
+    other = {"delay": 9, "min": 9, "history": 99, "sort": '"TOTAL"', "window": '"1s"', "theme": '"dark"'}
+    other |= {"color": '"always"', "mouse": "false"}
+    no_settings.write_text(f"{name} = {other.get(name, 'false')}")
+    said = settings()
+    assert said.pop(next(one for one in said if one.startswith(f"{name} = "))) == str(no_settings)
+    assert {*said.values()} == {"default"}
+    assert settings(*arguments.split())[line] == "command line"
+
+
+def test_H_and_i_can_only_switch_on(no_settings: Path) -> None:  # noqa: N802
+    no_settings.write_text("idle = true\nthreads = true")
+    assert settings()["idle = true"] == settings()["threads = true"] == str(no_settings)
+
+
+def test_the_file_is_the_named_one_or_the_first_of_the_places(no_settings: Path, tmp_path: Path) -> None:
+    xdg, home, named = (tmp_path / name for name in ("xdg/offtop", "home/.config/offtop", "named"))
+    for number, place in enumerate((home, xdg, named), 2):
+        place.mkdir(parents=True)
+        (place / "config.toml").write_text(f"delay = {number}")
+    own = {"OFFTOP_CONFIG": "", "HOME": str(tmp_path / "home")}
+    assert settings(env=own)['delay = "2s"'] == f"{home}/config.toml"
+    assert settings(env={**own, "XDG_CONFIG_HOME": str(xdg.parent)})['delay = "3s"'] == f"{xdg}/config.toml"
+    assert settings("--config", f"{named}/config.toml")['delay = "4s"'] == f"{named}/config.toml"
+    assert settings()['delay = "1s"'] == "default", "$OFFTOP_CONFIG goes before the places"
+
+
+@needs_root
+def test_by_sudo_a_file_that_only_root_may_read_is_not_read(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "offtop").mkdir()
+    (tmp_path / "offtop" / "config.toml").write_text("delay = 2")
+    places = {"OFFTOP_CONFIG": "", "XDG_CONFIG_HOME": str(tmp_path), "HOME": "/nosuch"}
+    assert settings(env=places)['delay = "2s"'] == f"{tmp_path}/offtop/config.toml"
+    assert 'delay = "2s"' not in settings(env={**places, "SUDO_UID": "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("delay = 0", ": delay: 0 is not a number of seconds from 0.1 to 60"),
+        ("dealy = 1", ": there is no setting 'dealy'. Did you mean delay?"),
+        ("delay 1", ", line 1: this is not TOML"),
+        (
+            "theme = 'nosuch'",
+            ": there is no theme 'nosuch'. Take one of: ansi, colourblind, contrast, dark, light, mono",
+        ),
+    ],
+)
+def test_what_the_file_may_not_say_is_refused_with_its_name_and_status_2(
+    text: str, says: str, no_settings: Path
+) -> None:
+    no_settings.write_text(text)
+    ended = command.run("-b", "-n", "1")
+    assert f"{no_settings}{says}" in ended.sentence
+    assert ended.status == 2
+
+
+def test_the_command_line_is_told_off_before_the_file(no_settings: Path) -> None:
+    no_settings.write_text("delay = 0")
+    assert "'61' is not a number of seconds" in command.run("-b", "-d", "61").sentence
+    assert "--filter: 'foo' is nothing" in command.run("-b", "--filter", "foo=1").sentence
+
+
+@pytest.mark.parametrize(
+    ("mute", "says"),
+    [
+        ("foo=1", "'foo' is nothing to filter by: comm,"),
+        ("max>10ms", "'max>10ms' chooses rows, and waits are muted. Try comm=mysql* or cat=poll"),
+        (" ", "' ' chooses nothing, and waits are muted"),
+    ],
+)
+def test_a_mute_that_cannot_be_is_refused_with_the_file_s_name_and_the_terminal_left_alone(
+    mute: str, says: str, no_settings: Path
+) -> None:
+    no_settings.write_text(f"muted = ['comm=a', '{mute}']")
+    ended = command.run_on_terminal()
+    assert f"offtop: {no_settings}: muted: {says}" in ended.err
+    assert (ended.status, ended.screen) == (2, b"")
+
+
+def test_the_config_file_of_the_readme_can_be(no_settings: Path) -> None:
+    (text,) = re.findall(r"^```toml\n(.*?)^```", (_ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    no_settings.write_text(text)
+    table = tomllib.loads(text)
+    assert [*settings().values()].count(str(no_settings)) == 6 == len(table) - 1 + len(table["keys"])
+    assert keys.keymap(table["keys"].pop("preset"), table["keys"])["flame"] == "G,f7"
 
 
 @needs_kernel
@@ -214,3 +407,151 @@ def test_what_was_watched_may_end() -> None:
     assert "Traceback" not in ended.err
     assert "sleep" in ended.out
     assert ended.out.count("offtop - ") >= 3
+
+
+@needs_kernel
+def test_batch_takes_what_concerns_it_from_the_file_and_mutes_nothing(no_settings: Path) -> None:
+    no_settings.write_text("delay = 0.2\nthreads = true\nidle = true\nsort = '-PID'\nmuted = ['comm=*', 'nosuch>']")
+    ended = command.run("-b", "-n", "1")
+    assert (ended.status, ended.err) == (0, "")
+    assert " span 19" in ended.out or " span 2" in ended.out
+    assert re.search(r"^ +PID +TID COMMAND", ended.out, re.MULTILINE)
+    pids = [int(line.split()[0]) for line in ended.out.splitlines() if re.match(r" *\d+ +\d+ ", line)]
+    assert pids == sorted(pids, reverse=True)
+    assert 2 in pids, "kthreadd, which looks idle"
+
+
+# The screen
+
+
+class Screen:
+    """offtop on a pseudo-terminal of 160x40."""
+
+    def __init__(self, arguments: tuple[str, ...], cwd: Path) -> None:
+        self._terminal, slave = pty.openpty()
+        ioctl(slave, TIOCSWINSZ, pack("HHHH", 40, 160, 0, 0))
+        self._seen = b""
+        self.process = subprocess.Popen(
+            [str(OFFTOP), *arguments], stdin=slave, stdout=slave, stderr=slave, cwd=cwd, start_new_session=True
+        )
+        os.close(slave)
+
+    def wait_for(self, text: str) -> None:
+        """Until it has shown that, since this was last asked."""
+        deadline = time.monotonic() + command.TIMEOUT_S
+        while text not in (seen := _ESCAPES.sub(b"", self._seen).decode(errors="replace")):
+            assert time.monotonic() < deadline, seen[-3000:]
+            if select.select([self._terminal], [], [], 0.1)[0]:
+                self._seen += os.read(self._terminal, 1 << 16)
+        self._seen = b""
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._terminal, keys)
+
+    def quit(self) -> int:
+        """Its status."""
+        self.press(b"q")
+        deadline = time.monotonic() + command.TIMEOUT_S
+        while self.process.poll() is None and time.monotonic() < deadline:
+            try:
+                if select.select([self._terminal], [], [], 0.1)[0]:
+                    os.read(self._terminal, 1 << 16)
+            except OSError:
+                break  # the last process that had the terminal open has ended
+        return self.process.wait(command.TIMEOUT_S)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+
+
+@contextmanager
+def screen(*arguments: str, cwd: Path) -> Generator[Screen]:
+    """Once it shows its first numbers."""
+    made = Screen(arguments, cwd)
+    try:
+        made.wait_for("processes")
+        yield made
+    finally:
+        made.close()
+
+
+@needs_kernel
+def test_w_writes_what_was_chosen_and_only_that(no_settings: Path, tmp_path: Path) -> None:
+    no_settings.write_text("# mine\ndelay = 0.5 # quick\nmuted = ['comm=nosuch']\n")
+    with screen("--no-mouse", cwd=tmp_path) as shown:
+        shown.press(b"iHwW")
+        shown.wait_for(f"written to {no_settings}")
+        assert shown.quit() == 0
+    text = no_settings.read_text()
+    assert text.startswith("# mine\ndelay = 0.5 # quick\nmuted = ['comm=nosuch']\n")
+    assert tomllib.loads(text) == {
+        "delay": 0.5,
+        "muted": ["comm=nosuch"],
+        "mouse": False,
+        "window": "60s",
+        "idle": True,
+        "threads": True,
+    }
+
+
+@needs_kernel
+def test_a_picture_is_written_to_the_working_directory(tmp_path: Path) -> None:
+    with screen(cwd=tmp_path) as shown:
+        shown.press(_F12)
+        shown.wait_for("written to offtop-")
+        assert shown.quit() == 0
+    (picture,) = tmp_path.glob("offtop-*.svg")
+    assert picture.read_text().startswith("<svg")
+
+
+@needs_kernel
+def test_the_screen_begins_with_what_the_command_line_says(tmp_path: Path) -> None:
+    with screen("--window", "1s", "-u", "games", "--filter", "comm=nosuch", cwd=tmp_path) as shown:
+        for text in ("window 1s", 'matches "comm=nosuch user=games"'):
+            shown.press(b"\x0c")  # draw anew
+            shown.wait_for(text)
+        assert shown.quit() == 0
+
+
+@needs_kernel
+def test_keys_that_cannot_be_are_refused_and_the_terminal_left_alone(no_settings: Path) -> None:
+    no_settings.write_text("[keys]\nnosuch = 'x'")
+    ended = command.run_on_terminal()
+    assert "config.toml: [keys] has no action 'nosuch'. There are: down, up," in ended.err
+    assert (ended.status, ended.screen) == (2, b"")
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("arguments", "no_color", "colours"),
+    [
+        ("", "", True),
+        ("", "1", False),
+        ("--color never", "", False),
+        ("--color always", "1", True),
+        ("--theme light", "1", False),
+    ],
+)
+def test_colours_are_as_color_says_and_else_as_NO_COLOR_says(  # noqa: N802
+    arguments: str, no_color: str, colours: bool
+) -> None:
+    ended = command.run_on_terminal("-n", "1", *arguments.split(), env={"NO_COLOR": no_color})
+    assert ended.status == 0
+    assert bool(_COLOUR.search(ended.screen)) == colours
+
+
+@needs_kernel
+def test_the_mouse_is_taken_unless_it_is_refused(no_settings: Path) -> None:
+    assert _MOUSE_ON in command.run_on_terminal("-n", "1").screen
+    assert _MOUSE_ON not in command.run_on_terminal("-n", "1", "--no-mouse").screen
+    no_settings.write_text("mouse = false")
+    assert _MOUSE_ON not in command.run_on_terminal("-n", "1").screen
+
+
+@needs_kernel
+def test_linux_s_own_console_gets_ascii() -> None:
+    utf8 = {"PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"}
+    assert not command.run_on_terminal("-n", "2", env=utf8).screen.isascii()
+    assert command.run_on_terminal("-n", "2", env={**utf8, "TERM": "linux"}).screen.isascii()

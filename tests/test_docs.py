@@ -29,6 +29,12 @@ _SPELLED = {
     "?": "question_mark",
     "<": "less_than_sign",
     ">": "greater_than_sign",
+    "/": "slash",
+    "\\": "backslash",
+    ".": "full_stop",
+    "+": "plus",
+    "-": "minus",
+    "*": "asterisk",
 }
 """How the README writes keys whose Textual name is another."""
 

@@ -8,44 +8,57 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from threading import Thread
-from typing import ClassVar
+from time import monotonic_ns
+from typing import ClassVar, Protocol
 
 from textual import events
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal
 from textual.message import Message
-from textual.widgets import Input
 
 from offtop.errors import OfftopError
 from offtop.model import view as views
-from offtop.model.book import ThreadKey
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import ALL
 from offtop.model.history import HISTORY_NS, History
 from offtop.model.picture import Picture, Pictures
-from offtop.model.rows import Key
-from offtop.model.snapshot import EXITED
-from offtop.model.view import View
+from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, SITE, TREE, View
 from offtop.pace import Pace
 from offtop.source import Source
-from offtop.ui import head, tables, terminal, theme
+from offtop.ui import flame, head, latency, stacks, tables, terminal, theme
+from offtop.ui.actions import Actions
 from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.help import Help
-from offtop.ui.keys import BINDINGS, KEYS
-from offtop.ui.layout import Layout, arrange
-from offtop.ui.lines import Line, Panel, fit, plain, whole_sentences, width_of
-from offtop.units import NS_PER_S, parse_duration, size, span
+from offtop.ui.keys import BINDINGS, KEYS, shown
+from offtop.ui.layout import Layout, Rect, arrange
+from offtop.ui.lines import Line, Panel, Pen, fit, marked, plain, whole_sentences
+from offtop.ui.palette import Actions as PaletteActions
+from offtop.ui.prompt import Prompt
+from offtop.units import NS_PER_S, count, size, span
 
 _ALERT_SECONDS = 6.0
-_NS_PER_MS = 1_000_000
-"""The minimum is shown in ms, so a bare number at its prompt is one; `--min` takes us, as bcc's tools do."""
 _ROWS_OF_GARBAGE = 200_000
 """Objects between two searches for cycles: a tick makes thousands of tuples, and no cycle."""
+_STOOD_STILL_NS = 3 * NS_PER_S
+"""A screen that is so late is said to be: its terminal read nothing, or offtop was suspended."""
+_PANELS = ("head", CATEGORIES, LATENCY, LIST, TREE, SITE, FLAME, "border", "border-low", "alert", "keys")
+
+
+class Files(Protocol):
+    """Where what a person keeps is written, as theirs. Raises OfftopError."""
+
+    def keep(self, view: View, theme: str, mouse: bool) -> str:
+        """Write the choices to the config file; says where."""
+        ...
+
+    def write(self, path: Path, text: str) -> str:
+        """Write a file; says where."""
+        ...
 
 
 class NewTick(Message):
@@ -63,17 +76,15 @@ class Ended(Message):
         self.error = error
 
 
-class OfftopApp(App[int]):
+class OfftopApp(Actions):
     CSS = f"""
     Screen {{ layout: vertical; overflow: hidden; background: $background; color: $foreground; }}
-    Panel {{ width: 100%; height: 1; background: $background; color: $foreground; }}
-    #asking {{ height: 1; width: 100%; display: none; }}
-    #question {{ width: auto; }}
-    #answer {{ width: 1fr; height: 1; border: none; padding: 0; background: $background; color: $foreground; }}
+    Panel {{ background: $background; color: $foreground; }}
+    .placed {{ position: absolute; }}
     {theme.css()}
     """
     BINDINGS: ClassVar[list[BindingType]] = BINDINGS
-    ENABLE_COMMAND_PALETTE = False
+    COMMANDS = {PaletteActions}  # noqa: RUF012  # as Textual wants it
 
     def __init__(
         self,
@@ -85,32 +96,36 @@ class OfftopApp(App[int]):
         ascii_only: bool = False,
         history_ns: int = HISTORY_NS,
         iterations: int | None = None,
+        keymap: Mapping[str, str] | None = None,
+        files: Files | None = None,
+        mouse: bool = False,
     ) -> None:
         super().__init__(driver_class=terminal.TerminalDriver)
-        self.register_theme(theme.load(theme_name))
-        self.theme = theme_name
+        self.action_theme(theme_name)
         self.animation_level = "none"
+        self.chosen_keys: Mapping[str, str] = keymap or {}
+        self.set_keymap(dict(self.chosen_keys))
+        self._bound = {key for row in KEYS for key in self.chosen_keys.get(row.id, row.keys).split(",")}
         self._source = source
         self._categories = categories
+        self._groups, self._ids = categories.groups, categories.ids
         self._glyphs: Glyphs = ASCII if ascii_only else UNICODE
         self._history = History(categories.idle, is_periodic, history_ns)
-        self._pictures = Pictures(self._history)
+        self._pictures = Pictures(self._history, source.names)
         self._pace = Pace(source, self._history, view.delay_ns)
         self._poll = Thread(target=self._read, name="offtop-poll", daemon=True)
         self._iterations = iterations
+        self._files = files
+        self._mouse = mouse
         self._view = view
         self._picture: Picture | None = None
+        self._ticked_ns = 0
+        """CLOCK_MONOTONIC when the last tick came to the screen."""
         self._alert = ""
-        self._answered: Callable[[str], str | None] | None = None
         self.failure: BaseException | None = None
-        self._head = Panel("head")
-        self._table = Panel("categories")
-        self._list = Panel("rows")
-        self._places = Panel("places")
-        self._alert_line = Panel("alert")
-        self._question = Panel("question")
-        self._answer = Input(id="answer", compact=True)
-        self._key_bar = Panel("keys")
+        self._panels = {name: Panel(name, classes="placed") for name in _PANELS}
+        self._placed: dict[str, Rect | None] = {}
+        self._prompt = Prompt(self._glyphs)
 
     @property
     def view(self) -> View:
@@ -122,18 +137,10 @@ class OfftopApp(App[int]):
         return self._picture
 
     def compose(self) -> ComposeResult:
-        yield self._head
-        yield self._table
-        yield self._list
-        yield self._places
-        yield self._alert_line
-        with Horizontal(id="asking"):
-            yield self._question
-            yield self._answer
-        yield self._key_bar
+        yield from self._panels.values()
+        yield self._prompt
 
     def on_mount(self) -> None:
-        self._answer.disabled = True
         self.app_resume_signal.subscribe(self, self._resumed)  # pyright: ignore[reportUnknownMemberType]
         if not self.is_headless:
             loop = asyncio.get_running_loop()
@@ -171,13 +178,18 @@ class OfftopApp(App[int]):
         newest = self._history.newest
         if self._iterations and newest and newest.number >= self._iterations:
             self.exit(0)
-        if self._view.paused_at_ns is None or self._picture is None:
+        drawn, last_ns = self._picture, self._ticked_ns
+        self._ticked_ns = monotonic_ns()
+        if self._view.paused_at_ns is None or drawn is None:
             self._draw()
         else:
             latest = self._history.latest
-            behind_ns = latest.at_ns - self._picture.newest.at_ns if latest else 0
-            self._picture = replace(self._picture, behind_ns=behind_ns)
+            behind_ns = latest.at_ns - drawn.newest.at_ns if latest else 0
+            self._picture = replace(drawn, behind_ns=behind_ns)
             self._draw_picture(self._picture, self._layout)
+        if last_ns and self._ticked_ns - last_ns > max(_STOOD_STILL_NS, 3 * self._view.delay_ns):
+            still = span(round(self._ticked_ns - last_ns, -9))
+            self._say(f"the screen stood still for {still}; the measuring went on")
 
     def on_ended(self, message: Ended) -> None:
         if message.error is not None:
@@ -194,61 +206,109 @@ class OfftopApp(App[int]):
 
     @property
     def _layout(self) -> Layout:
-        return arrange(self.size.width, self.size.height, in_thread=self._view.thread is not None)
+        return arrange(self.size.width, self.size.height, self._view)
 
     def _reach(self) -> str:
         return f"{span(round(self._history.reach_ns, -9))} back, in {size(self._history.bytes_held)}"
 
     def _look(self, view: View) -> None:
-        """The next view, drawn."""
+        if view.delay_ns != self._view.delay_ns:
+            self._pace.set_delay(view.delay_ns)
         self._view = view
         self._draw()
 
+    # Drawing
+
     def _draw(self) -> None:
-        if len(self.screen_stack) > 1 or not self._head.is_mounted:
+        if isinstance(self.screen, Help) or not self._panels["head"].is_mounted:
             return
         layout = self._layout
         self._picture = self._pictures.of(self._view, layout.room)
-        self._give_room(layout)
+        self._place(layout)
         if self._picture is None:
-            self._head.show([plain(fit("offtop: reading for the first time", layout.width, self._glyphs), "dim")])
+            reading = fit("offtop: reading for the first time", layout.width, self._glyphs)
+            self._panels["head"].show([plain(reading, "dim")])
             return
+        self._view = self._picture.view
+        self._describe(self._picture)
         self._draw_picture(self._picture, layout)
 
-    def _give_room(self, layout: Layout) -> None:
-        for panel, lines in (
-            (self._head, layout.head),
-            (self._table, layout.categories),
-            (self._list, layout.rows),
-            (self._places, layout.places),
-            (self._alert_line, 0 if self._answered else layout.alert),
-            (self._key_bar, layout.keys),
-        ):
-            if panel.styles.height is None or panel.styles.height.value != lines:
-                panel.styles.height = lines
-            panel.display = lines > 0
+    def _place(self, layout: Layout) -> None:
+        """Give each panel its part of the screen."""
+        for name, panel in self._panels.items():
+            rect = layout.panels.get(name) if name != "alert" or not self._prompt.is_open else None
+            if name in self._placed and self._placed[name] == rect:
+                continue
+            self._placed[name] = rect
+            panel.display = rect is not None
+            if rect is not None:
+                panel.styles.offset = rect.x, rect.y
+                panel.styles.width, panel.styles.height = rect.width, rect.height
+        if "alert" in layout.panels:
+            self._prompt.styles.offset = 0, layout.panels["alert"].y
+
+    def _describe(self, picture: Picture) -> None:
+        """Have the source tell of processes what the view wants to know, and only that."""
+        view = picture.view
+        if view.user or any(one.needs_details for one in (view.filter, *view.muted)):
+            self._source.describe({pid for by_pid in picture.newest.cut.processes.values() for pid in by_pid})
+        elif view.names != "comm" or self._pen(LIST).width >= tables.USER_WIDTH:
+            rows = picture.rows.rows[picture.first_row : picture.first_row + self._pen(LIST).height]
+            self._source.describe({row.pid for row in rows})
+
+    def _pen(self, panel: str) -> Pen:
+        rect = self._placed.get(panel)
+        width, height = (rect.width, rect.height) if rect else (0, 0)
+        return Pen(width, height, self._glyphs, self._source.names)
 
     def _draw_picture(self, picture: Picture, layout: Layout) -> None:
-        names, glyphs = self._source.names, self._glyphs
-        if not layout.categories:
-            self._head.show(head.one_line(picture, layout, glyphs))
-            return
-        self._head.show(head.head(picture, self._source.host, layout, glyphs))
-        self._table.show(tables.categories(picture, layout, glyphs)[: layout.categories])
-        if layout.rows:
-            self._list.show(tables.rows(picture, names, layout, glyphs)[: layout.rows])
-        if layout.places:
-            self._places.show(tables.places(picture, names, layout, glyphs)[: layout.places])
-        self._alert_line.show([self._alert_text(layout)])
-        if layout.keys:
-            self._key_bar.show([_key_bar(layout.width)])
+        for name in layout.panels:
+            lines = self._lines_of(name, picture, layout)
+            if name in (LIST, TREE, SITE):
+                lines = [marked(line, picture.view.search) for line in lines]
+            self._panels[name].show(lines[: layout.panels[name].height])
+
+    def _lines_of(self, panel: str, picture: Picture, layout: Layout) -> Sequence[Line]:
+        pen = self._pen(panel)
+        match panel:
+            case "head" if len(layout.panels) == 1:
+                return head.one_line(picture, layout, self._glyphs)
+            case "head":
+                return head.head(picture, self._source.host, layout, self._glyphs)
+            case views.CATEGORIES:
+                return tables.categories(picture, pen)
+            case views.LIST:
+                return tables.rows(picture, pen)
+            case views.TREE:
+                return stacks.tree(picture, pen)
+            case views.SITE:
+                return stacks.site(picture, self._categories.rule_of, pen)
+            case views.LATENCY:
+                return (latency.heat_map if layout.latency == HEATMAP else latency.histogram)(picture, pen)
+            case views.FLAME:
+                return flame.flame(picture, pen)
+            case "alert":
+                return [self._alert_text(layout)]
+            case "keys":
+                return [_key_bar(layout.width, self.chosen_keys)]
+            case _:
+                return [plain(self._glyphs.edge, "border")] * pen.height
 
     def _alert_text(self, layout: Layout) -> Line:
         if self._alert:
             return plain(fit(self._alert, layout.width, self._glyphs), "alert")
-        category = self._view.category
+        return plain(fit(self._standing_text(layout.width), layout.width, self._glyphs), "dim")
+
+    def _standing_text(self, width: int) -> str:
+        """What is on the alert line while there is nothing new: what is wrong, else what the category means."""
+        picture, category = self._picture, self._view.category
+        if picture and picture.lost:
+            kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
+            return f"lost {kinds}: {_WHAT_LOST_IS}"
+        if picture and isinstance(self._view.pin, int) and not picture.threads_of.get(self._view.pin):
+            return f"pinned process {self._view.pin} has ended; p lets it go"
         said = f"{category}: {self._categories.plain.get(category, '')}" if category != ALL else _WHAT_ALL_IS
-        return plain(fit(whole_sentences(" ".join(said.split()), layout.width), layout.width, self._glyphs), "dim")
+        return whole_sentences(" ".join(said.split()), width)
 
     def _say(self, text: str) -> None:
         """On the alert line, until the next key or for a while."""
@@ -262,7 +322,7 @@ class OfftopApp(App[int]):
             self._alert = ""
             self._draw()
 
-    # Keys
+    # Keys that need more than the view
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key):
@@ -270,181 +330,92 @@ class OfftopApp(App[int]):
         await super().on_event(event)
 
     def on_key(self, event: events.Key) -> None:
-        if len(self.screen_stack) > 1 or self._answered or event.key in _BOUND:
+        if (
+            len(self.screen_stack) > 1
+            or self._prompt.is_open
+            or event.key in self._bound
+            or event.character in self._bound
+        ):
             return
-        shown = event.character if event.is_printable and event.character else event.key
-        self._say(f"no action on {shown!r}; ? for help")
+        said = event.character if event.is_printable and event.character else event.key
+        self._say(f"no action on {said!r}; ? for help")
 
     def action_focus_next(self) -> None:
-        self.action_other_pane()
+        self.action_next_pane(1)
 
     def action_focus_previous(self) -> None:
-        self.action_other_pane()
+        self.action_next_pane(-1)
 
-    def action_other_pane(self) -> None:
-        if not self._answered:
-            self._look(views.other_pane(self._view))
-
-    def _move_to(self, index_of: Callable[[int, int], int]) -> None:
-        """Move the cursor; `index_of` gives the new index for the present one and the last."""
-        picture, view = self._picture, self._view
-        if picture is None:
-            return
-        keys: list[Key] = [row.key for row in picture.rows.rows]
-        if not view.in_list:
-            keys = [ALL, *(row.key for row in picture.categories.rows)]
-        if not keys:
-            return
-        index = keys.index(view.category) if not view.in_list and view.category in keys else picture.cursor_row
-        if not view.in_list and view.category not in keys:
-            index = 0
-        key = keys[max(0, min(len(keys) - 1, index_of(index, len(keys) - 1)))]
-        if not view.in_list:
-            self._look(views.at_category(view, str(key)))
-        elif view.thread is not None:
-            self._look(views.entered(view, key))
-        else:
-            self._look(views.at_row(view, key))
-
-    def action_move(self, step: int) -> None:
-        self._move_to(lambda index, _: index + step)
-
-    def action_page(self, pages: int) -> None:
-        layout = self._layout
-        lines = max(1, (layout.rows if self._view.in_list else layout.categories) - 3)
-        self._move_to(lambda index, _: index + pages * lines)
-
-    def action_first(self) -> None:
-        self._move_to(lambda _, last: 0)
-
-    def action_last(self) -> None:
-        self._move_to(lambda _, last: last)
-
-    def _key_under_cursor(self) -> Key | None:
-        picture = self._picture
-        if picture is None or not picture.rows.rows:
-            return None
-        return picture.rows.rows[picture.cursor_row].key
-
-    def action_enter(self) -> None:
-        self._look(views.entered(self._view, self._key_under_cursor()))
+    def action_next_pane(self, step: int) -> None:
+        if not self._prompt.is_open:
+            super().action_next_pane(step)
 
     def action_leave(self) -> None:
-        if self._answered:
-            self._stop_asking()
+        if self._prompt.is_open:
+            self._prompt.drop()
+            self._draw()
         else:
-            self._look(views.left(self._view))
+            super().action_leave()
 
-    def action_threads(self) -> None:
-        self._look(views.threads_or_processes(self._view))
+    def action_reset(self) -> None:
+        self._history.reset()
+        self._draw()
+        self._say("the numbers since the start (T, and w) begin anew")
 
-    def action_pause(self) -> None:
-        if self._picture is not None:
-            self._look(views.paused(self._view, self._picture.newest.at_ns))
-
-    def action_span(self) -> None:
-        self._look(views.next_span(self._view))
-
-    def action_idle(self) -> None:
-        self._look(views.idle_or_not(self._view))
-
-    def action_sort(self, sort: str) -> None:
-        self._look(views.sorted_by(self._view, sort))
-
-    def action_next_sort(self, step: int) -> None:
-        self._look(views.next_sort(self._view, step))
-
-    def action_reverse(self) -> None:
-        self._look(views.reversed_order(self._view))
-
-    def action_pin(self) -> None:
-        key = self._view.thread or (self._key_under_cursor() if self._view.in_list else self._view.pin)
-        if isinstance(key, int | ThreadKey) and key not in (EXITED, EXITED.pid):
-            before = self._view.asked
-            self._ask_kernel(views.pinned(self._view, key), before)
-        else:
-            self._say("p pins a process or thread: TAB goes to their list")
-
-    def action_narrow(self) -> None:
-        if self._view.pin is None:
-            self._say("F lets the kernel count only the pin, and nothing is pinned: p pins")
-            return
-        self._ask_kernel(views.narrowed_or_widened(self._view), self._view.asked)
-        if self._view.narrowed:
-            self._say("only the pin is counted from now on; F counts all again")
-
-    def _ask_kernel(self, view: View, before: object) -> None:
+    def _ask_kernel(self, view: View) -> None:
         """Go to `view`, if the source will count what it asks for."""
         try:
-            if view.asked != before:
+            if view.asked != self._view.asked:
                 self._source.set_filters(view.asked)
         except OfftopError as refused:
             self._say(str(refused))
             return
         self._look(view)
 
-    def action_delay(self) -> None:
-        now = span(self._view.delay_ns)
-        self._ask(f"seconds between two readings, 0.1 to 60 (now {now}): ", self._set_delay)
+    def _ask(
+        self,
+        question: str,
+        answered: Callable[[str], str | None],
+        now: str = "",
+        typed: Callable[[str], None] | None = None,
+    ) -> None:
+        """Ask on the alert line, if there is one."""
+        if "alert" in self._layout.panels:
+            self._prompt.ask(question, answered, now, typed)
+            self._draw()
 
-    def _set_delay(self, text: str) -> str | None:
-        try:
-            view = views.with_delay(self._view, parse_duration(text.strip(), NS_PER_S))
-        except ValueError:
-            return f"{text!r} is no delay from 0.1 to 60 s: try 2, 0.5 or 500ms"
-        self._pace.set_delay(view.delay_ns)
-        self._look(view)
-        return None
-
-    def action_minimum(self) -> None:
-        now = span(self._view.filters.min_ns)
-        self._ask(f"take stacks of waits from this length on (now {now}): ", self._set_minimum)
-
-    def _set_minimum(self, text: str) -> str | None:
-        try:
-            min_ns = parse_duration(text.strip(), _NS_PER_MS)
-        except ValueError:
-            return f"{text!r} is no length of time: try 200us, 1ms or 0; a bare number is milliseconds"
-        self._ask_kernel(views.with_minimum(self._view, min_ns), self._view.asked)
-        return None
-
-    def _ask(self, question: str, answered: Callable[[str], str | None]) -> None:
-        """Ask on the alert line; `answered` does what the answer says, or tells what is wrong with it."""
-        if self._layout.alert == 0:
-            return
-        self._answered = answered
-        self._show_question(question)
-        self._answer.value = ""
-        self._answer.disabled = False
-        self.query_one("#asking").display = True
-        self._answer.focus()
+    def on_input_submitted(self) -> None:
         self._draw()
 
-    def _show_question(self, question: str) -> None:
-        line = plain(fit(question, min(len(question), max(1, self.size.width - 8)), self._glyphs), "alert")
-        self._question.styles.width = width_of(line.spans)
-        self._question.show([line])
-
-    def on_input_submitted(self, message: Input.Submitted) -> None:
-        if self._answered is None:
+    def action_write(self) -> None:
+        if self._files is None:
+            self._say("there is no config file to write to here")
             return
-        wrong = self._answered(message.value) if message.value.strip() else None
-        if wrong is None:
-            self._stop_asking()
-        else:
-            self._show_question(f"{wrong}: ")
-            self._answer.value = ""
+        try:
+            self._say(self._files.keep(self._view, self.theme, self._mouse))
+        except OfftopError as refused:
+            self._say(str(refused))
 
-    def _stop_asking(self) -> None:
-        self._answered = None
-        self._answer.disabled = True
-        self.query_one("#asking").display = False
-        self.set_focus(None)
-        self._draw()
+    def _write_picture(self, path: Path, text: str) -> str:
+        if self._files is None:
+            raise OfftopError("There is no place to write to here")
+        return self._files.write(path, text)
+
+    def action_theme(self, name: str) -> None:
+        """Raises UsageError for one that there is not."""
+        if name not in self.available_themes:
+            self.register_theme(theme.load(name))
+        self.theme = name
+
+    def action_mouse(self) -> None:
+        self._mouse = not self._mouse
+        if isinstance(self._driver, terminal.TerminalDriver):
+            self._driver.use_mouse(self._mouse)
+        self._say("the mouse is offtop's" if self._mouse else "the mouse is the terminal's: it selects text")
 
     def action_help(self) -> None:
         about = [("theme", self.theme), *[*self._source.about(), ("history", self._reach())]]
-        self.push_screen(Help(self._categories.ids, self._categories.plain, about, self._glyphs))
+        self.push_screen(Help(self._categories, self.chosen_keys, about, self._glyphs))
 
     def action_redraw(self) -> None:
         self.screen.refresh(layout=True)
@@ -459,23 +430,29 @@ class OfftopApp(App[int]):
             self.exit(0)
 
 
-_BOUND = {key for row in KEYS for key in row.keys.split(",")}
+_WHAT_LOST_IS = "totals are right but for these. A longer minimum (m) or fewer threads (p, F) help"
 _WHAT_ALL_IS = "WAITING: average number of waiting threads; 1.00 is one that waits all the time."
 
 
-def _key_bar(width: int) -> Line:
-    def fitting() -> Iterator[tuple[str, str]]:
-        room = width
-        for row in sorted((row for row in KEYS if row.bar), key=lambda row: row.bar not in ("? Help", "q Quit")):
-            room -= len(row.bar) + 1
-            if room >= -1:
-                yield row.bar, row.action
+def _key_bar(width: int, chosen: Mapping[str, str]) -> Line:
+    bars = {
+        row.id: f"{shown(chosen[row.id].split(',')[0])} {row.bar.partition(' ')[2]}" if row.id in chosen else row.bar
+        for row in KEYS
+        if row.bar
+    }
 
-    shown = {action for _, action in fitting()}
+    def fitting() -> Iterator[str]:
+        room = width
+        for name in sorted(bars, key=lambda name: name not in ("help", "quit")):
+            room -= len(bars[name]) + 1
+            if room >= -1:
+                yield name
+
+    those = {*fitting()}
     spans: list[tuple[str, str]] = []
-    for row in KEYS:
-        if row.bar and row.action in shown:
-            key, _, word = row.bar.partition(" ")
+    for name, bar in bars.items():
+        if name in those:
+            key, _, word = bar.partition(" ")
             spans += [(key, "key"), (f" {word} ", "dim")]
     return Line(tuple(spans))
 
@@ -485,16 +462,20 @@ def run(
     view: View,
     categories: Categories,
     *,
-    theme: str = "dark",
+    theme: str = "",
     ascii_only: bool = False,
     colour: bool = True,
     history_ns: int = HISTORY_NS,
     iterations: int | None = None,
+    keymap: Mapping[str, str] | None = None,
+    files: Files | None = None,
+    mouse: bool = False,
 ) -> int:
     """Show `source` until the person quits, or for `iterations` ticks; the exit status.
 
     Raises what the source raised, once the terminal is as it was. `colour` is False for --color never; NO_COLOR
-    says the same. `history_ns`: how far back is kept, as far as its bytes go.
+    says the same. An empty `theme` is what the terminal can show. `history_ns`: how far back is kept, as far as its
+    bytes go.
     """
     if os.environ.pop("NO_COLOR", None) or not colour:
         theme = "mono"
@@ -503,12 +484,15 @@ def run(
         source,
         view,
         categories,
-        theme_name=theme,
+        theme_name=theme or terminal.theme(),
         ascii_only=ascii_only or not terminal.speaks_utf8(),
         history_ns=history_ns,
         iterations=iterations,
+        keymap=keymap,
+        files=files,
+        mouse=mouse,
     )
-    status = app.run(mouse=False)
+    status = app.run(mouse=mouse)
     if app.failure is not None:
         raise app.failure
     return app.return_code or 0 if status is None else status

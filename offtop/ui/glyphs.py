@@ -11,10 +11,18 @@ class Glyphs(NamedTuple):
     rule: str
     ellipsis: str
     is_ascii: bool
+    bar: str
+    """A cell filled by an eighth and so on; the last is full."""
+    opened: str
+    closed: str
+    fold: str
+    """Between functions on one line."""
+    edge: str
+    """The left edge of a box, and the border between panes."""
 
 
-UNICODE = Glyphs("▁▂▃▄▅▆▇█", "─", "…", False)
-ASCII = Glyphs("_.:-=+*#", "-", "~", True)
+UNICODE = Glyphs("▁▂▃▄▅▆▇█", "─", "…", False, "▏▎▍▌▋▊▉█", "▼", "▶", "›", "│")
+ASCII = Glyphs("_.:-=+*#", "-", "~", True, "#", "-", "+", ">", "|")
 
 LEAST_SCALE = 0.1
 """Average threads at which a line is full: below it, a busy look would make much of nothing."""

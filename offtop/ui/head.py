@@ -51,9 +51,8 @@ def one_line(picture: Picture, layout: Layout, glyphs: Glyphs) -> list[Line]:
 
 def _who(picture: Picture, host: str, layout: Layout) -> Line:
     view = picture.view
-    clock = datetime.fromtimestamp(picture.newest.taken_ns // 10**9).astimezone().strftime("%H:%M:%S")
     name: Spans = [("offtop", "title")]
-    left: Spans = [*name, (f" - {printable(host)}  {clock}  ", "text")]
+    left: Spans = [*name, (f" - {printable(host)}  {clock(picture, picture.newest.at_ns)}  ", "text")]
     tabs: Spans = [(f"|{key} {word}|", "tab" if mode == view.mode else "dim") for key, word, mode in MODES]
     right: Spans = [(f"{_window(picture)}  ", "text")]
     if view.paused_at_ns is None:
@@ -61,6 +60,12 @@ def _who(picture: Picture, host: str, layout: Layout) -> Line:
     else:
         right.append((f"PAUSED -{span(picture.behind_ns // 10**9 * 10**9)}", "paused"))
     return _fitting([[*left, *tabs], left, name], right, layout.width)
+
+
+def clock(picture: Picture, at_ns: int) -> str:
+    """The wall clock's time at CLOCK_MONOTONIC `at_ns`."""
+    taken_ns = picture.newest.taken_ns + at_ns - picture.newest.at_ns
+    return datetime.fromtimestamp(taken_ns // 10**9).astimezone().strftime("%H:%M:%S")
 
 
 def _fitting(lefts: Sequence[Spans], right: Spans, width: int) -> Line:
@@ -88,6 +93,9 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
     hidden_in_short = hidden
     if picture.hidden_ns:
         hidden, hidden_in_short = [(f"   +{idle} idle hidden (i)", "dim")], [(f" +{idle} idle (i)", "dim")]
+    if picture.view.muted:
+        muted = [(f" +{threads(average(picture.muted_ns, span_ns))} muted (f)", "muted")]
+        hidden, hidden_in_short = [*hidden, *muted], [*hidden_in_short, *muted]
     right: Spans = [] if layout.cost or not picture.lost else lost(picture)
     words = counted(picture.newest.facts.filters)
     right += [(f" {words}", "pin")] if words else []
@@ -159,21 +167,40 @@ def picture_minutes(layout: Layout) -> str:
 
 def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
     view = picture.view
-    words = ["All"]
-    if view.category != ALL:
-        words.append(view.category)
+    words = ["All", *_chosen(picture, glyphs)]
+    if view.path:
+        words.append(printable(view.path[-1].name, glyphs.is_ascii))
+    left: Spans = [(" > ".join(words), "crumb")]
+    right: Spans = []
+    for word, text in (("filter", view.filter.text), ("user", view.user), ("search", view.search)):
+        if text:
+            right.append((f"{word} {printable(text, glyphs.is_ascii)}  ", "filter"))
+    if view.filter.text or view.user:
+        right.append((f"{threads(average(picture.passing_ns, picture.span_ns))} pass  ", "filter"))
+    pin = who(picture, view.pin, glyphs) if view.pin is not None else "-"
+    right += [
+        (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),
+        (f"  sort {view.sort}{' reversed' if view.reverse else ''}", "dim"),
+    ]
+    if width_of(left) + width_of(right) >= layout.width:
+        right = right[:-1]
+    return spread(left, right, layout.width)
+
+
+def _chosen(picture: Picture, glyphs: Glyphs) -> list[str]:
+    view = picture.view
+    words = [view.category] if view.category != ALL else []
     pid = view.thread.pid if view.thread else view.pid
     if pid is not None:
         words.append(who(picture, pid, glyphs))
     if view.thread is not None:
         words.append(who(picture, view.thread, glyphs))
-    left: Spans = [(" > ".join(words), "name")]
-    pin = who(picture, view.pin, glyphs) if view.pin is not None else "-"
-    right: Spans = [
-        (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),
-        (f"  sort {view.sort}{' reversed' if view.reverse else ''}", "dim"),
-    ]
-    return spread(left, right, layout.width)
+    return words
+
+
+def selection(picture: Picture, glyphs: Glyphs) -> str:
+    """What a pane is about: `lock > mysqld(4242)`."""
+    return " > ".join(_chosen(picture, glyphs)) or "all"
 
 
 def who(picture: Picture, key: int | ThreadKey, glyphs: Glyphs) -> str:

@@ -7,9 +7,10 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from offtop.model.categories import Categories
 from offtop.model.printable import printable
 from offtop.ui.glyphs import Glyphs
-from offtop.ui.keys import KEYS
+from offtop.ui.keys import told
 from offtop.ui.lines import NO_LINE, Line, Panel, plain
 
 NUMBERS = """
@@ -18,10 +19,12 @@ threads that are ready and have no CPU; all other rows are blocked. A wait in pr
 began before offtop from offtop's start.
 %            share of WAITING as shown; what is hidden stands in the head.
 other        in the head: the share of WAITING that no rule knows a category for.
-EV/S         waits that ended, each second.
+EV/S         waits that ended, each second. In the row `all` and in lists short ones are among them, though \
+percentiles and MAX are of those from the minimum up.
 p50<= p99<=  half of the waits, and 99 in 100, were at most this long. They come from powers of two of ns, so they are \
 upper bounds, up to twice the true value.
 MAX          the longest wait that ended.
+muted        what X left out of all tables; counted in the head.
 min          stacks are taken of waits from this length on (m). EV/S, p50, p99 and MAX are of these. Shorter waits are \
 counted under `short`, and the part of them that was ready under `run-queue`.
 last 60s     WAITING over the last minute, each row scaled to its own highest. The line at the top is the same \
@@ -32,17 +35,39 @@ lost         what the kernel side could not tell, by kind. While it is 0, the su
 Cost         what offtop takes itself: its BPF programs, and its processes, in percent of one CPU.
 """
 """A word of at most 12 letters, and what it means, a line each."""
+FILTERS = """
+word !word  has it, or has it not, in the name of thread, process, category, user or function, or in the command line.
+comm= thread= proc=  the name of thread or process, of the thread, of the process. Patterns as in a shell: mysql*; \
+commas part alternatives; != excludes.
+pid= tid= user=  ids with commas between; a user's name or id.
+cat= stack= leaf=  category or group (net, disk); any function of the stack; the kernel's innermost one.
+cgroup= cmd=  the cgroup's path; the command line.
+max>10ms p99>=1s  rows of the list by their numbers: max, p50, p99; waiting>0.5, evs>1k, threads>10.
+"""
+"""What a filter may say."""
 
 
 def help_lines(
-    ids: Sequence[str], meaning: Mapping[str, str], about: Sequence[tuple[str, str]], width: int, glyphs: Glyphs
+    categories: Categories,
+    chosen: Mapping[str, str],
+    about: Sequence[tuple[str, str]],
+    width: int,
+    glyphs: Glyphs,
 ) -> list[Line]:
+    """`chosen`: action → keys, where they are remapped."""
     text_width = max(20, width - 2)
     lines: list[Line] = [plain("offtop shows where every thread waits, and for how long.", "title"), NO_LINE]
-    lines += [plain("Keys", "title"), *_table([(row.shown, row.says) for row in KEYS if row.shown], 20, text_width)]
+    lines += [plain("Keys", "title"), *_table([*told(chosen)], 20, text_width)]
+    lines += [NO_LINE, plain("Filters (\\), all words must hold", "title"), *_table(_words(FILTERS), 20, text_width)]
     lines += [NO_LINE, plain("What the numbers mean", "title"), *_table(_words(NUMBERS), 13, text_width)]
-    lines += [NO_LINE, plain("What the categories mean", "title")]
-    lines += _table([(category, meaning.get(category, "")) for category in ids], 13, text_width)
+    lines += [NO_LINE, plain("What the categories mean, and the rules that choose them, tried in order", "title")]
+    for category in categories.ids:
+        lines += _table([(category, categories.plain.get(category, ""))], 13, text_width)
+        lines += [
+            Line(((" " * 15, "text"), (part, "dim")))
+            for rule in categories.rules_of(category)
+            for part in wrap(f"if {rule}", max(10, text_width - 15), subsequent_indent="   ")
+        ]
     if about:
         lines += [NO_LINE, plain("About this session", "title")]
         escaped = [(printable(what, glyphs.is_ascii), printable(value, glyphs.is_ascii)) for what, value in about]
@@ -51,7 +76,9 @@ def help_lines(
 
 
 def _words(text: str) -> list[tuple[str, str]]:
-    return [(line[:13].rstrip(), line[13:]) for line in text.strip().splitlines()]
+    """What stands before the first two blanks of each line, and after them."""
+    lines = [line.partition("  ") for line in text.strip().splitlines()]
+    return [(first, rest.strip()) for first, _, rest in lines]
 
 
 def _table(rows: Sequence[tuple[str, str]], first_width: int, width: int) -> list[Line]:
@@ -77,10 +104,14 @@ class Help(Screen[None]):
     ]
 
     def __init__(
-        self, ids: Sequence[str], meaning: Mapping[str, str], about: Sequence[tuple[str, str]], glyphs: Glyphs
+        self,
+        categories: Categories,
+        chosen: Mapping[str, str],
+        about: Sequence[tuple[str, str]],
+        glyphs: Glyphs,
     ) -> None:
         super().__init__()
-        self._ids, self._meaning, self._about, self._glyphs = ids, meaning, about, glyphs
+        self._categories, self._chosen, self._about, self._glyphs = categories, chosen, about, glyphs
         self._top = 0
 
     def compose(self):
@@ -96,7 +127,7 @@ class Help(Screen[None]):
     def _draw(self) -> None:
         width, height = self.size
         panel, bar = self.query_one("#help", Panel), self.query_one("#help-keys", Panel)
-        lines = help_lines(self._ids, self._meaning, self._about, width, self._glyphs)
+        lines = help_lines(self._categories, self._chosen, self._about, width, self._glyphs)
         room = max(1, height - 1)
         self._top = max(0, min(self._top, len(lines) - room))
         panel.styles.height, bar.styles.height = room, 1

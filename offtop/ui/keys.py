@@ -1,17 +1,22 @@
-"""The keys, as a table: what the app binds, what the key bar names and what help explains."""
+"""The keys, as a table: what the app binds, what the key bar, the palette and help name, and what can be remapped."""
 
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from textual.binding import Binding, BindingType
 
+from offtop.errors import UsageError
+
 
 class KeyRow(NamedTuple):
+    id: str
+    """What a config file calls it."""
     keys: str
     """As Textual names them, parted by commas."""
     action: str
-    shown: str
-    """As help names them."""
-    says: str
+    says: str = ""
+    """What it does, for help and palette; empty: as the row before."""
     bar: str = ""
     """As the key bar names it; empty: it does not."""
     priority: bool = False
@@ -19,37 +24,162 @@ class KeyRow(NamedTuple):
 
 
 KEYS = (
-    KeyRow("down,j", "move(1)", "arrows j k", "move"),
-    KeyRow("up,k", "move(-1)", "", ""),
-    KeyRow("pagedown", "page(1)", "PgUp PgDn Home End", "move a page, to the first or to the last row"),
-    KeyRow("pageup", "page(-1)", "", ""),
-    KeyRow("home", "first", "", ""),
-    KeyRow("end", "last", "", ""),
-    KeyRow("tab,shift+tab", "other_pane", "TAB", "to the other table and back"),
-    KeyRow("enter,right", "enter", "ENTER", "down: category, process, thread, and where it waits", "ENTER drill"),
-    KeyRow("escape,backspace,left", "leave", "ESC", "up again", "ESC back"),
-    KeyRow("H", "threads", "H", "processes or threads", "H threads"),
-    KeyRow("p", "pin", "p", "pin the process or thread under the cursor: it stays on top, marked *", "p Pin"),
-    KeyRow("F", "narrow", "F", "let the kernel count only the pin, which costs less; again: all", ""),
-    KeyRow("space,z,Z", "pause", "SPACE z", "hold the picture; the measuring goes on", "SPACE pause"),
-    KeyRow("w", "span", "w", "numbers over the last 1 s, 10 s, 60 s, or since the start", "w Window"),
-    KeyRow("d", "delay", "d", "seconds between two readings"),
-    KeyRow("m", "minimum", "m", "from which length of wait on stacks are taken"),
-    KeyRow("i", "idle", "i", "show idle-looking waits too, marked ~", "i Idle"),
-    KeyRow("P", "sort('WAITING')", "P M T E", "sort by WAITING, MAX, total since the start, EV/S"),
-    KeyRow("M", "sort('MAX')", "", ""),
-    KeyRow("T", "sort('TOTAL')", "", ""),
-    KeyRow("E", "sort('EV/S')", "", ""),
-    KeyRow("less_than_sign", "next_sort(-1)", "< >", "sort by the next column to the left or right"),
-    KeyRow("greater_than_sign", "next_sort(1)", "", ""),
-    KeyRow("R", "reverse", "R", "turn the order round"),
-    KeyRow("question_mark,h,f1", "help", "? h F1", "this help", "? Help"),
-    KeyRow("ctrl+l", "redraw", "Ctrl-L", "draw the screen again"),
-    KeyRow("ctrl+z", "suspend_process", "Ctrl-Z", "suspend; fg comes back", priority=True),
-    KeyRow("q,f10", "leave_offtop", "q F10 Ctrl-C Ctrl-Q", "quit", "q Quit"),
-    KeyRow("ctrl+c,ctrl+q", "leave_offtop", "", "", priority=True),
+    KeyRow("down", "down,j", "move(1)", "move; on the heat map and among boxes, too"),
+    KeyRow("up", "up,k", "move(-1)"),
+    KeyRow("page_down", "pagedown", "page(1)", "move a page, to the first or to the last row"),
+    KeyRow("page_up", "pageup", "page(-1)"),
+    KeyRow("first", "home", "first"),
+    KeyRow("last", "end", "last"),
+    KeyRow("next_pane", "tab", "next_pane(1)", "to the next pane, or the one before"),
+    KeyRow("previous_pane", "shift+tab", "next_pane(-1)"),
+    KeyRow(
+        "drill",
+        "enter",
+        "drill",
+        "down: category, process, thread, stack tree, site; a box of the icicle: only it; a cell of the heat map: all "
+        "panes as they were then",
+        "ENTER drill",
+    ),
+    KeyRow("back", "escape,backspace", "leave", "up again; at the top: clear the filter", "ESC back"),
+    KeyRow("right", "right", "aside(1)", "in tables down and up, in the tree open and close, else move"),
+    KeyRow("left", "left", "aside(-1)"),
+    KeyRow("threads", "H", "look('threads')", "processes or threads", "H threads"),
+    KeyRow("tree", "t,f5", "look('tree')", "the stack tree of the selection", "t Tree"),
+    KeyRow("flame", "g", "look('flame')", "the icicle (flame graph from the top) of the selection", "g Flame"),
+    KeyRow("latency", "l", "latency", "latency of the selection: histogram, heat map, off", "l Latency"),
+    KeyRow("zoom", "x", "look('zoom')", "this pane on the whole screen, and back"),
+    KeyRow("open", "plus", "open", "in the tree: open the branch, close it, open all"),
+    KeyRow("close", "minus", "close"),
+    KeyRow("open_all", "asterisk", "open_all"),
+    KeyRow("invert", "v", "look('invert')", "tree and icicle: root first or leaf first"),
+    KeyRow("kernel_frames", "K", "look('kernel_frames')", "tree and icicle: only the kernel's frames, or all"),
+    KeyRow("user_frames", "U", "look('user_frames')", "tree and icicle: only the program's frames, or all"),
+    KeyRow(
+        "machinery", "full_stop", "look('machinery')", "tree and icicle: the scheduler's and the entry's frames, too"
+    ),
+    KeyRow(
+        "search",
+        "slash,f3",
+        "search",
+        "search: marks what has the words; ENTER keeps them as a filter; !word excludes",
+        "/ filter",
+    ),
+    KeyRow("next_hit", "n", "next_hit(1)", "to the next or the previous line that the search found"),
+    KeyRow("previous_hit", "N", "next_hit(-1)"),
+    KeyRow("filter", "backslash,f4,o", "filter", "filter: comm=mysql* max>10ms cat!=poll; empty: all"),
+    KeyRow("user", "u", "user", "only one user's processes; empty: all"),
+    KeyRow("mute", "X", "mute", "mute the category, the thread group or the function under the cursor; f undoes it"),
+    KeyRow("idle", "i", "look('idle')", "show idle-looking waits too, marked ~", "i Idle"),
+    KeyRow("pin", "p", "pin", "pin the process or thread under the cursor: it stays on top, marked *", "p Pin"),
+    KeyRow("narrow", "F", "narrow", "let the kernel count only the pin, which costs less; again: all"),
+    KeyRow("pause", "space,z,Z", "pause", "hold the picture; the measuring goes on", "SPACE pause"),
+    KeyRow("window", "w", "look('window')", "numbers over the last 1 s, 10 s, 60 s, or since the start", "w Window"),
+    KeyRow("reset", "r", "reset", "let the numbers since the start begin anew"),
+    KeyRow("delay", "d", "delay", "seconds between two readings"),
+    KeyRow("minimum", "m", "minimum", "from which length of wait on stacks are taken"),
+    KeyRow("names", "c", "look('names')", "name, command line or cgroup of processes"),
+    KeyRow("sort_waiting", "P", "sort('WAITING')", "sort by WAITING, MAX, total since the start, EV/S"),
+    KeyRow("sort_max", "M", "sort('MAX')"),
+    KeyRow("sort_total", "T", "sort('TOTAL')"),
+    KeyRow("sort_events", "E", "sort('EV/S')"),
+    KeyRow(
+        "sort_left", "less_than_sign", "next_sort(-1)", "sort by the next column to the left or right, or choose it"
+    ),
+    KeyRow("sort_right", "greater_than_sign", "next_sort(1)"),
+    KeyRow("sort_by", "f6", "sort_by"),
+    KeyRow("reverse", "R,I", "look('reverse')", "turn the order round"),
+    KeyRow("setup", "f,f2", "setup", "choose columns and panes, and what stays muted"),
+    KeyRow("copy", "y", "copy", "copy the row, or the stack in folded form, to the terminal's clipboard"),
+    KeyRow("write", "W", "write", "write these choices to the config file"),
+    KeyRow("palette", "ctrl+p", "command_palette", "every action by name, themes, and the mouse switch"),
+    KeyRow("screenshot", "f12", "save_screen", "write the screen to an SVG file in this directory"),
+    KeyRow("help", "question_mark,h,f1", "help", "this help", "? Help"),
+    KeyRow("redraw", "ctrl+l", "redraw", "draw the screen again"),
+    KeyRow("suspend", "ctrl+z", "suspend_process", "suspend; fg comes back", priority=True),
+    KeyRow("quit", "q,f10", "leave_offtop", "quit; in an overlay: close it", "q Quit"),
+    KeyRow("interrupt", "ctrl+c,ctrl+q", "leave_offtop", priority=True),
 )
 
+PRESETS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "top": {},
+        "atop": {"delay": "i", "idle": "ctrl+n", "reverse": "R", "threads": "y,H", "copy": "Y"},
+        "vim": {
+            "left": "left,h",
+            "right": "right,l",
+            "help": "question_mark,f1",
+            "latency": "L",
+            "page_down": "pagedown,ctrl+f,ctrl+d",
+            "page_up": "pageup,ctrl+b,ctrl+u",
+            "last": "end,G",
+        },
+    }
+)
+"""Where hands that know another program want other keys."""
+
+_SHOWN = {
+    "pagedown": "PgDn",
+    "pageup": "PgUp",
+    "question_mark": "?",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "full_stop": ".",
+    "slash": "/",
+    "backslash": "\\",
+    "plus": "+",
+    "minus": "-",
+    "asterisk": "*",
+    "escape": "Esc",
+}
+
 BINDINGS: list[BindingType] = [
-    Binding(row.keys, row.action, row.says, show=False, priority=row.priority) for row in KEYS
+    Binding(row.keys, row.action, row.says, show=False, priority=row.priority, id=row.id) for row in KEYS
 ]
+
+
+def shown(key: str) -> str:
+    """A key as help names it: `PgDn`, `Ctrl-L`, `F12`, `?`."""
+    if key in _SHOWN:
+        return _SHOWN[key]
+    if key.startswith("ctrl+"):
+        return f"Ctrl-{key[5:].upper()}"
+    if key.startswith("shift+"):
+        return f"Shift-{key[6:].capitalize()}"
+    return key if len(key) == 1 else key.capitalize()
+
+
+def keymap(preset: str, remapped: Mapping[str, str]) -> dict[str, str]:
+    """Action → keys, where they are not those of KEYS. Raises UsageError for an action that there is not, and for a
+    key that would do two things."""
+    ids = {row.id for row in KEYS}
+    for action in remapped:
+        if action not in ids:
+            raise UsageError(f"[keys] has no action '{action}'. There are: {', '.join(row.id for row in KEYS)}")
+    chosen = {**PRESETS[preset], **{action: _named(keys) for action, keys in remapped.items()}}
+    owner: dict[str, str] = {}
+    for row in KEYS:
+        for key in chosen.get(row.id, row.keys).split(","):
+            if key in owner:
+                raise UsageError(
+                    f"[keys] gives {shown(key)} to both {owner[key]} and {row.id}. Give one of them another key"
+                )
+            owner[key] = row.id
+    return chosen
+
+
+def _named(keys: str) -> str:
+    """Keys as people write them, as Textual names them."""
+    names = {character: name for name, character in _SHOWN.items() if len(character) == 1}
+    return ",".join(names.get(key, key) for key in (key.strip() for key in keys.split(",")) if key)
+
+
+def told(chosen: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(keys, what they do) for help, rows that belong together on one line."""
+    keys: list[str] = []
+    says = ""
+    for row in (*KEYS, KeyRow("", "", "", " ")):
+        if row.says and keys:
+            yield " ".join(keys), says
+            keys = []
+        says = row.says or says
+        keys += [shown(key) for key in chosen.get(row.id, row.keys).split(",")]

@@ -1,27 +1,59 @@
-"""Who gets how many lines: every size of terminal has a layout, and none is refused."""
+"""Who gets which part of the screen: every size of terminal has a layout, and none is refused."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from offtop.model.picture import Room
+from offtop.model.view import (
+    AUTO,
+    CATEGORIES,
+    FLAME,
+    HEATMAP,
+    HISTOGRAM,
+    LATENCY,
+    LIST,
+    OFF,
+    SITE,
+    TREE,
+    View,
+)
 from offtop.units import NS_PER_S
 
 
+class Rect(NamedTuple):
+    """A part of the screen, in cells."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
 class Layout(NamedTuple):
-    """Lines of each panel; 0: not shown."""
+    """The rectangle of each panel that is shown; no two overlap."""
 
     width: int
     height: int
-    head: int
-    categories: int
-    rows: int
-    places: int
-    alert: int
-    keys: int
+    panels: Mapping[str, Rect]
+    """By the panels' ids: `head`, `alert`, `keys`, `border`, and the names of the panes in model.view."""
+    latency: str = OFF
+    """What the latency pane shows."""
     cost: bool = True
     """Whether the head tells what offtop costs."""
     timeline: bool = True
     crumb: bool = True
-    spark_cells: int = 20
+
+    @property
+    def panes(self) -> list[str]:
+        """Those that the keys can be in, in the order of TAB; a histogram has nothing to choose."""
+        every = (CATEGORIES, LATENCY, LIST, TREE, SITE, FLAME)
+        return [pane for pane in every if pane in self.panels and (pane != LATENCY or self.latency == HEATMAP)]
+
+    @property
+    def spark_cells(self) -> int:
+        width = self.panels[CATEGORIES].width if CATEGORIES in self.panels else self.width
+        return 30 if width >= 96 else 20 if width >= 80 else 15 if width >= 70 else 10
 
     @property
     def timeline_cells(self) -> int:
@@ -29,11 +61,30 @@ class Layout(NamedTuple):
         return 120 if self.width >= 140 else min(60, max(0, self.width - 18))
 
     @property
+    def heat(self) -> tuple[int, int, int]:
+        """Columns, how many seconds each of them is, and rows of the heat map: whole minutes."""
+        pane = self.panels.get(LATENCY)
+        if pane is None or self.latency != HEATMAP:
+            return 0, 5, 0
+        cells = max(1, pane.width - HEAT_SCALE)
+        cell_s = 5 if cells >= 60 else 10
+        minutes = min(10, cells * cell_s // 60)
+        return minutes * 60 // cell_s or cells, cell_s, max(1, pane.height - HEAT_FRAME)
+
+    @property
     def room(self) -> Room:
+        lines = {pane: self.panels[pane].height - 2 for pane in (CATEGORIES, LIST, TREE) if pane in self.panels}
+        flame = self.panels.get(FLAME)
+        columns, cell_s, rows = self.heat
         return Room(
-            categories=max(1, self.categories - 2),
-            rows=max(1, self.rows - 2),
-            places=max(0, self.places - 1) // (1 if self.width >= WIDE else 2),
+            rows=max(1, lines.get(LIST, 1)),
+            tree=max(1, lines[TREE]) if TREE in lines else 0,
+            site=MOST_PLACES if SITE in self.panels else 0,
+            flame=(flame.width, max(1, flame.height - FLAME_FRAME)) if flame else (0, 0),
+            latency=LATENCY in self.panels,
+            heat=(columns, rows),
+            heat_cell_ns=cell_s * NS_PER_S,
+            categories=max(1, lines.get(CATEGORIES, 1)),
             spark_cells=self.spark_cells,
             spark_cell_ns=60 * NS_PER_S // self.spark_cells,
             timeline_cells=self.timeline_cells if self.timeline else 1,
@@ -44,24 +95,78 @@ TINY_WIDTH, TINY_HEIGHT = 40, 8
 """Below these, one line has to do."""
 LEAST_LIST = 4
 """Lines of a list that is of use: its title, its head and two rows."""
-WIDE = 120
-"""From here on a place fits on one line."""
+LATENCY_BESIDE, TREE_BESIDE, TREE_LINES = 120, 140, 35
+"""From so many columns, and lines, on these panes stand beside the others."""
+HEAT_SCALE, HEAT_FRAME = 16, 3
+"""What a heat map has at its left, and above and below it."""
+FLAME_FRAME = 3
+MOST_PLACES = 50
+_LIST_SHARE = 0.6
 
 
-def arrange(width: int, height: int, in_thread: bool = False) -> Layout:
-    """The layout of a terminal; `in_thread`: a thread was drilled into, so that its places stand for the list."""
+def arrange(width: int, height: int, view: View | None = None) -> Layout:
+    """The layout of a terminal for what the person looks at."""
+    view = view or View()
     if width < TINY_WIDTH or height < TINY_HEIGHT:
-        return Layout(width, height, min(1, height), 0, 0, 0, 0, 0, cost=False, timeline=False, crumb=False)
-    timeline, cost = height >= 24, height >= 20
-    crumb, keys, alert = height >= 14, int(height >= 12), 1
+        head = {"head": Rect(0, 0, width, min(1, height))}
+        return Layout(width, height, MappingProxyType(head), cost=False, timeline=False, crumb=False)
+    timeline, cost = height >= 24 and "timeline" not in view.hidden, height >= 20
+    crumb, keys = height >= 14, int(height >= 12)
     head = 2 + cost + timeline + crumb
-    left = height - head - keys - alert
-    categories = min(6, max(3, (left + 1) // 2)) if height < 24 else min(18, max(9, height // 3))
-    if left - categories < LEAST_LIST:
-        categories = left
-    left -= categories
-    places = left if in_thread else max(8, left // 3) if height >= 35 else 0
-    spark_cells = 30 if width >= WIDE else 20 if width >= 80 else 10
-    return Layout(
-        width, height, head, categories, left - places, places, alert, keys, cost, timeline, crumb, spark_cells
-    )
+    body = Rect(0, head, width, height - head - keys - 1)
+    latency = _latency(view, width)
+    panels = {"head": Rect(0, 0, width, head), **_panes(view, body, latency, height)}
+    panels["alert"] = Rect(0, height - keys - 1, width, 1)
+    if keys:
+        panels["keys"] = Rect(0, height - 1, width, 1)
+    shown = latency if LATENCY in panels else OFF
+    return Layout(width, height, MappingProxyType(panels), shown, cost, timeline, crumb)
+
+
+def _latency(view: View, width: int) -> str:
+    if view.latency != AUTO:
+        return view.latency
+    return HISTOGRAM if width >= LATENCY_BESIDE else OFF
+
+
+def _panes(view: View, body: Rect, latency: str, height: int) -> dict[str, Rect]:
+    focus = view.focus if view.focus != LATENCY or latency != OFF else CATEGORIES
+    if focus == FLAME or view.zoomed:
+        return {focus: body}
+    tree_beside = body.width >= TREE_BESIDE and height >= TREE_LINES and "tree" not in view.hidden
+    in_tree = focus in (TREE, SITE)
+    if in_tree and not tree_beside:
+        return {focus: body}
+    upper = min(6, max(3, (body.height + 1) // 2)) if height < 24 else min(18, max(9, height // 3))
+    if body.height - upper < LEAST_LIST:
+        upper = body.height
+    top, bottom = body._replace(height=upper), body._replace(y=body.y + upper, height=body.height - upper)
+    panels: dict[str, Rect] = {}
+    if latency != OFF and body.width >= LATENCY_BESIDE:
+        left, right = _split(top, CATEGORIES_WIDTH if body.width >= TREE_BESIDE else round(body.width * _LIST_SHARE))
+        panels |= {CATEGORIES: left, "border": Rect(left.width, top.y, 1, top.height), LATENCY: right}
+    else:
+        panels[CATEGORIES] = top
+    if not bottom.height:
+        return panels
+    if tree_beside:
+        left, right = _split(bottom, round(bottom.width * _LIST_SHARE))
+        border = Rect(left.width, bottom.y, 1, bottom.height)
+        return panels | {LIST: left, "border-low": border, SITE if focus == SITE else TREE: right}
+    if LATENCY not in panels and latency != OFF and focus != LIST:
+        return panels | {LATENCY: bottom}
+    if height >= TREE_LINES and "tree" not in view.hidden:
+        listed = max(LEAST_LIST, bottom.height * 3 // 5)
+        return panels | {
+            LIST: bottom._replace(height=listed),
+            TREE: bottom._replace(y=bottom.y + listed, height=bottom.height - listed),
+        }
+    return panels | {LIST: bottom}
+
+
+CATEGORIES_WIDTH = 96
+
+
+def _split(whole: Rect, left: int) -> tuple[Rect, Rect]:
+    """Left and right of a border of one column."""
+    return whole._replace(width=left), whole._replace(x=whole.x + left + 1, width=whole.width - left - 1)

@@ -7,11 +7,14 @@ from typing import NamedTuple
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.geometry import Region
+from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
 from offtop.model.printable import printable
+from offtop.model.stack import Names
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.theme import TOKENS
 
@@ -23,8 +26,17 @@ class Line(NamedTuple):
     """The token of the whole line, under those of its spans."""
 
 
+class Pen(NamedTuple):
+    """What a pane is drawn with."""
+
+    width: int
+    height: int
+    glyphs: Glyphs
+    names: Names
+
+
 NO_LINE = Line()
-WHOLE_LINE = frozenset({"cursor", "cursor-away"})
+WHOLE_LINE = frozenset({"cursor", "cursor-away", "menu-chosen"})
 """Tokens that, as the base of a line, stand above those of its spans."""
 
 
@@ -76,13 +88,47 @@ def spread(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], wi
     return Line((*left, (" " * (room - width_of(left)), "text"), *right))
 
 
+def rule(title: str, pen: Pen) -> Line:
+    """The title of a pane, in a line across it."""
+    shown = f" {title} "
+    spans = (
+        (pen.glyphs.rule * 2, "rule"),
+        (shown, "title"),
+        (pen.glyphs.rule * max(0, pen.width - 2 - cell_len(shown)), "rule"),
+    )
+    return Line(cut_spans(spans, pen.width))
+
+
+def marked(line: Line, search: str) -> Line:
+    """The line with each occurrence of `search` in one span marked, large and small letters alike."""
+    if not search or line.base in WHOLE_LINE:
+        return line
+    spans: list[tuple[str, str]] = []
+    for text, token in line.spans:
+        for part in re.split(f"({re.escape(search)})", text, flags=re.IGNORECASE):
+            spans.append((part, "match" if part.casefold() == search.casefold() else token))
+    return line._replace(spans=tuple(span for span in spans if span[0]))
+
+
+class Clicked(Message):
+    """A click, or a turn of the wheel, on a panel."""
+
+    def __init__(self, panel: str, x: int, y: int, turns: int = 0) -> None:
+        super().__init__()
+        self.panel = panel
+        self.x = x
+        self.y = y
+        self.turns = turns
+        """Of the wheel, down; 0: a click."""
+
+
 class Panel(Widget):
     """Shows the lines it was given, and holds nothing else."""
 
     COMPONENT_CLASSES = {f"panel--{token}" for token in TOKENS}  # noqa: RUF012  # as Textual wants it
 
-    def __init__(self, id: str) -> None:  # noqa: A002  # Textual's word
-        super().__init__(id=id)
+    def __init__(self, id: str, classes: str = "") -> None:  # noqa: A002  # Textual's word
+        super().__init__(id=id, classes=classes)
         self._lines: Sequence[Line] = ()
         self._strips: dict[int, Strip] = {}
         self._width = 0
@@ -96,6 +142,15 @@ class Panel(Widget):
             if (was[y] if y < len(was) else None) != (lines[y] if y < len(lines) else None):
                 self._strips.pop(y, None)
                 self.refresh(Region(0, y, self.size.width, 1))
+
+    def on_click(self, event: events.Click) -> None:
+        self.post_message(Clicked(str(self.id), event.x, event.y))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self.post_message(Clicked(str(self.id), event.x, event.y, turns=1))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self.post_message(Clicked(str(self.id), event.x, event.y, turns=-1))
 
     @property
     def lines(self) -> Sequence[Line]:
@@ -120,7 +175,8 @@ class Panel(Widget):
         base = self._look(line.base)
         own = line.base in WHOLE_LINE
         segments = [Segment(text, base if own else self._look(token)) for text, token in line.spans if text]
-        return Strip(segments).adjust_cell_length(self.size.width, base)
+        # Neighbours of one look become one: each look is 20 bytes more on the wire.
+        return Strip(segments).adjust_cell_length(self.size.width, base).simplify()
 
     def _look(self, token: str) -> Style:
         return self.get_component_rich_style(f"panel--{token}")

@@ -6,6 +6,7 @@ import select
 import sys
 from typing import IO, TextIO
 
+from rich.console import Console
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 from textual.geometry import Size
@@ -46,6 +47,15 @@ class TerminalDriver(LinuxDriver):
         screen = screen_file() or self._file
         self._file: IO[str] = _Forgiving(screen)  # type: ignore[assignment]  # all that Textual uses of it
 
+    def use_mouse(self, on: bool) -> None:
+        """Have the terminal tell of the mouse, or leave that to its own selecting of text."""
+        self._mouse = on
+        # The escape codes are Textual's own.
+        if on:
+            self._enable_mouse_support()
+        else:
+            LinuxDriver._disable_mouse_support(self)
+
     def run_input_thread(self) -> None:
         try:
             super().run_input_thread()
@@ -84,3 +94,8 @@ def speaks_utf8() -> bool:
     if locale.getencoding().lower().replace("-", "") != "utf8":
         return False
     return screen is not None and screen.encoding.lower().replace("-", "") == "utf8"
+
+
+def theme() -> str:
+    """The theme for it where nobody chose one: its own 16 colours where it has no more."""
+    return "ansi" if Console(file=screen_file(), force_terminal=True).color_system == "standard" else "dark"

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -16,9 +17,14 @@ from typing import Any, cast
 import jsonschema
 import pytest
 
+from offtop.batch import Wanted, passing, tick_object, waiters
 from offtop.kernel import libbpf
+from offtop.model.categories import is_periodic
+from offtop.model.filter import parse
+from offtop.model.history import History
+from offtop.model.snapshot import Filters
 from tests import command
-from tests.kernel import programs, waits
+from tests.kernel import programs, waits, watch
 from tests.kernel.watch import MS
 
 pytestmark = pytest.mark.kernel
@@ -64,6 +70,15 @@ int main(void)
 }
 """
 """Two threads with names, which sleep for 10 ms each time."""
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever runs these tests."""
+    file = tmp_path / "config.toml"
+    file.touch()
+    monkeypatch.setenv("OFFTOP_CONFIG", str(file))
+    monkeypatch.setenv("SUDO_UID", "")
 
 
 class Run:
@@ -318,6 +333,197 @@ def test_of_one_thread_there_is_nothing_but_it(tmp_path: Path) -> None:
         ]
         assert {(site["pid"], site["tid"]) for site in tick["sites"]} == {(child.pid, tid)}
         assert tick["threads"][0]["waits"] > 0
+
+
+# What is shown of it
+
+
+def listed(text: str) -> list[str]:
+    """The rows of the list of the first tick; the last one may sum up the rest."""
+    return text.split("\n\n")[1].splitlines()[1:]
+
+
+def passes(text: str) -> float:
+    """What the head line of the first tick says of the filter."""
+    (found,) = re.findall(r'  filter ".*" passes ([0-9.]+)', text.splitlines()[0])
+    return float(found)
+
+
+@contextmanager
+def named(directory: Path) -> Generator[programs.Program]:
+    """A mother and a daughter, each of whom waits all the time."""
+    file = programs.build(directory / "named", NAMED, *_C, '-DMOTHER="mother"', '-DDAUGHTER="the daughter"')
+    with programs.running([file]) as child:
+        child.go_on_alone()
+        yield child
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("comm=mother", {"mother", "daughter"}),  # by the name of the process, too
+        ("thread=moth*", {"mother"}),
+        ("thread!=mother", {"daughter"}),
+        ("!daughter", {"mother"}),
+        ("DAUGHTER", {"daughter"}),
+        ('thread="the daughter",nobody', {"daughter"}),
+        ("cat=sleep", {"mother", "daughter"}),
+        ("stack=nap", {"mother", "daughter"}),
+        ("stack=main", {"mother"}),
+        ("comm=mother thread!=mother", {"daughter"}),
+        ("comm=nobody", set[str]()),
+        ("waiting>0.5", {"mother", "daughter"}),
+        ("waiting>5", set[str]()),
+        ("evs>20 thread!=mother", {"daughter"}),
+    ],
+)
+def test_tables_hold_only_what_passes_and_the_head_line_says_how_much(
+    tmp_path: Path, words: str, names: set[str]
+) -> None:
+    with named(tmp_path) as child:
+        ended = command.run("-bHi", "-n", "1", "-d", "0.4", "-p", str(child.pid), "--filter", words)
+    assert (ended.status, ended.err) == (0, "")
+    assert f'  filter "{words}" passes ' in ended.out.splitlines()[0]
+    rows = [row.split() for row in listed(ended.out)]
+    rest = ["2", "more"] if words == "waiting>5" else []
+    assert rest == (rows.pop()[:2] if rest else [])
+    tids = {"mother": child.pid, "daughter": child.at["daughter"]}
+    assert {(int(pid), int(tid)) for pid, tid, *_ in rows} == {(child.pid, tids[name]) for name in names}
+    assert passes(ended.out) == pytest.approx(2 if rest else len(names), abs=0.3)
+
+
+def test_row_terms_choose_rows_and_the_others_are_summed_up() -> None:
+    with (
+        waits.running("sleep", times=10_000, each_ms=5) as often,
+        waits.running("sleep", times=10_000, each_ms=100) as seldom,
+    ):
+        often.go()
+        seldom.go()
+        both = "-p", f"{often.pid},{seldom.pid}"
+        ended = command.run("-bi", "-n", "1", "-d", "1", *both, "--filter", "evs>40")
+        rows = [row.split() for row in listed(ended.out)]
+        assert [row[:2] for row in rows] == [[str(often.pid), "waits"], ["1", "more"]]
+        assert float(rows[0][2]) + float(rows[1][2]) == pytest.approx(passes(ended.out), abs=0.02)
+        refused = command.run("--json", *both, "--filter", "evs>40")
+        assert (refused.status, refused.sentence[:14]) == (2, "--filter: evs>")
+
+
+@pytest.mark.parametrize("user", ["games", "5", "54321"])
+def test_a_user_s_processes_are_those_and_no_others(user: str) -> None:
+    uid = user.replace("games", "5")
+    with subprocess.Popen(["setpriv", f"--reuid={uid}", "--clear-groups", "sleep", "60"]) as child:
+        wait_for(lambda: read(f"/proc/{child.pid}/comm") == b"sleep\n")
+        try:
+            text = command.run("-b", "-n", "1", "-d", "0.3", "-u", user)
+            tick = json.loads(command.run("--json", "-n", "1", "-d", "0.3", "-u", user, "--filter", "cat=sleep").out)
+            other = command.run("-b", "-n", "1", "-d", "0.3", "-u", "games" if uid != "5" else "54321")
+        finally:
+            child.kill()
+    (row,) = listed(text.out)
+    assert row.split()[:3] == [str(child.pid), "sleep", "1.00"]
+    assert passes(text.out) == 1
+    assert tick["filter"] == f"user={user} cat=sleep"
+    assert [thread["pid"] for thread in tick["threads"]] == [child.pid]
+    assert [part["name"] for part in tick["categories"]] == ["sleep"]
+    assert (listed(other.out), passes(other.out), other.status) == ([], 0, 0)
+
+
+def test_json_of_a_filter_is_as_the_schema_says_and_its_threads_are_whole() -> None:
+    published = closed(json.loads(command.run("schema").out))
+    with waits.running("sleep", times=10_000, each_ms=2) as child:
+        child.go()
+        words = "comm=waits cat=sleep", f"pid={child.pid}", "stack=wait_sleep", "comm=nobody"
+        ticks = [
+            (text, tick)
+            for text in words
+            for tick in map(json.loads, command.run("--json", "-n", "2", "--filter", text).out.splitlines())
+        ]
+    assert len(ticks) == 2 * len(words)
+    for text, tick in ticks:
+        jsonschema.validate(tick, published, jsonschema.Draft202012Validator)
+        assert tick["filter"] == text
+        assert tick["left_out_ns"] > 0
+        mine = [] if text == "comm=nobody" else [child.tid]
+        assert [thread["tid"] for thread in tick["threads"]] == mine
+        assert {site["tid"] for site in tick["sites"]} == {*mine}
+        assert bool(tick["categories"]) == bool(mine)
+        for thread in tick["threads"]:
+            sites_ns = sum(site["total_ns"] for site in tick["sites"])
+            assert sites_ns + thread["short_ns"] == thread["offcpu_ns"] or not text.startswith("pid")
+            assert sites_ns <= thread["offcpu_ns"]
+        if "wait_sleep" in text:
+            assert all("wait_sleep" in site["user"] for site in tick["sites"])
+    assert json.loads(command.run("--json", "-n", "1", "-d", "0.1").out)["filter"] is None
+
+
+@pytest.mark.parametrize(
+    "words", ["comm=waits", "cat=sleep", "cat=run-queue", "cat=short", "waits", "leaf=*sleep*", ""]
+)
+def test_what_passes_and_what_is_left_out_are_all_there_is(words: str) -> None:
+    with (
+        waits.running("sleep", times=10_000, each_ms=2) as short,
+        waits.running("sleep", times=10_000, each_ms=10) as long,
+        watch.watching(Filters(min_ns=5 * MS)) as live,
+    ):
+        short.go()
+        long.go()
+        history = History(watch.rules().idle, is_periodic)
+        history.add(live.last)
+        time.sleep(0.3)
+        live.tick()
+        kept = history.add(live.last)
+        assert kept
+        every = tick_object(passing(kept, parse(""), live.source.names), live.source.names)
+        tick = tick_object(passing(kept, parse(words), live.source.names), live.source.names)
+        negated = words.replace("=", "!=") if "=" in words else f"!{words or 'waits'}"
+        others = tick_object(passing(kept, parse(negated), live.source.names), live.source.names)
+    check_laws(every)
+    assert (every["filter"], every["left_out_ns"]) == (None, 0)
+    all_ns, passing_ns = total_ns(every), total_ns(tick)
+    assert all_ns == sum(thread["offcpu_ns"] for thread in every["threads"])
+    assert passing_ns > 0
+    assert passing_ns + tick["left_out_ns"] == all_ns
+    if words:
+        assert (total_ns(others), others["left_out_ns"]) == (tick["left_out_ns"], passing_ns)
+    for rows in ("threads", "sites"):
+        of_all: list[Tick] = [{**row, "user": []} for row in every[rows]]  # names may have come since
+        assert all({**row, "user": []} in of_all for row in tick[rows]), "whole"
+
+
+def total_ns(tick: Tick) -> int:
+    return sum(part["total_ns"] for part in tick["categories"])
+
+
+def test_rows_are_in_the_order_that_was_asked_for() -> None:
+    def column(cells: slice, sort: str) -> list[str]:
+        rows = listed(command.run("-bi", "-n", "1", "-d", "0.3", "-o", sort).out)
+        return [row[cells] for row in rows if row[:7].strip()]
+
+    for cells, sort in ((slice(7), "PID"), (slice(16, 32), "NAME")):
+        upward, downward = column(cells, sort), column(cells, f"-{sort.lower()}")
+        assert len(upward) > 2
+        assert upward == sorted(upward)
+        assert downward == sorted(downward, reverse=True)
+
+
+def test_TOTAL_is_the_time_since_the_start_of_what_passes() -> None:  # noqa: N802
+    with waits.running("sleep", times=10_000, each_ms=2) as child, watch.watching() as live:
+        child.go()
+        history = History(watch.rules().idle, is_periodic)
+        history.add(live.last)
+        for _ in range(2):
+            live.tick(0.2)
+            history.add(live.last)
+        kept, ever = history.newest, history.since_start()
+        assert kept and ever
+        for threads in (False, True):
+            wanted = Wanted(parse("cat=sleep"), idle_shown=True, threads=threads, sort="TOTAL")
+            ticks = [passing(one, wanted.filter, live.source.names) for one in (kept, ever)]
+            rows = waiters(ticks[0], wanted, ticks[1]).rows
+            times = [row.lifetime_ns for row in rows]
+            assert times == sorted(times, reverse=True)
+            mine = next(row for row in rows if row.pid == child.pid)
+            assert mine.part.total_ns < mine.lifetime_ns <= ever.span_ns
 
 
 def test_when_what_it_watches_ends_it_ends_after_whole_ticks_with_status_0() -> None:

@@ -1,12 +1,12 @@
 """A Source that plays a small table of waits: what each site adds in one second, the same in every second."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from threading import Event
 from typing import NamedTuple
 
 from offtop.errors import OfftopError
 from offtop.model import histogram as log2
-from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.book import Book, Details, SiteKey, ThreadKey
 from offtop.model.snapshot import Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, KERNEL, NO_STACK, Frame, Names, Stack
 from offtop.units import NS_PER_S
@@ -35,6 +35,14 @@ class Waits(NamedTuple):
     """Waits of 10 us."""
     waits_on: bool = False
     """In one wait all the time, which never ends."""
+    begins: int = 0
+    """After that many seconds."""
+    ends: int = 1_000_000
+    """After that many; then it does nothing more."""
+
+    def seconds_of(self, seconds: int) -> int:
+        """How many of the first `seconds` it did this in."""
+        return max(0, min(seconds, self.ends) - self.begins)
 
 
 TABLE = (
@@ -47,6 +55,26 @@ TABLE = (
     Waits("nginx", 700, "nginx", 700, "poll", "do_epoll_wait", ("ngx_epoll",), waits_on=True),
     Waits("kworker/0:1", 51, "kworker/0:1", 51, "kthread-idle", "worker_thread", waits_on=True),
 )
+
+SHOP = (
+    Waits("shop", 100, "worker-1", 101, "lock", "futex_do_wait", ("take_order", "serve", "main"), (200, 200)),
+    Waits("shop", 100, "worker-1", 101, "disk-read", "io_schedule", ("read_page", "serve", "main"), (100,)),
+    Waits("shop", 100, "worker-2", 102, "lock", "futex_do_wait", ("take_order", "serve", "main"), (200,)),
+    Waits("shop", 100, "clerk", 103, "net-recv", "tcp_recvmsg", ("answer", "ask", "main"), (60,)),
+    Waits("shop", 100, "clerk", 103, "net-recv", "tcp_recvmsg", ("greeting", "ask", "main"), (34,)),
+    Waits("shop", 100, "clerk", 103, "net-recv", "tcp_recvmsg", ("dust_1", "main"), (3,)),
+    Waits("shop", 100, "clerk", 103, "net-recv", "tcp_recvmsg", ("dust_2", "main"), (2,)),
+    Waits("shop", 100, "clerk", 103, "net-recv", "tcp_recvmsg", ("dust_3", "main"), (1,)),
+    Waits("bank", 200, "teller", 201, "lock", "futex_do_wait", ("count_money", "main"), (100,)),
+    Waits("bank", 200, "vault", 202, "fsync", "jbd2_log_wait_commit", ("write_book", "main"), (50, 50)),
+    Waits("door", 300, "door", 300, "poll", "do_epoll_wait", ("main",), waits_on=True),
+)
+"""1.00 waiting in all, but for the door: lock 0.70 in three threads, and 0.10 each of disk-read, net-recv and fsync."""
+WHO = {
+    100: Details("alice", "/opt/shop --open 8080", "/shop.slice", 1000),
+    200: Details("bob", "/opt/bank", "/bank.slice", 1001),
+    300: Details("bob", "/opt/door", "/bank.slice", 1001),
+}
 
 
 class ScriptedSource:
@@ -61,7 +89,9 @@ class ScriptedSource:
         lost: dict[str, int] | None = None,
         error: OfftopError | None = None,
         ends: bool = False,
+        who: Mapping[int, Details] | None = None,
     ) -> None:
+        self.version = 0
         self.filters = Filters()
         self.refuses: OfftopError | None = None
         """Raised by set_filters."""
@@ -72,27 +102,41 @@ class ScriptedSource:
         self._lost = lost or {}
         self._error = error
         self._ends = ends
+        self._who = who or {}
+        self.asked: list[set[int]] = []
+        """Of whom `describe` was asked to tell, each time."""
+        self._named: dict[str, str] = {}
         self._book = Book()
-        self._keys = [self._key(number, row) for number, row in enumerate(table)]
+        self._ids: dict[Stack, int] = {}
+        self._keys = [self._key(row) for row in table]
         self._waiting = {
             key.thread: Waiting(key, AT_NS, AT_NS) for key, row in zip(self._keys, table, strict=True) if row.waits_on
         }
 
-    def _key(self, number: int, row: Waits) -> SiteKey:
-        kernel = FIRST_STACK + 2 * number
-        frames = tuple(Frame(KERNEL, 0, name) for name in ("schedule", row.kernel))
-        self._book.stacks[kernel] = Stack(frames, 1, row.category)
-        self._book.stacks[kernel + 1] = Stack(tuple(Frame("/usr/bin/it", n, name) for n, name in enumerate(row.user)))
+    def _key(self, row: Waits) -> SiteKey:
+        kernel = self._id(Stack(tuple(Frame(KERNEL, 0, name) for name in ("schedule", row.kernel)), 1, row.category))
+        user = self._id(Stack(tuple(Frame("/usr/bin/it", n, name) for n, name in enumerate(row.user))))
         self._book.comms[ThreadKey(row.pid, row.tid)] = row.comm
         self._book.processes[row.pid] = row.process
-        return SiteKey(row.pid, row.tid, kernel, kernel + 1 if row.user else NO_STACK)
+        return SiteKey(row.pid, row.tid, kernel, user if row.user else NO_STACK)
+
+    def _id(self, stack: Stack) -> int:
+        """Equal stacks have one."""
+        number = self._ids.setdefault(stack, FIRST_STACK + len(self._ids))
+        self._book.stacks[number] = stack
+        return number
 
     @property
     def names(self) -> Names:
         return self
 
     def of(self, frame: Frame) -> str:
-        return frame.name
+        return self._named.get(frame.name, frame.name)
+
+    def name(self, was: str, now: str) -> None:
+        """From now on, what was called `was` is called `now`."""
+        self._named[was] = now
+        self.version += 1
 
     def read(self) -> Snapshot | None:
         while self.reads > self.ticks:
@@ -116,22 +160,29 @@ class ScriptedSource:
             waits_ns = [ms * MS for ms in row.waits_ms]
             total_ns, longest_ns, histogram = sum(waits_ns), max(waits_ns, default=0), log2.of(*waits_ns)
             short_ns = row.short_waits * 10_000
-            if seconds and not row.waits_on:
-                sites[key] = SiteTotals(
-                    seconds * len(waits_ns),
-                    seconds * total_ns,
-                    seconds * row.ready_ms * MS,
-                    longest_ns,
-                    seconds * histogram,
+            so_often = row.seconds_of(seconds)
+            if so_often == row.seconds_of(seconds - 1):
+                longest_ns = 0
+            if so_often and not row.waits_on:
+                sites[key] = sites.get(key, SiteTotals()).plus(
+                    SiteTotals(
+                        so_often * len(waits_ns),
+                        so_often * total_ns,
+                        so_often * row.ready_ms * MS,
+                        longest_ns,
+                        so_often * histogram,
+                    )
                 )
-                threads[key.thread] = ThreadTotals(
-                    waits=seconds * (len(waits_ns) + row.short_waits),
-                    offcpu_ns=seconds * (total_ns + short_ns),
-                    runqueue_ns=seconds * row.ready_ms * MS,
-                    short_waits=seconds * row.short_waits,
-                    short_ns=seconds * short_ns,
-                    max_ns=longest_ns,
-                    histogram=seconds * (histogram + row.short_waits * log2.of(10_000)),
+                threads[key.thread] = threads.get(key.thread, ThreadTotals()).plus(
+                    ThreadTotals(
+                        waits=so_often * (len(waits_ns) + row.short_waits),
+                        offcpu_ns=so_often * (total_ns + short_ns),
+                        runqueue_ns=so_often * row.ready_ms * MS,
+                        short_waits=so_often * row.short_waits,
+                        short_ns=so_often * short_ns,
+                        max_ns=longest_ns,
+                        histogram=so_often * (histogram + row.short_waits * log2.of(10_000)),
+                    )
                 )
         return Snapshot(
             taken_ns=START_NS + seconds * NS_PER_S,
@@ -153,6 +204,10 @@ class ScriptedSource:
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """All names are known."""
+
+    def describe(self, pids: Collection[int]) -> None:
+        self.asked.append({*pids})
+        self._book.details.update((pid, self._who[pid]) for pid in pids if pid in self._who)
 
     def about(self) -> list[tuple[str, str]]:
         return [("kernel", "6.18.0"), ("door", "exit")]

@@ -51,6 +51,12 @@ def screen(app: OfftopApp) -> list[str]:
     return [strip.text.rstrip() for strip in strips]
 
 
+def coloured(app: OfftopApp) -> list[str]:
+    """The visible text, each part behind the style that it has."""
+    strips = app.screen._compositor.render_strips()  # pyright: ignore[reportPrivateUsage]
+    return ["".join(f"{{{segment.style}}}{segment.text}" for segment in strip.simplify()) for strip in strips]
+
+
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """A test that is a coroutine."""
 

@@ -2,13 +2,14 @@
 
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.errors import KernelError, UsageError
-from offtop.ui import theme
-from offtop.ui.app import OfftopApp, run
+from offtop.errors import KernelError
+from offtop.model import view as views
+from offtop.ui.app import OfftopApp
 from offtop.ui.glyphs import ASCII, UNICODE, sparkline
 from offtop.ui.layout import arrange
 from offtop.ui.lines import NO_LINE, Line, cut_spans, fit, spread, whole_sentences, width_of
@@ -95,46 +96,34 @@ async def test_every_size_shows_something_and_no_line_is_wider_than_the_screen()
             assert all(len(line) <= width for line in screen(app))
 
 
-@given(st.integers(1, 400), st.integers(1, 200), st.booleans())
-def test_a_layout_uses_all_lines_and_no_more(width: int, height: int, in_thread: bool) -> None:
-    made = arrange(width, height, in_thread)
-    used = made.head + made.categories + made.rows + made.places + made.alert + made.keys
-    assert min(made) >= 0
-    assert used == height or (used == 1 and (width < 40 or height < 8))
+views_shown = st.builds(
+    View,
+    focus=st.sampled_from([views.CATEGORIES, views.LIST, views.TREE, views.SITE, views.LATENCY, views.FLAME]),
+    latency=st.sampled_from(views.LATENCIES),
+    zoomed=st.booleans(),
+    hidden=st.frozensets(st.sampled_from(["tree", "timeline"])),
+)
 
 
-@pytest.mark.parametrize("name", theme.names())
-def test_a_theme_has_a_look_for_each_token(name: str) -> None:
-    made = theme.load(name)
-    assert {f"{token}-color" for token in theme.TOKENS} <= made.variables.keys()
+@given(st.integers(1, 400), st.integers(1, 200), views_shown)
+def test_a_layout_uses_each_cell_once(width: int, height: int, view: View) -> None:
+    made = arrange(width, height, view)
+    covered = np.zeros((height, width), np.int64)
+    for rect in made.panels.values():
+        assert min(rect.x, rect.y) >= 0 and min(rect.width, rect.height) > 0
+        covered[rect.y : rect.y + rect.height, rect.x : rect.x + rect.width] += 1
+        assert rect.x + rect.width <= width and rect.y + rect.height <= height
+    if width < 40 or height < 8:
+        assert covered.sum() == width
+    else:
+        assert covered.min() == covered.max() == 1
 
 
-def test_there_are_a_dark_a_light_and_a_colourless_theme() -> None:
-    assert {"dark", "light", "mono"} <= set(theme.names())
-
-
-def test_a_theme_that_lacks_a_token_or_has_an_unknown_one_is_an_error() -> None:
-    text = (theme.paths.themes() / "dark.toml").read_text()
-    with pytest.raises(ValueError, match="token: lost"):
-        theme.parse("\n".join(line for line in text.splitlines() if not line.startswith("lost")), "broken")
-    with pytest.raises(ValueError, match="token: sparkle"):
-        theme.parse(text + "\nsparkle = {}\n", "broken")
-    with pytest.raises(ValueError, match="live: unknown blink"):
-        theme.parse(text.replace('live = { color = "#5fafff"', 'live = { blink = "yes"'), "broken")
-
-
-def test_an_unknown_theme_is_a_usage_error_that_names_those_there_are() -> None:
-    source = ScriptedSource()
-    with pytest.raises(UsageError, match=r"choose one of .*dark.*light.*mono"):
-        run(source, View(), CATEGORIES, theme="../dark x")
-
-
-@pytest.mark.parametrize("name", theme.names())
-@asynchronous
-async def test_the_cursor_stands_out_without_colour_in_each_theme(name: str) -> None:
-    async with shown(ScriptedSource(), theme_name=name) as (app, pilot):
-        await pilot.press("down")
-        assert next(line for line in screen(app) if line.startswith(">")).startswith("> lock")
+@given(st.integers(40, 400), st.integers(8, 200), views_shown)
+def test_the_pane_with_the_keys_is_on_the_screen(width: int, height: int, view: View) -> None:
+    made = arrange(width, height, view)
+    shown = view.focus if view.focus != views.LATENCY or made.latency != "off" else views.CATEGORIES
+    assert shown in made.panels or (shown == views.LIST and views.CATEGORIES in made.panels and height < 12)
 
 
 def test_a_sparkline_has_a_character_a_value_and_a_blank_for_what_was_not_measured() -> None:

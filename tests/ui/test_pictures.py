@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from offtop.model.book import ThreadKey
-from offtop.model.view import View
+from offtop.model.view import LIST, TREE, View
 from tests.ui.scripted import TABLE, ScriptedSource, Waits
-from tests.ui.shown import QUICK_NS, asynchronous, screen, shown
+from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown
 
 PICTURES = Path(__file__).parent / "pictures"
 LIVE = View(delay_ns=QUICK_NS)
@@ -36,18 +36,43 @@ async def test_the_first_screen(size: tuple[int, int]) -> None:
         check(f"first-{size[0]}x{size[1]}", screen(app))
 
 
+@pytest.mark.parametrize(
+    "key", ["", "t", "g", "l", "?", "f"], ids=["first", "tree", "flame", "latency", "help", "setup"]
+)
 @asynchronous
-async def test_in_ascii_there_is_nothing_but_ascii() -> None:
-    async with shown(ScriptedSource(ticks=12), ascii_only=True) as (app, _):
+async def test_in_ascii_there_is_nothing_but_ascii(key: str) -> None:
+    async with shown(ScriptedSource(ticks=12), ascii_only=True) as (app, pilot):
+        if key:
+            await pilot.press(key)
+            await pilot.pause()
         lines = screen(app)
         assert "".join(lines).isascii()
-        check("ascii-80x24", lines)
+        if key in ("", "t", "g"):
+            check(f"ascii{key and '-'}{key}-80x24", lines)
+
+
+@asynchronous
+async def test_in_16_colours_the_terminal_s_own_are_all_that_is_used() -> None:
+    async with shown(ScriptedSource(ticks=12), theme_name="ansi") as (app, pilot):
+        await pilot.press("down")
+        check("16-colours-80x24", coloured(app))
+
+
+@pytest.mark.parametrize("keys", [("l", "l"), ("g", "down"), ("t",), ("backslash", *"comm=foo", "enter")])
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+@asynchronous
+async def test_the_other_panes(size: tuple[int, int], keys: tuple[str, ...]) -> None:
+    async with shown(ScriptedSource(ticks=12), size) as (app, pilot):
+        for key in keys if size != (160, 50) or keys != ("l", "l") else ("l",):
+            await pilot.press(key)
+        name = {"l": "heat", "g": "flame", "t": "tree"}.get(keys[0], "no-match")
+        check(f"{name}-{size[0]}x{size[1]}", screen(app))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50), (60, 12)])
 @asynchronous
 async def test_a_thread_and_where_it_waits(size: tuple[int, int]) -> None:
-    view = replace(LIVE, category="lock", pid=4242, thread=CONNECTION, in_list=True, pin=CONNECTION)
+    view = replace(LIVE, category="lock", pid=4242, thread=CONNECTION, focus=TREE, pin=CONNECTION)
     async with shown(ScriptedSource(ticks=12), size, view) as (app, _):
         check(f"thread-{size[0]}x{size[1]}", screen(app))
 
@@ -65,17 +90,20 @@ DEEP = Waits(
 
 
 @asynchronous
-async def test_the_stack_of_a_thread_is_whole_where_there_is_room() -> None:
-    view = replace(LIVE, category="fsync", pid=4242, thread=CONNECTION, in_list=True)
-    async with shown(ScriptedSource([DEEP], ticks=12), (80, 24), view) as (app, _):
-        lines = screen(app)
-        assert all(f"function_{n}" in "".join(lines) for n in range(20))
-        check("deep-80x24", lines)
+async def test_a_deep_stack_is_whole_below_the_tree_and_in_its_site() -> None:
+    view = replace(LIVE, category="fsync", pid=4242, thread=CONNECTION, focus=TREE)
+    async with shown(ScriptedSource([DEEP], ticks=12), (80, 24), view) as (app, pilot):
+        assert all(f"function_{n}" in "".join(screen(app)) for n in range(20))
+        check("deep-tree-80x24", screen(app))
+        await pilot.press("enter")
+        check("deep-site-80x24", screen(app))
+        await pilot.press("end")
+        assert any("longlong" in line for line in screen(app))
 
 
 @asynchronous
 async def test_all_threads_with_the_idle_ones() -> None:
-    view = replace(LIVE, threads=True, idle_shown=True, in_list=True, sort="NAME")
+    view = replace(LIVE, threads=True, idle_shown=True, focus=LIST, sort="NAME")
     async with shown(ScriptedSource(ticks=12), (120, 30), view) as (app, _):
         check("threads-120x30", screen(app))
 
@@ -104,7 +132,7 @@ HOSTILE = Waits("\x1b[2J[bold]rm", 66, "\x9b31m\u202eevil\n", 66, "lock", "futex
 
 @asynchronous
 async def test_hostile_names_are_shown_escaped() -> None:
-    view = replace(LIVE, category="lock", threads=True, in_list=True, pin=ThreadKey(66, 66))
+    view = replace(LIVE, category="lock", threads=True, focus=LIST, pin=ThreadKey(66, 66))
     async with shown(ScriptedSource([HOSTILE], ticks=2), (160, 50), view) as (app, _):
         lines = screen(app)
         assert not [c for line in lines for c in line if ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or c == "\u202e"]

@@ -1,0 +1,588 @@
+"""What each key does: nearly always, the next View from this one and from what is on the screen."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path as FilePath
+from types import MappingProxyType
+
+from textual.app import App
+
+from offtop.errors import OfftopError
+from offtop.model import tree as trees
+from offtop.model import view as views
+from offtop.model import where
+from offtop.model.book import ThreadKey
+from offtop.model.cut import ALL
+from offtop.model.filter import Filter, FilterError, parse, quoted
+from offtop.model.picture import Picture, TreePicture
+from offtop.model.printable import printable
+from offtop.model.rows import SORTS, Key, Row
+from offtop.model.snapshot import EXITED
+from offtop.model.tree import Path
+from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, SITE, TREE, View
+from offtop.ui import flame, latency, stacks
+from offtop.ui.chooser import Choice, Chooser
+from offtop.ui.glyphs import Glyphs
+from offtop.ui.layout import HEAT_SCALE, Layout, arrange
+from offtop.ui.lines import Clicked, Pen
+from offtop.ui.tables import CHOOSABLE, category_columns, list_columns, sort_at
+from offtop.units import NS_PER_S, parse_duration, span
+
+_NS_PER_MS = 1_000_000
+"""The minimum is shown in ms, so a bare number at its prompt is one; `--min` takes us, as bcc's tools do."""
+_PANES = ("timeline", "latency", "tree")
+"""Panes that `f` can hide; latency is hidden by OFF."""
+_WHEEL = 3
+
+VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
+    {
+        "threads": views.threads_or_processes,
+        "tree": views.tree_or_list,
+        "flame": views.flame_or_not,
+        "zoom": views.zoomed_or_not,
+        "invert": views.inverted,
+        "kernel_frames": lambda view: views.only_frames(view, "kernel"),
+        "user_frames": lambda view: views.only_frames(view, "user"),
+        "machinery": views.machinery_or_not,
+        "idle": views.idle_or_not,
+        "window": views.next_span,
+        "names": views.next_names,
+        "reverse": views.reversed_order,
+    }
+)
+"""Keys that need nothing but the view."""
+
+
+class Actions(App[int]):
+    """The actions of the keys. Whoever shows the screen gives them what is on it."""
+
+    _view: View
+    _picture: Picture | None
+    _glyphs: Glyphs
+    _groups: Mapping[str, tuple[str, ...]]
+    _ids: tuple[str, ...]
+
+    # What the app itself does
+
+    def _look(self, view: View) -> None:
+        """The next view, drawn."""
+        raise NotImplementedError
+
+    def _say(self, text: str) -> None:
+        raise NotImplementedError
+
+    def _ask(
+        self,
+        question: str,
+        answered: Callable[[str], str | None],
+        now: str = "",
+        typed: Callable[[str], None] | None = None,
+    ) -> None:
+        raise NotImplementedError
+
+    def _ask_kernel(self, view: View) -> None:
+        raise NotImplementedError
+
+    @property
+    def _layout(self) -> Layout:
+        raise NotImplementedError
+
+    # Moving
+
+    def action_look(self, what: str) -> None:
+        self._look(VIEWS[what](self._view))
+
+    def action_move(self, step: int) -> None:
+        self._move(step)
+
+    def action_page(self, pages: int) -> None:
+        pane = self._layout.panels.get(self._view.focus)
+        self._move(pages * max(1, (pane.height if pane else 3) - 3))
+
+    def action_first(self) -> None:
+        self._move(-1_000_000)
+
+    def action_last(self) -> None:
+        self._move(1_000_000)
+
+    def _move(self, step: int) -> None:
+        """The cursor of the pane that the keys are in, so many rows down."""
+        picture, view = self._picture, self._view
+        if picture is None:
+            return
+        if view.focus == CATEGORIES:
+            keys = [ALL, *(str(row.key) for row in picture.categories.rows)]
+            index = keys.index(view.category) if view.category in keys else 0
+            self._look(views.at_category(view, keys[_within(index + step, keys)]))
+        elif view.focus == LIST and picture.rows.rows:
+            self._look(views.at_row(view, picture.rows.rows[_within(picture.cursor_row + step, picture.rows.rows)].key))
+        elif view.focus == TREE and picture.tree and picture.tree.branches:
+            self._at_branch(picture, _within(picture.tree.cursor + step, picture.tree.branches))
+        elif view.focus == SITE:
+            pane = self._layout.panels.get(SITE)
+            last = max(0, stacks.site_length(picture) - (pane.height - 1 if pane else 0))
+            self._look(views.scrolled_to(view, max(0, min(last, view.scrolled + step))))
+        elif view.focus == LATENCY:
+            self._look(views.at_cell(view, latency.moved(picture, 0, -step)))
+        elif view.focus == FLAME:
+            for _ in range(min(abs(step), 20)):
+                view = views.at_box(view, flame.neighbour(replace(picture, view=view), "down" if step > 0 else "up"))
+            self._look(view)
+
+    def _at_branch(self, picture: Picture, index: int) -> None:
+        shown = picture.tree
+        if shown is None:
+            return
+        pane = self._layout.panels.get(TREE)
+        lines = max(1, (pane.height if pane else 3) - 2)
+        line = max(0, min(lines - 1, index - shown.first))
+        self._look(views.at_branch(self._view, shown.branches[index].path, line))
+
+    def action_next_pane(self, step: int) -> None:
+        self._look(views.next_pane(self._view, self._layout.panes, step))
+
+    def action_drill(self) -> None:
+        picture, view = self._picture, self._view
+        if picture is None:
+            return
+        if view.focus == TREE and picture.tree and picture.tree.branches:
+            branch = picture.tree.branches[picture.tree.cursor]
+            if branch.more:
+                self.action_open()
+            else:
+                self._look(views.entered(views.at_branch(view, branch.path, view.tree.line), None))
+        elif view.focus == FLAME:
+            self._look(views.zoomed_in(view, flame.chosen(picture)))
+        elif view.focus == LATENCY:
+            cell = view.cell or latency.moved(picture, 0, 0)
+            if cell and latency.is_measured(picture):
+                self._look(views.paused_at(view, cell.end_ns))
+            else:
+                self._say("nothing was measured then")
+        else:
+            self._look(views.entered(view, self._key_under_cursor()))
+
+    def action_leave(self) -> None:
+        self._look(views.left(self._view))
+
+    def action_aside(self, step: int) -> None:
+        """Right (1) or left (-1)."""
+        picture, focus = self._picture, self._view.focus
+        if picture is None:
+            return
+        if focus == TREE:
+            self.action_open() if step > 0 else self.action_close()
+        elif focus == LATENCY:
+            self._look(views.at_cell(self._view, latency.moved(picture, step, 0)))
+        elif focus == FLAME:
+            self._look(views.at_box(self._view, flame.neighbour(picture, "right" if step > 0 else "left")))
+        elif step > 0:
+            self.action_drill()
+        else:
+            self.action_leave()
+
+    def _key_under_cursor(self) -> Key | None:
+        picture = self._picture
+        if picture is None or not picture.rows.rows:
+            return None
+        return picture.rows.rows[picture.cursor_row].key
+
+    # The tree
+
+    def action_open(self) -> None:
+        branch = self._branch()
+        if branch is not None and branch.openable:
+            self._look(views.branch_opened(self._view, branch.path))
+
+    def action_close(self) -> None:
+        """The branch closed; one that is closed already, its parent."""
+        branch, shown = self._branch(), self._picture.tree if self._picture else None
+        if branch is None or shown is None:
+            return
+        if branch.opened:
+            self._look(views.branch_closed(self._view, branch.path))
+        elif branch.first:
+            self._at_branch_of(branch.path[: branch.first])
+
+    def _at_branch_of(self, path: Path) -> None:
+        picture = self._picture
+        if picture and picture.tree:
+            self._at_branch(picture, trees.index_of(picture.tree.branches, path))
+
+    def action_open_all(self) -> None:
+        if self._picture and self._picture.tree:
+            self._look(views.all_opened(self._view, trees.all_paths(self._picture.tree.root)))
+
+    def _branch(self) -> trees.Branch | None:
+        """The one under the cursor, if the keys are in the tree."""
+        shown = self._picture.tree if self._picture else None
+        if self._view.focus != TREE or shown is None or not shown.branches:
+            self._say("this key is for the stack tree: t shows it")
+            return None
+        return shown.branches[shown.cursor]
+
+    # Latency
+
+    def action_latency(self) -> None:
+        """Where there is no room for it beside the pane that the keys are in, beside the categories."""
+        view = views.next_latency(self._view, self._layout.latency)
+        if view.latency != views.OFF and not self._has_room(LATENCY, view):
+            view = replace(views.in_pane(view, CATEGORIES), zoomed=False)
+            if not self._has_room(LATENCY, view):
+                self._say("no room here for latency: it takes a higher terminal")
+                return
+        self._look(view)
+
+    def _has_room(self, pane: str, view: View) -> bool:
+        return pane in arrange(self.size.width, self.size.height, view).panels
+
+    # Search and filters
+
+    def action_search(self) -> None:
+        self._ask(
+            "search (ENTER keeps it as a filter, !word excludes): ",
+            self._search_kept,
+            self._view.search,
+            self._searched,
+        )
+
+    def _searched(self, text: str) -> None:
+        self._look(views.searched(self._view, text.removeprefix("!").strip()))
+
+    def _search_kept(self, text: str) -> str | None:
+        word = text.strip()
+        excluded = word.startswith("!")
+        word = word.removeprefix("!").strip()
+        if not word:
+            self._look(views.searched(self._view, ""))
+            return None
+        return self._filter_by(f"{'!' if excluded else ''}{quoted(word)}")
+
+    def action_filter(self) -> None:
+        self._ask("filter (as comm=mysql* max>10ms cat!=poll): ", self._filter_by, self._view.filter.text)
+
+    def _filter_by(self, text: str) -> str | None:
+        try:
+            chosen = parse(text, self._groups, self._ids)
+        except FilterError as wrong:
+            return str(wrong)
+        self._look(views.filtered(self._view, chosen))
+        return None
+
+    def action_user(self) -> None:
+        self._ask("only this user's processes (name or id; empty: all): ", self._of_user, self._view.user)
+
+    def _of_user(self, text: str) -> str | None:
+        try:
+            parse(f"user={quoted(text.strip())}")
+        except FilterError as wrong:
+            return str(wrong)
+        self._look(views.of_user(self._view, text.strip()))
+        return None
+
+    def action_next_hit(self, step: int) -> None:
+        """To the next line of the pane that holds what was searched."""
+        picture, view = self._picture, self._view
+        word = (view.search or (view.filter.text if " " not in view.filter.text else "")).casefold()
+        if picture is None or not word:
+            self._say("nothing was searched: / searches")
+            return
+        if view.focus == TREE and picture.tree:
+            self._to_branch(trees.paths_with(picture.tree.root, word), picture.tree, step)
+        elif view.focus == FLAME and picture.flame:
+            paths = [box.path for box in picture.flame.boxes]
+            boxes = [index for index, path in enumerate(paths) if word in path[-1].name.casefold()]
+            now = flame.chosen(picture)
+            at = paths.index(now) if now in paths else -1
+            self._to_hit(boxes, at, step, lambda box: self._look(views.at_box(view, paths[box])))
+        else:
+            rows = [
+                index for index, row in enumerate(picture.rows.rows) if word in self._text_of(row, picture).casefold()
+            ]
+            self._to_hit(rows, picture.cursor_row, step, self._at_listed)
+
+    def _to_branch(self, hits: Sequence[Path], shown: TreePicture, step: int) -> None:
+        """To the next of `hits`, in the order of the lines if all were open, with what it stands in opened."""
+        if not hits or not shown.branches:
+            self._say("no function here has it")
+            return
+        branch = shown.branches[shown.cursor]
+        now = trees.order_of(shown.root, branch.path)
+        others = {
+            trees.order_of(shown.root, hit): hit
+            for hit in hits
+            if branch.path[: len(hit)] != hit or len(hit) <= branch.first  # not on the line of the cursor
+        }
+        orders = sorted(others) or [trees.order_of(shown.root, hits[0])]
+        beyond = [order for order in orders if (order > now if step > 0 else order < now)]
+        wanted = others.get((beyond or orders)[0 if step > 0 else -1], hits[0])
+        view = views.branch_opened(self._view, wanted[:-1]) if len(wanted) > 1 else self._view
+        self._look(views.at_branch(view, wanted, view.tree.line))
+        found = self._branch()
+        if found and found.more:
+            self._look(views.branch_opened(self._view, found.path))
+
+    def _at_listed(self, index: int) -> None:
+        if self._picture:
+            self._look(views.at_row(views.in_pane(self._view, LIST), self._picture.rows.rows[index].key))
+
+    def _to_hit(self, hits: list[int], now: int, step: int, go: Callable[[int], None]) -> None:
+        if not hits:
+            self._say("no line here has it")
+            return
+        after = [hit for hit in hits if (hit > now if step > 0 else hit < now)]
+        go((after or hits)[0 if step > 0 else -1])
+
+    def _text_of(self, row: Row, picture: Picture) -> str:
+        place = where.in_short(picture.book, row.top.kernel, row.top.user, self._pen(LIST).names)
+        return f"{row.name} {row.process} {place}"
+
+    def action_mute(self) -> None:
+        try:
+            what = self._under_cursor_as_filter()
+        except FilterError as too_long:
+            self._say(str(too_long))
+            return
+        if what is None:
+            self._say("X mutes the category, process, thread group or function under the cursor")
+            return
+        self._look(views.muted_or_not(self._view, what))
+        if any(one.text == what.text for one in self._view.muted):
+            self._say(f"muted {what.text}; it is counted in the head. f undoes it, W keeps it")
+        else:
+            self._say(f"{what.text} is muted no more")
+
+    def _under_cursor_as_filter(self) -> Filter | None:
+        """What the cursor is on, as a filter that chooses its waits."""
+        picture, view = self._picture, self._view
+        if picture is None:
+            return None
+        if view.focus == CATEGORIES and view.category != ALL:
+            return parse(f"cat={view.category}")
+        if view.focus == LIST and picture.rows.rows:
+            row = picture.rows.rows[picture.cursor_row]
+            if row.pid:
+                key = "thread" if isinstance(row.key, ThreadKey) else "proc"
+                return parse(f"{key}={_family(row.name)}")
+        path: Path = ()
+        if view.focus == TREE and picture.tree and picture.tree.branches:
+            path = picture.tree.branches[picture.tree.cursor].path
+        elif view.focus == FLAME:
+            path = flame.chosen(picture)
+        elif view.focus == SITE:
+            path = view.path
+        return (
+            parse(f"stack={quoted(path[-1].name)}") if path and path[-1] not in (trees.MORE, trees.NO_FRAMES) else None
+        )
+
+    # The list
+
+    def action_pin(self) -> None:
+        key = self._view.thread or (
+            self._key_under_cursor() if self._view.focus == LIST else self._view.pid or self._view.pin
+        )
+        if isinstance(key, int | ThreadKey) and key not in (EXITED, EXITED.pid):
+            self._ask_kernel(views.pinned(self._view, key))
+        else:
+            self._say("p pins a process or thread: TAB goes to their list")
+
+    def action_narrow(self) -> None:
+        if self._view.pin is None:
+            self._say("F lets the kernel count only the pin, and nothing is pinned: p pins")
+            return
+        self._ask_kernel(views.narrowed_or_widened(self._view))
+        if self._view.narrowed:
+            self._say("only the pin is counted from now on; F counts all again")
+
+    def action_sort(self, sort: str) -> None:
+        self._look(views.sorted_by(self._view, sort))
+
+    def action_next_sort(self, step: int) -> None:
+        self._look(views.next_sort(self._view, step))
+
+    def action_sort_by(self) -> None:
+        def choices() -> list[Choice]:
+            return [Choice(sort, sort, sort == self._view.sort) for sort in SORTS]
+
+        self.push_screen(Chooser("sort by", choices, self.action_sort, self._glyphs, closes=True))
+
+    # What is shown at all
+
+    def action_setup(self) -> None:
+        self.push_screen(Chooser("columns, panes, mutes", self._setup, self._set_up, self._glyphs))
+
+    def _setup(self) -> list[Choice]:
+        view = self._view
+        columns = [Choice(f"column {title}", f"column {title}", title not in view.hidden) for title in CHOOSABLE]
+        panes = [Choice(f"pane {title}", f"pane {title}", self._is_shown(title)) for title in _PANES]
+        muted = [Choice(f"muted {one.text}", f"muted {printable(one.text)}", True) for one in view.muted]
+        return [*columns, *panes, *muted]
+
+    def _is_shown(self, pane: str) -> bool:
+        return self._view.latency != views.OFF if pane == "latency" else pane not in self._view.hidden
+
+    def _set_up(self, choice: str) -> None:
+        kind, _, title = choice.partition(" ")
+        view = self._view
+        if kind == "muted":
+            self._look(views.muted_or_not(view, next(one for one in view.muted if one.text == title)))
+        elif kind == "pane" and title == "latency":
+            self._look(views.with_latency(view, views.OFF if view.latency != views.OFF else views.AUTO))
+        else:
+            self._look(views.shown_or_hidden(view, title))
+
+    # Time
+
+    def action_pause(self) -> None:
+        if self._picture is not None:
+            self._look(views.paused(self._view, self._picture.newest.at_ns))
+
+    def action_delay(self) -> None:
+        now = span(self._view.delay_ns)
+        self._ask(f"seconds between two readings, 0.1 to 60 (now {now}): ", self._set_delay)
+
+    def _set_delay(self, text: str) -> str | None:
+        if not text.strip():
+            return None
+        try:
+            view = views.with_delay(self._view, parse_duration(text.strip(), NS_PER_S))
+        except ValueError:
+            return f"{text!r} is no delay from 0.1 to 60 s: try 2, 0.5 or 500ms"
+        self._look(view)
+        return None
+
+    def action_minimum(self) -> None:
+        now = span(self._view.filters.min_ns)
+        self._ask(f"take stacks of waits from this length on (now {now}): ", self._set_minimum)
+
+    def _set_minimum(self, text: str) -> str | None:
+        if not text.strip():
+            return None
+        try:
+            min_ns = parse_duration(text.strip(), _NS_PER_MS)
+        except ValueError:
+            return f"{text!r} is no length of time: try 200us, 1ms or 0; a bare number is milliseconds"
+        self._ask_kernel(views.with_minimum(self._view, min_ns))
+        return None
+
+    # Taking away
+
+    def action_copy(self) -> None:
+        """The chosen stack in folded form, else the row."""
+        text = self._to_copy()
+        if not text:
+            self._say("y copies the row or the branch under the cursor: TAB goes to one")
+            return
+        self.copy_to_clipboard(text)
+        self._say(f"copied: {text}")
+
+    def _to_copy(self) -> str:
+        picture, view = self._picture, self._view
+        if picture is None:
+            return ""
+        if view.focus in (TREE, SITE, FLAME):
+            path, part = view.path, picture.latency
+            if view.focus == FLAME and picture.flame:
+                path = flame.chosen(picture)
+                part = next((box.part for box in picture.flame.boxes if box.path == path), part)
+            elif view.focus == TREE and picture.tree and picture.tree.branches:
+                branch = picture.tree.branches[picture.tree.cursor]
+                path, part = branch.path, branch.part
+            if not path:
+                return ""
+            names = [step.name for step in path]
+            return f"{stacks.folded(names[::-1] if view.tree.shape.inverted else names)} {part.total_ns // 1000}"
+        if view.focus == LIST and picture.rows.rows:
+            row = picture.rows.rows[picture.cursor_row]
+            return f"{row.pid} {printable(self._text_of(row, picture))} {row.waiting:.2f}"
+        category = view.category
+        return next((f"{row.name} {row.waiting:.2f}" for row in picture.categories.rows if row.key == category), "")
+
+    def action_save_screen(self) -> None:
+        name = FilePath(f"offtop-{datetime.now().strftime('%Y%m%dT%H%M%S')}.svg")
+        try:
+            self._say(self._write_picture(name, self.export_screenshot()))
+        except OfftopError as refused:
+            self._say(str(refused))
+
+    def _write_picture(self, path: FilePath, text: str) -> str:
+        raise NotImplementedError
+
+    # The mouse
+
+    def on_clicked(self, event: Clicked) -> None:
+        picture = self._picture
+        if picture is None or len(self.screen_stack) > 1:
+            return
+        if event.panel in self._layout.panes:
+            if event.turns:
+                self._turned(event)
+            else:
+                self._clicked(event, picture)
+
+    def _turned(self, event: Clicked) -> None:
+        if self._view.focus != event.panel:
+            self._look(views.in_pane(self._view, event.panel))
+        if self._view.focus == event.panel:
+            self._move(_WHEEL * event.turns)
+
+    def _clicked(self, event: Clicked, picture: Picture) -> None:
+        """A click chooses; one on what is chosen goes down."""
+        view = views.in_pane(self._view, event.panel)
+        pen = self._pen(event.panel)
+        if event.panel == CATEGORIES:
+            keys = [ALL, *(str(row.key) for row in picture.categories.rows)]
+            if event.y == 0:
+                self._sort_at(sort_at(category_columns(picture, pen), 1, event.x))
+            elif event.y <= len(keys):
+                key = keys[event.y - 1]
+                at_it = key == self._view.category and self._view.focus == CATEGORIES
+                self._look(views.entered(view, None) if at_it else views.at_category(view, key))
+        elif event.panel == LIST:
+            index = picture.first_row + event.y - 2
+            if event.y == 1:
+                self._sort_at(sort_at(list_columns(picture, pen), 2, event.x))
+            elif 0 <= index < len(picture.rows.rows) and event.y > 1:
+                key = picture.rows.rows[index].key
+                at_it = index == picture.cursor_row and self._view.focus == LIST
+                self._look(views.entered(view, key) if at_it else views.at_row(view, key))
+        elif event.panel == TREE and picture.tree:
+            index = picture.tree.first + event.y - 2
+            if event.y > 1 and index < len(picture.tree.branches):
+                branch = picture.tree.branches[index]
+                at_it = index == picture.tree.cursor and self._view.focus == TREE
+                view = views.at_branch(view, branch.path, event.y - 2)
+                if at_it and branch.openable:
+                    view = (views.branch_closed if branch.opened else views.branch_opened)(view, branch.path)
+                elif at_it:
+                    view = views.entered(view, None)
+                self._look(view)
+        elif event.panel == FLAME and (path := flame.at(picture, event.x, event.y)):
+            at_it = path == flame.chosen(picture)
+            self._look(views.zoomed_in(view, path) if at_it else views.at_box(view, path))
+        elif event.panel == LATENCY and picture.heat and picture.heat.rows:
+            column, row = event.x - HEAT_SCALE + 1, len(picture.heat.rows) - event.y
+            if 0 <= column < len(picture.heat.columns) and 0 <= row < len(picture.heat.rows):
+                self._look(views.at_cell(view, views.Cell(picture.heat.ends_ns[column], row)))
+
+    def _sort_at(self, sort: str) -> None:
+        if sort:
+            self.action_reverse() if sort == self._view.sort else self.action_sort(sort)
+
+    def action_reverse(self) -> None:
+        self._look(views.reversed_order(self._view))
+
+    def _pen(self, panel: str) -> Pen:
+        raise NotImplementedError
+
+
+def _within(index: int, rows: Sequence[object]) -> int:
+    return max(0, min(len(rows) - 1, index))
+
+
+def _family(name: str) -> str:
+    """A pattern for all threads whose names differ from this one only by numbers; a number alone is a name."""
+    parts = re.split(r"[0-9]+", name)
+    return "*".join(quoted(part) if part else "" for part in parts) if any(parts) and len(parts) > 1 else quoted(name)

@@ -1,0 +1,190 @@
+"""The stack tree, and the site: one branch of it with its whole stacks, a frame a line."""
+
+from collections.abc import Callable, Sequence
+
+from rich.cells import cell_len
+
+from offtop.model import where
+from offtop.model.picture import Picture, TreePicture
+from offtop.model.printable import printable
+from offtop.model.rows import Place, Row
+from offtop.model.tree import MORE, Branch, Shape, Step
+from offtop.model.view import TREE
+from offtop.ui.head import selection
+from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
+from offtop.ui.tables import NUMBERS, SHARE, WAITING, Column, heads, line_of, that_fit
+from offtop.units import count, duration, percent, threads
+
+_MUCH_PCT = 10
+_LEAST_NAME = 8
+_LEAST_LABEL = 24
+"""Cells that the names of a line have, however deep it stands."""
+Spans = list[tuple[str, str]]
+
+
+def tree(picture: Picture, pen: Pen) -> list[Line]:
+    """The lines of the tree around its cursor."""
+    shown = picture.tree
+    shape = picture.view.tree.shape
+    lines = [rule(f"stack tree: {selection(picture, pen.glyphs)}{_in_words(shape)}", pen)]
+    if shown is None or not shown.branches:
+        return [
+            *lines,
+            plain(fit(" No stack here: waits below the minimum (m) have none.", pen.width, pen.glyphs), "dim"),
+        ]
+    numbers = _tree_numbers(picture, pen)
+    heading = heads(numbers, "WAITING", 1)
+    lines.append(heading._replace(spans=(*heading.spans, ("   STACK  ([k] kernel)", "head"))))
+    for index in range(shown.first, min(len(shown.branches), shown.first + pen.height - len(lines))):
+        lines.append(_branch(picture, shown, index, numbers, pen))
+    below = _in_full(shown, pen, pen.height - len(lines))
+    note = _on_names(shown)
+    if not note:
+        return [*lines, *below]
+    filled = [*lines, *below, *([Line()] * pen.height)][: pen.height - 1]
+    return [*filled, plain(fit(note, pen.width, pen.glyphs), "dim")]
+
+
+def _on_names(shown: TreePicture) -> str:
+    """What is missing where much of the program's part has no names."""
+    share = percent(shown.nameless_ns, shown.root.total_ns)
+    if share < _MUCH_PCT:
+        return ""
+    if shown.jit_ns * 2 > shown.nameless_ns:
+        return f" {share:.0f}% has [anon] frames: compiled at run time, and no /tmp/perf-PID.map names it (see README)"
+    return f" {share:.0f}% has frames without names: no symbols or no frame pointers; kernel and category are right (?)"
+
+
+def _in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
+    """All functions from the root down to the line of the cursor, below the tree where that leaves room."""
+    path = shown.branches[shown.cursor].path
+    if path[-1] == MORE or room < 3:
+        return []
+    lines: list[list[tuple[str, str]]] = [[("   ", "text")]]
+    left = pen.width - 3
+    for number, step in enumerate(path):
+        text = ("[k]" if step.kernel else "") + printable(step.name, pen.glyphs.is_ascii)
+        text = f" {pen.glyphs.fold} {text}" if number else text
+        if cell_len(text) > left and left < pen.width - 3:
+            lines.append([("  ", "text")])
+            left = pen.width - 2
+        text = fit(text, left, pen.glyphs) if cell_len(text) > left else text
+        lines[-1].append((text, "kernel" if step.kernel else "user"))
+        left -= cell_len(text)
+    return [Line(), *(Line(tuple(spans)) for spans in lines)][:room]
+
+
+def _in_words(shape: Shape) -> str:
+    words = [
+        *(["leaf first (v)"] if shape.inverted else []),
+        *([f"{shape.frames} only ({shape.frames[0].upper()})"] if shape.frames != "both" else []),
+        *(["all frames (.)"] if shape.machinery else []),
+    ]
+    return f"  {', '.join(words)}" if words else ""
+
+
+def _tree_numbers(picture: Picture, pen: Pen) -> list[Column]:
+    events, _, _, longest = NUMBERS
+    wide = [longest, events] if pen.width >= 80 else [longest] if pen.width >= 70 else []
+    return that_fit([WAITING, SHARE, *wide], pen.width, picture.view)
+
+
+def _branch(picture: Picture, shown: TreePicture, index: int, numbers: Sequence[Column], pen: Pen) -> Line:
+    branch = shown.branches[index]
+    at_cursor = index == shown.cursor and picture.view.focus == TREE
+    row = Row("", "", picture.span_ns, branch.part, shown.root.total_ns)
+    line = line_of(numbers, row, ">" if at_cursor else " ", "cursor" if at_cursor else "text", pen)
+    room = pen.width - width_of(line.spans) - 1
+    indent = min(branch.depth * (2 if pen.width >= 80 else 1), max(0, room - _LEAST_LABEL))
+    arrow = (pen.glyphs.opened if branch.opened else pen.glyphs.closed) if branch.openable else " "
+    label: Spans = [(f" {' ' * indent}{arrow} ", "fold")]
+    if branch.more:
+        label.append((f"{pen.glyphs.ellipsis} {branch.more} more", "dim"))
+    else:
+        label += _names(branch, room - indent - 2, pen)
+    return line._replace(spans=(*line.spans, *label))
+
+
+def _names(branch: Branch, room: int, pen: Pen) -> Spans:
+    """The functions of a line, as many of those at its leaf as there is room for beside the first."""
+    steps: list[Step | None] = [*branch.path[branch.first :]]
+    if len(steps) > 2 and _cells(steps, pen) > room:
+        first, *rest = steps
+        steps = [first, None, rest.pop()]
+        while rest and _cells([*steps, rest[-1]], pen) <= room:
+            steps.insert(2, rest.pop())
+    shortened = max(_LEAST_NAME, room - _cells(steps[1:], pen) - 3) if len(steps) > 1 else room
+    spans: Spans = []
+    in_kernel: bool | None = branch.path[branch.first - 1].kernel if branch.first else None
+    for number, step in enumerate(steps):
+        if number:
+            spans.append((f" {pen.glyphs.fold} ", "fold"))
+        if step is None:
+            spans.append((pen.glyphs.ellipsis, "fold"))
+            continue
+        turn = ("[k]" if step.kernel else "[u]" if in_kernel else "") if step.kernel != in_kernel else ""
+        in_kernel = step.kernel
+        text = turn + printable(step.name, pen.glyphs.is_ascii)
+        left = min(room - width_of(spans), room if number else shortened)
+        if cell_len(text) > left:
+            text = fit(text, max(0, left), pen.glyphs)
+        spans.append((text, "kernel" if step.kernel else "user"))
+    return spans
+
+
+def _cells(steps: Sequence[Step | None], pen: Pen) -> int:
+    return sum(3 + (cell_len(printable(step.name, pen.glyphs.is_ascii)) if step else 1) for step in steps)
+
+
+def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) -> list[Line]:
+    """All of the pane; what `view.scrolled` leaves is for the caller to cut off. `rule_of`: in words, why a kernel
+    stack has its category."""
+    path = picture.view.path
+    name = printable(path[-1].name, pen.glyphs.is_ascii) if path else ""
+    part = picture.latency
+    lines: list[Line] = []
+    row = Row("", "", picture.span_ns, part, picture.tree.root.total_ns if picture.tree else part.total_ns)
+    numbers = that_fit([WAITING, SHARE, *NUMBERS], pen.width, picture.view)
+    lines += [heads(numbers, "", 1), line_of(numbers, row, " ", "text", pen)]
+    for ordinal, place in enumerate(picture.places.rows, 1):
+        if isinstance(place.key, Place):
+            lines += _whole_stack(picture, ordinal, place, place.key, rule_of, pen)
+    if picture.places.elided:
+        more = picture.places.elided
+        lines.append(plain(f" {more.name}: {threads(more.waiting)} waiting", "dim"))
+    top = max(0, min(picture.view.scrolled, len(lines) - pen.height + 1))
+    return [rule(f"site: {name}  in {selection(picture, pen.glyphs)}", pen), *lines[top : top + pen.height - 1]]
+
+
+def site_length(picture: Picture) -> int:
+    """How many lines the site has below its title."""
+    book = picture.book
+    places = [row.key for row in picture.places.rows if isinstance(row.key, Place)]
+    frames = sum(len(book.stack(place.kernel).trimmed) + len(book.stack(place.user).frames) for place in places)
+    return 2 + 3 * len(places) + frames + (picture.places.elided is not None)
+
+
+def _whole_stack(
+    picture: Picture, ordinal: int, row: Row, place: Place, rule_of: Callable[[Sequence[str]], str], pen: Pen
+) -> list[Line]:
+    book = picture.book
+    kernel = where.kernel_names(book, place.kernel, pen.names)
+    category = book.stack(place.kernel).category
+    waits = f"  {count(row.waits_per_s)}/s" if row.part.waits else ""
+    longest = f"  max {duration(row.part.max_ns)}" if row.part.max_ns else ""
+    said = f" #{ordinal}  {threads(row.waiting)} waiting  {row.share_pct:.0f}%{waits}{longest}"
+    lines = [
+        Line(),
+        plain(fit(said, pen.width, pen.glyphs), "title"),
+        plain(fit(f"   {category}: {rule_of(kernel)}", pen.width, pen.glyphs), "dim"),
+    ]
+    frames = [(name, "[k]", "kernel") for name in kernel]
+    frames += [(name, "   ", "user") for name in where.user_names(book, place.user, pen.names)]
+    for name, mark, token in frames:
+        lines.append(Line((("   " + mark + " ", "fold"), (fit(name, pen.width - 7, pen.glyphs).rstrip(), token))))
+    return lines
+
+
+def folded(names: Sequence[str]) -> str:
+    """A stack as one line of a folded file (flamegraph.pl): root first, without what would part it wrongly."""
+    return ";".join(printable(name).replace(";", ":").replace("\n", " ") for name in names)
