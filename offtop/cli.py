@@ -197,6 +197,8 @@ def _show_config(asked: argparse.Namespace) -> int:
     from offtop import config
 
     loaded, _ = _load(asked)
+    _check_theme(loaded)
+    _keymap(loaded)
     with _written():
         print(config.shown(loaded), end="")
     return 0

@@ -144,7 +144,9 @@ class DetailsWorker:
         while len(self._told) >= _MOST_TOLD:
             self._forget(next(iter(self._told)))
         self._told[pid] = found.began, time.monotonic()
-        self._book.details[pid] = details
+        if self._book.details.get(pid) != details:
+            self._book.details[pid] = details
+            self._book.details_version += 1
 
 
 def reading(pid: int) -> Reading | None:

@@ -99,6 +99,7 @@ def _give_up_privileges() -> None:
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24))  # those that another user than root may have
     libc.prctl(_SET_NAME, b"offtop-reader")
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ctrl-Z is for offtop, which may be let go on alone
     settings = (
         (_SET_NO_NEW_PRIVILEGES, 1),
         (_SET_DUMPABLE, 0),  # no core dump, and no other nobody may look in

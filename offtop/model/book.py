@@ -60,6 +60,9 @@ class Book:
     """pid → who it is, as far as somebody asked (Source.describe) and it was still there to be read. Stays, as the
     name does, when the process has ended; never that of another process which had the pid before."""
 
+    details_version: int = 0
+    """Another one whenever `details` tells of a process what it did not."""
+
     def stack(self, stack_id: int) -> Stack:
         return self.stacks.get(stack_id, EMPTY)
 

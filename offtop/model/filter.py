@@ -169,6 +169,11 @@ class Filter:
         """Whether it asks for what only `Book.details` tells."""
         return any(isinstance(one, Text) and not _OF_DETAILS.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
 
+    @property
+    def needs_names(self) -> bool:
+        """Whether it asks for names of the program's functions, which come late."""
+        return any(isinstance(one, Text) and "program" in _LOOKS_AT[one.key] for one in self.waits)
+
     def mask(self, shares: Shares, book: Book, names: Names) -> Mask:
         """Which rows of `shares` are of waits that it chooses. What is not known, as a user may not be yet, is an
         empty text; waits below the minimum and filtered ones have no frames."""

@@ -36,7 +36,7 @@ from offtop.model.rows import Key, Order, Ranking, category_rows, kept_rows, pla
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Names
-from offtop.model.tree import Branch, Node
+from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node
 from offtop.model.view import SINCE_START, View
 from offtop.units import NS_PER_S
 
@@ -48,6 +48,8 @@ _LOOKED_UP_TICKS = 3
 LONGEST_ROLLING_NS = 60 * NS_PER_S
 _RECENT_NS = 10 * NS_PER_S
 _ROWS = 500
+_OF_WHO = ("PID", "NAME")
+"""Sorts that say nothing of a category. Those keep their order when the list is turned round, too."""
 _EVERY_ROW = 1_000_000
 _FLAME_NS = 2 * NS_PER_S
 """While live, boxes move this often at most."""
@@ -86,10 +88,7 @@ class TreePicture:
     """Which of the branches the keys are on."""
     first: int = 0
     """Which of them is the first on the screen."""
-    nameless_ns: int = 0
-    """Of stacks with a function of the program that has no name."""
-    jit_ns: int = 0
-    """The part of it that lies in no file: compiled at run time."""
+    nameless: Nameless = NO_NAMELESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +114,8 @@ class Picture:
     """The part of `shown` that no rule knows."""
     passing_ns: int
     """The part of `shown` that passes the person's filter."""
+    over: Sequence[Kept]
+    """The ticks of the span."""
     threads_of: Mapping[int, int]
     """pid → how many threads of it ever waited; none of a process that ended."""
     lost: Mapping[str, int]
@@ -170,7 +171,8 @@ class _Still:
 
     def __init__(self, history: History, at_ns: int) -> None:
         self.at_ns = at_ns
-        self.ticks = history.last(LONGEST_ROLLING_NS, at_ns)
+        oldest = history.oldest
+        self.ticks = history.last(LONGEST_ROLLING_NS, at_ns) or ([oldest] if oldest else [])
         self.since_start = history.since_start()
         self.threads = _thread_counts(history.latest)
 
@@ -184,7 +186,7 @@ class Pictures:
         self._still: _Still | None = None
         self._rolling: dict[str, tuple[object, Rolling]] = {}
         self._sieve: tuple[object, Sieve] | None = None
-        self._root: tuple[object, Node, tuple[int, int]] | None = None
+        self._root: tuple[object, Node, Nameless] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
 
     def of(self, view: View, room: Room) -> Picture | None:
@@ -198,6 +200,7 @@ class Pictures:
         over = [ever] if ever and view.span_ns == SINCE_START else _last(minute, view.span_ns)
         recent = _last(minute, _RECENT_NS) if over[0] is ever else over  # nobody counts switches since the start
         sieve = self._sieve_of(view, newest)
+        sieve.forget(self._history.oldest, minute[0])
         taken = [sieve.taken(tick) for tick in over]
         heard = _sums_of(one.heard for one in taken)
         parts = _by_category(heard, view.idle_shown)
@@ -205,7 +208,7 @@ class Pictures:
         chosen = replace(one, categories=_sums_of(sieve.chosen(tick) for tick in over))
         categories = category_rows(
             chosen,
-            Order(view.sort, view.reverse, room.categories),
+            Order("WAITING" if view.sort in _OF_WHO else view.sort, limit=room.categories),
             idle_shown=view.idle_shown,
             lifetime=replace(one, categories=sieve.chosen(ever)) if ever else None,
             keep=view.category,
@@ -232,6 +235,7 @@ class Pictures:
             hidden_ns=all_ns - shown.total_ns - filtered_ns,
             muted_ns=sum(tick.muted_ns for tick in taken),
             passing_ns=total(by_category(one, view.idle_shown, filtered_shown=False).values()).total_ns,
+            over=over,
             threads_of=counts,
             lost=_added(tick.facts.lost for tick in over),
             switches_per_s=_per_second([tick for tick in recent if tick.facts.cost.switches >= 0]),
@@ -271,16 +275,13 @@ class Pictures:
         pid = view.thread.pid if view.thread else view.pid
         selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else trees.Shape())
         depends_on: list[int] = []
-        if not selection.is_everything or selection.path:
+        if selection.path or any(one.needs_names for one in (*filters, *view.muted)):
             depends_on.append(self._names.version)
         if any(one.needs_details for one in (*filters, *view.muted)):
-            depends_on.append(len(newest.facts.book.details))
+            depends_on.append(newest.facts.book.details_version)
         key = (selection, tuple(depends_on))
         if self._sieve is None or self._sieve[0] != key:
             self._sieve = key, Sieve(selection, self._names)
-        oldest = self._history.oldest
-        if oldest:
-            self._sieve[1].forget_before(oldest.number)
         return self._sieve[1]
 
     def _rows(
@@ -341,22 +342,25 @@ class Pictures:
         shape = view.tree.shape
         about = (view.scope, sieve, shape, self._names.version)
         if room.tree or room.flame[0]:
-            key = (about, over[0].at_ns, over[-1].at_ns)
+            key = (about, over[0].at_ns - over[0].span_ns, over[-1].at_ns)
             if self._root is None or self._root[0] != key:
                 root = trees.tree_of(table, book, self._names, shape)
-                self._root = key, root, trees.nameless_ns(root)
+                self._root = key, root, trees.nameless(root)
         if room.tree and self._root:
             view, tree = _tree_picture(view, self._root[1], room.tree)
-            tree = replace(tree, nameless_ns=self._root[2][0], jit_ns=self._root[2][1])
+            tree = replace(tree, nameless=self._root[2])
         if room.flame[0] and self._root:
-            key = (about[:-1], view.span_ns, over[-1].at_ns // _FLAME_NS, view.paused_at_ns)
+            begin_ns = 0 if over[0].number else over[0].at_ns - over[0].span_ns
+            still = (view.paused_at_ns, self._names.version if view.paused_at_ns else 0)
+            key = (about[:-1], view.span_ns, begin_ns, over[-1].at_ns // _FLAME_NS, still)
             if self._flame_root is None or self._flame_root[0] != key:
                 self._flame_root = key, self._root[1], span_ns
             flame = icicles.layout(self._flame_root[1], view.flame.zoom, *room.flame)
         if room.site:
             steps = trees.steps_of(book, self._names, shape)
             through = {place: part for place, part in table.items() if trees.passes(steps(place), view.path)}
-            places = place_rows(through, span_ns, room.site)
+            whole_ns = sum(part[1] for part in table.values())
+            places = place_rows(through, span_ns, room.site)._replace(of_ns=whole_ns)
         return view, tree, places, flame
 
     def _past(self, room: Room, newest: Kept, sieve: Sieve, view: View) -> dict[int, Parts]:

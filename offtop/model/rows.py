@@ -72,11 +72,14 @@ class Ranking(NamedTuple):
     """The rest summed up; `threads` is how many rows it stands for."""
     whole: Part = NO_PART
     """All rows, the elided included."""
+    of_ns: int = 0
+    """Where these are the rows of a part: the time of the whole."""
 
 
-SORTS = ("WAITING", "MAX", "TOTAL", "EV/S", "NAME", "PID")
+SORTS = ("WAITING", "MAX", "TOTAL", "EV/S", "NAME", "PID", "P50", "P99")
 """What a table can be sorted by, in the order in which `<` and `>` step. TOTAL is the time since the start."""
 _FIELD = {"EV/S": 0, "WAITING": 1, "MAX": 2}
+_PERCENTS = {"P50": 50, "P99": 99}
 
 
 class Order(NamedTuple):
@@ -149,6 +152,9 @@ def _sort_key(
         return lambda key: (name_of(key), key)
     if sort == "TOTAL" and lifetime is not None:
         return lambda key: (lifetime.get(key, NO_PART)[1], table[key][1], key)
+    if sort in _PERCENTS:
+        percent = _PERCENTS[sort]
+        return lambda key: (log2.percentile_ns(table[key][3], percent, table[key][2]), table[key][1], key)
     field_index = _FIELD.get(sort, 1)
     return lambda key: (table[key][field_index], table[key][1], key)
 

@@ -13,7 +13,7 @@ from offtop.model.book import Book
 from offtop.model.cut import Cut, Leaf, Part, Scope, Shares, cut_of
 from offtop.model.filter import Filter
 from offtop.model.history import Kept, Packed
-from offtop.model.stack import Names
+from offtop.model.stack import PLACELESS, Names
 from offtop.model.table import Mask
 from offtop.model.tree import Path, Shape, passes, steps_of
 
@@ -99,9 +99,11 @@ class Sieve:
         """What fell to the process, thread or branch of the selection; where none was chosen, to all that is shown."""
         pid, tid, path = self.selection.pid, self.selection.tid, self.selection.path
         if tid is None and not path:
-            if pid is None:
-                return tick.leaves if self.selection.is_everything else self.taken(tick).cut.categories
-            if tick.kept_cut is not None or not self.selection.is_everything:
+            if pid is None and self.selection.is_everything:
+                return tick.leaves
+            if tick.kept_cut is not None:
+                if pid is None:
+                    return self.taken(tick).cut.categories
                 processes = self.taken(tick).cut.processes
                 return {leaf: by_pid[pid] for leaf, by_pid in processes.items() if pid in by_pid}
         return _kept(self._chosen, tick, self._choose)
@@ -117,7 +119,10 @@ class Sieve:
         places = some.ids[:, 2] << 32 | (some.ids[:, 3] & 0xFFFFFFFF)
         codes, which = np.unique(places, return_inverse=True)
         steps, path = steps_of(tick.facts.book, self._names, self.selection.shape), self.selection.path
-        through = [passes(steps((code >> 32, code & 0xFFFFFFFF)), path) for code in codes.tolist()]
+        through = [
+            code >> 32 not in PLACELESS and passes(steps((code >> 32, code & 0xFFFFFFFF)), path)
+            for code in codes.tolist()
+        ]
         return some.of(np.array(through, np.bool_)[which])
 
     def parts_of(self, ticks: Iterable[Kept]) -> dict[int, Parts]:
@@ -142,10 +147,11 @@ class Sieve:
             return self.selection.pid is None or tick.kept_cut is not None
         return tick.number in self._taken
 
-    def forget_before(self, number: int) -> None:
-        """Ticks before that one will not be asked for again."""
-        for made in (self._taken, self._chosen):
-            for old in [n for n in made if n < number]:
+    def forget(self, oldest: Kept | None, recent: Kept) -> None:
+        """Ticks before `oldest` will not be asked for again, and of those before `recent` only what fell to the
+        selection: a cut is a hundred times larger."""
+        for made, first in ((self._taken, recent), (self._chosen, oldest)):
+            for old in [n for n in made if first and n < first.number]:
                 del made[old]
 
 

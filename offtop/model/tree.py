@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from offtop.model.book import Book
 from offtop.model.cut import Added, Part, total
-from offtop.model.stack import Frame, Names
+from offtop.model.stack import NO_STACK, Frame, Names, Stack
 
 
 class Step(NamedTuple):
@@ -25,6 +25,8 @@ class Step(NamedTuple):
 Path = tuple[Step, ...]
 NO_FRAMES = Step("(no frames)", False)
 """Stands for a stack of which the shape leaves nothing."""
+STILL = Step("(still waiting)", False)
+"""Stands for the program's part of a wait in progress, which only its end tells."""
 MORE = Step("…", False)
 """The last step of the path of a line that sums up small branches."""
 MOST_LINES = 2_000
@@ -100,9 +102,17 @@ def steps_of(book: Book, names: Names, shape: Shape) -> Callable[[tuple[int, ...
         kernel_id, user_id = place
         kernel = half(kernel_id, True) if shape.frames != "user" else ()
         user = half(user_id, False) if shape.frames != "kernel" else ()
+        if user_id == NO_STACK and kernel and shape.frames == "both" and not _is_of_kernel(book.stack(kernel_id)):
+            user = (STILL,)
         return kernel + user if shape.inverted else user + kernel
 
     return of_place
+
+
+def _is_of_kernel(stack: Stack) -> bool:
+    """Whether it began in the kernel: a kernel thread's, or one that was lost."""
+    outermost = stack.frames[-1].name if stack.frames else ""
+    return outermost.startswith(("ret_from_fork", "kthread", "["))
 
 
 def steps(place: tuple[int, int], book: Book, names: Names, shape: Shape) -> Path:
@@ -270,18 +280,30 @@ def paths_with(root: Node, word: str) -> list[Path]:
     return found
 
 
-def nameless_ns(root: Node) -> tuple[int, int]:
-    """Time of stacks with a function of the program that has no name, and the part of it that lies in no file."""
-    nameless = in_no_file = 0
+class Nameless(NamedTuple):
+    """How much of the program's part of a tree has no names: time, once for each function that it passed through."""
+
+    all_ns: int = 0
+    nameless_ns: int = 0
+    in_no_file_ns: int = 0
+    """The part of it that was compiled at run time."""
+
+
+NO_NAMELESS = Nameless()
+
+
+def nameless(root: Node) -> Nameless:
+    sums = [0, 0, 0]
     pending = [root]
     while pending:
         for step, child in pending.pop().children.items():
-            if not step.kernel and (step.name.startswith("[") or "+0x" in step.name):
-                nameless += child.total_ns
-                in_no_file += child.total_ns if step.name.startswith("[anon") else 0
-            else:
-                pending.append(child)
-    return nameless, in_no_file
+            pending.append(child)
+            if not step.kernel and step not in (NO_FRAMES, STILL):
+                sums[0] += child.total_ns
+                if step.name.startswith("[") or "+0x" in step.name:
+                    sums[1] += child.total_ns
+                    sums[2] += child.total_ns if step.name.startswith("[anon") else 0
+    return Nameless(*sums)
 
 
 def order_of(root: Node, path: Path) -> tuple[tuple[int, Step], ...]:

@@ -75,6 +75,8 @@ class View:
     """The branch of the tree that was drilled into."""
     focus: str = CATEGORIES
     """The pane that the keys are in."""
+    came_from: str = CATEGORIES
+    """The pane that the keys were in before the icicle."""
     cursor: Key | None = None
     """The row of the list that the keys are on; None: the first."""
     threads: bool = False
@@ -101,6 +103,8 @@ class View:
     """Only waits and rows that it keeps are shown."""
     user: str = ""
     """Only processes of this user are shown; empty: of all."""
+    found: str = ""
+    """The word that was searched, and kept as the filter."""
     search: str = ""
     """Lines that hold this are marked."""
     muted: tuple[Filter, ...] = ()
@@ -127,8 +131,8 @@ class View:
         if not self.narrowed or self.pin is None:
             return self.filters
         if isinstance(self.pin, ThreadKey):
-            return replace(self.filters, tids=(self.pin.tid,))
-        return replace(self.filters, pids=(self.pin,))
+            return replace(self.filters, pids=(), tids=(self.pin.tid,))
+        return replace(self.filters, pids=(self.pin,), tids=())
 
 
 def _about(view: View, **changes: object) -> View:
@@ -205,6 +209,8 @@ def next_pane(view: View, panes: Iterable[str], step: int) -> View:
     """The keys in the next of `panes`, those that can be seen."""
     every = [*panes]
     index = every.index(view.focus) if view.focus in every else -1
+    if every == [view.focus]:
+        return replace(in_pane(view, CATEGORIES), zoomed=False)
     return in_pane(view, every[(index + step) % len(every)]) if every else view
 
 
@@ -260,8 +266,8 @@ def paused(view: View, at_ns: int) -> View:
 
 
 def paused_at(view: View, at_ns: int) -> View:
-    """The picture of the tick at `at_ns`, whatever is shown now."""
-    return replace(view, paused_at_ns=at_ns)
+    """The picture of the tick at `at_ns`, whatever is shown now, in all panes."""
+    return replace(view, paused_at_ns=at_ns, zoomed=False)
 
 
 def with_delay(view: View, delay_ns: int) -> View:
@@ -305,8 +311,8 @@ def tree_or_list(view: View) -> View:
 
 def flame_or_not(view: View) -> View:
     if view.focus == FLAME:
-        return replace(view, focus=TREE if view.thread else LIST)
-    return replace(view, focus=FLAME, path=())
+        return replace(view, focus=view.came_from)
+    return replace(view, focus=FLAME, path=(), came_from=TREE if view.focus == SITE else view.focus, zoomed=False)
 
 
 def at_box(view: View, path: Path) -> View:
@@ -324,7 +330,8 @@ def scrolled_to(view: View, line: int) -> View:
 
 
 def zoomed_or_not(view: View) -> View:
-    return replace(view, zoomed=not view.zoomed)
+    """The icicle has the whole screen as it is."""
+    return replace(view, zoomed=not view.zoomed and view.focus != FLAME)
 
 
 def shaped(view: View, shape: Shape) -> View:
@@ -377,8 +384,9 @@ def searched(view: View, text: str) -> View:
     return replace(view, search=text)
 
 
-def filtered(view: View, chosen: Filter) -> View:
-    return _about(view, filter=chosen, search="", cursor=None)
+def filtered(view: View, chosen: Filter, found: str = "") -> View:
+    """`found`: the word that was searched for it."""
+    return _about(view, filter=chosen, found=found, search="", cursor=None)
 
 
 def of_user(view: View, user: str) -> View:

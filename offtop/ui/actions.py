@@ -156,7 +156,7 @@ class Actions(App[int]):
         elif view.focus == FLAME:
             self._look(views.zoomed_in(view, flame.chosen(picture)))
         elif view.focus == LATENCY:
-            cell = view.cell or latency.moved(picture, 0, 0)
+            cell = latency.moved(picture, 0, 0)
             if cell and latency.is_measured(picture):
                 self._look(views.paused_at(view, cell.end_ns))
             else:
@@ -258,17 +258,17 @@ class Actions(App[int]):
         if not word:
             self._look(views.searched(self._view, ""))
             return None
-        return self._filter_by(f"{'!' if excluded else ''}{quoted(word)}")
+        return self._filter_by(f"{'!' if excluded else ''}{quoted(word)}", "" if excluded else word)
 
     def action_filter(self) -> None:
         self._ask("filter (as comm=mysql* max>10ms cat!=poll): ", self._filter_by, self._view.filter.text)
 
-    def _filter_by(self, text: str) -> str | None:
+    def _filter_by(self, text: str, found: str = "") -> str | None:
         try:
-            chosen = parse(text, self._groups, self._ids)
+            chosen = parse(text.strip(), self._groups, self._ids)
         except FilterError as wrong:
             return str(wrong)
-        self._look(views.filtered(self._view, chosen))
+        self._look(views.filtered(self._view, chosen, found))
         return None
 
     def action_user(self) -> None:
@@ -285,7 +285,7 @@ class Actions(App[int]):
     def action_next_hit(self, step: int) -> None:
         """To the next line of the pane that holds what was searched."""
         picture, view = self._picture, self._view
-        word = (view.search or (view.filter.text if " " not in view.filter.text else "")).casefold()
+        word = (view.search or view.found).casefold()
         if picture is None or not word:
             self._say("nothing was searched: / searches")
             return
@@ -436,8 +436,9 @@ class Actions(App[int]):
     # Time
 
     def action_pause(self) -> None:
-        if self._picture is not None:
-            self._look(views.paused(self._view, self._picture.newest.at_ns))
+        picture = self._picture
+        if picture is not None or self._view.paused_at_ns is not None:
+            self._look(views.paused(self._view, picture.newest.at_ns if picture else 0))
 
     def action_delay(self) -> None:
         now = span(self._view.delay_ns)

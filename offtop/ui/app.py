@@ -19,12 +19,14 @@ from typing import ClassVar, Protocol
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.command import CommandPalette
 from textual.message import Message
 
 from offtop.errors import OfftopError
 from offtop.model import view as views
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import ALL
+from offtop.model.filter import NOTHING
 from offtop.model.history import HISTORY_NS, History
 from offtop.model.picture import Picture, Pictures
 from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, SITE, TREE, View
@@ -46,6 +48,8 @@ _ROWS_OF_GARBAGE = 200_000
 """Objects between two searches for cycles: a tick makes thousands of tuples, and no cycle."""
 _STOOD_STILL_NS = 3 * NS_PER_S
 """A screen that is so late is said to be: its terminal read nothing, or offtop was suspended."""
+_PALETTE_LINES = 8
+"""Textual's list of commands fails where it has no line."""
 _PANELS = ("head", CATEGORIES, LATENCY, LIST, TREE, SITE, FLAME, "border", "border-low", "alert", "keys")
 
 
@@ -119,6 +123,8 @@ class OfftopApp(Actions):
         self._mouse = mouse
         self._view = view
         self._picture: Picture | None = None
+        self._told = (0, 0)
+        """`_told_by_now` of the last drawing."""
         self._ticked_ns = 0
         """CLOCK_MONOTONIC when the last tick came to the screen."""
         self._alert = ""
@@ -185,11 +191,18 @@ class OfftopApp(Actions):
         else:
             latest = self._history.latest
             behind_ns = latest.at_ns - drawn.newest.at_ns if latest else 0
-            self._picture = replace(drawn, behind_ns=behind_ns)
+            if self._told != self._told_by_now():
+                self._draw()
+            self._picture = replace(self._picture or drawn, behind_ns=behind_ns)
             self._draw_picture(self._picture, self._layout)
         if last_ns and self._ticked_ns - last_ns > max(_STOOD_STILL_NS, 3 * self._view.delay_ns):
             still = span(round(self._ticked_ns - last_ns, -9))
             self._say(f"the screen stood still for {still}; the measuring went on")
+
+    def _told_by_now(self) -> tuple[int, int]:
+        """What a picture depends on that comes late: names of functions, and who processes are."""
+        newest = self._history.newest
+        return self._source.names.version, newest.facts.book.details_version if newest else 0
 
     def on_ended(self, message: Ended) -> None:
         if message.error is not None:
@@ -198,7 +211,9 @@ class OfftopApp(Actions):
         elif self._history.newest:
             self._say("This is the end: there is nothing more to read. q quits.")
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: events.Resize) -> None:
+        if event.size.height < _PALETTE_LINES and isinstance(self.screen, CommandPalette):
+            self.pop_screen()
         self.call_later(self._draw)  # the app learns its new size only after this
 
     def on_screen_resume(self) -> None:
@@ -222,7 +237,7 @@ class OfftopApp(Actions):
     def _draw(self) -> None:
         if isinstance(self.screen, Help) or not self._panels["head"].is_mounted:
             return
-        layout = self._layout
+        layout, self._told = self._layout, self._told_by_now()
         self._picture = self._pictures.of(self._view, layout.room)
         self._place(layout)
         if self._picture is None:
@@ -235,8 +250,9 @@ class OfftopApp(Actions):
 
     def _place(self, layout: Layout) -> None:
         """Give each panel its part of the screen."""
+        asked_on = "alert" if "alert" in layout.panels else "head"
         for name, panel in self._panels.items():
-            rect = layout.panels.get(name) if name != "alert" or not self._prompt.is_open else None
+            rect = layout.panels.get(name) if name != asked_on or not self._prompt.is_open else None
             if name in self._placed and self._placed[name] == rect:
                 continue
             self._placed[name] = rect
@@ -244,14 +260,14 @@ class OfftopApp(Actions):
             if rect is not None:
                 panel.styles.offset = rect.x, rect.y
                 panel.styles.width, panel.styles.height = rect.width, rect.height
-        if "alert" in layout.panels:
-            self._prompt.styles.offset = 0, layout.panels["alert"].y
+        self._prompt.styles.offset = 0, layout.panels[asked_on].y
 
     def _describe(self, picture: Picture) -> None:
         """Have the source tell of processes what the view wants to know, and only that."""
         view = picture.view
         if view.user or any(one.needs_details for one in (view.filter, *view.muted)):
-            self._source.describe({pid for by_pid in picture.newest.cut.processes.values() for pid in by_pid})
+            every = [by_pid for tick in picture.over for by_pid in tick.cut.processes.values()]
+            self._source.describe({pid for by_pid in every for pid in by_pid})
         elif view.names != "comm" or self._pen(LIST).width >= tables.USER_WIDTH:
             rows = picture.rows.rows[picture.first_row : picture.first_row + self._pen(LIST).height]
             self._source.describe({row.pid for row in rows})
@@ -340,6 +356,12 @@ class OfftopApp(Actions):
         said = event.character if event.is_printable and event.character else event.key
         self._say(f"no action on {said!r}; ? for help")
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """While a question is asked, keys are its answer."""
+        if action in _OF_KEYS and self._prompt.is_open:
+            return action in ("leave", "leave_offtop", "suspend_process")
+        return super().check_action(action, parameters)
+
     def action_focus_next(self) -> None:
         self.action_next_pane(1)
 
@@ -347,13 +369,16 @@ class OfftopApp(Actions):
         self.action_next_pane(-1)
 
     def action_next_pane(self, step: int) -> None:
-        if not self._prompt.is_open:
+        if not self._prompt.is_open and len(self.screen_stack) == 1:
             super().action_next_pane(step)
 
     def action_leave(self) -> None:
+        picture = self._picture
         if self._prompt.is_open:
             self._prompt.drop()
             self._draw()
+        elif picture and not picture.passing_ns and (self._view.filter.text or self._view.user):
+            self._look(views.of_user(views.filtered(self._view, NOTHING), ""))
         else:
             super().action_leave()
 
@@ -379,12 +404,14 @@ class OfftopApp(Actions):
         now: str = "",
         typed: Callable[[str], None] | None = None,
     ) -> None:
-        """Ask on the alert line, if there is one."""
-        if "alert" in self._layout.panels:
-            self._prompt.ask(question, answered, now, typed)
-            self._draw()
+        """Ask on the alert line, or on the only one there is."""
+        self._prompt.ask(question, answered, now, typed)
+        self._draw()
 
     def on_input_submitted(self) -> None:
+        self._draw()
+
+    def on_dropped(self) -> None:
         self._draw()
 
     def action_write(self) -> None:
@@ -413,6 +440,12 @@ class OfftopApp(Actions):
             self._driver.use_mouse(self._mouse)
         self._say("the mouse is offtop's" if self._mouse else "the mouse is the terminal's: it selects text")
 
+    def action_command_palette(self) -> None:
+        if self.size.height < _PALETTE_LINES:
+            self._say("the palette needs more lines")
+        else:
+            super().action_command_palette()
+
     def action_help(self) -> None:
         about = [("theme", self.theme), *[*self._source.about(), ("history", self._reach())]]
         self.push_screen(Help(self._categories, self.chosen_keys, about, self._glyphs))
@@ -423,6 +456,12 @@ class OfftopApp(Actions):
     def _resumed(self, _: object) -> None:
         self.action_redraw()
 
+    def action_suspend_process(self) -> None:
+        """As the terminal would for ctrl-Z: all that runs in the foreground stops, make or sudo around it, too."""
+        if self._driver is not None and self._driver.can_suspend:
+            self._suspend_signal()
+            os.killpg(0, signal.SIGTSTP)
+
     def action_leave_offtop(self) -> None:
         if len(self.screen_stack) > 1:
             self.pop_screen()
@@ -430,6 +469,7 @@ class OfftopApp(Actions):
             self.exit(0)
 
 
+_OF_KEYS = {row.action.partition("(")[0] for row in KEYS}
 _WHAT_LOST_IS = "totals are right but for these. A longer minimum (m) or fewer threads (p, F) help"
 _WHAT_ALL_IS = "WAITING: average number of waiting threads; 1.00 is one that waits all the time."
 

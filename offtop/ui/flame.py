@@ -9,6 +9,7 @@ from offtop.model.printable import printable
 from offtop.model.tree import Path
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule
+from offtop.ui.stacks import no_stack
 from offtop.units import average, count, duration, percent, threads
 
 _HUES = 3
@@ -40,7 +41,7 @@ def flame(picture: Picture, pen: Pen) -> list[Line]:
     if shown is None or not shown.boxes:
         return [
             rule(title, pen),
-            plain(fit(" No stack here: waits below the minimum (m) have none.", pen.width, pen.glyphs), "dim"),
+            plain(fit(no_stack(picture), pen.width, pen.glyphs), "dim"),
         ]
     cursor = chosen(picture)
     rows: list[list[Box]] = [[] for _ in range(shown.rows)]

@@ -175,8 +175,10 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
     for word, text in (("filter", view.filter.text), ("user", view.user), ("search", view.search)):
         if text:
             right.append((f"{word} {printable(text, glyphs.is_ascii)}  ", "filter"))
-    if view.filter.text or view.user:
+    if view.filter.chooses_waits or view.user:
         right.append((f"{threads(average(picture.passing_ns, picture.span_ns))} pass  ", "filter"))
+    if view.zoomed:
+        right.append(("zoomed (x)  ", "filter"))
     pin = who(picture, view.pin, glyphs) if view.pin is not None else "-"
     right += [
         (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),

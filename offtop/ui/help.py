@@ -5,7 +5,7 @@ from textwrap import wrap
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
+from textual.screen import ModalScreen
 
 from offtop.model.categories import Categories
 from offtop.model.printable import printable
@@ -23,7 +23,8 @@ EV/S         waits that ended, each second. In the row `all` and in lists short 
 percentiles and MAX are of those from the minimum up.
 p50<= p99<=  half of the waits, and 99 in 100, were at most this long. They come from powers of two of ns, so they are \
 upper bounds, up to twice the true value.
-MAX          the longest wait that ended.
+MAX          the longest wait that ended. EV/S, p50, p99, MAX and the latency pane are of whole waits, and each of \
+those ends in the run queue: where CPUs are short, they tell of that part, too. WAITING parts the two.
 muted        what X left out of all tables; counted in the head.
 min          stacks are taken of waits from this length on (m). EV/S, p50, p99 and MAX are of these. Shorter waits are \
 counted under `short`, and the part of them that was ready under `run-queue`.
@@ -90,7 +91,7 @@ def _table(rows: Sequence[tuple[str, str]], first_width: int, width: int) -> lis
     return lines
 
 
-class Help(Screen[None]):
+class Help(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
             "escape,q,question_mark,h,f1,f10,enter,space,ctrl+c,ctrl+q", "app.pop_screen", show=False, priority=True

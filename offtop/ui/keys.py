@@ -158,7 +158,7 @@ def keymap(preset: str, remapped: Mapping[str, str]) -> dict[str, str]:
     chosen = {**PRESETS[preset], **{action: _named(keys) for action, keys in remapped.items()}}
     owner: dict[str, str] = {}
     for row in KEYS:
-        for key in chosen.get(row.id, row.keys).split(","):
+        for key in filter(None, chosen.get(row.id, row.keys).split(",")):
             if key in owner:
                 raise UsageError(
                     f"[keys] gives {shown(key)} to both {owner[key]} and {row.id}. Give one of them another key"

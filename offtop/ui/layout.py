@@ -135,7 +135,8 @@ def _panes(view: View, body: Rect, latency: str, height: int) -> dict[str, Rect]
         return {focus: body}
     tree_beside = body.width >= TREE_BESIDE and height >= TREE_LINES and "tree" not in view.hidden
     in_tree = focus in (TREE, SITE)
-    if in_tree and not tree_beside:
+    tree_below = not tree_beside and height >= TREE_LINES and "tree" not in view.hidden
+    if in_tree and not tree_beside and not tree_below:
         return {focus: body}
     upper = min(6, max(3, (body.height + 1) // 2)) if height < 24 else min(18, max(9, height // 3))
     if body.height - upper < LEAST_LIST:
@@ -148,18 +149,18 @@ def _panes(view: View, body: Rect, latency: str, height: int) -> dict[str, Rect]
     else:
         panels[CATEGORIES] = top
     if not bottom.height:
-        return panels
+        return {LIST: body} if focus == LIST else panels
     if tree_beside:
         left, right = _split(bottom, round(bottom.width * _LIST_SHARE))
         border = Rect(left.width, bottom.y, 1, bottom.height)
         return panels | {LIST: left, "border-low": border, SITE if focus == SITE else TREE: right}
-    if LATENCY not in panels and latency != OFF and focus != LIST:
+    if LATENCY not in panels and latency != OFF and focus in (CATEGORIES, LATENCY):
         return panels | {LATENCY: bottom}
-    if height >= TREE_LINES and "tree" not in view.hidden:
+    if tree_below:
         listed = max(LEAST_LIST, bottom.height * 3 // 5)
         return panels | {
             LIST: bottom._replace(height=listed),
-            TREE: bottom._replace(y=bottom.y + listed, height=bottom.height - listed),
+            SITE if focus == SITE else TREE: bottom._replace(y=bottom.y + listed, height=bottom.height - listed),
         }
     return panels | {LIST: bottom}
 

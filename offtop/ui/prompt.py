@@ -5,10 +5,15 @@ from collections.abc import Callable
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal
+from textual.message import Message
 from textual.widgets import Input
 
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.lines import Panel, fit, plain, width_of
+
+
+class Dropped(Message):
+    """The question was left without an answer."""
 
 
 class _Answer(Input):
@@ -16,12 +21,19 @@ class _Answer(Input):
     up."""
 
     async def _on_key(self, event: events.Key) -> None:
-        if event.key == "backspace":
+        if event.key in ("backspace", "escape"):
             event.stop()
             event.prevent_default()
-            self.action_delete_left()
+            if event.key == "escape":
+                self.post_message(Dropped())
+            else:
+                self.action_delete_left()
         else:
             await super()._on_key(event)
+
+    def validate_value(self, value: str) -> str:
+        """What is pasted may hold escape codes: they never reach the terminal."""
+        return "".join(character for character in value if character.isprintable())
 
 
 class Prompt(Horizontal):
@@ -40,6 +52,7 @@ class Prompt(Horizontal):
         self._answer = _Answer(id="answer", compact=True, disabled=True)
         self._answered: Callable[[str], str | None] | None = None
         self._typed: Callable[[str], None] | None = None
+        self._asked = ""
 
     @property
     def is_open(self) -> bool:
@@ -65,7 +78,15 @@ class Prompt(Horizontal):
         self._answer.value = now
         self._answer.focus()
 
+    def on_dropped(self) -> None:
+        self.drop()
+
+    def on_resize(self) -> None:
+        if self.is_open:
+            self._show(self._asked)
+
     def _show(self, question: str) -> None:
+        self._asked = question
         line = plain(fit(question, min(len(question), max(1, self.screen.size.width * 3 // 4)), self._glyphs), "alert")
         self._question.styles.width = width_of(line.spans)
         self._question.show([line])

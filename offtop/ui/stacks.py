@@ -30,7 +30,7 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
     if shown is None or not shown.branches:
         return [
             *lines,
-            plain(fit(" No stack here: waits below the minimum (m) have none.", pen.width, pen.glyphs), "dim"),
+            plain(fit(no_stack(picture), pen.width, pen.glyphs), "dim"),
         ]
     numbers = _tree_numbers(picture, pen)
     heading = heads(numbers, "WAITING", 1)
@@ -45,14 +45,25 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
     return [*filled, plain(fit(note, pen.width, pen.glyphs), "dim")]
 
 
+def no_stack(picture: Picture) -> str:
+    """Why there is none."""
+    if not picture.latency.total_ns:
+        return " Nothing waits here."
+    return " No stack here: waits below the minimum (m) have none."
+
+
 def _on_names(shown: TreePicture) -> str:
     """What is missing where much of the program's part has no names."""
-    share = percent(shown.nameless_ns, shown.root.total_ns)
+    share = percent(shown.nameless.nameless_ns, shown.nameless.all_ns)
     if share < _MUCH_PCT:
         return ""
-    if shown.jit_ns * 2 > shown.nameless_ns:
-        return f" {share:.0f}% has [anon] frames: compiled at run time, and no /tmp/perf-PID.map names it (see README)"
-    return f" {share:.0f}% has frames without names: no symbols or no frame pointers; kernel and category are right (?)"
+    if shown.nameless.in_no_file_ns * 2 > shown.nameless.nameless_ns:
+        return (
+            f" {share:.0f}% of the program's frames have no names: run-time code without a /tmp/perf-PID.map (README)"
+        )
+    return (
+        f" {share:.0f}% of the program's frames have no names: no symbols or frame pointers; the kernel's part is right"
+    )
 
 
 def _in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
@@ -143,7 +154,7 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
     name = printable(path[-1].name, pen.glyphs.is_ascii) if path else ""
     part = picture.latency
     lines: list[Line] = []
-    row = Row("", "", picture.span_ns, part, picture.tree.root.total_ns if picture.tree else part.total_ns)
+    row = Row("", "", picture.span_ns, part, picture.places.of_ns)
     numbers = that_fit([WAITING, SHARE, *NUMBERS], pen.width, picture.view)
     lines += [heads(numbers, "", 1), line_of(numbers, row, " ", "text", pen)]
     for ordinal, place in enumerate(picture.places.rows, 1):

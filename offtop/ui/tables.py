@@ -39,8 +39,8 @@ def _percent(row: Row) -> str:
 
 NUMBERS = (
     Column("EV/S", 5, lambda row: count(row.waits_per_s) if row.part.waits else "", sort="EV/S", least_width=61),
-    Column("p50<=", 6, lambda row: duration(row.percentile_ns(50)), least_width=68),
-    Column("p99<=", 6, lambda row: duration(row.percentile_ns(99)), least_width=44),
+    Column("p50<=", 6, lambda row: duration(row.percentile_ns(50)), sort="P50", least_width=68),
+    Column("p99<=", 6, lambda row: duration(row.percentile_ns(99)), sort="P99", least_width=44),
     Column("MAX", 6, lambda row: duration(row.part.max_ns), sort="MAX"),
 )
 WAITING = Column(
@@ -137,7 +137,9 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     title = f"{what}{of} waiting on: {view.category if view.category != ALL else 'anything'}"
     lines = [rule(title, pen)]
     if not ranking.rows:
-        return [*lines, *(plain(fit(text, pen.width, pen.glyphs), "dim") for text in _nothing(picture))]
+        lines.append(plain(fit(_nothing(picture), pen.width, pen.glyphs), "dim"))
+        if not ranking.elided or not view.filter.chooses_rows:
+            return lines
     columns = list_columns(picture, pen)
     lines.append(heads(columns, view.sort, 2))
     room = pen.height - len(lines)
@@ -152,17 +154,20 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     return lines
 
 
-def _nothing(picture: Picture) -> list[str]:
+def _nothing(picture: Picture) -> str:
     view = picture.view
     if view.filter.text or view.user:
         chosen = " ".join(
             ([view.filter.text] if view.filter.text else []) + ([f"user={view.user}"] if view.user else [])
         )
-        return [f' no thread matches "{chosen}" ({sum(picture.threads_of.values())} threads seen). Esc clears']
+        if picture.passing_ns and not view.filter.chooses_rows:
+            passing = threads(average(picture.passing_ns, picture.span_ns))
+            return f' nothing that matches "{chosen}" waits here; {passing} pass elsewhere (Esc goes up)'
+        return f' no thread matches "{chosen}" ({sum(picture.threads_of.values())} threads seen). Esc clears'
     if picture.hidden_ns and not view.idle_shown:
         idle = threads(average(picture.hidden_ns, picture.span_ns))
-        return [f" Nothing interesting is blocked here: {idle} threads look idle (press i to see them)."]
-    return [" Nothing waits here."]
+        return f" Nothing interesting is blocked here: {idle} threads look idle (press i to see them)."
+    return " Nothing waits here."
 
 
 def list_columns(picture: Picture, pen: Pen) -> list[Column]:

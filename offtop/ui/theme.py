@@ -1,6 +1,7 @@
 """A theme is data: a TOML file in themes/ with Textual's colours, and a look for each token that offtop draws."""
 
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,7 @@ def load(name: str) -> Theme:
     return _made(_file(name), name)
 
 
+@cache
 def says(name: str) -> str:
     """What that theme is for, in a sentence of at most 60 letters. Raises UsageError as `load` does."""
     return _file(name)["says"]

@@ -58,6 +58,8 @@ def test_each_sort_and_its_reverse() -> None:
         "EV/S": [7, 8, 1],
         "NAME": [8, 1, 7],
         "PID": [1, 7, 8],
+        "P50": [8, 1, 7],
+        "P99": [8, 1, 7],
     }
     assert set(expected) == set(SORTS)
     for sort, tids in expected.items():

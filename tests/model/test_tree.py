@@ -129,8 +129,15 @@ def test_a_place_is_told_from_the_root_or_from_the_leaf(shape: Shape, path: str)
     assert written(steps(PLACE, BOOK, Said(), shape)) == path
 
 
-def test_a_wait_in_progress_has_the_kernels_frames_alone() -> None:
-    assert written(steps((3, NO_STACK), BOOK, Said(), Shape())) == "[k]sys_futex [k]futex_wait"
+def test_a_wait_in_progress_has_the_kernels_frames_and_says_so() -> None:
+    assert written(steps((3, NO_STACK), BOOK, Said(), Shape())) == "(still waiting) [k]sys_futex [k]futex_wait"
+    assert written(steps((3, NO_STACK), BOOK, Said(), Shape(frames="kernel"))) == "[k]sys_futex [k]futex_wait"
+
+
+def test_a_kernel_thread_has_the_kernels_frames_alone() -> None:
+    frames = tuple(Frame(KERNEL, 0, name) for name in ("schedule", "worker_thread", "kthread", "ret_from_fork"))
+    book = Book({3: Stack(frames, tail=1, entry=1)})
+    assert written(steps((3, NO_STACK), book, Said(), Shape())) == "[k]kthread [k]worker_thread"
 
 
 def test_a_stack_that_was_lost_says_so() -> None:

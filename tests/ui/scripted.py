@@ -208,6 +208,7 @@ class ScriptedSource:
     def describe(self, pids: Collection[int]) -> None:
         self.asked.append({*pids})
         self._book.details.update((pid, self._who[pid]) for pid in pids if pid in self._who)
+        self._book.details_version = len(self._book.details)
 
     def about(self) -> list[tuple[str, str]]:
         return [("kernel", "6.18.0"), ("door", "exit")]

@@ -1,18 +1,162 @@
 """Each key does what help says, and a key that does nothing says so."""
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from textual.command import CommandPalette
 
-from offtop.errors import KernelError
-from offtop.model.book import ThreadKey
+from offtop.errors import KernelError, UsageError
+from offtop.model.book import Details, ThreadKey
 from offtop.model.snapshot import Filters
-from offtop.model.view import SINCE_START, View
-from offtop.ui.keys import KEYS
-from tests.ui.scripted import MS, ScriptedSource
+from offtop.model.view import CATEGORIES, FLAME, HISTOGRAM, LATENCY, LIST, SINCE_START, SITE, TREE, View
+from offtop.ui.app import OfftopApp
+from offtop.ui.chooser import Chooser
+from offtop.ui.help import Help
+from offtop.ui.keys import KEYS, PRESETS, keymap
+from offtop.ui.keys import shown as shown_key
+from tests.ui.scripted import MS, SHOP, WHO, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 
 CONNECTION, WRITER = ThreadKey(4242, 4268), ThreadKey(4242, 4251)
+
+
+class Told:
+    """Files that only tell what would be written."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    def keep(self, view: View, theme: str, mouse: bool) -> str:
+        self.written.append(f"{view.sort} {theme} {mouse}")
+        return "written to config.toml"
+
+    def write(self, path: Path, text: str) -> str:
+        self.written.append(text)
+        return f"written to {path}"
+
+
+class After(NamedTuple):
+    """What there is to look at after a key."""
+
+    app: OfftopApp
+    source: ScriptedSource
+    files: Told
+
+
+@dataclass(frozen=True)
+class Does:
+    """What is to hold after a key."""
+
+    holds: Callable[[After], object]
+    before: Sequence[str] = ()
+    """Keys that were pressed before it."""
+
+
+def says(text: str) -> Callable[[After], object]:
+    """That `text` is on the screen."""
+    return lambda after: any(text in line for line in screen(after.app))
+
+
+def on(screen_class: type) -> Callable[[After], object]:
+    """That such a screen is on top."""
+    return lambda after: isinstance(after.app.screen, screen_class)
+
+
+SEARCHED = ("H", "/", *"main", "enter")
+DOES: dict[str, Does] = {
+    "down": Does(lambda after: after.app.view.category == "lock"),
+    "up": Does(lambda after: after.app.view.category == "lock", ("down", "down")),
+    "page_down": Does(lambda after: after.app.view.category == "disk-read"),
+    "page_up": Does(lambda after: after.app.view.category == "", ("down", "down", "down")),
+    "first": Does(lambda after: after.app.view.category == "", ("end",)),
+    "last": Does(lambda after: after.app.view.category == "disk-read"),
+    "next_pane": Does(lambda after: after.app.view.focus == LIST),
+    "previous_pane": Does(lambda after: after.app.view.focus == CATEGORIES, ("tab",)),
+    "drill": Does(lambda after: after.app.view.focus == LIST),
+    "back": Does(lambda after: after.app.view.pid is None and after.app.view.focus == LIST, ("enter", "enter")),
+    "right": Does(lambda after: after.app.view.pid == 100, ("enter",)),
+    "left": Does(lambda after: after.app.view.focus == CATEGORIES, ("enter",)),
+    "threads": Does(says("threads waiting on: anything")),
+    "tree": Does(lambda after: after.app.view.focus == TREE),
+    "flame": Does(lambda after: after.app.view.focus == FLAME),
+    "latency": Does(lambda after: after.app.view.latency == HISTOGRAM),
+    "zoom": Does(lambda after: not says("processes waiting on")(after)),
+    "open": Does(says("greeting"), ("t", "end", "up")),
+    "close": Does(
+        lambda after: after.app.picture and after.app.picture.tree and len(after.app.picture.tree.branches) == 1, ("t",)
+    ),
+    "open_all": Does(says("greeting"), ("t",)),
+    "invert": Does(says("leaf first (v)"), ("t",)),
+    "kernel_frames": Does(says("kernel only (K)"), ("t",)),
+    "user_frames": Does(says("user only (U)"), ("t",)),
+    "machinery": Does(says("all frames (.)"), ("t",)),
+    "search": Does(says("search (ENTER keeps it as a filter, !word excludes):")),
+    "next_hit": Does(lambda after: after.app.view.cursor == (100, 102), SEARCHED),
+    "previous_hit": Does(lambda after: after.app.view.cursor == (100, 101), (*SEARCHED, "n")),
+    "filter": Does(says("filter (as comm=mysql* max>10ms cat!=poll):")),
+    "user": Does(says("only this user's processes (name or id; empty: all):")),
+    "mute": Does(lambda after: [one.text for one in after.app.view.muted] == ["cat=lock"], ("down",)),
+    "idle": Does(says("~poll")),
+    "pin": Does(lambda after: after.app.view.pin == 200, ("enter", "end")),
+    "narrow": Does(lambda after: after.source.filters == Filters(pids=(100,)), ("enter", "p")),
+    "pause": Does(says("PAUSED -0")),
+    "window": Does(lambda after: after.app.view.span_ns == 60_000 * MS),
+    "reset": Does(says("the numbers since the start (T, and w) begin anew")),
+    "delay": Does(says("seconds between two readings, 0.1 to 60")),
+    "minimum": Does(says("take stacks of waits from this length on")),
+    "names": Does(says("/opt/shop --open 8080")),
+    "sort_waiting": Does(lambda after: after.app.view.sort == "WAITING", ("M",)),
+    "sort_max": Does(lambda after: after.app.view.sort == "MAX"),
+    "sort_total": Does(says("TOTAL")),
+    "sort_events": Does(lambda after: after.app.view.sort == "EV/S"),
+    "sort_left": Does(lambda after: after.app.view.sort == "P99"),
+    "sort_right": Does(lambda after: after.app.view.sort == "MAX"),
+    "sort_by": Does(on(Chooser)),
+    "reverse": Does(says("sort WAITING reversed")),
+    "setup": Does(says("columns, panes, mutes")),
+    "copy": Does(lambda after: after.app.clipboard.startswith("100 shop "), ("enter",)),
+    "write": Does(lambda after: after.files.written == ["WAITING dark False"]),
+    "palette": Does(on(CommandPalette)),
+    "screenshot": Does(lambda after: after.files.written and after.files.written[0].startswith("<svg ")),
+    "help": Does(on(Help)),
+    "redraw": Does(says("processes waiting on: anything")),
+    "suspend": Does(lambda after: after.app.is_running),  # for real in test_terminal.py
+    "quit": Does(lambda after: after.app.return_code == 0),
+    "interrupt": Does(lambda after: after.app.return_code == 0),
+}
+"""Each id of KEYS, on SHOP and 80x24."""
+
+
+def test_each_key_is_known_and_told_of_once() -> None:
+    assert [row.id for row in KEYS] == [*DOES]
+    every = [key for row in KEYS for key in row.keys.split(",")]
+    assert len({*every}) == len(every)
+    assert KEYS[0].says
+
+
+@asynchronous
+async def test_the_keys_of_a_row_all_do_the_same() -> None:
+    async with shown(ScriptedSource(SHOP)) as (app, _):
+        for row in KEYS:
+            for key in row.keys.split(","):
+                (bound,) = [one for one in app._bindings.get_bindings_for_key(key) if one.id]  # pyright: ignore[reportPrivateUsage]
+                assert (bound.action, bound.id) == (row.action, row.id)
+
+
+@pytest.mark.parametrize(("id", "key"), [(row.id, row.keys.split(",")[0]) for row in KEYS])
+@asynchronous
+async def test_each_key_does_what_it_says(id: str, key: str) -> None:  # noqa: A002
+    source, files = ScriptedSource(SHOP, who=WHO), Told()
+    async with shown(source, files=files) as (app, pilot):
+        if DOES[id].before:
+            await pilot.press(*DOES[id].before)
+        assert id in ("redraw", "suspend") or not DOES[id].holds(After(app, source, files))
+        await pilot.press(key)
+        await pilot.pause()
+        assert DOES[id].holds(After(app, source, files))
 
 
 @asynchronous
@@ -34,7 +178,7 @@ async def test_down_and_up_choose_a_category_and_the_list_follows() -> None:
 async def test_enter_goes_down_to_a_thread_and_escape_up_again() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("down", "enter")
-        assert (app.view.in_list, app.view.pid) == (True, None)
+        assert (app.view.focus, app.view.pid) == (LIST, None)
         await pilot.press("enter")
         assert app.view.pid == 4242
         assert any("threads of mysqld(4242) waiting on: lock" in line for line in screen(app))
@@ -45,14 +189,107 @@ async def test_enter_goes_down_to_a_thread_and_escape_up_again() -> None:
         seen: list[tuple[object, ...]] = []
         for _ in range(5):
             await pilot.press("escape")
-            seen.append((app.view.thread, app.view.pid, app.view.in_list, app.view.category))
+            seen.append((app.view.thread, app.view.pid, app.view.focus, app.view.category))
         assert seen == [
-            (None, 4242, True, "lock"),
-            (None, None, True, "lock"),
-            (None, None, False, "lock"),
-            (None, None, False, ""),
-            (None, None, False, ""),
+            (None, 4242, LIST, "lock"),
+            (None, None, LIST, "lock"),
+            (None, None, CATEGORIES, "lock"),
+            (None, None, CATEGORIES, ""),
+            (None, None, CATEGORIES, ""),
         ]
+
+
+def crumb(app: OfftopApp) -> str:
+    return screen(app)[4].split("  ")[0]
+
+
+@asynchronous
+async def test_the_breadcrumb_leads_to_a_site_and_back_step_by_step() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        way = [
+            ("down", "All > lock", CATEGORIES),
+            ("enter", "All > lock", LIST),
+            ("enter", "All > lock > shop(100)", LIST),
+            ("enter", "All > lock > shop(100) > worker-1(101)", TREE),
+            ("enter", "All > lock > shop(100) > worker-1(101) > futex_do_wait", SITE),
+        ]
+        for key, words, focus in way:
+            await pilot.press(key)
+            assert (crumb(app)[:79], app.view.focus) == (words, focus)
+        for _, words, focus in reversed(way[:-1]):
+            await pilot.press("escape")
+            assert (crumb(app)[:79], app.view.focus) == (words, focus)
+        await pilot.press("backspace")
+        assert crumb(app) == "All"
+        await pilot.press("escape")
+        assert (app.view.focus, app.is_running) == (CATEGORIES, True)
+
+
+@asynchronous
+async def test_each_level_keeps_its_cursor_for_the_way_back() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("tab", "down", "enter", "down", "enter")
+        assert (app.view.pid, app.view.thread) == (200, ThreadKey(200, 201))
+        await pilot.press("escape")
+        assert app.view.cursor == ThreadKey(200, 201)
+        assert any(line.startswith(">      201 teller") for line in screen(app))
+        await pilot.press("escape")
+        assert any(line.startswith(">      200 bank") for line in screen(app))
+
+
+WORDS = ["100", "shop", "futex_do_wait", "<", "take_order", "<", "serve", "<", "main", "0.60"]
+NUMBERS_OF: dict[tuple[str, ...], tuple[int, int, int]] = {
+    (): (10_000, 10_000, 120),
+    ("down",): (7_000, 7_000, 40),
+    ("down", "enter", "enter"): (6_000, 6_000, 30),
+    ("down", "enter", "enter", "down", "enter"): (2_000, 6_000, 10),
+    ("enter", "enter", "enter"): (5_000, 8_000, 30),
+    ("enter", "down", "enter", "enter"): (1_000, 2_000, 20),
+}
+"""Keys → ms in ten seconds of the selection, of the list, and how many waits of the selection ended."""
+
+
+@pytest.mark.parametrize("keys", NUMBERS_OF)
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+@asynchronous
+async def test_what_is_chosen_holds_in_every_pane(keys: tuple[str, ...], size: tuple[int, int]) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), size) as (app, pilot):
+        if keys:
+            await pilot.press(*keys)
+        picture = app.picture
+        assert picture is not None
+        chosen_ms, listed_ms, waits = NUMBERS_OF[keys]
+        assert picture.latency.total_ns == chosen_ms * MS
+        assert picture.latency.waits == waits
+        assert picture.rows.whole.total_ns == listed_ms * MS
+        assert {round(value, 3) for value in picture.timeline if value is not None} == {chosen_ms / 10_000}
+        if picture.tree is not None:
+            assert picture.tree.root.total_ns == chosen_ms * MS
+        of_category = next((row for row in picture.categories.rows if row.key == app.view.category), None)
+        assert (of_category.part.total_ns if of_category else picture.categories.whole.total_ns) == chosen_ms * MS
+        assert picture.shown.total_ns == 10_000 * MS
+
+
+@asynchronous
+async def test_tab_goes_round_the_panes_that_can_be_seen_and_shift_tab_the_other_way() -> None:
+    for size, keys, panes in (
+        ((80, 24), (), [LIST, CATEGORIES]),
+        ((80, 24), ("l",), [CATEGORIES, CATEGORIES]),
+        ((80, 24), ("l", "l", "shift+tab"), [LATENCY, CATEGORIES]),
+        ((160, 50), (), [LIST, TREE, CATEGORIES]),
+        ((160, 50), ("l", "shift+tab"), [LATENCY, LIST, TREE, CATEGORIES]),
+        ((160, 50), ("t", "enter", "tab"), [LIST, TREE, CATEGORIES]),
+        ((60, 9), (), [CATEGORIES]),
+    ):
+        async with shown(ScriptedSource(SHOP, ticks=12), size) as (app, pilot):
+            if keys:
+                await pilot.press(*keys)
+            for step, order in (("tab", panes), ("shift+tab", [*panes[-2::-1], panes[-1]])):
+                seen: list[str] = []
+                for _ in panes:
+                    await pilot.press(step)
+                    seen.append(app.view.focus)
+                assert seen == order
 
 
 @asynchronous
@@ -70,8 +307,8 @@ async def test_tab_goes_to_the_list_and_back_and_moves_there() -> None:
 
 @asynchronous
 async def test_in_a_thread_down_goes_to_the_next_thread() -> None:
-    async with shown(ScriptedSource()) as (app, pilot):
-        await pilot.press("tab", "enter", "enter", "down")
+    async with shown(ScriptedSource(), (160, 50)) as (app, pilot):
+        await pilot.press("tab", "enter", "enter", "shift+tab", "down")
         assert app.view.thread == WRITER
         assert any("jbd2_log_wait_commit" in line for line in screen(app))
 
@@ -188,10 +425,10 @@ async def test_i_shows_what_looks_idle() -> None:
 async def test_each_sort_key_and_the_next_column_and_the_other_way_round() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         seen: list[str] = []
-        for key in ("M", "T", "E", "P", ">", "<", "<"):
+        for key in ("M", "T", "E", "P", ">", "<", "<", "<", "<"):
             await pilot.press(key)
             seen.append(app.view.sort)
-        assert seen == ["MAX", "TOTAL", "EV/S", "WAITING", "MAX", "WAITING", "PID"]
+        assert seen == ["MAX", "TOTAL", "EV/S", "WAITING", "MAX", "WAITING", "P99", "P50", "PID"]
         assert app.picture is not None
         assert [row.key for row in app.picture.rows.rows] == [977, 3100, 4242]
         await pilot.press("R")
@@ -256,12 +493,12 @@ async def test_while_a_question_is_asked_letters_are_its_answer() -> None:
 @pytest.mark.parametrize("key", ["?", "h", "f1"])
 @asynchronous
 async def test_help_names_every_key_every_category_and_this_session(key: str) -> None:
-    async with shown(ScriptedSource(), size=(100, 200)) as (app, pilot):
+    async with shown(ScriptedSource(), size=(100, 400)) as (app, pilot):
         await pilot.press(key)
         await pilot.pause()
         text = "\n".join(screen(app))
         for row in KEYS:
-            assert row.shown in text
+            assert all(shown_key(key) in text for key in row.keys.split(","))
         for category in ("lock", "disk-read", "run-queue", "short", "other"):
             assert f"\n {category} " in text
         assert "About this session" in text
@@ -287,6 +524,191 @@ async def test_help_scrolls_and_q_leaves_it_without_leaving_offtop() -> None:
         await pilot.pause()
         assert app.is_running
         assert any("CATEGORY" in line for line in screen(app))
+
+
+@pytest.mark.parametrize("key", ["/", "\\", "u", "d", "m"])
+@asynchronous
+async def test_what_is_typed_at_a_question_is_text_and_escape_closes_it(key: str) -> None:
+    async with shown(ScriptedSource(SHOP, who=WHO)) as (app, pilot):
+        before, rows = app.view, screen(app)[:-2]
+        await pilot.press(key, *"qixXHtglpF?Wv.+-*1 ")
+        assert screen(app)[-2].endswith("qixXHtglpF?Wv.+-*1")
+        assert replace(app.view, search="") == before
+        await pilot.press("escape")
+        assert (app.view, screen(app)[:-2]) == (before, rows)
+        await pilot.press("i")
+        assert app.view.idle_shown
+
+
+@pytest.mark.parametrize("before", [("/",), ("d",), ("f",), ("f6",), ("?",), ("ctrl+p",), ("g",), ("t", "enter")])
+@asynchronous
+async def test_ctrl_c_leaves_whatever_is_open_and_then_offtop(before: tuple[str, ...]) -> None:
+    async with shown(ScriptedSource(SHOP)) as (app, pilot):
+        await pilot.press(*before)
+        await pilot.pause()
+        had_overlay = len(app.screen_stack) > 1
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+        if had_overlay:
+            assert (len(app.screen_stack), app.return_code) == (1, None)
+            await pilot.press("ctrl+c")
+        assert app.return_code == 0
+
+
+@asynchronous
+async def test_c_shows_command_lines_and_cgroups_of_the_rows_on_the_screen_and_asks_for_no_others() -> None:
+    source = ScriptedSource(SHOP, ticks=12, who=WHO)
+    async with shown(source) as (app, pilot):
+        assert source.asked == []
+        await pilot.press("c")
+        assert any("COMMAND LINE" in line for line in screen(app))
+        assert any("/opt/shop --open 8080" in line for line in screen(app))
+        assert {pid for pids in source.asked for pid in pids} == {100, 200}
+        await pilot.press("i")
+        assert {pid for pids in source.asked for pid in pids} == {100, 200, 300}
+        await pilot.press("c")
+        assert any("CGROUP" in line for line in screen(app))
+        assert any("/bank.slice" in line for line in screen(app))
+        await pilot.press("c", "H")
+        assert any("THREAD" in line for line in screen(app))
+        await pilot.press("c", "tab")
+        assert any(" 101 /opt/shop --open 8080" in line for line in screen(app))
+
+
+@asynchronous
+async def test_only_processes_on_the_screen_are_asked_about() -> None:
+    table = [replace_pid(SHOP[8], pid) for pid in range(1000, 1100)]
+    source = ScriptedSource(table, ticks=3)
+    async with shown(source) as (_, pilot):
+        await pilot.press("c")
+        assert len(source.asked[-1]) < 12
+        assert max(source.asked[-1]) == 1099
+        await pilot.press("tab", "end")
+        assert min(source.asked[-1]) == 1000
+        assert max(source.asked[-1]) < 1012
+
+
+def replace_pid(row: Waits, pid: int) -> Waits:
+    return row._replace(pid=pid, tid=pid)
+
+
+@asynchronous
+async def test_a_hostile_command_line_is_shown_escaped() -> None:
+    who = {100: Details("\x1b[31m", "sh\x1b[2J\u202e\n --x", "/\x9b31m", 0)}
+    async with shown(ScriptedSource(SHOP, ticks=3, who=who), (160, 50)) as (app, pilot):
+        for words in ("sh\\x1b[2J\\u202e\\x0a --x", "/\\x9b31m"):
+            await pilot.press("c")
+            assert any(words in line for line in screen(app))
+            assert not [
+                c for line in screen(app) for c in line if ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or c == "\u202e"
+            ]
+
+
+class Refusing(Told):
+    def keep(self, view: View, theme: str, mouse: bool) -> str:
+        raise UsageError("config.toml cannot be written. Give another with --config")
+
+    def write(self, path: Path, text: str) -> str:
+        raise UsageError("this directory cannot be written to. Go to another")
+
+
+@asynchronous
+async def test_w_and_f12_say_where_they_wrote_or_why_they_did_not() -> None:
+    for files, kept, drawn in (
+        (Told(), "written to config.toml", "written to offtop-"),
+        (
+            Refusing(),
+            "config.toml cannot be written. Give another with --config",
+            "this directory cannot be written to. Go to another",
+        ),
+        (None, "there is no config file to write to here", "There is no place to write to here"),
+    ):
+        async with shown(ScriptedSource(SHOP), files=files) as (app, pilot):
+            await pilot.press("M", "W")
+            assert screen(app)[-2] == kept
+            await pilot.press("f12")
+            assert screen(app)[-2].startswith(drawn)
+            if isinstance(files, Told) and not isinstance(files, Refusing):
+                assert files.written[0] == "MAX dark False"
+                assert "mysqld" not in files.written[1] and "worker" not in files.written[1]
+                assert "bank" in files.written[1]
+
+
+@asynchronous
+async def test_x_shows_the_pane_with_the_keys_alone_and_escape_all_again() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
+        await pilot.press("tab", "x")
+        assert not any("CATEGORY" in line or "STACK" in line for line in screen(app))
+        await pilot.press("enter")
+        assert crumb(app) == "All > shop(100)"
+        assert not any("CATEGORY" in line for line in screen(app))
+        await pilot.press("escape")
+        assert crumb(app) == "All > shop(100)"
+        assert any("CATEGORY" in line for line in screen(app))
+
+
+@asynchronous
+async def test_r_lets_the_numbers_since_the_start_begin_anew() -> None:
+    source = ScriptedSource(SHOP, ticks=75)
+    async with shown(source) as (app, pilot):
+        await pilot.press("w", "w")
+        assert "since start 75s" in screen(app)[0]
+        await pilot.press("r")
+        source.go_on(to=77)
+        await until(lambda: app.picture is not None and app.picture.newest.number == 77)
+        await pilot.pause()
+        assert "since start 2s" in screen(app)[0]
+        assert app.picture is not None and app.picture.shown.total_ns == 2_000 * MS
+
+
+@asynchronous
+async def test_y_copies_a_row_a_category_or_says_what_it_wants() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("y")
+        assert "y copies the row or the branch under the cursor: TAB goes to one" in screen(app)
+        await pilot.press("down", "y")
+        assert app.clipboard == "lock 0.70"
+        await pilot.press("enter", "y")
+        assert app.clipboard.split() == WORDS
+
+
+@asynchronous
+async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
+    chosen = keymap("vim", {"flame": "ctrl+g", "idle": "a, A"})
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50), keymap=chosen) as (app, pilot):
+        assert "Ctrl-G Flame" in screen(app)[-1]
+        assert "L Latency" in screen(app)[-1] and "? Help" in screen(app)[-1]
+        await pilot.press("l", "l")
+        assert app.view.pid == 100
+        await pilot.press("h", "h")
+        assert (app.view.pid, app.view.focus) == (None, CATEGORIES)
+        await pilot.press("G")
+        assert app.view.category == "disk-read"
+        await pilot.press("A")
+        assert app.view.idle_shown
+        await pilot.press("i")
+        assert "no action on 'i'; ? for help" in screen(app)
+        await pilot.press("g", "ctrl+g")
+        assert app.view.focus == FLAME
+        await pilot.press("?")
+        await pilot.pause()
+        words = [line.split() for line in screen(app)]
+        assert next(line for line in words if "icicle" in line and "graph" in line)[:1] == ["Ctrl-G"]
+        assert any(line[:2] == ["a", "A"] for line in words)
+
+
+def test_every_preset_is_a_map_without_a_clash() -> None:
+    for preset in PRESETS:
+        keymap(preset, {})
+
+
+def test_a_key_for_two_actions_and_an_unknown_action_are_refused_in_words() -> None:
+    with pytest.raises(UsageError, match=r"gives x to both zoom and quit\. Give one of them another key"):
+        keymap("top", {"quit": "x"})
+    with pytest.raises(UsageError, match=r"has no action 'fly'\. There are: down, up, "):
+        keymap("top", {"fly": "x"})
+    assert keymap("top", {"zoom": "?", "help": "ctrl+k"}) == {"zoom": "question_mark", "help": "ctrl+k"}
+    assert not keymap("top", {})
 
 
 @asynchronous

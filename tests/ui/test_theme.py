@@ -276,7 +276,7 @@ class Everything(App[None]):
 
     CSS = f"""
     Screen {{ background: $background; color: $foreground; }}
-    Panel {{ height: 1; background: $background; color: $foreground; }}
+    Panel {{ height: {len(theme.TOKENS)}; background: $background; color: $foreground; }}
     VerticalScroll {{ height: 3; }}
     {theme.css()}
     """
@@ -294,14 +294,14 @@ class Everything(App[None]):
             yield Static("\n".join("many lines"))
 
     def on_mount(self) -> None:
-        self.query_one(Panel).show([Line(tuple((token, token) for token in theme.TOKENS))])
+        self.query_one(Panel).show([Line(((token, token),)) for token in theme.TOKENS])
         self.query_one(Input).focus()
 
 
 def styles_shown(app: App[Any]) -> Iterator[tuple[str, Style]]:
     for strip in app.screen._compositor.render_strips():  # pyright: ignore[reportPrivateUsage]
         for segment in strip:
-            yield segment.text, segment.style or Style.null()
+            yield segment.text.strip(), segment.style or Style.null()
 
 
 def kinds_of_colours_shown(app: App[Any]) -> set[ColorType]:
@@ -313,7 +313,7 @@ def kinds_of_colours_shown(app: App[Any]) -> set[ColorType]:
 @asynchronous
 async def test_nothing_on_the_screen_has_another_colour_than_the_terminal_s(name: str) -> None:
     app = Everything(name)
-    async with app.run_test(size=(800, 30)) as pilot:
+    async with app.run_test(size=(80, len(theme.TOKENS) + 20)) as pilot:
         await pilot.pause()
         shown = dict(styles_shown(app))
         assert shown.keys() >= set(theme.TOKENS)

@@ -1,0 +1,193 @@
+"""What filters, mutes and the drilled-down leave of a tick, and that together it is the tick."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offtop.model.cut import FILTERED, Leaf, Part, Scope, by_place, total
+from offtop.model.filter import parse
+from offtop.model.history import History, Kept, Packed
+from offtop.model.selection import Parts, Selection, Sieve
+from offtop.model.stack import Frame
+from offtop.model.table import Ints, Mask
+from offtop.model.tree import Shape, tree_of
+from tests.model.world import BOOK, IDLE, PIDS, Step, snapshots, stretches
+from tests.ui.busy import BusySource
+from tests.ui.scripted import SHOP, ScriptedSource
+
+
+class Plain:
+    """Names that are known from the first."""
+
+    version = 0
+
+    def of(self, frame: Frame) -> str:
+        return frame.name
+
+
+NAMES = Plain()
+
+
+def never(lanes: Ints) -> Mask:
+    return np.zeros(len(lanes), np.bool_)
+
+
+def ticks(happened: Sequence[Sequence[Step]], max_bytes: int = 40 * 2**20) -> list[Kept]:
+    history = History(IDLE, never, max_bytes=max_bytes)
+    for snapshot in snapshots(happened):
+        history.add(snapshot)
+    return history.last(10**12)
+
+
+def sums(every: Iterable[Parts]) -> dict[Leaf, tuple[int, int, int]]:
+    """Leaf → waits, ns, histogram of all of them together; what is nothing is left out, and what is filtered, which
+    no pane is about."""
+    found: dict[Leaf, Part] = {}
+    for parts in every:
+        for leaf, part in parts.items():
+            found[leaf] = found.get(leaf, Part()).plus(part)
+    return {
+        leaf: (p.waits, p.total_ns, p.histogram)
+        for leaf, p in found.items()
+        if leaf.category != FILTERED and (p.waits or p.total_ns)
+    }
+
+
+def of_shop(text: str) -> tuple[Kept, Sieve]:
+    """The second of SHOP, and what passes a filter."""
+    history = History(("poll",), never)
+    source = ScriptedSource(SHOP, ticks=1)
+    for _ in range(2):
+        snapshot = source.read()
+        assert snapshot is not None
+        history.add(snapshot)
+    assert history.newest is not None
+    return history.newest, Sieve(Selection((parse(text),)), NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "total_ms"),
+    [
+        ("cat=lock", 700),
+        ("proc=bank", 200),
+        ("thread=worker-*", 700),
+        ("stack=serve", 700),
+        ("leaf=io_*", 100),
+        ("tid=103", 100),
+        ("nobody", 0),
+        ("cat=poll", 1_000),
+    ],
+)
+def test_what_a_filter_leaves_of_a_second(text: str, total_ms: int) -> None:
+    tick, sieve = of_shop(text)
+    taken = sieve.taken(tick)
+    assert sum(part.total_ns for part in taken.cut.categories.values()) == total_ms * 10**6
+    assert sum(part.total_ns for part in taken.heard.values()) == 2_000 * 10**6
+    assert taken.muted_ns == 0
+
+
+KINDS = st.sampled_from(
+    ["cat=lock", "cat=poll", "cat=short,run-queue", "pid=10,11", "tid=3", "stack=sleep", "cat=filtered"]
+)
+
+
+@settings(deadline=None)
+@given(stretches, KINDS)
+def test_a_filter_and_its_opposite_leave_everything(happened: list[list[Step]], text: str) -> None:
+    passing = Sieve(Selection((parse(text),)), NAMES)
+    others = Sieve(Selection((parse(text.replace("=", "!=", 1)),)), NAMES)
+    for tick in ticks(happened):
+        assert sums([passing.taken(tick).cut.categories, others.taken(tick).cut.categories]) == sums([tick.leaves])
+        assert sums([passing.taken(tick).heard]) == sums([tick.leaves])
+
+
+@settings(deadline=None)
+@given(stretches, KINDS, KINDS)
+def test_what_is_muted_and_what_is_heard_are_everything(happened: list[list[Step]], a: str, b: str) -> None:
+    sieve = Sieve(Selection((), (parse(a), parse(b))), NAMES)
+    for tick in ticks(happened):
+        taken = sieve.taken(tick)
+        assert total(taken.heard.values()).total_ns + taken.muted_ns == total(tick.leaves.values()).total_ns
+        assert sums([taken.cut.categories]) == sums([taken.heard])
+        alone = [Sieve(Selection((), (parse(text),)), NAMES).taken(tick).muted_ns for text in (a, b)]
+        if {a, b} == {"cat=lock", "cat=poll"}:
+            assert taken.muted_ns == sum(alone)
+
+
+@settings(deadline=None)
+@given(stretches, st.sampled_from(["", "cat=lock,poll"]))
+def test_what_fell_to_processes_and_to_threads_is_everything_that_passes(happened: list[list[Step]], text: str) -> None:
+    filters = (parse(text),) if text else ()
+    pids = {0, *PIDS.values()}
+    tids = [(pid, tid) for tid, pid in PIDS.items()] + [(0, 0)]
+    whole = Sieve(Selection(filters), NAMES)
+    by_pid = [Sieve(Selection(filters, pid=pid), NAMES) for pid in pids]
+    by_tid = [Sieve(Selection(filters, pid=pid, tid=tid), NAMES) for pid, tid in tids]
+    for tick in ticks(happened):
+        everything = sums([whole.chosen(tick)])
+        assert sums(sieve.chosen(tick) for sieve in by_pid) == everything
+        assert sums(sieve.chosen(tick) for sieve in by_tid) == everything
+
+
+@settings(deadline=None)
+@given(stretches, st.booleans(), st.sampled_from(["both", "kernel", "user"]))
+def test_what_falls_to_a_branch_is_what_the_tree_says(happened: list[list[Step]], inverted: bool, frames: str) -> None:
+    shape = Shape(inverted, frames)
+    for tick in ticks(happened):
+        root = tree_of(by_place(tick.shares, Scope()), BOOK, NAMES, shape)
+        for step, node in root.children.items():
+            chosen = Sieve(Selection(path=(step,), shape=shape), NAMES).chosen(tick)
+            part = total(chosen.values())
+            assert (part.waits, part.total_ns, part.histogram) == (node.waits, node.total_ns, node.histogram)
+
+
+SELECTIONS = (
+    Selection(),
+    Selection((parse("cat=lock,poll"),)),
+    Selection((), (parse("pid=10"),)),
+    Selection(pid=11),
+    Selection((parse("cat!=poll"),), (), 11),
+    Selection(pid=11, tid=4),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(stretches, min_size=1, max_size=3), st.sampled_from(SELECTIONS))
+def test_packed_ticks_give_what_they_gave_before(parts: list[list[list[Step]]], selection: Selection) -> None:
+    happened = [stretch for part in parts for stretch in part]
+    plain, packed = ticks(happened), ticks(happened, max_bytes=200_000)
+    by_number = {tick.number: tick for tick in plain}
+    known = Sieve(selection, NAMES).parts_of(packed)
+    direct = Sieve(selection, NAMES)
+    assert {number: sums([parts]) for number, parts in known.items()} == {
+        tick.number: sums([direct.chosen(by_number[tick.number])]) for tick in packed
+    }
+
+
+def test_of_a_long_packed_past_the_newest_are_known_first_and_at_last_all() -> None:
+    history = History((), never, max_bytes=40 * 2**20)
+    source = BusySource(1_000)
+    for _ in range(120):
+        snapshot = source.read()
+        assert snapshot is not None
+        history.add(snapshot)
+    every = history.last(600 * 10**9)
+    assert sum(isinstance(tick.held, Packed) for tick in every) > 20
+    sieve = Sieve(Selection((parse("pid!=1"),)), NAMES)
+    known: Mapping[int, Parts] = {}
+    rounds = 0
+    while len(known) < len(every):
+        before = known
+        known = sieve.parts_of(every)
+        assert len(known) > len(before)
+        assert [*known] == [tick.number for tick in reversed(every)][: len(known)]
+        rounds += 1
+    assert rounds > 1
+    direct = Sieve(sieve.selection, NAMES)
+    for tick in every[:: len(every) // 5]:
+        assert sums([known[tick.number]]) == sums([direct.chosen(tick)])
+    sieve.forget(every[-1], every[-1])
+    assert len(sieve.parts_of(every)) < len(every)

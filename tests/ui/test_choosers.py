@@ -1,0 +1,194 @@
+"""Lists to choose from: what to sort by, columns, panes and mutes, and the palette of all actions."""
+
+import pytest
+from textual.command import CommandPalette
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from offtop.model.filter import parse
+from offtop.model.rows import SORTS
+from offtop.model.view import HEATMAP, OFF, View
+from offtop.ui import theme
+from offtop.ui.app import OfftopApp
+from offtop.ui.chooser import Chooser
+from offtop.ui.keys import KEYS
+from offtop.ui.palette import Actions
+from offtop.ui.tables import CHOOSABLE
+from tests.ui.scripted import SHOP, ScriptedSource
+from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
+
+
+def choices(app: OfftopApp) -> list[str]:
+    """What the list on the screen offers."""
+    return [line[line.index("[") :].split("  ")[0] for line in screen(app) if "[x]" in line or "[ ]" in line]
+
+
+@asynchronous
+async def test_f6_offers_what_there_is_to_sort_by_and_closes_with_the_choice() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("f6")
+        lines = "\n".join(screen(app))
+        assert [f"({'x' if sort == 'WAITING' else ' '}) {sort}" in lines for sort in SORTS] == [True] * len(SORTS)
+        await pilot.press("down", "j", "k", "enter")
+        assert (app.view.sort, len(app.screen_stack)) == ("MAX", 1)
+        await pilot.press("f6")
+        assert any(">(x) MAX" in line for line in screen(app))
+        await pilot.press("end", "space")
+        assert app.view.sort == "P99"
+        await pilot.press("f6", "up", "escape")
+        assert (app.view.sort, len(app.screen_stack)) == ("P99", 1)
+
+
+@pytest.mark.parametrize("key", ["escape", "q", "f", "f2", "f6", "f10", "ctrl+c", "ctrl+q"])
+@asynchronous
+async def test_keys_that_close_a_chooser_close_nothing_else(key: str) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=2)) as (app, pilot):
+        await pilot.press("f2")
+        assert isinstance(app.screen, Chooser)
+        await pilot.press(key)
+        assert (len(app.screen_stack), app.is_running) == (1, True)
+
+
+@asynchronous
+async def test_f_offers_every_column_and_pane_and_what_is_muted() -> None:
+    view = View(delay_ns=QUICK_NS, muted=(parse("cat=lock"), parse("thread=\x1b[31m")))
+    async with shown(ScriptedSource(SHOP, ticks=12), view=view) as (app, pilot):
+        await pilot.press("f")
+        assert choices(app) == [
+            *(f"[x] column {title}" for title in CHOOSABLE),
+            *("[x] pane timeline", "[x] pane latency", "[x] pane tree"),
+            *("[x] muted cat=lock", "[x] muted thread=\\x1b[31m"),
+        ]
+        await pilot.press("end", "space")
+        assert app.view.muted == (parse("cat=lock"),)
+        await pilot.press("enter")
+        assert app.view.muted == ()
+        await pilot.press("escape")
+        assert "muted" not in screen(app)[1]
+
+
+@pytest.mark.parametrize("title", CHOOSABLE)
+@asynchronous
+async def test_a_column_goes_and_comes_back(title: str) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
+        if title == "PROCESS":
+            await pilot.press("H")
+            await pilot.resize_terminal(100, 50)
+        if title == "USER":
+            await pilot.press("tab", "x")
+        await pilot.pause()
+        head = "last 60s" if title == "spark" else title
+        upper = (
+            5
+            if title == "spark"
+            else next(y for y, line in enumerate(screen(app)) if "COMMAND" in line or "THREAD" in line)
+        )
+        assert head in screen(app)[upper].split("│")[0]
+        await pilot.press("f", *["down"] * CHOOSABLE.index(title), "space", "escape")
+        assert app.view.hidden == {title}
+        assert head not in screen(app)[upper].split("│")[0].replace("p99<=", "" if title == "%" else "p99<=")
+        await pilot.press("f", *["down"] * CHOOSABLE.index(title), "space", "escape")
+        assert app.view.hidden == frozenset()
+        assert head in screen(app)[upper].split("│")[0]
+
+
+@asynchronous
+async def test_panes_go_and_come_back() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
+        before = screen(app)
+        for ups, words in ((2, "-10m "), (1, "latency of:"), (0, "stack tree:")):
+            assert any(words in line for line in screen(app))
+            for is_there in (False, True):
+                await pilot.press("f", "end", *["up"] * ups, "space", "escape")
+                assert any(words in line for line in screen(app)) is is_there
+        assert screen(app) == before
+
+
+@asynchronous
+async def test_the_pane_of_latency_may_be_taken_away_while_the_keys_are_in_it() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), view=View(delay_ns=QUICK_NS, latency=HEATMAP)) as (app, pilot):
+        await pilot.press("tab", "f", "end", "up", "space", "escape")
+        assert (app.view.latency, app.view.focus) == (OFF, "categories")
+
+
+@asynchronous
+async def test_ticks_go_on_below_a_chooser_and_it_stays() -> None:
+    source = ScriptedSource(SHOP, ticks=2)
+    async with shown(source) as (app, pilot):
+        await pilot.press("f", "down")
+        source.go_on(to=9)
+        await until(lambda: app.picture is not None and app.picture.newest.number == 9)
+        await pilot.pause()
+        assert any(">[x] column spark" in line for line in screen(app))
+        assert "02:00:09" in screen(app)[0]
+
+
+@asynchronous
+async def test_a_chooser_has_room_on_a_small_screen_and_scrolls() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=2), (40, 8)) as (app, pilot):
+        await pilot.press("f")
+        assert choices(app)[0] == "[x] column %"
+        await pilot.press("end")
+        assert choices(app)[-1] == "[x] pane tree"
+        await pilot.press("home", "up")
+        assert choices(app)[0] == "[x] column %"
+
+
+async def offered(app: OfftopApp, query: str = "") -> list[str]:
+    """What the palette lists for `query`."""
+    provider = Actions(app.screen)
+    hits = provider.search(query) if query else provider.discover()
+    return [str(hit.prompt) async for hit in hits]
+
+
+@asynchronous
+async def test_the_palette_has_every_action_with_its_keys_every_theme_and_the_mouse() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=2), keymap={"flame": "ctrl+g"}) as (app, _):
+        every = await offered(app)
+        assert len(every) == len(KEYS) - 1 + len(theme.names()) + 1
+        assert "sort waiting  P" in every
+        assert "flame  Ctrl-G" in every
+        assert {f"theme {name}" for name in theme.names()} <= {*every}
+        assert every[-1] == "mouse"
+        assert "latency  l" in await offered(app, "histogram")
+        assert await offered(app, "xyzzy") == []
+
+
+async def run_from_palette(app: OfftopApp, pilot: Pilot[int], words: str) -> None:
+    await pilot.press("ctrl+p")
+    await until(lambda: isinstance(app.screen, CommandPalette))
+    app.screen.query_one(Input).value = words
+    await pilot.pause(0.3)
+    await until(lambda: app.screen.query("CommandList").first().display)  # its answers are there
+    await pilot.press("enter")
+    await pilot.pause()
+    if isinstance(app.screen, CommandPalette):
+        await pilot.press("enter")
+    await until(lambda: not isinstance(app.screen, CommandPalette))
+    await pilot.pause()
+
+
+@asynchronous
+async def test_what_the_palette_offers_is_done() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await run_from_palette(app, pilot, "theme mono")
+        assert app.theme == "mono"
+        await run_from_palette(app, pilot, "mouse")
+        assert "the mouse is offtop's" in screen(app)
+        await run_from_palette(app, pilot, "mouse")
+        assert "the mouse is the terminal's: it selects text" in screen(app)
+        await run_from_palette(app, pilot, "sort max")
+        assert app.view.sort == "MAX"
+        await run_from_palette(app, pilot, "flame")
+        assert app.view.focus == "flame"
+
+
+@asynchronous
+async def test_escape_closes_the_palette_and_changes_nothing() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        before = app.view
+        await pilot.press("ctrl+p")
+        await until(lambda: isinstance(app.screen, CommandPalette))
+        await pilot.press("q", "i", "escape")
+        await until(lambda: not isinstance(app.screen, CommandPalette))
+        assert (app.view, app.is_running) == (before, True)

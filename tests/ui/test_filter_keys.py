@@ -1,0 +1,336 @@
+"""Search, filters and mutes: what is left out is accounted for, and leads back."""
+
+import pytest
+from textual.widgets import Input
+
+from offtop.model.book import ThreadKey
+from offtop.model.filter import parse
+from offtop.model.view import CATEGORIES, LIST, SITE, TREE, View
+from offtop.ui.app import OfftopApp
+from tests.ui.scripted import MS, SHOP, TABLE, WHO, ScriptedSource, Waits
+from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown
+
+ALL_MS = 10_000 + 10_000
+"""In ten seconds SHOP waits 1.00 and its door 1.00."""
+
+
+def accounted_ms(app: OfftopApp) -> tuple[int, int, int, int]:
+    """Shown, hidden, muted, filtered."""
+    picture = app.picture
+    assert picture is not None
+    parts = picture.shown.total_ns, picture.hidden_ns, picture.muted_ns, picture.filtered_ns
+    return parts[0] // MS, parts[1] // MS, parts[2] // MS, parts[3] // MS
+
+
+def listed(app: OfftopApp) -> list[object]:
+    assert app.picture is not None
+    return [row.key for row in app.picture.rows.rows]
+
+
+def categories(app: OfftopApp) -> dict[object, int]:
+    """Category → ms."""
+    assert app.picture is not None
+    return {row.key: row.part.total_ns // MS for row in app.picture.categories.rows}
+
+
+@asynchronous
+async def test_each_letter_of_a_search_marks_what_has_it_and_escape_drops_it() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), theme_name="mono") as (app, pilot):
+        before = coloured(app)
+        await pilot.press("/")
+        assert "search (ENTER keeps it as a filter, !word excludes):" in screen(app)[-2]
+        await pilot.press("b", "a")
+        assert app.view.search == "ba"
+        assert [row for row, line in enumerate(coloured(app)[:-2]) if line != before[row]] == [4, 17]
+        assert screen(app)[17].split()[:2] == ["200", "bank"]
+        await pilot.press("escape")
+        assert (app.view.search, app.view.filter.text) == ("", "")
+        assert coloured(app) == before
+
+
+@asynchronous
+async def test_enter_keeps_a_search_as_a_filter_and_the_head_says_what_passes() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("/", *"bank", "enter")
+        assert (app.view.search, app.view.filter.text) == ("", "bank")
+        assert listed(app) == [200]
+        assert categories(app) == {"lock": 1_000, "fsync": 1_000}
+        assert "filter bank  0.20 pass" in screen(app)[4]
+        assert screen(app)[1].startswith("Waiting 1.00 ")
+        assert accounted_ms(app) == (10_000, 10_000, 0, 0)
+        await pilot.press("escape")
+        assert app.view.filter.text == ""
+        assert listed(app) == [100, 200]
+
+
+@asynchronous
+async def test_a_word_behind_an_exclamation_mark_is_excluded() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("/", "!", *"bank")
+        assert app.view.search == "bank"
+        await pilot.press("enter")
+        assert app.view.filter.text == "!bank"
+        assert listed(app) == [100]
+        assert "filter !bank  0.80 pass" in screen(app)[4]
+
+
+@asynchronous
+async def test_an_empty_search_changes_nothing_and_signs_stand_for_themselves() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("/", "enter")
+        assert app.view.filter.text == ""
+        await pilot.press("/", *"*=b", "enter")
+        assert listed(app) == []
+        assert app.view.filter.text == '"\\*=b"'
+
+
+@asynchronous
+async def test_n_and_shift_n_go_along_the_rows_with_the_word() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("H", "/", *"lock", "enter")
+        assert listed(app) == [(100, 101), (100, 102), (200, 201)]
+        await pilot.press("/", *"worker", "enter", "n")
+        assert (app.view.focus, app.view.cursor) == (LIST, (100, 102))
+        await pilot.press("n")
+        assert app.view.cursor == (100, 101)
+        await pilot.press("N")
+        assert app.view.cursor == (100, 102)
+
+
+@asynchronous
+async def test_n_in_a_site_leaves_it() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("/", *"main", "enter", "t", "enter")
+        assert app.view.focus == SITE
+        await pilot.press("n")
+        assert (app.view.focus, app.view.path) == (LIST, ())
+
+
+@pytest.mark.parametrize("key", ["\\", "f4", "o"])
+@asynchronous
+async def test_an_expression_chooses_waits_in_every_pane(key: str) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
+        await pilot.press(key, *"thread=worker-* cat!=disk-read", "enter")
+        assert app.picture is not None and app.picture.tree is not None
+        assert categories(app) == {"lock": 6_000}
+        assert [row.part.total_ns // MS for row in app.picture.rows.rows] == [6_000]
+        assert app.picture.tree.root.total_ns == 6_000 * MS
+        assert (app.picture.latency.waits, app.picture.latency.total_ns) == (30, 6_000 * MS)
+        assert {round(value, 2) for value in app.picture.timeline if value is not None} == {0.60}
+        assert "0.60 pass" in screen(app)[4]
+
+
+@asynchronous
+async def test_a_wrong_expression_stays_to_be_mended_and_says_what_is_wrong() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
+        await pilot.press("\\", *"cat=lick", "enter")
+        assert screen(app)[-2].startswith("'cat=lick' is no category: try lock")
+        assert screen(app)[-2].endswith(": cat=lick")
+        assert app.view.filter.text == ""
+        await pilot.press("end", "left", "left", "backspace", "o", "enter")
+        assert app.view.filter.text == "cat=lock"
+        await pilot.press("\\")
+        assert screen(app)[-2].endswith(": cat=lock")
+        await pilot.press("escape")
+        assert app.view.filter.text == "cat=lock"
+        await pilot.press("\\", *["backspace"] * 8, "enter")
+        assert app.view.filter.text == ""
+
+
+@asynchronous
+async def test_rows_are_chosen_by_their_numbers_and_the_others_are_summed_up() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("H", "\\", *"waiting>=0.2", "enter")
+        assert listed(app) == [(100, 101), (100, 102)]
+        assert app.picture is not None and app.picture.rows.elided is not None
+        assert (app.picture.rows.elided.name, app.picture.rows.elided.part.total_ns) == ("3 more", 3_000 * MS)
+        assert any(line.split()[:3] == ["3", "more", "0.30"] for line in screen(app))
+        assert "pass" not in screen(app)[4]
+        assert categories(app)["lock"] == 7_000
+
+
+@asynchronous
+async def test_where_nothing_matches_it_says_so_and_escape_clears() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("\\", *"comm=foo", "enter")
+        assert ' no thread matches "comm=foo" (6 threads seen). Esc clears' in screen(app)
+        await pilot.press("escape")
+        assert listed(app) == [100, 200]
+
+
+@pytest.mark.parametrize("keys", [("tab",), ("down",), ("down", "tab"), ("tab", "enter")])
+@asynchronous
+async def test_where_nothing_matches_escape_clears_in_as_many_steps_as_there_are_levels(keys: tuple[str, ...]) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press(*keys, "\\", *"max>1h", "enter")
+        assert any("no thread matches" in line for line in screen(app))
+        await pilot.press(*["escape"] * 4)
+        assert (app.view.filter.text, app.view.focus, app.view.pid) == ("", CATEGORIES, None)
+
+
+@asynchronous
+async def test_u_shows_one_users_processes_by_name_or_number() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12, who=WHO)) as (app, pilot):
+        await pilot.press("u", *"alice", "enter")
+        assert listed(app) == [100]
+        assert "user alice  0.80 pass" in screen(app)[4]
+        await pilot.press("u")
+        assert screen(app)[-2].endswith(": alice")
+        await pilot.press(*["backspace"] * 5, *"1001", "enter")
+        assert listed(app) == [200]
+        await pilot.press("u", *["backspace"] * 4, *"nobody", "enter")
+        assert ' no thread matches "user=nobody" (6 threads seen). Esc clears' in screen(app)
+        await pilot.press("escape")
+        assert (app.view.user, listed(app)) == ("", [100, 200])
+
+
+@asynchronous
+async def test_a_user_that_nobody_can_be_is_refused_in_words() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("u")
+        app.query_one(Input).value = "x" * 600
+        await pilot.press("enter")
+        assert "is too long" in screen(app)[-2]
+        assert app.view.user == ""
+
+
+@asynchronous
+async def test_x_mutes_a_category_and_f_lets_it_be_heard_again() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("X")
+        assert "X mutes the category, process, thread group or function under the cursor" in screen(app)
+        await pilot.press("down", "X")
+        assert "muted cat=lock; it is counted in the head. f undoes it, W keeps it" in screen(app)
+        assert categories(app) == {"net-recv": 1_000, "fsync": 1_000, "disk-read": 1_000}
+        assert accounted_ms(app) == (3_000, 10_000, 7_000, 0)
+        assert "+0.70 muted (f)" in screen(app)[1]
+        assert app.view.category == ""
+        await pilot.press("f", "end", "space", "escape")
+        assert app.view.muted == ()
+        assert accounted_ms(app) == (10_000, 10_000, 0, 0)
+
+
+@asynchronous
+async def test_x_mutes_a_process_and_it_leaves_the_list() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("tab", "down", "X")
+        assert [one.text for one in app.view.muted] == ["proc=bank"]
+        assert listed(app) == [100]
+        assert accounted_ms(app) == (8_000, 10_000, 2_000, 0)
+
+
+@asynchronous
+async def test_x_mutes_all_threads_that_differ_only_by_a_number() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("H", "tab", "X")
+        assert [one.text for one in app.view.muted] == ["thread=worker-*"]
+        assert listed(app) == [(200, 202), (200, 201), (100, 103)]
+        assert accounted_ms(app) == (3_000, 10_000, 7_000, 0)
+        await pilot.press("f", "end", "space", "escape")
+        assert listed(app)[:2] == [(100, 101), (100, 102)]
+
+
+@asynchronous
+async def test_x_mutes_a_function_of_the_tree_and_several_mutes_count_each_wait_once() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "down", "X")
+        assert [one.text for one in app.view.muted] == ["stack=serve"]
+        assert accounted_ms(app) == (3_000, 10_000, 7_000, 0)
+        await pilot.press("escape", "escape", "down", "X")
+        assert [one.text for one in app.view.muted][1].startswith("cat=")
+        assert sum(accounted_ms(app)) == ALL_MS
+        await pilot.press("i")
+        assert accounted_ms(app)[1] == 0
+        assert sum(accounted_ms(app)) == ALL_MS
+
+
+@asynchronous
+async def test_x_in_a_site_mutes_its_function_and_leads_to_the_tree() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "down", "enter", "X")
+        assert [one.text for one in app.view.muted] == ["stack=serve"]
+        assert (app.view.focus, app.view.path) == (TREE, ())
+
+
+@asynchronous
+async def test_x_on_a_pinned_process_that_is_muted_lets_it_be_heard_again_and_says_so() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("tab", "down", "p", "X")
+        assert listed(app) == [200, 100]
+        await pilot.press("home", "X")
+        assert "proc=bank is muted no more" in screen(app)
+        assert app.view.muted == ()
+
+
+@asynchronous
+async def test_a_name_of_nothing_but_numbers_is_muted_alone() -> None:
+    table = [
+        Waits(name, pid, name, pid, "lock", "futex_do_wait", waits_ms=(100,)) for pid, name in ((7, "42"), (8, "x"))
+    ]
+    async with shown(ScriptedSource(table, ticks=12)) as (app, pilot):
+        await pilot.press("tab", "\\", *"comm=42", "enter", "X")
+        assert accounted_ms(app) == (1_000, 0, 1_000, 0)
+
+
+@asynchronous
+async def test_a_function_whose_name_is_too_long_to_mute_is_said_to_be_and_nothing_breaks() -> None:
+    table = [Waits("p", 9, "p", 9, "lock", "futex_do_wait", ("f" * 600, "main"), (100,))]
+    table += [Waits("p", 9, "p", 9, "lock", "futex_do_wait", ("g", "main"), (10,))]
+    async with shown(ScriptedSource(table, ticks=2)) as (app, pilot):
+        await pilot.press("t", "U", "down", "X")
+        assert any("too long" in line for line in screen(app))
+        assert app.view.muted == ()
+
+
+@asynchronous
+async def test_a_strange_name_is_muted_as_it_is() -> None:
+    name = 'a "*[b]\\ 1\x1b'
+    table = [Waits(name, 7, name, 7, "lock", "futex_do_wait", waits_ms=(100,))]
+    table += [Waits('a "xb\\ 1', 8, "b", 8, "lock", "futex_do_wait", waits_ms=(100,))]
+    async with shown(ScriptedSource(table, ticks=12)) as (app, pilot):
+        await pilot.press("tab", "\\", *"pid=7", "enter", "X", "escape", "escape")
+        assert accounted_ms(app) == (1_000, 0, 1_000, 0)
+        assert listed(app) == [8]
+        await pilot.press("f")
+        assert not any("\x1b" in line for line in screen(app))
+
+
+@asynchronous
+async def test_filters_and_mutes_follow_the_drilled_thread() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
+        await pilot.press("tab", "enter", "enter")
+        assert app.view.thread == ThreadKey(100, 101)
+        await pilot.press("\\", *"cat=lock", "enter")
+        assert app.picture is not None
+        assert app.picture.latency.total_ns == 4_000 * MS
+        assert any("stack tree: shop(100) > worker-1(101)" in line for line in screen(app))
+        await pilot.press("\\", *"bank", "enter")
+        assert app.picture.latency.total_ns == 0
+        assert app.view.thread == ThreadKey(100, 101)
+
+
+@asynchronous
+async def test_the_list_marks_the_drilled_thread_whatever_is_sorted_or_chosen() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
+        await pilot.press("H", "tab", "down", "enter")
+        assert app.view.thread == ThreadKey(100, 102)
+        for keys in ((), ("P",), ("E",), ("\\", *"worker", "enter"), ("shift+tab", "shift+tab", "down")):
+            await pilot.press(*keys)
+            assert app.view.thread == ThreadKey(100, 102)
+            (marked,) = [line for line in screen(app)[22:] if line.startswith(">")]
+            assert marked.split()[1] == "102"
+
+
+@asynchronous
+async def test_a_filter_from_the_command_line_counts_at_once() -> None:
+    async with shown(ScriptedSource(TABLE), view=View(delay_ns=QUICK_NS, filter=parse("mysqld"))) as (app, _):
+        assert listed(app) == [4242]
+        assert "filter mysqld  0.60 pass" in screen(app)[4]
+
+
+@asynchronous
+async def test_shown_hidden_and_muted_are_all_that_waited_whatever_is_muted() -> None:
+    async with shown(ScriptedSource(TABLE, ticks=12)) as (app, pilot):
+        assert accounted_ms(app) == (7_805, 20_000, 0, 0)
+        await pilot.press("down", "X", "down", "X", "i", "down", "X")
+        assert sum(accounted_ms(app)) == 27_805

@@ -1,0 +1,152 @@
+"""The icicle: moving among boxes, one of them alone, and the way back."""
+
+from offtop.model.tree import Step
+from offtop.model.view import CATEGORIES, FLAME, LIST, TREE
+from offtop.ui.app import OfftopApp
+from tests.ui.scripted import SHOP, ScriptedSource
+from tests.ui.shown import asynchronous, coloured, screen, shown, until
+
+PATH = tuple(Step(name, False) for name in ("main", "serve", "take_order"))
+LEAF = (*PATH, Step("futex_do_wait", True))
+
+
+def told(app: OfftopApp) -> str:
+    """What stands below the boxes."""
+    return screen(app)[-4].strip()
+
+
+@asynchronous
+async def test_arrows_lead_from_box_to_box_and_the_line_below_tells_of_it() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("g")
+        assert "── icicle: all  width = time waiting (1.00 threads) ──" in screen(app)[5]
+        assert told(app) == "main  1.00 waiting (100.0%)  120 waits  max 200ms"
+        seen: list[str] = []
+        for key in ("down", "left", "left", "left", "right", "right", "down", "down", "down", "j", "up", "k"):
+            await pilot.press(key)
+            seen.append(told(app).split("  ")[0])
+        assert seen == [
+            *("serve", "count_money", "ask", "ask", "count_money", "serve"),
+            *("take_order", "futex_do_wait", "futex_do_wait", "futex_do_wait", "take_order", "serve"),
+        ]
+        assert told(app) == "serve  0.70 waiting (70.0%)  40 waits  max 200ms"
+        await pilot.press("home")
+        assert told(app).startswith("main ")
+        await pilot.press("end")
+        assert told(app).startswith("futex_do_wait  0.60 waiting (60.0%)")
+
+
+@asynchronous
+async def test_enter_shows_one_box_alone_and_escape_leads_out_and_then_closes() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("g", "down", "enter")
+        boxes = screen(app)[6:10]
+        assert [line.split("│")[1].strip() for line in boxes[:2]] == ["main", "serve"]
+        assert len(boxes[0]) <= 80 and boxes[1].count("│") == 1
+        assert boxes[2].split("│")[1:][0].startswith("read_page")
+        await pilot.press("down", "enter")
+        assert app.view.flame.zoom == PATH
+        await pilot.press("escape")
+        assert (app.view.focus, app.view.flame.zoom, app.view.flame.cursor) == (FLAME, (), PATH)
+        await pilot.press("escape")
+        assert app.view.focus == CATEGORIES
+        await pilot.press("tab", "g", "g")
+        assert app.view.focus == LIST
+
+
+@asynchronous
+async def test_the_icicle_of_a_thread_is_about_it_and_closes_to_its_tree() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("tab", "enter", "enter", "g")
+        assert "── icicle: shop(100) > worker-1(101)  width = time waiting (0.50 threads)" in screen(app)[5]
+        assert screen(app)[7].strip("│ ") == "serve"
+        await pilot.press("escape")
+        assert app.view.focus == TREE
+        assert app.view.thread == (100, 101)
+
+
+@asynchronous
+async def test_v_k_and_u_shape_the_boxes() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("g", "v")
+        assert screen(app)[6].count("[k]") == 4
+        assert "│[k]futex_do_wait " in screen(app)[6]
+        await pilot.press("v", "K")
+        assert "main" not in screen(app)[6]
+        assert screen(app)[7].strip() == ""
+        await pilot.press("U")
+        assert screen(app)[6].strip("│ ") == "main"
+        assert not any("[k]" in line for line in screen(app)[6:12])
+
+
+@asynchronous
+async def test_a_search_marks_boxes_and_n_goes_from_one_to_the_next() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), theme_name="mono") as (app, pilot):
+        await pilot.press("g")
+        before = coloured(app)[8]
+        await pilot.press("/", *"order")
+        assert app.view.search == "order"
+        assert coloured(app)[8] != before
+        await pilot.press("escape")
+        assert coloured(app)[8] == before
+        await pilot.press("/", *"er", "enter")
+        seen: list[str] = []
+        for key in ("n", "n", "n", "n", "N"):
+            await pilot.press(key)
+            seen.append(told(app).split("  ")[0])
+        assert app.view.focus == FLAME
+        assert seen == ["serve", "answer", "take_order", "serve", "take_order"]
+
+
+@asynchronous
+async def test_y_copies_the_box_with_its_own_time() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("g", "down", "down", "y")
+        assert app.clipboard == "main;serve;take_order 6000000"
+
+
+@asynchronous
+async def test_x_mutes_the_function_of_the_box() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("g", "down", "down", "X")
+        assert [one.text for one in app.view.muted] == ["stack=take_order"]
+        assert "(0.40 threads)" in screen(app)[5]
+
+
+@asynchronous
+async def test_boxes_move_every_other_second_and_tell_of_the_time_that_they_are_of() -> None:
+    source = ScriptedSource(SHOP, ticks=2)
+    async with shown(source) as (app, pilot):
+        await pilot.press("g")
+        for tick in (3, 4, 5):
+            source.go_on(to=tick)
+            await until(lambda: app.picture is not None and app.picture.newest.number == tick)  # noqa: B023
+            await pilot.pause()
+            assert "(1.00 threads)" in screen(app)[5]
+            assert told(app).startswith("main  1.00 waiting (100.0%)")
+
+
+@asynchronous
+async def test_another_span_is_drawn_at_once_though_the_picture_is_paused() -> None:
+    source = ScriptedSource(SHOP, ticks=12)
+    async with shown(source) as (app, pilot):
+        await pilot.press("g", "space")
+        assert "120 waits" in told(app)
+        await pilot.press("w")
+        assert "144 waits" in told(app)
+
+
+@asynchronous
+async def test_boxes_that_are_too_narrow_are_counted() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("g")
+        assert screen(app)[-3].startswith(" 3 boxes too narrow (0.6%)   arrows move   ENTER zoom   ESC out")
+
+
+@asynchronous
+async def test_where_there_is_no_stack_the_icicle_says_so_and_its_keys_do_no_harm() -> None:
+    async with shown(ScriptedSource([], ticks=2)) as (app, pilot):
+        await pilot.press("g")
+        assert any(line == " Nothing waits here." for line in screen(app))
+        await pilot.press("down", "left", "enter", "y", "X", "n", "v", "escape", "escape", "escape")
+        assert app.view.focus in (LIST, CATEGORIES)

@@ -1,0 +1,207 @@
+"""The mouse: a click chooses, one on what is chosen goes down, and the wheel moves."""
+
+import pytest
+from textual import events
+from textual.pilot import Pilot
+
+from offtop.model.book import ThreadKey
+from offtop.model.tree import Step
+from offtop.model.view import CATEGORIES, FLAME, HEATMAP, HISTOGRAM, LATENCY, LIST, SITE, TREE, View
+from offtop.ui.app import OfftopApp
+from tests.ui.scripted import AT_NS, MS, SHOP, ScriptedSource
+from tests.ui.shown import QUICK_NS, asynchronous, screen, shown
+
+MAIN, SERVE = Step("main", False), Step("serve", False)
+
+
+def at(app: OfftopApp, text: str, nth: int = 0) -> tuple[int, int]:
+    """Where `text` stands on the screen."""
+    places = [(line.index(text), y) for y, line in enumerate(screen(app)) if text in line]
+    return places[nth]
+
+
+async def click(app: OfftopApp, pilot: Pilot[int], text: str, nth: int = 0) -> None:
+    await pilot.click(offset=at(app, text, nth))
+    await pilot.pause()
+
+
+async def wheel(pilot: Pilot[int], offset: tuple[int, int], down: bool) -> None:
+    event = events.MouseScrollDown if down else events.MouseScrollUp
+    await pilot._post_mouse_events([event], offset=offset)  # pyright: ignore[reportPrivateUsage]
+    await pilot.pause()
+
+
+@asynchronous
+async def test_a_click_on_a_category_chooses_it_and_another_goes_to_its_list() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await click(app, pilot, "net-recv")
+        assert (app.view.category, app.view.focus) == ("net-recv", CATEGORIES)
+        await click(app, pilot, "> net-recv ", nth=1)
+        assert (app.view.category, app.view.focus) == ("net-recv", LIST)
+        await click(app, pilot, " all ")
+        assert (app.view.category, app.view.focus) == ("", CATEGORIES)
+        await pilot.click(offset=(10, 13))
+        assert (app.view.category, app.view.focus) == ("", CATEGORIES)
+
+
+@asynchronous
+async def test_clicks_in_the_list_lead_to_a_process_and_its_thread() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await click(app, pilot, "bank")
+        assert (app.view.focus, app.view.cursor, app.view.pid) == (LIST, 200, None)
+        await click(app, pilot, "bank")
+        assert app.view.pid == 200
+        await click(app, pilot, "teller")
+        await click(app, pilot, "teller")
+        assert (app.view.thread, app.view.focus) == (ThreadKey(200, 201), TREE)
+
+
+@pytest.mark.parametrize(("row", "titles"), [(5, ("MAX", "EV/S", "WAITING")), (15, ("MAX", "EV/S", "WAITING"))])
+@asynchronous
+async def test_a_click_on_a_head_sorts_and_another_turns_it_round(row: int, titles: tuple[str, ...]) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        for title in titles:
+            x = screen(app)[row].index(title)
+            await pilot.click(offset=(x, row))
+            assert (app.view.sort, app.view.reverse) == (title, False)
+            await pilot.click(offset=(x + len(title) - 1, row))
+            assert (app.view.sort, app.view.reverse) == (title, True)
+        x = screen(app)[row].index("p99")
+        await pilot.click(offset=(x, row))
+        assert (app.view.sort, app.view.reverse) == ("P99", False)
+        x = screen(app)[15].index("COMMAND")
+        await pilot.click(offset=(x, 15))
+        assert app.view.sort == "NAME"
+        await pilot.click(offset=(screen(app)[15].index("PID"), 15))
+        assert app.view.sort == "PID"
+
+
+@asynchronous
+async def test_a_click_on_a_branch_chooses_it_and_another_opens_or_closes_it() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t")
+        await click(app, pilot, "▶ ask")
+        assert app.view.tree.cursor == (MAIN, Step("ask", False))
+        assert not any("greeting" in line for line in screen(app))
+        await click(app, pilot, "▶ ask")
+        assert any("greeting" in line for line in screen(app))
+        await click(app, pilot, "▼ ask")
+        assert not any("greeting" in line for line in screen(app))
+        await pilot.click(offset=(40, 18))
+        assert app.view.tree.cursor == (MAIN, Step("ask", False))
+
+
+@asynchronous
+async def test_a_click_on_a_leaf_that_is_chosen_goes_down_to_its_site() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t")
+        await click(app, pilot, "take_order")
+        assert app.view.focus == TREE
+        await click(app, pilot, "take_order")
+        assert app.view.focus == SITE
+        assert app.view.path[:2] == (MAIN, SERVE)
+
+
+@asynchronous
+async def test_the_wheel_moves_three_rows_in_the_pane_under_the_mouse() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
+        await wheel(pilot, (5, 8), down=True)
+        assert (app.view.focus, app.view.category) == (CATEGORIES, "fsync")
+        await wheel(pilot, (5, 8), down=False)
+        assert app.view.category == ""
+        await wheel(pilot, (5, 25), down=True)
+        assert (app.view.focus, app.view.cursor) == (LIST, 200)
+        await wheel(pilot, (120, 25), down=True)
+        assert app.view.focus == TREE
+        assert app.picture is not None and app.picture.tree is not None
+        assert app.picture.tree.cursor == 3
+
+
+@asynchronous
+async def test_a_histogram_takes_neither_clicks_nor_the_wheel() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
+        assert app.view.latency != HISTOGRAM
+        await pilot.click(offset=(120, 8))
+        await wheel(pilot, (120, 8), down=True)
+        assert app.view.focus == CATEGORIES
+
+
+@asynchronous
+async def test_a_click_on_a_cell_of_the_heat_map_chooses_it() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), view=View(delay_ns=QUICK_NS, latency=HEATMAP)) as (app, pilot):
+        y, line = next((y, line) for y, line in enumerate(screen(app)) if "34ms-134ms" in line)
+        await pilot.click(offset=(len(line) - 2, y))
+        assert app.view.focus == LATENCY
+        assert app.view.cell is not None and app.view.cell.end_ns == AT_NS + 10_000 * MS
+        assert any(line.startswith(" 02:00:05-02:00:10  34ms-134ms: 30 waits") for line in screen(app))
+        before = app.view.cell
+        await pilot.click(offset=(3, y))
+        assert app.view.cell == before
+
+
+@asynchronous
+async def test_a_click_on_a_box_chooses_it_and_another_shows_it_alone() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("g")
+        await click(app, pilot, "serve")
+        assert (app.view.flame.cursor, app.view.flame.zoom) == ((MAIN, SERVE), ())
+        await click(app, pilot, "serve")
+        assert app.view.flame.zoom == (MAIN, SERVE)
+        await pilot.click(offset=(3, 15))
+        assert (app.view.focus, app.view.flame.zoom) == (FLAME, (MAIN, SERVE))
+
+
+@asynchronous
+async def test_the_wheel_scrolls_a_site() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "enter")
+        top = screen(app)[6]
+        await wheel(pilot, (10, 12), down=True)
+        assert app.view.scrolled == 3
+        assert screen(app)[6] != top
+        await wheel(pilot, (10, 12), down=False)
+        assert screen(app)[6] == top
+
+
+@asynchronous
+async def test_clicks_on_head_alert_and_key_bar_choose_nothing() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        before = app.view
+        for y in (0, 3, 4, 14, 22, 23):
+            await pilot.click(offset=(20, y))
+        assert app.view == before
+
+
+@asynchronous
+async def test_a_click_while_a_question_is_asked_leaves_the_question() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("/", "b")
+        await click(app, pilot, "net-recv")
+        await pilot.press("a", "n", "k", "enter")
+        assert app.view.filter.text == "bank"
+
+
+@asynchronous
+async def test_a_chooser_is_chosen_from_with_the_mouse() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("f6")
+        await click(app, pilot, "( ) NAME")
+        assert (app.view.sort, len(app.screen_stack)) == ("NAME", 1)
+        await pilot.press("f")
+        await click(app, pilot, "[x] column EV/S")
+        assert app.view.hidden == {"EV/S"}
+        await click(app, pilot, "[ ] column EV/S")
+        assert app.view.hidden == frozenset()
+        await wheel(pilot, at(app, "column MAX"), down=True)
+        await pilot.press("space")
+        assert app.view.hidden == {"p50<="}
+        await click(app, pilot, "SPACE on or off")
+        assert app.view.hidden == {"p50<="}
+
+
+@asynchronous
+async def test_in_a_chooser_that_is_longer_than_the_screen_its_last_line_is_no_choice() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (80, 10)) as (app, pilot):
+        await pilot.press("f")
+        await click(app, pilot, "SPACE on or off")
+        assert app.view.hidden == frozenset()

@@ -1,0 +1,333 @@
+"""The stack tree: what opens by itself, what stays as it is while numbers change, and the way to a site."""
+
+import pytest
+
+from offtop.model.view import LIST, SITE, TREE, View
+from offtop.ui.app import OfftopApp
+from offtop.units import NS_PER_S
+from tests.ui.scripted import SHOP, ScriptedSource, Waits
+from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
+
+FIRST = [
+    "▼ main",
+    "  ▼ serve",
+    "      take_order › [k]futex_do_wait",
+    "      read_page › [k]io_schedule",
+    "    count_money › [k]futex_do_wait",
+    "    write_book › [k]jbd2_log_wait_commit",
+    "  ▶ ask",
+    "  ▶ … 3 more",
+]
+
+
+def stacks(app: OfftopApp) -> list[str]:
+    """What stands under STACK on a screen of 80 columns."""
+    lines = screen(app)
+    head = next(number for number, line in enumerate(lines) if "STACK" in line)
+    shown_lines = [line[29:] for line in lines[head + 1 : -2]]
+    return shown_lines[: shown_lines.index("")] if "" in shown_lines else shown_lines
+
+
+def at_cursor(app: OfftopApp) -> tuple[int, str]:
+    """The line of the screen that the cursor is on, and its stack."""
+    number, line = next((number, line) for number, line in enumerate(screen(app)) if line.startswith(">"))
+    return number, line[29:].strip()
+
+
+async def ticks(app: OfftopApp, source: ScriptedSource, to: int) -> None:
+    source.go_on(to)
+    await until(lambda: app.picture is not None and app.picture.newest.number == to)
+
+
+@asynchronous
+async def test_what_has_a_tenth_of_the_time_is_open_at_first_and_runs_of_one_child_are_one_line() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t")
+        assert stacks(app) == FIRST
+        assert app.picture is not None and app.picture.tree is not None
+        assert [branch.part.total_ns // 10**7 for branch in app.picture.tree.branches] == [
+            1000,
+            700,
+            600,
+            100,
+            100,
+            100,
+            94,
+            6,
+        ]
+        await pilot.press("t")
+        assert app.view.focus == LIST
+
+
+@asynchronous
+async def test_right_and_plus_open_a_branch_left_and_minus_close_it_and_go_to_its_parent() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "end", "up")
+        for opens, closes in (("right", "left"), ("+", "-")):
+            await pilot.press(opens)
+            assert stacks(app)[6:9] == ["  ▼ ask", "      answer › [k]tcp_recvmsg", "      greeting › [k]tcp_recvmsg"]
+            await pilot.press(opens)
+            assert at_cursor(app)[1] == "▼ ask"
+            await pilot.press(closes)
+            assert stacks(app) == FIRST
+        await pilot.press("left")
+        assert at_cursor(app)[1] == "▼ main"
+        await pilot.press("left")
+        assert stacks(app) == ["▶ main"]
+        await pilot.press("left")
+        assert at_cursor(app)[1] == "▶ main"
+        await pilot.press("right")
+        assert stacks(app)[0] == "▼ main"
+
+
+@asynchronous
+async def test_asterisk_opens_all_but_what_is_summed_up() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "-", "*")
+        below_ask = [f"      {name} › [k]tcp_recvmsg" for name in ("answer", "greeting")]
+        assert stacks(app) == [*FIRST[:6], "  ▼ ask", *below_ask, "  ▶ … 3 more"]
+
+
+@asynchronous
+async def test_enter_opens_what_is_summed_up() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "end", "enter")
+        assert stacks(app)[7:] == [
+            "  ▼ … 3 more",
+            *(f"      dust_{number} › [k]tcp_recvmsg" for number in (1, 2, 3)),
+        ]
+        assert app.view.focus == TREE
+        await pilot.press("left")
+        assert stacks(app) == FIRST
+
+
+@asynchronous
+async def test_what_is_open_or_closed_stays_so_while_ticks_come() -> None:
+    source = ScriptedSource(SHOP, ticks=12)
+    async with shown(source) as (app, pilot):
+        await pilot.press("t", "end", "up", "right", "home", "down", "left")
+        closed = ["▼ main", "  ▶ serve", *FIRST[4:6], "  ▼ ask"]
+        assert stacks(app)[:5] == closed
+        await ticks(app, source, 20)
+        assert stacks(app)[:5] == closed
+        assert at_cursor(app)[1] == "▶ serve"
+
+
+LONG = (
+    *(Waits("p", 9, "p", 9, "lock", "futex_do_wait", (f"f_{n:02}", "main"), (40 - n,)) for n in range(30)),
+    *(Waits("p", 9, "p", 9, "lock", "futex_do_wait", (f"f_{n}", "main"), (100,), begins=12) for n in range(25, 30)),
+)
+"""30 functions, each of which waits 1 ms less a second than the one before; after 12 s the last five wait most."""
+
+
+@asynchronous
+async def test_the_cursor_stays_on_its_branch_and_on_its_line_of_the_screen_while_the_order_changes() -> None:
+    source = ScriptedSource(LONG, ticks=12)
+    async with shown(source, view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
+        await pilot.press("t", *["down"] * 20)
+        assert app.picture is not None and app.picture.tree is not None
+        before = at_cursor(app)
+        assert before[1] == "f_19 › [k]futex_do_wait"
+        assert (app.picture.tree.cursor, before[0]) == (20, 21)
+        await pilot.press("up", "up", "up")
+        before = at_cursor(app)
+        assert (app.picture.tree.cursor, before) == (17, (18, "f_16 › [k]futex_do_wait"))
+        await ticks(app, source, 13)
+        assert at_cursor(app) == before
+        assert app.picture.tree.cursor == 22
+        await pilot.press("home")
+        assert stacks(app)[1].strip() == "f_25 › [k]futex_do_wait"
+
+
+@asynchronous
+async def test_a_branch_that_grows_opens_by_itself_unless_it_was_closed_by_hand() -> None:
+    table = (
+        Waits("p", 9, "p", 9, "lock", "futex_do_wait", ("large", "main"), (900,)),
+        Waits("p", 9, "p", 9, "lock", "futex_do_wait", ("one", "small", "main"), (30,)),
+        Waits("p", 9, "p", 9, "lock", "futex_do_wait", ("two", "small", "main"), (30,)),
+        Waits("p", 9, "p", 9, "lock", "futex_do_wait", ("two", "small", "main"), (400,), begins=12),
+    )
+    for by_hand, arrow in (((), "▼"), (("right", "left"), "▶")):
+        source = ScriptedSource(table, ticks=12)
+        async with shown(source, view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
+            await pilot.press("t", "end", *by_hand)
+            assert stacks(app)[-1] == "  ▶ small"
+            await ticks(app, source, 13)
+            assert f"  {arrow} small" in stacks(app)
+
+
+@asynchronous
+async def test_v_turns_it_round_and_again_back() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "v")
+        assert any("leaf first (v)" in line for line in screen(app))
+        assert stacks(app)[:4] == [
+            "▼ [k]futex_do_wait",
+            "    [u]take_order › serve › main",
+            "    [u]count_money › main",
+            "  [k]io_schedule › [u]read_page › serve › main",
+        ]
+        await pilot.press("v")
+        assert stacks(app) == FIRST
+
+
+@asynchronous
+async def test_k_u_and_full_stop_choose_the_frames() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "K")
+        assert any("kernel only (K)" in line for line in screen(app))
+        assert stacks(app) == [
+            f"  [k]{leaf}" for leaf in ("futex_do_wait", "io_schedule", "jbd2_log_wait_commit", "tcp_recvmsg")
+        ]
+        await pilot.press("U")
+        assert any("user only (U)" in line for line in screen(app))
+        assert "[k]" not in "".join(stacks(app))
+        assert stacks(app)[2] == "      take_order"
+        await pilot.press("U", ".")
+        assert any("all frames (.)" in line for line in screen(app))
+        assert stacks(app)[2] == "      take_order › [k]futex_do_wait › schedule"
+        await pilot.press(".")
+        assert stacks(app) == FIRST
+
+
+@asynchronous
+async def test_n_goes_from_one_line_with_the_word_to_the_next_and_round() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "/", *"ER", "enter")
+        seen: list[str] = []
+        for key in ("n", "n", "n", "n", "N", "N"):
+            await pilot.press(key)
+            seen.append(at_cursor(app)[1])
+        orders, answer = "take_order › [k]futex_do_wait", "answer › [k]tcp_recvmsg"
+        assert seen == ["▼ serve", orders, answer, "▼ serve", answer, orders]
+
+
+@asynchronous
+async def test_n_follows_the_lines_and_goes_into_what_is_closed() -> None:
+    table = [
+        Waits("w_p", 9, "w_p", 9, "lock", "futex_do_wait", (f"w_{name}", *above, "main"), (ms,))
+        for name, ms, above in (("a", 100, ()), ("b", 300, ()), ("c", 200, ()), ("d", 390, ("high",)), ("e", 4, ()))
+    ]
+    table += [Waits("w_p", 9, "w_p", 9, "lock", "futex_do_wait", ("y", "high", "main"), (3,))]
+    table += [Waits("w_p", 9, "w_p", 9, "lock", "futex_do_wait", ("z", "main"), (3,))]
+    async with shown(ScriptedSource(table, ticks=12)) as (app, pilot):
+        await pilot.press("t", "/", *"w_", "enter", "down", "left", "home")
+        assert [line.split(" › ")[0] for line in stacks(app)] == [
+            "▼ main",
+            "  ▶ high",
+            "    w_b",
+            "    w_c",
+            "    w_a",
+            "  ▶ … 2 more",
+        ]
+        seen: list[str] = []
+        for key in ("n",) * 6 + ("N",) * 5:
+            await pilot.press(key)
+            seen.append(at_cursor(app)[1].split(" › ")[0])
+        assert seen == ["w_d", "w_b", "w_c", "w_a", "w_e", "w_d", "w_e", "w_a", "w_c", "w_b", "w_d"]
+
+
+@asynchronous
+async def test_n_without_a_word_says_so_and_so_it_does_where_no_line_has_it() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "n")
+        assert "nothing was searched: / searches" in screen(app)
+        await pilot.press("/", *"shop", "enter", "N")
+        assert "no function here has it" in screen(app)
+
+
+@asynchronous
+async def test_y_copies_the_stack_root_first_with_its_microseconds() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "down", "y")
+        assert app.clipboard == "main;serve 7000000"
+        await pilot.press("down", "y")
+        assert app.clipboard == "main;serve;take_order;futex_do_wait 6000000"
+        assert "copied: main;serve;take_order;futex_do_wait 6000000" in screen(app)
+        await pilot.press("enter", "y")
+        assert app.view.focus == SITE
+        assert app.clipboard == "main;serve;take_order;futex_do_wait 6000000"
+        await pilot.press("escape", "v", "home", "down", "y")
+        assert app.clipboard == "main;serve;take_order;futex_do_wait 6000000"
+
+
+@asynchronous
+async def test_what_is_summed_up_is_copied_with_its_own_time() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "end", "y")
+        assert app.clipboard.endswith(" 60000")
+
+
+@asynchronous
+async def test_a_name_that_arrives_late_takes_its_place_and_what_was_open_stays() -> None:
+    source = ScriptedSource(SHOP, ticks=12)
+    source.name("take_order", "shop+0x12")
+    async with shown(source) as (app, pilot):
+        await pilot.press("t", "end", "up", "right", "home", "down")
+        assert stacks(app)[2] == "      shop+0x12 › [k]futex_do_wait"
+        source.name("take_order", "take_order")
+        await ticks(app, source, 13)
+        assert stacks(app)[:6] == FIRST[:6]
+        assert stacks(app)[6] == "  ▼ ask"
+        assert at_cursor(app)[1] == "▼ serve"
+
+
+@asynchronous
+async def test_enter_shows_the_whole_stacks_of_a_branch_and_escape_the_tree_again() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "down", "enter")
+        lines = screen(app)
+        assert lines[4].startswith("All > serve ")
+        assert any(line.startswith("── site: serve  in all ") for line in lines)
+        assert " ".join(lines[7].split()) == "0.70 70% 4 200ms 200ms 200ms"
+        assert " #1  0.60 waiting  86%  3/s  max 200ms" in lines
+        first = lines.index(" #1  0.60 waiting  86%  3/s  max 200ms")
+        assert [line.strip() for line in lines[first + 2 : first + 6]] == [
+            "[k] futex_do_wait",
+            "take_order",
+            "serve",
+            "main",
+        ]
+        assert " #2  0.10 waiting  14%  1/s  max 100ms" in lines
+        await pilot.press("escape")
+        assert (app.view.focus, app.view.path, at_cursor(app)[1]) == (TREE, (), "▼ serve")
+
+
+@pytest.mark.parametrize("key", ["v", "K", "U", "."])
+@asynchronous
+async def test_another_shape_in_a_site_leads_to_the_tree_of_that_shape(key: str) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("t", "down", "enter", key)
+        assert (app.view.focus, app.view.path) == (TREE, ())
+        assert app.picture is not None and app.picture.tree is not None
+        assert app.picture.tree.root.total_ns == 10 * NS_PER_S
+        assert app.picture.latency.total_ns == 10 * NS_PER_S
+
+
+@asynchronous
+async def test_keys_of_the_tree_say_so_elsewhere() -> None:
+    async with shown(ScriptedSource(SHOP)) as (app, pilot):
+        for key in ("+", "-"):
+            await pilot.press(key)
+            assert "this key is for the stack tree: t shows it" in screen(app)
+
+
+@asynchronous
+async def test_where_there_is_no_stack_the_tree_says_so_and_its_keys_do_no_harm() -> None:
+    short = Waits("p", 9, "p", 9, "lock", "futex_do_wait", short_waits=100)
+    async with shown(ScriptedSource([short], ticks=2)) as (app, pilot):
+        await pilot.press("t")
+        assert any("No stack here: waits below the minimum (m) have none." in line for line in screen(app))
+        await pilot.press("+", "-", "*", "enter", "left", "right", "down", "n", "y", "v", "v", "K", "K", "X")
+        assert app.is_running
+
+
+@asynchronous
+async def test_beside_the_list_the_tree_is_there_at_once_and_about_what_the_cursor_is_on() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
+        assert any(line.rstrip().endswith("take_order › [k]futex_do_wait") for line in screen(app))
+        await pilot.press("end")
+        lines = screen(app)
+        assert any("stack tree: disk-read" in line for line in lines)
+        assert any("main › serve › read_page › [k]io_schedule" in line for line in lines)
+        assert not any("take_order › [k]futex_do_wait" in line.partition("│")[2] for line in lines)
