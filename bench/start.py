@@ -9,13 +9,14 @@ from statistics import median
 
 from bench import tools
 from bench.answer import Answer, Bar, UnanswerableError, middle
-from bench.terminal import COLUMNS, LINES, Terminal
+from tests.ui.terminal import terminal
 
 _ROUNDS = 5
+_COLUMNS, _LINES = 160, 50
 _MOST_SECONDS = 2.0
 _PATIENCE_SECONDS = 20.0
 
-_FULL_PICTURE = re.compile(rb"LIVE.*Waiting +[\d.]+\S* = .*WAITING.*waiting on: .*WAITING.*\d%", re.DOTALL)
+_FULL_PICTURE = re.compile(r"LIVE.*Waiting +[\d.]+\S* = .*WAITING.*waiting on: .*WAITING.*\d%", re.DOTALL)
 """Head, categories, and a row of the processes: none of it is there before the first tick."""
 
 
@@ -25,7 +26,7 @@ def ask(_waits: Path) -> Answer:
     return Answer(
         "From the command on",
         [
-            f"to the first full picture on {COLUMNS}x{LINES}: {middle(screen, 2)} s",
+            f"to the first full picture on {_COLUMNS}x{_LINES}: {middle(screen, 2)} s",
             f"to the first line of --json -d 0.25: {middle(line, 2)} s",
         ],
         [Bar("command to first full picture", median(screen), _MOST_SECONDS, " s")],
@@ -34,10 +35,10 @@ def ask(_waits: Path) -> Answer:
 
 
 def _to_picture() -> float:
-    with Terminal([str(tools.offtop())]) as terminal:
-        if not terminal.wait_for(_FULL_PICTURE, _PATIENCE_SECONDS):
+    with terminal([str(tools.offtop())], _COLUMNS, _LINES) as shown:
+        if not shown.wait_for(_FULL_PICTURE, _PATIENCE_SECONDS):
             raise UnanswerableError(f"no full picture within {_PATIENCE_SECONDS:.0f} s")
-        return time.monotonic() - terminal.began
+        return time.monotonic() - shown.began
 
 
 def _to_json() -> float:

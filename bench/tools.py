@@ -167,3 +167,9 @@ def cpu_s(task: int | str) -> tuple[float, float]:
     after_name = Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     return int(after_name[11]) * tick_s, int(after_name[12]) * tick_s
+
+
+def family(pid: int) -> list[int]:
+    """The process and its children that read binaries. (Its compiler was a child, too, and is gone.)"""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [pid, *(int(child) for task in tasks for child in (task / "children").read_text().split())]

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from bench import tools
 from bench.answer import Answer, Bar, UnanswerableError, middle
-from bench.terminal import COLUMNS, LINES, Terminal
 from bench.workload import Threads
+from tests.ui.terminal import Terminal, terminal
 
+_COLUMNS, _LINES = 160, 50
 _THREADS = 840
 _SITES = 5_000
 _WAIT_US = 200_000
@@ -49,14 +50,14 @@ def ask(waits: Path) -> Answer:
     with Threads(waits) as threads:
         threads.start("sites", _THREADS, _WAIT_US, _LIVE_SECONDS)
         sites = _changing_sites(threads.pid)
-        with Terminal([str(tools.offtop())]) as terminal:
-            terminal.look_on(_WARM_SECONDS)
-            slices = [_used_pct(terminal) for _ in range(_SLICES)]
-            rss_mb, most_rss_mb = _rss_mb(terminal.pid)
+        with terminal([str(tools.offtop())], _COLUMNS, _LINES) as shown:
+            shown.look_on(_WARM_SECONDS)
+            slices = [_used_pct(shown) for _ in range(_SLICES)]
+            rss_mb, most_rss_mb = _rss_mb(shown.pid)
     cpu_pct = median(used.all for used in slices)
     parts = {name: median(getattr(used, name) for used in slices) for name in _Usage._fields}
     return Answer(
-        f"A screen of {COLUMNS}x{LINES} at 1 Hz, {sites:,} sites that changed in each second",
+        f"A screen of {_COLUMNS}x{_LINES} at 1 Hz, {sites:,} sites that changed in each second",
         [
             f"CPU, % of one core, in stretches of {_SLICE_SECONDS:.0f} s: {middle([s.all for s in slices], 1)}",
             "medians: " + ", ".join(f"{name} {pct:.1f}%" for name, pct in parts.items()),
@@ -76,11 +77,11 @@ def ask(waits: Path) -> Answer:
     )
 
 
-def _used_pct(terminal: Terminal) -> _Usage:
+def _used_pct(shown: Terminal) -> _Usage:
     """In the next few seconds."""
-    before, began = _used_s(terminal.pid), time.monotonic()
-    terminal.look_on(_SLICE_SECONDS)
-    after, seconds = _used_s(terminal.pid), time.monotonic() - began
+    before, began = _used_s(shown.pid), time.monotonic()
+    shown.look_on(_SLICE_SECONDS)
+    after, seconds = _used_s(shown.pid), time.monotonic() - began
     return _Usage(*(100 * (b - a) / seconds for a, b in zip(before, after, strict=True)))
 
 
@@ -97,20 +98,14 @@ def _changing_sites(pid: int) -> int:
 
 def _used_s(pid: int) -> _Usage:
     drawing_s = sum(tools.cpu_s(f"{pid}/task/{pid}"))
-    user_s, kernel_s = (sum(part) for part in zip(*map(tools.cpu_s, _family(pid)), strict=True))
+    user_s, kernel_s = (sum(part) for part in zip(*map(tools.cpu_s, tools.family(pid)), strict=True))
     return _Usage(drawing_s, user_s + kernel_s - drawing_s, kernel_s)
-
-
-def _family(pid: int) -> list[int]:
-    """The process and its children that read binaries. (Its compiler was a child, too, and is gone.)"""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [pid, *(int(child) for task in tasks for child in (task / "children").read_text().split())]
 
 
 def _rss_mb(pid: int) -> tuple[float, float]:
     """Now, and the most there was, of offtop's processes together; what they share counts for each."""
     now_kb = most_kb = 0
-    for one in _family(pid):
+    for one in tools.family(pid):
         lines = Path(f"/proc/{one}/status").read_text().splitlines()
         kb = {name: rest for name, _, rest in (line.partition(":") for line in lines) if name in ("VmRSS", "VmHWM")}
         now_kb += int(kb["VmRSS"].split()[0])

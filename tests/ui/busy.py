@@ -1,7 +1,7 @@
 """A source of made-up waits, as many as asked for, to look at the screen and to measure what a tick costs."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
@@ -27,6 +27,8 @@ class BusySource:
     """`sites` sites that each finish a wait a tick, on half as many threads, and as many that just wait."""
 
     host = "db7"
+    version = 0
+    """All names are known from the first."""
 
     def __init__(self, sites: int = 300, still: int = 100, ticks: int | None = None, seed: int = 7) -> None:
         self._random = random.Random(seed)
@@ -124,6 +126,9 @@ class BusySource:
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """All names are known."""
+
+    def describe(self, pids: Collection[int]) -> None:
+        """Nobody is told of."""
 
     def about(self) -> list[tuple[str, str]]:
         return [("kernel", "6.18.0"), ("door", "sched_exit_tp")]

@@ -1,36 +1,68 @@
-"""Shows the screen on made-up waits, to look at it and to measure it: `python tests/ui/show.py [SITES [STILL]]`.
+"""Shows the screen on made-up waits, to look at it and to measure it: `python tests/ui/show.py [SITES [STILL]]`."""
 
-With --fail, the source fails on its third reading.
-"""
-
+import argparse
+import json
 import sys
 from pathlib import Path
+from time import monotonic_ns
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from offtop import paths
 from offtop.errors import KernelError, OfftopError
 from offtop.model.categories import parse
+from offtop.model.snapshot import Snapshot
 from offtop.model.view import View
 from offtop.source import Source
 from offtop.ui.app import run
+from offtop.units import NS_PER_S
 from tests.ui.busy import BusySource
 from tests.ui.scripted import ScriptedSource
 
 
+class _TimedBusySource(BusySource):
+    """Remembers when it was read."""
+
+    def __init__(self, sites: int, still: int) -> None:
+        super().__init__(sites, still)
+        self.read_ns: list[int] = []
+        """CLOCK_MONOTONIC."""
+
+    def read(self) -> Snapshot | None:
+        self.read_ns.append(monotonic_ns())
+        return super().read()
+
+
 def main() -> int:
-    categories = parse(paths.categories().read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sites", type=int, nargs="?", default=300, help="sites that finish a wait in each tick")
+    parser.add_argument("still", type=int, nargs="?", default=200, help="threads in a wait that goes on")
+    parser.add_argument(
+        "--delay", type=float, default=1.0, help="seconds between two ticks, each of which tells of 1 s"
+    )
+    parser.add_argument("--same", type=int, metavar="N", help="instead: N ticks of a few waits, always the same")
+    parser.add_argument("--fail", action="store_true", help="the source fails on its third reading")
+    parser.add_argument("--mouse", action="store_true", help="take the mouse")
+    parser.add_argument("--reads", type=Path, metavar="FILE", help="at the end, write there when each tick was read")
+    asked = parser.parse_args()
+
     source: Source
-    if "--fail" in sys.argv:
+    if asked.fail:
         source = ScriptedSource(ticks=1, error=KernelError("the kernel took the probe away. Start offtop again"))
+    elif asked.same is not None:
+        source = ScriptedSource(ticks=asked.same)
     else:
-        sites, still = [*(int(word) for word in sys.argv[1:3]), 300, 200][:2]
-        source = BusySource(sites, still)
+        source = _TimedBusySource(asked.sites, asked.still)
+    view = View(delay_ns=round(asked.delay * NS_PER_S))
+    categories = parse(paths.categories().read_text(encoding="utf-8"))
     try:
-        return run(source, View(), categories)
+        return run(source, view, categories, mouse=asked.mouse)
     except OfftopError as error:
         print(f"offtop: {error}", file=sys.stderr)
         return error.status
+    finally:
+        if asked.reads and isinstance(source, _TimedBusySource):
+            asked.reads.write_text(json.dumps(source.read_ns))
 
 
 if __name__ == "__main__":

@@ -1,158 +1,164 @@
 """On a real terminal: however offtop ends, the terminal is as it was, and the status says why."""
 
-import os
-import pty
-import select
+import json
+import re
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Generator
-from contextlib import contextmanager
-from fcntl import ioctl
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
-from struct import pack
-from termios import TIOCSWINSZ
 
 import pytest
 
-SHOW = Path(__file__).with_name("show.py")
-ALTERNATE_ON, ALTERNATE_OFF, CURSOR_ON = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
-MOUSE_ON = b"\x1b[?1000h"
+from tests.ui.terminal import ALTERNATE_OFF, ALTERNATE_ON, Terminal, show, terminal
+
+SMALL, LARGE = (80, 24), (160, 50)
+NOTHING = (b"", b"CATEGORY")
+OVERLAYS = {
+    "nothing": NOTHING,
+    "prompt": (b"d", b"seconds between two readings"),
+    "palette": (b"\x10", b"Search for commands"),
+    "chooser": (b"f", b"columns, panes, mutes"),
+    "help": (b"?", b"offtop shows where every thread waits"),
+}
+"""What may be open: the key that opens it, and what it shows."""
+_DELAY_S = 0.25
+_STALL_S = 14.0
 
 
-class Terminal:
-    """offtop on a pseudo-terminal of 80x24."""
-
-    def __init__(self, *words: str, **environment: str) -> None:
-        self.master, slave = pty.openpty()
-        ioctl(slave, TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
-        self.seen = b""
-        self.process = subprocess.Popen(
-            [sys.executable, str(SHOW), *words],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**os.environ, "TERM": "xterm-256color", "PYTHONUTF8": "1", **environment},
-            start_new_session=True,
-        )
-        os.close(slave)
-
-    def read_until(self, what: bytes, seconds: float = 30) -> None:
-        end = time.monotonic() + seconds
-        while what not in self.seen:
-            assert time.monotonic() < end, self.seen[-2000:]
-            self.read(0.05)
-
-    def read(self, seconds: float) -> None:
-        if self.master >= 0 and select.select([self.master], [], [], seconds)[0]:
-            try:
-                self.seen += os.read(self.master, 65536)
-            except OSError:  # the other end is closed, and nothing is left
-                return
-
-    def read_rest(self) -> None:
-        """A terminal hands over 4 KB at a time: all that was written until now."""
-        before = None
-        while before != len(self.seen):
-            before = len(self.seen)
-            self.read(0.3)
-
-    def press(self, keys: bytes) -> None:
-        os.write(self.master, keys)
-
-    def hang_up(self) -> None:
-        os.close(self.master)
-        self.master = -1
-
-    def status(self, seconds: float = 30) -> int:
-        end = time.monotonic() + seconds
-        while self.process.poll() is None:
-            assert time.monotonic() < end, "it does not end"
-            if self.master < 0:
-                time.sleep(0.05)
-            self.read(0.05)
-        self.read_rest()
-        return self.process.returncode
+def opened(shown: Terminal, overlay: tuple[bytes, bytes]) -> None:
+    key, shows = overlay
+    shown.read_until(b"CATEGORY")
+    if key:
+        shown.press(key)
+        shown.read_until(shows)
 
 
-@contextmanager
-def terminal(*words: str, **environment: str) -> Generator[Terminal]:
-    made = Terminal(*words, **environment)
-    try:
-        yield made
-    finally:
-        if made.process.poll() is None:
-            made.process.kill()
-            made.process.wait()
-        if made.master >= 0:
-            os.close(made.master)
+def with_each_open(check: Callable[[str], None]) -> None:
+    """`check` with each of OVERLAYS, all at the same time."""
 
+    def checked(overlay: str) -> None:
+        try:
+            check(overlay)
+        except BaseException as failed:
+            failed.add_note(f"with {overlay} open")
+            raise
 
-def assert_sane(seen: bytes) -> None:
-    assert seen.rfind(ALTERNATE_OFF) > seen.rfind(ALTERNATE_ON) >= 0
-    assert seen.rfind(CURSOR_ON) > seen.rfind(ALTERNATE_ON)
-    assert MOUSE_ON not in seen
+    with ThreadPoolExecutor(len(OVERLAYS)) as threads:
+        assert [*threads.map(checked, OVERLAYS)] == [None] * len(OVERLAYS)
 
 
 @pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)],
-    ids=["TERM", "HUP", "INT"],
+    ("name", "status", "size", "mouse"),
+    [("TERM", 143, SMALL, "--mouse"), ("HUP", 129, LARGE, ""), ("INT", 130, SMALL, ""), ("TERM", 143, LARGE, "")],
 )
-def test_a_signal_ends_it_with_the_terminal_as_it_was(number: int, status: int) -> None:
-    with terminal() as shown:
-        shown.read_until(b"CATEGORY")
-        shown.process.send_signal(number)
-        assert shown.status() == status
-        assert_sane(shown.seen)
+def test_a_signal_ends_it_with_the_terminal_as_it_was(
+    name: str, status: int, size: tuple[int, int], mouse: str
+) -> None:
+    def check(overlay: str) -> None:
+        with terminal(show(*mouse.split()), *size) as shown:
+            opened(shown, OVERLAYS[overlay])
+            shown.process.send_signal(signal.Signals[f"SIG{name}"])
+            assert shown.status() == status
+            shown.assert_sane()
+            assert (b"\x1b[?1000h" in shown.drawn) == bool(mouse)
+
+    with_each_open(check)
 
 
-@pytest.mark.parametrize("key", [b"q", b"\x03", b"\x11"], ids=["q", "ctrl-c", "ctrl-q"])
-def test_a_key_ends_it_with_status_0(key: bytes) -> None:
-    with terminal() as shown:
-        shown.read_until(b"CATEGORY")
+@pytest.mark.parametrize(
+    ("key", "size"), [(b"q", SMALL), (b"\x03", LARGE), (b"\x11", SMALL)], ids=["q", "ctrl-c", "ctrl-q"]
+)
+def test_a_key_ends_it_with_status_0(key: bytes, size: tuple[int, int]) -> None:
+    with terminal(show("--mouse"), *size) as shown:
+        opened(shown, NOTHING)
         shown.press(key)
         assert shown.status() == 0
-        assert_sane(shown.seen)
+        shown.assert_sane()
+
+
+def test_the_mouse_switched_on_by_hand_is_off_at_the_end() -> None:
+    with terminal(show()) as shown:
+        opened(shown, OVERLAYS["palette"])
+        assert b"\x1b[?1000h" not in shown.seen
+        shown.press(b"mouse")
+        shown.read_until(b"mouse")
+        shown.look_on(1)
+        shown.press(b"\r")
+        shown.read_until(b"the mouse is offtop's")
+        assert b"\x1b[?1000h" in shown.seen
+        shown.press(b"q")
+        assert shown.status() == 0
+        shown.assert_sane()
 
 
 def test_ctrl_z_gives_the_terminal_back_and_going_on_draws_it_again() -> None:
-    with terminal() as shown:
-        shown.read_until(b"CATEGORY")
-        shown.press(b"\x1a")
-        _, status = os.waitpid(shown.process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
+    def check(overlay: str) -> None:
+        with terminal(show("--mouse"), *(LARGE if overlay == "nothing" else SMALL)) as shown:
+            opened(shown, OVERLAYS[overlay])
+            shown.press(b"\x1a")
+            shown.wait_until_stopped()
+            shown.read_rest()
+            shown.assert_sane()
+            shown.forget()
+            shown.process.send_signal(signal.SIGCONT)
+            shown.read_until(ALTERNATE_ON)
+            shown.read_until(OVERLAYS[overlay][1])
+            shown.press(b"\x03\x03")  # the first closes what is open
+            assert shown.status() == 0
+            shown.assert_sane()
+
+    with_each_open(check)
+
+
+def test_sigtstp_by_itself_suspends_it_too() -> None:
+    with terminal(show(), *LARGE) as shown:
+        opened(shown, NOTHING)
+        shown.process.send_signal(signal.SIGTSTP)
+        shown.wait_until_stopped()
         shown.read_rest()
-        assert_sane(shown.seen)
-        shown.seen = b""
+        shown.assert_sane()
+        shown.forget()
         shown.process.send_signal(signal.SIGCONT)
-        shown.read_until(ALTERNATE_ON)
         shown.read_until(b"CATEGORY")
+        shown.process.send_signal(signal.SIGTERM)
+        assert shown.status() == 143
+        shown.assert_sane()
+
+
+def test_a_closed_terminal_ends_it_even_where_its_signal_is_ignored() -> None:
+    def check(overlay: str) -> None:
+        with terminal(show()) as shown:
+            opened(shown, OVERLAYS[overlay])
+            shown.hang_up()
+            assert shown.status() == 129
+
+    with_each_open(check)
+
+
+def test_a_broken_pipe_elsewhere_is_no_reason_to_end() -> None:
+    with terminal(show("--delay", "0.1")) as shown:
+        opened(shown, NOTHING)
+        shown.process.send_signal(signal.SIGPIPE)
+        shown.forget()
+        shown.read_until(b"LIVE")
         shown.press(b"q")
         assert shown.status() == 0
 
 
-def test_a_closed_terminal_ends_it_even_where_its_signal_is_ignored() -> None:
-    with terminal() as shown:
-        shown.read_until(b"CATEGORY")
-        shown.hang_up()
-        assert shown.status() == 129
-
-
 def test_an_error_of_the_source_is_a_line_once_the_terminal_is_as_it_was() -> None:
-    with terminal("--fail") as shown:
+    with terminal(show("--fail")) as shown:
         assert shown.status() == 4
-        assert_sane(shown.seen)
+        shown.assert_sane()
         end = shown.seen[shown.seen.rfind(ALTERNATE_OFF) :]
         assert b"the kernel took the probe away. Start offtop again" in end
         assert b"Traceback" not in shown.seen
 
 
 def test_without_utf8_and_without_colour_there_is_neither() -> None:
-    with terminal(PYTHONUTF8="0", LC_ALL="C", PYTHONCOERCECLOCALE="0", NO_COLOR="1") as shown:
-        shown.read_until(b"CATEGORY")
-        shown.read(1.5)
+    with terminal(show(), PYTHONUTF8="0", LC_ALL="C", PYTHONCOERCECLOCALE="0", NO_COLOR="1") as shown:
+        opened(shown, NOTHING)
+        shown.look_on(1.5)
         shown.press(b"q")
         assert shown.status() == 0
         assert shown.seen.isascii()
@@ -162,22 +168,56 @@ def test_without_utf8_and_without_colour_there_is_neither() -> None:
 
 
 def test_a_resize_at_any_moment_is_drawn() -> None:
-    with terminal() as shown:
-        shown.read_until(b"CATEGORY")
-        for height, width in ((4, 20), (50, 160), (1, 1), (12, 60), (30, 90)):
-            ioctl(shown.master, TIOCSWINSZ, pack("HHHH", height, width, 0, 0))
-            shown.process.send_signal(signal.SIGWINCH)
-            shown.seen = b""
-            shown.read(0.5)
-        shown.read_until(b"CATEGORY")
-        shown.press(b"q")
-        assert shown.status() == 0
+    def check(overlay: str) -> None:
+        with terminal(show()) as shown:
+            opened(shown, OVERLAYS[overlay])
+            for width, height in ((20, 4), LARGE, (1, 1), (60, 12), (90, 30)):
+                shown.resize(width, height, signal=signal.SIGWINCH)
+                shown.look_on(0.3)
+            shown.forget()
+            shown.resize(*LARGE)
+            shown.read_until(b"\x1b[50;1H")
+            # The palette has closed itself where it had no line.
+            shown.read_until(OVERLAYS[overlay if overlay != "palette" else "nothing"][1])
+            shown.press(b"\x03\x03")
+            assert shown.status() == 0
+            shown.assert_sane()
+
+    with_each_open(check)
 
 
 def test_a_resize_whose_signal_got_lost_is_drawn_too() -> None:
-    with terminal() as shown:
-        shown.read_until(b"CATEGORY")
-        ioctl(shown.master, TIOCSWINSZ, pack("HHHH", 50, 160, 0, 0))
+    with terminal(show()) as shown:
+        opened(shown, NOTHING)
+        shown.resize(*LARGE)
         shown.read_until(b"\x1b[50;1H")
         shown.press(b"q")
         assert shown.status() == 0
+
+
+def test_a_terminal_that_stops_reading_costs_the_measuring_nothing_and_is_told_so(tmp_path: Path) -> None:
+    """The whole 45 s are in `make bench`."""
+    reads = tmp_path / "reads"
+    with terminal(show("--delay", str(_DELAY_S), "--reads", str(reads)), *LARGE) as shown:
+        opened(shown, NOTHING)
+        shown.look_on(8 * _DELAY_S)
+        shown.stall(_STALL_S)
+        shown.forget()
+        shown.read_until(b"the screen stood still for ")
+        shown.look_on(8 * _DELAY_S)
+        newest = newest_reading(shown)
+        shown.press(b"q")
+        assert shown.status() == 0
+        shown.assert_sane()
+    read_ns: list[int] = json.loads(reads.read_text())
+    # The first two are closer: there is something to see soon.
+    delays = [(b - a) / 1e9 / _DELAY_S for a, b in pairwise(read_ns)][1:]
+    assert max(delays) <= 2
+    assert len(delays) >= (_STALL_S + 16 * _DELAY_S) / _DELAY_S - 2
+    assert newest >= len(read_ns) - 4
+
+
+def newest_reading(shown: Terminal) -> int:
+    """The number of the newest reading that was drawn: each tells of one second more, since 02:03:20."""
+    hours, minutes, seconds = map(int, re.findall(r"(\d\d):(\d\d):(\d\d)  ", shown.text)[-1])
+    return 3600 * hours + 60 * minutes + seconds - (2 * 3600 + 3 * 60 + 20)

@@ -1,0 +1,184 @@
+"""All of offtop, on the real kernel and in tmux: who waits comes to the screen by name, and Enter leads to why."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests import command
+from tests.kernel import programs
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+
+THREADS = 64
+"""All but one of them wait: more than others do on a busy machine; and each for a quarter of a second, for a wait has
+its user stack only once it has ended."""
+CONVOY = r"""
+#include <pthread.h>
+#include <stdint.h>
+#include <time.h>
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+/* libc may have no frame pointers: then the caller of its leaf is missing from the stack, and this is that caller. */
+static __attribute__((noinline)) void take(void) { pthread_mutex_lock(&mutex); __asm__ volatile(""); }
+static __attribute__((noinline)) void hold_the_lock(unsigned *seed)
+{
+	take();
+	*seed = *seed * 1103515245 + 12345;
+	struct timespec held = {0, (2000 + *seed / 65536 % 4001) * 1000};
+	nanosleep(&held, NULL);
+	pthread_mutex_unlock(&mutex);
+}
+static void *in_line(void *number)
+{
+	unsigned seed = (uintptr_t)number;
+	for (;;)
+		hold_the_lock(&seed);
+}
+int main(void)
+{
+	pthread_t thread;
+	next();
+	for (uintptr_t i = 0; i < THREADS; i++)
+		pthread_create(&thread, NULL, in_line, (void *)i);
+	next();
+}
+"""
+_NAME = "convoy-4711"
+_PATIENCE_S = 40.0
+_WINDOW_NUMBER = count(1)
+
+
+class Tmux:
+    """A tmux server of its own, with one window, in which a shell's line runs."""
+
+    def __init__(self, width: int, height: int, line: str, config: Path) -> None:
+        self._socket = f"offtop-test-{os.getpid()}-{next(_WINDOW_NUMBER)}"
+        environment = {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC", "XDG_CONFIG_HOME": str(config)}
+        environment.pop("TMUX", None)
+        size = ("-x", str(width), "-y", str(height))
+        self("-u", "-f", "/dev/null", "new-session", "-d", *size, "sh", "-c", line, environment=environment)
+        self.shell = int(self("display-message", "-p", "#{pane_pid}"))
+
+    def __call__(self, *words: str, environment: dict[str, str] | None = None) -> str:
+        run = ["tmux", "-L", self._socket, *words]
+        return subprocess.run(run, check=True, capture_output=True, text=True, timeout=20, env=environment).stdout
+
+    def end(self) -> None:
+        self("kill-server")
+
+    def press(self, *keys: str) -> None:
+        self("send-keys", *keys)
+
+    def screen(self) -> list[str]:
+        return self("capture-pane", "-p").splitlines()
+
+    def modes(self) -> str:
+        """Whether the alternate screen is on, the mouse reported, and the cursor seen."""
+        return self("display-message", "-p", "#{alternate_on} #{mouse_any_flag} #{cursor_flag}").strip()
+
+    def until(self, holds: Callable[[list[str]], object]) -> list[str]:
+        """The first screen of which that holds."""
+        end = time.monotonic() + _PATIENCE_S
+        while not holds(screen := self.screen()):
+            assert time.monotonic() < end, "\n".join(screen)
+            time.sleep(0.05)
+        return screen
+
+
+@contextmanager
+def tmux(width: int, height: int, line: str, config: Path) -> Generator[Tmux]:
+    made = Tmux(width, height, line, config)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def clock(screen: list[str]) -> str:
+    """When the tick was that is shown; empty before the first."""
+    found = re.search(r"\d\d:\d\d:\d\d", screen[0]) if screen and "LIVE" in screen[0] else None
+    return found[0] if found else ""
+
+
+def below(screen: list[str], head: str) -> str:
+    """The line below the first that has `head`; empty if there is none."""
+    lines = iter(screen)
+    return next((next(lines, "") for line in lines if head in line), "")
+
+
+def first_category(screen: list[str]) -> str:
+    """The name in the first row of the categories, below that of all of them."""
+    return below(screen, " all  ").lstrip("> ").partition(" ")[0]
+
+
+def first_process(screen: list[str]) -> str:
+    return below(screen, " PID COMMAND")
+
+
+def in_crumb(screen: list[str], *words: str) -> bool:
+    """Whether these were drilled into, and nothing else."""
+    lines = [line for line in screen if line.startswith("All")]
+    crumb = lines[0].partition("  ")[0].split(" > ") if lines else []
+    return len(crumb) == len(words) and all(word in part for word, part in zip(words, crumb, strict=True))
+
+
+@pytest.mark.parametrize(("width", "height"), [(160, 50), (80, 24)])
+def test_a_mutex_convoy_is_at_the_top_by_name_within_two_ticks_and_three_enters_reach_its_stack(
+    width: int, height: int, tmp_path: Path
+) -> None:
+    assert shutil.which("tmux"), "packaging/system.sh test installs tmux"
+    flags = (f"-DTHREADS={THREADS}", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread")
+    binary = programs.build(tmp_path / _NAME, CONVOY, *flags)
+    told = tmp_path / "told"
+    line = f"exec 3>{told}; stty -g >&3; {command.OFFTOP} 3>&-; echo $? >&3; stty -g >&3; exec sleep 600"
+    with programs.running([binary]) as convoy, tmux(width, height, line, tmp_path) as shown:
+        shown.until(clock)
+        offtop = [pid for pid in command.family(shown.shell) if pid != shown.shell]
+        loaded = command.programs_of(shown.shell)
+        assert loaded
+
+        def is_on_top(screen: list[str]) -> bool:
+            ticks.add(clock(screen))
+            row = first_process(screen)
+            return first_category(screen) == "lock" and _NAME in row and str(convoy.pid) in row
+
+        ticks = {"", clock(shown.screen())}
+        convoy.go()
+        seen = shown.until(is_on_top)
+        assert len(ticks) - 2 <= 2, "\n".join(seen)
+
+        shown.press("Down")
+        shown.until(lambda screen: in_crumb(screen, "All", "lock") and _NAME in first_process(screen))
+        shown.press("Enter")
+        listed = shown.until(lambda screen: first_process(screen).startswith(">"))
+        assert _NAME in first_process(listed)
+        shown.press("Enter")
+        shown.until(lambda screen: in_crumb(screen, "All", "lock", _NAME))
+        shown.press("Enter")
+        shown.until(lambda screen: in_crumb(screen, "All", "lock", f"{_NAME}({convoy.pid})", _NAME))
+        tree = shown.until(lambda screen: any("hold_the_lock" in line for line in screen))
+        assert any("stack tree: lock" in line for line in tree)
+
+        shown.press("Escape")
+        shown.until(lambda screen: in_crumb(screen, "All", "lock", _NAME))
+        shown.press("Escape")
+        shown.until(lambda screen: in_crumb(screen, "All", "lock") and first_process(screen).startswith(">"))
+        shown.press("Escape")
+        shown.until(lambda screen: in_crumb(screen, "All", "lock") and first_process(screen).startswith(" "))
+
+        assert shown.modes()[0] == "1"
+        shown.press("q")
+        shown.until(lambda _: told.read_text().count("\n") == 3)
+        settings_before, status, settings_after = told.read_text().splitlines()
+        assert status == "0"
+        assert settings_after == settings_before
+        assert shown.modes() == "0 0 1"
+        assert not command.still_loaded(loaded)
+        assert not [pid for pid in offtop if Path(f"/proc/{pid}").exists()]

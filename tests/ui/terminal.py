@@ -1,0 +1,189 @@
+"""offtop on a pseudo-terminal of any size: what it draws there and what that costs, and a terminal that misbehaves.
+
+with terminal(offtop(), width=160, height=50) as shown:
+    shown.read_until(b"CATEGORY")
+    shown.press(b"q")
+    assert shown.status() == 0
+"""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from fcntl import ioctl
+from pathlib import Path
+from struct import pack
+
+SHOW = Path(__file__).with_name("show.py")
+ALTERNATE_ON, ALTERNATE_OFF = b"\x1b[?1049h", b"\x1b[?1049l"
+_END_SECONDS = 10.0
+_ESCAPES = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[()][0-9A-Za-z]|[ -~])")
+_MODES = re.compile(rb"\x1b\[\?(\d+)([hl])")
+_AS_IT_WAS = {b"7": b"h", b"25": b"h"}
+"""Modes that a terminal begins with: lines wrap, and the cursor is seen. It begins with no other."""
+
+
+def show(*words: str) -> list[str]:
+    """The command that shows the screen on made-up waits; see show.py for the words."""
+    return [sys.executable, str(SHOW), *words]
+
+
+class Terminal:
+    """Runs a program on a terminal that reads nothing but when it is told to."""
+
+    def __init__(self, command: Sequence[str], width: int, height: int, environment: dict[str, str]) -> None:
+        self.master, slave = pty.openpty()
+        self.drawn = b""
+        """All that was drawn."""
+        self._seen_from = 0
+        self._resize(width, height)
+        self._attributes = termios.tcgetattr(self.master)
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm-256color", "PYTHONUTF8": "1", **environment},
+            start_new_session=True,
+        )
+        os.close(slave)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def seen(self) -> bytes:
+        """What was drawn since it was last forgotten."""
+        return self.drawn[self._seen_from :]
+
+    @property
+    def text(self) -> str:
+        """What is in `seen`, without its escapes."""
+        return _ESCAPES.sub(b"", self.seen).decode(errors="replace")
+
+    # What the terminal does
+
+    def read(self, seconds: float) -> bool:
+        """What is there to read within `seconds`, one piece of it; whether there was any."""
+        if self.master < 0 or not select.select([self.master], [], [], max(0.0, seconds))[0]:
+            return False
+        try:
+            piece = os.read(self.master, 65536)
+        except OSError:  # the other end is closed, and nothing is left
+            time.sleep(min(0.05, max(0.0, seconds)))
+            return False
+        self.drawn += piece
+        return True
+
+    def look_on(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.read(left)
+
+    def stall(self, seconds: float) -> None:
+        """Read nothing."""
+        time.sleep(seconds)
+
+    def wait_for(self, picture: re.Pattern[str], seconds: float) -> bool:
+        """Return when `picture` is in the text that was drawn; whether it was within `seconds`."""
+        end = time.monotonic() + seconds
+        while not picture.search(self.text):
+            if (left := end - time.monotonic()) <= 0:
+                return False
+            self.read(left)
+        return True
+
+    def read_until(self, what: bytes, seconds: float = 30) -> None:
+        end = time.monotonic() + seconds
+        while what not in self.seen:
+            assert time.monotonic() < end, f"no {what!r} in {self.text[-2000:]}"
+            self.read(0.05)
+
+    def read_rest(self) -> None:
+        """A terminal hands over 4 KB at a time: all that was written until now."""
+        while self.read(0.3):
+            pass
+
+    def forget(self) -> None:
+        """Begin to see anew."""
+        self._seen_from = len(self.drawn)
+
+    def press(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def resize(self, width: int, height: int, signal: int | None = None) -> None:
+        """The kernel tells the program by SIGWINCH; `signal`: send it, too, to be sure."""
+        self._resize(width, height)
+        if signal is not None:
+            self.process.send_signal(signal)
+
+    def _resize(self, width: int, height: int) -> None:
+        ioctl(self.master, termios.TIOCSWINSZ, pack("HHHH", height, width, 0, 0))
+
+    def hang_up(self) -> None:
+        os.close(self.master)
+        self.master = -1
+
+    # How the program does
+
+    def cpu_s(self) -> float:
+        """CPU seconds that the process has taken so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def status(self, seconds: float = 30) -> int:
+        """Return when it has ended: its exit status."""
+        end = time.monotonic() + seconds
+        while self.process.poll() is None:
+            assert time.monotonic() < end, f"it does not end: {self.text[-500:]}"
+            if self.master < 0:
+                time.sleep(0.05)
+            self.read(0.05)
+        self.read_rest()
+        return self.process.returncode
+
+    def end(self) -> None:
+        """Ask it to end, and see to it that it does."""
+        end = time.monotonic() + _END_SECONDS
+        if self.process.poll() is None:
+            self.process.terminate()
+        while self.process.poll() is None and time.monotonic() < end:
+            self.look_on(0.05)  # a full terminal would keep it from ending
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.master >= 0:
+            self.hang_up()
+
+    def wait_until_stopped(self) -> None:
+        """Return when it is suspended, as by ctrl-Z."""
+        _, status = os.waitpid(self.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), status
+
+    def assert_sane(self) -> None:
+        """The terminal is as it was, by all that was drawn."""
+        last = dict(_MODES.findall(self.drawn))
+        assert last[b"1049"] == b"l", "the screen is still the alternate one"
+        left = {mode for mode, state in last.items() if state != _AS_IT_WAS.get(mode, b"l")}
+        assert not left, f"modes {left} are not as they were"
+        # kitty's keyboard protocol is pushed and popped
+        assert self.drawn.count(b"\x1b[<u") == len(re.findall(rb"\x1b\[>\d+u", self.drawn))
+        assert termios.tcgetattr(self.master) == self._attributes
+
+
+@contextmanager
+def terminal(command: Sequence[str], width: int = 80, height: int = 24, **environment: str) -> Generator[Terminal]:
+    """The program of `command` on a terminal; ended with the block, if it still runs."""
+    made = Terminal(command, width, height, environment)
+    try:
+        yield made
+    finally:
+        made.end()

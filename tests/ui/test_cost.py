@@ -1,0 +1,52 @@
+"""What a tick costs on the wire: only what changed is drawn, and a screen that stays the same is nearly free."""
+
+import re
+
+import pytest
+
+from tests.ui.terminal import Terminal, show, terminal
+
+_TICKS = 60
+_DRAWN_AT = re.compile(rb"\x1b\[(\d+);\d+H")
+"""A place on the screen. After each drawing the cursor goes to the first line, which has the clock."""
+
+
+def settled(shown: Terminal) -> None:
+    """Return when the window and the sparks are full, and nothing but the clock and they go on."""
+    shown.read_until(b"02:00:20  ")
+    shown.forget()
+
+
+def drawn_lines(shown: Terminal) -> set[int]:
+    """The lines that something was drawn to, the topmost being 1."""
+    return {*map(int, _DRAWN_AT.findall(shown.seen))}
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
+def test_where_nothing_changes_a_tick_draws_the_clock_and_each_5th_the_sparks(width: int, height: int) -> None:
+    with terminal(show("--same", str(_TICKS), "--delay", "0.1"), width, height) as shown:
+        settled(shown)
+        shown.read_until(b"02:01:00  ")
+        shown.read_rest()
+        quiet, lines = len(shown.seen), drawn_lines(shown)
+        shown.forget()
+        shown.press(b"\x0c")
+        shown.read_rest()
+        whole, every = len(shown.seen), drawn_lines(shown)
+    assert every == {*range(1, height + 1)}
+    # The clock, the timeline and the five categories with their sum; no line of the list or of the tree.
+    assert lines == {1, 4, *range(7, 13)}
+    assert quiet / 40 < whole / 5
+
+
+def test_a_screen_that_is_paused_draws_how_far_it_is_behind_and_nothing_else() -> None:
+    with terminal(show("--delay", "0.1")) as shown:
+        shown.read_until(b"CATEGORY")
+        shown.look_on(1)
+        shown.press(b" ")
+        shown.read_until(b"PAUSED")
+        shown.look_on(0.5)
+        shown.forget()
+        shown.look_on(1.5)
+        assert drawn_lines(shown) <= {1}
+        assert shown.seen
