@@ -38,10 +38,10 @@ test: setup-test ## all checks: format, lint, types, walls, tests
 	check $(bin)/ruff check; \
 	check $(bin)/pyright; \
 	check $(bin)/lint-imports --no-cache; \
-	$(if $(as_root),check $(bin)/pytest -m 'not kernel' $(ARGS); \
-	check sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
-	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis \
-	    $(bin)/pytest -p no:cacheprovider -m kernel $(ARGS),check $(bin)/pytest $(ARGS)); \
+	check $(bin)/pytest -m 'not kernel' -n auto --maxprocesses 4 $(ARGS); \
+	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
+	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
+	    $(bin)/pytest $(if $(as_root),-p no:cacheprovider) -m kernel $(ARGS); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
 bench: setup-bench ## what offtop costs, side by side with its peers

@@ -5,6 +5,8 @@ is skipped is a failure. Only what the kernel itself was built without (`lacks`)
 """
 
 import os
+import shutil
+import tempfile
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,10 @@ from typing import NoReturn
 
 import pytest
 
+from offtop.person import Person
+
+ANN = 54321
+"""The uid and gid of somebody whom this machine does not know."""
 _LACKS = "this kernel lacks "
 
 
@@ -65,3 +71,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
             report.outcome = "failed"
             report.longrepr = f"This machine has BPF, so that no kernel test may be skipped: {reason}"
     return report
+
+
+@pytest.fixture
+def ann() -> Generator[Person]:
+    """Somebody whom this machine does not know, with a home; as root it is theirs."""
+    home = Path(tempfile.mkdtemp(prefix="offtop-ann-"))
+    uid = gid = os.geteuid()
+    if uid == 0:
+        uid = gid = ANN
+        os.chown(home, uid, gid)
+    yield Person(uid, gid, home, "ann")
+    shutil.rmtree(home)

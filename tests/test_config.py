@@ -24,7 +24,6 @@ from offtop.person import Person
 from offtop.units import NS_PER_S
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another person's place")
-_ANN = 54321
 _NS_PER_MS = 1_000_000
 
 
@@ -37,18 +36,6 @@ def everybodys(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     yield place / "config.toml"
     shutil.rmtree(place)
-
-
-@pytest.fixture
-def ann() -> Generator[Person]:
-    """Somebody whom this machine does not know, with a home; as root it is theirs."""
-    home = Path(tempfile.mkdtemp(prefix="offtop-ann-"))
-    uid = gid = os.geteuid()
-    if uid == 0:
-        uid = gid = _ANN
-        os.chown(home, uid, gid)
-    yield Person(uid, gid, home, "ann")
-    shutil.rmtree(home)
 
 
 def put(path: Path, text: str | bytes, mode: int = 0o644) -> Path:

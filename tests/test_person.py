@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,25 +15,13 @@ import pytest
 from offtop import person as people
 from offtop.errors import OfftopError, PrivilegeError
 from offtop.person import Person, as_person, is_roots, person, read_theirs, write_theirs
+from tests.conftest import ANN
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another person's place")
-_ANN = 54321
 _BOB = 54322
 
 
-@pytest.fixture
-def ann() -> Iterator[Person]:
-    """Somebody whom this machine does not know, with a home; as root it is theirs."""
-    home = Path(tempfile.mkdtemp(prefix="offtop-ann-"))
-    uid = gid = os.geteuid()
-    if uid == 0:
-        uid = gid = _ANN
-        os.chown(home, uid, gid)
-    yield Person(uid, gid, home, "ann")
-    shutil.rmtree(home)
-
-
-def made(path: Path, text: str = "x", owner: int = _ANN, mode: int = 0o600) -> Path:
+def made(path: Path, text: str = "x", owner: int = ANN, mode: int = 0o600) -> Path:
     path.write_text(text)
     path.chmod(mode)
     if os.geteuid() == 0:
@@ -125,7 +112,7 @@ def test_what_roots_groups_may_read_they_may_not_but_what_theirs_may(
     os.setgroups([0])
     try:
         with as_person(ann):
-            assert os.getgroups() == [4242, _ANN]
+            assert os.getgroups() == [4242, ANN]
             assert of_staff.read_text() == "x"
             with pytest.raises(PermissionError):
                 of_root.read_text()
@@ -153,7 +140,7 @@ def test_on_a_machine_whose_groups_cannot_be_left_nothing_is_opened(
 def test_root_without_capabilities_is_told_which_are_missing() -> None:
     script = (
         "from pathlib import Path; from offtop.person import *\n"
-        f"try:\n with as_person(Person({_ANN}, {_ANN}, Path('/'), 'a\\x1bnn')): print('in')\n"
+        f"try:\n with as_person(Person({ANN}, {ANN}, Path('/'), 'a\\x1bnn')): print('in')\n"
         "except OfftopError as error: print(error.status, error)"
     )
     answer = subprocess.run(
@@ -210,7 +197,7 @@ def test_what_belongs_to_a_third_person_is_refused_but_not_what_is_roots(ann: Pe
 def test_what_is_no_file_is_refused_at_once(ann: Person) -> None:
     os.mkfifo(ann.home / "fifo", 0o666)
     if os.geteuid() == 0:
-        os.chown(ann.home / "fifo", _ANN, _ANN)
+        os.chown(ann.home / "fifo", ANN, ANN)
     for path in (ann.home / "fifo", ann.home, Path("/dev/zero")):
         with pytest.raises(OfftopError, match=r"is not a regular file\. Put one there"):
             read_theirs(path, ann)

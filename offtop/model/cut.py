@@ -14,6 +14,7 @@ A window is cut once into small tables by category and by process, so that a rol
 hundreds of entries, not windows of thousands. Threads and places are tables of thousands, made when asked.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -300,17 +301,14 @@ def merged(cuts: Sequence[Cut]) -> Cut:
     """The cut of all the windows that `cuts` are of."""
     if len(cuts) == 1:
         return cuts[0]
-    categories: dict[Leaf, Part] = {}
-    processes: dict[Leaf, dict[int, Part]] = {}
+    parts: defaultdict[Leaf, defaultdict[int, list[Part]]] = defaultdict(lambda: defaultdict(list))
     for one in cuts:
-        for leaf, part in one.categories.items():
-            was = categories.get(leaf)
-            categories[leaf] = part if was is None else was.plus(part)
         for leaf, by_pid in one.processes.items():
-            table = processes.setdefault(leaf, {})
+            table = parts[leaf]
             for pid, part in by_pid.items():
-                was = table.get(pid)
-                table[pid] = part if was is None else was.plus(part)
+                table[pid].append(part)
+    processes = {leaf: {pid: total(all_) for pid, all_ in by_pid.items()} for leaf, by_pid in parts.items()}
+    categories = {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}
     return Cut(sum(one.span_ns for one in cuts), categories, processes)
 
 

@@ -16,11 +16,13 @@ from threading import Thread
 from time import monotonic_ns
 from typing import ClassVar, Protocol
 
+from rich.console import RenderableType
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.command import CommandPalette
 from textual.message import Message
+from textual.screen import Screen
 
 from offtop.errors import OfftopError
 from offtop.model import view as views
@@ -38,7 +40,7 @@ from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.help import Help
 from offtop.ui.keys import BINDINGS, KEYS, shown
 from offtop.ui.layout import Layout, Rect, arrange
-from offtop.ui.lines import Line, Panel, Pen, fit, marked, plain, whole_sentences
+from offtop.ui.lines import Line, Panel, Pen, exact, fit, marked, plain, whole_sentences
 from offtop.ui.palette import Actions as PaletteActions
 from offtop.ui.prompt import Prompt
 from offtop.units import NS_PER_S, count, size, span
@@ -184,6 +186,8 @@ class OfftopApp(Actions):
         newest = self._history.newest
         if self._iterations and newest and newest.number >= self._iterations:
             self.exit(0)
+        if isinstance(self._driver, terminal.TerminalDriver) and self._driver.is_behind:
+            return  # a later tick draws all that this one would
         drawn, last_ns = self._picture, self._ticked_ns
         self._ticked_ns = monotonic_ns()
         if self._view.paused_at_ns is None or drawn is None:
@@ -218,6 +222,9 @@ class OfftopApp(Actions):
 
     def on_screen_resume(self) -> None:
         self._draw()
+
+    def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
+        super()._display(screen, exact(renderable))  # pyright: ignore[reportUnknownMemberType]
 
     @property
     def _layout(self) -> Layout:

@@ -2,12 +2,16 @@
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
+from rich.console import Console, RenderableType
+from rich.control import Control
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
+from textual._compositor import ChopsUpdate
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
@@ -110,6 +114,42 @@ def marked(line: Line, search: str) -> Line:
     return line._replace(spans=tuple(span for span in spans if span[0]))
 
 
+def changes(was: Line | None, now: Line | None, width: int) -> list[tuple[int, int]]:
+    """The cells in which `now` differs from `was`, a line of `width` cells: (the first, how many), span by span."""
+    if was is None or now is None or was.base != now.base:
+        return [(0, width)]
+    found: list[tuple[int, int]] = []
+    x = 0
+    for old, new in zip_longest(was.spans, now.spans, fillvalue=("", "")):
+        cells = cell_len(new[0])
+        if cells != cell_len(old[0]):
+            found.append((x, max(1, width - x)))  # all that follows has moved
+            break
+        if old != new:
+            found.append((x, cells))
+        x += cells
+    return found
+
+
+class _Exact(ChopsUpdate):
+    """A part of the screen to be drawn, and no cell beside it: Textual's own begins at the left of the line."""
+
+    def render_segments(self, console: Console) -> str:
+        drawn: list[str] = []
+        for y, first, end in self.spans:
+            for strip_end, (x, strip) in zip(self.chop_ends[y], self.chops[y].items(), strict=False):
+                start, stop = max(x, first), min(strip_end, end)
+                if strip is not None and start < stop:
+                    move = Control.move_to(start, y).segment.text
+                    drawn += (move, strip.crop(start - x, stop - x).render(console))
+        return "".join(drawn)
+
+
+def exact(update: RenderableType | None) -> RenderableType | None:
+    """What Textual is about to draw, without the cells that have not changed."""
+    return _Exact(update.chops, update.spans, update.chop_ends) if isinstance(update, ChopsUpdate) else update
+
+
 class Clicked(Message):
     """A click, or a turn of the wheel, on a panel."""
 
@@ -136,12 +176,12 @@ class Panel(Widget):
 
     def show(self, lines: Sequence[Line]) -> None:
         """Draw `lines` from the top; those beyond the panel's height are not drawn."""
-        was = self._lines
-        self._lines = tuple(lines)
-        for y in range(max(len(was), len(lines))):
-            if (was[y] if y < len(was) else None) != (lines[y] if y < len(lines) else None):
+        was, self._lines = self._lines, tuple(lines)
+        for y, (old, new) in enumerate(zip_longest(was, self._lines)):
+            if old != new:
                 self._strips.pop(y, None)
-                self.refresh(Region(0, y, self.size.width, 1))
+                width = self.size.width
+                self.refresh(*(Region(x, y, cells, 1) for x, cells in changes(old, new, width)))
 
     def on_click(self, event: events.Click) -> None:
         self.post_message(Clicked(str(self.id), event.x, event.y))

@@ -17,18 +17,24 @@ class _Forgiving:
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
+        self.is_taken = True
+        """Whether the terminal has taken all that was written."""
 
     def write(self, text: str) -> None:
+        self.is_taken = False
         try:
             self._file.write(text)
         except OSError:
             return
 
     def flush(self) -> None:
+        """Textual flushes whenever it has nothing more to write."""
         try:
             self._file.flush()
         except OSError:
             return
+        finally:
+            self.is_taken = True
 
     def fileno(self) -> int:
         return self._file.fileno()
@@ -45,7 +51,13 @@ class TerminalDriver(LinuxDriver):
     ) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)  # pyright: ignore[reportUnknownMemberType]
         screen = screen_file() or self._file
-        self._file: IO[str] = _Forgiving(screen)  # type: ignore[assignment]  # all that Textual uses of it
+        self._screen = _Forgiving(screen)
+        self._file: IO[str] = self._screen  # type: ignore[assignment]  # all that Textual uses of it
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the terminal has not yet taken what was drawn: more would be late, and in the end wait for it."""
+        return not self._screen.is_taken
 
     def use_mouse(self, on: bool) -> None:
         """Have the terminal tell of the mouse, or leave that to its own selecting of text."""

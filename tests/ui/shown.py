@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from functools import wraps
 from typing import Any
 
+from textual._context import visible_screen_stack
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from offtop import paths
 from offtop.model.categories import parse
@@ -47,14 +49,18 @@ async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
 
 def screen(app: OfftopApp) -> list[str]:
     """The visible text, a line each, without the blanks at its end."""
-    strips = app.screen._compositor.render_strips()  # pyright: ignore[reportPrivateUsage]
-    return [strip.text.rstrip() for strip in strips]
+    return [strip.text.rstrip() for strip in _strips(app)]
 
 
 def coloured(app: OfftopApp) -> list[str]:
     """The visible text, each part behind the style that it has."""
-    strips = app.screen._compositor.render_strips()  # pyright: ignore[reportPrivateUsage]
-    return ["".join(f"{{{segment.style}}}{segment.text}" for segment in strip.simplify()) for strip in strips]
+    return ["".join(f"{{{segment.style}}}{segment.text}" for segment in strip.simplify()) for strip in _strips(app)]
+
+
+def _strips(app: OfftopApp) -> list[Strip]:
+    below = app._background_screens  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType, reportUnknownMemberType]
+    visible_screen_stack.set(below)  # pyright: ignore[reportUnknownArgumentType]
+    return app.screen._compositor.render_strips()  # pyright: ignore[reportPrivateUsage]
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

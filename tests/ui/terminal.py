@@ -164,9 +164,12 @@ class Terminal:
             self.hang_up()
 
     def wait_until_stopped(self) -> None:
-        """Return when it is suspended, as by ctrl-Z."""
-        _, status = os.waitpid(self.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status), status
+        """Read until it is suspended, as by ctrl-Z."""
+        end = time.monotonic() + _END_SECONDS
+        while not (ended := os.waitpid(self.pid, os.WUNTRACED | os.WNOHANG))[0]:
+            assert time.monotonic() < end, "it goes on"
+            self.read(0.05)
+        assert os.WIFSTOPPED(ended[1]), ended
 
     def assert_sane(self) -> None:
         """The terminal is as it was, by all that was drawn."""
