@@ -15,9 +15,9 @@ import numpy as np
 
 from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
-from offtop.kernel.running import Running
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, SiteTotals, Waiting
 from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
 from offtop.model.table import SITES, THREADS, Ints, integers

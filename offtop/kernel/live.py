@@ -30,6 +30,7 @@ from offtop.model.categories import Categories
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Frame
 from offtop.model.table import Ints, integers
+from offtop.source import Happening
 
 _ALL_ONES = (1 << 64) - 1
 _KEEP_NS = 15 * 60 * 1_000_000_000
@@ -42,7 +43,7 @@ _CLOSE_SECONDS = 2.0
 _ZERO = bytes(4)
 
 
-class LiveSource:
+class LiveSource(Happening):
     """A live kernel. Attached from the constructor on until close(). Implements source.Source."""
 
     def __init__(

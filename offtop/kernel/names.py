@@ -14,7 +14,7 @@ from offtop.kernel import dwfl
 from offtop.kernel.binaries import Binaries
 from offtop.kernel.files import File, Files
 from offtop.model.printable import printable
-from offtop.model.stack import Frame
+from offtop.model.stack import Frame, nameless
 
 _PART = 32
 """Names looked up before another file has its turn, and before those that wait are told."""
@@ -54,11 +54,11 @@ class NameWorker:
             return printable(frame.name)
         file = self._files.get(frame.file)
         if file is None:
-            return _nameless(frame)
+            return nameless(frame)
         name = file.names.get(frame.offset)
         if name is None:
             self._ask(file, frame.offset)
-        return name or _nameless(frame)
+        return name or nameless(frame)
 
     def wait(self, frames: Iterable[Frame], seconds: float) -> bool:
         """Whether, after `seconds` at most, each of `frames` has the best name it will get."""
@@ -131,9 +131,3 @@ class NameWorker:
             if offsets:
                 self._asked[file] = offsets  # at the end: the others come first
             return file, [offset for offset in part if offset not in file.names]
-
-
-def _nameless(frame: Frame) -> str:
-    """`libfoo.so+0x1234`; of a frame that lies nowhere, its word in brackets."""
-    file = printable(frame.file.rpartition("/")[2])
-    return f"{file}+0x{frame.offset:x}" if frame.offset else file

@@ -8,15 +8,15 @@ dropped. It may be read from any thread while one thread adds to it: what it han
 import zlib
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from marshal import dumps, loads
 from threading import Lock
 
 import numpy as np
 
 from offtop.model.book import SiteKey
+from offtop.model.columns import of_table, packed, to_table, unpacked
 from offtop.model.cut import SLEEP, Cut, Idle, Leaf, Part, Shares, cut, shares
 from offtop.model.histogram import LANES
 from offtop.model.snapshot import SiteTotals, Snapshot
@@ -27,16 +27,13 @@ from offtop.model.table import (
     THREADS,
     WAITS,
     Ints,
-    K,
-    Kind,
     Mask,
     SiteKeys,
     Table,
-    V,
     summed,
     table_of,
 )
-from offtop.model.window import Window, between
+from offtop.model.window import Window, between, merge
 from offtop.units import NS_PER_S
 
 HISTORY_NS = 600 * NS_PER_S
@@ -62,43 +59,14 @@ class Packed:
     columns: bytes
 
     def window(self) -> Window:
-        columns = map(_unpacked, loads(zlib.decompress(self.columns)))
-        sites, threads = _table(SITES, columns), _table(THREADS, columns)
+        columns = iter(unpacked(zlib.decompress(self.columns)))
+        sites, threads = to_table(SITES, columns), to_table(THREADS, columns)
         return replace(self.rest, sites=sites, threads=threads, still=SiteKeys(next(columns)))
 
 
 def pack(window: Window) -> Packed:
-    columns = [*_columns(SITES, window.sites), *_columns(THREADS, window.threads), window.still.ids]
-    raw = zlib.compress(dumps([_packed(column) for column in columns]), 1)
-    return Packed(replace(window, sites={}, threads={}, still=NO_SITES), raw)
-
-
-def _columns(kind: Kind[K, V], entries: Mapping[K, V]) -> list[Ints]:
-    """Of the histograms, which are nearly all zeros, only where the others are and what they are."""
-    table = table_of(kind, entries)
-    flat = table.lanes.ravel()
-    where = np.flatnonzero(flat)
-    return [table.ids, table.numbers, where, flat[where]]
-
-
-def _table(kind: Kind[K, V], columns: Iterator[Ints]) -> Table[K, V]:
-    ids, numbers, where, counts = (next(columns) for _ in range(4))
-    lanes = np.zeros((len(ids), LANES), np.int64)
-    lanes.ravel()[where] = counts
-    return Table(kind, ids, numbers, lanes)
-
-
-def _packed(column: Ints) -> tuple[str, tuple[int, ...], bytes]:
-    """Column by column, and in half the bytes where it fits."""
-    small = np.iinfo(np.int32)
-    fits = not column.size or (small.min <= column.min() and column.max() <= small.max)
-    narrow = column.T.astype(np.int32 if fits else np.int64)
-    return narrow.dtype.str, narrow.shape, narrow.tobytes()
-
-
-def _unpacked(packed: tuple[str, tuple[int, ...], bytes]) -> Ints:
-    kind, shape, raw = packed
-    return np.ascontiguousarray(np.frombuffer(raw, kind).reshape(shape).T, np.int64)
+    columns = [*of_table(SITES, window.sites), *of_table(THREADS, window.threads), window.still.ids]
+    return Packed(replace(window, sites={}, threads={}, still=NO_SITES), zlib.compress(packed(columns), 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +125,8 @@ class History:
         self._max_bytes = max_bytes
         self._lock = Lock()
         self._kept: deque[Kept] = deque()
+        self._number = 0
+        """Of the newest tick."""
         self._plain = 0
         """How many of the newest are not packed."""
         self._with_cut = 0
@@ -178,9 +148,10 @@ class History:
     def add(self, snapshot: Snapshot) -> Kept | None:
         """Keep what passed since the snapshot before, and return it; None for the first one."""
         earlier, self._latest = self._latest, snapshot
-        if earlier is None:
-            self._first = snapshot
+        if earlier is None or earlier.epoch != snapshot.epoch:
+            self._begin(snapshot)
             return None
+        self._number += 1
         window = between(earlier, snapshot)
         periodic = self._periodic_in(snapshot)
         is_new = not np.array_equal(periodic.ids, self._periodic.ids)
@@ -189,7 +160,7 @@ class History:
         idle = Idle(self._idle, self._periodic)
         made = cut(window, idle)
         kept = Kept(
-            number=self._kept[-1].number + 1 if self._kept else 1,
+            number=self._number,
             taken_ns=window.taken_ns,
             at_ns=window.at_ns,
             span_ns=window.span_ns,
@@ -211,6 +182,13 @@ class History:
             self._bytes += kept.bytes_held
             self._make_room()
         return kept
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        """What was kept is of other totals: nothing of it stays."""
+        with self._lock:
+            self._first, self._longest, self._periodic = snapshot, None, NO_SITES
+            self._kept.clear()
+            self._plain = self._with_cut = self._plain_bytes = self._bytes = 0
 
     @property
     def latest(self) -> Snapshot | None:
@@ -256,6 +234,20 @@ class History:
         with self._lock:
             index = number - self._kept[0].number if self._kept else -1
             return self._kept[index] if 0 <= index < len(self._kept) else None
+
+    def taken_by(self, taken_ns: int) -> Kept | None:
+        """The last tick taken by that moment (CLOCK_REALTIME), while it is kept."""
+        with self._lock:
+            return next((kept for kept in reversed(self._kept) if kept.taken_ns <= taken_ns), None)
+
+    def until(self, at_ns: int) -> Kept | None:
+        """All that passed up to the tick at `at_ns`, as far back as it is kept, as one tick."""
+        every = self.last(self._max_ns, at_ns)
+        if not every:
+            return None
+        window = merge([kept.window for kept in every])
+        made = cut(window, every[-1].idle)
+        return Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, made.categories, window, every[-1].idle, made)
 
     def since_start(self) -> Kept | None:
         """All that passed since the first snapshot, or since `reset`, as one tick. Threads that exited stand together

@@ -173,8 +173,17 @@ class _Still:
         self.at_ns = at_ns
         oldest = history.oldest
         self.ticks = history.last(LONGEST_ROLLING_NS, at_ns) or ([oldest] if oldest else [])
-        self.since_start = history.since_start()
         self.threads = _thread_counts(history.latest)
+        self._history = history
+        self._is_newest = history.newest is not None and history.newest.at_ns == at_ns
+        self._since_start = history.since_start() if self._is_newest else None
+
+    @property
+    def since_start(self) -> Kept | None:
+        """Of an earlier tick, only as far back as the history goes, and made when it is asked for."""
+        if self._since_start is None and not self._is_newest:
+            self._since_start = self._history.until(self.at_ns)
+        return self._since_start
 
 
 class Pictures:

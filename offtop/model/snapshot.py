@@ -134,3 +134,6 @@ class Snapshot:
     door: str = ""
     """How the kernel tells that a thread is back: `exit`, `kprobe`, `switch`; `` for no kernel."""
     filters: Filters = Filters()
+    epoch: int = 0
+    """Another one where the totals do not go on from those of the snapshot before, as when a recording is taken up
+    at another time: nothing is between those two."""

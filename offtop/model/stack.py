@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from offtop.model.printable import printable
+
 KERNEL = "[kernel]"
 """`Frame.file` of the core kernel; a module's frames carry its name, as `[ext4]`."""
 GONE = "[gone]"
@@ -75,3 +77,9 @@ class Names(Protocol):
         Returns at once and never raises. The text is a stranger's: escape it before it is shown.
         """
         ...
+
+
+def nameless(frame: Frame) -> str:
+    """`libfoo.so+0x1234`; of a frame that lies nowhere, its word in brackets."""
+    file = printable(frame.file.rpartition("/")[2])
+    return f"{file}+0x{frame.offset:x}" if frame.offset else file

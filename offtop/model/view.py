@@ -260,9 +260,8 @@ def narrowed_or_widened(view: View) -> View:
     return replace(view, narrowed=not view.narrowed and view.pin is not None)
 
 
-def paused(view: View, at_ns: int) -> View:
-    """The picture of `at_ns` stays; from a paused view, live again."""
-    return replace(view, paused_at_ns=at_ns if view.paused_at_ns is None else None)
+def live(view: View) -> View:
+    return replace(view, paused_at_ns=None)
 
 
 def paused_at(view: View, at_ns: int) -> View:

@@ -79,8 +79,8 @@ def between(earlier: Snapshot, later: Snapshot) -> Window:
 
     A maximum is right for two snapshots that follow one another; over a longer stretch, merge windows.
     """
-    threads = _finished(THREADS, earlier.threads, later.threads)
-    sites = _finished(SITES, earlier.sites, later.sites)
+    threads = finished(THREADS, earlier.threads, later.threads)[:3]
+    sites = finished(SITES, earlier.sites, later.sites)[:3]
     moved: set[int] = {*thread_codes(threads[0]).tolist(), *thread_codes(sites[0]).tolist()}
     still, so_far = _in_progress(earlier, later, moved)
     return Window(
@@ -103,9 +103,11 @@ _Rows = tuple[Ints, Ints, Ints]
 """Ids, numbers, lanes."""
 
 
-def _finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> _Rows:
-    """What finished waits added. What was given back since `earlier` has its rest under EXITED, sites by kernel
-    stack. A maximum is the later one's own."""
+def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> tuple[Ints, Ints, Ints, Ints]:
+    """What finished waits added: ids, numbers, lanes; and the ids of what was given back since `earlier`.
+
+    That has its rest under EXITED, sites by kernel stack. A maximum is the later one's own.
+    """
     a, b = table_of(kind, earlier), table_of(kind, later)
     before = np.full(len(b.ids), -1)
     if a.lineage is not None and a.lineage is b.lineage:
@@ -130,13 +132,14 @@ def _finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) ->
     was_there = before >= 0
     lanes[was_there] -= a.lanes[before[was_there]]
     if not given_back.any():
-        return b.ids[changed], numbers[changed], lanes
+        return b.ids[changed], numbers[changed], lanes, integers([], kind.width)
     rest, rest_numbers = a.ids[given_back], -a.numbers[given_back]
     rest[:, :2], rest[:, 3:], rest_numbers[:, MAX_NS] = EXITED, NO_STACK, 0
     return (
         np.concatenate((b.ids[changed], rest)),
         np.concatenate((numbers[changed], rest_numbers)),
         np.concatenate((lanes, -a.lanes[given_back])),
+        a.ids[given_back],
     )
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
 from offtop.kernel.ledger import Ended, Ledger, Walked
-from offtop.kernel.running import Running
 from offtop.model import histogram as log2
 from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, Stack
 from offtop.model.table import SITES

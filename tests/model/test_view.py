@@ -84,7 +84,7 @@ keys: st.SearchStrategy[Key] = st.one_of(
     key_of(views.searched, st.sampled_from(["x", ""])),
     key_of(views.muted_or_not, st.sampled_from([parse("cat=lock"), parse("proc=a")])),
     key_of(views.shown_or_hidden, st.sampled_from(["tree", "MAX"])),
-    key_of(views.paused, st.integers(1, 9)),
+    key_of(views.paused_at, st.integers(1, 9)),
     key_of(next_pane, st.integers(-3, 3)),
     key_of(views.branch_opened, paths),
     key_of(views.branch_closed, paths),

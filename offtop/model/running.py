@@ -68,6 +68,11 @@ class Running(Mapping[K, V], Generic[K, V]):
             self._lanes[rows] += lanes
         return new
 
+    def begin_with(self, ids: Ints, numbers: Ints, lanes: Ints, longest_ns: Ints, at_ns: int) -> None:
+        """The first rows, each of another key; `longest_ns` of each since its source began."""
+        self.add(list(map(self._kind.key, ids.tolist())), numbers, lanes, at_ns)
+        self._longest_ns[: len(ids)] = longest_ns
+
     def move(self, key: K, to: K) -> None:
         """Give `key` back: its sums go to `to`. Nothing happens where it is not known."""
         row = self._rows.pop(key, None)

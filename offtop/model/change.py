@@ -1,0 +1,134 @@
+"""A Change is what one tick did to a snapshot: from the changes alone all snapshots can be made again.
+
+What it holds follows what happened, not what exists. A whole snapshot is a change, too: that of nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from offtop.model.book import Book, ThreadKey
+from offtop.model.running import Running
+from offtop.model.snapshot import EXITED, Cost, Filters, Snapshot, ThreadTotals, Waiting
+from offtop.model.stack import NO_STACK
+from offtop.model.table import SITES, THREADS, Ints, K, Kind, V, integers, table_of
+from offtop.model.window import finished
+
+WAITING_FIELDS = 8
+"""pid, tid, kernel, user, left_ns, from_ns, runqueue_ns, preempted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What was added to threads, or to sites."""
+
+    ids: Ints
+    """(n, fields of a key)"""
+    numbers: Ints
+    """(n, fields of the totals but the histogram); the last is the longest wait of the tick, not a difference."""
+    lanes: Ints
+    """(n, 40)"""
+    gone: Ints
+    """(m, fields of a key): given back, before the others are added."""
+    longest_ns: Ints
+    """(n,) Of the change of nothing: the longest wait of each since its source began; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    taken_ns: int
+    at_ns: int
+    threads: Rows
+    sites: Rows
+    waiting: Ints
+    """(n, 8) Waits in progress that are new, or otherwise than before."""
+    ended: Ints
+    """(m, 2) pid, tid: no longer in one."""
+    lost: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Running counts, as the snapshot has them."""
+    cost: Cost = Cost()
+    mode: str = "offcpu"
+    door: str = ""
+    filters: Filters = Filters()
+
+
+NOTHING = Snapshot(0, 0)
+
+
+def change(earlier: Snapshot, later: Snapshot) -> Change:
+    """From `earlier` to `later`, of one source; from NOTHING: all of `later`."""
+    before, now = earlier.waiting, later.waiting
+    waiting = [
+        (*site, left_ns, from_ns, ready_ns, preempted)
+        for key, (site, left_ns, from_ns, ready_ns, preempted) in now.items()
+        if before.get(key) is not now[key]
+    ]
+    return Change(
+        later.taken_ns,
+        later.at_ns,
+        _rows(THREADS, earlier.threads, later.threads, earlier is NOTHING),
+        _rows(SITES, earlier.sites, later.sites, earlier is NOTHING),
+        integers(waiting, WAITING_FIELDS),
+        integers([key for key in before if key not in now], 2),
+        later.lost,
+        later.cost,
+        later.mode,
+        later.door,
+        later.filters,
+    )
+
+
+def _rows(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V], whole: bool) -> Rows:
+    if whole:
+        table = table_of(kind, later)
+        some = table.present
+        return Rows(
+            table.ids[some], table.numbers[some], table.lanes[some], integers([], kind.width), table.longest_ns[some]
+        )
+    ids, numbers, lanes, gone = finished(kind, earlier, later)
+    return Rows(ids, numbers, lanes, gone, np.empty(0, np.int64))
+
+
+class Replayed:
+    """Snapshots made of the changes between them; begins with the change of nothing."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._threads: Running[ThreadKey, ThreadTotals] = Running(THREADS)
+        self._sites = Running(SITES)
+        self._waiting: dict[ThreadKey, Waiting] = {}
+
+    def add(self, one: Change, epoch: int = 0) -> Snapshot:
+        """The snapshot after `one`."""
+        _add(self._threads, THREADS, one.threads, one.at_ns)
+        _add(self._sites, SITES, one.sites, one.at_ns)
+        for key in map(ThreadKey._make, one.ended.tolist()):
+            self._waiting.pop(key, None)
+        for pid, tid, kernel, user, left_ns, from_ns, ready_ns, preempted in one.waiting.tolist():
+            site = SITES.key((pid, tid, kernel, user))
+            self._waiting[site.thread] = Waiting(site, left_ns, from_ns, ready_ns, bool(preempted))
+        return Snapshot(
+            taken_ns=one.taken_ns,
+            at_ns=one.at_ns,
+            threads=self._threads.frozen(),
+            sites=self._sites.frozen(),
+            waiting=dict(self._waiting),
+            book=self._book,
+            lost=one.lost,
+            cost=one.cost,
+            mode=one.mode,
+            door=one.door,
+            filters=one.filters,
+            epoch=epoch,
+        )
+
+
+def _add(running: Running[K, V], kind: Kind[K, V], rows: Rows, at_ns: int) -> None:
+    if len(rows.longest_ns):
+        running.begin_with(rows.ids, rows.numbers, rows.lanes, rows.longest_ns, at_ns)
+        return
+    for ids in rows.gone.tolist():
+        running.move(kind.key(ids), kind.key((*EXITED, *ids[2:3], *[NO_STACK] * len(ids[3:]))))
+    running.begin_tick()
+    running.add(list(map(kind.key, rows.ids.tolist())), rows.numbers, rows.lanes, at_ns)
