@@ -50,7 +50,7 @@ from offtop.model.snapshot import EXITED, SiteTotals, ThreadTotals
 from offtop.model.stack import Frame, Names
 from offtop.model.table import SITES
 from offtop.model.window import Window
-from offtop.pace import Pace
+from offtop.pace import Pace, Recorder
 from offtop.source import Source
 from offtop.units import count, duration, threads
 
@@ -76,10 +76,11 @@ class Wanted:
     sort: str = "WAITING"
     """One of rows.SORTS: of tables."""
     reverse: bool = False
+    most_rows: int = _ALL_ROWS
 
     @property
     def order(self) -> Order:
-        return Order(self.sort, self.reverse, _ALL_ROWS)
+        return Order(self.sort, self.reverse, self.most_rows)
 
 
 class Tick(NamedTuple):
@@ -104,10 +105,12 @@ def run(
     as_json: bool,
     width: int,
     out: TextIO,
+    recorder: Recorder | None = None,
 ) -> None:
     """Print `iterations` ticks (None: until the source ends). Errors of the source and of `out` are passed on."""
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
+    pace.recorder = recorder
     looked_up = set[int]()
     for kept in itertools.islice(pace.ticks(), iterations):
         if wanted.filter.needs_details:
@@ -213,7 +216,7 @@ def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
                 "max_ns": part.max_ns,
                 "histogram": log2.slots(part.histogram),
             }
-            for name, part in sorted(by_category(tick.cut).items(), key=lambda item: -item[1].total_ns)
+            for name, part in sorted(by_category(tick.cut).items(), key=lambda item: (-item[1].total_ns, item[0]))
         ],
         "threads": [
             {
@@ -238,7 +241,7 @@ def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
 
 def _threads(tick: Tick) -> list[tuple[ThreadKey, ThreadTotals]]:
     """Each that has time that passes, whole; most time first."""
-    every = sorted(tick.kept.window.each_thread(), key=lambda item: -item[1].offcpu_ns)
+    every = sorted(tick.kept.window.each_thread(), key=lambda item: (-item[1].offcpu_ns, item[0]))
     if not tick.filter.chooses_waits:
         return every
     those = {key.thread for key in _keys(tick)}
@@ -247,7 +250,7 @@ def _threads(tick: Tick) -> list[tuple[ThreadKey, ThreadTotals]]:
 
 def _sites(tick: Tick) -> list[tuple[SiteKey, SiteTotals]]:
     """Each that has time that passes, whole; most time first."""
-    every = sorted(tick.kept.window.each_site(), key=lambda item: -item[1].total_ns)
+    every = sorted(tick.kept.window.each_site(), key=lambda item: (-item[1].total_ns, item[0]))
     if not tick.filter.chooses_waits:
         return every
     those = _keys(tick)

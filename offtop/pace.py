@@ -3,13 +3,19 @@
 from collections.abc import Iterator
 from threading import Condition
 from time import monotonic_ns
+from typing import Protocol
 
 from offtop.model.history import History, Kept
+from offtop.model.snapshot import Snapshot
 from offtop.source import Source
 from offtop.units import NS_PER_S
 
 FIRST_TICK_NS = NS_PER_S // 4
 """From the first reading to the first tick: there is something to see before a whole delay has passed."""
+
+
+class Recorder(Protocol):
+    def add(self, snapshot: Snapshot) -> None: ...
 
 
 class Pace:
@@ -20,23 +26,35 @@ class Pace:
         self._history = history
         self._delay_ns = delay_ns
         self._first_tick_ns = first_tick_ns
+        self.recorder: Recorder | None = None
+        """Is handed each snapshot that is read. May be set from any thread."""
         self._changed = Condition()
         self._stopped = False
 
     def ticks(self) -> Iterator[Kept]:
-        """Each tick when it is read; ends with the source, or after `stop`. What the source raises is passed on.
+        """Each tick when it is read; ends with the source, or after `stop`. What the source raises is passed on."""
+        for snapshot in self.snapshots():
+            kept = self._history.add(snapshot)
+            if kept is not None:
+                yield kept
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """Each when it is read, and not kept.
 
         A reading that comes late moves no later one: ticks that were missed make the next window longer.
         """
         due_ns: int | None = monotonic_ns()
-        while due_ns is not None:
+        is_first = True
+        while due_ns is not None and not self._stopped:
             snapshot = self._source.read()
             if snapshot is None:
                 return
-            kept = self._history.add(snapshot)
-            if kept is not None:
-                yield kept
-            due_ns = self._wait_after(due_ns, is_first=kept is None)
+            if self.recorder is not None:
+                self.recorder.add(snapshot)
+            yield snapshot
+            if self._source.recorded is None:
+                due_ns = self._wait_after(due_ns, is_first)
+            is_first = False
 
     def _wait_after(self, last_ns: int, is_first: bool) -> int | None:
         """Return when the next reading is due, after the one of `last_ns`, with its time; None when stopped."""

@@ -1,14 +1,27 @@
 """The one door between the rooms: a live kernel, /proc or a recording, all read the same way."""
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Frame, Names
 
 
+class Recorded(NamedTuple):
+    """Where and when was recorded what a source tells; CLOCK_REALTIME of the first and the last tick."""
+
+    host: str
+    began_ns: int
+    ended_ns: int
+
+
 class Source(Protocol):
     """Gives snapshots. Read from one thread only; `filters` may be set from another."""
+
+    @property
+    def recorded(self) -> Recorded | None:
+        """None for what happens now."""
+        ...
 
     @property
     def host(self) -> str: ...
@@ -19,10 +32,23 @@ class Source(Protocol):
         ...
 
     def read(self) -> Snapshot | None:
-        """Running totals up to now; None when there will be no more. The caller keeps the pace.
+        """Running totals up to now; None when there will be no more. The caller keeps the pace, but of what was
+        recorded: that keeps its own, and waits here.
 
         Raises an OfftopError that a person can act on.
         """
+        ...
+
+    def go_to(self, taken_ns: int) -> int:
+        """Take up that moment (CLOCK_REALTIME), perhaps in another epoch: what was recorded before it comes first,
+        and at once. Returns when the tick was taken that is seen then. What happens now has no other moment.
+
+        Raises an OfftopError where it cannot be taken up.
+        """
+        ...
+
+    def hold(self, held: bool) -> None:
+        """Somebody looks at one moment: what was recorded waits for them, what happens now does not."""
         ...
 
     def set_filters(self, filters: Filters) -> None:
@@ -47,3 +73,18 @@ class Source(Protocol):
     def close(self) -> None:
         """Leave nothing attached. May be called twice."""
         ...
+
+
+class Happening:
+    """What sources have in common that tell what happens now."""
+
+    @property
+    def recorded(self) -> Recorded | None:
+        return None
+
+    def go_to(self, taken_ns: int) -> int:
+        """There is no other time than now."""
+        return taken_ns
+
+    def hold(self, held: bool) -> None:
+        """It goes on."""

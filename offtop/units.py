@@ -90,3 +90,15 @@ def parse_duration(text: str, bare_ns: int) -> int:
     if not 0 <= value * unit_ns < _LONGEST_NS:
         raise ValueError(text)
     return round(value * unit_ns)
+
+
+def parse_size(text: str) -> int:
+    """`500M`, `2G` (powers of 1024; a bare number counts bytes), of at least 1M. Raises ValueError."""
+    number, word = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    powers = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+    if word not in powers:
+        raise ValueError(text)
+    value = float(number) * 1024 ** powers[word]
+    if not 1 << 20 <= value < 1 << 60:
+        raise ValueError(text)
+    return round(value)

@@ -7,6 +7,7 @@ from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.snapshot import Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, KERNEL, Frame, Names, Stack
+from offtop.source import Happening
 from offtop.units import NS_PER_S
 
 LEAVES = {
@@ -23,7 +24,7 @@ LEAVES = {
 PROCESSES = ("mysqld", "java", "postgres", "python3", "nginx", "redis-server", "node", "dockerd")
 
 
-class BusySource:
+class BusySource(Happening):
     """`sites` sites that each finish a wait a tick, on half as many threads, and as many that just wait."""
 
     host = "db7"

@@ -9,6 +9,7 @@ from offtop.model import histogram as log2
 from offtop.model.book import Book, Details, SiteKey, ThreadKey
 from offtop.model.snapshot import Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, KERNEL, NO_STACK, Frame, Names, Stack
+from offtop.source import Happening
 from offtop.units import NS_PER_S
 
 MS = 1_000_000
@@ -77,7 +78,7 @@ WHO = {
 }
 
 
-class ScriptedSource:
+class ScriptedSource(Happening):
     """`ticks` seconds of `table`, then nothing until it is closed."""
 
     host = "db7"

@@ -1,0 +1,231 @@
+"""What is in a recording: an SQLite database with a compressed change for each tick, and each stack once.
+
+Every so often a tick also has the whole snapshot, so that one can begin there. The tables are part of the format:
+a file whose tables are others is not read. Strangers' text is kept as bytes, since names need not be UTF-8.
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from offtop.model import columns
+from offtop.model.book import Details, ThreadKey
+from offtop.model.change import WAITING_FIELDS, Change, Rows
+from offtop.model.snapshot import Cost, Filters
+from offtop.model.stack import Frame, Stack
+from offtop.model.table import SITES, THREADS, Ints, K, Kind, V, integers
+
+APPLICATION_ID = 0x6F667470
+"""`oftp`, where file(1) and SQLite look for it."""
+FORMAT = 1
+"""Kept as user_version. A newer one is refused; what is added to this one is ignored by those who do not know it."""
+TABLES = {
+    "about": "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "frames": "CREATE TABLE frames (id INTEGER PRIMARY KEY, file BLOB NOT NULL, offset INTEGER NOT NULL, "
+    "name BLOB NOT NULL, told BLOB NOT NULL, used INTEGER NOT NULL)",
+    "stacks": "CREATE TABLE stacks (id INTEGER PRIMARY KEY, frames BLOB NOT NULL, tail INTEGER NOT NULL, "
+    "entry INTEGER NOT NULL, category TEXT NOT NULL, used INTEGER NOT NULL)",
+    "ticks": "CREATE TABLE ticks (number INTEGER PRIMARY KEY, taken_ns INTEGER NOT NULL, at_ns INTEGER NOT NULL, "
+    "change BLOB NOT NULL, whole BLOB)",
+    "ticks_taken": "CREATE INDEX ticks_taken ON ticks (taken_ns)",
+    "wholes": "CREATE INDEX wholes ON ticks (number) WHERE whole IS NOT NULL",
+}
+"""`frames.told` is what the frame is called by all that was known at the end; `used` the last whole tick until which
+something was used."""
+
+_LEVEL = 4
+_MOST_BYTES = 64 << 20
+"""Of one tick, decompressed."""
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tick of a recording."""
+
+    change: Change
+    comms: Mapping[ThreadKey, str] = field(default_factory=dict[ThreadKey, str])
+    """Threads that are new, or have another name than before."""
+    processes: Mapping[int, str] = field(default_factory=dict[int, str])
+    details: Mapping[int, Details] = field(default_factory=dict[int, Details])
+
+
+def text_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def text_of(raw: object) -> str:
+    """Raises ValueError for anything but the bytes of a text."""
+    if not isinstance(raw, bytes):
+        raise ValueError("not the bytes of a text")
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def encode(entry: Entry) -> bytes:
+    change = entry.change
+    words = {
+        "taken_ns": change.taken_ns,
+        "at_ns": change.at_ns,
+        "lost": dict(change.lost),
+        "cost": list(change.cost),
+        "mode": change.mode,
+        "door": change.door,
+        "filters": [
+            list(change.filters.pids),
+            list(change.filters.tids),
+            change.filters.who,
+            change.filters.states,
+            change.filters.min_ns,
+            change.filters.max_ns,
+        ],
+        "comms": [[*key, comm] for key, comm in entry.comms.items()],
+        "processes": [[pid, name] for pid, name in entry.processes.items()],
+        "details": [[pid, *details] for pid, details in entry.details.items()],
+    }
+    head = json.dumps(words, separators=(",", ":")).encode()
+    tables = columns.packed(
+        [*_columns(change.threads), *_columns(change.sites), change.waiting, change.ended],
+    )
+    return zlib.compress(b"".join((_LENGTH.pack(len(head)), head, tables)), _LEVEL)
+
+
+def decode(blob: object) -> Entry:
+    """Raises ValueError for bytes that are no tick."""
+    raw = _decompressed(blob)
+    if len(raw) < _LENGTH.size:
+        raise ValueError("a tick is cut off")
+    length = _LENGTH.unpack_from(raw)[0]
+    end = _LENGTH.size + length
+    if end > len(raw):
+        raise ValueError("a tick is cut off")
+    words = _words(raw[_LENGTH.size : end])
+    each = iter(columns.unpacked(raw[end:]))
+    threads, sites = _rows(THREADS, each), _rows(SITES, each)
+    waiting, ended = _matrix(each, WAITING_FIELDS), _matrix(each, 2)
+    pids, tids, who, states, min_ns, max_ns = _array(words.get("filters"), 6)
+    cost = [float(_number(value)) for value in _array(words.get("cost"), 5)]
+    return Entry(
+        Change(
+            _int(words.get("taken_ns")),
+            _int(words.get("at_ns")),
+            threads,
+            sites,
+            waiting,
+            ended,
+            {_str(kind): _int(n) for kind, n in _dict(words.get("lost")).items()},
+            Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4])),
+            _str(words.get("mode")),
+            _str(words.get("door")),
+            Filters(
+                tuple(map(_int, _array(pids))),
+                tuple(map(_int, _array(tids))),
+                _str(who),
+                _int(states),
+                _int(min_ns),
+                _int(max_ns),
+            ),
+        ),
+        {ThreadKey(_int(pid), _int(tid)): _str(comm) for pid, tid, comm in _arrays(words.get("comms"), 3)},
+        {_int(pid): _str(name) for pid, name in _arrays(words.get("processes"), 2)},
+        {
+            _int(pid): Details(_str(user), _str(cmdline), _str(cgroup), _int(uid))
+            for pid, user, cmdline, cgroup, uid in _arrays(words.get("details"), 5)
+        },
+    )
+
+
+def encode_frames(ids: Sequence[int]) -> bytes:
+    """The frames of a stack, leaf first."""
+    return struct.pack(f"<{len(ids)}I", *ids)
+
+
+def decode_frames(raw: object) -> tuple[int, ...]:
+    """Raises ValueError for other bytes."""
+    if not isinstance(raw, bytes) or len(raw) % 4:
+        raise ValueError("not the frames of a stack")
+    return struct.unpack(f"<{len(raw) // 4}I", raw)
+
+
+def stack_of(frames: Sequence[Frame], tail: object, entry: object, category: object) -> Stack:
+    """Raises ValueError where they make no stack."""
+    made = Stack(tuple(frames), _int(tail), _str(category), _int(entry))
+    if not 0 <= made.tail <= len(frames) or not 0 <= made.entry <= len(frames):
+        raise ValueError("a stack with more machinery than frames")
+    return made
+
+
+def _columns(rows: Rows) -> list[Ints]:
+    return [rows.ids, rows.numbers, *columns.sparse(rows.lanes), rows.gone, rows.longest_ns]
+
+
+def _rows(kind: Kind[K, V], each: Iterator[Ints]) -> Rows:
+    table = columns.to_table(kind, each)
+    gone, longest_ns = _matrix(each, kind.width), next(each, integers([], 1))
+    if longest_ns.ndim != 1 or len(longest_ns) not in (0, len(table.ids)):
+        raise ValueError("not the longest waits")
+    return Rows(table.ids, table.numbers, table.lanes, gone, longest_ns)
+
+
+def _matrix(each: Iterator[Ints], width: int) -> Ints:
+    found = next(each, None)
+    if found is None or found.ndim != 2 or found.shape[1] != width or len(found) > columns.MOST_ROWS:
+        raise ValueError("not a table of ids")
+    return found
+
+
+def _decompressed(blob: object) -> bytes:
+    if not isinstance(blob, bytes):
+        raise ValueError("not the bytes of a tick")
+    unpacker = zlib.decompressobj()
+    try:
+        raw = unpacker.decompress(blob, _MOST_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"a tick is damaged ({error})") from None
+    if not unpacker.eof:
+        raise ValueError("a tick is cut off, or far too large")
+    return raw
+
+
+def _words(raw: bytes) -> dict[str, object]:
+    try:
+        return _dict(json.loads(raw))
+    except RecursionError:
+        raise ValueError("a tick is no JSON that offtop writes") from None
+
+
+def _dict(value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return cast(dict[str, object], value)
+
+
+def _array(value: object, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list) or (length is not None and len(cast(list[object], value)) != length):
+        raise ValueError("not an array of that length")
+    return cast(list[Any], value)
+
+
+def _arrays(value: object, length: int) -> list[list[Any]]:
+    return [_array(one, length) for one in _array(value)]
+
+
+def _number(value: object) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -(2.0**63) < value < 2.0**63:
+        raise ValueError("not a number")
+    return value
+
+
+def _int(value: object) -> int:
+    number = _number(value)
+    if not isinstance(number, int):
+        raise ValueError("not an integer")
+    return number
+
+
+def _str(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not a text")
+    return value

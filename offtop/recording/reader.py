@@ -1,0 +1,181 @@
+"""Reads a recording, whoever made it: what cannot be in one is refused with a sentence, or left out and counted."""
+
+import contextlib
+import sqlite3
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from offtop.errors import OfftopError
+from offtop.model.printable import printable
+from offtop.model.stack import EMPTY, Frame, Stack, nameless
+from offtop.recording import form
+
+_MOST_VALUE_BYTES = 32 << 20
+"""Of one value in a row; a tick of 100,000 threads has 5 MB."""
+_MOST_ABOUT = 100
+_SETTINGS = (
+    "PRAGMA query_only = ON",
+    "PRAGMA trusted_schema = OFF",
+    "PRAGMA cell_size_check = ON",
+    "PRAGMA mmap_size = 0",
+)
+
+
+class Recording:
+    """Names, stacks and ticks of one file. For one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OfftopError for what is no recording, or one of a newer offtop."""
+        self._shown = printable(str(path))
+        self._frames: dict[int, Frame] = {}
+        self._told: dict[Frame, str] = {}
+        self.version = 0
+        """As Names has it: what is called how stands from the beginning."""
+        self.damaged = 0
+        """Ticks and stacks that could not be read."""
+        try:
+            with path.open("rb") as file:
+                if file.read(16) != b"SQLite format 3\0":
+                    raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
+        except OSError as error:
+            raise OfftopError(f"{self._shown} cannot be read ({error.strerror}). Name a file that can") from error
+        with self._told_of_damage():
+            self._database = _opened(path)
+            try:
+                self._check()
+                self.about: Mapping[str, str] = self._about()
+                self.first, self.last = self._ends()
+            except BaseException:
+                self._database.close()
+                raise
+
+    def close(self) -> None:
+        self._database.close()
+
+    @property
+    def host(self) -> str:
+        return self.about.get("host", "?")
+
+    def number_at(self, taken_ns: int) -> int:
+        """The last tick taken by then, or the first there is."""
+        found = self._number(
+            "SELECT number FROM ticks WHERE taken_ns <= ? ORDER BY taken_ns DESC, number DESC", taken_ns
+        )
+        return self.first if found is None else max(self.first, found)
+
+    def whole_until(self, number: int) -> int | None:
+        """The last tick up to that one in which the whole snapshot is."""
+        return self._number(
+            "SELECT number FROM ticks WHERE whole IS NOT NULL AND number <= ? ORDER BY number DESC", number
+        )
+
+    def whole_after(self, number: int) -> int | None:
+        return self._number("SELECT number FROM ticks WHERE whole IS NOT NULL AND number > ? ORDER BY number", number)
+
+    def after(self, number: int) -> int | None:
+        """The tick that follows."""
+        return self._number("SELECT number FROM ticks WHERE number > ? ORDER BY number", number)
+
+    def taken_ns(self, number: int) -> int:
+        return self._number("SELECT taken_ns FROM ticks WHERE number = ?", number) or 0
+
+    def tick(self, number: int, whole: bool) -> form.Entry | None:
+        """The change that a tick brought, or the whole of it; None where there is none. Raises ValueError where it is
+        damaged."""
+        row = self._one(f"SELECT {'whole' if whole else 'change'} FROM ticks WHERE number = ?", number)
+        return form.decode(row[0]) if row else None
+
+    def stack(self, number: int) -> Stack:
+        """Where it cannot be read, an empty one."""
+        try:
+            row = self._one("SELECT frames, tail, entry, category FROM stacks WHERE id = ?", number)
+            if row is None:
+                return EMPTY
+            frames, *rest = row
+            return form.stack_of([self._frame(one) for one in form.decode_frames(frames)], *rest)
+        except ValueError:
+            self.damaged += 1
+            return EMPTY
+
+    def of(self, frame: Frame) -> str:
+        """What `frame` was called. Implements Names, with `version`."""
+        return self._told.get(frame) or nameless(frame)
+
+    def _frame(self, number: int) -> Frame:
+        frame = self._frames.get(number)
+        if frame is None:
+            row = self._one("SELECT file, offset, name, told FROM frames WHERE id = ?", number)
+            if row is None:
+                raise ValueError("a frame is missing")
+            file, offset, name, told = row
+            if not isinstance(offset, int):
+                raise ValueError("not an offset")
+            frame = self._frames[number] = Frame(form.text_of(file), offset, form.text_of(name))
+            self._told[frame] = printable(form.text_of(told))
+        return frame
+
+    def _one(self, query: str, *values: int) -> tuple[object, ...] | None:
+        """The first row. Raises ValueError where the database is damaged there."""
+        try:
+            return self._database.execute(f"{query} LIMIT 1", values).fetchone()
+        except (sqlite3.Error, OverflowError) as error:
+            raise ValueError(f"the recording is damaged ({error})") from None
+
+    def _number(self, query: str, *values: int) -> int | None:
+        row = self._one(query, *values)
+        if row is None:
+            return None
+        if not isinstance(row[0], int):
+            raise ValueError("the recording is damaged (a number is none)")
+        return row[0]
+
+    def _check(self) -> None:
+        ours = self._database.execute("PRAGMA application_id").fetchone()[0] == form.APPLICATION_ID
+        version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        if ours and version > form.FORMAT:
+            raise OfftopError(
+                f"{self._shown}: file format {version}, this offtop reads {form.FORMAT}. Use a newer offtop"
+            )
+        found = dict(self._database.execute("SELECT name, sql FROM sqlite_schema WHERE sql NOT NULL").fetchmany(100))
+        if not ours or version < 1 or any(found.get(name) != sql for name, sql in form.TABLES.items()):
+            raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
+
+    def _about(self) -> dict[str, str]:
+        rows = self._database.execute("SELECT key, value FROM about").fetchmany(_MOST_ABOUT)
+        return {printable(str(key)): printable(str(value)) for key, value in rows}
+
+    def _ends(self) -> tuple[int, int]:
+        """The first whole tick, and the last tick."""
+        first = self._number("SELECT number FROM ticks WHERE whole IS NOT NULL ORDER BY number")
+        last = self._number("SELECT number FROM ticks ORDER BY number DESC")
+        if first is None or last is None:
+            raise OfftopError(f"{self._shown} has no tick yet. Record a little longer")
+        return first, last
+
+    @contextlib.contextmanager
+    def _told_of_damage(self) -> Generator[None]:
+        try:
+            yield
+        except (sqlite3.Error, ValueError) as error:
+            raise OfftopError(
+                f"{self._shown} is damaged ({printable(str(error))}). What can be saved of it, this may save: "
+                f"sqlite3 FILE .recover"
+            ) from error
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """For reading only. Where nothing can be written beside it, what is not yet in the file itself is missing."""
+    name = quote(str(path.absolute()))
+    database = sqlite3.connect(f"file:{name}?mode=ro", uri=True, isolation_level=None, check_same_thread=False)
+    try:
+        database.execute("SELECT 1 FROM sqlite_schema").fetchone()
+    except sqlite3.OperationalError:
+        database.close()
+        database = sqlite3.connect(
+            f"file:{name}?mode=ro&immutable=1", uri=True, isolation_level=None, check_same_thread=False
+        )
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
+    for setting in _SETTINGS:
+        database.execute(setting)
+    return database

@@ -1,0 +1,226 @@
+"""Plays a recording as a Source: in the time it was recorded in, or faster, from any moment on.
+
+A moment is looked at with what came before it: the minutes before are read first, at once. While a person looks
+at one moment the recording waits.
+"""
+
+import threading
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from time import monotonic_ns
+
+from offtop.errors import OfftopError, UsageError
+from offtop.model.book import Book
+from offtop.model.change import Change, Replayed
+from offtop.model.printable import printable
+from offtop.model.snapshot import Filters, Snapshot
+from offtop.model.stack import FIRST_STACK, Frame
+from offtop.recording.form import Entry
+from offtop.recording.reader import Recording
+from offtop.source import Recorded
+from offtop.units import NS_PER_S, count, duration
+
+_BEFORE_NS = 300 * NS_PER_S
+"""So much of what came before a moment is read with it: as far as the timeline reaches."""
+_LONGEST_PAUSE_NS = 5 * NS_PER_S
+"""While the machine slept, or was not recorded, nothing is to be seen: nobody waits longer for what follows."""
+_MOST_NAMES = 200_000
+
+
+class RecordedSource:
+    """Implements source.Source. `go_to`, `hold` and `close` are for any thread, `read` for one."""
+
+    def __init__(self, path: Path, *, begin_ns: int | None = None, speed: float = 0.0) -> None:
+        """`begin_ns`: CLOCK_REALTIME of the moment to begin at. `speed`: how many recorded seconds pass in one; 0:
+        as fast as they are read. Raises OfftopError for what is no recording."""
+        self._recording = Recording(path)
+        recording = self._recording
+        try:
+            ends = Recorded(recording.host, *map(recording.taken_ns, (recording.first, recording.last)))
+        except ValueError as damaged:
+            raise OfftopError(f"{path.name}: {damaged}") from None
+        self.recorded: Recorded | None = ends
+        self._speed = speed
+        self._changed = threading.Condition()
+        self._closed = self._held = False
+        self._wanted: int | None = None
+        """The number of the tick to be taken up; None: go on."""
+        self._at_once_ns = 0
+        """What was taken until then is handed out without waiting."""
+        self._epoch = 0
+        self._damaged = 0
+        self._from_number = 0
+        """The first tick that is handed out; those before it only lead there."""
+        self._next: tuple[int, bool] | None = None
+        """The next tick's number, and whether its whole is to be read."""
+        self._ahead: tuple[int, Entry] | None = None
+        """That tick, once it is read."""
+        self._book = Book()
+        self._replayed = Replayed(self._book)
+        self._last: Change | None = None
+        self._read_ns = 0
+        """CLOCK_MONOTONIC when that was handed out."""
+        self.go_to(begin_ns if begin_ns is not None else ends.began_ns)
+
+    @property
+    def host(self) -> str:
+        return self._recording.host
+
+    @property
+    def names(self) -> Recording:
+        return self._recording
+
+    def read(self) -> Snapshot | None:
+        """The next tick, when its time has come. At the end: None, or, where time passes, wait to be told to go
+        elsewhere."""
+        with self._changed:
+            while not self._closed:
+                if self._wanted is not None:
+                    self._take_up(self._wanted)
+                    self._wanted = None
+                entry = self._entry()
+                if entry is None and not self._speed:
+                    return None
+                wait_ns = self._wait_ns(entry)
+                if entry is not None and wait_ns == 0:
+                    snapshot = self._taken(entry)
+                    if entry[0] >= self._from_number:
+                        return snapshot
+                    continue
+                self._changed.wait(None if wait_ns is None else wait_ns / NS_PER_S)
+        return None
+
+    def go_to(self, taken_ns: int) -> int:
+        """Take up that moment: the ticks before it come first, and at once. Returns when the tick was taken that is
+        seen then. Raises OfftopError where the recording is damaged there."""
+        with self._changed:
+            recording = self._recording
+            try:
+                target = recording.number_at(taken_ns)
+                if target == recording.first:  # nothing has passed yet
+                    target = recording.after(target) or target
+                target_ns = recording.taken_ns(target)
+            except ValueError as damaged:
+                raise OfftopError(f"{printable(str(damaged))}. Go elsewhere") from None
+            self._wanted = target
+            self._changed.notify_all()
+        return target_ns
+
+    def hold(self, held: bool) -> None:
+        with self._changed:
+            self._held = held
+            self._read_ns = monotonic_ns()
+            self._changed.notify_all()
+
+    def set_filters(self, filters: Filters) -> None:
+        raise UsageError("This is a recording: what was counted stays as it is. Try a filter: \\")
+
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
+        """All names are known."""
+
+    def describe(self, pids: Collection[int]) -> None:
+        """All that was recorded is told."""
+
+    def about(self) -> list[tuple[str, str]]:
+        recorded = self.recorded
+        assert recorded is not None
+        ends = [datetime.fromtimestamp(ns // NS_PER_S).astimezone() for ns in (recorded.began_ns, recorded.ended_ns)]
+        until = f"{ends[1]:%H:%M:%S %Z}, {duration(recorded.ended_ns - recorded.began_ns)}"
+        told = [("recorded", f"on {self.host}, {ends[0]:%Y-%m-%d %H:%M:%S} to {until}")]
+        told += [(what, self._recording.about[what]) for what in ("kernel", "door") if what in self._recording.about]
+        told.append(("recorded by", f"offtop {self._recording.about.get('offtop', '?')}"))
+        if damaged := self._damaged + self._recording.damaged:
+            told.append(("damaged", f"{count(damaged)} ticks or stacks of the file could not be read"))
+        return told
+
+    def close(self) -> None:
+        with self._changed:
+            if not self._closed:
+                self._closed = True
+                self._recording.close()
+            self._changed.notify_all()
+
+    def _take_up(self, target: int) -> None:
+        recording = self._recording
+        try:
+            self._at_once_ns = recording.taken_ns(target)
+            if self._last and 0 <= self._at_once_ns - self._last.taken_ns <= _BEFORE_NS:
+                return  # what leads there comes next anyway
+            from_number = recording.number_at(self._at_once_ns - _BEFORE_NS) if self._speed else target
+            self._from_number = max(recording.first, from_number - 1)  # a tick is what passed between two
+            whole = recording.whole_until(self._from_number)
+        except ValueError as damaged:
+            raise OfftopError(f"{printable(str(damaged))}. Begin elsewhere: --begin") from None
+        self._begin_at(whole if whole is not None else recording.first)
+
+    def _begin_at(self, whole: int) -> None:
+        self._epoch += 1
+        self._book = Book()
+        self._replayed = Replayed(self._book)
+        self._last = None
+        self._next, self._ahead = (whole, True), None
+
+    def _entry(self) -> tuple[int, Entry] | None:
+        """The next tick, and its number; damaged ones are left out."""
+        while self._ahead is None and self._next is not None:
+            number, whole = self._next
+            try:
+                entry = self._recording.tick(number, whole)
+                self._next, self._ahead = None, (number, entry) if entry else None
+            except ValueError:
+                self._damaged += 1
+                self._skip(number)
+        return self._ahead
+
+    def _skip(self, number: int) -> None:
+        """To the next whole tick: without this one no change can be added."""
+        try:
+            following = self._recording.whole_after(number)
+        except ValueError:
+            following = None
+        if following is None:
+            self._next = None
+        else:
+            self._begin_at(following)
+
+    def _wait_ns(self, entry: tuple[int, Entry] | None) -> int | None:
+        """Until it is due; None: until something else happens."""
+        if entry is None:
+            return None
+        change = entry[1].change
+        if not self._speed or self._last is None or change.taken_ns <= self._at_once_ns:
+            return 0
+        if self._held:
+            return None
+        apart_ns = min(_LONGEST_PAUSE_NS, max(0, change.at_ns - self._last.at_ns))
+        return max(0, self._read_ns + round(apart_ns / self._speed) - monotonic_ns())
+
+    def _taken(self, numbered: tuple[int, Entry]) -> Snapshot:
+        number, entry = numbered
+        book, change = self._book, entry.change
+        book.comms.update(entry.comms)
+        book.processes.update(entry.processes)
+        if entry.details:
+            book.details.update(entry.details)
+            book.details_version += 1
+        for table in (book.comms, book.processes, book.details):
+            while len(table) > _MOST_NAMES:
+                del table[next(iter(table))]  # pyright: ignore[reportArgumentType]
+        for ids in (change.sites.ids[:, 2:], change.waiting[:, 2:4]):
+            for stack in {*ids.ravel().tolist()}:
+                if stack >= FIRST_STACK and stack not in book.stacks:
+                    book.stacks[stack] = self._recording.stack(stack)
+        snapshot = self._replayed.add(change, self._epoch)
+        self._last, self._read_ns = change, monotonic_ns()
+        try:
+            following = self._recording.after(number)
+        except ValueError:
+            self._damaged += 1
+            following = None
+        self._next, self._ahead = None if following is None else (following, False), None
+        damaged = self._damaged + self._recording.damaged
+        if damaged:
+            snapshot = replace(snapshot, lost={**snapshot.lost, "damaged": damaged})
+        return snapshot

@@ -1,0 +1,123 @@
+"""A recording on one page: when, how much waited, where most time went, and the longest waits."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import datetime
+from heapq import nlargest
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import numpy as np
+
+from offtop import batch
+from offtop.model import where
+from offtop.model.book import SiteKey
+from offtop.model.categories import Categories, is_periodic
+from offtop.model.cut import FILTERED, cut
+from offtop.model.history import History, Kept
+from offtop.model.printable import printable
+from offtop.model.table import SITES
+from offtop.model.window import Window, merge
+from offtop.recording.replay import RecordedSource
+from offtop.units import NS_PER_S, average, duration, threads
+
+_ROWS = 10
+_LONGEST = 5
+_BATCH = 64
+"""So many windows are merged at a time: memory follows what there is, not how long it was."""
+_HISTORY_BYTES = 1 << 20
+
+
+class _Longest(NamedTuple):
+    max_ns: int
+    taken_ns: int
+    """When the tick ended in which the wait did."""
+    site: SiteKey
+    category: str
+    words: str
+    """Who, and where."""
+
+
+def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
+    """Raises OfftopError for what is no recording, or has no tick."""
+    with closing(RecordedSource(path)) as source:
+        history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES)
+        windows: list[Window] = []
+        longest: list[_Longest] = []
+        busiest: tuple[float, int] = (0.0, 0)
+        ticks = 0
+        last: Kept | None = None
+        while (snapshot := source.read()) is not None:
+            kept = history.add(snapshot)
+            if kept is None:
+                continue
+            ticks, last = ticks + 1, kept
+            windows.append(kept.window)
+            if len(windows) == _BATCH:
+                windows = [merge(windows)]
+            busiest = max(busiest, (_waiting(kept), kept.taken_ns))
+            longest = _with_longest(longest, kept, source)
+        lines = [f"{printable(path.name)}: {dict(source.about())['recorded']}"]
+        lines += [f"{what}: {value}" for what, value in source.about() if what != "recorded"]
+        if last is None:
+            lines.append("It has no whole tick: what passes between two readings.")
+        else:
+            lines += _numbers(merge(windows), last, ticks, busiest, source, longest)
+        out.write("".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines))
+
+
+def _numbers(
+    window: Window,
+    last: Kept,
+    ticks: int,
+    busiest: tuple[float, int],
+    source: RecordedSource,
+    longest: Sequence[_Longest],
+) -> list[str]:
+    made = cut(window, last.idle)
+    every = Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, made.categories, window, last.idle, made)
+    wanted = batch.Wanted(most_rows=_ROWS)
+    tick = batch.passing(every, wanted.filter, source.names)
+    text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted)
+    rows = [
+        f"{_clock(one.taken_ns)}  {duration(one.max_ns):>6}  {one.category:<13} {one.words}"
+        for one in sorted(longest, reverse=True)
+    ]
+    return [
+        f"ticks: {ticks:,}, measured {duration(window.span_ns)}",
+        f"most waiting: {threads(busiest[0])} at {_clock(busiest[1])}",
+        "",
+        *text.splitlines(),
+        *(["LONGEST WAITS, one a place", *rows] if rows else []),
+    ]
+
+
+def _waiting(kept: Kept) -> float:
+    """Average threads, idle-looking and filtered ones left out."""
+    leaves = kept.cut.categories
+    ns = sum(part.total_ns for leaf, part in leaves.items() if not leaf.idle and leaf.category != FILTERED)
+    return average(ns, kept.span_ns)
+
+
+def _with_longest(longest: list[_Longest], kept: Kept, source: RecordedSource) -> list[_Longest]:
+    """With the longest wait of that tick, if it is among the longest of all; of each place the longest alone."""
+    shares = kept.shares
+    looks_idle = np.array([leaf.idle for leaf in shares.leaves], np.bool_)
+    max_ns = np.where(looks_idle[shares.leaf], 0, shares.max_ns) if len(shares.leaf) else shares.max_ns
+    if not len(max_ns) or not max_ns.any():
+        return longest
+    row = int(max_ns.argmax())
+    if len(longest) == _LONGEST and max_ns[row] <= min(longest).max_ns:
+        return longest
+    site, book = SITES.key(shares.ids[row].tolist()), kept.facts.book
+    here = where.in_short(book, site.kernel, site.user, source.names)
+    words = f"{printable(book.process(site.pid))}({site.pid}) {printable(book.comm(site.thread))}({site.tid})  {here}"
+    category = shares.leaves[int(shares.leaf[row])].category
+    one = _Longest(int(max_ns[row]), kept.taken_ns, site, category, printable(words))
+    same = [other for other in longest if other.site == site]
+    rest = [other for other in longest if other.site != site]
+    return nlargest(_LONGEST, [*rest, max([one, *same])])
+
+
+def _clock(taken_ns: int) -> str:
+    return datetime.fromtimestamp(taken_ns // NS_PER_S).strftime("%H:%M:%S")

@@ -1,0 +1,375 @@
+"""Writes a recording: each tick is made into bytes where it is read, and written by a thread of its own.
+
+So a disk that hangs delays no reading. What waits to be written is bounded; when that is full, a tick is left out,
+and the next one has both. The file belongs to the person who typed sudo, is made by their rights, and never through
+a link. A write that fails ends the recording with a sentence, and nothing else.
+"""
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offtop import __version__
+from offtop.errors import OfftopError
+from offtop.model.book import Book, Details, ThreadKey
+from offtop.model.change import NOTHING, Change, change
+from offtop.model.printable import printable
+from offtop.model.snapshot import Snapshot
+from offtop.model.stack import FIRST_STACK, Frame, Stack, nameless
+from offtop.person import Person, as_person
+from offtop.recording import form
+from offtop.source import Source
+from offtop.units import NS_PER_S, size
+
+KEEP_NS = 48 * 3600 * NS_PER_S
+MOST_BYTES = 1 << 30
+LEAVE_BYTES = 100 << 20
+"""So much room is left to others on the disk."""
+_WHOLE_NS = 60 * NS_PER_S
+_MOST_QUEUED = 120
+_NAMES_SECONDS = 3.0
+"""At the end, for the last names."""
+_CLOSE_SECONDS = 5.0
+
+_Rows = Sequence[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What one tick adds to the tables; all of it or nothing is written."""
+
+    tick: tuple[Any, ...]
+    frames: _Rows
+    stacks: _Rows
+    told: _Rows
+    """(name, id) of frames that are called otherwise by now."""
+    used: tuple[Sequence[int], Sequence[int], int] | None = None
+    """The stacks and frames that were used until that whole tick."""
+
+
+class Recorder:
+    """Writes what it is handed until it is closed, or cannot. `add` and `close` are for one thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        source: Source,
+        whose: Person,
+        *,
+        keep_ns: int = KEEP_NS,
+        most_bytes: int = MOST_BYTES,
+        cmdlines: bool = False,
+        leave_bytes: int = LEAVE_BYTES,
+        whole_ns: int = _WHOLE_NS,
+    ) -> None:
+        """Makes the file. Raises OfftopError where that cannot be: also where there is anything of that name.
+
+        `cmdlines`: whether command lines are kept, too; there may be secrets in them.
+        """
+        self.path = path
+        self._source, self._whose, self._cmdlines = source, whose, cmdlines
+        self._keep_ns, self._most_bytes, self._leave_bytes, self._whole_ns = keep_ns, most_bytes, leave_bytes, whole_ns
+        self._before = NOTHING
+        self._number = 0
+        self._whole_at_ns = 0
+        self._comms: dict[ThreadKey, str] = {}
+        self._processes: dict[int, str] = {}
+        self._details: dict[int, Details] = {}
+        self._details_version = self._names_version = -1
+        self._frames: dict[Frame, int] = {}
+        self._next_frame = 1
+        self._stacks: dict[int, tuple[int, ...]] = {}
+        """Those in the file, with their frames."""
+        self._unnamed: dict[Frame, str] = {}
+        """Frames whose name is not known yet, and what was written."""
+        self._used: set[int] = set()
+        """Stacks of the changes since the last whole tick."""
+        self._queue: deque[_Written] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._last_names: _Rows = ()
+        self.skipped = 0
+        """Ticks that are not in the file by themselves, since the disk was too slow."""
+        self.failure = ""
+        """Why nothing more is written; empty while all is well."""
+        self.bytes_written = 0
+        """Of the file, by the last tick."""
+        opened = threading.Event()
+        self._refusal: OfftopError | None = None
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="offtop-record", daemon=True)
+        self._thread.start()
+        opened.wait()
+        if self._refusal:
+            raise self._refusal
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Have it written. Costs what changed since the one before."""
+        if self.failure or self._closing:
+            return
+        if len(self._queue) >= _MOST_QUEUED:
+            self.skipped += 1
+            return
+        before, self._before = self._before, snapshot
+        self._number += 1
+        one = change(before, snapshot)
+        is_whole = before is not NOTHING and snapshot.at_ns - self._whole_at_ns >= self._whole_ns
+        whole = change(NOTHING, snapshot) if is_whole else one
+        used = None
+        if is_whole or before is NOTHING:
+            self._whole_at_ns = snapshot.at_ns
+        blob = form.encode(self._entry(one, snapshot.book))
+        whole_blob = blob if before is NOTHING else None
+        if is_whole:
+            used = self._forget_unused(whole)
+            whole_blob = form.encode(self._whole_entry(whole, snapshot.book))
+        frames, stacks = self._stacks_in(whole, snapshot.book)
+        written = _Written(
+            (self._number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
+            frames,
+            stacks,
+            self._names(),
+            used,
+        )
+        with self._changed:
+            self._queue.append(written)
+            self._changed.notify_all()
+
+    def close(self) -> str:
+        """Write what is left, and end the file; says what came of it. May be called twice."""
+        if not self._closing and not self.failure:
+            self._source.wait_for_names(set(self._unnamed), _NAMES_SECONDS)
+        with self._changed:
+            if not self._closing and not self.failure:
+                self._last_names = self._names()
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            return f"the disk does not answer, so the end of the recording may be missing: {self._shown}"
+        return self.failure or f"recorded {self._number:,} ticks, {size(self.bytes_written)}: {self._shown}"
+
+    @property
+    def _shown(self) -> str:
+        return printable(str(self.path))
+
+    # What a tick adds
+
+    def _entry(self, one: Change, book: Book) -> form.Entry:
+        keys = [*map(ThreadKey._make, one.threads.ids.tolist()), *map(ThreadKey._make, one.waiting[:, :2].tolist())]
+        comms = {key: comm for key in keys if (comm := book.comms.get(key)) and self._comms.get(key) != comm}
+        pids = {key.pid for key in keys if key.pid}
+        processes = {
+            pid: name for pid in pids if (name := book.processes.get(pid)) and self._processes.get(pid) != name
+        }
+        self._comms.update(comms)
+        self._processes.update(processes)
+        self._source.describe(pids)
+        details: dict[int, Details] = {}
+        if book.details_version != self._details_version:
+            self._details_version = book.details_version
+            details = {
+                pid: told
+                for pid, one in list(book.details.items())
+                if pid in self._processes and self._details.get(pid) != (told := self._kept_of(one))
+            }
+            self._details.update(details)
+        return form.Entry(one, comms, processes, details)
+
+    def _whole_entry(self, whole: Change, book: Book) -> form.Entry:
+        """Names of all that is there. What is not there any more is forgotten here."""
+        ids = np.concatenate((whole.threads.ids, whole.waiting[:, :2]))
+        keys = {*map(ThreadKey._make, ids.tolist())}
+        pids = {key.pid for key in keys}
+        self._comms = {key: comm for key in keys if (comm := book.comms.get(key))}
+        self._processes = {pid: name for pid in pids if (name := book.processes.get(pid))}
+        self._details = {pid: self._kept_of(one) for pid in pids if (one := book.details.get(pid))}
+        return form.Entry(whole, self._comms, self._processes, self._details)
+
+    def _kept_of(self, details: Details) -> Details:
+        return details if self._cmdlines else details._replace(cmdline="")
+
+    def _stacks_in(self, one: Change, book: Book) -> tuple[_Rows, _Rows]:
+        """The stacks that `one` names and the file has not, and their frames."""
+        ids: set[int] = {*one.sites.ids[:, 2:].ravel().tolist(), *one.waiting[:, 2:4].ravel().tolist()}
+        self._used |= ids
+        frames: list[tuple[Any, ...]] = []
+        stacks: list[tuple[Any, ...]] = []
+        for number in ids:
+            if number < FIRST_STACK or number in self._stacks:
+                continue
+            stack = book.stacks.get(number)
+            if stack is None:
+                continue
+            numbers = self._stacks[number] = tuple(self._frame(frame, frames) for frame in stack.frames)
+            stacks.append(self._stack_row(number, stack, numbers))
+        return frames, stacks
+
+    def _stack_row(self, number: int, stack: Stack, frames: Sequence[int]) -> tuple[Any, ...]:
+        return number, form.encode_frames(frames), stack.tail, stack.entry, stack.category, self._number
+
+    def _frame(self, frame: Frame, new: list[tuple[Any, ...]]) -> int:
+        known = self._frames.get(frame)
+        if known is not None:
+            return known
+        number = self._frames[frame] = self._next_frame
+        self._next_frame += 1
+        told = self._source.names.of(frame)
+        if not frame.name and told == nameless(frame):
+            self._unnamed[frame] = told
+        file, name, said = map(form.text_bytes, (frame.file, frame.name, told))
+        new.append((number, file, frame.offset, name, said, self._number))
+        return number
+
+    def _names(self) -> _Rows:
+        """Of frames that have got one by now."""
+        names = self._source.names
+        if names.version == self._names_version:
+            return ()
+        self._names_version = names.version
+        found = [(frame, told) for frame, was in self._unnamed.items() if (told := names.of(frame)) != was]
+        for frame, _ in found:
+            del self._unnamed[frame]
+        return [(form.text_bytes(told), self._frames[frame]) for frame, told in found if frame in self._frames]
+
+    def _forget_unused(self, whole: Change) -> tuple[list[int], list[int], int]:
+        """The stacks and frames that were used since the last whole tick, or still are; others may come again, and
+        are written again then."""
+        used = self._used | {*whole.sites.ids[:, 2:].ravel().tolist(), *whole.waiting[:, 2:4].ravel().tolist()}
+        self._used = set()
+        stacks = {number: frames for number, frames in self._stacks.items() if number in used}
+        in_use = {frame for frames in stacks.values() for frame in frames}
+        self._stacks = stacks
+        self._frames = {frame: number for frame, number in self._frames.items() if number in in_use}
+        self._unnamed = {frame: was for frame, was in self._unnamed.items() if frame in self._frames}
+        return list(stacks), list(in_use), self._number
+
+    # The thread that writes
+
+    def _run(self, opened: threading.Event) -> None:
+        try:
+            with as_person(self._whose):
+                database = self._make()
+                opened.set()
+                try:
+                    self._write_all(database)
+                finally:
+                    database.close()
+        except OfftopError as error:
+            self._refusal = error
+            self.failure = str(error)
+        except (OSError, sqlite3.Error) as error:
+            why = printable((error.strerror if isinstance(error, OSError) else "") or str(error))
+            self.failure = f"recording stopped: {why}: {self._shown}"
+            self._refusal = OfftopError(
+                f"{self._shown} cannot be written by {printable(self._whose.name)} ({why}). Name another place: -o FILE"
+            )
+        opened.set()
+
+    def _make(self) -> sqlite3.Connection:
+        try:
+            # Whoever made a file of that name, or a link, has it: nothing is written through it.
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            raise OfftopError(f"{self._shown} is there already. Remove it, or name another: -o FILE") from None
+        self._check_room()
+        database = sqlite3.connect(self.path, isolation_level=None)
+        database.execute(f"PRAGMA application_id = {form.APPLICATION_ID}")
+        database.execute(f"PRAGMA user_version = {form.FORMAT}")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        with _transaction(database):
+            for table in form.TABLES.values():
+                database.execute(table)
+            about = {**self._about(), "host": self._source.host, "offtop": __version__, "began_ns": str(time.time_ns())}
+            database.executemany("INSERT INTO about VALUES (?, ?)", [(k, printable(v)) for k, v in about.items()])
+        return database
+
+    def _about(self) -> Mapping[str, str]:
+        return {what: value for what, value in self._source.about() if what in ("kernel", "door", "run-queue time")}
+
+    def _write_all(self, database: sqlite3.Connection) -> None:
+        while (written := self._next()) is not None:
+            self._check_room()
+            with _transaction(database):
+                self._write(database, written)
+            self.bytes_written = self._bytes_of(database)
+        with _transaction(database):
+            database.executemany("UPDATE frames SET told = ? WHERE id = ?", self._last_names)
+        database.execute("PRAGMA journal_mode = DELETE")  # or whoever reads it would make files beside it
+
+    def _next(self) -> _Written | None:
+        with self._changed:
+            while not self._queue:
+                if self._closing:
+                    return None
+                self._changed.wait()
+            return self._queue.popleft()
+
+    def _write(self, database: sqlite3.Connection, written: _Written) -> None:
+        database.executemany("INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?, ?)", written.frames)
+        database.executemany("INSERT OR REPLACE INTO stacks VALUES (?, ?, ?, ?, ?, ?)", written.stacks)
+        database.executemany("UPDATE frames SET told = ? WHERE id = ?", written.told)
+        if written.used:
+            stacks, frames, number = written.used
+            database.executemany("UPDATE stacks SET used = ? WHERE id = ?", _with(number, stacks))
+            database.executemany("UPDATE frames SET used = ? WHERE id = ?", _with(number, frames))
+        database.execute("INSERT INTO ticks VALUES (?, ?, ?, ?, ?)", written.tick)
+        if written.tick[4] is not None:
+            self._make_room(database, written.tick[2])
+
+    def _make_room(self, database: sqlite3.Connection, at_ns: int) -> None:
+        """Drop what is too old, or too much, from one whole tick to the next."""
+        wholes = [
+            *database.execute("SELECT number, at_ns FROM ticks WHERE whole IS NOT NULL ORDER BY number").fetchall()
+        ]
+        first = wholes[0][0]
+        for (number, _), (following, begins_ns) in pairwise(wholes):
+            if begins_ns > at_ns - self._keep_ns and self._bytes_of(database) <= self._most_bytes:
+                break
+            database.execute("DELETE FROM ticks WHERE number >= ? AND number < ?", (number, following))
+            first = following
+        if first != wholes[0][0]:
+            database.execute("DELETE FROM stacks WHERE used < ?", (first,))
+            database.execute("DELETE FROM frames WHERE used < ?", (first,))
+        if len(wholes) > 1 and self._bytes_of(database) > self._most_bytes:
+            raise OSError(f"one minute is more than {size(self._most_bytes)} already")
+
+    def _bytes_of(self, database: sqlite3.Connection) -> int:
+        """Of what is in use; what was dropped is written again."""
+        pages, free, page_bytes = (
+            database.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * page_bytes
+
+    def _check_room(self) -> None:
+        place = os.statvfs(self.path)
+        free_bytes = place.f_bavail * place.f_frsize
+        if free_bytes < self._leave_bytes:
+            where = printable(str(self.path.absolute().parent))
+            raise OSError(f"{size(free_bytes)} left on {where} (limit {size(self._leave_bytes)})")
+
+
+def _with(number: int, ids: Iterable[int]) -> _Rows:
+    return [(number, one) for one in ids]
+
+
+@contextlib.contextmanager
+def _transaction(database: sqlite3.Connection) -> Generator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")

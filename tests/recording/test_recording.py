@@ -1,0 +1,195 @@
+"""What was recorded is replayed: the same JSON, tick by tick, and from any moment on."""
+
+import io
+import json
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from offtop import batch
+from offtop.errors import OfftopError
+from offtop.model.book import ThreadKey
+from offtop.model.change import NOTHING, change
+from offtop.model.snapshot import Snapshot
+from offtop.person import Person, person
+from offtop.recording import form
+from offtop.recording.reader import Recording
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from offtop.source import Source
+from offtop.units import NS_PER_S
+from tests.ui.scripted import SHOP, START_NS, WHO, ScriptedSource
+from tests.ui.shown import CATEGORIES
+
+MS = 1_000_000
+
+
+def recorded(path: Path, ticks: int = 5, *, seconds: Sequence[int] = (), **options: object) -> ScriptedSource:
+    """Records `ticks` seconds of SHOP, or its snapshots after `seconds`."""
+    source = ScriptedSource(SHOP, ticks=ticks, who=WHO)
+    recorder = Recorder(path, source, person(), leave_bytes=0, **options)  # pyright: ignore[reportArgumentType]
+    for after in seconds or range(ticks + 1):
+        recorder.add(source.after(after))
+    said = recorder.close()
+    assert said.startswith("recorded "), said
+    return source
+
+
+def in_json(source: Source, ticks: int | None = None) -> list[dict[str, object]]:
+    out = io.StringIO()
+    batch.run(source, CATEGORIES, MS, ticks, batch.Wanted(), as_json=True, width=0, out=out)
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def test_a_replay_prints_the_json_that_was_printed_while_recording(tmp_path: Path) -> None:
+    path = tmp_path / "it.offtop"
+    recorded(path, whole_ns=2 * NS_PER_S)
+    played = in_json(RecordedSource(path))
+    assert played == in_json(ScriptedSource(SHOP, ticks=5, ends=True))
+    assert len(played) == 5
+
+
+@pytest.mark.parametrize("first", range(1, 6))
+def test_from_any_moment_on_it_is_the_same(tmp_path: Path, first: int) -> None:
+    path = tmp_path / "it.offtop"
+    recorded(path, ticks=6, whole_ns=2 * NS_PER_S)
+    begun = RecordedSource(path, begin_ns=START_NS + first * NS_PER_S)
+    assert in_json(begun) == in_json(RecordedSource(path))[first - 1 :]
+
+
+def test_the_file_is_the_persons_alone(tmp_path: Path, ann: Person) -> None:
+    path = ann.home / "it.offtop"
+    source = ScriptedSource(SHOP, ticks=2)
+    Recorder(path, source, ann, leave_bytes=0).close()
+    found = path.stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (0o600, ann.uid, ann.gid)
+    assert [*ann.home.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
+def test_what_is_there_stays_as_it_is(tmp_path: Path, kind: str) -> None:
+    path, target = tmp_path / "it.offtop", tmp_path / "target"
+    if kind != "dangling link":
+        target.write_text("precious")
+    if kind == "file":
+        path.write_text("precious")
+    else:
+        path.symlink_to(target)
+    with pytest.raises(OfftopError, match="is there already"):
+        Recorder(path, ScriptedSource(SHOP), person(), leave_bytes=0)
+    assert path.is_symlink() == (kind != "file")
+    assert target.exists() == (kind != "dangling link")
+    if target.exists():
+        assert target.read_text() == "precious"
+
+
+def test_a_person_who_may_not_write_there_is_told(tmp_path: Path, ann: Person) -> None:
+    tmp_path.chmod(0o755)
+    if ann.uid == os.geteuid():
+        tmp_path.chmod(0o555)
+    with pytest.raises(OfftopError, match="cannot be written by ann"):
+        Recorder(tmp_path / "it.offtop", ScriptedSource(SHOP), ann, leave_bytes=0)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_names_and_who_processes_are_come_with_it_but_no_command_line(tmp_path: Path) -> None:
+    for path, cmdline in ((tmp_path / "a", ""), (tmp_path / "b", "/opt/shop --open 8080")):
+        recorded(path, ticks=3, cmdlines=bool(cmdline))
+        source = RecordedSource(path)
+        every = [*iter(source.read, None)]
+        book = every[-1].book
+        assert (book.details[100].user, book.details[100].cmdline) == ("alice", cmdline)
+        assert (book.comms[ThreadKey(100, 101)], book.processes[200]) == ("worker-1", "bank")
+        source.close()
+
+
+def test_a_name_that_comes_late_is_told_from_the_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "it.offtop"
+    source = ScriptedSource(SHOP, ticks=3)
+    late = source._table[0].user[0]  # pyright: ignore[reportPrivateUsage]
+    source.name(late, "it+0x0")
+    for stack in list(source._book.stacks.values()):  # pyright: ignore[reportPrivateUsage]
+        assert all(frame.name for frame in stack.frames)
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    recorder.add(source.after(0))
+    recorder.add(source.after(1))
+    recorder.close()
+    played = RecordedSource(path)
+    first, second = played.read(), played.read()
+    assert first and second
+    shown = {played.names.of(frame) for stack in second.book.stacks.values() for frame in stack.frames}
+    assert "it+0x0" in shown
+    assert late not in shown
+
+
+def test_what_is_older_than_kept_is_dropped_whole_minutes_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "it.offtop"
+    recorded(path, ticks=40, whole_ns=5 * NS_PER_S, keep_ns=12 * NS_PER_S)
+    recording = Recording(path)
+    # The last whole tick is 40 s after the first; what began 15 s before it is the first that is no longer needed.
+    assert (recording.first, recording.last) == (26, 41)
+    recording.close()
+    played = in_json(RecordedSource(path))
+    assert played == in_json(ScriptedSource(SHOP, ticks=40, ends=True))[25:]
+
+
+def test_what_is_more_than_allowed_is_dropped_too_and_a_minute_that_is_more_ends_it(tmp_path: Path) -> None:
+    source = ScriptedSource(SHOP, ticks=400)
+    recorder = Recorder(tmp_path / "a", source, person(), leave_bytes=0, whole_ns=5 * NS_PER_S, most_bytes=100 << 10)
+    for after in range(400):
+        recorder.add(source.after(after))
+        while recorder._queue:  # pyright: ignore[reportPrivateUsage]
+            time.sleep(0.001)
+    assert recorder.close().startswith("recorded 400 ticks")
+    recording = Recording(tmp_path / "a")
+    assert 1 < recording.first < 390
+    assert recording.last == 400
+    recording.close()
+    small = Recorder(tmp_path / "b", source, person(), leave_bytes=0, whole_ns=2 * NS_PER_S, most_bytes=1 << 10)
+    for after in range(5):
+        small.add(source.after(after))
+    assert "recording stopped: one minute is more than 1.0KB already" in small.close()
+    assert len(in_json(RecordedSource(tmp_path / "b"))) >= 1
+
+
+def test_a_disk_with_little_room_ends_it_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(OfftopError, match=r"left on .* \(limit 1048576GB\)"):
+        Recorder(tmp_path / "it", ScriptedSource(SHOP), person(), leave_bytes=1 << 50)
+
+
+def test_an_entry_is_what_it_was() -> None:
+    source = ScriptedSource(SHOP, ticks=3)
+    one = change(NOTHING, source.after(2))
+    again = form.decode(form.encode(form.Entry(one, {}, {7: "a\x1b\udc80"}, {})))
+    assert (again.processes, again.change.cost, again.change.filters) == ({7: "a\x1b\udc80"}, one.cost, one.filters)
+    assert again.change.sites.numbers.tolist() == one.sites.numbers.tolist()
+    assert again.change.sites.lanes.tolist() == one.sites.lanes.tolist()
+
+
+def test_a_recording_of_nothing(tmp_path: Path) -> None:
+    source = ScriptedSource((), ticks=2)
+    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
+    recorder.add(Snapshot(START_NS, 1))
+    recorder.add(Snapshot(START_NS + NS_PER_S, 1 + NS_PER_S))
+    recorder.close()
+    (tick,) = in_json(RecordedSource(tmp_path / "it"))
+    assert (tick["span_ns"], tick["sites"], tick["threads"]) == (NS_PER_S, [], [])
+
+
+def test_a_tick_that_is_damaged_is_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "it.offtop"
+    recorded(path, ticks=9, whole_ns=3 * NS_PER_S)
+    whole = in_json(RecordedSource(path))
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE ticks SET change = x'00' WHERE number = 3")
+    database.close()
+    source = RecordedSource(path)
+    played = in_json(source)
+    # Tick 3 is damaged; 4 has the whole, so that what passed after it is known again.
+    assert [tick["taken_ns"] for tick in played] == [whole[0]["taken_ns"], *(tick["taken_ns"] for tick in whole[3:])]
+    assert played[-1]["sites"] == whole[-1]["sites"]
