@@ -23,3 +23,8 @@ def themes() -> Path:
 def categories() -> Path:
     """The rules by which a stack gets its category."""
     return _PACKAGE / "categories.toml"
+
+
+def demo() -> Path:
+    """The recording that `offtop demo` shows."""
+    return _PACKAGE / "demo.offtop"

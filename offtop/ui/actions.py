@@ -7,8 +7,6 @@ from datetime import datetime
 from pathlib import Path as FilePath
 from types import MappingProxyType
 
-from textual.app import App
-
 from offtop.errors import OfftopError
 from offtop.model import tree as trees
 from offtop.model import view as views
@@ -27,6 +25,7 @@ from offtop.ui.chooser import Choice, Chooser
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.layout import HEAT_SCALE, Layout, arrange
 from offtop.ui.lines import Clicked, Pen
+from offtop.ui.rewind import Rewind
 from offtop.ui.tables import CHOOSABLE, category_columns, list_columns, sort_at
 from offtop.units import NS_PER_S, parse_duration, span
 
@@ -55,32 +54,14 @@ VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
 """Keys that need nothing but the view."""
 
 
-class Actions(App[int]):
+class Actions(Rewind):
     """The actions of the keys. Whoever shows the screen gives them what is on it."""
 
-    _view: View
-    _picture: Picture | None
     _glyphs: Glyphs
     _groups: Mapping[str, tuple[str, ...]]
     _ids: tuple[str, ...]
 
     # What the app itself does
-
-    def _look(self, view: View) -> None:
-        """The next view, drawn."""
-        raise NotImplementedError
-
-    def _say(self, text: str) -> None:
-        raise NotImplementedError
-
-    def _ask(
-        self,
-        question: str,
-        answered: Callable[[str], str | None],
-        now: str = "",
-        typed: Callable[[str], None] | None = None,
-    ) -> None:
-        raise NotImplementedError
 
     def _ask_kernel(self, view: View) -> None:
         raise NotImplementedError
@@ -435,12 +416,10 @@ class Actions(App[int]):
 
     # Time
 
-    def action_pause(self) -> None:
-        picture = self._picture
-        if picture is not None or self._view.paused_at_ns is not None:
-            self._look(views.paused(self._view, picture.newest.at_ns if picture else 0))
-
     def action_delay(self) -> None:
+        if self._source.recorded:
+            self._say("a recording keeps its own pace: --speed plays it faster")
+            return
         now = span(self._view.delay_ns)
         self._ask(f"seconds between two readings, 0.1 to 60 (now {now}): ", self._set_delay)
 

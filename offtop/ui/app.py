@@ -8,6 +8,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,7 @@ from textual.command import CommandPalette
 from textual.message import Message
 from textual.screen import Screen
 
+from offtop import pace
 from offtop.errors import OfftopError
 from offtop.model import view as views
 from offtop.model.categories import Categories, is_periodic
@@ -31,8 +33,8 @@ from offtop.model.cut import ALL
 from offtop.model.filter import NOTHING
 from offtop.model.history import HISTORY_NS, History
 from offtop.model.picture import Picture, Pictures
+from offtop.model.printable import printable
 from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, SITE, TREE, View
-from offtop.pace import Pace
 from offtop.source import Source
 from offtop.ui import flame, head, latency, stacks, tables, terminal, theme
 from offtop.ui.actions import Actions
@@ -55,6 +57,25 @@ _PALETTE_LINES = 8
 _PANELS = ("head", CATEGORIES, LATENCY, LIST, TREE, SITE, FLAME, "border", "border-low", "alert", "keys")
 
 
+class Recorder(pace.Recorder, Protocol):
+    """Writes what is measured to a file."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def failure(self) -> str:
+        """Why it writes no more; empty while all is well."""
+        ...
+
+    @property
+    def bytes_written(self) -> int: ...
+
+    def close(self) -> str:
+        """End the file, which may take seconds; says what came of it."""
+        ...
+
+
 class Files(Protocol):
     """Where what a person keeps is written, as theirs. Raises OfftopError."""
 
@@ -64,6 +85,10 @@ class Files(Protocol):
 
     def write(self, path: Path, text: str) -> str:
         """Write a file; says where."""
+        ...
+
+    def recorder(self, source: Source) -> Recorder:
+        """Begin a recording of `source`."""
         ...
 
 
@@ -105,6 +130,7 @@ class OfftopApp(Actions):
         keymap: Mapping[str, str] | None = None,
         files: Files | None = None,
         mouse: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         super().__init__(driver_class=terminal.TerminalDriver)
         self.action_theme(theme_name)
@@ -118,7 +144,8 @@ class OfftopApp(Actions):
         self._glyphs: Glyphs = ASCII if ascii_only else UNICODE
         self._history = History(categories.idle, is_periodic, history_ns)
         self._pictures = Pictures(self._history, source.names)
-        self._pace = Pace(source, self._history, view.delay_ns)
+        self._pace = pace.Pace(source, self._history, view.delay_ns)
+        self.recorder = self._pace.recorder = recorder
         self._poll = Thread(target=self._read, name="offtop-poll", daemon=True)
         self._iterations = iterations
         self._files = files
@@ -188,6 +215,11 @@ class OfftopApp(Actions):
             self.exit(0)
         if isinstance(self._driver, terminal.TerminalDriver) and self._driver.is_behind:
             return  # a later tick draws all that this one would
+        if self.recorder and self.recorder.failure:
+            self._say(self.recorder.failure)
+            self.recorder = self._pace.recorder = None
+        if not self._arrived():
+            return
         drawn, last_ns = self._picture, self._ticked_ns
         self._ticked_ns = monotonic_ns()
         if self._view.paused_at_ns is None or drawn is None:
@@ -199,8 +231,9 @@ class OfftopApp(Actions):
                 self._draw()
             self._picture = replace(self._picture or drawn, behind_ns=behind_ns)
             self._draw_picture(self._picture, self._layout)
-        if last_ns and self._ticked_ns - last_ns > max(_STOOD_STILL_NS, 3 * self._view.delay_ns):
-            still = span(round(self._ticked_ns - last_ns, -9))
+        late_ns = self._ticked_ns - last_ns
+        if last_ns and not self._source.recorded and late_ns > max(_STOOD_STILL_NS, 3 * self._view.delay_ns):
+            still = span(round(late_ns, -9))
             self._say(f"the screen stood still for {still}; the measuring went on")
 
     def _told_by_now(self) -> tuple[int, int]:
@@ -236,6 +269,8 @@ class OfftopApp(Actions):
     def _look(self, view: View) -> None:
         if view.delay_ns != self._view.delay_ns:
             self._pace.set_delay(view.delay_ns)
+        if (view.paused_at_ns is None) != (self._view.paused_at_ns is None):
+            self._source.hold(view.paused_at_ns is not None)
         self._view = view
         self._draw()
 
@@ -295,9 +330,10 @@ class OfftopApp(Actions):
         pen = self._pen(panel)
         match panel:
             case "head" if len(layout.panels) == 1:
-                return head.one_line(picture, layout, self._glyphs)
+                return head.one_line(picture, layout, self._source.recorded is not None)
             case "head":
-                return head.head(picture, self._source.host, layout, self._glyphs)
+                written = self.recorder.bytes_written if self.recorder else None
+                return head.head(picture, self._source.host, layout, self._glyphs, self._source.recorded, written)
             case views.CATEGORIES:
                 return tables.categories(picture, pen)
             case views.LIST:
@@ -328,6 +364,9 @@ class OfftopApp(Actions):
         if picture and picture.lost:
             kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
             return f"lost {kinds}: {_WHAT_LOST_IS}"
+        recorded = self._source.recorded
+        if picture and recorded and picture.newest.taken_ns >= recorded.ended_ns:
+            return "this is the end of the recording: [ and { go back, b goes anywhere"
         if picture and isinstance(self._view.pin, int) and not picture.threads_of.get(self._view.pin):
             return f"pinned process {self._view.pin} has ended; p lets it go"
         said = f"{category}: {self._categories.plain.get(category, '')}" if category != ALL else _WHAT_ALL_IS
@@ -435,6 +474,23 @@ class OfftopApp(Actions):
             raise OfftopError("There is no place to write to here")
         return self._files.write(path, text)
 
+    def action_record(self) -> None:
+        if self._source.recorded:
+            self._say("this is a recording already")
+        elif self.recorder is not None:
+            ending, self.recorder = self.recorder, None
+            self._pace.recorder = None
+            self._say("ending the recording")
+            Thread(target=lambda: self.call_from_thread(self._say, ending.close()), daemon=True).start()
+        elif self._files is None:
+            self._say("there is no place to write to here")
+        else:
+            try:
+                self.recorder = self._pace.recorder = self._files.recorder(self._source)
+                self._say(f"recording to {printable(str(self.recorder.path))}; a ends it")
+            except OfftopError as refused:
+                self._say(str(refused))
+
     def action_theme(self, name: str) -> None:
         """Raises UsageError for one that there is not."""
         if name not in self.available_themes:
@@ -517,6 +573,7 @@ def run(
     keymap: Mapping[str, str] | None = None,
     files: Files | None = None,
     mouse: bool = False,
+    recorder: Recorder | None = None,
 ) -> int:
     """Show `source` until the person quits, or for `iterations` ticks; the exit status.
 
@@ -538,8 +595,13 @@ def run(
         keymap=keymap,
         files=files,
         mouse=mouse,
+        recorder=recorder,
     )
-    status = app.run(mouse=mouse)
+    try:
+        status = app.run(mouse=mouse)
+    finally:
+        if app.recorder:
+            print(f"offtop: {app.recorder.close()}", file=sys.stderr)
     if app.failure is not None:
         raise app.failure
     return app.return_code or 0 if status is None else status

@@ -9,10 +9,11 @@ from offtop.model.picture import Picture
 from offtop.model.printable import printable
 from offtop.model.snapshot import Cost, Filters
 from offtop.model.view import SINCE_START
+from offtop.source import Recorded
 from offtop.ui.glyphs import Glyphs, sparkline
 from offtop.ui.layout import Layout
 from offtop.ui.lines import Line, spread, width_of
-from offtop.units import average, count, duration, percent, span, threads, three
+from offtop.units import average, count, duration, percent, size, span, threads, three
 
 MODES = (("1", "off-CPU", "offcpu"),)
 """Key, word, id of each mode there is."""
@@ -22,21 +23,31 @@ _FEW_IDS = 3
 """So many are named, more are counted."""
 
 
-def head(picture: Picture, host: str, layout: Layout, glyphs: Glyphs) -> list[Line]:
-    lines = [_who(picture, host, layout), _waiting(picture, layout)]
+def head(
+    picture: Picture,
+    host: str,
+    layout: Layout,
+    glyphs: Glyphs,
+    recorded: Recorded | None = None,
+    written_bytes: int | None = None,
+) -> list[Line]:
+    """`written_bytes`: of the recording that is being made."""
+    lines = [_who(picture, host, layout, recorded, written_bytes), _waiting(picture, layout)]
     if layout.cost:
         lines.append(_cost(picture, layout))
     if layout.timeline:
-        lines.append(_timeline(picture, layout, glyphs))
+        is_now = recorded is None and picture.view.paused_at_ns is None
+        lines.append(_timeline(picture, layout, glyphs, is_now))
     if layout.crumb:
         lines.append(_crumb(picture, layout, glyphs))
     return lines
 
 
-def one_line(picture: Picture, layout: Layout, glyphs: Glyphs) -> list[Line]:
+def one_line(picture: Picture, layout: Layout, recorded: bool) -> list[Line]:
     """All that fits on a terminal that has room for one line."""
     view = picture.view
-    spans: Spans = [("offtop ", "dim"), (three(average(picture.shown.total_ns, picture.span_ns)), "waiting")]
+    name = ("RECORDED ", "paused") if recorded else ("offtop ", "dim")
+    spans: Spans = [name, (three(average(picture.shown.total_ns, picture.span_ns)), "waiting")]
     spans.append((" waiting", "text"))
     if view.paused_at_ns is not None:
         spans.append((" PAUSED", "paused"))
@@ -49,12 +60,25 @@ def one_line(picture: Picture, layout: Layout, glyphs: Glyphs) -> list[Line]:
     return [spread(spans, [], layout.width)]
 
 
-def _who(picture: Picture, host: str, layout: Layout) -> Line:
-    view = picture.view
-    name: Spans = [("offtop", "title")]
-    left: Spans = [*name, (f" - {printable(host)}  {clock(picture, picture.newest.at_ns)}  ", "text")]
+def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None, written_bytes: int | None) -> Line:
+    view, at = picture.view, clock(picture, picture.newest.at_ns)
     tabs: Spans = [(f"|{key} {word}|", "tab" if mode == view.mode else "dim") for key, word, mode in MODES]
     right: Spans = [(f"{_window(picture)}  ", "text")]
+    if recorded:
+        day = datetime.fromtimestamp(picture.newest.taken_ns // 10**9).strftime("%Y-%m-%d")
+        where = f" on {printable(host)}"
+        lefts: list[Spans] = [
+            [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *tabs],
+            [("RECORDED", "paused"), (f"{where} {day} {at}  ", "text")],
+            [("RECORDED", "paused"), (f" {at} ", "text")],
+            [("RECORDED", "paused")],
+        ]
+        right.append(("PLAYING", "live") if view.paused_at_ns is None else ("PAUSED", "paused"))
+        return _fitting(lefts, right, layout.width)
+    name: Spans = [("offtop", "title")]
+    left: Spans = [*name, (f" - {printable(host)}  {at}  ", "text")]
+    if written_bytes is not None:
+        right.append((f"REC {size(written_bytes)}  ", "live"))
     if view.paused_at_ns is None:
         right.append((f"LIVE {span(view.delay_ns)}", "live"))
     else:
@@ -152,10 +176,10 @@ def lost(picture: Picture) -> Spans:
     return [(f"lost {kinds}", "lost"), (" ", "text")]
 
 
-def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
-    minutes = picture_minutes(layout)
+def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs, is_now: bool) -> Line:
+    minutes, end = picture_minutes(layout), "now" if is_now else " ^ "
     values = [value for value in picture.timeline if value is not None]
-    left: Spans = [(f"{minutes:>4} ", "dim"), (sparkline(picture.timeline, glyphs), "spark"), (" now", "dim")]
+    left: Spans = [(f"{minutes:>4} ", "dim"), (sparkline(picture.timeline, glyphs), "spark"), (f" {end}", "dim")]
     right: Spans = [(f"max {three(max(values))}", "dim")] if values else []
     return spread(left, right, layout.width)
 

@@ -72,7 +72,14 @@ KEYS = (
     KeyRow("idle", "i", "look('idle')", "show idle-looking waits too, marked ~", "i Idle"),
     KeyRow("pin", "p", "pin", "pin the process or thread under the cursor: it stays on top, marked *", "p Pin"),
     KeyRow("narrow", "F", "narrow", "let the kernel count only the pin, which costs less; again: all"),
-    KeyRow("pause", "space,z,Z", "pause", "hold the picture; the measuring goes on", "SPACE pause"),
+    KeyRow("pause", "space,z,Z", "pause", "hold the picture; the measuring goes on, a recording waits", "SPACE pause"),
+    KeyRow("tick_back", "left_square_bracket", "step(-1)", "one tick back or on, one minute; pauses", "[ ] Rewind"),
+    KeyRow("tick_on", "right_square_bracket", "step(1)"),
+    KeyRow("minute_back", "left_curly_bracket", "skip(-60)"),
+    KeyRow("minute_on", "right_curly_bracket", "skip(60)"),
+    KeyRow("go_to", "b", "go_to", "go to a time of day (02:10:55), or so far back or on (-5m, +30s)"),
+    KeyRow("live", "0", "live", "live again; of a recording, to its end"),
+    KeyRow("record", "a", "record", "record all that is measured to a file, from now on; again: end it"),
     KeyRow("window", "w", "look('window')", "numbers over the last 1 s, 10 s, 60 s, or since the start", "w Window"),
     KeyRow("reset", "r", "reset", "let the numbers since the start begin anew"),
     KeyRow("delay", "d", "delay", "seconds between two readings"),
@@ -103,7 +110,17 @@ KEYS = (
 PRESETS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "top": {},
-        "atop": {"delay": "i", "idle": "ctrl+n", "reverse": "R", "threads": "y,H", "copy": "Y"},
+        "atop": {
+            "tick_on": "t,right_square_bracket",
+            "tick_back": "T,left_square_bracket",
+            "tree": "f5",
+            "sort_total": "ctrl+t",
+            "delay": "i",
+            "idle": "ctrl+n",
+            "reverse": "R",
+            "threads": "y,H",
+            "copy": "Y",
+        },
         "vim": {
             "left": "left,h",
             "right": "right,l",
@@ -130,6 +147,10 @@ _SHOWN = {
     "minus": "-",
     "asterisk": "*",
     "escape": "Esc",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "left_curly_bracket": "{",
+    "right_curly_bracket": "}",
 }
 
 BINDINGS: list[BindingType] = [

@@ -10,8 +10,9 @@ from textual.command import CommandPalette
 
 from offtop.errors import KernelError, UsageError
 from offtop.model.book import Details, ThreadKey
-from offtop.model.snapshot import Filters
+from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.view import CATEGORIES, FLAME, HISTOGRAM, LATENCY, LIST, SINCE_START, SITE, TREE, View
+from offtop.source import Source
 from offtop.ui.app import OfftopApp
 from offtop.ui.chooser import Chooser
 from offtop.ui.help import Help
@@ -21,6 +22,23 @@ from tests.ui.scripted import MS, SHOP, WHO, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 
 CONNECTION, WRITER = ThreadKey(4242, 4268), ThreadKey(4242, 4251)
+
+
+class ToldRecorder:
+    """Only tells what it was handed."""
+
+    path = Path("shop.offtop")
+    failure = ""
+    bytes_written = 2 << 20
+
+    def __init__(self) -> None:
+        self.taken: list[Snapshot] = []
+
+    def add(self, snapshot: Snapshot) -> None:
+        self.taken.append(snapshot)
+
+    def close(self) -> str:
+        return f"recorded {len(self.taken)} ticks: shop.offtop"
 
 
 class Told:
@@ -36,6 +54,9 @@ class Told:
     def write(self, path: Path, text: str) -> str:
         self.written.append(text)
         return f"written to {path}"
+
+    def recorder(self, source: Source) -> ToldRecorder:
+        return ToldRecorder()
 
 
 class After(NamedTuple):
@@ -53,6 +74,11 @@ class Does:
     holds: Callable[[After], object]
     before: Sequence[str] = ()
     """Keys that were pressed before it."""
+
+
+def at_tick(number: int) -> Callable[[After], object]:
+    """That the tick of that number is on the screen."""
+    return lambda after: after.app.picture is not None and after.app.picture.newest.number == number
 
 
 def says(text: str) -> Callable[[After], object]:
@@ -103,6 +129,13 @@ DOES: dict[str, Does] = {
     "pin": Does(lambda after: after.app.view.pin == 200, ("enter", "end")),
     "narrow": Does(lambda after: after.source.filters == Filters(pids=(100,)), ("enter", "p")),
     "pause": Does(says("PAUSED -0")),
+    "tick_back": Does(at_tick(2)),
+    "tick_on": Does(at_tick(2), ("[", "[")),
+    "minute_back": Does(at_tick(1)),
+    "minute_on": Does(lambda after: at_tick(3)(after) and after.app.view.paused_at_ns, ("[", "[")),
+    "go_to": Does(says("go to a time (02:10:55) or so far (-5m, +30s)")),
+    "live": Does(lambda after: after.app.view.paused_at_ns is None, ("[",)),
+    "record": Does(says("recording to shop.offtop; a ends it")),
     "window": Does(lambda after: after.app.view.span_ns == 60_000 * MS),
     "reset": Does(says("the numbers since the start (T, and w) begin anew")),
     "delay": Does(says("seconds between two readings, 0.1 to 60")),
@@ -674,7 +707,7 @@ async def test_y_copies_a_row_a_category_or_says_what_it_wants() -> None:
 
 @asynchronous
 async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
-    chosen = keymap("vim", {"flame": "ctrl+g", "idle": "a, A"})
+    chosen = keymap("vim", {"flame": "ctrl+g", "idle": "e, A"})
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50), keymap=chosen) as (app, pilot):
         assert "Ctrl-G Flame" in screen(app)[-1]
         assert "L Latency" in screen(app)[-1] and "? Help" in screen(app)[-1]
@@ -694,7 +727,7 @@ async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
         await pilot.pause()
         words = [line.split() for line in screen(app)]
         assert next(line for line in words if "icicle" in line and "graph" in line)[:1] == ["Ctrl-G"]
-        assert any(line[:2] == ["a", "A"] for line in words)
+        assert any(line[:2] == ["e", "A"] for line in words)
 
 
 def test_every_preset_is_a_map_without_a_clash() -> None:

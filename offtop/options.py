@@ -1,0 +1,304 @@
+"""The options of each command, and what may stand behind them.
+
+What may also stand in the config file has no default here: config knows it, and checks it.
+"""
+
+import argparse
+import pwd
+import re
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
+
+from offtop import __version__
+from offtop.errors import UsageError
+from offtop.model.printable import printable
+from offtop.units import NS_PER_S, parse_duration, parse_size
+
+STATES = {
+    "running": 1 << 31,
+    "interruptible": 0x1,
+    "uninterruptible": 0x2,
+    "stopped": 0x4,
+    "traced": 0x8,
+    "parked": 0x40,
+    "idle": 0x402,
+}
+"""--state's words and the kernel's bits (include/linux/sched.h); running is our own: it left involuntarily."""
+_NS_PER_US = 1000
+_MOST_IDS = 1024
+"""As many as the kernel side has room for (only_pids in bpf/offcpu.c)."""
+
+T = TypeVar("T")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}. See: {self.prog} --help")
+
+
+def values_joined(arguments: Sequence[str]) -> Sequence[str]:
+    """`-o -MAX` as `-o-MAX`, `--begin -5m` as `--begin=-5m`: argparse takes such values for options of its own."""
+    joined: list[str] = []
+    for argument in arguments:
+        before = joined[-1] if joined else ""
+        if argument[:1] == "-" and before in ("--sort", "--begin"):
+            joined[-1] += f"={argument}"
+        elif argument[:1] == "-" and re.fullmatch("-[bHi]*o", before):
+            joined[-1] += argument
+        else:
+            joined.append(argument)
+    return joined
+
+
+def live() -> argparse.ArgumentParser:
+    """Of `offtop` itself."""
+    parser = Parser(
+        prog="offtop",
+        description="top for waiting: where every thread's time goes while it is not running",
+        epilog="commands: record, replay, report, demo, doctor, schema; each has its own --help",
+        allow_abbrev=False,
+    )
+    _in_text(parser)
+    _paced(parser)
+    _counted(parser)
+    _shown(parser)
+    parser.add_argument("--record", metavar="FILE", help="write all that is measured to this file; replay shows it")
+    _kept(parser)
+    parser.add_argument(
+        "--show-config", action="store_true", help="print each setting and where it comes from, and end"
+    )
+    parser.add_argument(
+        "-V", "--version", action="version", version=f"offtop {__version__}", help="print the version and end"
+    )
+    return parser
+
+
+def record() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="offtop record",
+        description="write all that is measured to a file, without a screen, until ctrl-C or for a time",
+        epilog="offtop replay FILE shows it",
+        allow_abbrev=False,
+    )
+    parser.add_argument("duration", nargs="?", type=_duration, metavar="TIME", help="for so long, as 30s, 10m, 2h")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file (default offtop-HOST-TIME.offtop, here)")
+    parser.add_argument("-n", "--iterations", type=_count, metavar="N", help="stop after N ticks")
+    _paced(parser)
+    _counted(parser)
+    _kept(parser)
+    parser.add_argument("--config", metavar="FILE", help="read the settings from this file")
+    return parser
+
+
+def replay() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="offtop replay",
+        description="show a recording as it was live: the same screen, the same keys; no root is needed",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", help="what offtop record, --record or the key a has written")
+    parser.add_argument(
+        "--begin", metavar="T", help="begin there: 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m"
+    )
+    _sped(parser)
+    _in_text(parser)
+    _shown(parser)
+    return parser
+
+
+def demo() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="offtop demo",
+        description="show a recording of a busy machine that offtop brings along; no root is needed",
+        allow_abbrev=False,
+    )
+    _sped(parser)
+    _in_text(parser)
+    _shown(parser)
+    return parser
+
+
+def report() -> argparse.ArgumentParser:
+    parser = Parser(prog="offtop report", description="tell on one page what is in a recording", allow_abbrev=False)
+    parser.add_argument("file", metavar="FILE", help="the recording")
+    parser.add_argument("-w", "--width", type=_count, default=0, metavar="N", help="cut lines at N columns")
+    return parser
+
+
+def doctor() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="offtop doctor", description="check this machine, a line each, with what mends it", allow_abbrev=False
+    )
+    parser.add_argument("--json", action="store_true", help="the checks as a JSON array")
+    return parser
+
+
+def schema() -> argparse.ArgumentParser:
+    return Parser(prog="offtop schema", description="print the JSON Schema of --json", allow_abbrev=False)
+
+
+def _in_text(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-b", "--batch", action="store_true", help="text tables on stdout, as top -b (also where there is no terminal)")
+    add("-n", "--iterations", type=_count, metavar="N", help="stop after N ticks")
+    add("-w", "--width", type=_count, default=0, metavar="N", help="batch: cut lines at N columns")
+    add("--json", action="store_true", help="one JSON object a tick (see: offtop schema)")
+
+
+def _paced(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-d", "--delay", type=_setting("delay"), metavar="S", help="seconds between two ticks (default 1)"
+    )
+
+
+def _sped(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--speed", type=_speed, default=1.0, metavar="N", help="play N recorded seconds in one (default 1)"
+    )
+
+
+def _kept(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--keep", type=_duration, metavar="TIME", help="recording: drop what is older (default 48h)")
+    add("--max-size", type=_size, metavar="SIZE", help="recording: drop the oldest above this (default 1G)")
+    add("--cmdlines", action="store_true", help="recording: keep command lines, too; there may be secrets in them")
+
+
+def _counted(parser: argparse.ArgumentParser) -> None:
+    """What the kernel side counts."""
+    add = parser.add_argument
+    add("-p", "--pid", type=_ids, default=(), metavar="PID,…", help="only these processes")
+    add("-t", "--tid", type=_ids, default=(), metavar="TID,…", help="only these threads")
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--user-threads", dest="who", action="store_const", const="user", help="only user threads")
+    who.add_argument("--kernel-threads", dest="who", action="store_const", const="kernel", help="only kernel threads")
+    add(
+        "--state",
+        type=_state,
+        default=0,
+        metavar="STATE,…",
+        help=f"only waits that begin so: {', '.join(STATES)}, or a mask",
+    )
+    add(
+        "--min",
+        type=_setting("min"),
+        metavar="TIME",
+        help="take stacks of waits from here up (default 1ms; bare: us)",
+    )
+    add("--max", type=_wait, default=0, metavar="TIME", help="leave out waits longer than this")
+    add(
+        "--door",
+        choices=("auto", "exit", "kprobe", "switch"),
+        default="auto",
+        help="how to notice that a thread is back",
+    )
+
+
+def _shown(parser: argparse.ArgumentParser) -> None:
+    """What screen and tables show of it."""
+    add = parser.add_argument
+    add("-u", "--user", type=_user, metavar="NAME", help="show only this user's processes (name or id)")
+    add("--filter", default="", metavar="EXPR", help="show only waits and rows that pass, as 'comm=mysql* max>10ms'")
+    add("-H", "--threads", action="store_true", default=None, help="begin with threads instead of processes")
+    add("-i", "--idle", action="store_true", default=None, help="begin with idle-looking waits shown")
+    add(
+        "-o",
+        "--sort",
+        type=_setting("sort"),
+        metavar="FIELD",
+        help="sort by WAITING, MAX, TOTAL, EV/S, NAME or PID; -FIELD the other way round",
+    )
+    add("--window", type=_setting("window"), metavar="SPAN", help="screen: numbers over 1s, 10s, 60s, or start")
+    add(
+        "--history",
+        type=_setting("history"),
+        metavar="TIME",
+        help="screen: how far back to remember (default 10m)",
+    )
+    add("--theme", type=_setting("theme"), metavar="NAME", help="screen: colours; the README names the themes")
+    add("--color", choices=("auto", "always", "never"), help="screen: whether to use colours; always beats NO_COLOR")
+    add("--ascii", action="store_true", default=None, help="screen: draw with ASCII characters only")
+    add("--mouse", action=argparse.BooleanOptionalAction, help="screen: take the mouse's clicks and wheel (default)")
+    add("--config", metavar="FILE", help="read the settings from this file")
+
+
+def _argument(parse: Callable[[str], T], expected: str) -> Callable[[str], T]:
+    """`parse` for argparse: what it refuses is told with what is expected."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{printable(text)}' is not {expected}") from None
+
+    return parsed
+
+
+def _setting(name: str) -> Callable[[str], str]:
+    """For argparse: the text, once it can be a value of that setting, as config takes it."""
+
+    def said(text: str) -> str:
+        from offtop import config
+
+        setting = next(one for one in config.SETTINGS if one.name == name)
+        try:
+            setting.attributes(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{printable(text)}' is not {setting.expected}") from None
+        return text
+
+    return said
+
+
+def _speed_of(text: str) -> float:
+    factor = float(text)
+    if not 0 < factor <= 100_000:
+        raise ValueError(text)
+    return factor
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _ids_of(text: str) -> tuple[int, ...]:
+    ids = tuple(sorted({int(part) for part in text.split(",")}))
+    if not all(0 < one < 1 << 31 for one in ids) or len(ids) > _MOST_IDS:
+        raise ValueError(text)
+    return ids
+
+
+def _user_of(text: str) -> str:
+    if not (text.isascii() and text.isdecimal()):
+        try:
+            pwd.getpwnam(text)
+        except KeyError:
+            raise ValueError(text) from None
+    return text
+
+
+def _states_of(text: str) -> int:
+    """A mask as Filters has it. A number is the kernel's own mask; 0 is running, as in bcc's tools."""
+    mask = 0
+    for word in text.split(","):
+        if word in STATES:
+            mask |= STATES[word]
+        else:
+            number = int(word, 0)
+            if not 0 <= number < 1 << 31:
+                raise ValueError(text)
+            mask |= number or STATES["running"]
+    return mask
+
+
+_ids = _argument(_ids_of, f"a list of ids, as 4242 or 4242,977 (at most {_MOST_IDS})")
+_wait = _argument(lambda text: parse_duration(text, _NS_PER_US), "a time, as 200us, 1ms, 2s, or 200 for 200us")
+_count = _argument(_positive, "a whole number from 1 up")
+_user = _argument(_user_of, "a user: this machine knows no such name, nor is it a number")
+_state = _argument(_states_of, f"a list of states ({', '.join(STATES)}) or a mask of them, as 0x2")
+_duration = _argument(lambda text: parse_duration(text, NS_PER_S), "a time, as 90s, 10m or 48h")
+_speed = _argument(_speed_of, "a factor above 0, as 10 or 0.5")
+_size = _argument(parse_size, "a size of at least 1M, as 500M or 2G")

@@ -1,0 +1,130 @@
+"""The keys that go through time: hold the picture, step back and on, go to a moment, and live again.
+
+Of what happens now the history tells, as far back as it is kept; of a recording the file does, which is then taken
+up at that moment.
+"""
+
+from collections.abc import Callable
+
+from textual.app import App
+
+from offtop.errors import OfftopError
+from offtop.model import view as views
+from offtop.model.history import History, Kept
+from offtop.model.picture import Picture
+from offtop.model.view import View
+from offtop.moment import moment
+from offtop.source import Source
+from offtop.units import NS_PER_S, span
+
+
+class Rewind(App[int]):
+    """The actions of these keys. Whoever shows the screen gives them what is on it."""
+
+    _view: View
+    _picture: Picture | None
+    _history: History
+    _source: Source
+    _wanted_ns: int | None = None
+    """CLOCK_REALTIME of the moment that a recording was asked for, until it is there."""
+
+    def _look(self, view: View) -> None:
+        raise NotImplementedError
+
+    def _say(self, text: str) -> None:
+        raise NotImplementedError
+
+    def _ask(
+        self,
+        question: str,
+        answered: Callable[[str], str | None],
+        now: str = "",
+        typed: Callable[[str], None] | None = None,
+    ) -> None:
+        raise NotImplementedError
+
+    def action_pause(self) -> None:
+        picture = self._picture
+        if self._view.paused_at_ns is not None:
+            newest = self._history.newest
+            if self._source.recorded and picture and newest and picture.newest.at_ns < newest.at_ns:
+                self._source.go_to(picture.newest.taken_ns)  # a recording plays on from what is seen
+            self._look(views.live(self._view))
+        elif picture is not None:
+            self._look(views.paused_at(self._view, picture.newest.at_ns))
+
+    def action_live(self) -> None:
+        recorded = self._source.recorded
+        if recorded:
+            self._go_to(recorded.ended_ns)
+        elif self._view.paused_at_ns is not None:
+            self._look(views.live(self._view))
+        else:
+            self._say("this is live already")
+
+    def action_step(self, ticks: int) -> None:
+        """So many ticks back or on."""
+        if self._picture is None:
+            return
+        shown = self._picture.newest
+        tick = self._history.tick(shown.number + ticks)
+        if tick is not None:
+            self._hold(tick)
+        else:  # a step and a half finds the next one, whatever its length
+            self._go_to(shown.taken_ns + (shown.span_ns * 3 // 2 if ticks > 0 else -shown.span_ns))
+
+    def action_skip(self, seconds: int) -> None:
+        if self._picture is not None:
+            self._go_to(self._picture.newest.taken_ns + seconds * NS_PER_S)
+
+    def action_go_to(self) -> None:
+        self._ask("go to a time (02:10:55) or so far (-5m, +30s): ", self._answered)
+
+    def _answered(self, text: str) -> str | None:
+        newest, picture = self._history.newest, self._picture
+        if not text.strip() or newest is None or picture is None:
+            return None
+        last_ns = self._source.recorded.ended_ns if self._source.recorded else newest.taken_ns
+        try:
+            self._go_to(moment(text, picture.newest.taken_ns, last_ns))
+        except ValueError:
+            return f"{text!r} is no moment: try 02:10:55, 2026-11-21T02:10, -5m or +30s"
+        return None
+
+    def _go_to(self, taken_ns: int) -> None:
+        """Hold the picture of that moment, or of the one nearest to it."""
+        oldest, newest, recorded = self._history.oldest, self._history.newest, self._source.recorded
+        if oldest is None or newest is None:
+            return
+        kept = oldest.taken_ns <= taken_ns <= newest.taken_ns
+        if recorded and not kept and recorded.began_ns < taken_ns <= recorded.ended_ns:
+            try:
+                self._wanted_ns = self._source.go_to(taken_ns)
+                self._say("reading the recording there")
+            except OfftopError as refused:
+                self._say(str(refused))
+        elif recorded and not kept and taken_ns > recorded.ended_ns and newest.taken_ns < recorded.ended_ns:
+            self._go_to(recorded.ended_ns)
+        elif recorded and not kept and taken_ns <= recorded.began_ns < oldest.taken_ns - oldest.span_ns:
+            self._go_to(recorded.began_ns + 1)
+        else:
+            self._hold(self._history.taken_by(taken_ns) or oldest)
+            if taken_ns < oldest.taken_ns - oldest.span_ns:
+                what = "the recording begins here" if recorded else "offtop remembers no more than this"
+                self._say(f"{what}: {span(round(self._history.reach_ns, -9))}")
+            elif taken_ns > newest.taken_ns:
+                self._say("this is the end of the recording" if recorded else "this is the newest; 0 is live")
+
+    def _hold(self, tick: Kept) -> None:
+        self._look(views.paused_at(self._view, tick.at_ns))
+
+    def _arrived(self) -> bool:
+        """Whether what was asked for is there, or nothing was; then it is held."""
+        newest = self._history.newest
+        if self._wanted_ns is None:
+            return True
+        if newest is None or newest.taken_ns < self._wanted_ns:
+            return False
+        wanted_ns, self._wanted_ns = self._wanted_ns, None
+        self._hold(self._history.taken_by(wanted_ns) or newest)
+        return True

@@ -1,0 +1,435 @@
+"""From what was asked for to a source, and with it to the screen, to a batch of ticks, or to a file.
+
+Batch modes never import Textual; bcc compiles in a child while the screen's own modules are loaded.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from offtop import batch, paths
+from offtop.errors import OfftopError, UsageError
+from offtop.model import categories
+from offtop.model.filter import NOTHING, Filter, FilterError, parse, quoted
+from offtop.model.printable import printable
+from offtop.model.snapshot import Filters
+from offtop.source import Source
+from offtop.units import NS_PER_S
+
+if TYPE_CHECKING:  # not to be loaded for --help
+    from offtop.config import Loaded
+    from offtop.model.view import View
+    from offtop.person import Person
+    from offtop.recording.writer import Recorder
+
+_GRACE_NS = 300 * NS_PER_S
+
+
+def _load(asked: argparse.Namespace) -> "tuple[Loaded, Person]":
+    """The settings of this run, and whose they are."""
+    from offtop import config, person
+
+    given = {one.name: value for one in config.SETTINGS if (value := getattr(asked, one.name, None)) is not None}
+    whose = person.person()
+    return config.load(given, asked.config, whose, os.environ), whose
+
+
+def show_config(asked: argparse.Namespace) -> int:
+    from offtop import config
+
+    loaded, _ = _load(asked)
+    _check_theme(loaded)
+    _keymap(loaded)
+    with written():
+        print(config.shown(loaded), end="")
+    return 0
+
+
+def live(asked: argparse.Namespace) -> int:
+    """This machine, on the screen or in text."""
+    no_screen = _no_screen(asked)
+    rules, chosen, user = _choices(asked)
+    loaded, whose = _load(asked)
+    _check_theme(loaded)
+    filters = _filters(asked, loaded)
+    view = None if no_screen is not None else _view(loaded, filters, rules, chosen, user)
+    keymap: Mapping[str, str] = _keymap(loaded) if view else {}
+    if view:
+        threading.Thread(target=_load_screen, daemon=True).start()
+    with _ended_by_signals(), _live_source(rules, filters, asked, loaded) as source:
+        kept = _Kept(loaded, whose, asked)
+        recorder = kept.recorder(source, asked.record) if asked.record else None
+        if view:
+            return _screen(source, view, rules, loaded, kept, keymap, asked.iterations, recorder)
+        try:
+            return _batch(source, rules, loaded, _of_user(user, chosen), asked, recorder)
+        finally:
+            if recorder:
+                print(f"offtop: {recorder.close()}", file=sys.stderr)
+
+
+def recorded(asked: argparse.Namespace, path: Path) -> int:
+    """A recording, on the screen or in text."""
+    from offtop.recording.reader import Recording
+    from offtop.recording.replay import RecordedSource
+
+    no_screen = _no_screen(asked)
+    rules, chosen, user = _choices(asked)
+    loaded, whose = _load(asked)
+    _check_theme(loaded)
+    view = None if no_screen is not None else _view(loaded, Filters(), rules, chosen, user)
+    keymap: Mapping[str, str] = _keymap(loaded) if view else {}
+    begin_ns = None
+    if getattr(asked, "begin", None) is not None:
+        with contextlib.closing(Recording(path)) as recording:
+            begin_ns = _begin(asked.begin, *map(recording.taken_ns, (recording.first, recording.last)))
+    with (
+        _ended_by_signals(),
+        contextlib.closing(RecordedSource(path, begin_ns=begin_ns, speed=asked.speed if view else 0.0)) as source,
+    ):
+        if view:
+            return _screen(source, view, rules, loaded, _Kept(loaded, whose, asked), keymap, asked.iterations, None)
+        return _batch(source, rules, loaded, _of_user(user, chosen), asked, None)
+
+
+def record(asked: argparse.Namespace) -> int:
+    """This machine, into a file and nowhere else."""
+    from offtop.model.history import History
+    from offtop.pace import Pace
+
+    rules = _rules()
+    loaded, whose = _load(asked)
+    filters = _filters(asked, loaded)
+    with _ended_by_signals(), _live_source(rules, filters, asked, loaded) as source:
+        recorder = _Kept(loaded, whose, asked).recorder(source, asked.output or "")
+        pace = Pace(source, History((), categories.is_periodic), loaded.settings.delay_ns)
+        pace.recorder = recorder
+        try:
+            print(f"offtop: recording to {printable(str(recorder.path))}; ctrl-C ends it", file=sys.stderr, flush=True)
+            first_ns = -1
+            for number, snapshot in enumerate(pace.snapshots()):
+                first_ns = snapshot.at_ns if first_ns < 0 else first_ns
+                over = asked.duration is not None and snapshot.at_ns - first_ns >= asked.duration
+                if over or number == asked.iterations or recorder.failure:
+                    break
+        except KeyboardInterrupt:
+            print(file=sys.stderr)  # behind the ^C
+        finally:
+            said = recorder.close()
+            if not recorder.failure:
+                print(f"offtop: {said}", file=sys.stderr)
+        if recorder.failure:
+            raise OfftopError(f"{recorder.failure}. What was written until then can be replayed")
+    return 0
+
+
+def report(asked: argparse.Namespace) -> int:
+    """A recording on one page."""
+    from offtop.recording import report as page
+
+    with written():
+        page.write(Path(asked.file), _rules(), asked.width, sys.stdout)
+    return 0
+
+
+def _begin(text: str, began_ns: int, ended_ns: int) -> int:
+    from offtop.moment import moment
+
+    try:
+        return moment(text, began_ns if text.strip().startswith("+") else ended_ns, ended_ns)
+    except ValueError:
+        raise UsageError(
+            f"--begin: '{printable(text)}' is no moment. Try 02:10:55, 2026-11-21T02:10, +5m, or -5m from the end"
+        ) from None
+
+
+def _rules() -> categories.Categories:
+    return categories.parse(paths.categories().read_text(encoding="utf-8"))
+
+
+def _choices(asked: argparse.Namespace) -> tuple[categories.Categories, Filter, str]:
+    """The rules, the filter, and the user whose processes are shown."""
+    rules = _rules()
+    chosen, user = _filter(asked.filter, rules, "--filter"), asked.user or ""
+    if asked.json and chosen.chooses_rows:
+        bound = chosen.rows[0]
+        raise UsageError(
+            f"--filter: {bound.key}{bound.operator} chooses rows of a table, and --json has none. "
+            "Leave it out, and choose with jq"
+        )
+    return rules, chosen, user
+
+
+def _filters(asked: argparse.Namespace, loaded: "Loaded") -> Filters:
+    settings = loaded.settings
+    if asked.max and asked.max < settings.min_ns:
+        raise UsageError("--max is below --min, so no wait would be shown. Give a larger --max or a smaller --min")
+    return Filters(
+        pids=asked.pid,
+        tids=asked.tid,
+        who=asked.who or "all",
+        states=asked.state,
+        min_ns=settings.min_ns,
+        max_ns=asked.max,
+    )
+
+
+@contextlib.contextmanager
+def _live_source(
+    rules: categories.Categories, filters: Filters, asked: argparse.Namespace, loaded: "Loaded"
+) -> Generator[Source]:
+    from offtop.kernel.live import LiveSource
+
+    source = LiveSource(rules, filters, door=asked.door, keep_ns=loaded.settings.history_ns + _GRACE_NS)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def _filter(text: str, rules: categories.Categories, where: str) -> Filter:
+    """Raises UsageError, which says where it stands."""
+    try:
+        chosen = parse(text, rules.groups, rules.ids)
+    except FilterError as wrong:
+        raise UsageError(f"{where}: {wrong}") from None
+    return chosen if chosen.chooses_waits or chosen.chooses_rows else NOTHING
+
+
+def _of_user(user: str, chosen: Filter) -> Filter:
+    """Those waits and rows of a user alone."""
+    if not user:
+        return chosen
+    theirs = parse(f"user={quoted(user)}")
+    return Filter(f"{theirs.text} {chosen.text}".rstrip(), (*theirs.waits, *chosen.waits), chosen.rows)
+
+
+def _check_theme(loaded: "Loaded") -> None:
+    theme, where = loaded.settings.theme, loaded.origin["theme"]
+    if theme and not (paths.themes() / f"{theme}.toml").is_file():
+        names = ", ".join(sorted(path.stem for path in paths.themes().glob("*.toml")))
+        said = f"There is no theme '{theme}'" if where == "command line" else f"{where}: there is no theme '{theme}'"
+        raise UsageError(f"{said}. Take one of: {names}")
+
+
+def _batch(
+    source: Source,
+    rules: categories.Categories,
+    loaded: "Loaded",
+    chosen: Filter,
+    asked: argparse.Namespace,
+    recorder: "Recorder | None",
+) -> int:
+    out: object = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")  # a name may have letters that the locale has not
+    settings = loaded.settings
+    wanted = batch.Wanted(chosen, settings.idle, settings.threads, settings.sort, settings.reverse)
+    with written():
+        batch.run(
+            source,
+            rules,
+            settings.delay_ns,
+            asked.iterations,
+            wanted,
+            as_json=asked.json,
+            width=asked.width,
+            out=sys.stdout,
+            recorder=recorder,
+        )
+    if asked.iterations is None and source.recorded is None:
+        print("offtop: what was watched has ended", file=sys.stderr)
+    return 0
+
+
+@contextlib.contextmanager
+def written() -> Generator[None]:
+    """What is printed in this block is out at its end, or raises OfftopError (BrokenPipeError: nobody reads on)."""
+    if sys.__stdout__ is None:
+        raise OfftopError("The output cannot be written (stdout is closed). Open it, as with: offtop -b >FILE")
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries once more on its way out
+        raise OfftopError(f"The output cannot be written ({error.strerror}). Make room, or write elsewhere") from error
+
+
+def _view(loaded: "Loaded", filters: Filters, rules: categories.Categories, chosen: Filter, user: str) -> "View":
+    """What the screen begins with."""
+    from offtop.model.view import View
+
+    settings = loaded.settings
+    return View(
+        filters=filters,
+        delay_ns=settings.delay_ns,
+        span_ns=settings.span_ns,
+        threads=settings.threads,
+        idle_shown=settings.idle,
+        sort=settings.sort,
+        reverse=settings.reverse,
+        names=settings.names,
+        latency=settings.latency,
+        hidden=settings.hidden,
+        muted=tuple(_mute(text, rules, f"{loaded.origin['muted']}: muted") for text in settings.muted),
+        filter=chosen,
+        user=user,
+    )
+
+
+def _keymap(loaded: "Loaded") -> Mapping[str, str]:
+    """Action → keys, where they are others. Raises UsageError before anything is attached."""
+    settings = loaded.settings
+    if settings.preset == "top" and not settings.keys:
+        return {}
+    from offtop.ui import keys
+
+    try:
+        return keys.keymap(settings.preset, settings.keys)
+    except UsageError as wrong:
+        raise UsageError(f"{loaded.path}: {wrong}") from None
+
+
+def _mute(text: str, rules: categories.Categories, where: str) -> Filter:
+    mute = _filter(text, rules, where)
+    if mute.chooses_rows or not mute.chooses_waits:
+        what = "rows" if mute.chooses_rows else "nothing"
+        raise UsageError(
+            f"{where}: '{printable(text)}' chooses {what}, and waits are muted. Try comm=mysql* or cat=poll"
+        )
+    return mute
+
+
+def _screen(
+    source: Source,
+    view: "View",
+    rules: categories.Categories,
+    loaded: "Loaded",
+    kept: "_Kept",
+    keymap: Mapping[str, str],
+    iterations: int | None,
+    recorder: "Recorder | None",
+) -> int:
+    from offtop.ui import app, terminal
+
+    settings = loaded.settings
+    if settings.color == "always":
+        os.environ.pop("NO_COLOR", None)
+    colour = settings.color != "never" and not os.environ.get("NO_COLOR")
+    theme = (settings.theme or terminal.theme()) if colour else "mono"
+    return app.run(
+        source,
+        view,
+        rules,
+        theme=theme,
+        ascii_only=settings.ascii or os.environ.get("TERM", "").startswith("linux"),
+        colour=colour,
+        history_ns=settings.history_ns,
+        iterations=iterations,
+        keymap=keymap,
+        files=replace(kept, theme=theme),
+        mouse=settings.mouse,
+        recorder=recorder,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a person keeps from the screen, in files of theirs. Implements ui.app.Files."""
+
+    loaded: "Loaded"
+    whose: "Person"
+    asked: argparse.Namespace
+    theme: str = ""
+    """The one that the screen began with."""
+
+    def keep(self, view: "View", theme: str, mouse: bool) -> str:
+        from offtop import config
+
+        before = self.loaded.settings
+        settings = replace(
+            before,
+            theme=before.theme if theme == self.theme else theme,
+            mouse=mouse,
+            delay_ns=view.delay_ns,
+            span_ns=view.span_ns,
+            min_ns=view.filters.min_ns,
+            idle=view.idle_shown,
+            threads=view.threads,
+            sort=view.sort,
+            reverse=view.reverse,
+            names=view.names,
+            latency=view.latency,
+            hidden=view.hidden,
+            muted=tuple(one.text for one in view.muted),
+        )
+        return config.save(self.loaded.path, self.whose, config.toml_of(settings))
+
+    def write(self, path: Path, text: str) -> str:
+        from offtop.person import write_theirs
+
+        write_theirs(path, self.whose, text)
+        return f"written to {printable(str(path))}"
+
+    def recorder(self, source: Source, file: str = "") -> "Recorder":
+        from offtop.recording import writer
+
+        asked = self.asked
+        host = re.sub(r"[^A-Za-z0-9.-]", "_", source.host)
+        return writer.Recorder(
+            Path(file or f"offtop-{host}-{datetime.now():%Y%m%dT%H%M%S}.offtop"),
+            source,
+            self.whose,
+            keep_ns=getattr(asked, "keep", None) or writer.KEEP_NS,
+            most_bytes=getattr(asked, "max_size", None) or writer.MOST_BYTES,
+            cmdlines=getattr(asked, "cmdlines", False),
+        )
+
+
+def _load_screen() -> None:
+    """While bcc compiles on another CPU. What goes wrong here goes wrong again, and is told, where it is used."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("offtop.ui.app")
+
+
+def _no_screen(asked: argparse.Namespace) -> str | None:
+    """None where there is a screen; else why not, which is told where nobody asked for text."""
+    if asked.batch or asked.json:
+        return ""
+    if not sys.stdin.isatty() or not sys.stdout.isatty():
+        why = "there is no terminal here"
+    elif os.environ.get("TERM", "dumb") in ("", "dumb"):
+        why = "TERM says that this terminal cannot show a screen"
+    else:
+        return None
+    print(f"offtop: {why}, so this is batch mode (-b)", file=sys.stderr)
+    return why
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Generator[None]:
+    """SIGTERM and SIGHUP end offtop as ctrl-C does: everything is closed on the way out."""
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,63 @@
+"""a records what is measured from then on, and ends it; a recording that fails is told of, and watching goes on."""
+
+from offtop.errors import OfftopError
+from offtop.model.snapshot import Snapshot
+from offtop.model.view import View
+from offtop.source import Source
+from tests.ui.scripted import SHOP, ScriptedSource
+from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
+from tests.ui.test_keys import Told, ToldRecorder
+
+
+class FullRecorder(ToldRecorder):
+    def add(self, snapshot: Snapshot) -> None:
+        self.failure = "recording stopped: 37MB left on /var/tmp (limit 100MB): shop.offtop"
+
+
+class Refused(Told):
+    def recorder(self, source: Source) -> ToldRecorder:
+        raise OfftopError("shop.offtop cannot be written by ann")
+
+
+class Full(Told):
+    def recorder(self, source: Source) -> ToldRecorder:
+        return FullRecorder()
+
+
+@asynchronous
+async def test_it_is_handed_each_tick_from_then_on_and_says_what_came_of_it() -> None:
+    source = ScriptedSource(SHOP, ticks=2)
+    async with shown(source, files=Told()) as (app, pilot):
+        assert "REC" not in screen(app)[0]
+        await pilot.press("a")
+        recorder = app.recorder
+        assert isinstance(recorder, ToldRecorder)
+        source.go_on(to=6)
+        await until(lambda: "REC 2.0MB" in screen(app)[0] and len(recorder.taken) == 4)
+        await pilot.press("a")
+        await until(lambda: "recorded 4 ticks: shop.offtop" in screen(app)[-2])
+        source.go_on(to=8)
+        await until(lambda: app.picture is not None and app.picture.newest.number == 8)
+        assert (len(recorder.taken), app.recorder) == (4, None)
+
+
+@asynchronous
+async def test_a_recording_that_cannot_go_on_is_told_of_and_watching_goes_on() -> None:
+    source = ScriptedSource(SHOP, ticks=2)
+    async with shown(source, files=Full(), view=View(delay_ns=QUICK_NS)) as (app, pilot):
+        await pilot.press("a")
+        source.go_on(to=5)
+        await until(lambda: "recording stopped: 37MB left on /var/tmp" in screen(app)[-2])
+        source.go_on(to=6)
+        await until(lambda: app.picture is not None and app.picture.newest.number == 6)
+        assert app.recorder is None
+
+
+@asynchronous
+async def test_where_no_file_can_be_made_a_says_so() -> None:
+    async with shown(ScriptedSource(SHOP), files=Refused()) as (app, pilot):
+        await pilot.press("a")
+        assert "shop.offtop cannot be written by ann" in screen(app)[-2]
+    async with shown(ScriptedSource(SHOP)) as (app, pilot):
+        await pilot.press("a")
+        assert "there is no place to write to here" in screen(app)[-2]

@@ -1,0 +1,176 @@
+"""Space, [ ] { } b 0: the picture of any moment, live from memory and of a recording from its file, in all panes."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from offtop.model.view import View
+from offtop.person import person
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from offtop.ui.app import OfftopApp
+from offtop.units import NS_PER_S
+from tests.ui.scripted import MS, SHOP, START_NS, ScriptedSource, Waits
+from tests.ui.shown import CATEGORIES, QUICK_NS, asynchronous, screen, shown, until
+
+PILE = (
+    *SHOP,
+    Waits("pile", 400, "late", 401, "lock", "futex_do_wait", ("pile_up", "main"), (900,), begins=40, ends=43),
+)
+"""In seconds 41 to 43 one thread more waits for a lock."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A recording of 70 s of PILE, with the whole in every 10th."""
+    source = ScriptedSource(PILE, ticks=70)
+    recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0, whole_ns=10 * NS_PER_S)
+    for second in range(71):
+        recorder.add(source.after(second))
+    recorder.close()
+    return tmp_path / "it.offtop"
+
+
+@asynccontextmanager
+async def played(
+    file: Path, size: tuple[int, int] = (80, 24), speed: float = 1.0, begin: int | None = None
+) -> AsyncGenerator[tuple[OfftopApp, Pilot[int]]]:
+    begin_ns = None if begin is None else START_NS + begin * NS_PER_S
+    source = RecordedSource(file, begin_ns=begin_ns, speed=speed)
+    app = OfftopApp(source, View(), CATEGORIES)
+    async with app.run_test(size=size) as pilot:
+        try:
+            await until(lambda: second(app) >= (begin or 1))
+            yield app, pilot
+        finally:
+            source.close()
+
+
+def second(app: OfftopApp) -> int:
+    """Which second of the recording is on the screen."""
+    return (app.picture.newest.taken_ns - START_NS) // NS_PER_S if app.picture else -1
+
+
+async def at(app: OfftopApp, pilot: Pilot[int], wanted: int) -> None:
+    await until(lambda: second(app) == wanted and app.view.paused_at_ns is not None)
+    await pilot.pause()
+
+
+@asynchronous
+async def test_live_each_key_shows_that_moment_and_0_is_live() -> None:
+    async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
+        for key, wanted in (("[", 99), ("[", 98), ("{", 38), ("]", 39), ("}", 99), ("]", 100)):
+            await pilot.press(key)
+            assert (second(app), app.view.paused_at_ns is not None) == (wanted, True)
+        await pilot.press("0")
+        assert (second(app), app.view.paused_at_ns) == (100, None)
+        await pilot.press("0")
+        assert "this is live already" in screen(app)[-2]
+
+
+@asynchronous
+async def test_live_b_goes_to_a_time_of_day_or_so_far_back() -> None:
+    async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
+        clock = datetime.fromtimestamp(START_NS // NS_PER_S + 42).strftime("%H:%M:%S")
+        for typed, wanted in ((clock, 42), ("-5s", 37), ("+1m", 97), ("", 97)):
+            await pilot.press("b", *typed, "enter")
+            assert second(app) == wanted
+        await pilot.press("b", *"noon", "enter")
+        assert "'noon' is no moment: try 02:10:55" in screen(app)[-2]
+        await pilot.press("escape")
+        await pilot.press("b", *"-3h", "enter")
+        assert second(app) == 1
+        assert "offtop remembers no more than this" in screen(app)[-2]
+        await pilot.press("{")
+        assert second(app) == 1
+
+
+@asynchronous
+async def test_all_panes_are_that_moment_s() -> None:
+    async with shown(ScriptedSource(PILE, ticks=100), (160, 50), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (
+        app,
+        pilot,
+    ):
+        assert not any("pile" in line for line in screen(app))
+        clock = datetime.fromtimestamp(START_NS // NS_PER_S + 42).strftime("%H:%M:%S")
+        await pilot.press("b", *clock, "enter", "*")
+        now = screen(app)
+        assert clock in now[0] and "PAUSED -58s" in now[0]
+        assert any("400 pile" in line for line in now)
+        assert any("pile_up" in line for line in now)
+        await pilot.press("down", "enter", "down", "enter")
+        assert "PAUSED -58s" in screen(app)[0]
+
+
+@asynchronous
+async def test_since_the_start_ends_at_the_moment_that_is_shown() -> None:
+    async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=0)) as (app, pilot):
+        for keys, ticks in ((("{",), 40), (("]", "]"), 42)):
+            await pilot.press(*keys)
+            assert app.picture and (app.picture.span_ns, second(app)) == (ticks * NS_PER_S, ticks)
+        assert app.picture.shown.total_ns == 42 * 1_000 * MS + 2 * 900 * MS
+
+
+@asynchronous
+async def test_a_replay_says_so_and_goes_to_any_moment_of_its_file(file: Path) -> None:
+    async with played(file, begin=60) as (app, pilot):
+        assert screen(app)[0].startswith("offtop - RECORDED on db7 2026-11-21 02:01:0")
+        await pilot.press("space")
+        await pilot.pause()
+        assert screen(app)[0].endswith("PAUSED")
+        for key, wanted in (("[", 59), ("{", 1), ("]", 2), ("}", 62), ("}", 70), ("]", 70), ("{", 10)):
+            await pilot.press(key)
+            await at(app, pilot, wanted)
+        assert any("10s of" in line or "window 10s" in line for line in screen(app)[:1])
+        await pilot.press("b", *"+32s", "enter")
+        await at(app, pilot, 42)
+        assert any("400 pile" in line for line in screen(app))
+        await pilot.press("0")
+        await at(app, pilot, 70)
+        assert not any("400 pile" in line for line in screen(app)) or "window" in screen(app)[0]
+
+
+@asynchronous
+async def test_a_replay_plays_on_from_what_is_seen_and_waits_while_it_is_held(file: Path) -> None:
+    async with played(file, speed=100.0) as (app, pilot):
+        await until(lambda: second(app) > 5)
+        await pilot.press("space")
+        held = second(app)
+        time.sleep(0.2)
+        await pilot.pause(0.2)
+        assert second(app) == held
+        assert app.picture and app.picture.behind_ns == 0
+        await pilot.press("[", "[", "space")
+        await until(lambda: second(app) > held)
+
+
+@asynchronous
+async def test_at_its_end_a_replay_says_so_and_stays(file: Path) -> None:
+    async with played(file, speed=10_000.0) as (app, pilot):
+        await until(lambda: second(app) == 70)
+        await until(lambda: "the end of the recording" in screen(app)[-2])
+        await pilot.press("[")
+        await at(app, pilot, 69)
+
+
+@asynchronous
+async def test_what_changes_a_measurement_is_refused_with_a_reason(file: Path) -> None:
+    async with played(file) as (app, pilot):
+        for key, words in (("a", "this is a recording already"), ("d", "a recording keeps its own pace")):
+            await pilot.press(key)
+            assert words in screen(app)[-2]
+        await pilot.press("m", "5", "enter")
+        assert "This is a recording" in screen(app)[-2]
+
+
+@pytest.mark.parametrize("width", [160, 80, 60, 40, 20])
+@asynchronous
+async def test_at_every_size_a_replay_says_recorded(file: Path, width: int) -> None:
+    for height in (50, 24, 8, 1):
+        async with played(file, (width, height)) as (app, _):
+            assert "RECORDED"[: width - 10] in screen(app)[0], (width, height)
