@@ -1,6 +1,7 @@
 #!/bin/bash
 # Copies offtop into an environment of its own, $PREFIX/lib/offtop, with $PREFIX/bin/offtop leading there,
-# so that `sudo offtop` finds it and the checkout may go away. $DESTDIR goes before every path written to.
+# so that `sudo offtop` finds it and the checkout may go away; the man page and the completions of bash, zsh and
+# fish go into $PREFIX/share. $DESTDIR goes before every path written to.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 prefix=${PREFIX:-/usr/local}
@@ -19,4 +20,10 @@ python=$("$root/packaging/python.sh")
 sed -i "1s|.*|#!$home/bin/python -I|" "$staged/bin/offtop"
 mkdir -p "${DESTDIR:-}$prefix/bin"
 ln -sfn ../lib/offtop/bin/offtop "${DESTDIR:-}$prefix/bin/offtop"
+share=${DESTDIR:-}$prefix/share
+completions=$root/packaging/completions
+gzip -9nc "$root/packaging/offtop.8" | install -Dm 644 /dev/stdin "$share/man/man8/offtop.8.gz"
+install -Dm 644 "$completions/offtop.bash" "$share/bash-completion/completions/offtop"
+install -Dm 644 "$completions/_offtop" "$share/zsh/site-functions/_offtop"
+install -Dm 644 "$completions/offtop.fish" "$share/fish/vendor_completions.d/offtop.fish"
 echo "offtop: installed as ${DESTDIR:-}$prefix/bin/offtop"
