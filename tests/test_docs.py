@@ -12,7 +12,7 @@ from textual.binding import Binding
 from textual.dom import DOMNode
 
 import offtop.ui
-from offtop import errors
+from offtop import cli, errors
 
 _ROOT = Path(__file__).parents[1]
 _README = (_ROOT / "README.md").read_text()
@@ -23,6 +23,10 @@ _SPELLED = {
     "↓": "down",
     "←": "left",
     "→": "right",
+    "[": "left_square_bracket",
+    "]": "right_square_bracket",
+    "{": "left_curly_bracket",
+    "}": "right_curly_bracket",
     "PgUp": "pageup",
     "PgDn": "pagedown",
     "Esc": "escape",
@@ -109,7 +113,17 @@ def test_every_flag_is_in_the_readme_and_every_flag_there_exists() -> None:
 @pytest.mark.parametrize("command", [code(row[0])[0] for row in rows("Options") if row[0].startswith("`offtop")])
 def test_each_command_in_the_readme_exists_with_its_flags(command: str) -> None:
     name = command.split()[1]
-    assert flags_of(help_text(name)) - {"-h", "--help"} == set(re.findall(r"--?\w+", command))
+    of_all = {
+        flag for row in rows("Options") if row[0].startswith("`-") for flag in flags_of(f"  {' '.join(code(row[0]))}")
+    }
+    written, has = {*re.findall(r"(?<!\w)--?[a-z][a-z-]*", command)}, flags_of(help_text(name))
+    assert written <= has
+    assert has - {"-h", "--help"} <= written | of_all
+
+
+def test_each_command_is_in_the_readme() -> None:
+    written = {code(row[0])[0].split()[1] for row in rows("Options") if row[0].startswith("`offtop")}
+    assert written == set(cli._COMMANDS)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_exit_statuses_are_those_of_the_errors() -> None:

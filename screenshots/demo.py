@@ -1,0 +1,214 @@
+"""Records the demo: 75 s of a real machine under real load, made here, of which only the load's own threads are kept.
+
+`sudo .venv/bin/python screenshots/demo.py` writes offtop/demo.offtop anew. It takes PostgreSQL, pgbench and nginx from
+Debian, and the blkio controller of cgroups. What is seen: a database that commits all the time; from second 12 on a
+report whose threads fight for Python's GIL, from 30 on a table lock that holds up all sessions, from 50 on a disk that
+gives the database 200 KB a second, so that each fsync stalls and sessions pile up behind it; and a web server with
+nothing to do.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from offtop import paths
+from offtop.kernel.live import LiveSource
+from offtop.model.book import Book, Details, SiteKey, ThreadKey
+from offtop.model.categories import parse
+from offtop.model.snapshot import Filters, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.stack import Frame, Names
+from offtop.person import person
+from offtop.recording.writer import Recorder
+from offtop.source import Happening
+
+SECONDS = 75
+HOST = "db7"
+_KEPT = ("postgres", "pgbench", "psql", "nginx", "report.py")
+_KERNEL = ("kworker", "jbd2", "ksoftirqd", "kswapd", "rcu_", "migration", "kcompactd", "kthreadd", "khugepaged")
+_PG = Path("/usr/lib/postgresql")
+_CGROUP = Path("/sys/fs/cgroup/blkio/offtop-demo")
+_REPORT = """#!{python}
+import threading, time
+def add_up():
+    end = time.monotonic() + {seconds}
+    while time.monotonic() < end:
+        sum(range(20_000))
+threads = [threading.Thread(target=add_up) for _ in range(5)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+"""
+
+K = TypeVar("K", ThreadKey, SiteKey)
+V = TypeVar("V", ThreadTotals, SiteTotals)
+
+
+class OfTheLoad(Happening):
+    """A source of some processes of another alone. What ended stays in its totals, since others' ends do not show."""
+
+    host = HOST
+
+    def __init__(self, source: LiveSource) -> None:
+        self._source = source
+        self._book = Book()
+        self._threads: dict[ThreadKey, ThreadTotals] = {}
+        self._sites: dict[SiteKey, SiteTotals] = {}
+
+    def read(self) -> Snapshot | None:
+        snapshot = self._source.read()
+        if snapshot is None:
+            return None
+        book = snapshot.book
+        own = {pid for pid, name in book.processes.items() if name in _KEPT or name.startswith(_KERNEL)}
+        self._threads = _grown(self._threads, snapshot.threads, own)
+        self._sites = _grown(self._sites, snapshot.sites, own)
+        self._book.stacks = book.stacks
+        self._book.processes = {pid: book.processes[pid] for pid in own}
+        self._book.comms = {key: comm for key, comm in book.comms.items() if key.pid in own}
+        self._book.details = {
+            pid: Details(user=told.user, uid=told.uid) for pid, told in book.details.items() if pid in own
+        }
+        self._book.details_version = book.details_version
+        waiting = {key: one for key, one in snapshot.waiting.items() if key.pid in own}
+        return replace(snapshot, threads=self._threads, sites=self._sites, waiting=waiting, book=self._book)
+
+    @property
+    def names(self) -> Names:
+        return self._source.names
+
+    def set_filters(self, filters: Filters) -> None:
+        raise NotImplementedError
+
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
+        self._source.wait_for_names(frames, seconds)
+
+    def describe(self, pids: Collection[int]) -> None:
+        self._source.describe(pids)
+
+    def about(self) -> list[tuple[str, str]]:
+        return [("kernel", os.uname().release.split("-")[0]), ("door", dict(self._source.about())["door"])]
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def _grown(before: Mapping[K, V], now: Mapping[K, V], own: set[int]) -> dict[K, V]:
+    """Those of `own`; a longest wait is that of the last tick alone."""
+    was = {key: totals._replace(max_ns=0) for key, totals in before.items()}
+    return {**was, **{key: totals for key, totals in now.items() if key[0] in own}}
+
+
+def main() -> None:
+    target = paths.demo()
+    with ExitStack() as opened:
+        place = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="offtop-demo-", dir="/var/tmp")))
+        place.chmod(0o755)
+        _database(opened, place)
+        _web_server(opened, place)
+        rules = parse(paths.categories().read_text(encoding="utf-8"))
+        source = OfTheLoad(LiveSource(rules, Filters()))
+        opened.callback(source.close)
+        target.unlink(missing_ok=True)
+        recorder = Recorder(target, source, person())
+        for second, begin in ((12, _report), (30, _lock), (50, _slow)):
+            _later(opened, second, begin, place)
+        began_s = time.monotonic()
+        for second in range(SECONDS + 1):
+            time.sleep(max(0.0, began_s + second - time.monotonic()))
+            snapshot = source.read()
+            assert snapshot is not None
+            recorder.add(snapshot)
+        print(recorder.close())
+    target.chmod(0o644)
+
+
+def _run(*command: str | Path, user: str = "") -> None:
+    subprocess.run(_as(user, command), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _started(opened: ExitStack, *command: str | Path, user: str = "") -> None:
+    """Runs until the end of `opened` at the latest."""
+    process = subprocess.Popen(
+        _as(user, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    opened.callback(process.wait)
+    opened.callback(process.terminate)
+
+
+def _as(user: str, command: "tuple[str | Path, ...]") -> list[str]:
+    return [*(["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []), *map(str, command)]
+
+
+def _database(opened: ExitStack, place: Path) -> None:
+    _CGROUP.mkdir()
+    opened.callback(_CGROUP.rmdir)
+    tools = max(_PG.iterdir()) / "bin"
+    data = place / "pg"
+    data.mkdir()
+    shutil.chown(data, "postgres", "postgres")
+    _run(tools / "initdb", "-D", data / "data", "-A", "trust", user="postgres")
+    options = (
+        f"-c listen_addresses= -c unix_socket_directories={data} -c wal_sync_method=fdatasync -c shared_buffers=64MB"
+    )
+    _run(tools / "pg_ctl", "-D", data / "data", "-o", options, "-l", data / "log", "-w", "start", user="postgres")
+    opened.callback(_run, tools / "pg_ctl", "-D", data / "data", "-m", "immediate", "stop", user="postgres")
+    postmaster = (data / "data" / "postmaster.pid").read_text().split()[0]
+    for process in (postmaster, *_children(postmaster)):
+        (_CGROUP / "cgroup.procs").write_text(process)
+    _run(tools / "pgbench", "-h", data, "-i", "-s", "20", "-q", "postgres", user="postgres")
+    load = ("-c", "16", "-j", "2", "-R", "300", "-T", str(SECONDS + 20), "postgres")
+    _started(opened, tools / "pgbench", "-h", data, *load, user="postgres")
+
+
+def _children(pid: str) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def _web_server(opened: ExitStack, place: Path) -> None:
+    config = place / "nginx.conf"
+    config.write_text(
+        f"daemon off; master_process off; pid {place}/nginx.pid; error_log /dev/null; events {{}}\n"
+        f"http {{ access_log off; server {{ listen unix:{place}/web; }} }}\n"
+    )
+    _started(opened, "nginx", "-c", config)
+
+
+def _later(opened: ExitStack, second: int, begin: Callable[[ExitStack, Path], None], place: Path) -> None:
+    timer = threading.Timer(second, begin, (opened, place))
+    opened.callback(timer.cancel)
+    timer.start()
+
+
+def _report(opened: ExitStack, place: Path) -> None:
+    script = place / "report.py"
+    script.write_text(_REPORT.format(python="/usr/bin/python3", seconds=15))
+    script.chmod(0o755)
+    _started(opened, script)
+
+
+def _lock(opened: ExitStack, place: Path) -> None:
+    hold = "BEGIN; LOCK TABLE pgbench_branches IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(12); COMMIT"
+    tools = max(_PG.iterdir()) / "bin"
+    _started(opened, tools / "psql", "-h", place / "pg", "-c", hold, "postgres", user="postgres")
+
+
+def _slow(opened: ExitStack, place: Path) -> None:
+    limit = _CGROUP / "blkio.throttle.write_bps_device"
+    disk = place.stat().st_dev
+    limit.write_text(f"{os.major(disk)}:{os.minor(disk)} 200000")
+    time.sleep(12)
+    limit.write_text(f"{os.major(disk)}:{os.minor(disk)} 0")
+
+
+if __name__ == "__main__":
+    main()
