@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from bench import accuracy, screen, start, switch, ui, walk, workload
+from bench import accuracy, record, screen, start, switch, ui, walk, workload
 from bench.answer import Answer, UnanswerableError
 from bench.machine import described, wait_for_quiet
 
@@ -22,6 +22,7 @@ _QUESTIONS: dict[str, Callable[[Path], Answer]] = {
     "start": start.ask,
     "ui": ui.ask,
     "screen": screen.ask,
+    "record": record.ask,
     "walk": walk.ask,
 }
 """Each is given the program of bench/waits.c."""

@@ -160,7 +160,7 @@ def _sped(parser: argparse.ArgumentParser) -> None:
 def _kept(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--keep", type=_duration, metavar="TIME", help="recording: drop what is older (default 48h)")
-    add("--max-size", type=_size, metavar="SIZE", help="recording: drop the oldest above this (default 1G)")
+    add("--max-size", type=_size, metavar="SIZE", help="recording: drop the oldest above this (default 2G)")
     add("--cmdlines", action="store_true", help="recording: keep command lines, too; there may be secrets in them")
 
 

@@ -58,7 +58,7 @@ class LiveSource(Happening):
         if os.geteuid() != 0 and not _may_load_bpf():
             raise PrivilegeError(
                 "offtop needs root (or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG) to attach to the "
-                "scheduler. Try: sudo offtop"
+                "scheduler. Try: sudo offtop. See it without root: offtop demo"
             )
         if Path("/proc/self/ns/pid").stat().st_ino != _FIRST_PID_NAMESPACE:
             raise KernelError(

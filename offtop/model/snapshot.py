@@ -137,3 +137,5 @@ class Snapshot:
     epoch: int = 0
     """Another one where the totals do not go on from those of the snapshot before, as when a recording is taken up
     at another time: nothing is between those two."""
+    leads: bool = False
+    """It only leads to a moment that was asked for, and what follows it comes at once: nobody need look at it."""

@@ -5,6 +5,7 @@ a file whose tables are others is not read. Strangers' text is kept as bytes, si
 """
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ _LEVEL = 4
 _MOST_BYTES = 64 << 20
 """Of one tick, decompressed."""
 _LENGTH = struct.Struct("<I")
+_OURS = re.compile("[A-Za-z0-9_-]{0,32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +117,14 @@ def decode(blob: object) -> Entry:
             sites,
             waiting,
             ended,
-            {_str(kind): _int(n) for kind, n in _dict(words.get("lost")).items()},
+            {_word(kind): _int(n) for kind, n in _dict(words.get("lost")).items()},
             Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4])),
-            _str(words.get("mode")),
-            _str(words.get("door")),
+            _word(words.get("mode")),
+            _word(words.get("door")),
             Filters(
                 tuple(map(_int, _array(pids))),
                 tuple(map(_int, _array(tids))),
-                _str(who),
+                _word(who),
                 _int(states),
                 _int(min_ns),
                 _int(max_ns),
@@ -151,7 +153,7 @@ def decode_frames(raw: object) -> tuple[int, ...]:
 
 def stack_of(frames: Sequence[Frame], tail: object, entry: object, category: object) -> Stack:
     """Raises ValueError where they make no stack."""
-    made = Stack(tuple(frames), _int(tail), _str(category), _int(entry))
+    made = Stack(tuple(frames), _int(tail), _word(category), _int(entry))
     if not 0 <= made.tail <= len(frames) or not 0 <= made.entry <= len(frames):
         raise ValueError("a stack with more machinery than frames")
     return made
@@ -223,6 +225,13 @@ def _int(value: object) -> int:
     if not isinstance(number, int):
         raise ValueError("not an integer")
     return number
+
+
+def _word(value: object) -> str:
+    """One of ours: it is shown as it is."""
+    if not _OURS.fullmatch(text := _str(value)):
+        raise ValueError("not a word of offtop's")
+    return text
 
 
 def _str(value: object) -> str:

@@ -212,7 +212,9 @@ class RecordedSource:
             for stack in {*ids.ravel().tolist()}:
                 if stack >= FIRST_STACK and stack not in book.stacks:
                     book.stacks[stack] = self._recording.stack(stack)
-        snapshot = self._replayed.add(change, self._epoch)
+        snapshot = replace(
+            self._replayed.add(change, self._epoch), leads=bool(self._speed) and change.taken_ns < self._at_once_ns
+        )
         self._last, self._read_ns = change, monotonic_ns()
         try:
             following = self._recording.after(number)

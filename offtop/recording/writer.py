@@ -32,7 +32,7 @@ from offtop.source import Source
 from offtop.units import NS_PER_S, size
 
 KEEP_NS = 48 * 3600 * NS_PER_S
-MOST_BYTES = 1 << 30
+MOST_BYTES = 2 << 30
 LEAVE_BYTES = 100 << 20
 """So much room is left to others on the disk."""
 _WHOLE_NS = 60 * NS_PER_S

@@ -23,6 +23,7 @@ from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, SITE, TREE, View
 from offtop.ui import flame, latency, stacks
 from offtop.ui.chooser import Choice, Chooser
 from offtop.ui.glyphs import Glyphs
+from offtop.ui.head import moment_at
 from offtop.ui.layout import HEAT_SCALE, Layout, arrange
 from offtop.ui.lines import Clicked, Pen
 from offtop.ui.rewind import Rewind
@@ -496,7 +497,11 @@ class Actions(Rewind):
         picture = self._picture
         if picture is None or len(self.screen_stack) > 1:
             return
-        if event.panel in self._layout.panes:
+        if event.panel == "head" and not event.turns:
+            at_ns = moment_at(picture, self._layout, event.x, event.y)
+            if at_ns is not None:
+                self._go_to(at_ns)
+        elif event.panel in self._layout.panes:
             if event.turns:
                 self._turned(event)
             else:

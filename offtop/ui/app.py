@@ -218,14 +218,14 @@ class OfftopApp(Actions):
         if self.recorder and self.recorder.failure:
             self._say(self.recorder.failure)
             self.recorder = self._pace.recorder = None
-        if not self._arrived():
+        latest = self._history.latest
+        if not self._arrived() or (latest and latest.leads):
             return
         drawn, last_ns = self._picture, self._ticked_ns
         self._ticked_ns = monotonic_ns()
         if self._view.paused_at_ns is None or drawn is None:
             self._draw()
         else:
-            latest = self._history.latest
             behind_ns = latest.at_ns - drawn.newest.at_ns if latest else 0
             if self._told != self._told_by_now():
                 self._draw()

@@ -19,6 +19,7 @@ MODES = (("1", "off-CPU", "offcpu"),)
 """Key, word, id of each mode there is."""
 
 Spans = list[tuple[str, str]]
+_TIMELINE_X = 5
 _FEW_IDS = 3
 """So many are named, more are counted."""
 
@@ -182,6 +183,16 @@ def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs, is_now: bool) ->
     left: Spans = [(f"{minutes:>4} ", "dim"), (sparkline(picture.timeline, glyphs), "spark"), (f" {end}", "dim")]
     right: Spans = [(f"max {three(max(values))}", "dim")] if values else []
     return spread(left, right, layout.width)
+
+
+def moment_at(picture: Picture, layout: Layout, x: int, y: int) -> int | None:
+    """CLOCK_REALTIME of the end of the timeline's cell at that place of the head; None where there is none."""
+    room, cell = layout.room, x - _TIMELINE_X
+    if not layout.timeline or y != 2 + layout.cost or not 0 <= cell < room.timeline_cells:
+        return None
+    newest = picture.newest
+    begun = (newest.at_ns - 1) // room.timeline_cell_ns - (room.timeline_cells - 1 - cell)
+    return newest.taken_ns - max(0, newest.at_ns - (begun + 1) * room.timeline_cell_ns)
 
 
 def picture_minutes(layout: Layout) -> str:

@@ -108,6 +108,19 @@ async def test_all_panes_are_that_moment_s() -> None:
 
 
 @asynchronous
+async def test_a_click_on_the_timeline_goes_to_that_moment() -> None:
+    async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
+        assert screen(app)[3].startswith(" -5m ")
+        await pilot.click("#head", offset=(5 + 60 - 12, 3))  # 11 cells of 5 s before the last
+        assert second(app) == 45
+        await pilot.click("#head", offset=(5, 3))
+        assert second(app) == 1
+        for x, y in ((2, 3), (70, 3), (30, 0)):
+            await pilot.click("#head", offset=(x, y))
+            assert second(app) == 1
+
+
+@asynchronous
 async def test_since_the_start_ends_at_the_moment_that_is_shown() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=0)) as (app, pilot):
         for keys, ticks in ((("{",), 40), (("]", "]"), 42)):

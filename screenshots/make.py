@@ -1,0 +1,85 @@
+"""Makes the pictures of this directory with the real app from the demo: the same bytes at each run.
+
+`.venv/bin/python screenshots/make.py [DIR]`
+"""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from offtop import paths
+from offtop.model.categories import parse
+from offtop.model.view import View
+from offtop.recording.replay import RecordedSource
+from offtop.ui.app import OfftopApp
+from offtop.units import NS_PER_S
+
+LARGE, SMALL = (160, 50), (80, 24)
+_PILE_UP_S = 59
+"""Seconds into the demo: a disk stalls, and sessions pile up behind one that waits for fsync."""
+_GIL_S = 22
+"""Threads of a report fight for Python's GIL."""
+_PATIENCE_S = 60.0
+
+
+class Shot(NamedTuple):
+    name: str
+    size: tuple[int, int] = LARGE
+    keys: tuple[str, ...] = ()
+    second: int = _PILE_UP_S
+    theme: str = "dark"
+
+
+SHOTS = (
+    *(Shot(f"first-{theme}", theme=theme) for theme in ("dark", "light", "contrast", "colourblind", "ansi", "mono")),
+    Shot("small", SMALL),
+    Shot("tree", keys=("down", "enter", "enter", "t", "*", "x")),
+    Shot("site", keys=("down", "down", "enter", "enter", "enter", "end", "enter")),
+    Shot("icicle", keys=("g",), second=_GIL_S),
+    Shot("heat-map", keys=("down", "l")),
+    Shot("threads", keys=("H", "down", "enter"), second=_GIL_S),
+    Shot("filter", keys=("backslash", *"cat=fsync max>1s", "enter")),
+    Shot("columns", keys=("f",)),
+    Shot("help", keys=("question_mark",)),
+)
+
+
+async def take(shot: Shot) -> str:
+    """The picture, as SVG."""
+    source = RecordedSource(paths.demo(), speed=1.0)
+    rules = parse(paths.categories().read_text(encoding="utf-8"))
+    recorded = source.recorded
+    assert recorded is not None
+    at_ns = source.go_to(recorded.began_ns + shot.second * NS_PER_S)
+    source.hold(True)
+    app = OfftopApp(source, View(), rules, theme_name=shot.theme)
+    async with app.run_test(size=shot.size) as pilot:
+        try:
+            end_s = time.monotonic() + _PATIENCE_S
+            while (app.picture.newest.taken_ns if app.picture else 0) < at_ns:
+                assert time.monotonic() < end_s, shot
+                await asyncio.sleep(0.01)
+            await pilot.press("space")
+            for key in shot.keys:
+                await pilot.press(key)
+            await pilot.pause()
+            await pilot.pause()
+            return app.export_screenshot(title="offtop")
+        finally:
+            source.close()
+
+
+def make(directory: Path) -> None:
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    for shot in SHOTS:
+        (directory / f"{shot.name}.svg").write_text(asyncio.run(take(shot)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)

@@ -1,0 +1,86 @@
+"""What offtop records of this kernel is replayed: the same JSON, the same names, and by a person without rights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from offtop.person import Person
+from tests.command import OFFTOP, run
+
+pytestmark = pytest.mark.kernel
+
+_WAITS = (
+    "import threading, time\nlock = threading.Lock(); lock.acquire()\n"
+    "for _ in range(3): threading.Thread(target=lambda: (lock.acquire(), lock.release()), daemon=True).start()\n"
+    "[time.sleep(0.02) for _ in range(2000)]\n"
+)
+
+
+@pytest.fixture
+def waits() -> Generator[int]:
+    """A process that sleeps 50 times a second, and three threads of which wait for a lock all the time."""
+    process = subprocess.Popen([sys.executable, "-c", _WAITS])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def test_a_replay_prints_what_was_printed_while_recording(tmp_path: Path, waits: int) -> None:
+    file = tmp_path / "it.offtop"
+    live = run("--record", str(file), "--json", "-n", "4", "-d", "0.5")
+    assert live.status == 0, live.err
+    assert live.err.startswith("offtop: recorded 5 ticks, ")
+    again = run("replay", str(file), "--json")
+    assert (again.status, again.err) == (0, "")
+    assert again.out == live.out
+    assert len(live.out.splitlines()) == 4
+    last = json.loads(live.out.splitlines()[-1])
+    assert any(site["pid"] == waits and site["category"] == "lock" for site in last["sites"])
+
+
+def test_record_writes_until_its_time_is_over_or_ctrl_c(tmp_path: Path, waits: int) -> None:
+    timed = run("record", "-o", str(tmp_path / "a"), "-d", "0.5", "-p", str(waits), "2s")
+    assert (timed.status, timed.out) == (0, "")
+    assert "recorded 5 ticks" in timed.err or "recorded 6 ticks" in timed.err
+    with subprocess.Popen(
+        [OFFTOP, "record", "-o", str(tmp_path / "b"), "-d", "0.5"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr
+        assert process.stderr.readline() == f"offtop: recording to {tmp_path / 'b'}; ctrl-C ends it\n"
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        assert "offtop: recorded " in process.stderr.read()
+        assert process.wait(timeout=20) == 0
+    for name, said in (("a", "lock"), ("b", "ticks: ")):
+        page = run("report", str(tmp_path / name), "-w", "120")
+        assert (page.status, page.err) == (0, "")
+        assert said in page.out
+
+
+def test_names_of_functions_are_in_the_file(tmp_path: Path, waits: int) -> None:
+    assert run("record", "-o", str(tmp_path / "it"), "-d", "0.5", "-p", str(waits), "-n", "3").status == 0
+    played = run("replay", str(tmp_path / "it"), "--json", "-n", "3").out.splitlines()
+    user = {frame for site in json.loads(played[-1])["sites"] for frame in site["user"]}
+    assert {"clock_nanosleep", "PyEval_EvalCode", "_PyEval_EvalFrameDefault"} & user, user
+    assert {"futex_do_wait", "futex_wait_queue", "do_nanosleep"} & {
+        frame for site in json.loads(played[-1])["sites"] for frame in site["kernel"]
+    }
+
+
+def test_whoever_may_read_the_file_may_replay_it(tmp_path: Path, ann: Person) -> None:
+    file = ann.home / "it.offtop"
+    assert run("record", "-o", str(file), "-n", "2", "-d", "0.3").status == 0
+    os.chown(file, ann.uid, ann.gid)
+    as_ann = ["setpriv", f"--reuid={ann.uid}", f"--regid={ann.gid}", "--clear-groups"]
+    played = run("replay", str(file), "-b", "-n", "1", before=as_ann)
+    if "ermission denied" in played.err and not played.out:
+        pytest.skip("this checkout cannot be read by others")
+    assert (played.status, played.err) == (0, "")
+    assert "WAIT CATEGORY" in played.out

@@ -1,0 +1,171 @@
+"""Whatever ends the writing, a kill or a full disk: what was written until then can be replayed."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from offtop.person import person
+from offtop.recording.reader import Recording
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from offtop.units import NS_PER_S
+from tests.recording.test_recording import in_json
+from tests.ui.scripted import SHOP, ScriptedSource
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+_KILLS = 50
+_TICK_S = 0.01
+_RECORDS = """
+import os, sys, time
+from pathlib import Path
+from offtop.person import person
+from offtop.recording.writer import Recorder
+from tests.ui.scripted import SHOP, ScriptedSource
+source, pause = ScriptedSource(SHOP, ticks=100_000), float(sys.argv[1])
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        recorder = Recorder(Path(line.strip()), source, person(), leave_bytes=0, whole_ns=7_000_000_000)
+        for number in range(100_000):
+            recorder.add(source.after(number))
+            time.sleep(pause)
+            os.write(1, f"{number + 1}\\n".encode())
+    os.write(1, f"pid {child}\\n".encode())
+    os.waitpid(child, 0)
+    os.write(1, b"ended\\n")
+"""
+
+
+def test_of_50_recordings_that_were_killed_each_has_all_but_the_last_tick(tmp_path: Path) -> None:
+    chance = random.Random(11)
+    with subprocess.Popen(
+        [sys.executable, "-c", _RECORDS, str(_TICK_S)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as process:
+        assert process.stdin and process.stdout
+        for number in range(_KILLS):
+            path = tmp_path / f"{number}.offtop"
+            process.stdin.write(f"{path}\n")
+            process.stdin.flush()
+            lines, pid, ticks = chance.randrange(2, 15), 0, 0
+            while not pid or ticks < lines:
+                word = process.stdout.readline()
+                if word.startswith("pid "):
+                    pid = int(word[4:])
+                else:
+                    ticks = int(word)
+            time.sleep(chance.random() * 2 * _TICK_S)
+            os.kill(pid, signal.SIGKILL)
+            while (word := process.stdout.readline()) != "ended\n":
+                ticks = int(word)
+            recording = Recording(path)
+            assert ticks <= recording.last <= ticks + 1, number
+            recording.close()
+            whole = in_json(ScriptedSource(SHOP, ticks=recording.last - 1, ends=True))
+            assert in_json(RecordedSource(path)) == whole
+        process.stdin.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[Path]:
+    """1 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=True)
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def fill(recorder: Recorder, source: ScriptedSource, ticks: int) -> int:
+    """Hand over `ticks` seconds, or until it fails; how many were."""
+    for second in range(ticks):
+        if recorder.failure:
+            return second
+        recorder.add(source.after(second))
+        time.sleep(0.001)
+    return ticks
+
+
+@needs_root
+def test_a_disk_that_fills_ends_it_with_a_sentence_and_what_is_there_can_be_replayed(small_disk: Path) -> None:
+    path, source = small_disk / "it.offtop", ScriptedSource(SHOP, ticks=10_000)
+    recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=2 * NS_PER_S)
+    assert fill(recorder, source, 5_000) < 5_000
+    assert recorder.failure == f"recording stopped: database or disk is full: {path}"
+    recorder.add(source.after(6_000))
+    assert recorder.close() == recorder.failure
+    played = in_json(RecordedSource(path))
+    assert len(played) > 50
+    assert played == in_json(ScriptedSource(SHOP, ticks=len(played), ends=True))
+
+
+@needs_root
+def test_the_last_100_mb_are_left_to_others(small_disk: Path) -> None:
+    path, source = small_disk / "it.offtop", ScriptedSource(SHOP, ticks=10_000)
+    recorder = Recorder(path, source, person(), leave_bytes=512 << 10)
+    assert fill(recorder, source, 5_000) < 5_000
+    assert recorder.failure.startswith("recording stopped: 5")
+    assert recorder.failure.endswith(f"KB left on {small_disk} (limit 512KB): {path}")
+    assert os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize > 400 << 10
+
+
+@needs_root
+def test_a_disk_that_turns_read_only_ends_it_too(tmp_path: Path) -> None:
+    if not shutil.which("mkfs.ext4"):
+        pytest.skip("there is no mkfs.ext4 here")
+    image, place = tmp_path / "image", tmp_path / "disk"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    mounted = subprocess.run(["mount", "-o", "loop,errors=remount-ro", image, place], check=False)
+    if mounted.returncode:
+        pytest.skip("this kernel has no loop device")
+    try:
+        device = subprocess.run(
+            ["findmnt", "-no", "SOURCE", place], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        source = ScriptedSource(SHOP, ticks=10_000)
+        recorder = Recorder(place / "it.offtop", source, person(), leave_bytes=0)
+        assert fill(recorder, source, 10) == 10
+        Path("/sys/fs/ext4", Path(device).name, "trigger_fs_error").write_text("1")
+        assert fill(recorder, source, 5_000) < 5_000
+        assert recorder.close().startswith("recording stopped: ")
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_what_a_disk_is_too_slow_for_is_in_the_next_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, source = tmp_path / "it.offtop", ScriptedSource(SHOP, ticks=300)
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    recorder.add(source.after(0))
+    while recorder._queue:  # pyright: ignore[reportPrivateUsage]
+        time.sleep(0.001)
+    write = Recorder._write  # pyright: ignore[reportPrivateUsage]
+
+    def slow(*arguments: object) -> None:
+        time.sleep(0.05)
+        write(*arguments)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(Recorder, "_write", slow)
+    for second in range(1, 200):
+        recorder.add(source.after(second))
+    monkeypatch.undo()
+    time.sleep(0.1)
+    recorder.add(source.after(200))
+    recorder.close()
+    assert recorder.skipped > 50
+    played = in_json(RecordedSource(path))
+    assert sum(int(str(tick["span_ns"])) for tick in played) == 200 * NS_PER_S

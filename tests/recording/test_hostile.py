@@ -1,0 +1,204 @@
+"""A file from anywhere is a clear error or what can be saved of it: no traceback, no escape code, no endless memory."""
+
+import io
+import random
+import sqlite3
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offtop import batch
+from offtop.errors import OfftopError
+from offtop.model import columns
+from offtop.recording import form, report
+from offtop.recording.replay import RecordedSource
+from tests.recording.test_recording import in_json, recorded
+from tests.ui.shown import CATEGORIES
+
+
+def told(path: Path) -> str:
+    """All that replay and report print of a file; or why they print nothing."""
+    out = io.StringIO()
+    try:
+        source = RecordedSource(path)
+        try:
+            for wanted, as_json in ((batch.Wanted(), False), (batch.Wanted(threads=True), True)):
+                batch.run(source, CATEGORIES, 1, None, wanted, as_json=as_json, width=0, out=out)
+        finally:
+            source.close()
+        report.write(path, CATEGORIES, 0, out)
+    except OfftopError as error:
+        out.write(str(error))
+    said = out.getvalue()
+    assert "\x1b" not in said
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("whole") / "it.offtop"
+    recorded(path, ticks=8, whole_ns=3_000_000_000)
+    assert "lock" in told(path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not a recording of offtop. Make one with: offtop record"),
+        (b"PGDMP\x01\x0e", "is not a recording of offtop"),
+        (b"SQLite format 3\0" + bytes(100), "is damaged"),
+        (b"SQLite format 3\0" + b"\x1b[31m" * 200, "is damaged"),
+    ],
+)
+def test_what_is_no_recording_is_said_to_be_none(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "it\x1b[31m.offtop"
+    path.write_bytes(content)
+    assert said in told(path)
+
+
+def test_a_file_that_is_not_there_or_no_file_is_said_so(tmp_path: Path) -> None:
+    assert "cannot be read (No such file or directory)" in told(tmp_path / "none")
+    assert "cannot be read (Is a directory)" in told(tmp_path)
+
+
+def changed(path: Path, whole: bytes, *statements: str) -> Path:
+    path.write_bytes(whole)
+    with sqlite3.connect(path) as database:
+        for statement in statements:
+            database.execute(statement)
+    database.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("statements", "said"),
+    [
+        (["PRAGMA user_version = 3"], "file format 3, this offtop reads 1. Use a newer offtop"),
+        (["PRAGMA application_id = 7"], "is not a recording of offtop"),
+        (["DROP TABLE stacks"], "is not a recording of offtop"),
+        (["DROP TABLE ticks", "CREATE VIEW ticks AS SELECT 1"], "is not a recording of offtop"),
+        (["ALTER TABLE ticks ADD more"], "is not a recording of offtop"),
+        (["DELETE FROM ticks"], "has no tick yet. Record a little longer"),
+        (["UPDATE ticks SET whole = NULL"], "has no tick yet"),
+    ],
+)
+def test_tables_that_are_not_ours_are_not_read(tmp_path: Path, whole: bytes, statements: list[str], said: str) -> None:
+    assert said in told(changed(tmp_path / "it", whole, *statements))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE ticks SET change = zeroblob(1000000)",
+        "UPDATE ticks SET change = 'text', whole = 7",
+        "UPDATE ticks SET taken_ns = 'late', at_ns = 1.5",
+        "UPDATE ticks SET taken_ns = 9223372036854775807",
+        "UPDATE ticks SET taken_ns = -9223372036854775808, at_ns = 0",
+        "UPDATE ticks SET number = -number",
+        "UPDATE stacks SET frames = x'ffffffff'",
+        "UPDATE stacks SET frames = 'abc', tail = -1, entry = 99",
+        "UPDATE stacks SET tail = 1.5, category = x'1b5b'",
+        "UPDATE stacks SET category = char(27) || '[2J'",
+        "UPDATE frames SET told = x'1b5b324a', file = x'ff', name = ''",
+        "UPDATE frames SET offset = 'x'",
+        "DELETE FROM frames",
+        "DELETE FROM stacks",
+        "UPDATE about SET value = char(27) || ']0;x' || char(7)",
+        "DELETE FROM about",
+        "DELETE FROM ticks WHERE number % 2",
+    ],
+)
+def test_values_that_cannot_be_are_left_out(tmp_path: Path, whole: bytes, statement: str) -> None:
+    assert told(changed(tmp_path / "it", whole, statement))
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path, whole: bytes) -> None:
+    path = changed(tmp_path / "it", whole)
+    bomb = zlib.compress(bytes(200 << 20))
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE ticks SET change = ?, whole = ?", (bomb, bomb))
+    database.close()
+    assert told(path)
+    with pytest.raises(ValueError, match="too large"):
+        form.decode(bomb)
+
+
+@pytest.mark.parametrize("part", range(1, 20))
+def test_a_file_that_is_cut_off_is_told_of_or_played_as_far_as_it_goes(tmp_path: Path, whole: bytes, part: int) -> None:
+    path = tmp_path / "it"
+    path.write_bytes(whole[: len(whole) * part // 20])
+    assert told(path)
+
+
+def test_bytes_that_were_overwritten_anywhere_break_nothing(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "it"
+    chance = random.Random(7)
+    for _ in range(300):
+        spoilt = bytearray(whole)
+        for _ in range(chance.choice((1, 4, 40))):
+            at = chance.randrange(len(spoilt))
+            spoilt[at : at + 8] = chance.randbytes(8)
+        path.write_bytes(spoilt)
+        assert told(path)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_tick_or_a_valueerror(raw: bytes) -> None:
+    for blob in (raw, zlib.compress(raw)):
+        with pytest.raises(ValueError):  # whatever it says
+            form.decode(blob)
+    refused(lambda: columns.unpacked(raw))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_tick_of_which_some_bytes_are_others_is_a_tick_or_a_valueerror(whole: bytes, data: st.DataObject) -> None:
+    blob = zlib.decompress(_blob(whole))
+    at = data.draw(st.integers(0, len(blob) - 1))
+    spoilt = blob[:at] + data.draw(st.binary(min_size=1, max_size=9)) + blob[at + 1 :]
+    refused(lambda: form.decode(zlib.compress(spoilt)))
+
+
+def refused(read: Callable[[], object]) -> None:
+    """It comes to something, or to a ValueError, and to nothing else."""
+    try:
+        read()
+    except ValueError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize("what", ["lost", "mode", "door", "who"])
+def test_words_that_are_shown_as_they_are_must_be_ours(whole: bytes, what: str) -> None:
+    entry = form.decode(_blob(whole))
+    evil = "\x1b[2J"
+    spoilt = {
+        "lost": lambda: replace(entry.change, lost={evil: 1}),
+        "mode": lambda: replace(entry.change, mode=evil),
+        "door": lambda: replace(entry.change, door=evil),
+        "who": lambda: replace(entry.change, filters=replace(entry.change.filters, who=evil)),
+    }[what]()
+    with pytest.raises(ValueError, match="not a word of offtop's"):
+        form.decode(form.encode(replace(entry, change=spoilt)))
+
+
+def _blob(whole: bytes) -> bytes:
+    """The first tick."""
+    database = sqlite3.connect(":memory:")
+    database.deserialize(whole)
+    (blob,) = database.execute("SELECT change FROM ticks WHERE number = 1").fetchone()
+    database.close()
+    return blob
+
+
+def test_a_healthy_file_is_not_said_to_be_damaged(tmp_path: Path, whole: bytes) -> None:
+    path = changed(tmp_path / "it", whole)
+    assert all("damaged" not in str(tick) for tick in in_json(RecordedSource(path)))
+    assert "damaged" not in told(path)

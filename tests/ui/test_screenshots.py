@@ -1,0 +1,39 @@
+"""The pictures in screenshots/ are what the real app draws of the demo now; `python screenshots/make.py` makes them."""
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from screenshots.make import SHOTS, Shot, take
+
+_DIRECTORY = Path(__file__).parents[2] / "screenshots"
+_README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("shot", SHOTS, ids=lambda shot: shot.name)
+def test_a_picture_is_the_same_byte_for_byte(shot: Shot) -> None:
+    drawn = asyncio.run(take(shot))
+    assert drawn == (_DIRECTORY / f"{shot.name}.svg").read_text(encoding="utf-8")
+    said = re.sub("<[^>]*>", "", drawn)
+    assert "RECORDED" in said or shot.name == "help"
+
+
+def test_there_are_no_others_and_the_readme_shows_some() -> None:
+    assert {path.stem for path in _DIRECTORY.glob("*.svg")} == {shot.name for shot in SHOTS}
+    shown = re.findall(r"\(screenshots/([\w-]+)\.svg\)", _README)
+    assert len(shown) >= 5 and {*shown} <= {shot.name for shot in SHOTS}
+    assert os.environ["TZ"] == "UTC"
