@@ -218,14 +218,14 @@ class OfftopApp(Actions):
         if self.recorder and self.recorder.failure:
             self._say(self.recorder.failure)
             self.recorder = self._pace.recorder = None
-        latest = self._history.latest
-        if not self._arrived() or (latest and latest.leads):
+        if not self._arrived() or self._leads():
             return
         drawn, last_ns = self._picture, self._ticked_ns
         self._ticked_ns = monotonic_ns()
         if self._view.paused_at_ns is None or drawn is None:
             self._draw()
         else:
+            latest = self._history.latest
             behind_ns = latest.at_ns - drawn.newest.at_ns if latest else 0
             if self._told != self._told_by_now():
                 self._draw()
@@ -277,7 +277,7 @@ class OfftopApp(Actions):
     # Drawing
 
     def _draw(self) -> None:
-        if isinstance(self.screen, Help) or not self._panels["head"].is_mounted:
+        if isinstance(self.screen, Help) or not self._panels["head"].is_mounted or self._leads():
             return
         layout, self._told = self._layout, self._told_by_now()
         self._picture = self._pictures.of(self._view, layout.room)
@@ -289,6 +289,11 @@ class OfftopApp(Actions):
         self._view = self._picture.view
         self._describe(self._picture)
         self._draw_picture(self._picture, layout)
+
+    def _leads(self) -> bool:
+        """Whether what is kept by now only leads to a moment that was asked for."""
+        latest = self._history.latest
+        return latest is not None and latest.leads
 
     def _place(self, layout: Layout) -> None:
         """Give each panel its part of the screen."""

@@ -134,7 +134,9 @@ class Help(ModalScreen[None]):
         panel.styles.height, bar.styles.height = room, 1
         panel.show(lines[self._top : self._top + room])
         shown = min(len(lines), self._top + room)
-        bar.show([plain(f" lines {self._top + 1}-{shown} of {len(lines)}   arrows PgUp PgDn move   ESC q back", "dim")])
+        keys = plain(f" lines {self._top + 1}-{shown} of {len(lines)}   arrows PgUp PgDn move   ESC q back", "dim")
+        is_recorded = any(what == "recorded" for what, _ in self._about)
+        bar.show([Line((("RECORDED", "paused"), *keys.spans)) if is_recorded else keys])
 
     def action_scroll_by(self, lines: int) -> None:
         self._top += lines

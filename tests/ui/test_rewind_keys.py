@@ -181,6 +181,16 @@ async def test_what_changes_a_measurement_is_refused_with_a_reason(file: Path) -
         assert "This is a recording" in screen(app)[-2]
 
 
+@asynchronous
+async def test_help_says_recorded_too_and_where_and_when(file: Path) -> None:
+    async with played(file) as (app, pilot):
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert screen(app)[-1].startswith("RECORDED lines 1-23 of ")
+        await pilot.press("end")
+        assert any(line.startswith(" recorded") and "on db7, 2026-11-21 " in line for line in screen(app))
+
+
 @pytest.mark.parametrize("width", [160, 80, 60, 40, 20])
 @asynchronous
 async def test_at_every_size_a_replay_says_recorded(file: Path, width: int) -> None:
