@@ -19,6 +19,8 @@ def moment(text: str, shown_ns: int, newest_ns: int) -> int:
     except ValueError:
         when = datetime.fromisoformat(text)
     else:
+        if of_day.tzinfo:
+            raise ValueError(text)
         newest = datetime.fromtimestamp(newest_ns // NS_PER_S)
         when = datetime.combine(newest.date(), of_day)
         if when > newest:

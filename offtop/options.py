@@ -97,10 +97,7 @@ def replay() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", help="what offtop record, --record or the key a has written")
-    parser.add_argument(
-        "--begin", metavar="T", help="begin there: 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m"
-    )
-    _sped(parser)
+    _played(parser)
     _in_text(parser)
     _shown(parser)
     return parser
@@ -112,7 +109,7 @@ def demo() -> argparse.ArgumentParser:
         description="show a recording of a busy machine that offtop brings along; no root is needed",
         allow_abbrev=False,
     )
-    _sped(parser)
+    _played(parser)
     _in_text(parser)
     _shown(parser)
     return parser
@@ -151,7 +148,10 @@ def _paced(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _sped(parser: argparse.ArgumentParser) -> None:
+def _played(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--begin", metavar="T", help="begin there: 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m"
+    )
     parser.add_argument(
         "--speed", type=_speed, default=1.0, metavar="N", help="play N recorded seconds in one (default 1)"
     )
@@ -252,9 +252,13 @@ def _setting(name: str) -> Callable[[str], str]:
 
 def _speed_of(text: str) -> float:
     factor = float(text)
-    if not 0 < factor <= 100_000:
+    if not 0.01 <= factor <= 100_000:
         raise ValueError(text)
     return factor
+
+
+def _time_of(text: str) -> int:
+    return _positive(str(parse_duration(text, NS_PER_S)))
 
 
 def _positive(text: str) -> int:
@@ -299,6 +303,6 @@ _wait = _argument(lambda text: parse_duration(text, _NS_PER_US), "a time, as 200
 _count = _argument(_positive, "a whole number from 1 up")
 _user = _argument(_user_of, "a user: this machine knows no such name, nor is it a number")
 _state = _argument(_states_of, f"a list of states ({', '.join(STATES)}) or a mask of them, as 0x2")
-_duration = _argument(lambda text: parse_duration(text, NS_PER_S), "a time, as 90s, 10m or 48h")
-_speed = _argument(_speed_of, "a factor above 0, as 10 or 0.5")
+_duration = _argument(_time_of, "a time, as 90s, 10m or 48h")
+_speed = _argument(_speed_of, "a factor from 0.01 up, as 10 or 0.5")
 _size = _argument(parse_size, "a size of at least 1M, as 500M or 2G")

@@ -49,8 +49,9 @@ class Pace:
             snapshot = self._source.read()
             if snapshot is None:
                 return
-            if self.recorder is not None:
-                self.recorder.add(snapshot)
+            recorder = self.recorder
+            if recorder is not None:
+                recorder.add(snapshot)
             yield snapshot
             if self._source.recorded is None:
                 due_ns = self._wait_after(due_ns, is_first)

@@ -39,9 +39,10 @@ class Source(Protocol):
         """
         ...
 
-    def go_to(self, taken_ns: int) -> int:
-        """Take up that moment (CLOCK_REALTIME), perhaps in another epoch: what was recorded before it comes first,
-        and at once. Returns when the tick was taken that is seen then. What happens now has no other moment.
+    def go_to(self, taken_ns: int, after: bool = False) -> int:
+        """Take up that moment (CLOCK_REALTIME), or the first tick `after` it, perhaps in another epoch: what was
+        recorded before it comes first, and at once. Returns when the tick was taken that is seen then. What happens
+        now has no other moment.
 
         Raises an OfftopError where it cannot be taken up.
         """
@@ -82,7 +83,7 @@ class Happening:
     def recorded(self) -> Recorded | None:
         return None
 
-    def go_to(self, taken_ns: int) -> int:
+    def go_to(self, taken_ns: int, after: bool = False) -> int:
         """There is no other time than now."""
         return taken_ns
 

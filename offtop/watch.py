@@ -25,7 +25,7 @@ from offtop.model import categories
 from offtop.model.filter import NOTHING, Filter, FilterError, parse, quoted
 from offtop.model.printable import printable
 from offtop.model.snapshot import Filters
-from offtop.source import Source
+from offtop.source import Recorded, Source
 from offtop.units import NS_PER_S
 
 if TYPE_CHECKING:  # not to be loaded for --help
@@ -82,7 +82,6 @@ def live(asked: argparse.Namespace) -> int:
 
 def recorded(asked: argparse.Namespace, path: Path) -> int:
     """A recording, on the screen or in text."""
-    from offtop.recording.reader import Recording
     from offtop.recording.replay import RecordedSource
 
     no_screen = _no_screen(asked)
@@ -91,14 +90,12 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
     _check_theme(loaded)
     view = None if no_screen is not None else _view(loaded, Filters(), rules, chosen, user)
     keymap: Mapping[str, str] = _keymap(loaded) if view else {}
-    begin_ns = None
-    if getattr(asked, "begin", None) is not None:
-        with contextlib.closing(Recording(path)) as recording:
-            begin_ns = _begin(asked.begin, *map(recording.taken_ns, (recording.first, recording.last)))
     with (
         _ended_by_signals(),
-        contextlib.closing(RecordedSource(path, begin_ns=begin_ns, speed=asked.speed if view else 0.0)) as source,
+        contextlib.closing(RecordedSource(path, speed=asked.speed if view else 0.0, categories=rules.ids)) as source,
     ):
+        if asked.begin is not None:
+            source.go_to(_begin(asked.begin, source.recorded))
         if view:
             return _screen(source, view, rules, loaded, _Kept(loaded, whose, asked), keymap, asked.iterations, None)
         return _batch(source, rules, loaded, _of_user(user, chosen), asked, None)
@@ -144,11 +141,16 @@ def report(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _begin(text: str, began_ns: int, ended_ns: int) -> int:
+def _begin(text: str, recorded: Recorded) -> int:
     from offtop.moment import moment
 
+    _, began_ns, ended_ns = recorded
     try:
-        return moment(text, began_ns if text.strip().startswith("+") else ended_ns, ended_ns)
+        at_ns = moment(text, began_ns if text.strip().startswith("+") else ended_ns, ended_ns)
+        if not began_ns - NS_PER_S < at_ns <= ended_ns + NS_PER_S:
+            ends = [datetime.fromtimestamp(ns // NS_PER_S).strftime("%Y-%m-%dT%H:%M:%S") for ns in (began_ns, ended_ns)]
+            raise UsageError(f"--begin: the recording is from {ends[0]} to {ends[1]}. Name a moment in it")
+        return at_ns
     except ValueError:
         raise UsageError(
             f"--begin: '{printable(text)}' is no moment. Try 02:10:55, 2026-11-21T02:10, +5m, or -5m from the end"

@@ -12,8 +12,8 @@ import numpy as np
 from offtop.model.histogram import LANES
 from offtop.model.table import Ints, K, Kind, Table, V, table_of
 
-MOST_ROWS = 1 << 18
-"""Of one table: more threads than a machine of this size has."""
+MOST_ROWS = 1 << 20
+"""Of one table: more than the kernel side has room for."""
 _HEAD = struct.Struct("<BBII")
 """Bytes of one integer, dimensions, rows, columns."""
 

@@ -186,7 +186,9 @@ class History:
     def _begin(self, snapshot: Snapshot) -> None:
         """What was kept is of other totals: nothing of it stays."""
         with self._lock:
-            self._first, self._longest, self._periodic = snapshot, None, NO_SITES
+            # The maxima of a source that was taken up in its midst are of more than what is seen of it.
+            self._longest = table_of(SITES, {}) if snapshot.epoch else None
+            self._first, self._periodic = snapshot, NO_SITES
             self._kept.clear()
             self._plain = self._with_cut = self._plain_bytes = self._bytes = 0
 
@@ -201,6 +203,12 @@ class History:
     @property
     def oldest(self) -> Kept | None:
         return self._kept[0] if self._kept else None
+
+    @property
+    def oldest_ns(self) -> int:
+        """CLOCK_REALTIME of the oldest tick; 0 where there is none."""
+        oldest = self.oldest
+        return oldest.taken_ns if oldest else 0
 
     @property
     def bytes_held(self) -> int:

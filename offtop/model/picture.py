@@ -173,9 +173,9 @@ class _Still:
         self.at_ns = at_ns
         oldest = history.oldest
         self.ticks = history.last(LONGEST_ROLLING_NS, at_ns) or ([oldest] if oldest else [])
-        self.threads = _thread_counts(history.latest)
         self._history = history
         self._is_newest = history.newest is not None and history.newest.at_ns == at_ns
+        self.threads = _thread_counts(history.latest) if self._is_newest else _threads_in(self.ticks)
         self._since_start = history.since_start() if self._is_newest else None
 
     @property
@@ -484,6 +484,11 @@ def _counted(tick: Kept) -> Filters:
 def _thread_counts(snapshot: Snapshot | None) -> Mapping[int, int]:
     """pid → how many threads of it ever waited, those that were given back apart."""
     return Counter(pid for pid, _ in snapshot.threads.keys() | snapshot.waiting.keys()) if snapshot else {}
+
+
+def _threads_in(ticks: Sequence[Kept]) -> Mapping[int, int]:
+    """The same of a tick of the past: of those that waited in it, which is all but who ran all the time."""
+    return Counter(key.pid for key, _ in ticks[-1].window.each_thread()) if ticks else {}
 
 
 def _per_second(ticks: Sequence[Kept]) -> float:

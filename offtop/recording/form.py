@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
+
 from offtop.model import columns
 from offtop.model.book import Details, ThreadKey
 from offtop.model.change import WAITING_FIELDS, Change, Rows
-from offtop.model.snapshot import Cost, Filters
-from offtop.model.stack import Frame, Stack
-from offtop.model.table import SITES, THREADS, Ints, K, Kind, V, integers
+from offtop.model.snapshot import EXITED, Cost, Filters
+from offtop.model.stack import FILTERED, Frame, Stack
+from offtop.model.table import SITES, THREADS, Ints, K, Kind, V
 
 APPLICATION_ID = 0x6F667470
 """`oftp`, where file(1) and SQLite look for it."""
@@ -40,6 +42,9 @@ something was used."""
 _LEVEL = 4
 _MOST_BYTES = 64 << 20
 """Of one tick, decompressed."""
+_MOST_ID = (1 << 31) - 1
+_MOST_NS = 1 << 61
+"""Seventy years."""
 _LENGTH = struct.Struct("<I")
 _OURS = re.compile("[A-Za-z0-9_-]{0,32}")
 
@@ -53,6 +58,15 @@ class Entry:
     """Threads that are new, or have another name than before."""
     processes: Mapping[int, str] = field(default_factory=dict[int, str])
     details: Mapping[int, Details] = field(default_factory=dict[int, Details])
+
+
+def signed(offset: int) -> int:
+    """As SQLite keeps 64 bits; an address of the kernel is above what it has."""
+    return offset - (1 << 64) if offset >> 63 else offset
+
+
+def unsigned(offset: int) -> int:
+    return offset & (1 << 64) - 1
 
 
 def text_bytes(text: str) -> bytes:
@@ -94,8 +108,8 @@ def encode(entry: Entry) -> bytes:
     return zlib.compress(b"".join((_LENGTH.pack(len(head)), head, tables)), _LEVEL)
 
 
-def decode(blob: object) -> Entry:
-    """Raises ValueError for bytes that are no tick."""
+def decode(blob: object, whole: bool = False) -> Entry:
+    """Raises ValueError for bytes that are no tick, or hold what cannot be."""
     raw = _decompressed(blob)
     if len(raw) < _LENGTH.size:
         raise ValueError("a tick is cut off")
@@ -107,6 +121,7 @@ def decode(blob: object) -> Entry:
     each = iter(columns.unpacked(raw[end:]))
     threads, sites = _rows(THREADS, each), _rows(SITES, each)
     waiting, ended = _matrix(each, WAITING_FIELDS), _matrix(each, 2)
+    _check_numbers(threads, sites, waiting, whole)
     pids, tids, who, states, min_ns, max_ns = _array(words.get("filters"), 6)
     cost = [float(_number(value)) for value in _array(words.get("cost"), 5)]
     return Entry(
@@ -165,7 +180,9 @@ def _columns(rows: Rows) -> list[Ints]:
 
 def _rows(kind: Kind[K, V], each: Iterator[Ints]) -> Rows:
     table = columns.to_table(kind, each)
-    gone, longest_ns = _matrix(each, kind.width), next(each, integers([], 1))
+    gone, longest_ns = _matrix(each, kind.width), next(each, None)
+    if longest_ns is None:
+        raise ValueError("the longest waits are missing")
     if longest_ns.ndim != 1 or len(longest_ns) not in (0, len(table.ids)):
         raise ValueError("not the longest waits")
     return Rows(table.ids, table.numbers, table.lanes, gone, longest_ns)
@@ -176,6 +193,31 @@ def _matrix(each: Iterator[Ints], width: int) -> Ints:
     if found is None or found.ndim != 2 or found.shape[1] != width or len(found) > columns.MOST_ROWS:
         raise ValueError("not a table of ids")
     return found
+
+
+def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, whole: bool) -> None:
+    """Raises ValueError for ids, counts and times that no machine has: sums of them would not fit, or mean nothing."""
+    for rows in (threads, sites):
+        _within(rows.ids, 0, _MOST_ID)
+        _within(rows.gone, 0, _MOST_ID)
+        _within(rows.longest_ns, 0, _MOST_NS)
+        own = rows.ids[:, 1] != EXITED.tid  # what those got that ended may have been counted under others before
+        _within(rows.numbers[own], -_MOST_NS, _MOST_NS)
+        _within(rows.numbers[~own], -_MOST_NS, _MOST_NS)
+        _within(rows.lanes[own], 0, _MOST_NS)
+        _within(rows.lanes[~own], -_MOST_NS, _MOST_NS)
+        if whole and len(np.unique(rows.ids, axis=0)) != len(rows.ids):
+            raise ValueError("a thread or site stands twice in a whole")
+        if len(rows.longest_ns) and not whole:
+            raise ValueError("a change with longest waits")
+    _within(waiting[:, :2], 0, _MOST_ID)
+    _within(waiting[:, 2:4], FILTERED, _MOST_ID)
+    _within(waiting[:, 4:], 0, _MOST_NS)
+
+
+def _within(values: Ints, least: int, most: int) -> None:
+    if values.size and not (least <= values.min() and values.max() <= most):
+        raise ValueError("a number that cannot be")
 
 
 def _decompressed(blob: object) -> bytes:

@@ -1,7 +1,9 @@
 """Reads a recording, whoever made it: what cannot be in one is refused with a sentence, or left out and counted."""
 
 import contextlib
+import os
 import sqlite3
+import stat
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -14,6 +16,8 @@ from offtop.recording import form
 _MOST_VALUE_BYTES = 32 << 20
 """Of one value in a row; a tick of 100,000 threads has 5 MB."""
 _MOST_ABOUT = 100
+_MOST_FRAMES = 200_000
+"""Kept in memory."""
 _SETTINGS = (
     "PRAGMA query_only = ON",
     "PRAGMA trusted_schema = OFF",
@@ -35,6 +39,8 @@ class Recording:
         self.damaged = 0
         """Ticks and stacks that could not be read."""
         try:
+            if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+                raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
             with path.open("rb") as file:
                 if file.read(16) != b"SQLite format 3\0":
                     raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
@@ -71,11 +77,11 @@ class Recording:
         )
 
     def whole_after(self, number: int) -> int | None:
-        return self._number("SELECT number FROM ticks WHERE whole IS NOT NULL AND number > ? ORDER BY number", number)
+        return self._later("SELECT number FROM ticks WHERE whole IS NOT NULL AND number > ? ORDER BY number", number)
 
     def after(self, number: int) -> int | None:
         """The tick that follows."""
-        return self._number("SELECT number FROM ticks WHERE number > ? ORDER BY number", number)
+        return self._later("SELECT number FROM ticks WHERE number > ? ORDER BY number", number)
 
     def taken_ns(self, number: int) -> int:
         return self._number("SELECT taken_ns FROM ticks WHERE number = ?", number) or 0
@@ -84,7 +90,7 @@ class Recording:
         """The change that a tick brought, or the whole of it; None where there is none. Raises ValueError where it is
         damaged."""
         row = self._one(f"SELECT {'whole' if whole else 'change'} FROM ticks WHERE number = ?", number)
-        return form.decode(row[0]) if row else None
+        return form.decode(row[0], whole) if row else None
 
     def stack(self, number: int) -> Stack:
         """Where it cannot be read, an empty one."""
@@ -111,8 +117,10 @@ class Recording:
             file, offset, name, told = row
             if not isinstance(offset, int):
                 raise ValueError("not an offset")
-            frame = self._frames[number] = Frame(form.text_of(file), offset, form.text_of(name))
-            self._told[frame] = printable(form.text_of(told))
+            frame = Frame(form.text_of(file), form.unsigned(offset), form.text_of(name))
+            if len(self._frames) >= _MOST_FRAMES:
+                self._frames.clear()
+            self._frames[number], self._told[frame] = frame, printable(form.text_of(told))
         return frame
 
     def _one(self, query: str, *values: int) -> tuple[object, ...] | None:
@@ -129,6 +137,12 @@ class Recording:
         if not isinstance(row[0], int):
             raise ValueError("the recording is damaged (a number is none)")
         return row[0]
+
+    def _later(self, query: str, number: int) -> int | None:
+        found = self._number(query, number)
+        if found is not None and found <= number:
+            raise ValueError("the recording is damaged (its order is wrong)")
+        return found
 
     def _check(self) -> None:
         ours = self._database.execute("PRAGMA application_id").fetchone()[0] == form.APPLICATION_ID
@@ -150,7 +164,7 @@ class Recording:
         first = self._number("SELECT number FROM ticks WHERE whole IS NOT NULL ORDER BY number")
         last = self._number("SELECT number FROM ticks ORDER BY number DESC")
         if first is None or last is None:
-            raise OfftopError(f"{self._shown} has no tick yet. Record a little longer")
+            raise OfftopError(f"{self._shown} has no tick in it. Record longer, or put its {self._shown}-wal beside it")
         return first, last
 
     @contextlib.contextmanager
@@ -159,14 +173,14 @@ class Recording:
             yield
         except (sqlite3.Error, ValueError) as error:
             raise OfftopError(
-                f"{self._shown} is damaged ({printable(str(error))}). What can be saved of it, this may save: "
-                f"sqlite3 FILE .recover"
+                f"{self._shown} is damaged ({printable(str(error))}). If it is a copy, copy it again, with its "
+                f"{self._shown}-wal"
             ) from error
 
 
 def _opened(path: Path) -> sqlite3.Connection:
     """For reading only. Where nothing can be written beside it, what is not yet in the file itself is missing."""
-    name = quote(str(path.absolute()))
+    name = quote(os.fsencode(path.absolute()))
     database = sqlite3.connect(f"file:{name}?mode=ro", uri=True, isolation_level=None, check_same_thread=False)
     try:
         database.execute("SELECT 1 FROM sqlite_schema").fetchone()

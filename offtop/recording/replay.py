@@ -12,11 +12,13 @@ from pathlib import Path
 from time import monotonic_ns
 
 from offtop.errors import OfftopError, UsageError
-from offtop.model.book import Book
+from offtop.model.book import Book, ThreadKey
+from offtop.model.categories import OTHER
 from offtop.model.change import Change, Replayed
 from offtop.model.printable import printable
 from offtop.model.snapshot import Filters, Snapshot
-from offtop.model.stack import FIRST_STACK, Frame
+from offtop.model.stack import FIRST_STACK, Frame, Stack
+from offtop.model.table import SITES, table_of
 from offtop.recording.form import Entry
 from offtop.recording.reader import Recording
 from offtop.source import Recorded
@@ -26,22 +28,28 @@ _BEFORE_NS = 300 * NS_PER_S
 """So much of what came before a moment is read with it: as far as the timeline reaches."""
 _LONGEST_PAUSE_NS = 5 * NS_PER_S
 """While the machine slept, or was not recorded, nothing is to be seen: nobody waits longer for what follows."""
-_MOST_NAMES = 200_000
+_TIDIED_NS = 300 * NS_PER_S
+_KEPT_NS = 15 * 60 * NS_PER_S
+"""How long what a window may still name is kept: longer than any History reaches back."""
 
 
 class RecordedSource:
     """Implements source.Source. `go_to`, `hold` and `close` are for any thread, `read` for one."""
 
-    def __init__(self, path: Path, *, begin_ns: int | None = None, speed: float = 0.0) -> None:
+    def __init__(
+        self, path: Path, *, begin_ns: int | None = None, speed: float = 0.0, categories: Collection[str] = ()
+    ) -> None:
         """`begin_ns`: CLOCK_REALTIME of the moment to begin at. `speed`: how many recorded seconds pass in one; 0:
-        as fast as they are read. Raises OfftopError for what is no recording."""
+        as fast as they are read. `categories`: those that are known (empty: all); others become `other`. Raises
+        OfftopError for what is no recording."""
+        self._categories = frozenset(categories)
         self._recording = Recording(path)
         recording = self._recording
         try:
             ends = Recorded(recording.host, *map(recording.taken_ns, (recording.first, recording.last)))
         except ValueError as damaged:
-            raise OfftopError(f"{path.name}: {damaged}") from None
-        self.recorded: Recorded | None = ends
+            raise OfftopError(f"{printable(str(path))}: {printable(str(damaged))}") from None
+        self._recorded = ends
         self._speed = speed
         self._changed = threading.Condition()
         self._closed = self._held = False
@@ -62,11 +70,20 @@ class RecordedSource:
         self._last: Change | None = None
         self._read_ns = 0
         """CLOCK_MONOTONIC when that was handed out."""
+        self._used_ns: dict[int, int] = {}
+        """Stack → `at_ns` of the tick that named it last."""
+        self._heard_ns: dict[ThreadKey, int] = {}
+        """Thread → the same."""
+        self._tidied_ns = 0
         self.go_to(begin_ns if begin_ns is not None else ends.began_ns)
 
     @property
     def host(self) -> str:
         return self._recording.host
+
+    @property
+    def recorded(self) -> Recorded:
+        return self._recorded
 
     @property
     def names(self) -> Recording:
@@ -92,14 +109,14 @@ class RecordedSource:
                 self._changed.wait(None if wait_ns is None else wait_ns / NS_PER_S)
         return None
 
-    def go_to(self, taken_ns: int) -> int:
+    def go_to(self, taken_ns: int, after: bool = False) -> int:
         """Take up that moment: the ticks before it come first, and at once. Returns when the tick was taken that is
         seen then. Raises OfftopError where the recording is damaged there."""
         with self._changed:
-            recording = self._recording
+            recording, ends = self._recording, self._recorded
             try:
-                target = recording.number_at(taken_ns)
-                if target == recording.first:  # nothing has passed yet
+                target = recording.number_at(max(ends.began_ns, min(taken_ns, ends.ended_ns)))
+                if after or target == recording.first:  # at the first nothing has passed yet
                     target = recording.after(target) or target
                 target_ns = recording.taken_ns(target)
             except ValueError as damaged:
@@ -124,8 +141,7 @@ class RecordedSource:
         """All that was recorded is told."""
 
     def about(self) -> list[tuple[str, str]]:
-        recorded = self.recorded
-        assert recorded is not None
+        recorded = self._recorded
         ends = [datetime.fromtimestamp(ns // NS_PER_S).astimezone() for ns in (recorded.began_ns, recorded.ended_ns)]
         until = f"{ends[1]:%H:%M:%S %Z}, {duration(recorded.ended_ns - recorded.began_ns)}"
         told = [("recorded", f"on {self.host}, {ends[0]:%Y-%m-%d %H:%M:%S} to {until}")]
@@ -160,6 +176,7 @@ class RecordedSource:
         self._book = Book()
         self._replayed = Replayed(self._book)
         self._last = None
+        self._used_ns, self._heard_ns = {}, {}
         self._next, self._ahead = (whole, True), None
 
     def _entry(self) -> tuple[int, Entry] | None:
@@ -168,6 +185,8 @@ class RecordedSource:
             number, whole = self._next
             try:
                 entry = self._recording.tick(number, whole)
+                if entry and self._last and entry.change.at_ns <= self._last.at_ns:
+                    raise ValueError("time stands still")
                 self._next, self._ahead = None, (number, entry) if entry else None
             except ValueError:
                 self._damaged += 1
@@ -205,13 +224,13 @@ class RecordedSource:
         if entry.details:
             book.details.update(entry.details)
             book.details_version += 1
-        for table in (book.comms, book.processes, book.details):
-            while len(table) > _MOST_NAMES:
-                del table[next(iter(table))]  # pyright: ignore[reportArgumentType]
-        for ids in (change.sites.ids[:, 2:], change.waiting[:, 2:4]):
-            for stack in {*ids.ravel().tolist()}:
+        for ids in (change.threads.ids, change.waiting):
+            self._heard_ns.update(dict.fromkeys(map(ThreadKey._make, ids[:, :2].tolist()), change.at_ns))
+        for ids in (change.sites.ids, change.waiting):
+            for stack in {*ids[:, 2:4].ravel().tolist()}:
+                self._used_ns[stack] = change.at_ns
                 if stack >= FIRST_STACK and stack not in book.stacks:
-                    book.stacks[stack] = self._recording.stack(stack)
+                    book.stacks[stack] = self._stack(stack)
         snapshot = replace(
             self._replayed.add(change, self._epoch), leads=bool(self._speed) and change.taken_ns < self._at_once_ns
         )
@@ -222,7 +241,34 @@ class RecordedSource:
             self._damaged += 1
             following = None
         self._next, self._ahead = None if following is None else (following, False), None
+        if change.at_ns - self._tidied_ns > _TIDIED_NS:
+            self._tidied_ns = change.at_ns
+            self._forget(snapshot, change.at_ns - _KEPT_NS)
         damaged = self._damaged + self._recording.damaged
         if damaged:
             snapshot = replace(snapshot, lost={**snapshot.lost, "damaged": damaged})
         return snapshot
+
+    def _stack(self, number: int) -> Stack:
+        stack = self._recording.stack(number)
+        if self._categories and stack.category not in self._categories:
+            return stack._replace(category=OTHER)  # of a newer offtop
+        return stack
+
+    def _forget(self, snapshot: Snapshot, before_ns: int) -> None:
+        """What no total names, and no window since `before_ns`."""
+        book, sites = self._book, table_of(SITES, snapshot.sites).ids
+        stacks = {*sites[:, 2:].ravel().tolist()}
+        stacks |= {stack for one in snapshot.waiting.values() for stack in one.site[2:]}
+        keys = {*snapshot.threads, *snapshot.waiting}
+        for stack in [one for one in book.stacks if one >= FIRST_STACK and one not in stacks]:
+            if self._used_ns.get(stack, 0) < before_ns:
+                del book.stacks[stack]
+                self._used_ns.pop(stack, None)
+        for key in [one for one in book.comms if one not in keys and self._heard_ns.get(one, 0) < before_ns]:
+            del book.comms[key]
+            self._heard_ns.pop(key, None)
+        pids = {key.pid for key in book.comms}
+        for table in (book.processes, book.details):
+            for pid in [one for one in table if one not in pids]:
+                del table[pid]

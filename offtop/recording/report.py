@@ -1,7 +1,8 @@
 """A recording on one page: when, how much waited, where most time went, and the longest waits."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
 from heapq import nlargest
 from pathlib import Path
@@ -11,12 +12,14 @@ import numpy as np
 
 from offtop import batch
 from offtop.model import where
-from offtop.model.book import SiteKey
+from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import FILTERED, cut
 from offtop.model.history import History, Kept
 from offtop.model.printable import printable
-from offtop.model.table import SITES
+from offtop.model.snapshot import EXITED, Snapshot
+from offtop.model.stack import NO_STACK
+from offtop.model.table import SITES, THREADS, K, Kind, Table, V, summed, table_of
 from offtop.model.window import Window, merge
 from offtop.recording.replay import RecordedSource
 from offtop.units import NS_PER_S, average, duration, threads
@@ -40,7 +43,7 @@ class _Longest(NamedTuple):
 
 def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
     """Raises OfftopError for what is no recording, or has no tick."""
-    with closing(RecordedSource(path)) as source:
+    with closing(RecordedSource(path, categories=categories.ids)) as source:
         history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES)
         windows: list[Window] = []
         longest: list[_Longest] = []
@@ -54,7 +57,7 @@ def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
             ticks, last = ticks + 1, kept
             windows.append(kept.window)
             if len(windows) == _BATCH:
-                windows = [merge(windows)]
+                windows = [_without_gone(merge(windows), snapshot)]
             busiest = max(busiest, (_waiting(kept), kept.taken_ns))
             longest = _with_longest(longest, kept, source)
         lines = [f"{printable(path.name)}: {dict(source.about())['recorded']}"]
@@ -92,6 +95,20 @@ def _numbers(
     ]
 
 
+def _without_gone(window: Window, snapshot: Snapshot) -> Window:
+    """The threads that are there no more summed up as one, their sites by kernel stack."""
+    there = {*snapshot.threads, *snapshot.waiting}
+    sites, threads = table_of(SITES, window.sites), table_of(THREADS, window.threads)
+    return replace(window, sites=_folded(SITES, sites, there), threads=_folded(THREADS, threads, there))
+
+
+def _folded(kind: Kind[K, V], table: Table[K, V], there: Collection[ThreadKey]) -> Table[K, V]:
+    ids = table.ids.copy()
+    gone = np.array([ThreadKey(*key) not in there for key in ids[:, :2].tolist()], np.bool_)
+    ids[gone, :2], ids[gone, 3:] = EXITED, NO_STACK
+    return summed(kind, ids, table.numbers, table.lanes)
+
+
 def _waiting(kept: Kept) -> float:
     """Average threads, idle-looking and filtered ones left out."""
     leaves = kept.cut.categories
@@ -114,9 +131,14 @@ def _with_longest(longest: list[_Longest], kept: Kept, source: RecordedSource) -
     words = f"{printable(book.process(site.pid))}({site.pid}) {printable(book.comm(site.thread))}({site.tid})  {here}"
     category = shares.leaves[int(shares.leaf[row])].category
     one = _Longest(int(max_ns[row]), kept.taken_ns, site, category, printable(words))
-    same = [other for other in longest if other.site == site]
-    rest = [other for other in longest if other.site != site]
+    same = [other for other in longest if _place(other.site) == _place(site)]
+    rest = [other for other in longest if _place(other.site) != _place(site)]
     return nlargest(_LONGEST, [*rest, max([one, *same])])
+
+
+def _place(site: SiteKey) -> tuple[int, int, int]:
+    """The stacks of a process, whichever thread of it."""
+    return site.pid, site.kernel, site.user
 
 
 def _clock(taken_ns: int) -> str:

@@ -1,8 +1,8 @@
 """Writes a recording: each tick is made into bytes where it is read, and written by a thread of its own.
 
-So a disk that hangs delays no reading. What waits to be written is bounded; when that is full, a tick is left out,
-and the next one has both. The file belongs to the person who typed sudo, is made by their rights, and never through
-a link. A write that fails ends the recording with a sentence, and nothing else.
+So a disk that hangs delays no reading. What waits to be written is bounded; when that is full, a tick is left out and
+counted, and the next one has the sums of both. The file belongs to the person who typed sudo, is made by their rights,
+and never through a link. A write that fails ends the recording with a sentence, and nothing else.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,10 @@ _MOST_QUEUED = 120
 _NAMES_SECONDS = 3.0
 """At the end, for the last names."""
 _CLOSE_SECONDS = 5.0
+_OPEN_SECONDS = 10.0
+
+_BESIDE = ("-wal", "-shm", "-journal")
+"""What SQLite puts beside a database."""
 
 _Rows = Sequence[tuple[Any, ...]]
 
@@ -58,7 +62,7 @@ class _Written:
 
 
 class Recorder:
-    """Writes what it is handed until it is closed, or cannot. `add` and `close` are for one thread."""
+    """Writes what it is handed until it is closed, or cannot. For any thread."""
 
     def __init__(
         self,
@@ -96,7 +100,8 @@ class Recorder:
         """Stacks of the changes since the last whole tick."""
         self._queue: deque[_Written] = deque()
         self._changed = threading.Condition()
-        self._closing = False
+        self._adding = threading.Lock()
+        self._closing = self._is_over = False
         self._last_names: _Rows = ()
         self.skipped = 0
         """Ticks that are not in the file by themselves, since the disk was too slow."""
@@ -108,55 +113,68 @@ class Recorder:
         self._refusal: OfftopError | None = None
         self._thread = threading.Thread(target=self._run, args=(opened,), name="offtop-record", daemon=True)
         self._thread.start()
-        opened.wait()
+        if not opened.wait(_OPEN_SECONDS):
+            self._closing = True
+            raise OfftopError(f"{self._shown} cannot be made: the disk does not answer. Name another place")
         if self._refusal:
             raise self._refusal
 
     def add(self, snapshot: Snapshot) -> None:
         """Have it written. Costs what changed since the one before."""
-        if self.failure or self._closing:
-            return
-        if len(self._queue) >= _MOST_QUEUED:
-            self.skipped += 1
-            return
+        with self._adding:
+            if self.failure or self._closing:
+                return
+            if len(self._queue) >= _MOST_QUEUED:
+                self.skipped += 1
+                return
+            written = self._made(snapshot)
+        with self._changed:
+            self._queue.append(written)
+            self._changed.notify_all()
+
+    def _made(self, snapshot: Snapshot) -> _Written:
         before, self._before = self._before, snapshot
         self._number += 1
+        if self.skipped:
+            snapshot = replace(snapshot, lost={**snapshot.lost, "unrecorded": self.skipped})
         one = change(before, snapshot)
         is_whole = before is not NOTHING and snapshot.at_ns - self._whole_at_ns >= self._whole_ns
         whole = change(NOTHING, snapshot) if is_whole else one
         used = None
         if is_whole or before is NOTHING:
             self._whole_at_ns = snapshot.at_ns
-        blob = form.encode(self._entry(one, snapshot.book))
+        blob = form.encode(self._entry(one, whole, snapshot.book))
         whole_blob = blob if before is NOTHING else None
         if is_whole:
             used = self._forget_unused(whole)
-            whole_blob = form.encode(self._whole_entry(whole, snapshot.book))
+            whole_blob = form.encode(self._whole_entry(whole))
         frames, stacks = self._stacks_in(whole, snapshot.book)
-        written = _Written(
+        return _Written(
             (self._number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
             frames,
             stacks,
             self._names(),
             used,
         )
-        with self._changed:
-            self._queue.append(written)
-            self._changed.notify_all()
 
     def close(self) -> str:
         """Write what is left, and end the file; says what came of it. May be called twice."""
-        if not self._closing and not self.failure:
-            self._source.wait_for_names(set(self._unnamed), _NAMES_SECONDS)
+        with self._adding:
+            first, self._closing = not self._closing, True
+            unnamed = set(self._unnamed)
+        if first and not self.failure:
+            self._source.wait_for_names(unnamed, _NAMES_SECONDS)
+            self._last_names = self._names()
         with self._changed:
-            if not self._closing and not self.failure:
-                self._last_names = self._names()
-            self._closing = True
+            self._is_over = True
             self._changed.notify_all()
         self._thread.join(_CLOSE_SECONDS)
         if self._thread.is_alive():
             return f"the disk does not answer, so the end of the recording may be missing: {self._shown}"
-        return self.failure or f"recorded {self._number:,} ticks, {size(self.bytes_written)}: {self._shown}"
+        left_out = f" ({self.skipped:,} left out: the disk was too slow)" if self.skipped else ""
+        ticks = max(0, self._number - 1)  # what passes between two readings
+        said = f"recorded {ticks:,} tick{'s' * (ticks != 1)}{left_out}, {size(self.bytes_written)}: {self._shown}"
+        return self.failure or said
 
     @property
     def _shown(self) -> str:
@@ -164,8 +182,9 @@ class Recorder:
 
     # What a tick adds
 
-    def _entry(self, one: Change, book: Book) -> form.Entry:
-        keys = [*map(ThreadKey._make, one.threads.ids.tolist()), *map(ThreadKey._make, one.waiting[:, :2].tolist())]
+    def _entry(self, one: Change, whole: Change, book: Book) -> form.Entry:
+        """`whole`: of which names are told, where they are not yet; `one` itself but for whole ticks."""
+        keys = _keys(whole)
         comms = {key: comm for key in keys if (comm := book.comms.get(key)) and self._comms.get(key) != comm}
         pids = {key.pid for key in keys if key.pid}
         processes = {
@@ -185,14 +204,13 @@ class Recorder:
             self._details.update(details)
         return form.Entry(one, comms, processes, details)
 
-    def _whole_entry(self, whole: Change, book: Book) -> form.Entry:
-        """Names of all that is there. What is not there any more is forgotten here."""
-        ids = np.concatenate((whole.threads.ids, whole.waiting[:, :2]))
-        keys = {*map(ThreadKey._make, ids.tolist())}
+    def _whole_entry(self, whole: Change) -> form.Entry:
+        """What is told by now of all that is there; of the rest it is forgotten."""
+        keys = _keys(whole)
         pids = {key.pid for key in keys}
-        self._comms = {key: comm for key in keys if (comm := book.comms.get(key))}
-        self._processes = {pid: name for pid in pids if (name := book.processes.get(pid))}
-        self._details = {pid: self._kept_of(one) for pid in pids if (one := book.details.get(pid))}
+        self._comms = {key: comm for key, comm in self._comms.items() if key in keys}
+        self._processes = {pid: name for pid, name in self._processes.items() if pid in pids}
+        self._details = {pid: told for pid, told in self._details.items() if pid in pids}
         return form.Entry(whole, self._comms, self._processes, self._details)
 
     def _kept_of(self, details: Details) -> Details:
@@ -227,7 +245,7 @@ class Recorder:
         if not frame.name and told == nameless(frame):
             self._unnamed[frame] = told
         file, name, said = map(form.text_bytes, (frame.file, frame.name, told))
-        new.append((number, file, frame.offset, name, said, self._number))
+        new.append((number, file, form.signed(frame.offset), name, said, self._number))
         return number
 
     def _names(self) -> _Rows:
@@ -267,22 +285,36 @@ class Recorder:
         except OfftopError as error:
             self._refusal = error
             self.failure = str(error)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, OverflowError, sqlite3.Error) as error:
             why = printable((error.strerror if isinstance(error, OSError) else "") or str(error))
             self.failure = f"recording stopped: {why}: {self._shown}"
             self._refusal = OfftopError(
-                f"{self._shown} cannot be written by {printable(self._whose.name)} ({why}). Name another place: -o FILE"
+                f"{self._shown} cannot be written by {printable(self._whose.name)} ({why}). Name another place"
             )
         opened.set()
 
     def _make(self) -> sqlite3.Connection:
+        for name in (self.path, *(Path(f"{self.path}{end}") for end in _BESIDE)):
+            if os.path.lexists(name):
+                raise OfftopError(f"{printable(str(name))} is there already. Remove it, or name another file")
+        # Whoever made a file of that name meanwhile, or a link, has it: nothing is written through it.
+        made = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            # Whoever made a file of that name, or a link, has it: nothing is written through it.
-            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        except FileExistsError:
-            raise OfftopError(f"{self._shown} is there already. Remove it, or name another: -o FILE") from None
-        self._check_room()
+            self._check_room()
+            return self._opened(os.fstat(made))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            raise
+        finally:
+            os.close(made)
+
+    def _opened(self, made: os.stat_result) -> sqlite3.Connection:
+        """The database in the file that was `made`. SQLite follows links: one that was put there since is refused."""
         database = sqlite3.connect(self.path, isolation_level=None)
+        if not os.path.samestat(made, self.path.lstat()):
+            database.close()
+            raise OSError("somebody put another file there")
         database.execute(f"PRAGMA application_id = {form.APPLICATION_ID}")
         database.execute(f"PRAGMA user_version = {form.FORMAT}")
         database.execute("PRAGMA journal_mode = WAL")
@@ -292,6 +324,7 @@ class Recorder:
                 database.execute(table)
             about = {**self._about(), "host": self._source.host, "offtop": __version__, "began_ns": str(time.time_ns())}
             database.executemany("INSERT INTO about VALUES (?, ?)", [(k, printable(v)) for k, v in about.items()])
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # what it is stands in the file itself from now on
         return database
 
     def _about(self) -> Mapping[str, str]:
@@ -302,15 +335,19 @@ class Recorder:
             self._check_room()
             with _transaction(database):
                 self._write(database, written)
+            if written.used:
+                database.execute("PRAGMA wal_checkpoint(PASSIVE)")
             self.bytes_written = self._bytes_of(database)
         with _transaction(database):
             database.executemany("UPDATE frames SET told = ? WHERE id = ?", self._last_names)
-        database.execute("PRAGMA journal_mode = DELETE")  # or whoever reads it would make files beside it
+        with contextlib.suppress(sqlite3.OperationalError):  # somebody reads it: then some stays beside it
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            database.execute("PRAGMA journal_mode = DELETE")
 
     def _next(self) -> _Written | None:
         with self._changed:
             while not self._queue:
-                if self._closing:
+                if self._is_over:
                     return None
                 self._changed.wait()
             return self._queue.popleft()
@@ -357,6 +394,11 @@ class Recorder:
         if free_bytes < self._leave_bytes:
             where = printable(str(self.path.absolute().parent))
             raise OSError(f"{size(free_bytes)} left on {where} (limit {size(self._leave_bytes)})")
+
+
+def _keys(one: Change) -> set[ThreadKey]:
+    """The threads in it."""
+    return {*map(ThreadKey._make, np.concatenate((one.threads.ids, one.waiting[:, :2])).tolist())}
 
 
 def _with(number: int, ids: Iterable[int]) -> _Rows:

@@ -50,6 +50,7 @@ from offtop.units import NS_PER_S, count, size, span
 _ALERT_SECONDS = 6.0
 _ROWS_OF_GARBAGE = 200_000
 """Objects between two searches for cycles: a tick makes thousands of tuples, and no cycle."""
+_BEHIND_SECONDS = 0.25
 _STOOD_STILL_NS = 3 * NS_PER_S
 """A screen that is so late is said to be: its terminal read nothing, or offtop was suspended."""
 _PALETTE_LINES = 8
@@ -99,6 +100,14 @@ class NewTick(Message):
         return isinstance(message, NewTick)
 
 
+class Said(Message):
+    """Something that another thread did came to an end."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
 class Ended(Message):
     """There will be no more ticks: the source came to its end, or failed."""
 
@@ -146,8 +155,11 @@ class OfftopApp(Actions):
         self._pictures = Pictures(self._history, source.names)
         self._pace = pace.Pace(source, self._history, view.delay_ns)
         self.recorder = self._pace.recorder = recorder
+        self._ending: Thread | None = None
         self._poll = Thread(target=self._read, name="offtop-poll", daemon=True)
         self._iterations = iterations
+        self._seen = 0
+        """How many ticks were to be looked at."""
         self._files = files
         self._mouse = mouse
         self._view = view
@@ -187,6 +199,8 @@ class OfftopApp(Actions):
 
     def on_unmount(self) -> None:
         self._pace.stop()
+        if self._source.recorded:
+            self._source.close()  # it waits for its time
         if self._poll.is_alive():
             self._poll.join(timeout=2.0)
 
@@ -195,10 +209,14 @@ class OfftopApp(Actions):
         error: BaseException | None = None
         try:
             for _ in self._pace.ticks():
+                self._seen += not self._leads()
                 self.post_message(NewTick())
         except BaseException as raised:
             error = raised
         self.post_message(Ended(error))
+
+    def _look_again(self) -> None:
+        self.post_message(NewTick())
 
     def _look_at_terminal(self) -> None:
         """Leave where it is gone; and take its size, where the signal that tells of a new one got lost."""
@@ -211,10 +229,11 @@ class OfftopApp(Actions):
 
     def on_new_tick(self) -> None:
         newest = self._history.newest
-        if self._iterations and newest and newest.number >= self._iterations:
+        if newest and self._iterations and self._seen >= self._iterations:
             self.exit(0)
         if isinstance(self._driver, terminal.TerminalDriver) and self._driver.is_behind:
-            return  # a later tick draws all that this one would
+            self.set_timer(_BEHIND_SECONDS, self._look_again)
+            return  # what comes later draws all that this would
         if self.recorder and self.recorder.failure:
             self._say(self.recorder.failure)
             self.recorder = self._pace.recorder = None
@@ -486,7 +505,8 @@ class OfftopApp(Actions):
             ending, self.recorder = self.recorder, None
             self._pace.recorder = None
             self._say("ending the recording")
-            Thread(target=lambda: self.call_from_thread(self._say, ending.close()), daemon=True).start()
+            self._ending = Thread(target=self._end, args=(ending,), daemon=True)
+            self._ending.start()
         elif self._files is None:
             self._say("there is no place to write to here")
         else:
@@ -495,6 +515,25 @@ class OfftopApp(Actions):
                 self._say(f"recording to {printable(str(self.recorder.path))}; a ends it")
             except OfftopError as refused:
                 self._say(str(refused))
+
+    def _end(self, recorder: Recorder) -> None:
+        """In a thread of its own: the last names, and the disk, may take seconds."""
+        said = recorder.close()
+        if self.is_running:
+            self.post_message(Said(said))
+
+    def on_said(self, message: "Said") -> None:
+        self._say(message.text)
+
+    def leave_terminal(self) -> None:
+        if isinstance(self._driver, terminal.TerminalDriver):
+            self._driver.end()
+
+    def close_recordings(self) -> str:
+        """Have what is being recorded whole in its file; says what came of it, or nothing."""
+        if self._ending is not None:
+            self._ending.join()
+        return self.recorder.close() if self.recorder else ""
 
     def action_theme(self, name: str) -> None:
         """Raises UsageError for one that there is not."""
@@ -605,8 +644,10 @@ def run(
     try:
         status = app.run(mouse=mouse)
     finally:
-        if app.recorder:
-            print(f"offtop: {app.recorder.close()}", file=sys.stderr)
+        app.leave_terminal()
+        said = app.close_recordings()
+        if said:
+            print(f"offtop: {said}", file=sys.stderr)
     if app.failure is not None:
         raise app.failure
     return app.return_code or 0 if status is None else status

@@ -107,7 +107,8 @@ def heat_map(picture: Picture, pen: Pen) -> list[Line]:
             spans.append(("X" if at_cursor and text == " " else text, "cursor" if at_cursor else token))
         lines.append(Line(_joined(spans)))
     axis = f"-{minutes}"
-    lines.append(plain(f"{'':>{HEAT_SCALE - 1}}{axis:<{max(0, len(heat.columns) - 3)}}now", "dim"))
+    end = "now" if picture.view.paused_at_ns is None else "^"
+    lines.append(plain(f"{'':>{HEAT_SCALE - 1}}{axis:<{max(0, len(heat.columns) - len(end))}}{end}", "dim"))
     lines.append(plain(fit(_told(picture, heat, chosen), pen.width, pen.glyphs), "bar-mark"))
     return lines
 

@@ -48,7 +48,12 @@ class Rewind(App[int]):
         if self._view.paused_at_ns is not None:
             newest = self._history.newest
             if self._source.recorded and picture and newest and picture.newest.at_ns < newest.at_ns:
-                self._source.go_to(picture.newest.taken_ns)  # a recording plays on from what is seen
+                try:
+                    self._source.go_to(picture.newest.taken_ns)  # a recording plays on from what is seen
+                except OfftopError as refused:
+                    self._say(str(refused))
+                    return
+            self._wanted_ns = None
             self._look(views.live(self._view))
         elif picture is not None:
             self._look(views.paused_at(self._view, picture.newest.at_ns))
@@ -70,8 +75,10 @@ class Rewind(App[int]):
         tick = self._history.tick(shown.number + ticks)
         if tick is not None:
             self._hold(tick)
-        else:  # a step and a half finds the next one, whatever its length
-            self._go_to(shown.taken_ns + (shown.span_ns * 3 // 2 if ticks > 0 else -shown.span_ns))
+        elif ticks < 0:
+            self._go_to(shown.taken_ns - 1)
+        else:
+            self._go_to(shown.taken_ns + 1, after=True)
 
     def action_skip(self, seconds: int) -> None:
         if self._picture is not None:
@@ -91,16 +98,19 @@ class Rewind(App[int]):
             return f"{text!r} is no moment: try 02:10:55, 2026-11-21T02:10, -5m or +30s"
         return None
 
-    def _go_to(self, taken_ns: int) -> None:
-        """Hold the picture of that moment, or of the one nearest to it."""
+    def _go_to(self, taken_ns: int, after: bool = False) -> None:
+        """Hold the picture of that moment, or of the one nearest to it; or of the first `after` it."""
         oldest, newest, recorded = self._history.oldest, self._history.newest, self._source.recorded
         if oldest is None or newest is None:
             return
         kept = oldest.taken_ns <= taken_ns <= newest.taken_ns
         if recorded and not kept and recorded.began_ns < taken_ns <= recorded.ended_ns:
             try:
-                self._wanted_ns = self._source.go_to(taken_ns)
-                self._say("reading the recording there")
+                self._wanted_ns = self._source.go_to(taken_ns, after)
+                if not self._arrived():
+                    self._say("reading the recording there")
+                elif taken_ns < oldest.taken_ns:
+                    self._say("the recording begins here")
             except OfftopError as refused:
                 self._say(str(refused))
         elif recorded and not kept and taken_ns > recorded.ended_ns and newest.taken_ns < recorded.ended_ns:
@@ -123,8 +133,9 @@ class Rewind(App[int]):
         newest = self._history.newest
         if self._wanted_ns is None:
             return True
-        if newest is None or newest.taken_ns < self._wanted_ns:
+        if newest is None or newest.taken_ns < self._wanted_ns or self._wanted_ns < self._history.oldest_ns:
             return False
         wanted_ns, self._wanted_ns = self._wanted_ns, None
+        self._say("")
         self._hold(self._history.taken_by(wanted_ns) or newest)
         return True

@@ -1,5 +1,6 @@
 """The terminal may go away at any moment: then nothing waits for it, and offtop ends."""
 
+import contextlib
 import locale
 import os
 import select
@@ -52,12 +53,29 @@ class TerminalDriver(LinuxDriver):
         super().__init__(app, debug=debug, mouse=mouse, size=size)  # pyright: ignore[reportUnknownMemberType]
         screen = screen_file() or self._file
         self._screen = _Forgiving(screen)
+        self._is_left = True
         self._file: IO[str] = self._screen  # type: ignore[assignment]  # all that Textual uses of it
 
     @property
     def is_behind(self) -> bool:
         """Whether the terminal has not yet taken what was drawn: more would be late, and in the end wait for it."""
         return not self._screen.is_taken
+
+    def start_application_mode(self) -> None:
+        self._is_left = False
+        super().start_application_mode()
+
+    def stop_application_mode(self) -> None:
+        self._is_left = True
+        super().stop_application_mode()
+
+    def end(self) -> None:
+        """Whatever ended the app: the terminal is as it was, and no thread of the driver keeps the process alive."""
+        if not self._is_left:
+            with contextlib.suppress(OSError):
+                self.stop_application_mode()
+        self.exit_event.set()
+        self.close()
 
     def use_mouse(self, on: bool) -> None:
         """Have the terminal tell of the mouse, or leave that to its own selecting of text."""

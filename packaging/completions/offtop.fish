@@ -132,6 +132,7 @@ complete -c offtop -n '_shtab_offtop_using report' -s w -l width -x -d 'cut line
 complete -c offtop -n '_shtab_offtop_using report; and test $_shtab_offtop_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the recording'
 complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' -a demo -d 'show a recording of a busy machine that offtop brings along; no root is needed'
 complete -c offtop -n '_shtab_offtop_using demo' -s h -l help -d 'show this help message and exit'
+complete -c offtop -n '_shtab_offtop_using demo' -l begin -x -d 'begin there: 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m'
 complete -c offtop -n '_shtab_offtop_using demo' -l speed -x -d 'play N recorded seconds in one (default 1)'
 complete -c offtop -n '_shtab_offtop_using demo' -s b -l batch -d 'text tables on stdout, as top -b (also where there is no terminal)'
 complete -c offtop -n '_shtab_offtop_using demo' -s n -l iterations -x -d 'stop after N ticks'

@@ -85,8 +85,8 @@ def changed(path: Path, whole: bytes, *statements: str) -> Path:
         (["DROP TABLE stacks"], "is not a recording of offtop"),
         (["DROP TABLE ticks", "CREATE VIEW ticks AS SELECT 1"], "is not a recording of offtop"),
         (["ALTER TABLE ticks ADD more"], "is not a recording of offtop"),
-        (["DELETE FROM ticks"], "has no tick yet. Record a little longer"),
-        (["UPDATE ticks SET whole = NULL"], "has no tick yet"),
+        (["DELETE FROM ticks"], "has no tick in it. Record longer, or put its "),
+        (["UPDATE ticks SET whole = NULL"], "has no tick in it"),
     ],
 )
 def test_tables_that_are_not_ours_are_not_read(tmp_path: Path, whole: bytes, statements: list[str], said: str) -> None:
@@ -177,7 +177,7 @@ def refused(read: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("what", ["lost", "mode", "door", "who"])
 def test_words_that_are_shown_as_they_are_must_be_ours(whole: bytes, what: str) -> None:
-    entry = form.decode(_blob(whole))
+    entry = form.decode(_blob(whole), whole=True)
     evil = "\x1b[2J"
     spoilt = {
         "lost": lambda: replace(entry.change, lost={evil: 1}),
@@ -186,7 +186,7 @@ def test_words_that_are_shown_as_they_are_must_be_ours(whole: bytes, what: str) 
         "who": lambda: replace(entry.change, filters=replace(entry.change.filters, who=evil)),
     }[what]()
     with pytest.raises(ValueError, match="not a word of offtop's"):
-        form.decode(form.encode(replace(entry, change=spoilt)))
+        form.decode(form.encode(replace(entry, change=spoilt)), whole=True)
 
 
 def _blob(whole: bytes) -> bytes:

@@ -1,10 +1,12 @@
 """On a real terminal: however offtop ends, the terminal is as it was, and the status says why."""
 
 import json
+import os
 import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -134,6 +136,23 @@ def test_a_closed_terminal_ends_it_even_where_its_signal_is_ignored() -> None:
             assert shown.status() == 129
 
     with_each_open(check)
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.1, 0.3])
+def test_what_comes_while_it_is_quitting_neither_keeps_it_nor_the_terminal(pause_s: float) -> None:
+    for what in (signal.SIGTERM, signal.SIGHUP, None):
+        with terminal(show()) as shown:
+            opened(shown, NOTHING)
+            shown.press(b"q")
+            shown.look_on(pause_s)
+            if what is None:
+                shown.hang_up()
+                assert shown.status() in (0, 129)
+                continue
+            with suppress(ProcessLookupError):
+                os.kill(shown.pid, what)
+            assert shown.status() in (0, 128 + what, -what)  # the last: once all is left behind
+            shown.assert_sane()
 
 
 def test_a_broken_pipe_elsewhere_is_no_reason_to_end() -> None:
