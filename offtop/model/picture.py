@@ -142,6 +142,8 @@ class Picture:
     """Of the selection."""
     heat: Heat | None
     timeline: Series
+    timeline_end_ns: int
+    """CLOCK_MONOTONIC that its last cell holds: of a held picture what came after it is shown, too."""
 
     @property
     def subject(self) -> Key | None:
@@ -228,7 +230,8 @@ class Pictures:
         first_row = min(max(0, cursor_row - room.rows // 2), max(0, len(rows.rows) - room.rows))
         rows = self._with_tops(rows, first_row, room.rows, view, sieve, over)
         view, tree, places, flame = self._stacks(view, room, sieve, over)
-        past = self._past(room, newest, sieve, view)
+        end_ns = self._timeline_end_ns(view, room, newest)
+        past = self._past(room, newest, end_ns, sieve)
         all_ns = total(heard.values()).total_ns
         shown = total(parts.values())
         filtered_ns = total(part for leaf, part in heard.items() if leaf.category == FILTERED).total_ns
@@ -261,12 +264,13 @@ class Pictures:
             latency=_in_category(chosen.categories, view),
             heat=self._heat(room, newest, past, view) if room.heat[0] else None,
             timeline=series(
-                self._history.last(room.timeline_cells * room.timeline_cell_ns, newest.at_ns),
+                self._history.last(room.timeline_cells * room.timeline_cell_ns, end_ns),
                 room.timeline_cells,
                 room.timeline_cell_ns,
-                newest.at_ns,
+                end_ns,
                 lambda tick: _in_category(past[tick.number], view).total_ns if tick.number in past else None,
             ),
+            timeline_end_ns=end_ns,
         )
 
     def _stop_or_go_on(self, view: View) -> None:
@@ -372,11 +376,18 @@ class Pictures:
             places = place_rows(through, span_ns, room.site)._replace(of_ns=whole_ns)
         return view, tree, places, flame
 
-    def _past(self, room: Room, newest: Kept, sieve: Sieve, view: View) -> dict[int, Parts]:
+    def _timeline_end_ns(self, view: View, room: Room, newest: Kept) -> int:
+        """Live, that is now; of a held picture, too, as long as it does not come to the left of the middle."""
+        last = self._history.newest
+        if view.paused_at_ns is None or last is None:
+            return newest.at_ns
+        return max(newest.at_ns, min(last.at_ns, newest.at_ns + room.timeline_cells * room.timeline_cell_ns // 2))
+
+    def _past(self, room: Room, newest: Kept, end_ns: int, sieve: Sieve) -> dict[int, Parts]:
         """What fell to the selection in each tick that timeline and heat map show, as far as it is known by now."""
         timeline_ns = room.timeline_cells * room.timeline_cell_ns
-        heat_ns = room.heat[0] * room.heat_cell_ns
-        return sieve.parts_of(self._history.last(max(timeline_ns, heat_ns), newest.at_ns))
+        heat_ns = room.heat[0] * room.heat_cell_ns + end_ns - newest.at_ns
+        return sieve.parts_of(self._history.last(max(timeline_ns, heat_ns), end_ns))
 
     def _heat(self, room: Room, newest: Kept, past: Mapping[int, Parts], view: View) -> Heat:
         columns, rows = room.heat

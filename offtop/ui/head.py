@@ -37,8 +37,7 @@ def head(
     if layout.cost:
         lines.append(_cost(picture, layout))
     if layout.timeline:
-        is_now = recorded is None and picture.view.paused_at_ns is None
-        lines.append(_timeline(picture, layout, glyphs, is_now))
+        lines.append(_timeline(picture, layout, glyphs, recorded is not None))
     if layout.crumb:
         lines.append(_crumb(picture, layout, glyphs))
     return lines
@@ -177,12 +176,19 @@ def lost(picture: Picture) -> Spans:
     return [(f"lost {kinds}", "lost"), (" ", "text")]
 
 
-def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs, is_now: bool) -> Line:
-    minutes, end = picture_minutes(layout), "now" if is_now else " ^ "
+def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs, recorded: bool) -> Line:
+    minutes, cell_ns = picture_minutes(layout), layout.room.timeline_cell_ns
+    drawn = sparkline(picture.timeline, glyphs)
+    spans: Spans = [(f"{minutes:>4} ", "dim"), (drawn, "spark")]
+    if picture.view.paused_at_ns is not None:
+        at = len(drawn) - 1 - ((picture.timeline_end_ns - 1) // cell_ns - (picture.newest.at_ns - 1) // cell_ns)
+        at = max(0, at)
+        spans[1:] = [(drawn[:at], "spark"), ("^", "paused"), (drawn[at + 1 :], "spark")]
+    is_now = not recorded and picture.view.paused_at_ns is None
+    spans.append((" now" if is_now else "    ", "dim"))
     values = [value for value in picture.timeline if value is not None]
-    left: Spans = [(f"{minutes:>4} ", "dim"), (sparkline(picture.timeline, glyphs), "spark"), (f" {end}", "dim")]
     right: Spans = [(f"max {three(max(values))}", "dim")] if values else []
-    return spread(left, right, layout.width)
+    return spread(spans, right, layout.width)
 
 
 def moment_at(picture: Picture, layout: Layout, x: int, y: int) -> int | None:
@@ -190,9 +196,9 @@ def moment_at(picture: Picture, layout: Layout, x: int, y: int) -> int | None:
     room, cell = layout.room, x - _TIMELINE_X
     if not layout.timeline or y != 2 + layout.cost or not 0 <= cell < room.timeline_cells:
         return None
-    newest = picture.newest
-    begun = (newest.at_ns - 1) // room.timeline_cell_ns - (room.timeline_cells - 1 - cell)
-    return newest.taken_ns - max(0, newest.at_ns - (begun + 1) * room.timeline_cell_ns)
+    newest, end_ns = picture.newest, picture.timeline_end_ns
+    begun = (end_ns - 1) // room.timeline_cell_ns - (room.timeline_cells - 1 - cell)
+    return newest.taken_ns - newest.at_ns + min(end_ns, (begun + 1) * room.timeline_cell_ns)
 
 
 def picture_minutes(layout: Layout) -> str:

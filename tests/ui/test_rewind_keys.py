@@ -121,6 +121,21 @@ async def test_a_click_on_the_timeline_goes_to_that_moment() -> None:
 
 
 @asynchronous
+async def test_the_timeline_shows_what_came_after_and_marks_the_moment() -> None:
+    async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
+        now = screen(app)[3]
+        assert "^" not in now and " now " in now
+        await pilot.press("b", *"-50s", "enter")
+        held = screen(app)[3]
+        at = held.index("^")
+        assert at == 5 + 60 - 11  # ten cells of 5 s before the last
+        assert (held[:at], held[at + 1 : 66]) == (now[:at], now[at + 1 : 66])
+        assert " now " not in held
+        await pilot.press("0")
+        assert "^" not in screen(app)[3]
+
+
+@asynchronous
 async def test_since_the_start_ends_at_the_moment_that_is_shown() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=0)) as (app, pilot):
         for keys, ticks in ((("{",), 40), (("]", "]"), 42)):
@@ -132,6 +147,7 @@ async def test_since_the_start_ends_at_the_moment_that_is_shown() -> None:
 @asynchronous
 async def test_a_replay_says_so_and_goes_to_any_moment_of_its_file(file: Path) -> None:
     async with played(file, begin=60) as (app, pilot):
+        assert " now" not in screen(app)[3]
         assert screen(app)[0].startswith("offtop - RECORDED on db7 2026-11-21 02:01:0")
         await pilot.press("space")
         await pilot.pause()
@@ -153,11 +169,9 @@ async def test_a_replay_plays_on_from_what_is_seen_and_waits_while_it_is_held(fi
     async with played(file, speed=100.0) as (app, pilot):
         await until(lambda: second(app) > 5)
         await pilot.press("space")
-        held = second(app)
-        time.sleep(0.2)
+        held, newest = second(app), app.picture and app.picture.behind_ns
         await pilot.pause(0.2)
-        assert second(app) == held
-        assert app.picture and app.picture.behind_ns == 0
+        assert (second(app), app.picture and app.picture.behind_ns) == (held, newest)
         await pilot.press("[", "[", "space")
         await until(lambda: second(app) > held)
 
@@ -197,3 +211,38 @@ async def test_at_every_size_a_replay_says_recorded(file: Path, width: int) -> N
     for height in (50, 24, 8, 1):
         async with played(file, (width, height)) as (app, _):
             assert "RECORDED"[: width - 10] in screen(app)[0], (width, height)
+
+
+@asynchronous
+async def test_a_count_of_ticks_is_of_those_that_were_to_be_looked_at(file: Path) -> None:
+    source = RecordedSource(file, begin_ns=START_NS + 50 * NS_PER_S, speed=20.0)
+    app = OfftopApp(source, View(), CATEGORIES, iterations=5)
+    async with app.run_test(size=(80, 24)):
+        await until(lambda: app.return_value is not None)
+    assert app.picture is not None and second(app) in (54, 55)
+    source.close()
+
+
+@asynchronous
+async def test_quitting_waits_for_no_recording_that_is_held(file: Path) -> None:
+    async with played(file) as (app, pilot):
+        await pilot.press("space")
+        began_s = time.monotonic()
+        app.exit(0)
+    assert time.monotonic() - began_s < 1.5
+
+
+@asynchronous
+async def test_a_first_tick_that_is_short_is_stepped_over(tmp_path: Path) -> None:
+    source = ScriptedSource(PILE, ticks=9)
+    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
+    for at_s in (0, 1, 5, 6):
+        recorder.add(source.after(at_s))
+    recorder.close()
+    async with played(tmp_path / "it") as (app, pilot):
+        await pilot.press("space")
+        for key, wanted in (("]", 5), ("]", 6), ("[", 5), ("[", 1), ("]", 5)):
+            await pilot.press(key)
+            await at(app, pilot, wanted)
+        await pilot.press("0", "{", "{", "space")
+        await until(lambda: app.view.paused_at_ns is None)

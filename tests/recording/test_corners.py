@@ -1,0 +1,238 @@
+"""What is rare, and was once wrong: addresses above 2^63, a reader at the end, gaps, new names, strange numbers."""
+
+import os
+import sqlite3
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from offtop.errors import OfftopError
+from offtop.model.book import ThreadKey
+from offtop.model.categories import is_periodic
+from offtop.model.change import NOTHING, change
+from offtop.model.history import History
+from offtop.model.snapshot import Snapshot
+from offtop.model.stack import KERNEL, Frame, Stack
+from offtop.model.table import Ints
+from offtop.person import person
+from offtop.recording import form, writer
+from offtop.recording.reader import Recording
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from offtop.units import NS_PER_S
+from tests.recording.test_recording import in_json, recorded
+from tests.ui.scripted import MS, SHOP, START_NS, ScriptedSource, Waits
+
+
+def recorder_at(path: Path, source: ScriptedSource, whole_s: int = 60) -> Recorder:
+    return Recorder(path, source, person(), leave_bytes=0, whole_ns=whole_s * NS_PER_S)
+
+
+def snapshots(path: Path) -> list[Snapshot]:
+    source = RecordedSource(path)
+    every = [*iter(source.read, None)]
+    source.close()
+    return every
+
+
+def test_an_address_of_the_kernel_without_a_name_is_kept(tmp_path: Path) -> None:
+    source = ScriptedSource(SHOP, ticks=2)
+    address = Frame(KERNEL, 0xFFFF_FFFF_C0A0_1234)
+    stacks = source.after(0).book.stacks
+    first = min(stacks.keys() - {0, 1})
+    stacks[first] = Stack((address,), 0, "lock")
+    recorder = recorder_at(tmp_path / "it", source)
+    for second in range(3):
+        recorder.add(source.after(second))
+    assert recorder.close().startswith("recorded 2 ticks")
+    assert snapshots(tmp_path / "it")[-1].book.stacks[first].frames == (address,)
+
+
+def test_who_replays_it_while_it_ends_costs_nothing(tmp_path: Path) -> None:
+    source = ScriptedSource(SHOP, ticks=3)
+    recorder = recorder_at(tmp_path / "it", source)
+    for second in range(2):
+        recorder.add(source.after(second))
+    while not recorder.bytes_written or recorder._queue:  # pyright: ignore[reportPrivateUsage]
+        os.sched_yield()
+    reading = RecordedSource(tmp_path / "it")
+    assert reading.read() is not None
+    for second in (2, 3):
+        recorder.add(source.after(second))
+    assert recorder.close().startswith("recorded 3 ticks")
+    reading.close()
+    assert len(in_json(RecordedSource(tmp_path / "it"))) == 3
+
+
+def test_add_and_close_in_two_threads_end_well(tmp_path: Path) -> None:
+    source = ScriptedSource(SHOP, ticks=1000)
+    for round_ in range(10):
+        recorder = recorder_at(tmp_path / str(round_), source)
+        failed: list[BaseException] = []
+
+        def add(recorder: Recorder = recorder, failed: list[BaseException] = failed) -> None:
+            try:
+                for second in range(200):
+                    recorder.add(source.after(second))
+            except BaseException as error:
+                failed.append(error)
+
+        adding = threading.Thread(target=add)
+        adding.start()
+        said = recorder.close()
+        adding.join()
+        assert (failed, said[:9]) == ([], "recorded ")
+
+
+def test_the_longest_wait_since_the_beginning_of_a_replay_is_one_that_is_in_it(tmp_path: Path) -> None:
+    table = (
+        Waits("shop", 1, "one", 1, "lock", "futex_do_wait", ("main",), (5000,), ends=1),
+        Waits("shop", 1, "one", 1, "lock", "futex_do_wait", ("main",), (10,), begins=1),
+    )
+    source = ScriptedSource(table, ticks=9)
+    source._keys[1] = source._keys[0]  # pyright: ignore[reportPrivateUsage]
+    recorder = recorder_at(tmp_path / "it", source)
+    for second in range(3, 9):
+        recorder.add(source.after(second))
+    recorder.close()
+    history = History((), is_periodic)
+    for snapshot in snapshots(tmp_path / "it"):
+        history.add(snapshot)
+    ever = history.since_start()
+    assert ever is not None
+    assert {totals.max_ns for totals in ever.window.sites.values()} == {10 * MS}
+
+
+def test_a_step_on_finds_the_next_tick_however_far_it_is(tmp_path: Path) -> None:
+    source = ScriptedSource(SHOP, ticks=100)
+    recorder = recorder_at(tmp_path / "it", source)
+    for second in (0, 1, 2, 90, 91):
+        recorder.add(source.after(second))
+    recorder.close()
+    played = RecordedSource(tmp_path / "it", speed=1.0)
+    assert played.go_to(START_NS + 2 * NS_PER_S + 1, after=True) == START_NS + 90 * NS_PER_S
+    assert played.go_to(START_NS + 90 * NS_PER_S - 1) == START_NS + 2 * NS_PER_S
+    assert played.go_to(START_NS + 10**6 * NS_PER_S) == START_NS + 91 * NS_PER_S
+    assert played.go_to(-(1 << 70)) == START_NS + NS_PER_S
+    played.close()
+
+
+def test_a_thread_that_is_renamed_while_it_waits_is_called_so_from_the_next_whole_tick_on(tmp_path: Path) -> None:
+    source = ScriptedSource(SHOP, ticks=20)
+    recorder = recorder_at(tmp_path / "it", source, whole_s=5)
+    door = ThreadKey(300, 300)
+    for second in range(12):
+        if second == 7:
+            source.after(second).book.comms[door] = "gate"
+        recorder.add(source.after(second))
+    recorder.close()
+    played = RecordedSource(tmp_path / "it")
+    told = [snapshot.book.comms[door] for snapshot in iter(played.read, None)]
+    assert (told[6], told[-1]) == ("door", "gate")
+
+
+def test_the_stacks_of_a_wait_that_never_ends_stay(tmp_path: Path) -> None:
+    source = ScriptedSource(SHOP, ticks=2000)
+    recorder = recorder_at(tmp_path / "it", source)
+    for second in range(0, 2000, 50):
+        recorder.add(source.after(second))
+    recorder.close()
+    last = snapshots(tmp_path / "it")[-1]
+    (waiting,) = last.waiting.values()
+    assert last.book.stacks[waiting.site.kernel].category == "poll"
+    assert last.book.comms[waiting.site.thread] == "door"
+
+
+def test_a_category_of_a_newer_offtop_is_other(tmp_path: Path) -> None:
+    recorded(tmp_path / "it", ticks=2)
+    with sqlite3.connect(tmp_path / "it") as database:
+        database.execute("UPDATE stacks SET category = 'quantum' WHERE category = 'lock'")
+    database.close()
+    source = RecordedSource(tmp_path / "it", categories=["lock", "fsync", "poll"])
+    last = [*iter(source.read, None)][-1]
+    found = {stack.category for number, stack in last.book.stacks.items() if number > 2}
+    assert "quantum" not in found and {"other", "fsync", "poll"} <= found
+    source.close()
+
+
+def test_a_name_that_is_no_utf_8_is_a_name(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9 %41?#.offtop"))
+    recorded(path, ticks=2)
+    assert len(in_json(RecordedSource(path))) == 2
+
+
+def test_where_it_cannot_begin_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(OfftopError, match="left on"):
+        Recorder(tmp_path / "it", ScriptedSource(SHOP), person(), leave_bytes=1 << 50)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
+def test_what_somebody_put_beside_it_is_not_used(tmp_path: Path, end: str) -> None:
+    (tmp_path / f"it{end}").write_text("mine")
+    with pytest.raises(OfftopError, match=f"it{end} is there already"):
+        Recorder(tmp_path / "it", ScriptedSource(SHOP), person(), leave_bytes=0)
+    assert (tmp_path / f"it{end}").read_text() == "mine"
+
+
+def test_a_link_that_was_put_there_meanwhile_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, target = tmp_path / "it", tmp_path / "target"
+    with sqlite3.connect(target) as database:
+        database.execute("CREATE TABLE precious (a)")
+    database.close()
+    before = target.read_bytes()
+
+    def swap(self: Recorder) -> None:
+        path.unlink()
+        path.symlink_to(target)
+
+    monkeypatch.setattr(writer.Recorder, "_check_room", swap)
+    with pytest.raises(OfftopError, match="somebody put another file there"):
+        Recorder(path, ScriptedSource(SHOP), person(), leave_bytes=0)
+    assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("column", "at", "value"),
+    [
+        ("ids", (0, 0), -5),
+        ("ids", (0, 1), 1 << 40),
+        ("ids", (0, 3), -1),
+        ("numbers", (0, 1), 1 << 62),
+        ("lanes", (0, 3), -1),
+        ("longest_ns", (0,), -1),
+    ],
+)
+def test_numbers_that_no_machine_has_are_no_tick(column: str, at: tuple[int, ...], value: int) -> None:
+    whole = change(NOTHING, ScriptedSource(SHOP, ticks=2).after(2))
+    assert form.decode(form.encode(form.Entry(whole)), whole=True)
+    spoilt: Ints = getattr(whole.sites, column).copy()
+    spoilt[at] = value
+    entry = form.Entry(replace(whole, sites=replace(whole.sites, **{column: spoilt})))
+    with pytest.raises(ValueError, match="cannot be"):
+        form.decode(form.encode(entry), whole=True)
+
+
+def test_a_site_that_stands_twice_in_a_whole_is_no_tick() -> None:
+    whole = change(NOTHING, ScriptedSource(SHOP, ticks=2).after(2))
+    ids = whole.sites.ids.copy()
+    ids[1] = ids[0]
+    entry = form.Entry(replace(whole, sites=replace(whole.sites, ids=ids)))
+    with pytest.raises(ValueError, match="twice"):
+        form.decode(form.encode(entry), whole=True)
+    with pytest.raises(ValueError, match="a change with longest waits"):
+        form.decode(form.encode(form.Entry(whole)))
+
+
+def test_ticks_at_one_moment_are_damaged(tmp_path: Path) -> None:
+    source = ScriptedSource(SHOP, ticks=3)
+    recorder = recorder_at(tmp_path / "it", source)
+    for second in (0, 1, 2):
+        recorder.add(replace(source.after(second), at_ns=5))
+    recorder.close()
+    played = RecordedSource(tmp_path / "it")
+    assert len([*iter(played.read, None)]) == 1
+    assert "1 ticks or stacks" in dict(played.about())["damaged"]
+    assert Recording(tmp_path / "it").last == 3
