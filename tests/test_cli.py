@@ -307,7 +307,7 @@ def test_help_and_version_are_answers_not_errors() -> None:
 def test_another_user_is_told_to_use_sudo_with_status_3() -> None:
     ended = command.run("-b", "-n", "1", before=["unshare", "--user"])  # nobody, who may yet read this checkout
     assert ended.sentence.startswith("offtop needs root (or CAP_BPF")
-    assert ended.sentence.endswith("Try: sudo offtop")
+    assert ended.sentence.endswith("Try: sudo offtop. See it without root: offtop demo")
     assert ended.status == 3
 
 
