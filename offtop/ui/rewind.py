@@ -113,9 +113,9 @@ class Rewind(App[int]):
                     self._say("the recording begins here")
             except OfftopError as refused:
                 self._say(str(refused))
-        elif recorded and not kept and taken_ns > recorded.ended_ns and newest.taken_ns < recorded.ended_ns:
+        elif recorded and taken_ns > recorded.ended_ns > newest.taken_ns:
             self._go_to(recorded.ended_ns)
-        elif recorded and not kept and taken_ns <= recorded.began_ns < oldest.taken_ns - oldest.span_ns:
+        elif recorded and taken_ns <= recorded.began_ns < oldest.taken_ns - oldest.span_ns:
             self._go_to(recorded.began_ns + 1)
         else:
             self._hold(self._history.taken_by(taken_ns) or oldest)

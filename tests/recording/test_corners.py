@@ -4,6 +4,7 @@ import os
 import sqlite3
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ import pytest
 from offtop.errors import OfftopError
 from offtop.model.book import ThreadKey
 from offtop.model.categories import is_periodic
-from offtop.model.change import NOTHING, change
+from offtop.model.change import NOTHING, Replayed, change
 from offtop.model.history import History
 from offtop.model.snapshot import Snapshot
 from offtop.model.stack import KERNEL, Frame, Stack
 from offtop.model.table import Ints
+from offtop.model.window import between
 from offtop.person import person
 from offtop.recording import form, writer
 from offtop.recording.reader import Recording
@@ -86,23 +88,44 @@ def test_add_and_close_in_two_threads_end_well(tmp_path: Path) -> None:
         assert (failed, said[:9]) == ([], "recorded ")
 
 
-def test_the_longest_wait_since_the_beginning_of_a_replay_is_one_that_is_in_it(tmp_path: Path) -> None:
+def of_5_s_once_and_then_of_10_ms() -> ScriptedSource:
+    """One site: a wait of 5 s in the first second, and one of 10 ms in each that follows."""
     table = (
         Waits("shop", 1, "one", 1, "lock", "futex_do_wait", ("main",), (5000,), ends=1),
         Waits("shop", 1, "one", 1, "lock", "futex_do_wait", ("main",), (10,), begins=1),
     )
     source = ScriptedSource(table, ticks=9)
     source._keys[1] = source._keys[0]  # pyright: ignore[reportPrivateUsage]
+    return source
+
+
+def test_the_longest_wait_of_a_tick_is_its_own(tmp_path: Path) -> None:
+    source = of_5_s_once_and_then_of_10_ms()
     recorder = recorder_at(tmp_path / "it", source)
-    for second in range(3, 9):
+    for second in range(4):
         recorder.add(source.after(second))
+    recorder.close()
+    windows = [between(a, b) for a, b in pairwise(snapshots(tmp_path / "it"))]
+    longest_ns = [totals.max_ns for window in windows for totals in window.sites.values()]
+    assert longest_ns == [5_000 * MS, 10 * MS, 10 * MS]
+
+
+def test_the_longest_wait_since_the_beginning_of_a_replay_is_one_that_is_in_it(tmp_path: Path) -> None:
+    source = of_5_s_once_and_then_of_10_ms()
+    live, before = Replayed(source.after(0).book), NOTHING  # whose tables know the longest wait ever, as the kernel's
+    recorder = recorder_at(tmp_path / "it", source)
+    for second in range(9):
+        taken = source.after(second)
+        snapshot, before = live.add(change(before, taken)), taken
+        if second >= 3:
+            recorder.add(snapshot)
     recorder.close()
     history = History((), is_periodic)
     for snapshot in snapshots(tmp_path / "it"):
         history.add(snapshot)
     ever = history.since_start()
     assert ever is not None
-    assert {totals.max_ns for totals in ever.window.sites.values()} == {10 * MS}
+    assert [totals.max_ns for totals in ever.window.sites.values()] == [10 * MS]
 
 
 def test_a_step_on_finds_the_next_tick_however_far_it_is(tmp_path: Path) -> None:

@@ -165,7 +165,8 @@ def test_what_a_disk_is_too_slow_for_is_in_the_next_tick(tmp_path: Path, monkeyp
     monkeypatch.undo()
     time.sleep(0.1)
     recorder.add(source.after(200))
-    recorder.close()
+    assert f"({recorder.skipped} left out: the disk was too slow)" in recorder.close()
     assert recorder.skipped > 50
     played = in_json(RecordedSource(path))
+    assert [tick["lost"] for tick in played if tick["lost"]] == [{"unrecorded": recorder.skipped}]
     assert sum(int(str(tick["span_ns"])) for tick in played) == 200 * NS_PER_S

@@ -166,11 +166,12 @@ async def test_a_replay_says_so_and_goes_to_any_moment_of_its_file(file: Path) -
 
 @asynchronous
 async def test_a_replay_plays_on_from_what_is_seen_and_waits_while_it_is_held(file: Path) -> None:
-    async with played(file, speed=100.0) as (app, pilot):
-        await until(lambda: second(app) > 5)
+    async with played(file, speed=10.0) as (app, pilot):
+        await until(lambda: second(app) > 3)
         await pilot.press("space")
         held, newest = second(app), app.picture and app.picture.behind_ns
-        await pilot.pause(0.2)
+        await pilot.pause(0.5)
+        assert second(app) < 60
         assert (second(app), app.picture and app.picture.behind_ns) == (held, newest)
         await pilot.press("[", "[", "space")
         await until(lambda: second(app) > held)
