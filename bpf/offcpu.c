@@ -20,9 +20,11 @@
  * A thread's half that is written is written in its own context only (DOOR_SWITCH: under its run queue's
  * lock), one CPU at a time, so nothing here is atomic.
  *
- * -D: THREADS, SITES, STACKS (map sizes); TASK_* and RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED (offsets in
- * task_struct, from BTF); USER_IP, USER_SP (offsets in pt_regs, where a leaf's return address is on the
- * stack); STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage).
+ * -D: THREADS, SITES, STACKS (map sizes); TASK_* and RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC,
+ * START_TIME (offsets in task_struct, from BTF); USER_SP (offset in pt_regs, where a leaf's return address is on
+ * the stack); REG_* (offsets in pt_regs of the system call's number, its
+ * arguments, ip, sp and frame pointer);
+ * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage).
  */
 #include "offcpu.h"
 
@@ -139,6 +141,7 @@ static inline __attribute__((always_inline)) void keep_gone(struct task_struct *
 	if (!gone)
 		return;
 	bpf_probe_read_kernel(gone->comm, sizeof(gone->comm), (char *)task + TASK_COMM);
+	gone->start_ns = MEMBER(u64, task, START_TIME);
 	bool kept = keep_half(gone, &key, which, which ? &r->half[0] : &r->half[1]);
 	key.at_ns += 1;
 	if (keep_half(gone, &key, which, which ? &r->half[1] : &r->half[0]) && kept)
@@ -276,6 +279,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	r->state = preempted || !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state;
 	if (dead) {
 		thread->state = r->state;
+		thread->exec_ns = MEMBER(u64, task, SUM_EXEC);
 		r->left_ns = 0;
 		keep_gone(task, r, which);
 #ifdef BY_TID
@@ -299,6 +303,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 #endif
 	u64 now_ns = bpf_ktime_get_ns();
 	thread->left_ns = now_ns;
+	r->older = 0;
 	r->left_ns = now_ns;
 }
 
@@ -500,24 +505,58 @@ static inline __attribute__((always_inline)) void give_half(struct seq_file *seq
 	if (!idle->state)
 		return;
 	walked->flags = WALKED_THREAD;
+	walked->start_ns = MEMBER(u64, task, START_TIME);
 	bpf_probe_read_kernel(walked->comm, sizeof(walked->comm), (char *)task + TASK_COMM);
 	/* What does not fit into this read is asked for again in the next: nothing is emptied before it is out. */
 	if (!bpf_seq_write(seq, walked, sizeof(*walked)) && !bpf_seq_write(seq, idle, sizeof(*idle)))
 		__builtin_memset(idle, 0, sizeof(*idle));
 }
 
+/* The kernel stack of a thread that is off CPU, what it asked of the kernel, and where its program stands. */
+static inline __attribute__((always_inline)) void take_stack(struct task_struct *task, struct walked_stack *s)
+{
+	long bytes = bpf_get_task_stack(task, s->frames, sizeof(s->frames), 0);
+
+	s->depth = bytes > 0 ? (u32)bytes / 8 : 0;
+	s->words[0] = 0;
+#ifdef TASK_SP
+	bpf_probe_read_kernel(s->words, sizeof(s->words), (void *)MEMBER(u64, task, TASK_SP));
+#endif
+	s->turns = 0;
+	s->call = -1;
+	s->ip = s->sp = s->bp = 0;
+#ifdef TURNS
+	s->turns = MEMBER(u64, task, TURNS);
+#endif
+#ifdef REG_CALL
+	if (MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD)
+		return;
+	void *regs = (void *)bpf_task_pt_regs(task);
+	bpf_probe_read_kernel(&s->call, sizeof(s->call), (char *)regs + REG_CALL);
+	bpf_probe_read_kernel(&s->arguments[0], sizeof(u64), (char *)regs + REG_ARGUMENT_0);
+	bpf_probe_read_kernel(&s->arguments[1], sizeof(u64), (char *)regs + REG_ARGUMENT_1);
+	bpf_probe_read_kernel(&s->arguments[2], sizeof(u64), (char *)regs + REG_ARGUMENT_2);
+	bpf_probe_read_kernel(&s->arguments[3], sizeof(u64), (char *)regs + REG_ARGUMENT_3);
+	bpf_probe_read_kernel(&s->arguments[4], sizeof(u64), (char *)regs + REG_ARGUMENT_4);
+	bpf_probe_read_kernel(&s->arguments[5], sizeof(u64), (char *)regs + REG_ARGUMENT_5);
+	bpf_probe_read_kernel(&s->ip, sizeof(u64), (char *)regs + REG_IP);
+	bpf_probe_read_kernel(&s->sp, sizeof(u64), (char *)regs + REG_SP);
+	bpf_probe_read_kernel(&s->bp, sizeof(u64), (char *)regs + REG_BP);
+#endif
+}
+
 /*
  * Of a thread that is off CPU: that it is ready to run, if it waits for a CPU; its kernel stack, once its wait
  * has reached the minimum, and once only. With `prime`, a thread of which nothing is known has left now, and
  * every stack is given. The thread may run meanwhile: what is said holds for left_ns, and only for that.
+ * Whether `s` is to be given, too.
  */
-static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, u64 min_ns, bool prime)
+static inline __attribute__((always_inline)) bool take_wait(struct task_struct *task, struct walked *walked, struct record *r, struct walked_stack *s, u64 min_ns, bool prime)
 {
-	u32 zero = 0;
 	u64 now_ns = bpf_ktime_get_ns();
 
 	if (MEMBER(u32, task, TASK_ON_CPU) || walked->state & TASK_DEAD)
-		return;
+		return false;
 	if (prime && !r->left_ns) {
 		r->pid = walked->pid;
 		r->tid = walked->tid;
@@ -529,41 +568,64 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 #endif
 		r->kernel = NO_STACK;
 		r->user = NO_STACK;
+		r->older = 1;
 		r->left_ns = now_ns;
 		if (MEMBER(u32, task, TASK_ON_CPU)) { /* it came back in between, unseen */
 			r->left_ns = 0;
-			return;
+			return false;
 		}
 	}
 	u64 left_ns = r->left_ns;
 	if (!left_ns)
-		return;
+		return false;
 	walked->left_ns = left_ns;
+	walked->flags |= r->older ? WALKED_OLDER : 0;
 	if (!walked->state || r->state & RUNNING) {
-		walked->flags = WALKED_RUNNABLE;
+		walked->flags |= WALKED_RUNNABLE;
 #ifdef LAST_QUEUED
 		if (!(r->state & RUNNING))
 			walked->queued_ns = MEMBER(u64, task, LAST_QUEUED);
 #endif
 	}
+	if (!s || !(prime || (r->walked_ns != left_ns && now_ns - left_ns >= min_ns)))
+		return false;
+	take_stack(task, s);
+	return r->left_ns == left_ns;
+}
+
+/* What the first walk of a tick has to say of a thread: its wait in progress, or that it ran and did nothing else. */
+static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, u64 min_ns, bool prime, u32 which)
+{
+	u32 zero = 0;
 	struct walked_stack *s = walk_scratch.lookup(&zero);
-	if (s && (prime || (r->walked_ns != left_ns && now_ns - left_ns >= min_ns))) {
-		long bytes = bpf_get_task_stack(task, s->frames, sizeof(s->frames), 0);
-		s->depth = bytes > 0 ? (u32)bytes / 8 : 0;
-		s->words[0] = 0;
-#ifdef TASK_SP
-		bpf_probe_read_kernel(s->words, sizeof(s->words), (void *)MEMBER(u64, task, TASK_SP));
-#endif
-		if (r->left_ns == left_ns)
-			walked->flags |= WALKED_STACK;
+	u64 exec_ns = MEMBER(u64, task, SUM_EXEC);
+	struct thread *now = which ? &r->half[1] : &r->half[0];
+
+	if (take_wait(task, walked, r, s, min_ns, prime))
+		walked->flags |= WALKED_STACK;
+	if (exec_ns != r->exec_ns && (!now->state || prime))
+		walked->flags |= WALKED_RAN;
+	if (now->state) {
+		now->exec_ns = exec_ns; /* goes out with the half */
+		r->exec_ns = exec_ns;
 	}
-	if (!walked->flags)
+	if (!(walked->flags & (WALKED_RUNNABLE | WALKED_STACK | WALKED_RAN)))
 		return;
-	walked->state = r->state; /* at leaving, which says whether it was preempted */
+	walked->exec_ns = exec_ns;
+	walked->start_ns = MEMBER(u64, task, START_TIME);
+#ifdef LAST_ARRIVAL
+	walked->arrived_ns = MEMBER(u64, task, LAST_ARRIVAL);
+#endif
+	walked->state = r->left_ns ? r->state : walked->state; /* at leaving, which says whether it was preempted */
 	bpf_probe_read_kernel(walked->comm, sizeof(walked->comm), (char *)task + TASK_COMM);
 	long full = bpf_seq_write(seq, walked, sizeof(*walked));
-	if (s && walked->flags & WALKED_STACK && !full && !bpf_seq_write(seq, s, sizeof(*s)))
-		r->walked_ns = left_ns;
+	if (s && walked->flags & WALKED_STACK && !full) {
+		full = bpf_seq_write(seq, s, sizeof(*s));
+		if (!full)
+			r->walked_ns = walked->left_ns;
+	}
+	if (!full)
+		r->exec_ns = exec_ns;
 }
 
 /* Twice a tick: before the halves change, the waits in progress; after it, what each thread did. */
@@ -573,17 +635,21 @@ BPF_ITER(task)
 	u32 zero = 0;
 	struct config *c = config.lookup(&zero);
 	u32 *mode = walk_mode.lookup(&zero);
+	u32 *which = half.lookup(&zero);
 
-	if (!task || !c || !mode)
+	if (!task || !c || !mode || !which)
 		return 0;
 	struct walked walked = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
 	bool is_wanted = wanted(c, walked.pid, walked.tid, MEMBER(u32, task, TASK_FLAGS));
 	walked.state = MEMBER(u32, task, TASK_STATE);
-	bool prime = is_wanted && *mode & WALK_PRIME && !(walked.state & TASK_DEAD);
-	struct record *r = record_of(task, walked.tid, prime);
+	bool is_first = !(*mode & (WALK_HALF_0 | WALK_HALF_1));
+	bool prime = *mode & WALK_PRIME;
+	/* One that runs, and has not left a CPU yet, is told of, too. */
+	bool make = is_first && is_wanted && !(walked.state & TASK_DEAD) && (prime || MEMBER(u32, task, TASK_ON_CPU));
+	struct record *r = record_of(task, walked.tid, make);
 	if (!r)
 		return 0;
-	if (*mode & (WALK_HALF_0 | WALK_HALF_1)) {
+	if (!is_first) {
 		walked.pid = r->pid;
 		walked.tid = r->tid;
 	}
@@ -592,6 +658,6 @@ BPF_ITER(task)
 	else if (*mode & WALK_HALF_1)
 		give_half(ctx->meta->seq, task, &walked, &r->half[1]);
 	else if (is_wanted)
-		give_wait(ctx->meta->seq, task, &walked, r, c->min_ns, prime);
+		give_wait(ctx->meta->seq, task, &walked, r, c->min_ns, prime, *which & 1);
 	return 0;
 }

@@ -22,7 +22,7 @@ enum lost { LOST_WAKINGS, LOST_STACKS, LOST_THREADS, LOST_SITES, LOST_EVENTS, LO
 enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
 enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8 };
 enum walk_mode { WALK_WAITS = 1, WALK_PRIME = 2, WALK_HALF_0 = 4, WALK_HALF_1 = 8 };
-enum walked_flag { WALKED_RUNNABLE = 1, WALKED_THREAD = 2, WALKED_STACK = 4 };
+enum walked_flag { WALKED_RUNNABLE = 1, WALKED_THREAD = 2, WALKED_STACK = 4, WALKED_RAN = 8, WALKED_OLDER = 16 };
 
 struct config {
 	u64 min_ns;        /* from here on a wait has a stack */
@@ -56,6 +56,7 @@ struct thread {
 	u64 first_runqueue_ns;
 	u64 first_kernel;
 	u64 first_user;
+	u64 exec_ns;       /* as the walk of the tick met it: how long it has run in all; 0: it was not met */
 	u32 first_kind;
 	u32 state;         /* at the last leaving; 0: nothing happened in this tick */
 	u64 histogram[LANES];
@@ -71,7 +72,8 @@ struct record {
 	u32 state;
 	u32 pid;
 	u32 tid;           /* whose halves these are: a thread that calls exec takes its main thread's id */
-	u32 unused;
+	u32 older;         /* its wait in progress began before left_ns, unseen */
+	u64 exec_ns;       /* of what was told with WALKED_RAN */
 	struct thread half[2];
 };
 
@@ -84,6 +86,7 @@ struct gone_key {
 
 struct gone {
 	char comm[16];
+	u64 start_ns;
 	struct thread thread;
 };
 
@@ -109,10 +112,14 @@ struct stack {
 };
 
 /* What a task walk says of a thread. WALKED_THREAD: a struct thread follows, then, with WALKED_STACK,
- * its stack. */
+ * its stack. WALKED_RAN: it has run, and did nothing else in this tick. WALKED_OLDER: the wait began after
+ * arrived_ns, and before left_ns, when the walk first met it. */
 struct walked {
 	u64 left_ns;       /* off CPU since, at the moment of the walk; 0: it runs */
 	u64 queued_ns;     /* on the scheduler's clock: in the run queue since; 0: not queued */
+	u64 arrived_ns;    /* on the scheduler's clock: when it last got a CPU; 0: not known */
+	u64 exec_ns;       /* how long it has run in all, by the kernel's own account; 0: not known */
+	u64 start_ns;      /* when the thread began */
 	u32 pid;
 	u32 tid;
 	u32 state;
@@ -120,8 +127,16 @@ struct walked {
 	char comm[16];
 };
 
+#define ARGUMENTS 6
+
 struct walked_stack {
 	u64 depth;
+	u64 turns;               /* how often it has been given a CPU: /proc/PID/task/TID/schedstat has it, too */
+	s64 call;                /* the system call that it is in; -1: in none, or not known */
+	u64 arguments[ARGUMENTS];
+	u64 ip;                  /* of its program, as are the next two; sp 0: not known */
+	u64 sp;
+	u64 bp;
 	u64 words[WALK_WORDS];   /* the top of the thread's kernel stack, for the __sched functions */
 	u64 frames[WALK_FRAMES];
 };

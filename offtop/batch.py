@@ -9,25 +9,18 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TextIO
+from typing import TextIO
 
-from offtop import __version__
-from offtop.model import histogram as log2
-from offtop.model import where
-from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model import calls, stuck, where
+from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import (
     ALL,
     FILTERED,
     RUN_QUEUE,
-    Cut,
-    Leaf,
     Scope,
-    Shares,
     by_category,
     by_thread,
-    cut_of,
-    leaf_of_sites,
     top_of_processes,
     top_of_threads,
     total,
@@ -46,12 +39,14 @@ from offtop.model.rows import (
     process_rows,
     thread_rows,
 )
-from offtop.model.snapshot import EXITED, SiteTotals, ThreadTotals
+from offtop.model.snapshot import EXITED
 from offtop.model.stack import Frame, Names
-from offtop.model.table import SITES
+from offtop.model.stuck import LEAST_AGE_NS, Stuck
 from offtop.model.window import Window
 from offtop.pace import Pace, Recorder
 from offtop.source import Source
+from offtop.tick import Tick, in_progress, passing
+from offtop.tickjson import sites, tick_object
 from offtop.units import count, duration, threads
 
 _NAMES_SECONDS = 10.0
@@ -77,22 +72,12 @@ class Wanted:
     """One of rows.SORTS: of tables."""
     reverse: bool = False
     most_rows: int = _ALL_ROWS
+    stuck: bool = False
+    """Whether a table of what is stuck follows."""
 
     @property
     def order(self) -> Order:
         return Order(self.sort, self.reverse, self.most_rows)
-
-
-class Tick(NamedTuple):
-    """What of a tick passes the filter."""
-
-    kept: Kept
-    """All of it."""
-    filter: Filter
-    shares: Shares
-    cut: Cut
-    left_out_ns: int = 0
-    """Time that does not pass."""
 
 
 def run(
@@ -117,28 +102,23 @@ def run(
             looked_up = _look_up(source, kept, looked_up)
         if _asks_for_names(wanted.filter):
             source.wait_for_names(_unnamed(kept.window, _user_stacks(kept.window)), _NAMES_SECONDS)
-        tick = passing(kept, wanted.filter, source.names)
+        blocked = in_progress(history, kept, 0 if as_json else LEAST_AGE_NS)
+        tick = passing(kept, wanted.filter, source.names, blocked)
         if as_json:
-            source.wait_for_names(_unnamed(kept.window, {key.user for key, _ in _sites(tick)}), _NAMES_SECONDS)
+            stacks = {key.user for key, _ in sites(tick)}.union(one.user for one in tick.stuck.waits)
+            source.wait_for_names(_unnamed(kept.window, stacks), _NAMES_SECONDS)
             json.dump(tick_object(tick, source.names), out, separators=(",", ":"))
             out.write("\n")
         else:
             ever = history.since_start() if wanted.sort == "TOTAL" else None
             lifetime = passing(ever, wanted.filter, source.names) if ever else None
             listed = waiters(tick, wanted, lifetime)
-            source.wait_for_names(_unnamed(kept.window, {row.top.user for row in listed.rows}), _NAMES_SECONDS)
+            stacks = {row.top.user for row in listed.rows}
+            if wanted.stuck:
+                stacks.update(one.user for one in tick.stuck.waits)
+            source.wait_for_names(_unnamed(kept.window, stacks), _NAMES_SECONDS)
             out.write(tick_text(tick, listed, source.names, width, wanted, lifetime))
         out.flush()
-
-
-def passing(kept: Kept, chosen: Filter, names: Names) -> Tick:
-    """What of a tick passes: who is not known yet, or has no name yet, does not match."""
-    every = kept.shares
-    if not chosen.chooses_waits:
-        return Tick(kept, chosen, every, kept.cut)
-    some = every.of(chosen.mask(every, kept.window.book, names))
-    left_out_ns = int(every.total_ns.sum()) - int(some.total_ns.sum())
-    return Tick(kept, chosen, some, cut_of(some, kept.span_ns), left_out_ns)
 
 
 def _asks_for_names(chosen: Filter) -> bool:
@@ -176,126 +156,18 @@ def _pids(kept: Kept) -> set[int]:
     return {pid for by_pid in kept.cut.processes.values() for pid in by_pid if pid != EXITED.pid}
 
 
-def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
-    """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable."""
-    kept = tick.kept
-    window, book = kept.window, kept.window.book
-    cost, filters = window.cost, window.filters
-    leaves, leaf_of = tick.cut.categories, leaf_of_sites(window, kept.idle)
-    return {
-        "version": __version__,
-        "taken_ns": window.taken_ns,
-        "span_ns": window.span_ns,
-        "mode": window.mode,
-        "door": window.door,
-        "filters": {
-            "pids": list(filters.pids),
-            "tids": list(filters.tids),
-            "who": filters.who,
-            "states": filters.states,
-            "min_ns": filters.min_ns,
-            "max_ns": filters.max_ns or None,
-        },
-        "filter": printable(tick.filter.text) or None,
-        "left_out_ns": tick.left_out_ns,
-        "lost": dict(window.lost),
-        "cost": {
-            "bpf_ns_per_switch": round(cost.bpf_ns_per_switch, 1) if cost.bpf_ns_per_switch >= 0 else None,
-            "switches": cost.switches if cost.switches >= 0 else None,
-            "cpu_pct": round(cost.cpu_pct, 2) if cost.cpu_pct >= 0 else None,
-            "bpf_pct": round(cost.bpf_pct, 2) if cost.bpf_pct >= 0 else None,
-            "rss_bytes": cost.rss_bytes if cost.rss_bytes >= 0 else None,
-        },
-        "categories": [
-            {
-                "name": name,
-                "idle": all(leaf.idle for leaf in leaves if leaf.category == name),
-                "idle_ns": sum(p.total_ns for leaf, p in leaves.items() if leaf.category == name and leaf.idle),
-                "waits": part.waits,
-                "total_ns": part.total_ns,
-                "max_ns": part.max_ns,
-                "histogram": log2.slots(part.histogram),
-            }
-            for name, part in sorted(by_category(tick.cut).items(), key=lambda item: (-item[1].total_ns, item[0]))
-        ],
-        "threads": [
-            {
-                **_who(key, book),
-                "waits": t.waits,
-                "offcpu_ns": t.offcpu_ns,
-                "blocked_ns": t.blocked_ns,
-                "runqueue_ns": t.runqueue_ns,
-                "preempted_ns": t.preempted_ns,
-                "involuntary": t.involuntary,
-                "max_ns": t.max_ns,
-                "short_waits": t.short_waits,
-                "short_ns": t.short_ns,
-                "filtered_ns": t.filtered_ns,
-                "histogram": log2.slots(t.histogram),
-            }
-            for key, t in _threads(tick)
-        ],
-        "sites": [_site_object(key, totals, leaf_of[key], book, names) for key, totals in _sites(tick)],
-    }
-
-
-def _threads(tick: Tick) -> list[tuple[ThreadKey, ThreadTotals]]:
-    """Each that has time that passes, whole; most time first."""
-    every = sorted(tick.kept.window.each_thread(), key=lambda item: (-item[1].offcpu_ns, item[0]))
-    if not tick.filter.chooses_waits:
-        return every
-    those = {key.thread for key in _keys(tick)}
-    return [item for item in every if item[0] in those]
-
-
-def _sites(tick: Tick) -> list[tuple[SiteKey, SiteTotals]]:
-    """Each that has time that passes, whole; most time first."""
-    every = sorted(tick.kept.window.each_site(), key=lambda item: (-item[1].total_ns, item[0]))
-    if not tick.filter.chooses_waits:
-        return every
-    those = _keys(tick)
-    return [item for item in every if item[0] in those]
-
-
-def _keys(tick: Tick) -> set[SiteKey]:
-    """Whose time passes, and where; a thread's short waits have a place of their own."""
-    return {*map(SITES.key, tick.shares.ids.tolist())}
-
-
-def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names: Names) -> dict[str, Any]:
-    who = _who(key.thread, book)
-    del who["process"]
-    return {
-        **who,
-        "category": leaf.category,
-        "idle": leaf.idle,
-        "waits": totals.waits,
-        "total_ns": totals.total_ns,
-        "blocked_ns": totals.blocked_ns,
-        "runqueue_ns": totals.runqueue_ns,
-        "max_ns": totals.max_ns,
-        "kernel": [printable(names.of(frame)) for frame in book.stack(key.kernel).trimmed],
-        "user": [printable(names.of(frame)) for frame in book.stack(key.user).trimmed],
-        "histogram": log2.slots(totals.histogram),
-    }
-
-
-def _who(key: ThreadKey, book: Book) -> dict[str, Any]:
-    if key == EXITED:
-        return {"pid": 0, "tid": 0, "comm": "(exited)", "process": "(exited)"}
-    comm = printable(book.comm(key))
-    return {"pid": key.pid, "tid": key.tid, "comm": comm, "process": printable(book.process(key.pid))}
-
-
 def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None) -> Ranking:
     """The processes or threads of a tick, and where each spent most time. `lifetime`: since the start, for TOTAL."""
     kept, book = tick.kept, tick.kept.window.book
     scope = Scope(ALL, idle=wanted.idle_shown)
+    some = tick.stuck.in_scope(scope)
     if wanted.threads:
         ever = by_thread(lifetime.shares, scope) if lifetime else None
-        every = thread_rows(by_thread(tick.shares, scope), kept.span_ns, book, wanted.order, lifetime=ever)
+        table, now = by_thread(tick.shares, scope), stuck.by_thread(some)
+        every = thread_rows(table, kept.span_ns, book, wanted.order, lifetime=ever, now=now)
     else:
-        every = process_rows(tick.cut, scope, book, wanted.order, lifetime=lifetime.cut if lifetime else None)
+        cut_ever, ages = lifetime.cut if lifetime else None, stuck.by_process(some)
+        every = process_rows(tick.cut, scope, book, wanted.order, lifetime=cut_ever, now=ages)
     keeps_all = not wanted.filter.chooses_rows or not every.rows
     listed = every if keeps_all else kept_rows(every, wanted.filter.keeps, _ALL_ROWS)
     if wanted.threads:
@@ -311,8 +183,14 @@ def tick_text(
 ) -> str:
     """One tick as tables, a blank line behind it. No line is wider than `width` (0: as wide as it needs)."""
     book = tick.kept.window.book
+    shown = tick.stuck.in_scope(Scope(ALL, idle=wanted.idle_shown))
+    in_full = _stuck_table(tick, shown, names) if wanted.stuck else ()
     categories = category_rows(
-        tick.cut, wanted.order, idle_shown=wanted.idle_shown, lifetime=lifetime.cut if lifetime else None
+        tick.cut,
+        wanted.order,
+        idle_shown=wanted.idle_shown,
+        lifetime=lifetime.cut if lifetime else None,
+        now=stuck.by_category(shown),
     )
 
     def where_of(row: Row) -> str:
@@ -324,8 +202,25 @@ def tick_text(
         "",
         *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {'COMMAND':<16}", _waiter_name, where_of),
         "",
+        *in_full,
     ]
     return "".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines)
+
+
+def _stuck_table(tick: Tick, shown: Stuck, names: Names) -> Iterable[str]:
+    """The waits in progress, the oldest first, and their syscalls and stacks."""
+    book = tick.kept.window.book
+    hidden = len(tick.stuck.waits) - len(shown.waits)
+    yield f"stuck now: {len(shown.waits)} threads, and {hidden} that look idle"
+    yield f"{'AGE':>8} {'PID':>7} {'TID':>7} {'COMMAND':<16} S {'CATEGORY':<15} {'SYSCALL':<24}  STACK"
+    for row, one in enumerate(shown.waits):
+        leaf, who = shown.leaf(row), printable(book.comm(one.site.thread))[:16]
+        category = f"{'~' if leaf.idle else ''}{leaf.category}"
+        call = printable(calls.told(book.calls.get(one.call, ""), one.arguments)) if one.call >= 0 else ""
+        place = printable(where.in_short(book, one.site.kernel, one.user, names))
+        age = shown.age(row).text
+        yield f"{age:>8} {one.site.pid:>7} {one.site.tid:>7} {who:<16} {one.letter} {category:<15} {call:<24}  {place}"
+    yield ""
 
 
 def _filtered(tick: Tick, wanted: Wanted) -> str:
@@ -364,7 +259,7 @@ def _table(
     ranking: Ranking, head: str, name: Callable[[Row], str], where_of: Callable[[Row], str] | None = None
 ) -> Iterable[str]:
     last = "  WHERE" if where_of else ""
-    yield f"{head} {'WAITING':>8} {'%':>4} {'EV/S':>6} {'p50<=':>6} {'p99<=':>6} {'MAX':>6}{last}"
+    yield f"{head} {'WAITING':>8} {'%':>4} {'EV/S':>6} {'p50<=':>6} {'p99<=':>6} {'MAX':>6} {'NOW':>7}{last}"
     for row in (*ranking.rows, *([ranking.elided] if ranking.elided else [])):
         yield f"{name(row)} {_numbers(row)}{f'  {where_of(row)}' if where_of else ''}"
 
@@ -373,7 +268,8 @@ def _numbers(row: Row) -> str:
     p50, p99 = duration(row.percentile_ns(50)), duration(row.percentile_ns(99))
     events = count(row.waits_per_s) if row.part.waits else ""
     longest = duration(row.part.max_ns)
-    return f"{threads(row.waiting):>8} {row.share_pct:>3.0f}% {events:>6} {p50:>6} {p99:>6} {longest:>6}"
+    now = row.now.text
+    return f"{threads(row.waiting):>8} {row.share_pct:>3.0f}% {events:>6} {p50:>6} {p99:>6} {longest:>6} {now:>7}"
 
 
 def _category_name(row: Row) -> str:

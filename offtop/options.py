@@ -200,6 +200,7 @@ def _shown(parser: argparse.ArgumentParser) -> None:
     add("-u", "--user", type=_user, metavar="NAME", help="show only this user's processes (name or id)")
     add("--filter", default="", metavar="EXPR", help="show only waits and rows that pass, as 'comm=mysql* max>10ms'")
     add("-H", "--threads", action="store_true", default=None, help="begin with threads instead of processes")
+    add("--stuck", action="store_true", help="begin with what is stuck now; in batch, print it too")
     add("-i", "--idle", action="store_true", default=None, help="begin with idle-looking waits shown")
     add(
         "-o",

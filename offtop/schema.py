@@ -65,6 +65,8 @@ SCHEMA: dict[str, Any] = {
                     "cpu_pct": _or_null("number", "offtop's process, percent of one CPU"),
                     "bpf_pct": _or_null("number", "its BPF programs, percent of one CPU"),
                     "rss_bytes": _or_null("integer", "offtop's process"),
+                    "walk_ns": _or_null("integer", "how long the walk of all threads took"),
+                    "walk_every": {**_COUNT, "description": "the walk was made once in so many ticks"},
                 }
             ),
             "categories": {
@@ -96,7 +98,15 @@ SCHEMA: dict[str, Any] = {
                         "blocked_ns": _NS,
                         "runqueue_ns": _NS,
                         "preempted_ns": _NS,
-                        "involuntary": _COUNT,
+                        "running_ns": _or_null("integer", "ns, by the kernel's own account of the thread"),
+                        "residue_ns": _or_null(
+                            "integer",
+                            "ns: span_ns - running_ns - offcpu_ns, which hypervisor and interrupts may explain; a "
+                            "little below 0 where the kernel was late to add up",
+                            "not known, or the thread began or ended in this tick",
+                        ),
+                        "voluntary": {**_COUNT, "description": "waits that the thread began by itself"},
+                        "involuntary": {**_COUNT, "description": "waits of a thread that was put aside"},
                         "max_ns": _COUNT,
                         "short_waits": _COUNT,
                         "short_ns": _NS,
@@ -126,6 +136,45 @@ SCHEMA: dict[str, Any] = {
                     }
                 ),
             },
+            "still_blocked": {
+                "type": "array",
+                "description": "the waits in progress at the end of the tick, from the minimum up, the oldest first; "
+                "only what passes the filter",
+                "items": _object(
+                    {
+                        "pid": _COUNT,
+                        "tid": _COUNT,
+                        "comm": {"type": "string"},
+                        "process": {"type": "string"},
+                        "age_ns": _COUNT,
+                        "age_is": {
+                            "enum": ["exact", "at_most", "at_least"],
+                            "description": "at_most: it began before offtop watched, after the thread last had a CPU",
+                        },
+                        "state": {"type": "string", "description": "as in ps: R, S, D, T, t, P, I; K: killable"},
+                        "category": {"type": "string"},
+                        "idle": {"type": "boolean"},
+                        "syscall": _or_null("string", "name of the system call that it is in", "in none"),
+                        "arguments": {
+                            "type": "array",
+                            "items": {"type": "integer", "minimum": 0},
+                            "description": "of the system call: six words of 64 bits, or none where they are not known",
+                        },
+                        "kernel": _FRAMES,
+                        "user": {
+                            **_FRAMES,
+                            "description": "leaf first, read from outside along frame pointers; empty: not read (yet)",
+                        },
+                    }
+                ),
+            },
+            "machine": _object(
+                {
+                    "cpus": _or_null("integer", "that are online"),
+                    "steal_ns": _or_null("integer", "CPU time that the hypervisor took"),
+                    "interrupt_ns": _or_null("integer", "CPU time of hard and soft interrupts"),
+                }
+            ),
         }
     ),
 }

@@ -64,7 +64,7 @@ def live(asked: argparse.Namespace) -> int:
     loaded, whose = _load(asked)
     _check_theme(loaded)
     filters = _filters(asked, loaded)
-    view = None if no_screen is not None else _view(loaded, filters, rules, chosen, user)
+    view = None if no_screen is not None else _view(loaded, filters, rules, chosen, user, asked.stuck)
     keymap: Mapping[str, str] = _keymap(loaded) if view else {}
     if view:
         threading.Thread(target=_load_screen, daemon=True).start()
@@ -88,7 +88,7 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
     rules, chosen, user = _choices(asked)
     loaded, whose = _load(asked)
     _check_theme(loaded)
-    view = None if no_screen is not None else _view(loaded, Filters(), rules, chosen, user)
+    view = None if no_screen is not None else _view(loaded, Filters(), rules, chosen, user, asked.stuck)
     keymap: Mapping[str, str] = _keymap(loaded) if view else {}
     with (
         _ended_by_signals(),
@@ -238,7 +238,8 @@ def _batch(
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # a name may have letters that the locale has not
     settings = loaded.settings
-    wanted = batch.Wanted(chosen, settings.idle, settings.threads, settings.sort, settings.reverse)
+    order = settings.sort, settings.reverse
+    wanted = batch.Wanted(chosen, settings.idle, settings.threads, *order, stuck=asked.stuck)
     with written():
         batch.run(
             source,
@@ -271,9 +272,11 @@ def written() -> Generator[None]:
         raise OfftopError(f"The output cannot be written ({error.strerror}). Make room, or write elsewhere") from error
 
 
-def _view(loaded: "Loaded", filters: Filters, rules: categories.Categories, chosen: Filter, user: str) -> "View":
+def _view(
+    loaded: "Loaded", filters: Filters, rules: categories.Categories, chosen: Filter, user: str, stuck: bool
+) -> "View":
     """What the screen begins with."""
-    from offtop.model.view import View
+    from offtop.model.view import CATEGORIES, STUCK, View
 
     settings = loaded.settings
     return View(
@@ -290,6 +293,7 @@ def _view(loaded: "Loaded", filters: Filters, rules: categories.Categories, chos
         muted=tuple(_mute(text, rules, f"{loaded.origin['muted']}: muted") for text in settings.muted),
         filter=chosen,
         user=user,
+        focus=STUCK if stuck else CATEGORIES,
     )
 
 

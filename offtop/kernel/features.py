@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +33,18 @@ class Features:
     run_delay: int | None
     last_arrival: int | None
     last_queued: int | None
+    turns: int | None
+    """Of the count of how often the thread was given a CPU."""
+    sum_exec: int
+    """Of how long the thread has run in all, by the kernel's own account."""
+    start_time: int
     state_argument: bool
     """sched_switch passes prev_state (kernel commit fa2c3254d7cf, 5.18)."""
     task_storage: bool
     user_registers: bool
     """bpf_task_pt_regs can be called."""
+    registers: Mapping[str, int]
+    """Offsets in pt_regs, by their names in bpf/offcpu.c; empty where they are not known."""
 
     @property
     def waking(self) -> bool:
@@ -66,6 +74,9 @@ def find(types: KernelTypes) -> Features:
         offset = types.offset("sched_info", member)
         return None if sched_info is None or offset is None else sched_info + offset
 
+    entity, exec_runtime = needed("se"), types.offset("sched_entity", "sum_exec_runtime")
+    if exec_runtime is None:
+        raise KernelError("This kernel does not count how long a thread runs. Please report it with: uname -r")
     thread, sp = types.offset("task_struct", "thread"), types.offset("thread_struct", "sp")
     symbol = kprobe_symbol()
     available = {"exit": types.has_tracepoint("sched_exit_tp"), "kprobe": bool(symbol), "switch": True}
@@ -83,10 +94,34 @@ def find(types: KernelTypes) -> Features:
         run_delay=in_sched_info("run_delay"),
         last_arrival=in_sched_info("last_arrival"),
         last_queued=in_sched_info("last_queued"),
+        turns=in_sched_info("pcount"),
+        sum_exec=entity + exec_runtime,
+        start_time=needed("start_time"),
         state_argument=types.tracepoint_arguments("sched_switch") >= 4,
         task_storage=types.has_function("bpf_task_storage_get"),
         user_registers=types.has_function("bpf_task_pt_regs"),
+        registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},
     )
+
+
+_REGISTERS = {
+    "x86_64": ("orig_ax", "di", "si", "dx", "r10", "r8", "r9", "ip", "sp", "bp"),
+    "aarch64": ("syscallno", "regs:0", "regs:1", "regs:2", "regs:3", "regs:4", "regs:5", "pc", "sp", "regs:29"),
+}
+"""Members of pt_regs that hold a system call's number and arguments (its calling convention: syscall(2)), ip, sp and
+frame pointer."""
+_OFFSETS = ("REG_CALL", *(f"REG_ARGUMENT_{n}" for n in range(6)), "REG_IP", "REG_SP", "REG_BP")
+
+
+def _registers(types: KernelTypes) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for name, member in zip(_OFFSETS, _REGISTERS.get(platform.machine(), ()), strict=False):
+        member, _, index = member.partition(":")
+        offset = types.offset("pt_regs", member)
+        if offset is None:
+            return {}
+        found[name] = offset + 8 * int(index or 0)
+    return found
 
 
 def choose_door(features: Features, asked: str) -> tuple[str, ...]:

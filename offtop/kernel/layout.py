@@ -12,23 +12,24 @@ WALK_WORDS = 64
 
 KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST = 1, 2, 3, 4
 RUNNING = 1 << 31
-WALKED_RUNNABLE, WALKED_THREAD, WALKED_STACK = 1, 2, 4
+WALKED_RUNNABLE, WALKED_THREAD, WALKED_STACK, WALKED_RAN, WALKED_OLDER = 1, 2, 4, 8, 16
 WALK_WAITS, WALK_PRIME = 1, 2
 WALK_HALVES = (4, 8)
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL = 1, 2, 4, 8
 LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events")
 
 CONFIG = struct.Struct("=QQIIIIII")
-THREAD = struct.Struct(f"=20Q2I{LANES * 8}s")
+THREAD = struct.Struct(f"=21Q2I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
-GONE = struct.Struct(f"=16s{THREAD.size}s")
+GONE = struct.Struct(f"=16sQ{THREAD.size}s")
 SITE_KEY = struct.Struct("=IIQQ")
 SITE_NUMBERS = 4
 """u64 before the lanes of `struct site`."""
 SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
 STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
-WALKED = struct.Struct("=QQIIII16s")
-WALKED_FRAMES = struct.Struct(f"=Q{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
+WALKED = struct.Struct("=QQQQQIIII16s")
+ARGUMENTS = 6
+WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
 
 SIZES = {
     "config": (4, CONFIG.size),
@@ -73,9 +74,28 @@ class ThreadRecord(NamedTuple):
     first_runqueue_ns: int
     first_kernel: int
     first_user: int
+    exec_ns: int
     first_kind: int
     state: int
     histogram: bytes
+
+
+class WalkedStack(NamedTuple):
+    """`struct walked_stack`: where a thread that is off CPU waits."""
+
+    turns: int
+    """How often it has been given a CPU; another number later on says that it has run meanwhile."""
+    call: int
+    """Number of the system call that it is in; -1: in none, or not known."""
+    arguments: tuple[int, ...]
+    ip: int
+    sp: int
+    """0: the registers of its program are not known."""
+    bp: int
+    words: bytes
+    """The top of the thread's kernel stack, u64 each."""
+    frames: bytes
+    """Addresses, u64 each, leaf first."""
 
 
 class WalkedRecord(NamedTuple):
@@ -83,16 +103,16 @@ class WalkedRecord(NamedTuple):
 
     left_ns: int
     queued_ns: int
+    arrived_ns: int
+    exec_ns: int
+    start_ns: int
     pid: int
     tid: int
     state: int
     flags: int
     comm: bytes
     thread: ThreadRecord | None
-    words: bytes
-    """The top of the thread's kernel stack, u64 each; empty without a stack."""
-    frames: bytes | None
-    """Addresses, u64 each, leaf first."""
+    stack: WalkedStack | None
 
 
 def walked_records(data: bytes) -> Iterator[WalkedRecord]:
@@ -100,18 +120,18 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
     at = 0
     while at < len(data):
         head = WALKED.unpack_from(data, at)
-        flags: int = head[5]
+        flags: int = head[8]
         at += WALKED.size
-        thread = None
+        thread = stack = None
         if flags & WALKED_THREAD:
             thread = ThreadRecord._make(THREAD.unpack_from(data, at))
             at += THREAD.size
         if flags & WALKED_STACK:
-            depth, words, frames = WALKED_FRAMES.unpack_from(data, at)
+            depth, turns, call, *arguments, ip, sp, bp, words, frames = WALKED_FRAMES.unpack_from(data, at)
             at += WALKED_FRAMES.size
-            yield WalkedRecord._make((*head, thread, words, frames[: 8 * depth]))
-        else:
-            yield WalkedRecord._make((*head, thread, b"", None))
+            call = (call & 0xFFFFFFFF) - ((call & 0x80000000) << 1)  # 32 bits on some machines
+            stack = WalkedStack(turns, call, tuple(arguments), ip, sp, bp, words, frames[: 8 * depth])
+        yield WalkedRecord._make((*head, thread, stack))
 
 
 @lru_cache(maxsize=65_536)

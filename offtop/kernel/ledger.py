@@ -7,7 +7,7 @@ every snapshot. It asks nobody for the time and imports no bcc: a test can be it
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,9 +16,9 @@ import numpy as np
 from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
 from offtop.model import histogram as log2
-from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, SiteTotals, Waiting
+from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals, Waiting
 from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
 from offtop.model.table import SITES, THREADS, Ints, integers
 from offtop.units import NS_PER_S
@@ -27,6 +27,9 @@ _MOST_NAMES = 50_000
 """Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
 _LATEST_TICKS = 2
 """How long sites wait for the record of their thread."""
+_LATE_NS = NS_PER_S // 10
+"""The kernel adds to a thread's running time while it runs only now and then: at its own ticks."""
+_RUNNING = ThreadTotals()
 _SILENT_NS = 60 * NS_PER_S
 """Whether a thread that is not off CPU still lives is asked when it has not waited for so long: its end may be lost."""
 
@@ -43,6 +46,21 @@ class Walked(NamedTuple):
     """Stack id; None where the walk gave no stack."""
     state: int = 1
     """As records have it: layout.RUNNING, or the kernel's."""
+    since_ns: int = 0
+    """When the wait began, on our clock, if that was before left_ns; 0: it began at left_ns."""
+    bound: Bound = Bound.EXACT
+    call: int = -1
+    arguments: tuple[int, ...] = ()
+
+
+class Ran(NamedTuple):
+    """What the walk says of a thread's time on a CPU."""
+
+    key: ThreadKey
+    exec_ns: int
+    """In all."""
+    start_ns: int
+    """When the thread began, on our clock."""
 
 
 Locate = Callable[[int, int, int, int], SiteKey]
@@ -97,7 +115,7 @@ class Ledger:
         is_alive: Callable[[ThreadKey], bool] = lambda _: False,
     ) -> None:
         """Nothing is known before `at_ns`. `locate` turns a record's raw stack ids into a site."""
-        self.at_ns = at_ns
+        self.at_ns = self._began_ns = at_ns
         self.book = book or Book()
         self._locate, self._is_alive = locate, is_alive
         self.threads = Running(THREADS)
@@ -105,6 +123,8 @@ class Ledger:
         self.waiting: dict[ThreadKey, Waiting] = {}
         self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
         self._restless: set[ThreadKey] = set()
+        self._exec_ns: dict[ThreadKey, int] = {}
+        """How long each has run in all, as last told."""
         self._exited: list[ThreadKey] = []
         self._late: dict[SiteKey, tuple[int, SiteTotals]] = {}
         """Of threads that are not heard of yet: since how many ticks, and what ended."""
@@ -120,13 +140,15 @@ class Ledger:
         sites: Ended,
         walked: Sequence[Walked],
         *,
-        gone: Sequence[ThreadKey] = (),
+        gone: Mapping[ThreadKey, int] | None = None,
+        ran: Iterable[Ran] = (),
         primed_ns: int = 0,
         anew: bool = False,
         states: int = 0,
         max_ns: int = 0,
     ) -> list[ThreadKey]:
-        """Add one tick. `gone`: the threads that ended in it. `primed_ns`: when the walk began, if `walked` has
+        """Add one tick. `gone`: the threads that ended in it, and when. `ran`: how long threads have run in all, where
+        it has changed. `primed_ns`: when the walk began, if `walked` has
         every thread off CPU. `anew`: the choice of threads has changed, so that of a wait which nobody asked about
         only what passed since the last tick counts. `states` and `max_ns` are those of Filters.
 
@@ -134,6 +156,9 @@ class Ledger:
         threads that will be given back, because they have ended.
         """
         delta = _Delta()
+        gone = gone or {}
+        for one in ran:
+            self._count_run(one, at_ns, delta)
         by_key = {one.key: one for one in walked}
         returned: set[ThreadKey] = set()
         running: set[ThreadKey] = set()
@@ -155,9 +180,41 @@ class Ledger:
             self._place(key, by_key.get(key), at_ns, min_ns, max_ns, delta)
         self._give_back([key for key in self._exited if key not in returned and key not in self.waiting], at_ns)
         self._apply(delta, sites, at_ns)
+        for key in lost.union(silent).difference(gone):
+            self._end(key, at_ns)
+        for key, end_ns in gone.items():
+            self._end(key, end_ns)
         self._exited = [*gone, *lost, *silent]
         self.at_ns = at_ns
         return self._exited
+
+    def _count_run(self, ran: Ran, at_ns: int, delta: _Delta) -> None:
+        """Add what a thread has run since it was last told."""
+        was_ns = self._exec_ns.get(ran.key)
+        self._exec_ns[ran.key] = ran.exec_ns
+        if was_ns is None:
+            if ran.start_ns <= self._began_ns:
+                return
+            was_ns = 0
+        ran_ns = ran.exec_ns - was_ns
+        # What cannot be is another thread's account: of one that called exec, and took the id of its main thread.
+        if 0 < ran_ns <= _LATEST_TICKS * (at_ns - self.at_ns) + _LATE_NS:
+            delta.settled.append((ran.key, _RUNNING._replace(running_ns=ran_ns)[:-1]))
+
+    def begin(self, key: ThreadKey, from_ns: int) -> None:
+        """A thread is met that began, or is counted, only since `from_ns`; or the same once more."""
+        if from_ns > self._began_ns and self.book.life(key).from_ns != from_ns:
+            self.book.lives[key] = Life(from_ns)
+            self._exec_ns.pop(key, None)
+
+    def _end(self, key: ThreadKey, at_ns: int) -> None:
+        self.book.lives[key] = self.book.life(key)._replace(to_ns=at_ns)
+
+    def read_user(self, key: ThreadKey, left_ns: int, user: int) -> None:
+        """The user stack of a wait in progress was read from outside."""
+        waiting = self.waiting.get(key)
+        if waiting is not None and waiting.left_ns == left_ns:
+            self.waiting[key] = waiting._replace(user=user)
 
     def age(self, keep_ns: int) -> set[int] | None:
         """Once in `keep_ns`: give back what has not been used for as long; ids of stacks dropped with it.
@@ -176,6 +233,7 @@ class Ledger:
                     of_thread.remove(key)
         used = {stack for key in self.sites for stack in (key.kernel, key.user)}
         used.update(site.kernel for site in waiting)
+        used.update(w.user for w in self.waiting.values())
         before_ns = self.at_ns - keep_ns
         dropped = {
             stack
@@ -218,6 +276,7 @@ class Ledger:
             r.short_runqueue_ns - (taken_runqueue_ns if of_short else 0),
             r.filtered_ns - (taken_ns if of_filtered else 0),
             r.filtered_runqueue_ns - (taken_runqueue_ns if of_filtered else 0),
+            0,
             r.max_ns,
         )
         delta.threads.append((key, ended, r.histogram))
@@ -259,7 +318,7 @@ class Ledger:
                 shown_ns[key] = shown_ns.get(key, 0) - taken_ns
                 total_ns -= taken_ns
                 runqueue_ns = min(runqueue_ns, total_ns)
-                numbers = (waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, max_ns)
+                numbers = (waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, max_ns)
                 delta.threads.append((key, numbers, histogram.to_bytes(log2.LANES * 8, "little")))
                 delta.sites.append((site, SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)))
                 lost.add(key)
@@ -269,10 +328,12 @@ class Ledger:
         """What a snapshot has shown of a wait in progress becomes finished, where it was shown."""
         shown_ns, ready_ns = max(0, self.at_ns - w.from_ns), w.runqueue_ns
         kernel = w.site.kernel
+        if w.user != NO_STACK:
+            self._retired[w.user] = self.at_ns
         short = (shown_ns, ready_ns) if kernel == SHORT else (0, 0)
         filtered = (shown_ns, ready_ns) if kernel == FILTERED else (0, 0)
         preempted_ns = shown_ns if w.preempted else 0
-        delta.settled.append((key, (0, shown_ns, ready_ns, preempted_ns, 0, 0, *short, *filtered, 0)))
+        delta.settled.append((key, (0, shown_ns, ready_ns, preempted_ns, 0, 0, *short, *filtered, 0, 0)))
         if kernel not in PLACELESS:
             delta.sites.append((w.site, SiteTotals(0, shown_ns, ready_ns)))
 
@@ -285,7 +346,8 @@ class Ledger:
         if states and not state & states:
             kernel = FILTERED
         site = SiteKey(key.pid, key.tid, kernel, NO_STACK)
-        self.waiting[key] = Waiting(site, left_ns, from_ns, 0, bool(state & layout.RUNNING))
+        begun = Waiting(site, left_ns, from_ns, 0, bool(state & layout.RUNNING), state=state)
+        self.waiting[key] = _told(begun, walked)
         self._restless.add(key)
 
     def _prime(self, walked: Sequence[Walked], walk_ns: int, at_ns: int, states: int, delta: _Delta) -> None:
@@ -340,7 +402,11 @@ class Ledger:
         else:
             self._restless.discard(key)
         if site is not w.site or from_ns != w.from_ns or runqueue_ns != w.runqueue_ns:
-            self.waiting[key] = Waiting(site, w.left_ns, from_ns, runqueue_ns, w.preempted)
+            w = self.waiting[key] = w._replace(site=site, from_ns=from_ns, runqueue_ns=runqueue_ns)
+        if walked is not None and walked.kernel is not None:
+            told = _told(w, walked)
+            if told != w:
+                self.waiting[key] = told
 
     def _apply(self, delta: _Delta, ended: Ended, at_ns: int) -> None:
         self.threads.begin_tick()
@@ -368,6 +434,7 @@ class Ledger:
         """Threads that ended before the last snapshot: their sums stay, under EXITED."""
         for key in keys:
             self.threads.move(key, EXITED)
+            self._exec_ns.pop(key, None)
             for site in self._sites_of.pop(key, ()):
                 self._retired[site.kernel] = self._retired[site.user] = at_ns
                 self._retire_site(site)
@@ -379,11 +446,19 @@ class Ledger:
         _, key = self._forgotten.popleft()
         if key not in self.threads and key not in self.waiting:
             self.book.comms.pop(key, None)
+            self.book.lives.pop(key, None)
             if key.tid == key.pid:
                 self.book.processes.pop(key.pid, None)
 
     def _retire_site(self, key: SiteKey) -> None:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
+
+
+def _told(waiting: Waiting, walked: Walked | None) -> Waiting:
+    """`waiting` with what the walk said of it with its stack."""
+    if walked is None or walked.left_ns != waiting.left_ns or walked.kernel is None:
+        return waiting
+    return waiting._replace(since_ns=walked.since_ns, bound=walked.bound, call=walked.call, arguments=walked.arguments)
 
 
 def _lost_site(key: ThreadKey) -> SiteKey:

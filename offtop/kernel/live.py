@@ -13,21 +13,22 @@ from pathlib import Path
 import numpy as np
 
 from offtop.errors import KernelError, PrivilegeError, UsageError
-from offtop.kernel import features, layout, libbpf
+from offtop.kernel import features, layout, libbpf, syscalls, times, userstacks
 from offtop.kernel.cost import CostMeter
 from offtop.kernel.files import Files
 from offtop.kernel.kallsyms import KernelSymbols
-from offtop.kernel.layout import ThreadRecord
+from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack
 from offtop.kernel.leaves import Leaves
-from offtop.kernel.ledger import Ended, Ledger, Walked
+from offtop.kernel.ledger import Ended, Ledger, Ran, Walked
 from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
 from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import attach
 from offtop.kernel.stacks import Stacks
+from offtop.kernel.userstacks import UserStacks
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
-from offtop.model.snapshot import Filters, Snapshot
+from offtop.model.snapshot import Bound, Filters, Snapshot
 from offtop.model.stack import Frame
 from offtop.model.table import Ints, integers
 from offtop.source import Happening
@@ -40,6 +41,8 @@ _PRIME_NS = 60 * 1_000_000_000
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the machine's own (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
 _CLOSE_SECONDS = 2.0
+_32_BIT = 1 << 30
+"""Marks the number of a 32-bit program's system call, whose arguments are in other registers."""
 _ZERO = bytes(4)
 
 
@@ -107,6 +110,8 @@ class LiveSource(Happening):
             self._leaves.frames,
             (symbols.address_of("__sched_text_start") or 0, symbols.address_of("__sched_text_end") or 0),
         )
+        self._user_stacks = UserStacks()
+        self._opened.callback(self._user_stacks.close)
         self._half = 0
         self._clock_apart_ns = 0
         self._prime, self._primed_ns = True, 0
@@ -161,17 +166,20 @@ class LiveSource(Happening):
         if primed:
             self._prime, self._primed_ns = False, walk_ns
             _give_memory_back()
-        walked = list(self._waits(primed))  # first, because the flip itself wakes threads of the kernel
+        ran: list[Ran] = []
+        walked = list(self._waits(primed, ran))  # first, because the flip itself wakes threads of the kernel
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
+        machine = times.machine()
         drained = self._flip()
         sites = self._sites(drained)
-        threads = list(self._threads(drained))
-        gone = self._gone(drained, threads)
+        threads = list(self._threads(drained, ran))
+        gone = self._gone(drained, threads, ran)
         new_readers = {self._names.reader_pid, self._leaves.reader_pid}.difference(known_readers)
         if new_readers:  # the kernel has counted them in this tick
             threads = [(key, record) for key, record in threads if key.pid not in new_readers]
             sites = sites.without([row for row, key in enumerate(sites.keys) if key.pid in new_readers])
             walked = [one for one in walked if one.key.pid not in new_readers]
+            ran = [one for one in ran if one.key.pid not in new_readers]
         ended = self._ledger.tick(
             at_ns,
             asked.min_ns,
@@ -179,11 +187,15 @@ class LiveSource(Happening):
             sites,
             walked,
             gone=gone,
+            ran=ran,
             primed_ns=walk_ns if primed else 0,
             anew=anew,
             states=asked.states,
             max_ns=asked.max_ns,
         )
+        for one in self._user_stacks.read(self._ledger.waiting, at_ns):
+            user = self._stacks.read_user(one.key.pid, one.addresses, one.at_sp)
+            self._ledger.read_user(one.key, one.left_ns, user)
         for key in ended:
             if key.tid == key.pid:
                 self._processes.forget(key.pid)
@@ -212,6 +224,7 @@ class LiveSource(Happening):
             book=self._book,
             lost=lost,
             cost=cost,
+            machine=machine,
             door=self._program.door,
             filters=in_effect,
         )
@@ -290,39 +303,81 @@ class LiveSource(Happening):
                 self._details.met(record.pid)
             yield record
 
-    def _waits(self, primed: bool) -> Iterator[Walked]:
-        """The waits in progress that are new, or that became ready to run; all of them when `primed`."""
+    def _waits(self, primed: bool, ran: list[Ran]) -> Iterator[Walked]:
+        """The waits in progress that are new, or that became ready to run; all of them when `primed`. Into `ran`
+        comes how long those have run that did nothing else."""
         apart_ns = self._clock()
         for record in self._walk(layout.WALK_WAITS | (layout.WALK_PRIME if primed else 0)):
-            yield Walked(
-                ThreadKey(record.pid, record.tid),
-                record.left_ns,
-                bool(record.flags & layout.WALKED_RUNNABLE),
-                record.queued_ns + apart_ns if record.queued_ns and apart_ns else 0,
-                None if record.frames is None else self._stacks.walked(record.frames, record.words),
-                record.state,
-            )
+            key = ThreadKey(record.pid, record.tid)
+            if record.flags & layout.WALKED_RAN:
+                self._note_run(Ran(key, record.exec_ns, record.start_ns), ran)
+            if record.flags & (layout.WALKED_RUNNABLE | layout.WALKED_STACK):
+                yield self._walked(key, record, apart_ns)
 
-    def _threads(self, half: int) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
+    def _walked(self, key: ThreadKey, record: WalkedRecord, apart_ns: int) -> Walked:
+        stack, since_ns, bound = record.stack, 0, Bound.EXACT
+        if record.flags & layout.WALKED_OLDER:
+            is_known = record.arrived_ns and apart_ns
+            since_ns, bound = (record.arrived_ns + apart_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
+            since_ns = min(since_ns, record.left_ns)
+        call, arguments = (-1, ()) if stack is None else self._call(stack)
+        if stack is not None:
+            self._user_stacks.met(key, record.left_ns, stack)
+        return Walked(
+            key,
+            record.left_ns,
+            bool(record.flags & layout.WALKED_RUNNABLE),
+            record.queued_ns + apart_ns if record.queued_ns and apart_ns else 0,
+            None if stack is None else self._stacks.walked(stack.frames, stack.words),
+            record.state,
+            since_ns,
+            bound,
+            call,
+            arguments,
+        )
+
+    def _call(self, stack: WalkedStack) -> tuple[int, tuple[int, ...]]:
+        """The system call as the book has it, and its arguments; -1 where the thread is in none."""
+        if stack.call < 0:
+            return -1, ()
+        is_32_bit = userstacks.is_32_bit(stack)
+        call = stack.call | _32_BIT if is_32_bit else stack.call
+        if call not in self._book.calls:
+            name = syscalls.name_of(stack.call, "i386") if is_32_bit else syscalls.name_of(stack.call)
+            self._book.calls[call] = name
+        return call, () if is_32_bit else stack.arguments
+
+    def _note_run(self, one: Ran, ran: list[Ran]) -> None:
+        self._ledger.begin(one.key, one.start_ns)
+        if one.exec_ns:
+            ran.append(one)
+
+    def _threads(self, half: int, ran: list[Ran]) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
         for record in self._walk(layout.WALK_HALVES[half]):
             if record.thread is not None:
-                yield ThreadKey(record.pid, record.tid), record.thread
+                key = ThreadKey(record.pid, record.tid)
+                self._note_run(Ran(key, record.thread.exec_ns, record.start_ns), ran)
+                yield key, record.thread
 
-    def _gone(self, half: int, threads: list[tuple[ThreadKey, ThreadRecord]]) -> list[ThreadKey]:
-        """The threads that ended; what they did is put before `threads`: a tid may be in use again."""
-        found: list[tuple[int, ThreadKey, bytes, bytes]] = []
+    def _gone(self, half: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]) -> dict[ThreadKey, int]:
+        """The threads that ended, and when; what they did is put before `threads`: a tid may be in use again."""
+        found: list[tuple[int, ThreadKey, bytes, int, bytes]] = []
         for keys, values in self._program.maps[f"gone_{half}"].drain():
-            for (at_ns, pid, tid), (comm, thread) in zip(
+            for (at_ns, pid, tid), (comm, start_ns, thread) in zip(
                 layout.GONE_KEY.iter_unpack(keys), layout.GONE.iter_unpack(values), strict=True
             ):
-                found.append((at_ns, ThreadKey(pid, tid), comm, thread))
+                found.append((at_ns, ThreadKey(pid, tid), comm, start_ns, thread))
         found.sort()
-        for _, key, comm, _ in found:
+        records: list[tuple[ThreadKey, ThreadRecord]] = []
+        ended: list[Ran] = []
+        for _, key, comm, start_ns, thread in found:
             self._note_name(key, comm)
-        gone = list(dict.fromkeys(key for _, key, _, _ in found))
-        records = [(key, ThreadRecord._make(layout.THREAD.unpack(thread))) for _, key, _, thread in found]
+            record = ThreadRecord._make(layout.THREAD.unpack(thread))
+            self._note_run(Ran(key, record.exec_ns, start_ns), ended)
+            records.append((key, record))
         threads[:0] = records
-        return gone
+        ran[:0] = ended
+        return {key: at_ns for at_ns, key, *_ in found}
 
     def _clock(self) -> int:
         """How far our clock is ahead of the scheduler's: the least seen in the last tick; 0: not known."""

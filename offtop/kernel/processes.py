@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import NamedTuple
 
+from offtop.kernel.cgroups import cgroup_of, content_of, mounted
 from offtop.model.book import Book, Details
 
 _OLD_S = 10.0
@@ -162,17 +163,10 @@ def reading(pid: int) -> Reading | None:
     details = Details(
         user="" if uid < 0 else _user_name(uid),
         cmdline=_cmdline(_content(pid, "cmdline", _LONGEST_CMDLINE + 1)),
-        cgroup=cgroup_of(_content(pid, "cgroup")),
+        cgroup=cgroup_of(content_of(pid), mounted()),
         uid=uid,
     )
     return Reading(began, details) if _began(pid) == began else None
-
-
-def cgroup_of(content: bytes) -> str:
-    """The path that /proc/PID/cgroup tells: of version 2, else of the first controller."""
-    lines = content.splitlines()
-    chosen = [*(line for line in lines if line.startswith(b"0::")), *lines, b""][0]
-    return os.fsdecode(chosen.split(b":", 2)[-1])
 
 
 def _began(pid: int) -> bytes:

@@ -139,6 +139,10 @@ def _flags(door: str, features: Features, sizes: Sizes, waking: bool) -> list[st
         "RUN_DELAY": features.run_delay,
         "LAST_ARRIVAL": features.last_arrival,
         "LAST_QUEUED": features.last_queued,
+        "TURNS": features.turns,
+        "SUM_EXEC": features.sum_exec,
+        "START_TIME": features.start_time,
+        **features.registers,
         "USER_SP": user_stack_pointer_offset() if features.user_registers else None,
     }
     return [f"-D{name}={value}" for name, value in defines.items() if value is not None]

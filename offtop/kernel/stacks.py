@@ -102,6 +102,11 @@ class Stacks:
             of_thread[kernel, user] = site
         return site
 
+    def read_user(self, pid: int, addresses: Sequence[int], at_sp: int) -> int:
+        """The user stack of a wait in progress, as it was read from outside. `at_sp`: as for UserFrames."""
+        frames = self._user_frames(pid, addresses, at_sp)
+        return self._intern(frames, lambda: Stack(frames)) if frames else NO_STACK
+
     def walked(self, frames: bytes, words: bytes) -> int:
         """The stack that the task walk gave, with its __sched functions put back.
 

@@ -49,6 +49,18 @@ class Details(NamedTuple):
 UNKNOWN = Details()
 
 
+class Life(NamedTuple):
+    """Of a thread that does not live all the while."""
+
+    from_ns: int = 0
+    """CLOCK_MONOTONIC when it began, or when offtop began to count it; 0: before all that."""
+    to_ns: int = 0
+    """When it ended; 0: it has not."""
+
+
+ALL_ALONG = Life()
+
+
 @dataclass(slots=True)
 class Book:
     stacks: dict[int, Stack] = field(default_factory=lambda: dict(RESERVED))
@@ -60,6 +72,10 @@ class Book:
     """pid → who it is, as far as somebody asked (Source.describe) and it was still there to be read. Stays, as the
     name does, when the process has ended; never that of another process which had the pid before."""
 
+    lives: dict[ThreadKey, Life] = field(default_factory=dict[ThreadKey, Life])
+    """Of threads that began after offtop did, or have ended."""
+    calls: dict[int, str] = field(default_factory=dict[int, str])
+    """Number of a system call → its name on that machine, of those that were met."""
     details_version: int = 0
     """Another one whenever `details` tells of a process what it did not."""
 
@@ -71,6 +87,9 @@ class Book:
 
     def detail(self, pid: int) -> Details:
         return self.details.get(pid, UNKNOWN)
+
+    def life(self, key: ThreadKey) -> Life:
+        return self.lives.get(key, ALL_ALONG)
 
     def process(self, pid: int) -> str:
         """The process's name; its main thread's where that is all that is known."""

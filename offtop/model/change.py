@@ -3,20 +3,25 @@
 What it holds follows what happened, not what exists. A whole snapshot is a change, too: that of nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
 
 from offtop.model.book import Book, ThreadKey
 from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, Cost, Filters, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Machine, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import NO_STACK
 from offtop.model.table import SITES, THREADS, Ints, K, Kind, V, integers, table_of
 from offtop.model.window import finished
 
 WAITING_FIELDS = 8
 """pid, tid, kernel, user, left_ns, from_ns, runqueue_ns, preempted."""
+BEGUN_FIELDS = 11
+"""since_ns, bound, state, call, six arguments (the 64 bits of each, signed), user stack read from outside."""
+NO_ARGUMENTS = (0, 0, 0, 0, 0, 0)
+_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +48,23 @@ class Change:
     sites: Rows
     waiting: Ints
     """(n, 8) Waits in progress that are new, or otherwise than before."""
+    begun: Ints
+    """(n, 11) Of the same waits: how they began; (0, 11) where nobody kept it."""
     ended: Ints
     """(m, 2) pid, tid: no longer in one."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
     """Running counts, as the snapshot has them."""
     cost: Cost = Cost()
+    machine: Machine = Machine()
     mode: str = "offcpu"
     door: str = ""
     filters: Filters = Filters()
+
+    @property
+    def stacks(self) -> set[int]:
+        """The ids of the stacks in it."""
+        ids = self.sites.ids[:, 2:].ravel(), self.waiting[:, 2:4].ravel(), self.begun[:, -1]
+        return {*np.concatenate(ids).tolist()}
 
 
 NOTHING = Snapshot(0, 0)
@@ -59,23 +73,54 @@ NOTHING = Snapshot(0, 0)
 def change(earlier: Snapshot, later: Snapshot) -> Change:
     """From `earlier` to `later`, of one source; from NOTHING: all of `later`."""
     before, now = earlier.waiting, later.waiting
-    waiting = [
-        (*site, left_ns, from_ns, ready_ns, preempted)
-        for key, (site, left_ns, from_ns, ready_ns, preempted) in now.items()
-        if before.get(key) is not now[key]
-    ]
+    waiting = [one for key, one in now.items() if before.get(key) is not one]
     return Change(
         later.taken_ns,
         later.at_ns,
         _rows(THREADS, earlier.threads, later.threads, earlier is NOTHING),
         _rows(SITES, earlier.sites, later.sites, earlier is NOTHING),
-        integers(waiting, WAITING_FIELDS),
+        integers([placed(one) for one in waiting], WAITING_FIELDS),
+        integers([begun(one) for one in waiting], BEGUN_FIELDS),
         integers([key for key in before if key not in now], 2),
         later.lost,
         later.cost,
+        later.machine,
         later.mode,
         later.door,
         later.filters,
+    )
+
+
+def placed(one: Waiting) -> tuple[int, ...]:
+    """As numbers: where it is, and how much of it counts."""
+    return (*one.site, *one[1:5])
+
+
+def begun(one: Waiting) -> tuple[int, ...]:
+    """As numbers: how it began."""
+    arguments = [word - (word >> 63 << 64) for word in one.arguments or NO_ARGUMENTS]
+    return (one.since_ns, one.bound, one.state, one.call, *arguments, one.user)
+
+
+_UNKNOWN = (0, Bound.EXACT, 0, -1, *NO_ARGUMENTS, NO_STACK)
+
+
+def waiting_of(fields: Sequence[int], begun: Sequence[int]) -> Waiting:
+    """What `placed` and `begun` made numbers of. Raises ValueError for a bound that there is not."""
+    pid, tid, kernel, user, left_ns, from_ns, ready_ns, preempted = fields
+    since_ns, bound, state, call, *arguments, read_user = begun
+    return Waiting(
+        SITES.key((pid, tid, kernel, user)),
+        left_ns,
+        from_ns,
+        ready_ns,
+        bool(preempted),
+        since_ns,
+        Bound(bound),
+        state,
+        call,
+        tuple(word & _WORD for word in arguments) if call >= 0 else (),
+        read_user,
     )
 
 
@@ -105,9 +150,9 @@ class Replayed:
         _add(self._sites, SITES, one.sites, one.at_ns)
         for key in map(ThreadKey._make, one.ended.tolist()):
             self._waiting.pop(key, None)
-        for pid, tid, kernel, user, left_ns, from_ns, ready_ns, preempted in one.waiting.tolist():
-            site = SITES.key((pid, tid, kernel, user))
-            self._waiting[site.thread] = Waiting(site, left_ns, from_ns, ready_ns, bool(preempted))
+        begun = one.begun.tolist() or repeat(_UNKNOWN)
+        for waiting in map(waiting_of, one.waiting.tolist(), begun):
+            self._waiting[waiting.site.thread] = waiting
         return Snapshot(
             taken_ns=one.taken_ns,
             at_ns=one.at_ns,
@@ -117,6 +162,7 @@ class Replayed:
             book=self._book,
             lost=one.lost,
             cost=one.cost,
+            machine=one.machine,
             mode=one.mode,
             door=one.door,
             filters=one.filters,

@@ -57,11 +57,12 @@ def of_table(kind: Kind[K, V], entries: Mapping[K, V]) -> list[Ints]:
     return [table.ids, table.numbers, *sparse(table.lanes)]
 
 
-def to_table(kind: Kind[K, V], columns: Iterator[Ints]) -> Table[K, V]:
-    """The next four of `columns`. Raises ValueError where they are no table of that kind."""
+def to_table(kind: Kind[K, V], columns: Iterator[Ints], width: int | None = None) -> Table[K, V]:
+    """The next four of `columns`, with `width` numbers in a row (None: as the kind has). Raises ValueError where they
+    are no table of that kind."""
     ids, numbers, where, counts = (_next(columns) for _ in range(4))
     rows = len(ids)
-    if ids.shape != (rows, kind.width) or numbers.shape != (rows, kind.numbers):
+    if ids.shape != (rows, kind.width) or numbers.shape != (rows, width or kind.numbers):
         raise ValueError("not a table of that kind")
     return Table(kind, ids, numbers, dense(where, counts, rows))
 

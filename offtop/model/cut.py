@@ -183,12 +183,16 @@ class Shares(NamedTuple):
         )
 
     def in_scope(self, scope: "Scope") -> "Shares":
+        return self.of(self.mask(scope))
+
+    def mask(self, scope: "Scope") -> Mask:
+        """Which rows are in `scope`."""
         wanted = np.array([scope.holds(leaf) for leaf in self.leaves], np.bool_)[self.leaf]
         if scope.pid is not None:
             wanted &= self.ids[:, 0] == scope.pid
         if scope.tid is not None:
             wanted &= self.ids[:, 1] == scope.tid
-        return self.of(wanted)
+        return wanted
 
     def by(self, codes: Ints) -> Iterator[tuple[int, Added]]:
         """What fell to each of `codes`, of which each row has one."""

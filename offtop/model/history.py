@@ -20,6 +20,7 @@ from offtop.model.columns import of_table, packed, to_table, unpacked
 from offtop.model.cut import SLEEP, Cut, Idle, Leaf, Part, Shares, cut, shares
 from offtop.model.histogram import LANES
 from offtop.model.snapshot import SiteTotals, Snapshot
+from offtop.model.stuck import Past, Stuck, stuck
 from offtop.model.table import (
     MAX_NS,
     NO_SITES,
@@ -136,6 +137,7 @@ class History:
         self._first: Snapshot | None = None
         self._latest: Snapshot | None = None
         self._periodic = NO_SITES
+        self._waits = Past()
         self._longest: Table[SiteKey, SiteTotals] | None = None
         """The longest wait of each site since `reset`; None while the source's own are right."""
 
@@ -180,6 +182,7 @@ class History:
             self._with_cut += 1
             self._plain_bytes += kept.bytes_held
             self._bytes += kept.bytes_held
+            self._waits.add(snapshot)
             self._make_room()
         return kept
 
@@ -190,6 +193,8 @@ class History:
             self._longest = table_of(SITES, {}) if snapshot.epoch else None
             self._first, self._periodic = snapshot, NO_SITES
             self._kept.clear()
+            self._waits.clear()
+            self._waits.add(snapshot)
             self._plain = self._with_cut = self._plain_bytes = self._bytes = 0
 
     @property
@@ -213,7 +218,7 @@ class History:
     @property
     def bytes_held(self) -> int:
         """Estimated; what windows share with the source (the Book) is the source's."""
-        return self._bytes
+        return self._bytes + self._waits.bytes_held
 
     @property
     def reach_ns(self) -> int:
@@ -242,6 +247,12 @@ class History:
         with self._lock:
             index = number - self._kept[0].number if self._kept else -1
             return self._kept[index] if 0 <= index < len(self._kept) else None
+
+    def stuck(self, tick: Kept) -> Stuck:
+        """The waits that were in progress at the end of `tick`."""
+        with self._lock:
+            waits = list(self._waits.at(tick.at_ns))
+        return stuck(waits, tick.at_ns, tick.facts.book, tick.idle)
 
     def taken_by(self, taken_ns: int) -> Kept | None:
         """The last tick taken by that moment (CLOCK_REALTIME), while it is kept."""
@@ -297,8 +308,9 @@ class History:
             self._replace(oldest, pack_window=False)
             self._with_cut -= 1
         from_ns = every[-1].at_ns - self._max_ns
-        while len(every) > 1 and (self._bytes > self._max_bytes or every[0].at_ns <= from_ns):
+        while len(every) > 1 and (self.bytes_held > self._max_bytes or every[0].at_ns <= from_ns):
             dropped = every.popleft()
+            self._waits.forget(every[0].at_ns)
             self._bytes -= dropped.bytes_held
             if len(every) < self._plain:
                 self._plain -= 1

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from offtop.model import heat as heats
 from offtop.model import icicle as icicles
+from offtop.model import stuck
 from offtop.model import tree as trees
 from offtop.model import view as views
 from offtop.model.book import Book, SiteKey, ThreadKey
@@ -36,7 +38,8 @@ from offtop.model.rows import Key, Order, Ranking, category_rows, kept_rows, pla
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Names
-from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node
+from offtop.model.stuck import NO_AGE, Age, Stuck
+from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node, Path
 from offtop.model.view import SINCE_START, View
 from offtop.units import NS_PER_S
 
@@ -65,6 +68,8 @@ class Room:
     """Rows of the list whose place is looked up: those that can be seen at once."""
     tree: int = 0
     """Lines."""
+    stuck: int = 0
+    """Lines of the list of what is stuck."""
     site: int = 0
     """Places."""
     flame: tuple[int, int] = (0, 0)
@@ -89,6 +94,20 @@ class TreePicture:
     first: int = 0
     """Which of them is the first on the screen."""
     nameless: Nameless = NO_NAMELESS
+    now: Mapping[Path, Age] = field(default_factory=dict[Path, Age])
+    """Of each path, the oldest wait in progress that stands there."""
+
+
+@dataclass(frozen=True, slots=True)
+class StuckPicture:
+    shown: Stuck
+    """The waits in progress of the selection, the oldest first."""
+    cursor: int = 0
+    """Which of them the keys are on."""
+    first: int = 0
+    """Which of them is the first on the screen."""
+    hidden: Stuck = Stuck(0)
+    """Those that look idle, and are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +154,9 @@ class Picture:
     tree: TreePicture | None
     places: Ranking
     """Of the chosen branch: the whole stacks that go through it."""
+    stuck: StuckPicture
+    oldest: Age
+    """Of all that is shown."""
     flame: Icicle | None
     flame_span_ns: int
     """What the icicle is over: it may be older than the rest."""
@@ -199,6 +221,7 @@ class Pictures:
         self._sieve: tuple[object, Sieve] | None = None
         self._root: tuple[object, Node, Nameless] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
+        self._stuck: tuple[object, Stuck] | None = None
 
     def of(self, view: View, room: Room) -> Picture | None:
         """None while there is no tick yet."""
@@ -217,19 +240,23 @@ class Pictures:
         parts = _by_category(heard, view.idle_shown)
         one = merged([tick.cut for tick in taken])
         chosen = replace(one, categories=_sums_of(sieve.chosen(tick) for tick in over))
+        passing = self._stuck_of(sieve, newest)
+        of_selection = sieve.chosen_stuck(passing, newest)
+        shown_ages = _ages(of_selection, Scope(idle=view.idle_shown), stuck.by_category)
         categories = category_rows(
             chosen,
             Order("WAITING" if view.sort in _OF_WHO else view.sort, limit=room.categories),
             idle_shown=view.idle_shown,
             lifetime=replace(one, categories=sieve.chosen(ever)) if ever else None,
             keep=view.category,
+            now=shown_ages,
         )
         counts = self._still.threads if self._still else _thread_counts(self._history.latest)
-        rows = self._rows(view, sieve, over, ever, counts)
+        rows = self._rows(view, sieve, over, ever, counts, passing)
         cursor_row = next((i for i, row in enumerate(rows.rows) if row.key == (view.thread or view.cursor)), 0)
         first_row = min(max(0, cursor_row - room.rows // 2), max(0, len(rows.rows) - room.rows))
         rows = self._with_tops(rows, first_row, room.rows, view, sieve, over)
-        view, tree, places, flame = self._stacks(view, room, sieve, over)
+        view, tree, places, flame = self._stacks(view, room, sieve, over, of_selection)
         end_ns = self._timeline_end_ns(view, room, newest)
         past = self._past(room, newest, end_ns, sieve)
         all_ns = total(heard.values()).total_ns
@@ -259,6 +286,8 @@ class Pictures:
             first_row=first_row,
             tree=tree,
             places=places,
+            stuck=_stuck_picture(of_selection, view, room.stuck),
+            oldest=max(shown_ages.values(), default=NO_AGE),
             flame=flame,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
             latency=_in_category(chosen.categories, view),
@@ -297,8 +326,21 @@ class Pictures:
             self._sieve = key, Sieve(selection, self._names)
         return self._sieve[1]
 
+    def _stuck_of(self, sieve: Sieve, newest: Kept) -> Stuck:
+        """What passes the sieve of what is stuck at the end of a tick."""
+        key = (sieve, newest.number, newest.at_ns)
+        if self._stuck is None or self._stuck[0] != key:
+            self._stuck = key, sieve.stuck(self._history.stuck(newest), newest)
+        return self._stuck[1]
+
     def _rows(
-        self, view: View, sieve: Sieve, over: Sequence[Kept], ever: Kept | None, counts: Mapping[int, int]
+        self,
+        view: View,
+        sieve: Sieve,
+        over: Sequence[Kept],
+        ever: Kept | None,
+        counts: Mapping[int, int],
+        passing: Stuck,
     ) -> Ranking:
         """The list: processes or threads in the view's scope."""
         scope, book = view.scope._replace(tid=None), over[-1].facts.book
@@ -308,7 +350,17 @@ class Pictures:
             one = merged([sieve.taken(tick).cut for tick in over])
             keep = view.cursor if isinstance(view.cursor, int) else None
             lifetime = sieve.taken(ever).cut if ever else None
-            rows = process_rows(one, scope, book, order, threads=counts, pinned=pids, lifetime=lifetime, keep=keep)
+            rows = process_rows(
+                one,
+                scope,
+                book,
+                order,
+                threads=counts,
+                pinned=pids,
+                lifetime=lifetime,
+                keep=keep,
+                now=_ages(passing, scope, stuck.by_process),
+            )
         else:
             pin = view.pin if isinstance(view.pin, ThreadKey) and scope.pid in (None, view.pin.pid) else None
             rows = thread_rows(
@@ -319,6 +371,7 @@ class Pictures:
                 pinned=[pin] if pin else [],
                 lifetime=by_thread(sieve.shares(ever), scope) if ever else None,
                 keep=view.thread or (view.cursor if isinstance(view.cursor, ThreadKey) else None),
+                now=_ages(passing, scope, stuck.by_thread),
             )
         return kept_rows(rows, view.filter.keeps, _ROWS) if view.filter.chooses_rows else rows
 
@@ -344,7 +397,7 @@ class Pictures:
         return rows._replace(rows=seen)
 
     def _stacks(
-        self, view: View, room: Room, sieve: Sieve, over: Sequence[Kept]
+        self, view: View, room: Room, sieve: Sieve, over: Sequence[Kept], of_selection: Stuck
     ) -> tuple[View, TreePicture | None, Ranking, Icicle | None]:
         """The tree, the places of the chosen branch, and the icicle, as far as there is room for them."""
         tree, places, flame = None, Ranking(), None
@@ -361,7 +414,8 @@ class Pictures:
                 self._root = key, root, trees.nameless(root)
         if room.tree and self._root:
             view, tree = _tree_picture(view, self._root[1], room.tree)
-            tree = replace(tree, nameless=self._root[2])
+            now = _ages_of_paths(of_selection, view.scope, trees.steps_of(book, self._names, shape))
+            tree = replace(tree, nameless=self._root[2], now=now)
         if room.flame[0] and self._root:
             begin_ns = 0 if over[0].number else over[0].at_ns - over[0].span_ns
             still = (view.paused_at_ns, self._names.version if view.paused_at_ns else 0)
@@ -425,6 +479,36 @@ def _tree_picture(view: View, root: Node, lines: int) -> tuple[View, TreePicture
     line = max(0, min(view.tree.line, lines - 1))
     first = max(0, min(cursor - line, len(branches) - lines))
     return view, TreePicture(root, branches, cursor, min(first, cursor))
+
+
+A = TypeVar("A")
+
+
+def _ages(some: Stuck, scope: Scope, by: Callable[[Stuck], Mapping[A, Age]]) -> Mapping[A, Age]:
+    return by(some.in_scope(scope))
+
+
+def _ages_of_paths(some: Stuck, scope: Scope, steps: Callable[[tuple[int, ...]], Path]) -> Mapping[Path, Age]:
+    """Of each branch of a tree, also those that nobody sees."""
+    ages: dict[Path, Age] = {}
+    for place, age in _ages(some, scope, stuck.by_place).items():  # the oldest first
+        path = steps(place) or (trees.NO_FRAMES,)
+        for end in range(len(path), 0, -1):
+            if path[:end] in ages:
+                break  # so are those above it
+            ages[path[:end]] = age
+    return ages
+
+
+def _stuck_picture(some: Stuck, view: View, lines: int) -> StuckPicture:
+    if some.shares is None:
+        return StuckPicture(some)
+    every = some.shares.mask(view.scope._replace(pid=None, tid=None, idle=True))
+    shown = every & some.shares.mask(view.scope._replace(pid=None, tid=None))
+    listed, hidden = some.of(shown), some.of(every & ~shown)
+    cursor = next((row for row, one in enumerate(listed.waits) if one.site.thread == view.stuck.cursor), 0)
+    first = min(max(0, cursor - lines // 2), max(0, len(listed.waits) - lines))
+    return StuckPicture(listed, cursor, first, hidden)
 
 
 def _of_user(user: str) -> Filter:

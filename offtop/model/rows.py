@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import ALL, NO_PART, Added, Cut, Part, Place, Scope, by_category, by_process, total
 from offtop.model.snapshot import EXITED
+from offtop.model.stuck import NO_AGE, Age
 from offtop.units import average, percent
 
 EXITED_NAME = "(exited)"
@@ -38,6 +39,8 @@ class Row(NamedTuple):
     pinned: bool = False
     lifetime_ns: int = 0
     """Of all its time since the start, where that was asked for."""
+    now: Age = NO_AGE
+    """Of its oldest wait in progress."""
     top: SiteKey = NOWHERE
     """Of a process or thread: where it last waited longest (cut.tops)."""
 
@@ -76,7 +79,7 @@ class Ranking(NamedTuple):
     """Where these are the rows of a part: the time of the whole."""
 
 
-SORTS = ("WAITING", "MAX", "TOTAL", "EV/S", "NAME", "PID", "P50", "P99")
+SORTS = ("WAITING", "MAX", "NOW", "TOTAL", "EV/S", "NAME", "PID", "P50", "P99")
 """What a table can be sorted by, in the order in which `<` and `>` step. TOTAL is the time since the start."""
 _FIELD = {"EV/S": 0, "WAITING": 1, "MAX": 2}
 _PERCENTS = {"P50": 50, "P99": 99}
@@ -103,18 +106,19 @@ def ranked(
     pinned: Sequence[K] = (),
     lifetime: Mapping[K, Added] | None = None,
     keep: K | None = None,
+    now: Mapping[K, Age] | None = None,
 ) -> Ranking:
     """The rows of `table` in `order`.
 
     Pinned rows come first, whatever their numbers, in the table or not; the row of `keep` comes last rather
     than not at all, so that a cursor has something to stand on. Rows without time (a thread that was
     given back can stand at less than nothing in one window) and those beyond the limit are summed up in
-    `elided`. `lifetime` is the same table since the start, for TOTAL. Ties are broken by time, then by who
-    it is, so that rows keep still.
+    `elided`. `lifetime` is the same table since the start, for TOTAL; `now` the oldest waits in progress. Ties
+    are broken by time, then by who it is, so that rows keep still.
     """
-    whole = total(table.values())
+    whole, ages = total(table.values()), now or {}
     candidates = [key for key, part in table.items() if (part[1] > 0 or part[0] > 0) and key not in pinned]
-    sort_key = _sort_key(table, order.sort, name_of, lifetime)
+    sort_key = _sort_key(table, order.sort, name_of, lifetime, ages)
     backward = (order.sort not in ("NAME", "PID")) != order.reverse
     left = max(0, order.limit - len(pinned) - (len(candidates) + len(pinned) > order.limit))
     if backward and left < len(candidates) // 4:
@@ -127,7 +131,8 @@ def ranked(
     def row(key: K, is_pinned: bool) -> Row:
         made = row_of(key, Part(*table[key]) if key in table else NO_PART)
         lifetime_ns = lifetime.get(key, NO_PART)[1] if lifetime is not None else 0
-        return made._replace(whole_ns=whole.total_ns, pinned=is_pinned, lifetime_ns=lifetime_ns)
+        age = ages.get(key, NO_AGE)
+        return made._replace(whole_ns=whole.total_ns, pinned=is_pinned, lifetime_ns=lifetime_ns, now=age)
 
     rows = (*(row(key, True) for key in pinned), *(row(key, False) for key in kept))
     shown = {*pinned, *kept}
@@ -136,7 +141,8 @@ def ranked(
         return Ranking(rows, None, whole)
     rest = total(part for key, part in table.items() if key not in shown)
     span_ns = row_of(next(iter(table)), NO_PART).span_ns
-    elided = Row(ALL, f"{elided_count} more", span_ns, rest, whole.total_ns, threads=elided_count)
+    oldest = max((ages[key] for key in table if key not in shown and key in ages), default=NO_AGE)
+    elided = Row(ALL, f"{elided_count} more", span_ns, rest, whole.total_ns, threads=elided_count, now=oldest)
     return Ranking(rows, elided, whole)
 
 
@@ -145,11 +151,14 @@ def _sort_key(
     sort: str,
     name_of: Callable[[K], str],
     lifetime: Mapping[K, Added] | None,
+    now: Mapping[K, Age],
 ) -> Callable[[K], Any]:
     if sort == "PID":
         return lambda key: key
     if sort == "NAME":
         return lambda key: (name_of(key), key)
+    if sort == "NOW":
+        return lambda key: (now.get(key, NO_AGE).ns, table[key][1], key)
     if sort == "TOTAL" and lifetime is not None:
         return lambda key: (lifetime.get(key, NO_PART)[1], table[key][1], key)
     if sort in _PERCENTS:
@@ -166,6 +175,7 @@ def category_rows(
     idle_shown: bool = True,
     lifetime: Cut | None = None,
     keep: str = ALL,
+    now: Mapping[str, Age] | None = None,
 ) -> Ranking:
     """A row for each category that had time; its idle-looking part is left out unless `idle_shown`.
 
@@ -179,6 +189,7 @@ def category_rows(
         lambda category, part: Row(category, category, one.span_ns, part, idle=category in all_idle),
         lifetime=None if lifetime is None else by_category(lifetime, idle_shown, filtered_shown=False),
         keep=keep or None,
+        now=now,
     )
 
 
@@ -192,6 +203,7 @@ def process_rows(
     pinned: Sequence[int] = (),
     lifetime: Cut | None = None,
     keep: int | None = None,
+    now: Mapping[int, Age] | None = None,
 ) -> Ranking:
     """A row for each process with time in `scope`. `threads`: pid → how many it has."""
     counts = threads or {}
@@ -207,6 +219,7 @@ def process_rows(
         pinned=pinned,
         lifetime=None if lifetime is None else by_process(lifetime, scope),
         keep=keep,
+        now=now,
     )
 
 
@@ -219,6 +232,7 @@ def thread_rows(
     pinned: Sequence[ThreadKey] = (),
     lifetime: Mapping[tuple[int, ...], Added] | None = None,
     keep: ThreadKey | None = None,
+    now: Mapping[ThreadKey, Age] | None = None,
 ) -> Ranking:
     """A row for each thread of `table` (cut.by_thread, or several of them added up)."""
 
@@ -234,6 +248,7 @@ def thread_rows(
         pinned=pinned,
         lifetime=lifetime,
         keep=keep,
+        now=cast(Mapping[tuple[int, ...], Age] | None, now),
     )
 
 
@@ -247,7 +262,8 @@ def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ran
     others = [row for row in ranking.rows if row.key not in keys] + ([ranking.elided] if ranking.elided else [])
     rest = total(row.part for row in others)
     name = f"{left_out} more"
-    elided = Row(ALL, name, others[0].span_ns, rest, ranking.whole.total_ns, threads=left_out)
+    oldest = max(row.now for row in others)
+    elided = Row(ALL, name, others[0].span_ns, rest, ranking.whole.total_ns, threads=left_out, now=oldest)
     return Ranking(tuple(shown), elided, ranking.whole)
 
 

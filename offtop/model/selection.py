@@ -14,7 +14,8 @@ from offtop.model.cut import Cut, Leaf, Part, Scope, Shares, cut_of
 from offtop.model.filter import Filter
 from offtop.model.history import Kept, Packed
 from offtop.model.stack import PLACELESS, Names
-from offtop.model.table import Mask
+from offtop.model.stuck import Stuck
+from offtop.model.table import Ints, Mask, integers
 from offtop.model.tree import Path, Shape, passes, steps_of
 
 Parts = Mapping[Leaf, Part]
@@ -114,16 +115,34 @@ class Sieve:
 
     def of_branch(self, some: Shares, tick: Kept) -> Shares:
         """Those of `some` whose stack goes through the branch of the selection."""
-        if not self.selection.path:
-            return some
-        places = some.ids[:, 2] << 32 | (some.ids[:, 3] & 0xFFFFFFFF)
+        return some.of(self._through(some.ids, tick)) if self.selection.path else some
+
+    def _through(self, ids: Ints, tick: Kept) -> Mask:
+        places = ids[:, 2] << 32 | (ids[:, 3] & 0xFFFFFFFF)
         codes, which = np.unique(places, return_inverse=True)
         steps, path = steps_of(tick.facts.book, self._names, self.selection.shape), self.selection.path
         through = [
             code >> 32 not in PLACELESS and passes(steps((code >> 32, code & 0xFFFFFFFF)), path)
             for code in codes.tolist()
         ]
-        return some.of(np.array(through, np.bool_)[which])
+        return np.array(through, np.bool_)[which]
+
+    def stuck(self, every: Stuck, tick: Kept) -> Stuck:
+        """Those of `every`, at the end of `tick`, that pass mutes and filters."""
+        if every.shares is None or self.selection.is_everything:
+            return every
+        heard, passing = self._masks(every.shares, tick.facts.book)
+        return every.of(heard & passing)
+
+    def chosen_stuck(self, some: Stuck, tick: Kept) -> Stuck:
+        """Those of `some` that are of the process, thread or branch of the selection."""
+        selection = self.selection
+        if some.shares is None or (selection.pid is None and not selection.path):
+            return some
+        chosen = some.shares.mask(Scope("", selection.pid, selection.tid))
+        if selection.path:
+            chosen &= self._through(integers([one.site for one in some.waits], 4), tick)
+        return some.of(chosen)
 
     def parts_of(self, ticks: Iterable[Kept]) -> dict[int, Parts]:
         """Tick number → what fell to the selection, as far as it is known by now: of those that must be unpacked, only

@@ -6,10 +6,13 @@ Keys and totals are NamedTuples, not dataclasses: thousands are made each tick, 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from operator import add
 from typing import NamedTuple
 
 from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.stack import NO_STACK
+from offtop.model.state import letter
 
 EXITED = ThreadKey(0, 0)
 """Takes the totals of threads and sites that were given back (no real thread has tid 0)."""
@@ -33,6 +36,8 @@ class ThreadTotals(NamedTuple):
     filtered_ns: int = 0
     """Waits left out by --max or --state."""
     filtered_runqueue_ns: int = 0
+    running_ns: int = 0
+    """By the kernel's own account (sum_exec_runtime), which has no time that hypervisor or interrupts took."""
     max_ns: int = 0
     """The longest wait that ended in the last tick (in a Window: in its span)."""
     histogram: int = 0
@@ -45,6 +50,11 @@ class ThreadTotals(NamedTuple):
     @property
     def blocked_ns(self) -> int:
         return self.offcpu_ns - self.runqueue_ns
+
+    @property
+    def voluntary(self) -> int:
+        """Finished waits that the thread began by itself."""
+        return self.waits - self.involuntary
 
 
 class SiteTotals(NamedTuple):
@@ -66,6 +76,16 @@ class SiteTotals(NamedTuple):
         return self.total_ns - self.runqueue_ns
 
 
+class Bound(IntEnum):
+    """How an age is meant."""
+
+    EXACT = 0
+    AT_MOST = 1
+    """The thread last had a CPU that long ago, and nobody saw it leave."""
+    AT_LEAST = 2
+    """It has been seen waiting for so long."""
+
+
 class Waiting(NamedTuple):
     """A wait in progress. Its so far, at time t, is t - from_ns, of which runqueue_ns run queue."""
 
@@ -79,6 +99,38 @@ class Waiting(NamedTuple):
     """As of the snapshot: how much of the so far the thread was ready to run."""
     preempted: bool = False
     """The wait began still runnable: all of it is run queue."""
+    since_ns: int = 0
+    """When it began, as far as is known: its age, at time t, is t - since_ns. Before left_ns for a wait that is older
+    than offtop's watching."""
+    bound: Bound = Bound.EXACT
+    """How that age is meant."""
+    state: int = 0
+    """The thread's state at leaving, as the kernel has it; bit 31: it could have run on."""
+    call: int = -1
+    """Number of the system call that it is in; -1: in none, or not known."""
+    arguments: tuple[int, ...] = ()
+    """Six unsigned words; empty: not known."""
+    user: int = NO_STACK
+    """Id of the user stack as it was read from outside, which does not count as part of the site."""
+
+    @property
+    def letter(self) -> str:
+        """The thread's state in a letter: `R` where it has been woken meanwhile, and waits for a CPU."""
+        return "R" if self.preempted or self.runqueue_ns else letter(self.state)
+
+    def age_ns(self, at_ns: int) -> int:
+        return max(0, at_ns - (self.since_ns or self.left_ns))
+
+
+class Machine(NamedTuple):
+    """What took CPU time that no thread has, since the machine came up (in a Window: in its span)."""
+
+    cpus: int = 0
+    """Online; 0: nothing of this is known."""
+    steal_ns: int = 0
+    """The hypervisor ran something else."""
+    interrupt_ns: int = 0
+    """Hard and soft interrupts."""
 
 
 class Cost(NamedTuple):
@@ -93,6 +145,10 @@ class Cost(NamedTuple):
     bpf_pct: float = -1.0
     """Its BPF programs, in percent of one CPU."""
     rss_bytes: int = -1
+    walk_ns: int = -1
+    """How long the walk of all threads took, of the waits in progress."""
+    walk_every: int = 1
+    """It is made once in so many ticks, where it would cost too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +186,7 @@ class Snapshot:
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
     """Running counts by kind: wakings, stacks, threads, sites, events, missed_runs; those above 0."""
     cost: Cost = Cost()
+    machine: Machine = Machine()
     mode: str = "offcpu"
     door: str = ""
     """How the kernel tells that a thread is back: `exit`, `kprobe`, `switch`; `` for no kernel."""

@@ -23,6 +23,8 @@ V = TypeVar("V", ThreadTotals, SiteTotals)
 
 WAITS, TOTAL_NS, RUNQUEUE_NS, MAX_NS = 0, 1, 2, -1
 """Columns of `numbers`, of threads and of sites alike; the last is the maximum, which is never added up."""
+RUNNING_NS = ThreadTotals._fields.index("running_ns")
+"""Column of threads."""
 
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
 

@@ -18,6 +18,7 @@ SPANS_NS = (NS_PER_S, 10 * NS_PER_S, 60 * NS_PER_S, SINCE_START)
 SHORTEST_DELAY_NS, LONGEST_DELAY_NS = NS_PER_S // 10, 60 * NS_PER_S
 
 CATEGORIES, LIST, TREE, SITE, LATENCY, FLAME = "categories", "list", "tree", "site", "latency", "flame"
+STUCK = "stuck"
 """The panes that the keys can be in."""
 AUTO, HISTOGRAM, HEATMAP, OFF = "auto", "histogram", "heatmap", "off"
 """What the latency pane shows; AUTO: the histogram where there is room beside the categories."""
@@ -45,6 +46,18 @@ class FlameView:
 
     zoom: Path = ()
     cursor: Path = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StuckView:
+    """What is stuck now."""
+
+    cursor: ThreadKey | None = None
+    """The thread that the keys are on; None: that of the oldest wait."""
+    opened: bool = False
+    """Whether its wait has the whole pane."""
+    scrolled: int = 0
+    """Lines of that wait above the screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +89,7 @@ class View:
     focus: str = CATEGORIES
     """The pane that the keys are in."""
     came_from: str = CATEGORIES
-    """The pane that the keys were in before the icicle."""
+    """The pane that the keys were in before the icicle, or before what is stuck."""
     cursor: Key | None = None
     """The row of the list that the keys are on; None: the first."""
     threads: bool = False
@@ -93,6 +106,7 @@ class View:
     """CLOCK_MONOTONIC of the last tick that is shown; None while live."""
     tree: TreeView = field(default_factory=TreeView)
     flame: FlameView = field(default_factory=FlameView)
+    stuck: StuckView = field(default_factory=StuckView)
     latency: str = AUTO
     cell: Cell | None = None
     """The chosen cell of the heat map; None: the latest column's."""
@@ -187,8 +201,12 @@ def left(view: View) -> View:
         return replace(view, focus=TREE, path=())
     if view.focus == FLAME and view.flame.zoom:
         return replace(view, flame=FlameView(cursor=view.flame.zoom))
+    if view.focus == STUCK and view.stuck.opened:
+        return replace(view, stuck=replace(view.stuck, opened=False))
     if view.focus == FLAME:
         return flame_or_not(view)
+    if view.focus == STUCK:
+        return waiting(view)
     if view.focus == LATENCY:
         return replace(view, focus=CATEGORIES)
     if view.thread is not None:
@@ -311,7 +329,31 @@ def tree_or_list(view: View) -> View:
 def flame_or_not(view: View) -> View:
     if view.focus == FLAME:
         return replace(view, focus=view.came_from)
-    return replace(view, focus=FLAME, path=(), came_from=TREE if view.focus == SITE else view.focus, zoomed=False)
+    came_from = TREE if view.focus == SITE else view.came_from if view.focus == STUCK else view.focus
+    return replace(view, focus=FLAME, path=(), came_from=came_from, zoomed=False)
+
+
+def stuck_or_not(view: View) -> View:
+    """The list of what is stuck now, or back to where the keys were."""
+    if view.focus == STUCK:
+        return waiting(view)
+    came_from = TREE if view.focus == SITE else view.came_from if view.focus == FLAME else view.focus
+    return replace(view, focus=STUCK, path=(), came_from=came_from, zoomed=False)
+
+
+def waiting(view: View) -> View:
+    """Off-CPU time, which is what all other panes show."""
+    return replace(view, focus=view.came_from, stuck=StuckView(view.stuck.cursor)) if view.focus == STUCK else view
+
+
+def at_stuck(view: View, key: ThreadKey) -> View:
+    """The cursor of what is stuck moved."""
+    return replace(view, focus=STUCK, stuck=replace(view.stuck, cursor=key, scrolled=0))
+
+
+def stuck_opened(view: View, scrolled: int = 0) -> View:
+    """The wait under the cursor in full, so many lines of it above the screen."""
+    return replace(view, stuck=replace(view.stuck, opened=True, scrolled=scrolled))
 
 
 def at_box(view: View, path: Path) -> View:
@@ -329,8 +371,8 @@ def scrolled_to(view: View, line: int) -> View:
 
 
 def zoomed_or_not(view: View) -> View:
-    """The icicle has the whole screen as it is."""
-    return replace(view, zoomed=not view.zoomed and view.focus != FLAME)
+    """The icicle, and what is stuck, have the whole screen as it is."""
+    return replace(view, zoomed=not view.zoomed and view.focus not in (FLAME, STUCK))
 
 
 def shaped(view: View, shape: Shape) -> View:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.snapshot import EXITED, Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import EXITED, Cost, Filters, Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FILTERED, NO_STACK, PLACELESS, SHORT
 from offtop.model.table import (
     MAX_NS,
@@ -18,7 +18,6 @@ from offtop.model.table import (
     SITES,
     THREADS,
     TOTAL_NS,
-    WAITS,
     Ints,
     K,
     Kind,
@@ -55,6 +54,8 @@ class Window:
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
     """What the kernel side could not tell us, in this span: counts by kind."""
     cost: Cost = Cost()
+    machine: Machine = Machine()
+    """What took CPU time that no thread has, in this span."""
     mode: str = "offcpu"
     door: str = ""
     filters: Filters = Filters()
@@ -93,10 +94,18 @@ def between(earlier: Snapshot, later: Snapshot) -> Window:
         book=later.book,
         lost={kind: n - earlier.lost.get(kind, 0) for kind, n in later.lost.items() if n > earlier.lost.get(kind, 0)},
         cost=later.cost,
+        machine=_taken(earlier.machine, later.machine),
         mode=later.mode,
         door=later.door,
         filters=later.filters,
     )
+
+
+def _taken(earlier: Machine, later: Machine) -> Machine:
+    if not earlier.cpus or not later.cpus:
+        return Machine()
+    steal_ns, interrupt_ns = later.steal_ns - earlier.steal_ns, later.interrupt_ns - earlier.interrupt_ns
+    return Machine(later.cpus, max(0, steal_ns), max(0, interrupt_ns))
 
 
 _Rows = tuple[Ints, Ints, Ints]
@@ -158,7 +167,7 @@ def _in_progress(earlier: Snapshot, later: Snapshot, moved: set[int]) -> tuple[S
     before_ns, now_ns = earlier.at_ns, later.at_ns
     for key, waiting in now.items():
         was = before.get(key)
-        site, _, from_ns, ready_ns, preempted = waiting
+        site, _, from_ns, ready_ns, preempted = waiting[:5]
         if was is waiting and not ready_ns and site[2] not in PLACELESS and key[0] << 32 | key[1] not in moved:
             still.append(site)
             continue
@@ -170,7 +179,7 @@ def _in_progress(earlier: Snapshot, later: Snapshot, moved: set[int]) -> tuple[S
 
 
 def _taken_back(was: Waiting, at_ns: int) -> tuple[int, ...]:
-    site, _, from_ns, ready_ns, preempted = was
+    site, _, from_ns, ready_ns, preempted = was[:5]
     return (*site, from_ns - at_ns, -ready_ns, preempted)
 
 
@@ -201,7 +210,7 @@ def _site_numbers(so_far: _SoFar) -> tuple[Ints, Ints]:
 def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, V]:
     """`rows` and those without a histogram, a row for each key that has anything in it."""
     table = summed(kind, np.concatenate((rows[0], ids)), np.concatenate((rows[1], numbers)), rows[2])
-    some = (table.numbers[:, WAITS] != 0) | (table.numbers[:, TOTAL_NS] != 0)
+    some = (table.numbers[:, :MAX_NS] != 0).any(axis=1)
     if some.all():
         return table
     return Table(kind, table.ids[some], table.numbers[some], table.lanes[some])
@@ -230,7 +239,17 @@ def merge(windows: Sequence[Window]) -> Window:
         sites=_added(SITES, sites, *_site_numbers(moved)),
         still=SiteKeys(integers(still, 4)),
         lost=lost,
+        machine=machine_over(windows),
     )
+
+
+def machine_over(windows: Sequence[Window]) -> Machine:
+    """What took CPU time over `windows`; nothing of it is known where one of them does not tell."""
+    every = [window.machine for window in windows]
+    if not all(one.cpus for one in every):
+        return Machine()
+    steal_ns, interrupt_ns = (sum(column) for column in zip(*(one[1:] for one in every), strict=True))
+    return Machine(every[-1].cpus, steal_ns, interrupt_ns)
 
 
 def _rows_of(tables: Sequence[Table[K, V]]) -> _Rows:

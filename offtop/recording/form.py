@@ -9,17 +9,18 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 
 from offtop.model import columns
-from offtop.model.book import Details, ThreadKey
-from offtop.model.change import WAITING_FIELDS, Change, Rows
-from offtop.model.snapshot import EXITED, Cost, Filters
-from offtop.model.stack import FILTERED, Frame, Stack
-from offtop.model.table import SITES, THREADS, Ints, K, Kind, V
+from offtop.model.book import Details, Life, ThreadKey
+from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
+from offtop.model.printable import printable
+from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Machine
+from offtop.model.stack import FILTERED, NO_STACK, Frame, Stack
+from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V
 
 APPLICATION_ID = 0x6F667470
 """`oftp`, where file(1) and SQLite look for it."""
@@ -39,6 +40,8 @@ TABLES = {
 """`frames.told` is what the frame is called by all that was known at the end; `used` the last whole tick until which
 something was used."""
 
+_COSTS = 5
+"""Fields of Cost that the first recordings had."""
 _LEVEL = 4
 _MOST_BYTES = 64 << 20
 """Of one tick, decompressed."""
@@ -58,6 +61,8 @@ class Entry:
     """Threads that are new, or have another name than before."""
     processes: Mapping[int, str] = field(default_factory=dict[int, str])
     details: Mapping[int, Details] = field(default_factory=dict[int, Details])
+    lives: Mapping[ThreadKey, Life] = field(default_factory=dict[ThreadKey, Life])
+    calls: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
 def signed(offset: int) -> int:
@@ -86,7 +91,7 @@ def encode(entry: Entry) -> bytes:
         "taken_ns": change.taken_ns,
         "at_ns": change.at_ns,
         "lost": dict(change.lost),
-        "cost": list(change.cost),
+        "cost": list(change.cost[:_COSTS]),
         "mode": change.mode,
         "door": change.door,
         "filters": [
@@ -100,10 +105,23 @@ def encode(entry: Entry) -> bytes:
         "comms": [[*key, comm] for key, comm in entry.comms.items()],
         "processes": [[pid, name] for pid, name in entry.processes.items()],
         "details": [[pid, *details] for pid, details in entry.details.items()],
+        "lives": [[*key, *life] for key, life in entry.lives.items()],
+        "calls": [[number, name] for number, name in entry.calls.items()],
+        "machine": list(change.machine),
+        "walk": list(change.cost[_COSTS:]),
     }
     head = json.dumps(words, separators=(",", ":")).encode()
+    threads = change.threads
+    first = replace(threads, numbers=np.delete(threads.numbers, RUNNING_NS, axis=1))
     tables = columns.packed(
-        [*_columns(change.threads), *_columns(change.sites), change.waiting, change.ended],
+        [
+            *_columns(first),
+            *_columns(change.sites),
+            change.waiting,
+            change.ended,
+            threads.numbers[:, RUNNING_NS],
+            change.begun,
+        ],
     )
     return zlib.compress(b"".join((_LENGTH.pack(len(head)), head, tables)), _LEVEL)
 
@@ -119,11 +137,16 @@ def decode(blob: object, whole: bool = False) -> Entry:
         raise ValueError("a tick is cut off")
     words = _words(raw[_LENGTH.size : end])
     each = iter(columns.unpacked(raw[end:]))
-    threads, sites = _rows(THREADS, each), _rows(SITES, each)
+    threads, sites = _rows(THREADS, each, THREADS.numbers - 1), _rows(SITES, each)
     waiting, ended = _matrix(each, WAITING_FIELDS), _matrix(each, 2)
-    _check_numbers(threads, sites, waiting, whole)
+    threads = replace(threads, numbers=np.insert(threads.numbers, RUNNING_NS, _running(each, threads), axis=1))
+    begun = _begun(each, waiting)
+    _check_numbers(threads, sites, waiting, begun, whole)
     pids, tids, who, states, min_ns, max_ns = _array(words.get("filters"), 6)
-    cost = [float(_number(value)) for value in _array(words.get("cost"), 5)]
+    cost = [float(_number(value)) for value in _array(words.get("cost"), _COSTS)]
+    walk_ns, walk_every = map(_int, _array(words.get("walk", [-1, 1]), 2))
+    machine = [_int(one) for one in _array(words.get("machine", [0, 0, 0]), 3)]
+    _within(np.array(machine), 0, _MOST_NS)
     return Entry(
         Change(
             _int(words.get("taken_ns")),
@@ -131,9 +154,11 @@ def decode(blob: object, whole: bool = False) -> Entry:
             threads,
             sites,
             waiting,
+            begun,
             ended,
             {_word(kind): _int(n) for kind, n in _dict(words.get("lost")).items()},
-            Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4])),
+            Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), walk_ns, walk_every),
+            Machine(*machine),
             _word(words.get("mode")),
             _word(words.get("door")),
             Filters(
@@ -151,6 +176,11 @@ def decode(blob: object, whole: bool = False) -> Entry:
             _int(pid): Details(_str(user), _str(cmdline), _str(cgroup), _int(uid))
             for pid, user, cmdline, cgroup, uid in _arrays(words.get("details"), 5)
         },
+        {
+            ThreadKey(_int(pid), _int(tid)): Life(_int(from_ns), _int(to_ns))
+            for pid, tid, from_ns, to_ns in _arrays(words.get("lives", []), 4)
+        },
+        {_int(number): printable(_str(name)) for number, name in _arrays(words.get("calls", []), 2)},
     )
 
 
@@ -178,8 +208,27 @@ def _columns(rows: Rows) -> list[Ints]:
     return [rows.ids, rows.numbers, *columns.sparse(rows.lanes), rows.gone, rows.longest_ns]
 
 
-def _rows(kind: Kind[K, V], each: Iterator[Ints]) -> Rows:
-    table = columns.to_table(kind, each)
+def _running(each: Iterator[Ints], threads: Rows) -> Ints:
+    """A recording of old has none of it."""
+    found = next(each, None)
+    if found is None:
+        return np.zeros(len(threads.ids), np.int64)
+    if found.shape != (len(threads.ids),):
+        raise ValueError("not the running time of those threads")
+    return found
+
+
+def _begun(each: Iterator[Ints], waiting: Ints) -> Ints:
+    found = next(each, None)
+    if found is None:
+        return np.zeros((0, BEGUN_FIELDS), np.int64)
+    if found.shape != (len(waiting), BEGUN_FIELDS):
+        raise ValueError("not how those waits began")
+    return found
+
+
+def _rows(kind: Kind[K, V], each: Iterator[Ints], numbers: int | None = None) -> Rows:
+    table = columns.to_table(kind, each, numbers)
     gone, longest_ns = _matrix(each, kind.width), next(each, None)
     if longest_ns is None:
         raise ValueError("the longest waits are missing")
@@ -195,7 +244,7 @@ def _matrix(each: Iterator[Ints], width: int) -> Ints:
     return found
 
 
-def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, whole: bool) -> None:
+def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, begun: Ints, whole: bool) -> None:
     """Raises ValueError for ids, counts and times that no machine has: sums of them would not fit, or mean nothing."""
     for rows in (threads, sites):
         _within(rows.ids, 0, _MOST_ID)
@@ -213,6 +262,11 @@ def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, whole: bool) -> No
     _within(waiting[:, :2], 0, _MOST_ID)
     _within(waiting[:, 2:4], FILTERED, _MOST_ID)
     _within(waiting[:, 4:], 0, _MOST_NS)
+    _within(begun[:, 0], 0, _MOST_NS)
+    _within(begun[:, 1], 0, max(Bound))
+    _within(begun[:, 2], 0, (1 << 32) - 1)
+    _within(begun[:, 3], -1, _MOST_ID)
+    _within(begun[:, -1], NO_STACK, _MOST_ID)
 
 
 def _within(values: Ints, least: int, most: int) -> None:

@@ -220,17 +220,18 @@ class RecordedSource:
         number, entry = numbered
         book, change = self._book, entry.change
         book.comms.update(entry.comms)
+        book.lives.update(entry.lives)
+        book.calls.update(entry.calls)
         book.processes.update(entry.processes)
         if entry.details:
             book.details.update(entry.details)
             book.details_version += 1
         for ids in (change.threads.ids, change.waiting):
             self._heard_ns.update(dict.fromkeys(map(ThreadKey._make, ids[:, :2].tolist()), change.at_ns))
-        for ids in (change.sites.ids, change.waiting):
-            for stack in {*ids[:, 2:4].ravel().tolist()}:
-                self._used_ns[stack] = change.at_ns
-                if stack >= FIRST_STACK and stack not in book.stacks:
-                    book.stacks[stack] = self._stack(stack)
+        for stack in change.stacks:
+            self._used_ns[stack] = change.at_ns
+            if stack >= FIRST_STACK and stack not in book.stacks:
+                book.stacks[stack] = self._stack(stack)
         snapshot = replace(
             self._replayed.add(change, self._epoch), leads=bool(self._speed) and change.taken_ns < self._at_once_ns
         )
@@ -259,7 +260,7 @@ class RecordedSource:
         """What no total names, and no window since `before_ns`."""
         book, sites = self._book, table_of(SITES, snapshot.sites).ids
         stacks = {*sites[:, 2:].ravel().tolist()}
-        stacks |= {stack for one in snapshot.waiting.values() for stack in one.site[2:]}
+        stacks |= {stack for one in snapshot.waiting.values() for stack in (*one.site[2:], one.user)}
         keys = {*snapshot.threads, *snapshot.waiting}
         for stack in [one for one in book.stacks if one >= FIRST_STACK and one not in stacks]:
             if self._used_ns.get(stack, 0) < before_ns:
@@ -267,6 +268,7 @@ class RecordedSource:
                 self._used_ns.pop(stack, None)
         for key in [one for one in book.comms if one not in keys and self._heard_ns.get(one, 0) < before_ns]:
             del book.comms[key]
+            book.lives.pop(key, None)
             self._heard_ns.pop(key, None)
         pids = {key.pid for key in book.comms}
         for table in (book.processes, book.details):

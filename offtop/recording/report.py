@@ -22,6 +22,7 @@ from offtop.model.stack import NO_STACK
 from offtop.model.table import SITES, THREADS, K, Kind, Table, V, summed, table_of
 from offtop.model.window import Window, merge
 from offtop.recording.replay import RecordedSource
+from offtop.tick import passing
 from offtop.units import NS_PER_S, average, duration, threads
 
 _ROWS = 10
@@ -80,7 +81,7 @@ def _numbers(
     made = cut(window, last.idle)
     every = Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, made.categories, window, last.idle, made)
     wanted = batch.Wanted(most_rows=_ROWS)
-    tick = batch.passing(every, wanted.filter, source.names)
+    tick = passing(every, wanted.filter, source.names)
     text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted)
     rows = [
         f"{_clock(one.taken_ns)}  {duration(one.max_ns):>6}  {one.category:<13} {one.words}"

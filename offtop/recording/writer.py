@@ -21,7 +21,7 @@ import numpy as np
 
 from offtop import __version__
 from offtop.errors import OfftopError
-from offtop.model.book import Book, Details, ThreadKey
+from offtop.model.book import Book, Details, Life, ThreadKey
 from offtop.model.change import NOTHING, Change, change
 from offtop.model.printable import printable
 from offtop.model.snapshot import Snapshot
@@ -89,6 +89,8 @@ class Recorder:
         self._comms: dict[ThreadKey, str] = {}
         self._processes: dict[int, str] = {}
         self._details: dict[int, Details] = {}
+        self._lives: dict[ThreadKey, Life] = {}
+        self._calls: dict[int, str] = {}
         self._details_version = self._names_version = -1
         self._frames: dict[Frame, int] = {}
         self._next_frame = 1
@@ -202,7 +204,11 @@ class Recorder:
                 if pid in self._processes and self._details.get(pid) != (told := self._kept_of(one))
             }
             self._details.update(details)
-        return form.Entry(one, comms, processes, details)
+        lives = {key: life for key in keys if (life := book.lives.get(key)) and self._lives.get(key) != life}
+        calls = {number: name for number, name in book.calls.items() if number not in self._calls}
+        self._lives.update(lives)
+        self._calls.update(calls)
+        return form.Entry(one, comms, processes, details, lives, calls)
 
     def _whole_entry(self, whole: Change) -> form.Entry:
         """What is told by now of all that is there; of the rest it is forgotten."""
@@ -211,14 +217,15 @@ class Recorder:
         self._comms = {key: comm for key, comm in self._comms.items() if key in keys}
         self._processes = {pid: name for pid, name in self._processes.items() if pid in pids}
         self._details = {pid: told for pid, told in self._details.items() if pid in pids}
-        return form.Entry(whole, self._comms, self._processes, self._details)
+        self._lives = {key: life for key, life in self._lives.items() if key in keys}
+        return form.Entry(whole, self._comms, self._processes, self._details, self._lives, self._calls)
 
     def _kept_of(self, details: Details) -> Details:
         return details if self._cmdlines else details._replace(cmdline="")
 
     def _stacks_in(self, one: Change, book: Book) -> tuple[_Rows, _Rows]:
         """The stacks that `one` names and the file has not, and their frames."""
-        ids: set[int] = {*one.sites.ids[:, 2:].ravel().tolist(), *one.waiting[:, 2:4].ravel().tolist()}
+        ids = one.stacks
         self._used |= ids
         frames: list[tuple[Any, ...]] = []
         stacks: list[tuple[Any, ...]] = []
@@ -262,7 +269,7 @@ class Recorder:
     def _forget_unused(self, whole: Change) -> tuple[list[int], list[int], int]:
         """The stacks and frames that were used since the last whole tick, or still are; others may come again, and
         are written again then."""
-        used = self._used | {*whole.sites.ids[:, 2:].ravel().tolist(), *whole.waiting[:, 2:4].ravel().tolist()}
+        used = self._used | whole.stacks
         self._used = set()
         stacks = {number: frames for number, frames in self._stacks.items() if number in used}
         in_use = {frame for frames in stacks.values() for frame in frames}

@@ -19,12 +19,12 @@ from offtop.model.printable import printable
 from offtop.model.rows import SORTS, Key, Row
 from offtop.model.snapshot import EXITED
 from offtop.model.tree import Path
-from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, SITE, TREE, View
-from offtop.ui import flame, latency, stacks
+from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, SITE, STUCK, TREE, View
+from offtop.ui import flame, latency, stacks, stuck
 from offtop.ui.chooser import Choice, Chooser
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.head import moment_at
-from offtop.ui.layout import HEAT_SCALE, Layout, arrange
+from offtop.ui.layout import HEAT_SCALE, STUCK_FRAME, Layout, arrange, stuck_lines
 from offtop.ui.lines import Clicked, Pen
 from offtop.ui.rewind import Rewind
 from offtop.ui.tables import CHOOSABLE, category_columns, list_columns, sort_at
@@ -41,6 +41,8 @@ VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
         "threads": views.threads_or_processes,
         "tree": views.tree_or_list,
         "flame": views.flame_or_not,
+        "offcpu": views.waiting,
+        "stuck": views.stuck_or_not,
         "zoom": views.zoomed_or_not,
         "invert": views.inverted,
         "kernel_frames": lambda view: views.only_frames(view, "kernel"),
@@ -108,10 +110,25 @@ class Actions(Rewind):
             self._look(views.scrolled_to(view, max(0, min(last, view.scrolled + step))))
         elif view.focus == LATENCY:
             self._look(views.at_cell(view, latency.moved(picture, 0, -step)))
+        elif view.focus == STUCK:
+            self._move_stuck(picture, step)
         elif view.focus == FLAME:
             for _ in range(min(abs(step), 20)):
                 view = views.at_box(view, flame.neighbour(replace(picture, view=view), "down" if step > 0 else "up"))
             self._look(view)
+
+    def _move_stuck(self, picture: Picture, step: int) -> None:
+        """In the list, or among the lines of the wait that has the whole pane."""
+        view, waits = self._view, picture.stuck.shown.waits
+        if not waits:
+            return
+        if view.stuck.opened:
+            pen = self._pen(STUCK)
+            last = max(0, len(stuck.in_full(picture, pen)) - pen.height + 1)
+            self._look(views.stuck_opened(view, max(0, min(last, view.stuck.scrolled + step))))
+        else:
+            row = _within(picture.stuck.cursor + step, waits)
+            self._look(views.at_stuck(view, waits[row].site.thread))
 
     def _at_branch(self, picture: Picture, index: int) -> None:
         shown = picture.tree
@@ -135,6 +152,10 @@ class Actions(Rewind):
                 self.action_open()
             else:
                 self._look(views.entered(views.at_branch(view, branch.path, view.tree.line), None))
+        elif view.focus == STUCK:
+            if picture.stuck.shown.waits and not view.stuck.opened:
+                self._move_stuck(picture, 0)
+                self._look(views.stuck_opened(self._view))
         elif view.focus == FLAME:
             self._look(views.zoomed_in(view, flame.chosen(picture)))
         elif view.focus == LATENCY:
@@ -362,13 +383,22 @@ class Actions(Rewind):
     # The list
 
     def action_pin(self) -> None:
-        key = self._view.thread or (
-            self._key_under_cursor() if self._view.focus == LIST else self._view.pid or self._view.pin
+        key = (
+            self._stuck_thread()
+            or self._view.thread
+            or (self._key_under_cursor() if self._view.focus == LIST else self._view.pid or self._view.pin)
         )
         if isinstance(key, int | ThreadKey) and key not in (EXITED, EXITED.pid):
             self._ask_kernel(views.pinned(self._view, key))
         else:
             self._say("p pins a process or thread: TAB goes to their list")
+
+    def _stuck_thread(self) -> ThreadKey | None:
+        """The one under the cursor of what is stuck, if the keys are there."""
+        shown = self._picture.stuck if self._picture else None
+        if self._view.focus != STUCK or shown is None or not shown.shown.waits:
+            return None
+        return shown.shown.waits[shown.cursor].site.thread
 
     def action_narrow(self) -> None:
         if self._view.pin is None:
@@ -478,6 +508,9 @@ class Actions(Rewind):
         if view.focus == LIST and picture.rows.rows:
             row = picture.rows.rows[picture.cursor_row]
             return f"{row.pid} {printable(self._text_of(row, picture))} {row.waiting:.2f}"
+        if view.focus == STUCK and picture.stuck.shown.waits:
+            lines = stuck.in_full(picture, self._pen(STUCK))
+            return "\n".join("".join(text for text, _ in line.spans).rstrip() for line in lines)
         category = view.category
         return next((f"{row.name} {row.waiting:.2f}" for row in picture.categories.rows if row.key == category), "")
 
@@ -544,6 +577,16 @@ class Actions(Rewind):
                 elif at_it:
                     view = views.entered(view, None)
                 self._look(view)
+        elif event.panel == STUCK and not view.stuck.opened:
+            row = picture.stuck.first + event.y - STUCK_FRAME
+            if (
+                event.y >= STUCK_FRAME
+                and row < len(picture.stuck.shown.waits)
+                and event.y < STUCK_FRAME + stuck_lines(pen.height)
+            ):
+                at_it = row == picture.stuck.cursor
+                view = views.at_stuck(view, picture.stuck.shown.waits[row].site.thread)
+                self._look(views.stuck_opened(view) if at_it else view)
         elif event.panel == FLAME and (path := flame.at(picture, event.x, event.y)):
             at_it = path == flame.chosen(picture)
             self._look(views.zoomed_in(view, path) if at_it else views.at_box(view, path))

@@ -34,9 +34,9 @@ from offtop.model.filter import NOTHING
 from offtop.model.history import HISTORY_NS, History
 from offtop.model.picture import Picture, Pictures
 from offtop.model.printable import printable
-from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, SITE, TREE, View
+from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, SITE, STUCK, TREE, View
 from offtop.source import Source
-from offtop.ui import flame, head, latency, stacks, tables, terminal, theme
+from offtop.ui import flame, head, latency, stacks, stuck, tables, terminal, theme
 from offtop.ui.actions import Actions
 from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.help import Help
@@ -53,9 +53,11 @@ _ROWS_OF_GARBAGE = 200_000
 _BEHIND_SECONDS = 0.25
 _STOOD_STILL_NS = 3 * NS_PER_S
 """A screen that is so late is said to be: its terminal read nothing, or offtop was suspended."""
+_TOLD = 200
+"""So many of what is stuck are looked up: a screenful."""
 _PALETTE_LINES = 8
 """Textual's list of commands fails where it has no line."""
-_PANELS = ("head", CATEGORIES, LATENCY, LIST, TREE, SITE, FLAME, "border", "border-low", "alert", "keys")
+_PANELS = ("head", CATEGORIES, LATENCY, LIST, TREE, SITE, FLAME, STUCK, "border", "border-low", "alert", "keys")
 
 
 class Recorder(pace.Recorder, Protocol):
@@ -334,6 +336,8 @@ class OfftopApp(Actions):
         if view.user or any(one.needs_details for one in (view.filter, *view.muted)):
             every = [by_pid for tick in picture.over for by_pid in tick.cut.processes.values()]
             self._source.describe({pid for by_pid in every for pid in by_pid})
+        elif view.focus == STUCK:
+            self._source.describe({one.site.pid for one in picture.stuck.shown.waits[picture.stuck.first :][:_TOLD]})
         elif view.names != "comm" or self._pen(LIST).width >= tables.USER_WIDTH:
             rows = picture.rows.rows[picture.first_row : picture.first_row + self._pen(LIST).height]
             self._source.describe({row.pid for row in rows})
@@ -346,7 +350,7 @@ class OfftopApp(Actions):
     def _draw_picture(self, picture: Picture, layout: Layout) -> None:
         for name in layout.panels:
             lines = self._lines_of(name, picture, layout)
-            if name in (LIST, TREE, SITE):
+            if name in (LIST, TREE, SITE, STUCK):
                 lines = [marked(line, picture.view.search) for line in lines]
             self._panels[name].show(lines[: layout.panels[name].height])
 
@@ -370,6 +374,8 @@ class OfftopApp(Actions):
                 return (latency.heat_map if layout.latency == HEATMAP else latency.histogram)(picture, pen)
             case views.FLAME:
                 return flame.flame(picture, pen)
+            case views.STUCK:
+                return stuck.stuck(picture, pen)
             case "alert":
                 return [self._alert_text(layout)]
             case "keys":

@@ -8,14 +8,14 @@ from offtop.model.cut import ALL
 from offtop.model.picture import Picture
 from offtop.model.printable import printable
 from offtop.model.snapshot import Cost, Filters
-from offtop.model.view import SINCE_START
+from offtop.model.view import SINCE_START, STUCK
 from offtop.source import Recorded
 from offtop.ui.glyphs import Glyphs, sparkline
 from offtop.ui.layout import Layout
 from offtop.ui.lines import Line, spread, width_of
 from offtop.units import average, count, duration, percent, size, span, threads, three
 
-MODES = (("1", "off-CPU", "offcpu"),)
+MODES = (("1", "off-CPU", "offcpu"), ("5", "stuck", STUCK))
 """Key, word, id of each mode there is."""
 
 Spans = list[tuple[str, str]]
@@ -62,13 +62,18 @@ def one_line(picture: Picture, layout: Layout, recorded: bool) -> list[Line]:
 
 def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None, written_bytes: int | None) -> Line:
     view, at = picture.view, clock(picture, picture.newest.at_ns)
-    tabs: Spans = [(f"|{key} {word}|", "tab" if mode == view.mode else "dim") for key, word, mode in MODES]
+    mode = STUCK if view.focus == STUCK else view.mode
+    tabs: Spans = [
+        (f"|{key} {word}|" if of == mode else f" {key} {word} ", "tab" if of == mode else "dim")
+        for key, word, of in MODES
+    ]
     right: Spans = [(f"{_window(picture)}  ", "text")]
     if recorded:
         day = datetime.fromtimestamp(picture.newest.taken_ns // 10**9).strftime("%Y-%m-%d")
         where = f" on {printable(host)}"
         lefts: list[Spans] = [
             [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *tabs],
+            [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text")],
             [("RECORDED", "paused"), (f"{where} {day} {at}  ", "text")],
             [("RECORDED", "paused"), (f" {at} ", "text")],
             [("RECORDED", "paused")],

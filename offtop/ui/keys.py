@@ -45,6 +45,8 @@ KEYS = (
     KeyRow("left", "left", "aside(-1)"),
     KeyRow("threads", "H", "look('threads')", "processes or threads", "H threads"),
     KeyRow("tree", "t,f5", "look('tree')", "the stack tree of the selection", "t Tree"),
+    KeyRow("offcpu", "1", "look('offcpu')", "off-CPU time, over the window; what is stuck now, and since when"),
+    KeyRow("stuck", "5", "look('stuck')", bar="5 stuck"),
     KeyRow("flame", "g", "look('flame')", "the icicle (flame graph from the top) of the selection", "g Flame"),
     KeyRow("latency", "l", "latency", "latency of the selection: histogram, heat map, off", "l Latency"),
     KeyRow("zoom", "x", "look('zoom')", "this pane on the whole screen, and back"),

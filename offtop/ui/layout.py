@@ -15,6 +15,7 @@ from offtop.model.view import (
     LIST,
     OFF,
     SITE,
+    STUCK,
     TREE,
     View,
 )
@@ -47,13 +48,13 @@ class Layout(NamedTuple):
     @property
     def panes(self) -> list[str]:
         """Those that the keys can be in, in the order of TAB; a histogram has nothing to choose."""
-        every = (CATEGORIES, LATENCY, LIST, TREE, SITE, FLAME)
+        every = (CATEGORIES, LATENCY, LIST, TREE, SITE, FLAME, STUCK)
         return [pane for pane in every if pane in self.panels and (pane != LATENCY or self.latency == HEATMAP)]
 
     @property
     def spark_cells(self) -> int:
         width = self.panels[CATEGORIES].width if CATEGORIES in self.panels else self.width
-        return 30 if width >= 96 else 20 if width >= 80 else 15 if width >= 70 else 10
+        return 30 if width >= 100 else 20 if width >= 90 else 12 if width >= 80 else 10
 
     @property
     def timeline_cells(self) -> int:
@@ -80,6 +81,7 @@ class Layout(NamedTuple):
             rows=max(1, lines.get(LIST, 1)),
             tree=max(1, lines[TREE]) if TREE in lines else 0,
             site=MOST_PLACES if SITE in self.panels else 0,
+            stuck=stuck_lines(self.panels[STUCK].height) if STUCK in self.panels else 0,
             flame=(flame.width, max(1, flame.height - FLAME_FRAME)) if flame else (0, 0),
             latency=LATENCY in self.panels,
             heat=(columns, rows),
@@ -100,8 +102,16 @@ LATENCY_BESIDE, TREE_BESIDE, TREE_LINES = 120, 140, 35
 HEAT_SCALE, HEAT_FRAME = 16, 3
 """What a heat map has at its left, and above and below it."""
 FLAME_FRAME = 3
+STUCK_FRAME = 2
+"""Title and heads."""
 MOST_PLACES = 50
 _LIST_SHARE = 0.6
+
+
+def stuck_lines(height: int) -> int:
+    """How many of what is stuck a pane of `height` lists, above the wait under the cursor."""
+    told = 0 if height < 10 else max(6, height * 2 // 5)
+    return max(1, height - STUCK_FRAME - told)
 
 
 def arrange(width: int, height: int, view: View | None = None) -> Layout:
@@ -131,7 +141,7 @@ def _latency(view: View, width: int) -> str:
 
 def _panes(view: View, body: Rect, latency: str, height: int) -> dict[str, Rect]:
     focus = view.focus if view.focus != LATENCY or latency != OFF else CATEGORIES
-    if focus == FLAME or view.zoomed:
+    if focus in (FLAME, STUCK) or view.zoomed:
         return {focus: body}
     tree_beside = body.width >= TREE_BESIDE and height >= TREE_LINES and "tree" not in view.hidden
     in_tree = focus in (TREE, SITE)

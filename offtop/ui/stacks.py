@@ -8,11 +8,12 @@ from offtop.model import where
 from offtop.model.picture import Picture, TreePicture
 from offtop.model.printable import printable
 from offtop.model.rows import Place, Row
+from offtop.model.stuck import NO_AGE
 from offtop.model.tree import MORE, Branch, Shape, Step
 from offtop.model.view import TREE
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
-from offtop.ui.tables import NUMBERS, SHARE, WAITING, Column, heads, line_of, that_fit
+from offtop.ui.tables import NOW, NUMBERS, SHARE, WAITING, Column, heads, line_of, that_fit
 from offtop.units import count, duration, percent, threads
 
 _MUCH_PCT = 10
@@ -96,14 +97,15 @@ def _in_words(shape: Shape) -> str:
 
 def _tree_numbers(picture: Picture, pen: Pen) -> list[Column]:
     events, _, _, longest = NUMBERS
-    wide = [longest, events] if pen.width >= 80 else [longest] if pen.width >= 70 else []
-    return that_fit([WAITING, SHARE, *wide], pen.width, picture.view)
+    wide = [longest, events] if pen.width >= 90 else [longest] if pen.width >= 70 else []
+    return that_fit([WAITING, SHARE, *wide, NOW], pen.width, picture.view)
 
 
 def _branch(picture: Picture, shown: TreePicture, index: int, numbers: Sequence[Column], pen: Pen) -> Line:
     branch = shown.branches[index]
     at_cursor = index == shown.cursor and picture.view.focus == TREE
-    row = Row("", "", picture.span_ns, branch.part, shown.root.total_ns)
+    now = shown.now.get(branch.path, NO_AGE)
+    row = Row("", "", picture.span_ns, branch.part, shown.root.total_ns, now=now)
     line = line_of(numbers, row, ">" if at_cursor else " ", "cursor" if at_cursor else "text", pen)
     room = pen.width - width_of(line.spans) - 1
     indent = min(branch.depth * (2 if pen.width >= 80 else 1), max(0, room - _LEAST_LABEL))

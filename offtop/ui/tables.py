@@ -38,11 +38,12 @@ def _percent(row: Row) -> str:
 
 
 NUMBERS = (
-    Column("EV/S", 5, lambda row: count(row.waits_per_s) if row.part.waits else "", sort="EV/S", least_width=61),
-    Column("p50<=", 6, lambda row: duration(row.percentile_ns(50)), sort="P50", least_width=68),
-    Column("p99<=", 6, lambda row: duration(row.percentile_ns(99)), sort="P99", least_width=44),
+    Column("EV/S", 5, lambda row: count(row.waits_per_s) if row.part.waits else "", sort="EV/S", least_width=58),
+    Column("p50<=", 6, lambda row: duration(row.percentile_ns(50)), sort="P50", least_width=76),
+    Column("p99<=", 6, lambda row: duration(row.percentile_ns(99)), sort="P99", least_width=52),
     Column("MAX", 6, lambda row: duration(row.part.max_ns), sort="MAX"),
 )
+NOW = Column("NOW", 7, lambda row: row.now.text, sort="NOW")
 WAITING = Column(
     "WAITING", 8, lambda row: threads(row.waiting) if row.part.total_ns > 0 else "", "waiting", sort="WAITING"
 )
@@ -51,7 +52,7 @@ TOTAL = Column("TOTAL", 6, lambda row: duration(row.lifetime_ns), sort="TOTAL")
 """Shown where rows are sorted by it."""
 USER_WIDTH = 130
 """From here on a list names the user."""
-CHOOSABLE = ("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "THR", "USER", "PROCESS", "WHERE")
+CHOOSABLE = ("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR", "USER", "PROCESS", "WHERE")
 """Columns that `f` can hide; `spark` is the last minute of a category."""
 
 
@@ -100,13 +101,12 @@ def category_columns(picture: Picture, pen: Pen) -> list[Column]:
         lambda row: sparkline(picture.sparks.get(str(row.key), ()), pen.glyphs) if not row.threads else "",
         "spark",
         left=True,
-        least_width=55,
+        least_width=70,
     )
     name = Column("CATEGORY", 13, lambda row: row.name, left=True, sort="NAME", token_of=_category_token)
     total = [TOTAL] if view.sort == "TOTAL" else []
-    return that_fit(
-        [name, WAITING, SHARE, *([] if "spark" in view.hidden else [spark]), *total, *NUMBERS], pen.width, view
-    )
+    columns = [name, WAITING, SHARE, *([] if "spark" in view.hidden else [spark]), *total, *NUMBERS, NOW]
+    return that_fit(columns, pen.width, view)
 
 
 def _category_token(row: Row) -> str:
@@ -117,7 +117,7 @@ def categories(picture: Picture, pen: Pen) -> list[Line]:
     """The table of categories of what was drilled into, all of them together as its first row."""
     columns = category_columns(picture, pen)
     view, ranking = picture.view, picture.categories
-    everything = Row(ALL, "all", picture.span_ns, ranking.whole, ranking.whole.total_ns)
+    everything = Row(ALL, "all", picture.span_ns, ranking.whole, ranking.whole.total_ns, now=picture.oldest)
     lines = [heads(columns, view.sort, 1)]
     for row in (everything, *ranking.rows):
         chosen = row.key == view.category
@@ -201,8 +201,8 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
 
     columns.append(Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH))
     roomy = width >= 90 or "WHERE" in view.hidden
-    numbers = [column for column in NUMBERS if roomy or column.title != "p50<="]
-    columns += [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers]
+    numbers = [one for one in NUMBERS if roomy or one.title not in ("p50<=", "EV/S") or one.sort == view.sort]
+    columns += [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
     columns = that_fit(columns, width, view)
     left = width - 2 - sum(1 + column.width for column in columns) - 2
     if left >= 8 and "WHERE" not in view.hidden:

@@ -17,12 +17,14 @@ from typing import Any, cast
 import jsonschema
 import pytest
 
-from offtop.batch import Wanted, passing, tick_object, waiters
+from offtop.batch import Wanted, waiters
 from offtop.kernel import libbpf
 from offtop.model.categories import is_periodic
 from offtop.model.filter import parse
 from offtop.model.history import History
 from offtop.model.snapshot import Filters
+from offtop.tick import passing
+from offtop.tickjson import tick_object
 from tests import command
 from tests.kernel import programs, waits, watch
 from tests.kernel.watch import MS

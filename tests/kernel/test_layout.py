@@ -11,7 +11,7 @@ import pytest
 
 from offtop import paths
 from offtop.kernel import layout
-from offtop.kernel.layout import ThreadRecord, WalkedRecord, walked_records
+from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack, walked_records
 from offtop.model import histogram as log2
 
 FORMATS = {
@@ -26,7 +26,7 @@ FORMATS = {
     "walked_stack": (layout.WALKED_FRAMES, 0),
 }
 """Each struct that user space reads or writes, and how it is unpacked."""
-_NUMBER_BYTES = {"Q": 8, "I": 4}
+_NUMBER_BYTES = {"Q": 8, "q": 8, "I": 4}
 
 
 def fields_of(struct_name: str) -> list[str]:
@@ -59,6 +59,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         #include <stdio.h>
         typedef uint32_t u32;
         typedef uint64_t u64;
+        typedef int64_t s64;
         #include "{paths.bpf() / "offcpu.h"}"
         static void say(const char *what, u64 value) {{ printf("%s=%llu\\n", what, (unsigned long long)value); }}
         int main(void) {{ {" ".join(says)} return 0; }}
@@ -98,7 +99,7 @@ def test_every_field_is_unpacked_from_where_gcc_puts_it(name: str, measured: dic
 
 def step_bytes(form: struct.Struct) -> Iterator[int]:
     """The bytes of each number or text that `form` unpacks."""
-    for count, code in re.findall(r"(\d*)([QIs])", form.format):
+    for count, code in re.findall(r"(\d*)([QqIs])", form.format):
         if code == "s":
             yield int(count)
         else:
@@ -107,7 +108,8 @@ def step_bytes(form: struct.Struct) -> Iterator[int]:
 
 def test_the_records_name_the_fields_in_the_order_of_the_header() -> None:
     assert list(ThreadRecord._fields) == fields_of("thread")
-    assert [*fields_of("walked"), "thread", "words", "frames"] == list(WalkedRecord._fields)
+    assert [*fields_of("walked"), "thread", "stack"] == list(WalkedRecord._fields)
+    assert fields_of("walked_stack") == ["depth", *WalkedStack._fields]
 
 
 def test_constants_are_the_same_on_both_sides(measured: dict[str, int]) -> None:

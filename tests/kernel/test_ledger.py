@@ -108,6 +108,7 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         first_runqueue_ns=first.runqueue_ns if first else 0,
         first_kernel=first.kernel if first and first.kind == layout.KIND_SITE else 0,
         first_user=first.user if first and first.kind == layout.KIND_SITE else 0,
+        exec_ns=0,
         first_kind=first.kind if first else 0,
         state=layout.RUNNING if state_of.preempted else 1,
         histogram=log2.of(*(w.off_ns for w in ended)).to_bytes(layout.LANES * 8, "little"),
@@ -317,7 +318,7 @@ def test_what_ended_where_is_counted_when_its_thread_is_heard_of() -> None:
     ledger = Ledger(0)
     ledger.tick(10_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
     assert (ledger.threads, ledger.sites) == ({}, {})
-    ledger.tick(20_000, MIN_NS, [(key, record)], NOTHING, [], gone=[key])
+    ledger.tick(20_000, MIN_NS, [(key, record)], NOTHING, [], gone={key: 0})
     assert (ledger.threads[key].offcpu_ns, ledger.sites[SiteKey(7, 100, 3, 13)].total_ns) == (3_000, 3_000)
 
 
@@ -358,7 +359,7 @@ def test_a_thread_that_ended_is_given_back_and_its_sums_stay() -> None:
     assert record
     ledger = Ledger(0)
     first = snapshot(ledger)
-    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of(site_records(key, [wait], 0, TICK_NS)), [], gone=[key])
+    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of(site_records(key, [wait], 0, TICK_NS)), [], gone={key: 0})
     assert set(ledger.threads) == {key}
     second = snapshot(ledger)
     ledger.tick(20_000, MIN_NS, [], NOTHING, [])
@@ -423,7 +424,7 @@ def test_names_of_threads_that_ended_are_bounded() -> None:
         keys = [ThreadKey(tid, tid) for tid in range(1 + 1000 * number, 1001 + 1000 * number)]
         for key in keys:
             ledger.book.comms[key] = ledger.book.processes[key.pid] = "child"
-        ledger.tick(1_000 * (number + 1), MIN_NS, [], NOTHING, [], gone=keys)
+        ledger.tick(1_000 * (number + 1), MIN_NS, [], NOTHING, [], gone=dict.fromkeys(keys, 0))
     assert len(ledger.book.comms) == len(ledger.book.processes) == 51_000, "those of the last tick are still there"
 
 

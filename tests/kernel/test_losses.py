@@ -12,7 +12,7 @@ import pytest
 
 from offtop.kernel import program
 from offtop.kernel.layout import ThreadRecord
-from offtop.kernel.ledger import Ended
+from offtop.kernel.ledger import Ended, Ran
 from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Sizes
 from offtop.model.book import ThreadKey
@@ -251,8 +251,8 @@ def test_sites_that_are_taken_out_and_dropped_break_a_law(monkeypatch: pytest.Mo
 def test_threads_of_one_half_that_are_never_walked_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
     walked = LiveSource._threads  # pyright: ignore[reportPrivateUsage]
 
-    def of_one_half(source: LiveSource, half: int) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        return iter(()) if half else walked(source, half)
+    def of_one_half(source: LiveSource, half: int, ran: list[Ran]) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
+        return iter(()) if half else walked(source, half, ran)
 
     with sleepers(binary, threads=20, sleeps=10_000, each_us=2000) as child, watching_only(child) as live:
         child.go_on_alone()

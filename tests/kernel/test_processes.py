@@ -145,7 +145,7 @@ def test_the_user_that_a_process_acts_as_is_not_the_one_that_began_it(tmp_path: 
 def test_what_ended_while_it_was_read_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with child() as one:
 
-        def late(_: bytes) -> str:
+        def late(*_: object) -> str:
             one.kill()
             one.wait(10)
             return "/"

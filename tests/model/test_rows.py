@@ -5,6 +5,7 @@ from offtop.model.book import Book, ThreadKey
 from offtop.model.cut import Cut, Leaf, Part, Scope
 from offtop.model.rows import SORTS, Order, Ranking, category_rows, place_rows, process_rows, thread_rows
 from offtop.model.snapshot import EXITED
+from offtop.model.stuck import Age
 
 SECOND = 10**9
 BOOK = Book(
@@ -54,6 +55,7 @@ def test_each_sort_and_its_reverse() -> None:
     expected = {
         "WAITING": [8, 1, 7],
         "MAX": [1, 8, 7],
+        "NOW": [7, 8, 1],
         "TOTAL": [7, 1, 8],
         "EV/S": [7, 8, 1],
         "NAME": [8, 1, 7],
@@ -62,10 +64,11 @@ def test_each_sort_and_its_reverse() -> None:
         "P99": [8, 1, 7],
     }
     assert set(expected) == set(SORTS)
+    now = {ThreadKey(2, 7): Age(3), ThreadKey(2, 8): Age(2)}
     for sort, tids in expected.items():
-        ranking = thread_rows(THREADS, SECOND, BOOK, Order(sort), lifetime=lifetime)
+        ranking = thread_rows(THREADS, SECOND, BOOK, Order(sort), lifetime=lifetime, now=now)
         assert [row.key.tid for row in ranking.rows if isinstance(row.key, ThreadKey)] == tids
-        back = thread_rows(THREADS, SECOND, BOOK, Order(sort, reverse=True), lifetime=lifetime)
+        back = thread_rows(THREADS, SECOND, BOOK, Order(sort, reverse=True), lifetime=lifetime, now=now)
         assert keys(back) == keys(ranking)[::-1]
 
 

@@ -80,7 +80,7 @@ class World:
     def _finish(self, site: SiteKey, ns: int, ready_ns: int, waits: int = 1) -> None:
         histogram = waits * log2.of(ns)
         if site.kernel == SHORT:
-            more = ThreadTotals(waits, ns, ready_ns, 0, 0, waits, ns, ready_ns, 0, 0, ns, histogram)
+            more = ThreadTotals(waits, ns, ready_ns, 0, 0, waits, ns, ready_ns, 0, 0, 0, ns, histogram)
         else:
             more = ThreadTotals(waits, ns, ready_ns, max_ns=ns, histogram=histogram)
             self.sites[site] = self.sites.get(site, SiteTotals()).plus(SiteTotals(waits, ns, ready_ns, ns, histogram))

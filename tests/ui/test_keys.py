@@ -107,6 +107,8 @@ DOES: dict[str, Does] = {
     "left": Does(lambda after: after.app.view.focus == CATEGORIES, ("enter",)),
     "threads": Does(says("threads waiting on: anything")),
     "tree": Does(lambda after: after.app.view.focus == TREE),
+    "offcpu": Does(says("processes waiting on"), ("5",)),
+    "stuck": Does(says("stuck now")),
     "flame": Does(lambda after: after.app.view.focus == FLAME),
     "latency": Does(lambda after: after.app.view.latency == HISTOGRAM),
     "zoom": Does(lambda after: not says("processes waiting on")(after)),
@@ -428,7 +430,7 @@ async def test_w_steps_through_the_spans() -> None:
     async with shown(ScriptedSource(ticks=75)) as (app, pilot):
         heads: list[str] = []
         for _ in range(4):
-            heads.append(screen(app)[0].partition("off-CPU|")[2].rpartition("  LIVE")[0].strip())
+            heads.append(screen(app)[0].partition("5 stuck")[2].rpartition("  LIVE")[0].strip())
             await pilot.press("w")
         assert heads == ["window 10s", "window 1m", "since start 75s", "window 1s"]
         assert app.view.span_ns != SINCE_START

@@ -56,7 +56,7 @@ async def test_clicks_in_the_list_lead_to_a_process_and_its_thread() -> None:
         assert (app.view.thread, app.view.focus) == (ThreadKey(200, 201), TREE)
 
 
-@pytest.mark.parametrize(("row", "titles"), [(5, ("MAX", "EV/S", "WAITING")), (15, ("MAX", "EV/S", "WAITING"))])
+@pytest.mark.parametrize(("row", "titles"), [(5, ("MAX", "EV/S", "WAITING")), (15, ("MAX", "NOW", "WAITING"))])
 @asynchronous
 async def test_a_click_on_a_head_sorts_and_another_turns_it_round(row: int, titles: tuple[str, ...]) -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):

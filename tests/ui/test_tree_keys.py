@@ -24,14 +24,14 @@ def stacks(app: OfftopApp) -> list[str]:
     """What stands under STACK on a screen of 80 columns."""
     lines = screen(app)
     head = next(number for number, line in enumerate(lines) if "STACK" in line)
-    shown_lines = [line[29:] for line in lines[head + 1 : -2]]
+    shown_lines = [line[31:] for line in lines[head + 1 : -2]]
     return shown_lines[: shown_lines.index("")] if "" in shown_lines else shown_lines
 
 
 def at_cursor(app: OfftopApp) -> tuple[int, str]:
     """The line of the screen that the cursor is on, and its stack."""
     number, line = next((number, line) for number, line in enumerate(screen(app)) if line.startswith(">"))
-    return number, line[29:].strip()
+    return number, line[31:].strip()
 
 
 async def ticks(app: OfftopApp, source: ScriptedSource, to: int) -> None:

@@ -1,0 +1,130 @@
+"""The worker that reads the user stacks of threads that wait, so that no tick has to wait for their memory.
+
+Only of waits that have lasted a while: most end before anybody could look. What was read of a thread that ran
+meanwhile is thrown away: the kernel counts how often it was given a CPU, and the walk told the number.
+"""
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from offtop.kernel import userwalk
+from offtop.kernel.layout import WalkedStack
+from offtop.model.book import ThreadKey
+from offtop.model.snapshot import Waiting
+from offtop.units import NS_PER_S
+
+OLD_NS = NS_PER_S // 5
+"""From this age on a wait is worth a look."""
+_MOST_ASKED = 20_000
+_AT_ONCE = 50
+_REST_S = 0.01
+"""After so many stacks: 2,500 a second are 5 % of a CPU at most."""
+_PATIENCE_S = 0.02
+"""How long a tick waits for those that it has just asked for."""
+_CLOSE_S = 2.0
+_32_BIT_END = 1 << 32
+_MACHINE = platform.machine()
+
+
+class Read(NamedTuple):
+    """A user stack, of a wait in progress."""
+
+    key: ThreadKey
+    left_ns: int
+    """Which wait of that thread."""
+    addresses: tuple[int, ...]
+    """Leaf first."""
+    at_sp: int
+    """The word at the stack pointer, where it may be a return address; else 0."""
+
+
+class UserStacks:
+    """Reads user stacks. `met` and `read` are for the polling thread."""
+
+    def __init__(self, walk: Callable[[int, int, int, int, str], tuple[tuple[int, ...], int]] = userwalk.walk) -> None:
+        self._walk = walk
+        self._met: dict[ThreadKey, tuple[int, WalkedStack]] = {}
+        """left_ns and registers of waits that are too young yet."""
+        self._asked: dict[ThreadKey, tuple[int, WalkedStack]] = {}
+        self._found: list[Read] = []
+        self._busy = self._closing = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def met(self, key: ThreadKey, left_ns: int, stack: WalkedStack) -> None:
+        """The walk has met a wait."""
+        if stack.sp and stack.turns:
+            self._met[key] = left_ns, stack
+
+    def read(self, waiting: Mapping[ThreadKey, Waiting], at_ns: int) -> list[Read]:
+        """Ask for the stacks of those of `waiting` that are old enough by now; what was read since the last call.
+        Waits a moment for it."""
+        asked: dict[ThreadKey, tuple[int, WalkedStack]] = {}
+        young: dict[ThreadKey, tuple[int, WalkedStack]] = {}
+        for key, one in self._met.items():
+            now = waiting.get(key)
+            if now is not None and now.left_ns == one[0]:
+                (asked if now.age_ns(at_ns) >= OLD_NS else young)[key] = one
+        self._met = young
+        with self._changed:
+            room = _MOST_ASKED - len(self._asked)
+            self._asked.update(list(asked.items())[:room])
+            if self._asked and self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, name="offtop-userstacks", daemon=True)
+                self._thread.start()
+            if asked:
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not (self._asked or self._busy), _PATIENCE_S)
+            found, self._found = self._found, []
+        return found
+
+    def close(self) -> None:
+        """End the thread. May be called twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closing or self._asked)
+                if self._closing:
+                    return
+                self._busy = True
+                part = [(key, self._asked.pop(key)) for key in list(self._asked)[:_AT_ONCE]]
+            found = [one for key, (left_ns, stack) in part if (one := self._read(key, left_ns, stack))]
+            with self._changed:
+                self._found += found
+                more = bool(self._asked)
+            if more:
+                time.sleep(_REST_S)
+
+    def _read(self, key: ThreadKey, left_ns: int, stack: WalkedStack) -> Read | None:
+        machine = _MACHINE if not is_32_bit(stack) else "i386"
+        addresses, at_sp = self._walk(key.tid, stack.ip, stack.sp, stack.bp, machine)
+        return Read(key, left_ns, addresses, at_sp) if _turns(key) == stack.turns else None
+
+
+def is_32_bit(stack: WalkedStack) -> bool:
+    """Whether the program is one of 32 bits on a machine of 64: its system calls have other numbers."""
+    return 0 < stack.sp < _32_BIT_END
+
+
+def _turns(key: ThreadKey) -> int:
+    """How often the thread has been given a CPU by now; -1: it has ended, or the kernel does not count."""
+    with suppress(OSError, ValueError, IndexError):
+        fd = os.open(f"/proc/{key.pid}/task/{key.tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return int(os.read(fd, 100).split()[2])
+        finally:
+            os.close(fd)
+    return -1

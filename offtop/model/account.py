@@ -1,0 +1,158 @@
+"""Where the seconds of threads went: running, ready to run, blocked, and what none of these has.
+
+The parts of a thread that lives through the span add up to it: what is left over is its residue. Hypervisor and
+interrupts may explain it, and only what they do not explain is an error. A thread that began or ended meanwhile has
+no residue that means anything: its parts count, its span does not.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from offtop.model.book import Book, ThreadKey
+from offtop.model.cut import Leaf, Part
+from offtop.model.snapshot import EXITED, Machine, ThreadTotals
+from offtop.model.table import THREADS, Groups, Ints, Mask, table_of, thread_codes
+from offtop.model.window import Window
+from offtop.units import percent
+
+K = TypeVar("K")
+_SUSPECT = 100
+"""A residue of more than this part of the span may be that of a thread that did not live through it."""
+_LOW = (1 << 32) - 1
+_FIELD = {name: number for number, name in enumerate(ThreadTotals._fields)}
+_COLUMNS = [_FIELD[name] for name in ("running_ns", "runqueue_ns", "offcpu_ns", "waits", "involuntary")]
+
+
+class Account(NamedTuple):
+    """Of a thread, or of several together, over one span."""
+
+    threads: int = 0
+    """How many there are."""
+    through: int = 0
+    """How many of them lived through the span."""
+    running_ns: int = 0
+    ready_ns: int = 0
+    """In the run queue."""
+    blocked_ns: int = 0
+    residue_ns: int = 0
+    """Of those that lived through: what is left of the span. A little below 0 where the kernel was late to add up."""
+    voluntary: int = 0
+    """Finished waits that they began by themselves."""
+    involuntary: int = 0
+    """Finished waits of threads that were put aside."""
+
+    @property
+    def sum_ns(self) -> int:
+        return self.running_ns + self.ready_ns + self.blocked_ns + self.residue_ns
+
+
+NO_ACCOUNT = Account()
+
+
+class Accounts(NamedTuple):
+    """A row for each thread that did anything, or waited all along."""
+
+    codes: Ints
+    """Of the threads, upward (table.thread_codes)."""
+    numbers: Ints
+    """(n, 5) running, ready and off-CPU ns, waits, involuntary waits."""
+    through: Mask
+    span_ns: int = 0
+
+    def by_thread(self) -> Mapping[ThreadKey, Account]:
+        return self._by(self.codes, lambda code: ThreadKey(code >> 32, code & _LOW))
+
+    def by_process(self) -> Mapping[int, Account]:
+        return self._by(self.codes >> 32, int)
+
+    def of(self, pid: int | None, tid: int | None = None) -> Account:
+        """All of a process, of one thread, or of everything."""
+        chosen = np.ones(len(self.codes), np.bool_)
+        if pid is not None:
+            chosen &= self.codes >> 32 == pid
+        if tid is not None:
+            chosen &= self.codes & _LOW == tid
+        some = Accounts(self.codes[chosen], self.numbers[chosen], self.through[chosen], self.span_ns)
+        return next(iter(some._by(np.zeros(len(some.codes), np.int64), int).values()), NO_ACCOUNT)
+
+    def _by(self, codes: Ints, key_of: Callable[[int], K]) -> dict[K, Account]:
+        groups = Groups(codes)
+        residue_ns = np.where(self.through, self.span_ns - self.numbers[:, 0] - self.numbers[:, 2], 0)
+        more = np.stack((np.ones(len(codes), np.int64), self.through.astype(np.int64), residue_ns), axis=1)
+        sums = groups.sums(np.concatenate((self.numbers, more), axis=1))
+        return {
+            key_of(code): Account(threads, through, running, ready, off - ready, residue, waits - put_aside, put_aside)
+            for code, (running, ready, off, waits, put_aside, threads, through, residue) in zip(
+                groups.codes.tolist(), sums.tolist(), strict=True
+            )
+        }
+
+
+def accounts(windows: Sequence[Window], whole: bool = True) -> Accounts:
+    """Of all threads over `windows`, which follow one another (at least one). `whole`: with those that waited all
+    along, whose account says nothing else."""
+    ids: list[Ints] = []
+    numbers: list[Ints] = []
+    for window in windows:
+        table = table_of(THREADS, window.threads)
+        ids.append(table.ids)
+        numbers.append(table.numbers[:, _COLUMNS])
+        if (whole or len(windows) > 1) and len(window.still):
+            waited = np.zeros((len(window.still), len(_COLUMNS)), np.int64)
+            waited[:, 2] = window.span_ns
+            ids.append(window.still.ids[:, :2])
+            numbers.append(waited)
+    codes = thread_codes(np.concatenate(ids))
+    alive = codes != EXITED.pid << 32 | EXITED.tid
+    groups = Groups(codes[alive])
+    sums = groups.sums(np.concatenate(numbers)[alive])
+    span_ns = sum(window.span_ns for window in windows)
+    end_ns, book = windows[-1].at_ns, windows[-1].book
+    return Accounts(groups.codes, sums, _through(groups.codes, sums, span_ns, end_ns, book), span_ns)
+
+
+def _through(codes: Ints, sums: Ints, span_ns: int, end_ns: int, book: Book) -> Mask:
+    """Which threads lived all the while."""
+    through = np.ones(len(codes), np.bool_)
+    left_ns = span_ns - sums[:, 0] - sums[:, 2]
+    for row in np.flatnonzero(left_ns > span_ns // _SUSPECT).tolist():
+        code = int(codes[row])
+        life = book.life(ThreadKey(code >> 32, code & _LOW))
+        through[row] = life.from_ns <= end_ns - span_ns and not 0 < life.to_ns <= end_ns
+    return through
+
+
+class Left(NamedTuple):
+    """What explains a residue. ns; `unexplained_ns` is an error of the account."""
+
+    steal_ns: int = 0
+    interrupt_ns: int = 0
+    unexplained_ns: int = 0
+
+
+def explained(residue_ns: int, whole_ns: int, machine: Machine) -> Left:
+    """Of a residue that is part of `whole_ns`, that of the whole machine: hypervisor and interrupts took from all
+    alike, as far as anybody knows."""
+    if residue_ns <= 0 or whole_ns <= 0:
+        return Left(unexplained_ns=residue_ns)
+    share = min(1.0, residue_ns / whole_ns)
+    steal_ns = min(residue_ns, round(machine.steal_ns * share))
+    interrupt_ns = min(residue_ns - steal_ns, round(machine.interrupt_ns * share))
+    return Left(steal_ns, interrupt_ns, residue_ns - steal_ns - interrupt_ns)
+
+
+def unexplained_pct(every: Accounts, machine: Machine) -> float:
+    """What nobody has of the CPUs' time, in percent of it; 0 where it is not known."""
+    if not machine.cpus or not every.span_ns:
+        return 0.0
+    residue_ns = every.of(None).residue_ns
+    left = explained(residue_ns, residue_ns, machine)
+    return max(0.0, percent(left.unexplained_ns, machine.cpus * every.span_ns))
+
+
+def blocked(parts: Mapping[Leaf, Part]) -> list[tuple[Leaf, int]]:
+    """What fell to each leaf, most first."""
+    times = [(leaf, part.total_ns) for leaf, part in parts.items() if part.total_ns > 0]
+    return sorted(times, key=lambda item: (-item[1], item[0]))

@@ -1,0 +1,52 @@
+"""A tick as batch mode prints it: what of its waits passes the filter, and what is in progress at its end."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from offtop.model.account import Account, accounts
+from offtop.model.book import ThreadKey
+from offtop.model.cut import Cut, Shares, cut_of
+from offtop.model.filter import Filter
+from offtop.model.history import History, Kept
+from offtop.model.stack import PLACELESS, Names
+from offtop.model.stuck import NOTHING_STUCK, Stuck, stuck
+
+
+class Tick(NamedTuple):
+    """What of a tick passes the filter."""
+
+    kept: Kept
+    """All of it."""
+    filter: Filter
+    shares: Shares
+    cut: Cut
+    left_out_ns: int = 0
+    """Time that does not pass."""
+    stuck: Stuck = NOTHING_STUCK
+    """The waits in progress that pass."""
+    accounts: Mapping[ThreadKey, Account] = MappingProxyType({})
+    """Of each thread that did anything."""
+
+
+def in_progress(history: History, kept: Kept, least_ns: int) -> Stuck:
+    """The waits in progress at the end of the newest tick that have a place, and are so old."""
+    latest, window = history.latest, kept.window
+    waits = latest.waiting.values() if latest else ()
+    placed = [one for one in waits if one.site.kernel not in PLACELESS]
+    return stuck(placed, window.at_ns, window.book, kept.idle, least_ns)
+
+
+def passing(kept: Kept, chosen: Filter, names: Names, blocked: Stuck = NOTHING_STUCK) -> Tick:
+    """What of a tick passes: who is not known yet, or has no name yet, does not match."""
+    every, book = kept.shares, kept.window.book
+    each: Mapping[ThreadKey, Account] = {}
+    if blocked is not NOTHING_STUCK:
+        each = accounts([kept.window]).by_thread()
+    if not chosen.chooses_waits:
+        return Tick(kept, chosen, every, kept.cut, stuck=blocked, accounts=each)
+    some = every.of(chosen.mask(every, book, names))
+    left_out_ns = int(every.total_ns.sum()) - int(some.total_ns.sum())
+    if blocked.shares is not None:
+        blocked = blocked.of(chosen.mask(blocked.shares, book, names))
+    return Tick(kept, chosen, some, cut_of(some, kept.span_ns), left_out_ns, blocked, each)

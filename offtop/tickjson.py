@@ -1,0 +1,161 @@
+"""A tick as JSON: what `--json` prints, and offtop/schema.py describes."""
+
+from typing import Any
+
+from offtop import __version__
+from offtop.model import histogram as log2
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.cut import Leaf, by_category, leaf_of_sites
+from offtop.model.printable import printable
+from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals
+from offtop.model.stack import Names
+from offtop.model.stuck import Stuck
+from offtop.model.table import SITES
+from offtop.tick import Tick
+
+
+def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
+    """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable."""
+    kept = tick.kept
+    window, book = kept.window, kept.window.book
+    cost, filters = window.cost, window.filters
+    leaves, leaf_of = tick.cut.categories, leaf_of_sites(window, kept.idle)
+    return {
+        "version": __version__,
+        "taken_ns": window.taken_ns,
+        "span_ns": window.span_ns,
+        "mode": window.mode,
+        "door": window.door,
+        "filters": {
+            "pids": list(filters.pids),
+            "tids": list(filters.tids),
+            "who": filters.who,
+            "states": filters.states,
+            "min_ns": filters.min_ns,
+            "max_ns": filters.max_ns or None,
+        },
+        "filter": printable(tick.filter.text) or None,
+        "left_out_ns": tick.left_out_ns,
+        "lost": dict(window.lost),
+        "cost": {
+            "bpf_ns_per_switch": round(cost.bpf_ns_per_switch, 1) if cost.bpf_ns_per_switch >= 0 else None,
+            "switches": cost.switches if cost.switches >= 0 else None,
+            "cpu_pct": round(cost.cpu_pct, 2) if cost.cpu_pct >= 0 else None,
+            "bpf_pct": round(cost.bpf_pct, 2) if cost.bpf_pct >= 0 else None,
+            "rss_bytes": cost.rss_bytes if cost.rss_bytes >= 0 else None,
+            "walk_ns": cost.walk_ns if cost.walk_ns >= 0 else None,
+            "walk_every": cost.walk_every,
+        },
+        "categories": [
+            {
+                "name": name,
+                "idle": all(leaf.idle for leaf in leaves if leaf.category == name),
+                "idle_ns": sum(p.total_ns for leaf, p in leaves.items() if leaf.category == name and leaf.idle),
+                "waits": part.waits,
+                "total_ns": part.total_ns,
+                "max_ns": part.max_ns,
+                "histogram": log2.slots(part.histogram),
+            }
+            for name, part in sorted(by_category(tick.cut).items(), key=lambda item: (-item[1].total_ns, item[0]))
+        ],
+        "threads": [
+            {
+                **_who(key, book),
+                "waits": t.waits,
+                "offcpu_ns": t.offcpu_ns,
+                "blocked_ns": t.blocked_ns,
+                "runqueue_ns": t.runqueue_ns,
+                "preempted_ns": t.preempted_ns,
+                "running_ns": t.running_ns if window.machine.cpus else None,
+                "residue_ns": _residue_ns(tick, key),
+                "voluntary": t.voluntary,
+                "involuntary": t.involuntary,
+                "max_ns": t.max_ns,
+                "short_waits": t.short_waits,
+                "short_ns": t.short_ns,
+                "filtered_ns": t.filtered_ns,
+                "histogram": log2.slots(t.histogram),
+            }
+            for key, t in _threads(tick)
+        ],
+        "sites": [_site_object(key, totals, leaf_of[key], book, names) for key, totals in sites(tick)],
+        "still_blocked": [_blocked_object(tick.stuck, row, book, names) for row in range(len(tick.stuck.waits))],
+        "machine": {
+            "cpus": window.machine.cpus or None,
+            "steal_ns": window.machine.steal_ns if window.machine.cpus else None,
+            "interrupt_ns": window.machine.interrupt_ns if window.machine.cpus else None,
+        },
+    }
+
+
+def _residue_ns(tick: Tick, key: ThreadKey) -> int | None:
+    """None where it means nothing: the thread did not live through the span, or nobody knows how long it ran."""
+    account = tick.accounts.get(key)
+    return account.residue_ns if account and account.through and tick.kept.window.machine.cpus else None
+
+
+_AGE_IS = {Bound.EXACT: "exact", Bound.AT_MOST: "at_most", Bound.AT_LEAST: "at_least"}
+
+
+def _blocked_object(some: Stuck, row: int, book: Book, names: Names) -> dict[str, Any]:
+    one, age, leaf = some.waits[row], some.age(row), some.leaf(row)
+    return {
+        **_who(one.site.thread, book),
+        "age_ns": age.ns,
+        "age_is": _AGE_IS[age.bound],
+        "state": one.letter,
+        "category": leaf.category,
+        "idle": leaf.idle,
+        "syscall": book.calls.get(one.call) if one.call >= 0 else None,
+        "arguments": list(one.arguments),
+        "kernel": [printable(names.of(frame)) for frame in book.stack(one.site.kernel).trimmed],
+        "user": [printable(names.of(frame)) for frame in book.stack(one.user).trimmed],
+    }
+
+
+def _threads(tick: Tick) -> list[tuple[ThreadKey, ThreadTotals]]:
+    """Each that has time that passes, whole; most time first."""
+    every = sorted(tick.kept.window.each_thread(), key=lambda item: (-item[1].offcpu_ns, item[0]))
+    if not tick.filter.chooses_waits:
+        return every
+    those = {key.thread for key in _keys(tick)}
+    return [item for item in every if item[0] in those]
+
+
+def sites(tick: Tick) -> list[tuple[SiteKey, SiteTotals]]:
+    """Each that has time that passes, whole; most time first."""
+    every = sorted(tick.kept.window.each_site(), key=lambda item: (-item[1].total_ns, item[0]))
+    if not tick.filter.chooses_waits:
+        return every
+    those = _keys(tick)
+    return [item for item in every if item[0] in those]
+
+
+def _keys(tick: Tick) -> set[SiteKey]:
+    """Whose time passes, and where; a thread's short waits have a place of their own."""
+    return {*map(SITES.key, tick.shares.ids.tolist())}
+
+
+def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names: Names) -> dict[str, Any]:
+    who = _who(key.thread, book)
+    del who["process"]
+    return {
+        **who,
+        "category": leaf.category,
+        "idle": leaf.idle,
+        "waits": totals.waits,
+        "total_ns": totals.total_ns,
+        "blocked_ns": totals.blocked_ns,
+        "runqueue_ns": totals.runqueue_ns,
+        "max_ns": totals.max_ns,
+        "kernel": [printable(names.of(frame)) for frame in book.stack(key.kernel).trimmed],
+        "user": [printable(names.of(frame)) for frame in book.stack(key.user).trimmed],
+        "histogram": log2.slots(totals.histogram),
+    }
+
+
+def _who(key: ThreadKey, book: Book) -> dict[str, Any]:
+    if key == EXITED:
+        return {"pid": 0, "tid": 0, "comm": "(exited)", "process": "(exited)"}
+    comm = printable(book.comm(key))
+    return {"pid": key.pid, "tid": key.tid, "comm": comm, "process": printable(book.process(key.pid))}

@@ -1,0 +1,195 @@
+"""What is stuck now: the waits in progress, the oldest first, and the one under the cursor in full."""
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+
+from offtop.model import calls, where
+from offtop.model.book import Book
+from offtop.model.container import label
+from offtop.model.picture import Picture
+from offtop.model.printable import printable
+from offtop.model.rows import process_name, thread_name
+from offtop.model.snapshot import Bound, Waiting
+from offtop.model.stack import NO_STACK, PLACELESS, Frame, Names
+from offtop.model.state import WORDS
+from offtop.model.stuck import LEAST_AGE_NS
+from offtop.model.view import STUCK
+from offtop.ui.head import clock, selection
+from offtop.ui.layout import STUCK_FRAME, stuck_lines
+from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
+from offtop.units import duration
+
+READ = "~"
+"""Marks a user stack that was read from outside, along frame pointers."""
+_PROCESS_WIDTH, _CGROUP_WIDTH = 110, 140
+"""From here on a line names the process, and the cgroup."""
+
+
+def stuck(picture: Picture, pen: Pen) -> list[Line]:
+    if picture.view.stuck.opened and picture.stuck.shown.waits:
+        return _in_full(picture, pen)
+    shown, view = picture.stuck.shown, picture.view
+    lines = [rule(_title(picture, pen), pen)]
+    if not shown.waits:
+        return [*lines, plain(fit(_nothing(picture), pen.width, pen.glyphs), "dim")]
+    lines.append(plain(_heads(pen), "head"))
+    room = stuck_lines(pen.height)
+    first = picture.stuck.first
+    for row in range(first, min(len(shown.waits), first + room)):
+        chosen = row == picture.stuck.cursor
+        base = ("cursor" if view.focus == STUCK else "cursor-away") if chosen else "text"
+        lines.append(Line(tuple(_row(picture, row, chosen, pen)), base))
+    below = pen.height - STUCK_FRAME - room
+    if below > 1:
+        lines += [Line()] * (STUCK_FRAME + room - len(lines))
+        lines += told(picture, picture.stuck.cursor, pen)[:below]
+    return lines
+
+
+def _title(picture: Picture, pen: Pen) -> str:
+    shown, hidden = picture.stuck.shown, picture.stuck.hidden
+    what = selection(picture, pen.glyphs)
+    of = f" in {what}" if what != "all" else ""
+    idle = f", and {len(hidden.waits)} idle-looking hidden (i)" if hidden.waits else ""
+    many = f"{len(shown.waits)} threads wait" if len(shown.waits) != 1 else "1 thread waits"
+    return f"stuck now{of}: {many} for {duration(LEAST_AGE_NS)} or longer{idle}"
+
+
+def _nothing(picture: Picture) -> str:
+    hidden = picture.stuck.hidden
+    if hidden.waits:
+        oldest = hidden.age(0).text
+        return (
+            f" Nothing is stuck. {len(hidden.waits)} threads look idle, the longest for {oldest} (press i to see them)."
+        )
+    return f" Nothing waits for {duration(LEAST_AGE_NS)} or longer."
+
+
+def _heads(pen: Pen) -> str:
+    return " " + "".join(
+        f" {title:>{width}}" if right else f" {title:<{width}}" for title, width, right in _columns(pen)
+    )
+
+
+def _columns(pen: Pen) -> list[tuple[str, int, bool]]:
+    """Title, width, and whether it stands at the right."""
+    columns = [("AGE", 7, True), ("TID", 7, True), ("THREAD", 15 if pen.width >= 64 else 8, False)]
+    if pen.width >= _PROCESS_WIDTH:
+        columns.append(("PROCESS", 15, False))
+    columns += [("S", 1, False), ("CATEGORY", 13 if pen.width >= 50 else 6, False)]
+    if pen.width >= 70:
+        columns.append(("SYSCALL", 30 if pen.width >= _CGROUP_WIDTH else 12, False))
+    if pen.width >= _CGROUP_WIDTH:
+        columns.append(("CGROUP", 24, False))
+    left = pen.width - 2 - sum(width + 1 for _, width, _ in columns)
+    return [*columns, ("STACK", left, False)] if left >= 6 else columns
+
+
+def _row(picture: Picture, row: int, chosen: bool, pen: Pen) -> list[tuple[str, str]]:
+    shown, book = picture.stuck.shown, picture.book
+    one, leaf = shown.waits[row], shown.leaf(row)
+    texts = {
+        "AGE": (shown.age(row).text, "waiting"),
+        "TID": (str(one.site.tid), "value"),
+        "THREAD": (thread_name(one.site.thread, book), "name"),
+        "PROCESS": (process_name(one.site.pid, book), "name"),
+        "S": (one.letter, "value"),
+        "CATEGORY": (f"~{leaf.category}" if leaf.idle else leaf.category, f"cat-{leaf.category}"),
+        "SYSCALL": (call_of(one, book), "where"),
+        "CGROUP": (label(book.detail(one.site.pid).cgroup), "name"),
+        "STACK": (_stack_in_short(one, book, pen.names), "where"),
+    }
+    spans: list[tuple[str, str]] = [(">" if chosen else " ", "text")]
+    for title, width, right in _columns(pen):
+        text, token = texts[title]
+        spans.append((f" {text:>{width}}" if right else f" {fit(text, width, pen.glyphs)}", token))
+    return spans
+
+
+def call_of(one: Waiting, book: Book) -> str:
+    """The system call that it is in, as `futex(0x7f12…, WAIT)`; nothing where it is in none. Raw."""
+    return calls.told(book.calls.get(one.call, f"syscall {one.call}"), one.arguments) if one.call >= 0 else ""
+
+
+def _stack_in_short(one: Waiting, book: Book, names: Names) -> str:
+    if one.site.kernel in PLACELESS:
+        return "(short for a stack)"
+    text = where.in_short(book, one.site.kernel, one.user, names)
+    return text if one.user == NO_STACK else f"{READ}{text}"
+
+
+def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
+    """Who waits, since when, for what; then all its frames, as many in a line as fit."""
+    lines = _facts(picture, row, pen)
+    one = picture.stuck.shown.waits[row]
+    spans: list[tuple[str, str]] = [("   ", "text")]
+    for mark, token, frames in _halves(one, picture.book):
+        for number, frame in enumerate(frames):
+            name = f"{'' if number else mark}{printable(pen.names.of(frame), pen.glyphs.is_ascii)}"
+            text = f" < {name}" if len(spans) > 1 else name
+            if width_of(spans) + cell_len(text) > pen.width and len(spans) > 1:
+                lines.append(Line(tuple(spans)))
+                spans = [("   ", "text")]
+                text = f"< {name}"
+            spans.append((fit(text, min(cell_len(text), pen.width - 3), pen.glyphs), token))
+    return [*lines, Line(tuple(spans))]
+
+
+def _in_full(picture: Picture, pen: Pen) -> list[Line]:
+    lines = in_full(picture, pen)
+    top = max(0, min(picture.view.stuck.scrolled, len(lines) - pen.height + 1))
+    return [rule("a wait in progress (Esc goes back)", pen), *lines[top : top + pen.height - 1]]
+
+
+def in_full(picture: Picture, pen: Pen) -> list[Line]:
+    """The same, a frame a line."""
+    lines = [*_facts(picture, picture.stuck.cursor, pen), Line()]
+    one = picture.stuck.shown.waits[picture.stuck.cursor]
+    for mark, token, frames in _halves(one, picture.book):
+        for frame in frames:
+            name = fit(pen.names.of(frame), pen.width - 7, pen.glyphs).rstrip()
+            lines.append(Line(((f"   {mark or '   '} ", "fold"), (name, token))))
+    if one.user == NO_STACK and one.site.kernel not in PLACELESS and one.call >= 0:
+        lines.append(plain(fit("   (the program's part has not been read)", pen.width, pen.glyphs), "dim"))
+    return lines
+
+
+def _halves(one: Waiting, book: Book) -> Sequence[tuple[str, str, Sequence[Frame]]]:
+    kernel = () if one.site.kernel in PLACELESS else book.stack(one.site.kernel).told
+    return ("[k]", "kernel", kernel), (READ, "user", book.stack(one.user).frames)
+
+
+def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
+    shown, book = picture.stuck.shown, picture.book
+    one, age = shown.waits[row], shown.age(row)
+    who = f"{thread_name(one.site.thread, book)}({one.site.tid}) of {process_name(one.site.pid, book)}({one.site.pid})"
+    since = clock(picture, shown.at_ns - age.ns)
+    began = {
+        Bound.EXACT: f"since {since}",
+        Bound.AT_MOST: f"last had a CPU at {since}, before offtop watched",
+        Bound.AT_LEAST: f"seen since {since}, may be older",
+    }[age.bound]
+    state = one.letter
+    ready = f", woken {duration(one.runqueue_ns)} ago" if state == "R" and not one.preempted else ""
+    details = book.detail(one.site.pid)
+    lines = [
+        plain(fit(f" {age.text} {who}  {began}", pen.width, pen.glyphs), "title"),
+        Line(
+            (
+                (f"   {shown.leaf(row).category}", f"cat-{shown.leaf(row).category}"),
+                (
+                    fit(
+                        f"  {state}: {WORDS.get(state, 'a state of its own')}{ready}  {call_of(one, book)}",
+                        max(0, pen.width - 3 - len(shown.leaf(row).category)),
+                        pen.glyphs,
+                    ),
+                    "text",
+                ),
+            )
+        ),
+    ]
+    whose = "  ".join(filter(None, (label(details.cgroup), details.user, details.cmdline)))
+    if whose:
+        lines.append(plain(fit(f"   {whose}", pen.width, pen.glyphs), "dim"))
+    return lines

@@ -1,0 +1,85 @@
+"""Numbers of system calls get the names of this machine's own headers and processes, and those of other machines."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel.syscalls import name_of
+from offtop.model.calls import told
+
+REMOVED = {
+    "_sysctl",
+    "afs_syscall",
+    "create_module",
+    "get_kernel_syms",
+    "getpmsg",
+    "nfsservctl",
+    "putpmsg",
+    "query_module",
+    "security",
+    "tuxcall",
+    "uselib",
+    "vserver",
+}
+"""Headers keep their numbers; no kernel in use has them."""
+
+
+@pytest.mark.parametrize(
+    ("machine", "numbers"),
+    [
+        ("x86_64", {"read": 0, "poll": 7, "futex": 202, "epoll_wait": 232, "io_uring_enter": 426, "futex_waitv": 449}),
+        ("aarch64", {"read": 63, "ppoll": 73, "futex": 98, "epoll_pwait": 22, "io_uring_enter": 426}),
+        ("i386", {"read": 3, "futex": 240, "futex_time64": 422}),
+        ("i686", {"read": 3}),
+        ("armv7l", {"read": 3, "futex": 240}),
+        ("riscv64", {"read": 63, "futex": 98}),
+        ("ppc64le", {"read": 3, "futex": 221}),
+        ("s390x", {"read": 3, "futex": 238}),
+    ],
+)
+def test_each_machine_has_its_own_numbers(machine: str, numbers: dict[str, int]) -> None:
+    assert {name_of(number, machine): number for number in numbers.values()} == numbers
+
+
+def test_minus_1_is_no_call_however_wide() -> None:
+    assert [name_of(number) for number in (-1, (1 << 32) - 1, (1 << 64) - 1)] == ["", "", ""]
+
+
+def test_what_nobody_knows_keeps_its_number() -> None:
+    assert name_of(999) == "syscall 999"
+    assert name_of(0, "pdp11") == "syscall 0"
+    assert name_of((1 << 64) - 2) == "syscall -2"
+
+
+def test_the_names_are_those_of_this_machines_header() -> None:
+    compiled = subprocess.run(
+        ["gcc", "-E", "-dM", "-include", "sys/syscall.h", "-x", "c", os.devnull], capture_output=True, text=True
+    )
+    numbers = re.findall(r"^#define __NR_(\w+) (\d+)$", compiled.stdout, re.MULTILINE)
+    if not numbers:
+        pytest.skip("no gcc or no headers: sudo apt install gcc libc6-dev")
+    assert len(numbers) > 250
+    wrong = {name: name_of(int(number)) for name, number in numbers if name_of(int(number)) != name}
+    assert set(wrong) <= REMOVED
+
+
+def test_a_child_that_reads_its_input_is_told_so() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import os; os.read(0, 1)"], stdin=subprocess.PIPE)
+    try:
+        while (text := Path(f"/proc/{child.pid}/syscall").read_text()) == "running\n" or in_words(text) != "read(0)":
+            assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait(10)
+        assert child.stdin
+        child.stdin.close()
+
+
+def in_words(text: str) -> str:
+    """What /proc/PID/syscall says of a thread that is off CPU."""
+    number, *args = (int(word, 0) for word in text.split())
+    return told(name_of(number), args[:6])
