@@ -7,7 +7,8 @@
  *                  DOOR_KPROBE  kprobe finish_task_switch*, in the thread that is back
  *                  DOOR_SWITCH  raw_tp sched_switch, in the thread that leaves: stacks at leaving
  *         woken:   WAKING       raw_tp sched_waking, where the kernel keeps no run_delay
- *         walk:    iterator over tasks, twice a tick: waits in progress, then the idle half
+ *         walk:    iterator over tasks, twice a tick: waits in progress, then the idle half. Where the first
+ *                  one would cost too much, it is left out now and then
  * maps    record: per thread, its wait in progress and what ended, in two halves. sites_*: what ended, by
  *         stack. gone_*: the records of threads that ended. `half` says which halves are written; the
  *         others are read and emptied meanwhile. *_stacks: frames by id.
@@ -21,7 +22,7 @@
  * lock), one CPU at a time, so nothing here is atomic.
  *
  * -D: THREADS, SITES, STACKS (map sizes); TASK_* and RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC,
- * START_TIME (offsets in task_struct, from BTF); USER_SP (offset in pt_regs, where a leaf's return address is on
+ * EXEC_START, START_TIME (offsets in task_struct, from BTF); USER_SP (offset in pt_regs, where a leaf's return address is on
  * the stack); REG_* (offsets in pt_regs of the system call's number, its
  * arguments, ip, sp and frame pointer);
  * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage).
@@ -36,6 +37,7 @@ BPF_ARRAY(config, struct config, 1);
 BPF_ARRAY(half, u32, 1);
 BPF_ARRAY(walk_mode, u32, 1);
 BPF_ARRAY(clock, u64, 1);
+BPF_ARRAY(apart, u64, 1);
 BPF_PERCPU_ARRAY(lost, u64, LOST_KINDS);
 BPF_HASH(only_pids, u32, u32, 1024);
 BPF_HASH(only_tids, u32, u32, 1024);
@@ -280,6 +282,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	if (dead) {
 		thread->state = r->state;
 		thread->exec_ns = MEMBER(u64, task, SUM_EXEC);
+		thread->exec_at_ns = 0;
 		r->left_ns = 0;
 		keep_gone(task, r, which);
 #ifdef BY_TID
@@ -499,14 +502,61 @@ struct bpf_iter_meta { struct seq_file *seq; u64 session_id; u64 seq_num; };
 struct bpf_iter__task { struct bpf_iter_meta *meta; struct task_struct *task; };
 BPF_PERCPU_ARRAY(walk_scratch, struct walked_stack, 1);
 
-/* What one thread did in the half that nobody writes any more; it is emptied. */
-static inline __attribute__((always_inline)) void give_half(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct thread *idle)
+/*
+ * How long a thread has run in all. The kernel adds to that at its own ticks only, so what a thread that is on a CPU
+ * has run since is added, where the clocks are known to agree: exec_start is on the scheduler's, but for what
+ * interrupts and hypervisor took.
+ */
+static inline __attribute__((always_inline)) u64 ran_ns(struct task_struct *task, u64 *at_ns)
 {
-	if (!idle->state)
-		return;
-	walked->flags = WALKED_THREAD;
+	u64 exec_ns = MEMBER(u64, task, SUM_EXEC);
+	u32 zero = 0;
+	u64 *apart_ns = apart.lookup(&zero);
+
+	*at_ns = MEMBER(u32, task, TASK_ON_CPU) ? bpf_ktime_get_ns() : 0;
+	if (!apart_ns || !*apart_ns || !*at_ns)
+		return exec_ns;
+	u64 since_ns = *at_ns - *apart_ns - MEMBER(u64, task, EXEC_START);
+	return since_ns < LATEST_TICK_NS ? exec_ns + since_ns : exec_ns;
+}
+
+/* How long its wait in progress has lasted by then. */
+static inline __attribute__((always_inline)) u64 so_far_ns(struct record *r, u64 now_ns)
+{
+	u64 left_ns = r->left_ns;
+
+	return left_ns && left_ns < now_ns ? now_ns - left_ns : 0;
+}
+
+/*
+ * What one thread did in the half that nobody writes any more; it is emptied. `alone`: no walk of the waits came
+ * before, so that how long it ran is told here.
+ */
+static inline __attribute__((always_inline)) void give_half(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, struct thread *idle, struct thread *now, bool alone)
+{
 	walked->start_ns = MEMBER(u64, task, START_TIME);
+	if (alone) {
+		u64 exec_ns = ran_ns(task, &walked->exec_at_ns);
+		if (idle->state) {
+			idle->exec_ns = exec_ns;
+			idle->exec_at_ns = bpf_ktime_get_ns();
+			idle->exec_off_ns = idle->offcpu_ns + now->offcpu_ns + so_far_ns(r, idle->exec_at_ns);
+		} else if (exec_ns != r->exec_ns) {
+			walked->exec_ns = exec_ns;
+			walked->flags = WALKED_RAN;
+			if (now->state) /* since the halves changed it was off CPU, too */
+				walked->exec_at_ns = 0;
+		}
+		r->exec_ns = exec_ns;
+	}
+	if (!idle->state && !walked->flags)
+		return;
 	bpf_probe_read_kernel(walked->comm, sizeof(walked->comm), (char *)task + TASK_COMM);
+	if (walked->flags) {
+		bpf_seq_write(seq, walked, sizeof(*walked));
+		return;
+	}
+	walked->flags = WALKED_THREAD;
 	/* What does not fit into this read is asked for again in the next: nothing is emptied before it is out. */
 	if (!bpf_seq_write(seq, walked, sizeof(*walked)) && !bpf_seq_write(seq, idle, sizeof(*idle)))
 		__builtin_memset(idle, 0, sizeof(*idle));
@@ -598,15 +648,17 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 {
 	u32 zero = 0;
 	struct walked_stack *s = walk_scratch.lookup(&zero);
-	u64 exec_ns = MEMBER(u64, task, SUM_EXEC);
+	u64 exec_ns = ran_ns(task, &walked->exec_at_ns);
 	struct thread *now = which ? &r->half[1] : &r->half[0];
 
 	if (take_wait(task, walked, r, s, min_ns, prime))
 		walked->flags |= WALKED_STACK;
-	if (exec_ns != r->exec_ns && (!now->state || prime))
+	if (exec_ns != r->exec_ns && !now->state)
 		walked->flags |= WALKED_RAN;
 	if (now->state) {
 		now->exec_ns = exec_ns; /* goes out with the half */
+		now->exec_at_ns = bpf_ktime_get_ns();
+		now->exec_off_ns = now->offcpu_ns + so_far_ns(r, now->exec_at_ns);
 		r->exec_ns = exec_ns;
 	}
 	if (!(walked->flags & (WALKED_RUNNABLE | WALKED_STACK | WALKED_RAN)))
@@ -654,9 +706,9 @@ BPF_ITER(task)
 		walked.tid = r->tid;
 	}
 	if (*mode & WALK_HALF_0)
-		give_half(ctx->meta->seq, task, &walked, &r->half[0]);
+		give_half(ctx->meta->seq, task, &walked, r, &r->half[0], &r->half[1], *mode & WALK_ALONE);
 	else if (*mode & WALK_HALF_1)
-		give_half(ctx->meta->seq, task, &walked, &r->half[1]);
+		give_half(ctx->meta->seq, task, &walked, r, &r->half[1], &r->half[0], *mode & WALK_ALONE);
 	else if (is_wanted)
 		give_wait(ctx->meta->seq, task, &walked, r, c->min_ns, prime, *which & 1);
 	return 0;

@@ -17,11 +17,12 @@
 #define TASK_DEAD 0x80     /* include/linux/sched.h */
 #define TASK_NOLOAD 0x400  /* with TASK_UNINTERRUPTIBLE: idle, as kernel threads wait */
 #define PF_KTHREAD 0x200000
+#define LATEST_TICK_NS 12000000 /* of the kernel, at 100 a second */
 
 enum lost { LOST_WAKINGS, LOST_STACKS, LOST_THREADS, LOST_SITES, LOST_EVENTS, LOST_KINDS };
 enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
 enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8 };
-enum walk_mode { WALK_WAITS = 1, WALK_PRIME = 2, WALK_HALF_0 = 4, WALK_HALF_1 = 8 };
+enum walk_mode { WALK_WAITS = 1, WALK_PRIME = 2, WALK_HALF_0 = 4, WALK_HALF_1 = 8, WALK_ALONE = 16 };
 enum walked_flag { WALKED_RUNNABLE = 1, WALKED_THREAD = 2, WALKED_STACK = 4, WALKED_RAN = 8, WALKED_OLDER = 16 };
 
 struct config {
@@ -57,6 +58,8 @@ struct thread {
 	u64 first_kernel;
 	u64 first_user;
 	u64 exec_ns;       /* as the walk of the tick met it: how long it has run in all; 0: it was not met */
+	u64 exec_at_ns;    /* when that was; 0: nothing more is known of that moment */
+	u64 exec_off_ns;   /* its off-CPU time by then, since the last tick, its wait in progress included */
 	u32 first_kind;
 	u32 state;         /* at the last leaving; 0: nothing happened in this tick */
 	u64 histogram[LANES];
@@ -119,6 +122,7 @@ struct walked {
 	u64 queued_ns;     /* on the scheduler's clock: in the run queue since; 0: not queued */
 	u64 arrived_ns;    /* on the scheduler's clock: when it last got a CPU; 0: not known */
 	u64 exec_ns;       /* how long it has run in all, by the kernel's own account; 0: not known */
+	u64 exec_at_ns;    /* when that was, if it was on a CPU then; else 0 */
 	u64 start_ns;      /* when the thread began */
 	u32 pid;
 	u32 tid;

@@ -37,6 +37,8 @@ class Features:
     """Of the count of how often the thread was given a CPU."""
     sum_exec: int
     """Of how long the thread has run in all, by the kernel's own account."""
+    exec_start: int
+    """Of when that was last added to."""
     start_time: int
     state_argument: bool
     """sched_switch passes prev_state (kernel commit fa2c3254d7cf, 5.18)."""
@@ -74,8 +76,9 @@ def find(types: KernelTypes) -> Features:
         offset = types.offset("sched_info", member)
         return None if sched_info is None or offset is None else sched_info + offset
 
-    entity, exec_runtime = needed("se"), types.offset("sched_entity", "sum_exec_runtime")
-    if exec_runtime is None:
+    entity = needed("se")
+    exec_runtime, exec_start = (types.offset("sched_entity", member) for member in ("sum_exec_runtime", "exec_start"))
+    if exec_runtime is None or exec_start is None:
         raise KernelError("This kernel does not count how long a thread runs. Please report it with: uname -r")
     thread, sp = types.offset("task_struct", "thread"), types.offset("thread_struct", "sp")
     symbol = kprobe_symbol()
@@ -96,6 +99,7 @@ def find(types: KernelTypes) -> Features:
         last_queued=in_sched_info("last_queued"),
         turns=in_sched_info("pcount"),
         sum_exec=entity + exec_runtime,
+        exec_start=entity + exec_start,
         start_time=needed("start_time"),
         state_argument=types.tracepoint_arguments("sched_switch") >= 4,
         task_storage=types.has_function("bpf_task_storage_get"),

@@ -15,11 +15,12 @@ RUNNING = 1 << 31
 WALKED_RUNNABLE, WALKED_THREAD, WALKED_STACK, WALKED_RAN, WALKED_OLDER = 1, 2, 4, 8, 16
 WALK_WAITS, WALK_PRIME = 1, 2
 WALK_HALVES = (4, 8)
+WALK_ALONE = 16
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL = 1, 2, 4, 8
 LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events")
 
 CONFIG = struct.Struct("=QQIIIIII")
-THREAD = struct.Struct(f"=21Q2I{LANES * 8}s")
+THREAD = struct.Struct(f"=23Q2I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16sQ{THREAD.size}s")
 SITE_KEY = struct.Struct("=IIQQ")
@@ -27,7 +28,7 @@ SITE_NUMBERS = 4
 """u64 before the lanes of `struct site`."""
 SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
 STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
-WALKED = struct.Struct("=QQQQQIIII16s")
+WALKED = struct.Struct("=QQQQQQIIII16s")
 ARGUMENTS = 6
 WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
 
@@ -36,6 +37,7 @@ SIZES = {
     "half": (4, 4),
     "walk_mode": (4, 4),
     "clock": (4, 8),
+    "apart": (4, 8),
     "lost": (4, 8),
     "only_pids": (4, 4),
     "only_tids": (4, 4),
@@ -75,6 +77,8 @@ class ThreadRecord(NamedTuple):
     first_kernel: int
     first_user: int
     exec_ns: int
+    exec_at_ns: int
+    exec_off_ns: int
     first_kind: int
     state: int
     histogram: bytes
@@ -105,6 +109,7 @@ class WalkedRecord(NamedTuple):
     queued_ns: int
     arrived_ns: int
     exec_ns: int
+    exec_at_ns: int
     start_ns: int
     pid: int
     tid: int
@@ -120,7 +125,7 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
     at = 0
     while at < len(data):
         head = WALKED.unpack_from(data, at)
-        flags: int = head[8]
+        flags: int = head[9]
         at += WALKED.size
         thread = stack = None
         if flags & WALKED_THREAD:

@@ -61,6 +61,10 @@ class Ran(NamedTuple):
     """In all."""
     start_ns: int
     """When the thread began, on our clock."""
+    at_ns: int = 0
+    """When that was; 0: at the end of the tick, or since then it has not run."""
+    off_ns: int = 0
+    """What its record of the tick had of off-CPU time by then."""
 
 
 Locate = Callable[[int, int, int, int], SiteKey]
@@ -157,13 +161,13 @@ class Ledger:
         """
         delta = _Delta()
         gone = gone or {}
-        for one in ran:
-            self._count_run(one, at_ns, delta)
         by_key = {one.key: one for one in walked}
         returned: set[ThreadKey] = set()
         running: set[ThreadKey] = set()
+        off_ns: dict[ThreadKey, int] = {}
         for key, record in threads:
             returned.add(key)
+            off_ns[key] = record.offcpu_ns + (max(0, at_ns - record.left_ns) if record.left_ns else 0)
             self._count_thread(key, record, anew, delta)
             if record.left_ns:
                 self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
@@ -176,6 +180,8 @@ class Ledger:
             old = self.threads.not_added_since(at_ns - _SILENT_NS)
             silent = [key for key in old if key.tid and key not in heard and not self._is_alive(key)]
             self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
+        for one in ran:
+            self._count_run(one, off_ns.get(one.key, 0), at_ns, delta)
         for key in tuple(self.waiting) if max_ns else self._restless.union(by_key):
             self._place(key, by_key.get(key), at_ns, min_ns, max_ns, delta)
         self._give_back([key for key in self._exited if key not in returned and key not in self.waiting], at_ns)
@@ -188,15 +194,18 @@ class Ledger:
         self.at_ns = at_ns
         return self._exited
 
-    def _count_run(self, ran: Ran, at_ns: int, delta: _Delta) -> None:
-        """Add what a thread has run since it was last told."""
+    def _count_run(self, ran: Ran, off_ns: int, at_ns: int, delta: _Delta) -> None:
+        """Add what a thread has run since it was last told. `off_ns`: its record's off-CPU time by the end."""
         was_ns = self._exec_ns.get(ran.key)
-        self._exec_ns[ran.key] = ran.exec_ns
-        if was_ns is None:
-            if ran.start_ns <= self._began_ns:
-                return
+        if was_ns is None and ran.start_ns > self._began_ns:
             was_ns = 0
-        ran_ns = ran.exec_ns - was_ns
+        exec_ns = ran.exec_ns
+        if ran.at_ns:  # since then it has run, but for what it was off CPU
+            exec_ns += at_ns - ran.at_ns - (off_ns - ran.off_ns)
+        ran_ns = 0 if was_ns is None else exec_ns - was_ns
+        if was_ns is not None and -_LATE_NS < ran_ns <= 0:
+            return  # of one on a CPU a little too much was told: the rest is less
+        self._exec_ns[ran.key] = exec_ns
         # What cannot be is another thread's account: of one that called exec, and took the id of its main thread.
         if 0 < ran_ns <= _LATEST_TICKS * (at_ns - self.at_ns) + _LATE_NS:
             delta.settled.append((ran.key, _RUNNING._replace(running_ns=ran_ns)[:-1]))

@@ -26,6 +26,7 @@ from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import attach
 from offtop.kernel.stacks import Stacks
 from offtop.kernel.userstacks import UserStacks
+from offtop.kernel.walks import Walks
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
 from offtop.model.snapshot import Bound, Filters, Snapshot
@@ -112,6 +113,7 @@ class LiveSource(Happening):
         )
         self._user_stacks = UserStacks()
         self._opened.callback(self._user_stacks.close)
+        self._walks = Walks()
         self._half = 0
         self._clock_apart_ns = 0
         self._prime, self._primed_ns = True, 0
@@ -163,16 +165,23 @@ class LiveSource(Happening):
             self._filters = asked
         walk_ns = time.monotonic_ns()
         primed = self._prime or walk_ns - self._primed_ns > _PRIME_NS
+        is_walked = primed or self._walks.is_due
         if primed:
             self._prime, self._primed_ns = False, walk_ns
             _give_memory_back()
         ran: list[Ran] = []
-        walked = list(self._waits(primed, ran))  # first, because the flip itself wakes threads of the kernel
-        at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
+        # First, because the flip itself wakes threads of the kernel.
+        in_progress = self._walk(layout.WALK_WAITS | (layout.WALK_PRIME if primed else 0)) if is_walked else b""
+        walked_ns = time.monotonic_ns()
+        drained, at_ns, taken_ns = self._flip()
         machine = times.machine()
-        drained = self._flip()
+        read_ns = time.monotonic_ns()
+        walked = list(self._waits(in_progress, ran))
+        took_ns = walked_ns - walk_ns + time.monotonic_ns() - read_ns
+        if not primed:  # which is rare, and looks up every stack
+            self._walks.add(took_ns if is_walked else -1, at_ns - self._ledger.at_ns)
         sites = self._sites(drained)
-        threads = list(self._threads(drained, ran))
+        threads = list(self._threads(drained, ran, not is_walked))
         gone = self._gone(drained, threads, ran)
         new_readers = {self._names.reader_pid, self._leaves.reader_pid}.difference(known_readers)
         if new_readers:  # the kernel has counted them in this tick
@@ -223,7 +232,7 @@ class LiveSource(Happening):
             waiting=dict(self._ledger.waiting),
             book=self._book,
             lost=lost,
-            cost=cost,
+            cost=cost._replace(walk_ns=self._walks.took_ns, walk_every=self._walks.every),
             machine=machine,
             door=self._program.door,
             filters=in_effect,
@@ -287,30 +296,35 @@ class LiveSource(Happening):
         columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
         return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :])
 
-    def _flip(self) -> int:
-        """The half that was written until now, once nobody writes it any more."""
+    def _flip(self) -> tuple[int, int, int]:
+        """The half that was written until now, once nobody writes it any more; and when that was, on both clocks."""
         maps = self._program.maps
         drained, self._half = self._half, 1 - self._half
-        maps["half"].update(_ZERO, self._half.to_bytes(4, "little"))
+        half, other = maps["half"], self._half.to_bytes(4, "little")
+        at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
+        half.update(_ZERO, other)  # right behind: what ends in between counts as ended by then
         maps["barrier"].update(_ZERO, maps["nobody"].fd.to_bytes(4, "little"))
-        return drained
+        return drained, at_ns, taken_ns
 
-    def _walk(self, mode: int) -> Iterator[layout.WalkedRecord]:
+    def _walk(self, mode: int) -> bytes:
         self._program.maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
-        for record in layout.walked_records(libbpf.walk(self._program.walk_link)):
+        return libbpf.walk(self._program.walk_link)
+
+    def _records(self, walk: bytes) -> Iterator[layout.WalkedRecord]:
+        for record in layout.walked_records(walk):
             self._note_name(ThreadKey(record.pid, record.tid), record.comm)
             if record.tid == record.pid:
                 self._details.met(record.pid)
             yield record
 
-    def _waits(self, primed: bool, ran: list[Ran]) -> Iterator[Walked]:
-        """The waits in progress that are new, or that became ready to run; all of them when `primed`. Into `ran`
+    def _waits(self, walk: bytes, ran: list[Ran]) -> Iterator[Walked]:
+        """The waits in progress that are new, or that became ready to run; all of them when it primed. Into `ran`
         comes how long those have run that did nothing else."""
         apart_ns = self._clock()
-        for record in self._walk(layout.WALK_WAITS | (layout.WALK_PRIME if primed else 0)):
+        for record in self._records(walk):
             key = ThreadKey(record.pid, record.tid)
             if record.flags & layout.WALKED_RAN:
-                self._note_run(Ran(key, record.exec_ns, record.start_ns), ran)
+                self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
             if record.flags & (layout.WALKED_RUNNABLE | layout.WALKED_STACK):
                 yield self._walked(key, record, apart_ns)
 
@@ -352,11 +366,13 @@ class LiveSource(Happening):
         if one.exec_ns:
             ran.append(one)
 
-    def _threads(self, half: int, ran: list[Ran]) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        for record in self._walk(layout.WALK_HALVES[half]):
-            if record.thread is not None:
-                key = ThreadKey(record.pid, record.tid)
-                self._note_run(Ran(key, record.thread.exec_ns, record.start_ns), ran)
+    def _threads(self, half: int, ran: list[Ran], alone: bool) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
+        for record in self._records(self._walk(layout.WALK_HALVES[half] | (layout.WALK_ALONE if alone else 0))):
+            key = ThreadKey(record.pid, record.tid)
+            if record.flags & layout.WALKED_RAN:
+                self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
+            elif record.thread is not None:
+                self._note_run(_ran(key, record.thread, record.start_ns), ran)
                 yield key, record.thread
 
     def _gone(self, half: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]) -> dict[ThreadKey, int]:
@@ -373,7 +389,7 @@ class LiveSource(Happening):
         for _, key, comm, start_ns, thread in found:
             self._note_name(key, comm)
             record = ThreadRecord._make(layout.THREAD.unpack(thread))
-            self._note_run(Ran(key, record.exec_ns, start_ns), ended)
+            self._note_run(_ran(key, record, start_ns), ended)
             records.append((key, record))
         threads[:0] = records
         ran[:0] = ended
@@ -386,6 +402,7 @@ class LiveSource(Happening):
         clock.update(_ZERO, bytes(8))
         if least:
             self._clock_apart_ns = least - (1 << 64) if least >> 63 else least
+            self._program.maps["apart"].update(_ZERO, least.to_bytes(8, "little"))
         return self._clock_apart_ns
 
     def _note_name(self, key: ThreadKey, raw: bytes) -> None:
@@ -427,6 +444,10 @@ def _give_memory_back() -> None:
     """What was freed: after a storm of threads that is half of what the process holds, and glibc keeps it."""
     with suppress(AttributeError):  # another libc than glibc
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> Ran:
+    return Ran(key, record.exec_ns, start_ns, record.exec_at_ns, record.exec_off_ns)
 
 
 def _is_alive(key: ThreadKey) -> bool:

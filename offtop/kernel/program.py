@@ -141,6 +141,7 @@ def _flags(door: str, features: Features, sizes: Sizes, waking: bool) -> list[st
         "LAST_QUEUED": features.last_queued,
         "TURNS": features.turns,
         "SUM_EXEC": features.sum_exec,
+        "EXEC_START": features.exec_start,
         "START_TIME": features.start_time,
         **features.registers,
         "USER_SP": user_stack_pointer_offset() if features.user_registers else None,

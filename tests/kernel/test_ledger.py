@@ -109,6 +109,8 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         first_kernel=first.kernel if first and first.kind == layout.KIND_SITE else 0,
         first_user=first.user if first and first.kind == layout.KIND_SITE else 0,
         exec_ns=0,
+        exec_at_ns=0,
+        exec_off_ns=0,
         first_kind=first.kind if first else 0,
         state=layout.RUNNING if state_of.preempted else 1,
         histogram=log2.of(*(w.off_ns for w in ended)).to_bytes(layout.LANES * 8, "little"),

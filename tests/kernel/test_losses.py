@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from offtop.kernel import program
 from offtop.kernel.layout import ThreadRecord
-from offtop.kernel.ledger import Ended, Ran
+from offtop.kernel.ledger import Ended
 from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Sizes
 from offtop.model.book import ThreadKey
@@ -251,8 +252,8 @@ def test_sites_that_are_taken_out_and_dropped_break_a_law(monkeypatch: pytest.Mo
 def test_threads_of_one_half_that_are_never_walked_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
     walked = LiveSource._threads  # pyright: ignore[reportPrivateUsage]
 
-    def of_one_half(source: LiveSource, half: int, ran: list[Ran]) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        return iter(()) if half else walked(source, half, ran)
+    def of_one_half(source: LiveSource, half: int, *rest: Any) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
+        return iter(()) if half else walked(source, half, *rest)
 
     with sleepers(binary, threads=20, sleeps=10_000, each_us=2000) as child, watching_only(child) as live:
         child.go_on_alone()
@@ -299,7 +300,7 @@ def test_a_thread_that_ends_between_the_flip_and_the_walk_is_there_or_lost_as_a_
     give_room(monkeypatch, threads=room)
     with sleepers(binary, threads=1, sleeps=50, each_us=2000) as child, watching_only(child) as tiny:
 
-        def flip_and_let_it_end(source: LiveSource) -> int:
+        def flip_and_let_it_end(source: LiveSource) -> tuple[int, int, int]:
             half = flipped(source)
             child.listen()
             time.sleep(0.05)
@@ -331,7 +332,7 @@ def test_what_others_did_before_the_filters_were_set_is_in_no_window(
             time.sleep(0.1)
             configured(source, filters, before)
 
-        def flip_and_end_the_other(source: LiveSource) -> int:
+        def flip_and_end_the_other(source: LiveSource) -> tuple[int, int, int]:
             half = flipped(source)
             other.close()
             return half
