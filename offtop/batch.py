@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from offtop.model import calls, stuck, where
+from offtop.model.account import accounts
 from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.budget import Rate, budget
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import (
     ALL,
     FILTERED,
+    NO_PART,
     RUN_QUEUE,
     Scope,
     by_category,
@@ -74,6 +77,8 @@ class Wanted:
     most_rows: int = _ALL_ROWS
     stuck: bool = False
     """Whether a table of what is stuck follows."""
+    rate: Rate | None = None
+    """Requests a second of the processes asked for with -p, whose budgets follow."""
 
     @property
     def order(self) -> Order:
@@ -203,6 +208,7 @@ def tick_text(
         *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {'COMMAND':<16}", _waiter_name, where_of),
         "",
         *in_full,
+        *(_budgets(tick, wanted.rate) if wanted.rate else ()),
     ]
     return "".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines)
 
@@ -220,6 +226,17 @@ def _stuck_table(tick: Tick, shown: Stuck, names: Names) -> Iterable[str]:
         place = printable(where.in_short(book, one.site.kernel, one.user, names))
         age = shown.age(row).text
         yield f"{age:>8} {one.site.pid:>7} {one.site.tid:>7} {who:<16} {one.letter} {category:<15} {call:<24}  {place}"
+    yield ""
+
+
+def _budgets(tick: Tick, rate: Rate) -> Iterable[str]:
+    window = tick.kept.window
+    every = accounts([window])
+    for pid in window.filters.pids:
+        idle_ns = sum(by.get(pid, NO_PART).total_ns for leaf, by in tick.cut.processes.items() if leaf.idle)
+        told = budget(every.of(pid), idle_ns, window.span_ns, rate)
+        text = told.text if told else "it has ended"
+        yield f"budget of {printable(window.book.process(pid))}({pid}): {text}"
     yield ""
 
 

@@ -11,7 +11,9 @@ from typing import NoReturn, TypeVar
 
 from offtop import __version__
 from offtop.errors import UsageError
+from offtop.model.budget import parse_rate
 from offtop.model.printable import printable
+from offtop.model.state import MASKS
 from offtop.units import NS_PER_S, parse_duration, parse_size
 
 STATES = {
@@ -177,7 +179,7 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         type=_state,
         default=0,
         metavar="STATE,…",
-        help=f"only waits that begin so: {', '.join(STATES)}, or a mask",
+        help=f"only waits that begin so: {', '.join(STATES)}, a letter as ps has it, or a mask",
     )
     add(
         "--min",
@@ -200,6 +202,12 @@ def _shown(parser: argparse.ArgumentParser) -> None:
     add("-u", "--user", type=_user, metavar="NAME", help="show only this user's processes (name or id)")
     add("--filter", default="", metavar="EXPR", help="show only waits and rows that pass, as 'comm=mysql* max>10ms'")
     add("-H", "--threads", action="store_true", default=None, help="begin with threads instead of processes")
+    add(
+        "--rate",
+        type=_rate,
+        metavar="R[,C]",
+        help="requests a second of the process looked at, and CPU time of one, as 1500,1ms: checks T - R*C",
+    )
     add("--stuck", action="store_true", help="begin with what is stuck now; in batch, print it too")
     add("-i", "--idle", action="store_true", default=None, help="begin with idle-looking waits shown")
     add(
@@ -289,8 +297,8 @@ def _states_of(text: str) -> int:
     """A mask as Filters has it. A number is the kernel's own mask; 0 is running, as in bcc's tools."""
     mask = 0
     for word in text.split(","):
-        if word in STATES:
-            mask |= STATES[word]
+        if word in STATES or word in MASKS:
+            mask |= STATES.get(word) or MASKS[word]
         else:
             number = int(word, 0)
             if not 0 <= number < 1 << 31:
@@ -305,5 +313,6 @@ _count = _argument(_positive, "a whole number from 1 up")
 _user = _argument(_user_of, "a user: this machine knows no such name, nor is it a number")
 _state = _argument(_states_of, f"a list of states ({', '.join(STATES)}) or a mask of them, as 0x2")
 _duration = _argument(_time_of, "a time, as 90s, 10m or 48h")
+_rate = _argument(parse_rate, "requests a second, as 1500 or 1.5k, and perhaps the CPU time of one, as 1500,1ms")
 _speed = _argument(_speed_of, "a factor from 0.01 up, as 10 or 0.5")
 _size = _argument(parse_size, "a size of at least 1M, as 500M or 2G")

@@ -1,6 +1,6 @@
 """The one door between the rooms: a live kernel, /proc or a recording, all read the same way."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from offtop.model.snapshot import Filters, Snapshot
@@ -65,6 +65,10 @@ class Source(Protocol):
 
         Ask again as long as they are shown: what is told of a process that begins another program changes.
         """
+        ...
+
+    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+        """(what, value) of a process, for a person who asks; raw. May take seconds: not for the thread of a screen."""
         ...
 
     def about(self) -> list[tuple[str, str]]:

@@ -64,7 +64,7 @@ def live(asked: argparse.Namespace) -> int:
     loaded, whose = _load(asked)
     _check_theme(loaded)
     filters = _filters(asked, loaded)
-    view = None if no_screen is not None else _view(loaded, filters, rules, chosen, user, asked.stuck)
+    view = None if no_screen is not None else _view(loaded, filters, rules, chosen, user, asked)
     keymap: Mapping[str, str] = _keymap(loaded) if view else {}
     if view:
         threading.Thread(target=_load_screen, daemon=True).start()
@@ -88,7 +88,7 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
     rules, chosen, user = _choices(asked)
     loaded, whose = _load(asked)
     _check_theme(loaded)
-    view = None if no_screen is not None else _view(loaded, Filters(), rules, chosen, user, asked.stuck)
+    view = None if no_screen is not None else _view(loaded, Filters(), rules, chosen, user, asked)
     keymap: Mapping[str, str] = _keymap(loaded) if view else {}
     with (
         _ended_by_signals(),
@@ -239,7 +239,7 @@ def _batch(
         out.reconfigure(errors="backslashreplace")  # a name may have letters that the locale has not
     settings = loaded.settings
     order = settings.sort, settings.reverse
-    wanted = batch.Wanted(chosen, settings.idle, settings.threads, *order, stuck=asked.stuck)
+    wanted = batch.Wanted(chosen, settings.idle, settings.threads, *order, stuck=asked.stuck, rate=asked.rate)
     with written():
         batch.run(
             source,
@@ -273,7 +273,12 @@ def written() -> Generator[None]:
 
 
 def _view(
-    loaded: "Loaded", filters: Filters, rules: categories.Categories, chosen: Filter, user: str, stuck: bool
+    loaded: "Loaded",
+    filters: Filters,
+    rules: categories.Categories,
+    chosen: Filter,
+    user: str,
+    asked: argparse.Namespace,
 ) -> "View":
     """What the screen begins with."""
     from offtop.model.view import CATEGORIES, STUCK, View
@@ -293,7 +298,8 @@ def _view(
         muted=tuple(_mute(text, rules, f"{loaded.origin['muted']}: muted") for text in settings.muted),
         filter=chosen,
         user=user,
-        focus=STUCK if stuck else CATEGORIES,
+        focus=STUCK if asked.stuck else CATEGORIES,
+        rate=asked.rate,
     )
 
 

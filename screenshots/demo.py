@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +94,9 @@ class OfTheLoad(Happening):
 
     def describe(self, pids: Collection[int]) -> None:
         self._source.describe(pids)
+
+    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+        return self._source.facts(pid)
 
     def about(self) -> list[tuple[str, str]]:
         return [("kernel", os.uname().release.split("-")[0]), ("door", dict(self._source.about())["door"])]

@@ -107,7 +107,7 @@ def test_batch_imports_no_screen() -> None:
         ("--door window", "invalid choice: 'window'"),
         ("--user-threads --kernel-threads", "not allowed with argument --user-threads"),
         ("--color mauve", "invalid choice: 'mauve'"),
-        ("-o p98", "'p98' is not one of WAITING, MAX, TOTAL, EV/S, NAME, PID, P50, P99, or that with - in front"),
+        ("-o p98", "'p98' is not one of WAITING, MAX, NOW, TOTAL, EV/S, NAME, PID, P50, P99, or that with - in front"),
         ("-o --MAX", "'--MAX' is not one of"),
         ("-o", "expected one argument"),
         ("--window 2s", '\'2s\' is not one of "1s", "10s", "60s", "start"'),

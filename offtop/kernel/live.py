@@ -250,6 +250,11 @@ class LiveSource(Happening):
     def describe(self, pids: Collection[int]) -> None:
         self._details.describe(pids)
 
+    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+        from offtop.kernel.facts import facts  # psutil takes a tenth of a second to load, and few ask
+
+        return facts(pid)
+
     def about(self) -> list[tuple[str, str]]:
         maps, doors = self._program.maps, {"exit": "tracepoint sched_exit_tp", "kprobe": self._features.kprobe_symbol}
         kernel_fill, user_fill = self._stacks.fill

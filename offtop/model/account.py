@@ -42,6 +42,8 @@ class Account(NamedTuple):
     """Finished waits that they began by themselves."""
     involuntary: int = 0
     """Finished waits of threads that were put aside."""
+    worst_ns: int = 0
+    """What the thread that was blocked longest was blocked."""
 
     @property
     def sum_ns(self) -> int:
@@ -61,11 +63,24 @@ class Accounts(NamedTuple):
     through: Mask
     span_ns: int = 0
 
+    def only(self, whom: Callable[[ThreadKey], bool]) -> "Accounts":
+        chosen = np.array([whom(ThreadKey(code >> 32, code & _LOW)) for code in self.codes.tolist()], np.bool_)
+        return Accounts(self.codes[chosen], self.numbers[chosen], self.through[chosen], self.span_ns)
+
     def by_thread(self) -> Mapping[ThreadKey, Account]:
         return self._by(self.codes, lambda code: ThreadKey(code >> 32, code & _LOW))
 
     def by_process(self) -> Mapping[int, Account]:
         return self._by(self.codes >> 32, int)
+
+    def by(self, code_of: Mapping[ThreadKey, tuple[int, int]]) -> Mapping[tuple[int, int], Account]:
+        """By what `code_of` tells of a thread, and by thread where it tells nothing."""
+        codes = self.codes.copy()
+        for row, code in enumerate(self.codes.tolist()):
+            pid, number = code_of.get(ThreadKey(code >> 32, code & _LOW), (0, 0))
+            if number:
+                codes[row] = pid << 32 | (number & _LOW)
+        return self._by(codes, lambda code: (code >> 32, _signed(code & _LOW)))
 
     def of(self, pid: int | None, tid: int | None = None) -> Account:
         """All of a process, of one thread, or of everything."""
@@ -82,12 +97,18 @@ class Accounts(NamedTuple):
         residue_ns = np.where(self.through, self.span_ns - self.numbers[:, 0] - self.numbers[:, 2], 0)
         more = np.stack((np.ones(len(codes), np.int64), self.through.astype(np.int64), residue_ns), axis=1)
         sums = groups.sums(np.concatenate((self.numbers, more), axis=1))
-        return {
-            key_of(code): Account(threads, through, running, ready, off - ready, residue, waits - put_aside, put_aside)
-            for code, (running, ready, off, waits, put_aside, threads, through, residue) in zip(
-                groups.codes.tolist(), sums.tolist(), strict=True
+        worst_ns = groups.maxima(self.numbers[:, 2] - self.numbers[:, 1])
+        found: dict[K, Account] = {}
+        for code, row, worst in zip(groups.codes.tolist(), sums.tolist(), worst_ns.tolist(), strict=True):
+            running, ready, off, waits, aside, threads, through, residue = row
+            found[key_of(code)] = Account(
+                threads, through, running, ready, off - ready, residue, waits - aside, aside, worst
             )
-        }
+        return found
+
+
+def _signed(low: int) -> int:
+    return low - (1 << 32) if low >> 31 else low
 
 
 def accounts(windows: Sequence[Window], whole: bool = True) -> Accounts:

@@ -24,6 +24,7 @@ import numpy as np
 from offtop.errors import UsageError
 from offtop.model.book import Book, ThreadKey
 from offtop.model.cut import FILTERED, RUN_QUEUE, SHORT, Shares
+from offtop.model.pool import Pool
 from offtop.model.printable import printable
 from offtop.model.rows import Row, process_name, thread_name
 from offtop.model.stack import Frame, Names
@@ -58,6 +59,7 @@ _LOOKS_AT = {
 _OF_DETAILS = frozenset({"user", "uid", "cgroup", "cmdline"})
 _TIMES: Mapping[str, Callable[[Row], int]] = {
     "max": lambda row: row.part.max_ns,
+    "now": lambda row: row.now.ns,
     "p50": lambda row: row.percentile_ns(50),
     "p99": lambda row: row.percentile_ns(99),
 }
@@ -80,6 +82,7 @@ _EXAMPLES = {
     "cgroup": "*.service",
     "cmd": "*8080*",
     "max": "10ms",
+    "now": "5s",
     "p50": "1ms",
     "p99": "10ms",
     "waiting": "0.5",
@@ -190,6 +193,12 @@ class Filter:
 
 NOTHING = Filter("")
 """Chooses everything."""
+
+
+def of_pool(pool: Pool) -> Filter:
+    """The threads of one pool."""
+    name = "[0-9]+".join(re.escape(part) for part in pool.family.split("*"))
+    return Filter(f"pool {pool.family}", (Ids(0, (pool.pid,), False), Text("thread", re.compile(rf"{name}\Z"), False)))
 
 
 class _Looked:

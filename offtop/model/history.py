@@ -8,7 +8,7 @@ dropped. It may be read from any thread while one thread adds to it: what it han
 import zlib
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Lock
@@ -248,11 +248,14 @@ class History:
             index = number - self._kept[0].number if self._kept else -1
             return self._kept[index] if 0 <= index < len(self._kept) else None
 
-    def stuck(self, tick: Kept) -> Stuck:
-        """The waits that were in progress at the end of `tick`."""
+    def stuck(self, tick: Kept, pids: Collection[int] | None = None) -> Stuck:
+        """The waits that were in progress at the end of `tick`; of `pids`, the young ones, too, as far as they are
+        known: at the newest tick."""
         with self._lock:
             waits = list(self._waits.at(tick.at_ns))
-        return stuck(waits, tick.at_ns, tick.facts.book, tick.idle)
+        if pids is None:
+            return stuck(waits, tick.at_ns, tick.facts.book, tick.idle)
+        return stuck([one for one in waits if one.site.pid in pids], tick.at_ns, tick.facts.book, tick.idle, 0)
 
     def taken_by(self, taken_ns: int) -> Kept | None:
         """The last tick taken by that moment (CLOCK_REALTIME), while it is kept."""

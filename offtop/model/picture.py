@@ -5,12 +5,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import numpy as np
+
 from offtop.model import heat as heats
 from offtop.model import icicle as icicles
 from offtop.model import stuck
 from offtop.model import tree as trees
 from offtop.model import view as views
+from offtop.model.account import Account, Accounts, Left, accounts, blocked, explained, unexplained_pct
 from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.budget import Budget, budget
 from offtop.model.categories import OTHER
 from offtop.model.cut import (
     ALL,
@@ -29,18 +33,20 @@ from offtop.model.cut import (
     top_of_threads,
     total,
 )
-from offtop.model.filter import Filter, parse, quoted
+from offtop.model.filter import Filter, of_pool, parse, quoted
 from offtop.model.heat import Heat
 from offtop.model.history import History, Kept
 from offtop.model.icicle import Icicle
+from offtop.model.pool import LEAST_CONVOY, UNFOLDED, Folding, Pool, convoys, family, folding
 from offtop.model.rolling import Rolling, Table
-from offtop.model.rows import Key, Order, Ranking, category_rows, kept_rows, place_rows, process_rows, thread_rows
+from offtop.model.rows import Key, Order, Ranking, Row, category_rows, kept_rows, place_rows, process_rows, thread_rows
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Names
 from offtop.model.stuck import NO_AGE, Age, Stuck
 from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node, Path
 from offtop.model.view import SINCE_START, View
+from offtop.model.window import machine_over
 from offtop.units import NS_PER_S
 
 Series = tuple[float | None, ...]
@@ -56,6 +62,8 @@ _OF_WHO = ("PID", "NAME")
 _EVERY_ROW = 1_000_000
 _FLAME_NS = 2 * NS_PER_S
 """While live, boxes move this often at most."""
+_LEAST_BESIDE_ACCOUNT = 6
+"""Rows of a list that has room for an account above it, too."""
 _SMALL_BRANCH = 200
 """Branches with less than this part of the whole are summed up: 0.5 %."""
 
@@ -96,6 +104,19 @@ class TreePicture:
     nameless: Nameless = NO_NAMELESS
     now: Mapping[Path, Age] = field(default_factory=dict[Path, Age])
     """Of each path, the oldest wait in progress that stands there."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccountPicture:
+    """Where the seconds of the selection went: of a process, a pool or a thread."""
+
+    account: Account
+    parts: Sequence[tuple[Leaf, int]]
+    """What it was blocked for, or ready to run: ns of each leaf, most first; what a filter leaves out is missing."""
+    left: Left
+    """What explains its residue."""
+    is_known: bool
+    """Whether running time is known at all: recordings of old have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +176,14 @@ class Picture:
     places: Ranking
     """Of the chosen branch: the whole stacks that go through it."""
     stuck: StuckPicture
+    account: AccountPicture | None
+    """Of what was drilled into."""
+    account_lines: int
+    """How many lines the list has for it."""
+    budget: Budget | None
+    """Of the process that was drilled into."""
+    unexplained_pct: float
+    """Of the CPUs' time in the newest tick: what no thread has, nor interrupts, nor the hypervisor."""
     oldest: Age
     """Of all that is shown."""
     flame: Icicle | None
@@ -222,6 +251,7 @@ class Pictures:
         self._root: tuple[object, Node, Nameless] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
         self._stuck: tuple[object, Stuck] | None = None
+        self._accounts: dict[str, tuple[object, Accounts]] = {}
 
     def of(self, view: View, room: Room) -> Picture | None:
         """None while there is no tick yet."""
@@ -254,8 +284,13 @@ class Pictures:
         counts = self._still.threads if self._still else _thread_counts(self._history.latest)
         rows = self._rows(view, sieve, over, ever, counts, passing)
         cursor_row = next((i for i, row in enumerate(rows.rows) if row.key == (view.thread or view.cursor)), 0)
+        account = self._account(view, over, chosen.categories)
+        told = _budget(account, view, sum(tick.span_ns for tick in over))
+        account_lines = _account_lines(account, told, room.rows)
+        room = replace(room, rows=max(1, room.rows - account_lines))
         first_row = min(max(0, cursor_row - room.rows // 2), max(0, len(rows.rows) - room.rows))
         rows = self._with_tops(rows, first_row, room.rows, view, sieve, over)
+        rows = self._with_convoys(rows, rows.rows[first_row : first_row + room.rows], view, sieve, over)
         view, tree, places, flame = self._stacks(view, room, sieve, over, of_selection)
         end_ns = self._timeline_end_ns(view, room, newest)
         past = self._past(room, newest, end_ns, sieve)
@@ -287,6 +322,10 @@ class Pictures:
             tree=tree,
             places=places,
             stuck=_stuck_picture(of_selection, view, room.stuck),
+            account=account,
+            account_lines=account_lines,
+            budget=told,
+            unexplained_pct=self._unexplained_pct(newest),
             oldest=max(shown_ages.values(), default=NO_AGE),
             flame=flame,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
@@ -312,7 +351,8 @@ class Pictures:
         return self._still.since_start if self._still else self._history.since_start()
 
     def _sieve_of(self, view: View, newest: Kept) -> Sieve:
-        filters = tuple(one for one in (view.filter, _of_user(view.user)) if one.chooses_waits)
+        chosen = (view.filter, _of_user(view.user), *([of_pool(view.pool)] if view.pool else []))
+        filters = tuple(one for one in chosen if one.chooses_waits)
         tid = view.thread.tid if view.thread else None
         pid = view.thread.pid if view.thread else view.pid
         selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else trees.Shape())
@@ -325,6 +365,32 @@ class Pictures:
         if self._sieve is None or self._sieve[0] != key:
             self._sieve = key, Sieve(selection, self._names)
         return self._sieve[1]
+
+    def _accounts_of(self, what: str, over: Sequence[Kept], whole: bool = True) -> Accounts:
+        key = (over[0].number, over[-1].number, over[-1].at_ns)
+        known = self._accounts.get(what)
+        if known is None or known[0] != key:
+            known = self._accounts[what] = key, accounts([tick.window for tick in over], whole)
+        return known[1]
+
+    def _account(self, view: View, over: Sequence[Kept], parts: Parts) -> AccountPicture | None:
+        pid, tid = view.subject_ids
+        if pid is None:
+            return None
+        every = self._accounts_of("over", over)
+        if view.pool is not None and tid is None:
+            book, pool = over[-1].facts.book, view.pool
+            chosen = every.only(lambda key: key.pid == pid and family(book.comm(key)) == pool.family)
+            account = chosen.of(None)
+        else:
+            account = every.of(pid, tid)
+        machine = machine_over([tick.facts for tick in over])
+        left = explained(account.residue_ns, every.of(None).residue_ns, machine)
+        return AccountPicture(account, blocked(parts), left, machine.cpus > 0)
+
+    def _unexplained_pct(self, newest: Kept) -> float:
+        machine = newest.facts.machine
+        return unexplained_pct(self._accounts_of("newest", [newest], whole=False), machine) if machine.cpus else 0.0
 
     def _stuck_of(self, sieve: Sieve, newest: Kept) -> Stuck:
         """What passes the sieve of what is stuck at the end of a tick."""
@@ -350,6 +416,7 @@ class Pictures:
             one = merged([sieve.taken(tick).cut for tick in over])
             keep = view.cursor if isinstance(view.cursor, int) else None
             lifetime = sieve.taken(ever).cut if ever else None
+            by_process = self._accounts_of("over", over).by_process() if view.account else None
             rows = process_rows(
                 one,
                 scope,
@@ -360,9 +427,16 @@ class Pictures:
                 lifetime=lifetime,
                 keep=keep,
                 now=_ages(passing, scope, stuck.by_process),
+                accounts=by_process,
             )
         else:
             pin = view.pin if isinstance(view.pin, ThreadKey) and scope.pid in (None, view.pin.pid) else None
+            folding = self._folding(view, over, pin)
+            by_row = None
+            if view.account:
+                every = self._accounts_of("over", over)
+                some = every.only(lambda key: key.pid == scope.pid) if scope.pid is not None else every
+                by_row = some.by(folding.code_of)
             rows = thread_rows(
                 self._table("threads", by_thread, scope, sieve, over),
                 sum(tick.span_ns for tick in over),
@@ -370,18 +444,59 @@ class Pictures:
                 order,
                 pinned=[pin] if pin else [],
                 lifetime=by_thread(sieve.shares(ever), scope) if ever else None,
-                keep=view.thread or (view.cursor if isinstance(view.cursor, ThreadKey) else None),
+                keep=view.thread or (view.cursor if isinstance(view.cursor, ThreadKey | Pool) else None),
                 now=_ages(passing, scope, stuck.by_thread),
+                accounts=by_row,
+                folding=folding,
             )
         return kept_rows(rows, view.filter.keeps, _ROWS) if view.filter.chooses_rows else rows
+
+    def _folding(self, view: View, over: Sequence[Kept], pin: ThreadKey | None) -> Folding:
+        """Which threads of the list stand together."""
+        if view.unfolded or view.pool is not None or view.thread is not None:
+            return UNFOLDED
+        latest = self._history.latest
+        if self._still is None and latest is not None:
+            every = latest.threads.keys() | latest.waiting.keys()
+        else:
+            every = {key for key, _ in over[-1].window.each_thread()}
+        those = sorted(key for key in every if key != pin and view.pid in (None, key.pid))
+        return folding(those, over[-1].facts.book)
+
+    def _with_convoys(
+        self, rows: Ranking, seen: Sequence[Row], view: View, sieve: Sieve, over: Sequence[Kept]
+    ) -> Ranking:
+        """Those of `seen` that are of many threads told how many of these wait for the same thing."""
+        newest = over[-1]
+        sizes: dict[int | Pool, int] = {row.key: row.threads for row in seen if isinstance(row.key, int | Pool)}
+        pids = {row.pid for row in seen if isinstance(row.key, int | Pool) and row.threads >= LEAST_CONVOY}
+        if not pids or not newest.number:
+            return rows
+        folding = self._folding(view, over, None) if view.lists_threads else UNFOLDED
+        at_once = sieve.stuck(self._history.stuck(newest, pids), newest).in_scope(view.scope._replace(tid=None))
+
+        def key_of(thread: ThreadKey) -> int | Pool | None:
+            key = folding.pool_of(thread) if view.lists_threads else thread.pid
+            return key if key in sizes else None
+
+        found = convoys(at_once.waits, key_of, sizes, newest.facts.book)
+        told = (
+            row._replace(convoy=found.get(row.key, row.convoy)) if isinstance(row.key, int | Pool) else row
+            for row in rows.rows
+        )
+        return rows._replace(rows=tuple(told))
 
     def _with_tops(
         self, rows: Ranking, first: int, count: int, view: View, sieve: Sieve, over: Sequence[Kept]
     ) -> Ranking:
         """The rows that can be seen told where they waited, looked up in the newest of the last ticks that knows."""
         scope = view.scope._replace(tid=None)
-        missing = {row.key for row in rows.rows[first : first + count] if isinstance(row.key, int | ThreadKey)}
-        found: dict[int | ThreadKey, SiteKey] = {}
+        seen = rows.rows[first : first + count]
+        missing = {row.key for row in seen if isinstance(row.key, int | ThreadKey)}
+        pools = [row.key for row in seen if isinstance(row.key, Pool)]
+        found: dict[int | ThreadKey | Pool, SiteKey] = {}
+        if pools:
+            found |= _tops_of_pools(pools, sieve.shares(over[-1]).in_scope(scope), over[-1].facts.book)
         for tick in over[: -_LOOKED_UP_TICKS - 1 : -1]:
             if not missing:
                 break
@@ -390,11 +505,13 @@ class Pictures:
             if of_threads:
                 found |= top_of_threads(sieve.shares(tick), scope, of_threads)
             missing -= found.keys()
-        seen = tuple(
-            row._replace(top=found[row.key]) if isinstance(row.key, int | ThreadKey) and row.key in found else row
+        told = tuple(
+            row._replace(top=found[row.key])
+            if isinstance(row.key, int | ThreadKey | Pool) and row.key in found
+            else row
             for row in rows.rows
         )
-        return rows._replace(rows=seen)
+        return rows._replace(rows=told)
 
     def _stacks(
         self, view: View, room: Room, sieve: Sieve, over: Sequence[Kept], of_selection: Stuck
@@ -481,6 +598,18 @@ def _tree_picture(view: View, root: Node, lines: int) -> tuple[View, TreePicture
     return view, TreePicture(root, branches, cursor, min(first, cursor))
 
 
+def _tops_of_pools(whose: Sequence[Pool], some: Shares, book: Book) -> dict[Pool, SiteKey]:
+    """Where the threads of each waited most, in the window of `some`."""
+    keys = list(map(ThreadKey._make, some.ids[:, :2].tolist()))
+    found: dict[Pool, SiteKey] = {}
+    for pool in whose:
+        of_pool = [key.pid == pool.pid and family(book.comm(key)) == pool.family for key in keys]
+        chosen = some.of(np.array(of_pool, np.bool_))
+        for _, _, site in chosen.longest(np.zeros(len(chosen.ids), np.int64)):
+            found[pool] = site
+    return found
+
+
 A = TypeVar("A")
 
 
@@ -509,6 +638,20 @@ def _stuck_picture(some: Stuck, view: View, lines: int) -> StuckPicture:
     cursor = next((row for row, one in enumerate(listed.waits) if one.site.thread == view.stuck.cursor), 0)
     first = min(max(0, cursor - lines // 2), max(0, len(listed.waits) - lines))
     return StuckPicture(listed, cursor, first, hidden)
+
+
+def _account_lines(told: AccountPicture | None, of_process: Budget | None, rows: int) -> int:
+    """A bar, its figures, and the budget, where the list stays long enough."""
+    if told is None or rows < _LEAST_BESIDE_ACCOUNT:
+        return 0
+    return 2 + (of_process is not None) if told.is_known else 1
+
+
+def _budget(told: AccountPicture | None, view: View, span_ns: int) -> Budget | None:
+    """Of a process, not of one thread."""
+    if told is None or view.thread is not None or not told.is_known:
+        return None
+    return budget(told.account, sum(ns for leaf, ns in told.parts if leaf.idle), span_ns, view.rate)
 
 
 def _of_user(user: str) -> Filter:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from offtop.model import histogram as log2
+from offtop.model.account import NO_ACCOUNT, Account
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import ALL, NO_PART, Added, Cut, Part, Place, Scope, by_category, by_process, total
+from offtop.model.pool import NO_CONVOY, UNFOLDED, Convoy, Folding, Pool
 from offtop.model.snapshot import EXITED
 from offtop.model.stuck import NO_AGE, Age
 from offtop.units import average, percent
@@ -15,8 +17,8 @@ EXITED_NAME = "(exited)"
 """Stands for threads that were given back."""
 NOWHERE = SiteKey(0, 0, 0, 0)
 
-Key = str | int | ThreadKey | Place
-"""What a row is about: a category's id, a pid, a thread, a place."""
+Key = str | int | ThreadKey | Pool | Place
+"""What a row is about: a category's id, a pid, a thread, a pool of threads, a place."""
 K = TypeVar("K")
 
 
@@ -31,7 +33,7 @@ class Row(NamedTuple):
     whole_ns: int = 0
     """What `share_pct` is a share of: the time of all rows of the table, the elided included."""
     threads: int = 0
-    """Of a process: how many it has, as far as they ever waited."""
+    """Of a process or pool: how many it has, as far as they ever waited."""
     process: str = ""
     """Of a thread: its process's own name, raw."""
     idle: bool = False
@@ -41,6 +43,10 @@ class Row(NamedTuple):
     """Of all its time since the start, where that was asked for."""
     now: Age = NO_AGE
     """Of its oldest wait in progress."""
+    account: Account = NO_ACCOUNT
+    """Where its seconds went, whatever its categories, if that was asked for."""
+    convoy: Convoy = NO_CONVOY
+    """Of a process or pool: how many of its threads wait for the same thing now."""
     top: SiteKey = NOWHERE
     """Of a process or thread: where it last waited longest (cut.tops)."""
 
@@ -64,7 +70,7 @@ class Row(NamedTuple):
     @property
     def pid(self) -> int:
         """Of a process or thread; else 0."""
-        return self.key.pid if isinstance(self.key, ThreadKey) else self.key if isinstance(self.key, int) else 0
+        return self.key.pid if isinstance(self.key, ThreadKey | Pool) else self.key if isinstance(self.key, int) else 0
 
 
 class Ranking(NamedTuple):
@@ -107,6 +113,7 @@ def ranked(
     lifetime: Mapping[K, Added] | None = None,
     keep: K | None = None,
     now: Mapping[K, Age] | None = None,
+    accounts: Mapping[K, Account] | None = None,
 ) -> Ranking:
     """The rows of `table` in `order`.
 
@@ -118,6 +125,9 @@ def ranked(
     """
     whole, ages = total(table.values()), now or {}
     candidates = [key for key, part in table.items() if (part[1] > 0 or part[0] > 0) and key not in pinned]
+    if accounts is not None:  # those that only ran have one, too
+        table = {**dict.fromkeys(accounts, NO_PART), **table}
+        candidates = [key for key in table if key not in pinned]
     sort_key = _sort_key(table, order.sort, name_of, lifetime, ages)
     backward = (order.sort not in ("NAME", "PID")) != order.reverse
     left = max(0, order.limit - len(pinned) - (len(candidates) + len(pinned) > order.limit))
@@ -131,8 +141,13 @@ def ranked(
     def row(key: K, is_pinned: bool) -> Row:
         made = row_of(key, Part(*table[key]) if key in table else NO_PART)
         lifetime_ns = lifetime.get(key, NO_PART)[1] if lifetime is not None else 0
-        age = ages.get(key, NO_AGE)
-        return made._replace(whole_ns=whole.total_ns, pinned=is_pinned, lifetime_ns=lifetime_ns, now=age)
+        return made._replace(
+            whole_ns=whole.total_ns,
+            pinned=is_pinned,
+            lifetime_ns=lifetime_ns,
+            now=ages.get(key, NO_AGE),
+            account=(accounts or {}).get(key, NO_ACCOUNT),
+        )
 
     rows = (*(row(key, True) for key in pinned), *(row(key, False) for key in kept))
     shown = {*pinned, *kept}
@@ -204,6 +219,7 @@ def process_rows(
     lifetime: Cut | None = None,
     keep: int | None = None,
     now: Mapping[int, Age] | None = None,
+    accounts: Mapping[int, Account] | None = None,
 ) -> Ranking:
     """A row for each process with time in `scope`. `threads`: pid → how many it has."""
     counts = threads or {}
@@ -220,6 +236,7 @@ def process_rows(
         lifetime=None if lifetime is None else by_process(lifetime, scope),
         keep=keep,
         now=now,
+        accounts=accounts,
     )
 
 
@@ -231,24 +248,32 @@ def thread_rows(
     *,
     pinned: Sequence[ThreadKey] = (),
     lifetime: Mapping[tuple[int, ...], Added] | None = None,
-    keep: ThreadKey | None = None,
+    keep: ThreadKey | Pool | None = None,
     now: Mapping[ThreadKey, Age] | None = None,
+    accounts: Mapping[tuple[int, ...], Account] | None = None,
+    folding: Folding = UNFOLDED,
 ) -> Ranking:
-    """A row for each thread of `table` (cut.by_thread, or several of them added up)."""
+    """A row for each thread of `table` (cut.by_thread, or several of them added up), or for the pool that it is in."""
+    pools = folding.pools
 
     def row_of(key: tuple[int, ...], part: Part) -> Row:
+        pool = pools.get(key)
+        if pool is not None:
+            process = process_name(pool.pid, book)
+            return Row(pool, pool.family, span_ns, part, threads=folding.sizes[pool], process=process)
         thread = ThreadKey(*key)
         return Row(thread, thread_name(thread, book), span_ns, part, process=process_name(thread.pid, book))
 
     return ranked(
-        table,
+        folding.folded(table) if pools else table,
         order,
         row_of,
-        name_of=lambda key: thread_name(ThreadKey(*key), book),
+        name_of=lambda key: pools[key].family if key in pools else thread_name(ThreadKey(*key), book),
         pinned=pinned,
-        lifetime=lifetime,
-        keep=keep,
-        now=cast(Mapping[tuple[int, ...], Age] | None, now),
+        lifetime=folding.folded(lifetime) if pools and lifetime is not None else lifetime,
+        keep=folding.code(keep) if isinstance(keep, Pool) else keep,
+        now=folding.oldest(now) if now is not None else None,
+        accounts=accounts,
     )
 
 

@@ -29,6 +29,13 @@ MASKS = {"R": RUNNING, "S": 0x1, "D": 0x2, "K": 0x100, "T": 0x4, "t": 0x8, "P": 
 """The bit that --state and the kernel side know each by. A wait of state K has that of D, too."""
 
 
+def letters(mask: int) -> str:
+    """The states that a mask of bits chooses, as `D,T`; what has no letter in hexadecimal."""
+    known = [letter for letter, bit in MASKS.items() if mask & bit]
+    rest = mask & ~sum(MASKS.values())
+    return ",".join([*known, *([f"{rest:#x}"] if rest else [])])
+
+
 def letter(state: int) -> str:
     """`?` where no bit is known."""
     return next((found for bits, found in _LETTERS if state & bits == bits), "?")

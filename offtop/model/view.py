@@ -5,8 +5,10 @@ from dataclasses import dataclass, field, replace
 
 from offtop.model import tree
 from offtop.model.book import ThreadKey
+from offtop.model.budget import Rate
 from offtop.model.cut import ALL, Scope
 from offtop.model.filter import NOTHING, Filter
+from offtop.model.pool import Pool
 from offtop.model.rows import SORTS, Key
 from offtop.model.snapshot import Filters
 from offtop.model.tree import Path, Shape
@@ -82,6 +84,8 @@ class View:
     """The one under the cursor of the categories: the other panes are about it."""
     pid: int | None = None
     """Drilled into."""
+    pool: Pool | None = None
+    """Drilled into: all panes are about its threads."""
     thread: ThreadKey | None = None
     """Drilled into."""
     path: Path = ()
@@ -94,6 +98,12 @@ class View:
     """The row of the list that the keys are on; None: the first."""
     threads: bool = False
     """Whether the list shows threads even where no process was drilled into."""
+    unfolded: bool = False
+    """Whether threads of pools stand each for themselves."""
+    rate: Rate | None = None
+    """Requests of the process that is looked at, as the person says."""
+    account: bool = False
+    """Whether the list tells where the seconds went, instead of how long waits were."""
     sort: str = "WAITING"
     """One of rows.SORTS."""
     reverse: bool = False
@@ -134,6 +144,13 @@ class View:
         if self.thread is not None:
             return Scope(self.category, self.thread.pid, self.thread.tid, self.idle_shown)
         return Scope(self.category, self.pid, None, self.idle_shown)
+
+    @property
+    def subject_ids(self) -> tuple[int | None, int | None]:
+        """pid and tid of what was drilled into."""
+        if self.thread is not None:
+            return self.thread.pid, self.thread.tid
+        return (self.pool.pid if self.pool is not None else self.pid), None
 
     @property
     def lists_threads(self) -> bool:
@@ -182,6 +199,8 @@ def entered(view: View, key: Key | None) -> View:
     tree, and from a branch of that to its site."""
     if view.focus == CATEGORIES:
         return replace(view, focus=LIST)
+    if view.focus == LIST and isinstance(key, Pool):
+        return _about(view, pool=key, cursor=None)
     if view.focus == LIST and isinstance(key, ThreadKey):
         return _about(view, thread=key, cursor=key, focus=TREE)
     if view.focus == LIST and isinstance(key, int) and view.pid is None:
@@ -213,6 +232,8 @@ def left(view: View) -> View:
         return _about(view, thread=None, cursor=view.thread, focus=LIST)
     if view.focus == TREE:
         return replace(view, focus=LIST)
+    if view.pool is not None:
+        return _about(view, pool=None, cursor=view.pool, focus=LIST)
     if view.pid is not None:
         cursor = ThreadKey(view.pid, view.pid) if view.threads else view.pid
         return _about(view, pid=None, cursor=cursor, focus=LIST)
@@ -240,7 +261,17 @@ def in_pane(view: View, pane: str) -> View:
 
 
 def threads_or_processes(view: View) -> View:
-    return _about(view, threads=not view.lists_threads, pid=None, thread=None, cursor=None, focus=_list_or_above(view))
+    focus = _list_or_above(view)
+    return _about(view, threads=not view.lists_threads, pid=None, pool=None, thread=None, cursor=None, focus=focus)
+
+
+def folded_or_not(view: View, unfolded: bool) -> View:
+    """The threads of pools each for themselves, or a pool as one row."""
+    return replace(view, unfolded=unfolded) if view.unfolded != unfolded else view
+
+
+def account_or_not(view: View) -> View:
+    return replace(view, account=not view.account)
 
 
 def _list_or_above(view: View) -> str:

@@ -5,7 +5,7 @@ at one moment the recording waits.
 """
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from offtop.errors import OfftopError, UsageError
 from offtop.model.book import Book, ThreadKey
 from offtop.model.categories import OTHER
 from offtop.model.change import Change, Replayed
+from offtop.model.container import label
 from offtop.model.printable import printable
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack
@@ -139,6 +140,18 @@ class RecordedSource:
 
     def describe(self, pids: Collection[int]) -> None:
         """All that was recorded is told."""
+
+    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+        """What was recorded of it."""
+        details = self._book.detail(pid)
+        told = (
+            ("name", self._book.process(pid)),
+            ("command line", details.cmdline),
+            ("user", details.user),
+            ("cgroup", details.cgroup),
+            ("container", label(details.cgroup)),
+        )
+        return [(what, value) for what, value in told if value]
 
     def about(self) -> list[tuple[str, str]]:
         recorded = self._recorded

@@ -5,29 +5,37 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path as FilePath
+from threading import Thread
 from types import MappingProxyType
+
+from textual.message import Message
 
 from offtop.errors import OfftopError
 from offtop.model import tree as trees
 from offtop.model import view as views
 from offtop.model import where
 from offtop.model.book import ThreadKey
+from offtop.model.budget import parse_rate
 from offtop.model.cut import ALL
 from offtop.model.filter import Filter, FilterError, parse, quoted
 from offtop.model.picture import Picture, TreePicture
+from offtop.model.pool import Pool
 from offtop.model.printable import printable
 from offtop.model.rows import SORTS, Key, Row
 from offtop.model.snapshot import EXITED
+from offtop.model.state import MASKS, WORDS
 from offtop.model.tree import Path
 from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, SITE, STUCK, TREE, View
 from offtop.ui import flame, latency, stacks, stuck
 from offtop.ui.chooser import Choice, Chooser
+from offtop.ui.columns import sort_at
+from offtop.ui.facts import Facts
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.head import moment_at
 from offtop.ui.layout import HEAT_SCALE, STUCK_FRAME, Layout, arrange, stuck_lines
 from offtop.ui.lines import Clicked, Pen
 from offtop.ui.rewind import Rewind
-from offtop.ui.tables import CHOOSABLE, category_columns, list_columns, sort_at
+from offtop.ui.tables import CHOOSABLE, category_columns, list_columns
 from offtop.units import NS_PER_S, parse_duration, span
 
 _NS_PER_MS = 1_000_000
@@ -39,6 +47,7 @@ _WHEEL = 3
 VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
     {
         "threads": views.threads_or_processes,
+        "account": views.account_or_not,
         "tree": views.tree_or_list,
         "flame": views.flame_or_not,
         "offcpu": views.waiting,
@@ -55,6 +64,14 @@ VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
     }
 )
 """Keys that need nothing but the view."""
+
+
+class FactsTold(Message):
+    """What a source knows of a process."""
+
+    def __init__(self, pid: int, told: Sequence[tuple[str, str]]) -> None:
+        super().__init__()
+        self.pid, self.told = pid, told
 
 
 class Actions(Rewind):
@@ -195,12 +212,18 @@ class Actions(Rewind):
     # The tree
 
     def action_open(self) -> None:
+        if self._view.focus == LIST:
+            self._fold(False)
+            return
         branch = self._branch()
         if branch is not None and branch.openable:
             self._look(views.branch_opened(self._view, branch.path))
 
     def action_close(self) -> None:
         """The branch closed; one that is closed already, its parent."""
+        if self._view.focus == LIST:
+            self._fold(True)
+            return
         branch, shown = self._branch(), self._picture.tree if self._picture else None
         if branch is None or shown is None:
             return
@@ -208,6 +231,13 @@ class Actions(Rewind):
             self._look(views.branch_closed(self._view, branch.path))
         elif branch.first:
             self._at_branch_of(branch.path[: branch.first])
+
+    def _fold(self, folded: bool) -> None:
+        """Threads whose names differ only by a number in one row, or each in its own."""
+        if self._view.lists_threads:
+            self._look(views.folded_or_not(self._view, not folded))
+        else:
+            self._say("+ and - unfold and fold pools of threads: H lists threads")
 
     def _at_branch_of(self, path: Path) -> None:
         picture = self._picture
@@ -284,6 +314,57 @@ class Actions(Rewind):
             return str(wrong)
         self._look(views.of_user(self._view, text.strip()))
         return None
+
+    def action_states(self) -> None:
+        def choices() -> list[Choice]:
+            mask = self._view.filters.states
+            return [Choice(one, f"{one}  {WORDS[one]}", bool(mask & bit)) for one, bit in MASKS.items()]
+
+        self.push_screen(Chooser("only waits that begin so (none chosen: all)", choices, self._of_state, self._glyphs))
+
+    def _of_state(self, letter: str) -> None:
+        filters = self._view.filters
+        self._ask_kernel(replace(self._view, filters=replace(filters, states=filters.states ^ MASKS[letter])))
+
+    def action_rate(self) -> None:
+        self._ask("requests a second, and CPU time of one (1500 or 1500,1ms; empty: none): ", self._of_rate)
+
+    def _of_rate(self, text: str) -> str | None:
+        try:
+            rate = parse_rate(text) if text.strip() else None
+        except ValueError:
+            return f"{text!r} is no rate: try 1500, 1.5k or 1500,1ms"
+        self._look(replace(self._view, rate=rate))
+        if rate and self._view.subject_ids[0] is None:
+            self._say("the budget is told of the process that you drill into")
+        return None
+
+    def _subject_pid(self) -> int:
+        """Of the process that the cursor is on, or that was drilled into; 0: none."""
+        picture, view = self._picture, self._view
+        thread = self._stuck_thread()
+        if thread is not None:
+            return thread.pid
+        if view.focus == LIST and picture and picture.rows.rows:
+            return picture.rows.rows[picture.cursor_row].pid
+        return view.subject_ids[0] or 0
+
+    def action_facts(self) -> None:
+        pid = self._subject_pid()
+        if not pid:
+            self._say("Y tells of the process under the cursor: TAB goes to their list")
+            return
+        Thread(target=self._ask_facts, args=(pid,), name="offtop-facts", daemon=True).start()
+
+    def _ask_facts(self, pid: int) -> None:
+        """In a thread of its own: a process's command line may take long."""
+        told = self._source.facts(pid)
+        self.post_message(FactsTold(pid, told))
+
+    def on_facts_told(self, message: FactsTold) -> None:
+        if len(self.screen_stack) == 1:
+            title = f"process {message.pid}"
+            self.push_screen(Facts(title, message.told or [("", "nothing is known of it any more")], self._glyphs))
 
     def action_next_hit(self, step: int) -> None:
         """To the next line of the pane that holds what was searched."""
@@ -367,7 +448,7 @@ class Actions(Rewind):
         if view.focus == LIST and picture.rows.rows:
             row = picture.rows.rows[picture.cursor_row]
             if row.pid:
-                key = "thread" if isinstance(row.key, ThreadKey) else "proc"
+                key = "thread" if isinstance(row.key, ThreadKey | Pool) else "proc"
                 return parse(f"{key}={_family(row.name)}")
         path: Path = ()
         if view.focus == TREE and picture.tree and picture.tree.branches:
@@ -559,10 +640,11 @@ class Actions(Rewind):
                 at_it = key == self._view.category and self._view.focus == CATEGORIES
                 self._look(views.entered(view, None) if at_it else views.at_category(view, key))
         elif event.panel == LIST:
-            index = picture.first_row + event.y - 2
-            if event.y == 1:
+            head = 1 + picture.account_lines
+            index = picture.first_row + event.y - head - 1
+            if event.y == head:
                 self._sort_at(sort_at(list_columns(picture, pen), 2, event.x))
-            elif 0 <= index < len(picture.rows.rows) and event.y > 1:
+            elif 0 <= index < len(picture.rows.rows) and event.y > head:
                 key = picture.rows.rows[index].key
                 at_it = index == picture.cursor_row and self._view.focus == LIST
                 self._look(views.entered(view, key) if at_it else views.at_row(view, key))
@@ -612,5 +694,5 @@ def _within(index: int, rows: Sequence[object]) -> int:
 
 def _family(name: str) -> str:
     """A pattern for all threads whose names differ from this one only by numbers; a number alone is a name."""
-    parts = re.split(r"[0-9]+", name)
+    parts = re.split(r"[0-9]+", name) if "*" not in name else name.split("*")
     return "*".join(quoted(part) if part else "" for part in parts) if any(parts) and len(parts) > 1 else quoted(name)

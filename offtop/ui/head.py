@@ -8,6 +8,7 @@ from offtop.model.cut import ALL
 from offtop.model.picture import Picture
 from offtop.model.printable import printable
 from offtop.model.snapshot import Cost, Filters
+from offtop.model.state import letters
 from offtop.model.view import SINCE_START, STUCK
 from offtop.source import Recorded
 from offtop.ui.glyphs import Glyphs, sparkline
@@ -20,6 +21,8 @@ MODES = (("1", "off-CPU", "offcpu"), ("5", "stuck", STUCK))
 
 Spans = list[tuple[str, str]]
 _TIMELINE_X = 5
+_MUCH_UNEXPLAINED_PCT = 2.0
+"""From here on it is told."""
 _FEW_IDS = 3
 """So many are named, more are counted."""
 
@@ -151,7 +154,7 @@ def counted(filters: Filters) -> str:
     if filters.who != "all":
         words.append(f"{filters.who} threads")
     if filters.states:
-        words.append(f"state {filters.states:#x}")
+        words.append(f"state {letters(filters.states)}")
     if filters.max_ns:
         words.append(f"max {duration(filters.max_ns)}")
     return " ".join(words)
@@ -168,6 +171,10 @@ def _cost(picture: Picture, layout: Layout) -> Line:
         left.append((f" ui {cost.cpu_pct:.1f}% of 1 cpu", "text"))
     if picture.switches_per_s >= 0:
         left.append((f"  {count(picture.switches_per_s)} switches/s", "text"))
+    if picture.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
+        left.append((f"  {picture.unexplained_pct:.0f}% of cpu time unexplained", "lost"))
+    if cost.walk_every > 1:
+        left.append((f"  waits looked up every {cost.walk_every} ticks", "lost"))
     left.append(("  ", "text"))
     left += lost(picture)
     return spread(left, [(f"min {span(picture.newest.facts.filters.min_ns)}", "text")], layout.width)
@@ -238,9 +245,11 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
 def _chosen(picture: Picture, glyphs: Glyphs) -> list[str]:
     view = picture.view
     words = [view.category] if view.category != ALL else []
-    pid = view.thread.pid if view.thread else view.pid
+    pid, _ = view.subject_ids
     if pid is not None:
         words.append(who(picture, pid, glyphs))
+    if view.pool is not None:
+        words.append(f"{printable(view.pool.family, glyphs.is_ascii)}")
     if view.thread is not None:
         words.append(who(picture, view.thread, glyphs))
     return words

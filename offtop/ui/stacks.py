@@ -11,13 +11,16 @@ from offtop.model.rows import Place, Row
 from offtop.model.stuck import NO_AGE
 from offtop.model.tree import MORE, Branch, Shape, Step
 from offtop.model.view import TREE
+from offtop.ui import account
+from offtop.ui.columns import Column, heads, line_of, that_fit
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
-from offtop.ui.tables import NOW, NUMBERS, SHARE, WAITING, Column, heads, line_of, that_fit
+from offtop.ui.tables import NOW, NUMBERS, SHARE, WAITING
 from offtop.units import count, duration, percent, threads
 
 _MUCH_PCT = 10
 _LEAST_NAME = 8
+_LEAST_WITH_ACCOUNT = 14
 _LEAST_LABEL = 24
 """Cells that the names of a line have, however deep it stands."""
 Spans = list[tuple[str, str]]
@@ -28,6 +31,8 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
     shown = picture.tree
     shape = picture.view.tree.shape
     lines = [rule(f"stack tree: {selection(picture, pen.glyphs)}{_in_words(shape)}", pen)]
+    if picture.view.thread is not None and _tells_account(picture, pen):
+        lines += account.lines(picture, pen)
     if shown is None or not shown.branches:
         return [
             *lines,
@@ -44,6 +49,11 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
         return [*lines, *below]
     filled = [*lines, *below, *([Line()] * pen.height)][: pen.height - 1]
     return [*filled, plain(fit(note, pen.width, pen.glyphs), "dim")]
+
+
+def _tells_account(picture: Picture, pen: Pen) -> bool:
+    """Where the list does not stand beside it, and there is room."""
+    return pen.height >= _LEAST_WITH_ACCOUNT and picture.view.focus == TREE and not picture.view.zoomed
 
 
 def no_stack(picture: Picture) -> str:

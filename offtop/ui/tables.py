@@ -1,36 +1,19 @@
-"""Tables of rows: fixed columns, so that numbers stand still, and fewer of them in a narrow pane."""
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+"""The tables of categories, and of processes, threads or pools."""
 
 from offtop.model import where
 from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
+from offtop.model.pool import Pool
 from offtop.model.rows import NOWHERE, Row
 from offtop.model.snapshot import EXITED
-from offtop.model.view import CATEGORIES, LIST, View
+from offtop.model.view import CATEGORIES, LIST
+from offtop.ui import account
+from offtop.ui.columns import Column, heads, line_of, that_fit
 from offtop.ui.glyphs import sparkline
 from offtop.ui.head import who
 from offtop.ui.lines import Line, Pen, fit, plain, rule
 from offtop.units import average, count, duration, threads
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    title: str
-    width: int
-    """In cells, without the blank that parts it from the one before."""
-    text_of: Callable[[Row], str]
-    token: str = "value"
-    left: bool = False
-    """Numbers stand at the right, words at the left."""
-    sort: str = ""
-    """The sort that this column shows."""
-    least_width: int = 0
-    """Below this width of the pane it is left out."""
-    token_of: Callable[[Row], str] | None = None
-    """The token of one row's text, where rows differ."""
 
 
 def _percent(row: Row) -> str:
@@ -50,46 +33,11 @@ WAITING = Column(
 SHARE = Column("%", 4, _percent, least_width=44)
 TOTAL = Column("TOTAL", 6, lambda row: duration(row.lifetime_ns), sort="TOTAL")
 """Shown where rows are sorted by it."""
+_LEAST_BAR = 8
 USER_WIDTH = 130
 """From here on a list names the user."""
 CHOOSABLE = ("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR", "USER", "PROCESS", "WHERE")
 """Columns that `f` can hide; `spark` is the last minute of a category."""
-
-
-def line_of(columns: Sequence[Column], row: Row, mark: str, base: str, pen: Pen) -> Line:
-    spans: list[tuple[str, str]] = [(mark, "pin" if "*" in mark else "text")]
-    for column in columns:
-        text = column.text_of(row)
-        shown = fit(text, column.width, pen.glyphs) if column.left else f"{text:>{column.width}}"
-        spans.append((f" {shown}", column.token_of(row) if column.token_of else column.token))
-    return Line(tuple(spans), base)
-
-
-def heads(columns: Sequence[Column], sort: str, mark_width: int) -> Line:
-    spans: list[tuple[str, str]] = [(" " * mark_width, "head")]
-    for column in columns:
-        text = f"{column.title:<{column.width}}" if column.left else f"{column.title:>{column.width}}"
-        blank = len(text) - len(text.lstrip())
-        spans += [
-            (" " + text[:blank], "head"),
-            (text[blank:].rstrip(), "sorted" if sort and column.sort == sort else "head"),
-        ]
-        spans.append((" " * (column.width - len(text.rstrip())), "head"))
-    return Line(tuple(spans))
-
-
-def sort_at(columns: Sequence[Column], mark_width: int, x: int) -> str:
-    """What the head of a column at `x` sorts by; empty: nothing."""
-    edge = mark_width
-    for column in columns:
-        edge += 1 + column.width
-        if x < edge:
-            return column.sort
-    return ""
-
-
-def that_fit(columns: Sequence[Column], width: int, view: View) -> list[Column]:
-    return [column for column in columns if width >= column.least_width and column.title not in view.hidden]
 
 
 def category_columns(picture: Picture, pen: Pen) -> list[Column]:
@@ -133,9 +81,13 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     """The list of processes or threads, with its title."""
     view, ranking = picture.view, picture.rows
     what = "threads" if view.lists_threads else "processes"
-    of = f" of {who(picture, view.pid, pen.glyphs)}" if view.pid is not None else ""
-    title = f"{what}{of} waiting on: {view.category if view.category != ALL else 'anything'}"
+    pid = view.pool.pid if view.pool is not None else view.pid
+    of = f" of {who(picture, pid, pen.glyphs)}" if pid is not None else ""
+    about = f" waiting on: {view.category if view.category != ALL else 'anything'}"
+    title = f"{what}{of}{': where each second went' if view.account else about}"
     lines = [rule(title, pen)]
+    if picture.account_lines:
+        lines += account.lines(picture, pen)
     if not ranking.rows:
         lines.append(plain(fit(_nothing(picture), pen.width, pen.glyphs), "dim"))
         if not ranking.elided or not view.filter.chooses_rows:
@@ -200,6 +152,15 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         return details.user if details else ""
 
     columns.append(Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH))
+    if view.account:
+        columns = that_fit([*columns, *account.columns(width, pen.glyphs)], width, view)
+        left = width - 2 - sum(1 + column.width for column in columns) - 1
+        if left >= _LEAST_BAR:
+            cells = min(left, account.BAR_CELLS * 2)
+            columns.append(
+                Column("", cells, lambda row: account.row_bar(row.account, cells, pen.glyphs), "spark", left=True)
+            )
+        return columns
     roomy = width >= 90 or "WHERE" in view.hidden
     numbers = [one for one in NUMBERS if roomy or one.title not in ("p50<=", "EV/S") or one.sort == view.sort]
     columns += [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
@@ -208,6 +169,12 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     if left >= 8 and "WHERE" not in view.hidden:
 
         def where_of(row: Row) -> str:
+            if row.convoy.waiting:
+                site = row.convoy.site
+                of_all = (
+                    f"{row.convoy.waiting}/{row.convoy.of}{' on one futex' if row.convoy.futex and left >= 30 else ''}"
+                )
+                return f"{of_all} {where.in_short(book, site.kernel, site.user, pen.names)}"
             return "" if row.top == NOWHERE else where.in_short(book, row.top.kernel, row.top.user, pen.names)
 
         columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
@@ -215,6 +182,8 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
 
 
 def _tid(row: Row) -> str:
+    if isinstance(row.key, Pool):
+        return f"x{count(row.threads)}"
     if isinstance(row.key, ThreadKey):
         return str(row.key.tid) if row.key != EXITED else ""
     return str(row.key) if isinstance(row.key, int) and row.key else ""

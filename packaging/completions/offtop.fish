@@ -51,7 +51,7 @@ function _shtab_offtop_using
 end
 
 set -g _shtab_offtop_commands record replay report demo doctor schema
-set -g _shtab_offtop_opts_with_value --begin --color --config --delay --door --filter --history --iterations --keep --max --max-size --min --output --pid --record --sort --speed --state --theme --tid --user --width --window -d -n -o -p -t -u -w
+set -g _shtab_offtop_opts_with_value --begin --color --config --delay --door --filter --history --iterations --keep --max --max-size --min --output --pid --rate --record --sort --speed --state --theme --tid --user --width --window -d -n -o -p -t -u -w
 
 complete -c offtop -e
 complete -c offtop -f
@@ -66,13 +66,14 @@ complete -c offtop -n _shtab_offtop_using -s p -l pid -xka "(__fish_complete_pid
 complete -c offtop -n _shtab_offtop_using -s t -l tid -x -d 'only these threads'
 complete -c offtop -n _shtab_offtop_using -l user-threads -d 'only user threads'
 complete -c offtop -n _shtab_offtop_using -l kernel-threads -d 'only kernel threads'
-complete -c offtop -n _shtab_offtop_using -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, or a mask'
+complete -c offtop -n _shtab_offtop_using -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'
 complete -c offtop -n _shtab_offtop_using -l min -x -d 'take stacks of waits from here up (default 1ms; bare: us)'
 complete -c offtop -n _shtab_offtop_using -l max -x -d 'leave out waits longer than this'
 complete -c offtop -n _shtab_offtop_using -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
 complete -c offtop -n _shtab_offtop_using -s u -l user -xka "(__fish_complete_users)" -d 'show only this user'"'"'s processes (name or id)'
 complete -c offtop -n _shtab_offtop_using -l filter -x -d 'show only waits and rows that pass, as '"'"'comm=mysql* max>10ms'"'"''
 complete -c offtop -n _shtab_offtop_using -s H -l threads -d 'begin with threads instead of processes'
+complete -c offtop -n _shtab_offtop_using -l rate -x -d 'requests a second of the process looked at, and CPU time of one, as 1500,1ms: checks T - R*C'
 complete -c offtop -n _shtab_offtop_using -l stuck -d 'begin with what is stuck now; in batch, print it too'
 complete -c offtop -n _shtab_offtop_using -s i -l idle -d 'begin with idle-looking waits shown'
 complete -c offtop -n _shtab_offtop_using -s o -l sort -xka "WAITING MAX NOW TOTAL EV/S NAME PID P50 P99" -d 'sort by WAITING, MAX, TOTAL, EV/S, NAME or PID; -FIELD the other way round'
@@ -98,7 +99,7 @@ complete -c offtop -n '_shtab_offtop_using record' -s p -l pid -xka "(__fish_com
 complete -c offtop -n '_shtab_offtop_using record' -s t -l tid -x -d 'only these threads'
 complete -c offtop -n '_shtab_offtop_using record' -l user-threads -d 'only user threads'
 complete -c offtop -n '_shtab_offtop_using record' -l kernel-threads -d 'only kernel threads'
-complete -c offtop -n '_shtab_offtop_using record' -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, or a mask'
+complete -c offtop -n '_shtab_offtop_using record' -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'
 complete -c offtop -n '_shtab_offtop_using record' -l min -x -d 'take stacks of waits from here up (default 1ms; bare: us)'
 complete -c offtop -n '_shtab_offtop_using record' -l max -x -d 'leave out waits longer than this'
 complete -c offtop -n '_shtab_offtop_using record' -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
@@ -117,6 +118,7 @@ complete -c offtop -n '_shtab_offtop_using replay' -l json -d 'one JSON object a
 complete -c offtop -n '_shtab_offtop_using replay' -s u -l user -xka "(__fish_complete_users)" -d 'show only this user'"'"'s processes (name or id)'
 complete -c offtop -n '_shtab_offtop_using replay' -l filter -x -d 'show only waits and rows that pass, as '"'"'comm=mysql* max>10ms'"'"''
 complete -c offtop -n '_shtab_offtop_using replay' -s H -l threads -d 'begin with threads instead of processes'
+complete -c offtop -n '_shtab_offtop_using replay' -l rate -x -d 'requests a second of the process looked at, and CPU time of one, as 1500,1ms: checks T - R*C'
 complete -c offtop -n '_shtab_offtop_using replay' -l stuck -d 'begin with what is stuck now; in batch, print it too'
 complete -c offtop -n '_shtab_offtop_using replay' -s i -l idle -d 'begin with idle-looking waits shown'
 complete -c offtop -n '_shtab_offtop_using replay' -s o -l sort -xka "WAITING MAX NOW TOTAL EV/S NAME PID P50 P99" -d 'sort by WAITING, MAX, TOTAL, EV/S, NAME or PID; -FIELD the other way round'
@@ -143,6 +145,7 @@ complete -c offtop -n '_shtab_offtop_using demo' -l json -d 'one JSON object a t
 complete -c offtop -n '_shtab_offtop_using demo' -s u -l user -xka "(__fish_complete_users)" -d 'show only this user'"'"'s processes (name or id)'
 complete -c offtop -n '_shtab_offtop_using demo' -l filter -x -d 'show only waits and rows that pass, as '"'"'comm=mysql* max>10ms'"'"''
 complete -c offtop -n '_shtab_offtop_using demo' -s H -l threads -d 'begin with threads instead of processes'
+complete -c offtop -n '_shtab_offtop_using demo' -l rate -x -d 'requests a second of the process looked at, and CPU time of one, as 1500,1ms: checks T - R*C'
 complete -c offtop -n '_shtab_offtop_using demo' -l stuck -d 'begin with what is stuck now; in batch, print it too'
 complete -c offtop -n '_shtab_offtop_using demo' -s i -l idle -d 'begin with idle-looking waits shown'
 complete -c offtop -n '_shtab_offtop_using demo' -s o -l sort -xka "WAITING MAX NOW TOTAL EV/S NAME PID P50 P99" -d 'sort by WAITING, MAX, TOTAL, EV/S, NAME or PID; -FIELD the other way round'

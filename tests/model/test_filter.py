@@ -24,7 +24,7 @@ from tests.model.world import Step, snapshots, stretches
 MS = 1_000_000
 SECOND = 1_000 * MS
 GROUPS: Mapping[str, Sequence[str]] = {"disk": ("disk-read", "fsync")}
-KEYS = "comm, thread, proc, pid, tid, user, cat, stack, leaf, cgroup, cmd, max, p50, p99, waiting, evs, threads"
+KEYS = "comm, thread, proc, pid, tid, user, cat, stack, leaf, cgroup, cmd, max, now, p50, p99, waiting, evs, threads"
 IDS = ("lock", "fsync", "disk-read", "poll", "run-queue", "short", "other")
 
 

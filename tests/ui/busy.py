@@ -1,7 +1,7 @@
 """A source of made-up waits, as many as asked for, to look at the screen and to measure what a tick costs."""
 
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
@@ -130,6 +130,9 @@ class BusySource(Happening):
 
     def describe(self, pids: Collection[int]) -> None:
         """Nobody is told of."""
+
+    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+        return [("pid", str(pid)), ("command line", "/opt/shop --open \x1b[31m")]
 
     def about(self) -> list[tuple[str, str]]:
         return [("kernel", "6.18.0"), ("door", "sched_exit_tp")]

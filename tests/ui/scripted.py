@@ -211,6 +211,9 @@ class ScriptedSource(Happening):
         self._book.details.update((pid, self._who[pid]) for pid in pids if pid in self._who)
         self._book.details_version = len(self._book.details)
 
+    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+        return [("pid", str(pid)), ("command line", "/opt/shop --open \x1b[31m")]
+
     def about(self) -> list[tuple[str, str]]:
         return [("kernel", "6.18.0"), ("door", "exit")]
 

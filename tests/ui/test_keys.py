@@ -15,6 +15,7 @@ from offtop.model.view import CATEGORIES, FLAME, HISTOGRAM, LATENCY, LIST, SINCE
 from offtop.source import Source
 from offtop.ui.app import OfftopApp
 from offtop.ui.chooser import Chooser
+from offtop.ui.facts import Facts
 from offtop.ui.help import Help
 from offtop.ui.keys import KEYS, PRESETS, keymap
 from offtop.ui.keys import shown as shown_key
@@ -106,6 +107,7 @@ DOES: dict[str, Does] = {
     "right": Does(lambda after: after.app.view.pid == 100, ("enter",)),
     "left": Does(lambda after: after.app.view.focus == CATEGORIES, ("enter",)),
     "threads": Does(says("threads waiting on: anything")),
+    "account": Does(says("where each second went")),
     "tree": Does(lambda after: after.app.view.focus == TREE),
     "offcpu": Does(says("processes waiting on"), ("5",)),
     "stuck": Does(says("stuck now")),
@@ -126,6 +128,9 @@ DOES: dict[str, Does] = {
     "previous_hit": Does(lambda after: after.app.view.cursor == (100, 101), (*SEARCHED, "n")),
     "filter": Does(says("filter (as comm=mysql* max>10ms cat!=poll):")),
     "user": Does(says("only this user's processes (name or id; empty: all):")),
+    "states": Does(says("only waits that begin so")),
+    "rate": Does(says("requests a second")),
+    "facts": Does(on(Facts), ("enter",)),
     "mute": Does(lambda after: [one.text for one in after.app.view.muted] == ["cat=lock"], ("down",)),
     "idle": Does(says("~poll")),
     "pin": Does(lambda after: after.app.view.pin == 200, ("enter", "end")),
@@ -709,7 +714,7 @@ async def test_y_copies_a_row_a_category_or_says_what_it_wants() -> None:
 
 @asynchronous
 async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
-    chosen = keymap("vim", {"flame": "ctrl+g", "idle": "e, A"})
+    chosen = keymap("vim", {"flame": "ctrl+g", "idle": "e, J"})
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50), keymap=chosen) as (app, pilot):
         assert "Ctrl-G Flame" in screen(app)[-1]
         assert "L Latency" in screen(app)[-1] and "? Help" in screen(app)[-1]
@@ -729,7 +734,7 @@ async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
         await pilot.pause()
         words = [line.split() for line in screen(app)]
         assert next(line for line in words if "icicle" in line and "graph" in line)[:1] == ["Ctrl-G"]
-        assert any(line[:2] == ["e", "A"] for line in words)
+        assert any(line[:2] == ["e", "J"] for line in words)
 
 
 def test_every_preset_is_a_map_without_a_clash() -> None:
@@ -749,10 +754,10 @@ def test_a_key_for_two_actions_and_an_unknown_action_are_refused_in_words() -> N
 @asynchronous
 async def test_an_unknown_key_says_so_until_the_next_key() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
-        await pilot.press("Q")
-        assert "no action on 'Q'; ? for help" in screen(app)
+        await pilot.press("J")
+        assert "no action on 'J'; ? for help" in screen(app)
         await pilot.press("down")
-        assert "no action on 'Q'; ? for help" not in screen(app)
+        assert "no action on 'J'; ? for help" not in screen(app)
 
 
 @pytest.mark.parametrize("key", ["q", "f10", "ctrl+c", "ctrl+q"])

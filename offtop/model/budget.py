@@ -1,0 +1,115 @@
+"""The budget check: does a process wait more than its requests explain?
+
+Of T threads that serve R requests a second, each with C of CPU time, T - R*C are off CPU in a service that only
+waits for work. Fewer are where a request needs more CPU than C; that they wait for something else than work shows
+in the blocked part, idle-looking waits apart. Source: seed 001, "T - R x C".
+"""
+
+from dataclasses import dataclass
+
+from offtop.model.account import Account
+from offtop.units import average, count, duration, parse_duration, percent, three
+
+_NS_PER_MS = 1_000_000
+_MOST_REQUESTS = 1e12
+_NEAR = 0.1
+"""A part of the threads by which expected and measured may differ, at least half a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What the person says of the requests of a process."""
+
+    per_s: float
+    cpu_ns: int = 0
+    """CPU time that one should need; 0: as measured."""
+
+
+def parse_rate(text: str) -> Rate:
+    """`1500`, `1.5k/s`, `1500,1ms` or `1500 1ms`: requests a second, and the CPU time that one should need.
+
+    Raises ValueError.
+    """
+    rate, *rest = text.replace(",", " ").split()
+    if len(rest) > 1:
+        raise ValueError(text)
+    number = rate.removesuffix("/s")
+    factor = {"k": 1e3, "M": 1e6}.get(number[-1:], 1.0)
+    per_s = float(number[:-1] if factor > 1 else number) * factor
+    cpu_ns = parse_duration(rest[0], _NS_PER_MS) if rest else 0
+    if not 0 < per_s < _MOST_REQUESTS or (rest and not cpu_ns):
+        raise ValueError(text)
+    return Rate(per_s, cpu_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Averages over a span, in threads, unless they say otherwise."""
+
+    threads: float
+    running: float
+    blocked: float
+    """Outside idle-looking waits."""
+    idle: float
+    off_cpu: float
+    rate: float = 0.0
+    """Requests a second; 0: not known."""
+    cpu_ns: float = 0.0
+    """CPU time of a request, as measured."""
+    blocked_ns: float = 0.0
+    """What a request is blocked for, outside idle-looking waits."""
+    expected: float | None = None
+    """Threads off CPU, by T - R*C; None where the person did not say C."""
+
+    @property
+    def text(self) -> str:
+        """All of it in one line, for a person."""
+        shares = ((self.idle, "idle"), (self.blocked, "blocked"), (self.running, "running"))
+        parts = ", ".join(f"{percent(part, self.threads):.0f}% {word}" for part, word in shares)
+        text = f"{self.threads:.0f} thread{'s' * (round(self.threads) != 1)}: {parts}"
+        if self.rate:
+            each = f"{duration(round(self.cpu_ns)) or '0'} CPU + {duration(round(self.blocked_ns)) or '0'} blocked"
+            text += f"; {count(self.rate)} requests/s: {each} each"
+        if self.expected is not None:
+            text += f"; T-R*C expects {three(self.expected)} off CPU, measured {three(self.off_cpu)}: {self.verdict}"
+        return text
+
+    @property
+    def verdict(self) -> str:
+        """In words: how what was measured lies to what is expected."""
+        if self.expected is None:
+            return ""
+        apart = self.off_cpu - self.expected
+        if abs(apart) <= max(0.5, _NEAR * self.threads):
+            return "as expected"
+        return "less: requests take more CPU" if apart < 0 else "more: look what they are blocked for"
+
+
+def budget(account: Account, idle_ns: int, span_ns: int, rate: Rate | None) -> Budget | None:
+    """Of a process over `span_ns`; None where none of its threads lived."""
+    if not account.threads or span_ns <= 0:
+        return None
+    off_ns = account.ready_ns + account.blocked_ns
+    running = average(account.running_ns, span_ns)
+    blocked_ns = max(0, account.blocked_ns - idle_ns)
+    plain = Budget(
+        average(account.sum_ns, span_ns),
+        running,
+        average(blocked_ns, span_ns),
+        average(idle_ns, span_ns),
+        average(off_ns, span_ns),
+    )
+    if rate is None:
+        return plain
+    requests = rate.per_s * span_ns / 1e9
+    return Budget(
+        plain.threads,
+        plain.running,
+        plain.blocked,
+        plain.idle,
+        plain.off_cpu,
+        rate.per_s,
+        account.running_ns / requests,
+        blocked_ns / requests,
+        plain.threads - rate.per_s * rate.cpu_ns / 1e9 if rate.cpu_ns else None,
+    )

@@ -1,0 +1,139 @@
+"""Where the seconds of threads went, as a bar and as figures: running, ready to run, blocked for what, and the rest."""
+
+from collections.abc import Sequence
+
+from offtop.model.account import Account
+from offtop.model.cut import RUN_QUEUE
+from offtop.model.picture import AccountPicture, Picture
+from offtop.model.rows import Row
+from offtop.ui.columns import Column
+from offtop.ui.glyphs import Glyphs
+from offtop.ui.lines import Line, Pen, cut_spans, fit, plain
+from offtop.units import average, count, percent, threads
+
+BAR_CELLS = 16
+_BEFORE_REST = 2
+"""Running and run queue stand before the rest, and that before what may be cut off."""
+Spans = list[tuple[str, str]]
+
+
+def lines(picture: Picture, pen: Pen) -> list[Line]:
+    """Of what was drilled into; none where nothing was."""
+    told = picture.account
+    if told is None:
+        return []
+    if not told.is_known:
+        return [
+            plain(fit(" How long it ran is not known: this recording has none of it.", pen.width, pen.glyphs), "dim")
+        ]
+    whole_ns = max(1, told.account.sum_ns)
+    name = f" {threads(average(told.account.sum_ns, picture.span_ns))} "
+    segments = _segments(told)
+    drawn = bar([(ns, token, fill) for _, ns, token, fill in segments], pen.width - len(name) - 1, pen.glyphs)
+    figures: Spans = [(" ", "text")]
+    for number, (text, ns, token, _) in enumerate(segments):
+        if number == _BEFORE_REST:
+            figures += _rest(told, whole_ns)
+        if number < _BEFORE_REST or ns * 2000 >= whole_ns:
+            figures.append((f"{text} {_share(ns, whole_ns)}  ", token))
+    if len(segments) <= _BEFORE_REST:
+        figures += _rest(told, whole_ns)
+    return [
+        Line(((name, "waiting"), *drawn)),
+        Line(cut_spans(figures, pen.width)),
+        *([plain(fit(f" {picture.budget.text}", pen.width, pen.glyphs))] if picture.budget else []),
+    ]
+
+
+def _segments(told: AccountPicture) -> list[tuple[str, int, str, str]]:
+    """Words, ns, token and fill of each part but the rest, in the order of the bar."""
+    account = told.account
+    blocked = [(leaf, ns) for leaf, ns in told.parts if leaf.category != RUN_QUEUE]
+    seen_ns = sum(ns for _, ns in told.parts)
+    missing_ns = account.ready_ns + account.blocked_ns - seen_ns
+    segments = [("running", account.running_ns, "title", "run")]
+    segments.append(("run queue", account.ready_ns, "cat-run-queue", "ready"))
+    for leaf, ns in blocked:
+        token = "idle" if leaf.idle else f"cat-{leaf.category}"
+        segments.append(
+            (f"~{leaf.category}" if leaf.idle else leaf.category, ns, token, "idle" if leaf.idle else "wait")
+        )
+    if missing_ns > account.sum_ns // 1000:
+        segments.append(("left out", missing_ns, "dim", "idle"))
+    return [one for one in segments if one[1] > 0 or one[0] in ("running", "run queue")]
+
+
+def _rest(told: AccountPicture, whole_ns: int) -> Spans:
+    residue_ns = max(0, told.account.residue_ns)
+    if not told.account.through:
+        return [("rest unknown: it began or ended meanwhile  ", "dim")]
+    why = [
+        f"{word} {_share(ns, whole_ns)}"
+        for word, ns in (("steal", told.left.steal_ns), ("irq", told.left.interrupt_ns))
+        if ns * 1000 > whole_ns
+    ]
+    named = f" ({' '.join(why)}, by the machine's shares)" if why else ""
+    return [(f"rest {_share(residue_ns, whole_ns)}{named}  ", "alert" if residue_ns * 50 > whole_ns else "dim")]
+
+
+def _share(ns: int, whole_ns: int) -> str:
+    share = percent(ns, whole_ns)
+    return f"{share:.1f}%" if share < 9.95 else f"{share:.0f}%"
+
+
+def bar(parts: Sequence[tuple[int, str, str]], cells: int, glyphs: Glyphs) -> Spans:
+    """ns, token and fill of each part, as so many cells in all; a part that has any has a cell if there is room."""
+    whole_ns = sum(max(0, ns) for ns, _, _ in parts)
+    fills = {"run": glyphs.bar[-1], "ready": glyphs.shades[2], "wait": glyphs.shades[1], "idle": glyphs.shades[0]}
+    spans: Spans = []
+    used = 0
+    passed_ns = 0
+    for ns, token, fill in parts:
+        passed_ns += max(0, ns)
+        end = round(cells * passed_ns / whole_ns) if whole_ns else 0
+        if end > used:
+            spans.append((fills[fill] * (end - used), token))
+            used = end
+    return [*spans, (" " * max(0, cells - used), "text")]
+
+
+def columns(width: int, glyphs: Glyphs) -> list[Column]:
+    """Those of a list that tells where the seconds went."""
+
+    def per_s(row: Row, n: int) -> str:
+        return count(1e9 * n / row.span_ns) if n and row.span_ns else ""
+
+    def part(ns: int, row: Row) -> str:
+        return threads(average(ns, row.span_ns)) if row.account.threads else ""
+
+    def rest(row: Row) -> str:
+        return part(max(0, row.account.residue_ns), row) if row.account.through else ""
+
+    def mean(row: Row) -> str:
+        many = row.account.threads
+        return part(row.account.blocked_ns // many, row) if many > 1 else ""
+
+    def worst(row: Row) -> str:
+        return part(row.account.worst_ns, row) if row.account.threads > 1 else ""
+
+    shown = [
+        Column("RUNNING", 7, lambda row: part(row.account.running_ns, row)),
+        Column("READY", 6, lambda row: part(row.account.ready_ns, row)),
+        Column("BLOCKED", 7, lambda row: part(row.account.blocked_ns, row)),
+        Column("REST", 6, rest, least_width=60),
+        Column("VOL/S", 5, lambda row: per_s(row, row.account.voluntary), least_width=76),
+        Column("INV/S", 5, lambda row: per_s(row, row.account.involuntary), least_width=70),
+        Column("AVG", 5, mean, least_width=100),
+        Column("WORST", 5, worst, least_width=100),
+    ]
+    return [one for one in shown if width >= one.least_width]
+
+
+def row_bar(account: Account, cells: int, glyphs: Glyphs) -> str:
+    parts = [
+        (account.running_ns, "", "run"),
+        (account.ready_ns, "", "ready"),
+        (account.blocked_ns, "", "wait"),
+        (max(0, account.residue_ns), "", "idle"),
+    ]
+    return "".join(text for text, _ in bar(parts, cells, glyphs)) if account.threads else ""
