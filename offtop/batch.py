@@ -108,7 +108,7 @@ def run(
         if _asks_for_names(wanted.filter):
             source.wait_for_names(_unnamed(kept.window, _user_stacks(kept.window)), _NAMES_SECONDS)
         blocked = in_progress(history, kept, 0 if as_json else LEAST_AGE_NS)
-        tick = passing(kept, wanted.filter, source.names, blocked)
+        tick = passing(kept, wanted.filter, source.names, blocked, accounted=as_json)
         if as_json:
             stacks = {key.user for key, _ in sites(tick)}.union(one.user for one in tick.stuck.waits)
             source.wait_for_names(_unnamed(kept.window, stacks), _NAMES_SECONDS)
@@ -235,7 +235,7 @@ def _budgets(tick: Tick, rate: Rate) -> Iterable[str]:
     for pid in window.filters.pids:
         idle_ns = sum(by.get(pid, NO_PART).total_ns for leaf, by in tick.cut.processes.items() if leaf.idle)
         told = budget(every.of(pid), idle_ns, window.span_ns, rate)
-        text = told.text if told else "it has ended"
+        text = "; ".join(told.lines) if told else "it has ended"
         yield f"budget of {printable(window.book.process(pid))}({pid}): {text}"
     yield ""
 

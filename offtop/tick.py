@@ -37,11 +37,11 @@ def in_progress(history: History, kept: Kept, least_ns: int) -> Stuck:
     return stuck(placed, window.at_ns, window.book, kept.idle, least_ns)
 
 
-def passing(kept: Kept, chosen: Filter, names: Names, blocked: Stuck = NOTHING_STUCK) -> Tick:
+def passing(kept: Kept, chosen: Filter, names: Names, blocked: Stuck = NOTHING_STUCK, accounted: bool = False) -> Tick:
     """What of a tick passes: who is not known yet, or has no name yet, does not match."""
     every, book = kept.shares, kept.window.book
     each: Mapping[ThreadKey, Account] = {}
-    if blocked is not NOTHING_STUCK:
+    if accounted:
         each = accounts([kept.window]).by_thread()
     if not chosen.chooses_waits:
         return Tick(kept, chosen, every, kept.cut, stuck=blocked, accounts=each)

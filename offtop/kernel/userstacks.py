@@ -18,7 +18,7 @@ from offtop.model.book import ThreadKey
 from offtop.model.snapshot import Waiting
 from offtop.units import NS_PER_S
 
-OLD_NS = NS_PER_S // 5
+OLD_NS = 3 * NS_PER_S // 10
 """From this age on a wait is worth a look."""
 _MOST_ASKED = 20_000
 _AT_ONCE = 50

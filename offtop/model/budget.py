@@ -62,17 +62,18 @@ class Budget:
     """Threads off CPU, by T - R*C; None where the person did not say C."""
 
     @property
-    def text(self) -> str:
-        """All of it in one line, for a person."""
+    def lines(self) -> list[str]:
+        """For a person: the shares, and what the requests explain."""
         shares = ((self.idle, "idle"), (self.blocked, "blocked"), (self.running, "running"))
         parts = ", ".join(f"{percent(part, self.threads):.0f}% {word}" for part, word in shares)
-        text = f"{self.threads:.0f} thread{'s' * (round(self.threads) != 1)}: {parts}"
+        told = [f"{self.threads:.0f} thread{'s' * (round(self.threads) != 1)}: {parts}"]
         if self.rate:
             each = f"{duration(round(self.cpu_ns)) or '0'} CPU + {duration(round(self.blocked_ns)) or '0'} blocked"
-            text += f"; {count(self.rate)} requests/s: {each} each"
+            told.append(f"{count(self.rate)} requests/s: {each} each")
         if self.expected is not None:
-            text += f"; T-R*C expects {three(self.expected)} off CPU, measured {three(self.off_cpu)}: {self.verdict}"
-        return text
+            off = f"{three(self.expected)} off CPU, {three(self.off_cpu)} are"
+            told[-1] += f"; T-R*C expects {off}: {self.verdict}"
+        return told
 
     @property
     def verdict(self) -> str:

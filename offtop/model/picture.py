@@ -644,7 +644,7 @@ def _account_lines(told: AccountPicture | None, of_process: Budget | None, rows:
     """A bar, its figures, and the budget, where the list stays long enough."""
     if told is None or rows < _LEAST_BESIDE_ACCOUNT:
         return 0
-    return 2 + (of_process is not None) if told.is_known else 1
+    return 2 + len(of_process.lines if of_process else []) if told.is_known else 1
 
 
 def _budget(told: AccountPicture | None, view: View, span_ns: int) -> Budget | None:

@@ -7,8 +7,8 @@ Only waits of LEAST_AGE_NS and more are told of: younger ones are everyday, and 
 import zlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, begun, placed, wai
 from offtop.model.cut import RUN_QUEUE, SHORT, SLEEP, Idle, Leaf, Scope, Shares
 from offtop.model.histogram import LANES
 from offtop.model.snapshot import Bound, Snapshot, Waiting
-from offtop.model.table import SITES, Mask, integers
+from offtop.model.table import Ints, Mask, integers, thread_codes
 from offtop.units import NS_PER_S, duration
 
 LEAST_AGE_NS = NS_PER_S // 10
 _CHUNK_BYTES = 200
 """Of one tick's ended waits, beside their columns."""
-T = TypeVar("T")
+_LOW = (1 << 32) - 1
 
 
 class Age(NamedTuple):
@@ -68,14 +68,11 @@ class Stuck(NamedTuple):
     def age(self, row: int) -> Age:
         return Age(self.waits[row].age_ns(self.at_ns), self.waits[row].bound)
 
-    def longest(self, key_of: Callable[[int], T]) -> dict[T, Age]:
-        """The oldest wait of each key; `key_of` tells that of a row."""
-        ages: dict[T, Age] = {}
-        for row in range(len(self.waits)):
-            key = key_of(row)
-            if key not in ages:
-                ages[key] = self.age(row)
-        return ages
+    def oldest(self, codes: Ints) -> list[tuple[int, Age]]:
+        """Of each of `codes`, one for each row, the oldest wait; the oldest of all first."""
+        found, rows = np.unique(codes, return_index=True)  # the first of each: rows are in the order of age
+        order = np.argsort(rows)
+        return [(code, self.age(row)) for code, row in zip(found[order].tolist(), rows[order].tolist(), strict=True)]
 
 
 NOTHING_STUCK = Stuck(0)
@@ -83,33 +80,38 @@ NOTHING_STUCK = Stuck(0)
 
 def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns: int = LEAST_AGE_NS) -> Stuck:
     """Those of `waits` that are as old, but for filtered ones."""
-    old = [one for one in waits if one.age_ns(at_ns) >= least_ns and one.site.kernel != stack.FILTERED]
-    if not old:
+    every = list(waits)
+    facts = integers([(one.since_ns or one.left_ns, one.preempted, one.user, *one.site) for one in every], 7)
+    ages_ns = np.maximum(0, at_ns - facts[:, 0])
+    old = np.flatnonzero((ages_ns >= least_ns) & (facts[:, 5] != stack.FILTERED))
+    if not len(old):
         return Stuck(at_ns)
-    old.sort(key=lambda one: (-one.age_ns(at_ns), one.site))
-    ids = integers([one.site for one in old], SITES.width)
-    names = [_category(one, book) for one in old]
-    asleep = np.array([name == SLEEP for name in names], np.bool_)
-    periodic = np.zeros(len(old), np.bool_)
-    if asleep.any() and len(idle.periodic):
-        periodic[asleep] = idle.is_periodic(ids[asleep])
-    numbers: dict[Leaf, int] = {}
-    leaf = [
-        numbers.setdefault(Leaf(name, name in idle.categories or is_periodic), len(numbers))
-        for name, is_periodic in zip(names, periodic.tolist(), strict=True)
-    ]
-    ages_ns = np.array([one.age_ns(at_ns) for one in old], np.int64)
+    old = old[np.lexsort((facts[old, 4], -ages_ns[old]))]
+    facts, ages_ns = facts[old], ages_ns[old]
+    ids = facts[:, 3:].copy()
+    kernels, which = np.unique(np.where(facts[:, 1] != 0, _PREEMPTED, ids[:, 2]), return_inverse=True)
+    names = [_category(kernel, book) for kernel in kernels.tolist()]
+    looks_idle = np.array([name in idle.categories for name in names], np.bool_)[which]
+    asleep = np.flatnonzero(np.array([name == SLEEP for name in names], np.bool_)[which])
+    if len(asleep) and len(idle.periodic):
+        looks_idle[asleep] |= idle.is_periodic(ids[asleep])
+    ids[:, 3] = facts[:, 2]
+    codes, leaf = np.unique(which * 2 + looks_idle, return_inverse=True)
+    leaves = [Leaf(names[code >> 1], bool(code & 1)) for code in codes.tolist()]
     none = np.zeros((0, LANES), np.int64)
-    ids[:, 3] = [one.user for one in old]
-    shares = Shares([*numbers], np.array(leaf, np.int64), ids, np.zeros_like(ages_ns), ages_ns, ages_ns, none)
-    return Stuck(at_ns, old, shares)
+    shares = Shares(leaves, leaf, ids, np.zeros_like(ages_ns), ages_ns, ages_ns, none)
+    return Stuck(at_ns, [every[row] for row in old.tolist()], shares)
 
 
-def _category(one: Waiting, book: Book) -> str:
-    """The one that its time goes to while it lasts."""
-    if one.preempted:
+_PREEMPTED = -2
+"""Stands for the kernel stack of a thread that was put aside, wherever that was."""
+
+
+def _category(kernel: int, book: Book) -> str:
+    """The one that the time of a wait goes to while it lasts."""
+    if kernel == _PREEMPTED:
         return RUN_QUEUE
-    return SHORT if one.site.kernel == stack.SHORT else book.stack(one.site.kernel).category
+    return SHORT if kernel == stack.SHORT else book.stack(kernel).category
 
 
 class Past:
@@ -166,18 +168,29 @@ class Past:
 _LEFT_NS = len(SiteKey._fields)
 
 
-def by_thread(some: Stuck) -> Mapping[ThreadKey, Age]:
-    return some.longest(lambda row: some.waits[row].site.thread)
+def by_thread(some: Stuck) -> dict[ThreadKey, Age]:
+    if some.shares is None:
+        return {}
+    return {ThreadKey(code >> 32, code & _LOW): age for code, age in some.oldest(thread_codes(some.shares.ids))}
 
 
-def by_process(some: Stuck) -> Mapping[int, Age]:
-    return some.longest(lambda row: some.waits[row].site.pid)
+def by_process(some: Stuck) -> dict[int, Age]:
+    return dict(some.oldest(some.shares.ids[:, 0])) if some.shares else {}
 
 
-def by_place(some: Stuck) -> Mapping[tuple[int, ...], Age]:
-    """By (kernel, user) as the time of the wait is counted: the user stack comes only with its end."""
-    return some.longest(lambda row: some.waits[row].site[2:])
+def by_place(some: Stuck) -> dict[tuple[int, ...], Age]:
+    """By (kernel, user), as the time of the wait is counted: the user stack comes with its end. The oldest first."""
+    ages: dict[tuple[int, ...], Age] = {}
+    for row, one in enumerate(some.waits):
+        if one.site[2:] not in ages:
+            ages[one.site[2:]] = some.age(row)
+    return ages
 
 
-def by_category(some: Stuck) -> Mapping[str, Age]:
-    return some.longest(lambda row: some.leaf(row).category)
+def by_category(some: Stuck) -> dict[str, Age]:
+    if some.shares is None:
+        return {}
+    ages: dict[str, Age] = {}
+    for leaf, age in some.oldest(some.shares.leaf):
+        ages.setdefault(some.shares.leaves[leaf].category, age)
+    return ages

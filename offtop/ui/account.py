@@ -41,7 +41,7 @@ def lines(picture: Picture, pen: Pen) -> list[Line]:
     return [
         Line(((name, "waiting"), *drawn)),
         Line(cut_spans(figures, pen.width)),
-        *([plain(fit(f" {picture.budget.text}", pen.width, pen.glyphs))] if picture.budget else []),
+        *(plain(fit(f" {text}", pen.width, pen.glyphs)) for text in (picture.budget.lines if picture.budget else [])),
     ]
 
 

@@ -25,6 +25,15 @@ p50<= p99<=  half of the waits, and 99 in 100, were at most this long. They come
 upper bounds, up to twice the true value.
 MAX          the longest wait that ended. EV/S, p50, p99, MAX and the latency pane are of whole waits, and each of \
 those ends in the run queue: where CPUs are short, they tell of that part, too. WAITING parts the two.
+NOW          age of the oldest wait in progress, from 100 ms up; <= where it began before offtop did: the thread last \
+had a CPU that long ago. 5 lists them all.
+RUNNING      with A, and above the list of what you drilled into: where each second of a thread went. READY is its \
+run queue. Running time is the kernel's own account, so that the parts add up only if all is right.
+REST         what none of these has. What the hypervisor stole and interrupts took is told apart, by the machine's \
+shares; the rest is an error, and the cost line tells of it from 2 % on.
+VOL/S INV/S  waits a second that a thread began by itself, and those in which it was put aside.
+AVG WORST    how long the threads of a process or pool were blocked on average, and the worst of them.
+11/12        before a place: 11 of 12 threads of that process or pool wait there now, a convoy.
 muted        what X left out of all tables; counted in the head.
 min          stacks are taken of waits from this length on (m). EV/S, p50, p99 and MAX are of these. Shorter waits are \
 counted under `short`, and the part of them that was ready under `run-queue`.
@@ -43,7 +52,7 @@ commas part alternatives; != excludes.
 pid= tid= user=  ids with commas between; a user's name or id.
 cat= stack= leaf=  category or group (net, disk); any function of the stack; the kernel's innermost one.
 cgroup= cmd=  the cgroup's path; the command line.
-max>10ms p99>=1s  rows of the list by their numbers: max, p50, p99; waiting>0.5, evs>1k, threads>10.
+max>10ms p99>=1s  rows of the list by their numbers: max, now, p50, p99; waiting>0.5, evs>1k, threads>10.
 """
 """What a filter may say."""
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from offtop.errors import OfftopError
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Details, SiteKey, ThreadKey
-from offtop.model.snapshot import Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import Cost, Filters, Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, KERNEL, NO_STACK, Frame, Names, Stack
 from offtop.source import Happening
 from offtop.units import NS_PER_S
@@ -40,6 +40,8 @@ class Waits(NamedTuple):
     """After that many seconds."""
     ends: int = 1_000_000
     """After that many; then it does nothing more."""
+    runs_ms: int = 0
+    """How long it has a CPU."""
 
     def seconds_of(self, seconds: int) -> int:
         """How many of the first `seconds` it did this in."""
@@ -181,6 +183,7 @@ class ScriptedSource(Happening):
                         runqueue_ns=so_often * row.ready_ms * MS,
                         short_waits=so_often * row.short_waits,
                         short_ns=so_often * short_ns,
+                        running_ns=so_often * row.runs_ms * MS,
                         max_ns=longest_ns,
                         histogram=so_often * (histogram + row.short_waits * log2.of(10_000)),
                     )
@@ -194,6 +197,7 @@ class ScriptedSource(Happening):
             book=self._book,
             lost={kind: seconds * n for kind, n in self._lost.items()} if seconds else {},
             cost=Cost(212.0, 81_200, 1.9, 0.6, 62_000_000),
+            machine=Machine(2),
             door="exit",
             filters=self.filters,
         )

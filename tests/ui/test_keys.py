@@ -724,7 +724,7 @@ async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
         assert (app.view.pid, app.view.focus) == (None, CATEGORIES)
         await pilot.press("G")
         assert app.view.category == "disk-read"
-        await pilot.press("A")
+        await pilot.press("J")
         assert app.view.idle_shown
         await pilot.press("i")
         assert "no action on 'i'; ? for help" in screen(app)

@@ -1,0 +1,73 @@
+"""T - R*C: 16 threads that serve 1,000 requests a second of 2 ms CPU each have 14 off CPU."""
+
+import pytest
+
+from offtop.model.account import NO_ACCOUNT, Account
+from offtop.model.budget import Rate, budget, parse_rate
+
+MS = 1_000_000
+S = 1_000 * MS
+BUSY = Account(threads=16, through=16, running_ns=2 * S, blocked_ns=14 * S)
+
+
+def test_without_a_rate_it_is_the_shares_of_the_threads() -> None:
+    told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=None)
+    assert told is not None
+    assert (told.threads, told.running, told.blocked, told.idle, told.expected) == (16.0, 2.0, 10.0, 4.0, None)
+    assert told.lines == ["16 threads: 25% idle, 62% blocked, 12% running"]
+    assert told.verdict == ""
+
+
+def test_with_a_rate_it_tells_what_each_request_took() -> None:
+    told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0))
+    assert told is not None
+    assert (told.cpu_ns, told.blocked_ns, told.expected) == (2 * MS, 10 * MS, None)
+    assert told.lines[1:] == ["1.0k requests/s: 2.0ms CPU + 10ms blocked each"]
+
+
+@pytest.mark.parametrize(
+    ("cpu_ns", "expected", "verdict"),
+    [
+        (2 * MS, 14.0, "as expected"),
+        (1 * MS, 15.0, "as expected"),
+        (8 * MS, 8.0, "more: look what they are blocked for"),
+        (int(0.1 * MS), 15.9, "less: requests take more CPU"),
+    ],
+)
+def test_what_is_measured_is_held_against_what_the_person_says_a_request_needs(
+    cpu_ns: int, expected: float, verdict: str
+) -> None:
+    told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0, cpu_ns))
+    assert told is not None and told.expected == pytest.approx(expected)  # pyright: ignore[reportUnknownMemberType]
+    assert told.off_cpu == 14.0
+    assert told.verdict == verdict
+
+
+def test_over_ten_seconds_it_is_the_same() -> None:
+    ten = Account(threads=16, through=16, running_ns=20 * S, blocked_ns=140 * S)
+    assert budget(ten, 40 * S, 10 * S, Rate(1_000.0, 2 * MS)) == budget(BUSY, 4 * S, S, Rate(1_000.0, 2 * MS))
+
+
+def test_a_process_without_threads_has_none() -> None:
+    assert budget(NO_ACCOUNT, 0, S, Rate(1.0)) is None
+    assert budget(BUSY, 0, 0, None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("1500", Rate(1500.0)),
+        ("1.5k/s", Rate(1500.0)),
+        ("1500,1ms", Rate(1500.0, MS)),
+        (" 2M 300us ", Rate(2e6, 300_000)),
+        ("10,2", Rate(10.0, 2 * MS)),
+    ],
+)
+def test_a_rate_is_written_in_several_ways(text: str, rate: Rate) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "-1", "1500,0", "1500,1ms,2", "inf", "nan", "1e300", "1500,x"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, IndexError)):
+        parse_rate(text)

@@ -1,0 +1,158 @@
+"""Where each second went, pools and budgets on the screen: a farm of 5 workers, of which each waits 0.9 s in each
+second for a lock and runs 0.1 s, and a clerk that runs 0.5 s, waits 0.3 s for a disk and leaves 0.2 s unexplained."""
+
+import pytest
+
+from offtop.model.book import ThreadKey
+from offtop.model.budget import Rate
+from offtop.model.pool import Pool
+from offtop.model.snapshot import Filters
+from offtop.model.view import LIST, View
+from tests.ui.scripted import ScriptedSource, Waits
+from tests.ui.shown import asynchronous, screen, shown
+
+FARM = (
+    *(
+        Waits("farm", 100, f"worker-{n}", 100 + n, "lock", "futex_do_wait", ("reap", "main"), (900,), runs_ms=100)
+        for n in range(1, 6)
+    ),
+    Waits("farm", 100, "clerk", 100, "disk-read", "io_schedule", ("read_page", "main"), (300,), runs_ms=500),
+    Waits("barn", 200, "barn", 200, "pipe", "anon_pipe_read", ("main",), (1000,)),
+)
+POOL = Pool(100, "worker-*")
+
+
+def lines_with(lines: list[str], word: str) -> list[str]:
+    return [line for line in lines if word in line]
+
+
+@asynchronous
+async def test_what_was_drilled_into_has_its_seconds_as_a_bar_and_as_figures() -> None:
+    async with shown(ScriptedSource(FARM)) as (app, pilot):
+        assert lines_with(screen(app), "running ") == []
+        await pilot.press("tab", "enter")
+        assert app.view.pid == 100
+        told = app.picture and app.picture.account
+        assert told is not None and told.is_known
+        account = told.account
+        assert (account.threads, account.through) == (6, 6)
+        assert [ns // 1_000_000 for ns in (account.running_ns, account.blocked_ns, account.residue_ns)] == [
+            3 * (5 * 100 + 500),
+            3 * (5 * 900 + 300),
+            3 * 200,
+        ]
+        (figures,) = lines_with(screen(app), "running 17%")
+        assert "rest 3.3%" in figures and "lock 75%" in figures and "disk-read 5.0%" in figures
+        bar = screen(app)[screen(app).index(figures) - 1]
+        assert bar.startswith(" 6.00 █") and bar.rstrip().endswith("▒")
+
+
+@asynchronous
+async def test_a_thread_has_its_own_account_and_the_tree_tells_it() -> None:
+    async with shown(ScriptedSource(FARM)) as (app, pilot):
+        await pilot.press("tab", "enter", "end", "enter")
+        assert app.view.thread == ThreadKey(100, 100)
+        (figures,) = lines_with(screen(app), "running 50%")
+        assert "rest 20%" in figures and "disk-read 30%" in figures
+
+
+@asynchronous
+async def test_a_lists_where_each_second_went_also_of_threads_that_did_not_wait() -> None:
+    runner = Waits("barn", 200, "runner", 201, "lock", "", (), (), runs_ms=1000)
+    async with shown(ScriptedSource((*FARM, runner))) as (app, pilot):
+        await pilot.press("tab", "end", "enter")
+        assert app.view.pid == 200
+        assert lines_with(screen(app), "runner") == []
+        await pilot.press("A")
+        (line,) = lines_with(screen(app), "runner")
+        assert line.split()[:6] == ["201", "runner", "1.00", "0.00", "0.00", "0.00"]
+        assert any("RUNNING  READY BLOCKED   REST VOL/S INV/S" in line for line in screen(app))
+        await pilot.press("A")
+        assert lines_with(screen(app), "runner") == []
+
+
+@asynchronous
+async def test_five_workers_are_one_row_and_enter_shows_them() -> None:
+    async with shown(ScriptedSource(FARM)) as (app, pilot):
+        await pilot.press("tab", "enter")
+        assert app.picture is not None
+        assert [row.key for row in app.picture.rows.rows] == [POOL, ThreadKey(100, 100)]
+        (line,) = lines_with(screen(app), "worker-*")
+        assert line.split()[:3] == [">", "x5", "worker-*"]
+        await pilot.press("enter")
+        assert app.view.pool == POOL
+        assert "farm(100) > worker-*" in screen(app)[4]
+        assert [row.name for row in app.picture.rows.rows] == [f"worker-{n}" for n in range(5, 0, -1)]
+        assert [row.key for row in app.picture.categories.rows] == ["lock"], "panes are about the pool"
+        await pilot.press("escape")
+        assert (app.view.pool, app.view.cursor, app.view.focus) == (None, POOL, LIST)
+
+
+@asynchronous
+async def test_plus_and_minus_unfold_and_fold_pools() -> None:
+    async with shown(ScriptedSource(FARM)) as (app, pilot):
+        await pilot.press("tab", "plus")
+        assert any("H lists threads" in line for line in screen(app))
+        await pilot.press("enter", "plus")
+        assert app.picture is not None and len(app.picture.rows.rows) == 6
+        await pilot.press("minus")
+        assert len(app.picture.rows.rows) == 2
+
+
+@asynchronous
+async def test_a_pool_that_is_muted_is_muted_by_its_pattern() -> None:
+    async with shown(ScriptedSource(FARM)) as (app, pilot):
+        await pilot.press("tab", "enter", "X")
+        assert [one.text for one in app.view.muted] == ["thread=worker-*"]
+
+
+@asynchronous
+async def test_many_that_wait_for_one_thing_are_told_as_a_convoy() -> None:
+    held = [row._replace(waits_on=True, waits_ms=(), short_waits=0) for row in FARM[:5]]
+    async with shown(ScriptedSource((*held, *FARM[5:])), (160, 50)) as (app, pilot):
+        (line,) = lines_with(screen(app), " farm ")
+        assert "5/6 futex_do" in line
+        await pilot.press("tab", "enter")
+        (line,) = lines_with(screen(app), "worker-*")
+        assert "5/5 futex_do_wait" in line
+
+
+@asynchronous
+async def test_a_rate_tells_whether_a_process_waits_more_than_its_requests_explain() -> None:
+    async with shown(ScriptedSource(FARM), (160, 50), view=View(rate=Rate(100.0, 10_000_000))) as (app, pilot):
+        await pilot.press("tab", "enter")
+        (line,) = lines_with(screen(app), "T-R*C")
+        assert line.startswith(
+            " 100 requests/s: 10ms CPU + 48ms blocked each; T-R*C expects 5.00 off CPU, 4.80 are: as"
+        )
+        assert lines_with(screen(app), " 6 threads: 0% idle, 80% blocked, 17% running") != []
+        await pilot.press("Q", *"soon", "enter")
+        assert any("is no rate" in line for line in screen(app))
+        await pilot.press("escape", "Q", "enter")
+        assert app.view.rate is None
+        assert lines_with(screen(app), "T-R*C") == []
+
+
+@asynchronous
+async def test_states_are_chosen_from_a_list_and_the_kernel_is_asked() -> None:
+    source = ScriptedSource(FARM)
+    async with shown(source) as (app, pilot):
+        await pilot.press("S", "down", "down", "space")
+        assert source.filters == Filters(states=0x2)
+        await pilot.press("down", "space", "escape")
+        assert app.view.filters.states == 0x102
+        await pilot.press("S", "down", "down", "space", "down", "space", "escape")
+        assert source.filters == Filters()
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50), (60, 14)])
+@asynchronous
+async def test_details_of_a_process_are_escaped_and_closed_by_any_of_their_keys(size: tuple[int, int]) -> None:
+    async with shown(ScriptedSource(FARM), size) as (app, pilot):
+        await pilot.press("Y")
+        await pilot.press("tab", "Y")
+        await pilot.pause(0.2)
+        assert any("/opt/shop" in line for line in screen(app))
+        assert not any("\x1b" in line for line in screen(app))
+        await pilot.press("escape")
+        assert not any("/opt/shop" in line for line in screen(app))
