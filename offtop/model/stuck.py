@@ -15,7 +15,7 @@ import numpy as np
 from offtop.model import columns, stack
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, begun, placed, waiting_of
-from offtop.model.cut import RUN_QUEUE, SHORT, SLEEP, Idle, Leaf, Scope, Shares
+from offtop.model.cut import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares
 from offtop.model.histogram import LANES
 from offtop.model.snapshot import Bound, Snapshot, Waiting
 from offtop.model.table import SITES, Mask, integers
@@ -36,11 +36,14 @@ class Age(NamedTuple):
 
     @property
     def text(self) -> str:
-        """`1.84s`, or `<=12min` where only a bound is known; nothing for none. At most 8 wide."""
-        return f"{_BOUNDS[self.bound]}{duration(self.ns)}" if self.ns else ""
+        """`1.84s`, or `<=12min` where only a bound is known; nothing for none. At most 7 wide."""
+        text = f"{_BOUNDS[self.bound]}{duration(self.ns)}" if self.ns else ""
+        return text if len(text) <= _WIDEST else f"{_BOUNDS[self.bound]}{self.ns / NS_PER_S:.0f}s"
 
 
 _BOUNDS = {Bound.EXACT: "", Bound.AT_MOST: "<=", Bound.AT_LEAST: ">="}
+_WIDEST = 7
+"""As wide as its column: `<=1.5min` is `<=90s`."""
 NO_AGE = Age()
 
 
@@ -107,9 +110,8 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns
 
 def _category(one: Waiting, book: Book) -> str:
     """The one that its time goes to while it lasts."""
-    if one.preempted:
-        return RUN_QUEUE
-    return SHORT if one.site.kernel == stack.SHORT else book.stack(one.site.kernel).category
+    category = SHORT if one.site.kernel == stack.SHORT else book.stack(one.site.kernel).category
+    return RUN_QUEUE if one.preempted and category != THROTTLE else category
 
 
 class Past:
@@ -117,8 +119,8 @@ class Past:
 
     def __init__(self) -> None:
         self._latest: Snapshot | None = None
-        self._ended: deque[tuple[int, bytes]] = deque()
-        """(CLOCK_MONOTONIC of the tick in which they ended, their columns)."""
+        self._ended: deque[tuple[int, int, bytes]] = deque()
+        """(CLOCK_MONOTONIC of the tick in which they ended, of the one before, their columns)."""
         self.bytes_held = 0
 
     def add(self, snapshot: Snapshot) -> None:
@@ -137,7 +139,7 @@ class Past:
             numbers = integers([placed(one) for one in ended], WAITING_FIELDS)
             how = integers([begun(one) for one in ended], BEGUN_FIELDS)
             packed = zlib.compress(columns.packed([numbers, how]), 1)
-            self._ended.append((snapshot.at_ns, packed))
+            self._ended.append((snapshot.at_ns, at_ns, packed))
             self.bytes_held += len(packed) + _CHUNK_BYTES
 
     def clear(self) -> None:
@@ -148,19 +150,28 @@ class Past:
     def forget(self, until_ns: int) -> None:
         """No moment up to `until_ns` will be asked for."""
         while self._ended and self._ended[0][0] <= until_ns:
-            self.bytes_held -= len(self._ended.popleft()[1]) + _CHUNK_BYTES
+            self.bytes_held -= len(self._ended.popleft()[-1]) + _CHUNK_BYTES
 
     def at(self, at_ns: int) -> Iterator[Waiting]:
         """The waits in progress then, as much as was ever known of each."""
         latest = self._latest
         if latest is None:
             return
-        yield from (one for one in latest.waiting.values() if one.left_ns <= at_ns)
+        for one in latest.waiting.values():
+            if one.left_ns <= at_ns:
+                yield _as_of(one, latest.at_ns - at_ns)
         ended = list(self._ended)
-        for _, packed in ended[bisect_right(ended, at_ns, key=lambda one: one[0]) :]:
+        for _, seen_ns, packed in ended[bisect_right(ended, at_ns, key=lambda one: one[0]) :]:
             numbers, how = columns.unpacked(zlib.decompress(packed))
             for row in np.flatnonzero(numbers[:, _LEFT_NS] <= at_ns).tolist():
-                yield waiting_of(numbers[row].tolist(), how[row].tolist())
+                yield _as_of(waiting_of(numbers[row].tolist(), how[row].tolist()), seen_ns - at_ns)
+
+
+def _as_of(one: Waiting, earlier_ns: int) -> Waiting:
+    """`one` as it was so long ago: whether it had been woken by then."""
+    if not one.runqueue_ns or not earlier_ns:
+        return one
+    return one._replace(runqueue_ns=max(0, one.runqueue_ns - earlier_ns))
 
 
 _LEFT_NS = len(SiteKey._fields)
