@@ -436,7 +436,7 @@ static inline __attribute__((always_inline)) int back_current(void *ctx)
 		r->left_ns = 0;
 		return 0;
 	}
-	back(ctx, c, pid, tid, r, task);
+	back(ctx, c, r->pid, r->tid, r, task); /* a thread that calls exec takes another id in the midst of its wait */
 	return 0;
 }
 #endif

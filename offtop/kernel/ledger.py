@@ -29,6 +29,7 @@ _LATEST_TICKS = 2
 """How long sites wait for the record of their thread."""
 _LATE_NS = NS_PER_S // 10
 """The kernel adds to a thread's running time while it runs only now and then: at its own ticks."""
+_ENDED = -1
 _RUNNING = ThreadTotals()
 _SILENT_NS = 60 * NS_PER_S
 """Whether a thread that is not off CPU still lives is asked when it has not waited for so long: its end may be lost."""
@@ -65,6 +66,8 @@ class Ran(NamedTuple):
     """When that was; 0: at the end of the tick, or since then it has not run."""
     off_ns: int = 0
     """What its record of the tick had of off-CPU time by then."""
+    ended: bool = False
+    """It is what it had run at its end."""
 
 
 Locate = Callable[[int, int, int, int], SiteKey]
@@ -127,9 +130,10 @@ class Ledger:
         self.waiting: dict[ThreadKey, Waiting] = {}
         self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
         self._restless: set[ThreadKey] = set()
-        self._exec_ns: dict[ThreadKey, int] = {}
-        """How long each has run in all, as last told."""
-        self._exited: list[ThreadKey] = []
+        self._exec_ns: dict[ThreadKey, tuple[int, int]] = {}
+        """When each began, and how long it has run in all, as last told; _ENDED: it has ended."""
+        self._exited: dict[ThreadKey, int] = {}
+        """Threads that ended in the last tick, and when."""
         self._late: dict[SiteKey, tuple[int, SiteTotals]] = {}
         """Of threads that are not heard of yet: since how many ticks, and what ended."""
         self._retired: dict[int, int] = {}
@@ -182,42 +186,57 @@ class Ledger:
             self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
         for one in ran:
             self._count_run(one, off_ns.get(one.key, 0), at_ns, delta)
+            if one.key not in gone:
+                self._lives_on(one)
         for key in tuple(self.waiting) if max_ns else self._restless.union(by_key):
             self._place(key, by_key.get(key), at_ns, min_ns, max_ns, delta)
-        self._give_back([key for key in self._exited if key not in returned and key not in self.waiting], at_ns)
+        exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]
+        self._give_back([key for key in exited if key not in returned and key not in self.waiting], at_ns)
         self._apply(delta, sites, at_ns)
         for key in lost.union(silent).difference(gone):
             self._end(key, at_ns)
         for key, end_ns in gone.items():
             self._end(key, end_ns)
-        self._exited = [*gone, *lost, *silent]
+        self._exited = {**dict.fromkeys((*lost, *silent), at_ns), **gone}
         self.at_ns = at_ns
-        return self._exited
+        return [*self._exited]
 
     def _count_run(self, ran: Ran, off_ns: int, at_ns: int, delta: _Delta) -> None:
         """Add what a thread has run since it was last told. `off_ns`: its record's off-CPU time by the end."""
-        was_ns = self._exec_ns.get(ran.key)
-        if was_ns is None and ran.start_ns > self._began_ns:
-            was_ns = 0
+        start_ns, was_ns = self._exec_ns.get(ran.key, (-1, None))
+        if start_ns != ran.start_ns:
+            was_ns = 0 if ran.start_ns > self._began_ns else None
+        elif was_ns == _ENDED:  # one that called exec took over its main thread's id: what it ran was told of another
+            was_ns = None
         exec_ns = ran.exec_ns
         if ran.at_ns:  # since then it has run, but for what it was off CPU
             exec_ns += at_ns - ran.at_ns - (off_ns - ran.off_ns)
         ran_ns = 0 if was_ns is None else exec_ns - was_ns
         if was_ns is not None and -_LATE_NS < ran_ns <= 0:
-            return  # of one on a CPU a little too much was told: the rest is less
-        self._exec_ns[ran.key] = exec_ns
-        # What cannot be is another thread's account: of one that called exec, and took the id of its main thread.
+            ran_ns = 0  # of one on a CPU a little too much was told: the rest is less
+            exec_ns = was_ns
+        self._exec_ns[ran.key] = ran.start_ns, _ENDED if ran.ended else exec_ns
+        # What cannot be is another thread's account, or was not asked for until now.
         if 0 < ran_ns <= _LATEST_TICKS * (at_ns - self.at_ns) + _LATE_NS:
             delta.settled.append((ran.key, _RUNNING._replace(running_ns=ran_ns)[:-1]))
 
+    def _lives_on(self, ran: Ran) -> None:
+        """Of one that was taken for ended, because its main thread was when it called exec."""
+        life = self.book.life(ran.key)
+        if life.to_ns and self._exec_ns[ran.key][0] == ran.start_ns:
+            self.book.lives[ran.key] = life._replace(to_ns=0)
+            self._exited.pop(ran.key, None)
+
     def begin(self, key: ThreadKey, from_ns: int) -> None:
-        """A thread is met that began, or is counted, only since `from_ns`; or the same once more."""
-        if from_ns > self._began_ns and self.book.life(key).from_ns != from_ns:
+        """A thread is met that began, or is counted, only since `from_ns`; or the same once more; or one that ended
+        before another took its id."""
+        if from_ns > max(self._began_ns, self.book.life(key).from_ns):
             self.book.lives[key] = Life(from_ns)
-            self._exec_ns.pop(key, None)
 
     def _end(self, key: ThreadKey, at_ns: int) -> None:
-        self.book.lives[key] = self.book.life(key)._replace(to_ns=at_ns)
+        life = self.book.life(key)
+        if at_ns >= life.from_ns:  # else another has its id by now
+            self.book.lives[key] = life._replace(to_ns=at_ns)
 
     def read_user(self, key: ThreadKey, left_ns: int, user: int) -> None:
         """The user stack of a wait in progress was read from outside."""

@@ -119,6 +119,8 @@ class LiveSource(Happening):
         self._prime, self._primed_ns = True, 0
         self._lost: dict[str, int] = {}
         self._renamed: list[ThreadKey] = []
+        self._met: set[ThreadKey] = set()
+        """By the walks of this tick."""
         self._asked = self._filters
         self._readers = (0, 0)
         self._configure(self._filters, Filters())
@@ -317,7 +319,9 @@ class LiveSource(Happening):
 
     def _records(self, walk: bytes) -> Iterator[layout.WalkedRecord]:
         for record in layout.walked_records(walk):
-            self._note_name(ThreadKey(record.pid, record.tid), record.comm)
+            key = ThreadKey(record.pid, record.tid)
+            self._met.add(key)
+            self._note_name(key, record.comm)
             if record.tid == record.pid:
                 self._details.met(record.pid)
             yield record
@@ -392,10 +396,12 @@ class LiveSource(Happening):
         records: list[tuple[ThreadKey, ThreadRecord]] = []
         ended: list[Ran] = []
         for _, key, comm, start_ns, thread in found:
-            self._note_name(key, comm)
+            if key not in self._met:  # else it has that name already, or another has its id by now
+                self._note_name(key, comm)
             record = ThreadRecord._make(layout.THREAD.unpack(thread))
-            self._note_run(_ran(key, record, start_ns), ended)
+            self._note_run(_ran(key, record, start_ns)._replace(ended=True), ended)
             records.append((key, record))
+        self._met.clear()
         threads[:0] = records
         ran[:0] = ended
         return {key: at_ns for at_ns, key, *_ in found}

@@ -19,7 +19,8 @@ from offtop.model.window import finished
 WAITING_FIELDS = 8
 """pid, tid, kernel, user, left_ns, from_ns, runqueue_ns, preempted."""
 BEGUN_FIELDS = 11
-"""since_ns, bound, state, call, six arguments (the 64 bits of each, signed), user stack read from outside."""
+"""since_ns, bound, state, call, six arguments (the 64 bits of each, signed), user stack read from outside. A call of
+which the arguments are not known is -2 - call."""
 NO_ARGUMENTS = (0, 0, 0, 0, 0, 0)
 _WORD = (1 << 64) - 1
 
@@ -99,10 +100,12 @@ def placed(one: Waiting) -> tuple[int, ...]:
 def begun(one: Waiting) -> tuple[int, ...]:
     """As numbers: how it began."""
     arguments = [word - (word >> 63 << 64) for word in one.arguments or NO_ARGUMENTS]
-    return (one.since_ns, one.bound, one.state, one.call, *arguments, one.user)
+    call = one.call if one.arguments or one.call < 0 else -2 - one.call
+    return (one.since_ns, one.bound, one.state, call, *arguments, one.user)
 
 
-_UNKNOWN = (0, Bound.EXACT, 0, -1, *NO_ARGUMENTS, NO_STACK)
+_UNKNOWN = (0, Bound.AT_LEAST, 0, -1, *NO_ARGUMENTS, NO_STACK)
+"""Of a recording that does not tell: a wait may have been older than its watching."""
 
 
 def waiting_of(fields: Sequence[int], begun: Sequence[int]) -> Waiting:
@@ -118,7 +121,7 @@ def waiting_of(fields: Sequence[int], begun: Sequence[int]) -> Waiting:
         since_ns,
         Bound(bound),
         state,
-        call,
+        call if call >= -1 else -2 - call,
         tuple(word & _WORD for word in arguments) if call >= 0 else (),
         read_user,
     )

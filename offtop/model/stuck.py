@@ -15,7 +15,7 @@ import numpy as np
 from offtop.model import columns, stack
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, begun, placed, waiting_of
-from offtop.model.cut import RUN_QUEUE, SHORT, SLEEP, Idle, Leaf, Scope, Shares
+from offtop.model.cut import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares
 from offtop.model.histogram import LANES
 from offtop.model.snapshot import Bound, Snapshot, Waiting
 from offtop.model.table import Ints, Mask, integers, thread_codes
@@ -36,11 +36,14 @@ class Age(NamedTuple):
 
     @property
     def text(self) -> str:
-        """`1.84s`, or `<=12min` where only a bound is known; nothing for none. At most 8 wide."""
-        return f"{_BOUNDS[self.bound]}{duration(self.ns)}" if self.ns else ""
+        """`1.84s`, or `<=12min` where only a bound is known; nothing for none. At most 7 wide."""
+        text = f"{_BOUNDS[self.bound]}{duration(self.ns)}" if self.ns else ""
+        return text if len(text) <= _WIDEST else f"{_BOUNDS[self.bound]}{self.ns / NS_PER_S:.0f}s"
 
 
 _BOUNDS = {Bound.EXACT: "", Bound.AT_MOST: "<=", Bound.AT_LEAST: ">="}
+_WIDEST = 7
+"""As wide as its column: `<=1.5min` is `<=90s`."""
 NO_AGE = Age()
 
 
@@ -86,11 +89,11 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns
     old = np.flatnonzero((ages_ns >= least_ns) & (facts[:, 5] != stack.FILTERED))
     if not len(old):
         return Stuck(at_ns)
-    old = old[np.lexsort((facts[old, 4], -ages_ns[old]))]
+    old = old[np.lexsort((facts[old, 4], facts[old, 3], -ages_ns[old]))]
     facts, ages_ns = facts[old], ages_ns[old]
     ids = facts[:, 3:].copy()
-    kernels, which = np.unique(np.where(facts[:, 1] != 0, _PREEMPTED, ids[:, 2]), return_inverse=True)
-    names = [_category(kernel, book) for kernel in kernels.tolist()]
+    kinds, which = np.unique(ids[:, 2] * 2 + facts[:, 1], return_inverse=True)
+    names = [_category(kind >> 1, bool(kind & 1), book) for kind in kinds.tolist()]
     looks_idle = np.array([name in idle.categories for name in names], np.bool_)[which]
     asleep = np.flatnonzero(np.array([name == SLEEP for name in names], np.bool_)[which])
     if len(asleep) and len(idle.periodic):
@@ -103,15 +106,10 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns
     return Stuck(at_ns, [every[row] for row in old.tolist()], shares)
 
 
-_PREEMPTED = -2
-"""Stands for the kernel stack of a thread that was put aside, wherever that was."""
-
-
-def _category(kernel: int, book: Book) -> str:
+def _category(kernel: int, preempted: bool, book: Book) -> str:
     """The one that the time of a wait goes to while it lasts."""
-    if kernel == _PREEMPTED:
-        return RUN_QUEUE
-    return SHORT if kernel == stack.SHORT else book.stack(kernel).category
+    category = SHORT if kernel == stack.SHORT else book.stack(kernel).category
+    return RUN_QUEUE if preempted and category != THROTTLE else category
 
 
 class Past:
@@ -119,8 +117,8 @@ class Past:
 
     def __init__(self) -> None:
         self._latest: Snapshot | None = None
-        self._ended: deque[tuple[int, bytes]] = deque()
-        """(CLOCK_MONOTONIC of the tick in which they ended, their columns)."""
+        self._ended: deque[tuple[int, int, bytes]] = deque()
+        """(CLOCK_MONOTONIC of the tick in which they ended, of the one before, their columns)."""
         self.bytes_held = 0
 
     def add(self, snapshot: Snapshot) -> None:
@@ -139,7 +137,7 @@ class Past:
             numbers = integers([placed(one) for one in ended], WAITING_FIELDS)
             how = integers([begun(one) for one in ended], BEGUN_FIELDS)
             packed = zlib.compress(columns.packed([numbers, how]), 1)
-            self._ended.append((snapshot.at_ns, packed))
+            self._ended.append((snapshot.at_ns, at_ns, packed))
             self.bytes_held += len(packed) + _CHUNK_BYTES
 
     def clear(self) -> None:
@@ -150,19 +148,28 @@ class Past:
     def forget(self, until_ns: int) -> None:
         """No moment up to `until_ns` will be asked for."""
         while self._ended and self._ended[0][0] <= until_ns:
-            self.bytes_held -= len(self._ended.popleft()[1]) + _CHUNK_BYTES
+            self.bytes_held -= len(self._ended.popleft()[-1]) + _CHUNK_BYTES
 
     def at(self, at_ns: int) -> Iterator[Waiting]:
         """The waits in progress then, as much as was ever known of each."""
         latest = self._latest
         if latest is None:
             return
-        yield from (one for one in latest.waiting.values() if one.left_ns <= at_ns)
+        for one in latest.waiting.values():
+            if one.left_ns <= at_ns:
+                yield _as_of(one, latest.at_ns - at_ns)
         ended = list(self._ended)
-        for _, packed in ended[bisect_right(ended, at_ns, key=lambda one: one[0]) :]:
+        for _, seen_ns, packed in ended[bisect_right(ended, at_ns, key=lambda one: one[0]) :]:
             numbers, how = columns.unpacked(zlib.decompress(packed))
             for row in np.flatnonzero(numbers[:, _LEFT_NS] <= at_ns).tolist():
-                yield waiting_of(numbers[row].tolist(), how[row].tolist())
+                yield _as_of(waiting_of(numbers[row].tolist(), how[row].tolist()), seen_ns - at_ns)
+
+
+def _as_of(one: Waiting, earlier_ns: int) -> Waiting:
+    """`one` as it was so long ago: whether it had been woken by then."""
+    if not one.runqueue_ns or not earlier_ns:
+        return one
+    return one._replace(runqueue_ns=max(0, one.runqueue_ns - earlier_ns))
 
 
 _LEFT_NS = len(SiteKey._fields)

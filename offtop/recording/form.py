@@ -265,7 +265,7 @@ def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, begun: Ints, whole
     _within(begun[:, 0], 0, _MOST_NS)
     _within(begun[:, 1], 0, max(Bound))
     _within(begun[:, 2], 0, (1 << 32) - 1)
-    _within(begun[:, 3], -1, _MOST_ID)
+    _within(begun[:, 3], -2 - _MOST_ID, _MOST_ID)
     _within(begun[:, -1], NO_STACK, _MOST_ID)
 
 

@@ -43,6 +43,9 @@ _NS_PER_MS = 1_000_000
 _PANES = ("timeline", "latency", "tree")
 """Panes that `f` can hide; latency is hidden by OFF."""
 _WHEEL = 3
+_WHOLE_LINES = 10_000
+"""What is copied is not cut to the screen."""
+_LINE_END = "\n"
 
 VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
     {
@@ -381,6 +384,11 @@ class Actions(Rewind):
             now = flame.chosen(picture)
             at = paths.index(now) if now in paths else -1
             self._to_hit(boxes, at, step, lambda box: self._look(views.at_box(view, paths[box])))
+        elif view.focus == STUCK:
+            waits, names = picture.stuck.shown.waits, self._pen(STUCK).names
+            found = [row for row in range(len(waits)) if word in stuck.text_of(picture, row, names).casefold()]
+            at = picture.stuck.cursor
+            self._to_hit(found, at, step, lambda row: self._look(views.at_stuck(view, waits[row].site.thread)))
         else:
             rows = [
                 index for index, row in enumerate(picture.rows.rows) if word in self._text_of(row, picture).casefold()
@@ -477,9 +485,11 @@ class Actions(Rewind):
     def _stuck_thread(self) -> ThreadKey | None:
         """The one under the cursor of what is stuck, if the keys are there."""
         shown = self._picture.stuck if self._picture else None
-        if self._view.focus != STUCK or shown is None or not shown.shown.waits:
+        if self._view.focus != STUCK or shown is None:
             return None
-        return shown.shown.waits[shown.cursor].site.thread
+        if self._view.stuck.opened:
+            return self._view.stuck.cursor
+        return shown.shown.waits[shown.cursor].site.thread if shown.shown.waits else None
 
     def action_narrow(self) -> None:
         if self._view.pin is None:
@@ -568,7 +578,7 @@ class Actions(Rewind):
             self._say("y copies the row or the branch under the cursor: TAB goes to one")
             return
         self.copy_to_clipboard(text)
-        self._say(f"copied: {text}")
+        self._say(f"copied: {text.partition(_LINE_END)[0]}")
 
     def _to_copy(self) -> str:
         picture, view = self._picture, self._view
@@ -590,7 +600,7 @@ class Actions(Rewind):
             row = picture.rows.rows[picture.cursor_row]
             return f"{row.pid} {printable(self._text_of(row, picture))} {row.waiting:.2f}"
         if view.focus == STUCK and picture.stuck.shown.waits:
-            lines = stuck.in_full(picture, self._pen(STUCK))
+            lines = stuck.in_full(picture, self._pen(STUCK)._replace(width=_WHOLE_LINES))
             return "\n".join("".join(text for text, _ in line.spans).rstrip() for line in lines)
         category = view.category
         return next((f"{row.name} {row.waiting:.2f}" for row in picture.categories.rows if row.key == category), "")

@@ -27,7 +27,7 @@ _PROCESS_WIDTH, _CGROUP_WIDTH = 110, 140
 
 
 def stuck(picture: Picture, pen: Pen) -> list[Line]:
-    if picture.view.stuck.opened and picture.stuck.shown.waits:
+    if picture.view.stuck.opened:
         return _in_full(picture, pen)
     shown, view = picture.stuck.shown, picture.view
     lines = [rule(_title(picture, pen), pen)]
@@ -60,9 +60,8 @@ def _nothing(picture: Picture) -> str:
     hidden = picture.stuck.hidden
     if hidden.waits:
         oldest = hidden.age(0).text
-        return (
-            f" Nothing is stuck. {len(hidden.waits)} threads look idle, the longest for {oldest} (press i to see them)."
-        )
+        many = f"{len(hidden.waits)} threads look" if len(hidden.waits) != 1 else "1 thread looks"
+        return f" Nothing is stuck. {many} idle, the longest for {oldest} (press i to see them)."
     return f" Nothing waits for {duration(LEAST_AGE_NS)} or longer."
 
 
@@ -112,6 +111,14 @@ def call_of(one: Waiting, book: Book) -> str:
     return calls.told(book.calls.get(one.call, f"syscall {one.call}"), one.arguments) if one.call >= 0 else ""
 
 
+def text_of(picture: Picture, row: int, names: Names) -> str:
+    """All that a search looks at."""
+    book, one = picture.book, picture.stuck.shown.waits[row]
+    who = f"{thread_name(one.site.thread, book)} {process_name(one.site.pid, book)}"
+    place = _stack_in_short(one, book, names)
+    return f"{who} {picture.stuck.shown.leaf(row).category} {call_of(one, book)} {place}"
+
+
 def _stack_in_short(one: Waiting, book: Book, names: Names) -> str:
     if one.site.kernel in PLACELESS:
         return "(short for a stack)"
@@ -137,13 +144,21 @@ def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
 
 
 def _in_full(picture: Picture, pen: Pen) -> list[Line]:
-    lines = in_full(picture, pen)
+    title, lines = rule("a wait in progress (Esc goes back)", pen), in_full(picture, pen)
+    if not lines:
+        return [
+            title,
+            plain(fit(" It has ended, or is no longer among those that are shown.", pen.width, pen.glyphs), "dim"),
+        ]
     top = max(0, min(picture.view.stuck.scrolled, len(lines) - pen.height + 1))
-    return [rule("a wait in progress (Esc goes back)", pen), *lines[top : top + pen.height - 1]]
+    return [title, *lines[top : top + pen.height - 1]]
 
 
 def in_full(picture: Picture, pen: Pen) -> list[Line]:
-    """The same, a frame a line."""
+    """The same, a frame a line; nothing where the wait that was opened has ended."""
+    waits, view = picture.stuck.shown.waits, picture.view.stuck
+    if not waits or (view.opened and waits[picture.stuck.cursor].site.thread != view.cursor):
+        return []
     lines = [*_facts(picture, picture.stuck.cursor, pen), Line()]
     one = picture.stuck.shown.waits[picture.stuck.cursor]
     for mark, token, frames in _halves(one, picture.book):
@@ -180,7 +195,7 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
                 (f"   {shown.leaf(row).category}", f"cat-{shown.leaf(row).category}"),
                 (
                     fit(
-                        f"  {state}: {WORDS.get(state, 'a state of its own')}{ready}  {call_of(one, book)}",
+                        f"  {state}: {WORDS.get(state, 'its state is not known')}{ready}  {call_of(one, book)}",
                         max(0, pen.width - 3 - len(shown.leaf(row).category)),
                         pen.glyphs,
                     ),

@@ -38,6 +38,8 @@ STATUS = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
 ANSWERED = pytest.mark.parametrize("number", STATUS, ids=[number.name for number in STATUS])
 MOMENTS = pytest.mark.parametrize("cpu_ms", [60, 110, 140, 200, 350, 600, 60_000])
 """How much CPU it has used by then, or less where it has attached before: it loads until about 160, then compiles."""
+LATE_NS = 150 * MS
+"""The first reading takes so long on a busy machine, and what ran meanwhile may count in the first tick."""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MARK = "OFFTOP_TEST_RUN"
 _numbers = itertools.count()
@@ -229,10 +231,14 @@ def test_each_tick_is_as_the_schema_says_and_its_laws_hold(filters: str) -> None
     for tick in ticks:
         jsonschema.validate(tick, closed(published), jsonschema.Draft202012Validator)
         check_laws(tick)
+        check_accounts(tick)
+        check_still_blocked(tick)
         mine = next(thread for thread in tick["threads"] if thread["tid"] == child.tid)
         assert mine["waits"] > 0
         assert mine["filtered_ns"] or "--state" not in filters
         assert any(thread["filtered_ns"] for thread in tick["threads"]) == filters.startswith(("--max", "--state"))
+    ran_ns = sum(thread["running_ns"] for tick in ticks for thread in tick["threads"])
+    assert 0 < ran_ns <= (os.cpu_count() or 1) * (sum(tick["span_ns"] for tick in ticks) + LATE_NS)
 
 
 def check_laws(tick: Tick) -> None:
@@ -256,8 +262,80 @@ def check_laws(tick: Tick) -> None:
         assert part["waits"] == counted(part) or part["name"] == "short" or "sites" in tick["lost"]
 
 
+def check_accounts(tick: Tick) -> None:
+    """How long each thread ran, and what is left of the tick."""
+    for thread in tick["threads"]:
+        assert thread["voluntary"] + thread["involuntary"] == thread["waits"]
+        if thread["residue_ns"] is not None:
+            assert thread["running_ns"] + thread["offcpu_ns"] + thread["residue_ns"] == tick["span_ns"]
+    assert sum(thread["residue_ns"] is not None for thread in tick["threads"]) > 0
+    assert tick["machine"]["cpus"] == os.cpu_count()
+    assert tick["cost"]["walk_ns"] > 0
+
+
+def check_still_blocked(tick: Tick) -> None:
+    """What is in progress is old enough for a stack, the oldest first, and its threads have time in this tick."""
+    every = tick["still_blocked"]
+    ages = [one["age_ns"] for one in every]
+    assert ages == sorted(ages, reverse=True)
+    assert len({(one["pid"], one["tid"]) for one in every}) == len(every)
+    told = {(thread["pid"], thread["tid"]): thread for thread in tick["threads"]}
+    for one in every:
+        assert one["age_ns"] >= tick["filters"]["min_ns"]
+        assert len(one["arguments"]) == (0 if one["syscall"] is None else 6)
+        assert one["state"] in "RSDTtPIK"
+        assert one["kernel"] or one["category"] in ("other", "run-queue")  # its stack comes with a later walk
+        assert told[one["pid"], one["tid"]]["offcpu_ns"] >= min(one["age_ns"], tick["span_ns"])
+
+
 def counted(row: Tick) -> int:
     return sum(count for _, count in row["histogram"])
+
+
+def test_a_wait_in_progress_is_told_of_with_its_age_its_call_and_both_its_stacks() -> None:
+    with waits.running("futex", times=1, each_ms=60_000) as child, started("--json", "-d", "0.3") as run:
+        run.tick()
+        went_ns = time.monotonic_ns()
+        child.go()
+        tick, mine = run.tick(), list[Tick]()
+        for _ in range(10):
+            mine = [one for one in tick["still_blocked"] if one["tid"] == child.tid and one["syscall"] == "futex"]
+            if mine and mine[0]["user"]:
+                break
+            tick = run.tick()
+        (one,) = mine
+        told_ns = time.monotonic_ns()
+        tick = run.tick()
+    assert (one["pid"], one["comm"], one["process"]) == (child.pid, "waits", "waits")
+    assert (one["category"], one["state"], one["age_is"], one["idle"]) == ("lock", "S", "exact", False)
+    assert 0.2 * 10**9 <= one["age_ns"] <= told_ns - went_ns
+    assert one["arguments"][1:3] == [128, 0]  # WAIT_PRIVATE, for a word that is 0
+    assert one["kernel"][0] == "futex_do_wait"
+    assert tuple(one["user"][:5]) == child.user
+    thread = next(thread for thread in tick["threads"] if thread["tid"] == child.tid)
+    assert (thread["offcpu_ns"], thread["running_ns"], thread["residue_ns"]) == (tick["span_ns"], 0, 0)
+
+
+def test_in_text_stuck_is_a_table_of_its_own_and_now_a_column() -> None:
+    with waits.running("futex", times=1, each_ms=60_000) as child:
+        child.go()
+        ended = command.run("-b", "--stuck", "-n", "2", "-d", "0.5", "-p", str(child.pid))
+        without = command.run("-b", "-n", "1", "-d", "0.3", "-p", str(child.pid))
+    assert (ended.status, ended.err) == (0, "")
+    _, last = ended.out.split("offtop - ")[1:]
+    categories, listed, stuck = last.split("\n\n")[:3]
+    assert categories.splitlines()[1].split()[-1] == listed.splitlines()[0].split()[-2] == "NOW"
+    said, heads, row = stuck.splitlines()
+    assert said == "stuck now: 1 threads, and 0 that look idle"
+    assert heads.split() == ["AGE", "PID", "TID", "COMMAND", "S", "CATEGORY", "SYSCALL", "STACK"]
+    age, *words = row.split()
+    assert re.fullmatch(r"<=\d\.\d\ds", age)  # it began before offtop did
+    assert words[:5] == [str(child.pid), str(child.pid), "waits", "S", "lock"]
+    assert re.search(r"futex\(0x[0-9a-f]+, WAIT_PRIVATE, 0\)  futex_do_wait < ", row)
+    assert row.endswith(" < ".join(("futex_do_wait", *child.user)))  # without the C library's
+    assert age in categories
+    assert age in listed
+    assert "stuck now" not in without.out
 
 
 def test_23_sleeps_of_10_ms_are_23_waits_in_sleep_at_the_functions_that_made_them() -> None:

@@ -2,20 +2,24 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
-from offtop.kernel.ledger import Ended, Ledger, Walked
+from offtop.kernel.ledger import Ended, Ledger, Ran, Walked
+from offtop.kernel.libbpf import Map
+from offtop.kernel.stacks import Stacks
 from offtop.model import histogram as log2
-from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, Stack
 from offtop.model.table import SITES
 from offtop.model.window import Window, between
+from tests.kernel import watch
 
 MIN_NS = 1_000
 TICK_NS = 10_000
@@ -483,3 +487,95 @@ def test_a_site_that_is_used_again_after_it_was_given_back_has_only_what_is_new(
 def add(running: Running[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals) -> None:
     ended = Ended.of([(key, totals)])
     running.add(ended.keys, ended.numbers, ended.lanes, 0)
+
+
+# How long threads ran, and who they are
+
+ONE = ThreadKey(7, 100)
+BEGAN_NS, BORN_NS = 1_000, 1_500
+"""When the ledger began, and a thread that began later."""
+
+
+def after(*ticks: tuple[list[Ran], dict[ThreadKey, int]]) -> tuple[Ledger, list[int]]:
+    """A ledger after ticks of TICK_NS, in each of which threads ran and ended; how long ONE ran in each of them."""
+    ledger = Ledger(BEGAN_NS)
+    taken = [snapshot(ledger)]
+    for number, (ran, gone) in enumerate(ticks, 1):
+        for one in ran:
+            ledger.begin(one.key, one.start_ns)
+        ran.sort(key=lambda one: not one.ended)  # as the kernel side tells
+        ledger.tick(BEGAN_NS + number * TICK_NS, MIN_NS, [], NOTHING, [], gone=gone, ran=ran)
+        taken.append(snapshot(ledger))
+    each = [between(a, b).threads.get(ONE, ThreadTotals()).running_ns for a, b in pairwise(taken)]
+    return ledger, each
+
+
+def test_a_thread_that_was_there_before_runs_from_the_first_time_that_it_is_told_of() -> None:
+    assert after(([Ran(ONE, 5_000, 10)], {}), ([Ran(ONE, 5_600, 10)], {}), ([], {}))[1] == [0, 600, 0]
+
+
+def test_a_thread_that_began_later_ran_all_that_it_has_run() -> None:
+    ledger, each = after(([Ran(ONE, 5_000, BORN_NS)], {}), ([Ran(ONE, 5_600, BORN_NS)], {}))
+    assert each == [5_000, 600]
+    assert ledger.book.lives == {ONE: Life(BORN_NS)}
+
+
+def test_a_thread_on_a_cpu_ran_on_until_the_end_of_the_tick_but_for_what_it_was_off() -> None:
+    at_ns = BEGAN_NS + TICK_NS - 400
+    assert after(([Ran(ONE, 5_000, BORN_NS, at_ns)], {}), ([Ran(ONE, 5_900, BORN_NS)], {}))[1] == [5_400, 500]
+    # a little too much was told: that much less is told later
+    assert after(([Ran(ONE, 5_000, BORN_NS, at_ns)], {}), ([Ran(ONE, 5_300, BORN_NS)], {}))[1] == [5_400, 0]
+
+
+def test_what_no_thread_can_have_run_in_a_tick_is_another_thread_s() -> None:
+    hour_ns = 3_600 * 10**9
+    assert after(([Ran(ONE, 10, 10)], {}), ([Ran(ONE, hour_ns, 10)], {}), ([Ran(ONE, hour_ns + 9, 10)], {}))[1] == [
+        *(0, 0, 9)
+    ]
+
+
+def test_an_id_that_is_used_again_is_of_another_thread_which_inherits_nothing() -> None:
+    old, again_ns = Ran(ONE, 5_000, BORN_NS, ended=True), BEGAN_NS + TICK_NS + 700
+    new = Ran(ONE, 30, again_ns)
+    ledger, each = after(([old], {ONE: 9_000}), ([new], {}), ([], {}))
+    assert (each, ledger.book.lives) == ([5_000, 30, 0], {ONE: Life(again_ns)})
+    # in the same tick, too, in whichever order they are met
+    for ran in ([old, new._replace(start_ns=9_500)], [new._replace(start_ns=9_500), old]):
+        ledger, each = after((ran, {ONE: 9_000}), ([Ran(ONE, 50, 9_500)], {}), ([], {}), ([], {}))
+        assert (each, ledger.book.lives) == ([5_030, 20, 0, 0], {ONE: Life(9_500)})
+        assert set(ledger.threads) == {ONE}  # it lives, and so has not been given back
+
+
+def test_a_thread_that_ended_has_a_life_with_an_end_and_is_given_back() -> None:
+    ledger, each = after(([Ran(ONE, 5_000, BORN_NS)], {}), ([Ran(ONE, 5_600, BORN_NS, ended=True)], {ONE: 12_000}))
+    assert (each, ledger.book.lives) == ([5_000, 600], {ONE: Life(BORN_NS, 12_000)})
+    ledger.tick(40_000, MIN_NS, [], NOTHING, [])
+    assert set(ledger.threads) == {EXITED}
+    assert ledger.threads[EXITED].running_ns == 5_600
+
+
+def test_one_that_was_met_before_its_end_has_ended_all_the_same() -> None:
+    met, ended = Ran(ONE, 5_000, BORN_NS), Ran(ONE, 5_600, BORN_NS, ended=True)
+    ledger, each = after(([met, ended], {ONE: 9_000}), ([], {}))
+    assert (each, ledger.book.lives) == ([5_600, 0], {ONE: Life(BORN_NS, 9_000)})
+    assert set(ledger.threads) == {EXITED}
+
+
+def test_who_calls_exec_and_takes_the_id_of_its_main_thread_lives_and_does_not_run_what_that_ran_nor_again() -> None:
+    """Another thread of the process has run for 8,000 under its own id, and goes on under ONE's."""
+    main_ended = Ran(ONE, 5_000, BORN_NS, ended=True)
+    for of_tick, told in (([main_ended, Ran(ONE, 8_000, BORN_NS)], 500), ([main_ended], 0)):
+        ledger, each = after(
+            (of_tick, {ONE: 9_000}), ([Ran(ONE, 8_500, BORN_NS)], {}), ([Ran(ONE, 8_600, BORN_NS)], {})
+        )
+        assert (each, ledger.book.lives) == ([5_000, told, 100], {ONE: Life(BORN_NS)})
+        assert set(ledger.threads) == {ONE}
+
+
+def test_an_id_that_is_used_in_another_process_stands_in_another_site() -> None:
+    no_map = cast(Map, None)  # ids of no stack are looked up nowhere
+    no_frames = cast(Any, None)
+    stacks = Stacks(no_map, no_map, Book(), watch.rules(), no_frames, no_frames, (0, 0))
+    assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
+    assert stacks.site(100, 100, NO_STACK, NO_STACK) == SiteKey(100, 100, NO_STACK, NO_STACK)
+    assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)

@@ -69,9 +69,11 @@ def child(command: Sequence[str] = WAITS, user: int | None = None) -> Generator[
 @contextmanager
 def child_with_pid(pid: int, command: Sequence[str]) -> Generator[None]:
     """The same, with a pid that is free."""
+    last = LAST_PID.read_text()
     for _ in range(100):
         LAST_PID.write_text(str(pid - 1))
         with child(command) as one:
+            LAST_PID.write_text(last)  # or others would have pids that have just been used, too
             if one.pid == pid:
                 yield
                 return

@@ -1,17 +1,21 @@
 """From changes alone all snapshots can be made again, from any of them on: the same windows are between them."""
 
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.model.book import ThreadKey
-from offtop.model.change import NOTHING, Replayed, change
+from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.change import BEGUN_FIELDS, NOTHING, WAITING_FIELDS, Replayed, begun, change, placed, waiting_of
 from offtop.model.history import History
-from offtop.model.snapshot import Snapshot, ThreadTotals
+from offtop.model.snapshot import Bound, Machine, Snapshot, ThreadTotals, Waiting
+from offtop.model.stack import FILTERED, NO_STACK
+from offtop.model.table import integers
 from offtop.model.window import Window, between
 from tests.model.world import BOOK, Step, snapshots, stretches
-from tests.ui.scripted import SHOP, ScriptedSource
+from tests.ui.scripted import FUTEX, SHOP, STUCK, ScriptedSource
 
 
 def replayed(taken: list[Snapshot]) -> list[Snapshot]:
@@ -78,3 +82,68 @@ def test_another_epoch_begins_a_history_anew() -> None:
     assert (history.newest, history.since_start(), history.bytes_held) == (None, None, 0)
     later = history.add(source.after(3))
     assert later is None
+
+
+words = st.integers(0, (1 << 64) - 1)
+waits = st.builds(
+    Waiting,
+    site=st.builds(
+        SiteKey, st.integers(0, 1 << 22), st.integers(0, 1 << 22), st.integers(FILTERED, 99), st.just(NO_STACK)
+    ),
+    left_ns=st.integers(0, 1 << 60),
+    from_ns=st.integers(0, 1 << 60),
+    runqueue_ns=st.integers(0, 1 << 60),
+    preempted=st.booleans(),
+    since_ns=st.integers(0, 1 << 60),
+    bound=st.sampled_from(Bound),
+    state=st.integers(0, (1 << 32) - 1),
+    call=st.integers(0, (1 << 31) - 1),
+    arguments=st.tuples(*[words] * 6),
+    user=st.integers(0, 99),
+)
+
+
+@given(waits, st.sampled_from(["in a call", "in none", "its arguments are not known"]))
+def test_a_wait_is_made_of_its_numbers_again_and_they_fit_into_64_bits(one: Waiting, call: str) -> None:
+    if call != "in a call":
+        one = one._replace(call=-1 if call == "in none" else one.call, arguments=())
+    where, how = integers([placed(one)], WAITING_FIELDS), integers([begun(one)], BEGUN_FIELDS)
+    again = waiting_of(where[0].tolist(), how[0].tolist())
+    assert again == one
+    assert (type(again.bound), type(again.preempted), type(again.site)) == (Bound, bool, SiteKey)
+
+
+def test_the_64_bits_of_an_argument_are_signed_on_the_way() -> None:
+    one = Waiting(SiteKey(7, 8, 3, 0), 5, 5, call=202, arguments=(FUTEX, (1 << 64) - 1, 1 << 63, (1 << 63) - 1, 0, 1))
+    assert begun(one)[4:10] == (FUTEX, -1, -(1 << 63), (1 << 63) - 1, 0, 1)
+    assert begun(one._replace(arguments=()))[4:10] == (0,) * 6
+    with pytest.raises(ValueError, match="3 is not a valid Bound"):
+        waiting_of(placed(one), (0, 3, *begun(one)[2:]))
+
+
+def test_a_second_of_what_is_stuck_holds_only_what_began_or_changed_and_all_comes_again() -> None:
+    source = ScriptedSource(STUCK, machine=Machine(2, 3_000_000, 1_000_000))
+    taken = [source.after(second) for second in range(13)]
+    changes = [change(a, b) for a, b in pairwise([NOTHING, *taken])]
+    # connection, cp, gdb and nginx from the first; late from 4 to 8, woken at 6.5, so that it is another at 7; purge
+    assert [len(one.waiting) for one in changes] == [4, 0, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0]
+    assert [len(one.begun) for one in changes] == [len(one.waiting) for one in changes]
+    assert [one.ended.tolist() for one in changes if len(one.ended)] == [[[800, 801]]]
+    again = replayed(taken)
+    assert [one.waiting for one in again] == [one.waiting for one in taken]
+    assert [one.machine for one in again] == [Machine(2, n * 3_000_000, n * 1_000_000) for n in range(13)]
+    connection = again[-1].waiting[ThreadKey(4242, 4268)]
+    assert connection.user in changes[0].stacks  # a recording has it, though no site does
+    assert (connection.arguments[0], connection.since_ns) == (FUTEX, connection.left_ns - 500_000_000)
+
+
+def test_where_nobody_kept_how_a_wait_began_it_is_at_least_so_old_and_nothing_else_is_known() -> None:
+    first = ScriptedSource(STUCK).after(3)
+    old = replace(change(NOTHING, first), begun=integers([], BEGUN_FIELDS))
+    waiting = Replayed(BOOK).add(old).waiting
+    assert {*waiting} == {*first.waiting}
+    for key, one in waiting.items():
+        was = first.waiting[key]
+        assert one[:5] == was[:5]
+        assert one[5:] == (0, Bound.AT_LEAST, 0, -1, (), NO_STACK)
+        assert one.letter == "?"

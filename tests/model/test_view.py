@@ -15,7 +15,7 @@ from offtop.model.filter import NOTHING, parse
 from offtop.model.rows import SORTS
 from offtop.model.snapshot import Filters
 from offtop.model.tree import Path, Step
-from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, OFF, SITE, TREE, Cell, View
+from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, OFF, SITE, STUCK, TREE, Cell, View
 from offtop.units import NS_PER_S
 
 T = TypeVar("T")
@@ -51,6 +51,14 @@ def zoomed_in(view: View, path: Path) -> View:
     return views.zoomed_in(view, path) if view.focus == FLAME else view
 
 
+def moved_in_stuck(view: View, tid: int) -> View:
+    return views.at_stuck(view, ThreadKey(7, tid)) if view.focus == STUCK else view
+
+
+def opened_or_scrolled(view: View, line: int) -> View:
+    return views.stuck_opened(view, line) if view.focus == STUCK and view.stuck.cursor else view
+
+
 Key = Callable[[View], View]
 
 
@@ -66,12 +74,14 @@ keys: st.SearchStrategy[Key] = st.one_of(
         [
             *(views.left, views.threads_or_processes, views.next_span, views.reversed_order, views.idle_or_not),
             *(views.narrowed_or_widened, views.next_names, views.tree_or_list, views.flame_or_not),
-            *(views.zoomed_or_not, views.inverted, views.machinery_or_not),
+            *(views.zoomed_or_not, views.inverted, views.machinery_or_not, views.stuck_or_not, views.waiting),
         ]
     ),
     key_of(entered, st.integers(1, 9)),
     key_of(moved_in_the_list, st.integers(1, 9)),
     key_of(in_some_pane, st.sampled_from([CATEGORIES, LIST, TREE, FLAME, LATENCY])),
+    key_of(moved_in_stuck, st.integers(1, 9)),
+    key_of(opened_or_scrolled, st.integers(0, 3)),
     key_of(views.at_category, st.sampled_from(["", "lock", "poll"])),
     key_of(views.with_latency, st.sampled_from(views.LATENCIES)),
     key_of(views.next_latency, st.sampled_from([views.HISTOGRAM, HEATMAP, OFF])),
@@ -97,6 +107,7 @@ STARTS = (
     View(pid=7, thread=WORKER, cursor=WORKER, focus=TREE),
     View(pid=7, thread=WORKER, cursor=WORKER, focus=SITE, path=(MAIN, SERVE)),
     View(latency=HEATMAP, focus=LATENCY),
+    View(pid=7, thread=WORKER, cursor=WORKER, focus=STUCK, came_from=TREE),
 )
 presses = st.tuples(st.sampled_from(STARTS), st.lists(keys, max_size=20))
 
@@ -119,6 +130,22 @@ def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Key]]
     assert len({one.text for one in view.muted}) == len(view.muted)
     assert view.asked == view.filters or view.narrowed
     assert not view.tree.opened & view.tree.closed
+    assert not view.stuck.opened or view.stuck.cursor
+    assert view.came_from not in (STUCK, FLAME, SITE)
+    assert not (view.zoomed and view.focus == STUCK)
+
+
+@given(presses)
+def test_what_is_stuck_is_a_list_when_one_comes_to_it_and_leads_back(those: tuple[View, list[Key]]) -> None:
+    view = pressed(those)
+    stuck = views.stuck_or_not(views.waiting(view))
+    assert (stuck.focus, stuck.stuck.opened, stuck.path, stuck.stuck.cursor) == (STUCK, False, (), view.stuck.cursor)
+    opened = views.stuck_opened(views.at_stuck(stuck, WORKER), 3)
+    assert views.left(opened).stuck == views.StuckView(WORKER, scrolled=3) or view.search or view.zoomed
+    for back in (views.waiting(opened), views.stuck_or_not(opened)):
+        assert back.focus == stuck.came_from
+        assert views.waiting(back) is back
+    assert views.stuck_or_not(views.waiting(opened)).stuck == views.StuckView(WORKER)
 
 
 @given(presses)

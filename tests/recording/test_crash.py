@@ -22,7 +22,7 @@ from tests.ui.scripted import SHOP, ScriptedSource
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 _KILLS = 50
-_TICK_S = 0.01
+_TICK_S = 0.025
 _RECORDS = """
 import os, sys, time
 from pathlib import Path

@@ -1,6 +1,7 @@
 """A file from anywhere is a clear error or what can be saved of it: no traceback, no escape code, no endless memory."""
 
 import io
+import json
 import random
 import sqlite3
 import zlib
@@ -15,9 +16,13 @@ from hypothesis import strategies as st
 from offtop import batch
 from offtop.errors import OfftopError
 from offtop.model import columns
+from offtop.model.change import NOTHING, Change, change
+from offtop.person import person
 from offtop.recording import form, report
 from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
 from tests.recording.test_recording import in_json, recorded
+from tests.ui.scripted import STUCK, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
 
@@ -27,7 +32,7 @@ def told(path: Path) -> str:
     try:
         source = RecordedSource(path)
         try:
-            for wanted, as_json in ((batch.Wanted(), False), (batch.Wanted(threads=True), True)):
+            for wanted, as_json in ((batch.Wanted(stuck=True), False), (batch.Wanted(threads=True), True)):
                 batch.run(source, CATEGORIES, 1, None, wanted, as_json=as_json, width=0, out=out)
         finally:
             source.close()
@@ -187,6 +192,91 @@ def test_words_that_are_shown_as_they_are_must_be_ours(whole: bytes, what: str) 
     }[what]()
     with pytest.raises(ValueError, match="not a word of offtop's"):
         form.decode(form.encode(replace(entry, change=spoilt)), whole=True)
+
+
+STUCK_NOW = change(NOTHING, ScriptedSource(STUCK).after(3))
+"""Four waits in progress."""
+
+
+def with_begun(column: int, value: int) -> Change:
+    begun = STUCK_NOW.begun.copy()
+    begun[1, column] = value
+    return replace(STUCK_NOW, begun=begun)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "said"),
+    [
+        (with_begun(0, -1), "a number that cannot be"),  # since_ns
+        (with_begun(0, (1 << 61) + 1), "a number that cannot be"),
+        (with_begun(1, -1), "a number that cannot be"),  # bound
+        (with_begun(1, 3), "a number that cannot be"),
+        (with_begun(2, -1), "a number that cannot be"),  # state
+        (with_begun(2, 1 << 32), "a number that cannot be"),
+        (with_begun(3, 1 << 31), "a number that cannot be"),  # call
+        (with_begun(3, -2 - (1 << 31)), "a number that cannot be"),
+        (with_begun(10, -1), "a number that cannot be"),  # user stack
+        (with_begun(10, 1 << 31), "a number that cannot be"),
+        (replace(STUCK_NOW, begun=STUCK_NOW.begun[1:]), "not how those waits began"),
+        (replace(STUCK_NOW, begun=STUCK_NOW.begun[:, 1:]), "not how those waits began"),
+        (replace(STUCK_NOW, begun=STUCK_NOW.begun[0]), "not how those waits began"),
+        (replace(STUCK_NOW, machine=STUCK_NOW.machine._replace(cpus=-1)), "a number that cannot be"),
+        (replace(STUCK_NOW, machine=STUCK_NOW.machine._replace(steal_ns=1 << 62)), "a number that cannot be"),
+    ],
+)
+def test_how_a_wait_began_must_be_what_can_be(spoilt: Change, said: str) -> None:
+    assert form.decode(form.encode(form.Entry(STUCK_NOW)), whole=True).change.begun.tolist() == STUCK_NOW.begun.tolist()
+    with pytest.raises(ValueError, match=said):
+        form.decode(form.encode(form.Entry(spoilt)), whole=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"walk": [1]}, "not an array of that length"),
+        ({"walk": ["x", 1]}, "not a number"),
+        ({"machine": [2, 3]}, "not an array of that length"),
+        ({"machine": [2, 3.5, 0]}, "not an integer"),
+        ({"lives": [[1, 2, 3]]}, "not an array of that length"),
+        ({"lives": [[1, 2, "x", 0]]}, "not a number"),
+        ({"calls": [[1]]}, "not an array of that length"),
+        ({"calls": [["futex", 202]]}, "not a number"),
+        ({"calls": [[202, 7]]}, "not a text"),
+        ({"calls": {}}, "not an array of that length"),
+    ],
+)
+def test_words_that_are_new_must_be_what_can_be(words: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        form.decode(reworded(form.encode(form.Entry(STUCK_NOW)), words), whole=True)
+
+
+def reworded(blob: bytes, words: dict[str, object]) -> bytes:
+    """The same tick with other words."""
+    raw = zlib.decompress(blob)
+    end = 4 + int.from_bytes(raw[:4], "little")
+    head = json.dumps({**json.loads(raw[4:end]), **words}).encode()
+    return zlib.compress(len(head).to_bytes(4, "little") + head + raw[end:])
+
+
+def test_a_running_time_for_each_thread_or_none() -> None:
+    entry = form.Entry(change(NOTHING, ScriptedSource(STUCK).after(9)))
+    raw = zlib.decompress(form.encode(entry))
+    end = 4 + int.from_bytes(raw[:4], "little")
+    tables = columns.unpacked(raw[end:])
+    tables[-2] = tables[-2][:-1]
+    with pytest.raises(ValueError, match="not the running time of those threads"):
+        form.decode(zlib.compress(raw[:end] + columns.packed(tables)), whole=True)
+
+
+def test_names_of_system_calls_are_shown_as_they_may_be(tmp_path: Path) -> None:
+    source = ScriptedSource(STUCK, ticks=3)
+    book = source.after(0).book
+    book.calls[0] = "fu\x1b[31mtex\x07"
+    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
+    for second in range(4):
+        recorder.add(source.after(second))
+    recorder.close()
+    assert "fu\\x1b[31mtex" in told(tmp_path / "it")
 
 
 def _blob(whole: bytes) -> bytes:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from offtop.errors import OfftopError
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Details, SiteKey, ThreadKey
-from offtop.model.snapshot import Cost, Filters, Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import Bound, Cost, Filters, Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, KERNEL, NO_STACK, Frame, Names, Stack
 from offtop.source import Happening
 from offtop.units import NS_PER_S
@@ -35,13 +35,25 @@ class Waits(NamedTuple):
     short_waits: int = 0
     """Waits of 10 us."""
     waits_on: bool = False
-    """In one wait all the time, which never ends."""
+    """In one wait all the time, from the beginning to the end."""
     begins: int = 0
     """After that many seconds."""
     ends: int = 1_000_000
     """After that many; then it does nothing more."""
-    runs_ms: int = 0
-    """How long it has a CPU."""
+    older_ms: int = 0
+    """Of what waits on: so long before `begins` the wait began, unseen."""
+    bound: Bound = Bound.EXACT
+    """How that is meant."""
+    state: int = 1
+    call: str = ""
+    """Of what waits on: the system call that it is in."""
+    arguments: tuple[int, ...] = ()
+    read: tuple[str, ...] = ()
+    """Of what waits on: its program's frames as they were read from outside, which are no part of its site."""
+    ready_since_ms: int = 0
+    """Of what waits on: so long before its end the thread was woken."""
+    running_ms: int = 0
+    """In each second."""
 
     def seconds_of(self, seconds: int) -> int:
         """How many of the first `seconds` it did this in."""
@@ -80,6 +92,46 @@ WHO = {
 }
 
 
+FUTEX = 0x7F12_0000_4040
+STUCK = (
+    Waits(
+        *("mysqld", 4242, "connection", 4268, "lock", "futex_do_wait"),
+        waits_on=True,
+        older_ms=500,
+        call="futex",
+        arguments=(FUTEX, 128, 2, 0, 0, 0),
+        read=("lock_wait", "row_search", "main"),
+    ),
+    Waits(
+        *("mysqld", 4242, "purge", 4270, "fsync", "jbd2_log_wait_commit"),
+        waits_on=True,
+        begins=10,
+        state=2,
+        call="fsync",
+        arguments=(7, 0, 0, 0, 0, 0),
+    ),
+    Waits(
+        *("cp", 900, "cp", 900, "disk-read", "io_schedule"),
+        waits_on=True,
+        older_ms=100_000,
+        bound=Bound.AT_MOST,
+        state=2,
+    ),
+    Waits(*("gdb", 901, "gdb", 901, "stopped", "ptrace_stop"), waits_on=True, bound=Bound.AT_LEAST, state=8),
+    Waits(
+        *("nginx", 700, "nginx", 700, "poll", "do_epoll_wait"),
+        waits_on=True,
+        older_ms=60_000,
+        call="epoll_wait",
+        arguments=(5, 0, 512, (1 << 64) - 1, 0, 0),
+    ),
+    Waits("late", 800, "late", 801, "lock", "futex_do_wait", waits_on=True, begins=4, ends=8, ready_since_ms=1500),
+    Waits("shop", 100, "worker-1", 101, "lock", "futex_do_wait", ("take_order", "serve", "main"), (200, 200)),
+)
+"""After 12 seconds five threads have waited: cp for 1.87min at most, nginx for 72 s (idle-looking), connection for
+12.5 s, gdb for 12 s at least, purge for 2 s. From second 4 to 8 there was one more, which was woken at 6.5."""
+
+
 class ScriptedSource(Happening):
     """`ticks` seconds of `table`, then nothing until it is closed."""
 
@@ -93,7 +145,9 @@ class ScriptedSource(Happening):
         error: OfftopError | None = None,
         ends: bool = False,
         who: Mapping[int, Details] | None = None,
+        machine: Machine = Machine(),
     ) -> None:
+        """`machine`: what took time that no thread has, in each second."""
         self.version = 0
         self.filters = Filters()
         self.refuses: OfftopError | None = None
@@ -112,13 +166,27 @@ class ScriptedSource(Happening):
         self._book = Book()
         self._ids: dict[Stack, int] = {}
         self._keys = [self._key(row) for row in table]
-        self._waiting = {
-            key.thread: Waiting(key, AT_NS, AT_NS) for key, row in zip(self._keys, table, strict=True) if row.waits_on
-        }
+        self._machine = machine
+        self._waiting = [
+            (row, self._wait(key, row)) for key, row in zip(self._keys, table, strict=True) if row.waits_on
+        ]
+
+    def _wait(self, key: SiteKey, row: Waits) -> Waiting:
+        begins_ns = AT_NS + row.begins * NS_PER_S
+        call = -1
+        if row.call:
+            call = next((n for n, name in self._book.calls.items() if name == row.call), len(self._book.calls))
+            self._book.calls[call] = row.call
+        since_ns = begins_ns - row.older_ms * MS if row.older_ms else 0
+        read = self._id(_stack_of(row.read)) if row.read else NO_STACK
+        return Waiting(
+            *(key, begins_ns, begins_ns, 0, row.state >> 31 != 0, since_ns),
+            *(row.bound, row.state, call, row.arguments, read),
+        )
 
     def _key(self, row: Waits) -> SiteKey:
         kernel = self._id(Stack(tuple(Frame(KERNEL, 0, name) for name in ("schedule", row.kernel)), 1, row.category))
-        user = self._id(Stack(tuple(Frame("/usr/bin/it", n, name) for n, name in enumerate(row.user))))
+        user = self._id(_stack_of(row.user))
         self._book.comms[ThreadKey(row.pid, row.tid)] = row.comm
         self._book.processes[row.pid] = row.process
         return SiteKey(row.pid, row.tid, kernel, user if row.user else NO_STACK)
@@ -166,7 +234,16 @@ class ScriptedSource(Happening):
             so_often = row.seconds_of(seconds)
             if so_often == row.seconds_of(seconds - 1):
                 longest_ns = 0
-            if so_often and not row.waits_on:
+            if row.running_ms and so_often:
+                ran = ThreadTotals(running_ns=so_often * row.running_ms * MS)
+                threads[key.thread] = threads.get(key.thread, ThreadTotals()).plus(ran)
+            if row.waits_on and seconds >= row.ends:
+                waited_ns, ready_ns = (row.ends - row.begins) * NS_PER_S, row.ready_since_ms * MS
+                sites[key] = SiteTotals(1, waited_ns, ready_ns, waited_ns * (seconds == row.ends), log2.of(waited_ns))
+                threads[key.thread] = threads.get(key.thread, ThreadTotals()).plus(
+                    ThreadTotals(1, waited_ns, ready_ns, max_ns=sites[key].max_ns, histogram=log2.of(waited_ns))
+                )
+            elif so_often and not row.waits_on:
                 sites[key] = sites.get(key, SiteTotals()).plus(
                     SiteTotals(
                         so_often * len(waits_ns),
@@ -183,7 +260,6 @@ class ScriptedSource(Happening):
                         runqueue_ns=so_often * row.ready_ms * MS,
                         short_waits=so_often * row.short_waits,
                         short_ns=so_often * short_ns,
-                        running_ns=so_often * row.runs_ms * MS,
                         max_ns=longest_ns,
                         histogram=so_often * (histogram + row.short_waits * log2.of(10_000)),
                     )
@@ -193,14 +269,23 @@ class ScriptedSource(Happening):
             at_ns=AT_NS + seconds * NS_PER_S,
             threads=threads,
             sites=sites,
-            waiting=self._waiting,
+            waiting=self._in_progress(seconds),
             book=self._book,
             lost={kind: seconds * n for kind, n in self._lost.items()} if seconds else {},
             cost=Cost(212.0, 81_200, 1.9, 0.6, 62_000_000),
-            machine=Machine(2),
+            machine=Machine(self._machine.cpus, *(seconds * ns for ns in self._machine[1:])),
             door="exit",
             filters=self.filters,
         )
+
+    def _in_progress(self, seconds: int) -> dict[ThreadKey, Waiting]:
+        """Each the same object as long as it is the same."""
+        found = {one.site.thread: one for row, one in self._waiting if row.begins <= seconds < row.ends}
+        for row, one in self._waiting:
+            ready_ns = row.ready_since_ms * MS - (row.ends - seconds) * NS_PER_S
+            if ready_ns > 0 and one.site.thread in found:
+                found[one.site.thread] = one._replace(runqueue_ns=ready_ns)
+        return found
 
     def set_filters(self, filters: Filters) -> None:
         if self.refuses:
@@ -223,3 +308,8 @@ class ScriptedSource(Happening):
 
     def close(self) -> None:
         self.closed.set()
+
+
+def _stack_of(names: Sequence[str]) -> Stack:
+    """The program's functions, leaf first."""
+    return Stack(tuple(Frame("/usr/bin/it", n, name) for n, name in enumerate(names)))

@@ -6,20 +6,24 @@ import pytest
 from offtop.model.book import ThreadKey
 from offtop.model.budget import Rate
 from offtop.model.pool import Pool
-from offtop.model.snapshot import Filters
+from offtop.model.snapshot import Filters, Machine
 from offtop.model.view import LIST, View
 from tests.ui.scripted import ScriptedSource, Waits
 from tests.ui.shown import asynchronous, screen, shown
 
 FARM = (
     *(
-        Waits("farm", 100, f"worker-{n}", 100 + n, "lock", "futex_do_wait", ("reap", "main"), (900,), runs_ms=100)
+        Waits("farm", 100, f"worker-{n}", 100 + n, "lock", "futex_do_wait", ("reap", "main"), (900,), running_ms=100)
         for n in range(1, 6)
     ),
-    Waits("farm", 100, "clerk", 100, "disk-read", "io_schedule", ("read_page", "main"), (300,), runs_ms=500),
+    Waits("farm", 100, "clerk", 100, "disk-read", "io_schedule", ("read_page", "main"), (300,), running_ms=500),
     Waits("barn", 200, "barn", 200, "pipe", "anon_pipe_read", ("main",), (1000,)),
 )
 POOL = Pool(100, "worker-*")
+
+
+def farm(*more: Waits) -> ScriptedSource:
+    return ScriptedSource((*FARM, *more), machine=Machine(2))
 
 
 def lines_with(lines: list[str], word: str) -> list[str]:
@@ -28,7 +32,7 @@ def lines_with(lines: list[str], word: str) -> list[str]:
 
 @asynchronous
 async def test_what_was_drilled_into_has_its_seconds_as_a_bar_and_as_figures() -> None:
-    async with shown(ScriptedSource(FARM)) as (app, pilot):
+    async with shown(farm()) as (app, pilot):
         assert lines_with(screen(app), "running ") == []
         await pilot.press("tab", "enter")
         assert app.view.pid == 100
@@ -49,7 +53,7 @@ async def test_what_was_drilled_into_has_its_seconds_as_a_bar_and_as_figures() -
 
 @asynchronous
 async def test_a_thread_has_its_own_account_and_the_tree_tells_it() -> None:
-    async with shown(ScriptedSource(FARM)) as (app, pilot):
+    async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "enter", "end", "enter")
         assert app.view.thread == ThreadKey(100, 100)
         (figures,) = lines_with(screen(app), "running 50%")
@@ -58,8 +62,8 @@ async def test_a_thread_has_its_own_account_and_the_tree_tells_it() -> None:
 
 @asynchronous
 async def test_a_lists_where_each_second_went_also_of_threads_that_did_not_wait() -> None:
-    runner = Waits("barn", 200, "runner", 201, "lock", "", (), (), runs_ms=1000)
-    async with shown(ScriptedSource((*FARM, runner))) as (app, pilot):
+    runner = Waits("barn", 200, "runner", 201, "lock", "", (), (), running_ms=1000)
+    async with shown(farm(runner)) as (app, pilot):
         await pilot.press("tab", "end", "enter")
         assert app.view.pid == 200
         assert lines_with(screen(app), "runner") == []
@@ -73,7 +77,7 @@ async def test_a_lists_where_each_second_went_also_of_threads_that_did_not_wait(
 
 @asynchronous
 async def test_five_workers_are_one_row_and_enter_shows_them() -> None:
-    async with shown(ScriptedSource(FARM)) as (app, pilot):
+    async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "enter")
         assert app.picture is not None
         assert [row.key for row in app.picture.rows.rows] == [POOL, ThreadKey(100, 100)]
@@ -90,7 +94,7 @@ async def test_five_workers_are_one_row_and_enter_shows_them() -> None:
 
 @asynchronous
 async def test_plus_and_minus_unfold_and_fold_pools() -> None:
-    async with shown(ScriptedSource(FARM)) as (app, pilot):
+    async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "plus")
         assert any("H lists threads" in line for line in screen(app))
         await pilot.press("enter", "plus")
@@ -101,7 +105,7 @@ async def test_plus_and_minus_unfold_and_fold_pools() -> None:
 
 @asynchronous
 async def test_a_pool_that_is_muted_is_muted_by_its_pattern() -> None:
-    async with shown(ScriptedSource(FARM)) as (app, pilot):
+    async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "enter", "X")
         assert [one.text for one in app.view.muted] == ["thread=worker-*"]
 
@@ -109,7 +113,7 @@ async def test_a_pool_that_is_muted_is_muted_by_its_pattern() -> None:
 @asynchronous
 async def test_many_that_wait_for_one_thing_are_told_as_a_convoy() -> None:
     held = [row._replace(waits_on=True, waits_ms=(), short_waits=0) for row in FARM[:5]]
-    async with shown(ScriptedSource((*held, *FARM[5:])), (160, 50)) as (app, pilot):
+    async with shown(ScriptedSource((*held, *FARM[5:]), machine=Machine(2)), (160, 50)) as (app, pilot):
         (line,) = lines_with(screen(app), " farm ")
         assert "5/6 futex_do" in line
         await pilot.press("tab", "enter")
@@ -119,7 +123,7 @@ async def test_many_that_wait_for_one_thing_are_told_as_a_convoy() -> None:
 
 @asynchronous
 async def test_a_rate_tells_whether_a_process_waits_more_than_its_requests_explain() -> None:
-    async with shown(ScriptedSource(FARM), (160, 50), view=View(rate=Rate(100.0, 10_000_000))) as (app, pilot):
+    async with shown(farm(), (160, 50), view=View(rate=Rate(100.0, 10_000_000))) as (app, pilot):
         await pilot.press("tab", "enter")
         (line,) = lines_with(screen(app), "T-R*C")
         assert line.startswith(
@@ -135,7 +139,7 @@ async def test_a_rate_tells_whether_a_process_waits_more_than_its_requests_expla
 
 @asynchronous
 async def test_states_are_chosen_from_a_list_and_the_kernel_is_asked() -> None:
-    source = ScriptedSource(FARM)
+    source = farm()
     async with shown(source) as (app, pilot):
         await pilot.press("S", "down", "down", "space")
         assert source.filters == Filters(states=0x2)
@@ -148,7 +152,7 @@ async def test_states_are_chosen_from_a_list_and_the_kernel_is_asked() -> None:
 @pytest.mark.parametrize("size", [(80, 24), (160, 50), (60, 14)])
 @asynchronous
 async def test_details_of_a_process_are_escaped_and_closed_by_any_of_their_keys(size: tuple[int, int]) -> None:
-    async with shown(ScriptedSource(FARM), size) as (app, pilot):
+    async with shown(farm(), size) as (app, pilot):
         await pilot.press("Y")
         await pilot.press("tab", "Y")
         await pilot.pause(0.2)

@@ -1,0 +1,214 @@
+"""What a recording keeps of waits in progress and of running time, and what it says where it has none of it."""
+
+import io
+import json
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import jsonschema
+import pytest
+
+from offtop import batch
+from offtop.model.book import Life, ThreadKey
+from offtop.model.categories import is_periodic
+from offtop.model.change import NOTHING, change
+from offtop.model.columns import unpacked
+from offtop.model.history import History
+from offtop.model.snapshot import Bound, Cost, Machine, Snapshot, Waiting
+from offtop.person import person
+from offtop.recording import form
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from offtop.schema import SCHEMA
+from offtop.source import Source
+from offtop.units import NS_PER_S
+from tests.recording import test_recording
+from tests.ui.scripted import FUTEX, MS, START_NS, STUCK, ScriptedSource, Waits
+from tests.ui.shown import CATEGORIES
+
+FIRST_FIELDS = Path(__file__).parents[1] / "recordings/first-fields.offtop"
+"""Four readings of a recording by an offtop that knew neither running time nor how a wait began: the beginning of the
+demo of 0.1.0."""
+RUNNER = Waits("spin", 60, "spin", 61, "lock", "futex_do_wait", waits_ms=(100,), running_ms=850)
+"""In each second it runs 0.85 s and waits 0.1 s: 50 ms are left."""
+TABLE = (*STUCK, RUNNER)
+MACHINE = Machine(2, steal_ns=30 * MS, interrupt_ns=10 * MS)
+
+
+Tick = dict[str, Any]
+
+
+def in_json(source: Source) -> list[Tick]:
+    return cast(list[Tick], test_recording.in_json(source))
+
+
+def source_of(ticks: int = 12, ends: bool = False) -> ScriptedSource:
+    source = ScriptedSource(TABLE, ticks=ticks, machine=MACHINE, ends=ends)
+    source.after(0).book.lives[ThreadKey(60, 61)] = Life(from_ns=5)
+    return source
+
+
+def recorded(path: Path, ticks: int = 12) -> Path:
+    source = source_of(ticks)
+    recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=4 * NS_PER_S)
+    for second in range(ticks + 1):
+        recorder.add(source.after(second))
+    assert recorder.close().startswith(f"recorded {ticks} ticks")
+    return path
+
+
+def test_a_replay_prints_what_was_in_progress_and_how_long_threads_ran(tmp_path: Path) -> None:
+    played = in_json(RecordedSource(recorded(tmp_path / "it")))
+    assert played == in_json(source_of(ends=True))
+    last = played[-1]
+    by_tid = {one["tid"]: one for one in last["still_blocked"]}
+    assert [*by_tid] == [900, 700, 4268, 901, 4270]
+    connection = by_tid[4268]
+    assert (connection["age_ns"], connection["age_is"], connection["state"]) == (12_500 * MS, "exact", "S")
+    assert (connection["syscall"], connection["arguments"]) == ("futex", [FUTEX, 128, 2, 0, 0, 0])
+    assert connection["user"] == ["lock_wait", "row_search", "main"]
+    assert (by_tid[900]["age_ns"], by_tid[900]["age_is"]) == (112_000 * MS, "at_most")
+    assert (by_tid[901]["age_ns"], by_tid[901]["age_is"], by_tid[901]["state"]) == (12_000 * MS, "at_least", "t")
+    assert by_tid[700]["arguments"] == [5, 0, 512, (1 << 64) - 1, 0, 0]
+    spin = next(one for one in last["threads"] if one["tid"] == 61)
+    assert (spin["running_ns"], spin["offcpu_ns"], spin["residue_ns"]) == (850 * MS, 100 * MS, 50 * MS)
+    assert last["machine"] == {"cpus": 2, "steal_ns": 30 * MS, "interrupt_ns": 10 * MS}
+
+
+@pytest.mark.parametrize("first", [1, 3, 5, 8, 11])
+def test_from_any_moment_on_it_is_the_same(tmp_path: Path, first: int) -> None:
+    path = recorded(tmp_path / "it")
+    begun = in_json(RecordedSource(path, begin_ns=START_NS + first * NS_PER_S))
+    assert begun == in_json(RecordedSource(path))[first - 1 :]
+
+
+def stuck_at_each_tick(source: Source) -> list[list[Waiting]]:
+    """As it is told after all of them."""
+    history = History(CATEGORIES.idle, is_periodic)
+    for snapshot in iter(source.read, None):
+        history.add(snapshot)
+    ticks = [tick for number in range(1, 13) if (tick := history.tick(number))]
+    return [[one._replace(site=one.site._replace(kernel=0), user=0) for one in history.stuck(t).waits] for t in ticks]
+
+
+def test_to_go_back_in_a_replay_shows_what_was_stuck_then(tmp_path: Path) -> None:
+    replayed = stuck_at_each_tick(RecordedSource(recorded(tmp_path / "it")))
+    assert replayed == stuck_at_each_tick(source_of(ends=True))
+    assert [[one.site.tid for one in waits] for waits in replayed] == [
+        *[[900, 700, 4268, 901]] * 4,
+        *[[900, 700, 4268, 901, 801]] * 3,
+        *[[900, 700, 4268, 901]] * 3,
+        *[[900, 700, 4268, 901, 4270]] * 2,
+    ]
+    assert [waits[-1].letter for waits in replayed[4:7]] == ["S", "S", "R"]  # woken at 6.5
+
+
+def test_names_of_calls_and_the_lives_of_threads_come_with_it_and_follow(tmp_path: Path) -> None:
+    source = source_of(9)
+    book = source.after(0).book
+    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0, whole_ns=4 * NS_PER_S)
+    spin, late = ThreadKey(60, 61), ThreadKey(800, 801)
+    for second in range(10):
+        if second == 4:
+            book.lives[late] = Life(from_ns=3 * NS_PER_S)
+        if second == 8:
+            book.lives[late] = Life(3 * NS_PER_S, 8 * NS_PER_S)
+        recorder.add(source.after(second))
+    recorder.close()
+    played = RecordedSource(tmp_path / "it")
+    lives = [dict(snapshot.book.lives) for snapshot in iter(played.read, None)]
+    born = {spin: Life(5), late: Life(3 * NS_PER_S)}
+    assert lives[1:] == [*[{spin: Life(5)}] * 3, *[born] * 4, *[{**born, late: Life(3 * NS_PER_S, 8 * NS_PER_S)}] * 2]
+    for begin in (5, 9):
+        begun = RecordedSource(tmp_path / "it", begin_ns=START_NS + begin * NS_PER_S)
+        snapshots = [*iter(begun.read, None)]
+        assert snapshots[0].book.lives[spin] == Life(5)
+        assert {*snapshots[0].book.calls.values()} == {"futex", "fsync", "epoll_wait"}
+
+
+def test_the_last_of_an_entry_is_what_it_was() -> None:
+    entry = form.Entry(
+        change(NOTHING, source_of().after(11)),
+        lives={ThreadKey(7, 8): Life(5, 1 << 60), ThreadKey(7, 9): Life()},
+        calls={202: "futex", (1 << 30) | 240: "futex_time64"},
+    )
+    cost = Cost(1.5, 2, 3.5, 4.5, 5, walk_ns=6_000, walk_every=7)
+    entry = replace(entry, change=replace(entry.change, cost=cost))
+    again = form.decode(form.encode(entry), whole=True)
+    assert (again.lives, again.calls, again.change.cost) == (entry.lives, entry.calls, cost)
+    assert again.change.machine == Machine(2, 11 * 30 * MS, 11 * 10 * MS)
+    assert again.change.begun.tolist() == entry.change.begun.tolist()
+    assert again.change.threads.numbers.tolist() == entry.change.threads.numbers.tolist()
+
+
+def test_a_call_whose_arguments_are_not_known_has_none_in_a_replay(tmp_path: Path) -> None:
+    table = [Waits("old", 5, "old", 5, "lock", "futex_do_wait", waits_on=True, call="futex")]
+    source = ScriptedSource(table, ticks=2)
+    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
+    for second in range(3):
+        recorder.add(source.after(second))
+    recorder.close()
+    (*_, last) = in_json(RecordedSource(tmp_path / "it"))
+    (one,) = last["still_blocked"]
+    assert (one["syscall"], one["arguments"]) == ("futex", [])
+
+
+def test_a_recording_without_any_wait_has_none() -> None:
+    entry = form.Entry(change(NOTHING, Snapshot(1, 1)))
+    again = form.decode(form.encode(entry), whole=True)
+    assert (len(again.change.waiting), len(again.change.begun), again.lives, again.calls) == (0, 0, {}, {})
+    assert (again.change.machine, again.change.cost) == (Machine(), Cost())
+
+
+# A recording by an offtop that did not know all this
+
+
+def test_an_old_recording_is_replayed_and_what_it_does_not_tell_is_not_known() -> None:
+    ticks = in_json(RecordedSource(FIRST_FIELDS))
+    assert len(ticks) == 3
+    for tick in ticks:
+        jsonschema.validate(tick, SCHEMA, jsonschema.Draft202012Validator)
+        assert tick["machine"] == {"cpus": None, "steal_ns": None, "interrupt_ns": None}
+        assert tick["cost"]["walk_ns"] is None
+        threads, blocked = tick["threads"], tick["still_blocked"]
+        assert len(threads) > 50 < len(blocked)
+        assert {(one["running_ns"], one["residue_ns"]) for one in threads} == {(None, None)}
+        said = {(one["age_is"], one["state"], one["syscall"], *one["arguments"], *one["user"]) for one in blocked}
+        assert said <= {("at_least", "?", None), ("at_least", "R", None)}
+        assert ("at_least", "?", None) in said
+    # waits of before the recording are at least as old as it is
+    assert [round(max(one["age_ns"] for one in tick["still_blocked"]) / NS_PER_S) for tick in ticks] == [1, 2, 3]
+
+
+def test_an_old_recording_in_text_says_at_least_and_that_a_state_is_not_known() -> None:
+    out = io.StringIO()
+    wanted = batch.Wanted(stuck=True, idle_shown=True)
+    batch.run(RecordedSource(FIRST_FIELDS), CATEGORIES, MS, 1, wanted, as_json=False, width=0, out=out)
+    rows = out.getvalue().split("stuck now: ")[1].splitlines()[2:]
+    assert any(row.startswith(" >=") and " ? " in row for row in rows)
+    assert not any(row.strip() and not row.strip().startswith(">=") for row in rows)
+
+
+def test_an_old_tick_has_no_running_time_and_nothing_of_how_waits_began() -> None:
+    source = RecordedSource(FIRST_FIELDS)
+    snapshots = [*iter(source.read, None)]
+    assert all(not one.running_ns for snapshot in snapshots for one in snapshot.threads.values())
+    assert {one.bound for snapshot in snapshots for one in snapshot.waiting.values()} == {Bound.AT_LEAST}
+    assert snapshots[-1].book.lives == snapshots[-1].book.calls == {}
+
+
+def test_an_offtop_that_does_not_know_the_new_parts_finds_the_old_ones_where_they_were() -> None:
+    raw = zlib.decompress(form.encode(form.Entry(change(NOTHING, source_of().after(9)))))
+    end = 4 + int.from_bytes(raw[:4], "little")
+    tables = unpacked(raw[end:])
+    threads = len(tables[0])
+    shapes = [table.shape[1:] for table in tables]
+    old = ["taken_ns", "at_ns", "lost", "cost", "mode", "door", "filters", "comms", "processes", "details"]
+    assert [*json.loads(raw[4:end])][: len(old)] == old
+    assert len(json.loads(raw[4:end])["cost"]) == 5
+    assert (shapes[0], shapes[1]) == ((2,), (11,))  # threads: ids, and the numbers without the running time
+    assert shapes[-4:] == [(8,), (2,), (), (11,)]  # waiting, ended; and behind them what is new
+    assert tables[-2].tolist().count(0) == threads - 1
+    assert tables[-2].tolist().count(9 * 850 * MS) == 1

@@ -1,0 +1,671 @@
+"""What is stuck now, on the screen: the waits in progress, the oldest first, one of them in full; the NOW column."""
+
+import re
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from textual import events
+from textual.pilot import Pilot
+
+from offtop.model.book import Details, ThreadKey
+from offtop.model.snapshot import Bound, Filters
+from offtop.model.tree import Step
+from offtop.model.view import CATEGORIES, LIST, TREE, StuckView, View
+from offtop.model.view import STUCK as PANE
+from offtop.person import person
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from offtop.ui.app import OfftopApp
+from tests.ui.scripted import STUCK, ScriptedSource, Waits
+from tests.ui.shown import CATEGORIES as RULES
+from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
+from tests.ui.test_pictures import check
+
+CP, CONNECTION, GDB, PURGE = ThreadKey(900, 900), ThreadKey(4242, 4268), ThreadKey(901, 901), ThreadKey(4242, 4270)
+NGINX, LATE = ThreadKey(700, 700), ThreadKey(800, 801)
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+WHO = {
+    4242: Details("mysql", "/usr/sbin/mysqld", "/system.slice/mysql.service", 27),
+    900: Details("ann", "cp big small", "/user.slice", 1000),
+}
+DEEP = Waits(
+    *("deep", 50, "diver", 51, "lock", "futex_do_wait"),
+    waits_on=True,
+    older_ms=1_000,
+    read=tuple(f"function_{number}" for number in range(60)),
+)
+"""60 functions deep, and for 13 s after 12 ticks."""
+
+
+def rows(app: OfftopApp) -> list[list[str]]:
+    """The list of what is stuck, word by word."""
+    lines = screen(app)
+    first = next(number for number, line in enumerate(lines) if line.split()[:2] == ["AGE", "TID"]) + 1
+    listed = [line.removeprefix(">").split() for line in lines[first:-2]]
+    end = next((number for number, words in enumerate(listed) if len(words) < 2 or not words[1].isdigit()), None)
+    return listed[:end]
+
+
+def tids(app: OfftopApp) -> list[int]:
+    return [int(row[1]) for row in rows(app)]
+
+
+def title(app: OfftopApp) -> str:
+    return next(line for line in screen(app) if "stuck now" in line).strip("─ ")
+
+
+def chosen(app: OfftopApp) -> ThreadKey:
+    """The thread of the line with the cursor."""
+    (line,) = [line for line in screen(app)[6:-2] if line.startswith(">") and not line.startswith(">=")]
+    tid = int(line[1:].split()[1])
+    return next(key for key in (CP, CONNECTION, GDB, PURGE, NGINX, LATE) if key.tid == tid)
+
+
+def line_with(app: OfftopApp, text: str) -> str:
+    return next(line for line in screen(app) if text in line)
+
+
+async def wheel(pilot: Pilot[int], offset: tuple[int, int], down: bool) -> None:
+    event = events.MouseScrollDown if down else events.MouseScrollUp
+    await pilot._post_mouse_events([event], offset=offset)  # pyright: ignore[reportPrivateUsage]
+    await pilot.pause()
+
+
+# There and back
+
+
+@pytest.mark.parametrize("key", ["1", "5", "escape", "left", "backspace"])
+@asynchronous
+async def test_5_lists_what_is_stuck_the_oldest_first_and_leads_back_to_where_the_keys_were(key: str) -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        for focus in (CATEGORIES, LIST, TREE):
+            await pilot.press({CATEGORIES: "up", LIST: "enter", TREE: "t"}[focus])
+            await pilot.press("5")
+            assert (app.view.focus, tids(app)) == (PANE, [900, 4268, 901, 4270])
+            assert "|5 stuck|" in screen(app)[0]
+            assert title(app) == "stuck now: 4 threads wait for 100ms or longer, and 1 idle-looking hidden (i)"
+            await pilot.press(key)
+            assert app.view.focus == focus
+            assert "|1 off-CPU|" in screen(app)[0]
+            assert not any("stuck now" in line for line in screen(app))
+
+
+@asynchronous
+async def test_tab_leads_out_and_5_comes_back_to_the_list() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("5", "down", "enter", "tab")
+        assert app.view.focus == CATEGORIES
+        await pilot.press("5")
+        assert (chosen(app), len(rows(app))) == (CONNECTION, 4)
+
+
+@asynchronous
+async def test_it_can_be_what_the_screen_begins_with() -> None:
+    view = View(delay_ns=QUICK_NS, focus=PANE)
+    async with shown(ScriptedSource(STUCK, ticks=12), view=view) as (app, pilot):
+        assert tids(app) == [900, 4268, 901, 4270]
+        await pilot.press("1")
+        assert app.view.focus == CATEGORIES
+
+
+@asynchronous
+async def test_a_line_says_how_old_in_which_state_what_for_in_which_call_and_where() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), (160, 50)) as (app, pilot):
+        await pilot.press("5")
+        assert rows(app) == [
+            ["<=112s", "900", "cp", "cp", "D", "disk-read", "io_schedule"],
+            [
+                *("12.5s", "4268", "connection", "mysqld", "S", "lock", "futex(0x7f1200004040,", "WAIT_PR…"),
+                *("~futex_do_wait", "<", "lock_wait", "<", "row_sear…"),
+            ],
+            [">=12.0s", "901", "gdb", "gdb", "t", "stopped", "ptrace_stop"],
+            ["2.00s", "4270", "purge", "mysqld", "D", "fsync", "fsync(7)", "jbd2_log_wait_commit"],
+        ]
+        starts = {line_with(app, who).index(" D ") for who in (" 900 cp", " 4270 purge")}
+        assert starts == {line_with(app, " S CATEGORY").index(" S ")}  # as wide as their heads
+
+
+@asynchronous
+async def test_below_the_list_stands_the_wait_under_the_cursor() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), (100, 24)) as (app, pilot):
+        await pilot.press("5")
+        said = [
+            ("<=112s cp(900) of cp(900)  last had a CPU at 01:58:20, before offtop watched", "D: waits, and no signal"),
+            ("12.5s connection(4268) of mysqld(4242)  since 01:59:59", "futex(0x7f1200004040, WAIT_PRIVATE, 2)"),
+            (">=12.0s gdb(901) of gdb(901)  seen since 02:00:00, may be older", "t: stopped by a debugger"),
+            ("2.00s purge(4270) of mysqld(4242)  since 02:00:10", "fsync(7)"),
+        ]
+        for first, second in said:
+            at = screen(app).index(line_with(app, f" {first}"))
+            assert second in screen(app)[at + 1]
+            await pilot.press("down")
+        await pilot.press("up", "up")
+        assert "   [k]futex_do_wait < ~lock_wait < row_search < main" in screen(app)
+
+
+# Moving
+
+
+@asynchronous
+async def test_the_cursor_moves_and_stays_with_its_thread() -> None:
+    source = ScriptedSource(STUCK, ticks=7)
+    async with shown(source) as (app, pilot):
+        await pilot.press("5")
+        assert (tids(app), chosen(app)) == ([900, 4268, 901, 801], CP)
+        for key, wanted in (("down", CONNECTION), ("j", GDB), ("k", CONNECTION), ("end", LATE), ("down", LATE)):
+            await pilot.press(key)
+            assert chosen(app) == wanted
+        for key, wanted in (("home", CP), ("up", CP), ("pagedown", LATE), ("pageup", CP)):
+            await pilot.press(key)
+            assert chosen(app) == wanted
+        await pilot.press("end", "i")  # nginx comes in the second line
+        assert (tids(app), chosen(app)) == ([900, 700, 4268, 901, 801], LATE)
+        source.go_on(9)
+        await until(lambda: app.picture is not None and app.picture.newest.number == 9)
+        await pilot.pause()
+        assert (tids(app), chosen(app)) == ([900, 700, 4268, 901], CP)  # late waits no more
+
+
+@asynchronous
+async def test_a_list_that_is_longer_than_the_screen_moves_with_the_cursor() -> None:
+    many = [Waits("p", 1, f"t{n}", n, "lock", "futex", waits_on=True, older_ms=50_000 - n) for n in range(1, 60)]
+    async with shown(ScriptedSource(many, ticks=2)) as (app, pilot):
+        await pilot.press("5")
+        room = len(rows(app))
+        assert tids(app) == [*range(1, room + 1)]
+        await pilot.press("pagedown", "pagedown")
+        assert app.view.stuck.cursor in {ThreadKey(1, tid) for tid in tids(app)}
+        assert tids(app)[0] > 1
+        await pilot.press("end")
+        assert tids(app) == [*range(60 - room, 60)]
+
+
+# One in full
+
+
+@asynchronous
+async def test_enter_opens_the_whole_wait_and_escape_leads_back_step_by_step() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("5", "down", "enter")
+        lines = [line for line in screen(app)[5:] if line.strip()]
+        assert "a wait in progress (Esc goes back)" in lines[0]
+        assert lines[1].startswith(" 12.5s connection(4268) of mysqld(4242)  since 01:59:59")
+        assert [line.split() for line in lines[3:7]] == [
+            ["[k]", "futex_do_wait"],
+            ["~", "lock_wait"],
+            ["~", "row_search"],
+            ["~", "main"],
+        ]
+        await pilot.press("enter")  # there is nothing further down
+        assert app.view.stuck.opened
+        await pilot.press("escape")
+        assert (app.view.focus, app.view.stuck.opened, chosen(app)) == (PANE, False, CONNECTION)
+        await pilot.press("escape")
+        assert app.view.focus == CATEGORIES
+        await pilot.press("5", "down", "right")
+        assert app.view.stuck.opened
+        await pilot.press("left")
+        assert chosen(app) == GDB
+
+
+@asynchronous
+async def test_a_program_whose_stack_has_not_been_read_is_said_to_have_none_yet() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("5", "end", "enter")
+        assert "   (the program's part has not been read)" in screen(app)
+        await pilot.press("escape", "home", "enter")  # cp is in no system call that anybody knows
+        assert not any("has not been read" in line for line in screen(app))
+
+
+@asynchronous
+async def test_a_wait_in_full_is_scrolled_to_its_end_and_no_further() -> None:
+    async with shown(ScriptedSource([DEEP], ticks=12)) as (app, pilot):
+        await pilot.press("5", "enter")
+
+        def functions() -> tuple[int, int]:
+            found = [int(number) for number in re.findall(r"function_(\d+)", "\n".join(screen(app)))]
+            assert found == [*range(found[0], found[-1] + 1)]
+            return found[0], found[-1]
+
+        room = 24 - 5 - 3  # a head of 5, its title, and two lines below
+        assert functions() == (0, room - 5)  # who, for what, a blank, and the kernel's frame stand above
+        await pilot.press("down")
+        assert functions() == (0, room - 4)
+        await pilot.press("pagedown")
+        first, last = functions()
+        assert 0 < first < last
+        await pilot.press("end")
+        assert functions() == (60 - room, 59)
+        await pilot.press("down", "pagedown")
+        assert functions() == (60 - room, 59)
+        await pilot.press("up")
+        assert functions() == (59 - room, 58)
+        await pilot.press("home")
+        assert functions() == (0, room - 5)
+        await pilot.press("end", "escape", "enter")  # opened again, it begins at its beginning
+        assert functions() == (0, room - 5)
+
+
+@asynchronous
+async def test_a_wait_in_full_that_has_ended_is_said_to_have_and_no_other_takes_its_place() -> None:
+    source = ScriptedSource(STUCK, ticks=7)
+    async with shown(source) as (app, pilot):
+        await pilot.press("5", "end", "enter")
+        assert any("late(801) of late(800)" in line for line in screen(app))
+        source.go_on(9)
+        await until(lambda: app.picture is not None and app.picture.newest.number == 9)
+        await pilot.pause()
+        assert " It has ended, or is no longer among those that are shown." in screen(app)
+        assert not any("cp(900)" in line for line in screen(app))
+        await pilot.press("down", "end")
+        await pilot.press("y")
+        assert (app.clipboard, "y copies the row" in screen(app)[-2]) == ("", True)
+        await pilot.press("p")
+        assert app.view.pin == LATE
+        await pilot.press("escape")
+        assert tids(app) == [900, 4268, 901]
+
+
+# What is hidden
+
+
+@asynchronous
+async def test_i_shows_what_looks_idle_and_hides_it_again_and_what_is_hidden_is_counted() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("5", "i")
+        assert tids(app) == [900, 700, 4268, 901, 4270]
+        assert title(app) == "stuck now: 5 threads wait for 100ms or longer"
+        assert "~poll" in line_with(app, " 700 nginx")
+        await pilot.press("i")
+        assert tids(app) == [900, 4268, 901, 4270]
+        assert title(app).endswith(", and 1 idle-looking hidden (i)")
+
+
+@asynchronous
+async def test_where_all_look_idle_nothing_is_stuck_and_it_says_how_long_they_have_been() -> None:
+    async with shown(ScriptedSource([STUCK[4]], ticks=12)) as (app, pilot):
+        await pilot.press("5")
+        said = " Nothing is stuck. 1 thread looks idle, the longest for 1.2min (press i to see them)."
+        assert line_with(app, "Nothing is stuck").startswith(said[:79])
+        await pilot.press("down", "enter", "y", "p")  # none of these has anything to work on
+        assert (app.view.stuck.opened, app.view.pin, app.clipboard) == (False, None, "")
+
+
+@asynchronous
+async def test_where_nothing_waits_it_says_so() -> None:
+    async with shown(ScriptedSource([], ticks=2)) as (app, pilot):
+        await pilot.press("5")
+        assert title(app) == "stuck now: 0 threads wait for 100ms or longer"
+        assert " Nothing waits for 100ms or longer." in screen(app)
+        await pilot.press("down", "up", "end", "enter", "p", "n", "y", "escape")
+        assert app.view.focus == CATEGORIES
+
+
+@asynchronous
+async def test_waits_of_less_than_100_ms_are_not_told_of() -> None:
+    table = [Waits("p", 1, "p", 1, "lock", "futex", waits_on=True, begins=2), *STUCK]
+    async with shown(ScriptedSource(table, ticks=2)) as (app, pilot):
+        await pilot.press("5")
+        assert tids(app) == [900, 4268, 901]
+        await pilot.press("1")
+        assert not any("0ns" in line for line in screen(app))
+
+
+# What it is about
+
+
+@asynchronous
+async def test_the_category_that_was_chosen_is_all_that_is_listed() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("down", "5")
+        assert title(app) == "stuck now in lock: 1 thread waits for 100ms or longer"
+        assert tids(app) == [4268]
+        await pilot.press("1", "down", "5")
+        assert (title(app).split(":")[0], tids(app)) == ("stuck now in stopped", [901])
+
+
+@asynchronous
+async def test_the_process_that_was_drilled_into_is_all_that_is_listed() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("enter", "enter", "5")
+        assert title(app).startswith("stuck now in mysqld(4242): 2 threads wait")
+        assert tids(app) == [4268, 4270]
+        await pilot.press("1", "enter", "5")
+        assert title(app).startswith("stuck now in mysqld(4242) > connection(4268): 1 thread waits")
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("comm=gdb", [901]),
+        ("proc=mysqld cat=fsync", [4270]),
+        ("cat!=lock", [900, 901, 4270]),
+        ("stack=row_search", [4268]),  # which was read from outside
+        ("!mysqld", [900, 901]),
+        ("nobody", []),
+    ],
+)
+@asynchronous
+async def test_a_filter_leaves_out_what_does_not_pass(text: str, left: list[int]) -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("5", "backslash", *text, "enter")
+        assert app.view.focus == PANE
+        assert app.picture and [one.site.tid for one in app.picture.stuck.shown.waits] == left
+        assert title(app).startswith(f"stuck now: {len(left)} thread")
+
+
+@asynchronous
+async def test_what_is_muted_is_not_listed_and_of_a_user_only_theirs() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12, who=WHO)) as (app, pilot):
+        await pilot.press("down", "X", "5")
+        assert tids(app) == [900, 901, 4270]
+        await pilot.press("u", *"ann", "enter")
+        await until(lambda: app.picture is not None and len(app.picture.stuck.shown.waits) == 1)
+        assert tids(app) == [900]
+
+
+@asynchronous
+async def test_p_pins_the_thread_under_the_cursor_and_lets_it_go() -> None:
+    source = ScriptedSource(STUCK, ticks=12)
+    async with shown(source) as (app, pilot):
+        await pilot.press("5", "down", "p")
+        assert app.view.pin == CONNECTION
+        assert "pin connection(4268)" in screen(app)[4]
+        await pilot.press("enter", "F")
+        assert source.filters == Filters(tids=(4268,))
+        await pilot.press("p")
+        assert (app.view.pin, source.filters) == (None, Filters())
+
+
+@asynchronous
+async def test_who_the_listed_processes_are_is_asked_for_and_shown() -> None:
+    source = ScriptedSource(STUCK, ticks=12, who=WHO)
+    async with shown(source, (160, 50)) as (app, pilot):
+        source.asked.clear()
+        await pilot.press("5")
+        assert source.asked[-1] == {900, 4242, 901}
+        await pilot.press("down")
+        assert "mysql.service" in line_with(app, " 4268 connection ")
+        assert any(line.startswith("   mysql.service  mysql  /usr/sbin/mysqld") for line in screen(app))
+
+
+# Time
+
+
+@asynchronous
+async def test_an_earlier_tick_shows_the_waits_of_then() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("5", "[", "[", "[")
+        assert "PAUSED -3s" in screen(app)[0]
+        assert [(row[0], row[1]) for row in rows(app)] == [
+            *(("<=109s", "900"), ("9.50s", "4268"), (">=9.00s", "901"))
+        ]  # purge has not begun
+        await pilot.press("[", "[", "end")
+        assert chosen(app) == LATE
+        assert rows(app)[-1][:4] == ["3.00s", "801", "late", "R"]
+        assert any("R: ready to run, and no CPU is free, woken 500ms ago" in line for line in screen(app))
+        await pilot.press("[")
+        assert rows(app)[-1][:4] == ["2.00s", "801", "late", "S"]  # not yet woken
+        await pilot.press("enter")
+        assert any(line.startswith(" 2.00s late(801) of late(800)  since 02:00:04") for line in screen(app))
+        await pilot.press("[", "[")
+        assert any("It has ended" in line for line in screen(app))
+        await pilot.press("0", "escape")
+        assert tids(app) == [900, 4268, 901, 4270]
+
+
+@asynchronous
+async def test_a_replay_shows_what_was_stuck_in_it(tmp_path: Path) -> None:
+    scripted = ScriptedSource(STUCK, ticks=12)
+    recorder = Recorder(tmp_path / "it.offtop", scripted, person(), leave_bytes=0)
+    for second in range(13):
+        recorder.add(scripted.after(second))
+    recorder.close()
+    source = RecordedSource(tmp_path / "it.offtop", begin_ns=scripted.after(12).taken_ns, speed=1)
+    app = OfftopApp(source, View(focus=PANE), RULES)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(lambda: app.picture is not None and len(app.picture.stuck.shown.waits) == 4)
+        await pilot.pause()
+        assert [(row[0], row[1]) for row in rows(app)] == [
+            *(("<=112s", "900"), ("12.5s", "4268"), (">=12.0s", "901"), ("2.00s", "4270"))
+        ]
+        await pilot.press("[", "[", "[", "[", "[")
+        await until(lambda: app.view.paused_at_ns is not None and 801 in tids(app))
+        assert rows(app)[-1][:4] == ["3.00s", "801", "late", "R"]
+        source.close()
+
+
+# Search, copies, the mouse
+
+
+@asynchronous
+async def test_a_search_marks_what_has_it_and_n_goes_through_the_lines_of_this_pane() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), (100, 24), theme_name="mono") as (app, pilot):
+        await pilot.press("5", "end")
+        before = coloured(app)
+        await pilot.press("/", *"lock_w")
+        changed = [row for row, line in enumerate(coloured(app)[:-2]) if line != before[row]]
+        assert [screen(app)[row].split()[1] for row in changed if row > 4] == ["4268"]
+        assert (app.view.focus, app.view.search) == (PANE, "lock_w")
+        await pilot.press("escape")
+        assert coloured(app) == before
+        await pilot.press("/", *"mysqld", "enter")
+        assert tids(app) == [4268, 4270]
+        assert title(app) == "stuck now: 2 threads wait for 100ms or longer"
+        await pilot.press("home", "n")
+        assert (app.view.focus, app.view.stuck.cursor) == (PANE, PURGE)
+        await pilot.press("n")
+        assert app.view.stuck.cursor == CONNECTION  # round
+        await pilot.press("N", "enter")
+        assert app.view.stuck == StuckView(PURGE, opened=True)
+        await pilot.press("n")  # the next in full
+        assert any("connection(4268)" in line for line in screen(app)[5:])
+
+
+@asynchronous
+async def test_n_finds_threads_processes_categories_calls_and_functions() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("5")
+        for word, found in (("gdb", GDB), ("Purge", PURGE), ("disk-r", CP), ("futex(", CONNECTION), ("jbd2", PURGE)):
+            app._look(View(delay_ns=QUICK_NS, focus=PANE, search=word))  # pyright: ignore[reportPrivateUsage]
+            await pilot.press("n")
+            assert app.view.stuck.cursor == found
+        app._look(View(delay_ns=QUICK_NS, focus=PANE, search="nowhere"))  # pyright: ignore[reportPrivateUsage]
+        await pilot.press("n")
+        assert (app.view.stuck.cursor, "no line here has it" in screen(app)[-2]) == (None, True)
+
+
+@asynchronous
+async def test_y_copies_the_whole_wait_whatever_has_room_on_the_screen() -> None:
+    long = STUCK[0]._replace(read=("lock_wait", "f" * 200, "main"))
+    async with shown(ScriptedSource([long], ticks=12), (50, 12)) as (app, pilot):
+        for keys in (("5",), ("enter",)):
+            await pilot.press(*keys, "y")
+            assert app.clipboard.splitlines() == [
+                " 12.5s connection(4268) of mysqld(4242)  since 01:59:59",
+                "   lock  S: sleeps until what it waits for or a signal comes  futex(0x7f1200004040, WAIT_PRIVATE, 2)",
+                "",
+                "   [k] futex_do_wait",
+                "   ~ lock_wait",
+                f"   ~ {'f' * 200}",
+                "   ~ main",
+            ]
+            assert screen(app)[-2].startswith("copied:  12.5s connection(4268)")
+
+
+@asynchronous
+async def test_a_click_chooses_and_one_on_what_is_chosen_opens() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("5")
+        first = screen(app).index(line_with(app, " 900 cp"))
+        await pilot.click(offset=(30, first + 2))
+        assert (app.view.stuck.cursor, app.view.stuck.opened) == (GDB, False)
+        for nowhere in (first - 2, first - 1, first + 4, first + 6, 21):
+            await pilot.click(offset=(30, nowhere))
+            assert (app.view.stuck.cursor, app.view.stuck.opened) == (GDB, False)
+        await pilot.click(offset=(30, first + 2))
+        assert app.view.stuck.opened
+        assert any("gdb(901) of gdb(901)" in line for line in screen(app))
+        await pilot.click(offset=(30, first + 1))
+        assert (app.view.stuck.cursor, app.view.stuck.opened) == (GDB, True)
+
+
+@asynchronous
+async def test_the_wheel_moves_three_lines_in_the_list_and_in_a_wait_in_full() -> None:
+    async with shown(ScriptedSource([*STUCK, DEEP], ticks=12)) as (app, pilot):
+        await pilot.press("5")
+        assert tids(app) == [900, 51, 4268, 901, 4270]
+        await wheel(pilot, (30, 8), down=True)
+        assert app.view.stuck.cursor == GDB
+        await wheel(pilot, (30, 8), down=False)
+        await pilot.press("down", "enter")
+        await wheel(pilot, (30, 8), down=True)
+        assert (app.view.stuck.cursor, app.view.stuck.scrolled) == (ThreadKey(50, 51), 3)
+        await wheel(pilot, (30, 8), down=False)
+        assert app.view.stuck.scrolled == 0
+
+
+# Sizes, and strangers' names
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50), (40, 10)])
+@asynchronous
+async def test_it_has_its_picture_at_each_size(size: tuple[int, int]) -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12, who=WHO), size) as (app, pilot):
+        await pilot.press("5", "down")
+        await pilot.pause()
+        check(f"stuck-{size[0]}x{size[1]}", screen(app))
+
+
+@asynchronous
+async def test_in_ascii_there_is_nothing_but_ascii() -> None:
+    odd = STUCK[0]._replace(comm="h\u00e4nger", read=("\u4e2d\u6587",))
+    async with shown(ScriptedSource([odd], ticks=12), ascii_only=True) as (app, pilot):
+        await pilot.press("5")
+        assert "".join(screen(app)).isascii()
+        await pilot.press("enter")
+        assert "".join(screen(app)).isascii()
+
+
+@pytest.mark.parametrize("size", [(40, 8), (41, 9), (45, 10), (60, 12), (69, 15), (110, 30), (140, 34), (250, 60)])
+@asynchronous
+async def test_no_line_is_wider_than_its_screen_nor_drawn_by_a_stranger(size: tuple[int, int]) -> None:
+    evil = "\x1b[31m[b]\u4e2d\u6587\u0301\x07\n"
+    table = [
+        Waits(
+            *(evil, 1, evil, 2, "lock", evil),
+            waits_on=True,
+            older_ms=90_000,
+            bound=Bound.AT_MOST,
+            call="fu\x1b[31mtex",
+            arguments=(1, 2, 3, 4, 5, 6),
+            read=(evil, evil * 9, "main"),
+        ),
+        *STUCK,
+    ]
+    who = {1: Details("\x1b[2Jeve", "run\r\x1b[0m", "/\x1b]0;x\x07.slice", 1)}
+    async with shown(ScriptedSource(table, ticks=2, who=who), size) as (app, pilot):
+        await pilot.press("5", "down")
+        assert app.view.stuck.cursor == ThreadKey(1, 2)
+        for key in ("", "enter", "end"):
+            if key:
+                await pilot.press(key)
+            lines = screen(app)
+            assert len(lines) == size[1]
+            assert all(cell_len(line) <= size[0] for line in lines)
+            assert not CONTROL.search("".join(lines))
+        await pilot.press("y")
+        assert not CONTROL.search(app.clipboard.replace("\n", ""))
+        assert r"\x1b[31m[b]" in app.clipboard
+
+
+@asynchronous
+async def test_where_there_is_room_for_one_line_the_key_does_no_harm() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=2), (39, 7)) as (app, pilot):
+        await pilot.press("5", "down", "enter", "end", "y", "escape", "escape")
+        assert app.view.focus == CATEGORIES
+
+
+# The NOW column
+
+
+def now_of(app: OfftopApp, first_row: int, last_row: int) -> dict[str, str]:
+    """First word of each line → what stands under NOW."""
+    heads = screen(app)[first_row]
+    end = heads.index("NOW") + 3
+    lines = [line.ljust(end) for line in screen(app)[first_row + 1 : last_row] if line.strip()]
+    return {line[1:].split()[0]: line[end - 7 : end].strip() for line in lines}
+
+
+@asynchronous
+async def test_categories_and_processes_tell_of_their_oldest_wait() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        wanted = {"all": "<=112s", "lock": "12.5s", "stopped": ">=12.0s", "disk-read": "<=112s", "fsync": "2.00s"}
+        assert now_of(app, 5, 13) == {**wanted, "run-queue": ""}
+        assert now_of(app, 15, 22) == {"4242": "12.5s", "901": ">=12.0s", "900": "<=112s", "800": "", "100": ""}
+        await pilot.press("i")
+        assert now_of(app, 5, 13)["~poll"] == "1.2min"
+
+
+@pytest.mark.parametrize("keys", [("greater_than_sign", "greater_than_sign"), ("f6", "down", "down", "enter")])
+@asynchronous
+async def test_sorted_by_now_the_oldest_wait_comes_first_and_turned_round_last(keys: tuple[str, ...]) -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press(*keys)
+        assert app.view.sort == "NOW"
+        assert [*now_of(app, 5, 13)][1:5] == ["disk-read", "lock", "stopped", "fsync"]
+        assert [*now_of(app, 15, 22)] == ["900", "4242", "901", "800", "100"]
+        await pilot.press("R")
+        assert [*now_of(app, 15, 22)] == ["100", "800", "901", "4242", "900"]
+
+
+@asynchronous
+async def test_threads_tell_of_their_own_wait_and_a_process_of_its_threads() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("H")
+        of_threads = {"4268": "12.5s", "901": ">=12.0s", "900": "<=112s", "801": "", "101": "", "4270": "2.00s"}
+        assert now_of(app, 15, 22) == of_threads
+        await pilot.press("down", "down", "down", "down")  # fsync
+        assert app.view.category == "fsync"
+        assert now_of(app, 15, 22) == {"4270": "2.00s"}
+
+
+@asynchronous
+async def test_branches_of_the_tree_tell_of_the_oldest_wait_that_stands_there() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), (160, 50)) as (app, pilot):
+        await pilot.press("t", "asterisk")
+        assert app.picture and app.picture.tree
+        now = {path[-1].name: age.text for path, age in app.picture.tree.now.items()}
+        assert now == {
+            "(still waiting)": "<=112s",
+            "futex_do_wait": "12.5s",
+            "io_schedule": "<=112s",
+            "ptrace_stop": ">=12.0s",
+            "jbd2_log_wait_commit": "2.00s",
+        }
+        assert Step("main", False) not in {
+            step for path in app.picture.tree.now for step in path
+        }  # nothing is stuck there
+        assert " 2.00s " in line_with(app, "[k]jbd2_log_wait_commit")
+        await pilot.press("v")  # leaf first
+        assert app.picture.tree
+        assert {path[0].name: age.text for path, age in app.picture.tree.now.items() if len(path) == 1} == {
+            key: text for key, text in now.items() if key != "(still waiting)"
+        }
+
+
+@asynchronous
+async def test_an_earlier_tick_has_the_ages_of_then() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
+        await pilot.press("[", "[", "[", "[", "[")
+        assert now_of(app, 5, 13)["lock"] == "7.50s"
+        assert now_of(app, 15, 22)["800"] == "3.00s"
+
+
+@asynchronous
+async def test_the_column_can_be_hidden() -> None:
+    view = View(delay_ns=QUICK_NS, hidden=frozenset({"NOW"}))
+    async with shown(ScriptedSource(STUCK, ticks=12), view=view) as (app, _):
+        assert not any("NOW" in line for line in screen(app))
+        assert not any("12.5s" in line for line in screen(app))
