@@ -25,12 +25,14 @@
  * EXEC_START, START_TIME (offsets in task_struct, from BTF); USER_SP (offset in pt_regs, where a leaf's return address is on
  * the stack); REG_* (offsets in pt_regs of the system call's number, its
  * arguments, ip, sp and frame pointer);
- * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage).
+ * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage);
+ * NAMESPACE (whose ids are shown: namespace.h).
  */
 #include "offcpu.h"
+#include "namespace.h"
 
-#if (defined(DOOR_SWITCH) || defined(WAKING)) && !defined(BY_TID)
-#define BY_TID /* task storage is reached from a thread's own context only */
+#if (defined(DOOR_SWITCH) || defined(WAKING) || defined(TASK_FROM_PID)) && !defined(BY_TID)
+#define BY_TID /* task storage is reached from a thread's own context only, and nobody can list it */
 #endif
 
 BPF_ARRAY(config, struct config, 1);
@@ -83,7 +85,7 @@ static inline __attribute__((always_inline)) bool is_own(struct config *c, u32 p
 
 static inline __attribute__((always_inline)) bool wanted(struct config *c, u32 pid, u32 tid, u32 flags)
 {
-	if (is_own(c, pid))
+	if (is_own(c, pid) || !IS_COUNTED(pid))
 		return false;
 	if (!c->select)
 		return true;
@@ -94,10 +96,10 @@ static inline __attribute__((always_inline)) bool wanted(struct config *c, u32 p
 	if (!(c->select & (ONLY_PIDS | ONLY_TIDS)))
 		return true;
 	return (c->select & ONLY_PIDS && only_pids.lookup(&pid)) ||
-	       (c->select & ONLY_TIDS && only_tids.lookup(&tid));
+	       (c->select & ONLY_TIDS && !IS_OUTSIDE(pid) && only_tids.lookup(&tid));
 }
 
-/* What is kept of a thread; made when it is not there and `make` says so. */
+/* What is kept of a thread; made when it is not there and `make` says so. `tid` is the host's. */
 static inline __attribute__((always_inline)) struct record *record_of(struct task_struct *task, u32 tid, bool make)
 {
 #ifdef BY_TID
@@ -117,6 +119,20 @@ static inline __attribute__((always_inline)) struct record *record_of(struct tas
 		count_lost(LOST_THREADS);
 	return r;
 }
+
+#ifdef NAMESPACE
+/* find_ids(), which takes a while, only of a thread that has not left a CPU yet. `host`: bpf_get_current_pid_tgid() */
+static inline __attribute__((always_inline)) bool show(struct task_struct *task, u64 host, u32 *pid, u32 *tid)
+{
+	struct record *r = record_of(task, host, false);
+
+	if (!r || r->host != host)
+		return find_ids(task, pid, tid);
+	*pid = r->pid;
+	*tid = r->tid;
+	return true;
+}
+#endif
 
 /* Move one half to where it is found when nobody will walk its thread again; whether there was room. */
 static inline __attribute__((always_inline)) bool keep_half(struct gone *gone, struct gone_key *key, u32 which, struct thread *thread)
@@ -220,11 +236,13 @@ static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
 	return id;
 }
 
-static inline __attribute__((always_inline)) u64 user_stack(void *ctx, void *task)
+static inline __attribute__((always_inline)) u64 user_stack(void *ctx, void *task, u32 pid, u32 flags)
 {
 	u32 zero = 0;
 	struct stack *stack = scratch.lookup(&zero);
 
+	if (flags & PF_KTHREAD || IS_OUTSIDE(pid)) /* whose files we could not see */
+		return NO_STACK;
 	if (!stack)
 		return STACK_LOST;
 	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), BPF_F_USER_STACK);
@@ -270,9 +288,9 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
 	bool dead = state & TASK_DEAD;
 	/* Wanted or not: what was wanted once must be given back. */
-	if (!dead && !wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+	if (!dead && !(show(task, id, &pid, &tid) && wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS))))
 		return;
-	struct record *r = record_of(task, tid, !dead);
+	struct record *r = record_of(task, id, !dead);
 	if (!r)
 		return;
 	if (r->left_ns) /* it was back, and nobody saw it */
@@ -286,6 +304,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 		r->left_ns = 0;
 		keep_gone(task, r, which);
 #ifdef BY_TID
+		tid = id;
 		record.delete(&tid);
 #endif
 		return;
@@ -296,13 +315,16 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 		r->pid = pid;
 		r->tid = tid;
 	}
+#ifdef NAMESPACE
+	r->host = id;
+#endif
 	thread->state = r->state;
 #ifndef WAKING
 	r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
 #endif
 #ifdef DOOR_SWITCH
 	r->kernel = kernel_stack(ctx);
-	r->user = MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD ? NO_STACK : user_stack(ctx, task);
+	r->user = user_stack(ctx, task, r->pid, MEMBER(u32, task, TASK_FLAGS));
 #endif
 	u64 now_ns = bpf_ktime_get_ns();
 	thread->left_ns = now_ns;
@@ -319,7 +341,7 @@ static inline __attribute__((always_inline)) void count_in(u64 *histogram, u64 l
 }
 
 /* The thread has the CPU again: count its wait, once. */
-static inline __attribute__((always_inline)) void back(void *ctx, struct config *c, u32 pid, u32 tid, struct record *r, void *task)
+static inline __attribute__((always_inline)) void back(void *ctx, struct config *c, struct record *r, void *task)
 {
 	u32 zero = 0;
 	u32 *now = half.lookup(&zero);
@@ -353,7 +375,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		thread->involuntary += 1;
 	}
 
-	struct site_key key = {.pid = pid, .tid = tid};
+	struct site_key key = {.pid = r->pid, .tid = r->tid};
 	u64 lane = lane_of(off_ns);
 	u32 kind;
 
@@ -372,7 +394,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		key.user = r->user;
 #else
 		key.kernel = kernel_stack(ctx);
-		key.user = MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD ? NO_STACK : user_stack(ctx, task);
+		key.user = user_stack(ctx, task, r->pid, MEMBER(u32, task, TASK_FLAGS));
 #endif
 		struct site *site = site_of(which, &key);
 		if (site) {
@@ -421,7 +443,7 @@ static inline __attribute__((always_inline)) int back_current(void *ctx)
 	if (!c)
 		return 0;
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
-	if (pid == c->self) {
+	if (show(task, id, &pid, &tid) && pid == c->self) {
 		/* Our own arrival tells how far the scheduler's clock is from ours: the least seen is nearest. */
 		u64 apart_ns = bpf_ktime_get_ns() - MEMBER(u64, task, LAST_ARRIVAL);
 		u64 *least_ns = clock.lookup(&zero);
@@ -429,14 +451,14 @@ static inline __attribute__((always_inline)) int back_current(void *ctx)
 			*least_ns = apart_ns;
 		return 0;
 	}
-	struct record *r = record_of(task, tid, false);
+	struct record *r = record_of(task, id, false);
 	if (!r || !r->left_ns)
 		return 0;
-	if (c->select ? !wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS)) : is_own(c, pid)) {
+	if (c->select ? !wanted(c, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS)) : is_own(c, r->pid)) {
 		r->left_ns = 0;
 		return 0;
 	}
-	back(ctx, c, r->pid, r->tid, r, task); /* a thread that calls exec takes another id in the midst of its wait */
+	back(ctx, c, r, task);
 	return 0;
 }
 #endif
@@ -461,11 +483,11 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	u32 flags = 0;
 	bpf_probe_read_kernel(&flags, sizeof(flags), (char *)next + TASK_FLAGS);
-	if (!wanted(c, r->pid, tid, flags)) {
+	if (!wanted(c, r->pid, r->tid, flags)) {
 		r->left_ns = 0;
 		return 0;
 	}
-	back(ctx, c, r->pid, tid, r, next);
+	back(ctx, c, r, next);
 #endif
 	return 0;
 }
@@ -498,8 +520,10 @@ int on_waking(struct bpf_raw_tracepoint_args *ctx)
 #endif
 
 struct seq_file;
+struct bpf_map;
 struct bpf_iter_meta { struct seq_file *seq; u64 session_id; u64 seq_num; };
 struct bpf_iter__task { struct bpf_iter_meta *meta; struct task_struct *task; };
+struct bpf_iter__bpf_map_elem { struct bpf_iter_meta *meta; struct bpf_map *map; u32 *key; void *value; };
 BPF_PERCPU_ARRAY(walk_scratch, struct walked_stack, 1);
 
 /*
@@ -681,35 +705,84 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 }
 
 /* Twice a tick: before the halves change, the waits in progress; after it, what each thread did. */
-BPF_ITER(task)
+static inline __attribute__((always_inline)) void give(struct seq_file *seq, struct task_struct *task)
 {
-	struct task_struct *task = ctx->task;
 	u32 zero = 0;
 	struct config *c = config.lookup(&zero);
 	u32 *mode = walk_mode.lookup(&zero);
 	u32 *which = half.lookup(&zero);
 
-	if (!task || !c || !mode || !which)
-		return 0;
+	if (!c || !mode || !which)
+		return;
 	struct walked walked = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
-	bool is_wanted = wanted(c, walked.pid, walked.tid, MEMBER(u32, task, TASK_FLAGS));
+	u64 host = (u64)walked.pid << 32 | walked.tid;
+	bool is_wanted = show(task, host, &walked.pid, &walked.tid) && wanted(c, walked.pid, walked.tid, MEMBER(u32, task, TASK_FLAGS));
 	walked.state = MEMBER(u32, task, TASK_STATE);
 	bool is_first = !(*mode & (WALK_HALF_0 | WALK_HALF_1));
 	bool prime = *mode & WALK_PRIME;
 	/* One that runs, and has not left a CPU yet, is told of, too. */
 	bool make = is_first && is_wanted && !(walked.state & TASK_DEAD) && (prime || MEMBER(u32, task, TASK_ON_CPU));
-	struct record *r = record_of(task, walked.tid, make);
+	struct record *r = record_of(task, host, make);
 	if (!r)
-		return 0;
+		return;
 	if (!is_first) {
 		walked.pid = r->pid;
 		walked.tid = r->tid;
+	} else if (make && !r->tid) { /* it may end before it leaves a CPU for the first time */
+		r->pid = walked.pid;
+		r->tid = walked.tid;
 	}
 	if (*mode & WALK_HALF_0)
-		give_half(ctx->meta->seq, task, &walked, r, &r->half[0], &r->half[1], *mode & WALK_ALONE);
+		give_half(seq, task, &walked, r, &r->half[0], &r->half[1], *mode & WALK_ALONE);
 	else if (*mode & WALK_HALF_1)
-		give_half(ctx->meta->seq, task, &walked, r, &r->half[1], &r->half[0], *mode & WALK_ALONE);
+		give_half(seq, task, &walked, r, &r->half[1], &r->half[0], *mode & WALK_ALONE);
 	else if (is_wanted)
-		give_wait(ctx->meta->seq, task, &walked, r, c->min_ns, prime, *which & 1);
+		give_wait(seq, task, &walked, r, c->min_ns, prime, *which & 1);
+}
+
+#ifndef TASK_FROM_PID
+BPF_ITER(task)
+{
+	if (ctx->task)
+		give(ctx->meta->seq, ctx->task);
 	return 0;
 }
+#else
+/* That iterator stays within its reader's pid namespace. So it does no more than to meet, once a walk, all threads
+ * of the machine that give() would make a record for; then an iterator over the records gives what it gives. */
+BPF_ITER(task)
+{
+	struct every_task every;
+	struct task_struct *task;
+	u32 zero = 0;
+	struct config *c = config.lookup(&zero);
+	u32 *mode = walk_mode.lookup(&zero);
+
+	if (ctx->meta->seq_num || !c || !mode || *mode & (WALK_HALF_0 | WALK_HALF_1))
+		return 0;
+	task_iter_new(&every, 0, ALL_THREADS);
+	while ((task = task_iter_next(&every))) {
+		u32 pid = 0, host_tid = MEMBER(u32, task, TASK_PID), tid = host_tid;
+
+		if (MEMBER(u32, task, TASK_STATE) & TASK_DEAD || record.lookup(&host_tid))
+			continue;
+		if (!(*mode & WALK_PRIME) && !MEMBER(u32, task, TASK_ON_CPU))
+			continue;
+		if (find_ids(task, &pid, &tid) && wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+			record_of(task, host_tid, true);
+	}
+	task_iter_destroy(&every);
+	return 0;
+}
+
+BPF_ITER(bpf_map_elem)
+{
+	struct task_struct *task = ctx->key ? task_from_pid(*ctx->key) : 0;
+
+	if (!task)
+		return 0;
+	give(ctx->meta->seq, task);
+	task_release(task);
+	return 0;
+}
+#endif

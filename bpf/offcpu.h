@@ -77,6 +77,9 @@ struct record {
 	u32 tid;           /* whose halves these are: a thread that calls exec takes its main thread's id */
 	u32 older;         /* its wait in progress began before left_ns, unseen */
 	u64 exec_ns;       /* of what was told with WALKED_RAN */
+#ifdef NAMESPACE
+	u64 host;          /* the host's pid << 32 | tid, of which pid and tid are what is shown */
+#endif
 	struct thread half[2];
 };
 

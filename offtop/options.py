@@ -169,7 +169,14 @@ def _kept(parser: argparse.ArgumentParser) -> None:
 def _counted(parser: argparse.ArgumentParser) -> None:
     """What the kernel side counts."""
     add = parser.add_argument
-    add("-p", "--pid", type=_ids, default=(), metavar="PID,…", help="only these processes")
+    add(
+        "-p",
+        "--pid",
+        type=_pids,
+        default=(),
+        metavar="PID,…",
+        help="only these processes; CONTAINER:PID is one by its id in there",
+    )
     add("-t", "--tid", type=_ids, default=(), metavar="TID,…", help="only these threads")
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--user-threads", dest="who", action="store_const", const="user", help="only user threads")
@@ -284,6 +291,21 @@ def _ids_of(text: str) -> tuple[int, ...]:
     return ids
 
 
+def _pids_of(text: str) -> tuple[int | tuple[str, int], ...]:
+    """Ids; and, of processes in containers, what the container is called and their ids in there."""
+    parts = text.split(",")
+    plain = ",".join(part for part in parts if ":" not in part)
+    found: list[int | tuple[str, int]] = [*_ids_of(plain)] if plain else []
+    for part in dict.fromkeys(parts):
+        name, colon, inside = part.rpartition(":")
+        if colon and not name:
+            raise ValueError(text)
+        found += [(name, pid) for pid in _ids_of(inside)] if colon else []
+    if len(found) > _MOST_IDS:
+        raise ValueError(text)
+    return tuple(found)
+
+
 def _user_of(text: str) -> str:
     if not (text.isascii() and text.isdecimal()):
         try:
@@ -308,6 +330,7 @@ def _states_of(text: str) -> int:
 
 
 _ids = _argument(_ids_of, f"a list of ids, as 4242 or 4242,977 (at most {_MOST_IDS})")
+_pids = _argument(_pids_of, f"a list of ids, as 4242 or 4242,977 or CONTAINER:7 (at most {_MOST_IDS})")
 _wait = _argument(lambda text: parse_duration(text, _NS_PER_US), "a time, as 200us, 1ms, 2s, or 200 for 200us")
 _count = _argument(_positive, "a whole number from 1 up")
 _user = _argument(_user_of, "a user: this machine knows no such name, nor is it a number")

@@ -179,13 +179,23 @@ def _filters(asked: argparse.Namespace, loaded: "Loaded") -> Filters:
     if asked.max and asked.max < settings.min_ns:
         raise UsageError("--max is below --min, so no wait would be shown. Give a larger --max or a smaller --min")
     return Filters(
-        pids=asked.pid,
+        pids=_pids(asked.pid),
         tids=asked.tid,
         who=asked.who or "all",
         states=asked.state,
         min_ns=settings.min_ns,
         max_ns=asked.max,
     )
+
+
+def _pids(asked: tuple[int | tuple[str, int], ...]) -> tuple[int, ...]:
+    """As they are seen here. Raises UsageError for one of a container, or in it, that is not there."""
+    named = [one for one in asked if not isinstance(one, int)]
+    if not named:
+        return tuple(one for one in asked if isinstance(one, int))
+    from offtop.kernel import namespace
+
+    return tuple(sorted({one if isinstance(one, int) else namespace.pid_in(*one) for one in asked}))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,17 @@ _DIST_PACKAGES = (
 )
 _TRACING = 26  # BPF_PROG_TYPE_TRACING
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_CALL = 0x85  # BPF_JMP | BPF_CALL
+_PSEUDO_KFUNC_CALL = 2
+
+
+class _Instruction(ct.Structure):
+    """`struct bpf_insn`."""
+
+    _fields_ = (("code", ct.c_uint8), ("registers", ct.c_uint8), ("offset", ct.c_int16), ("immediate", ct.c_int32))
+    code: int
+    registers: int
+    immediate: int
 
 
 def import_bcc() -> Any:
@@ -66,9 +78,11 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
         if link < 0:
             raise OSError(ct.get_errno(), f"attaching to {symbol}: {os.strerror(ct.get_errno())}")
         keep(f"link {symbol}", link)
-    for function in request["iterators"]:
+    for function, over in request["iterators"].items():
+        make_calls(lib, program.module, function, request["functions"])
         loaded = program.load_func(function, _TRACING)
-        link = lib.bcc_iter_attach(loaded.fd, None, 0)
+        of_map = ct.c_uint32(lib.bpf_table_fd(program.module, over.encode())) if over else None
+        link = lib.bcc_iter_attach(loaded.fd, of_map and ct.byref(of_map), ct.sizeof(of_map) if of_map else 0)
         if link < 0:
             raise OSError(ct.get_errno(), f"attaching {function}: {os.strerror(ct.get_errno())}")
         keep(f"program {function}", loaded.fd)
@@ -76,6 +90,18 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
     for name in request["maps"]:
         keep(f"map {name}", lib.bpf_table_fd(program.module, name.encode()))
     return {"fds": names, "bcc": str(bcc.__version__)}, fds, program
+
+
+def make_calls(lib: Any, module: Any, function: str, functions: Sequence[int]) -> None:
+    """Of compiled calls by these numbers, make calls of the kernel's own functions (kfuncs): clang knows calls of
+    helpers alone, which have small numbers. They differ in the source register (include/uapi/linux/bpf.h)."""
+    name = function.encode()
+    code = (_Instruction * (lib.bpf_function_size(module, name) // ct.sizeof(_Instruction))).from_address(
+        lib.bpf_function_start(module, name)
+    )
+    for one in code:
+        if one.code == _CALL and one.immediate in functions:
+            one.registers = _PSEUDO_KFUNC_CALL << 4
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from offtop.errors import KernelError, OfftopError
-from offtop.kernel import features, program
+from offtop.kernel import features, namespace, program
 from offtop.kernel.features import Features
 from offtop.kernel.libbpf import KernelTypes, enable_statistics, library
 
@@ -31,8 +31,6 @@ Verdict = Literal["ok", "warn", "FAIL"]
 CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_SYSLOG": 34, "CAP_PERFMON": 38, "CAP_BPF": 39}
 """Bits in `CapEff` (include/uapi/linux/capability.h)."""
 
-_HOST_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the first pid namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
 _SECURE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What sudo looks through, where it does not tell (only root may ask it)."""
 _ARRAY_MAP = 2  # BPF_MAP_TYPE_ARRAY
@@ -430,19 +428,20 @@ def frame_pointers() -> Check:
 
 
 def pid_namespace() -> Check:
+    types = _types()
     try:
-        inode = Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return Check("pid namespace", "warn", "not shown", "mount -t proc proc /proc", "processes' names and mappings")
-    if inode == _HOST_PID_NAMESPACE:
-        return Check("pid namespace", "ok", "the machine's own")
-    return Check(
-        "pid namespace",
-        "warn",
-        "a container's: the kernel reports other process ids than those in here",
-        "docker run --privileged --pid=host",
-        "names of processes outside; -p takes the machine's ids",
-    )
+        if not namespace.own():
+            return Check("pid namespace", "ok", namespace.told({}))
+        if types is None:
+            return _unknown("pid namespace")
+        found = namespace.defines(types)
+    except KernelError as error:
+        what, remedy = str(error).split(". ", 1)
+        return Check("pid namespace", "FAIL", what, remedy, "everything: names and ids would not be of one process")
+    if found.keys() >= namespace.FUNCTIONS.keys():
+        return Check("pid namespace", "ok", namespace.told(found))
+    remedy = "run it on the host, or: docker run --privileged --pid=host"
+    return Check("pid namespace", "warn", namespace.told(found), remedy, "the machine's other threads")
 
 
 def sudo_path() -> Check:
@@ -474,11 +473,11 @@ def terminal() -> Check:
 
 def attaching(so_far: Sequence[Check]) -> Check:
     """Compiles offtop's own program, attaches it, and takes it away again."""
-    known = _features()
-    if known is None or any(check.verdict == "FAIL" for check in so_far):
+    known, types = _features(), _types()
+    if known is None or types is None or any(check.verdict == "FAIL" for check in so_far):
         return Check("attaching", "warn", "not tried", "mend what failed above")
     try:
-        attached = program.attach(known)
+        attached = program.attach(known, defines=namespace.defines(types))
     except OfftopError as error:
         return Check("attaching", "FAIL", str(error), "the sentence says it; if not, report it", "everything")
     door_in_use, version = attached.door, attached.bcc_version

@@ -14,6 +14,7 @@ from offtop import units
 from offtop.kernel.cgroups import Quota, content_of, mounted, quota_of
 from offtop.kernel.processes import Reading, reading
 from offtop.model.container import container, label
+from offtop.model.snapshot import OUTSIDE
 
 _NOT_PERMITTED = "not permitted"
 _STATES = {
@@ -47,6 +48,8 @@ def facts(pid: int) -> tuple[tuple[str, str], ...]:
     Never raises. May take long, as long as anything on this machine can: a command line waits for the process's
     mmap_lock, a user's name for another machine. So never call it in the thread that polls or in the one that draws.
     """
+    if pid == OUTSIDE:
+        return (("process", "all threads outside of this container, by the host's ids"),)
     gone = (("process", f"{pid} is not there any more"),)
     try:
         process = psutil.Process(pid)

@@ -200,6 +200,11 @@ class KernelTypes:
         """Byte offset of a member of a struct; None where there is no such struct or member."""
         return self._offsets(struct).get(member)
 
+    def size(self, struct: str) -> int | None:
+        """Bytes of a struct; None where there is no such struct."""
+        found = self._find(struct, _KIND_STRUCT)
+        return None if found is None else found.size_or_type
+
     def has_tracepoint(self, name: str) -> bool:
         """Whether the kernel has this raw tracepoint."""
         return self._find(f"btf_trace_{name}", _KIND_TYPEDEF) is not None
@@ -221,6 +226,11 @@ class KernelTypes:
     def has_function(self, name: str) -> bool:
         """Whether the kernel has this function: for a BPF helper, whether programs can call it."""
         return self._find(name, _KIND_FUNCTION) is not None
+
+    def function(self, name: str) -> int | None:
+        """The number of a function of the kernel's, by which programs call it that may; None where it is not there."""
+        found = library().btf__find_by_name_kind(self._btf, name.encode(), _KIND_FUNCTION)
+        return found if found > 0 else None
 
     @cache  # noqa: B019 - one object lives for the whole run
     def _offsets(self, struct: str) -> dict[str, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from offtop.errors import KernelError, PrivilegeError, UsageError
-from offtop.kernel import features, layout, libbpf, syscalls, times, userstacks
+from offtop.kernel import features, layout, libbpf, namespace, syscalls, times, userstacks
 from offtop.kernel.cost import CostMeter
 from offtop.kernel.files import Files
 from offtop.kernel.kallsyms import KernelSymbols
@@ -27,9 +27,9 @@ from offtop.kernel.program import attach
 from offtop.kernel.stacks import Stacks
 from offtop.kernel.userstacks import UserStacks
 from offtop.kernel.walks import Walks
-from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.book import UNKNOWN, Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
-from offtop.model.snapshot import Bound, Filters, Snapshot
+from offtop.model.snapshot import OUTSIDE, Bound, Filters, Snapshot
 from offtop.model.stack import Frame
 from offtop.model.table import Ints, integers
 from offtop.source import Happening
@@ -39,8 +39,6 @@ _KEEP_NS = 15 * 60 * 1_000_000_000
 """How long what a window may still name is kept: longer than any History reaches back."""
 _PRIME_NS = 60 * 1_000_000_000
 """How often all waits in progress are looked up anew: one whose end was lost would else go on for ever."""
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the machine's own (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
 _CLOSE_SECONDS = 2.0
 _32_BIT = 1 << 30
 """Marks the number of a 32-bit program's system call, whose arguments are in other registers."""
@@ -64,11 +62,7 @@ class LiveSource(Happening):
                 "offtop needs root (or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG) to attach to the "
                 "scheduler. Try: sudo offtop. See it without root: offtop demo"
             )
-        if Path("/proc/self/ns/pid").stat().st_ino != _FIRST_PID_NAMESPACE:
-            raise KernelError(
-                "offtop must see the machine's own process ids, and this is a container with ids of its own. "
-                "Run it on the host, or in a container with --pid=host --privileged"
-            )
+        namespace.own()
         self._filters = filters
         _check_alive([*filters.pids], [*filters.tids])
         self._given = filters
@@ -77,8 +71,10 @@ class LiveSource(Happening):
         self._closed = self._was_last = False
         self._opened = contextlib.ExitStack()
         try:
-            self._features = features.find(libbpf.KernelTypes())
-            self._program = attach(self._features, door, waking=waking)
+            types = libbpf.KernelTypes()
+            self._features = features.find(types)
+            self._defines = namespace.defines(types)
+            self._program = attach(self._features, door, waking=waking, defines=self._defines)
             self._opened.callback(self._program.close)
             self._start(categories)
         except OSError as error:
@@ -100,6 +96,8 @@ class LiveSource(Happening):
         self._opened.callback(self._names.close)
         symbols = KernelSymbols.read()  # meanwhile the children start that read binaries
         self._book = Book()
+        if self._defines:
+            self._book.processes[OUTSIDE], self._book.details[OUTSIDE] = "(outside)", UNKNOWN
         self._details = DetailsWorker(self._book)
         self._opened.callback(self._details.close)
         self._stacks = Stacks(
@@ -250,7 +248,7 @@ class LiveSource(Happening):
         self._names.wait(frames, seconds)
 
     def describe(self, pids: Collection[int]) -> None:
-        self._details.describe(pids)
+        self._details.describe([pid for pid in pids if pid != OUTSIDE])
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         from offtop.kernel.facts import facts  # psutil takes a tenth of a second to load, and few ask
@@ -268,6 +266,7 @@ class LiveSource(Happening):
             ("maps", f"sites {maps['sites_0'].entries:,}, ended threads {maps['gone_0'].entries:,} a tick"),
             ("stacks", f"kernel {kernel_fill:.0%}, user {user_fill:.0%} of {maps['user_stacks'].entries:,}"),
             ("processes gone before they were read", f"{self._processes.gone:,}"),
+            *([("process ids", namespace.told(self._defines))] if self._defines else []),
         ]
 
     def close(self) -> None:
@@ -315,7 +314,7 @@ class LiveSource(Happening):
 
     def _walk(self, mode: int) -> bytes:
         self._program.maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
-        return libbpf.walk(self._program.walk_link)
+        return b"".join(map(libbpf.walk, self._program.walk_links))
 
     def _records(self, walk: bytes) -> Iterator[layout.WalkedRecord]:
         for record in layout.walked_records(walk):
@@ -344,7 +343,7 @@ class LiveSource(Happening):
             since_ns, bound = (record.arrived_ns + apart_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
             since_ns = min(since_ns, record.left_ns)
         call, arguments = (-1, ()) if stack is None else self._call(stack)
-        if stack is not None:
+        if stack is not None and key.pid != OUTSIDE:
             self._user_stacks.met(key, record.left_ns, stack)
         return Walked(
             key,
@@ -444,7 +443,7 @@ class LiveSource(Happening):
 
 def _check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:
     for pid in pids:
-        if not Path(f"/proc/{pid}").exists():
+        if not namespace.is_there(pid):
             raise UsageError(f"No process {pid}. Look it up with: pgrep NAME")
     for tid in tids:
         if not Path(f"/proc/{tid}").exists():
@@ -462,13 +461,13 @@ def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> Ran:
 
 
 def _is_alive(key: ThreadKey) -> bool:
-    return Path(f"/proc/{key.pid}/task/{key.tid}").exists()
+    return key.pid == OUTSIDE or Path(f"/proc/{key.pid}/task/{key.tid}").exists()
 
 
 def _any_alive(filters: Filters) -> bool:
     """Whether there is anything to watch yet: always so, without -p and -t."""
     ids = (*filters.pids, *filters.tids)
-    return not ids or any(Path(f"/proc/{one}").exists() for one in ids)
+    return not ids or any(map(namespace.is_there, ids))
 
 
 def _selection(filters: Filters) -> tuple[Sequence[int], Sequence[int], str]:

@@ -14,11 +14,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from offtop import paths
 from offtop.errors import KernelError, OfftopError, PrivilegeError
-from offtop.kernel import layout
+from offtop.kernel import layout, namespace
 from offtop.kernel.features import Features, choose_door, user_stack_pointer_offset
 from offtop.kernel.libbpf import Map
 from offtop.model.printable import printable
@@ -39,6 +40,8 @@ class Sizes:
 def sizes_for_machine() -> Sizes:
     """Room for twice the threads of now, for thousands to end in one tick, and for each to wait in a few places."""
     threads = sum(1 for _ in Path("/proc").glob("[0-9]*/task/[0-9]*"))
+    if namespace.own():
+        threads = max(threads, int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2]))
     room = 1 << max(13, min(18, (2 * threads + 2048 - 1).bit_length()))
     return Sizes(threads=room, sites=min(1 << 18, 2 * room), stacks=max(8192, min(32768, room)))
 
@@ -50,8 +53,8 @@ class Program:
         self.door, self.waking, self.bcc_version = door, waking, bcc_version
         self._fds = list(fds.values())
         self.programs = {name.removeprefix("program "): fd for name, fd in fds.items() if name.startswith("program ")}
-        self.walk_link = fds["link bpf_iter__task"]
-        """Descriptor of the task iterator."""
+        self.walk_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
+        """Descriptors of the iterators that make a walk, in their order."""
         cpus = possible_cpus()
         self.maps = {name: Map(fds[f"map {name}"], cpus if name == "lost" else 1) for name in layout.SIZES}
         for name, (key_bytes, value_bytes) in layout.SIZES.items():
@@ -71,26 +74,33 @@ def possible_cpus() -> int:
     return int(last) + 1
 
 
-def attach(features: Features, door: str = "auto", sizes: Sizes | None = None, waking: bool = False) -> Program:
+def attach(
+    features: Features,
+    door: str = "auto",
+    sizes: Sizes | None = None,
+    waking: bool = False,
+    defines: Mapping[str, int] = MappingProxyType({}),
+) -> Program:
     """Compile and attach through the first door that opens; nothing is left attached on failure.
 
     `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking though the
-    kernel has its own count. Raises OfftopError with the remedy.
+    kernel has its own count. `defines`: more of them (namespace.defines). Raises OfftopError with the remedy.
     """
     sizes = sizes or sizes_for_machine()
     failure: OfftopError | None = None
     for candidate in choose_door(features, door):
         try:
-            return _attach_through(candidate, features, sizes, waking)
+            return _attach_through(candidate, features, sizes, waking, defines)
         except KernelError as error:
             failure = failure or error
     assert failure
     raise failure
 
 
-def _attach_through(door: str, features: Features, sizes: Sizes, waking: bool) -> Program:
+def _attach_through(door: str, features: Features, sizes: Sizes, waking: bool, defines: Mapping[str, int]) -> Program:
     waking = waking or features.waking or door == "switch"
     raw = {"on_switch": "sched_switch"}
+    functions = [defines[name] for name in namespace.FUNCTIONS if name in defines]
     if door == "exit":
         raw["on_exit"] = "sched_exit_tp"
     if waking:
@@ -98,10 +108,11 @@ def _attach_through(door: str, features: Features, sizes: Sizes, waking: bool) -
     request = {
         "source": str(paths.bpf() / "offcpu.c"),
         "headers": str(paths.bpf() / "headers"),
-        "flags": _flags(door, features, sizes, waking),
+        "flags": [*_flags(door, features, sizes, waking), *(f"-D{name}={value}" for name, value in defines.items())],
         "raw_tracepoints": raw,
         "kprobes": {"on_finish": features.kprobe_symbol} if door == "kprobe" else {},
-        "iterators": ["bpf_iter__task"],
+        "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
+        "functions": functions,
         "maps": list(layout.SIZES),
     }
     answer, fds, output = _ask_compiler(request)

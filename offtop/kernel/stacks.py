@@ -97,7 +97,7 @@ class Stacks:
         if of_thread is None:
             of_thread = self._sites[tid] = {}
         site = of_thread.get((kernel, user))
-        if site is None or site.pid != pid:  # the id may be another thread's by now
+        if site is None or site.pid != pid:  # in one tick a tid may be of several processes, one after the other
             site = SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
             of_thread[kernel, user] = site
         return site

@@ -16,6 +16,9 @@ from offtop.model.state import letter
 
 EXITED = ThreadKey(0, 0)
 """Takes the totals of threads and sites that were given back (no real thread has tid 0)."""
+OUTSIDE = 9_999_999
+"""In a container: the pid under which all threads outside of it are counted, by the host's tids. No real one is above
+4,194,304 (PID_MAX_LIMIT, include/linux/threads.h)."""
 
 
 class ThreadTotals(NamedTuple):

@@ -10,7 +10,7 @@ from offtop.model.cut import ALL, Scope
 from offtop.model.filter import NOTHING, Filter
 from offtop.model.pool import Pool
 from offtop.model.rows import SORTS, Key
-from offtop.model.snapshot import Filters
+from offtop.model.snapshot import OUTSIDE, Filters
 from offtop.model.tree import Path, Shape
 from offtop.units import NS_PER_S
 
@@ -162,6 +162,8 @@ class View:
         if not self.narrowed or self.pin is None:
             return self.filters
         if isinstance(self.pin, ThreadKey):
+            if self.pin.pid == OUTSIDE:  # whose tids may be others' tids
+                return replace(self.filters, pids=(OUTSIDE,), tids=())
             return replace(self.filters, pids=(), tids=(self.pin.tid,))
         return replace(self.filters, pids=(self.pin,), tids=())
 

@@ -94,9 +94,13 @@ def test_four_capabilities_are_enough_but_for_the_cost() -> None:
 
 @pytest.mark.kernel
 def test_a_container_s_pid_namespace_is_told_from_the_machine_s() -> None:
-    inside = checked("unshare", "--pid", "--fork")
-    assert inside["pid namespace"].verdict == "warn"
-    assert "--pid=host" in inside["pid namespace"].remedy
+    assert checked()["pid namespace"].what == "the machine's own"
+    inside = checked("unshare", "--pid", "--fork", "--mount-proc")["pid namespace"]
+    assert (inside.verdict, inside.remedy) == ("ok", "")
+    assert "(outside)" in inside.what
+    with_another_s_proc = checked("unshare", "--pid", "--fork")["pid namespace"]
+    assert with_another_s_proc.verdict == "FAIL"
+    assert "--mount-proc" in with_another_s_proc.remedy
 
 
 @pytest.mark.kernel

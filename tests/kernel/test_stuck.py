@@ -520,7 +520,7 @@ def test_a_sleeper_does_not_run_and_all_its_time_is_blocked(live: Watch, built: 
         wait_until_asleep(child.pid)
         live.tick()
         window = live.tick(0.2)
-        assert of_thread(window, child.pid) == Account(1, 1, blocked_ns=window.span_ns)
+        assert of_thread(window, child.pid) == Account(1, 1, blocked_ns=window.span_ns, worst_ns=window.span_ns)
 
 
 # Who it is
@@ -566,7 +566,7 @@ def test_a_pid_that_is_used_again_is_another_process_which_has_not_run(
         assert of_thread(window, child.pid).through == 0
         assert window.book.process(child.pid) == "sh"
         window = live.tick(0.2)
-        assert of_thread(window, child.pid) == Account(1, 1, blocked_ns=window.span_ns)
+        assert of_thread(window, child.pid) == Account(1, 1, blocked_ns=window.span_ns, worst_ns=window.span_ns)
 
 
 @pytest.mark.parametrize(("main_ms", "other_ms"), [(300, 20), (20, 300)])
@@ -588,7 +588,7 @@ def test_a_thread_that_becomes_another_program_does_not_take_over_the_time_that_
         assert 0.9 * 200 * MS <= watch.thread(window, child.pid).running_ns <= 250 * MS
         window = live.tick(0.2)
         one = of_thread(window, child.pid)
-        assert one == Account(1, 1, blocked_ns=window.span_ns)
+        assert one == Account(1, 1, blocked_ns=window.span_ns, worst_ns=window.span_ns)
         assert window.book.life(ThreadKey(child.pid, child.pid)).to_ns == 0
 
 

@@ -428,7 +428,7 @@ def leavings() -> Generator[Map]:
         "flags": [f"-DUSER_{name}={at}" for name, at in zip(("IP", "SP", "FP"), registers_at, strict=True)],
         "raw_tracepoints": {"on_switch": "sched_switch"},
         "kprobes": {},
-        "iterators": [],
+        "iterators": {},
         "maps": ["left"],
     }
     answer, fds, output = program_module._ask_compiler(request)  # pyright: ignore[reportPrivateUsage]

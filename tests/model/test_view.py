@@ -13,7 +13,7 @@ from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL
 from offtop.model.filter import NOTHING, parse
 from offtop.model.rows import SORTS
-from offtop.model.snapshot import Filters
+from offtop.model.snapshot import OUTSIDE, Filters
 from offtop.model.tree import Path, Step
 from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, OFF, SITE, STUCK, TREE, Cell, View
 from offtop.units import NS_PER_S
@@ -208,6 +208,8 @@ def test_a_narrowed_view_asks_the_kernel_for_the_pin_and_keeps_what_else_it_asks
     assert views.narrowed_or_widened(view).asked == Filters(tids=(8,), who="user")
     assert replace(view, pin=7, narrowed=True).asked == Filters(pids=(7,), who="user")
     assert views.narrowed_or_widened(View()).asked == Filters()
+    beyond = replace(view, pin=ThreadKey(OUTSIDE, 8), narrowed=True)
+    assert beyond.asked == Filters(pids=(OUTSIDE,), who="user")  # its tid may be another's in here
     assert not views.pinned(replace(view, narrowed=True), WORKER).narrowed
 
 

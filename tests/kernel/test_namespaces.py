@@ -1,0 +1,409 @@
+"""In a container ids are those seen in there, all other threads are one process; from outside, -p takes both."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offtop.errors import UsageError
+from offtop.kernel import namespace
+from offtop.kernel.namespace import pid_in
+from offtop.model.snapshot import OUTSIDE
+from tests import command
+from tests.conftest import lacks
+from tests.kernel import programs
+from tests.kernel.test_cgroups import group, remove
+from tests.kernel.watch import MS, S
+
+pytestmark = pytest.mark.kernel
+
+Tick = dict[str, Any]
+OWN = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""What a program is started with that is to be the first process of a namespace."""
+_NAMED = re.compile(r"(main|thread|exec)(\d+)")
+_C = ("-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer", "-fno-builtin")
+
+FAMILY = r"""
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+static const struct timespec ten_ms = {0, 10000000};
+static __attribute__((noinline)) void nap(void)
+{
+	syscall(SYS_nanosleep, &ten_ms, 0);
+	__asm__ volatile("");
+}
+static void *sleeper(void *unused)
+{
+	tell("tid", (void *)(long)gettid());
+	next();
+	for (int i = 0; i < 23; i++)
+		nap();
+	next();
+	return 0;
+}
+int main(void)
+{
+	pthread_t thread;
+	if (fork())
+		return wait(0), 0;
+	tell("pid", (void *)(long)getpid());
+	pthread_create(&thread, 0, sleeper, 0);
+	pthread_join(thread, 0);
+	return 0;
+}
+"""
+"""A child of the first process, with a thread that sleeps 23 times."""
+
+STORM = r"""
+#include <pthread.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+static int calls;
+static void *one(void *kind)
+{
+	char name[16];
+	snprintf(name, sizeof(name), "%s%d", (char *)kind, (int)gettid());
+	prctl(PR_SET_NAME, name);
+	usleep(1000);
+	if (calls && !strcmp(kind, "thread"))
+		execl("/proc/self/exe", "storm", "again", (char *)0);
+	return 0;
+}
+int main(int argc, char **argv)
+{
+	if (argc > 1)
+		return one("exec"), 0;
+	for (;;) {
+		for (int i = 0; i < 8; i++)
+			if (!fork()) {
+				pthread_t thread;
+				calls = i % 2;
+				pthread_create(&thread, 0, one, "thread");
+				one("main");
+				pthread_join(thread, 0);
+				_exit(0);
+			}
+		while (waitpid(-1, 0, 0) > 0)
+			;
+	}
+}
+"""
+"""Processes and threads that live for some ms, and are called by the ids that they have for themselves. Of some it is
+the other thread that calls exec, and so takes the id of the first."""
+
+NAPPERS = r"""
+#include <pthread.h>
+#include <time.h>
+static void *nap(void *unused)
+{
+	struct timespec three_ms = {0, 3000000};
+	nanosleep(&three_ms, 0);
+	return 0;
+}
+int main(void)
+{
+	pthread_t threads[20];
+	for (int i = 0; i < 20; i++)
+		pthread_create(threads + i, 0, nap, 0);
+	for (int i = 0; i < 20; i++)
+		pthread_join(threads[i], 0);
+	return 0;
+}
+"""
+"""Each of 20 threads sleeps once, all at the same place."""
+
+SPIN = "int main(void) { next(); for (;;) ; }"
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.build(tmp_path_factory.mktemp("namespaces") / "family", FAMILY, *_C)
+
+
+class Container:
+    """A program that is the first process of a pid namespace, with a /proc of its own."""
+
+    def __init__(self, program: programs.Program) -> None:
+        self.program = program
+        self.first = child_of(program.pid)
+        """The host's id of the first process."""
+        self.enter = ("nsenter", "--target", str(self.first), "--pid", "unshare", "--mount-proc")
+
+    def tick(self, *arguments: str, go: bool = False) -> Tick:
+        """What offtop tells in there, of the second that follows the first one. `go`: in it, the program goes on."""
+        process = command.start("-b", "--json", "-n", "2", *arguments, before=self.enter)
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            if go:
+                self.program.go_on_alone()
+            ended = command.ended(process)
+        finally:
+            process.kill()
+        assert (ended.status, ended.err) == (0, "")
+        return json.loads(ended.out)
+
+
+@contextmanager
+def contained(*line: str | Path) -> Generator[Container]:
+    with programs.running([*OWN, *line]) as program:
+        yield Container(program)
+
+
+def child_of(pid: int) -> int:
+    (child,) = command.family(pid)[1:2]
+    return child
+
+
+def ids_of(pid: int) -> list[int]:
+    """In each namespace that it is in, from here downwards."""
+    told = re.search(r"^NSpid:\s+(.*)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert told
+    return [int(one) for one in told[1].split()]
+
+
+def keys(tick: Tick) -> set[tuple[int, int]]:
+    """Of all threads but those that have been given back."""
+    told = [*tick["threads"], *tick["sites"], *tick["still_blocked"]]
+    return {(one["pid"], one["tid"]) for one in told} - {(0, 0)}
+
+
+def run_inside(of: Container, script: str) -> Any:
+    """What a Python program prints in there, as JSON."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([*of.enter, sys.executable, "-c", script], capture_output=True, env=env, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--door", "switch")], ids=["its best door", "switch"])
+def test_23_sleeps_are_counted_under_the_ids_that_the_container_sees(family: Path, arguments: Sequence[str]) -> None:
+    with contained(family) as one:
+        pid, tid = one.program.at["pid"], one.program.at["tid"]
+        assert (1 < pid < tid) and tid < one.first
+        tick = one.tick(*arguments, go=True)
+    sleeps = [site for site in tick["sites"] if site["category"] == "sleep" and site["pid"] == pid]
+    assert [(site["tid"], site["waits"], site["comm"]) for site in sleeps] == [(tid, 23, "family")]
+    assert 230 * MS <= sleeps[0]["total_ns"] <= 400 * MS
+    assert "nap" in sleeps[0]["user"]
+    (thread,) = (thread for thread in tick["threads"] if thread["tid"] == tid and thread["pid"] == pid)
+    assert thread["voluntary"] == 24  # and the one for its go
+    assert {(1, 1), (pid, pid), (pid, tid)} == {key for key in keys(tick) if key[0] != OUTSIDE}
+    (waiting,) = (wait for wait in tick["still_blocked"] if (wait["pid"], wait["tid"]) == (1, 1))
+    assert (waiting["syscall"], waiting["process"]) == ("wait4", "family")
+
+
+def test_what_is_outside_is_one_process_and_its_sums_are_the_machine_s(family: Path, tmp_path: Path) -> None:
+    spin, cpu = programs.build(tmp_path / "spin", SPIN), max(os.sched_getaffinity(0))
+    with contained(family) as one, ExitStack() as spinners:
+        for _ in range(2):
+            spinner = spinners.enter_context(programs.running([spin]))
+            os.sched_setaffinity(spinner.pid, {cpu})
+            spinner.go_on_alone()
+        tick = one.tick()
+    known = {key[1] for key in keys(tick) if key[0] == OUTSIDE}
+    assert {2, os.getpid()} <= known  # kernel threads, too
+    assert {thread["process"] for thread in tick["threads"] if thread["pid"] == OUTSIDE} == {"(outside)"}
+    ready = [thread for thread in tick["threads"] if thread["comm"] == "spin"]
+    assert {thread["pid"] for thread in ready} == {OUTSIDE}
+    assert len(ready) == 2
+    assert 0.7 * S <= sum(thread["runqueue_ns"] for thread in ready) <= 3 * S
+    assert all(site["user"] == [] for site in tick["sites"] if site["pid"] == OUTSIDE)
+    assert tick["lost"] == {}
+    by_category = sum(category["total_ns"] for category in tick["categories"])
+    assert by_category == sum(thread["offcpu_ns"] for thread in tick["threads"])
+
+
+def test_the_laws_hold_in_there_and_offtop_s_own_threads_are_none(family: Path) -> None:
+    script = """
+import json, os
+from tests.kernel import watch
+with watch.watching() as live:  # which holds the laws in each tick
+    windows = [live.tick(0.3) for _ in range(4)]
+    held = {live.source._names.reader_pid, live.source._leaves.reader_pid, os.getpid()}
+    told = [[*key] for window in windows for key, totals in window.each_thread()]
+    print(json.dumps({"own": [key for key in told if key[0] in held], "all": len(told), "readers": len(held)}))
+"""
+    with contained(family) as one:
+        found = run_inside(one, script)
+    assert found["own"] == []
+    assert found["readers"] >= 2
+    assert found["all"] > 20
+
+
+def test_threads_whose_ids_are_used_again_within_a_tick_keep_their_waits(tmp_path: Path) -> None:
+    if not Path("/proc/sys/kernel/ns_last_pid").exists():
+        lacks("a way to choose ids")
+    nappers = programs.build(tmp_path / "nappers", NAPPERS, "-static", *_C)
+    script = f"""
+import json, subprocess
+from pathlib import Path
+from tests.kernel import watch
+with watch.watching() as live:  # which holds the laws in each tick
+    live.tick(0.1)
+    for first in (510, 509, 508):  # in here, no other thread has ids
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(first - 1))
+        subprocess.run(["setarch", "-R", "{nappers}"], check=True)
+    window = live.tick(0.1)
+    print(json.dumps([[*site[:2], totals.waits] for site, totals in window.each_site() if site.pid in (508, 509, 510)]))
+"""
+    with programs.running([*OWN, sys.executable, "-c", "input('ready\\n')"]) as program:
+        found = run_inside(Container(program), script)
+    naps = [(pid, tid) for pid, tid, _ in found if tid > pid]
+    assert len(naps) == len(set(naps)) == 60
+    assert len({tid for _, tid in naps}) < 30
+
+
+def test_a_storm_of_forks_shows_no_host_id(tmp_path: Path) -> None:
+    storm = programs.build(tmp_path / "storm", STORM, *_C)
+    line = [*OWN, "sh", "-c", '"$0" & exec "$@"', str(storm), str(command.OFFTOP), "-b", "--json", "-n", "3"]
+    done = subprocess.run(line, capture_output=True, timeout=command.TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (0, b"")
+    ticks = [json.loads(one) for one in done.stdout.splitlines()]
+    every = [one for tick in ticks for one in (*tick["threads"], *tick["sites"], *tick["still_blocked"])]
+    told = {
+        (found[1], int(found[2]), one["pid"], one["tid"]) for one in every if (found := _NAMED.fullmatch(one["comm"]))
+    }
+    assert {kind for kind, *_ in told} == {"main", "thread", "exec"}
+    assert len(told) > 100
+    wrong = [
+        (kind, number, pid, tid)
+        for kind, number, pid, tid in told  # a thread that calls exec changes ids with the first one
+        if (not (pid < number and tid in (number, pid)) if kind == "thread" else number != pid or tid < pid)
+    ]
+    assert wrong == []
+    assert [one["comm"] for one in every if one["pid"] == OUTSIDE and one["comm"] in ("storm", "exe")] == []
+
+
+def test_in_a_container_p_and_t_take_its_ids(family: Path) -> None:
+    with contained(family) as one:
+        pid, tid = one.program.at["pid"], one.program.at["tid"]
+        assert keys(one.tick("-p", "1")) == {(1, 1)}
+        assert keys(one.tick("-p", f"1,{pid}")) == {(1, 1), (pid, pid), (pid, tid)}
+        assert keys(one.tick("-t", "1,2")) == {(1, 1), (2, 2)}  # the host has such threads, too
+        everybody_else = keys(one.tick("-p", str(OUTSIDE)))
+        assert {key[0] for key in everybody_else} == {OUTSIDE}
+        refused = command.run("-b", "-n", "1", "-p", str(one.first), before=one.enter)
+        assert (refused.status, refused.sentence) == (2, f"No process {one.first}. Look it up with: pgrep NAME")
+
+
+def test_threads_of_a_namespace_below_have_the_ids_of_ours(family: Path) -> None:
+    with contained(*OWN, family) as one:
+        inner = child_of(one.first)
+        last = child_of(inner)
+        (_, ours, theirs), (_, our_first, their_first) = ids_of(last), ids_of(inner)
+        assert (their_first, theirs) == (1, one.program.at["pid"])
+        assert ours > our_first > 1
+        found = {key for key in keys(one.tick()) if key[0] != OUTSIDE}
+        assert {(1, 1), (our_first, our_first), (ours, ours)} < found
+        assert {key[0] for key in found} == {1, our_first, ours}
+        assert pid_in(str(one.first), ours) == pid_in(str(inner), theirs) == last
+        assert run_inside(one, f"from offtop.kernel.namespace import pid_in; print(pid_in('{our_first}', 1))") == (
+            our_first
+        )
+
+
+def test_a_kernel_without_functions_for_it_counts_the_container_alone(family: Path) -> None:
+    script = """
+import json
+from offtop.kernel import namespace
+from tests.kernel import watch
+namespace.FUNCTIONS["TASK_FROM_PID"] = "no_such_function"
+with watch.watching() as live:
+    live.tick(0.2)
+    window = live.tick(0.2)
+    print(json.dumps([[[*key] for key, _ in window.each_thread()], dict(live.source.about())["process ids"]]))
+"""
+    with contained(family) as one:
+        found, said = run_inside(one, script)
+        pid, tid = one.program.at["pid"], one.program.at["tid"]
+    assert {tuple(key) for key in found} - {(0, 0)} == {(1, 1), (pid, pid), (pid, tid)}
+    assert "not counted" in said
+
+
+def test_with_another_s_proc_it_does_not_run_and_says_what_to_do() -> None:
+    refused = command.run("-b", "-n", "1", before=OWN[:-1])
+    assert refused.status == 4
+    assert refused.sentence.endswith("Give offtop a /proc of its own: unshare --mount-proc offtop")
+    done = command.run("-b", "-n", "1", before=(*OWN[:-1], "unshare", "--mount-proc"))
+    assert (done.status, done.err) == (0, "")
+    assert str(OUTSIDE) in done.out
+
+
+def test_on_the_machine_itself_p_takes_an_id_in_a_container(family: Path) -> None:
+    with contained(family) as one, contained(family) as other:
+        pid = one.program.at["pid"]
+        host = child_of(one.first)
+        assert ids_of(host) == [host, pid]
+        done = command.run("-b", "--json", "-n", "1", "-p", f"{os.getpid()},{one.first}:{pid},{host}:{pid}")
+        assert (done.status, done.err) == (0, "")
+        tick = json.loads(done.out)
+        assert tick["filters"]["pids"] == sorted([os.getpid(), host])
+        assert {key[0] for key in keys(tick)} == {os.getpid(), host}
+        assert pid_in(str(other.first), pid) == child_of(other.first)
+
+
+@contextmanager
+def in_group(place: Path, line: Sequence[str | Path]) -> Generator[int]:
+    """The host's id of the first process of a namespace, in the cgroup `place`."""
+    script = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+    with programs.running(["sh", "-c", script, str(place), *OWN, *line]) as program:
+        yield child_of(program.pid)
+
+
+def test_a_container_is_told_by_its_id_or_name(family: Path) -> None:
+    ids = ("feedface" + "1" * 56, "feedbeef" + "2" * 56)
+    names = [f"docker-{ids[0]}.scope", f"docker-{ids[1]}.scope", "lxc.payload.web", "mysql.service"]
+    with group("names") as top, ExitStack() as stack:
+        places = [top / name for name in names]
+        for place in places:
+            place.mkdir()
+            stack.callback(remove, place)
+        first = [stack.enter_context(in_group(place, [family])) for place in places[:3]]
+        last = [child_of(pid) for pid in first]
+        inside = ids_of(last[0])[1]
+        assert pid_in("feedf", inside) == pid_in(ids[0], inside) == pid_in(f"docker {ids[0][:12]}", inside) == last[0]
+        assert pid_in(ids[1][:12], inside) == last[1]
+        assert pid_in("web", 1) == pid_in("lxc web", 1) == first[2]
+        refuses(
+            "feed", 1, rf"more than one container\. Name it by .*-p {first[0]}:1 \(docker {ids[0][:12]}\), {first[1]}:"
+        )
+        refuses("fee", 1, r"no such container\. Name it by .*\. Those here: .*docker feedface")
+        refuses("feedbeef", 77, rf"no process 77 in that container\. Take one of: 1, {inside}$")
+        stack.enter_context(
+            programs.running(["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', places[3], family])
+        )
+        refuses("mysql.service", 7, r"no process ids of its own\. Take the one seen here: -p 7$")
+
+
+def test_what_is_no_container_is_refused_in_one_sentence() -> None:
+    for asked, said in (
+        ("nobody:1", r"-p nobody:1: no such container\. Name it by"),
+        (f"{os.getpid()}:1", r"no process ids of its own\. Take the one seen here: -p 1"),
+        ("\x1b[31m:7", r"-p \\x1b\[31m:7: no such container"),
+    ):
+        refused = command.run("-b", "-n", "1", "-p", asked)
+        assert refused.status == 2
+        assert re.search(said, refused.sentence), refused.sentence
+
+
+def refuses(name: str, pid: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        pid_in(name, pid)
+
+
+def test_the_machine_s_own_namespace_needs_nothing() -> None:
+    if namespace.own():
+        lacks("its own pid namespace for the tests")
+    assert namespace.told({}) == "the machine's own"
+    assert not namespace.is_there(OUTSIDE)
