@@ -21,9 +21,9 @@
  * lock), one CPU at a time, so nothing here is atomic.
  *
  * -D: THREADS, SITES, STACKS (map sizes); TASK_* and RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC,
- * START_TIME (offsets in task_struct, from BTF); USER_SP (offset in pt_regs, where a leaf's return address is on
- * the stack); REG_* (offsets in pt_regs of the system call's number, its
- * arguments, ip, sp and frame pointer);
+ * START_TIME (offsets in task_struct, from BTF); TASK_CGROUPS and CGROUP_* (the way from there to a cgroup's id);
+ * USER_SP (offset in pt_regs, where a leaf's return address is on the stack); REG_* (offsets in pt_regs of the system
+ * call's number, its arguments, ip, sp and frame pointer);
  * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage).
  */
 #include "offcpu.h"
@@ -39,6 +39,11 @@ BPF_ARRAY(clock, u64, 1);
 BPF_PERCPU_ARRAY(lost, u64, LOST_KINDS);
 BPF_HASH(only_pids, u32, u32, 1024);
 BPF_HASH(only_tids, u32, u32, 1024);
+#ifdef TASK_CGROUPS
+BPF_CGROUP_ARRAY(only_cgroup, 1); /* of version 2 */
+#else
+BPF_ARRAY(only_cgroup, u32, 1);
+#endif
 
 BPF_TABLE("hash", struct gone_key, struct gone, gone_0, THREADS);
 BPF_TABLE("hash", struct gone_key, struct gone, gone_1, THREADS);
@@ -79,7 +84,39 @@ static inline __attribute__((always_inline)) bool is_own(struct config *c, u32 p
 	return pid == c->self || pid == c->readers[0] || pid == c->readers[1];
 }
 
-static inline __attribute__((always_inline)) bool wanted(struct config *c, u32 pid, u32 tid, u32 flags)
+/* Whether a thread is in the cgroup that is asked for, or below it. Of the current one, in version 2, the kernel tells
+ * that at a tenth of the cost. */
+static inline __attribute__((always_inline)) bool in_cgroup(struct config *c, void *task, bool is_current)
+{
+#ifdef TASK_CGROUPS
+	if (is_current && !(c->select & CGROUP_V1))
+		return only_cgroup.check_current_task(0) > 0;
+
+	char *at = 0;
+	u32 level = 0;
+	u64 id = 0;
+
+	bpf_probe_read_kernel(&at, sizeof(at), (char *)task + TASK_CGROUPS);
+	bpf_probe_read_kernel(&at, sizeof(at), at + c->cgroup_at);
+	if (c->select & CGROUP_V1)
+		bpf_probe_read_kernel(&at, sizeof(at), at + CGROUP_OF_STATE);
+	bpf_probe_read_kernel(&level, sizeof(level), at + CGROUP_LEVEL);
+	if (level < c->cgroup_level)
+		return false;
+#ifdef CGROUP_ANCESTORS
+	bpf_probe_read_kernel(&at, sizeof(at), at + CGROUP_ANCESTORS + 8 * (u64)c->cgroup_level);
+	bpf_probe_read_kernel(&at, sizeof(at), at + CGROUP_NODE);
+	bpf_probe_read_kernel(&id, sizeof(id), at + CGROUP_NODE_ID);
+#else /* before 7f203bc89eb6, 6.1 */
+	bpf_probe_read_kernel(&id, sizeof(id), at + CGROUP_ANCESTOR_IDS + 8 * (u64)c->cgroup_level);
+#endif
+	return id == c->cgroup;
+#else
+	return false;
+#endif
+}
+
+static inline __attribute__((always_inline)) bool wanted(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
 {
 	if (is_own(c, pid))
 		return false;
@@ -89,10 +126,10 @@ static inline __attribute__((always_inline)) bool wanted(struct config *c, u32 p
 		return false;
 	if (c->select & ONLY_KERNEL && !(flags & PF_KTHREAD))
 		return false;
-	if (!(c->select & (ONLY_PIDS | ONLY_TIDS)))
-		return true;
-	return (c->select & ONLY_PIDS && only_pids.lookup(&pid)) ||
-	       (c->select & ONLY_TIDS && only_tids.lookup(&tid));
+	if (c->select & (ONLY_PIDS | ONLY_TIDS) && !(c->select & ONLY_PIDS && only_pids.lookup(&pid)) &&
+	    !(c->select & ONLY_TIDS && only_tids.lookup(&tid)))
+		return false;
+	return !(c->select & ONLY_CGROUP) || in_cgroup(c, task, is_current);
 }
 
 /* What is kept of a thread; made when it is not there and `make` says so. */
@@ -267,8 +304,9 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	u32 which = *(volatile u32 *)now & 1; /* read once: it may change meanwhile */
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
 	bool dead = state & TASK_DEAD;
+	u32 asked = *(volatile u32 *)&c->asked; /* before what it is about, which may change meanwhile */
 	/* Wanted or not: what was wanted once must be given back. */
-	if (!dead && !wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+	if (!dead && !wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
 		return;
 	struct record *r = record_of(task, tid, !dead);
 	if (!r)
@@ -304,6 +342,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	u64 now_ns = bpf_ktime_get_ns();
 	thread->left_ns = now_ns;
 	r->older = 0;
+	r->asked = asked;
 	r->left_ns = now_ns;
 }
 
@@ -429,7 +468,7 @@ static inline __attribute__((always_inline)) int back_current(void *ctx)
 	struct record *r = record_of(task, tid, false);
 	if (!r || !r->left_ns)
 		return 0;
-	if (c->select ? !wanted(c, pid, tid, MEMBER(u32, task, TASK_FLAGS)) : is_own(c, pid)) {
+	if (r->asked != c->asked && !wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))) {
 		r->left_ns = 0;
 		return 0;
 	}
@@ -458,7 +497,7 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	u32 flags = 0;
 	bpf_probe_read_kernel(&flags, sizeof(flags), (char *)next + TASK_FLAGS);
-	if (!wanted(c, r->pid, tid, flags)) {
+	if (r->asked != c->asked && !wanted(c, next, false, r->pid, tid, flags)) {
 		r->left_ns = 0;
 		return 0;
 	}
@@ -551,7 +590,7 @@ static inline __attribute__((always_inline)) void take_stack(struct task_struct 
  * every stack is given. The thread may run meanwhile: what is said holds for left_ns, and only for that.
  * Whether `s` is to be given, too.
  */
-static inline __attribute__((always_inline)) bool take_wait(struct task_struct *task, struct walked *walked, struct record *r, struct walked_stack *s, u64 min_ns, bool prime)
+static inline __attribute__((always_inline)) bool take_wait(struct task_struct *task, struct walked *walked, struct record *r, struct walked_stack *s, struct config *c, bool prime)
 {
 	u64 now_ns = bpf_ktime_get_ns();
 
@@ -569,6 +608,7 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 		r->kernel = NO_STACK;
 		r->user = NO_STACK;
 		r->older = 1;
+		r->asked = c->asked;
 		r->left_ns = now_ns;
 		if (MEMBER(u32, task, TASK_ON_CPU)) { /* it came back in between, unseen */
 			r->left_ns = 0;
@@ -587,21 +627,21 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 			walked->queued_ns = MEMBER(u64, task, LAST_QUEUED);
 #endif
 	}
-	if (!s || !(prime || (r->walked_ns != left_ns && now_ns - left_ns >= min_ns)))
+	if (!s || !(prime || (r->walked_ns != left_ns && now_ns - left_ns >= c->min_ns)))
 		return false;
 	take_stack(task, s);
 	return r->left_ns == left_ns;
 }
 
 /* What the first walk of a tick has to say of a thread: its wait in progress, or that it ran and did nothing else. */
-static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, u64 min_ns, bool prime, u32 which)
+static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, struct config *c, bool prime, u32 which)
 {
 	u32 zero = 0;
 	struct walked_stack *s = walk_scratch.lookup(&zero);
 	u64 exec_ns = MEMBER(u64, task, SUM_EXEC);
 	struct thread *now = which ? &r->half[1] : &r->half[0];
 
-	if (take_wait(task, walked, r, s, min_ns, prime))
+	if (take_wait(task, walked, r, s, c, prime))
 		walked->flags |= WALKED_STACK;
 	if (exec_ns != r->exec_ns && (!now->state || prime))
 		walked->flags |= WALKED_RAN;
@@ -640,7 +680,7 @@ BPF_ITER(task)
 	if (!task || !c || !mode || !which)
 		return 0;
 	struct walked walked = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
-	bool is_wanted = wanted(c, walked.pid, walked.tid, MEMBER(u32, task, TASK_FLAGS));
+	bool is_wanted = wanted(c, task, false, walked.pid, walked.tid, MEMBER(u32, task, TASK_FLAGS));
 	walked.state = MEMBER(u32, task, TASK_STATE);
 	bool is_first = !(*mode & (WALK_HALF_0 | WALK_HALF_1));
 	bool prime = *mode & WALK_PRIME;
@@ -649,6 +689,13 @@ BPF_ITER(task)
 	struct record *r = record_of(task, walked.tid, make);
 	if (!r)
 		return 0;
+	/* A wait belongs to the cgroup that it began in; one that still goes on, to that of its thread by now. */
+	if (!is_wanted && is_first && r->left_ns && r->asked == c->asked) {
+		if (prime)
+			r->left_ns = 0;
+		else
+			is_wanted = true;
+	}
 	if (!is_first) {
 		walked.pid = r->pid;
 		walked.tid = r->tid;
@@ -658,6 +705,6 @@ BPF_ITER(task)
 	else if (*mode & WALK_HALF_1)
 		give_half(ctx->meta->seq, task, &walked, &r->half[1]);
 	else if (is_wanted)
-		give_wait(ctx->meta->seq, task, &walked, r, c->min_ns, prime, *which & 1);
+		give_wait(ctx->meta->seq, task, &walked, r, c, prime, *which & 1);
 	return 0;
 }

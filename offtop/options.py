@@ -169,6 +169,11 @@ def _counted(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-p", "--pid", type=_ids, default=(), metavar="PID,…", help="only these processes")
     add("-t", "--tid", type=_ids, default=(), metavar="TID,…", help="only these threads")
+    add(
+        "--cgroup",
+        metavar="PATH",
+        help="only this control group and those below: its path, its directory, a container's id or a unit's name",
+    )
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--user-threads", dest="who", action="store_const", const="user", help="only user threads")
     who.add_argument("--kernel-threads", dest="who", action="store_const", const="kernel", help="only kernel threads")

@@ -143,6 +143,7 @@ def _flags(door: str, features: Features, sizes: Sizes, waking: bool) -> list[st
         "SUM_EXEC": features.sum_exec,
         "START_TIME": features.start_time,
         **features.registers,
+        **features.cgroup,
         "USER_SP": user_stack_pointer_offset() if features.user_registers else None,
     }
     return [f"-D{name}={value}" for name, value in defines.items() if value is not None]

@@ -25,6 +25,7 @@ from offtop.model.cut import (
     by_place,
     by_thread,
     merged,
+    top_of_groups,
     top_of_processes,
     top_of_threads,
     total,
@@ -34,7 +35,18 @@ from offtop.model.heat import Heat
 from offtop.model.history import History, Kept
 from offtop.model.icicle import Icicle
 from offtop.model.rolling import Rolling, Table
-from offtop.model.rows import Key, Order, Ranking, category_rows, kept_rows, place_rows, process_rows, thread_rows
+from offtop.model.rows import (
+    Key,
+    Order,
+    Ranking,
+    category_rows,
+    cgroup_of,
+    cgroup_rows,
+    kept_rows,
+    place_rows,
+    process_rows,
+    thread_rows,
+)
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Names
@@ -146,7 +158,7 @@ class Picture:
     sparks: Mapping[str, Series]
     """Of each category, over the last minute; of all of them under cut.ALL."""
     rows: Ranking
-    """The list: processes or threads."""
+    """The list: cgroups, processes or threads."""
     cursor_row: int
     """Which of its rows the keys are on."""
     first_row: int
@@ -342,23 +354,33 @@ class Pictures:
         counts: Mapping[int, int],
         passing: Stuck,
     ) -> Ranking:
-        """The list: processes or threads in the view's scope."""
+        """The list: cgroups, processes or threads in the view's scope."""
         scope, book = view.scope._replace(tid=None), over[-1].facts.book
         order = Order(view.sort, view.reverse, _EVERY_ROW if view.filter.chooses_rows else _ROWS)
-        if not view.lists_threads:
-            pids = [view.pin if isinstance(view.pin, int) else view.pin.pid] if view.pin is not None else []
-            one = merged([sieve.taken(tick).cut for tick in over])
-            keep = view.cursor if isinstance(view.cursor, int) else None
-            lifetime = sieve.taken(ever).cut if ever else None
+        lifetime = sieve.taken(ever).cut if ever and not view.lists_threads else None
+        if view.lists_cgroups:
+            rows = cgroup_rows(
+                merged([sieve.taken(tick).cut for tick in over]),
+                scope,
+                book,
+                order,
+                processes=counts,
+                pinned=[view.pin] if isinstance(view.pin, str) else [],
+                lifetime=lifetime,
+                keep=view.cursor if isinstance(view.cursor, str) else None,
+                now=_ages(passing, scope, lambda some: stuck.by_cgroup(some, lambda pid: cgroup_of(pid, book))),
+            )
+        elif not view.lists_threads:
+            pid = view.pin.pid if isinstance(view.pin, ThreadKey) else view.pin
             rows = process_rows(
-                one,
+                merged([sieve.taken(tick).cut for tick in over]),
                 scope,
                 book,
                 order,
                 threads=counts,
-                pinned=pids,
+                pinned=[pid] if isinstance(pid, int) else [],
                 lifetime=lifetime,
-                keep=keep,
+                keep=view.cursor if isinstance(view.cursor, int) else None,
                 now=_ages(passing, scope, stuck.by_process),
             )
         else:
@@ -380,18 +402,22 @@ class Pictures:
     ) -> Ranking:
         """The rows that can be seen told where they waited, looked up in the newest of the last ticks that knows."""
         scope = view.scope._replace(tid=None)
-        missing = {row.key for row in rows.rows[first : first + count] if isinstance(row.key, int | ThreadKey)}
-        found: dict[int | ThreadKey, SiteKey] = {}
+        missing = {row.key for row in rows.rows[first : first + count] if isinstance(row.key, str | int | ThreadKey)}
+        found: dict[str | int | ThreadKey, SiteKey] = {}
         for tick in over[: -_LOOKED_UP_TICKS - 1 : -1]:
             if not missing:
                 break
+            if view.lists_cgroups:
+                book, pids = tick.facts.book, {pid for by_pid in sieve.taken(tick).cut.tops.values() for pid in by_pid}
+                group_of = {pid: path for pid in pids if (path := cgroup_of(pid, book)) in missing}
+                found |= top_of_groups(sieve.taken(tick).cut, scope, group_of)
             found |= top_of_processes(sieve.taken(tick).cut, scope, {key for key in missing if isinstance(key, int)})
             of_threads = {key for key in missing if isinstance(key, ThreadKey)}
             if of_threads:
                 found |= top_of_threads(sieve.shares(tick), scope, of_threads)
             missing -= found.keys()
         seen = tuple(
-            row._replace(top=found[row.key]) if isinstance(row.key, int | ThreadKey) and row.key in found else row
+            row._replace(top=found[row.key]) if isinstance(row.key, str | int | ThreadKey) and row.key in found else row
             for row in rows.rows
         )
         return rows._replace(rows=seen)

@@ -1,11 +1,13 @@
 """Rows are the lines of a table: the largest parts of a cut in order, and the rest summed up in one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest
 from typing import Any, NamedTuple, TypeVar, cast
 
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.container import label, place
 from offtop.model.cut import ALL, NO_PART, Added, Cut, Part, Place, Scope, by_category, by_process, total
 from offtop.model.snapshot import EXITED
 from offtop.model.stuck import NO_AGE, Age
@@ -14,9 +16,11 @@ from offtop.units import average, percent
 EXITED_NAME = "(exited)"
 """Stands for threads that were given back."""
 NOWHERE = SiteKey(0, 0, 0, 0)
+NO_CGROUP = "?"
+"""Stands for the cgroup of processes of which nobody has told yet; paths begin with `/`."""
 
 Key = str | int | ThreadKey | Place
-"""What a row is about: a category's id, a pid, a thread, a place."""
+"""What a row is about: a category's id or a cgroup's path, a pid, a thread, a place."""
 K = TypeVar("K")
 
 
@@ -31,7 +35,7 @@ class Row(NamedTuple):
     whole_ns: int = 0
     """What `share_pct` is a share of: the time of all rows of the table, the elided included."""
     threads: int = 0
-    """Of a process: how many it has, as far as they ever waited."""
+    """Of a process: how many it has, as far as they ever waited; of a cgroup: how many processes."""
     process: str = ""
     """Of a thread: its process's own name, raw."""
     idle: bool = False
@@ -42,7 +46,7 @@ class Row(NamedTuple):
     now: Age = NO_AGE
     """Of its oldest wait in progress."""
     top: SiteKey = NOWHERE
-    """Of a process or thread: where it last waited longest (cut.tops)."""
+    """Of a cgroup, process or thread: where it last waited longest (cut.tops)."""
 
     @property
     def waiting(self) -> float:
@@ -223,6 +227,43 @@ def process_rows(
     )
 
 
+def cgroup_rows(
+    one: Cut,
+    scope: Scope,
+    book: Book,
+    order: Order = BY_WAITING,
+    *,
+    processes: Iterable[int] = (),
+    pinned: Sequence[str] = (),
+    lifetime: Cut | None = None,
+    keep: str | None = None,
+    now: Mapping[str, Age] | None = None,
+) -> Ranking:
+    """A row for each container, unit or other cgroup with time in `scope`. `processes`: those that there are."""
+    counts = Counter(cgroup_of(pid, book) for pid in processes)
+
+    def row_of(path: str, part: Part) -> Row:
+        return Row(path, cgroup_name(path), one.span_ns, part, threads=counts[path])
+
+    def table_of(some: Cut) -> dict[str, Part]:
+        table: dict[str, Part] = {}
+        for pid, part in by_process(some, scope).items():
+            path = cgroup_of(pid, book)
+            table[path] = table.get(path, NO_PART).plus(part)
+        return table
+
+    return ranked(
+        table_of(one),
+        order,
+        row_of,
+        name_of=cgroup_name,
+        pinned=pinned,
+        lifetime=None if lifetime is None else table_of(lifetime),
+        keep=keep,
+        now=now,
+    )
+
+
 def thread_rows(
     table: Mapping[tuple[int, ...], Added],
     span_ns: int,
@@ -275,6 +316,16 @@ def place_rows(table: Mapping[tuple[int, ...], Added], span_ns: int, limit: int)
 def process_name(pid: int, book: Book) -> str:
     """Raw. Threads that exited have no process any more."""
     return EXITED_NAME if pid == EXITED.pid else book.process(pid)
+
+
+def cgroup_of(pid: int, book: Book) -> str:
+    """The path of the container, unit or other cgroup that a process is in; NO_CGROUP while it is not known."""
+    return place(book.detail(pid).cgroup) or NO_CGROUP
+
+
+def cgroup_name(path: str) -> str:
+    """What people call a cgroup: the path where that is all that it is called. Raw."""
+    return "(not known)" if path == NO_CGROUP else label(path) or path
 
 
 def thread_name(thread: ThreadKey, book: Book) -> str:

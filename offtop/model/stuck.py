@@ -174,6 +174,10 @@ def by_process(some: Stuck) -> Mapping[int, Age]:
     return some.longest(lambda row: some.waits[row].site.pid)
 
 
+def by_cgroup(some: Stuck, group_of: Callable[[int], str]) -> Mapping[str, Age]:
+    return some.longest(lambda row: group_of(some.waits[row].site.pid))
+
+
 def by_place(some: Stuck) -> Mapping[tuple[int, ...], Age]:
     """By (kernel, user) as the time of the wait is counted: the user stack comes only with its end."""
     return some.longest(lambda row: some.waits[row].site[2:])

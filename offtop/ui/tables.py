@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from offtop.model import where
-from offtop.model.book import ThreadKey
+from offtop.model.book import Details, ThreadKey
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
-from offtop.model.rows import NOWHERE, Row
+from offtop.model.rows import NOWHERE, Row, cgroup_name
 from offtop.model.snapshot import EXITED
 from offtop.model.view import CATEGORIES, LIST, View
 from offtop.ui.glyphs import sparkline
@@ -52,7 +52,9 @@ TOTAL = Column("TOTAL", 6, lambda row: duration(row.lifetime_ns), sort="TOTAL")
 """Shown where rows are sorted by it."""
 USER_WIDTH = 130
 """From here on a list names the user."""
-CHOOSABLE = ("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR", "USER", "PROCESS", "WHERE")
+CGROUP_WIDTH = 160
+"""From here on also the container, unit or cgroup."""
+CHOOSABLE = ("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR", "USER", "CGROUP", "PROCESS", "WHERE")
 """Columns that `f` can hide; `spark` is the last minute of a category."""
 
 
@@ -89,7 +91,11 @@ def sort_at(columns: Sequence[Column], mark_width: int, x: int) -> str:
 
 
 def that_fit(columns: Sequence[Column], width: int, view: View) -> list[Column]:
-    return [column for column in columns if width >= column.least_width and column.title not in view.hidden]
+    return [
+        column
+        for column in columns
+        if width >= column.least_width and (column.title not in view.hidden or column.sort == "NAME")
+    ]
 
 
 def category_columns(picture: Picture, pen: Pen) -> list[Column]:
@@ -130,10 +136,11 @@ def categories(picture: Picture, pen: Pen) -> list[Line]:
 
 
 def rows(picture: Picture, pen: Pen) -> list[Line]:
-    """The list of processes or threads, with its title."""
+    """The list of cgroups, processes or threads, with its title."""
     view, ranking = picture.view, picture.rows
-    what = "threads" if view.lists_threads else "processes"
-    of = f" of {who(picture, view.pid, pen.glyphs)}" if view.pid is not None else ""
+    what = "threads" if view.lists_threads else "cgroups" if view.lists_cgroups else "processes"
+    inside = view.pid if view.pid is not None else view.group[0] if view.group else None
+    of = f" of {who(picture, inside, pen.glyphs)}" if inside is not None else ""
     title = f"{what}{of} waiting on: {view.category if view.category != ALL else 'anything'}"
     lines = [rule(title, pen)]
     if not ranking.rows:
@@ -177,11 +184,17 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
 
     def name_of(row: Row) -> str:
         details = book.details.get(row.pid) if in_full else None
-        told = (details.cmdline if view.names == "cmdline" else details.cgroup) if details else ""
+        told = (details.cmdline if view.names == "cmdline" else _cgroup_of(details)) if details else ""
         return told or row.name
 
     title = {"comm": "", "cmdline": "COMMAND LINE", "cgroup": "CGROUP"}[view.names]
-    if view.lists_threads:
+    if view.lists_cgroups:
+        name_width = min(48, max(10, min(20, width - 41), width - 56))
+        columns = [
+            Column("CGROUP", name_width, lambda row: row.name, "name", left=True, sort="NAME"),
+            Column("PROC", 5, lambda row: count(row.threads) if row.threads and row.key else "", least_width=50),
+        ]
+    elif view.lists_threads:
         columns = [
             Column("TID", 7, _tid, sort="PID"),
             Column(title or "THREAD", name_width, name_of, "name", left=True, sort="NAME"),
@@ -199,7 +212,14 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         details = book.details.get(row.pid)
         return details.user if details else ""
 
-    columns.append(Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH))
+    def cgroup_of(row: Row) -> str:
+        details = book.details.get(row.pid)
+        return _cgroup_of(details) if details else ""
+
+    if not view.lists_cgroups:
+        columns.append(Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH))
+        if view.names != "cgroup":
+            columns.append(Column("CGROUP", 20, cgroup_of, "name", left=True, least_width=CGROUP_WIDTH))
     roomy = width >= 90 or "WHERE" in view.hidden
     numbers = [one for one in NUMBERS if roomy or one.title not in ("p50<=", "EV/S") or one.sort == view.sort]
     columns += [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
@@ -212,6 +232,10 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
 
         columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
     return columns
+
+
+def _cgroup_of(details: Details) -> str:
+    return cgroup_name(details.cgroup)
 
 
 def _tid(row: Row) -> str:
