@@ -21,7 +21,7 @@
 
 enum lost { LOST_WAKINGS, LOST_STACKS, LOST_THREADS, LOST_SITES, LOST_EVENTS, LOST_KINDS };
 enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
-enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8 };
+enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8, ONLY_CGROUP = 16, CGROUP_V1 = 32 };
 enum walk_mode { WALK_WAITS = 1, WALK_PRIME = 2, WALK_HALF_0 = 4, WALK_HALF_1 = 8, WALK_ALONE = 16 };
 enum walked_flag { WALKED_RUNNABLE = 1, WALKED_THREAD = 2, WALKED_STACK = 4, WALKED_RAN = 8, WALKED_OLDER = 16 };
 
@@ -32,7 +32,10 @@ struct config {
 	u32 select;        /* enum select; 0: every thread */
 	u32 self;          /* offtop's own pid, never counted */
 	u32 readers[2];    /* nor are its children */
-	u32 unused;
+	u32 asked;         /* another number whenever another choice of threads is asked for */
+	u64 cgroup;        /* ONLY_CGROUP: its id (in kernfs, as inode numbers of its files are) */
+	u32 cgroup_level;  /* how far it is below the root of its hierarchy */
+	u32 cgroup_at;     /* CGROUP_V1: offset in css_set of the hierarchy's state; else of the cgroup itself */
 };
 
 /* What one thread did in one tick. blocked = offcpu - runqueue. */
@@ -76,6 +79,8 @@ struct record {
 	u32 pid;
 	u32 tid;           /* whose halves these are: a thread that calls exec takes its main thread's id */
 	u32 older;         /* its wait in progress began before left_ns, unseen */
+	u32 asked;         /* config.asked when it left, and was wanted: so is its wait, wherever it is moved meanwhile */
+	u32 unused;
 	u64 exec_ns;       /* of what was told with WALKED_RAN */
 #ifdef NAMESPACE
 	u64 host;          /* the host's pid << 32 | tid, of which pid and tid are what is shown */

@@ -178,6 +178,11 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         help="only these processes; CONTAINER:PID is one by its id in there",
     )
     add("-t", "--tid", type=_ids, default=(), metavar="TID,…", help="only these threads")
+    add(
+        "--cgroup",
+        metavar="PATH",
+        help="only this control group and those below: its path, its directory, a container's id or a unit's name",
+    )
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--user-threads", dest="who", action="store_const", const="user", help="only user threads")
     who.add_argument("--kernel-threads", dest="who", action="store_const", const="kernel", help="only kernel threads")

@@ -49,6 +49,9 @@ SCHEMA: dict[str, Any] = {
                     "states": {"type": "integer", "description": "mask; 0: every state"},
                     "min_ns": _COUNT,
                     "max_ns": _or_null("integer", "longer waits are left out", "no maximum"),
+                    "cgroup": _or_null(
+                        "string", "path of the one whose threads are counted, and of those below", "all"
+                    ),
                 }
             ),
             "filter": _or_null("string", "what --filter and -u say, as one expression", "none"),

@@ -33,6 +33,7 @@ def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
             "states": filters.states,
             "min_ns": filters.min_ns,
             "max_ns": filters.max_ns or None,
+            "cgroup": printable(filters.cgroup) or None,
         },
         "filter": printable(tick.filter.text) or None,
         "left_out_ns": tick.left_out_ns,

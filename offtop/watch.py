@@ -178,6 +178,11 @@ def _filters(asked: argparse.Namespace, loaded: "Loaded") -> Filters:
     settings = loaded.settings
     if asked.max and asked.max < settings.min_ns:
         raise UsageError("--max is below --min, so no wait would be shown. Give a larger --max or a smaller --min")
+    cgroup = ""
+    if asked.cgroup is not None:
+        from offtop.kernel import whichcgroup
+
+        cgroup = whichcgroup.find(asked.cgroup).path
     return Filters(
         pids=_pids(asked.pid),
         tids=asked.tid,
@@ -185,6 +190,7 @@ def _filters(asked: argparse.Namespace, loaded: "Loaded") -> Filters:
         states=asked.state,
         min_ns=settings.min_ns,
         max_ns=asked.max,
+        cgroup=cgroup,
     )
 
 

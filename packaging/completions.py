@@ -24,6 +24,7 @@ _VALUES = {
 """What may stand behind an option that is no argparse choice, since the parser takes other spellings, too."""
 _COMPLETERS: Mapping[str, Mapping[str, str | dict[str, str]]] = {
     "FILE": shtab.FILE,
+    "PATH": shtab.DIRECTORY,
     "PID,…": {
         "bash": "_offtop_pids",
         "zsh": "_pids",

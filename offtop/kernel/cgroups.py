@@ -85,7 +85,7 @@ def content_of(pid: int) -> bytes:
     thread it is one of the others that knows.
     """
     content = _content(f"/proc/{pid}/cgroup")
-    v1 = [path for hierarchies, path in _lines(content) if hierarchies]
+    v1 = [path for hierarchies, path in lines_of(content) if hierarchies]
     threads = Path(f"/proc/{pid}/task")
     if not v1 or not all(map(_is_root, v1)) or not _has_ended(threads / str(pid)):
         return content
@@ -100,7 +100,7 @@ def cgroup_of(content: bytes, mounts: Sequence[Mount] = ()) -> str:
     """The path that /proc/PID/cgroup tells: of version 2, if it tells one, and of version 1 where `mounts` say that
     the controllers are there. `/` is only taken where no line says more; a cgroup that is no more ends in
     ` (deleted)`, and of version 1 every process that has ended is in `/`. Empty for no content."""
-    lines = _lines(content)
+    lines = lines_of(content)
     v2 = [path for hierarchies, path in lines if not hierarchies][-1:]
     v1 = [path for _, path in sorted((line for line in lines if line[0]), key=_preference)]
     hybrid = any(not mount.is_v2 and mount.controllers & _CONTROLLERS for mount in mounts)
@@ -111,7 +111,7 @@ def cgroup_of(content: bytes, mounts: Sequence[Mount] = ()) -> str:
 def quota_of(content: bytes, mounts: Sequence[Mount]) -> Quota | None:
     """That of the process whose /proc/PID/cgroup is `content`."""
     has_v1 = any("cpu" in mount.controllers for mount in mounts)
-    paths = [path for hierarchies, path in _lines(content) if ("cpu" in hierarchies if has_v1 else not hierarchies)]
+    paths = [path for hierarchies, path in lines_of(content) if ("cpu" in hierarchies if has_v1 else not hierarchies)]
     return quota_at(paths[-1], mounts) if paths else None
 
 
@@ -141,8 +141,9 @@ def _has_ended(thread: Path) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _lines(content: bytes) -> tuple[tuple[frozenset[str], str], ...]:
-    """Each hierarchy's controllers and name, none for version 2, and the path in it. Many processes say the same."""
+def lines_of(content: bytes) -> tuple[tuple[frozenset[str], str], ...]:
+    """Of /proc/PID/cgroup: each hierarchy's controllers and name, none for version 2, and the path in it. Many
+    processes say the same."""
     lines = [line.split(b":", 2) for line in content.split(b"\n")]
     return tuple(
         (frozenset(os.fsdecode(line[1]).split(",")) - {""}, os.fsdecode(line[2])) for line in lines if len(line) == 3

@@ -47,6 +47,10 @@ class Features:
     """bpf_task_pt_regs can be called."""
     registers: Mapping[str, int]
     """Offsets in pt_regs, by their names in bpf/offcpu.c; empty where they are not known."""
+    cgroup: Mapping[str, int]
+    """Offsets on the way from a task to the id of its cgroup, likewise."""
+    hierarchies: Mapping[str, int]
+    """Offset in css_set of what a task's cgroup is found by: of version 2 (empty), or by a controller of version 1."""
 
     @property
     def waking(self) -> bool:
@@ -84,6 +88,7 @@ def find(types: KernelTypes) -> Features:
     symbol = kprobe_symbol()
     available = {"exit": types.has_tracepoint("sched_exit_tp"), "kprobe": bool(symbol), "switch": True}
     state = types.offset("task_struct", "__state")
+    cgroup = _cgroup(types)
     return Features(
         doors=tuple(door for door in DOORS if available[door]),
         kprobe_symbol=symbol,
@@ -105,7 +110,37 @@ def find(types: KernelTypes) -> Features:
         task_storage=types.has_function("bpf_task_storage_get"),
         user_registers=types.has_function("bpf_task_pt_regs"),
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},
+        cgroup=cgroup,
+        hierarchies=_hierarchies(types) if cgroup else {},
     )
+
+
+_CGROUP = {
+    "TASK_CGROUPS": ("task_struct", "cgroups"),
+    "CGROUP_OF_STATE": ("cgroup_subsys_state", "cgroup"),
+    "CGROUP_LEVEL": ("cgroup", "level"),
+    "CGROUP_NODE": ("cgroup", "kn"),
+    "CGROUP_NODE_ID": ("kernfs_node", "id"),
+}
+_ANCESTORS = {"CGROUP_ANCESTORS": ("cgroup", "ancestors"), "CGROUP_ANCESTOR_IDS": ("cgroup", "ancestor_ids")}
+"""The one or the other."""
+
+
+def _cgroup(types: KernelTypes) -> Mapping[str, int]:
+    """Empty where the way is not known, as in a kernel without control groups."""
+    every = {name: types.offset(*member) for name, member in (_CGROUP | _ANCESTORS).items()}
+    found = {name: offset for name, offset in every.items() if offset is not None}
+    return found if found.keys() >= _CGROUP.keys() and found.keys() & _ANCESTORS.keys() else {}
+
+
+def _hierarchies(types: KernelTypes) -> Mapping[str, int]:
+    v2, v1 = types.offset("css_set", "dfl_cgrp"), types.offset("css_set", "subsys")
+    found = {} if v2 is None else {"": v2}
+    for name, number in types.enumerators("cgroup_subsys_id").items():
+        if v1 is not None and name.endswith("_cgrp_id"):
+            controller = name.removesuffix("_cgrp_id")
+            found["blkio" if controller == "io" else controller] = v1 + 8 * number  # io is version 2's word
+    return found
 
 
 _REGISTERS = {

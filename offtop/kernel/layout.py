@@ -16,10 +16,10 @@ WALKED_RUNNABLE, WALKED_THREAD, WALKED_STACK, WALKED_RAN, WALKED_OLDER = 1, 2, 4
 WALK_WAITS, WALK_PRIME = 1, 2
 WALK_HALVES = (4, 8)
 WALK_ALONE = 16
-ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL = 1, 2, 4, 8
+ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
 LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events")
 
-CONFIG = struct.Struct("=QQIIIIII")
+CONFIG = struct.Struct("=QQIIIIIIQII")
 THREAD = struct.Struct(f"=23Q2I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16sQ{THREAD.size}s")
@@ -41,6 +41,7 @@ SIZES = {
     "lost": (4, 8),
     "only_pids": (4, 4),
     "only_tids": (4, 4),
+    "only_cgroup": (4, 4),
     "gone_0": (GONE_KEY.size, GONE.size),
     "gone_1": (GONE_KEY.size, GONE.size),
     "sites_0": (SITE_KEY.size, SITE.size),

@@ -6,13 +6,14 @@ nothing new. bcc itself stays in a child process (compile.py): its compiler take
 
 import ctypes as ct
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from offtop.errors import KernelError
 
 _NAMES = ("libbpf.so.1", "libbpf.so.0")
 _KIND_STRUCT = 4
+_KIND_ENUM = 6
 _KIND_TYPEDEF = 8
 _KIND_UNION = 5
 _KIND_FUNCTION = 12
@@ -25,6 +26,10 @@ class _Member(ct.Structure):
 
 class _Type(ct.Structure):
     _fields_ = (("name_off", ct.c_uint32), ("info", ct.c_uint32), ("size_or_type", ct.c_uint32))
+
+
+class _Enumerator(ct.Structure):
+    _fields_ = (("name_off", ct.c_uint32), ("value", ct.c_int32))
 
 
 class _BatchOptions(ct.Structure):
@@ -231,6 +236,15 @@ class KernelTypes:
         """The number of a function of the kernel's, by which programs call it that may; None where it is not there."""
         found = library().btf__find_by_name_kind(self._btf, name.encode(), _KIND_FUNCTION)
         return found if found > 0 else None
+
+    def enumerators(self, enum: str) -> Mapping[str, int]:
+        """What an enum names; empty where there is no such one."""
+        at = self._find_address(enum, _KIND_ENUM)
+        if at is None:
+            return {}
+        first, count = at + ct.sizeof(_Type), _Type.from_address(at).info & 0xFFFF
+        each = (_Enumerator.from_address(first + i * ct.sizeof(_Enumerator)) for i in range(count))
+        return {library().btf__name_by_offset(self._btf, one.name_off).decode(): one.value for one in each}
 
     @cache  # noqa: B019 - one object lives for the whole run
     def _offsets(self, struct: str) -> dict[str, int]:

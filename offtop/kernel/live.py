@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from offtop.errors import KernelError, PrivilegeError, UsageError
-from offtop.kernel import features, layout, libbpf, namespace, syscalls, times, userstacks
+from offtop.kernel import features, layout, libbpf, namespace, syscalls, times, userstacks, whichcgroup
 from offtop.kernel.cost import CostMeter
 from offtop.kernel.files import Files
 from offtop.kernel.kallsyms import KernelSymbols
@@ -27,6 +27,7 @@ from offtop.kernel.program import attach
 from offtop.kernel.stacks import Stacks
 from offtop.kernel.userstacks import UserStacks
 from offtop.kernel.walks import Walks
+from offtop.kernel.whichcgroup import Cgroup
 from offtop.model.book import UNKNOWN, Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
 from offtop.model.snapshot import OUTSIDE, Bound, Filters, Snapshot
@@ -39,6 +40,8 @@ _KEEP_NS = 15 * 60 * 1_000_000_000
 """How long what a window may still name is kept: longer than any History reaches back."""
 _PRIME_NS = 60 * 1_000_000_000
 """How often all waits in progress are looked up anew: one whose end was lost would else go on for ever."""
+_PRIME_CGROUP_NS = 10 * 1_000_000_000
+"""The same of a cgroup: who is moved into it, or out of it, while they wait is noticed only then."""
 _CLOSE_SECONDS = 2.0
 _32_BIT = 1 << 30
 """Marks the number of a 32-bit program's system call, whose arguments are in other registers."""
@@ -64,6 +67,10 @@ class LiveSource(Happening):
             )
         namespace.own()
         self._filters = filters
+        self._cgroups: dict[str, Cgroup] = {}
+        """Those that were asked for, by what Filters call them."""
+        self._choice = 0
+        """Counts up whenever another choice of threads is asked for."""
         _check_alive([*filters.pids], [*filters.tids])
         self._given = filters
         self._lock = threading.Lock()
@@ -73,6 +80,7 @@ class LiveSource(Happening):
         try:
             types = libbpf.KernelTypes()
             self._features = features.find(types)
+            self._look_for(filters.cgroup)
             self._defines = namespace.defines(types)
             self._program = attach(self._features, door, waking=waking, defines=self._defines)
             self._opened.callback(self._program.close)
@@ -157,14 +165,16 @@ class LiveSource(Happening):
         asked, in_effect, anew = self._asked, self._filters, False
         known_readers = self._readers
         readers = (self._names.reader_pid, self._leaves.reader_pid)
-        if asked != self._filters or readers != self._readers:
-            anew = _selection(asked) != _selection(self._filters)
+        followed = self._follow(asked.cgroup)
+        if asked != self._filters or readers != self._readers or followed:
+            anew = followed or _selection(asked) != _selection(self._filters)
             self._prime = self._prime or anew or readers != self._readers
+            self._choice += anew or readers != self._readers
             self._readers = readers
             self._configure(asked, self._filters)
             self._filters = asked
         walk_ns = time.monotonic_ns()
-        primed = self._prime or walk_ns - self._primed_ns > _PRIME_NS
+        primed = self._prime or walk_ns - self._primed_ns > (_PRIME_CGROUP_NS if asked.cgroup else _PRIME_NS)
         is_walked = primed or self._walks.is_due
         if primed:
             self._prime, self._primed_ns = False, walk_ns
@@ -242,7 +252,25 @@ class LiveSource(Happening):
         """From the next read on, count only this. Raises UsageError for a process that is not there."""
         new_pids = [pid for pid in filters.pids if pid not in self._given.pids]
         _check_alive(new_pids, [tid for tid in filters.tids if tid not in self._given.tids])
+        self._look_for(filters.cgroup)
         self._asked = filters
+
+    def _look_for(self, cgroup: str) -> None:
+        """Raises UsageError for one that is not there."""
+        if not cgroup:
+            return
+        found = whichcgroup.find(cgroup)
+        if found.hierarchy not in self._features.hierarchies:
+            raise UsageError("--cgroup: this kernel does not tell how to find a thread's cgroup. Take -p")
+        self._cgroups[cgroup] = found
+
+    def _follow(self, cgroup: str) -> bool:
+        """Whether there is another one of that name now: a service that begins again has a new one."""
+        was = self._cgroups.get(cgroup)
+        if was is None or (now := was.now()) == was:
+            return False
+        self._cgroups[cgroup] = now
+        return True
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         self._names.wait(frames, seconds)
@@ -284,11 +312,24 @@ class LiveSource(Happening):
                 maps[name].update(one.to_bytes(4, "little"), b"\1\0\0\0")
         select = {"user": layout.ONLY_USER, "kernel": layout.ONLY_KERNEL}.get(filters.who, 0)
         select |= (layout.ONLY_PIDS if filters.pids else 0) | (layout.ONLY_TIDS if filters.tids else 0)
+        cgroup = self._cgroups.get(filters.cgroup)
+        if cgroup:
+            select |= layout.ONLY_CGROUP | (layout.CGROUP_V1 if cgroup.hierarchy else 0)
+            if not cgroup.hierarchy:
+                try:
+                    with cgroup.opened() as fd:
+                        maps["only_cgroup"].update(_ZERO, fd.to_bytes(4, "little"))
+                except OSError:  # it has just been removed: nobody is in it
+                    maps["only_cgroup"].delete(_ZERO)
+        of_cgroup = (cgroup.id, cgroup.level, self._features.hierarchies[cgroup.hierarchy]) if cgroup else (0, 0, 0)
         states = filters.states or 0xFFFFFFFF
         own_pid = os.getpid()
         maps["config"].update(
             _ZERO,
-            layout.CONFIG.pack(filters.min_ns, filters.max_ns or _ALL_ONES, states, select, own_pid, *self._readers, 0),
+            layout.CONFIG.pack(
+                *(filters.min_ns, filters.max_ns or _ALL_ONES, states, select, own_pid, *self._readers),
+                *(self._choice & 0xFFFFFFFF, *of_cgroup),
+            ),
         )
         for name, wanted, old in ids:
             for one in set(old).difference(wanted):
@@ -470,8 +511,8 @@ def _any_alive(filters: Filters) -> bool:
     return not ids or any(map(namespace.is_there, ids))
 
 
-def _selection(filters: Filters) -> tuple[Sequence[int], Sequence[int], str]:
-    return filters.pids, filters.tids, filters.who
+def _selection(filters: Filters) -> tuple[Sequence[int], Sequence[int], str, str]:
+    return filters.pids, filters.tids, filters.who, filters.cgroup
 
 
 def _may_load_bpf() -> bool:

@@ -155,6 +155,7 @@ def _flags(door: str, features: Features, sizes: Sizes, waking: bool) -> list[st
         "EXEC_START": features.exec_start,
         "START_TIME": features.start_time,
         **features.registers,
+        **features.cgroup,
         "USER_SP": user_stack_pointer_offset() if features.user_registers else None,
     }
     return [f"-D{name}={value}" for name, value in defines.items() if value is not None]

@@ -49,6 +49,11 @@ class Account(NamedTuple):
     def sum_ns(self) -> int:
         return self.running_ns + self.ready_ns + self.blocked_ns + self.residue_ns
 
+    def plus(self, other: "Account") -> "Account":
+        """Of the threads of both."""
+        sums = Account(*(a + b for a, b in zip(self, other, strict=True)))
+        return sums._replace(worst_ns=max(self.worst_ns, other.worst_ns))
+
 
 NO_ACCOUNT = Account()
 

@@ -34,6 +34,7 @@ A path is a stranger's text: there is none on which these functions fail, and th
 """
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -91,18 +92,31 @@ _LONG_HEX = re.compile(r"[0-9a-f]{32,}")
 def container(path: str) -> Container:
     """The innermost container that `path` leads into, whatever of its own runs in there; without one the innermost
     unit; else `NOTHING`."""
-    names = _names(path)
-    found, unit, pod = NOTHING, NOTHING, ""
-    for depth, name in enumerate(names):
-        above = names[depth - 1] if depth else ""
+    return _found(path)[0]
+
+
+@lru_cache(maxsize=4096)
+def place(path: str) -> str:
+    """The cgroup that `container` tells of: `path`, or one above it; `path` where it says nothing that we know. So two
+    paths into one container have one place."""
+    what, end = _found(path)
+    return "/".join(path.removesuffix(_DELETED).split("/")[:end]) if what.kind else path
+
+
+def _found(path: str) -> tuple[Container, int]:
+    """What `container` tells, and at how many of the path's parts its name ends."""
+    found, unit, pod = (NOTHING, 0), (NOTHING, 0), ""
+    directories = _names(path)
+    for depth, (name, end) in enumerate(directories):
+        above = directories[depth - 1][0] if depth else ""
         if uid := _POD.fullmatch(name):
             pod = uid[1].replace("_", "-")
-            found = Container("kubernetes", f"pod {pod[:_SHORT_UID]}", pod)
+            found = Container("kubernetes", f"pod {pod[:_SHORT_UID]}", pod), end
         elif inner := _container(name, above, depth):
-            found, pod = _in_pod(inner, pod), ""
-        elif name.endswith(_UNITS) and not (unit.kind and name == "init.scope"):  # user@1000.service has one, too
-            unit = _unit(name)
-    return found if found.kind else unit
+            found, pod = (_in_pod(inner, pod), end), ""
+        elif name.endswith(_UNITS) and not (unit[0].kind and name == "init.scope"):  # user@1000.service has one, too
+            unit = _unit(name), end
+    return found if found[0].kind else unit
 
 
 def label(path: str) -> str:
@@ -116,17 +130,24 @@ def label(path: str) -> str:
     return name if kind in _NAMED_WHOLLY else f"{kind} {name}"
 
 
-def _names(path: str) -> list[str]:
-    """The directories of `path`, with what runc left in one, `SLICE:PREFIX:ID`, as the two that it stands for. Without
-    `..`, which leads out of our cgroup namespace: those outside are called as those inside."""
-    names: list[str] = []
-    for name in path.removesuffix(_DELETED).split("/"):
+def names(path: str) -> tuple[str, ...]:
+    """All that the container or unit is called, its kind as well; nothing where there is none."""
+    what = container(path)
+    return (*what, label(path)) if what.kind else ()
+
+
+def _names(path: str) -> list[tuple[str, int]]:
+    """The directories of `path`, and at how many of its parts each ends, with what runc left in one,
+    `SLICE:PREFIX:ID`, as the two that it stands for. Without `..`, which leads out of our cgroup namespace: those
+    outside are called as those inside."""
+    parts: list[tuple[str, int]] = []
+    for end, name in enumerate(path.removesuffix(_DELETED).split("/"), 1):
         match name.split(":", 3):
             case [above, prefix, id_] if above.endswith(".slice"):
-                names += above, f"{prefix}-{id_}.scope"
+                parts += (above, end), (f"{prefix}-{id_}.scope", end)
             case _:
-                names += [name] if name not in ("", "..") else []
-    return names
+                parts += [(name, end)] if name not in ("", "..") else []
+    return parts
 
 
 def _in_pod(inner: Container, pod: str) -> Container:

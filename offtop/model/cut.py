@@ -17,7 +17,7 @@ hundreds of entries, not windows of thousands. Threads and places are tables of 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -53,6 +53,7 @@ SLEEP = "sleep"
 ALL = ""
 """Stands for every category."""
 _LOW = (1 << 32) - 1
+G = TypeVar("G")
 
 
 class Idle(NamedTuple):
@@ -362,11 +363,16 @@ def top_of_threads(every: Shares, scope: Scope, whom: Collection[ThreadKey]) -> 
 
 def top_of_processes(one: Cut, scope: Scope, whom: Collection[int]) -> dict[int, SiteKey]:
     """For each of `whom`, the site in `scope` where it spent most time, in the window that `one` is of."""
-    longest: dict[int, tuple[int, SiteKey]] = {}
+    return top_of_groups(one, scope, {pid: pid for pid in whom})
+
+
+def top_of_groups(one: Cut, scope: Scope, group_of: Mapping[int, G]) -> dict[G, SiteKey]:
+    """The same for groups of processes: the site where one process of it spent most."""
+    longest: dict[G, tuple[int, SiteKey]] = {}
     for leaf, by_pid in one.tops.items():
         if scope.holds(leaf):
-            for pid in whom:
+            for pid, group in group_of.items():
                 found = by_pid.get(pid)
-                if found and found[0] > longest.get(pid, (0, found[1]))[0]:
-                    longest[pid] = found
-    return {pid: site for pid, (_, site) in longest.items()}
+                if found and found[0] > longest.get(group, (0, found[1]))[0]:
+                    longest[group] = found
+    return {group: site for group, (_, site) in longest.items()}

@@ -23,6 +23,8 @@ import numpy as np
 
 from offtop.errors import UsageError
 from offtop.model.book import Book, ThreadKey
+from offtop.model.container import names as container_names
+from offtop.model.container import place
 from offtop.model.cut import FILTERED, RUN_QUEUE, SHORT, Shares
 from offtop.model.pool import Pool
 from offtop.model.printable import printable
@@ -51,12 +53,13 @@ _LOOKS_AT = {
     "cat": ("category",),
     "stack": ("kernel", "program"),
     "leaf": ("leaf",),
-    "cgroup": ("cgroup",),
+    "cgroup": ("cgroup", "place"),
+    "container": ("container",),
     "cmd": ("cmdline",),
     _WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program"),
 }
 """Key → what of a wait it is about."""
-_OF_DETAILS = frozenset({"user", "uid", "cgroup", "cmdline"})
+_OF_DETAILS = frozenset({"user", "uid", "cgroup", "place", "container", "cmdline"})
 _TIMES: Mapping[str, Callable[[Row], int]] = {
     "max": lambda row: row.part.max_ns,
     "now": lambda row: row.now.ns,
@@ -80,6 +83,7 @@ _EXAMPLES = {
     "stack": "*fsync*",
     "leaf": "futex*",
     "cgroup": "*.service",
+    "container": "docker*",
     "cmd": "*8080*",
     "max": "10ms",
     "now": "5s",
@@ -222,6 +226,8 @@ class _Looked:
             "user": ("pid", lambda pid: (book.detail(pid).user,)),
             "uid": ("pid", lambda pid: (str(book.detail(pid).uid),) if book.detail(pid).uid >= 0 else ()),
             "cgroup": ("pid", lambda pid: (book.detail(pid).cgroup,)),
+            "place": ("pid", lambda pid: (place(book.detail(pid).cgroup),)),
+            "container": ("pid", lambda pid: container_names(book.detail(pid).cgroup)),
             "cmdline": ("pid", lambda pid: (book.detail(pid).cmdline,)),
             "category": ("leaf", lambda leaf: (shares.leaves[leaf].category,)),
             "kernel": ("kernel", lambda kernel: map(name, book.stack(kernel).trimmed)),
@@ -281,6 +287,11 @@ def parse(text: str, groups: Mapping[str, Sequence[str]] = _NO_GROUPS, ids: Coll
         else:
             waits.append(term)
     return Filter(text, tuple(waits), tuple(rows))
+
+
+def exactly(key: str, value: str) -> Filter:
+    """The filter `key=value` of nothing but that value, however long it is."""
+    return Filter(f"{key}={quoted(value)}", (Text(key, _compiled([_literally(value)]), False),))
 
 
 def quoted(word: str) -> str:

@@ -29,6 +29,7 @@ from offtop.model.cut import (
     by_place,
     by_thread,
     merged,
+    top_of_groups,
     top_of_processes,
     top_of_threads,
     total,
@@ -39,7 +40,19 @@ from offtop.model.history import History, Kept
 from offtop.model.icicle import Icicle
 from offtop.model.pool import LEAST_CONVOY, UNFOLDED, Folding, Pool, convoys, family, folding
 from offtop.model.rolling import Rolling, Table
-from offtop.model.rows import Key, Order, Ranking, Row, category_rows, kept_rows, place_rows, process_rows, thread_rows
+from offtop.model.rows import (
+    Key,
+    Order,
+    Ranking,
+    Row,
+    category_rows,
+    cgroup_of,
+    cgroup_rows,
+    kept_rows,
+    place_rows,
+    process_rows,
+    thread_rows,
+)
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Names
@@ -167,7 +180,7 @@ class Picture:
     sparks: Mapping[str, Series]
     """Of each category, over the last minute; of all of them under cut.ALL."""
     rows: Ranking
-    """The list: processes or threads."""
+    """The list: cgroups, processes or threads."""
     cursor_row: int
     """Which of its rows the keys are on."""
     first_row: int
@@ -388,6 +401,14 @@ class Pictures:
         left = explained(account.residue_ns, every.of(None).residue_ns, machine)
         return AccountPicture(account, blocked(parts), left, machine.cpus > 0)
 
+    def _accounts_listed(self, view: View, over: Sequence[Kept]) -> Accounts:
+        """Of who may be in the list."""
+        every, book = self._accounts_of("over", over), over[-1].facts.book
+        pid, group = view.scope.pid, view.group
+        if pid is not None:
+            return every.only(lambda key: key.pid == pid)
+        return every if group is None else every.only(lambda key: cgroup_of(key.pid, book) == group[0])
+
     def _unexplained_pct(self, newest: Kept) -> float:
         machine = newest.facts.machine
         return unexplained_pct(self._accounts_of("newest", [newest], whole=False), machine) if machine.cpus else 0.0
@@ -408,35 +429,41 @@ class Pictures:
         counts: Mapping[int, int],
         passing: Stuck,
     ) -> Ranking:
-        """The list: processes or threads in the view's scope."""
+        """The list: cgroups, processes or threads in the view's scope."""
         scope, book = view.scope._replace(tid=None), over[-1].facts.book
         order = Order(view.sort, view.reverse, _EVERY_ROW if view.filter.chooses_rows else _ROWS)
-        if not view.lists_threads:
-            pids = [view.pin if isinstance(view.pin, int) else view.pin.pid] if view.pin is not None else []
-            one = merged([sieve.taken(tick).cut for tick in over])
-            keep = view.cursor if isinstance(view.cursor, int) else None
-            lifetime = sieve.taken(ever).cut if ever else None
-            by_process = self._accounts_of("over", over).by_process() if view.account else None
+        lifetime = sieve.taken(ever).cut if ever and not view.lists_threads else None
+        listed = self._accounts_listed(view, over) if view.account else None
+        if view.lists_cgroups:
+            rows = cgroup_rows(
+                merged([sieve.taken(tick).cut for tick in over]),
+                scope,
+                book,
+                order,
+                processes=counts,
+                pinned=[view.pin] if isinstance(view.pin, str) else [],
+                lifetime=lifetime,
+                keep=view.cursor if isinstance(view.cursor, str) else None,
+                now=_ages(passing, scope, lambda some: stuck.by_cgroup(some, lambda pid: cgroup_of(pid, book))),
+                accounts=listed.by_process() if listed else None,
+            )
+        elif not view.lists_threads:
+            pid = view.pin.pid if isinstance(view.pin, ThreadKey) else view.pin
             rows = process_rows(
-                one,
+                merged([sieve.taken(tick).cut for tick in over]),
                 scope,
                 book,
                 order,
                 threads=counts,
-                pinned=pids,
+                pinned=[pid] if isinstance(pid, int) else [],
                 lifetime=lifetime,
-                keep=keep,
+                keep=view.cursor if isinstance(view.cursor, int) else None,
                 now=_ages(passing, scope, stuck.by_process),
-                accounts=by_process,
+                accounts=listed.by_process() if listed else None,
             )
         else:
             pin = view.pin if isinstance(view.pin, ThreadKey) and scope.pid in (None, view.pin.pid) else None
             folding = self._folding(view, over, pin)
-            by_row = None
-            if view.account:
-                every = self._accounts_of("over", over)
-                some = every.only(lambda key: key.pid == scope.pid) if scope.pid is not None else every
-                by_row = some.by(folding.code_of)
             rows = thread_rows(
                 self._table("threads", by_thread, scope, sieve, over),
                 sum(tick.span_ns for tick in over),
@@ -446,7 +473,7 @@ class Pictures:
                 lifetime=by_thread(sieve.shares(ever), scope) if ever else None,
                 keep=view.thread or (view.cursor if isinstance(view.cursor, ThreadKey | Pool) else None),
                 now=_ages(passing, scope, stuck.by_thread),
-                accounts=by_row,
+                accounts=listed.by(folding.code_of) if listed else None,
                 folding=folding,
             )
         return kept_rows(rows, view.filter.keeps, _ROWS) if view.filter.chooses_rows else rows
@@ -492,14 +519,18 @@ class Pictures:
         """The rows that can be seen told where they waited, looked up in the newest of the last ticks that knows."""
         scope = view.scope._replace(tid=None)
         seen = rows.rows[first : first + count]
-        missing = {row.key for row in seen if isinstance(row.key, int | ThreadKey)}
+        missing = {row.key for row in seen if isinstance(row.key, str | int | ThreadKey)}
         pools = [row.key for row in seen if isinstance(row.key, Pool)]
-        found: dict[int | ThreadKey | Pool, SiteKey] = {}
+        found: dict[str | int | ThreadKey | Pool, SiteKey] = {}
         if pools:
             found |= _tops_of_pools(pools, sieve.shares(over[-1]).in_scope(scope), over[-1].facts.book)
         for tick in over[: -_LOOKED_UP_TICKS - 1 : -1]:
             if not missing:
                 break
+            if view.lists_cgroups:
+                book, pids = tick.facts.book, {pid for by_pid in sieve.taken(tick).cut.tops.values() for pid in by_pid}
+                group_of = {pid: path for pid in pids if (path := cgroup_of(pid, book)) in missing}
+                found |= top_of_groups(sieve.taken(tick).cut, scope, group_of)
             found |= top_of_processes(sieve.taken(tick).cut, scope, {key for key in missing if isinstance(key, int)})
             of_threads = {key for key in missing if isinstance(key, ThreadKey)}
             if of_threads:
@@ -507,7 +538,7 @@ class Pictures:
             missing -= found.keys()
         told = tuple(
             row._replace(top=found[row.key])
-            if isinstance(row.key, int | ThreadKey | Pool) and row.key in found
+            if isinstance(row.key, str | int | ThreadKey | Pool) and row.key in found
             else row
             for row in rows.rows
         )

@@ -1,12 +1,14 @@
 """Rows are the lines of a table: the largest parts of a cut in order, and the rest summed up in one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest
 from typing import Any, NamedTuple, TypeVar
 
 from offtop.model import histogram as log2
 from offtop.model.account import NO_ACCOUNT, Account
 from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.container import label, place
 from offtop.model.cut import ALL, NO_PART, Added, Cut, Part, Place, Scope, by_category, by_process, total
 from offtop.model.pool import NO_CONVOY, UNFOLDED, Convoy, Folding, Pool
 from offtop.model.snapshot import EXITED
@@ -16,9 +18,11 @@ from offtop.units import average, percent
 EXITED_NAME = "(exited)"
 """Stands for threads that were given back."""
 NOWHERE = SiteKey(0, 0, 0, 0)
+NO_CGROUP = "?"
+"""Stands for the cgroup of processes of which nobody has told yet; paths begin with `/`."""
 
 Key = str | int | ThreadKey | Pool | Place
-"""What a row is about: a category's id, a pid, a thread, a pool of threads, a place."""
+"""What a row is about: a category's id or a cgroup's path, a pid, a thread, a pool of threads, a place."""
 K = TypeVar("K")
 
 
@@ -33,7 +37,7 @@ class Row(NamedTuple):
     whole_ns: int = 0
     """What `share_pct` is a share of: the time of all rows of the table, the elided included."""
     threads: int = 0
-    """Of a process or pool: how many it has, as far as they ever waited."""
+    """Of a process or pool: how many it has, as far as they ever waited; of a cgroup: how many processes."""
     process: str = ""
     """Of a thread: its process's own name, raw."""
     idle: bool = False
@@ -48,7 +52,7 @@ class Row(NamedTuple):
     convoy: Convoy = NO_CONVOY
     """Of a process or pool: how many of its threads wait for the same thing now."""
     top: SiteKey = NOWHERE
-    """Of a process or thread: where it last waited longest (cut.tops)."""
+    """Of a cgroup, process or thread: where it last waited longest (cut.tops)."""
 
     @property
     def waiting(self) -> float:
@@ -240,6 +244,53 @@ def process_rows(
     )
 
 
+def cgroup_rows(
+    one: Cut,
+    scope: Scope,
+    book: Book,
+    order: Order = BY_WAITING,
+    *,
+    processes: Iterable[int] = (),
+    pinned: Sequence[str] = (),
+    lifetime: Cut | None = None,
+    keep: str | None = None,
+    now: Mapping[str, Age] | None = None,
+    accounts: Mapping[int, Account] | None = None,
+) -> Ranking:
+    """A row for each container, unit or other cgroup with time in `scope`. `processes`: those that there are;
+    `accounts`: by pid."""
+    counts = Counter(cgroup_of(pid, book) for pid in processes)
+
+    def row_of(path: str, part: Part) -> Row:
+        return Row(path, cgroup_name(path), one.span_ns, part, threads=counts[path])
+
+    def table_of(some: Cut) -> dict[str, Part]:
+        table: dict[str, Part] = {}
+        for pid, part in by_process(some, scope).items():
+            path = cgroup_of(pid, book)
+            table[path] = table.get(path, NO_PART).plus(part)
+        return table
+
+    def added(some: Mapping[int, Account]) -> dict[str, Account]:
+        sums: dict[str, Account] = {}
+        for pid, account in some.items():
+            path = cgroup_of(pid, book)
+            sums[path] = sums.get(path, NO_ACCOUNT).plus(account)
+        return sums
+
+    return ranked(
+        table_of(one),
+        order,
+        row_of,
+        name_of=cgroup_name,
+        pinned=pinned,
+        lifetime=None if lifetime is None else table_of(lifetime),
+        keep=keep,
+        now=now,
+        accounts=None if accounts is None else added(accounts),
+    )
+
+
 def thread_rows(
     table: Mapping[tuple[int, ...], Added],
     span_ns: int,
@@ -300,6 +351,16 @@ def place_rows(table: Mapping[tuple[int, ...], Added], span_ns: int, limit: int)
 def process_name(pid: int, book: Book) -> str:
     """Raw. Threads that exited have no process any more."""
     return EXITED_NAME if pid == EXITED.pid else book.process(pid)
+
+
+def cgroup_of(pid: int, book: Book) -> str:
+    """The path of the container, unit or other cgroup that a process is in; NO_CGROUP while it is not known."""
+    return place(book.detail(pid).cgroup) or NO_CGROUP
+
+
+def cgroup_name(path: str) -> str:
+    """What people call a cgroup: the path where that is all that it is called. Raw."""
+    return "(not known)" if path == NO_CGROUP else label(path) or path
 
 
 def thread_name(thread: ThreadKey, book: Book) -> str:

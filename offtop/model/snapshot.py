@@ -168,6 +168,8 @@ class Filters:
     min_ns: int = 1_000_000
     max_ns: int = 0
     """0: no maximum."""
+    cgroup: str = ""
+    """Only threads in this cgroup or below it: its path below the root of the hierarchy, raw (empty: all)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Only waits of LEAST_AGE_NS and more are told of: younger ones are everyday, and 
 import zlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -183,6 +183,13 @@ def by_thread(some: Stuck) -> dict[ThreadKey, Age]:
 
 def by_process(some: Stuck) -> dict[int, Age]:
     return dict(some.oldest(some.shares.ids[:, 0])) if some.shares else {}
+
+
+def by_cgroup(some: Stuck, group_of: Callable[[int], str]) -> dict[str, Age]:
+    ages: dict[str, Age] = {}
+    for pid, age in by_process(some).items():  # the oldest first
+        ages.setdefault(group_of(pid), age)
+    return ages
 
 
 def by_place(some: Stuck) -> dict[tuple[int, ...], Age]:

@@ -7,9 +7,9 @@ from offtop.model import tree
 from offtop.model.book import ThreadKey
 from offtop.model.budget import Rate
 from offtop.model.cut import ALL, Scope
-from offtop.model.filter import NOTHING, Filter
+from offtop.model.filter import NOTHING, Filter, exactly
 from offtop.model.pool import Pool
-from offtop.model.rows import SORTS, Key
+from offtop.model.rows import NO_CGROUP, SORTS, Key
 from offtop.model.snapshot import OUTSIDE, Filters
 from offtop.model.tree import Path, Shape
 from offtop.units import NS_PER_S
@@ -104,12 +104,16 @@ class View:
     """Requests of the process that is looked at, as the person says."""
     account: bool = False
     """Whether the list tells where the seconds went, instead of how long waits were."""
+    cgroups: bool = False
+    """Whether the list shows containers, units and other cgroups instead."""
+    group: tuple[str, Filter] | None = None
+    """The cgroup that was drilled into, and the filter before that."""
     sort: str = "WAITING"
     """One of rows.SORTS."""
     reverse: bool = False
     idle_shown: bool = False
-    pin: int | ThreadKey | None = None
-    """A pid or a thread that stays on top."""
+    pin: str | int | ThreadKey | None = None
+    """A cgroup's path, a pid or a thread that stays on top."""
     narrowed: bool = False
     """Whether the kernel counts only the pin."""
     paused_at_ns: int | None = None
@@ -154,13 +158,19 @@ class View:
 
     @property
     def lists_threads(self) -> bool:
-        return self.threads or self.pid is not None
+        return self.pid is not None or (self.threads and not self.cgroups)
+
+    @property
+    def lists_cgroups(self) -> bool:
+        return self.cgroups and self.pid is None
 
     @property
     def asked(self) -> Filters:
         """What the kernel is to count."""
         if not self.narrowed or self.pin is None:
             return self.filters
+        if isinstance(self.pin, str):
+            return replace(self.filters, cgroup=self.pin)
         if isinstance(self.pin, ThreadKey):
             if self.pin.pid == OUTSIDE:  # whose tids may be others' tids
                 return replace(self.filters, pids=(OUTSIDE,), tids=())
@@ -197,12 +207,18 @@ def at_row(view: View, key: Key) -> View:
 
 
 def entered(view: View, key: Key | None) -> View:
-    """One level down, at the list's row `key`: from the categories to the list, to a process, to a thread, to its
-    tree, and from a branch of that to its site."""
+    """One level down, at the list's row `key`: from the categories to the list, from a cgroup to its processes, to a
+    process, to a thread, to its tree, and from a branch of that to its site."""
     if view.focus == CATEGORIES:
         return replace(view, focus=LIST)
     if view.focus == LIST and isinstance(key, Pool):
         return _about(view, pool=key, cursor=None)
+    if view.focus == LIST and isinstance(key, str):
+        inside = in_cgroup(key)
+        both = Filter(
+            f"{view.filter.text} {inside.text}".lstrip(), (*view.filter.waits, *inside.waits), view.filter.rows
+        )
+        return replace(filtered(view, both), cgroups=False, threads=False, group=(key, view.filter))
     if view.focus == LIST and isinstance(key, ThreadKey):
         return _about(view, thread=key, cursor=key, focus=TREE)
     if view.focus == LIST and isinstance(key, int) and view.pid is None:
@@ -239,11 +255,13 @@ def left(view: View) -> View:
     if view.pid is not None:
         cursor = ThreadKey(view.pid, view.pid) if view.threads else view.pid
         return _about(view, pid=None, cursor=cursor, focus=LIST)
+    if view.focus == LIST and view.group is not None:
+        return _out_of_group(view, *view.group)
     if view.focus == LIST:
         return replace(view, focus=CATEGORIES)
     if view.category != ALL:
         return at_category(view, ALL)
-    return replace(view, filter=NOTHING, user="")
+    return replace(view, filter=NOTHING, user="", group=None)
 
 
 def next_pane(view: View, panes: Iterable[str], step: int) -> View:
@@ -263,8 +281,23 @@ def in_pane(view: View, pane: str) -> View:
 
 
 def threads_or_processes(view: View) -> View:
+    return _listing(view, threads=not view.lists_threads, cgroups=False)
+
+
+def cgroups_or_not(view: View) -> View:
+    """Containers, units and other cgroups; or again what was listed before."""
+    if view.group is not None:
+        return _out_of_group(view, *view.group)
+    return _listing(view, threads=view.threads, cgroups=not view.lists_cgroups)
+
+
+def _out_of_group(view: View, path: str, before: Filter) -> View:
+    return replace(_listing(filtered(view, before), threads=False, cgroups=True), cursor=path)
+
+
+def _listing(view: View, threads: bool, cgroups: bool) -> View:
     focus = _list_or_above(view)
-    return _about(view, threads=not view.lists_threads, pid=None, pool=None, thread=None, cursor=None, focus=focus)
+    return _about(view, threads=threads, cgroups=cgroups, pid=None, pool=None, thread=None, cursor=None, focus=focus)
 
 
 def folded_or_not(view: View, unfolded: bool) -> View:
@@ -301,7 +334,7 @@ def idle_or_not(view: View) -> View:
     return replace(view, idle_shown=not view.idle_shown)
 
 
-def pinned(view: View, key: int | ThreadKey) -> View:
+def pinned(view: View, key: str | int | ThreadKey) -> View:
     """`key` pinned; what is pinned already is let go, and what the kernel counts is widened again."""
     return replace(view, pin=None if view.pin == key else key, narrowed=False)
 
@@ -460,7 +493,12 @@ def searched(view: View, text: str) -> View:
 
 def filtered(view: View, chosen: Filter, found: str = "") -> View:
     """`found`: the word that was searched for it."""
-    return _about(view, filter=chosen, found=found, search="", cursor=None)
+    return _about(view, filter=chosen, found=found, search="", cursor=None, group=None)
+
+
+def in_cgroup(path: str) -> Filter:
+    """The filter that keeps what is in a cgroup of the list."""
+    return exactly("cgroup", "" if path == NO_CGROUP else path)
 
 
 def of_user(view: View, user: str) -> View:

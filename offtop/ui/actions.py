@@ -21,7 +21,7 @@ from offtop.model.filter import Filter, FilterError, parse, quoted
 from offtop.model.picture import Picture, TreePicture
 from offtop.model.pool import Pool
 from offtop.model.printable import printable
-from offtop.model.rows import SORTS, Key, Row
+from offtop.model.rows import NO_CGROUP, SORTS, Key, Row
 from offtop.model.snapshot import EXITED
 from offtop.model.state import MASKS, WORDS
 from offtop.model.tree import Path
@@ -51,6 +51,7 @@ VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
     {
         "threads": views.threads_or_processes,
         "account": views.account_or_not,
+        "cgroups": views.cgroups_or_not,
         "tree": views.tree_or_list,
         "flame": views.flame_or_not,
         "offcpu": views.waiting,
@@ -455,6 +456,8 @@ class Actions(Rewind):
             return parse(f"cat={view.category}")
         if view.focus == LIST and picture.rows.rows:
             row = picture.rows.rows[picture.cursor_row]
+            if isinstance(row.key, str):
+                return parse(views.in_cgroup(row.key).text)
             if row.pid:
                 key = "thread" if isinstance(row.key, ThreadKey | Pool) else "proc"
                 return parse(f"{key}={_family(row.name)}")
@@ -477,10 +480,10 @@ class Actions(Rewind):
             or self._view.thread
             or (self._key_under_cursor() if self._view.focus == LIST else self._view.pid or self._view.pin)
         )
-        if isinstance(key, int | ThreadKey) and key not in (EXITED, EXITED.pid):
+        if isinstance(key, str | int | ThreadKey) and key not in (EXITED, EXITED.pid, NO_CGROUP):
             self._ask_kernel(views.pinned(self._view, key))
         else:
-            self._say("p pins a process or thread: TAB goes to their list")
+            self._say("p pins a process, thread or cgroup: TAB goes to their list")
 
     def _stuck_thread(self) -> ThreadKey | None:
         """The one under the cursor of what is stuck, if the keys are there."""
@@ -494,6 +497,9 @@ class Actions(Rewind):
     def action_narrow(self) -> None:
         if self._view.pin is None:
             self._say("F lets the kernel count only the pin, and nothing is pinned: p pins")
+            return
+        if self._view.pin == "/":
+            self._say("everything is in the cgroup / or below it: there is nothing to narrow to")
             return
         self._ask_kernel(views.narrowed_or_widened(self._view))
         if self._view.narrowed:
@@ -598,7 +604,8 @@ class Actions(Rewind):
             return f"{stacks.folded(names[::-1] if view.tree.shape.inverted else names)} {part.total_ns // 1000}"
         if view.focus == LIST and picture.rows.rows:
             row = picture.rows.rows[picture.cursor_row]
-            return f"{row.pid} {printable(self._text_of(row, picture))} {row.waiting:.2f}"
+            key = printable(row.key) if isinstance(row.key, str) else row.pid
+            return f"{key} {printable(self._text_of(row, picture))} {row.waiting:.2f}"
         if view.focus == STUCK and picture.stuck.shown.waits:
             lines = stuck.in_full(picture, self._pen(STUCK)._replace(width=_WHOLE_LINES))
             return "\n".join("".join(text for text, _ in line.spans).rstrip() for line in lines)

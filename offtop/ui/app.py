@@ -333,9 +333,10 @@ class OfftopApp(Actions):
     def _describe(self, picture: Picture) -> None:
         """Have the source tell of processes what the view wants to know, and only that."""
         view = picture.view
-        if view.user or any(one.needs_details for one in (view.filter, *view.muted)):
+        if view.user or view.lists_cgroups or any(one.needs_details for one in (view.filter, *view.muted)):
             every = [by_pid for tick in picture.over for by_pid in tick.cut.processes.values()]
-            self._source.describe({pid for by_pid in every for pid in by_pid})
+            counted = picture.threads_of if view.lists_cgroups else ()
+            self._source.describe({pid for by_pid in (*every, counted) for pid in by_pid})
         elif view.focus == STUCK:
             self._source.describe({one.site.pid for one in picture.stuck.shown.waits[picture.stuck.first :][:_TOLD]})
         elif view.names != "comm" or self._pen(LIST).width >= tables.USER_WIDTH:

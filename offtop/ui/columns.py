@@ -58,4 +58,8 @@ def sort_at(columns: Sequence[Column], mark_width: int, x: int) -> str:
 
 
 def that_fit(columns: Sequence[Column], width: int, view: View) -> list[Column]:
-    return [column for column in columns if width >= column.least_width and column.title not in view.hidden]
+    return [
+        column
+        for column in columns
+        if width >= column.least_width and (column.title not in view.hidden or column.sort == "NAME")
+    ]

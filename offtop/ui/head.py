@@ -7,6 +7,7 @@ from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
 from offtop.model.printable import printable
+from offtop.model.rows import cgroup_name
 from offtop.model.snapshot import Cost, Filters
 from offtop.model.state import letters
 from offtop.model.view import SINCE_START, STUCK
@@ -151,6 +152,8 @@ def counted(filters: Filters) -> str:
         if ids:
             few = f"{word} {','.join(map(str, ids))}"
             words.append(f"only {few if len(ids) <= _FEW_IDS else f'{len(ids)} {word}s'}")
+    if filters.cgroup:
+        words.append(f"only cgroup {printable(cgroup_name(filters.cgroup))}")
     if filters.who != "all":
         words.append(f"{filters.who} threads")
     if filters.states:
@@ -225,7 +228,8 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
         words.append(printable(view.path[-1].name, glyphs.is_ascii))
     left: Spans = [(" > ".join(words), "crumb")]
     right: Spans = []
-    for word, text in (("filter", view.filter.text), ("user", view.user), ("search", view.search)):
+    chosen = view.group[1] if view.group else view.filter  # what is named at the left is not named again
+    for word, text in (("filter", chosen.text), ("user", view.user), ("search", view.search)):
         if text:
             right.append((f"{word} {printable(text, glyphs.is_ascii)}  ", "filter"))
     if view.filter.chooses_waits or view.user:
@@ -245,6 +249,8 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
 def _chosen(picture: Picture, glyphs: Glyphs) -> list[str]:
     view = picture.view
     words = [view.category] if view.category != ALL else []
+    if view.group is not None:
+        words.append(who(picture, view.group[0], glyphs))
     pid, _ = view.subject_ids
     if pid is not None:
         words.append(who(picture, pid, glyphs))
@@ -260,8 +266,10 @@ def selection(picture: Picture, glyphs: Glyphs) -> str:
     return " > ".join(_chosen(picture, glyphs)) or "all"
 
 
-def who(picture: Picture, key: int | ThreadKey, glyphs: Glyphs) -> str:
-    """`mysqld(4242)`, `connection(4268)`, printable."""
+def who(picture: Picture, key: str | int | ThreadKey, glyphs: Glyphs) -> str:
+    """`mysqld(4242)`, `connection(4268)`, `mysql.service`, printable."""
+    if isinstance(key, str):
+        return printable(cgroup_name(key), glyphs.is_ascii)
     name = picture.book.comm(key) if isinstance(key, ThreadKey) else picture.book.process(key)
     number = key.tid if isinstance(key, ThreadKey) else key
     return f"{printable(name, glyphs.is_ascii) or '?'}({number})"

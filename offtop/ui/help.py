@@ -51,7 +51,8 @@ comm= thread= proc=  the name of thread or process, of the thread, of the proces
 commas part alternatives; != excludes.
 pid= tid= user=  ids with commas between; a user's name or id.
 cat= stack= leaf=  category or group (net, disk); any function of the stack; the kernel's innermost one.
-cgroup= cmd=  the cgroup's path; the command line.
+cgroup= container=  the cgroup's path; what the container or unit is called (docker*, mysql.service), or its kind.
+cmd=  the command line.
 max>10ms p99>=1s  rows of the list by their numbers: max, now, p50, p99; waiting>0.5, evs>1k, threads>10.
 """
 """What a filter may say."""

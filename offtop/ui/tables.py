@@ -1,11 +1,11 @@
 """The tables of categories, and of processes, threads or pools."""
 
 from offtop.model import where
-from offtop.model.book import ThreadKey
+from offtop.model.book import Details, ThreadKey
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
 from offtop.model.pool import Pool
-from offtop.model.rows import NOWHERE, Row
+from offtop.model.rows import NOWHERE, Row, cgroup_name
 from offtop.model.snapshot import EXITED
 from offtop.model.view import CATEGORIES, LIST
 from offtop.ui import account
@@ -36,7 +36,9 @@ TOTAL = Column("TOTAL", 6, lambda row: duration(row.lifetime_ns), sort="TOTAL")
 _LEAST_BAR = 8
 USER_WIDTH = 130
 """From here on a list names the user."""
-CHOOSABLE = ("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR", "USER", "PROCESS", "WHERE")
+CGROUP_WIDTH = 160
+"""From here on also the container, unit or cgroup."""
+CHOOSABLE = ("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR", "USER", "CGROUP", "PROCESS", "WHERE")
 """Columns that `f` can hide; `spark` is the last minute of a category."""
 
 
@@ -78,11 +80,12 @@ def categories(picture: Picture, pen: Pen) -> list[Line]:
 
 
 def rows(picture: Picture, pen: Pen) -> list[Line]:
-    """The list of processes or threads, with its title."""
+    """The list of cgroups, processes or threads, with its title."""
     view, ranking = picture.view, picture.rows
-    what = "threads" if view.lists_threads else "processes"
+    what = "threads" if view.lists_threads else "cgroups" if view.lists_cgroups else "processes"
     pid = view.pool.pid if view.pool is not None else view.pid
-    of = f" of {who(picture, pid, pen.glyphs)}" if pid is not None else ""
+    inside = pid if pid is not None else view.group[0] if view.group else None
+    of = f" of {who(picture, inside, pen.glyphs)}" if inside is not None else ""
     about = f" waiting on: {view.category if view.category != ALL else 'anything'}"
     title = f"{what}{of}{': where each second went' if view.account else about}"
     lines = [rule(title, pen)]
@@ -129,11 +132,17 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
 
     def name_of(row: Row) -> str:
         details = book.details.get(row.pid) if in_full else None
-        told = (details.cmdline if view.names == "cmdline" else details.cgroup) if details else ""
+        told = (details.cmdline if view.names == "cmdline" else _cgroup_of(details)) if details else ""
         return told or row.name
 
     title = {"comm": "", "cmdline": "COMMAND LINE", "cgroup": "CGROUP"}[view.names]
-    if view.lists_threads:
+    if view.lists_cgroups:
+        name_width = min(48, max(10, min(20, width - 41), width - 56))
+        columns = [
+            Column("CGROUP", name_width, lambda row: row.name, "name", left=True, sort="NAME"),
+            Column("PROC", 5, lambda row: count(row.threads) if row.threads and row.key else "", least_width=50),
+        ]
+    elif view.lists_threads:
         columns = [
             Column("TID", 7, _tid, sort="PID"),
             Column(title or "THREAD", name_width, name_of, "name", left=True, sort="NAME"),
@@ -151,7 +160,14 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         details = book.details.get(row.pid)
         return details.user if details else ""
 
-    columns.append(Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH))
+    def cgroup_of(row: Row) -> str:
+        details = book.details.get(row.pid)
+        return _cgroup_of(details) if details else ""
+
+    if not view.lists_cgroups:
+        columns.append(Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH))
+        if view.names != "cgroup":
+            columns.append(Column("CGROUP", 20, cgroup_of, "name", left=True, least_width=CGROUP_WIDTH))
     if view.account:
         columns = that_fit([*columns, *account.columns(width, pen.glyphs)], width, view)
         left = width - 2 - sum(1 + column.width for column in columns) - 1
@@ -179,6 +195,10 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
 
         columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
     return columns
+
+
+def _cgroup_of(details: Details) -> str:
+    return cgroup_name(details.cgroup)
 
 
 def _tid(row: Row) -> str:

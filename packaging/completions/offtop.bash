@@ -7,18 +7,19 @@
 
 _shtab_offtop_subparsers=(record replay report demo doctor schema)
 
-_shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --user-threads --kernel-threads --state --min --max --door --keep --max-size --cmdlines --config)
+_shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --door --keep --max-size --cmdlines --config)
 _shtab_offtop_replay_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_report_option_strings=(-h --help -w --width)
 _shtab_offtop_demo_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_doctor_option_strings=(-h --help --json)
 _shtab_offtop_schema_option_strings=(-h --help)
-_shtab_offtop_option_strings=(-h --help -b --batch -n --iterations -w --width --json -d --delay -p --pid -t --tid --user-threads --kernel-threads --state --min --max --door -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config --record --keep --max-size --cmdlines --show-config -V --version)
+_shtab_offtop_option_strings=(-h --help -b --batch -n --iterations -w --width --json -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --door -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config --record --keep --max-size --cmdlines --show-config -V --version)
 
 _shtab_offtop_record__o_COMPGEN=_shtab_compgen_files
 _shtab_offtop_record___output_COMPGEN=_shtab_compgen_files
 _shtab_offtop_record__p_COMPGEN=_offtop_pids
 _shtab_offtop_record___pid_COMPGEN=_offtop_pids
+_shtab_offtop_record___cgroup_COMPGEN=_shtab_compgen_dirs
 _shtab_offtop_record___config_COMPGEN=_shtab_compgen_files
 _shtab_offtop_replay_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_offtop_replay__u_COMPGEN=_offtop_users
@@ -30,6 +31,7 @@ _shtab_offtop_demo___user_COMPGEN=_offtop_users
 _shtab_offtop_demo___config_COMPGEN=_shtab_compgen_files
 _shtab_offtop__p_COMPGEN=_offtop_pids
 _shtab_offtop___pid_COMPGEN=_offtop_pids
+_shtab_offtop___cgroup_COMPGEN=_shtab_compgen_dirs
 _shtab_offtop__u_COMPGEN=_offtop_users
 _shtab_offtop___user_COMPGEN=_offtop_users
 _shtab_offtop___config_COMPGEN=_shtab_compgen_files

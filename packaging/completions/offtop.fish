@@ -51,7 +51,7 @@ function _shtab_offtop_using
 end
 
 set -g _shtab_offtop_commands record replay report demo doctor schema
-set -g _shtab_offtop_opts_with_value --begin --color --config --delay --door --filter --history --iterations --keep --max --max-size --min --output --pid --rate --record --sort --speed --state --theme --tid --user --width --window -d -n -o -p -t -u -w
+set -g _shtab_offtop_opts_with_value --begin --cgroup --color --config --delay --door --filter --history --iterations --keep --max --max-size --min --output --pid --rate --record --sort --speed --state --theme --tid --user --width --window -d -n -o -p -t -u -w
 
 complete -c offtop -e
 complete -c offtop -f
@@ -64,6 +64,7 @@ complete -c offtop -n _shtab_offtop_using -l json -d 'one JSON object a tick (se
 complete -c offtop -n _shtab_offtop_using -s d -l delay -x -d 'seconds between two ticks (default 1)'
 complete -c offtop -n _shtab_offtop_using -s p -l pid -xka "(__fish_complete_pids)" -d 'only these processes; CONTAINER:PID is one by its id in there'
 complete -c offtop -n _shtab_offtop_using -s t -l tid -x -d 'only these threads'
+complete -c offtop -n _shtab_offtop_using -l cgroup -xka "(__fish_complete_directories)" -d 'only this control group and those below: its path, its directory, a container'"'"'s id or a unit'"'"'s name'
 complete -c offtop -n _shtab_offtop_using -l user-threads -d 'only user threads'
 complete -c offtop -n _shtab_offtop_using -l kernel-threads -d 'only kernel threads'
 complete -c offtop -n _shtab_offtop_using -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'
@@ -97,6 +98,7 @@ complete -c offtop -n '_shtab_offtop_using record' -s n -l iterations -x -d 'sto
 complete -c offtop -n '_shtab_offtop_using record' -s d -l delay -x -d 'seconds between two ticks (default 1)'
 complete -c offtop -n '_shtab_offtop_using record' -s p -l pid -xka "(__fish_complete_pids)" -d 'only these processes; CONTAINER:PID is one by its id in there'
 complete -c offtop -n '_shtab_offtop_using record' -s t -l tid -x -d 'only these threads'
+complete -c offtop -n '_shtab_offtop_using record' -l cgroup -xka "(__fish_complete_directories)" -d 'only this control group and those below: its path, its directory, a container'"'"'s id or a unit'"'"'s name'
 complete -c offtop -n '_shtab_offtop_using record' -l user-threads -d 'only user threads'
 complete -c offtop -n '_shtab_offtop_using record' -l kernel-threads -d 'only kernel threads'
 complete -c offtop -n '_shtab_offtop_using record' -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'

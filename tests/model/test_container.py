@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.model.container import NOTHING, Container, container, label
+from offtop.model.container import NOTHING, Container, container, label, names, place
 
 ID = "1a2b3c4d5e6f" + 52 * "0"
 INNER = "abcdef012345" + 52 * "9"
@@ -161,6 +161,36 @@ def test_a_label_says_the_kind_where_the_name_does_not() -> None:
     assert label("/") == label("") == ""
 
 
+@pytest.mark.parametrize(
+    ("path", "of"),
+    [
+        (f"/docker/{ID}", f"/docker/{ID}"),
+        (f"/docker/{ID} (deleted)", f"/docker/{ID}"),
+        (f"/docker/{ID}/init.scope", f"/docker/{ID}"),
+        (f"/docker/{ID}/system.slice/a.service", f"/docker/{ID}"),
+        (f"/docker/{ID}/docker/{INNER}/x", f"/docker/{ID}/docker/{INNER}"),
+        (f"/../docker-{ID}.scope/x", f"/../docker-{ID}.scope"),
+        (f"/system.slice:docker:{ID}/x", f"/system.slice:docker:{ID}"),
+        (f"{BURSTABLE}/kata_overhead", BURSTABLE),
+        (f"{BURSTABLE}/crio-{ID}.scope/container", f"{BURSTABLE}/crio-{ID}.scope"),
+        ("/system.slice/mysql.service/worker", "/system.slice/mysql.service"),
+        (f"{USER}/user@1000.service/init.scope", f"{USER}/user@1000.service"),
+        ("/user.slice/x (deleted)", "/user.slice/x (deleted)"),
+        ("/", "/"),
+        ("", ""),
+    ],
+)
+def test_all_that_is_in_one_container_or_unit_has_one_place(path: str, of: str) -> None:
+    assert place(path) == of
+    assert container(of) == container(path)
+
+
+def test_the_names_of_a_container_are_all_that_it_is_called() -> None:
+    assert names(f"/docker/{ID}/x") == ("docker", SHORT, ID, f"docker {SHORT}")
+    assert names("/system.slice/mysql.service") == ("unit", *["mysql.service"] * 3)
+    assert names("/user.slice") == names("/") == names("") == ()
+
+
 PARTS = (
     "docker", "docker-", "libpod-conmon-", "cri-containerd-", "crio-", ID, TASK, "pod", UID, UID_, "kubepods-",
     ".slice", ".scope", ".service", ":", "/", "..", "lxc.payload.", "lxc", "machine-", r"qemu\x2d", r"lxc\x2d2\x2d",
@@ -177,6 +207,8 @@ def test_there_is_no_text_on_which_it_fails(path: str) -> None:
     kind, name, full = container(path)
     assert bool(kind) == bool(name) == bool(full)
     assert kind in {"", "docker", "podman", "containerd", "crio", "kubernetes", "nspawn", "lxc", "unit", "session"}
+    assert container(place(path)) == (kind, name, full)
+    assert place(place(path)) == place(path)
     assert label(path) in (name, f"{kind} {name}") if kind else label(path) == path.removesuffix("/" * (path == "/"))
 
 

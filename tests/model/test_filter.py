@@ -13,7 +13,7 @@ from offtop.errors import UsageError
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Details, ThreadKey
 from offtop.model.cut import Idle, Leaf, Part, Shares, shares
-from offtop.model.filter import NOTHING, FilterError, parse, quoted
+from offtop.model.filter import NOTHING, FilterError, Text, exactly, parse, quoted
 from offtop.model.rows import Row
 from offtop.model.snapshot import EXITED
 from offtop.model.stack import FILTERED, KERNEL, NO_STACK, SHORT, Frame, Stack
@@ -24,7 +24,10 @@ from tests.model.world import Step, snapshots, stretches
 MS = 1_000_000
 SECOND = 1_000 * MS
 GROUPS: Mapping[str, Sequence[str]] = {"disk": ("disk-read", "fsync")}
-KEYS = "comm, thread, proc, pid, tid, user, cat, stack, leaf, cgroup, cmd, max, now, p50, p99, waiting, evs, threads"
+KEYS = (
+    "comm, thread, proc, pid, tid, user, cat, stack, leaf, cgroup, container, cmd, "
+    "max, now, p50, p99, waiting, evs, threads"
+)
 IDS = ("lock", "fsync", "disk-read", "poll", "run-queue", "short", "other")
 
 
@@ -32,7 +35,7 @@ def stack(*names: str, tail: int = 0, file: str = KERNEL) -> Stack:
     return Stack(tuple(Frame(file, 0, name) for name in names), tail)
 
 
-MYSQLD = Details("mysql", "/usr/sbin/mysqld --port 3306", "/system.slice/mysql.service", 27)
+MYSQLD = Details("mysql", "/usr/sbin/mysqld --port 3306", "/system.slice/mysql.service/io", 27)
 JAVA = Details("1000", "java -jar shop.jar", "/", 1000)
 BOOK = Book(
     comms={
@@ -119,6 +122,15 @@ def chosen(text: str) -> list[int]:
         ('cmd="*-jar shop*"', [2, 5]),
         ("cgroup=*/mysql.service", [0, 1, 4]),
         ("cgroup=mysql", []),  # a value is the whole
+        ("cgroup=/system.slice/mysql.service", [0, 1, 4]),  # of the unit
+        ("cgroup=/system.slice/mysql.service/io", [0, 1, 4]),  # its own
+        ("cgroup=/system.slice/mysql.service/i", []),
+        ('cgroup=""', [3, 6]),  # not known
+        ("container=mysql.service", [0, 1, 4]),
+        ("container=unit,docker", [0, 1, 4]),
+        ("container=mysql", []),
+        ("container=*", [0, 1, 4]),  # any
+        ("container!=*", [2, 3, 5, 6]),  # none
         ("cat=lock", [0, 2, 6]),
         ("cat!=lock,poll", [1, 4, 5]),
         ("cat=disk", [1]),
@@ -176,11 +188,22 @@ def test_a_filter_knows_what_it_needs() -> None:
         "comm=a max>1",
     )
     assert not parse("max>1").chooses_waits
-    asks = {"user=a": True, "cgroup!=a": True, "cmd=a": True, "a": True, "!a": True}
+    asks = {"user=a": True, "cgroup!=a": True, "container=a": True, "cmd=a": True, "a": True, "!a": True}
     asks |= dict.fromkeys(
         ("comm=a", "thread=a", "proc=a", "pid=1", "tid=1", "cat=a", "stack=a", "leaf=a", "max>1"), False
     )
     assert {text: parse(text).needs_details for text in asks} == asks
+
+
+@given(st.text())
+def test_what_is_exactly_something_is_what_its_text_says(value: str) -> None:
+    made = exactly("cgroup", value)
+    assert [one.matches(value) for one in made.waits if isinstance(one, Text)] == [True]
+    if len(made.text) <= 500:
+        (again,) = parse(made.text).waits
+        assert isinstance(again, Text)
+        assert again.matches(value)
+        assert not again.matches(f"{value}x")
 
 
 PROCESS = Row(
@@ -301,7 +324,10 @@ def test_what_two_words_choose_each_of_them_chooses(rows: list[tuple[str, int, i
     assert masks[2].tolist() == (masks[0] & masks[1]).tolist()
 
 
-@given(rows, st.sampled_from(("comm", "thread", "proc", "user", "cat", "stack", "leaf", "cgroup", "cmd", "pid", "tid")))
+@given(
+    rows,
+    st.sampled_from(("comm", "thread", "proc", "user", "cat", "stack", "leaf", "cgroup", "container", "pid", "tid")),
+)
 def test_unequal_chooses_all_that_equal_does_not(rows: list[tuple[str, int, int, int, int]], key: str) -> None:
     every = waits(rows)
     value = {"pid": "1,3", "tid": "11,21", "cat": "lock"}.get(key, "*o*,mysql")

@@ -68,12 +68,13 @@ VIEWS = st.builds(
     category=st.sampled_from([ALL, "lock", "poll", "short", RUN_QUEUE]),
     pid=st.sampled_from([None, None, 10, 11]),
     threads=st.booleans(),
+    cgroups=st.booleans(),
     sort=st.sampled_from(["WAITING", "MAX", "TOTAL", "EV/S", "NAME", "PID"]),
     idle_shown=st.booleans(),
     filter=st.sampled_from([parse(text) for text in ("", "", "cat=lock,poll", "pid!=11", "tid=3 max>1us", "max>1ms")]),
     muted=st.sampled_from([(), (parse("cat=disk-read"),), (parse("pid=10"), parse("tid=3"))]),
-    pin=st.sampled_from([None, None, 12, ThreadKey(10, 3)]),
-    cursor=st.sampled_from([None, 11, ThreadKey(11, 1)]),
+    pin=st.sampled_from([None, None, 12, ThreadKey(10, 3), "/a"]),
+    cursor=st.sampled_from([None, 11, ThreadKey(11, 1), "/a"]),
 )
 
 
@@ -128,7 +129,7 @@ def test_the_tree_is_what_the_histogram_counts(happened: list[list[Step]], view:
 @given(stretches, VIEWS)
 def test_a_thread_is_what_its_row_in_the_list_says(happened: list[list[Step]], view: View) -> None:
     _, pictures = of_world(happened)
-    view = replace(view, pid=None, threads=True, cursor=None, pin=None, filter=parse(""))
+    view = replace(view, pid=None, threads=True, cgroups=False, cursor=None, pin=None, filter=parse(""))
     listed = drawn(pictures, view)
     for row in listed.rows.rows[:3]:
         assert isinstance(row.key, ThreadKey)

@@ -1,9 +1,19 @@
 """Rows are in order, and what there is no room for is a row."""
 
 from offtop.model import histogram as log2
-from offtop.model.book import Book, ThreadKey
+from offtop.model.book import Book, Details, ThreadKey
 from offtop.model.cut import Cut, Leaf, Part, Scope
-from offtop.model.rows import SORTS, Order, Ranking, category_rows, place_rows, process_rows, thread_rows
+from offtop.model.rows import (
+    NO_CGROUP,
+    SORTS,
+    Order,
+    Ranking,
+    category_rows,
+    cgroup_rows,
+    place_rows,
+    process_rows,
+    thread_rows,
+)
 from offtop.model.snapshot import EXITED
 from offtop.model.stuck import Age
 
@@ -120,8 +130,61 @@ def test_less_than_nothing_is_no_row_but_stays_in_the_sum() -> None:
     assert ranking.whole.total_ns == 7
 
 
+SERVICE, ID = "/system.slice/mysql.service", "1a2b3c4d5e6f" + 52 * "0"
+IN_CGROUPS = Book(
+    processes={1: "init", 2: "mysqld", 3: "java"},
+    details={
+        1: Details(cgroup="/"),
+        2: Details(cgroup=f"{SERVICE}/io"),
+        3: Details(cgroup=SERVICE),
+        4: Details(cgroup=f"/docker/{ID}"),
+    },
+)
+OF_FIVE = Cut(
+    SECOND,
+    {Leaf("lock"): Part(15, 15 * SECOND, 50)},
+    {Leaf("lock"): {pid: Part(pid, pid * SECOND, 10 * pid, log2.of(10 * pid)) for pid in range(1, 6)}},
+)
+"""Five processes, of which nobody has told of the last."""
+
+
+def test_cgroups_are_those_of_containers_and_units_with_all_that_is_in_them() -> None:
+    ranking = cgroup_rows(OF_FIVE, Scope("lock"), IN_CGROUPS, processes=[1, 2, 3, 4, 9, 10])
+    assert [(row.key, row.name, row.threads, row.waiting, row.part.max_ns) for row in ranking.rows] == [
+        (NO_CGROUP, "(not known)", 2, 5.0, 50),
+        (SERVICE, "mysql.service", 2, 5.0, 30),
+        (f"/docker/{ID}", "docker 1a2b3c4d5e6f", 1, 4.0, 40),
+        ("/", "/", 1, 1.0, 10),
+    ]
+    assert ranking.whole == process_rows(OF_FIVE, Scope("lock"), IN_CGROUPS).whole
+    assert log2.count(ranking.rows[1].part.histogram) == 2
+    assert {row.pid for row in ranking.rows} == {0}
+
+
+def test_cgroups_are_sorted_limited_and_pinned_as_processes_are() -> None:
+    now = {"/": Age(9), SERVICE: Age(3)}
+
+    def those(order: Order, **more: str) -> list[object]:
+        pinned = [more["pin"]] if "pin" in more else []
+        return keys(
+            cgroup_rows(
+                OF_FIVE, Scope(), IN_CGROUPS, order, pinned=pinned, keep=more.get("keep"), now=now, lifetime=CUT
+            )
+        )
+
+    docker = f"/docker/{ID}"
+    assert those(Order("NAME")) == [NO_CGROUP, "/", docker, SERVICE]
+    assert those(Order("NOW")) == ["/", SERVICE, NO_CGROUP, docker]
+    assert those(Order("MAX", reverse=True)) == ["/", SERVICE, docker, NO_CGROUP]
+    assert those(Order("TOTAL")) == ["/", SERVICE, NO_CGROUP, docker]  # 11 s, 3 s, 0 s, 0 s
+    assert those(Order(limit=2)) == [NO_CGROUP]
+    assert those(Order(limit=2), keep="/") == ["/"]
+    assert those(Order(), pin="/gone") == ["/gone", NO_CGROUP, SERVICE, docker, "/"]
+
+
 def test_nothing_has_no_rows() -> None:
     empty = Ranking((), None, Part())
+    assert cgroup_rows(Cut(), Scope(), BOOK) == empty
     assert category_rows(Cut()) == empty
     assert process_rows(Cut(), Scope(), BOOK) == empty
     assert thread_rows({}, SECOND, BOOK) == empty

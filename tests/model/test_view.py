@@ -12,7 +12,7 @@ from offtop.model import view as views
 from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL
 from offtop.model.filter import NOTHING, parse
-from offtop.model.rows import SORTS
+from offtop.model.rows import NO_CGROUP, SORTS, Key
 from offtop.model.snapshot import OUTSIDE, Filters
 from offtop.model.tree import Path, Step
 from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, OFF, SITE, STUCK, TREE, Cell, View
@@ -28,7 +28,14 @@ def entered(view: View, number: int) -> View:
     """As ENTER does it."""
     if view.focus == TREE:
         view = views.at_branch(view, (MAIN, SERVE), 0)
-    return views.entered(view, ThreadKey(view.pid or 7, number) if view.lists_threads else number)
+    return views.entered(view, row_key(view, number))
+
+
+def row_key(view: View, number: int) -> Key:
+    """As the list has it."""
+    if view.lists_cgroups:
+        return f"/docker/{number}"
+    return ThreadKey(view.pid or 7, number) if view.lists_threads else number
 
 
 def in_some_pane(view: View, pane: str) -> View:
@@ -36,7 +43,7 @@ def in_some_pane(view: View, pane: str) -> View:
 
 
 def moved_in_the_list(view: View, number: int) -> View:
-    return views.at_row(view, ThreadKey(view.pid or 7, number) if view.lists_threads else number)
+    return views.at_row(view, row_key(view, number))
 
 
 def in_heat(view: View, row: int) -> View:
@@ -59,22 +66,23 @@ def opened_or_scrolled(view: View, line: int) -> View:
     return views.stuck_opened(view, line) if view.focus == STUCK and view.stuck.cursor else view
 
 
-Key = Callable[[View], View]
+Press = Callable[[View], View]
 
 
-def key_of(what: Callable[[View, T], View], those: st.SearchStrategy[T]) -> st.SearchStrategy[Key]:
-    def with_one(one: T) -> Key:
+def key_of(what: Callable[[View, T], View], those: st.SearchStrategy[T]) -> st.SearchStrategy[Press]:
+    def with_one(one: T) -> Press:
         return lambda view: what(view, one)
 
     return those.map(with_one)
 
 
-keys: st.SearchStrategy[Key] = st.one_of(
+keys: st.SearchStrategy[Press] = st.one_of(
     st.sampled_from(
         [
             *(views.left, views.threads_or_processes, views.next_span, views.reversed_order, views.idle_or_not),
             *(views.narrowed_or_widened, views.next_names, views.tree_or_list, views.flame_or_not),
             *(views.zoomed_or_not, views.inverted, views.machinery_or_not, views.stuck_or_not, views.waiting),
+            views.cgroups_or_not,
         ]
     ),
     key_of(entered, st.integers(1, 9)),
@@ -87,7 +95,7 @@ keys: st.SearchStrategy[Key] = st.one_of(
     key_of(views.next_latency, st.sampled_from([views.HISTOGRAM, HEATMAP, OFF])),
     key_of(in_heat, st.integers(0, 9)),
     key_of(views.only_frames, st.sampled_from(["kernel", "user"])),
-    key_of(views.pinned, st.sampled_from([7, 9, WORKER])),
+    key_of(views.pinned, st.sampled_from([7, 9, WORKER, "/docker/1"])),
     key_of(views.sorted_by, st.sampled_from(SORTS)),
     key_of(views.filtered, st.sampled_from([parse(text) for text in ("", "mysql", "cat=lock max>1ms")])),
     key_of(views.of_user, st.sampled_from(["", "root"])),
@@ -112,7 +120,7 @@ STARTS = (
 presses = st.tuples(st.sampled_from(STARTS), st.lists(keys, max_size=20))
 
 
-def pressed(those: tuple[View, list[Key]]) -> View:
+def pressed(those: tuple[View, list[Press]]) -> View:
     view, pressed_keys = those
     for key in pressed_keys:
         view = key(view)
@@ -120,7 +128,7 @@ def pressed(those: tuple[View, list[Key]]) -> View:
 
 
 @given(presses)
-def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Key]]) -> None:
+def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
     assert bool(view.path) is (view.focus == SITE)
     assert view.thread is None or view.scope.pid == view.thread.pid
@@ -129,6 +137,8 @@ def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Key]]
     assert view.pin is not None or not view.narrowed
     assert len({one.text for one in view.muted}) == len(view.muted)
     assert view.asked == view.filters or view.narrowed
+    assert not (view.lists_cgroups and view.lists_threads)
+    assert view.group is None or view.filter.text.endswith(views.in_cgroup(view.group[0]).text)
     assert not view.tree.opened & view.tree.closed
     assert not view.stuck.opened or view.stuck.cursor
     assert view.came_from not in (STUCK, FLAME, SITE)
@@ -136,7 +146,7 @@ def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Key]]
 
 
 @given(presses)
-def test_what_is_stuck_is_a_list_when_one_comes_to_it_and_leads_back(those: tuple[View, list[Key]]) -> None:
+def test_what_is_stuck_is_a_list_when_one_comes_to_it_and_leads_back(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
     stuck = views.stuck_or_not(views.waiting(view))
     assert (stuck.focus, stuck.stuck.opened, stuck.path, stuck.stuck.cursor) == (STUCK, False, (), view.stuck.cursor)
@@ -149,7 +159,7 @@ def test_what_is_stuck_is_a_list_when_one_comes_to_it_and_leads_back(those: tupl
 
 
 @given(presses)
-def test_escape_leads_to_the_top_from_everywhere_and_changes_nothing_there(those: tuple[View, list[Key]]) -> None:
+def test_escape_leads_to_the_top_from_everywhere_and_changes_nothing_there(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
     for _ in range(12):
         view = views.left(view)
@@ -159,7 +169,7 @@ def test_escape_leads_to_the_top_from_everywhere_and_changes_nothing_there(those
 
 
 @given(presses)
-def test_what_turns_something_over_turns_it_back(those: tuple[View, list[Key]]) -> None:
+def test_what_turns_something_over_turns_it_back(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
     for turn in (views.reversed_order, views.idle_or_not, views.zoomed_or_not):
         assert turn(turn(view)) == view
@@ -211,6 +221,40 @@ def test_a_narrowed_view_asks_the_kernel_for_the_pin_and_keeps_what_else_it_asks
     beyond = replace(view, pin=ThreadKey(OUTSIDE, 8), narrowed=True)
     assert beyond.asked == Filters(pids=(OUTSIDE,), who="user")  # its tid may be another's in here
     assert not views.pinned(replace(view, narrowed=True), WORKER).narrowed
+
+
+def test_a_cgroup_that_is_pinned_is_what_the_kernel_is_asked_for_among_those_that_it_counts_anyway() -> None:
+    view = View(filters=Filters(pids=(7,), cgroup="/a"), pin="/a/b")
+    assert view.asked == Filters(pids=(7,), cgroup="/a")
+    assert views.narrowed_or_widened(view).asked == Filters(pids=(7,), cgroup="/a/b")
+
+
+def test_enter_on_a_cgroup_goes_to_its_processes_and_escape_back_to_it_with_the_filter_of_before() -> None:
+    before = parse("cat=lock max>1ms")
+    listed = views.cgroups_or_not(View(focus=LIST, filter=before, threads=True))
+    assert (listed.lists_cgroups, listed.lists_threads) == (True, False)
+    inside = views.entered(listed, "/a b.slice/c")
+    assert (inside.lists_cgroups, inside.lists_threads, inside.cursor) == (False, False, None)
+    assert inside.filter.text == 'cat=lock max>1ms cgroup="/a b.slice/c"'
+    assert (len(inside.filter.waits), inside.filter.rows) == (2, parse(inside.filter.text).rows)
+    process = views.entered(inside, 7)
+    assert (process.pid, process.filter) == (7, inside.filter)
+    assert views.left(process) == replace(inside, cursor=7)
+    for out in (views.left(inside), views.cgroups_or_not(inside)):
+        assert (out.lists_cgroups, out.cursor, out.filter, out.group) == (True, "/a b.slice/c", before, None)
+    assert views.entered(View(focus=LIST, cgroups=True), NO_CGROUP).filter.text == 'cgroup=""'
+    long = views.entered(View(focus=LIST, cgroups=True), "/" + "x" * 4000)
+    assert len(long.filter.text) > 4000
+
+
+def test_h_leaves_cgroups_for_threads_and_another_filter_stays_among_processes() -> None:
+    listed = View(focus=LIST, cgroups=True)
+    threads = views.threads_or_processes(listed)
+    assert (threads.lists_threads, threads.lists_cgroups) == (True, False)
+    assert not views.threads_or_processes(threads).lists_threads
+    inside = views.entered(listed, "/a")
+    other = views.filtered(inside, parse("comm=x"))
+    assert (other.group, other.lists_cgroups, views.left(other).focus) == (None, False, CATEGORIES)
 
 
 @pytest.mark.parametrize("delay_ns", [0, NS_PER_S // 10 - 1, 60 * NS_PER_S + 1])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from offtop.model import histogram as log2
-from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.book import Book, Details, SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import KERNEL, NO_STACK, SHORT, Frame, Stack
 
@@ -15,6 +15,7 @@ IDLE = frozenset({"poll"})
 BOOK = Book()
 for _number, _category in enumerate(CATEGORIES, 3):
     BOOK.stacks[_number] = Stack((Frame(KERNEL, 0, _category),), 0, _category)
+BOOK.details |= {10: Details(cgroup="/a"), 11: Details(cgroup="/a/b.service")}
 PIDS = {tid: 10 + tid % 3 for tid in range(1, 9)}
 
 Step = tuple[str, int, int, int, int]

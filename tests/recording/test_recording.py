@@ -15,7 +15,7 @@ from offtop import batch
 from offtop.errors import OfftopError
 from offtop.model.book import ThreadKey
 from offtop.model.change import NOTHING, change
-from offtop.model.snapshot import Snapshot
+from offtop.model.snapshot import Filters, Snapshot
 from offtop.person import Person, person
 from offtop.recording import form
 from offtop.recording.reader import Recording
@@ -164,11 +164,22 @@ def test_a_disk_with_little_room_ends_it_with_a_sentence(tmp_path: Path) -> None
 
 def test_an_entry_is_what_it_was() -> None:
     source = ScriptedSource(SHOP, ticks=3)
+    source.filters = Filters((7,), (8, 9), "user", 3, 4, 5, "/a\x1b\udc80")
     one = change(NOTHING, source.after(2))
     again = form.decode(form.encode(form.Entry(one, {}, {7: "a\x1b\udc80"}, {})), whole=True)
     assert (again.processes, again.change.cost, again.change.filters) == ({7: "a\x1b\udc80"}, one.cost, one.filters)
     assert again.change.sites.numbers.tolist() == one.sites.numbers.tolist()
     assert again.change.sites.lanes.tolist() == one.sites.lanes.tolist()
+
+
+def test_the_cgroup_that_was_counted_is_in_json_and_printable() -> None:
+    for cgroup, told in (("/a\x1b\udc80", "/a\\x1b\\udc80"), ("", None)):
+        source = ScriptedSource(SHOP, ticks=1, ends=True)
+        source.filters = Filters(cgroup=cgroup)
+        (tick,) = in_json(source)
+        filters = tick["filters"]
+        assert isinstance(filters, dict)
+        assert filters["cgroup"] == told
 
 
 def test_a_recording_of_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ second for a lock and runs 0.1 s, and a clerk that runs 0.5 s, waits 0.3 s for a
 
 import pytest
 
-from offtop.model.book import ThreadKey
+from offtop.model.book import Details, ThreadKey
 from offtop.model.budget import Rate
 from offtop.model.pool import Pool
 from offtop.model.snapshot import Filters, Machine
@@ -73,6 +73,27 @@ async def test_a_lists_where_each_second_went_also_of_threads_that_did_not_wait(
         assert any("RUNNING  READY BLOCKED   REST VOL/S INV/S" in line for line in screen(app))
         await pilot.press("A")
         assert lines_with(screen(app), "runner") == []
+
+
+@asynchronous
+async def test_a_cgroup_has_the_accounts_of_its_processes_and_leads_to_those_alone() -> None:
+    runner = Waits("mill", 300, "mill", 300, "lock", "", (), (), running_ms=1000)
+    who = {100: Details(cgroup="/docker/a"), 200: Details(cgroup="/b.service"), 300: Details(cgroup="/b.service")}
+    source = ScriptedSource((*FARM, runner), machine=Machine(2), who=who)
+    async with shown(source) as (app, pilot):
+        await pilot.press("C", "A")
+        await pilot.press("r", "r")  # drawn again, now that it was told
+        assert any("cgroups: where each second went" in line for line in screen(app))
+        (line,) = lines_with(screen(app), " b.service ")
+        assert line.split()[:6] == ["b.service", "2", "1.00", "0.00", "1.00", "0.00"]
+        assert app.picture is not None
+        worst = {row.key: row.account.worst_ns // 1_000_000 for row in app.picture.rows.rows}
+        assert worst == {"/docker/a": 3 * 900, "/b.service": 3 * 1000}
+        await pilot.press("tab", "end", "enter")
+        assert app.view.group is not None and app.view.group[0] == "/b.service"
+        assert [row.key for row in app.picture.rows.rows] == [200, 300]
+        await pilot.press("H")
+        assert [row.key for row in app.picture.rows.rows] == [ThreadKey(200, 200), ThreadKey(300, 300)]
 
 
 @asynchronous

@@ -74,7 +74,7 @@ async def test_a_column_goes_and_comes_back(title: str) -> None:
         if title == "PROCESS":
             await pilot.press("H")
             await pilot.resize_terminal(100, 50)
-        if title == "USER":
+        if title in ("USER", "CGROUP"):
             await pilot.press("tab", "x")
         await pilot.pause()
         head = "last 60s" if title == "spark" else title

@@ -107,6 +107,7 @@ DOES: dict[str, Does] = {
     "right": Does(lambda after: after.app.view.pid == 100, ("enter",)),
     "left": Does(lambda after: after.app.view.focus == CATEGORIES, ("enter",)),
     "threads": Does(says("threads waiting on: anything")),
+    "cgroups": Does(says("cgroups waiting on: anything")),
     "account": Does(says("where each second went")),
     "tree": Does(lambda after: after.app.view.focus == TREE),
     "offcpu": Does(says("processes waiting on"), ("5",)),
@@ -379,7 +380,7 @@ async def test_a_pin_is_on_top_at_once_and_p_takes_it_off() -> None:
 async def test_p_without_a_row_says_what_it_wants() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("p")
-        assert "p pins a process or thread: TAB goes to their list" in screen(app)
+        assert "p pins a process, thread or cgroup: TAB goes to their list" in screen(app)
 
 
 @asynchronous

@@ -1,0 +1,182 @@
+"""C: containers, units and other cgroups, down to their processes, pinned, narrowed to, and named in short."""
+
+from collections.abc import Mapping
+
+from offtop.errors import UsageError
+from offtop.model.book import Details
+from offtop.model.rows import NO_CGROUP
+from offtop.model.snapshot import Filters
+from offtop.model.view import CATEGORIES, LIST
+from offtop.ui.app import OfftopApp
+from tests.ui.scripted import MS, SHOP, TABLE, ScriptedSource
+from tests.ui.shown import asynchronous, screen, shown
+
+ID = "1a2b3c4d5e6f" + 52 * "0"
+DOCKER, MYSQL = f"/docker/{ID}", "/system.slice/mysql.service"
+WHO: Mapping[int, Details] = {
+    100: Details("alice", "/opt/shop", f"{DOCKER}/init.scope", 1000),
+    200: Details("bob", "/opt/bank", MYSQL, 1001),
+    300: Details("bob", "/opt/door", f"{MYSQL}/door", 1001),
+}
+
+
+def source(who: Mapping[int, Details] = WHO) -> ScriptedSource:
+    return ScriptedSource(SHOP, ticks=12, who=who)
+
+
+def listed(app: OfftopApp) -> list[tuple[object, int, int]]:
+    """Key, PROC or THR, ms of each row."""
+    assert app.picture is not None
+    return [(row.key, row.threads, row.part.total_ns // MS) for row in app.picture.rows.rows]
+
+
+def line(app: OfftopApp, words: str) -> str:
+    return next((line for line in screen(app) if words in line), "")
+
+
+@asynchronous
+async def test_c_lists_containers_and_units_with_all_that_is_in_them() -> None:
+    async with shown(source()) as (app, pilot):
+        await pilot.press("i", "C")
+        await pilot.press("r", "r")  # drawn again, now that it was told
+        assert listed(app) == [(MYSQL, 2, 12_000), (DOCKER, 1, 8_000)]
+        assert "── cgroups waiting on: anything" in line(app, "cgroups")
+        assert line(app, "PROC").split()[:3] == ["CGROUP", "PROC", "WAITING"]
+        assert line(app, "mysql.service").split()[:3] == ["mysql.service", "2", "1.20"]
+        assert line(app, "docker").split()[:4] == ["docker", "1a2b3c4d5e6f", "1", "0.80"]
+        assert line(app, "mysql.service").split()[-2:] == ["12.0s", "do_epoll_wait…"]  # NOW and WHERE: its door's
+        await pilot.press("C")
+        assert [key for key, *_ in listed(app)] == [300, 100, 200]
+
+
+@asynchronous
+async def test_what_nobody_has_told_of_yet_is_a_row_too() -> None:
+    async with shown(source({})) as (app, pilot):
+        await pilot.press("C")
+        assert listed(app) == [(NO_CGROUP, 3, 10_000)]
+        assert line(app, "(not known)").split()[2:4] == ["3", "1.00"]
+        await pilot.press("tab", "p")
+        assert app.view.pin is None
+        assert line(app, "p pins a process, thread or cgroup")
+        await pilot.press("enter")
+        assert app.view.filter.text == 'cgroup=""'
+        assert [key for key, *_ in listed(app)] == [100, 200]
+
+
+@asynchronous
+async def test_the_list_follows_what_is_told_and_asks_for_all_processes() -> None:
+    told = source()
+    async with shown(told) as (app, pilot):
+        await pilot.press("C")
+        assert told.asked[-1] >= {100, 200, 300}
+        told.go_on(to=13)
+        await pilot.pause(0.2)
+        assert [key for key, *_ in listed(app)] == [DOCKER, MYSQL]
+
+
+@asynchronous
+async def test_enter_goes_to_the_processes_of_a_container_and_escape_back_to_it() -> None:
+    async with shown(source()) as (app, pilot):
+        await pilot.press("\\", *"cat=lock", "enter", "C", "tab", "down", "enter")
+        assert app.view.filter.text == f"cat=lock cgroup={MYSQL}"
+        assert listed(app) == [(200, 2, 1_000)]
+        assert "processes of mysql.service waiting on: anything" in line(app, "──")
+        assert screen(app)[4].startswith("All > mysql.service ")
+        assert "filter cat=lock  0.10 pass" in screen(app)[4]
+        await pilot.press("enter")
+        assert [key for key, *_ in listed(app)] == [(200, 201)]
+        assert screen(app)[4].startswith("All > mysql.service > bank(200) ")
+        await pilot.press("escape", "escape")
+        assert (app.view.filter.text, app.view.cursor) == ("cat=lock", MYSQL)
+        assert line(app, "mysql.service").startswith(">")
+        await pilot.press("escape", "escape")
+        assert (app.view.focus, app.view.filter.text, app.view.lists_cgroups) == (CATEGORIES, "", True)
+
+
+@asynchronous
+async def test_a_click_on_a_chosen_cgroup_goes_down() -> None:
+    async with shown(source(), mouse=True) as (app, pilot):
+        await pilot.press("C", "tab")
+        y = next(y for y, text in enumerate(screen(app)) if "docker 1a2b" in text)
+        await pilot.click(offset=(5, y))
+        assert (app.view.focus, app.view.filter.text) == (LIST, f"cgroup={DOCKER}")
+        assert [key for key, *_ in listed(app)] == [100]
+
+
+@asynchronous
+async def test_a_pinned_cgroup_stays_on_top_and_f_has_the_kernel_count_it_alone() -> None:
+    told = source()
+    async with shown(told) as (app, pilot):
+        await pilot.press("C", "tab", "down", "p")
+        assert app.view.pin == MYSQL
+        assert [key for key, *_ in listed(app)] == [MYSQL, DOCKER]
+        assert line(app, ">* mysql.service")
+        assert "pin mysql.service" in screen(app)[4]
+        await pilot.press("F")
+        assert told.filters == Filters(cgroup=MYSQL)
+        assert "pin mysql.service only" in screen(app)[4]
+        told.go_on(to=13)
+        await pilot.pause(0.2)
+        assert "only cgroup mysql.service" in screen(app)[1]
+        await pilot.press("F", "p")
+        assert (told.filters, app.view.pin) == (Filters(), None)
+        told.refuses = UsageError("--cgroup: there is no cgroup '/gone' here")
+        await pilot.press("p", "F")
+        assert (told.filters, app.view.narrowed) == (Filters(), False)
+        assert line(app, "there is no cgroup '/gone' here")
+
+
+@asynchronous
+async def test_the_root_has_nothing_to_narrow_to() -> None:
+    told = source({100: Details(cgroup="/")})
+    async with shown(told) as (app, pilot):
+        await pilot.press("C", "tab", "p", "F")
+        assert (app.view.pin, app.view.narrowed, told.filters) == ("/", False, Filters())
+        assert line(app, "everything is in the cgroup / or below it")
+        assert line(app, ">* /").split()[:3] == [">*", "/", "1"]
+
+
+@asynchronous
+async def test_x_mutes_a_cgroup_and_y_copies_its_row() -> None:
+    async with shown(source()) as (app, pilot):
+        await pilot.press("C", "tab", "y")
+        assert app.clipboard.startswith(f"{DOCKER} docker 1a2b3c4d5e6f ")
+        await pilot.press("X")
+        assert [one.text for one in app.view.muted] == [f"cgroup={DOCKER}"]
+        assert [key for key, *_ in listed(app)] == [MYSQL]
+
+
+@asynchronous
+async def test_the_filter_word_container_goes_by_kind_and_names() -> None:
+    async with shown(source()) as (app, pilot):
+        for typed, pids in (("docker*", [100]), ("1a2b3c4d5e6f", [100]), ("unit", [200]), ("x", [])):
+            await pilot.press("\\", "ctrl+u", *f"container={typed}", "enter")
+            assert [key for key, *_ in listed(app)] == pids
+
+
+@asynchronous
+async def test_containers_and_units_are_named_in_short_by_c_and_in_a_column_of_wide_lists() -> None:
+    who = {**WHO, 977: Details(cgroup="/user.slice"), 3100: Details(cgroup="/"), 4242: WHO[100]}
+    async with shown(ScriptedSource(TABLE, ticks=12, who=who), (160, 50)) as (app, pilot):
+        assert "CGROUP" not in "".join(screen(app))
+        await pilot.press("tab", "x")
+        await pilot.pause()
+        assert "CGROUP" in line(app, "COMMAND")
+        for pid, name in ((4242, "docker 1a2b3c4d5e6f"), (977, "/user.slice"), (3100, "/")):
+            assert f" {name}  " in line(app, f" {pid} ")
+        await pilot.press("c", "c")
+        assert line(app, "CGROUP").count("CGROUP") == 1
+        assert line(app, " 4242 ").split()[:4] == [">", "4242", "docker", "1a2b3c4d5e6f"]
+        assert line(app, " 3100 ").split()[:2] == ["3100", "/"]
+
+
+@asynchronous
+async def test_a_hostile_cgroup_is_shown_escaped() -> None:
+    who = {100: Details(cgroup="/\x1b[31m\u202e\n*?\"'")}
+    async with shown(source(who), (160, 30)) as (app, pilot):
+        for keys in (("C",), ("tab", "p"), ("enter",), ("x",)):
+            await pilot.press(*keys)
+            await pilot.pause()
+            assert line(app, "/\\x1b[31m\\u202e\\x0a")
+            assert not [c for text in screen(app) for c in text if ord(c) < 32 or c == "\u202e"]
+        assert [key for key, *_ in listed(app)] == [100]
