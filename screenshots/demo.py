@@ -79,6 +79,8 @@ class OfTheLoad(Happening):
             pid: Details(user=told.user, uid=told.uid) for pid, told in book.details.items() if pid in own
         }
         self._book.details_version = book.details_version
+        self._book.lives = {key: life for key, life in book.lives.items() if key.pid in own}
+        self._book.calls = book.calls
         waiting = {key: one for key, one in snapshot.waiting.items() if key.pid in own}
         return replace(snapshot, threads=self._threads, sites=self._sites, waiting=waiting, book=self._book)
 

@@ -43,6 +43,8 @@ SHOTS = (
     Shot("icicle", keys=("g",), second=_GIL_S),
     Shot("heat-map", keys=("down", "l")),
     Shot("threads", keys=("H", "down", "enter"), second=_GIL_S),
+    Shot("stuck", keys=("5",)),
+    Shot("account", keys=("H", "A", "tab"), second=_GIL_S),
     Shot("filter", keys=("backslash", *"cat=fsync max>1s", "enter")),
     Shot("columns", keys=("f",)),
     Shot("help", keys=("question_mark",)),

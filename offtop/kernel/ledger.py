@@ -186,8 +186,7 @@ class Ledger:
             self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
         for one in ran:
             self._count_run(one, off_ns.get(one.key, 0), at_ns, delta)
-            if one.key not in gone:
-                self._lives_on(one)
+            self._lives_on(one)
         for key in tuple(self.waiting) if max_ns else self._restless.union(by_key):
             self._place(key, by_key.get(key), at_ns, min_ns, max_ns, delta)
         exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]

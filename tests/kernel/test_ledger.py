@@ -544,6 +544,7 @@ def test_an_id_that_is_used_again_is_of_another_thread_which_inherits_nothing() 
         ledger, each = after((ran, {ONE: 9_000}), ([Ran(ONE, 50, 9_500)], {}), ([], {}), ([], {}))
         assert (each, ledger.book.lives) == ([5_030, 20, 0, 0], {ONE: Life(9_500)})
         assert set(ledger.threads) == {ONE}  # it lives, and so has not been given back
+        assert after((ran, {ONE: 9_000}), ([], {}))[0].book.lives == {ONE: Life(9_500)}  # though it does nothing
 
 
 def test_a_thread_that_ended_has_a_life_with_an_end_and_is_given_back() -> None:

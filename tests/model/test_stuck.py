@@ -308,6 +308,7 @@ def test_before_the_first_snapshot_and_after_all_is_cleared_there_is_nothing() -
     assert (past.bytes_held, list(past.at(taken[0].at_ns))) == (0, [])
     past.add(taken[0])  # another epoch: what was in progress before has not ended in it
     assert past.bytes_held == 0
+    assert len(list(past.at(taken[0].at_ns))) == 1
 
 
 def test_who_was_woken_at_last_was_not_ready_before() -> None:

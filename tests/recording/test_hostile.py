@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -277,6 +278,8 @@ def test_names_of_system_calls_are_shown_as_they_may_be(tmp_path: Path) -> None:
         recorder.add(source.after(second))
     recorder.close()
     assert "fu\\x1b[31mtex" in told(tmp_path / "it")
+    (last,) = in_json(RecordedSource(tmp_path / "it"))[-1:]
+    assert "fu\\x1b[31mtex\\x07" in [one["syscall"] for one in cast(list[dict[str, object]], last["still_blocked"])]
 
 
 def _blob(whole: bytes) -> bytes:
