@@ -431,7 +431,12 @@ class Pictures:
     ) -> Ranking:
         """The list: cgroups, processes or threads in the view's scope."""
         scope, book = view.scope._replace(tid=None), over[-1].facts.book
-        order = Order(view.sort, view.reverse, _EVERY_ROW if view.filter.chooses_rows else _ROWS)
+        order = Order(
+            view.sort,
+            view.reverse,
+            _EVERY_ROW if view.filter.chooses_rows else _ROWS,
+            only_waiters=bool(view.filter.chooses_waits or view.user or view.muted),
+        )
         lifetime = sieve.taken(ever).cut if ever and not view.lists_threads else None
         listed = self._accounts_listed(view, over) if view.account else None
         if view.lists_cgroups:

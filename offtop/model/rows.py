@@ -102,6 +102,8 @@ class Order(NamedTuple):
     reverse: bool = False
     limit: int = 500
     """How many rows there may be, the one included that sums up the rest."""
+    only_waiters: bool = False
+    """Whether who only ran has no row, though it has an account."""
 
 
 BY_WAITING = Order()
@@ -129,7 +131,7 @@ def ranked(
     """
     whole, ages = total(table.values()), now or {}
     candidates = [key for key, part in table.items() if (part[1] > 0 or part[0] > 0) and key not in pinned]
-    if accounts is not None:  # those that only ran have one, too
+    if accounts is not None and not order.only_waiters:
         table = {**dict.fromkeys(accounts, NO_PART), **table}
         candidates = [key for key in table if key not in pinned]
     sort_key = _sort_key(table, order.sort, name_of, lifetime, ages)

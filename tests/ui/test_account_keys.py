@@ -181,3 +181,13 @@ async def test_details_of_a_process_are_escaped_and_closed_by_any_of_their_keys(
         assert not any("\x1b" in line for line in screen(app))
         await pilot.press("escape")
         assert not any("/opt/shop" in line for line in screen(app))
+
+
+@asynchronous
+async def test_with_a_filter_the_account_is_of_those_alone_that_pass() -> None:
+    runner = Waits("barn", 200, "runner", 201, "lock", "", (), (), running_ms=1000)
+    async with shown(farm(runner), (160, 50)) as (app, pilot):
+        await pilot.press("H", "A", "backslash", *"comm=worker*", "enter")
+        assert app.picture is not None
+        assert [row.name for row in app.picture.rows.rows] == ["worker-*"]
+        assert app.picture.rows.rows[0].account.running_ns == 3 * 5 * 100_000_000
