@@ -431,11 +431,12 @@ class Pictures:
     ) -> Ranking:
         """The list: cgroups, processes or threads in the view's scope."""
         scope, book = view.scope._replace(tid=None), over[-1].facts.book
+        chosen = view.group[1] if view.group is not None else view.filter
         order = Order(
             view.sort,
             view.reverse,
             _EVERY_ROW if view.filter.chooses_rows else _ROWS,
-            only_waiters=bool(view.filter.chooses_waits or view.user or view.muted),
+            only_waiters=bool(chosen.chooses_waits or view.user or view.muted),
         )
         lifetime = sieve.taken(ever).cut if ever and not view.lists_threads else None
         listed = self._accounts_listed(view, over) if view.account else None
@@ -493,7 +494,9 @@ class Pictures:
         else:
             every = {key for key, _ in over[-1].window.each_thread()}
         those = sorted(key for key in every if key != pin and view.pid in (None, key.pid))
-        return folding(those, over[-1].facts.book)
+        made = folding(those, over[-1].facts.book)
+        says_nothing = view.pid is not None and [*made.sizes.values()] == [len(those)]  # a list of one row
+        return UNFOLDED if says_nothing else made
 
     def _with_convoys(
         self, rows: Ranking, seen: Sequence[Row], view: View, sieve: Sieve, over: Sequence[Kept]

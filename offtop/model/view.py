@@ -404,7 +404,7 @@ def stuck_or_not(view: View) -> View:
     if view.focus == STUCK:
         return waiting(view)
     came_from = TREE if view.focus == SITE else view.came_from if view.focus == FLAME else view.focus
-    return replace(view, focus=STUCK, path=(), came_from=came_from, zoomed=False)
+    return replace(view, focus=STUCK, path=(), came_from=came_from, zoomed=False, stuck=StuckView(view.stuck.cursor))
 
 
 def waiting(view: View) -> View:

@@ -71,7 +71,7 @@ threads_of_steps = st.lists(
 
 def waits_of(steps: list[Step]) -> list[Wait]:
     waits: list[Wait] = []
-    now_ns = 0
+    now_ns = 1  # 0 stands for no time at all
     for running_ns, waiting_ns, ready_pct, preempted, stack in steps:
         left_ns = now_ns + running_ns
         now_ns = left_ns + waiting_ns
@@ -503,8 +503,8 @@ def after(*ticks: tuple[list[Ran], dict[ThreadKey, int]]) -> tuple[Ledger, list[
     for number, (ran, gone) in enumerate(ticks, 1):
         for one in ran:
             ledger.begin(one.key, one.start_ns)
-        ran.sort(key=lambda one: not one.ended)  # as the kernel side tells
-        ledger.tick(BEGAN_NS + number * TICK_NS, MIN_NS, [], NOTHING, [], gone=gone, ran=ran)
+        in_order = sorted(ran, key=lambda one: not one.ended)  # as the kernel side tells
+        ledger.tick(BEGAN_NS + number * TICK_NS, MIN_NS, [], NOTHING, [], gone=gone, ran=in_order)
         taken.append(snapshot(ledger))
     each = [between(a, b).threads.get(ONE, ThreadTotals()).running_ns for a, b in pairwise(taken)]
     return ledger, each
@@ -580,3 +580,17 @@ def test_an_id_that_is_used_in_another_process_stands_in_another_site() -> None:
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
     assert stacks.site(100, 100, NO_STACK, NO_STACK) == SiteKey(100, 100, NO_STACK, NO_STACK)
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
+
+
+def test_a_user_stack_that_was_read_is_of_one_wait_alone() -> None:
+    ledger = primed()
+    one = ledger.waiting[ONE]
+    for key, left_ns in ((ONE, one.left_ns - 1), (ONE, one.left_ns + 1), (ThreadKey(7, 101), one.left_ns)):
+        ledger.read_user(key, left_ns, 9)
+        assert ledger.waiting == {ONE: one}
+    ledger.read_user(ONE, one.left_ns, 9)
+    assert ledger.waiting == {ONE: one._replace(user=9)}
+    # and the time that it has been shown with stays where it is: nothing moves
+    a = snapshot(ledger)
+    ledger.tick(12_000, MIN_NS, [], NOTHING, [])
+    assert dict(between(a, snapshot(ledger)).each_site()) == {SiteKey(7, 100, 3, NO_STACK): SiteTotals(0, 10_000)}

@@ -384,7 +384,7 @@ OFFSETS = st.integers(0, 7 * mmap.PAGESIZE - 16)
 
 
 @given(
-    st.dictionaries(OFFSETS, st.tuples(OFFSETS | st.sampled_from([-(1 << 20), 1 << 40, 1 << 63]), st.integers(0, 99))),
+    st.dictionaries(OFFSETS, st.tuples(OFFSETS | st.sampled_from([-(1 << 47), 1 << 47, 1 << 63]), st.integers(0, 99))),
     OFFSETS,
     OFFSETS,
 )

@@ -158,6 +158,12 @@ def test_what_is_stuck_is_a_list_when_one_comes_to_it_and_leads_back(those: tupl
     assert views.stuck_or_not(views.waiting(opened)).stuck == views.StuckView(WORKER)
 
 
+def test_what_is_stuck_leads_past_the_icicle_and_the_site_to_where_those_came_from() -> None:
+    flame = views.flame_or_not(View(focus=LIST))
+    assert [views.waiting(views.stuck_or_not(view)).focus for view in (flame, STARTS[2])] == [LIST, TREE]
+    assert views.flame_or_not(views.flame_or_not(views.stuck_or_not(View(focus=LIST)))).focus == LIST
+
+
 @given(presses)
 def test_escape_leads_to_the_top_from_everywhere_and_changes_nothing_there(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)

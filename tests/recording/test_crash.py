@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -155,15 +156,19 @@ def test_what_a_disk_is_too_slow_for_is_in_the_next_tick(tmp_path: Path, monkeyp
         time.sleep(0.001)
     write = Recorder._write  # pyright: ignore[reportPrivateUsage]
 
+    answers = threading.Event()
+
     def slow(*arguments: object) -> None:
-        time.sleep(0.05)
+        answers.wait(30)
         write(*arguments)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(Recorder, "_write", slow)
     for second in range(1, 200):
         recorder.add(source.after(second))
     monkeypatch.undo()
-    time.sleep(0.1)
+    answers.set()
+    while recorder._queue:  # pyright: ignore[reportPrivateUsage]
+        time.sleep(0.001)
     recorder.add(source.after(200))
     assert f"({recorder.skipped} left out: the disk was too slow)" in recorder.close()
     assert recorder.skipped > 50

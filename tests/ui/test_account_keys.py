@@ -191,3 +191,12 @@ async def test_with_a_filter_the_account_is_of_those_alone_that_pass() -> None:
         assert app.picture is not None
         assert [row.name for row in app.picture.rows.rows] == ["worker-*"]
         assert app.picture.rows.rows[0].account.running_ns == 3 * 5 * 100_000_000
+
+
+@asynchronous
+async def test_a_process_of_one_pool_alone_is_not_folded() -> None:
+    async with shown(ScriptedSource(FARM[:5], machine=Machine(2))) as (app, pilot):
+        await pilot.press("tab", "enter")
+        assert app.picture is not None and len(app.picture.rows.rows) == 5
+        await pilot.press("escape", "H")
+        assert [row.key for row in app.picture.rows.rows] == [POOL]

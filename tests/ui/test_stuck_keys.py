@@ -179,6 +179,11 @@ async def test_a_list_that_is_longer_than_the_screen_moves_with_the_cursor() -> 
         assert tids(app)[0] > 1
         await pilot.press("end")
         assert tids(app) == [*range(60 - room, 60)]
+        below = screen(app).index(line_with(app, "t59(59) of p(1)"))
+        await pilot.press("home", "down")
+        for line in range(below, 22):
+            await pilot.click(offset=(30, line))
+            assert app.view.stuck.cursor == ThreadKey(1, 2)
 
 
 # One in full
@@ -241,6 +246,11 @@ async def test_a_wait_in_full_is_scrolled_to_its_end_and_no_further() -> None:
         assert functions() == (60 - room, 59)
         await pilot.press("up")
         assert functions() == (59 - room, 58)
+        await pilot.press("end")
+        await pilot.resize_terminal(80, 34)
+        await pilot.pause()
+        assert functions() == (60 - room - 10, 59)  # as many as there is room for
+        await pilot.resize_terminal(80, 24)
         await pilot.press("home")
         assert functions() == (0, room - 5)
         await pilot.press("end", "escape", "enter")  # opened again, it begins at its beginning
@@ -606,6 +616,18 @@ async def test_categories_and_processes_tell_of_their_oldest_wait() -> None:
         assert now_of(app, 15, 22) == {"4242": "12.5s", "901": ">=12.0s", "900": "<=112s", "800": "", "100": ""}
         await pilot.press("i")
         assert now_of(app, 5, 13)["~poll"] == "1.2min"
+
+
+@asynchronous
+async def test_what_looks_idle_and_is_hidden_is_no_wait_of_its_process() -> None:
+    table = [
+        Waits("web", 7, "acceptor", 71, "poll", "do_epoll_wait", waits_on=True, older_ms=60_000),
+        Waits("web", 7, "worker", 72, "lock", "futex_do_wait", waits_on=True),
+    ]
+    async with shown(ScriptedSource(table, ticks=5)) as (app, pilot):
+        assert (now_of(app, 5, 13)["all"], now_of(app, 15, 22)) == ("5.00s", {"7": "5.00s"})
+        await pilot.press("i")
+        assert (now_of(app, 5, 13)["all"], now_of(app, 15, 22)) == ("1.1min", {"7": "1.1min"})
 
 
 @pytest.mark.parametrize("keys", [("greater_than_sign", "greater_than_sign"), ("f6", "down", "down", "enter")])
