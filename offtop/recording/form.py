@@ -102,7 +102,6 @@ def encode(entry: Entry) -> bytes:
             change.filters.min_ns,
             change.filters.max_ns,
         ],
-        "cgroup": change.filters.cgroup,
         "comms": [[*key, comm] for key, comm in entry.comms.items()],
         "processes": [[pid, name] for pid, name in entry.processes.items()],
         "details": [[pid, *details] for pid, details in entry.details.items()],
@@ -110,6 +109,7 @@ def encode(entry: Entry) -> bytes:
         "calls": [[number, name] for number, name in entry.calls.items()],
         "machine": list(change.machine),
         "walk": list(change.cost[_COSTS:]),
+        "cgroup": change.filters.cgroup,
     }
     head = json.dumps(words, separators=(",", ":")).encode()
     threads = change.threads

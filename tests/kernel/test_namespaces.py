@@ -193,11 +193,13 @@ def test_23_sleeps_are_counted_under_the_ids_that_the_container_sees(family: Pat
         assert (1 < pid < tid) and tid < one.first
         tick = one.tick(*arguments, go=True)
     sleeps = [site for site in tick["sites"] if site["category"] == "sleep" and site["pid"] == pid]
-    assert [(site["tid"], site["waits"], site["comm"]) for site in sleeps] == [(tid, 23, "family")]
-    assert 230 * MS <= sleeps[0]["total_ns"] <= 400 * MS
+    missed = 1 if arguments else 0  # by the door switch, of a return that this kernel does not trace: test_doors.py
+    assert [(site["tid"], site["comm"]) for site in sleeps] == [(tid, "family")]
+    assert 23 - missed <= sleeps[0]["waits"] <= 23
+    assert (23 - missed) * 10 * MS <= sleeps[0]["total_ns"] <= 400 * MS
     assert "nap" in sleeps[0]["user"]
     (thread,) = (thread for thread in tick["threads"] if thread["tid"] == tid and thread["pid"] == pid)
-    assert thread["voluntary"] == 24  # and the one for its go
+    assert 24 - missed <= thread["voluntary"] <= 24  # and the one for its go
     assert {(1, 1), (pid, pid), (pid, tid)} == {key for key in keys(tick) if key[0] != OUTSIDE}
     (waiting,) = (wait for wait in tick["still_blocked"] if (wait["pid"], wait["tid"]) == (1, 1))
     assert (waiting["syscall"], waiting["process"]) == ("wait4", "family")
