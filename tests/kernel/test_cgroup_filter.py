@@ -94,8 +94,10 @@ def test_of_two_cgroups_only_the_one_that_is_asked_for_is_counted_with_all_below
         windows.append(live.tick())
         assert {key.pid for window in windows for key in keys_of(window)} == {child.pid, below.pid}
         for tid, was in before.items():
-            assert sum(watch.by_category(window, tid)["sleep"].waits for window in windows) == 23
-            assert counted(windows, tid) == since(was, tid)
+            missed = 1 if door == "switch" else 0  # of a return that this kernel does not trace: test_doors.py
+            assert 23 - missed <= sum(watch.by_category(window, tid)["sleep"].waits for window in windows) <= 23
+            assert sum(since(was, tid)) - missed <= sum(counted(windows, tid)) <= sum(since(was, tid))
+            assert missed or counted(windows, tid) == since(was, tid)
         live.source.set_filters(Filters(cgroup=place.path(inner)))
         live.tick(0.1)
         window = live.tick(0.1)
