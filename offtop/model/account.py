@@ -69,8 +69,15 @@ class Accounts(NamedTuple):
     span_ns: int = 0
 
     def only(self, whom: Callable[[ThreadKey], bool]) -> "Accounts":
-        chosen = np.array([whom(ThreadKey(code >> 32, code & _LOW)) for code in self.codes.tolist()], np.bool_)
-        return Accounts(self.codes[chosen], self.numbers[chosen], self.through[chosen], self.span_ns)
+        return self._where(
+            np.array([whom(ThreadKey(code >> 32, code & _LOW)) for code in self.codes.tolist()], np.bool_)
+        )
+
+    def of_process(self, pid: int) -> "Accounts":
+        return self._where(self.codes >> 32 == pid)
+
+    def _where(self, rows: Mask) -> "Accounts":
+        return Accounts(self.codes[rows], self.numbers[rows], self.through[rows], self.span_ns)
 
     def by_thread(self) -> Mapping[ThreadKey, Account]:
         return self._by(self.codes, lambda code: ThreadKey(code >> 32, code & _LOW))
@@ -94,7 +101,7 @@ class Accounts(NamedTuple):
             chosen &= self.codes >> 32 == pid
         if tid is not None:
             chosen &= self.codes & _LOW == tid
-        some = Accounts(self.codes[chosen], self.numbers[chosen], self.through[chosen], self.span_ns)
+        some = self._where(chosen)
         return next(iter(some._by(np.zeros(len(some.codes), np.int64), int).values()), NO_ACCOUNT)
 
     def _by(self, codes: Ints, key_of: Callable[[int], K]) -> dict[K, Account]:
@@ -156,6 +163,9 @@ class Left(NamedTuple):
     steal_ns: int = 0
     interrupt_ns: int = 0
     unexplained_ns: int = 0
+
+
+NO_LEFT = Left()
 
 
 def explained(residue_ns: int, whole_ns: int, machine: Machine) -> Left:

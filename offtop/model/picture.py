@@ -1,20 +1,15 @@
 """A Picture is all that the screen shows of a History under a View: numbers and names, not yet words."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
-
-import numpy as np
 
 from offtop.model import heat as heats
 from offtop.model import icicle as icicles
 from offtop.model import stuck
 from offtop.model import tree as trees
 from offtop.model import view as views
-from offtop.model.account import Account, Accounts, Left, accounts, blocked, explained, unexplained_pct
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.budget import Budget, budget
+from offtop.model.book import Book, ThreadKey
 from offtop.model.categories import OTHER
 from offtop.model.cut import (
     ALL,
@@ -24,55 +19,34 @@ from offtop.model.cut import (
     Leaf,
     Part,
     Scope,
-    Shares,
     by_category,
     by_place,
-    by_thread,
     merged,
-    top_of_groups,
-    top_of_processes,
-    top_of_threads,
     total,
 )
 from offtop.model.filter import Filter, of_pool, parse, quoted
 from offtop.model.heat import Heat
 from offtop.model.history import History, Kept
 from offtop.model.icicle import Icicle
-from offtop.model.pool import LEAST_CONVOY, UNFOLDED, Folding, Pool, convoys, family, folding
-from offtop.model.rolling import Rolling, Table
-from offtop.model.rows import (
-    Key,
-    Order,
-    Ranking,
-    Row,
-    category_rows,
-    cgroup_of,
-    cgroup_rows,
-    kept_rows,
-    place_rows,
-    process_rows,
-    thread_rows,
-)
+from offtop.model.listing import Listing, Scene
+from offtop.model.rolling import Sums
+from offtop.model.rows import Key, Order, Ranking, category_rows, place_rows
+from offtop.model.seconds import AccountPicture, Seconds
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Names
 from offtop.model.stuck import NO_AGE, Age, Stuck
 from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node, Path
 from offtop.model.view import SINCE_START, View
-from offtop.model.window import machine_over
 from offtop.units import NS_PER_S
 
 Series = tuple[float | None, ...]
 """Average waiting threads in cells of time, the latest last; None where nothing was measured."""
 
-_LOOKED_UP_TICKS = 3
-"""A row whose waits are all short has no place in any tick: not worth looking through sixty for it."""
 LONGEST_ROLLING_NS = 60 * NS_PER_S
 _RECENT_NS = 10 * NS_PER_S
-_ROWS = 500
 _OF_WHO = ("PID", "NAME")
 """Sorts that say nothing of a category. Those keep their order when the list is turned round, too."""
-_EVERY_ROW = 1_000_000
 _FLAME_NS = 2 * NS_PER_S
 """While live, boxes move this often at most."""
 _LEAST_BESIDE_ACCOUNT = 6
@@ -117,19 +91,6 @@ class TreePicture:
     nameless: Nameless = NO_NAMELESS
     now: Mapping[Path, Age] = field(default_factory=dict[Path, Age])
     """Of each path, the oldest wait in progress that stands there."""
-
-
-@dataclass(frozen=True, slots=True)
-class AccountPicture:
-    """Where the seconds of the selection went: of a process, a pool or a thread."""
-
-    account: Account
-    parts: Sequence[tuple[Leaf, int]]
-    """What it was blocked for, or ready to run: ns of each leaf, most first; what a filter leaves out is missing."""
-    left: Left
-    """What explains its residue."""
-    is_known: bool
-    """Whether running time is known at all: recordings of old have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +154,6 @@ class Picture:
     """Of what was drilled into."""
     account_lines: int
     """How many lines the list has for it."""
-    budget: Budget | None
-    """Of the process that was drilled into."""
     unexplained_pct: float
     """Of the CPUs' time in the newest tick: what no thread has, nor interrupts, nor the hypervisor."""
     oldest: Age
@@ -241,7 +200,7 @@ class _Still:
         self.ticks = history.last(LONGEST_ROLLING_NS, at_ns) or ([oldest] if oldest else [])
         self._history = history
         self._is_newest = history.newest is not None and history.newest.at_ns == at_ns
-        self.threads = _thread_counts(history.latest) if self._is_newest else _threads_in(self.ticks)
+        self.keys = _thread_keys(history.latest) if self._is_newest else _threads_in(self.ticks)
         self._since_start = history.since_start() if self._is_newest else None
 
     @property
@@ -259,12 +218,13 @@ class Pictures:
         self._history = history
         self._names = names
         self._still: _Still | None = None
-        self._rolling: dict[str, tuple[object, Rolling]] = {}
+        self._sums = Sums(history)
+        self._seconds = Seconds()
+        self._listing = Listing(history, self._sums, self._seconds)
         self._sieve: tuple[object, Sieve] | None = None
         self._root: tuple[object, Node, Nameless] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
         self._stuck: tuple[object, Stuck] | None = None
-        self._accounts: dict[str, tuple[object, Accounts]] = {}
 
     def of(self, view: View, room: Room) -> Picture | None:
         """None while there is no tick yet."""
@@ -285,7 +245,7 @@ class Pictures:
         chosen = replace(one, categories=_sums_of(sieve.chosen(tick) for tick in over))
         passing = self._stuck_of(sieve, newest)
         of_selection = sieve.chosen_stuck(passing, newest)
-        shown_ages = _ages(of_selection, Scope(idle=view.idle_shown), stuck.by_category)
+        shown_ages = stuck.by_category(of_selection.in_scope(Scope(idle=view.idle_shown)))
         categories = category_rows(
             chosen,
             Order("WAITING" if view.sort in _OF_WHO else view.sort, limit=room.categories),
@@ -294,16 +254,13 @@ class Pictures:
             keep=view.category,
             now=shown_ages,
         )
-        counts = self._still.threads if self._still else _thread_counts(self._history.latest)
-        rows = self._rows(view, sieve, over, ever, counts, passing)
-        cursor_row = next((i for i, row in enumerate(rows.rows) if row.key == (view.thread or view.cursor)), 0)
-        account = self._account(view, over, chosen.categories)
-        told = _budget(account, view, sum(tick.span_ns for tick in over))
-        account_lines = _account_lines(account, told, room.rows)
-        room = replace(room, rows=max(1, room.rows - account_lines))
-        first_row = min(max(0, cursor_row - room.rows // 2), max(0, len(rows.rows) - room.rows))
-        rows = self._with_tops(rows, first_row, room.rows, view, sieve, over)
-        rows = self._with_convoys(rows, rows.rows[first_row : first_row + room.rows], view, sieve, over)
+        every_thread = self._still.keys if self._still else _thread_keys(self._history.latest)
+        counts = Counter(pid for pid, _ in every_thread)
+        account = self._seconds.of_selection(view, over, chosen.categories)
+        account_lines = account.lines if account and room.rows >= _LEAST_BESIDE_ACCOUNT else 0
+        listed = self._listing.of(
+            Scene(view, sieve, over, ever, one, every_thread, counts, passing), max(1, room.rows - account_lines)
+        )
         view, tree, places, flame = self._stacks(view, room, sieve, over, of_selection)
         end_ns = self._timeline_end_ns(view, room, newest)
         past = self._past(room, newest, end_ns, sieve)
@@ -329,16 +286,15 @@ class Pictures:
             book=newest.facts.book,
             categories=categories,
             sparks=_sparks(minute, room, newest.at_ns, view, sieve, [row.key for row in categories.rows]),
-            rows=rows,
-            cursor_row=cursor_row,
-            first_row=first_row,
+            rows=listed.rows,
+            cursor_row=listed.cursor,
+            first_row=listed.first,
             tree=tree,
             places=places,
             stuck=_stuck_picture(of_selection, view, room.stuck),
             account=account,
             account_lines=account_lines,
-            budget=told,
-            unexplained_pct=self._unexplained_pct(newest),
+            unexplained_pct=self._seconds.unexplained_pct(newest),
             oldest=max(shown_ages.values(), default=NO_AGE),
             flame=flame,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
@@ -379,178 +335,12 @@ class Pictures:
             self._sieve = key, Sieve(selection, self._names)
         return self._sieve[1]
 
-    def _accounts_of(self, what: str, over: Sequence[Kept], whole: bool = True) -> Accounts:
-        key = (over[0].number, over[-1].number, over[-1].at_ns)
-        known = self._accounts.get(what)
-        if known is None or known[0] != key:
-            known = self._accounts[what] = key, accounts([tick.window for tick in over], whole)
-        return known[1]
-
-    def _account(self, view: View, over: Sequence[Kept], parts: Parts) -> AccountPicture | None:
-        pid, tid = view.subject_ids
-        if pid is None:
-            return None
-        every = self._accounts_of("over", over)
-        if view.pool is not None and tid is None:
-            book, pool = over[-1].facts.book, view.pool
-            chosen = every.only(lambda key: key.pid == pid and family(book.comm(key)) == pool.family)
-            account = chosen.of(None)
-        else:
-            account = every.of(pid, tid)
-        machine = machine_over([tick.facts for tick in over])
-        left = explained(account.residue_ns, every.of(None).residue_ns, machine)
-        return AccountPicture(account, blocked(parts), left, machine.cpus > 0)
-
-    def _accounts_listed(self, view: View, over: Sequence[Kept]) -> Accounts:
-        """Of who may be in the list."""
-        every, book = self._accounts_of("over", over), over[-1].facts.book
-        pid, group = view.scope.pid, view.group
-        if pid is not None:
-            return every.only(lambda key: key.pid == pid)
-        return every if group is None else every.only(lambda key: cgroup_of(key.pid, book) == group[0])
-
-    def _unexplained_pct(self, newest: Kept) -> float:
-        machine = newest.facts.machine
-        return unexplained_pct(self._accounts_of("newest", [newest], whole=False), machine) if machine.cpus else 0.0
-
     def _stuck_of(self, sieve: Sieve, newest: Kept) -> Stuck:
         """What passes the sieve of what is stuck at the end of a tick."""
         key = (sieve, newest.number, newest.at_ns)
         if self._stuck is None or self._stuck[0] != key:
             self._stuck = key, sieve.stuck(self._history.stuck(newest), newest)
         return self._stuck[1]
-
-    def _rows(
-        self,
-        view: View,
-        sieve: Sieve,
-        over: Sequence[Kept],
-        ever: Kept | None,
-        counts: Mapping[int, int],
-        passing: Stuck,
-    ) -> Ranking:
-        """The list: cgroups, processes or threads in the view's scope."""
-        scope, book = view.scope._replace(tid=None), over[-1].facts.book
-        chosen = view.group[1] if view.group is not None else view.filter
-        order = Order(
-            view.sort,
-            view.reverse,
-            _EVERY_ROW if view.filter.chooses_rows else _ROWS,
-            only_waiters=bool(chosen.chooses_waits or view.user or view.muted),
-        )
-        lifetime = sieve.taken(ever).cut if ever and not view.lists_threads else None
-        listed = self._accounts_listed(view, over) if view.account else None
-        if view.lists_cgroups:
-            rows = cgroup_rows(
-                merged([sieve.taken(tick).cut for tick in over]),
-                scope,
-                book,
-                order,
-                processes=counts,
-                pinned=[view.pin] if isinstance(view.pin, str) else [],
-                lifetime=lifetime,
-                keep=view.cursor if isinstance(view.cursor, str) else None,
-                now=_ages(passing, scope, lambda some: stuck.by_cgroup(some, lambda pid: cgroup_of(pid, book))),
-                accounts=listed.by_process() if listed else None,
-            )
-        elif not view.lists_threads:
-            pid = view.pin.pid if isinstance(view.pin, ThreadKey) else view.pin
-            rows = process_rows(
-                merged([sieve.taken(tick).cut for tick in over]),
-                scope,
-                book,
-                order,
-                threads=counts,
-                pinned=[pid] if isinstance(pid, int) else [],
-                lifetime=lifetime,
-                keep=view.cursor if isinstance(view.cursor, int) else None,
-                now=_ages(passing, scope, stuck.by_process),
-                accounts=listed.by_process() if listed else None,
-            )
-        else:
-            pin = view.pin if isinstance(view.pin, ThreadKey) and scope.pid in (None, view.pin.pid) else None
-            folding = self._folding(view, over, pin)
-            rows = thread_rows(
-                self._table("threads", by_thread, scope, sieve, over),
-                sum(tick.span_ns for tick in over),
-                book,
-                order,
-                pinned=[pin] if pin else [],
-                lifetime=by_thread(sieve.shares(ever), scope) if ever else None,
-                keep=view.thread or (view.cursor if isinstance(view.cursor, ThreadKey | Pool) else None),
-                now=_ages(passing, scope, stuck.by_thread),
-                accounts=listed.by(folding.code_of) if listed else None,
-                folding=folding,
-            )
-        return kept_rows(rows, view.filter.keeps, _ROWS) if view.filter.chooses_rows else rows
-
-    def _folding(self, view: View, over: Sequence[Kept], pin: ThreadKey | None) -> Folding:
-        """Which threads of the list stand together."""
-        if view.unfolded or view.pool is not None or view.thread is not None:
-            return UNFOLDED
-        latest = self._history.latest
-        if self._still is None and latest is not None:
-            every = latest.threads.keys() | latest.waiting.keys()
-        else:
-            every = {key for key, _ in over[-1].window.each_thread()}
-        those = sorted(key for key in every if key != pin and view.pid in (None, key.pid))
-        made = folding(those, over[-1].facts.book)
-        says_nothing = view.pid is not None and [*made.sizes.values()] == [len(those)]  # a list of one row
-        return UNFOLDED if says_nothing else made
-
-    def _with_convoys(
-        self, rows: Ranking, seen: Sequence[Row], view: View, sieve: Sieve, over: Sequence[Kept]
-    ) -> Ranking:
-        """Those of `seen` that are of many threads told how many of these wait for the same thing."""
-        newest = over[-1]
-        sizes: dict[int | Pool, int] = {row.key: row.threads for row in seen if isinstance(row.key, int | Pool)}
-        pids = {row.pid for row in seen if isinstance(row.key, int | Pool) and row.threads >= LEAST_CONVOY}
-        if not pids or not newest.number:
-            return rows
-        folding = self._folding(view, over, None) if view.lists_threads else UNFOLDED
-        at_once = sieve.stuck(self._history.stuck(newest, pids), newest).in_scope(view.scope._replace(tid=None))
-
-        def key_of(thread: ThreadKey) -> int | Pool | None:
-            key = folding.pool_of(thread) if view.lists_threads else thread.pid
-            return key if key in sizes else None
-
-        found = convoys(at_once.waits, key_of, sizes, newest.facts.book)
-        told = (
-            row._replace(convoy=found.get(row.key, row.convoy)) if isinstance(row.key, int | Pool) else row
-            for row in rows.rows
-        )
-        return rows._replace(rows=tuple(told))
-
-    def _with_tops(
-        self, rows: Ranking, first: int, count: int, view: View, sieve: Sieve, over: Sequence[Kept]
-    ) -> Ranking:
-        """The rows that can be seen told where they waited, looked up in the newest of the last ticks that knows."""
-        scope = view.scope._replace(tid=None)
-        seen = rows.rows[first : first + count]
-        missing = {row.key for row in seen if isinstance(row.key, str | int | ThreadKey)}
-        pools = [row.key for row in seen if isinstance(row.key, Pool)]
-        found: dict[str | int | ThreadKey | Pool, SiteKey] = {}
-        if pools:
-            found |= _tops_of_pools(pools, sieve.shares(over[-1]).in_scope(scope), over[-1].facts.book)
-        for tick in over[: -_LOOKED_UP_TICKS - 1 : -1]:
-            if not missing:
-                break
-            if view.lists_cgroups:
-                book, pids = tick.facts.book, {pid for by_pid in sieve.taken(tick).cut.tops.values() for pid in by_pid}
-                group_of = {pid: path for pid in pids if (path := cgroup_of(pid, book)) in missing}
-                found |= top_of_groups(sieve.taken(tick).cut, scope, group_of)
-            found |= top_of_processes(sieve.taken(tick).cut, scope, {key for key in missing if isinstance(key, int)})
-            of_threads = {key for key in missing if isinstance(key, ThreadKey)}
-            if of_threads:
-                found |= top_of_threads(sieve.shares(tick), scope, of_threads)
-            missing -= found.keys()
-        told = tuple(
-            row._replace(top=found[row.key])
-            if isinstance(row.key, str | int | ThreadKey | Pool) and row.key in found
-            else row
-            for row in rows.rows
-        )
-        return rows._replace(rows=told)
 
     def _stacks(
         self, view: View, room: Room, sieve: Sieve, over: Sequence[Kept], of_selection: Stuck
@@ -559,7 +349,9 @@ class Pictures:
         tree, places, flame = None, Ranking(), None
         if not (room.tree or room.site or room.flame[0]):
             return view, tree, places, flame
-        table = self._table("places", by_place, view.scope, sieve, over)
+        table = self._sums.of(
+            "places", (sieve, view.scope), lambda tick: by_place(sieve.shares(tick), view.scope), over
+        )
         book, span_ns = over[-1].facts.book, sum(tick.span_ns for tick in over)
         shape = view.tree.shape
         about = (view.scope, sieve, shape, self._names.version)
@@ -605,27 +397,6 @@ class Pictures:
         histograms = {number: _in_category(parts, view).histogram for number, parts in past.items()}
         return heats.heat(ticks, histograms, columns, room.heat_cell_ns, newest.at_ns, rows)
 
-    def _table(
-        self,
-        what: str,
-        table_of: Callable[[Shares, Scope], Table],
-        scope: Scope,
-        sieve: Sieve,
-        over: Sequence[Kept],
-    ) -> Table:
-        """The sum over all ticks of `over`; the rolling sum of `what` goes on while it is about the same."""
-
-        def of(tick: Kept) -> Table:
-            return table_of(sieve.shares(tick), scope)
-
-        if not over[-1].number or len(over) == 1:
-            return of(over[-1])
-        about = (sieve, scope)
-        was = self._rolling.get(what)
-        if was is None or was[0] != about:
-            was = self._rolling[what] = (about, Rolling(of))
-        return was[1].follow(over, self._history.tick)
-
 
 def _tree_picture(view: View, root: Node, lines: int) -> tuple[View, TreePicture]:
     """The tree as the view has it open, with what is large opened by itself."""
@@ -637,29 +408,10 @@ def _tree_picture(view: View, root: Node, lines: int) -> tuple[View, TreePicture
     return view, TreePicture(root, branches, cursor, min(first, cursor))
 
 
-def _tops_of_pools(whose: Sequence[Pool], some: Shares, book: Book) -> dict[Pool, SiteKey]:
-    """Where the threads of each waited most, in the window of `some`."""
-    keys = list(map(ThreadKey._make, some.ids[:, :2].tolist()))
-    found: dict[Pool, SiteKey] = {}
-    for pool in whose:
-        of_pool = [key.pid == pool.pid and family(book.comm(key)) == pool.family for key in keys]
-        chosen = some.of(np.array(of_pool, np.bool_))
-        for _, _, site in chosen.longest(np.zeros(len(chosen.ids), np.int64)):
-            found[pool] = site
-    return found
-
-
-A = TypeVar("A")
-
-
-def _ages(some: Stuck, scope: Scope, by: Callable[[Stuck], Mapping[A, Age]]) -> Mapping[A, Age]:
-    return by(some.in_scope(scope))
-
-
 def _ages_of_paths(some: Stuck, scope: Scope, steps: Callable[[tuple[int, ...]], Path]) -> Mapping[Path, Age]:
     """Of each branch of a tree, also those that nobody sees."""
     ages: dict[Path, Age] = {}
-    for place, age in _ages(some, scope, stuck.by_place).items():  # the oldest first
+    for place, age in stuck.by_place(some.in_scope(scope)).items():  # the oldest first
         path = steps(place) or (trees.NO_FRAMES,)
         for end in range(len(path), 0, -1):
             if path[:end] in ages:
@@ -677,20 +429,6 @@ def _stuck_picture(some: Stuck, view: View, lines: int) -> StuckPicture:
     cursor = next((row for row, one in enumerate(listed.waits) if one.site.thread == view.stuck.cursor), 0)
     first = min(max(0, cursor - lines // 2), max(0, len(listed.waits) - lines))
     return StuckPicture(listed, cursor, first, hidden)
-
-
-def _account_lines(told: AccountPicture | None, of_process: Budget | None, rows: int) -> int:
-    """A bar, its figures, and the budget, where the list stays long enough."""
-    if told is None or rows < _LEAST_BESIDE_ACCOUNT:
-        return 0
-    return 2 + len(of_process.lines if of_process else []) if told.is_known else 1
-
-
-def _budget(told: AccountPicture | None, view: View, span_ns: int) -> Budget | None:
-    """Of a process, not of one thread."""
-    if told is None or view.thread is not None or not told.is_known:
-        return None
-    return budget(told.account, sum(ns for leaf, ns in told.parts if leaf.idle), span_ns, view.rate)
 
 
 def _of_user(user: str) -> Filter:
@@ -758,14 +496,14 @@ def _counted(tick: Kept) -> Filters:
     return replace(tick.facts.filters, min_ns=0)
 
 
-def _thread_counts(snapshot: Snapshot | None) -> Mapping[int, int]:
-    """pid → how many threads of it ever waited, those that were given back apart."""
-    return Counter(pid for pid, _ in snapshot.threads.keys() | snapshot.waiting.keys()) if snapshot else {}
+def _thread_keys(snapshot: Snapshot | None) -> Collection[ThreadKey]:
+    """The threads that ever did anything, those that were given back apart."""
+    return snapshot.threads.keys() | snapshot.waiting.keys() if snapshot else ()
 
 
-def _threads_in(ticks: Sequence[Kept]) -> Mapping[int, int]:
-    """The same of a tick of the past: of those that waited in it, which is all but who ran all the time."""
-    return Counter(key.pid for key, _ in ticks[-1].window.each_thread()) if ticks else {}
+def _threads_in(ticks: Sequence[Kept]) -> Collection[ThreadKey]:
+    """The same of a tick of the past: of those that did anything in it, or waited."""
+    return {key for key, _ in ticks[-1].window.each_thread()} if ticks else ()
 
 
 def _per_second(ticks: Sequence[Kept]) -> float:

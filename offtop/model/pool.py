@@ -31,6 +31,10 @@ class Pool(NamedTuple):
     family: str
     """What the names have in common, each number in them as `*`. Raw."""
 
+    def holds(self, key: ThreadKey, book: Book) -> bool:
+        name = book.comm(key)
+        return key.pid == self.pid and name != self.family == family(name)
+
 
 class Convoy(NamedTuple):
     """How many of some threads wait for the same thing at once."""
@@ -49,9 +53,9 @@ NO_CONVOY = Convoy()
 
 @lru_cache(maxsize=_MOST_NAMES)
 def family(name: str) -> str:
-    """A name without its numbers: `*` for each; one that is nothing but a number is a name."""
+    """A name without its numbers: `*` for each. One that is nothing but a number, or has a `*`, is a name."""
     parts = re.split(r"[0-9]+", name)
-    return "*".join(parts) if any(parts) and len(parts) > 1 else name
+    return "*".join(parts) if any(parts) and len(parts) > 1 and "*" not in name else name
 
 
 class Folding:

@@ -7,7 +7,7 @@ costs two windows, however many make up the span.
 from collections.abc import Callable, Mapping, Sequence
 
 from offtop.model.cut import Added
-from offtop.model.history import Kept
+from offtop.model.history import History, Kept
 
 Table = Mapping[tuple[int, ...], Added]
 
@@ -26,6 +26,23 @@ class _Sum:
         self.histogram = 0
         self.longest: list[tuple[int, int]] = []
         """(tick, max_ns), both falling behind one another: the first is the maximum, the next what follows it."""
+
+
+class Sums:
+    """Rolling sums over a History, each of which goes on while it is about the same."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._known: dict[str, tuple[object, Rolling]] = {}
+
+    def of(self, what: str, about: object, table_of: Callable[[Kept], Table], over: Sequence[Kept]) -> Table:
+        """The sum of `table_of` over all ticks of `over` (at least one)."""
+        if not over[-1].number or len(over) == 1:
+            return table_of(over[-1])
+        was = self._known.get(what)
+        if was is None or was[0] != about:
+            was = self._known[what] = (about, Rolling(table_of))
+        return was[1].follow(over, self._history.tick)
 
 
 class Rolling:

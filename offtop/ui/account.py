@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from offtop.model.account import Account
 from offtop.model.cut import RUN_QUEUE
-from offtop.model.picture import AccountPicture, Picture
+from offtop.model.picture import Picture
 from offtop.model.rows import Row
+from offtop.model.seconds import AccountPicture
 from offtop.ui.columns import Column
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.lines import Line, Pen, cut_spans, fit, plain
@@ -41,7 +42,7 @@ def lines(picture: Picture, pen: Pen) -> list[Line]:
     return [
         Line(((name, "waiting"), *drawn)),
         Line(cut_spans(figures, pen.width)),
-        *(plain(fit(f" {text}", pen.width, pen.glyphs)) for text in (picture.budget.lines if picture.budget else [])),
+        *(plain(fit(f" {text}", pen.width, pen.glyphs)) for text in (told.budget.lines if told.budget else [])),
     ]
 
 

@@ -35,6 +35,7 @@ def test_a_family_is_the_name_without_its_numbers() -> None:
     assert family("42") == "42"
     assert family("main") == "main"
     assert family("") == ""
+    assert family("worker-*7") == "worker-*7"
 
 
 def test_four_threads_of_a_family_are_a_pool_and_three_are_not() -> None:
@@ -42,6 +43,13 @@ def test_four_threads_of_a_family_are_a_pool_and_three_are_not() -> None:
     assert pools([MAIN, *WORKERS, EXITED], told) == {POOL: WORKERS}
     assert pools([MAIN, *WORKERS[:4]], told) == {POOL: WORKERS[:4]}
     assert pools([MAIN, *WORKERS[:3]], told) == {}
+
+
+def test_a_thread_that_calls_itself_by_the_name_of_a_pool_is_none_of_it() -> None:
+    told = book()
+    told.comms[MAIN] = "worker-*"
+    assert pools([MAIN, *WORKERS], told) == {POOL: WORKERS}
+    assert all(POOL.holds(key, told) for key in WORKERS) and not POOL.holds(MAIN, told)
 
 
 def test_the_same_names_in_two_processes_are_two_pools() -> None:

@@ -1,6 +1,8 @@
 """Where each second went, pools and budgets on the screen: a farm of 5 workers, of which each waits 0.9 s in each
 second for a lock and runs 0.1 s, and a clerk that runs 0.5 s, waits 0.3 s for a disk and leaves 0.2 s unexplained."""
 
+import asyncio
+
 import pytest
 
 from offtop.model.book import Details, ThreadKey
@@ -200,3 +202,20 @@ async def test_a_process_of_one_pool_alone_is_not_folded() -> None:
         assert app.picture is not None and len(app.picture.rows.rows) == 5
         await pilot.press("escape", "H")
         assert [row.key for row in app.picture.rows.rows] == [POOL]
+
+
+@pytest.mark.parametrize(
+    "some", [Filters(pids=(100,)), Filters(tids=(100,)), Filters(cgroup="/a.slice"), Filters(who="user")]
+)
+def test_steal_and_the_unexplained_are_told_only_where_every_thread_is_counted(some: Filters) -> None:
+    async def told(filters: Filters) -> tuple[int, float]:
+        source = ScriptedSource(FARM, machine=Machine(2, steal_ns=100_000_000))
+        source.filters = filters
+        async with shown(source, (160, 50)) as (app, pilot):
+            await pilot.press("tab", "enter", "end", "enter")
+            assert app.picture is not None and app.picture.account is not None
+            return app.picture.account.left.steal_ns, app.picture.unexplained_pct
+
+    steal_ns, unexplained_pct = asyncio.run(told(Filters()))
+    assert steal_ns > 0 and unexplained_pct > 0
+    assert asyncio.run(told(some)) == (0, 0)

@@ -1,0 +1,223 @@
+"""The list: cgroups, processes, threads or pools of threads in order, and what is told of those that can be seen."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from offtop.model import stuck
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.cut import Cut, Scope, Shares, by_thread, top_of_groups, top_of_processes, top_of_threads
+from offtop.model.history import History, Kept
+from offtop.model.pool import LEAST_CONVOY, UNFOLDED, Folding, Pool, convoys, folding
+from offtop.model.rolling import Sums
+from offtop.model.rows import (
+    Order,
+    Ranking,
+    Row,
+    cgroup_of,
+    cgroup_rows,
+    kept_rows,
+    process_rows,
+    thread_rows,
+)
+from offtop.model.seconds import Seconds
+from offtop.model.selection import Sieve
+from offtop.model.stuck import Stuck
+from offtop.model.view import View
+
+_LOOKED_UP_TICKS = 3
+"""A row whose waits are all short has no place in any tick: not worth looking through sixty for it."""
+_ROWS = 500
+_EVERY_ROW = 1_000_000
+
+
+class Scene(NamedTuple):
+    """What a picture is made of."""
+
+    view: View
+    sieve: Sieve
+    over: Sequence[Kept]
+    """The ticks of the span."""
+    ever: Kept | None
+    """All since the start, where that is asked for."""
+    cut: Cut
+    """What mutes and filters leave of the span."""
+    threads: Collection[ThreadKey]
+    """Every one that there is, as far as it ever did anything."""
+    threads_of: Mapping[int, int]
+    """pid → how many of these."""
+    stuck: Stuck
+    """What mutes and filters leave of the waits in progress."""
+
+    @property
+    def scope(self) -> Scope:
+        """What the list is about."""
+        return self.view.scope._replace(tid=None)
+
+    @property
+    def book(self) -> Book:
+        return self.over[-1].facts.book
+
+
+class Listed(NamedTuple):
+    rows: Ranking
+    cursor: int
+    """Which of the rows the keys are on."""
+    first: int
+    """Which of them is the first on the screen."""
+
+
+class Listing:
+    """Makes one list after the other; keeps nothing but what makes the next one cheap."""
+
+    def __init__(self, history: History, sums: Sums, seconds: Seconds) -> None:
+        self._history, self._sums, self._seconds = history, sums, seconds
+
+    def of(self, scene: Scene, room: int) -> Listed:
+        """`room`: how many rows can be seen."""
+        view = scene.view
+        made = _folding(scene) if view.lists_threads else UNFOLDED
+        rows = self._rows(scene, made)
+        if view.filter.chooses_rows:
+            rows = kept_rows(rows, view.filter.keeps, _ROWS)
+        cursor = next((i for i, row in enumerate(rows.rows) if row.key == (view.thread or view.cursor)), 0)
+        first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
+        seen = rows.rows[first : first + room]
+        seen = self._with_convoys(_with_tops(seen, scene), scene, made)
+        return Listed(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
+
+    def _rows(self, scene: Scene, made: Folding) -> Ranking:
+        view, scope, book = scene.view, scene.scope, scene.book
+        own = view.group[1] if view.group is not None else view.filter
+        order = Order(
+            view.sort,
+            view.reverse,
+            _EVERY_ROW if view.filter.chooses_rows else _ROWS,
+            only_waiters=bool(own.chooses_waits or view.user or view.muted),
+        )
+        went = self._seconds.of_list(view, scene.over)
+        if view.lists_threads:
+            pin = _pinned_thread(view)
+            return thread_rows(
+                self._sums.of(
+                    "threads", (scene.sieve, scope), lambda tick: by_thread(scene.sieve.shares(tick), scope), scene.over
+                ),
+                sum(tick.span_ns for tick in scene.over),
+                book,
+                order,
+                pinned=[pin] if pin else [],
+                lifetime=by_thread(scene.sieve.shares(scene.ever), scope) if scene.ever else None,
+                keep=view.thread or (view.cursor if isinstance(view.cursor, ThreadKey | Pool) else None),
+                now=stuck.by_thread(scene.stuck.in_scope(scope)),
+                accounts=went.by(made.code_of) if went else None,
+                folding=made,
+            )
+        in_progress = scene.stuck.in_scope(scope)
+        accounts = went.by_process() if went else None
+        lifetime = scene.sieve.taken(scene.ever).cut if scene.ever else None
+        if view.lists_cgroups:
+            return cgroup_rows(
+                scene.cut,
+                scope,
+                book,
+                order,
+                processes=scene.threads_of,
+                pinned=[view.pin] if isinstance(view.pin, str) else [],
+                lifetime=lifetime,
+                keep=view.cursor if isinstance(view.cursor, str) else None,
+                now=stuck.by_cgroup(in_progress, lambda pid: cgroup_of(pid, book)),
+                accounts=accounts,
+            )
+        pid = view.pin.pid if isinstance(view.pin, ThreadKey) else view.pin
+        return process_rows(
+            scene.cut,
+            scope,
+            book,
+            order,
+            threads=scene.threads_of,
+            pinned=[pid] if isinstance(pid, int) else [],
+            lifetime=lifetime,
+            keep=view.cursor if isinstance(view.cursor, int) else None,
+            now=stuck.by_process(in_progress),
+            accounts=accounts,
+        )
+
+    def _with_convoys(self, seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row]:
+        """Rows of many threads told how many of these wait for the same thing, at the end of the newest tick."""
+        newest, is_of_threads = scene.over[-1], scene.view.lists_threads
+        sizes = {
+            row.key: row.threads for row in seen if isinstance(row.key, int | Pool) and row.threads >= LEAST_CONVOY
+        }
+        if not sizes or not newest.number:
+            return seen
+        pids = {key.pid if isinstance(key, Pool) else key for key in sizes}
+        at_once = scene.sieve.stuck(self._history.stuck(newest, pids), newest).in_scope(scene.scope)
+
+        def key_of(thread: ThreadKey) -> int | Pool | None:
+            key = made.pool_of(thread) if is_of_threads else thread.pid
+            return key if key in sizes else None
+
+        found = convoys(at_once.waits, key_of, sizes, scene.book)
+        return [
+            row._replace(convoy=found[row.key]) if isinstance(row.key, int | Pool) and row.key in found else row
+            for row in seen
+        ]
+
+
+def _pinned_thread(view: View) -> ThreadKey | None:
+    pin = view.pin
+    return pin if isinstance(pin, ThreadKey) and view.pid in (None, pin.pid) else None
+
+
+def _folding(scene: Scene) -> Folding:
+    """Which threads of the list stand together."""
+    view = scene.view
+    if view.unfolded or view.pool is not None or view.thread is not None:
+        return UNFOLDED
+    pin = _pinned_thread(view)
+    those = sorted(key for key in scene.threads if key != pin and view.pid in (None, key.pid))
+    made = folding(those, scene.book)
+    says_nothing = view.pid is not None and [*made.sizes.values()] == [len(those)]  # a list of one row
+    return UNFOLDED if says_nothing else made
+
+
+def _with_tops(seen: Sequence[Row], scene: Scene) -> Sequence[Row]:
+    """Rows told where they waited, looked up in the newest of the last ticks that knows."""
+    sieve, scope, view = scene.sieve, scene.scope, scene.view
+    missing = {row.key for row in seen if isinstance(row.key, str | int | ThreadKey | Pool)}
+    found: dict[str | int | ThreadKey | Pool, SiteKey] = {}
+    for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
+        if not missing:
+            break
+        of_threads = {key for key in missing if isinstance(key, ThreadKey)}
+        of_pools = {key for key in missing if isinstance(key, Pool)}
+        if of_threads:
+            found |= top_of_threads(sieve.shares(tick), scope, of_threads)
+        if of_pools:
+            found |= _tops_of_pools(of_pools, sieve.shares(tick).in_scope(scope), scene.book)
+        if view.lists_cgroups:
+            taken, book = sieve.taken(tick).cut, tick.facts.book
+            pids = {pid for by_pid in taken.tops.values() for pid in by_pid}
+            group_of = {pid: path for pid in pids if (path := cgroup_of(pid, book)) in missing}
+            found |= top_of_groups(taken, scope, group_of)
+        elif not view.lists_threads:
+            found |= top_of_processes(sieve.taken(tick).cut, scope, {key for key in missing if isinstance(key, int)})
+        missing -= found.keys()
+    return [
+        row._replace(top=found[row.key])
+        if isinstance(row.key, str | int | ThreadKey | Pool) and row.key in found
+        else row
+        for row in seen
+    ]
+
+
+def _tops_of_pools(whose: Collection[Pool], some: Shares, book: Book) -> dict[Pool, SiteKey]:
+    """Where the threads of each waited most, in the window of `some`."""
+    keys = list(map(ThreadKey._make, some.ids[:, :2].tolist()))
+    found: dict[Pool, SiteKey] = {}
+    for pool in whose:
+        chosen = some.of(np.array([pool.holds(key, book) for key in keys], np.bool_))
+        for _, _, site in chosen.longest(np.zeros(len(chosen.ids), np.int64)):
+            found[pool] = site
+    return found

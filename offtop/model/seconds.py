@@ -1,0 +1,93 @@
+"""Where the seconds went: of what was drilled into, of each row of the list, and of the whole machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offtop.model.account import NO_LEFT, Account, Accounts, Left, accounts, blocked, explained, unexplained_pct
+from offtop.model.book import Book
+from offtop.model.budget import Budget, budget
+from offtop.model.cut import Leaf
+from offtop.model.history import Kept
+from offtop.model.pool import Pool
+from offtop.model.rows import cgroup_of
+from offtop.model.selection import Parts
+from offtop.model.snapshot import Filters, Machine
+from offtop.model.view import View
+from offtop.model.window import machine_over
+
+
+@dataclass(frozen=True, slots=True)
+class AccountPicture:
+    """Where the seconds of the selection went: of a process, a pool or a thread."""
+
+    account: Account
+    parts: Sequence[tuple[Leaf, int]]
+    """What it was blocked for, or ready to run: ns of each leaf, most first; what a filter leaves out is missing."""
+    left: Left
+    """What explains its residue."""
+    is_known: bool
+    """Whether running time is known at all: recordings of old have none."""
+    budget: Budget | None
+    """Of a process or pool."""
+
+    @property
+    def lines(self) -> int:
+        """A bar, its figures, and the budget."""
+        return 2 + len(self.budget.lines if self.budget else []) if self.is_known else 1
+
+
+class Seconds:
+    """Accounts of the spans that are looked at; keeps the last of each."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[object, Accounts]] = {}
+
+    def of_all(self, over: Sequence[Kept], what: str = "over", whole: bool = True) -> Accounts:
+        key = (over[0].number, over[-1].number, over[-1].at_ns)
+        known = self._known.get(what)
+        if known is None or known[0] != key:
+            known = self._known[what] = key, accounts([tick.window for tick in over], whole)
+        return known[1]
+
+    def of_selection(self, view: View, over: Sequence[Kept], parts: Parts) -> AccountPicture | None:
+        """`parts`: what fell to it. None where nothing was drilled into."""
+        pid, tid = view.subject_ids
+        if pid is None:
+            return None
+        every, book = self.of_all(over), over[-1].facts.book
+        pool = view.pool if tid is None else None
+        account = _of_pool(every, pool, book) if pool else every.of(pid, tid)
+        machine, filters = machine_over([tick.facts for tick in over]), over[-1].facts.filters
+        left = explained(account.residue_ns, every.of(None).residue_ns, machine) if _is_all(filters) else NO_LEFT
+        times = blocked(parts)
+        idle_ns = sum(ns for leaf, ns in times if leaf.idle)
+        is_known = machine.cpus > 0
+        told = budget(account, idle_ns, every.span_ns, view.rate) if is_known and tid is None else None
+        return AccountPicture(account, times, left, is_known, told)
+
+    def of_list(self, view: View, over: Sequence[Kept]) -> Accounts | None:
+        """Of who may be in the list, where it tells of that."""
+        if not view.account:
+            return None
+        every, book = self.of_all(over), over[-1].facts.book
+        pid, group = view.scope.pid, view.group
+        if pid is not None:
+            return every.of_process(pid)
+        return every if group is None else every.only(lambda key: cgroup_of(key.pid, book) == group[0])
+
+    def unexplained_pct(self, newest: Kept) -> float:
+        """Of the CPUs' time in a tick: what no thread has, nor interrupts, nor the hypervisor. 0 where that cannot be
+        told."""
+        machine: Machine = newest.facts.machine
+        if not machine.cpus or not _is_all(newest.facts.filters):
+            return 0.0
+        return unexplained_pct(self.of_all([newest], "newest", whole=False), machine)
+
+
+def _of_pool(every: Accounts, pool: Pool, book: Book) -> Account:
+    return every.only(lambda key: pool.holds(key, book)).of(None)
+
+
+def _is_all(filters: Filters) -> bool:
+    """Whether every thread is counted: of some alone, nobody can tell which part of the machine's steal is theirs."""
+    return not (filters.pids or filters.tids or filters.cgroup or filters.who != "all")
