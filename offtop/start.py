@@ -1,6 +1,7 @@
-"""The command `offtop`: how little memory it may hold, and a ctrl-C while Python still loads ends it quietly."""
+"""The command `offtop`: how Python is to use memory, and a ctrl-C while it still loads ends it quietly."""
 
 import ctypes
+import gc
 import os
 import signal
 from contextlib import suppress
@@ -8,6 +9,8 @@ from typing import NoReturn
 
 _ARENA_MAX = -8
 """M_ARENA_MAX of malloc.h (glibc)."""
+_ROWS_OF_GARBAGE = 200_000
+"""Objects between two searches for cycles: a tick makes many thousands of tuples, and no cycle."""
 
 
 def main() -> NoReturn:
@@ -16,6 +19,7 @@ def main() -> NoReturn:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's; else a thread and its memory for each CPU, unused
     with suppress(AttributeError):  # another libc than glibc
         ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)  # threads take turns in Python: a heap for each would only add up
+    gc.set_threshold(_ROWS_OF_GARBAGE, 20, 100)
     from offtop import cli
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -18,9 +18,9 @@ from offtop.kernel.layout import ThreadRecord
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals, Waiting
+from offtop.model.snapshot import EXITED, Bound, SiteTotals, Waiting
 from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
-from offtop.model.table import SITES, THREADS, Ints, integers
+from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, integers
 from offtop.units import NS_PER_S
 
 _MOST_NAMES = 50_000
@@ -30,7 +30,6 @@ _LATEST_TICKS = 2
 _LATE_NS = NS_PER_S // 10
 """The kernel adds to a thread's running time while it runs only now and then: at its own ticks."""
 _ENDED = -1
-_RUNNING = ThreadTotals()
 _SILENT_NS = 60 * NS_PER_S
 """Whether a thread that is not off CPU still lives is asked when it has not waited for so long: its end may be lost."""
 
@@ -70,6 +69,8 @@ class Ran(NamedTuple):
     """It is what it had run at its end."""
 
 
+_UNTOLD: tuple[int, Bound, int, tuple[int, ...]] = 0, Bound.EXACT, -1, ()
+
 Locate = Callable[[int, int, int, int], SiteKey]
 """(pid, tid, raw kernel stack id, raw user stack id) → site."""
 
@@ -106,6 +107,8 @@ class _Delta:
     """The fields of ThreadTotals but the histogram, and its lanes."""
     settled: list[tuple[ThreadKey, tuple[int, ...]]] = field(default_factory=list[tuple[ThreadKey, tuple[int, ...]]])
     """As above, of waits in progress: no histogram."""
+    ran: list[tuple[ThreadKey, int]] = field(default_factory=list[tuple[ThreadKey, int]])
+    """Time on a CPU."""
     sites: list[tuple[SiteKey, SiteTotals]] = field(default_factory=list[tuple[SiteKey, SiteTotals]])
     moved: dict[SiteKey, SiteKey] = field(default_factory=dict[SiteKey, SiteKey])
     """What ended at a site of which only the walk knows the stack → the site that has it."""
@@ -217,7 +220,7 @@ class Ledger:
         self._exec_ns[ran.key] = ran.start_ns, _ENDED if ran.ended else exec_ns
         # What cannot be is another thread's account, or was not asked for until now.
         if 0 < ran_ns <= _LATEST_TICKS * (at_ns - self.at_ns) + _LATE_NS:
-            delta.settled.append((ran.key, _RUNNING._replace(running_ns=ran_ns)[:-1]))
+            delta.ran.append((ran.key, ran_ns))
 
     def _lives_on(self, ran: Ran) -> None:
         """Of one that was taken for ended, because its main thread was when it called exec."""
@@ -372,9 +375,19 @@ class Ledger:
         kernel = SHORT if kernel is None else kernel
         if states and not state & states:
             kernel = FILTERED
-        site = SiteKey(key.pid, key.tid, kernel, NO_STACK)
-        begun = Waiting(site, left_ns, from_ns, 0, bool(state & layout.RUNNING), state=state)
-        self.waiting[key] = _told(begun, walked)
+        since_ns, bound, call, arguments = _told(walked, left_ns) or _UNTOLD
+        self.waiting[key] = Waiting(
+            SiteKey(key.pid, key.tid, kernel, NO_STACK),
+            left_ns,
+            from_ns,
+            0,
+            bool(state & layout.RUNNING),
+            since_ns,
+            bound,
+            state,
+            call,
+            arguments,
+        )
         self._restless.add(key)
 
     def _prime(self, walked: Sequence[Walked], walk_ns: int, at_ns: int, states: int, delta: _Delta) -> None:
@@ -430,10 +443,10 @@ class Ledger:
             self._restless.discard(key)
         if site is not w.site or from_ns != w.from_ns or runqueue_ns != w.runqueue_ns:
             w = self.waiting[key] = w._replace(site=site, from_ns=from_ns, runqueue_ns=runqueue_ns)
-        if walked is not None and walked.kernel is not None:
-            told = _told(w, walked)
-            if told != w:
-                self.waiting[key] = told
+        told = _told(walked, w.left_ns)
+        if told and told != (w.since_ns, w.bound, w.call, w.arguments):
+            since_ns, bound, call, arguments = told
+            self.waiting[key] = w._replace(since_ns=since_ns, bound=bound, call=call, arguments=arguments)
 
     def _apply(self, delta: _Delta, ended: Ended, at_ns: int) -> None:
         self.threads.begin_tick()
@@ -445,6 +458,11 @@ class Ledger:
         if delta.settled:
             keys, numbers = zip(*delta.settled, strict=True)
             self.threads.add(keys, integers(numbers, THREADS.numbers), None, at_ns)
+        if delta.ran:
+            keys, times = zip(*delta.ran, strict=True)
+            numbers = np.zeros((len(keys), THREADS.numbers), np.int64)
+            numbers[:, RUNNING_NS] = times
+            self.threads.add(keys, numbers, None, at_ns)
         keys = [delta.moved.get(key, key) for key in ended.keys] if delta.moved else ended.keys
         new = self.sites.add(keys, ended.numbers, ended.lanes, at_ns)
         if delta.sites:
@@ -481,11 +499,11 @@ class Ledger:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
 
 
-def _told(waiting: Waiting, walked: Walked | None) -> Waiting:
-    """`waiting` with what the walk said of it with its stack."""
-    if walked is None or walked.left_ns != waiting.left_ns or walked.kernel is None:
-        return waiting
-    return waiting._replace(since_ns=walked.since_ns, bound=walked.bound, call=walked.call, arguments=walked.arguments)
+def _told(walked: Walked | None, left_ns: int) -> tuple[int, Bound, int, tuple[int, ...]] | None:
+    """What the walk said of the wait that began at `left_ns`, with its stack; the fields of Waiting."""
+    if walked is None or walked.left_ns != left_ns or walked.kernel is None:
+        return None
+    return walked.since_ns, walked.bound, walked.call, walked.arguments
 
 
 def _lost_site(key: ThreadKey) -> SiteKey:

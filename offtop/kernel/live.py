@@ -357,21 +357,20 @@ class LiveSource(Happening):
         self._program.maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
         return b"".join(map(libbpf.walk, self._program.walk_links))
 
-    def _records(self, walk: bytes) -> Iterator[layout.WalkedRecord]:
+    def _records(self, walk: bytes) -> Iterator[tuple[ThreadKey, WalkedRecord]]:
         for record in layout.walked_records(walk):
             key = ThreadKey(record.pid, record.tid)
             self._met.add(key)
             self._note_name(key, record.comm)
             if record.tid == record.pid:
                 self._details.met(record.pid)
-            yield record
+            yield key, record
 
     def _waits(self, walk: bytes, ran: list[Ran]) -> Iterator[Walked]:
         """The waits in progress that are new, or that became ready to run; all of them when it primed. Into `ran`
         comes how long those have run that did nothing else."""
         apart_ns = self._clock()
-        for record in self._records(walk):
-            key = ThreadKey(record.pid, record.tid)
+        for key, record in self._records(walk):
             if record.flags & layout.WALKED_RAN:
                 self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
             if record.flags & (layout.WALKED_RUNNABLE | layout.WALKED_STACK):
@@ -416,8 +415,7 @@ class LiveSource(Happening):
             ran.append(one)
 
     def _threads(self, half: int, ran: list[Ran], alone: bool) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        for record in self._records(self._walk(layout.WALK_HALVES[half] | (layout.WALK_ALONE if alone else 0))):
-            key = ThreadKey(record.pid, record.tid)
+        for key, record in self._records(self._walk(layout.WALK_HALVES[half] | (layout.WALK_ALONE if alone else 0))):
             if record.flags & layout.WALKED_RAN:
                 self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
             elif record.thread is not None:

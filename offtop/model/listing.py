@@ -9,7 +9,7 @@ from offtop.model import stuck
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import Cut, Scope, Shares, by_thread, top_of_groups, top_of_processes, top_of_threads
 from offtop.model.history import History, Kept
-from offtop.model.pool import LEAST_CONVOY, UNFOLDED, Folding, Pool, convoys, folding
+from offtop.model.pool import LEAST_CONVOY, UNFOLDED, Convoy, Folding, Pool, convoys, folding
 from offtop.model.rolling import Sums
 from offtop.model.rows import (
     Order,
@@ -73,11 +73,13 @@ class Listing:
 
     def __init__(self, history: History, sums: Sums, seconds: Seconds) -> None:
         self._history, self._sums, self._seconds = history, sums, seconds
+        self._folding: tuple[object, object, Folding] | None = None
+        self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
 
     def of(self, scene: Scene, room: int) -> Listed:
         """`room`: how many rows can be seen."""
         view = scene.view
-        made = _folding(scene) if view.lists_threads else UNFOLDED
+        made = self._folded(scene) if view.lists_threads else UNFOLDED
         rows = self._rows(scene, made)
         if view.filter.chooses_rows:
             rows = kept_rows(rows, view.filter.keeps, _ROWS)
@@ -143,14 +145,41 @@ class Listing:
             accounts=accounts,
         )
 
+    def _folded(self, scene: Scene) -> Folding:
+        """Which threads of the list stand together."""
+        view, pin = scene.view, _pinned_thread(scene.view)
+        if view.unfolded or view.pool is not None or view.thread is not None:
+            return UNFOLDED
+        known, key = self._folding, (pin, view.pid)
+        if known is None or known[0] is not scene.threads or known[1] != key:  # other names come with other threads
+            those = sorted(one for one in scene.threads if one != pin and view.pid in (None, one.pid))
+            made = folding(those, scene.book)
+            says_nothing = view.pid is not None and [*made.sizes.values()] == [len(those)]  # a list of one row
+            known = self._folding = scene.threads, key, UNFOLDED if says_nothing else made
+        return known[2]
+
     def _with_convoys(self, seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row]:
         """Rows of many threads told how many of these wait for the same thing, at the end of the newest tick."""
-        newest, is_of_threads = scene.over[-1], scene.view.lists_threads
+        newest = scene.over[-1]
         sizes = {
             row.key: row.threads for row in seen if isinstance(row.key, int | Pool) and row.threads >= LEAST_CONVOY
         }
         if not sizes or not newest.number:
             return seen
+        key = newest.number, newest.at_ns, scene.sieve, scene.scope, sizes
+        if self._convoys is None or self._convoys[0] != key:
+            self._convoys = key, self._found_convoys(scene, made, sizes)
+        found = self._convoys[1]
+        return [
+            row._replace(convoy=found[row.key]) if isinstance(row.key, int | Pool) and row.key in found else row
+            for row in seen
+        ]
+
+    def _found_convoys(
+        self, scene: Scene, made: Folding, sizes: Mapping[int | Pool, int]
+    ) -> Mapping[int | Pool, Convoy]:
+        """`sizes`: of whom, and how many threads each has."""
+        newest, is_of_threads = scene.over[-1], scene.view.lists_threads
         pids = {key.pid if isinstance(key, Pool) else key for key in sizes}
         at_once = scene.sieve.stuck(self._history.stuck(newest, pids), newest).in_scope(scene.scope)
 
@@ -158,28 +187,12 @@ class Listing:
             key = made.pool_of(thread) if is_of_threads else thread.pid
             return key if key in sizes else None
 
-        found = convoys(at_once.waits, key_of, sizes, scene.book)
-        return [
-            row._replace(convoy=found[row.key]) if isinstance(row.key, int | Pool) and row.key in found else row
-            for row in seen
-        ]
+        return convoys(at_once.waits, key_of, sizes, scene.book)
 
 
 def _pinned_thread(view: View) -> ThreadKey | None:
     pin = view.pin
     return pin if isinstance(pin, ThreadKey) and view.pid in (None, pin.pid) else None
-
-
-def _folding(scene: Scene) -> Folding:
-    """Which threads of the list stand together."""
-    view = scene.view
-    if view.unfolded or view.pool is not None or view.thread is not None:
-        return UNFOLDED
-    pin = _pinned_thread(view)
-    those = sorted(key for key in scene.threads if key != pin and view.pid in (None, key.pid))
-    made = folding(those, scene.book)
-    says_nothing = view.pid is not None and [*made.sizes.values()] == [len(those)]  # a list of one row
-    return UNFOLDED if says_nothing else made
 
 
 def _with_tops(seen: Sequence[Row], scene: Scene) -> Sequence[Row]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from offtop.model import heat as heats
 from offtop.model import icicle as icicles
@@ -191,6 +192,12 @@ def series(
     return tuple(sums[cell][0] / sums[cell][1] if sums.get(cell, (0, 0))[1] else None for cell in range(cells))
 
 
+class _Everyone(NamedTuple):
+    threads: Collection[ThreadKey]
+    of_process: Mapping[int, int]
+    """pid → how many of these."""
+
+
 class _Still:
     """What a paused view goes on showing, though History may forget it."""
 
@@ -200,7 +207,7 @@ class _Still:
         self.ticks = history.last(LONGEST_ROLLING_NS, at_ns) or ([oldest] if oldest else [])
         self._history = history
         self._is_newest = history.newest is not None and history.newest.at_ns == at_ns
-        self.keys = _thread_keys(history.latest) if self._is_newest else _threads_in(self.ticks)
+        self.everyone = _everyone(history.latest) if self._is_newest else _everyone_in(self.ticks)
         self._since_start = history.since_start() if self._is_newest else None
 
     @property
@@ -225,6 +232,7 @@ class Pictures:
         self._root: tuple[object, Node, Nameless] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
         self._stuck: tuple[object, Stuck] | None = None
+        self._everyone: tuple[object, _Everyone] | None = None
 
     def of(self, view: View, room: Room) -> Picture | None:
         """None while there is no tick yet."""
@@ -254,8 +262,7 @@ class Pictures:
             keep=view.category,
             now=shown_ages,
         )
-        every_thread = self._still.keys if self._still else _thread_keys(self._history.latest)
-        counts = Counter(pid for pid, _ in every_thread)
+        every_thread, counts = self._still.everyone if self._still else self._everyone_now()
         account = self._seconds.of_selection(view, over, chosen.categories)
         account_lines = account.lines if account and room.rows >= _LEAST_BESIDE_ACCOUNT else 0
         listed = self._listing.of(
@@ -315,6 +322,12 @@ class Pictures:
             self._still = None
         elif self._still is None or self._still.at_ns != view.paused_at_ns:
             self._still = _Still(self._history, view.paused_at_ns)
+
+    def _everyone_now(self) -> _Everyone:
+        latest = self._history.latest
+        if self._everyone is None or self._everyone[0] is not latest:
+            self._everyone = latest, _everyone(latest)
+        return self._everyone[1]
 
     def _since_start(self) -> Kept | None:
         return self._still.since_start if self._still else self._history.since_start()
@@ -426,7 +439,8 @@ def _stuck_picture(some: Stuck, view: View, lines: int) -> StuckPicture:
     every = some.shares.mask(view.scope._replace(pid=None, tid=None, idle=True))
     shown = every & some.shares.mask(view.scope._replace(pid=None, tid=None))
     listed, hidden = some.of(shown), some.of(every & ~shown)
-    cursor = next((row for row, one in enumerate(listed.waits) if one.site.thread == view.stuck.cursor), 0)
+    on = view.stuck.cursor
+    cursor = 0 if on is None else next((row for row, one in enumerate(listed.waits) if one.site[:2] == on), 0)
     first = min(max(0, cursor - lines // 2), max(0, len(listed.waits) - lines))
     return StuckPicture(listed, cursor, first, hidden)
 
@@ -496,14 +510,18 @@ def _counted(tick: Kept) -> Filters:
     return replace(tick.facts.filters, min_ns=0)
 
 
-def _thread_keys(snapshot: Snapshot | None) -> Collection[ThreadKey]:
+def _everyone(snapshot: Snapshot | None) -> _Everyone:
     """The threads that ever did anything, those that were given back apart."""
-    return snapshot.threads.keys() | snapshot.waiting.keys() if snapshot else ()
+    return _counted_by_process({*snapshot.threads, *snapshot.waiting} if snapshot else ())
 
 
-def _threads_in(ticks: Sequence[Kept]) -> Collection[ThreadKey]:
+def _everyone_in(ticks: Sequence[Kept]) -> _Everyone:
     """The same of a tick of the past: of those that did anything in it, or waited."""
-    return {key for key, _ in ticks[-1].window.each_thread()} if ticks else ()
+    return _counted_by_process({key for key, _ in ticks[-1].window.each_thread()} if ticks else ())
+
+
+def _counted_by_process(threads: Collection[ThreadKey]) -> _Everyone:
+    return _Everyone(threads, Counter(pid for pid, _ in threads))
 
 
 def _per_second(ticks: Sequence[Kept]) -> float:

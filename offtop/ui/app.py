@@ -5,7 +5,6 @@ that something is new; a newer one takes the place of one that is still queued.
 """
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -48,8 +47,6 @@ from offtop.ui.prompt import Prompt
 from offtop.units import NS_PER_S, count, size, span
 
 _ALERT_SECONDS = 6.0
-_ROWS_OF_GARBAGE = 200_000
-"""Objects between two searches for cycles: a tick makes thousands of tuples, and no cycle."""
 _BEHIND_SECONDS = 0.25
 _STOOD_STILL_NS = 3 * NS_PER_S
 """A screen that is so late is said to be: its terminal read nothing, or offtop was suspended."""
@@ -634,7 +631,6 @@ def run(
     """
     if os.environ.pop("NO_COLOR", None) or not colour:
         theme = "mono"
-    gc.set_threshold(_ROWS_OF_GARBAGE, 20, 100)
     app = OfftopApp(
         source,
         view,
