@@ -13,6 +13,7 @@ import psutil
 from offtop import units
 from offtop.kernel.cgroups import Quota, content_of, mounted, quota_of
 from offtop.kernel.processes import Reading, reading
+from offtop.kernel.status import status_of
 from offtop.model.container import container, label
 from offtop.model.snapshot import OUTSIDE
 
@@ -32,7 +33,7 @@ class _Asked:
 
     process: psutil.Process
     status: Mapping[str, str]
-    """Of /proc/PID/status, in which psutil looks for `Uid:` even in what a process calls itself."""
+    """Not by psutil, which looks for `Uid:` even in what a process calls itself."""
     reading: Reading | None
     """None for a zombie."""
     quota: Quota | None
@@ -54,7 +55,7 @@ def facts(pid: int) -> tuple[tuple[str, str], ...]:
     try:
         process = psutil.Process(pid)
         quota = quota_of(content_of(pid), mounted())
-        asked = _Asked(process, _status(_content(pid, "status")), reading(pid), quota)
+        asked = _Asked(process, status_of(pid), reading(pid), quota)
         told = tuple((name, value) for name, fact in _FACTS if (value := _value(fact, asked)))
         return told if process.is_running() else gone
     except (PermissionError, psutil.AccessDenied):
@@ -177,12 +178,6 @@ _FACTS: tuple[tuple[str, Callable[[_Asked], str]], ...] = (
     ("cpu quota", _quota),
     ("throttled", _throttled),
 )
-
-
-def _status(content: bytes) -> Mapping[str, str]:
-    """Its lines by their first words. A name has no newline there, so that none of it passes for a line."""
-    words = [line.partition(":\t") for line in os.fsdecode(content).split("\n")]
-    return {word: value for word, _, value in words}
 
 
 def _content(pid: int, name: str) -> bytes:

@@ -127,7 +127,7 @@ class Vdso(File):
         super().__init__(VDSO, VDSO, "00:00", 0, Mapping(os.getpid(), 0, 0), written_ns=1)
 
     def open(self) -> int | None:
-        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n"):
             if line.endswith(VDSO):
                 start, end = (int(address, 16) for address in line.split(" ", 1)[0].split("-"))
                 fd = os.memfd_create("vdso")
@@ -211,7 +211,7 @@ def _is_local(device: str, pid: int) -> bool:
     major, minor = (int(number, 16) for number in device.split(":"))
     if major:
         return True
-    for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="replace").splitlines():
+    for line in os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes()).split("\n"):
         fields = line.split(" ")
         if len(fields) > 8 and fields[2] == f"{major}:{minor}":
             return fields[fields.index("-") + 1] in _LOCAL

@@ -25,6 +25,7 @@ from offtop.kernel.names import NameWorker
 from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import attach
 from offtop.kernel.stacks import Stacks
+from offtop.kernel.status import status_of
 from offtop.kernel.userstacks import UserStacks
 from offtop.kernel.walks import Walks
 from offtop.kernel.whichcgroup import Cgroup
@@ -515,8 +516,5 @@ def _selection(filters: Filters) -> tuple[Sequence[int], Sequence[int], str, str
 
 def _may_load_bpf() -> bool:
     """CAP_BPF (39) and CAP_PERFMON (38), or CAP_SYS_ADMIN (21), in effect."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            caps = int(line.split()[1], 16)
-            return bool(caps >> 21 & 1) or (bool(caps >> 39 & 1) and bool(caps >> 38 & 1))
-    return False
+    caps = int(status_of("self")["CapEff"], 16)
+    return bool(caps >> 21 & 1) or (bool(caps >> 39 & 1) and bool(caps >> 38 & 1))

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from offtop.errors import KernelError, PrivilegeError, UsageError
 from offtop.kernel.cgroups import cgroup_of, content_of, mounted
 from offtop.kernel.libbpf import KernelTypes
+from offtop.kernel.status import status_of
 from offtop.model.container import container, label
 from offtop.model.printable import printable
 from offtop.model.snapshot import OUTSIDE
@@ -186,10 +187,7 @@ def _cgroup(pid: int) -> str:
 
 def _ids(of: str) -> tuple[int, ...]:
     """Of a process, in the namespace of /proc and in those below it that the process is in."""
-    for line in Path(f"/proc/{of}/status").read_bytes().splitlines():
-        if line.startswith(b"NSpid:"):
-            return tuple(map(int, line.split()[1:]))
-    return ()
+    return tuple(map(int, status_of(of).get("NSpid", "").split()))
 
 
 def _spaces(pid: int, depth: int) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ import time
 from array import array
 from bisect import bisect_right
 from contextlib import suppress
-from pathlib import Path
 
+from offtop.kernel.status import status_of
 from offtop.model.printable import printable
 
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.+)$", re.MULTILINE)
@@ -108,10 +108,8 @@ class PerfMap:
 def _places(pid: int) -> tuple[list[str], set[int]]:
     """Where the map may be, by the number that the process has for itself, and who may have written it."""
     inner, owners = str(pid), {0, os.geteuid()}
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
-            if line.startswith("NSpid:"):
-                inner = line.split()[-1]
-            elif line.startswith("Uid:"):
-                owners.update(int(uid) for uid in line.split()[1:])
+    with suppress(OSError, KeyError):
+        status = status_of(pid)
+        inner = status["NSpid"].split()[-1]
+        owners.update(map(int, status["Uid"].split()))
     return [f"/proc/{pid}/root/tmp/perf-{inner}.map", f"/tmp/perf-{pid}.map"], owners

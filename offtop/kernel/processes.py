@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from offtop.kernel.cgroups import cgroup_of, content_of, mounted
+from offtop.kernel.status import fields_of
 from offtop.model.book import Book, Details
 
 _OLD_S = 10.0
@@ -179,10 +180,8 @@ def _began(pid: int) -> bytes:
 
 
 def _effective_uid(status: bytes) -> int:
-    for line in status.splitlines():
-        if line.startswith(b"Uid:"):
-            return int(line.split()[2])
-    return -1
+    real_effective = fields_of(status).get("Uid", "").split()
+    return int(real_effective[1]) if len(real_effective) > 1 else -1
 
 
 def _cmdline(content: bytes) -> str:

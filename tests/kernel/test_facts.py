@@ -170,12 +170,12 @@ def test_one_that_has_ended_is_not_there() -> None:
 def test_one_that_ended_while_it_was_read_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     with child() as one:
 
-        def late(_: bytes) -> dict[str, str]:
+        def late(_: int) -> dict[str, str]:
             one.kill()
             one.wait(10)
             return {}
 
-        monkeypatch.setattr(module, "_status", late)
+        monkeypatch.setattr(module, "status_of", late)
         assert facts(one.pid) == (("process", f"{one.pid} is not there any more"),)
 
 
