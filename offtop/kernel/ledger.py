@@ -29,6 +29,8 @@ _LATEST_TICKS = 2
 """How long sites wait for the record of their thread."""
 _LATE_NS = NS_PER_S // 10
 """The kernel adds to a thread's running time while it runs only now and then: at its own ticks."""
+_WALK_NS = NS_PER_S // 10
+"""No walk lasts longer: who began in one is heard of in the next."""
 _ENDED = -1
 _SILENT_NS = 60 * NS_PER_S
 """Whether a thread that is not off CPU still lives is asked when it has not waited for so long: its end may be lost."""
@@ -133,8 +135,9 @@ class Ledger:
         self.waiting: dict[ThreadKey, Waiting] = {}
         self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
         self._restless: set[ThreadKey] = set()
-        self._exec_ns: dict[ThreadKey, tuple[int, int]] = {}
-        """When each began, and how long it has run in all, as last told; _ENDED: it has ended."""
+        self._exec_ns: dict[ThreadKey, tuple[int, int | None]] = {}
+        """When each began, and how long it has run in all, as last told; _ENDED: it has ended; None: since then it
+        was not asked for."""
         self._exited: dict[ThreadKey, int] = {}
         """Threads that ended in the last tick, and when."""
         self._late: dict[SiteKey, tuple[int, SiteTotals]] = {}
@@ -152,7 +155,7 @@ class Ledger:
         walked: Sequence[Walked],
         *,
         gone: Mapping[ThreadKey, int] | None = None,
-        ran: Iterable[Ran] = (),
+        ran: Sequence[Ran] = (),
         primed_ns: int = 0,
         anew: bool = False,
         states: int = 0,
@@ -187,6 +190,9 @@ class Ledger:
             old = self.threads.not_added_since(at_ns - _SILENT_NS)
             silent = [key for key in old if key.tid and key not in heard and not self._is_alive(key)]
             self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
+        if primed_ns:  # everybody who is asked for has been heard of
+            for key in self._exec_ns.keys() - by_key.keys() - {one.key for one in ran}:
+                self._exec_ns[key] = self._exec_ns[key][0], None
         for one in ran:
             self._count_run(one, off_ns.get(one.key, 0), at_ns, delta)
             self._lives_on(one)
@@ -195,19 +201,17 @@ class Ledger:
         exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]
         self._give_back([key for key in exited if key not in returned and key not in self.waiting], at_ns)
         self._apply(delta, sites, at_ns)
-        for key in lost.union(silent).difference(gone):
-            self._end(key, at_ns)
-        for key, end_ns in gone.items():
-            self._end(key, end_ns)
         self._exited = {**dict.fromkeys((*lost, *silent), at_ns), **gone}
+        for key, end_ns in self._exited.items():
+            self._end(key, end_ns)
         self.at_ns = at_ns
         return [*self._exited]
 
     def _count_run(self, ran: Ran, off_ns: int, at_ns: int, delta: _Delta) -> None:
         """Add what a thread has run since it was last told. `off_ns`: its record's off-CPU time by the end."""
         start_ns, was_ns = self._exec_ns.get(ran.key, (-1, None))
-        if start_ns != ran.start_ns:
-            was_ns = 0 if ran.start_ns > self._began_ns else None
+        if start_ns != ran.start_ns:  # one that began earlier had not been asked for
+            was_ns = 0 if ran.start_ns > max(self._began_ns, self.at_ns - _WALK_NS) else None
         elif was_ns == _ENDED:  # one that called exec took over its main thread's id: what it ran was told of another
             was_ns = None
         exec_ns = ran.exec_ns

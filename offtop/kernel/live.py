@@ -424,7 +424,9 @@ class LiveSource(Happening):
                 yield key, record.thread
 
     def _gone(self, half: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]) -> dict[ThreadKey, int]:
-        """The threads that ended, and when; what they did is put before `threads`: a tid may be in use again."""
+        """The threads that ended, and when; what they did is put before `threads`: a tid may be in use again, by one
+        that called exec, too, which goes on under the id of its main thread."""
+        alive = {key for key, _ in threads}
         found: list[tuple[int, ThreadKey, bytes, int, bytes]] = []
         for keys, values in self._program.maps[f"gone_{half}"].drain():
             for (at_ns, pid, tid), (comm, start_ns, thread) in zip(
@@ -438,12 +440,14 @@ class LiveSource(Happening):
             if key not in self._met:  # else it has that name already, or another has its id by now
                 self._note_name(key, comm)
             record = ThreadRecord._make(layout.THREAD.unpack(thread))
-            self._note_run(_ran(key, record, start_ns)._replace(ended=True), ended)
+            # Of one that ended behind the walk, the older half has what it had run by then: the newer one has all.
+            told = _ran(key, record, start_ns)._replace(at_ns=0, ended=not record.exec_at_ns)
+            self._note_run(told, ended)
             records.append((key, record))
         self._met.clear()
         threads[:0] = records
         ran[:0] = ended
-        return {key: at_ns for at_ns, key, *_ in found}
+        return {key: at_ns for at_ns, key, *_ in found if key not in alive}
 
     def _clock(self) -> int:
         """How far our clock is ahead of the scheduler's: the least seen in the last tick; 0: not known."""

@@ -180,12 +180,13 @@ def explained(residue_ns: int, whole_ns: int, machine: Machine) -> Left:
 
 
 def unexplained_pct(every: Accounts, machine: Machine) -> float:
-    """What nobody has of the CPUs' time, in percent of it; 0 where it is not known."""
-    if not machine.cpus or not every.span_ns:
+    """What nobody has of the CPUs' time, or what threads have beyond it, in percent of it; 0 where it is not known."""
+    cpu_ns = machine.cpus * every.span_ns
+    if not cpu_ns:
         return 0.0
-    residue_ns = every.of(None).residue_ns
-    left = explained(residue_ns, residue_ns, machine)
-    return max(0.0, percent(left.unexplained_ns, machine.cpus * every.span_ns))
+    whole = every.of(None)
+    left = explained(whole.residue_ns, whole.residue_ns, machine)
+    return max(0.0, percent(left.unexplained_ns, cpu_ns), percent(whole.running_ns - cpu_ns, cpu_ns))
 
 
 def blocked(parts: Mapping[Leaf, Part]) -> list[tuple[Leaf, int]]:

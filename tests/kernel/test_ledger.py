@@ -19,6 +19,7 @@ from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, Stack
 from offtop.model.table import SITES
 from offtop.model.window import Window, between
+from offtop.units import NS_PER_S
 from tests.kernel import watch
 
 MIN_NS = 1_000
@@ -571,6 +572,26 @@ def test_who_calls_exec_and_takes_the_id_of_its_main_thread_lives_and_does_not_r
         )
         assert (each, ledger.book.lives) == ([5_000, told, 100], {ONE: Life(BORN_NS)})
         assert set(ledger.threads) == {ONE}
+
+
+def test_what_ran_while_nobody_asked_for_it_is_not_told_when_it_is_asked_for_again() -> None:
+    """Nor of a thread that began meanwhile."""
+    ledger, other = Ledger(BEGAN_NS), Ran(ThreadKey(7, 101), 9_000, 10)
+    late = Ran(ThreadKey(7, 102), NS_PER_S, 3 * NS_PER_S // 2)
+    ticks: list[tuple[list[Ran], bool]] = [
+        ([Ran(ONE, 5_000, 10), other], False),
+        ([other], True),  # ONE is not asked for any more
+        ([Ran(ONE, 500_000, 10), late, other._replace(exec_ns=9_500)], True),
+        ([Ran(ONE, 500_300, 10), late._replace(exec_ns=NS_PER_S + 40)], False),
+    ]
+    ran: list[dict[ThreadKey, int]] = []
+    for number, (told, primed) in enumerate(ticks, 1):
+        before = snapshot(ledger)
+        at_ns = number * NS_PER_S
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], ran=told, primed_ns=at_ns - 1_000 if primed else 0)
+        window = between(before, snapshot(ledger))
+        ran.append({key: totals.running_ns for key, totals in window.each_thread()})
+    assert ran == [{}, {}, {other.key: 500}, {ONE: 300, late.key: 40}]
 
 
 def test_an_id_that_is_used_in_another_process_stands_in_another_site() -> None:

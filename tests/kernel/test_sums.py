@@ -1,6 +1,7 @@
 """The sums of accounting on a busy machine, exactly, in every tick; and beside them the kernel's own figures."""
 
 import os
+import subprocess
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -121,6 +122,21 @@ def test_the_sums_hold_in_each_of_50_ticks_of_a_busy_machine(live: Watch, storm:
     mine = [totals for window in windows for key, totals in window.each_thread() if key.pid == program.pid]
     assert sum(totals.waits for totals in mine) > 10_000
     assert merge(windows).lost == {}
+
+
+def test_processes_that_come_and_go_run_no_more_than_the_cpus_have(live: Watch) -> None:
+    """Some end just between a tick's two walks."""
+    loops = [subprocess.Popen(["nice", "-n", "19", "sh", "-c", "while :; do /bin/true; done"]) for _ in range(2)]
+    try:
+        live.tick(0.2)
+        windows = [live.tick(0.1) for _ in range(30)]
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait(10)
+    whole = merge(windows)
+    ran_ns = sum(totals.running_ns for _, totals in whole.each_thread())
+    assert 0.3 * whole.span_ns < ran_ns < 1.05 * (os.cpu_count() or 1) * whole.span_ns
 
 
 def test_a_thread_s_running_and_waiting_are_its_whole_time_but_for_3_in_1000(
