@@ -310,6 +310,12 @@ static inline __attribute__((always_inline)) u64 user_stack(void *ctx, void *tas
 	return id;
 }
 
+/* What filters and people know it by: idle and stopped threads have a bit of another state, too. */
+static inline __attribute__((always_inline)) u32 state_of(u32 state)
+{
+	return !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state & TASK_HELD ? state & TASK_HELD : state;
+}
+
 /* The thread leaves the CPU. */
 static inline __attribute__((always_inline)) void leave(void *ctx, bool preempted, u32 state)
 {
@@ -334,7 +340,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	if (r->left_ns) /* it was back, and nobody saw it */
 		count_lost(LOST_EVENTS);
 	struct thread *thread = &r->half[which];
-	r->state = preempted || !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state;
+	r->state = preempted ? RUNNING : state_of(state);
 	if (dead) {
 		thread->state = r->state;
 		thread->exec_ns = MEMBER(u64, task, SUM_EXEC);
@@ -673,7 +679,7 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 	if (prime && !r->left_ns) {
 		r->pid = walked->pid;
 		r->tid = walked->tid;
-		r->state = !walked->state ? RUNNING : walked->state & TASK_NOLOAD ? TASK_NOLOAD : walked->state;
+		r->state = state_of(walked->state);
 #ifdef WAKING
 		r->run_delay_ns = 0;
 #else

@@ -16,6 +16,7 @@
 #define RUNNING (1u << 31) /* state at leaving of a thread that could have gone on */
 #define TASK_DEAD 0x80     /* include/linux/sched.h */
 #define TASK_NOLOAD 0x400  /* with TASK_UNINTERRUPTIBLE: idle, as kernel threads wait */
+#define TASK_HELD 0xc      /* stopped, or traced: killable, too, but no wait of the thread's own */
 #define PF_KTHREAD 0x200000
 #define LATEST_TICK_NS 12000000 /* of the kernel, at 100 a second */
 

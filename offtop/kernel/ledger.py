@@ -133,6 +133,7 @@ class Ledger:
         self.threads = Running(THREADS)
         self.sites = Running(SITES)
         self.waiting: dict[ThreadKey, Waiting] = {}
+        self._states = 0
         self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
         self._restless: set[ThreadKey] = set()
         self._exec_ns: dict[ThreadKey, tuple[int, int | None]] = {}
@@ -196,8 +197,9 @@ class Ledger:
         for one in ran:
             self._count_run(one, off_ns.get(one.key, 0), at_ns, delta)
             self._lives_on(one)
-        for key in tuple(self.waiting) if max_ns else self._restless.union(by_key):
-            self._place(key, by_key.get(key), at_ns, min_ns, max_ns, delta)
+        for key in tuple(self.waiting) if max_ns or states != self._states else self._restless.union(by_key):
+            self._place(key, by_key.get(key), at_ns, min_ns, states, max_ns, delta)
+        self._states = states
         exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]
         self._give_back([key for key in exited if key not in returned and key not in self.waiting], at_ns)
         self._apply(delta, sites, at_ns)
@@ -411,6 +413,7 @@ class Ledger:
         walked: Walked | None,
         at_ns: int,
         min_ns: int,
+        states: int,
         max_ns: int,
         delta: _Delta,
     ) -> None:
@@ -422,13 +425,15 @@ class Ledger:
         if walked is not None and walked.left_ns != w.left_ns:
             walked = None  # the walk saw an earlier wait of this thread
         site = w.site
-        if site.kernel != FILTERED and max_ns and at_ns - w.left_ns > max_ns:
-            site = SiteKey(key.pid, key.tid, FILTERED, NO_STACK)
-        elif site.kernel != FILTERED and walked is not None and walked.kernel is not None:
-            if walked.kernel != site.kernel:
-                site = SiteKey(key.pid, key.tid, walked.kernel, NO_STACK)
-        elif site.kernel == SHORT and at_ns - w.left_ns >= min_ns:
-            site = SiteKey(key.pid, key.tid, NO_STACK, NO_STACK)
+        kernel, age_ns = site.kernel, at_ns - w.left_ns
+        if (states and not w.state & states) or (max_ns and age_ns > max_ns):
+            kernel = FILTERED
+        elif walked is not None and walked.kernel is not None:
+            kernel = walked.kernel
+        elif kernel in (SHORT, FILTERED):
+            kernel = SHORT if age_ns < min_ns else NO_STACK
+        if kernel != site.kernel:
+            site = SiteKey(key.pid, key.tid, kernel, NO_STACK)
         from_ns = max(w.from_ns, min(w.left_ns, at_ns))  # it may have left just after its first snapshot
         runqueue_ns = w.runqueue_ns
         if site != w.site and from_ns < self.at_ns:

@@ -169,7 +169,10 @@ class LiveSource(Happening):
         followed = self._follow(asked.cgroup)
         if asked != self._filters or readers != self._readers or followed:
             anew = followed or _selection(asked) != _selection(self._filters)
-            self._prime = self._prime or anew or readers != self._readers
+            # A wait that was left out until now has no stack yet.
+            self._prime = (
+                self._prime or anew or readers != self._readers or _left_out(asked) != _left_out(self._filters)
+            )
             self._choice += anew or readers != self._readers
             self._readers = readers
             self._configure(asked, self._filters)
@@ -516,6 +519,11 @@ def _any_alive(filters: Filters) -> bool:
 
 def _selection(filters: Filters) -> tuple[Sequence[int], Sequence[int], str, str]:
     return filters.pids, filters.tids, filters.who, filters.cgroup
+
+
+def _left_out(filters: Filters) -> tuple[int, int]:
+    """What decides it of a wait."""
+    return filters.states, filters.max_ns
 
 
 def _may_load_bpf() -> bool:

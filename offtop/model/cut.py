@@ -249,12 +249,12 @@ def shares(window: Window, idle: Idle) -> Shares:
 
     threads = table_of(THREADS, window.threads)
     of_thread = dict(zip(ThreadTotals._fields, threads.numbers.T, strict=False))
-    short_ready_ns, filtered_ready_ns = of_thread["short_runqueue_ns"], of_thread["filtered_runqueue_ns"]
+    short_ready_ns = of_thread["short_runqueue_ns"]
     no_waits = np.zeros(len(threads.ids), np.int64)
     of_threads = [
         (number(Leaf(SHORT)), stack.SHORT, of_thread["short_waits"], of_thread["short_ns"] - short_ready_ns),
-        (number(Leaf(FILTERED)), stack.FILTERED, no_waits, of_thread["filtered_ns"] - filtered_ready_ns),
-        (run_queue, stack.SHORT, no_waits, short_ready_ns + filtered_ready_ns),
+        (number(Leaf(FILTERED)), stack.FILTERED, no_waits, of_thread["filtered_ns"]),
+        (run_queue, stack.SHORT, no_waits, short_ready_ns),
     ]
     rows = [
         (

@@ -77,7 +77,7 @@ KEYS = (
     KeyRow("previous_hit", "N", "next_hit(-1)"),
     KeyRow("filter", "backslash,f4,o", "filter", "filter: comm=mysql* max>10ms cat!=poll; empty: all"),
     KeyRow("user", "u", "user", "only one user's processes; empty: all"),
-    KeyRow("states", "S", "states", "only waits that begin in some states: R, S, D, T and so on"),
+    KeyRow("states", "S", "states", "only waits in some states: R, S, D, T and so on"),
     KeyRow("rate", "Q", "rate", "requests a second of the process looked at: does it wait more than they explain?"),
     KeyRow("facts", "Y", "facts", "details of the process under the cursor: command line, user, start, files, limits"),
     KeyRow("mute", "X", "mute", "mute the category, the thread group or the function under the cursor; f undoes it"),

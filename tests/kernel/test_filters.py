@@ -1,6 +1,7 @@
 """Who and what is asked for, on the real kernel: that is counted exactly, the rest is left out, and no time twice."""
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from offtop.errors import UsageError
 from offtop.kernel import layout
 from offtop.model.book import ThreadKey
 from offtop.model.snapshot import Filters
+from offtop.model.stack import FIRST_STACK
 from offtop.model.window import Window
 from tests.kernel import programs, waits, watch
 from tests.kernel.test_counts import SPIN, wait_until_asleep
@@ -181,6 +183,65 @@ def test_of_a_sleeper_nothing_but_filtered_time_is_left_where_only_uninterruptib
         assert (thread.waits, thread.involuntary) == since(before, child.tid)
         accounted_ns = thread.offcpu_ns + watch.running_ns(child.pid, child.tid) - ran_ns
         assert 0.95 * window.span_ns <= accounted_ns <= 1.01 * window.span_ns
+
+
+def test_a_wait_in_progress_leaves_when_its_state_is_not_asked_for_any_more_and_comes_back_with_its_stack() -> None:
+    with (
+        waits.running("sleep", times=1, each_ms=5000) as child,
+        waits.running("sleep", times=1, each_ms=5000) as late,
+        watch.watching() as live,
+    ):
+        child.go()
+        live.tick(0.1)
+        parts = [watch.by_category(live.tick(0.1), child.tid)]
+        live.source.set_filters(Filters(states=_D))
+        live.tick(0.1)
+        late.go()
+        hidden = [live.tick(0.1) for _ in range(3)]
+        live.source.set_filters(Filters())
+        live.tick(0.1)
+        shown = live.tick(0.1)
+        for one in (child, late):
+            assert [watch.thread(window, one.tid).filtered_ns for window in hidden[1:]] == [
+                window.span_ns for window in hidden[1:]
+            ]
+            assert all(watch.by_category(window, one.tid).keys() <= {"filtered"} for window in hidden[1:])
+            parts.append(watch.by_category(shown, one.tid))
+            assert watch.thread(shown, one.tid).filtered_ns == 0
+            assert live.last.waiting[ThreadKey(one.pid, one.tid)].site.kernel >= FIRST_STACK
+        assert [part["sleep"].total_ns > 0 and len(part) for part in parts] == [1, 1, 1]
+
+
+def test_who_is_stopped_is_not_killable() -> None:
+    """Though the kernel has the bit of killable waits for both."""
+    with waits.running("sleep", times=1, each_ms=5000) as child, watch.watching(Filters(states=0x100)) as live:
+        child.go()
+        os.kill(child.pid, signal.SIGSTOP)
+        live.tick(0.2)
+        window = live.tick(0.1)
+        assert watch.thread(window, child.tid).filtered_ns == window.span_ns
+        live.source.set_filters(Filters(states=0x4))
+        live.tick(0.1)
+        assert watch.by_category(live.tick(0.1), child.tid)["stopped"].total_ns > 0
+        os.kill(child.pid, signal.SIGCONT)
+
+
+def test_no_run_queue_is_shown_of_waits_that_began_in_another_state(tmp_path: Path) -> None:
+    spin = programs.build(tmp_path / "spin", SPIN)
+    cpu = max(os.sched_getaffinity(0))
+    with (
+        programs.running([spin]) as one,
+        programs.running([spin]) as two,
+        watch.watching(Filters(states=_D, min_ns=0)) as live,
+    ):
+        for child in (one, two):
+            os.sched_setaffinity(child.pid, {cpu})
+            child.go_on_alone()
+        live.tick(0.2)
+        window = live.tick(0.5)
+        for child in (one, two):
+            assert watch.thread(window, child.pid).filtered_ns > 0.2 * window.span_ns
+            assert watch.by_category(window, child.pid).keys() <= {"filtered"}
 
 
 def test_only_waits_that_began_running_are_those_of_two_spinners_on_one_cpu(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_processes_and_threads_add_up_to_their_category(given_stretches: list[li
             assert total(by_place(shares(window, idle), scope).values()) == expected
     for key, totals in window.each_thread():
         own = by_thread(shares(window, idle), Scope(pid=key.pid)).get(key, (0, 0, 0, 0))
-        assert own[1] == totals.offcpu_ns - (totals.filtered_ns - totals.filtered_runqueue_ns)
+        assert own[1] == totals.offcpu_ns - totals.filtered_ns
 
 
 LOCK, THROTTLE, POLL = (CATEGORIES.index(name) + 3 for name in ("lock", "throttle", "poll"))
