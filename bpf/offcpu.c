@@ -25,15 +25,12 @@
  * EXEC_START, START_TIME (offsets in task_struct, from BTF); TASK_CGROUPS and CGROUP_* (the way from there to a
  * cgroup's id); USER_SP (offset in pt_regs, where a leaf's return address is on the stack); REG_* (offsets in pt_regs
  * of the system call's number, its arguments, ip, sp and frame pointer);
- * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage);
+ * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage:
+ * there is none, or records are reached from elsewhere than their thread's own context, or listed);
  * NAMESPACE (whose ids are shown: namespace.h).
  */
 #include "offcpu.h"
 #include "namespace.h"
-
-#if (defined(DOOR_SWITCH) || defined(WAKING) || defined(TASK_FROM_PID)) && !defined(BY_TID)
-#define BY_TID /* task storage is reached from a thread's own context only, and nobody can list it */
-#endif
 
 BPF_ARRAY(config, struct config, 1);
 BPF_ARRAY(half, u32, 1);
@@ -353,7 +350,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 #endif
 		return;
 	}
-	if (r->tid != tid) {
+	if (r->tid != tid || r->pid != pid) {
 		if (r->tid)
 			keep_gone(task, r, which);
 		r->pid = pid;
@@ -490,10 +487,12 @@ static inline __attribute__((always_inline)) int back_current(void *ctx)
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
 	if (show(task, id, &pid, &tid) && pid == c->self) {
 		/* Our own arrival tells how far the scheduler's clock is from ours: the least seen is nearest. */
+#ifdef LAST_ARRIVAL
 		u64 apart_ns = bpf_ktime_get_ns() - MEMBER(u64, task, LAST_ARRIVAL);
 		u64 *least_ns = clock.lookup(&zero);
 		if (least_ns && (!*least_ns || apart_ns < *least_ns))
 			*least_ns = apart_ns;
+#endif
 		return 0;
 	}
 	struct record *r = record_of(task, id, false);
@@ -548,6 +547,28 @@ int on_exit(struct bpf_raw_tracepoint_args *ctx)
 int on_finish(void *ctx)
 {
 	return back_current(ctx);
+}
+#endif
+
+#ifdef BY_TID
+/* A thread that calls exec takes its main thread's id: what it did under its own ends with that. */
+int on_exec(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 zero = 0, old_tid = ctx->args[1];
+	u32 *now = half.lookup(&zero);
+	struct record *r = record.lookup(&old_tid);
+
+	if (!r || !now || old_tid == (u32)bpf_get_current_pid_tgid())
+		return 0;
+	u32 which = *(volatile u32 *)now & 1; /* read once: it may change meanwhile */
+	struct thread *thread = which ? &r->half[1] : &r->half[0];
+	if (r->left_ns) /* it waited for the others to end: that came back under the new id */
+		count_lost(LOST_EVENTS);
+	thread->state = r->state ? r->state : RUNNING;
+	r->left_ns = 0;
+	keep_gone((void *)bpf_get_current_task_btf(), r, which);
+	record.delete(&old_tid);
+	return 0;
 }
 #endif
 

@@ -69,6 +69,7 @@ class LiveSource(Happening):
         namespace.own()
         self._filters = filters
         self._cgroups: dict[str, Cgroup] = {}
+        self._counted_cgroup: Cgroup | None = None
         """Those that were asked for, by what Filters call them."""
         self._choice = 0
         """Counts up whenever another choice of threads is asked for."""
@@ -270,11 +271,11 @@ class LiveSource(Happening):
 
     def _follow(self, cgroup: str) -> bool:
         """Whether there is another one of that name now: a service that begins again has a new one."""
-        was = self._cgroups.get(cgroup)
-        if was is None or (now := was.now()) == was:
+        found = self._cgroups.get(cgroup)
+        if found is None:
             return False
-        self._cgroups[cgroup] = now
-        return True
+        self._cgroups[cgroup] = found.now()
+        return self._cgroups[cgroup] != self._counted_cgroup
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         self._names.wait(frames, seconds)
@@ -316,7 +317,7 @@ class LiveSource(Happening):
                 maps[name].update(one.to_bytes(4, "little"), b"\1\0\0\0")
         select = {"user": layout.ONLY_USER, "kernel": layout.ONLY_KERNEL}.get(filters.who, 0)
         select |= (layout.ONLY_PIDS if filters.pids else 0) | (layout.ONLY_TIDS if filters.tids else 0)
-        cgroup = self._cgroups.get(filters.cgroup)
+        cgroup = self._counted_cgroup = self._cgroups.get(filters.cgroup)
         if cgroup:
             select |= layout.ONLY_CGROUP | (layout.CGROUP_V1 if cgroup.hierarchy else 0)
             if not cgroup.hierarchy:

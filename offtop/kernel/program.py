@@ -105,10 +105,15 @@ def _attach_through(door: str, features: Features, sizes: Sizes, waking: bool, d
         raw["on_exit"] = "sched_exit_tp"
     if waking:
         raw["on_waking"] = "sched_waking"
+    # Task storage is reached from a thread's own context only, and nobody can list it.
+    by_tid = waking or bool(functions) or not features.task_storage
+    if by_tid:
+        raw["on_exec"] = "sched_process_exec"
+    known = {**_defines(door, features, sizes, waking, by_tid), **defines}
     request = {
         "source": str(paths.bpf() / "offcpu.c"),
         "headers": str(paths.bpf() / "headers"),
-        "flags": [*_flags(door, features, sizes, waking), *(f"-D{name}={value}" for name, value in defines.items())],
+        "flags": [f"-D{name}={value}" for name, value in known.items()],
         "raw_tracepoints": raw,
         "kprobes": {"on_finish": features.kprobe_symbol} if door == "kprobe" else {},
         "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
@@ -127,7 +132,7 @@ def _attach_through(door: str, features: Features, sizes: Sizes, waking: bool, d
         raise
 
 
-def _flags(door: str, features: Features, sizes: Sizes, waking: bool) -> list[str]:
+def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: bool) -> dict[str, int]:
     release = [int("".join(c for c in part if c.isdigit()) or 0) for part in platform.release().split(".")[:3]] + [
         0
     ] * 3
@@ -139,7 +144,7 @@ def _flags(door: str, features: Features, sizes: Sizes, waking: bool) -> list[st
         f"DOOR_{door.upper()}": 1,
         "WAKING": 1 if waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
-        "BY_TID": None if features.task_storage else 1,
+        "BY_TID": 1 if by_tid else None,
         "TASK_PID": features.pid,
         "TASK_TGID": features.tgid,
         "TASK_STATE": features.state,
@@ -158,7 +163,7 @@ def _flags(door: str, features: Features, sizes: Sizes, waking: bool) -> list[st
         **features.cgroup,
         "USER_SP": user_stack_pointer_offset() if features.user_registers else None,
     }
-    return [f"-D{name}={value}" for name, value in defines.items() if value is not None]
+    return {name: value for name, value in defines.items() if value is not None}
 
 
 def _ask_compiler(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], str]:

@@ -115,8 +115,9 @@ class UserStacks:
 
 
 def is_32_bit(stack: WalkedStack) -> bool:
-    """Whether the program is one of 32 bits on a machine of 64: its system calls have other numbers."""
-    return 0 < stack.sp < _32_BIT_END
+    """Whether the program is one of 32 bits on a machine of 64: its system calls have other numbers. One of 64 may have
+    either address down there, but hardly both."""
+    return 0 < stack.sp < _32_BIT_END and stack.ip < _32_BIT_END
 
 
 def _turns(key: ThreadKey) -> int:

@@ -1,6 +1,7 @@
 """Every way that this machine offers to learn that a thread is back, and when it was made runnable: the same counts."""
 
 import os
+import time
 from collections.abc import Generator
 from dataclasses import replace
 from functools import cache, partial
@@ -12,6 +13,7 @@ from offtop.errors import UsageError
 from offtop.kernel import features, libbpf
 from offtop.kernel.features import DOORS, Features
 from offtop.kernel.live import LiveSource
+from offtop.model.book import ThreadKey
 from offtop.model.snapshot import Filters
 from tests.conftest import lacks
 from tests.kernel import programs, waits, watch
@@ -45,6 +47,46 @@ def through(request: pytest.FixtureRequest) -> Generator[Watch]:
 def demand(door: str) -> None:
     if door not in found().doors:
         lacks("kprobes" if door == "kprobe" else f"the door {door}")
+
+
+EXEC = r"""
+#include <pthread.h>
+static char *const sleep_on[] = {"sleep", "20", 0};
+static void *other(void *unused)
+{
+	tell("tid", (void *)(long)gettid());
+	usleep(50000);
+	next();
+	execvp(sleep_on[0], sleep_on);
+	return 0;
+}
+int main(void)
+{
+	pthread_t made;
+	pthread_create(&made, 0, other, 0);
+	for (;;)
+		pause();
+}
+"""
+"""Its second thread calls exec, and goes on under the id of the first, which ends with that."""
+
+
+def test_a_thread_that_calls_exec_goes_on_under_its_process_s_id_alone(through: Watch, tmp_path: Path) -> None:
+    program = programs.build(tmp_path / "exec", EXEC, "-D_GNU_SOURCE", "-pthread")
+    with programs.running([program]) as child:
+        before, after = ThreadKey(child.pid, child.at["tid"]), ThreadKey(child.pid, child.pid)
+        through.tick(0.1)
+        assert {key for key in through.last.waiting if key.pid == child.pid} == {before, after}
+        child.go_on_alone()
+        while Path(f"/proc/{child.pid}/comm").read_text() != "sleep\n":
+            time.sleep(0.01)
+        for _ in range(3):
+            window = through.tick(0.1)
+            assert {key for key in through.last.waiting if key.pid == child.pid} == {after}
+        assert watch.thread(window, child.pid).offcpu_ns == window.span_ns
+        assert watch.thread(window, before.tid).offcpu_ns == 0
+        life = window.book.life(after)
+        assert (life.to_ns, window.book.life(before).to_ns > 0) == (0, True)
 
 
 def test_23_sleeps_of_10_ms_are_23_waits_of_230_to_300_ms_through_every_door(through: Watch) -> None:
