@@ -299,6 +299,11 @@ class LiveSource(Happening):
             ("maps", f"sites {maps['sites_0'].entries:,}, ended threads {maps['gone_0'].entries:,} a tick"),
             ("stacks", f"kernel {kernel_fill:.0%}, user {user_fill:.0%} of {maps['user_stacks'].entries:,}"),
             ("processes gone before they were read", f"{self._processes.gone:,}"),
+            *(
+                [("processes whose memory cannot be read", f"{self._user_stacks.hung}")]
+                if self._user_stacks.hung
+                else []
+            ),
             *([("process ids", namespace.told(self._defines))] if self._defines else []),
         ]
 

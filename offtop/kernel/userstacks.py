@@ -26,6 +26,9 @@ _REST_S = 0.01
 """After so many stacks: 2,500 a second are 5 % of a CPU at most."""
 _PATIENCE_S = 0.02
 """How long a tick waits for those that it has just asked for."""
+_HUNG_S = 1.0
+"""A process whose memory cannot be read for so long (somebody holds its mmap_lock) is left alone until it can be."""
+_MOST_HUNG = 8
 _CLOSE_S = 2.0
 _32_BIT_END = 1 << 32
 _MACHINE = platform.machine()
@@ -52,6 +55,10 @@ class UserStacks:
         """left_ns and registers of waits that are too young yet."""
         self._asked: dict[ThreadKey, tuple[int, WalkedStack]] = {}
         self._found: list[Read] = []
+        self._at: tuple[int, float] | None = None
+        """Whose memory is being read, and since when."""
+        self._hung: set[int] = set()
+        """Processes in whose memory a thread of ours hangs."""
         self._busy = self._closing = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -72,8 +79,10 @@ class UserStacks:
                 (asked if now.age_ns(at_ns) >= OLD_NS else young)[key] = one
         self._met = young
         with self._changed:
+            self._leave_hung()
             room = _MOST_ASKED - len(self._asked)
-            self._asked.update(list(asked.items())[:room])
+            allowed = [(key, one) for key, one in asked.items() if key.pid not in self._hung]
+            self._asked.update(allowed[:room])
             if self._asked and self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name="offtop-userstacks", daemon=True)
                 self._thread.start()
@@ -83,6 +92,11 @@ class UserStacks:
             found, self._found = self._found, []
         return found
 
+    @property
+    def hung(self) -> int:
+        """How many processes do not let their memory be read."""
+        return len(self._hung)
+
     def close(self) -> None:
         """End the thread. May be called twice."""
         with self._changed:
@@ -90,6 +104,15 @@ class UserStacks:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
+
+    def _leave_hung(self) -> None:
+        """Have another thread go on, where this one does not come back."""
+        if self._at is None or time.monotonic() - self._at[1] < _HUNG_S or len(self._hung) >= _MOST_HUNG:
+            return
+        pid = self._at[0]
+        self._hung.add(pid)
+        self._asked = {key: one for key, one in self._asked.items() if key.pid != pid}
+        self._at, self._thread, self._busy = None, None, False
 
     def _run(self) -> None:
         while True:
@@ -100,12 +123,21 @@ class UserStacks:
                 if self._closing:
                     return
                 self._busy = True
-                part = [(key, self._asked.pop(key)) for key in list(self._asked)[:_AT_ONCE]]
-            found = [one for key, (left_ns, stack) in part if (one := self._read(key, left_ns, stack))]
-            with self._changed:
-                self._found += found
-                more = bool(self._asked)
-            if more:
+            for _ in range(_AT_ONCE):
+                with self._changed:
+                    if not self._asked:
+                        break
+                    key = next(iter(self._asked))
+                    left_ns, stack = self._asked.pop(key)
+                    self._at = key.pid, time.monotonic()
+                one = self._read(key, left_ns, stack)
+                with self._changed:
+                    if threading.current_thread() is not self._thread:  # another has gone on
+                        self._hung.discard(key.pid)
+                        return
+                    self._at = None
+                    self._found += [one] if one else []
+            else:
                 time.sleep(_REST_S)
 
     def _read(self, key: ThreadKey, left_ns: int, stack: WalkedStack) -> Read | None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from offtop.kernel import userstacks
 from offtop.kernel.layout import WalkedStack
 from offtop.kernel.syscalls import name_of
 from offtop.kernel.userstacks import OLD_NS, UserStacks
@@ -444,6 +445,45 @@ def test_a_stack_is_thrown_away_when_its_thread_ran_while_it_was_read(built: Pat
     with subprocess.Popen(["sleep", "1000"]) as gone:
         wait_until_asleep(gone.pid)
         assert found_of(gone.pid, ends) == []
+
+
+def test_a_process_that_does_not_let_its_memory_be_read_keeps_nobody_waiting_for_long(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(userstacks, "_HUNG_S", 0.1)
+    let_go = threading.Event()
+    with programs.running([built / "sleeps"]) as hung, programs.running([built / "sleeps"]) as child:
+        for one in (hung, child):
+            wait_until_asleep(one.pid)
+
+        def walks(tid: int, *rest: object) -> tuple[tuple[int, ...], int]:
+            if tid == hung.pid:
+                let_go.wait(30)
+            return walk(tid, *rest)  # pyright: ignore[reportArgumentType]
+
+        reader = UserStacks(walks)
+        waiting = {
+            ThreadKey(one.pid, one.pid): Waiting(watch.SiteKey(one.pid, one.pid, 3, NO_STACK), 5 * S, 5 * S)
+            for one in (hung, child)
+        }
+
+        def read() -> set[int]:
+            for key in waiting:
+                reader.met(key, 5 * S, stack_of(key.tid))
+            return {one.key.pid for one in reader.read(waiting, 7 * S)}
+
+        assert read() == set()
+        time.sleep(0.15)
+        found, asked = set[int](), 0
+        while not found and asked < 100:
+            found, asked = read(), asked + 1
+        assert (found, reader.hung) == ({child.pid}, 1)
+        let_go.set()
+        while reader.hung and asked < 200:
+            time.sleep(0.01)
+            asked += 1
+        assert read() | read() >= {hung.pid}
+        reader.close()
 
 
 def test_a_stack_that_was_read_of_an_earlier_wait_is_not_that_of_a_later_one(live: Watch) -> None:
