@@ -44,7 +44,7 @@ from offtop.model.rows import (
 )
 from offtop.model.snapshot import EXITED
 from offtop.model.stack import Frame, Names
-from offtop.model.stuck import LEAST_AGE_NS, Stuck
+from offtop.model.stuck import Stuck
 from offtop.model.window import Window
 from offtop.pace import Pace, Recorder
 from offtop.source import Source
@@ -107,7 +107,7 @@ def run(
             looked_up = _look_up(source, kept, looked_up)
         if _asks_for_names(wanted.filter):
             source.wait_for_names(_unnamed(kept.window, _user_stacks(kept.window)), _NAMES_SECONDS)
-        blocked = in_progress(history, kept, 0 if as_json else LEAST_AGE_NS)
+        blocked = in_progress(history, kept) if as_json else history.stuck(kept)
         tick = passing(kept, wanted.filter, source.names, blocked, accounted=as_json)
         if as_json:
             stacks = {key.user for key, _ in sites(tick)}.union(one.user for one in tick.stuck.waits)

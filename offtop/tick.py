@@ -29,12 +29,12 @@ class Tick(NamedTuple):
     """Of each thread that did anything."""
 
 
-def in_progress(history: History, kept: Kept, least_ns: int) -> Stuck:
-    """The waits in progress at the end of the newest tick that have a place, and are so old."""
+def in_progress(history: History, kept: Kept) -> Stuck:
+    """The waits in progress at the end of the newest tick that have a place."""
     latest, window = history.latest, kept.window
     waits = latest.waiting.values() if latest else ()
     placed = [one for one in waits if one.site.kernel not in PLACELESS]
-    return stuck(placed, window.at_ns, window.book, kept.idle, least_ns)
+    return stuck(placed, window.at_ns, window.book, kept.idle, 0)
 
 
 def passing(kept: Kept, chosen: Filter, names: Names, blocked: Stuck = NOTHING_STUCK, accounted: bool = False) -> Tick:

@@ -24,6 +24,11 @@ class Rate:
     cpu_ns: int = 0
     """CPU time that one should need; 0: as measured."""
 
+    @property
+    def text(self) -> str:
+        """As parse_rate() takes it."""
+        return f"{self.per_s:g}" + (f",{self.cpu_ns / _NS_PER_MS:g}ms" if self.cpu_ns else "")
+
 
 def parse_rate(text: str) -> Rate:
     """`1500`, `1.5k/s`, `1500,1ms` or `1500 1ms`: requests a second, and the CPU time that one should need.
@@ -52,6 +57,7 @@ class Budget:
     """Outside idle-looking waits."""
     idle: float
     off_cpu: float
+    """`blocked`, `idle`, and ready to run."""
     rate: float = 0.0
     """Requests a second; 0: not known."""
     cpu_ns: float = 0.0
@@ -64,13 +70,17 @@ class Budget:
     @property
     def lines(self) -> list[str]:
         """For a person: the shares, and what the requests explain."""
-        shares = ((self.idle, "idle"), (self.blocked, "blocked"), (self.running, "running"))
+        ready = max(0.0, self.off_cpu - self.blocked - self.idle)
+        blocked = "blocked" if not self.idle else "blocked otherwise"
+        shares = ((self.idle, "idle"), (self.blocked, blocked), (ready, "ready to run"), (self.running, "running"))
         parts = ", ".join(f"{percent(part, self.threads):.0f}% {word}" for part, word in shares)
         told = [f"{self.threads:.0f} thread{'s' * (round(self.threads) != 1)}: {parts}"]
         if self.rate:
             each = f"{duration(round(self.cpu_ns)) or '0'} CPU + {duration(round(self.blocked_ns)) or '0'} blocked"
             told.append(f"{count(self.rate)} requests/s: {each} each")
-        if self.expected is not None:
+        if self.expected is not None and self.expected < 0:
+            told[-1] += f"; R*C is {three(self.threads - self.expected)}, more than the threads: {self.verdict}"
+        elif self.expected is not None:
             off = f"{three(self.expected)} off CPU, {three(self.off_cpu)} are"
             told[-1] += f"; T-R*C expects {off}: {self.verdict}"
         return told
@@ -80,6 +90,8 @@ class Budget:
         """In words: how what was measured lies to what is expected."""
         if self.expected is None:
             return ""
+        if self.expected < 0:
+            return "one of them is wrong"
         apart = self.off_cpu - self.expected
         if abs(apart) <= max(0.5, _NEAR * self.threads):
             return "as expected"

@@ -139,7 +139,9 @@ class Bound(NamedTuple):
     """In ns, where it is a time."""
 
     def holds(self, row: Row) -> bool:
-        value = _TIMES[self.key](row) if self.key in _TIMES else _COUNTS[self.key](row)
+        return self.compares(_TIMES[self.key](row) if self.key in _TIMES else _COUNTS[self.key](row))
+
+    def compares(self, value: float) -> bool:
         match self.operator:
             case ">":
                 return value > self.limit
@@ -194,14 +196,23 @@ class Filter:
         """Whether it chooses that row of a list, by its numbers. A thread counts as one thread."""
         return all(bound.holds(row) for bound in self.rows)
 
+    def keeps_age(self, age_ns: int) -> bool:
+        """Whether it chooses a wait in progress of that age, as far as it bounds that."""
+        return all(bound.compares(age_ns) for bound in self.rows if bound.key == "now")
+
 
 NOTHING = Filter("")
 """Chooses everything."""
 
 
+def _pattern_of(part: re.Match[str]) -> str:
+    """Of a part of a family: its numbers, or what it has as it is."""
+    return "[0-9]+" if part[2] else re.escape(part[1] or part[0])
+
+
 def of_pool(pool: Pool) -> Filter:
     """The threads of one pool."""
-    name = "[0-9]+".join(re.escape(part) for part in pool.family.split("*"))
+    name = re.sub(r"\\(.)|(\*)|[^\\*]+", _pattern_of, pool.family)
     return Filter(f"pool {pool.family}", (Ids(0, (pool.pid,), False), Text("thread", re.compile(rf"{name}\Z"), False)))
 
 

@@ -24,6 +24,7 @@ from offtop.model.rows import (
 from offtop.model.seconds import Seconds
 from offtop.model.selection import Sieve
 from offtop.model.stuck import Stuck
+from offtop.model.table import thread_codes
 from offtop.model.view import View
 
 _LOOKED_UP_TICKS = 3
@@ -39,6 +40,8 @@ class Scene(NamedTuple):
     sieve: Sieve
     over: Sequence[Kept]
     """The ticks of the span."""
+    newest: Kept
+    """The last tick, also where the span is all since the start."""
     ever: Kept | None
     """All since the start, where that is asked for."""
     cut: Cut
@@ -86,7 +89,7 @@ class Listing:
         cursor = next((i for i, row in enumerate(rows.rows) if row.key == (view.thread or view.cursor)), 0)
         first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
         seen = rows.rows[first : first + room]
-        seen = self._with_convoys(_with_tops(seen, scene), scene, made)
+        seen = self._with_convoys(_with_tops(seen, scene, made), scene, made)
         return Listed(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
 
     def _rows(self, scene: Scene, made: Folding) -> Ranking:
@@ -160,11 +163,11 @@ class Listing:
 
     def _with_convoys(self, seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row]:
         """Rows of many threads told how many of these wait for the same thing, at the end of the newest tick."""
-        newest = scene.over[-1]
+        newest = scene.newest
         sizes = {
             row.key: row.threads for row in seen if isinstance(row.key, int | Pool) and row.threads >= LEAST_CONVOY
         }
-        if not sizes or not newest.number:
+        if not sizes:
             return seen
         key = newest.number, newest.at_ns, scene.sieve, scene.scope, sizes
         if self._convoys is None or self._convoys[0] != key:
@@ -179,7 +182,7 @@ class Listing:
         self, scene: Scene, made: Folding, sizes: Mapping[int | Pool, int]
     ) -> Mapping[int | Pool, Convoy]:
         """`sizes`: of whom, and how many threads each has."""
-        newest, is_of_threads = scene.over[-1], scene.view.lists_threads
+        newest, is_of_threads = scene.newest, scene.view.lists_threads
         pids = {key.pid if isinstance(key, Pool) else key for key in sizes}
         at_once = scene.sieve.stuck(self._history.stuck(newest, pids), newest).in_scope(scene.scope)
 
@@ -195,7 +198,7 @@ def _pinned_thread(view: View) -> ThreadKey | None:
     return pin if isinstance(pin, ThreadKey) and view.pid in (None, pin.pid) else None
 
 
-def _with_tops(seen: Sequence[Row], scene: Scene) -> Sequence[Row]:
+def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row]:
     """Rows told where they waited, looked up in the newest of the last ticks that knows."""
     sieve, scope, view = scene.sieve, scene.scope, scene.view
     missing = {row.key for row in seen if isinstance(row.key, str | int | ThreadKey | Pool)}
@@ -208,7 +211,7 @@ def _with_tops(seen: Sequence[Row], scene: Scene) -> Sequence[Row]:
         if of_threads:
             found |= top_of_threads(sieve.shares(tick), scope, of_threads)
         if of_pools:
-            found |= _tops_of_pools(of_pools, sieve.shares(tick).in_scope(scope), scene.book)
+            found |= _tops_of_pools(of_pools, sieve.shares(tick).in_scope(scope), made)
         if view.lists_cgroups:
             taken, book = sieve.taken(tick).cut, tick.facts.book
             pids = {pid for by_pid in taken.tops.values() for pid in by_pid}
@@ -225,12 +228,12 @@ def _with_tops(seen: Sequence[Row], scene: Scene) -> Sequence[Row]:
     ]
 
 
-def _tops_of_pools(whose: Collection[Pool], some: Shares, book: Book) -> dict[Pool, SiteKey]:
+def _tops_of_pools(whose: Collection[Pool], some: Shares, made: Folding) -> dict[Pool, SiteKey]:
     """Where the threads of each waited most, in the window of `some`."""
-    keys = list(map(ThreadKey._make, some.ids[:, :2].tolist()))
-    found: dict[Pool, SiteKey] = {}
-    for pool in whose:
-        chosen = some.of(np.array([pool.holds(key, book) for key in keys], np.bool_))
-        for _, _, site in chosen.longest(np.zeros(len(chosen.ids), np.int64)):
-            found[pool] = site
-    return found
+    pools = [*whose]
+    number = {pool: n for n, pool in enumerate(pools)}
+    _, first, which = np.unique(thread_codes(some.ids), return_index=True, return_inverse=True)
+    threads = map(ThreadKey._make, some.ids[first, :2].tolist())
+    found = [number.get(pool, -1) if (pool := made.pool_of(key)) else -1 for key in threads]
+    numbers = np.array(found, np.int64)[which]
+    return {pools[n]: site for n, _, site in some.of(numbers >= 0).longest(numbers[numbers >= 0])}

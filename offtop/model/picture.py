@@ -129,6 +129,8 @@ class Picture:
     """The part of `shown` that no rule knows."""
     passing_ns: int
     """The part of `shown` that passes the person's filter."""
+    idle_passing_ns: int
+    """What passes it beside that, hidden because it looks idle."""
     over: Sequence[Kept]
     """The ticks of the span."""
     threads_of: Mapping[int, int]
@@ -232,6 +234,7 @@ class Pictures:
         self._root: tuple[object, Node, Nameless] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
         self._stuck: tuple[object, Stuck] | None = None
+        self._unsieved: Sieve | None = None
         self._everyone: tuple[object, _Everyone] | None = None
 
     def of(self, view: View, room: Room) -> Picture | None:
@@ -263,11 +266,10 @@ class Pictures:
             now=shown_ages,
         )
         every_thread, counts = self._still.everyone if self._still else self._everyone_now()
-        account = self._seconds.of_selection(view, over, chosen.categories)
+        account = self._seconds.of_selection(view, over, self._all_of_selection(view, sieve, over, chosen.categories))
         account_lines = account.lines if account and room.rows >= _LEAST_BESIDE_ACCOUNT else 0
-        listed = self._listing.of(
-            Scene(view, sieve, over, ever, one, every_thread, counts, passing), max(1, room.rows - account_lines)
-        )
+        scene = Scene(view, sieve, over, newest, ever, one, every_thread, counts, passing)
+        listed = self._listing.of(scene, max(1, room.rows - account_lines))
         view, tree, places, flame = self._stacks(view, room, sieve, over, of_selection)
         end_ns = self._timeline_end_ns(view, room, newest)
         past = self._past(room, newest, end_ns, sieve)
@@ -286,6 +288,7 @@ class Pictures:
             hidden_ns=all_ns - shown.total_ns - filtered_ns,
             muted_ns=sum(tick.muted_ns for tick in taken),
             passing_ns=total(by_category(one, view.idle_shown, filtered_shown=False).values()).total_ns,
+            idle_passing_ns=0 if view.idle_shown else _idle(one.categories).total_ns,
             over=over,
             threads_of=counts,
             lost=_added(tick.facts.lost for tick in over),
@@ -322,6 +325,17 @@ class Pictures:
             self._still = None
         elif self._still is None or self._still.at_ns != view.paused_at_ns:
             self._still = _Still(self._history, view.paused_at_ns)
+
+    def _all_of_selection(self, view: View, sieve: Sieve, over: Sequence[Kept], chosen: Parts) -> Parts:
+        """What fell to what was drilled into, filters and mutes apart."""
+        own = (of_pool(view.pool),) if view.pool else ()
+        selection = sieve.selection._replace(filters=own, muted=(), path=())
+        if view.subject_ids[0] is None or selection == sieve.selection:
+            return chosen
+        if self._unsieved is None or self._unsieved.selection != selection:
+            self._unsieved = Sieve(selection, self._names)
+        self._unsieved.forget(self._history.oldest, over[0])
+        return _sums_of(self._unsieved.chosen(tick) for tick in over)
 
     def _everyone_now(self) -> _Everyone:
         latest = self._history.latest
@@ -434,6 +448,7 @@ def _ages_of_paths(some: Stuck, scope: Scope, steps: Callable[[tuple[int, ...]],
 
 
 def _stuck_picture(some: Stuck, view: View, lines: int) -> StuckPicture:
+    some = some.of_age(view.filter.keeps_age)
     if some.shares is None:
         return StuckPicture(some)
     every = some.shares.mask(view.scope._replace(pid=None, tid=None, idle=True))
@@ -466,6 +481,10 @@ def _by_category(parts: Parts, idle_shown: bool) -> dict[str, Part]:
             was = sums.get(leaf.category)
             sums[leaf.category] = part if was is None else was.plus(part)
     return sums
+
+
+def _idle(parts: Parts) -> Part:
+    return total(part for leaf, part in parts.items() if leaf.idle)
 
 
 def _in_category(parts: Parts, view: View) -> Part:

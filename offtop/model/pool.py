@@ -29,11 +29,10 @@ class Pool(NamedTuple):
 
     pid: int
     family: str
-    """What the names have in common, each number in them as `*`. Raw."""
+    """What the names have in common, each number in them as `*`, and `*` and `\\` escaped by a `\\`. Raw."""
 
     def holds(self, key: ThreadKey, book: Book) -> bool:
-        name = book.comm(key)
-        return key.pid == self.pid and name != self.family == family(name)
+        return key.pid == self.pid and family(book.comm(key)) == self.family
 
 
 class Convoy(NamedTuple):
@@ -53,9 +52,9 @@ NO_CONVOY = Convoy()
 
 @lru_cache(maxsize=_MOST_NAMES)
 def family(name: str) -> str:
-    """A name without its numbers: `*` for each. One that is nothing but a number, or has a `*`, is a name."""
-    parts = re.split(r"[0-9]+", name)
-    return "*".join(parts) if any(parts) and len(parts) > 1 and "*" not in name else name
+    """A name without its numbers: `*` for each. One that is nothing but a number is a name."""
+    parts = re.split(r"[0-9]+", re.sub(r"[*\\]", r"\\\g<0>", name))
+    return "*".join(parts) if any(parts) else name
 
 
 class Folding:
@@ -103,10 +102,7 @@ def pools(threads: Iterable[ThreadKey], book: Book, least: int = LEAST_MEMBERS) 
     members: dict[Pool, list[ThreadKey]] = {}
     for key in threads:
         if key != EXITED:
-            name = book.comm(key)
-            shared = family(name)
-            if shared != name:
-                members.setdefault(Pool(key.pid, shared), []).append(key)
+            members.setdefault(Pool(key.pid, family(book.comm(key))), []).append(key)
     return {pool: keys for pool, keys in members.items() if len(keys) >= least}
 
 
@@ -121,6 +117,8 @@ def convoys(
         if key is None or one.preempted or one.site.kernel in PLACELESS:
             continue
         what = _what(one, book)
+        if not what[0]:
+            continue  # nobody has looked yet
         counts.setdefault(key, Counter())[what] += 1
         at.setdefault((key, what), one)
     found: dict[K, Convoy] = {}

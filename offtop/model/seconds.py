@@ -22,7 +22,7 @@ class AccountPicture:
 
     account: Account
     parts: Sequence[tuple[Leaf, int]]
-    """What it was blocked for, or ready to run: ns of each leaf, most first; what a filter leaves out is missing."""
+    """What it was blocked for, or ready to run: ns of each leaf, most first. No filter or mute leaves anything out."""
     left: Left
     """What explains its residue."""
     is_known: bool
@@ -50,7 +50,7 @@ class Seconds:
         return known[1]
 
     def of_selection(self, view: View, over: Sequence[Kept], parts: Parts) -> AccountPicture | None:
-        """`parts`: what fell to it. None where nothing was drilled into."""
+        """`parts`: all that fell to it. None where nothing was drilled into."""
         pid, tid = view.subject_ids
         if pid is None:
             return None
@@ -62,7 +62,7 @@ class Seconds:
         times = blocked(parts)
         idle_ns = sum(ns for leaf, ns in times if leaf.idle)
         is_known = machine.cpus > 0
-        told = budget(account, idle_ns, every.span_ns, view.rate) if is_known and tid is None else None
+        told = budget(account, idle_ns, every.span_ns, view.rate_of(pid)) if is_known and tid is None else None
         return AccountPicture(account, times, left, is_known, told)
 
     def of_list(self, view: View, over: Sequence[Kept]) -> Accounts | None:
@@ -70,7 +70,9 @@ class Seconds:
         if not view.account:
             return None
         every, book = self.of_all(over), over[-1].facts.book
-        pid, group = view.scope.pid, view.group
+        pid, group, pool = view.scope.pid, view.group, view.pool
+        if pool is not None:
+            return every.only(lambda key: pool.holds(key, book))
         if pid is not None:
             return every.of_process(pid)
         return every if group is None else every.only(lambda key: cgroup_of(key.pid, book) == group[0])

@@ -61,6 +61,12 @@ class Stuck(NamedTuple):
             return self
         return Stuck(self.at_ns, [self.waits[row] for row in np.flatnonzero(rows).tolist()], self.shares.of(rows))
 
+    def of_age(self, keeps: Callable[[int], bool]) -> "Stuck":
+        """Those whose ages it keeps."""
+        if self.shares is None:
+            return self
+        return self.of(np.array([keeps(age_ns) for age_ns in self.shares.total_ns.tolist()], np.bool_))
+
     def in_scope(self, scope: Scope) -> "Stuck":
         return self if self.shares is None else self.of(self.shares.mask(scope))
 

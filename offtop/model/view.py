@@ -101,7 +101,9 @@ class View:
     unfolded: bool = False
     """Whether threads of pools stand each for themselves."""
     rate: Rate | None = None
-    """Requests of the process that is looked at, as the person says."""
+    """Requests of a process, as the person says."""
+    rate_pid: int | None = None
+    """Of which one; None: of whichever is looked at."""
     account: bool = False
     """Whether the list tells where the seconds went, instead of how long waits were."""
     cgroups: bool = False
@@ -155,6 +157,9 @@ class View:
         if self.thread is not None:
             return self.thread.pid, self.thread.tid
         return (self.pool.pid if self.pool is not None else self.pid), None
+
+    def rate_of(self, pid: int) -> Rate | None:
+        return self.rate if self.rate_pid in (None, pid) else None
 
     @property
     def lists_threads(self) -> bool:

@@ -50,10 +50,10 @@ def _segments(told: AccountPicture) -> list[tuple[str, int, str, str]]:
     """Words, ns, token and fill of each part but the rest, in the order of the bar."""
     account = told.account
     blocked = [(leaf, ns) for leaf, ns in told.parts if leaf.category != RUN_QUEUE]
-    seen_ns = sum(ns for _, ns in told.parts)
-    missing_ns = account.ready_ns + account.blocked_ns - seen_ns
+    ready_ns = sum(ns for leaf, ns in told.parts if leaf.category == RUN_QUEUE)
+    missing_ns = account.ready_ns + account.blocked_ns - ready_ns - sum(ns for _, ns in blocked)
     segments = [("running", account.running_ns, "title", "run")]
-    segments.append(("run queue", account.ready_ns, "cat-run-queue", "ready"))
+    segments.append(("run queue", ready_ns, "cat-run-queue", "ready"))  # who is throttled is ready, too, but not in it
     for leaf, ns in blocked:
         token = "idle" if leaf.idle else f"cat-{leaf.category}"
         segments.append(

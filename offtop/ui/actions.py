@@ -331,15 +331,18 @@ class Actions(Rewind):
         self._ask_kernel(replace(self._view, filters=replace(filters, states=filters.states ^ MASKS[letter])))
 
     def action_rate(self) -> None:
-        self._ask("requests a second, and CPU time of one (1500 or 1500,1ms; empty: none): ", self._of_rate)
+        view = self._view
+        now = view.rate.text if view.rate and view.rate_pid in (None, view.subject_ids[0]) else ""
+        self._ask("requests a second, and CPU time of one (1500 or 1500,1ms; empty: none): ", self._of_rate, now)
 
     def _of_rate(self, text: str) -> str | None:
         try:
             rate = parse_rate(text) if text.strip() else None
         except ValueError:
             return f"{text!r} is no rate: try 1500, 1.5k or 1500,1ms"
-        self._look(replace(self._view, rate=rate))
-        if rate and self._view.subject_ids[0] is None:
+        pid = self._view.subject_ids[0]
+        self._look(replace(self._view, rate=rate, rate_pid=pid))
+        if rate and pid is None:
             self._say("the budget is told of the process that you drill into")
         return None
 

@@ -451,7 +451,7 @@ class OfftopApp(Actions):
         if self._prompt.is_open:
             self._prompt.drop()
             self._draw()
-        elif picture and not picture.passing_ns and (self._view.filter.text or self._view.user):
+        elif picture and self._passes_nothing(picture):
             self._look(views.of_user(views.filtered(self._view, NOTHING), ""))
         else:
             super().action_leave()
@@ -572,6 +572,12 @@ class OfftopApp(Actions):
         if self._driver is not None and self._driver.can_suspend:
             self._suspend_signal()
             os.killpg(0, signal.SIGTSTP)
+
+    def _passes_nothing(self, picture: Picture) -> bool:
+        """Whether the person's filter is most likely a wrong one."""
+        view = self._view
+        own = (view.filter.text or view.user) and view.group is None and view.pool is None
+        return bool(own) and not picture.passing_ns and not picture.idle_passing_ns
 
     def action_leave_offtop(self) -> None:
         if len(self.screen_stack) > 1:

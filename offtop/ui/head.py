@@ -232,7 +232,7 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
     for word, text in (("filter", chosen.text), ("user", view.user), ("search", view.search)):
         if text:
             right.append((f"{word} {printable(text, glyphs.is_ascii)}  ", "filter"))
-    if view.filter.chooses_waits or view.user:
+    if (view.filter.chooses_waits or view.user) and view.pool is None:  # else it is what passes of the pool
         right.append((f"{threads(average(picture.passing_ns, picture.span_ns))} pass  ", "filter"))
     if view.zoomed:
         right.append(("zoomed (x)  ", "filter"))

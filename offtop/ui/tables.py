@@ -118,6 +118,11 @@ def _nothing(picture: Picture) -> str:
         if picture.passing_ns and not view.filter.chooses_rows:
             passing = threads(average(picture.passing_ns, picture.span_ns))
             return f' nothing that matches "{chosen}" waits here; {passing} pass elsewhere (Esc goes up)'
+        if picture.idle_passing_ns and not view.filter.chooses_rows:
+            idle = threads(average(picture.idle_passing_ns, picture.span_ns))
+            return f' what matches "{chosen}" looks idle: {idle} threads (press i to see them)'
+        if view.group or view.pool:
+            return f' no thread matches "{chosen}" here. Esc goes up'
         return f' no thread matches "{chosen}" ({sum(picture.threads_of.values())} threads seen). Esc clears'
     if picture.hidden_ns and not view.idle_shown:
         idle = threads(average(picture.hidden_ns, picture.span_ns))

@@ -14,7 +14,7 @@ def test_without_a_rate_it_is_the_shares_of_the_threads() -> None:
     told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=None)
     assert told is not None
     assert (told.threads, told.running, told.blocked, told.idle, told.expected) == (16.0, 2.0, 10.0, 4.0, None)
-    assert told.lines == ["16 threads: 25% idle, 62% blocked, 12% running"]
+    assert told.lines == ["16 threads: 25% idle, 62% blocked otherwise, 0% ready to run, 12% running"]
     assert told.verdict == ""
 
 
@@ -41,6 +41,23 @@ def test_what_is_measured_is_held_against_what_the_person_says_a_request_needs(
     assert told is not None and told.expected == pytest.approx(expected)  # pyright: ignore[reportUnknownMemberType]
     assert told.off_cpu == 14.0
     assert told.verdict == verdict
+
+
+def test_requests_that_need_more_cpus_than_there_are_threads_are_a_mistake_of_the_person() -> None:
+    told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0, 65 * MS))
+    assert told is not None and told.verdict == "one of them is wrong"
+    assert told.lines[1].endswith("; R*C is 65.0, more than the threads: one of them is wrong")
+
+
+def test_who_is_ready_to_run_is_neither_blocked_nor_idle() -> None:
+    busy = Account(threads=4, through=4, running_ns=1 * S, ready_ns=2 * S, blocked_ns=1 * S)
+    told = budget(busy, idle_ns=0, span_ns=S, rate=None)
+    assert told is not None and told.lines == ["4 threads: 0% idle, 25% blocked, 50% ready to run, 25% running"]
+
+
+@pytest.mark.parametrize("rate", [Rate(1500.0), Rate(0.25, 1_500_000), Rate(2_000_000.0, 1)])
+def test_a_rate_reads_as_it_is_written(rate: Rate) -> None:
+    assert parse_rate(rate.text) == rate
 
 
 def test_over_ten_seconds_it_is_the_same() -> None:

@@ -1,6 +1,7 @@
 """Pools: a process with worker-1 to worker-5, of which 4 wait for one futex, and a main thread."""
 
 from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.filter import Text, of_pool
 from offtop.model.pool import UNFOLDED, Convoy, Folding, Pool, convoys, family, folding, pools
 from offtop.model.snapshot import EXITED, Waiting
 from offtop.model.stack import KERNEL, Frame, Stack
@@ -35,7 +36,8 @@ def test_a_family_is_the_name_without_its_numbers() -> None:
     assert family("42") == "42"
     assert family("main") == "main"
     assert family("") == ""
-    assert family("worker-*7") == "worker-*7"
+    assert family("worker-*7") == r"worker-\**"
+    assert family("a\\7") == r"a\\*"
 
 
 def test_four_threads_of_a_family_are_a_pool_and_three_are_not() -> None:
@@ -49,6 +51,9 @@ def test_a_thread_that_calls_itself_by_the_name_of_a_pool_is_none_of_it() -> Non
     told = book()
     told.comms[MAIN] = "worker-*"
     assert pools([MAIN, *WORKERS], told) == {POOL: WORKERS}
+    _, name = of_pool(POOL).waits
+    assert isinstance(name, Text)
+    assert [name.matches(told.comm(key)) for key in (MAIN, *WORKERS)] == [False, *[True] * 5]
     assert all(POOL.holds(key, told) for key in WORKERS) and not POOL.holds(MAIN, told)
 
 

@@ -2,6 +2,7 @@
 second for a lock and runs 0.1 s, and a clerk that runs 0.5 s, waits 0.3 s for a disk and leaves 0.2 s unexplained."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -152,10 +153,12 @@ async def test_a_rate_tells_whether_a_process_waits_more_than_its_requests_expla
         assert line.startswith(
             " 100 requests/s: 10ms CPU + 48ms blocked each; T-R*C expects 5.00 off CPU, 4.80 are: as"
         )
-        assert lines_with(screen(app), " 6 threads: 0% idle, 80% blocked, 17% running") != []
+        assert lines_with(screen(app), " 6 threads: 0% idle, 80% blocked, 0% ready to run, 17% running") != []
         await pilot.press("Q", *"soon", "enter")
         assert any("is no rate" in line for line in screen(app))
-        await pilot.press("escape", "Q", "enter")
+        await pilot.press("escape", "Q", "enter")  # it begins with what it is
+        assert app.view.rate == Rate(100.0, 10_000_000)
+        await pilot.press("Q", "ctrl+u", "enter")
         assert app.view.rate is None
         assert lines_with(screen(app), "T-R*C") == []
 
@@ -193,6 +196,78 @@ async def test_with_a_filter_the_account_is_of_those_alone_that_pass() -> None:
         assert app.picture is not None
         assert [row.name for row in app.picture.rows.rows] == ["worker-*"]
         assert app.picture.rows.rows[0].account.running_ns == 3 * 5 * 100_000_000
+
+
+@asynchronous
+async def test_a_rate_is_of_the_process_that_it_was_said_of() -> None:
+    async with shown(farm(), (160, 50)) as (app, pilot):
+        await pilot.press("tab", "enter", "Q", *"100,10ms", "enter")
+        assert lines_with(screen(app), "T-R*C") != []
+        await pilot.press("escape", "down", "enter")
+        assert app.view.pid == 200 and lines_with(screen(app), "1 thread:") != []
+        assert lines_with(screen(app), "T-R*C") == []
+
+
+@asynchronous
+async def test_what_a_filter_or_a_mute_hides_is_in_the_account_all_the_same() -> None:
+    polls = Waits("farm", 100, "poller", 110, "poll", "do_epoll_wait", ("main",), (800,), ready_ms=100, running_ms=200)
+    async with shown(farm(polls), (160, 50)) as (app, pilot):
+        await pilot.press("tab", "enter")
+        assert app.picture is not None and app.picture.account is not None
+        whole, (shares,) = app.picture.account, lines_with(screen(app), " 7 threads:")
+        assert sum(ns for _, ns in whole.parts) == whole.account.ready_ns + whole.account.blocked_ns
+        assert "10% idle, 69% blocked otherwise, 1% ready to run" in shares
+        await pilot.press("backslash", *"cat=lock", "enter")
+        assert app.picture.passing_ns < whole.account.blocked_ns
+        (again,) = lines_with(screen(app), " 7 threads:")
+        assert (app.picture.account, again[:80]) == (whole, shares[:80])
+        (figures,) = (line[:80] for line in screen(app) if line.startswith(" running "))
+        assert sum(float(share) for share in re.findall(r"([0-9.]+)%", figures)) == pytest.approx(100, abs=0.5)  # pyright: ignore[reportUnknownMemberType]
+
+
+@asynchronous
+async def test_who_is_throttled_is_in_throttle_alone() -> None:
+    held = Waits("held", 300, "held", 300, "throttle", "throttled", ("main",), (600,), ready_ms=600, running_ms=400)
+    async with shown(ScriptedSource((held,), machine=Machine(2)), (160, 50)) as (app, pilot):
+        await pilot.press("tab", "enter")
+        assert app.view.pid == 300
+        (figures,) = lines_with(screen(app), "running 40%")
+        assert "run queue 0.0%" in figures and "throttle 60%" in figures
+
+
+@asynchronous
+async def test_the_threads_of_a_pool_are_all_that_its_list_accounts_for() -> None:
+    async with shown(farm(), (160, 50)) as (app, pilot):
+        await pilot.press("H", "tab", "home", "enter", "A")
+        assert app.view.pool == POOL and app.picture is not None
+        assert sorted(row.name for row in app.picture.rows.rows) == [f"worker-{n}" for n in range(1, 6)]
+        await pilot.press("backslash", *"cat=lock", "enter")
+        assert not any(" pass " in line for line in screen(app)[:6])
+
+
+@asynchronous
+async def test_esc_leaves_a_pool_that_only_idles_and_keeps_the_filter() -> None:
+    polls = [Waits("farm", 300, f"p{n}", 300 + n, "poll", "do_epoll_wait", ("main",), (1000,)) for n in range(5)]
+    async with shown(farm(*polls), (160, 50)) as (app, pilot):
+        await pilot.press("H", "i", "backslash", *"proc=farm", "enter", "tab", "home")
+        assert app.picture is not None
+        while app.picture.rows.rows[app.picture.cursor_row].key != Pool(300, "p*"):
+            await pilot.press("down")
+        await pilot.press("enter", "i")
+        assert app.view.pool == Pool(300, "p*")
+        assert any("looks idle" in line for line in screen(app))
+        await pilot.press("escape")
+        assert (app.view.pool, app.view.filter.text) == (None, "proc=farm")
+
+
+@asynchronous
+async def test_threads_of_one_name_are_a_pool() -> None:
+    same = [Waits("mill", 300, "mill", 300 + n, "lock", "futex_do_wait", ("main",), (500,)) for n in range(5)]
+    async with shown(farm(*same), (160, 50)) as (app, pilot):
+        await pilot.press("H")
+        assert app.picture is not None
+        (row,) = [row for row in app.picture.rows.rows if row.key == Pool(300, "mill")]
+        assert row.threads == 5
 
 
 @asynchronous

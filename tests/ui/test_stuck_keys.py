@@ -354,6 +354,8 @@ async def test_the_process_that_was_drilled_into_is_all_that_is_listed() -> None
         ("stack=row_search", [4268]),  # which was read from outside
         ("!mysqld", [900, 901]),
         ("nobody", []),
+        ("now>20s", [900]),
+        ("now<20s cat=lock", [4268]),
     ],
 )
 @asynchronous
