@@ -13,7 +13,7 @@ from typing import TextIO
 
 from offtop.model import calls, stuck, where
 from offtop.model.account import accounts
-from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.budget import Rate, budget
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import (
@@ -107,7 +107,8 @@ def run(
             looked_up = _look_up(source, kept, looked_up)
         if _asks_for_names(wanted.filter):
             source.wait_for_names(_unnamed(kept.window, _user_stacks(kept.window)), _NAMES_SECONDS)
-        blocked = in_progress(history, kept) if as_json else history.stuck(kept)
+        latest = history.latest
+        blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
         tick = passing(kept, wanted.filter, source.names, blocked, accounted=as_json)
         if as_json:
             stacks = {key.user for key, _ in sites(tick)}.union(one.user for one in tick.stuck.waits)
@@ -215,18 +216,28 @@ def tick_text(
 
 def _stuck_table(tick: Tick, shown: Stuck, names: Names) -> Iterable[str]:
     """The waits in progress, the oldest first, and their syscalls and stacks."""
-    book = tick.kept.window.book
-    hidden = len(tick.stuck.waits) - len(shown.waits)
-    yield f"stuck now: {len(shown.waits)} threads, and {hidden} that look idle"
-    yield f"{'AGE':>8} {'PID':>7} {'TID':>7} {'COMMAND':<16} S {'CATEGORY':<15} {'SYSCALL':<24}  STACK"
-    for row, one in enumerate(shown.waits):
-        leaf, who = shown.leaf(row), printable(book.comm(one.site.thread))[:16]
-        category = f"{'~' if leaf.idle else ''}{leaf.category}"
-        call = printable(calls.told(book.calls.get(one.call, ""), one.arguments)) if one.call >= 0 else ""
-        place = printable(where.in_short(book, one.site.kernel, one.user, names))
-        age = shown.age(row).text
-        yield f"{age:>8} {one.site.pid:>7} {one.site.tid:>7} {who:<16} {one.letter} {category:<15} {call:<24}  {place}"
+    yield f"stuck now: {stuck_threads(tick.stuck, shown)}"
+    yield STUCK_HEAD
+    for row in range(len(shown.waits)):
+        yield stuck_line(shown, row, tick.kept.window.book, names)
     yield ""
+
+
+def stuck_threads(every: Stuck, shown: Stuck) -> str:
+    return f"{len(shown.waits)} threads, and {len(every.waits) - len(shown.waits)} that look idle"
+
+
+STUCK_HEAD = f"{'AGE':>8} {'PID':>7} {'TID':>7} {'COMMAND':<16} S {'CATEGORY':<15} {'SYSCALL':<24}  STACK"
+
+
+def stuck_line(shown: Stuck, row: int, book: Book, names: Names) -> str:
+    """One wait in progress, as STUCK_HEAD heads it."""
+    one, leaf, age = shown.waits[row], shown.leaf(row), shown.age(row).text
+    who = printable(book.comm(one.site.thread))[:16]
+    category = f"{'~' if leaf.idle else ''}{leaf.category}"
+    call = printable(calls.told(book.call(one.call), one.arguments)) if one.call >= 0 else ""
+    place = printable(where.in_short(book, one.site.kernel, one.user, names))
+    return f"{age:>8} {one.site.pid:>7} {one.site.tid:>7} {who:<16} {one.letter} {category:<15} {call:<24}  {place}"
 
 
 def _budgets(tick: Tick, rate: Rate) -> Iterable[str]:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from offtop.model.account import Account, accounts
 from offtop.model.book import ThreadKey
-from offtop.model.cut import Cut, Shares, cut_of
+from offtop.model.cut import Cut, Idle, Shares, cut_of
 from offtop.model.filter import Filter
-from offtop.model.history import History, Kept
+from offtop.model.history import Kept
+from offtop.model.snapshot import Snapshot
 from offtop.model.stack import PLACELESS, Names
 from offtop.model.stuck import NOTHING_STUCK, Stuck, stuck
 
@@ -29,12 +30,10 @@ class Tick(NamedTuple):
     """Of each thread that did anything."""
 
 
-def in_progress(history: History, kept: Kept) -> Stuck:
-    """The waits in progress at the end of the newest tick that have a place."""
-    latest, window = history.latest, kept.window
-    waits = latest.waiting.values() if latest else ()
-    placed = [one for one in waits if one.site.kernel not in PLACELESS]
-    return stuck(placed, window.at_ns, window.book, kept.idle, 0)
+def in_progress(snapshot: Snapshot, idle: Idle, least_ns: int) -> Stuck:
+    """The waits in progress at that moment that have a place, and are so old."""
+    placed = [one for one in snapshot.waiting.values() if one.site.kernel not in PLACELESS]
+    return stuck(placed, snapshot.at_ns, snapshot.book, idle, least_ns)
 
 
 def passing(kept: Kept, chosen: Filter, names: Names, blocked: Stuck = NOTHING_STUCK, accounted: bool = False) -> Tick:

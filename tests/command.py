@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +36,16 @@ class Ended(NamedTuple):
 def run(*arguments: str, before: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Ended:
     """offtop with these arguments, without a terminal; `before`: the command that starts it."""
     return ended(start(*arguments, before=before, env=env))
+
+
+def run_at_once(*lines: Sequence[str], most: int = 2) -> list[Ended]:
+    """offtop with each of these lines of arguments, `most` of them at the same time: they mostly wait."""
+
+    def run_one(line: Sequence[str]) -> Ended:
+        return run(*line)
+
+    with ThreadPoolExecutor(most) as pool:
+        return list(pool.map(run_one, lines))
 
 
 def start(*arguments: str, before: Sequence[str] = (), env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

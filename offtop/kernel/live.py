@@ -29,7 +29,7 @@ from offtop.kernel.status import status_of
 from offtop.kernel.userstacks import UserStacks
 from offtop.kernel.walks import Walks
 from offtop.kernel.whichcgroup import Cgroup
-from offtop.model.book import UNKNOWN, Book, SiteKey, ThreadKey
+from offtop.model.book import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
 from offtop.model.snapshot import OUTSIDE, Bound, Filters, Snapshot
 from offtop.model.stack import Frame
@@ -44,8 +44,6 @@ _PRIME_NS = 60 * 1_000_000_000
 _PRIME_CGROUP_NS = 10 * 1_000_000_000
 """The same of a cgroup: who is moved into it, or out of it, while they wait is noticed only then."""
 _CLOSE_SECONDS = 2.0
-_32_BIT = 1 << 30
-"""Marks the number of a 32-bit program's system call, whose arguments are in other registers."""
 _ZERO = bytes(4)
 
 
@@ -413,10 +411,11 @@ class LiveSource(Happening):
         if stack.call < 0:
             return -1, ()
         is_32_bit = userstacks.is_32_bit(stack)
-        call = stack.call | _32_BIT if is_32_bit else stack.call
+        call = stack.call | CALL_32_BIT if is_32_bit else stack.call
         if call not in self._book.calls:
             name = syscalls.name_of(stack.call, "i386") if is_32_bit else syscalls.name_of(stack.call)
-            self._book.calls[call] = name
+            if name:
+                self._book.calls[call] = name
         return call, () if is_32_bit else stack.arguments
 
     def _note_run(self, one: Ran, ran: list[Ran]) -> None:

@@ -19,13 +19,13 @@ _TABLES = {
 
 
 def name_of(number: int, machine: str = _MACHINE) -> str:
-    """`futex`; `syscall 999` where nobody knows it; empty for -1, which is no system call.
+    """`futex`; empty where nobody knows it, and for -1, which is no system call.
 
     `number` is as the register has it, signed or not. `machine` is the program's own, as uname names it: a 32-bit
     program has its own numbers.
     """
     number = ((number & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000  # the kernel takes it as a C int
-    return "" if number == -1 else _names(machine).get(number) or f"syscall {number}"
+    return _names(machine).get(number, "")
 
 
 @cache

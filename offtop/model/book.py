@@ -59,6 +59,9 @@ class Life(NamedTuple):
 
 
 ALL_ALONG = Life()
+CALL_32_BIT = 1 << 30
+"""Marks the number of a 32-bit program's system call on a machine of 64: such programs have their own numbers, and
+their arguments are in other registers."""
 
 
 @dataclass(slots=True)
@@ -75,7 +78,8 @@ class Book:
     lives: dict[ThreadKey, Life] = field(default_factory=dict[ThreadKey, Life])
     """Of threads that began after offtop did, or have ended."""
     calls: dict[int, str] = field(default_factory=dict[int, str])
-    """Number of a system call → its name on that machine, of those that were met."""
+    """Number of a system call → its name on that machine, of those that were met and have one: a program that is
+    traced may show any number. With CALL_32_BIT for a program of 32 bits."""
     details_version: int = 0
     """Another one whenever `details` tells of a process what it did not."""
 
@@ -90,6 +94,10 @@ class Book:
 
     def life(self, key: ThreadKey) -> Life:
         return self.lives.get(key, ALL_ALONG)
+
+    def call(self, number: int) -> str:
+        """`futex`; `syscall 999` where nobody knows it."""
+        return self.calls.get(number) or f"syscall {number & ~CALL_32_BIT}"
 
     def process(self, pid: int) -> str:
         """The process's name; its main thread's where that is all that is known."""

@@ -24,6 +24,8 @@ from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V
 
 APPLICATION_ID = 0x6F667470
 """`oftp`, where file(1) and SQLite look for it."""
+BESIDE = ("-wal", "-shm", "-journal")
+"""What SQLite puts beside a database."""
 FORMAT = 1
 """Kept as user_version. A newer one is refused; what is added to this one is ignored by those who do not know it."""
 TABLES = {
@@ -48,6 +50,15 @@ _MOST_BYTES = 64 << 20
 _MOST_ID = (1 << 31) - 1
 _MOST_NS = 1 << 61
 """Seventy years."""
+MOST_CALLS = 4096
+"""System calls that have a name: a machine's own table and that of its 32-bit programs have 1,000."""
+_MOST_CALL_NAME = 64
+_MOST_VALUES = 3 << 20
+"""In the words of a tick: 220,000 processes that are all new have so many."""
+_MOST_KEYS = 1_000
+_HARMLESS = 1 << 20
+"""Words of so many characters cost little, whatever is in them."""
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _LENGTH = struct.Struct("<I")
 _OURS = re.compile("[A-Za-z0-9_-]{0,32}")
 
@@ -182,8 +193,16 @@ def decode(blob: object, whole: bool = False) -> Entry:
             ThreadKey(_int(pid), _int(tid)): Life(_int(from_ns), _int(to_ns))
             for pid, tid, from_ns, to_ns in _arrays(words.get("lives", []), 4)
         },
-        {_int(number): printable(_str(name)) for number, name in _arrays(words.get("calls", []), 2)},
+        _calls(words.get("calls", [])),
     )
+
+
+def _calls(value: object) -> dict[int, str]:
+    found = {_int(number): _str(name) for number, name in _arrays(value, 2)}
+    if len(found) > MOST_CALLS or max(map(len, found.values()), default=0) > _MOST_CALL_NAME:
+        raise ValueError("more system calls than there are")
+    _within(np.array([*found], np.int64), 0, _MOST_ID)
+    return {number: printable(name) for number, name in found.items()}
 
 
 def encode_frames(ids: Sequence[int]) -> bytes:
@@ -290,10 +309,29 @@ def _decompressed(blob: object) -> bytes:
 
 
 def _words(raw: bytes) -> dict[str, object]:
+    text = raw.decode()
+    if len(text) > _HARMLESS:
+        _check_words(text)
     try:
-        return _dict(json.loads(raw))
+        return _dict(json.loads(text))
     except RecursionError:
         raise ValueError("a tick is no JSON that offtop writes") from None
+
+
+def _check_words(text: str) -> None:
+    """Raises ValueError where there are far too many: a value takes some 100 bytes once it is read, and as little as
+    two before."""
+    strings = values = keys = at = 0
+    for string in _STRING.finditer(text):
+        begin, end = string.span()
+        strings, values, keys = strings + 1, values + text.count(",", at, begin), keys + text.count(":", at, begin)
+        if strings > _MOST_VALUES or values > _MOST_VALUES or keys > _MOST_KEYS:
+            break
+        at = end
+    else:
+        values, keys = values + text.count(",", at), keys + text.count(":", at)
+    if strings > _MOST_VALUES or values > _MOST_VALUES or keys > _MOST_KEYS:
+        raise ValueError("more words than a tick has")
 
 
 def _dict(value: object) -> dict[str, object]:

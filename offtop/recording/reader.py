@@ -1,9 +1,12 @@
 """Reads a recording, whoever made it: what cannot be in one is refused with a sentence, or left out and counted."""
 
 import contextlib
+import errno
 import os
+import shutil
 import sqlite3
 import stat
+import tempfile
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -18,6 +21,8 @@ _MOST_VALUE_BYTES = 32 << 20
 _MOST_ABOUT = 100
 _MOST_FRAMES = 200_000
 """Kept in memory."""
+_ALONE = "immutable=1"
+"""SQLite looks at nothing beside the file, and takes no lock."""
 _SETTINGS = (
     "PRAGMA query_only = ON",
     "PRAGMA trusted_schema = OFF",
@@ -179,17 +184,77 @@ class Recording:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """For reading only. Where nothing can be written beside it, what is not yet in the file itself is missing."""
-    name = quote(os.fsencode(path.absolute()))
-    database = sqlite3.connect(f"file:{name}?mode=ro", uri=True, isolation_level=None, check_same_thread=False)
-    try:
-        database.execute("SELECT 1 FROM sqlite_schema").fetchone()
-    except sqlite3.OperationalError:
-        database.close()
-        database = sqlite3.connect(
-            f"file:{name}?mode=ro&immutable=1", uri=True, isolation_level=None, check_same_thread=False
-        )
+    """For reading only, and nothing is made or written beside it: it may be a stranger's directory, and we may be
+    root. Where what stands beside it may not be read, what is not yet in the file itself is missing."""
+    beside = _beside(path)
+    if beside.get("-wal", 0) and "-shm" not in beside:
+        database = _with_wal(path)
+    else:
+        # Whoever writes has an -shm. From one that was left SQLite takes nothing: it makes its own from the -wal.
+        database = _connected(path, "readonly_shm=1" if "-wal" in beside else _ALONE)
+        try:
+            database.execute("SELECT 1 FROM sqlite_schema").fetchone()
+        except sqlite3.OperationalError:
+            database.close()
+            database = _connected(path, _ALONE)
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
     for setting in _SETTINGS:
         database.execute(setting)
     return database
+
+
+def _connected(path: Path, how: str) -> sqlite3.Connection:
+    name = quote(os.fsencode(path.absolute()))
+    return sqlite3.connect(f"file:{name}?mode=ro&{how}", uri=True, isolation_level=None, check_same_thread=False)
+
+
+def _beside(path: Path) -> dict[str, int]:
+    """What SQLite would open with it, and how many bytes it has. Raises OfftopError for what is no file: opening a
+    FIFO would wait for ever, and a link may lead anywhere."""
+    found: dict[str, int] = {}
+    for end in form.BESIDE:
+        name = f"{path.resolve()}{end}"  # SQLite resolves links to the recording, too
+        with contextlib.suppress(FileNotFoundError):
+            there = os.lstat(name)
+            if not stat.S_ISREG(there.st_mode):
+                raise OfftopError(f"{printable(name)} is not a regular file. Remove it")
+            found[end] = there.st_size
+    return found
+
+
+def _with_wal(path: Path) -> sqlite3.Connection:
+    """What is in the file and in its -wal, from a copy that has no name any more: SQLite would make an -shm to read
+    them."""
+    place = tempfile.gettempdir()
+    try:
+        with tempfile.TemporaryDirectory(prefix="offtop-", dir=place) as own:
+            copy = Path(own) / "it"
+            for end in ("", "-wal"):
+                _copy(Path(f"{path.resolve()}{end}"), Path(f"{copy}{end}"))
+            merging = sqlite3.connect(copy, isolation_level=None)
+            try:
+                merging.execute("PRAGMA journal_mode = DELETE")
+            finally:
+                merging.close()
+            database = _connected(copy, _ALONE)
+            database.execute("SELECT 1 FROM sqlite_schema").fetchone()
+            return database
+    except OSError as error:
+        raise OfftopError(
+            f"{printable(str(path))} and its -wal cannot be copied to {printable(place)} ({error.strerror}) to be put "
+            "together. Name another place: TMPDIR=DIRECTORY"
+        ) from error
+
+
+def _copy(path: Path, to: Path) -> None:
+    """Raises OSError, also where there is no room for it."""
+    with open(path, "rb", opener=_opener) as source, to.open("xb") as copy:
+        room = os.statvfs(to)
+        if os.fstat(source.fileno()).st_size > room.f_bavail * room.f_frsize:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        shutil.copyfileobj(source, copy, 1 << 20)
+
+
+def _opener(name: str, flags: int) -> int:
+    """What was put there since it was looked at is not followed, nor waited for."""
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -20,7 +20,7 @@ from offtop.model.printable import printable
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack
 from offtop.model.table import SITES, table_of
-from offtop.recording.form import Entry
+from offtop.recording.form import MOST_CALLS, Entry
 from offtop.recording.reader import Recording
 from offtop.source import Recorded
 from offtop.units import NS_PER_S, count, duration
@@ -234,7 +234,9 @@ class RecordedSource:
         book, change = self._book, entry.change
         book.comms.update(entry.comms)
         book.lives.update(entry.lives)
-        book.calls.update(entry.calls)
+        for call, name in entry.calls.items():
+            if call in book.calls or len(book.calls) < MOST_CALLS:
+                book.calls[call] = name
         book.processes.update(entry.processes)
         if entry.details:
             book.details.update(entry.details)

@@ -1,6 +1,6 @@
-"""A recording on one page: when, how much waited, where most time went, and the longest waits."""
+"""A recording on one page: when, how much waited, where most time went, the longest waits, and what was stuck."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
@@ -14,19 +14,22 @@ from offtop import batch
 from offtop.model import where
 from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.categories import Categories, is_periodic
-from offtop.model.cut import FILTERED, cut
+from offtop.model.cut import ALL, FILTERED, Idle, Scope, cut
 from offtop.model.history import History, Kept
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Snapshot
-from offtop.model.stack import NO_STACK
-from offtop.model.table import SITES, THREADS, K, Kind, Table, V, summed, table_of
+from offtop.model.stack import NO_STACK, Names
+from offtop.model.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
+from offtop.model.table import NO_SITES, SITES, THREADS, K, Kind, Table, V, summed, table_of
 from offtop.model.window import Window, merge
 from offtop.recording.replay import RecordedSource
-from offtop.tick import passing
+from offtop.tick import in_progress, passing
 from offtop.units import NS_PER_S, average, duration, threads
 
 _ROWS = 10
 _LONGEST = 5
+_STUCK = 20
+"""Places."""
 _BATCH = 64
 """So many windows are merged at a time: memory follows what there is, not how long it was."""
 _HISTORY_BYTES = 1 << 20
@@ -51,7 +54,9 @@ def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
         busiest: tuple[float, int] = (0.0, 0)
         ticks = 0
         last: Kept | None = None
+        end: Snapshot | None = None
         while (snapshot := source.read()) is not None:
+            end = snapshot
             kept = history.add(snapshot)
             if kept is None:
                 continue
@@ -63,10 +68,16 @@ def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
             longest = _with_longest(longest, kept, source)
         lines = [f"{printable(path.name)}: {dict(source.about())['recorded']}"]
         lines += [f"{what}: {value}" for what, value in source.about() if what != "recorded"]
+        idle = last.idle if last else Idle(categories.idle, NO_SITES)
+        blocked = in_progress(end, idle, LEAST_AGE_NS) if end else NOTHING_STUCK
         if last is None:
             lines.append("It has no whole tick: what passes between two readings.")
         else:
-            lines += _numbers(merge(windows), last, ticks, busiest, source, longest)
+            lines += _numbers(merge(windows), last, ticks, busiest, source, blocked)
+        if longest:
+            lines += ["LONGEST WAITS THAT ENDED, one a place", *map(_longest_line, sorted(longest, reverse=True)), ""]
+        if end:
+            lines += _stuck_lines(end, blocked, source.names)
         out.write("".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines))
 
 
@@ -76,24 +87,39 @@ def _numbers(
     ticks: int,
     busiest: tuple[float, int],
     source: RecordedSource,
-    longest: Sequence[_Longest],
+    blocked: Stuck,
 ) -> list[str]:
     made = cut(window, last.idle)
     every = Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, made.categories, window, last.idle, made)
     wanted = batch.Wanted(most_rows=_ROWS)
-    tick = passing(every, wanted.filter, source.names)
+    tick = passing(every, wanted.filter, source.names, blocked)
     text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted)
-    rows = [
-        f"{_clock(one.taken_ns)}  {duration(one.max_ns):>6}  {one.category:<13} {one.words}"
-        for one in sorted(longest, reverse=True)
-    ]
     return [
         f"ticks: {ticks:,}, measured {duration(window.span_ns)}",
         f"most waiting: {threads(busiest[0])} at {_clock(busiest[1])}",
         "",
         *text.splitlines(),
-        *(["LONGEST WAITS, one a place", *rows] if rows else []),
     ]
+
+
+def _longest_line(one: _Longest) -> str:
+    return f"{_clock(one.taken_ns)}  {duration(one.max_ns):>6}  {one.category:<13} {one.words}"
+
+
+def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names) -> list[str]:
+    """The waits in progress at the end, the oldest first: of each place of a process the oldest, and how many there
+    are."""
+    shown = blocked.in_scope(Scope(ALL, idle=False))
+    places: dict[tuple[int | str, ...], list[int]] = {}
+    for row, one in enumerate(shown.waits):
+        place = one.site.pid, one.site.kernel, one.user, one.call, one.letter
+        places.setdefault(place, []).append(row)
+    listed = list(places.values())
+    rows = [f"{len(those):>7} {batch.stuck_line(shown, those[0], end.book, names)}" for those in listed[:_STUCK]]
+    if elided := sum(map(len, listed[_STUCK:])):
+        rows.append(f"{elided:>7} {'':>8} more, at {len(listed) - _STUCK} places")
+    head = [f"{'THREADS':>7} {batch.STUCK_HEAD}"] if rows else []
+    return [f"STUCK AT THE END, {_clock(end.taken_ns)}: {batch.stuck_threads(blocked, shown)}", *head, *rows]
 
 
 def _without_gone(window: Window, snapshot: Snapshot) -> Window:

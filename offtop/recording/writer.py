@@ -42,9 +42,6 @@ _NAMES_SECONDS = 3.0
 _CLOSE_SECONDS = 5.0
 _OPEN_SECONDS = 10.0
 
-_BESIDE = ("-wal", "-shm", "-journal")
-"""What SQLite puts beside a database."""
-
 _Rows = Sequence[tuple[Any, ...]]
 
 
@@ -301,7 +298,7 @@ class Recorder:
         opened.set()
 
     def _make(self) -> sqlite3.Connection:
-        for name in (self.path, *(Path(f"{self.path}{end}") for end in _BESIDE)):
+        for name in (self.path, *(Path(f"{self.path}{end}") for end in form.BESIDE)):
             if os.path.lexists(name):
                 raise OfftopError(f"{printable(str(name))} is there already. Remove it, or name another file")
         # Whoever made a file of that name meanwhile, or a link, has it: nothing is written through it.

@@ -1,6 +1,7 @@
 """The command itself, in batch mode on the real kernel: what it prints adds up, and however it ends, nothing stays."""
 
 import ctypes
+import io
 import itertools
 import json
 import os
@@ -10,19 +11,22 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import jsonschema
 import pytest
 
+from offtop import batch
 from offtop.batch import Wanted, waiters
 from offtop.kernel import libbpf
+from offtop.kernel.live import LiveSource
 from offtop.model.categories import is_periodic
 from offtop.model.filter import parse
-from offtop.model.history import History
+from offtop.model.history import History, Kept
 from offtop.model.snapshot import Filters
+from offtop.model.stack import Names
 from offtop.tick import passing
 from offtop.tickjson import tick_object
 from tests import command
@@ -76,13 +80,15 @@ int main(void)
 """Two threads with names, which sleep for 10 ms each time."""
 
 
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
     """Whoever runs these tests."""
-    file = tmp_path / "config.toml"
+    file = tmp_path_factory.mktemp("settings") / "config.toml"
     file.touch()
-    monkeypatch.setenv("OFFTOP_CONFIG", str(file))
-    monkeypatch.setenv("SUDO_UID", "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OFFTOP_CONFIG", str(file))
+        patch.setenv("SUDO_UID", "")
+        yield
 
 
 class Run:
@@ -218,9 +224,13 @@ def closed(schema: Any) -> Any:
     return {"additionalProperties": False, **parts} if parts.get("type") == "object" else parts
 
 
+@pytest.fixture(scope="module")
+def published() -> Any:
+    return json.loads(command.run("schema").out)
+
+
 @pytest.mark.parametrize("filters", ["", "--max 5ms", "--state uninterruptible", "--min 0 -p PID"])
-def test_each_tick_is_as_the_schema_says_and_its_laws_hold(filters: str) -> None:
-    published = json.loads(command.run("schema").out)
+def test_each_tick_is_as_the_schema_says_and_its_laws_hold(filters: str, published: Any) -> None:
     with waits.running("sleep", times=10_000, each_ms=2) as child:
         child.go()
         ended = command.run("--json", "-n", "3", "-d", "0.3", *filters.replace("PID", str(child.pid)).split())
@@ -319,8 +329,10 @@ def test_a_wait_in_progress_is_told_of_with_its_age_its_call_and_both_its_stacks
 def test_in_text_stuck_is_a_table_of_its_own_and_now_a_column() -> None:
     with waits.running("futex", times=1, each_ms=60_000) as child:
         child.go()
-        ended = command.run("-b", "--stuck", "-n", "2", "-d", "0.5", "-p", str(child.pid))
-        without = command.run("-b", "-n", "1", "-d", "0.3", "-p", str(child.pid))
+        ended, without = command.run_at_once(
+            ["-b", "--stuck", "-n", "2", "-d", "0.5", "-p", str(child.pid)],
+            ["-b", "-n", "1", "-d", "0.3", "-p", str(child.pid)],
+        )
     assert (ended.status, ended.err) == (0, "")
     _, last = ended.out.split("offtop - ")[1:]
     categories, listed, stuck = last.split("\n\n")[:3]
@@ -429,13 +441,15 @@ def passes(text: str) -> float:
     return float(found)
 
 
-@contextmanager
-def named(directory: Path) -> Generator[programs.Program]:
-    """A mother and a daughter, each of whom waits all the time."""
-    file = programs.build(directory / "named", NAMED, *_C, '-DMOTHER="mother"', '-DDAUGHTER="the daughter"')
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[programs.Program, LiveSource]]:
+    """A mother and a daughter, each of whom waits all the time, and what watches them as -p does."""
+    file = tmp_path_factory.mktemp("named") / "named"
+    programs.build(file, NAMED, *_C, '-DMOTHER="mother"', '-DDAUGHTER="the daughter"')
     with programs.running([file]) as child:
         child.go_on_alone()
-        yield child
+        with watch.watching(Filters(pids=(child.pid,))) as live:
+            yield child, live.source
 
 
 @pytest.mark.parametrize(
@@ -458,18 +472,19 @@ def named(directory: Path) -> Generator[programs.Program]:
     ],
 )
 def test_tables_hold_only_what_passes_and_the_head_line_says_how_much(
-    tmp_path: Path, words: str, names: set[str]
+    named: tuple[programs.Program, LiveSource], words: str, names: set[str]
 ) -> None:
-    with named(tmp_path) as child:
-        ended = command.run("-bHi", "-n", "1", "-d", "0.4", "-p", str(child.pid), "--filter", words)
-    assert (ended.status, ended.err) == (0, "")
-    assert f'  filter "{words}" passes ' in ended.out.splitlines()[0]
-    rows = [row.split() for row in listed(ended.out)]
+    child, source = named
+    told, wanted = io.StringIO(), Wanted(parse(words), idle_shown=True, threads=True)
+    batch.run(source, watch.rules(), 400 * MS, 1, wanted, as_json=False, width=0, out=told)
+    out = told.getvalue()
+    assert f'  filter "{words}" passes ' in out.splitlines()[0]
+    rows = [row.split() for row in listed(out)]
     rest = ["2", "more"] if words == "waiting>5" else []
     assert rest == (rows.pop()[:2] if rest else [])
     tids = {"mother": child.pid, "daughter": child.at["daughter"]}
     assert {(int(pid), int(tid)) for pid, tid, *_ in rows} == {(child.pid, tids[name]) for name in names}
-    assert passes(ended.out) == pytest.approx(2 if rest else len(names), abs=0.3)
+    assert passes(out) == pytest.approx(2 if rest else len(names), abs=0.3)
 
 
 def test_row_terms_choose_rows_and_the_others_are_summed_up() -> None:
@@ -481,6 +496,8 @@ def test_row_terms_choose_rows_and_the_others_are_summed_up() -> None:
         seldom.go()
         both = "-p", f"{often.pid},{seldom.pid}"
         ended = command.run("-bi", "-n", "1", "-d", "1", *both, "--filter", "evs>40")
+        assert (ended.status, ended.err) == (0, "")
+        assert '  filter "evs>40" passes ' in ended.out.splitlines()[0]
         rows = [row.split() for row in listed(ended.out)]
         assert [row[:2] for row in rows] == [[str(often.pid), "waits"], ["1", "more"]]
         assert float(rows[0][2]) + float(rows[1][2]) == pytest.approx(passes(ended.out), abs=0.02)
@@ -494,11 +511,15 @@ def test_a_user_s_processes_are_those_and_no_others(user: str) -> None:
     with subprocess.Popen(["setpriv", f"--reuid={uid}", "--clear-groups", "sleep", "60"]) as child:
         wait_for(lambda: read(f"/proc/{child.pid}/comm") == b"sleep\n")
         try:
-            text = command.run("-b", "-n", "1", "-d", "0.3", "-u", user)
-            tick = json.loads(command.run("--json", "-n", "1", "-d", "0.3", "-u", user, "--filter", "cat=sleep").out)
-            other = command.run("-b", "-n", "1", "-d", "0.3", "-u", "games" if uid != "5" else "54321")
+            text, in_json, other = command.run_at_once(
+                ["-b", "-n", "1", "-d", "0.3", "-u", user],
+                ["--json", "-n", "1", "-d", "0.3", "-u", user, "--filter", "cat=sleep"],
+                ["-b", "-n", "1", "-d", "0.3", "-u", "games" if uid != "5" else "54321"],
+                most=3,
+            )
         finally:
             child.kill()
+    tick = json.loads(in_json.out)
     (row,) = listed(text.out)
     assert row.split()[:3] == [str(child.pid), "sleep", "1.00"]
     assert passes(text.out) == 1
@@ -508,19 +529,17 @@ def test_a_user_s_processes_are_those_and_no_others(user: str) -> None:
     assert (listed(other.out), passes(other.out), other.status) == ([], 0, 0)
 
 
-def test_json_of_a_filter_is_as_the_schema_says_and_its_threads_are_whole() -> None:
-    published = closed(json.loads(command.run("schema").out))
+def test_json_of_a_filter_is_as_the_schema_says_and_its_threads_are_whole(published: Any) -> None:
     with waits.running("sleep", times=10_000, each_ms=2) as child:
         child.go()
         words = "comm=waits cat=sleep", f"pid={child.pid}", "stack=wait_sleep", "comm=nobody"
-        ticks = [
-            (text, tick)
-            for text in words
-            for tick in map(json.loads, command.run("--json", "-n", "2", "--filter", text).out.splitlines())
-        ]
+        every = command.run_at_once(*(["--json", "-n", "2", "-d", "0.3", "--filter", text] for text in words))
+    ticks = [
+        (text, json.loads(line)) for text, ended in zip(words, every, strict=True) for line in ended.out.splitlines()
+    ]
     assert len(ticks) == 2 * len(words)
     for text, tick in ticks:
-        jsonschema.validate(tick, published, jsonschema.Draft202012Validator)
+        jsonschema.validate(tick, closed(published), jsonschema.Draft202012Validator)
         assert tick["filter"] == text
         assert tick["left_out_ns"] > 0
         mine = [] if text == "comm=nobody" else [child.tid]
@@ -536,10 +555,9 @@ def test_json_of_a_filter_is_as_the_schema_says_and_its_threads_are_whole() -> N
     assert json.loads(command.run("--json", "-n", "1", "-d", "0.1").out)["filter"] is None
 
 
-@pytest.mark.parametrize(
-    "words", ["comm=waits", "cat=sleep", "cat=run-queue", "cat=short", "waits", "leaf=*sleep*", ""]
-)
-def test_what_passes_and_what_is_left_out_are_all_there_is(words: str) -> None:
+@pytest.fixture(scope="module")
+def a_tick() -> Generator[tuple[Kept, Names]]:
+    """Of the whole machine, with short waits and longer ones."""
     with (
         waits.running("sleep", times=10_000, each_ms=2) as short,
         waits.running("sleep", times=10_000, each_ms=10) as long,
@@ -553,10 +571,18 @@ def test_what_passes_and_what_is_left_out_are_all_there_is(words: str) -> None:
         live.tick()
         kept = history.add(live.last)
         assert kept
-        every = tick_object(passing(kept, parse(""), live.source.names), live.source.names)
-        tick = tick_object(passing(kept, parse(words), live.source.names), live.source.names)
-        negated = words.replace("=", "!=") if "=" in words else f"!{words or 'waits'}"
-        others = tick_object(passing(kept, parse(negated), live.source.names), live.source.names)
+        yield kept, live.source.names
+
+
+@pytest.mark.parametrize(
+    "words", ["comm=waits", "cat=sleep", "cat=run-queue", "cat=short", "waits", "leaf=*sleep*", ""]
+)
+def test_what_passes_and_what_is_left_out_are_all_there_is(a_tick: tuple[Kept, Names], words: str) -> None:
+    kept, names = a_tick
+    every = tick_object(passing(kept, parse(""), names), names)
+    tick = tick_object(passing(kept, parse(words), names), names)
+    negated = words.replace("=", "!=") if "=" in words else f"!{words or 'waits'}"
+    others = tick_object(passing(kept, parse(negated), names), names)
     check_laws(every)
     assert (every["filter"], every["left_out_ns"]) == (None, 0)
     all_ns, passing_ns = total_ns(every), total_ns(tick)
@@ -575,12 +601,11 @@ def total_ns(tick: Tick) -> int:
 
 
 def test_rows_are_in_the_order_that_was_asked_for() -> None:
-    def column(cells: slice, sort: str) -> list[str]:
-        rows = listed(command.run("-bi", "-n", "1", "-d", "0.3", "-o", sort).out)
-        return [row[cells] for row in rows if row[:7].strip()]
-
-    for cells, sort in ((slice(7), "PID"), (slice(16, 32), "NAME")):
-        upward, downward = column(cells, sort), column(cells, f"-{sort.lower()}")
+    orders = ("PID", "-pid", "NAME", "-name")
+    every = command.run_at_once(*(["-bi", "-n", "1", "-d", "0.3", "-o", order] for order in orders))
+    rows = [[row for row in listed(one.out) if row[:7].strip()] for one in every]
+    for cells, up, down in ((slice(7), *rows[:2]), (slice(16, 32), *rows[2:])):
+        upward, downward = ([row[cells] for row in some] for some in (up, down))
         assert len(upward) > 2
         assert upward == sorted(upward)
         assert downward == sorted(downward, reverse=True)
@@ -623,7 +648,7 @@ def test_when_what_it_watches_ends_it_ends_after_whole_ticks_with_status_0() -> 
 def test_what_was_watched_until_its_end_is_counted_until_its_end() -> None:
     with (
         waits.running("sleep", times=23, each_ms=10) as child,
-        started("--json", "-n", "5", "-d", "1", "-p", str(child.pid)) as run,
+        started("--json", "-n", "5", "-d", "0.5", "-p", str(child.pid)) as run,
     ):
         ticks = [run.tick()]
         child.go()
@@ -641,25 +666,26 @@ def test_where_the_locale_is_not_utf8_it_runs_as_anywhere() -> None:
     assert ended.out.isascii()
 
 
-@ANSWERED
-def test_a_signal_in_the_middle_ends_it_with_its_status_and_nothing_stays(number: signal.Signals) -> None:
-    with started("--json", "-d", "0.2") as run:
-        run.tick()
-        assert len(run.programs()) >= 2
-        run.process.send_signal(number)
-        ended = run.ended()
-        assert (ended.status, ended.err) == (STATUS[number], "")
-        run.assert_nothing_stays()
+def test_a_signal_in_the_middle_ends_it_with_its_status_and_nothing_stays() -> None:
+    with ExitStack() as stack:
+        runs = {number: stack.enter_context(started("--json", "-d", "0.2")) for number in STATUS}
+        for number, run in runs.items():
+            run.tick()
+            assert len(run.programs()) >= 2
+            run.process.send_signal(number)
+            ended = run.ended()
+            assert (ended.status, ended.err) == (STATUS[number], "")
+            run.assert_nothing_stays()
 
 
-@pytest.mark.parametrize("arguments", ["-b", "--json"])
-def test_a_reader_that_goes_away_ends_it_quietly_with_status_0_and_nothing_stays(arguments: str) -> None:
-    with started(arguments, "-d", "0.2") as run:
-        run.line()
-        assert len(run.programs()) >= 2
-        run.stop_reading()
-        assert run.ended() == command.Ended(0, "", "")
-        run.assert_nothing_stays()
+def test_a_reader_that_goes_away_ends_it_quietly_with_status_0_and_nothing_stays() -> None:
+    with started("-b", "-d", "0.2") as in_text, started("--json", "-d", "0.2") as in_json:
+        for run in (in_text, in_json):
+            run.line()
+            assert len(run.programs()) >= 2
+            run.stop_reading()
+            assert run.ended() == command.Ended(0, "", "")
+            run.assert_nothing_stays()
 
 
 @ANSWERED

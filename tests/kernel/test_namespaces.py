@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,8 @@ class Container:
         self.enter = ("nsenter", "--target", str(self.first), "--pid", "unshare", "--mount-proc")
 
     def tick(self, *arguments: str, go: bool = False) -> Tick:
-        """What offtop tells in there, of the second that follows the first one. `go`: in it, the program goes on."""
+        """What offtop tells in there, of the second that follows the first one, or of as long as -d says. `go`: in it,
+        the program goes on."""
         process = command.start("-b", "--json", "-n", "2", *arguments, before=self.enter)
         try:
             assert process.stdout
@@ -290,10 +292,16 @@ def test_a_storm_of_forks_shows_no_host_id(tmp_path: Path) -> None:
 def test_in_a_container_p_and_t_take_its_ids(family: Path) -> None:
     with contained(family) as one:
         pid, tid = one.program.at["pid"], one.program.at["tid"]
-        assert keys(one.tick("-p", "1")) == {(1, 1)}
-        assert keys(one.tick("-p", f"1,{pid}")) == {(1, 1), (pid, pid), (pid, tid)}
-        assert keys(one.tick("-t", "1,2")) == {(1, 1), (2, 2)}  # the host has such threads, too
-        everybody_else = keys(one.tick("-p", str(OUTSIDE)))
+        chosen = ("-p", "1"), ("-p", f"1,{pid}"), ("-t", "1,2"), ("-p", str(OUTSIDE))
+
+        def keys_of(words: Sequence[str]) -> set[tuple[int, int]]:
+            return keys(one.tick("-d", "0.3", *words))
+
+        with ThreadPoolExecutor(2) as pool:
+            first, both, few, everybody_else = pool.map(keys_of, chosen)
+        assert first == {(1, 1)}
+        assert both == {(1, 1), (pid, pid), (pid, tid)}
+        assert few == {(1, 1), (2, 2)}  # the host has such threads, too
         assert {key[0] for key in everybody_else} == {OUTSIDE}
         refused = command.run("-b", "-n", "1", "-p", str(one.first), before=one.enter)
         assert (refused.status, refused.sentence) == (2, f"No process {one.first}. Look it up with: pgrep NAME")
@@ -306,7 +314,7 @@ def test_threads_of_a_namespace_below_have_the_ids_of_ours(family: Path) -> None
         (_, ours, theirs), (_, our_first, their_first) = ids_of(last), ids_of(inner)
         assert (their_first, theirs) == (1, one.program.at["pid"])
         assert ours > our_first > 1
-        found = {key for key in keys(one.tick()) if key[0] != OUTSIDE}
+        found = {key for key in keys(one.tick("-d", "0.3")) if key[0] != OUTSIDE}
         assert {(1, 1), (our_first, our_first), (ours, ours)} < found
         assert {key[0] for key in found} == {1, our_first, ours}
         assert pid_in(str(one.first), ours) == pid_in(str(inner), theirs) == last
@@ -337,7 +345,7 @@ def test_with_another_s_proc_it_does_not_run_and_says_what_to_do() -> None:
     refused = command.run("-b", "-n", "1", before=OWN[:-1])
     assert refused.status == 4
     assert refused.sentence.endswith("Give offtop a /proc of its own: unshare --mount-proc offtop")
-    done = command.run("-b", "-n", "1", before=(*OWN[:-1], "unshare", "--mount-proc"))
+    done = command.run("-b", "-n", "1", "-d", "0.3", before=(*OWN[:-1], "unshare", "--mount-proc"))
     assert (done.status, done.err) == (0, "")
     assert str(OUTSIDE) in done.out
 
@@ -347,7 +355,9 @@ def test_on_the_machine_itself_p_takes_an_id_in_a_container(family: Path) -> Non
         pid = one.program.at["pid"]
         host = child_of(one.first)
         assert ids_of(host) == [host, pid]
-        done = command.run("-b", "--json", "-n", "1", "-p", f"{os.getpid()},{one.first}:{pid},{host}:{pid}")
+        done = command.run(
+            "-b", "--json", "-n", "1", "-d", "0.3", "-p", f"{os.getpid()},{one.first}:{pid},{host}:{pid}"
+        )
         assert (done.status, done.err) == (0, "")
         tick = json.loads(done.out)
         assert tick["filters"]["pids"] == sorted([os.getpid(), host])

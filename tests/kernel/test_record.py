@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -46,15 +45,14 @@ def test_a_replay_prints_what_was_printed_while_recording(tmp_path: Path, waits:
 
 
 def test_record_writes_until_its_time_is_over_or_ctrl_c(tmp_path: Path, waits: int) -> None:
-    timed = run("record", "-o", str(tmp_path / "a"), "-d", "0.5", "-p", str(waits), "2s")
-    assert (timed.status, timed.out) == (0, "")
-    assert "recorded 4 ticks" in timed.err or "recorded 5 ticks" in timed.err
     with subprocess.Popen(
         [OFFTOP, "record", "-o", str(tmp_path / "b"), "-d", "0.5"], stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr
         assert process.stderr.readline() == f"offtop: recording to {tmp_path / 'b'}; ctrl-C ends it\n"
-        time.sleep(1.5)
+        timed = run("record", "-o", str(tmp_path / "a"), "-d", "0.5", "-p", str(waits), "2s")
+        assert (timed.status, timed.out) == (0, "")
+        assert "recorded 4 ticks" in timed.err or "recorded 5 ticks" in timed.err
         process.send_signal(signal.SIGINT)
         assert "offtop: recorded " in process.stderr.read()
         assert process.wait(timeout=20) == 0

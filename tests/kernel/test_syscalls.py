@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel.layout import WalkedStack
+from offtop.kernel.live import LiveSource
 from offtop.kernel.syscalls import name_of
+from offtop.model.book import CALL_32_BIT, Book
 from offtop.model.calls import told
 
 REMOVED = {
@@ -49,10 +52,24 @@ def test_minus_1_is_no_call_however_wide() -> None:
     assert [name_of(number) for number in (-1, (1 << 32) - 1, (1 << 64) - 1)] == ["", "", ""]
 
 
-def test_what_nobody_knows_keeps_its_number() -> None:
-    assert name_of(999) == "syscall 999"
-    assert name_of(0, "pdp11") == "syscall 0"
-    assert name_of((1 << 64) - 2) == "syscall -2"
+def test_what_nobody_knows_has_no_name_and_keeps_its_number() -> None:
+    assert [name_of(999), name_of(0, "pdp11"), name_of((1 << 64) - 2)] == ["", "", ""]
+    book = Book(calls={202: "futex", CALL_32_BIT | 240: "futex"})
+    told = [book.call(number) for number in (202, 999, CALL_32_BIT | 240, CALL_32_BIT | 999)]
+    assert told == ["futex", "syscall 999", "futex", "syscall 999"]
+
+
+def test_of_all_numbers_that_a_program_may_show_only_those_with_a_name_are_kept() -> None:
+    source, native, low = LiveSource.__new__(LiveSource), 1 << 46, 1 << 30
+    source._book = Book()  # pyright: ignore[reportPrivateUsage]
+    for sp, flag in ((native, 0), (low, CALL_32_BIT)):
+        for number in (*range(3_000), (1 << 29) - 1):
+            stack = WalkedStack(1, number, (0,) * 6, 1 << 20, sp, 0, b"", b"")
+            assert source._call(stack)[0] == number | flag  # pyright: ignore[reportPrivateUsage]
+    names = source._book.calls  # pyright: ignore[reportPrivateUsage]
+    assert 600 < len(names) < 1_200
+    assert not any(name.startswith("syscall ") for name in names.values())
+    assert source._book.call(2_999) == source._book.call(CALL_32_BIT | 2_999) == "syscall 2999"  # pyright: ignore[reportPrivateUsage]
 
 
 def test_the_names_are_those_of_this_machines_header() -> None:

@@ -1,5 +1,6 @@
 """Windows that follow one another merge into the window over all of them, and categories partition their time."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -24,10 +25,10 @@ from offtop.model.cut import (
     top_of_threads,
     total,
 )
-from offtop.model.snapshot import SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import NO_STACK
 from offtop.model.table import SiteKeys, integers
-from offtop.model.window import Window, between, merge
+from offtop.model.window import Window, between, machine_over, merge
 from tests.model.world import BOOK, CATEGORIES, IDLE, PIDS, Step, snapshots, stretches
 
 EVERY_CATEGORY = (*CATEGORIES, SHORT, FILTERED)
@@ -223,3 +224,14 @@ def test_where_a_process_waits_is_where_its_threads_wait_together() -> None:
         ThreadKey(11, 1): SiteKey(11, 1, pipe, 20),
         ThreadKey(11, 3): SiteKey(11, 3, lock, 22),
     }
+
+
+def test_what_took_cpu_time_is_known_over_windows_only_where_each_of_them_tells() -> None:
+    def window(machine: Machine) -> Window:
+        return replace(between(Snapshot(0, 0), Snapshot(1_000, 1_000)), machine=machine)
+
+    told, more, untold = (window(one) for one in (Machine(2, 30, 10), Machine(4, 5, 7), Machine(0, 0, 0)))
+    assert machine_over([told]) == Machine(2, 30, 10)
+    assert machine_over([told, more]) == Machine(4, 35, 17)  # a CPU came
+    for windows in ([told, untold], [untold, told], [told, untold, more], [untold]):
+        assert machine_over(windows) == merge(windows).machine == Machine()

@@ -4,6 +4,8 @@ import io
 import json
 import random
 import sqlite3
+import time
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -244,6 +246,13 @@ def test_how_a_wait_began_must_be_what_can_be(spoilt: Change, said: str) -> None
         ({"calls": [["futex", 202]]}, "not a number"),
         ({"calls": [[202, 7]]}, "not a text"),
         ({"calls": {}}, "not an array of that length"),
+        ({"calls": [[-1, "futex"]]}, "a number that cannot be"),
+        ({"calls": [[1 << 31, "futex"]]}, "a number that cannot be"),
+        ({"calls": [[202, "f" * 65]]}, "more system calls than there are"),
+        ({"calls": [[number, "x"] for number in range(4_097)]}, "more system calls than there are"),
+        ({"comms": [[number, 1, "x"] for number in range(1_100_000)]}, "more words than a tick has"),
+        ({"lost": {f"kind{number}": 1 for number in range(100_000)}}, "more words than a tick has"),
+        ({"comms": [[1, 1, '"' + "\\" * (1 << 20)], *[[1, 1, "x"]] * 1_100_000]}, "more words than a tick has"),
     ],
 )
 def test_words_that_are_new_must_be_what_can_be(words: dict[str, object], said: str) -> None:
@@ -257,6 +266,45 @@ def reworded(blob: bytes, words: dict[str, object]) -> bytes:
     end = 4 + int.from_bytes(raw[:4], "little")
     head = json.dumps({**json.loads(raw[4:end]), **words}).encode()
     return zlib.compress(len(head).to_bytes(4, "little") + head + raw[end:])
+
+
+def test_as_many_words_as_a_tick_may_have_are_read() -> None:
+    text = 'it\'s ["a": 1, 2], \\" \n'
+    words: dict[str, object] = {
+        "comms": [[number, number, "a, b: c"] for number in range(1, 20_001)],
+        "details": [[number, "me", f"{text} {number}", "/", 0] for number in range(1, 20_001)],
+        "calls": [[number, f"call{number}"] for number in range(4_096)],
+    }
+    entry = form.decode(reworded(form.encode(form.Entry(STUCK_NOW)), words), whole=True)
+    assert (len(entry.comms), len(entry.details), len(entry.calls)) == (20_000, 20_000, 4_096)
+    assert entry.details[20_000].cmdline == f"{text} 20000"
+
+
+@pytest.mark.parametrize("unit", ['"', '"\\', '\\"', '"a",', "[", "{", '"\\\\'])
+def test_to_look_for_too_many_words_takes_no_time_or_memory_of_its_own(unit: str) -> None:
+    """5 MB each, which are no JSON."""
+    raw = (unit * ((5 << 20) // len(unit))).encode()
+    blob = zlib.compress(len(raw).to_bytes(4, "little") + raw, 1)
+    tracemalloc.start()
+    began_s = time.process_time()
+    with pytest.raises(ValueError):  # whatever it says
+        form.decode(blob)
+    took_s, peak_bytes = time.process_time() - began_s, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert took_s < 10
+    assert peak_bytes < 6 * len(raw)
+
+
+def test_over_many_ticks_no_more_names_of_calls_are_kept_than_there_are_calls(tmp_path: Path, whole: bytes) -> None:
+    path = changed(tmp_path / "it", whole)
+    with sqlite3.connect(path) as database:
+        for number, blob in database.execute("SELECT number, change FROM ticks").fetchall():
+            calls = [[number << 16 | call, "x"] for call in range(4_000)]
+            database.execute("UPDATE ticks SET change = ? WHERE number = ?", (reworded(blob, {"calls": calls}), number))
+    database.close()
+    played = RecordedSource(path)
+    *_, last = iter(played.read, None)
+    assert len(last.book.calls) == form.MOST_CALLS
 
 
 def test_a_running_time_for_each_thread_or_none() -> None:

@@ -12,11 +12,13 @@ import pytest
 
 from offtop import batch
 from offtop.model.book import Life, ThreadKey
+from offtop.model.budget import Rate
 from offtop.model.categories import is_periodic
 from offtop.model.change import NOTHING, change
 from offtop.model.columns import unpacked
+from offtop.model.filter import parse
 from offtop.model.history import History
-from offtop.model.snapshot import Bound, Cost, Machine, Snapshot, Waiting
+from offtop.model.snapshot import Bound, Cost, Filters, Machine, Snapshot, Waiting
 from offtop.person import person
 from offtop.recording import form
 from offtop.recording.replay import RecordedSource
@@ -25,7 +27,8 @@ from offtop.schema import SCHEMA
 from offtop.source import Source
 from offtop.units import NS_PER_S
 from tests.recording import test_recording
-from tests.ui.scripted import FUTEX, MS, START_NS, STUCK, ScriptedSource, Waits
+from tests.recording.test_recording import ALL
+from tests.ui.scripted import AT_NS, FUTEX, MS, START_NS, STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES
 
 FIRST_FIELDS = Path(__file__).parents[1] / "recordings/first-fields.offtop"
@@ -40,8 +43,8 @@ MACHINE = Machine(2, steal_ns=30 * MS, interrupt_ns=10 * MS)
 Tick = dict[str, Any]
 
 
-def in_json(source: Source) -> list[Tick]:
-    return cast(list[Tick], test_recording.in_json(source))
+def in_json(source: Source, wanted: batch.Wanted = ALL) -> list[Tick]:
+    return cast(list[Tick], test_recording.in_json(source, wanted=wanted))
 
 
 def source_of(ticks: int = 12, ends: bool = False) -> ScriptedSource:
@@ -162,6 +165,86 @@ def test_a_recording_without_any_wait_has_none() -> None:
     again = form.decode(form.encode(entry), whole=True)
     assert (len(again.change.waiting), len(again.change.begun), again.lives, again.calls) == (0, 0, {}, {})
     assert (again.change.machine, again.change.cost) == (Machine(), Cost())
+
+
+def test_a_filter_chooses_among_the_waits_in_progress_too(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "it")
+    chosen = {"comm=mysqld": [4268, 4270], "cat=disk-read": [900], "comm=nobody": [], "pid=700": [700], "": [900, 700]}
+    for text, tids in chosen.items():
+        last = in_json(RecordedSource(path), batch.Wanted(parse(text)))[-1]
+        told = [one["tid"] for one in last["still_blocked"]]
+        assert told[: len(tids)] == tids
+        assert len(told) == (len(tids) if text else 5)
+
+
+def test_a_thread_that_began_in_a_tick_has_no_residue_in_it_and_one_that_was_there_has(tmp_path: Path) -> None:
+    newcomer = RUNNER._replace(tid=62, running_ms=300)  # 600 ms of the second are nobody's
+    source = ScriptedSource((RUNNER, newcomer), ticks=3, machine=MACHINE)
+    source.after(0).book.lives[ThreadKey(60, 62)] = Life(from_ns=AT_NS + 2_600 * MS)
+    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
+    for second in range(4):
+        recorder.add(source.after(second))
+    recorder.close()
+    last = in_json(RecordedSource(tmp_path / "it"))[-1]
+    residues = {one["tid"]: one["residue_ns"] for one in last["threads"]}
+    assert residues == {61: 50 * MS, 62: None}
+
+
+def test_a_budget_takes_for_idle_what_looks_idle_and_no_more(tmp_path: Path) -> None:
+    table = (
+        Waits("shop", 100, "shop", 100, "poll", "do_epoll_wait", waits_on=True),  # looks idle
+        Waits("shop", 100, "shop", 101, "lock", "futex_do_wait", waits_on=True),
+        Waits("shop", 100, "shop", 102, "fsync", "jbd2_log_wait_commit", waits_on=True),
+        Waits("shop", 100, "shop", 103, "lock", "futex_do_wait", waits_ms=(1,), running_ms=999),
+    )
+    source = ScriptedSource(table, ticks=2, ends=True, machine=MACHINE)
+    source.filters = Filters(pids=(100, 7))
+    out = io.StringIO()
+    batch.run(source, CATEGORIES, MS, 1, batch.Wanted(rate=Rate(100.0)), as_json=False, width=0, out=out)
+    told = [line for line in out.getvalue().splitlines() if line.startswith("budget of ")]
+    shares = "4 threads: 25% idle, 50% blocked, 25% running"
+    assert told == [
+        f"budget of shop(100): {shares}; 100 requests/s: 10ms CPU + 20ms blocked each",
+        "budget of (7): it has ended",
+    ]
+
+
+# What is kept of those that are there no more
+
+
+def long_ago(*snapshots: Snapshot, path: Path) -> list[Snapshot]:
+    """What a replay makes of these, one after the other."""
+    source = source_of()
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    for snapshot in snapshots:
+        recorder.add(snapshot)
+    recorder.close()
+    return [*iter(RecordedSource(path).read, None)]
+
+
+def at(second: int, *waiting: Waiting) -> Snapshot:
+    return replace(source_of().after(second), threads={}, sites={}, waiting={one.site.thread: one for one in waiting})
+
+
+def test_the_name_of_a_thread_that_only_waited_is_known_for_15_minutes_after(tmp_path: Path) -> None:
+    connection = source_of().after(0).waiting[ThreadKey(4242, 4268)]
+    key = connection.site.thread
+
+    def names(*seconds: int) -> list[str]:
+        ticks = long_ago(at(0), at(100, connection), *map(at, seconds), path=tmp_path / f"{len(seconds)}")
+        return [ticks[-1].book.comm(key), ticks[-1].book.process(key.pid)]
+
+    assert names(200, 310) == ["connection", "mysqld"]
+    assert names(200, 310, 999) == ["connection", "mysqld"]
+    assert names(200, 310, 999, 1310) == ["", ""]
+
+
+def test_the_stack_that_was_read_of_a_wait_stays_as_long_as_the_wait(tmp_path: Path) -> None:
+    connection = source_of().after(0).waiting[ThreadKey(4242, 4268)]
+    seconds = (301, 602, 903, 1204, 1505)
+    ticks = long_ago(at(0, connection), *(at(one, connection) for one in seconds), path=tmp_path / "it")
+    stack = ticks[-1].book.stack(connection.user)
+    assert [frame.name for frame in stack.frames] == ["lock_wait", "row_search", "main"]
 
 
 # A recording by an offtop that did not know all this

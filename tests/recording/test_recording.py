@@ -27,6 +27,7 @@ from tests.ui.scripted import SHOP, START_NS, WHO, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
 MS = 1_000_000
+ALL = batch.Wanted()
 
 
 def recorded(path: Path, ticks: int = 5, *, seconds: Sequence[int] = (), **options: object) -> ScriptedSource:
@@ -40,9 +41,9 @@ def recorded(path: Path, ticks: int = 5, *, seconds: Sequence[int] = (), **optio
     return source
 
 
-def in_json(source: Source, ticks: int | None = None) -> list[dict[str, object]]:
+def in_json(source: Source, ticks: int | None = None, wanted: batch.Wanted = ALL) -> list[dict[str, object]]:
     out = io.StringIO()
-    batch.run(source, CATEGORIES, MS, ticks, batch.Wanted(), as_json=True, width=0, out=out)
+    batch.run(source, CATEGORIES, MS, ticks, wanted, as_json=True, width=0, out=out)
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 

@@ -1,0 +1,136 @@
+"""What the page of a recording says of the waits that nobody saw end."""
+
+import io
+import re
+import sqlite3
+from pathlib import Path
+
+from offtop.person import person
+from offtop.recording import report
+from offtop.recording.writer import Recorder
+from offtop.units import NS_PER_S
+from tests.recording.test_in_progress import FIRST_FIELDS
+from tests.ui.scripted import FUTEX, SHOP, STUCK, ScriptedSource, Waits
+from tests.ui.shown import CATEGORIES
+
+MINUTES = 60
+HELD = Waits(
+    *("db", 50, "session", 51, "lock", "futex_do_wait"),
+    waits_on=True,
+    older_ms=15 * MINUTES * 1000,
+    call="futex",
+    arguments=(FUTEX, 128, 2, 0, 0, 0),
+    read=("lock_wait", "main"),
+)
+"""After five minutes it has waited for 20."""
+
+
+def page(path: Path, *table: Waits, seconds: int, step: int = 1) -> list[str]:
+    """The report of `seconds` of `table`, a tick every `step`."""
+    source = ScriptedSource(table, ticks=seconds)
+    recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=5 * NS_PER_S)
+    for second in range(0, seconds + 1, step):
+        recorder.add(source.after(second))
+    recorder.close()
+    return written(path)
+
+
+def written(path: Path, width: int = 0) -> list[str]:
+    out = io.StringIO()
+    report.write(path, CATEGORIES, width, out)
+    return out.getvalue().splitlines()
+
+
+def stuck_in(lines: list[str]) -> list[str]:
+    """The section, which is the last; times are in whatever zone the tests run in."""
+    (first,) = (number for number, line in enumerate(lines) if line.startswith("STUCK AT THE END, "))
+    return [re.sub("STUCK AT THE END, ..:..:..: ", "", lines[first]), *lines[first + 1 :]]
+
+
+def test_a_lock_that_is_held_for_20_minutes_is_stuck_at_the_end(tmp_path: Path) -> None:
+    lines = page(tmp_path / "it", HELD, seconds=5 * MINUTES, step=30)
+    call = "futex(0x7f1200004040, WAIT_PRIVATE, 2)"
+    assert stuck_in(lines) == [
+        "1 threads, and 0 that look idle",
+        "THREADS      AGE     PID     TID COMMAND          S CATEGORY        SYSCALL                   STACK",
+        f"      1    20min      50      51 session          S lock            {call}  futex_do_wait < lock_wait < main",
+    ]
+    category = next(line for line in lines if line.startswith("lock "))
+    process = next(line for line in lines if line.startswith("     50 "))
+    assert category.split() == ["lock", "1.00", "100%", "20min"]
+    assert process.split()[:5] == ["50", "db", "1.00", "100%", "20min"]
+    assert not any(line.startswith("LONGEST WAITS") for line in lines)  # none has ended
+
+
+def test_ages_are_told_with_their_bounds_the_oldest_first(tmp_path: Path) -> None:
+    first, _, *rows = stuck_in(page(tmp_path / "it", *STUCK, seconds=12))
+    assert first == "4 threads, and 1 that look idle"
+    assert [row[:66].split() for row in rows] == [
+        ["1", "<=112s", "900", "900", "cp", "D", "disk-read"],
+        ["1", "12.5s", "4242", "4268", "connection", "S", "lock"],
+        ["1", ">=12.0s", "901", "901", "gdb", "t", "stopped"],
+        ["1", "2.00s", "4242", "4270", "purge", "D", "fsync"],
+    ]
+
+
+def test_what_is_over_by_the_end_is_not_stuck_and_stands_among_the_longest(tmp_path: Path) -> None:
+    lines = page(tmp_path / "it", *STUCK, seconds=12)
+    assert not any(" late " in line for line in stuck_in(lines))
+    longest = lines.index("LONGEST WAITS THAT ENDED, one a place")
+    assert lines[longest + 1].split()[1:4] == ["4.00s", "run-queue", "late(800)"]
+
+
+def test_threads_of_a_process_at_one_place_are_one_row_with_the_age_of_the_oldest(tmp_path: Path) -> None:
+    again = [HELD._replace(tid=52 + n, older_ms=n * 1000, arguments=(n, 128, 2, 0, 0, 0)) for n in range(18)]
+    other = HELD._replace(process="other", pid=60, tid=60, older_ms=0)
+    elsewhere = HELD._replace(tid=90, older_ms=0, read=("sweep", "main"))
+    first, _, *rows = stuck_in(page(tmp_path / "it", HELD, *again, other, elsewhere, seconds=20, step=10))
+    assert first == "21 threads, and 0 that look idle"
+    assert [row.split()[:4] for row in rows] == [
+        ["19", "15min", "50", "51"],
+        ["1", "20.0s", "50", "90"],
+        ["1", "20.0s", "60", "60"],
+    ]
+    assert "sweep" in rows[1]
+
+
+def test_no_more_than_20_places_are_listed_and_the_others_counted(tmp_path: Path) -> None:
+    processes = [HELD._replace(pid=1000 + n, tid=1000 + n, older_ms=n * 1000) for n in range(23)]
+    twin = HELD._replace(pid=1000, tid=5000, older_ms=0)
+    first, _, *rows = stuck_in(page(tmp_path / "it", *processes, twin, seconds=10, step=5))
+    assert first == "24 threads, and 0 that look idle"
+    assert [row.split()[2] for row in rows[:20]] == [str(1022 - n) for n in range(20)]
+    assert rows[20:] == ["      4          more, at 3 places"]
+
+
+def test_a_recording_of_which_all_has_gone_on_has_nothing_stuck(tmp_path: Path) -> None:
+    lines = page(tmp_path / "it", *SHOP, seconds=10)
+    assert stuck_in(lines) == ["0 threads, and 1 that look idle"]
+
+
+def test_one_reading_tells_what_was_stuck_then(tmp_path: Path) -> None:
+    lines = page(tmp_path / "it", *STUCK, seconds=0)
+    assert "It has no whole tick: what passes between two readings." in lines
+    assert stuck_in(lines)[0] == "2 threads, and 1 that look idle"
+
+
+def test_after_damage_the_end_is_still_that_of_the_recording(tmp_path: Path) -> None:
+    page(tmp_path / "it", *STUCK, seconds=12)
+    with sqlite3.connect(tmp_path / "it") as database:
+        (last,) = database.execute("SELECT max(number) FROM ticks WHERE whole IS NOT NULL").fetchone()
+        database.execute("UPDATE ticks SET change = x'00' WHERE number BETWEEN 3 AND ?", (last - 1,))
+        database.execute("DELETE FROM ticks WHERE number > ?", (last,))
+    database.close()
+    first, _, *rows = stuck_in(written(tmp_path / "it"))
+    assert first == "3 threads, and 1 that look idle"
+    assert rows[1].split()[1:5] == ["10.5s", "4242", "4268", "connection"]
+
+
+def test_a_recording_of_old_says_at_least_or_that_nothing_was_stuck() -> None:
+    first, *rows = stuck_in(written(FIRST_FIELDS))
+    assert (first, rows) == ("0 threads, and 52 that look idle", [])
+
+
+def test_lines_are_cut_at_the_width(tmp_path: Path) -> None:
+    page(tmp_path / "it", HELD, seconds=20)
+    assert max(map(len, written(tmp_path / "it", 60))) == 60
