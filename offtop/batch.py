@@ -217,7 +217,8 @@ def _stuck_table(tick: Tick, shown: Stuck, names: Names) -> Iterable[str]:
     """The waits in progress, the oldest first, and their syscalls and stacks."""
     book = tick.kept.window.book
     hidden = len(tick.stuck.waits) - len(shown.waits)
-    yield f"stuck now: {len(shown.waits)} threads, and {hidden} that look idle"
+    idle = f"; {hidden} that {'look' if hidden != 1 else 'looks'} idle left out (-i)" if hidden else ""
+    yield f"stuck now: {len(shown.waits)} {'threads' if len(shown.waits) != 1 else 'thread'}{idle}"
     yield f"{'AGE':>8} {'PID':>7} {'TID':>7} {'COMMAND':<16} S {'CATEGORY':<15} {'SYSCALL':<24}  STACK"
     for row, one in enumerate(shown.waits):
         leaf, who = shown.leaf(row), printable(book.comm(one.site.thread))[:16]
