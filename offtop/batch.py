@@ -216,7 +216,9 @@ def tick_text(
 
 def _stuck_table(tick: Tick, shown: Stuck, names: Names) -> Iterable[str]:
     """The waits in progress, the oldest first, and their syscalls and stacks."""
-    yield f"stuck now: {stuck_threads(tick.stuck, shown)}"
+    every = tick.stuck.of_age(tick.filter.keeps_age)
+    shown = shown.of_age(tick.filter.keeps_age)
+    yield f"stuck now: {stuck_threads(every, shown)}{' (-i)' if len(shown.waits) < len(every.waits) else ''}"
     yield STUCK_HEAD
     for row in range(len(shown.waits)):
         yield stuck_line(shown, row, tick.kept.window.book, names)
@@ -224,7 +226,9 @@ def _stuck_table(tick: Tick, shown: Stuck, names: Names) -> Iterable[str]:
 
 
 def stuck_threads(every: Stuck, shown: Stuck) -> str:
-    return f"{len(shown.waits)} threads, and {len(every.waits) - len(shown.waits)} that look idle"
+    hidden = len(every.waits) - len(shown.waits)
+    idle = f"; {hidden} that {'look' if hidden != 1 else 'looks'} idle left out" if hidden else ""
+    return f"{len(shown.waits)} {'threads' if len(shown.waits) != 1 else 'thread'}{idle}"
 
 
 STUCK_HEAD = f"{'AGE':>8} {'PID':>7} {'TID':>7} {'COMMAND':<16} S {'CATEGORY':<15} {'SYSCALL':<24}  STACK"

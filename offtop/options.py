@@ -4,7 +4,6 @@ What may also stand in the config file has no default here: config knows it, and
 """
 
 import argparse
-import pwd
 import re
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
@@ -13,7 +12,9 @@ from offtop import __version__
 from offtop.errors import UsageError
 from offtop.model.budget import parse_rate
 from offtop.model.printable import printable
+from offtop.model.rows import SORTS
 from offtop.model.state import MASKS
+from offtop.person import NO_USER, is_user
 from offtop.units import NS_PER_S, parse_duration, parse_size
 
 STATES = {
@@ -227,7 +228,7 @@ def _shown(parser: argparse.ArgumentParser) -> None:
         "--sort",
         type=_setting("sort"),
         metavar="FIELD",
-        help="sort by WAITING, MAX, TOTAL, EV/S, NAME or PID; -FIELD the other way round",
+        help=f"sort by {', '.join(SORTS[:-1])} or {SORTS[-1]}; -FIELD the other way round",
     )
     add("--window", type=_setting("window"), metavar="SPAN", help="screen: numbers over 1s, 10s, 60s, or start")
     add(
@@ -299,8 +300,8 @@ def _ids_of(text: str) -> tuple[int, ...]:
 def _pids_of(text: str) -> tuple[int | tuple[str, int], ...]:
     """Ids; and, of processes in containers, what the container is called and their ids in there."""
     parts = text.split(",")
-    plain = ",".join(part for part in parts if ":" not in part)
-    found: list[int | tuple[str, int]] = [*_ids_of(plain)] if plain else []
+    plain = [part for part in parts if ":" not in part]
+    found: list[int | tuple[str, int]] = [*_ids_of(",".join(plain))] if plain else []
     for part in dict.fromkeys(parts):
         name, colon, inside = part.rpartition(":")
         if colon and not name:
@@ -312,11 +313,8 @@ def _pids_of(text: str) -> tuple[int | tuple[str, int], ...]:
 
 
 def _user_of(text: str) -> str:
-    if not (text.isascii() and text.isdecimal()):
-        try:
-            pwd.getpwnam(text)
-        except KeyError:
-            raise ValueError(text) from None
+    if not is_user(text):
+        raise ValueError(text)
     return text
 
 
@@ -338,7 +336,7 @@ _ids = _argument(_ids_of, f"a list of ids, as 4242 or 4242,977 (at most {_MOST_I
 _pids = _argument(_pids_of, f"a list of ids, as 4242 or 4242,977 or CONTAINER:7 (at most {_MOST_IDS})")
 _wait = _argument(lambda text: parse_duration(text, _NS_PER_US), "a time, as 200us, 1ms, 2s, or 200 for 200us")
 _count = _argument(_positive, "a whole number from 1 up")
-_user = _argument(_user_of, "a user: this machine knows no such name, nor is it a number")
+_user = _argument(_user_of, NO_USER)
 _state = _argument(_states_of, f"a list of states ({', '.join(STATES)}) or a mask of them, as 0x2")
 _duration = _argument(_time_of, "a time, as 90s, 10m or 48h")
 _rate = _argument(parse_rate, "requests a second, as 1500 or 1.5k, and perhaps the CPU time of one, as 1500,1ms")

@@ -35,6 +35,8 @@ _SETGROUPS = {
     "s390x": 206,
 }
 """By machine, the number of the system call. libc's own setgroups would change every thread (nptl(7))."""
+NO_USER = "a user: this machine knows no such name, nor is it a number"
+"""What is said of a text that `is_user` says no to."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.setfsuid.argtypes = _LIBC.setfsgid.argtypes = [ctypes.c_uint32]
 _LIBC.setfsuid.restype = _LIBC.setfsgid.restype = ctypes.c_uint32
@@ -75,6 +77,17 @@ def person(environ: Mapping[str, str] = os.environ) -> Person:
         return _known(uid)
     except KeyError:  # as in a container that runs under a bare number
         return Person(uid, os.getegid(), Path("/", environ.get("HOME", "")), str(uid))
+
+
+def is_user(text: str) -> bool:
+    """Whether it can be a user: a name that this machine knows, or an id, which need not be known."""
+    if text.isascii() and text.isdecimal():
+        return True
+    try:
+        pwd.getpwnam(text)
+    except KeyError:
+        return False
+    return True
 
 
 def _known(uid: int) -> Person:

@@ -107,7 +107,7 @@ def _blocked_object(some: Stuck, row: int, book: Book, names: Names) -> dict[str
         "state": one.letter,
         "category": leaf.category,
         "idle": leaf.idle,
-        "syscall": book.call(one.call) if one.call >= 0 else None,
+        "syscall": printable(book.call(one.call)) if one.call >= 0 else None,
         "arguments": list(one.arguments),
         "kernel": [printable(names.of(frame)) for frame in book.stack(one.site.kernel).trimmed],
         "user": [printable(names.of(frame)) for frame in book.stack(one.user).trimmed],

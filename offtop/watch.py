@@ -60,6 +60,8 @@ def show_config(asked: argparse.Namespace) -> int:
 def live(asked: argparse.Namespace) -> int:
     """This machine, on the screen or in text."""
     no_screen = _no_screen(asked)
+    if no_screen is not None and asked.rate and not asked.pid:
+        raise UsageError("--rate in batch is about the processes that -p names. Give -p PID, too, or leave it out")
     rules, chosen, user = _choices(asked)
     loaded, whose = _load(asked)
     _check_theme(loaded)
@@ -171,6 +173,8 @@ def _choices(asked: argparse.Namespace) -> tuple[categories.Categories, Filter, 
             f"--filter: {bound.key}{bound.operator} chooses rows of a table, and --json has none. "
             "Leave it out, and choose with jq"
         )
+    if asked.json and asked.rate:
+        raise UsageError("--rate checks a budget in words, and --json has none. Leave it out")
     return rules, chosen, user
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from offtop import cli, options
+from offtop.model.rows import SORTS
 from tests.test_docs import code, flags_of, help_text, rows
 
 _PACKAGING = Path(__file__).parents[1] / "packaging"
@@ -123,6 +124,15 @@ def test_every_flag_is_written_down_and_every_flag_there_exists(
     written: Callable[[str], set[str]], command: str
 ) -> None:
     assert written(command) == flags_of(help_text(*of_a(command)))
+
+
+def test_what_can_be_sorted_by_is_the_same_everywhere() -> None:
+    said = ", ".join(SORTS[:-1]) + f" or {SORTS[-1]};"
+    ((_, readme),) = [row for row in rows("Options") if "--sort FIELD" in row[0]]
+    assert code(readme) == [*SORTS, "-FIELD"]
+    assert said in " ".join(options.live().format_help().split())
+    assert said in " ".join(plain(_SECTIONS["OPTIONS"]).split())
+    assert f"({' '.join(SORTS)})" in (_COMPLETIONS / "_offtop").read_text()
 
 
 def test_every_key_in_the_man_page_is_in_the_readme() -> None:

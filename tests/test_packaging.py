@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from offtop import __version__
+
 _ROOT = Path(__file__).parents[1]
 
 
@@ -44,6 +46,13 @@ def test_an_installed_offtop_finds_its_own_programs_and_themes(installed: Path) 
     for path in map(Path, child.stdout.splitlines()):
         assert path.is_relative_to(installed)
         assert path.exists()
+
+
+def test_python_m_offtop_is_the_command(installed: Path) -> None:
+    program = f"import runpy, sys; sys.path.insert(0, {str(installed)!r}); runpy.run_module('offtop', alter_sys=True)"
+    for arguments, status, out in ((["--version"], 0, f"offtop {__version__}\n"), (["--nosuch"], 2, "")):
+        child = subprocess.run([sys.executable, "-I", "-c", program, *arguments], capture_output=True, text=True)
+        assert (child.returncode, child.stdout) == (status, out)
 
 
 def test_a_checkout_finds_its_own() -> None:

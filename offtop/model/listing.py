@@ -80,12 +80,13 @@ class Listing:
         self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
 
     def of(self, scene: Scene, room: int) -> Listed:
-        """`room`: how many rows can be seen."""
+        """`room`: how many rows can be seen, the one included that sums up the rest."""
         view = scene.view
         made = self._folded(scene) if view.lists_threads else UNFOLDED
         rows = self._rows(scene, made)
         if view.filter.chooses_rows:
             rows = kept_rows(rows, view.filter.keeps, _ROWS)
+        room = max(1, room - (rows.elided is not None))
         cursor = next((i for i, row in enumerate(rows.rows) if row.key == (view.thread or view.cursor)), 0)
         first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
         seen = rows.rows[first : first + room]
@@ -96,7 +97,7 @@ class Listing:
         view, scope, book = scene.view, scene.scope, scene.book
         own = view.group[1] if view.group is not None else view.filter
         order = Order(
-            view.sort,
+            view.list_sort,
             view.reverse,
             _EVERY_ROW if view.filter.chooses_rows else _ROWS,
             only_waiters=bool(own.chooses_waits or view.user or view.muted),

@@ -91,6 +91,9 @@ class Ranking(NamedTuple):
 
 SORTS = ("WAITING", "MAX", "NOW", "TOTAL", "EV/S", "NAME", "PID", "P50", "P99")
 """What a table can be sorted by, in the order in which `<` and `>` step. TOTAL is the time since the start."""
+ACCOUNT_SORTS = ("RUNNING", "READY", "BLOCKED", "REST", "NAME", "PID")
+"""The same of a list that tells where the seconds went."""
+_OF_ACCOUNT = {"RUNNING": "running_ns", "READY": "ready_ns", "BLOCKED": "blocked_ns", "REST": "residue_ns"}
 _FIELD = {"EV/S": 0, "WAITING": 1, "MAX": 2}
 _PERCENTS = {"P50": 50, "P99": 99}
 
@@ -134,7 +137,7 @@ def ranked(
     if accounts is not None and not order.only_waiters:
         table = {**dict.fromkeys(accounts, NO_PART), **table}
         candidates = [key for key in table if key not in pinned]
-    sort_key = _sort_key(table, order.sort, name_of, lifetime, ages)
+    sort_key = _sort_key(table, order.sort, name_of, lifetime, ages, accounts or {})
     backward = (order.sort not in ("NAME", "PID")) != order.reverse
     left = max(0, order.limit - len(pinned) - (len(candidates) + len(pinned) > order.limit))
     if backward and left < len(candidates) // 4:
@@ -164,7 +167,15 @@ def ranked(
     span_ns = row_of(next(iter(table)), NO_PART).span_ns
     oldest = max((ages[key] for key in table if key not in shown and key in ages), default=NO_AGE)
     elided = Row(ALL, f"{elided_count} more", span_ns, rest, whole.total_ns, threads=elided_count, now=oldest)
+    if accounts is not None:
+        elided = elided._replace(account=_together([accounts[key] for key in (table.keys() - shown) & accounts.keys()]))
     return Ranking(rows, elided, whole)
+
+
+def _together(some: Sequence[Account]) -> Account:
+    """The account of the threads of all of these."""
+    columns = [*zip(*some, strict=True)]
+    return Account(*map(sum, columns))._replace(worst_ns=max(columns[-1])) if columns else NO_ACCOUNT
 
 
 def _sort_key(
@@ -173,6 +184,7 @@ def _sort_key(
     name_of: Callable[[K], str],
     lifetime: Mapping[K, Added] | None,
     now: Mapping[K, Age],
+    accounts: Mapping[K, Account],
 ) -> Callable[[K], Any]:
     if sort == "PID":
         return lambda key: key
@@ -185,6 +197,9 @@ def _sort_key(
     if sort in _PERCENTS:
         percent = _PERCENTS[sort]
         return lambda key: (log2.percentile_ns(table[key][3], percent, table[key][2]), table[key][1], key)
+    if sort in _OF_ACCOUNT:
+        field = Account._fields.index(_OF_ACCOUNT[sort])
+        return lambda key: (accounts.get(key, NO_ACCOUNT)[field], table[key][1], key)
     field_index = _FIELD.get(sort, 1)
     return lambda key: (table[key][field_index], table[key][1], key)
 
@@ -342,7 +357,8 @@ def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ran
     name = f"{left_out} more"
     oldest = max(row.now for row in others)
     elided = Row(ALL, name, others[0].span_ns, rest, ranking.whole.total_ns, threads=left_out, now=oldest)
-    return Ranking(tuple(shown), elided, ranking.whole)
+    went = _together([row.account for row in others])
+    return Ranking(tuple(shown), elided._replace(account=went), ranking.whole)
 
 
 def place_rows(table: Mapping[tuple[int, ...], Added], span_ns: int, limit: int) -> Ranking:

@@ -9,7 +9,7 @@ from offtop.model.budget import Rate
 from offtop.model.cut import ALL, Scope
 from offtop.model.filter import NOTHING, Filter, exactly
 from offtop.model.pool import Pool
-from offtop.model.rows import NO_CGROUP, SORTS, Key
+from offtop.model.rows import ACCOUNT_SORTS, NO_CGROUP, SORTS, Key
 from offtop.model.snapshot import OUTSIDE, Filters
 from offtop.model.tree import Path, Shape
 from offtop.units import NS_PER_S
@@ -112,6 +112,8 @@ class View:
     """The cgroup that was drilled into, and the filter before that."""
     sort: str = "WAITING"
     """One of rows.SORTS."""
+    account_sort: str = ACCOUNT_SORTS[0]
+    """One of rows.ACCOUNT_SORTS: of the list while it tells where the seconds went."""
     reverse: bool = False
     idle_shown: bool = False
     pin: str | int | ThreadKey | None = None
@@ -168,6 +170,16 @@ class View:
     @property
     def lists_cgroups(self) -> bool:
         return self.cgroups and self.pid is None
+
+    @property
+    def sorts(self) -> tuple[str, ...]:
+        """What the list can be sorted by."""
+        return ACCOUNT_SORTS if self.account else SORTS
+
+    @property
+    def list_sort(self) -> str:
+        """What it is sorted by."""
+        return self.account_sort if self.account else self.sort
 
     @property
     def asked(self) -> Filters:
@@ -323,12 +335,17 @@ def next_span(view: View) -> View:
 
 
 def sorted_by(view: View, sort: str) -> View:
-    """Sorted by `sort`, largest first (names and pids upward), and back at the first row."""
+    """Sorted by `sort`, largest first (names and pids upward), and back at the first row; where the list has no such
+    column, the categories alone."""
+    if sort not in view.sorts:
+        return replace(view, sort=sort)
+    if view.account:
+        return replace(view, account_sort=sort, reverse=False, cursor=None)
     return replace(view, sort=sort, reverse=False, cursor=None)
 
 
 def next_sort(view: View, step: int) -> View:
-    return sorted_by(view, SORTS[(SORTS.index(view.sort) + step) % len(SORTS)])
+    return sorted_by(view, view.sorts[(view.sorts.index(view.list_sort) + step) % len(view.sorts)])
 
 
 def reversed_order(view: View) -> View:
@@ -354,8 +371,8 @@ def live(view: View) -> View:
 
 
 def paused_at(view: View, at_ns: int) -> View:
-    """The picture of the tick at `at_ns`, whatever is shown now, in all panes."""
-    return replace(view, paused_at_ns=at_ns, zoomed=False)
+    """The picture of the tick at `at_ns`, whatever is shown now."""
+    return replace(view, paused_at_ns=at_ns)
 
 
 def with_delay(view: View, delay_ns: int) -> View:

@@ -1,6 +1,7 @@
 """Where a thread waits, in one line: the kernel's leaf, then the program's own frames up to where it began."""
 
 from offtop.model.book import Book
+from offtop.model.pool import Convoy
 from offtop.model.stack import Frame, Names
 
 _LIBC = ("libc.so", "libc-", "libpthread", "ld-linux", "ld-musl", "libc.musl", "[vdso]")
@@ -19,10 +20,21 @@ def user_names(book: Book, user: int, names: Names) -> list[str]:
 def in_short(book: Book, kernel: int, user: int, names: Names) -> str:
     """The kernel's leaf and the frames of the program that led there, the C library's left out: those say
     nothing that the kernel's leaf does not."""
-    leaf = kernel_names(book, kernel, names)[:1]
+    return " < ".join([*kernel_names(book, kernel, names)[:1], *_own_names(book, user, names)])
+
+
+def of_convoy(book: Book, convoy: Convoy, names: Names) -> str:
+    """How many wait for the same thing, and what that is: the one futex says more than the kernel's leaf."""
+    site = convoy.site
+    what = ["one futex"] if convoy.futex else kernel_names(book, site.kernel, names)[:1]
+    return f"{convoy.waiting}/{convoy.of} {' < '.join([*what, *_own_names(book, site.user, names)])}"
+
+
+def _own_names(book: Book, user: int, names: Names) -> list[str]:
+    """Of the program's frames; of the C library's, where there are no others."""
     frames = book.stack(user).frames
-    own = [frame for frame in frames if not _is_libc(frame)] or list(frames)
-    return " < ".join([*leaf, *(names.of(frame) for frame in own)])
+    own = [frame for frame in frames if not _is_libc(frame)] or frames
+    return [names.of(frame) for frame in own]
 
 
 def _is_libc(frame: Frame) -> bool:

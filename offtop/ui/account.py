@@ -98,36 +98,38 @@ def bar(parts: Sequence[tuple[int, str, str]], cells: int, glyphs: Glyphs) -> Sp
     return [*spans, (" " * max(0, cells - used), "text")]
 
 
-def columns(width: int, glyphs: Glyphs) -> list[Column]:
-    """Those of a list that tells where the seconds went."""
+def _part(ns: int, row: Row) -> str:
+    return threads(average(ns, row.span_ns)) if row.account.threads else ""
 
-    def per_s(row: Row, n: int) -> str:
-        return count(1e9 * n / row.span_ns) if n and row.span_ns else ""
 
-    def part(ns: int, row: Row) -> str:
-        return threads(average(ns, row.span_ns)) if row.account.threads else ""
+def _rest_of(row: Row) -> str:
+    return _part(max(0, row.account.residue_ns), row) if row.account.through else ""
 
-    def rest(row: Row) -> str:
-        return part(max(0, row.account.residue_ns), row) if row.account.through else ""
 
-    def mean(row: Row) -> str:
-        many = row.account.threads
-        return part(row.account.blocked_ns // many, row) if many > 1 else ""
+def _mean(row: Row) -> str:
+    many = row.account.threads
+    return _part(row.account.blocked_ns // many, row) if many > 1 else ""
 
-    def worst(row: Row) -> str:
-        return part(row.account.worst_ns, row) if row.account.threads > 1 else ""
 
-    shown = [
-        Column("RUNNING", 7, lambda row: part(row.account.running_ns, row)),
-        Column("READY", 6, lambda row: part(row.account.ready_ns, row)),
-        Column("BLOCKED", 7, lambda row: part(row.account.blocked_ns, row)),
-        Column("REST", 6, rest, least_width=60),
-        Column("VOL/S", 5, lambda row: per_s(row, row.account.voluntary), least_width=76),
-        Column("INV/S", 5, lambda row: per_s(row, row.account.involuntary), least_width=70),
-        Column("AVG", 5, mean, least_width=100),
-        Column("WORST", 5, worst, least_width=100),
-    ]
-    return [one for one in shown if width >= one.least_width]
+def _worst(row: Row) -> str:
+    return _part(row.account.worst_ns, row) if row.account.threads > 1 else ""
+
+
+def _per_s(row: Row, n: int) -> str:
+    return count(1e9 * n / row.span_ns) if n and row.span_ns else ""
+
+
+COLUMNS = (
+    Column("RUNNING", 7, lambda row: _part(row.account.running_ns, row), sort="RUNNING", stays=True),
+    Column("READY", 6, lambda row: _part(row.account.ready_ns, row), sort="READY", least_width=44),
+    Column("BLOCKED", 7, lambda row: _part(row.account.blocked_ns, row), sort="BLOCKED"),
+    Column("REST", 6, _rest_of, sort="REST", least_width=60),
+    Column("VOL/S", 5, lambda row: _per_s(row, row.account.voluntary), least_width=76),
+    Column("INV/S", 5, lambda row: _per_s(row, row.account.involuntary), least_width=70),
+    Column("AVG", 5, _mean, least_width=100),
+    Column("WORST", 5, _worst, least_width=100),
+)
+"""Those of a list that tells where the seconds went."""
 
 
 def row_bar(account: Account, cells: int, glyphs: Glyphs) -> str:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path as FilePath
 from threading import Thread
-from types import MappingProxyType
 
 from textual.message import Message
 
@@ -21,21 +20,21 @@ from offtop.model.filter import Filter, FilterError, parse, quoted
 from offtop.model.picture import Picture, TreePicture
 from offtop.model.pool import Pool
 from offtop.model.printable import printable
-from offtop.model.rows import NO_CGROUP, SORTS, Key, Row
+from offtop.model.rows import NO_CGROUP, Key, Row
 from offtop.model.snapshot import EXITED
 from offtop.model.state import MASKS, WORDS
 from offtop.model.tree import Path
 from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, SITE, STUCK, TREE, View
+from offtop.person import NO_USER, is_user
 from offtop.ui import flame, latency, stacks, stuck
 from offtop.ui.chooser import Choice, Chooser
 from offtop.ui.columns import sort_at
 from offtop.ui.facts import Facts
-from offtop.ui.glyphs import Glyphs
 from offtop.ui.head import moment_at
-from offtop.ui.layout import HEAT_SCALE, STUCK_FRAME, Layout, arrange, stuck_lines
+from offtop.ui.layout import HEAT_SCALE, STUCK_FRAME, arrange, stuck_lines
 from offtop.ui.lines import Clicked, Pen
-from offtop.ui.rewind import Rewind
-from offtop.ui.tables import CHOOSABLE, category_columns, list_columns
+from offtop.ui.sorting import Sorting
+from offtop.ui.tables import CATEGORY_MARK, CHOOSABLE, LIST_MARK, category_columns, list_columns, seen_rows
 from offtop.units import NS_PER_S, parse_duration, span
 
 _NS_PER_MS = 1_000_000
@@ -47,28 +46,6 @@ _WHOLE_LINES = 10_000
 """What is copied is not cut to the screen."""
 _LINE_END = "\n"
 
-VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
-    {
-        "threads": views.threads_or_processes,
-        "account": views.account_or_not,
-        "cgroups": views.cgroups_or_not,
-        "tree": views.tree_or_list,
-        "flame": views.flame_or_not,
-        "offcpu": views.waiting,
-        "stuck": views.stuck_or_not,
-        "zoom": views.zoomed_or_not,
-        "invert": views.inverted,
-        "kernel_frames": lambda view: views.only_frames(view, "kernel"),
-        "user_frames": lambda view: views.only_frames(view, "user"),
-        "machinery": views.machinery_or_not,
-        "idle": views.idle_or_not,
-        "window": views.next_span,
-        "names": views.next_names,
-        "reverse": views.reversed_order,
-    }
-)
-"""Keys that need nothing but the view."""
-
 
 class FactsTold(Message):
     """What a source knows of a process."""
@@ -78,10 +55,9 @@ class FactsTold(Message):
         self.pid, self.told = pid, told
 
 
-class Actions(Rewind):
+class Actions(Sorting):
     """The actions of the keys. Whoever shows the screen gives them what is on it."""
 
-    _glyphs: Glyphs
     _groups: Mapping[str, tuple[str, ...]]
     _ids: tuple[str, ...]
 
@@ -90,14 +66,7 @@ class Actions(Rewind):
     def _ask_kernel(self, view: View) -> None:
         raise NotImplementedError
 
-    @property
-    def _layout(self) -> Layout:
-        raise NotImplementedError
-
     # Moving
-
-    def action_look(self, what: str) -> None:
-        self._look(VIEWS[what](self._view))
 
     def action_move(self, step: int) -> None:
         self._move(step)
@@ -182,7 +151,7 @@ class Actions(Rewind):
         elif view.focus == LATENCY:
             cell = latency.moved(picture, 0, 0)
             if cell and latency.is_measured(picture):
-                self._look(views.paused_at(view, cell.end_ns))
+                self._look(replace(views.paused_at(view, cell.end_ns), zoomed=False))
             else:
                 self._say("nothing was measured then")
         else:
@@ -249,7 +218,7 @@ class Actions(Rewind):
             self._at_branch(picture, trees.index_of(picture.tree.branches, path))
 
     def action_open_all(self) -> None:
-        if self._picture and self._picture.tree:
+        if not self._lacks("the stack tree: t shows it", TREE) and self._picture and self._picture.tree:
             self._look(views.all_opened(self._view, trees.all_paths(self._picture.tree.root)))
 
     def _branch(self) -> trees.Branch | None:
@@ -312,11 +281,15 @@ class Actions(Rewind):
         self._ask("only this user's processes (name or id; empty: all): ", self._of_user, self._view.user)
 
     def _of_user(self, text: str) -> str | None:
+        """A recording may know users that this machine does not."""
+        user = text.strip()
         try:
-            parse(f"user={quoted(text.strip())}")
+            parse(f"user={quoted(user)}")
         except FilterError as wrong:
             return str(wrong)
-        self._look(views.of_user(self._view, text.strip()))
+        if user and not self._source.recorded and not is_user(user):
+            return f"'{printable(user)}' is not {NO_USER}"
+        self._look(views.of_user(self._view, user))
         return None
 
     def action_states(self) -> None:
@@ -485,6 +458,8 @@ class Actions(Rewind):
         )
         if isinstance(key, str | int | ThreadKey) and key not in (EXITED, EXITED.pid, NO_CGROUP):
             self._ask_kernel(views.pinned(self._view, key))
+        elif isinstance(key, Pool):
+            self._say("a pool cannot be pinned: ENTER shows its threads, and p pins one of them")
         else:
             self._say("p pins a process, thread or cgroup: TAB goes to their list")
 
@@ -507,18 +482,6 @@ class Actions(Rewind):
         self._ask_kernel(views.narrowed_or_widened(self._view))
         if self._view.narrowed:
             self._say("only the pin is counted from now on; F counts all again")
-
-    def action_sort(self, sort: str) -> None:
-        self._look(views.sorted_by(self._view, sort))
-
-    def action_next_sort(self, step: int) -> None:
-        self._look(views.next_sort(self._view, step))
-
-    def action_sort_by(self) -> None:
-        def choices() -> list[Choice]:
-            return [Choice(sort, sort, sort == self._view.sort) for sort in SORTS]
-
-        self.push_screen(Chooser("sort by", choices, self.action_sort, self._glyphs, closes=True))
 
     # What is shown at all
 
@@ -654,19 +617,19 @@ class Actions(Rewind):
         if event.panel == CATEGORIES:
             keys = [ALL, *(str(row.key) for row in picture.categories.rows)]
             if event.y == 0:
-                self._sort_at(sort_at(category_columns(picture, pen), 1, event.x))
+                self._sort_at(sort_at(category_columns(picture, pen), CATEGORY_MARK, event.x))
             elif event.y <= len(keys):
                 key = keys[event.y - 1]
                 at_it = key == self._view.category and self._view.focus == CATEGORIES
                 self._look(views.entered(view, None) if at_it else views.at_category(view, key))
         elif event.panel == LIST:
             head = 1 + picture.account_lines
-            index = picture.first_row + event.y - head - 1
+            line = event.y - head - 1
             if event.y == head:
-                self._sort_at(sort_at(list_columns(picture, pen), 2, event.x))
-            elif 0 <= index < len(picture.rows.rows) and event.y > head:
-                key = picture.rows.rows[index].key
-                at_it = index == picture.cursor_row and self._view.focus == LIST
+                self._sort_at(sort_at(list_columns(picture, pen), LIST_MARK, event.x))
+            elif 0 <= line < len(seen := seen_rows(picture, pen)):
+                key = seen[line].key
+                at_it = picture.first_row + line == picture.cursor_row and self._view.focus == LIST
                 self._look(views.entered(view, key) if at_it else views.at_row(view, key))
         elif event.panel == TREE and picture.tree:
             index = picture.tree.first + event.y - 2
@@ -696,13 +659,6 @@ class Actions(Rewind):
             column, row = event.x - HEAT_SCALE + 1, len(picture.heat.rows) - event.y
             if 0 <= column < len(picture.heat.columns) and 0 <= row < len(picture.heat.rows):
                 self._look(views.at_cell(view, views.Cell(picture.heat.ends_ns[column], row)))
-
-    def _sort_at(self, sort: str) -> None:
-        if sort:
-            self.action_reverse() if sort == self._view.sort else self.action_sort(sort)
-
-    def action_reverse(self) -> None:
-        self._look(views.reversed_order(self._view))
 
     def _pen(self, panel: str) -> Pen:
         raise NotImplementedError

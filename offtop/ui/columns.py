@@ -20,7 +20,9 @@ class Column:
     sort: str = ""
     """The sort that this column shows."""
     least_width: int = 0
-    """Below this width of the pane it is left out."""
+    """Below this width of the pane it is left out, unless the table is sorted by it."""
+    stays: bool = False
+    """A name, or the main figure: where there is no room, it is left out last."""
     token_of: Callable[[Row], str] | None = None
     """The token of one row's text, where rows differ."""
 
@@ -57,9 +59,26 @@ def sort_at(columns: Sequence[Column], mark_width: int, x: int) -> str:
     return ""
 
 
-def that_fit(columns: Sequence[Column], width: int, view: View) -> list[Column]:
-    return [
+def that_fit(columns: Sequence[Column], width: int, view: View, sort: str, mark_width: int) -> list[Column]:
+    """Those that the person wants and that have room, whole: a number without its last digits is another one.
+
+    Where there is too little room, those go first that are for wide panes, then those at the right; last the one that
+    the table is sorted by, and those that stay.
+    """
+
+    def stays(column: Column) -> bool:
+        return column.stays or bool(sort and column.sort == sort)
+
+    kept = [
         column
         for column in columns
-        if width >= column.least_width and (column.title not in view.hidden or column.sort == "NAME")
+        if (width >= column.least_width or stays(column)) and (column.title not in view.hidden or column.sort == "NAME")
     ]
+    while kept and width_of(kept, mark_width) > width:
+        del kept[max(range(len(kept)), key=lambda x: (not stays(kept[x]), kept[x].least_width, x))]
+    return kept
+
+
+def width_of(columns: Sequence[Column], mark_width: int) -> int:
+    """In cells, of a whole line."""
+    return mark_width + sum(1 + column.width for column in columns)

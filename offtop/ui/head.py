@@ -129,7 +129,7 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
     if picture.view.muted:
         muted = [(f" +{threads(average(picture.muted_ns, span_ns))} muted (f)", "muted")]
         hidden, hidden_in_short = [*hidden, *muted], [*hidden_in_short, *muted]
-    right: Spans = [] if layout.cost or not picture.lost else lost(picture)
+    right: Spans = [] if layout.cost or not picture.lost else [*lost(picture), (" ", "text")]
     words = counted(picture.newest.facts.filters)
     right += [(f" {words}", "pin")] if words else []
     if picture.filtered_ns:
@@ -164,23 +164,28 @@ def counted(filters: Filters) -> str:
 
 
 def _cost(picture: Picture, layout: Layout) -> Line:
+    """What is wrong stands first, and each part is whole or not there: half of one reads as another."""
     cost: Cost = picture.newest.facts.cost
-    left: Spans = [("Cost", "text")]
-    if cost.bpf_pct >= 0:
-        left.append((f" bpf {cost.bpf_pct:.1f}%", "text"))
-    if cost.bpf_ns_per_switch >= 0:
-        left.append((f" {cost.bpf_ns_per_switch:.0f}ns/switch", "text"))
-    if cost.cpu_pct >= 0:
-        left.append((f" ui {cost.cpu_pct:.1f}% of 1 cpu", "text"))
-    if picture.switches_per_s >= 0:
-        left.append((f"  {count(picture.switches_per_s)} switches/s", "text"))
+    wrong: Spans = []
     if picture.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
-        left.append((f"  {picture.unexplained_pct:.0f}% of cpu time unexplained", "lost"))
+        wrong.append((f"  {picture.unexplained_pct:.0f}% of cpu time unexplained", "lost"))
     if cost.walk_every > 1:
-        left.append((f"  waits looked up every {cost.walk_every} ticks", "lost"))
-    left.append(("  ", "text"))
-    left += lost(picture)
-    return spread(left, [(f"min {span(picture.newest.facts.filters.min_ns)}", "text")], layout.width)
+        wrong.append((f"  waits looked up every {cost.walk_every} ticks", "lost"))
+    own = [
+        f" bpf {cost.bpf_pct:.1f}%" if cost.bpf_pct >= 0 else "",
+        f" {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else "",
+        f" ui {cost.cpu_pct:.1f}% of 1 cpu" if cost.cpu_pct >= 0 else "",
+    ]
+    switches = f"  {count(picture.switches_per_s)} switches/s" if picture.switches_per_s >= 0 else ""
+
+    def left(*parts: str, of_wrong: int = len(wrong)) -> Spans:
+        told = "".join(parts)
+        costs: Spans = [(f"  Cost{told}", "text")] if told else []
+        return [*lost(picture), *wrong[:of_wrong], *costs]
+
+    lefts = [left(*own, switches), left(*own), left(own[0], own[2]), left(own[0]), left(), left(of_wrong=1)]
+    right: Spans = [(f"min {span(picture.newest.facts.filters.min_ns)}", "text")]
+    return _fitting([*lefts, lost(picture)], right, layout.width)
 
 
 def lost(picture: Picture) -> Spans:
@@ -188,7 +193,7 @@ def lost(picture: Picture) -> Spans:
     if not picture.lost:
         return [("lost 0", "text")]
     kinds = " ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
-    return [(f"lost {kinds}", "lost"), (" ", "text")]
+    return [(f"lost {kinds}", "lost")]
 
 
 def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs, recorded: bool) -> Line:
@@ -239,7 +244,7 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
     pin = who(picture, view.pin, glyphs) if view.pin is not None else "-"
     right += [
         (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),
-        (f"  sort {view.sort}{' reversed' if view.reverse else ''}", "dim"),
+        (f"  sort {view.list_sort}{' reversed' if view.reverse else ''}", "dim"),
     ]
     if width_of(left) + width_of(right) >= layout.width:
         right = right[:-1]

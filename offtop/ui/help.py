@@ -33,7 +33,8 @@ REST         what none of these has. What the hypervisor stole and interrupts to
 shares; the rest is an error, and the cost line tells of it from 2 % on.
 VOL/S INV/S  waits a second that a thread began by itself, and those in which it was put aside.
 AVG WORST    how long the threads of a process or pool were blocked on average, and the worst of them.
-11/12        before a place: 11 of 12 threads of that process or pool wait there now, a convoy.
+11/12        before a place: 11 of 12 threads of that process or pool wait there now, a convoy. `one futex`: for one \
+and the same lock.
 muted        what X left out of all tables; counted in the head.
 min          stacks are taken of waits from this length on (m). EV/S, p50, p99 and MAX are of these. Shorter waits are \
 counted under `short`, and the part of them that was ready under `run-queue`.

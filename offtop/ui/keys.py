@@ -106,7 +106,7 @@ KEYS = (
     ),
     KeyRow("sort_right", "greater_than_sign", "next_sort(1)"),
     KeyRow("sort_by", "f6", "sort_by"),
-    KeyRow("reverse", "R,I", "look('reverse')", "turn the order round"),
+    KeyRow("reverse", "R,I", "reverse", "turn the order round"),
     KeyRow("setup", "f,f2", "setup", "choose columns and panes, and what stays muted"),
     KeyRow("copy", "y", "copy", "copy the row, or the stack in folded form, to the terminal's clipboard"),
     KeyRow("write", "W", "write", "write these choices to the config file"),

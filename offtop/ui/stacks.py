@@ -108,7 +108,7 @@ def _in_words(shape: Shape) -> str:
 def _tree_numbers(picture: Picture, pen: Pen) -> list[Column]:
     events, _, _, longest = NUMBERS
     wide = [longest, events] if pen.width >= 90 else [longest] if pen.width >= 70 else []
-    return that_fit([WAITING, SHARE, *wide, NOW], pen.width, picture.view)
+    return that_fit([WAITING, SHARE, *wide, NOW], pen.width, picture.view, "", 1)
 
 
 def _branch(picture: Picture, shown: TreePicture, index: int, numbers: Sequence[Column], pen: Pen) -> Line:
@@ -167,7 +167,7 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
     part = picture.latency
     lines: list[Line] = []
     row = Row("", "", picture.span_ns, part, picture.places.of_ns)
-    numbers = that_fit([WAITING, SHARE, *NUMBERS], pen.width, picture.view)
+    numbers = that_fit([WAITING, SHARE, *NUMBERS], pen.width, picture.view, "", 1)
     lines += [heads(numbers, "", 1), line_of(numbers, row, " ", "text", pen)]
     for ordinal, place in enumerate(picture.places.rows, 1):
         if isinstance(place.key, Place):

@@ -108,7 +108,7 @@ def _row(picture: Picture, row: int, chosen: bool, pen: Pen) -> list[tuple[str, 
 
 def call_of(one: Waiting, book: Book) -> str:
     """The system call that it is in, as `futex(0x7f12…, WAIT)`; nothing where it is in none. Raw."""
-    return calls.told(book.calls.get(one.call, f"syscall {one.call}"), one.arguments) if one.call >= 0 else ""
+    return calls.told(book.call(one.call), one.arguments) if one.call >= 0 else ""
 
 
 def text_of(picture: Picture, row: int, names: Names) -> str:

@@ -1,5 +1,7 @@
 """The tables of categories, and of processes, threads or pools."""
 
+from collections.abc import Sequence
+
 from offtop.model import where
 from offtop.model.book import Details, ThreadKey
 from offtop.model.cut import ALL
@@ -9,7 +11,7 @@ from offtop.model.rows import NOWHERE, Row, cgroup_name
 from offtop.model.snapshot import EXITED
 from offtop.model.view import CATEGORIES, LIST
 from offtop.ui import account
-from offtop.ui.columns import Column, heads, line_of, that_fit
+from offtop.ui.columns import Column, heads, line_of, that_fit, width_of
 from offtop.ui.glyphs import sparkline
 from offtop.ui.head import who
 from offtop.ui.lines import Line, Pen, fit, plain, rule
@@ -28,7 +30,12 @@ NUMBERS = (
 )
 NOW = Column("NOW", 7, lambda row: row.now.text, sort="NOW")
 WAITING = Column(
-    "WAITING", 8, lambda row: threads(row.waiting) if row.part.total_ns > 0 else "", "waiting", sort="WAITING"
+    "WAITING",
+    8,
+    lambda row: threads(row.waiting) if row.part.total_ns > 0 else "",
+    "waiting",
+    sort="WAITING",
+    stays=True,
 )
 SHARE = Column("%", 4, _percent, least_width=44)
 TOTAL = Column("TOTAL", 6, lambda row: duration(row.lifetime_ns), sort="TOTAL")
@@ -38,6 +45,8 @@ USER_WIDTH = 130
 """From here on a list names the user."""
 CGROUP_WIDTH = 160
 """From here on also the container, unit or cgroup."""
+CATEGORY_MARK, LIST_MARK = 1, 2
+"""Cells at the left: whether the cursor is on a row, and in the list whether it is pinned."""
 CHOOSABLE = ("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR", "USER", "CGROUP", "PROCESS", "WHERE")
 """Columns that `f` can hide; `spark` is the last minute of a category."""
 
@@ -53,10 +62,10 @@ def category_columns(picture: Picture, pen: Pen) -> list[Column]:
         left=True,
         least_width=70,
     )
-    name = Column("CATEGORY", 13, lambda row: row.name, left=True, sort="NAME", token_of=_category_token)
+    name = Column("CATEGORY", 13, lambda row: row.name, left=True, sort="NAME", stays=True, token_of=_category_token)
     total = [TOTAL] if view.sort == "TOTAL" else []
     columns = [name, WAITING, SHARE, *([] if "spark" in view.hidden else [spark]), *total, *NUMBERS, NOW]
-    return that_fit(columns, pen.width, view)
+    return that_fit(columns, pen.width, view, view.sort, CATEGORY_MARK)
 
 
 def _category_token(row: Row) -> str:
@@ -68,7 +77,7 @@ def categories(picture: Picture, pen: Pen) -> list[Line]:
     columns = category_columns(picture, pen)
     view, ranking = picture.view, picture.categories
     everything = Row(ALL, "all", picture.span_ns, ranking.whole, ranking.whole.total_ns, now=picture.oldest)
-    lines = [heads(columns, view.sort, 1)]
+    lines = [heads(columns, view.sort, CATEGORY_MARK)]
     for row in (everything, *ranking.rows):
         chosen = row.key == view.category
         base = ("cursor" if view.focus == CATEGORIES else "cursor-away") if chosen else "text"
@@ -96,10 +105,8 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
         if not ranking.elided or not view.filter.chooses_rows:
             return lines
     columns = list_columns(picture, pen)
-    lines.append(heads(columns, view.sort, 2))
-    room = pen.height - len(lines)
-    last = picture.first_row + room
-    for index, row in enumerate(ranking.rows[picture.first_row : last], picture.first_row):
+    lines.append(heads(columns, view.list_sort, LIST_MARK))
+    for index, row in enumerate(seen_rows(picture, pen), picture.first_row):
         chosen = index == picture.cursor_row and (view.focus == LIST or view.thread is not None)
         mark = (">" if chosen else " ") + ("*" if row.pinned else " ")
         base = ("cursor" if view.focus == LIST else "cursor-away") if chosen else "text"
@@ -107,6 +114,13 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     if ranking.elided and len(lines) < pen.height:
         lines.append(line_of(columns, ranking.elided, "  ", "text", pen))
     return lines
+
+
+def seen_rows(picture: Picture, pen: Pen) -> Sequence[Row]:
+    """The rows of the list that are on the screen: above them title, seconds and heads, below them the rest in one."""
+    room = pen.height - 2 - picture.account_lines
+    room = max(min(1, room), room - (picture.rows.elided is not None))
+    return picture.rows.rows[picture.first_row : picture.first_row + room]
 
 
 def _nothing(picture: Picture) -> str:
@@ -144,20 +158,20 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     if view.lists_cgroups:
         name_width = min(48, max(10, min(20, width - 41), width - 56))
         columns = [
-            Column("CGROUP", name_width, lambda row: row.name, "name", left=True, sort="NAME"),
+            Column("CGROUP", name_width, lambda row: row.name, "name", left=True, sort="NAME", stays=True),
             Column("PROC", 5, lambda row: count(row.threads) if row.threads and row.key else "", least_width=50),
         ]
     elif view.lists_threads:
         columns = [
             Column("TID", 7, _tid, sort="PID"),
-            Column(title or "THREAD", name_width, name_of, "name", left=True, sort="NAME"),
+            Column(title or "THREAD", name_width, name_of, "name", left=True, sort="NAME", stays=True),
         ]
         if view.pid is None:
             columns.append(Column("PROCESS", 10, lambda row: row.process, "name", left=True, least_width=90))
     else:
         columns = [
             Column("PID", 7, _tid, sort="PID"),
-            Column(title or "COMMAND", name_width, name_of, "name", left=True, sort="NAME"),
+            Column(title or "COMMAND", name_width, name_of, "name", left=True, sort="NAME", stays=True),
             Column("THR", 4, lambda row: count(row.threads) if row.threads and row.pid else "", least_width=64),
         ]
 
@@ -174,8 +188,8 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         if view.names != "cgroup":
             columns.append(Column("CGROUP", 20, cgroup_of, "name", left=True, least_width=CGROUP_WIDTH))
     if view.account:
-        columns = that_fit([*columns, *account.columns(width, pen.glyphs)], width, view)
-        left = width - 2 - sum(1 + column.width for column in columns) - 1
+        columns = that_fit([*columns, *account.COLUMNS], width, view, view.list_sort, LIST_MARK)
+        left = width - width_of(columns, LIST_MARK) - 1
         if left >= _LEAST_BAR:
             cells = min(left, account.BAR_CELLS * 2)
             columns.append(
@@ -185,17 +199,13 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     roomy = width >= 90 or "WHERE" in view.hidden
     numbers = [one for one in NUMBERS if roomy or one.title not in ("p50<=", "EV/S") or one.sort == view.sort]
     columns += [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
-    columns = that_fit(columns, width, view)
-    left = width - 2 - sum(1 + column.width for column in columns) - 2
+    columns = that_fit(columns, width, view, view.list_sort, LIST_MARK)
+    left = width - width_of(columns, LIST_MARK) - 2
     if left >= 8 and "WHERE" not in view.hidden:
 
         def where_of(row: Row) -> str:
             if row.convoy.waiting:
-                site = row.convoy.site
-                of_all = (
-                    f"{row.convoy.waiting}/{row.convoy.of}{' on one futex' if row.convoy.futex and left >= 30 else ''}"
-                )
-                return f"{of_all} {where.in_short(book, site.kernel, site.user, pen.names)}"
+                return where.of_convoy(book, row.convoy, pen.names)
             return "" if row.top == NOWHERE else where.in_short(book, row.top.kernel, row.top.user, pen.names)
 
         columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))

@@ -338,7 +338,7 @@ def test_in_text_stuck_is_a_table_of_its_own_and_now_a_column() -> None:
     categories, listed, stuck = last.split("\n\n")[:3]
     assert categories.splitlines()[1].split()[-1] == listed.splitlines()[0].split()[-2] == "NOW"
     said, heads, row = stuck.splitlines()
-    assert said == "stuck now: 1 threads, and 0 that look idle"
+    assert said == "stuck now: 1 thread"
     assert heads.split() == ["AGE", "PID", "TID", "COMMAND", "S", "CATEGORY", "SYSCALL", "STACK"]
     age, *words = row.split()
     assert re.fullmatch(r"<=\d\.\d\ds", age)  # it began before offtop did

@@ -1,15 +1,18 @@
 """Rows are in order, and what there is no room for is a row."""
 
 from offtop.model import histogram as log2
+from offtop.model.account import NO_ACCOUNT, Account
 from offtop.model.book import Book, Details, ThreadKey
 from offtop.model.cut import Cut, Leaf, Part, Scope
 from offtop.model.rows import (
+    ACCOUNT_SORTS,
     NO_CGROUP,
     SORTS,
     Order,
     Ranking,
     category_rows,
     cgroup_rows,
+    kept_rows,
     place_rows,
     process_rows,
     thread_rows,
@@ -80,6 +83,45 @@ def test_each_sort_and_its_reverse() -> None:
         assert [row.key.tid for row in ranking.rows if isinstance(row.key, ThreadKey)] == tids
         back = thread_rows(THREADS, SECOND, BOOK, Order(sort, reverse=True), lifetime=lifetime, now=now)
         assert keys(back) == keys(ranking)[::-1]
+
+
+ACCOUNTS = {
+    (1, 1): Account(1, 1, 5, 70, 20, 5, 1, 0, 20),
+    (2, 7): Account(1, 1, 50, 7, 40, 3, 2, 0, 40),
+    (2, 8): Account(1, 1, 10, 8, 1, 81, 3, 1, 1),
+}
+
+
+def test_each_sort_of_a_list_of_seconds() -> None:
+    expected = {
+        "RUNNING": [7, 8, 1],
+        "READY": [1, 8, 7],
+        "BLOCKED": [7, 1, 8],
+        "REST": [8, 1, 7],
+        "NAME": [8, 1, 7],
+        "PID": [1, 7, 8],
+    }
+    assert [*expected] == [*ACCOUNT_SORTS]
+    for sort, tids in expected.items():
+        for reverse in (False, True):
+            ranking = thread_rows(THREADS, SECOND, BOOK, Order(sort, reverse), accounts=ACCOUNTS)
+            listed = [row.key.tid for row in ranking.rows if isinstance(row.key, ThreadKey)]
+            assert listed == (tids[::-1] if reverse else tids)
+    nobody = thread_rows(THREADS, SECOND, BOOK, Order("RUNNING"))
+    assert keys(nobody) == keys(thread_rows(THREADS, SECOND, BOOK)), "by time, where no account is asked for"
+
+
+def test_the_row_of_the_rest_has_the_account_of_the_rest() -> None:
+    of_two = Account(2, 2, 60, 15, 41, 84, 5, 1, 40)
+    ranking = thread_rows(THREADS, SECOND, BOOK, Order("READY", limit=2), accounts=ACCOUNTS)
+    assert (keys(ranking), ranking.elided and ranking.elided.account) == ([(1, 1)], of_two)
+    every = thread_rows(THREADS, SECOND, BOOK, Order("READY"), accounts=ACCOUNTS)
+    kept = kept_rows(every, lambda row: row.key == (1, 1), 9)
+    assert (keys(kept), kept.elided and kept.elided.account) == ([(1, 1)], of_two)
+    none = kept_rows(ranking, lambda row: False, 9)
+    assert none.elided and none.elided.account == ACCOUNTS[1, 1].plus(of_two)
+    plain = thread_rows(THREADS, SECOND, BOOK, Order(limit=2))
+    assert plain.elided and plain.elided.account == NO_ACCOUNT
 
 
 def test_rows_beyond_the_limit_are_one_row_that_sums_them_up() -> None:

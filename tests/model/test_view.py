@@ -82,7 +82,7 @@ keys: st.SearchStrategy[Press] = st.one_of(
             *(views.left, views.threads_or_processes, views.next_span, views.reversed_order, views.idle_or_not),
             *(views.narrowed_or_widened, views.next_names, views.tree_or_list, views.flame_or_not),
             *(views.zoomed_or_not, views.inverted, views.machinery_or_not, views.stuck_or_not, views.waiting),
-            views.cgroups_or_not,
+            *(views.cgroups_or_not, views.account_or_not),
         ]
     ),
     key_of(entered, st.integers(1, 9)),
@@ -97,6 +97,7 @@ keys: st.SearchStrategy[Press] = st.one_of(
     key_of(views.only_frames, st.sampled_from(["kernel", "user"])),
     key_of(views.pinned, st.sampled_from([7, 9, WORKER, "/docker/1"])),
     key_of(views.sorted_by, st.sampled_from(SORTS)),
+    key_of(views.next_sort, st.integers(-3, 3)),
     key_of(views.filtered, st.sampled_from([parse(text) for text in ("", "mysql", "cat=lock max>1ms")])),
     key_of(views.of_user, st.sampled_from(["", "root"])),
     key_of(views.searched, st.sampled_from(["x", ""])),
@@ -187,9 +188,9 @@ def test_what_turns_something_over_turns_it_back(those: tuple[View, list[Press]]
     for _ in range(4):
         stepped = views.next_span(stepped)
     assert stepped == view
-    for _ in SORTS:
+    for _ in view.sorts:
         stepped = views.next_sort(stepped, 1)
-    assert stepped.sort == view.sort
+    assert (stepped.sort, stepped.account_sort) == (view.sort, view.account_sort)
     muted = views.muted_or_not(view, parse("leaf=z"))
     assert views.muted_or_not(muted, parse("leaf=z")).muted == view.muted
 

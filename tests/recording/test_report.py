@@ -51,7 +51,7 @@ def test_a_lock_that_is_held_for_20_minutes_is_stuck_at_the_end(tmp_path: Path) 
     lines = page(tmp_path / "it", HELD, seconds=5 * MINUTES, step=30)
     call = "futex(0x7f1200004040, WAIT_PRIVATE, 2)"
     assert stuck_in(lines) == [
-        "1 threads, and 0 that look idle",
+        "1 thread",
         "THREADS      AGE     PID     TID COMMAND          S CATEGORY        SYSCALL                   STACK",
         f"      1    20min      50      51 session          S lock            {call}  futex_do_wait < lock_wait < main",
     ]
@@ -64,7 +64,7 @@ def test_a_lock_that_is_held_for_20_minutes_is_stuck_at_the_end(tmp_path: Path) 
 
 def test_ages_are_told_with_their_bounds_the_oldest_first(tmp_path: Path) -> None:
     first, _, *rows = stuck_in(page(tmp_path / "it", *STUCK, seconds=12))
-    assert first == "4 threads, and 1 that look idle"
+    assert first == "4 threads; 1 that looks idle left out"
     assert [row[:66].split() for row in rows] == [
         ["1", "<=112s", "900", "900", "cp", "D", "disk-read"],
         ["1", "12.5s", "4242", "4268", "connection", "S", "lock"],
@@ -85,7 +85,7 @@ def test_threads_of_a_process_at_one_place_are_one_row_with_the_age_of_the_oldes
     other = HELD._replace(process="other", pid=60, tid=60, older_ms=0)
     elsewhere = HELD._replace(tid=90, older_ms=0, read=("sweep", "main"))
     first, _, *rows = stuck_in(page(tmp_path / "it", HELD, *again, other, elsewhere, seconds=20, step=10))
-    assert first == "21 threads, and 0 that look idle"
+    assert first == "21 threads"
     assert [row.split()[:4] for row in rows] == [
         ["19", "15min", "50", "51"],
         ["1", "20.0s", "50", "90"],
@@ -98,20 +98,20 @@ def test_no_more_than_20_places_are_listed_and_the_others_counted(tmp_path: Path
     processes = [HELD._replace(pid=1000 + n, tid=1000 + n, older_ms=n * 1000) for n in range(23)]
     twin = HELD._replace(pid=1000, tid=5000, older_ms=0)
     first, _, *rows = stuck_in(page(tmp_path / "it", *processes, twin, seconds=10, step=5))
-    assert first == "24 threads, and 0 that look idle"
+    assert first == "24 threads"
     assert [row.split()[2] for row in rows[:20]] == [str(1022 - n) for n in range(20)]
     assert rows[20:] == ["      4          more, at 3 places"]
 
 
 def test_a_recording_of_which_all_has_gone_on_has_nothing_stuck(tmp_path: Path) -> None:
     lines = page(tmp_path / "it", *SHOP, seconds=10)
-    assert stuck_in(lines) == ["0 threads, and 1 that look idle"]
+    assert stuck_in(lines) == ["0 threads; 1 that looks idle left out"]
 
 
 def test_one_reading_tells_what_was_stuck_then(tmp_path: Path) -> None:
     lines = page(tmp_path / "it", *STUCK, seconds=0)
     assert "It has no whole tick: what passes between two readings." in lines
-    assert stuck_in(lines)[0] == "2 threads, and 1 that look idle"
+    assert stuck_in(lines)[0] == "2 threads; 1 that looks idle left out"
 
 
 def test_after_damage_the_end_is_still_that_of_the_recording(tmp_path: Path) -> None:
@@ -122,13 +122,13 @@ def test_after_damage_the_end_is_still_that_of_the_recording(tmp_path: Path) -> 
         database.execute("DELETE FROM ticks WHERE number > ?", (last,))
     database.close()
     first, _, *rows = stuck_in(written(tmp_path / "it"))
-    assert first == "3 threads, and 1 that look idle"
+    assert first == "3 threads; 1 that looks idle left out"
     assert rows[1].split()[1:5] == ["10.5s", "4242", "4268", "connection"]
 
 
 def test_a_recording_of_old_says_at_least_or_that_nothing_was_stuck() -> None:
     first, *rows = stuck_in(written(FIRST_FIELDS))
-    assert (first, rows) == ("0 threads, and 52 that look idle", [])
+    assert (first, rows) == ("0 threads; 52 that look idle left out", [])
 
 
 def test_lines_are_cut_at_the_width(tmp_path: Path) -> None:

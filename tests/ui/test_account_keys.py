@@ -11,7 +11,7 @@ from offtop.model.budget import Rate
 from offtop.model.pool import Pool
 from offtop.model.snapshot import Filters, Machine
 from offtop.model.view import LIST, View
-from tests.ui.scripted import ScriptedSource, Waits
+from tests.ui.scripted import FUTEX, ScriptedSource, Waits
 from tests.ui.shown import asynchronous, screen, shown
 
 FARM = (
@@ -72,7 +72,7 @@ async def test_a_lists_where_each_second_went_also_of_threads_that_did_not_wait(
         assert lines_with(screen(app), "runner") == []
         await pilot.press("A")
         (line,) = lines_with(screen(app), "runner")
-        assert line.split()[:6] == ["201", "runner", "1.00", "0.00", "0.00", "0.00"]
+        assert line.split()[:7] == [">", "201", "runner", "1.00", "0.00", "0.00", "0.00"]
         assert any("RUNNING  READY BLOCKED   REST VOL/S INV/S" in line for line in screen(app))
         await pilot.press("A")
         assert lines_with(screen(app), "runner") == []
@@ -94,9 +94,9 @@ async def test_a_cgroup_has_the_accounts_of_its_processes_and_leads_to_those_alo
         assert worst == {"/docker/a": 3 * 900, "/b.service": 3 * 1000}
         await pilot.press("tab", "end", "enter")
         assert app.view.group is not None and app.view.group[0] == "/b.service"
-        assert [row.key for row in app.picture.rows.rows] == [200, 300]
+        assert [row.key for row in app.picture.rows.rows] == [300, 200], "mill runs all the time"
         await pilot.press("H")
-        assert [row.key for row in app.picture.rows.rows] == [ThreadKey(200, 200), ThreadKey(300, 300)]
+        assert [row.key for row in app.picture.rows.rows] == [ThreadKey(300, 300), ThreadKey(200, 200)]
 
 
 @asynchronous
@@ -143,6 +143,80 @@ async def test_many_that_wait_for_one_thing_are_told_as_a_convoy() -> None:
         await pilot.press("tab", "enter")
         (line,) = lines_with(screen(app), "worker-*")
         assert "5/5 futex_do_wait" in line
+
+
+@pytest.mark.parametrize(
+    ("size", "sees"),
+    [((80, 24), "5/5 one futex"), ((120, 40), "5/5 one futex < reap < main"), ((160, 50), "5/5 one f")],
+)
+@asynchronous
+async def test_a_convoy_at_one_futex_is_told_at_every_width_and_not_the_function_that_every_futex_waits_in(
+    size: tuple[int, int], sees: str
+) -> None:
+    held = [
+        row._replace(waits_on=True, waits_ms=(), call="futex", arguments=(FUTEX, 128, 2, 0, 0, 0), read=row.user)
+        for row in FARM[:5]
+    ]
+    async with shown(ScriptedSource((*held, *FARM[5:]), machine=Machine(2)), size) as (app, pilot):
+        await pilot.press("tab", "enter")
+        (line,) = lines_with(screen(app), "worker-*  ")
+        assert f" {sees}" in line and "futex_do" not in line
+        elsewhere = [held[0]._replace(arguments=(FUTEX + 64, *held[0].arguments[1:])), *held[1:]]
+    async with shown(ScriptedSource((*elsewhere, *FARM[5:]), machine=Machine(2)), size) as (app, pilot):
+        await pilot.press("tab", "enter")
+        assert lines_with(screen(app), "4/5 one f") != []
+
+
+@asynchronous
+async def test_a_list_of_seconds_is_sorted_by_its_own_columns_and_what_it_was_sorted_by_comes_back() -> None:
+    async with shown(farm()) as (app, pilot):
+        await pilot.press("M", "H", "plus", "A")
+        assert app.picture is not None
+
+        def tids() -> list[int]:
+            assert app.picture is not None
+            return [row.key.tid for row in app.picture.rows.rows if isinstance(row.key, ThreadKey)]
+
+        assert (tids()[0], "sort RUNNING" in screen(app)[4]) == (100, True), "the clerk runs most"
+        await pilot.press(">", ">")
+        assert (tids()[0], app.view.account_sort) == (200, "BLOCKED"), "barn is blocked all the time"
+        await pilot.press(">")
+        assert (tids()[0], app.view.account_sort) == (100, "REST")
+        await pilot.press("R")
+        assert tids()[-1] == 100
+        await pilot.press("E")
+        assert (app.view.sort, app.view.account_sort) == ("EV/S", "REST")
+        assert screen(app)[-2] == "what A lists has no EV/S: the categories alone go by it; < and > sort the list"
+        await pilot.press("A")
+        assert "sort EV/S" in screen(app)[4]
+
+
+@asynchronous
+async def test_f6_offers_what_the_list_has() -> None:
+    async with shown(farm()) as (app, pilot):
+        await pilot.press("A", "f6")
+        lines = "\n".join(screen(app))
+        assert "(x) RUNNING" in lines and "( ) REST" in lines and "MAX" not in lines.split("sort by")[1]
+        await pilot.press("down", "enter")
+        assert (app.view.account_sort, app.view.sort) == ("READY", "WAITING")
+
+
+@asynchronous
+async def test_a_zoomed_list_of_seconds_does_not_sort_the_categories_behind_it() -> None:
+    async with shown(farm()) as (app, pilot):
+        await pilot.press("tab", "x", "A", "M")
+        assert (app.view.sort, app.view.account_sort) == ("WAITING", "RUNNING")
+        assert screen(app)[-2] == "this key is for what A hides: A goes back to it"
+
+
+@asynchronous
+async def test_a_pool_cannot_be_pinned_and_p_says_how_one_of_its_threads_can() -> None:
+    async with shown(farm()) as (app, pilot):
+        await pilot.press("tab", "enter", "p")
+        assert app.view.pin is None
+        assert screen(app)[-2] == "a pool cannot be pinned: ENTER shows its threads, and p pins one of them"
+        await pilot.press("enter", "p")
+        assert app.view.pin == ThreadKey(100, 105)
 
 
 @asynchronous

@@ -5,6 +5,7 @@ from textual.widgets import Input
 
 from offtop.model.book import ThreadKey
 from offtop.model.filter import parse
+from offtop.model.snapshot import Machine
 from offtop.model.view import CATEGORIES, LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import MS, SHOP, TABLE, WHO, ScriptedSource, Waits
@@ -169,7 +170,44 @@ async def test_where_nothing_matches_escape_clears_in_as_many_steps_as_there_are
 
 
 @asynchronous
-async def test_u_shows_one_users_processes_by_name_or_number() -> None:
+async def test_the_rest_of_a_list_stands_in_the_pane_s_last_line_wherever_the_cursor_is() -> None:
+    many = [Waits(f"p{n}", n, f"p{n}", n, "lock", "futex_do_wait", (), (n,), running_ms=n) for n in range(1, 41)]
+    async with shown(ScriptedSource(many, ticks=12, machine=Machine(2))) as (app, pilot):
+        await pilot.press("\\", *"max>20ms", "enter", "tab")
+        for keys in ((), ("end",), ("up", "up"), ("A", "home"), ("end",)):
+            await pilot.press(*keys)
+            *above, rest = screen(app)[16:-2]
+            assert rest.split()[:2] == ["20", "more"]
+            assert len(above) == 5 and sum(line.startswith(">") for line in above) == 1
+        assert app.picture is not None and len(app.picture.rows.rows) == 20
+        assert app.picture.rows.elided is not None
+        account = app.picture.rows.elided.account
+        assert (account.threads, account.running_ns) == (20, 10 * sum(range(1, 21)) * MS)
+        assert rest.split()[2:5] == ["0.21", "0.00", "0.21"]
+        await pilot.press("\\", *["backspace"] * 8, "enter", "end")
+        assert screen(app)[-3].startswith(">"), "where nothing is left out, rows have that line, too"
+
+
+def known(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Have this machine know those users."""
+    monkeypatch.setattr("offtop.ui.actions.is_user", lambda text: text in names or text.isdecimal())  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType, reportUnknownMemberType]
+
+
+@asynchronous
+async def test_a_user_that_this_machine_does_not_know_is_refused_on_the_screen_too() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (120, 30)) as (app, pilot):
+        await pilot.press("u", *"nosuch", "enter")
+        assert "'nosuch' is not a user: this machine knows no such name, nor is it a number" in screen(app)[-2]
+        assert app.view.user == ""
+        await pilot.press("escape", "u", *"root", "enter")
+        assert app.view.user == "root"
+        await pilot.press("u", *["backspace"] * 4, "enter")
+        assert app.view.user == ""
+
+
+@asynchronous
+async def test_u_shows_one_users_processes_by_name_or_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    known(monkeypatch, "alice", "nobody")
     async with shown(ScriptedSource(SHOP, ticks=12, who=WHO)) as (app, pilot):
         await pilot.press("u", *"alice", "enter")
         assert listed(app) == [100]

@@ -62,6 +62,17 @@ async def at(app: OfftopApp, pilot: Pilot[int], wanted: int) -> None:
 
 
 @asynchronous
+async def test_what_has_the_whole_screen_keeps_it_while_the_picture_is_held() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=3)) as (app, pilot):
+        await pilot.press("tab", "x")
+        for key in ("space", "[", "]", "space", "[", "0"):
+            await pilot.press(key)
+            assert "zoomed (x)" in screen(app)[4] and "CATEGORY" not in "".join(screen(app))
+        await pilot.press("x")
+        assert "CATEGORY" in screen(app)[5]
+
+
+@asynchronous
 async def test_live_each_key_shows_that_moment_and_0_is_live() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
         for key, wanted in (("[", 99), ("[", 98), ("{", 38), ("]", 39), ("}", 99), ("]", 100)):

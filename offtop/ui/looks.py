@@ -1,0 +1,73 @@
+"""The keys that need nothing but the view; one that would change nothing that can be seen says so instead."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from offtop.model import view as views
+from offtop.model.view import FLAME, LIST, SITE, TREE, View
+from offtop.ui.layout import Layout
+from offtop.ui.rewind import Rewind
+
+VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
+    {
+        "threads": views.threads_or_processes,
+        "account": views.account_or_not,
+        "cgroups": views.cgroups_or_not,
+        "tree": views.tree_or_list,
+        "flame": views.flame_or_not,
+        "offcpu": views.waiting,
+        "stuck": views.stuck_or_not,
+        "zoom": views.zoomed_or_not,
+        "invert": views.inverted,
+        "kernel_frames": lambda view: views.only_frames(view, "kernel"),
+        "user_frames": lambda view: views.only_frames(view, "user"),
+        "machinery": views.machinery_or_not,
+        "idle": views.idle_or_not,
+        "window": views.next_span,
+        "names": views.next_names,
+    }
+)
+FOR_LIST = "the list, which is not on the screen"
+_STACKS = ("the stack tree and the icicle: t and g show them", TREE, SITE, FLAME)
+_FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "account": (FOR_LIST, LIST),
+        "names": (FOR_LIST, LIST),
+        "invert": _STACKS,
+        "kernel_frames": _STACKS,
+        "user_frames": _STACKS,
+        "machinery": _STACKS,
+    }
+)
+"""What some are for, and the panes of which one must be on the screen."""
+_SAME = MappingProxyType(
+    {
+        "zoom": "this pane has the whole screen already",
+        "offcpu": "this is off-CPU time already: 5 shows what is stuck",
+    }
+)
+"""What is said where the next view would be the same."""
+
+
+class Looks(Rewind):
+    """The actions of these keys. Whoever shows the screen gives them what is on it."""
+
+    @property
+    def _layout(self) -> Layout:
+        raise NotImplementedError
+
+    def _lacks(self, said: str, *panes: str) -> bool:
+        """Whether none of these panes is on the screen; then the person is told what the key is for."""
+        if not self._layout.panels.keys().isdisjoint(panes):
+            return False
+        self._say(f"this key is for {said}")
+        return True
+
+    def action_look(self, what: str) -> None:
+        if what in _FOR and self._lacks(*_FOR[what]):
+            return
+        view = VIEWS[what](self._view)
+        if what in _SAME and view == self._view:
+            self._say(_SAME[what])
+        else:
+            self._look(view)

@@ -1,0 +1,39 @@
+"""The line of the head that tells what went wrong and what offtop costs: its parts are whole or not there."""
+
+import pytest
+
+from offtop.model.snapshot import Machine
+from tests.ui.scripted import ScriptedSource, Waits
+from tests.ui.shown import asynchronous, screen, shown
+
+BUSY = Waits("mill", 300, "mill", 300, "lock", "futex_do_wait", ("main",), (300,), running_ms=500)
+"""Leaves 0.2 s of each second unexplained: 10 % of two CPUs."""
+UNEXPLAINED = "10% of cpu time unexplained"
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (160, f"lost 0  {UNEXPLAINED}  Cost bpf 0.6% 212ns/switch ui 1.9% of 1 cpu  81k switches/s"),
+        (80, f"lost 0  {UNEXPLAINED}  Cost bpf 0.6% ui 1.9% of 1 cpu"),
+        (70, f"lost 0  {UNEXPLAINED}  Cost bpf 0.6%"),
+        (50, f"lost 0  {UNEXPLAINED}"),
+        (40, "lost 0"),
+    ],
+)
+@asynchronous
+async def test_what_is_lost_stands_first_and_the_least_important_goes_whole(width: int, line: str) -> None:
+    async with shown(ScriptedSource([BUSY], machine=Machine(2)), (width, 24)) as (app, _):
+        said = screen(app)[2]
+        assert said.endswith("min 1ms") and said.removesuffix("min 1ms").rstrip() == line
+
+
+@pytest.mark.parametrize("width", [*range(40, 110, 3), 160])
+@asynchronous
+async def test_losses_are_told_at_every_width_and_nothing_is_cut(width: int) -> None:
+    source = ScriptedSource([BUSY], lost={"stacks": 812, "sites": 2}, machine=Machine(2))
+    async with shown(source, (width, 24)) as (app, _):
+        said = screen(app)[2].removesuffix("min 1ms").rstrip()
+        assert said.startswith("lost 6 sites 2.4k stacks")
+        assert said.endswith(("stacks", "unexplained", "%", "1 cpu", "ns/switch", "switches/s"))
+        assert "of cpu" not in said or UNEXPLAINED in said
