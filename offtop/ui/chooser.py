@@ -3,12 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import ModalScreen
 
 from offtop.ui.glyphs import Glyphs
-from offtop.ui.lines import Clicked, Line, Panel, fit, plain
+from offtop.ui.lines import Clicked, Line, fit, plain
+from offtop.ui.over import Over
 
 
 class Choice(NamedTuple):
@@ -18,15 +17,11 @@ class Choice(NamedTuple):
     chosen: bool = False
 
 
-class Chooser(ModalScreen[None]):
+class Chooser(Over):
     """Each choice goes to `choose` at once; one of many (`closes`) closes the list."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,f,f2,f6,f10,ctrl+c,ctrl+q", "dismiss", show=False, priority=True),
-        Binding("down,j", "move(1)", show=False),
-        Binding("up,k", "move(-1)", show=False),
-        Binding("home,pageup", "move(-999)", show=False),
-        Binding("end,pagedown", "move(999)", show=False),
         Binding("enter,space", "choose", show=False),
     ]
     CSS = "Chooser { align: center middle; background: $background 0%; }"
@@ -44,17 +39,8 @@ class Chooser(ModalScreen[None]):
         self._cursor = next((at for at, one in enumerate(choices()) if one.chosen and closes), 0)
         self._top = 0
 
-    def compose(self) -> ComposeResult:
-        yield Panel("chooser")
-
-    def on_mount(self) -> None:
-        self._draw()
-
-    def on_resize(self) -> None:
-        self._draw()
-
-    def _draw(self) -> None:
-        choices, panel = self._choices(), self.query_one("#chooser", Panel)
+    def draw(self) -> None:
+        choices, panel = self._choices(), self.panel
         hint = "ENTER choose  ESC close" if self._closes else "SPACE on or off  ESC close"
         width = min(self.size.width, max([len(hint), len(self._title), *(len(one.text) + 5 for one in choices)]) + 4)
         height = max(3, min(self.size.height, len(choices) + 2))
@@ -71,7 +57,7 @@ class Chooser(ModalScreen[None]):
 
     def action_move(self, step: int) -> None:
         self._cursor = max(0, min(len(self._choices()) - 1, self._cursor + step))
-        self._draw()
+        self.draw()
 
     def action_choose(self) -> None:
         choices = self._choices()
@@ -82,11 +68,11 @@ class Chooser(ModalScreen[None]):
             self.dismiss()
             return
         self._cursor = max(0, min(len(self._choices()) - 1, self._cursor))
-        self._draw()
+        self.draw()
 
     def on_clicked(self, event: Clicked) -> None:
         if event.turns:
             self.action_move(event.turns)
-        elif 1 <= event.y <= min(len(self._choices()), self.query_one("#chooser", Panel).size.height - 2):
+        elif 1 <= event.y <= min(len(self._choices()), self.panel.size.height - 2):
             self._cursor = min(len(self._choices()) - 1, self._top + event.y - 1)
             self.action_choose()

@@ -4,27 +4,22 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import ModalScreen
 
 from offtop.model.printable import printable
 from offtop.ui.glyphs import Glyphs
-from offtop.ui.lines import Clicked, Line, Panel, fit, plain
+from offtop.ui.lines import Clicked, Line, fit, plain
+from offtop.ui.over import Over
 
 _WIDEST = 100
 _INDENT = 2
 
 
-class Facts(ModalScreen[None]):
+class Facts(Over):
     """`told`: what, and its value, raw."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter,q,Y,f10,ctrl+c,ctrl+q", "dismiss", show=False, priority=True),
-        Binding("down,j", "move(1)", show=False),
-        Binding("up,k", "move(-1)", show=False),
-        Binding("home,pageup", "move(-999)", show=False),
-        Binding("end,pagedown", "move(999)", show=False),
     ]
     CSS = "Facts { align: center middle; background: $background 0%; }"
 
@@ -33,18 +28,9 @@ class Facts(ModalScreen[None]):
         self._title, self._told, self._glyphs = title, told, glyphs
         self._top = 0
 
-    def compose(self) -> ComposeResult:
-        yield Panel("facts")
-
-    def on_mount(self) -> None:
-        self._draw()
-
-    def on_resize(self) -> None:
-        self._draw()
-
     def action_move(self, step: int) -> None:
         self._top += step
-        self._draw()
+        self.draw()
 
     def on_clicked(self, event: Clicked) -> None:
         if event.turns:
@@ -52,8 +38,8 @@ class Facts(ModalScreen[None]):
         else:
             self.dismiss()
 
-    def _draw(self) -> None:
-        panel, width = self.query_one("#facts", Panel), min(self.size.width, _WIDEST)
+    def draw(self) -> None:
+        panel, width = self.panel, min(self.size.width, _WIDEST)
         labels = max((len(label) for label, _ in self._told), default=0)
         lines: list[Line] = []
         for label, value in self._told:

@@ -202,7 +202,7 @@ def test_a_budget_takes_for_idle_what_looks_idle_and_no_more(tmp_path: Path) -> 
     out = io.StringIO()
     batch.run(source, CATEGORIES, MS, 1, batch.Wanted(rate=Rate(100.0)), as_json=False, width=0, out=out)
     told = [line for line in out.getvalue().splitlines() if line.startswith("budget of ")]
-    shares = "4 threads: 25% idle, 50% blocked, 25% running"
+    shares = "4 threads: 25% idle, 50% blocked otherwise, 0% ready to run, 25% running"
     assert told == [
         f"budget of shop(100): {shares}; 100 requests/s: 10ms CPU + 20ms blocked each",
         "budget of (7): it has ended",
