@@ -72,7 +72,7 @@ def find(types: KernelTypes) -> Features:
 
     if not types.has_struct("bpf_iter__task"):
         raise KernelError(
-            "This kernel has no BPF task iterator, which offtop reads threads with. Use Linux 5.8 or newer."
+            "This kernel has no BPF task iterator, which offtop reads threads with. Use Linux 5.11 or newer."
         )
     sched_info = types.offset("task_struct", "sched_info")
 

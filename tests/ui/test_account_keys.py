@@ -368,3 +368,31 @@ def test_steal_and_the_unexplained_are_told_only_where_every_thread_is_counted(s
     steal_ns, unexplained_pct = asyncio.run(told(Filters()))
     assert steal_ns > 0 and unexplained_pct > 0
     assert asyncio.run(told(some)) == (0, 0)
+
+
+@asynchronous
+async def test_a_convoy_is_of_those_alone_that_a_filter_passes() -> None:
+    held = [row._replace(waits_on=True, waits_ms=(), short_waits=0) for row in FARM[:5]]
+    async with shown(ScriptedSource((*held, *FARM[5:]), machine=Machine(2)), (160, 50)) as (app, pilot):
+        for text, convoy in (("thread=worker-[123]", 3), ("thread=worker-[12]", 0)):
+            await pilot.press("backslash", "ctrl+u", *text, "enter")
+            assert app.picture is not None
+            assert [row.convoy.waiting for row in app.picture.rows.rows] == [convoy]
+
+
+@asynchronous
+async def test_of_steal_each_thread_has_its_part_of_the_rest() -> None:
+    other = Waits("mill", 300, "mill", 300, "disk-read", "io_schedule", ("main",), (200,), running_ms=200)  # rest 600
+    source = ScriptedSource((*FARM, other), machine=Machine(2, steal_ns=400_000_000))
+    async with shown(source, (160, 50), view=View(pid=300)) as (app, _):
+        assert app.picture is not None and app.picture.account is not None
+        assert app.picture.account.left.steal_ns == 3 * 300_000_000
+
+
+@asynchronous
+async def test_the_mean_of_a_process_is_its_blocked_time_by_its_threads() -> None:
+    async with shown(farm(), (160, 50)) as (app, pilot):
+        await pilot.press("A", "tab", "x")
+        (heads,), (line,) = lines_with(screen(app), "WORST"), lines_with(screen(app), " farm ")
+        at = heads.index("  AVG") + 5
+        assert line[:at].split()[-1] == "0.80"
