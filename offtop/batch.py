@@ -248,7 +248,7 @@ def _budgets(tick: Tick, rate: Rate) -> Iterable[str]:
     window = tick.kept.window
     every = accounts([window])
     for pid in window.filters.pids:
-        idle_ns = sum(by.get(pid, NO_PART).total_ns for leaf, by in tick.cut.processes.items() if leaf.idle)
+        idle_ns = sum(by.get(pid, NO_PART).total_ns for leaf, by in tick.kept.cut.processes.items() if leaf.idle)
         told = budget(every.of(pid), idle_ns, window.span_ns, rate)
         text = "; ".join(told.lines) if told else "it has ended"
         yield f"budget of {printable(window.book.process(pid))}({pid}): {text}"

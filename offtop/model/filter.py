@@ -26,7 +26,7 @@ from offtop.model.book import Book, ThreadKey
 from offtop.model.container import names as container_names
 from offtop.model.container import place
 from offtop.model.cut import FILTERED, RUN_QUEUE, SHORT, Shares
-from offtop.model.pool import Pool
+from offtop.model.pool import Pool, parts
 from offtop.model.printable import printable
 from offtop.model.rows import Row, process_name, thread_name
 from offtop.model.stack import Frame, Names
@@ -205,14 +205,9 @@ NOTHING = Filter("")
 """Chooses everything."""
 
 
-def _pattern_of(part: re.Match[str]) -> str:
-    """Of a part of a family: its numbers, or what it has as it is."""
-    return "[0-9]+" if part[2] else re.escape(part[1] or part[0])
-
-
 def of_pool(pool: Pool) -> Filter:
     """The threads of one pool."""
-    name = re.sub(r"\\(.)|(\*)|[^\\*]+", _pattern_of, pool.family)
+    name = "[0-9]+".join(map(re.escape, parts(pool.family)))
     return Filter(f"pool {pool.family}", (Ids(0, (pool.pid,), False), Text("thread", re.compile(rf"{name}\Z"), False)))
 
 

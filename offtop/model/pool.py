@@ -57,6 +57,17 @@ def family(name: str) -> str:
     return "*".join(parts) if any(parts) else name
 
 
+def parts(shared: str) -> list[str]:
+    """What a family has between its numbers, as names have it."""
+    found = [""]
+    for part in re.finditer(r"\\(.)|(\*)|[^\\*]+", shared, re.DOTALL):
+        if part[2]:
+            found.append("")
+        else:
+            found[-1] += part[1] or part[0]
+    return found
+
+
 class Folding:
     """Which threads are in which pool. In tables by thread a pool is (pid, a number below 0)."""
 

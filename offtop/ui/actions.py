@@ -1,6 +1,5 @@
 """What each key does: nearly always, the next View from this one and from what is on the screen."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -18,7 +17,7 @@ from offtop.model.budget import parse_rate
 from offtop.model.cut import ALL
 from offtop.model.filter import Filter, FilterError, parse, quoted
 from offtop.model.picture import Picture, TreePicture
-from offtop.model.pool import Pool
+from offtop.model.pool import Pool, family, parts
 from offtop.model.printable import printable
 from offtop.model.rows import NO_CGROUP, Key, Row
 from offtop.model.snapshot import EXITED
@@ -436,7 +435,7 @@ class Actions(Sorting):
                 return parse(views.in_cgroup(row.key).text)
             if row.pid:
                 key = "thread" if isinstance(row.key, ThreadKey | Pool) else "proc"
-                return parse(f"{key}={_family(row.name)}")
+                return parse(f"{key}={_family(row)}")
         path: Path = ()
         if view.focus == TREE and picture.tree and picture.tree.branches:
             path = picture.tree.branches[picture.tree.cursor].path
@@ -668,7 +667,7 @@ def _within(index: int, rows: Sequence[object]) -> int:
     return max(0, min(len(rows) - 1, index))
 
 
-def _family(name: str) -> str:
+def _family(row: Row) -> str:
     """A pattern for all threads whose names differ from this one only by numbers; a number alone is a name."""
-    parts = re.split(r"[0-9]+", name) if "*" not in name else name.split("*")
-    return "*".join(quoted(part) if part else "" for part in parts) if any(parts) and len(parts) > 1 else quoted(name)
+    shared = parts(row.key.family if isinstance(row.key, Pool) else family(row.name))
+    return "*".join(quoted(part) if part else "" for part in shared) if any(shared) else quoted(row.name)

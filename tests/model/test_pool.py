@@ -2,7 +2,7 @@
 
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.filter import Text, of_pool
-from offtop.model.pool import UNFOLDED, Convoy, Folding, Pool, convoys, family, folding, pools
+from offtop.model.pool import UNFOLDED, Convoy, Folding, Pool, convoys, family, folding, parts, pools
 from offtop.model.snapshot import EXITED, Waiting
 from offtop.model.stack import KERNEL, Frame, Stack
 from offtop.model.stuck import Age
@@ -37,6 +37,12 @@ def test_a_family_is_the_name_without_its_numbers() -> None:
     assert family("main") == "main"
     assert family("") == ""
     assert family("worker-*7") == r"worker-\**"
+    assert [parts(family(name)) for name in ("worker-*7", "a\\7b", "mill", "x\\*")] == [
+        ["worker-*", ""],
+        ["a\\", "b"],
+        ["mill"],
+        ["x\\*"],
+    ]
     assert family("a\\7") == r"a\\*"
 
 

@@ -200,7 +200,8 @@ def test_a_budget_takes_for_idle_what_looks_idle_and_no_more(tmp_path: Path) -> 
     source = ScriptedSource(table, ticks=2, ends=True, machine=MACHINE)
     source.filters = Filters(pids=(100, 7))
     out = io.StringIO()
-    batch.run(source, CATEGORIES, MS, 1, batch.Wanted(rate=Rate(100.0)), as_json=False, width=0, out=out)
+    wanted = batch.Wanted(parse("cat=lock"), rate=Rate(100.0))  # which hides nothing from the budget
+    batch.run(source, CATEGORIES, MS, 1, wanted, as_json=False, width=0, out=out)
     told = [line for line in out.getvalue().splitlines() if line.startswith("budget of ")]
     shares = "4 threads: 25% idle, 50% blocked otherwise, 0% ready to run, 25% running"
     assert told == [
