@@ -65,7 +65,7 @@ def _segments(told: AccountPicture) -> list[tuple[str, int, str, str]]:
 
 
 def _rest(told: AccountPicture, whole_ns: int) -> Spans:
-    residue_ns = max(0, told.account.residue_ns)
+    residue_ns = _told(told.account.residue_ns, whole_ns)
     if not told.account.through:
         return [("rest unknown: it began or ended meanwhile  ", "dim")]
     why = [
@@ -74,7 +74,13 @@ def _rest(told: AccountPicture, whole_ns: int) -> Spans:
         if ns * 1000 > whole_ns
     ]
     named = f" ({' '.join(why)}, by the machine's shares)" if why else ""
-    return [(f"rest {_share(residue_ns, whole_ns)}{named}  ", "alert" if residue_ns * 50 > whole_ns else "dim")]
+    return [(f"rest {_share(residue_ns, whole_ns)}{named}  ", "alert" if abs(residue_ns) * 50 > whole_ns else "dim")]
+
+
+def _told(residue_ns: int, whole_ns: int) -> int:
+    """Below 0 where the kernel's account and ours have both counted something, as they do of each switch; but for what
+    is too little to be read."""
+    return residue_ns if residue_ns >= 0 or residue_ns * -200 > whole_ns else 0
 
 
 def _share(ns: int, whole_ns: int) -> str:
@@ -103,7 +109,7 @@ def _part(ns: int, row: Row) -> str:
 
 
 def _rest_of(row: Row) -> str:
-    return _part(max(0, row.account.residue_ns), row) if row.account.through else ""
+    return _part(_told(row.account.residue_ns, row.span_ns), row) if row.account.through else ""
 
 
 def _mean(row: Row) -> str:

@@ -396,3 +396,18 @@ async def test_the_mean_of_a_process_is_its_blocked_time_by_its_threads() -> Non
         (heads,), (line,) = lines_with(screen(app), "WORST"), lines_with(screen(app), " farm ")
         at = heads.index("  AVG") + 5
         assert line[:at].split()[-1] == "0.80"
+
+
+@pytest.mark.parametrize(("running_ms", "rest", "column"), [(250, "-5.0%", "-0.05"), (204, "0.0%", "0.00")])
+@asynchronous
+async def test_what_was_counted_twice_is_told_as_less_than_nothing(running_ms: int, rest: str, column: str) -> None:
+    busy = Waits("fio", 300, "fio", 300, "disk-read", "io_schedule", ("main",), (800,), running_ms=running_ms)
+    async with shown(ScriptedSource((busy,), machine=Machine(2)), (160, 50), view=View(account=True)) as (app, pilot):
+        (line,) = lines_with(screen(app), " fio ")
+        assert f" {column} " in line
+        await pilot.press("tab", "enter")
+        whole = 1.05 if running_ms == 250 else 1.004
+        assert app.picture is not None and app.picture.account is not None
+        assert app.picture.account.account.residue_ns == round((1 - whole) * 3_000) * 1_000_000
+        (figures,) = (text for text in screen(app) if text.startswith(" running "))
+        assert f"rest {rest}" in figures
