@@ -42,6 +42,7 @@ _LONGEST_SHOWN = 40
 """Characters of a wrong name or value that an error repeats."""
 _LONGEST_ALIGNED = 40
 _COMMAND_LINE = "command line"
+_SERVERS = r"(auto|https?://[!-+\--~]+([ ,]+https?://[!-+\--~]+){0,9})?"
 _HEAD = "# What offtop begins with. All that may stand here: offtop --show-config\n"
 
 
@@ -68,6 +69,8 @@ class Settings:
     """Columns and panes that are not shown."""
     muted: tuple[str, ...]
     """Filter expressions, not yet parsed."""
+    debuginfod: str
+    """Servers to be asked for debug files, `auto` for those that the machine knows; empty: none."""
     preset: str
     """Whose keys: those of top, atop or vim."""
     keys: Mapping[str, str]
@@ -259,6 +262,14 @@ SETTINGS = (
         "a list of at most 100 filters of at most 500 letters each",
         ".{1,500}",
         100,
+    ),
+    Setting(
+        "debuginfod",
+        "",
+        "servers to ask for debug files: auto for those that this machine knows; empty: ask none",
+        "auto, or addresses as https://debuginfod.elfutils.org, parted by commas",
+        lambda value: {"debuginfod": _matched(value, _SERVERS)},
+        attrgetter("debuginfod"),
     ),
     _choice(f"{_KEYS}preset", ("top", "atop", "vim"), "whose keys"),
 )

@@ -202,6 +202,14 @@ def _counted(parser: argparse.ArgumentParser) -> None:
     )
     add("--max", type=_wait, default=0, metavar="TIME", help="leave out waits longer than this")
     add(
+        "--debuginfod",
+        nargs="?",
+        const="auto",
+        type=_setting("debuginfod"),
+        metavar="URL,…",
+        help="ask these servers for debug files, by build id; without URL those that this machine knows",
+    )
+    add(
         "--door",
         choices=("auto", "exit", "kprobe", "switch"),
         default="auto",

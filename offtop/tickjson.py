@@ -1,9 +1,11 @@
 """A tick as JSON: what `--json` prints, and offtop/schema.py describes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from offtop import __version__
 from offtop.model import histogram as log2
+from offtop.model import where
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import Leaf, by_category, leaf_of_sites
 from offtop.model.printable import printable
@@ -109,8 +111,8 @@ def _blocked_object(some: Stuck, row: int, book: Book, names: Names) -> dict[str
         "idle": leaf.idle,
         "syscall": printable(book.call(one.call)) if one.call >= 0 else None,
         "arguments": list(one.arguments),
-        "kernel": [printable(names.of(frame)) for frame in book.stack(one.site.kernel).trimmed],
-        "user": [printable(names.of(frame)) for frame in book.stack(one.user).trimmed],
+        "kernel": _printable(where.kernel_names(book, one.site.kernel, names)),
+        "user": _printable(where.user_names(book, one.user, names)),
     }
 
 
@@ -149,10 +151,14 @@ def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names
         "blocked_ns": totals.blocked_ns,
         "runqueue_ns": totals.runqueue_ns,
         "max_ns": totals.max_ns,
-        "kernel": [printable(names.of(frame)) for frame in book.stack(key.kernel).trimmed],
-        "user": [printable(names.of(frame)) for frame in book.stack(key.user).trimmed],
+        "kernel": _printable(where.kernel_names(book, key.kernel, names)),
+        "user": _printable(where.user_names(book, key.user, names)),
         "histogram": log2.slots(totals.histogram),
     }
+
+
+def _printable(names: Sequence[str]) -> list[str]:
+    return [printable(name) for name in names]
 
 
 def _who(key: ThreadKey, book: Book) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -214,11 +214,26 @@ def _live_source(
 ) -> Generator[Source]:
     from offtop.kernel.live import LiveSource
 
-    source = LiveSource(rules, filters, door=asked.door, keep_ns=loaded.settings.history_ns + _GRACE_NS)
+    source = LiveSource(
+        rules,
+        filters,
+        door=asked.door,
+        keep_ns=loaded.settings.history_ns + _GRACE_NS,
+        debuginfod=_servers(loaded.settings.debuginfod),
+    )
     try:
         yield source
     finally:
         source.close()
+
+
+def _servers(said: str) -> Sequence[str]:
+    """Raises UsageError where none is known."""
+    if not said:
+        return ()
+    from offtop.kernel import debuginfod
+
+    return debuginfod.servers(said, os.environ)
 
 
 def _filter(text: str, rules: categories.Categories, where: str) -> Filter:
@@ -409,7 +424,10 @@ class _Kept:
             hidden=view.hidden,
             muted=tuple(one.text for one in view.muted),
         )
-        return config.save(self.loaded.path, self.whose, config.toml_of(settings))
+        said = config.toml_of(settings)
+        if self.loaded.origin["debuginfod"] == "command line":  # who asks for a network once has not asked for ever
+            del said["debuginfod"]
+        return config.save(self.loaded.path, self.whose, said)
 
     def write(self, path: Path, text: str) -> str:
         from offtop.person import write_theirs

@@ -146,7 +146,9 @@ def test_what_cannot_be_is_refused_in_one_sentence_with_status_2(arguments: str,
     assert ended.status == 2
 
 
-@pytest.mark.parametrize("option", ["-p", "-d", "-u", "-o", "--window", "--theme", "--filter", "--config"])
+@pytest.mark.parametrize(
+    "option", ["-p", "-d", "-u", "-o", "--window", "--theme", "--filter", "--config", "--debuginfod"]
+)
 def test_an_argument_with_escape_codes_is_shown_escaped(option: str) -> None:
     assert r"\x1b[31m" in command.run("-b", option, "\x1b[31m=").sentence
 
@@ -172,6 +174,7 @@ def test_each_setting_has_a_default() -> None:
         "sort": "WAITING",
         "names": "comm",
         "latency": "auto",
+        "debuginfod": "",
         "keys": {"preset": "top"},
     }
 
@@ -182,6 +185,8 @@ def test_each_setting_has_a_default() -> None:
         ("-d 0.5", 'delay = "500ms"'),
         ("--delay 1m", 'delay = "1m"'),
         ("--min 200", 'min = "200us"'),
+        ("--debuginfod", 'debuginfod = "auto"'),
+        ("--debuginfod https://a.org,http://b:8002", 'debuginfod = "https://a.org,http://b:8002"'),
         ("--history 1h", 'history = "1h"'),
         ("-H", "threads = true"),
         ("-i", "idle = true"),
@@ -204,7 +209,7 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(
 ) -> None:
     name = line.split()[0]
     other = {"delay": 9, "min": 9, "history": 99, "sort": '"TOTAL"', "window": '"1s"', "theme": '"dark"'}
-    other |= {"color": '"always"', "mouse": "false"}
+    other |= {"color": '"always"', "mouse": "false", "debuginfod": '"http://a"'}
     no_settings.write_text(f"{name} = {other.get(name, 'false')}")
     said = settings()
     assert said.pop(next(one for one in said if one.startswith(f"{name} = "))) == str(no_settings)
@@ -488,7 +493,7 @@ def screen(*arguments: str, cwd: Path) -> Generator[Screen]:
 @needs_kernel
 def test_w_writes_what_was_chosen_and_only_that(no_settings: Path, tmp_path: Path) -> None:
     no_settings.write_text("# mine\ndelay = 0.5 # quick\nmuted = ['comm=nosuch']\n")
-    with screen("--no-mouse", cwd=tmp_path) as shown:
+    with screen("--no-mouse", "--debuginfod", "http://127.0.0.1:1", cwd=tmp_path) as shown:
         shown.press(b"iHwW")
         shown.wait_for(f"written to {no_settings}")
         assert shown.quit() == 0

@@ -87,6 +87,7 @@ def test_without_any_file_all_is_as_it_comes(ann: Person) -> None:
         latency="auto",
         hidden=frozenset(),
         muted=(),
+        debuginfod="",
         preset="top",
         keys={},
     )
@@ -254,6 +255,8 @@ def test_what_makes_root_do_something_may_stand_only_in_a_file_of_root(ann: Pers
         ("mouse = false", "mouse", False),
         ("hide = ['P99', '<=1ms', 'P99']", "hidden", frozenset({"P99", "<=1ms"})),
         ("muted = ['comm==\"a\"', 'b']", "muted", ('comm=="a"', "b")),
+        ("debuginfod = 'auto'", "debuginfod", "auto"),
+        ("debuginfod = 'https://a.org/x, http://b:8002'", "debuginfod", "https://a.org/x, http://b:8002"),
         ("[keys]\npreset = 'atop'", "preset", "atop"),
         ("keys.pause = ''", "keys", {"pause": ""}),
     ],
@@ -288,6 +291,12 @@ def test_values_that_can_be(ann: Person, text: str, attribute: str, value: objec
         ("theme = '../x'", ": theme: '../x' is not the name of a theme"),
         ('theme = "dark\\n"', r": theme: 'dark\x0a' is not"),
         ("theme = 5", ": theme: 5 is not"),
+        ("debuginfod = true", ": debuginfod: true is not auto, or addresses as https://"),
+        ("debuginfod = 'file:///etc'", ": debuginfod: 'file:///etc' is not"),
+        (
+            f"debuginfod = '{'https://a,' * 30}'",
+            ": debuginfod: 'https://a,https://a",
+        ),  # long to refuse, if it could be read two ways
         ("hide = 'P99'", ": hide: 'P99' is not a list of at most 40"),
         ('hide = ["\\u007f"]', ": hide is not a list"),
         ("hide = ['']", ": hide is not"),

@@ -36,13 +36,13 @@ _ROOT = Path(__file__).resolve().parents[2]
 class _Child:
     """A running symbol reader. What it says is a stranger's word: the file that it reads may have taken it over."""
 
-    def __init__(self, answer_s: float) -> None:
+    def __init__(self, answer_s: float, debug_directory: str) -> None:
         self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._socket.settimeout(answer_s)
         with theirs:
             # -I and -S: no code from where offtop was started, and no packages but the standard library.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _START, str(_ROOT), str(theirs.fileno())],
+                [sys.executable, "-I", "-S", "-c", _START, str(_ROOT), str(theirs.fileno()), debug_directory],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -87,9 +87,9 @@ class _Child:
 class Binaries:
     """Asks a child of its own about files, for one thread, and keeps open those used last."""
 
-    def __init__(self, answer_s: float) -> None:
-        """`answer_s`: a child that takes longer for an answer is ended."""
-        self._answer_s = answer_s
+    def __init__(self, answer_s: float, debug_directory: str = "") -> None:
+        """`answer_s`: a child that takes longer for an answer is ended. `debug_directory`: as dwfl.look_in has it."""
+        self._answer_s, self._debug_directory = answer_s, debug_directory
         self._child: _Child | None = None
         self._open: dict[File, int] = {}
         """Descriptors, by which the child knows the files, and to see whether they change."""
@@ -117,6 +117,15 @@ class Binaries:
         """For each offset its symbol, or nothing."""
         return self._ask(reader.NAMES, file, offsets)
 
+    def wanted(self, file: File) -> str:
+        """What dwfl.Binary says; nothing of a file that cannot be read."""
+        try:
+            if not self._is_left_alone(file) and self._is_open(child := self.start(), file):
+                return child.ask(1, reader.WANTED, self._open[file], b"")[0]
+        except OSError:
+            self._leave_alone(file)
+        return ""
+
     def return_address_at_sp(self, file: File, offset: int) -> bool:
         """What dwfl.Binary says; False of a file that cannot be read."""
         return self._ask(reader.LEAVES, file, [offset]) == [reader.YES]
@@ -126,7 +135,7 @@ class Binaries:
         if self._child and not self._child.is_running:
             self.end()  # no file's fault: it was waiting
         if self._child is None:
-            self._child = _Child(self._answer_s)
+            self._child = _Child(self._answer_s, self._debug_directory)
         return self._child
 
     def close(self) -> None:
@@ -176,6 +185,10 @@ class Binaries:
         if fd is not None and os.fstat(fd).st_mtime_ns != file.written_ns:
             self._close(file)
             file.retired = True
+        elif fd is not None and file.explained:
+            file.explained = False
+            self._close(file)
+            fd = None
         if file.retired:
             return False
         if fd is not None:

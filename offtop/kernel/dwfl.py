@@ -8,10 +8,12 @@ before an address where none holds it, so its answers are checked here: a wrong 
 import ctypes as ct
 import os
 import struct
+from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
 from offtop.errors import KernelError
+from offtop.kernel import golang, inlined
 
 _Pointer = ct.c_void_p
 _MACHINE_X86_64 = 62
@@ -22,6 +24,10 @@ _CODE_TYPES = (0, 2, 10)
 _BREG_RSP = 0x77
 _BREGX = 0x92
 _RSP = 7
+
+
+_debug_directories = ct.c_char_p(b":.debug:/usr/lib/debug")
+"""Where separate debug files are looked for, as libdw itself does: beside the binary, and by build id."""
 
 
 class Symbol(NamedTuple):
@@ -93,10 +99,12 @@ def library() -> ct.CDLL:
     dw.dwfl_module_addrinfo.argtypes = [_Pointer, ct.c_uint64, ct.POINTER(ct.c_uint64), ct.POINTER(_Sym)] + [
         _Pointer
     ] * 3
+    dw.dwfl_module_build_id.argtypes = [_Pointer, ct.POINTER(ct.POINTER(ct.c_ubyte)), ct.POINTER(ct.c_uint64)]
     dw.dwfl_module_eh_cfi.restype = _Pointer
     dw.dwfl_module_eh_cfi.argtypes = [_Pointer, ct.POINTER(ct.c_uint64)]
     dw.dwarf_cfi_addrframe.argtypes = [_Pointer, ct.c_uint64, ct.POINTER(_Pointer)]
     dw.dwarf_frame_cfa.argtypes = [_Pointer, ct.POINTER(ct.POINTER(_Op)), ct.POINTER(ct.c_size_t)]
+    inlined.declare(dw)
     return dw
 
 
@@ -107,7 +115,13 @@ def _callbacks() -> _Callbacks:
         ct.cast(function, _Pointer).value
         for function in (dw.dwfl_build_id_find_elf, dw.dwfl_standard_find_debuginfo, dw.dwfl_offline_section_address)
     ]
-    return _Callbacks(*address, None)
+    return _Callbacks(*address, ct.addressof(_debug_directories))
+
+
+def look_in(directory: str) -> None:
+    """For separate debug files, too, in its `.build-id`; empty: nowhere else."""
+    if directory:
+        _debug_directories.value = b":.debug:/usr/lib/debug:" + os.fsencode(directory)
 
 
 @cache
@@ -127,9 +141,12 @@ class Binary:
         Raises OSError for what is not an ELF file that libdw can read, KernelError without libdw.
         """
         self._dwfl = None
+        self._go: golang.Functions | None = None
         try:
             self._dw = library()
             self._code, self._machine = _headers(fd)
+            with suppress(ValueError):
+                self._go = golang.Functions(fd)
             self._dwfl = self._dw.dwfl_begin(ct.byref(_callbacks()))
             name = os.fsencode(path.replace("\0", ""))
             self._module = self._dw.dwfl_report_elf(self._dwfl, b"", name, fd, 0, True)
@@ -142,9 +159,13 @@ class Binary:
         self._dw.dwfl_report_end(self._dwfl, None, None)
         self._cfi: int | None = None
         self._cfi_bias = ct.c_uint64()
+        self._inlined: inlined.Inlined | None = None
 
     def close(self) -> None:
         """May be called twice."""
+        if self._go:
+            self._go.close()
+            self._go = None
         if self._dwfl:
             self._dw.dwfl_end(self._dwfl)
             self._dwfl = None
@@ -163,8 +184,29 @@ class Binary:
             self._module, address, ct.byref(into), ct.byref(sym), None, None, None
         )
         if not name or into.value >= sym.size or sym.info & 15 not in _CODE_TYPES:
-            return None
+            return self._go_function(address)
         return Symbol(name.decode(errors="surrogateescape"), address - into.value, sym.size)
+
+    def _go_function(self, address: int) -> Symbol | None:
+        try:
+            found = self._go.at(address) if self._go else None
+        except ValueError:
+            return None
+        return Symbol(*found) if found else None
+
+    def inlined(self, address: int) -> list[str]:
+        """The functions at `address` that the compiler put into the one that `symbol` tells, innermost first."""
+        if self._inlined is None:
+            self._inlined = inlined.Inlined(self._dw, self._module)
+        return self._inlined.names(address)
+
+    def wanted(self) -> str:
+        """The build id, in hex, by which a debug file could be had; empty where there is debug information already."""
+        bits, address = ct.POINTER(ct.c_ubyte)(), ct.c_uint64()
+        if self._dw.dwfl_module_getdwarf(self._module, ct.byref(address)):
+            return ""
+        length: int = self._dw.dwfl_module_build_id(self._module, ct.byref(bits), ct.byref(address))
+        return bytes(bits[:length]).hex() if length > 0 else ""
 
     def return_address_at_sp(self, address: int) -> bool:
         """Whether at this instruction .eh_frame says that the caller's address lies where rsp points.

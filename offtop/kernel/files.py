@@ -48,12 +48,14 @@ class File:
     __slots__ = (
         "checked_ns",
         "device",
+        "explained",
         "inode",
         "label",
         "mapping",
         "names",
         "path",
         "retired",
+        "searched",
         "unreadable",
         "written_ns",
     )
@@ -74,6 +76,10 @@ class File:
         """When written_ns was last compared, on CLOCK_MONOTONIC."""
         self.names: dict[int, str] = {}
         """Offset → symbol, or nothing for what is known to have none."""
+        self.searched = False
+        """Whether a debug file for it has been asked for."""
+        self.explained = False
+        """Its debug file has come: it is to be opened anew."""
         self.unreadable = False
         """It could not be opened. Another process's mapping of it may help."""
         self.retired = False

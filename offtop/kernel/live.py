@@ -15,6 +15,7 @@ import numpy as np
 from offtop.errors import KernelError, PrivilegeError, UsageError
 from offtop.kernel import features, layout, libbpf, namespace, syscalls, times, userstacks, whichcgroup
 from offtop.kernel.cost import CostMeter
+from offtop.kernel.debuginfod import DebugFiles
 from offtop.kernel.files import Files
 from offtop.kernel.kallsyms import KernelSymbols
 from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack
@@ -57,8 +58,10 @@ class LiveSource(Happening):
         door: str = "auto",
         waking: bool = False,
         keep_ns: int = _KEEP_NS,
+        debuginfod: Sequence[str] = (),
     ) -> None:
-        """Raises an OfftopError that says what is missing and how to get it; nothing is left attached then."""
+        """`debuginfod`: servers to be asked for debug files. Raises an OfftopError that says what is missing and how
+        to get it; nothing is left attached then."""
         if os.geteuid() != 0 and not _may_load_bpf():
             raise PrivilegeError(
                 "offtop needs root (or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG) to attach to the "
@@ -75,6 +78,7 @@ class LiveSource(Happening):
         self._given = filters
         self._lock = threading.Lock()
         self._keep_ns = keep_ns
+        self._servers = debuginfod
         self._closed = self._was_last = False
         self._opened = contextlib.ExitStack()
         try:
@@ -100,7 +104,10 @@ class LiveSource(Happening):
         self._processes = Processes(files)
         self._leaves = Leaves(files, self._processes)
         self._opened.callback(self._leaves.close)
-        self._names = NameWorker(files)
+        self._debug_files = DebugFiles(self._servers) if self._servers else None
+        if self._debug_files:
+            self._opened.callback(self._debug_files.close)
+        self._names = NameWorker(files, self._debug_files)
         self._opened.callback(self._names.close)
         symbols = KernelSymbols.read()  # meanwhile the children start that read binaries
         self._book = Book()
@@ -302,6 +309,7 @@ class LiveSource(Happening):
                 if self._user_stacks.hung
                 else []
             ),
+            *([("debug files", self._debug_files.told)] if self._debug_files else []),
             *([("process ids", namespace.told(self._defines))] if self._defines else []),
         ]
 

@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 
 from offtop.kernel import dwfl
 from offtop.kernel.binaries import Binaries
+from offtop.kernel.debuginfod import DebugFiles
 from offtop.kernel.files import File, Files
 from offtop.model.printable import printable
 from offtop.model.stack import Frame, nameless
@@ -32,19 +34,19 @@ _CLOSE_S = 2.0
 class NameWorker:
     """`Names` of the running machine. `of` and `wait` are for any thread."""
 
-    def __init__(self, files: Files) -> None:
-        """Raises KernelError where libdw is not installed."""
+    def __init__(self, files: Files, debug_files: DebugFiles | None = None) -> None:
+        """`debug_files`: where to ask for those that are not here. Raises KernelError where libdw is not installed."""
         dwfl.library()
-        self._files = files
-        self._asked: dict[File, dict[int, None]] = {}
-        """Offsets to be named, those asked for first coming first."""
+        self._files, self._debug_files = files, debug_files
+        self._asked: dict[File, dict[int, bool]] = {}
+        """Offsets to be named, those asked for first coming first; True: anew."""
         self._queued = 0
         self._known = 0
         """How many names have been added; reset when names are forgotten."""
         self.version = 0
         self._closing = False
         self._changed = threading.Condition()
-        self._binaries = Binaries(_ANSWER_S)
+        self._binaries = Binaries(_ANSWER_S, str(debug_files.directory) if debug_files else "")
         self._thread = threading.Thread(target=self._run, name="offtop-names", daemon=True)
         self._thread.start()
 
@@ -88,7 +90,7 @@ class NameWorker:
     def _ask(self, file: File, offset: int) -> None:
         with self._changed:
             if self._queued < _MOST_QUEUED and not self._closing and offset not in self._asked.get(file, ()):
-                self._asked.setdefault(file, {})[offset] = None
+                self._asked.setdefault(file, {})[offset] = False
                 self._queued += 1
                 self._changed.notify_all()
 
@@ -105,14 +107,30 @@ class NameWorker:
             file, offsets = part
             names = dict(zip(offsets, binaries.names(file, offsets), strict=True))
             with self._changed:
-                file.names.update(names)
+                # What is called anew may be gone meanwhile: then the name that it had is the best.
+                file.names.update(
+                    (offset, name) for offset, name in names.items() if name or not file.names.get(offset)
+                )
                 self._known += len(names)
                 self.version += 1
                 if self._known > _MOST_NAMES:
                     self._files.forget_names(_MOST_NAMES // 2)
                     self._known = _MOST_NAMES // 2
                 self._changed.notify_all()
+            if self._debug_files and not file.searched:
+                file.searched = True
+                self._debug_files.want(binaries.wanted(file), partial(self._ask_anew, file))
         binaries.end()
+
+    def _ask_anew(self, file: File) -> None:
+        """Its debug file has come."""
+        with self._changed:
+            file.explained = True
+            known = dict.fromkeys(file.names, True)
+            waiting = self._asked.get(file, {})
+            self._asked[file] = waiting | known
+            self._queued += len(self._asked[file]) - len(waiting)
+            self._changed.notify_all()
 
     def _next_part(self, binaries: Binaries) -> tuple[File, list[int]] | None:
         """Some offsets of the file whose turn it is; waits for them. None: there will be no more."""
@@ -124,10 +142,10 @@ class NameWorker:
                 return None
             file = next(iter(self._asked))
             offsets = self._asked.pop(file)
-            part = list(islice(offsets, _PART))
+            part = dict(islice(offsets.items(), _PART))
             for offset in part:
                 del offsets[offset]
             self._queued -= len(part)
             if offsets:
                 self._asked[file] = offsets  # at the end: the others come first
-            return file, [offset for offset in part if offset not in file.names]
+            return file, [offset for offset, anew in part.items() if anew or offset not in file.names]

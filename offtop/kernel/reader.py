@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from offtop.kernel import dwfl
 from offtop.kernel.demangle import demangled
+from offtop.model.stack import one_name
 
 HEAD = struct.Struct("=cI")
 """What is asked, and which file it is about, by a number that the parent chose. More follows:"""
@@ -23,15 +24,17 @@ OPEN = b"o"
 """The path, and the descriptor beside it. Answered by YES or nothing."""
 CLOSE = b"c"
 """Nothing more, and no answer."""
+WANTED = b"w"
+"""Nothing more. Answered by the build id, in hex, if the file could have debug information elsewhere and has none."""
 NAMES = b"n"
-"""Offsets of 8 bytes. Answered by the names, with nothing for those that have none."""
+"""Offsets of 8 bytes. Answered by the names (model.stack.one_name), with nothing for those that have none."""
 LEAVES = b"l"
 """Offsets of 8 bytes. Answered by YES where the caller's address lies at the stack pointer, else nothing."""
 YES = "yes"
 
 _LONGEST_REQUEST = 1 << 16
 _LONGEST_NAME = 4_000
-"""What one request asks for must go into one message, of 200 KB at most."""
+"""Bytes. What one request asks for must go into one message, of 200 KB at most."""
 _MOST_MEMORY = 4 << 30
 """Of addresses: a small file may unpack to a large one."""
 _NOBODY = 65534
@@ -41,10 +44,11 @@ _SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NAME, _SET_NO_NEW_PRIVILEGES = 1, 4, 15, 
 
 
 def main() -> None:
-    """Serve the socket whose descriptor is the last argument."""
-    with socket.socket(fileno=int(sys.argv[-1])) as parent:
+    """Serve the socket whose descriptor is the last argument but one; the last is where debug files may be, too."""
+    with socket.socket(fileno=int(sys.argv[-2])) as parent:
         dwfl.library()
-        _give_up_privileges()
+        dwfl.look_in(sys.argv[-1])
+        give_up_privileges("offtop-reader", most_file_bytes=0)
         binaries: dict[int, dwfl.Binary] = {}
         while True:
             request, fds, _, _ = socket.recv_fds(parent, _LONGEST_REQUEST, 1)
@@ -67,6 +71,8 @@ def _answers(binaries: dict[int, dwfl.Binary], request: bytes, fds: list[int]) -
     if kind == CLOSE:
         binaries.pop(number).close()
         return []
+    if kind == WANTED:
+        return [binaries[number].wanted()]
     answer = _name if kind == NAMES else _leaf
     return [answer(binaries[number], offset) for (offset,) in struct.iter_unpack("=Q", rest)]
 
@@ -74,7 +80,15 @@ def _answers(binaries: dict[int, dwfl.Binary], request: bytes, fds: list[int]) -
 def _name(binary: dwfl.Binary, offset: int) -> str:
     address = binary.address(offset)
     symbol = None if address is None else binary.symbol(address)
-    return demangled(symbol.name)[:_LONGEST_NAME] if symbol else ""
+    if address is None or symbol is None:
+        return ""
+    names = [demangled(name) for name in (*binary.inlined(address), symbol.name)]
+    return one_name([_cut(name, _LONGEST_NAME // len(names)) for name in names])
+
+
+def _cut(name: str, most_bytes: int) -> str:
+    raw = name.encode(errors="backslashreplace")
+    return name if len(raw) <= most_bytes else f"{raw[: most_bytes - 3].decode(errors='ignore')}…"
 
 
 def _leaf(binary: dwfl.Binary, offset: int) -> str:
@@ -82,10 +96,10 @@ def _leaf(binary: dwfl.Binary, offset: int) -> str:
     return YES if address is not None and binary.return_address_at_sp(address) else ""
 
 
-def _give_up_privileges() -> None:
-    """As many as it can; what Python and libdw need is loaded by now, and nobody might not be let at it."""
+def give_up_privileges(name: str, most_file_bytes: int) -> None:
+    """As many as it can; what the process needs is loaded by now, and nobody might not be let at it."""
     libc = ct.CDLL(None)
-    limits = ((resource.RLIMIT_AS, _MOST_MEMORY), (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_FSIZE, 0))
+    limits = ((resource.RLIMIT_AS, _MOST_MEMORY), (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_FSIZE, most_file_bytes))
     for what, most in limits:
         resource.setrlimit(what, (most, most))
     with suppress(OSError):  # a binary can be made to fill the memory: then let the kernel end this process first
@@ -98,7 +112,7 @@ def _give_up_privileges() -> None:
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24))  # those that another user than root may have
-    libc.prctl(_SET_NAME, b"offtop-reader")
+    libc.prctl(_SET_NAME, name.encode())
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ctrl-Z is for offtop, which may be let go on alone
     settings = (
         (_SET_NO_NEW_PRIVILEGES, 1),

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from offtop.model.cut import FILTERED, RUN_QUEUE, SHORT, Shares
 from offtop.model.pool import Pool, parts
 from offtop.model.printable import printable
 from offtop.model.rows import Row, process_name, thread_name
-from offtop.model.stack import Frame, Names
+from offtop.model.stack import INLINED, Frame, Names, functions
 from offtop.model.table import Ints, Mask, thread_codes
 from offtop.units import count, duration, parse_duration, threads
 
@@ -216,6 +217,7 @@ class _Looked:
 
     def __init__(self, shares: Shares, book: Book, names: Names) -> None:
         name: Callable[[Frame], str] = cache(names.of)
+        called: Callable[[str], set[str]] = cache(_called)
         self._ids = shares.ids
         self._columns = {
             "thread": thread_codes(shares.ids),
@@ -238,7 +240,10 @@ class _Looked:
             "category": ("leaf", lambda leaf: (shares.leaves[leaf].category,)),
             "kernel": ("kernel", lambda kernel: map(name, book.stack(kernel).trimmed)),
             "leaf": ("kernel", lambda kernel: map(name, book.stack(kernel).trimmed[:1])),
-            "program": ("user", lambda user: map(name, book.stack(user).frames)),
+            "program": (
+                "user",
+                lambda user: chain.from_iterable(called(name(frame)) for frame in book.stack(user).frames),
+            ),
         }
         """What of a wait → the column that it goes by, and the texts of a value there."""
 
@@ -255,6 +260,11 @@ class _Looked:
             values, which = self._distinct[column]
             found |= np.array([any(map(matches, texts(value))) for value in values], np.bool_)[which]
         return found
+
+
+def _called(name: str) -> set[str]:
+    """The functions of a frame of that name, those that have no frame of their own with and without their mark."""
+    return {text for function in functions(name) for text in (function, function.removesuffix(INLINED))}
 
 
 _PLAIN, _HELD, _AS_IT_IS = range(3)

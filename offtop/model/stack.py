@@ -1,6 +1,6 @@
 """A stack is where a thread waited: frames, leaf first, with those counted off that say nothing of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from offtop.model.printable import printable
@@ -72,11 +72,27 @@ class Names(Protocol):
         ...
 
     def of(self, frame: Frame) -> str:
-        """Symbol of `frame`, or `libfoo.so+0x1234` while (or because) it has none.
+        """Symbol of `frame`, or `libfoo.so+0x1234` while (or because) it has none. Where the compiler put functions
+        into others all of them, as `one_name` writes them; `functions` parts them again.
 
         Returns at once and never raises. The text is a stranger's: escape it before it is shown.
         """
         ...
+
+
+INLINED = " (inlined)"
+"""Marks a function that has no frame of its own, as in perf."""
+
+
+def one_name(functions: Sequence[str]) -> str:
+    """Of a frame with these functions, innermost first: `inner (inlined) < middle (inlined) < outer`."""
+    return f"{INLINED} < ".join(functions)
+
+
+def functions(name: str) -> list[str]:
+    """Of a frame with that name, innermost first; all but the last are marked as inlined."""
+    *inlined, holder = name.split(f"{INLINED} < ")
+    return [*(f"{one}{INLINED}" for one in inlined), holder]
 
 
 def nameless(frame: Frame) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from offtop.model.book import Book
 from offtop.model.cut import Added, Part, total
-from offtop.model.stack import NO_STACK, Frame, Names, Stack
+from offtop.model.stack import NO_STACK, Frame, Names, Stack, functions
 
 
 class Step(NamedTuple):
@@ -82,7 +82,7 @@ class Branch(NamedTuple):
 
 def steps_of(book: Book, names: Names, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
     """`steps` for many places: it remembers what it has named."""
-    steps_by_half: dict[bool, dict[Frame, Step]] = {True: {}, False: {}}
+    steps_by_half: dict[bool, dict[Frame, Path]] = {True: {}, False: {}}
     halves: dict[tuple[int, bool], Path] = {}
 
     def half(stack_id: int, kernel: bool) -> Path:
@@ -91,10 +91,10 @@ def steps_of(book: Book, names: Names, shape: Shape) -> Callable[[tuple[int, ...
             stack, named = book.stack(stack_id), steps_by_half[kernel]
             path: list[Step] = []
             for frame in stack.frames if shape.machinery else stack.told:
-                step = named.get(frame)
-                if step is None:
-                    step = named[frame] = Step(names.of(frame), kernel)
-                path.append(step)
+                found = named.get(frame)
+                if found is None:
+                    found = named[frame] = tuple(Step(name, kernel) for name in functions(names.of(frame)))
+                path += found
             known = halves[stack_id, kernel] = tuple(path if shape.inverted else reversed(path))
         return known
 

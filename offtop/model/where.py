@@ -1,20 +1,27 @@
 """Where a thread waits, in one line: the kernel's leaf, then the program's own frames up to where it began."""
 
+from collections.abc import Iterable
+
 from offtop.model.book import Book
 from offtop.model.pool import Convoy
-from offtop.model.stack import Frame, Names
+from offtop.model.stack import Frame, Names, functions
 
 _LIBC = ("libc.so", "libc-", "libpthread", "ld-linux", "ld-musl", "libc.musl", "[vdso]")
 
 
 def kernel_names(book: Book, kernel: int, names: Names) -> list[str]:
     """Leaf first, without the scheduler's tail."""
-    return [names.of(frame) for frame in book.stack(kernel).trimmed]
+    return names_of(book.stack(kernel).trimmed, names)
 
 
 def user_names(book: Book, user: int, names: Names) -> list[str]:
     """Leaf first."""
-    return [names.of(frame) for frame in book.stack(user).frames]
+    return names_of(book.stack(user).frames, names)
+
+
+def names_of(frames: Iterable[Frame], names: Names) -> list[str]:
+    """Of all functions of these frames, those without a frame of their own, too."""
+    return [name for frame in frames for name in functions(names.of(frame))]
 
 
 def in_short(book: Book, kernel: int, user: int, names: Names) -> str:
@@ -34,7 +41,7 @@ def _own_names(book: Book, user: int, names: Names) -> list[str]:
     """Of the program's frames; of the C library's, where there are no others."""
     frames = book.stack(user).frames
     own = [frame for frame in frames if not _is_libc(frame)] or frames
-    return [names.of(frame) for frame in own]
+    return names_of(own, names)
 
 
 def _is_libc(frame: Frame) -> bool:

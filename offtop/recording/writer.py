@@ -93,8 +93,10 @@ class Recorder:
         self._next_frame = 1
         self._stacks: dict[int, tuple[int, ...]] = {}
         """Those in the file, with their frames."""
-        self._unnamed: dict[Frame, str] = {}
-        """Frames whose name is not known yet, and what was written."""
+        self._told: dict[Frame, str] = {}
+        """What was written of frames whose name comes late, or gets better."""
+        self._unnamed: set[Frame] = set()
+        """Those of them whose name is not known yet."""
         self._used: set[int] = set()
         """Stacks of the changes since the last whole tick."""
         self._queue: deque[_Written] = deque()
@@ -152,7 +154,7 @@ class Recorder:
             (self._number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
             frames,
             stacks,
-            self._names(),
+            self._names(is_whole),
             used,
         )
 
@@ -160,10 +162,10 @@ class Recorder:
         """Write what is left, and end the file; says what came of it. May be called twice."""
         with self._adding:
             first, self._closing = not self._closing, True
-            unnamed = set(self._unnamed)
+            unnamed = {*self._unnamed}
         if first and not self.failure:
             self._source.wait_for_names(unnamed, _NAMES_SECONDS)
-            self._last_names = self._names()
+            self._last_names = self._names(every=True)
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -246,22 +248,25 @@ class Recorder:
         number = self._frames[frame] = self._next_frame
         self._next_frame += 1
         told = self._source.names.of(frame)
-        if not frame.name and told == nameless(frame):
-            self._unnamed[frame] = told
+        if not frame.name:
+            self._told[frame] = told
+            if told == nameless(frame):
+                self._unnamed.add(frame)
         file, name, said = map(form.text_bytes, (frame.file, frame.name, told))
         new.append((number, file, form.signed(frame.offset), name, said, self._number))
         return number
 
-    def _names(self) -> _Rows:
-        """Of frames that have got one by now."""
+    def _names(self, every: bool) -> _Rows:
+        """Of frames that have got one by now; `every`: or another one."""
         names = self._source.names
-        if names.version == self._names_version:
+        if names.version == self._names_version and not every:
             return ()
         self._names_version = names.version
-        found = [(frame, told) for frame, was in self._unnamed.items() if (told := names.of(frame)) != was]
-        for frame, _ in found:
-            del self._unnamed[frame]
-        return [(form.text_bytes(told), self._frames[frame]) for frame, told in found if frame in self._frames]
+        found = {frame: names.of(frame) for frame in (self._told if every else self._unnamed)}
+        better = {frame: told for frame, told in found.items() if told not in (self._told[frame], nameless(frame))}
+        self._told |= better
+        self._unnamed.difference_update(better)
+        return [(form.text_bytes(told), self._frames[frame]) for frame, told in better.items()]
 
     def _forget_unused(self, whole: Change) -> tuple[list[int], list[int], int]:
         """The stacks and frames that were used since the last whole tick, or still are; others may come again, and
@@ -272,7 +277,8 @@ class Recorder:
         in_use = {frame for frames in stacks.values() for frame in frames}
         self._stacks = stacks
         self._frames = {frame: number for frame, number in self._frames.items() if number in in_use}
-        self._unnamed = {frame: was for frame, was in self._unnamed.items() if frame in self._frames}
+        self._told = {frame: was for frame, was in self._told.items() if frame in self._frames}
+        self._unnamed &= self._told.keys()
         return list(stacks), list(in_use), self._number
 
     # The thread that writes

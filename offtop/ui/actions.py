@@ -95,7 +95,7 @@ class Actions(Sorting):
             self._at_branch(picture, _within(picture.tree.cursor + step, picture.tree.branches))
         elif view.focus == SITE:
             pane = self._layout.panels.get(SITE)
-            last = max(0, stacks.site_length(picture) - (pane.height - 1 if pane else 0))
+            last = max(0, stacks.site_length(picture, self._pen(SITE).names) - (pane.height - 1 if pane else 0))
             self._look(views.scrolled_to(view, max(0, min(last, view.scrolled + step))))
         elif view.focus == LATENCY:
             self._look(views.at_cell(view, latency.moved(picture, 0, -step)))

@@ -8,6 +8,7 @@ from offtop.model import where
 from offtop.model.picture import Picture, TreePicture
 from offtop.model.printable import printable
 from offtop.model.rows import Place, Row
+from offtop.model.stack import Names
 from offtop.model.stuck import NO_AGE
 from offtop.model.tree import MORE, Branch, Shape, Step
 from offtop.model.view import TREE
@@ -179,11 +180,13 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
     return [rule(f"site: {name}  in {selection(picture, pen.glyphs)}", pen), *lines[top : top + pen.height - 1]]
 
 
-def site_length(picture: Picture) -> int:
+def site_length(picture: Picture, names: Names) -> int:
     """How many lines the site has below its title."""
     book = picture.book
     places = [row.key for row in picture.places.rows if isinstance(row.key, Place)]
-    frames = sum(len(book.stack(place.kernel).trimmed) + len(book.stack(place.user).frames) for place in places)
+    frames = sum(
+        len(book.stack(place.kernel).trimmed) + len(where.user_names(book, place.user, names)) for place in places
+    )
     return 2 + 3 * len(places) + frames + (picture.places.elided is not None)
 
 

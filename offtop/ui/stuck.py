@@ -132,8 +132,8 @@ def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
     one = picture.stuck.shown.waits[row]
     spans: list[tuple[str, str]] = [("   ", "text")]
     for mark, token, frames in _halves(one, picture.book):
-        for number, frame in enumerate(frames):
-            name = f"{'' if number else mark}{printable(pen.names.of(frame), pen.glyphs.is_ascii)}"
+        for number, function in enumerate(where.names_of(frames, pen.names)):
+            name = f"{'' if number else mark}{printable(function, pen.glyphs.is_ascii)}"
             text = f" < {name}" if len(spans) > 1 else name
             if width_of(spans) + cell_len(text) > pen.width and len(spans) > 1:
                 lines.append(Line(tuple(spans)))
@@ -162,8 +162,8 @@ def in_full(picture: Picture, pen: Pen) -> list[Line]:
     lines = [*_facts(picture, picture.stuck.cursor, pen), Line()]
     one = picture.stuck.shown.waits[picture.stuck.cursor]
     for mark, token, frames in _halves(one, picture.book):
-        for frame in frames:
-            name = fit(pen.names.of(frame), pen.width - 7, pen.glyphs).rstrip()
+        for function in where.names_of(frames, pen.names):
+            name = fit(function, pen.width - 7, pen.glyphs).rstrip()
             lines.append(Line(((f"   {mark or '   '} ", "fold"), (name, token))))
     if one.user == NO_STACK and one.site.kernel not in PLACELESS and one.call >= 0:
         lines.append(plain(fit("   (the program's part has not been read)", pen.width, pen.glyphs), "dim"))

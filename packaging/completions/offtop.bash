@@ -7,13 +7,13 @@
 
 _shtab_offtop_subparsers=(record replay report demo doctor schema)
 
-_shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --door --keep --max-size --cmdlines --config)
+_shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --keep --max-size --cmdlines --config)
 _shtab_offtop_replay_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_report_option_strings=(-h --help -w --width)
 _shtab_offtop_demo_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_doctor_option_strings=(-h --help --json)
 _shtab_offtop_schema_option_strings=(-h --help)
-_shtab_offtop_option_strings=(-h --help -b --batch -n --iterations -w --width --json -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --door -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config --record --keep --max-size --cmdlines --show-config -V --version)
+_shtab_offtop_option_strings=(-h --help -b --batch -n --iterations -w --width --json -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config --record --keep --max-size --cmdlines --show-config -V --version)
 
 _shtab_offtop_record__o_COMPGEN=_shtab_compgen_files
 _shtab_offtop_record___output_COMPGEN=_shtab_compgen_files
@@ -62,6 +62,7 @@ _shtab_offtop_record__h_nargs=0
 _shtab_offtop_record___help_nargs=0
 _shtab_offtop_record___user_threads_nargs=0
 _shtab_offtop_record___kernel_threads_nargs=0
+_shtab_offtop_record___debuginfod_nargs='?'
 _shtab_offtop_record___cmdlines_nargs=0
 _shtab_offtop_replay__h_nargs=0
 _shtab_offtop_replay___help_nargs=0
@@ -104,6 +105,7 @@ _shtab_offtop___batch_nargs=0
 _shtab_offtop___json_nargs=0
 _shtab_offtop___user_threads_nargs=0
 _shtab_offtop___kernel_threads_nargs=0
+_shtab_offtop___debuginfod_nargs='?'
 _shtab_offtop__H_nargs=0
 _shtab_offtop___threads_nargs=0
 _shtab_offtop___stuck_nargs=0

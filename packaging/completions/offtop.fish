@@ -51,7 +51,7 @@ function _shtab_offtop_using
 end
 
 set -g _shtab_offtop_commands record replay report demo doctor schema
-set -g _shtab_offtop_opts_with_value --begin --cgroup --color --config --delay --door --filter --history --iterations --keep --max --max-size --min --output --pid --rate --record --sort --speed --state --theme --tid --user --width --window -d -n -o -p -t -u -w
+set -g _shtab_offtop_opts_with_value --begin --cgroup --color --config --debuginfod --delay --door --filter --history --iterations --keep --max --max-size --min --output --pid --rate --record --sort --speed --state --theme --tid --user --width --window -d -n -o -p -t -u -w
 
 complete -c offtop -e
 complete -c offtop -f
@@ -70,6 +70,7 @@ complete -c offtop -n _shtab_offtop_using -l kernel-threads -d 'only kernel thre
 complete -c offtop -n _shtab_offtop_using -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'
 complete -c offtop -n _shtab_offtop_using -l min -x -d 'take stacks of waits from here up (default 1ms; bare: us)'
 complete -c offtop -n _shtab_offtop_using -l max -x -d 'leave out waits longer than this'
+complete -c offtop -n _shtab_offtop_using -l debuginfod -x -d 'ask these servers for debug files, by build id; without URL those that this machine knows'
 complete -c offtop -n _shtab_offtop_using -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
 complete -c offtop -n _shtab_offtop_using -s u -l user -xka "(__fish_complete_users)" -d 'show only this user'"'"'s processes (name or id)'
 complete -c offtop -n _shtab_offtop_using -l filter -x -d 'show only waits and rows that pass, as '"'"'comm=mysql* max>10ms'"'"''
@@ -104,6 +105,7 @@ complete -c offtop -n '_shtab_offtop_using record' -l kernel-threads -d 'only ke
 complete -c offtop -n '_shtab_offtop_using record' -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'
 complete -c offtop -n '_shtab_offtop_using record' -l min -x -d 'take stacks of waits from here up (default 1ms; bare: us)'
 complete -c offtop -n '_shtab_offtop_using record' -l max -x -d 'leave out waits longer than this'
+complete -c offtop -n '_shtab_offtop_using record' -l debuginfod -x -d 'ask these servers for debug files, by build id; without URL those that this machine knows'
 complete -c offtop -n '_shtab_offtop_using record' -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
 complete -c offtop -n '_shtab_offtop_using record' -l keep -x -d 'recording: drop what is older (default 48h)'
 complete -c offtop -n '_shtab_offtop_using record' -l max-size -x -d 'recording: drop the oldest above this (default 2G)'

@@ -19,7 +19,7 @@ from offtop.kernel.files import Files
 from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
 from offtop.model.stack import GONE, Frame
-from tests.kernel.programs import build, running
+from tests.kernel.programs import build, let_nobody_in, running
 
 PYTHON = "/usr/bin/python3"
 SOURCE = r"""
@@ -43,6 +43,21 @@ int main() {
     tell("wait", *(void **)&wait);
     next();
     return shop::Box<int>().wait(1);
+}
+"""
+RUST = r"""
+use std::io::{Read, Write};
+mod till {
+    pub struct Box<T>(pub T);
+    pub trait Wait { fn wait(&self) -> u32; }
+    impl Wait for Box<u32> { #[inline(never)] fn wait(&self) -> u32 { std::process::id() + self.0 } }
+}
+use till::Wait;
+fn main() {
+    println!("wait {:x}\nready", <till::Box<u32> as Wait>::wait as *const () as usize);
+    std::io::stdout().flush().unwrap();
+    std::io::stdin().read(&mut [0]).unwrap();
+    println!("{}", till::Box(1).wait());
 }
 """
 
@@ -120,6 +135,78 @@ def test_a_stripped_binary_names_what_it_exports_and_nothing_else(namer: Namer, 
         assert namer.name(app.pid, app.at["function"]) == "function"
         assert namer.best(hidden) == f"app+0x{hidden.offset:x}"
         assert namer.name(app.pid, app.at["last"]) == "last"
+
+
+def test_what_has_no_name_is_its_byte_in_the_file_in_every_process(namer: Namer, tmp_path: Path) -> None:
+    path = program(tmp_path / "app")
+    text = subprocess.run(["readelf", "-sW", str(path)], capture_output=True, text=True, check=True).stdout
+    (address,) = (int(line.split()[1], 16) for line in text.splitlines() if line.endswith(" hidden"))
+    text = subprocess.run(["readelf", "-lW", str(path)], capture_output=True, text=True, check=True).stdout
+    (code,) = (line.split() for line in text.splitlines() if " LOAD " in line and " R E " in line)
+    offset = address - int(code[2], 16) + int(code[1], 16)
+    subprocess.run(["strip", str(path)], check=True)
+    seen: set[int] = set()
+    for _ in range(3):
+        with running([path]) as app:
+            seen.add(app.at["hidden"])
+            assert namer.name(app.pid, app.at["hidden"]) == f"app+0x{offset:x}"
+    assert len(seen) > 1  # loaded elsewhere each time
+
+
+def away(path: Path, name: str) -> Path:
+    """The symbols of the program, in another file, to which a link is left."""
+    debug = path.with_name(name)
+    subprocess.run(["objcopy", "--only-keep-debug", str(path), str(debug)], check=True)
+    subprocess.run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", str(path)], check=True)
+    let_nobody_in(debug)
+    return debug
+
+
+def test_symbols_in_a_file_beside_it_name_it(namer: Namer, tmp_path: Path) -> None:
+    path = program(tmp_path / "app")
+    away(path, "app.debug")
+    with running([path]) as app:
+        assert namer.name(app.pid, app.at["hidden"]) == "hidden"
+
+
+@pytest.mark.kernel
+def test_symbols_that_nobody_may_read_name_nothing(namer: Namer, tmp_path: Path) -> None:
+    path = program(tmp_path / "app")
+    away(path, "app.debug").chmod(0o600)
+    with running([path]) as app:
+        hidden = namer.frame(app.pid, app.at["hidden"])
+        assert namer.best(hidden) == f"app+0x{hidden.offset:x}"
+        assert namer.name(app.pid, app.at["last"]) == "last"  # which it exports
+
+
+def test_a_program_that_nobody_may_read_is_named(namer: Namer, tmp_path: Path) -> None:
+    path = program(tmp_path / "app")
+    path.chmod(0o700)
+    with running([path]) as app:
+        assert namer.name(app.pid, app.at["hidden"]) == "hidden"
+
+
+def test_compressed_symbols_name_it(namer: Namer, tmp_path: Path) -> None:
+    """As Fedora and RHEL have them: in section .gnu_debugdata."""
+    path, small = program(tmp_path / "app"), tmp_path / "small"
+    subprocess.run(["objcopy", "-S", "--keep-symbol=hidden", str(path), str(small)], check=True)
+    subprocess.run(["xz", str(small)], check=True)
+    subprocess.run(
+        ["objcopy", "--strip-all", f"--add-section=.gnu_debugdata={small}.xz", str(path)],
+        check=True,
+    )
+    with running([path]) as app:
+        assert namer.name(app.pid, app.at["hidden"]) == "hidden"
+
+
+@pytest.mark.skipif(not shutil.which("rustc"), reason="no rustc")
+def test_rust_is_named_as_it_was_written(namer: Namer, tmp_path: Path) -> None:
+    """By whichever of its two manglings this compiler has."""
+    source, path = tmp_path / "shop.rs", tmp_path / "shop"
+    source.write_text(RUST)
+    subprocess.run(["rustc", "-O", "-o", path, source], check=True, timeout=100)
+    with running([path]) as shop:
+        assert namer.name(shop.pid, shop.at["wait"]) == "<shop::till::Box<u32> as shop::till::Wait>::wait"
 
 
 def test_cxx_is_named_as_it_was_written(namer: Namer, tmp_path: Path) -> None:

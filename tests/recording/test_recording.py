@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from offtop.errors import OfftopError
 from offtop.model.book import ThreadKey
 from offtop.model.change import NOTHING, change
 from offtop.model.snapshot import Filters, Snapshot
+from offtop.model.stack import one_name
 from offtop.person import Person, person
 from offtop.recording import form
 from offtop.recording.reader import Recording
@@ -126,6 +128,24 @@ def test_a_name_that_comes_late_is_told_from_the_beginning(tmp_path: Path) -> No
     shown = {played.names.of(frame) for stack in second.book.stacks.values() for frame in stack.frames}
     assert "it+0x0" in shown
     assert late not in shown
+
+
+def test_functions_within_functions_are_replayed_as_they_were_shown(tmp_path: Path) -> None:
+    path = tmp_path / "it.offtop"
+    source = ScriptedSource(SHOP, ticks=3, ends=True)
+    source.name("take_order", one_name(["lock_it", "enter", "take_order"]))
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    for after in range(4):
+        recorder.add(source.after(after))
+    recorder.close()
+    played = in_json(RecordedSource(path))
+    assert played == in_json(source)
+    (locked,) = {tuple(site["user"]) for site in sites_of(played) if site["tid"] == 102}
+    assert locked == ("lock_it (inlined)", "enter (inlined)", "take_order", "serve", "main")
+
+
+def sites_of(ticks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [site for tick in ticks for site in tick["sites"]]
 
 
 def test_what_is_older_than_kept_is_dropped_whole_minutes_at_a_time(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from textual.command import CommandPalette
 from offtop.errors import KernelError, UsageError
 from offtop.model.book import Details, ThreadKey
 from offtop.model.snapshot import Filters, Snapshot
+from offtop.model.stack import one_name
 from offtop.model.view import CATEGORIES, FLAME, HISTOGRAM, LATENCY, LIST, SINCE_START, SITE, TREE, View
 from offtop.source import Source
+from offtop.ui import stacks
 from offtop.ui.app import OfftopApp
 from offtop.ui.chooser import Chooser
 from offtop.ui.facts import Facts
@@ -801,3 +803,17 @@ async def test_switches_are_a_rate_though_the_window_is_all_since_the_start() ->
             await pilot.press("w")
         assert app.picture is not None
         assert (app.view.span_ns, app.picture.switches_per_s) == (SINCE_START, 81_200)
+
+
+@asynchronous
+async def test_functions_within_functions_have_a_line_each_in_a_site() -> None:
+    source = ScriptedSource(SHOP, ticks=12)
+    source.name("take_order", one_name(["lock_it", "take_order"]))
+    async with shown(source) as (app, pilot):
+        await pilot.press("down", "enter", "enter", "enter", "enter")
+        lines = [line.split() for line in screen(app)]
+        at = lines.index(["lock_it", "(inlined)"])
+        assert lines[at + 1 : at + 4] == [["take_order"], ["serve"], ["main"]]
+        picture, names = app.picture, source.names
+        assert picture
+        assert stacks.site_length(picture, names) == len(lines[at - 6 : at + 4])  # two heads, and a blank line

@@ -10,6 +10,7 @@ from textual.pilot import Pilot
 
 from offtop.model.book import Details, ThreadKey
 from offtop.model.snapshot import Bound, Filters
+from offtop.model.stack import one_name
 from offtop.model.tree import Step
 from offtop.model.view import CATEGORIES, LIST, TREE, StuckView, View
 from offtop.model.view import STUCK as PANE
@@ -212,6 +213,18 @@ async def test_enter_opens_the_whole_wait_and_escape_leads_back_step_by_step() -
         assert app.view.stuck.opened
         await pilot.press("left")
         assert chosen(app) == GDB
+
+
+@asynchronous
+async def test_functions_within_functions_have_a_line_each() -> None:
+    source = ScriptedSource(STUCK, ticks=12)
+    source.name("lock_wait", one_name(["spin", "lock_wait"]))
+    async with shown(source, (200, 30)) as (app, pilot):
+        await pilot.press("5", "down", "enter")
+        lines = [line.split(maxsplit=1) for line in screen(app)[5:] if line.strip()]
+        assert lines[3:6] == [["[k]", "futex_do_wait"], ["~", "spin (inlined)"], ["~", "lock_wait"]]
+        await pilot.press("escape")
+        assert any("futex_do_wait < spin (inlined) < lock_wait" in line for line in screen(app))
 
 
 @asynchronous
