@@ -7,11 +7,12 @@
  *                  DOOR_KPROBE  kprobe finish_task_switch*, in the thread that is back
  *                  DOOR_SWITCH  raw_tp sched_switch, in the thread that leaves: stacks at leaving
  *         woken:   WAKING       raw_tp sched_waking, where the kernel keeps no run_delay
+ *         code:    raw_tp sched_process_exec and, for user stacks, sched_process_fork
  *         walk:    iterator over tasks, twice a tick: waits in progress, then the idle half. Where the first
  *                  one would cost too much, it is left out now and then
  * maps    record: per thread, its wait in progress and what ended, in two halves. sites_*: what ended, by
  *         stack. gone_*: the records of threads that ended. `half` says which halves are written; the
- *         others are read and emptied meanwhile. *_stacks: frames by id.
+ *         others are read and emptied meanwhile. kernel_stacks: frames by id; userstack.c has those of users.
  * units   ns of bpf_ktime_get_ns()
  * cost    bpf/README.md has it measured
  *
@@ -23,8 +24,8 @@
  *
  * -D: THREADS, SITES, STACKS (map sizes); TASK_* and RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC,
  * EXEC_START, START_TIME (offsets in task_struct, from BTF); TASK_CGROUPS and CGROUP_* (the way from there to a
- * cgroup's id); USER_SP (offset in pt_regs, where a leaf's return address is on the stack); REG_* (offsets in pt_regs
- * of the system call's number, its arguments, ip, sp and frame pointer);
+ * cgroup's id); REG_* (offsets in pt_regs of the system call's number, its arguments, ip, sp, frame pointer and
+ * what else calls keep);
  * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage:
  * there is none, or records are reached from elsewhere than their thread's own context, or listed);
  * NAMESPACE (whose ids are shown: namespace.h).
@@ -51,15 +52,13 @@ BPF_TABLE("hash", struct gone_key, struct gone, gone_1, THREADS);
 BPF_TABLE("hash", struct site_key, struct site, sites_0, SITES);
 BPF_TABLE("hash", struct site_key, struct site, sites_1, SITES);
 BPF_TABLE("hash", u64, struct stack, kernel_stacks, STACKS);
-BPF_TABLE("hash", u64, struct stack, user_stacks, STACKS);
 
 /* Updating an array of maps waits until no program uses what was there (maybe_wait_bpf_programs):
  * after it, the idle half is idle. */
 BPF_TABLE("hash", u32, u32, nobody, 1);
 BPF_ARRAY_OF_MAPS(barrier, "nobody", 1);
 
-/* Larger than a program's own stack. The blanks are never written. */
-BPF_PERCPU_ARRAY(scratch, struct stack, 1);
+/* Too large for a program's own stack. The blanks are never written. */
 BPF_PERCPU_ARRAY(gone_scratch, struct gone, 1);
 BPF_ARRAY(blank_site, struct site, 1);
 
@@ -223,31 +222,7 @@ static inline __attribute__((always_inline)) struct site *site_of(u32 which, str
 	return which ? sites_1.lookup(key) : sites_0.lookup(key);
 }
 
-/*
- * Id of `depth` frames in `stack`. Four lanes, because a multiplication waits for the one before it; sixteen
- * frames at a time, because the verifier walks each way out of a loop to the end of the program. What
- * bpf_get_stack did not fill it has made zero.
- */
-static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 depth)
-{
-	u64 a = depth, b = stack->leaf_return, c = 0, d = 0;
-
-	stack->depth = depth;
-#pragma clang loop unroll(disable)
-	for (u32 i = 0; i < FRAMES + 1; i += 16) {
-		if (i >= depth)
-			break;
-#pragma unroll
-		for (u32 j = i; j < i + 16; j += 4) {
-			a = mix(a, stack->frames[j]);
-			b = mix(b, stack->frames[j + 1]);
-			c = mix(c, stack->frames[j + 2]);
-			d = mix(d, stack->frames[j + 3]);
-		}
-	}
-	u64 id = mix(mix(a, b), mix(c, d));
-	return id < FIRST_ID ? id + FIRST_ID : id;
-}
+#include "userstack.c"
 
 static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
 {
@@ -261,46 +236,9 @@ static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
 		count_lost(LOST_STACKS);
 		return STACK_LOST;
 	}
-	stack->leaf_return = 0;
+	stack->frames[FRAMES] = stack->end = 0;
 	u64 id = id_of(stack, (u32)bytes / 8);
 	if (!kernel_stacks.lookup(&id) && kernel_stacks.update(&id, stack)) {
-		count_lost(LOST_STACKS);
-		return STACK_LOST;
-	}
-	return id;
-}
-
-static inline __attribute__((always_inline)) u64 user_stack(void *ctx, void *task, u32 pid, u32 flags)
-{
-	u32 zero = 0;
-	struct stack *stack = scratch.lookup(&zero);
-
-	if (flags & PF_KTHREAD || IS_OUTSIDE(pid)) /* whose files we could not see */
-		return NO_STACK;
-	if (!stack)
-		return STACK_LOST;
-	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), BPF_F_USER_STACK);
-	if (bytes <= 0)
-		return NO_STACK; /* a thread that has none, or is on its way out */
-	stack->leaf_return = 0;
-#ifdef USER_SP
-	/*
-	 * A leaf without a frame of its own (libc's system call wrappers) hides its caller from a walk along
-	 * frame pointers; the return address is then the word at the stack pointer. Whether this leaf is such
-	 * a one user space finds in .eh_frame. Words that are no code addresses, by the look of their upper
-	 * half, are left out: else each value of a local variable there would make another stack.
-	 */
-	void *regs = (void *)bpf_task_pt_regs(task);
-	u64 sp = 0, word = 0;
-	bpf_probe_read_kernel(&sp, sizeof(sp), (char *)regs + USER_SP);
-	bpf_probe_read_user(&word, sizeof(word), (void *)sp);
-	u64 half_of = word >> 32;
-	if (half_of == stack->frames[0] >> 32 || (bytes > 8 && half_of == stack->frames[1] >> 32) ||
-	    (bytes > 16 && half_of == stack->frames[2] >> 32))
-		stack->leaf_return = word;
-#endif
-	u64 id = id_of(stack, (u32)bytes / 8);
-	if (!user_stacks.lookup(&id) && user_stacks.update(&id, stack)) {
 		count_lost(LOST_STACKS);
 		return STACK_LOST;
 	}
@@ -365,7 +303,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 #endif
 #ifdef DOOR_SWITCH
 	r->kernel = kernel_stack(ctx);
-	r->user = user_stack(ctx, task, r->pid, MEMBER(u32, task, TASK_FLAGS));
+	r->user = user_stack(ctx, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 #endif
 	u64 now_ns = bpf_ktime_get_ns();
 	thread->left_ns = now_ns;
@@ -418,7 +356,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	}
 
 	struct site_key key = {.pid = r->pid, .tid = r->tid};
-	u64 lane = lane_of(off_ns);
+	u64 lane;
 	u32 kind;
 
 	if (off_ns > c->max_ns || !(r->state & c->states)) {
@@ -436,8 +374,9 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		key.user = r->user;
 #else
 		key.kernel = kernel_stack(ctx);
-		key.user = user_stack(ctx, task, r->pid, MEMBER(u32, task, TASK_FLAGS));
+		key.user = user_stack(ctx, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 #endif
+		lane = lane_of(off_ns); /* here, for the verifier walks each way through it to the end of the program */
 		struct site *site = site_of(which, &key);
 		if (site) {
 			kind = KIND_SITE;
@@ -463,6 +402,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		thread->first_kernel = key.kernel;
 		thread->first_user = key.user;
 	}
+	lane = lane_of(off_ns);
 	thread->left_ns = 0;
 	thread->waits += 1;
 	thread->offcpu_ns += off_ns;
@@ -550,15 +490,23 @@ int on_finish(void *ctx)
 }
 #endif
 
-#ifdef BY_TID
-/* A thread that calls exec takes its main thread's id: what it did under its own ends with that. */
+#if defined(BY_TID) || defined(UNWIND_KB)
 int on_exec(struct bpf_raw_tracepoint_args *ctx)
 {
-	u32 zero = 0, old_tid = ctx->args[1];
+	u64 host = bpf_get_current_pid_tgid();
+	u32 zero = 0, pid = host >> 32, tid = host;
+
+#ifdef UNWIND_KB
+	if (show((void *)bpf_get_current_task_btf(), host, &pid, &tid))
+		spaces.delete(&pid); /* it has other code by now */
+#endif
+#ifdef BY_TID
+	/* A thread that calls exec takes its main thread's id: what it did under its own ends with that. */
+	u32 old_tid = ctx->args[1];
 	u32 *now = half.lookup(&zero);
 	struct record *r = record.lookup(&old_tid);
 
-	if (!r || !now || old_tid == (u32)bpf_get_current_pid_tgid())
+	if (!r || !now || old_tid == (u32)host)
 		return 0;
 	u32 which = *(volatile u32 *)now & 1; /* read once: it may change meanwhile */
 	struct thread *thread = which ? &r->half[1] : &r->half[0];
@@ -568,6 +516,7 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 	r->left_ns = 0;
 	keep_gone((void *)bpf_get_current_task_btf(), r, which);
 	record.delete(&old_tid);
+#endif
 	return 0;
 }
 #endif
@@ -665,6 +614,7 @@ static inline __attribute__((always_inline)) void take_stack(struct task_struct 
 	s->turns = 0;
 	s->call = -1;
 	s->ip = s->sp = s->bp = 0;
+	__builtin_memset(s->others, 0, sizeof(s->others));
 #ifdef TURNS
 	s->turns = MEMBER(u64, task, TURNS);
 #endif
@@ -682,6 +632,14 @@ static inline __attribute__((always_inline)) void take_stack(struct task_struct 
 	bpf_probe_read_kernel(&s->ip, sizeof(u64), (char *)regs + REG_IP);
 	bpf_probe_read_kernel(&s->sp, sizeof(u64), (char *)regs + REG_SP);
 	bpf_probe_read_kernel(&s->bp, sizeof(u64), (char *)regs + REG_BP);
+#ifdef REG_OTHER_0
+	bpf_probe_read_kernel(&s->others[0], sizeof(u64), (char *)regs + REG_OTHER_0);
+	bpf_probe_read_kernel(&s->others[1], sizeof(u64), (char *)regs + REG_OTHER_1);
+	bpf_probe_read_kernel(&s->others[2], sizeof(u64), (char *)regs + REG_OTHER_2);
+	bpf_probe_read_kernel(&s->others[3], sizeof(u64), (char *)regs + REG_OTHER_3);
+	bpf_probe_read_kernel(&s->others[4], sizeof(u64), (char *)regs + REG_OTHER_4);
+	bpf_probe_read_kernel(&s->others[5], sizeof(u64), (char *)regs + REG_OTHER_5);
+#endif
 #endif
 }
 
@@ -786,6 +744,7 @@ static inline __attribute__((always_inline)) void give(struct seq_file *seq, str
 	bool is_shown = show(task, host, &walked.pid, &walked.tid);
 	bool is_wanted = is_shown && wanted(c, task, false, walked.pid, walked.tid, MEMBER(u32, task, TASK_FLAGS));
 	walked.state = MEMBER(u32, task, TASK_STATE);
+	walked.execs = MEMBER(u32, task, TASK_EXECS);
 	bool is_first = !(*mode & (WALK_HALF_0 | WALK_HALF_1));
 	bool prime = *mode & WALK_PRIME;
 	/* One that runs, and has not left a CPU yet, is told of, too. */

@@ -20,7 +20,7 @@
 #define PF_KTHREAD 0x200000
 #define LATEST_TICK_NS 12000000 /* of the kernel, at 100 a second */
 
-enum lost { LOST_WAKINGS, LOST_STACKS, LOST_THREADS, LOST_SITES, LOST_EVENTS, LOST_KINDS };
+enum lost { LOST_WAKINGS, LOST_STACKS, LOST_THREADS, LOST_SITES, LOST_EVENTS, LOST_COPIES, LOST_KINDS };
 enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
 enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8, ONLY_CGROUP = 16, CGROUP_V1 = 32 };
 enum walk_mode { WALK_WAITS = 1, WALK_PRIME = 2, WALK_HALF_0 = 4, WALK_HALF_1 = 8, WALK_ALONE = 16 };
@@ -119,8 +119,73 @@ struct site {
 
 struct stack {
 	u64 depth;
-	u64 leaf_return;   /* user stacks: the word at the stack pointer, where it may be a return address */
+	u64 end;           /* user stacks: enum end, and END_UNSURE; above that, from END_EXECS on, of which program */
 	u64 frames[FRAMES + 1]; /* the last is always 0 */
+};
+
+/* How a user stack ends. */
+enum end {
+	END_LINKED = 1,    /* wherever its frame pointers led, which nobody has checked */
+	END_WHOLE,         /* where the thread began */
+	END_DEEP,          /* after FRAMES */
+	END_MEMORY,        /* where the stack is not in memory */
+	END_ASTRAY,        /* where what should be a frame is none */
+	END_NO_WAY,        /* in code of which nothing says how to go on */
+	END_NO_RULE,       /* never of a stack that is kept: here user space goes on */
+	END_ODD,           /* likewise: the rule needs registers that are not followed */
+};
+#define END_UNSURE 0x100   /* some of its steps were made without .eh_frame */
+#define END_EXECS 32       /* from this bit on: the thread's self_exec_id, another one after each exec */
+#define COPIED (1ULL << 63) /* of a stack's id: what it is will be known when user space has walked the copy */
+#define EXACT (1ULL << 63) /* of an address: it was interrupted there; all others but the leaf are return addresses */
+#define LARGEST_FRAME (1 << 24)
+#define REGISTERS 21       /* of x86-64's pt_regs */
+#define SIGNAL_BP 120      /* of x86-64's rt_sigframe, from the stack pointer in the restorer on */
+
+/* The way from one address of a program to its caller's. CFA: the stack pointer there, below which the return
+ * address is (DWARF 5, 6.4). */
+struct rule_key {
+	u64 pc;            /* of the instruction; of a call's, any byte */
+	u32 space;
+	u32 unused;
+};
+
+enum how { HOW_NONE, HOW_SP, HOW_BP, HOW_AT_BP, HOW_LINK, HOW_SIGNAL, HOW_ODD, HOW_END };
+enum saved { SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP };
+
+struct rule {
+	s32 cfa;           /* from what `how` says: the stack pointer, the frame pointer, or the word there */
+	s16 bp;            /* where the caller's frame pointer is: from the CFA, or SAVED_AT_BP from the frame pointer */
+	u8 how;            /* enum how; from HOW_END on: the stack ends here, HOW_END + enum end */
+	u8 saved;          /* enum saved: SAVED_BELOW is where frame pointers are, right below the return address */
+	u32 unsure;        /* it is no rule of .eh_frame */
+};
+
+struct space {
+	u32 id;
+	u32 narrow;        /* words of 32 bits */
+};
+
+struct copy_head {
+	u64 id;
+	u64 fallback;      /* id of the stack along frame pointers */
+	u64 registers[REGISTERS];
+	u64 pc;            /* the next frame, with EXACT; sp and bp are there, and the copy begins at sp */
+	u64 sp;
+	u64 bp;
+	u64 bytes;         /* of the stack, behind this */
+	u64 at;            /* where the rule of pc is found */
+	u32 pid;
+	u32 tid;
+	u32 space;
+	u32 narrow;
+	u32 depth;         /* of what is in `frames` already; 0: all registers are those at pc */
+	u32 unsure;
+	u32 end;
+	u32 execs;
+	u32 unused;
+	u32 walked_end;    /* VERIFY: how the walk ended whose frames these are, enum end; else 0 */
+	u64 frames[FRAMES + 1];
 };
 
 /* What a task walk says of a thread. WALKED_THREAD: a struct thread follows, then, with WALKED_STACK,
@@ -137,19 +202,23 @@ struct walked {
 	u32 tid;
 	u32 state;
 	u32 flags;         /* enum walked_flag */
+	u32 execs;         /* its self_exec_id */
+	u32 unused;
 	char comm[16];
 };
 
 #define ARGUMENTS 6
+#define OTHERS 6
 
 struct walked_stack {
 	u64 depth;
 	u64 turns;               /* how often it has been given a CPU: /proc/PID/task/TID/schedstat has it, too */
 	s64 call;                /* the system call that it is in; -1: in none, or not known */
 	u64 arguments[ARGUMENTS];
-	u64 ip;                  /* of its program, as are the next two; sp 0: not known */
+	u64 ip;                  /* of its program, as are the next ones; sp 0: not known */
 	u64 sp;
 	u64 bp;
+	u64 others[OTHERS];      /* rbx, r12 to r15: what calls keep; and cs. 0: not known */
 	u64 words[WALK_WORDS];   /* the top of the thread's kernel stack, for the __sched functions */
 	u64 frames[WALK_FRAMES];
 };

@@ -54,6 +54,8 @@ from offtop.units import count, duration, threads
 
 _NAMES_SECONDS = 10.0
 """A first look into a large binary without separate symbols takes this long at most."""
+_LATER_SECONDS = 2.0
+"""For the names of later ticks: what is called `file+0x1234` then has its name in the next."""
 _DETAILS_SECONDS = 2.0
 """For who processes are, at most; and so long for one more of them: those that have ended are never told."""
 _NO_MORE_DETAILS_SECONDS = 0.5
@@ -101,18 +103,18 @@ def run(
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     pace.recorder = recorder
-    looked_up = set[int]()
+    looked_up, patience_s = set[int](), _NAMES_SECONDS
     for kept in itertools.islice(pace.ticks(), iterations):
         if wanted.filter.needs_details:
             looked_up = _look_up(source, kept, looked_up)
         if _asks_for_names(wanted.filter):
-            source.wait_for_names(_unnamed(kept.window, _user_stacks(kept.window)), _NAMES_SECONDS)
+            source.wait_for_names(_unnamed(kept.window, _user_stacks(kept.window)), patience_s)
         latest = history.latest
         blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
         tick = passing(kept, wanted.filter, source.names, blocked, accounted=as_json)
         if as_json:
             stacks = {key.user for key, _ in sites(tick)}.union(one.user for one in tick.stuck.waits)
-            source.wait_for_names(_unnamed(kept.window, stacks), _NAMES_SECONDS)
+            source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
             json.dump(tick_object(tick, source.names), out, separators=(",", ":"))
             out.write("\n")
         else:
@@ -122,9 +124,10 @@ def run(
             stacks = {row.top.user for row in listed.rows}
             if wanted.stuck:
                 stacks.update(one.user for one in tick.stuck.waits)
-            source.wait_for_names(_unnamed(kept.window, stacks), _NAMES_SECONDS)
+            source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
             out.write(tick_text(tick, listed, source.names, width, wanted, lifetime))
         out.flush()
+        patience_s = _LATER_SECONDS
 
 
 def _asks_for_names(chosen: Filter) -> bool:

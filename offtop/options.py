@@ -17,6 +17,8 @@ from offtop.model.state import MASKS
 from offtop.person import NO_USER, is_user
 from offtop.units import NS_PER_S, parse_duration, parse_size
 
+WAYS = ("auto", "dwarf", "fp", "off")
+"""--unwind's words: kernel/program.py says what they mean."""
 STATES = {
     "running": 1 << 31,
     "interruptible": 0x1,
@@ -28,6 +30,7 @@ STATES = {
 }
 """--state's words and the kernel's bits (include/linux/sched.h); running is our own: it left involuntarily."""
 _NS_PER_US = 1000
+_MOST_STACK_KB = 64
 _MOST_IDS = 1024
 """As many as the kernel side has room for (only_pids in bpf/offcpu.c)."""
 
@@ -215,6 +218,26 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how to notice that a thread is back",
     )
+    add(
+        "--unwind",
+        choices=WAYS,
+        default=WAYS[0],
+        help="how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)",
+    )
+    add(
+        "--unwind-bytes",
+        type=_stack_bytes,
+        default=16 << 10,
+        metavar="SIZE",
+        help="how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)",
+    )
+    add(
+        "--cpu-budget",
+        type=_percent,
+        default=5.0,
+        metavar="PCT",
+        help="of one CPU, for all of offtop: walking stacks has what the rest leaves (default 5)",
+    )
 
 
 def _shown(parser: argparse.ArgumentParser) -> None:
@@ -340,6 +363,24 @@ def _states_of(text: str) -> int:
     return mask
 
 
+def _stack_bytes_of(text: str) -> int:
+    size = _bytes_of(text)
+    if size % 1024 or not 1 <= size >> 10 <= _MOST_STACK_KB:
+        raise ValueError(text)
+    return size
+
+
+def _bytes_of(text: str) -> int:
+    return int(text[:-1]) << 10 if text[-1:] in ("k", "K") else int(text)
+
+
+def _percent_of(text: str) -> float:
+    share = float(text.removesuffix("%"))
+    if not 0.1 <= share <= 1000:
+        raise ValueError(text)
+    return share
+
+
 _ids = _argument(_ids_of, f"a list of ids, as 4242 or 4242,977 (at most {_MOST_IDS})")
 _pids = _argument(_pids_of, f"a list of ids, as 4242 or 4242,977 or CONTAINER:7 (at most {_MOST_IDS})")
 _wait = _argument(lambda text: parse_duration(text, _NS_PER_US), "a time, as 200us, 1ms, 2s, or 200 for 200us")
@@ -348,5 +389,7 @@ _user = _argument(_user_of, NO_USER)
 _state = _argument(_states_of, f"a list of states ({', '.join(STATES)}) or a mask of them, as 0x2")
 _duration = _argument(_time_of, "a time, as 90s, 10m or 48h")
 _rate = _argument(parse_rate, "requests a second, as 1500 or 1.5k, and perhaps the CPU time of one, as 1500,1ms")
+_stack_bytes = _argument(_stack_bytes_of, f"a size of whole KB, from 1K to {_MOST_STACK_KB}K")
+_percent = _argument(_percent_of, "a percentage of one CPU from 0.1 up, as 5 or 20")
 _speed = _argument(_speed_of, "a factor from 0.01 up, as 10 or 0.5")
 _size = _argument(parse_size, "a size of at least 1M, as 500M or 2G")

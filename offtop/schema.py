@@ -2,12 +2,24 @@
 
 from typing import Any
 
+from offtop.model.stack import ENDS
+
 _NS = {"type": "integer", "description": "ns"}
 _COUNT = {"type": "integer", "minimum": 0}
 _HISTOGRAM = {
     "type": "array",
     "description": "[low_ns, count] of each power of two that holds waits, shortest first",
     "items": {"type": "array", "prefixItems": [_COUNT, _COUNT], "minItems": 2, "maxItems": 2},
+}
+_END = {
+    "enum": [*ENDS, None],
+    "description": "how the user stack ends: "
+    + "; ".join(f"{end}: {means.removeprefix('whole: ')}" for end, means in ENDS.items())
+    + "; null: there is none",
+}
+_UNSURE = {
+    "type": "boolean",
+    "description": "callers may be others: they were found along frame pointers, or by what looks so in the stack",
 }
 _FRAMES = {"type": "array", "items": {"type": "string"}, "description": "leaf first"}
 
@@ -135,6 +147,8 @@ SCHEMA: dict[str, Any] = {
                         "max_ns": _COUNT,
                         "kernel": _FRAMES,
                         "user": _FRAMES,
+                        "user_end": _END,
+                        "user_unsure": _UNSURE,
                         "histogram": _HISTOGRAM,
                     }
                 ),
@@ -166,11 +180,31 @@ SCHEMA: dict[str, Any] = {
                         "kernel": _FRAMES,
                         "user": {
                             **_FRAMES,
-                            "description": "leaf first, read from outside along frame pointers; empty: not read (yet)",
+                            "description": "leaf first, read from outside; empty: not read (yet)",
                         },
+                        "user_end": _END,
+                        "user_unsure": _UNSURE,
                     }
                 ),
             },
+            "user_stacks": _object(
+                {
+                    "total_ns": {**_NS, "description": "off-CPU time with a user stack"},
+                    "whole_ns": {**_NS, "description": "that of user stacks which are whole, and for sure"},
+                    "others": {
+                        "type": "array",
+                        "description": "the rest, most first",
+                        "items": _object(
+                            {
+                                "end": {"enum": [*ENDS], "description": "as user_end of a site"},
+                                "unsure": _UNSURE,
+                                "file": {"type": "string", "description": "of the outermost frame that is known"},
+                                "total_ns": _NS,
+                            }
+                        ),
+                    },
+                }
+            ),
             "machine": _object(
                 {
                     "cpus": _or_null("integer", "that are online"),

@@ -8,9 +8,10 @@ from offtop.model import histogram as log2
 from offtop.model import where
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import Leaf, by_category, leaf_of_sites
+from offtop.model.endings import Endings, endings
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals
-from offtop.model.stack import Names
+from offtop.model.stack import Names, Stack
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES
 from offtop.tick import Tick
@@ -83,11 +84,23 @@ def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
         ],
         "sites": [_site_object(key, totals, leaf_of[key], book, names) for key, totals in sites(tick)],
         "still_blocked": [_blocked_object(tick.stuck, row, book, names) for row in range(len(tick.stuck.waits))],
+        "user_stacks": _callers_object(endings([window])),
         "machine": {
             "cpus": window.machine.cpus or None,
             "steal_ns": window.machine.steal_ns if window.machine.cpus else None,
             "interrupt_ns": window.machine.interrupt_ns if window.machine.cpus else None,
         },
+    }
+
+
+def _callers_object(some: Endings) -> dict[str, Any]:
+    return {
+        "total_ns": some.total_ns,
+        "whole_ns": some.whole_ns,
+        "others": [
+            {"end": one.end, "unsure": one.is_unsure, "file": printable(one.file), "total_ns": ns}
+            for one, ns in some.others
+        ],
     }
 
 
@@ -113,6 +126,8 @@ def _blocked_object(some: Stuck, row: int, book: Book, names: Names) -> dict[str
         "arguments": list(one.arguments),
         "kernel": _printable(where.kernel_names(book, one.site.kernel, names)),
         "user": _printable(where.user_names(book, one.user, names)),
+        "user_end": _end_of(book.stack(one.user)),
+        "user_unsure": book.stack(one.user).is_guessed,
     }
 
 
@@ -153,8 +168,14 @@ def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names
         "max_ns": totals.max_ns,
         "kernel": _printable(where.kernel_names(book, key.kernel, names)),
         "user": _printable(where.user_names(book, key.user, names)),
+        "user_end": _end_of(book.stack(key.user)),
+        "user_unsure": book.stack(key.user).is_guessed,
         "histogram": log2.slots(totals.histogram),
     }
+
+
+def _end_of(stack: Stack) -> str | None:
+    return stack.end if stack.frames else None
 
 
 def _printable(names: Sequence[str]) -> list[str]:

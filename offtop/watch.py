@@ -213,11 +213,13 @@ def _live_source(
     rules: categories.Categories, filters: Filters, asked: argparse.Namespace, loaded: "Loaded"
 ) -> Generator[Source]:
     from offtop.kernel.live import LiveSource
+    from offtop.kernel.program import Unwind
 
     source = LiveSource(
         rules,
         filters,
         door=asked.door,
+        unwind=Unwind(asked.unwind, asked.unwind_bytes >> 10, asked.cpu_budget),
         keep_ns=loaded.settings.history_ns + _GRACE_NS,
         debuginfod=_servers(loaded.settings.debuginfod),
     )

@@ -29,6 +29,8 @@ _END_S = 1.0
 _LONGEST_ANSWER = 1 << 18
 _LONGEST_NAME = 10_010
 """1000 characters, each of which may be spelled out."""
+_CPU_CLOCK = 2
+"""With a pid before it: a clock of what that process takes of CPUs (the kernel's CPUCLOCK_SCHED)."""
 _START = "import sys; sys.path.append(sys.argv[1]); from offtop.kernel import reader; reader.main()"
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,13 +38,17 @@ _ROOT = Path(__file__).resolve().parents[2]
 class _Child:
     """A running symbol reader. What it says is a stranger's word: the file that it reads may have taken it over."""
 
-    def __init__(self, answer_s: float, debug_directory: str) -> None:
+    def __init__(self, answer_s: float, nice: int, debug_directory: str) -> None:
+        self.is_asked = False
         self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._socket.settimeout(answer_s)
         with theirs:
             # -I and -S: no code from where offtop was started, and no packages but the standard library.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _START, str(_ROOT), str(theirs.fileno()), debug_directory],
+                [
+                    *(sys.executable, "-I", "-S", "-c", _START, str(_ROOT)),
+                    *(str(nice), str(theirs.fileno()), debug_directory),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -72,7 +78,11 @@ class _Child:
     def ask(self, answers: int, kind: bytes, number: int, rest: bytes, fds: Sequence[int] = ()) -> list[str]:
         """So many answers, printable. Raises OSError where they do not come in time, or are not what was asked."""
         self._tell(kind, number, rest, fds)
-        _, *said = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
+        self.is_asked = True
+        try:
+            _, *said = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
+        finally:
+            self.is_asked = False
         if len(said) != answers:
             raise ConnectionError("the symbol reader has ended")
         return [printable(one[:_LONGEST_NAME]) for one in said]
@@ -87,15 +97,18 @@ class _Child:
 class Binaries:
     """Asks a child of its own about files, for one thread, and keeps open those used last."""
 
-    def __init__(self, answer_s: float, debug_directory: str = "") -> None:
-        """`answer_s`: a child that takes longer for an answer is ended. `debug_directory`: as dwfl.look_in has it."""
-        self._answer_s, self._debug_directory = answer_s, debug_directory
+    def __init__(self, answer_s: float, nice: int = reader.NICE, debug_directory: str = "") -> None:
+        """`answer_s`: a child that takes longer for an answer is ended. `nice`: how much it gives way to others.
+        `debug_directory`: as dwfl.look_in has it."""
+        self._answer_s, self._nice, self._debug_directory = answer_s, nice, debug_directory
         self._child: _Child | None = None
         self._open: dict[File, int] = {}
         """Descriptors, by which the child knows the files, and to see whether they change."""
         self._left_alone: dict[File, float] = {}
         """Until when, on CLOCK_MONOTONIC."""
         self._failures_s: deque[float] = deque(maxlen=_MOST_FAILURES)
+        self.failures = 0
+        """How often the child died, or was too slow and had to be ended."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -105,6 +118,23 @@ class Binaries:
         """Of the child; 0 where there is none. For any thread."""
         child = self._child
         return child.pid if child else 0
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time that the child has used so far; 0 where there is none."""
+        with suppress(OSError):
+            return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK) if self.pid else 0.0
+        return 0.0
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether an answer is being waited for, which takes no longer than was said. For any thread."""
+        child = self._child
+        return child is not None and child.is_asked
+
+    def is_left_alone(self, file: File) -> bool:
+        """Whether nothing is known of it because a child died of it, or was too slow."""
+        return file in self._left_alone
 
     @property
     def rest_s(self) -> float:
@@ -117,6 +147,10 @@ class Binaries:
         """For each offset its symbol, or nothing."""
         return self._ask(reader.NAMES, file, offsets)
 
+    def rules(self, file: File, offsets: Sequence[int]) -> list[str]:
+        """For each offset what rules.read reads; nothing of a file that cannot be read."""
+        return self._ask(reader.RULES, file, offsets)
+
     def wanted(self, file: File) -> str:
         """What dwfl.Binary says; nothing of a file that cannot be read."""
         try:
@@ -126,22 +160,18 @@ class Binaries:
             self._leave_alone(file)
         return ""
 
-    def return_address_at_sp(self, file: File, offset: int) -> bool:
-        """What dwfl.Binary says; False of a file that cannot be read."""
-        return self._ask(reader.LEAVES, file, [offset]) == [reader.YES]
-
     def start(self) -> _Child:
         """The child, started if there is none. Raises OSError where it cannot be."""
         if self._child and not self._child.is_running:
             self.end()  # no file's fault: it was waiting
         if self._child is None:
-            self._child = _Child(self._answer_s, self._debug_directory)
+            self._child = _Child(self._answer_s, self._nice, self._debug_directory)
         return self._child
 
     def close(self) -> None:
         """Close all files; they are opened again when they are needed."""
-        for file in [*self._open]:
-            self._close(file)
+        while self._open:
+            self._close(next(iter(self._open)))
 
     def end(self) -> None:
         """End the child as well; it, too, comes back when it is needed."""
@@ -176,6 +206,7 @@ class Binaries:
         self._left_alone = {one: until_s for one, until_s in self._left_alone.items() if until_s > now_s}
         self._left_alone[file] = now_s + _LEFT_ALONE_S
         self._failures_s.append(now_s)
+        self.failures += 1
         file.unreadable = True
         self.end()
 
@@ -185,7 +216,7 @@ class Binaries:
         if fd is not None and os.fstat(fd).st_mtime_ns != file.written_ns:
             self._close(file)
             file.retired = True
-        elif fd is not None and file.explained:
+        elif fd is not None and file.explained and self._debug_directory:
             file.explained = False
             self._close(file)
             fd = None

@@ -10,6 +10,7 @@ import ctypes as ct
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -54,8 +55,8 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
     bcc = import_bcc()
     lib: Any = importlib.import_module("bcc.libbcc").lib
 
-    flags = [f"-I{Path(request['source']).parent}", *request["flags"]]
-    program = bcc.BPF(src_file=request["source"], cflags=flags)
+    source = Path(request["source"])
+    program = bcc.BPF(text=whole(source), cflags=[f"-I{source.parent}", *request["flags"]])
     fds: list[int] = []
     names: list[str] = []
 
@@ -90,6 +91,15 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
     for name in request["maps"]:
         keep(f"map {name}", lib.bpf_table_fd(program.module, name.encode()))
     return {"fds": names, "bcc": str(bcc.__version__)}, fds, program
+
+
+def whole(source: Path) -> str:
+    """The program's text, with the .c files that it includes in their places: bcc rewrites map calls there alone."""
+
+    def put_in(line: re.Match[str]) -> str:
+        return f'#line 1 "{line[1]}"\n{(source.parent / line[1]).read_text()}'
+
+    return re.sub(r'^#include "(\w+\.c)"$', put_in, source.read_text(), flags=re.MULTILINE)
 
 
 def make_calls(lib: Any, module: Any, function: str, functions: Sequence[int]) -> None:

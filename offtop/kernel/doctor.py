@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Literal
 
 from offtop.errors import KernelError, OfftopError
-from offtop.kernel import features, namespace, program
+from offtop.kernel import dwfl, features, namespace, program
 from offtop.kernel.features import Features
 from offtop.kernel.libbpf import KernelTypes, enable_statistics, library
+from offtop.kernel.program import AUTO
+from offtop.model.printable import printable
 
 Verdict = Literal["ok", "warn", "FAIL"]
 
@@ -35,6 +37,7 @@ _SECURE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What sudo looks through, where it does not tell (only root may ask it)."""
 _ARRAY_MAP = 2  # BPF_MAP_TYPE_ARRAY
 _BIG_MAP_BYTES = 16 << 20
+_MOST_NAMED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def conditions() -> list[Check]:
         perf_event_paranoid(held),
         bcc(),
         libdw(),
-        frame_pointers(),
+        user_stacks(),
         pid_namespace(),
         sudo_path(),
         character_set(),
@@ -397,34 +400,61 @@ def libdw() -> Check:
         ct.CDLL("libdw.so.1")
     except OSError:
         return Check(
-            "libdw", "FAIL", "libdw.so.1 is missing", _install("libdw1", "elfutils-libs"), "the names in user stacks"
+            "libdw", "FAIL", "libdw.so.1 is missing", _install("libdw1", "elfutils-libs"), "user stacks and their names"
         )
-    return Check("libdw", "ok", "names in user stacks, with size checks")
+    return Check("libdw", "ok", "user stacks by .eh_frame, and names with size checks")
 
 
-_ASKED = ("fopen", "getaddrinfo", "glob", "popen", "qsort", "regcomp", "syslog", "tmpfile")
-_FRAME = {"x86_64": b"\x55\x48\x89\xe5"}
-"""push %rbp; mov %rsp,%rbp. On arm64 every compiler keeps frame pointers."""
-
-
-def frame_pointers() -> Check:
-    """Looks at how some functions of this machine's libc begin: user stacks are walked by frame pointers."""
-    frame = _FRAME.get(platform.machine())
-    if frame is None:
-        return Check("frame pointers", "ok", f"usual on {platform.machine()}")
-    libc = ct.CDLL(None)
-    starts = [ct.string_at(ct.cast(getattr(libc, name), ct.c_void_p).value or 0, 16) for name in _ASKED]
-    n = sum(frame in start for start in starts)
-    what = f"{n} of {len(_ASKED)} libc functions looked at have one"
-    if n * 2 > len(_ASKED):
-        return Check("frame pointers", "ok", what)
+def user_stacks() -> Check:
+    """How those of the programs that run now will be walked, by what their binaries have."""
+    found = _features()
+    if found is None:
+        return _unknown("user stacks")
+    if not AUTO.is_ruled(found):
+        return Check(
+            "user stacks",
+            "warn",
+            f"along frame pointers, on {platform.machine()}",
+            "build what you want to see whole with -fno-omit-frame-pointer; kernel stacks are whole anyway",
+            "the callers in user stacks of programs without frame pointers",
+        )
+    ruled, others = programs_by_unwind_information()
+    what = f".eh_frame in {len(ruled)} of {len(ruled) + len(others)} programs that run: {_some(ruled)}"
+    if not others:
+        return Check("user stacks", "ok", what)
     return Check(
-        "frame pointers",
+        "user stacks",
         "warn",
         what,
-        "build what you want to see whole with -fno-omit-frame-pointer; kernel stacks and categories are whole anyway",
-        "the callers in user stacks of programs built like this libc",
+        "gcc and clang make .eh_frame with -fasynchronous-unwind-tables",
+        f"certainty about callers (~: by frame pointers, or guessed) in {_some(others)}",
     )
+
+
+def programs_by_unwind_information() -> tuple[list[str], list[str]]:
+    """Names of the binaries of running processes: those with .eh_frame's table, and those without."""
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    seen: set[tuple[int, int]] = set()
+    for process in Path("/proc").glob("[0-9]*/exe"):
+        try:
+            fd = os.open(process, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:  # a kernel thread, one that has ended, or another user's
+            continue
+        try:
+            found = os.fstat(fd)
+            if (found.st_dev, found.st_ino) not in seen:
+                seen.add((found.st_dev, found.st_ino))
+                names[dwfl.has_unwind_table(fd)].add(printable(process.readlink().name))
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+    return sorted(names[True]), sorted(names[False])
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def pid_namespace() -> Check:

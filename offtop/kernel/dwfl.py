@@ -16,14 +16,12 @@ from offtop.errors import KernelError
 from offtop.kernel import golang, inlined
 
 _Pointer = ct.c_void_p
-_MACHINE_X86_64 = 62
 _SEGMENT_LOAD = 1
+_SEGMENT_EH_FRAME = 0x6474E550
+"""PT_GNU_EH_FRAME."""
 _EXECUTABLE = 1
 _CODE_TYPES = (0, 2, 10)
 """Symbol types that can be code: without a type (as assembly has), function, indirect function."""
-_BREG_RSP = 0x77
-_BREGX = 0x92
-_RSP = 7
 
 
 _debug_directories = ct.c_char_p(b":.debug:/usr/lib/debug")
@@ -62,15 +60,6 @@ class _Sym(ct.Structure):
     size: int
 
 
-class _Op(ct.Structure):
-    """One step of a DWARF expression."""
-
-    _fields_ = (("atom", ct.c_uint8), ("number", ct.c_uint64), ("number2", ct.c_uint64), ("offset", ct.c_uint64))
-    atom: int
-    number: int
-    number2: int
-
-
 class _Segment(NamedTuple):
     offset: int
     address: int
@@ -100,10 +89,6 @@ def library() -> ct.CDLL:
         _Pointer
     ] * 3
     dw.dwfl_module_build_id.argtypes = [_Pointer, ct.POINTER(ct.POINTER(ct.c_ubyte)), ct.POINTER(ct.c_uint64)]
-    dw.dwfl_module_eh_cfi.restype = _Pointer
-    dw.dwfl_module_eh_cfi.argtypes = [_Pointer, ct.POINTER(ct.c_uint64)]
-    dw.dwarf_cfi_addrframe.argtypes = [_Pointer, ct.c_uint64, ct.POINTER(_Pointer)]
-    dw.dwarf_frame_cfa.argtypes = [_Pointer, ct.POINTER(ct.POINTER(_Op)), ct.POINTER(ct.c_size_t)]
     inlined.declare(dw)
     return dw
 
@@ -124,14 +109,6 @@ def look_in(directory: str) -> None:
         _debug_directories.value = b":.debug:/usr/lib/debug:" + os.fsencode(directory)
 
 
-@cache
-def _libc() -> ct.CDLL:
-    libc = ct.CDLL(None)
-    libc.free.restype = None
-    libc.free.argtypes = [_Pointer]
-    return libc
-
-
 class Binary:
     """One open ELF file. For use by one thread at a time; close it."""
 
@@ -140,25 +117,23 @@ class Binary:
 
         Raises OSError for what is not an ELF file that libdw can read, KernelError without libdw.
         """
-        self._dwfl = None
+        self._dwfl, self._fd = None, fd
         self._go: golang.Functions | None = None
         try:
             self._dw = library()
-            self._code, self._machine = _headers(fd)
+            self._code, self.machine = _headers(fd)
             with suppress(ValueError):
                 self._go = golang.Functions(fd)
             self._dwfl = self._dw.dwfl_begin(ct.byref(_callbacks()))
             name = os.fsencode(path.replace("\0", ""))
-            self._module = self._dw.dwfl_report_elf(self._dwfl, b"", name, fd, 0, True)
-            if not self._module:
+            self.module = self._dw.dwfl_report_elf(self._dwfl, b"", name, fd, 0, True)
+            if not self.module:
                 raise OSError(f"libdw cannot read {path!r}")
         except BaseException:
             os.close(fd)
             self.close()
             raise
         self._dw.dwfl_report_end(self._dwfl, None, None)
-        self._cfi: int | None = None
-        self._cfi_bias = ct.c_uint64()
         self._inlined: inlined.Inlined | None = None
 
     def close(self) -> None:
@@ -181,7 +156,7 @@ class Binary:
         """The function whose bytes hold `address`; None where no symbol says that it does."""
         into, sym = ct.c_uint64(), _Sym()
         name: bytes | None = self._dw.dwfl_module_addrinfo(
-            self._module, address, ct.byref(into), ct.byref(sym), None, None, None
+            self.module, address, ct.byref(into), ct.byref(sym), None, None, None
         )
         if not name or into.value >= sym.size or sym.info & 15 not in _CODE_TYPES:
             return self._go_function(address)
@@ -197,42 +172,40 @@ class Binary:
     def inlined(self, address: int) -> list[str]:
         """The functions at `address` that the compiler put into the one that `symbol` tells, innermost first."""
         if self._inlined is None:
-            self._inlined = inlined.Inlined(self._dw, self._module)
+            self._inlined = inlined.Inlined(self._dw, self.module)
         return self._inlined.names(address)
 
     def wanted(self) -> str:
         """The build id, in hex, by which a debug file could be had; empty where there is debug information already."""
         bits, address = ct.POINTER(ct.c_ubyte)(), ct.c_uint64()
-        if self._dw.dwfl_module_getdwarf(self._module, ct.byref(address)):
+        if self._dw.dwfl_module_getdwarf(self.module, ct.byref(address)):
             return ""
-        length: int = self._dw.dwfl_module_build_id(self._module, ct.byref(bits), ct.byref(address))
+        length: int = self._dw.dwfl_module_build_id(self.module, ct.byref(bits), ct.byref(address))
         return bytes(bits[:length]).hex() if length > 0 else ""
 
-    def return_address_at_sp(self, address: int) -> bool:
-        """Whether at this instruction .eh_frame says that the caller's address lies where rsp points.
+    def code(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes of the file."""
+        return os.pread(self._fd, size_bytes, offset)
 
-        So it does in a leaf without a frame of its own, as libc's system call wrappers are; a walk along
-        frame pointers skips the caller of such a leaf. Always False on other machines than x86-64.
-        """
-        if self._machine != _MACHINE_X86_64 or os.uname().machine != "x86_64":
-            return False
-        if self._cfi is None:
-            self._cfi = self._dw.dwfl_module_eh_cfi(self._module, ct.byref(self._cfi_bias)) or 0
-        frame = _Pointer()
-        if not self._cfi or self._dw.dwarf_cfi_addrframe(self._cfi, address - self._cfi_bias.value, ct.byref(frame)):
-            return False
-        ops, count = ct.POINTER(_Op)(), ct.c_size_t()
-        try:
-            if self._dw.dwarf_frame_cfa(frame, ct.byref(ops), ct.byref(count)) or count.value != 1:
-                return False
-            op = ops[0]
-            return (op.atom, op.number) == (_BREG_RSP, 8) or (op.atom, op.number, op.number2) == (_BREGX, _RSP, 8)
-        finally:
-            _libc().free(frame)
+
+def has_unwind_table(fd: int) -> bool:
+    """Whether an ELF file loads .eh_frame with its table. Raises OSError for what is not ELF."""
+    return any(kind == _SEGMENT_EH_FRAME for kind, *_ in _program_headers(fd)[0])
 
 
 def _headers(fd: int) -> tuple[list[_Segment], int]:
     """What code the file loads where, and for which machine. Raises OSError for what is not ELF."""
+    headers, machine = _program_headers(fd)
+    code = [
+        _Segment(offset, address, size_bytes)
+        for kind, flags, offset, address, size_bytes in headers
+        if kind == _SEGMENT_LOAD and flags & _EXECUTABLE
+    ]
+    return code, machine
+
+
+def _program_headers(fd: int) -> tuple[list[tuple[int, int, int, int, int]], int]:
+    """(type, flags, offset, address, bytes) of each, and the machine. Raises OSError for what is not ELF."""
     head = os.pread(fd, 64, 0)
     try:
         if head[:4] != b"\x7fELF":
@@ -248,12 +221,11 @@ def _headers(fd: int) -> tuple[list[_Segment], int]:
         if size != struct.calcsize(form):
             raise OSError("not an ELF file: its program headers have a strange size")
         table = os.pread(fd, size * count, at)
-        segments: list[_Segment] = []
+        found: list[tuple[int, int, int, int, int]] = []
         for n in range(count):
             fields = struct.unpack_from(form, table, n * size)
             kind, flags, offset, address, size_bytes = (int(fields[i]) for i in picked)
-            if kind == _SEGMENT_LOAD and flags & _EXECUTABLE:
-                segments.append(_Segment(offset, address, size_bytes))
+            found.append((kind, flags, offset, address, size_bytes))
     except (struct.error, IndexError, OverflowError) as error:
         raise OSError(f"a broken ELF header: {error}") from error
-    return segments, machine
+    return found, machine

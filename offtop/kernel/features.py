@@ -40,6 +40,8 @@ class Features:
     exec_start: int
     """Of when that was last added to."""
     start_time: int
+    execs: int
+    """Of a number that each exec changes."""
     state_argument: bool
     """sched_switch passes prev_state (kernel commit fa2c3254d7cf, 5.18)."""
     task_storage: bool
@@ -106,6 +108,7 @@ def find(types: KernelTypes) -> Features:
         sum_exec=entity + exec_runtime,
         exec_start=entity + exec_start,
         start_time=needed("start_time"),
+        execs=needed("self_exec_id"),
         state_argument=types.tracepoint_arguments("sched_switch") >= 4,
         task_storage=types.has_function("bpf_task_storage_get"),
         user_registers=types.has_function("bpf_task_pt_regs"),
@@ -144,12 +147,32 @@ def _hierarchies(types: KernelTypes) -> Mapping[str, int]:
 
 
 _REGISTERS = {
-    "x86_64": ("orig_ax", "di", "si", "dx", "r10", "r8", "r9", "ip", "sp", "bp"),
+    "x86_64": (
+        "orig_ax",
+        "di",
+        "si",
+        "dx",
+        "r10",
+        "r8",
+        "r9",
+        "ip",
+        "sp",
+        "bp",
+        "bx",
+        "r12",
+        "r13",
+        "r14",
+        "r15",
+        "cs",
+    ),
     "aarch64": ("syscallno", "regs:0", "regs:1", "regs:2", "regs:3", "regs:4", "regs:5", "pc", "sp", "regs:29"),
 }
-"""Members of pt_regs that hold a system call's number and arguments (its calling convention: syscall(2)), ip, sp and
-frame pointer."""
-_OFFSETS = ("REG_CALL", *(f"REG_ARGUMENT_{n}" for n in range(6)), "REG_IP", "REG_SP", "REG_BP")
+"""Members of pt_regs that hold a system call's number and arguments (its calling convention: syscall(2)), ip, sp,
+frame pointer, and what else a call keeps and the code segment, where that is needed."""
+_OFFSETS = (
+    *("REG_CALL", *(f"REG_ARGUMENT_{n}" for n in range(6)), "REG_IP", "REG_SP", "REG_BP"),
+    *(f"REG_OTHER_{n}" for n in range(6)),
+)
 
 
 def _registers(types: KernelTypes) -> Mapping[str, int]:
@@ -185,8 +208,3 @@ def kprobe_symbol(kallsyms: str = "/proc/kallsyms") -> str:
             if name == _KPROBE_TARGET or name.startswith((f"{_KPROBE_TARGET}.isra.", f"{_KPROBE_TARGET}.constprop.")):
                 return name
     return ""
-
-
-def user_stack_pointer_offset() -> int | None:
-    """Offset of the stack pointer in pt_regs, where a call leaves its return address on the stack."""
-    return {"x86_64": 152}.get(platform.machine())

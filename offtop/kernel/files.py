@@ -8,6 +8,7 @@ path get two labels (`/usr/bin/app`, `/usr/bin/app (2)`), and none is opened wit
 import ctypes as ct
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,15 @@ from typing import NamedTuple
 from offtop.model.printable import printable
 
 VDSO = "[vdso]"
+VDSO_32 = "[vdso32]"
+"""What the kernel maps into a 32-bit process, under the same name."""
 _DELETED = " (deleted)"
 _MOST_FILES = 8192
 _MOST_BYTES = 1 << 32
 """No program is larger; a file that is was made to keep us busy."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_OF_A_FILE = 1 << 61
+"""Of a page, in /proc/PID/pagemap: it is no copy that the process has made for itself, and may have written to."""
 _MOMENT_NS = 50_000_000
 """Processes met in one tick share their libraries: one look at each will do."""
 _LOCAL = frozenset({"bcachefs", "btrfs", "ecryptfs", "overlay", "ramfs", "tmpfs", "zfs"})
@@ -136,15 +142,47 @@ class Vdso(File):
         for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n"):
             if line.endswith(VDSO):
                 start, end = (int(address, 16) for address in line.split(" ", 1)[0].split("-"))
-                fd = os.memfd_create("vdso")
-                os.write(fd, ct.string_at(start, end - start))
-                os.utime(fd, ns=(1, 1))
-                return fd
+                return _unnamed(ct.string_at(start, end - start))
         return None
 
 
+class Vdso32(File):
+    """The same for processes of 32 bits: read out of one of them, if it is still as the kernel mapped it."""
+
+    __slots__ = ()
+
+    def __init__(self, mapping: Mapping) -> None:
+        super().__init__(VDSO_32, VDSO_32, "00:00", 0, mapping, written_ns=1)
+
+    def open(self) -> int | None:
+        pid, start, end = self.mapping
+        try:
+            code = _read(f"/proc/{pid}/mem", end - start, start)
+            pages = _read(f"/proc/{pid}/pagemap", (end - start) // _PAGE_BYTES * 8, start // _PAGE_BYTES * 8)
+        except OSError:
+            return None
+        is_whole = len(code) == end - start and all(page & _OF_A_FILE for page in memoryview(pages).cast("Q"))
+        return _unnamed(code) if is_whole else None
+
+
+def _read(path: str, size_bytes: int, offset: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, size_bytes, offset)
+    finally:
+        os.close(fd)
+
+
+def _unnamed(code: bytes) -> int:
+    """A file that is nowhere, written when `written_ns` of both says."""
+    fd = os.memfd_create("vdso")
+    os.write(fd, code)
+    os.utime(fd, ns=(1, 1))
+    return fd
+
+
 class Files:
-    """All files seen mapped, the 8192 most recently seen of them. `seen` is for one thread, the rest for any."""
+    """All files seen mapped, the 8192 most recently seen of them. For any thread."""
 
     def __init__(self) -> None:
         vdso = Vdso()
@@ -153,12 +191,17 @@ class Files:
         self._order: dict[File, None] = {}
         """The one seen longest ago comes first."""
         self._answers_stat: dict[str, bool] = {}
+        self._lock = threading.Lock()
 
     def get(self, label: str) -> File | None:
         return self._by_label.get(label)
 
     def seen(self, path: str, device: str, inode: int, mapping: Mapping) -> File:
         """The file that a process has mapped, new or known."""
+        with self._lock:
+            return self._seen(path, device, inode, mapping)
+
+    def _seen(self, path: str, device: str, inode: int, mapping: Mapping) -> File:
         identity = (path.removesuffix(_DELETED), device, inode)
         file = self._by_identity.get(identity)
         now_ns = time.monotonic_ns()
@@ -169,17 +212,23 @@ class Files:
                 self._make_room()
                 self._by_label[file.label] = self._by_identity[identity] = file
             file.checked_ns = now_ns
-        if file.mapping != mapping:
-            file.path, file.mapping = path, mapping
-            if file.unreadable:
-                file.unreadable, file.names = False, {}
+        file.path = path
+        _remap(file, mapping)
         self._order.pop(file, None)
         self._order[file] = None
         return file
 
+    def seen_vdso_32(self, mapping: Mapping) -> File:
+        """The vDSO of a process of 32 bits: one for all."""
+        with self._lock:
+            file = self._by_label.setdefault(VDSO_32, Vdso32(mapping))
+            _remap(file, mapping)
+            return file
+
     def forget_names(self, most: int) -> None:
         """Drop names, those of the files seen longest ago first, until at most `most` are left."""
-        files = list(self._order)
+        with self._lock:
+            files = list(self._order)
         total = sum(len(file.names) for file in files)
         for file in files:
             if total <= most:
@@ -210,6 +259,14 @@ class Files:
             return Path(mapping.link).stat().st_mtime_ns if answers else 0
         except OSError:
             return 0
+
+
+def _remap(file: File, mapping: Mapping) -> None:
+    """It was seen there; what could not be opened elsewhere may be now."""
+    if file.mapping != mapping:
+        file.mapping = mapping
+        if file.unreadable:
+            file.unreadable, file.names = False, {}
 
 
 def _is_local(device: str, pid: int) -> bool:

@@ -17,7 +17,7 @@ WALK_WAITS, WALK_PRIME = 1, 2
 WALK_HALVES = (4, 8)
 WALK_ALONE = 16
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
-LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events")
+LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies")
 
 CONFIG = struct.Struct("=QQIIIIIIQII")
 THREAD = struct.Struct(f"=23Q2I{LANES * 8}s")
@@ -28,9 +28,26 @@ SITE_NUMBERS = 4
 """u64 before the lanes of `struct site`."""
 SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
 STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
-WALKED = struct.Struct("=QQQQQQIIII16s")
+END_LINKED, END_WHOLE, END_DEEP, END_MEMORY, END_ASTRAY, END_NO_WAY, END_NO_RULE, END_ODD = range(1, 9)
+END_UNSURE = 0x100
+END_EXECS = 32
+END_NOT_COPIED = 9
+"""Only of walks from here: END_MEMORY, where the memory is a copy."""
+COPIED = EXACT = 1 << 63
+LARGEST_FRAME = 1 << 24
+HOW_NONE, HOW_SP, HOW_BP, HOW_AT_BP, HOW_LINK, HOW_SIGNAL, HOW_ODD, HOW_END = range(8)
+SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP = range(4)
+RULE_KEY = struct.Struct("=QII")
+RULE = struct.Struct("=ihBBI")
+SPACE = struct.Struct("=II")
+REGISTERS = 21
+COPY_HEAD = struct.Struct(f"=QQ{REGISTERS}QQQQQQ10I{FRAMES + 1}Q")
+WALKED = struct.Struct("=QQQQQQ6I16s")
 ARGUMENTS = 6
-WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
+OTHERS = 6
+COMPAT_CODE = 0x23
+"""__USER32_CS: the code segment of 32-bit programs on x86-64."""
+WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{OTHERS}Q{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
 
 SIZES = {
     "config": (4, CONFIG.size),
@@ -52,6 +69,13 @@ SIZES = {
     "nobody": (4, 4),
 }
 """Key and value bytes of each map."""
+UNWIND_SIZES = {
+    "rules": (RULE_KEY.size, RULE.size),
+    "spaces": (4, SPACE.size),
+    "allowed": (4, 8),
+    "copies": (0, 0),
+}
+"""The same of those that are there where user stacks are walked by rules."""
 
 
 class ThreadRecord(NamedTuple):
@@ -97,6 +121,8 @@ class WalkedStack(NamedTuple):
     sp: int
     """0: the registers of its program are not known."""
     bp: int
+    others: tuple[int, ...]
+    """What else calls keep, and the code segment: on x86-64 rbx, r12 to r15, cs; elsewhere zeros."""
     words: bytes
     """The top of the thread's kernel stack, u64 each."""
     frames: bytes
@@ -116,6 +142,8 @@ class WalkedRecord(NamedTuple):
     tid: int
     state: int
     flags: int
+    execs: int
+    unused: int
     comm: bytes
     thread: ThreadRecord | None
     stack: WalkedStack | None
@@ -133,10 +161,11 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
             thread = ThreadRecord._make(THREAD.unpack_from(data, at))
             at += THREAD.size
         if flags & WALKED_STACK:
-            depth, turns, call, *arguments, ip, sp, bp, words, frames = WALKED_FRAMES.unpack_from(data, at)
+            depth, turns, call, *rest, words, frames = WALKED_FRAMES.unpack_from(data, at)
             at += WALKED_FRAMES.size
             call = (call & 0xFFFFFFFF) - ((call & 0x80000000) << 1)  # 32 bits on some machines
-            stack = WalkedStack(turns, call, tuple(arguments), ip, sp, bp, words, frames[: 8 * depth])
+            arguments, (ip, sp, bp, *others) = rest[:ARGUMENTS], rest[ARGUMENTS:]
+            stack = WalkedStack(turns, call, tuple(arguments), ip, sp, bp, tuple(others), words, frames[: 8 * depth])
         yield WalkedRecord._make((*head, thread, stack))
 
 

@@ -251,6 +251,7 @@ class Ledger:
         waiting = self.waiting.get(key)
         if waiting is not None and waiting.left_ns == left_ns:
             self.waiting[key] = waiting._replace(user=user)
+            self._restless.add(key)  # from the next tick on it stands there
 
     def age(self, keep_ns: int) -> set[int] | None:
         """Once in `keep_ns`: give back what has not been used for as long; ids of stacks dropped with it.
@@ -432,8 +433,9 @@ class Ledger:
             kernel = walked.kernel
         elif kernel in (SHORT, FILTERED):
             kernel = SHORT if age_ns < min_ns else NO_STACK
-        if kernel != site.kernel:
-            site = SiteKey(key.pid, key.tid, kernel, NO_STACK)
+        user = NO_STACK if kernel < FIRST_STACK else w.user
+        if (kernel, user) != site[2:]:
+            site = SiteKey(key.pid, key.tid, kernel, user)
         from_ns = max(w.from_ns, min(w.left_ns, at_ns))  # it may have left just after its first snapshot
         runqueue_ns = w.runqueue_ns
         if site != w.site and from_ns < self.at_ns:

@@ -6,7 +6,7 @@ nothing new. bcc itself stays in a child process (compile.py): its compiler take
 
 import ctypes as ct
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 from offtop.errors import KernelError
@@ -34,6 +34,9 @@ class _Enumerator(ct.Structure):
 
 class _BatchOptions(ct.Structure):
     _fields_ = (("sz", ct.c_size_t), ("elem_flags", ct.c_uint64), ("flags", ct.c_uint64))
+
+
+_OnSample = ct.CFUNCTYPE(ct.c_int, ct.c_void_p, ct.c_void_p, ct.c_size_t)
 
 
 class ProgramStatistics(ct.Structure):
@@ -70,9 +73,39 @@ def library() -> ct.CDLL:
         lib.bpf_map_delete_elem.argtypes = [ct.c_int, ct.c_void_p]
         for batch in (lib.bpf_map_lookup_batch, lib.bpf_map_lookup_and_delete_batch):
             batch.argtypes = [ct.c_int, *[ct.c_void_p] * 4, ct.POINTER(ct.c_uint32), ct.POINTER(_BatchOptions)]
+        lib.ring_buffer__new.restype = ct.c_void_p
+        lib.ring_buffer__new.argtypes = [ct.c_int, _OnSample, ct.c_void_p, ct.c_void_p]
+        lib.ring_buffer__consume.argtypes = [ct.c_void_p]
+        lib.ring_buffer__free.argtypes = [ct.c_void_p]
         lib.bpf_obj_get_info_by_fd.argtypes = [ct.c_int, ct.c_void_p, ct.POINTER(ct.c_uint32)]
         return lib
     raise KernelError("The library libbpf is missing. Install it: sudo apt install libbpf1   (Fedora: libbpf).")
+
+
+class RingBuffer:
+    """A BPF ring buffer, read by one thread at a time. Close it."""
+
+    def __init__(self, fd: int, add: Callable[[bytes], None]) -> None:
+        """`add` is given each record. Raises OSError."""
+
+        def given(_context: int, data: int, size_bytes: int) -> int:
+            add(ct.string_at(data, size_bytes))
+            return 0
+
+        self._given = _OnSample(given)
+        self._ring = library().ring_buffer__new(fd, self._given, None, None)
+        if not self._ring:
+            raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+
+    def consume(self) -> None:
+        """Have `add` given all that is there."""
+        if self._ring:
+            library().ring_buffer__consume(self._ring)
+
+    def close(self) -> None:
+        """May be called twice."""
+        library().ring_buffer__free(self._ring)
+        self._ring = None
 
 
 class _MapInformation(ct.Structure):

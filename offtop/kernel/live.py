@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,20 +14,23 @@ import numpy as np
 
 from offtop.errors import KernelError, PrivilegeError, UsageError
 from offtop.kernel import features, layout, libbpf, namespace, syscalls, times, userstacks, whichcgroup
+from offtop.kernel.allowance import Allowance
+from offtop.kernel.copies import Copies
 from offtop.kernel.cost import CostMeter
 from offtop.kernel.debuginfod import DebugFiles
 from offtop.kernel.files import Files
 from offtop.kernel.kallsyms import KernelSymbols
 from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack
-from offtop.kernel.leaves import Leaves
 from offtop.kernel.ledger import Ended, Ledger, Ran, Walked
+from offtop.kernel.libbpf import Map
 from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
 from offtop.kernel.processes import DetailsWorker
-from offtop.kernel.program import attach
+from offtop.kernel.program import AUTO, Unwind, attach
 from offtop.kernel.stacks import Stacks
 from offtop.kernel.status import status_of
 from offtop.kernel.userstacks import UserStacks
+from offtop.kernel.walker import Taught, Walker
 from offtop.kernel.walks import Walks
 from offtop.kernel.whichcgroup import Cgroup
 from offtop.model.book import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
@@ -57,6 +60,7 @@ class LiveSource(Happening):
         filters: Filters,
         door: str = "auto",
         waking: bool = False,
+        unwind: Unwind = AUTO,
         keep_ns: int = _KEEP_NS,
         debuginfod: Sequence[str] = (),
     ) -> None:
@@ -86,9 +90,9 @@ class LiveSource(Happening):
             self._features = features.find(types)
             self._look_for(filters.cgroup)
             self._defines = namespace.defines(types)
-            self._program = attach(self._features, door, waking=waking, defines=self._defines)
+            self._program = attach(self._features, door, waking=waking, defines=self._defines, unwind=unwind)
             self._opened.callback(self._program.close)
-            self._start(categories)
+            self._start(categories, unwind)
         except OSError as error:
             self._opened.close()
             raise KernelError(
@@ -98,12 +102,13 @@ class LiveSource(Happening):
             self._opened.close()
             raise
 
-    def _start(self, categories: Categories) -> None:
+    def _start(self, categories: Categories, unwind: Unwind) -> None:
         maps = self._program.maps
         files = Files()
         self._processes = Processes(files)
-        self._leaves = Leaves(files, self._processes)
-        self._opened.callback(self._leaves.close)
+        self._unwind = unwind
+        self._user_stacks = _user_stacks(files, unwind, maps)
+        self._opened.callback(self._user_stacks.close)
         self._debug_files = DebugFiles(self._servers) if self._servers else None
         if self._debug_files:
             self._opened.callback(self._debug_files.close)
@@ -121,11 +126,10 @@ class LiveSource(Happening):
             self._book,
             categories,
             symbols.lookup,
-            self._leaves.frames,
+            self._processes.frames,
             (symbols.address_of("__sched_text_start") or 0, symbols.address_of("__sched_text_end") or 0),
+            self._user_stacks.copied,
         )
-        self._user_stacks = UserStacks()
-        self._opened.callback(self._user_stacks.close)
         self._walks = Walks()
         self._half = 0
         self._clock_apart_ns = 0
@@ -171,7 +175,7 @@ class LiveSource(Happening):
     def _read(self) -> Snapshot:
         asked, in_effect, anew = self._asked, self._filters, False
         known_readers = self._readers
-        readers = (self._names.reader_pid, self._leaves.reader_pid)
+        readers = (self._names.reader_pid, self._user_stacks.reader_pid)
         followed = self._follow(asked.cgroup)
         if asked != self._filters or readers != self._readers or followed:
             anew = followed or _selection(asked) != _selection(self._filters)
@@ -200,15 +204,18 @@ class LiveSource(Happening):
         took_ns = walked_ns - walk_ns + time.monotonic_ns() - read_ns
         if not primed:  # which is rare, and looks up every stack
             self._walks.add(took_ns if is_walked else -1, at_ns - self._ledger.at_ns)
-        sites = self._sites(drained)
+        self._user_stacks.settle()
         threads = list(self._threads(drained, ran, not is_walked))
+        sites = self._sites(drained)  # behind the walk, which tells what each process runs
         gone = self._gone(drained, threads, ran)
-        new_readers = {self._names.reader_pid, self._leaves.reader_pid}.difference(known_readers)
+        new_readers = {self._names.reader_pid, self._user_stacks.reader_pid}.difference(known_readers)
         if new_readers:  # the kernel has counted them in this tick
             threads = [(key, record) for key, record in threads if key.pid not in new_readers]
             sites = sites.without([row for row, key in enumerate(sites.keys) if key.pid in new_readers])
             walked = [one for one in walked if one.key.pid not in new_readers]
             ran = [one for one in ran if one.key.pid not in new_readers]
+        # Of waits that were known before: they stand there in this tick already.
+        self._place_user_stacks(at_ns, are_all=False)
         ended = self._ledger.tick(
             at_ns,
             asked.min_ns,
@@ -222,12 +229,11 @@ class LiveSource(Happening):
             states=asked.states,
             max_ns=asked.max_ns,
         )
-        for one in self._user_stacks.read(self._ledger.waiting, at_ns):
-            user = self._stacks.read_user(one.key.pid, one.addresses, one.at_sp)
-            self._ledger.read_user(one.key, one.left_ns, user)
+        self._place_user_stacks(at_ns, are_all=True)
         for key in ended:
             if key.tid == key.pid:
                 self._processes.forget(key.pid)
+                self._user_stacks.ended(key.pid)
                 self._details.ended(key.pid)
         for key in [*ended, *self._renamed]:
             self._stacks.forget_thread(key)
@@ -242,6 +248,7 @@ class LiveSource(Happening):
             self._stacks.forget(dropped)
         self._details.drop_unnamed()
         cost, missed = self._cost.read(at_ns, self._readers)
+        self._user_stacks.fill(at_ns, cost.cpu_pct)
         if missed:
             lost = {**lost, "missed_runs": missed}
         return Snapshot(
@@ -257,6 +264,11 @@ class LiveSource(Happening):
             door=self._program.door,
             filters=in_effect,
         )
+
+    def _place_user_stacks(self, at_ns: int, are_all: bool) -> None:
+        """Ask for those of the waits in progress, and take what was read. `are_all`: as UserStacks.read has it."""
+        for one in self._user_stacks.read(self._ledger.waiting, at_ns, are_all):
+            self._ledger.read_user(one.key, one.left_ns, self._stacks.user(one.found))
 
     def set_filters(self, filters: Filters) -> None:
         """From the next read on, count only this. Raises UsageError for a process that is not there."""
@@ -304,14 +316,20 @@ class LiveSource(Happening):
             ("maps", f"sites {maps['sites_0'].entries:,}, ended threads {maps['gone_0'].entries:,} a tick"),
             ("stacks", f"kernel {kernel_fill:.0%}, user {user_fill:.0%} of {maps['user_stacks'].entries:,}"),
             ("processes gone before they were read", f"{self._processes.gone:,}"),
-            *(
-                [("processes whose memory cannot be read", f"{self._user_stacks.hung}")]
-                if self._user_stacks.hung
-                else []
-            ),
+            ("user stacks", self._on_user_stacks()),
+            *self._user_stacks.about(),
             *([("debug files", self._debug_files.told)] if self._debug_files else []),
             *([("process ids", namespace.told(self._defines))] if self._defines else []),
         ]
+
+    def _on_user_stacks(self) -> str:
+        way, refused = self._program.unwind, self._count("copies")
+        if way.way == "off":
+            return "off"
+        if not way.is_ruled(self._features):
+            return "along frame pointers" + ("" if self._unwind.way == "fp" else " (this kernel has no other way)")
+        left = f"; {refused:,} waits not copied, which have their frame pointers' (~)" if refused else ""
+        return f"{way.way}, {way.stack_kb} KB copied, {way.cpu_pct:g}% of a CPU for all of offtop{left}"
 
     def close(self) -> None:
         if self._lock.acquire(timeout=_CLOSE_SECONDS):  # else a reading is stuck: all goes with the process
@@ -377,6 +395,7 @@ class LiveSource(Happening):
         for record in layout.walked_records(walk):
             key = ThreadKey(record.pid, record.tid)
             self._met.add(key)
+            self._stacks.runs(key.pid, record.execs)
             self._note_name(key, record.comm)
             if record.tid == record.pid:
                 self._details.met(record.pid)
@@ -399,7 +418,7 @@ class LiveSource(Happening):
             since_ns, bound = (record.arrived_ns + apart_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
             since_ns = min(since_ns, record.left_ns)
         call, arguments = (-1, ()) if stack is None else self._call(stack)
-        if stack is not None and key.pid != OUTSIDE:
+        if stack is not None and key.pid != OUTSIDE and self._unwind.way != "off":
             self._user_stacks.met(key, record.left_ns, stack)
         return Walked(
             key,
@@ -489,16 +508,28 @@ class LiveSource(Happening):
                 name = Path(f"/proc/{key.pid}/comm").read_bytes().rstrip(b"\n")
                 self._book.processes[key.pid] = layout.text_of(name)
 
+    def _count(self, kind: str) -> int:
+        """What the kernel side could not keep, one of layout.LOST_KINDS."""
+        per_cpu = self._program.maps["lost"].lookup(layout.LOST_KINDS.index(kind).to_bytes(4, "little")) or b""
+        return sum(memoryview(per_cpu).cast("Q"))
+
     def _count_lost(self) -> dict[str, int]:
         lost: dict[str, int] = {}
-        for number, kind in enumerate(layout.LOST_KINDS):
-            per_cpu = self._program.maps["lost"].lookup(number.to_bytes(4, "little")) or b""
-            count = sum(memoryview(per_cpu).cast("Q"))
-            if count:
+        for kind in layout.LOST_KINDS:
+            count = self._count(kind)
+            if count and kind != "copies":  # of whose waits nothing is lost but callers
                 lost[kind] = count
         if self._stacks.unread:
             lost["stacks"] = lost.get("stacks", 0) + self._stacks.unread
         return lost
+
+
+def _user_stacks(files: Files, unwind: Unwind, maps: Mapping[str, Map]) -> UserStacks:
+    allowance = Allowance(unwind.cpu_pct)
+    if "rules" not in maps:
+        return UserStacks(Walker(files, "fp", None), allowance)
+    copies = Copies(maps["copies"], maps["allowed"])
+    return UserStacks(Walker(files, unwind.way, Taught(maps["rules"], maps["spaces"])), allowance, copies)
 
 
 def _check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ again when the image is another one (exec), when an address is met that it does 
 what we remember is 10 s old (dlclose, and another library in its place).
 """
 
+import itertools
 import os
 import re
 import time
@@ -12,13 +13,13 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 from offtop.kernel.files import VDSO, Files, Mapping
+from offtop.kernel.layout import EXACT
 from offtop.kernel.perfmap import PerfMap
 from offtop.model.printable import printable
-from offtop.model.stack import GONE, Frame
+from offtop.model.stack import GONE, SIGNAL, Frame
 
 ANONYMOUS = "[anon]"
 """Code without a file that no perf map names: a JIT's."""
@@ -42,12 +43,17 @@ _THRIFT = 50
 _MOST_IMAGES = 4096
 _MOST_FRAMES = 4096
 _MOST_TASKS = 16
+_SPACES = itertools.count(1)
+"""No number is used twice, whoever reads mappings: the kernel side may know rules by it."""
 
 
-class _Image:
+class Image:
     """The code mappings of one process, as of one reading."""
 
-    __slots__ = ("ends", "frames", "identity", "labels", "made", "next_ns", "offsets", "old_ns", "perf_map", "starts")
+    __slots__ = (
+        *("ends", "frames", "identity", "labels", "made", "next_ns", "offsets", "old_ns", "perf_map", "space"),
+        "starts",
+    )
 
     def __init__(self, identity: tuple[bytes, ...]) -> None:
         self.identity = identity
@@ -60,6 +66,8 @@ class _Image:
         """1: a JIT may have written this code, and a perf map may name it."""
         self.frames: dict[int, Frame] = {}
         self.perf_map: PerfMap | None = None
+        self.space = 0
+        """The same for processes that have the same code at the same places, and never used again for others."""
         self.old_ns = 0
         self.next_ns = 0
         """No reading for unexplained addresses before this."""
@@ -72,12 +80,17 @@ class Processes:
         self.gone = 0
         """Stacks whose process ended before its mappings were read."""
         self._files = files
-        self._images: dict[int, _Image] = {}
+        self._images: dict[int, Image] = {}
+        self._spaces: dict[int, int] = {}
+        """Hash of where code lies → its space."""
+        self.doubts = False
+        """Mappings could not be read again for an address that they do not explain: too little time has passed."""
 
     def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
         """Frames of a user stack, leaf first: one for each address, or `[gone]` alone.
 
-        All but the leaf are return addresses, and stand for the call before them: `address - 1`.
+        All but the leaf are return addresses, and stand for the call before them: `address - 1`; but not those that
+        are marked (layout.EXACT).
         """
         if not addresses:
             return ()
@@ -87,20 +100,40 @@ class Processes:
             return _GONE
         known, frames, call = image.frames, list[Frame](), 0
         for address in addresses:
-            frames.append(known.get(address - call) or self._frame(pid, image, address - call))
+            at = address & ~EXACT if address & EXACT else address - call
+            frames.append(known.get(at) or self._frame(pid, image, at))
             call = 1
+        for number, address in enumerate(addresses[1:-1], 1):
+            if address & EXACT and addresses[number + 1] & EXACT:  # what a handler returns to, and what it interrupted
+                frames[number] = frames[number]._replace(name=SIGNAL)
         return tuple(frames)
+
+    def image(self, pid: int) -> "Image | None":
+        """The code of a process as it is now; None of one that is gone."""
+        return self._image(pid)
+
+    def look(self, pid: int) -> "Image | None":
+        """The same, read anew."""
+        if pid in self._images:
+            self._images[pid].old_ns = 0
+        return self._image(pid)
+
+    def at(self, pid: int, image: "Image", address: int) -> Frame | None:
+        """What lies there; None where no code is. Reads the mappings again if need be, for other code is an address of
+        another space: ask `image.space` afterwards."""
+        frame = image.frames.get(address) or self._frame(pid, image, address)
+        return None if frame is _UNKNOWN else frame
 
     def forget(self, pid: int) -> None:
         """The process has ended, or begun another program."""
         self._images.pop(pid, None)
 
-    def _image(self, pid: int) -> _Image | None:
+    def _image(self, pid: int) -> Image | None:
         image, identity = self._images.get(pid), _identity(pid)
         if not identity:
             return image  # it has just ended: what we remember of it holds
         if image is None or image.identity != identity:
-            fresh = _Image(identity)
+            fresh = Image(identity)
             if not self._read(pid, fresh):
                 # A process that ends loses its memory first, and its mappings with it.
                 return image if image and image.identity[0] == identity[0] else None
@@ -115,10 +148,15 @@ class Processes:
                 image.perf_map.refresh()
         return image
 
-    def _frame(self, pid: int, image: _Image, address: int) -> Frame:
+    def _frame(self, pid: int, image: Image, address: int) -> Frame:
         at = _index(image, address)
         if at < 0:
-            if not 0 < address < _LAST_USER or time.monotonic_ns() < image.next_ns or not self._read(pid, image):
+            if not 0 < address < _LAST_USER:
+                return _UNKNOWN
+            if time.monotonic_ns() < image.next_ns:
+                self.doubts = True
+                return _UNKNOWN
+            if not self._read(pid, image):
                 return _UNKNOWN
             at = _index(image, address)
             if at < 0:
@@ -131,7 +169,7 @@ class Processes:
         image.frames[address] = frame
         return frame
 
-    def _read(self, pid: int, image: _Image) -> bool:
+    def _read(self, pid: int, image: Image) -> bool:
         """Whether the process has code; what was known of it stays if it has not."""
         began_ns = time.monotonic_ns()
         found: list[tuple[bytes, ...]] = _CODE.findall(_maps(pid))
@@ -154,10 +192,21 @@ class Processes:
             if (starts, ends, offsets, labels) != (image.starts, image.ends, image.offsets, image.labels):
                 image.starts, image.ends, image.offsets, image.labels, image.made = starts, ends, offsets, labels, made
                 image.frames.clear()
+                image.space = self._space(image)
         ended_ns = time.monotonic_ns()
         image.next_ns = ended_ns + _THRIFT * (ended_ns - began_ns)
         image.old_ns = ended_ns + _OLD_NS
         return bool(found)
+
+    def _space(self, image: Image) -> int:
+        identity = hash((image.starts.tobytes(), image.ends.tobytes(), image.offsets.tobytes(), *image.labels))
+        space = self._spaces.pop(identity, 0)
+        if not space:
+            space = next(_SPACES)
+        self._spaces[identity] = space
+        if len(self._spaces) > _MOST_IMAGES:
+            del self._spaces[next(iter(self._spaces))]
+        return space
 
     def _label(self, path: str, device: str, inode: int, mapping: Mapping) -> tuple[str, bool]:
         """What `Frame.file` says, and whether a JIT may have written the code."""
@@ -165,17 +214,17 @@ class Processes:
         if path.startswith("/") and inode:
             return self._files.seen(path, device, inode, mapping).label, made
         if path == VDSO and mapping.end < 1 << 32:
-            return "[vdso32]", False  # another library, of which we have no copy
+            return self._files.seen_vdso_32(mapping).label, False
         return ANONYMOUS if made else printable(path), made
 
 
-def _index(image: _Image, address: int) -> int:
+def _index(image: Image, address: int) -> int:
     """Which mapping holds `address`; -1 for none."""
     at = bisect_right(image.starts, address) - 1
     return at if at >= 0 and address < image.ends[at] else -1
 
 
-def _made_at_run_time(pid: int, image: _Image, at: int, address: int) -> Frame:
+def _made_at_run_time(pid: int, image: Image, at: int, address: int) -> Frame:
     """Not remembered: the next time other code may be there."""
     if image.perf_map is None:
         image.perf_map = PerfMap(pid)
@@ -210,7 +259,7 @@ def _maps(pid: int) -> bytes:
         if text := Path(f"/proc/{pid}/maps").read_bytes():
             return text
         # A main thread that has ended while others go on has no memory any more: theirs is the same.
-        for task in islice(Path(f"/proc/{pid}/task").iterdir(), _MOST_TASKS):
+        for task in itertools.islice(Path(f"/proc/{pid}/task").iterdir(), _MOST_TASKS):
             with suppress(OSError):
                 if text := (task / "maps").read_bytes():
                     return text

@@ -15,17 +15,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from offtop import paths
 from offtop.errors import KernelError, OfftopError, PrivilegeError
 from offtop.kernel import layout, namespace
-from offtop.kernel.features import Features, choose_door, user_stack_pointer_offset
+from offtop.kernel.features import Features, choose_door
 from offtop.kernel.libbpf import Map
 from offtop.model.printable import printable
 
 _COMPILE_SECONDS = 60.0
 _MOST_DESCRIPTORS = 64
+_RULES = 65_536
+"""Addresses of which the kernel side knows the rule: 5 MB; those not used for longest make room for others."""
+_SPACES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +49,54 @@ def sizes_for_machine() -> Sizes:
     return Sizes(threads=room, sites=min(1 << 18, 2 * room), stacks=max(8192, min(32768, room)))
 
 
+class Unwind(NamedTuple):
+    """How user stacks are walked."""
+
+    way: str = "auto"
+    """`auto`: as .eh_frame says, and else by frame pointers and what looks like a return address;
+    `dwarf`: as .eh_frame says, and no further; `fp`: along frame pointers alone; `off`: not at all."""
+    stack_kb: int = 16
+    """How much of a stack is copied that the kernel side cannot walk yet."""
+    cpu_pct: float = 5.0
+    """How much of one CPU offtop may take in all; walking has what the rest leaves."""
+
+    def is_ruled(self, features: Features) -> bool:
+        """Whether the kernel side follows rules: on x86-64, where it is told a program's registers."""
+        return self.way in ("auto", "dwarf") and "REG_OTHER_0" in features.registers
+
+    def defines(self, features: Features) -> dict[str, int]:
+        found = {"USER_STACKS": int(self.way != "off")}
+        if self.is_ruled(features):
+            found |= {"UNWIND_KB": self.stack_kb, "RULES": _RULES, "SPACES": _SPACES, "COPIES": _copies_pages(self)}
+        return found
+
+
+AUTO = Unwind()
+
+
+def _copies_pages(unwind: Unwind) -> int:
+    """Room for 64 copies and their heads; a power of two, as ring buffers are."""
+    return 1 << (64 * (unwind.stack_kb + 2) * 1024 // os.sysconf("SC_PAGE_SIZE") - 1).bit_length()
+
+
 class Program:
     """An attached BPF program. Close it, or end, to detach."""
 
-    def __init__(self, door: str, waking: bool, fds: Mapping[str, int], bcc_version: str) -> None:
+    def __init__(self, door: str, waking: bool, fds: Mapping[str, int], bcc_version: str, unwind: Unwind) -> None:
         self.door, self.waking, self.bcc_version = door, waking, bcc_version
+        self.unwind = unwind
+        """As it is walked; along frame pointers where the kernel refuses rules."""
         self._fds = list(fds.values())
         self.programs = {name.removeprefix("program "): fd for name, fd in fds.items() if name.startswith("program ")}
         self.walk_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
         """Descriptors of the iterators that make a walk, in their order."""
         cpus = possible_cpus()
-        self.maps = {name: Map(fds[f"map {name}"], cpus if name == "lost" else 1) for name in layout.SIZES}
-        for name, (key_bytes, value_bytes) in layout.SIZES.items():
-            found = self.maps[name]
+        sizes = {**layout.SIZES, **layout.UNWIND_SIZES}
+        self.maps = {
+            name: Map(fds[f"map {name}"], cpus if name == "lost" else 1) for name in sizes if f"map {name}" in fds
+        }
+        for name, found in self.maps.items():
+            key_bytes, value_bytes = sizes[name]
             if (found.key_bytes, found.value_bytes) != (key_bytes, value_bytes):
                 raise KernelError(f"offtop's parts do not fit together (map {name}). Install offtop anew, whole.")
 
@@ -80,24 +118,30 @@ def attach(
     sizes: Sizes | None = None,
     waking: bool = False,
     defines: Mapping[str, int] = MappingProxyType({}),
+    unwind: Unwind = AUTO,
 ) -> Program:
     """Compile and attach through the first door that opens; nothing is left attached on failure.
 
     `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking though the
-    kernel has its own count. `defines`: more of them (namespace.defines). Raises OfftopError with the remedy.
+    kernel has its own count. `defines`: more of them (namespace.defines). `unwind`: how user stacks are walked.
+    Raises OfftopError with the remedy.
     """
     sizes = sizes or sizes_for_machine()
     failure: OfftopError | None = None
+    ways = (unwind, unwind._replace(way="fp")) if unwind.is_ruled(features) else (unwind,)
     for candidate in choose_door(features, door):
-        try:
-            return _attach_through(candidate, features, sizes, waking, defines)
-        except KernelError as error:
-            failure = failure or error
+        for way in ways:  # a door that costs less is worth more than whole user stacks
+            try:
+                return _attach_through(candidate, features, sizes, waking, defines, way)
+            except KernelError as error:
+                failure = failure or error
     assert failure
     raise failure
 
 
-def _attach_through(door: str, features: Features, sizes: Sizes, waking: bool, defines: Mapping[str, int]) -> Program:
+def _attach_through(
+    door: str, features: Features, sizes: Sizes, waking: bool, defines: Mapping[str, int], unwind: Unwind
+) -> Program:
     waking = waking or features.waking or door == "switch"
     raw = {"on_switch": "sched_switch"}
     functions = [defines[name] for name in namespace.FUNCTIONS if name in defines]
@@ -107,9 +151,12 @@ def _attach_through(door: str, features: Features, sizes: Sizes, waking: bool, d
         raw["on_waking"] = "sched_waking"
     # Task storage is reached from a thread's own context only, and nobody can list it.
     by_tid = waking or bool(functions) or not features.task_storage
-    if by_tid:
+    is_ruled = unwind.is_ruled(features)
+    if by_tid or is_ruled:
         raw["on_exec"] = "sched_process_exec"
-    known = {**_defines(door, features, sizes, waking, by_tid), **defines}
+    if is_ruled:
+        raw["on_fork"] = "sched_process_fork"
+    known = {**_defines(door, features, sizes, waking, by_tid), **unwind.defines(features), **defines}
     request = {
         "source": str(paths.bpf() / "offcpu.c"),
         "headers": str(paths.bpf() / "headers"),
@@ -118,14 +165,14 @@ def _attach_through(door: str, features: Features, sizes: Sizes, waking: bool, d
         "kprobes": {"on_finish": features.kprobe_symbol} if door == "kprobe" else {},
         "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
         "functions": functions,
-        "maps": list(layout.SIZES),
+        "maps": [*layout.SIZES, *(layout.UNWIND_SIZES if is_ruled else ())],
     }
     answer, fds, output = _ask_compiler(request)
     if "error" in answer:
         raise _explain(answer, output, door)
     named = dict(zip(answer["fds"], fds, strict=True))
     try:
-        return Program(door, waking, named, answer["bcc"])
+        return Program(door, waking, named, answer["bcc"], unwind)
     except BaseException:
         for fd in fds:
             os.close(fd)
@@ -159,9 +206,9 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         "SUM_EXEC": features.sum_exec,
         "EXEC_START": features.exec_start,
         "START_TIME": features.start_time,
+        "TASK_EXECS": features.execs,
         **features.registers,
         **features.cgroup,
-        "USER_SP": user_stack_pointer_offset() if features.user_registers else None,
     }
     return {name: value for name, value in defines.items() if value is not None}
 

@@ -14,7 +14,8 @@ import struct
 import sys
 from contextlib import suppress
 
-from offtop.kernel import dwfl
+from offtop.kernel import dwfl, rules
+from offtop.kernel.cfi import Unwinding
 from offtop.kernel.demangle import demangled
 from offtop.model.stack import one_name
 
@@ -28,8 +29,8 @@ WANTED = b"w"
 """Nothing more. Answered by the build id, in hex, if the file could have debug information elsewhere and has none."""
 NAMES = b"n"
 """Offsets of 8 bytes. Answered by the names (model.stack.one_name), with nothing for those that have none."""
-LEAVES = b"l"
-"""Offsets of 8 bytes. Answered by YES where the caller's address lies at the stack pointer, else nothing."""
+RULES = b"r"
+"""Offsets of 8 bytes. Answered by the rules there (rules.written)."""
 YES = "yes"
 
 _LONGEST_REQUEST = 1 << 16
@@ -37,19 +38,26 @@ _LONGEST_NAME = 4_000
 """Bytes. What one request asks for must go into one message, of 200 KB at most."""
 _MOST_MEMORY = 4 << 30
 """Of addresses: a small file may unpack to a large one."""
+NICE = 10
+"""Whoever works comes first; low enough not to be in the way, and not so low that names never come."""
 _NOBODY = 65534
+_NO_NETWORK = 0x48000000
+"""Of unshare(2): CLONE_NEWNET and CLONE_NEWIPC."""
 _CAPABILITY_VERSION_3 = 0x20080522
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NAME, _SET_NO_NEW_PRIVILEGES = 1, 4, 15, 38
 """Of prctl: PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS (linux/prctl.h)."""
 
 
 def main() -> None:
-    """Serve the socket whose descriptor is the last argument but one; the last is where debug files may be, too."""
+    """Serve the socket whose descriptor is the last argument but one; before it stands how nice to be, behind it where
+    debug files may be, too."""
     with socket.socket(fileno=int(sys.argv[-2])) as parent:
         dwfl.library()
         dwfl.look_in(sys.argv[-1])
+        ct.CDLL(None).unshare(_NO_NETWORK)  # not allowed to all
+        os.nice(int(sys.argv[-3]))
         give_up_privileges("offtop-reader", most_file_bytes=0)
-        binaries: dict[int, dwfl.Binary] = {}
+        binaries: dict[int, tuple[dwfl.Binary, Unwinding]] = {}
         while True:
             request, fds, _, _ = socket.recv_fds(parent, _LONGEST_REQUEST, 1)
             if not request:
@@ -59,22 +67,26 @@ def main() -> None:
                 parent.send(answer.encode(errors="backslashreplace"))
 
 
-def _answers(binaries: dict[int, dwfl.Binary], request: bytes, fds: list[int]) -> list[str]:
+def _answers(binaries: dict[int, tuple[dwfl.Binary, Unwinding]], request: bytes, fds: list[int]) -> list[str]:
     kind, number = HEAD.unpack_from(request)
     rest = request[HEAD.size :]
     if kind == OPEN:
         try:
-            binaries[number] = dwfl.Binary(fds[0], os.fsdecode(rest))
+            binary = dwfl.Binary(fds[0], os.fsdecode(rest))
+            binaries[number] = binary, Unwinding(binary)
         except OSError:
             return [""]
         return [YES]
     if kind == CLOSE:
-        binaries.pop(number).close()
+        binaries.pop(number)[0].close()
         return []
+    binary, unwinding = binaries[number]
     if kind == WANTED:
-        return [binaries[number].wanted()]
-    answer = _name if kind == NAMES else _leaf
-    return [answer(binaries[number], offset) for (offset,) in struct.iter_unpack("=Q", rest)]
+        return [binary.wanted()]
+    offsets = [offset for (offset,) in struct.iter_unpack("=Q", rest)]
+    if kind == RULES:
+        return [rules.written(unwinding.rule(offset)) for offset in offsets]
+    return [_name(binary, offset) for offset in offsets]
 
 
 def _name(binary: dwfl.Binary, offset: int) -> str:
@@ -89,11 +101,6 @@ def _name(binary: dwfl.Binary, offset: int) -> str:
 def _cut(name: str, most_bytes: int) -> str:
     raw = name.encode(errors="backslashreplace")
     return name if len(raw) <= most_bytes else f"{raw[: most_bytes - 3].decode(errors='ignore')}…"
-
-
-def _leaf(binary: dwfl.Binary, offset: int) -> str:
-    address = binary.address(offset)
-    return YES if address is not None and binary.return_address_at_sp(address) else ""
 
 
 def give_up_privileges(name: str, most_file_bytes: int) -> None:

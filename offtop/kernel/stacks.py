@@ -8,9 +8,26 @@ from collections.abc import Callable, Sequence
 
 from offtop.kernel import layout
 from offtop.kernel.libbpf import Map
+from offtop.kernel.walker import Found
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
-from offtop.model.stack import FIRST_STACK, NO_STACK, STACK_LOST, Frame, Stack
+from offtop.model.stack import (
+    ASTRAY,
+    DEEP,
+    ENDED,
+    FIRST_STACK,
+    GONE,
+    LINKED,
+    NO_STACK,
+    NO_WAY,
+    NOT_COPIED,
+    NOT_FOLLOWED,
+    NOT_IN_MEMORY,
+    STACK_LOST,
+    WHOLE,
+    Frame,
+    Stack,
+)
 
 _FIRST_RAW_ID = 16
 _TRACER_FRAMES = 12
@@ -19,8 +36,23 @@ _MOST_WALKED = 16_384
 
 KernelFrame = Callable[[int], Frame]
 """Address → frame."""
-UserFrames = Callable[[int, Sequence[int], int], tuple[Frame, ...]]
-"""(pid, addresses leaf first, the word at the stack pointer or 0) → frames."""
+UserFrames = Callable[[int, Sequence[int]], tuple[Frame, ...]]
+"""(pid, addresses leaf first) → frames."""
+Copied = Callable[[int], tuple[int, Found | int] | None]
+"""Id of a copy → of which program it was, and what has become of it, or the id of another stack of that wait; None: it
+was lost."""
+_LOW = (1 << layout.END_EXECS) - 1
+_OTHER_PROGRAM = (Frame(GONE, 0),)
+_ENDS = {
+    layout.END_WHOLE: WHOLE,
+    layout.END_LINKED: LINKED,
+    layout.END_DEEP: DEEP,
+    layout.END_MEMORY: NOT_IN_MEMORY,
+    layout.END_ASTRAY: ASTRAY,
+    layout.END_NO_WAY: NO_WAY,
+    layout.END_ODD: NOT_FOLLOWED,
+    layout.END_NOT_COPIED: NOT_COPIED,
+}
 
 
 class _Table:
@@ -30,15 +62,17 @@ class _Table:
         self._map = stacks
         self._read: dict[int, tuple[tuple[int, ...], int]] = {}
         self._older: dict[int, tuple[tuple[int, ...], int]] = {}
+        self.untold = 0
+        """Others that may be in it, which nobody reads."""
 
     def read(self, raw_id: int) -> tuple[tuple[int, ...], int] | None:
-        """(addresses leaf first, word at the stack pointer); None: it was not kept."""
+        """(addresses leaf first, layout.END_*); None: it was not kept."""
         found = self._read.get(raw_id)
         if found is None:
             value = self._map.lookup(raw_id.to_bytes(8, "little"))
             if value is not None:
-                depth, leaf_return, *frames = layout.STACK.unpack(value)
-                found = tuple(frames[: min(depth, layout.FRAMES)]), leaf_return
+                depth, end, *frames = layout.STACK.unpack(value)
+                found = tuple(frames[: min(depth, layout.FRAMES)]), end
             else:
                 found = self._older.get(raw_id)
             if found is not None:
@@ -48,18 +82,16 @@ class _Table:
     @property
     def fill(self) -> float:
         """How much of the map is taken, 0 to 1."""
-        return len(self._read) / self._map.entries
+        return (len(self._read) + self.untold) / self._map.entries
 
     def make_room(self, at_once: bool) -> bool:
         """Empty the map if it is half full, or `at_once`. Records made before this are still understood."""
         if self.fill < 0.5 and not at_once:
             return False
-        self._older, self._read = self._read, {}
+        self._older, self._read, self.untold = self._read, {}, 0
         for keys, values in self._map.drain():
-            for raw_id, (depth, leaf_return, *frames) in zip(
-                keys.cast("Q"), layout.STACK.iter_unpack(values), strict=True
-            ):
-                self._older[raw_id] = tuple(frames[: min(depth, layout.FRAMES)]), leaf_return
+            for raw_id, (depth, end, *frames) in zip(keys.cast("Q"), layout.STACK.iter_unpack(values), strict=True):
+                self._older[raw_id] = tuple(frames[: min(depth, layout.FRAMES)]), end
         return True
 
 
@@ -75,17 +107,20 @@ class Stacks:
         kernel_frame: KernelFrame,
         user_frames: UserFrames,
         sched_text: tuple[int, int],
+        copied: Copied = lambda _: None,
     ) -> None:
         """`sched_text`: first and end address of the kernel's __sched functions."""
         self._kernel, self._user = _Table(kernel), _Table(user)
         self._book, self._categories = book, categories
-        self._kernel_frame, self._user_frames = kernel_frame, user_frames
+        self._kernel_frame, self._user_frames, self._copied = kernel_frame, user_frames, copied
         self._sched_text = sched_text
         self._next_id = FIRST_STACK
-        self._by_frames: dict[tuple[Frame, ...], int] = {}
+        self._by_frames: dict[tuple[tuple[Frame, ...], str, bool], int] = {}
         self._kernel_ids: dict[int, int] = {}
         self._walked_ids: dict[tuple[int | bytes, ...], int] = {}
         self._user_ids: dict[int, dict[int, int]] = {}
+        self._execs: dict[int, int] = {}
+        """pid → what `runs` told last."""
         self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
         """tid → raw ids → site."""
         self.unread = 0
@@ -99,13 +134,13 @@ class Stacks:
         site = of_thread.get((kernel, user))
         if site is None or site.pid != pid:  # in one tick a tid may be of several processes, one after the other
             site = SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
-            of_thread[kernel, user] = site
+            if not user & layout.COPIED:  # which there is once
+                of_thread[kernel, user] = site
         return site
 
-    def read_user(self, pid: int, addresses: Sequence[int], at_sp: int) -> int:
-        """The user stack of a wait in progress, as it was read from outside. `at_sp`: as for UserFrames."""
-        frames = self._user_frames(pid, addresses, at_sp)
-        return self._intern(frames, lambda: Stack(frames)) if frames else NO_STACK
+    def user(self, found: Found) -> int:
+        """The id of a user stack as it was walked here."""
+        return self._intern_user(found.frames, _ENDS[found.end], found.unsure)
 
     def walked(self, frames: bytes, words: bytes) -> int:
         """The stack that the task walk gave, with its __sched functions put back.
@@ -149,10 +184,11 @@ class Stacks:
         self._sites.pop(key.tid, None)
         if key.tid == key.pid:
             self._user_ids.pop(key.pid, None)
+            self._execs.pop(key.pid, None)
 
     def forget(self, dropped: set[int]) -> None:
         """The book gave these ids back."""
-        self._by_frames = {frames: i for frames, i in self._by_frames.items() if i not in dropped}
+        self._by_frames = {what: i for what, i in self._by_frames.items() if i not in dropped}
         self._kernel_ids.clear()
         self._walked_ids.clear()
         self._user_ids.clear()
@@ -171,18 +207,48 @@ class Stacks:
         return known
 
     def _user_id(self, pid: int, raw_id: int) -> int:
+        if raw_id & layout.COPIED:
+            found = self._copied(raw_id)
+            self._user.untold += 1  # the one along frame pointers is there, too
+            execs, what = found or (0, STACK_LOST)
+            if what == STACK_LOST:
+                self.unread += 1
+                return STACK_LOST
+            if isinstance(what, Found):
+                is_old = self._is_of_another(pid, execs)
+                return self._intern_user(_OTHER_PROGRAM, ENDED, False) if is_old else self.user(what)
+            raw_id = what
         if raw_id < _FIRST_RAW_ID:
             return raw_id
         of_process = self._user_ids.setdefault(pid, {})
         known = of_process.get(raw_id)
         if known is None:
-            found = self._user.read(raw_id)
-            if found is None:
+            read = self._user.read(raw_id)
+            if read is None:
                 self.unread += 1
                 return STACK_LOST
-            frames = self._user_frames(pid, *found)
-            known = of_process[raw_id] = self._intern(frames, lambda: Stack(frames)) if frames else NO_STACK
+            addresses, end = read
+            is_old = self._is_of_another(pid, end >> layout.END_EXECS)
+            frames = _OTHER_PROGRAM if is_old else self._user_frames(pid, addresses)
+            end &= _LOW
+            unsure = bool(end & layout.END_UNSURE)
+            known = of_process[raw_id] = self._intern_user(frames, _ENDS[end & ~layout.END_UNSURE], unsure)
         return known
+
+    def runs(self, pid: int, execs: int) -> None:
+        """Which program a process runs by now: another number after each exec."""
+        self._execs[pid] = execs
+
+    def _is_of_another(self, pid: int, execs: int) -> bool:
+        """Whether that was a program which the process does not run any more: nobody can tell now what lay where."""
+        return self._execs.get(pid, execs) != execs
+
+    def _intern_user(self, frames: tuple[Frame, ...], end: str, unsure: bool) -> int:
+        if not frames:
+            return NO_STACK
+        if frames[-1].file == GONE:
+            end, unsure = ENDED, False
+        return self._intern(frames, end, unsure, lambda: Stack(frames, end=end, is_unsure=unsure))
 
     def _intern_kernel(self, addresses: Sequence[int]) -> int:
         if not addresses:
@@ -199,12 +265,12 @@ class Stacks:
             trimmed = names[tail:]
             return Stack(frames, tail, self._categories.classify(trimmed), self._categories.entry_length(trimmed))
 
-        return self._intern(frames, made)
+        return self._intern(frames, WHOLE, False, made)
 
-    def _intern(self, frames: tuple[Frame, ...], made: Callable[[], Stack]) -> int:
-        known = self._by_frames.get(frames)
+    def _intern(self, frames: tuple[Frame, ...], end: str, unsure: bool, made: Callable[[], Stack]) -> int:
+        known = self._by_frames.get((frames, end, unsure))
         if known is None:
-            known = self._by_frames[frames] = self._next_id
+            known = self._by_frames[frames, end, unsure] = self._next_id
             self._next_id += 1
             self._book.stacks[known] = made()
         return known

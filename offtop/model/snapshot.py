@@ -114,7 +114,7 @@ class Waiting(NamedTuple):
     arguments: tuple[int, ...] = ()
     """Six unsigned words; empty: not known."""
     user: int = NO_STACK
-    """Id of the user stack as it was read from outside, which does not count as part of the site."""
+    """Id of the user stack as it was read from outside; from the next tick on the wait stands there."""
 
     @property
     def letter(self) -> str:

@@ -10,6 +10,9 @@ KERNEL = "[kernel]"
 GONE = "[gone]"
 """`Frame.file` of a user frame whose process ended before its mappings were read."""
 
+SIGNAL = "(signal)"
+"""`Frame.name` of the code that a signal's handler returns to: below it stands what was interrupted."""
+
 NO_STACK = 0
 """Id of the empty stack: a kernel thread's user stack, or a wait in progress not walked yet."""
 STACK_LOST = 1
@@ -21,6 +24,24 @@ FILTERED = -1
 PLACELESS = frozenset({SHORT, FILTERED})
 FIRST_STACK = 3
 """Ids from here on are real stacks."""
+
+
+WHOLE, LINKED, DEEP, NOT_COPIED, NOT_FOLLOWED, NOT_IN_MEMORY, ASTRAY, NO_WAY, ENDED = (
+    *("whole", "frame-pointers", "too-deep", "not-copied", "not-followed", "not-in-memory", "astray", "no-unwind-info"),
+    "process-ended",
+)
+ENDS: Mapping[str, str] = {
+    WHOLE: "whole: it ends where its thread began",
+    LINKED: "along frame pointers, which nobody has checked",
+    DEEP: "more than 127 frames",
+    NOT_COPIED: "more of the stack is needed than was copied",
+    NOT_FOLLOWED: "a register is needed that is not known",
+    NOT_IN_MEMORY: "the stack is not in memory",
+    ASTRAY: "what should be the caller is no code",
+    NO_WAY: "no unwind information",
+    ENDED: "the program had ended before it was read",
+}
+"""How a user stack may end, by what `Stack.end` and JSON call it."""
 
 
 class Frame(NamedTuple):
@@ -45,6 +66,22 @@ class Stack(NamedTuple):
     """Kernel stacks: id of the category whose rule matched."""
     entry: int = 0
     """How many frames at the root are only the kernel's own entry (`do_syscall_64`, `ret_from_fork`, …)."""
+    end: str = WHOLE
+    """User stacks: how it ends, one of ENDS."""
+    is_unsure: bool = False
+    """User stacks: some callers were found without the binary's word for it."""
+
+    @property
+    def missing(self) -> str:
+        """User stacks: why callers are missing, and behind which binary's frame; empty where none are."""
+        if self.end in (WHOLE, LINKED, ENDED) or not self.frames:
+            return ""
+        return f"{ENDS[self.end]}: {self.frames[-1].file.rpartition('/')[2]}"
+
+    @property
+    def is_guessed(self) -> bool:
+        """User stacks: callers may be missing, or be others."""
+        return self.is_unsure or self.end == LINKED
 
     @property
     def trimmed(self) -> tuple[Frame, ...]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from offtop.model.book import Book
 from offtop.model.cut import Added, Part, total
-from offtop.model.stack import NO_STACK, Frame, Names, Stack, functions
+from offtop.model.stack import ENDS, NO_STACK, Frame, Names, Stack, functions
 
 
 class Step(NamedTuple):
@@ -27,6 +27,9 @@ NO_FRAMES = Step("(no frames)", False)
 """Stands for a stack of which the shape leaves nothing."""
 STILL = Step("(still waiting)", False)
 """Stands for the program's part of a wait in progress, which only its end tells."""
+GUESSED = Step("~", False)
+"""Stands before a stack of which no binary says that its callers are these: frame pointers do, or what looks so."""
+_REASONS = tuple(f"({means}: " for means in ENDS.values())
 MORE = Step("…", False)
 """The last step of the path of a line that sums up small branches."""
 MOST_LINES = 2_000
@@ -95,6 +98,8 @@ def steps_of(book: Book, names: Names, shape: Shape) -> Callable[[tuple[int, ...
                 if found is None:
                     found = named[frame] = tuple(Step(name, kernel) for name in functions(names.of(frame)))
                 path += found
+            if not kernel and path:
+                path += _before(stack)
             known = halves[stack_id, kernel] = tuple(path if shape.inverted else reversed(path))
         return known
 
@@ -107,6 +112,13 @@ def steps_of(book: Book, names: Names, shape: Shape) -> Callable[[tuple[int, ...
         return kernel + user if shape.inverted else user + kernel
 
     return of_place
+
+
+def _before(stack: Stack) -> tuple[Step, ...]:
+    """What stands for callers that are not known, or not for sure."""
+    if stack.missing:
+        return (Step(f"({stack.missing})", False),)
+    return (GUESSED,) if stack.is_guessed else ()
 
 
 def _is_of_kernel(stack: Stack) -> bool:
@@ -298,7 +310,7 @@ def nameless(root: Node) -> Nameless:
     while pending:
         for step, child in pending.pop().children.items():
             pending.append(child)
-            if not step.kernel and step not in (NO_FRAMES, STILL):
+            if not step.kernel and step not in (NO_FRAMES, STILL, GUESSED) and not step.name.startswith(_REASONS):
                 sums[0] += child.total_ns
                 if step.name.startswith("[") or "+0x" in step.name:
                     sums[1] += child.total_ns

@@ -6,6 +6,7 @@ from offtop.model.book import Book
 from offtop.model.pool import Convoy
 from offtop.model.stack import Frame, Names, functions
 
+_ENTRY = "_start"
 _LIBC = ("libc.so", "libc-", "libpthread", "ld-linux", "ld-musl", "libc.musl", "[vdso]")
 
 
@@ -27,7 +28,7 @@ def names_of(frames: Iterable[Frame], names: Names) -> list[str]:
 def in_short(book: Book, kernel: int, user: int, names: Names) -> str:
     """The kernel's leaf and the frames of the program that led there, the C library's left out: those say
     nothing that the kernel's leaf does not."""
-    return " < ".join([*kernel_names(book, kernel, names)[:1], *_own_names(book, user, names)])
+    return " < ".join([*kernel_names(book, kernel, names)[:1], *_own_names(book, user, names), *_missing(book, user)])
 
 
 def of_convoy(book: Book, convoy: Convoy, names: Names) -> str:
@@ -37,11 +38,17 @@ def of_convoy(book: Book, convoy: Convoy, names: Names) -> str:
     return f"{convoy.waiting}/{convoy.of} {' < '.join([*what, *_own_names(book, site.user, names)])}"
 
 
+def _missing(book: Book, user: int) -> list[str]:
+    """Stands for callers that are not known, or not for sure."""
+    stack = book.stack(user)
+    return ["…"] if stack.missing else ["~"] if stack.is_guessed else []
+
+
 def _own_names(book: Book, user: int, names: Names) -> list[str]:
-    """Of the program's frames; of the C library's, where there are no others."""
+    """Of the program's frames, without what comes before its main(); of the C library's, where there are no others."""
     frames = book.stack(user).frames
-    own = [frame for frame in frames if not _is_libc(frame)] or frames
-    return names_of(own, names)
+    own = names_of([frame for frame in frames if not _is_libc(frame)], names)
+    return [name for name in own if name != _ENTRY] or names_of(frames, names)
 
 
 def _is_libc(frame: Frame) -> bool:

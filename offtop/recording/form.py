@@ -19,7 +19,7 @@ from offtop.model.book import Details, Life, ThreadKey
 from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Machine
-from offtop.model.stack import FILTERED, NO_STACK, Frame, Stack
+from offtop.model.stack import ENDS, FILTERED, LINKED, NO_STACK, WHOLE, Frame, Stack
 from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V
 
 APPLICATION_ID = 0x6F667470
@@ -60,6 +60,7 @@ _HARMLESS = 1 << 20
 """Words of so many characters cost little, whatever is in them."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _LENGTH = struct.Struct("<I")
+_END, _UNSURE, _OTHER = "end-", "-unsure", "other"
 _OURS = re.compile("[A-Za-z0-9_-]{0,32}")
 
 
@@ -217,9 +218,28 @@ def decode_frames(raw: object) -> tuple[int, ...]:
     return struct.unpack(f"<{len(raw) // 4}I", raw)
 
 
+def category_of(stack: Stack) -> str:
+    """A word of a stack: its category; or, as user stacks have none, how it ends and whether it is unsure."""
+    if not _is_of_program(stack.frames):
+        return stack.category
+    return f"{_END}{stack.end}{_UNSURE if stack.is_unsure else ''}"
+
+
+def _is_of_program(frames: Sequence[Frame]) -> bool:
+    """Whether it is a user stack: the kernel's frames have no offsets. The first recordings say nothing of how those
+    end, and have them along frame pointers."""
+    return any(frame.offset for frame in frames)
+
+
 def stack_of(frames: Sequence[Frame], tail: object, entry: object, category: object) -> Stack:
     """Raises ValueError where they make no stack."""
-    made = Stack(tuple(frames), _int(tail), _word(category), _int(entry))
+    word, end, unsure = _word(category), LINKED if _is_of_program(frames) else WHOLE, False
+    if word.startswith(_END):
+        unsure = word.endswith(_UNSURE)
+        word, end = _OTHER, word.removeprefix(_END).removesuffix(_UNSURE)
+        if end not in ENDS:
+            raise ValueError("a stack that ends as none does")
+    made = Stack(tuple(frames), _int(tail), word, _int(entry), end, unsure)
     if not 0 <= made.tail <= len(frames) or not 0 <= made.entry <= len(frames):
         raise ValueError("a stack with more machinery than frames")
     return made

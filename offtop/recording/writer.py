@@ -239,7 +239,7 @@ class Recorder:
         return frames, stacks
 
     def _stack_row(self, number: int, stack: Stack, frames: Sequence[int]) -> tuple[Any, ...]:
-        return number, form.encode_frames(frames), stack.tail, stack.entry, stack.category, self._number
+        return number, form.encode_frames(frames), stack.tail, stack.entry, form.category_of(stack), self._number
 
     def _frame(self, frame: Frame, new: list[tuple[Any, ...]]) -> int:
         known = self._frames.get(frame)

@@ -26,6 +26,7 @@ from textual.screen import Screen
 
 from offtop import pace
 from offtop.errors import OfftopError
+from offtop.model import endings
 from offtop.model import view as views
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import ALL
@@ -48,6 +49,8 @@ from offtop.units import NS_PER_S, count, size, span
 
 _ALERT_SECONDS = 6.0
 _BEHIND_SECONDS = 0.25
+_ABOUT_NS = 60 * NS_PER_S
+"""Over which time help tells how many user stacks are whole."""
 _STOOD_STILL_NS = 3 * NS_PER_S
 """A screen that is so late is said to be: its terminal read nothing, or offtop was suspended."""
 _TOLD = 200
@@ -558,7 +561,9 @@ class OfftopApp(Actions):
             super().action_command_palette()
 
     def action_help(self) -> None:
-        about = [("theme", self.theme), *[*self._source.about(), ("history", self._reach())]]
+        end_ns = self._picture.newest.at_ns if self._picture else None
+        stacks = endings.endings(one.window for one in self._history.last(_ABOUT_NS, end_ns))
+        about = [*endings.told(stacks), ("theme", self.theme), *self._source.about(), ("history", self._reach())]
         self.push_screen(Help(self._categories, self.chosen_keys, about, self._glyphs))
 
     def action_redraw(self) -> None:

@@ -8,7 +8,7 @@ from offtop.model import where
 from offtop.model.picture import Picture, TreePicture
 from offtop.model.printable import printable
 from offtop.model.rows import Place, Row
-from offtop.model.stack import Names
+from offtop.model.stack import ENDS, LINKED, Names, Stack
 from offtop.model.stuck import NO_AGE
 from offtop.model.tree import MORE, Branch, Shape, Step
 from offtop.model.view import TREE
@@ -73,9 +73,7 @@ def _on_names(shown: TreePicture) -> str:
         return (
             f" {share:.0f}% of the program's frames have no names: run-time code without a /tmp/perf-PID.map (README)"
         )
-    return (
-        f" {share:.0f}% of the program's frames have no names: no symbols or frame pointers; the kernel's part is right"
-    )
+    return f" {share:.0f}% of the program's frames (file+0x1234) have no names here; debug symbols have them"
 
 
 def _in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
@@ -187,6 +185,7 @@ def site_length(picture: Picture, names: Names) -> int:
     frames = sum(
         len(book.stack(place.kernel).trimmed) + len(where.user_names(book, place.user, names)) for place in places
     )
+    frames += sum(len(_on_callers(book.stack(place.user))) for place in places)
     return 2 + 3 * len(places) + frames + (picture.places.elided is not None)
 
 
@@ -206,9 +205,19 @@ def _whole_stack(
     ]
     frames = [(name, "[k]", "kernel") for name in kernel]
     frames += [(name, "   ", "user") for name in where.user_names(book, place.user, pen.names)]
+    frames += [(said, "   ", "user") for said in _on_callers(book.stack(place.user))]
     for name, mark, token in frames:
         lines.append(Line((("   " + mark + " ", "fold"), (fit(name, pen.width - 7, pen.glyphs).rstrip(), token))))
     return lines
+
+
+def _on_callers(stack: Stack) -> list[str]:
+    """A line below the program's frames, where they may be wrong or are not all."""
+    if stack.missing:
+        return [f"({stack.missing})"]
+    return [f"(~ {ENDS[LINKED] if stack.end == LINKED else 'some callers are what looks so in the stack'})"] * (
+        stack.is_guessed
+    )
 
 
 def folded(names: Sequence[str]) -> str:

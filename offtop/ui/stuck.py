@@ -11,7 +11,7 @@ from offtop.model.picture import Picture
 from offtop.model.printable import printable
 from offtop.model.rows import process_name, thread_name
 from offtop.model.snapshot import Bound, Waiting
-from offtop.model.stack import NO_STACK, PLACELESS, Frame, Names
+from offtop.model.stack import NO_STACK, PLACELESS, Names
 from offtop.model.state import WORDS
 from offtop.model.stuck import LEAST_AGE_NS
 from offtop.model.view import STUCK
@@ -20,8 +20,8 @@ from offtop.ui.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
 from offtop.units import duration
 
-READ = "~"
-"""Marks a user stack that was read from outside, along frame pointers."""
+_GUESSED = "~"
+"""Marks the program's part where no binary says that the callers are these."""
 _PROCESS_WIDTH, _CGROUP_WIDTH = 110, 140
 """From here on a line names the process, and the cgroup."""
 
@@ -122,8 +122,7 @@ def text_of(picture: Picture, row: int, names: Names) -> str:
 def _stack_in_short(one: Waiting, book: Book, names: Names) -> str:
     if one.site.kernel in PLACELESS:
         return "(short for a stack)"
-    text = where.in_short(book, one.site.kernel, one.user, names)
-    return text if one.user == NO_STACK else f"{READ}{text}"
+    return where.in_short(book, one.site.kernel, one.user, names)
 
 
 def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
@@ -131,9 +130,9 @@ def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
     lines = _facts(picture, row, pen)
     one = picture.stuck.shown.waits[row]
     spans: list[tuple[str, str]] = [("   ", "text")]
-    for mark, token, frames in _halves(one, picture.book):
-        for number, function in enumerate(where.names_of(frames, pen.names)):
-            name = f"{'' if number else mark}{printable(function, pen.glyphs.is_ascii)}"
+    for mark, token, frames in _halves(one, picture.book, pen.names):
+        for number, frame in enumerate(frames):
+            name = f"{'' if number else mark}{printable(frame, pen.glyphs.is_ascii)}"
             text = f" < {name}" if len(spans) > 1 else name
             if width_of(spans) + cell_len(text) > pen.width and len(spans) > 1:
                 lines.append(Line(tuple(spans)))
@@ -161,18 +160,24 @@ def in_full(picture: Picture, pen: Pen) -> list[Line]:
         return []
     lines = [*_facts(picture, picture.stuck.cursor, pen), Line()]
     one = picture.stuck.shown.waits[picture.stuck.cursor]
-    for mark, token, frames in _halves(one, picture.book):
-        for function in where.names_of(frames, pen.names):
-            name = fit(function, pen.width - 7, pen.glyphs).rstrip()
+    for mark, token, frames in _halves(one, picture.book, pen.names):
+        for frame in frames:
+            name = fit(frame, pen.width - 7, pen.glyphs).rstrip()
             lines.append(Line(((f"   {mark or '   '} ", "fold"), (name, token))))
     if one.user == NO_STACK and one.site.kernel not in PLACELESS and one.call >= 0:
         lines.append(plain(fit("   (the program's part has not been read)", pen.width, pen.glyphs), "dim"))
     return lines
 
 
-def _halves(one: Waiting, book: Book) -> Sequence[tuple[str, str, Sequence[Frame]]]:
+def _halves(one: Waiting, book: Book, names: Names) -> Sequence[tuple[str, str, Sequence[str]]]:
+    """Mark, colour, and functions leaf first, of kernel and program."""
     kernel = () if one.site.kernel in PLACELESS else book.stack(one.site.kernel).told
-    return ("[k]", "kernel", kernel), (READ, "user", book.stack(one.user).frames)
+    user = book.stack(one.user)
+    named = where.names_of(user.frames, names)
+    return (
+        ("[k]", "kernel", where.names_of(kernel, names)),
+        (_GUESSED if user.is_guessed else "", "user", [*named, *([f"({user.missing})"] if user.missing else [])]),
+    )
 
 
 def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:

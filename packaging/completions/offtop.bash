@@ -7,13 +7,13 @@
 
 _shtab_offtop_subparsers=(record replay report demo doctor schema)
 
-_shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --keep --max-size --cmdlines --config)
+_shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --keep --max-size --cmdlines --config)
 _shtab_offtop_replay_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_report_option_strings=(-h --help -w --width)
 _shtab_offtop_demo_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_doctor_option_strings=(-h --help --json)
 _shtab_offtop_schema_option_strings=(-h --help)
-_shtab_offtop_option_strings=(-h --help -b --batch -n --iterations -w --width --json -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config --record --keep --max-size --cmdlines --show-config -V --version)
+_shtab_offtop_option_strings=(-h --help -b --batch -n --iterations -w --width --json -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config --record --keep --max-size --cmdlines --show-config -V --version)
 
 _shtab_offtop_record__o_COMPGEN=_shtab_compgen_files
 _shtab_offtop_record___output_COMPGEN=_shtab_compgen_files
@@ -39,6 +39,7 @@ _shtab_offtop___record_COMPGEN=_shtab_compgen_files
 
 _shtab_offtop_record___state_choices=(running interruptible uninterruptible stopped traced parked idle)
 _shtab_offtop_record___door_choices=(auto exit kprobe switch)
+_shtab_offtop_record___unwind_choices=(auto dwarf fp off)
 _shtab_offtop_replay__o_choices=(WAITING MAX NOW TOTAL EV/S NAME PID P50 P99)
 _shtab_offtop_replay___sort_choices=(WAITING MAX NOW TOTAL EV/S NAME PID P50 P99)
 _shtab_offtop_replay___window_choices=(1s 10s 60s start)
@@ -52,6 +53,7 @@ _shtab_offtop_demo___color_choices=(auto always never)
 _shtab_offtop_pos_0_choices=(record replay report demo doctor schema)
 _shtab_offtop___state_choices=(running interruptible uninterruptible stopped traced parked idle)
 _shtab_offtop___door_choices=(auto exit kprobe switch)
+_shtab_offtop___unwind_choices=(auto dwarf fp off)
 _shtab_offtop__o_choices=(WAITING MAX NOW TOTAL EV/S NAME PID P50 P99)
 _shtab_offtop___sort_choices=(WAITING MAX NOW TOTAL EV/S NAME PID P50 P99)
 _shtab_offtop___window_choices=(1s 10s 60s start)

@@ -51,7 +51,7 @@ function _shtab_offtop_using
 end
 
 set -g _shtab_offtop_commands record replay report demo doctor schema
-set -g _shtab_offtop_opts_with_value --begin --cgroup --color --config --debuginfod --delay --door --filter --history --iterations --keep --max --max-size --min --output --pid --rate --record --sort --speed --state --theme --tid --user --width --window -d -n -o -p -t -u -w
+set -g _shtab_offtop_opts_with_value --begin --cgroup --color --config --cpu-budget --debuginfod --delay --door --filter --history --iterations --keep --max --max-size --min --output --pid --rate --record --sort --speed --state --theme --tid --unwind --unwind-bytes --user --width --window -d -n -o -p -t -u -w
 
 complete -c offtop -e
 complete -c offtop -f
@@ -72,6 +72,9 @@ complete -c offtop -n _shtab_offtop_using -l min -x -d 'take stacks of waits fro
 complete -c offtop -n _shtab_offtop_using -l max -x -d 'leave out waits longer than this'
 complete -c offtop -n _shtab_offtop_using -l debuginfod -x -d 'ask these servers for debug files, by build id; without URL those that this machine knows'
 complete -c offtop -n _shtab_offtop_using -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
+complete -c offtop -n _shtab_offtop_using -l unwind -xka "auto dwarf fp off" -d 'how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)'
+complete -c offtop -n _shtab_offtop_using -l unwind-bytes -x -d 'how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)'
+complete -c offtop -n _shtab_offtop_using -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks has what the rest leaves (default 5)'
 complete -c offtop -n _shtab_offtop_using -s u -l user -xka "(__fish_complete_users)" -d 'show only this user'"'"'s processes (name or id)'
 complete -c offtop -n _shtab_offtop_using -l filter -x -d 'show only waits and rows that pass, as '"'"'comm=mysql* max>10ms'"'"''
 complete -c offtop -n _shtab_offtop_using -s H -l threads -d 'begin with threads instead of processes'
@@ -107,6 +110,9 @@ complete -c offtop -n '_shtab_offtop_using record' -l min -x -d 'take stacks of 
 complete -c offtop -n '_shtab_offtop_using record' -l max -x -d 'leave out waits longer than this'
 complete -c offtop -n '_shtab_offtop_using record' -l debuginfod -x -d 'ask these servers for debug files, by build id; without URL those that this machine knows'
 complete -c offtop -n '_shtab_offtop_using record' -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
+complete -c offtop -n '_shtab_offtop_using record' -l unwind -xka "auto dwarf fp off" -d 'how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)'
+complete -c offtop -n '_shtab_offtop_using record' -l unwind-bytes -x -d 'how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)'
+complete -c offtop -n '_shtab_offtop_using record' -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks has what the rest leaves (default 5)'
 complete -c offtop -n '_shtab_offtop_using record' -l keep -x -d 'recording: drop what is older (default 48h)'
 complete -c offtop -n '_shtab_offtop_using record' -l max-size -x -d 'recording: drop the oldest above this (default 2G)'
 complete -c offtop -n '_shtab_offtop_using record' -l cmdlines -d 'recording: keep command lines, too; there may be secrets in them'

@@ -101,9 +101,12 @@ def test_23_sleeps_of_10_ms_are_23_waits_of_230_to_300_ms_through_every_door(thr
         child.finish()
         window = through.tick(0.02)
         stacks = through.user_stacks(window, child.tid)
-        mine = [totals for names, totals in stacks.items() if names[:5] == child.user]
+        # Those that left before this door had learnt the way go along frame pointers, which miss the leaf's caller.
+        ways = (child.user, (child.user[0], *child.user[2:]))
+        mine = [totals for names, totals in stacks.items() if any(names[: len(way)] == way for way in ways)]
         seen = sum(totals.waits for totals in mine)
         assert 23 - unseen <= seen <= 23
+        assert sum(totals.waits for names, totals in stacks.items() if names[:5] == child.user) >= 23 // 2
         assert watch.by_category(window, child.tid)["sleep"].waits == seen
         assert seen * 10 * MS <= sum(totals.total_ns for totals in mine) <= 300 * MS
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from offtop.kernel.cfi import Unwinding
 from offtop.kernel.dwfl import Binary, Symbol
-from tests.kernel.programs import build, running
+from tests.kernel.programs import build
 
 SOURCE = r"""
 #include <sys/syscall.h>
@@ -118,37 +119,6 @@ def test_a_byte_of_code_has_the_address_at_which_it_is_loaded(tmp_path: Path) ->
     binary.close()
 
 
-def test_after_the_instruction_syscall_of_libc_the_caller_is_at_the_stack_pointer(program: Path) -> None:
-    with running([program]) as child:
-        child.go_on_alone()
-        sleeping = Path(f"/proc/{child.pid}/syscall")
-        while not sleeping.read_text().startswith("34 "):  # pause
-            pass
-        *_, pc = (int(word, 16) for word in sleeping.read_text().split()[1:])
-        maps = [line.split() for line in Path(f"/proc/{child.pid}/maps").read_text().splitlines()]
-    for span, flags, offset, *_, path in maps:
-        start, end = (int(word, 16) for word in span.split("-"))
-        if "x" in flags and start <= pc < end:
-            binary = opened(Path(path))
-            address = binary.address(pc - start + int(offset, 16))
-            assert address
-            symbol = binary.symbol(address)
-            assert symbol
-            assert symbol.name.partition("@")[0] == "syscall"
-            assert binary.return_address_at_sp(address)
-            binary.close()
-            return
-    raise AssertionError(f"{pc:x} is not mapped")
-
-
-def test_within_a_function_with_a_frame_the_caller_is_elsewhere(program: Path) -> None:
-    binary, first = opened(program), listed(program)["first"]
-    assert binary.return_address_at_sp(first.start)  # before the first push
-    assert not binary.return_address_at_sp(first.start + first.size_bytes // 2)
-    assert not binary.return_address_at_sp(1 << 40)
-    binary.close()
-
-
 def test_what_is_no_elf_file_is_refused_and_nothing_stays_open(tmp_path: Path) -> None:
     before = descriptors()
     for content in (b"", b"\x7fELF", b"#!/bin/sh\n", b"\x7fELF\x02\x01" + 100 * b"\xff"):
@@ -186,5 +156,5 @@ def test_no_broken_file_makes_it_fail(program: Path, tmp_path: Path, flaws: list
         for address in {offset, binary.address(offset) or 0, (1 << 64) - 1}:
             symbol = binary.symbol(address)
             assert symbol is None or symbol.start <= address < symbol.start + symbol.size_bytes
-            binary.return_address_at_sp(address)
+        Unwinding(binary).rule(offset)
     binary.close()

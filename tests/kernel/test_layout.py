@@ -5,12 +5,12 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from offtop import paths
 from offtop.kernel import layout
+from offtop.kernel.compile import whole
 from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack, walked_records
 from offtop.model import histogram as log2
 
@@ -22,11 +22,15 @@ FORMATS = {
     "site_key": (layout.SITE_KEY, 0),
     "site": (layout.SITE, 0),
     "stack": (layout.STACK, 0),
+    "rule_key": (layout.RULE_KEY, 0),
+    "rule": (layout.RULE, 0),
+    "space": (layout.SPACE, 0),
+    "copy_head": (layout.COPY_HEAD, 0),
     "walked": (layout.WALKED, 0),
     "walked_stack": (layout.WALKED_FRAMES, 0),
 }
 """Each struct that user space reads or writes, and how it is unpacked."""
-_NUMBER_BYTES = {"Q": 8, "q": 8, "I": 4}
+_NUMBER_BYTES = {"Q": 8, "q": 8, "I": 4, "i": 4, "h": 2, "B": 1}
 
 
 def fields_of(struct_name: str) -> list[str]:
@@ -57,6 +61,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         #include <stddef.h>
         #include <stdint.h>
         #include <stdio.h>
+        typedef uint8_t u8;
+        typedef int16_t s16;
+        typedef int32_t s32;
         typedef uint32_t u32;
         typedef uint64_t u64;
         typedef int64_t s64;
@@ -99,7 +106,7 @@ def test_every_field_is_unpacked_from_where_gcc_puts_it(name: str, measured: dic
 
 def step_bytes(form: struct.Struct) -> Iterator[int]:
     """The bytes of each number or text that `form` unpacks."""
-    for count, code in re.findall(r"(\d*)([QqIs])", form.format):
+    for count, code in re.findall(r"(\d*)([QqIihBs])", form.format):
         if code == "s":
             yield int(count)
         else:
@@ -138,7 +145,6 @@ def test_a_histogram_of_the_kernel_is_the_models_own_number() -> None:
 
 
 def test_offcpu_c_and_its_reader_name_the_same_maps() -> None:
-    made = set(
-        re.findall(r"^BPF_\w+\((?:\"\w+\", [^,]+, [^,]+, )?(\w+)", Path(paths.bpf() / "offcpu.c").read_text(), re.M)
-    )
-    assert set(layout.SIZES) <= made
+    text = whole(paths.bpf() / "offcpu.c")
+    made = set(re.findall(r"^BPF_\w+\((?:\"\w+\", [^,]+, [^,]+, )?(\w+)", text, re.M))
+    assert {*layout.SIZES, *layout.UNWIND_SIZES} <= made

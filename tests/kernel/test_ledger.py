@@ -611,7 +611,11 @@ def test_a_user_stack_that_was_read_is_of_one_wait_alone() -> None:
         assert ledger.waiting == {ONE: one}
     ledger.read_user(ONE, one.left_ns, 9)
     assert ledger.waiting == {ONE: one._replace(user=9)}
-    # and the time that it has been shown with stays where it is: nothing moves
+    # the time that it has been shown with stays where it is, and from now on it stands there
     a = snapshot(ledger)
     ledger.tick(12_000, MIN_NS, [], NOTHING, [])
-    assert dict(between(a, snapshot(ledger)).each_site()) == {SiteKey(7, 100, 3, NO_STACK): SiteTotals(0, 10_000)}
+    b = snapshot(ledger)
+    assert dict(between(a, b).each_site()) == {SiteKey(7, 100, 3, 9): SiteTotals(0, 10_000)}
+    ledger.tick(22_000, MIN_NS, [], NOTHING, [])
+    assert dict(between(b, snapshot(ledger)).each_site()) == {SiteKey(7, 100, 3, 9): SiteTotals(0, 10_000)}
+    assert dict(between(a, snapshot(ledger)).each_site()) == {SiteKey(7, 100, 3, 9): SiteTotals(0, 20_000)}

@@ -196,10 +196,10 @@ def test_23_sleeps_are_counted_under_the_ids_that_the_container_sees(family: Pat
         tick = one.tick(*arguments, go=True)
     sleeps = [site for site in tick["sites"] if site["category"] == "sleep" and site["pid"] == pid]
     missed = 1 if arguments else 0  # by the door switch, of a return that this kernel does not trace: test_doors.py
-    assert [(site["tid"], site["comm"]) for site in sleeps] == [(tid, "family")]
-    assert 23 - missed <= sleeps[0]["waits"] <= 23
-    assert (23 - missed) * 10 * MS <= sleeps[0]["total_ns"] <= 400 * MS
-    assert "nap" in sleeps[0]["user"]
+    assert {(site["tid"], site["comm"]) for site in sleeps} == {(tid, "family")}
+    assert 23 - missed <= sum(site["waits"] for site in sleeps) <= 23
+    assert (23 - missed) * 10 * MS <= sum(site["total_ns"] for site in sleeps) <= 400 * MS
+    assert "nap" in max(sleeps, key=lambda site: site["waits"])["user"]  # by this door, the first is not walked yet
     (thread,) = (thread for thread in tick["threads"] if thread["tid"] == tid and thread["pid"] == pid)
     assert 24 - missed <= thread["voluntary"] <= 24  # and the one for its go
     assert {(1, 1), (pid, pid), (pid, tid)} == {key for key in keys(tick) if key[0] != OUTSIDE}
@@ -234,7 +234,7 @@ import json, os
 from tests.kernel import watch
 with watch.watching() as live:  # which holds the laws in each tick
     windows = [live.tick(0.3) for _ in range(4)]
-    held = {live.source._names.reader_pid, live.source._leaves.reader_pid, os.getpid()}
+    held = {live.source._names.reader_pid, live.source._user_stacks.reader_pid, os.getpid()}
     told = [[*key] for window in windows for key, totals in window.each_thread()]
     print(json.dumps({"own": [key for key in told if key[0] in held], "all": len(told), "readers": len(held)}))
 """

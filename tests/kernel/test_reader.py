@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from offtop.kernel import binaries as binaries_module
-from offtop.kernel import leaves as leaves_module
+from offtop.kernel import rules
 from offtop.kernel.binaries import Binaries
 from offtop.kernel.files import File, Files
-from offtop.kernel.leaves import Leaves
 from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
+from offtop.kernel.rules import Value
 from offtop.model.stack import Frame
 from tests.kernel import waits, watch
 from tests.kernel.programs import Program, build, running
@@ -225,53 +225,16 @@ def test_while_there_is_no_reader_names_are_late_and_not_missing(seen: Seen, mon
     worker.close()
 
 
-def in_pause(seen: Seen) -> tuple[list[int], int, tuple[Frame, ...]]:
-    """Once the program sleeps in a leaf: a walk that skips the leaf's caller, that caller, and what it should be."""
-    seen.app.go_on_alone()
-    sleeping = Path(f"/proc/{seen.app.pid}/syscall")
-    while not sleeping.read_text().startswith("34 "):  # pause
-        pass
-    *_, sp, pc = (int(word, 16) for word in sleeping.read_text().split()[1:])
-    with Path(f"/proc/{seen.app.pid}/mem").open("rb", buffering=0) as memory:
-        memory.seek(sp)
-        at_sp = int.from_bytes(memory.read(8), "little")
-    beyond = seen.app.at["main"]
-    return [pc, beyond], at_sp, seen.processes.frames(seen.app.pid, [pc, at_sp, beyond])
-
-
-def test_the_first_leaf_is_answered_although_its_reader_has_yet_to_start(
-    seen: Seen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leaves_module, "_START_S", 60)
-    addresses, at_sp, whole = in_pause(seen)
-    leaves = Leaves(seen.files, seen.processes)
-    assert leaves.frames(seen.app.pid, addresses, at_sp) == whole
-    leaves.close()
-
-
-def test_a_stopped_reader_holds_up_no_leaf_and_its_answer_counts_when_it_comes(
-    seen: Seen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leaves_module, "_ANSWER_S", 1e4)
-    monkeypatch.setattr(leaves_module, "_START_S", 0.2)
-    before = children()
-    leaves = Leaves(seen.files, seen.processes)
-    try:
-        reader = new_reader(before)
-        stop(reader)
-        addresses, at_sp, whole = in_pause(seen)
-        skipped = whole[:1] + whole[2:]
-        for _ in range(20):  # 1e4 seconds each, if it waited
-            assert leaves.frames(seen.app.pid, addresses, at_sp) == skipped
-        assert status(reader)["State"].startswith("T")
-        os.kill(reader, signal.SIGCONT)
-        deadline = time.monotonic() + 60
-        while leaves.frames(seen.app.pid, addresses, at_sp) != whole:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        leaves.close()
-    until_ended(reader)
+def test_the_reader_tells_how_to_step_to_a_functions_caller(binaries: Binaries, seen: Seen) -> None:
+    file, offset = seen.file("main")
+    entered, nowhere = map(rules.read, binaries.rules(file, [offset, 1 << 40]))
+    assert entered.cfa == Value(rules.X86_64.sp, 8)  # nothing is pushed yet but the return address
+    assert entered.ip == Value(rules.CFA, -8, True)
+    assert nowhere == rules.NO_RULE
+    stop(binaries.start().pid)
+    os.kill(binaries.start().pid, signal.SIGKILL)
+    until_ended(binaries.pid)
+    assert [rules.read(one) for one in binaries.rules(file, [offset])] == [entered]  # by another one
 
 
 def test_the_reader_ends_with_its_parent_even_if_it_is_stopped() -> None:

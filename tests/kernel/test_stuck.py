@@ -13,10 +13,12 @@ from typing import NamedTuple
 import pytest
 
 from offtop.kernel import userstacks
-from offtop.kernel.layout import WalkedStack
+from offtop.kernel.allowance import Allowance
+from offtop.kernel.files import Files
+from offtop.kernel.layout import OTHERS, WalkedStack
 from offtop.kernel.syscalls import name_of
 from offtop.kernel.userstacks import OLD_NS, UserStacks
-from offtop.kernel.userwalk import walk
+from offtop.kernel.walker import Found, Walker
 from offtop.model.account import Account, accounts, explained
 from offtop.model.book import ThreadKey
 from offtop.model.categories import is_periodic
@@ -376,7 +378,7 @@ def test_400_threads_on_one_futex_are_400_lines_with_one_address(live: Watch, bu
                 break
         of_threads = {one.user for one in read}
         assert (len(read), len(of_threads)) == (400, 1)
-        assert names(live, of_threads.pop())[:2] == ("syscall", "start_thread")  # what is between has no frame
+        assert names(live, of_threads.pop())[:3] == ("syscall", "wait_for_word", "start_thread")
         child.go()
         live.tick(0.15)
         assert {one.arguments[:1] for key, one in live.last.waiting.items() if key.pid == child.pid} != {
@@ -397,7 +399,30 @@ def stack_of(tid: int) -> WalkedStack:
     number, *arguments, sp, ip = Path(f"/proc/{tid}/syscall").read_text().split()
     turns = int(Path(f"/proc/{tid}/schedstat").read_text().split()[2])
     words = tuple(int(word, 16) for word in arguments)
-    return WalkedStack(turns, int(number), words, int(ip, 16), int(sp, 16), 0, b"", b"")
+    return WalkedStack(turns, int(number), words, int(ip, 16), int(sp, 16), 0, (0,) * OTHERS, b"", b"")
+
+
+class Watched(Walker):
+    """A walker that has `before` called with each thread first, and `after` when it has walked its stack."""
+
+    def __init__(self, before: Callable[[int], object], after: Callable[[], object]) -> None:
+        super().__init__(Files(), "fp", None)
+        self._calls = before, after
+
+    def another(self) -> Walker:
+        return Watched(*self._calls)
+
+    def of_thread(
+        self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
+    ) -> Found | None:
+        before, after = self._calls
+        before(key.tid)
+
+        def ran() -> bool:
+            after()
+            return has_run()
+
+        return super().of_thread(key, stack, is_narrow, ran)
 
 
 def found_of(tid: int, meanwhile: Callable[[], None], age_ns: int = S) -> list[int]:
@@ -405,13 +430,11 @@ def found_of(tid: int, meanwhile: Callable[[], None], age_ns: int = S) -> list[i
     key = ThreadKey(tid, tid)
     goes_on = threading.Event()
 
-    def slowly(*of_thread: object) -> tuple[tuple[int, ...], int]:
-        read = walk(*of_thread)  # pyright: ignore[reportArgumentType]
+    def walked() -> None:
         meanwhile()
         goes_on.set()
-        return read
 
-    reader = UserStacks(slowly)
+    reader = UserStacks(Watched(lambda _: None, walked), Allowance(5))
     one = Waiting(watch.SiteKey(tid, tid, 3, NO_STACK), 5 * S, 5 * S)
     reader.met(key, 5 * S, stack_of(tid))
     found = reader.read({key: one}, 5 * S + age_ns)
@@ -456,12 +479,11 @@ def test_a_process_that_does_not_let_its_memory_be_read_keeps_nobody_waiting_for
         for one in (hung, child):
             wait_until_asleep(one.pid)
 
-        def walks(tid: int, *rest: object) -> tuple[tuple[int, ...], int]:
+        def hangs(tid: int) -> None:
             if tid == hung.pid:
                 let_go.wait(30)
-            return walk(tid, *rest)  # pyright: ignore[reportArgumentType]
 
-        reader = UserStacks(walks)
+        reader = UserStacks(Watched(hangs, lambda: None), Allowance(5))
         waiting = {
             ThreadKey(one.pid, one.pid): Waiting(watch.SiteKey(one.pid, one.pid, 3, NO_STACK), 5 * S, 5 * S)
             for one in (hung, child)

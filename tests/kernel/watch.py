@@ -16,6 +16,7 @@ from pathlib import Path
 
 from offtop import paths
 from offtop.kernel.live import LiveSource
+from offtop.kernel.program import Unwind
 from offtop.model import categories
 from offtop.model import histogram as log2
 from offtop.model.book import SiteKey, ThreadKey
@@ -27,6 +28,8 @@ from offtop.model.window import Window, between
 MS = 1_000_000
 S = 1_000_000_000
 _NAMES_S = 30.0
+_UNWIND = Unwind(cpu_pct=200)
+"""Ticks of a few ms take all of what offtop allows itself: stacks would come late."""
 
 
 class Watch:
@@ -63,10 +66,14 @@ class Watch:
 
 @contextmanager
 def watching(
-    filters: Filters = Filters(), door: str = "auto", waking: bool = False, keep_ns: int = 900 * S
+    filters: Filters = Filters(),
+    door: str = "auto",
+    waking: bool = False,
+    keep_ns: int = 900 * S,
+    unwind: Unwind = _UNWIND,
 ) -> Generator[Watch]:
     """A live source; closed with the block."""
-    source = LiveSource(rules(), filters, door=door, waking=waking, keep_ns=keep_ns)
+    source = LiveSource(rules(), filters, door=door, waking=waking, unwind=unwind, keep_ns=keep_ns)
     try:
         yield Watch(source)
     finally:

@@ -1,6 +1,7 @@
 """The stack tree: what it adds up, which lines are shown, and that what was opened stays open."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -9,7 +10,17 @@ from hypothesis import strategies as st
 from offtop.model import histogram as log2
 from offtop.model.book import Book
 from offtop.model.cut import Added, total
-from offtop.model.stack import FIRST_STACK, KERNEL, NO_STACK, STACK_LOST, Frame, Stack
+from offtop.model.stack import (
+    DEEP,
+    FIRST_STACK,
+    KERNEL,
+    LINKED,
+    NO_STACK,
+    NO_WAY,
+    STACK_LOST,
+    Frame,
+    Stack,
+)
 from offtop.model.tree import (
     MORE,
     MOST_LINES,
@@ -85,6 +96,22 @@ def branches_of(root: Node) -> Iterator[tuple[Path, Node]]:
         path, node = pending.pop()
         yield path, node
         pending += [((*path, step), child) for step, child in node.children.items()]
+
+
+def path_with(**of_user: Any) -> str:
+    """The steps of a place whose user stack is like that."""
+    book, places = measured([("row_search lock_wait [k]futex_wait", 1, 5)])
+    ((kernel, user),) = places
+    book.stacks[user] = book.stacks[user]._replace(**of_user)
+    return written(steps((kernel, user), book, Said(), FROM_THE_ROOT), " › ")
+
+
+def test_what_stands_for_callers_that_are_not_known_says_why_and_behind_which_binary() -> None:
+    rest = "row_search › lock_wait › [k]futex_wait"
+    assert path_with() == rest
+    assert path_with(end=NO_WAY) == f"(no unwind information: it) › {rest}"
+    assert path_with(end=DEEP, is_unsure=True) == f"(more than 127 frames: it) › {rest}"
+    assert path_with(end=LINKED) == path_with(is_unsure=True) == f"~ › {rest}"
 
 
 DATABASE = [

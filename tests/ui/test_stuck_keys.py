@@ -118,7 +118,7 @@ async def test_a_line_says_how_old_in_which_state_what_for_in_which_call_and_whe
             ["<=112s", "900", "cp", "cp", "D", "disk-read", "io_schedule"],
             [
                 *("12.5s", "4268", "connection", "mysqld", "S", "lock", "futex(0x7f1200004040,", "WAIT_PR…"),
-                *("~futex_do_wait", "<", "lock_wait", "<", "row_sear…"),
+                *("futex_do_wait", "<", "lock_wait", "<", "row_searc…"),
             ],
             [">=12.0s", "901", "gdb", "gdb", "t", "stopped", "ptrace_stop"],
             ["2.00s", "4270", "purge", "mysqld", "D", "fsync", "fsync(7)", "jbd2_log_wait_commit"],
@@ -142,7 +142,7 @@ async def test_below_the_list_stands_the_wait_under_the_cursor() -> None:
             assert second in screen(app)[at + 1]
             await pilot.press("down")
         await pilot.press("up", "up")
-        assert "   [k]futex_do_wait < ~lock_wait < row_search < main" in screen(app)
+        assert "   [k]futex_do_wait < lock_wait < row_search < main" in screen(app)
 
 
 # Moving
@@ -199,9 +199,9 @@ async def test_enter_opens_the_whole_wait_and_escape_leads_back_step_by_step() -
         assert lines[1].startswith(" 12.5s connection(4268) of mysqld(4242)  since 01:59:59")
         assert [line.split() for line in lines[3:7]] == [
             ["[k]", "futex_do_wait"],
-            ["~", "lock_wait"],
-            ["~", "row_search"],
-            ["~", "main"],
+            ["lock_wait"],
+            ["row_search"],
+            ["main"],
         ]
         await pilot.press("enter")  # there is nothing further down
         assert app.view.stuck.opened
@@ -222,7 +222,7 @@ async def test_functions_within_functions_have_a_line_each() -> None:
     async with shown(source, (200, 30)) as (app, pilot):
         await pilot.press("5", "down", "enter")
         lines = [line.split(maxsplit=1) for line in screen(app)[5:] if line.strip()]
-        assert lines[3:6] == [["[k]", "futex_do_wait"], ["~", "spin (inlined)"], ["~", "lock_wait"]]
+        assert lines[3:6] == [["[k]", "futex_do_wait"], ["spin", "(inlined)"], ["lock_wait"]]
         await pilot.press("escape")
         assert any("futex_do_wait < spin (inlined) < lock_wait" in line for line in screen(app))
 
@@ -513,9 +513,9 @@ async def test_y_copies_the_whole_wait_whatever_has_room_on_the_screen() -> None
                 "   lock  S: sleeps until what it waits for or a signal comes  futex(0x7f1200004040, WAIT_PRIVATE, 2)",
                 "",
                 "   [k] futex_do_wait",
-                "   ~ lock_wait",
-                f"   ~ {'f' * 200}",
-                "   ~ main",
+                "       lock_wait",
+                f"       {'f' * 200}",
+                "       main",
             ]
             assert screen(app)[-2].startswith("copied:  12.5s connection(4268)")
 

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+/*
+ * Through which code of its own program did a thread come to where it waits?
+ *
+ * Part of offcpu.c, which includes it: nothing here is attached but what keeps `spaces` true. The compiler's
+ * child puts this text in its place, because bcc rewrites map calls in the main text alone.
+ *
+ * hooks   raw_tp sched_process_fork (a child has its parent's code), sched_process_exec (other code)
+ * maps    rules: how to step from an address to its caller, as .eh_frame has it. User space reads that in the
+ *         binary, for the addresses that were met. spaces: whose code lies where: rules are of a space, and
+ *         processes with the same binaries at the same places share one. copies: what met an address without
+ *         a rule, with a piece of the stack, so that user space can go on from there, and learn. user_stacks:
+ *         frames by id. allowed: how many copies there may be yet.
+ * units   addresses of the process; bytes
+ * cost    bpf/README.md has it measured
+ *
+ * What makes two waits the same stack is that all their addresses are the same, each of them walked anew by
+ * exact rules: nothing is taken for another because it looks like it. A rule may only be out of date (a library
+ * was unloaded, another one lies there now); user space looks every 10 s.
+ *
+ * Without UNWIND_KB, the kernel's own walk along frame pointers is all there is.
+ *
+ * -D: STACKS, RULES, SPACES, COPIES (map sizes; of copies, in pages), UNWIND_KB (how much of a stack is copied),
+ * USER_STACKS (0: none are walked), REG_IP, REG_SP, REG_BP (offsets in pt_regs), VERIFY (a copy is made of what was
+ * walked, too, from its leaf on: bench/merges.py holds the two against each other).
+ */
+
+BPF_TABLE("hash", u64, struct stack, user_stacks, STACKS);
+BPF_PERCPU_ARRAY(scratch, struct stack, 1); /* larger than a program's own stack */
+
+/* Id of `depth` frames in `stack`, what is above them being 0. Four lanes, because a multiplication waits for
+ * the one before it. One way out of the loop, because the verifier walks each to the end of the program. */
+static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 depth)
+{
+	u64 a = depth, b = stack->end, c = 0, d = 0;
+
+	stack->depth = depth;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < FRAMES + 1; i += 16) {
+		if (i >= depth)
+			continue;
+#pragma unroll
+		for (u32 j = i; j < i + 16; j += 4) {
+			a = mix(a, stack->frames[j]);
+			b = mix(b, stack->frames[j + 1]);
+			c = mix(c, stack->frames[j + 2]);
+			d = mix(d, stack->frames[j + 3]);
+		}
+	}
+	u64 id = mix(mix(a, b), mix(c, d)) & ~COPIED;
+	return id < FIRST_ID ? id + FIRST_ID : id;
+}
+
+static inline __attribute__((always_inline)) u64 keep_user_stack(struct stack *stack, u32 depth)
+{
+	stack->end |= (u64)MEMBER(u32, bpf_get_current_task_btf(), TASK_EXECS) << END_EXECS;
+	u64 id = id_of(stack, depth);
+
+	return user_stacks.lookup(&id) || !user_stacks.update(&id, stack) ? id : STACK_LOST;
+}
+
+/* Along frame pointers, as the kernel does it. */
+static inline __attribute__((always_inline)) u64 linked_stack(void *ctx)
+{
+	u32 zero = 0;
+	struct stack *stack = scratch.lookup(&zero);
+
+	if (!stack)
+		return STACK_LOST;
+	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), BPF_F_USER_STACK);
+	if (bytes <= 0)
+		return NO_STACK; /* a thread that has none, or is on its way out */
+	stack->frames[FRAMES] = 0;
+	stack->end = END_LINKED;
+	return keep_user_stack(stack, (u32)bytes / 8);
+}
+
+#ifdef UNWIND_KB
+#define READ_BYTES 1024
+#define READ_BELOW 48 /* of a return address and the word below it: where registers are kept */
+
+BPF_TABLE("lru_hash", struct rule_key, struct rule, rules, RULES);
+BPF_TABLE("lru_hash", u32, struct space, spaces, SPACES);
+BPF_ARRAY(allowed, s64, 1);
+BPF_RINGBUF_OUTPUT(copies, COPIES);
+struct copy {
+	struct copy_head head;
+	char stack[UNWIND_KB * 1024]; /* while it is walked: what was read last, `bytes` from `from` on */
+	u64 from;
+	u64 bytes;
+	u64 words[2];                 /* what read_stack() found */
+	u64 size;                     /* of its program's words, in bytes */
+	u64 mask;                     /* what a word of ours has of one of them */
+};
+BPF_PERCPU_ARRAY(copy_scratch, struct copy, 1);
+
+/*
+ * A piece of the stack goes out with what was walked until `head->sp`: from there user space goes on. The id of
+ * what will come of it; that of the stack along frame pointers when no copy may be made.
+ */
+static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, struct copy *copy)
+{
+	u32 zero = 0;
+	s64 *left = allowed.lookup(&zero);
+
+	copy->head.fallback = linked_stack(ctx);
+	if (!left || *left <= 0 || !copy->head.fallback) {
+		count_lost(LOST_COPIES);
+		return copy->head.fallback;
+	}
+	__sync_fetch_and_add(left, -1);
+	copy->head.bytes = copy->head.end = 0;
+	u64 from = copy->head.sp;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < UNWIND_KB; i++) {
+		if (copy->head.end)
+			continue;
+		if (!bpf_probe_read_user(copy->stack + i * 1024, 1024, (void *)(from + i * 1024))) {
+			copy->head.bytes += 1024;
+			continue;
+		}
+		u64 rest = -from & 1023; /* up to the end of the last page that is there */
+		copy->head.end = 1;
+		if (rest && !bpf_probe_read_user(copy->stack + i * 1024, rest, (void *)(from + i * 1024)))
+			copy->head.bytes += rest;
+	}
+	copy->head.id = mix(mix(bpf_ktime_get_ns(), bpf_get_smp_processor_id()), copy->head.tid) | COPIED;
+	u64 size = sizeof(copy->head) + copy->head.bytes;
+	asm volatile("" : "+r"(size));
+	if (size > sizeof(*copy))
+		size = sizeof(*copy);
+	if (copies.ringbuf_output(copy, size, BPF_RB_NO_WAKEUP)) {
+		count_lost(LOST_COPIES);
+		return copy->head.fallback;
+	}
+#ifdef DOOR_SWITCH
+	return copy->head.fallback; /* nobody knows yet how long it will wait: for so long no id of a copy lasts */
+#endif
+	return copy->head.id;
+}
+
+/* The word of the stack at `at`, and the one above it, into copy->words. They are read with what is around them: of
+ * 1 KB that takes half as long again as of 8 bytes. */
+static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, u64 at)
+{
+	u64 off = at - copy->from;
+
+	if (off >= copy->bytes || off > READ_BYTES - 2 * sizeof(u64)) {
+		off = READ_BELOW;
+		copy->from = at - off;
+		copy->bytes = READ_BYTES;
+		if (bpf_probe_read_user(copy->stack, READ_BYTES, (void *)copy->from)) { /* some of it is not in memory */
+			copy->bytes = 0;
+			if (bpf_probe_read_user(copy->stack + off, 2 * (copy->size & 15), (void *)at))
+				return false;
+		}
+	}
+	copy->words[0] = *(u64 *)(copy->stack + off) & copy->mask;
+	copy->words[1] = *(u64 *)(copy->stack + off + (copy->size & 15)) & copy->mask;
+	return true;
+}
+
+/*
+ * One step by `rule`, from where `head` stands to the caller. Registers but ip, sp and the frame pointer are not
+ * followed: a rule that asks for them is ODD.
+ */
+static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
+{
+	struct copy_head *head = &copy->head;
+	u64 words[7], how = rule->how;
+
+	if (how == HOW_ODD)
+		return END_ODD;
+	if (how == HOW_END + END_ASTRAY) /* no code is there */
+		return END_ASTRAY;
+	stack->frames[i] = head->pc;
+	head->depth = i + 1;
+	head->unsure |= rule->unsure;
+	if (how >= HOW_END)
+		return how - HOW_END;
+	if (how == HOW_SIGNAL) {
+		stack->frames[i] |= EXACT; /* nothing called what a handler returns to */
+		/* from where rt_sigreturn(2) takes them: rbp, rbx, rdx, rax, rcx, rsp, rip */
+		if (bpf_probe_read_user(words, sizeof(words), (void *)(head->sp + SIGNAL_BP)))
+			return END_MEMORY;
+		head->bp = words[0];
+		head->sp = words[5];
+		head->at = words[6];
+		head->pc = words[6] | EXACT;
+		return 0;
+	}
+	u64 cfa = (how == HOW_SP ? head->sp : head->bp) + (s64)rule->cfa;
+	u64 size = copy->size & 15;
+	if (how == HOW_AT_BP) {
+		words[0] = 0;
+		if (bpf_probe_read_user(words, size, (void *)cfa))
+			return END_MEMORY;
+		cfa = words[0];
+	}
+	if (how == HOW_LINK && !head->bp) /* so the first frame of a chain is marked */
+		return END_WHOLE;
+	if (cfa - head->sp - 1 >= LARGEST_FRAME)
+		return END_ASTRAY;
+	if (!read_stack(copy, cfa - 2 * size))
+		return END_MEMORY;
+	head->pc = copy->words[1];
+	head->at = copy->words[1] - 1; /* the call */
+	if (rule->saved > SAVED_BELOW && !read_stack(copy, (rule->saved == SAVED_AT_BP ? head->bp : cfa) + (s64)rule->bp))
+		return END_MEMORY;
+	if (rule->saved)
+		head->bp = copy->words[0];
+	head->sp = cfa;
+	return head->pc ? 0 : END_WHOLE;
+}
+
+/* Begin where the thread left its program, with all registers. */
+static inline __attribute__((always_inline)) void from_leaf(struct copy_head *head)
+{
+	head->pc = head->at = *(u64 *)((char *)head->registers + REG_IP);
+	head->sp = *(u64 *)((char *)head->registers + REG_SP);
+	head->bp = *(u64 *)((char *)head->registers + REG_BP);
+}
+
+/* What the walk knows is kept in memory, of which the verifier remembers nothing: else it would follow each of the
+ * hundreds of ways on which 128 steps can end. */
+static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, void *task, u32 pid, u32 tid)
+{
+	u32 zero = 0;
+	struct stack *stack = scratch.lookup(&zero);
+	struct copy *copy = copy_scratch.lookup(&zero);
+	struct space *space = spaces.lookup(&pid);
+	struct rule_key key = {};
+
+	if (!stack || !copy)
+		return STACK_LOST;
+	struct copy_head *head = &copy->head;
+	bpf_probe_read_kernel(head->registers, sizeof(head->registers), (void *)bpf_task_pt_regs(task));
+	from_leaf(head);
+	if (!head->sp)
+		return NO_STACK; /* a thread that has none */
+	head->pid = pid;
+	head->tid = tid;
+	head->execs = MEMBER(u32, task, TASK_EXECS);
+	head->space = space ? space->id : 0;
+	head->narrow = space ? space->narrow : 0;
+	head->end = space ? 0 : END_NO_RULE;
+	head->depth = head->unsure = head->walked_end = copy->bytes = 0;
+	copy->size = head->narrow ? 4 : 8;
+	copy->mask = head->narrow ? 0xffffffff : ~0ULL;
+	key.space = head->space;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < FRAMES + 1; i++) {
+		stack->frames[i] = 0;
+		if (head->end || i == FRAMES)
+			continue;
+		key.pc = head->at;
+		struct rule *rule = rules.lookup(&key);
+		head->end = rule ? step(copy, rule, stack, i) : END_NO_RULE;
+	}
+	if (!head->end)
+		head->end = END_DEEP;
+	if (head->end != END_NO_RULE && head->end != END_ODD) {
+		stack->end = head->end | (head->unsure ? END_UNSURE : 0);
+#ifdef VERIFY
+		u64 id = keep_user_stack(stack, head->depth);
+		head->walked_end = stack->end;
+		bpf_probe_read_kernel(head->frames, sizeof(head->frames), stack->frames);
+		from_leaf(head);
+		copy_stack(ctx, copy);
+		return id;
+#else
+		return keep_user_stack(stack, head->depth);
+#endif
+	}
+	if (head->end == END_ODD) {
+		head->depth = 0;
+		from_leaf(head);
+	}
+	bpf_probe_read_kernel(head->frames, sizeof(head->frames), stack->frames);
+	return copy_stack(ctx, copy);
+}
+
+/* A process begins as a copy of another one. */
+int on_fork(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct task_struct *parent = (void *)ctx->args[0], *child = (void *)ctx->args[1];
+	u32 pid = 0, tid = 0, parents = 0;
+
+	bpf_probe_read_kernel(&pid, sizeof(pid), (char *)child + TASK_TGID);
+	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)child + TASK_PID);
+	if (pid != tid)
+		return 0; /* a thread */
+	bpf_probe_read_kernel(&parents, sizeof(parents), (char *)parent + TASK_TGID);
+#ifdef NAMESPACE
+	if (!find_ids(child, &pid, &tid) || !find_ids(parent, &parents, &tid))
+		return 0;
+#endif
+	struct space *space = spaces.lookup(&parents);
+	if (space)
+		spaces.update(&pid, space);
+	else
+		spaces.delete(&pid); /* of one that had this pid before */
+	return 0;
+}
+#endif
+
+static inline __attribute__((always_inline)) u64 user_stack(void *ctx, void *task, u32 pid, u32 tid, u32 flags)
+{
+#if USER_STACKS
+	if (flags & PF_KTHREAD || IS_OUTSIDE(pid)) /* whose files we could not see */
+		return NO_STACK;
+#ifdef UNWIND_KB
+	u64 id = ruled_stack(ctx, task, pid, tid);
+#else
+	u64 id = linked_stack(ctx);
+#endif
+	if (id == STACK_LOST)
+		count_lost(LOST_STACKS);
+	return id;
+#else
+	return NO_STACK;
+#endif
+}

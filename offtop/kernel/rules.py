@@ -1,0 +1,134 @@
+"""A rule says how to step from an address of a program to its caller: where .eh_frame has registers and return address.
+
+The reader (cfi.py) makes them of binaries, a walk from outside (unwind.py) follows them, and the kernel side is told
+them in the short form that its own walk needs.
+"""
+
+from typing import NamedTuple
+
+from offtop.kernel import layout
+
+CFA = 100
+"""In a Value: the stack pointer in the caller (DWARF 5, 6.4: canonical frame address)."""
+UNDEFINED = 101
+
+
+class Machine(NamedTuple):
+    """How a machine's registers are numbered (its psABI, DWARF register number mapping)."""
+
+    word_bytes: int
+    sp: int
+    bp: int
+    kept: tuple[int, ...]
+    """What calls keep, but for sp and bp."""
+    ip: int
+    di: int | None = None
+    """One that calls do not keep: in vfork(2) the return address is there."""
+
+
+X86_64 = Machine(8, 7, 6, (3, 12, 13, 14, 15), 16, 5)
+I386 = Machine(4, 4, 5, (3, 6, 7), 8)
+
+
+class Value(NamedTuple):
+    """What a register is in the caller."""
+
+    base: int
+    """A register's number here, or CFA, or UNDEFINED."""
+    offset: int = 0
+    is_at: bool = False
+    """It is the word there."""
+
+
+class Rule(NamedTuple):
+    """Of one address."""
+
+    cfa: Value
+    ip: Value
+    """The return address; undefined where nobody called."""
+    bp: Value
+    kept: tuple[Value, ...]
+    """Of the registers of Machine.kept."""
+    sp: Value = Value(CFA)
+    is_signal: bool = False
+    """The caller did not call, but was interrupted."""
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether it is that of a function which keeps a frame pointer: the CFA right above what that points to."""
+        return self.cfa in (Value(X86_64.bp, 16), Value(I386.bp, 8)) and self.bp.is_at
+
+
+NO_RULE = Rule(Value(UNDEFINED), Value(UNDEFINED), Value(UNDEFINED), ())
+"""Nothing is said of that address."""
+
+
+def written(rule: Rule) -> str:
+    """As the reader sends it."""
+    values = (rule.cfa, rule.ip, rule.bp, rule.sp, *rule.kept)
+    return f"{rule.is_signal:d} " + " ".join(f"{one.base},{one.offset},{one.is_at:d}" for one in values)
+
+
+def read(text: str) -> Rule:
+    """The same back; NO_RULE for anything else. What the reader says is a stranger's word, so no more than numbers."""
+    try:
+        signal, *words = text.split(" ")
+        values = [_value(word) for word in words]
+        cfa, ip, bp, sp, *kept = values
+    except ValueError:
+        return NO_RULE
+    return Rule(cfa, ip, bp, tuple(kept), sp, signal == "1")
+
+
+def _value(word: str) -> Value:
+    base, offset, is_at = (int(number) for number in word.split(","))
+    if not -(1 << 31) <= offset < 1 << 31:
+        raise ValueError(word)
+    return Value(base, offset, bool(is_at))
+
+
+def packed(rule: Rule, machine: Machine) -> bytes:
+    """The `struct rule` of bpf/offcpu.h: HOW_ODD where that cannot say it."""
+    cfa, word = rule.cfa, machine.word_bytes
+    if rule.ip.base == UNDEFINED:
+        return ended(layout.END_WHOLE)
+    if rule.is_signal:
+        is_usual = machine == X86_64 and (cfa, rule.ip, rule.bp) == _SIGNAL
+        return layout.RULE.pack(0, 0, layout.HOW_SIGNAL if is_usual else layout.HOW_ODD, 0, 0)
+    how = {
+        (machine.sp, False): layout.HOW_SP,
+        (machine.bp, False): layout.HOW_BP,
+        (machine.bp, True): layout.HOW_AT_BP,
+    }.get((cfa.base, cfa.is_at), layout.HOW_ODD)
+    if (rule.ip, rule.sp) != (Value(CFA, -word, True), Value(CFA)):
+        how = layout.HOW_ODD
+    saved = layout.SAVED_NOT
+    if rule.bp.is_at:
+        saved = {CFA: layout.SAVED_AT, machine.bp: layout.SAVED_AT_BP}.get(rule.bp.base, -1)
+        if (rule.bp.base, rule.bp.offset) == (CFA, -2 * word):
+            saved = layout.SAVED_BELOW
+    elif rule.bp not in (Value(machine.bp), Value(UNDEFINED)):
+        saved = -1
+    if saved < 0 or not -(1 << 15) <= rule.bp.offset < 1 << 15:
+        how, saved = layout.HOW_ODD, 0
+    return layout.RULE.pack(cfa.offset, rule.bp.offset if saved > layout.SAVED_BELOW else 0, how, saved, 0)
+
+
+_SIGNAL = (Value(X86_64.sp, 160, True), Value(X86_64.sp, 168, True), Value(X86_64.sp, 120, True))
+"""rt_sigframe of x86-64, from the restorer on: struct ucontext's rsp, rip and rbp."""
+
+
+def ended(end: int, unsure: bool = False) -> bytes:
+    """The `struct rule` of an address behind which the stack ends, and how (layout.END_*). `unsure`: .eh_frame says
+    nothing of that."""
+    return layout.RULE.pack(0, 0, layout.HOW_END + end, 0, unsure)
+
+
+def guessed(cfa: int, is_linked: bool, bp: int | None, machine: Machine) -> bytes:
+    """The `struct rule` of a step that .eh_frame says nothing of: `cfa` from the frame pointer if `is_linked`, else
+    from the stack pointer. `bp`: where the caller's frame pointer is, from the CFA; None: it is not saved."""
+    how = layout.HOW_LINK if is_linked else layout.HOW_SP
+    if bp is None:
+        return layout.RULE.pack(cfa, 0, how, layout.SAVED_NOT, 1)
+    saved = layout.SAVED_BELOW if bp == -2 * machine.word_bytes else layout.SAVED_AT
+    return layout.RULE.pack(cfa, 0 if saved == layout.SAVED_BELOW else bp, how, saved, 1)

@@ -1,0 +1,211 @@
+"""Walks the user stacks of one thread of ours: knows what lies where, asks for rules, and teaches the kernel side."""
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from offtop.kernel import layout, unwind, userwalk
+from offtop.kernel.binaries import Binaries
+from offtop.kernel.copies import Copy
+from offtop.kernel.files import Files
+from offtop.kernel.layout import WalkedStack
+from offtop.kernel.libbpf import Map
+from offtop.kernel.mappings import Processes
+from offtop.kernel.memory import Memory
+from offtop.kernel.rulebook import Rulebook
+from offtop.kernel.rules import I386, NO_RULE, X86_64, Rule
+from offtop.kernel.unwind import Read, State, Walk
+from offtop.model.book import ThreadKey
+from offtop.model.stack import Frame
+
+_ANSWER_S = 3.0
+_IDLE_S = 10.0
+"""After so long without work all binaries are closed: their file systems may be unmounted, their disk space be free."""
+_NICE = 5
+"""It gives way to whoever works, but not as much as the reader of names does: a stack waits for each answer in turn."""
+_OLD_S = 10.0
+_LOOK_S = 0.05
+"""So many seconds for each process at least: a look takes 0.3 ms and more."""
+_MACHINE = platform.machine()
+_KEPT = 5
+"""Of WalkedStack.others: what calls keep."""
+
+
+def _never() -> bool:
+    return False
+
+
+class Found(NamedTuple):
+    """What a walk found."""
+
+    frames: tuple[Frame, ...]
+    """Leaf first."""
+    end: int
+    """layout.END_*"""
+    unsure: bool = False
+    """Some of its steps were made without a rule of the binary."""
+
+
+class Taught(NamedTuple):
+    """The kernel side's maps of what it was taught."""
+
+    rules: Map
+    spaces: Map
+
+
+class Walker:
+    """For use by one thread."""
+
+    def __init__(self, files: Files, way: str, taught: Taught | None) -> None:
+        """`way`: `fp`, `dwarf` or `auto`. `taught`: None where the kernel side follows no rules."""
+        self._files, self._way, self._taught = files, way, taught
+        self._processes = Processes(files)
+        self._binaries = Binaries(_ANSWER_S, _NICE)
+        self._rulebook = Rulebook(self._binaries)
+        self._looked: dict[int, tuple[float, int, bool]] = {}
+        """Process → when its code was looked at, its space, and whether its words are of 32 bits; in that order."""
+        self._next_look_s = 0.0
+
+    def another(self) -> "Walker":
+        """One more of its kind, for another thread."""
+        return Walker(self._files, self._way, self._taught)
+
+    @property
+    def reader_pid(self) -> int:
+        return self._binaries.pid
+
+    @property
+    def used_s(self) -> float:
+        """CPU time of the calling thread, and of its readers."""
+        return time.thread_time() + self._binaries.cpu_s
+
+    @property
+    def failures(self) -> int:
+        """How often its reader died, or was too slow and had to be ended."""
+        return self._binaries.failures
+
+    @property
+    def ways(self) -> list[tuple[str, str]]:
+        """How the binaries met last are walked: label, and what is to be said of it."""
+        return [(label, ways.told) for label, ways in reversed([*self._rulebook.ways.items()])]
+
+    def start(self) -> None:
+        """Begin, so that the first stack waits for less."""
+        if self._taught is not None:
+            with suppress(OSError):  # then the first question says so
+                self._binaries.start()
+
+    def end(self) -> None:
+        self._binaries.end()
+
+    def rest(self, idle_s: float) -> None:
+        """There has been no work for so long."""
+        if idle_s > _IDLE_S and len(self._binaries):
+            self._binaries.close()
+
+    def forget(self, pid: int) -> None:
+        """The process has ended."""
+        self._processes.forget(pid)
+        self._looked.pop(pid, None)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether it waits for its reader, which has its own limit. For any thread."""
+        return self._binaries.is_asking
+
+    @property
+    def due(self) -> int:
+        """A process of which the kernel side may follow rules that are out of date: other code may lie there by now,
+        and no unknown address need show it. 0 where there is none for now."""
+        now_s = time.monotonic()
+        if now_s < self._next_look_s or not self._looked:
+            return 0
+        pid = next(iter(self._looked))
+        return pid if now_s - self._looked[pid][0] > _OLD_S else 0
+
+    def look(self, pid: int) -> None:
+        """Have the kernel side begin anew with a process that has other code by now."""
+        self._next_look_s = time.monotonic() + _LOOK_S
+        _, space, is_narrow = self._looked.pop(pid)
+        image = self._processes.look(pid) if Path(f"/proc/{pid}").exists() else None
+        if image is None or self._taught is None:
+            return
+        if image.space != space:
+            with suppress(OSError):
+                self._taught.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(image.space, is_narrow))
+        self._looked[pid] = time.monotonic(), image.space, is_narrow
+
+    def of_thread(
+        self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
+    ) -> Found | None:
+        """The stack of a thread that is blocked; None where it is gone, or has run meanwhile."""
+        with Memory(key.tid) as memory:
+            if self._taught is None:
+                addresses = userwalk.walk(memory, stack.ip, stack.bp, "i386" if is_narrow else _MACHINE)
+                found = Found(self._processes.frames(key.pid, addresses), layout.END_LINKED)
+                return None if has_run() else found
+            kept = (stack.others[0], None, None) if is_narrow else stack.others[:_KEPT]
+            state = State(stack.ip, stack.sp, stack.bp, kept, stack.arguments[0])
+            return self._walked(key.pid, state, memory.stack, memory, is_narrow, has_run)
+
+    def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
+        """Of addresses that the kernel side has found."""
+        return self._processes.frames(pid, addresses)
+
+    def of_copy(self, copy: Copy) -> Found | None:
+        """The stack that a copy was made of; None where its process is gone, or runs another program by now."""
+        with Memory(copy.pid) as memory:  # for the code alone, which outlives the thread
+            before = self.frames(copy.pid, copy.walked)
+            found = self._walked(copy.pid, copy.state, copy.read, memory, copy.is_narrow, _never, before)
+        if found is None or not found.frames:  # where its leaf was there is no code any more
+            return None
+        end = layout.END_NOT_COPIED if found.end == layout.END_MEMORY else found.end
+        return found._replace(end=end, unsure=found.unsure or copy.unsure)
+
+    def _walked(
+        self,
+        pid: int,
+        state: State,
+        read: Read,
+        memory: Memory,
+        is_narrow: bool,
+        has_run: Callable[[], bool],
+        before: tuple[Frame, ...] = (),
+    ) -> Found | None:
+        image = self._processes.image(pid)
+        if image is None:
+            return None
+
+        def frame_of(address: int) -> Frame | None:
+            return self._processes.at(pid, image, address)
+
+        machine = I386 if is_narrow else X86_64
+        guess = self._way == "auto"
+        self._rulebook.begin()
+        self._processes.doubts = False
+        walk = unwind.walk(state, frame_of, self._rule, read, memory.code, machine, guess, len(before))
+        if has_run():
+            return None
+        is_doubted = self._rulebook.doubts or (walk.end == layout.END_ASTRAY and self._processes.doubts)
+        if walk.frames and not is_doubted:
+            self._teach(pid, image.space, walk, is_narrow)
+        return Found((*before, *walk.frames), walk.end, walk.unsure)
+
+    def _rule(self, frame: Frame) -> Rule:
+        file = None if frame.name else self._files.get(frame.file)
+        return NO_RULE if file is None else self._rulebook.of(file, frame.offset)
+
+    def _teach(self, pid: int, space: int, walk: Walk, is_narrow: bool) -> None:
+        """So that the kernel side can make the same walk on its own. What it knows already is told once more: it may
+        have forgotten it, for it keeps what it uses."""
+        if self._taught is None:
+            return
+        looked_s = self._looked[pid][0] if pid in self._looked else time.monotonic()
+        self._looked[pid] = looked_s, space, is_narrow
+        with suppress(OSError):  # full for a moment: then it asks again
+            for address, rule in walk.steps:
+                self._taught.rules.update(layout.RULE_KEY.pack(address, space, 0), rule)
+            self._taught.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(space, is_narrow))

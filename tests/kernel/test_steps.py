@@ -1,0 +1,316 @@
+"""A walk step by step, over made-up code and a made-up stack: by rules, and by what code shows that has none."""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop.kernel import layout, rules, unwind
+from offtop.kernel.layout import (
+    END_ASTRAY,
+    END_DEEP,
+    END_MEMORY,
+    END_NO_WAY,
+    END_ODD,
+    END_WHOLE,
+    FRAMES,
+    LARGEST_FRAME,
+)
+from offtop.kernel.rules import CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
+from offtop.kernel.unwind import State, Walk, called
+from offtop.model.stack import Frame
+
+SP, BP, RBX = X86_64.sp, X86_64.bp, 3
+STACK, CODE, LIBRARY = 0x7000_0000, 0x40_0000, 0x7F00_0000
+CALLED, SAME = Value(CFA, -8, True), Value(BP)
+KEPT = tuple(map(Value, X86_64.kept))
+FIRST = Rule(Value(SP, 8), Value(UNDEFINED), SAME, KEPT)
+
+
+def pushed(size_bytes: int) -> Rule:
+    """Of code that has so much on the stack, its return address included."""
+    return Rule(Value(SP, size_bytes), CALLED, SAME, KEPT)
+
+
+class Made:
+    """A program of made-up functions of 0x1000 bytes, and its stack."""
+
+    def __init__(self, words: Sequence[int] = (), by_function: Mapping[int, Rule] = {}, word: int = 8) -> None:
+        self.stack = struct.pack(f"<{len(words)}{'Q' if word == 8 else 'I'}", *words)
+        self.rules = by_function
+        self.code: dict[int, bytes] = {}
+        self.machine: Machine = X86_64 if word == 8 else I386
+
+    def put(self, address: int, code: bytes) -> int:
+        """Some code; the address behind it."""
+        self.code[address] = code
+        return address + len(code)
+
+    def call(self, at: int, target: int) -> int:
+        """A call; where it returns to."""
+        return self.put(at, b"\x90\x90\xe8" + struct.pack("<i", target - (at + 7)))
+
+    def read(self, address: int, size: int) -> bytes:
+        start = address - STACK
+        return self.stack[start : start + size] if start >= 0 else b""
+
+    def read_code(self, address: int, size: int) -> bytes:
+        found = bytearray(b"\x90" * size)
+        for start, code in self.code.items():
+            for n, byte in enumerate(code):
+                if 0 <= start + n - address < size:
+                    found[start + n - address] = byte
+        return bytes(found)
+
+    def frame(self, address: int) -> Frame | None:
+        if CODE <= address < CODE + 0x10_0000:
+            return Frame("program", address - CODE)
+        return Frame("library", address - LIBRARY) if LIBRARY <= address < LIBRARY + 0x10_0000 else None
+
+    def rule(self, frame: Frame) -> Rule:
+        return self.rules.get(frame.offset >> 12, NO_RULE) if frame.file == "program" else NO_RULE
+
+    def walk(self, state: State, guess: bool = False, depth: int = 0) -> Walk:
+        return unwind.walk(state, self.frame, self.rule, self.read, self.read_code, self.machine, guess, depth)
+
+
+def state(pc: int, sp: int = STACK, bp: int = 0, kept: tuple[int | None, ...] = (0,) * 5) -> State:
+    return State(pc, sp, bp, kept)
+
+
+def offsets(walk: Walk) -> list[int]:
+    return [frame.offset for frame in walk.frames]
+
+
+def steps(walk: Walk) -> list[tuple[int, tuple[int, ...]]]:
+    return [(at - CODE, layout.RULE.unpack(rule)) for at, rule in walk.steps]
+
+
+def test_three_callers_up_to_one_that_nobody_called() -> None:
+    made = Made([7, CODE + 0x1010, CODE + 0x2020], {0: pushed(16), 1: pushed(8), 2: FIRST})
+    walk = made.walk(state(CODE + 0x10))
+    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F, 0x201F], END_WHOLE, False)
+    assert steps(walk) == [
+        (0x10, (16, 0, layout.HOW_SP, 0, 0)),
+        (0x100F, (8, 0, layout.HOW_SP, 0, 0)),
+        (0x201F, (0, 0, layout.HOW_END + END_WHOLE, 0, 0)),
+    ]
+
+
+def test_a_return_address_of_0_is_the_beginning_too() -> None:
+    walk = Made([0], {0: pushed(8)}).walk(state(CODE + 0x10))
+    assert (offsets(walk), walk.end) == ([0x10], END_WHOLE)
+
+
+def test_where_memory_ends_the_walk_does_and_the_rule_is_told_all_the_same() -> None:
+    walk = Made([1], {0: pushed(100_000)}).walk(state(CODE + 0x10))
+    assert (offsets(walk), walk.end) == ([0x10], END_MEMORY)
+    assert steps(walk) == [(0x10, (100_000, 0, layout.HOW_SP, 0, 0))]
+    assert Made([], {0: pushed(8)}).walk(state(CODE + 0x10)).end == END_MEMORY
+
+
+@pytest.mark.parametrize("size", [0, -8, LARGEST_FRAME + 8])
+def test_a_caller_s_stack_pointer_is_above_but_not_far_above(size: int) -> None:
+    made = Made([CODE + 0x10] * 4, {0: pushed(size)})
+    made.stack = b"\0" * 16 + made.stack
+    found = unwind.walk(
+        *(state(CODE + 0x10, STACK + 16), made.frame, made.rule),
+        lambda address, length: struct.pack("<Q", CODE + 0x10)[:length],
+        *(made.read_code, X86_64, False),
+    )
+    assert (offsets(found), found.end) == ([0x10], END_ASTRAY)
+
+
+def test_code_that_calls_itself_for_ever_ends_after_127_frames() -> None:
+    made = Made([CODE + 0x10] * 300, {0: pushed(8)})
+    walk = made.walk(state(CODE + 0x10))
+    assert (len(walk.frames), walk.end) == (FRAMES, END_DEEP)
+    assert len(made.walk(state(CODE + 0x10), depth=100).frames) == FRAMES - 100
+
+
+def test_what_returns_to_where_no_code_is_went_astray_and_the_kernel_is_told() -> None:
+    walk = Made([0x1234], {0: pushed(8)}).walk(state(CODE + 0x10))
+    assert (offsets(walk), walk.end) == ([0x10], END_ASTRAY)
+    assert walk.steps[-1] == (0x1233, rules.ended(END_ASTRAY))
+
+
+def test_who_was_interrupted_is_at_that_very_instruction_on_whatever_stack() -> None:
+    signal = Rule(Value(SP, 0, True), Value(SP, 8, True), Value(SP, 16, True), KEPT, Value(SP, 0, True), True)
+    made = Made(
+        [0, 0, CODE + 0x3030, CODE + 0x1001, STACK, CODE + 0x2000, 0xBEEF],
+        {0: pushed(8), 2: pushed(24), 1: signal, 3: FIRST},
+    )
+    walk = made.walk(state(CODE + 0x10, STACK + 24))
+    assert (offsets(walk), walk.end) == ([0x10, 0x1001, 0x2000, 0x302F], END_WHOLE)
+    assert [how for _, (_, _, how, _, _) in steps(walk)][1] == layout.HOW_ODD
+
+
+def test_a_signal_s_frame_at_the_very_end_of_the_code_does_no_harm() -> None:
+    signal = Rule(Value(SP, 8), CALLED, SAME, KEPT, is_signal=True)
+    walk = Made([CODE + 0x1010], {0xFF: signal, 1: FIRST}).walk(State(CODE + 0x10_0000, STACK, 0, is_exact=False))
+    assert (offsets(walk), walk.end) == ([0xF_FFFF, 0x1010], END_WHOLE)
+
+
+def test_a_frame_pointer_is_found_again_where_it_was_saved() -> None:
+    saves = Rule(Value(SP, 24), CALLED, Value(CFA, -16, True), KEPT)
+    by_bp = Rule(Value(BP, 16), CALLED, Value(CFA, -16, True), KEPT)
+    made = Made([1, STACK + 40, CODE + 0x1010, 2, 3, 0, CODE + 0x2020], {0: saves, 1: by_bp, 2: FIRST})
+    walk = made.walk(state(CODE + 0x10, bp=99))
+    assert (offsets(walk), walk.end) == ([0x10, 0x100F, 0x201F], END_WHOLE)
+
+
+def test_a_register_that_is_not_known_any_more_ends_the_walk() -> None:
+    by_rbx = Rule(Value(RBX, 16), CALLED, SAME, KEPT)
+    made = Made([1, CODE + 0x1010], {0: by_rbx, 1: FIRST})
+    assert offsets(made.walk(state(CODE + 0x10, kept=(STACK, 0, 0, 0, 0)))) == [0x10, 0x100F]
+    assert made.walk(state(CODE + 0x10, kept=(None,) * 5)).end == END_ODD
+
+
+def test_rules_that_say_less_or_more_than_they_should_do_no_harm() -> None:
+    for kept in ((), (Value(99),) * 20):
+        walk = Made([CODE + 0x1010], {0: pushed(8)._replace(kept=kept), 1: FIRST}).walk(state(CODE + 0x10))
+        assert (offsets(walk), walk.end) == ([0x10, 0x100F], END_WHOLE)
+
+
+@given(
+    st.lists(st.integers(0, (1 << 64) - 1) | st.integers(CODE, CODE + 0x3FFF), max_size=40),
+    st.lists(st.builds(pushed, st.integers(-64, 512)), min_size=4, max_size=4),
+    st.booleans(),
+)
+def test_whatever_lies_on_the_stack_a_walk_ends(words: list[int], made_of: list[Rule], guess: bool) -> None:
+    made = Made(words, dict(enumerate(made_of[:2])))
+    walk = made.walk(state(CODE + 0x10, bp=STACK + 64), guess)
+    assert 1 <= len(walk.frames) <= FRAMES
+    assert walk.end
+    assert all(len(rule) == layout.RULE.size for _, rule in walk.steps)
+
+
+def test_without_a_rule_a_walk_ends_unless_it_may_guess() -> None:
+    walk = Made([CODE + 0x1010]).walk(state(CODE + 0x10))
+    assert (offsets(walk), walk.end, walk.unsure) == ([0x10], END_NO_WAY, False)
+    assert walk.steps == [(CODE + 0x10, rules.ended(END_NO_WAY))]
+
+
+def guessed(made: Made, pc: int = CODE + 0x10, bp: int = 1) -> tuple[Walk, list[int]]:
+    walk = made.walk(state(pc, bp=bp), guess=True)
+    return walk, offsets(walk)
+
+
+def test_who_called_this_very_function_is_its_caller_and_no_other_that_called() -> None:
+    made = Made([0, 0, 0, 0], {1: FIRST, 2: FIRST})
+    wrong, right = made.call(CODE + 0x2000, LIBRARY), made.call(CODE + 0x1000, CODE)
+    made.stack = struct.pack("<4Q", 5, wrong, right, wrong)
+    walk, found = guessed(made)
+    assert (found, walk.end, walk.unsure) == ([0x10, right - CODE - 1], END_WHOLE, True)
+    assert steps(walk)[0] == (0x10, (24, 0, layout.HOW_SP, layout.SAVED_NOT, 1))
+
+
+def test_a_call_by_an_entry_of_the_plt_or_to_what_jumps_on_is_one_of_this_function() -> None:
+    for entry in (
+        b"\xff\x25\x0a\0\0\0",
+        b"\xf3\x0f\x1e\xfa\xff\x25\x06\0\0\0",
+        b"\xf3\x0f\x1e\xfa\xf2\xff\x25\x05\0\0\0",
+    ):
+        made = Made([0, 0], {1: FIRST})
+        made.put(CODE + 0x9000, entry.ljust(16, b"\x90") + struct.pack("<Q", LIBRARY))
+        made.stack = struct.pack("<2Q", 5, made.call(CODE + 0x1000, CODE + 0x9000))
+        assert guessed(made, LIBRARY + 0x10)[1] == [0x10, 0x1006]
+    made = Made([0, 0], {1: FIRST})
+    made.put(LIBRARY + 0x9_0000, b"\x31\xc0\xe9" + struct.pack("<i", -0x9_0007))
+    made.stack = struct.pack("<2Q", 5, made.call(CODE + 0x1000, LIBRARY + 0x9_0000))
+    assert guessed(made, LIBRARY + 0x10)[1] == [0x10, 0x1006]
+
+
+def test_a_function_of_another_file_is_never_this_one_however_near() -> None:
+    made = Made()
+    behind = made.call(CODE + 0x1000, CODE + 0xF_FFF0)
+    made.stack = struct.pack("<300Q", behind, *299 * [0])
+
+    def frame(address: int) -> Frame | None:
+        return Frame("other", 1) if CODE + 0x10_0000 <= address < CODE + 0x11_0000 else made.frame(address)
+
+    pc = CODE + 0x10_0000
+    near = unwind.walk(state(pc, bp=1), frame, made.rule, made.read, made.read_code, X86_64, True)
+    assert (len(near.frames), near.end) == (1, END_NO_WAY)
+
+
+def test_the_code_ahead_shows_how_much_it_takes_off_the_stack() -> None:
+    made = Made([], {1: FIRST, 2: FIRST})
+    stale, right = made.put(CODE + 0x2000, b"\xff\xd0"), made.put(CODE + 0x1000, b"\xff\xd0")
+    made.put(CODE + 0x10, b"\x48\x83\xc4\x20\x5b\x5d\x41\x5c\xc3")  # add $32, rsp; pop rbx, rbp, r12; ret
+    made.stack = struct.pack("<8Q", stale, 0, 0, 0, 3, 0xB9, 12, right)
+    with_call = made.walk(State(CODE + 0x10, STACK, 1, is_exact=False), guess=True)
+    assert offsets(with_call) == [0xF, 0x1001]
+    assert steps(with_call)[0] == (0xF, (64, -24, layout.HOW_SP, layout.SAVED_AT, 1))
+
+
+def test_a_frame_pointer_is_followed_where_it_leads_to_a_return_address() -> None:
+    made = Made([], {1: FIRST})
+    right = made.put(CODE + 0x1000, b"\xff\xd0")
+    made.stack = struct.pack("<6Q", 0, 0, 0, 0xB9, right, 0)
+    walk, found = guessed(made, bp=STACK + 24)
+    assert found == [0x10, 0x1001]
+    assert steps(walk)[0] == (0x10, (16, 0, layout.HOW_LINK, layout.SAVED_BELOW, 1))
+
+
+def test_what_looks_like_a_call_by_register_is_taken_last() -> None:
+    made = Made([], {1: FIRST})
+    right = made.put(CODE + 0x1000, b"\xff\xd0")
+    made.stack = struct.pack("<3Q", 0, right, 0)
+    assert guessed(made)[1] == [0x10, 0x1001]
+
+
+def test_a_cleared_frame_pointer_is_the_beginning_where_nothing_calls() -> None:
+    for bp, words in ((0, [0] * 300), (STACK + 8, [0] * 300)):
+        walk, found = guessed(Made(words), bp=bp)
+        assert (found, walk.end, walk.unsure) == ([0x10], END_WHOLE, True)
+    made = Made([0] * 300)
+    made.put(CODE, b"\x48\x31\xed")  # xor rbp, rbp
+    walk = made.walk(State(CODE + 0x20, STACK, 1, is_exact=False), guess=True)
+    assert (offsets(walk), walk.end) == ([0x1F], END_WHOLE)
+
+
+def test_where_nothing_looks_like_a_caller_there_is_no_way_on() -> None:
+    walk, found = guessed(Made([0] * 300))
+    assert (found, walk.end, walk.unsure) == ([0x10], END_NO_WAY, False)
+
+
+def test_of_a_stack_that_is_not_all_there_nothing_is_told_to_the_kernel() -> None:
+    walk, found = guessed(Made([0] * 3))
+    assert (found, walk.end, walk.steps) == ([0x10], END_MEMORY, [])
+
+
+def code(before: bytes) -> Callable[[int, int], bytes]:
+    return lambda address, size: before.rjust(size, b"\x90") if address == 0x1000 - size else b"\x90" * size
+
+
+@pytest.mark.parametrize(
+    ("before", "whom"),
+    [
+        (b"\xe8\x00\x01\x00\x00", 0x1100),
+        (b"\xe8\x00\xff\xff\xff", 0xF00),
+        *((bytes.fromhex(one), 0) for one in ("ffd0", "41ffd4", "ff10", "ff5018", "ff9000010000", "ff1500010000")),
+        *(
+            (bytes.fromhex(one), 0)
+            for one in ("ff1424", "ff54c108", "ff94c100010000", "ff14c500010000", "ff1510000000")
+        ),
+        *((bytes.fromhex(one), None) for one in ("", "ffe0", "ff20", "ffd000", "e8", "c3", "ff30", "0fffd000")),
+    ],
+)
+def test_what_stands_right_before_a_return_address_is_a_call(before: bytes, whom: int | None) -> None:
+    assert called(0x1000, code(before)) == whom
+
+
+def test_code_that_cannot_be_read_is_no_call() -> None:
+    assert called(0x1000, lambda address, size: b"") is None
+    assert called(3, lambda address, size: b"\xff\xd0") is None
+
+
+def test_32_bit_code_is_walked_by_words_of_4_bytes() -> None:
+    first = Rule(Value(4, 4), Value(UNDEFINED), Value(5), ())
+    rule = Rule(Value(4, 8), Value(CFA, -4, True), Value(5), tuple(map(Value, I386.kept)))
+    made = Made([7, CODE + 0x1010], {0: rule, 1: first}, word=4)
+    walk = made.walk(State(CODE + 0x10, STACK, 0, (None,) * 3))
+    assert (offsets(walk), walk.end) == ([0x10, 0x100F], END_WHOLE)
