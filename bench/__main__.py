@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from bench import accuracy, record, screen, start, switch, ui, walk, workload
+from bench import accuracy, gdb, merges, record, screen, start, switch, ui, unwind, walk, workload
 from bench.answer import Answer, UnanswerableError
 from bench.machine import described, wait_for_quiet
 
@@ -24,11 +24,14 @@ _QUESTIONS: dict[str, Callable[[Path], Answer]] = {
     "screen": screen.ask,
     "record": record.ask,
     "walk": walk.ask,
+    "unwind": unwind.ask,
+    "stacks": gdb.ask,
+    "merges": merges.ask,
 }
 """Each is given the program of bench/waits.c."""
 _QUIET_SECONDS = 60.0
 """To wait for quiet, in all."""
-_MOST_SECONDS = 11 * 60
+_MOST_SECONDS = 14 * 60
 
 
 def main() -> int:

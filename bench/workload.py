@@ -1,5 +1,6 @@
-"""Threads that wait in known ways, and tell what they lived: bench/waits.c, built and asked."""
+"""Threads that wait in known ways, and tell what they lived: bench/waits.c and bench/stacks.c, built and asked."""
 
+import signal
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -8,7 +9,7 @@ from typing import NamedTuple
 from bench.answer import UnanswerableError
 from bench.machine import need
 
-_SOURCE = Path(__file__).with_name("waits.c")
+_HERE = Path(__file__).parent
 _GRACE_SECONDS = 20.0
 
 
@@ -24,9 +25,21 @@ class Lived(NamedTuple):
 def build(into: Path) -> Path:
     """The program. Raises UnanswerableError where there is no compiler."""
     program = into / "waits"
-    flags = ("-O2", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread")
-    subprocess.run([need("gcc", "gcc"), *flags, "-o", str(program), str(_SOURCE)], check=True, timeout=60)
+    _compile("waits.c", program, "-fno-omit-frame-pointer")
     return program
+
+
+def build_stacks(into: Path) -> tuple[Path, Path]:
+    """The program without and with frame pointers. Raises UnanswerableError where there is no compiler."""
+    plain, linked = into / "stacks", into / "stacks-linked"
+    _compile("stacks.c", plain, "-fomit-frame-pointer")
+    _compile("stacks.c", linked, "-fno-omit-frame-pointer", "-DLINKED")
+    return plain, linked
+
+
+def _compile(source: str, program: Path, *flags: str) -> None:
+    flags = ("-O2", "-fno-optimize-sibling-calls", "-pthread", *flags)
+    subprocess.run([need("gcc", "gcc"), *flags, "-o", str(program), str(_HERE / source)], check=True, timeout=60)
 
 
 class Threads:
@@ -63,6 +76,48 @@ class Threads:
         return self.ended()
 
     def __enter__(self) -> "Threads":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.communicate(timeout=_GRACE_SECONDS)
+
+
+class Stacks:
+    """A process whose threads wait through as many functions as is asked for."""
+
+    def __init__(self, program: Path, kind: str, threads: int, functions: int, wait_us: int) -> None:
+        """See stacks.c for the words."""
+        self._process = subprocess.Popen(
+            [str(program), kind, str(threads), str(functions), str(wait_us)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def waits(self) -> int:
+        """How many have ended. Raises UnanswerableError where the process has."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise UnanswerableError("the threads could not be made, see above")
+        return int(line)
+
+    def hold(self) -> None:
+        """Let none of its threads run, until they may `go`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> "Stacks":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

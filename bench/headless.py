@@ -1,0 +1,27 @@
+"""offtop's kernel side and its readings in this process, without a screen."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from offtop import paths
+from offtop.kernel.live import LiveSource
+from offtop.kernel.program import AUTO, Unwind
+from offtop.model import categories
+from offtop.model.snapshot import Filters, Snapshot
+
+
+@contextmanager
+def watching(filters: Filters = Filters(), unwind: Unwind = AUTO) -> Generator[LiveSource]:
+    """Attached from here on until the block ends."""
+    source = LiveSource(categories.parse(paths.categories().read_text()), filters, unwind=unwind)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def tick(source: LiveSource) -> Snapshot:
+    """What it has by now."""
+    snapshot = source.read()
+    assert snapshot, "what was watched has ended"
+    return snapshot

@@ -1,0 +1,224 @@
+"""Are the stacks that the kernel side walks by the rules that it was taught those of the very same waits?
+
+The kernel side gives some of its walks along with a copy of the stack (VERIFY in bpf/userstack.c), which is walked here
+once more, from its leaf on, with all registers and with rules fresh from the binaries.
+"""
+
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.answer import Answer, Bar, UnanswerableError, table
+from bench.machine import need
+from bench.servers import Servers, serving
+from offtop import paths
+from offtop.kernel import layout
+from offtop.kernel.copies import Copies, Copy
+from offtop.kernel.features import Features
+from offtop.kernel.files import Files
+from offtop.kernel.live import LiveSource
+from offtop.kernel.program import Unwind
+from offtop.kernel.unwind import State
+from offtop.kernel.walker import Found, Walker
+from offtop.model import categories
+from offtop.model.snapshot import Filters
+from offtop.model.stack import Frame
+
+_SECONDS = 12
+_MOST_DIFFERENT_PCT = 0.1
+_MOST_KEPT = 150
+"""Walks of one server in a tick: each takes 2 ms to make once more."""
+_NOT_KNOWN = (layout.END_MEMORY, layout.END_ODD, layout.END_NOT_COPIED)
+"""How a copy ends that is shorter than the stack."""
+_GO = """
+package main
+import ("os"; "sync"; "time")
+func work(in, out chan int, n time.Duration) { for one := range in { time.Sleep(n * time.Millisecond); out <- one } }
+func main() {
+    in, out, lock := make(chan int), make(chan int), sync.Mutex{}
+    for n := time.Duration(1); n < 20; n++ { go work(in, out, n) }
+    go func() { for n := 0; ; n++ { in <- n } }()
+    read := func() { lock.Lock(); os.ReadFile("/proc/self/stat"); lock.Unlock() }
+    go func() { for { read(); time.Sleep(3 * time.Millisecond) } }()
+    for range out { lock.Lock(); lock.Unlock() }
+}
+"""
+_RUST = """
+use std::{sync::{mpsc, Arc, Condvar, Mutex}, thread, time::Duration};
+fn main() {
+    let (to, from) = mpsc::channel::<u64>();
+    let both = Arc::new((Mutex::new(0u64), Condvar::new()));
+    for n in 1..8u64 {
+        let (to, both) = (to.clone(), both.clone());
+        thread::spawn(move || loop {
+            thread::sleep(Duration::from_millis(n));
+            to.send(n).unwrap();
+            *both.0.lock().unwrap() += n;
+            both.1.notify_one();
+        });
+    }
+    let other = both.clone();
+    thread::spawn(move || loop {
+        let mut sum = other.0.lock().unwrap();
+        while *sum < 10 { sum = other.1.wait(sum).unwrap(); }
+        *sum = 0;
+    });
+    let mut all: Vec<u64> = Vec::new();
+    for one in from {
+        all.push(one);
+        all.sort_by_key(|n| std::fs::metadata("/").map(|_| *n).unwrap_or(0));
+        all.truncate(9);
+    }
+}
+"""
+
+
+class Wait(NamedTuple):
+    """One wait that the kernel side has walked."""
+
+    of: str
+    kernels: tuple[Frame, ...]
+    copys: tuple[Frame, ...]
+
+    @property
+    def agrees(self) -> bool:
+        return self.kernels == self.copys
+
+
+class _Verifying(Unwind):
+    def defines(self, features: Features) -> dict[str, int]:
+        return {**super().defines(features), "VERIFY": 1}
+
+
+class _Walks:
+    """Takes the walks out of what the kernel side gives, and leaves the rest to offtop."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._walker = Walker(Files(), "auto", None)
+        self._given: list[tuple[Copy, int]] = []
+        self._count = Counter[str]()
+        self._lock = threading.Lock()
+
+    def add(self, raw: bytes) -> bool:
+        """Whether it is one of them."""
+        head = layout.COPY_HEAD.unpack_from(raw)
+        *_, pid, tid, _space, narrow, depth, unsure, _end, execs, _, walked_end = head[: -(layout.FRAMES + 1)]
+        of = self._servers.named.get(pid, "")
+        if walked_end and of and self._count[of] < _MOST_KEPT:
+            self._count[of] += 1
+            registers = head[2 : 2 + layout.REGISTERS]
+            state = State(registers[16], registers[19], registers[4], tuple(registers[n] for n in (5, 3, 2, 1, 0)))
+            walked = head[-(layout.FRAMES + 1) :][:depth]
+            stack = raw[layout.COPY_HEAD.size :]
+            copy = Copy(0, 0, pid, tid, tuple(walked), bool(unsure), state, bool(narrow), execs, state.sp, stack)
+            with self._lock:
+                self._given.append((copy, walked_end))
+        return bool(walked_end)
+
+    def compared(self) -> list[Wait]:
+        """Those that were given since the last call."""
+        with self._lock:
+            given, self._given = self._given, []
+            self._count.clear()
+        found: list[Wait] = []
+        for copy, walked_end in given:
+            kernels = self._walker.frames(copy.pid, copy.walked)
+            copys = self._walker.of_copy(copy._replace(walked=()))
+            if copys is None or not kernels or walked_end & 0xFF == layout.END_MEMORY:
+                continue
+            found.append(_wait(self._servers.named[copy.pid], kernels, copys))
+        return found
+
+    def end(self) -> None:
+        self._walker.end()
+
+
+def _wait(of: str, kernels: tuple[Frame, ...], copys: Found) -> Wait:
+    size = len(copys.frames) if copys.end in _NOT_KNOWN else max(len(copys.frames), len(kernels))
+    return Wait(of, kernels[:size], copys.frames)
+
+
+def ask(_waits: Path) -> Answer:
+    """The share of time, each stack counting as long as was waited in it."""
+    waits, time_of = watched()
+    if not waits:
+        raise UnanswerableError("no wait was walked")
+    rows: list[tuple[str, ...]] = []
+    different: list[Wait] = []
+    total_ns = wrong_ns = 0.0
+    for of in sorted({one.of for one in waits}):
+        mine = [one for one in waits if one.of == of]
+        wrong = [one for one in mine if not one.agrees]
+        walks, bad = Counter(one.kernels for one in mine), Counter(one.kernels for one in wrong)
+        of_ns = sum(time_of.get((of, frames), 1) for frames in walks)
+        of_wrong_ns = sum(time_of.get((of, frames), 1) * bad[frames] / walks[frames] for frames in bad)
+        rows.append((of, str(len(mine)), str(len(walks)), str(len(wrong)), f"{100 * of_wrong_ns / of_ns:.4f}"))
+        total_ns, wrong_ns = total_ns + of_ns, wrong_ns + of_wrong_ns
+        different += wrong[:2]
+    lines = table(("of", "waits", "stacks", "different", "% of the time"), rows)
+    lines += [line for one in different for line in ("", *_beside(one))]
+    bar = Bar("time under a stack that is another's", 100 * wrong_ns / total_ns, _MOST_DIFFERENT_PCT, " %")
+    figures = {"waits": len(waits), "different": sum(not one.agrees for one in waits)}
+    return Answer("The kernel's walks, beside copies of the same stacks", lines, [bar], dict(figures))
+
+
+def watched() -> tuple[list[Wait], dict[tuple[str, tuple[Frame, ...]], int]]:
+    """Waits of all servers, and how long was waited in each stack."""
+    known = categories.parse(paths.categories().read_text())
+    waits: list[Wait] = []
+    time_of: Counter[tuple[str, tuple[Frame, ...]]] = Counter()
+    with tempfile.TemporaryDirectory(prefix="offtop-merges-") as directory, serving(Path(directory)) as servers:
+        _start(servers)
+        walks = _Walks(servers)
+        add = Copies._add  # pyright: ignore[reportPrivateUsage]
+        Copies._add = lambda self, raw: None if walks.add(raw) else add(self, raw)  # pyright: ignore[reportPrivateUsage]
+        try:
+            with closing(LiveSource(known, Filters(), unwind=_Verifying(cpu_pct=100.0))) as source:
+                snapshot = source.read()
+                for _ in range(_SECONDS):
+                    time.sleep(0.9)
+                    servers.find_children()
+                    waits += walks.compared()
+                    snapshot = source.read()
+                assert snapshot is not None
+                for site, totals in snapshot.sites.items():
+                    if site.pid in servers.named:
+                        time_of[servers.named[site.pid], snapshot.book.stack(site.user).frames] += totals.total_ns
+        finally:
+            Copies._add = add  # pyright: ignore[reportPrivateUsage]
+            walks.end()
+    return waits, dict(time_of)
+
+
+def _start(servers: Servers) -> None:
+    servers.python(8, busy=True)
+    servers.redis(busy=True)
+    servers.postgres(idle=2, busy=True)
+    servers.mariadb(idle=2, busy=True)
+    for name, text, build in (("Go", _GO, ["go", "build", "-o"]), ("Rust", _RUST, ["rustc", "-O", "-o"])):
+        source = servers.directory / f"{name}.{'go' if name == 'Go' else 'rs'}"
+        source.write_text(text)
+        program = servers.directory / name
+        environment = {
+            "GOCACHE": str(servers.directory),
+            "GO111MODULE": "off",
+            "PATH": "/root/.cargo/bin:/usr/bin:/bin",
+        }
+        subprocess.run([need(build[0], build[0]), *build[1:], program, source], check=True, env=environment)
+        servers.start(name, [program])
+
+
+def _beside(one: Wait) -> list[str]:
+    ours, theirs = ([f"{f.file.rpartition('/')[2]}+0x{f.offset:x}" for f in way] for way in (one.kernels, one.copys))
+    same = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    return [
+        f"{one.of}: the kernel has {len(ours)} frames, the copy {len(theirs)}; the first {same} are the same",
+        f"  kernel's  {' < '.join(ours[max(0, same - 1) : same + 4])}",
+        f"  copy's    {' < '.join(theirs[max(0, same - 1) : same + 4])}",
+    ]
