@@ -12,12 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from bench import accuracy, gdb, merges, record, screen, start, switch, ui, unwind, walk, workload
+from bench import accuracy, gdb, merges, record, screen, start, switch, ui, unwind, wakers, walk, workload
 from bench.answer import Answer, UnanswerableError
 from bench.machine import described, wait_for_quiet
 
 _QUESTIONS: dict[str, Callable[[Path], Answer]] = {
     "switch": switch.ask,
+    "wakers": wakers.ask,
     "accuracy": accuracy.ask,
     "start": start.ask,
     "ui": ui.ask,

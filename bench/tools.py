@@ -162,6 +162,24 @@ def runs(pid: int) -> Runs:
     )
 
 
+def at_wakeups(pid: int) -> tuple[int, int]:
+    """How often programs of process `pid` have run where the kernel tells of a wakeup, and their ns."""
+    ours: set[str] = set()
+    programs: dict[str, tuple[int, int]] = {}
+    for descriptor in Path(f"/proc/{pid}/fdinfo").glob("*"):
+        with suppress(OSError):
+            said = {
+                key: value.strip()
+                for key, _, value in (line.partition(":") for line in descriptor.read_text().splitlines())
+            }
+            if said.get("tp_name") in ("sched_waking", "sched_wakeup"):
+                ours.add(said["prog_id"])
+            elif "run_cnt" in said:
+                programs[said["prog_id"]] = int(said["run_cnt"]), int(said["run_time_ns"])
+    runs = [programs[program] for program in ours & programs.keys()]
+    return sum(count for count, _ in runs), sum(ns for _, ns in runs)
+
+
 def cpu_s(task: int | str) -> tuple[float, float]:
     """CPU seconds so far, outside and inside the kernel, of a process, or of a thread by its path in /proc."""
     after_name = Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()

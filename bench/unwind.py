@@ -9,6 +9,7 @@ asked for the rules. There nothing else of offtop runs.
 
 import os
 import shutil
+import struct
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from offtop.kernel.walker import Taught, Walker
 from offtop.model.snapshot import Filters
 
 _ROUNDS = 3
+_SETTINGS = struct.Struct("=QQIIIIII")
+"""What layout.CONFIG begins with."""
 _WAYS = ("auto", "fp", "off")
 _PEER = tools.OFFCPUTIME
 _COLUMNS = (*(f"offtop, {way}" for way in _WAYS), _PEER)
@@ -237,8 +240,9 @@ def _watch(program: Program, pid: int) -> None:
     """Have the kernel side count waits of that process alone."""
     one = b"\1\0\0\0"
     program.maps["only_pids"].update(pid.to_bytes(4, "little"), one)
-    settings = (_MIN_US * 1000, (1 << 64) - 1, 0xFFFFFFFF, layout.ONLY_PIDS, os.getpid(), 0, 0, pid, 0, 0, 0)
-    program.maps["config"].update(bytes(4), layout.CONFIG.pack(*settings))
+    settings = (_MIN_US * 1000, (1 << 64) - 1, 0xFFFFFFFF, layout.ONLY_PIDS, os.getpid(), 0, 0, pid)
+    nothing_more = bytes(layout.CONFIG.size - _SETTINGS.size)
+    program.maps["config"].update(bytes(4), _SETTINGS.pack(*settings) + nothing_more)
 
 
 def _of_minute(plain: Path) -> Answer:

@@ -6,8 +6,9 @@
  *         back:    DOOR_EXIT    raw_tp sched_exit_tp (6.16), in the thread that is back
  *                  DOOR_KPROBE  kprobe finish_task_switch*, in the thread that is back
  *                  DOOR_SWITCH  raw_tp sched_switch, in the thread that leaves: stacks at leaving
- *         woken:   WAKING       raw_tp sched_waking, where the kernel keeps no run_delay
- *         code:    raw_tp sched_process_exec and, for user stacks, sched_process_fork
+ *         woken:   WAKING       sched_waking, where the kernel keeps no run_delay
+ *                  TYPED_WAKING tp_btf sched_waking, attached while somebody asks for wakers (waker.c)
+ *         code:    raw_tp sched_process_exec and, for user stacks by rules, sched_process_fork
  *         walk:    iterator over tasks, twice a tick: waits in progress, then the idle half. Where the first
  *                  one would cost too much, it is left out now and then
  * maps    record: per thread, its wait in progress and what ended, in two halves. sites_*: what ended, by
@@ -52,6 +53,7 @@ BPF_TABLE("hash", struct gone_key, struct gone, gone_1, THREADS);
 BPF_TABLE("hash", struct site_key, struct site, sites_0, SITES);
 BPF_TABLE("hash", struct site_key, struct site, sites_1, SITES);
 BPF_TABLE("hash", u64, struct stack, kernel_stacks, STACKS);
+BPF_TABLE("lru_hash", u32, u32, execs, EXECS); /* of who called exec: which program it is in its life, by its count */
 
 /* Updating an array of maps waits until no program uses what was there (maybe_wait_bpf_programs):
  * after it, the idle half is idle. */
@@ -224,10 +226,21 @@ static inline __attribute__((always_inline)) struct site *site_of(u32 which, str
 
 #include "userstack.c"
 
+static inline __attribute__((always_inline)) u64 keep_kernel_stack(struct stack *stack, u32 depth)
+{
+	stack->frames[FRAMES] = stack->end = 0;
+	u64 id = id_of(stack, depth);
+	if (!kernel_stacks.lookup(&id) && kernel_stacks.update(&id, stack)) {
+		count_lost(LOST_STACKS);
+		return STACK_LOST;
+	}
+	return id;
+}
+
 static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
 {
-	u32 zero = 0;
-	struct stack *stack = scratch.lookup(&zero);
+	u32 slot = AT_SWITCH;
+	struct stack *stack = scratch.lookup(&slot);
 
 	if (!stack)
 		return STACK_LOST;
@@ -236,13 +249,7 @@ static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
 		count_lost(LOST_STACKS);
 		return STACK_LOST;
 	}
-	stack->frames[FRAMES] = stack->end = 0;
-	u64 id = id_of(stack, (u32)bytes / 8);
-	if (!kernel_stacks.lookup(&id) && kernel_stacks.update(&id, stack)) {
-		count_lost(LOST_STACKS);
-		return STACK_LOST;
-	}
-	return id;
+	return keep_kernel_stack(stack, (u32)bytes / 8);
 }
 
 /* What filters and people know it by: idle and stopped threads have a bit of another state, too. */
@@ -250,6 +257,8 @@ static inline __attribute__((always_inline)) u32 state_of(u32 state)
 {
 	return !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state & TASK_HELD ? state & TASK_HELD : state;
 }
+
+#include "waker.c"
 
 /* The thread leaves the CPU. */
 static inline __attribute__((always_inline)) void leave(void *ctx, bool preempted, u32 state)
@@ -303,11 +312,15 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 #endif
 #ifdef DOOR_SWITCH
 	r->kernel = kernel_stack(ctx);
-	r->user = user_stack(ctx, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
+	r->user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 #endif
 	u64 now_ns = bpf_ktime_get_ns();
 	thread->left_ns = now_ns;
 	r->older = 0;
+	if (!(r->state & RUNNING) || r->asked != asked) /* what it waited for while nobody asked about it is not known */
+		r->wake = WAKE_UNSEEN & c->wakes;
+	if (!(r->state & RUNNING) && r->storm.at_ns)
+		sleeps_again(r, which, now_ns);
 	r->asked = asked;
 	r->left_ns = now_ns;
 }
@@ -337,6 +350,8 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	struct thread *thread = &r->half[which];
 	thread->state = r->state;
 	if (!(r->state & RUNNING)) {
+		r->back_ns = now_ns;
+		r->wake &= c->wakes;
 #ifdef WAKING
 		u64 woken_ns = r->run_delay_ns;
 		r->run_delay_ns = 0;
@@ -351,11 +366,13 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 			runqueue_ns = off_ns;
 #endif
 	} else {
+		r->burst.last_ns += off_ns;
 		thread->preempted_ns += off_ns;
 		thread->involuntary += 1;
 	}
 
-	struct site_key key = {.pid = r->pid, .tid = r->tid};
+	/* NO_WAKE of a thread that was put aside; without a branch, for the verifier walks each way to the end */
+	struct site_key key = {.pid = r->pid, .tid = r->tid, .wake = r->wake & ((u64)(r->state >> 31) - 1)};
 	u64 lane;
 	u32 kind;
 
@@ -374,7 +391,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		key.user = r->user;
 #else
 		key.kernel = kernel_stack(ctx);
-		key.user = user_stack(ctx, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
+		key.user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 #endif
 		lane = lane_of(off_ns); /* here, for the verifier walks each way through it to the end of the program */
 		struct site *site = site_of(which, &key);
@@ -401,6 +418,11 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		thread->first_runqueue_ns = runqueue_ns;
 		thread->first_kernel = key.kernel;
 		thread->first_user = key.user;
+		thread->first_wake = key.wake;
+	}
+	if (key.wake) {
+		r->last_kernel = key.kernel;
+		r->last_user = key.user & COPIED ? NO_STACK : key.user;
 	}
 	lane = lane_of(off_ns);
 	thread->left_ns = 0;
@@ -490,16 +512,19 @@ int on_finish(void *ctx)
 }
 #endif
 
-#if defined(BY_TID) || defined(UNWIND_KB)
 int on_exec(struct bpf_raw_tracepoint_args *ctx)
 {
+	struct task_struct *task = (void *)bpf_get_current_task_btf();
 	u64 host = bpf_get_current_pid_tgid();
 	u32 zero = 0, pid = host >> 32, tid = host;
 
+	if (show(task, host, &pid, &tid)) {
+		u32 number = MEMBER(u32, task, TASK_EXECS);
+		execs.update(&pid, &number);
 #ifdef UNWIND_KB
-	if (show((void *)bpf_get_current_task_btf(), host, &pid, &tid))
 		spaces.delete(&pid); /* it has other code by now */
 #endif
+	}
 #ifdef BY_TID
 	/* A thread that calls exec takes its main thread's id: what it did under its own ends with that. */
 	u32 old_tid = ctx->args[1];
@@ -514,22 +539,34 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 		count_lost(LOST_EVENTS);
 	thread->state = r->state ? r->state : RUNNING;
 	r->left_ns = 0;
-	keep_gone((void *)bpf_get_current_task_btf(), r, which);
+	keep_gone(task, r, which);
 	record.delete(&old_tid);
 #endif
 	return 0;
 }
-#endif
 
-#ifdef WAKING
+#if defined(WAKING) || defined(TYPED_WAKING)
+/* Somebody is woken, in the context of who does it, or of an interrupt. Attached while somebody asks who it was. */
 int on_waking(struct bpf_raw_tracepoint_args *ctx)
 {
-	u32 tid = 0;
+	u32 zero = 0, tid = 0;
+	struct task_struct *task;
+	struct config *c = config.lookup(&zero);
 
-	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)ctx->args[0] + TASK_PID);
-	struct record *r = record.lookup(&tid);
-	if (r) /* of a thread that has not left yet, too: it is woken on its way to sleep */
-		r->run_delay_ns = bpf_ktime_get_ns();
+	asm volatile("" : "=r"(task) : "0"(ctx->args[0])); /* bcc must not see where it comes from: it would read it anew */
+#ifdef TYPED_WAKING
+	tid = MEMBER(u32, task, TASK_PID);
+#else
+	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)task + TASK_PID);
+#endif
+	struct record *r = record_of(task, tid, false);
+	if (!r || !c)
+		return 0;
+#ifdef WAKING
+	r->run_delay_ns = bpf_ktime_get_ns(); /* of a thread that has not left yet, too: it is woken on its way to sleep */
+#endif
+	if (c->depth && r->left_ns && !(r->state & RUNNING))
+		find_waker(ctx, c, r, task);
 	return 0;
 }
 #endif
@@ -666,6 +703,7 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 #endif
 		r->kernel = NO_STACK;
 		r->user = NO_STACK;
+		r->wake = WAKE_UNSEEN & c->wakes;
 		r->older = 1;
 		r->asked = c->asked;
 		r->left_ns = now_ns;

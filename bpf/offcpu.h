@@ -13,6 +13,18 @@
 #define STACK_LOST 1
 #define FIRST_ID 16
 
+#define NO_WAKE 0          /* ids of wakes that are none: nobody asked, or the wait goes on, or began runnable */
+#define WAKE_LOST 1
+#define WAKE_SHORT 2       /* it was woken before the minimum, so nobody looked at the waker */
+#define WAKE_UNSEEN 3
+#define LINKS 7            /* of a chain, behind the waker itself: offtop/kernel/layout.py */
+#define INTERRUPTS 2
+#define STORM 8            /* wakings in one burst: model/wake.py has it, too */
+#define EXECS 8192         /* processes of which it is known that they called exec */
+#define BURST_NS 100000    /* no longer from one of them to the next */
+#define BY_CPU (1u << 31)
+#define IDLED_NS 1000000   /* who has the CPU for less was woken for nothing, or nearly so */
+
 #define RUNNING (1u << 31) /* state at leaving of a thread that could have gone on */
 #define TASK_DEAD 0x80     /* include/linux/sched.h */
 #define TASK_NOLOAD 0x400  /* with TASK_UNINTERRUPTIBLE: idle, as kernel threads wait */
@@ -20,11 +32,17 @@
 #define PF_KTHREAD 0x200000
 #define LATEST_TICK_NS 12000000 /* of the kernel, at 100 a second */
 
-enum lost { LOST_WAKINGS, LOST_STACKS, LOST_THREADS, LOST_SITES, LOST_EVENTS, LOST_COPIES, LOST_KINDS };
+enum lost { LOST_WAKINGS, LOST_STACKS, LOST_THREADS, LOST_SITES, LOST_EVENTS, LOST_COPIES, LOST_WAKES, LOST_KINDS };
 enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
 enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8, ONLY_CGROUP = 16, CGROUP_V1 = 32 };
 enum walk_mode { WALK_WAITS = 1, WALK_PRIME = 2, WALK_HALF_0 = 4, WALK_HALF_1 = 8, WALK_ALONE = 16 };
 enum walked_flag { WALKED_RUNNABLE = 1, WALKED_THREAD = 2, WALKED_STACK = 4, WALKED_RAN = 8, WALKED_OLDER = 16 };
+
+/* A piece of the kernel's code. */
+struct code {
+	u64 start;
+	u64 bytes;
+};
 
 struct config {
 	u64 min_ns;        /* from here on a wait has a stack */
@@ -37,6 +55,31 @@ struct config {
 	u64 cgroup;        /* ONLY_CGROUP: its id (in kernfs, as inode numbers of its files are) */
 	u32 cgroup_level;  /* how far it is below the root of its hierarchy */
 	u32 cgroup_at;     /* CGROUP_V1: offset in css_set of the hierarchy's state; else of the cgroup itself */
+	u32 depth;         /* 0: nobody asks for wakers; 1: the waker of each wait; more: the chain behind it, too */
+	u32 unused;
+	u64 wakes;         /* all ones where somebody asks for wakers, else 0 */
+	struct code interrupts[INTERRUPTS]; /* by which these enter the kernel */
+};
+
+/* Wakings one behind the other, of one waker through one code path. */
+struct burst {
+	u64 path;          /* of which waker, through which code of the kernel */
+	u64 first_ns;
+	u64 last_ns;       /* while the waker is put aside, this goes on with the clock */
+	u64 wakings;
+};
+
+struct storm_key {
+	u64 at_ns;         /* the first of them */
+	u32 by;            /* a thread, or with BY_CPU a CPU, whose interrupts they are */
+	u32 is_storm;      /* 1: there were STORM of them by then */
+};
+
+struct storm {
+	u64 waker;
+	u64 woken;
+	u64 again;         /* of them, who left the CPU again by themselves within IDLED_NS */
+	u64 begun;         /* 1: it grew to STORM in this tick */
 };
 
 /* What one thread did in one tick. blocked = offcpu - runqueue. */
@@ -61,6 +104,7 @@ struct thread {
 	u64 first_runqueue_ns;
 	u64 first_kernel;
 	u64 first_user;
+	u64 first_wake;
 	u64 exec_ns;       /* as the walk of the tick met it: how long it has run in all; 0: it was not met */
 	u64 exec_at_ns;    /* when that was; 0: nothing more is known of that moment */
 	u64 exec_off_ns;   /* its off-CPU time by then, since the last tick, its wait in progress included */
@@ -83,6 +127,12 @@ struct record {
 	u32 asked;         /* config.asked when it left, and was wanted: so is its wait, wherever it is moved meanwhile */
 	u32 unused;
 	u64 exec_ns;       /* of what was told with WALKED_RAN */
+	u64 wake;          /* who ended its last wait for something: id of a struct wake, or NO_WAKE and so on */
+	u64 last_kernel;   /* and where that wait was; stack ids */
+	u64 last_user;
+	struct storm_key storm; /* the burst that woke it; at_ns 0: none */
+	u64 back_ns;       /* when it was back from that */
+	struct burst burst; /* whom it wakes */
 #ifdef NAMESPACE
 	u64 host;          /* the host's pid << 32 | tid, of which pid and tid are what is shown */
 #endif
@@ -107,6 +157,7 @@ struct site_key {
 	u32 tid;
 	u64 kernel;
 	u64 user;
+	u64 wake;
 };
 
 struct site {
@@ -122,6 +173,40 @@ struct stack {
 	u64 end;           /* user stacks: enum end, and END_UNSURE; above that, from END_EXECS on, of which program */
 	u64 frames[FRAMES + 1]; /* the last is always 0 */
 };
+
+/* Who wakes, and through which code. pid 0: an interrupt, whomever it hit. */
+struct waker {
+	u64 kernel;        /* stack id; of an interrupt, up to where that begins */
+	u64 user;
+	u32 pid;
+	u32 tid;
+	char comm[16];
+};
+
+/* The last wait of a waker, and who ended that. */
+struct link {
+	u64 kernel;        /* stack ids */
+	u64 user;
+	u64 waker;         /* id of a struct waker */
+};
+
+/* What ended a wait. Its id is a hash of it. */
+struct wake {
+	u64 waker;
+	u64 plain;         /* the same waker without its user stack, where that is a copy's; else the same */
+	u64 file;          /* of what was waited on: where that is in the kernel */
+	u64 inode;
+	u64 magic;         /* of its file system */
+	u64 argument;      /* the system call's first: a descriptor, or the address of a futex */
+	u32 call;          /* its number + 1; 0: it waited on nothing that is known */
+	u16 depth;         /* how many links there are */
+	u16 end;           /* why not more: NO_WAKE, WAKE_LOST, WAKE_SHORT of the last waker; else there are as many as asked for */
+	struct link links[LINKS];
+};
+
+enum object { OBJECT_NONE, OBJECT_FILE, OBJECT_ADDRESS }; /* what the first argument of a system call is */
+#define CALLS 512
+#define COMPAT_CODE 0x23 /* x86-64's code segment of 32-bit programs */
 
 /* How a user stack ends. */
 enum end {
@@ -238,6 +323,10 @@ static inline __attribute__((always_inline)) u32 lane_of(u64 ns)
 	lane += ns;
 	return lane < LANES ? lane : LANES - 1;
 }
+
+/* At the head of a loop: what it reads there it reads in each round. Else clang reads it before the first round, and
+ * jumps into the middle of the loop, which the verifier of 6.1 refuses ("back-edge"). */
+#define EACH_ROUND asm volatile("" ::: "memory")
 
 /* Identity of a stack by its frames. 64 bits: among 16,384 stacks, two meet by chance once in 10^11. */
 static inline __attribute__((always_inline)) u64 mix(u64 hash, u64 word)

@@ -26,7 +26,9 @@
  */
 
 BPF_TABLE("hash", u64, struct stack, user_stacks, STACKS);
-BPF_PERCPU_ARRAY(scratch, struct stack, 1); /* larger than a program's own stack */
+/* Larger than a program's own stack. Two, because an interrupt may wake somebody while a wait is being walked. */
+enum { AT_SWITCH, AT_WAKING, SLOTS };
+BPF_PERCPU_ARRAY(scratch, struct stack, SLOTS);
 
 /* Id of `depth` frames in `stack`, what is above them being 0. Four lanes, because a multiplication waits for
  * the one before it. One way out of the loop, because the verifier walks each to the end of the program. */
@@ -60,10 +62,9 @@ static inline __attribute__((always_inline)) u64 keep_user_stack(struct stack *s
 }
 
 /* Along frame pointers, as the kernel does it. */
-static inline __attribute__((always_inline)) u64 linked_stack(void *ctx)
+static inline __attribute__((always_inline)) u64 linked_stack(void *ctx, u32 slot)
 {
-	u32 zero = 0;
-	struct stack *stack = scratch.lookup(&zero);
+	struct stack *stack = scratch.lookup(&slot);
 
 	if (!stack)
 		return STACK_LOST;
@@ -92,18 +93,18 @@ struct copy {
 	u64 size;                     /* of its program's words, in bytes */
 	u64 mask;                     /* what a word of ours has of one of them */
 };
-BPF_PERCPU_ARRAY(copy_scratch, struct copy, 1);
+BPF_PERCPU_ARRAY(copy_scratch, struct copy, SLOTS);
 
 /*
  * A piece of the stack goes out with what was walked until `head->sp`: from there user space goes on. The id of
  * what will come of it; that of the stack along frame pointers when no copy may be made.
  */
-static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, struct copy *copy)
+static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot, struct copy *copy)
 {
 	u32 zero = 0;
 	s64 *left = allowed.lookup(&zero);
 
-	copy->head.fallback = linked_stack(ctx);
+	copy->head.fallback = linked_stack(ctx, slot);
 	if (!left || *left <= 0 || !copy->head.fallback) {
 		count_lost(LOST_COPIES);
 		return copy->head.fallback;
@@ -113,6 +114,7 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, struct co
 	u64 from = copy->head.sp;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < UNWIND_KB; i++) {
+		EACH_ROUND;
 		if (copy->head.end)
 			continue;
 		if (!bpf_probe_read_user(copy->stack + i * 1024, 1024, (void *)(from + i * 1024))) {
@@ -223,11 +225,10 @@ static inline __attribute__((always_inline)) void from_leaf(struct copy_head *he
 
 /* What the walk knows is kept in memory, of which the verifier remembers nothing: else it would follow each of the
  * hundreds of ways on which 128 steps can end. */
-static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, void *task, u32 pid, u32 tid)
+static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot, void *task, u32 pid, u32 tid)
 {
-	u32 zero = 0;
-	struct stack *stack = scratch.lookup(&zero);
-	struct copy *copy = copy_scratch.lookup(&zero);
+	struct stack *stack = scratch.lookup(&slot);
+	struct copy *copy = copy_scratch.lookup(&slot);
 	struct space *space = spaces.lookup(&pid);
 	struct rule_key key = {};
 
@@ -266,7 +267,7 @@ static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, void *ta
 		head->walked_end = stack->end;
 		bpf_probe_read_kernel(head->frames, sizeof(head->frames), stack->frames);
 		from_leaf(head);
-		copy_stack(ctx, copy);
+		copy_stack(ctx, slot, copy);
 		return id;
 #else
 		return keep_user_stack(stack, head->depth);
@@ -277,7 +278,7 @@ static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, void *ta
 		from_leaf(head);
 	}
 	bpf_probe_read_kernel(head->frames, sizeof(head->frames), stack->frames);
-	return copy_stack(ctx, copy);
+	return copy_stack(ctx, slot, copy);
 }
 
 /* A process begins as a copy of another one. */
@@ -295,24 +296,25 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx)
 	if (!find_ids(child, &pid, &tid) || !find_ids(parent, &parents, &tid))
 		return 0;
 #endif
+	execs.delete(&pid); /* of one that had this pid before */
 	struct space *space = spaces.lookup(&parents);
 	if (space)
 		spaces.update(&pid, space);
 	else
-		spaces.delete(&pid); /* of one that had this pid before */
+		spaces.delete(&pid);
 	return 0;
 }
 #endif
 
-static inline __attribute__((always_inline)) u64 user_stack(void *ctx, void *task, u32 pid, u32 tid, u32 flags)
+static inline __attribute__((always_inline)) u64 user_stack(void *ctx, u32 slot, void *task, u32 pid, u32 tid, u32 flags)
 {
 #if USER_STACKS
 	if (flags & PF_KTHREAD || IS_OUTSIDE(pid)) /* whose files we could not see */
 		return NO_STACK;
 #ifdef UNWIND_KB
-	u64 id = ruled_stack(ctx, task, pid, tid);
+	u64 id = ruled_stack(ctx, slot, task, pid, tid);
 #else
-	u64 id = linked_stack(ctx);
+	u64 id = linked_stack(ctx, slot);
 #endif
 	if (id == STACK_LOST)
 		count_lost(LOST_STACKS);

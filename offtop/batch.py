@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from offtop.export import folded
 from offtop.model import calls, stuck, where
 from offtop.model.account import accounts
 from offtop.model.book import Book, SiteKey, ThreadKey
@@ -40,16 +41,20 @@ from offtop.model.rows import (
     category_rows,
     kept_rows,
     process_rows,
+    storm_rows,
     thread_rows,
+    wake_rows,
 )
 from offtop.model.snapshot import EXITED
 from offtop.model.stack import Frame, Names
-from offtop.model.stuck import Stuck
+from offtop.model.stuck import NO_AGE, Stuck
+from offtop.model.wake import NO_STORM, NO_WAKE, OFFCPU, WAKEUP, Storm
+from offtop.model.waking import WakerKey, by_wake, grouped, nobodys, ready_by_wake, top_of_wakes, waker_of
 from offtop.model.window import Window
 from offtop.pace import Pace, Recorder
 from offtop.source import Source
 from offtop.tick import Tick, in_progress, passing
-from offtop.tickjson import sites, tick_object
+from offtop.tickjson import stacks_of, tick_object
 from offtop.units import count, duration, threads
 
 _NAMES_SECONDS = 10.0
@@ -81,10 +86,18 @@ class Wanted:
     """Whether a table of what is stuck follows."""
     rate: Rate | None = None
     """Requests a second of the processes asked for with -p, whose budgets follow."""
+    mode: str = OFFCPU
+    """What the tables show: one of wake.MODES."""
+    folded: bool = False
+    """Whether all that was measured is printed at the end, as folded stacks, and no table before."""
 
     @property
     def order(self) -> Order:
         return Order(self.sort, self.reverse, self.most_rows)
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(ALL, idle=self.idle_shown, blocked=self.mode != OFFCPU)
 
 
 def run(
@@ -104,30 +117,47 @@ def run(
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     pace.recorder = recorder
     looked_up, patience_s = set[int](), _NAMES_SECONDS
-    for kept in itertools.islice(pace.ticks(), iterations):
-        if wanted.filter.needs_details:
-            looked_up = _look_up(source, kept, looked_up)
-        if _asks_for_names(wanted.filter):
-            source.wait_for_names(_unnamed(kept.window, _user_stacks(kept.window)), patience_s)
-        latest = history.latest
-        blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
-        tick = passing(kept, wanted.filter, source.names, blocked, accounted=as_json)
-        if as_json:
-            stacks = {key.user for key, _ in sites(tick)}.union(one.user for one in tick.stuck.waits)
-            source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
-            json.dump(tick_object(tick, source.names), out, separators=(",", ":"))
-            out.write("\n")
-        else:
-            ever = history.since_start() if wanted.sort == "TOTAL" else None
-            lifetime = passing(ever, wanted.filter, source.names) if ever else None
-            listed = waiters(tick, wanted, lifetime)
-            stacks = {row.top.user for row in listed.rows}
-            if wanted.stuck:
-                stacks.update(one.user for one in tick.stuck.waits)
-            source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
-            out.write(tick_text(tick, listed, source.names, width, wanted, lifetime))
-        out.flush()
-        patience_s = _LATER_SECONDS
+    sums: dict[str, int] = {}
+    try:
+        for kept in itertools.islice(pace.ticks(), iterations):
+            if wanted.filter.needs_details:
+                looked_up = _look_up(source, kept, looked_up)
+            if _asks_for_names(wanted.filter):
+                source.wait_for_names(_unnamed(kept.window, _user_stacks(kept.window)), patience_s)
+            latest = history.latest
+            blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
+            tick = passing(kept, wanted.filter, source.names, blocked, accounted=as_json)
+            if wanted.folded:
+                source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
+                _add_up(sums, tick, source.names, wanted)
+            elif as_json:
+                source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
+                json.dump(tick_object(tick, source.names), out, separators=(",", ":"))
+                out.write("\n")
+            else:
+                ever = history.since_start() if wanted.sort == "TOTAL" else None
+                lifetime = passing(ever, wanted.filter, source.names) if ever else None
+                listed = waiters(tick, wanted, lifetime)
+                stacks = {stack for row in listed.rows for stack in _stacks_at(row.top, kept.window.book)}
+                if wanted.stuck:
+                    stacks.update(one.user for one in tick.stuck.waits)
+                source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
+                out.write(tick_text(tick, listed, source.names, width, wanted, lifetime))
+            out.flush()
+            patience_s = _LATER_SECONDS
+    finally:
+        out.writelines(f"{line}\n" for line in folded.lines(sums))
+
+
+def _add_up(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> None:
+    some = tick.shares.in_scope(Scope(ALL, idle=wanted.idle_shown))
+    for line, ns in folded.folded(some, tick.kept.window.book, names, wanted.mode).items():
+        sums[line] = sums.get(line, 0) + ns
+
+
+def _stacks_at(site: SiteKey, book: Book) -> set[int]:
+    """Of the sleeper, and of who woke it."""
+    return {site.kernel, site.user} | (book.wake(site.wake).stacks if site.wake else set[int]())
 
 
 def _asks_for_names(chosen: Filter) -> bool:
@@ -168,7 +198,9 @@ def _pids(kept: Kept) -> set[int]:
 def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None) -> Ranking:
     """The processes or threads of a tick, and where each spent most time. `lifetime`: since the start, for TOTAL."""
     kept, book = tick.kept, tick.kept.window.book
-    scope = Scope(ALL, idle=wanted.idle_shown)
+    scope = wanted.scope
+    if wanted.mode == WAKEUP:
+        return _wakers(tick, wanted, lifetime)
     some = tick.stuck.in_scope(scope)
     if wanted.threads:
         ever = by_thread(lifetime.shares, scope) if lifetime else None
@@ -187,12 +219,35 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None) -> Ranking
     return listed._replace(rows=tuple(row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows))
 
 
+def _wakers(tick: Tick, wanted: Wanted, lifetime: Tick | None) -> Ranking:
+    """Who woke the threads that waited; storms come first."""
+    kept, book, scope = tick.kept, tick.kept.window.book, wanted.scope
+    key_of = waker_of(book, wanted.threads)
+    oldest = max(stuck.by_thread(tick.stuck.in_scope(scope)).values(), default=NO_AGE)
+    ranking = wake_rows(
+        grouped(by_wake(tick.shares, scope), key_of),
+        kept.span_ns,
+        wanted.order,
+        ready=grouped(ready_by_wake(tick.shares, scope), key_of),
+        lifetime=grouped(by_wake(lifetime.shares, scope), key_of) if lifetime else None,
+        now={key_of(NO_WAKE): oldest},
+        last=nobodys(key_of),
+    )
+    listed = kept_rows(ranking, wanted.filter.keeps, _ALL_ROWS) if wanted.filter.chooses_rows else ranking
+    tops = top_of_wakes(tick.shares, scope, {row.key for row in listed.rows if isinstance(row.key, WakerKey)}, key_of)
+    rows = [row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows if isinstance(row.key, WakerKey)]
+    storms: dict[WakerKey, Storm] = {}
+    for wake, storm in kept.window.storms.items():
+        storms[key_of(wake)] = storms.get(key_of(wake), NO_STORM).plus(storm)
+    return listed._replace(rows=(*storm_rows(storms, kept.span_ns), *rows))
+
+
 def tick_text(
     tick: Tick, listed: Ranking, names: Names, width: int, wanted: Wanted, lifetime: Tick | None = None
 ) -> str:
     """One tick as tables, a blank line behind it. No line is wider than `width` (0: as wide as it needs)."""
     book = tick.kept.window.book
-    shown = tick.stuck.in_scope(Scope(ALL, idle=wanted.idle_shown))
+    shown = tick.stuck.in_scope(wanted.scope)
     in_full = _stuck_table(tick, shown, names) if wanted.stuck else ()
     categories = category_rows(
         tick.cut,
@@ -203,13 +258,18 @@ def tick_text(
     )
 
     def where_of(row: Row) -> str:
-        return "" if row.top == NOWHERE else printable(where.in_short(book, row.top.kernel, row.top.user, names))
+        if row.storm != NO_STORM:
+            return where.of_storm(row.storm, row.span_ns)
+        of = where.of_waker if wanted.mode == WAKEUP else where.of_sleeper
+        return "" if row.top == NOWHERE else printable(of(book, row.top, names))
+
+    who = "WAKER" if wanted.mode == WAKEUP else "COMMAND"
 
     lines = [
         f"{_head(tick.kept)}{_filtered(tick, wanted)}",
         *_table(categories, f"{'WAIT CATEGORY':<15}", _category_name),
         "",
-        *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {'COMMAND':<16}", _waiter_name, where_of),
+        *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {who:<16}", _waiter_name, where_of),
         "",
         *in_full,
         *(_budgets(tick, wanted.rate) if wanted.rate else ()),
@@ -312,6 +372,6 @@ def _category_name(row: Row) -> str:
 
 
 def _waiter_name(row: Row) -> str:
-    tid = str(row.key.tid) if isinstance(row.key, ThreadKey) else ""
+    tid = str(row.key.tid) if isinstance(row.key, ThreadKey | WakerKey) and row.key.tid else ""
     pid = str(row.pid) if row.pid else ""
     return f"{pid:>7} {tid:>7} {printable(row.name)[:16]:<16}"

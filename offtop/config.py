@@ -25,6 +25,7 @@ from offtop.errors import OfftopError, UsageError
 from offtop.model.printable import printable
 from offtop.model.rows import SORTS
 from offtop.model.view import LATENCIES, LONGEST_DELAY_NS, NAMES, SHORTEST_DELAY_NS, SPANS_NS
+from offtop.model.wake import MODES, OFFCPU, WAKEUP
 from offtop.person import Person, is_roots, read_theirs, write_theirs
 from offtop.person import person as whoever_runs
 from offtop.units import NS_PER_S, parse_duration
@@ -34,6 +35,8 @@ EVERYBODYS = Path("/etc/offtop/config.toml")
 _KEYS = "keys."
 """Begins the names of what stands in the table [keys]."""
 _WINDOWS = dict(zip(("1s", "10s", "60s", "start"), SPANS_NS, strict=True))
+_MODES = {**dict(zip(MODES, MODES, strict=True)), "off": OFFCPU, "wake": WAKEUP}
+"""By what they may be called: bcc's offcputime and wakeuptime have other words."""
 _UNITS_NS = (("h", 3600 * NS_PER_S), ("m", 60 * NS_PER_S), ("s", NS_PER_S), ("ms", 1_000_000), ("us", 1000), ("ns", 1))
 _LONGEST_HISTORY_NS = 24 * 3600 * NS_PER_S
 _LONGEST_NS = 1 << 63
@@ -60,6 +63,8 @@ class Settings:
     history_ns: int
     idle: bool
     threads: bool
+    mode: str
+    """One of wake.MODES."""
     sort: str
     """One of rows.SORTS."""
     reverse: bool
@@ -180,6 +185,12 @@ def _sorting(value: object) -> Mapping[str, Any]:
     return {"sort": sort.removeprefix("-"), "reverse": sort.startswith("-")}
 
 
+def _mode(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, str) or value not in _MODES:
+        raise ValueError
+    return {"mode": _MODES[value]}
+
+
 def _window(value: object) -> Mapping[str, Any]:
     if not isinstance(value, str) or value not in _WINDOWS:
         raise ValueError
@@ -235,6 +246,14 @@ SETTINGS = (
     ),
     _flag("idle", False, "begin with idle-looking waits shown"),
     _flag("threads", False, "begin with threads instead of processes"),
+    Setting(
+        "mode",
+        OFFCPU,
+        "what is shown of waits: where they are, who ended them, both, or the chain of wakers, too",
+        f"one of {', '.join(json.dumps(mode) for mode in MODES)}",
+        _mode,
+        attrgetter("mode"),
+    ),
     Setting(
         "sort",
         "WAITING",

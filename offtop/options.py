@@ -14,6 +14,7 @@ from offtop.model.budget import parse_rate
 from offtop.model.printable import printable
 from offtop.model.rows import SORTS
 from offtop.model.state import MASKS
+from offtop.model.wake import DEFAULT_DEPTH, MODES, MOST_DEPTH
 from offtop.person import NO_USER, is_user
 from offtop.units import NS_PER_S, parse_duration, parse_size
 
@@ -67,6 +68,7 @@ def live() -> argparse.ArgumentParser:
     _in_text(parser)
     _paced(parser)
     _counted(parser)
+    _woken(parser)
     _shown(parser)
     parser.add_argument("--record", metavar="FILE", help="write all that is measured to this file; replay shows it")
     _kept(parser)
@@ -91,6 +93,7 @@ def record() -> argparse.ArgumentParser:
     parser.add_argument("-n", "--iterations", type=_count, metavar="N", help="stop after N ticks")
     _paced(parser)
     _counted(parser)
+    _woken(parser)
     _kept(parser)
     parser.add_argument("--config", metavar="FILE", help="read the settings from this file")
     return parser
@@ -105,6 +108,7 @@ def replay() -> argparse.ArgumentParser:
     parser.add_argument("file", metavar="FILE", help="what offtop record, --record or the key a has written")
     _played(parser)
     _in_text(parser)
+    _woken(parser)
     _shown(parser)
     return parser
 
@@ -117,6 +121,7 @@ def demo() -> argparse.ArgumentParser:
     )
     _played(parser)
     _in_text(parser)
+    _woken(parser)
     _shown(parser)
     return parser
 
@@ -145,7 +150,11 @@ def _in_text(parser: argparse.ArgumentParser) -> None:
     add("-b", "--batch", action="store_true", help="text tables on stdout, as top -b (also where there is no terminal)")
     add("-n", "--iterations", type=_count, metavar="N", help="stop after N ticks")
     add("-w", "--width", type=_count, default=0, metavar="N", help="batch: cut lines at N columns")
-    add("--json", action="store_true", help="one JSON object a tick (see: offtop schema)")
+    written = parser.add_mutually_exclusive_group()
+    written.add_argument("--json", action="store_true", help="one JSON object a tick (see: offtop schema)")
+    written.add_argument(
+        "-f", "--folded", action="store_true", help="at the end, folded stacks of it all, as flamegraph.pl reads them"
+    )
 
 
 def _paced(parser: argparse.ArgumentParser) -> None:
@@ -240,6 +249,25 @@ def _counted(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _woken(parser: argparse.ArgumentParser) -> None:
+    """Who ended the waits."""
+    add = parser.add_argument
+    add(
+        "--mode",
+        type=_setting("mode"),
+        metavar="MODE",
+        help=f"{', '.join(MODES[:-1])} or {MODES[-1]}: where threads wait, who woke them, both, and who woke those "
+        f"(default {MODES[0]})",
+    )
+    add(
+        "--depth",
+        type=_depth,
+        default=DEFAULT_DEPTH,
+        metavar="N",
+        help=f"wakers of a chain, 2 to {MOST_DEPTH} (default {DEFAULT_DEPTH})",
+    )
+
+
 def _shown(parser: argparse.ArgumentParser) -> None:
     """What screen and tables show of it."""
     add = parser.add_argument
@@ -321,6 +349,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _depth_of(text: str) -> int:
+    number = int(text)
+    if not 2 <= number <= MOST_DEPTH:
+        raise ValueError(text)
+    return number
+
+
 def _ids_of(text: str) -> tuple[int, ...]:
     ids = tuple(sorted({int(part) for part in text.split(",")}))
     if not all(0 < one < 1 << 31 for one in ids) or len(ids) > _MOST_IDS:
@@ -385,6 +420,7 @@ _ids = _argument(_ids_of, f"a list of ids, as 4242 or 4242,977 (at most {_MOST_I
 _pids = _argument(_pids_of, f"a list of ids, as 4242 or 4242,977 or CONTAINER:7 (at most {_MOST_IDS})")
 _wait = _argument(lambda text: parse_duration(text, _NS_PER_US), "a time, as 200us, 1ms, 2s, or 200 for 200us")
 _count = _argument(_positive, "a whole number from 1 up")
+_depth = _argument(_depth_of, f"a whole number from 2 to {MOST_DEPTH}")
 _user = _argument(_user_of, NO_USER)
 _state = _argument(_states_of, f"a list of states ({', '.join(STATES)}) or a mask of them, as 0x2")
 _duration = _argument(_time_of, "a time, as 90s, 10m or 48h")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from offtop.model.stack import ENDS
+from offtop.model.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
 
 _NS = {"type": "integer", "description": "ns"}
 _COUNT = {"type": "integer", "minimum": 0}
@@ -36,6 +37,36 @@ def _or_null(of_type: str, what: str, null: str = "not known") -> dict[str, Any]
     return {"type": [of_type, "null"], "description": f"{what}; null: {null}"}
 
 
+_WAKER = _object(
+    {
+        "kind": {
+            "enum": [*KINDS],
+            "description": "what ended the wait: " + "; ".join(f"{kind}: {means}" for kind, means in KINDS.items()),
+        },
+        "name": {
+            "type": "string",
+            "description": "of an interrupt its handler, of a softirq or timer its function, of what is unknown why; "
+            "else empty",
+        },
+        "pid": {**_COUNT, "description": "0: no thread did it"},
+        "tid": {**_COUNT, "description": "0: no thread did it"},
+        "comm": {"type": "string", "description": "the thread's name then; empty: no thread did it"},
+        "via": {
+            "enum": ["", SOFTIRQ],
+            "description": f"{SOFTIRQ}: the thread's own system call ran one, and that woke",
+        },
+        "kernel": {**_FRAMES, "description": "where it woke, leaf first; of an interrupt up to where that began"},
+        "user": _FRAMES,
+    }
+)
+_NO_WAKER = "nobody asked, or the wait goes on, or was for a CPU alone"
+
+
+def _unless(found: dict[str, Any], what: str, null: str) -> dict[str, Any]:
+    """Null, or that."""
+    return {"anyOf": [found, {"type": "null"}], "description": f"{what}; null: {null}"}
+
+
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "offtop --json",
@@ -51,7 +82,10 @@ SCHEMA: dict[str, Any] = {
             "version": {"type": "string", "description": "of offtop"},
             "taken_ns": {"type": "integer", "description": "CLOCK_REALTIME of the end of the tick"},
             "span_ns": {"type": "integer", "description": "measured length of the tick"},
-            "mode": {"enum": ["offcpu"]},
+            "mode": {
+                "enum": [*MODES],
+                "description": "what was gathered: from wakeup on who ended each wait, in chain who had woken that one",
+            },
             "door": {"type": "string", "description": "how the kernel tells that a thread is back"},
             "filters": _object(
                 {
@@ -150,6 +184,54 @@ SCHEMA: dict[str, Any] = {
                         "user_end": _END,
                         "user_unsure": _UNSURE,
                         "histogram": _HISTOGRAM,
+                        "waker": _unless(_WAKER, "who ended these waits", _NO_WAKER),
+                        "object": _unless(
+                            _object(
+                                {
+                                    "kind": {"type": "string", "description": "futex, pipe, socket, eventfd, epoll, …"},
+                                    "name": {
+                                        "type": "string",
+                                        "description": "the same for all who wait on it: an address, an inode, a path",
+                                    },
+                                    "pid": {
+                                        **_COUNT,
+                                        "description": "of the process in which that name holds; 0: everywhere",
+                                    },
+                                }
+                            ),
+                            "what was waited on",
+                            "not known",
+                        ),
+                        "chain": _unless(
+                            {"type": "array", "items": _FRAMES},
+                            "in mode chain the last wait of the waker, that of who ended it, and so on: the functions "
+                            "of kernel and program, leaf first",
+                            f"another mode, or {_NO_WAKER}",
+                        ),
+                        "chain_wakers": _unless(
+                            {"type": "array", "items": _WAKER}, "who ended each of these", "as chain"
+                        ),
+                        "chain_end": {
+                            "enum": [*CHAIN_ENDS, None],
+                            "description": "why the chain goes no further: "
+                            + "; ".join(f"{end}: {means.removeprefix('whole: ')}" for end, means in CHAIN_ENDS.items())
+                            + "; null: as chain",
+                        },
+                    }
+                ),
+            },
+            "storms": {
+                "type": "array",
+                "description": f"wakers that woke {STORM} threads and more at once, through one code path, most woken "
+                "first; whatever the filter",
+                "items": _object(
+                    {
+                        "waker": _WAKER,
+                        "storms": {**_COUNT, "description": "that began in this tick"},
+                        "woken": {**_COUNT, "description": "threads, in all of them"},
+                        "again": {**_COUNT, "description": "of those, who left the CPU again within a millisecond"},
+                        "largest": {**_COUNT, "description": "threads woken in the largest of them"},
+                        "wasted_switches": {**_COUNT, "description": "two for each of again"},
                     }
                 ),
             },

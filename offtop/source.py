@@ -56,6 +56,14 @@ class Source(Protocol):
         """From the next read on, count only this. Raises an OfftopError where it cannot be done."""
         ...
 
+    def set_mode(self, mode: str, depth: int) -> None:
+        """From the next read on, gather what this mode shows (one of wake.MODES), with so many wakers of a chain; a
+        recording has what was gathered. May take a second: not for the thread of a screen.
+
+        Raises an OfftopError where it cannot be done.
+        """
+        ...
+
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """Return when each of `frames` has the best name it will get, or after `seconds`."""
         ...

@@ -14,6 +14,7 @@ from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals
 from offtop.model.stack import Names, Stack
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES
+from offtop.model.wake import CHAIN, NO_OBJECT, NO_WAKE, Waker
 from offtop.tick import Tick
 
 
@@ -23,6 +24,7 @@ def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
     window, book = kept.window, kept.window.book
     cost, filters = window.cost, window.filters
     leaves, leaf_of = tick.cut.categories, leaf_of_sites(window, kept.idle)
+    woken = _Woken(book, names)
     return {
         "version": __version__,
         "taken_ns": window.taken_ns,
@@ -82,8 +84,25 @@ def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
             }
             for key, t in _threads(tick)
         ],
-        "sites": [_site_object(key, totals, leaf_of[key], book, names) for key, totals in sites(tick)],
+        "sites": [
+            {
+                **_site_object(key, totals, leaf_of[key], book, names),
+                **woken.wake(key.wake, chained=window.mode == CHAIN),
+            }
+            for key, totals in sites(tick)
+        ],
         "still_blocked": [_blocked_object(tick.stuck, row, book, names) for row in range(len(tick.stuck.waits))],
+        "storms": [
+            {
+                "waker": woken.waker(book.wake(wake).waker),
+                "storms": storm.storms,
+                "woken": storm.woken,
+                "again": storm.again,
+                "largest": storm.largest,
+                "wasted_switches": storm.wasted_switches,
+            }
+            for wake, storm in sorted(window.storms.items(), key=lambda item: (-item[1].woken, item[0]))
+        ],
         "user_stacks": _callers_object(endings([window])),
         "machine": {
             "cpus": window.machine.cpus or None,
@@ -91,6 +110,14 @@ def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
             "interrupt_ns": window.machine.interrupt_ns if window.machine.cpus else None,
         },
     }
+
+
+def stacks_of(tick: Tick) -> set[int]:
+    """The ids of all stacks of which the object has the functions of the program."""
+    book, those = tick.kept.window.book, [key for key, _ in sites(tick)]
+    wakes = {key.wake for key in those}.union(tick.kept.window.storms).difference((NO_WAKE,))
+    found = {key.user for key in those}.union(one.user for one in tick.stuck.waits)
+    return found.union(*(book.wake(wake).stacks for wake in wakes))
 
 
 def _callers_object(some: Endings) -> dict[str, Any]:
@@ -172,6 +199,53 @@ def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names
         "user_unsure": book.stack(key.user).is_guessed,
         "histogram": log2.slots(totals.histogram),
     }
+
+
+class _Woken:
+    """Who woke, as JSON has it: what many waits have in common is made once."""
+
+    def __init__(self, book: Book, names: Names) -> None:
+        self._book, self._names = book, names
+        self._wakers: dict[Waker, dict[str, Any]] = {}
+        self._functions: dict[tuple[int, int], list[str]] = {}
+
+    def wake(self, wake: int, chained: bool) -> dict[str, Any]:
+        """What ended the waits of a site; all null where nobody asked, or they go on."""
+        if wake == NO_WAKE:
+            return dict.fromkeys(("waker", "object", "chain", "chain_wakers", "chain_end"))
+        waker, what, links, end = self._book.wake(wake)
+        named = {"kind": printable(what.kind), "name": printable(what.name), "pid": what.pid}
+        return {
+            "waker": self.waker(waker),
+            "object": None if what == NO_OBJECT else named,
+            "chain": [self._functions_of(link.kernel, link.user) for link in links] if chained else None,
+            "chain_wakers": [self.waker(link.waker) for link in links] if chained else None,
+            "chain_end": end if chained else None,
+        }
+
+    def waker(self, waker: Waker) -> dict[str, Any]:
+        found = self._wakers.get(waker)
+        if found is None:
+            found = self._wakers[waker] = {
+                "kind": waker.kind,
+                "name": printable(waker.name),
+                "pid": waker.pid,
+                "tid": waker.tid,
+                "comm": printable(waker.comm),
+                "via": waker.via,
+                "kernel": _printable(where.kernel_names(self._book, waker.kernel, self._names)),
+                "user": _printable(where.user_names(self._book, waker.user, self._names)),
+            }
+        return found
+
+    def _functions_of(self, kernel: int, user: int) -> list[str]:
+        """Of both stacks, leaf first."""
+        found = self._functions.get((kernel, user))
+        if found is None:
+            names = where.kernel_names(self._book, kernel, self._names)
+            names += where.user_names(self._book, user, self._names)
+            found = self._functions[kernel, user] = _printable(names)
+        return found
 
 
 def _end_of(stack: Stack) -> str | None:

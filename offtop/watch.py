@@ -221,6 +221,8 @@ def _live_source(
         door=asked.door,
         unwind=Unwind(asked.unwind, asked.unwind_bytes >> 10, asked.cpu_budget),
         keep_ns=loaded.settings.history_ns + _GRACE_NS,
+        mode=loaded.settings.mode,
+        depth=asked.depth,
         debuginfod=_servers(loaded.settings.debuginfod),
     )
     try:
@@ -275,8 +277,17 @@ def _batch(
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # a name may have letters that the locale has not
     settings = loaded.settings
-    order = settings.sort, settings.reverse
-    wanted = batch.Wanted(chosen, settings.idle, settings.threads, *order, stuck=asked.stuck, rate=asked.rate)
+    wanted = batch.Wanted(
+        chosen,
+        settings.idle,
+        settings.threads,
+        settings.sort,
+        settings.reverse,
+        stuck=asked.stuck,
+        rate=asked.rate,
+        mode=settings.mode,
+        folded=asked.folded,
+    )
     with written():
         batch.run(
             source,
@@ -318,12 +329,16 @@ def _view(
     asked: argparse.Namespace,
 ) -> "View":
     """What the screen begins with."""
-    from offtop.model.view import CATEGORIES, STUCK, View
+    from offtop.model.steps import Shape
+    from offtop.model.view import CATEGORIES, STUCK, TreeView, View
 
     settings = loaded.settings
     return View(
         filters=filters,
         delay_ns=settings.delay_ns,
+        mode=settings.mode,
+        depth=asked.depth,
+        tree=TreeView(Shape(mode=settings.mode)),
         span_ns=settings.span_ns,
         threads=settings.threads,
         idle_shown=settings.idle,
@@ -419,6 +434,7 @@ class _Kept:
             min_ns=view.filters.min_ns,
             idle=view.idle_shown,
             threads=view.threads,
+            mode=view.mode,
             sort=view.sort,
             reverse=view.reverse,
             names=view.names,
@@ -460,7 +476,7 @@ def _load_screen() -> None:
 
 def _no_screen(asked: argparse.Namespace) -> str | None:
     """None where there is a screen; else why not, which is told where nobody asked for text."""
-    if asked.batch or asked.json:
+    if asked.batch or asked.json or asked.folded:
         return ""
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         why = "there is no terminal here"

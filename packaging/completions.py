@@ -12,10 +12,11 @@ from pathlib import Path
 import shtab
 
 from offtop import config, options, paths
-from offtop.model import rows
+from offtop.model import rows, wake
 
 _FILES = {"bash": "offtop.bash", "zsh": "_offtop", "fish": "offtop.fish"}
 _VALUES = {
+    "mode": wake.MODES,
     "sort": rows.SORTS,
     "state": tuple(options.STATES),
     "theme": tuple(sorted(theme.stem for theme in paths.themes().glob("*.toml"))),

@@ -28,6 +28,7 @@ from offtop.model.book import Book, Details, SiteKey, ThreadKey
 from offtop.model.categories import parse
 from offtop.model.snapshot import Filters, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.stack import Frame, Names
+from offtop.model.wake import CHAIN
 from offtop.person import person
 from offtop.recording.writer import Recorder
 from offtop.source import Happening
@@ -72,7 +73,7 @@ class OfTheLoad(Happening):
         own = {pid for pid, name in book.processes.items() if name in _KEPT or name.startswith(_KERNEL)}
         self._threads = _grown(self._threads, snapshot.threads, own)
         self._sites = _grown(self._sites, snapshot.sites, own)
-        self._book.stacks = book.stacks
+        self._book.stacks, self._book.wakes = book.stacks, book.wakes
         self._book.processes = {pid: book.processes[pid] for pid in own}
         self._book.comms = {key: comm for key, comm in book.comms.items() if key.pid in own}
         self._book.details = {
@@ -89,6 +90,9 @@ class OfTheLoad(Happening):
         return self._source.names
 
     def set_filters(self, filters: Filters) -> None:
+        raise NotImplementedError
+
+    def set_mode(self, mode: str, depth: int) -> None:
         raise NotImplementedError
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
@@ -121,7 +125,7 @@ def main() -> None:
         _database(opened, place)
         _web_server(opened, place)
         rules = parse(paths.categories().read_text(encoding="utf-8"))
-        source = OfTheLoad(LiveSource(rules, Filters()))
+        source = OfTheLoad(LiveSource(rules, Filters(), mode=CHAIN))
         opened.callback(source.close)
         target.unlink(missing_ok=True)
         recorder = Recorder(target, source, person())

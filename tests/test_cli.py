@@ -10,6 +10,7 @@ import time
 import tomllib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
 from struct import pack
@@ -17,6 +18,10 @@ from termios import TIOCSWINSZ
 
 import pytest
 
+from offtop import options, paths, watch
+from offtop.model import categories
+from offtop.model.filter import NOTHING
+from offtop.model.snapshot import Filters
 from offtop.ui import keys
 from tests import command
 from tests.command import OFFTOP
@@ -113,6 +118,12 @@ def test_batch_imports_no_screen() -> None:
         ("--door window", "invalid choice: 'window'"),
         ("--user-threads --kernel-threads", "not allowed with argument --user-threads"),
         ("--color mauve", "invalid choice: 'mauve'"),
+        ("--mode on", '\'on\' is not one of "offcpu", "wakeup", "offwake", "chain". See: offtop --help'),
+        ("--mode", "expected one argument"),
+        ("--depth 1", "'1' is not a whole number from 2 to 8. See: offtop --help"),
+        ("--depth 9", "'9' is not a whole number from 2 to 8"),
+        ("--depth 2.5", "'2.5' is not a whole number from 2 to 8"),
+        ("record --mode chains", '\'chains\' is not one of "offcpu", "wakeup", "offwake", "chain". See: offtop record'),
         ("-o p98", "'p98' is not one of WAITING, MAX, NOW, TOTAL, EV/S, NAME, PID, P50, P99, or that with - in front"),
         ("-o --MAX", "'--MAX' is not one of"),
         ("-o", "expected one argument"),
@@ -139,7 +150,7 @@ def test_batch_imports_no_screen() -> None:
 )
 def test_what_cannot_be_is_refused_in_one_sentence_with_status_2(arguments: str, says: str) -> None:
     ended = command.run(
-        *(arguments.split() if arguments.startswith(("doctor", "schema")) else ["-b", *arguments.split()])
+        *(arguments.split() if arguments.startswith(("doctor", "schema", "record")) else ["-b", *arguments.split()])
     )
     assert says in ended.sentence
     assert re.search(r"See: |Give |Try|try |Take |Make |Leave |takes |: comm,", ended.sentence), "it says what to do"
@@ -171,6 +182,7 @@ def test_each_setting_has_a_default() -> None:
         "history": "10m",
         "idle": False,
         "threads": False,
+        "mode": "offcpu",
         "sort": "WAITING",
         "names": "comm",
         "latency": "auto",
@@ -190,6 +202,9 @@ def test_each_setting_has_a_default() -> None:
         ("--history 1h", 'history = "1h"'),
         ("-H", "threads = true"),
         ("-i", "idle = true"),
+        ("--mode chain", 'mode = "chain"'),
+        ("--mode wake", 'mode = "wakeup"'),
+        ("--mode off", 'mode = "offcpu"'),
         ("-o max", 'sort = "MAX"'),
         ("-o -max", 'sort = "-MAX"'),
         ("-o-max", 'sort = "-MAX"'),
@@ -209,7 +224,7 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(
 ) -> None:
     name = line.split()[0]
     other = {"delay": 9, "min": 9, "history": 99, "sort": '"TOTAL"', "window": '"1s"', "theme": '"dark"'}
-    other |= {"color": '"always"', "mouse": "false", "debuginfod": '"http://a"'}
+    other |= {"color": '"always"', "mouse": "false", "debuginfod": '"http://a"', "mode": '"offwake"'}
     no_settings.write_text(f"{name} = {other.get(name, 'false')}")
     said = settings()
     assert said.pop(next(one for one in said if one.startswith(f"{name} = "))) == str(no_settings)
@@ -293,7 +308,7 @@ def test_the_config_file_of_the_readme_can_be(no_settings: Path) -> None:
     no_settings.write_text(text)
     table = tomllib.loads(text)
     assert [*settings().values()].count(str(no_settings)) == 6 == len(table) - 1 + len(table["keys"])
-    assert keys.keymap(table["keys"].pop("preset"), table["keys"])["flame"] == "G,f7"
+    assert keys.keymap(table["keys"].pop("preset"), table["keys"])["flame"] == "g,f7"
 
 
 @needs_kernel
@@ -488,6 +503,27 @@ def screen(*arguments: str, cwd: Path) -> Generator[Screen]:
         yield made
     finally:
         made.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode", "depth"),
+    [([], "wakeup", 4), (["--mode", "chain", "--depth", "6"], "chain", 6), (["--mode", "off"], "offcpu", 4)],
+)
+def test_mode_and_depth_are_what_the_screen_begins_with_and_w_keeps_the_mode(
+    no_settings: Path, arguments: list[str], mode: str, depth: int
+) -> None:
+    no_settings.write_text('mode = "wake" # as bcc has it\n')
+    asked = options.live().parse_args(arguments)
+    loaded, whose = watch._load(asked)  # pyright: ignore[reportPrivateUsage]
+    rules = categories.parse(paths.categories().read_text())
+    view = watch._view(loaded, Filters(), rules, NOTHING, "", asked)  # pyright: ignore[reportPrivateUsage]
+    assert (view.mode, view.depth) == (mode, depth)
+    kept = watch._Kept(loaded, whose, asked)  # pyright: ignore[reportPrivateUsage]
+    kept.keep(view, "", mouse=True)
+    said = no_settings.read_text()
+    assert said == ('mode = "wake" # as bcc has it\n' if mode == "wakeup" else f'mode = "{mode}" # as bcc has it\n')
+    kept.keep(replace(view, mode="offwake"), "", mouse=True)
+    assert no_settings.read_text() == 'mode = "offwake" # as bcc has it\n'
 
 
 @needs_kernel

@@ -69,6 +69,8 @@ def test_begin_is_a_time_of_day_a_date_or_so_far_from_an_end(file: str, begin: s
             "argument --speed: '0' is not a factor from 0.01 up, as 10 or 0.5. See: offtop replay",
         ),
         (["--filter", "colour=red"], "--filter: "),
+        (["--mode", "x"], '\'x\' is not one of "offcpu", "wakeup", "offwake", "chain". See: offtop replay --help'),
+        (["--depth", "0"], "'0' is not a whole number from 2 to 8. See: offtop replay --help"),
         (["-p", "1"], "unrecognized arguments: -p 1. See: offtop replay --help"),
     ],
 )

@@ -26,6 +26,12 @@ _DIST_PACKAGES = (
 )
 _TRACING = 26  # BPF_PROG_TYPE_TRACING
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_TRACE_RAW_TP = 23  # BPF_TRACE_RAW_TP
+_PROG_LOAD = 5  # BPF_PROG_LOAD
+_LICENSE = b"GPL"
+_LOG_BYTES = 1 << 20
+_LOAD_64 = 0x18  # BPF_LD | BPF_DW | BPF_IMM
+_PSEUDO_MAP_FD = 1
 _CALL = 0x85  # BPF_JMP | BPF_CALL
 _PSEUDO_KFUNC_CALL = 2
 
@@ -37,6 +43,33 @@ class _Instruction(ct.Structure):
     code: int
     registers: int
     immediate: int
+
+
+class _Load(ct.Structure):
+    """What bpf(2) takes with BPF_PROG_LOAD (include/uapi/linux/bpf.h), up to the last that is given here."""
+
+    _fields_ = (
+        ("prog_type", ct.c_uint32),
+        ("insn_cnt", ct.c_uint32),
+        ("insns", ct.c_uint64),
+        ("license", ct.c_uint64),
+        ("log_level", ct.c_uint32),
+        ("log_size", ct.c_uint32),
+        ("log_buf", ct.c_uint64),
+        ("kern_version", ct.c_uint32),
+        ("prog_flags", ct.c_uint32),
+        ("prog_name", ct.c_char * 16),
+        ("prog_ifindex", ct.c_uint32),
+        ("expected_attach_type", ct.c_uint32),
+        ("prog_btf_fd", ct.c_uint32),
+        ("func_info_rec_size", ct.c_uint32),
+        ("func_info", ct.c_uint64),
+        ("func_info_cnt", ct.c_uint32),
+        ("line_info_rec_size", ct.c_uint32),
+        ("line_info", ct.c_uint64),
+        ("line_info_cnt", ct.c_uint32),
+        ("attach_btf_id", ct.c_uint32),
+    )
 
 
 def import_bcc() -> Any:
@@ -88,9 +121,54 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
             raise OSError(ct.get_errno(), f"attaching {function}: {os.strerror(ct.get_errno())}")
         keep(f"program {function}", loaded.fd)
         keep(f"link {function}", link)
+    refused = ""
+    for function, (tracepoint, typed) in request["typed_tracepoints"].items():
+        share_maps(lib, program.module, function, request["given"])
+        try:
+            keep(f"program {tracepoint}", load_typed(lib, program.module, function, typed, request["bpf"]))
+        except OSError as error:
+            refused = str(error)
     for name in request["maps"]:
         keep(f"map {name}", lib.bpf_table_fd(program.module, name.encode()))
-    return {"fds": names, "bcc": str(bcc.__version__)}, fds, program
+    return {"fds": names, "bcc": str(bcc.__version__), "refused": refused}, fds, program
+
+
+def _code(lib: Any, module: Any, function: str) -> Any:
+    """The instructions of a compiled function, to be changed before it is loaded."""
+    name = function.encode()
+    count = lib.bpf_function_size(module, name) // ct.sizeof(_Instruction)
+    return (_Instruction * count).from_address(lib.bpf_function_start(module, name))
+
+
+def share_maps(lib: Any, module: Any, function: str, given: dict[str, int]) -> None:
+    """Have a function use the maps `given` (name → descriptor) instead of its own: those of a program that runs."""
+    others = {lib.bpf_table_fd(module, name.encode()): fd for name, fd in given.items()}
+    for one in _code(lib, module, function):
+        if one.code == _LOAD_64 and one.registers >> 4 == _PSEUDO_MAP_FD:
+            one.immediate = others.get(one.immediate, one.immediate)
+
+
+def load_typed(lib: Any, module: Any, function: str, typed: int, number: int) -> int:
+    """A compiled function as a program at the tracepoint whose type is `typed` in the kernel's BTF: the verifier
+    knows what its arguments point to. bcc has no word for these. `number`: of bpf(2). Raises OSError."""
+    code, log = _code(lib, module, function), ct.create_string_buffer(_LOG_BYTES)
+    attr = _Load(
+        prog_type=_TRACING,
+        insn_cnt=len(code),
+        insns=ct.addressof(code),
+        license=ct.cast(ct.c_char_p(_LICENSE), ct.c_void_p).value,
+        prog_name=function.encode()[:15],
+        expected_attach_type=_TRACE_RAW_TP,
+        attach_btf_id=typed,
+    )
+    fd = ct.CDLL(None, use_errno=True).syscall(number, _PROG_LOAD, ct.byref(attr), ct.sizeof(attr))
+    if fd < 0:
+        why = ct.get_errno()
+        attr.log_level, attr.log_size, attr.log_buf = 1, _LOG_BYTES, ct.addressof(log)
+        ct.CDLL(None).syscall(number, _PROG_LOAD, ct.byref(attr), ct.sizeof(attr))
+        said = log.value.decode(errors="replace").strip().splitlines()[-3:]
+        raise OSError(why, f"{function}: {os.strerror(why)}: {' '.join(said)}")
+    return fd
 
 
 def whole(source: Path) -> str:
@@ -105,11 +183,7 @@ def whole(source: Path) -> str:
 def make_calls(lib: Any, module: Any, function: str, functions: Sequence[int]) -> None:
     """Of compiled calls by these numbers, make calls of the kernel's own functions (kfuncs): clang knows calls of
     helpers alone, which have small numbers. They differ in the source register (include/uapi/linux/bpf.h)."""
-    name = function.encode()
-    code = (_Instruction * (lib.bpf_function_size(module, name) // ct.sizeof(_Instruction))).from_address(
-        lib.bpf_function_start(module, name)
-    )
-    for one in code:
+    for one in _code(lib, module, function):
         if one.code == _CALL and one.immediate in functions:
             one.registers = _PSEUDO_KFUNC_CALL << 4
 

@@ -82,6 +82,11 @@ class CostMeter:
         self._at_ns, self._switches, self._cpu_s = at_ns, switches, cpu_s
         return cost, count.missed
 
+    def watch(self, programs: Mapping[str, int]) -> None:
+        """There are other programs now; those that were there before go on."""
+        self._programs = dict(programs)
+        self._before = self._count()
+
     def close(self) -> None:
         if self._statistics_fd >= 0:
             os.close(self._statistics_fd)

@@ -78,6 +78,7 @@ def conditions() -> list[Check]:
         task_storage(),
         task_iterator(),
         run_delay(),
+        wakers(),
         statistics(held),
         kernel_symbols(held),
         perf_event_paranoid(held),
@@ -316,6 +317,25 @@ def run_delay() -> Check:
         "no run_delay; by sched_waking instead",
         "use a kernel with CONFIG_SCHED_INFO=y, as the distributions' kernels are",
         "some of the low cost: each wakeup runs a program too",
+    )
+
+
+def wakers() -> Check:
+    """Whether who ends a wait can be told: by the program at sched_waking, where run-queue time needs that anyway; else
+    by one of the type that came with f1b9509c2fb0 (5.5), loaded once somebody asks."""
+    known = _features()
+    if known is None:
+        return _unknown("wakers")
+    if known.waking or known.doors[0] == "switch":
+        return Check("wakers", "ok", "at sched_waking, for run-queue time, too")
+    if known.waking_type is not None:
+        return Check("wakers", "ok", "at sched_waking, while a mode asks for them")
+    return Check(
+        "wakers",
+        "warn",
+        "the kernel does not describe its tracepoint sched_waking",
+        "use a kernel from 5.5 on with CONFIG_DEBUG_INFO_BTF=y; or stay with: offtop --mode offcpu",
+        "the modes wakeup, offwake and chain: who ends a wait",
     )
 
 

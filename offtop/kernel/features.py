@@ -49,6 +49,10 @@ class Features:
     """bpf_task_pt_regs can be called."""
     registers: Mapping[str, int]
     """Offsets in pt_regs, by their names in bpf/offcpu.c; empty where they are not known."""
+    waking_type: int | None
+    """Of the tracepoint sched_waking in BTF, by which a program there knows what its argument is."""
+    files: Mapping[str, int]
+    """Offsets on the way from a task's descriptor to what is open there, likewise."""
     cgroup: Mapping[str, int]
     """Offsets on the way from a task to the id of its cgroup, likewise."""
     hierarchies: Mapping[str, int]
@@ -113,6 +117,8 @@ def find(types: KernelTypes) -> Features:
         task_storage=types.has_function("bpf_task_storage_get"),
         user_registers=types.has_function("bpf_task_pt_regs"),
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},
+        waking_type=types.tracepoint_type("sched_waking"),
+        files=_all_of(types, _FILES),
         cgroup=cgroup,
         hierarchies=_hierarchies(types) if cgroup else {},
     )
@@ -127,6 +133,25 @@ _CGROUP = {
 }
 _ANCESTORS = {"CGROUP_ANCESTORS": ("cgroup", "ancestors"), "CGROUP_ANCESTOR_IDS": ("cgroup", "ancestor_ids")}
 """The one or the other."""
+
+
+_FILES = {
+    "TASK_FILES": ("task_struct", "files"),
+    "FILES_TABLE": ("files_struct", "fdt"),
+    "TABLE_FILES": ("fdtable", "fd"),
+    "FILE_INODE": ("file", "f_inode"),
+    "FILE_PRIVATE": ("file", "private_data"),
+    "INODE_NUMBER": ("inode", "i_ino"),
+    "INODE_SUPER": ("inode", "i_sb"),
+    "SUPER_MAGIC": ("super_block", "s_magic"),
+}
+
+
+def _all_of(types: KernelTypes, members: Mapping[str, tuple[str, str]]) -> Mapping[str, int]:
+    """Offsets of all of `members`; empty where one is not known."""
+    every = {name: types.offset(*member) for name, member in members.items()}
+    found = {name: offset for name, offset in every.items() if offset is not None}
+    return found if len(found) == len(every) else {}
 
 
 def _cgroup(types: KernelTypes) -> Mapping[str, int]:

@@ -4,10 +4,12 @@ The list has 120,000 lines and more, of which a run names a few thousand. So it 
 it, one block of bytes and two arrays of integers (4 MB), and a name becomes a Python string when it is asked for.
 """
 
+import re
 import sys
 import time
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
 from operator import gt
@@ -101,6 +103,23 @@ class KernelSymbols:
         """Where the core kernel's function or mark called `name` begins."""
         at = self._names.find(b"\n" + name.encode() + b"\n") if name else -1
         return None if at < 0 else self._addresses[self._lines.index(at + 1)]
+
+    def ranges(self, prefixes: Sequence[str], wanted: Callable[[str], bool]) -> list[tuple[int, int]]:
+        """(address, bytes) of the pieces of the core kernel that are made of `wanted` functions alone, the largest
+        first. `prefixes`: of their names."""
+        found: list[tuple[int, int]] = []
+        begins = "|".join(map(re.escape, prefixes)).encode()
+        for line in re.finditer(rb"(?<=\n)(?:" + begins + rb")[^\n\t]*(?=\n)", self._names):
+            if wanted(line[0].decode(errors="replace")):
+                start = self._addresses[self._lines.index(line.start())]
+                found.append((start, self._addresses[bisect_right(self._addresses, start)]))
+        joined: list[tuple[int, int]] = []
+        for start, end in sorted(found):
+            if joined and joined[-1][1] == start:
+                joined[-1] = joined[-1][0], end
+            else:
+                joined.append((start, end))
+        return sorted(((start, end - start) for start, end in joined), key=lambda one: -one[1])
 
     def _find(self, address: int) -> Frame:
         at = bisect_right(self._addresses, address) - 1

@@ -17,13 +17,13 @@ WALK_WAITS, WALK_PRIME = 1, 2
 WALK_HALVES = (4, 8)
 WALK_ALONE = 16
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
-LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies")
+LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes")
 
-CONFIG = struct.Struct("=QQIIIIIIQII")
-THREAD = struct.Struct(f"=23Q2I{LANES * 8}s")
+CONFIG = struct.Struct("=QQIIIIIIQIIII5Q")
+THREAD = struct.Struct(f"=24Q2I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16sQ{THREAD.size}s")
-SITE_KEY = struct.Struct("=IIQQ")
+SITE_KEY = struct.Struct("=IIQQQ")
 SITE_NUMBERS = 4
 """u64 before the lanes of `struct site`."""
 SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
@@ -34,6 +34,17 @@ END_EXECS = 32
 END_NOT_COPIED = 9
 """Only of walks from here: END_MEMORY, where the memory is a copy."""
 COPIED = EXACT = 1 << 63
+NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN = range(4)
+FIRST_ID = 16
+LINKS = 7
+INTERRUPTS = 2
+"""How many pieces of code interrupts may enter the kernel by."""
+WAKER = struct.Struct("=QQII16s")
+WAKE = struct.Struct(f"=6QIHH{3 * LINKS}Q")
+STORM_KEY = struct.Struct("=QII")
+STORM = struct.Struct("=4Q")
+CALLS = 512
+OBJECT_FILE, OBJECT_ADDRESS = 1, 2
 LARGEST_FRAME = 1 << 24
 HOW_NONE, HOW_SP, HOW_BP, HOW_AT_BP, HOW_LINK, HOW_SIGNAL, HOW_ODD, HOW_END = range(8)
 SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP = range(4)
@@ -65,6 +76,12 @@ SIZES = {
     "sites_1": (SITE_KEY.size, SITE.size),
     "kernel_stacks": (8, STACK.size),
     "user_stacks": (8, STACK.size),
+    "wakers": (8, WAKER.size),
+    "wakes": (8, WAKE.size),
+    "storms_0": (STORM_KEY.size, STORM.size),
+    "storms_1": (STORM_KEY.size, STORM.size),
+    "calls": (4, 4),
+    "execs": (4, 4),
     "barrier": (4, 4),
     "nobody": (4, 4),
 }
@@ -101,6 +118,7 @@ class ThreadRecord(NamedTuple):
     first_runqueue_ns: int
     first_kernel: int
     first_user: int
+    first_wake: int
     exec_ns: int
     exec_at_ns: int
     exec_off_ns: int

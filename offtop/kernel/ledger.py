@@ -9,6 +9,7 @@ every snapshot. It asks nobody for the time and imports no bcc: a test can be it
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, Bound, SiteTotals, Waiting
 from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
 from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, integers
+from offtop.model.wake import FIRST_WAKE, Storm
 from offtop.units import NS_PER_S
 
 _MOST_NAMES = 50_000
@@ -73,8 +75,15 @@ class Ran(NamedTuple):
 
 _UNTOLD: tuple[int, Bound, int, tuple[int, ...]] = 0, Bound.EXACT, -1, ()
 
-Locate = Callable[[int, int, int, int], SiteKey]
-"""(pid, tid, raw kernel stack id, raw user stack id) → site."""
+Locate = Callable[[int, int, int, int, int], SiteKey]
+"""(pid, tid, raw kernel stack id, raw user stack id, raw id of the wake) → site."""
+
+
+class Dropped(NamedTuple):
+    """Ids that the book gave back."""
+
+    stacks: set[int]
+    wakes: set[int]
 
 
 class Ended(NamedTuple):
@@ -133,6 +142,10 @@ class Ledger:
         self.threads = Running(THREADS)
         self.sites = Running(SITES)
         self.waiting: dict[ThreadKey, Waiting] = {}
+        self.storms: dict[int, Storm] = {}
+        """By the id of a wake of their waker."""
+        self._stormed_ns: dict[int, int] = {}
+        """When that changed last."""
         self._states = 0
         self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
         self._restless: set[ThreadKey] = set()
@@ -144,6 +157,7 @@ class Ledger:
         self._late: dict[SiteKey, tuple[int, SiteTotals]] = {}
         """Of threads that are not heard of yet: since how many ticks, and what ended."""
         self._retired: dict[int, int] = {}
+        self._retired_wakes: dict[int, int] = {}
         self._aged_at_ns = at_ns
         self._forgotten: deque[tuple[int, ThreadKey]] = deque()
 
@@ -161,6 +175,7 @@ class Ledger:
         anew: bool = False,
         states: int = 0,
         max_ns: int = 0,
+        storms: Mapping[int, Storm] = MappingProxyType({}),
     ) -> list[ThreadKey]:
         """Add one tick. `gone`: the threads that ended in it, and when. `ran`: how long threads have run in all, where
         it has changed. `primed_ns`: when the walk began, if `walked` has
@@ -203,11 +218,21 @@ class Ledger:
         exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]
         self._give_back([key for key in exited if key not in returned and key not in self.waiting], at_ns)
         self._apply(delta, sites, at_ns)
+        self._count_storms(storms)
         self._exited = {**dict.fromkeys((*lost, *silent), at_ns), **gone}
         for key, end_ns in self._exited.items():
             self._end(key, end_ns)
         self.at_ns = at_ns
         return [*self._exited]
+
+    def _count_storms(self, storms: Mapping[int, Storm]) -> None:
+        for wake, was in self.storms.items():
+            if was.largest and wake not in storms:
+                self.storms[wake] = was._replace(largest=0)
+        for wake, one in storms.items():
+            self._stormed_ns[wake] = self.at_ns
+            sums = self.storms.get(wake, Storm()).plus(one)
+            self.storms[wake] = sums._replace(largest=one.largest)
 
     def _count_run(self, ran: Ran, off_ns: int, at_ns: int, delta: _Delta) -> None:
         """Add what a thread has run since it was last told. `off_ns`: its record's off-CPU time by the end."""
@@ -253,11 +278,11 @@ class Ledger:
             self.waiting[key] = waiting._replace(user=user)
             self._restless.add(key)  # from the next tick on it stands there
 
-    def age(self, keep_ns: int) -> set[int] | None:
-        """Once in `keep_ns`: give back what has not been used for as long; ids of stacks dropped with it.
+    def age(self, keep_ns: int) -> Dropped | None:
+        """Once in `keep_ns`: give back what has not been used for as long; ids of stacks and wakes dropped with it.
 
         None when it is not yet time. A live thread's site without a wait for keep_ns moves its sums to
-        the site of those given back; stacks that nothing names any more leave the book.
+        the site of those given back; stacks and wakes that nothing names any more leave the book.
         """
         if self.at_ns - self._aged_at_ns < keep_ns:
             return None
@@ -268,10 +293,23 @@ class Ledger:
                 of_thread = self._sites_of.get(key.thread)
                 if of_thread:
                     of_thread.remove(key)
-        used = {stack for key in self.sites for stack in (key.kernel, key.user)}
+        before_ns = self.at_ns - keep_ns
+        for wake in [wake for wake, at_ns in self._stormed_ns.items() if at_ns < before_ns]:
+            del self._stormed_ns[wake], self.storms[wake]
+        sites = [*self.sites, *self._late]
+        wakes = {key.wake for key in sites}.union(self.storms)
+        dropped_wakes = {
+            wake
+            for wake in self.book.wakes
+            if wake >= FIRST_WAKE and wake not in wakes and self._retired_wakes.get(wake, 0) < before_ns
+        }
+        for wake in dropped_wakes:
+            del self.book.wakes[wake]
+            self._retired_wakes.pop(wake, None)
+        used = {stack for key in sites for stack in (key.kernel, key.user)}
         used.update(site.kernel for site in waiting)
         used.update(w.user for w in self.waiting.values())
-        before_ns = self.at_ns - keep_ns
+        used.update(stack for wake in self.book.wakes.values() for stack in wake.stacks)
         dropped = {
             stack
             for stack in self.book.stacks
@@ -283,7 +321,7 @@ class Ledger:
         while self._forgotten and self._forgotten[0][0] < before_ns:
             self._forget_name()
         self._aged_at_ns = self.at_ns
-        return dropped
+        return Dropped(dropped, dropped_wakes)
 
     def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> None:
         """Add what ended, less what was shown of the first of those waits while it was in progress."""
@@ -321,9 +359,12 @@ class Ledger:
             delta.sites.append((_lost_site(key), SiteTotals(r.lost_waits, r.lost_ns, r.lost_runqueue_ns)))
         if taken_ns and r.first_kind in (layout.KIND_SITE, layout.KIND_LOST):
             lost = r.first_kind == layout.KIND_LOST
-            site = _lost_site(key) if lost else self._locate(key.pid, key.tid, r.first_kernel, r.first_user)
+            site = (
+                _lost_site(key) if lost else self._locate(key.pid, key.tid, r.first_kernel, r.first_user, r.first_wake)
+            )
             if waiting and site.kernel == NO_STACK and waiting.site.kernel >= FIRST_STACK:
-                delta.moved[site] = waiting.site  # primed: only the walk knows its stack
+                # primed: only the walk knows its stack
+                delta.moved[site] = waiting.site._replace(wake=site.wake)
             delta.sites.append((site, SiteTotals(0, -taken_ns, -taken_runqueue_ns)))
 
     def _hold_back(self, ended: Ended, returned: set[ThreadKey], delta: _Delta) -> tuple[Ended, set[ThreadKey]]:
@@ -434,7 +475,7 @@ class Ledger:
         elif kernel in (SHORT, FILTERED):
             kernel = SHORT if age_ns < min_ns else NO_STACK
         user = NO_STACK if kernel < FIRST_STACK else w.user
-        if (kernel, user) != site[2:]:
+        if (kernel, user) != site[2:4]:
             site = SiteKey(key.pid, key.tid, kernel, user)
         from_ns = max(w.from_ns, min(w.left_ns, at_ns))  # it may have left just after its first snapshot
         runqueue_ns = w.runqueue_ns
@@ -493,6 +534,7 @@ class Ledger:
             self._exec_ns.pop(key, None)
             for site in self._sites_of.pop(key, ()):
                 self._retired[site.kernel] = self._retired[site.user] = at_ns
+                self._retired_wakes[site.wake] = at_ns
                 self._retire_site(site)
             self._forgotten.append((at_ns, key))
         while len(self._forgotten) > _MOST_NAMES:

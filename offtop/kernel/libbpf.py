@@ -77,6 +77,7 @@ def library() -> ct.CDLL:
         lib.ring_buffer__new.argtypes = [ct.c_int, _OnSample, ct.c_void_p, ct.c_void_p]
         lib.ring_buffer__consume.argtypes = [ct.c_void_p]
         lib.ring_buffer__free.argtypes = [ct.c_void_p]
+        lib.bpf_raw_tracepoint_open.argtypes = [ct.c_char_p, ct.c_int]
         lib.bpf_obj_get_info_by_fd.argtypes = [ct.c_int, ct.c_void_p, ct.POINTER(ct.c_uint32)]
         return lib
     raise KernelError("The library libbpf is missing. Install it: sudo apt install libbpf1   (Fedora: libbpf).")
@@ -202,6 +203,15 @@ def walk(link_fd: int) -> bytes:
         os.close(fd)
 
 
+def attach_typed(program_fd: int) -> int:
+    """Attach a program to the tracepoint that it was loaded for; a descriptor for as long as which it is. Raises
+    OSError."""
+    fd = library().bpf_raw_tracepoint_open(None, program_fd)
+    if fd < 0:
+        raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+    return fd
+
+
 def enable_statistics() -> int:
     """A descriptor for as long as which the kernel counts run times. Raises OSError before 5.8.
 
@@ -246,6 +256,12 @@ class KernelTypes:
     def has_tracepoint(self, name: str) -> bool:
         """Whether the kernel has this raw tracepoint."""
         return self._find(f"btf_trace_{name}", _KIND_TYPEDEF) is not None
+
+    def tracepoint_type(self, name: str) -> int | None:
+        """The number of a raw tracepoint's type, by which programs attach that know their arguments; None where it is
+        not there."""
+        found = library().btf__find_by_name_kind(self._btf, f"btf_trace_{name}".encode(), _KIND_TYPEDEF)
+        return found if found > 0 else None
 
     def tracepoint_arguments(self, name: str) -> int:
         """How many arguments a raw tracepoint has; 0 where it is not there."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +31,17 @@ from offtop.kernel.program import AUTO, Unwind, attach
 from offtop.kernel.stacks import Stacks
 from offtop.kernel.status import status_of
 from offtop.kernel.userstacks import UserStacks
+from offtop.kernel.wakes import Wakes
 from offtop.kernel.walker import Taught, Walker
 from offtop.kernel.walks import Walks
 from offtop.kernel.whichcgroup import Cgroup
+from offtop.model import wakers
 from offtop.model.book import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
 from offtop.model.snapshot import OUTSIDE, Bound, Filters, Snapshot
 from offtop.model.stack import Frame
 from offtop.model.table import Ints, integers
+from offtop.model.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Storm
 from offtop.source import Happening
 
 _ALL_ONES = (1 << 64) - 1
@@ -48,6 +52,16 @@ _PRIME_NS = 60 * 1_000_000_000
 _PRIME_CGROUP_NS = 10 * 1_000_000_000
 """The same of a cgroup: who is moved into it, or out of it, while they wait is noticed only then."""
 _CLOSE_SECONDS = 2.0
+_FILE_CALLS = (
+    "read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 recvfrom recvmsg recvmmsg sendto sendmsg "
+    "sendmmsg accept accept4 connect epoll_wait epoll_pwait epoll_pwait2 flock fsync fdatasync ioctl fcntl splice "
+    "io_uring_enter vmsplice tee sendfile fallocate ftruncate"
+)
+_NAMED_BY = {
+    **dict.fromkeys(_FILE_CALLS.split(), layout.OBJECT_FILE),
+    **dict.fromkeys(("futex", "futex_wait"), layout.OBJECT_ADDRESS),
+}
+"""What a system call waits on, where its first argument names it."""
 _ZERO = bytes(4)
 
 
@@ -63,9 +77,11 @@ class LiveSource(Happening):
         unwind: Unwind = AUTO,
         keep_ns: int = _KEEP_NS,
         debuginfod: Sequence[str] = (),
+        mode: str = OFFCPU,
+        depth: int = DEFAULT_DEPTH,
     ) -> None:
-        """`debuginfod`: servers to be asked for debug files. Raises an OfftopError that says what is missing and how
-        to get it; nothing is left attached then."""
+        """`mode` and `depth`: as set_mode has them. `debuginfod`: servers to be asked for debug files. Raises an
+        OfftopError that says what is missing and how to get it; nothing is left attached then."""
         if os.geteuid() != 0 and not _may_load_bpf():
             raise PrivilegeError(
                 "offtop needs root (or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG) to attach to the "
@@ -80,7 +96,9 @@ class LiveSource(Happening):
         """Counts up whenever another choice of threads is asked for."""
         _check_alive([*filters.pids], [*filters.tids])
         self._given = filters
-        self._lock = threading.Lock()
+        self._mode = self._asked_mode = OFFCPU, DEFAULT_DEPTH
+        """What is gathered, and what is to be from the next reading on."""
+        self._lock, self._loading = threading.Lock(), threading.Lock()
         self._keep_ns = keep_ns
         self._servers = debuginfod
         self._closed = self._was_last = False
@@ -93,6 +111,8 @@ class LiveSource(Happening):
             self._program = attach(self._features, door, waking=waking, defines=self._defines, unwind=unwind)
             self._opened.callback(self._program.close)
             self._start(categories, unwind)
+            self.set_mode(mode, depth)
+            self._change_mode()
         except OSError as error:
             self._opened.close()
             raise KernelError(
@@ -129,12 +149,21 @@ class LiveSource(Happening):
             self._processes.frames,
             (symbols.address_of("__sched_text_start") or 0, symbols.address_of("__sched_text_end") or 0),
             self._user_stacks.copied,
+            self._called_exec,
         )
+        self._wakes = Wakes(maps["wakers"], maps["wakes"], self._book, self._stacks.of_waker)
+        for name, what in _NAMED_BY.items():
+            number = syscalls.number_of(name)
+            if 0 <= number < layout.CALLS:
+                maps["calls"].update(number.to_bytes(4, "little"), what.to_bytes(4, "little"))
+        self._interrupts = symbols.ranges(wakers.INTERRUPTS, wakers.is_interrupt)[: layout.INTERRUPTS]
         self._walks = Walks()
         self._half = 0
         self._clock_apart_ns = 0
         self._prime, self._primed_ns = True, 0
         self._lost: dict[str, int] = {}
+        self._full: dict[str, int] = {}
+        """How often a table of the kernel's had no room."""
         self._renamed: list[ThreadKey] = []
         self._met: set[ThreadKey] = set()
         """By the walks of this tick."""
@@ -142,7 +171,7 @@ class LiveSource(Happening):
         self._readers = (0, 0)
         self._configure(self._filters, Filters())
         now_ns = time.monotonic_ns()
-        self._ledger = Ledger(now_ns, self._stacks.site, self._book, _is_alive)
+        self._ledger = Ledger(now_ns, self._site, self._book, _is_alive)
         self._cost = CostMeter(self._program.programs, now_ns)
         self._opened.callback(self._cost.close)
 
@@ -174,6 +203,7 @@ class LiveSource(Happening):
 
     def _read(self) -> Snapshot:
         asked, in_effect, anew = self._asked, self._filters, False
+        mode = self._mode[0]
         known_readers = self._readers
         readers = (self._names.reader_pid, self._user_stacks.reader_pid)
         followed = self._follow(asked.cgroup)
@@ -187,6 +217,7 @@ class LiveSource(Happening):
             self._readers = readers
             self._configure(asked, self._filters)
             self._filters = asked
+        self._change_mode()
         walk_ns = time.monotonic_ns()
         primed = self._prime or walk_ns - self._primed_ns > (_PRIME_CGROUP_NS if asked.cgroup else _PRIME_NS)
         is_walked = primed or self._walks.is_due
@@ -228,6 +259,7 @@ class LiveSource(Happening):
             anew=anew,
             states=asked.states,
             max_ns=asked.max_ns,
+            storms=self._storms(drained) if mode != OFFCPU else {},
         )
         self._place_user_stacks(at_ns, are_all=True)
         for key in ended:
@@ -239,13 +271,17 @@ class LiveSource(Happening):
             self._stacks.forget_thread(key)
         self._renamed.clear()
         lost = self._count_lost()
-        self._stacks.make_room(at_once=lost.get("stacks", 0) > self._lost.get("stacks", 0))
+        full = {kind: self._count(kind) for kind in ("stacks", "wakes")}
+        self._stacks.make_room(at_once=full["stacks"] > self._full.get("stacks", 0))
+        self._wakes.make_room(at_once=full["wakes"] > self._full.get("wakes", 0))
+        self._full = full
         if lost.get("threads", 0) > self._lost.get("threads", 0):
             self._prime = True  # or one that ended and was lost would wait for ever
         self._lost = lost
         dropped = self._ledger.age(self._keep_ns)
         if dropped:
-            self._stacks.forget(dropped)
+            self._stacks.forget(dropped.stacks)
+            self._wakes.forget(*dropped)
         self._details.drop_unnamed()
         cost, missed = self._cost.read(at_ns, self._readers)
         self._user_stacks.fill(at_ns, cost.cpu_pct)
@@ -261,6 +297,8 @@ class LiveSource(Happening):
             lost=lost,
             cost=cost._replace(walk_ns=self._walks.took_ns, walk_every=self._walks.every),
             machine=machine,
+            storms=dict(self._ledger.storms),
+            mode=mode,
             door=self._program.door,
             filters=in_effect,
         )
@@ -276,6 +314,31 @@ class LiveSource(Happening):
         _check_alive(new_pids, [tid for tid in filters.tids if tid not in self._given.tids])
         self._look_for(filters.cgroup)
         self._asked = filters
+
+    def set_mode(self, mode: str, depth: int = DEFAULT_DEPTH) -> None:
+        """From the next reading on, gather what this mode shows, one of wake.MODES; `depth`: how many wakers of a
+        chain. Where no mode with wakers was asked for before, it takes a second: not for the thread of a screen.
+
+        Raises KernelError where this kernel cannot tell wakers.
+        """
+        if mode != OFFCPU:
+            with self._loading:
+                self._program.load_waking()
+        self._asked_mode = mode, depth
+
+    def _change_mode(self) -> None:
+        """Attach what the mode needs, and detach what it does not."""
+        asked = self._asked_mode  # read once: it may change meanwhile
+        if asked == self._mode:
+            return
+        wanted = asked[0] != OFFCPU
+        if wanted:
+            self._program.watch_wakings(True)
+        self._mode = asked
+        self._configure(self._filters, self._filters)
+        if not wanted:
+            self._program.watch_wakings(False)
+        self._cost.watch(self._program.programs)
 
     def _look_for(self, cgroup: str) -> None:
         """Raises UsageError for one that is not there."""
@@ -312,6 +375,7 @@ class LiveSource(Happening):
             ("kernel", f"{platform.release()} {platform.machine()}"),
             ("door", f"{self._program.door} ({doors.get(self._program.door, 'tracepoint sched_switch')})"),
             ("run-queue time", "tracepoint sched_waking" if self._program.waking else "the kernel's run_delay"),
+            ("wakers", "tracepoint sched_waking" if self._depth else "not asked for (keys 2, 3 and 4)"),
             ("compiler", f"bcc {self._program.bcc_version}"),
             ("maps", f"sites {maps['sites_0'].entries:,}, ended threads {maps['gone_0'].entries:,} a tick"),
             ("stacks", f"kernel {kernel_fill:.0%}, user {user_fill:.0%} of {maps['user_stacks'].entries:,}"),
@@ -358,19 +422,45 @@ class LiveSource(Happening):
         of_cgroup = (cgroup.id, cgroup.level, self._features.hierarchies[cgroup.hierarchy]) if cgroup else (0, 0, 0)
         states = filters.states or 0xFFFFFFFF
         own_pid = os.getpid()
+        interrupts = [*self._interrupts, *[(0, 0)] * layout.INTERRUPTS][: layout.INTERRUPTS]
         maps["config"].update(
             _ZERO,
             layout.CONFIG.pack(
                 *(filters.min_ns, filters.max_ns or _ALL_ONES, states, select, own_pid, *self._readers),
                 *(self._choice & 0xFFFFFFFF, *of_cgroup),
+                *(self._depth, 0, _ALL_ONES if self._depth else 0, *chain.from_iterable(interrupts)),
             ),
         )
         for name, wanted, old in ids:
             for one in set(old).difference(wanted):
                 maps[name].delete(one.to_bytes(4, "little"))
 
+    def _called_exec(self, pid: int) -> int | None:
+        known = self._program.maps["execs"].lookup(pid.to_bytes(4, "little"))
+        return None if known is None else int.from_bytes(known[:4], "little")
+
+    @property
+    def _depth(self) -> int:
+        """How many wakers are asked for."""
+        mode, depth = self._mode
+        return 0 if mode == OFFCPU else depth if mode == CHAIN else 1
+
+    def _site(self, pid: int, tid: int, kernel: int, user: int, wake: int) -> SiteKey:
+        """The site of a record's raw ids."""
+        site = self._stacks.site(pid, tid, kernel, user)
+        return SiteKey(*site[:4], self._wakes.id_of(wake, pid, tid)) if wake else site
+
+    def _storms(self, half: int) -> dict[int, Storm]:
+        found: list[tuple[tuple[int, int], tuple[int, ...]]] = []
+        for keys, values in self._program.maps[f"storms_{half}"].drain():
+            for (at_ns, cpu, _), storm in zip(
+                layout.STORM_KEY.iter_unpack(keys), layout.STORM.iter_unpack(values), strict=True
+            ):
+                found.append(((at_ns, cpu), storm))
+        return self._wakes.storms(found)
+
     def _sites(self, half: int) -> Ended:
-        site, found, parts = self._stacks.site, list[SiteKey](), list[Ints]()
+        site, found, parts = self._site, list[SiteKey](), list[Ints]()
         for keys, values in self._program.maps[f"sites_{half}"].drain():
             found += [site(*key) for key in layout.SITE_KEY.iter_unpack(keys)]
             parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
@@ -519,6 +609,8 @@ class LiveSource(Happening):
             count = self._count(kind)
             if count and kind != "copies":  # of whose waits nothing is lost but callers
                 lost[kind] = count
+        if self._wakes.unread:
+            lost["wakes"] = lost.get("wakes", 0) + self._wakes.unread
         if self._stacks.unread:
             lost["stacks"] = lost.get("stacks", 0) + self._stacks.unread
         return lost

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from offtop import paths
 from offtop.errors import KernelError, OfftopError, PrivilegeError
-from offtop.kernel import layout, namespace
+from offtop.kernel import layout, libbpf, namespace, syscalls
 from offtop.kernel.features import Features, choose_door
 from offtop.kernel.libbpf import Map
 from offtop.model.printable import printable
@@ -38,6 +38,8 @@ class Sizes:
     threads: int
     sites: int
     stacks: int
+    wakes: int = 8192
+    storms: int = 4096
 
 
 def sizes_for_machine() -> Sizes:
@@ -46,7 +48,8 @@ def sizes_for_machine() -> Sizes:
     if namespace.own():
         threads = max(threads, int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2]))
     room = 1 << max(13, min(18, (2 * threads + 2048 - 1).bit_length()))
-    return Sizes(threads=room, sites=min(1 << 18, 2 * room), stacks=max(8192, min(32768, room)))
+    kept = max(8192, min(32768, room))
+    return Sizes(threads=room, sites=min(1 << 18, 2 * room), stacks=kept, wakes=kept)
 
 
 class Unwind(NamedTuple):
@@ -82,11 +85,21 @@ def _copies_pages(unwind: Unwind) -> int:
 class Program:
     """An attached BPF program. Close it, or end, to detach."""
 
-    def __init__(self, door: str, waking: bool, fds: Mapping[str, int], bcc_version: str, unwind: Unwind) -> None:
+    def __init__(
+        self,
+        door: str,
+        waking: bool,
+        fds: Mapping[str, int],
+        bcc_version: str,
+        unwind: Unwind,
+        request: Mapping[str, Any],
+    ) -> None:
+        """`request`: of which the compiler made it."""
         self.door, self.waking, self.bcc_version = door, waking, bcc_version
+        self._request = request
         self.unwind = unwind
         """As it is walked; along frame pointers where the kernel refuses rules."""
-        self._fds = list(fds.values())
+        self._fds = dict(fds)
         self.programs = {name.removeprefix("program "): fd for name, fd in fds.items() if name.startswith("program ")}
         self.walk_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
         """Descriptors of the iterators that make a walk, in their order."""
@@ -100,10 +113,54 @@ class Program:
             if (found.key_bytes, found.value_bytes) != (key_bytes, value_bytes):
                 raise KernelError(f"offtop's parts do not fit together (map {name}). Install offtop anew, whole.")
 
+    def load_waking(self) -> None:
+        """Have the program ready that finds wakers. It takes a second, which only those spend who ask for wakers.
+
+        Raises KernelError where this kernel cannot tell them.
+        """
+        if self.waking or "sched_waking" in self.programs:
+            return
+        typed = self._request["waking_type"]
+        if typed is None:
+            raise KernelError("Wakers cannot be told: this kernel does not describe sched_waking. See: offtop doctor")
+        given = {name.removeprefix("map "): fd for name, fd in self._fds.items() if name.startswith("map ")}
+        request = {
+            **self._request,
+            "flags": [*self._request["flags"], "-DTYPED_WAKING=1"],
+            "raw_tracepoints": {},
+            "kprobes": {},
+            "iterators": {},
+            "typed_tracepoints": {"on_waking": ["sched_waking", typed]},
+            "given": given,
+            "maps": [],
+        }
+        answer, fds, output = _ask_compiler(request, [*given.values()])
+        if "error" in answer:
+            raise _explain(answer, output, self.door)
+        if not fds:
+            why = " ".join(answer["refused"].split())
+            raise KernelError(f"Wakers cannot be told: {printable(why[:300])}. See what is missing: offtop doctor")
+        try:
+            os.close(libbpf.attach_typed(fds[0]))  # whether it may be attached is told now, not amid a reading
+        except OSError as error:
+            os.close(fds[0])
+            raise KernelError(f"Wakers cannot be told: {error.strerror}. See what is missing: offtop doctor") from error
+        self.programs["sched_waking"] = self._fds["program sched_waking"] = fds[0]
+
+    def watch_wakings(self, wanted: bool) -> None:
+        """Attach the program at sched_waking, or detach it: only wakers need it, but where run-queue time comes from
+        there, too. Raises OSError."""
+        if self.waking or wanted == ("link sched_waking" in self._fds):
+            return
+        if wanted:
+            self._fds["link sched_waking"] = libbpf.attach_typed(self.programs["sched_waking"])
+        else:
+            os.close(self._fds.pop("link sched_waking"))
+
     def close(self) -> None:
-        for fd in self._fds:
+        for fd in self._fds.values():
             os.close(fd)
-        self._fds = []
+        self._fds = {}
 
 
 def possible_cpus() -> int:
@@ -143,7 +200,7 @@ def _attach_through(
     door: str, features: Features, sizes: Sizes, waking: bool, defines: Mapping[str, int], unwind: Unwind
 ) -> Program:
     waking = waking or features.waking or door == "switch"
-    raw = {"on_switch": "sched_switch"}
+    raw = {"on_switch": "sched_switch", "on_exec": "sched_process_exec"}
     functions = [defines[name] for name in namespace.FUNCTIONS if name in defines]
     if door == "exit":
         raw["on_exit"] = "sched_exit_tp"
@@ -152,8 +209,6 @@ def _attach_through(
     # Task storage is reached from a thread's own context only, and nobody can list it.
     by_tid = waking or bool(functions) or not features.task_storage
     is_ruled = unwind.is_ruled(features)
-    if by_tid or is_ruled:
-        raw["on_exec"] = "sched_process_exec"
     if is_ruled:
         raw["on_fork"] = "sched_process_fork"
     known = {**_defines(door, features, sizes, waking, by_tid), **unwind.defines(features), **defines}
@@ -162,17 +217,20 @@ def _attach_through(
         "headers": str(paths.bpf() / "headers"),
         "flags": [f"-D{name}={value}" for name, value in known.items()],
         "raw_tracepoints": raw,
+        "typed_tracepoints": {},
+        "given": {},
+        "bpf": syscalls.number_of("bpf"),
         "kprobes": {"on_finish": features.kprobe_symbol} if door == "kprobe" else {},
         "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
         "functions": functions,
-        "maps": [*layout.SIZES, *(layout.UNWIND_SIZES if is_ruled else ())],
+        "maps": ["record", *layout.SIZES, *(layout.UNWIND_SIZES if is_ruled else ())],
     }
     answer, fds, output = _ask_compiler(request)
     if "error" in answer:
         raise _explain(answer, output, door)
     named = dict(zip(answer["fds"], fds, strict=True))
     try:
-        return Program(door, waking, named, answer["bcc"], unwind)
+        return Program(door, waking, named, answer["bcc"], unwind, {**request, "waking_type": features.waking_type})
     except BaseException:
         for fd in fds:
             os.close(fd)
@@ -188,6 +246,8 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         "THREADS": sizes.threads,
         "SITES": sizes.sites,
         "STACKS": sizes.stacks,
+        "WAKES": sizes.wakes,
+        "STORMS": sizes.storms,
         f"DOOR_{door.upper()}": 1,
         "WAKING": 1 if waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
@@ -209,12 +269,13 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         "TASK_EXECS": features.execs,
         **features.registers,
         **features.cgroup,
+        **features.files,
     }
     return {name: value for name, value in defines.items() if value is not None}
 
 
-def _ask_compiler(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], str]:
-    """The child's answer, the descriptors, and all that it printed."""
+def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
+    """The child's answer, the descriptors, and all that it printed. `shared`: descriptors that it has, too."""
     ours, theirs = socket.socketpair()
     with ours, theirs, tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
@@ -222,7 +283,7 @@ def _ask_compiler(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], s
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), *shared],
             start_new_session=True,  # a ctrl-C on the terminal is the parent's to answer
         )
         theirs.close()

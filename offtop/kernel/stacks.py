@@ -7,10 +7,12 @@ process they are of and wherever it has its libraries. So forked workers share t
 from collections.abc import Callable, Sequence
 
 from offtop.kernel import layout
+from offtop.kernel.idtable import IdTable
 from offtop.kernel.libbpf import Map
 from offtop.kernel.walker import Found
+from offtop.model import wakers
 from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.categories import Categories
+from offtop.model.categories import OTHER, Categories
 from offtop.model.stack import (
     ASTRAY,
     DEEP,
@@ -29,7 +31,6 @@ from offtop.model.stack import (
     Stack,
 )
 
-_FIRST_RAW_ID = 16
 _TRACER_FRAMES = 12
 _MOST_WALKED = 16_384
 """Stale words of a thread's stack make a few more of them than there are stacks."""
@@ -41,6 +42,8 @@ UserFrames = Callable[[int, Sequence[int]], tuple[Frame, ...]]
 Copied = Callable[[int], tuple[int, Found | int] | None]
 """Id of a copy → of which program it was, and what has become of it, or the id of another stack of that wait; None: it
 was lost."""
+CalledExec = Callable[[int], int | None]
+"""pid → which program it runs by now, as `runs` has it; None: the one that it ran at first."""
 _LOW = (1 << layout.END_EXECS) - 1
 _OTHER_PROGRAM = (Frame(GONE, 0),)
 _ENDS = {
@@ -55,44 +58,10 @@ _ENDS = {
 }
 
 
-class _Table:
-    """The stacks of one kernel map: emptied when half full, because the kernel puts back what it meets again."""
-
-    def __init__(self, stacks: Map) -> None:
-        self._map = stacks
-        self._read: dict[int, tuple[tuple[int, ...], int]] = {}
-        self._older: dict[int, tuple[tuple[int, ...], int]] = {}
-        self.untold = 0
-        """Others that may be in it, which nobody reads."""
-
-    def read(self, raw_id: int) -> tuple[tuple[int, ...], int] | None:
-        """(addresses leaf first, layout.END_*); None: it was not kept."""
-        found = self._read.get(raw_id)
-        if found is None:
-            value = self._map.lookup(raw_id.to_bytes(8, "little"))
-            if value is not None:
-                depth, end, *frames = layout.STACK.unpack(value)
-                found = tuple(frames[: min(depth, layout.FRAMES)]), end
-            else:
-                found = self._older.get(raw_id)
-            if found is not None:
-                self._read[raw_id] = found
-        return found
-
-    @property
-    def fill(self) -> float:
-        """How much of the map is taken, 0 to 1."""
-        return (len(self._read) + self.untold) / self._map.entries
-
-    def make_room(self, at_once: bool) -> bool:
-        """Empty the map if it is half full, or `at_once`. Records made before this are still understood."""
-        if self.fill < 0.5 and not at_once:
-            return False
-        self._older, self._read, self.untold = self._read, {}, 0
-        for keys, values in self._map.drain():
-            for raw_id, (depth, end, *frames) in zip(keys.cast("Q"), layout.STACK.iter_unpack(values), strict=True):
-                self._older[raw_id] = tuple(frames[: min(depth, layout.FRAMES)]), end
-        return True
+def _stack_of(value: bytes | memoryview) -> tuple[tuple[int, ...], int]:
+    """Addresses, leaf first, and layout.END_*."""
+    depth, end, *frames = layout.STACK.unpack(value)
+    return tuple(frames[: min(depth, layout.FRAMES)]), end
 
 
 class Stacks:
@@ -108,11 +77,13 @@ class Stacks:
         user_frames: UserFrames,
         sched_text: tuple[int, int],
         copied: Copied = lambda _: None,
+        called_exec: CalledExec = lambda _: None,
     ) -> None:
         """`sched_text`: first and end address of the kernel's __sched functions."""
-        self._kernel, self._user = _Table(kernel), _Table(user)
+        self._kernel, self._user = IdTable(kernel, _stack_of), IdTable(user, _stack_of)
         self._book, self._categories = book, categories
         self._kernel_frame, self._user_frames, self._copied = kernel_frame, user_frames, copied
+        self._called_exec = called_exec
         self._sched_text = sched_text
         self._next_id = FIRST_STACK
         self._by_frames: dict[tuple[tuple[Frame, ...], str, bool], int] = {}
@@ -137,6 +108,10 @@ class Stacks:
             if not user & layout.COPIED:  # which there is once
                 of_thread[kernel, user] = site
         return site
+
+    def of_waker(self, pid: int, kernel: int, user: int) -> tuple[int, int]:
+        """The ids of a waker's stacks, by its raw ones."""
+        return self._kernel_id(kernel), self._user_id(pid, user)
 
     def user(self, found: Found) -> int:
         """The id of a user stack as it was walked here."""
@@ -195,7 +170,7 @@ class Stacks:
         self._sites.clear()
 
     def _kernel_id(self, raw_id: int) -> int:
-        if raw_id < _FIRST_RAW_ID:
+        if raw_id < layout.FIRST_ID:
             return raw_id
         known = self._kernel_ids.get(raw_id)
         if known is None:
@@ -218,7 +193,7 @@ class Stacks:
                 is_old = self._is_of_another(pid, execs)
                 return self._intern_user(_OTHER_PROGRAM, ENDED, False) if is_old else self.user(what)
             raw_id = what
-        if raw_id < _FIRST_RAW_ID:
+        if raw_id < layout.FIRST_ID:
             return raw_id
         of_process = self._user_ids.setdefault(pid, {})
         known = of_process.get(raw_id)
@@ -241,7 +216,10 @@ class Stacks:
 
     def _is_of_another(self, pid: int, execs: int) -> bool:
         """Whether that was a program which the process does not run any more: nobody can tell now what lay where."""
-        return self._execs.get(pid, execs) != execs
+        now = self._execs.get(pid)
+        if now is None:  # who is not counted is in no walk
+            now = self._called_exec(pid)
+        return now is not None and now != execs
 
     def _intern_user(self, frames: tuple[Frame, ...], end: str, unsure: bool) -> int:
         if not frames:
@@ -256,13 +234,21 @@ class Stacks:
         frames = tuple(self._kernel_frame(address) for address in addresses)
         names = [frame.name for frame in frames]
         for i, name in enumerate(names[:_TRACER_FRAMES]):
-            if name == "__schedule":  # what is above is the tracer: this program, and what called it
+            if name in ("__schedule", wakers.FIRST):  # what is above is the tracer: this program, and what called it
                 frames, names = frames[i:], names[i:]
                 break
-        tail = self._categories.tail_length(names)
+        if names[0] == wakers.FIRST:
+            frames = frames[: wakers.cut_at_interrupt(names)]
+            tail = wakers.tail_length(names)
+        else:
+            tail = self._categories.tail_length(names)
 
         def made() -> Stack:
-            trimmed = names[tail:]
+            trimmed = names[tail : len(frames)]
+            if names[0] == wakers.FIRST:
+                return Stack(
+                    frames, tail, OTHER, wakers.entry_length(trimmed) or self._categories.entry_length(trimmed)
+                )
             return Stack(frames, tail, self._categories.classify(trimmed), self._categories.entry_length(trimmed))
 
         return self._intern(frames, WHOLE, False, made)

@@ -28,6 +28,11 @@ def name_of(number: int, machine: str = _MACHINE) -> str:
     return _names(machine).get(number, "")
 
 
+def number_of(name: str) -> int:
+    """Of this machine's own; -1 where nobody knows it."""
+    return next((number for number, found in _names(_MACHINE).items() if found == name), -1)
+
+
 @cache
 def _names(machine: str) -> Mapping[int, str]:
     """Nothing for a machine that nobody knows."""

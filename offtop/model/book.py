@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from offtop.model.stack import EMPTY, RESERVED, Stack
+from offtop.model.wake import GOES_ON, NO_WAKE, Wake
+from offtop.model.wake import RESERVED as RESERVED_WAKES
 
 
 class ThreadKey(NamedTuple):
@@ -27,6 +29,8 @@ class SiteKey(NamedTuple):
     """Stack id."""
     user: int
     """Stack id."""
+    wake: int = NO_WAKE
+    """Id of what ended it, where that is gathered."""
 
     @property
     def thread(self) -> ThreadKey:
@@ -67,6 +71,7 @@ their arguments are in other registers."""
 @dataclass(slots=True)
 class Book:
     stacks: dict[int, Stack] = field(default_factory=lambda: dict(RESERVED))
+    wakes: dict[int, Wake] = field(default_factory=lambda: dict(RESERVED_WAKES))
     comms: dict[ThreadKey, str] = field(default_factory=dict[ThreadKey, str])
     """The thread's own name, raw: escape it before it is shown."""
     processes: dict[int, str] = field(default_factory=dict[int, str])
@@ -85,6 +90,9 @@ class Book:
 
     def stack(self, stack_id: int) -> Stack:
         return self.stacks.get(stack_id, EMPTY)
+
+    def wake(self, wake_id: int) -> Wake:
+        return self.wakes.get(wake_id, GOES_ON)
 
     def comm(self, key: ThreadKey) -> str:
         return self.comms.get(key, "")

@@ -14,6 +14,7 @@ from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Machine, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import NO_STACK
 from offtop.model.table import SITES, THREADS, Ints, K, Kind, V, integers, table_of
+from offtop.model.wake import NO_WAKE, Storm
 from offtop.model.window import finished
 
 WAITING_FIELDS = 8
@@ -60,11 +61,18 @@ class Change:
     mode: str = "offcpu"
     door: str = ""
     filters: Filters = Filters()
+    storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
+    """Running totals, as the snapshot has them."""
+
+    @property
+    def wakes(self) -> set[int]:
+        """The ids of the wakes in it."""
+        return {*np.unique(self.sites.ids[:, -1]).tolist(), *self.storms}.difference((NO_WAKE,))
 
     @property
     def stacks(self) -> set[int]:
-        """The ids of the stacks in it."""
-        ids = self.sites.ids[:, 2:].ravel(), self.waiting[:, 2:4].ravel(), self.begun[:, -1]
+        """The ids of the stacks in it, but for those of its wakes."""
+        ids = self.sites.ids[:, 2:4].ravel(), self.waiting[:, 2:4].ravel(), self.begun[:, -1]
         return {*np.concatenate(ids).tolist()}
 
 
@@ -89,12 +97,13 @@ def change(earlier: Snapshot, later: Snapshot) -> Change:
         later.mode,
         later.door,
         later.filters,
+        later.storms,
     )
 
 
 def placed(one: Waiting) -> tuple[int, ...]:
     """As numbers: where it is, and how much of it counts."""
-    return (*one.site, *one[1:5])
+    return (*one.site[:4], *one[1:5])
 
 
 def begun(one: Waiting) -> tuple[int, ...]:
@@ -113,7 +122,7 @@ def waiting_of(fields: Sequence[int], begun: Sequence[int]) -> Waiting:
     pid, tid, kernel, user, left_ns, from_ns, ready_ns, preempted = fields
     since_ns, bound, state, call, *arguments, read_user = begun
     return Waiting(
-        SITES.key((pid, tid, kernel, user)),
+        SITES.key((pid, tid, kernel, user, NO_WAKE)),
         left_ns,
         from_ns,
         ready_ns,
@@ -166,6 +175,7 @@ class Replayed:
             lost=one.lost,
             cost=one.cost,
             machine=one.machine,
+            storms=one.storms,
             mode=one.mode,
             door=one.door,
             filters=one.filters,

@@ -15,7 +15,7 @@ hundreds of entries, not windows of thousands. Threads and places are tables of 
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -126,8 +126,12 @@ class Scope(NamedTuple):
     tid: int | None = None
     idle: bool = True
     """Whether idle-looking waits are in it."""
+    blocked: bool = False
+    """Whether the run queue is in none but its own, as what follows a wakeup."""
 
     def holds(self, leaf: Leaf) -> bool:
+        if self.blocked and leaf.category == RUN_QUEUE != self.category:
+            return False
         of_all = self.category == ALL and leaf.category != FILTERED
         return (of_all or self.category == leaf.category) and (self.idle or not leaf.idle)
 
@@ -136,9 +140,11 @@ class Place(NamedTuple):
     """Where, whoever it was."""
 
     kernel: int
-    """Stack id."""
+    """Stack id; in wakeup mode the pid of who was woken."""
     user: int
-    """Stack id."""
+    """Stack id; in wakeup mode 0."""
+    wake: int = 0
+    """Id; in off-CPU mode 0."""
 
 
 def total(parts: Iterable[Added]) -> Part:
@@ -344,14 +350,24 @@ def by_thread(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
     return {(code >> 32, code & _LOW): part for code, part in some.by(thread_codes(some.ids))}
 
 
-def by_place(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
-    """(kernel, user) → what fell to that pair of stacks, of the waits in `scope`.
+def by_place(every: Shares, scope: Scope, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...], Added]:
+    """What fell to each place of the waits in `scope`; `places` makes them of the rows' ids (steps.places).
 
     Waits below the minimum and filtered ones have no stack, so they are in no place.
     """
     some = every.in_scope(scope)
     some = some.of((some.ids[:, 2] != stack.SHORT) & (some.ids[:, 2] != stack.FILTERED))
-    return {(code >> 32, code & _LOW): part for code, part in some.by(some.ids[:, 2] << 32 | some.ids[:, 3])}
+    distinct, codes = distinct_rows(places(some.ids))
+    return {distinct[code]: part for code, part in some.by(codes)}
+
+
+def distinct_rows(rows: Ints) -> tuple[list[tuple[int, ...]], Ints]:
+    """The rows of a matrix of three columns, each once, and which of them each row is."""
+    pairs, which = np.unique(rows[:, 0] << 32 | (rows[:, 1] & _LOW), return_inverse=True)
+    codes, which = np.unique(which.astype(np.int64) << 32 | rows[:, 2], return_inverse=True)
+    firsts = pairs[codes >> 32]
+    columns = firsts >> 32, (firsts & _LOW).astype(np.uint32).view(np.int32), codes & _LOW
+    return [*zip(*(column.tolist() for column in columns), strict=True)], which
 
 
 def top_of_threads(every: Shares, scope: Scope, whom: Collection[ThreadKey]) -> dict[ThreadKey, SiteKey]:

@@ -32,6 +32,8 @@ from offtop.model.printable import printable
 from offtop.model.rows import Row, process_name, thread_name
 from offtop.model.stack import INLINED, Frame, Names, functions
 from offtop.model.table import Ints, Mask, thread_codes
+from offtop.model.wake import Object, object_names, waker_names
+from offtop.model.waking import WITHOUT_WAKE, WakerKey, codes, object_of, waker_of
 from offtop.units import count, duration, parse_duration, threads
 
 _LONGEST = 500
@@ -44,6 +46,8 @@ _LOW = (1 << 32) - 1
 
 _WORD = ""
 """Stands for the key of a word alone."""
+_THREAD_THAT_WAKES, _WHAT_WAKES, _WHAT_IS_WAITED_ON = "=thread", "=waker", "=object"
+"""Stand for keys that nobody can type: what the list calls a thread that wakes, what else wakes, what is waited on."""
 _IDS = {"pid": 0, "tid": 1}
 """Key → column of a site's ids."""
 _LOOKS_AT = {
@@ -57,9 +61,17 @@ _LOOKS_AT = {
     "cgroup": ("cgroup", "place"),
     "container": ("container",),
     "cmd": ("cmdline",),
-    _WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program"),
+    "waker": ("waker",),
+    "wakerpid": ("wakerpid",),
+    "wakertid": ("wakertid",),
+    "object": ("object",),
+    _THREAD_THAT_WAKES: (_THREAD_THAT_WAKES,),
+    _WHAT_WAKES: (_WHAT_WAKES,),
+    _WHAT_IS_WAITED_ON: (_WHAT_IS_WAITED_ON,),
+    _WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program", "waker", "object"),
 }
 """Key → what of a wait it is about."""
+_OF_WAKES = frozenset({"waker", "wakerpid", "wakertid", "object", _THREAD_THAT_WAKES, _WHAT_WAKES, _WHAT_IS_WAITED_ON})
 _OF_DETAILS = frozenset({"user", "uid", "cgroup", "place", "container", "cmdline"})
 _TIMES: Mapping[str, Callable[[Row], int]] = {
     "max": lambda row: row.part.max_ns,
@@ -86,6 +98,10 @@ _EXAMPLES = {
     "cgroup": "*.service",
     "container": "docker*",
     "cmd": "*8080*",
+    "waker": "mysqld",
+    "wakerpid": "4242",
+    "wakertid": "4242",
+    "object": "pipe*",
     "max": "10ms",
     "now": "5s",
     "p50": "1ms",
@@ -180,6 +196,11 @@ class Filter:
         return any(isinstance(one, Text) and not _OF_DETAILS.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
 
     @property
+    def needs_wakers(self) -> bool:
+        """Whether it asks for what is not gathered in every mode; a word alone looks there, but elsewhere, too."""
+        return any(isinstance(one, Text) and one.key in _OF_WAKES for one in self.waits)
+
+    @property
     def needs_names(self) -> bool:
         """Whether it asks for names of the program's functions, which come late."""
         return any(isinstance(one, Text) and "program" in _LOOKS_AT[one.key] for one in self.waits)
@@ -212,6 +233,20 @@ def of_pool(pool: Pool) -> Filter:
     return Filter(f"pool {pool.family}", (Ids(0, (pool.pid,), False), Text("thread", re.compile(rf"{name}\Z"), False)))
 
 
+def of_waker(key: WakerKey) -> Filter:
+    """The waits that a waker ended, or all threads of its process did."""
+    ids = (("wakerpid", key.pid), ("wakertid", key.tid))
+    terms = [Text(name, _exactly(str(number)), False) for name, number in ids if number]
+    if key.tid or not key.pid:
+        terms.append(Text(_THREAD_THAT_WAKES if key.tid else _WHAT_WAKES, _exactly(key.name), False))
+    return Filter(f"woken by {key.name}", tuple(terms))
+
+
+def of_object(what: Object) -> Filter:
+    """The waits on one thing."""
+    return Filter(f"on {what.label}", (Text(_WHAT_IS_WAITED_ON, _exactly(what.label), False),))
+
+
 class _Looked:
     """Rows of a Shares, of which each thread, process, stack and category is looked at once."""
 
@@ -224,6 +259,7 @@ class _Looked:
             "pid": shares.ids[:, 0],
             "kernel": shares.ids[:, 2],
             "user": shares.ids[:, 3],
+            "wake": codes(shares.ids),
             "leaf": shares.leaf,
         }
         self._distinct: dict[str, tuple[list[int], Ints]] = {}
@@ -240,6 +276,13 @@ class _Looked:
             "category": ("leaf", lambda leaf: (shares.leaves[leaf].category,)),
             "kernel": ("kernel", lambda kernel: map(name, book.stack(kernel).trimmed)),
             "leaf": ("kernel", lambda kernel: map(name, book.stack(kernel).trimmed[:1])),
+            "waker": ("wake", lambda wake: _waker_names(book, wake)),
+            "wakerpid": ("wake", lambda wake: _numbers(book, wake)[:1]),
+            "wakertid": ("wake", lambda wake: _numbers(book, wake)[1:]),
+            "object": ("wake", lambda wake: () if wake in WITHOUT_WAKE else object_names(book.wake(wake).object)),
+            _THREAD_THAT_WAKES: ("wake", lambda wake: (waker_of(book, True)(wake).name,)),
+            _WHAT_WAKES: ("wake", lambda wake: (key.name,) if not (key := waker_of(book, False)(wake)).pid else ()),
+            _WHAT_IS_WAITED_ON: ("wake", lambda wake: (object_of(book)(wake).label,)),
             "program": (
                 "user",
                 lambda user: chain.from_iterable(called(name(frame)) for frame in book.stack(user).frames),
@@ -260,6 +303,20 @@ class _Looked:
             values, which = self._distinct[column]
             found |= np.array([any(map(matches, texts(value))) for value in values], np.bool_)[which]
         return found
+
+
+def _waker_names(book: Book, wake: int) -> tuple[str, ...]:
+    """Those of its process, too."""
+    if wake in WITHOUT_WAKE:
+        return (waker_of(book, True)(wake).name,)
+    waker = book.wake(wake).waker
+    return (*waker_names(waker), *([book.process(waker.pid)] if waker.pid else []))
+
+
+def _numbers(book: Book, wake: int) -> tuple[str, ...]:
+    """pid and tid of the waker, if it is a thread."""
+    waker = book.wake(wake).waker
+    return (str(waker.pid), str(waker.tid)) if wake not in WITHOUT_WAKE and waker.tid else ()
 
 
 def _called(name: str) -> set[str]:
@@ -435,6 +492,11 @@ def _patterns(letters: _Letters) -> Iterator[str]:
     yield translate(glob)
     if ("[", _PLAIN) in letters or ("[", _HELD) in letters:
         yield _literally(_text(letters))
+
+
+def _exactly(text: str) -> re.Pattern[str]:
+    """Also in whether letters are large."""
+    return re.compile(_literally(text))
 
 
 def _literally(text: str) -> str:

@@ -34,6 +34,7 @@ from offtop.model.table import (
     summed,
     table_of,
 )
+from offtop.model.wake import OFFCPU, gathers
 from offtop.model.window import Window, between, merge
 from offtop.units import NS_PER_S
 
@@ -135,6 +136,10 @@ class History:
         self._plain_bytes = 0
         self._bytes = 0
         self._first: Snapshot | None = None
+        self._before_wakers: Snapshot | None = None
+        """The last one before more was gathered than until then."""
+        self._largest: dict[int, int] = {}
+        """How many threads the largest storms of each waker woke since `reset`."""
         self._latest: Snapshot | None = None
         self._periodic = NO_SITES
         self._waits = Past()
@@ -146,6 +151,7 @@ class History:
         with self._lock:
             self._first = self._latest
             self._longest = table_of(SITES, {})
+            self._largest.clear()
 
     def add(self, snapshot: Snapshot) -> Kept | None:
         """Keep what passed since the snapshot before, and return it; None for the first one."""
@@ -177,6 +183,11 @@ class History:
         with self._lock:
             if self._longest is not None:
                 self._longest = _longest_of(self._longest, table_of(SITES, window.sites))
+            if not gathers(earlier.mode, snapshot.mode):
+                self._before_wakers = earlier
+                self._largest.clear()
+            for waker, storm in window.storms.items():
+                self._largest[waker] = max(storm.largest, self._largest.get(waker, 0))
             self._kept.append(kept)
             self._plain += 1
             self._with_cut += 1
@@ -192,6 +203,8 @@ class History:
             # The maxima of a source that was taken up in its midst are of more than what is seen of it.
             self._longest = table_of(SITES, {}) if snapshot.epoch else None
             self._first, self._periodic = snapshot, NO_SITES
+            self._before_wakers = None
+            self._largest.clear()
             self._kept.clear()
             self._waits.clear()
             self._waits.add(snapshot)
@@ -262,20 +275,26 @@ class History:
         with self._lock:
             return next((kept for kept in reversed(self._kept) if kept.taken_ns <= taken_ns), None)
 
-    def until(self, at_ns: int) -> Kept | None:
-        """All that passed up to the tick at `at_ns`, as far back as it is kept, as one tick."""
+    def until(self, at_ns: int, mode: str = OFFCPU) -> Kept | None:
+        """All that passed up to the tick at `at_ns`, as far back as it is kept and has what `mode` shows, as one
+        tick; the one at `at_ns` whatever it has."""
         every = self.last(self._max_ns, at_ns)
         if not every:
             return None
+        lacking = (index for index in reversed(range(len(every) - 1)) if not gathers(every[index].facts.mode, mode))
+        every = every[next(lacking, -1) + 1 :]
         window = merge([kept.window for kept in every])
         made = cut(window, every[-1].idle)
         return Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, made.categories, window, every[-1].idle, made)
 
-    def since_start(self) -> Kept | None:
-        """All that passed since the first snapshot, or since `reset`, as one tick. Threads that exited stand together
-        in it."""
+    def since_start(self, mode: str = OFFCPU) -> Kept | None:
+        """All that passed since the first snapshot, since `reset`, or since what `mode` shows is gathered, as one tick.
+        Threads that exited stand together in it."""
         with self._lock:
-            first, latest, longest = self._first, self._latest, self._longest
+            first, latest, longest, largest = self._first, self._latest, self._longest, dict(self._largest)
+            begun = self._before_wakers
+        if first and begun and mode != OFFCPU and begun.at_ns > first.at_ns:
+            first = begun
         if first is None or latest is None or first is latest:
             return None
         window = between(first, latest)
@@ -284,7 +303,10 @@ class History:
         row_of = np.array([longest.rows.get(key, -1) for key in sites], np.int64)
         longest_ns = np.zeros(len(row_of), np.int64)
         longest_ns[row_of >= 0] = longest.longest_ns[row_of[row_of >= 0]]
-        window = replace(window, sites=sites.with_maxima(longest_ns))
+        if first is begun:  # the longest may be of before that
+            longest_ns[sites.numbers[:, WAITS] == 0] = 0
+        storms = {waker: one._replace(largest=largest.get(waker, one.largest)) for waker, one in window.storms.items()}
+        window = replace(window, sites=sites.with_maxima(longest_ns), storms=storms)
         idle = Idle(self._idle, self._periodic)
         made = cut(window, idle)
         return Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, made.categories, window, idle, made)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from offtop.model.cut import Part
-from offtop.model.tree import Node, Path, Step
+from offtop.model.steps import Path, Step
+from offtop.model.tree import Node
 
 Direction = Literal["left", "right", "up", "down"]
 

@@ -7,11 +7,22 @@ import numpy as np
 
 from offtop.model import stuck
 from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.cut import Cut, Scope, Shares, by_thread, top_of_groups, top_of_processes, top_of_threads
+from offtop.model.cut import (
+    Added,
+    Cut,
+    Scope,
+    Shares,
+    by_thread,
+    top_of_groups,
+    top_of_processes,
+    top_of_threads,
+)
 from offtop.model.history import History, Kept
 from offtop.model.pool import LEAST_CONVOY, UNFOLDED, Convoy, Folding, Pool, convoys, folding
 from offtop.model.rolling import Sums
 from offtop.model.rows import (
+    NOWHERE,
+    Key,
     Order,
     Ranking,
     Row,
@@ -19,13 +30,29 @@ from offtop.model.rows import (
     cgroup_rows,
     kept_rows,
     process_rows,
+    storm_rows,
     thread_rows,
+    wake_rows,
 )
 from offtop.model.seconds import Seconds
 from offtop.model.selection import Sieve
-from offtop.model.stuck import Stuck
+from offtop.model.stuck import NO_AGE, Age, Stuck
 from offtop.model.table import thread_codes
 from offtop.model.view import View
+from offtop.model.wake import NO_STORM, NO_WAKE, Object, Storm
+from offtop.model.waking import (
+    G,
+    KeyOf,
+    WakerKey,
+    by_wake,
+    grouped,
+    nobodys,
+    object_of,
+    ready_by_wake,
+    top_of_wakes,
+    waker_of,
+)
+from offtop.model.window import storms_over
 
 _LOOKED_UP_TICKS = 3
 """A row whose waits are all short has no place in any tick: not worth looking through sixty for it."""
@@ -71,6 +98,9 @@ class Listed(NamedTuple):
     """Which of them is the first on the screen."""
 
 
+NOTHING_LISTED = Listed(Ranking(), 0, 0)
+
+
 class Listing:
     """Makes one list after the other; keeps nothing but what makes the next one cheap."""
 
@@ -86,8 +116,11 @@ class Listing:
         rows = self._rows(scene, made)
         if view.filter.chooses_rows:
             rows = kept_rows(rows, view.filter.keeps, _ROWS)
+        if view.lists_wakers:
+            rows = rows._replace(rows=(*_storms(scene, rows), *rows.rows))
         room = max(1, room - (rows.elided is not None))
-        cursor = next((i for i, row in enumerate(rows.rows) if row.key == (view.thread or view.cursor)), 0)
+        on = view.thread if view.thread and view.lists_sleepers else view.cursor
+        cursor = next((i for i, row in enumerate(rows.rows) if row.key == on), 0)
         first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
         seen = rows.rows[first : first + room]
         seen = self._with_convoys(_with_tops(seen, scene, made), scene, made)
@@ -102,6 +135,8 @@ class Listing:
             _EVERY_ROW if view.filter.chooses_rows else _ROWS,
             only_waiters=bool(own.chooses_waits or view.user or view.muted),
         )
+        if not view.lists_sleepers:
+            return self._wakes(scene, order)
         went = self._seconds.of_list(view, scene.over)
         if view.lists_threads:
             pin = _pinned_thread(view)
@@ -149,6 +184,20 @@ class Listing:
             accounts=accounts,
         )
 
+    def _wakes(self, scene: Scene, order: Order) -> Ranking:
+        """Of wakers, or of what is waited on."""
+        view, sieve, scope, book = scene.view, scene.sieve, scene.view.scope, scene.book
+        about = (sieve, scope)
+        table = self._sums.of("wakes", about, lambda tick: by_wake(sieve.shares(tick), scope), scene.over)
+        ready = self._sums.of("ready", about, lambda tick: ready_by_wake(sieve.shares(tick), scope), scene.over)
+        ever = by_wake(sieve.shares(scene.ever), scope) if scene.ever else None
+        span_ns = sum(tick.span_ns for tick in scene.over)
+        oldest = max(stuck.by_thread(scene.stuck.in_scope(scope)).values(), default=NO_AGE)
+        waited = _Waited(table, ready, ever, span_ns, oldest)
+        if view.lists_objects:
+            return _grouped(waited, order, object_of(book), view.cursor)
+        return _grouped(waited, order, waker_of(book, view.lists_waking_threads), view.cursor, view.pin)
+
     def _folded(self, scene: Scene) -> Folding:
         """Which threads of the list stand together."""
         view, pin = scene.view, _pinned_thread(scene.view)
@@ -194,6 +243,50 @@ class Listing:
         return convoys(at_once.waits, key_of, sizes, scene.book)
 
 
+def _storms(scene: Scene, rows: Ranking) -> list[Row]:
+    """Of those wakers that have rows."""
+    key_of = waker_of(scene.book, scene.view.lists_waking_threads)
+    storms: dict[WakerKey, Storm] = {}
+    for wake, storm in storms_over(tick.facts for tick in scene.over).items():
+        storms[key_of(wake)] = storms.get(key_of(wake), NO_STORM).plus(storm)
+    seen = {row.key for row in rows.rows}
+    of_those = {key: storm for key, storm in storms.items() if key in seen}
+    return storm_rows(of_those, sum(tick.span_ns for tick in scene.over))
+
+
+class _Waited(NamedTuple):
+    """What was waited in a scope, by wakes."""
+
+    table: Mapping[tuple[int, ...], Added]
+    ready: Mapping[tuple[int, ...], Added]
+    """The run queue that followed."""
+    ever: Mapping[tuple[int, ...], Added] | None
+    span_ns: int
+    oldest: Age
+    """Of the waits that go on."""
+
+
+def _grouped(
+    waited: _Waited, order: Order, key_of: KeyOf[G], cursor: Key | None, pin: str | int | ThreadKey | None = None
+) -> Ranking:
+    every = grouped(waited.table, key_of)
+    return wake_rows(
+        every,
+        waited.span_ns,
+        order,
+        pinned=[key for key in every if isinstance(key, WakerKey) and _is_pinned(key, pin)],
+        ready=grouped(waited.ready, key_of),
+        lifetime=grouped(waited.ever, key_of) if waited.ever is not None else None,
+        keep=next((key for key in every if key == cursor), None),
+        now={key_of(NO_WAKE): waited.oldest},
+        last=nobodys(key_of),
+    )
+
+
+def _is_pinned(key: WakerKey, pin: str | int | ThreadKey | None) -> bool:
+    return bool(key.pid) and pin == (ThreadKey(key.pid, key.tid) if key.tid else key.pid)
+
+
 def _pinned_thread(view: View) -> ThreadKey | None:
     pin = view.pin
     return pin if isinstance(pin, ThreadKey) and view.pid in (None, pin.pid) else None
@@ -202,6 +295,8 @@ def _pinned_thread(view: View) -> ThreadKey | None:
 def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row]:
     """Rows told where they waited, looked up in the newest of the last ticks that knows."""
     sieve, scope, view = scene.sieve, scene.scope, scene.view
+    if not view.lists_sleepers:
+        return _with_top_wakes(seen, scene)
     missing = {row.key for row in seen if isinstance(row.key, str | int | ThreadKey | Pool)}
     found: dict[str | int | ThreadKey | Pool, SiteKey] = {}
     for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
@@ -227,6 +322,20 @@ def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row
         else row
         for row in seen
     ]
+
+
+def _with_top_wakes(seen: Sequence[Row], scene: Scene) -> Sequence[Row]:
+    """The same of wakers, and of what is waited on."""
+    view, found = scene.view, dict[Key, SiteKey]()
+    for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
+        some, book = scene.sieve.shares(tick), tick.facts.book
+        if view.lists_objects:
+            whom = {row.key for row in seen if isinstance(row.key, Object) and row.key not in found}
+            found |= top_of_wakes(some, view.scope, whom, object_of(book))
+        else:
+            those = {row.key for row in seen if isinstance(row.key, WakerKey) and row.key not in found}
+            found |= top_of_wakes(some, view.scope, those, waker_of(book, view.lists_waking_threads))
+    return [row._replace(top=found.get(row.key, NOWHERE)) for row in seen]
 
 
 def _tops_of_pools(whose: Collection[Pool], some: Shares, made: Folding) -> dict[Pool, SiteKey]:

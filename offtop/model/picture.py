@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from offtop.model import heat as heats
 from offtop.model import icicle as icicles
-from offtop.model import stuck
+from offtop.model import steps, stuck
 from offtop.model import tree as trees
 from offtop.model import view as views
 from offtop.model.book import Book, ThreadKey
@@ -25,20 +26,23 @@ from offtop.model.cut import (
     merged,
     total,
 )
-from offtop.model.filter import Filter, of_pool, parse, quoted
+from offtop.model.filter import Filter, of_object, of_pool, of_waker, parse, quoted
 from offtop.model.heat import Heat
 from offtop.model.history import History, Kept
 from offtop.model.icicle import Icicle
-from offtop.model.listing import Listing, Scene
+from offtop.model.listing import NOTHING_LISTED, Listing, Scene
 from offtop.model.rolling import Sums
 from offtop.model.rows import Key, Order, Ranking, category_rows, place_rows
 from offtop.model.seconds import AccountPicture, Seconds
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Names
+from offtop.model.steps import NO_FRAMES, Path, passes, steps_of
 from offtop.model.stuck import NO_AGE, Age, Stuck
-from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node, Path
+from offtop.model.table import Ints
+from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node
 from offtop.model.view import SINCE_START, View
+from offtop.model.wake import OFFCPU, gathers
 from offtop.units import NS_PER_S
 
 Series = tuple[float | None, ...]
@@ -161,11 +165,13 @@ class Picture:
     """Of the CPUs' time in the newest tick: what no thread has, nor interrupts, nor the hypervisor."""
     oldest: Age
     """Of all that is shown."""
+    gathered: bool
+    """Whether what the mode shows was gathered in the newest tick; else there is no list, no tree and no icicle."""
     flame: Icicle | None
     flame_span_ns: int
     """What the icicle is over: it may be older than the rest."""
     latency: Part
-    """Of the selection."""
+    """Of the selection; where wakers are gathered without the run queue, as list, tree and icicle are."""
     heat: Heat | None
     timeline: Series
     timeline_end_ns: int
@@ -203,21 +209,23 @@ class _Everyone(NamedTuple):
 class _Still:
     """What a paused view goes on showing, though History may forget it."""
 
-    def __init__(self, history: History, at_ns: int) -> None:
+    def __init__(self, history: History, at_ns: int, mode: str) -> None:
         self.at_ns = at_ns
         oldest = history.oldest
         self.ticks = history.last(LONGEST_ROLLING_NS, at_ns) or ([oldest] if oldest else [])
         self._history = history
         self._is_newest = history.newest is not None and history.newest.at_ns == at_ns
         self.everyone = _everyone(history.latest) if self._is_newest else _everyone_in(self.ticks)
-        self._since_start = history.since_start() if self._is_newest else None
+        self._since_start: dict[str, Kept | None] = {}
+        if self._is_newest:
+            self._since_start[mode] = history.since_start(mode)
 
-    @property
-    def since_start(self) -> Kept | None:
-        """Of an earlier tick, only as far back as the history goes, and made when it is asked for."""
-        if self._since_start is None and not self._is_newest:
-            self._since_start = self._history.until(self.at_ns)
-        return self._since_start
+    def since_start(self, mode: str) -> Kept | None:
+        """Of an earlier tick, and in another mode than it was held in, only as far back as the history goes, and made
+        when it is asked for."""
+        if mode not in self._since_start:
+            self._since_start[mode] = self._history.until(self.at_ns, mode)
+        return self._since_start[mode]
 
 
 class Pictures:
@@ -243,10 +251,12 @@ class Pictures:
         minute = self._still.ticks if self._still else self._history.last(LONGEST_ROLLING_NS)
         if not minute:
             return None
-        ever = self._since_start() if view.span_ns == SINCE_START or view.sort == "TOTAL" else None
+        ever = self._since_start(view.mode) if view.span_ns == SINCE_START or view.sort == "TOTAL" else None
         newest = minute[-1]
-        over = [ever] if ever and view.span_ns == SINCE_START else _last(minute, view.span_ns)
-        recent = _last(minute, _RECENT_NS) if over[0] is ever else over  # nobody counts switches since the start
+        gathered = gathers(newest.facts.mode, view.mode)
+        over = [ever] if ever and view.span_ns == SINCE_START else _last(minute, view.span_ns, view.mode)
+        # Nobody counts switches since the start.
+        recent = _last(minute, _RECENT_NS, OFFCPU) if over[0] is ever else over
         sieve = self._sieve_of(view, newest)
         sieve.forget(self._history.oldest, minute[0])
         taken = [sieve.taken(tick) for tick in over]
@@ -269,8 +279,11 @@ class Pictures:
         account = self._seconds.of_selection(view, over, self._all_of_selection(view, sieve, over, chosen.categories))
         account_lines = account.lines if account and room.rows >= _LEAST_BESIDE_ACCOUNT else 0
         scene = Scene(view, sieve, over, newest, ever, one, every_thread, counts, passing)
-        listed = self._listing.of(scene, max(1, room.rows - account_lines))
-        view, tree, places, flame = self._stacks(view, room, sieve, over, of_selection)
+        if gathered:
+            listed = self._listing.of(scene, max(1, room.rows - account_lines))
+            view, tree, places, flame = self._stacks(view, room, sieve, over, of_selection)
+        else:
+            listed, tree, places, flame = NOTHING_LISTED, None, Ranking(), None
         end_ns = self._timeline_end_ns(view, room, newest)
         past = self._past(room, newest, end_ns, sieve)
         all_ns = total(heard.values()).total_ns
@@ -305,10 +318,11 @@ class Pictures:
             account=account,
             account_lines=account_lines,
             unexplained_pct=self._seconds.unexplained_pct(newest),
+            gathered=gathered,
             oldest=max(shown_ages.values(), default=NO_AGE),
             flame=flame,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
-            latency=_in_category(chosen.categories, view),
+            latency=total(_in(chosen.categories, view.category, view.idle_shown, view.scope.blocked)),
             heat=self._heat(room, newest, past, view) if room.heat[0] else None,
             timeline=series(
                 self._history.last(room.timeline_cells * room.timeline_cell_ns, end_ns),
@@ -324,7 +338,7 @@ class Pictures:
         if view.paused_at_ns is None:
             self._still = None
         elif self._still is None or self._still.at_ns != view.paused_at_ns:
-            self._still = _Still(self._history, view.paused_at_ns)
+            self._still = _Still(self._history, view.paused_at_ns, view.mode)
 
     def _all_of_selection(self, view: View, sieve: Sieve, over: Sequence[Kept], chosen: Parts) -> Parts:
         """What fell to what was drilled into, filters and mutes apart."""
@@ -343,15 +357,20 @@ class Pictures:
             self._everyone = latest, _everyone(latest)
         return self._everyone[1]
 
-    def _since_start(self) -> Kept | None:
-        return self._still.since_start if self._still else self._history.since_start()
+    def _since_start(self, mode: str) -> Kept | None:
+        return self._still.since_start(mode) if self._still else self._history.since_start(mode)
 
     def _sieve_of(self, view: View, newest: Kept) -> Sieve:
-        chosen = (view.filter, _of_user(view.user), *([of_pool(view.pool)] if view.pool else []))
+        chosen = (
+            *(view.filter, _of_user(view.user)),
+            *([of_pool(view.pool)] if view.pool else []),
+            *([of_waker(view.waker)] if view.waker else []),
+            *([of_object(view.object)] if view.object else []),
+        )
         filters = tuple(one for one in chosen if one.chooses_waits)
         tid = view.thread.tid if view.thread else None
         pid = view.thread.pid if view.thread else view.pid
-        selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else trees.Shape())
+        selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else steps.Shape())
         depends_on: list[int] = []
         if selection.path or any(one.needs_names for one in (*filters, *view.muted)):
             depends_on.append(self._names.version)
@@ -376,11 +395,15 @@ class Pictures:
         tree, places, flame = None, Ranking(), None
         if not (room.tree or room.site or room.flame[0]):
             return view, tree, places, flame
+        shape = view.tree.shape
+        places_of = partial(steps.places, mode=shape.mode)
         table = self._sums.of(
-            "places", (sieve, view.scope), lambda tick: by_place(sieve.shares(tick), view.scope), over
+            "places",
+            (sieve, view.scope, shape.mode),
+            lambda tick: by_place(sieve.shares(tick), view.scope, places_of),
+            over,
         )
         book, span_ns = over[-1].facts.book, sum(tick.span_ns for tick in over)
-        shape = view.tree.shape
         about = (view.scope, sieve, shape, self._names.version)
         if room.tree or room.flame[0]:
             key = (about, over[0].at_ns - over[0].span_ns, over[-1].at_ns)
@@ -389,7 +412,7 @@ class Pictures:
                 self._root = key, root, trees.nameless(root)
         if room.tree and self._root:
             view, tree = _tree_picture(view, self._root[1], room.tree)
-            now = _ages_of_paths(of_selection, view.scope, trees.steps_of(book, self._names, shape))
+            now = _ages_of_paths(of_selection, view.scope, steps_of(book, self._names, shape), places_of)
             tree = replace(tree, nameless=self._root[2], now=now)
         if room.flame[0] and self._root:
             begin_ns = 0 if over[0].number else over[0].at_ns - over[0].span_ns
@@ -399,8 +422,8 @@ class Pictures:
                 self._flame_root = key, self._root[1], span_ns
             flame = icicles.layout(self._flame_root[1], view.flame.zoom, *room.flame)
         if room.site:
-            steps = trees.steps_of(book, self._names, shape)
-            through = {place: part for place, part in table.items() if trees.passes(steps(place), view.path)}
+            path_of = steps_of(book, self._names, shape)
+            through = {place: part for place, part in table.items() if passes(path_of(place), view.path)}
             whole_ns = sum(part[1] for part in table.values())
             places = place_rows(through, span_ns, room.site)._replace(of_ns=whole_ns)
         return view, tree, places, flame
@@ -435,11 +458,13 @@ def _tree_picture(view: View, root: Node, lines: int) -> tuple[View, TreePicture
     return view, TreePicture(root, branches, cursor, min(first, cursor))
 
 
-def _ages_of_paths(some: Stuck, scope: Scope, steps: Callable[[tuple[int, ...]], Path]) -> Mapping[Path, Age]:
+def _ages_of_paths(
+    some: Stuck, scope: Scope, path_of: Callable[[tuple[int, ...]], Path], places: Callable[[Ints], Ints]
+) -> Mapping[Path, Age]:
     """Of each branch of a tree, also those that nobody sees."""
     ages: dict[Path, Age] = {}
-    for place, age in stuck.by_place(some.in_scope(scope)).items():  # the oldest first
-        path = steps(place) or (trees.NO_FRAMES,)
+    for place, age in stuck.by_place(some.in_scope(scope), places).items():  # the oldest first
+        path = path_of(place) or (NO_FRAMES,)
         for end in range(len(path), 0, -1):
             if path[:end] in ages:
                 break  # so are those above it
@@ -492,8 +517,8 @@ def _in_category(parts: Parts, view: View) -> Part:
     return total(_in(parts, view.category, view.idle_shown))
 
 
-def _in(parts: Parts, category: str, idle_shown: bool) -> Iterable[Part]:
-    scope = Scope(category, idle=idle_shown)
+def _in(parts: Parts, category: str, idle_shown: bool, blocked: bool = False) -> Iterable[Part]:
+    scope = Scope(category, idle=idle_shown, blocked=blocked)
     return (part for leaf, part in parts.items() if scope.holds(leaf))
 
 
@@ -516,11 +541,16 @@ def _sparks(
     }
 
 
-def _last(minute: Sequence[Kept], span_ns: int) -> Sequence[Kept]:
-    """As History.last, of ticks that are at hand; back to where the kernel began to count what it counts now."""
-    from_ns, counted = minute[-1].at_ns - span_ns, _counted(minute[-1])
+def _last(minute: Sequence[Kept], span_ns: int, mode: str) -> Sequence[Kept]:
+    """As History.last, of ticks that are at hand; back to where the kernel began to count what it counts now, and to
+    gather what the mode shows."""
+
+    def same(tick: Kept) -> tuple[Filters, bool]:
+        return _counted(tick), gathers(tick.facts.mode, mode)
+
+    from_ns, newest = minute[-1].at_ns - span_ns, same(minute[-1])
     over = [tick for tick in minute if tick.at_ns - tick.span_ns // 2 > from_ns or tick is minute[-1]]
-    before = next((index for index in reversed(range(len(over))) if _counted(over[index]) != counted), -1)
+    before = next((index for index in reversed(range(len(over))) if same(over[index]) != newest), -1)
     return over[before + 1 :]
 
 

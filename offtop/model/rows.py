@@ -1,7 +1,7 @@
 """Rows are the lines of a table: the largest parts of a cut in order, and the rest summed up in one."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import nlargest
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +13,8 @@ from offtop.model.cut import ALL, NO_PART, Added, Cut, Part, Place, Scope, by_ca
 from offtop.model.pool import NO_CONVOY, UNFOLDED, Convoy, Folding, Pool
 from offtop.model.snapshot import EXITED
 from offtop.model.stuck import NO_AGE, Age
+from offtop.model.wake import NO_STORM, Object, Storm
+from offtop.model.waking import WakerKey
 from offtop.units import average, percent
 
 EXITED_NAME = "(exited)"
@@ -21,9 +23,11 @@ NOWHERE = SiteKey(0, 0, 0, 0)
 NO_CGROUP = "?"
 """Stands for the cgroup of processes of which nobody has told yet; paths begin with `/`."""
 
-Key = str | int | ThreadKey | Pool | Place
-"""What a row is about: a category's id or a cgroup's path, a pid, a thread, a pool of threads, a place."""
+Key = str | int | ThreadKey | Pool | Place | WakerKey | Object
+"""What a row is about: a category's id or a cgroup's path, a pid, a thread, a pool of threads, a place, a waker, what
+is waited on."""
 K = TypeVar("K")
+G = TypeVar("G", WakerKey, Object)
 
 
 class Row(NamedTuple):
@@ -51,6 +55,10 @@ class Row(NamedTuple):
     """Where its seconds went, whatever its categories, if that was asked for."""
     convoy: Convoy = NO_CONVOY
     """Of a process or pool: how many of its threads wait for the same thing now."""
+    ready_ns: int = 0
+    """Of a waker or object: the run queue that followed its waits."""
+    storm: Storm = NO_STORM
+    """Of a waker: what it wakes in bursts."""
     top: SiteKey = NOWHERE
     """Of a cgroup, process or thread: where it last waited longest (cut.tops)."""
 
@@ -73,8 +81,14 @@ class Row(NamedTuple):
 
     @property
     def pid(self) -> int:
-        """Of a process or thread; else 0."""
-        return self.key.pid if isinstance(self.key, ThreadKey | Pool) else self.key if isinstance(self.key, int) else 0
+        """Of a process, a thread or a waker; else 0."""
+        return (
+            self.key.pid
+            if isinstance(self.key, ThreadKey | Pool | WakerKey)
+            else self.key
+            if isinstance(self.key, int)
+            else 0
+        )
 
 
 class Ranking(NamedTuple):
@@ -187,7 +201,7 @@ def _sort_key(
     accounts: Mapping[K, Account],
 ) -> Callable[[K], Any]:
     if sort == "PID":
-        return lambda key: key
+        return _number
     if sort == "NAME":
         return lambda key: (name_of(key), key)
     if sort == "NOW":
@@ -202,6 +216,13 @@ def _sort_key(
         return lambda key: (accounts.get(key, NO_ACCOUNT)[field], table[key][1], key)
     field_index = _FIELD.get(sort, 1)
     return lambda key: (table[key][field_index], table[key][1], key)
+
+
+def _number(key: Any) -> Any:
+    """What PID sorts by; of what has none the name."""
+    if isinstance(key, WakerKey):
+        return not key.pid, key.pid, key.tid, key.name
+    return (not key.pid, key.pid, key.name) if isinstance(key, Object) else key
 
 
 def category_rows(
@@ -345,20 +366,86 @@ def thread_rows(
     )
 
 
+def wake_rows(
+    table: Mapping[G, Added],
+    span_ns: int,
+    order: Order = BY_WAITING,
+    *,
+    pinned: Sequence[G] = (),
+    ready: Mapping[G, Added] | None = None,
+    lifetime: Mapping[G, Added] | None = None,
+    keep: G | None = None,
+    now: Mapping[G, Age] | None = None,
+    last: Collection[G] = (),
+) -> Ranking:
+    """A row for each waker, or each thing that was waited on. `ready`: the run queue that followed. `last`: what comes
+    behind all others, however much its time, as it stands for no waker."""
+
+    def row_of(key: G, part: Part) -> Row:
+        ready_ns = ready[key][1] if ready and key in ready else 0
+        return Row(key, wake_name(key), span_ns, part, ready_ns=ready_ns)
+
+    def some(is_last: bool) -> Ranking:
+        return ranked(
+            {key: part for key, part in table.items() if (key in last) == is_last},
+            order,
+            row_of,
+            name_of=wake_name,
+            pinned=[] if is_last else pinned,
+            lifetime=lifetime,
+            keep=keep if keep is not None and (keep in last) == is_last else None,
+            now=now,
+        )
+
+    listed, whole = [some(False), some(True)], total(table.values())
+    rows = tuple(row._replace(whole_ns=whole.total_ns) for ranking in listed for row in ranking.rows)
+    unseen_ns = sum(ready[key][1] for key in table.keys() & ready.keys()) if ready else 0
+    unseen_ns -= sum(row.ready_ns for row in rows)
+    left_out = [ranking.elided for ranking in listed if ranking.elided]
+    elided = summed_up(left_out, whole.total_ns)._replace(ready_ns=unseen_ns) if left_out else None
+    return Ranking(rows, elided, whole)
+
+
+def storm_rows(storms: Mapping[WakerKey, Storm], span_ns: int) -> list[Row]:
+    """A row for each waker most of whose bursts are for nothing, the worst first. It has no time of its own: the waits
+    that ended so are in the waker's."""
+    worst = sorted(storms.items(), key=lambda item: (-item[1].again, item[0]))
+    return [
+        Row(
+            key._replace(name=f"{STORM_OF}{key.name}"), f"{STORM_OF}{key.name}", span_ns, Part(storm.woken), storm=storm
+        )
+        for key, storm in worst
+        if storm.is_for_nothing
+    ]
+
+
+STORM_OF = "storm: "
+"""What the name of such a row begins with."""
+
+
+def wake_name(key: WakerKey | Object) -> str:
+    """Raw."""
+    return key.name if isinstance(key, WakerKey) else key.label or "(not known)"
+
+
 def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ranking:
     """Those rows of `ranking` that `keeps` says, and pinned ones; all others are summed up in `elided`."""
     shown = [row for row in ranking.rows if row.pinned or keeps(row)][:limit]
-    left_out = len(ranking.rows) + (ranking.elided.threads if ranking.elided else 0) - len(shown)
-    if not left_out:
-        return ranking
     keys = {row.key for row in shown}
-    others = [row for row in ranking.rows if row.key not in keys] + ([ranking.elided] if ranking.elided else [])
-    rest = total(row.part for row in others)
-    name = f"{left_out} more"
+    others = [row._replace(threads=1) for row in ranking.rows if row.key not in keys]
+    others += [ranking.elided] if ranking.elided else []
+    if not others:
+        return ranking
+    return Ranking(tuple(shown), summed_up(others, ranking.whole.total_ns), ranking.whole)
+
+
+def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
+    """These rows as one, each of which stands for as many as its `threads` says (at least one row)."""
+    count, rest = sum(row.threads for row in others), total(row.part for row in others)
     oldest = max(row.now for row in others)
-    elided = Row(ALL, name, others[0].span_ns, rest, ranking.whole.total_ns, threads=left_out, now=oldest)
-    went = _together([row.account for row in others])
-    return Ranking(tuple(shown), elided._replace(account=went), ranking.whole)
+    made = Row(ALL, f"{count} more", others[0].span_ns, rest, whole_ns, threads=count, now=oldest)
+    ready_ns = sum(row.ready_ns for row in others)
+    return made._replace(account=_together([row.account for row in others]), ready_ns=ready_ns)
 
 
 def place_rows(table: Mapping[tuple[int, ...], Added], span_ns: int, limit: int) -> Ranking:

@@ -67,7 +67,7 @@ class Seconds:
 
     def of_list(self, view: View, over: Sequence[Kept]) -> Accounts | None:
         """Of who may be in the list, where it tells of that."""
-        if not view.account:
+        if not view.lists_account:
             return None
         every, book = self.of_all(over), over[-1].facts.book
         pid, group, pool = view.scope.pid, view.group, view.pool

@@ -10,13 +10,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from offtop.model.book import Book
-from offtop.model.cut import Cut, Leaf, Part, Scope, Shares, cut_of
+from offtop.model.cut import Cut, Leaf, Part, Scope, Shares, cut_of, distinct_rows
 from offtop.model.filter import Filter
 from offtop.model.history import Kept, Packed
 from offtop.model.stack import PLACELESS, Names
+from offtop.model.steps import Path, Shape, passes, places, steps_of
 from offtop.model.stuck import Stuck
-from offtop.model.table import Ints, Mask, integers
-from offtop.model.tree import Path, Shape, passes, steps_of
+from offtop.model.table import SITES, Ints, Mask, integers
+from offtop.model.wake import OFFCPU, WAKEUP, gathers
 
 Parts = Mapping[Leaf, Part]
 """What fell to each leaf."""
@@ -61,6 +62,9 @@ class Sieve:
         self._taken: dict[int, Taken] = {}
         self._chosen: dict[int, Parts] = {}
         self._last: tuple[int, Shares] | None = None
+        of_wakers = any(one.needs_wakers for one in selection.filters)
+        self._mode = selection.shape.mode if selection.path else WAKEUP if of_wakers else OFFCPU
+        """What must have been gathered."""
 
     def shares(self, tick: Kept) -> Shares:
         """The waits of `tick` that pass mutes and filters."""
@@ -118,14 +122,11 @@ class Sieve:
         return some.of(self._through(some.ids, tick)) if self.selection.path else some
 
     def _through(self, ids: Ints, tick: Kept) -> Mask:
-        places = ids[:, 2] << 32 | (ids[:, 3] & 0xFFFFFFFF)
-        codes, which = np.unique(places, return_inverse=True)
-        steps, path = steps_of(tick.facts.book, self._names, self.selection.shape), self.selection.path
-        through = [
-            code >> 32 not in PLACELESS and passes(steps((code >> 32, code & 0xFFFFFFFF)), path)
-            for code in codes.tolist()
-        ]
-        return np.array(through, np.bool_)[which]
+        shape, path = self.selection.shape, self.selection.path
+        distinct, which = distinct_rows(places(ids, shape.mode))
+        steps = steps_of(tick.facts.book, self._names, shape)
+        through = np.array([passes(steps(place), path) for place in distinct], np.bool_)
+        return through[which] & ~np.isin(ids[:, 2], [*PLACELESS])
 
     def stuck(self, every: Stuck, tick: Kept) -> Stuck:
         """Those of `every`, at the end of `tick`, that pass mutes and filters."""
@@ -141,15 +142,17 @@ class Sieve:
             return some
         chosen = some.shares.mask(Scope("", selection.pid, selection.tid))
         if selection.path:
-            chosen &= self._through(integers([one.site for one in some.waits], 4), tick)
+            chosen &= self._through(integers([one.site for one in some.waits], SITES.width), tick)
         return some.of(chosen)
 
     def parts_of(self, ticks: Iterable[Kept]) -> dict[int, Parts]:
         """Tick number → what fell to the selection, as far as it is known by now: of those that must be unpacked, only
-        some are at each call, the newest first."""
+        some are at each call, the newest first. Where wakers are asked for, ticks without are not known."""
         known: dict[int, Parts] = {}
         bytes_left = _FAR_BYTES
         for tick in sorted(ticks, key=lambda tick: -tick.number):
+            if not gathers(tick.facts.mode, self._mode):
+                continue
             if not self._is_known(tick):
                 if bytes_left <= 0:
                     continue

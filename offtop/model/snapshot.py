@@ -13,6 +13,7 @@ from typing import NamedTuple
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.stack import NO_STACK
 from offtop.model.state import letter
+from offtop.model.wake import OFFCPU, Storm
 
 EXITED = ThreadKey(0, 0)
 """Takes the totals of threads and sites that were given back (no real thread has tid 0)."""
@@ -192,7 +193,10 @@ class Snapshot:
     """Running counts by kind: wakings, stacks, threads, sites, events, missed_runs; those above 0."""
     cost: Cost = Cost()
     machine: Machine = Machine()
-    mode: str = "offcpu"
+    storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
+    """By the id of a wake of their waker: running totals; the largest is that of the last tick."""
+    mode: str = OFFCPU
+    """What was gathered: one of wake.MODES."""
     door: str = ""
     """How the kernel tells that a thread is back: `exit`, `kprobe`, `switch`; `` for no kernel."""
     filters: Filters = Filters()

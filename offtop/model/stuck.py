@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.model import columns, stack
-from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.book import Book, ThreadKey
 from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, begun, placed, waiting_of
 from offtop.model.cut import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares
 from offtop.model.histogram import LANES
 from offtop.model.snapshot import Bound, Snapshot, Waiting
-from offtop.model.table import Ints, Mask, integers, thread_codes
+from offtop.model.table import SITES, Ints, Mask, integers, thread_codes
 from offtop.units import NS_PER_S, duration
 
 LEAST_AGE_NS = NS_PER_S // 10
@@ -90,7 +90,9 @@ NOTHING_STUCK = Stuck(0)
 def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns: int = LEAST_AGE_NS) -> Stuck:
     """Those of `waits` that are as old, but for filtered ones."""
     every = list(waits)
-    facts = integers([(one.since_ns or one.left_ns, one.preempted, one.user, *one.site) for one in every], 7)
+    facts = integers(
+        [(one.since_ns or one.left_ns, one.preempted, one.user, *one.site) for one in every], 3 + SITES.width
+    )
     ages_ns = np.maximum(0, at_ns - facts[:, 0])
     old = np.flatnonzero((ages_ns >= least_ns) & (facts[:, 5] != stack.FILTERED))
     if not len(old):
@@ -178,7 +180,8 @@ def _as_of(one: Waiting, earlier_ns: int) -> Waiting:
     return one._replace(runqueue_ns=max(0, one.runqueue_ns - earlier_ns))
 
 
-_LEFT_NS = len(SiteKey._fields)
+_LEFT_NS = 4
+"""Column of `placed`."""
 
 
 def by_thread(some: Stuck) -> dict[ThreadKey, Age]:
@@ -198,12 +201,13 @@ def by_cgroup(some: Stuck, group_of: Callable[[int], str]) -> dict[str, Age]:
     return ages
 
 
-def by_place(some: Stuck) -> dict[tuple[int, ...], Age]:
-    """By (kernel, user), as the time of the wait is counted: the user stack comes with its end. The oldest first."""
+def by_place(some: Stuck, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...], Age]:
+    """By place, as the time of the wait is counted: the user stack comes with its end. The oldest first. `places`
+    makes them of sites' ids (steps.places)."""
     ages: dict[tuple[int, ...], Age] = {}
-    for row, one in enumerate(some.waits):
-        if one.site[2:] not in ages:
-            ages[one.site[2:]] = some.age(row)
+    found: list[list[int]] = places(integers([one.site for one in some.waits], SITES.width)).tolist()
+    for row, place in enumerate(found):
+        ages.setdefault(tuple(place), some.age(row))
     return ages
 
 

@@ -27,7 +27,10 @@ WAITS, TOTAL_NS, RUNQUEUE_NS, MAX_NS = 0, 1, 2, -1
 RUNNING_NS = ThreadTotals._fields.index("running_ns")
 """Column of threads."""
 
-_MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
+_MIX = np.array(
+    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 0xFF51AFD7ED558CCD],
+    dtype=np.uint64,
+)
 
 
 class Kind(Generic[K, V]):
@@ -199,7 +202,7 @@ class SiteKeys(Sequence[SiteKey]):
         return map(SITES.key, self.ids.tolist())
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, SiteKey) and bool(self.mask(integers([key], 4))[0])
+        return isinstance(key, SiteKey) and bool(self.mask(integers([key], SITES.width))[0])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(cast(Sequence[object], other))
@@ -222,4 +225,4 @@ def _marks(ids: Ints) -> NDArray[np.uint64]:
     return ids.view(np.uint64) @ _MIX
 
 
-NO_SITES = SiteKeys(integers([], 4))
+NO_SITES = SiteKeys(integers([], SITES.width))

@@ -5,45 +5,18 @@ tick, and what a person opened, or stands on, must not. Stacks are hundreds of f
 calls itself.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from offtop.model.book import Book
 from offtop.model.cut import Added, Part, total
-from offtop.model.stack import ENDS, NO_STACK, Frame, Names, Stack, functions
+from offtop.model.stack import Names
+from offtop.model.steps import NO_FRAMES, Path, Shape, Step, begins_line, is_function, steps_of
 
-
-class Step(NamedTuple):
-    """One function of a path."""
-
-    name: str
-    """Raw: escape it before it is shown."""
-    kernel: bool
-
-
-Path = tuple[Step, ...]
-NO_FRAMES = Step("(no frames)", False)
-"""Stands for a stack of which the shape leaves nothing."""
-STILL = Step("(still waiting)", False)
-"""Stands for the program's part of a wait in progress, which only its end tells."""
-GUESSED = Step("~", False)
-"""Stands before a stack of which no binary says that its callers are these: frame pointers do, or what looks so."""
-_REASONS = tuple(f"({means}: " for means in ENDS.values())
 MORE = Step("…", False)
 """The last step of the path of a line that sums up small branches."""
 MOST_LINES = 2_000
-
-
-class Shape(NamedTuple):
-    """What of a stack is in the tree, and which end is its root."""
-
-    inverted: bool = False
-    """The leaf first: who waits in this function?"""
-    frames: str = "both"
-    """`both`, `kernel` or `user`."""
-    machinery: bool = False
-    """Whether the scheduler's tail and the kernel's entry are in it."""
 
 
 class Node:
@@ -81,61 +54,6 @@ class Branch(NamedTuple):
     opened: bool
     more: int = 0
     """Above 0: the line sums up so many small branches, and its path ends in MORE."""
-
-
-def steps_of(book: Book, names: Names, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
-    """`steps` for many places: it remembers what it has named."""
-    steps_by_half: dict[bool, dict[Frame, Path]] = {True: {}, False: {}}
-    halves: dict[tuple[int, bool], Path] = {}
-
-    def half(stack_id: int, kernel: bool) -> Path:
-        known = halves.get((stack_id, kernel))
-        if known is None:
-            stack, named = book.stack(stack_id), steps_by_half[kernel]
-            path: list[Step] = []
-            for frame in stack.frames if shape.machinery else stack.told:
-                found = named.get(frame)
-                if found is None:
-                    found = named[frame] = tuple(Step(name, kernel) for name in functions(names.of(frame)))
-                path += found
-            if not kernel and path:
-                path += _before(stack)
-            known = halves[stack_id, kernel] = tuple(path if shape.inverted else reversed(path))
-        return known
-
-    def of_place(place: tuple[int, ...]) -> Path:
-        kernel_id, user_id = place
-        kernel = half(kernel_id, True) if shape.frames != "user" else ()
-        user = half(user_id, False) if shape.frames != "kernel" else ()
-        if user_id == NO_STACK and kernel and shape.frames == "both" and not _is_of_kernel(book.stack(kernel_id)):
-            user = (STILL,)
-        return kernel + user if shape.inverted else user + kernel
-
-    return of_place
-
-
-def _before(stack: Stack) -> tuple[Step, ...]:
-    """What stands for callers that are not known, or not for sure."""
-    if stack.missing:
-        return (Step(f"({stack.missing})", False),)
-    return (GUESSED,) if stack.is_guessed else ()
-
-
-def _is_of_kernel(stack: Stack) -> bool:
-    """Whether it began in the kernel: a kernel thread's, or one that was lost."""
-    outermost = stack.frames[-1].name if stack.frames else ""
-    return outermost.startswith(("ret_from_fork", "kthread", "["))
-
-
-def steps(place: tuple[int, int], book: Book, names: Names, shape: Shape) -> Path:
-    """The functions of a place (kernel stack, user stack): from the program's outermost to the kernel's leaf, or
-    the other way round. A wait in progress has the kernel's alone. Empty where the shape leaves none."""
-    return steps_of(book, names, shape)(place)
-
-
-def passes(place_steps: Path, path: Path) -> bool:
-    """Whether a stack with these steps goes through the branch of `path`; through one that ends in MORE, none does."""
-    return (place_steps or (NO_FRAMES,))[: len(path)] == path
 
 
 def tree_of(places: Mapping[tuple[int, ...], Added], book: Book, names: Names, shape: Shape) -> Node:
@@ -224,7 +142,7 @@ def _folded(step: Step, node: Node) -> tuple[Path, Node]:
     run = [step]
     while len(node.children) == 1:
         ((step, child),) = node.children.items()
-        if child.waits != node.waits or child.total_ns != node.total_ns:
+        if begins_line(step) or child.waits != node.waits or child.total_ns != node.total_ns:
             break
         run.append(step)
         node = child
@@ -310,7 +228,7 @@ def nameless(root: Node) -> Nameless:
     while pending:
         for step, child in pending.pop().children.items():
             pending.append(child)
-            if not step.kernel and step not in (NO_FRAMES, STILL, GUESSED) and not step.name.startswith(_REASONS):
+            if is_function(step):
                 sums[0] += child.total_ns
                 if step.name.startswith("[") or "+0x" in step.name:
                     sums[1] += child.total_ns

@@ -9,9 +9,11 @@ from offtop.model.budget import Rate
 from offtop.model.cut import ALL, Scope
 from offtop.model.filter import NOTHING, Filter, exactly
 from offtop.model.pool import Pool
-from offtop.model.rows import ACCOUNT_SORTS, NO_CGROUP, SORTS, Key
+from offtop.model.rows import ACCOUNT_SORTS, NO_CGROUP, SORTS, STORM_OF, Key
 from offtop.model.snapshot import OUTSIDE, Filters
-from offtop.model.tree import Path, Shape
+from offtop.model.steps import Path, Shape
+from offtop.model.wake import DEFAULT_DEPTH, OFFCPU, WAKEUP, Object
+from offtop.model.waking import WakerKey
 from offtop.units import NS_PER_S
 
 SINCE_START = 0
@@ -77,7 +79,10 @@ class View:
     filters: Filters = Filters()  # frozen, as all values are
     """What the kernel was asked to count, but for narrowing to the pin."""
     delay_ns: int = NS_PER_S
-    mode: str = "offcpu"
+    mode: str = OFFCPU
+    """What is shown: one of wake.MODES."""
+    depth: int = DEFAULT_DEPTH
+    """How many wakers of a chain are asked for."""
     span_ns: int = 10 * NS_PER_S
     """One of SPANS_NS."""
     category: str = ALL
@@ -88,6 +93,14 @@ class View:
     """Drilled into: all panes are about its threads."""
     thread: ThreadKey | None = None
     """Drilled into."""
+    wakers: tuple[WakerKey, ...] = ()
+    """Drilled into: a process that wakes, and one of its threads. All panes are about the waits that the last ended."""
+    object: Object | None = None
+    """Drilled into: all panes are about waits on that."""
+    objects: bool = False
+    """Whether the list shows what is waited on instead, where that is gathered."""
+    way: tuple[str, ...] = ()
+    """In which order these were drilled into, some of which may be left by now."""
     path: Path = ()
     """The branch of the tree that was drilled into."""
     focus: str = CATEGORIES
@@ -149,9 +162,10 @@ class View:
     @property
     def scope(self) -> Scope:
         """Which waits the list is about."""
+        blocked = self.mode != OFFCPU
         if self.thread is not None:
-            return Scope(self.category, self.thread.pid, self.thread.tid, self.idle_shown)
-        return Scope(self.category, self.pid, None, self.idle_shown)
+            return Scope(self.category, self.thread.pid, self.thread.tid, self.idle_shown, blocked)
+        return Scope(self.category, self.pid, None, self.idle_shown, blocked)
 
     @property
     def subject_ids(self) -> tuple[int | None, int | None]:
@@ -164,22 +178,66 @@ class View:
         return self.rate if self.rate_pid in (None, pid) else None
 
     @property
+    def waker(self) -> WakerKey | None:
+        return self.wakers[-1] if self.wakers else None
+
+    @property
+    def drilled(self) -> str:
+        """Which of these was drilled into last, and not left since; empty: none."""
+        those = {
+            "pid": self.pid is not None,
+            "pool": self.pool is not None,
+            "object": self.object is not None,
+            "wakers": bool(self.wakers),
+            "thread": self.thread is not None,
+        }
+        known = [name for name in those if name not in self.way]
+        return next((name for name in reversed((*known, *self.way)) if those[name]), "")
+
+    @property
+    def is_at_waker(self) -> bool:
+        """Whether a waker was drilled into that leads to its tree: there is no list of its threads."""
+        waker = self.waker
+        return self.mode == WAKEUP and waker is not None and bool(waker.tid or not waker.pid)
+
+    @property
+    def lists_objects(self) -> bool:
+        return self.objects and self.object is None and self.mode != OFFCPU
+
+    @property
+    def lists_wakers(self) -> bool:
+        return self.mode == WAKEUP and not self.lists_objects
+
+    @property
+    def lists_waking_threads(self) -> bool:
+        """Whether wakers are listed thread by thread."""
+        return self.threads or bool(self.wakers)
+
+    @property
+    def lists_sleepers(self) -> bool:
+        return not (self.lists_wakers or self.lists_objects)
+
+    @property
     def lists_threads(self) -> bool:
-        return self.pid is not None or (self.threads and not self.cgroups)
+        return self.lists_sleepers and (self.pid is not None or (self.threads and not self.cgroups))
 
     @property
     def lists_cgroups(self) -> bool:
-        return self.cgroups and self.pid is None
+        return self.lists_sleepers and self.cgroups and self.pid is None
+
+    @property
+    def lists_account(self) -> bool:
+        return self.account and self.lists_sleepers
 
     @property
     def sorts(self) -> tuple[str, ...]:
         """What the list can be sorted by."""
-        return ACCOUNT_SORTS if self.account else SORTS
+        return ACCOUNT_SORTS if self.lists_account else SORTS
 
     @property
     def list_sort(self) -> str:
         """What it is sorted by."""
-        return self.account_sort if self.account else self.sort
+        return self.account_sort if self.lists_account else self.sort
 
     @property
     def asked(self) -> Filters:
@@ -228,8 +286,16 @@ def entered(view: View, key: Key | None) -> View:
     process, to a thread, to its tree, and from a branch of that to its site."""
     if view.focus == CATEGORIES:
         return replace(view, focus=LIST)
+    if view.focus == LIST and isinstance(key, WakerKey):
+        key = key._replace(name=key.name.removeprefix(STORM_OF))
+        is_last = view.lists_waking_threads or not key.pid
+        above = view.wakers[:1] if view.wakers and view.wakers[0].pid and not view.wakers[0].tid else ()
+        cursor, focus = (key, TREE) if is_last else (None, LIST)
+        return _into(view, "wakers", wakers=(*above, key), cursor=cursor, focus=focus)
+    if view.focus == LIST and isinstance(key, Object):
+        return _into(view, "object", object=key, cursor=None) if key.kind else view
     if view.focus == LIST and isinstance(key, Pool):
-        return _about(view, pool=key, cursor=None)
+        return _into(view, "pool", pool=key, cursor=None)
     if view.focus == LIST and isinstance(key, str):
         inside = in_cgroup(key)
         both = Filter(
@@ -237,12 +303,24 @@ def entered(view: View, key: Key | None) -> View:
         )
         return replace(filtered(view, both), cgroups=False, threads=False, group=(key, view.filter))
     if view.focus == LIST and isinstance(key, ThreadKey):
-        return _about(view, thread=key, cursor=key, focus=TREE)
+        return _into(view, "thread", thread=key, cursor=key, focus=TREE)
     if view.focus == LIST and isinstance(key, int) and view.pid is None:
-        return _about(view, pid=key, cursor=None)
+        return _into(view, "pid", pid=key, cursor=None)
     if view.focus == TREE:
         return replace(view, path=view.tree.cursor, focus=SITE, scrolled=0)
     return view
+
+
+def _into(view: View, what: str, **changes: object) -> View:
+    return _about(view, way=(*_way_without(view, what), what), **changes)
+
+
+def _out_of(view: View, what: str, **changes: object) -> View:
+    return _about(view, way=_way_without(view, what), **changes)
+
+
+def _way_without(view: View, what: str) -> tuple[str, ...]:
+    return tuple(name for name in view.way if name != what)
 
 
 def left(view: View) -> View:
@@ -263,15 +341,23 @@ def left(view: View) -> View:
         return waiting(view)
     if view.focus == LATENCY:
         return replace(view, focus=CATEGORIES)
-    if view.thread is not None:
-        return _about(view, thread=None, cursor=view.thread, focus=LIST)
-    if view.focus == TREE:
+    drilled = view.drilled
+    if view.focus == TREE and drilled != "thread" and not (drilled == "wakers" and view.is_at_waker):
         return replace(view, focus=LIST)
-    if view.pool is not None:
-        return _about(view, pool=None, cursor=view.pool, focus=LIST)
-    if view.pid is not None:
-        cursor = ThreadKey(view.pid, view.pid) if view.threads else view.pid
-        return _about(view, pid=None, cursor=cursor, focus=LIST)
+    match drilled:
+        case "thread":
+            return _out_of(view, "thread", thread=None, cursor=view.thread, focus=LIST)
+        case "wakers":
+            return _out_of_waker(view)
+        case "object":
+            return _out_of(view, "object", object=None, cursor=view.object, focus=LIST)
+        case "pool":
+            return _out_of(view, "pool", pool=None, cursor=view.pool, focus=LIST)
+        case "pid":
+            cursor = ThreadKey(view.pid or 0, view.pid or 0) if view.threads else view.pid
+            return _out_of(view, "pid", pid=None, cursor=cursor, focus=LIST)
+        case _:
+            pass
     if view.focus == LIST and view.group is not None:
         return _out_of_group(view, *view.group)
     if view.focus == LIST:
@@ -279,6 +365,34 @@ def left(view: View) -> View:
     if view.category != ALL:
         return at_category(view, ALL)
     return replace(view, filter=NOTHING, user="", group=None)
+
+
+def _out_of_waker(view: View) -> View:
+    """From a thread to the wakers of its process, from these to all."""
+    if view.mode != WAKEUP:
+        return _out_of(view, "wakers", wakers=(), focus=LIST)
+    above = view.wakers[:-1]
+    way = view.way if above else _way_without(view, "wakers")
+    return _about(view, wakers=above, cursor=view.waker, focus=LIST, way=way)
+
+
+def in_mode(view: View, mode: str) -> View:
+    """The same selection in another mode; of wakers, and of what is waited on, off-CPU time knows nothing."""
+    view = waiting(view)
+    if mode == view.mode:
+        return view
+    if mode == OFFCPU:
+        view = replace(view, wakers=(), object=None)
+    is_other_list = WAKEUP in (mode, view.mode) or isinstance(view.cursor, WakerKey | Object)
+    shape = view.tree.shape._replace(mode=mode)
+    return replace(shaped(view, shape), mode=mode, cell=None, cursor=None if is_other_list else view.cursor)
+
+
+def objects_or_not(view: View) -> View:
+    """What is waited on, or again what was listed before."""
+    if view.object is not None:
+        return _about(view, object=None, objects=True, cursor=view.object, focus=LIST)
+    return _about(view, objects=not view.objects, cursor=None, focus=_list_or_above(view))
 
 
 def next_pane(view: View, panes: Iterable[str], step: int) -> View:
@@ -298,6 +412,10 @@ def in_pane(view: View, pane: str) -> View:
 
 
 def threads_or_processes(view: View) -> View:
+    """Those that wait; where wakers are listed, those that wake."""
+    if view.mode == WAKEUP:
+        threads = view.lists_objects or not view.lists_waking_threads
+        return _about(view, threads=threads, wakers=(), cursor=None, **_no_objects(view), focus=_list_or_above(view))
     return _listing(view, threads=not view.lists_threads, cgroups=False)
 
 
@@ -314,7 +432,13 @@ def _out_of_group(view: View, path: str, before: Filter) -> View:
 
 def _listing(view: View, threads: bool, cgroups: bool) -> View:
     focus = _list_or_above(view)
-    return _about(view, threads=threads, cgroups=cgroups, pid=None, pool=None, thread=None, cursor=None, focus=focus)
+    chosen = {"pid": None, "pool": None, "thread": None, "cursor": None, "focus": focus}
+    return _about(view, threads=threads, cgroups=cgroups, **chosen, **_no_objects(view))
+
+
+def _no_objects(view: View) -> dict[str, bool]:
+    """What is waited on gives way to another list; where one of them was drilled into, it is the list above."""
+    return {"objects": view.objects and view.object is not None}
 
 
 def folded_or_not(view: View, unfolded: bool) -> View:
@@ -339,7 +463,7 @@ def sorted_by(view: View, sort: str) -> View:
     column, the categories alone."""
     if sort not in view.sorts:
         return replace(view, sort=sort)
-    if view.account:
+    if view.lists_account:
         return replace(view, account_sort=sort, reverse=False, cursor=None)
     return replace(view, sort=sort, reverse=False, cursor=None)
 
@@ -409,6 +533,8 @@ def at_cell(view: View, cell: Cell | None) -> View:
 def tree_or_list(view: View) -> View:
     """The tree of the selection, or back to its list."""
     if view.focus in (TREE, SITE):
+        if view.drilled == "wakers" and view.is_at_waker:
+            return _out_of_waker(view)
         back = _about(view, thread=None, cursor=view.thread, focus=LIST) if view.thread else view
         return replace(back, focus=LIST, path=())
     return replace(view, focus=TREE, path=())

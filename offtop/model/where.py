@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 
-from offtop.model.book import Book
+from offtop.model.book import Book, SiteKey
 from offtop.model.pool import Convoy
 from offtop.model.stack import Frame, Names, functions
+from offtop.model.wake import FIRST_WAKE, NOBODY, Storm
+from offtop.units import count, percent
 
 _ENTRY = "_start"
 _LIBC = ("libc.so", "libc-", "libpthread", "ld-linux", "ld-musl", "libc.musl", "[vdso]")
@@ -29,6 +31,31 @@ def in_short(book: Book, kernel: int, user: int, names: Names) -> str:
     """The kernel's leaf and the frames of the program that led there, the C library's left out: those say
     nothing that the kernel's leaf does not."""
     return " < ".join([*kernel_names(book, kernel, names)[:1], *_own_names(book, user, names), *_missing(book, user)])
+
+
+def of_sleeper(book: Book, site: SiteKey, names: Names) -> str:
+    """Where it waits, and who ends that, if that is known."""
+    place = in_short(book, site.kernel, site.user, names)
+    waker = book.wake(site.wake).waker
+    return f"{place} <- {waker.label}" if site.wake >= FIRST_WAKE else place
+
+
+def of_waker(book: Book, site: SiteKey, names: Names) -> str:
+    """Through which code the waker came to wake it, and whom that was; where nobody knows, where that one waits."""
+    waker, woken = book.wake(site.wake).waker, book.process(site.pid)
+    if waker.kind == NOBODY:
+        return in_short(book, site.kernel, site.user, names)
+    return f"{in_short(book, waker.kernel, waker.user, names)} -> {woken}".lstrip()
+
+
+def of_storm(storm: Storm, span_ns: int) -> str:
+    """How often, how many, and what they cost."""
+    per_s = 1e9 / span_ns if span_ns else 0.0
+    again = percent(storm.again, storm.woken)
+    return (
+        f"{count(storm.wasted_switches * per_s)} switches/s for nothing: {count(storm.storms * per_s)}/s wake up "
+        f"to {storm.largest:,}, {again:.0f}% sleep again within 1 ms"
+    )
 
 
 def of_convoy(book: Book, convoy: Convoy, names: Names) -> str:

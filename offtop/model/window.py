@@ -4,7 +4,7 @@ The law, held by a property test: merge([between(a, b), between(b, c)]) == betwe
 histograms. A maximum merges by maximum.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,6 +29,7 @@ from offtop.model.table import (
     table_of,
     thread_codes,
 )
+from offtop.model.wake import OFFCPU, Storm, level
 
 _THREAD_FIELDS = {name: number for number, name in enumerate(ThreadTotals._fields)}
 
@@ -56,7 +57,10 @@ class Window:
     cost: Cost = Cost()
     machine: Machine = Machine()
     """What took CPU time that no thread has, in this span."""
-    mode: str = "offcpu"
+    storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
+    """Wakeup storms in this span, by the id of a wake of their waker."""
+    mode: str = OFFCPU
+    """What was gathered, one of wake.MODES; of several windows what all of them have."""
     door: str = ""
     filters: Filters = Filters()
 
@@ -95,10 +99,20 @@ def between(earlier: Snapshot, later: Snapshot) -> Window:
         lost={kind: n - earlier.lost.get(kind, 0) for kind, n in later.lost.items() if n > earlier.lost.get(kind, 0)},
         cost=later.cost,
         machine=_taken(earlier.machine, later.machine),
+        storms=_storms(earlier.storms, later.storms),
         mode=later.mode,
         door=later.door,
         filters=later.filters,
     )
+
+
+def _storms(earlier: Mapping[int, Storm], later: Mapping[int, Storm]) -> dict[int, Storm]:
+    found: dict[int, Storm] = {}
+    for waker, now in later.items():
+        was = earlier.get(waker, Storm())
+        if now[:3] != was[:3]:
+            found[waker] = Storm(now.storms - was.storms, now.woken - was.woken, now.again - was.again, now.largest)
+    return found
 
 
 def _taken(earlier: Machine, later: Machine) -> Machine:
@@ -153,7 +167,8 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
 
 
 _SoFar = Ints
-"""Rows of pid, tid, kernel, user, so far ns, run-queue ns of it, whether the wait began preempted."""
+"""Rows of a site's ids, so far ns, run-queue ns of it, whether the wait began preempted."""
+_SO_FAR_FIELDS = SITES.width + 3
 
 
 def _in_progress(earlier: Snapshot, later: Snapshot, moved: set[int]) -> tuple[SiteKeys, _SoFar]:
@@ -175,7 +190,7 @@ def _in_progress(earlier: Snapshot, later: Snapshot, moved: set[int]) -> tuple[S
         if was is not None:
             rows.append(_taken_back(was, before_ns))
     rows += [_taken_back(was, before_ns) for key, was in before.items() if key not in now]
-    return SiteKeys(integers(still, 4)), integers(rows, 7)
+    return SiteKeys(integers(still, SITES.width)), integers(rows, _SO_FAR_FIELDS)
 
 
 def _taken_back(was: Waiting, at_ns: int) -> tuple[int, ...]:
@@ -184,7 +199,7 @@ def _taken_back(was: Waiting, at_ns: int) -> tuple[int, ...]:
 
 
 def _thread_numbers(so_far: _SoFar) -> Ints:
-    kernel, so_far_ns, ready_ns, preempted = so_far[:, 2], so_far[:, 4], so_far[:, 5], so_far[:, 6]
+    kernel, (so_far_ns, ready_ns, preempted) = so_far[:, 2], so_far[:, SITES.width :].T
     numbers = np.zeros((len(so_far), THREADS.numbers), np.int64)
     for name, values, where in (
         ("offcpu_ns", so_far_ns, None),
@@ -203,8 +218,8 @@ def _site_numbers(so_far: _SoFar) -> tuple[Ints, Ints]:
     """Ids, and numbers: of all that has a place."""
     placed = so_far[~np.isin(so_far[:, 2], [*PLACELESS])]
     numbers = np.zeros((len(placed), SITES.numbers), np.int64)
-    numbers[:, TOTAL_NS : TOTAL_NS + 2] = placed[:, 4:6]
-    return placed[:, :4], numbers
+    numbers[:, TOTAL_NS : TOTAL_NS + 2] = placed[:, SITES.width : SITES.width + 2]
+    return placed[:, : SITES.width], numbers
 
 
 def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, V]:
@@ -229,7 +244,7 @@ def merge(windows: Sequence[Window]) -> Window:
             still_ns[site] = still_ns.get(site, 0) + window.span_ns
     span_ns = sum(window.span_ns for window in windows)
     still = [site for site, through_ns in still_ns.items() if through_ns == span_ns]
-    moved = integers([(*site, ns, 0, 0) for site, ns in still_ns.items() if ns != span_ns], 7)
+    moved = integers([(*site, ns, 0, 0) for site, ns in still_ns.items() if ns != span_ns], _SO_FAR_FIELDS)
     threads = _rows_of([table_of(THREADS, window.threads) for window in windows])
     sites = _rows_of([table_of(SITES, window.sites) for window in windows])
     return replace(
@@ -237,10 +252,20 @@ def merge(windows: Sequence[Window]) -> Window:
         span_ns=span_ns,
         threads=_added(THREADS, threads, moved[:, :2], _thread_numbers(moved)),
         sites=_added(SITES, sites, *_site_numbers(moved)),
-        still=SiteKeys(integers(still, 4)),
+        still=SiteKeys(integers(still, SITES.width)),
         lost=lost,
         machine=machine_over(windows),
+        storms=storms_over(windows),
+        mode=min((window.mode for window in windows), key=level),
     )
+
+
+def storms_over(windows: Iterable[Window]) -> dict[int, Storm]:
+    sums: dict[int, Storm] = {}
+    for window in windows:
+        for waker, one in window.storms.items():
+            sums[waker] = sums[waker].plus(one) if waker in sums else one
+    return sums
 
 
 def machine_over(windows: Sequence[Window]) -> Machine:

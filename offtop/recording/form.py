@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -19,15 +20,32 @@ from offtop.model.book import Details, Life, ThreadKey
 from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Machine
-from offtop.model.stack import ENDS, FILTERED, LINKED, NO_STACK, WHOLE, Frame, Stack
+from offtop.model.stack import ENDS, FILTERED, GONE, LINKED, NO_STACK, WHOLE, Frame, Stack
 from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V
+from offtop.model.wake import (
+    CHAIN_ENDS,
+    FIRST_WAKE,
+    KINDS,
+    MODES,
+    MOST_DEPTH,
+    NOBODY,
+    OFFCPU,
+    SOFTIRQ,
+    Link,
+    Object,
+    Storm,
+    Wake,
+    Waker,
+)
 
 APPLICATION_ID = 0x6F667470
 """`oftp`, where file(1) and SQLite look for it."""
 BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite puts beside a database."""
-FORMAT = 1
+FORMAT = 2
 """Kept as user_version. A newer one is refused; what is added to this one is ignored by those who do not know it."""
+WITHOUT_WAKES = 1
+"""The format of a file in which no wake is named yet: all offtops read those."""
 TABLES = {
     "about": "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "frames": "CREATE TABLE frames (id INTEGER PRIMARY KEY, file BLOB NOT NULL, offset INTEGER NOT NULL, "
@@ -53,6 +71,12 @@ _MOST_NS = 1 << 61
 MOST_CALLS = 4096
 """System calls that have a name: a machine's own table and that of its 32-bit programs have 1,000."""
 _MOST_CALL_NAME = 64
+_MOST_NAME = 8192
+"""Letters of what is waited on: a path has 4,096, and the kernel may put a word behind it."""
+_SITE_IDS = SITES.width - 1
+"""Those that the first recordings had: all but the wake."""
+_WAKE, _LINK = 6, 3
+"""How many values a wake has before its links, and each of those."""
 _MOST_VALUES = 3 << 20
 """In the words of a tick: 220,000 processes that are all new have so many."""
 _MOST_KEYS = 1_000
@@ -75,6 +99,12 @@ class Entry:
     details: Mapping[int, Details] = field(default_factory=dict[int, Details])
     lives: Mapping[ThreadKey, Life] = field(default_factory=dict[ThreadKey, Life])
     calls: Mapping[int, str] = field(default_factory=dict[int, str])
+    wakes: Mapping[int, Wake] = field(default_factory=dict[int, Wake])
+
+    @property
+    def format(self) -> int:
+        """That which a file with this tick has at least."""
+        return FORMAT if self.wakes or self.change.wakes else WITHOUT_WAKES
 
 
 def signed(offset: int) -> int:
@@ -122,18 +152,25 @@ def encode(entry: Entry) -> bytes:
         "machine": list(change.machine),
         "walk": list(change.cost[_COSTS:]),
         "cgroup": change.filters.cgroup,
+        **_wake_words(entry.wakes),
     }
+    if change.storms:
+        words["storms"] = [[wake, *storm] for wake, storm in change.storms.items()]
     head = json.dumps(words, separators=(",", ":")).encode()
     threads = change.threads
     first = replace(threads, numbers=np.delete(threads.numbers, RUNNING_NS, axis=1))
+    sites = change.sites
+    places = replace(sites, ids=sites.ids[:, :_SITE_IDS], gone=sites.gone[:, :_SITE_IDS])
+    wakes = np.concatenate((sites.ids[:, _SITE_IDS], sites.gone[:, _SITE_IDS]))
     tables = columns.packed(
         [
             *_columns(first),
-            *_columns(change.sites),
+            *_columns(places),
             change.waiting,
             change.ended,
             threads.numbers[:, RUNNING_NS],
             change.begun,
+            *([wakes] if wakes.any() else []),
         ],
     )
     return zlib.compress(b"".join((_LENGTH.pack(len(head)), head, tables)), _LEVEL)
@@ -150,10 +187,12 @@ def decode(blob: object, whole: bool = False) -> Entry:
         raise ValueError("a tick is cut off")
     words = _words(raw[_LENGTH.size : end])
     each = iter(columns.unpacked(raw[end:]))
-    threads, sites = _rows(THREADS, each, THREADS.numbers - 1), _rows(SITES, each)
+    threads = _rows(THREADS, each, THREADS.width, THREADS.numbers - 1)
+    sites = _rows(SITES, each, _SITE_IDS, SITES.numbers)
     waiting, ended = _matrix(each, WAITING_FIELDS), _matrix(each, 2)
     threads = replace(threads, numbers=np.insert(threads.numbers, RUNNING_NS, _running(each, threads), axis=1))
     begun = _begun(each, waiting)
+    _add_wakes(sites, next(each, None))
     _check_numbers(threads, sites, waiting, begun, whole)
     pids, tids, who, states, min_ns, max_ns = _array(words.get("filters"), 6)
     cost = [float(_number(value)) for value in _array(words.get("cost"), _COSTS)]
@@ -172,7 +211,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
             {_word(kind): _int(n) for kind, n in _dict(words.get("lost")).items()},
             Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), walk_ns, walk_every),
             Machine(*machine),
-            _word(words.get("mode")),
+            mode if (mode := _word(words.get("mode"))) in MODES else OFFCPU,
             _word(words.get("door")),
             Filters(
                 tuple(map(_int, _array(pids))),
@@ -183,6 +222,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
                 _int(max_ns),
                 _str(words.get("cgroup", "")),
             ),
+            _storms(words.get("storms", [])),
         ),
         {ThreadKey(_int(pid), _int(tid)): _str(comm) for pid, tid, comm in _arrays(words.get("comms"), 3)},
         {_int(pid): _str(name) for pid, name in _arrays(words.get("processes"), 2)},
@@ -195,7 +235,75 @@ def decode(blob: object, whole: bool = False) -> Entry:
             for pid, tid, from_ns, to_ns in _arrays(words.get("lives", []), 4)
         },
         _calls(words.get("calls", [])),
+        _wakes(words.get("wakers", []), words.get("wakes", [])),
     )
+
+
+def _wake_words(wakes: Mapping[int, Wake]) -> dict[str, object]:
+    """Each waker once, and in its place its number; a wake is a row, its links one behind the other."""
+    if not wakes:
+        return {}
+    numbers: dict[Waker, int] = {}
+
+    def number_of(waker: Waker) -> int:
+        return numbers.setdefault(waker, len(numbers))
+
+    rows = [
+        [number, number_of(wake.waker), *wake.object, wake.end]
+        + [value for link in wake.links for value in (link.kernel, link.user, number_of(link.waker))]
+        for number, wake in wakes.items()
+    ]
+    return {"wakers": [list(waker) for waker in numbers], "wakes": rows}
+
+
+def _wakes(wakers: object, wakes: object) -> dict[int, Wake]:
+    known = [_waker(*one) for one in _arrays(wakers, len(Waker._fields))]
+    found: dict[int, Wake] = {}
+    for row in map(_array, _array(wakes)):
+        number, waker, kind, name, pid, end = _array(row[:_WAKE], _WAKE)
+        links = row[_WAKE:]
+        if _str(end) not in CHAIN_ENDS:
+            raise ValueError("a chain that ends as none does")
+        if len(links) % _LINK or len(links) > _LINK * MOST_DEPTH:
+            raise ValueError("not the links of a chain")
+        found[_id(number)] = Wake(
+            _one_of(known, waker),
+            Object(_name(kind), _name(name), _id(pid)),
+            tuple(
+                Link(_id(kernel), _id(user), _one_of(known, by))
+                for kernel, user, by in zip(links[::3], links[1::3], links[2::3], strict=True)
+            ),
+            end,
+        )
+    if min(found, default=FIRST_WAKE) < FIRST_WAKE:
+        raise ValueError("a wake that stands for none")
+    return found
+
+
+def _waker(*values: object) -> Waker:
+    kind, name, pid, tid, comm, via, kernel, user = values
+    return Waker(
+        kind if isinstance(kind, str) and kind in KINDS else NOBODY,
+        _name(name),
+        _id(pid),
+        _id(tid),
+        _name(comm),
+        SOFTIRQ if via == SOFTIRQ else "",
+        _id(kernel),
+        _id(user),
+    )
+
+
+def _one_of(wakers: Sequence[Waker], number: object) -> Waker:
+    if _id(number) >= len(wakers):
+        raise ValueError("a waker is missing")
+    return wakers[_int(number)]
+
+
+def _storms(value: object) -> dict[int, Storm]:
+    found = {_id(wake): Storm(*map(_int, rest)) for wake, *rest in _arrays(value, 1 + len(Storm._fields))}
+    _within(np.array([*found.values()], np.int64), 0, _MOST_NS)
+    return found
 
 
 def _calls(value: object) -> dict[int, str]:
@@ -228,7 +336,7 @@ def category_of(stack: Stack) -> str:
 def _is_of_program(frames: Sequence[Frame]) -> bool:
     """Whether it is a user stack: the kernel's frames have no offsets. The first recordings say nothing of how those
     end, and have them along frame pointers."""
-    return any(frame.offset for frame in frames)
+    return any(frame.offset or frame.file == GONE for frame in frames)
 
 
 def stack_of(frames: Sequence[Frame], tail: object, entry: object, category: object) -> Stack:
@@ -268,9 +376,22 @@ def _begun(each: Iterator[Ints], waiting: Ints) -> Ints:
     return found
 
 
-def _rows(kind: Kind[K, V], each: Iterator[Ints], numbers: int | None = None) -> Rows:
-    table = columns.to_table(kind, each, numbers)
-    gone, longest_ns = _matrix(each, kind.width), next(each, None)
+def _add_wakes(sites: Rows, found: Ints | None) -> None:
+    if found is None:
+        return
+    if found.shape != (len(sites.ids) + len(sites.gone),):
+        raise ValueError("not the wakes of those sites")
+    sites.ids[:, _SITE_IDS], sites.gone[:, _SITE_IDS] = np.split(found, [len(sites.ids)])
+
+
+def _rows(kind: Kind[K, V], each: Iterator[Ints], width: int, numbers: int) -> Rows:
+    """Of keys the first `width` ids are there; the others are 0."""
+
+    def keys() -> Ints:
+        return np.pad(_matrix(each, width), ((0, 0), (0, kind.width - width)))
+
+    table = columns.to_table(kind, chain((keys(),), each), numbers)
+    gone, longest_ns = keys(), next(each, None)
     if longest_ns is None:
         raise ValueError("the longest waits are missing")
     if longest_ns.ndim != 1 or len(longest_ns) not in (0, len(table.ids)):
@@ -387,6 +508,20 @@ def _word(value: object) -> str:
     """One of ours: it is shown as it is."""
     if not _OURS.fullmatch(text := _str(value)):
         raise ValueError("not a word of offtop's")
+    return text
+
+
+def _id(value: object) -> int:
+    number = _int(value)
+    if not 0 <= number <= _MOST_ID:
+        raise ValueError("a number that cannot be")
+    return number
+
+
+def _name(value: object) -> str:
+    text = _str(value)
+    if len(text) > _MOST_NAME:
+        raise ValueError("a name that is far too long")
     return text
 
 

@@ -20,6 +20,7 @@ from offtop.model.printable import printable
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack
 from offtop.model.table import SITES, table_of
+from offtop.model.wake import FIRST_WAKE
 from offtop.recording.form import MOST_CALLS, Entry
 from offtop.recording.reader import Recording
 from offtop.source import Recorded
@@ -73,6 +74,8 @@ class RecordedSource:
         """CLOCK_MONOTONIC when that was handed out."""
         self._used_ns: dict[int, int] = {}
         """Stack → `at_ns` of the tick that named it last."""
+        self._woke_ns: dict[int, int] = {}
+        """Wake → the same."""
         self._heard_ns: dict[ThreadKey, int] = {}
         """Thread → the same."""
         self._tidied_ns = 0
@@ -135,6 +138,9 @@ class RecordedSource:
     def set_filters(self, filters: Filters) -> None:
         raise UsageError("This is a recording: what was counted stays as it is. Try a filter: \\")
 
+    def set_mode(self, mode: str, depth: int) -> None:
+        """What was gathered is there, and no more."""
+
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """All names are known."""
 
@@ -189,7 +195,7 @@ class RecordedSource:
         self._book = Book()
         self._replayed = Replayed(self._book)
         self._last = None
-        self._used_ns, self._heard_ns = {}, {}
+        self._used_ns, self._woke_ns, self._heard_ns = {}, {}, {}
         self._next, self._ahead = (whole, True), None
 
     def _entry(self) -> tuple[int, Entry] | None:
@@ -243,7 +249,9 @@ class RecordedSource:
             book.details_version += 1
         for ids in (change.threads.ids, change.waiting):
             self._heard_ns.update(dict.fromkeys(map(ThreadKey._make, ids[:, :2].tolist()), change.at_ns))
-        for stack in change.stacks:
+        book.wakes.update(entry.wakes)
+        self._woke_ns.update(dict.fromkeys(change.wakes, change.at_ns))
+        for stack in change.stacks.union(*(wake.stacks for wake in entry.wakes.values())):
             self._used_ns[stack] = change.at_ns
             if stack >= FIRST_STACK and stack not in book.stacks:
                 book.stacks[stack] = self._stack(stack)
@@ -273,9 +281,15 @@ class RecordedSource:
 
     def _forget(self, snapshot: Snapshot, before_ns: int) -> None:
         """What no total names, and no window since `before_ns`."""
-        book, sites = self._book, table_of(SITES, snapshot.sites).ids
-        stacks = {*sites[:, 2:].ravel().tolist()}
-        stacks |= {stack for one in snapshot.waiting.values() for stack in (*one.site[2:], one.user)}
+        book, table = self._book, table_of(SITES, snapshot.sites)
+        sites = table.ids[table.present]
+        wakes = {*sites[:, -1].tolist(), *snapshot.storms}
+        for wake in [one for one in book.wakes if one >= FIRST_WAKE and one not in wakes]:
+            if self._woke_ns.get(wake, 0) < before_ns:
+                del book.wakes[wake]
+                self._woke_ns.pop(wake, None)
+        stacks = {*sites[:, 2:4].ravel().tolist()}.union(*(wake.stacks for wake in book.wakes.values()))
+        stacks |= {stack for one in snapshot.waiting.values() for stack in (*one.site[2:4], one.user)}
         keys = {*snapshot.threads, *snapshot.waiting}
         for stack in [one for one in book.stacks if one >= FIRST_STACK and one not in stacks]:
             if self._used_ns.get(stack, 0) < before_ns:

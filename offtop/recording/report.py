@@ -1,8 +1,10 @@
-"""A recording on one page: when, how much waited, where most time went, the longest waits, and what was stuck."""
+"""A recording on one page: when, how much waited, where most time went, the longest waits, who ended them, and what was
+stuck."""
 
+from collections import Counter
 from collections.abc import Collection
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from heapq import nlargest
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 
 from offtop import batch
 from offtop.model import where
-from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import ALL, FILTERED, Idle, Scope, cut
 from offtop.model.history import History, Kept
@@ -20,14 +22,33 @@ from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Snapshot
 from offtop.model.stack import NO_STACK, Names
 from offtop.model.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
-from offtop.model.table import NO_SITES, SITES, THREADS, K, Kind, Table, V, summed, table_of
+from offtop.model.table import (
+    NO_SITES,
+    RUNQUEUE_NS,
+    SITES,
+    THREADS,
+    TOTAL_NS,
+    WAITS,
+    Groups,
+    K,
+    Kind,
+    Table,
+    V,
+    summed,
+    table_of,
+)
+from offtop.model.wake import NO_WAKE, NOBODY, Storm, Waker
 from offtop.model.window import Window, merge
 from offtop.recording.replay import RecordedSource
 from offtop.tick import in_progress, passing
-from offtop.units import NS_PER_S, average, duration, threads
+from offtop.units import NS_PER_S, average, count, duration, threads
 
 _ROWS = 10
 _LONGEST = 5
+_WAKERS = 5
+_NOT_KNOWN = "(not known)"
+_PLACES = 10_000
+"""Of which it is remembered what they are called."""
 _STUCK = 20
 """Places."""
 _BATCH = 64
@@ -45,12 +66,83 @@ class _Longest(NamedTuple):
     """Who, and where."""
 
 
+@dataclass(slots=True)
+class _Ended:
+    """What wakers of one name did."""
+
+    blocked_ns: int = 0
+    wakeups: int = 0
+    places: Counter[str] = field(default_factory=Counter[str])
+    """Through which functions, and how often."""
+    storm: Storm = field(default_factory=Storm)
+
+
+class _Wakers:
+    """Who ended the waits, by what they are called."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._every: dict[str, _Ended] = {}
+        self._places: dict[tuple[int, int], str] = {}
+
+    def add(self, window: Window) -> None:
+        sites, book = table_of(SITES, window.sites), window.book
+        wakes = Groups(sites.ids[:, -1])
+        blocked_ns: list[int] = wakes.sums(sites.numbers[:, TOTAL_NS] - sites.numbers[:, RUNQUEUE_NS]).tolist()
+        waits: list[int] = wakes.sums(sites.numbers[:, WAITS]).tolist()
+        for wake, ns, times in zip(wakes.codes.tolist(), blocked_ns, waits, strict=True):
+            if wake != NO_WAKE:
+                waker = book.wake(wake).waker
+                one = self._of(waker)
+                one.blocked_ns += ns
+                one.wakeups += times
+                one.places[self._place(book, waker)] += times
+        for wake, storm in window.storms.items():
+            one = self._of(book.wake(wake).waker)
+            one.storm = one.storm.plus(storm)
+
+    @property
+    def lines(self) -> list[str]:
+        """None where nobody asked who it was."""
+        known = [item for item in self._every.items() if item[0] != _NOT_KNOWN]
+        ended = nlargest(_WAKERS, known, key=lambda item: item[1].blocked_ns)
+        if _NOT_KNOWN in self._every:
+            ended.append((_NOT_KNOWN, self._every[_NOT_KNOWN]))
+        rows = [_waker_line(name, one) for name, one in ended if one.wakeups]
+        stormed = nlargest(_WAKERS, self._every.items(), key=lambda item: item[1].storm.woken)
+        storms = [_storm_line(name, one.storm) for name, one in stormed if one.storm.woken]
+        head = ["WHO ENDED MOST BLOCKED TIME", f"{'BLOCKED':>8} {'WAKEUPS':>8} {'WAKER':<24} THROUGH"]
+        return [*(head if rows else []), *rows, *(["WAKEUP STORMS"] if storms else []), *storms]
+
+    def _of(self, waker: Waker) -> _Ended:
+        return self._every.setdefault(_NOT_KNOWN if waker.kind == NOBODY else printable(waker.label), _Ended())
+
+    def _place(self, book: Book, waker: Waker) -> str:
+        ids = waker.kernel, waker.user
+        if ids not in self._places:
+            if len(self._places) >= _PLACES:
+                self._places.clear()
+            self._places[ids] = printable(where.in_short(book, *ids, self._names))
+        return self._places[ids]
+
+
+def _waker_line(name: str, one: _Ended) -> str:
+    ((place, _),) = one.places.most_common(1)
+    return f"{duration(one.blocked_ns):>8} {count(one.wakeups):>8} {name[:24]:<24} {place}"
+
+
+def _storm_line(name: str, storm: Storm) -> str:
+    many = f"{storm.storms:,} storm{'s' * (storm.storms != 1)} woke {storm.woken:,} threads, {storm.largest:,} at once"
+    return f"{name}: {many}; {storm.again:,} slept again within 1ms, {storm.wasted_switches:,} switches for nothing"
+
+
 def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
     """Raises OfftopError for what is no recording, or has no tick."""
     with closing(RecordedSource(path, categories=categories.ids)) as source:
         history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES)
         windows: list[Window] = []
         longest: list[_Longest] = []
+        wakers = _Wakers(source.names)
         busiest: tuple[float, int] = (0.0, 0)
         ticks = 0
         last: Kept | None = None
@@ -66,6 +158,7 @@ def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
                 windows = [_without_gone(merge(windows), snapshot)]
             busiest = max(busiest, (_waiting(kept), kept.taken_ns))
             longest = _with_longest(longest, kept, source)
+            wakers.add(kept.window)
         lines = [f"{printable(path.name)}: {dict(source.about())['recorded']}"]
         lines += [f"{what}: {value}" for what, value in source.about() if what != "recorded"]
         idle = last.idle if last else Idle(categories.idle, NO_SITES)
@@ -76,6 +169,8 @@ def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
             lines += _numbers(merge(windows), last, ticks, busiest, source, blocked)
         if longest:
             lines += ["LONGEST WAITS THAT ENDED, one a place", *map(_longest_line, sorted(longest, reverse=True)), ""]
+        if woken := wakers.lines:
+            lines += [*woken, ""]
         if end:
             lines += _stuck_lines(end, blocked, source.names)
         out.write("".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines))

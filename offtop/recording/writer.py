@@ -26,6 +26,7 @@ from offtop.model.change import NOTHING, Change, change
 from offtop.model.printable import printable
 from offtop.model.snapshot import Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack, nameless
+from offtop.model.wake import FIRST_WAKE, Wake
 from offtop.person import Person, as_person
 from offtop.recording import form
 from offtop.source import Source
@@ -54,6 +55,8 @@ class _Written:
     stacks: _Rows
     told: _Rows
     """(name, id) of frames that are called otherwise by now."""
+    format: int
+    """That the file has at least, from now on."""
     used: tuple[Sequence[int], Sequence[int], int] | None = None
     """The stacks and frames that were used until that whole tick."""
 
@@ -88,6 +91,11 @@ class Recorder:
         self._details: dict[int, Details] = {}
         self._lives: dict[ThreadKey, Life] = {}
         self._calls: dict[int, str] = {}
+        self._wakes: dict[int, Wake] = {}
+        self._of_wakes: dict[int, set[int]] = {}
+        """Their stacks."""
+        self._format = form.WITHOUT_WAKES
+        """Of the file; the thread that writes has it."""
         self._details_version = self._names_version = -1
         self._frames: dict[Frame, int] = {}
         self._next_frame = 1
@@ -144,17 +152,20 @@ class Recorder:
         used = None
         if is_whole or before is NOTHING:
             self._whole_at_ns = snapshot.at_ns
-        blob = form.encode(self._entry(one, whole, snapshot.book))
+        entry = self._entry(one, whole, snapshot.book)
+        blob = form.encode(entry)
         whole_blob = blob if before is NOTHING else None
         if is_whole:
-            used = self._forget_unused(whole)
-            whole_blob = form.encode(self._whole_entry(whole))
-        frames, stacks = self._stacks_in(whole, snapshot.book)
+            entry = self._whole_entry(whole)
+            used = self._forget_unused(self._stacks_of(whole))
+            whole_blob = form.encode(entry)
+        frames, stacks = self._stacks_in(self._stacks_of(whole), snapshot.book)
         return _Written(
             (self._number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
             frames,
             stacks,
             self._names(is_whole),
+            entry.format,
             used,
         )
 
@@ -207,7 +218,7 @@ class Recorder:
         calls = {number: name for number, name in book.calls.items() if number not in self._calls}
         self._lives.update(lives)
         self._calls.update(calls)
-        return form.Entry(one, comms, processes, details, lives, calls)
+        return form.Entry(one, comms, processes, details, lives, calls, self._new_wakes(whole, book))
 
     def _whole_entry(self, whole: Change) -> form.Entry:
         """What is told by now of all that is there; of the rest it is forgotten."""
@@ -217,14 +228,28 @@ class Recorder:
         self._processes = {pid: name for pid, name in self._processes.items() if pid in pids}
         self._details = {pid: told for pid, told in self._details.items() if pid in pids}
         self._lives = {key: life for key, life in self._lives.items() if key in keys}
-        return form.Entry(whole, self._comms, self._processes, self._details, self._lives, self._calls)
+        named = whole.wakes
+        self._wakes = {number: wake for number, wake in self._wakes.items() if number in named}
+        self._of_wakes = {number: self._of_wakes[number] for number in self._wakes}
+        return form.Entry(whole, self._comms, self._processes, self._details, self._lives, self._calls, self._wakes)
+
+    def _new_wakes(self, whole: Change, book: Book) -> dict[int, Wake]:
+        """Those that the file has not, or no longer."""
+        named = (number for number in whole.wakes if number >= FIRST_WAKE and number not in self._wakes)
+        new = {number: wake for number in named if (wake := book.wakes.get(number))}
+        self._wakes.update(new)
+        self._of_wakes.update((number, wake.stacks) for number, wake in new.items())
+        return new
 
     def _kept_of(self, details: Details) -> Details:
         return details if self._cmdlines else details._replace(cmdline="")
 
-    def _stacks_in(self, one: Change, book: Book) -> tuple[_Rows, _Rows]:
-        """The stacks that `one` names and the file has not, and their frames."""
-        ids = one.stacks
+    def _stacks_of(self, one: Change) -> set[int]:
+        """The ids of those in it, and in its wakes."""
+        return one.stacks.union(*(self._of_wakes.get(number, ()) for number in one.wakes))
+
+    def _stacks_in(self, ids: set[int], book: Book) -> tuple[_Rows, _Rows]:
+        """The stacks of these that the file has not, and their frames."""
         self._used |= ids
         frames: list[tuple[Any, ...]] = []
         stacks: list[tuple[Any, ...]] = []
@@ -268,10 +293,10 @@ class Recorder:
         self._unnamed.difference_update(better)
         return [(form.text_bytes(told), self._frames[frame]) for frame, told in better.items()]
 
-    def _forget_unused(self, whole: Change) -> tuple[list[int], list[int], int]:
-        """The stacks and frames that were used since the last whole tick, or still are; others may come again, and
+    def _forget_unused(self, ids: set[int]) -> tuple[list[int], list[int], int]:
+        """The stacks and frames that were used since the last whole tick, or are these; others may come again, and
         are written again then."""
-        used = self._used | whole.stacks
+        used = self._used | ids
         self._used = set()
         stacks = {number: frames for number, frames in self._stacks.items() if number in used}
         in_use = {frame for frames in stacks.values() for frame in frames}
@@ -326,7 +351,7 @@ class Recorder:
             database.close()
             raise OSError("somebody put another file there")
         database.execute(f"PRAGMA application_id = {form.APPLICATION_ID}")
-        database.execute(f"PRAGMA user_version = {form.FORMAT}")
+        database.execute(f"PRAGMA user_version = {self._format}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         with _transaction(database):
@@ -363,6 +388,9 @@ class Recorder:
             return self._queue.popleft()
 
     def _write(self, database: sqlite3.Connection, written: _Written) -> None:
+        if written.format > self._format:
+            database.execute(f"PRAGMA user_version = {written.format}")
+            self._format = written.format
         database.executemany("INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?, ?)", written.frames)
         database.executemany("INSERT OR REPLACE INTO stacks VALUES (?, ?, ?, ?, ?, ?)", written.stacks)
         database.executemany("UPDATE frames SET told = ? WHERE id = ?", written.told)

@@ -9,6 +9,7 @@ from threading import Thread
 from textual.message import Message
 
 from offtop.errors import OfftopError
+from offtop.export import folded
 from offtop.model import tree as trees
 from offtop.model import view as views
 from offtop.model import where
@@ -19,20 +20,22 @@ from offtop.model.filter import Filter, FilterError, parse, quoted
 from offtop.model.picture import Picture, TreePicture
 from offtop.model.pool import Pool, family, parts
 from offtop.model.printable import printable
-from offtop.model.rows import NO_CGROUP, Key, Row
+from offtop.model.rows import NO_CGROUP, NOWHERE, STORM_OF, Key, Row
 from offtop.model.snapshot import EXITED
 from offtop.model.state import MASKS, WORDS
-from offtop.model.tree import Path
+from offtop.model.steps import NO_FRAMES, TURNS, WOKE, Path, Step
 from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, SITE, STUCK, TREE, View
+from offtop.model.wake import Object
+from offtop.model.waking import WakerKey
 from offtop.person import NO_USER, is_user
-from offtop.ui import flame, latency, stacks, stuck
+from offtop.ui import flame, latency, stacks, stuck, wakers
 from offtop.ui.chooser import Choice, Chooser
 from offtop.ui.columns import sort_at
 from offtop.ui.facts import Facts
 from offtop.ui.head import moment_at
 from offtop.ui.layout import HEAT_SCALE, STUCK_FRAME, arrange, stuck_lines
 from offtop.ui.lines import Clicked, Pen
-from offtop.ui.sorting import Sorting
+from offtop.ui.modes import Modes
 from offtop.ui.tables import CATEGORY_MARK, CHOOSABLE, LIST_MARK, category_columns, list_columns, seen_rows
 from offtop.units import NS_PER_S, parse_duration, span
 
@@ -54,7 +57,7 @@ class FactsTold(Message):
         self.pid, self.told = pid, told
 
 
-class Actions(Sorting):
+class Actions(Modes):
     """The actions of the keys. Whoever shows the screen gives them what is on it."""
 
     _groups: Mapping[str, tuple[str, ...]]
@@ -135,8 +138,10 @@ class Actions(Sorting):
         picture, view = self._picture, self._view
         if picture is None:
             return
-        if view.focus == TREE and picture.tree and picture.tree.branches:
-            branch = picture.tree.branches[picture.tree.cursor]
+        if view.focus == TREE:
+            branch = self._branch()
+            if branch is None:
+                return
             if branch.more:
                 self.action_open()
             else:
@@ -154,7 +159,10 @@ class Actions(Sorting):
             else:
                 self._say("nothing was measured then")
         else:
-            self._look(views.entered(view, self._key_under_cursor()))
+            key = self._key_under_cursor()
+            self._look(views.entered(view, key))
+            if view.focus == LIST and isinstance(key, Object) and not key.kind:
+                self._say("nobody knows what these waits were for: 1 shows where they were")
 
     def action_leave(self) -> None:
         self._look(views.left(self._view))
@@ -208,8 +216,10 @@ class Actions(Sorting):
         """Threads whose names differ only by a number in one row, or each in its own."""
         if self._view.lists_threads:
             self._look(views.folded_or_not(self._view, not folded))
-        else:
+        elif self._view.lists_sleepers:
             self._say("+ and - unfold and fold pools of threads: H lists threads")
+        else:
+            self._say("+ and - unfold and fold pools of threads that wait: 1 lists them")
 
     def _at_branch_of(self, path: Path) -> None:
         picture = self._picture
@@ -224,7 +234,8 @@ class Actions(Sorting):
         """The one under the cursor, if the keys are in the tree."""
         shown = self._picture.tree if self._picture else None
         if self._view.focus != TREE or shown is None or not shown.branches:
-            self._say("this key is for the stack tree: t shows it")
+            empty = "there is no stack here" if self._view.focus == TREE else ""
+            self._say(empty or "this key is for the stack tree: t shows it")
             return None
         return shown.branches[shown.cursor]
 
@@ -404,7 +415,9 @@ class Actions(Sorting):
         go((after or hits)[0 if step > 0 else -1])
 
     def _text_of(self, row: Row, picture: Picture) -> str:
-        place = where.in_short(picture.book, row.top.kernel, row.top.user, self._pen(LIST).names)
+        if not self._view.lists_sleepers:
+            return f"{row.name} {wakers.told(picture, row, self._pen(LIST))}"
+        place = "" if row.top == NOWHERE else where.of_sleeper(picture.book, row.top, self._pen(LIST).names)
         return f"{row.name} {row.process} {place}"
 
     def action_mute(self) -> None:
@@ -433,6 +446,10 @@ class Actions(Sorting):
             row = picture.rows.rows[picture.cursor_row]
             if isinstance(row.key, str):
                 return parse(views.in_cgroup(row.key).text)
+            if isinstance(row.key, WakerKey):
+                return parse(f"waker={quoted(row.key.name.removeprefix(STORM_OF))}")
+            if isinstance(row.key, Object):
+                return parse(f"object={quoted(row.key.label)}") if row.key.kind else None
             if row.pid:
                 key = "thread" if isinstance(row.key, ThreadKey | Pool) else "proc"
                 return parse(f"{key}={_family(row)}")
@@ -443,22 +460,25 @@ class Actions(Sorting):
             path = flame.chosen(picture)
         elif view.focus == SITE:
             path = view.path
-        return (
-            parse(f"stack={quoted(path[-1].name)}") if path and path[-1] not in (trees.MORE, trees.NO_FRAMES) else None
-        )
+        return _of_step(path[-1]) if path else None
 
     # The list
 
     def action_pin(self) -> None:
+        view = self._view
         key = (
             self._stuck_thread()
-            or self._view.thread
-            or (self._key_under_cursor() if self._view.focus == LIST else self._view.pid or self._view.pin)
+            or (None if view.focus == LIST and not view.lists_sleepers else view.thread)
+            or (self._key_under_cursor() if view.focus == LIST else view.pid or view.pin)
         )
         if isinstance(key, str | int | ThreadKey) and key not in (EXITED, EXITED.pid, NO_CGROUP):
             self._ask_kernel(views.pinned(self._view, key))
+        elif isinstance(key, WakerKey) and key.pid:
+            self._ask_kernel(views.pinned(self._view, ThreadKey(key.pid, key.tid) if key.tid else key.pid))
         elif isinstance(key, Pool):
             self._say("a pool cannot be pinned: ENTER shows its threads, and p pins one of them")
+        elif isinstance(key, WakerKey):
+            self._say("this waker is no process and no thread: p pins those")
         else:
             self._say("p pins a process, thread or cgroup: TAB goes to their list")
 
@@ -565,12 +585,13 @@ class Actions(Sorting):
                 path, part = branch.path, branch.part
             if not path:
                 return ""
-            names = [step.name for step in path]
-            return f"{stacks.folded(names[::-1] if view.tree.shape.inverted else names)} {part.total_ns // 1000}"
+            path = path[::-1] if view.tree.shape.inverted else path
+            return f"{folded.one_line(path)} {part.total_ns // 1000}"
         if view.focus == LIST and picture.rows.rows:
             row = picture.rows.rows[picture.cursor_row]
             key = printable(row.key) if isinstance(row.key, str) else row.pid
-            return f"{key} {printable(self._text_of(row, picture))} {row.waiting:.2f}"
+            named = not isinstance(row.key, WakerKey | Object) or row.pid
+            return f"{f'{key} ' if named else ''}{printable(self._text_of(row, picture))} {row.waiting:.2f}"
         if view.focus == STUCK and picture.stuck.shown.waits:
             lines = stuck.in_full(picture, self._pen(STUCK)._replace(width=_WHOLE_LINES))
             return "\n".join("".join(text for text, _ in line.spans).rstrip() for line in lines)
@@ -661,6 +682,17 @@ class Actions(Sorting):
 
     def _pen(self, panel: str) -> Pen:
         raise NotImplementedError
+
+
+def _of_step(step: Step) -> Filter | None:
+    """What goes through it; None where it stands for nothing that a filter can name."""
+    if step in (trees.MORE, NO_FRAMES) or step in TURNS:
+        return None
+    if step.is_waker:
+        return parse(f"waker={quoted(step.name)}")
+    if step.name.startswith(WOKE):
+        return parse(f"proc={quoted(step.name.removeprefix(WOKE))}")
+    return parse(f"stack={quoted(step.name)}")
 
 
 def _within(index: int, rows: Sequence[object]) -> int:

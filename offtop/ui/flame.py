@@ -6,7 +6,7 @@ from offtop.model import icicle
 from offtop.model.icicle import Box, Direction, Icicle
 from offtop.model.picture import Picture
 from offtop.model.printable import printable
-from offtop.model.tree import Path
+from offtop.model.steps import Path
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule
 from offtop.ui.stacks import no_stack

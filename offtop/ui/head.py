@@ -11,13 +11,17 @@ from offtop.model.rows import cgroup_name
 from offtop.model.snapshot import Cost, Filters
 from offtop.model.state import letters
 from offtop.model.view import SINCE_START, STUCK
+from offtop.model.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.source import Recorded
 from offtop.ui.glyphs import Glyphs, sparkline
 from offtop.ui.layout import Layout
 from offtop.ui.lines import Line, spread, width_of
 from offtop.units import average, count, duration, percent, size, span, threads, three
 
-MODES = (("1", "off-CPU", "offcpu"), ("5", "stuck", STUCK))
+MODES = (
+    *(("1", "off-CPU", OFFCPU), ("2", "wakeup", WAKEUP), ("3", "off-wake", OFFWAKE), ("4", "chain", CHAIN)),
+    ("5", "stuck", STUCK),
+)
 """Key, word, id of each mode there is."""
 
 Spans = list[tuple[str, str]]
@@ -71,12 +75,16 @@ def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None,
         (f"|{key} {word}|" if of == mode else f" {key} {word} ", "tab" if of == mode else "dim")
         for key, word, of in MODES
     ]
+    short: Spans = [
+        (f"|{key} {word}|" if of == mode else f" {key} ", "tab" if of == mode else "dim") for key, word, of in MODES
+    ]
     right: Spans = [(f"{_window(picture)}  ", "text")]
     if recorded:
         day = datetime.fromtimestamp(picture.newest.taken_ns // 10**9).strftime("%Y-%m-%d")
         where = f" on {printable(host)}"
         lefts: list[Spans] = [
             [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *tabs],
+            [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *short],
             [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text")],
             [("RECORDED", "paused"), (f"{where} {day} {at}  ", "text")],
             [("RECORDED", "paused"), (f" {at} ", "text")],
@@ -92,7 +100,7 @@ def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None,
         right.append((f"LIVE {span(view.delay_ns)}", "live"))
     else:
         right.append((f"PAUSED -{span(picture.behind_ns // 10**9 * 10**9)}", "paused"))
-    return _fitting([[*left, *tabs], left, name], right, layout.width)
+    return _fitting([[*left, *tabs], [*left, *short], left, name], right, layout.width)
 
 
 def clock(picture: Picture, at_ns: int) -> str:
@@ -263,6 +271,11 @@ def _chosen(picture: Picture, glyphs: Glyphs) -> list[str]:
         words.append(f"{printable(view.pool.family, glyphs.is_ascii)}")
     if view.thread is not None:
         words.append(who(picture, view.thread, glyphs))
+    if view.object is not None:
+        words.append(f"on {printable(view.object.label, glyphs.is_ascii)}")
+    if view.waker is not None:
+        number = view.waker.tid or view.waker.pid
+        words.append(f"woken by {printable(view.waker.name, glyphs.is_ascii)}{f'({number})' if number else ''}")
     return words
 
 

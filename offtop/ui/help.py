@@ -35,6 +35,29 @@ VOL/S INV/S  waits a second that a thread began by itself, and those in which it
 AVG WORST    how long the threads of a process or pool were blocked on average, and the worst of them.
 11/12        before a place: 11 of 12 threads of that process or pool wait there now, a convoy. `one futex`: for one \
 and the same lock.
+who ends waits  2 lists who woke those that waited, with the blocked time of the waits that each ended; WHERE is \
+through which code, and whom. It is not always a culprit: who lets go of a lock ends the wait for it.
+RUNQ         beside a waker: how long those whom it woke then waited for a CPU, which is no part of its WAITING.
+irq softirq  an interrupt, or the work that it leaves behind, ended the wait; whom it hit on the CPU has nothing to \
+do with it. In brackets the handler: irq (nvme_irq) is a disk that is done.
+timer timeout  a timer; `timeout` is the wait's own: it slept for as long as it wanted to, or nothing came in time.
+signal exit  a signal, in brackets who sent it; a process or thread that ended, as a child that was waited for.
+(still waiting)  nobody ended it yet: waits in progress, whose waker comes with their end. Of the run queue, who was \
+put aside: nobody ends that.
+(woken before the minimum)  that was too early to look at who did it; the rest of the wait, to its end, was long \
+enough. `(waits below the minimum)` are short altogether, and nobody looks. A lower minimum (m) tells of both.
+(nobody saw who woke it) (waker lost)  it was woken before offtop looked, or there was no room to keep who did it: \
+then `lost` counts it.
+(exited)     of threads that ended, the time stays, but not who woke them.
+storm        many woken at once by one waker, most of whom sleep again within 1 ms: all for nothing, but two switches \
+each. Wake one of them instead of all.
+WAITED ON    G: what the waits were for, as a lock (futex), a pipe or a socket. (not known): a wait in progress, or \
+one that names nothing.
+-- woken by --  in stacks (3 and 4): above it, or before it, where somebody waits; behind it who ended that, from the \
+function that did it out to where its program began, and its name last. In a site it stands above.
+-- who had waited --  in chains (4): behind it where that waker itself had waited, the last time before; then again \
+who ended that. So a chain goes from who waits to who all wait for.
+-> name      in stacks of wakers (2): whom it woke.
 muted        what X left out of all tables; counted in the head.
 min          stacks are taken of waits from this length on (m). EV/S, p50, p99 and MAX are of these. Shorter waits are \
 counted under `short`, and the part of them that was ready under `run-queue`.
@@ -49,15 +72,20 @@ how much of the time is whole, and how each binary is walked.
 lost         what the kernel side could not tell, by kind. While it is 0, the sums are exact.
 Cost         what offtop takes itself: its BPF programs, and its processes, in percent of one CPU.
 """
-"""A word of at most 12 letters, and what it means, a line each."""
+"""Words, and what they mean, a line each."""
 FILTERS = """
-word !word  has it, or has it not, in the name of thread, process, category, user or function, or in the command line.
+word !word  has it, or has it not, in the name of thread, process, category, user, function, waker or what was waited \
+on, or in the command line.
 comm= thread= proc=  the name of thread or process, of the thread, of the process. Patterns as in a shell: mysql*; \
 commas part alternatives; != excludes.
 pid= tid= user=  ids with commas between; a user's name or id.
 cat= stack= leaf=  category or group (net, disk); any function of the stack; the kernel's innermost one.
 cgroup= container=  the cgroup's path; what the container or unit is called (docker*, mysql.service), or its kind.
 cmd=  the command line.
+waker= wakerpid= wakertid=  who ended the wait: the name of thread or process, or irq, softirq, timer, timeout, \
+signal, exit; its ids.
+object=  what was waited on: its kind (futex, pipe, socket, epoll, file) or its name: pipe:[77]. These four find \
+waits in the modes 2, 3 and 4 alone.
 max>10ms p99>=1s  rows of the list by their numbers: max, now, p50, p99; waiting>0.5, evs>1k, threads>10.
 """
 """What a filter may say."""
@@ -101,6 +129,9 @@ def _table(rows: Sequence[tuple[str, str]], first_width: int, width: int) -> lis
     lines: list[Line] = []
     for first, text in rows:
         parts = wrap(text, max(10, width - first_width - 1)) or [""]
+        if len(first) >= first_width:  # a line of its own
+            lines.append(Line(((f" {first}", "key"),)))
+            first = ""
         lines.append(Line(((f" {first:<{first_width}}", "key"), (parts[0], "text"))))
         lines += [Line(((" " * (first_width + 1), "text"), (part, "text"))) for part in parts[1:]]
     return lines

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from offtop.model import view as views
 from offtop.model.view import FLAME, LIST, SITE, TREE, View
+from offtop.model.wake import WAKEUP
 from offtop.ui.layout import Layout
 from offtop.ui.rewind import Rewind
 
@@ -15,7 +16,6 @@ VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
         "cgroups": views.cgroups_or_not,
         "tree": views.tree_or_list,
         "flame": views.flame_or_not,
-        "offcpu": views.waiting,
         "stuck": views.stuck_or_not,
         "zoom": views.zoomed_or_not,
         "invert": views.inverted,
@@ -40,10 +40,17 @@ _FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """What some are for, and the panes of which one must be on the screen."""
+_OF_SLEEPERS = MappingProxyType(
+    {
+        "account": "A tells where each second went",
+        "cgroups": "C lists the containers, units and cgroups",
+        "names": "c tells command lines and cgroups",
+    }
+)
+"""What is said where the list is of wakers, or of what is waited on. Cgroups take the place of the latter."""
 _SAME = MappingProxyType(
     {
         "zoom": "this pane has the whole screen already",
-        "offcpu": "this is off-CPU time already: 5 shows what is stuck",
     }
 )
 """What is said where the next view would be the same."""
@@ -65,6 +72,10 @@ class Looks(Rewind):
 
     def action_look(self, what: str) -> None:
         if what in _FOR and self._lacks(*_FOR[what]):
+            return
+        view = self._view
+        if what in _OF_SLEEPERS and not view.lists_sleepers and (what != "cgroups" or view.mode == WAKEUP):
+            self._say(f"{_OF_SLEEPERS[what]} of those that wait: 1 lists them")
             return
         view = VIEWS[what](self._view)
         if what in _SAME and view == self._view:

@@ -5,18 +5,21 @@ from collections.abc import Callable, Sequence
 from rich.cells import cell_len
 
 from offtop.model import where
+from offtop.model.book import Book
 from offtop.model.picture import Picture, TreePicture
 from offtop.model.printable import printable
 from offtop.model.rows import Place, Row
 from offtop.model.stack import ENDS, LINKED, Names, Stack
+from offtop.model.steps import TURNS, WHO_WAITED, WOKEN_BY, Shape, Step, begins_line
 from offtop.model.stuck import NO_AGE
-from offtop.model.tree import MORE, Branch, Shape, Step
+from offtop.model.tree import MORE, Branch
 from offtop.model.view import TREE
+from offtop.model.wake import CHAIN, CHAIN_ENDS, FIRST_WAKE, OFFCPU, WAKEUP, WHOLE, Waker
 from offtop.ui import account
 from offtop.ui.columns import Column, heads, line_of, that_fit
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
-from offtop.ui.tables import NOW, NUMBERS, SHARE, WAITING
+from offtop.ui.tables import NOT_GATHERED, NOW, NUMBERS, SHARE, WAITING
 from offtop.units import count, duration, percent, threads
 
 _MUCH_PCT = 10
@@ -59,6 +62,8 @@ def _tells_account(picture: Picture, pen: Pen) -> bool:
 
 def no_stack(picture: Picture) -> str:
     """Why there is none."""
+    if not picture.gathered:
+        return NOT_GATHERED
     if not picture.latency.total_ns:
         return " Nothing waits here."
     return " No stack here: waits below the minimum (m) have none."
@@ -90,7 +95,7 @@ def _in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
             lines.append([("  ", "text")])
             left = pen.width - 2
         text = fit(text, left, pen.glyphs) if cell_len(text) > left else text
-        lines[-1].append((text, "kernel" if step.kernel else "user"))
+        lines[-1].append((text, _token(step)))
         left -= cell_len(text)
     return [Line(), *(Line(tuple(spans)) for spans in lines)][:room]
 
@@ -128,14 +133,19 @@ def _branch(picture: Picture, shown: TreePicture, index: int, numbers: Sequence[
 
 
 def _names(branch: Branch, room: int, pen: Pen) -> Spans:
-    """The functions of a line, as many of those at its leaf as there is room for beside the first."""
+    """The functions of a line, as many of those at its leaf as there is room for beside the first; of who woke as many
+    of those that did it as there is room for beside who that was."""
     steps: list[Step | None] = [*branch.path[branch.first :]]
-    if len(steps) > 2 and _cells(steps, pen) > room:
+    if steps[0] == WOKEN_BY and _cells(steps, pen) > room:
+        steps = _who_first(branch.path[branch.first :], room, pen)
+    elif len(steps) > 2 and _cells(steps, pen) > room:
         first, *rest = steps
         steps = [first, None, rest.pop()]
         while rest and _cells([*steps, rest[-1]], pen) <= room:
             steps.insert(2, rest.pop())
     shortened = max(_LEAST_NAME, room - _cells(steps[1:], pen) - 3) if len(steps) > 1 else room
+    if steps[0] in TURNS:
+        shortened = room
     spans: Spans = []
     in_kernel: bool | None = branch.path[branch.first - 1].kernel if branch.first else None
     for number, step in enumerate(steps):
@@ -145,13 +155,28 @@ def _names(branch: Branch, room: int, pen: Pen) -> Spans:
             spans.append((pen.glyphs.ellipsis, "fold"))
             continue
         turn = ("[k]" if step.kernel else "[u]" if in_kernel else "") if step.kernel != in_kernel else ""
-        in_kernel = step.kernel
+        if begins_line(step) or step.is_waker:
+            turn = ""
+        in_kernel = None if step.is_waker else step.kernel
         text = turn + printable(step.name, pen.glyphs.is_ascii)
         left = min(room - width_of(spans), room if number else shortened)
         if cell_len(text) > left:
             text = fit(text, max(0, left), pen.glyphs)
-        spans.append((text, "kernel" if step.kernel else "user"))
+        spans.append((text, _token(step)))
     return spans
+
+
+def _who_first(steps: Sequence[Step], room: int, pen: Pen) -> list[Step | None]:
+    """Of a line that says who woke: that name, and of the functions that did it as many as there is room for."""
+    who = max((number for number, step in enumerate(steps) if step.is_waker), default=len(steps) - 1)
+    shown, room = 1, room - (4 if who + 1 < len(steps) else 0)  # for what follows, cut
+    while shown < who and _cells([*steps[: shown + 1], None, steps[who]], pen) <= room:
+        shown += 1
+    return [*steps[:shown], *([None] if shown < who else []), *steps[max(shown, who) :]]
+
+
+def _token(step: Step) -> str:
+    return "dim" if step in TURNS else "title" if step.is_waker else "kernel" if step.kernel else "user"
 
 
 def _cells(steps: Sequence[Step | None], pen: Pen) -> int:
@@ -161,6 +186,9 @@ def _cells(steps: Sequence[Step | None], pen: Pen) -> int:
 def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) -> list[Line]:
     """All of the pane; what `view.scrolled` leaves is for the caller to cut off. `rule_of`: in words, why a kernel
     stack has its category."""
+    if not picture.gathered:
+        title = rule(f"site: {selection(picture, pen.glyphs)}", pen)
+        return [title, plain(fit(NOT_GATHERED, pen.width, pen.glyphs), "dim")]
     path = picture.view.path
     name = printable(path[-1].name, pen.glyphs.is_ascii) if path else ""
     part = picture.latency
@@ -180,12 +208,8 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
 
 def site_length(picture: Picture, names: Names) -> int:
     """How many lines the site has below its title."""
-    book = picture.book
     places = [row.key for row in picture.places.rows if isinstance(row.key, Place)]
-    frames = sum(
-        len(book.stack(place.kernel).trimmed) + len(where.user_names(book, place.user, names)) for place in places
-    )
-    frames += sum(len(_on_callers(book.stack(place.user))) for place in places)
+    frames = sum(len(_frames(picture, place, names)) for place in places)
     return 2 + 3 * len(places) + frames + (picture.places.elided is not None)
 
 
@@ -193,22 +217,61 @@ def _whole_stack(
     picture: Picture, ordinal: int, row: Row, place: Place, rule_of: Callable[[Sequence[str]], str], pen: Pen
 ) -> list[Line]:
     book = picture.book
-    kernel = where.kernel_names(book, place.kernel, pen.names)
-    category = book.stack(place.kernel).category
     waits = f"  {count(row.waits_per_s)}/s" if row.part.waits else ""
     longest = f"  max {duration(row.part.max_ns)}" if row.part.max_ns else ""
     said = f" #{ordinal}  {threads(row.waiting)} waiting  {row.share_pct:.0f}%{waits}{longest}"
+    if picture.view.tree.shape.mode == WAKEUP:
+        what = f"wakes {printable(book.process(place.kernel), pen.glyphs.is_ascii)}({place.kernel})"
+    else:
+        what = f"{book.stack(place.kernel).category}: {rule_of(where.kernel_names(book, place.kernel, pen.names))}"
     lines = [
         Line(),
         plain(fit(said, pen.width, pen.glyphs), "title"),
-        plain(fit(f"   {category}: {rule_of(kernel)}", pen.width, pen.glyphs), "dim"),
+        plain(fit(f"   {what}", pen.width, pen.glyphs), "dim"),
     ]
-    frames = [(name, "[k]", "kernel") for name in kernel]
-    frames += [(name, "   ", "user") for name in where.user_names(book, place.user, pen.names)]
-    frames += [(said, "   ", "user") for said in _on_callers(book.stack(place.user))]
-    for name, mark, token in frames:
+    for name, mark, token in _frames(picture, place, pen.names):
         lines.append(Line((("   " + mark + " ", "fold"), (fit(name, pen.width - 7, pen.glyphs).rstrip(), token))))
     return lines
+
+
+_Frames = list[tuple[str, str, str]]
+"""A name, what marks it, and its token, a line each."""
+
+
+def _frames(picture: Picture, place: Place, names: Names) -> _Frames:
+    """Of the sleeper, leaf first; of who ended its wait, the other way round above it, so that the two meet; of
+    wakeups, of the waker alone."""
+    book, mode = picture.book, picture.view.tree.shape.mode
+    wake = book.wake(place.wake)
+    if mode == WAKEUP:
+        return [*_of_stacks(book, wake.waker.kernel, wake.waker.user, names), (wake.waker.label, "   ", "title")]
+    own = _of_stacks(book, place.kernel, place.user, names)
+    if mode == OFFCPU:
+        return own
+    if place.wake < FIRST_WAKE:
+        return [(wake.waker.label, "   ", "dim"), *own]
+    above = [*_waker(book, wake.waker, names), *own]
+    for link in wake.links if mode == CHAIN else ():
+        waited = _of_stacks(book, link.kernel, link.user, names)
+        above = [*_waker(book, link.waker, names), *waited, (WHO_WAITED.name, "   ", "dim"), *above]
+    if mode == CHAIN and wake.end != WHOLE:
+        above.insert(0, (f"({CHAIN_ENDS[wake.end]})", "   ", "dim"))
+    return above
+
+
+def _waker(book: Book, waker: Waker, names: Names) -> _Frames:
+    """The outermost first."""
+    frames = _of_stacks(book, waker.kernel, waker.user, names)[::-1]
+    return [(waker.label, "   ", "title"), *frames, (WOKEN_BY.name, "   ", "dim")]
+
+
+def _of_stacks(book: Book, kernel: int, user: int, names: Names) -> _Frames:
+    """Leaf first."""
+    return [
+        *((name, "[k]", "kernel") for name in where.kernel_names(book, kernel, names)),
+        *((name, "   ", "user") for name in where.user_names(book, user, names)),
+        *((said, "   ", "user") for said in _on_callers(book.stack(user))),
+    ]
 
 
 def _on_callers(stack: Stack) -> list[str]:
@@ -218,8 +281,3 @@ def _on_callers(stack: Stack) -> list[str]:
     return [f"(~ {ENDS[LINKED] if stack.end == LINKED else 'some callers are what looks so in the stack'})"] * (
         stack.is_guessed
     )
-
-
-def folded(names: Sequence[str]) -> str:
-    """A stack as one line of a folded file (flamegraph.pl): root first, without what would part it wrongly."""
-    return ";".join(printable(name).replace(";", ":").replace("\n", " ") for name in names)

@@ -9,8 +9,9 @@ from offtop.model.picture import Picture
 from offtop.model.pool import Pool
 from offtop.model.rows import NOWHERE, Row, cgroup_name
 from offtop.model.snapshot import EXITED
-from offtop.model.view import CATEGORIES, LIST
-from offtop.ui import account
+from offtop.model.view import CATEGORIES, LIST, View
+from offtop.model.wake import NO_STORM, OFFCPU
+from offtop.ui import account, wakers
 from offtop.ui.columns import Column, heads, line_of, that_fit, width_of
 from offtop.ui.glyphs import sparkline
 from offtop.ui.head import who
@@ -45,6 +46,8 @@ USER_WIDTH = 130
 """From here on a list names the user."""
 CGROUP_WIDTH = 160
 """From here on also the container, unit or cgroup."""
+_WIDE_WAKERS = 120
+"""From here on their list has all numbers beside the code through which they wake."""
 CATEGORY_MARK, LIST_MARK = 1, 2
 """Cells at the left: whether the cursor is on a row, and in the list whether it is pinned."""
 CHOOSABLE = ("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR", "USER", "CGROUP", "PROCESS", "WHERE")
@@ -91,15 +94,23 @@ def categories(picture: Picture, pen: Pen) -> list[Line]:
 def rows(picture: Picture, pen: Pen) -> list[Line]:
     """The list of cgroups, processes or threads, with its title."""
     view, ranking = picture.view, picture.rows
-    what = "threads" if view.lists_threads else "cgroups" if view.lists_cgroups else "processes"
+    what = _what(view)
     pid = view.pool.pid if view.pool is not None else view.pid
     inside = pid if pid is not None else view.group[0] if view.group else None
+    if view.lists_wakers and view.thread is not None:
+        inside = view.thread
     of = f" of {who(picture, inside, pen.glyphs)}" if inside is not None else ""
     about = f" waiting on: {view.category if view.category != ALL else 'anything'}"
-    title = f"{what}{of}{': where each second went' if view.account else about}"
+    if view.lists_account:
+        about = ": where each second went"
+    elif not view.lists_sleepers:
+        about = f": {view.category if view.category != ALL else 'anything'}"
+    title = f"{what}{of}{about}"
     lines = [rule(title, pen)]
     if picture.account_lines:
         lines += account.lines(picture, pen)
+    if not picture.gathered:
+        return [*lines, plain(fit(NOT_GATHERED, pen.width, pen.glyphs), "dim")]
     if not ranking.rows:
         lines.append(plain(fit(_nothing(picture), pen.width, pen.glyphs), "dim"))
         if not ranking.elided or not view.filter.chooses_rows:
@@ -107,13 +118,28 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     columns = list_columns(picture, pen)
     lines.append(heads(columns, view.list_sort, LIST_MARK))
     for index, row in enumerate(seen_rows(picture, pen), picture.first_row):
-        chosen = index == picture.cursor_row and (view.focus == LIST or view.thread is not None)
+        is_at_it = view.focus == LIST or (view.thread is not None if view.lists_sleepers else view.is_at_waker)
+        chosen = index == picture.cursor_row and is_at_it
         mark = (">" if chosen else " ") + ("*" if row.pinned else " ")
         base = ("cursor" if view.focus == LIST else "cursor-away") if chosen else "text"
-        lines.append(line_of(columns, row, mark, base, pen))
+        if row.storm != NO_STORM:
+            lines.append(wakers.storm_line(picture, row, mark, base, pen))
+        else:
+            lines.append(line_of(columns, row, mark, base, pen))
     if ranking.elided and len(lines) < pen.height:
         lines.append(line_of(columns, ranking.elided, "  ", "text", pen))
     return lines
+
+
+def _what(view: View) -> str:
+    if view.lists_objects:
+        return "what is waited on"
+    if view.lists_wakers:
+        return "who ends waits"
+    return "threads" if view.lists_threads else "cgroups" if view.lists_cgroups else "processes"
+
+
+NOT_GATHERED = " Who ended these waits was not gathered then, or is not yet: 1 shows where they were."
 
 
 def seen_rows(picture: Picture, pen: Pen) -> Sequence[Row]:
@@ -125,6 +151,8 @@ def seen_rows(picture: Picture, pen: Pen) -> Sequence[Row]:
 
 def _nothing(picture: Picture) -> str:
     view = picture.view
+    if view.mode == OFFCPU and view.filter.needs_wakers and not picture.passing_ns:
+        return f' nothing matches "{view.filter.text}": wakers are gathered in the modes 2, 3 and 4. Esc clears'
     if view.filter.text or view.user:
         chosen = " ".join(
             ([view.filter.text] if view.filter.text else []) + ([f"user={view.user}"] if view.user else [])
@@ -135,7 +163,7 @@ def _nothing(picture: Picture) -> str:
         if picture.idle_passing_ns and not view.filter.chooses_rows:
             idle = threads(average(picture.idle_passing_ns, picture.span_ns))
             return f' what matches "{chosen}" looks idle: {idle} threads (press i to see them)'
-        if view.group or view.pool:
+        if view.group or view.pool or view.wakers or view.object:
             return f' no thread matches "{chosen}" here. Esc goes up'
         return f' no thread matches "{chosen}" ({sum(picture.threads_of.values())} threads seen). Esc clears'
     if picture.hidden_ns and not view.idle_shown:
@@ -146,6 +174,11 @@ def _nothing(picture: Picture) -> str:
 
 def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     view, width, book = picture.view, pen.width, picture.book
+    if not view.lists_sleepers:
+        total = [TOTAL] if view.sort == "TOTAL" else []
+        events, p50, p99, longest = NUMBERS
+        wide = [p50, p99, longest, NOW] if width >= _WIDE_WAKERS or "WHERE" in view.hidden else [p99, longest]
+        return wakers.columns(picture, pen, [WAITING, SHARE, *total, wakers.READY, events, *wide])
     in_full = view.names != "comm"
     name_width = min(48, max(15, width - 50)) if in_full else 15 if width >= 56 else 10
 
@@ -187,7 +220,7 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         columns.append(Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH))
         if view.names != "cgroup":
             columns.append(Column("CGROUP", 20, cgroup_of, "name", left=True, least_width=CGROUP_WIDTH))
-    if view.account:
+    if view.lists_account:
         columns = that_fit([*columns, *account.COLUMNS], width, view, view.list_sort, LIST_MARK)
         left = width - width_of(columns, LIST_MARK) - 1
         if left >= _LEAST_BAR:
@@ -206,7 +239,7 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         def where_of(row: Row) -> str:
             if row.convoy.waiting:
                 return where.of_convoy(book, row.convoy, pen.names)
-            return "" if row.top == NOWHERE else where.in_short(book, row.top.kernel, row.top.user, pen.names)
+            return "" if row.top == NOWHERE else where.of_sleeper(book, row.top, pen.names)
 
         columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
     return columns

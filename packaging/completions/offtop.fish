@@ -51,7 +51,7 @@ function _shtab_offtop_using
 end
 
 set -g _shtab_offtop_commands record replay report demo doctor schema
-set -g _shtab_offtop_opts_with_value --begin --cgroup --color --config --cpu-budget --debuginfod --delay --door --filter --history --iterations --keep --max --max-size --min --output --pid --rate --record --sort --speed --state --theme --tid --unwind --unwind-bytes --user --width --window -d -n -o -p -t -u -w
+set -g _shtab_offtop_opts_with_value --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --filter --history --iterations --keep --max --max-size --min --mode --output --pid --rate --record --sort --speed --state --theme --tid --unwind --unwind-bytes --user --width --window -d -n -o -p -t -u -w
 
 complete -c offtop -e
 complete -c offtop -f
@@ -61,6 +61,7 @@ complete -c offtop -n _shtab_offtop_using -s b -l batch -d 'text tables on stdou
 complete -c offtop -n _shtab_offtop_using -s n -l iterations -x -d 'stop after N ticks'
 complete -c offtop -n _shtab_offtop_using -s w -l width -x -d 'batch: cut lines at N columns'
 complete -c offtop -n _shtab_offtop_using -l json -d 'one JSON object a tick (see: offtop schema)'
+complete -c offtop -n _shtab_offtop_using -s f -l folded -d 'at the end, folded stacks of it all, as flamegraph.pl reads them'
 complete -c offtop -n _shtab_offtop_using -s d -l delay -x -d 'seconds between two ticks (default 1)'
 complete -c offtop -n _shtab_offtop_using -s p -l pid -xka "(__fish_complete_pids)" -d 'only these processes; CONTAINER:PID is one by its id in there'
 complete -c offtop -n _shtab_offtop_using -s t -l tid -x -d 'only these threads'
@@ -75,6 +76,8 @@ complete -c offtop -n _shtab_offtop_using -l door -xka "auto exit kprobe switch"
 complete -c offtop -n _shtab_offtop_using -l unwind -xka "auto dwarf fp off" -d 'how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)'
 complete -c offtop -n _shtab_offtop_using -l unwind-bytes -x -d 'how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)'
 complete -c offtop -n _shtab_offtop_using -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks has what the rest leaves (default 5)'
+complete -c offtop -n _shtab_offtop_using -l mode -xka "offcpu wakeup offwake chain" -d 'offcpu, wakeup, offwake or chain: where threads wait, who woke them, both, and who woke those (default offcpu)'
+complete -c offtop -n _shtab_offtop_using -l depth -x -d 'wakers of a chain, 2 to 8 (default 4)'
 complete -c offtop -n _shtab_offtop_using -s u -l user -xka "(__fish_complete_users)" -d 'show only this user'"'"'s processes (name or id)'
 complete -c offtop -n _shtab_offtop_using -l filter -x -d 'show only waits and rows that pass, as '"'"'comm=mysql* max>10ms'"'"''
 complete -c offtop -n _shtab_offtop_using -s H -l threads -d 'begin with threads instead of processes'
@@ -113,6 +116,8 @@ complete -c offtop -n '_shtab_offtop_using record' -l door -xka "auto exit kprob
 complete -c offtop -n '_shtab_offtop_using record' -l unwind -xka "auto dwarf fp off" -d 'how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)'
 complete -c offtop -n '_shtab_offtop_using record' -l unwind-bytes -x -d 'how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)'
 complete -c offtop -n '_shtab_offtop_using record' -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks has what the rest leaves (default 5)'
+complete -c offtop -n '_shtab_offtop_using record' -l mode -xka "offcpu wakeup offwake chain" -d 'offcpu, wakeup, offwake or chain: where threads wait, who woke them, both, and who woke those (default offcpu)'
+complete -c offtop -n '_shtab_offtop_using record' -l depth -x -d 'wakers of a chain, 2 to 8 (default 4)'
 complete -c offtop -n '_shtab_offtop_using record' -l keep -x -d 'recording: drop what is older (default 48h)'
 complete -c offtop -n '_shtab_offtop_using record' -l max-size -x -d 'recording: drop the oldest above this (default 2G)'
 complete -c offtop -n '_shtab_offtop_using record' -l cmdlines -d 'recording: keep command lines, too; there may be secrets in them'
@@ -125,6 +130,9 @@ complete -c offtop -n '_shtab_offtop_using replay' -s b -l batch -d 'text tables
 complete -c offtop -n '_shtab_offtop_using replay' -s n -l iterations -x -d 'stop after N ticks'
 complete -c offtop -n '_shtab_offtop_using replay' -s w -l width -x -d 'batch: cut lines at N columns'
 complete -c offtop -n '_shtab_offtop_using replay' -l json -d 'one JSON object a tick (see: offtop schema)'
+complete -c offtop -n '_shtab_offtop_using replay' -s f -l folded -d 'at the end, folded stacks of it all, as flamegraph.pl reads them'
+complete -c offtop -n '_shtab_offtop_using replay' -l mode -xka "offcpu wakeup offwake chain" -d 'offcpu, wakeup, offwake or chain: where threads wait, who woke them, both, and who woke those (default offcpu)'
+complete -c offtop -n '_shtab_offtop_using replay' -l depth -x -d 'wakers of a chain, 2 to 8 (default 4)'
 complete -c offtop -n '_shtab_offtop_using replay' -s u -l user -xka "(__fish_complete_users)" -d 'show only this user'"'"'s processes (name or id)'
 complete -c offtop -n '_shtab_offtop_using replay' -l filter -x -d 'show only waits and rows that pass, as '"'"'comm=mysql* max>10ms'"'"''
 complete -c offtop -n '_shtab_offtop_using replay' -s H -l threads -d 'begin with threads instead of processes'
@@ -152,6 +160,9 @@ complete -c offtop -n '_shtab_offtop_using demo' -s b -l batch -d 'text tables o
 complete -c offtop -n '_shtab_offtop_using demo' -s n -l iterations -x -d 'stop after N ticks'
 complete -c offtop -n '_shtab_offtop_using demo' -s w -l width -x -d 'batch: cut lines at N columns'
 complete -c offtop -n '_shtab_offtop_using demo' -l json -d 'one JSON object a tick (see: offtop schema)'
+complete -c offtop -n '_shtab_offtop_using demo' -s f -l folded -d 'at the end, folded stacks of it all, as flamegraph.pl reads them'
+complete -c offtop -n '_shtab_offtop_using demo' -l mode -xka "offcpu wakeup offwake chain" -d 'offcpu, wakeup, offwake or chain: where threads wait, who woke them, both, and who woke those (default offcpu)'
+complete -c offtop -n '_shtab_offtop_using demo' -l depth -x -d 'wakers of a chain, 2 to 8 (default 4)'
 complete -c offtop -n '_shtab_offtop_using demo' -s u -l user -xka "(__fish_complete_users)" -d 'show only this user'"'"'s processes (name or id)'
 complete -c offtop -n '_shtab_offtop_using demo' -l filter -x -d 'show only waits and rows that pass, as '"'"'comm=mysql* max>10ms'"'"''
 complete -c offtop -n '_shtab_offtop_using demo' -s H -l threads -d 'begin with threads instead of processes'

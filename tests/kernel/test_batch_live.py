@@ -218,6 +218,8 @@ def read(path: str | Path) -> bytes:
 
 def closed(schema: Any) -> Any:
     """The same schema, where no object may have more than is published of it."""
+    if isinstance(schema, list):
+        return [closed(part) for part in cast(list[Any], schema)]
     if not isinstance(schema, dict):
         return schema
     parts = {key: closed(part) for key, part in cast(dict[str, Any], schema).items()}
@@ -229,7 +231,13 @@ def published() -> Any:
     return json.loads(command.run("schema").out)
 
 
-@pytest.mark.parametrize("filters", ["", "--max 5ms", "--state uninterruptible", "--min 0 -p PID"])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        *("", "--max 5ms", "--state uninterruptible", "--min 0 -p PID"),
+        *("--mode wakeup", "--mode offwake --min 0 -p PID", "--mode chain --depth 8"),
+    ],
+)
 def test_each_tick_is_as_the_schema_says_and_its_laws_hold(filters: str, published: Any) -> None:
     with waits.running("sleep", times=10_000, each_ms=2) as child:
         child.go()
@@ -243,12 +251,29 @@ def test_each_tick_is_as_the_schema_says_and_its_laws_hold(filters: str, publish
         check_laws(tick)
         check_accounts(tick)
         check_still_blocked(tick)
+        check_wakers(tick, filters.partition("--mode ")[2].split(" ")[0] or "offcpu")
         mine = next(thread for thread in tick["threads"] if thread["tid"] == child.tid)
         assert mine["waits"] > 0
         assert mine["filtered_ns"] or "--state" not in filters
         assert any(thread["filtered_ns"] for thread in tick["threads"]) == filters.startswith(("--max", "--state"))
     ran_ns = sum(thread["running_ns"] for tick in ticks for thread in tick["threads"])
     assert 0 < ran_ns <= (os.cpu_count() or 1) * (sum(tick["span_ns"] for tick in ticks) + LATE_NS)
+
+
+def check_wakers(tick: Tick, mode: str) -> None:
+    """Each wait that ended and began for something has one, and the links of chains have theirs."""
+    assert tick["mode"] == mode
+    woken = [site for site in tick["sites"] if site["waker"]]
+    assert (mode == "offcpu") == (not woken)
+    assert mode != "offcpu" or tick["storms"] == []
+    for site in tick["sites"]:
+        assert site["waker"] or site["object"] is None
+        assert (mode == "chain" and bool(site["waker"])) == (site["chain_end"] is not None)
+        if site["chain_end"]:
+            assert len(site["chain"]) == len(site["chain_wakers"]) <= 7
+    for waker in [site["waker"] for site in woken] + [storm["waker"] for storm in tick["storms"]]:
+        assert (waker["kind"] in ("thread", "signal", "exit")) == (waker["tid"] > 0)
+        assert waker["kernel"] or waker["kind"] == "unknown"
 
 
 def check_laws(tick: Tick) -> None:
@@ -270,6 +295,58 @@ def check_laws(tick: Tick) -> None:
     for part in tick["categories"]:
         assert 0 <= part["idle_ns"] <= part["total_ns"]
         assert part["waits"] == counted(part) or part["name"] == "short" or "sites" in tick["lost"]
+
+
+@pytest.fixture(scope="module")
+def wakings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/kernel/wakings.c, whose threads wake each other."""
+    program, source = tmp_path_factory.mktemp("wakings") / "wakings", Path(__file__).with_name("wakings.c")
+    subprocess.run(["gcc", "-O1", *_C, "-o", program, source], check=True, timeout=60)
+    return program
+
+
+@contextmanager
+def waking(program: Path, kind: str, times: int, each_ms: int) -> Generator[programs.Program]:
+    """It, at work."""
+    with programs.running([program, kind, str(times), str(each_ms)]) as child:
+        child.go_on_alone()
+        yield child
+
+
+@pytest.mark.parametrize("mode", ["wakeup", "offwake", "chain"])
+def test_a_futex_s_waker_is_told_with_its_functions_and_before_it_who_woke_that(wakings: Path, mode: str) -> None:
+    with waking(wakings, "futex", 1500, 20) as child:
+        ended = command.run("--json", "--mode", mode, "-n", "3", "-d", "0.5", "-p", str(child.pid))
+    assert (ended.status, ended.err) == (0, "")
+    last = json.loads(ended.out.splitlines()[-1])
+    woken = [site for site in last["sites"] if site["comm"] == "sleeper" and site["waker"]]
+    most = max(woken, key=lambda site: site["waits"])
+    waker = most["waker"]
+    assert most["waits"] >= 10
+    assert "wait_futex" in most["user"]
+    assert (waker["kind"], waker["comm"], waker["tid"]) == ("thread", "waker", child.at["waker"])
+    assert "futex_wake" in waker["kernel"]
+    assert {"wake_futex", "waker"} <= {*waker["user"]}
+    assert (most["object"]["kind"], most["object"]["pid"]) == ("futex", child.pid)
+    assert int(most["object"]["name"], 16) > 0
+    if mode == "chain":
+        assert "rest" in most["chain"][0]
+        assert most["chain_wakers"][0]["kind"] == "timeout"
+        assert most["chain_end"] == "whole"
+
+
+def test_who_wakes_a_hundred_at_once_is_a_storm(wakings: Path) -> None:
+    with waking(wakings, "storm", 1500, 20) as child:
+        ended = command.run("--json", "--mode", "wakeup", "-n", "3", "-d", "0.5", "-p", str(child.pid))
+    assert (ended.status, ended.err) == (0, "")
+    for tick in map(json.loads, ended.out.splitlines()[1:]):
+        storm = next(one for one in tick["storms"] if one["waker"]["tid"] == child.pid)
+        assert storm["waker"]["comm"] == "wakings"
+        assert storm["storms"] >= 10
+        assert 8 <= storm["largest"] <= 100
+        assert 8 * storm["storms"] <= storm["woken"] + 8
+        assert storm["again"] <= storm["woken"] + 100  # some slept again after the end of a tick
+        assert storm["wasted_switches"] == 2 * storm["again"]
 
 
 def check_accounts(tick: Tick) -> None:

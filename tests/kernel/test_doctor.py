@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,12 +66,32 @@ def test_every_check_has_a_name_of_its_own_and_ok_means_nothing_to_mend() -> Non
             assert check.remedy, check
 
 
+@pytest.mark.parametrize(
+    ("waking", "doors", "waking_type", "said"),
+    [
+        (False, ("exit", "switch"), 7, "ok"),
+        (True, ("exit", "switch"), None, "ok"),
+        (False, ("switch",), None, "ok"),
+        (False, ("kprobe", "switch"), None, "warn"),
+    ],
+)
+def test_wakers_need_the_tracepoint_to_be_described_or_to_be_used_anyway(
+    monkeypatch: pytest.MonkeyPatch, waking: bool, doors: tuple[str, ...], waking_type: int | None, said: str
+) -> None:
+    found = SimpleNamespace(waking=waking, doors=doors, waking_type=waking_type)
+    monkeypatch.setattr(doctor, "_features", lambda: found)
+    check = doctor.wakers()
+    assert check.verdict == said
+    assert ("offtop --mode offcpu" in check.remedy) == (said == "warn")
+
+
 @pytest.mark.kernel
 def test_this_machine_can_run_offtop() -> None:
     found = checked()
     assert [check for check in found.values() if check.verdict == "FAIL"] == []
     assert found["kernel"].what.split()[1] == Path("/proc/sys/kernel/osrelease").read_text().strip()
     assert "/bcc/__init__.py" in found["bcc"].what
+    assert found["wakers"].what.startswith("at sched_waking, ")
 
 
 @pytest.mark.kernel

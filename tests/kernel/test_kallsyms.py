@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.errors import KernelError, OfftopError, PrivilegeError
-from offtop.kernel import kallsyms
+from offtop.kernel import kallsyms, layout
 from offtop.kernel.kallsyms import KernelSymbols
+from offtop.model import wakers
 from offtop.model.stack import Frame
 
 CORE = """\
@@ -123,6 +124,45 @@ def test_an_address_that_stays_unknown_has_the_list_read_once_only(
         symbols.lookup(0x400000)  # no kernel address: no reason to read at all
         symbols.lookup(0xFFFFFFFF81000200)  # nor is one within the core kernel
     assert next(readings) == 1 + 2
+
+
+ENTRIES = """\
+ffffffff81000000 T _stext
+ffffffff81000010 t do_things
+ffffffff81000100 T asm_sysvec_one
+ffffffff81000120 T asm_sysvec_two
+ffffffff81000140 t asm_exc_page_fault
+ffffffff81000160 T asm_common_interrupt
+ffffffff81000170 T asm_spurious_interrupt
+ffffffff81000190 T asm_sysvec_three
+ffffffff810001b0 t asm_sysvec
+ffffffff81000200 t not_asm_sysvec_four
+ffffffff81000400 T _etext
+"""
+
+
+def test_pieces_of_one_kind_of_function_are_joined_and_the_largest_comes_first(tmp_path: Path) -> None:
+    symbols = listed(tmp_path, ENTRIES)
+    prefixes = ("asm_sysvec_", "asm_common_interrupt", "asm_spurious")
+    assert symbols.ranges(prefixes, lambda _: True) == [(0xFFFFFFFF81000160, 0x50), (0xFFFFFFFF81000100, 0x40)]
+    assert symbols.ranges(prefixes, lambda name: name.endswith("two")) == [(0xFFFFFFFF81000120, 0x20)]
+    assert symbols.ranges(("nothing", "s.sysvec"), lambda _: True) == []
+
+
+@pytest.mark.kernel
+def test_in_this_kernel_all_ways_in_for_interrupts_are_within_two_pieces() -> None:
+    symbols = KernelSymbols.read()
+    found = symbols.ranges(wakers.INTERRUPTS, wakers.is_interrupt)
+    assert found
+    inside = 0
+    for line in Path("/proc/kallsyms").read_text().splitlines():
+        address, kind, name = line.split()[:3]
+        is_within = any(start <= int(address, 16) < start + size for start, size in found[: layout.INTERRUPTS])
+        if kind in "tT" and "[" not in line and wakers.is_interrupt(name):
+            assert is_within, name
+        inside += is_within and kind in "tT"
+        assert not is_within or wakers.is_interrupt(name), name
+    assert inside >= 5
 
 
 def test_a_list_that_goes_away_leaves_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

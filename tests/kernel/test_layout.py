@@ -13,6 +13,7 @@ from offtop.kernel import layout
 from offtop.kernel.compile import whole
 from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack, walked_records
 from offtop.model import histogram as log2
+from offtop.model import wake
 
 FORMATS = {
     "config": (layout.CONFIG, 0),
@@ -26,11 +27,15 @@ FORMATS = {
     "rule": (layout.RULE, 0),
     "space": (layout.SPACE, 0),
     "copy_head": (layout.COPY_HEAD, 0),
+    "waker": (layout.WAKER, 0),
+    "wake": (layout.WAKE, 0),
+    "storm_key": (layout.STORM_KEY, 0),
+    "storm": (layout.STORM, 0),
     "walked": (layout.WALKED, 0),
     "walked_stack": (layout.WALKED_FRAMES, 0),
 }
 """Each struct that user space reads or writes, and how it is unpacked."""
-_NUMBER_BYTES = {"Q": 8, "q": 8, "I": 4, "i": 4, "h": 2, "B": 1}
+_NUMBER_BYTES = {"Q": 8, "q": 8, "I": 4, "i": 4, "H": 2, "h": 2, "B": 1}
 
 
 def fields_of(struct_name: str) -> list[str]:
@@ -56,12 +61,14 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
             says.append(f'say("{name}.{field} offset", offsetof(struct {name}, {field}));')
             says.append(f'say("{name}.{field} size", sizeof(((struct {name} *)0)->{field}));')
     says += [f'say("{name}", {name});' for name in constants()]
+    says.append('say("link sizeof", sizeof(struct link));')
     says += [f'say("lane {ns}", lane_of({ns}ull));' for ns in LANES_OF]
     source = f"""
         #include <stddef.h>
         #include <stdint.h>
         #include <stdio.h>
         typedef uint8_t u8;
+        typedef uint16_t u16;
         typedef int16_t s16;
         typedef int32_t s32;
         typedef uint32_t u32;
@@ -83,7 +90,7 @@ LANES_OF = [0, 1, 511, 512, 513, 1023, 1024, *(1 << n for n in range(11, 64)), *
 
 def constants() -> list[str]:
     """Every name that both sides have."""
-    names = set(re.findall(r"^#define (\w+) +\S", _header(), re.MULTILINE))
+    names = set(re.findall(r"^#define (\w+) +(?!asm)\S", _header(), re.MULTILINE))
     for values in re.findall(r"^enum \w+ \{(.*?)\};", _header(), re.MULTILINE | re.DOTALL):
         names.update(re.findall(r"([A-Z]\w+)", values))
     return sorted(names)
@@ -106,7 +113,7 @@ def test_every_field_is_unpacked_from_where_gcc_puts_it(name: str, measured: dic
 
 def step_bytes(form: struct.Struct) -> Iterator[int]:
     """The bytes of each number or text that `form` unpacks."""
-    for count, code in re.findall(r"(\d*)([QqIihBs])", form.format):
+    for count, code in re.findall(r"(\d*)([QqIiHhBs])", form.format):
         if code == "s":
             yield int(count)
         else:
@@ -126,6 +133,14 @@ def test_constants_are_the_same_on_both_sides(measured: dict[str, int]) -> None:
     assert (measured["WALK_HALF_0"], measured["WALK_HALF_1"]) == layout.WALK_HALVES
     assert len(layout.LOST_KINDS) == measured["LOST_KINDS"]
     assert [measured[f"LOST_{kind.upper()}"] for kind in layout.LOST_KINDS] == list(range(len(layout.LOST_KINDS)))
+
+
+def test_the_model_s_storms_and_ids_of_wakes_are_the_kernel_s(measured: dict[str, int]) -> None:
+    names = "NO_WAKE", "WAKE_LOST", "WAKE_SHORT", "WAKE_UNSEEN", "STORM"
+    assert [measured[name] for name in names] == [getattr(wake, name) for name in names]
+    assert measured["LINKS"] == wake.MOST_DEPTH - 1
+    assert measured["wake.links size"] == layout.LINKS * measured["link sizeof"] == layout.LINKS * 3 * 8
+    assert len(wake.RESERVED) == wake.FIRST_WAKE
 
 
 def test_the_kernel_puts_a_wait_into_the_lane_that_the_model_reads(measured: dict[str, int]) -> None:

@@ -18,6 +18,7 @@ from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, Stack
 from offtop.model.table import SITES
+from offtop.model.wake import FIRST_WAKE, NO_OBJECT, Link, Storm, Wake, Waker
 from offtop.model.window import Window, between
 from offtop.units import NS_PER_S
 from tests.kernel import watch
@@ -42,6 +43,11 @@ class Wait:
     @property
     def off_ns(self) -> int:
         return self.back_ns - self.left_ns
+
+    @property
+    def wake(self) -> int:
+        """Those at the first stack have none."""
+        return 0 if self.kernel == FIRST_STACK or self.preempted else self.kernel + 20
 
     @property
     def runqueue_ns(self) -> int:
@@ -113,6 +119,7 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         first_runqueue_ns=first.runqueue_ns if first else 0,
         first_kernel=first.kernel if first and first.kind == layout.KIND_SITE else 0,
         first_user=first.user if first and first.kind == layout.KIND_SITE else 0,
+        first_wake=first.wake if first and first.kind == layout.KIND_SITE else 0,
         exec_ns=0,
         exec_at_ns=0,
         exec_off_ns=0,
@@ -124,7 +131,7 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
 
 def site_records(key: ThreadKey, waits: list[Wait], from_ns: int, to_ns: int) -> list[tuple[SiteKey, SiteTotals]]:
     return [
-        (SiteKey(*key, w.kernel, w.user), SiteTotals(1, w.off_ns, w.runqueue_ns, w.off_ns, log2.of(w.off_ns)))
+        (SiteKey(*key, w.kernel, w.user, w.wake), SiteTotals(1, w.off_ns, w.runqueue_ns, w.off_ns, log2.of(w.off_ns)))
         for w in waits
         if from_ns < w.back_ns <= to_ns and w.kind == layout.KIND_SITE
     ]
@@ -407,6 +414,79 @@ def test_what_nobody_has_used_for_long_leaves_the_book() -> None:
         ledger.age(keep_ns=50_000)
     assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}, "a live thread's old site gives up its user stack"
     assert 3 in ledger.book.stacks and not {13, 14} & set(ledger.book.stacks)
+
+
+def test_a_wait_that_was_primed_ends_where_the_walk_saw_it_with_who_ended_it() -> None:
+    key, wake = ThreadKey(7, 100), 33
+    wait = Wait(left_ns=1_500, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=0, user=0)
+    record = record_of([wait], 2_000, 12_000)
+    assert record
+    record = record._replace(first_kind=layout.KIND_SITE, first_kernel=0, first_user=0, first_wake=wake)
+    ledger = primed(kernel=FIRST_STACK + 3)
+    ended = Ended.of([(SiteKey(*key, 0, 0, wake), SiteTotals(1, 6_500, 0, 6_500, log2.of(6_500)))])
+    ledger.tick(12_000, MIN_NS, [(key, record)], ended, [])
+    at = SiteKey(7, 100, FIRST_STACK + 3, NO_STACK)
+    assert ledger.sites[at._replace(wake=wake)].waits == 1
+    assert sum(totals.total_ns for totals in dict(ledger.sites).values()) == 6_000, "from the walk on, or the tick"
+    assert {site.kernel for site in ledger.sites} == {FIRST_STACK + 3}
+
+
+def test_storms_are_added_up_and_the_largest_is_that_of_the_last_tick() -> None:
+    ledger = Ledger(0)
+    steps: list[dict[int, Storm]] = [
+        {},
+        {9: Storm(1, 60, 5, 60)},
+        {9: Storm(0, 40, 30, 100), 10: Storm(2, 20, 0, 12)},
+        {},
+    ]
+    snapshots: list[dict[int, Storm]] = []
+    for tick, storms in enumerate(steps):
+        ledger.tick(TICK_NS * (tick + 1), MIN_NS, [], NOTHING, [], storms=storms)
+        snapshots.append(dict(ledger.storms))
+    assert snapshots == [
+        {},
+        {9: Storm(1, 60, 5, 60)},
+        {9: Storm(1, 100, 35, 100), 10: Storm(2, 20, 0, 12)},
+        {9: Storm(1, 100, 35, 0), 10: Storm(2, 20, 0, 0)},
+    ]
+
+
+def test_wakes_leave_the_book_with_the_last_that_names_them_and_their_stacks_with_them() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=FIRST_STACK + 1, user=0)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    of_wait, of_storm = wait.wake, wait.wake + 1
+    ledger.book.stacks.update({FIRST_STACK + n: Stack(()) for n in range(1, 4)})
+    ledger.book.wakes[of_wait] = Wake(Waker(kernel=FIRST_STACK + 2))
+    ledger.book.wakes[of_storm] = Wake(Waker(), NO_OBJECT, (Link(FIRST_STACK + 3, NO_STACK, Waker()),))
+    ended = Ended.of(site_records(key, [wait], 0, TICK_NS))
+    ledger.tick(10_000, MIN_NS, [(key, record)], ended, [], storms={of_storm: Storm(1, 8, 0, 8)})
+    kept: list[tuple[set[int], set[int]]] = []
+    for at_ns in (60_000, 120_000, 180_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
+        dropped = ledger.age(keep_ns=45_000)
+        assert dropped
+        kept.append(({one for one in ledger.book.wakes if one >= FIRST_WAKE}, dropped.wakes))
+    assert kept[-1][0] == set()
+    assert {wake for _, gone in kept for wake in gone} == {of_wait, of_storm}
+    assert ledger.storms == {}
+    assert not {FIRST_STACK + 2, FIRST_STACK + 3} & ledger.book.stacks.keys()
+    assert ledger.book.wakes.keys() == Book().wakes.keys(), "those that are none stay"
+
+
+def test_what_waits_for_the_record_of_its_thread_stays_in_the_book() -> None:
+    at = SiteKey(7, 100, FIRST_STACK + 1, FIRST_STACK + 2, wake=33)
+    ledger = Ledger(0)
+    ledger.book.stacks.update({FIRST_STACK + 1: Stack(()), FIRST_STACK + 2: Stack(())})
+    ledger.book.wakes[33] = Wake()
+    ledger.tick(TICK_NS, MIN_NS, [], Ended.of([(at, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000)))]), [])
+    dropped = ledger.age(keep_ns=TICK_NS)
+    assert dropped == (set(), set())
+    for tick in range(2, 4):
+        ledger.tick(tick * TICK_NS, MIN_NS, [], NOTHING, [])
+    assert ledger.sites[at].waits == 1, "its record is lost"
 
 
 def test_short_is_no_site() -> None:

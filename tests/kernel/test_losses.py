@@ -284,7 +284,7 @@ def test_without_the_hook_at_the_return_the_23_sleeps_are_not_found() -> None:
 def detach(source: LiveSource, tracepoint: str) -> None:
     """Close the link to it; its descriptor stays one that can be closed."""
     fds = source._program._fds  # pyright: ignore[reportPrivateUsage]
-    links = [fd for fd in fds if f"tp_name:\t{tracepoint}\n" in Path(f"/proc/self/fdinfo/{fd}").read_text()]
+    links = [fd for fd in fds.values() if f"tp_name:\t{tracepoint}\n" in Path(f"/proc/self/fdinfo/{fd}").read_text()]
     if not links:
         lacks(f"the tracepoint {tracepoint}")
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Generator
@@ -12,6 +13,7 @@ import pytest
 
 from offtop.person import Person
 from tests.command import OFFTOP, run
+from tests.kernel import programs
 
 pytestmark = pytest.mark.kernel
 
@@ -42,6 +44,49 @@ def test_a_replay_prints_what_was_printed_while_recording(tmp_path: Path, waits:
     assert len(live.out.splitlines()) == 4
     last = json.loads(live.out.splitlines()[-1])
     assert any(site["pid"] == waits and site["category"] == "lock" for site in last["sites"])
+
+
+@pytest.fixture
+def wakings(tmp_path: Path) -> Generator[programs.Program]:
+    """Of which one thread wakes another by a futex, 50 times a second, and sleeps in between."""
+    program, source = tmp_path / "wakings", Path(__file__).with_name("wakings.c")
+    subprocess.run(["gcc", "-O1", "-fno-omit-frame-pointer", "-pthread", "-o", program, source], check=True, timeout=60)
+    with programs.running([program, "futex", "2000", "20"]) as child:
+        child.go_on_alone()
+        yield child
+
+
+def test_a_replay_prints_who_woke_whom_byte_for_byte(tmp_path: Path, wakings: programs.Program) -> None:
+    file = tmp_path / "it.offtop"
+    live = run("--record", str(file), "--json", "-n", "4", "-d", "0.5", "--mode", "chain")
+    assert live.status == 0, live.err
+    ticks = [json.loads(line) for line in live.out.splitlines()]
+    woken = [site for tick in ticks for site in tick["sites"] if site["comm"] == "sleeper" and site["waker"]]
+    assert "rest" in next(site["chain"][0] for site in woken if site["waker"]["tid"] == wakings.at["waker"])
+    for mode in ("chain", "offcpu"):  # of the tables and the screen alone
+        again = run("replay", str(file), "--json", "--mode", mode)
+        assert (again.status, again.err) == (0, "")
+        assert again.out == live.out
+    later = run("replay", str(file), "--json", "--begin", "+1.4s")
+    assert later.out.splitlines() == live.out.splitlines()[-len(later.out.splitlines()) :]
+    page = run("report", str(file))
+    assert "WHO ENDED MOST BLOCKED TIME" in page.out
+    assert read_version(file) == 2
+
+
+def test_a_recording_in_which_nobody_asked_for_wakers_is_as_it_was(tmp_path: Path, waits: int) -> None:
+    file = tmp_path / "it.offtop"
+    assert run("record", "-o", str(file), "-n", "3", "-d", "0.3", "-p", str(waits)).status == 0
+    assert read_version(file) == 1
+    assert run("record", "-o", str(tmp_path / "b"), "-n", "3", "-d", "0.3", "--mode", "wake").status == 0
+    assert read_version(tmp_path / "b") == 2
+
+
+def read_version(file: Path) -> int:
+    with sqlite3.connect(file) as database:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+    database.close()
+    return version
 
 
 def test_record_writes_until_its_time_is_over_or_ctrl_c(tmp_path: Path, waits: int) -> None:

@@ -383,9 +383,14 @@ def test_however_frames_lie_a_walk_is_what_the_rules_say(
     for offset, (above, address) in frames.items():
         room.put(offset, (room.at + above) % (1 << 64), address)
 
+    outside = set[str]()
+
     def followed(machine: str) -> Generator[int]:
         at, is_arm = bp, machine == ARM
-        while 0 <= at <= room.bytes - 16 and not (is_arm and (room.at + at) % 16):
+        while not (is_arm and (room.at + at) % 16):
+            if not 0 <= at <= room.bytes - 16:
+                outside.add(machine)
+                return
             above, address = room.words(at)
             yield address & 0x7FFF_FFFF_FFFF if is_arm else address
             if is_arm and above <= room.at + at:
@@ -394,7 +399,10 @@ def test_however_frames_lie_a_walk_is_what_the_rules_say(
 
     for machine in (X86, ARM):
         expected = [address for address, _ in zip(followed(machine), range(FRAMES - 1), strict=False)]
-        assert walk(os.getpid(), IP, room.at + bp, machine) == (IP, *expected)
+        walked = walk(os.getpid(), IP, room.at + bp, machine)
+        if machine in outside:  # where there may be other memory of this process
+            walked = walked[: 1 + len(expected)]
+        assert walked == (IP, *expected)
 
 
 class Leaving(NamedTuple):
@@ -417,6 +425,7 @@ def leavings() -> Generator[Map]:
         "raw_tracepoints": {"on_switch": "sched_switch"},
         "kprobes": {},
         "iterators": {},
+        "typed_tracepoints": {},
         "maps": ["left"],
     }
     answer, fds, output = program_module._ask_compiler(request)  # pyright: ignore[reportPrivateUsage]

@@ -23,6 +23,7 @@ from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.cut import Idle, Part, cut, shares
 from offtop.model.snapshot import EXITED, Filters, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.stack import FILTERED, SHORT
+from offtop.model.wake import DEFAULT_DEPTH, OFFCPU
 from offtop.model.window import Window, between
 
 MS = 1_000_000
@@ -71,9 +72,13 @@ def watching(
     waking: bool = False,
     keep_ns: int = 900 * S,
     unwind: Unwind = _UNWIND,
+    mode: str = OFFCPU,
+    depth: int = DEFAULT_DEPTH,
 ) -> Generator[Watch]:
     """A live source; closed with the block."""
-    source = LiveSource(rules(), filters, door=door, waking=waking, unwind=unwind, keep_ns=keep_ns)
+    source = LiveSource(
+        rules(), filters, door=door, waking=waking, unwind=unwind, keep_ns=keep_ns, mode=mode, depth=depth
+    )
     try:
         yield Watch(source)
     finally:

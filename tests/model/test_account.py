@@ -10,7 +10,7 @@ from offtop.model.account import NO_ACCOUNT, Account, Left, accounts, blocked, e
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.cut import Leaf, Part
 from offtop.model.snapshot import EXITED, Machine, ThreadTotals
-from offtop.model.table import SiteKeys, integers
+from offtop.model.table import SITES, SiteKeys, integers
 from offtop.model.window import Window, merge
 from offtop.units import NS_PER_S as S
 
@@ -27,7 +27,7 @@ def window(
     book: Book | None = None,
     at_ns: int = 0,
 ) -> Window:
-    sites = SiteKeys(integers([SiteKey(*key, 3, 0) for key in still], 4))
+    sites = SiteKeys(integers([SiteKey(*key, 3, 0) for key in still], SITES.width))
     return Window(0, at_ns or BEGAN_NS + span_ns, span_ns, threads, still=sites, book=book or Book())
 
 

@@ -13,6 +13,7 @@ from offtop.model.history import History
 from offtop.model.snapshot import Bound, Machine, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FILTERED, NO_STACK
 from offtop.model.table import integers
+from offtop.model.wake import NO_WAKE
 from offtop.model.window import Window, between
 from tests.model.world import BOOK, Step, snapshots, stretches
 from tests.ui.scripted import FUTEX, SHOP, STUCK, ScriptedSource
@@ -31,6 +32,7 @@ def told(window: Window) -> dict[str, object]:
         "sites": dict(window.sites),
         "still": {*window.still},
         "rest": (window.lost, window.cost, window.door, window.filters),
+        "woken": (window.mode, window.storms),
     }
 
 
@@ -51,6 +53,16 @@ def test_windows_between_replayed_snapshots_are_those_between_the_originals(
     ]
     assert totals(again[-1]) == totals(taken[-1])
     assert again[-1].waiting == taken[-1].waiting
+
+
+@given(stretches)
+def test_a_change_names_the_wakes_of_what_changed_and_of_all_storms(given_stretches: list[list[Step]]) -> None:
+    taken = snapshots(given_stretches)
+    for before, now in pairwise([NOTHING, *taken]):
+        named = {key.wake for key, totals in now.sites.items() if totals != before.sites.get(key)}
+        assert change(before, now).wakes - {*now.storms} <= named
+        assert {*now.storms} - {NO_WAKE} <= change(before, now).wakes
+        assert change(NOTHING, now).wakes == {key.wake for key in now.sites}.union(now.storms) - {NO_WAKE}
 
 
 def test_a_second_of_the_shop_holds_only_what_waited_in_it() -> None:
@@ -88,7 +100,12 @@ words = st.integers(0, (1 << 64) - 1)
 waits = st.builds(
     Waiting,
     site=st.builds(
-        SiteKey, st.integers(0, 1 << 22), st.integers(0, 1 << 22), st.integers(FILTERED, 99), st.just(NO_STACK)
+        SiteKey,
+        st.integers(0, 1 << 22),
+        st.integers(0, 1 << 22),
+        st.integers(FILTERED, 99),
+        st.just(NO_STACK),
+        st.just(NO_WAKE),
     ),
     left_ns=st.integers(0, 1 << 60),
     from_ns=st.integers(0, 1 << 60),

@@ -8,7 +8,7 @@ from offtop.model.book import Book, SiteKey
 from offtop.model.endings import Ending, endings, told
 from offtop.model.snapshot import SiteTotals
 from offtop.model.stack import ENDS, FIRST_STACK, LINKED, NO_STACK, NO_WAY, WHOLE, Frame, Stack
-from offtop.model.table import SiteKeys, integers
+from offtop.model.table import SITES, SiteKeys, integers
 from offtop.model.window import Window
 
 S = 1_000_000_000
@@ -51,7 +51,7 @@ def test_the_share_that_is_whole_and_by_binary_what_is_not_most_first() -> None:
 
 def test_a_wait_that_went_on_all_the_while_counts_with_the_whole_span() -> None:
     some = window((of(NO_WAY), S // 2))
-    still = replace(some, sites={}, still=SiteKeys(integers([SiteKey(7, 7, FIRST_STACK, FIRST_STACK)], 4)))
+    still = replace(some, sites={}, still=SiteKeys(integers([SiteKey(7, 7, FIRST_STACK, FIRST_STACK)], SITES.width)))
     assert endings([still]).total_ns == S
     assert endings([still]).others == ((Ending(NO_WAY, False, "/bin/it"), S),)
 

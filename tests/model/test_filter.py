@@ -18,6 +18,7 @@ from offtop.model.rows import Row
 from offtop.model.snapshot import EXITED
 from offtop.model.stack import FILTERED, KERNEL, NO_STACK, SHORT, Frame, Stack
 from offtop.model.table import integers
+from offtop.model.wake import NO_WAKE
 from offtop.model.window import Window, between, merge
 from tests.model.world import Step, snapshots, stretches
 
@@ -26,7 +27,7 @@ SECOND = 1_000 * MS
 GROUPS: Mapping[str, Sequence[str]] = {"disk": ("disk-read", "fsync")}
 KEYS = (
     "comm, thread, proc, pid, tid, user, cat, stack, leaf, cgroup, container, cmd, "
-    "max, now, p50, p99, waiting, evs, threads"
+    "waker, wakerpid, wakertid, object, max, now, p50, p99, waiting, evs, threads"
 )
 IDS = ("lock", "fsync", "disk-read", "poll", "run-queue", "short", "other")
 
@@ -83,7 +84,7 @@ def waits(rows: Sequence[tuple[str, int, int, int, int]] = ROWS) -> Shares:
     leaves = [Leaf(category) for category in dict.fromkeys(row[0] for row in rows)]
     leaf = np.array([leaves.index(Leaf(row[0])) for row in rows], np.int64)
     ones = np.ones(len(rows), np.int64)
-    return Shares(leaves, leaf, integers([row[1:] for row in rows], 4), ones, ones, ones, log2.to_lanes([]))
+    return Shares(leaves, leaf, integers([(*row[1:], NO_WAKE) for row in rows], 5), ones, ones, ones, log2.to_lanes([]))
 
 
 def chosen(text: str) -> list[int]:

@@ -8,7 +8,8 @@ from offtop.model import where
 from offtop.model.book import Book
 from offtop.model.filter import parse
 from offtop.model.stack import Frame, Stack, functions, one_name
-from offtop.model.tree import Path, Shape, steps
+from offtop.model.steps import Path, Shape, steps_of
+from offtop.model.wake import NO_WAKE
 from tests.model.test_filter import waits
 
 NAMED = {
@@ -52,8 +53,8 @@ def names_of(path: Path) -> list[str]:
 
 
 def test_each_is_a_step_of_the_tree_from_either_end() -> None:
-    assert names_of(steps((4, 3), BOOK, Late(), Shape())) == [*WHOLE[::-1], "do_nanosleep"]
-    assert names_of(steps((4, 3), BOOK, Late(), Shape(inverted=True))) == ["do_nanosleep", *WHOLE]
+    assert names_of(steps_of(BOOK, Late(), Shape())((4, 3, NO_WAKE))) == [*WHOLE[::-1], "do_nanosleep"]
+    assert names_of(steps_of(BOOK, Late(), Shape(inverted=True))((4, 3, NO_WAKE))) == ["do_nanosleep", *WHOLE]
 
 
 def test_each_is_a_name_of_the_stack() -> None:

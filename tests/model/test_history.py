@@ -15,7 +15,7 @@ from offtop.model.picture import Pictures, Room, series
 from offtop.model.rolling import Rolling
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import NO_STACK
-from offtop.model.table import Ints, Mask, SiteKeys, integers
+from offtop.model.table import SITES, Ints, Mask, SiteKeys, integers
 from offtop.model.view import View
 from offtop.model.window import between, merge
 from tests.model.world import IDLE, Step, snapshots, stretches
@@ -226,6 +226,10 @@ def test_the_longest_of_a_site_where_no_wait_has_ended_is_nothing() -> None:
 
 
 def test_sleeps_of_threads_that_exited_are_not_idle_because_one_of_them_was() -> None:
-    periodic = SiteKeys(integers([(0, 0, 3, NO_STACK), (9, 90, 3, NO_STACK)], 4))
+    periodic = SiteKeys(integers([SiteKey(0, 0, 3, NO_STACK), SiteKey(9, 90, 3, NO_STACK)], SITES.width))
     exited, thread = SiteKey(0, 0, 4, NO_STACK), SiteKey(9, 90, 4, NO_STACK)
-    assert Idle((), periodic).is_periodic(integers([exited, thread, periodic[0]], 4)).tolist() == [False, True, True]
+    assert Idle((), periodic).is_periodic(integers([exited, thread, periodic[0]], SITES.width)).tolist() == [
+        False,
+        True,
+        True,
+    ]

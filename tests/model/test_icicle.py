@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.model.icicle import Direction, Icicle, at, box_of, existing, layout, neighbour
-from offtop.model.tree import Node, Path
+from offtop.model.steps import Path
+from offtop.model.tree import Node
 from tests.model.test_tree import Waited, branches_of, grown, path_of, paths, selections, written
 
 

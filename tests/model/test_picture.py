@@ -17,8 +17,8 @@ from offtop.model.history import History
 from offtop.model.picture import Picture, Pictures, Room
 from offtop.model.snapshot import Snapshot
 from offtop.model.stack import Frame
+from offtop.model.steps import Shape
 from offtop.model.table import Ints, Mask
-from offtop.model.tree import Shape
 from offtop.model.view import SINCE_START, SPANS_NS, View
 from tests.model.world import IDLE, PIDS, Step, snapshots, stretches
 from tests.ui.scripted import SHOP, ScriptedSource

@@ -1,6 +1,7 @@
 """What filters, mutes and the drilled-down leave of a tick, and that together it is the tick."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from offtop.model.filter import parse
 from offtop.model.history import History, Kept, Packed
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.stack import Frame
+from offtop.model.steps import Shape, places
 from offtop.model.table import Ints, Mask
-from offtop.model.tree import Shape, tree_of
+from offtop.model.tree import tree_of
 from tests.model.world import BOOK, IDLE, PIDS, Step, snapshots, stretches
 from tests.ui.busy import BusySource
 from tests.ui.scripted import SHOP, ScriptedSource
@@ -137,7 +139,7 @@ def test_what_fell_to_processes_and_to_threads_is_everything_that_passes(happene
 def test_what_falls_to_a_branch_is_what_the_tree_says(happened: list[list[Step]], inverted: bool, frames: str) -> None:
     shape = Shape(inverted, frames)
     for tick in ticks(happened):
-        root = tree_of(by_place(tick.shares, Scope()), BOOK, NAMES, shape)
+        root = tree_of(by_place(tick.shares, Scope(), partial(places, mode=shape.mode)), BOOK, NAMES, shape)
         for step, node in root.children.items():
             chosen = Sieve(Selection(path=(step,), shape=shape), NAMES).chosen(tick)
             part = total(chosen.values())

@@ -1,6 +1,7 @@
 """What is stuck: which waits, how old, in which order, and the same for every tick of the past."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ from offtop.model.cut import NO_SITES, Idle, Leaf, Scope
 from offtop.model.history import History
 from offtop.model.snapshot import Bound, Snapshot, Waiting
 from offtop.model.stack import FILTERED, KERNEL, NO_STACK, SHORT, STACK_LOST, Frame, Stack
+from offtop.model.steps import places
 from offtop.model.stuck import (
     LEAST_AGE_NS,
     NO_AGE,
@@ -24,7 +26,8 @@ from offtop.model.stuck import (
     by_thread,
     stuck,
 )
-from offtop.model.table import Ints, Mask, SiteKeys, integers
+from offtop.model.table import SITES, Ints, Mask, SiteKeys, integers
+from offtop.model.wake import NO_WAKE, OFFCPU
 from offtop.model.window import between, merge
 
 MS, S = 10**6, 10**9
@@ -33,6 +36,7 @@ LOCK, POLL, SLEEP, THROTTLE, USER = 3, 4, 5, 6, 7
 BOOK = Book()
 for _id, _category in ((LOCK, "lock"), (POLL, "poll"), (SLEEP, "sleep"), (THROTTLE, "throttle")):
     BOOK.stacks[_id] = Stack((Frame(KERNEL, 0, _category),), 0, _category)
+OF_SLEEPERS = partial(places, mode=OFFCPU)
 NONE_IDLE = Idle()
 POLL_IDLE = Idle(frozenset({"poll"}))
 
@@ -72,7 +76,7 @@ def test_nothing_is_stuck_where_nothing_waits() -> None:
         some = stuck(waits, NOW_NS, BOOK, POLL_IDLE)
         assert (some.waits, some.shares) == ((), None)
         assert some.in_scope(Scope()) == some.of(np.zeros(0, np.bool_)) == some
-        assert by_thread(some) == by_process(some) == by_place(some) == by_category(some) == {}
+        assert by_thread(some) == by_process(some) == by_place(some, OF_SLEEPERS) == by_category(some) == {}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +116,7 @@ def test_filtered_waits_are_left_out() -> None:
 
 
 def test_a_sleep_looks_idle_where_the_sleeps_of_its_thread_are_periodic() -> None:
-    periodic = SiteKeys(integers([(7, 1, SLEEP, USER)], 4))
+    periodic = SiteKeys(integers([SiteKey(7, 1, SLEEP, USER)], SITES.width))
     waits = [wait(1, 4 * S, SLEEP), wait(2, 3 * S, SLEEP), wait(1, 2 * S, LOCK, pid=8), wait(1, S, LOCK)]
     some = stuck(waits, NOW_NS, BOOK, Idle((), periodic))
     assert [some.leaf(row) for row in range(4)] == [Leaf("sleep", True), Leaf("sleep"), Leaf("lock"), Leaf("lock")]
@@ -143,7 +147,7 @@ def test_the_longest_of_each_thread_process_place_and_category() -> None:
     }
     assert by_process(some) == {7: minute, 9: Age(4 * S)}
     # a user stack that was read is no part of the place: the time is counted without it
-    assert by_place(some) == {(LOCK, NO_STACK): minute, (POLL, NO_STACK): Age(8 * S)}
+    assert by_place(some, OF_SLEEPERS) == {(LOCK, NO_STACK, NO_WAKE): minute, (POLL, NO_STACK, NO_WAKE): Age(8 * S)}
     assert by_category(some) == {"lock": minute, "poll": Age(8 * S)}
     assert [*by_category(some)] == ["lock", "poll"]  # the oldest first
 

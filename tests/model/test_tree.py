@@ -1,46 +1,29 @@
 """The stack tree: what it adds up, which lines are shown, and that what was opened stays open."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from offtop.model import histogram as log2
 from offtop.model.book import Book
 from offtop.model.cut import Added, total
-from offtop.model.stack import (
-    DEEP,
-    FIRST_STACK,
-    KERNEL,
-    LINKED,
-    NO_STACK,
-    NO_WAY,
-    STACK_LOST,
-    Frame,
-    Stack,
-)
+from offtop.model.stack import FIRST_STACK, KERNEL, Frame, Stack
+from offtop.model.steps import Path, Shape, Step, passes, steps_of
 from offtop.model.tree import (
     MORE,
     MOST_LINES,
-    NO_FRAMES,
     Branch,
     Node,
-    Path,
-    Shape,
-    Step,
     all_paths,
     closed,
     flatten,
     index_of,
     opened_by_share,
     opened_with,
-    passes,
-    steps,
-    steps_of,
     tree_of,
 )
+from offtop.model.wake import NO_WAKE
 
 Waited = tuple[str, int, int]
 """Where, as functions from the root on, `[k]` before the kernel's; how many waits; how many ns."""
@@ -71,7 +54,7 @@ def measured(waited: Sequence[Waited]) -> tuple[Book, dict[tuple[int, ...], Adde
         kernel = tuple(Frame(KERNEL, 0, step.name) for step in functions if step.kernel)
         user = tuple(Frame("/bin/it", 7, step.name) for step in functions if not step.kernel)
         book.stacks[kernel_id], book.stacks[user_id] = Stack(kernel), Stack(user)
-        places[kernel_id, user_id] = waits, ns, ns // 2, waits * log2.of(ns)
+        places[kernel_id, user_id, NO_WAKE] = waits, ns, ns // 2, waits * log2.of(ns)
     return book, places
 
 
@@ -98,22 +81,6 @@ def branches_of(root: Node) -> Iterator[tuple[Path, Node]]:
         pending += [((*path, step), child) for step, child in node.children.items()]
 
 
-def path_with(**of_user: Any) -> str:
-    """The steps of a place whose user stack is like that."""
-    book, places = measured([("row_search lock_wait [k]futex_wait", 1, 5)])
-    ((kernel, user),) = places
-    book.stacks[user] = book.stacks[user]._replace(**of_user)
-    return written(steps((kernel, user), book, Said(), FROM_THE_ROOT), " › ")
-
-
-def test_what_stands_for_callers_that_are_not_known_says_why_and_behind_which_binary() -> None:
-    rest = "row_search › lock_wait › [k]futex_wait"
-    assert path_with() == rest
-    assert path_with(end=NO_WAY) == f"(no unwind information: it) › {rest}"
-    assert path_with(end=DEEP, is_unsure=True) == f"(more than 127 frames: it) › {rest}"
-    assert path_with(end=LINKED) == path_with(is_unsure=True) == f"~ › {rest}"
-
-
 DATABASE = [
     ("main query commit [k]sys_futex [k]futex_wait", 9, 60),
     ("main query read [k]sys_read [k]io_wait", 3, 25),
@@ -128,56 +95,6 @@ stacks = st.tuples(functions, functions).map(
 selections = st.lists(st.tuples(stacks, st.integers(0, 5), st.just(0) | st.integers(0, 1000)), max_size=12)
 shapes = st.builds(Shape, st.booleans(), st.sampled_from(["both", "kernel", "user"]), st.booleans())
 paths = stacks.map(path_of) | st.tuples(stacks, st.just((MORE,))).map(lambda two: path_of(two[0]) + two[1])
-
-
-# ---- steps
-
-
-PLACE = (3, 4)
-BOOK = Book()
-BOOK.stacks[3] = Stack(
-    tuple(Frame(KERNEL, 0, name) for name in ("__schedule", "futex_wait", "sys_futex", "do_syscall_64")), 1, "lock", 1
-)
-BOOK.stacks[4] = Stack((Frame("/lib/libc.so.6", 8, "pthread_cond_wait"), Frame("/bin/it", 9, "main")))
-
-
-@pytest.mark.parametrize(
-    ("shape", "path"),
-    [
-        (Shape(), "main pthread_cond_wait [k]sys_futex [k]futex_wait"),
-        (Shape(inverted=True), "[k]futex_wait [k]sys_futex pthread_cond_wait main"),
-        (Shape(frames="kernel"), "[k]sys_futex [k]futex_wait"),
-        (Shape(frames="user"), "main pthread_cond_wait"),
-        (Shape(True, "user"), "pthread_cond_wait main"),
-        (Shape(True, "kernel", True), "[k]__schedule [k]futex_wait [k]sys_futex [k]do_syscall_64"),
-    ],
-)
-def test_a_place_is_told_from_the_root_or_from_the_leaf(shape: Shape, path: str) -> None:
-    assert written(steps(PLACE, BOOK, Said(), shape)) == path
-
-
-def test_a_wait_in_progress_has_the_kernels_frames_and_says_so() -> None:
-    assert written(steps((3, NO_STACK), BOOK, Said(), Shape())) == "(still waiting) [k]sys_futex [k]futex_wait"
-    assert written(steps((3, NO_STACK), BOOK, Said(), Shape(frames="kernel"))) == "[k]sys_futex [k]futex_wait"
-
-
-def test_a_kernel_thread_has_the_kernels_frames_alone() -> None:
-    frames = tuple(Frame(KERNEL, 0, name) for name in ("schedule", "worker_thread", "kthread", "ret_from_fork"))
-    book = Book({3: Stack(frames, tail=1, entry=1)})
-    assert written(steps((3, NO_STACK), book, Said(), Shape())) == "[k]kthread [k]worker_thread"
-
-
-def test_a_stack_that_was_lost_says_so() -> None:
-    assert written(steps((3, STACK_LOST), BOOK, Said(), Shape(frames="user"))) == "[stack lost]"
-
-
-def test_where_the_shape_leaves_no_frame_the_time_is_still_there() -> None:
-    places = {PLACE: (1, 30, 30, 0), (3, NO_STACK): (0, 70, 0, 0)}
-    root = tree_of(places, BOOK, Said(), Shape(frames="user"))
-    assert shown(flatten(root, (), 0)) == ["  (no frames) 70", "  main › pthread_cond_wait 30"]
-    assert steps((3, NO_STACK), BOOK, Said(), Shape(frames="user")) == ()
-    assert passes((), (NO_FRAMES,))
-    assert not passes((), path_of("main"))
 
 
 # ---- the tree

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from offtop.model import view as views
 from offtop.model.book import ThreadKey
-from offtop.model.cut import ALL
+from offtop.model.cut import ALL, Scope
 from offtop.model.filter import NOTHING, parse
 from offtop.model.rows import NO_CGROUP, SORTS, Key
 from offtop.model.snapshot import OUTSIDE, Filters
-from offtop.model.tree import Path, Step
+from offtop.model.steps import Path, Step
 from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, OFF, SITE, STUCK, TREE, Cell, View
+from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE, WAKEUP, Object
+from offtop.model.waking import WakerKey
 from offtop.units import NS_PER_S
 
 T = TypeVar("T")
@@ -33,6 +35,11 @@ def entered(view: View, number: int) -> View:
 
 def row_key(view: View, number: int) -> Key:
     """As the list has it."""
+    if view.lists_objects:
+        return Object("pipe" if number < 8 else "", f"pipe:[{number}]")
+    if view.lists_wakers:
+        waker = WakerKey("storm: cook" if number == 1 else "cook", 7, number if view.lists_waking_threads else 0)
+        return waker if number < 8 else WakerKey("timeout")
     if view.lists_cgroups:
         return f"/docker/{number}"
     return ThreadKey(view.pid or 7, number) if view.lists_threads else number
@@ -82,9 +89,10 @@ keys: st.SearchStrategy[Press] = st.one_of(
             *(views.left, views.threads_or_processes, views.next_span, views.reversed_order, views.idle_or_not),
             *(views.narrowed_or_widened, views.next_names, views.tree_or_list, views.flame_or_not),
             *(views.zoomed_or_not, views.inverted, views.machinery_or_not, views.stuck_or_not, views.waiting),
-            *(views.cgroups_or_not, views.account_or_not),
+            *(views.cgroups_or_not, views.account_or_not, views.objects_or_not),
         ]
     ),
+    key_of(views.in_mode, st.sampled_from(MODES)),
     key_of(entered, st.integers(1, 9)),
     key_of(moved_in_the_list, st.integers(1, 9)),
     key_of(in_some_pane, st.sampled_from([CATEGORIES, LIST, TREE, FLAME, LATENCY])),
@@ -144,6 +152,12 @@ def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Press
     assert not view.stuck.opened or view.stuck.cursor
     assert view.came_from not in (STUCK, FLAME, SITE)
     assert not (view.zoomed and view.focus == STUCK)
+    assert view.tree.shape.mode == view.mode
+    assert view.mode != OFFCPU or not (view.wakers or view.object or view.lists_objects)
+    assert [view.lists_wakers, view.lists_objects, view.lists_threads, view.lists_cgroups].count(True) < 2
+    assert all(one.tid == 0 and one.pid for one in view.wakers[:-1])
+    assert not any(one.name.startswith("storm: ") for one in view.wakers)
+    assert view.scope.blocked is (view.mode != OFFCPU)
 
 
 @given(presses)
@@ -168,8 +182,9 @@ def test_what_is_stuck_leads_past_the_icicle_and_the_site_to_where_those_came_fr
 @given(presses)
 def test_escape_leads_to_the_top_from_everywhere_and_changes_nothing_there(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
-    for _ in range(12):
+    for _ in range(16):
         view = views.left(view)
+    assert (view.wakers, view.object, view.pool, view.group, view.drilled) == ((), None, None, None, "")
     assert (view.focus, view.category, view.pid, view.thread, view.path) == (CATEGORIES, ALL, None, None, ())
     assert (view.filter, view.user, view.search, view.zoomed) == (NOTHING, "", "", False)
     assert views.left(view) == view
@@ -214,9 +229,9 @@ def test_enter_goes_down_level_by_level_and_escape_up_by_the_same() -> None:
 
 
 def test_the_scope_of_a_thread_is_its_process_and_its_number() -> None:
-    assert View().scope == ("", None, None, False)
-    assert View(category="lock", pid=7, idle_shown=True).scope == ("lock", 7, None, True)
-    assert View(thread=WORKER).scope == ("", 7, 8, False)
+    assert View().scope == Scope(idle=False)
+    assert View(category="lock", pid=7, idle_shown=True).scope == Scope("lock", 7)
+    assert View(thread=WORKER).scope == Scope("", 7, 8, idle=False)
 
 
 def test_a_narrowed_view_asks_the_kernel_for_the_pin_and_keeps_what_else_it_asks() -> None:
@@ -310,3 +325,145 @@ def test_no_way_out_of_a_site_keeps_its_branch() -> None:
         *(views.next_latency(site, views.HISTOGRAM), views.at_cell(site, Cell(1, 1)), views.in_pane(site, LIST)),
     ]
     assert [(view.path, view.focus == SITE) for view in ways] == [((), False)] * len(ways)
+
+
+# Modes
+
+
+SHOP, COOK, TIMEOUT = WakerKey("shop", 7), WakerKey("cook", 7, 72), WakerKey("timeout")
+PIPE = Object("pipe", "pipe:[77]")
+TOP = views.in_mode(View(focus=LIST), WAKEUP)
+
+
+def test_enter_leads_from_a_waking_process_to_its_threads_and_to_the_tree_of_one_and_escape_back() -> None:
+    process = views.entered(TOP, SHOP)
+    thread = views.entered(process, COOK)
+    assert (process.wakers, process.focus, process.lists_waking_threads) == ((SHOP,), LIST, True)
+    assert (thread.wakers, thread.focus, thread.cursor, thread.is_at_waker) == ((SHOP, COOK), TREE, COOK, True)
+    up = views.left(thread)
+    assert (up.wakers, up.focus, up.cursor) == ((SHOP,), LIST, COOK)
+    up = views.left(up)
+    assert (up.wakers, up.focus, up.cursor, up.way) == ((), LIST, SHOP, ())
+    assert views.left(up).focus == CATEGORIES
+
+
+def test_what_is_no_thread_and_a_thread_among_all_lead_to_their_tree_at_once() -> None:
+    by_threads = views.threads_or_processes(TOP)
+    for view, key in ((TOP, TIMEOUT), (by_threads, COOK)):
+        inside = views.entered(view, key)
+        assert (inside.wakers, inside.focus, inside.is_at_waker) == ((key,), TREE, True)
+        for up in (views.left(inside), views.tree_or_list(inside)):
+            assert (up.wakers, up.focus, up.cursor) == ((), LIST, key)
+    # the tree of a process's wakers is left for the list of its threads
+    tree = views.tree_or_list(views.entered(TOP, SHOP))
+    for up in (views.left(tree), views.tree_or_list(tree)):
+        assert (up.wakers, up.focus) == ((SHOP,), LIST)
+
+
+def test_a_storm_leads_to_the_waker_that_it_is_of() -> None:
+    assert views.entered(TOP, WakerKey("storm: shop", 7)).wakers == (SHOP,)
+    assert views.entered(views.entered(TOP, SHOP), WakerKey("storm: cook", 7, 72)).wakers == (SHOP, COOK)
+
+
+def test_h_lists_waking_threads_or_their_processes_and_leaves_the_sleepers_as_they_are() -> None:
+    of_worker = replace(TOP, pid=7, thread=WORKER)
+    by_threads = views.threads_or_processes(of_worker)
+    assert (by_threads.lists_waking_threads, by_threads.thread, by_threads.pid) == (True, WORKER, 7)
+    again = views.threads_or_processes(by_threads)
+    assert (again.lists_waking_threads, again.lists_wakers) == (False, True)
+    up = views.threads_or_processes(views.entered(TOP, SHOP))  # of one process they are listed already
+    assert (up.wakers, up.lists_waking_threads) == ((), False)
+
+
+def test_what_is_waited_on_is_a_list_of_its_own_and_a_thing_leads_to_those_who_waited_or_woke_there() -> None:
+    assert not views.objects_or_not(View(focus=LIST)).lists_objects
+    for mode, what in ((WAKEUP, "lists_wakers"), (OFFWAKE, "lists_sleepers"), (CHAIN, "lists_sleepers")):
+        listed = views.objects_or_not(views.in_mode(View(focus=LIST), mode))
+        assert (listed.lists_objects, listed.lists_wakers, listed.lists_sleepers) == (True, False, False)
+        inside = views.entered(listed, PIPE)
+        assert (inside.object, inside.lists_objects, getattr(inside, what), inside.cursor) == (PIPE, False, True, None)
+        for out in (views.left(inside), views.objects_or_not(inside)):
+            assert (out.object, out.lists_objects, out.cursor, out.focus) == (None, True, PIPE, LIST)
+        assert views.entered(listed, Object(name="(exited)")) == listed  # nobody knows what that was
+        assert not views.objects_or_not(listed).lists_objects
+
+
+def test_h_and_c_leave_what_is_waited_on_for_their_own_lists() -> None:
+    listed = views.objects_or_not(views.in_mode(View(focus=LIST), OFFWAKE))
+    assert views.threads_or_processes(listed).lists_threads
+    assert views.cgroups_or_not(listed).lists_cgroups
+    waking = views.threads_or_processes(views.in_mode(listed, WAKEUP))
+    assert (waking.lists_wakers, waking.lists_waking_threads) == (True, True)
+    inside = views.threads_or_processes(views.entered(listed, PIPE))
+    assert (inside.lists_threads, inside.object, views.left(inside).lists_objects) == (True, PIPE, True)
+
+
+def test_escape_leaves_what_was_entered_last_whatever_it_is() -> None:
+    things = views.objects_or_not(views.in_mode(View(focus=LIST), OFFWAKE))
+    on_pipe = views.entered(things, PIPE)
+    process = views.entered(on_pipe, 7)
+    thread = views.entered(process, WORKER)
+    assert [(view.object, view.pid, view.thread) for view in (on_pipe, process, thread)] == [
+        *((PIPE, None, None), (PIPE, 7, None), (PIPE, 7, WORKER))
+    ]
+    up = views.left(thread)
+    assert (up.object, up.pid, up.thread, up.cursor) == (PIPE, 7, None, WORKER)
+    up = views.left(up)
+    assert (up.object, up.pid, up.cursor) == (PIPE, None, 7)
+    assert views.left(up).object is None
+
+    process = views.objects_or_not(views.entered(views.in_mode(View(focus=LIST), OFFWAKE), 7))
+    on_pipe = views.entered(process, PIPE)
+    up = views.left(on_pipe)
+    assert (up.object, up.pid, up.lists_objects) == (None, 7, True)
+    assert views.left(up).pid is None
+
+    woken = views.entered(views.in_mode(process, WAKEUP), PIPE)
+    waker = views.entered(views.entered(woken, SHOP), COOK)
+    up = views.left(views.left(waker))
+    assert (up.wakers, up.object, up.pid) == ((), PIPE, 7)
+    up = views.left(up)
+    assert (up.object, up.pid) == (None, 7)
+
+
+def test_a_waker_stays_chosen_in_modes_that_know_wakers_and_is_left_in_one_step_there() -> None:
+    thread = views.entered(views.entered(TOP, SHOP), COOK)
+    for mode in (OFFWAKE, CHAIN):
+        view = views.in_mode(thread, mode)
+        assert (view.wakers, view.focus, view.lists_sleepers, view.cursor) == ((SHOP, COOK), TREE, True, None)
+        in_list = views.left(view)
+        assert (in_list.wakers, in_list.focus) == ((SHOP, COOK), LIST)
+        process = views.entered(in_list, 9)
+        assert (views.left(process).wakers, views.left(process).pid) == ((SHOP, COOK), None)
+        assert (views.left(in_list).wakers, views.left(in_list).focus) == ((), LIST)
+        back = views.in_mode(process, WAKEUP)
+        assert (back.wakers, views.left(back).pid, back.scope.pid) == ((SHOP, COOK), None, 9)
+
+
+def test_off_cpu_time_keeps_nothing_that_it_cannot_show() -> None:
+    things = views.objects_or_not(TOP)
+    for view in (views.entered(views.entered(TOP, SHOP), COOK), views.entered(things, PIPE), things):
+        plain = views.in_mode(replace(view, pid=7, category="lock"), OFFCPU)
+        assert (plain.wakers, plain.object, plain.lists_sleepers, plain.cursor) == ((), None, True, None)
+        assert (plain.pid, plain.category, plain.tree.shape.mode) == (7, "lock", OFFCPU)
+        assert views.in_mode(plain, OFFCPU) is plain
+
+
+@given(presses, st.sampled_from(MODES))
+def test_another_mode_keeps_the_selection(those: tuple[View, list[Press]], mode: str) -> None:
+    view = pressed(those)
+    other = views.in_mode(view, mode)
+    for name in ("category", "pid", "pool", "thread", "filter", "user", "muted", "group", "pin", "span_ns", "sort"):
+        assert getattr(other, name) == getattr(view, name)
+    assert (other.tree.shape._replace(mode=""), other.mode) == (view.tree.shape._replace(mode=""), mode)
+    turned = TREE if view.focus == SITE and mode != view.mode else view.focus
+    assert other.focus == (view.came_from if view.focus == STUCK else turned)
+    assert mode == OFFCPU or (other.wakers, other.object, other.objects) == (view.wakers, view.object, view.objects)
+    if mode != view.mode:
+        assert (other.tree.opened, other.flame.zoom, other.path, other.cell) == (frozenset(), (), (), None)
+
+
+def test_the_list_is_about_the_thread_that_was_drilled_into_where_it_is_of_wakers() -> None:
+    view = views.in_mode(View(pid=7, thread=WORKER, focus=TREE), WAKEUP)
+    assert view.scope == Scope("", 7, 8, idle=False, blocked=True)
+    assert views.at_row(replace(view, focus=LIST), COOK).cursor == COOK

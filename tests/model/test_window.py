@@ -1,6 +1,7 @@
 """Windows that follow one another merge into the window over all of them, and categories partition their time."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from hypothesis import given
@@ -27,15 +28,20 @@ from offtop.model.cut import (
 )
 from offtop.model.snapshot import Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import NO_STACK
-from offtop.model.table import SiteKeys, integers
+from offtop.model.steps import places
+from offtop.model.table import SITES, SiteKeys, integers
+from offtop.model.wake import NO_WAKE, OFFCPU
 from offtop.model.window import Window, between, machine_over, merge
 from tests.model.world import BOOK, CATEGORIES, IDLE, PIDS, Step, snapshots, stretches
 
+OF_SLEEPERS = partial(places, mode=OFFCPU)
 EVERY_CATEGORY = (*CATEGORIES, SHORT, FILTERED)
 
 
 def idle_with(periodic_tids: set[int]) -> Idle:
-    return Idle(IDLE, SiteKeys(integers([(PIDS[tid], tid, 6, NO_STACK) for tid in periodic_tids], 4)))
+    return Idle(
+        IDLE, SiteKeys(integers([(PIDS[tid], tid, 6, NO_STACK, NO_WAKE) for tid in periodic_tids], SITES.width))
+    )
 
 
 def thread_sums(window: Window) -> dict[ThreadKey, tuple[int, ...]]:
@@ -71,6 +77,11 @@ def test_windows_side_by_side_merge_into_the_window_over_all_of_them(given_stret
     assert parts.span_ns == whole.span_ns
     assert added_up(thread_sums(parts)) == added_up(thread_sums(whole))
     assert added_up(site_sums(parts)) == added_up(site_sums(whole))
+    assert {wake: one[:3] for wake, one in parts.storms.items()} == {
+        wake: one[:3] for wake, one in whole.storms.items()
+    }
+    assert all(parts.storms[wake].largest >= one.largest for wake, one in whole.storms.items())
+    assert parts.mode == whole.mode
     alive = {ThreadKey(pid, tid) for tid, pid in PIDS.items() if is_alive(ThreadKey(pid, tid), taken)}
     for key in alive:
         assert thread_sums(parts).get(key) == thread_sums(whole).get(key)
@@ -126,7 +137,7 @@ def test_processes_and_threads_add_up_to_their_category(given_stretches: list[li
         for pid, part in by_process(made, scope).items():
             assert total(by_thread(shares(window, idle), scope._replace(pid=pid)).values()) == part
         if category not in ("", SHORT, FILTERED, RUN_QUEUE):
-            assert total(by_place(shares(window, idle), scope).values()) == expected
+            assert total(by_place(shares(window, idle), scope, OF_SLEEPERS).values()) == expected
     for key, totals in window.each_thread():
         own = by_thread(shares(window, idle), Scope(pid=key.pid)).get(key, (0, 0, 0, 0))
         assert own[1] == totals.offcpu_ns - totals.filtered_ns
@@ -197,7 +208,8 @@ def test_nothing_waited() -> None:
     assert cut(empty, Idle()) == Cut(10)
     assert merge([empty, empty]).span_ns == 20
     assert merge([empty]) is empty
-    assert by_thread(shares(empty, Idle()), Scope()) == by_place(shares(empty, Idle()), Scope()) == {}
+    assert by_thread(shares(empty, Idle()), Scope()) == {}
+    assert by_place(shares(empty, Idle()), Scope(), OF_SLEEPERS) == {}
 
 
 def test_lost_counts_are_those_of_the_window() -> None:

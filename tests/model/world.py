@@ -9,6 +9,22 @@ from offtop.model import histogram as log2
 from offtop.model.book import Book, Details, SiteKey, ThreadKey
 from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import KERNEL, NO_STACK, SHORT, Frame, Stack
+from offtop.model.wake import (
+    CHAIN,
+    DEPTH,
+    FIRST_WAKE,
+    NO_WAKE,
+    STORM,
+    THREAD,
+    TIMEOUT,
+    WAKE_LOST,
+    WHOLE,
+    Link,
+    Object,
+    Storm,
+    Wake,
+    Waker,
+)
 
 CATEGORIES = ("lock", "disk-read", "poll", "sleep", "throttle", "run-queue", "other")
 IDLE = frozenset({"poll"})
@@ -17,17 +33,25 @@ for _number, _category in enumerate(CATEGORIES, 3):
     BOOK.stacks[_number] = Stack((Frame(KERNEL, 0, _category),), 0, _category)
 BOOK.details |= {10: Details(cgroup="/a"), 11: Details(cgroup="/a/b.service")}
 PIDS = {tid: 10 + tid % 3 for tid in range(1, 9)}
+_TIMEOUT, _FIRST = Waker(TIMEOUT, kernel=3), Waker(THREAD, "", PIDS[1], 1, "one", kernel=4)
+BOOK.wakes |= {
+    FIRST_WAKE: Wake(_TIMEOUT, end=WHOLE),
+    FIRST_WAKE + 1: Wake(_FIRST, Object("futex", "0x1000", 10), (Link(6, NO_STACK, _TIMEOUT),), WHOLE),
+    FIRST_WAKE + 2: Wake(_FIRST, Object("pipe", "pipe:[7]"), (Link(7, NO_STACK, _FIRST),), DEPTH),
+}
 
-Step = tuple[str, int, int, int, int]
-"""What happens, to which tid, at which kernel stack, for how many ns, and how many of them ready (in percent)."""
+Step = tuple[str, int, int, int, int, int]
+"""What happens, to which tid, at which kernel stack, for how many ns, how many of them ready (in percent), and the wake
+that ends it."""
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(("wait", "short", "filtered", "leave", "move", "back", "exit")),
+        st.sampled_from(("wait", "short", "filtered", "leave", "move", "back", "exit", "storm")),
         st.integers(1, 8),
         st.integers(3, 9),
         st.integers(1, 5_000_000),
         st.sampled_from((0, 0, 30, 100)),
+        st.sampled_from((NO_WAKE, NO_WAKE, WAKE_LOST, FIRST_WAKE, FIRST_WAKE + 1, FIRST_WAKE + 2)),
     ),
     max_size=30,
 )
@@ -43,12 +67,18 @@ class World:
     waiting: dict[ThreadKey, Waiting] = field(default_factory=dict[ThreadKey, Waiting])
     gone: set[ThreadKey] = field(default_factory=set[ThreadKey])
     """A tid is not used again."""
+    storms: dict[int, Storm] = field(default_factory=dict[int, Storm])
+    shown_ns: int = 0
+    """When the last snapshot was taken."""
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(0, self.now_ns, dict(self.threads), dict(self.sites), dict(self.waiting), BOOK)
+        storms, self.shown_ns = self.storms, self.now_ns
+        self.storms = {wake: one._replace(largest=0) for wake, one in storms.items()}
+        some = dict(self.threads), dict(self.sites), dict(self.waiting)
+        return Snapshot(0, self.now_ns, *some, BOOK, storms=storms, mode=CHAIN)
 
     def step(self, step: Step) -> None:
-        what, tid, kernel, ns, ready_pct = step
+        what, tid, kernel, ns, ready_pct, wake = step
         thread = ThreadKey(PIDS[tid], tid)
         site = SiteKey(*thread, kernel, NO_STACK)
         self.now_ns += ns
@@ -56,7 +86,7 @@ class World:
             return
         ready_ns = ns * ready_pct // 100
         if what == "wait" and thread not in self.waiting:
-            self._finish(site, ns, ready_ns)
+            self._finish(site._replace(wake=wake), ns, ready_ns)
         elif what == "short" and thread not in self.waiting:
             self._finish(site._replace(kernel=SHORT), ns, ready_ns)
         elif what == "filtered" and thread not in self.waiting:
@@ -73,18 +103,29 @@ class World:
             self.waiting[thread] = Waiting(site, was.left_ns, self.now_ns)
         elif what == "back" and thread in self.waiting:
             was = self.waiting.pop(thread)
-            so_far_ns = self.now_ns - was.from_ns
-            self._finish(was.site, so_far_ns, so_far_ns * ready_pct // 100)
+            so_far_ns, ended = self.now_ns - was.from_ns, was.site
+            whole_ns = so_far_ns
+            if wake != NO_WAKE and was.site.kernel != SHORT:  # where it was shown until now, it stays
+                shown_ns = max(0, self.shown_ns - was.from_ns)
+                self._finish(was.site, shown_ns, 0, waits=0)
+                so_far_ns, ended = so_far_ns - shown_ns, was.site._replace(wake=wake)
+            self._finish(ended, so_far_ns, so_far_ns * ready_pct // 100, whole_ns=whole_ns)
         elif what == "exit":
             self._give_back(thread)
+        elif what == "storm":
+            some = Storm(1, STORM + tid, tid, STORM + tid)
+            self.storms[wake] = self.storms.get(wake, Storm()).plus(some)
 
-    def _finish(self, site: SiteKey, ns: int, ready_ns: int, waits: int = 1) -> None:
-        histogram = waits * log2.of(ns)
+    def _finish(self, site: SiteKey, ns: int, ready_ns: int, waits: int = 1, whole_ns: int = 0) -> None:
+        """`whole_ns`: of the wait, where some of it was counted before."""
+        max_ns = waits * (whole_ns or ns)
+        histogram = waits * log2.of(max_ns)
         if site.kernel == SHORT:
-            more = ThreadTotals(waits, ns, ready_ns, 0, 0, waits, ns, ready_ns, 0, 0, 0, ns, histogram)
+            more = ThreadTotals(waits, ns, ready_ns, 0, 0, waits, ns, ready_ns, 0, 0, 0, max_ns, histogram)
         else:
-            more = ThreadTotals(waits, ns, ready_ns, max_ns=ns, histogram=histogram)
-            self.sites[site] = self.sites.get(site, SiteTotals()).plus(SiteTotals(waits, ns, ready_ns, ns, histogram))
+            more = ThreadTotals(waits, ns, ready_ns, max_ns=max_ns, histogram=histogram)
+            some = SiteTotals(waits, ns, ready_ns, max_ns, histogram)
+            self.sites[site] = self.sites.get(site, SiteTotals()).plus(some)
         self._add_thread(site.thread, more)
 
     def _add_thread(self, thread: ThreadKey, more: ThreadTotals) -> None:

@@ -8,6 +8,7 @@ import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -33,12 +34,9 @@ def told(path: Path) -> str:
     """All that replay and report print of a file; or why they print nothing."""
     out = io.StringIO()
     try:
-        source = RecordedSource(path)
-        try:
-            for wanted, as_json in ((batch.Wanted(stuck=True), False), (batch.Wanted(threads=True), True)):
+        for wanted, as_json in ((batch.Wanted(stuck=True), False), (batch.Wanted(threads=True), True)):
+            with closing(RecordedSource(path)) as source:
                 batch.run(source, CATEGORIES, 1, None, wanted, as_json=as_json, width=0, out=out)
-        finally:
-            source.close()
         report.write(path, CATEGORIES, 0, out)
     except OfftopError as error:
         out.write(str(error))
@@ -88,7 +86,7 @@ def changed(path: Path, whole: bytes, *statements: str) -> Path:
 @pytest.mark.parametrize(
     ("statements", "said"),
     [
-        (["PRAGMA user_version = 3"], "file format 3, this offtop reads 1. Use a newer offtop"),
+        (["PRAGMA user_version = 3"], "file format 3, this offtop reads 2. Use a newer offtop"),
         (["PRAGMA application_id = 7"], "is not a recording of offtop"),
         (["DROP TABLE stacks"], "is not a recording of offtop"),
         (["DROP TABLE ticks", "CREATE VIEW ticks AS SELECT 1"], "is not a recording of offtop"),

@@ -10,6 +10,7 @@ from offtop.recording import report
 from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S
 from tests.recording.test_in_progress import FIRST_FIELDS
+from tests.recording.woken import WokenSource
 from tests.ui.scripted import FUTEX, SHOP, STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES
 
@@ -134,3 +135,30 @@ def test_a_recording_of_old_says_at_least_or_that_nothing_was_stuck() -> None:
 def test_lines_are_cut_at_the_width(tmp_path: Path) -> None:
     page(tmp_path / "it", HELD, seconds=20)
     assert max(map(len, written(tmp_path / "it", 60))) == 60
+
+
+def test_who_ended_most_blocked_time_and_who_woke_many_at_once(tmp_path: Path) -> None:
+    source = WokenSource(10)
+    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
+    for second in range(11):
+        recorder.add(source.after(second))
+    recorder.close()
+    lines = written(tmp_path / "it")
+    first = lines.index("WHO ENDED MOST BLOCKED TIME")
+    end = next(number for number, line in enumerate(lines) if line.startswith("STUCK AT THE END"))
+    storms = "door: 10 storms woke 1,000 threads, 100 at once; 900 slept again within 1ms, 1,800 switches for nothing"
+    # In each of ten seconds: worker-1 0.2 s, and 0.1 s each the disk, the door and a child; of 0.5 s nobody knows.
+    assert [line.rstrip() for line in lines[first + 1 : end - 1]] == [
+        " BLOCKED  WAKEUPS WAKER                    THROUGH",
+        "   2.00s       10 worker\\x1b[31m\\udc80     futex_wake < unlock < serve < main",
+        "   1.00s       10 irq (nvme_irq)           nvme_irq",
+        "   1.00s       50 door                     sock_def_readable < send < main",
+        "   1.00s       10 exit (child)             do_exit",
+        "   5.00s       40 (not known)",
+        "WAKEUP STORMS",
+        storms,
+    ]
+
+
+def test_where_nobody_asked_for_wakers_nothing_is_said_of_them(tmp_path: Path) -> None:
+    assert not {line for line in page(tmp_path / "it", *SHOP, seconds=3) if line.startswith(("WHO", "WAKEUP"))}

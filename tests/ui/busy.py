@@ -125,6 +125,9 @@ class BusySource(Happening):
     def set_filters(self, filters: Filters) -> None:
         self._filters = filters
 
+    def set_mode(self, mode: str, depth: int) -> None:
+        """Nobody wakes anybody."""
+
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """All names are known."""
 

@@ -1,6 +1,6 @@
 """The icicle: moving among boxes, one of them alone, and the way back."""
 
-from offtop.model.tree import Step
+from offtop.model.steps import Step
 from offtop.model.view import CATEGORIES, FLAME, LIST, TREE
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import SHOP, ScriptedSource

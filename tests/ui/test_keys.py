@@ -113,6 +113,10 @@ DOES: dict[str, Does] = {
     "account": Does(says("where each second went")),
     "tree": Does(lambda after: after.app.view.focus == TREE),
     "offcpu": Does(says("processes waiting on"), ("5",)),
+    "wakeup": Does(says("who ends waits: anything")),
+    "offwake": Does(says("|3 off-wake|")),
+    "chain": Does(says("|4 chain|")),
+    "objects": Does(says("what is waited on: anything"), ("2",)),
     "stuck": Does(says("stuck now")),
     "flame": Does(lambda after: after.app.view.focus == FLAME),
     "latency": Does(lambda after: after.app.view.latency == HISTOGRAM),
@@ -438,7 +442,7 @@ async def test_w_steps_through_the_spans() -> None:
     async with shown(ScriptedSource(ticks=75)) as (app, pilot):
         heads: list[str] = []
         for _ in range(4):
-            heads.append(screen(app)[0].partition("5 stuck")[2].rpartition("  LIVE")[0].strip())
+            heads.append(screen(app)[0].partition(" 5 ")[2].rpartition("  LIVE")[0].strip())
             await pilot.press("w")
         assert heads == ["window 10s", "window 1m", "since start 75s", "window 1s"]
         assert app.view.span_ns != SINCE_START
@@ -536,7 +540,7 @@ async def test_while_a_question_is_asked_letters_are_its_answer() -> None:
 @pytest.mark.parametrize("key", ["?", "h", "f1"])
 @asynchronous
 async def test_help_names_every_key_every_category_and_this_session(key: str) -> None:
-    async with shown(ScriptedSource(), size=(100, 400)) as (app, pilot):
+    async with shown(ScriptedSource(), size=(100, 500)) as (app, pilot):
         await pilot.press(key)
         await pilot.pause()
         text = "\n".join(screen(app))
@@ -717,9 +721,9 @@ async def test_y_copies_a_row_a_category_or_says_what_it_wants() -> None:
 
 @asynchronous
 async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
-    chosen = keymap("vim", {"flame": "ctrl+g", "idle": "e, J"})
+    chosen = keymap("vim", {"flame": "ctrl+o", "idle": "e, J"})
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50), keymap=chosen) as (app, pilot):
-        assert "Ctrl-G Flame" in screen(app)[-1]
+        assert "Ctrl-O Flame" in screen(app)[-1]
         assert "L Latency" in screen(app)[-1] and "? Help" in screen(app)[-1]
         await pilot.press("l", "l")
         assert app.view.pid == 100
@@ -731,12 +735,12 @@ async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
         assert app.view.idle_shown
         await pilot.press("i")
         assert "no action on 'i'; ? for help" in screen(app)
-        await pilot.press("g", "ctrl+g")
+        await pilot.press("g", "ctrl+o")
         assert app.view.focus == FLAME
         await pilot.press("?")
         await pilot.pause()
         words = [line.split() for line in screen(app)]
-        assert next(line for line in words if "icicle" in line and "graph" in line)[:1] == ["Ctrl-G"]
+        assert next(line for line in words if "icicle" in line and "graph" in line)[:1] == ["Ctrl-O"]
         assert any(line[:2] == ["e", "J"] for line in words)
 
 

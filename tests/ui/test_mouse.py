@@ -5,7 +5,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from offtop.model.book import ThreadKey
-from offtop.model.tree import Step
+from offtop.model.steps import Step
 from offtop.model.view import CATEGORIES, FLAME, HEATMAP, HISTOGRAM, LATENCY, LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import AT_NS, MS, SHOP, ScriptedSource

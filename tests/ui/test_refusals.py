@@ -7,6 +7,7 @@ from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.scripted import STUCK as WAITS
 from tests.ui.shown import asynchronous, screen, shown
 
+OFF_CPU = "this is off-CPU time already: 2 shows who ends waits, 5 what is stuck"
 OF_LIST = "this key is for the list, which is not on the screen"
 OF_TABLES = "this key is for the tables, which are not on the screen"
 OF_STACKS = "this key is for the stack tree and the icicle: t and g show them"
@@ -38,7 +39,7 @@ async def test_1_says_that_this_is_off_cpu_time_already() -> None:
     async with shown(ScriptedSource(SHOP)) as (app, pilot):
         before = app.view
         await pilot.press("1")
-        assert (app.view, screen(app)[-2]) == (before, "this is off-CPU time already: 5 shows what is stuck")
+        assert (app.view, screen(app)[-2]) == (before, OFF_CPU)
         await pilot.press("5", "1")
         assert app.view.focus == CATEGORIES and "already" not in screen(app)[-2]
 

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from offtop.model.book import Details, ThreadKey
 from offtop.model.snapshot import Bound, Filters
 from offtop.model.stack import one_name
-from offtop.model.tree import Step
+from offtop.model.steps import Step
 from offtop.model.view import CATEGORIES, LIST, TREE, StuckView, View
 from offtop.model.view import STUCK as PANE
 from offtop.person import person

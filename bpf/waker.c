@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+/*
+ * Who ended a wait, through which code, and what had that thread waited for?
+ *
+ * Part of offcpu.c, which includes it (the compiler's child puts this text in its place).
+ *
+ * hooks   sched_waking: in the thread that wakes another one, or in an interrupt that hit somebody
+ * maps    wakers: who, and the stacks. wakes: what ended a wait: a waker, what was waited on, and the chain behind
+ *         it. Both by their hash. storms_*: bursts of wakings, in two halves, as sites are. calls: which system calls
+ *         wait on what their first argument names
+ * units   ns of bpf_ktime_get_ns()
+ * cost    bpf/README.md has it measured
+ *
+ * The waker's stacks are walked only when the sleeper has waited for the minimum. An interrupt's stack is cut where
+ * the interrupt begins: what is below is the code of a thread that has nothing to do with it.
+ *
+ * A chain is made of what is known already: who ended a thread's last wait stays with its record, and goes on into
+ * the wakes of whom it wakes. So no event leaves the kernel side.
+ *
+ * -D: WAKES (map sizes), STORMS, TASK_FILES, FILES_TABLE, TABLE_FILES, FILE_INODE, FILE_PRIVATE, INODE_NUMBER,
+ * INODE_SUPER, SUPER_MAGIC (the way from a thread's descriptor to what is open there).
+ */
+
+BPF_TABLE("hash", u64, struct waker, wakers, WAKES);
+BPF_TABLE("hash", u64, struct wake, wakes, WAKES);
+BPF_TABLE("hash", struct storm_key, struct storm, storms_0, STORMS);
+BPF_TABLE("hash", struct storm_key, struct storm, storms_1, STORMS);
+BPF_ARRAY(calls, u32, CALLS);
+
+/* Of interrupts, and of threads that are not counted. */
+BPF_PERCPU_ARRAY(burst_of_cpu, struct burst, 1);
+
+/* What is known of a waking so far: larger than a program's own stack, and in memory, of which the verifier remembers
+ * nothing (userstack.c). Wakings hold a lock with interrupts off, so none comes between. */
+struct waking {
+	struct wake wake;
+	struct waker waker;
+	u64 interrupted;   /* 0: the waker is a thread; else how many frames of the stack are the interrupt's */
+	u64 depth;
+};
+BPF_PERCPU_ARRAY(waking_scratch, struct waking, 1);
+
+static inline __attribute__((always_inline)) u64 kept_id(u64 id)
+{
+	return id < FIRST_ID ? id + FIRST_ID : id;
+}
+
+static inline __attribute__((always_inline)) void add_to_storm(u32 which, struct storm_key *burst, u64 waker, u64 woken, u64 again, bool make)
+{
+	struct storm_key key = {.at_ns = burst->at_ns, .by = burst->by};
+	struct storm *storm = which ? storms_1.lookup(&key) : storms_0.lookup(&key);
+
+	if (!storm && make) {
+		struct storm blank = {};
+		if (which)
+			storms_1.update(&key, &blank);
+		else
+			storms_0.update(&key, &blank);
+		storm = which ? storms_1.lookup(&key) : storms_0.lookup(&key);
+		if (!storm)
+			count_lost(LOST_WAKES);
+	}
+	if (!storm)
+		return;
+	if (waker)
+		storm->waker = waker;
+	storm->begun |= woken == STORM;
+	__sync_fetch_and_add(&storm->woken, woken);
+	__sync_fetch_and_add(&storm->again, again);
+}
+
+/* Who was woken in a burst leaves the CPU by itself: for nothing, or nearly so, if it had that for so short a time. */
+static inline __attribute__((always_inline)) void sleeps_again(struct record *r, u32 which, u64 now_ns)
+{
+	if (now_ns - r->back_ns < IDLED_NS)
+		add_to_storm(which, &r->storm, 0, 0, 1, r->storm.is_storm);
+	r->storm.at_ns = 0;
+}
+
+/* The sleeper may be one of many that are woken one behind the other. */
+static inline __attribute__((always_inline)) void count_burst(struct record *r, struct record *of_waker, struct waker *waker, u64 plain, u64 now_ns)
+{
+	u32 zero = 0;
+	struct burst *b = burst_of_cpu.lookup(&zero);
+	u32 *now = half.lookup(&zero);
+	u64 path = mix(waker->kernel, waker->tid);
+
+	if (!b || !now)
+		return;
+	r->storm.by = bpf_get_smp_processor_id() | BY_CPU;
+	if (of_waker) {
+		b = &of_waker->burst;
+		r->storm.by = waker->tid;
+	}
+	if (b->path != path || (s64)(now_ns - b->last_ns) > BURST_NS) {
+		b->path = path;
+		b->first_ns = now_ns;
+		b->wakings = 0;
+	}
+	b->last_ns = now_ns;
+	b->wakings += 1;
+	r->storm.at_ns = b->first_ns;
+	r->storm.is_storm = b->wakings >= STORM;
+	r->back_ns = ~0ULL; /* until it is back: now_ns - back_ns is small only then */
+	if (b->wakings >= STORM)
+		add_to_storm(*(volatile u32 *)now & 1, &r->storm, plain, b->wakings == STORM ? STORM : 1, 0, true);
+}
+
+/* The kernel stack of who wakes another thread; of an interrupt, up to where that begins. */
+static inline __attribute__((always_inline)) u64 waking_stack(void *ctx, struct config *c, struct waking *w)
+{
+	u32 slot = AT_WAKING;
+	struct stack *stack = scratch.lookup(&slot);
+
+	if (!stack)
+		return STACK_LOST;
+	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), 0);
+	if (bytes <= 0) {
+		count_lost(LOST_STACKS);
+		return STACK_LOST;
+	}
+	w->depth = (u32)bytes / 8;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < FRAMES; i++) {
+		EACH_ROUND;
+		if (i >= w->depth)
+			continue;
+		u64 frame = stack->frames[i];
+		if (w->interrupted)
+			stack->frames[i] = 0;
+		else if (frame - c->interrupts[0].start < c->interrupts[0].bytes ||
+			 frame - c->interrupts[1].start < c->interrupts[1].bytes)
+			w->interrupted = i + 1;
+	}
+	return keep_kernel_stack(stack, w->interrupted ? w->interrupted : w->depth);
+}
+
+static inline __attribute__((always_inline)) u64 keep_waker(struct waker *w)
+{
+	u64 *name = (u64 *)w->comm;
+	u64 id = mix(mix(mix(w->kernel, w->user), (u64)w->pid << 32 | w->tid), mix(name[0], name[1]));
+
+	id = kept_id(id);
+	if (wakers.lookup(&id) || !wakers.update(&id, w))
+		return id;
+	count_lost(LOST_WAKES);
+	return WAKE_LOST;
+}
+
+/* What the sleeper waits on, as far as its system call names it. */
+static inline __attribute__((always_inline)) void find_object(struct wake *wake, struct task_struct *task)
+{
+	wake->file = wake->inode = wake->magic = wake->argument = wake->call = 0;
+#if defined(TYPED_WAKING) && defined(REG_CALL)
+	u64 call = 0, segment = 0, sp = 0;
+	char *at = 0;
+
+	if (MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD)
+		return;
+	char *regs = (void *)bpf_task_pt_regs(task);
+	bpf_probe_read_kernel(&call, sizeof(call), regs + REG_CALL);
+	bpf_probe_read_kernel(&sp, sizeof(sp), regs + REG_SP);
+	if (!sp) /* a thread without a program, as those of io_uring: all its registers are 0, which is a system call, too */
+		return;
+#ifdef REG_OTHER_5
+	bpf_probe_read_kernel(&segment, sizeof(segment), regs + REG_OTHER_5);
+	if ((u32)segment == COMPAT_CODE) /* whose system calls have other numbers */
+		return;
+#endif
+	u32 number = call;
+	u32 *object = calls.lookup(&number);
+	if (!object || !*object)
+		return;
+	wake->call = number + 1;
+	bpf_probe_read_kernel(&wake->argument, sizeof(u64), regs + REG_ARGUMENT_0);
+#ifdef TASK_FILES
+	if (*object != OBJECT_FILE)
+		return;
+	wake->argument &= 0xffffffff;
+	bpf_probe_read_kernel(&at, sizeof(at), (char *)task + TASK_FILES);
+	bpf_probe_read_kernel(&at, sizeof(at), at + FILES_TABLE);
+	bpf_probe_read_kernel(&at, sizeof(at), at + TABLE_FILES);
+	if (bpf_probe_read_kernel(&at, sizeof(at), at + 8 * wake->argument) || !at)
+		return;
+	bpf_probe_read_kernel(&wake->file, sizeof(u64), at + FILE_PRIVATE);
+	bpf_probe_read_kernel(&at, sizeof(at), at + FILE_INODE);
+	if (!wake->file)
+		wake->file = (u64)at;
+	bpf_probe_read_kernel(&wake->inode, sizeof(u64), at + INODE_NUMBER);
+	bpf_probe_read_kernel(&at, sizeof(at), at + INODE_SUPER);
+	bpf_probe_read_kernel(&wake->magic, sizeof(u64), at + SUPER_MAGIC);
+#endif
+#endif
+}
+
+/* The waker's own last wait, who ended that, and so on, as far as it is known and asked for. */
+static inline __attribute__((always_inline)) void find_chain(struct wake *wake, struct record *r, u32 depth)
+{
+	u64 id = r ? r->wake : NO_WAKE;
+	struct wake *before = id < FIRST_ID ? 0 : wakes.lookup(&id);
+
+	wake->depth = 0;
+	wake->end = before ? FIRST_ID : id < FIRST_ID ? id : WAKE_LOST;
+	if (!before)
+		return;
+	wake->links[0].kernel = r->last_kernel;
+	wake->links[0].user = r->last_user;
+	wake->links[0].waker = before->plain;
+	wake->depth = 1;
+	wake->end = before->end;
+#pragma unroll
+	for (u32 i = 1; i < LINKS; i++) {
+		if (i > before->depth)
+			continue;
+		if (i + 1 >= depth) {
+			wake->end = FIRST_ID;
+			continue;
+		}
+		wake->links[i] = before->links[i - 1];
+		wake->depth = i + 1;
+	}
+	if (before->depth >= LINKS)
+		wake->end = FIRST_ID;
+}
+
+static inline __attribute__((always_inline)) u64 id_of_wake(struct wake *wake)
+{
+	u64 a = wake->waker, b = mix(wake->file, wake->inode), c = mix(wake->magic, wake->argument);
+	u64 d = (u64)wake->call << 32 | (u32)wake->depth << 16 | wake->end;
+
+#pragma unroll
+	for (u32 i = 0; i < LINKS; i++) {
+		if (i >= wake->depth)
+			continue;
+		a = mix(a, wake->links[i].kernel);
+		b = mix(b, wake->links[i].user);
+		c = mix(c, wake->links[i].waker);
+	}
+	return kept_id(mix(mix(a, b), mix(c, d)));
+}
+
+/* Who wakes the thread of `r`, which is off CPU. */
+static inline __attribute__((always_inline)) void find_waker(void *ctx, struct config *c, struct record *r, struct task_struct *task)
+{
+	u32 zero = 0;
+	u64 now_ns = bpf_ktime_get_ns(), host = bpf_get_current_pid_tgid();
+	u32 pid = host >> 32, tid = host;
+	struct task_struct *current = (void *)bpf_get_current_task_btf();
+	struct waking *w = waking_scratch.lookup(&zero);
+
+	if (now_ns - r->left_ns < c->min_ns) {
+		r->wake = WAKE_SHORT;
+		return;
+	}
+	r->wake = WAKE_LOST;
+	if (!w)
+		return;
+	__builtin_memset(&w->waker, 0, sizeof(w->waker));
+	w->interrupted = 0;
+	w->waker.kernel = waking_stack(ctx, c, w);
+	struct record *of_waker = 0; /* none of one that is not counted, or was not when it waited */
+	if (!w->interrupted && show(current, host, &pid, &tid)) {
+		u32 flags = MEMBER(u32, current, TASK_FLAGS);
+		w->waker.pid = pid;
+		w->waker.tid = tid;
+		bpf_get_current_comm(w->waker.comm, sizeof(w->waker.comm));
+		w->waker.user = user_stack(ctx, AT_WAKING, current, pid, tid, flags);
+		of_waker = record_of(current, host, false);
+		if (of_waker && (of_waker->asked != c->asked || !wanted(c, current, true, pid, tid, flags)))
+			of_waker = 0;
+	}
+	w->wake.waker = w->wake.plain = keep_waker(&w->waker);
+	if (w->wake.waker == WAKE_LOST)
+		return;
+	if (w->waker.user & COPIED) {
+		w->waker.user = NO_STACK;
+		w->wake.plain = keep_waker(&w->waker);
+	}
+	count_burst(r, of_waker, &w->waker, w->wake.plain, now_ns);
+	find_object(&w->wake, task);
+	find_chain(&w->wake, c->depth > 1 ? of_waker : 0, c->depth);
+	u64 id = id_of_wake(&w->wake);
+	if (wakes.lookup(&id) || !wakes.update(&id, &w->wake))
+		r->wake = id;
+	else
+		count_lost(LOST_WAKES);
+}

@@ -1,0 +1,54 @@
+"""Folded stacks, as bcc's tools print them with -f and flamegraph.pl reads them: a line for each stack, the outermost
+function first, then its time in us.
+
+Of off-CPU time it is `comm;functions us`, as of offcputime; with wakers `target;functions;--;the waker's functions the
+other way round;waker us`, as of offwaketime, and of chains the same again for each waker before; of wakeups
+`waker;functions;target us`, as of wakeuptime.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from offtop.model import stack, steps
+from offtop.model.book import Book, ThreadKey
+from offtop.model.cut import RUN_QUEUE, Shares, distinct_rows
+from offtop.model.printable import printable
+from offtop.model.rows import thread_name
+from offtop.model.stack import Names
+from offtop.model.steps import NO_FRAMES, Shape, Step
+from offtop.model.table import thread_codes
+from offtop.model.wake import OFFCPU, WAKEUP
+
+_LOW = (1 << 32) - 1
+
+
+def folded(shares: Shares, book: Book, names: Names, mode: str) -> dict[str, int]:
+    """Stack → ns. Waits without a stack are left out; in modes with wakers the run queue is, too."""
+    placed = (shares.ids[:, 2] != stack.SHORT) & (shares.ids[:, 2] != stack.FILTERED)
+    if mode != OFFCPU:
+        placed &= np.array([leaf.category != RUN_QUEUE for leaf in shares.leaves], np.bool_)[shares.leaf]
+    some = shares.of(placed)
+    distinct, which = distinct_rows(steps.places(some.ids, mode))
+    threads, whose = np.unique(thread_codes(some.ids), return_inverse=True)
+    path_of = steps.steps_of(book, names, Shape(mode=mode))
+    comms = [thread_name(ThreadKey(code >> 32, code & _LOW), book) for code in threads.tolist()]
+    sums: dict[str, int] = {}
+    for code, (_, total_ns, _, _) in some.by(which << 32 | whose):
+        path = path_of(distinct[code >> 32]) or (NO_FRAMES,)
+        line = one_line(path if mode == WAKEUP else (Step(comms[code & _LOW], False), *path))
+        sums[line] = sums.get(line, 0) + total_ns
+    return sums
+
+
+def lines(sums: Mapping[str, int]) -> Iterable[str]:
+    """Most time first; what does not come to a us is left out."""
+    for line, ns in sorted(sums.items(), key=lambda item: (-item[1], item[0])):
+        if ns >= 1000:
+            yield f"{line} {ns // 1000}"
+
+
+def one_line(path: Iterable[Step]) -> str:
+    """A path that begins at its root, without what would part it wrongly."""
+    names = ("--" if step in steps.TURNS else steps.woken_name(step) or step.name for step in path)
+    return ";".join(printable(name).replace(";", ":").replace("\n", " ") for name in names)

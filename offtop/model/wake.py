@@ -1,0 +1,187 @@
+"""A Wake is what ended a wait: who woke the thread, through which code, what it had waited on, and who had woken that
+waker before."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from offtop.model.stack import NO_STACK
+
+OFFCPU, WAKEUP, OFFWAKE, CHAIN = "offcpu", "wakeup", "offwake", "chain"
+MODES = (OFFCPU, WAKEUP, OFFWAKE, CHAIN)
+"""What is asked for, from least to most: without wakers, with them, and with the chain behind them."""
+_LEVELS = {OFFCPU: 0, WAKEUP: 1, OFFWAKE: 1, CHAIN: 2}
+
+
+def level(mode: str) -> int:
+    """How much is gathered; of a mode that a later offtop has, nobody knows, so nothing."""
+    return _LEVELS.get(mode, 0)
+
+
+def gathers(gathered: str, shown: str) -> bool:
+    """Whether what was gathered in one mode is all that another one shows."""
+    return level(gathered) >= level(shown)
+
+
+DEFAULT_DEPTH, MOST_DEPTH = 4, 8
+"""Of a chain: how many wakers."""
+
+THREAD, IRQ, SOFTIRQ, TIMER, TIMEOUT, SIGNAL, EXIT, NOBODY = (
+    *("thread", "irq", "softirq", "timer", "timeout", "signal", "exit"),
+    "unknown",
+)
+KINDS: Mapping[str, str] = {
+    THREAD: "another thread",
+    IRQ: "an interrupt of a device, or of another CPU; whom it hit has nothing to do with it",
+    SOFTIRQ: "the work that an interrupt leaves behind, as for packets that came in",
+    TIMER: "a timer of the kernel or of a program",
+    TIMEOUT: "the wait's own time was over",
+    SIGNAL: "a signal to the thread that waited",
+    EXIT: "a thread or process that ended",
+    NOBODY: "nobody knows",
+}
+"""What may end a wait."""
+
+
+class Waker(NamedTuple):
+    kind: str = NOBODY
+    """One of KINDS."""
+    name: str = ""
+    """Of an interrupt its handler, of a softirq or timer its function, of NOBODY why; else empty."""
+    pid: int = 0
+    """Of threads, and of those that send a signal or end; else 0."""
+    tid: int = 0
+    comm: str = ""
+    """Its name then, raw: escape it before it is shown."""
+    via: str = ""
+    """`softirq`: the thread's own system call ran that."""
+    kernel: int = NO_STACK
+    """Stack id."""
+    user: int = NO_STACK
+    """Stack id."""
+
+    @property
+    def label(self) -> str:
+        """`mysqld`, `irq (nvme_irq)`, `timeout`; raw."""
+        if self.tid:
+            return self.comm if self.kind == THREAD else f"{self.kind} ({self.comm})"
+        return (
+            f"{self.kind} ({self.name})" if self.name and self.kind not in (TIMEOUT, NOBODY) else self.name or self.kind
+        )
+
+
+def waker_names(one: Waker) -> tuple[str, ...]:
+    """What it can be found by."""
+    return one.label, one.kind, one.comm, one.name
+
+
+class Object(NamedTuple):
+    """What a thread waits on."""
+
+    kind: str = ""
+    """`futex`, `pipe`, `socket`, `eventfd`, `epoll`, `file` and so on; empty: not known."""
+    name: str = ""
+    """`pipe:[1234]`; the same for all who wait on it."""
+    pid: int = 0
+    """Of the process alone in which the name means anything; 0: it means the same everywhere."""
+
+    @property
+    def label(self) -> str:
+        """`pipe:[1234]`, `futex 0x7f12 of 4242`; raw."""
+        name = self.name if self.name.startswith(self.kind) else f"{self.kind} {self.name}"
+        return f"{name} of {self.pid}" if self.pid else name
+
+
+NO_OBJECT = Object()
+
+
+def object_names(one: Object) -> tuple[str, ...]:
+    """What it can be found by; nothing where it is not known."""
+    return (one.label, one.name, one.kind) if one.kind else ()
+
+
+class Link(NamedTuple):
+    """The last wait of a waker, and who ended that."""
+
+    kernel: int
+    """Stack id."""
+    user: int
+    """Stack id."""
+    waker: Waker
+
+
+WHOLE, DEPTH, LOOP, BRIEF, UNSEEN, LOST = "whole", "depth", "loop", "short", "unseen", "lost"
+CHAIN_ENDS: Mapping[str, str] = {
+    WHOLE: "whole: who comes last is no thread",
+    DEPTH: "there is more than --depth",
+    LOOP: "who comes last has been there before",
+    BRIEF: "the last wait of who comes last was below the minimum",
+    UNSEEN: "nobody saw the last wait of who comes last",
+    LOST: "the rest could not be kept",
+}
+"""How a chain may end."""
+
+
+class Wake(NamedTuple):
+    waker: Waker = Waker()
+    object: Object = NO_OBJECT
+    links: tuple[Link, ...] = ()
+    """The waker's own last wait, then that of who ended it, and so on; in mode chain alone."""
+    end: str = UNSEEN
+    """One of CHAIN_ENDS."""
+
+    @property
+    def stacks(self) -> set[int]:
+        """The ids of the stacks in it."""
+        found = {self.waker.kernel, self.waker.user}
+        for link in self.links:
+            found |= {link.kernel, link.user, link.waker.kernel, link.waker.user}
+        return found
+
+
+NO_WAKE = 0
+"""Id: nobody asked, or the wait goes on, or it was none for anything but a CPU."""
+WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN = 1, 2, 3
+FIRST_WAKE = 4
+"""Ids from here on are of the source."""
+GOES_ON = Wake(Waker(NOBODY, "(still waiting)"))
+RESERVED: Mapping[int, Wake] = {
+    NO_WAKE: GOES_ON,
+    WAKE_LOST: Wake(Waker(NOBODY, "(waker lost)")),
+    WAKE_SHORT: Wake(Waker(NOBODY, "(woken before the minimum)")),
+    WAKE_UNSEEN: Wake(Waker(NOBODY, "(nobody saw who woke it)")),
+}
+
+
+class Storm(NamedTuple):
+    """Bursts of wakings by one waker through one code path, of STORM threads and more each."""
+
+    storms: int = 0
+    woken: int = 0
+    """Threads, in all of them."""
+    again: int = 0
+    """Of those, who left the CPU by themselves within a millisecond; of a storm's first few, some may be missing."""
+    largest: int = 0
+    """Threads woken in the largest of them."""
+
+    def plus(self, other: "Storm") -> "Storm":
+        return Storm(
+            self.storms + other.storms,
+            self.woken + other.woken,
+            self.again + other.again,
+            max(self.largest, other.largest),
+        )
+
+    @property
+    def is_for_nothing(self) -> bool:
+        """Whether most of those who were woken slept again at once."""
+        return self.storms > 0 and 2 * self.again > self.woken
+
+    @property
+    def wasted_switches(self) -> int:
+        """Each who was woken in vain was switched to, and away from."""
+        return 2 * self.again
+
+
+NO_STORM = Storm()
+STORM = 8
+"""How many threads make one: bpf/offcpu.h has it, too."""

@@ -1,0 +1,124 @@
+"""Who really woke a thread: an interrupt runs on top of whoever had the CPU, and the kernel's functions tell.
+
+All of it goes by names of kernel functions, leaf first, as `trimmed` leaves them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from offtop.model.categories import bare
+from offtop.model.wake import EXIT, IRQ, SIGNAL, SOFTIRQ, THREAD, TIMEOUT, TIMER
+
+FIRST = "try_to_wake_up"
+"""What stands above it is the tracer's (kernel/sched/core.c)."""
+_TAIL = frozenset(
+    {
+        *("try_to_wake_up", "default_wake_function", "autoremove_wake_function", "woken_wake_function"),
+        *("ep_autoremove_wake_function", "wake_page_function", "pollwake", "__pollwake", "rcuwait_wake_up"),
+        *("wake_up_process", "wake_up_state", "wake_up_q", "wake_up_bit", "__wake_up_bit"),
+        *("__wake_up", "__wake_up_common", "__wake_up_common_lock", "__wake_up_locked", "__wake_up_locked_key"),
+        *("__wake_up_sync", "__wake_up_sync_key", "__wake_up_locked_sync_key", "__wake_up_on_current_cpu"),
+        *("swake_up_locked", "swake_up_one", "swake_up_all"),
+    }
+)
+"""How every waking looks, whatever it is for."""
+_X86_INTERRUPTS = (
+    *("asm_common_interrupt", "asm_sysvec_", "asm_spurious_interrupt", "fred_extint"),
+    "asm_exc_xen_hypervisor_callback",
+)
+_ARM_INTERRUPTS = ("el1h_64_irq", "el0t_64_irq", "el1h_64_fiq", "el0t_64_fiq", "el1_irq", "el0_irq")
+INTERRUPTS = (*_X86_INTERRUPTS, *_ARM_INTERRUPTS)
+"""What the names of the functions begin with by which interrupts enter the kernel (arch/*/kernel/entry*.S)."""
+_ENTERED = ("asm_", "sysvec_", "common_interrupt", "irq_exit_rcu", "el1", "el0", "do_interrupt_handler", "call_on")
+_OWN_TIMEOUT = frozenset({"hrtimer_wakeup", "process_timeout"})
+"""Timers that wake who set them: nanosleep, poll, futex and the rest of what takes a timeout (kernel/time)."""
+_NOTHING_ELSE = _TAIL | {""}
+"""What a timer called that wakes and does nothing else: process_timeout, which ends in a jump, is in no stack."""
+_RUN_TIMERS = frozenset(
+    {"__hrtimer_run_queues", "hrtimer_interrupt", "hrtimer_run_softirq", "call_timer_fn", "run_timer_softirq"}
+    | {"__run_timers", "expire_timers", "run_timer_base", "__run_timer_base", "alarmtimer_fired"}
+)
+_RUN_SOFTIRQS = frozenset({"handle_softirqs", "__do_softirq", "__softirqentry_text_start"})
+_ENDS = frozenset({"do_exit", "do_group_exit", "make_task_dead"})
+_SIGNALS = frozenset({"signal_wake_up_state", "signal_wake_up", "complete_signal"})
+_IN_INTERRUPTS = frozenset(
+    {"hrtimer_interrupt", "__handle_irq_event_percpu", "handle_irq_event_percpu", "handle_percpu_devid_irq"}
+    | {"generic_handle_irq", "generic_handle_domain_irq", "irq_exit", "irq_exit_rcu", "__irq_exit_rcu"}
+    | {"__flush_smp_call_function_queue", "generic_smp_call_function_interrupt"}
+)
+"""What runs in interrupts on every machine, by whatever name they enter."""
+_IDLE = frozenset({"do_idle", "cpu_startup_entry", "flush_smp_call_function_queue"})
+
+
+class Kind(NamedTuple):
+    kind: str
+    """One of wake.KINDS."""
+    name: str = ""
+    via: str = ""
+
+
+def is_interrupt(name: str) -> bool:
+    """Whether interrupts enter the kernel by this function."""
+    return name.startswith(_X86_INTERRUPTS) or bare(name).removesuffix("_handler") in _ARM_INTERRUPTS
+
+
+def tail_length(kernel: Sequence[str]) -> int:
+    """How many frames at the leaf are how every waking looks. At least one is left."""
+    found = next((i for i, name in enumerate(kernel) if bare(name) not in _TAIL), len(kernel))
+    return min(found, max(0, len(kernel) - 1))
+
+
+def cut_at_interrupt(kernel: Sequence[str]) -> int:
+    """How many frames of a waker's stack are its own: what is behind an interrupt's entry is whom it hit."""
+    return next((i + 1 for i, name in enumerate(kernel) if is_interrupt(name)), len(kernel))
+
+
+def entry_length(kernel: Sequence[str]) -> int:
+    """How many frames at the root are only how that interrupt was entered. At least one is left."""
+    if not kernel or not is_interrupt(kernel[-1]):
+        return 0
+    own = next((i for i, name in enumerate(reversed(kernel)) if not name.lstrip("_").startswith(_ENTERED)), 0)
+    return min(own, len(kernel) - 1)
+
+
+def kind_of(kernel: Sequence[str], is_thread: bool) -> Kind:
+    """What such a stack says of who woke. `is_thread`: it ran in a thread, not in an interrupt on top of one."""
+    names = [bare(name) for name in kernel]
+    found = frozenset(names)
+    is_thread = is_thread and not found & (_IN_INTERRUPTS | _IDLE) and not any(map(is_interrupt, names))
+    in_softirq = bool(found & _RUN_SOFTIRQS)
+    if found & _ENDS and is_thread:
+        return Kind(EXIT)
+    if found & _RUN_TIMERS and (in_softirq or not is_thread):
+        function = _before(names, _RUN_TIMERS)
+        if found & _OWN_TIMEOUT or function in _NOTHING_ELSE:
+            return Kind(TIMEOUT)
+        if not found & _SIGNALS:
+            return Kind(TIMER, function)
+    if found & _SIGNALS:
+        return Kind(SIGNAL)
+    if in_softirq and is_thread and "run_ksoftirqd" not in found:
+        return Kind(THREAD, "", SOFTIRQ)
+    if in_softirq:
+        return Kind(SOFTIRQ, _before(names, _RUN_SOFTIRQS).removesuffix("_action").removesuffix("_softirq"))
+    if is_thread:
+        return Kind(THREAD)
+    handler = _before(names, frozenset({"__handle_irq_event_percpu", "handle_irq_event_percpu"}))
+    return Kind(IRQ, handler or _entry(names))
+
+
+def _before(names: Sequence[str], callers: frozenset[str]) -> str:
+    """What the leafmost of `callers` called; empty where none is there."""
+    at = next((i for i, name in enumerate(names) if name in callers), 0)
+    return names[at - 1] if at else ""
+
+
+def _entry(names: Sequence[str]) -> str:
+    """`call_function_single`, of the interrupt that begins there; of an idle CPU that another one told to wake:
+    `ipi`."""
+    for name in names:
+        if name.startswith("asm_sysvec_"):
+            return name.removeprefix("asm_sysvec_")
+        if is_interrupt(name):
+            return ""
+    return "ipi" if _IDLE.intersection(names) else ""

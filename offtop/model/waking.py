@@ -1,0 +1,108 @@
+"""Who wakes: the time of waits by who ended them, and by what they were for."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from offtop.model import stack
+from offtop.model.book import Book, SiteKey
+from offtop.model.cut import NO_PART, RUN_QUEUE, Added, Part, Scope, Shares
+from offtop.model.snapshot import EXITED
+from offtop.model.table import Ints
+from offtop.model.wake import RESERVED, THREAD, Object
+
+
+class WakerKey(NamedTuple):
+    """A waker: a thread, all threads of a process, or what is no thread."""
+
+    name: str
+    """As Waker.label; of a process its own name. Raw."""
+    pid: int = 0
+    """0: no thread's."""
+    tid: int = 0
+    """0: all of the process."""
+
+
+BELOW = WakerKey("(waits below the minimum)")
+"""Nobody looks at their wakers."""
+BELOW_OBJECT = Object(name="(waits below the minimum)")
+EXITED_WAKER = WakerKey("(exited)")
+"""Of sleepers that are no more, wakers are not kept."""
+EXITED_OBJECT = Object(name="(exited)")
+WITHOUT_WAKE = _BELOW, _EXITED = -1, -2
+"""What stands for wakes of waits that have none."""
+G = TypeVar("G", WakerKey, Object)
+KeyOf = Callable[[int], G]
+"""Id of a wake, or what stands for one → what its time falls to."""
+
+
+def waker_of(book: Book, of_threads: bool) -> KeyOf[WakerKey]:
+    """By threads, or by their processes."""
+
+    def key_of(wake_id: int) -> WakerKey:
+        if wake_id < 0:
+            return BELOW if wake_id == _BELOW else EXITED_WAKER
+        waker = book.wake(wake_id).waker
+        if of_threads:
+            return WakerKey(waker.label, waker.pid, waker.tid)
+        if waker.kind != THREAD:
+            return WakerKey(waker.label)
+        return WakerKey(book.process(waker.pid) or waker.comm, waker.pid)
+
+    return key_of
+
+
+def object_of(book: Book) -> KeyOf[Object]:
+    def key_of(wake_id: int) -> Object:
+        if wake_id < 0:
+            return BELOW_OBJECT if wake_id == _BELOW else EXITED_OBJECT
+        return book.wake(wake_id).object
+
+    return key_of
+
+
+def nobodys(key_of: KeyOf[G]) -> set[G]:
+    """The keys that stand for no waker."""
+    return {key_of(wake) for wake in (*WITHOUT_WAKE, *RESERVED)}
+
+
+def by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
+    """(id of a wake,) → what fell to it, of the waits in `scope`; negative numbers stand for waits without one."""
+    some = every.in_scope(scope)
+    return {(code,): part for code, part in some.by(codes(some.ids))}
+
+
+def ready_by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
+    """The run queue that followed those waits, likewise."""
+    kernel = np.unique(every.in_scope(scope).ids[:, 2])
+    some = every.in_scope(scope._replace(category=RUN_QUEUE))
+    some = some.of(np.isin(some.ids[:, 2], kernel))
+    return {(code,): part for code, part in some.by(codes(some.ids))}
+
+
+def grouped(table: Mapping[tuple[int, ...], Added], key_of: KeyOf[G]) -> dict[G, Part]:
+    """A table by wakes, by what these are of."""
+    sums: dict[G, Part] = {}
+    for (wake,), part in table.items():
+        key = key_of(wake)
+        sums[key] = sums.get(key, NO_PART).plus(Part(*part))
+    return sums
+
+
+def top_of_wakes(every: Shares, scope: Scope, whom: Collection[G], key_of: KeyOf[G]) -> dict[G, SiteKey]:
+    """For each of `whom`, the site in `scope` with most of the time that fell to it."""
+    some = every.in_scope(scope)
+    some = some.of(codes(some.ids) >= 0)
+    wakes, which = np.unique(some.ids[:, 4], return_inverse=True)
+    keys = [*whom]
+    number_of = {key: number for number, key in enumerate(keys)}
+    numbers = np.array([number_of.get(key_of(wake), -1) for wake in wakes.tolist()], np.int64)[which]
+    chosen = numbers >= 0
+    return {keys[number]: site for number, ns, site in some.of(chosen).longest(numbers[chosen]) if ns > 0}
+
+
+def codes(ids: Ints) -> Ints:
+    """Of sites' ids: the wake of each row, or what stands for one."""
+    alive = np.where(np.isin(ids[:, 2], [*stack.PLACELESS]), _BELOW, ids[:, 4])
+    return np.where(ids[:, 1] == EXITED.tid, _EXITED, alive)

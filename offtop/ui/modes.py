@@ -1,0 +1,77 @@
+"""The keys of the modes: what is shown at once, and what the source gathers for it a little later."""
+
+from threading import Lock, Thread
+
+from textual.message import Message
+
+from offtop.errors import OfftopError
+from offtop.model import view as views
+from offtop.model.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
+from offtop.source import Source
+from offtop.ui.sorting import Sorting
+
+_SAID = {
+    OFFCPU: "this is off-CPU time already: 2 shows who ends waits, 5 what is stuck",
+    WAKEUP: "these are the wakers already: 3 shows both stacks",
+    OFFWAKE: "these are both stacks already: 4 goes on with who woke the waker",
+    CHAIN: "these are the chains already: 1 goes back to off-CPU time",
+}
+
+
+class Refused(Message):
+    """The source cannot gather what a mode shows."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self.why = why
+
+
+class Modes(Sorting):
+    """The actions of these keys."""
+
+    _source: Source
+
+    _wanted: tuple[str, int] | None = None
+    """The mode that the source is to be asked for; None: nothing is."""
+    _wanting = Lock()
+    _asker: Thread | None = None
+
+    def action_mode(self, mode: str) -> None:
+        """The same selection in that mode."""
+        view = views.in_mode(self._view, mode)
+        if view == self._view:
+            self._say(_SAID[mode])
+            return
+        changes = mode != self._view.mode
+        self._look(view)
+        if changes and not self._source.recorded:
+            self._gather(mode)
+
+    def action_objects(self) -> None:
+        if self._view.mode == OFFCPU:
+            self._say("G lists what is waited on where wakers are gathered: 2, 3 and 4 do")
+        else:
+            self._look(views.objects_or_not(self._view))
+
+    def on_refused(self, message: Refused) -> None:
+        self._say(message.why)
+
+    def _gather(self, mode: str) -> None:
+        """In a thread of its own: the first time, the kernel side takes a second."""
+        with self._wanting:
+            self._wanted = mode, self._view.depth
+            if self._asker is None:
+                self._asker = Thread(target=self._ask_source, name="offtop-mode", daemon=True)
+                self._asker.start()
+
+    def _ask_source(self) -> None:
+        while True:
+            with self._wanting:
+                wanted, self._wanted = self._wanted, None
+                if wanted is None:
+                    self._asker = None
+                    return
+            try:
+                self._source.set_mode(*wanted)
+            except OfftopError as refused:
+                self.post_message(Refused(str(refused)))

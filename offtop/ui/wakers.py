@@ -1,0 +1,65 @@
+"""The list of wakers, and of what is waited on: its columns, and what is told of each row."""
+
+from collections.abc import Sequence
+
+from offtop.model import where
+from offtop.model.picture import Picture
+from offtop.model.rows import NOWHERE, Row
+from offtop.model.wake import NO_STORM
+from offtop.ui.columns import Column, line_of, that_fit, width_of
+from offtop.ui.lines import Line, Pen
+from offtop.units import average, threads
+
+_MARKS = 2
+"""Cells at the left, as in every list."""
+
+
+def columns(picture: Picture, pen: Pen, numbers: Sequence[Column]) -> list[Column]:
+    """`numbers`: those of every list."""
+    view, width = picture.view, pen.width
+    name_width = max(10, min(34, width * 2 // 5)) if view.lists_objects else max(10, min(28, width * 3 // 10))
+    name = Column("WAITED ON" if view.lists_objects else "WAKER", name_width, lambda row: row.name, "name", left=True)
+    shown = [
+        *([] if view.lists_objects else [Column("PID", 7, _id, sort="PID", least_width=60)]),
+        Column(name.title, name_width, name.text_of, "name", left=True, sort="NAME", stays=True),
+        *numbers,
+    ]
+    chosen = that_fit(shown, width, view, view.list_sort, _MARKS)
+    left = width - width_of(chosen, _MARKS) - 2
+    if left >= 8 and "WHERE" not in view.hidden:
+
+        def where_of(row: Row) -> str:
+            return told(picture, row, pen)
+
+        chosen.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
+    return chosen
+
+
+def ready(row: Row) -> str:
+    """The run queue that followed, in threads."""
+    return threads(average(row.ready_ns, row.span_ns)) if row.ready_ns > 0 else ""
+
+
+READY = Column("RUNQ", 6, ready, least_width=76)
+
+
+def told(picture: Picture, row: Row, pen: Pen) -> str:
+    """Through which code it wakes, and whom; of a storm, what it costs."""
+    if row.storm != NO_STORM:
+        return where.of_storm(row.storm, row.span_ns)
+    if row.top == NOWHERE:
+        return ""
+    of = where.of_sleeper if picture.view.lists_objects else where.of_waker
+    return of(picture.book, row.top, pen.names)
+
+
+def storm_line(picture: Picture, row: Row, mark: str, base: str, pen: Pen) -> Line:
+    """All of a storm in one text: it has none of the numbers of the others."""
+    number = Column("PID", 7, _id)
+    told_width = pen.width - width_of([number], _MARKS) - 1
+    storm = Column("", told_width, lambda row: f"{row.name}  {told(picture, row, pen)}", "where", left=True)
+    return line_of([number, storm], row, mark, base, pen)
+
+
+def _id(row: Row) -> str:
+    return str(row.pid) if row.pid else ""

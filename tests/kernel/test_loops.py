@@ -1,0 +1,86 @@
+"""What the verifier of older kernels refuses before it looks at anything: a loop that falls into its own head.
+
+In Linux 6.1, check_cfg() (kernel/bpf/verifier.c) follows the instructions depth first, and lets only jumps lead back to
+one that it is still following. Where clang enters a loop in its middle, what is before that leads back by falling
+through. Newer kernels take it, so that nothing else would tell.
+"""
+
+import os
+from collections.abc import Sequence
+
+import pytest
+
+from offtop import paths
+from offtop.kernel import compile as compiler
+from offtop.kernel import features, libbpf
+from offtop.kernel.program import Unwind, _defines, sizes_for_machine  # pyright: ignore[reportPrivateUsage]
+
+pytestmark = pytest.mark.kernel
+
+JUMP, JUMP_32 = 5, 6
+"""Classes of instructions (include/uapi/linux/bpf.h)."""
+ALWAYS, CALL, EXIT = 0x05, 0x85, 0x95
+
+Code = Sequence[tuple[int, int]]
+"""What an instruction does, and how far it jumps."""
+
+
+def falls_back(code: Code) -> list[int]:
+    """The instructions, other than jumps, whose next one is being followed already."""
+    found: list[int] = []
+    ways: dict[int, list[tuple[int, bool]]] = {0: _ways(code, 0)}
+    path, done = [0], set[int]()
+    while path:
+        at = path[-1]
+        if not ways[at]:
+            done.add(path.pop())
+            continue
+        to, is_jump = ways[at].pop(0)
+        if to not in ways:
+            ways[to] = _ways(code, to)
+            path.append(to)
+        elif to not in done and not is_jump:
+            found.append(at)
+    return found
+
+
+def _ways(code: Code, at: int) -> list[tuple[int, bool]]:
+    """Where it goes on from there, in the order of check_cfg; and whether by a jump."""
+    what, far = code[at]
+    if what == EXIT:
+        return []
+    if what & 7 not in (JUMP, JUMP_32) or what == CALL:
+        return [(at + 1, False)]
+    return [(at + 1 + far, True)] if what == ALWAYS else [(at + 1, True), (at + 1 + far, True)]
+
+
+def compiled(door: str, way: str, function: str, typed: bool) -> Code:
+    known, unwind = features.find(libbpf.KernelTypes()), Unwind(way=way)
+    waking = door == "switch"
+    defines = {**_defines(door, known, sizes_for_machine(), waking, by_tid=waking), **unwind.defines(known)}
+    flags = [f"-D{name}={value}" for name, value in defines.items()] + ["-DTYPED_WAKING=1"] * typed
+    bcc = compiler.import_bcc()
+    program = bcc.BPF(text=compiler.whole(paths.bpf() / "offcpu.c").encode(), cflags=[f"-I{paths.bpf()}", *flags])
+    code = compiler._code(bcc.lib, program.module, function)  # pyright: ignore[reportPrivateUsage]
+    found = [(one.code, one.offset) for one in code]
+    program.cleanup()
+    return found
+
+
+@pytest.mark.parametrize("way", ["auto", "fp"])
+@pytest.mark.parametrize(
+    ("door", "function"),
+    [("kprobe", "on_switch"), ("kprobe", "on_finish"), ("kprobe", "on_waking"), ("switch", "on_switch")],
+)
+def test_no_loop_falls_into_its_own_head(monkeypatch: pytest.MonkeyPatch, door: str, way: str, function: str) -> None:
+    monkeypatch.setitem(os.environ, "BCC_KERNEL_SOURCE", str(paths.bpf() / "headers"))
+    code = compiled(door, way, function, typed=function == "on_waking")
+    assert len(code) > 500
+    assert falls_back(code) == []
+
+
+def test_a_loop_that_is_entered_in_its_middle_is_found() -> None:
+    step, leave, to_middle, back = (0x07, 0), (EXIT, 0), (ALWAYS, 1), (0x55, -3)
+    assert falls_back([step, to_middle, step, step, step, back, leave]) == []
+    assert falls_back([step, to_middle, step, step, (0x15, 1), (ALWAYS, -4), leave]) == [2]
+    assert falls_back([step, leave]) == []

@@ -1,0 +1,487 @@
+"""Who woke whom, through which code and on what: as 23 wakings of each kind are made, so are they told."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from offtop.errors import KernelError
+from offtop.kernel import program
+from offtop.kernel.live import LiveSource
+from offtop.kernel.program import Sizes
+from offtop.model import wakers
+from offtop.model.snapshot import EXITED, OUTSIDE, Filters, SiteTotals
+from offtop.model.stack import ENDED, NO_STACK
+from offtop.model.wake import (
+    CHAIN,
+    DEPTH,
+    EXIT,
+    FIRST_WAKE,
+    LOOP,
+    NO_WAKE,
+    OFFCPU,
+    OFFWAKE,
+    SIGNAL,
+    SOFTIRQ,
+    THREAD,
+    TIMEOUT,
+    TIMER,
+    WAKE_LOST,
+    WAKE_SHORT,
+    WAKEUP,
+    WHOLE,
+    Storm,
+    Wake,
+)
+from offtop.model.window import Window
+from tests.kernel import wakings, watch
+from tests.kernel.programs import Program
+from tests.kernel.test_namespaces import OWN, Container
+from tests.kernel.watch import MS, S, Watch
+
+pytestmark = pytest.mark.kernel
+
+TIMES = 23
+ROOMY = 8192
+
+
+def of(child: Program, min_ns: int = MS) -> Filters:
+    return Filters(min_ns=min_ns, pids=(child.pid,))
+
+
+def wakes_of(window: Window, tid: int) -> dict[Wake, SiteTotals]:
+    """What ended those of a thread's waits that ended in `window`, but for waits for nothing but a CPU."""
+    found: dict[Wake, SiteTotals] = {}
+    for key, totals in watch.sites_of(window, tid).items():
+        if totals.waits and key.wake != NO_WAKE:
+            wake = window.book.wake(key.wake)
+            found[wake] = found.get(wake, SiteTotals()).plus(totals)
+    return found
+
+
+def waits(found: Iterable[SiteTotals]) -> int:
+    return sum(totals.waits for totals in found)
+
+
+def by_kind(window: Window, tid: int) -> dict[str, int]:
+    """How many waits what kind of waker ended."""
+    found = Counter[str]()
+    for wake, totals in wakes_of(window, tid).items():
+        found[wake.waker.kind] += totals.waits
+    return dict(found)
+
+
+def kernel(window: Window, stack: int) -> list[str]:
+    """The names of all frames, leaf first."""
+    return [frame.name for frame in window.book.stack(stack).frames]
+
+
+def user(live: Watch, window: Window, stack: int) -> list[str]:
+    frames = window.book.stack(stack).frames
+    live.source.wait_for_names({*frames}, 30)
+    return [live.source.names.of(frame) for frame in frames]
+
+
+def holds(names: Sequence[str], *wanted: str) -> bool:
+    """Whether all of `wanted` are there, in that order."""
+    rest = iter(names)
+    return all(name in rest for name in wanted)
+
+
+@dataclass(frozen=True)
+class Kind:
+    object: str
+    waits_in: Sequence[str]
+    """Functions of the kernel, leaf first; of each, what its name has in it."""
+    wakes_in: Sequence[str]
+    via: str = ""
+
+
+KINDS = {
+    "futex": Kind("futex", ("futex_wait",), ("futex_wake",)),
+    "pipe": Kind("pipe", ("pipe_read",), ("pipe_write",)),
+    "unix": Kind("socket", ("unix_stream_read",), ("sock_def_readable", "unix_stream_sendmsg")),
+    "eventfd": Kind("eventfd", ("eventfd_read",), ("eventfd_write",)),
+    "tcp": Kind("socket", ("tcp_recvmsg",), ("sock_def_readable", "tcp_v4_rcv", "tcp_sendmsg"), SOFTIRQ),
+}
+
+
+def has(names: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether functions with these in their names are there, in that order."""
+    rest = iter(names)
+    return all(any(part in name for name in rest) for part in parts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_23_wakings_are_23_waits_of_the_sleeper_each_with_its_waker(kind: str) -> None:
+    made = KINDS[kind]
+    with wakings.running(kind) as child, watch.watching(of(child), mode=OFFWAKE) as live:
+        live.tick()
+        child.go()
+        window = live.tick()
+        assert live.last.mode == window.mode == OFFWAKE
+        sleeper, waker = child.at["sleeper"], child.at["waker"]
+        found = wakes_of(window, sleeper)
+        assert waits(found.values()) == TIMES
+        assert {(one.waker.kind, one.waker.pid, one.waker.tid, one.waker.comm, one.waker.via) for one in found} == {
+            (THREAD, child.pid, waker, "waker", made.via)
+        }
+        blocked_ns = sum(totals.total_ns - totals.runqueue_ns for totals in found.values())
+        assert TIMES * 20 * MS * 0.9 <= blocked_ns <= TIMES * 20 * MS * 1.5
+        (waited_on,) = {one.object for one in found}
+        assert waited_on.kind == made.object
+        if waited_on.kind in ("pipe", "socket"):
+            assert waited_on.name in {str(fd.readlink()) for fd in Path(f"/proc/{child.pid}/fd").iterdir()}
+        assert waited_on.pid == (child.pid if kind == "futex" else 0)
+        of_futex = kind == "futex"
+        for key, totals in watch.sites_of(window, sleeper).items():
+            if not totals.waits:
+                continue
+            wake = window.book.wake(key.wake)
+            assert has(kernel(window, key.kernel), made.waits_in)
+            assert has(kernel(window, wake.waker.kernel), made.wakes_in)
+            assert kernel(window, wake.waker.kernel)[0] == wakers.FIRST
+            assert holds(user(live, window, key.user), "wait_futex" if of_futex else "wait_fd", "sleeper")
+            assert holds(user(live, window, wake.waker.user), "wake_futex" if of_futex else "wake_fd", "waker")
+        assert window.storms == {}
+        assert window.lost == {}
+        if made.via:  # it rested meanwhile, by its own timer
+            assert TIMES - 3 <= by_kind(window, waker)[TIMEOUT] <= TIMES
+
+
+@pytest.mark.parametrize("depth", [2, 4, 8])
+def test_the_chain_of_the_last_of_a_relay_is_the_relay(depth: int) -> None:
+    with wakings.running("relay") as child, watch.watching(of(child), mode=CHAIN, depth=depth) as live:
+        live.tick()
+        child.go()
+        window = live.tick()
+        found = wakes_of(window, child.at["runner-4"])
+        way = [child.at[f"runner-{n}"] for n in (3, 2, 1, 0)] + [child.at["main"], 0]
+        every = {wake: [wake.waker, *(link.waker for link in wake.links)] for wake in found}
+        tids = {wake: [one.tid for one in chain] for wake, chain in every.items()}
+        # On a busy machine one may be woken again before it ran, or be put aside until its sleep is nearly over.
+        expected = {wake: totals for wake, totals in found.items() if tids[wake] == way[:depth]}
+        assert TIMES - 3 <= waits(expected.values()) <= waits(found.values()) <= TIMES
+        assert all(tids[wake] == way[: len(tids[wake])] for wake in found)
+        assert {wake.end for wake in expected} == {WHOLE if depth == 8 else DEPTH}
+        for wake, chain in every.items():
+            for link, waker in zip(wake.links, chain, strict=False):
+                where = "wait_futex" if waker.tid != child.pid else "rest"
+                if link.user != NO_STACK:  # of a wait whose stack was copied, nobody keeps it
+                    assert holds(user(live, window, link.user), where)
+                assert has(kernel(window, link.kernel), ["nanosleep" if where == "rest" else "futex_wait"])
+        if depth == 8:
+            assert {wake.links[-1].waker.kind for wake in expected} == {TIMEOUT}
+            with_users = {wake: totals for wake, totals in expected.items() if all(link.user for link in wake.links)}
+            assert waits(with_users.values()) >= TIMES // 2
+
+
+def test_two_that_wake_each_other_are_a_loop_and_their_wakes_do_not_grow_in_number() -> None:
+    with wakings.running("pingpong", 60, 5) as child, watch.watching(of(child), mode=CHAIN, depth=8) as live:
+        live.tick()
+        child.go_on_alone()
+        windows = [live.tick(0.1) for _ in range(5)]
+        ping, pong = child.at["ping"], child.at["pong"]
+        for one, other in ((ping, pong), (pong, ping)):
+            (wake,) = wakes_of(windows[-1], one)
+            assert (wake.waker.tid, wake.end) == (other, LOOP)
+            assert [link.waker.tid for link in wake.links] == [one]
+            assert {*wakes_of(windows[-2], one)} == {wake}
+        assert len(live.last.book.wakes) < 20
+
+
+@pytest.mark.parametrize("kind", ["timer", "timer-calls"])
+def test_whom_the_timer_interrupted_woke_nobody(kind: str) -> None:
+    with wakings.running(kind, 46, 10) as child, watch.watching(of(child), mode=CHAIN) as live:
+        live.tick()
+        child.go()
+        window = live.tick()
+        found = wakes_of(window, child.pid)
+        assert 40 <= by_kind(window, child.pid)[TIMEOUT] <= 46
+        for wake in found:
+            if wake.waker.kind == TIMEOUT:
+                assert (wake.waker.pid, wake.waker.tid, wake.waker.user) == (0, 0, NO_STACK)
+                assert (wake.links, wake.end) == ((), WHOLE)
+                names = kernel(window, wake.waker.kernel)
+                assert wakers.is_interrupt(names[-1])
+                assert not has(names, ["getrandom"]) and not has(names, ["do_syscall"])
+        assert child.at["stranger"] not in {wake.waker.tid for wake in window.book.wakes.values()}
+        assert sum(wake.waker.kind == TIMEOUT for wake in found) <= 8
+
+
+def test_a_timer_a_signal_and_the_end_of_a_child_are_told_as_such() -> None:
+    with wakings.running("timerfd") as child, watch.watching(of(child), mode=WAKEUP) as live:
+        live.tick()
+        child.go()
+        found = wakes_of(live.tick(), child.pid)
+        of_timer = {wake: totals for wake, totals in found.items() if wake.waker.kind == TIMER}
+        assert waits(of_timer.values()) == TIMES
+        assert {(wake.waker.name, wake.waker.tid, wake.object.kind) for wake in of_timer} == {
+            ("timerfd_tmrproc", 0, "timerfd")
+        }
+    with wakings.running("signal") as child, watch.watching(of(child), mode=WAKEUP) as live:
+        live.tick()
+        child.go()
+        found = wakes_of(live.tick(), child.pid)
+        of_signal = {wake: totals for wake, totals in found.items() if wake.waker.kind == SIGNAL}
+        assert waits(of_signal.values()) == TIMES
+        assert {(wake.waker.pid, wake.waker.comm) for wake in of_signal} == {(child.at["sender"], "wakings")}
+    with wakings.running("exit") as child, watch.watching(of(child), mode=CHAIN) as live:
+        live.tick()
+        child.go()
+        found = wakes_of(live.tick(), child.pid)
+        ended = {wake.waker.pid: totals.waits for wake, totals in found.items() if wake.waker.kind == EXIT}
+        assert len(ended) == TIMES
+        assert {*ended.values()} == {1}
+        assert child.pid not in ended
+
+
+def test_a_waker_that_runs_another_program_by_now_is_not_named_by_its_functions() -> None:
+    with wakings.running("exec") as child, watch.watching(of(child), mode=WAKEUP) as live:
+        live.tick()
+        child.go()
+        window = live.tick()
+        found = {wake: totals for wake, totals in wakes_of(window, child.pid).items() if wake.object.kind == "pipe"}
+        mine = {wake: totals for wake, totals in found.items() if wake.waker.pid == child.at["child"]}
+        assert waits(mine.values()) == TIMES
+        assert {wake.waker.comm for wake in mine} == {"first", "exe"}
+        for wake in mine:
+            names = user(live, window, wake.waker.user)
+            is_old = wake.waker.comm == "first"
+            if window.book.stack(wake.waker.user).end == ENDED:
+                assert is_old
+            else:
+                assert holds(names, "wake_fd", "wake_and_become_another" if is_old else "main")
+
+
+def sum_of(storms: Iterable[Storm]) -> Storm:
+    sums = Storm()
+    for storm in storms:
+        sums = sums.plus(storm)
+    return sums
+
+
+def test_100_threads_woken_23_times_by_one_broadcast_are_23_storms_of_100() -> None:
+    found: list[tuple[int, int, int]] = []
+    while len(found) < 3 and (TIMES, TIMES * 100, 100) not in found:  # a waker that the hypervisor halts makes two
+        with wakings.running("storm") as child, watch.watching(of(child), mode=WAKEUP) as live:
+            live.tick()
+            child.go()
+            window = live.tick()
+            of_wakers = {window.book.wake(wake).waker: storm for wake, storm in window.storms.items()}
+            storm = sum_of(of_wakers.values())
+            for waker in of_wakers:
+                assert (waker.kind, waker.tid, waker.comm) == (THREAD, child.pid, "wakings")
+                assert has(kernel(window, waker.kernel), ["futex_wake"])
+            assert storm.again >= storm.woken * 0.9
+            assert storm.wasted_switches == 2 * storm.again
+            assert live.tick(0.05).storms == {}
+        found.append((storm.storms, storm.woken, storm.largest))
+    assert (TIMES, TIMES * 100, 100) in found
+
+
+def test_a_storm_is_counted_once_wherever_ticks_end() -> None:
+    with wakings.running("storm", 40, 5) as child, watch.watching(of(child), mode=WAKEUP) as live:
+        live.tick()
+        child.go_on_alone()
+        windows = [live.tick(0.011) for _ in range(40)]
+    sums = sum_of(storm for window in windows for storm in window.storms.values())
+    assert 40 <= sums.storms <= 44, "a hypervisor may halt a waker meanwhile"
+    assert sums.woken <= 40 * 100
+    assert sums.largest <= 100
+
+
+def test_a_wait_that_was_over_before_the_minimum_has_nobody_who_was_looked_at() -> None:
+    with wakings.running("late", TIMES, 2) as child, watch.watching(of(child, min_ns=5 * MS), mode=WAKEUP) as live:
+        live.tick()
+        child.go()
+        found = {key.wake: totals for key, totals in watch.sites_of(live.tick(), child.at["sleeper"]).items()}
+        short = found[WAKE_SHORT]
+        assert TIMES // 2 <= short.waits <= TIMES
+        assert short.runqueue_ns >= short.waits * 5 * MS
+
+
+def test_a_wait_that_goes_on_has_no_waker_yet_and_its_time_stays_whole() -> None:
+    with wakings.running("futex", 4, 100) as child, watch.watching(of(child), mode=WAKEUP) as live:
+        live.tick()
+        child.go_on_alone()
+        windows = [live.tick(0.03) for _ in range(30)]
+        sleeper = child.at["sleeper"]
+        total_ns, ended = 0, 0
+        for window in windows:
+            sites = watch.sites_of(window, sleeper)
+            assert watch.thread(window, sleeper).offcpu_ns == pytest.approx(window.span_ns, abs=2 * MS)
+            assert all(totals.waits == 0 for key, totals in sites.items() if key.wake == NO_WAKE)
+            ended += waits(totals for key, totals in sites.items() if key.wake != NO_WAKE)
+            total_ns += sum(totals.total_ns for totals in sites.values())
+        assert ended == 4
+        assert total_ns == pytest.approx(sum(window.span_ns for window in windows), abs=5 * MS)
+
+
+def waking_links(source: LiveSource) -> list[str]:
+    """The descriptors by which a program is attached at sched_waking."""
+    said = {fd: (Path("/proc/self/fdinfo") / fd).read_text() for fd in descriptors(source)}
+    return [fd for fd, text in said.items() if "tp_name:\tsched_waking\n" in text]
+
+
+def descriptors(source: LiveSource) -> list[str]:
+    return [str(fd) for fd in source._program._fds.values()]  # pyright: ignore[reportPrivateUsage]
+
+
+def test_modes_change_while_waits_go_on_and_the_laws_hold() -> None:
+    with wakings.running("futex", 1000, 8) as child, watch.watching(of(child)) as live:
+        sleeper = child.at["sleeper"]
+        assert waking_links(live.source) == []
+        live.tick()
+        child.go_on_alone()
+        for mode in (WAKEUP, OFFCPU, CHAIN, OFFCPU, OFFWAKE, CHAIN, OFFCPU):
+            live.source.set_mode(mode, 4)
+            live.tick(0.02)
+            window = live.tick(0.08)
+            assert window.mode == live.last.mode == mode
+            ended = [key.wake for key, totals in watch.sites_of(window, sleeper).items() if totals.waits]
+            assert ended
+            if mode == OFFCPU:
+                assert waking_links(live.source) == []
+                assert {*ended} == {NO_WAKE}
+            else:
+                assert len(waking_links(live.source)) == 1
+                told = {live.last.book.wake(wake).waker.tid for wake in ended if wake >= FIRST_WAKE}
+                assert told == {child.at["waker"]}
+        assert live.last.lost == {}
+
+
+def test_the_sleeper_alone_is_asked_for_and_its_waker_named_nevertheless() -> None:
+    with wakings.running("futex") as child:
+        sleeper = child.at["sleeper"]
+        with watch.watching(Filters(tids=(sleeper,)), mode=CHAIN) as live:
+            live.tick()
+            child.go()
+            window = live.tick()
+            assert {key.tid for key, _ in window.each_thread()} <= {sleeper, EXITED.tid}
+            found = wakes_of(window, sleeper)
+            assert waits(found.values()) == TIMES
+            assert {(wake.waker.tid, wake.waker.comm, wake.links) for wake in found} == {
+                (child.at["waker"], "waker", ())
+            }
+
+
+def test_a_waker_that_is_asked_for_no_more_has_no_chain_of_old() -> None:
+    with wakings.running("futex", 60, 5) as child, watch.watching(of(child), mode=CHAIN) as live:
+        child.go_on_alone()
+        assert {wake.end for wake in wakes_of(live.tick(0.1), child.at["sleeper"])} >= {WHOLE}
+        live.source.set_filters(Filters(tids=(child.at["sleeper"],)))
+        live.tick(0.02)
+        found = wakes_of(live.tick(0.1), child.at["sleeper"])
+        assert {(wake.waker.tid, wake.links) for wake in found} == {(child.at["waker"], ())}
+
+
+def test_with_the_minimum_of_0_each_wait_is_told() -> None:
+    with wakings.running("futex", TIMES, 2) as child, watch.watching(of(child, min_ns=0), mode=WAKEUP) as live:
+        live.tick()
+        child.go()
+        window = live.tick()
+        found = {wake.waker.tid: totals for wake, totals in wakes_of(window, child.at["sleeper"]).items()}
+        assert found[child.at["waker"]].waits == TIMES
+
+
+@pytest.mark.parametrize(("door", "waking"), [("switch", False), ("auto", True)])
+def test_by_every_door_the_waker_is_told(door: str, waking: bool) -> None:
+    with (
+        wakings.running("pipe") as child,
+        watch.watching(of(child), door=door, waking=waking, mode=CHAIN) as live,
+    ):
+        live.tick()
+        child.go()
+        window = live.tick()
+        found = wakes_of(window, child.at["sleeper"])
+        assert TIMES - 1 <= waits(found.values()) <= TIMES
+        assert {wake.waker.tid for wake in found} == {child.at["waker"]}
+
+
+def test_in_a_container_who_wakes_from_outside_is_outside() -> None:
+    script = """
+import json, sys
+from offtop.model.snapshot import Filters
+from tests.kernel import watch
+with watch.watching(mode="wakeup") as live:
+    live.tick(0.1)
+    print("up", flush=True)
+    sys.stdin.readline()
+    window = live.tick(0.1)
+    found = [
+        [key.pid, wake.waker.kind, wake.waker.pid, wake.waker.tid, wake.waker.comm, wake.waker.user, wake.object.kind]
+        for key, totals in window.each_site() if totals.waits for wake in [window.book.wake(key.wake)]
+    ]
+    print(json.dumps(found), flush=True)
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [str(wakings.program()), "pipe", "1", "1"]
+    with wakings.programs.running([*OWN, *command]) as child:
+        inside = Container(child)
+        process = subprocess.Popen(
+            [*inside.enter, sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+        )
+        try:
+            assert process.stdout and process.stdin
+            assert process.stdout.readline() == b"up\n"
+            child.go()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            found = json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+            process.communicate(timeout=10)
+    go = [told for told in found if told[0] == 1 and told[-1] == "pipe" and told[2] == OUTSIDE]
+    ((_, kind, _, tid, _, stack, _),) = go
+    assert (kind, tid, stack) == (THREAD, os.getpid(), NO_STACK)
+
+
+@pytest.mark.parametrize("wakes", [4, 16])
+def test_wakes_without_room_are_counted_as_lost_and_no_wait_is(monkeypatch: pytest.MonkeyPatch, wakes: int) -> None:
+    monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, wakes, ROOMY))
+    with wakings.running("exit", 60, 3) as child, watch.watching(of(child), mode=CHAIN) as live:
+        live.tick()
+        child.go()
+        window = live.tick()
+        sites = watch.sites_of(window, child.pid)
+        assert waits(sites.values()) == pytest.approx(61, abs=2)
+        assert sites and sum(totals.total_ns for totals in sites.values()) >= 60 * 3 * MS
+        lost = {key.wake: totals for key, totals in sites.items() if key.wake == WAKE_LOST}
+        assert lost[WAKE_LOST].waits >= 60 - wakes
+        assert window.lost.keys() == {"wakes"}
+        assert window.lost["wakes"] >= lost[WAKE_LOST].waits
+
+
+def test_storms_without_room_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, ROOMY, 1))
+    with wakings.running("storm", 5, 10) as child, watch.watching(of(child), mode=WAKEUP) as live:
+        live.tick()
+        child.go()
+        window = live.tick()
+        assert window.lost["wakes"] > 0
+        ((_, storm),) = window.storms.items()
+        assert 1 <= storm.storms < 5
+
+
+@pytest.mark.parametrize("typed", [None, 1])
+def test_where_the_kernel_refuses_wakers_it_says_what_to_do_and_offcpu_goes_on(
+    monkeypatch: pytest.MonkeyPatch, typed: int | None
+) -> None:
+    with wakings.running("futex") as child, watch.watching(of(child)) as live:
+        request = {**live.source._program._request, "waking_type": typed}  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(live.source._program, "_request", request)  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(KernelError, match="offtop doctor"):
+            live.source.set_mode(CHAIN)
+        live.tick()
+        child.go()
+        window = live.tick()
+        assert window.mode == OFFCPU
+        assert watch.thread(window, child.at["sleeper"]).waits >= TIMES
+        assert watch.thread(window, child.at["sleeper"]).offcpu_ns < 2 * S

@@ -1,0 +1,242 @@
+"""From the kernel's ids to the book's: against maps that a test fills, so that what is in them is known."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import pytest
+
+from offtop.kernel import layout, wakes
+from offtop.kernel.idtable import IdTable
+from offtop.kernel.libbpf import Map
+from offtop.kernel.wakes import Wakes
+from offtop.model.book import Book
+from offtop.model.stack import FIRST_STACK, NO_STACK, Frame, Stack
+from offtop.model.wake import (
+    BRIEF,
+    DEPTH,
+    EXIT,
+    FIRST_WAKE,
+    LOOP,
+    LOST,
+    NO_OBJECT,
+    THREAD,
+    TIMEOUT,
+    UNSEEN,
+    WHOLE,
+    Object,
+    Storm,
+    Wake,
+)
+
+PID, SLEEPER = 100, 101
+FUTEX_WAKE, TIMER, ENDED = FIRST_STACK, FIRST_STACK + 1, FIRST_STACK + 2
+STACKS: Mapping[int, Sequence[str]] = {
+    FUTEX_WAKE: ("try_to_wake_up", "wake_up_q", "futex_wake"),
+    TIMER: ("try_to_wake_up", "hrtimer_wakeup", "hrtimer_interrupt", "asm_sysvec_apic_timer_interrupt"),
+    ENDED: ("try_to_wake_up", "exit_notify", "do_exit"),
+}
+WAITED = 50
+"""The kernel stack of each link's wait."""
+
+
+class FakeMap:
+    """As much of a Map as is asked here."""
+
+    def __init__(self, entries: int = 16, value_bytes: int = 8) -> None:
+        self.entries, self.value_bytes = entries, value_bytes
+        self.held: dict[bytes, bytes] = {}
+
+    def put(self, raw_id: int, value: bytes) -> None:
+        self.held[raw_id.to_bytes(8, "little")] = value
+
+    def lookup(self, key: bytes) -> bytes | None:
+        return self.held.get(key)
+
+    def drain(self) -> Iterator[tuple[memoryview, memoryview]]:
+        """In two parts."""
+        keys = [*self.held]
+        for part in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+            if part:
+                values = b"".join(self.held.pop(key) for key in part)
+                yield memoryview(b"".join(part)), memoryview(values)
+
+
+def number(value: bytes | memoryview) -> int:
+    return int.from_bytes(value, "little")
+
+
+def table(entries: int = 16) -> tuple[FakeMap, IdTable[int]]:
+    held = FakeMap(entries)
+    return held, IdTable(cast(Map, held), number)
+
+
+def test_an_empty_table_knows_nothing_and_stays_as_it_is() -> None:
+    _, ids = table()
+    assert ids.read(77) is None
+    assert ids.fill == 0
+    assert not ids.make_room(at_once=False)
+    assert ids.make_room(at_once=True)
+    assert ids.read(77) is None
+
+
+def test_a_table_is_emptied_when_half_full_and_what_was_in_it_is_still_understood() -> None:
+    held, ids = table(entries=16)
+    for raw in range(20, 29):
+        held.put(raw, (raw * 2).to_bytes(8, "little"))
+    assert [ids.read(raw) for raw in range(20, 27)] == [raw * 2 for raw in range(20, 27)]
+    assert ids.fill == 7 / 16
+    assert not ids.make_room(at_once=False)
+    assert ids.read(27) == 54
+    assert ids.make_room(at_once=False)
+    assert held.held == {}
+    assert ids.fill == 0
+    assert [ids.read(raw) for raw in (20, 27, 28)] == [40, 54, 56], "28 was in it, and nobody had read it"
+    assert ids.fill == 3 / 16, "they count as there, since the kernel puts back what it meets again"
+    assert ids.make_room(at_once=True)
+    assert ids.read(20) == 40
+    assert ids.read(21) is None, "of two emptyings ago"
+
+
+def test_what_nobody_reads_fills_a_table_too() -> None:
+    _, ids = table(entries=16)
+    ids.untold = 8
+    assert ids.make_room(at_once=False)
+    assert ids.untold == 0
+
+
+def _as_they_are(_pid: int, kernel: int, user: int) -> tuple[int, int]:
+    return kernel, user
+
+
+class Kernel:
+    """The maps of wakers and wakes, and a Wakes that reads them."""
+
+    def __init__(self) -> None:
+        self.wakers, self.wakes = FakeMap(1 << 20, layout.WAKER.size), FakeMap(1 << 20, layout.WAKE.size)
+        self.book = Book()
+        for stack, names in STACKS.items():
+            self.book.stacks[stack] = Stack(tuple(Frame("[kernel]", 0, name) for name in names))
+        self.read = Wakes(cast(Map, self.wakers), cast(Map, self.wakes), self.book, _as_they_are)
+        self._next = layout.FIRST_ID
+
+    def waker(self, tid: int, kernel: int = FUTEX_WAKE, user: int = NO_STACK, pid: int = PID, comm: str = "") -> int:
+        raw = layout.FIRST_ID + tid * 16 + kernel
+        name = (comm or f"t{tid}").encode()
+        self.wakers.put(raw, layout.WAKER.pack(kernel, user, pid if tid else 0, tid, name))
+        return raw
+
+    def wake(self, *wakers: int, end: int = layout.NO_WAKE, futex: int = 0, raw: int = 0) -> int:
+        """The first is the waker, the others who ended the last wait of the one before; and all that on a futex."""
+        links = [word for one in wakers[1:] for word in (WAITED, NO_STACK, one)]
+        links += [0] * (3 * layout.LINKS - len(links))
+        self._next += 1
+        known = 203 if futex else 0
+        value = layout.WAKE.pack(wakers[0], wakers[0], 0, 0, 0, futex, known, len(wakers) - 1, end, *links)
+        self.wakes.put(raw or self._next, value)
+        return raw or self._next
+
+    def made(self, *wakers: int, end: int = layout.NO_WAKE) -> Wake:
+        """What ended a wait of the sleeper."""
+        return self.book.wake(self.read.id_of(self.wake(*wakers, end=end), PID, SLEEPER))
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+def test_ids_that_are_none_stay_what_they_are(kernel: Kernel) -> None:
+    for raw in (layout.NO_WAKE, layout.WAKE_LOST, layout.WAKE_SHORT, layout.WAKE_UNSEEN):
+        assert kernel.read.id_of(raw, PID, SLEEPER) == raw
+    assert kernel.read.id_of(layout.FIRST_ID, PID, SLEEPER) == layout.WAKE_LOST
+    assert kernel.read.unread == 1
+
+
+def test_the_same_wake_has_one_id_whatever_its_raw_ones_are(kernel: Kernel) -> None:
+    waker = kernel.waker(7)
+    first = kernel.read.id_of(kernel.wake(waker, futex=0xABC), PID, SLEEPER)
+    assert first == FIRST_WAKE
+    assert kernel.read.id_of(kernel.wake(waker, futex=0xABC), PID, SLEEPER) == first
+    assert kernel.read.id_of(kernel.wake(waker, futex=0xDEF), PID, SLEEPER) == first + 1
+    assert kernel.book.wake(first).object == Object("futex", "0xabc", PID)
+    assert kernel.book.wake(first).waker[:5] == (THREAD, "", PID, 7, "t7")
+
+
+def test_how_a_chain_ends(kernel: Kernel) -> None:
+    a, b, c = kernel.waker(1), kernel.waker(2), kernel.waker(3)
+    sleeper, timer = kernel.waker(SLEEPER), kernel.waker(0, TIMER)
+    assert kernel.made(a).end == UNSEEN
+    assert kernel.made(a, end=layout.WAKE_SHORT).end == BRIEF
+    assert kernel.made(a, end=layout.WAKE_LOST).end == LOST
+    assert kernel.made(a, b, c, end=layout.FIRST_ID).end == DEPTH
+    assert kernel.made(timer) == Wake(kernel.made(timer).waker, NO_OBJECT, (), WHOLE)
+    assert kernel.made(timer).waker.kind == TIMEOUT
+    whole = kernel.made(a, b, timer, a, b, end=layout.WAKE_SHORT)
+    assert ([link.waker.tid for link in whole.links], whole.end) == ([2, 0], WHOLE)
+    loop = kernel.made(a, b, a, c, end=layout.FIRST_ID)
+    assert ([link.waker.tid for link in loop.links], loop.end) == ([2, 1], LOOP)
+    own = kernel.made(a, sleeper, b)
+    assert ([link.waker.tid for link in own.links], own.end) == ([SLEEPER], LOOP)
+    lost = kernel.made(a, layout.WAKE_LOST, end=layout.FIRST_ID)
+    assert (lost.links[0].waker.name, lost.end) == ("(waker lost)", LOST)
+
+
+def test_a_child_that_ends_has_waited_for_somebody_too(kernel: Kernel) -> None:
+    wake = kernel.made(kernel.waker(9, ENDED), kernel.waker(0, TIMER))
+    assert (wake.waker.kind, wake.waker.tid) == (EXIT, 9)
+    assert ([link.waker.kind for link in wake.links], wake.end) == ([TIMEOUT], WHOLE)
+
+
+def test_two_of_one_tid_in_two_namespaces_are_no_loop(kernel: Kernel) -> None:
+    outside = kernel.waker(SLEEPER, pid=9_999_999)
+    assert kernel.made(outside, kernel.waker(0, TIMER)).end == WHOLE
+
+
+def test_an_interrupt_is_nobody_whomever_it_hit(kernel: Kernel) -> None:
+    raw = kernel.waker(55, TIMER, user=60, comm="innocent")
+    waker = kernel.made(raw).waker
+    assert (waker.kind, waker.pid, waker.tid, waker.comm, waker.user) == (TIMEOUT, 0, 0, "", NO_STACK)
+
+
+def test_threads_that_wake_each_other_at_random_make_no_more_than_so_many_wakes(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakes, "_MOST_CHAINS", 10)
+    monkeypatch.setattr(wakes, "_MOST_WAKES", 20)
+    threads = [kernel.waker(tid) for tid in range(1, 30)]
+    made = [kernel.made(threads[n % 5], threads[5 + n], end=layout.FIRST_ID) for n in range(24)]
+    assert [wake.end for wake in made] == [DEPTH] * 10 + [LOST] * 14
+    assert len({*made}) == 10 + 5
+    ids = [kernel.read.id_of(kernel.wake(one), PID, SLEEPER) for one in threads[5:]]
+    assert ids.count(layout.WAKE_LOST) == 24 - 5
+    assert kernel.read.unread == 24 - 5
+    kernel.read.forget(set(), {*range(FIRST_WAKE, FIRST_WAKE + 12)})
+    assert kernel.made(threads[20]).waker.tid == 21
+
+
+def test_what_the_book_gave_back_is_made_anew(kernel: Kernel) -> None:
+    raw = kernel.wake(kernel.waker(7))
+    first = kernel.read.id_of(raw, PID, SLEEPER)
+    del kernel.book.wakes[first]
+    kernel.read.forget({FUTEX_WAKE}, {first})
+    again = kernel.read.id_of(raw, PID, SLEEPER)
+    assert again != first
+    assert kernel.book.wake(again).waker.tid == 7
+
+
+def test_a_storm_over_the_end_of_a_tick_is_one_and_its_size_is_that_of_all(kernel: Kernel) -> None:
+    waker = kernel.waker(7)
+    (wake,) = kernel.read.storms([((1000, 7), (waker, 60, 5, 1))])
+    assert kernel.book.wake(wake).waker.tid == 7
+    assert kernel.read.storms([((1000, 7), (waker, 40, 80, 0))]) == {wake: Storm(0, 40, 80, 100)}
+    assert kernel.read.storms([((1000, 7), (0, 0, 15, 0))]) == {wake: Storm(0, 0, 15, 0)}, "who only slept again"
+    assert kernel.read.storms([]) == {}
+    assert kernel.read.storms([((1000, 7), (0, 0, 1, 0))]) == {}, "nobody knows of which waker any more"
+
+
+def test_two_storms_of_one_waker_in_a_tick_are_added_up(kernel: Kernel) -> None:
+    waker, other = kernel.waker(7), kernel.waker(8)
+    found = kernel.read.storms(
+        [((1000, 7), (waker, 60, 5, 1)), ((2000, 7), (waker, 90, 9, 1)), ((1000, 8), (other, 8, 0, 1))]
+    )
+    assert [*found.values()] == [Storm(2, 150, 14, 90), Storm(1, 8, 0, 8)]

@@ -1,0 +1,361 @@
+/* Threads that wake each other in known ways: `wakings KIND TIMES MS`, as tests/kernel/wakings.py says. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <linux/futex.h>
+#include <limits.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/timerfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NOINLINE __attribute__((noinline))
+#define MOST 256
+
+static int times, each_ms, calls, fds[2] = {-1, -1};
+static char random_bytes[4096];
+static int words[MOST];
+static pthread_t threads[MOST];
+static volatile int is_over;
+
+static void tell(const char *name, long value)
+{
+	printf("%s %lx\n", name, value);
+}
+
+static void next(void)
+{
+	char c;
+
+	puts("ready");
+	fflush(stdout);
+	if (read(0, &c, 1) != 1)
+		exit(0);
+}
+
+static NOINLINE void rest(void)
+{
+	struct timespec t = {each_ms / 1000, each_ms % 1000 * 1000000L};
+
+	nanosleep(&t, 0);
+}
+
+static NOINLINE void wait_futex(int *word)
+{
+	while (!__atomic_exchange_n(word, 0, __ATOMIC_ACQUIRE))
+		syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, 0, 0, 0, 0);
+}
+
+static NOINLINE void wake_futex(int *word)
+{
+	__atomic_store_n(word, 1, __ATOMIC_RELEASE);
+	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
+}
+
+static NOINLINE void wait_fd(void)
+{
+	long long value;
+
+	if (read(fds[0], &value, sizeof(value)) < 1)
+		exit(1);
+}
+
+static NOINLINE void wake_fd(void)
+{
+	long long value = 1;
+
+	if (write(fds[1], &value, sizeof(value)) < 1)
+		exit(1);
+}
+
+static NOINLINE void *sleeper(void *unused)
+{
+	prctl(PR_SET_NAME, "sleeper");
+	tell("sleeper", gettid());
+	for (int i = 0; i < times; i++)
+		fds[0] < 0 ? wait_futex(&words[0]) : wait_fd();
+	wait_futex(&words[1]);
+	return unused;
+}
+
+static NOINLINE void *waker(void *unused)
+{
+	prctl(PR_SET_NAME, "waker");
+	tell("waker", gettid());
+	wait_futex(&words[2]);
+	for (int i = 0; i < times; i++) {
+		rest();
+		fds[0] < 0 ? wake_futex(&words[0]) : wake_fd();
+	}
+	wait_futex(&words[1]);
+	return unused;
+}
+
+static NOINLINE void *runner(void *number)
+{
+	long own = (long)number;
+	char name[16];
+
+	snprintf(name, sizeof(name), "runner-%ld", own);
+	prctl(PR_SET_NAME, name);
+	tell(name, gettid());
+	for (int i = 0; i < times; i++) {
+		wait_futex(&words[own]);
+		wake_futex(&words[own + 1]);
+	}
+	wait_futex(&words[MOST - 1]);
+	return number;
+}
+
+static NOINLINE void burn(int ms)
+{
+	struct timespec t;
+	long end_ns, now_ns;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	end_ns = t.tv_sec * 1000000000L + t.tv_nsec + ms * 1000000L;
+	do {
+		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+		now_ns = t.tv_sec * 1000000000L + t.tv_nsec;
+	} while (now_ns < end_ns);
+}
+
+static NOINLINE void *player(void *number)
+{
+	long own = (long)number;
+
+	prctl(PR_SET_NAME, own ? "pong" : "ping");
+	tell(own ? "pong" : "ping", gettid());
+	for (int i = 0; i < times; i++) {
+		wait_futex(&words[own]);
+		burn(each_ms);
+		wake_futex(&words[1 - own]);
+	}
+	wait_futex(&words[MOST - 1]);
+	return number;
+}
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+
+static NOINLINE void *member(void *number)
+{
+	prctl(PR_SET_NAME, "member");
+	pthread_mutex_lock(&lock);
+	while (!is_over)
+		pthread_cond_wait(&changed, &lock);
+	pthread_mutex_unlock(&lock);
+	return number;
+}
+
+static NOINLINE void *spinner(void *unused)
+{
+	prctl(PR_SET_NAME, "stranger");
+	tell("stranger", gettid());
+	while (!is_over)
+		if (calls)
+			syscall(SYS_getrandom, random_bytes, sizeof(random_bytes), 0);
+	return unused;
+}
+
+/* Wakes as another program once half of it is done: at other addresses, with the same functions. */
+static NOINLINE void wake_and_become_another(void)
+{
+	char at[16], half[16], ms[16];
+
+	for (int i = 0; i < times / 2; i++) {
+		rest();
+		wake_fd();
+	}
+	snprintf(at, sizeof(at), "%d", fds[1]);
+	snprintf(half, sizeof(half), "%d", times - times / 2);
+	snprintf(ms, sizeof(ms), "%d", each_ms);
+	execl("/proc/self/exe", "wakings", "another", half, ms, at, (char *)0);
+	_exit(1);
+}
+
+static NOINLINE void on_one_cpu(void)
+{
+	cpu_set_t one;
+
+	CPU_ZERO(&one);
+	CPU_SET(sched_getcpu(), &one);
+	sched_setaffinity(0, sizeof(one), &one);
+}
+
+/* Wakes the sleeper, and keeps it from the CPU for a while. */
+static NOINLINE void *greedy(void *unused)
+{
+	struct sched_param first = {1};
+
+	prctl(PR_SET_NAME, "greedy");
+	tell("greedy", gettid());
+	if (sched_setscheduler(0, SCHED_FIFO, &first))
+		exit(1);
+	wait_futex(&words[2]);
+	for (int i = 0; i < times; i++) {
+		rest();
+		wake_futex(&words[0]);
+		burn(5 * each_ms);
+	}
+	wait_futex(&words[1]);
+	return unused;
+}
+
+static void connect_tcp(void)
+{
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	socklen_t length = sizeof(at);
+	int listens = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
+
+	fds[1] = socket(AF_INET, SOCK_STREAM, 0);
+	if (bind(listens, (void *)&at, length) || listen(listens, 1) || getsockname(listens, (void *)&at, &length) ||
+	    connect(fds[1], (void *)&at, length))
+		exit(1);
+	fds[0] = accept(listens, 0, 0);
+	setsockopt(fds[1], IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+	close(listens);
+}
+
+static void on_signal(int unused)
+{
+	(void)unused;
+}
+
+int main(int count, char **words_given)
+{
+	const char *kind = words_given[1];
+
+	if (count < 4)
+		return 2;
+	times = atoi(words_given[2]);
+	each_ms = atoi(words_given[3]);
+	if (!strcmp(kind, "another")) {
+		fds[1] = atoi(words_given[4]);
+		for (int i = 0; i < times; i++) {
+			rest();
+			wake_fd();
+		}
+		pause();
+	}
+	tell("main", gettid());
+	if (!strcmp(kind, "pipe") && pipe(fds))
+		return 1;
+	if (!strcmp(kind, "unix") && socketpair(AF_UNIX, SOCK_STREAM, 0, fds))
+		return 1;
+	if (!strcmp(kind, "eventfd"))
+		fds[0] = fds[1] = eventfd(0, 0);
+	if (!strcmp(kind, "tcp"))
+		connect_tcp();
+	if (!strcmp(kind, "relay")) {
+		for (long i = 0; i < 5; i++)
+			pthread_create(&threads[i], 0, runner, (void *)i);
+		usleep(50000);
+		next();
+		for (int i = 0; i < times; i++) {
+			rest();
+			wake_futex(&words[0]);
+		}
+		usleep(50000);
+	} else if (!strcmp(kind, "storm")) {
+		for (long i = 0; i < 100; i++)
+			pthread_create(&threads[i], 0, member, (void *)i);
+		usleep(50000);
+		next();
+		for (int i = 0; i < times; i++) {
+			rest();
+			pthread_cond_broadcast(&changed);
+		}
+		usleep(50000);
+	} else if (!strcmp(kind, "pingpong")) {
+		for (long i = 0; i < 2; i++)
+			pthread_create(&threads[i], 0, player, (void *)i);
+		usleep(50000);
+		next();
+		wake_futex(&words[0]);
+		usleep(times * 2 * each_ms * 3000 / 2 + 100000);
+	} else if (!strcmp(kind, "late")) {
+		on_one_cpu();
+		pthread_create(&threads[0], 0, sleeper, 0);
+		pthread_create(&threads[1], 0, greedy, 0);
+		usleep(50000);
+		next();
+		wake_futex(&words[2]);
+		usleep(times * 7 * each_ms * 1000 + 100000);
+	} else if (!strcmp(kind, "exec")) {
+		if (pipe(fds))
+			return 1;
+		next();
+		pid_t child = fork();
+		if (!child) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			prctl(PR_SET_NAME, "first");
+			wake_and_become_another();
+		}
+		tell("child", child);
+		for (int i = 0; i < times; i++)
+			wait_fd();
+	} else if (!strcmp(kind, "timer") || !strcmp(kind, "timer-calls")) {
+		calls = !strcmp(kind, "timer-calls");
+		on_one_cpu();
+		pthread_create(&threads[0], 0, spinner, 0);
+		usleep(50000);
+		next();
+		for (int i = 0; i < times; i++)
+			rest();
+		is_over = 1;
+	} else if (!strcmp(kind, "timerfd")) {
+		struct itimerspec at = {.it_value = {0, each_ms * 1000000L}};
+		fds[0] = timerfd_create(CLOCK_MONOTONIC, 0);
+		next();
+		for (int i = 0; i < times; i++) {
+			timerfd_settime(fds[0], 0, &at, 0);
+			wait_fd();
+		}
+	} else if (!strcmp(kind, "signal")) {
+		signal(SIGUSR1, on_signal);
+		pid_t sleeps = getpid();
+		next();
+		pid_t sender = fork();
+		if (!sender) {
+			for (int i = 0; i < times; i++) {
+				rest();
+				kill(sleeps, SIGUSR1);
+			}
+			_exit(0);
+		}
+		tell("sender", sender);
+		for (int i = 0; i < times; i++)
+			pause();
+		waitpid(-1, 0, 0);
+	} else if (!strcmp(kind, "exit")) {
+		next();
+		for (int i = 0; i < times; i++) {
+			pid_t child = fork();
+			if (!child) {
+				rest();
+				_exit(0);
+			}
+			waitpid(child, 0, 0);
+		}
+	} else {
+		pthread_create(&threads[0], 0, sleeper, 0);
+		pthread_create(&threads[1], 0, waker, 0);
+		usleep(50000);
+		next();
+		wake_futex(&words[2]);
+		usleep(times * (each_ms + 5) * 1000 + 100000);
+	}
+	next();
+	return 0;
+}

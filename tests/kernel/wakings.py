@@ -1,0 +1,43 @@
+"""Threads that wake each other in known ways, made by a child process, a known number of times.
+
+    with wakings.running("futex", times=23, each_ms=20) as child:
+        ...attach...
+        child.go()  # returns when it has happened
+        child.at["sleeper"]  # has been woken 23 times by child.at["waker"], in main's child.pid
+
+Kinds: `futex`, `pipe`, `unix`, `eventfd` and `tcp` (a waker wakes a sleeper), `late` (and keeps it from the CPU),
+`relay` (main wakes runner-0, which wakes runner-1 and so on, up to runner-4), `pingpong` (ping and pong wake each
+other), `storm` (main broadcasts to 100 members), `timer` and `timer-calls` (a timer wakes main, while a stranger spins
+on its CPU), `timerfd`, `signal`, `exit` and `exec` (main waits for its child's signal, its end, its bytes).
+"""
+
+import atexit
+import functools
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.kernel import programs
+
+SOURCE = Path(__file__).with_suffix(".c")
+
+
+@contextmanager
+def running(kind: str, times: int = 23, each_ms: int = 20) -> Generator[programs.Program]:
+    """The child, that waits for its go; ended with the block."""
+    with programs.running([program(), kind, str(times), str(each_ms)]) as child:
+        yield child
+
+
+@functools.cache
+def program() -> Path:
+    """The compiled child: with frame pointers, and without calls turned into jumps, so that frames are as written."""
+    directory = tempfile.mkdtemp(prefix="wakings-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    binary = Path(directory) / "wakings"
+    flags = ("-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin", "-pthread")
+    subprocess.run(["gcc", *flags, "-o", str(binary), str(SOURCE)], check=True, timeout=60)
+    return binary

@@ -1,0 +1,132 @@
+"""Who really woke, by the names of the kernel's functions: a thread, or an interrupt on top of one."""
+
+import pytest
+
+from offtop.model.wake import EXIT, IRQ, SIGNAL, SOFTIRQ, THREAD, TIMEOUT, TIMER
+from offtop.model.wakers import INTERRUPTS, Kind, cut_at_interrupt, is_interrupt, kind_of, tail_length
+
+SYSCALL = "do_syscall_64 entry_SYSCALL_64_after_hwframe"
+DEVICE = (
+    "__handle_irq_event_percpu handle_irq_event handle_edge_irq __common_interrupt common_interrupt "
+    "asm_common_interrupt"
+)
+TICK = "hrtimer_interrupt __sysvec_apic_timer_interrupt sysvec_apic_timer_interrupt asm_sysvec_apic_timer_interrupt"
+AFTER_TICK = "handle_softirqs __irq_exit_rcu sysvec_apic_timer_interrupt asm_sysvec_apic_timer_interrupt"
+INNOCENT = f"vfs_read ksys_read {SYSCALL}"
+KTHREAD = "kthread ret_from_fork ret_from_fork_asm"
+
+OF_THREADS = {
+    f"wake_up_q futex_wake do_futex __x64_sys_futex {SYSCALL}": Kind(THREAD),
+    f"autoremove_wake_function __wake_up_common __wake_up_sync_key anon_pipe_write vfs_write {SYSCALL}": Kind(THREAD),
+    f"rwsem_wake up_write ext4_buffered_write_iter vfs_write {SYSCALL}": Kind(THREAD),
+    f"complete kthread_worker_fn {KTHREAD}": Kind(THREAD),
+    # its own system call runs the softirq: loopback
+    f"sock_def_readable tcp_v4_rcv __netif_receive_skb process_backlog net_rx_action handle_softirqs do_softirq "
+    f"__local_bh_enable_ip __dev_queue_xmit tcp_sendmsg {SYSCALL}": Kind(THREAD, "", SOFTIRQ),
+    f"signal_wake_up_state complete_signal __send_signal_locked do_send_sig_info kill_pid_info {SYSCALL}": Kind(SIGNAL),
+    "signal_wake_up_state complete_signal __send_signal_locked do_notify_parent exit_notify do_exit do_group_exit "
+    f"__x64_sys_exit_group {SYSCALL}": Kind(EXIT),
+    f"__wake_up_common child_wait_callback do_notify_parent exit_notify do_exit make_task_dead {SYSCALL}": Kind(EXIT),
+    f"wake_up_q futex_wake mm_release exit_mm_release do_exit __x64_sys_exit {SYSCALL}": Kind(EXIT),
+    # ksoftirqd is a thread, and yet nobody
+    f"sock_def_readable tcp_v4_rcv napi_poll net_rx_action handle_softirqs run_ksoftirqd smpboot_thread_fn {KTHREAD}": (
+        Kind(SOFTIRQ, "net_rx")
+    ),
+    f"process_timeout call_timer_fn run_timer_softirq handle_softirqs run_ksoftirqd {KTHREAD}": Kind(TIMEOUT),
+    # a timer that runs where a thread enables softirqs again has nothing to do with the thread
+    f"process_timeout call_timer_fn __run_timers run_timer_softirq __do_softirq do_softirq __local_bh_enable_ip "
+    f"tcp_sendmsg {SYSCALL}": Kind(TIMEOUT),
+    # interrupts, where the kernel side did not cut
+    f"hrtimer_wakeup __hrtimer_run_queues {TICK} {INNOCENT}": Kind(TIMEOUT),
+    f"complete nvme_irq {DEVICE} {INNOCENT}": Kind(IRQ, "nvme_irq"),
+    # on a machine whose ways in have other names
+    "complete nvme_irq __handle_irq_event_percpu handle_irq_event plic_handle_irq do_irq handle_exception vfs_read": (
+        Kind(IRQ, "nvme_irq")
+    ),
+    "sock_def_readable net_rx_action handle_softirqs __irq_exit_rcu irq_exit_rcu do_irq handle_exception vfs_read": (
+        Kind(SOFTIRQ, "net_rx")
+    ),
+}
+OF_INTERRUPTS = {
+    f"complete blk_end_sync_rq nvme_irq {DEVICE}": Kind(IRQ, "nvme_irq"),
+    f"kick_pool __queue_work queue_work_on vring_interrupt {DEVICE}": Kind(IRQ, "vring_interrupt"),
+    f"hrtimer_wakeup __hrtimer_run_queues {TICK}": Kind(TIMEOUT),
+    f"process_timeout call_timer_fn __run_timers run_timer_softirq {AFTER_TICK}": Kind(TIMEOUT),
+    # it ends in a jump, and is no frame
+    f"call_timer_fn __run_timers run_timer_softirq {AFTER_TICK}": Kind(TIMEOUT),
+    f"kick_pool __queue_work delayed_work_timer_fn call_timer_fn run_timer_softirq {AFTER_TICK}": (
+        Kind(TIMER, "delayed_work_timer_fn")
+    ),
+    f"__wake_up_common timerfd_tmrproc __hrtimer_run_queues {TICK}": Kind(TIMER, "timerfd_tmrproc"),
+    f"signal_wake_up_state complete_signal posixtimer_send_sigqueue posix_timer_fn __hrtimer_run_queues {TICK}": (
+        Kind(SIGNAL)
+    ),
+    "sock_def_readable tcp_v4_rcv napi_complete_done virtnet_poll net_rx_action handle_softirqs __irq_exit_rcu "
+    "common_interrupt asm_common_interrupt": Kind(SOFTIRQ, "net_rx"),
+    f"swake_up_one rcu_core {AFTER_TICK}": Kind(SOFTIRQ, "rcu_core"),
+    "complete blk_mq_complete_request_remote __flush_smp_call_function_queue sysvec_call_function_single "
+    "asm_sysvec_call_function_single": Kind(IRQ, "call_function_single"),
+    "__flush_smp_call_function_queue flush_smp_call_function_queue do_idle cpu_startup_entry start_secondary": (
+        Kind(IRQ, "ipi")
+    ),
+    "complete nvme_irq __handle_irq_event_percpu handle_irq_event handle_fasteoi_irq gic_handle_irq "
+    "call_on_irq_stack do_interrupt_handler el1_interrupt el1h_64_irq_handler el1h_64_irq": Kind(IRQ, "nvme_irq"),
+    "hrtimer_wakeup __hrtimer_run_queues hrtimer_interrupt arch_timer_handler_virt gic_handle_irq "
+    "el0t_64_irq_handler": Kind(TIMEOUT),
+    "swake_up_one gic_handle_irq el1h_64_irq": Kind(IRQ),
+}
+
+
+@pytest.mark.parametrize("stack", OF_THREADS)
+def test_a_stack_of_a_thread_says_who_woke(stack: str) -> None:
+    assert kind_of(["try_to_wake_up", *stack.split()], is_thread=True) == OF_THREADS[stack]
+    assert kind_of(stack.split(), is_thread=True) == OF_THREADS[stack]
+
+
+@pytest.mark.parametrize("stack", OF_INTERRUPTS)
+def test_a_stack_of_an_interrupt_says_which(stack: str) -> None:
+    assert kind_of(["try_to_wake_up", *stack.split()], is_thread=False) == OF_INTERRUPTS[stack]
+
+
+def test_of_no_stack_only_that_is_known_whether_a_thread_was_there() -> None:
+    assert kind_of([], is_thread=True) == Kind(THREAD)
+    assert kind_of([], is_thread=False) == Kind(IRQ)
+
+
+def test_what_compilers_append_to_names_changes_nothing() -> None:
+    names = ["try_to_wake_up.part.0", "hrtimer_wakeup.cold", "__hrtimer_run_queues.constprop.0", "hrtimer_interrupt"]
+    assert kind_of(names, is_thread=False) == Kind(TIMEOUT)
+    assert tail_length(names) == 1
+
+
+def test_how_every_waking_looks_is_the_tail_and_one_frame_is_left() -> None:
+    assert tail_length(f"try_to_wake_up wake_up_q futex_wake {SYSCALL}".split()) == 2
+    assert tail_length(["try_to_wake_up", "pollwake", "__wake_up_common", "eventfd_write"]) == 3
+    assert tail_length(["try_to_wake_up", "kick_pool", "__queue_work"]) == 1
+    assert tail_length(["try_to_wake_up", "wake_up_q"]) == 1
+    assert tail_length(["try_to_wake_up"]) == 0
+    assert tail_length([]) == 0
+
+
+def test_behind_the_entry_of_an_interrupt_nothing_is_its_own() -> None:
+    cut = f"try_to_wake_up hrtimer_wakeup __hrtimer_run_queues {TICK}".split()
+    assert cut_at_interrupt([*cut, *INNOCENT.split()]) == len(cut)
+    assert cut_at_interrupt(cut) == len(cut)
+    arm = ["try_to_wake_up", "gic_handle_irq", "el1_interrupt", "el1h_64_irq_handler"]
+    assert cut_at_interrupt([*arm, "el1h_64_irq", "vfs_read", "el0t_64_sync"]) == len(arm)
+    assert cut_at_interrupt(f"try_to_wake_up {INNOCENT}".split()) == 5
+    assert cut_at_interrupt([]) == 0
+
+
+def test_system_calls_faults_and_look_alikes_are_no_interrupts() -> None:
+    assert [name for name in INTERRUPTS if not is_interrupt(name)] == []
+    others = [
+        "entry_SYSCALL_64_after_hwframe",
+        "asm_exc_page_fault",
+        "common_interrupt",
+        "el0t_64_sync",
+        "el1_irq_like",
+        "asm_",
+        "",
+    ]
+    assert [name for name in others if is_interrupt(name)] == []

@@ -1,0 +1,461 @@
+"""What a recording keeps of who ended the waits: all of it, for those who know it; the others are told that they do
+not."""
+
+import io
+import json
+import random
+import sqlite3
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop import batch
+from offtop.errors import OfftopError
+from offtop.model import columns
+from offtop.model.change import NOTHING, change
+from offtop.model.stack import ENDED as PROCESS_ENDED
+from offtop.model.stack import GONE, WHOLE, Frame, Stack
+from offtop.model.wake import (
+    CHAIN_ENDS,
+    FIRST_WAKE,
+    KINDS,
+    MOST_DEPTH,
+    RESERVED,
+    SOFTIRQ,
+    WAKE_LOST,
+    WAKE_SHORT,
+    Link,
+    Object,
+    Storm,
+    Wake,
+    Waker,
+)
+from offtop.person import person
+from offtop.recording import form
+from offtop.recording.reader import Recording
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from offtop.schema import SCHEMA
+from offtop.source import Source
+from offtop.units import NS_PER_S
+from tests.recording import test_recording
+from tests.recording.test_hostile import refused, reworded, told
+from tests.recording.woken import ANSWER, FIRST_TELLER, KEPT_SECONDS, LOCK, READ, STORMS, WokenSource
+from tests.ui.scripted import SHOP, START_NS, ScriptedSource
+from tests.ui.shown import CATEGORIES
+
+Tick = dict[str, Any]
+
+
+def in_json(source: Source) -> list[Tick]:
+    return cast(list[Tick], test_recording.in_json(source))
+
+
+def recorded(path: Path, ticks: int = 12, *, begins: int = 0, step: int = 1, whole_s: int = 4, **options: int) -> Path:
+    source = WokenSource(ticks, begins=begins)
+    recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=whole_s * NS_PER_S, **options)  # pyright: ignore[reportArgumentType]
+    for second in range(0, ticks + 1, step):
+        recorder.add(source.after(second))
+    assert recorder.close().startswith(f"recorded {ticks // step} ticks")
+    return path
+
+
+def version(path: Path) -> int:
+    return answer(path, "PRAGMA user_version")
+
+
+def ticks(path: Path) -> int:
+    return answer(path, "SELECT count(*) FROM ticks")
+
+
+def answer(path: Path, query: str) -> int:
+    with sqlite3.connect(path) as database:
+        (found,) = database.execute(query).fetchone()
+    database.close()
+    return found
+
+
+def printed(source: Source) -> str:
+    out = io.StringIO()
+    batch.run(source, CATEGORIES, 1, None, batch.Wanted(), as_json=True, width=0, out=out)
+    return out.getvalue()
+
+
+# What it says
+
+
+def test_a_replay_prints_byte_for_byte_who_ended_the_waits(tmp_path: Path) -> None:
+    live = printed(WokenSource(12, ends=True))
+    assert printed(RecordedSource(recorded(tmp_path / "it"))) == live
+    ticks = [json.loads(line) for line in live.splitlines()]
+    assert len(ticks) == 12
+    for tick in ticks:
+        jsonschema.validate(tick, SCHEMA, jsonschema.Draft202012Validator)
+    sites = {(one["comm"], *one["user"][:1]): one for one in ticks[-1]["sites"]}
+    locked = sites["worker-2", "take_order"]
+    assert (locked["waits"], locked["total_ns"]) == (1, 200_000_000)
+    assert locked["waker"] == {
+        "kind": "thread",
+        "name": "",
+        "pid": 100,
+        "tid": 101,
+        "comm": "worker\\x1b[31m\\udc80",
+        "via": "",
+        "kernel": ["futex_wake", "do_futex"],
+        "user": ["unlock", "serve", "main"],
+    }
+    assert locked["object"] == {"kind": "futex", "name": "0x7f00", "pid": 100}
+    assert locked["chain"] == [["io_schedule", "read_page", "main"]]
+    assert [(one["kind"], one["name"]) for one in locked["chain_wakers"]] == [("irq", "nvme_irq")]
+    assert locked["chain_end"] == "whole"
+    answered = sites["clerk", "answer"]
+    assert (answered["waker"]["via"], len(answered["chain"]), answered["chain_end"]) == (SOFTIRQ, 3, "loop")
+    assert sites["worker-1", "read_page"]["object"] == {"kind": "file", "name": "/var/\\x1b[2Jdata", "pid": 0}
+    assert sites["worker-1", "take_order"]["waker"]["name"] == "(woken before the minimum)"
+    lost = sites["vault", "write_book"]
+    assert (lost["waker"]["kind"], lost["waker"]["name"]) == ("unknown", "(waker lost)")
+    assert (lost["object"], lost["chain"], lost["chain_wakers"]) == (None, [], [])
+    door = sites["door", "main"]
+    assert [door[key] for key in ("waker", "object", "chain", "chain_wakers", "chain_end")] == [None] * 5
+    assert [one["waker"]["tid"] for one in ticks[3]["sites"] if one["comm"] == "teller"] == [5004]
+    (storm,) = ticks[-1]["storms"]
+    assert storm.pop("waker")["comm"] == "door"
+    assert storm == {"storms": 1, "woken": 100, "again": 90, "largest": 100, "wasted_switches": 180}
+
+
+def test_the_chain_is_told_in_mode_chain_alone() -> None:
+    source = WokenSource(2, ends=True)
+    source.mode = "offwake"
+    last = in_json(source)[-1]
+    assert last["mode"] == "offwake"
+    assert {tuple(one["user"]) for one in last["sites"] if one["waker"] and one["object"]} != set()
+    assert {(one["chain"], one["chain_wakers"], one["chain_end"]) for one in last["sites"]} == {(None, None, None)}
+
+
+def test_storms_that_woke_most_come_first() -> None:
+    source = WokenSource(1, ends=True)
+    plain = source.after(1)
+    first = replace(source.after(0), storms={LOCK: Storm(5, 50, 1, 0)})
+    then = replace(plain, storms={LOCK: Storm(6, 59, 1, 9), STORMS: Storm(2, 70, 0, 35), READ: Storm(1, 9, 9, 9)})
+    source.after = lambda seconds: then if seconds else first
+    (tick,) = in_json(source)
+    assert [(one["waker"]["kind"], one["storms"], one["woken"], one["wasted_switches"]) for one in tick["storms"]] == [
+        ("thread", 2, 70, 0),
+        ("thread", 1, 9, 0),
+        ("irq", 1, 9, 18),
+    ]
+
+
+def test_names_of_those_who_woke_are_waited_for_too() -> None:
+    source, asked = WokenSource(1, ends=True), set[str]()
+    late = source.after(0).book.stack(source.worker.user)
+    source.after(0).book.stacks[source.worker.user] = late._replace(
+        frames=tuple(frame._replace(name="") for frame in late.frames)
+    )
+    source.wait_for_names = lambda frames, seconds: asked.update(frame.file for frame in frames)
+    in_json(source)
+    assert asked == {"/opt/own"}
+
+
+@pytest.mark.parametrize("first", [1, 4, 5, 9, 12])
+def test_from_any_moment_on_it_is_the_same(tmp_path: Path, first: int) -> None:
+    path = recorded(tmp_path / "it")
+    begun = in_json(RecordedSource(path, begin_ns=START_NS + first * NS_PER_S))
+    assert begun == in_json(RecordedSource(path))[first - 1 :]
+
+
+def test_to_go_back_in_a_replay_is_to_begin_there(tmp_path: Path) -> None:
+    source = RecordedSource(recorded(tmp_path / "it"))
+    every = in_json(source)
+    for second in (9, 3, 6):
+        source.go_to(START_NS + second * NS_PER_S)
+        assert in_json(source) == every[second - 1 :]
+
+
+def test_what_is_older_than_kept_is_dropped_and_of_the_rest_all_is_known(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "it", 40, keep_ns=12 * NS_PER_S, whole_s=5)
+    played = in_json(RecordedSource(path))
+    assert played == in_json(WokenSource(40, ends=True))[25:]
+    with sqlite3.connect(path) as database:
+        functions = {row[0] for row in database.execute("SELECT name FROM frames")}
+    database.close()
+    assert b"of_39" in functions
+    assert b"of_9" not in functions  # who ended that wait of the teller is forgotten, and where, too
+
+
+def test_a_reading_that_the_disk_was_too_slow_for_takes_no_wake_with_it(tmp_path: Path) -> None:
+    source = WokenSource(9)
+    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
+    for second in (0, 1, 5, 9):
+        recorder.add(source.after(second))
+    recorder.close()
+    last = in_json(RecordedSource(tmp_path / "it"))[-1]
+    assert {one["waker"]["tid"] for one in last["sites"] if one["comm"] == "teller"} == {5007, 5008, 5009}
+    assert last["storms"][0]["storms"] == 4
+
+
+# Which format it has
+
+
+def test_a_file_is_of_the_first_format_until_a_wake_is_in_it(tmp_path: Path) -> None:
+    source = WokenSource(5, begins=2)
+    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
+    found: list[int] = []
+    for second in range(5):
+        recorder.add(source.after(second))
+        while ticks(tmp_path / "it") <= second:
+            time.sleep(0.01)
+        found.append(version(tmp_path / "it"))
+    recorder.close()
+    assert found == [1, 1, 1, 2, 2]
+    assert version(recorded(tmp_path / "later", begins=99)) == 1
+    assert [one["mode"] for one in in_json(RecordedSource(tmp_path / "it"))] == ["offcpu", "offcpu", "chain", "chain"]
+
+
+def test_an_offtop_that_knows_no_wakes_says_that_the_file_is_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plain = recorded(tmp_path / "it"), recorded(tmp_path / "plain", begins=99)
+    monkeypatch.setattr(form, "FORMAT", 1)
+    RecordedSource(plain).close()
+    with pytest.raises(OfftopError, match=r"it: file format 2, this offtop reads 1\. Use a newer offtop"):
+        RecordedSource(path)
+
+
+def test_without_wakes_a_tick_is_what_it_was() -> None:
+    for source in (ScriptedSource(SHOP), WokenSource(begins=99)):
+        entry = form.Entry(change(NOTHING, source.after(3)))
+        words, tables = parts(form.encode(entry))
+        assert entry.format == 1
+        assert len(tables) == 16
+        assert tables[6].shape == (10, 4)
+        assert not {"wakes", "wakers", "storms"} & {*words}
+
+
+def test_with_wakes_only_what_stands_behind_is_more() -> None:
+    now = WokenSource().after(3)
+    words, tables = parts(form.encode(form.Entry(change(NOTHING, now), wakes={LOCK: now.book.wakes[LOCK]})))
+    assert tables[6].shape[1] == 4
+    assert len(tables) == 17
+    assert tables[-1].tolist() == [key.wake for key in now.sites]
+    assert words["storms"] == [[STORMS, 3, 300, 270, 100]]
+    assert words["wakes"] == [[LOCK, 0, "futex", "0x7f00", 100, "whole", *words["wakes"][0][6:8], 1]]
+    assert [one[0] for one in words["wakers"]] == ["thread", "irq"]
+
+
+def parts(blob: bytes) -> tuple[dict[str, Any], list[Any]]:
+    raw = zlib.decompress(blob)
+    end = 4 + int.from_bytes(raw[:4], "little")
+    return json.loads(raw[4:end]), columns.unpacked(raw[end:])
+
+
+ids = st.integers(0, (1 << 31) - 1)
+wakers = st.builds(
+    Waker,
+    *(st.sampled_from([*KINDS]), st.text(max_size=9), ids, ids, st.text(max_size=9)),
+    *(st.sampled_from(["", SOFTIRQ]), ids, ids),
+)
+wakes = st.builds(
+    Wake,
+    wakers,
+    st.builds(Object, st.text(max_size=9), st.text(max_size=9), ids),
+    st.lists(st.builds(Link, ids, ids, wakers), max_size=MOST_DEPTH).map(tuple),
+    st.sampled_from([*CHAIN_ENDS]),
+)
+
+
+@given(st.dictionaries(st.integers(FIRST_WAKE, (1 << 31) - 1), wakes, max_size=9))
+def test_a_wake_is_what_it_was(some: Mapping[int, Wake]) -> None:
+    now = change(NOTHING, WokenSource().after(3))
+    again = form.decode(form.encode(form.Entry(now, wakes=some)), whole=True)
+    assert again.wakes == some
+    assert again.change.storms == now.storms
+    assert again.change.sites.ids.tolist() == now.sites.ids.tolist()
+
+
+def test_the_wakes_of_sites_that_were_given_back_are_told() -> None:
+    source = WokenSource()
+    one = change(source.after(5), source.after(6))
+    again = form.decode(form.encode(form.Entry(one))).change
+    assert again.sites.gone.tolist() == one.sites.gone.tolist()
+    assert [ids[-1] for ids in one.sites.gone.tolist()] == [FIRST_TELLER + 6 - KEPT_SECONDS]
+
+
+# What is kept of it
+
+
+def test_a_tick_has_those_that_are_new_and_a_whole_one_all_that_are_in_use(tmp_path: Path) -> None:
+    recording = Recording(recorded(tmp_path / "it", 9))
+    fixed = {LOCK, READ, ANSWER, STORMS}
+    found = {number: {*entry.wakes} for number in range(1, 11) if (entry := recording.tick(number, whole=False))}
+    tellers = {number: {FIRST_TELLER + number - 1} for number in range(3, 11)}
+    assert found == {1: set(), 2: fixed | {FIRST_TELLER + 1}, **tellers}
+    whole = recording.tick(9, whole=True)
+    assert whole
+    assert {*whole.wakes} == fixed | {FIRST_TELLER + second for second in (6, 7, 8)}
+    recording.close()
+
+
+def test_who_ended_waits_that_nothing_tells_of_any_more_leaves_the_book_after_15_minutes(tmp_path: Path) -> None:
+    source = RecordedSource(recorded(tmp_path / "it", 2400, step=100))
+    *_, last = iter(source.read, None)
+    kept = {number - FIRST_TELLER for number in last.book.wakes if number >= FIRST_TELLER}
+    assert {2398, 2399, 2400} <= kept
+    assert min(kept) > 1000
+    functions = {frame.name for stack in last.book.stacks.values() for frame in stack.frames}
+    assert {"of_2400", "nvme_irq", "unlock"} <= functions
+    assert "of_99" not in functions
+    assert {*RESERVED} < {*last.book.wakes}
+
+
+def test_of_a_process_that_ended_before_it_was_read_that_is_said() -> None:
+    gone = Stack((Frame(GONE, 0),), end=PROCESS_ENDED)
+    assert form.stack_of(gone.frames, 0, 0, form.category_of(gone)) == gone
+    kernel = Stack((Frame("[kernel]", 0, "schedule"),), 1, "lock")
+    assert form.stack_of(kernel.frames, 1, 0, form.category_of(kernel)) == kernel
+    assert kernel.end == WHOLE
+
+
+# Whatever is in the file
+
+
+WOKEN = change(NOTHING, WokenSource().after(3))
+WAKER = ["thread", "", 7, 8, "x", "", 3, 4]
+WAKE = [FIRST_WAKE, 0, "futex", "0x1", 7, "whole"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"wakers": [WAKER[1:]]}, "not an array of that length"),
+        ({"wakers": [[*WAKER[:2], -1, *WAKER[3:]]]}, "a number that cannot be"),
+        ({"wakers": [[*WAKER[:3], 1 << 31, *WAKER[4:]]]}, "a number that cannot be"),
+        ({"wakers": [[*WAKER[:4], 7, *WAKER[5:]]]}, "not a text"),
+        ({"wakers": [[*WAKER[:4], "x" * 8193, *WAKER[5:]]]}, "a name that is far too long"),
+        ({"wakers": [[*WAKER[:6], -1, 0]]}, "a number that cannot be"),
+        ({"wakers": [[*WAKER[:7], 1.5]]}, "not an integer"),
+        ({"wakes": [WAKE[:-1]]}, "not an array of that length"),
+        ({"wakes": {}}, "not an array of that length"),
+        ({"wakes": [7]}, "not an array of that length"),
+        ({"wakes": [[FIRST_WAKE, 1, *WAKE[2:]]]}, "a waker is missing"),
+        ({"wakes": [[FIRST_WAKE, -1, *WAKE[2:]]]}, "a number that cannot be"),
+        ({"wakes": [[FIRST_WAKE, True, *WAKE[2:]]]}, "not a number"),
+        ({"wakes": [[WAKE_SHORT, *WAKE[1:]]]}, "a wake that stands for none"),
+        ({"wakes": [[0, *WAKE[1:]]]}, "a wake that stands for none"),
+        ({"wakes": [[1 << 31, *WAKE[1:]]]}, "a number that cannot be"),
+        ({"wakes": [[*WAKE[:3], "x" * 8193, *WAKE[4:]]]}, "a name that is far too long"),
+        ({"wakes": [[*WAKE[:5], "happy"]]}, "a chain that ends as none does"),
+        ({"wakes": [[*WAKE[:5], ["whole"]]]}, "not a text"),
+        ({"wakes": [[*WAKE, 3, 4]]}, "not the links of a chain"),
+        ({"wakes": [[*WAKE, *[3, 4, 0] * 9]]}, "not the links of a chain"),
+        ({"wakes": [[*WAKE, 3, 4, 1]]}, "a waker is missing"),
+        ({"wakes": [[*WAKE, -1, 4, 0]]}, "a number that cannot be"),
+        ({"wakes": [WAKE] * 600_000}, "more words than a tick has"),
+        ({"storms": [[1, 2, 3]]}, "not an array of that length"),
+        ({"storms": [[-1, 2, 3, 4, 5]]}, "a number that cannot be"),
+        ({"storms": [[9, -2, 3, 4, 5]]}, "a number that cannot be"),
+        ({"storms": [[9, 2, 3, 1 << 62, 5]]}, "a number that cannot be"),
+        ({"storms": [[9, 2, "x", 4, 5]]}, "not a number"),
+    ],
+)
+def test_words_of_wakes_must_be_what_can_be(words: dict[str, object], said: str) -> None:
+    blob = form.encode(form.Entry(WOKEN))
+    form.decode(reworded(blob, {"wakers": [WAKER], "wakes": [[*WAKE, *[3, 4, 0] * 8]]}), whole=True)
+    with pytest.raises(ValueError, match=said):
+        form.decode(reworded(blob, {"wakers": [WAKER], **words}), whole=True)
+
+
+def test_of_a_newer_offtop_what_is_not_known_is_unknown() -> None:
+    blob = form.encode(form.Entry(WOKEN))
+    words: dict[str, object] = {"wakers": [["ghost", *WAKER[1:5], "aether", 3, 4]], "wakes": [WAKE], "mode": "why"}
+    entry = form.decode(reworded(blob, words), whole=True)
+    assert entry.wakes[FIRST_WAKE].waker == Waker("unknown", "", 7, 8, "x", "", 3, 4)
+    assert entry.change.mode == "offcpu"
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (np.zeros(3, np.int64), "not the wakes of those sites"),
+        (np.zeros((len(WOKEN.sites.ids), 1), np.int64), "not the wakes of those sites"),
+        (np.full(len(WOKEN.sites.ids), -1), "a number that cannot be"),
+        (np.full(len(WOKEN.sites.ids), 1 << 31), "a number that cannot be"),
+    ],
+)
+def test_a_wake_for_each_site_or_none(column: Any, said: str) -> None:
+    raw = zlib.decompress(form.encode(form.Entry(WOKEN)))
+    end = 4 + int.from_bytes(raw[:4], "little")
+    tables = [*columns.unpacked(raw[end:])[:-1], column]
+    with pytest.raises(ValueError, match=said):
+        form.decode(zlib.compress(raw[:end] + columns.packed(tables)), whole=True)
+
+
+def test_the_same_place_may_stand_twice_if_it_is_not_the_same_wake() -> None:
+    source = WokenSource()
+    one = source.after(5)
+    again = form.decode(form.encode(form.Entry(change(NOTHING, one))), whole=True)
+    of_teller = [ids for ids in again.change.sites.ids.tolist() if ids[1] == 201]
+    assert len({tuple(ids[:4]) for ids in of_teller}) == 1
+    assert len(of_teller) == KEPT_SECONDS
+    doubled = replace(one, sites={key._replace(wake=WAKE_LOST): totals for key, totals in one.sites.items()})
+    rows = change(NOTHING, doubled)
+    twice = np.concatenate((rows.sites.ids, rows.sites.ids[:1]))
+    more = replace(
+        rows.sites,
+        ids=twice,
+        numbers=np.concatenate((rows.sites.numbers, rows.sites.numbers[:1])),
+        lanes=np.concatenate((rows.sites.lanes, rows.sites.lanes[:1])),
+        longest_ns=np.concatenate((rows.sites.longest_ns, rows.sites.longest_ns[:1])),
+    )
+    with pytest.raises(ValueError, match="stands twice"):
+        form.decode(form.encode(form.Entry(replace(rows, sites=more))), whole=True)
+
+
+def test_ids_of_wakes_and_stacks_that_nobody_explains_are_no_harm(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "it", 4)
+    with sqlite3.connect(path) as database:
+        database.execute("DELETE FROM stacks")
+        for number, blob in database.execute("SELECT number, change FROM ticks").fetchall():
+            words: dict[str, object] = {"wakers": [], "wakes": [], "storms": [[77_777, number, number, 0, 0]]}
+            database.execute("UPDATE ticks SET change = ? WHERE number = ?", (reworded(blob, words), number))
+    database.close()
+    assert told(path)
+    last = in_json(RecordedSource(path))[-1]
+    jsonschema.validate(last, SCHEMA, jsonschema.Draft202012Validator)
+    (locked,) = [one for one in last["sites"] if one["comm"] == "worker-2"]
+    assert locked["waker"]["name"] == "(still waiting)"
+
+
+def test_bytes_that_were_overwritten_anywhere_break_nothing(tmp_path: Path) -> None:
+    whole, path, chance = recorded(tmp_path / "whole", 8).read_bytes(), tmp_path / "it", random.Random(7)
+    for _ in range(60):
+        spoilt = bytearray(whole)
+        for _ in range(chance.choice((1, 4, 40))):
+            at = chance.randrange(len(spoilt))
+            spoilt[at : at + 8] = chance.randbytes(8)
+        path.write_bytes(spoilt)
+        assert told(path)
+
+
+@given(st.data())
+def test_a_tick_of_which_some_bytes_are_others_is_a_tick_or_a_valueerror(data: st.DataObject) -> None:
+    now = WokenSource().after(3)
+    blob = zlib.decompress(form.encode(form.Entry(WOKEN, wakes={LOCK: now.book.wakes[LOCK]})))
+    at = data.draw(st.integers(0, len(blob) - 1))
+    spoilt = blob[:at] + data.draw(st.binary(min_size=1, max_size=9)) + blob[at + 1 :]
+    refused(lambda: form.decode(zlib.compress(spoilt)))
+
+
+def test_all_that_is_printed_of_strangers_is_printable(tmp_path: Path) -> None:
+    said = told(recorded(tmp_path / "it"))
+    assert "worker\\\\x1b[31m\\\\udc80" in said
+    assert "/var/\\\\x1b[2Jdata" in said

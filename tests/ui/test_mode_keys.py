@@ -1,0 +1,595 @@
+"""The modes on the screen: who ended the waits, what they were for, both stacks, and the chain behind them."""
+
+import re
+from threading import Event
+
+import pytest
+from rich.cells import cell_len
+
+from offtop.errors import KernelError, OfftopError
+from offtop.model.view import CATEGORIES, FLAME, LIST, SITE, STUCK, TREE, View
+from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE, THREAD, WAKEUP, Object, Storm
+from offtop.ui.app import OfftopApp
+from tests.ui.scripted import CLERK, MUTEX, WAKERS, By, ScriptedSource, Then, Waits, Woken
+from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
+from tests.ui.test_pictures import check
+
+TABS = {"1": "|1 off-CPU|", "2": "|2 wakeup|", "3": "|3 off-wake|", "4": "|4 chain|", "5": "|5 stuck|"}
+MODE_OF = dict(zip("1234", MODES, strict=True))
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+NOT_GATHERED = "Who ended these waits was not gathered then, or is not yet"
+
+
+def gathering(mode: str = CHAIN, ticks: int = 12, table: tuple[Waits, ...] = WAKERS) -> ScriptedSource:
+    """What gathers that from the first."""
+    source = ScriptedSource(table, ticks=ticks)
+    source.mode = mode
+    return source
+
+
+def listed(app: OfftopApp) -> list[list[str]]:
+    """The lines of the list, word by word, without its title and heads."""
+    lines = screen(app)
+    first = max(number for number, line in enumerate(lines) if "WAITING" in line and " MAX" in line) + 1
+    found = [line.lstrip(">").split() for line in lines[first:-2]]
+    return [words for words in found if words]
+
+
+def line_with(app: OfftopApp, text: str) -> str:
+    return next((line for line in screen(app) if text in line), "")
+
+
+def cursor_line(app: OfftopApp) -> str:
+    """Of the list, or of the tree that has its place."""
+    return next(line for line in reversed(screen(app)[5:-2]) if line.startswith(">"))
+
+
+def alert(app: OfftopApp) -> str:
+    return screen(app)[-2]
+
+
+def crumb(app: OfftopApp) -> str:
+    return screen(app)[4].partition("   ")[0]
+
+
+def stacks(app: OfftopApp) -> list[str]:
+    """What stands under STACK on a screen of 100 columns."""
+    lines = screen(app)
+    head = next(number for number, line in enumerate(lines) if "STACK" in line)
+    at = lines[head].index("STACK") - 2
+    found = [line[at:] for line in lines[head + 1 : -2]]
+    return found[: found.index("")] if "" in found else found
+
+
+async def ticks(app: OfftopApp, source: ScriptedSource, to: int) -> None:
+    source.go_on(to)
+    await until(lambda: app.picture is not None and app.picture.newest.number == to)
+
+
+# There and back
+
+
+@asynchronous
+async def test_1_to_4_show_another_mode_at_once_and_have_the_source_gather_it() -> None:
+    source = gathering(OFFCPU, ticks=3)
+    async with shown(source) as (app, pilot):
+        for key in "2341":
+            await pilot.press(key)
+            assert (app.view.mode, TABS[key] in screen(app)[0]) == (MODE_OF[key], True)
+            await until(lambda key=key: source.mode == MODE_OF[key])
+        assert source.depth == 4
+
+
+@asynchronous
+async def test_until_wakers_are_gathered_the_list_says_so_and_what_is_there_is_kept() -> None:
+    source = gathering(OFFCPU, ticks=3)
+    async with shown(source) as (app, pilot):
+        for key in "234":
+            await pilot.press(key)
+            assert NOT_GATHERED in line_with(app, "Who ended")
+            assert line_with(app, "fsync")  # the categories need no wakers
+        await pilot.press("t")
+        assert NOT_GATHERED in line_with(app, "Who ended")
+        await pilot.press("enter", "enter", "down", "y")
+        assert app.view.focus == TREE
+        await pilot.press("g")
+        assert NOT_GATHERED in line_with(app, "Who ended")
+        await pilot.press("g", "2", "t")
+        await until(lambda: source.mode == WAKEUP)
+        await ticks(app, source, 4)
+        assert listed(app)[1][:3] == ["100", "shop", "0.50"]
+        await pilot.press("1")
+        assert listed(app)[0][:2] == ["300", "late"]
+
+
+@pytest.mark.parametrize("key", "1234")
+@asynchronous
+async def test_a_mode_that_is_shown_already_says_where_the_others_are(key: str) -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press(key)
+        before = app.view
+        await pilot.press(key)
+        assert (app.view, before.mode) == (before, MODE_OF[key])
+        if key != "1":
+            await pilot.press(key)
+        assert any(f"{other} " in alert(app) for other in "12345" if other != key)
+
+
+@pytest.mark.parametrize("key", "234")
+@asynchronous
+async def test_5_leads_to_what_is_stuck_and_back_to_the_mode(key: str) -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press(key, "tab", "5")
+        assert (TABS["5"] in screen(app)[0], app.view.focus) == (True, STUCK)
+        await pilot.press("5")
+        assert (TABS[key] in screen(app)[0], app.view.focus) == (True, LIST)
+        await pilot.press("5", "1")
+        assert (TABS["1"] in screen(app)[0], app.view.mode) == (True, OFFCPU)
+
+
+@asynchronous
+async def test_each_pane_is_kept_from_mode_to_mode() -> None:
+    async with shown(gathering(), (160, 50)) as (app, pilot):
+        for pane, keys in ((CATEGORIES, ()), (LIST, ("tab",)), (TREE, ("t",)), (FLAME, ("g",))):
+            await pilot.press("1", *keys)
+            for key in "23414321":
+                await pilot.press(key)
+                assert app.view.focus == pane
+                assert TABS[key] in screen(app)[0]
+            await pilot.press(*(["g"] if pane == FLAME else []), "escape", "escape")
+        await pilot.press("1", "t", "enter")
+        assert app.view.focus == SITE
+        await pilot.press("3")
+        assert (app.view.focus, app.view.path) == (TREE, ())
+
+
+@asynchronous
+async def test_what_1_cannot_show_is_left_there() -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press("2", "G", "tab", "enter", "enter")
+        assert (app.view.object, bool(app.view.wakers)) == (MUTEX, True)
+        await pilot.press("3")
+        assert crumb(app) == "All > on futex 0x7f4040 of 100 > woken by shop(100)"
+        await pilot.press("1")
+        assert crumb(app) == "All"
+        assert listed(app)[0][:2] == ["300", "late"]
+
+
+# Wakers
+
+
+@asynchronous
+async def test_2_lists_who_ends_waits_and_last_those_of_whom_nobody_knows() -> None:
+    async with shown(gathering(), (160, 50), view=View(delay_ns=QUICK_NS, idle_shown=True)) as (app, pilot):
+        await pilot.press("2")
+        assert line_with(app, "who ends waits: anything")
+        first = next(number for number, line in enumerate(screen(app)) if "WAKER" in line) + 1
+        assert [line[11:39].split("  ")[0].strip() for line in screen(app)[first : first + 9]] == [
+            *("storm: shop", "shop", "bank", "irq (nvme_irq)", "timeout"),
+            *("(still waiting)", "(nobody saw who woke it)", "(woken before the minimum)", "(waits below the minimum)"),
+        ]
+        assert line_with(app, " 100 shop").split()[2:9] == ["0.50", "28%", "0.10", "3", "400ms", "400ms", "futex_wake"]
+        assert "36 switches/s for nothing: 2/s wake up to 12" in line_with(app, "storm: shop")
+        assert "jbd2_log_wait" in line_with(app, "(still waiting)  ")
+
+
+@asynchronous
+async def test_enter_leads_to_the_threads_of_a_waker_and_to_the_tree_of_one_and_escape_back() -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press("2", "tab", "down")
+        assert cursor_line(app).split()[:3] == [">", "100", "shop"]
+        await pilot.press("enter")
+        assert (crumb(app), listed(app)[1][:3]) == ("All > woken by shop(100)", ["100", "clerk", "0.50"])
+        await pilot.press("down", "enter")
+        assert crumb(app) == "All > woken by clerk(103)"
+        assert line_with(app, "stack tree: woken by clerk(103)")
+        assert stacks(app) == ["▼ clerk › main › serve › unlock › [k]futex_wake", "    -> shop"]
+        await pilot.press("escape")
+        assert (crumb(app), cursor_line(app).split()[:3]) == ("All > woken by shop(100)", [">", "100", "clerk"])
+        await pilot.press("escape")
+        assert (crumb(app), cursor_line(app).split()[:3]) == ("All", [">", "100", "shop"])
+        await pilot.press("end", "up", "enter")
+        assert crumb(app) == "All > woken by (woken before the minimum)"
+        assert cursor_line(app).split()[1:3] == ["0.02", "100%"]
+
+
+@asynchronous
+async def test_a_storm_leads_to_its_waker() -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press("2", "tab", "home", "enter")
+        assert crumb(app) == "All > woken by shop(100)"
+
+
+@asynchronous
+async def test_h_lists_waking_threads_and_processes() -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press("2", "tab", "H")
+        assert [row[1] for row in listed(app)[1:3]] == ["clerk", "teller"]
+        await pilot.press("H")
+        assert [row[1] for row in listed(app)[1:3]] == ["shop", "bank"]
+        await pilot.press("H", "down", "enter")
+        assert crumb(app) == "All > woken by clerk(103)"
+        await pilot.press("t")
+        assert (app.view.focus, crumb(app)) == (LIST, "All")
+
+
+@asynchronous
+async def test_of_a_drilled_thread_its_own_wakers_are_listed_and_the_cursor_moves_among_them() -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press("i", "tab", "down", "down", "enter", "enter")
+        assert app.view.thread is not None
+        await pilot.press("2", "t")
+        assert app.view.focus == LIST
+        first = cursor_line(app)
+        await pilot.press("down")
+        assert cursor_line(app) != first
+
+
+@pytest.mark.parametrize(("key", "said"), [("A", "each second went"), ("C", "cgroups"), ("c", "command lines")])
+@asynchronous
+async def test_what_is_told_of_sleepers_alone_says_so_in_the_list_of_wakers(key: str, said: str) -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press("2")
+        before = app.view
+        await pilot.press(key)
+        assert (said in alert(app), "1 lists them" in alert(app), app.view) == (True, True, before)
+        await pilot.press("tab", "+")
+        assert "1 lists them" in alert(app)
+
+
+@asynchronous
+async def test_each_sort_key_orders_the_wakers() -> None:
+    async with shown(gathering(), (160, 50)) as (app, pilot):
+        await pilot.press("2", "tab")
+        for key, first in (("P", "shop"), ("M", "shop"), ("E", "shop"), ("T", "shop")):
+            await pilot.press(key)
+            assert listed(app)[1][1] == first
+        assert " TOTAL" in line_with(app, "WAKER")
+        await pilot.press("R")
+        assert [row[0] for row in listed(app)[1:3]] == ["irq", "200"]
+        for _ in range(9):
+            await pilot.press("greater_than_sign")
+            assert app.picture is not None
+            assert app.picture.rows.whole.total_ns == 17_200_000_000
+
+
+@asynchronous
+async def test_mute_pin_narrow_and_copy_on_a_waker() -> None:
+    source = gathering()
+    async with shown(source) as (app, pilot):
+        await pilot.press("2", "tab", "down", "X")
+        assert "muted waker=shop" in alert(app)
+        assert not any("shop" in row for row in listed(app))
+        assert "muted (f)" in screen(app)[1]
+        assert app.picture is not None
+        assert app.picture.muted_ns == 6_000_000_000
+        await pilot.press("home", "p")
+        assert "pin bank(200)" in screen(app)[4]
+        assert line_with(app, " 200 bank").startswith(">*")
+        await pilot.press("F")
+        assert source.filters.pids == (200,)
+        await pilot.press("F", "p", "y")
+        assert app.clipboard == "200 bank pipe_write < pay < main -> shop 0.10"
+        await pilot.press("down", "y", "p")
+        assert app.clipboard.startswith("irq (nvme_irq) blk_mq_end_request -> bank 0.06")
+        assert "is no process and no thread" in alert(app)
+        await pilot.press("X")
+        assert 'muted waker="irq (nvme_irq)"' in alert(app)
+
+
+@asynchronous
+async def test_mute_and_copy_on_a_storm_are_of_its_waker() -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press("2", "tab", "home", "y")
+        assert app.clipboard == (
+            "100 storm: shop 36 switches/s for nothing: 2/s wake up to 12, 90% sleep again within 1 ms 0.00"
+        )
+        await pilot.press("X")
+        assert "muted waker=shop" in alert(app)
+        assert not line_with(app, "storm")
+
+
+# What was waited on
+
+
+@asynchronous
+async def test_g_lists_what_is_waited_on_and_says_where_that_is_gathered() -> None:
+    async with shown(gathering(), (100, 24)) as (app, pilot):
+        await pilot.press("G")
+        assert "G lists what is waited on where wakers are gathered: 2, 3 and 4" in alert(app)
+        await pilot.press("3", "tab", "G")
+        assert line_with(app, "what is waited on: anything")
+        assert [row[:2] for row in listed(app)][:2] == [["futex", "0x7f4040"], ["pipe:[77]", "0.10"]]
+        await pilot.press("enter")
+        assert crumb(app) == "All > on futex 0x7f4040 of 100"
+        assert listed(app)[0][:2] == ["100", "shop"]
+        await pilot.press("2")
+        assert listed(app)[1][:2] == ["100", "shop"]
+        await pilot.press("escape")
+        assert (app.view.lists_objects, app.view.cursor) == (True, MUTEX)
+        await pilot.press("end", "up", "enter")
+        assert "nobody knows what these waits were for" in alert(app)
+        await pilot.press("p")
+        assert "p pins a process" in alert(app)
+        await pilot.press("home", "X")
+        assert "muted object=" in alert(app)
+        assert not line_with(app, " futex 0x7f4040")
+        await pilot.press("y")
+        assert app.clipboard.startswith("pipe:[77] pipe_read")
+
+
+# Trees
+
+
+OWN = "main › take_order › [k]futex_do_wait"
+OF_LATE = "  (still waiting) › [k]jbd2_log_wait_commit"
+TREES = {
+    "1": [OF_LATE, "▼ main", "    take_order › [k]futex_do_wait"],
+    "2": ["▼ (still waiting)", "    -> late", "▼ clerk › main › serve › unlock › [k]futex_wake"],
+    "3": [OF_LATE, "▼ main", "  ▼ take_order › [k]futex_do_wait"],
+    "4": [OF_LATE, "▼ main", "  ▼ take_order › [k]futex_do_wait"],
+}
+
+
+@pytest.mark.parametrize("key", "1234")
+@asynchronous
+async def test_the_tree_in_each_mode(key: str) -> None:
+    async with shown(gathering(), (120, 30)) as (app, pilot):
+        await pilot.press(key, "t")
+        assert stacks(app)[:3] == TREES[key]
+
+
+@asynchronous
+async def test_what_is_copied_is_the_folded_stack_of_the_mode() -> None:
+    clerk = "futex_wake;unlock;serve;main;clerk"
+    asked = "main;ask;pipe_read"
+    copies = {
+        "1": "main;take_order;futex_do_wait 6000000",  # with the run queue
+        "3": f"main;take_order;futex_do_wait;--;{clerk} 5000000",
+        "4": f"main;take_order;futex_do_wait;--;{clerk} 5000000",
+    }
+    async with shown(gathering(), (120, 30)) as (app, pilot):
+        for key, copied in copies.items():
+            await pilot.press(key, "t", "home", "asterisk", "down", "down")
+            if key != "1":
+                await pilot.press("down")
+            await pilot.press("y")
+            assert app.clipboard == copied
+            await pilot.press("t")
+        await pilot.press("4", "t", "asterisk", "home", *["down"] * 4, "y")
+        assert app.clipboard == f"main;take_order;futex_do_wait;--;{clerk};--;{asked} 5000000"
+
+
+@asynchronous
+async def test_mute_in_the_tree_is_of_the_waker_where_the_line_ends_with_one() -> None:
+    async with shown(gathering(), (120, 30)) as (app, pilot):
+        await pilot.press("3", "t", "asterisk", "home", "down", "down", "down", "X")
+        assert "muted waker=clerk" in alert(app)
+        await pilot.press("2", "home", "down", "X")
+        assert "muted proc=late" in alert(app)
+
+
+@asynchronous
+async def test_the_site_has_who_woke_above_who_waits() -> None:
+    async with shown(gathering(), (120, 60)) as (app, pilot):
+        await pilot.press("4", "t", "asterisk", "home", "down", "down", "enter", "x")
+        lines = [line.strip() for line in screen(app)]
+        first = next(number for number, line in enumerate(lines) if line.startswith("#1"))
+        assert lines[first + 2 : first + 24] == [
+            *("irq (nvme_irq)", "[k] nvme_irq", "[k] blk_mq_end_request", "-- woken by --", "[k] io_wait", "main"),
+            *("-- who had waited --", "teller", "main", "pay", "[k] pipe_write", "-- woken by --"),
+            *("[k] pipe_read", "ask", "main", "-- who had waited --", "clerk", "main", "serve", "unlock"),
+            *("[k] futex_wake", "-- woken by --"),
+        ]
+
+
+@pytest.mark.parametrize("key", "234")
+@asynchronous
+async def test_the_icicle_in_each_mode(key: str) -> None:
+    async with shown(gathering(), (160, 50)) as (app, pilot):
+        await pilot.press(key, "g")
+        text = "\n".join(screen(app))
+        assert ("-- woken by --" in text) is (key != "2")
+        assert ("-- who had waited --" in text) is (key == "4")
+        assert ("-> shop" in text) is (key == "2")
+        await pilot.press("down", "right", "enter", "y", "escape")
+        assert app.clipboard
+
+
+# Filters
+
+
+@asynchronous
+async def test_filters_by_waker_and_object_leave_what_those_ended() -> None:
+    async with shown(gathering()) as (app, pilot):
+        for text, waits in (("waker=clerk", "0.60"), ("object=pipe*", "0.10"), ("wakertid=201", "0.10")):
+            for key in "1234":
+                await pilot.press(key, "backslash", *["backspace"] * 30, *text, "enter")
+                assert f"{waits} pass" in screen(app)[4]
+        await pilot.press("1", "backslash", *["backspace"] * 30, *"waker=nobody", "enter")
+        assert "wakers are gathered in the modes 2, 3 and 4" in line_with(app, "nothing matches")
+        await pilot.press("2")
+        assert 'no thread matches "waker=nobody"' in line_with(app, "no thread")
+
+
+@asynchronous
+async def test_search_finds_wakers_by_name_and_by_their_code() -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press("2", "tab", "/", *"nvme", "enter")
+        assert [row[:2] for row in listed(app)] == [["irq", "(nvme_irq)"]]
+        await pilot.press("escape", "escape", "tab", "/", *"pipe_w")
+        marked = [line for line in coloured(app) if "reverse" in line and "bank" in line]
+        assert marked is not None
+        await pilot.press("escape", "escape")
+        assert app.view.filter.text == ""
+
+
+# Time
+
+
+@asynchronous
+async def test_rewind_to_ticks_without_wakers_and_live_again() -> None:
+    source = gathering(OFFCPU, ticks=4)
+    async with shown(source) as (app, pilot):
+        await pilot.press("2")
+        await until(lambda: source.mode == WAKEUP)
+        await ticks(app, source, 6)
+        assert "window 2s of 10s" in screen(app)[0]
+        await pilot.press("[")
+        assert ("window 1s of 10s" in screen(app)[0], listed(app)[1][1]) == (True, "shop")
+        await pilot.press("[")
+        assert "PAUSED" in screen(app)[0]
+        assert NOT_GATHERED in line_with(app, "Who ended")
+        await pilot.press("1")
+        assert listed(app)[0][:2] == ["300", "late"]
+        await pilot.press("2", "]")
+        assert listed(app)[1][1] == "shop"
+        await pilot.press("[", "w", "w")
+        assert NOT_GATHERED in line_with(app, "Who ended")
+        await pilot.press("0")
+        assert ("LIVE" in screen(app)[0], listed(app)[1][1]) == (True, "shop")
+        await pilot.press("space", "3")
+        assert ("PAUSED" in screen(app)[0], TABS["3"] in screen(app)[0]) == (True, True)
+
+
+@asynchronous
+async def test_the_spans_and_the_idle_ones_in_the_list_of_wakers() -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press("2", "tab")
+        assert not line_with(app, "timeout")
+        await pilot.press("i")
+        assert line_with(app, "timeout")
+        for _ in range(4):
+            await pilot.press("w")
+            assert listed(app)[1][1:3] == ["shop", "0.50"]
+
+
+# The source
+
+
+@asynchronous
+async def test_a_source_that_refuses_says_why_and_the_app_goes_on() -> None:
+    source = gathering(OFFCPU, ticks=3)
+    source.refuses = KernelError("this kernel has no [sched]_waking\x1b[31m. 1 goes on")
+    async with shown(source) as (app, pilot):
+        await pilot.press("2")
+        await until(lambda: "no [sched]_waking" in alert(app))
+        assert not CONTROL.search("".join(screen(app)))
+        assert NOT_GATHERED in line_with(app, "Who ended")
+        await ticks(app, source, 5)
+        await pilot.press("1")
+        assert listed(app)[0][:2] == ["300", "late"]
+        source.refuses = None
+        await pilot.press("3")
+        await until(lambda: source.mode == OFFWAKE)
+
+
+class Slow(ScriptedSource):
+    """Takes its time, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(WAKERS, ticks=3)
+        self.asked_for: list[str] = []
+        self.may_go = Event()
+
+    def set_mode(self, mode: str, depth: int) -> None:
+        self.asked_for.append(mode)
+        self.may_go.wait(20)
+        super().set_mode(mode, depth)
+
+
+@asynchronous
+async def test_where_the_source_takes_long_the_last_mode_that_was_pressed_wins() -> None:
+    source = Slow()
+    async with shown(source) as (app, pilot):
+        await pilot.press("2")
+        await until(lambda: source.asked_for == [WAKEUP])
+        await pilot.press("3", "1", "4")
+        assert (app.view.mode, source.mode) == (CHAIN, OFFCPU)
+        source.may_go.set()
+        await until(lambda: source.mode == CHAIN)
+        assert source.asked_for == [WAKEUP, CHAIN]
+
+
+@asynchronous
+async def test_one_may_leave_while_the_source_takes_long_and_is_refused_then() -> None:
+    source = Slow()
+    source.refuses = OfftopError("no")
+    async with shown(source) as (app, pilot):
+        await pilot.press("2", "q")
+    source.may_go.set()
+    assert app.return_code == 0
+
+
+# Strangers' names, and sizes
+
+
+EVIL = "\x1b[31m[b]\u4e2d\u6587\u0301\x07\n"
+HOSTILE = (
+    Waits(
+        *(EVIL, 1, EVIL, 2, "lock", EVIL, (EVIL, "main"), (400,)),
+        woken=Woken(
+            By(THREAD, EVIL, EVIL, 3, EVIL, 4, (EVIL,), (EVIL,)),
+            Object("file", EVIL * 9),
+            (Then((EVIL,), (EVIL,), CLERK),),
+        ),
+        storm=Storm(9, 99, 99, 99),
+    ),
+    Waits(*(EVIL, 1, EVIL, 2, "lock", EVIL, (EVIL, "main"), (100,)), woken=Woken(By("irq", EVIL), Object("", EVIL))),
+)
+
+
+@pytest.mark.parametrize("size", [(40, 8), (45, 10), (60, 12), (80, 24), (110, 30), (160, 50), (250, 60)])
+@asynchronous
+async def test_no_line_is_wider_than_its_screen_nor_drawn_by_a_stranger(size: tuple[int, int]) -> None:
+    async with shown(gathering(table=(*HOSTILE, *WAKERS), ticks=3), size) as (app, pilot):
+        keys = (*("2", "tab", "H", "H", "enter", "enter", "enter", "g", "escape", "escape", "escape", "escape", "G"),)
+        more = ("tab", "enter", "enter", "t", "asterisk", "end", "enter", "X", "3", "t", "y", "4", "asterisk", "g")
+        for key in (*keys, *more):
+            await pilot.press(key)
+            lines = screen(app)
+            assert len(lines) == size[1]
+            assert all(cell_len(line) <= size[0] for line in lines)
+            assert not CONTROL.search("".join(lines))
+        await pilot.press("y")
+        assert not CONTROL.search(app.clipboard)
+
+
+@pytest.mark.parametrize("key", "234")
+@asynchronous
+async def test_in_ascii_there_is_nothing_but_ascii(key: str) -> None:
+    async with shown(gathering(table=(*HOSTILE, *WAKERS), ticks=3), ascii_only=True) as (app, pilot):
+        for pressed in (key, "t", "enter", "g", "escape", "G"):
+            await pilot.press(pressed)
+            assert "".join(screen(app)).isascii()
+
+
+@pytest.mark.parametrize("key", "234")
+@asynchronous
+async def test_nothing_waits_in_any_mode(key: str) -> None:
+    async with shown(gathering(table=(), ticks=2)) as (app, pilot):
+        for pressed in (key, "tab", "enter", "H", "G", "enter", "X", "p", "y", "t", "enter", "g", "escape"):
+            await pilot.press(pressed)
+        assert TABS[key] in screen(app)[0]
+        assert line_with(app, "Nothing waits here")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+@pytest.mark.parametrize("key", "234")
+@asynchronous
+async def test_the_pictures_of_the_modes(key: str, size: tuple[int, int]) -> None:
+    async with shown(gathering(), size) as (app, pilot):
+        await pilot.press(key)
+        await pilot.pause()
+        check(f"mode-{key}-{size[0]}x{size[1]}", screen(app))
+        await pilot.press("t", "asterisk")
+        await pilot.pause()
+        check(f"mode-{key}-tree-{size[0]}x{size[1]}", screen(app))
+
+
+@asynchronous
+async def test_what_is_waited_on_has_its_picture() -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press("2", "G")
+        await pilot.pause()
+        check("objects-80x24", screen(app))
