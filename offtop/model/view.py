@@ -620,7 +620,7 @@ def branch_opened(view: View, path: Path) -> View:
 
 def branch_closed(view: View, path: Path) -> View:
     opened = tree.closed(view.tree.opened, path)
-    return replace(view, tree=replace(view.tree, opened=opened, closed=view.tree.closed | {path}))
+    return replace(view, tree=replace(view.tree, opened=opened, closed=(view.tree.closed - opened) | {path}))
 
 
 def all_opened(view: View, paths: Iterable[Path]) -> View:

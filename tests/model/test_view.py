@@ -160,6 +160,12 @@ def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Press
     assert view.scope.blocked is (view.mode != OFFCPU)
 
 
+def test_a_closed_branch_in_which_one_was_opened_and_closed_again_is_open() -> None:
+    view = views.branch_closed(View(), (MAIN, SERVE))
+    view = views.branch_closed(views.branch_opened(view, (MAIN, SERVE, LEAF)), (MAIN, SERVE, LEAF))
+    assert (view.tree.opened, view.tree.closed) == ({(MAIN, SERVE)}, {(MAIN, SERVE, LEAF)})
+
+
 @given(presses)
 def test_what_is_stuck_is_a_list_when_one_comes_to_it_and_leads_back(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
