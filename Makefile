@@ -42,7 +42,7 @@ test: setup-test ## all checks: format, lint, types, walls, tests
 	check $(bin)/ruff check; \
 	check $(bin)/pyright; \
 	check $(bin)/lint-imports --no-cache; \
-	check $(bin)/pytest -m 'not kernel' -n auto --maxprocesses 4 $(ARGS); \
+	check $(bin)/pytest -m 'not kernel' -n 4 $(ARGS); \
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
 	    $(bin)/pytest $(if $(as_root),-p no:cacheprovider) -m kernel $(ARGS); \

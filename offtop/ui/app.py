@@ -123,7 +123,7 @@ class OfftopApp(Actions):
     Screen {{ layout: vertical; overflow: hidden; background: $background; color: $foreground; }}
     Panel {{ background: $background; color: $foreground; }}
     .placed {{ position: absolute; }}
-    {theme.css()}
+    {theme.TEXTUAL}
     """
     BINDINGS: ClassVar[list[BindingType]] = BINDINGS
     COMMANDS = {PaletteActions}  # noqa: RUF012  # as Textual wants it

@@ -15,12 +15,13 @@ from textual._compositor import ChopsUpdate
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
+from textual.theme import Theme
 from textual.widget import Widget
 
 from offtop.model.printable import printable
 from offtop.model.stack import Names
+from offtop.ui import theme
 from offtop.ui.glyphs import Glyphs
-from offtop.ui.theme import TOKENS
 
 
 class Line(NamedTuple):
@@ -165,14 +166,14 @@ class Clicked(Message):
 class Panel(Widget):
     """Shows the lines it was given, and holds nothing else."""
 
-    COMPONENT_CLASSES = {f"panel--{token}" for token in TOKENS}  # noqa: RUF012  # as Textual wants it
-
     def __init__(self, id: str, classes: str = "") -> None:  # noqa: A002  # Textual's word
         super().__init__(id=id, classes=classes)
         self._lines: Sequence[Line] = ()
         self._strips: dict[int, Strip] = {}
-        self._width = 0
-        """Of the strips."""
+        self._looks: dict[str, Style] = {}
+        """By token; Textual's component classes would be matched anew, all of them, whenever a style changes."""
+        self._drawn_for = (0, "")
+        """The width and the theme of both."""
 
     def show(self, lines: Sequence[Line]) -> None:
         """Draw `lines` from the top; those beyond the panel's height are not drawn."""
@@ -196,15 +197,11 @@ class Panel(Widget):
     def lines(self) -> Sequence[Line]:
         return self._lines
 
-    def notify_style_update(self) -> None:
-        """Other colours: draw all again."""
-        super().notify_style_update()
-        self._strips.clear()
-
     def render_line(self, y: int) -> Strip:
-        if self._width != self.size.width:
-            self._width = self.size.width
+        if self._drawn_for != (self.size.width, self._theme.name):
+            self._drawn_for = (self.size.width, self._theme.name)
             self._strips.clear()
+            self._looks.clear()
         strip = self._strips.get(y)
         if strip is None:
             strip = self._strips[y] = self._strip(self._lines[y] if y < len(self._lines) else NO_LINE)
@@ -219,4 +216,11 @@ class Panel(Widget):
         return Strip(segments).adjust_cell_length(self.size.width, base).simplify()
 
     def _look(self, token: str) -> Style:
-        return self.get_component_rich_style(f"panel--{token}")
+        look = self._looks.get(token)
+        if look is None:
+            look = self._looks[token] = theme.look(self._theme, token)
+        return look
+
+    @property
+    def _theme(self) -> Theme:
+        return self.app.current_theme  # pyright: ignore[reportUnknownMemberType]  # an app of whatever result

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rich.style import Style
 from textual.color import Color, ColorParseError
 from textual.theme import Theme
 
@@ -41,7 +42,7 @@ CATEGORY_TOKENS = (
     "cat-other",
     "cat-filtered",
 )
-"""`cat-` and the id of a category; written out, since a widget's class must know them without reading a file."""
+"""`cat-` and the id of a category."""
 HEAT_TOKENS = ("heat-1", "heat-2", "heat-3", "heat-4", "heat-5", "heat-6")
 """From few waits to many."""
 USER_FLAMES = ("flame-user-1", "flame-user-2", "flame-user-3")
@@ -149,7 +150,7 @@ _ANSI = dict.fromkeys(_OWN_COLOURS, "ansi_default") | {
 """What Textual wants to know of a theme that draws with the terminal's own colours. What is chosen is told by a
 style, which can be seen on every terminal; of `reverse`, Textual's lists know nothing (Widget.get_visual_style)."""
 
-_TEXTUAL = """
+TEXTUAL = """
 Input > .input--cursor {
     color: $input-cursor-foreground; background: $input-cursor-background; text-style: $input-cursor-text-style;
 }
@@ -192,12 +193,11 @@ def parse(text: str, name: str) -> Theme:
     return _made(_checked(text), name)
 
 
-def css() -> str:
-    """A component class for each token, and what Textual's own widgets need to look like the rest."""
-    return _TEXTUAL + "\n".join(
-        f"Panel > .panel--{t} {{ color: ${t}-color; background: ${t}-background; text-style: ${t}-style; }}"
-        for t in TOKENS
-    )
+def look(chosen: Theme, token: str) -> Style:
+    """How a text that is a `token` is drawn, on the theme's background where it has none of its own."""
+    color, background, style = (chosen.variables[f"{token}-{part}"] for part in _LOOK)
+    under = Color.parse(chosen.background) + Color.parse(background)
+    return Style.parse(style) + Style.from_color((under + Color.parse(color)).rich_color, under.rich_color)
 
 
 def _file(name: str) -> dict[str, Any]:

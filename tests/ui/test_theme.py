@@ -278,7 +278,7 @@ class Everything(App[None]):
     Screen {{ background: $background; color: $foreground; }}
     Panel {{ height: {len(theme.TOKENS)}; background: $background; color: $foreground; }}
     VerticalScroll {{ height: 3; }}
-    {theme.css()}
+    {theme.TEXTUAL}
     """
 
     def __init__(self, name: str) -> None:
