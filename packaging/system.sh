@@ -13,12 +13,13 @@ wanted() { awk -v purpose="$1" -v column="$2" '$1 == purpose && $column != "-" {
 
 has_deb() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
+# What is there by another way (rustup) is taken as it is.
 missing_debs() {
     local choice name pick
     for choice in $(wanted "$1" 2); do
         pick=
         for name in ${choice//|/ }; do
-            if has_deb "$name"; then
+            if has_deb "$name" || command -v "$name" >/dev/null; then
                 continue 2
             fi
             if [ -z "$pick" ] && apt-cache show "$name" >/dev/null 2>&1; then
