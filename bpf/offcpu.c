@@ -371,8 +371,10 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		thread->involuntary += 1;
 	}
 
-	/* NO_WAKE of a thread that was put aside; without a branch, for the verifier walks each way to the end */
-	struct site_key key = {.pid = r->pid, .tid = r->tid, .wake = r->wake & ((u64)(r->state >> 31) - 1)};
+	/* All ones but for a thread that was put aside; no branch, for the verifier walks each way to the end. */
+	u64 slept = (u64)(r->state >> 31) - 1;
+	struct site_key key = {.pid = r->pid, .tid = r->tid};
+	key.wake = (r->wake & slept) | (WAKE_CPU & c->wakes & ~slept);
 	u64 lane;
 	u32 kind;
 
@@ -420,7 +422,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		thread->first_user = key.user;
 		thread->first_wake = key.wake;
 	}
-	if (key.wake) {
+	if (key.wake & slept) {
 		r->last_kernel = key.kernel;
 		r->last_user = key.user & COPIED ? NO_STACK : key.user;
 	}
@@ -549,15 +551,17 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 /* Somebody is woken, in the context of who does it, or of an interrupt. Attached while somebody asks who it was. */
 int on_waking(struct bpf_raw_tracepoint_args *ctx)
 {
-	u32 zero = 0, tid = 0;
+	u32 zero = 0, tid = 0, flags = 0;
 	struct task_struct *task;
 	struct config *c = config.lookup(&zero);
 
 	asm volatile("" : "=r"(task) : "0"(ctx->args[0])); /* bcc must not see where it comes from: it would read it anew */
 #ifdef TYPED_WAKING
 	tid = MEMBER(u32, task, TASK_PID);
+	flags = MEMBER(u32, task, TASK_FLAGS);
 #else
 	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)task + TASK_PID);
+	bpf_probe_read_kernel(&flags, sizeof(flags), (char *)task + TASK_FLAGS);
 #endif
 	struct record *r = record_of(task, tid, false);
 	if (!r || !c)
@@ -565,7 +569,9 @@ int on_waking(struct bpf_raw_tracepoint_args *ctx)
 #ifdef WAKING
 	r->run_delay_ns = bpf_ktime_get_ns(); /* of a thread that has not left yet, too: it is woken on its way to sleep */
 #endif
-	if (c->depth && r->left_ns && !(r->state & RUNNING))
+	if (!c->depth || !r->left_ns || r->state & RUNNING)
+		return 0;
+	if (r->asked == c->asked || wanted(c, task, false, r->pid, r->tid, flags))
 		find_waker(ctx, c, r, task);
 	return 0;
 }

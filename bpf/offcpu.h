@@ -13,10 +13,11 @@
 #define STACK_LOST 1
 #define FIRST_ID 16
 
-#define NO_WAKE 0          /* ids of wakes that are none: nobody asked, or the wait goes on, or began runnable */
+#define NO_WAKE 0          /* ids of wakes that are none: nobody asked, or the wait goes on */
 #define WAKE_LOST 1
 #define WAKE_SHORT 2       /* it was woken before the minimum, so nobody looked at the waker */
 #define WAKE_UNSEEN 3
+#define WAKE_CPU 4         /* it was for nothing but a CPU: nobody woke it */
 #define LINKS 7            /* of a chain, behind the waker itself: offtop/kernel/layout.py */
 #define INTERRUPTS 2
 #define STORM 8            /* wakings in one burst: model/wake.py has it, too */

@@ -14,7 +14,7 @@ from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals
 from offtop.model.stack import Names, Stack
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES
-from offtop.model.wake import CHAIN, NO_OBJECT, NO_WAKE, Waker
+from offtop.model.wake import CHAIN, ENDED_BY_NOBODY, NO_OBJECT, Waker
 from offtop.tick import Tick
 
 
@@ -115,7 +115,7 @@ def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
 def stacks_of(tick: Tick) -> set[int]:
     """The ids of all stacks of which the object has the functions of the program."""
     book, those = tick.kept.window.book, [key for key, _ in sites(tick)]
-    wakes = {key.wake for key in those}.union(tick.kept.window.storms).difference((NO_WAKE,))
+    wakes = {key.wake for key in those}.union(tick.kept.window.storms).difference(ENDED_BY_NOBODY)
     found = {key.user for key in those}.union(one.user for one in tick.stuck.waits)
     return found.union(*(book.wake(wake).stacks for wake in wakes))
 
@@ -210,8 +210,8 @@ class _Woken:
         self._functions: dict[tuple[int, int], list[str]] = {}
 
     def wake(self, wake: int, chained: bool) -> dict[str, Any]:
-        """What ended the waits of a site; all null where nobody asked, or they go on."""
-        if wake == NO_WAKE:
+        """What ended the waits of a site; all null where nobody asked, they go on, or were for a CPU alone."""
+        if wake in ENDED_BY_NOBODY:
             return dict.fromkeys(("waker", "object", "chain", "chain_wakers", "chain_end"))
         waker, what, links, end = self._book.wake(wake)
         named = {"kind": printable(what.kind), "name": printable(what.name), "pid": what.pid}

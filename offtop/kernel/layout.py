@@ -34,7 +34,7 @@ END_EXECS = 32
 END_NOT_COPIED = 9
 """Only of walks from here: END_MEMORY, where the memory is a copy."""
 COPIED = EXACT = 1 << 63
-NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN = range(4)
+NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU = range(5)
 FIRST_ID = 16
 LINKS = 7
 INTERRUPTS = 2

@@ -139,16 +139,18 @@ class Wake(NamedTuple):
 
 
 NO_WAKE = 0
-"""Id: nobody asked, or the wait goes on, or it was none for anything but a CPU."""
-WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN = 1, 2, 3
-FIRST_WAKE = 4
+"""Id: nobody asked, or the wait goes on."""
+WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU = 1, 2, 3, 4
+FIRST_WAKE = 5
 """Ids from here on are of the source."""
+ENDED_BY_NOBODY = (NO_WAKE, WAKE_CPU)
 GOES_ON = Wake(Waker(NOBODY, "(still waiting)"))
 RESERVED: Mapping[int, Wake] = {
     NO_WAKE: GOES_ON,
     WAKE_LOST: Wake(Waker(NOBODY, "(waker lost)")),
     WAKE_SHORT: Wake(Waker(NOBODY, "(woken before the minimum)")),
     WAKE_UNSEEN: Wake(Waker(NOBODY, "(nobody saw who woke it)")),
+    WAKE_CPU: Wake(Waker(NOBODY, "(it waited for a CPU alone)")),
 }
 
 

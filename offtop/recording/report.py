@@ -37,7 +37,7 @@ from offtop.model.table import (
     summed,
     table_of,
 )
-from offtop.model.wake import NO_WAKE, NOBODY, Storm, Waker
+from offtop.model.wake import ENDED_BY_NOBODY, NOBODY, Storm, Waker
 from offtop.model.window import Window, merge
 from offtop.recording.replay import RecordedSource
 from offtop.tick import in_progress, passing
@@ -91,7 +91,7 @@ class _Wakers:
         blocked_ns: list[int] = wakes.sums(sites.numbers[:, TOTAL_NS] - sites.numbers[:, RUNQUEUE_NS]).tolist()
         waits: list[int] = wakes.sums(sites.numbers[:, WAITS]).tolist()
         for wake, ns, times in zip(wakes.codes.tolist(), blocked_ns, waits, strict=True):
-            if wake != NO_WAKE:
+            if wake not in ENDED_BY_NOBODY:
                 waker = book.wake(wake).waker
                 one = self._of(waker)
                 one.blocked_ns += ns

@@ -42,8 +42,8 @@ irq softirq  an interrupt, or the work that it leaves behind, ended the wait; wh
 do with it. In brackets the handler: irq (nvme_irq) is a disk that is done.
 timer timeout  a timer; `timeout` is the wait's own: it slept for as long as it wanted to, or nothing came in time.
 signal exit  a signal, in brackets who sent it; a process or thread that ended, as a child that was waited for.
-(still waiting)  nobody ended it yet: waits in progress, whose waker comes with their end. Of the run queue, who was \
-put aside: nobody ends that.
+(still waiting)  nobody ended it yet: waits in progress, whose waker comes with their end.
+(it waited for a CPU alone)  nobody woke it: it was put aside for another thread, and then had its turn.
 (woken before the minimum)  that was too early to look at who did it; the rest of the wait, to its end, was long \
 enough. `(waits below the minimum)` are short altogether, and nobody looks. A lower minimum (m) tells of both.
 (nobody saw who woke it) (waker lost)  it was woken before offtop looked, or there was no room to keep who did it: \

@@ -22,6 +22,7 @@ from offtop.model.wake import (
     CHAIN,
     DEFAULT_DEPTH,
     DEPTH,
+    ENDED_BY_NOBODY,
     EXIT,
     FIRST_WAKE,
     LOOP,
@@ -33,6 +34,7 @@ from offtop.model.wake import (
     THREAD,
     TIMEOUT,
     TIMER,
+    WAKE_CPU,
     WAKE_LOST,
     WAKE_SHORT,
     WAKEUP,
@@ -41,8 +43,9 @@ from offtop.model.wake import (
     Wake,
 )
 from offtop.model.window import Window
-from tests.kernel import wakings, watch
-from tests.kernel.programs import Program
+from tests.kernel import programs, wakings, watch
+from tests.kernel.programs import Program, running
+from tests.kernel.test_counts import SPIN
 from tests.kernel.test_namespaces import OWN, Container
 from tests.kernel.watch import MS, S, Watch
 
@@ -74,7 +77,7 @@ def wakes_of(window: Window, tid: int) -> dict[Wake, SiteTotals]:
     """What ended those of a thread's waits that ended in `window`, but for waits for nothing but a CPU."""
     found: dict[Wake, SiteTotals] = {}
     for key, totals in watch.sites_of(window, tid).items():
-        if totals.waits and key.wake != NO_WAKE:
+        if totals.waits and key.wake not in ENDED_BY_NOBODY:
             wake = window.book.wake(key.wake)
             found[wake] = found.get(wake, SiteTotals()).plus(totals)
     return found
@@ -333,10 +336,36 @@ def test_a_wait_that_goes_on_has_no_waker_yet_and_its_time_stays_whole(live: Wat
             sites = watch.sites_of(window, sleeper)
             assert watch.thread(window, sleeper).offcpu_ns == pytest.approx(window.span_ns, abs=2 * MS)
             assert all(totals.waits == 0 for key, totals in sites.items() if key.wake == NO_WAKE)
-            ended += waits(totals for key, totals in sites.items() if key.wake != NO_WAKE)
+            ended += waits(totals for key, totals in sites.items() if key.wake not in ENDED_BY_NOBODY)
             total_ns += sum(totals.total_ns for totals in sites.values())
         assert ended == 4
         assert total_ns == pytest.approx(sum(window.span_ns for window in windows), abs=5 * MS)
+
+
+def test_who_is_put_aside_for_another_was_woken_by_nobody_and_does_not_still_wait(live: Watch, tmp_path: Path) -> None:
+    spin = programs.build(tmp_path / "spin", SPIN)
+    with running([spin]) as one, running([spin]) as two:
+        for child in (one, two):
+            os.sched_setaffinity(child.pid, {max(os.sched_getaffinity(0))})
+            child.go_on_alone()
+        live.source.set_filters(Filters(min_ns=MS // 100, pids=(one.pid, two.pid)))
+        live.source.set_mode(CHAIN)
+        live.tick(0.1)
+        window = live.tick(0.3)
+        for child in (one, two):
+            sites = watch.sites_of(window, child.pid)
+            aside = {key: totals for key, totals in sites.items() if key.wake == WAKE_CPU}
+            assert waits(aside.values()) >= 10
+            assert all(totals.runqueue_ns == totals.total_ns for totals in aside.values())
+            assert {key.wake for key, totals in sites.items() if totals.waits} == {WAKE_CPU}
+
+
+def test_who_is_asked_for_no_more_is_in_no_storm(live: Watch) -> None:
+    with wakings.running("storm", 3, 10) as members, wakings.running("futex") as child:
+        asked(live, members, WAKEUP)  # that all wait now is known
+        asked(live, child, WAKEUP)
+        members.go()
+        assert live.tick().storms == {}
 
 
 def waking_links(source: LiveSource) -> list[str]:
@@ -402,8 +431,8 @@ def test_with_the_minimum_of_0_each_wait_is_told(live: Watch) -> None:
         asked(live, child, WAKEUP, min_ns=0)
         child.go()
         window = live.tick()
-        found = {wake.waker.tid: totals for wake, totals in wakes_of(window, child.at["sleeper"]).items()}
-        assert found[child.at["waker"]].waits == TIMES
+        found = wakes_of(window, child.at["sleeper"])
+        assert waits(totals for wake, totals in found.items() if wake.waker.tid == child.at["waker"]) == TIMES
 
 
 @pytest.mark.parametrize(("door", "waking"), [("switch", False), ("auto", True)])

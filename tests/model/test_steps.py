@@ -37,6 +37,7 @@ from offtop.model.wake import (
     SOFTIRQ,
     THREAD,
     UNSEEN,
+    WAKE_CPU,
     WAKE_LOST,
     WAKE_SHORT,
     WAKE_UNSEEN,
@@ -205,6 +206,7 @@ def test_a_chain_goes_on_with_the_wait_of_the_waker_and_says_how_it_ends() -> No
         (WAKE_LOST, "(waker lost)"),
         (WAKE_SHORT, "(woken before the minimum)"),
         (WAKE_UNSEEN, "(nobody saw who woke it)"),
+        (WAKE_CPU, "(it waited for a CPU alone)"),
         (NO_WAKE, "(still waiting)"),
         (99, "(still waiting)"),  # given back
     ],
