@@ -1,6 +1,6 @@
 """What each key does: nearly always, the next View from this one and from what is on the screen."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path as FilePath
@@ -17,7 +17,7 @@ from offtop.model.book import ThreadKey
 from offtop.model.budget import parse_rate
 from offtop.model.cut import ALL
 from offtop.model.filter import Filter, FilterError, parse, quoted
-from offtop.model.picture import Picture, TreePicture
+from offtop.model.picture import Picture
 from offtop.model.pool import Pool, family, parts
 from offtop.model.printable import printable
 from offtop.model.rows import NO_CGROUP, NOWHERE, STORM_OF, Key, Row
@@ -30,20 +30,17 @@ from offtop.model.waking import WakerKey
 from offtop.person import NO_USER, is_user
 from offtop.ui import flame, latency, stacks, stuck, wakers
 from offtop.ui.chooser import Choice, Chooser
-from offtop.ui.columns import sort_at
 from offtop.ui.facts import Facts
-from offtop.ui.head import moment_at
-from offtop.ui.layout import HEAT_SCALE, STUCK_FRAME, arrange, stuck_lines
-from offtop.ui.lines import Clicked, Pen
+from offtop.ui.layout import arrange
+from offtop.ui.lines import Pen
 from offtop.ui.modes import Modes
-from offtop.ui.tables import CATEGORY_MARK, CHOOSABLE, LIST_MARK, category_columns, list_columns, seen_rows
+from offtop.ui.tables import CHOOSABLE
 from offtop.units import NS_PER_S, parse_duration, span
 
 _NS_PER_MS = 1_000_000
 """The minimum is shown in ms, so a bare number at its prompt is one; `--min` takes us, as bcc's tools do."""
 _PANES = ("timeline", "latency", "tree")
 """Panes that `f` can hide; latency is hidden by OFF."""
-_WHEEL = 3
 _WHOLE_LINES = 10_000
 """What is copied is not cut to the screen."""
 _LINE_END = "\n"
@@ -256,26 +253,6 @@ class Actions(Modes):
 
     # Search and filters
 
-    def action_search(self) -> None:
-        self._ask(
-            "search (ENTER keeps it as a filter, !word excludes): ",
-            self._search_kept,
-            self._view.search,
-            self._searched,
-        )
-
-    def _searched(self, text: str) -> None:
-        self._look(views.searched(self._view, text.removeprefix("!").strip()))
-
-    def _search_kept(self, text: str) -> str | None:
-        word = text.strip()
-        excluded = word.startswith("!")
-        word = word.removeprefix("!").strip()
-        if not word:
-            self._look(views.searched(self._view, ""))
-            return None
-        return self._filter_by(f"{'!' if excluded else ''}{quoted(word)}", "" if excluded else word)
-
     def action_filter(self) -> None:
         self._ask("filter (as comm=mysql* max>10ms cat!=poll): ", self._filter_by, self._view.filter.text)
 
@@ -355,70 +332,6 @@ class Actions(Modes):
         if len(self.screen_stack) == 1:
             title = f"process {message.pid}"
             self.push_screen(Facts(title, message.told or [("", "nothing is known of it any more")], self._glyphs))
-
-    def action_next_hit(self, step: int) -> None:
-        """To the next line of the pane that holds what was searched."""
-        picture, view = self._picture, self._view
-        word = (view.search or view.found).casefold()
-        if picture is None or not word:
-            self._say("nothing was searched: / searches")
-            return
-        if view.focus == TREE and picture.tree:
-            self._to_branch(trees.paths_with(picture.tree.root, word), picture.tree, step)
-        elif view.focus == FLAME and picture.flame:
-            paths = [box.path for box in picture.flame.boxes]
-            boxes = [index for index, path in enumerate(paths) if word in path[-1].name.casefold()]
-            now = flame.chosen(picture)
-            at = paths.index(now) if now in paths else -1
-            self._to_hit(boxes, at, step, lambda box: self._look(views.at_box(view, paths[box])))
-        elif view.focus == STUCK:
-            waits, names = picture.stuck.shown.waits, self._pen(STUCK).names
-            found = [row for row in range(len(waits)) if word in stuck.text_of(picture, row, names).casefold()]
-            at = picture.stuck.cursor
-            self._to_hit(found, at, step, lambda row: self._look(views.at_stuck(view, waits[row].site.thread)))
-        else:
-            rows = [
-                index for index, row in enumerate(picture.rows.rows) if word in self._text_of(row, picture).casefold()
-            ]
-            self._to_hit(rows, picture.cursor_row, step, self._at_listed)
-
-    def _to_branch(self, hits: Sequence[Path], shown: TreePicture, step: int) -> None:
-        """To the next of `hits`, in the order of the lines if all were open, with what it stands in opened."""
-        if not hits or not shown.branches:
-            self._say("no function here has it")
-            return
-        branch = shown.branches[shown.cursor]
-        now = trees.order_of(shown.root, branch.path)
-        others = {
-            trees.order_of(shown.root, hit): hit
-            for hit in hits
-            if branch.path[: len(hit)] != hit or len(hit) <= branch.first  # not on the line of the cursor
-        }
-        orders = sorted(others) or [trees.order_of(shown.root, hits[0])]
-        beyond = [order for order in orders if (order > now if step > 0 else order < now)]
-        wanted = others.get((beyond or orders)[0 if step > 0 else -1], hits[0])
-        view = views.branch_opened(self._view, wanted[:-1]) if len(wanted) > 1 else self._view
-        self._look(views.at_branch(view, wanted, view.tree.line))
-        found = self._branch()
-        if found and found.more:
-            self._look(views.branch_opened(self._view, found.path))
-
-    def _at_listed(self, index: int) -> None:
-        if self._picture:
-            self._look(views.at_row(views.in_pane(self._view, LIST), self._picture.rows.rows[index].key))
-
-    def _to_hit(self, hits: list[int], now: int, step: int, go: Callable[[int], None]) -> None:
-        if not hits:
-            self._say("no line here has it")
-            return
-        after = [hit for hit in hits if (hit > now if step > 0 else hit < now)]
-        go((after or hits)[0 if step > 0 else -1])
-
-    def _text_of(self, row: Row, picture: Picture) -> str:
-        if not self._view.lists_sleepers:
-            return f"{row.name} {wakers.told(picture, row, self._pen(LIST))}"
-        place = "" if row.top == NOWHERE else where.of_sleeper(picture.book, row.top, self._pen(LIST).names)
-        return f"{row.name} {row.process} {place}"
 
     def action_mute(self) -> None:
         try:
@@ -598,6 +511,12 @@ class Actions(Modes):
         category = view.category
         return next((f"{row.name} {row.waiting:.2f}" for row in picture.categories.rows if row.key == category), "")
 
+    def _text_of(self, row: Row, picture: Picture) -> str:
+        if not self._view.lists_sleepers:
+            return f"{row.name} {wakers.told(picture, row, self._pen(LIST))}"
+        place = "" if row.top == NOWHERE else where.of_sleeper(picture.book, row.top, self._pen(LIST).names)
+        return f"{row.name} {row.process} {place}"
+
     def action_save_screen(self) -> None:
         name = FilePath(f"offtop-{datetime.now().strftime('%Y%m%dT%H%M%S')}.svg")
         try:
@@ -607,78 +526,6 @@ class Actions(Modes):
 
     def _write_picture(self, path: FilePath, text: str) -> str:
         raise NotImplementedError
-
-    # The mouse
-
-    def on_clicked(self, event: Clicked) -> None:
-        picture = self._picture
-        if picture is None or len(self.screen_stack) > 1:
-            return
-        if event.panel == "head" and not event.turns:
-            at_ns = moment_at(picture, self._layout, event.x, event.y)
-            if at_ns is not None:
-                self._go_to(at_ns)
-        elif event.panel in self._layout.panes:
-            if event.turns:
-                self._turned(event)
-            else:
-                self._clicked(event, picture)
-
-    def _turned(self, event: Clicked) -> None:
-        if self._view.focus != event.panel:
-            self._look(views.in_pane(self._view, event.panel))
-        if self._view.focus == event.panel:
-            self._move(_WHEEL * event.turns)
-
-    def _clicked(self, event: Clicked, picture: Picture) -> None:
-        """A click chooses; one on what is chosen goes down."""
-        view = views.in_pane(self._view, event.panel)
-        pen = self._pen(event.panel)
-        if event.panel == CATEGORIES:
-            keys = [ALL, *(str(row.key) for row in picture.categories.rows)]
-            if event.y == 0:
-                self._sort_at(sort_at(category_columns(picture, pen), CATEGORY_MARK, event.x))
-            elif event.y <= len(keys):
-                key = keys[event.y - 1]
-                at_it = key == self._view.category and self._view.focus == CATEGORIES
-                self._look(views.entered(view, None) if at_it else views.at_category(view, key))
-        elif event.panel == LIST:
-            head = 1 + picture.account_lines
-            line = event.y - head - 1
-            if event.y == head:
-                self._sort_at(sort_at(list_columns(picture, pen), LIST_MARK, event.x))
-            elif 0 <= line < len(seen := seen_rows(picture, pen)):
-                key = seen[line].key
-                at_it = picture.first_row + line == picture.cursor_row and self._view.focus == LIST
-                self._look(views.entered(view, key) if at_it else views.at_row(view, key))
-        elif event.panel == TREE and picture.tree:
-            index = picture.tree.first + event.y - 2
-            if event.y > 1 and index < len(picture.tree.branches):
-                branch = picture.tree.branches[index]
-                at_it = index == picture.tree.cursor and self._view.focus == TREE
-                view = views.at_branch(view, branch.path, event.y - 2)
-                if at_it and branch.openable:
-                    view = (views.branch_closed if branch.opened else views.branch_opened)(view, branch.path)
-                elif at_it:
-                    view = views.entered(view, None)
-                self._look(view)
-        elif event.panel == STUCK and not view.stuck.opened:
-            row = picture.stuck.first + event.y - STUCK_FRAME
-            if (
-                event.y >= STUCK_FRAME
-                and row < len(picture.stuck.shown.waits)
-                and event.y < STUCK_FRAME + stuck_lines(pen.height)
-            ):
-                at_it = row == picture.stuck.cursor
-                view = views.at_stuck(view, picture.stuck.shown.waits[row].site.thread)
-                self._look(views.stuck_opened(view) if at_it else view)
-        elif event.panel == FLAME and (path := flame.at(picture, event.x, event.y)):
-            at_it = path == flame.chosen(picture)
-            self._look(views.zoomed_in(view, path) if at_it else views.at_box(view, path))
-        elif event.panel == LATENCY and picture.heat and picture.heat.rows:
-            column, row = event.x - HEAT_SCALE + 1, len(picture.heat.rows) - event.y
-            if 0 <= column < len(picture.heat.columns) and 0 <= row < len(picture.heat.rows):
-                self._look(views.at_cell(view, views.Cell(picture.heat.ends_ns[column], row)))
 
     def _pen(self, panel: str) -> Pen:
         raise NotImplementedError

@@ -37,12 +37,12 @@ from offtop.model.printable import printable
 from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, SITE, STUCK, TREE, View
 from offtop.source import Source
 from offtop.ui import flame, head, latency, stacks, stuck, tables, terminal, theme
-from offtop.ui.actions import Actions
 from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.help import Help
 from offtop.ui.keys import BINDINGS, KEYS, shown
 from offtop.ui.layout import Layout, Rect, arrange
 from offtop.ui.lines import Line, Panel, Pen, exact, fit, marked, plain, whole_sentences
+from offtop.ui.mouse import Mouse
 from offtop.ui.palette import Actions as PaletteActions
 from offtop.ui.prompt import Prompt
 from offtop.units import NS_PER_S, count, size, span
@@ -118,7 +118,7 @@ class Ended(Message):
         self.error = error
 
 
-class OfftopApp(Actions):
+class OfftopApp(Mouse):
     CSS = f"""
     Screen {{ layout: vertical; overflow: hidden; background: $background; color: $foreground; }}
     Panel {{ background: $background; color: $foreground; }}
