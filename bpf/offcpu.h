@@ -132,6 +132,7 @@ struct record {
 	u64 last_kernel;   /* and where that wait was; stack ids */
 	u64 last_user;
 	struct storm_key storm; /* the burst that woke it; at_ns 0: none */
+	u64 last_burst_ns; /* the begin of the last that did, by storm.by: in each it counts once */
 	u64 back_ns;       /* when it was back from that */
 	struct burst burst; /* whom it wakes */
 #ifdef NAMESPACE

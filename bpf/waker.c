@@ -80,25 +80,28 @@ static inline __attribute__((always_inline)) void sleeps_again(struct record *r,
 /* The sleeper may be one of many that are woken one behind the other. */
 static inline __attribute__((always_inline)) void count_burst(struct record *r, struct record *of_waker, struct waker *waker, u64 plain, u64 now_ns)
 {
-	u32 zero = 0;
+	u32 zero = 0, by = bpf_get_smp_processor_id() | BY_CPU;
 	struct burst *b = burst_of_cpu.lookup(&zero);
 	u32 *now = half.lookup(&zero);
-	u64 path = mix(waker->kernel, waker->tid);
 
 	if (!b || !now)
 		return;
-	r->storm.by = bpf_get_smp_processor_id() | BY_CPU;
 	if (of_waker) {
 		b = &of_waker->burst;
-		r->storm.by = waker->tid;
+		by = waker->tid;
 	}
-	if (b->path != path || (s64)(now_ns - b->last_ns) > BURST_NS) {
-		b->path = path;
+	if (b->path != plain || (s64)(now_ns - b->last_ns) > BURST_NS) {
+		b->path = plain;
 		b->first_ns = now_ns;
 		b->wakings = 0;
+	} else if (r->storm.by == by && r->last_burst_ns == b->first_ns) {
+		b->last_ns = now_ns; /* who is woken again and again is one thread */
+		return;
 	}
 	b->last_ns = now_ns;
 	b->wakings += 1;
+	r->last_burst_ns = b->first_ns;
+	r->storm.by = by;
 	r->storm.at_ns = b->first_ns;
 	r->storm.is_storm = b->wakings >= STORM;
 	r->back_ns = ~0ULL; /* until it is back: now_ns - back_ns is small only then */

@@ -6,6 +6,7 @@ for, because nobody can look again later.
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -42,13 +43,14 @@ from offtop.model.rows import (
     kept_rows,
     process_rows,
     storm_rows,
+    storms_of_rows,
     thread_rows,
     wake_rows,
 )
 from offtop.model.snapshot import EXITED
 from offtop.model.stack import Frame, Names
 from offtop.model.stuck import NO_AGE, Stuck
-from offtop.model.wake import NO_STORM, NO_WAKE, OFFCPU, WAKEUP, Storm
+from offtop.model.wake import NO_STORM, NO_WAKE, OFFCPU, WAKEUP, gathers
 from offtop.model.waking import WakerKey, by_wake, grouped, nobodys, ready_by_wake, top_of_wakes, waker_of
 from offtop.model.window import Window
 from offtop.pace import Pace, Recorder
@@ -66,6 +68,12 @@ _DETAILS_SECONDS = 2.0
 _NO_MORE_DETAILS_SECONDS = 0.5
 _HISTORY_BYTES = 1 << 20
 _ALL_ROWS = 1_000_000
+_COMM_WIDTH, _WAKER_WIDTH = 16, 26
+"""What is no thread's waker has a sentence for a name."""
+
+
+NOT_GATHERED = "who ended these waits was not gathered: --mode offcpu shows where they were"
+_UNGATHERED = "in {count} ticks it was not gathered who ended the waits, so they are left out. Leave --mode out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,7 @@ def run(
     pace.recorder = recorder
     looked_up, patience_s = set[int](), _NAMES_SECONDS
     sums: dict[str, int] = {}
+    ungathered = 0
     try:
         for kept in itertools.islice(pace.ticks(), iterations):
             if wanted.filter.needs_details:
@@ -127,7 +136,10 @@ def run(
             latest = history.latest
             blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
             tick = passing(kept, wanted.filter, source.names, blocked, accounted=as_json)
-            if wanted.folded:
+            gathered = gathers(kept.facts.mode, wanted.mode)
+            if wanted.folded and not gathered:
+                ungathered += 1
+            elif wanted.folded:
                 source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
                 _add_up(sums, tick, source.names, wanted)
             elif as_json:
@@ -147,6 +159,8 @@ def run(
             patience_s = _LATER_SECONDS
     finally:
         out.writelines(f"{line}\n" for line in folded.lines(sums))
+    if ungathered:
+        print(f"offtop: {_UNGATHERED.format(count=ungathered)}", file=sys.stderr)
 
 
 def _add_up(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> None:
@@ -200,7 +214,7 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None) -> Ranking
     kept, book = tick.kept, tick.kept.window.book
     scope = wanted.scope
     if wanted.mode == WAKEUP:
-        return _wakers(tick, wanted, lifetime)
+        return _wakers(tick, wanted, lifetime) if gathers(kept.facts.mode, WAKEUP) else Ranking()
     some = tick.stuck.in_scope(scope)
     if wanted.threads:
         ever = by_thread(lifetime.shares, scope) if lifetime else None
@@ -236,9 +250,7 @@ def _wakers(tick: Tick, wanted: Wanted, lifetime: Tick | None) -> Ranking:
     listed = kept_rows(ranking, wanted.filter.keeps, _ALL_ROWS) if wanted.filter.chooses_rows else ranking
     tops = top_of_wakes(tick.shares, scope, {row.key for row in listed.rows if isinstance(row.key, WakerKey)}, key_of)
     rows = [row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows if isinstance(row.key, WakerKey)]
-    storms: dict[WakerKey, Storm] = {}
-    for wake, storm in kept.window.storms.items():
-        storms[key_of(wake)] = storms.get(key_of(wake), NO_STORM).plus(storm)
+    storms = storms_of_rows(kept.window.storms, listed, key_of)
     return listed._replace(rows=(*storm_rows(storms, kept.span_ns), *rows))
 
 
@@ -263,13 +275,19 @@ def tick_text(
         of = where.of_waker if wanted.mode == WAKEUP else where.of_sleeper
         return "" if row.top == NOWHERE else printable(of(book, row.top, names))
 
-    who = "WAKER" if wanted.mode == WAKEUP else "COMMAND"
+    who, width_of = ("WAKER", _WAKER_WIDTH) if wanted.mode == WAKEUP else ("COMMAND", _COMM_WIDTH)
+
+    def name_of(row: Row) -> str:
+        tid = str(row.key.tid) if isinstance(row.key, ThreadKey | WakerKey) and row.key.tid else ""
+        pid = str(row.pid) if row.pid else ""
+        return f"{pid:>7} {tid:>7} {printable(row.name)[:width_of]:<{width_of}}"
 
     lines = [
         f"{_head(tick.kept)}{_filtered(tick, wanted)}",
         *_table(categories, f"{'WAIT CATEGORY':<15}", _category_name),
         "",
-        *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {who:<16}", _waiter_name, where_of),
+        *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {who:<{width_of}}", name_of, where_of),
+        *([] if gathers(tick.kept.facts.mode, wanted.mode) else [NOT_GATHERED]),
         "",
         *in_full,
         *(_budgets(tick, wanted.rate) if wanted.rate else ()),
@@ -369,9 +387,3 @@ def _numbers(row: Row) -> str:
 
 def _category_name(row: Row) -> str:
     return f"{('~' if row.idle else '') + row.name:<15}"
-
-
-def _waiter_name(row: Row) -> str:
-    tid = str(row.key.tid) if isinstance(row.key, ThreadKey | WakerKey) and row.key.tid else ""
-    pid = str(row.pid) if row.pid else ""
-    return f"{pid:>7} {tid:>7} {printable(row.name)[:16]:<16}"

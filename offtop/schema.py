@@ -222,8 +222,8 @@ SCHEMA: dict[str, Any] = {
             },
             "storms": {
                 "type": "array",
-                "description": f"wakers that woke {STORM} threads and more at once, through one code path, most woken "
-                "first; whatever the filter",
+                "description": f"wakers that woke {STORM} threads and more at once, through one code path, from waits "
+                "that had reached the minimum, most woken first; whatever the filter",
                 "items": _object(
                     {
                         "waker": _WAKER,

@@ -25,6 +25,7 @@ from offtop.model import categories
 from offtop.model.filter import NOTHING, Filter, FilterError, parse, quoted
 from offtop.model.printable import printable
 from offtop.model.snapshot import Filters
+from offtop.model.wake import OFFCPU
 from offtop.source import Recorded, Source
 from offtop.units import NS_PER_S
 
@@ -167,11 +168,11 @@ def _choices(asked: argparse.Namespace) -> tuple[categories.Categories, Filter, 
     """The rules, the filter, and the user whose processes are shown."""
     rules = _rules()
     chosen, user = _filter(asked.filter, rules, "--filter"), asked.user or ""
-    if asked.json and chosen.chooses_rows:
+    if (asked.json or asked.folded) and chosen.chooses_rows:
         bound = chosen.rows[0]
         raise UsageError(
-            f"--filter: {bound.key}{bound.operator} chooses rows of a table, and --json has none. "
-            "Leave it out, and choose with jq"
+            f"--filter: {bound.key}{bound.operator} chooses rows of a table, and "
+            + ("--json has none. Leave it out, and choose with jq" if asked.json else "--folded has none. Leave it out")
         )
     if asked.json and asked.rate:
         raise UsageError("--rate checks a budget in words, and --json has none. Leave it out")
@@ -277,6 +278,11 @@ def _batch(
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # a name may have letters that the locale has not
     settings = loaded.settings
+    if chosen.needs_wakers and settings.mode == OFFCPU:
+        raise UsageError(
+            f"--filter: '{printable(chosen.text)}' asks who ended waits, which is not gathered in mode offcpu. "
+            "Add --mode wakeup"
+        )
     wanted = batch.Wanted(
         chosen,
         settings.idle,

@@ -6,6 +6,9 @@ import json
 import pytest
 
 from offtop import batch
+from offtop.model.filter import parse
+from offtop.model.wake import OFFCPU, WAKEUP
+from tests.recording.woken import WokenSource
 from tests.ui.scripted import MS, STUCK, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
@@ -46,3 +49,32 @@ def test_the_name_of_a_system_call_is_printable_in_json() -> None:
     (line,) = printed(ScriptedSource([evil], ticks=2, ends=True), batch.Wanted(), as_json=True)
     (one,) = json.loads(line)["still_blocked"]
     assert one["syscall"] == "fu\\x1b[2Jtex"
+
+
+def test_where_wakers_were_not_gathered_no_table_tells_of_any() -> None:
+    source = WokenSource(ticks=3, ends=True)
+    source.mode = OFFCPU
+    lines = printed(source, batch.Wanted(mode=WAKEUP))
+    assert batch.NOT_GATHERED in lines
+    assert not any("(still waiting)" in line for line in lines)
+    source = WokenSource(ticks=3, ends=True)
+    assert batch.NOT_GATHERED not in printed(source, batch.Wanted(mode=WAKEUP))
+
+
+def test_what_was_not_gathered_is_in_no_folded_stack_and_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    source = WokenSource(ticks=3, ends=True)
+    source.mode = OFFCPU
+    batch.run(source, CATEGORIES, MS, None, batch.Wanted(mode=WAKEUP, folded=True), as_json=False, width=0, out=out)
+    assert out.getvalue() == ""
+    told = capsys.readouterr().err
+    assert told.startswith("offtop: in 3 ticks it was not gathered who ended the waits")
+
+
+def test_storms_are_of_wakers_that_the_filter_leaves() -> None:
+    def storms(text: str) -> list[str]:
+        wanted = batch.Wanted(mode=WAKEUP, filter=parse(text), idle_shown=True)
+        return [line for line in printed(WokenSource(ticks=3, ends=True), wanted) if "storm: " in line]
+
+    assert len(storms("")) == 1
+    assert storms("comm=nobody") == []

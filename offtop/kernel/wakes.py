@@ -23,6 +23,7 @@ from offtop.model.wake import (
     SIGNAL,
     SOFTIRQ,
     THREAD,
+    TIMEOUT,
     UNSEEN,
     WHOLE,
     Link,
@@ -97,7 +98,10 @@ class Wakes:
             was_waker, was_woken = open_before.get(key, (0, 0))
             raw_waker = raw_waker or was_waker  # where only those who slept again came after the end of a tick
             self._open[key] = raw_waker, was_woken + woken
-            wake = self._intern(Wake(self._waker(raw_waker))) if raw_waker else layout.WAKE_LOST
+            waker = self._waker(raw_waker)
+            if waker.kind == TIMEOUT or not raw_waker:  # each of them had asked for its own
+                continue
+            wake = self._intern(Wake(waker))
             if wake != layout.WAKE_LOST:
                 largest = was_woken + woken if woken else 0
                 found[wake] = found.get(wake, Storm()).plus(Storm(begun, woken, again, largest))

@@ -46,7 +46,8 @@ _LOW = (1 << 32) - 1
 
 _WORD = ""
 """Stands for the key of a word alone."""
-_THREAD_THAT_WAKES, _WHAT_WAKES, _WHAT_IS_WAITED_ON = "=thread", "=waker", "=object"
+_THREAD_THAT_WAKES, _PROCESS_THAT_WAKES, _WHAT_WAKES = "=thread", "=process", "=waker"
+_WHAT_IS_WAITED_ON = "=object"
 """Stand for keys that nobody can type: what the list calls a thread that wakes, what else wakes, what is waited on."""
 _IDS = {"pid": 0, "tid": 1}
 """Key → column of a site's ids."""
@@ -66,12 +67,18 @@ _LOOKS_AT = {
     "wakertid": ("wakertid",),
     "object": ("object",),
     _THREAD_THAT_WAKES: (_THREAD_THAT_WAKES,),
+    _PROCESS_THAT_WAKES: (_PROCESS_THAT_WAKES,),
     _WHAT_WAKES: (_WHAT_WAKES,),
     _WHAT_IS_WAITED_ON: (_WHAT_IS_WAITED_ON,),
     _WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program", "waker", "object"),
 }
 """Key → what of a wait it is about."""
-_OF_WAKES = frozenset({"waker", "wakerpid", "wakertid", "object", _THREAD_THAT_WAKES, _WHAT_WAKES, _WHAT_IS_WAITED_ON})
+_OF_WAKES = frozenset(
+    {
+        *("waker", "wakerpid", "wakertid", "object"),
+        *(_THREAD_THAT_WAKES, _PROCESS_THAT_WAKES, _WHAT_WAKES, _WHAT_IS_WAITED_ON),
+    }
+)
 _OF_DETAILS = frozenset({"user", "uid", "cgroup", "place", "container", "cmdline"})
 _TIMES: Mapping[str, Callable[[Row], int]] = {
     "max": lambda row: row.part.max_ns,
@@ -235,11 +242,11 @@ def of_pool(pool: Pool) -> Filter:
 
 def of_waker(key: WakerKey) -> Filter:
     """The waits that a waker ended, or all threads of its process did."""
-    ids = (("wakerpid", key.pid), ("wakertid", key.tid))
-    terms = [Text(name, _exactly(str(number)), False) for name, number in ids if number]
-    if key.tid or not key.pid:
-        terms.append(Text(_THREAD_THAT_WAKES if key.tid else _WHAT_WAKES, _exactly(key.name), False))
-    return Filter(f"woken by {key.name}", tuple(terms))
+    if key.tid:
+        terms = {"wakerpid": str(key.pid), "wakertid": str(key.tid), _THREAD_THAT_WAKES: key.name}
+    else:
+        terms = {_PROCESS_THAT_WAKES: str(key.pid)} if key.pid else {_WHAT_WAKES: key.name}
+    return Filter(f"woken by {key.name}", tuple(Text(name, _exactly(text), False) for name, text in terms.items()))
 
 
 def of_object(what: Object) -> Filter:
@@ -281,6 +288,7 @@ class _Looked:
             "wakertid": ("wake", lambda wake: _numbers(book, wake)[1:]),
             "object": ("wake", lambda wake: () if wake in WITHOUT_WAKE else object_names(book.wake(wake).object)),
             _THREAD_THAT_WAKES: ("wake", lambda wake: (waker_of(book, True)(wake).name,)),
+            _PROCESS_THAT_WAKES: ("wake", lambda wake: (str(waker_of(book, False)(wake).pid),)),
             _WHAT_WAKES: ("wake", lambda wake: (key.name,) if not (key := waker_of(book, False)(wake)).pid else ()),
             _WHAT_IS_WAITED_ON: ("wake", lambda wake: (object_of(book)(wake).label,)),
             "program": (
@@ -427,6 +435,8 @@ def _term(word: _Word, groups: Mapping[str, Sequence[str]], ids: Collection[str]
         return Ids(_IDS[key], tuple(_id(word, key, choice) for choice in choices), excludes)
     if key == "cat":
         patterns = [pattern for choice in choices for pattern in _categories(word, choice, groups, ids)]
+    elif key in ("wakerpid", "wakertid"):
+        patterns = [str(_id(word, key, choice)) for choice in choices]
     else:
         patterns = [pattern for choice in choices for pattern in _patterns(choice)]
     return Text(key, _compiled(patterns), excludes)
@@ -455,7 +465,9 @@ def _limit(word: _Word, key: str, text: str) -> float:
 def _id(word: _Word, key: str, choice: _Letters) -> int:
     text = _text(choice)
     if not text.isascii() or not text.isdecimal() or int(text) > _LAST_ID:
-        raise word.wrong(f"is no number of a {'process' if key == 'pid' else 'thread'}: try {key}={_EXAMPLES[key]}")
+        raise word.wrong(
+            f"is no number of a {'process' if key.endswith('pid') else 'thread'}: try {key}={_EXAMPLES[key]}"
+        )
     return int(text)
 
 

@@ -31,6 +31,7 @@ from offtop.model.rows import (
     kept_rows,
     process_rows,
     storm_rows,
+    storms_of_rows,
     thread_rows,
     wake_rows,
 )
@@ -39,7 +40,7 @@ from offtop.model.selection import Sieve
 from offtop.model.stuck import NO_AGE, Age, Stuck
 from offtop.model.table import thread_codes
 from offtop.model.view import View
-from offtop.model.wake import NO_STORM, NO_WAKE, Object, Storm
+from offtop.model.wake import NO_WAKE, Object
 from offtop.model.waking import (
     G,
     KeyOf,
@@ -246,12 +247,8 @@ class Listing:
 def _storms(scene: Scene, rows: Ranking) -> list[Row]:
     """Of those wakers that have rows."""
     key_of = waker_of(scene.book, scene.view.lists_waking_threads)
-    storms: dict[WakerKey, Storm] = {}
-    for wake, storm in storms_over(tick.facts for tick in scene.over).items():
-        storms[key_of(wake)] = storms.get(key_of(wake), NO_STORM).plus(storm)
-    seen = {row.key for row in rows.rows}
-    of_those = {key: storm for key, storm in storms.items() if key in seen}
-    return storm_rows(of_those, sum(tick.span_ns for tick in scene.over))
+    storms = storms_of_rows(storms_over(tick.facts for tick in scene.over), rows, key_of)
+    return storm_rows(storms, sum(tick.span_ns for tick in scene.over))
 
 
 class _Waited(NamedTuple):

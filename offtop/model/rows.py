@@ -407,16 +407,28 @@ def wake_rows(
 
 
 def storm_rows(storms: Mapping[WakerKey, Storm], span_ns: int) -> list[Row]:
-    """A row for each waker most of whose bursts are for nothing, the worst first. It has no time of its own: the waits
-    that ended so are in the waker's."""
+    """A row for each waker of whose bursts most sleep again at once, the worst first. It has no time of its own: the
+    waits that ended so are in the waker's."""
     worst = sorted(storms.items(), key=lambda item: (-item[1].again, item[0]))
     return [
         Row(
             key._replace(name=f"{STORM_OF}{key.name}"), f"{STORM_OF}{key.name}", span_ns, Part(storm.woken), storm=storm
         )
         for key, storm in worst
-        if storm.is_for_nothing
+        if storm.is_herd
     ]
+
+
+def storms_of_rows(
+    storms: Mapping[int, Storm], ranking: Ranking, key_of: Callable[[int], WakerKey]
+) -> dict[WakerKey, Storm]:
+    """Storms by the ids of wakes, by whom `ranking` lists: of wakers that a filter leaves out, there are none."""
+    listed = {row.key for row in (*ranking.rows, *([ranking.elided] if ranking.elided else []))}
+    found: dict[WakerKey, Storm] = {}
+    for wake, storm in storms.items():
+        if (key := key_of(wake)) in listed:
+            found[key] = found.get(key, NO_STORM).plus(storm)
+    return found
 
 
 STORM_OF = "storm: "

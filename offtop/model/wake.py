@@ -174,13 +174,13 @@ class Storm(NamedTuple):
         )
 
     @property
-    def is_for_nothing(self) -> bool:
-        """Whether most of those who were woken slept again at once."""
+    def is_herd(self) -> bool:
+        """Whether most of those who were woken slept again at once: for nothing, or for very little."""
         return self.storms > 0 and 2 * self.again > self.woken
 
     @property
     def wasted_switches(self) -> int:
-        """Each who was woken in vain was switched to, and away from."""
+        """Each who slept again at once was switched to, and away from."""
         return 2 * self.again
 
 

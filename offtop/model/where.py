@@ -53,8 +53,8 @@ def of_storm(storm: Storm, span_ns: int) -> str:
     per_s = 1e9 / span_ns if span_ns else 0.0
     again = percent(storm.again, storm.woken)
     return (
-        f"{count(storm.wasted_switches * per_s)} switches/s for nothing: {count(storm.storms * per_s)}/s wake up "
-        f"to {storm.largest:,}, {again:.0f}% sleep again within 1 ms"
+        f"{count(storm.storms * per_s)}/s wake up to {storm.largest:,}; {again:.0f}% sleep again within 1 ms: "
+        f"{count(storm.wasted_switches * per_s)} switches/s"
     )
 
 

@@ -19,7 +19,7 @@ from offtop.ui import account
 from offtop.ui.columns import Column, heads, line_of, that_fit
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
-from offtop.ui.tables import NOT_GATHERED, NOW, NUMBERS, SHARE, WAITING
+from offtop.ui.tables import NOW, NUMBERS, SHARE, WAITING, not_gathered
 from offtop.units import count, duration, percent, threads
 
 _MUCH_PCT = 10
@@ -63,7 +63,7 @@ def _tells_account(picture: Picture, pen: Pen) -> bool:
 def no_stack(picture: Picture) -> str:
     """Why there is none."""
     if not picture.gathered:
-        return NOT_GATHERED
+        return not_gathered(picture)
     if not picture.latency.total_ns:
         return " Nothing waits here."
     return " No stack here: waits below the minimum (m) have none."
@@ -188,7 +188,7 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
     stack has its category."""
     if not picture.gathered:
         title = rule(f"site: {selection(picture, pen.glyphs)}", pen)
-        return [title, plain(fit(NOT_GATHERED, pen.width, pen.glyphs), "dim")]
+        return [title, plain(fit(not_gathered(picture), pen.width, pen.glyphs), "dim")]
     path = picture.view.path
     name = printable(path[-1].name, pen.glyphs.is_ascii) if path else ""
     part = picture.latency

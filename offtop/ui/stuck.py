@@ -62,7 +62,8 @@ def _nothing(picture: Picture) -> str:
         oldest = hidden.age(0).text
         many = f"{len(hidden.waits)} threads look" if len(hidden.waits) != 1 else "1 thread looks"
         return f" Nothing is stuck. {many} idle, the longest for {oldest} (press i to see them)."
-    return f" Nothing waits for {duration(LEAST_AGE_NS)} or longer."
+    passes = " that passes the filter" if picture.view.filter.text or picture.view.user else ""
+    return f" Nothing{passes} waits for {duration(LEAST_AGE_NS)} or longer."
 
 
 def _heads(pen: Pen) -> str:

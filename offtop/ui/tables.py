@@ -10,7 +10,7 @@ from offtop.model.pool import Pool
 from offtop.model.rows import NOWHERE, Row, cgroup_name
 from offtop.model.snapshot import EXITED
 from offtop.model.view import CATEGORIES, LIST, View
-from offtop.model.wake import NO_STORM, OFFCPU
+from offtop.model.wake import NO_STORM, OFFCPU, OFFWAKE, gathers
 from offtop.ui import account, wakers
 from offtop.ui.columns import Column, heads, line_of, that_fit, width_of
 from offtop.ui.glyphs import sparkline
@@ -110,7 +110,7 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     if picture.account_lines:
         lines += account.lines(picture, pen)
     if not picture.gathered:
-        return [*lines, plain(fit(NOT_GATHERED, pen.width, pen.glyphs), "dim")]
+        return [*lines, plain(fit(not_gathered(picture), pen.width, pen.glyphs), "dim")]
     if not ranking.rows:
         lines.append(plain(fit(_nothing(picture), pen.width, pen.glyphs), "dim"))
         if not ranking.elided or not view.filter.chooses_rows:
@@ -139,7 +139,11 @@ def _what(view: View) -> str:
     return "threads" if view.lists_threads else "cgroups" if view.lists_cgroups else "processes"
 
 
-NOT_GATHERED = " Who ended these waits was not gathered then, or is not yet: 1 shows where they were."
+def not_gathered(picture: Picture) -> str:
+    """Why there is nothing of what the mode shows, and which key shows what there is."""
+    if gathers(picture.newest.facts.mode, OFFWAKE):
+        return " The chain behind the waker was not gathered then, or is not yet: 3 shows who ended these waits."
+    return " Who ended these waits was not gathered then, or is not yet: 1 shows where they were."
 
 
 def seen_rows(picture: Picture, pen: Pen) -> Sequence[Row]:

@@ -304,6 +304,15 @@ def test_100_threads_woken_23_times_by_one_broadcast_are_23_storms_of_100(live: 
     assert (TIMES, TIMES * 100, 100) in found
 
 
+def test_one_thread_that_is_woken_again_and_again_is_no_storm(live: Watch) -> None:
+    with wakings.running("pipe", 2000, 0) as child:
+        asked(live, child, WAKEUP, min_ns=0)
+        child.go()
+        window = live.tick()
+        assert waits(wakes_of(window, child.at["sleeper"]).values()) > 500
+        assert window.storms == {}
+
+
 def test_a_storm_is_counted_once_wherever_ticks_end(live: Watch) -> None:
     with wakings.running("storm", 40, 5) as child:
         asked(live, child, WAKEUP)

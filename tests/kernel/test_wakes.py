@@ -29,11 +29,12 @@ from offtop.model.wake import (
 )
 
 PID, SLEEPER = 100, 101
-FUTEX_WAKE, TIMER, ENDED = FIRST_STACK, FIRST_STACK + 1, FIRST_STACK + 2
+FUTEX_WAKE, TIMER, ENDED, ALARM = range(FIRST_STACK, FIRST_STACK + 4)
 STACKS: Mapping[int, Sequence[str]] = {
     FUTEX_WAKE: ("try_to_wake_up", "wake_up_q", "futex_wake"),
     TIMER: ("try_to_wake_up", "hrtimer_wakeup", "hrtimer_interrupt", "asm_sysvec_apic_timer_interrupt"),
     ENDED: ("try_to_wake_up", "exit_notify", "do_exit"),
+    ALARM: ("try_to_wake_up", "timerfd_tmrproc", "hrtimer_interrupt", "asm_sysvec_apic_timer_interrupt"),
 }
 WAITED = 50
 """The kernel stack of each link's wait."""
@@ -232,6 +233,12 @@ def test_a_storm_over_the_end_of_a_tick_is_one_and_its_size_is_that_of_all(kerne
     assert kernel.read.storms([((1000, 7), (0, 0, 15, 0))]) == {wake: Storm(0, 0, 15, 0)}, "who only slept again"
     assert kernel.read.storms([]) == {}
     assert kernel.read.storms([((1000, 7), (0, 0, 1, 0))]) == {}, "nobody knows of which waker any more"
+
+
+def test_threads_whose_own_sleeps_end_together_are_no_storm(kernel: Kernel) -> None:
+    assert kernel.read.storms([((1000, 7), (kernel.waker(0, TIMER), 60, 50, 1))]) == {}
+    found = kernel.read.storms([((2000, 7), (kernel.waker(0, ALARM), 60, 50, 1))])
+    assert [*found.values()] == [Storm(1, 60, 50, 60)], "one timerfd, many readers"
 
 
 def test_two_storms_of_one_waker_in_a_tick_are_added_up(kernel: Kernel) -> None:

@@ -318,7 +318,7 @@ def test_a_waker_called_as_another_kind_of_waker_is_not_that_one() -> None:
         return every.ids[chosen.mask(every, book, Said()), 4].tolist()
 
     assert left(of_waker(WakerKey("timeout", 6, 61))) == [20]
-    assert left(of_waker(WakerKey("timeout", 6))) == [20, 24, 25, 26]
+    assert left(of_waker(WakerKey("timeout", 6))) == [20]
     assert left(of_waker(WakerKey("timeout"))) == [21]
     assert left(of_waker(WakerKey("irq"))) == [22]
     assert left(of_waker(WakerKey("exit (timeout)"))) == [25]
@@ -373,8 +373,8 @@ def test_several_windows_have_gathered_what_each_of_them_has() -> None:
 
 
 def test_a_storm_is_for_nothing_where_most_of_the_woken_sleep_again() -> None:
-    assert [Storm(1, 10, again).is_for_nothing for again in (0, 5, 6, 10)] == [False, False, True, True]
-    assert not NO_STORM.is_for_nothing
+    assert [Storm(1, 10, again).is_herd for again in (0, 5, 6, 10)] == [False, False, True, True]
+    assert not NO_STORM.is_herd
     assert Storm(2, 20, 18, 12).wasted_switches == 36
     assert Storm(1, 8, 3, 8).plus(Storm(2, 20, 18, 12)) == Storm(3, 28, 21, 12)
     assert NO_STORM.plus(NO_STORM) == NO_STORM
@@ -402,7 +402,7 @@ def test_a_storm_is_for_nothing_where_most_of_the_woken_sleep_again() -> None:
         ("wakerpid!=7", [12, 13, 14, NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN]),
         ("wakerpid=0", []),
         ("wakertid=72", [11]),
-        ("wakertid=7*", [10, 11, 15]),
+        ("wakertid=71,72,79", [10, 11, 15]),
         ("object=pipe", [12, 15]),
         ("object=pipe:[77]", [12, 15]),
         ("object=0x7f40", [10, 11]),
@@ -425,13 +425,13 @@ def test_waits_are_chosen_by_who_ended_them_and_by_what_they_were_for(text: str,
 def test_short_waits_and_those_of_threads_that_ended_have_no_waker_to_be_chosen_by() -> None:
     chosen = {
         text: left_by(parse(text), EVERY)
-        for text in ("waker=*wait*", 'waker="(waits below the minimum)"', 'waker="(exited)"', "wakertid=*", "object=*")
+        for text in ("waker=*wait*", 'waker="(waits below the minimum)"', 'waker="(exited)"', "wakertid=71", "object=*")
     }
     assert chosen == {
         "waker=*wait*": {NO_WAKE: 1000, _BELOW: 30},
         'waker="(waits below the minimum)"': {_BELOW: 30},
         'waker="(exited)"': {_EXITED: 40},
-        "wakertid=*": {10: 400, 11: 200, 12: 60},
+        "wakertid=71": {10: 400},
         "object=*": {10: 400, 11: 200, 12: 60},
     }
 
