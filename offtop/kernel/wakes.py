@@ -36,6 +36,8 @@ from offtop.model.wake import (
 StacksOf = Callable[[int, int, int], tuple[int, int]]
 """(pid, raw kernel stack id, raw user stack id) → the ids in the book."""
 _KNOWN = 65_536
+_LOOKED_AT_TICKS = 10
+"""How long what was found out of a descriptor is taken to be so."""
 _ENDS = {layout.NO_WAKE: UNSEEN, layout.WAKE_UNSEEN: UNSEEN, layout.WAKE_LOST: LOST, layout.WAKE_SHORT: BRIEF}
 _PIPES, _SOCKETS, _ANONYMOUS = 0x50495045, 0x534F434B, 0x09041934
 """Magic numbers of file systems (include/uapi/linux/magic.h)."""
@@ -63,8 +65,10 @@ class Wakes:
         self._by_wake: dict[Wake, int] = {}
         self._next_id = FIRST_WAKE
         self._objects: dict[tuple[int, ...], Object] = {}
-        self._private: dict[int, int] = {}
-        """Where something is in the kernel, which nobody needs to know, → a number of ours."""
+        self._private: dict[tuple[int, int], int] = {}
+        """Who waits, and on what by where that is in the kernel, which nobody needs to know, → a number of ours. In
+        another process the same place may have become something else."""
+        self._ticks = 0
         self._next_number = 1
         self._open: dict[tuple[int, int], tuple[int, int]] = {}
         """Key of a storm that the last tick had → its raw waker, and how many it had woken by then."""
@@ -114,8 +118,9 @@ class Wakes:
         self._wakers.make_room(at_once)
         if len(self._known_wakers) >= _KNOWN:
             self._known_wakers.clear()
-        if len(self._objects) >= _KNOWN:
-            self._objects.clear()
+        self._ticks += 1
+        if self._ticks % _LOOKED_AT_TICKS == 0 or len(self._objects) >= _KNOWN:
+            self._objects.clear()  # a descriptor may be another file's by now
         if len(self._private) >= _KNOWN:
             self._private.clear()
 
@@ -201,13 +206,13 @@ class Wakes:
             return Object("socket", f"socket:[{inode}]")
         name = _name_of(pid, argument, 0 if magic == _ANONYMOUS else inode)
         if magic == _ANONYMOUS:
-            number = self._private.get(file)
+            number = self._private.get((pid, file))
             if number is None:
-                number = self._private[file] = self._next_number
+                number = self._private[pid, file] = self._next_number
                 self._next_number += 1
             kind = name.removeprefix("anon_inode:").strip("[]") if name.startswith("anon_inode:") else "file"
             kind = "epoll" if kind == "eventpoll" else kind
-            return Object(kind, f"{kind}#{number}")
+            return Object(kind, f"{kind}#{number}", pid)
         return Object("file", name or f"inode {inode}")
 
 

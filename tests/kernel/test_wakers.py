@@ -156,7 +156,7 @@ def test_23_wakings_are_23_waits_of_the_sleeper_each_with_its_waker(live: Watch,
         assert waited_on.kind == made.object
         if waited_on.kind in ("pipe", "socket"):
             assert waited_on.name in {str(fd.readlink()) for fd in Path(f"/proc/{child.pid}/fd").iterdir()}
-        assert waited_on.pid == (child.pid if kind == "futex" else 0)
+        assert waited_on.pid == (child.pid if kind in ("futex", "eventfd") else 0)
         of_futex = kind == "futex"
         for key, totals in watch.sites_of(window, sleeper).items():
             if not totals.waits:

@@ -1,5 +1,7 @@
 """From the kernel's ids to the book's: against maps that a test fills, so that what is in them is known."""
 
+import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
@@ -233,6 +235,23 @@ def test_a_storm_over_the_end_of_a_tick_is_one_and_its_size_is_that_of_all(kerne
     assert kernel.read.storms([((1000, 7), (0, 0, 15, 0))]) == {wake: Storm(0, 0, 15, 0)}, "who only slept again"
     assert kernel.read.storms([]) == {}
     assert kernel.read.storms([((1000, 7), (0, 0, 1, 0))]) == {}, "nobody knows of which waker any more"
+
+
+def test_what_has_no_name_is_of_its_process_alone_and_looked_at_again(kernel: Kernel) -> None:
+    with os.fdopen(os.eventfd(0), "rb") as one:
+
+        def waited_on(pid: int) -> Object:
+            return kernel.read._object(pid, 0, one.fileno(), 0xF00, 7, 0x09041934)  # pyright: ignore[reportPrivateUsage]
+
+        mine = waited_on(os.getpid())
+        assert (mine.kind, mine.name, mine.pid) == ("eventfd", "eventfd#1", os.getpid())
+        assert waited_on(os.getppid()).name.endswith("#2"), "the same place, of another process"
+        with tempfile.TemporaryFile() as other:
+            os.dup2(other.fileno(), one.fileno())
+            assert waited_on(os.getpid()) == mine, "not looked at in every tick"
+            for _ in range(10):
+                kernel.read.make_room(at_once=False)
+            assert waited_on(os.getpid()) == Object("file", "file#1", os.getpid())
 
 
 def test_threads_whose_own_sleeps_end_together_are_no_storm(kernel: Kernel) -> None:
