@@ -78,6 +78,7 @@ def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None,
     short: Spans = [
         (f"|{key} {word}|" if of == mode else f" {key} ", "tab" if of == mode else "dim") for key, word, of in MODES
     ]
+    alone: Spans = [] if mode == OFFCPU else [one for one in tabs if one[1] == "tab"]
     right: Spans = [(f"{_window(picture)}  ", "text")]
     if recorded:
         day = datetime.fromtimestamp(picture.newest.taken_ns // 10**9).strftime("%Y-%m-%d")
@@ -85,9 +86,9 @@ def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None,
         lefts: list[Spans] = [
             [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *tabs],
             [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *short],
-            [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text")],
-            [("RECORDED", "paused"), (f"{where} {day} {at}  ", "text")],
-            [("RECORDED", "paused"), (f" {at} ", "text")],
+            [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *alone],
+            [("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *alone],
+            [("RECORDED", "paused"), (f" {at} ", "text"), *alone],
             [("RECORDED", "paused")],
         ]
         right.append(("PLAYING", "live") if view.paused_at_ns is None else ("PAUSED", "paused"))
@@ -100,7 +101,8 @@ def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None,
         right.append((f"LIVE {span(view.delay_ns)}", "live"))
     else:
         right.append((f"PAUSED -{span(picture.behind_ns // 10**9 * 10**9)}", "paused"))
-    return _fitting([[*left, *tabs], [*left, *short], left, name], right, layout.width)
+    lefts = [[*left, *tabs], [*left, *short], [*left, *alone], [*name, (" ", "text"), *alone], name]
+    return _fitting(lefts, right, layout.width)
 
 
 def clock(picture: Picture, at_ns: int) -> str:

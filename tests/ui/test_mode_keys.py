@@ -102,6 +102,25 @@ async def test_until_wakers_are_gathered_the_list_says_so_and_what_is_there_is_k
         assert listed(app)[0][:2] == ["300", "late"]
 
 
+@pytest.mark.parametrize("size", [(60, 20), (45, 12)])
+@asynchronous
+async def test_where_there_is_no_room_for_all_tabs_that_of_the_mode_stays(size: tuple[int, int]) -> None:
+    async with shown(gathering(), size) as (app, pilot):
+        for key in "234":
+            await pilot.press(key)
+            assert TABS[key] in screen(app)[0]
+        await pilot.press("1")
+        assert "|" not in screen(app)[0], "it is what one sees without a word"
+
+
+@asynchronous
+async def test_where_only_the_chain_is_missing_it_says_where_the_wakers_are() -> None:
+    source = gathering(WAKEUP, ticks=3)
+    async with shown(source, (160, 50)) as (app, pilot):
+        await pilot.press("space", "4")
+        assert "3 shows who ended these waits" in line_with(app, "The chain behind")
+
+
 @pytest.mark.parametrize("key", "1234")
 @asynchronous
 async def test_a_mode_that_is_shown_already_says_where_the_others_are(key: str) -> None:
