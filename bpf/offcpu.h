@@ -33,7 +33,17 @@
 #define PF_KTHREAD 0x200000
 #define LATEST_TICK_NS 12000000 /* of the kernel, at 100 a second */
 
-enum lost { LOST_WAKINGS, LOST_STACKS, LOST_THREADS, LOST_SITES, LOST_EVENTS, LOST_COPIES, LOST_WAKES, LOST_KINDS };
+enum lost {
+	LOST_WAKINGS,
+	LOST_STACKS,
+	LOST_THREADS,
+	LOST_SITES,
+	LOST_EVENTS,
+	LOST_COPIES,
+	LOST_WAKES,
+	LOST_CHAINS, /* wakes, too, but no sign that there is no room: the other side has taken what they go on with */
+	LOST_KINDS
+};
 enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
 enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8, ONLY_CGROUP = 16, CGROUP_V1 = 32 };
 enum walk_mode { WALK_WAITS = 1, WALK_PRIME = 2, WALK_HALF_0 = 4, WALK_HALF_1 = 8, WALK_ALONE = 16 };

@@ -204,6 +204,8 @@ static inline __attribute__((always_inline)) void find_chain(struct wake *wake, 
 
 	wake->depth = 0;
 	wake->end = before ? FIRST_ID : id < FIRST_ID ? id : WAKE_LOST;
+	if (!before && id >= FIRST_ID)
+		count_lost(LOST_CHAINS);
 	if (!before)
 		return;
 	wake->links[0].kernel = r->last_kernel;

@@ -17,7 +17,7 @@ WALK_WAITS, WALK_PRIME = 1, 2
 WALK_HALVES = (4, 8)
 WALK_ALONE = 16
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
-LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes")
+LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "chains")
 
 CONFIG = struct.Struct("=QQIIIIIIQIIII5Q")
 THREAD = struct.Struct(f"=24Q2I{LANES * 8}s")

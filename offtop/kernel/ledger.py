@@ -9,6 +9,7 @@ every snapshot. It asks nobody for the time and imports no bcc: a test can be it
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -218,19 +219,19 @@ class Ledger:
         exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]
         self._give_back([key for key in exited if key not in returned and key not in self.waiting], at_ns)
         self._apply(delta, sites, at_ns)
-        self._count_storms(storms)
+        self._count_storms(storms, at_ns)
         self._exited = {**dict.fromkeys((*lost, *silent), at_ns), **gone}
         for key, end_ns in self._exited.items():
             self._end(key, end_ns)
         self.at_ns = at_ns
         return [*self._exited]
 
-    def _count_storms(self, storms: Mapping[int, Storm]) -> None:
+    def _count_storms(self, storms: Mapping[int, Storm], at_ns: int) -> None:
         for wake, was in self.storms.items():
             if was.largest and wake not in storms:
                 self.storms[wake] = was._replace(largest=0)
         for wake, one in storms.items():
-            self._stormed_ns[wake] = self.at_ns
+            self._stormed_ns[wake] = at_ns
             sums = self.storms.get(wake, Storm()).plus(one)
             self.storms[wake] = sums._replace(largest=one.largest)
 
@@ -294,18 +295,15 @@ class Ledger:
                 if of_thread:
                     of_thread.remove(key)
         before_ns = self.at_ns - keep_ns
-        for wake in [wake for wake, at_ns in self._stormed_ns.items() if at_ns < before_ns]:
-            del self._stormed_ns[wake], self.storms[wake]
         sites = [*self.sites, *self._late]
-        wakes = {key.wake for key in sites}.union(self.storms)
+        wakes = {key.wake for key in sites}.union(wake for wake, ns in self._stormed_ns.items() if ns >= before_ns)
         dropped_wakes = {
             wake
             for wake in self.book.wakes
             if wake >= FIRST_WAKE and wake not in wakes and self._retired_wakes.get(wake, 0) < before_ns
         }
         for wake in dropped_wakes:
-            del self.book.wakes[wake]
-            self._retired_wakes.pop(wake, None)
+            self._drop_wake(wake)
         used = {stack for key in sites for stack in (key.kernel, key.user)}
         used.update(site.kernel for site in waiting)
         used.update(w.user for w in self.waiting.values())
@@ -322,6 +320,43 @@ class Ledger:
             self._forget_name()
         self._aged_at_ns = self.at_ns
         return Dropped(dropped, dropped_wakes)
+
+    def drop_wakes(self, most: int) -> set[int]:
+        """Give back, before their time, the ids of wakes that were named longest ago, so that `most` are left, and all
+        that this tick has named; those that were dropped.
+
+        The sums of their sites move to those given back. A window of before that names one has lost it, and nothing
+        else: the stacks of such sites stay in the book for as long as others do.
+        """
+        named_ns = {**dict.fromkeys(self.book.wakes, 0), **self._retired_wakes}
+        added = self.sites.added()
+        named = (
+            [(key.wake, ns) for key, ns in added],
+            self._stormed_ns.items(),
+            [(key.wake, self.at_ns) for key in self._late],
+        )
+        for wake, ns in chain(*named):
+            named_ns[wake] = max(ns, named_ns.get(wake, 0))
+        own = [wake for wake in self.book.wakes if wake >= FIRST_WAKE]
+        oldest = sorted(own, key=named_ns.__getitem__)[: max(0, len(own) - most)]
+        dropped = {wake for wake in oldest if named_ns[wake] < self.at_ns}
+        threads: set[ThreadKey] = set()
+        for key, _ in added:
+            if key.wake in dropped:
+                self._retired[key.kernel] = self._retired[key.user] = self.at_ns
+                self._retire_site(key)
+                threads.add(key.thread)
+        for thread in threads:
+            self._sites_of[thread] = [one for one in self._sites_of.get(thread, ()) if one.wake not in dropped]
+        for wake in dropped:
+            self._drop_wake(wake)
+        return dropped
+
+    def _drop_wake(self, wake: int) -> None:
+        """With its storms, which are running totals: they stay as long as their id does."""
+        del self.book.wakes[wake]
+        for table in (self._retired_wakes, self._stormed_ns, self.storms):
+            table.pop(wake, None)
 
     def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> None:
         """Add what ended, less what was shown of the first of those waits while it was in progress."""

@@ -282,6 +282,8 @@ class LiveSource(Happening):
         if dropped:
             self._stacks.forget(dropped.stacks)
             self._wakes.forget(*dropped)
+        if (most := self._wakes.most_kept) is not None:
+            self._wakes.forget(set(), self._ledger.drop_wakes(most))
         self._details.drop_unnamed()
         cost, missed = self._cost.read(at_ns, self._readers)
         self._user_stacks.fill(at_ns, cost.cpu_pct)
@@ -608,7 +610,8 @@ class LiveSource(Happening):
         for kind in layout.LOST_KINDS:
             count = self._count(kind)
             if count and kind != "copies":  # of whose waits nothing is lost but callers
-                lost[kind] = count
+                shown = "wakes" if kind == "chains" else kind
+                lost[shown] = lost.get(shown, 0) + count
         if self._wakes.unread:
             lost["wakes"] = lost.get("wakes", 0) + self._wakes.unread
         if self._stacks.unread:

@@ -73,7 +73,9 @@ class Wakes:
         self._open: dict[tuple[int, int], tuple[int, int]] = {}
         """Key of a storm that the last tick had → its raw waker, and how many it had woken by then."""
         self.unread = 0
-        """Wakes that a record named and the kernel no longer had, or the book has no room for."""
+        """Wakes that a record named and the kernel no longer had, or the book has no room for, or for their chains."""
+        self.most_kept: int | None = None
+        """How many the book may go on with: a new one has come near to where it has no room. None: with all."""
 
     def id_of(self, raw_id: int, pid: int, tid: int) -> int:
         """The id in the book of what ended a wait of that thread."""
@@ -131,6 +133,7 @@ class Wakes:
     def forget(self, stacks: set[int], wakes: set[int]) -> None:
         """The book gave these ids back."""
         self._by_wake = {wake: i for wake, i in self._by_wake.items() if i not in wakes}
+        self.most_kept = None
         self._ids.clear()
         self._known_wakers = {
             raw: one for raw, one in self._known_wakers.items() if one.kernel not in stacks and one.user not in stacks
@@ -138,15 +141,19 @@ class Wakes:
 
     def _intern(self, wake: Wake) -> int:
         known = self._by_wake.get(wake)
-        if known is None and len(self._by_wake) >= _MOST_CHAINS and wake.links:
-            return self._intern(wake._replace(links=(), end=LOST))
-        if known is None and len(self._by_wake) >= _MOST_WAKES:
+        if known is not None:
+            return known
+        most = _MOST_CHAINS if wake.links else _MOST_WAKES
+        if 4 * len(self._by_wake) >= 3 * most:
+            self.most_kept = min(self.most_kept or most, most // 2)
+        if len(self._by_wake) >= most:
             self.unread += 1
-            return layout.WAKE_LOST
-        if known is None:
-            known = self._by_wake[wake] = self._next_id
-            self._next_id += 1
-            self._book.wakes[known] = wake
+            if not wake.links or len(self._by_wake) >= _MOST_WAKES:
+                return layout.WAKE_LOST
+            return self._intern(wake._replace(links=(), end=LOST))
+        known = self._by_wake[wake] = self._next_id
+        self._next_id += 1
+        self._book.wakes[known] = wake
         return known
 
     def _made(self, found: Sequence[int], pid: int, tid: int) -> Wake:
@@ -175,6 +182,7 @@ class Wakes:
         if known is None:
             found = self._wakers.read(raw) if raw >= layout.FIRST_ID else None
             if found is None:
+                self.unread += raw >= layout.FIRST_ID
                 return _LOST
             raw_kernel, raw_user, pid, tid, comm = found
             kernel, user = self._stacks_of(pid, raw_kernel, raw_user)

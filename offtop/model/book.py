@@ -3,13 +3,14 @@
 One Book is shared by all snapshots and windows of a source, because a copy in each of 600 windows would
 cost more than the windows. Its owner, the source, only adds to it, and drops an entry when no window that
 a History may still hold can name it; readers may read it from any thread. An id is never used twice.
+Of wakes there may be too many for that: then those named longest ago go first, and are lost to windows of before.
 """
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from offtop.model.stack import EMPTY, RESERVED, Stack
-from offtop.model.wake import GOES_ON, NO_WAKE, Wake
+from offtop.model.wake import LOST_WAKE, NO_WAKE, Wake
 from offtop.model.wake import RESERVED as RESERVED_WAKES
 
 
@@ -92,7 +93,8 @@ class Book:
         return self.stacks.get(stack_id, EMPTY)
 
     def wake(self, wake_id: int) -> Wake:
-        return self.wakes.get(wake_id, GOES_ON)
+        """Of one that was given back nobody knows any more what it was: it is lost."""
+        return self.wakes.get(wake_id, LOST_WAKE)
 
     def comm(self, key: ThreadKey) -> str:
         return self.comms.get(key, "")

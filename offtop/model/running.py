@@ -92,6 +92,11 @@ class Running(Mapping[K, V], Generic[K, V]):
     def not_added_since(self, at_ns: int) -> list[K]:
         return [key for key, row in self._rows.items() if self._added_ns[row] < at_ns]
 
+    def added(self) -> list[tuple[K, int]]:
+        """Each key, and when it was added to last."""
+        rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
+        return list(zip(self._rows, self._added_ns[rows].tolist(), strict=True))
+
     def frozen(self) -> Table[K, V]:
         """As of now, for a snapshot."""
         if self._used - len(self._rows) > max(_MOST_EMPTY, len(self._rows)):

@@ -144,10 +144,10 @@ WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU = 1, 2, 3, 4
 FIRST_WAKE = 5
 """Ids from here on are of the source."""
 ENDED_BY_NOBODY = (NO_WAKE, WAKE_CPU)
-GOES_ON = Wake(Waker(NOBODY, "(still waiting)"))
+LOST_WAKE = Wake(Waker(NOBODY, "(waker lost)"))
 RESERVED: Mapping[int, Wake] = {
-    NO_WAKE: GOES_ON,
-    WAKE_LOST: Wake(Waker(NOBODY, "(waker lost)")),
+    NO_WAKE: Wake(Waker(NOBODY, "(still waiting)")),
+    WAKE_LOST: LOST_WAKE,
     WAKE_SHORT: Wake(Waker(NOBODY, "(woken before the minimum)")),
     WAKE_UNSEEN: Wake(Waker(NOBODY, "(nobody saw who woke it)")),
     WAKE_CPU: Wake(Waker(NOBODY, "(it waited for a CPU alone)")),

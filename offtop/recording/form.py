@@ -303,6 +303,8 @@ def _one_of(wakers: Sequence[Waker], number: object) -> Waker:
 def _storms(value: object) -> dict[int, Storm]:
     found = {_id(wake): Storm(*map(_int, rest)) for wake, *rest in _arrays(value, 1 + len(Storm._fields))}
     _within(np.array([*found.values()], np.int64), 0, _MOST_NS)
+    if min(found, default=FIRST_WAKE) < FIRST_WAKE:
+        raise ValueError("storms of a wake that stands for none")
     return found
 
 

@@ -5,11 +5,12 @@ at one moment the recording waits.
 """
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from time import monotonic_ns
+from typing import TypeVar
 
 from offtop.errors import OfftopError, UsageError
 from offtop.model.book import Book, ThreadKey
@@ -20,12 +21,14 @@ from offtop.model.printable import printable
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack
 from offtop.model.table import SITES, table_of
-from offtop.model.wake import FIRST_WAKE
+from offtop.model.wake import FIRST_WAKE, Storm
 from offtop.recording.form import MOST_CALLS, Entry
 from offtop.recording.reader import Recording
 from offtop.source import Recorded
 from offtop.units import NS_PER_S, count, duration
 
+K = TypeVar("K")
+V = TypeVar("V")
 _BEFORE_NS = 300 * NS_PER_S
 """So much of what came before a moment is read with it: as far as the timeline reaches."""
 _LONGEST_PAUSE_NS = 5 * NS_PER_S
@@ -33,6 +36,10 @@ _LONGEST_PAUSE_NS = 5 * NS_PER_S
 _TIDIED_NS = 300 * NS_PER_S
 _KEPT_NS = 15 * 60 * NS_PER_S
 """How long what a window may still name is kept: longer than any History reaches back."""
+_MOST_WAKES = 1 << 17
+"""Kept at once: a source has no more than half of that at once."""
+_MOST_NAMES = 1 << 18
+"""Of threads, and of processes, and stacks: a tick brings 220,000 at most."""
 
 
 class RecordedSource:
@@ -206,6 +213,8 @@ class RecordedSource:
                 entry = self._recording.tick(number, whole)
                 if entry and self._last and entry.change.at_ns <= self._last.at_ns:
                     raise ValueError("time stands still")
+                if entry and self._last and _are_fewer(self._last.storms, entry.change.storms):
+                    raise ValueError("storms that never were")
                 self._next, self._ahead = None, (number, entry) if entry else None
             except ValueError:
                 self._damaged += 1
@@ -237,27 +246,16 @@ class RecordedSource:
 
     def _taken(self, numbered: tuple[int, Entry]) -> Snapshot:
         number, entry = numbered
-        book, change = self._book, entry.change
-        book.comms.update(entry.comms)
-        book.lives.update(entry.lives)
-        for call, name in entry.calls.items():
-            if call in book.calls or len(book.calls) < MOST_CALLS:
-                book.calls[call] = name
-        book.processes.update(entry.processes)
-        if entry.details:
-            book.details.update(entry.details)
-            book.details_version += 1
-        for ids in (change.threads.ids, change.waiting):
-            self._heard_ns.update(dict.fromkeys(map(ThreadKey._make, ids[:, :2].tolist()), change.at_ns))
-        book.wakes.update(entry.wakes)
-        self._woke_ns.update(dict.fromkeys(change.wakes, change.at_ns))
-        for stack in change.stacks.union(*(wake.stacks for wake in entry.wakes.values())):
-            self._used_ns[stack] = change.at_ns
-            if stack >= FIRST_STACK and stack not in book.stacks:
-                book.stacks[stack] = self._stack(stack)
+        change = entry.change
         snapshot = replace(
             self._replayed.add(change, self._epoch), leads=bool(self._speed) and change.taken_ns < self._at_once_ns
         )
+        is_full = self._is_full(entry)
+        if is_full or change.at_ns - self._tidied_ns > _TIDIED_NS:
+            self._tidied_ns = change.at_ns
+            self._forget(snapshot, change.at_ns if is_full else change.at_ns - _KEPT_NS)
+        self._keep_names(entry)
+        self._keep_stacks(entry)
         self._last, self._read_ns = change, monotonic_ns()
         try:
             following = self._recording.after(number)
@@ -265,13 +263,45 @@ class RecordedSource:
             self._damaged += 1
             following = None
         self._next, self._ahead = None if following is None else (following, False), None
-        if change.at_ns - self._tidied_ns > _TIDIED_NS:
-            self._tidied_ns = change.at_ns
-            self._forget(snapshot, change.at_ns - _KEPT_NS)
         damaged = self._damaged + self._recording.damaged
         if damaged:
             snapshot = replace(snapshot, lost={**snapshot.lost, "damaged": damaged})
         return snapshot
+
+    def _is_full(self, entry: Entry) -> bool:
+        """Whether there may be no room for it. The recording's own clock says when its names are old, and a file from
+        anywhere may say what it likes."""
+        book = self._book
+        names = (book.comms, entry.comms), (book.lives, entry.lives), (book.processes, entry.processes)
+        return (
+            len(book.stacks) >= _MOST_NAMES
+            or len(book.wakes) + len(entry.wakes) > _MOST_WAKES
+            or any(len(kept) + len(new) > _MOST_NAMES for kept, new in (*names, (book.details, entry.details)))
+        )
+
+    def _keep_names(self, entry: Entry) -> None:
+        book, change = self._book, entry.change
+        _add(book.comms, entry.comms, _MOST_NAMES)
+        _add(book.lives, entry.lives, _MOST_NAMES)
+        _add(book.processes, entry.processes, _MOST_NAMES)
+        _add(book.calls, entry.calls, MOST_CALLS)
+        _add(book.wakes, entry.wakes, _MOST_WAKES)
+        if entry.details:
+            _add(book.details, entry.details, _MOST_NAMES)
+            book.details_version += 1
+        for ids in (change.threads.ids, change.waiting):
+            heard = map(ThreadKey._make, ids[:, :2].tolist())
+            self._heard_ns.update((key, change.at_ns) for key in heard if key in book.comms)
+        self._woke_ns.update(dict.fromkeys(change.wakes & book.wakes.keys(), change.at_ns))
+
+    def _keep_stacks(self, entry: Entry) -> None:
+        book = self._book
+        wakes = [wake for number, wake in entry.wakes.items() if number in book.wakes]
+        for stack in entry.change.stacks.union(*(wake.stacks for wake in wakes)):
+            if stack >= FIRST_STACK and stack not in book.stacks and len(book.stacks) < _MOST_NAMES:
+                book.stacks[stack] = self._stack(stack)
+            if stack in book.stacks:
+                self._used_ns[stack] = entry.change.at_ns
 
     def _stack(self, number: int) -> Stack:
         stack = self._recording.stack(number)
@@ -297,9 +327,30 @@ class RecordedSource:
                 self._used_ns.pop(stack, None)
         for key in [one for one in book.comms if one not in keys and self._heard_ns.get(one, 0) < before_ns]:
             del book.comms[key]
-            book.lives.pop(key, None)
             self._heard_ns.pop(key, None)
+        for key in [one for one in book.lives if one not in keys and one not in book.comms]:
+            del book.lives[key]
         pids = {key.pid for key in book.comms}
         for table in (book.processes, book.details):
             for pid in [one for one in table if one not in pids]:
                 del table[pid]
+
+
+def _add(kept: dict[K, V], new: Mapping[K, V], most: int) -> None:
+    """As many as there is room for."""
+    if len(kept) + len(new) <= most:
+        kept.update(new)
+        return
+    for key, value in new.items():
+        if key in kept or len(kept) < most:
+            kept[key] = value
+
+
+def _are_fewer(before: Mapping[int, Storm], now: Mapping[int, Storm]) -> bool:
+    """Whether any running total has fallen. One that is no longer told of has not."""
+    return any(
+        new < old
+        for wake, was in before.items()
+        if wake in now
+        for old, new in zip(was[:3], now[wake][:3], strict=True)
+    )

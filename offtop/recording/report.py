@@ -37,7 +37,7 @@ from offtop.model.table import (
     summed,
     table_of,
 )
-from offtop.model.wake import ENDED_BY_NOBODY, NOBODY, Storm, Waker
+from offtop.model.wake import ENDED_BY_NOBODY, KINDS, NOBODY, THREAD, Storm, Waker
 from offtop.model.window import Window, merge
 from offtop.recording.replay import RecordedSource
 from offtop.tick import in_progress, passing
@@ -46,7 +46,7 @@ from offtop.units import NS_PER_S, average, count, duration, threads
 _ROWS = 10
 _LONGEST = 5
 _WAKERS = 5
-_NOT_KNOWN = "(not known)"
+_NOBODY = NOBODY, "(not known)"
 _PLACES = 10_000
 """Of which it is remembered what they are called."""
 _STUCK = 20
@@ -82,7 +82,8 @@ class _Wakers:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._every: dict[str, _Ended] = {}
+        self._every: dict[tuple[str, str], _Ended] = {}
+        """By kind and name: a thread may be called `timeout`."""
         self._places: dict[tuple[int, int], str] = {}
 
     def add(self, window: Window) -> None:
@@ -104,18 +105,24 @@ class _Wakers:
     @property
     def lines(self) -> list[str]:
         """None where nobody asked who it was."""
-        known = [item for item in self._every.items() if item[0] != _NOT_KNOWN]
+        known = [item for item in self._every.items() if item[0] != _NOBODY]
         ended = nlargest(_WAKERS, known, key=lambda item: item[1].blocked_ns)
-        if _NOT_KNOWN in self._every:
-            ended.append((_NOT_KNOWN, self._every[_NOT_KNOWN]))
-        rows = [_waker_line(name, one) for name, one in ended if one.wakeups]
+        if _NOBODY in self._every:
+            ended.append((_NOBODY, self._every[_NOBODY]))
+        rows = [_waker_line(self._shown(*key), one) for key, one in ended if one.wakeups]
         stormed = nlargest(_WAKERS, self._every.items(), key=lambda item: item[1].storm.woken)
-        storms = [_storm_line(name, one.storm) for name, one in stormed if one.storm.woken]
+        storms = [_storm_line(self._shown(*key), one.storm) for key, one in stormed if one.storm.woken]
         head = ["WHO ENDED MOST BLOCKED TIME", f"{'BLOCKED':>8} {'WAKEUPS':>8} {'WAKER':<24} THROUGH"]
         return [*(head if rows else []), *rows, *(["WAKEUP STORMS"] if storms else []), *storms]
 
     def _of(self, waker: Waker) -> _Ended:
-        return self._every.setdefault(_NOT_KNOWN if waker.kind == NOBODY else printable(waker.label), _Ended())
+        key = _NOBODY if waker.kind == NOBODY else (waker.kind, printable(waker.label))
+        return self._every.setdefault(key, _Ended())
+
+    def _shown(self, kind: str, name: str) -> str:
+        """The kind of a thread stands behind its name where something else is called the same."""
+        is_alone = kind != THREAD or not any((other, name) in self._every for other in KINDS if other != THREAD)
+        return name if is_alone else f"{name} ({kind})"
 
     def _place(self, book: Book, waker: Waker) -> str:
         ids = waker.kernel, waker.user

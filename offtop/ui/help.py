@@ -48,7 +48,7 @@ on.
 (woken before the minimum)  that was too early to look at who did it; the rest of the wait, to its end, was long \
 enough. `(waits below the minimum)` are short altogether, and nobody looks. A lower minimum (m) tells of both.
 (nobody saw who woke it) (waker lost)  it was woken before offtop looked, or there was no room to keep who did it: \
-then `lost` counts it.
+then `lost` counts it, unless it was known until others needed the room.
 (exited)     of threads that ended, the time stays, but not who woke them.
 storm        many woken at once by one waker, most of whom sleep again within 1 ms, often for nothing: two switches \
 each. Wake one of them instead of all.

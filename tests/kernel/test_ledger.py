@@ -1,6 +1,6 @@
 """The ledger against a made-up kernel, whose every wait is known: time stands where and when it passed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -474,6 +474,20 @@ def test_wakes_leave_the_book_with_the_last_that_names_them_and_their_stacks_wit
     assert ledger.storms == {}
     assert not {FIRST_STACK + 2, FIRST_STACK + 3} & ledger.book.stacks.keys()
     assert ledger.book.wakes.keys() == Book().wakes.keys(), "those that are none stay"
+
+
+def test_storms_of_a_wake_that_a_site_still_names_stay_so_that_no_window_shows_less_than_none() -> None:
+    key, ledger = ThreadKey(7, 100), Ledger(0)
+    at = SiteKey(*key, FIRST_STACK + 1, NO_STACK, wake=33)
+    ledger.book.wakes[33] = Wake()
+    snapshots: list[Snapshot] = []
+    for tick, storms in enumerate(({33: Storm(100, 900, 90, 9)}, {}, {}, {33: Storm(1, 8, 0, 8)}), 1):
+        ended = Ended.of([(at, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000)))])
+        ledger.tick(tick * TICK_NS, MIN_NS, [], ended, [], storms=storms)
+        ledger.age(keep_ns=TICK_NS)
+        snapshots.append(replace(snapshot(ledger), storms=dict(ledger.storms)))
+    assert [between(a, b).storms for a, b in pairwise(snapshots)] == [{}, {}, {33: Storm(1, 8, 0, 8)}]
+    assert between(snapshots[0], snapshots[-1]).storms == {33: Storm(1, 8, 0, 8)}
 
 
 def test_what_waits_for_the_record_of_its_thread_stays_in_the_book() -> None:

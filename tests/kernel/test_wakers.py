@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from offtop.errors import KernelError
-from offtop.kernel import program
+from offtop.kernel import program, wakes
 from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Sizes
 from offtop.model import wakers
@@ -510,6 +511,38 @@ def test_wakes_without_room_are_counted_as_lost_and_no_wait_is(monkeypatch: pyte
         assert lost[WAKE_LOST].waits >= 60 - wakes
         assert window.lost.keys() == {"wakes"}
         assert window.lost["wakes"] >= lost[WAKE_LOST].waits
+
+
+def test_before_the_book_has_no_room_for_wakes_it_forgets_those_of_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakes, "_MOST_CHAINS", 60)
+    monkeypatch.setattr(wakes, "_MOST_WAKES", 60)
+    with wakings.running("exit", 150, 10) as child, watch.watching(of(child), mode=CHAIN) as live:
+        live.tick()
+        child.go_on_alone()
+        seen = set[int]()
+        deadline_s = time.monotonic() + 30
+        while len(seen) < 100 and time.monotonic() < deadline_s:
+            window = live.tick(0.05)
+            seen |= {key.wake for key in watch.sites_of(window, child.pid) if key.wake >= FIRST_WAKE}
+            assert window.lost == {}
+            assert len(live.last.book.wakes) <= 60 + FIRST_WAKE
+        assert len(seen) >= 100
+
+
+def test_a_chain_that_goes_on_with_what_was_taken_away_is_counted_as_lost(live: Watch) -> None:
+    with wakings.running("pingpong", 12, 60) as child:
+        asked(live, child, CHAIN, depth=8)
+        child.go_on_alone()
+        live.tick(0.1)
+        lost = 0
+        for _ in range(4):
+            live.source._wakes.make_room(at_once=True)  # pyright: ignore[reportPrivateUsage]
+            window = live.tick(0.12)  # in which who was awake has woken the other
+            assert window.lost.keys() <= {"wakes"}
+            lost += window.lost.get("wakes", 0)
+        assert lost > 0
+        live.tick(0.15)
+        assert live.tick(0.15).lost == {}, "it is no reason to take even more away"
 
 
 def test_storms_without_room_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:

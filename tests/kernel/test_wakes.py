@@ -3,15 +3,20 @@
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import cast
 
 import pytest
 
 from offtop.kernel import layout, wakes
 from offtop.kernel.idtable import IdTable
+from offtop.kernel.layout import ThreadRecord
+from offtop.kernel.ledger import Ended, Ledger
 from offtop.kernel.libbpf import Map
 from offtop.kernel.wakes import Wakes
-from offtop.model.book import Book
+from offtop.model import histogram as log2
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.snapshot import SiteTotals, Snapshot
 from offtop.model.stack import FIRST_STACK, NO_STACK, Frame, Stack
 from offtop.model.wake import (
     BRIEF,
@@ -29,6 +34,7 @@ from offtop.model.wake import (
     Storm,
     Wake,
 )
+from offtop.model.window import between
 
 PID, SLEEPER = 100, 101
 FUTEX_WAKE, TIMER, ENDED, ALARM = range(FIRST_STACK, FIRST_STACK + 4)
@@ -40,6 +46,8 @@ STACKS: Mapping[int, Sequence[str]] = {
 }
 WAITED = 50
 """The kernel stack of each link's wait."""
+SILENT = ThreadRecord._make([0] * (len(ThreadRecord._fields) - 1) + [bytes(8 * layout.LANES)])
+"""Of a thread that is there."""
 
 
 class FakeMap:
@@ -210,11 +218,74 @@ def test_threads_that_wake_each_other_at_random_make_no_more_than_so_many_wakes(
     made = [kernel.made(threads[n % 5], threads[5 + n], end=layout.FIRST_ID) for n in range(24)]
     assert [wake.end for wake in made] == [DEPTH] * 10 + [LOST] * 14
     assert len({*made}) == 10 + 5
+    assert kernel.read.unread == 14, "whose chains are lost"
     ids = [kernel.read.id_of(kernel.wake(one), PID, SLEEPER) for one in threads[5:]]
     assert ids.count(layout.WAKE_LOST) == 24 - 5
-    assert kernel.read.unread == 24 - 5
+    assert kernel.read.unread == 14 + 24 - 5
     kernel.read.forget(set(), {*range(FIRST_WAKE, FIRST_WAKE + 12)})
     assert kernel.made(threads[20]).waker.tid == 21
+
+
+def test_before_there_is_no_room_for_chains_those_named_longest_ago_are_given_back(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakes, "_MOST_CHAINS", 16)
+    ledger, threads = Ledger(0, book=kernel.book), [kernel.waker(tid) for tid in range(1, 100)]
+    first = kernel.wake(threads[0], threads[1], end=layout.FIRST_ID)
+    kernel.book.stacks.update((1000 + tick, Stack(())) for tick in range(31))
+    snapshots: list[Snapshot] = []
+    ids: list[int] = []
+    for tick in range(1, 31):
+        raw = [first, *(kernel.wake(threads[3 * tick + n], threads[0], end=layout.FIRST_ID) for n in range(3))]
+        ids = [kernel.read.id_of(one, PID, SLEEPER) for one in raw]
+        sites = [SiteKey(PID, SLEEPER, FIRST_STACK, 1000 + tick, one) for one in ids]
+        ended = Ended.of([(site, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000))) for site in sites])
+        storms = {ids[0]: Storm(1, 8, 0, 8)}
+        ledger.tick(tick * 10_000, 1_000, [(ThreadKey(PID, SLEEPER), SILENT)], ended, [], storms=storms)
+        if kernel.read.most_kept is not None:
+            assert kernel.read.most_kept == 8
+            assert len(kernel.book.wakes) - FIRST_WAKE >= 12
+            kernel.read.forget(set(), ledger.drop_wakes(kernel.read.most_kept))
+            assert len(kernel.book.wakes) - FIRST_WAKE == 8
+        assert {*ids} <= kernel.book.wakes.keys() and {kernel.book.wake(one).end for one in ids} == {DEPTH}
+        assert {site.wake for site in ledger.sites if site.tid} == {
+            one for one in kernel.book.wakes if one >= FIRST_WAKE
+        }
+        snapshots.append(Snapshot(0, ledger.at_ns, ledger.threads.frozen(), ledger.sites.frozen(), {}, kernel.book))
+    assert kernel.read.unread == 0
+    assert ids[0] == FIRST_WAKE, "who is named all the while stays"
+    assert ledger.storms == {FIRST_WAKE: Storm(30, 240, 0, 8)}
+    assert sum(totals.waits for totals in dict(ledger.sites).values()) == 4 * 30
+    for earlier, later in pairwise(snapshots):
+        parts = dict(between(earlier, later).each_site())
+        assert [totals.waits for totals in parts.values()] == [1] * 4, "and nothing of those that were given back"
+        assert all(site.tid for site in parts)
+    assert ledger.age(keep_ns=200_000)
+    stacks = {stack for stack in kernel.book.stacks if stack >= 1000}
+    assert {1000 + tick for tick in range(11, 31)} <= stacks, "a window of so long ago may still name them"
+
+
+def test_of_what_one_tick_names_nothing_is_given_back(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakes, "_MOST_CHAINS", 16)
+    ledger, threads = Ledger(0, book=kernel.book), [kernel.waker(tid) for tid in range(1, 40)]
+    raw = [kernel.wake(one, threads[0], end=layout.FIRST_ID) for one in threads[1:]]
+    ids = [kernel.read.id_of(one, PID, SLEEPER) for one in raw]
+    sites = [SiteKey(PID, SLEEPER, FIRST_STACK, WAITED, one) for one in ids]
+    ended = Ended.of([(site, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000))) for site in sites])
+    ledger.tick(10_000, 1_000, [(ThreadKey(PID, SLEEPER), SILENT)], ended, [])
+    assert kernel.read.unread == 38 - 16
+    assert ledger.drop_wakes(kernel.read.most_kept or 0) == set()
+    ledger.tick(20_000, 1_000, [], Ended.of([]), [], storms={ids[0]: Storm(1, 8, 0, 8)})
+    assert ledger.drop_wakes(0) == {*ids[1:]}
+    assert ledger.sites[SiteKey(0, 0, FIRST_STACK, NO_STACK)].waits == 37
+    assert Ledger(0).drop_wakes(0) == set()
+
+
+def test_a_waker_that_the_kernel_no_longer_had_is_counted_as_lost(kernel: Kernel) -> None:
+    assert kernel.made(layout.FIRST_ID + 7).waker.name == "(waker lost)"
+    assert kernel.read.unread == 1
+    kernel.made(layout.WAKE_LOST)
+    assert kernel.read.unread == 1, "the kernel side has counted that"
 
 
 def test_what_the_book_gave_back_is_made_anew(kernel: Kernel) -> None:

@@ -208,7 +208,7 @@ def test_a_chain_goes_on_with_the_wait_of_the_waker_and_says_how_it_ends() -> No
         (WAKE_UNSEEN, "(nobody saw who woke it)"),
         (WAKE_CPU, "(it waited for a CPU alone)"),
         (NO_WAKE, "(still waiting)"),
-        (99, "(still waiting)"),  # given back
+        (99, "(waker lost)"),  # given back
     ],
 )
 def test_where_nobody_knows_the_waker_the_path_says_so_behind_the_sleepers(mode: str, wake: int, said: str) -> None:

@@ -5,12 +5,13 @@ import re
 import sqlite3
 from pathlib import Path
 
+from offtop.model.wake import TIMEOUT, Wake, Waker
 from offtop.person import person
 from offtop.recording import report
 from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S
 from tests.recording.test_in_progress import FIRST_FIELDS
-from tests.recording.woken import WokenSource
+from tests.recording.woken import ANSWER, LOCK, READ, STORMS, WokenSource
 from tests.ui.scripted import FUTEX, SHOP, STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES
 
@@ -138,17 +139,10 @@ def test_lines_are_cut_at_the_width(tmp_path: Path) -> None:
 
 
 def test_who_ended_most_blocked_time_and_who_woke_many_at_once(tmp_path: Path) -> None:
-    source = WokenSource(10)
-    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
-    for second in range(11):
-        recorder.add(source.after(second))
-    recorder.close()
-    lines = written(tmp_path / "it")
-    first = lines.index("WHO ENDED MOST BLOCKED TIME")
-    end = next(number for number, line in enumerate(lines) if line.startswith("STUCK AT THE END"))
+    wakers = wakers_in(tmp_path / "it", WokenSource(10))
     storms = "door: 10 storms woke 1,000 threads, 100 at once; 900 slept again within 1ms, 1,800 switches for nothing"
     # In each of ten seconds: worker-1 0.2 s, and 0.1 s each the disk, the door and a child; of 0.5 s nobody knows.
-    assert [line.rstrip() for line in lines[first + 1 : end - 1]] == [
+    assert wakers == [
         " BLOCKED  WAKEUPS WAKER                    THROUGH",
         "   2.00s       10 worker\\x1b[31m\\udc80     futex_wake < unlock < serve < main",
         "   1.00s       10 irq (nvme_irq)           nvme_irq",
@@ -158,6 +152,39 @@ def test_who_ended_most_blocked_time_and_who_woke_many_at_once(tmp_path: Path) -
         "WAKEUP STORMS",
         storms,
     ]
+
+
+def test_what_wakes_by_one_name_but_is_not_of_one_kind_are_two_rows(tmp_path: Path) -> None:
+    source = WokenSource(10)
+    wakes, door = source.after(0).book.wakes, source.worker._replace(comm="door")
+    wakes[LOCK] = Wake(source.worker._replace(comm="timeout"))
+    wakes[READ] = Wake(Waker(TIMEOUT))
+    wakes[ANSWER] = Wake(source.worker._replace(comm="(not known)"))
+    wakes[STORMS] = Wake(source.worker._replace(comm="timeout", tid=999))
+    wakers = wakers_in(tmp_path / "it", source)
+    assert [line[:42].rstrip().split(maxsplit=2) for line in wakers[1:6]] == [
+        ["2.00s", "10", "timeout (thread)"],
+        ["1.00s", "10", "timeout"],
+        ["1.00s", "50", "(not known) (thread)"],
+        ["1.00s", "10", "exit (child)"],
+        ["5.00s", "40", "(not known)"],
+    ]
+    assert wakers[7].startswith("timeout (thread): 10 storms woke 1,000 threads")
+    wakes[READ] = Wake(door)
+    wakers = wakers_in(tmp_path / "again", source)
+    assert [line[18:].split()[0] for line in wakers[1:3]] == ["timeout", "door"], "nothing else is called so"
+
+
+def wakers_in(path: Path, source: WokenSource) -> list[str]:
+    """The section that tells who ended the waits of ten seconds."""
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    for second in range(11):
+        recorder.add(source.after(second))
+    recorder.close()
+    lines = written(path)
+    first = lines.index("WHO ENDED MOST BLOCKED TIME")
+    end = next(number for number, line in enumerate(lines) if line.startswith("STUCK AT THE END"))
+    return [line.rstrip() for line in lines[first + 1 : end - 1]]
 
 
 def test_where_nobody_asked_for_wakers_nothing_is_said_of_them(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from offtop.model.wake import (
     Waker,
 )
 from offtop.person import person
-from offtop.recording import form
+from offtop.recording import form, replay
 from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
@@ -365,6 +365,8 @@ WAKE = [FIRST_WAKE, 0, "futex", "0x1", 7, "whole"]
         ({"storms": [[9, -2, 3, 4, 5]]}, "a number that cannot be"),
         ({"storms": [[9, 2, 3, 1 << 62, 5]]}, "a number that cannot be"),
         ({"storms": [[9, 2, "x", 4, 5]]}, "not a number"),
+        ({"storms": [[0, 2, 3, 4, 5]]}, "storms of a wake that stands for none"),
+        ({"storms": [[FIRST_WAKE, 2, 3, 4, 5], [WAKE_LOST, 2, 3, 4, 5]]}, "storms of a wake that stands for none"),
     ],
 )
 def test_words_of_wakes_must_be_what_can_be(words: dict[str, object], said: str) -> None:
@@ -432,7 +434,80 @@ def test_ids_of_wakes_and_stacks_that_nobody_explains_are_no_harm(tmp_path: Path
     last = in_json(RecordedSource(path))[-1]
     jsonschema.validate(last, SCHEMA, jsonschema.Draft202012Validator)
     (locked,) = [one for one in last["sites"] if one["comm"] == "worker-2"]
-    assert locked["waker"]["name"] == "(still waiting)"
+    assert locked["waker"]["name"] == "(waker lost)"
+
+
+@pytest.mark.parametrize("fallen", [(0, 900, 90, 9), (9, 0, 90, 9), (9, 900, 0, 9)])
+def test_a_running_total_of_storms_that_falls_is_damage(tmp_path: Path, fallen: tuple[int, ...]) -> None:
+    path = recorded(tmp_path / "it", 12)
+    storms_in(path, {4: [[STORMS, *fallen]]})
+    source = RecordedSource(path)
+    played = in_json(source)
+    # The fourth is left out, and the fifth, which is a whole one, has nothing before it.
+    assert [tick["taken_ns"] // NS_PER_S - START_NS // NS_PER_S for tick in played] == [1, 2, *range(5, 13)]
+    assert [tick["storms"][0]["woken"] for tick in played] == [100] * 10
+    assert ("damaged", "1 ticks or stacks of the file could not be read") in source.about()
+
+
+def test_storms_that_are_no_longer_told_of_and_then_again_are_no_damage(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "it", 3)
+    storms_in(path, {3: []})
+    source = RecordedSource(path)
+    assert [[one["woken"] for one in tick["storms"]] for tick in in_json(source)] == [[100], [], [300]]
+    assert "damaged" not in dict(source.about())
+
+
+def storms_in(path: Path, storms: Mapping[int, list[list[int]]]) -> None:
+    """The changes of these ticks have these."""
+    with sqlite3.connect(path) as database:
+        for number, some in storms.items():
+            (blob,) = database.execute("SELECT change FROM ticks WHERE number = ?", (number,)).fetchone()
+            database.execute("UPDATE ticks SET change = ? WHERE number = ?", (reworded(blob, {"storms": some}), number))
+    database.close()
+
+
+def test_over_many_ticks_no_more_is_kept_than_there_is_room_for_and_all_that_the_totals_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the recording's own clock is."""
+    path = recorded(tmp_path / "it", 12)
+    plain = in_json(RecordedSource(path))
+    with sqlite3.connect(path) as database:
+        for number, blob in database.execute("SELECT number, change FROM ticks").fetchall():
+            words = parts(blob)[0]
+            others = range(number << 16, (number << 16) + 900)
+            more: dict[str, object] = {
+                "wakers": words.get("wakers", []) or [WAKER],
+                "wakes": words.get("wakes", []) + [[other, 0, *WAKE[2:], other, other + 1, 0] for other in others],
+                "comms": words["comms"] + [[other, other, "x"] for other in others],
+                "lives": words["lives"] + [[other, other + 1, 7, 8] for other in others],
+                "processes": words["processes"] + [[other, "x"] for other in others],
+                "details": words["details"] + [[other, "me", "", "/", 0] for other in others],
+            }
+            database.execute("UPDATE ticks SET change = ? WHERE number = ?", (reworded(blob, more), number))
+    database.close()
+    monkeypatch.setattr(replay, "_MOST_WAKES", 1_000)
+    monkeypatch.setattr(replay, "_MOST_NAMES", 1_000)
+    source = RecordedSource(path)
+    for snapshot in iter(source.read, None):
+        book = snapshot.book
+        for kept in (book.wakes, book.comms, book.lives, book.processes, book.details, book.stacks):
+            assert len(kept) <= 1_000
+    assert in_json(RecordedSource(path)) == plain
+
+
+def test_where_the_totals_alone_name_more_wakes_than_there_is_room_for_the_others_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recorded(tmp_path / "it", 2)
+    all_of_them = in_json(RecordedSource(path))[-1]
+    wakers = {(one["comm"], *one["user"]): one["waker"] and one["waker"]["name"] for one in all_of_them["sites"]}
+    monkeypatch.setattr(replay, "_MOST_WAKES", len(RESERVED))
+    tick = in_json(RecordedSource(path))[-1]
+    told = {(one["comm"], *one["user"]): one["waker"] and one["waker"]["name"] for one in tick["sites"]}
+    assert told == {
+        key: name if name is None or name.startswith("(") else "(waker lost)" for key, name in wakers.items()
+    }
 
 
 def test_bytes_that_were_overwritten_anywhere_break_nothing(tmp_path: Path) -> None:
