@@ -37,7 +37,7 @@ from offtop.model.table import (
     summed,
     table_of,
 )
-from offtop.model.wake import ENDED_BY_NOBODY, KINDS, NOBODY, THREAD, Storm, Waker
+from offtop.model.wake import ENDED_BY_NOBODY, KINDS, NO_WAKE, NOBODY, THREAD, WAKEUP, Storm, Waker, gathers
 from offtop.model.window import Window, merge
 from offtop.recording.replay import RecordedSource
 from offtop.tick import in_progress, passing
@@ -47,6 +47,7 @@ _ROWS = 10
 _LONGEST = 5
 _WAKERS = 5
 _NOBODY = NOBODY, "(not known)"
+_WENT_ON = "at the ends of ticks: of such waits, those above have what passed since the last one"
 _PLACES = 10_000
 """Of which it is remembered what they are called."""
 _STUCK = 20
@@ -85,6 +86,8 @@ class _Wakers:
         self._every: dict[tuple[str, str], _Ended] = {}
         """By kind and name: a thread may be called `timeout`."""
         self._places: dict[tuple[int, int], str] = {}
+        self._went_on_ns = 0
+        """Of waits that went on at the end of the tick in which the time passed."""
 
     def add(self, window: Window) -> None:
         sites, book = table_of(SITES, window.sites), window.book
@@ -92,12 +95,16 @@ class _Wakers:
         blocked_ns: list[int] = wakes.sums(sites.numbers[:, TOTAL_NS] - sites.numbers[:, RUNQUEUE_NS]).tolist()
         waits: list[int] = wakes.sums(sites.numbers[:, WAITS]).tolist()
         for wake, ns, times in zip(wakes.codes.tolist(), blocked_ns, waits, strict=True):
+            if wake == NO_WAKE and gathers(window.mode, WAKEUP):
+                self._went_on_ns += ns
             if wake not in ENDED_BY_NOBODY:
                 waker = book.wake(wake).waker
                 one = self._of(waker)
                 one.blocked_ns += ns
                 one.wakeups += times
                 one.places[self._place(book, waker)] += times
+        if gathers(window.mode, WAKEUP):
+            self._went_on_ns += len(window.still) * window.span_ns
         for wake, storm in window.storms.items():
             one = self._of(book.wake(wake).waker)
             one.storm = one.storm.plus(storm)
@@ -110,6 +117,8 @@ class _Wakers:
         if _NOBODY in self._every:
             ended.append((_NOBODY, self._every[_NOBODY]))
         rows = [_waker_line(self._shown(*key), one) for key, one in ended if one.wakeups]
+        if rows and self._went_on_ns:
+            rows.append(f"{duration(self._went_on_ns):>8} {'':>8} {'(still waiting)':<24} {_WENT_ON}")
         stormed = nlargest(_WAKERS, self._every.items(), key=lambda item: item[1].storm.woken)
         storms = [_storm_line(self._shown(*key), one.storm) for key, one in stormed if one.storm.woken]
         head = ["WHO ENDED MOST BLOCKED TIME", f"{'BLOCKED':>8} {'WAKEUPS':>8} {'WAKER':<24} THROUGH"]
@@ -140,7 +149,7 @@ def _waker_line(name: str, one: _Ended) -> str:
 
 def _storm_line(name: str, storm: Storm) -> str:
     many = f"{storm.storms:,} storm{'s' * (storm.storms != 1)} woke {storm.woken:,} threads, {storm.largest:,} at once"
-    return f"{name}: {many}; {storm.again:,} slept again within 1ms, {storm.wasted_switches:,} switches for nothing"
+    return f"{name}: {many}; {storm.again:,} slept again within 1ms: {storm.wasted_switches:,} switches"
 
 
 def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
