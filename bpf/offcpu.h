@@ -20,6 +20,7 @@
 #define WAKE_CPU 4         /* it was for nothing but a CPU: nobody woke it */
 #define LINKS 7            /* of a chain, behind the waker itself: offtop/kernel/layout.py */
 #define INTERRUPTS 2
+#define RETURNS 4
 #define STORM 8            /* wakings in one burst: model/wake.py has it, too */
 #define EXECS 8192         /* processes of which it is known that they called exec */
 #define BURST_NS 100000    /* no longer from one of them to the next */
@@ -70,6 +71,7 @@ struct config {
 	u32 unused;
 	u64 wakes;         /* all ones where somebody asks for wakers, else 0 */
 	struct code interrupts[INTERRUPTS]; /* by which these enter the kernel */
+	struct code returns[RETURNS]; /* by which a thread goes on to its program, once an interrupt is over */
 };
 
 /* Wakings one behind the other, of one waker through one code path. */

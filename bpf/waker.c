@@ -12,7 +12,8 @@
  * cost    bpf/README.md has it measured
  *
  * The waker's stacks are walked only when the sleeper has waited for the minimum. An interrupt's stack is cut where
- * the interrupt begins: what is below is the code of a thread that has nothing to do with it.
+ * the interrupt begins: what is below is the code of a thread that has nothing to do with it. But on the way back
+ * from an interrupt to its program a thread takes its signals, and may end: what it wakes there, it wakes itself.
  *
  * A chain is made of what is known already: who ended a thread's last wait stays with its record, and goes on into
  * the wakes of whom it wakes. So no event leaves the kernel side.
@@ -36,6 +37,7 @@ struct waking {
 	struct wake wake;
 	struct waker waker;
 	u64 interrupted;   /* 0: the waker is a thread; else how many frames of the stack are the interrupt's */
+	u64 returning;     /* the waker is a thread for which an interrupt is over, whose entry is in the stack */
 	u64 depth;
 };
 BPF_PERCPU_ARRAY(waking_scratch, struct waking, 1);
@@ -109,6 +111,11 @@ static inline __attribute__((always_inline)) void count_burst(struct record *r, 
 		add_to_storm(*(volatile u32 *)now & 1, &r->storm, plain, b->wakings == STORM ? STORM : 1, 0, true);
 }
 
+static inline __attribute__((always_inline)) bool is_in(struct code *code, u64 frame)
+{
+	return frame - code->start < code->bytes;
+}
+
 /* The kernel stack of who wakes another thread; of an interrupt, up to where that begins. */
 static inline __attribute__((always_inline)) u64 waking_stack(void *ctx, struct config *c, struct waking *w)
 {
@@ -131,9 +138,11 @@ static inline __attribute__((always_inline)) u64 waking_stack(void *ctx, struct 
 		u64 frame = stack->frames[i];
 		if (w->interrupted)
 			stack->frames[i] = 0;
-		else if (frame - c->interrupts[0].start < c->interrupts[0].bytes ||
-			 frame - c->interrupts[1].start < c->interrupts[1].bytes)
-			w->interrupted = i + 1;
+		else if (is_in(&c->interrupts[0], frame) || is_in(&c->interrupts[1], frame))
+			w->interrupted = w->returning ? 0 : i + 1;
+		else if (is_in(&c->returns[0], frame) || is_in(&c->returns[1], frame) ||
+			 is_in(&c->returns[2], frame) || is_in(&c->returns[3], frame))
+			w->returning = 1;
 	}
 	return keep_kernel_stack(stack, w->interrupted ? w->interrupted : w->depth);
 }
@@ -261,7 +270,7 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 	if (!w)
 		return;
 	__builtin_memset(&w->waker, 0, sizeof(w->waker));
-	w->interrupted = 0;
+	w->interrupted = w->returning = 0;
 	w->waker.kernel = waking_stack(ctx, c, w);
 	struct record *of_waker = 0; /* none of one that is not counted, or was not when it waited */
 	if (!w->interrupted && show(current, host, &pid, &tid)) {

@@ -19,7 +19,7 @@ WALK_ALONE = 16
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
 LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "chains")
 
-CONFIG = struct.Struct("=QQIIIIIIQIIII5Q")
+CONFIG = struct.Struct("=QQIIIIIIQIIII13Q")
 THREAD = struct.Struct(f"=24Q2I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16sQ{THREAD.size}s")
@@ -39,6 +39,8 @@ FIRST_ID = 16
 LINKS = 7
 INTERRUPTS = 2
 """How many pieces of code interrupts may enter the kernel by."""
+RETURNS = 4
+"""And how many a thread may go on to its program by, behind an interrupt."""
 WAKER = struct.Struct("=QQII16s")
 WAKE = struct.Struct(f"=6QIHH{3 * LINKS}Q")
 STORM_KEY = struct.Struct("=QII")

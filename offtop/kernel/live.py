@@ -54,14 +54,17 @@ _PRIME_CGROUP_NS = 10 * 1_000_000_000
 _CLOSE_SECONDS = 2.0
 _FILE_CALLS = (
     "read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 recvfrom recvmsg recvmmsg sendto sendmsg "
-    "sendmmsg accept accept4 connect epoll_wait epoll_pwait epoll_pwait2 flock fsync fdatasync ioctl fcntl splice "
-    "io_uring_enter vmsplice tee sendfile fallocate ftruncate"
+    "sendmmsg accept accept4 connect epoll_wait epoll_pwait epoll_pwait2 flock fsync fdatasync ioctl fcntl "
+    "io_uring_enter vmsplice fallocate ftruncate"
 )
 _NAMED_BY = {
     **dict.fromkeys(_FILE_CALLS.split(), layout.OBJECT_FILE),
     **dict.fromkeys(("futex", "futex_wait"), layout.OBJECT_ADDRESS),
 }
-"""What a system call waits on, where its first argument names it."""
+"""What a system call waits on, where its first argument names it. Those with two descriptors (splice, tee, sendfile,
+copy_file_range) may wait on either."""
+_FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
+"""Categories of waits that a system call may meet on its way, whatever it is called for."""
 _ZERO = bytes(4)
 
 
@@ -157,6 +160,7 @@ class LiveSource(Happening):
             if 0 <= number < layout.CALLS:
                 maps["calls"].update(number.to_bytes(4, "little"), what.to_bytes(4, "little"))
         self._interrupts = symbols.ranges(wakers.INTERRUPTS, wakers.is_interrupt)[: layout.INTERRUPTS]
+        self._returns = symbols.ranges(wakers.RETURNS, wakers.is_return)[: layout.RETURNS]
         self._walks = Walks()
         self._half = 0
         self._clock_apart_ns = 0
@@ -321,11 +325,17 @@ class LiveSource(Happening):
         """From the next reading on, gather what this mode shows, one of wake.MODES; `depth`: how many wakers of a
         chain. Where no mode with wakers was asked for before, it takes a second: not for the thread of a screen.
 
-        Raises KernelError where this kernel cannot tell wakers.
+        Raises KernelError where this kernel cannot tell wakers, or the program for them cannot be made.
         """
         if mode != OFFCPU:
-            with self._loading:
-                self._program.load_waking()
+            try:
+                with self._loading:
+                    self._program.load_waking()
+            except OSError as error:
+                raise KernelError(
+                    f"Wakers cannot be told: their program could not be made ({error.strerror}). Compiling it needs a "
+                    "process more, memory, and a few KB in the directory for temporary files: make room, and try again"
+                ) from error
         self._asked_mode = mode, depth
 
     def _change_mode(self) -> None:
@@ -425,12 +435,13 @@ class LiveSource(Happening):
         states = filters.states or 0xFFFFFFFF
         own_pid = os.getpid()
         interrupts = [*self._interrupts, *[(0, 0)] * layout.INTERRUPTS][: layout.INTERRUPTS]
+        returns = [*self._returns, *[(0, 0)] * layout.RETURNS][: layout.RETURNS]
         maps["config"].update(
             _ZERO,
             layout.CONFIG.pack(
                 *(filters.min_ns, filters.max_ns or _ALL_ONES, states, select, own_pid, *self._readers),
                 *(self._choice & 0xFFFFFFFF, *of_cgroup),
-                *(self._depth, 0, _ALL_ONES if self._depth else 0, *chain.from_iterable(interrupts)),
+                *(self._depth, 0, _ALL_ONES if self._depth else 0, *chain.from_iterable((*interrupts, *returns))),
             ),
         )
         for name, wanted, old in ids:
@@ -450,7 +461,10 @@ class LiveSource(Happening):
     def _site(self, pid: int, tid: int, kernel: int, user: int, wake: int) -> SiteKey:
         """The site of a record's raw ids."""
         site = self._stacks.site(pid, tid, kernel, user)
-        return SiteKey(*site[:4], self._wakes.id_of(wake, pid, tid)) if wake else site
+        if not wake:
+            return site
+        is_on_object = self._book.stack(site.kernel).category not in _FOR_SOMETHING_ELSE
+        return SiteKey(*site[:4], self._wakes.id_of(wake, pid, tid, is_on_object))
 
     def _storms(self, half: int) -> dict[int, Storm]:
         found: list[tuple[tuple[int, int], tuple[int, ...]]] = []

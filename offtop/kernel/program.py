@@ -4,6 +4,7 @@ The compiler runs in a child process (compile.py), which hands over descriptors 
 lives as long as they are open, and is gone from the kernel with this process, however it ends.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -100,6 +102,9 @@ class Program:
         self.unwind = unwind
         """As it is walked; along frame pointers where the kernel refuses rules."""
         self._fds = dict(fds)
+        self._changing = Lock()
+        """Held while descriptors come or go."""
+        self._is_closed = False
         self.programs = {name.removeprefix("program "): fd for name, fd in fds.items() if name.startswith("program ")}
         self.walk_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
         """Descriptors of the iterators that make a walk, in their order."""
@@ -116,14 +121,13 @@ class Program:
     def load_waking(self) -> None:
         """Have the program ready that finds wakers. It takes a second, which only those spend who ask for wakers.
 
-        Raises KernelError where this kernel cannot tell them.
+        Raises KernelError where this kernel cannot tell them, or all is closed by then; OSError.
         """
         if self.waking or "sched_waking" in self.programs:
             return
         typed = self._request["waking_type"]
         if typed is None:
             raise KernelError("Wakers cannot be told: this kernel does not describe sched_waking. See: offtop doctor")
-        given = {name.removeprefix("map "): fd for name, fd in self._fds.items() if name.startswith("map ")}
         request = {
             **self._request,
             "flags": [*self._request["flags"], "-DTYPED_WAKING=1"],
@@ -131,36 +135,56 @@ class Program:
             "kprobes": {},
             "iterators": {},
             "typed_tracepoints": {"on_waking": ["sched_waking", typed]},
-            "given": given,
             "maps": [],
         }
-        answer, fds, output = _ask_compiler(request, [*given.values()])
+        with contextlib.ExitStack() as copies:  # close() does not wait for a compiler
+            given: dict[str, int] = {}
+            with self._changing:
+                self._check_open()
+                for name, fd in self._fds.items():
+                    if name.startswith("map "):
+                        given[name.removeprefix("map ")] = copy = os.dup(fd)
+                        copies.callback(os.close, copy)
+            answer, fds, output = _ask_compiler({**request, "given": given}, [*given.values()])
         if "error" in answer:
             raise _explain(answer, output, self.door)
         if not fds:
             why = " ".join(answer["refused"].split())
             raise KernelError(f"Wakers cannot be told: {printable(why[:300])}. See what is missing: offtop doctor")
-        try:
-            os.close(libbpf.attach_typed(fds[0]))  # whether it may be attached is told now, not amid a reading
-        except OSError as error:
-            os.close(fds[0])
-            raise KernelError(f"Wakers cannot be told: {error.strerror}. See what is missing: offtop doctor") from error
-        self.programs["sched_waking"] = self._fds["program sched_waking"] = fds[0]
+        with contextlib.ExitStack() as failed:
+            failed.callback(os.close, fds[0])
+            try:
+                os.close(libbpf.attach_typed(fds[0]))  # whether it may be attached is told now, not amid a reading
+            except OSError as error:
+                raise KernelError(
+                    f"Wakers cannot be told: {error.strerror}. See what is missing: offtop doctor"
+                ) from error
+            with self._changing:
+                self._check_open()
+                self.programs["sched_waking"] = self._fds["program sched_waking"] = fds[0]
+            failed.pop_all()
 
     def watch_wakings(self, wanted: bool) -> None:
         """Attach the program at sched_waking, or detach it: only wakers need it, but where run-queue time comes from
         there, too. Raises OSError."""
         if self.waking or wanted == ("link sched_waking" in self._fds):
             return
-        if wanted:
-            self._fds["link sched_waking"] = libbpf.attach_typed(self.programs["sched_waking"])
-        else:
-            os.close(self._fds.pop("link sched_waking"))
+        with self._changing:
+            if wanted:
+                self._fds["link sched_waking"] = libbpf.attach_typed(self.programs["sched_waking"])
+            else:
+                os.close(self._fds.pop("link sched_waking"))
 
     def close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds = {}
+        with self._changing:
+            self._is_closed = True
+            for fd in self._fds.values():
+                os.close(fd)
+            self._fds = {}
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise KernelError("Wakers cannot be told any more: offtop watches no longer. Start it again")
 
 
 def possible_cpus() -> int:

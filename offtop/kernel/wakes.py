@@ -21,7 +21,6 @@ from offtop.model.wake import (
     LOST,
     NO_OBJECT,
     SIGNAL,
-    SOFTIRQ,
     THREAD,
     TIMEOUT,
     UNSEEN,
@@ -60,8 +59,8 @@ class Wakes:
         self._wakers, self._wakes = IdTable(raw_wakers, _raw_waker), IdTable(raw_wakes, layout.WAKE.unpack)
         self._book, self._stacks_of = book, stacks_of
         self._known_wakers: dict[int, Waker] = {}
-        self._ids: dict[tuple[int, int], int] = {}
-        """By raw id and sleeper, who may be where a chain closes."""
+        self._ids: dict[tuple[int, int, bool], int] = {}
+        """By raw id, sleeper, who may be where a chain closes, and whether it waited on the object."""
         self._by_wake: dict[Wake, int] = {}
         self._next_id = FIRST_WAKE
         self._objects: dict[tuple[int, ...], Object] = {}
@@ -77,22 +76,24 @@ class Wakes:
         self.most_kept: int | None = None
         """How many the book may go on with: a new one has come near to where it has no room. None: with all."""
 
-    def id_of(self, raw_id: int, pid: int, tid: int) -> int:
-        """The id in the book of what ended a wait of that thread."""
+    def id_of(self, raw_id: int, pid: int, tid: int, is_on_object: bool = True) -> int:
+        """The id in the book of what ended a wait of that thread. `is_on_object`: it waited on what its system call
+        names."""
         if raw_id < layout.FIRST_ID:
             return raw_id
-        known = self._ids.get((raw_id, tid))
+        known = self._ids.get((raw_id, tid, is_on_object))
         if known is None:
             found = self._wakes.read(raw_id)
             if found is None:
                 self.unread += 1
                 return layout.WAKE_LOST
-            known = self._intern(self._made(found, pid, tid))
+            made = self._made(found, pid, tid)
+            known = self._intern(made if is_on_object else made._replace(object=NO_OBJECT))
             if known == layout.WAKE_LOST:
                 return known
             if len(self._ids) >= _KNOWN:
                 self._ids.clear()
-            self._ids[raw_id, tid] = known
+            self._ids[raw_id, tid, is_on_object] = known
         return known
 
     def storms(self, drained: Sequence[tuple[tuple[int, int], Sequence[int]]]) -> dict[int, Storm]:
@@ -190,8 +191,6 @@ class Wakes:
             kind, name, via = wakers.kind_of(names, bool(tid))
             if kind not in _WITH_THREAD:
                 pid, tid, comm, user = 0, 0, "", NO_STACK
-            elif via == SOFTIRQ and not tid:
-                via = ""
             known = self._known_wakers[raw] = Waker(kind, name, pid, tid, comm, via, kernel, user)
         return known
 

@@ -29,16 +29,27 @@ _X86_INTERRUPTS = (
 _ARM_INTERRUPTS = ("el1h_64_irq", "el0t_64_irq", "el1h_64_fiq", "el0t_64_fiq", "el1_irq", "el0_irq")
 INTERRUPTS = (*_X86_INTERRUPTS, *_ARM_INTERRUPTS)
 """What the names of the functions begin with by which interrupts enter the kernel (arch/*/kernel/entry*.S)."""
+RETURNS = (
+    *("irqentry_exit_to_user_mode", "exit_to_user_mode_loop", "exit_to_user_mode_prepare", "prepare_exit_to_usermode"),
+    "do_notify_resume",
+)
+"""The functions in which a thread goes on to its program behind an interrupt. What it does there is its own: it takes
+its signals, ends, and does what was left for it to do (kernel/entry/common.c, arch/arm64/kernel/signal.c)."""
 _ENTERED = ("asm_", "sysvec_", "common_interrupt", "irq_exit_rcu", "el1", "el0", "do_interrupt_handler", "call_on")
 _OWN_TIMEOUT = frozenset({"hrtimer_wakeup", "process_timeout"})
 """Timers that wake who set them: nanosleep, poll, futex and the rest of what takes a timeout (kernel/time)."""
-_NOTHING_ELSE = _TAIL | {""}
-"""What a timer called that wakes and does nothing else: process_timeout, which ends in a jump, is in no stack."""
+_NOTHING_ELSE = frozenset({"try_to_wake_up", "wake_up_process", ""})
+"""What a timer called that wakes one thread and does nothing else: process_timeout, which ends in a jump, is in no
+stack."""
+_JUMPED_TO = {"__queue_work": "delayed_work_timer_fn"}
+"""What a timer seems to have called → the timer's function, which ends in a jump to that (kernel/workqueue.c)."""
 _RUN_TIMERS = frozenset(
     {"__hrtimer_run_queues", "hrtimer_interrupt", "hrtimer_run_softirq", "call_timer_fn", "run_timer_softirq"}
     | {"__run_timers", "expire_timers", "run_timer_base", "__run_timer_base", "alarmtimer_fired"}
 )
 _RUN_SOFTIRQS = frozenset({"handle_softirqs", "__do_softirq", "__softirqentry_text_start"})
+_OWN_SOFTIRQS = frozenset({"net_rx_action", "net_tx_action"})
+"""Run by the thread that left them behind, where it sends to its own machine. The others are of whomever."""
 _ENDS = frozenset({"do_exit", "do_group_exit", "make_task_dead"})
 _SIGNALS = frozenset({"signal_wake_up_state", "signal_wake_up", "complete_signal"})
 _IN_INTERRUPTS = frozenset(
@@ -62,6 +73,11 @@ def is_interrupt(name: str) -> bool:
     return name.startswith(_X86_INTERRUPTS) or bare(name).removesuffix("_handler") in _ARM_INTERRUPTS
 
 
+def is_return(name: str) -> bool:
+    """Whether a thread goes on to its program in this function, behind an interrupt."""
+    return bare(name) in RETURNS
+
+
 def tail_length(kernel: Sequence[str]) -> int:
     """How many frames at the leaf are how every waking looks. At least one is left."""
     found = next((i for i, name in enumerate(kernel) if bare(name) not in _TAIL), len(kernel))
@@ -69,8 +85,14 @@ def tail_length(kernel: Sequence[str]) -> int:
 
 
 def cut_at_interrupt(kernel: Sequence[str]) -> int:
-    """How many frames of a waker's stack are its own: what is behind an interrupt's entry is whom it hit."""
-    return next((i + 1 for i, name in enumerate(kernel) if is_interrupt(name)), len(kernel))
+    """How many frames of a waker's stack are its own: what is behind an interrupt's entry is whom it hit; but where a
+    thread goes on behind an interrupt, all of them are."""
+    for i, name in enumerate(kernel):
+        if is_return(name):
+            break
+        if is_interrupt(name):
+            return i + 1
+    return len(kernel)
 
 
 def entry_length(kernel: Sequence[str]) -> int:
@@ -84,33 +106,40 @@ def entry_length(kernel: Sequence[str]) -> int:
 def kind_of(kernel: Sequence[str], is_thread: bool) -> Kind:
     """What such a stack says of who woke. `is_thread`: it ran in a thread, not in an interrupt on top of one."""
     names = [bare(name) for name in kernel]
+    names = names[: next((i for i, name in enumerate(names) if is_return(name)), len(names))]
     found = frozenset(names)
     is_thread = is_thread and not found & (_IN_INTERRUPTS | _IDLE) and not any(map(is_interrupt, names))
     in_softirq = bool(found & _RUN_SOFTIRQS)
+    if found & _RUN_TIMERS and (in_softirq or not is_thread):
+        called = _before(names, _RUN_TIMERS)
+        if found & _OWN_TIMEOUT or called in _NOTHING_ELSE:
+            return Kind(TIMEOUT)
+        if in_softirq or not found & _SIGNALS:  # a signal has a sender, and that is no thread that ran the softirq
+            return Kind(TIMER, _JUMPED_TO.get(called, _named(called)))
+    softirq = _before(names, _RUN_SOFTIRQS)
+    if in_softirq and not (is_thread and softirq in _OWN_SOFTIRQS and "run_ksoftirqd" not in found):
+        return Kind(SOFTIRQ, _named(softirq).removesuffix("_action").removesuffix("_softirq"))
     if found & _ENDS and is_thread:
         return Kind(EXIT)
-    if found & _RUN_TIMERS and (in_softirq or not is_thread):
-        function = _before(names, _RUN_TIMERS)
-        if found & _OWN_TIMEOUT or function in _NOTHING_ELSE:
-            return Kind(TIMEOUT)
-        if not found & _SIGNALS:
-            return Kind(TIMER, function)
+    if in_softirq:
+        return Kind(THREAD, "", SOFTIRQ)
     if found & _SIGNALS:
         return Kind(SIGNAL)
-    if in_softirq and is_thread and "run_ksoftirqd" not in found:
-        return Kind(THREAD, "", SOFTIRQ)
-    if in_softirq:
-        return Kind(SOFTIRQ, _before(names, _RUN_SOFTIRQS).removesuffix("_action").removesuffix("_softirq"))
     if is_thread:
         return Kind(THREAD)
     handler = _before(names, frozenset({"__handle_irq_event_percpu", "handle_irq_event_percpu"}))
-    return Kind(IRQ, handler or _entry(names))
+    return Kind(IRQ, _named(handler) or _entry(names))
 
 
 def _before(names: Sequence[str], callers: frozenset[str]) -> str:
     """What the leafmost of `callers` called; empty where none is there."""
     at = next((i for i, name in enumerate(names) if name in callers), 0)
     return names[at - 1] if at else ""
+
+
+def _named(function: str) -> str:
+    """Empty of a function that says no more than that there was a waking."""
+    return "" if function in _TAIL else function
 
 
 def _entry(names: Sequence[str]) -> str:

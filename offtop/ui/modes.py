@@ -1,6 +1,6 @@
 """The keys of the modes: what is shown at once, and what the source gathers for it a little later."""
 
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 
 from textual.message import Message
 
@@ -61,17 +61,26 @@ class Modes(Sorting):
         with self._wanting:
             self._wanted = mode, self._view.depth
             if self._asker is None:
-                self._asker = Thread(target=self._ask_source, name="offtop-mode", daemon=True)
-                self._asker.start()
+                asker = Thread(target=self._ask_source, name="offtop-mode", daemon=True)
+                asker.start()
+                self._asker = asker
 
     def _ask_source(self) -> None:
-        while True:
+        try:
+            while (wanted := self._next_wanted()) is not None:
+                try:
+                    self._source.set_mode(*wanted)
+                except OfftopError as refused:
+                    self.post_message(Refused(str(refused)))
+        finally:  # also of an error that nobody foresaw, behind which the keys shall not be dead
             with self._wanting:
-                wanted, self._wanted = self._wanted, None
-                if wanted is None:
+                if self._asker is current_thread():
                     self._asker = None
-                    return
-            try:
-                self._source.set_mode(*wanted)
-            except OfftopError as refused:
-                self.post_message(Refused(str(refused)))
+
+    def _next_wanted(self) -> tuple[str, int] | None:
+        """Once that is None, another thread asks for what is wanted from then on."""
+        with self._wanting:
+            wanted, self._wanted = self._wanted, None
+            if wanted is None:
+                self._asker = None
+        return wanted

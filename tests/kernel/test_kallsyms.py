@@ -165,6 +165,12 @@ def test_in_this_kernel_all_ways_in_for_interrupts_are_within_two_pieces() -> No
     assert inside >= 5
 
 
+@pytest.mark.kernel
+def test_in_this_kernel_threads_go_on_to_their_programs_within_four_pieces() -> None:
+    found = KernelSymbols.read().ranges(wakers.RETURNS, wakers.is_return)
+    assert 1 <= len(found) <= layout.RETURNS
+
+
 def test_a_list_that_goes_away_leaves_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     symbols = listed(tmp_path, CORE)
     (tmp_path / "kallsyms").unlink()

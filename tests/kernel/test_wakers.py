@@ -4,15 +4,20 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+from typing import Any
 
 import pytest
 
 from offtop.errors import KernelError
+from offtop.kernel import live as live_source
 from offtop.kernel import program, wakes
 from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Sizes
@@ -27,6 +32,7 @@ from offtop.model.wake import (
     EXIT,
     FIRST_WAKE,
     LOOP,
+    NO_OBJECT,
     NO_WAKE,
     OFFCPU,
     OFFWAKE,
@@ -174,6 +180,44 @@ def test_23_wakings_are_23_waits_of_the_sleeper_each_with_its_waker(live: Watch,
             assert TIMES - 3 <= by_kind(window, waker)[TIMEOUT] <= TIMES
 
 
+def test_what_waits_for_another_descriptor_than_its_first_has_no_object(live: Watch) -> None:
+    with wakings.running("splice") as child:
+        asked(live, child, WAKEUP)
+        child.go()
+        found = wakes_of(live.tick(), child.at["sleeper"])
+        by_waker = {wake: totals for wake, totals in found.items() if wake.waker.tid == child.at["waker"]}
+        assert waits(by_waker.values()) == TIMES
+        assert {wake.object for wake in found} == {NO_OBJECT}
+
+
+def test_a_thread_that_is_stopped_does_not_wait_on_what_its_system_call_names(live: Watch) -> None:
+    with wakings.running("pipe", 1, 2000) as child:
+        sleeper = child.at["sleeper"]
+        asked(live, child, WAKEUP)
+        child.go_on_alone()
+        for _ in range(5):
+            for signal, state in ((SIGSTOP, "T"), (SIGCONT, "S")):
+                os.kill(child.pid, signal)
+                while Path(f"/proc/{sleeper}/stat").read_text().rpartition(")")[2].split()[0] != state:
+                    time.sleep(0.001)
+                time.sleep(0.01)
+        window = live.tick(0.05)
+        objects = {True: set[str](), False: set[str]()}
+        stopped = 0
+        for key, totals in watch.sites_of(window, sleeper).items():
+            if totals.waits and key.wake not in ENDED_BY_NOBODY:
+                is_stopped = window.book.stack(key.kernel).category == "stopped"
+                objects[is_stopped].add(window.book.wake(key.wake).object.kind)
+                stopped += totals.waits if is_stopped else 0
+        assert stopped == 5
+        assert objects == {True: {""}, False: {"pipe"}}
+
+
+def test_what_a_system_call_may_meet_on_its_way_are_categories_that_there_are() -> None:
+    found = live_source._FOR_SOMETHING_ELSE  # pyright: ignore[reportPrivateUsage]
+    assert found <= {*watch.rules().ids}
+
+
 @pytest.mark.parametrize("depth", [2, 4, 8])
 def test_the_chain_of_the_last_of_a_relay_is_the_relay(live: Watch, depth: int) -> None:
     with wakings.running("relay") as child:
@@ -259,6 +303,21 @@ def test_a_timer_a_signal_and_the_end_of_a_child_are_told_as_such(live: Watch) -
         assert len(ended) == TIMES
         assert {*ended.values()} == {1}
         assert child.pid not in ended
+
+
+def test_a_child_that_is_killed_while_it_computes_has_ended_and_no_interrupt_woke(live: Watch) -> None:
+    with wakings.running("killed") as child:
+        asked(live, child, CHAIN)
+        child.go()
+        window = live.tick()
+        found = wakes_of(window, child.pid)
+        ended = {wake.waker.pid: totals.waits for wake, totals in found.items() if wake.waker.kind == EXIT}
+        assert (len(ended), {*ended.values()}) == (TIMES, {1})
+        assert child.pid not in ended and 0 not in ended
+        stacks = [kernel(window, wake.waker.kernel) for wake in found if wake.waker.kind == EXIT]
+        assert all(holds(names, "do_exit", "get_signal") for names in stacks)
+        of_interrupts = [names for names in stacks if any(map(wakers.is_interrupt, names))]
+        assert len(of_interrupts) >= TIMES // 2, "they are killed on their way out of an interrupt"
 
 
 def test_a_waker_that_runs_another_program_by_now_is_not_named_by_its_functions(live: Watch) -> None:
@@ -571,3 +630,55 @@ def test_where_the_kernel_refuses_wakers_it_says_what_to_do_and_offcpu_goes_on(
         assert window.mode == OFFCPU
         assert watch.thread(window, child.at["sleeper"]).waits >= TIMES
         assert watch.thread(window, child.at["sleeper"]).offcpu_ns < 2 * S
+
+
+def opened() -> set[tuple[str, str]]:
+    """The descriptors of this process, and what they are open on."""
+    found: set[tuple[str, str]] = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that by which they are listed
+            found.add((fd.name, str(fd.readlink())))
+    return found
+
+
+def test_without_room_to_load_it_says_so_and_with_room_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with wakings.running("futex") as child, watch.watching(of(child)) as live:
+        before = opened()
+        for broken in ("/nosuch", "/proc"):
+            with monkeypatch.context() as patch:
+                patch.setattr(tempfile, "tempdir", broken)
+                with pytest.raises(KernelError, match="temporary files"):
+                    live.source.set_mode(CHAIN)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", "/nosuch")
+            with pytest.raises(KernelError, match="No such file"):
+                live.source.set_mode(CHAIN)
+        assert opened() == before
+        live.source.set_mode(CHAIN)
+        live.tick()
+        child.go()
+        assert waits(wakes_of(live.tick(), child.at["sleeper"]).values()) == TIMES
+
+
+def test_who_closes_while_wakers_are_loaded_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bpf_ones() -> set[tuple[str, str]]:
+        return {one for one in opened() if "bpf" in one[1]}
+
+    before = bpf_ones()
+    with wakings.running("futex") as child, watch.watching(of(child)) as live:
+        ask = program._ask_compiler  # pyright: ignore[reportPrivateUsage]
+
+        def ask_and_close(request: Mapping[str, Any], shared: Sequence[int] = ()) -> Any:
+            live.source.close()
+            return ask(request, shared)
+
+        assert bpf_ones() > before
+        monkeypatch.setattr(program, "_ask_compiler", ask_and_close)
+        with pytest.raises(KernelError, match="no longer"):
+            live.source.set_mode(CHAIN)
+        assert bpf_ones() == before
+        monkeypatch.undo()
+        with pytest.raises(KernelError, match="no longer"):
+            live.source.set_mode(CHAIN)
+        assert bpf_ones() == before
+        assert live.source.read() is None

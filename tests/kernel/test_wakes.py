@@ -26,6 +26,7 @@ from offtop.model.wake import (
     LOOP,
     LOST,
     NO_OBJECT,
+    SOFTIRQ,
     THREAD,
     TIMEOUT,
     UNSEEN,
@@ -33,16 +34,19 @@ from offtop.model.wake import (
     Object,
     Storm,
     Wake,
+    Waker,
 )
 from offtop.model.window import between
 
 PID, SLEEPER = 100, 101
-FUTEX_WAKE, TIMER, ENDED, ALARM = range(FIRST_STACK, FIRST_STACK + 4)
+FUTEX_WAKE, TIMER, ENDED, ALARM, SIGIO, RCU = range(FIRST_STACK, FIRST_STACK + 6)
 STACKS: Mapping[int, Sequence[str]] = {
     FUTEX_WAKE: ("try_to_wake_up", "wake_up_q", "futex_wake"),
     TIMER: ("try_to_wake_up", "hrtimer_wakeup", "hrtimer_interrupt", "asm_sysvec_apic_timer_interrupt"),
     ENDED: ("try_to_wake_up", "exit_notify", "do_exit"),
     ALARM: ("try_to_wake_up", "timerfd_tmrproc", "hrtimer_interrupt", "asm_sysvec_apic_timer_interrupt"),
+    SIGIO: ("try_to_wake_up", "complete_signal", "send_sigio", "net_rx_action", "handle_softirqs", "run_ksoftirqd"),
+    RCU: ("try_to_wake_up", "swake_up_one", "rcu_core", "handle_softirqs", "do_softirq", "__local_bh_enable_ip"),
 }
 WAITED = 50
 """The kernel stack of each link's wait."""
@@ -173,6 +177,15 @@ def test_the_same_wake_has_one_id_whatever_its_raw_ones_are(kernel: Kernel) -> N
     assert kernel.book.wake(first).waker[:5] == (THREAD, "", PID, 7, "t7")
 
 
+def test_a_wait_for_something_else_than_its_system_call_names_has_no_object(kernel: Kernel) -> None:
+    raw = kernel.wake(kernel.waker(7), futex=0xABC)
+    on_futex, elsewhere = (kernel.read.id_of(raw, PID, SLEEPER, is_on_object) for is_on_object in (True, False))
+    assert kernel.book.wake(on_futex).object == Object("futex", "0xabc", PID)
+    assert kernel.book.wake(elsewhere) == kernel.book.wake(on_futex)._replace(object=NO_OBJECT)
+    assert kernel.read.id_of(raw, PID, SLEEPER) == on_futex
+    assert kernel.read.id_of(raw, PID, SLEEPER, is_on_object=False) == elsewhere
+
+
 def test_how_a_chain_ends(kernel: Kernel) -> None:
     a, b, c = kernel.waker(1), kernel.waker(2), kernel.waker(3)
     sleeper, timer = kernel.waker(SLEEPER), kernel.waker(0, TIMER)
@@ -207,6 +220,14 @@ def test_an_interrupt_is_nobody_whomever_it_hit(kernel: Kernel) -> None:
     raw = kernel.waker(55, TIMER, user=60, comm="innocent")
     waker = kernel.made(raw).waker
     assert (waker.kind, waker.pid, waker.tid, waker.comm, waker.user) == (TIMEOUT, 0, 0, "", NO_STACK)
+
+
+def test_who_runs_the_softirqs_of_others_is_nobody(kernel: Kernel) -> None:
+    waker = kernel.made(kernel.waker(55, SIGIO, user=60, comm="ksoftirqd/0")).waker
+    assert waker == Waker(SOFTIRQ, "net_rx", kernel=SIGIO)
+    waker = kernel.made(kernel.waker(56, RCU, user=60, comm="innocent")).waker
+    assert waker == Waker(SOFTIRQ, "rcu_core", kernel=RCU)
+    assert waker.label == "softirq (rcu_core)"
 
 
 def test_threads_that_wake_each_other_at_random_make_no_more_than_so_many_wakes(

@@ -1,6 +1,7 @@
 /* Threads that wake each other in known ways: `wakings KIND TIMES MS`, as tests/kernel/wakings.py says. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <limits.h>
 #include <netinet/tcp.h>
@@ -21,9 +22,10 @@
 
 #define NOINLINE __attribute__((noinline))
 #define MOST 256
+#define PAGE 4096
 
-static int times, each_ms, calls, fds[2] = {-1, -1};
-static char random_bytes[4096];
+static int times, each_ms, calls, fds[2] = {-1, -1}, spliced = -1;
+static char random_bytes[4096], page[PAGE];
 static int words[MOST];
 static pthread_t threads[MOST];
 static volatile int is_over;
@@ -65,8 +67,11 @@ static NOINLINE void wake_futex(int *word)
 static NOINLINE void wait_fd(void)
 {
 	long long value;
+	off64_t from = 0;
 
-	if (read(fds[0], &value, sizeof(value)) < 1)
+	if (spliced < 0 && read(fds[0], &value, sizeof(value)) < 1)
+		exit(1);
+	if (spliced >= 0 && splice(spliced, &from, fds[1], 0, PAGE, 0) < 1)
 		exit(1);
 }
 
@@ -74,7 +79,9 @@ static NOINLINE void wake_fd(void)
 {
 	long long value = 1;
 
-	if (write(fds[1], &value, sizeof(value)) < 1)
+	if (spliced < 0 && write(fds[1], &value, sizeof(value)) < 1)
+		exit(1);
+	if (spliced >= 0 && read(fds[0], page, PAGE) < 1)
 		exit(1);
 }
 
@@ -251,6 +258,12 @@ int main(int count, char **words_given)
 	tell("main", gettid());
 	if (!strcmp(kind, "pipe") && pipe(fds))
 		return 1;
+	if (!strcmp(kind, "splice")) {
+		spliced = open("/proc/self/exe", O_RDONLY);
+		if (spliced < 0 || pipe(fds) || fcntl(fds[1], F_SETPIPE_SZ, PAGE) < 0)
+			return 1;
+		wait_fd(); /* which finds room */
+	}
 	if (!strcmp(kind, "unix") && socketpair(AF_UNIX, SOCK_STREAM, 0, fds))
 		return 1;
 	if (!strcmp(kind, "eventfd"))
@@ -338,10 +351,15 @@ int main(int count, char **words_given)
 		for (int i = 0; i < times; i++)
 			pause();
 		waitpid(-1, 0, 0);
-	} else if (!strcmp(kind, "exit")) {
+	} else if (!strcmp(kind, "exit") || !strcmp(kind, "killed")) {
 		next();
 		for (int i = 0; i < times; i++) {
 			pid_t child = fork();
+			if (!child && !strcmp(kind, "killed")) {
+				ualarm(each_ms * 1000, 0);
+				for (;;)
+					;
+			}
 			if (!child) {
 				rest();
 				_exit(0);

@@ -3,7 +3,7 @@
 import pytest
 
 from offtop.model.wake import EXIT, IRQ, SIGNAL, SOFTIRQ, THREAD, TIMEOUT, TIMER
-from offtop.model.wakers import INTERRUPTS, Kind, cut_at_interrupt, is_interrupt, kind_of, tail_length
+from offtop.model.wakers import INTERRUPTS, Kind, cut_at_interrupt, entry_length, is_interrupt, kind_of, tail_length
 
 SYSCALL = "do_syscall_64 entry_SYSCALL_64_after_hwframe"
 DEVICE = (
@@ -14,6 +14,9 @@ TICK = "hrtimer_interrupt __sysvec_apic_timer_interrupt sysvec_apic_timer_interr
 AFTER_TICK = "handle_softirqs __irq_exit_rcu sysvec_apic_timer_interrupt asm_sysvec_apic_timer_interrupt"
 INNOCENT = f"vfs_read ksys_read {SYSCALL}"
 KTHREAD = "kthread ret_from_fork ret_from_fork_asm"
+INLINE = f"do_softirq __local_bh_enable_ip fpregs_restore_userregs {INNOCENT}"
+SIGIO = "signal_wake_up_state complete_signal send_sigio_to_task send_sigio kill_fasync sock_wake_async"
+KICKED = "irqentry_exit_to_user_mode asm_sysvec_reschedule_ipi"
 
 OF_THREADS = {
     f"wake_up_q futex_wake do_futex __x64_sys_futex {SYSCALL}": Kind(THREAD),
@@ -28,6 +31,15 @@ OF_THREADS = {
     f"__x64_sys_exit_group {SYSCALL}": Kind(EXIT),
     f"__wake_up_common child_wait_callback do_notify_parent exit_notify do_exit make_task_dead {SYSCALL}": Kind(EXIT),
     f"wake_up_q futex_wake mm_release exit_mm_release do_exit __x64_sys_exit {SYSCALL}": Kind(EXIT),
+    # behind an interrupt of its program it takes its signals, ends, and does what was left for it
+    "__wake_up_common child_wait_callback do_notify_parent do_exit do_group_exit get_signal arch_do_signal_or_restart "
+    f"{KICKED}": Kind(EXIT),
+    f"signal_wake_up_state complete_signal do_notify_parent_cldstop do_signal_stop get_signal {KICKED}": Kind(SIGNAL),
+    f"complete fput_finish task_work_run exit_to_user_mode_loop {KICKED}": Kind(THREAD),
+    "__wake_up_common do_notify_parent do_exit get_signal do_signal do_notify_resume el0_interrupt "
+    "__el0_irq_handler_common el0t_64_irq_handler el0t_64_irq": Kind(EXIT),
+    # hit by another interrupt right there
+    f"complete nvme_irq {DEVICE} task_work_run {KICKED}": Kind(IRQ, "nvme_irq"),
     # ksoftirqd is a thread, and yet nobody
     f"sock_def_readable tcp_v4_rcv napi_poll net_rx_action handle_softirqs run_ksoftirqd smpboot_thread_fn {KTHREAD}": (
         Kind(SOFTIRQ, "net_rx")
@@ -36,6 +48,30 @@ OF_THREADS = {
     # a timer that runs where a thread enables softirqs again has nothing to do with the thread
     f"process_timeout call_timer_fn __run_timers run_timer_softirq __do_softirq do_softirq __local_bh_enable_ip "
     f"tcp_sendmsg {SYSCALL}": Kind(TIMEOUT),
+    # nor has what others left behind for whoever comes next
+    f"swake_up_one rcu_core handle_softirqs {INLINE}": Kind(SOFTIRQ, "rcu_core"),
+    f"complete blk_end_sync_rq blk_complete_reqs blk_done_softirq handle_softirqs {INLINE}": Kind(SOFTIRQ, "blk_done"),
+    f"complete usb_giveback_urb_bh tasklet_action_common tasklet_action handle_softirqs {INLINE}": (
+        Kind(SOFTIRQ, "tasklet")
+    ),
+    f"swake_up_one rcu_core handle_softirqs do_softirq __local_bh_enable_ip do_exit {SYSCALL}": (
+        Kind(SOFTIRQ, "rcu_core")
+    ),
+    # its end closes its connections
+    "sock_def_readable tcp_fin net_rx_action handle_softirqs do_softirq __local_bh_enable_ip tcp_close do_exit": (
+        Kind(EXIT)
+    ),
+    # who runs a softirq sends no signal
+    f"{SIGIO} tcp_v4_rcv net_rx_action handle_softirqs {INLINE}": Kind(THREAD, "", SOFTIRQ),
+    f"{SIGIO} tcp_v4_rcv net_rx_action handle_softirqs run_ksoftirqd smpboot_thread_fn {KTHREAD}": (
+        Kind(SOFTIRQ, "net_rx")
+    ),
+    f"{SIGIO} aio_complete blk_done_softirq handle_softirqs {INLINE}": Kind(SOFTIRQ, "blk_done"),
+    "signal_wake_up_state complete_signal posixtimer_send_sigqueue posix_timer_fn __hrtimer_run_queues "
+    f"hrtimer_run_softirq handle_softirqs run_ktimerd smpboot_thread_fn {KTHREAD}": Kind(TIMER, "posix_timer_fn"),
+    # ksoftirqd itself is woken by what finds too much to do
+    f"handle_softirqs {INLINE}": Kind(SOFTIRQ),
+    f"wake_up_process handle_softirqs {INLINE}": Kind(SOFTIRQ),
     # interrupts, where the kernel side did not cut
     f"hrtimer_wakeup __hrtimer_run_queues {TICK} {INNOCENT}": Kind(TIMEOUT),
     f"complete nvme_irq {DEVICE} {INNOCENT}": Kind(IRQ, "nvme_irq"),
@@ -48,6 +84,11 @@ OF_THREADS = {
     ),
 }
 OF_INTERRUPTS = {
+    f"handle_softirqs {AFTER_TICK.partition(' ')[2]}": Kind(SOFTIRQ),
+    f"__wake_up_common __wake_up call_timer_fn run_timer_softirq {AFTER_TICK}": Kind(TIMER),
+    f"kick_pool __queue_work call_timer_fn run_timer_softirq {AFTER_TICK}": Kind(TIMER, "delayed_work_timer_fn"),
+    DEVICE: Kind(IRQ),
+    f"{SIGIO} tcp_v4_rcv net_rx_action {AFTER_TICK}": Kind(SOFTIRQ, "net_rx"),
     f"complete blk_end_sync_rq nvme_irq {DEVICE}": Kind(IRQ, "nvme_irq"),
     f"kick_pool __queue_work queue_work_on vring_interrupt {DEVICE}": Kind(IRQ, "vring_interrupt"),
     f"hrtimer_wakeup __hrtimer_run_queues {TICK}": Kind(TIMEOUT),
@@ -116,6 +157,14 @@ def test_behind_the_entry_of_an_interrupt_nothing_is_its_own() -> None:
     assert cut_at_interrupt([*arm, "el1h_64_irq", "vfs_read", "el0t_64_sync"]) == len(arm)
     assert cut_at_interrupt(f"try_to_wake_up {INNOCENT}".split()) == 5
     assert cut_at_interrupt([]) == 0
+
+
+def test_a_thread_that_goes_on_behind_an_interrupt_has_a_stack_of_its_own() -> None:
+    own = f"try_to_wake_up do_notify_parent do_exit get_signal exit_to_user_mode_loop.isra.0 {KICKED}".split()
+    assert cut_at_interrupt(own) == len(own)
+    hit = f"try_to_wake_up hrtimer_wakeup __hrtimer_run_queues {TICK}".split()
+    assert cut_at_interrupt([*hit, *own[2:]]) == len(hit)
+    assert entry_length(own[1:]) == 1
 
 
 def test_system_calls_faults_and_look_alikes_are_no_interrupts() -> None:

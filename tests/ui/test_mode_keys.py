@@ -528,6 +528,26 @@ async def test_where_the_source_takes_long_the_last_mode_that_was_pressed_wins()
         assert source.asked_for == [WAKEUP, CHAIN]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@asynchronous
+async def test_behind_an_error_that_nobody_foresaw_the_keys_are_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = gathering(OFFCPU, ticks=3)
+    failed = Event()
+
+    def fail(*_: object) -> None:
+        failed.set()
+        raise OSError(28, "No space left on device")
+
+    async with shown(source) as (app, pilot):
+        with monkeypatch.context() as patch:
+            patch.setattr(source, "set_mode", fail)
+            await pilot.press("2")
+            await until(failed.is_set)
+            await until(lambda: app._asker is None)  # pyright: ignore[reportPrivateUsage]
+        await pilot.press("3")
+        await until(lambda: source.mode == OFFWAKE)
+
+
 @asynchronous
 async def test_one_may_leave_while_the_source_takes_long_and_is_refused_then() -> None:
     source = Slow()
