@@ -85,15 +85,21 @@ static inline __attribute__((always_inline)) void count_burst(struct record *r, 
 	u32 zero = 0, by = bpf_get_smp_processor_id() | BY_CPU;
 	struct burst *b = burst_of_cpu.lookup(&zero);
 	u32 *now = half.lookup(&zero);
+	u64 path = mix(waker->kernel, waker->tid), ip = 0;
 
 	if (!b || !now)
 		return;
+#ifdef REG_IP
+	if (waker->tid) /* where its program calls: a user stack may be known better from one waking to the next */
+		bpf_probe_read_kernel(&ip, sizeof(ip), (char *)bpf_task_pt_regs((void *)bpf_get_current_task_btf()) + REG_IP);
+#endif
+	path = mix(path, ip);
 	if (of_waker) {
 		b = &of_waker->burst;
 		by = waker->tid;
 	}
-	if (b->path != plain || (s64)(now_ns - b->last_ns) > BURST_NS) {
-		b->path = plain;
+	if (b->path != path || (s64)(now_ns - b->last_ns) > BURST_NS) {
+		b->path = path;
 		b->first_ns = now_ns;
 		b->wakings = 0;
 	} else if (r->storm.by == by && r->last_burst_ns == b->first_ns) {

@@ -141,6 +141,8 @@ def test_lines_are_cut_at_the_width(tmp_path: Path) -> None:
 def test_who_ended_most_blocked_time_and_who_woke_many_at_once(tmp_path: Path) -> None:
     wakers = wakers_in(tmp_path / "it", WokenSource(10))
     storms = "door: 10 storms woke 1,000 threads, 100 at once; 900 slept again within 1ms: 1,800 switches"
+    said = "at the ends of ticks: of such waits, those above have what passed since the last one"
+    went_on = f"   10.0s          {'(still waiting)':<24} {said}"
     # In each of ten seconds: worker-1 0.2 s, and 0.1 s each the disk, the door and a child; of 0.5 s nobody knows.
     assert wakers == [
         " BLOCKED  WAKEUPS WAKER                    THROUGH",
@@ -149,8 +151,7 @@ def test_who_ended_most_blocked_time_and_who_woke_many_at_once(tmp_path: Path) -
         "   1.00s       50 door                     sock_def_readable < send < main",
         "   1.00s       10 exit (child)             do_exit",
         "   5.00s       40 (not known)",
-        f"   10.0s          {'(still waiting)':<24} at the ends of ticks: of such waits, those above have what passed "
-        "since the last one",
+        went_on,
         "WAKEUP STORMS",
         storms,
     ]
