@@ -24,12 +24,8 @@ from offtop.model.stack import NO_STACK, Names
 from offtop.model.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
 from offtop.model.table import (
     NO_SITES,
-    RUNQUEUE_NS,
     SITES,
     THREADS,
-    TOTAL_NS,
-    WAITS,
-    Groups,
     K,
     Kind,
     Table,
@@ -38,6 +34,7 @@ from offtop.model.table import (
     table_of,
 )
 from offtop.model.wake import ENDED_BY_NOBODY, KINDS, NO_WAKE, NOBODY, THREAD, WAKEUP, Storm, Waker, gathers
+from offtop.model.waking import by_wake
 from offtop.model.window import Window, merge
 from offtop.recording.replay import RecordedSource
 from offtop.tick import in_progress, passing
@@ -79,7 +76,7 @@ class _Ended:
 
 
 class _Wakers:
-    """Who ended the waits, by what they are called."""
+    """Who ended the waits that do not look idle, by what they are called."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -89,22 +86,17 @@ class _Wakers:
         self._went_on_ns = 0
         """Of waits that went on at the end of the tick in which the time passed."""
 
-    def add(self, window: Window) -> None:
-        sites, book = table_of(SITES, window.sites), window.book
-        wakes = Groups(sites.ids[:, -1])
-        blocked_ns: list[int] = wakes.sums(sites.numbers[:, TOTAL_NS] - sites.numbers[:, RUNQUEUE_NS]).tolist()
-        waits: list[int] = wakes.sums(sites.numbers[:, WAITS]).tolist()
-        for wake, ns, times in zip(wakes.codes.tolist(), blocked_ns, waits, strict=True):
+    def add(self, kept: Kept) -> None:
+        window, book = kept.window, kept.window.book
+        for (wake,), (waits, total_ns, _, _) in by_wake(kept.shares, Scope(ALL, idle=False, blocked=True)).items():
             if wake == NO_WAKE and gathers(window.mode, WAKEUP):
-                self._went_on_ns += ns
-            if wake not in ENDED_BY_NOBODY:
+                self._went_on_ns += total_ns
+            elif wake >= 0 and wake not in ENDED_BY_NOBODY:
                 waker = book.wake(wake).waker
                 one = self._of(waker)
-                one.blocked_ns += ns
-                one.wakeups += times
-                one.places[self._place(book, waker)] += times
-        if gathers(window.mode, WAKEUP):
-            self._went_on_ns += len(window.still) * window.span_ns
+                one.blocked_ns += total_ns
+                one.wakeups += waits
+                one.places[self._place(book, waker)] += waits
         for wake, storm in window.storms.items():
             one = self._of(book.wake(wake).waker)
             one.storm = one.storm.plus(storm)
@@ -174,7 +166,7 @@ def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
                 windows = [_without_gone(merge(windows), snapshot)]
             busiest = max(busiest, (_waiting(kept), kept.taken_ns))
             longest = _with_longest(longest, kept, source)
-            wakers.add(kept.window)
+            wakers.add(kept)
         lines = [f"{printable(path.name)}: {dict(source.about())['recorded']}"]
         lines += [f"{what}: {value}" for what, value in source.about() if what != "recorded"]
         idle = last.idle if last else Idle(categories.idle, NO_SITES)

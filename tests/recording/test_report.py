@@ -5,11 +5,14 @@ import re
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from offtop.model.wake import TIMEOUT, Wake, Waker
 from offtop.person import person
 from offtop.recording import report
 from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S
+from tests.recording import woken
 from tests.recording.test_in_progress import FIRST_FIELDS
 from tests.recording.woken import ANSWER, LOCK, READ, STORMS, WokenSource
 from tests.ui.scripted import FUTEX, SHOP, STUCK, ScriptedSource, Waits
@@ -141,8 +144,6 @@ def test_lines_are_cut_at_the_width(tmp_path: Path) -> None:
 def test_who_ended_most_blocked_time_and_who_woke_many_at_once(tmp_path: Path) -> None:
     wakers = wakers_in(tmp_path / "it", WokenSource(10))
     storms = "door: 10 storms woke 1,000 threads, 100 at once; 900 slept again within 1ms: 1,800 switches"
-    said = "at the ends of ticks: of such waits, those above have what passed since the last one"
-    went_on = f"   10.0s          {'(still waiting)':<24} {said}"
     # In each of ten seconds: worker-1 0.2 s, and 0.1 s each the disk, the door and a child; of 0.5 s nobody knows.
     assert wakers == [
         " BLOCKED  WAKEUPS WAKER                    THROUGH",
@@ -151,10 +152,20 @@ def test_who_ended_most_blocked_time_and_who_woke_many_at_once(tmp_path: Path) -
         "   1.00s       50 door                     sock_def_readable < send < main",
         "   1.00s       10 exit (child)             do_exit",
         "   5.00s       40 (not known)",
-        went_on,
         "WAKEUP STORMS",
         storms,
     ]
+
+
+def test_what_went_on_at_the_ends_of_ticks_and_does_not_look_idle_has_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(woken.ENDED_BY, ("worker-2", "lock"))
+    wakers = wakers_in(tmp_path / "it", WokenSource(10))
+    assert wakers[5] == (
+        "   2.00s          (still waiting)          "
+        "at the ends of ticks: of such waits, those above have what passed since the last one"
+    )
 
 
 def test_what_wakes_by_one_name_but_is_not_of_one_kind_are_two_rows(tmp_path: Path) -> None:
@@ -172,7 +183,7 @@ def test_what_wakes_by_one_name_but_is_not_of_one_kind_are_two_rows(tmp_path: Pa
         ["1.00s", "10", "exit (child)"],
         ["5.00s", "40", "(not known)"],
     ]
-    assert wakers[8].startswith("timeout (thread): 10 storms woke 1,000 threads")
+    assert wakers[7].startswith("timeout (thread): 10 storms woke 1,000 threads")
     wakes[READ] = Wake(door)
     wakers = wakers_in(tmp_path / "again", source)
     assert [line[18:].split()[0] for line in wakers[1:3]] == ["timeout", "door"], "nothing else is called so"

@@ -12,6 +12,7 @@ from offtop.model.wake import (
     FIRST_WAKE,
     IRQ,
     LOOP,
+    NO_WAKE,
     OFFCPU,
     SOFTIRQ,
     THREAD,
@@ -31,7 +32,7 @@ KEPT_SECONDS = 3
 LOCK, READ, ANSWER, STORMS, FIRST_TELLER = FIRST_WAKE, FIRST_WAKE + 1, FIRST_WAKE + 2, FIRST_WAKE + 3, FIRST_WAKE + 10
 """Ids of wakes. The teller's waits end otherwise each second."""
 EVIL = "worker\x1b[31m\udc80"
-_ENDED_BY = {
+ENDED_BY = {
     ("worker-1", "lock"): WAKE_SHORT,
     ("worker-1", "disk-read"): READ,
     ("worker-2", "lock"): LOCK,
@@ -85,7 +86,7 @@ class WokenSource(ScriptedSource):
             if row.comm == "teller":
                 sites |= self._tellers(key, each[key], asked)
             elif key in each:
-                sites[key._replace(wake=_ENDED_BY[row.comm, row.category])] = _so_often(asked, each[key])
+                sites[key._replace(wake=ENDED_BY.get((row.comm, row.category), NO_WAKE))] = _so_often(asked, each[key])
         return replace(plain, sites=sites, storms={STORMS: Storm(asked, 100 * asked, 90 * asked, 100)})
 
     def _tellers(self, key: SiteKey, each: SiteTotals, asked: int) -> dict[SiteKey, SiteTotals]:
