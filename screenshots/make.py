@@ -44,6 +44,7 @@ SHOTS = (
     Shot("heat-map", keys=("down", "l")),
     Shot("threads", keys=("H", "down", "enter"), second=_GIL_S),
     Shot("stuck", keys=("5",)),
+    Shot("off-wake", keys=("down", "3", "t", "*"), second=_GIL_S),
     Shot("account", keys=("H", "A", "tab"), second=_GIL_S),
     Shot("filter", keys=("backslash", *"cat=fsync max>1s", "enter")),
     Shot("columns", keys=("f",)),
