@@ -237,19 +237,24 @@ static inline __attribute__((always_inline)) u64 keep_kernel_stack(struct stack 
 	return id;
 }
 
+/* How many frames of the kernel there are; 0: none could be had, which is counted. */
+static inline __attribute__((always_inline)) u32 walk_kernel(void *ctx, struct stack *stack)
+{
+	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), 0);
+
+	if (bytes > 0)
+		return (u32)bytes / 8;
+	count_lost(LOST_STACKS);
+	return 0;
+}
+
 static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
 {
 	u32 slot = AT_SWITCH;
 	struct stack *stack = scratch.lookup(&slot);
+	u32 depth = stack ? walk_kernel(ctx, stack) : 0;
 
-	if (!stack)
-		return STACK_LOST;
-	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), 0);
-	if (bytes <= 0) {
-		count_lost(LOST_STACKS);
-		return STACK_LOST;
-	}
-	return keep_kernel_stack(stack, (u32)bytes / 8);
+	return depth ? keep_kernel_stack(stack, depth) : STACK_LOST;
 }
 
 /* What filters and people know it by: idle and stopped threads have a bit of another state, too. */

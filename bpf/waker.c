@@ -128,14 +128,9 @@ static inline __attribute__((always_inline)) u64 waking_stack(void *ctx, struct 
 	u32 slot = AT_WAKING;
 	struct stack *stack = scratch.lookup(&slot);
 
-	if (!stack)
+	w->depth = stack ? walk_kernel(ctx, stack) : 0;
+	if (!stack || !w->depth)
 		return STACK_LOST;
-	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), 0);
-	if (bytes <= 0) {
-		count_lost(LOST_STACKS);
-		return STACK_LOST;
-	}
-	w->depth = (u32)bytes / 8;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < FRAMES; i++) {
 		EACH_ROUND;

@@ -423,7 +423,7 @@ def storms_of_rows(
     storms: Mapping[int, Storm], ranking: Ranking, key_of: Callable[[int], WakerKey]
 ) -> dict[WakerKey, Storm]:
     """Storms by the ids of wakes, by whom `ranking` lists: of wakers that a filter leaves out, there are none."""
-    listed = {row.key for row in (*ranking.rows, *([ranking.elided] if ranking.elided else []))}
+    listed = {row.key for row in ranking.rows}
     found: dict[WakerKey, Storm] = {}
     for wake, storm in storms.items():
         if (key := key_of(wake)) in listed:

@@ -186,17 +186,6 @@ def all_paths(root: Node) -> frozenset[Path]:
     return frozenset(path for path in found if path)
 
 
-def node_of(root: Node, path: Path) -> Node:
-    """The node at the end of `path`, or of as much of it as there is."""
-    node = root
-    for step in path:
-        child = node.children.get(step)
-        if child is None:
-            break
-        node = child
-    return node
-
-
 def paths_with(root: Node, word: str) -> list[Path]:
     """The branches whose last function has `word` in its name, large and small letters alike, as they stand on the
     screen when all is open."""

@@ -20,7 +20,7 @@ from offtop.ui import theme
 from offtop.ui.app import run
 from offtop.ui.lines import Line, Panel
 from tests.ui.scripted import ScriptedSource
-from tests.ui.shown import CATEGORIES, asynchronous, screen, shown, until
+from tests.ui.shown import CATEGORIES, asynchronous, coloured, screen, shown, until
 
 COLOURED = ("colourblind", "contrast", "dark", "light")
 KINDS_OF_COLOURS = {"ansi": {ColorType.DEFAULT, ColorType.STANDARD}, "mono": {ColorType.DEFAULT}}
@@ -354,3 +354,14 @@ async def test_the_app_starts_in_each_theme_and_its_cursor_stands_out_without_co
         await pilot.press("down")
         assert kinds_of_colours_shown(app) <= KINDS_OF_COLOURS.get(name, {ColorType.TRUECOLOR})
         assert next(line for line in screen(app) if line.startswith(">")).startswith("> lock")
+
+
+@asynchronous
+async def test_another_theme_is_drawn_at_once_in_every_panel() -> None:
+    async with shown(ScriptedSource(ticks=3), theme_name="light") as (light, _):
+        expected = coloured(light)
+    async with shown(ScriptedSource(ticks=3), theme_name="dark") as (app, pilot):
+        assert coloured(app) != expected
+        app.action_theme("light")
+        await pilot.pause()
+        assert coloured(app) == expected
