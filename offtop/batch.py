@@ -31,7 +31,7 @@ from offtop.model.cut import (
     total,
 )
 from offtop.model.filter import NOTHING, Filter, Text
-from offtop.model.history import History, Kept
+from offtop.model.history import History, Kept, moved_in
 from offtop.model.printable import printable
 from offtop.model.rows import (
     NOWHERE,
@@ -126,7 +126,7 @@ def run(
     pace.recorder = recorder
     looked_up, patience_s = set[int](), _NAMES_SECONDS
     sums: dict[str, int] = {}
-    ungathered = 0
+    ungathered = since_ns = 0
     try:
         for kept in itertools.islice(pace.ticks(), iterations):
             if wanted.filter.needs_details:
@@ -136,15 +136,20 @@ def run(
             latest = history.latest
             blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
             tick = passing(kept, wanted.filter, source.names, blocked, accounted=as_json)
+            since_ns = since_ns or kept.at_ns - kept.span_ns
+            shifted = moved_in([kept], since_ns) if as_json or wanted.folded else None
+            moved = passing(shifted, wanted.filter, source.names) if shifted else None
             gathered = gathers(kept.facts.mode, wanted.mode)
             if wanted.folded and not gathered:
                 ungathered += 1
             elif wanted.folded:
                 source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
                 _add_up(sums, tick, source.names, wanted)
+                if moved:
+                    _add_up(sums, moved, source.names, wanted)
             elif as_json:
                 source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
-                json.dump(tick_object(tick, source.names), out, separators=(",", ":"))
+                json.dump(tick_object(tick, source.names, moved), out, separators=(",", ":"))
                 out.write("\n")
             else:
                 ever = history.since_start() if wanted.sort == "TOTAL" else None

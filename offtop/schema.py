@@ -166,7 +166,8 @@ SCHEMA: dict[str, Any] = {
             },
             "sites": {
                 "type": "array",
-                "description": "each that has time that passes the filter, with all of its time",
+                "description": "each that has time that passes the filter, with all of its time; also those that had "
+                "some in earlier ticks which is elsewhere now",
                 "items": _object(
                     {
                         "pid": _COUNT,
@@ -176,6 +177,12 @@ SCHEMA: dict[str, Any] = {
                         "idle": {"type": "boolean"},
                         "waits": _COUNT,
                         "total_ns": _NS,
+                        "earlier_ns": {
+                            "type": "integer",
+                            "description": "ns: to be added to what earlier ticks told of this site. A wait that goes "
+                            "on is at a site without a waker; when it ends elsewhere, the time that was told of it "
+                            "goes there, and is below 0 here",
+                        },
                         "blocked_ns": _NS,
                         "runqueue_ns": _NS,
                         "max_ns": _COUNT,

@@ -18,12 +18,19 @@ from offtop.model.wake import CHAIN, ENDED_BY_NOBODY, NO_OBJECT, Waker
 from offtop.tick import Tick
 
 
-def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
-    """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable."""
+def tick_object(tick: Tick, names: Names, moved: Tick | None = None) -> dict[str, Any]:
+    """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable.
+
+    `moved`: what of earlier ticks is at other sites now."""
     kept = tick.kept
     window, book = kept.window, kept.window.book
     cost, filters = window.cost, window.filters
     leaves, leaf_of = tick.cut.categories, leaf_of_sites(window, kept.idle)
+    those = sites(tick)
+    earlier_ns = {key: totals.total_ns for key, totals in sites(moved)} if moved else {}
+    if moved:
+        leaf_of = {**leaf_of_sites(moved.kept.window, kept.idle), **leaf_of}
+        those += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in those}]
     woken = _Woken(book, names)
     return {
         "version": __version__,
@@ -87,9 +94,10 @@ def tick_object(tick: Tick, names: Names) -> dict[str, Any]:
         "sites": [
             {
                 **_site_object(key, totals, leaf_of[key], book, names),
+                "earlier_ns": earlier_ns.get(key, 0),
                 **woken.wake(key.wake, chained=window.mode == CHAIN),
             }
-            for key, totals in sites(tick)
+            for key, totals in those
         ],
         "still_blocked": [_blocked_object(tick.stuck, row, book, names) for row in range(len(tick.stuck.waits))],
         "storms": [

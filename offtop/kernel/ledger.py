@@ -1,9 +1,9 @@
 """The ledger turns each tick's records into running totals, so that every wait is counted once.
 
 A record knows whole waits; a snapshot must show the part of each that passed until then. So a wait in
-progress is shown as it grows (`Waiting`), and what was shown of it under a site stays there when it ends
-elsewhere: the site that it ends in gets the rest. No total ever falls, and the sums of accounting hold at
-every snapshot. It asks nobody for the time and imports no bcc: a test can be its kernel.
+progress is shown as it grows (`Waiting`), and where it ends at another site than it was shown at, a Move says how
+much of it was shown elsewhere. No total of a thread ever falls, and the sums of accounting hold at every
+snapshot. It asks nobody for the time and imports no bcc: a test can be its kernel.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from offtop.kernel.layout import ThreadRecord
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, Bound, SiteTotals, Waiting
+from offtop.model.snapshot import EXITED, Bound, Move, SiteTotals, Waiting
 from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
 from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, integers
 from offtop.model.wake import FIRST_WAKE, Storm
@@ -122,7 +122,7 @@ class _Delta:
     ran: list[tuple[ThreadKey, int]] = field(default_factory=list[tuple[ThreadKey, int]])
     """Time on a CPU."""
     sites: list[tuple[SiteKey, SiteTotals]] = field(default_factory=list[tuple[SiteKey, SiteTotals]])
-    moved: dict[SiteKey, SiteKey] = field(default_factory=dict[SiteKey, SiteKey])
+    renamed: dict[SiteKey, SiteKey] = field(default_factory=dict[SiteKey, SiteKey])
     """What ended at a site of which only the walk knows the stack → the site that has it."""
 
 
@@ -143,6 +143,8 @@ class Ledger:
         self.threads = Running(THREADS)
         self.sites = Running(SITES)
         self.waiting: dict[ThreadKey, Waiting] = {}
+        self.moves: list[Move] = []
+        """Of the last tick."""
         self.storms: dict[int, Storm] = {}
         """By the id of a wake of their waker."""
         self._stormed_ns: dict[int, int] = {}
@@ -186,7 +188,7 @@ class Ledger:
         Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot. Returns the
         threads that will be given back, because they have ended.
         """
-        delta = _Delta()
+        delta, self.moves = _Delta(), []
         gone = gone or {}
         by_key = {one.key: one for one in walked}
         returned: set[ThreadKey] = set()
@@ -361,12 +363,19 @@ class Ledger:
     def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> None:
         """Add what ended, less what was shown of the first of those waits while it was in progress."""
         waiting = self.waiting.pop(key, None)
+        was_known = waiting is not None and r.waits > 0 and r.first_left_ns == waiting.left_ns
+        site = self._first_site(key, r) if r.waits else None
+        moved_ns = moved_runqueue_ns = 0
         if waiting is not None:
-            self._settle(key, waiting, delta)
+            if was_known and site:
+                now = site
+                if site.kernel == NO_STACK and waiting.site.kernel >= FIRST_STACK:  # primed: only the walk knows
+                    now = delta.renamed[site] = waiting.site._replace(wake=site.wake)
+                moved_ns, moved_runqueue_ns = self._move(waiting, now, r.first_off_ns)
+            self._settle(key, waiting, delta, moved_ns, moved_runqueue_ns)
         if not r.waits:
             return
         taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
-        was_known = waiting is not None and r.first_left_ns == waiting.left_ns
         if was_known or (anew and waiting is None):
             rest_ns = max(0, r.first_off_ns - max(0, self.at_ns - r.first_left_ns))
             rest_runqueue_ns = min(rest_ns, r.first_runqueue_ns)  # a wait is ready at its end, if at all
@@ -392,15 +401,29 @@ class Ledger:
         delta.threads.append((key, ended, r.histogram))
         if r.lost_waits:
             delta.sites.append((_lost_site(key), SiteTotals(r.lost_waits, r.lost_ns, r.lost_runqueue_ns)))
-        if taken_ns and r.first_kind in (layout.KIND_SITE, layout.KIND_LOST):
-            lost = r.first_kind == layout.KIND_LOST
-            site = (
-                _lost_site(key) if lost else self._locate(key.pid, key.tid, r.first_kernel, r.first_user, r.first_wake)
-            )
-            if waiting and site.kernel == NO_STACK and waiting.site.kernel >= FIRST_STACK:
-                # primed: only the walk knows its stack
-                delta.moved[site] = waiting.site._replace(wake=site.wake)
-            delta.sites.append((site, SiteTotals(0, -taken_ns, -taken_runqueue_ns)))
+        if site and taken_ns:
+            elsewhere = SiteTotals(0, moved_ns - taken_ns, moved_runqueue_ns - taken_runqueue_ns)
+            delta.sites.append((site, elsewhere))
+
+    def _first_site(self, key: ThreadKey, r: ThreadRecord) -> SiteKey | None:
+        """Where the first wait of a record ended; None: at no site."""
+        if r.first_kind == layout.KIND_LOST:
+            return _lost_site(key)
+        if r.first_kind != layout.KIND_SITE:
+            return None
+        return self._locate(key.pid, key.tid, r.first_kernel, r.first_user, r.first_wake)
+
+    def _move(self, w: Waiting, now: SiteKey, whole_ns: int) -> tuple[int, int]:
+        """All that was shown of a wait is at another site now, as far as it was no more than `whole_ns`: how much that
+        is, and how much of it run queue."""
+        if w.site.kernel in PLACELESS:
+            return 0, 0
+        moved_ns = min(whole_ns, max(0, self.at_ns - w.from_ns))
+        moved_runqueue_ns = min(w.runqueue_ns, moved_ns)
+        if moved_ns and now != w.site:
+            self.moves.append(Move(w.site, now, self.at_ns - moved_ns, self.at_ns, moved_runqueue_ns))
+            self._retired[w.site.kernel] = self._retired[w.site.user] = self.at_ns
+        return moved_ns, moved_runqueue_ns
 
     def _hold_back(self, ended: Ended, returned: set[ThreadKey], delta: _Delta) -> tuple[Ended, set[ThreadKey]]:
         """Keep the sites of threads that are not heard of for a later tick; the threads whose records are lost.
@@ -437,8 +460,8 @@ class Ledger:
                 lost.add(key)
         return ended.without(absent) if absent else ended, lost
 
-    def _settle(self, key: ThreadKey, w: Waiting, delta: _Delta) -> None:
-        """What a snapshot has shown of a wait in progress becomes finished, where it was shown."""
+    def _settle(self, key: ThreadKey, w: Waiting, delta: _Delta, moved_ns: int = 0, moved_runqueue_ns: int = 0) -> None:
+        """What a snapshot has shown of a wait in progress becomes finished: where it was shown, but for what moved."""
         shown_ns, ready_ns = max(0, self.at_ns - w.from_ns), w.runqueue_ns
         kernel = w.site.kernel
         if w.user != NO_STACK:
@@ -447,8 +470,8 @@ class Ledger:
         filtered = (shown_ns, ready_ns) if kernel == FILTERED else (0, 0)
         preempted_ns = shown_ns if w.preempted else 0
         delta.settled.append((key, (0, shown_ns, ready_ns, preempted_ns, 0, 0, *short, *filtered, 0, 0)))
-        if kernel not in PLACELESS:
-            delta.sites.append((w.site, SiteTotals(0, shown_ns, ready_ns)))
+        if kernel not in PLACELESS and (shown_ns, ready_ns) != (moved_ns, moved_runqueue_ns):
+            delta.sites.append((w.site, SiteTotals(0, shown_ns - moved_ns, ready_ns - moved_runqueue_ns)))
 
     def _begin(
         self, key: ThreadKey, left_ns: int, from_ns: int, state: int, states: int, walked: Walked | None
@@ -515,8 +538,11 @@ class Ledger:
         from_ns = max(w.from_ns, min(w.left_ns, at_ns))  # it may have left just after its first snapshot
         runqueue_ns = w.runqueue_ns
         if site != w.site and from_ns < self.at_ns:
-            self._settle(key, w, delta)
-            from_ns, runqueue_ns = self.at_ns, 0
+            if w.site.kernel in PLACELESS or site.kernel in PLACELESS:
+                self._settle(key, w, delta)
+                from_ns, runqueue_ns = self.at_ns, 0
+            else:
+                self._move(w, site, at_ns - from_ns)
         so_far_ns = at_ns - from_ns
         if w.preempted:
             runqueue_ns = so_far_ns
@@ -550,10 +576,10 @@ class Ledger:
             numbers = np.zeros((len(keys), THREADS.numbers), np.int64)
             numbers[:, RUNNING_NS] = times
             self.threads.add(keys, numbers, None, at_ns)
-        keys = [delta.moved.get(key, key) for key in ended.keys] if delta.moved else ended.keys
+        keys = [delta.renamed.get(key, key) for key in ended.keys] if delta.renamed else ended.keys
         new = self.sites.add(keys, ended.numbers, ended.lanes, at_ns)
         if delta.sites:
-            keys = [delta.moved.get(key, key) for key, _ in delta.sites]
+            keys = [delta.renamed.get(key, key) for key, _ in delta.sites]
             totals = [totals for _, totals in delta.sites]
             has_waits = any(one.histogram for one in totals)
             lanes = log2.to_lanes([one.histogram for one in totals]) if has_waits else None

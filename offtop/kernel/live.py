@@ -304,6 +304,7 @@ class LiveSource(Happening):
             cost=cost._replace(walk_ns=self._walks.took_ns, walk_every=self._walks.every),
             machine=machine,
             storms=dict(self._ledger.storms),
+            moves=self._ledger.moves,
             mode=mode,
             door=self._program.door,
             filters=in_effect,

@@ -10,8 +10,9 @@ from itertools import repeat
 import numpy as np
 
 from offtop.model.book import Book, ThreadKey
+from offtop.model.moves import NO_MOVES, NOW, SINCE, WAS, Moves
 from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Machine, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Machine, Move, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import NO_STACK
 from offtop.model.table import SITES, THREADS, Ints, K, Kind, V, integers, table_of
 from offtop.model.wake import NO_WAKE, Storm
@@ -63,24 +64,29 @@ class Change:
     filters: Filters = Filters()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
     """Running totals, as the snapshot has them."""
+    moves: Moves = NO_MOVES
+    """Since the snapshot before."""
 
     @property
     def wakes(self) -> set[int]:
         """The ids of the wakes in it."""
-        return {*np.unique(self.sites.ids[:, -1]).tolist(), *self.storms}.difference((NO_WAKE,))
+        moved = self.moves.rows[:, [NOW - 1, SINCE - 1]].ravel()
+        ids = np.unique(np.concatenate((self.sites.ids[:, -1], moved)))
+        return {*ids.tolist(), *self.storms}.difference((NO_WAKE,))
 
     @property
     def stacks(self) -> set[int]:
         """The ids of the stacks in it, but for those of its wakes."""
+        moved = (self.moves.rows[:, at + 2 : at + 4].ravel() for at in (WAS, NOW))
         ids = self.sites.ids[:, 2:4].ravel(), self.waiting[:, 2:4].ravel(), self.begun[:, -1]
-        return {*np.concatenate(ids).tolist()}
+        return {*np.concatenate((*ids, *moved)).tolist()}
 
 
 NOTHING = Snapshot(0, 0)
 
 
-def change(earlier: Snapshot, later: Snapshot) -> Change:
-    """From `earlier` to `later`, of one source; from NOTHING: all of `later`."""
+def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = None) -> Change:
+    """From `earlier` to `later`, of one source; from NOTHING: all of `later`. `moves`: as window.between has it."""
     before, now = earlier.waiting, later.waiting
     waiting = [one for key, one in now.items() if before.get(key) is not one]
     return Change(
@@ -98,6 +104,7 @@ def change(earlier: Snapshot, later: Snapshot) -> Change:
         later.door,
         later.filters,
         later.storms,
+        NO_MOVES if earlier is NOTHING else Moves.of(later.moves if moves is None else moves),
     )
 
 
@@ -176,6 +183,7 @@ class Replayed:
             cost=one.cost,
             machine=one.machine,
             storms=one.storms,
+            moves=[*one.moves],
             mode=one.mode,
             door=one.door,
             filters=one.filters,

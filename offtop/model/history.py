@@ -8,7 +8,7 @@ dropped. It may be read from any thread while one thread adds to it: what it han
 import zlib
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Lock
@@ -19,7 +19,8 @@ from offtop.model.book import SiteKey
 from offtop.model.columns import of_table, packed, to_table, unpacked
 from offtop.model.cut import SLEEP, Cut, Idle, Leaf, Part, Shares, cut, shares
 from offtop.model.histogram import LANES
-from offtop.model.snapshot import SiteTotals, Snapshot
+from offtop.model.moves import NO_MOVES, Moves
+from offtop.model.snapshot import Move, SiteTotals, Snapshot
 from offtop.model.stuck import Past, Stuck, stuck
 from offtop.model.table import (
     MAX_NS,
@@ -35,7 +36,7 @@ from offtop.model.table import (
     table_of,
 )
 from offtop.model.wake import OFFCPU, gathers
-from offtop.model.window import Window, between, merge
+from offtop.model.window import Window, between, merge, moved_only
 from offtop.units import NS_PER_S
 
 HISTORY_NS = 600 * NS_PER_S
@@ -63,12 +64,14 @@ class Packed:
     def window(self) -> Window:
         columns = iter(unpacked(zlib.decompress(self.columns)))
         sites, threads = to_table(SITES, columns), to_table(THREADS, columns)
-        return replace(self.rest, sites=sites, threads=threads, still=SiteKeys(next(columns)))
+        still, moves = SiteKeys(next(columns)), Moves(next(columns))
+        return replace(self.rest, sites=sites, threads=threads, still=still, moves=moves)
 
 
 def pack(window: Window) -> Packed:
     columns = [*of_table(SITES, window.sites), *of_table(THREADS, window.threads), window.still.ids]
-    return Packed(replace(window, sites={}, threads={}, still=NO_SITES), zlib.compress(packed(columns), 1))
+    rest = replace(window, sites={}, threads={}, still=NO_SITES, moves=NO_MOVES)
+    return Packed(rest, zlib.compress(packed([*columns, window.moves.rows]), 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Kept:
     idle: Idle
     """What looked idle in it, as was known then."""
     kept_cut: Cut | None
+    kept_moves: Moves | None
 
     @property
     def window(self) -> Window:
@@ -99,6 +103,17 @@ class Kept:
     def facts(self) -> Window:
         """The window, perhaps without its entries: for its costs, losses, filters and book."""
         return self.held.rest if isinstance(self.held, Packed) else self.held
+
+    @classmethod
+    def of(cls, window: Window, idle: Idle, number: int = 0) -> "Kept":
+        """`window` with all that is kept of it but for its size."""
+        made = cut(window, idle)
+        times = window.taken_ns, window.at_ns, window.span_ns
+        return cls(number, *times, 0, made.categories, window, idle, made, window.moves)
+
+    @property
+    def moves(self) -> Moves:
+        return self.window.moves if self.kept_moves is None else self.kept_moves
 
     @property
     def shares(self) -> Shares:
@@ -138,6 +153,8 @@ class History:
         self._first: Snapshot | None = None
         self._before_wakers: Snapshot | None = None
         """The last one before more was gathered than until then."""
+        self._reaching: list[Move] = []
+        """Of waits that one of those two had in progress."""
         self._largest: dict[int, int] = {}
         """How many threads the largest storms of each waker woke since `reset`."""
         self._latest: Snapshot | None = None
@@ -152,6 +169,7 @@ class History:
             self._first = self._latest
             self._longest = table_of(SITES, {})
             self._largest.clear()
+            self._reaching.clear()
 
     def add(self, snapshot: Snapshot) -> Kept | None:
         """Keep what passed since the snapshot before, and return it; None for the first one."""
@@ -166,26 +184,17 @@ class History:
         if is_new:
             self._periodic = periodic
         idle = Idle(self._idle, self._periodic)
-        made = cut(window, idle)
-        kept = Kept(
-            number=self._number,
-            taken_ns=window.taken_ns,
-            at_ns=window.at_ns,
-            span_ns=window.span_ns,
-            bytes_held=_bytes_of(window, made)
-            + _PART_BYTES * len(made.categories)
-            + (periodic.ids.nbytes if is_new else 0),
-            leaves=made.categories,
-            held=window,
-            idle=idle,
-            kept_cut=made,
-        )
+        kept = Kept.of(window, idle, self._number)
+        own = _PART_BYTES * len(kept.leaves) + (periodic.ids.nbytes if is_new else 0)
+        kept = replace(kept, bytes_held=_bytes_of(kept) + own)
         with self._lock:
             if self._longest is not None:
                 self._longest = _longest_of(self._longest, table_of(SITES, window.sites))
             if not gathers(earlier.mode, snapshot.mode):
                 self._before_wakers = earlier
                 self._largest.clear()
+            since_ns = max(one.at_ns for one in (self._first, self._before_wakers) if one)
+            self._reaching += (one for one in snapshot.moves if one.since_ns < since_ns)
             for waker, storm in window.storms.items():
                 self._largest[waker] = max(storm.largest, self._largest.get(waker, 0))
             self._kept.append(kept)
@@ -205,6 +214,7 @@ class History:
             self._first, self._periodic = snapshot, NO_SITES
             self._before_wakers = None
             self._largest.clear()
+            self._reaching.clear()
             self._kept.clear()
             self._waits.clear()
             self._waits.add(snapshot)
@@ -283,21 +293,19 @@ class History:
             return None
         lacking = (index for index in reversed(range(len(every) - 1)) if not gathers(every[index].facts.mode, mode))
         every = every[next(lacking, -1) + 1 :]
-        window = merge([kept.window for kept in every])
-        made = cut(window, every[-1].idle)
-        return Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, made.categories, window, every[-1].idle, made)
+        return Kept.of(merge([kept.window for kept in every]), every[-1].idle)
 
     def since_start(self, mode: str = OFFCPU) -> Kept | None:
         """All that passed since the first snapshot, since `reset`, or since what `mode` shows is gathered, as one tick.
         Threads that exited stand together in it."""
         with self._lock:
             first, latest, longest, largest = self._first, self._latest, self._longest, dict(self._largest)
-            begun = self._before_wakers
+            begun, reaching = self._before_wakers, [*self._reaching]
         if first and begun and mode != OFFCPU and begun.at_ns > first.at_ns:
             first = begun
         if first is None or latest is None or first is latest:
             return None
-        window = between(first, latest)
+        window = between(first, latest, [one for one in reaching if one.until_ns >= first.at_ns])
         sites = table_of(SITES, window.sites)
         longest = table_of(SITES, latest.sites) if longest is None else longest
         row_of = np.array([longest.rows.get(key, -1) for key in sites], np.int64)
@@ -307,9 +315,7 @@ class History:
             longest_ns[sites.numbers[:, WAITS] == 0] = 0
         storms = {waker: one._replace(largest=largest.get(waker, one.largest)) for waker, one in window.storms.items()}
         window = replace(window, sites=sites.with_maxima(longest_ns), storms=storms)
-        idle = Idle(self._idle, self._periodic)
-        made = cut(window, idle)
-        return Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, made.categories, window, idle, made)
+        return Kept.of(window, Idle(self._idle, self._periodic))
 
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
         """The sites of `sleep` whose waits so far are periodic."""
@@ -346,9 +352,10 @@ class History:
         """Put a smaller one in the place of the tick at `index`: its window packed, or its cut forgotten."""
         was = self._kept[index]
         held = pack(was.window) if pack_window else was.held
-        kept_cut = was.kept_cut if pack_window else None
-        bytes_held = was.bytes_held + _bytes_of(held, kept_cut) - _bytes_of(was.held, was.kept_cut)
-        smaller = replace(was, held=held, kept_cut=kept_cut, bytes_held=bytes_held)
+        kept_cut, kept_moves = (was.kept_cut, was.kept_moves) if pack_window else (None, None)
+        smaller = replace(was, held=held, kept_cut=kept_cut, kept_moves=kept_moves)
+        bytes_held = was.bytes_held + _bytes_of(smaller) - _bytes_of(was)
+        smaller = replace(smaller, bytes_held=bytes_held)
         self._kept[index] = smaller
         self._bytes += smaller.bytes_held - was.bytes_held
         if pack_window:
@@ -366,13 +373,22 @@ def _longest_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotal
     return summed(SITES, ids[some], numbers, np.zeros((0, LANES), np.int64))
 
 
-def _bytes_of(held: Window | Packed, kept_cut: Cut | None) -> int:
-    own = _KEPT_BYTES
+def _bytes_of(kept: Kept) -> int:
+    held, own = kept.held, _KEPT_BYTES
     if isinstance(held, Packed):
         own += len(held.columns)
     else:
         tables = table_of(SITES, held.sites), table_of(THREADS, held.threads)
-        own += sum(table.bytes_held for table in tables) + held.still.ids.nbytes
-    if kept_cut:
-        own += _PART_BYTES * sum(map(len, kept_cut.processes.values()))
+        own += sum(table.bytes_held for table in tables) + held.still.ids.nbytes + held.moves.rows.nbytes
+    if kept.kept_cut:
+        own += _PART_BYTES * sum(map(len, kept.kept_cut.processes.values()))
+    if kept.kept_moves and kept.kept_moves is not kept.facts.moves:
+        own += kept.kept_moves.rows.nbytes
     return own
+
+
+def moved_in(ticks: Sequence[Kept], since_ns: int) -> Kept | None:
+    """What is lacking where `ticks`, which follow one another, are added up part by part with those back to `since_ns`:
+    what moved in them. Its number is negative, since it is no tick; None: nothing is lacking."""
+    last, moves = ticks[-1], Moves.all(tick.moves for tick in ticks).after(since_ns)
+    return Kept.of(moved_only(moves, last.facts), last.idle, -last.number) if moves else None

@@ -68,6 +68,8 @@ class Scene(NamedTuple):
     sieve: Sieve
     over: Sequence[Kept]
     """The ticks of the span."""
+    moved: Kept | None
+    """What moved among them."""
     newest: Kept
     """The last tick, also where the span is all since the start."""
     ever: Kept | None
@@ -143,7 +145,11 @@ class Listing:
             pin = _pinned_thread(view)
             return thread_rows(
                 self._sums.of(
-                    "threads", (scene.sieve, scope), lambda tick: by_thread(scene.sieve.shares(tick), scope), scene.over
+                    "threads",
+                    (scene.sieve, scope),
+                    lambda tick: by_thread(scene.sieve.shares(tick), scope),
+                    scene.over,
+                    scene.moved,
                 ),
                 sum(tick.span_ns for tick in scene.over),
                 book,
@@ -189,8 +195,9 @@ class Listing:
         """Of wakers, or of what is waited on."""
         view, sieve, scope, book = scene.view, scene.sieve, scene.view.scope, scene.book
         about = (sieve, scope)
-        table = self._sums.of("wakes", about, lambda tick: by_wake(sieve.shares(tick), scope), scene.over)
-        ready = self._sums.of("ready", about, lambda tick: ready_by_wake(sieve.shares(tick), scope), scene.over)
+        ticks = scene.over, scene.moved
+        table = self._sums.of("wakes", about, lambda tick: by_wake(sieve.shares(tick), scope), *ticks)
+        ready = self._sums.of("ready", about, lambda tick: ready_by_wake(sieve.shares(tick), scope), *ticks)
         ever = by_wake(sieve.shares(scene.ever), scope) if scene.ever else None
         span_ns = sum(tick.span_ns for tick in scene.over)
         oldest = max(stuck.by_thread(scene.stuck.in_scope(scope)).values(), default=NO_AGE)

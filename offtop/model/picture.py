@@ -28,7 +28,7 @@ from offtop.model.cut import (
 )
 from offtop.model.filter import Filter, of_object, of_pool, of_waker, parse, quoted
 from offtop.model.heat import Heat
-from offtop.model.history import History, Kept
+from offtop.model.history import History, Kept, moved_in
 from offtop.model.icicle import Icicle
 from offtop.model.listing import NOTHING_LISTED, Listing, Scene
 from offtop.model.rolling import Sums
@@ -244,6 +244,7 @@ class Pictures:
         self._stuck: tuple[object, Stuck] | None = None
         self._unsieved: Sieve | None = None
         self._everyone: tuple[object, _Everyone] | None = None
+        self._moved: tuple[object, Kept | None] | None = None
 
     def of(self, view: View, room: Room) -> Picture | None:
         """None while there is no tick yet."""
@@ -259,11 +260,13 @@ class Pictures:
         recent = _last(minute, _RECENT_NS, OFFCPU) if over[0] is ever else over
         sieve = self._sieve_of(view, newest)
         sieve.forget(self._history.oldest, minute[0])
-        taken = [sieve.taken(tick) for tick in over]
+        moved = self._moved_in(over)
+        added = [*over, moved] if moved else over
+        taken = [sieve.taken(tick) for tick in added]
         heard = _sums_of(one.heard for one in taken)
         parts = _by_category(heard, view.idle_shown)
         one = merged([tick.cut for tick in taken])
-        chosen = replace(one, categories=_sums_of(sieve.chosen(tick) for tick in over))
+        chosen = replace(one, categories=_sums_of(sieve.chosen(tick) for tick in added))
         passing = self._stuck_of(sieve, newest)
         of_selection = sieve.chosen_stuck(passing, newest)
         shown_ages = stuck.by_category(of_selection.in_scope(Scope(idle=view.idle_shown)))
@@ -276,12 +279,13 @@ class Pictures:
             now=shown_ages,
         )
         every_thread, counts = self._still.everyone if self._still else self._everyone_now()
-        account = self._seconds.of_selection(view, over, self._all_of_selection(view, sieve, over, chosen.categories))
+        of_subject = self._all_of_selection(view, sieve, added, chosen.categories)
+        account = self._seconds.of_selection(view, over, of_subject)
         account_lines = account.lines if account and room.rows >= _LEAST_BESIDE_ACCOUNT else 0
-        scene = Scene(view, sieve, over, newest, ever, one, every_thread, counts, passing)
+        scene = Scene(view, sieve, over, moved, newest, ever, one, every_thread, counts, passing)
         if gathered:
             listed = self._listing.of(scene, max(1, room.rows - account_lines))
-            view, tree, places, flame = self._stacks(view, room, sieve, over, of_selection)
+            view, tree, places, flame = self._stacks(view, room, scene, of_selection)
         else:
             listed, tree, places, flame = NOTHING_LISTED, None, Ranking(), None
         end_ns = self._timeline_end_ns(view, room, newest)
@@ -351,6 +355,13 @@ class Pictures:
         self._unsieved.forget(self._history.oldest, over[0])
         return _sums_of(self._unsieved.chosen(tick) for tick in over)
 
+    def _moved_in(self, over: Sequence[Kept]) -> Kept | None:
+        since_ns = over[0].at_ns - over[0].span_ns
+        key = since_ns, over[-1].at_ns
+        if self._moved is None or self._moved[0] != key:
+            self._moved = key, moved_in(over, since_ns)
+        return self._moved[1]
+
     def _everyone_now(self) -> _Everyone:
         latest = self._history.latest
         if self._everyone is None or self._everyone[0] is not latest:
@@ -389,10 +400,11 @@ class Pictures:
         return self._stuck[1]
 
     def _stacks(
-        self, view: View, room: Room, sieve: Sieve, over: Sequence[Kept], of_selection: Stuck
+        self, view: View, room: Room, scene: Scene, of_selection: Stuck
     ) -> tuple[View, TreePicture | None, Ranking, Icicle | None]:
         """The tree, the places of the chosen branch, and the icicle, as far as there is room for them."""
         tree, places, flame = None, Ranking(), None
+        sieve, over = scene.sieve, scene.over
         if not (room.tree or room.site or room.flame[0]):
             return view, tree, places, flame
         shape = view.tree.shape
@@ -402,6 +414,7 @@ class Pictures:
             (sieve, view.scope, shape.mode),
             lambda tick: by_place(sieve.shares(tick), view.scope, places_of),
             over,
+            scene.moved,
         )
         book, span_ns = over[-1].facts.book, sum(tick.span_ns for tick in over)
         about = (view.scope, sieve, shape, self._names.version)

@@ -35,14 +35,35 @@ class Sums:
         self._history = history
         self._known: dict[str, tuple[object, Rolling]] = {}
 
-    def of(self, what: str, about: object, table_of: Callable[[Kept], Table], over: Sequence[Kept]) -> Table:
-        """The sum of `table_of` over all ticks of `over` (at least one)."""
+    def of(
+        self,
+        what: str,
+        about: object,
+        table_of: Callable[[Kept], Table],
+        over: Sequence[Kept],
+        moved: Kept | None = None,
+    ) -> Table:
+        """The sum of `table_of` over all ticks of `over` (at least one), and over what moved among them."""
         if not over[-1].number or len(over) == 1:
             return table_of(over[-1])
+        summed = self._rolling(what, about, table_of).follow(over, self._history.tick)
+        return _together(summed, table_of(moved)) if moved else summed
+
+    def _rolling(self, what: str, about: object, table_of: Callable[[Kept], Table]) -> "Rolling":
         was = self._known.get(what)
         if was is None or was[0] != about:
             was = self._known[what] = (about, Rolling(table_of))
-        return was[1].follow(over, self._history.tick)
+        return was[1]
+
+
+def _together(sums: Table, moved: Table) -> Table:
+    """None is below 0, as one might be if what looked idle when it was shown did not when it moved, or the other way
+    round."""
+    both = dict(sums)
+    for key, (_, moved_ns, _, _) in moved.items():
+        waits, total_ns, max_ns, histogram = both.get(key, (0, 0, 0, 0))
+        both[key] = waits, max(0, total_ns + moved_ns), max_ns, histogram
+    return both
 
 
 class Rolling:

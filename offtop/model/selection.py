@@ -61,20 +61,26 @@ class Sieve:
         self._names = names
         self._taken: dict[int, Taken] = {}
         self._chosen: dict[int, Parts] = {}
-        self._last: tuple[int, Shares] | None = None
+        self._last: dict[int, Shares] = {}
+        """Of the newest tick, and of what moved."""
         of_wakers = any(one.needs_wakers for one in selection.filters)
         self._mode = selection.shape.mode if selection.path else WAKEUP if of_wakers else OFFCPU
         """What must have been gathered."""
 
     def shares(self, tick: Kept) -> Shares:
         """The waits of `tick` that pass mutes and filters."""
-        if self._last is None or self._last[0] != tick.number or not tick.number:
-            every = tick.shares
+        found = self._last.get(tick.number) if tick.number else None
+        if found is None:
+            found = tick.shares
             if not self.selection.is_everything:
-                heard, passing = self._masks(every, tick.facts.book)
-                every = every.of(heard & passing)
-            self._last = tick.number, every
-        return self._last[1]
+                heard, passing = self._masks(found, tick.facts.book)
+                found = found.of(heard & passing)
+            self._remember(tick, found)
+        return found
+
+    def _remember(self, tick: Kept, some: Shares) -> None:
+        self._last = {number: one for number, one in self._last.items() if (number < 0) != (tick.number < 0)}
+        self._last[tick.number] = some
 
     def _masks(self, every: Shares, book: Book) -> tuple[Mask, Mask]:
         """Which rows are not muted, and which pass the filters."""
@@ -96,7 +102,7 @@ class Sieve:
         all_heard = every.of(heard)
         parts = {every.leaves[leaf]: Part(*part) for leaf, part in all_heard.by(all_heard.leaf)}
         kept = every.of(heard & passing)
-        self._last = tick.number, kept
+        self._remember(tick, kept)
         muted_ns = int(every.total_ns[~heard].sum())
         return Taken(cut_of(kept, tick.span_ns), parts, muted_ns)
 
@@ -171,7 +177,8 @@ class Sieve:
 
     def forget(self, oldest: Kept | None, recent: Kept) -> None:
         """Ticks before `oldest` will not be asked for again, and of those before `recent` only what fell to the
-        selection: a cut is a hundred times larger."""
+        selection: a cut is a hundred times larger. What moved is another each time."""
+        self._last = {number: one for number, one in self._last.items() if number > 0}
         for made, first in ((self._taken, recent), (self._chosen, oldest)):
             for old in [n for n in made if first and n < first.number]:
                 del made[old]

@@ -4,7 +4,7 @@ Waits in progress are part of it: a total as of a snapshot is *finished waits + 
 Keys and totals are NamedTuples, not dataclasses: thousands are made each tick, at a third of the cost.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import add
@@ -126,6 +126,18 @@ class Waiting(NamedTuple):
         return max(0, at_ns - (self.since_ns or self.left_ns))
 
 
+class Move(NamedTuple):
+    """The time of one wait from `since_ns` to `until_ns` (CLOCK_MONOTONIC) was counted at one site, and is at another
+    one of the same thread now: where the wait ended, or was found to stand."""
+
+    was: SiteKey
+    now: SiteKey
+    since_ns: int
+    until_ns: int
+    ready_ns: int = 0
+    """How much of it, at its end, was run queue."""
+
+
 class Machine(NamedTuple):
     """What took CPU time that no thread has, since the machine came up (in a Window: in its span)."""
 
@@ -195,6 +207,8 @@ class Snapshot:
     machine: Machine = Machine()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
     """By the id of a wake of their waker: running totals; the largest is that of the last tick."""
+    moves: Sequence[Move] = ()
+    """Of the last tick: what is at another site in this snapshot than in the one before, one behind the other."""
     mode: str = OFFCPU
     """What was gathered: one of wake.MODES."""
     door: str = ""

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.snapshot import EXITED, Cost, Filters, Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.moves import NO_MOVES, NOW, WAS, Moves
+from offtop.model.snapshot import EXITED, Cost, Filters, Machine, Move, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FILTERED, NO_STACK, PLACELESS, SHORT
 from offtop.model.table import (
     MAX_NS,
@@ -50,6 +52,8 @@ class Window:
     """Sites of waits that began before this window and go on after it, all blocked: each passed the
     whole span there, and its thread has no other entry. Kept apart because most threads of a machine just
     wait, and one key each is all that it costs to remember them."""
+    moves: Moves = NO_MOVES
+    """What passed before this window, and by its end is counted at other sites than it was then."""
     book: Book = field(default_factory=Book)
     """What the ids in it stand for."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -79,22 +83,27 @@ class Window:
             yield site, through
 
 
-def between(earlier: Snapshot, later: Snapshot) -> Window:
+def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = None) -> Window:
     """What passed from `earlier` to `later`, two snapshots of one source.
 
-    A maximum is right for two snapshots that follow one another; over a longer stretch, merge windows.
+    `moves`: all since `earlier`; those of `later` are all of them where the two follow one another. A maximum is right
+    only then; over a longer stretch, merge windows.
     """
+    early = Moves.of(later.moves if moves is None else moves).before(earlier.at_ns)
     threads = finished(THREADS, earlier.threads, later.threads)[:3]
     sites = finished(SITES, earlier.sites, later.sites)[:3]
     moved: set[int] = {*thread_codes(threads[0]).tolist(), *thread_codes(sites[0]).tolist()}
     still, so_far = _in_progress(earlier, later, moved)
+    for rows, column in ((so_far, 0), (early.rows, WAS), (early.rows, NOW)):
+        _put_under_exited(rows, column, later)
     return Window(
         taken_ns=later.taken_ns,
         at_ns=later.at_ns,
         span_ns=later.at_ns - earlier.at_ns,
         threads=_added(THREADS, threads, so_far[:, :2], _thread_numbers(so_far)),
-        sites=_added(SITES, sites, *_site_numbers(so_far)),
+        sites=_added(SITES, sites, *_site_rows(so_far, early.undone)),
         still=still,
+        moves=early,
         book=later.book,
         lost={kind: n - earlier.lost.get(kind, 0) for kind, n in later.lost.items() if n > earlier.lost.get(kind, 0)},
         cost=later.cost,
@@ -214,12 +223,13 @@ def _thread_numbers(so_far: _SoFar) -> Ints:
     return numbers
 
 
-def _site_numbers(so_far: _SoFar) -> tuple[Ints, Ints]:
-    """Ids, and numbers: of all that has a place."""
+def _site_rows(so_far: _SoFar, moves: Moves) -> tuple[Ints, Ints]:
+    """Ids, and numbers: of all that has a place, and of what moves."""
     placed = so_far[~np.isin(so_far[:, 2], [*PLACELESS])]
     numbers = np.zeros((len(placed), SITES.numbers), np.int64)
     numbers[:, TOTAL_NS : TOTAL_NS + 2] = placed[:, SITES.width : SITES.width + 2]
-    return placed[:, : SITES.width], numbers
+    ids_moved, numbers_moved = moves.site_rows
+    return np.concatenate((placed[:, : SITES.width], ids_moved)), np.concatenate((numbers, numbers_moved))
 
 
 def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, V]:
@@ -229,6 +239,14 @@ def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, 
     if some.all():
         return table
     return Table(kind, table.ids[some], table.numbers[some], table.lanes[some])
+
+
+def _put_under_exited(rows: Ints, column: int, later: Snapshot) -> None:
+    """Have the sites that begin in `column` be those that they are in `later`, if their threads were given back."""
+    threads = table_of(THREADS, later.threads)
+    there = np.concatenate((thread_codes(threads.ids[threads.present]), thread_codes(integers([*later.waiting], 2))))
+    gone = ~np.isin(thread_codes(rows[:, column:]), there)
+    rows[gone, column : column + 2], rows[gone, column + 3 : column + SITES.width] = EXITED, NO_STACK
 
 
 def merge(windows: Sequence[Window]) -> Window:
@@ -243,6 +261,7 @@ def merge(windows: Sequence[Window]) -> Window:
         for site in window.still:
             still_ns[site] = still_ns.get(site, 0) + window.span_ns
     span_ns = sum(window.span_ns for window in windows)
+    moves, began_ns = Moves.all(window.moves for window in windows), windows[-1].at_ns - span_ns
     still = [site for site, through_ns in still_ns.items() if through_ns == span_ns]
     moved = integers([(*site, ns, 0, 0) for site, ns in still_ns.items() if ns != span_ns], _SO_FAR_FIELDS)
     threads = _rows_of([table_of(THREADS, window.threads) for window in windows])
@@ -251,13 +270,21 @@ def merge(windows: Sequence[Window]) -> Window:
         windows[-1],
         span_ns=span_ns,
         threads=_added(THREADS, threads, moved[:, :2], _thread_numbers(moved)),
-        sites=_added(SITES, sites, *_site_numbers(moved)),
+        sites=_added(SITES, sites, *_site_rows(moved, moves.after(began_ns))),
         still=SiteKeys(integers(still, SITES.width)),
+        moves=moves.before(began_ns),
         lost=lost,
         machine=machine_over(windows),
         storms=storms_over(windows),
         mode=min((window.mode for window in windows), key=level),
     )
+
+
+def moved_only(moves: Moves, last: Window) -> Window:
+    """Nothing but `moves` up to `last`: what is lacking where windows are not merged, and parts of them added up."""
+    ids, numbers = moves.site_rows
+    sites = summed(SITES, ids, numbers, np.zeros((0, log2.LANES), np.int64))
+    return Window(last.taken_ns, last.at_ns, 0, sites=sites, book=last.book, mode=last.mode, filters=last.filters)
 
 
 def storms_over(windows: Iterable[Window]) -> dict[int, Storm]:

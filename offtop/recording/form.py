@@ -18,6 +18,7 @@ import numpy as np
 from offtop.model import columns
 from offtop.model.book import Details, Life, ThreadKey
 from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
+from offtop.model.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Machine
 from offtop.model.stack import ENDS, FILTERED, GONE, LINKED, NO_STACK, WHOLE, Frame, Stack
@@ -104,7 +105,7 @@ class Entry:
     @property
     def format(self) -> int:
         """That which a file with this tick has at least."""
-        return FORMAT if self.wakes or self.change.wakes else WITHOUT_WAKES
+        return FORMAT if self.wakes or self.change.wakes or len(self.change.moves) else WITHOUT_WAKES
 
 
 def signed(offset: int) -> int:
@@ -170,7 +171,8 @@ def encode(entry: Entry) -> bytes:
             change.ended,
             threads.numbers[:, RUNNING_NS],
             change.begun,
-            *([wakes] if wakes.any() else []),
+            *([wakes] if wakes.any() or len(change.moves) else []),
+            *([change.moves.rows] if len(change.moves) else []),
         ],
     )
     return zlib.compress(b"".join((_LENGTH.pack(len(head)), head, tables)), _LEVEL)
@@ -193,6 +195,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
     threads = replace(threads, numbers=np.insert(threads.numbers, RUNNING_NS, _running(each, threads), axis=1))
     begun = _begun(each, waiting)
     _add_wakes(sites, next(each, None))
+    moves = _moves(next(each, None))
     _check_numbers(threads, sites, waiting, begun, whole)
     pids, tids, who, states, min_ns, max_ns = _array(words.get("filters"), 6)
     cost = [float(_number(value)) for value in _array(words.get("cost"), _COSTS)]
@@ -223,6 +226,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
                 _str(words.get("cgroup", "")),
             ),
             _storms(words.get("storms", [])),
+            moves,
         ),
         {ThreadKey(_int(pid), _int(tid)): _str(comm) for pid, tid, comm in _arrays(words.get("comms"), 3)},
         {_int(pid): _str(name) for pid, name in _arrays(words.get("processes"), 2)},
@@ -384,6 +388,17 @@ def _add_wakes(sites: Rows, found: Ints | None) -> None:
     if found.shape != (len(sites.ids) + len(sites.gone),):
         raise ValueError("not the wakes of those sites")
     sites.ids[:, _SITE_IDS], sites.gone[:, _SITE_IDS] = np.split(found, [len(sites.ids)])
+
+
+def _moves(found: Ints | None) -> Moves:
+    if found is None:
+        return NO_MOVES
+    if found.ndim != 2 or found.shape[1] != MOVE_FIELDS or len(found) > columns.MOST_ROWS:
+        raise ValueError("not what moved")
+    _within(found[:, :SINCE], 0, _MOST_ID)
+    _within(found[:, SINCE:], 0, _MOST_NS)
+    _within(found[:, UNTIL] - found[:, SINCE] - found[:, READY], 0, _MOST_NS)
+    return Moves(found)
 
 
 def _rows(kind: Kind[K, V], each: Iterator[Ints], width: int, numbers: int) -> Rows:

@@ -2,7 +2,7 @@
 stuck."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -16,8 +16,8 @@ from offtop import batch
 from offtop.model import where
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories, is_periodic
-from offtop.model.cut import ALL, FILTERED, Idle, Scope, cut
-from offtop.model.history import History, Kept
+from offtop.model.cut import ALL, FILTERED, Added, Idle, Scope
+from offtop.model.history import History, Kept, moved_in
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Snapshot
 from offtop.model.stack import NO_STACK, Names
@@ -44,7 +44,7 @@ _ROWS = 10
 _LONGEST = 5
 _WAKERS = 5
 _NOBODY = NOBODY, "(not known)"
-_WENT_ON = "at the ends of ticks: of such waits, those above have what passed since the last one"
+_WENT_ON = "nobody saw them end"
 _PLACES = 10_000
 """Of which it is remembered what they are called."""
 _STUCK = 20
@@ -84,11 +84,23 @@ class _Wakers:
         """By kind and name: a thread may be called `timeout`."""
         self._places: dict[tuple[int, int], str] = {}
         self._went_on_ns = 0
-        """Of waits that went on at the end of the tick in which the time passed."""
+        """Of waits of which nobody knows yet how they end."""
+        self._since_ns = 0
+        """The beginning of the first tick."""
 
     def add(self, kept: Kept) -> None:
         window, book = kept.window, kept.window.book
-        for (wake,), (waits, total_ns, _, _) in by_wake(kept.shares, Scope(ALL, idle=False, blocked=True)).items():
+        self._since_ns = self._since_ns or window.at_ns - window.span_ns
+        moved = moved_in([kept], self._since_ns)
+        for one in (kept, moved) if moved else (kept,):
+            self._add_time(by_wake(one.shares, Scope(ALL, idle=False, blocked=True)), window)
+        for wake, storm in window.storms.items():
+            one = self._of(book.wake(wake).waker)
+            one.storm = one.storm.plus(storm)
+
+    def _add_time(self, by_wakes: Mapping[tuple[int, ...], Added], window: Window) -> None:
+        book = window.book
+        for (wake,), (waits, total_ns, _, _) in by_wakes.items():
             if wake == NO_WAKE and gathers(window.mode, WAKEUP):
                 self._went_on_ns += total_ns
             elif wake >= 0 and wake not in ENDED_BY_NOBODY:
@@ -96,10 +108,8 @@ class _Wakers:
                 one = self._of(waker)
                 one.blocked_ns += total_ns
                 one.wakeups += waits
-                one.places[self._place(book, waker)] += waits
-        for wake, storm in window.storms.items():
-            one = self._of(book.wake(wake).waker)
-            one.storm = one.storm.plus(storm)
+                if waits:
+                    one.places[self._place(book, waker)] += waits
 
     @property
     def lines(self) -> list[str]:
@@ -109,7 +119,7 @@ class _Wakers:
         if _NOBODY in self._every:
             ended.append((_NOBODY, self._every[_NOBODY]))
         rows = [_waker_line(self._shown(*key), one) for key, one in ended if one.wakeups]
-        if rows and self._went_on_ns:
+        if rows and self._went_on_ns > 0:
             rows.append(f"{duration(self._went_on_ns):>8} {'':>8} {'(still waiting)':<24} {_WENT_ON}")
         stormed = nlargest(_WAKERS, self._every.items(), key=lambda item: item[1].storm.woken)
         storms = [_storm_line(self._shown(*key), one.storm) for key, one in stormed if one.storm.woken]
@@ -192,8 +202,7 @@ def _numbers(
     source: RecordedSource,
     blocked: Stuck,
 ) -> list[str]:
-    made = cut(window, last.idle)
-    every = Kept(0, window.taken_ns, window.at_ns, window.span_ns, 0, made.categories, window, last.idle, made)
+    every = Kept.of(window, last.idle)
     wanted = batch.Wanted(most_rows=_ROWS)
     tick = passing(every, wanted.filter, source.names, blocked)
     text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted)

@@ -24,7 +24,7 @@ from offtop.errors import OfftopError
 from offtop.model.book import Book, Details, Life, ThreadKey
 from offtop.model.change import NOTHING, Change, change
 from offtop.model.printable import printable
-from offtop.model.snapshot import Snapshot
+from offtop.model.snapshot import Move, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack, nameless
 from offtop.model.wake import FIRST_WAKE, Wake
 from offtop.person import Person, as_person
@@ -112,6 +112,8 @@ class Recorder:
         self._adding = threading.Lock()
         self._closing = self._is_over = False
         self._last_names: _Rows = ()
+        self._moves: list[Move] = []
+        """Of those ticks that are not in the file by themselves."""
         self.skipped = 0
         """Ticks that are not in the file by themselves, since the disk was too slow."""
         self.failure = ""
@@ -135,6 +137,7 @@ class Recorder:
                 return
             if len(self._queue) >= _MOST_QUEUED:
                 self.skipped += 1
+                self._moves += self._reaching_back(snapshot)
                 return
             written = self._made(snapshot)
         with self._changed:
@@ -146,7 +149,8 @@ class Recorder:
         self._number += 1
         if self.skipped:
             snapshot = replace(snapshot, lost={**snapshot.lost, "unrecorded": self.skipped})
-        one = change(before, snapshot)
+        one = change(before, snapshot, [*self._moves, *snapshot.moves])
+        self._moves.clear()
         is_whole = before is not NOTHING and snapshot.at_ns - self._whole_at_ns >= self._whole_ns
         whole = change(NOTHING, snapshot) if is_whole else one
         used = None
@@ -168,6 +172,10 @@ class Recorder:
             entry.format,
             used,
         )
+
+    def _reaching_back(self, snapshot: Snapshot) -> Iterable[Move]:
+        """Those of its moves that a change from the last tick in the file must tell: of waits that were in it."""
+        return (move for move in snapshot.moves if move.since_ns < self._before.at_ns)
 
     def close(self) -> str:
         """Write what is left, and end the file; says what came of it. May be called twice."""

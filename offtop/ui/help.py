@@ -42,8 +42,8 @@ irq softirq  an interrupt, or the work that it leaves behind, ended the wait; wh
 do with it. In brackets the handler: irq (nvme_irq) is a disk that is done.
 timer timeout  a timer; `timeout` is the wait's own: it slept for as long as it wanted to, or nothing came in time.
 signal exit  a signal, in brackets who sent it; a process or thread that ended, as a child that was waited for.
-(still waiting)  nobody had ended it yet: waits in progress. When one ends, its waker has the time from the last tick \
-on.
+(still waiting)  nobody has ended it yet: waits in progress. When one ends, its waker has all of it that is in the \
+span.
 (it waited for a CPU alone)  nobody woke it: it was put aside for another thread, and then had its turn.
 (woken before the minimum)  that was too early to look at who did it; the rest of the wait, to its end, was long \
 enough. `(waits below the minimum)` are short altogether, and nobody looks. A lower minimum (m) tells of both.

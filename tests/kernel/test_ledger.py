@@ -15,11 +15,11 @@ from offtop.kernel.stacks import Stacks
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, Stack
 from offtop.model.table import SITES
 from offtop.model.wake import FIRST_WAKE, NO_OBJECT, Link, Storm, Wake, Waker
-from offtop.model.window import Window, between
+from offtop.model.window import Window, between, merge
 from offtop.units import NS_PER_S
 from tests.kernel import watch
 
@@ -148,7 +148,8 @@ def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[Walked]:
 
 
 def snapshot(ledger: Ledger) -> Snapshot:
-    return Snapshot(0, ledger.at_ns, ledger.threads.frozen(), ledger.sites.frozen(), dict(ledger.waiting), ledger.book)
+    kept = ledger.threads.frozen(), ledger.sites.frozen(), dict(ledger.waiting)
+    return Snapshot(0, ledger.at_ns, *kept, ledger.book, moves=ledger.moves)
 
 
 def run(all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1, lag_ns: int = 0) -> list[Window]:
@@ -223,6 +224,24 @@ def test_when_every_wait_has_ended_all_is_as_the_kernel_counted(threads: list[li
         assert max((t.max_ns for t in mine), default=0) == max((w.off_ns for w in waits), default=0)
 
 
+@given(threads_of_steps, st.integers(1, 3))
+def test_over_all_windows_each_wait_is_where_it_ended_whatever_was_shown_of_it_before(
+    threads: list[list[Step]], walk_every: int
+) -> None:
+    all_waits = keyed(threads)
+    found = dict(merge(run(all_waits, walk_every)).sites)
+    for key, waits in all_waits.items():
+        ended: dict[SiteKey, list[Wait]] = {}
+        for w in waits:
+            if w.kind == layout.KIND_SITE:
+                ended.setdefault(SiteKey(*key, w.kernel, w.user, w.wake), []).append(w)
+        assert {*ended} == {site for site, totals in found.items() if site.thread == key and totals.total_ns}
+        for site, those in ended.items():
+            while_short_ns = sum(w.off_ns for w in those) - found[site].total_ns
+            assert 0 <= while_short_ns <= len(those) * MIN_NS
+            assert found[site].runqueue_ns <= sum(w.runqueue_ns for w in those)
+
+
 def test_a_wait_of_12_ticks_shows_in_each_of_them_and_ends_in_its_full_site() -> None:
     wait = Wait(left_ns=5_000, back_ns=125_000, ready_ns=125_000, preempted=False, kernel=3, user=13)
     key = ThreadKey(7, 100)
@@ -234,6 +253,10 @@ def test_a_wait_of_12_ticks_shows_in_each_of_them_and_ends_in_its_full_site() ->
     ]
     while_waiting, full = SiteKey(7, 100, 3, NO_STACK), SiteKey(7, 100, 3, 13)
     assert sum(dict(w.each_site()).get(while_waiting, SiteTotals()).total_ns for w in windows) == 115_000
+    assert dict(merge(windows).sites) == {full: SiteTotals(1, 120_000, 0, 120_000, log2.of(120_000))}
+    last_three = merge(windows[-3:])
+    assert dict(last_three.sites) == {full: SiteTotals(1, 25_000, 0, 120_000, log2.of(120_000))}
+    assert [*last_three.moves] == [Move(while_waiting, full, 5_000, 100_000)]
     assert dict(windows[-1].each_site()) == {full: SiteTotals(1, 5_000, 0, 120_000, log2.of(120_000))}
 
 

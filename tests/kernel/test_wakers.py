@@ -22,6 +22,7 @@ from offtop.kernel import program, wakes
 from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Sizes
 from offtop.model import wakers
+from offtop.model.book import ThreadKey
 from offtop.model.snapshot import EXITED, OUTSIDE, Filters, SiteTotals
 from offtop.model.stack import ENDED, NO_STACK
 from offtop.model.wake import (
@@ -49,7 +50,7 @@ from offtop.model.wake import (
     Storm,
     Wake,
 )
-from offtop.model.window import Window
+from offtop.model.window import Window, merge
 from tests.kernel import programs, wakings, watch
 from tests.kernel.programs import Program, running
 from tests.kernel.test_counts import SPIN
@@ -409,6 +410,12 @@ def test_a_wait_that_goes_on_has_no_waker_yet_and_its_time_stays_whole(live: Wat
             total_ns += sum(totals.total_ns for totals in sites.values())
         assert ended == 4
         assert total_ns == pytest.approx(sum(window.span_ns for window in windows), abs=5 * MS)
+        goes_on_ns = live.last.at_ns - live.last.waiting[ThreadKey(child.pid, sleeper)].left_ns
+        by_wake = Counter[int]()
+        for key, totals in watch.sites_of(merge(windows), sleeper).items():
+            by_wake[key.wake] += totals.total_ns
+        assert by_wake[NO_WAKE] == pytest.approx(goes_on_ns, abs=5 * MS), "all of what has ended is its waker's"
+        assert min(by_wake.values()) >= 0
 
 
 def test_who_is_put_aside_for_another_was_woken_by_nobody_and_does_not_still_wait(live: Watch, tmp_path: Path) -> None:

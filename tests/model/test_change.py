@@ -33,6 +33,7 @@ def told(window: Window) -> dict[str, object]:
         "still": {*window.still},
         "rest": (window.lost, window.cost, window.door, window.filters),
         "woken": (window.mode, window.storms),
+        "moves": [*window.moves],
     }
 
 
@@ -55,13 +56,31 @@ def test_windows_between_replayed_snapshots_are_those_between_the_originals(
     assert again[-1].waiting == taken[-1].waiting
 
 
+@given(stretches, st.integers(0, 3), st.integers(1, 4))
+def test_ticks_that_are_left_out_are_in_the_next_with_what_moved_in_them(
+    given_stretches: list[list[Step]], first: int, left_out: int
+) -> None:
+    taken = snapshots(given_stretches)
+    first = min(first, len(taken) - 2)
+    last = min(len(taken) - 1, first + left_out + 1)
+    moves = [move for one in taken[first + 1 : last + 1] for move in one.moves]
+    reaching_back = [move for move in moves if move.since_ns < taken[first].at_ns]
+    made = Replayed(BOOK)
+    a = made.add(change(NOTHING, taken[first]))
+    b = made.add(change(taken[first], taken[last], reaching_back))
+    assert told(between(a, b)) == told(between(taken[first], taken[last], reaching_back))
+    assert told(between(taken[first], taken[last], reaching_back)) == told(between(taken[first], taken[last], moves))
+
+
 @given(stretches)
 def test_a_change_names_the_wakes_of_what_changed_and_of_all_storms(given_stretches: list[list[Step]]) -> None:
     taken = snapshots(given_stretches)
     for before, now in pairwise([NOTHING, *taken]):
         named = {key.wake for key, totals in now.sites.items() if totals != before.sites.get(key)}
-        assert change(before, now).wakes - {*now.storms} <= named
+        moved = {site.wake for move in now.moves for site in move[:2]}
+        assert change(before, now).wakes - {*now.storms} <= named | moved
         assert {*now.storms} - {NO_WAKE} <= change(before, now).wakes
+        assert moved - {NO_WAKE} <= change(before, now).wakes
         assert change(NOTHING, now).wakes == {key.wake for key in now.sites}.union(now.storms) - {NO_WAKE}
 
 

@@ -14,7 +14,7 @@ SECOND, MS = 10**9, 10**6
 
 def tick(number: int) -> Kept:
     """The one that ends `number` seconds after the start of the clock."""
-    return Kept(number, 0, number * SECOND, SECOND, 0, {}, Window(0, 0, SECOND), Idle(), None)
+    return Kept.of(Window(0, number * SECOND, SECOND), Idle(), number)
 
 
 def made(waits: dict[int, int], columns: int, cell_s: int, end: int, rows: int = 9) -> Heat:

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from offtop.model import histogram as log2
 from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.cut import ALL, Idle, Leaf, Scope, by_thread, cut, merged, total
-from offtop.model.history import History, Packed, pack
+from offtop.model.history import History, Kept, Packed, pack
 from offtop.model.picture import Pictures, Room, series
 from offtop.model.rolling import Rolling
-from offtop.model.snapshot import Filters, Snapshot
+from offtop.model.snapshot import EXITED, Filters, Snapshot
 from offtop.model.stack import NO_STACK
 from offtop.model.table import SITES, Ints, Mask, SiteKeys, integers
 from offtop.model.view import View
-from offtop.model.window import between, merge
+from offtop.model.window import Window, between, merge
 from tests.model.world import IDLE, Step, snapshots, stretches
 from tests.ui.busy import BusySource
 from tests.ui.scripted import ScriptedSource, Waits
@@ -44,6 +44,35 @@ def test_the_first_snapshot_is_no_tick() -> None:
     assert history.add(Snapshot(0, 0)) is None
     assert history.newest is None
     assert (history.last(SECOND), history.reach_ns, history.since_start()) == ([], 0, None)
+
+
+@given(stretches, st.integers(0, 3))
+def test_all_since_a_reset_is_what_the_ticks_since_then_merge_into(happened: list[list[Step]], after: int) -> None:
+    taken = snapshots(happened)
+    history = History(IDLE, never)
+    kept: list[Kept] = []
+    for number, snapshot in enumerate(taken):
+        made = history.add(snapshot)
+        if number == min(after, len(taken) - 2):
+            history.reset()
+            kept.clear()
+        elif made:
+            kept.append(made)
+    ever, ticks = history.since_start(), merge([tick.window for tick in kept])
+    assert ever
+    whole = ever.window
+    alive = {*taken[-1].threads, *taken[-1].waiting}
+
+    def of_sites(window: Window) -> dict[SiteKey, tuple[int, ...]]:
+        sums: dict[SiteKey, tuple[int, ...]] = {}
+        for site, totals in window.each_site():
+            key = site if site.thread in alive else SiteKey(*EXITED, site.kernel, NO_STACK)
+            was = sums.get(key, (0, 0, 0))
+            sums[key] = was[0] + totals.waits, was[1] + totals.total_ns, was[2] + totals.runqueue_ns
+        return {key: some for key, some in sums.items() if any(some)}
+
+    assert of_sites(whole) == of_sites(ticks)
+    assert all(site.thread in {*alive, EXITED} for site, _ in whole.each_site()), "who exited stands together"
 
 
 def test_the_last_10_s_are_10_ticks_and_before_there_are_10_those_there_are() -> None:

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from offtop.model.cut import FILTERED, Leaf, Part, Scope, by_place, total
 from offtop.model.filter import parse
-from offtop.model.history import History, Kept, Packed
+from offtop.model.history import History, Kept, Packed, moved_in
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.stack import Frame
 from offtop.model.steps import Shape, places
 from offtop.model.table import Ints, Mask
 from offtop.model.tree import tree_of
+from offtop.model.wake import CHAIN
+from offtop.model.waking import by_wake
+from offtop.model.window import merge
 from tests.model.world import BOOK, IDLE, PIDS, Step, snapshots, stretches
 from tests.ui.busy import BusySource
 from tests.ui.scripted import SHOP, ScriptedSource
@@ -56,6 +59,32 @@ def sums(every: Iterable[Parts]) -> dict[Leaf, tuple[int, int, int]]:
         for leaf, p in found.items()
         if leaf.category != FILTERED and (p.waits or p.total_ns)
     }
+
+
+@given(stretches, st.sampled_from(["", "waker=one", "waker!=one", "object=*", "cat=lock"]), st.booleans())
+def test_ticks_and_what_moved_among_them_are_together_what_they_merge_into(
+    happened: list[list[Step]], text: str, wakers: bool
+) -> None:
+    every = ticks(happened)
+    since_ns = every[0].at_ns - every[0].span_ns
+    moved = moved_in(every, since_ns)
+    assert moved is None or (moved.number < 0 and moved.span_ns == 0)
+    whole = Kept.of(merge([tick.window for tick in every]), every[-1].idle)
+    sieve = Sieve(Selection((parse(text),) if text else ()), NAMES)
+
+    def added_up(those: Iterable[Kept]) -> dict[tuple[int, ...], tuple[int, ...]]:
+        sums: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for tick in those:
+            every = sieve.shares(tick)
+            table = by_wake(every, Scope()) if wakers else by_place(every, Scope(), partial(places, mode=CHAIN))
+            for key, (waits, total_ns, _, histogram) in table.items():
+                was = sums.get(key, (0, 0, 0))
+                sums[key] = was[0] + waits, was[1] + total_ns, was[2] + histogram
+        return {key: some for key, some in sums.items() if any(some)}
+
+    assert added_up([*every, *([moved] if moved else [])]) == added_up([whole])
+    together = sums(sieve.chosen(tick) for tick in [*every, *([moved] if moved else [])])
+    assert together == sums([sieve.chosen(whole)])
 
 
 def of_shop(text: str) -> tuple[Kept, Sieve]:

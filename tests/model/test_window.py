@@ -26,12 +26,13 @@ from offtop.model.cut import (
     top_of_threads,
     total,
 )
+from offtop.model.moves import Moves
 from offtop.model.snapshot import Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import NO_STACK
 from offtop.model.steps import places
 from offtop.model.table import SITES, SiteKeys, integers
 from offtop.model.wake import NO_WAKE, OFFCPU
-from offtop.model.window import Window, between, machine_over, merge
+from offtop.model.window import Window, between, machine_over, merge, moved_only
 from tests.model.world import BOOK, CATEGORIES, IDLE, PIDS, Step, snapshots, stretches
 
 OF_SLEEPERS = partial(places, mode=OFFCPU)
@@ -67,13 +68,15 @@ def added_up(sums: dict[ThreadKey, tuple[int, ...]] | dict[SiteKey, tuple[int, .
 
 def is_alive(key: ThreadKey, taken: list[Snapshot]) -> bool:
     """Whether it was never given back: then all its time stands under its own key."""
-    return not any(key in a.threads and key not in b.threads for a, b in pairwise(taken))
+    there = [key in one.threads or key in one.waiting for one in taken]
+    return not any(was and not now for was, now in pairwise(there))
 
 
 @given(stretches)
 def test_windows_side_by_side_merge_into_the_window_over_all_of_them(given_stretches: list[list[Step]]) -> None:
     taken = snapshots(given_stretches)
-    whole, parts = between(taken[0], taken[-1]), merge([between(a, b) for a, b in pairwise(taken)])
+    moves = [move for one in taken[1:] for move in one.moves]
+    whole, parts = between(taken[0], taken[-1], moves), merge([between(a, b) for a, b in pairwise(taken)])
     assert parts.span_ns == whole.span_ns
     assert added_up(thread_sums(parts)) == added_up(thread_sums(whole))
     assert added_up(site_sums(parts)) == added_up(site_sums(whole))
@@ -113,7 +116,9 @@ def test_the_sum_over_categories_is_the_sum_over_threads(
         assert whole.total_ns == offcpu_ns
         filtered = sum(totals.filtered_ns > 0 for totals in window.threads.values())
         assert whole.waits == waits if not filtered else whole.waits <= waits
-    together, over_all = merged([cut(window, idle) for window in windows]), cut(merge(windows), idle)
+    moves = Moves.all(window.moves for window in windows).after(taken[0].at_ns)
+    parts = [*windows, moved_only(moves, windows[-1])]
+    together, over_all = merged([cut(window, idle) for window in parts]), cut(merge(windows), idle)
     assert sums_by_category(together) == sums_by_category(over_all)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Details, SiteKey, ThreadKey
-from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import KERNEL, NO_STACK, SHORT, Frame, Stack
 from offtop.model.wake import (
     CHAIN,
@@ -68,14 +68,17 @@ class World:
     gone: set[ThreadKey] = field(default_factory=set[ThreadKey])
     """A tid is not used again."""
     storms: dict[int, Storm] = field(default_factory=dict[int, Storm])
+    moves: list[Move] = field(default_factory=list[Move])
+    """Since the last snapshot."""
     shown_ns: int = 0
-    """When the last snapshot was taken."""
+    """When that was taken."""
 
     def snapshot(self) -> Snapshot:
         storms, self.shown_ns = self.storms, self.now_ns
+        moves, self.moves = self.moves, []
         self.storms = {wake: one._replace(largest=0) for wake, one in storms.items()}
         some = dict(self.threads), dict(self.sites), dict(self.waiting)
-        return Snapshot(0, self.now_ns, *some, BOOK, storms=storms, mode=CHAIN)
+        return Snapshot(0, self.now_ns, *some, BOOK, storms=storms, moves=moves, mode=CHAIN)
 
     def step(self, step: Step) -> None:
         what, tid, kernel, ns, ready_pct, wake = step
@@ -98,27 +101,33 @@ class World:
             self.waiting[thread] = Waiting(place, self.now_ns, self.now_ns)
         elif what == "move" and thread in self.waiting:
             was = self.waiting[thread]
-            so_far_ns = self.now_ns - was.from_ns
-            self._finish(was.site, so_far_ns, was.runqueue_ns, waits=0)
-            self.waiting[thread] = Waiting(site, was.left_ns, self.now_ns)
+            if SHORT in (was.site.kernel, site.kernel):
+                self._finish(was.site, self.now_ns - was.from_ns, was.runqueue_ns, waits=0)
+                self.waiting[thread] = Waiting(site, was.left_ns, self.now_ns)
+            else:
+                self._move(was, site)
+                self.waiting[thread] = was._replace(site=site)
         elif what == "back" and thread in self.waiting:
             was = self.waiting.pop(thread)
             so_far_ns, ended = self.now_ns - was.from_ns, was.site
-            whole_ns = so_far_ns
-            if wake != NO_WAKE and was.site.kernel != SHORT:  # where it was shown until now, it stays
-                shown_ns = max(0, self.shown_ns - was.from_ns)
-                self._finish(was.site, shown_ns, 0, waits=0)
-                so_far_ns, ended = so_far_ns - shown_ns, was.site._replace(wake=wake)
-            self._finish(ended, so_far_ns, so_far_ns * ready_pct // 100, whole_ns=whole_ns)
+            if wake != NO_WAKE and was.site.kernel != SHORT:
+                ended = was.site._replace(wake=wake)
+                self._move(was, ended)
+            later_ns = self.now_ns - max(was.from_ns, self.shown_ns)
+            self._finish(ended, so_far_ns, was.runqueue_ns + later_ns * ready_pct // 100)
         elif what == "exit":
             self._give_back(thread)
         elif what == "storm":
             some = Storm(1, STORM + tid, tid, STORM + tid)
             self.storms[wake] = self.storms.get(wake, Storm()).plus(some)
 
-    def _finish(self, site: SiteKey, ns: int, ready_ns: int, waits: int = 1, whole_ns: int = 0) -> None:
-        """`whole_ns`: of the wait, where some of it was counted before."""
-        max_ns = waits * (whole_ns or ns)
+    def _move(self, was: Waiting, now: SiteKey) -> None:
+        """What was shown of a wait is there now."""
+        if was.from_ns < self.shown_ns and now != was.site:
+            self.moves.append(Move(was.site, now, was.from_ns, self.shown_ns, was.runqueue_ns))
+
+    def _finish(self, site: SiteKey, ns: int, ready_ns: int, waits: int = 1) -> None:
+        max_ns = waits * ns
         histogram = waits * log2.of(max_ns)
         if site.kernel == SHORT:
             more = ThreadTotals(waits, ns, ready_ns, 0, 0, waits, ns, ready_ns, 0, 0, 0, max_ns, histogram)

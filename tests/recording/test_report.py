@@ -162,10 +162,7 @@ def test_what_went_on_at_the_ends_of_ticks_and_does_not_look_idle_has_a_row(
 ) -> None:
     monkeypatch.delitem(woken.ENDED_BY, ("worker-2", "lock"))
     wakers = wakers_in(tmp_path / "it", WokenSource(10))
-    assert wakers[5] == (
-        "   2.00s          (still waiting)          "
-        "at the ends of ticks: of such waits, those above have what passed since the last one"
-    )
+    assert wakers[5] == "   2.00s          (still waiting)          nobody saw them end"
 
 
 def test_what_wakes_by_one_name_but_is_not_of_one_kind_are_two_rows(tmp_path: Path) -> None:
