@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from bench import accuracy, gdb, merges, record, screen, start, switch, ui, unwind, wakers, walk, workload
+from bench import accuracy, blocked, gdb, merges, record, screen, start, switch, ui, unwind, wakers, walk, workload
 from bench.answer import Answer, UnanswerableError
 from bench.machine import described, wait_for_quiet
 
@@ -20,6 +20,7 @@ _QUESTIONS: dict[str, Callable[[Path], Answer]] = {
     "switch": switch.ask,
     "wakers": wakers.ask,
     "accuracy": accuracy.ask,
+    "blocked": blocked.ask,
     "start": start.ask,
     "ui": ui.ask,
     "screen": screen.ask,

@@ -127,9 +127,9 @@ def _compare(waits: Path, min_us: int | None) -> Iterator[_Compared]:
         offcputime = stack.enter_context(tools.running(peer, stack.enter_context(report.open("wb"))))
         tools.wait_until_attached(offtop)
         tools.wait_until_attached(offcputime)
-        _wait_for_ticks(ticks, 1)
+        wait_for_ticks(ticks, 1)
         lives = {workload: threads.live(*workload.asked, _SECONDS) for workload in _WORKLOADS}
-        _wait_for_ticks(ticks, _lines(ticks) + 2)
+        wait_for_ticks(ticks, _lines(ticks) + 2)
         tools.end(offtop, signal.SIGINT)
         tools.end(offcputime, signal.SIGINT)
         offtop_ns, offtop_waits = _by_tid_of_ticks(ticks)
@@ -152,7 +152,7 @@ def _lines(path: Path) -> int:
     return path.read_bytes().count(b"\n")
 
 
-def _wait_for_ticks(path: Path, ticks: int) -> None:
+def wait_for_ticks(path: Path, ticks: int) -> None:
     until = time.monotonic() + _FIRST_TICK_SECONDS
     while _lines(path) < ticks:
         if time.monotonic() > until:

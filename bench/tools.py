@@ -74,7 +74,12 @@ def command(tool: str, min_us: int) -> list[str]:
         return [str(offtop()), "--json", "--min", f"{min_us}us"]
     if tool == OFFCPUTIME:
         return [need("offcputime", "libbpf-tools"), "-m", str(max(1, min_us))]
-    return [*_with_tracefs(), need("bpftrace", "bpftrace"), "-e", _ONE_LINER.format(min_us=min_us)]
+    return one_liner(_ONE_LINER.format(min_us=min_us))
+
+
+def one_liner(program: str, *options: str) -> list[str]:
+    """How bpftrace runs `program`. Raises UnanswerableError where it is not installed."""
+    return [*_with_tracefs(), need("bpftrace", "bpftrace"), *options, "-e", program]
 
 
 def offtop() -> Path:
