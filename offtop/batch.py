@@ -25,11 +25,14 @@ from offtop.model.cut import (
     RUN_QUEUE,
     Scope,
     by_category,
+    by_site,
     by_thread,
     top_of_processes,
     top_of_threads,
     total,
 )
+from offtop.model.diagnoser import Diagnoser, most
+from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
 from offtop.model.filter import NOTHING, Filter, Text
 from offtop.model.history import History, Kept, moved_in
 from offtop.model.printable import printable
@@ -119,9 +122,11 @@ def run(
     width: int,
     out: TextIO,
     recorder: Recorder | None = None,
+    rules: RuleSource = WITHOUT_RULES,
 ) -> None:
     """Print `iterations` ticks (None: until the source ends). Errors of the source and of `out` are passed on."""
-    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES)
+    diagnoser = Diagnoser(source.names, rules)
+    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     pace.recorder = recorder
     looked_up, patience_s = set[int](), _NAMES_SECONDS
@@ -149,7 +154,7 @@ def run(
                     _add_up(sums, moved, source.names, wanted)
             elif as_json:
                 source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
-                json.dump(tick_object(tick, source.names, moved), out, separators=(",", ":"))
+                json.dump(tick_object(tick, source.names, diagnoser, moved), out, separators=(",", ":"))
                 out.write("\n")
             else:
                 ever = history.since_start() if wanted.sort == "TOTAL" else None
@@ -159,7 +164,7 @@ def run(
                 if wanted.stuck:
                     stacks.update(one.user for one in tick.stuck.waits)
                 source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
-                out.write(tick_text(tick, listed, source.names, width, wanted, lifetime))
+                out.write(tick_text(tick, listed, source.names, width, wanted, diagnoser, lifetime))
             out.flush()
             patience_s = _LATER_SECONDS
     finally:
@@ -260,7 +265,13 @@ def _wakers(tick: Tick, wanted: Wanted, lifetime: Tick | None) -> Ranking:
 
 
 def tick_text(
-    tick: Tick, listed: Ranking, names: Names, width: int, wanted: Wanted, lifetime: Tick | None = None
+    tick: Tick,
+    listed: Ranking,
+    names: Names,
+    width: int,
+    wanted: Wanted,
+    diagnoser: Diagnoser,
+    lifetime: Tick | None = None,
 ) -> str:
     """One tick as tables, a blank line behind it. No line is wider than `width` (0: as wide as it needs)."""
     book = tick.kept.window.book
@@ -278,7 +289,9 @@ def tick_text(
         if row.storm != NO_STORM:
             return where.of_storm(row.storm, row.span_ns)
         of = where.of_waker if wanted.mode == WAKEUP else where.of_sleeper
-        return "" if row.top == NOWHERE else printable(of(book, row.top, names))
+        rule = diagnoser.rule_of(row.top, book) if wanted.mode != WAKEUP and row.top != NOWHERE else None
+        told = f"{rule.name}: " if rule else ""
+        return "" if row.top == NOWHERE else printable(f"{told}{of(book, row.top, names)}")
 
     who, width_of = ("WAKER", _WAKER_WIDTH) if wanted.mode == WAKEUP else ("COMMAND", _COMM_WIDTH)
 
@@ -289,6 +302,7 @@ def tick_text(
 
     lines = [
         f"{_head(tick.kept)}{_filtered(tick, wanted)}",
+        *_diagnosis(tick, wanted, diagnoser),
         *_table(categories, f"{'WAIT CATEGORY':<15}", _category_name),
         "",
         *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {who:<{width_of}}", name_of, where_of),
@@ -298,6 +312,13 @@ def tick_text(
         *(_budgets(tick, wanted.rate) if wanted.rate else ()),
     ]
     return "".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines)
+
+
+def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: Diagnoser) -> Iterable[str]:
+    book = tick.kept.window.book
+    told = most(diagnoser.rules_of(by_site(tick.shares, wanted.scope), book))
+    if told:
+        yield told.in_full(book, with_process=True)
 
 
 def _stuck_table(tick: Tick, shown: Stuck, names: Names) -> Iterable[str]:

@@ -25,6 +25,11 @@ def categories() -> Path:
     return _PACKAGE / "categories.toml"
 
 
+def rules() -> Path:
+    """Those by which a wait is told what it is for."""
+    return _PACKAGE / "rules.toml"
+
+
 def demo() -> Path:
     """The recording that `offtop demo` shows."""
     return _PACKAGE / "demo.offtop"

@@ -22,6 +22,10 @@ _UNSURE = {
     "type": "boolean",
     "description": "callers may be others: they were found along frame pointers, or by what looks so in the stack",
 }
+_DIAGNOSIS = {
+    "type": ["string", "null"],
+    "description": "what rules say that most of it is for, the id of one of `diagnoses`; null: no rule knows",
+}
 _FRAMES = {"type": "array", "items": {"type": "string"}, "description": "leaf first"}
 
 
@@ -130,6 +134,7 @@ SCHEMA: dict[str, Any] = {
                         "total_ns": _NS,
                         "max_ns": _COUNT,
                         "histogram": _HISTOGRAM,
+                        "diagnosis": _DIAGNOSIS,
                     }
                 ),
             },
@@ -161,6 +166,21 @@ SCHEMA: dict[str, Any] = {
                         "short_ns": _NS,
                         "filtered_ns": _NS,
                         "histogram": _HISTOGRAM,
+                        "diagnosis": _DIAGNOSIS,
+                    }
+                ),
+            },
+            "diagnoses": {
+                "type": "array",
+                "description": "what rules say of the sites below, most time first",
+                "items": _object(
+                    {
+                        "id": {"type": "string", "description": "of a rule in rules.toml"},
+                        "name": {"type": "string", "description": "what is waited for, in a few words"},
+                        "says": {"type": "string", "description": "what that is"},
+                        "next": _or_null("string", "what to look at next", "nothing in particular"),
+                        "idle": _or_null("boolean", "whether it looks like waiting for work", "as its category"),
+                        "total_ns": _NS,
                     }
                 ),
             },
@@ -177,6 +197,7 @@ SCHEMA: dict[str, Any] = {
                         "idle": {"type": "boolean"},
                         "waits": _COUNT,
                         "total_ns": _NS,
+                        "diagnosis": _DIAGNOSIS,
                         "earlier_ns": {
                             "type": "integer",
                             "description": "ns: to be added to what earlier ticks told of this site. A wait that goes "

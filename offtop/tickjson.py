@@ -1,6 +1,7 @@
 """A tick as JSON: what `--json` prints, and offtop/schema.py describes."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offtop import __version__
@@ -8,6 +9,8 @@ from offtop.model import histogram as log2
 from offtop.model import where
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import Leaf, by_category, leaf_of_sites
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import Rule
 from offtop.model.endings import Endings, endings
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals
@@ -18,7 +21,7 @@ from offtop.model.wake import CHAIN, ENDED_BY_NOBODY, NO_OBJECT, Waker
 from offtop.tick import Tick
 
 
-def tick_object(tick: Tick, names: Names, moved: Tick | None = None) -> dict[str, Any]:
+def tick_object(tick: Tick, names: Names, diagnoser: Diagnoser, moved: Tick | None = None) -> dict[str, Any]:
     """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable.
 
     `moved`: what of earlier ticks is at other sites now."""
@@ -32,6 +35,7 @@ def tick_object(tick: Tick, names: Names, moved: Tick | None = None) -> dict[str
         leaf_of = {**leaf_of_sites(moved.kept.window, kept.idle), **leaf_of}
         those += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in those}]
     woken = _Woken(book, names)
+    told = _Diagnosed(those, leaf_of, diagnoser, book)
     return {
         "version": __version__,
         "taken_ns": window.taken_ns,
@@ -68,6 +72,7 @@ def tick_object(tick: Tick, names: Names, moved: Tick | None = None) -> dict[str
                 "total_ns": part.total_ns,
                 "max_ns": part.max_ns,
                 "histogram": log2.slots(part.histogram),
+                "diagnosis": told.of_category(name),
             }
             for name, part in sorted(by_category(tick.cut).items(), key=lambda item: (-item[1].total_ns, item[0]))
         ],
@@ -88,6 +93,7 @@ def tick_object(tick: Tick, names: Names, moved: Tick | None = None) -> dict[str
                 "short_ns": t.short_ns,
                 "filtered_ns": t.filtered_ns,
                 "histogram": log2.slots(t.histogram),
+                "diagnosis": told.of_thread(key),
             }
             for key, t in _threads(tick)
         ],
@@ -95,10 +101,12 @@ def tick_object(tick: Tick, names: Names, moved: Tick | None = None) -> dict[str
             {
                 **_site_object(key, totals, leaf_of[key], book, names),
                 "earlier_ns": earlier_ns.get(key, 0),
+                "diagnosis": told.of_site(key),
                 **woken.wake(key.wake, chained=window.mode == CHAIN),
             }
             for key, totals in those
         ],
+        "diagnoses": told.all,
         "still_blocked": [_blocked_object(tick.stuck, row, book, names) for row in range(len(tick.stuck.waits))],
         "storms": [
             {
@@ -207,6 +215,46 @@ def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names
         "user_unsure": book.stack(key.user).is_guessed,
         "histogram": log2.slots(totals.histogram),
     }
+
+
+class _Diagnosed:
+    """What rules say of a tick, by the ids of rules."""
+
+    def __init__(
+        self,
+        those: Sequence[tuple[SiteKey, SiteTotals]],
+        leaf_of: Mapping[SiteKey, Leaf],
+        diagnoser: Diagnoser,
+        book: Book,
+    ) -> None:
+        self._rules = {key: diagnoser.rule_of(key, book) for key, _ in those}
+        self._ns: dict[str, Counter[str]] = {}
+        self._of_threads: dict[ThreadKey, Counter[str]] = {}
+        self.all: list[dict[str, Any]] = []
+        """What is said, most time first."""
+        whole: dict[Rule, int] = {}
+        for key, totals in those:
+            if rule := self._rules[key]:
+                whole[rule] = whole.get(rule, 0) + totals.total_ns
+                self._ns.setdefault(leaf_of[key].category, Counter())[rule.id] += totals.total_ns
+                self._of_threads.setdefault(key.thread, Counter())[rule.id] += totals.total_ns
+        for rule, ns in sorted(whole.items(), key=lambda item: -item[1]):
+            said = {"id": rule.id, "name": rule.name, "says": rule.says, "next": rule.next or None}
+            self.all.append({**said, "idle": rule.idle, "total_ns": ns})
+
+    def of_site(self, key: SiteKey) -> str | None:
+        rule = self._rules[key]
+        return rule.id if rule else None
+
+    def of_thread(self, key: ThreadKey) -> str | None:
+        return _most(self._of_threads.get(key))
+
+    def of_category(self, name: str) -> str | None:
+        return _most(self._ns.get(name))
+
+
+def _most(of: Counter[str] | None) -> str | None:
+    return of.most_common(1)[0][0] if of else None
 
 
 class _Woken:

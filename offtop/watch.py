@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # not to be loaded for --help
     from offtop.model.view import View
     from offtop.person import Person
     from offtop.recording.writer import Recorder
+    from offtop.rules import RuleFiles
 
 _GRACE_NS = 300 * NS_PER_S
 
@@ -44,7 +45,7 @@ def _load(asked: argparse.Namespace) -> "tuple[Loaded, Person]":
 
     given = {one.name: value for one in config.SETTINGS if (value := getattr(asked, one.name, None)) is not None}
     whose = person.person()
-    return config.load(given, asked.config, whose, os.environ), whose
+    return config.load(given, getattr(asked, "config", None), whose, os.environ), whose
 
 
 def show_config(asked: argparse.Namespace) -> int:
@@ -71,13 +72,17 @@ def live(asked: argparse.Namespace) -> int:
     keymap: Mapping[str, str] = _keymap(loaded) if view else {}
     if view:
         threading.Thread(target=_load_screen, daemon=True).start()
-    with _ended_by_signals(), _live_source(rules, filters, asked, loaded) as source:
+    with (
+        _rule_files(rules, loaded, whose) as files,
+        _ended_by_signals(),
+        _live_source(rules, filters, asked, loaded) as source,
+    ):
         kept = _Kept(loaded, whose, asked)
         recorder = kept.recorder(source, asked.record) if asked.record else None
         if view:
-            return _screen(source, view, rules, loaded, kept, keymap, asked.iterations, recorder)
+            return _screen(source, view, rules, files, loaded, kept, keymap, asked.iterations, recorder)
         try:
-            return _batch(source, rules, loaded, _of_user(user, chosen), asked, recorder)
+            return _batch(source, rules, files, loaded, _of_user(user, chosen), asked, recorder)
         finally:
             if recorder:
                 print(f"offtop: {recorder.close()}", file=sys.stderr)
@@ -94,14 +99,16 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
     view = None if no_screen is not None else _view(loaded, Filters(), rules, chosen, user, asked)
     keymap: Mapping[str, str] = _keymap(loaded) if view else {}
     with (
+        _rule_files(rules, loaded, whose) as files,
         _ended_by_signals(),
         contextlib.closing(RecordedSource(path, speed=asked.speed if view else 0.0, categories=rules.ids)) as source,
     ):
         if asked.begin is not None:
             source.go_to(_begin(asked.begin, source.recorded))
         if view:
-            return _screen(source, view, rules, loaded, _Kept(loaded, whose, asked), keymap, asked.iterations, None)
-        return _batch(source, rules, loaded, _of_user(user, chosen), asked, None)
+            kept = _Kept(loaded, whose, asked)
+            return _screen(source, view, rules, files, loaded, kept, keymap, asked.iterations, None)
+        return _batch(source, rules, files, loaded, _of_user(user, chosen), asked, None)
 
 
 def record(asked: argparse.Namespace) -> int:
@@ -139,8 +146,10 @@ def report(asked: argparse.Namespace) -> int:
     """A recording on one page."""
     from offtop.recording import report as page
 
-    with written():
-        page.write(Path(asked.file), _rules(), asked.width, sys.stdout)
+    rules = _rules()
+    loaded, whose = _load(asked)
+    with _rule_files(rules, loaded, whose) as files, written():
+        page.write(Path(asked.file), rules, asked.width, sys.stdout, files)
     return 0
 
 
@@ -162,6 +171,19 @@ def _begin(text: str, recorded: Recorded) -> int:
 
 def _rules() -> categories.Categories:
     return categories.parse(paths.categories().read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def _rule_files(rules: categories.Categories, loaded: "Loaded", whose: "Person") -> "Generator[RuleFiles]":
+    """Those by which waits are told what they are for, looked at again while they change."""
+    from offtop.rules import NAME, RuleFiles
+
+    files = RuleFiles(loaded.path.with_name(NAME), whose, rules.ids)
+    files.watch()
+    try:
+        yield files
+    finally:
+        files.close()
 
 
 def _choices(asked: argparse.Namespace) -> tuple[categories.Categories, Filter, str]:
@@ -269,6 +291,7 @@ def _check_theme(loaded: "Loaded") -> None:
 def _batch(
     source: Source,
     rules: categories.Categories,
+    files: "RuleFiles",
     loaded: "Loaded",
     chosen: Filter,
     asked: argparse.Namespace,
@@ -305,6 +328,7 @@ def _batch(
             width=asked.width,
             out=sys.stdout,
             recorder=recorder,
+            rules=files,
         )
     if asked.iterations is None and source.recorded is None:
         print("offtop: what was watched has ended", file=sys.stderr)
@@ -388,6 +412,7 @@ def _screen(
     source: Source,
     view: "View",
     rules: categories.Categories,
+    rule_files: "RuleFiles",
     loaded: "Loaded",
     kept: "_Kept",
     keymap: Mapping[str, str],
@@ -414,6 +439,7 @@ def _screen(
         files=replace(kept, theme=theme),
         mouse=settings.mouse,
         recorder=recorder,
+        rules=rule_files,
     )
 
 

@@ -5,17 +5,16 @@ old wait is one word in one file. Nothing here reads that file: its text comes i
 """
 
 import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase, translate
+from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offtop.errors import OfftopError
+from offtop.model.rulefile import RuleFile, compiled
 
 OTHER = "other"
 """The category of a stack that no rule knows."""
@@ -143,41 +142,29 @@ def parse(text: str) -> Categories:
     Raises OfftopError, which names the line, for text that is no TOML, for what its language does not know,
     and for a rule or a pattern that can never match because an earlier rule takes all that it would.
     """
-    try:
-        file = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise OfftopError(f"categories.toml is not valid TOML: {error}. {_REMEDY}") from error
-    return _Reader(text, file).categories()
+    return _Reader(text, "categories.toml", _REMEDY).categories()
 
 
-class _Reader:
-    """Checks one file, part by part."""
-
-    def __init__(self, text: str, file: dict[str, Any]) -> None:
-        self._file = file
-        self._lines = text.splitlines()
-
+class _Reader(RuleFile):
     def categories(self) -> Categories:
-        self._known_keys(
-            self._file,
+        self.known_keys(
+            self.file,
             {"scheduler_entry", "scheduler_tail", "kernel_entry", "names", "groups", "category", "rule"},
             "the file",
         )
-        described = self._table(self._file, "category", "the file")
+        described = self.table(self.file, "category", "the file")
         plain: dict[str, str] = {}
         idle: set[str] = set()
         for category in described:
             where = f"[category.{category}]"
-            table = self._table(described, category, where)
-            self._known_keys(table, {"plain", "idle"}, where)
-            plain[category] = self._words(table, where)
-            if table.get("idle", False) not in (True, False):
-                raise self._wrong(where, "`idle` is neither true nor false")
-            if table.get("idle"):
+            table = self.table(described, category, where)
+            self.known_keys(table, {"plain", "idle"}, where)
+            plain[category] = self.words(table, "plain", where, "its plain words")
+            if self.flag(table, "idle", where):
                 idle.add(category)
         if OTHER not in plain:
-            raise self._wrong("the file", f"there is no [category.{OTHER}]")
-        rules = tuple(self._rule(number, table, plain) for number, table in enumerate(self._rules(), start=1))
+            raise self.wrong("the file", f"there is no [category.{OTHER}]")
+        rules = tuple(self._rule(number, table, plain) for number, table in enumerate(self.rules(), start=1))
         self._refuse_dead(rules)
         return Categories(
             ids=tuple(plain),
@@ -185,40 +172,33 @@ class _Reader:
             idle=frozenset(idle),
             groups=MappingProxyType(dict(self._groups(plain))),
             rules=rules,
-            scheduler_entry=_compiled(self._patterns(self._file, "scheduler_entry", "the file")),
-            scheduler_tail=_compiled(self._patterns(self._file, "scheduler_tail", "the file")),
-            kernel_entry=_compiled(self._patterns(self._file, "kernel_entry", "the file")),
+            scheduler_entry=compiled(self.patterns(self.file, "scheduler_entry", "the file")),
+            scheduler_tail=compiled(self.patterns(self.file, "scheduler_tail", "the file")),
+            kernel_entry=compiled(self.patterns(self.file, "kernel_entry", "the file")),
         )
 
     def _groups(self, known: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-        groups = self._table(self._file, "groups", "the file")
+        groups = self.table(self.file, "groups", "the file")
         for name in groups:
-            members = self._patterns(groups, name, "[groups]")
+            members = self.patterns(groups, name, "[groups]")
             for member in members:
                 self._known_category(member, known, "[groups]")
             yield name, members
 
-    def _rules(self) -> list[Any]:
-        rules = self._file.get("rule")
-        if not isinstance(rules, list) or not rules:
-            raise self._wrong("the file", "there is no [[rule]]")
-        return cast(list[Any], rules)
-
     def _rule(self, number: int, table: dict[str, Any], known: Mapping[str, str]) -> Rule:
-        where = self._rule_place(number)
-        self._known_keys(table, {"category", *_REACH}, where)
+        where = self.rule_place(number)
+        self.known_keys(table, {"category", *_REACH}, where)
         category = table.get("category")
         if not isinstance(category, str):
-            raise self._wrong(where, "it names no `category`")
+            raise self.wrong(where, "it names no `category`")
         self._known_category(category, known, where)
         conditions: list[Condition] = []
         for key in _REACH:
             if key in table:
-                listed = self._patterns(table, key, where)
-                patterns = tuple(name for pattern in listed for name in self._named(pattern, where))
-                conditions.append(Condition(key, patterns, _compiled(patterns)))
+                patterns = self.named_patterns(table, key, where)
+                conditions.append(Condition(key, patterns, compiled(patterns)))
         if not any(condition.where != "not" for condition in conditions):
-            raise self._wrong(where, "it has none of the conditions leaf, caller, near and any")
+            raise self.wrong(where, "it has none of the conditions leaf, caller, near and any")
         return Rule(category, tuple(conditions))
 
     def _refuse_dead(self, rules: Sequence[Rule]) -> None:
@@ -229,65 +209,18 @@ class _Reader:
                     continue
                 for pattern in condition.patterns:
                     if condition.patterns.count(pattern) > 1:
-                        raise self._wrong(self._rule_place(number), f"`{pattern}` stands there twice")
+                        raise self.wrong(self.rule_place(number), f"`{pattern}` stands there twice")
                     for earlier, taker in enumerate(rules[: number - 1], start=1):
                         if _takes_all(taker, condition.where, pattern):
-                            raise self._wrong(
-                                self._rule_place(number),
-                                f"`{pattern}` can never match: {self._rule_place(earlier)} "
+                            raise self.wrong(
+                                self.rule_place(number),
+                                f"`{pattern}` can never match: {self.rule_place(earlier)} "
                                 f"(category {taker.category}) comes first and takes it",
                             )
 
-    def _table(self, within: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-        table = within.get(key)
-        if not isinstance(table, dict):
-            raise self._wrong(where, f"`{key}` is missing, or no table")
-        return cast(dict[str, Any], table)
-
-    def _patterns(self, table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-        found = table.get(key)
-        items = cast(list[Any], found) if isinstance(found, list) else []
-        patterns = tuple(item for item in items if isinstance(item, str) and item)
-        if not patterns or len(patterns) != len(items):
-            raise self._wrong(where, f"`{key}` is not a list of names")
-        return patterns
-
-    def _named(self, pattern: str, where: str) -> tuple[str, ...]:
-        if not pattern.startswith("@"):
-            return (pattern,)
-        names = self._table(self._file, "names", "the file")
-        if pattern[1:] not in names:
-            raise self._wrong(where, f"`{pattern}` stands for nothing: [names] has {', '.join(names) or 'none'}")
-        return self._patterns(names, pattern[1:], "[names]")
-
-    def _words(self, table: Mapping[str, Any], where: str) -> str:
-        words = table.get("plain")
-        if not isinstance(words, str) or not words.strip():
-            raise self._wrong(where, "`plain`, its plain words, is missing")
-        return words.strip()
-
     def _known_category(self, category: str, known: Mapping[str, str], where: str) -> None:
         if category not in known:
-            raise self._wrong(where, f"there is no category `{category}`; there are {', '.join(known)}")
-
-    def _known_keys(self, table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-        for key in table:
-            if key not in known:
-                raise self._wrong(where, f"`{key}` means nothing here; what may stand here: {', '.join(sorted(known))}")
-
-    def _rule_place(self, number: int) -> str:
-        """`rule 7 (line 214)`: tomllib keeps no lines, so they are counted here."""
-        starts = [at for at, line in enumerate(self._lines, start=1) if line.split("#")[0].strip() == "[[rule]]"]
-        return f"rule {number} (line {starts[number - 1]})" if number <= len(starts) else f"rule {number}"
-
-    def _wrong(self, where: str, what: str) -> OfftopError:
-        if where.startswith("[") and where in self._lines:
-            where = f"{where} (line {self._lines.index(where) + 1})"
-        return OfftopError(f"categories.toml, {where}: {what}. {_REMEDY}")
-
-
-def _compiled(patterns: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(translate(pattern) for pattern in patterns))
+            raise self.wrong(where, f"there is no category `{category}`; there are {', '.join(known)}")
 
 
 def _takes_all(earlier: Rule, where: str, pattern: str) -> bool:

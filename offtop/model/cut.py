@@ -41,6 +41,7 @@ from offtop.model.table import (
     table_of,
     thread_codes,
 )
+from offtop.model.verdicts import NO_VERDICTS, Verdicts
 from offtop.model.window import Window
 
 RUN_QUEUE = "run-queue"
@@ -63,6 +64,8 @@ class Idle(NamedTuple):
     """Whatever their waits look like."""
     periodic: SiteKeys = NO_SITES
     """The sites of `sleep` that do; it takes more than one window to tell (History does)."""
+    verdicts: Verdicts = NO_VERDICTS
+    """What rules say of sites, whatever their category: the last word."""
 
     def is_periodic(self, ids: Ints) -> Mask:
         """Which of `ids` (n, 4), sites of `sleep`, look idle. A sleep in progress stands at a site of its own, without
@@ -211,21 +214,33 @@ class Shares(NamedTuple):
         return zip(every.codes.tolist(), parts, strict=True)
 
     def longest(self, codes: Ints) -> Iterator[tuple[int, int, SiteKey]]:
-        """Of each of `codes`: the most time at one kernel stack, and the site with most of it, among those that
-        have a user stack if there are any."""
+        """Of each of `codes`: the most time at one kernel stack, and a site there: of the user stack with most of it,
+        among those that are known if there are any, the one with most."""
         placed = np.flatnonzero((self.ids[:, 2] != stack.SHORT) & (self.ids[:, 2] != stack.FILTERED))
         if not len(placed):
             return iter(())
-        codes, kernel, ns = codes[placed], self.ids[placed, 2], self.total_ns[placed]
-        order = np.lexsort((ns, self.ids[placed, 3] != stack.NO_STACK, kernel, codes))
-        codes, kernel = codes[order], kernel[order]
-        ends = np.append((codes[1:] != codes[:-1]) | (kernel[1:] != kernel[:-1]), True)
-        sums_ns = np.add.reduceat(ns[order], np.append(0, np.flatnonzero(ends)[:-1] + 1))
-        codes, best = codes[ends], placed[order][ends]
+        codes, kernel, user, ns = codes[placed], self.ids[placed, 2], self.ids[placed, 3], self.total_ns[placed]
+        order = np.lexsort((ns, user, kernel, codes))
+        codes, kernel, user = codes[order], kernel[order], user[order]
+        ends, sums_ns = _sums_of_runs((codes, kernel, user), ns[order])
+        codes, kernel, user, best = codes[ends], kernel[ends], user[ends], placed[order][ends]
+        order = np.lexsort((sums_ns, user != stack.NO_STACK, kernel, codes))
+        codes, kernel, best = codes[order], kernel[order], best[order]
+        ends, sums_ns = _sums_of_runs((codes, kernel), sums_ns[order])
+        codes, best = codes[ends], best[ends]
         order = np.lexsort((sums_ns, codes))
         last = order[np.append(codes[order][1:] != codes[order][:-1], True)]
         sites = map(SITES.key, self.ids[best[last]].tolist())
         return zip(codes[last].tolist(), sums_ns[last].tolist(), sites, strict=True)
+
+
+def _sums_of_runs(columns: Sequence[Ints], ns: Ints) -> tuple[Ints, Ints]:
+    """Of rows in order, the last of each run in which all `columns` stay the same, and what `ns` of it add up to."""
+    changes = np.zeros(len(ns) - 1, np.bool_)
+    for column in columns:
+        changes |= column[1:] != column[:-1]
+    ends = np.append(np.flatnonzero(changes), len(ns) - 1)
+    return ends, np.add.reduceat(ns, np.append(0, ends[:-1] + 1))
 
 
 def shares(window: Window, idle: Idle) -> Shares:
@@ -245,6 +260,12 @@ def shares(window: Window, idle: Idle) -> Shares:
     asleep = np.flatnonzero(np.array([c == SLEEP for c in categories], np.bool_)[which])
     if len(asleep) and len(idle.periodic):
         leaf[asleep[idle.is_periodic(placed[asleep])]] = number(Leaf(SLEEP, True))
+
+    said = idle.verdicts.of(placed)
+    for verdict in (1, -1):
+        rows = np.flatnonzero(said == verdict)
+        if len(rows):
+            leaf[rows] = np.array([number(Leaf(c, verdict > 0)) for c in categories], np.int64)[which[rows]]
 
     throttled = np.array([c == THROTTLE for c in categories], np.bool_)[which[:count]]
     total_ns, ready_ns = numbers[:, TOTAL_NS], np.where(throttled, 0, numbers[:, RUNQUEUE_NS])
@@ -359,6 +380,13 @@ def by_place(every: Shares, scope: Scope, places: Callable[[Ints], Ints]) -> dic
     some = some.of((some.ids[:, 2] != stack.SHORT) & (some.ids[:, 2] != stack.FILTERED))
     distinct, codes = distinct_rows(places(some.ids))
     return {distinct[code]: part for code, part in some.by(codes)}
+
+
+def by_site(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
+    """(kernel stack, user stack, wake, pid) → what fell to it of the waits in `scope`."""
+    some = every.in_scope(scope)
+    distinct, which = distinct_rows(some.ids[:, 2:5])
+    return {(*distinct[code >> 32], code & _LOW): part for code, part in some.by(which << 32 | some.ids[:, 0])}
 
 
 def distinct_rows(rows: Ints) -> tuple[list[tuple[int, ...]], Ints]:

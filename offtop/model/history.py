@@ -15,7 +15,7 @@ from threading import Lock
 
 import numpy as np
 
-from offtop.model.book import SiteKey
+from offtop.model.book import Book, SiteKey
 from offtop.model.columns import of_table, packed, to_table, unpacked
 from offtop.model.cut import SLEEP, Cut, Idle, Leaf, Part, Shares, cut, shares
 from offtop.model.histogram import LANES
@@ -35,6 +35,7 @@ from offtop.model.table import (
     summed,
     table_of,
 )
+from offtop.model.verdicts import NO_VERDICTS, Verdicts
 from offtop.model.wake import OFFCPU, gathers
 from offtop.model.window import Window, between, merge, moved_only
 from offtop.units import NS_PER_S
@@ -133,10 +134,14 @@ class History:
         is_periodic: Callable[[Ints], Mask],
         max_ns: int = HISTORY_NS,
         max_bytes: int = HISTORY_BYTES,
+        verdicts: Callable[[Iterable[Ints], Book], Verdicts] = lambda _, __: NO_VERDICTS,
     ) -> None:
         """`idle`: the categories that look idle whatever their waits look like. `is_periodic` tells of each
-        histogram, a row of lanes, of a site of `sleep`, over all that has been seen of it, whether it does."""
+        histogram, a row of lanes, of a site of `sleep`, over all that has been seen of it, whether it does.
+        `verdicts`: what rules say of sites' ids (Diagnoser.verdicts); asked by the thread that adds."""
         self._idle = frozenset(idle)
+        self._verdicts = verdicts
+        self._said = NO_VERDICTS
         self._is_periodic = is_periodic
         self._max_ns = max_ns
         self._max_bytes = max_bytes
@@ -183,9 +188,12 @@ class History:
         is_new = not np.array_equal(periodic.ids, self._periodic.ids)
         if is_new:
             self._periodic = periodic
-        idle = Idle(self._idle, self._periodic)
+        said, sites = self._said, (table_of(SITES, window.sites).ids, window.still.ids)
+        self._said = self._verdicts(sites, window.book)
+        is_new |= self._said is not said
+        idle = Idle(self._idle, self._periodic, self._said)
         kept = Kept.of(window, idle, self._number)
-        own = _PART_BYTES * len(kept.leaves) + (periodic.ids.nbytes if is_new else 0)
+        own = _PART_BYTES * len(kept.leaves) + (periodic.ids.nbytes + self._said.bytes_held if is_new else 0)
         kept = replace(kept, bytes_held=_bytes_of(kept) + own)
         with self._lock:
             if self._longest is not None:
@@ -315,7 +323,7 @@ class History:
             longest_ns[sites.numbers[:, WAITS] == 0] = 0
         storms = {waker: one._replace(largest=largest.get(waker, one.largest)) for waker, one in window.storms.items()}
         window = replace(window, sites=sites.with_maxima(longest_ns), storms=storms)
-        return Kept.of(window, Idle(self._idle, self._periodic))
+        return Kept.of(window, Idle(self._idle, self._periodic, self._said))
 
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
         """The sites of `sleep` whose waits so far are periodic."""

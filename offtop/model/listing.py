@@ -17,6 +17,7 @@ from offtop.model.cut import (
     top_of_processes,
     top_of_threads,
 )
+from offtop.model.diagnoser import Diagnoser
 from offtop.model.history import History, Kept
 from offtop.model.pool import LEAST_CONVOY, UNFOLDED, Convoy, Folding, Pool, convoys, folding
 from offtop.model.rolling import Sums
@@ -107,8 +108,9 @@ NOTHING_LISTED = Listed(Ranking(), 0, 0)
 class Listing:
     """Makes one list after the other; keeps nothing but what makes the next one cheap."""
 
-    def __init__(self, history: History, sums: Sums, seconds: Seconds) -> None:
+    def __init__(self, history: History, sums: Sums, seconds: Seconds, diagnoser: Diagnoser) -> None:
         self._history, self._sums, self._seconds = history, sums, seconds
+        self._diagnoser = diagnoser
         self._folding: tuple[object, object, Folding] | None = None
         self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
 
@@ -126,8 +128,17 @@ class Listing:
         cursor = next((i for i, row in enumerate(rows.rows) if row.key == on), 0)
         first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
         seen = rows.rows[first : first + room]
-        seen = self._with_convoys(_with_tops(seen, scene, made), scene, made)
+        seen = self._with_rules(self._with_convoys(_with_tops(seen, scene, made), scene, made), scene.book)
         return Listed(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
+
+    def _with_rules(self, seen: Sequence[Row], book: Book) -> list[Row]:
+        """Rows told what the place is for where each waited."""
+        return [
+            row._replace(rule=self._diagnoser.rule_of(row.convoy.site if row.convoy.waiting else row.top, book))
+            if row.top != NOWHERE and isinstance(row.key, str | int | ThreadKey | Pool)
+            else row
+            for row in seen
+        ]
 
     def _rows(self, scene: Scene, made: Folding) -> Ranking:
         view, scope, book = scene.view, scene.scope, scene.book

@@ -23,9 +23,12 @@ from offtop.model.cut import (
     Scope,
     by_category,
     by_place,
+    by_site,
     merged,
     total,
 )
+from offtop.model.diagnoser import Diagnoser, Told
+from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
 from offtop.model.filter import Filter, of_object, of_pool, of_waker, parse, quoted
 from offtop.model.heat import Heat
 from offtop.model.history import History, Kept, moved_in
@@ -170,6 +173,8 @@ class Picture:
     flame: Icicle | None
     flame_span_ns: int
     """What the icicle is over: it may be older than the rest."""
+    diagnosis: Sequence[Told]
+    """What rules say of the selection, most time first."""
     latency: Part
     """Of the selection; where wakers are gathered without the run queue, as list, tree and icicle are."""
     heat: Heat | None
@@ -231,13 +236,14 @@ class _Still:
 class Pictures:
     """Makes one picture after the other of a history; keeps nothing but what makes the next one cheap."""
 
-    def __init__(self, history: History, names: Names) -> None:
+    def __init__(self, history: History, names: Names, rules: RuleSource = WITHOUT_RULES) -> None:
         self._history = history
         self._names = names
+        self._diagnoser = Diagnoser(names, rules)
         self._still: _Still | None = None
         self._sums = Sums(history)
         self._seconds = Seconds()
-        self._listing = Listing(history, self._sums, self._seconds)
+        self._listing = Listing(history, self._sums, self._seconds, self._diagnoser)
         self._sieve: tuple[object, Sieve] | None = None
         self._root: tuple[object, Node, Nameless] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
@@ -325,6 +331,7 @@ class Pictures:
             gathered=gathered,
             oldest=max(shown_ages.values(), default=NO_AGE),
             flame=flame,
+            diagnosis=self._diagnosis(scene),
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
             latency=total(_in(chosen.categories, view.category, view.idle_shown, view.scope.blocked)),
             heat=self._heat(room, newest, past, view) if room.heat[0] else None,
@@ -354,6 +361,12 @@ class Pictures:
             self._unsieved = Sieve(selection, self._names)
         self._unsieved.forget(self._history.oldest, over[0])
         return _sums_of(self._unsieved.chosen(tick) for tick in over)
+
+    def _diagnosis(self, scene: Scene) -> Sequence[Told]:
+        sieve, scope = scene.sieve, scene.view.scope
+        about = sieve, scope
+        sites = self._sums.of("sites", about, lambda tick: by_site(sieve.shares(tick), scope), scene.over, scene.moved)
+        return self._diagnoser.rules_of(sites, scene.book)
 
     def _moved_in(self, over: Sequence[Kept]) -> Kept | None:
         since_ns = over[0].at_ns - over[0].span_ns

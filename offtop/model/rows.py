@@ -10,6 +10,7 @@ from offtop.model.account import NO_ACCOUNT, Account
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.container import label, place
 from offtop.model.cut import ALL, NO_PART, Added, Cut, Part, Place, Scope, by_category, by_process, total
+from offtop.model.diagnosis import Rule
 from offtop.model.pool import NO_CONVOY, UNFOLDED, Convoy, Folding, Pool
 from offtop.model.snapshot import EXITED
 from offtop.model.stuck import NO_AGE, Age
@@ -61,6 +62,8 @@ class Row(NamedTuple):
     """Of a waker: what it wakes in bursts."""
     top: SiteKey = NOWHERE
     """Of a cgroup, process or thread: where it last waited longest (cut.tops)."""
+    rule: Rule | None = None
+    """Which says what that is for."""
 
     @property
     def waiting(self) -> float:

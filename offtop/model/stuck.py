@@ -107,6 +107,8 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns
     if len(asleep) and len(idle.periodic):
         looks_idle[asleep] |= idle.is_periodic(ids[asleep])
     ids[:, 3] = facts[:, 2]
+    said = idle.verdicts.of(ids)
+    looks_idle = np.where(said == 0, looks_idle, said > 0)
     codes, leaf = np.unique(which * 2 + looks_idle, return_inverse=True)
     leaves = [Leaf(names[code >> 1], bool(code & 1)) for code in codes.tolist()]
     none = np.zeros((0, LANES), np.int64)

@@ -58,11 +58,13 @@ def of_storm(storm: Storm, span_ns: int) -> str:
     )
 
 
-def of_convoy(book: Book, convoy: Convoy, names: Names) -> str:
-    """How many wait for the same thing, and what that is: the one futex says more than the kernel's leaf."""
+def of_convoy(book: Book, convoy: Convoy, names: Names, told: str = "") -> str:
+    """How many wait for the same thing, and what that is: the one futex says more than the kernel's leaf. `told`: what
+    a rule says that it is."""
     site = convoy.site
     what = ["one futex"] if convoy.futex else kernel_names(book, site.kernel, names)[:1]
-    return f"{convoy.waiting}/{convoy.of} {' < '.join([*what, *_own_names(book, site.user, names)])}"
+    place = " < ".join([*what, *_own_names(book, site.user, names)])
+    return f"{convoy.waiting}/{convoy.of} {f'{told}: ' if told else ''}{place}"
 
 
 def _missing(book: Book, user: int) -> list[str]:

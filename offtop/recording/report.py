@@ -17,6 +17,8 @@ from offtop.model import where
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import ALL, FILTERED, Added, Idle, Scope
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
 from offtop.model.history import History, Kept, moved_in
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Snapshot
@@ -154,10 +156,11 @@ def _storm_line(name: str, storm: Storm) -> str:
     return f"{name}: {many}; {storm.again:,} slept again within 1ms: {storm.wasted_switches:,} switches"
 
 
-def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
+def write(path: Path, categories: Categories, width: int, out: TextIO, rules: RuleSource = WITHOUT_RULES) -> None:
     """Raises OfftopError for what is no recording, or has no tick."""
     with closing(RecordedSource(path, categories=categories.ids)) as source:
-        history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES)
+        diagnoser = Diagnoser(source.names, rules)
+        history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
         windows: list[Window] = []
         longest: list[_Longest] = []
         wakers = _Wakers(source.names)
@@ -184,7 +187,7 @@ def write(path: Path, categories: Categories, width: int, out: TextIO) -> None:
         if last is None:
             lines.append("It has no whole tick: what passes between two readings.")
         else:
-            lines += _numbers(merge(windows), last, ticks, busiest, source, blocked)
+            lines += _numbers(merge(windows), last, ticks, busiest, source, blocked, diagnoser)
         if longest:
             lines += ["LONGEST WAITS THAT ENDED, one a place", *map(_longest_line, sorted(longest, reverse=True)), ""]
         if woken := wakers.lines:
@@ -201,11 +204,12 @@ def _numbers(
     busiest: tuple[float, int],
     source: RecordedSource,
     blocked: Stuck,
+    diagnoser: Diagnoser,
 ) -> list[str]:
     every = Kept.of(window, last.idle)
     wanted = batch.Wanted(most_rows=_ROWS)
     tick = passing(every, wanted.filter, source.names, blocked)
-    text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted)
+    text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted, diagnoser)
     return [
         f"ticks: {ticks:,}, measured {duration(window.span_ns)}",
         f"most waiting: {threads(busiest[0])} at {_clock(busiest[1])}",

@@ -30,13 +30,15 @@ from offtop.model import endings
 from offtop.model import view as views
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import ALL
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
 from offtop.model.filter import NOTHING
 from offtop.model.history import HISTORY_NS, History
 from offtop.model.picture import Picture, Pictures
 from offtop.model.printable import printable
 from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, SITE, STUCK, TREE, View
 from offtop.source import Source
-from offtop.ui import flame, head, latency, stacks, stuck, tables, terminal, theme
+from offtop.ui import diagnosis, flame, head, latency, stacks, stuck, tables, terminal, theme
 from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.help import Help
 from offtop.ui.keys import BINDINGS, KEYS, shown
@@ -142,6 +144,7 @@ class OfftopApp(Mouse):
         files: Files | None = None,
         mouse: bool = False,
         recorder: Recorder | None = None,
+        rules: RuleSource = WITHOUT_RULES,
     ) -> None:
         super().__init__(driver_class=terminal.TerminalDriver)
         self.action_theme(theme_name)
@@ -153,8 +156,10 @@ class OfftopApp(Mouse):
         self._categories = categories
         self._groups, self._ids = categories.groups, categories.ids
         self._glyphs: Glyphs = ASCII if ascii_only else UNICODE
-        self._history = History(categories.idle, is_periodic, history_ns)
-        self._pictures = Pictures(self._history, source.names)
+        self._rules = rules
+        verdicts = Diagnoser(source.names, rules).verdicts  # one of its own, for another thread
+        self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts)
+        self._pictures = Pictures(self._history, source.names, rules)
         self._pace = pace.Pace(source, self._history, view.delay_ns)
         self.recorder = self._pace.recorder = recorder
         self._ending: Thread | None = None
@@ -400,6 +405,10 @@ class OfftopApp(Mouse):
             return "this is the end of the recording: [ and { go back, b goes anywhere"
         if picture and isinstance(self._view.pin, int) and not picture.threads_of.get(self._view.pin):
             return f"pinned process {self._view.pin} has ended; p lets it go"
+        if self._rules.error:
+            return self._rules.error
+        if picture and (told := diagnosis.in_full(picture)):
+            return whole_sentences(told, width)
         said = f"{category}: {self._categories.plain.get(category, '')}" if category != ALL else _WHAT_ALL_IS
         return whole_sentences(" ".join(said.split()), width)
 
@@ -633,6 +642,7 @@ def run(
     files: Files | None = None,
     mouse: bool = False,
     recorder: Recorder | None = None,
+    rules: RuleSource = WITHOUT_RULES,
 ) -> int:
     """Show `source` until the person quits, or for `iterations` ticks; the exit status.
 
@@ -654,6 +664,7 @@ def run(
         files=files,
         mouse=mouse,
         recorder=recorder,
+        rules=rules,
     )
     try:
         status = app.run(mouse=mouse)

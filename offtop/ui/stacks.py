@@ -15,7 +15,7 @@ from offtop.model.stuck import NO_AGE
 from offtop.model.tree import MORE, Branch
 from offtop.model.view import TREE
 from offtop.model.wake import CHAIN, CHAIN_ENDS, FIRST_WAKE, OFFCPU, WAKEUP, WHOLE, Waker
-from offtop.ui import account
+from offtop.ui import account, diagnosis
 from offtop.ui.columns import Column, heads, line_of, that_fit
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
@@ -34,7 +34,9 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
     """The lines of the tree around its cursor."""
     shown = picture.tree
     shape = picture.view.tree.shape
-    lines = [rule(f"stack tree: {selection(picture, pen.glyphs)}{_in_words(shape)}", pen)]
+    told = diagnosis.heading(picture)
+    about = f"stack tree: {selection(picture, pen.glyphs)}{_in_words(shape)}"
+    lines = [rule(f"{about}: {told}" if told else about, pen)]
     if picture.view.thread is not None and _tells_account(picture, pen):
         lines += account.lines(picture, pen)
     if shown is None or not shown.branches:

@@ -241,9 +241,10 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     if left >= 8 and "WHERE" not in view.hidden:
 
         def where_of(row: Row) -> str:
+            place = "" if row.top == NOWHERE else where.of_sleeper(book, row.top, pen.names)
             if row.convoy.waiting:
-                return where.of_convoy(book, row.convoy, pen.names)
-            return "" if row.top == NOWHERE else where.of_sleeper(book, row.top, pen.names)
+                return where.of_convoy(book, row.convoy, pen.names, row.rule.name if row.rule else "")
+            return f"{row.rule.name}: {place}" if row.rule else place
 
         columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
     return columns

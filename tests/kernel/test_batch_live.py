@@ -23,6 +23,8 @@ from offtop.batch import Wanted, waiters
 from offtop.kernel import libbpf
 from offtop.kernel.live import LiveSource
 from offtop.model.categories import is_periodic
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import WITHOUT_RULES
 from offtop.model.filter import parse
 from offtop.model.history import History, Kept
 from offtop.model.snapshot import Filters
@@ -656,10 +658,11 @@ def a_tick() -> Generator[tuple[Kept, Names]]:
 )
 def test_what_passes_and_what_is_left_out_are_all_there_is(a_tick: tuple[Kept, Names], words: str) -> None:
     kept, names = a_tick
-    every = tick_object(passing(kept, parse(""), names), names)
-    tick = tick_object(passing(kept, parse(words), names), names)
+    diagnoser = Diagnoser(names, WITHOUT_RULES)
+    every = tick_object(passing(kept, parse(""), names), names, diagnoser)
+    tick = tick_object(passing(kept, parse(words), names), names, diagnoser)
     negated = words.replace("=", "!=") if "=" in words else f"!{words or 'waits'}"
-    others = tick_object(passing(kept, parse(negated), names), names)
+    others = tick_object(passing(kept, parse(negated), names), names, diagnoser)
     check_laws(every)
     assert (every["filter"], every["left_out_ns"]) == (None, 0)
     all_ns, passing_ns = total_ns(every), total_ns(tick)

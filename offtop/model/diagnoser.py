@@ -1,0 +1,168 @@
+"""Who diagnoses: what rules say of sites, each kind of wait looked at once, and again when its functions have names."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.cut import Added
+from offtop.model.diagnosis import NO_RULES, Rule, RuleSource, subject_of
+from offtop.model.printable import printable
+from offtop.model.snapshot import EXITED
+from offtop.model.stack import NO_STACK, PLACELESS, Names, nameless
+from offtop.model.table import Ints
+from offtop.model.verdicts import NO_VERDICTS, WHERE, Verdicts, Where
+from offtop.model.wake import NO_OBJECT, Object
+
+_MOST_KNOWN = 200_000
+_LEAST_SHARE = 0.1
+
+
+class Told(NamedTuple):
+    """What is said of a part of the waits."""
+
+    rule: Rule | None
+    total_ns: int
+    share: float
+    """Of all that it was asked of; 0 to 1."""
+    pid: int
+    """Of the process with most of it."""
+
+    def in_short(self, book: Book, with_process: bool) -> str:
+        """`88% wait for Python's GIL (gunicorn)`"""
+        process = printable(book.process(self.pid)) if with_process else ""
+        name = self.rule.name if self.rule else "what no rule knows"
+        return f"{100 * self.share:.0f}% wait for {name}{f' ({process})' if process else ''}"
+
+    def in_full(self, book: Book, with_process: bool) -> str:
+        """The same with what that is, and what to look at next."""
+        says, hint = (self.rule.says, self.rule.next) if self.rule else ("", "")
+        text = f"{self.in_short(book, with_process)}: {says}" if says else self.in_short(book, with_process)
+        return f"{text} Next: {hint}." if hint else text
+
+
+def most(told: Sequence[Told]) -> Told | None:
+    """What most of it is for; None where no rule knows enough of it."""
+    return next((one for one in told if one.rule and one.share >= _LEAST_SHARE), None)
+
+
+class _Kind(NamedTuple):
+    """All that decides what is said of a wait."""
+
+    kernel: int
+    user: int
+    program: str
+    thread: str
+    what: Object
+
+
+class Diagnoser:
+    """Says of sites what rules say of them. For one thread at a time."""
+
+    def __init__(self, names: Names, rules: RuleSource) -> None:
+        self._names = names
+        self._source = rules
+        self._rules = NO_RULES
+        self._known: dict[_Kind, Rule | None] = {}
+        self._unsure: set[_Kind] = set()
+        """Those of them of which some function has no name yet."""
+        self._asked: tuple[object, ...] = ()
+        self._said: dict[Where, bool] = {}
+        self._judged: set[Where] = set()
+        self._verdicts = NO_VERDICTS
+
+    def rule_of(self, site: SiteKey, book: Book) -> Rule | None:
+        """None where no rule matches, or nothing is known of where it was."""
+        if site.kernel in PLACELESS:
+            return None
+        self._look_around(book)
+        return self._rule(site.pid, site.tid, site.kernel, site.user, book.wake(site.wake).object, book)
+
+    def rules_of(self, table: Mapping[tuple[int, ...], Added], book: Book) -> list[Told]:
+        """Of a table by sites (cut.by_site): what rules say, most time first."""
+        self._look_around(book)
+        sums: dict[Rule | None, int] = {}
+        by_pid: dict[Rule | None, dict[int, int]] = {}
+        for (kernel, user, wake, pid), (_, total_ns, _, _) in table.items():
+            if kernel in PLACELESS or total_ns <= 0:
+                continue
+            rule = self._rule(pid, 0, kernel, user, book.wake(wake).object, book)
+            sums[rule] = sums.get(rule, 0) + total_ns
+            of_rule = by_pid.setdefault(rule, {})
+            of_rule[pid] = of_rule.get(pid, 0) + total_ns
+        whole_ns = sum(part[1] for part in table.values())
+        told = [
+            Told(rule, ns, ns / whole_ns if whole_ns else 0.0, max(by_pid[rule], key=by_pid[rule].__getitem__))
+            for rule, ns in sums.items()
+        ]
+        return sorted(told, key=lambda one: -one.total_ns)
+
+    def verdicts(self, ids: Iterable[Ints], book: Book) -> Verdicts:
+        """What is known by now, these sites included."""
+        self._look_around(book)
+        found = np.unique(np.concatenate([some[:, WHERE] for some in ids]), axis=0)
+        new = [where for where in map(_where, found.tolist()) if where not in self._judged]
+        if not new:
+            return self._verdicts
+        if len(self._judged) >= _MOST_KNOWN:
+            self._judged.clear()
+            self._said.clear()
+        before = dict(self._said)
+        for where in new:
+            pid, kernel, user = where
+            self._judged.add(where)
+            self._said.pop(where, None)
+            if kernel in PLACELESS or pid == EXITED.pid:
+                continue
+            rule = self._rule(pid, 0, kernel, user, NO_OBJECT, book)
+            if rule and rule.idle is not None:
+                self._said[where] = rule.idle
+        if self._said != before:
+            self._verdicts = Verdicts({**self._in_progress(), **self._said})
+        return self._verdicts
+
+    def _in_progress(self) -> dict[Where, bool]:
+        """A wait in progress has no user stack at first: where all that ended there look idle, so does it."""
+        every: dict[tuple[int, int], set[bool]] = {}
+        for pid, kernel, user in self._judged:
+            if user != NO_STACK:
+                every.setdefault((pid, kernel), set()).add(self._said.get((pid, kernel, user), False))
+        return {(pid, kernel, NO_STACK): True for (pid, kernel), said in every.items() if said == {True}}
+
+    def _rule(self, pid: int, tid: int, kernel: int, user: int, what: Object, book: Book) -> Rule | None:
+        kind = _Kind(kernel, user, book.process(pid), book.comm(ThreadKey(pid, tid)) if tid else "", what)
+        if kind in self._known:
+            return self._known[kind]
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        of_kernel, of_user = book.stack(kernel), book.stack(user)
+        if any(self._names.of(frame) == nameless(frame) for frame in of_user.frames):
+            self._unsure.add(kind)
+        found = self._rules.of(subject_of(of_kernel, of_user, self._names, *kind[2:]))
+        self._known[kind] = found
+        return found
+
+    def _look_around(self, book: Book) -> None:
+        """Forget what may have changed."""
+        self._rules = self._source.rules  # held, so that another one cannot have its id
+        asked = (id(book), id(self._rules), self._names.version)
+        if asked == self._asked:
+            return
+        if asked[:2] != self._asked[:2]:
+            self._known.clear()
+            self._said.clear()
+            self._judged.clear()
+            self._verdicts = NO_VERDICTS
+        else:
+            for kind in self._unsure:
+                self._known.pop(kind, None)
+            stacks = {kind[:2] for kind in self._unsure}
+            self._judged = {where for where in self._judged if where[1:] not in stacks}
+        self._unsure.clear()
+        self._asked = asked
+
+
+def _where(ids: Sequence[int]) -> Where:
+    pid, kernel, user = ids
+    return pid, kernel, user

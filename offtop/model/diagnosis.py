@@ -1,0 +1,290 @@
+"""Rules that say what a wait is really for: the functions of the program above the kernel's leaf name the culprit.
+
+They stand in `offtop/rules.toml`, whose head tells their language, and before those come a person's own. Nothing here
+reads a file: texts come in, and values go out.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+from offtop.model.categories import bare
+from offtop.model.printable import printable
+from offtop.model.rulefile import RuleFile, compiled
+from offtop.model.stack import INLINED, Frame, Names, Stack, functions, nameless
+from offtop.model.wake import Object, object_names
+
+NEAR = 4
+"""How many functions the condition `near` looks at."""
+_LIBC = re.compile(r"(libc|libpthread|libm|ld-linux[^/]*|ld-musl[^/]*)([-.].*)?\Z|\[vdso\]\Z")
+_MARK = re.compile(r"\.(isra|constprop|cold|part|llvm)\b.*\Z")
+_MOST_OWN = 1_000
+"""Rules in a person's file."""
+_LONGEST_TEXT = 200
+_LAST_PORT = 65_535
+
+
+class Subject(NamedTuple):
+    """What rules see of a wait. Functions are told leaf first, without what compilers add to a name."""
+
+    category: str
+    kernel: tuple[str, ...] = ()
+    libc: tuple[str, ...] = ()
+    """The functions of the C library that led into the kernel."""
+    own: tuple[str, ...] = ()
+    """Those of the program outside of it that have names."""
+    modules: tuple[str, ...] = ()
+    """Names of the files, without directories, that the functions are in."""
+    program: str = ""
+    thread: str = ""
+    object: tuple[str, ...] = ()
+
+    def seen(self, where: str) -> Sequence[str]:
+        match where:
+            case "category":
+                return (self.category,)
+            case "kernel":
+                return self.kernel
+            case "leaf":
+                return self.kernel[:1]
+            case "libc":
+                return self.libc
+            case "own":
+                return self.own[:1]
+            case "near":
+                return self.own[:NEAR]
+            case "user" | "not":
+                return (*self.libc, *self.own)
+            case "module":
+                return self.modules
+            case "program":
+                return (self.program,)
+            case "thread":
+                return (self.thread,)
+            case _:
+                return self.object
+
+
+CONDITIONS: Mapping[str, str] = {
+    "category": "waits for {}",
+    "leaf": "the kernel's innermost function is {}",
+    "kernel": "below {} in the kernel",
+    "libc": "by {} of the C library",
+    "own": "called by {}",
+    "near": "near {}",
+    "user": "below {}",
+    "not": "not below {}",
+    "module": "in {}",
+    "program": "of {}",
+    "thread": "thread {}",
+    "object": "on {}",
+}
+"""The conditions that a rule may have, and how they are told."""
+
+
+class Condition(NamedTuple):
+    """Holds when one of its patterns matches one of the names it looks at (`not`: when none does)."""
+
+    where: str
+    patterns: tuple[str, ...]
+    compiled: re.Pattern[str]
+
+    def holds(self, subject: Subject) -> bool:
+        return any(map(self.compiled.match, subject.seen(self.where))) != (self.where == "not")
+
+    def said(self, subject: Subject) -> str:
+        """In words: the pattern that matched."""
+        seen = subject.seen(self.where) if self.where != "not" else ()
+        matched = next((pattern for name in seen for pattern in self.patterns if fnmatchcase(name, pattern)), "")
+        return CONDITIONS[self.where].format(matched or " or ".join(self.patterns))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    id: str
+    """A word, for scripts."""
+    name: str
+    """What is waited for, in so few words that a column has room: `Python's GIL`."""
+    says: str
+    """What that is, for somebody who knows neither kernel nor program."""
+    next: str
+    """What to look at next."""
+    conditions: tuple[Condition, ...]
+    idle: bool | None = None
+    """Whether it looks like waiting for work, whatever its category says; None: as that says."""
+    origin: str = ""
+    """The file it is from, and where in it."""
+
+    def matches(self, subject: Subject) -> bool:
+        return all(condition.holds(subject) for condition in self.conditions)
+
+    def said(self, subject: Subject) -> str:
+        return ", ".join(condition.said(subject) for condition in self.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    rules: tuple[Rule, ...] = ()
+    """The first that matches says what it is."""
+    services: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Port → who is usually there."""
+
+    def of(self, subject: Subject) -> Rule | None:
+        return next((rule for rule in self.rules if rule.matches(subject)), None)
+
+    def before(self, others: "Rules") -> "Rules":
+        """These, and behind them those of `others` whose ids are not used here."""
+        own = {rule.id for rule in self.rules}
+        rest = tuple(rule for rule in others.rules if rule.id not in own)
+        return Rules((*self.rules, *rest), MappingProxyType({**others.services, **self.services}))
+
+
+NO_RULES = Rules()
+
+
+class RuleSource(Protocol):
+    """Where rules come from, which may change at any time."""
+
+    @property
+    def rules(self) -> Rules:
+        """Those that hold now; another object whenever they are others."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """What is wrong with what they are read from; empty while all is well."""
+        ...
+
+
+class Fixed(NamedTuple):
+    """Rules that stay as they are."""
+
+    rules: Rules = NO_RULES
+    error: str = ""
+
+
+WITHOUT_RULES = Fixed()
+
+
+def subject_of(
+    kernel: Stack, user: Stack, names: Names, program: str = "", thread: str = "", what: Object | None = None
+) -> Subject:
+    """What rules see of a wait at these stacks."""
+    libc: list[str] = []
+    own: list[str] = []
+    for frame in user.frames:
+        found = _functions(frame, names)
+        if not own and is_libc(frame):
+            libc += found
+        else:
+            own += found
+    return Subject(
+        kernel.category,
+        tuple(bare(frame.name) for frame in kernel.trimmed),
+        tuple(libc),
+        tuple(own),
+        tuple(dict.fromkeys(base_name(frame) for frame in user.frames)),
+        program,
+        thread,
+        object_names(what) if what else (),
+    )
+
+
+def is_libc(frame: Frame) -> bool:
+    """Whether it is of the C library, with all that belongs to it, or of the kernel's page in each process."""
+    return bool(_LIBC.match(base_name(frame)))
+
+
+def base_name(frame: Frame) -> str:
+    return frame.file.rpartition("/")[2]
+
+
+def _functions(frame: Frame, names: Names) -> list[str]:
+    """Innermost first, as a person wrote them; none where it has no name."""
+    name = names.of(frame)
+    if name == nameless(frame):
+        return []
+    return [_plain(one.removesuffix(INLINED)) for one in functions(name)]
+
+
+@cache
+def _plain(name: str) -> str:
+    """Without C++'s parameters and what compilers add: `lock_wait(que_thr_t*)` is `lock_wait`."""
+    name = _MARK.sub("", name)
+    if not name.endswith((")", ") const")):
+        return name
+    depth = 0
+    for at in range(len(name) - 1, 0, -1):
+        depth += (name[at] == ")") - (name[at] == "(")
+        if name[at] == "(" and not depth:
+            return name[:at]
+    return name
+
+
+def parse(text: str, name: str, remedy: str, known_categories: Iterable[str]) -> Rules:
+    """The rules that a file's text describes; one without any is none. `name`: what errors call it.
+
+    Raises OfftopError, which names the line, for text that is no TOML, for what the language does not know, and
+    for an id that stands there twice.
+    """
+    return _Reader(text, name, remedy).read(frozenset(known_categories))
+
+
+class _Reader(RuleFile):
+    def read(self, known: frozenset[str]) -> Rules:
+        self.known_keys(self.file, {"names", "services", "rule"}, "the file")
+        rules: dict[str, Rule] = {}
+        tables = self.rules() if "rule" in self.file else []
+        if len(tables) > _MOST_OWN:
+            raise self.wrong("the file", f"it has {len(tables):,} rules; {_MOST_OWN:,} are the most")
+        for number, table in enumerate(tables, start=1):
+            rule = self._rule(number, table, known)
+            if rule.id in rules:
+                raise self.wrong(self.rule_place(number), f"the id `{rule.id}` stands there twice")
+            rules[rule.id] = rule
+        return Rules(tuple(rules.values()), MappingProxyType(dict(self._services())))
+
+    def _services(self) -> Iterable[tuple[int, str]]:
+        if "services" not in self.file:
+            return
+        for port, name in self.table(self.file, "services", "the file").items():
+            if not port.isascii() or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
+                raise self.wrong("[services]", f'`{port[:20]!r}` is no port: write 5432 = "PostgreSQL"')
+            yield int(port), self._text({port: name}, port, "[services]", "who is there")
+
+    def _rule(self, number: int, table: dict[str, Any], known: frozenset[str]) -> Rule:
+        where = self.rule_place(number)
+        self.known_keys(table, {"id", "name", "says", "next", "idle", *CONDITIONS}, where)
+        conditions: list[Condition] = []
+        for key in CONDITIONS:
+            if key in table:
+                patterns = self.named_patterns(table, key, where)
+                conditions.append(Condition(key, patterns, compiled(patterns)))
+                if key == "category" and (unknown := [one for one in patterns if one not in known]):
+                    raise self.wrong(where, f"there is no category `{printable(unknown[0][:40])}`")
+        if not any(condition.where != "not" for condition in conditions):
+            raise self.wrong(
+                where, f"it has none of the conditions {', '.join(one for one in CONDITIONS if one != 'not')}"
+            )
+        word = self._text(table, "id", where, "a word for scripts")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", word):
+            raise self.wrong(where, "`id` is no word of a to z, 0 to 9 and -")
+        return Rule(
+            word,
+            self._text(table, "name", where, "what is waited for, in a few words"),
+            self._text(table, "says", where, "what that is, in a sentence"),
+            self._text(table, "next", where, "what to look at next") if "next" in table else "",
+            tuple(conditions),
+            self.flag(table, "idle", where) if "idle" in table else None,
+            f"{self.name}, {where}",
+        )
+
+    def _text(self, table: Mapping[str, Any], key: str, where: str, what: str) -> str:
+        text = printable(self.words(table, key, where, what))
+        if len(text) > _LONGEST_TEXT:
+            raise self.wrong(where, f"`{key[:20]}` has more than {_LONGEST_TEXT} characters")
+        return text
