@@ -98,7 +98,7 @@ class Servers:
         self.start(
             *("Redis", [need("redis-server", "redis-server"), "--port", "0", "--unixsocket", at, "--io-threads", "4"]),
         )
-        _wait_for(at.exists, "redis-server")
+        wait_for(at.exists, "redis-server")
         if busy:
             self.start("", [need("redis-benchmark", "redis-tools"), "-s", at, "-l", "-c", "3", "-t", "set,get"])
 
@@ -109,19 +109,19 @@ class Servers:
 
     def postgres(self, idle: int, busy: bool = False) -> None:
         data = self.directory / "postgres"
-        done = _run([_of_postgres("initdb"), "-A", "trust", "--no-sync", "-D", data], "postgres")
+        done = run([of_postgres("initdb"), "-A", "trust", "--no-sync", "-D", data], "postgres")
         if not done:
             raise UnanswerableError("initdb failed")
         self.start(
-            *("PostgreSQL", [_of_postgres("postgres"), "-D", data, "-k", self.directory, "-c", "listen_addresses="]),
+            *("PostgreSQL", [of_postgres("postgres"), "-D", data, "-k", self.directory, "-c", "listen_addresses="]),
             user="postgres",
             end=signal.SIGINT,
         )
         to = ["-h", self.directory, "-U", "postgres"]
-        _wait_for(lambda: _run(["psql", *to, "-c", "select 1"]), "postgres")
-        _run(["psql", *to, "-c", "create table t(a int)"])
+        wait_for(lambda: run(["psql", *to, "-c", "select 1"]), "postgres")
+        run(["psql", *to, "-c", "create table t(a int)"])
         bench = need("pgbench", "postgresql-contrib")
-        _run([bench, *to, "-i", "-s", "2", "postgres"])
+        run([bench, *to, "-i", "-s", "2", "postgres"])
         if busy:
             self.start("", [bench, *to, "-c", "8", "-j", "2", "-T", "600", "postgres"])
         self.start("", [bench, *to, "-c", str(idle), "-R", "1", "-T", "600", "postgres"])
@@ -130,7 +130,7 @@ class Servers:
 
     def mariadb(self, idle: int, busy: bool = False) -> None:
         data, at = self.directory / "mariadb", self.directory / "mariadb.sock"
-        if not _run([need("mariadb-install-db", "mariadb-server"), "--user=mysql", f"--datadir={data}"]):
+        if not run([need("mariadb-install-db", "mariadb-server"), "--user=mysql", f"--datadir={data}"]):
             raise UnanswerableError("mariadb-install-db failed")
         options = (
             "--no-defaults",
@@ -142,9 +142,9 @@ class Servers:
         files = (f"--datadir={data}", f"--socket={at}", f"--pid-file={data}/pid", "--innodb-fast-shutdown=2")
         self.start("MariaDB", [need("mariadbd", "mariadb-server"), *options, *files], user="mysql")
         client = [need("mariadb", "mariadb-client"), "--no-defaults", "-S", at]
-        _wait_for(lambda: _run([*client, "-e", "select 1"]), "mariadbd")
+        wait_for(lambda: run([*client, "-e", "select 1"]), "mariadbd")
         table = "create database d; create table d.t(a int primary key, b int) engine=innodb;"
-        _run([*client, "-e", f"{table} insert into d.t select seq, 0 from seq_1_to_1000"])
+        run([*client, "-e", f"{table} insert into d.t select seq, 0 from seq_1_to_1000"])
         locks = "begin; update d.t set b = 1 where a = 7; select sleep(600)"
         for sql in (locks, *9 * ["select sleep(600)"], *9 * ["select get_lock('one', 600), sleep(600)"], *9 * [locks]):
             self.start("", [*client, "-e", sql])
@@ -167,7 +167,7 @@ def serving(directory: Path) -> Generator[Servers]:
         servers.end()
 
 
-def _of_postgres(name: str) -> str:
+def of_postgres(name: str) -> str:
     """Debian has the server's own programs in a directory for each version."""
     places = ":".join(str(path) for path in Path("/usr/lib/postgresql").glob("*/bin"))
     found = shutil.which(name, path=places) or shutil.which(name)
@@ -176,7 +176,7 @@ def _of_postgres(name: str) -> str:
     return found
 
 
-def _run(command: Sequence[str | Path], user: str = "") -> bool:
+def run(command: Sequence[str | Path], user: str = "") -> bool:
     done = subprocess.run(
         [str(word) for word in command],
         stdin=subprocess.DEVNULL,
@@ -190,7 +190,7 @@ def _run(command: Sequence[str | Path], user: str = "") -> bool:
     return not done.returncode
 
 
-def _wait_for(is_there: Callable[[], bool], what: str) -> None:
+def wait_for(is_there: Callable[[], bool], what: str) -> None:
     until_s = time.monotonic() + _BEGIN_S
     while not is_there():
         if time.monotonic() > until_s:

@@ -79,6 +79,10 @@ def _report(arguments: Sequence[str]) -> int:
     return watch.report(options.report().parse_args(arguments))
 
 
+def _rules(arguments: Sequence[str]) -> int:
+    return watch.rules(options.rules().parse_args(arguments))
+
+
 def _doctor(arguments: Sequence[str]) -> int:
     from offtop.kernel import doctor
 
@@ -103,6 +107,7 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "replay": _replay,
     "report": _report,
     "demo": _demo,
+    "rules": _rules,
     "doctor": _doctor,
     "schema": _schema,
 }

@@ -62,7 +62,7 @@ def live() -> argparse.ArgumentParser:
     parser = Parser(
         prog="offtop",
         description="top for waiting: where every thread's time goes while it is not running",
-        epilog="commands: record, replay, report, demo, doctor, schema; each has its own --help",
+        epilog="commands: record, replay, report, demo, rules, doctor, schema; each has its own --help",
         allow_abbrev=False,
     )
     _in_text(parser)
@@ -130,6 +130,24 @@ def report() -> argparse.ArgumentParser:
     parser = Parser(prog="offtop report", description="tell on one page what is in a recording", allow_abbrev=False)
     parser.add_argument("file", metavar="FILE", help="the recording")
     parser.add_argument("-w", "--width", type=_count, default=0, metavar="N", help="cut lines at N columns")
+    return parser
+
+
+def rules() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="offtop rules",
+        description="check the rules that name what waits are for, and tell what each matches here, or in a recording",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a recording (default: this machine, now)")
+    parser.add_argument("--check", action="store_true", help="only check the files of rules; no root is needed")
+    parser.add_argument(
+        "-n", "--iterations", type=_count, metavar="N", help="look on for N ticks (5; a recording: all)"
+    )
+    _paced(parser)
+    _counted(parser)
+    _woken(parser)
+    parser.add_argument("--config", metavar="FILE", help="read the settings from this file; rules.toml is beside it")
     return parser
 
 

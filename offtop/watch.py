@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # not to be loaded for --help
     from offtop.rules import RuleFiles
 
 _GRACE_NS = 300 * NS_PER_S
+_RULES_TICKS = 5
 
 
 def _load(asked: argparse.Namespace) -> "tuple[Loaded, Person]":
@@ -171,6 +172,29 @@ def _begin(text: str, recorded: Recorded) -> int:
 
 def _rules() -> categories.Categories:
     return categories.parse(paths.categories().read_text(encoding="utf-8"))
+
+
+def rules(asked: argparse.Namespace) -> int:
+    """The rules that name what waits are for: checked, and what each matches."""
+    from offtop import rulespage
+
+    known = _rules()
+    loaded, whose = _load(asked)
+    with _rule_files(known, loaded, whose) as files, written():
+        print("\n".join(rulespage.checked(files)), flush=True)
+        if asked.check:
+            return 0
+        settings = loaded.settings
+        if asked.file:
+            from offtop.recording.replay import RecordedSource
+
+            with contextlib.closing(RecordedSource(Path(asked.file), categories=known.ids)) as recording:
+                rulespage.write(recording, known, files, settings.delay_ns, asked.iterations, sys.stdout)
+            return 0
+        filters = _filters(asked, loaded)
+        with _ended_by_signals(), _live_source(known, filters, asked, loaded) as source:
+            rulespage.write(source, known, files, settings.delay_ns, asked.iterations or _RULES_TICKS, sys.stdout)
+    return 0
 
 
 @contextlib.contextmanager

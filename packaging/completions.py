@@ -51,6 +51,7 @@ def everything() -> argparse.ArgumentParser:
         options.replay,
         options.report,
         options.demo,
+        options.rules,
         options.doctor,
         options.schema,
     ):

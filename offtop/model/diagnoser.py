@@ -82,21 +82,29 @@ class Diagnoser:
     def rules_of(self, table: Mapping[tuple[int, ...], Added], book: Book) -> list[Told]:
         """Of a table by sites (cut.by_site): what rules say, most time first."""
         self._look_around(book)
-        sums: dict[Rule | None, int] = {}
-        by_pid: dict[Rule | None, dict[int, int]] = {}
+        sums: dict[str, int] = {}
+        by_pid: dict[str, dict[int, int]] = {}
+        rules: dict[str, Rule | None] = {}
         for (kernel, user, wake, pid), (_, total_ns, _, _) in table.items():
             if kernel in PLACELESS or total_ns <= 0:
                 continue
             rule = self._rule(pid, 0, kernel, user, book.wake(wake).object, book)
-            sums[rule] = sums.get(rule, 0) + total_ns
-            of_rule = by_pid.setdefault(rule, {})
+            name = rule.name if rule else ""  # two rules may lead to one thing
+            rules.setdefault(name, rule)
+            sums[name] = sums.get(name, 0) + total_ns
+            of_rule = by_pid.setdefault(name, {})
             of_rule[pid] = of_rule.get(pid, 0) + total_ns
         whole_ns = sum(part[1] for part in table.values())
         told = [
-            Told(rule, ns, ns / whole_ns if whole_ns else 0.0, max(by_pid[rule], key=by_pid[rule].__getitem__))
-            for rule, ns in sums.items()
+            Told(rules[name], ns, ns / whole_ns if whole_ns else 0.0, max(by_pid[name], key=by_pid[name].__getitem__))
+            for name, ns in sums.items()
         ]
         return sorted(told, key=lambda one: -one.total_ns)
+
+    def is_unknown(self, site: tuple[int, ...], book: Book) -> bool:
+        """Whether no rule knows what that row of a table by sites is for, though it is known where it was."""
+        kernel, user, wake, pid = site
+        return kernel not in PLACELESS and self._rule(pid, 0, kernel, user, book.wake(wake).object, book) is None
 
     def verdicts(self, ids: Iterable[Ints], book: Book) -> Verdicts:
         """What is known by now, these sites included."""

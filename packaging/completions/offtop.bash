@@ -5,12 +5,13 @@
 #    source ~/.local/share/bash_completion/offtop
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_offtop_subparsers=(record replay report demo doctor schema)
+_shtab_offtop_subparsers=(record replay report demo rules doctor schema)
 
 _shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --keep --max-size --cmdlines --config)
 _shtab_offtop_replay_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -f --folded --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_report_option_strings=(-h --help -w --width)
 _shtab_offtop_demo_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -f --folded --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
+_shtab_offtop_rules_option_strings=(-h --help --check -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --config)
 _shtab_offtop_doctor_option_strings=(-h --help --json)
 _shtab_offtop_schema_option_strings=(-h --help)
 _shtab_offtop_option_strings=(-h --help -b --batch -n --iterations -w --width --json -f --folded -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config --record --keep --max-size --cmdlines --show-config -V --version)
@@ -29,6 +30,11 @@ _shtab_offtop_report_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_offtop_demo__u_COMPGEN=_offtop_users
 _shtab_offtop_demo___user_COMPGEN=_offtop_users
 _shtab_offtop_demo___config_COMPGEN=_shtab_compgen_files
+_shtab_offtop_rules_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_offtop_rules__p_COMPGEN=_offtop_pids
+_shtab_offtop_rules___pid_COMPGEN=_offtop_pids
+_shtab_offtop_rules___cgroup_COMPGEN=_shtab_compgen_dirs
+_shtab_offtop_rules___config_COMPGEN=_shtab_compgen_files
 _shtab_offtop__p_COMPGEN=_offtop_pids
 _shtab_offtop___pid_COMPGEN=_offtop_pids
 _shtab_offtop___cgroup_COMPGEN=_shtab_compgen_dirs
@@ -53,7 +59,11 @@ _shtab_offtop_demo___sort_choices=(WAITING MAX NOW TOTAL EV/S NAME PID P50 P99)
 _shtab_offtop_demo___window_choices=(1s 10s 60s start)
 _shtab_offtop_demo___theme_choices=(ansi colourblind contrast dark light mono)
 _shtab_offtop_demo___color_choices=(auto always never)
-_shtab_offtop_pos_0_choices=(record replay report demo doctor schema)
+_shtab_offtop_rules___state_choices=(running interruptible uninterruptible stopped traced parked idle)
+_shtab_offtop_rules___door_choices=(auto exit kprobe switch)
+_shtab_offtop_rules___unwind_choices=(auto dwarf fp off)
+_shtab_offtop_rules___mode_choices=(offcpu wakeup offwake chain)
+_shtab_offtop_pos_0_choices=(record replay report demo rules doctor schema)
 _shtab_offtop___state_choices=(running interruptible uninterruptible stopped traced parked idle)
 _shtab_offtop___door_choices=(auto exit kprobe switch)
 _shtab_offtop___unwind_choices=(auto dwarf fp off)
@@ -102,6 +112,12 @@ _shtab_offtop_demo___idle_nargs=0
 _shtab_offtop_demo___ascii_nargs=0
 _shtab_offtop_demo___mouse_nargs=0
 _shtab_offtop_demo___no_mouse_nargs=0
+_shtab_offtop_rules__h_nargs=0
+_shtab_offtop_rules___help_nargs=0
+_shtab_offtop_rules___check_nargs=0
+_shtab_offtop_rules___user_threads_nargs=0
+_shtab_offtop_rules___kernel_threads_nargs=0
+_shtab_offtop_rules___debuginfod_nargs='?'
 _shtab_offtop_doctor__h_nargs=0
 _shtab_offtop_doctor___help_nargs=0
 _shtab_offtop_doctor___json_nargs=0

@@ -50,7 +50,7 @@ function _shtab_offtop_using
   test "$_shtab_offtop_cmdpath" = "$argv"
 end
 
-set -g _shtab_offtop_commands record replay report demo doctor schema
+set -g _shtab_offtop_commands record replay report demo rules doctor schema
 set -g _shtab_offtop_opts_with_value --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --filter --history --iterations --keep --max --max-size --min --mode --output --pid --rate --record --sort --speed --state --theme --tid --unwind --unwind-bytes --user --width --window -d -n -o -p -t -u -w
 
 complete -c offtop -e
@@ -177,6 +177,28 @@ complete -c offtop -n '_shtab_offtop_using demo' -l color -xka "auto always neve
 complete -c offtop -n '_shtab_offtop_using demo' -l ascii -d 'screen: draw with ASCII characters only'
 complete -c offtop -n '_shtab_offtop_using demo' -l mouse -l no-mouse -d 'screen: take the mouse'"'"'s clicks and wheel (default)'
 complete -c offtop -n '_shtab_offtop_using demo' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'read the settings from this file'
+complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' -a rules -d 'check the rules that name what waits are for, and tell what each matches here, or in a recording'
+complete -c offtop -n '_shtab_offtop_using rules' -s h -l help -d 'show this help message and exit'
+complete -c offtop -n '_shtab_offtop_using rules' -l check -d 'only check the files of rules; no root is needed'
+complete -c offtop -n '_shtab_offtop_using rules' -s n -l iterations -x -d 'look on for N ticks (5; a recording: all)'
+complete -c offtop -n '_shtab_offtop_using rules' -s d -l delay -x -d 'seconds between two ticks (default 1)'
+complete -c offtop -n '_shtab_offtop_using rules' -s p -l pid -xka "(__fish_complete_pids)" -d 'only these processes; CONTAINER:PID is one by its id in there'
+complete -c offtop -n '_shtab_offtop_using rules' -s t -l tid -x -d 'only these threads'
+complete -c offtop -n '_shtab_offtop_using rules' -l cgroup -xka "(__fish_complete_directories)" -d 'only this control group and those below: its path, its directory, a container'"'"'s id or a unit'"'"'s name'
+complete -c offtop -n '_shtab_offtop_using rules' -l user-threads -d 'only user threads'
+complete -c offtop -n '_shtab_offtop_using rules' -l kernel-threads -d 'only kernel threads'
+complete -c offtop -n '_shtab_offtop_using rules' -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'
+complete -c offtop -n '_shtab_offtop_using rules' -l min -x -d 'take stacks of waits from here up (default 1ms; bare: us)'
+complete -c offtop -n '_shtab_offtop_using rules' -l max -x -d 'leave out waits longer than this'
+complete -c offtop -n '_shtab_offtop_using rules' -l debuginfod -x -d 'ask these servers for debug files, by build id; without URL those that this machine knows'
+complete -c offtop -n '_shtab_offtop_using rules' -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
+complete -c offtop -n '_shtab_offtop_using rules' -l unwind -xka "auto dwarf fp off" -d 'how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)'
+complete -c offtop -n '_shtab_offtop_using rules' -l unwind-bytes -x -d 'how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)'
+complete -c offtop -n '_shtab_offtop_using rules' -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks has what the rest leaves (default 5)'
+complete -c offtop -n '_shtab_offtop_using rules' -l mode -xka "offcpu wakeup offwake chain" -d 'offcpu, wakeup, offwake or chain: where threads wait, who woke them, both, and who woke those (default offcpu)'
+complete -c offtop -n '_shtab_offtop_using rules' -l depth -x -d 'wakers of a chain, 2 to 8 (default 4)'
+complete -c offtop -n '_shtab_offtop_using rules' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'read the settings from this file; rules.toml is beside it'
+complete -c offtop -n '_shtab_offtop_using rules; and test $_shtab_offtop_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a recording (default: this machine, now)'
 complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' -a doctor -d 'check this machine, a line each, with what mends it'
 complete -c offtop -n '_shtab_offtop_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c offtop -n '_shtab_offtop_using doctor' -l json -d 'the checks as a JSON array'

@@ -1,0 +1,83 @@
+"""What `offtop rules` prints: which rules there are, and what each matches here."""
+
+import itertools
+from collections.abc import Iterable
+from typing import TextIO
+
+from offtop.model import where
+from offtop.model.categories import Categories, is_periodic
+from offtop.model.cut import ALL, Scope, by_site
+from offtop.model.diagnoser import Diagnoser, Told
+from offtop.model.history import History, Kept
+from offtop.model.printable import printable
+from offtop.model.window import Window, merge
+from offtop.pace import Pace
+from offtop.rules import RuleFiles
+from offtop.source import Source
+from offtop.units import duration, threads
+
+_HISTORY_BYTES = 1 << 20
+_NAMES_SECONDS = 10.0
+_BATCH = 64
+"""So many windows are merged at a time."""
+_UNKNOWN = 10
+"""Places of which no rule knows what they are for."""
+
+
+def checked(files: RuleFiles) -> Iterable[str]:
+    """Which files there are, and how many rules they bring."""
+    by_file: dict[str, int] = {}
+    for rule in files.rules.rules:
+        file = rule.origin.partition(", rule ")[0]
+        by_file[file] = by_file.get(file, 0) + 1
+    for file, many in by_file.items():
+        yield f"{many} rule{'s' * (many != 1)} of {file}"
+    missing = [path for path in files.files if printable(str(path)) not in by_file]
+    if missing:
+        yield f"no rules in {' or '.join(printable(str(path)) for path in missing)}"
+
+
+def write(
+    source: Source, categories: Categories, files: RuleFiles, delay_ns: int, iterations: int | None, out: TextIO
+) -> None:
+    """Look on for `iterations` ticks (None: until the source ends), and print what each rule matched in them."""
+    diagnoser = Diagnoser(source.names, files)
+    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
+    pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
+    windows: list[Window] = []
+    last: Kept | None = None
+    for last in itertools.islice(pace.ticks(), iterations):
+        windows.append(last.window)
+        if len(windows) == _BATCH:
+            windows = [merge(windows)]
+    if last is None:
+        out.write("There was no whole tick: what passes between two readings.\n")
+        return
+    whole = Kept.of(merge(windows), last.idle)
+    book = whole.window.book
+    source.wait_for_names(
+        {frame for site, _ in whole.window.each_site() for frame in book.stack(site.user).frames if not frame.name},
+        _NAMES_SECONDS,
+    )
+    sites = by_site(whole.shares, Scope(ALL))
+    told = diagnoser.rules_of(sites, book)
+    out.write(f"what rules say of {duration(whole.span_ns)}, what looks idle included:\n")
+    out.write(f"{'WAITING':>8} {'%':>4}  {'RULE':<24} {'WAITS FOR':<34} MOSTLY\n")
+    for one in told:
+        if one.rule:
+            idle = {None: "", True: " (idle)", False: ""}[one.rule.idle]
+            process = f"{printable(book.process(one.pid))}({one.pid})"
+            out.write(f"{_numbers(one, whole)}  {one.rule.id:<24} {f'{one.rule.name}{idle}':<34} {process}\n")
+    for one in told:
+        if not one.rule:
+            out.write(f"{_numbers(one, whole)}  (no rule)\n")
+    unknown = [(part[1], site) for site, part in sites.items() if diagnoser.is_unknown(site, book)]
+    for ns, (kernel, user, _, pid) in sorted(unknown, reverse=True)[:_UNKNOWN]:
+        words = printable(where.in_short(book, kernel, user, source.names))
+        out.write(f"{threads(ns / whole.span_ns):>8}       {printable(book.process(pid))}({pid}): {words}\n")
+    silent = len(files.rules.rules) - sum(one.rule is not None for one in told)
+    out.write(f"{silent} rules matched nothing.\n")
+
+
+def _numbers(one: Told, whole: Kept) -> str:
+    return f"{threads(one.total_ns / whole.span_ns):>8} {100 * one.share:>3.0f}%"
