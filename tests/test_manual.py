@@ -27,6 +27,7 @@ _PARSERS = {
     "replay": options.replay,
     "report": options.report,
     "demo": options.demo,
+    "rules": options.rules,
 }
 
 

@@ -7,7 +7,6 @@ reads a file: texts come in, and values go out.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -69,21 +68,11 @@ class Subject(NamedTuple):
                 return self.object
 
 
-CONDITIONS: Mapping[str, str] = {
-    "category": "waits for {}",
-    "leaf": "the kernel's innermost function is {}",
-    "kernel": "below {} in the kernel",
-    "libc": "by {} of the C library",
-    "own": "called by {}",
-    "near": "near {}",
-    "user": "below {}",
-    "not": "not below {}",
-    "module": "in {}",
-    "program": "of {}",
-    "thread": "thread {}",
-    "object": "on {}",
-}
-"""The conditions that a rule may have, and how they are told."""
+CONDITIONS = (
+    *("category", "leaf", "kernel", "libc", "own", "near"),
+    *("user", "not", "module", "program", "thread", "object"),
+)
+"""Those that a rule may have."""
 
 
 class Condition(NamedTuple):
@@ -95,12 +84,6 @@ class Condition(NamedTuple):
 
     def holds(self, subject: Subject) -> bool:
         return any(map(self.compiled.match, subject.seen(self.where))) != (self.where == "not")
-
-    def said(self, subject: Subject) -> str:
-        """In words: the pattern that matched."""
-        seen = subject.seen(self.where) if self.where != "not" else ()
-        matched = next((pattern for name in seen for pattern in self.patterns if fnmatchcase(name, pattern)), "")
-        return CONDITIONS[self.where].format(matched or " or ".join(self.patterns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,9 +104,6 @@ class Rule:
 
     def matches(self, subject: Subject) -> bool:
         return all(condition.holds(subject) for condition in self.conditions)
-
-    def said(self, subject: Subject) -> str:
-        return ", ".join(condition.said(subject) for condition in self.conditions)
 
 
 @dataclass(frozen=True, slots=True)

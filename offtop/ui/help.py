@@ -33,6 +33,8 @@ REST         what none of these has. What the hypervisor stole and interrupts to
 shares; the rest is an error, and the cost line tells of it from 2 % on.
 VOL/S INV/S  waits a second that a thread began by itself, and those in which it was put aside.
 AVG WORST    how long the threads of a process or pool were blocked on average, and the worst of them.
+NAME: place  what the wait is for, by rules over the functions of program and kernel, before where it is. The line \
+above the keys says what most of it is for, and what to look at next. Your own rules: ~/.config/offtop/rules.toml.
 11/12        before a place: 11 of 12 threads of that process or pool wait there now, a convoy. `one futex`: for one \
 and the same lock.
 who ends waits  2 lists who woke those that waited, with the blocked time of the waits that each ended; WHERE is \

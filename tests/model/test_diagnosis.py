@@ -1,0 +1,375 @@
+"""Rules that name what a wait is for: offtop's own against what real programs show, and what a broken file is told."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from offtop import paths
+from offtop.errors import OfftopError
+from offtop.model import categories, diagnosis
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.cut import Idle, Leaf, Scope, by_site, cut, shares
+from offtop.model.diagnoser import Diagnoser, most
+from offtop.model.diagnosis import NO_RULES, Fixed, Rules, Subject, subject_of
+from offtop.model.history import History
+from offtop.model.snapshot import SiteTotals, Snapshot
+from offtop.model.stack import INLINED, KERNEL, NO_STACK, SHORT, Frame, Stack, nameless
+from offtop.model.table import Ints, Mask
+from offtop.model.verdicts import Verdicts
+from offtop.model.wake import Object
+from offtop.model.window import Window
+
+CATEGORIES = categories.parse(paths.categories().read_text())
+TEXT = paths.rules().read_text()
+
+
+def parsed(text: str) -> Rules:
+    return diagnosis.parse(text, "rules.toml", "Mend it", CATEGORIES.ids)
+
+
+PACKAGED = parsed(TEXT)
+RULE = 'id = "it"\nname = "it"\nsays = "It is so."\n'
+
+
+class Said:
+    """Names that are the frames' own, or are told later."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.later: dict[Frame, str] = {}
+
+    def of(self, frame: Frame) -> str:
+        return frame.name or self.later.get(frame) or nameless(frame)
+
+
+def frames(*functions: str, file: str = "/opt/prog") -> tuple[Frame, ...]:
+    """`lib:function` is of the C library, `file!function` of another; a number is a function without a name."""
+    made: list[Frame] = []
+    for at, function in enumerate(functions, 1):
+        where, own = file, function
+        if function.startswith("lib:"):
+            where, own = "/lib/x86_64-linux-gnu/libc.so.6", function[4:]
+        elif "!" in function:
+            where, _, own = function.partition("!")
+        made.append(Frame(where, int(own), "") if own.isdigit() else Frame(where, at, own))
+    return tuple(made)
+
+
+def told(
+    program: str, category: str, *functions: str, kernel: Sequence[str] = ("futex_wait",), what: Object | None = None
+) -> str:
+    """The id of the rule."""
+    of_kernel = Stack(tuple(Frame(KERNEL, 0, name) for name in kernel), 0, category)
+    subject = subject_of(of_kernel, Stack(frames(*functions)), Said(), program, "", what)
+    rule = PACKAGED.of(subject)
+    return rule.id if rule else ""
+
+
+WAIT = "lib:pthread_cond_timedwait"
+
+
+@pytest.mark.parametrize(
+    ("expected", "program", "category", "functions", "kernel"),
+    [
+        ("gil", "gunicorn", "lock", (WAIT, "77", "PyEval_RestoreThread", "99", "_PyEval_EvalFrameDefault"), ()),
+        ("gil", "python3", "lock", (WAIT, "5", "_PyEval_EvalFrameDefault", "PyEval_EvalCode"), ()),
+        ("python-lock", "python3", "lock", ("lib:sem_clockwait", "PyThread_acquire_lock_timed", "4"), ()),
+        ("postgres-row-lock", "postgres", "poll", ("lib:epoll_wait", "WaitLatch", "ProcSleep", "LockAcquire"), ()),
+        ("postgres-wal", "postgres", "fsync", ("lib:fdatasync", "issue_xlog_fsync", "XLogWrite", "XLogFlush"), ()),
+        ("postgres-wal", "postgres", "lock", ("lib:sem_wait", "LWLockAcquireOrWait", "XLogFlush"), ()),
+        ("postgres-lwlock", "postgres", "lock", ("lib:sem_wait", "PGSemaphoreLock", "LWLockAcquire", "GetPage"), ()),
+        (
+            "postgres-client",
+            "postgres",
+            "poll",
+            ("lib:epoll_wait", "WaitEventSetWait", "secure_read", "PostgresMain"),
+            (),
+        ),
+        ("postgres-idle", "postgres", "poll", ("lib:epoll_wait", "WaitLatch", "WalWriterMain"), ()),
+        ("innodb-row-lock", "mysqld", "lock", (WAIT, "lock_wait(que_thr_t*)", "row_mysql_handle_errors(int)"), ()),
+        ("innodb-row-lock-stripped", "mariadbd", "lock", (WAIT, "1", "2", "handler::ha_index_read_map(int, int)"), ()),
+        ("mysql-metadata-lock", "mariadbd", "lock", (WAIT, "MDL_wait::timed_wait(x) const", "MDL_context::y()"), ()),
+        ("mysql-client", "mariadbd", "poll", ("lib:__poll", "vio_io_wait", "7", "my_net_read_packet"), ()),
+        ("mysql-sleep", "mariadbd", "lock", (WAIT, "Interruptible_wait::wait(a, b)", "Item_func_sleep::val_int()"), ()),
+        ("redis-idle", "redis-server", "poll", ("lib:epoll_wait", "aeProcessEvents", "main"), ()),
+        ("client-redis-cli", "redis-cli", "pipe", ("lib:read", "5"), ("unix_stream_read_generic",)),
+        ("client-postgres", "web", "poll", ("lib:__poll", "/usr/lib/libpq.so.5.15!PQgetResult", "query"), ()),
+        ("client-mysql", "web", "net-recv", ("lib:recv", "/usr/lib/libmariadb.so.3!4", "query"), ()),
+        ("dns", "getent", "poll", ("lib:__poll", "lib:__res_context_send", "lib:getaddrinfo", "main"), ()),
+        ("dns-server", "dig", "net-recv", ("lib:recv",), ()),
+        ("curl", "web", "poll", ("lib:__poll", "/usr/lib/libcurl.so.4!curl_multi_poll"), ()),
+        ("tls-handshake", "web", "net-recv", ("lib:read", "/usr/lib/libssl.so.3!SSL_do_handshake"), ()),
+        ("go-idle", "etcd", "lock", ("runtime.futex.abi0", "runtime.futexsleep", "runtime.notesleep"), ()),
+        ("go-lock", "etcd", "lock", ("runtime.futex.abi0", "runtime.futexsleep", "runtime.lock2"), ()),
+        ("java-monitor", "java", "lock", (WAIT, "PlatformEvent::park()", "ObjectMonitor::enter(JavaThread*)"), ()),
+        ("java-park", "java", "lock", (WAIT, "Parker::park(bool, long)", "Unsafe_Park"), ()),
+        ("event-loop", "nginx", "poll", ("lib:epoll_wait", "ngx_epoll_process_events"), ()),
+        ("malloc", "web", "lock", ("lib:__lll_lock_wait_private", "lib:malloc", "work"), ()),
+        ("mutex", "web", "lock", ("lib:__lll_lock_wait", "lib:pthread_mutex_lock", "work"), ()),
+        ("condition", "web", "lock", ("lib:pthread_cond_wait", "work"), ()),
+        ("join", "web", "lock", ("lib:pthread_join", "main"), ()),
+        ("pipe-full", "yes", "pipe", ("lib:write", "main"), ("pipe_write", "vfs_write")),
+        ("page-fault", "web", "page-fault", ("work",), ("folio_wait_bit", "filemap_fault")),
+        ("mmap-lock", "web", "kernel-lock", ("work",), ("down_read", "do_user_addr_fault")),
+        ("inode-lock", "web", "kernel-lock", ("lib:write",), ("down_write", "ext4_buffered_write_iter")),
+        ("kernel-lock", "web", "kernel-lock", ("lib:ioctl",), ("mutex_lock", "some_driver")),
+        ("kernel-thread", "kswapd0", "kthread-idle", (), ("kswapd",)),
+        ("", "web", "sleep", ("lib:nanosleep", "work"), ("do_nanosleep",)),
+    ],
+)
+def test_the_rules_say_what_real_programs_wait_for(
+    expected: str, program: str, category: str, functions: tuple[str, ...], kernel: tuple[str, ...]
+) -> None:
+    what = Object("udp", "socket:[1] 10.0.0.1:53") if expected == "dns-server" else None
+    assert told(program, category, *functions, kernel=kernel or ("do_wait",), what=what) == expected
+
+
+def test_each_rule_of_offtop_s_own_is_said_in_few_words_and_sentences() -> None:
+    assert len({rule.id for rule in PACKAGED.rules}) == len(PACKAGED.rules) > 70
+    for rule in PACKAGED.rules:
+        assert len(rule.name) <= 34, rule.id
+        assert rule.says.endswith(".") and not rule.next.endswith("."), rule.id
+        assert rule.origin.startswith(f"rules.toml, rule {PACKAGED.rules.index(rule) + 1} (line ")
+    assert PACKAGED.services[5432] == "PostgreSQL"
+
+
+@pytest.mark.parametrize(
+    ("rule", "subject", "holds"),
+    [
+        ('category = ["lock"]', Subject("lock"), True),
+        ('category = ["lock"]', Subject("poll"), False),
+        ('leaf = ["a"]', Subject("x", ("a", "b")), True),
+        ('leaf = ["b"]', Subject("x", ("a", "b")), False),
+        ('kernel = ["b"]', Subject("x", ("a", "b")), True),
+        ('libc = ["b*"]', Subject("x", libc=("read", "bcd")), True),
+        ('libc = ["b*"]', Subject("x", own=("bcd",)), False),
+        ('own = ["a"]', Subject("x", own=("a", "b")), True),
+        ('own = ["b"]', Subject("x", own=("a", "b")), False),
+        ('near = ["d"]', Subject("x", own=("a", "b", "c", "d", "e")), True),
+        ('near = ["e"]', Subject("x", own=("a", "b", "c", "d", "e")), False),
+        ('user = ["e"]', Subject("x", own=("a", "b", "c", "d", "e")), True),
+        ('user = ["read"]', Subject("x", libc=("read",)), True),
+        ('module = ["libpq.so*"]', Subject("x", modules=("prog", "libpq.so.5")), True),
+        ('program = ["Web"]', Subject("x", program="web"), False),
+        ('program = ["we?"]', Subject("x", program="web"), True),
+        ('thread = ["pool-*"]', Subject("x", thread="pool-7"), True),
+        ('object = ["pipe"]', Subject("x", object=("pipe:[1]", "pipe:[1]", "pipe")), True),
+        ('category = ["lock"]\nnot = ["work"]', Subject("lock", own=("main",)), True),
+        ('category = ["lock"]\nnot = ["work"]', Subject("lock", own=("work", "main")), False),
+        ('[names]\nnone = ["x"]\nsome = ["a", "b"]\n', Subject("x"), False),
+        ('own = ["@some"]', Subject("x", own=("b",)), True),
+    ],
+)
+def test_a_rule_holds_when_all_of_its_conditions_do(rule: str, subject: Subject, holds: bool) -> None:
+    if rule.startswith("["):
+        assert parsed(rule) == Rules()
+        return
+    rules = parsed(f'[names]\nsome = ["a", "b"]\n[[rule]]\n{RULE}{rule}\n')
+    assert (rules.of(subject) is not None) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[rule]\n", "rules.toml is not valid TOML"),
+        (f"[[rule]]\n{RULE}", "rule 1 (line 1): it has none of the conditions category, "),
+        (f'[[rule]]\n{RULE}not = ["a"]', "rule 1 (line 1): it has none of the conditions"),
+        (f'[[rule]]\n{RULE}own = "a"', "`own` is not a list of names"),
+        (f'[[rule]]\n{RULE}colour = ["a"]', "`colour` means nothing here; what may stand here: category, "),
+        (f'[[rule]]\n{RULE}own = ["@nobody"]', "`names` is missing"),
+        (f'[[rule]]\n{RULE}category = ["locks"]', "there is no category `locks`"),
+        (f'[[rule]]\n{RULE}own = ["a"]\nidle = "no"', "`idle` is neither true nor false"),
+        (
+            f'\n[[rule]]\n{RULE}own = ["a"]\n\n[[rule]]\n{RULE}own = ["b"]',
+            "rule 2 (line 8): the id `it` stands",
+        ),
+        ('[[rule]]\nid = "A word"\nname = "x"\nsays = "y"\nown = ["a"]', "`id` is no word of a to z"),
+        ('[[rule]]\nid = "it"\nsays = "y"\nown = ["a"]', "`name`, what is waited for, in a few words, is missing"),
+        ('[[rule]]\nid = "it"\nname = "x"\nown = ["a"]', "`says`, what that is, in a sentence, is missing"),
+        (f'[[rule]]\nid = "it"\nname = "{"x" * 201}"\nsays = "y"\nown = ["a"]', "`name` has more than 200 characters"),
+        ('[services]\nmany = "x"', "is no port"),
+        ('[services]\n70000 = "x"', "is no port"),
+        ("[services]\n80 = 7", "`80`, who is there, is missing"),
+        ("colour = 7", "`colour` means nothing here"),
+        ("rule = 7", "there is no [[rule]]"),
+        ("rule = [7]", "there is no [[rule]]"),
+        (f'[[rule]]\n{RULE}"\\u001b[2J" = ["a"]', "`\\x1b[2J` means nothing here"),
+    ],
+)
+def test_a_broken_file_is_told_where_and_what(text: str, said: str) -> None:
+    with pytest.raises(OfftopError) as refused:
+        parsed(text)
+    assert said in str(refused.value)
+    assert str(refused.value).endswith(". Mend it")
+    assert "\x1b" not in str(refused.value)
+
+
+def test_a_person_s_rules_come_first_and_one_with_an_id_of_ours_takes_its_place() -> None:
+    own = parsed('[services]\n5432 = "billing"\n[[rule]]\nid = "gil"\nname = "the GIL"\nsays = "x"\nprogram = ["web"]')
+    both = own.before(PACKAGED)
+    assert len(both.rules) == len(PACKAGED.rules)
+    assert both.rules[0].name == "the GIL"
+    assert (both.services[5432], both.services[6379]) == ("billing", "Redis")
+    assert NO_RULES.before(PACKAGED).rules == PACKAGED.rules
+
+
+DEEP = f"deep(int){INLINED} < shallow.isra.0(void (*)(int)) const{INLINED} < (anonymous namespace)::run(x)"
+
+
+def test_functions_are_told_without_what_compilers_add() -> None:
+    stack = Stack(
+        (
+            *frames("lib:futex", "lib:pthread_cond_wait"),
+            Frame(
+                "/opt/prog",
+                1,
+                DEEP,
+            ),
+            Frame("/opt/prog", 2, ""),
+            *frames("lib:start_thread", "work.cold"),
+        )
+    )
+    subject = subject_of(Stack((Frame(KERNEL, 0, "futex_wait.constprop.0"),), 0, "lock"), stack, Said())
+    assert subject.kernel == ("futex_wait",)
+    assert subject.libc == ("futex", "pthread_cond_wait")
+    assert subject.own[:3] == ("deep", "shallow", "(anonymous namespace)::run")
+    assert subject.own[3:] == ("start_thread", "work")
+    assert subject.modules == ("libc.so.6", "prog")
+
+
+# ---- who diagnoses
+
+LOCK, POLL = 3, 4
+WORKER, LATE, LOOP = 5, 6, 7
+LATE_FRAME = Frame("/opt/prog", 0x99, "")
+IDLE_RULES = parsed(
+    f'[[rule]]\n{RULE}own = ["serve"]\nidle = true\n'
+    '[[rule]]\nid = "busy"\nname = "busy"\nsays = "x"\nown = ["row_lock"]\nidle = false\n'
+    '[[rule]]\nid = "plain"\nname = "plain"\nsays = "x"\nown = ["work"]\n'
+    '[[rule]]\nid = "same"\nname = "it"\nsays = "x"\nown = ["other"]\n'
+)
+
+
+def book() -> Book:
+    made = Book()
+    made.stacks |= {
+        LOCK: Stack((Frame(KERNEL, 0, "futex_wait"),), 0, "lock"),
+        POLL: Stack((Frame(KERNEL, 0, "ep_poll"),), 0, "poll"),
+        WORKER: Stack(frames("lib:wait", "serve")),
+        LATE: Stack((LATE_FRAME,)),
+        LOOP: Stack(frames("lib:epoll_wait", "row_lock")),
+        8: Stack(frames("work")),
+        9: Stack(frames("other")),
+    }
+    made.processes |= {7: "web", 8: "db"}
+    made.comms[ThreadKey(7, 71)] = "main"
+    return made
+
+
+def window(*sites: tuple[SiteKey, int]) -> Window:
+    return Window(0, 10**9, 10**9, sites={key: SiteTotals(1, ns, 0, ns) for key, ns in sites}, book=book())
+
+
+def test_what_most_of_it_is_for_comes_first_and_two_rules_of_one_name_are_one_thing() -> None:
+    some = window(
+        *((SiteKey(7, 71, LOCK, WORKER), 30), (SiteKey(7, 72, LOCK, 9), 10), (SiteKey(8, 81, LOCK, 8), 50)),
+        *((SiteKey(8, 82, LOCK, NO_STACK), 10), (SiteKey(8, 83, SHORT, NO_STACK), 0)),
+    )
+    diagnoser = Diagnoser(Said(), Fixed(IDLE_RULES))
+    found = diagnoser.rules_of(by_site(shares(some, Idle()), Scope()), some.book)
+    assert [(one.rule and one.rule.name, one.total_ns, one.pid) for one in found] == [
+        ("plain", 50, 8),
+        ("it", 40, 7),
+        (None, 10, 8),
+    ]
+    assert most(found) is found[0]
+    assert found[0].in_short(some.book, with_process=True) == "50% wait for plain (db)"
+    assert found[1].in_full(some.book, with_process=False) == "40% wait for it: It is so."
+    assert most(found[2:]) is None
+    assert diagnoser.rule_of(SiteKey(8, 83, SHORT, NO_STACK), some.book) is None
+
+
+def test_a_wait_is_told_anew_when_its_functions_have_names() -> None:
+    names, some = Said(), book()
+    diagnoser = Diagnoser(names, Fixed(IDLE_RULES))
+    site = SiteKey(7, 71, LOCK, LATE)
+    assert diagnoser.rule_of(site, some) is None
+    ids = np.array([site], np.int64)
+    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [0]
+    names.later[LATE_FRAME] = "serve"
+    assert diagnoser.rule_of(site, some) is None, "nobody said that there are other names"
+    names.version += 1
+    rule = diagnoser.rule_of(site, some)
+    assert rule and rule.id == "it"
+    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1]
+
+
+def test_other_rules_are_taken_at_once() -> None:
+    source = _Changing(IDLE_RULES)
+    diagnoser, some = Diagnoser(Said(), source), book()
+    ids = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
+    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1]
+    source.rules = NO_RULES
+    assert diagnoser.rule_of(SiteKey(7, 71, LOCK, WORKER), some) is None
+    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [0]
+
+
+class _Changing:
+    error = ""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+
+def test_a_rule_has_the_last_word_on_what_looks_idle() -> None:
+    some = window(
+        (SiteKey(7, 71, LOCK, WORKER), 10),
+        (SiteKey(7, 72, POLL, LOOP), 20),
+        (SiteKey(7, 73, POLL, WORKER), 30),
+        (SiteKey(7, 74, LOCK, 8), 40),
+    )
+    diagnoser = Diagnoser(Said(), Fixed(IDLE_RULES))
+    ids = shares(some, Idle()).ids
+    idle = Idle({"poll"}, verdicts=diagnoser.verdicts([ids], some.book))
+    parts = {leaf: part.total_ns for leaf, part in cut(some, idle).categories.items()}
+    assert parts == {Leaf("lock", True): 10, Leaf("poll"): 20, Leaf("poll", True): 30, Leaf("lock"): 40}
+    assert sum(parts.values()) == sum(part.total_ns for part in cut(some, Idle({"poll"})).categories.values())
+
+
+def test_a_wait_in_progress_without_a_user_stack_looks_as_all_others_of_its_process_there() -> None:
+    some, diagnoser = book(), Diagnoser(Said(), Fixed(IDLE_RULES))
+    ids = np.array([(7, 71, LOCK, WORKER, 0), (7, 72, LOCK, NO_STACK, 0), (8, 81, LOCK, NO_STACK, 0)], np.int64)
+    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1, 1, 0]
+    more = np.array([(7, 73, LOCK, 8, 0)], np.int64)
+    diagnoser.verdicts([more], some)
+    another = np.array([(7, 74, POLL, WORKER, 0)], np.int64)
+    assert diagnoser.verdicts([another], some).of(ids).tolist() == [1, 0, 0], "of those, one works"
+
+
+def test_a_tick_keeps_what_was_known_when_it_passed() -> None:
+    names, made = Said(), book()
+    diagnoser = Diagnoser(names, Fixed(IDLE_RULES))
+    history = History((), never, verdicts=diagnoser.verdicts)
+    site, sums = SiteKey(7, 71, LOCK, LATE), SiteTotals()
+    for second in range(3):
+        if second == 2:
+            names.later[LATE_FRAME] = "serve"
+            names.version += 1
+        sums = sums.plus(SiteTotals(1, 5, 0, 5, 1))
+        history.add(Snapshot(0, second * 10**9, sites={site: sums._replace(max_ns=5)}, book=made))
+    first, second = history.last(10**10)
+    assert {*first.leaves} == {*first.cut.categories} == {Leaf("lock")}
+    assert {*second.leaves} == {Leaf("lock", True)}
+    assert {*first.cut.categories} == {*cut(first.window, first.idle).categories}
+
+
+def never(lanes: Ints) -> Mask:
+    return np.zeros(len(lanes), np.bool_)
+
+
+def test_verdicts_say_nothing_of_what_they_were_not_asked() -> None:
+    said = Verdicts({(7, 3, 5): True, (7, 3, 6): False})
+    ids = np.array([(7, 1, 3, 5, 9), (7, 2, 3, 6, 0), (7, 1, 3, 7, 0), (8, 1, 3, 5, 0)], np.int64)
+    assert said.of(ids).tolist() == [1, -1, 0, 0]
+    assert Verdicts({}).of(ids).tolist() == [0] * 4
