@@ -33,7 +33,7 @@ from offtop.model.cut import (
 )
 from offtop.model.diagnoser import Diagnoser, most
 from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
-from offtop.model.filter import NOTHING, Filter, Text
+from offtop.model.filter import NOTHING, Filter
 from offtop.model.history import History, Kept, moved_in
 from offtop.model.printable import printable
 from offtop.model.rows import (
@@ -136,8 +136,9 @@ def run(
         for kept in itertools.islice(pace.ticks(), iterations):
             if wanted.filter.needs_details:
                 looked_up = _look_up(source, kept, looked_up)
-            if _asks_for_names(wanted.filter):
-                source.wait_for_names(_unnamed(kept.window, _user_stacks(kept.window)), patience_s)
+            unnamed = _unnamed(kept.window, _user_stacks(kept.window))
+            source.wait_for_names(unnamed, patience_s if as_json or wanted.folded else _LATER_SECONDS)
+            kept = history.look_again() or kept
             latest = history.latest
             blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
             tick = passing(kept, wanted.filter, source.names, blocked, accounted=as_json)
@@ -182,11 +183,6 @@ def _add_up(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> N
 def _stacks_at(site: SiteKey, book: Book) -> set[int]:
     """Of the sleeper, and of who woke it."""
     return {site.kernel, site.user} | (book.wake(site.wake).stacks if site.wake else set[int]())
-
-
-def _asks_for_names(chosen: Filter) -> bool:
-    """Whether it looks at the program's functions, whose names come late: `stack=`, and a word alone."""
-    return any(isinstance(one, Text) and one.key in ("stack", "") for one in chosen.waits)
 
 
 def _unnamed(window: Window, stacks: Iterable[int]) -> set[Frame]:

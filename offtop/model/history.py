@@ -188,8 +188,7 @@ class History:
         is_new = not np.array_equal(periodic.ids, self._periodic.ids)
         if is_new:
             self._periodic = periodic
-        said, sites = self._said, (table_of(SITES, window.sites).ids, window.still.ids)
-        self._said = self._verdicts(sites, window.book)
+        said, self._said = self._said, self._verdicts_on(snapshot, window)
         is_new |= self._said is not said
         idle = Idle(self._idle, self._periodic, self._said)
         kept = Kept.of(window, idle, self._number)
@@ -213,6 +212,27 @@ class History:
             self._waits.add(snapshot)
             self._make_room()
         return kept
+
+    def look_again(self) -> Kept | None:
+        """The newest tick, with what rules say of it now that more of its functions may have names."""
+        with self._lock:
+            newest, latest = self._kept[-1] if self._kept else None, self._latest
+        if newest is None or latest is None or isinstance(newest.held, Packed):
+            return newest
+        self._said = self._verdicts_on(latest, newest.held)
+        if self._said is newest.idle.verdicts:
+            return newest
+        seen = Kept.of(newest.held, newest.idle._replace(verdicts=self._said), newest.number)
+        seen = replace(seen, bytes_held=newest.bytes_held)
+        with self._lock:
+            self._kept[-1] = seen
+        return seen
+
+    def _verdicts_on(self, snapshot: Snapshot, window: Window) -> Verdicts:
+        """By all sites there are: a wait in progress is judged by those that ended before."""
+        known = table_of(SITES, snapshot.sites)
+        sites = known.ids[known.present], table_of(SITES, window.sites).ids, window.still.ids
+        return self._verdicts(sites, window.book)
 
     def _begin(self, snapshot: Snapshot) -> None:
         """What was kept is of other totals: nothing of it stays."""

@@ -18,6 +18,7 @@ from offtop.model.cut import (
     top_of_threads,
 )
 from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import Rule
 from offtop.model.history import History, Kept
 from offtop.model.pool import LEAST_CONVOY, UNFOLDED, Convoy, Folding, Pool, convoys, folding
 from offtop.model.rolling import Sums
@@ -134,11 +135,16 @@ class Listing:
     def _with_rules(self, seen: Sequence[Row], book: Book) -> list[Row]:
         """Rows told what the place is for where each waited."""
         return [
-            row._replace(rule=self._diagnoser.rule_of(row.convoy.site if row.convoy.waiting else row.top, book))
+            row._replace(rule=self._rule(row, book))
             if row.top != NOWHERE and isinstance(row.key, str | int | ThreadKey | Pool)
             else row
             for row in seen
         ]
+
+    def _rule(self, row: Row, book: Book) -> Rule | None:
+        """Of what many of them wait for, if it is known by now where that is."""
+        of_convoy = self._diagnoser.rule_of(row.convoy.site, book) if row.convoy.waiting else None
+        return of_convoy or self._diagnoser.rule_of(row.top, book)
 
     def _rows(self, scene: Scene, made: Folding) -> Ranking:
         view, scope, book = scene.view, scene.scope, scene.book
