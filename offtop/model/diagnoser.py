@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.cut import Added
+from offtop.model.book import Book, SiteKey
+from offtop.model.cut import Added, distinct_rows
 from offtop.model.diagnosis import NO_RULES, Rule, RuleSource, subject_of
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED
-from offtop.model.stack import NO_STACK, PLACELESS, Names, nameless
+from offtop.model.stack import NO_STACK, PLACELESS, Frame, Names, nameless
 from offtop.model.table import Ints
 from offtop.model.verdicts import NO_VERDICTS, WHERE, Verdicts, Where
 from offtop.model.wake import NO_OBJECT, Object
@@ -53,7 +53,6 @@ class _Kind(NamedTuple):
     kernel: int
     user: int
     program: str
-    thread: str
     what: Object
 
 
@@ -64,9 +63,13 @@ class Diagnoser:
         self._names = names
         self._source = rules
         self._rules = NO_RULES
+        self._candidates: dict[tuple[str, str], tuple[Rule, ...]] = {}
+        """By category and program: those that may match."""
         self._known: dict[_Kind, Rule | None] = {}
-        self._unsure: set[_Kind] = set()
-        """Those of them of which some function has no name yet."""
+        self._of_rows: dict[tuple[int, ...], Rule | None] = {}
+        """The same by rows of tables."""
+        self._unnamed: dict[Frame, set[_Kind]] = {}
+        """Frames without a name, and where they stand."""
         self._asked: tuple[object, ...] = ()
         self._said: dict[Where, bool] = {}
         self._judged: set[Where] = set()
@@ -77,7 +80,7 @@ class Diagnoser:
         if site.kernel in PLACELESS:
             return None
         self._look_around(book)
-        return self._rule(site.pid, site.tid, site.kernel, site.user, book.wake(site.wake).object, book)
+        return self._of_row((site.kernel, site.user, site.wake, site.pid), book)
 
     def rules_of(self, table: Mapping[tuple[int, ...], Added], book: Book) -> list[Told]:
         """Of a table by sites (cut.by_site): what rules say, most time first."""
@@ -85,10 +88,11 @@ class Diagnoser:
         sums: dict[str, int] = {}
         by_pid: dict[str, dict[int, int]] = {}
         rules: dict[str, Rule | None] = {}
-        for (kernel, user, wake, pid), (_, total_ns, _, _) in table.items():
+        for row, (_, total_ns, _, _) in table.items():
+            kernel, _, _, pid = row
             if kernel in PLACELESS or total_ns <= 0:
                 continue
-            rule = self._rule(pid, 0, kernel, user, book.wake(wake).object, book)
+            rule = self._of_row(row, book)
             name = rule.name if rule else ""  # two rules may lead to one thing
             rules.setdefault(name, rule)
             sums[name] = sums.get(name, 0) + total_ns
@@ -103,14 +107,13 @@ class Diagnoser:
 
     def is_unknown(self, site: tuple[int, ...], book: Book) -> bool:
         """Whether no rule knows what that row of a table by sites is for, though it is known where it was."""
-        kernel, user, wake, pid = site
-        return kernel not in PLACELESS and self._rule(pid, 0, kernel, user, book.wake(wake).object, book) is None
+        return site[0] not in PLACELESS and self._of_row(site, book) is None
 
     def verdicts(self, ids: Iterable[Ints], book: Book) -> Verdicts:
         """What is known by now, these sites included."""
         self._look_around(book)
-        found = np.unique(np.concatenate([some[:, WHERE] for some in ids]), axis=0)
-        new = [where for where in map(_where, found.tolist()) if where not in self._judged]
+        found, _ = distinct_rows(np.concatenate([some[:, WHERE] for some in ids]))
+        new = [where for where in map(_where, found) if where not in self._judged]
         if not new:
             return self._verdicts
         if len(self._judged) >= _MOST_KNOWN:
@@ -123,7 +126,7 @@ class Diagnoser:
             self._said.pop(where, None)
             if kernel in PLACELESS or pid == EXITED.pid:
                 continue
-            rule = self._rule(pid, 0, kernel, user, NO_OBJECT, book)
+            rule = self._rule(pid, kernel, user, NO_OBJECT, book)
             if rule and rule.idle is not None:
                 self._said[where] = rule.idle
         if self._said != before:
@@ -138,37 +141,57 @@ class Diagnoser:
                 every.setdefault((pid, kernel), set()).add(self._said.get((pid, kernel, user), False))
         return {(pid, kernel, NO_STACK): True for (pid, kernel), said in every.items() if said == {True}}
 
-    def _rule(self, pid: int, tid: int, kernel: int, user: int, what: Object, book: Book) -> Rule | None:
-        kind = _Kind(kernel, user, book.process(pid), book.comm(ThreadKey(pid, tid)) if tid else "", what)
+    def _of_row(self, row: tuple[int, ...], book: Book) -> Rule | None:
+        if row in self._of_rows:
+            return self._of_rows[row]
+        if len(self._of_rows) >= _MOST_KNOWN:
+            self._of_rows.clear()
+        kernel, user, wake, pid = row
+        found = self._of_rows[row] = self._rule(pid, kernel, user, book.wake(wake).object, book)
+        return found
+
+    def _rule(self, pid: int, kernel: int, user: int, what: Object, book: Book) -> Rule | None:
+        kind = _Kind(kernel, user, book.process(pid), what)
         if kind in self._known:
             return self._known[kind]
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
+            self._unnamed.clear()
         of_kernel, of_user = book.stack(kernel), book.stack(user)
-        if any(self._names.of(frame) == nameless(frame) for frame in of_user.frames):
-            self._unsure.add(kind)
-        found = self._rules.of(subject_of(of_kernel, of_user, self._names, *kind[2:]))
-        self._known[kind] = found
+        for frame in of_user.frames:
+            if self._names.of(frame) == nameless(frame):
+                self._unnamed.setdefault(frame, set()).add(kind)
+        subject = subject_of(of_kernel, of_user, self._names, kind.program, what)
+        among = (subject.category, kind.program)
+        if among not in self._candidates:
+            self._candidates[among] = self._rules.among(*among)
+        found = self._known[kind] = next((rule for rule in self._candidates[among] if rule.matches(subject)), None)
         return found
 
     def _look_around(self, book: Book) -> None:
-        """Forget what may have changed."""
+        """Forget what may be otherwise now."""
         self._rules = self._source.rules  # held, so that another one cannot have its id
         asked = (id(book), id(self._rules), self._names.version)
         if asked == self._asked:
             return
         if asked[:2] != self._asked[:2]:
-            self._known.clear()
-            self._said.clear()
-            self._judged.clear()
+            for known in (self._candidates, self._known, self._unnamed, self._said, self._judged, self._of_rows):
+                known.clear()
             self._verdicts = NO_VERDICTS
         else:
-            for kind in self._unsure:
-                self._known.pop(kind, None)
-            stacks = {kind[:2] for kind in self._unsure}
-            self._judged = {where for where in self._judged if where[1:] not in stacks}
-        self._unsure.clear()
+            self._forget_those_with_names()
         self._asked = asked
+
+    def _forget_those_with_names(self) -> None:
+        named = [frame for frame in self._unnamed if self._names.of(frame) != nameless(frame)]
+        kinds = {kind for frame in named for kind in self._unnamed.pop(frame)}
+        if not kinds:
+            return
+        for kind in kinds:
+            self._known.pop(kind, None)
+        self._of_rows.clear()
+        stacks = {kind[:2] for kind in kinds}
+        self._judged = {where for where in self._judged if where[1:] not in stacks}
 
 
 def _where(ids: Sequence[int]) -> Where:

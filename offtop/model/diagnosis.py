@@ -39,7 +39,6 @@ class Subject(NamedTuple):
     modules: tuple[str, ...] = ()
     """Names of the files, without directories, that the functions are in."""
     program: str = ""
-    thread: str = ""
     object: tuple[str, ...] = ()
 
     def seen(self, where: str) -> Sequence[str]:
@@ -62,15 +61,13 @@ class Subject(NamedTuple):
                 return self.modules
             case "program":
                 return (self.program,)
-            case "thread":
-                return (self.thread,)
             case _:
                 return self.object
 
 
 CONDITIONS = (
-    *("category", "leaf", "kernel", "libc", "own", "near"),
-    *("user", "not", "module", "program", "thread", "object"),
+    *("category", "program", "object", "leaf", "kernel", "module"),
+    *("libc", "own", "near", "user", "not"),
 )
 """Those that a rule may have."""
 
@@ -116,6 +113,15 @@ class Rules:
     def of(self, subject: Subject) -> Rule | None:
         return next((rule for rule in self.rules if rule.matches(subject)), None)
 
+    def among(self, category: str, program: str) -> tuple[Rule, ...]:
+        """Those that may match a wait of that category and program."""
+        subject = Subject(category, program=program)
+        return tuple(
+            rule
+            for rule in self.rules
+            if all(one.holds(subject) for one in rule.conditions if one.where in ("category", "program"))
+        )
+
     def before(self, others: "Rules") -> "Rules":
         """These, and behind them those of `others` whose ids are not used here."""
         own = {rule.id for rule in self.rules}
@@ -150,9 +156,7 @@ class Fixed(NamedTuple):
 WITHOUT_RULES = Fixed()
 
 
-def subject_of(
-    kernel: Stack, user: Stack, names: Names, program: str = "", thread: str = "", what: Object | None = None
-) -> Subject:
+def subject_of(kernel: Stack, user: Stack, names: Names, program: str = "", what: Object | None = None) -> Subject:
     """What rules see of a wait at these stacks."""
     libc: list[str] = []
     own: list[str] = []
@@ -169,7 +173,6 @@ def subject_of(
         tuple(own),
         tuple(dict.fromkeys(base_name(frame) for frame in user.frames)),
         program,
-        thread,
         object_names(what) if what else (),
     )
 
@@ -250,6 +253,8 @@ class _Reader(RuleFile):
             raise self.wrong(
                 where, f"it has none of the conditions {', '.join(one for one in CONDITIONS if one != 'not')}"
             )
+        if "idle" in table and "object" in table:
+            raise self.wrong(where, "`idle` goes by where a wait is, so it cannot stand beside `object`")
         word = self._text(table, "id", where, "a word for scripts")
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", word):
             raise self.wrong(where, "`id` is no word of a to z, 0 to 9 and -")
