@@ -195,7 +195,11 @@ SCHEMA: dict[str, Any] = {
                         "object": _unless(
                             _object(
                                 {
-                                    "kind": {"type": "string", "description": "futex, pipe, socket, eventfd, epoll, …"},
+                                    "kind": {
+                                        "type": "string",
+                                        "description": "futex, pipe, tcp, udp, unix, socket (of another family), "
+                                        "eventfd, epoll, file, child and so on",
+                                    },
                                     "name": {
                                         "type": "string",
                                         "description": "the same for all who wait on it: an address, an inode, a path",
@@ -203,6 +207,20 @@ SCHEMA: dict[str, Any] = {
                                     "pid": {
                                         **_COUNT,
                                         "description": "of the process in which that name holds; 0: everywhere",
+                                    },
+                                    "local": {
+                                        "type": "string",
+                                        "description": "of tcp and udp the own end: 10.0.0.1:40312, *:80, [::1]:53; "
+                                        "else empty",
+                                    },
+                                    "peer": {
+                                        "type": "string",
+                                        "description": "the other end, where it is connected; of unix the process that "
+                                        "made it: postgres(4242); else empty",
+                                    },
+                                    "state": {
+                                        "type": "string",
+                                        "description": "of tcp: established, listen, close-wait and so on; else empty",
                                     },
                                 }
                             ),
