@@ -27,26 +27,10 @@ _PIPES, _ANONYMOUS = 0x50495045, 0x09041934
 _MINOR_BITS = 20
 _PROTOCOLS = {6: "tcp", 17: "udp"}
 _TCP = 6
-_STATES = {
-    number: word
-    for number, word in enumerate(
-        [
-            "established",
-            "syn-sent",
-            "syn-recv",
-            "fin-wait-1",
-            "fin-wait-2",
-            "time-wait",
-            "close",
-            "close-wait",
-            "last-ack",
-            "listen",
-            "closing",
-            "syn-recv",
-        ],
-        1,
-    )
-}
+_STATES = (
+    *("", "established", "syn-sent", "syn-recv", "fin-wait-1", "fin-wait-2", "time-wait", "close", "close-wait"),
+    *("last-ack", "listen", "closing", "syn-recv"),
+)
 """include/net/tcp_states.h; the words are those of ss(8)."""
 _ANY_CHILD, _CHILD, _GROUP = range(3)
 """What waitid(2) calls P_ALL, P_PID and P_PGID."""
@@ -147,7 +131,7 @@ class Objects:
             name,
             local=f"{local}:{found.local_port}",
             peer=f"{peer}:{found.peer_port}" if found.peer_port else "",
-            state=_STATES.get(found.state, "") if found.protocol == _TCP else "",
+            state=_STATES[found.state] if found.protocol == _TCP and found.state < len(_STATES) else "",
         )
 
 

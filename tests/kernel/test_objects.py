@@ -5,7 +5,7 @@ import mmap
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -145,7 +145,7 @@ def test_what_has_no_name_is_of_its_process_alone_and_looked_at_again() -> None:
 
 
 @contextmanager
-def shared_memory() -> Iterator[tuple[str, int]]:
+def shared_memory() -> Generator[tuple[str, int]]:
     """A file of two pages that is mapped, and where."""
     with tempfile.NamedTemporaryFile() as file:
         file.truncate(2 * mmap.PAGESIZE)
@@ -168,10 +168,8 @@ def test_a_futex_is_of_its_process_or_of_the_file_that_several_have_mapped() -> 
 
 def test_a_tick_looks_for_so_many_and_the_rest_is_told_in_the_next(tmp_path: Path) -> None:
     objects, files = Objects(Book()), [(tmp_path / str(n)).open("wb") for n in range(60)]
-    found = [
-        record(magic=EXT4, inode=inode_of(one.fileno()), argument=one.fileno(), file=n + 1)
-        for n, one in enumerate(files)
-    ]
+    fds = [one.fileno() for one in files]
+    found = [record(magic=EXT4, inode=inode_of(fd), argument=fd, file=fd) for fd in fds]
     first = [objects.of(OWN, one) for one in found]
     assert [is_for_now for _, is_for_now in first] == [False] * 50 + [True] * 10
     assert [what.name.startswith("inode ") for what, _ in first] == [False] * 50 + [True] * 10

@@ -33,6 +33,8 @@ from tests.kernel.test_counts import wait_until_asleep
 from tests.kernel.test_processes import child_with_pid
 from tests.kernel.watch import MS, S, Watch
 
+NOTHING = ObjectRecord.of(bytes(OBJECT.size))
+
 pytestmark = pytest.mark.kernel
 
 _C = ("-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin")
@@ -407,7 +409,7 @@ def stack_of(tid: int) -> WalkedStack:
         int(sp, 16),
         0,
         (0,) * OTHERS,
-        ObjectRecord.of(bytes(OBJECT.size)),
+        NOTHING,
         b"",
         b"",
     )
