@@ -163,6 +163,7 @@ def _blocked_object(some: Stuck, row: int, book: Book, names: Names) -> dict[str
         "user": _printable(where.user_names(book, one.user, names)),
         "user_end": _end_of(book.stack(one.user)),
         "user_unsure": book.stack(one.user).is_guessed,
+        "object": _named(book.wake(one.site.wake).object),
     }
 
 
@@ -209,7 +210,10 @@ def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names
     }
 
 
-def _named(what: Object) -> dict[str, Any]:
+def _named(what: Object) -> dict[str, Any] | None:
+    """None where nobody knows what was waited on."""
+    if what == NO_OBJECT:
+        return None
     return {
         "kind": printable(what.kind),
         "name": printable(what.name),
@@ -233,7 +237,7 @@ class _Woken:
         were on."""
         found = self._book.wake(wake)
         waker, what, links, end = found
-        on = None if what == NO_OBJECT else _named(what)
+        on = _named(what)
         if not found.has_waker:
             return {"waker": None, "object": on, **dict.fromkeys(("chain", "chain_wakers", "chain_end"))}
         return {

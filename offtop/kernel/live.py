@@ -351,6 +351,7 @@ class LiveSource(Happening):
         wanted = asked[0] != OFFCPU
         if wanted:
             self._program.watch_wakings(True)
+        self._prime = self._prime or wanted != bool(self._depth)  # what goes on is said to have no waker otherwise
         self._mode = asked
         self._configure(self._filters, self._filters)
         if not wanted:
