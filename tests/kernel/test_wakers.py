@@ -33,7 +33,7 @@ from offtop.model.wake import (
     FIRST_WAKE,
     LOOP,
     NO_OBJECT,
-    NO_WAKE,
+    NOT_ASKED,
     OFFCPU,
     OFFWAKE,
     SIGNAL,
@@ -469,7 +469,7 @@ def test_modes_change_while_waits_go_on_and_the_laws_hold(live: Watch) -> None:
             assert ended
             if mode == OFFCPU:
                 assert waking_links(live.source) == []
-                assert {*ended} == {NO_WAKE}
+                assert {live.last.book.wake(wake).waker for wake in ended} == {NOT_ASKED}
             else:
                 assert len(waking_links(live.source)) == 1
                 told = {live.last.book.wake(wake).waker.tid for wake in ended if wake >= FIRST_WAKE}
