@@ -12,8 +12,9 @@
  *         walk:    iterator over tasks, twice a tick: waits in progress, then the idle half. Where the first
  *                  one would cost too much, it is left out now and then
  * maps    record: per thread, its wait in progress and what ended, in two halves. sites_*: what ended, by
- *         stack. gone_*: the records of threads that ended. `half` says which halves are written; the
- *         others are read and emptied meanwhile. kernel_stacks: frames by id; userstack.c has those of users.
+ *         stack; object_sites: how many of them are there for what was waited on (object.c). gone_*: the records
+ *         of threads that ended. `half` says which halves are written; the others are read and emptied meanwhile.
+ *         kernel_stacks: frames by id; userstack.c has those of users.
  * units   ns of bpf_ktime_get_ns()
  * cost    bpf/README.md has it measured
  *
@@ -52,6 +53,7 @@ BPF_TABLE("hash", struct gone_key, struct gone, gone_0, THREADS);
 BPF_TABLE("hash", struct gone_key, struct gone, gone_1, THREADS);
 BPF_TABLE("hash", struct site_key, struct site, sites_0, SITES);
 BPF_TABLE("hash", struct site_key, struct site, sites_1, SITES);
+BPF_ARRAY(object_sites, u64, 2);
 BPF_TABLE("hash", u64, struct stack, kernel_stacks, STACKS);
 BPF_TABLE("lru_hash", u32, u32, execs, EXECS); /* of who called exec: which program it is in its life, by its count */
 
@@ -207,7 +209,11 @@ static inline __attribute__((always_inline)) void keep_gone(struct task_struct *
 			gone_0.delete(&key);
 }
 
-static inline __attribute__((always_inline)) struct site *site_of(u32 which, struct site_key *key)
+/*
+ * Threads that wait on something else each time would fill the sites: beyond so many in a tick, of one thread and of
+ * all, each is left untold. Hardly a branch for that: the verifier has many ways to come here.
+ */
+static inline __attribute__((always_inline)) struct site *site_of(u32 which, struct site_key *key, struct thread *thread)
 {
 	struct site *site = which ? sites_1.lookup(key) : sites_0.lookup(key);
 	u32 zero = 0;
@@ -217,10 +223,16 @@ static inline __attribute__((always_inline)) struct site *site_of(u32 which, str
 	struct site *blank = blank_site.lookup(&zero);
 	if (!blank)
 		return 0;
+	u64 is_object = key->wake >> 63, is_told = ((u64)thread->objects - MOST_OBJECTS) >> 63;
+	key->wake = is_object & ~is_told ? WAKE_UNTOLD : key->wake;
+	thread->objects += is_object & is_told;
+	u64 *sites = object_sites.lookup(&which);
+	if (sites)
+		__sync_fetch_and_add(sites, is_object & is_told);
 	if (which)
-		sites_1.update(key, blank);
+		sites_1.insert(key, blank);
 	else
-		sites_0.update(key, blank);
+		sites_0.insert(key, blank);
 	return which ? sites_1.lookup(key) : sites_0.lookup(key);
 }
 
@@ -263,6 +275,7 @@ static inline __attribute__((always_inline)) u32 state_of(u32 state)
 	return !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state & TASK_HELD ? state & TASK_HELD : state;
 }
 
+#include "object.c"
 #include "waker.c"
 
 /* The thread leaves the CPU. */
@@ -397,11 +410,13 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		key.kernel = r->kernel;
 		key.user = r->user;
 #else
+		if (slept && !c->wakes)
+			key.wake = waited_on(which, thread, task);
 		key.kernel = kernel_stack(ctx);
 		key.user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 #endif
 		lane = lane_of(off_ns); /* here, for the verifier walks each way through it to the end of the program */
-		struct site *site = site_of(which, &key);
+		struct site *site = site_of(which, &key, thread);
 		if (site) {
 			kind = KIND_SITE;
 			site->waits += 1;
@@ -649,9 +664,11 @@ static inline __attribute__((always_inline)) void give_half(struct seq_file *seq
 		__builtin_memset(idle, 0, sizeof(*idle));
 }
 
-/* The kernel stack of a thread that is off CPU, what it asked of the kernel, and where its program stands. */
+/* The kernel stack of a thread that is off CPU, what it asked of the kernel and waits on, and where its program
+ * stands. */
 static inline __attribute__((always_inline)) void take_stack(struct task_struct *task, struct walked_stack *s)
 {
+	find_object(&s->object, task);
 	long bytes = bpf_get_task_stack(task, s->frames, sizeof(s->frames), 0);
 
 	s->depth = bytes > 0 ? (u32)bytes / 8 : 0;

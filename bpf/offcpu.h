@@ -18,6 +18,9 @@
 #define WAKE_SHORT 2       /* it was woken before the minimum, so nobody looked at the waker */
 #define WAKE_UNSEEN 3
 #define WAKE_CPU 4         /* it was for nothing but a CPU: nobody woke it */
+#define WAKE_UNTOLD 5      /* nobody asked who woke it; what it waited on is one of too many */
+#define OF_OBJECT (1ULL << 63) /* of a wake's id: nobody asked who woke it, and it is that of a struct object */
+#define MOST_OBJECTS 64    /* sites that a thread begins in a tick for what it waits on */
 #define LINKS 7            /* of a chain, behind the waker itself: offtop/kernel/layout.py */
 #define INTERRUPTS 2
 #define RETURNS 4
@@ -123,6 +126,8 @@ struct thread {
 	u64 exec_off_ns;   /* its off-CPU time by then, since the last tick, its wait in progress included */
 	u32 first_kind;
 	u32 state;         /* at the last leaving; 0: nothing happened in this tick */
+	u32 objects;       /* of MOST_OBJECTS */
+	u32 unused;
 	u64 histogram[LANES];
 };
 
@@ -204,22 +209,53 @@ struct link {
 	u64 waker;         /* id of a struct waker */
 };
 
+enum object_kind {
+	OBJECT_NONE,       /* it waits on nothing that is known */
+	OBJECT_FILE,       /* what the descriptor is open on that is the first argument */
+	OBJECT_EPOLL,      /* likewise */
+	OBJECT_FUTEX,      /* the address that is the first argument; an operation is the second */
+	OBJECT_FUTEX_WAIT, /* likewise, with the flags as the fourth */
+	OBJECT_CHILD,      /* as wait4(2) has its first argument */
+	OBJECT_ID,         /* as waitid(2) has the first two */
+};
+#define CALLS 512
+#define FUTEX_PRIVATE 128
+#define MAGIC_SOCKETS 0x534f434b /* include/uapi/linux/magic.h */
+#define FAMILY_UNIX 1      /* include/linux/socket.h */
+#define FAMILY_IPV4 2
+#define FAMILY_IPV6 10
+
+/* What is waited on. Its id is a hash of it. */
+struct object {
+	u64 file;          /* where it is in the kernel */
+	u64 inode;
+	u64 magic;         /* of its file system */
+	u64 argument;      /* a descriptor, the address of a futex, or whose end is waited for */
+	u32 kind;          /* enum object_kind */
+	u32 device;        /* of its file system */
+	u32 how;           /* of a futex FUTEX_PRIVATE or 0; OBJECT_ID: what the argument is */
+	u32 peer_pid;      /* of a Unix socket: who made the other end; 0: not known */
+	u16 family;        /* of a socket, as are the others */
+	u16 protocol;
+	u16 state;
+	u16 local_port;
+	u16 peer_port;
+	u16 unused[3];
+	u8 local[16];      /* IPv4: the first four */
+	u8 peer[16];
+};
+
 /* What ended a wait. Its id is a hash of it. */
 struct wake {
 	u64 waker;
 	u64 plain;         /* the same waker without its user stack, where that is a copy's; else the same */
-	u64 file;          /* of what was waited on: where that is in the kernel */
-	u64 inode;
-	u64 magic;         /* of its file system */
-	u64 argument;      /* the system call's first: a descriptor, or the address of a futex */
-	u32 call;          /* its number + 1; 0: it waited on nothing that is known */
+	struct object object;
 	u16 depth;         /* how many links there are */
 	u16 end;           /* why not more: NO_WAKE, WAKE_LOST, WAKE_SHORT of the last waker; else there are as many as asked for */
+	u32 unused;
 	struct link links[LINKS];
 };
 
-enum object { OBJECT_NONE, OBJECT_FILE, OBJECT_ADDRESS }; /* what the first argument of a system call is */
-#define CALLS 512
 #define COMPAT_CODE 0x23 /* x86-64's code segment of 32-bit programs */
 
 /* How a user stack ends. */
@@ -318,6 +354,7 @@ struct walked_stack {
 	u64 sp;
 	u64 bp;
 	u64 others[OTHERS];      /* rbx, r12 to r15: what calls keep; and cs. 0: not known */
+	struct object object;    /* what it waits on */
 	u64 words[WALK_WORDS];   /* the top of the thread's kernel stack, for the __sched functions */
 	u64 frames[WALK_FRAMES];
 };

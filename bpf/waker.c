@@ -6,8 +6,7 @@
  *
  * hooks   sched_waking: in the thread that wakes another one, or in an interrupt that hit somebody
  * maps    wakers: who, and the stacks. wakes: what ended a wait: a waker, what was waited on, and the chain behind
- *         it. Both by their hash. storms_*: bursts of wakings, in two halves, as sites are. calls: which system calls
- *         wait on what their first argument names
+ *         it. Both by their hash. storms_*: bursts of wakings, in two halves, as sites are
  * units   ns of bpf_ktime_get_ns()
  * cost    bpf/README.md has it measured
  *
@@ -18,15 +17,13 @@
  * A chain is made of what is known already: who ended a thread's last wait stays with its record, and goes on into
  * the wakes of whom it wakes. So no event leaves the kernel side.
  *
- * -D: WAKES (map sizes), STORMS, TASK_FILES, FILES_TABLE, TABLE_FILES, FILE_INODE, FILE_PRIVATE, INODE_NUMBER,
- * INODE_SUPER, SUPER_MAGIC (the way from a thread's descriptor to what is open there).
+ * -D: WAKES, STORMS (map sizes).
  */
 
 BPF_TABLE("hash", u64, struct waker, wakers, WAKES);
 BPF_TABLE("hash", u64, struct wake, wakes, WAKES);
 BPF_TABLE("hash", struct storm_key, struct storm, storms_0, STORMS);
 BPF_TABLE("hash", struct storm_key, struct storm, storms_1, STORMS);
-BPF_ARRAY(calls, u32, CALLS);
 
 /* Of interrupts, and of threads that are not counted. */
 BPF_PERCPU_ARRAY(burst_of_cpu, struct burst, 1);
@@ -44,6 +41,7 @@ BPF_PERCPU_ARRAY(waking_scratch, struct waking, 1);
 
 static inline __attribute__((always_inline)) u64 kept_id(u64 id)
 {
+	id &= ~OF_OBJECT;
 	return id < FIRST_ID ? id + FIRST_ID : id;
 }
 
@@ -160,52 +158,6 @@ static inline __attribute__((always_inline)) u64 keep_waker(struct waker *w)
 	return WAKE_LOST;
 }
 
-/* What the sleeper waits on, as far as its system call names it. */
-static inline __attribute__((always_inline)) void find_object(struct wake *wake, struct task_struct *task)
-{
-	wake->file = wake->inode = wake->magic = wake->argument = wake->call = 0;
-#if defined(TYPED_WAKING) && defined(REG_CALL)
-	u64 call = 0, segment = 0, sp = 0;
-	char *at = 0;
-
-	if (MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD)
-		return;
-	char *regs = (void *)bpf_task_pt_regs(task);
-	bpf_probe_read_kernel(&call, sizeof(call), regs + REG_CALL);
-	bpf_probe_read_kernel(&sp, sizeof(sp), regs + REG_SP);
-	if (!sp) /* a thread without a program, as those of io_uring: all its registers are 0, which is a system call, too */
-		return;
-#ifdef REG_OTHER_5
-	bpf_probe_read_kernel(&segment, sizeof(segment), regs + REG_OTHER_5);
-	if ((u32)segment == COMPAT_CODE) /* whose system calls have other numbers */
-		return;
-#endif
-	u32 number = call;
-	u32 *object = calls.lookup(&number);
-	if (!object || !*object)
-		return;
-	wake->call = number + 1;
-	bpf_probe_read_kernel(&wake->argument, sizeof(u64), regs + REG_ARGUMENT_0);
-#ifdef TASK_FILES
-	if (*object != OBJECT_FILE)
-		return;
-	wake->argument &= 0xffffffff;
-	bpf_probe_read_kernel(&at, sizeof(at), (char *)task + TASK_FILES);
-	bpf_probe_read_kernel(&at, sizeof(at), at + FILES_TABLE);
-	bpf_probe_read_kernel(&at, sizeof(at), at + TABLE_FILES);
-	if (bpf_probe_read_kernel(&at, sizeof(at), at + 8 * wake->argument) || !at)
-		return;
-	bpf_probe_read_kernel(&wake->file, sizeof(u64), at + FILE_PRIVATE);
-	bpf_probe_read_kernel(&at, sizeof(at), at + FILE_INODE);
-	if (!wake->file)
-		wake->file = (u64)at;
-	bpf_probe_read_kernel(&wake->inode, sizeof(u64), at + INODE_NUMBER);
-	bpf_probe_read_kernel(&at, sizeof(at), at + INODE_SUPER);
-	bpf_probe_read_kernel(&wake->magic, sizeof(u64), at + SUPER_MAGIC);
-#endif
-#endif
-}
-
 /* The waker's own last wait, who ended that, and so on, as far as it is known and asked for. */
 static inline __attribute__((always_inline)) void find_chain(struct wake *wake, struct record *r, u32 depth)
 {
@@ -240,8 +192,8 @@ static inline __attribute__((always_inline)) void find_chain(struct wake *wake, 
 
 static inline __attribute__((always_inline)) u64 id_of_wake(struct wake *wake)
 {
-	u64 a = wake->waker, b = mix(wake->file, wake->inode), c = mix(wake->magic, wake->argument);
-	u64 d = (u64)wake->call << 32 | (u32)wake->depth << 16 | wake->end;
+	u64 a = wake->waker, b = hash_of_object(&wake->object), c = 0;
+	u64 d = (u32)wake->depth << 16 | wake->end;
 
 #pragma unroll
 	for (u32 i = 0; i < LINKS; i++) {
@@ -292,7 +244,11 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 		w->wake.plain = keep_waker(&w->waker);
 	}
 	count_burst(r, of_waker, &w->waker, w->wake.plain, now_ns);
-	find_object(&w->wake, task);
+#ifdef TYPED_WAKING
+	find_object(&w->wake.object, task);
+#else /* elsewhere the verifier does not know the task whose registers these would be */
+	__builtin_memset(&w->wake.object, 0, sizeof(w->wake.object));
+#endif
 	find_chain(&w->wake, c->depth > 1 ? of_waker : 0, c->depth);
 	u64 id = id_of_wake(&w->wake);
 	if (wakes.lookup(&id) || !wakes.update(&id, &w->wake))

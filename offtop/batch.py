@@ -52,9 +52,9 @@ from offtop.model.rows import (
 )
 from offtop.model.snapshot import EXITED
 from offtop.model.stack import Frame, Names
-from offtop.model.stuck import NO_AGE, Stuck
-from offtop.model.wake import NO_STORM, NO_WAKE, OFFCPU, WAKEUP, gathers
-from offtop.model.waking import WakerKey, by_wake, grouped, nobodys, ready_by_wake, top_of_wakes, waker_of
+from offtop.model.stuck import Stuck
+from offtop.model.wake import NO_STORM, OFFCPU, WAKEUP, gathers
+from offtop.model.waking import WakerKey, by_wake, grouped, nobodys, oldest_of, ready_by_wake, top_of_wakes, waker_of
 from offtop.model.window import Window
 from offtop.pace import Pace, Recorder
 from offtop.source import Source
@@ -243,14 +243,13 @@ def _wakers(tick: Tick, wanted: Wanted, lifetime: Tick | None) -> Ranking:
     """Who woke the threads that waited; storms come first."""
     kept, book, scope = tick.kept, tick.kept.window.book, wanted.scope
     key_of = waker_of(book, wanted.threads)
-    oldest = max(stuck.by_thread(tick.stuck.in_scope(scope)).values(), default=NO_AGE)
     ranking = wake_rows(
         grouped(by_wake(tick.shares, scope), key_of),
         kept.span_ns,
         wanted.order,
         ready=grouped(ready_by_wake(tick.shares, scope), key_of),
         lifetime=grouped(by_wake(lifetime.shares, scope), key_of) if lifetime else None,
-        now={key_of(NO_WAKE): oldest},
+        now=oldest_of(stuck.by_wake(tick.stuck.in_scope(scope)), key_of),
         last=nobodys(key_of),
     )
     listed = kept_rows(ranking, wanted.filter.keeps, _ALL_ROWS) if wanted.filter.chooses_rows else ranking

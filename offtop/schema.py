@@ -63,6 +63,36 @@ _WAKER = _object(
         "user": _FRAMES,
     }
 )
+_WAITED_ON = _object(
+    {
+        "kind": {
+            "type": "string",
+            "description": "futex, pipe, tcp, udp, unix, socket (of another family), "
+            "eventfd, epoll, file, child and so on",
+        },
+        "name": {
+            "type": "string",
+            "description": "the same for all who wait on it: an address, an inode, a path",
+        },
+        "pid": {
+            **_COUNT,
+            "description": "of the process in which that name holds; 0: everywhere",
+        },
+        "local": {
+            "type": "string",
+            "description": "of tcp and udp the own end: 10.0.0.1:40312, *:80, [::1]:53; else empty",
+        },
+        "peer": {
+            "type": "string",
+            "description": "the other end, where it is connected; of unix the process that "
+            "made it: postgres(4242); else empty",
+        },
+        "state": {
+            "type": "string",
+            "description": "of tcp: established, listen, close-wait and so on; else empty",
+        },
+    }
+)
 _NO_WAKER = "nobody asked, or the wait goes on, or was for a CPU alone"
 
 
@@ -213,23 +243,7 @@ SCHEMA: dict[str, Any] = {
                         "user_unsure": _UNSURE,
                         "histogram": _HISTOGRAM,
                         "waker": _unless(_WAKER, "who ended these waits", _NO_WAKER),
-                        "object": _unless(
-                            _object(
-                                {
-                                    "kind": {"type": "string", "description": "futex, pipe, socket, eventfd, epoll, …"},
-                                    "name": {
-                                        "type": "string",
-                                        "description": "the same for all who wait on it: an address, an inode, a path",
-                                    },
-                                    "pid": {
-                                        **_COUNT,
-                                        "description": "of the process in which that name holds; 0: everywhere",
-                                    },
-                                }
-                            ),
-                            "what was waited on",
-                            "not known",
-                        ),
+                        "object": _unless(_WAITED_ON, "what was waited on", "not known"),
                         "chain": _unless(
                             {"type": "array", "items": _FRAMES},
                             "in mode chain the last wait of the waker, that of who ended it, and so on: the functions "
@@ -294,6 +308,7 @@ SCHEMA: dict[str, Any] = {
                         },
                         "user_end": _END,
                         "user_unsure": _UNSURE,
+                        "object": _unless(_WAITED_ON, "what it waits on", "not known"),
                     }
                 ),
             },

@@ -17,7 +17,7 @@ from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals
 from offtop.model.stack import Names, Stack
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES
-from offtop.model.wake import CHAIN, ENDED_BY_NOBODY, NO_OBJECT, Waker
+from offtop.model.wake import CHAIN, NO_OBJECT, Object, Waker
 from offtop.tick import Tick
 
 
@@ -131,7 +131,7 @@ def tick_object(tick: Tick, names: Names, diagnoser: Diagnoser, moved: Tick | No
 def stacks_of(tick: Tick) -> set[int]:
     """The ids of all stacks of which the object has the functions of the program."""
     book, those = tick.kept.window.book, [key for key, _ in sites(tick)]
-    wakes = {key.wake for key in those}.union(tick.kept.window.storms).difference(ENDED_BY_NOBODY)
+    wakes = {key.wake for key in those}.union(tick.kept.window.storms)
     found = {key.user for key in those}.union(one.user for one in tick.stuck.waits)
     return found.union(*(book.wake(wake).stacks for wake in wakes))
 
@@ -171,6 +171,7 @@ def _blocked_object(some: Stuck, row: int, book: Book, names: Names) -> dict[str
         "user": _printable(where.user_names(book, one.user, names)),
         "user_end": _end_of(book.stack(one.user)),
         "user_unsure": book.stack(one.user).is_guessed,
+        "object": _named(book.wake(one.site.wake).object),
     }
 
 
@@ -257,6 +258,20 @@ def _most(of: Counter[str] | None) -> str | None:
     return of.most_common(1)[0][0] if of else None
 
 
+def _named(what: Object) -> dict[str, Any] | None:
+    """None where nobody knows what was waited on."""
+    if what == NO_OBJECT:
+        return None
+    return {
+        "kind": printable(what.kind),
+        "name": printable(what.name),
+        "pid": what.pid,
+        "local": printable(what.local),
+        "peer": printable(what.peer),
+        "state": printable(what.state),
+    }
+
+
 class _Woken:
     """Who woke, as JSON has it: what many waits have in common is made once."""
 
@@ -266,14 +281,16 @@ class _Woken:
         self._functions: dict[tuple[int, int], list[str]] = {}
 
     def wake(self, wake: int, chained: bool) -> dict[str, Any]:
-        """What ended the waits of a site; all null where nobody asked, they go on, or were for a CPU alone."""
-        if wake in ENDED_BY_NOBODY:
-            return dict.fromkeys(("waker", "object", "chain", "chain_wakers", "chain_end"))
-        waker, what, links, end = self._book.wake(wake)
-        named = {"kind": printable(what.kind), "name": printable(what.name), "pid": what.pid}
+        """What ended the waits of a site, null where nobody asked, they go on, or were for a CPU alone; and what they
+        were on."""
+        found = self._book.wake(wake)
+        waker, what, links, end = found
+        on = _named(what)
+        if not found.has_waker:
+            return {"waker": None, "object": on, **dict.fromkeys(("chain", "chain_wakers", "chain_end"))}
         return {
             "waker": self.waker(waker),
-            "object": None if what == NO_OBJECT else named,
+            "object": on,
             "chain": [self._functions_of(link.kernel, link.user) for link in links] if chained else None,
             "chain_wakers": [self.waker(link.waker) for link in links] if chained else None,
             "chain_end": end if chained else None,

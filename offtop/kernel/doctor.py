@@ -248,7 +248,7 @@ def door() -> Check:
         "warn",
         "switch: neither sched_exit_tp nor a kprobe on finish_task_switch",
         "use a kernel with CONFIG_KPROBES=y, or one with sched_exit_tp (Linux 6.16)",
-        "the low cost: stacks are walked at every switch, as other tools do",
+        "the low cost: stacks are walked at every switch, as other tools do; and what waits that ended were on",
     )
 
 

@@ -53,6 +53,8 @@ class Features:
     """Of the tracepoint sched_waking in BTF, by which a program there knows what its argument is."""
     files: Mapping[str, int]
     """Offsets on the way from a task's descriptor to what is open there, likewise."""
+    sockets: Mapping[str, int]
+    """And from there to a socket's addresses."""
     cgroup: Mapping[str, int]
     """Offsets on the way from a task to the id of its cgroup, likewise."""
     hierarchies: Mapping[str, int]
@@ -119,6 +121,7 @@ def find(types: KernelTypes) -> Features:
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},
         waking_type=types.tracepoint_type("sched_waking"),
         files=_all_of(types, _FILES),
+        sockets=_sockets(types),
         cgroup=cgroup,
         hierarchies=_hierarchies(types) if cgroup else {},
     )
@@ -144,6 +147,24 @@ _FILES = {
     "INODE_NUMBER": ("inode", "i_ino"),
     "INODE_SUPER": ("inode", "i_sb"),
     "SUPER_MAGIC": ("super_block", "s_magic"),
+    "SUPER_DEVICE": ("super_block", "s_dev"),
+}
+_SOCKETS = {
+    "SOCKET_SOCK": ("socket", "sk"),
+    "SOCK_FAMILY": ("sock_common", "skc_family"),
+    "SOCK_STATE": ("sock_common", "skc_state"),
+    "SOCK_LOCAL_PORT": ("sock_common", "skc_num"),
+    "SOCK_PEER_PORT": ("sock_common", "skc_dport"),
+    "SOCK_LOCAL": ("sock_common", "skc_rcv_saddr"),
+    "SOCK_PEER": ("sock_common", "skc_daddr"),
+    "SOCK_PROTOCOL": ("sock", "sk_protocol"),
+}
+"""struct sock begins with its struct sock_common."""
+_SOCKETS_6 = {"SOCK_LOCAL_6": ("sock_common", "skc_v6_rcv_saddr"), "SOCK_PEER_6": ("sock_common", "skc_v6_daddr")}
+_SOCKETS_UNIX = {
+    "SOCK_PEER_PID": ("sock", "sk_peer_pid"),
+    "PID_NUMBERS": ("pid", "numbers"),
+    "UPID_NUMBER": ("upid", "nr"),
 }
 
 
@@ -152,6 +173,12 @@ def _all_of(types: KernelTypes, members: Mapping[str, tuple[str, str]]) -> Mappi
     every = {name: types.offset(*member) for name, member in members.items()}
     found = {name: offset for name, offset in every.items() if offset is not None}
     return found if len(found) == len(every) else {}
+
+
+def _sockets(types: KernelTypes) -> Mapping[str, int]:
+    """A kernel may have been built without IPv6."""
+    found = _all_of(types, _SOCKETS)
+    return {**found, **_all_of(types, _SOCKETS_6), **_all_of(types, _SOCKETS_UNIX)} if found else {}
 
 
 def _cgroup(types: KernelTypes) -> Mapping[str, int]:

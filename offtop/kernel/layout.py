@@ -20,7 +20,7 @@ ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 
 LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "chains")
 
 CONFIG = struct.Struct("=QQIIIIIIQIIII13Q")
-THREAD = struct.Struct(f"=24Q2I{LANES * 8}s")
+THREAD = struct.Struct(f"=24Q4I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16sQ{THREAD.size}s")
 SITE_KEY = struct.Struct("=IIQQQ")
@@ -34,7 +34,9 @@ END_EXECS = 32
 END_NOT_COPIED = 9
 """Only of walks from here: END_MEMORY, where the memory is a copy."""
 COPIED = EXACT = 1 << 63
-NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU = range(5)
+NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU, WAKE_UNTOLD = range(6)
+OF_OBJECT = 1 << 63
+MOST_OBJECTS = 64
 FIRST_ID = 16
 LINKS = 7
 INTERRUPTS = 2
@@ -42,11 +44,15 @@ INTERRUPTS = 2
 RETURNS = 4
 """And how many a thread may go on to its program by, behind an interrupt."""
 WAKER = struct.Struct("=QQII16s")
-WAKE = struct.Struct(f"=6QIHH{3 * LINKS}Q")
+OBJECT = struct.Struct("=4Q4I5H6s16s16s")
+WAKE = struct.Struct(f"=QQ{OBJECT.size}sHHI{3 * LINKS}Q")
 STORM_KEY = struct.Struct("=QII")
 STORM = struct.Struct("=4Q")
 CALLS = 512
-OBJECT_FILE, OBJECT_ADDRESS = 1, 2
+OBJECT_FILE, OBJECT_EPOLL, OBJECT_FUTEX, OBJECT_FUTEX_WAIT, OBJECT_CHILD, OBJECT_ID = range(1, 7)
+FUTEX_PRIVATE = 128
+MAGIC_SOCKETS = 0x534F434B
+FAMILY_UNIX, FAMILY_IPV4, FAMILY_IPV6 = 1, 2, 10
 LARGEST_FRAME = 1 << 24
 HOW_NONE, HOW_SP, HOW_BP, HOW_AT_BP, HOW_LINK, HOW_SIGNAL, HOW_ODD, HOW_END = range(8)
 SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP = range(4)
@@ -60,7 +66,7 @@ ARGUMENTS = 6
 OTHERS = 6
 COMPAT_CODE = 0x23
 """__USER32_CS: the code segment of 32-bit programs on x86-64."""
-WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{OTHERS}Q{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
+WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{OTHERS}Q{OBJECT.size}s{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
 
 SIZES = {
     "config": (4, CONFIG.size),
@@ -76,6 +82,7 @@ SIZES = {
     "gone_1": (GONE_KEY.size, GONE.size),
     "sites_0": (SITE_KEY.size, SITE.size),
     "sites_1": (SITE_KEY.size, SITE.size),
+    "object_sites": (4, 8),
     "kernel_stacks": (8, STACK.size),
     "user_stacks": (8, STACK.size),
     "wakers": (8, WAKER.size),
@@ -83,6 +90,7 @@ SIZES = {
     "storms_0": (STORM_KEY.size, STORM.size),
     "storms_1": (STORM_KEY.size, STORM.size),
     "calls": (4, 4),
+    "objects": (8, OBJECT.size),
     "execs": (4, 4),
     "barrier": (4, 4),
     "nobody": (4, 4),
@@ -126,7 +134,34 @@ class ThreadRecord(NamedTuple):
     exec_off_ns: int
     first_kind: int
     state: int
+    objects: int
+    unused: int
     histogram: bytes
+
+
+class ObjectRecord(NamedTuple):
+    """`struct object`: what is waited on."""
+
+    file: int
+    inode: int
+    magic: int
+    argument: int
+    kind: int
+    device: int
+    how: int
+    peer_pid: int
+    family: int
+    protocol: int
+    state: int
+    local_port: int
+    peer_port: int
+    unused: bytes
+    local: bytes
+    peer: bytes
+
+    @classmethod
+    def of(cls, value: bytes | memoryview) -> "ObjectRecord":
+        return cls._make(OBJECT.unpack(value))
 
 
 class WalkedStack(NamedTuple):
@@ -143,6 +178,7 @@ class WalkedStack(NamedTuple):
     bp: int
     others: tuple[int, ...]
     """What else calls keep, and the code segment: on x86-64 rbx, r12 to r15, cs; elsewhere zeros."""
+    object: ObjectRecord
     words: bytes
     """The top of the thread's kernel stack, u64 each."""
     frames: bytes
@@ -181,11 +217,22 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
             thread = ThreadRecord._make(THREAD.unpack_from(data, at))
             at += THREAD.size
         if flags & WALKED_STACK:
-            depth, turns, call, *rest, words, frames = WALKED_FRAMES.unpack_from(data, at)
+            depth, turns, call, *rest, found, words, frames = WALKED_FRAMES.unpack_from(data, at)
             at += WALKED_FRAMES.size
             call = (call & 0xFFFFFFFF) - ((call & 0x80000000) << 1)  # 32 bits on some machines
             arguments, (ip, sp, bp, *others) = rest[:ARGUMENTS], rest[ARGUMENTS:]
-            stack = WalkedStack(turns, call, tuple(arguments), ip, sp, bp, tuple(others), words, frames[: 8 * depth])
+            stack = WalkedStack(
+                turns,
+                call,
+                tuple(arguments),
+                ip,
+                sp,
+                bp,
+                tuple(others),
+                ObjectRecord.of(found),
+                words,
+                frames[: 8 * depth],
+            )
         yield WalkedRecord._make((*head, thread, stack))
 
 

@@ -23,7 +23,7 @@ from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, Bound, Move, SiteTotals, Waiting
 from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
 from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, integers
-from offtop.model.wake import FIRST_WAKE, Storm
+from offtop.model.wake import FIRST_WAKE, NO_WAKE, Storm
 from offtop.units import NS_PER_S
 
 _MOST_NAMES = 50_000
@@ -56,6 +56,8 @@ class Walked(NamedTuple):
     bound: Bound = Bound.EXACT
     call: int = -1
     arguments: tuple[int, ...] = ()
+    wake: int = NO_WAKE
+    """Id of what says what it waits on."""
 
 
 class Ran(NamedTuple):
@@ -297,7 +299,7 @@ class Ledger:
                 if of_thread:
                     of_thread.remove(key)
         before_ns = self.at_ns - keep_ns
-        sites = [*self.sites, *self._late]
+        sites = [*self.sites, *self._late, *waiting]
         wakes = {key.wake for key in sites}.union(wake for wake, ns in self._stormed_ns.items() if ns >= before_ns)
         dropped_wakes = {
             wake
@@ -336,6 +338,7 @@ class Ledger:
             [(key.wake, ns) for key, ns in added],
             self._stormed_ns.items(),
             [(key.wake, self.at_ns) for key in self._late],
+            [(w.site.wake, self.at_ns) for w in self.waiting.values()],
         )
         for wake, ns in chain(*named):
             named_ns[wake] = max(ns, named_ns.get(wake, 0))
@@ -423,6 +426,7 @@ class Ledger:
         if moved_ns and now != w.site:
             self.moves.append(Move(w.site, now, self.at_ns - moved_ns, self.at_ns, moved_runqueue_ns))
             self._retired[w.site.kernel] = self._retired[w.site.user] = self.at_ns
+            self._retired_wakes[w.site.wake] = self.at_ns
         return moved_ns, moved_runqueue_ns
 
     def _hold_back(self, ended: Ended, returned: set[ThreadKey], delta: _Delta) -> tuple[Ended, set[ThreadKey]]:
@@ -477,13 +481,14 @@ class Ledger:
         self, key: ThreadKey, left_ns: int, from_ns: int, state: int, states: int, walked: Walked | None
     ) -> None:
         """A wait in progress that no snapshot has shown: where the walk says, or else short for now."""
-        kernel = walked.kernel if walked is not None and walked.left_ns == left_ns else None
-        kernel = SHORT if kernel is None else kernel
+        kernel, wake = SHORT, NO_WAKE
         if states and not state & states:
             kernel = FILTERED
+        elif walked is not None and walked.left_ns == left_ns and walked.kernel is not None:
+            kernel, wake = walked.kernel, walked.wake
         since_ns, bound, call, arguments = _told(walked, left_ns) or _UNTOLD
         self.waiting[key] = Waiting(
-            SiteKey(key.pid, key.tid, kernel, NO_STACK),
+            SiteKey(key.pid, key.tid, kernel, NO_STACK, wake),
             left_ns,
             from_ns,
             0,
@@ -525,16 +530,16 @@ class Ledger:
         if walked is not None and walked.left_ns != w.left_ns:
             walked = None  # the walk saw an earlier wait of this thread
         site = w.site
-        kernel, age_ns = site.kernel, at_ns - w.left_ns
+        kernel, wake, age_ns = site.kernel, site.wake, at_ns - w.left_ns
         if (states and not w.state & states) or (max_ns and age_ns > max_ns):
-            kernel = FILTERED
+            kernel, wake = FILTERED, NO_WAKE
         elif walked is not None and walked.kernel is not None:
-            kernel = walked.kernel
+            kernel, wake = walked.kernel, walked.wake
         elif kernel in (SHORT, FILTERED):
             kernel = SHORT if age_ns < min_ns else NO_STACK
         user = NO_STACK if kernel < FIRST_STACK else w.user
-        if (kernel, user) != site[2:4]:
-            site = SiteKey(key.pid, key.tid, kernel, user)
+        if (kernel, user, wake) != site[2:]:
+            site = SiteKey(key.pid, key.tid, kernel, user, wake)
         from_ns = max(w.from_ns, min(w.left_ns, at_ns))  # it may have left just after its first snapshot
         runqueue_ns = w.runqueue_ns
         if site != w.site and from_ns < self.at_ns:

@@ -54,15 +54,19 @@ _PRIME_CGROUP_NS = 10 * 1_000_000_000
 _CLOSE_SECONDS = 2.0
 _FILE_CALLS = (
     "read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 recvfrom recvmsg recvmmsg sendto sendmsg "
-    "sendmmsg accept accept4 connect epoll_wait epoll_pwait epoll_pwait2 flock fsync fdatasync ioctl fcntl "
-    "io_uring_enter vmsplice fallocate ftruncate"
+    "sendmmsg accept accept4 connect flock fsync fdatasync sync_file_range syncfs ioctl fcntl io_uring_enter vmsplice "
+    "fallocate ftruncate getdents64"
 )
 _NAMED_BY = {
     **dict.fromkeys(_FILE_CALLS.split(), layout.OBJECT_FILE),
-    **dict.fromkeys(("futex", "futex_wait"), layout.OBJECT_ADDRESS),
+    **dict.fromkeys(("epoll_wait", "epoll_pwait", "epoll_pwait2"), layout.OBJECT_EPOLL),
+    "futex": layout.OBJECT_FUTEX,
+    "futex_wait": layout.OBJECT_FUTEX_WAIT,
+    "wait4": layout.OBJECT_CHILD,
+    "waitid": layout.OBJECT_ID,
 }
-"""What a system call waits on, where its first argument names it. Those with two descriptors (splice, tee, sendfile,
-copy_file_range) may wait on either."""
+"""How a system call names what it waits on. Those with two descriptors (splice, tee, sendfile, copy_file_range) may
+wait on either."""
 _FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
 """Categories of waits that a system call may meet on its way, whatever it is called for."""
 _ZERO = bytes(4)
@@ -154,7 +158,7 @@ class LiveSource(Happening):
             self._user_stacks.copied,
             self._called_exec,
         )
-        self._wakes = Wakes(maps["wakers"], maps["wakes"], self._book, self._stacks.of_waker)
+        self._wakes = Wakes(maps["wakers"], maps["wakes"], maps["objects"], self._book, self._stacks.of_waker)
         for name, what in _NAMED_BY.items():
             number = syscalls.number_of(name)
             if 0 <= number < layout.CALLS:
@@ -347,6 +351,7 @@ class LiveSource(Happening):
         wanted = asked[0] != OFFCPU
         if wanted:
             self._program.watch_wakings(True)
+        self._prime = self._prime or wanted != bool(self._depth)  # what goes on is said to have no waker otherwise
         self._mode = asked
         self._configure(self._filters, self._filters)
         if not wanted:
@@ -464,8 +469,11 @@ class LiveSource(Happening):
         site = self._stacks.site(pid, tid, kernel, user)
         if not wake:
             return site
-        is_on_object = self._book.stack(site.kernel).category not in _FOR_SOMETHING_ELSE
-        return SiteKey(*site[:4], self._wakes.id_of(wake, pid, tid, is_on_object))
+        return SiteKey(*site[:4], self._wakes.id_of(wake, pid, tid, self._is_on_object(site.kernel)))
+
+    def _is_on_object(self, kernel: int) -> bool:
+        """Whether who waits there waits on what its system call names."""
+        return self._book.stack(kernel).category not in _FOR_SOMETHING_ELSE
 
     def _storms(self, half: int) -> dict[int, Storm]:
         found: list[tuple[tuple[int, int], tuple[int, ...]]] = []
@@ -489,6 +497,7 @@ class LiveSource(Happening):
         maps = self._program.maps
         drained, self._half = self._half, 1 - self._half
         half, other = maps["half"], self._half.to_bytes(4, "little")
+        maps["object_sites"].update(other, bytes(8))
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
         half.update(_ZERO, other)  # right behind: what ends in between counts as ended by then
         maps["barrier"].update(_ZERO, maps["nobody"].fd.to_bytes(4, "little"))
@@ -527,17 +536,23 @@ class LiveSource(Happening):
         call, arguments = (-1, ()) if stack is None else self._call(stack)
         if stack is not None and key.pid != OUTSIDE and self._unwind.way != "off":
             self._user_stacks.met(key, record.left_ns, stack)
+        kernel, wake = None, layout.NO_WAKE
+        if stack is not None:
+            kernel = self._stacks.walked(stack.frames, stack.words)
+            if not record.state & layout.RUNNING and self._is_on_object(kernel):
+                wake = self._wakes.waiting_on(stack.object, key.pid, bool(self._depth))
         return Walked(
             key,
             record.left_ns,
             bool(record.flags & layout.WALKED_RUNNABLE),
             record.queued_ns + apart_ns if record.queued_ns and apart_ns else 0,
-            None if stack is None else self._stacks.walked(stack.frames, stack.words),
+            kernel,
             record.state,
             since_ns,
             bound,
             call,
             arguments,
+            wake,
         )
 
     def _call(self, stack: WalkedStack) -> tuple[int, tuple[int, ...]]:

@@ -294,6 +294,7 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         **features.registers,
         **features.cgroup,
         **features.files,
+        **features.sockets,
     }
     return {name: value for name, value in defines.items() if value is not None}
 

@@ -1,14 +1,13 @@
 """Turns the kernel side's ids of wakes into the book's: who woke, by the waker's stack, and what had been waited on."""
 
-import os
-import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
+from typing import NamedTuple
 
 from offtop.kernel import layout
 from offtop.kernel.idtable import IdTable
+from offtop.kernel.layout import ObjectRecord
 from offtop.kernel.libbpf import Map
+from offtop.kernel.objects import Objects
 from offtop.model import wakers
 from offtop.model.book import Book
 from offtop.model.stack import NO_STACK
@@ -20,13 +19,14 @@ from offtop.model.wake import (
     LOOP,
     LOST,
     NO_OBJECT,
+    NOT_ASKED,
     SIGNAL,
+    STILL_WAITING,
     THREAD,
     TIMEOUT,
     UNSEEN,
     WHOLE,
     Link,
-    Object,
     Storm,
     Wake,
     Waker,
@@ -35,11 +35,7 @@ from offtop.model.wake import (
 StacksOf = Callable[[int, int, int], tuple[int, int]]
 """(pid, raw kernel stack id, raw user stack id) → the ids in the book."""
 _KNOWN = 65_536
-_LOOKED_AT_TICKS = 10
-"""How long what was found out of a descriptor is taken to be so."""
 _ENDS = {layout.NO_WAKE: UNSEEN, layout.WAKE_UNSEEN: UNSEEN, layout.WAKE_LOST: LOST, layout.WAKE_SHORT: BRIEF}
-_PIPES, _SOCKETS, _ANONYMOUS = 0x50495045, 0x534F434B, 0x09041934
-"""Magic numbers of file systems (include/uapi/linux/magic.h)."""
 _LOST = Waker(name="(waker lost)")
 _RawWaker = tuple[int, int, int, int, str]
 _WITH_THREAD = (THREAD, SIGNAL, EXIT)
@@ -52,23 +48,35 @@ def _raw_waker(value: bytes | memoryview) -> _RawWaker:
     return kernel, user, pid, tid, layout.text_of(comm)
 
 
+class _RawWake(NamedTuple):
+    """`struct wake`."""
+
+    waker: int
+    object: ObjectRecord
+    end: int
+    links: list[tuple[int, int, int]]
+    """Kernel and user stack, and who ended that wait."""
+
+
+def _raw_wake(value: bytes | memoryview) -> _RawWake:
+    waker, _, found, depth, end, _, *flat = layout.WAKE.unpack(value)
+    links = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+    return _RawWake(waker, ObjectRecord.of(found), end, [*links][:depth])
+
+
 class Wakes:
     """Gives sites the ids of what ended them, and the book those wakes. For the polling thread."""
 
-    def __init__(self, raw_wakers: Map, raw_wakes: Map, book: Book, stacks_of: StacksOf) -> None:
-        self._wakers, self._wakes = IdTable(raw_wakers, _raw_waker), IdTable(raw_wakes, layout.WAKE.unpack)
+    def __init__(self, raw_wakers: Map, raw_wakes: Map, raw_objects: Map, book: Book, stacks_of: StacksOf) -> None:
+        self._wakers, self._wakes = IdTable(raw_wakers, _raw_waker), IdTable(raw_wakes, _raw_wake)
+        self._waited_on = IdTable(raw_objects, ObjectRecord.of)
+        self._objects = Objects(book)
         self._book, self._stacks_of = book, stacks_of
         self._known_wakers: dict[int, Waker] = {}
         self._ids: dict[tuple[int, int, bool], int] = {}
         """By raw id, sleeper, who may be where a chain closes, and whether it waited on the object."""
         self._by_wake: dict[Wake, int] = {}
         self._next_id = FIRST_WAKE
-        self._objects: dict[tuple[int, ...], Object] = {}
-        self._private: dict[tuple[int, int], int] = {}
-        """Who waits, and on what by where that is in the kernel, which nobody needs to know, → a number of ours. In
-        another process the same place may have become something else."""
-        self._ticks = 0
-        self._next_number = 1
         self._open: dict[tuple[int, int], tuple[int, int]] = {}
         """Key of a storm that the last tick had → its raw waker, and how many it had woken by then."""
         self.unread = 0
@@ -80,21 +88,50 @@ class Wakes:
         """The id in the book of what ended a wait of that thread. `is_on_object`: it waited on what its system call
         names."""
         if raw_id < layout.FIRST_ID:
-            return raw_id
+            return raw_id if raw_id != layout.WAKE_UNTOLD else layout.NO_WAKE
+        if raw_id & layout.OF_OBJECT and not is_on_object:
+            return layout.NO_WAKE
         known = self._ids.get((raw_id, tid, is_on_object))
-        if known is None:
-            found = self._wakes.read(raw_id)
-            if found is None:
-                self.unread += 1
-                return layout.WAKE_LOST
-            made = self._made(found, pid, tid)
-            known = self._intern(made if is_on_object else made._replace(object=NO_OBJECT))
-            if known == layout.WAKE_LOST:
-                return known
-            if len(self._ids) >= _KNOWN:
-                self._ids.clear()
-            self._ids[raw_id, tid, is_on_object] = known
+        if known is not None:
+            return known
+        if raw_id & layout.OF_OBJECT:
+            return self._id_of_object(raw_id, pid, tid)
+        found = self._wakes.read(raw_id)
+        if found is None:
+            self.unread += 1
+            return layout.WAKE_LOST
+        made = self._made(found, pid, tid)
+        what, is_for_now = self._objects.of(pid, found.object) if is_on_object else (NO_OBJECT, False)
+        known = self._intern(made._replace(object=what))
+        if known != layout.WAKE_LOST and not is_for_now:
+            self._remember(raw_id, tid, is_on_object, known)
         return known
+
+    def waiting_on(self, found: ObjectRecord, pid: int, wakers_asked: bool) -> int:
+        """The id in the book of what a wait in progress is on; NO_WAKE where nobody knows. Where nobody asks for
+        wakers, it stays the same when the wait ends."""
+        return self._on(STILL_WAITING if wakers_asked else NOT_ASKED, found, pid)[0]
+
+    def _id_of_object(self, raw_id: int, pid: int, tid: int) -> int:
+        found = self._waited_on.read(raw_id)
+        if found is None:
+            self.unread += 1
+            return layout.NO_WAKE
+        known, is_for_now = self._on(NOT_ASKED, found, pid)
+        if not is_for_now:
+            self._remember(raw_id, tid, True, known)
+        return known
+
+    def _on(self, waker: Waker, found: ObjectRecord, pid: int) -> tuple[int, bool]:
+        """Of a wait that nobody is known to have ended; and whether more of it may be known in a later tick."""
+        what, is_for_now = self._objects.of(pid, found)
+        known = self._intern(Wake(waker, what)) if what != NO_OBJECT else layout.NO_WAKE
+        return (layout.NO_WAKE, True) if known == layout.WAKE_LOST else (known, is_for_now)
+
+    def _remember(self, raw_id: int, tid: int, is_on_object: bool, known: int) -> None:
+        if len(self._ids) >= _KNOWN:
+            self._ids.clear()
+        self._ids[raw_id, tid, is_on_object] = known
 
     def storms(self, drained: Sequence[tuple[tuple[int, int], Sequence[int]]]) -> dict[int, Storm]:
         """By the wake ids of their wakers, what the storms of one tick came to; a storm that goes on over its end is
@@ -116,20 +153,17 @@ class Wakes:
 
     def make_room(self, at_once: bool) -> None:
         """Once a tick: keep the kernel's tables from filling up. `at_once`: one has."""
-        if self._wakes.make_room(at_once):
+        rooms = self._wakes.make_room(at_once), self._waited_on.make_room(at_once)
+        if any(rooms):
             self._ids.clear()
         self._wakers.make_room(at_once)
         if len(self._known_wakers) >= _KNOWN:
             self._known_wakers.clear()
-        self._ticks += 1
-        if self._ticks % _LOOKED_AT_TICKS == 0 or len(self._objects) >= _KNOWN:
-            self._objects.clear()  # a descriptor may be another file's by now
-        if len(self._private) >= _KNOWN:
-            self._private.clear()
+        self._objects.tick()
 
     @property
     def fill(self) -> float:
-        return max(self._wakers.fill, self._wakes.fill)
+        return max(self._wakers.fill, self._wakes.fill, self._waited_on.fill)
 
     def forget(self, stacks: set[int], wakes: set[int]) -> None:
         """The book gave these ids back."""
@@ -157,16 +191,15 @@ class Wakes:
         self._book.wakes[known] = wake
         return known
 
-    def _made(self, found: Sequence[int], pid: int, tid: int) -> Wake:
-        raw_waker, _, file, inode, magic, argument, call, depth, end, *flat = found
-        waker = self._waker(raw_waker)
+    def _made(self, found: _RawWake, pid: int, tid: int) -> Wake:
+        """All of it but what was waited on."""
+        waker = self._waker(found.waker)
         links: list[Link] = []
-        seen, said = {(pid, tid), (waker.pid, waker.tid)}, _ENDS.get(end, DEPTH)
+        seen, said = {(pid, tid), (waker.pid, waker.tid)}, _ENDS.get(found.end, DEPTH)
         last = waker
-        for at in range(depth):
+        for kernel, user, raw in found.links:
             if not last.tid:
                 break
-            kernel, user, raw = flat[3 * at : 3 * at + 3]
             of = last.pid
             last = self._waker(raw)
             links.append(Link(*self._stacks_of(of, kernel, user), last))
@@ -176,7 +209,7 @@ class Wakes:
             seen.add((last.pid, last.tid))
         if not last.tid:
             said = LOST if last == _LOST else WHOLE
-        return Wake(waker, self._object(pid, call - 1, argument, file, inode, magic), tuple(links), said)
+        return Wake(waker, NO_OBJECT, tuple(links), said)
 
     def _waker(self, raw: int) -> Waker:
         known = self._known_wakers.get(raw)
@@ -193,41 +226,3 @@ class Wakes:
                 pid, tid, comm, user = 0, 0, "", NO_STACK
             known = self._known_wakers[raw] = Waker(kind, name, pid, tid, comm, via, kernel, user)
         return known
-
-    def _object(self, pid: int, call: int, argument: int, file: int, inode: int, magic: int) -> Object:
-        """What a system call names with its first argument."""
-        if call < 0:
-            return NO_OBJECT
-        key = (pid, call, argument, file, inode)
-        known = self._objects.get(key)
-        if known is None:
-            known = self._objects[key] = self._look(pid, argument, file, inode, magic)
-        return known
-
-    def _look(self, pid: int, argument: int, file: int, inode: int, magic: int) -> Object:
-        if not file:
-            return Object("futex", f"{argument:#x}", pid)
-        if magic == _PIPES:
-            return Object("pipe", f"pipe:[{inode}]")
-        if magic == _SOCKETS:
-            return Object("socket", f"socket:[{inode}]")
-        name = _name_of(pid, argument, 0 if magic == _ANONYMOUS else inode)
-        if magic == _ANONYMOUS:
-            number = self._private.get((pid, file))
-            if number is None:
-                number = self._private[pid, file] = self._next_number
-                self._next_number += 1
-            kind = name.removeprefix("anon_inode:").strip("[]") if name.startswith("anon_inode:") else "file"
-            kind = "epoll" if kind == "eventpoll" else kind
-            return Object(kind, f"{kind}#{number}", pid)
-        return Object("file", name or f"inode {inode}")
-
-
-def _name_of(pid: int, fd: int, inode: int) -> str:
-    """Of what a descriptor is open on; empty where that is another `inode` by now; 0: any will do. It asks no file
-    system, which may be what everybody waits for."""
-    with suppress(OSError):
-        told = inode and re.search(r"^ino:\t(\d+)$", Path(f"/proc/{pid}/fdinfo/{fd}").read_text(), re.MULTILINE)
-        if not told or int(told[1]) == inode:  # not told before 3845f256a8b5, 5.14
-            return os.fsencode(Path(f"/proc/{pid}/fd/{fd}").readlink()).decode(errors="replace")
-    return ""

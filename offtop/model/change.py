@@ -18,8 +18,8 @@ from offtop.model.table import SITES, THREADS, Ints, K, Kind, V, integers, table
 from offtop.model.wake import NO_WAKE, Storm
 from offtop.model.window import finished
 
-WAITING_FIELDS = 8
-"""pid, tid, kernel, user, left_ns, from_ns, runqueue_ns, preempted."""
+WAITING_FIELDS = 9
+"""pid, tid, kernel, user, left_ns, from_ns, runqueue_ns, preempted, wake."""
 BEGUN_FIELDS = 11
 """since_ns, bound, state, call, six arguments (the 64 bits of each, signed), user stack read from outside. A call of
 which the arguments are not known is -2 - call."""
@@ -71,7 +71,7 @@ class Change:
     def wakes(self) -> set[int]:
         """The ids of the wakes in it."""
         moved = self.moves.rows[:, [NOW - 1, SINCE - 1]].ravel()
-        ids = np.unique(np.concatenate((self.sites.ids[:, -1], moved)))
+        ids = np.unique(np.concatenate((self.sites.ids[:, -1], self.waiting[:, -1], moved)))
         return {*ids.tolist(), *self.storms}.difference((NO_WAKE,))
 
     @property
@@ -110,7 +110,7 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
 
 def placed(one: Waiting) -> tuple[int, ...]:
     """As numbers: where it is, and how much of it counts."""
-    return (*one.site[:4], *one[1:5])
+    return (*one.site[:4], *one[1:5], one.site.wake)
 
 
 def begun(one: Waiting) -> tuple[int, ...]:
@@ -126,10 +126,10 @@ _UNKNOWN = (0, Bound.AT_LEAST, 0, -1, *NO_ARGUMENTS, NO_STACK)
 
 def waiting_of(fields: Sequence[int], begun: Sequence[int]) -> Waiting:
     """What `placed` and `begun` made numbers of. Raises ValueError for a bound that there is not."""
-    pid, tid, kernel, user, left_ns, from_ns, ready_ns, preempted = fields
+    pid, tid, kernel, user, left_ns, from_ns, ready_ns, preempted, wake = fields
     since_ns, bound, state, call, *arguments, read_user = begun
     return Waiting(
-        SITES.key((pid, tid, kernel, user, NO_WAKE)),
+        SITES.key((pid, tid, kernel, user, wake)),
         left_ns,
         from_ns,
         ready_ns,

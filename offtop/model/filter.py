@@ -32,7 +32,7 @@ from offtop.model.printable import printable
 from offtop.model.rows import Row, process_name, thread_name
 from offtop.model.stack import INLINED, Frame, Names, functions
 from offtop.model.table import Ints, Mask, thread_codes
-from offtop.model.wake import Object, object_names, waker_names
+from offtop.model.wake import NOT_ASKED, Object, object_names, waker_names
 from offtop.model.waking import WITHOUT_WAKE, WakerKey, codes, object_of, waker_of
 from offtop.units import count, duration, parse_duration, threads
 
@@ -75,8 +75,8 @@ _LOOKS_AT = {
 """Key → what of a wait it is about."""
 _OF_WAKES = frozenset(
     {
-        *("waker", "wakerpid", "wakertid", "object"),
-        *(_THREAD_THAT_WAKES, _PROCESS_THAT_WAKES, _WHAT_WAKES, _WHAT_IS_WAITED_ON),
+        *("waker", "wakerpid", "wakertid"),
+        *(_THREAD_THAT_WAKES, _PROCESS_THAT_WAKES, _WHAT_WAKES),
     }
 )
 _OF_DETAILS = frozenset({"user", "uid", "cgroup", "place", "container", "cmdline"})
@@ -318,6 +318,8 @@ def _waker_names(book: Book, wake: int) -> tuple[str, ...]:
     if wake in WITHOUT_WAKE:
         return (waker_of(book, True)(wake).name,)
     waker = book.wake(wake).waker
+    if waker == NOT_ASKED:
+        return ()
     return (*waker_names(waker), *([book.process(waker.pid)] if waker.pid else []))
 
 

@@ -39,10 +39,10 @@ from offtop.model.rows import (
 )
 from offtop.model.seconds import Seconds
 from offtop.model.selection import Sieve
-from offtop.model.stuck import NO_AGE, Age, Stuck
+from offtop.model.stuck import Age, Stuck
 from offtop.model.table import thread_codes
 from offtop.model.view import View
-from offtop.model.wake import NO_WAKE, Object
+from offtop.model.wake import Object
 from offtop.model.waking import (
     G,
     KeyOf,
@@ -51,6 +51,7 @@ from offtop.model.waking import (
     grouped,
     nobodys,
     object_of,
+    oldest_of,
     ready_by_wake,
     top_of_wakes,
     waker_of,
@@ -217,8 +218,7 @@ class Listing:
         ready = self._sums.of("ready", about, lambda tick: ready_by_wake(sieve.shares(tick), scope), *ticks)
         ever = by_wake(sieve.shares(scene.ever), scope) if scene.ever else None
         span_ns = sum(tick.span_ns for tick in scene.over)
-        oldest = max(stuck.by_thread(scene.stuck.in_scope(scope)).values(), default=NO_AGE)
-        waited = _Waited(table, ready, ever, span_ns, oldest)
+        waited = _Waited(table, ready, ever, span_ns, stuck.by_wake(scene.stuck.in_scope(scope)))
         if view.lists_objects:
             return _grouped(waited, order, object_of(book), view.cursor)
         return _grouped(waited, order, waker_of(book, view.lists_waking_threads), view.cursor, view.pin)
@@ -283,8 +283,8 @@ class _Waited(NamedTuple):
     """The run queue that followed."""
     ever: Mapping[tuple[int, ...], Added] | None
     span_ns: int
-    oldest: Age
-    """Of the waits that go on."""
+    ages: Mapping[int, Age]
+    """Of the waits that go on, the oldest of each wake; the oldest first."""
 
 
 def _grouped(
@@ -299,7 +299,7 @@ def _grouped(
         ready=grouped(waited.ready, key_of),
         lifetime=grouped(waited.ever, key_of) if waited.ever is not None else None,
         keep=next((key for key in every if key == cursor), None),
-        now={key_of(NO_WAKE): waited.oldest},
+        now=oldest_of(waited.ages, key_of),
         last=nobodys(key_of),
     )
 

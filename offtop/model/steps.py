@@ -15,7 +15,7 @@ from offtop.model.book import Book
 from offtop.model.rows import process_name
 from offtop.model.stack import ENDS, NO_STACK, Frame, Names, Stack, functions
 from offtop.model.table import Ints
-from offtop.model.wake import CHAIN, CHAIN_ENDS, NO_WAKE, NOBODY, OFFCPU, WAKEUP, WHOLE, Wake, Waker
+from offtop.model.wake import CHAIN, CHAIN_ENDS, NOBODY, OFFCPU, STILL_WAITING, WAKEUP, WHOLE, Wake, Waker
 
 
 class Step(NamedTuple):
@@ -127,7 +127,7 @@ class _Paths:
 
     def both(self, place: tuple[int, ...]) -> Path:
         own, wake_id = self.sleeper(place), place[2]
-        if wake_id == NO_WAKE and STILL in own:  # once is enough
+        if STILL in own and self._book.wake(wake_id).waker == STILL_WAITING:  # once is enough
             return own
         after = self._after.get(wake_id)
         if after is None:

@@ -196,6 +196,11 @@ def by_process(some: Stuck) -> dict[int, Age]:
     return dict(some.oldest(some.shares.ids[:, 0])) if some.shares else {}
 
 
+def by_wake(some: Stuck) -> dict[int, Age]:
+    """By what says what they are on, the oldest first."""
+    return dict(some.oldest(some.shares.ids[:, 4])) if some.shares else {}
+
+
 def by_cgroup(some: Stuck, group_of: Callable[[int], str]) -> dict[str, Age]:
     ages: dict[str, Age] = {}
     for pid, age in by_process(some).items():  # the oldest first

@@ -202,7 +202,7 @@ class View:
 
     @property
     def lists_objects(self) -> bool:
-        return self.objects and self.object is None and self.mode != OFFCPU
+        return self.objects and self.object is None
 
     @property
     def lists_wakers(self) -> bool:
@@ -377,12 +377,12 @@ def _out_of_waker(view: View) -> View:
 
 
 def in_mode(view: View, mode: str) -> View:
-    """The same selection in another mode; of wakers, and of what is waited on, off-CPU time knows nothing."""
+    """The same selection in another mode; of wakers, off-CPU time knows nothing."""
     view = waiting(view)
     if mode == view.mode:
         return view
     if mode == OFFCPU:
-        view = replace(view, wakers=(), object=None)
+        view = replace(view, wakers=())
     is_other_list = WAKEUP in (mode, view.mode) or isinstance(view.cursor, WakerKey | Object)
     shape = view.tree.shape._replace(mode=mode)
     return replace(shaped(view, shape), mode=mode, cell=None, cursor=None if is_other_list else view.cursor)

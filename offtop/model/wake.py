@@ -78,25 +78,48 @@ class Object(NamedTuple):
     """What a thread waits on."""
 
     kind: str = ""
-    """`futex`, `pipe`, `socket`, `eventfd`, `epoll`, `file` and so on; empty: not known."""
+    """`futex`, `pipe`, `tcp`, `udp`, `unix`, `socket` (of another family), `eventfd`, `epoll`, `file`, `child` and so
+    on; empty: not known."""
     name: str = ""
-    """`pipe:[1234]`; the same for all who wait on it."""
+    """`pipe:[1234]`, `socket:[1234]`, a path; the same for all who wait on it."""
     pid: int = 0
     """Of the process alone in which the name means anything; 0: it means the same everywhere."""
+    local: str = ""
+    """`10.0.0.1:40312`, `*:80`, `[::1]:53`: of `tcp` and `udp`, the own end."""
+    peer: str = ""
+    """The other end, where it is connected; of `unix` the process that made it, `postgres(4242)`. Raw."""
+    state: str = ""
+    """Of `tcp`: `established`, `listen`, `close-wait` and so on."""
 
     @property
     def label(self) -> str:
-        """`pipe:[1234]`, `futex 0x7f12 of 4242`; raw."""
+        """`pipe:[1234]`, `futex 0x7f12 of 4242`, `tcp 10.0.0.5:5432 via :40312`; raw."""
+        if self.local:
+            return f"{self.kind} {self._ends}{self._aside}"
+        if self.kind == UNIX:
+            number = self.name.removeprefix("socket:")
+            return f"{UNIX} {number} to {self.peer}" if self.peer else f"{UNIX} {number}"
         name = self.name if self.name.startswith(self.kind) else f"{self.kind} {self.name}"
         return f"{name} of {self.pid}" if self.pid else name
 
+    @property
+    def _ends(self) -> str:
+        return f"{self.peer} via :{self.local.rpartition(':')[2]}" if self.peer else self.local
 
+    @property
+    def _aside(self) -> str:
+        """What is not as of most."""
+        state = {"established": "", "listen": "listening"}.get(self.state, self.state)
+        return f" ({state})" if state else ""
+
+
+UNIX = "unix"
 NO_OBJECT = Object()
 
 
 def object_names(one: Object) -> tuple[str, ...]:
     """What it can be found by; nothing where it is not known."""
-    return (one.label, one.name, one.kind) if one.kind else ()
+    return (one.label, one.name, one.kind, one.local, one.peer, one.state) if one.kind else ()
 
 
 class Link(NamedTuple):
@@ -130,6 +153,11 @@ class Wake(NamedTuple):
     """One of CHAIN_ENDS."""
 
     @property
+    def has_waker(self) -> bool:
+        """Whether somebody ended it, known or not: not where nobody asked, it goes on, or was for a CPU alone."""
+        return self.waker not in (STILL_WAITING, NOT_ASKED, CPU_ALONE)
+
+    @property
     def stacks(self) -> set[int]:
         """The ids of the stacks in it."""
         found = {self.waker.kernel, self.waker.user}
@@ -138,19 +166,22 @@ class Wake(NamedTuple):
         return found
 
 
+NOT_ASKED = Waker(NOBODY, "(nobody asked who woke it)")
+"""Where wakers are not gathered, and what was waited on is known."""
+STILL_WAITING = Waker(NOBODY, "(still waiting)")
+CPU_ALONE = Waker(NOBODY, "(it waited for a CPU alone)")
 NO_WAKE = 0
-"""Id: nobody asked, or the wait goes on."""
+"""Id: nobody asked, or the wait goes on; and nothing is known of what was waited on."""
 WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU = 1, 2, 3, 4
 FIRST_WAKE = 5
 """Ids from here on are of the source."""
-ENDED_BY_NOBODY = (NO_WAKE, WAKE_CPU)
 LOST_WAKE = Wake(Waker(NOBODY, "(waker lost)"))
 RESERVED: Mapping[int, Wake] = {
-    NO_WAKE: Wake(Waker(NOBODY, "(still waiting)")),
+    NO_WAKE: Wake(STILL_WAITING),
     WAKE_LOST: LOST_WAKE,
     WAKE_SHORT: Wake(Waker(NOBODY, "(woken before the minimum)")),
     WAKE_UNSEEN: Wake(Waker(NOBODY, "(nobody saw who woke it)")),
-    WAKE_CPU: Wake(Waker(NOBODY, "(it waited for a CPU alone)")),
+    WAKE_CPU: Wake(CPU_ALONE),
 }
 
 

@@ -9,6 +9,7 @@ from offtop.model import stack
 from offtop.model.book import Book, SiteKey
 from offtop.model.cut import NO_PART, RUN_QUEUE, Added, Part, Scope, Shares
 from offtop.model.snapshot import EXITED
+from offtop.model.stuck import Age
 from offtop.model.table import Ints
 from offtop.model.wake import RESERVED, THREAD, Object
 
@@ -62,8 +63,16 @@ def object_of(book: Book) -> KeyOf[Object]:
     return key_of
 
 
+def oldest_of(ages: Mapping[int, Age], key_of: KeyOf[G]) -> dict[G, Age]:
+    """The ages of waits in progress by their wakes, the oldest first, by what these are of."""
+    found: dict[G, Age] = {}
+    for wake, age in ages.items():
+        found.setdefault(key_of(wake), age)
+    return found
+
+
 def nobodys(key_of: KeyOf[G]) -> set[G]:
-    """The keys that stand for no waker."""
+    """The keys that stand for no waker, or for nothing that was waited on."""
     return {key_of(wake) for wake in (*WITHOUT_WAKE, *RESERVED)}
 
 

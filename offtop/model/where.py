@@ -36,8 +36,8 @@ def in_short(book: Book, kernel: int, user: int, names: Names) -> str:
 def of_sleeper(book: Book, site: SiteKey, names: Names) -> str:
     """Where it waits, and who ends that, if that is known."""
     place = in_short(book, site.kernel, site.user, names)
-    waker = book.wake(site.wake).waker
-    return f"{place} <- {waker.label}" if site.wake >= FIRST_WAKE else place
+    wake = book.wake(site.wake)
+    return f"{place} <- {wake.waker.label}" if site.wake >= FIRST_WAKE and wake.has_waker else place
 
 
 def of_waker(book: Book, site: SiteKey, names: Names) -> str:

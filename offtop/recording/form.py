@@ -76,6 +76,10 @@ _MOST_NAME = 8192
 """Letters of what is waited on: a path has 4,096, and the kernel may put a word behind it."""
 _SITE_IDS = SITES.width - 1
 """Those that the first recordings had: all but the wake."""
+_WAITING = WAITING_FIELDS - 1
+"""Of waits in progress, likewise."""
+_OBJECT = 3
+"""Fields of Object that stand with the wake."""
 _WAKE, _LINK = 6, 3
 """How many values a wake has before its links, and each of those."""
 _MOST_VALUES = 3 << 20
@@ -162,12 +166,13 @@ def encode(entry: Entry) -> bytes:
     first = replace(threads, numbers=np.delete(threads.numbers, RUNNING_NS, axis=1))
     sites = change.sites
     places = replace(sites, ids=sites.ids[:, :_SITE_IDS], gone=sites.gone[:, :_SITE_IDS])
-    wakes = np.concatenate((sites.ids[:, _SITE_IDS], sites.gone[:, _SITE_IDS]))
+    waiting, waited_on = change.waiting[:, :_WAITING], change.waiting[:, _WAITING]
+    wakes = np.concatenate((sites.ids[:, _SITE_IDS], sites.gone[:, _SITE_IDS], waited_on))
     tables = columns.packed(
         [
             *_columns(first),
             *_columns(places),
-            change.waiting,
+            waiting,
             change.ended,
             threads.numbers[:, RUNNING_NS],
             change.begun,
@@ -191,10 +196,10 @@ def decode(blob: object, whole: bool = False) -> Entry:
     each = iter(columns.unpacked(raw[end:]))
     threads = _rows(THREADS, each, THREADS.width, THREADS.numbers - 1)
     sites = _rows(SITES, each, _SITE_IDS, SITES.numbers)
-    waiting, ended = _matrix(each, WAITING_FIELDS), _matrix(each, 2)
+    waiting, ended = np.pad(_matrix(each, _WAITING), ((0, 0), (0, 1))), _matrix(each, 2)
     threads = replace(threads, numbers=np.insert(threads.numbers, RUNNING_NS, _running(each, threads), axis=1))
     begun = _begun(each, waiting)
-    _add_wakes(sites, next(each, None))
+    _add_wakes(sites, waiting, next(each, None))
     moves = _moves(next(each, None))
     _check_numbers(threads, sites, waiting, begun, whole)
     pids, tids, who, states, min_ns, max_ns = _array(words.get("filters"), 6)
@@ -239,7 +244,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
             for pid, tid, from_ns, to_ns in _arrays(words.get("lives", []), 4)
         },
         _calls(words.get("calls", [])),
-        _wakes(words.get("wakers", []), words.get("wakes", [])),
+        _with_ends(_wakes(words.get("wakers", []), words.get("wakes", [])), words.get("ends", [])),
     )
 
 
@@ -253,11 +258,12 @@ def _wake_words(wakes: Mapping[int, Wake]) -> dict[str, object]:
         return numbers.setdefault(waker, len(numbers))
 
     rows = [
-        [number, number_of(wake.waker), *wake.object, wake.end]
+        [number, number_of(wake.waker), *wake.object[:_OBJECT], wake.end]
         + [value for link in wake.links for value in (link.kernel, link.user, number_of(link.waker))]
         for number, wake in wakes.items()
     ]
-    return {"wakers": [list(waker) for waker in numbers], "wakes": rows}
+    ends = [[number, *rest] for number, wake in wakes.items() if any(rest := wake.object[_OBJECT:])]
+    return {"wakers": [list(waker) for waker in numbers], "wakes": rows, **({"ends": ends} if ends else {})}
 
 
 def _wakes(wakers: object, wakes: object) -> dict[int, Wake]:
@@ -282,6 +288,17 @@ def _wakes(wakers: object, wakes: object) -> dict[int, Wake]:
     if min(found, default=FIRST_WAKE) < FIRST_WAKE:
         raise ValueError("a wake that stands for none")
     return found
+
+
+def _with_ends(wakes: dict[int, Wake], ends: object) -> dict[int, Wake]:
+    """What was waited on, told by its addresses and state, too."""
+    for number, local, peer, state in _arrays(ends, 1 + len(Object._fields) - _OBJECT):
+        wake = wakes.get(_id(number))
+        if wake is None:
+            raise ValueError("the addresses of no wake")
+        told = wake.object._replace(local=_name(local), peer=_name(peer), state=_name(state))
+        wakes[_id(number)] = wake._replace(object=told)
+    return wakes
 
 
 def _waker(*values: object) -> Waker:
@@ -382,12 +399,16 @@ def _begun(each: Iterator[Ints], waiting: Ints) -> Ints:
     return found
 
 
-def _add_wakes(sites: Rows, found: Ints | None) -> None:
+def _add_wakes(sites: Rows, waiting: Ints, found: Ints | None) -> None:
+    """The first recordings have none of them, or not those of waits in progress."""
     if found is None:
         return
-    if found.shape != (len(sites.ids) + len(sites.gone),):
+    places = len(sites.ids) + len(sites.gone)
+    if found.shape == (places,):
+        found = np.pad(found, (0, len(waiting)))
+    if found.shape != (places + len(waiting),):
         raise ValueError("not the wakes of those sites")
-    sites.ids[:, _SITE_IDS], sites.gone[:, _SITE_IDS] = np.split(found, [len(sites.ids)])
+    sites.ids[:, _SITE_IDS], sites.gone[:, _SITE_IDS], waiting[:, _WAITING] = np.split(found, [len(sites.ids), places])
 
 
 def _moves(found: Ints | None) -> Moves:
@@ -440,7 +461,8 @@ def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, begun: Ints, whole
             raise ValueError("a change with longest waits")
     _within(waiting[:, :2], 0, _MOST_ID)
     _within(waiting[:, 2:4], FILTERED, _MOST_ID)
-    _within(waiting[:, 4:], 0, _MOST_NS)
+    _within(waiting[:, 4:_WAITING], 0, _MOST_NS)
+    _within(waiting[:, _WAITING], 0, _MOST_ID)
     _within(begun[:, 0], 0, _MOST_NS)
     _within(begun[:, 1], 0, max(Bound))
     _within(begun[:, 2], 0, (1 << 32) - 1)

@@ -313,7 +313,7 @@ class RecordedSource:
         """What no total names, and no window since `before_ns`."""
         book, table = self._book, table_of(SITES, snapshot.sites)
         sites = table.ids[table.present]
-        wakes = {*sites[:, -1].tolist(), *snapshot.storms}
+        wakes = {*sites[:, -1].tolist(), *snapshot.storms, *(one.site.wake for one in snapshot.waiting.values())}
         for wake in [one for one in book.wakes if one >= FIRST_WAKE and one not in wakes]:
             if self._woke_ns.get(wake, 0) < before_ns:
                 del book.wakes[wake]

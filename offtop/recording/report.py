@@ -35,7 +35,7 @@ from offtop.model.table import (
     summed,
     table_of,
 )
-from offtop.model.wake import ENDED_BY_NOBODY, KINDS, NO_WAKE, NOBODY, THREAD, WAKEUP, Storm, Waker, gathers
+from offtop.model.wake import KINDS, NOBODY, STILL_WAITING, THREAD, WAKEUP, Storm, Waker, gathers
 from offtop.model.waking import by_wake
 from offtop.model.window import Window, merge
 from offtop.recording.replay import RecordedSource
@@ -103,10 +103,13 @@ class _Wakers:
     def _add_time(self, by_wakes: Mapping[tuple[int, ...], Added], window: Window) -> None:
         book = window.book
         for (wake,), (waits, total_ns, _, _) in by_wakes.items():
-            if wake == NO_WAKE and gathers(window.mode, WAKEUP):
+            if wake < 0:
+                continue
+            found = book.wake(wake)
+            waker = found.waker
+            if waker == STILL_WAITING and gathers(window.mode, WAKEUP):
                 self._went_on_ns += total_ns
-            elif wake >= 0 and wake not in ENDED_BY_NOBODY:
-                waker = book.wake(wake).waker
+            elif found.has_waker:
                 one = self._of(waker)
                 one.blocked_ns += total_ns
                 one.wakeups += waits

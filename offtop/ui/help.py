@@ -86,9 +86,9 @@ cat= stack= leaf=  category or group (net, disk); any function of the stack; the
 cgroup= container=  the cgroup's path; what the container or unit is called (docker*, mysql.service), or its kind.
 cmd=  the command line.
 waker= wakerpid= wakertid=  who ended the wait: the name of thread or process, or irq, softirq, timer, timeout, \
-signal, exit; its ids.
-object=  what was waited on: its kind (futex, pipe, socket, epoll, file) or its name: pipe:[77]. These four find \
-waits in the modes 2, 3 and 4 alone.
+signal, exit; its ids. These three find waits in the modes 2, 3 and 4 alone.
+object=  what was waited on: its kind (futex, pipe, tcp, unix, epoll, file, child), name (pipe:[77]), address \
+(*:5432) or state (listen).
 max>10ms p99>=1s  rows of the list by their numbers: max, now, p50, p99; waiting>0.5, evs>1k, threads>10.
 """
 """What a filter may say."""

@@ -59,12 +59,7 @@ KEYS = (
         "offwake", "3", "mode('offwake')", "both stacks, meeting in the middle; and the chain: who had woken the waker"
     ),
     KeyRow("chain", "4", "mode('chain')"),
-    KeyRow(
-        "objects",
-        "G",
-        "objects",
-        "where wakers are gathered (2, 3, 4): what is waited on; ENTER: who waits or wakes there",
-    ),
+    KeyRow("objects", "G", "objects", "what is waited on; ENTER: who waits there, or wakes (2)"),
     KeyRow("stuck", "5", "look('stuck')", "what is stuck now, and since when", "5 stuck"),
     KeyRow("flame", "g", "look('flame')", "the icicle (flame graph from the top) of the selection", "g Flame"),
     KeyRow("latency", "l", "latency", "latency of the selection: histogram, heat map, off", "l Latency"),

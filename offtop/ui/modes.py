@@ -48,10 +48,7 @@ class Modes(Sorting):
             self._gather(mode)
 
     def action_objects(self) -> None:
-        if self._view.mode == OFFCPU:
-            self._say("G lists what is waited on where wakers are gathered: 2, 3 and 4 do")
-        else:
-            self._look(views.objects_or_not(self._view))
+        self._look(views.objects_or_not(self._view))
 
     def on_refused(self, message: Refused) -> None:
         self._say(message.why)

@@ -14,7 +14,7 @@ from offtop.model.steps import TURNS, WHO_WAITED, WOKEN_BY, Shape, Step, begins_
 from offtop.model.stuck import NO_AGE
 from offtop.model.tree import MORE, Branch
 from offtop.model.view import TREE
-from offtop.model.wake import CHAIN, CHAIN_ENDS, FIRST_WAKE, OFFCPU, WAKEUP, WHOLE, Waker
+from offtop.model.wake import CHAIN, CHAIN_ENDS, NOBODY, OFFCPU, WAKEUP, WHOLE, Waker
 from offtop.ui import account, diagnosis
 from offtop.ui.columns import Column, heads, line_of, that_fit
 from offtop.ui.head import selection
@@ -250,7 +250,7 @@ def _frames(picture: Picture, place: Place, names: Names) -> _Frames:
     own = _of_stacks(book, place.kernel, place.user, names)
     if mode == OFFCPU:
         return own
-    if place.wake < FIRST_WAKE:
+    if wake.waker.kind == NOBODY:
         return [(wake.waker.label, "   ", "dim"), *own]
     above = [*_waker(book, wake.waker, names), *own]
     for link in wake.links if mode == CHAIN else ():

@@ -16,9 +16,9 @@ from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.stack import FIRST_STACK, NO_STACK, SHORT, Stack
+from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Stack
 from offtop.model.table import SITES
-from offtop.model.wake import FIRST_WAKE, NO_OBJECT, Link, Storm, Wake, Waker
+from offtop.model.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
 from offtop.model.window import Window, between, merge
 from offtop.units import NS_PER_S
 from tests.kernel import watch
@@ -48,6 +48,11 @@ class Wait:
     def wake(self) -> int:
         """Those at the first stack have none."""
         return 0 if self.kernel == FIRST_STACK or self.preempted else self.kernel + 20
+
+    @property
+    def on(self) -> int:
+        """The wake that the walk tells of it: that of its end, another one, or none."""
+        return {FIRST_STACK + 1: self.wake, FIRST_STACK + 2: 99}.get(self.kernel, 0)
 
     @property
     def runqueue_ns(self) -> int:
@@ -125,6 +130,8 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         exec_off_ns=0,
         first_kind=first.kind if first else 0,
         state=layout.RUNNING if state_of.preempted else 1,
+        objects=0,
+        unused=0,
         histogram=log2.of(*(w.off_ns for w in ended)).to_bytes(layout.LANES * 8, "little"),
     )
 
@@ -140,7 +147,7 @@ def site_records(key: ThreadKey, waits: list[Wait], from_ns: int, to_ns: int) ->
 def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[Walked]:
     """Every thread that is off CPU; its stack once it has waited long enough."""
     return [
-        Walked(key, w.left_ns or 1, ready := w.ready_ns <= at_ns, w.ready_ns if ready else 0, stack)
+        Walked(key, w.left_ns or 1, ready := w.ready_ns <= at_ns, w.ready_ns if ready else 0, stack, wake=w.on)
         for w in waits
         if w.left_ns <= at_ns < w.back_ns
         for stack in [w.kernel if at_ns - w.left_ns >= MIN_NS else None]
@@ -497,6 +504,29 @@ def test_wakes_leave_the_book_with_the_last_that_names_them_and_their_stacks_wit
     assert ledger.storms == {}
     assert not {FIRST_STACK + 2, FIRST_STACK + 3} & ledger.book.stacks.keys()
     assert ledger.book.wakes.keys() == Book().wakes.keys(), "those that are none stay"
+
+
+def test_what_a_wait_in_progress_is_on_stands_with_its_time_and_in_the_book_for_as_long_as_it_does() -> None:
+    key, stack, on = ThreadKey(7, 100), FIRST_STACK, FIRST_WAKE + 7
+    wait = Wait(left_ns=9_500, back_ns=10**9, ready_ns=10**9, preempted=False, kernel=stack, user=0)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    ledger.book.stacks[stack], ledger.book.wakes[on] = Stack(()), Wake(object=Object("pipe", "pipe:[7]"))
+    ledger.tick(10_000, MIN_NS, [(key, record)], NOTHING, [])
+    assert ledger.waiting[key].site == SiteKey(*key, SHORT, NO_STACK), "where nobody knows yet"
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [Walked(key, 9_500, False, 0, stack, wake=on)])
+    site = SiteKey(*key, stack, NO_STACK, on)
+    for at_ns in (60_000, 120_000, 180_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
+        assert (ledger.waiting[key].site, ledger.moves) == (site, [])
+        dropped = ledger.age(keep_ns=45_000)
+        assert dropped and not dropped.wakes
+    assert ledger.drop_wakes(0) == set()
+    ledger.tick(190_000, MIN_NS, [], NOTHING, [Walked(key, 9_500, False, 0, stack, wake=on + 1)])
+    assert ledger.moves == [Move(site, site._replace(wake=on + 1), 10_000, 180_000)], "it is on another one by now"
+    ledger.tick(200_000, MIN_NS, [], NOTHING, [], max_ns=1)
+    assert ledger.waiting[key].site == SiteKey(*key, FILTERED, NO_STACK)
 
 
 def test_storms_of_a_wake_that_a_site_still_names_stay_so_that_no_window_shows_less_than_none() -> None:

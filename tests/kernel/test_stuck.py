@@ -15,7 +15,7 @@ import pytest
 from offtop.kernel import userstacks
 from offtop.kernel.allowance import Allowance
 from offtop.kernel.files import Files
-from offtop.kernel.layout import OTHERS, WalkedStack
+from offtop.kernel.layout import OBJECT, OTHERS, ObjectRecord, WalkedStack
 from offtop.kernel.syscalls import name_of
 from offtop.kernel.userstacks import OLD_NS, UserStacks
 from offtop.kernel.walker import Found, Walker
@@ -32,6 +32,8 @@ from tests.kernel import programs, waits, watch
 from tests.kernel.test_counts import wait_until_asleep
 from tests.kernel.test_processes import child_with_pid
 from tests.kernel.watch import MS, S, Watch
+
+NOTHING = ObjectRecord.of(bytes(OBJECT.size))
 
 pytestmark = pytest.mark.kernel
 
@@ -399,7 +401,18 @@ def stack_of(tid: int) -> WalkedStack:
     number, *arguments, sp, ip = Path(f"/proc/{tid}/syscall").read_text().split()
     turns = int(Path(f"/proc/{tid}/schedstat").read_text().split()[2])
     words = tuple(int(word, 16) for word in arguments)
-    return WalkedStack(turns, int(number), words, int(ip, 16), int(sp, 16), 0, (0,) * OTHERS, b"", b"")
+    return WalkedStack(
+        turns,
+        int(number),
+        words,
+        int(ip, 16),
+        int(sp, 16),
+        0,
+        (0,) * OTHERS,
+        NOTHING,
+        b"",
+        b"",
+    )
 
 
 class Watched(Walker):

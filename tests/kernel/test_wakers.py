@@ -29,12 +29,11 @@ from offtop.model.wake import (
     CHAIN,
     DEFAULT_DEPTH,
     DEPTH,
-    ENDED_BY_NOBODY,
     EXIT,
     FIRST_WAKE,
     LOOP,
     NO_OBJECT,
-    NO_WAKE,
+    NOT_ASKED,
     OFFCPU,
     OFFWAKE,
     SIGNAL,
@@ -85,8 +84,8 @@ def wakes_of(window: Window, tid: int) -> dict[Wake, SiteTotals]:
     """What ended those of a thread's waits that ended in `window`, but for waits for nothing but a CPU."""
     found: dict[Wake, SiteTotals] = {}
     for key, totals in watch.sites_of(window, tid).items():
-        if totals.waits and key.wake not in ENDED_BY_NOBODY:
-            wake = window.book.wake(key.wake)
+        wake = window.book.wake(key.wake)
+        if totals.waits and wake.has_waker:
             found[wake] = found.get(wake, SiteTotals()).plus(totals)
     return found
 
@@ -132,9 +131,9 @@ class Kind:
 KINDS = {
     "futex": Kind("futex", ("futex_wait",), ("futex_wake",)),
     "pipe": Kind("pipe", ("pipe_read",), ("pipe_write",)),
-    "unix": Kind("socket", ("unix_stream_read",), ("sock_def_readable", "unix_stream_sendmsg")),
+    "unix": Kind("unix", ("unix_stream_read",), ("sock_def_readable", "unix_stream_sendmsg")),
     "eventfd": Kind("eventfd", ("eventfd_read",), ("eventfd_write",)),
-    "tcp": Kind("socket", ("tcp_recvmsg",), ("sock_def_readable", "tcp_v4_rcv", "tcp_sendmsg"), SOFTIRQ),
+    "tcp": Kind("tcp", ("tcp_recvmsg",), ("sock_def_readable", "tcp_v4_rcv", "tcp_sendmsg"), SOFTIRQ),
 }
 
 
@@ -162,7 +161,7 @@ def test_23_wakings_are_23_waits_of_the_sleeper_each_with_its_waker(live: Watch,
         assert TIMES * 20 * MS * 0.9 <= blocked_ns <= TIMES * 20 * MS * 1.5
         (waited_on,) = {one.object for one in found}
         assert waited_on.kind == made.object
-        if waited_on.kind in ("pipe", "socket"):
+        if waited_on.kind in ("pipe", "unix", "tcp"):
             assert waited_on.name in {str(fd.readlink()) for fd in Path(f"/proc/{child.pid}/fd").iterdir()}
         assert waited_on.pid == (child.pid if kind in ("futex", "eventfd") else 0)
         of_futex = kind == "futex"
@@ -206,7 +205,7 @@ def test_a_thread_that_is_stopped_does_not_wait_on_what_its_system_call_names(li
         objects = {True: set[str](), False: set[str]()}
         stopped = 0
         for key, totals in watch.sites_of(window, sleeper).items():
-            if totals.waits and key.wake not in ENDED_BY_NOBODY:
+            if totals.waits and window.book.wake(key.wake).has_waker:
                 is_stopped = window.book.stack(key.kernel).category == "stopped"
                 objects[is_stopped].add(window.book.wake(key.wake).object.kind)
                 stopped += totals.waits if is_stopped else 0
@@ -405,17 +404,18 @@ def test_a_wait_that_goes_on_has_no_waker_yet_and_its_time_stays_whole(live: Wat
         for window in windows:
             sites = watch.sites_of(window, sleeper)
             assert watch.thread(window, sleeper).offcpu_ns == pytest.approx(window.span_ns, abs=2 * MS)
-            assert all(totals.waits == 0 for key, totals in sites.items() if key.wake == NO_WAKE)
-            ended += waits(totals for key, totals in sites.items() if key.wake not in ENDED_BY_NOBODY)
+            by_somebody = [totals for key, totals in sites.items() if window.book.wake(key.wake).has_waker]
+            assert waits(sites.values()) == waits(by_somebody)
+            ended += waits(by_somebody)
             total_ns += sum(totals.total_ns for totals in sites.values())
         assert ended == 4
         assert total_ns == pytest.approx(sum(window.span_ns for window in windows), abs=5 * MS)
         goes_on_ns = live.last.at_ns - live.last.waiting[ThreadKey(child.pid, sleeper)].left_ns
-        by_wake = Counter[int]()
+        by_waker = Counter[bool]()
         for key, totals in watch.sites_of(merge(windows), sleeper).items():
-            by_wake[key.wake] += totals.total_ns
-        assert by_wake[NO_WAKE] == pytest.approx(goes_on_ns, abs=5 * MS), "all of what has ended is its waker's"
-        assert min(by_wake.values()) >= 0
+            by_waker[live.last.book.wake(key.wake).has_waker] += totals.total_ns
+        assert by_waker[False] == pytest.approx(goes_on_ns, abs=5 * MS), "all of what has ended is its waker's"
+        assert min(by_waker.values()) >= 0
 
 
 def test_who_is_put_aside_for_another_was_woken_by_nobody_and_does_not_still_wait(live: Watch, tmp_path: Path) -> None:
@@ -469,7 +469,7 @@ def test_modes_change_while_waits_go_on_and_the_laws_hold(live: Watch) -> None:
             assert ended
             if mode == OFFCPU:
                 assert waking_links(live.source) == []
-                assert {*ended} == {NO_WAKE}
+                assert {live.last.book.wake(wake).waker for wake in ended} == {NOT_ASKED}
             else:
                 assert len(waking_links(live.source)) == 1
                 told = {live.last.book.wake(wake).waker.tid for wake in ended if wake >= FIRST_WAKE}

@@ -1,7 +1,5 @@
 """From the kernel's ids to the book's: against maps that a test fills, so that what is in them is known."""
 
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import cast
@@ -10,7 +8,7 @@ import pytest
 
 from offtop.kernel import layout, wakes
 from offtop.kernel.idtable import IdTable
-from offtop.kernel.layout import ThreadRecord
+from offtop.kernel.layout import ObjectRecord, ThreadRecord
 from offtop.kernel.ledger import Ended, Ledger
 from offtop.kernel.libbpf import Map
 from offtop.kernel.wakes import Wakes
@@ -119,6 +117,14 @@ def test_what_nobody_reads_fills_a_table_too() -> None:
     assert ids.untold == 0
 
 
+def raw_object(kind: int, **told: int | bytes) -> bytes:
+    words = {**dict.fromkeys(ObjectRecord._fields, 0), "unused": b"", "local": b"", "peer": b"", "kind": kind, **told}
+    return layout.OBJECT.pack(*words.values())
+
+
+NONE = raw_object(0)
+
+
 def _as_they_are(_pid: int, kernel: int, user: int) -> tuple[int, int]:
     return kernel, user
 
@@ -131,7 +137,9 @@ class Kernel:
         self.book = Book()
         for stack, names in STACKS.items():
             self.book.stacks[stack] = Stack(tuple(Frame("[kernel]", 0, name) for name in names))
-        self.read = Wakes(cast(Map, self.wakers), cast(Map, self.wakes), self.book, _as_they_are)
+        self.objects = FakeMap(1 << 20, layout.OBJECT.size)
+        wakers, wakes, objects = (cast(Map, one) for one in (self.wakers, self.wakes, self.objects))
+        self.read = Wakes(wakers, wakes, objects, self.book, _as_they_are)
         self._next = layout.FIRST_ID
 
     def waker(self, tid: int, kernel: int = FUTEX_WAKE, user: int = NO_STACK, pid: int = PID, comm: str = "") -> int:
@@ -145,8 +153,8 @@ class Kernel:
         links = [word for one in wakers[1:] for word in (WAITED, NO_STACK, one)]
         links += [0] * (3 * layout.LINKS - len(links))
         self._next += 1
-        known = 203 if futex else 0
-        value = layout.WAKE.pack(wakers[0], wakers[0], 0, 0, 0, futex, known, len(wakers) - 1, end, *links)
+        found = raw_object(layout.OBJECT_FUTEX, argument=futex, how=layout.FUTEX_PRIVATE) if futex else NONE
+        value = layout.WAKE.pack(wakers[0], wakers[0], found, len(wakers) - 1, end, 0, *links)
         self.wakes.put(raw or self._next, value)
         return raw or self._next
 
@@ -327,23 +335,6 @@ def test_a_storm_over_the_end_of_a_tick_is_one_and_its_size_is_that_of_all(kerne
     assert kernel.read.storms([((1000, 7), (0, 0, 15, 0))]) == {wake: Storm(0, 0, 15, 0)}, "who only slept again"
     assert kernel.read.storms([]) == {}
     assert kernel.read.storms([((1000, 7), (0, 0, 1, 0))]) == {}, "nobody knows of which waker any more"
-
-
-def test_what_has_no_name_is_of_its_process_alone_and_looked_at_again(kernel: Kernel) -> None:
-    with os.fdopen(os.eventfd(0), "rb") as one:
-
-        def waited_on(pid: int) -> Object:
-            return kernel.read._object(pid, 0, one.fileno(), 0xF00, 7, 0x09041934)  # pyright: ignore[reportPrivateUsage]
-
-        mine = waited_on(os.getpid())
-        assert (mine.kind, mine.name, mine.pid) == ("eventfd", "eventfd#1", os.getpid())
-        assert waited_on(os.getppid()).name.endswith("#2"), "the same place, of another process"
-        with tempfile.TemporaryFile() as other:
-            os.dup2(other.fileno(), one.fileno())
-            assert waited_on(os.getpid()) == mine, "not looked at in every tick"
-            for _ in range(10):
-                kernel.read.make_room(at_once=False)
-            assert waited_on(os.getpid()) == Object("file", "file#1", os.getpid())
 
 
 def test_threads_whose_own_sleeps_end_together_are_no_storm(kernel: Kernel) -> None:

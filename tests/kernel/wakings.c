@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
@@ -24,7 +25,7 @@
 #define MOST 256
 #define PAGE 4096
 
-static int times, each_ms, calls, fds[2] = {-1, -1}, spliced = -1;
+static int times, each_ms, calls, fds[2] = {-1, -1}, others[2] = {-1, -1}, spliced = -1;
 static char random_bytes[4096], page[PAGE];
 static int words[MOST];
 static pthread_t threads[MOST];
@@ -66,10 +67,12 @@ static NOINLINE void wake_futex(int *word)
 
 static NOINLINE void wait_fd(void)
 {
+	static int turn;
 	long long value;
 	off64_t from = 0;
+	int fd = others[0] >= 0 && turn++ % 2 ? others[0] : fds[0];
 
-	if (spliced < 0 && read(fds[0], &value, sizeof(value)) < 1)
+	if (spliced < 0 && read(fd, &value, sizeof(value)) < 1)
 		exit(1);
 	if (spliced >= 0 && splice(spliced, &from, fds[1], 0, PAGE, 0) < 1)
 		exit(1);
@@ -77,9 +80,11 @@ static NOINLINE void wait_fd(void)
 
 static NOINLINE void wake_fd(void)
 {
+	static int turn;
 	long long value = 1;
+	int fd = others[1] >= 0 && turn++ % 2 ? others[1] : fds[1];
 
-	if (spliced < 0 && write(fds[1], &value, sizeof(value)) < 1)
+	if (spliced < 0 && write(fd, &value, sizeof(value)) < 1)
 		exit(1);
 	if (spliced >= 0 && read(fds[0], page, PAGE) < 1)
 		exit(1);
@@ -219,15 +224,25 @@ static NOINLINE void *greedy(void *unused)
 	return unused;
 }
 
-static void connect_tcp(void)
+static struct sockaddr_in listen_tcp(void)
 {
 	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
 	socklen_t length = sizeof(at);
-	int listens = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
+
+	fds[0] = socket(AF_INET, SOCK_STREAM, 0);
+	if (bind(fds[0], (void *)&at, length) || listen(fds[0], 1) || getsockname(fds[0], (void *)&at, &length))
+		exit(1);
+	tell("port", ntohs(at.sin_port));
+	return at;
+}
+
+static void connect_tcp(void)
+{
+	struct sockaddr_in at = listen_tcp();
+	int listens = fds[0], yes = 1;
 
 	fds[1] = socket(AF_INET, SOCK_STREAM, 0);
-	if (bind(listens, (void *)&at, length) || listen(listens, 1) || getsockname(listens, (void *)&at, &length) ||
-	    connect(fds[1], (void *)&at, length))
+	if (connect(fds[1], (void *)&at, sizeof(at)))
 		exit(1);
 	fds[0] = accept(listens, 0, 0);
 	setsockopt(fds[1], IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
@@ -270,6 +285,11 @@ int main(int count, char **words_given)
 		fds[0] = fds[1] = eventfd(0, 0);
 	if (!strcmp(kind, "tcp"))
 		connect_tcp();
+	if (!strcmp(kind, "two-tcp")) {
+		connect_tcp();
+		memcpy(others, fds, sizeof(fds));
+		connect_tcp();
+	}
 	if (!strcmp(kind, "relay")) {
 		for (long i = 0; i < 5; i++)
 			pthread_create(&threads[i], 0, runner, (void *)i);
@@ -335,6 +355,28 @@ int main(int count, char **words_given)
 			timerfd_settime(fds[0], 0, &at, 0);
 			wait_fd();
 		}
+	} else if (!strcmp(kind, "timerfds")) {
+		struct itimerspec at = {.it_value = {0, each_ms * 1000000L}};
+		struct rlimit many = {times + 64, times + 64};
+		setrlimit(RLIMIT_NOFILE, &many);
+		next();
+		for (int i = 0; i < times; i++) { /* which all stay open */
+			fds[0] = timerfd_create(CLOCK_MONOTONIC, 0);
+			timerfd_settime(fds[0], 0, &at, 0);
+			wait_fd();
+		}
+	} else if (!strcmp(kind, "accept")) {
+		struct sockaddr_in at = listen_tcp();
+		next();
+		if (!fork()) {
+			for (int i = 0; i < times; i++) {
+				rest();
+				connect(socket(AF_INET, SOCK_STREAM, 0), (void *)&at, sizeof(at));
+			}
+			_exit(0);
+		}
+		for (int i = 0; i < times; i++)
+			close(accept(fds[0], 0, 0));
 	} else if (!strcmp(kind, "signal")) {
 		signal(SIGUSR1, on_signal);
 		pid_t sleeps = getpid();

@@ -5,11 +5,12 @@
         child.go()  # returns when it has happened
         child.at["sleeper"]  # has been woken 23 times by child.at["waker"], in main's child.pid
 
-Kinds: `futex`, `pipe`, `unix`, `eventfd`, `tcp` and `splice` (a waker wakes a sleeper, which for the last one waits for
-room in a pipe, with a file as the first argument), `late` (and keeps it from the CPU),
-`relay` (main wakes runner-0, which wakes runner-1 and so on, up to runner-4), `pingpong` (ping and pong wake each
-other), `storm` (main broadcasts to 100 members), `timer` and `timer-calls` (a timer wakes main, while a stranger spins
-on its CPU), `timerfd`, `signal`, `exit` and `exec` (main waits for its child's signal, its end, its bytes), `killed`
+Kinds: `futex`, `pipe`, `unix`, `eventfd`, `tcp`, `two-tcp` (by turns through two connections) and `splice` (a waker
+wakes a sleeper, which for the last one waits for room in a pipe, with a file as the first argument), `late` (and keeps
+it from the CPU), `relay` (main wakes runner-0, which wakes runner-1 and so on, up to runner-4), `pingpong` (ping and
+pong wake each other), `storm` (main broadcasts to 100 members), `timer` and `timer-calls` (a timer wakes main, while a
+stranger spins on its CPU), `timerfd`, `timerfds` (another one each time, and all stay open), `accept` (main waits for
+connections of its child), `signal`, `exit` and `exec` (main waits for its child's signal, its end, its bytes), `killed`
 (for the end of a child that spins until a signal kills it).
 """
 

@@ -382,8 +382,8 @@ def test_h_lists_waking_threads_or_their_processes_and_leaves_the_sleepers_as_th
 
 
 def test_what_is_waited_on_is_a_list_of_its_own_and_a_thing_leads_to_those_who_waited_or_woke_there() -> None:
-    assert not views.objects_or_not(View(focus=LIST)).lists_objects
-    for mode, what in ((WAKEUP, "lists_wakers"), (OFFWAKE, "lists_sleepers"), (CHAIN, "lists_sleepers")):
+    sleepers = "lists_sleepers"
+    for mode, what in ((OFFCPU, sleepers), (WAKEUP, "lists_wakers"), (OFFWAKE, sleepers), (CHAIN, sleepers)):
         listed = views.objects_or_not(views.in_mode(View(focus=LIST), mode))
         assert (listed.lists_objects, listed.lists_wakers, listed.lists_sleepers) == (True, False, False)
         inside = views.entered(listed, PIPE)
@@ -448,9 +448,11 @@ def test_a_waker_stays_chosen_in_modes_that_know_wakers_and_is_left_in_one_step_
 
 def test_off_cpu_time_keeps_nothing_that_it_cannot_show() -> None:
     things = views.objects_or_not(TOP)
-    for view in (views.entered(views.entered(TOP, SHOP), COOK), views.entered(things, PIPE), things):
+    inside = views.entered(things, PIPE)
+    for view in (views.entered(views.entered(TOP, SHOP), COOK), inside, things):
         plain = views.in_mode(replace(view, pid=7, category="lock"), OFFCPU)
-        assert (plain.wakers, plain.object, plain.lists_sleepers, plain.cursor) == ((), None, True, None)
+        assert (plain.wakers, plain.object, plain.cursor) == ((), PIPE if view is inside else None, None)
+        assert (plain.lists_sleepers, plain.lists_objects) == (view is not things, view is things)
         assert (plain.pid, plain.category, plain.tree.shape.mode) == (7, "lock", OFFCPU)
         assert views.in_mode(plain, OFFCPU) is plain
 

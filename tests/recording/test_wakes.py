@@ -113,13 +113,22 @@ def test_a_replay_prints_byte_for_byte_who_ended_the_waits(tmp_path: Path) -> No
         "kernel": ["futex_wake", "do_futex"],
         "user": ["unlock", "serve", "main"],
     }
-    assert locked["object"] == {"kind": "futex", "name": "0x7f00", "pid": 100}
+    ends = {"local": "", "peer": "", "state": ""}
+    assert locked["object"] == {"kind": "futex", "name": "0x7f00", "pid": 100, **ends}
     assert locked["chain"] == [["io_schedule", "read_page", "main"]]
     assert [(one["kind"], one["name"]) for one in locked["chain_wakers"]] == [("irq", "nvme_irq")]
     assert locked["chain_end"] == "whole"
     answered = sites["clerk", "answer"]
     assert (answered["waker"]["via"], len(answered["chain"]), answered["chain_end"]) == (SOFTIRQ, 3, "loop")
-    assert sites["worker-1", "read_page"]["object"] == {"kind": "file", "name": "/var/\\x1b[2Jdata", "pid": 0}
+    assert answered["object"] == {
+        "kind": "tcp",
+        "name": "socket:[17]",
+        "pid": 0,
+        "local": "10.0.0.1:80",
+        "peer": "\\x1b[2J:4000",
+        "state": "close-wait",
+    }
+    assert sites["worker-1", "read_page"]["object"] == {"kind": "file", "name": "/var/\\x1b[2Jdata", "pid": 0, **ends}
     assert sites["worker-1", "take_order"]["waker"]["name"] == "(woken before the minimum)"
     lost = sites["vault", "write_book"]
     assert (lost["waker"]["kind"], lost["waker"]["name"]) == ("unknown", "(waker lost)")
@@ -246,7 +255,8 @@ def test_with_wakes_only_what_stands_behind_is_more() -> None:
     words, tables = parts(form.encode(form.Entry(change(NOTHING, now), wakes={LOCK: now.book.wakes[LOCK]})))
     assert tables[6].shape[1] == 4
     assert len(tables) == 17
-    assert tables[-1].tolist() == [key.wake for key in now.sites]
+    on = [*(key.wake for key in now.sites), *(one.site.wake for one in now.waiting.values())]
+    assert tables[-1].tolist() == on
     assert words["storms"] == [[STORMS, 3, 300, 270, 100]]
     assert words["wakes"] == [[LOCK, 0, "futex", "0x7f00", 100, "whole", *words["wakes"][0][6:8], 1]]
     assert [one[0] for one in words["wakers"]] == ["thread", "irq"]
@@ -267,7 +277,7 @@ wakers = st.builds(
 wakes = st.builds(
     Wake,
     wakers,
-    st.builds(Object, st.text(max_size=9), st.text(max_size=9), ids),
+    st.builds(Object, st.text(max_size=9), st.text(max_size=9), ids, *[st.text(max_size=9)] * 3),
     st.lists(st.builds(Link, ids, ids, wakers), max_size=MOST_DEPTH).map(tuple),
     st.sampled_from([*CHAIN_ENDS]),
 )
@@ -358,6 +368,10 @@ WAKE = [FIRST_WAKE, 0, "futex", "0x1", 7, "whole"]
         ({"wakes": [[*WAKE, 3, 4]]}, "not the links of a chain"),
         ({"wakes": [[*WAKE, *[3, 4, 0] * 9]]}, "not the links of a chain"),
         ({"wakes": [[*WAKE, 3, 4, 1]]}, "a waker is missing"),
+        ({"wakes": [WAKE], "ends": [[FIRST_WAKE, "", ""]]}, "not an array of that length"),
+        ({"wakes": [WAKE], "ends": [[FIRST_WAKE, "", "", 7]]}, "not a text"),
+        ({"wakes": [WAKE], "ends": [[FIRST_WAKE, "", "x" * 8193, ""]]}, "a name that is far too long"),
+        ({"wakes": [WAKE], "ends": [[FIRST_WAKE + 1, "", "", ""]]}, "the addresses of no wake"),
         ({"wakes": [[*WAKE, -1, 4, 0]]}, "a number that cannot be"),
         ({"wakes": [WAKE] * 600_000}, "more words than a tick has"),
         ({"storms": [[1, 2, 3]]}, "not an array of that length"),
@@ -427,7 +441,8 @@ def test_ids_of_wakes_and_stacks_that_nobody_explains_are_no_harm(tmp_path: Path
     with sqlite3.connect(path) as database:
         database.execute("DELETE FROM stacks")
         for number, blob in database.execute("SELECT number, change FROM ticks").fetchall():
-            words: dict[str, object] = {"wakers": [], "wakes": [], "storms": [[77_777, number, number, 0, 0]]}
+            nothing: dict[str, object] = {"wakers": [], "wakes": [], "ends": []}
+            words = {**nothing, "storms": [[77_777, number, number, 0, 0]]}
             database.execute("UPDATE ticks SET change = ? WHERE number = ?", (reworded(blob, words), number))
     database.close()
     assert told(path)

@@ -57,10 +57,11 @@ class WokenSource(ScriptedSource):
         disk = Waker(IRQ, "nvme_irq", kernel=stack("nvme_irq", "__handle_irq_event_percpu"))
         network = Waker(THREAD, "", 300, 300, "door", SOFTIRQ, stack("sock_def_readable"), stack("send", "main"))
         waited = stack("io_schedule"), stack("read_page", "main")
+        tcp = Object("tcp", "socket:[17]", 0, "10.0.0.1:80", "\x1b[2J:4000", "close-wait")
         self._book.wakes |= {
             LOCK: Wake(self.worker, Object("futex", "0x7f00", 100), (Link(*waited, disk),), WHOLE),
             READ: Wake(disk, Object("file", "/var/\x1b[2Jdata"), (), WHOLE),
-            ANSWER: Wake(network, Object("socket", "socket:[17]"), (Link(*waited, self.worker),) * 3, LOOP),
+            ANSWER: Wake(network, tcp, (Link(*waited, self.worker),) * 3, LOOP),
             STORMS: Wake(network._replace(via="")),
         }
 

@@ -1,0 +1,202 @@
+"""What was waited on where nobody asks who ended the waits: 23 waits on a thing of each kind are 23 on that thing."""
+
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel import layout, program
+from offtop.kernel.program import Sizes
+from offtop.model.book import ThreadKey
+from offtop.model.snapshot import Filters
+from offtop.model.wake import NO_OBJECT, NOT_ASKED, OFFCPU, OFFWAKE, STILL_WAITING, Object
+from offtop.model.window import Window, merge
+from tests.kernel import wakings, watch
+from tests.kernel.programs import Program
+from tests.kernel.watch import MS, Watch
+
+pytestmark = pytest.mark.kernel
+
+TIMES = 23
+ROOMY = 8192
+
+
+@pytest.fixture(scope="module")
+def live() -> Generator[Watch]:
+    with watch.watching() as live:
+        yield live
+
+
+def asked(live: Watch, child: Program, mode: str = OFFCPU, min_ns: int = MS) -> Watch:
+    """From here on for the child alone."""
+    live.source.set_filters(Filters(min_ns=min_ns, pids=(child.pid,)))
+    live.source.set_mode(mode)
+    live.tick()
+    return live
+
+
+def waits_on(window: Window, tid: int) -> Counter[Object]:
+    """How many waits of a thread ended on what."""
+    found = Counter[Object]()
+    for key, totals in watch.sites_of(window, tid).items():
+        found[window.book.wake(key.wake).object] += totals.waits
+    return +found
+
+
+def goes_on(live: Watch, pid: int, tid: int) -> Object:
+    """What a thread waits on now."""
+    return live.last.book.wake(live.last.waiting[ThreadKey(pid, tid)].site.wake).object
+
+
+def descriptors(pid: int) -> set[str]:
+    return {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+KINDS = {
+    "futex": "futex",
+    "pipe": "pipe",
+    "unix": "unix",
+    "eventfd": "eventfd",
+    "tcp": "tcp",
+    "timerfd": "timerfd",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_23_waits_on_one_thing_are_23_waits_on_it_and_nobody_is_said_to_have_ended_them(live: Watch, kind: str) -> None:
+    with wakings.running(kind) as child:
+        asked(live, child)
+        tid = child.at.get("sleeper", child.pid)
+        before = goes_on(live, child.pid, tid)
+        child.go()
+        window = live.tick()
+        found = waits_on(window, tid)
+        (what,) = {one for one in found if one.kind == KINDS[kind]}
+        assert found[what] == TIMES
+        assert (what == before) is (kind != "timerfd"), "which is waited on once the child has its go"
+        assert what.pid == (child.pid if kind in ("futex", "eventfd", "timerfd") else 0)
+        if not what.pid:
+            assert what.name in descriptors(child.pid)
+        wakers = {window.book.wake(key.wake).waker for key in watch.sites_of(window, tid)}
+        assert wakers <= {NOT_ASKED, STILL_WAITING}
+        assert window.lost == {}
+        if kind == "unix":
+            assert what.peer == f"wakings({child.pid})"
+        if kind == "tcp":
+            assert what[3:] == (f"127.0.0.1:{child.at['port']}", what.peer, "established")
+            assert what.label == f"tcp {what.peer} via :{child.at['port']}"
+
+
+def test_what_no_system_call_names_has_no_object(live: Watch) -> None:
+    for kind in ("splice", "signal"):
+        with wakings.running(kind) as child:
+            asked(live, child)
+            child.go()
+            assert waits_on(live.tick(), child.at.get("sleeper", child.pid))[NO_OBJECT] == TIMES
+
+
+def test_who_accepts_waits_on_what_listens(live: Watch) -> None:
+    with wakings.running("accept") as child:
+        asked(live, child)
+        child.go()
+        found = {one: waits for one, waits in waits_on(live.tick(), child.pid).items() if one.kind == "tcp"}
+        ((what, waits),) = found.items()
+        assert waits == TIMES
+        assert (what.local, what.peer, what.state) == (f"127.0.0.1:{child.at['port']}", "", "listen")
+        assert what.label == f"tcp 127.0.0.1:{child.at['port']} (listening)"
+
+
+def test_two_sockets_of_one_thread_are_two_things(live: Watch) -> None:
+    with wakings.running("two-tcp") as child:
+        asked(live, child)
+        child.go()
+        found = waits_on(live.tick(), child.at["sleeper"])
+        assert sorted(waits for one, waits in found.items() if one.kind == "tcp") == [TIMES // 2, TIMES // 2 + 1]
+        assert len({one.label for one in found}) == len(found)
+
+
+def test_each_child_that_is_waited_for_is_one(live: Watch) -> None:
+    with wakings.running("exit") as child:
+        asked(live, child)
+        child.go()
+        found = {one: waits for one, waits in waits_on(live.tick(), child.pid).items() if one.kind == "child"}
+        assert (len(found), {*found.values()}, {one.pid for one in found}) == (TIMES, {1}, {0})
+
+
+def test_of_a_thread_that_waits_on_2000_things_64_are_told_in_a_tick_and_no_wait_is_lost(live: Watch) -> None:
+    with wakings.running("timerfds", 2000, 1) as child:
+        asked(live, child, min_ns=MS // 2)
+        child.go()
+        window = live.tick()
+        found = waits_on(window, child.pid)
+        named = {one: waits for one, waits in found.items() if one.kind}
+        assert (len(named), {*named.values()}) == (layout.MOST_OBJECTS, {1})
+        assert found[NO_OBJECT] == pytest.approx(2000 - layout.MOST_OBJECTS + 1, abs=40)
+        assert sum(found.values()) == pytest.approx(2001, abs=40)
+        assert window.lost == {}
+
+
+def test_where_sites_are_scarce_half_of_them_are_for_things_and_no_wait_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(ROOMY, 32, ROOMY, ROOMY, ROOMY))
+    with wakings.running("timerfds", 100, 2) as child, watch.watching(Filters(min_ns=MS, pids=(child.pid,))) as live:
+        for _ in range(2):
+            live.tick()
+        child.go()
+        window = live.tick()
+        found = waits_on(window, child.pid)
+        assert sum(one.kind == "timerfd" or one.kind == "file" for one in found) == pytest.approx(16, abs=1)
+        assert sum(found.values()) == pytest.approx(101, abs=2)
+        assert window.lost == {}
+
+
+def test_things_without_room_are_left_untold_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, 8, ROOMY))
+    with wakings.running("timerfds", 60, 2) as child, watch.watching(Filters(min_ns=MS, pids=(child.pid,))) as live:
+        live.tick()
+        child.go()
+        window = live.tick()
+        found = waits_on(window, child.pid)
+        assert found[NO_OBJECT] >= 60 - 8
+        assert sum(found.values()) == pytest.approx(61, abs=2)
+        assert {window.book.wake(key.wake).waker for key in watch.sites_of(window, child.pid)} <= {
+            *(NOT_ASKED, STILL_WAITING),
+        }
+
+
+def test_a_wait_that_goes_on_is_on_the_thing_that_it_ends_on_and_nothing_moves(live: Watch) -> None:
+    with wakings.running("pipe", 3, 200) as child:
+        asked(live, child)
+        child.go_on_alone()
+        sleeper = child.at["sleeper"]
+        live.tick(0.05)
+        windows = [live.tick(0.05) for _ in range(14)]
+        (what,) = {*waits_on(merge(windows), sleeper)}
+        assert what.kind == "pipe"
+        for window in windows:
+            moved = [one for one in window.moves if one.was.tid == sleeper]
+            assert all(one.was.wake == one.now.wake for one in moved), "but its user stack may come later"
+            on = Counter[str]()
+            for key, totals in watch.sites_of(window, sleeper).items():
+                on[window.book.wake(key.wake).object.kind] += totals.total_ns
+            assert on["pipe"] >= 0.9 * window.span_ns - 10 * MS or "futex" in on
+
+
+def test_with_wakers_a_wait_that_goes_on_is_on_its_thing_and_moves_to_its_waker(live: Watch) -> None:
+    with wakings.running("pipe", 2, 200) as child:
+        asked(live, child, OFFWAKE)
+        child.go_on_alone()
+        sleeper = child.at["sleeper"]
+        live.tick(0.1)
+        wake = live.last.book.wake(live.last.waiting[ThreadKey(child.pid, sleeper)].site.wake)
+        assert (wake.waker, wake.object.kind, wake.has_waker) == (STILL_WAITING, "pipe", False)
+        windows = [live.tick(0.1) for _ in range(5)]
+        ended = {
+            window.book.wake(key.wake)
+            for window in windows
+            for key, totals in watch.sites_of(window, sleeper).items()
+            if totals.waits
+        }
+        assert {(one.object, one.waker.tid) for one in ended} == {(wake.object, child.at["waker"])}
