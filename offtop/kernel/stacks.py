@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from offtop.kernel import layout
 from offtop.kernel.idtable import IdTable
 from offtop.kernel.libbpf import Map
+from offtop.kernel.pythons import Mixed
 from offtop.kernel.walker import Found
 from offtop.model import wakers
 from offtop.model.book import Book, SiteKey, ThreadKey
@@ -39,6 +40,9 @@ KernelFrame = Callable[[int], Frame]
 """Address → frame."""
 UserFrames = Callable[[int, Sequence[int]], tuple[Frame, ...]]
 """(pid, addresses leaf first) → frames."""
+WithPython = Callable[[int, tuple[Frame, ...], Sequence[int], bool], Mixed]
+"""(pid, frames, Python's own as the kernel side has them, whether the frames go to where the thread began) → all in one
+stack."""
 Copied = Callable[[int], tuple[int, Found | int] | None]
 """Id of a copy → of which program it was, and what has become of it, or the id of another stack of that wait; None: it
 was lost."""
@@ -78,12 +82,13 @@ class Stacks:
         sched_text: tuple[int, int],
         copied: Copied = lambda _: None,
         called_exec: CalledExec = lambda _: None,
+        with_python: WithPython = lambda _pid, frames, _python, _whole: Mixed(frames),
     ) -> None:
         """`sched_text`: first and end address of the kernel's __sched functions."""
         self._kernel, self._user = IdTable(kernel, _stack_of), IdTable(user, _stack_of)
         self._book, self._categories = book, categories
         self._kernel_frame, self._user_frames, self._copied = kernel_frame, user_frames, copied
-        self._called_exec = called_exec
+        self._called_exec, self._with_python = called_exec, with_python
         self._sched_text = sched_text
         self._next_id = FIRST_STACK
         self._by_frames: dict[tuple[tuple[Frame, ...], str, bool], int] = {}
@@ -94,6 +99,8 @@ class Stacks:
         """pid → what `runs` told last."""
         self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
         """tid → raw ids → site."""
+        self._is_late = False
+        """The user stack asked for last has frames of Python of which it is not known yet what they are called."""
         self.unread = 0
         """Stacks that a record named and the kernel no longer had: their time is under [stack lost]."""
 
@@ -105,7 +112,7 @@ class Stacks:
         site = of_thread.get((kernel, user))
         if site is None or site.pid != pid:  # in one tick a tid may be of several processes, one after the other
             site = SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
-            if not user & layout.COPIED:  # which there is once
+            if not user & layout.COPIED and not self._is_late:  # of copies there is one each
                 of_thread[kernel, user] = site
         return site
 
@@ -181,7 +188,15 @@ class Stacks:
             known = self._kernel_ids[raw_id] = self._intern_kernel(found[0])
         return known
 
+    def rename(self, pids: set[int]) -> None:
+        """Of these processes, Python's functions may be others than they were."""
+        for pid in pids:
+            self._user_ids.pop(pid, None)
+        if pids:
+            self._sites.clear()
+
     def _user_id(self, pid: int, raw_id: int) -> int:
+        self._is_late = False
         if raw_id & layout.COPIED:
             found = self._copied(raw_id)
             self._user.untold += 1  # the one along frame pointers is there, too
@@ -204,10 +219,18 @@ class Stacks:
                 return STACK_LOST
             addresses, end = read
             is_old = self._is_of_another(pid, end >> layout.END_EXECS)
-            frames = _OTHER_PROGRAM if is_old else self._user_frames(pid, addresses)
-            end &= _LOW
-            unsure = bool(end & layout.END_UNSURE)
-            known = of_process[raw_id] = self._intern_user(frames, _ENDS[end & ~layout.END_UNSURE], unsure)
+            end, unsure = end & _LOW & ~layout.END_UNSURE, bool(end & layout.END_UNSURE)
+            frames, of_python = (
+                _OTHER_PROGRAM,
+                tuple(one for one in addresses if one & layout.PYTHON and one >> 63 == 0),
+            )
+            if not is_old:
+                frames = self._user_frames(pid, addresses[: len(addresses) - len(of_python)])
+                mixed = self._with_python(pid, frames, of_python, end == layout.END_WHOLE)
+                frames, unsure, self._is_late = mixed.frames, unsure or mixed.unsure, bool(mixed.unnamed)
+            known = self._intern_user(frames, _ENDS[end], unsure)
+            if not self._is_late:
+                of_process[raw_id] = known
         return known
 
     def runs(self, pid: int, execs: int) -> None:

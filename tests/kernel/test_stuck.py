@@ -399,7 +399,7 @@ def stack_of(tid: int) -> WalkedStack:
     number, *arguments, sp, ip = Path(f"/proc/{tid}/syscall").read_text().split()
     turns = int(Path(f"/proc/{tid}/schedstat").read_text().split()[2])
     words = tuple(int(word, 16) for word in arguments)
-    return WalkedStack(turns, int(number), words, int(ip, 16), int(sp, 16), 0, (0,) * OTHERS, b"", b"")
+    return WalkedStack(turns, int(number), words, int(ip, 16), int(sp, 16), 0, (0,) * OTHERS, 0, b"", b"")
 
 
 class Watched(Walker):
