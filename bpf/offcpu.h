@@ -237,7 +237,7 @@ enum end {
 #define END_EXECS 32       /* from this bit on: the thread's self_exec_id, another one after each exec */
 #define COPIED (1ULL << 63) /* of a stack's id: what it is will be known when user space has walked the copy */
 #define EXACT (1ULL << 63) /* of an address: it was interrupted there; all others but the leaf are return addresses */
-#define PYTHON (1ULL << 62) /* of a frame: it is one of Python's own, behind all others, by its code object; 0: not readable */
+#define PYTHON (1ULL << 62) /* of a frame: it is one of Python's own, behind all others, by its code object; 0: here are more */
 #define PYTHON_ENTRY (1ULL << 61) /* of such a one: with it a call of the interpreter began. 0: it began behind the last */
 #define PYTHON_FRAMES 64
 #define PYTHON_ADDRESS ((1ULL << 56) - 1)

@@ -134,8 +134,11 @@ static inline __attribute__((always_inline)) void find_thread(struct of_python *
 /* One of Python's frames into its place, and on to its caller. */
 static inline __attribute__((always_inline)) void python_step(struct of_python *s, struct python *p, u32 i)
 {
+	u64 *at = &s->frames[i];
+
+	asm volatile("" : "+r"(at)); /* not from the last round: clang would enter the loop in its middle (EACH_ROUND) */
 	s->depth = i + 1;
-	s->frames[i] = PYTHON;
+	*at = PYTHON;
 	if (bpf_probe_read_user(s->words, PYTHON_BYTES, (void *)s->frame)) {
 		s->frame = 0;
 		return;
@@ -143,9 +146,9 @@ static inline __attribute__((always_inline)) void python_step(struct of_python *
 	u8 mark = ((u8 *)s->words)[p->mark & 127];
 	u64 code = s->words[(p->code >> 3) & 15] & p->code_mask & PYTHON_ADDRESS;
 	if (p->marks == MARKS_SHIM)
-		s->frames[i] |= mark >= MARKS_SHIM_OWNER ? PYTHON_ENTRY : code;
+		*at |= mark >= MARKS_SHIM_OWNER ? PYTHON_ENTRY : code;
 	else
-		s->frames[i] |= code | (p->marks == MARKS_ALL || mark ? PYTHON_ENTRY : 0);
+		*at |= code | (p->marks == MARKS_ALL || mark ? PYTHON_ENTRY : 0);
 	s->frame = s->words[(p->caller >> 3) & 15];
 }
 #endif
@@ -176,13 +179,16 @@ static inline __attribute__((always_inline)) void take_python(u32 slot, void *ta
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < PYTHON_FRAMES; i++) {
 		EACH_ROUND;
-		if (s->frame)
-			python_step(s, p, i);
+		if (!s->frame)
+			continue;
+		python_step(s, p, i);
 	}
+	if (s->frame)
+		s->frames[PYTHON_FRAMES - 1] = PYTHON;
 #endif
 }
 
-/* Python's frames go behind the others: how many there are in all. */
+/* Python's frames go behind the others, of which the outermost give way: how many there are in all. */
 static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct stack *stack, u32 depth)
 {
 #ifdef TASK_FS_BASE
@@ -191,6 +197,10 @@ static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct st
 	if (!s || !s->depth)
 		return depth;
 	s->total = depth;
+	if (depth + (u64)s->depth > FRAMES) {
+		s->total = FRAMES - s->depth;
+		stack->end = END_DEEP | (stack->end & END_UNSURE);
+	}
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < PYTHON_FRAMES; i++) {
 		EACH_ROUND;
@@ -207,8 +217,9 @@ static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct st
 
 static inline __attribute__((always_inline)) u64 keep_user_stack(u32 slot, struct stack *stack, u32 depth)
 {
+	u32 total = with_python(slot, stack, depth);
 	stack->end |= (u64)MEMBER(u32, bpf_get_current_task_btf(), TASK_EXECS) << END_EXECS;
-	u64 id = id_of(stack, with_python(slot, stack, depth));
+	u64 id = id_of(stack, total);
 
 	return user_stacks.lookup(&id) || !user_stacks.update(&id, stack) ? id : STACK_LOST;
 }

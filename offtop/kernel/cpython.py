@@ -54,7 +54,7 @@ class Layout(NamedTuple):
 
 _NO_HOLDER = layout.PYTHON_NO_HOLDER
 _FROM_3_9 = Layout(*(32, _NO_TAGS, 0, 8, 8, 176, 24, _NO_HOLDER, 32, 24, 0, layout.MARKS_ALL), *(104, 112, 40, 48, 72))
-_LAYOUTS = {
+LAYOUTS = {
     (3, 9): _FROM_3_9,
     (3, 10): _FROM_3_9,
     (3, 11): Layout(*(40, _NO_TAGS, 0, 16, 8, 152, 8, 56, 32, 48, 68, layout.MARKS_ENTRY), *(112, 128, 72, 48, 72)),
@@ -93,7 +93,8 @@ class Interpreter(NamedTuple):
 
 def may_be_python(label: str) -> bool:
     """Whether a binary may hold CPython, by its path."""
-    return "python" in label.rpartition("/")[2]
+    name = label.rpartition("/")[2]
+    return "python" in name and ".cpython-" not in name  # which is in the names of its modules
 
 
 def interpreter(fd: int, path: str) -> Interpreter | None:
@@ -108,7 +109,7 @@ def interpreter(fd: int, path: str) -> Interpreter | None:
     elif told := _OF_NAME.search(path.rpartition("/")[2]):
         version = int(told[1]), int(told[2])
     runtime = found[_RUNTIME].address
-    known = _LAYOUTS.get(version) or _published(version, elf.at(fd, runtime, _OFFSETS.size))
+    known = LAYOUTS.get(version) or _published(version, elf.at(fd, runtime, _OFFSETS.size))
     start = elf.offset_of(fd, found[_EVAL].address)
     if known is None or start is None:
         return None
@@ -150,5 +151,5 @@ def _published(version: tuple[int, int], raw: bytes) -> Layout | None:
     )
     return Layout(
         *(head, mask, next_interp, threads, next_thread, id_, frame, _NO_HOLDER, code, caller, owner),
-        *(layout.MARKS_SHIM, file_name, name, line, *_LAYOUTS[3, 12][-2:]),
+        *(layout.MARKS_SHIM, file_name, name, line, *LAYOUTS[3, 12][-2:]),
     )

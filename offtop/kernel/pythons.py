@@ -35,6 +35,8 @@ _KINDS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 """Bytes of a character → how they are written."""
 _NAMELESS = Frame("[python]", 0)
 """A function whose name could not be read."""
+_MORE = Frame("[python]", 0, "(more functions of Python)")
+"""Stands for the outermost ones, where there are too many, or their memory could not be read."""
 _STATE_SHIFTS = (2, 16, 8)
 """Where in a string's state the bits begin that tell how it is kept: up to 3.13; from 3.14 on; in case of others."""
 
@@ -197,13 +199,14 @@ class Pythons:
         if process is None or not of_python:
             return Mixed(frames)
         calls, is_cut = _calls(of_python)
-        is_cut = is_cut or len(of_python) >= layout.PYTHON_FRAMES or len(frames) + len(of_python) >= layout.FRAMES
         told: list[list[Frame]] = []
         unnamed: list[int] = []
         for call in calls:
             named = [process.codes.get(at) for at in call]
             unnamed += [at for at, code in zip(call, named, strict=True) if code is None]
             told.append([code.frame for code in named if code])
+        if is_cut and told:
+            told[-1].append(_MORE)
         return _put_in(frames, told, process, is_whole, is_cut)._replace(unnamed=tuple(unnamed))
 
     def _forget(self, pid: int) -> None:
@@ -281,11 +284,15 @@ def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iter
         return
     holder = state if known.frame_holder == layout.PYTHON_NO_HOLDER else _word(memory, state + known.frame_holder)
     frame = _word(memory, holder + known.frame) if holder else 0
-    for _ in range(layout.PYTHON_FRAMES):
+    for left in reversed(range(layout.PYTHON_FRAMES)):
         if not frame:
             return
         mark = memory.code(frame + known.mark, 1)
         if not mark:
+            yield layout.PYTHON
+            return
+        caller = _word(memory, frame + known.caller)
+        if caller and not left:
             yield layout.PYTHON
             return
         code = _word(memory, frame + known.code) & known.code_mask & layout.PYTHON_ADDRESS
@@ -294,7 +301,7 @@ def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iter
         else:
             is_entry = known.marks == layout.MARKS_ALL or mark[0]
             yield layout.PYTHON | code | (layout.PYTHON_ENTRY if is_entry else 0)
-        frame = _word(memory, frame + known.caller)
+        frame = caller
 
 
 def _identity(memory: Memory, process: _Process, at: int) -> tuple[int, ...]:
@@ -316,8 +323,9 @@ def _frame(memory: Memory, known: Layout, identity: tuple[int, ...]) -> Frame:
     file, name = _string(memory, known, file_at, _LONGEST_PATH), _string(memory, known, name_at, _LONGEST_NAME)
     if not name:
         return _NAMELESS
-    where = f"{file.rpartition('/')[2]}:{line}"
-    return Frame(printable(file) or _NAMELESS.file, max(0, line), printable(f"{name} ({where})"))
+    source = file.rpartition("/")[2]
+    told = f"{name} ({source}:{line})" if source else name
+    return Frame(printable(file) or _NAMELESS.file, max(0, line), printable(told))
 
 
 def _string(memory: Memory, known: Layout, at: int, most: int) -> str:

@@ -230,8 +230,11 @@ class Walker:
         if not of_python:
             return found
         self._pythons.read(pid, code_objects(of_python), memory)
-        mixed = self._pythons.mixed(pid, found.frames, of_python, found.end == layout.END_WHOLE)
-        return Found(mixed.frames, found.end, found.unsure or mixed.unsure)
+        frames, end, unsure = found
+        if len(frames) + len(of_python) > layout.FRAMES:  # as the kernel side keeps it
+            frames, end = frames[: layout.FRAMES - len(of_python)], layout.END_DEEP
+        mixed = self._pythons.mixed(pid, frames, of_python, end == layout.END_WHOLE)
+        return Found(mixed.frames, end, unsure or mixed.unsure)
 
     def _rule(self, frame: Frame) -> Rule:
         file = None if frame.name else self._files.get(frame.file)
