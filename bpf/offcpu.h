@@ -234,6 +234,8 @@ enum end {
 	END_ODD,           /* likewise: the rule needs registers that are not followed */
 };
 #define END_UNSURE 0x100   /* some of its steps were made without .eh_frame */
+#define END_PYTHON 9       /* from this bit on: how many of the frames are Python's own; PYTHON_FRAMES at most */
+#define END_GENERATION 16  /* from this bit on: struct python's, if there are any */
 #define END_EXECS 32       /* from this bit on: the thread's self_exec_id, another one after each exec */
 #define COPIED (1ULL << 63) /* of a stack's id: what it is will be known when user space has walked the copy */
 #define EXACT (1ULL << 63) /* of an address: it was interrupted there; all others but the leaf are return addresses */
@@ -283,6 +285,8 @@ struct python {
 	u32 caller;
 	u32 mark;          /* of a frame: a byte, by which it is known where a call of the interpreter began */
 	u32 marks;         /* enum python_marks */
+	u16 generation;    /* another one makes other stacks of the same frames: what they are called has changed */
+	u16 unused[3];
 };
 #define PYTHON_NO_HOLDER 0xffffffff
 enum python_marks {

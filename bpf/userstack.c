@@ -71,10 +71,10 @@ BPF_TABLE("lru_hash", u32, struct python_thread, python_threads, PYTHON_THREADS)
 struct of_python {
 	struct python_thread thread;
 	u64 id;
-	u64 found;
 	u64 interpreter;
 	u64 frame;             /* the next one; 0: there are no more */
 	u64 words[16];         /* PYTHON_BYTES of it, and room for any offset */
+	u32 generation;
 	u32 depth;
 	u32 total;             /* with the frames of the machine's own stack */
 	u64 frames[PYTHON_FRAMES];
@@ -89,12 +89,12 @@ static inline __attribute__((always_inline)) u64 word_at(u64 address)
 	return word;
 }
 
-/* The thread's innermost frame, if what Python keeps of the thread is at s->thread.at. */
+/* The thread's innermost frame, if what Python keeps of the thread is at s->thread.at. Of one interpreter: a thread may
+ * be known to several, and run in another one. */
 static inline __attribute__((always_inline)) void begin_at_leaf(struct of_python *s, struct python *p)
 {
 	u64 from = s->thread.at;
 
-	s->frame = 0;
 	if (!from || word_at(from + p->thread_id) != s->id)
 		return;
 	if (p->frame_holder != PYTHON_NO_HOLDER)
@@ -106,7 +106,6 @@ static inline __attribute__((always_inline)) void begin_at_leaf(struct of_python
 /* All threads are listed, the latest first, by interpreters. */
 static inline __attribute__((always_inline)) void find_thread(struct of_python *s, struct python *p)
 {
-	s->found = 0;
 	s->thread.at = 0;
 	s->interpreter = word_at(p->interpreters);
 	if (s->interpreter)
@@ -114,7 +113,7 @@ static inline __attribute__((always_inline)) void find_thread(struct of_python *
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < PYTHON_SEARCH; i++) {
 		EACH_ROUND;
-		if (s->found || !s->interpreter)
+		if (s->frame || !s->interpreter)
 			continue;
 		if (!s->thread.at) {
 			s->interpreter = word_at(s->interpreter + p->next_interpreter);
@@ -122,13 +121,10 @@ static inline __attribute__((always_inline)) void find_thread(struct of_python *
 				s->thread.at = word_at(s->interpreter + p->threads);
 			continue;
 		}
-		if (word_at(s->thread.at + p->thread_id) == s->id)
-			s->found = 1;
-		else
+		begin_at_leaf(s, p);
+		if (!s->frame)
 			s->thread.at = word_at(s->thread.at + p->next_thread);
 	}
-	if (!s->found)
-		s->thread.at = 0;
 }
 
 /* One of Python's frames into its place, and on to its caller. */
@@ -165,16 +161,17 @@ static inline __attribute__((always_inline)) void take_python(u32 slot, void *ta
 	s->depth = 0;
 	if (!p)
 		return;
+	s->generation = p->generation;
 	u64 now_ns = bpf_ktime_get_ns();
 	struct python_thread *known = python_threads.lookup(&tid);
 	s->thread.at = known ? known->at : 0;
 	s->id = MEMBER(u64, task, TASK_FS_BASE);
+	s->frame = 0;
 	begin_at_leaf(s, p);
 	if (!s->frame && !(known && now_ns - known->asked_ns < PYTHON_AGAIN_NS)) {
 		find_thread(s, p);
 		s->thread.asked_ns = now_ns;
 		python_threads.update(&tid, &s->thread);
-		begin_at_leaf(s, p);
 	}
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < PYTHON_FRAMES; i++) {
@@ -201,6 +198,7 @@ static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct st
 		s->total = FRAMES - s->depth;
 		stack->end = END_DEEP | (stack->end & END_UNSURE);
 	}
+	stack->end |= (u64)s->generation << END_GENERATION | (u64)s->depth << END_PYTHON;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < PYTHON_FRAMES; i++) {
 		EACH_ROUND;

@@ -85,10 +85,10 @@ class Interpreter(NamedTuple):
     eval_end: int
     layout: Layout
 
-    def python_at(self, runtime: int) -> bytes:
+    def python_at(self, runtime: int, generation: int) -> bytes:
         """layout.PYTHON_LAYOUT, of a process where _PyRuntime is at `runtime`."""
         first, *rest = self.layout[:12]
-        return layout.PYTHON_LAYOUT.pack(runtime + first, *rest)
+        return layout.PYTHON_LAYOUT.pack(runtime + first, *rest, generation & 0xFFFF, 0, 0, 0)
 
 
 def may_be_python(label: str) -> bool:

@@ -28,7 +28,7 @@ from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
 from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import AUTO, Unwind, attach
-from offtop.kernel.pythons import Mixed, Pythons
+from offtop.kernel.pythons import Pythons
 from offtop.kernel.stacks import Stacks
 from offtop.kernel.status import status_of
 from offtop.kernel.userstacks import UserStacks
@@ -243,7 +243,6 @@ class LiveSource(Happening):
         if not primed:  # which is rare, and looks up every stack
             self._walks.add(took_ns if is_walked else -1, at_ns - self._ledger.at_ns)
         self._user_stacks.settle()
-        self._stacks.rename(self._pythons.take_renamed())
         threads = list(self._threads(drained, ran, not is_walked))
         sites = self._sites(drained)  # behind the walk, which tells what each process runs
         gone = self._gone(drained, threads, ran)
@@ -315,18 +314,24 @@ class LiveSource(Happening):
             filters=in_effect,
         )
 
-    def _with_python(self, pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], is_whole: bool) -> Mixed:
-        """A user stack with Python's own frames in it; without them as long as it is not known what they are called."""
+    def _with_python(
+        self, pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], is_whole: bool
+    ) -> tuple[tuple[Frame, ...], bool]:
+        """As Stacks wants it. Without Python's frames where it is not known in time what they are called; that stack
+        stays so, and the next one of these frames is another one."""
         if not of_python:
             self._pythons.ask(pid, frames)
-            return Mixed(frames)
+            return frames, False
         image = self._processes.image(pid)
         if image is not None:
             self._pythons.meet(pid, image)
         mixed = self._pythons.mixed(pid, frames, of_python, is_whole)
         if mixed.unnamed and self._user_stacks.name(pid, mixed.unnamed):
             mixed = self._pythons.mixed(pid, frames, of_python, is_whole)
-        return mixed._replace(frames=frames) if mixed.unnamed else mixed
+        if mixed.unnamed:
+            self._pythons.begin_anew(pid)
+            return frames, False
+        return mixed.frames, mixed.unsure
 
     def _place_user_stacks(self, at_ns: int, are_all: bool) -> None:
         """Ask for those of the waits in progress, and take what was read. `are_all`: as UserStacks.read has it."""

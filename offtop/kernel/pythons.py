@@ -70,6 +70,8 @@ class _Process(NamedTuple):
     base: int
     """What makes Interpreter's numbers addresses."""
     codes: dict[int, _Code]
+    generation: int = 0
+    """Another one when names have changed."""
 
 
 class Pythons:
@@ -87,7 +89,6 @@ class Pythons:
         """Spaces without CPython."""
         self._asked: dict[int, None] = {}
         """Processes that are to be looked at."""
-        self._renamed: set[int] = set()
         self._lock = threading.Lock()
 
     def unknown(self, image: Image) -> str:
@@ -113,15 +114,14 @@ class Pythons:
                 if found is None:
                     continue
                 same = known is not None and known.identity == image.identity
-                codes = known.codes if known and same else {}
-                process = _Process(image.identity, image.space, label, found, start - offset, codes)
+                codes, generation = (known.codes, known.generation) if known and same else ({}, 0)
+                process = _Process(image.identity, image.space, label, found, start - offset, codes, generation)
                 self._forget(pid)
                 while len(self._processes) >= _MOST_PROCESSES:
                     self._forget(next(iter(self._processes)))
                 self._processes[pid] = process
                 self._looked_s[pid] = time.monotonic()
-                with suppress(OSError, struct.error):
-                    self._table.update(pid.to_bytes(4, "little"), found.python_at(process.base + found.runtime))
+                self._tell(pid)
                 return True
             if not any(one not in self._known and cpython.may_be_python(one) for one in image.labels):
                 self._none.add(image.space)
@@ -155,16 +155,17 @@ class Pythons:
         with Memory(pid) as memory:
             changed = [at for at, code in codes if _identity(memory, process, at) != code.identity]
         if changed:
-            with self._lock:
-                for at in changed:
-                    process.codes.pop(at, None)
-                self._renamed.add(pid)
+            for at in changed:
+                process.codes.pop(at, None)
+            self.begin_anew(pid)
 
-    def take_renamed(self) -> set[int]:
-        """Processes whose stacks may have other names by now; told once."""
+    def begin_anew(self, pid: int) -> None:
+        """Have the kernel side make other stacks of the same frames: those that it has made stay as they were read."""
         with self._lock:
-            taken, self._renamed = self._renamed, set()
-            return taken
+            process = self._processes.get(pid)
+            if process is not None:
+                self._processes[pid] = process._replace(generation=process.generation + 1)
+                self._tell(pid)
 
     def forget(self, pid: int) -> None:
         """The process has ended, or begun another program."""
@@ -208,6 +209,14 @@ class Pythons:
         if is_cut and told:
             told[-1].append(_MORE)
         return _put_in(frames, told, process, is_whole, is_cut)._replace(unnamed=tuple(unnamed))
+
+    def _tell(self, pid: int) -> None:
+        process = self._processes[pid]
+        found = process.interpreter
+        with suppress(OSError, struct.error):
+            if self._table is not None:
+                place = found.python_at(process.base + found.runtime, process.generation)
+                self._table.update(pid.to_bytes(4, "little"), place)
 
     def _forget(self, pid: int) -> None:
         self._processes.pop(pid, None)
@@ -268,22 +277,21 @@ def _put_in(
 
 def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iterable[int]:
     """As take_python() in bpf/userstack.c finds them."""
-    interpreter, state = _word(memory, runtime + known.interpreters), 0
+    interpreter, state, frame = _word(memory, runtime + known.interpreters), 0, 0
     for _ in range(_MOST_THREADS):
-        if not interpreter:
-            return
+        if frame or not interpreter:
+            break
         if not state:
             state = _word(memory, interpreter + known.threads)
-        elif _word(memory, state + known.thread_id) == thread:
-            break
-        else:
+        if state and _word(memory, state + known.thread_id) == thread:
+            holder = (
+                state if known.frame_holder == layout.PYTHON_NO_HOLDER else _word(memory, state + known.frame_holder)
+            )
+            frame = _word(memory, holder + known.frame) if holder else 0
+        if state and not frame:
             state = _word(memory, state + known.next_thread)
         if not state:
             interpreter = _word(memory, interpreter + known.next_interpreter)
-    else:
-        return
-    holder = state if known.frame_holder == layout.PYTHON_NO_HOLDER else _word(memory, state + known.frame_holder)
-    frame = _word(memory, holder + known.frame) if holder else 0
     for left in reversed(range(layout.PYTHON_FRAMES)):
         if not frame:
             return

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from offtop.kernel import layout
 from offtop.kernel.idtable import IdTable
 from offtop.kernel.libbpf import Map
-from offtop.kernel.pythons import Mixed
 from offtop.kernel.walker import Found
 from offtop.model import wakers
 from offtop.model.book import Book, SiteKey, ThreadKey
@@ -40,15 +39,16 @@ KernelFrame = Callable[[int], Frame]
 """Address → frame."""
 UserFrames = Callable[[int, Sequence[int]], tuple[Frame, ...]]
 """(pid, addresses leaf first) → frames."""
-WithPython = Callable[[int, tuple[Frame, ...], Sequence[int], bool], Mixed]
+WithPython = Callable[[int, tuple[Frame, ...], Sequence[int], bool], tuple[tuple[Frame, ...], bool]]
 """(pid, frames, Python's own as the kernel side has them, whether the frames go to where the thread began) → all in one
-stack."""
+stack, and whether some may be at another place."""
 Copied = Callable[[int], tuple[int, Found | int] | None]
 """Id of a copy → of which program it was, and what has become of it, or the id of another stack of that wait; None: it
 was lost."""
 CalledExec = Callable[[int], int | None]
 """pid → which program it runs by now, as `runs` has it; None: the one that it ran at first."""
-_LOW = (1 << layout.END_EXECS) - 1
+_END = layout.END_UNSURE - 1
+_PYTHON_COUNT = (1 << layout.END_GENERATION - layout.END_PYTHON) - 1
 _OTHER_PROGRAM = (Frame(GONE, 0),)
 _ENDS = {
     layout.END_WHOLE: WHOLE,
@@ -82,7 +82,7 @@ class Stacks:
         sched_text: tuple[int, int],
         copied: Copied = lambda _: None,
         called_exec: CalledExec = lambda _: None,
-        with_python: WithPython = lambda _pid, frames, _python, _whole: Mixed(frames),
+        with_python: WithPython = lambda _pid, frames, _python, _whole: (frames, False),
     ) -> None:
         """`sched_text`: first and end address of the kernel's __sched functions."""
         self._kernel, self._user = IdTable(kernel, _stack_of), IdTable(user, _stack_of)
@@ -99,8 +99,6 @@ class Stacks:
         """pid → what `runs` told last."""
         self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
         """tid → raw ids → site."""
-        self._is_late = False
-        """The user stack asked for last has frames of Python of which it is not known yet what they are called."""
         self.unread = 0
         """Stacks that a record named and the kernel no longer had: their time is under [stack lost]."""
 
@@ -112,7 +110,7 @@ class Stacks:
         site = of_thread.get((kernel, user))
         if site is None or site.pid != pid:  # in one tick a tid may be of several processes, one after the other
             site = SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
-            if not user & layout.COPIED and not self._is_late:  # of copies there is one each
+            if not user & layout.COPIED:  # which there is once
                 of_thread[kernel, user] = site
         return site
 
@@ -188,15 +186,7 @@ class Stacks:
             known = self._kernel_ids[raw_id] = self._intern_kernel(found[0])
         return known
 
-    def rename(self, pids: set[int]) -> None:
-        """Of these processes, Python's functions may be others than they were."""
-        for pid in pids:
-            self._user_ids.pop(pid, None)
-        if pids:
-            self._sites.clear()
-
     def _user_id(self, pid: int, raw_id: int) -> int:
-        self._is_late = False
         if raw_id & layout.COPIED:
             found = self._copied(raw_id)
             self._user.untold += 1  # the one along frame pointers is there, too
@@ -219,18 +209,15 @@ class Stacks:
                 return STACK_LOST
             addresses, end = read
             is_old = self._is_of_another(pid, end >> layout.END_EXECS)
-            end, unsure = end & _LOW & ~layout.END_UNSURE, bool(end & layout.END_UNSURE)
-            frames, of_python = (
-                _OTHER_PROGRAM,
-                tuple(one for one in addresses if one & layout.PYTHON and one >> 63 == 0),
-            )
+            unsure, count = bool(end & layout.END_UNSURE), end >> layout.END_PYTHON & _PYTHON_COUNT
+            end &= _END
+            own = len(addresses) - count
+            frames = _OTHER_PROGRAM if is_old else self._user_frames(pid, addresses[:own])
             if not is_old:
-                frames = self._user_frames(pid, addresses[: len(addresses) - len(of_python)])
-                mixed = self._with_python(pid, frames, of_python, end == layout.END_WHOLE)
-                frames, unsure, self._is_late = mixed.frames, unsure or mixed.unsure, bool(mixed.unnamed)
-            known = self._intern_user(frames, _ENDS[end], unsure)
-            if not self._is_late:
-                of_process[raw_id] = known
+                is_whole = end == layout.END_WHOLE
+                frames, misplaced = self._with_python(pid, frames, addresses[own:], is_whole)
+                unsure = unsure or misplaced
+            known = of_process[raw_id] = self._intern_user(frames, _ENDS[end], unsure)
         return known
 
     def runs(self, pid: int, execs: int) -> None:

@@ -16,9 +16,11 @@ from offtop.kernel.mappings import Image
 from offtop.kernel.memory import Memory
 from offtop.kernel.program import Unwind
 from offtop.kernel.pythons import Pythons
+from offtop.model.book import SiteKey
 from offtop.model.snapshot import Filters
 from offtop.model.stack import Frame
 from offtop.model.wake import WAKEUP
+from offtop.model.window import Window
 from tests.kernel import watch
 from tests.kernel.programs import Program, running
 
@@ -193,19 +195,31 @@ def check(names: Sequence[str], thread: str) -> None:
         assert not any(between), between
 
 
-def by_thread(live: watch.Watch, child: Program, wait_s: float) -> dict[str, list[tuple[str, ...]]]:
-    """Thread → its stacks in the last of some ticks, without those that are not known yet."""
+def by_thread(live: watch.Watch, child: Program) -> dict[str, list[tuple[str, ...]]]:
+    """Thread → its stacks in the last of some ticks, where it waited by itself, without those not known yet."""
     for _ in range(4):
-        live.tick(max(0.3, 3 * wait_s) if wait_s < 10 else 0.3)
-    window = live.tick(max(0.4, 3 * wait_s) if wait_s < 10 else 0.4)
-    return {name: [stack for stack in live.user_stacks(window, tid) if stack] for name, tid in child.at.items()}
+        live.tick(0.3)
+    window = live.tick(0.4)
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for name, tid in child.at.items():
+        by_itself = [
+            key for key in watch.sites_of(window, tid) if category(window, key) not in ("run-queue", "page-fault")
+        ]
+        frames = [window.book.stack(key.user).frames for key in by_itself]
+        live.source.wait_for_names({frame for stack in frames for frame in stack}, 30)
+        found[name] = [tuple(live.source.names.of(frame) for frame in stack) for stack in frames if stack]
+    return found
+
+
+def category(window: Window, key: SiteKey) -> str:
+    return window.book.stack(key.kernel).category
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("wait_s", [0.03, 100], ids=["ended", "in-progress"])
 def test_each_wait_has_the_functions_of_python_in_their_order(python: Path, wait_s: float, tmp_path: Path) -> None:
     with script(tmp_path, APP, python, str(wait_s)) as child, watch.watching(Filters(pids=(child.pid,))) as live:
-        every = by_thread(live, child, wait_s)
+        every = by_thread(live, child)
         assert len(every) == len(ORDER) + 1
         deep = every.pop("deep")
         for thread, stacks in every.items():
@@ -223,7 +237,7 @@ def test_along_frame_pointers_they_are_there_too(python: Path, tmp_path: Path) -
         script(tmp_path, APP, python, "0.03") as child,
         watch.watching(Filters(pids=(child.pid,)), unwind=Unwind("fp", cpu_pct=200)) as live,
     ):
-        for thread, stacks in by_thread(live, child, 0.03).items():
+        for thread, stacks in by_thread(live, child).items():
             for stack in stacks:
                 if thread != "deep":
                     assert of_app(stack) == [*ORDER[thread], "again_and_again"], stack
@@ -235,7 +249,7 @@ def test_a_frame_tells_the_source_and_the_line_where_the_function_begins(tmp_pat
         script(tmp_path, APP, interpreter("3.11"), "0.03") as child,
         watch.watching(Filters(pids=(child.pid,))) as live,
     ):
-        by_thread(live, child, 0.03)
+        by_thread(live, child)
         window = live.tick(0.3)
         stacks = [window.book.stack(key.user) for key in watch.sites_of(window, child.at["sleeper"])]
         line = APP[: APP.index("def handle")].count("\n") + 1
@@ -252,7 +266,7 @@ def test_a_waker_has_its_functions_of_python(tmp_path: Path) -> None:
         script(tmp_path, APP, interpreter("3.11"), "0.03") as child,
         watch.watching(Filters(pids=(child.pid,)), mode=WAKEUP) as live,
     ):
-        by_thread(live, child, 0.03)
+        by_thread(live, child)
         window = live.tick(0.3)
         wakers = {window.book.wake(key.wake).waker for key in watch.sites_of(window, child.at["reader"])}
         told = [of_app([frame.name for frame in window.book.stack(waker.user).frames]) for waker in wakers]
@@ -494,7 +508,7 @@ def test_a_code_object_that_is_another_one_by_now_is_read_anew(monkeypatch: pyte
     with Path(path).open("rb") as opened:
         found = cpython.interpreter(opened.fileno(), path)
     assert found
-    pid, image, pythons = os.getpid(), Image((b"1",)), Pythons(Table())
+    pid, image, pythons = os.getpid(), Image((b"1",)), Pythons(table := Table())
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "r-xp" in line and line.endswith(path):
             start, end = (int(word, 16) for word in line.split()[0].split("-"))
@@ -515,10 +529,14 @@ def test_a_code_object_that_is_another_one_by_now_is_read_anew(monkeypatch: pyte
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     assert pythons.due == pid
     pythons.look(pid)
-    assert pythons.take_renamed() == set()
+    assert table.told == {
+        pid.to_bytes(4, "little"): found.python_at(image.starts[0] - image.offsets[0] + found.runtime, 0)
+    }
     pythons._processes[pid].codes[code] = pythons._processes[pid].codes[code]._replace(identity=(1, 2, 3))  # pyright: ignore[reportPrivateUsage]
     pythons.look(pid)
-    assert pythons.take_renamed() == {pid}
+    assert table.told == {
+        pid.to_bytes(4, "little"): found.python_at(image.starts[0] - image.offsets[0] + found.runtime, 1)
+    }
     assert pythons.mixed(pid, (), [layout.PYTHON | code | layout.PYTHON_ENTRY], True).unnamed == (code,)
 
 
@@ -529,7 +547,7 @@ def test_what_a_binary_says_of_itself_is_held_within_bounds() -> None:
     for change in ({"threads": 1 << 40}, {"line": -8}, {"frame_holder": 1 << 33}, {"code_mask": 1 << 65}):
         assert cpython.read(cpython.written(KNOWN._replace(layout=KNOWN.layout._replace(**change)))) is None
     assert cpython.read(cpython.written(KNOWN._replace(runtime=1 << 50))) is None
-    assert len(KNOWN.python_at(BASE)) == layout.PYTHON_LAYOUT.size
+    assert len(KNOWN.python_at(BASE, 70_000)) == layout.PYTHON_LAYOUT.size
 
 
 def test_no_python_is_found_in_other_binaries() -> None:
