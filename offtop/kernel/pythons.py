@@ -24,6 +24,7 @@ from offtop.model.stack import Frame
 
 _OLD_S = 10.0
 _MOST_PROCESSES = 4096
+_MOST_SPACES = 16_384
 _MOST_NAMES = 16_384
 """Of one process."""
 _LONGEST_NAME, _LONGEST_PATH = 200, 400
@@ -124,6 +125,8 @@ class Pythons:
                 self._tell(pid)
                 return True
             if not any(one not in self._known and cpython.may_be_python(one) for one in image.labels):
+                if len(self._none) >= _MOST_SPACES:
+                    self._none.clear()
                 self._none.add(image.space)
         return False
 

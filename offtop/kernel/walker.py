@@ -214,10 +214,9 @@ class Walker:
 
     def _find_python(self, pid: int, image: Image) -> None:
         """Have the kernel side read Python's frames, if the process runs Python."""
-        while label := self._pythons.unknown(image):
+        while not self._pythons.meet(pid, image) and (label := self._pythons.unknown(image)):
             file = self._files.get(label)
             self._pythons.learn(label, self._binaries.python(file) if file else None)
-        self._pythons.meet(pid, image)
 
     def _of_thread(self, pid: int, stack: WalkedStack, memory: Memory) -> tuple[int, ...]:
         image = self._processes.image(pid)
