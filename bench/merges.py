@@ -31,6 +31,8 @@ from offtop.model.stack import Frame
 
 _SECONDS = 12
 _MOST_DIFFERENT_PCT = 0.1
+_FRAMES = layout.FRAMES + 1 + layout.PYTHON_FRAMES
+"""At the end of what a copy begins with."""
 _MOST_KEPT = 150
 """Walks of one server in a tick: each takes 2 ms to make once more."""
 _NOT_KNOWN = (layout.END_MEMORY, layout.END_ODD, layout.END_NOT_COPIED)
@@ -108,13 +110,13 @@ class _Walks:
     def add(self, raw: bytes) -> bool:
         """Whether it is one of them."""
         head = layout.COPY_HEAD.unpack_from(raw)
-        *_, pid, tid, _space, narrow, depth, unsure, _end, execs, _, walked_end = head[: -(layout.FRAMES + 1)]
+        *_, pid, tid, _space, narrow, depth, unsure, _end, execs, _, walked_end = head[:-_FRAMES]
         of = self._servers.named.get(pid, "")
         if walked_end and of and self._count[of] < _MOST_KEPT:
             self._count[of] += 1
             registers = head[2 : 2 + layout.REGISTERS]
             state = State(registers[16], registers[19], registers[4], tuple(registers[n] for n in (5, 3, 2, 1, 0)))
-            walked = head[-(layout.FRAMES + 1) :][:depth]
+            walked = head[-_FRAMES:][:depth]
             stack = raw[layout.COPY_HEAD.size :]
             copy = Copy(0, 0, pid, tid, tuple(walked), bool(unsure), state, bool(narrow), execs, state.sp, stack)
             with self._lock:

@@ -546,6 +546,9 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 #ifdef UNWIND_KB
 		spaces.delete(&pid); /* it has other code by now */
 #endif
+#ifdef TASK_FS_BASE
+		pythons.delete(&pid);
+#endif
 	}
 #ifdef BY_TID
 	/* A thread that calls exec takes its main thread's id: what it did under its own ends with that. */
@@ -678,7 +681,7 @@ static inline __attribute__((always_inline)) void take_stack(struct task_struct 
 #endif
 	s->turns = 0;
 	s->call = -1;
-	s->ip = s->sp = s->bp = 0;
+	s->ip = s->sp = s->bp = s->thread = 0;
 	__builtin_memset(s->others, 0, sizeof(s->others));
 #ifdef TURNS
 	s->turns = MEMBER(u64, task, TURNS);
@@ -686,6 +689,9 @@ static inline __attribute__((always_inline)) void take_stack(struct task_struct 
 #ifdef REG_CALL
 	if (MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD)
 		return;
+#ifdef TASK_FS_BASE
+	s->thread = MEMBER(u64, task, TASK_FS_BASE);
+#endif
 	void *regs = (void *)bpf_task_pt_regs(task);
 	bpf_probe_read_kernel(&s->call, sizeof(s->call), (char *)regs + REG_CALL);
 	bpf_probe_read_kernel(&s->arguments[0], sizeof(u64), (char *)regs + REG_ARGUMENT_0);

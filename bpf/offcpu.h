@@ -270,9 +270,15 @@ enum end {
 	END_ODD,           /* likewise: the rule needs registers that are not followed */
 };
 #define END_UNSURE 0x100   /* some of its steps were made without .eh_frame */
+#define END_PYTHON 9       /* from this bit on: how many of the frames are Python's own; PYTHON_FRAMES at most */
+#define END_GENERATION 16  /* from this bit on: struct python's, if there are any */
 #define END_EXECS 32       /* from this bit on: the thread's self_exec_id, another one after each exec */
 #define COPIED (1ULL << 63) /* of a stack's id: what it is will be known when user space has walked the copy */
 #define EXACT (1ULL << 63) /* of an address: it was interrupted there; all others but the leaf are return addresses */
+#define PYTHON (1ULL << 62) /* of a frame: it is one of Python's own, behind all others, by its code object; 0: here are more */
+#define PYTHON_ENTRY (1ULL << 61) /* of such a one: with it a call of the interpreter began. 0: it began behind the last */
+#define PYTHON_FRAMES 64
+#define PYTHON_ADDRESS ((1ULL << 56) - 1)
 #define LARGEST_FRAME (1 << 24)
 #define REGISTERS 21       /* of x86-64's pt_regs */
 #define SIGNAL_BP 120      /* of x86-64's rt_sigframe, from the stack pointer in the restorer on */
@@ -301,6 +307,31 @@ struct space {
 	u32 narrow;        /* words of 32 bits */
 };
 
+/* Where CPython has what it runs (userstack.c): offsets in its structs, of the version that a process has. */
+struct python {
+	u64 interpreters;  /* address of the pointer to the first one */
+	u64 code_mask;     /* of the word that has a frame's code object */
+	u32 next_interpreter;
+	u32 threads;       /* of an interpreter: the pointer to its first thread */
+	u32 next_thread;
+	u32 thread_id;     /* of a thread: what pthread_self() gives in it */
+	u32 frame;         /* of a thread, or of what `frame_holder` points to: its innermost frame */
+	u32 frame_holder;  /* of a thread; PYTHON_NO_HOLDER: it has its frame itself */
+	u32 code;          /* of a frame */
+	u32 caller;
+	u32 mark;          /* of a frame: a byte, by which it is known where a call of the interpreter began */
+	u32 marks;         /* enum python_marks */
+	u16 generation;    /* another one makes other stacks of the same frames: what they are called has changed */
+	u16 unused[3];
+};
+#define PYTHON_NO_HOLDER 0xffffffff
+enum python_marks {
+	MARKS_ALL,         /* each frame is a call of the interpreter */
+	MARKS_ENTRY,       /* not 0: there it began */
+	MARKS_SHIM,        /* MARKS_SHIM_OWNER and more: this is no function's frame; the one before was the first */
+};
+#define MARKS_SHIM_OWNER 3
+
 struct copy_head {
 	u64 id;
 	u64 fallback;      /* id of the stack along frame pointers */
@@ -318,9 +349,10 @@ struct copy_head {
 	u32 unsure;
 	u32 end;
 	u32 execs;
-	u32 unused;
+	u32 pythons;       /* how many of Python's own frames there are */
 	u32 walked_end;    /* VERIFY: how the walk ended whose frames these are, enum end; else 0 */
 	u64 frames[FRAMES + 1];
+	u64 of_python[PYTHON_FRAMES];
 };
 
 /* What a task walk says of a thread. WALKED_THREAD: a struct thread follows, then, with WALKED_STACK,
@@ -354,6 +386,7 @@ struct walked_stack {
 	u64 sp;
 	u64 bp;
 	u64 others[OTHERS];      /* rbx, r12 to r15: what calls keep; and cs. 0: not known */
+	u64 thread;              /* what pthread_self() gives in it; 0: not known */
 	struct object object;    /* what it waits on */
 	u64 words[WALK_WORDS];   /* the top of the thread's kernel stack, for the __sched functions */
 	u64 frames[WALK_FRAMES];

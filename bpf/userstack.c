@@ -10,7 +10,8 @@
  *         binary, for the addresses that were met. spaces: whose code lies where: rules are of a space, and
  *         processes with the same binaries at the same places share one. copies: what met an address without
  *         a rule, with a piece of the stack, so that user space can go on from there, and learn. user_stacks:
- *         frames by id. allowed: how many copies there may be yet.
+ *         frames by id. allowed: how many copies there may be yet. pythons: where CPython has its threads, of the
+ *         processes that it runs in; user space fills it. python_threads: where it has one thread.
  * units   addresses of the process; bytes
  * cost    bpf/README.md has it measured
  *
@@ -21,6 +22,7 @@
  * Without UNWIND_KB, the kernel's own walk along frame pointers is all there is.
  *
  * -D: STACKS, RULES, SPACES, COPIES (map sizes; of copies, in pages), UNWIND_KB (how much of a stack is copied),
+ * TASK_FS_BASE (offset in task_struct: what a thread's own memory is found by), PYTHONS, PYTHON_THREADS (map sizes),
  * USER_STACKS (0: none are walked), REG_IP, REG_SP, REG_BP (offsets in pt_regs), VERIFY (a copy is made of what was
  * walked, too, from its leaf on: bench/merges.py holds the two against each other).
  */
@@ -53,10 +55,169 @@ static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 
 	return id < FIRST_ID ? id + FIRST_ID : id;
 }
 
-static inline __attribute__((always_inline)) u64 keep_user_stack(struct stack *stack, u32 depth)
+#ifdef TASK_FS_BASE
+#define PYTHON_SEARCH 256      /* threads and interpreters that are looked at to find one */
+#define PYTHON_AGAIN_NS 100000000 /* a thread that was not among them is looked for again after so long */
+#define PYTHON_BYTES 80        /* of a frame: all that is asked of it */
+
+BPF_TABLE("lru_hash", u32, struct python, pythons, PYTHONS);
+struct python_thread {
+	u64 at;                /* of the process; 0: Python does not know the thread */
+	u64 asked_ns;
+};
+BPF_TABLE("lru_hash", u32, struct python_thread, python_threads, PYTHON_THREADS);
+
+/* What is known of Python's part so far. */
+struct of_python {
+	struct python_thread thread;
+	u64 id;
+	u64 interpreter;
+	u64 frame;             /* the next one; 0: there are no more */
+	u64 words[16];         /* PYTHON_BYTES of it, and room for any offset */
+	u32 generation;
+	u32 depth;
+	u32 total;             /* with the frames of the machine's own stack */
+	u64 frames[PYTHON_FRAMES];
+};
+BPF_PERCPU_ARRAY(python_scratch, struct of_python, SLOTS);
+
+static inline __attribute__((always_inline)) u64 word_at(u64 address)
 {
+	u64 word = 0;
+
+	bpf_probe_read_user(&word, sizeof(word), (void *)address);
+	return word;
+}
+
+/* The thread's innermost frame, if what Python keeps of the thread is at s->thread.at. Of one interpreter: a thread may
+ * be known to several, and run in another one. */
+static inline __attribute__((always_inline)) void begin_at_leaf(struct of_python *s, struct python *p)
+{
+	u64 from = s->thread.at;
+
+	if (!from || word_at(from + p->thread_id) != s->id)
+		return;
+	if (p->frame_holder != PYTHON_NO_HOLDER)
+		from = word_at(from + p->frame_holder);
+	if (from)
+		s->frame = word_at(from + p->frame);
+}
+
+/* All threads are listed, the latest first, by interpreters. */
+static inline __attribute__((always_inline)) void find_thread(struct of_python *s, struct python *p)
+{
+	s->thread.at = 0;
+	s->interpreter = word_at(p->interpreters);
+	if (s->interpreter)
+		s->thread.at = word_at(s->interpreter + p->threads);
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < PYTHON_SEARCH; i++) {
+		EACH_ROUND;
+		if (s->frame || !s->interpreter)
+			continue;
+		if (!s->thread.at) {
+			s->interpreter = word_at(s->interpreter + p->next_interpreter);
+			if (s->interpreter)
+				s->thread.at = word_at(s->interpreter + p->threads);
+			continue;
+		}
+		begin_at_leaf(s, p);
+		if (!s->frame)
+			s->thread.at = word_at(s->thread.at + p->next_thread);
+	}
+}
+
+/* One of Python's frames into its place, and on to its caller. */
+static inline __attribute__((always_inline)) void python_step(struct of_python *s, struct python *p, u32 i)
+{
+	u64 *at = &s->frames[i];
+
+	asm volatile("" : "+r"(at)); /* not from the last round: clang would enter the loop in its middle (EACH_ROUND) */
+	s->depth = i + 1;
+	*at = PYTHON;
+	if (bpf_probe_read_user(s->words, PYTHON_BYTES, (void *)s->frame)) {
+		s->frame = 0;
+		return;
+	}
+	u8 mark = ((u8 *)s->words)[p->mark & 127];
+	u64 code = s->words[(p->code >> 3) & 15] & p->code_mask & PYTHON_ADDRESS;
+	if (p->marks == MARKS_SHIM)
+		*at |= mark >= MARKS_SHIM_OWNER ? PYTHON_ENTRY : code;
+	else
+		*at |= code | (p->marks == MARKS_ALL || mark ? PYTHON_ENTRY : 0);
+	s->frame = s->words[(p->caller >> 3) & 15];
+}
+#endif
+
+/* Python's own frames of the current thread, for the stacks that are kept of it. */
+static inline __attribute__((always_inline)) void take_python(u32 slot, void *task, u32 pid, u32 tid)
+{
+#ifdef TASK_FS_BASE
+	struct python *p = pythons.lookup(&pid);
+	struct of_python *s = python_scratch.lookup(&slot);
+
+	if (!s)
+		return;
+	s->depth = 0;
+	if (!p)
+		return;
+	s->generation = p->generation;
+	u64 now_ns = bpf_ktime_get_ns();
+	struct python_thread *known = python_threads.lookup(&tid);
+	s->thread.at = known ? known->at : 0;
+	s->id = MEMBER(u64, task, TASK_FS_BASE);
+	s->frame = 0;
+	begin_at_leaf(s, p);
+	if (!s->frame && !(known && now_ns - known->asked_ns < PYTHON_AGAIN_NS)) {
+		find_thread(s, p);
+		s->thread.asked_ns = now_ns;
+		python_threads.update(&tid, &s->thread);
+	}
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < PYTHON_FRAMES; i++) {
+		EACH_ROUND;
+		if (!s->frame)
+			continue;
+		python_step(s, p, i);
+	}
+	if (s->frame)
+		s->frames[PYTHON_FRAMES - 1] = PYTHON;
+#endif
+}
+
+/* Python's frames go behind the others, of which the outermost give way: how many there are in all. */
+static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct stack *stack, u32 depth)
+{
+#ifdef TASK_FS_BASE
+	struct of_python *s = python_scratch.lookup(&slot);
+
+	if (!s || !s->depth)
+		return depth;
+	s->total = depth;
+	if (depth + (u64)s->depth > FRAMES) {
+		s->total = FRAMES - s->depth;
+		stack->end = END_DEEP | (stack->end & END_UNSURE);
+	}
+	stack->end |= (u64)s->generation << END_GENERATION | (u64)s->depth << END_PYTHON;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < PYTHON_FRAMES; i++) {
+		EACH_ROUND;
+		if (i >= s->depth || s->total >= FRAMES)
+			continue;
+		stack->frames[s->total & FRAMES] = s->frames[i];
+		s->total += 1;
+	}
+	return s->total;
+#else
+	return depth;
+#endif
+}
+
+static inline __attribute__((always_inline)) u64 keep_user_stack(u32 slot, struct stack *stack, u32 depth)
+{
+	u32 total = with_python(slot, stack, depth);
 	stack->end |= (u64)MEMBER(u32, bpf_get_current_task_btf(), TASK_EXECS) << END_EXECS;
-	u64 id = id_of(stack, depth);
+	u64 id = id_of(stack, total);
 
 	return user_stacks.lookup(&id) || !user_stacks.update(&id, stack) ? id : STACK_LOST;
 }
@@ -73,7 +234,7 @@ static inline __attribute__((always_inline)) u64 linked_stack(void *ctx, u32 slo
 		return NO_STACK; /* a thread that has none, or is on its way out */
 	stack->frames[FRAMES] = 0;
 	stack->end = END_LINKED;
-	return keep_user_stack(stack, (u32)bytes / 8);
+	return keep_user_stack(slot, stack, (u32)bytes / 8);
 }
 
 #ifdef UNWIND_KB
@@ -105,6 +266,14 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot,
 	s64 *left = allowed.lookup(&zero);
 
 	copy->head.fallback = linked_stack(ctx, slot);
+	copy->head.pythons = 0;
+#ifdef TASK_FS_BASE
+	struct of_python *s = python_scratch.lookup(&slot);
+	if (s && s->depth) {
+		copy->head.pythons = s->depth;
+		bpf_probe_read_kernel(copy->head.of_python, sizeof(copy->head.of_python), s->frames);
+	}
+#endif
 	if (!left || *left <= 0 || !copy->head.fallback) {
 		count_lost(LOST_COPIES);
 		return copy->head.fallback;
@@ -263,14 +432,14 @@ static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot
 	if (head->end != END_NO_RULE && head->end != END_ODD) {
 		stack->end = head->end | (head->unsure ? END_UNSURE : 0);
 #ifdef VERIFY
-		u64 id = keep_user_stack(stack, head->depth);
+		u64 id = keep_user_stack(slot, stack, head->depth);
 		head->walked_end = stack->end;
 		bpf_probe_read_kernel(head->frames, sizeof(head->frames), stack->frames);
 		from_leaf(head);
 		copy_stack(ctx, slot, copy);
 		return id;
 #else
-		return keep_user_stack(stack, head->depth);
+		return keep_user_stack(slot, stack, head->depth);
 #endif
 	}
 	if (head->end == END_ODD) {
@@ -302,6 +471,13 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx)
 		spaces.update(&pid, space);
 	else
 		spaces.delete(&pid);
+#ifdef TASK_FS_BASE
+	struct python *python = pythons.lookup(&parents);
+	if (python)
+		pythons.update(&pid, python);
+	else
+		pythons.delete(&pid);
+#endif
 	return 0;
 }
 #endif
@@ -311,6 +487,7 @@ static inline __attribute__((always_inline)) u64 user_stack(void *ctx, u32 slot,
 #if USER_STACKS
 	if (flags & PF_KTHREAD || IS_OUTSIDE(pid)) /* whose files we could not see */
 		return NO_STACK;
+	take_python(slot, task, pid, tid);
 #ifdef UNWIND_KB
 	u64 id = ruled_stack(ctx, slot, task, pid, tid);
 #else

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from offtop.kernel import reader
+from offtop.kernel import cpython, reader
+from offtop.kernel.cpython import Interpreter
 from offtop.kernel.files import File
 from offtop.model.printable import printable
 
@@ -159,6 +160,15 @@ class Binaries:
         except OSError:
             self._leave_alone(file)
         return ""
+
+    def python(self, file: File) -> Interpreter | None:
+        """Where CPython is in it; None where it is not, or is not known."""
+        try:
+            if not self._is_left_alone(file) and self._is_open(child := self.start(), file):
+                return cpython.read(child.ask(1, reader.PYTHON, self._open[file], b"")[0])
+        except OSError:
+            self._leave_alone(file)
+        return None
 
     def start(self) -> _Child:
         """The child, started if there is none. Raises OSError where it cannot be."""

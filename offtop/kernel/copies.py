@@ -38,6 +38,8 @@ class Copy(NamedTuple):
     at: int
     """Where `stack` was."""
     stack: bytes
+    of_python: tuple[int, ...] = ()
+    """Python's own frames, leaf first (layout.PYTHON)."""
 
     def read(self, address: int, size_bytes: int) -> bytes:
         """What was there."""
@@ -74,7 +76,9 @@ class Copies:
     def _add(self, raw: bytes) -> None:
         id_, fallback, *rest = layout.COPY_HEAD.unpack_from(raw)
         registers, rest = rest[: layout.REGISTERS], rest[layout.REGISTERS :]
-        pc, sp, bp, size, _at, pid, tid, _space, _narrow, depth, unsure, _end, execs, _, _walked_end, *frames = rest
+        pc, sp, bp, size, _at, pid, tid, _space, _narrow, depth, unsure, _end, execs, pythons, _walked_end, *frames = (
+            rest
+        )
         is_narrow = registers[_CS] == layout.COMPAT_CODE
         kept = tuple(registers[n] for n in (_NARROW_KEPT if is_narrow else _KEPT))
         is_exact = not depth or bool(pc & layout.EXACT)
@@ -86,5 +90,6 @@ class Copies:
             Copy(
                 *(id_, fallback, pid, tid, tuple(frames[:depth]), bool(unsure), state, is_narrow, execs, sp),
                 raw[head : head + size],
+                tuple(frames[layout.FRAMES + 1 :][:pythons]),
             )
         )

@@ -13,7 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from offtop.errors import KernelError
-from offtop.kernel import golang, inlined
+from offtop.kernel import cpython, golang, inlined
 
 _Pointer = ct.c_void_p
 _SEGMENT_LOAD = 1
@@ -117,7 +117,7 @@ class Binary:
 
         Raises OSError for what is not an ELF file that libdw can read, KernelError without libdw.
         """
-        self._dwfl, self._fd = None, fd
+        self._dwfl, self._fd, self._path = None, fd, path
         self._go: golang.Functions | None = None
         try:
             self._dw = library()
@@ -182,6 +182,12 @@ class Binary:
             return ""
         length: int = self._dw.dwfl_module_build_id(self.module, ct.byref(bits), ct.byref(address))
         return bytes(bits[:length]).hex() if length > 0 else ""
+
+    def python(self) -> str:
+        """What cpython.written says of it."""
+        with suppress(ValueError, struct.error):
+            return cpython.written(cpython.interpreter(self._fd, self._path))
+        return ""
 
     def code(self, offset: int, size_bytes: int) -> bytes:
         """Bytes of the file."""

@@ -49,6 +49,8 @@ class Features:
     """bpf_task_pt_regs can be called."""
     registers: Mapping[str, int]
     """Offsets in pt_regs, by their names in bpf/offcpu.c; empty where they are not known."""
+    fs_base: int | None
+    """Of where a thread's own memory lies, in task_struct: what pthread_self() gives. On x86-64."""
     waking_type: int | None
     """Of the tracepoint sched_waking in BTF, by which a program there knows what its argument is."""
     files: Mapping[str, int]
@@ -93,6 +95,7 @@ def find(types: KernelTypes) -> Features:
     if exec_runtime is None or exec_start is None:
         raise KernelError("This kernel does not count how long a thread runs. Please report it with: uname -r")
     thread, sp = types.offset("task_struct", "thread"), types.offset("thread_struct", "sp")
+    fs_base = types.offset("thread_struct", "fsbase")
     symbol = kprobe_symbol()
     available = {"exit": types.has_tracepoint("sched_exit_tp"), "kprobe": bool(symbol), "switch": True}
     state = types.offset("task_struct", "__state")
@@ -119,6 +122,7 @@ def find(types: KernelTypes) -> Features:
         task_storage=types.has_function("bpf_task_storage_get"),
         user_registers=types.has_function("bpf_task_pt_regs"),
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},
+        fs_base=None if thread is None or fs_base is None else thread + fs_base,
         waking_type=types.tracepoint_type("sched_waking"),
         files=_all_of(types, _FILES),
         sockets=_sockets(types),

@@ -9,12 +9,13 @@ import struct
 from bisect import bisect_right
 from typing import NamedTuple
 
+from offtop.kernel.elf import sections
+
 _FORMS = (0xFFFFFFF0, 0xFFFFFFF1)
 _TABLES = (b".gopclntab", b".data.rel.ro.gopclntab")
 _HEADER = struct.Struct("<IHBB8Q")
 """Its form, padding, the least length of an instruction, bytes of a pointer; then how many functions and files, the
 address of the first function, and where there are names, units, files, lines and functions."""
-_SECTION = struct.Struct("<IIQQQQIIQQ")
 _LONGEST_NAME = 4_000
 
 
@@ -25,12 +26,6 @@ class Function(NamedTuple):
     size_bytes: int
 
 
-class _Section(NamedTuple):
-    address: int
-    offset: int
-    size_bytes: int
-
-
 class Functions:
     """Of one open binary, read where and when they are asked for. Close it."""
 
@@ -38,15 +33,15 @@ class Functions:
         """`fd` stays the caller's. Raises ValueError for a binary that is not Go's, or not of 64 bits."""
         self._fd = fd
         try:
-            entry, sections = _sections(fd)
-            self._table = next(sections[name] for name in _TABLES if name in sections)
+            entry, found = sections(fd)
+            self._table = next(found[name] for name in _TABLES if name in found)
             form, _, _, pointer_bytes, count, _, text, names, _, _, _, functions = _HEADER.unpack(
                 self._read(0, _HEADER.size)
             )
             if form not in _FORMS or pointer_bytes != 8 or functions + 8 * count > self._table.size_bytes:
                 raise ValueError("not a table of functions")
             self._count, self._names, self._functions = count, names, functions
-            self._text: int = text or sections[b".text"].address
+            self._text: int = text or found[b".text"].address
             # Without the address of the first function it is that of .text, if Go's linker has made the file: a C
             # linker puts functions of its own before.
             started = self.at(entry)
@@ -82,22 +77,3 @@ class Functions:
             raise ValueError("beyond the table of functions")
         found = os.pread(self._fd, min(size_bytes, self._table.size_bytes - at), self._table.offset + at)
         return found.ljust(size_bytes, b"\0")
-
-
-def _sections(fd: int) -> tuple[int, dict[bytes, _Section]]:
-    """Where the program begins, and its sections by name. Raises ValueError or struct.error."""
-    head = os.pread(fd, 64, 0)
-    if head[:6] != b"\x7fELF\x02\x01":
-        raise ValueError("not an ELF file of 64 bits")
-    (entry,), (at,) = struct.unpack_from("<Q", head, 24), struct.unpack_from("<Q", head, 40)
-    each_bytes, count, names_at = struct.unpack_from("<HHH", head, 58)
-    if each_bytes != _SECTION.size or at >= 1 << 62:
-        raise ValueError("sections of another size")
-    rows = list(_SECTION.iter_unpack(os.pread(fd, each_bytes * count, at)))
-    if names_at >= len(rows):
-        raise ValueError("sections without names")
-    found: dict[bytes, _Section] = {}
-    for name_at, _, _, address, offset, size_bytes, *_ in rows:
-        name = os.pread(fd, 64, min(rows[names_at][4] + name_at, 1 << 62)).partition(b"\0")[0]
-        found[name] = _Section(address, min(offset, 1 << 62), min(size_bytes, 1 << 32))
-    return entry, found

@@ -30,13 +30,20 @@ SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
 STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
 END_LINKED, END_WHOLE, END_DEEP, END_MEMORY, END_ASTRAY, END_NO_WAY, END_NO_RULE, END_ODD = range(1, 9)
 END_UNSURE = 0x100
-END_EXECS = 32
+END_PYTHON, END_GENERATION, END_EXECS = 9, 16, 32
 END_NOT_COPIED = 9
 """Only of walks from here: END_MEMORY, where the memory is a copy."""
 COPIED = EXACT = 1 << 63
 NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU, WAKE_UNTOLD = range(6)
 OF_OBJECT = 1 << 63
 MOST_OBJECTS = 64
+PYTHON, PYTHON_ENTRY = 1 << 62, 1 << 61
+PYTHON_FRAMES = 64
+PYTHON_ADDRESS = (1 << 56) - 1
+PYTHON_NO_HOLDER = 0xFFFFFFFF
+MARKS_ALL, MARKS_ENTRY, MARKS_SHIM = range(3)
+MARKS_SHIM_OWNER = 3
+PYTHON_LAYOUT = struct.Struct("=QQ10I4H")
 FIRST_ID = 16
 LINKS = 7
 INTERRUPTS = 2
@@ -60,13 +67,13 @@ RULE_KEY = struct.Struct("=QII")
 RULE = struct.Struct("=ihBBI")
 SPACE = struct.Struct("=II")
 REGISTERS = 21
-COPY_HEAD = struct.Struct(f"=QQ{REGISTERS}QQQQQQ10I{FRAMES + 1}Q")
+COPY_HEAD = struct.Struct(f"=QQ{REGISTERS}QQQQQQ10I{FRAMES + 1 + PYTHON_FRAMES}Q")
 WALKED = struct.Struct("=QQQQQQ6I16s")
 ARGUMENTS = 6
 OTHERS = 6
 COMPAT_CODE = 0x23
 """__USER32_CS: the code segment of 32-bit programs on x86-64."""
-WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{OTHERS}Q{OBJECT.size}s{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
+WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{OTHERS}QQ{OBJECT.size}s{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
 
 SIZES = {
     "config": (4, CONFIG.size),
@@ -103,6 +110,9 @@ UNWIND_SIZES = {
     "copies": (0, 0),
 }
 """The same of those that are there where user stacks are walked by rules."""
+
+PYTHON_SIZES = {"pythons": (4, PYTHON_LAYOUT.size)}
+"""And where Python's own frames are read."""
 
 
 class ThreadRecord(NamedTuple):
@@ -178,6 +188,8 @@ class WalkedStack(NamedTuple):
     bp: int
     others: tuple[int, ...]
     """What else calls keep, and the code segment: on x86-64 rbx, r12 to r15, cs; elsewhere zeros."""
+    thread: int
+    """What pthread_self() gives in it; 0: not known."""
     object: ObjectRecord
     words: bytes
     """The top of the thread's kernel stack, u64 each."""
@@ -220,7 +232,7 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
             depth, turns, call, *rest, found, words, frames = WALKED_FRAMES.unpack_from(data, at)
             at += WALKED_FRAMES.size
             call = (call & 0xFFFFFFFF) - ((call & 0x80000000) << 1)  # 32 bits on some machines
-            arguments, (ip, sp, bp, *others) = rest[:ARGUMENTS], rest[ARGUMENTS:]
+            arguments, (ip, sp, bp, *others, of_thread) = rest[:ARGUMENTS], rest[ARGUMENTS:]
             stack = WalkedStack(
                 turns,
                 call,
@@ -229,6 +241,7 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
                 sp,
                 bp,
                 tuple(others),
+                of_thread,
                 ObjectRecord.of(found),
                 words,
                 frames[: 8 * depth],

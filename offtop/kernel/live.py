@@ -28,6 +28,7 @@ from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
 from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import AUTO, Unwind, attach
+from offtop.kernel.pythons import Pythons
 from offtop.kernel.stacks import Stacks
 from offtop.kernel.status import status_of
 from offtop.kernel.userstacks import UserStacks
@@ -134,7 +135,8 @@ class LiveSource(Happening):
         files = Files()
         self._processes = Processes(files)
         self._unwind = unwind
-        self._user_stacks = _user_stacks(files, unwind, maps)
+        self._pythons = Pythons(maps.get("pythons"))
+        self._user_stacks = _user_stacks(files, unwind, maps, self._pythons)
         self._opened.callback(self._user_stacks.close)
         self._debug_files = DebugFiles(self._servers) if self._servers else None
         if self._debug_files:
@@ -157,6 +159,7 @@ class LiveSource(Happening):
             (symbols.address_of("__sched_text_start") or 0, symbols.address_of("__sched_text_end") or 0),
             self._user_stacks.copied,
             self._called_exec,
+            self._with_python,
         )
         self._wakes = Wakes(maps["wakers"], maps["wakes"], maps["objects"], self._book, self._stacks.of_waker)
         for name, what in _NAMED_BY.items():
@@ -273,6 +276,7 @@ class LiveSource(Happening):
         for key in ended:
             if key.tid == key.pid:
                 self._processes.forget(key.pid)
+                self._pythons.forget(key.pid)
                 self._user_stacks.ended(key.pid)
                 self._details.ended(key.pid)
         for key in [*ended, *self._renamed]:
@@ -313,6 +317,25 @@ class LiveSource(Happening):
             door=self._program.door,
             filters=in_effect,
         )
+
+    def _with_python(
+        self, pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], is_whole: bool
+    ) -> tuple[tuple[Frame, ...], bool]:
+        """As Stacks wants it. Without Python's frames where it is not known in time what they are called; that stack
+        stays so, and the next one of these frames is another one."""
+        if not of_python:
+            self._pythons.ask(pid, frames)
+            return frames, False
+        image = self._processes.image(pid)
+        if image is not None:
+            self._pythons.meet(pid, image)
+        mixed = self._pythons.mixed(pid, frames, of_python, is_whole)
+        if mixed.unnamed and self._user_stacks.name(pid, mixed.unnamed):
+            mixed = self._pythons.mixed(pid, frames, of_python, is_whole)
+        if mixed.unnamed:
+            self._pythons.begin_anew(pid)
+            return frames, False
+        return mixed.frames, mixed.unsure
 
     def _place_user_stacks(self, at_ns: int, are_all: bool) -> None:
         """Ask for those of the waits in progress, and take what was read. `are_all`: as UserStacks.read has it."""
@@ -649,12 +672,13 @@ class LiveSource(Happening):
         return lost
 
 
-def _user_stacks(files: Files, unwind: Unwind, maps: Mapping[str, Map]) -> UserStacks:
+def _user_stacks(files: Files, unwind: Unwind, maps: Mapping[str, Map], pythons: Pythons) -> UserStacks:
     allowance = Allowance(unwind.cpu_pct)
     if "rules" not in maps:
-        return UserStacks(Walker(files, "fp", None), allowance)
+        return UserStacks(Walker(files, "fp", None, pythons), allowance)
     copies = Copies(maps["copies"], maps["allowed"])
-    return UserStacks(Walker(files, unwind.way, Taught(maps["rules"], maps["spaces"])), allowance, copies)
+    taught = Taught(maps["rules"], maps["spaces"])
+    return UserStacks(Walker(files, unwind.way, taught, pythons), allowance, copies)
 
 
 def _check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:

@@ -31,6 +31,7 @@ _MOST_DESCRIPTORS = 64
 _RULES = 65_536
 """Addresses of which the kernel side knows the rule: 5 MB; those not used for longest make room for others."""
 _SPACES = 16_384
+_PYTHONS, _PYTHON_THREADS = 4096, 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class Program:
         self.walk_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
         """Descriptors of the iterators that make a walk, in their order."""
         cpus = possible_cpus()
-        sizes = {**layout.SIZES, **layout.UNWIND_SIZES}
+        sizes = {**layout.SIZES, **layout.UNWIND_SIZES, **layout.PYTHON_SIZES}
         self.maps = {
             name: Map(fds[f"map {name}"], cpus if name == "lost" else 1) for name in sizes if f"map {name}" in fds
         }
@@ -247,7 +248,11 @@ def _attach_through(
         "kprobes": {"on_finish": features.kprobe_symbol} if door == "kprobe" else {},
         "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
         "functions": functions,
-        "maps": ["record", *layout.SIZES, *(layout.UNWIND_SIZES if is_ruled else ())],
+        "maps": [
+            *("record", *layout.SIZES),
+            *(layout.UNWIND_SIZES if is_ruled else ()),
+            *(layout.PYTHON_SIZES if features.fs_base is not None else ()),
+        ],
     }
     answer, fds, output = _ask_compiler(request)
     if "error" in answer:
@@ -291,6 +296,9 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         "EXEC_START": features.exec_start,
         "START_TIME": features.start_time,
         "TASK_EXECS": features.execs,
+        "TASK_FS_BASE": features.fs_base,
+        "PYTHONS": _PYTHONS,
+        "PYTHON_THREADS": _PYTHON_THREADS,
         **features.registers,
         **features.cgroup,
         **features.files,

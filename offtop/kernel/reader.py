@@ -31,6 +31,8 @@ NAMES = b"n"
 """Offsets of 8 bytes. Answered by the names (model.stack.one_name), with nothing for those that have none."""
 RULES = b"r"
 """Offsets of 8 bytes. Answered by the rules there (rules.written)."""
+PYTHON = b"p"
+"""Nothing more. Answered by where CPython is in the file (cpython.written), if it is."""
 YES = "yes"
 
 _LONGEST_REQUEST = 1 << 16
@@ -83,6 +85,8 @@ def _answers(binaries: dict[int, tuple[dwfl.Binary, Unwinding]], request: bytes,
     binary, unwinding = binaries[number]
     if kind == WANTED:
         return [binary.wanted()]
+    if kind == PYTHON:
+        return [binary.python()]
     offsets = [offset for (offset,) in struct.iter_unpack("=Q", rest)]
     if kind == RULES:
         return [rules.written(unwinding.rule(offset)) for offset in offsets]

@@ -39,12 +39,16 @@ KernelFrame = Callable[[int], Frame]
 """Address → frame."""
 UserFrames = Callable[[int, Sequence[int]], tuple[Frame, ...]]
 """(pid, addresses leaf first) → frames."""
+WithPython = Callable[[int, tuple[Frame, ...], Sequence[int], bool], tuple[tuple[Frame, ...], bool]]
+"""(pid, frames, Python's own as the kernel side has them, whether the frames go to where the thread began) → all in one
+stack, and whether some may be at another place."""
 Copied = Callable[[int], tuple[int, Found | int] | None]
 """Id of a copy → of which program it was, and what has become of it, or the id of another stack of that wait; None: it
 was lost."""
 CalledExec = Callable[[int], int | None]
 """pid → which program it runs by now, as `runs` has it; None: the one that it ran at first."""
-_LOW = (1 << layout.END_EXECS) - 1
+_END = layout.END_UNSURE - 1
+_PYTHON_COUNT = (1 << layout.END_GENERATION - layout.END_PYTHON) - 1
 _OTHER_PROGRAM = (Frame(GONE, 0),)
 _ENDS = {
     layout.END_WHOLE: WHOLE,
@@ -78,12 +82,13 @@ class Stacks:
         sched_text: tuple[int, int],
         copied: Copied = lambda _: None,
         called_exec: CalledExec = lambda _: None,
+        with_python: WithPython = lambda _pid, frames, _python, _whole: (frames, False),
     ) -> None:
         """`sched_text`: first and end address of the kernel's __sched functions."""
         self._kernel, self._user = IdTable(kernel, _stack_of), IdTable(user, _stack_of)
         self._book, self._categories = book, categories
         self._kernel_frame, self._user_frames, self._copied = kernel_frame, user_frames, copied
-        self._called_exec = called_exec
+        self._called_exec, self._with_python = called_exec, with_python
         self._sched_text = sched_text
         self._next_id = FIRST_STACK
         self._by_frames: dict[tuple[tuple[Frame, ...], str, bool], int] = {}
@@ -204,10 +209,15 @@ class Stacks:
                 return STACK_LOST
             addresses, end = read
             is_old = self._is_of_another(pid, end >> layout.END_EXECS)
-            frames = _OTHER_PROGRAM if is_old else self._user_frames(pid, addresses)
-            end &= _LOW
-            unsure = bool(end & layout.END_UNSURE)
-            known = of_process[raw_id] = self._intern_user(frames, _ENDS[end & ~layout.END_UNSURE], unsure)
+            unsure, count = bool(end & layout.END_UNSURE), end >> layout.END_PYTHON & _PYTHON_COUNT
+            end &= _END
+            own = len(addresses) - count
+            frames = _OTHER_PROGRAM if is_old else self._user_frames(pid, addresses[:own])
+            if not is_old:
+                is_whole = end == layout.END_WHOLE
+                frames, misplaced = self._with_python(pid, frames, addresses[own:], is_whole)
+                unsure = unsure or misplaced
+            known = of_process[raw_id] = self._intern_user(frames, _ENDS[end], unsure)
         return known
 
     def runs(self, pid: int, execs: int) -> None:

@@ -53,7 +53,16 @@ class Read(NamedTuple):
     found: Found
 
 
-_Work = Copy | tuple[ThreadKey, tuple[int, WalkedStack]] | int
+class _Unnamed(NamedTuple):
+    """Functions of Python whose names are to be read."""
+
+    pid: int
+    addresses: tuple[int, ...]
+    """Of their code objects."""
+    done: threading.Event
+
+
+_Work = Copy | tuple[ThreadKey, tuple[int, WalkedStack]] | _Unnamed | int
 
 
 class UserStacks:
@@ -66,6 +75,9 @@ class UserStacks:
         """left_ns and registers of waits that are too young yet."""
         self._asked: dict[ThreadKey, tuple[int, WalkedStack]] = {}
         self._queue: deque[Copy] = deque()
+        self._unnamed: deque[_Unnamed] = deque()
+        self._is_late = False
+        """In this tick names did not come in time: it waits for no more."""
         self._found: list[Read] = []
         self._of_copies: dict[int, tuple[int, Found | int]] = {}
         """By the ids of copies: of which program (Copy.execs), and what was found; of one that is not walked yet, the
@@ -116,6 +128,7 @@ class UserStacks:
 
     def settle(self) -> None:
         """Before ids of copies are asked about: take what there is, and wait a moment for the walks."""
+        self._is_late = False
         if self._copies is None:
             return
         with self._changed:
@@ -125,6 +138,19 @@ class UserStacks:
             if self._queue:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not (self._queue or self._busy), _PATIENCE_S)
+
+    def name(self, pid: int, addresses: tuple[int, ...]) -> bool:
+        """Have it read what Python's functions are called, by their code objects; whether it was, within a moment."""
+        work = _Unnamed(pid, addresses, threading.Event())
+        with self._changed:
+            self._leave_hung()
+            self._start()
+            if self._is_late or pid in self._hung:
+                return False
+            self._unnamed.append(work)
+            self._changed.notify_all()
+        self._is_late = not work.done.wait(_PATIENCE_S)
+        return not self._is_late
 
     def copied(self, raw_id: int) -> tuple[int, Found | int] | None:
         """Of which program a copy was (Copy.execs), and what has become of it; the id of the stack along frame pointers
@@ -225,12 +251,15 @@ class UserStacks:
         self._hung.add(pid)
         self._asked = {key: one for key, one in self._asked.items() if key.pid != pid}
         self._queue = deque(copy for copy in self._queue if copy.pid != pid)
+        self._unnamed.clear()
         self._at, self._thread, self._busy = None, None, False
         self._walker = self._walker.another()
 
     def _next(self, walker: Walker, was_copy: bool) -> _Work:
-        """Copies and waits in progress in turn; a look at code that may be other code by now, when there is nothing
-        else."""
+        """Names, which a tick waits for; copies and waits in progress in turn; a look at code that may be other code by
+        now, when there is nothing else."""
+        if self._unnamed:
+            return self._unnamed.popleft()
         if self._queue and not (was_copy and self._asked):
             return self._queue.popleft()
         return self._oldest() if self._asked else walker.due
@@ -242,7 +271,11 @@ class UserStacks:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                while not (self._closing or ((self._queue or self._asked or walker.due) and self._allowance.is_left)):
+                while not (
+                    self._closing
+                    or self._unnamed
+                    or ((self._queue or self._asked or walker.due) and self._allowance.is_left)
+                ):
                     self._changed.wait(_LOOK_S if self._allowance.is_left else _REST_S)
                     if threading.current_thread() is not self._thread:
                         walker.end()
@@ -258,13 +291,16 @@ class UserStacks:
                     walker.forget(self._ended.pop())
                 work = self._next(walker, was_copy)
                 was_copy, worked_s = isinstance(work, Copy), time.monotonic()
-                pid = work if isinstance(work, int) else work.pid if isinstance(work, Copy) else work[0].pid
+                pid = _whose(work)
                 self._at = pid, time.monotonic()
             began_s, found = walker.used_s, None
             if isinstance(work, Copy):
                 found = walker.of_copy(work)
             elif isinstance(work, int):
                 walker.look(work)
+            elif isinstance(work, _Unnamed):
+                walker.name(work.pid, work.addresses)
+                work.done.set()
             else:
                 found = _read(walker, *work)
             self._allowance.spend(max(0.0, walker.used_s - began_s))
@@ -274,11 +310,18 @@ class UserStacks:
                     walker.end()
                     return
                 self._at = None
-                self._walked += 1
+                self._walked += not isinstance(work, _Unnamed)
                 if isinstance(found, Read):
                     self._found.append(found)
                 elif isinstance(work, Copy) and found is not None and work.id not in self._told:
                     self._of_copies[work.id] = work.execs, found
+
+
+def _whose(work: _Work) -> int:
+    """The process whose memory will be read."""
+    if isinstance(work, int):
+        return work
+    return work.pid if isinstance(work, Copy | _Unnamed) else work[0].pid
 
 
 def is_32_bit(stack: WalkedStack) -> bool:

@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +13,9 @@ from offtop.kernel.copies import Copy
 from offtop.kernel.files import Files
 from offtop.kernel.layout import WalkedStack
 from offtop.kernel.libbpf import Map
-from offtop.kernel.mappings import Processes
+from offtop.kernel.mappings import Image, Processes
 from offtop.kernel.memory import Memory
+from offtop.kernel.pythons import NO_PYTHONS, Pythons, code_objects
 from offtop.kernel.rulebook import Rulebook
 from offtop.kernel.rules import I386, NO_RULE, X86_64, Rule
 from offtop.kernel.unwind import Read, State, Walk
@@ -59,9 +60,9 @@ class Taught(NamedTuple):
 class Walker:
     """For use by one thread."""
 
-    def __init__(self, files: Files, way: str, taught: Taught | None) -> None:
+    def __init__(self, files: Files, way: str, taught: Taught | None, pythons: Pythons = NO_PYTHONS) -> None:
         """`way`: `fp`, `dwarf` or `auto`. `taught`: None where the kernel side follows no rules."""
-        self._files, self._way, self._taught = files, way, taught
+        self._files, self._way, self._taught, self._pythons = files, way, taught, pythons
         self._processes = Processes(files)
         self._binaries = Binaries(_ANSWER_S, _NICE)
         self._rulebook = Rulebook(self._binaries)
@@ -71,7 +72,7 @@ class Walker:
 
     def another(self) -> "Walker":
         """One more of its kind, for another thread."""
-        return Walker(self._files, self._way, self._taught)
+        return Walker(self._files, self._way, self._taught, self._pythons)
 
     @property
     def reader_pid(self) -> int:
@@ -119,16 +120,23 @@ class Walker:
     @property
     def due(self) -> int:
         """A process of which the kernel side may follow rules that are out of date: other code may lie there by now,
-        and no unknown address need show it. 0 where there is none for now."""
+        and no unknown address need show it; or of which it is to be seen what Python it runs. 0 where there is none for
+        now."""
         now_s = time.monotonic()
-        if now_s < self._next_look_s or not self._looked:
+        if now_s < self._next_look_s:
             return 0
-        pid = next(iter(self._looked))
-        return pid if now_s - self._looked[pid][0] > _OLD_S else 0
+        pid = next(iter(self._looked), 0)
+        return pid if pid and now_s - self._looked[pid][0] > _OLD_S else self._pythons.due
 
     def look(self, pid: int) -> None:
         """Have the kernel side begin anew with a process that has other code by now."""
         self._next_look_s = time.monotonic() + _LOOK_S
+        if pid not in self._looked or time.monotonic() - self._looked[pid][0] <= _OLD_S:
+            image = self._processes.image(pid)
+            if image is not None:
+                self._find_python(pid, image)
+            self._pythons.look(pid)
+            return
         _, space, is_narrow = self._looked.pop(pid)
         image = self._processes.look(pid) if Path(f"/proc/{pid}").exists() else None
         if image is None or self._taught is None:
@@ -146,10 +154,13 @@ class Walker:
             if self._taught is None:
                 addresses = userwalk.walk(memory, stack.ip, stack.bp, "i386" if is_narrow else _MACHINE)
                 found = Found(self._processes.frames(key.pid, addresses), layout.END_LINKED)
-                return None if has_run() else found
+                of_python = self._of_thread(key.pid, stack, memory)
+                return None if has_run() else self._with_python(key.pid, found, of_python, memory)
+            of_python = self._of_thread(key.pid, stack, memory)
             kept = (stack.others[0], None, None) if is_narrow else stack.others[:_KEPT]
             state = State(stack.ip, stack.sp, stack.bp, kept, stack.arguments[0])
-            return self._walked(key.pid, state, memory.stack, memory, is_narrow, has_run)
+            found = self._walked(key.pid, state, memory.stack, memory, is_narrow, has_run)
+            return found and self._with_python(key.pid, found, of_python, memory)
 
     def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
         """Of addresses that the kernel side has found."""
@@ -160,6 +171,7 @@ class Walker:
         with Memory(copy.pid) as memory:  # for the code alone, which outlives the thread
             before = self.frames(copy.pid, copy.walked)
             found = self._walked(copy.pid, copy.state, copy.read, memory, copy.is_narrow, _never, before)
+            found = found and self._with_python(copy.pid, found, copy.of_python, memory)
         if found is None or not found.frames:  # where its leaf was there is no code any more
             return None
         end = layout.END_NOT_COPIED if found.end == layout.END_MEMORY else found.end
@@ -182,6 +194,7 @@ class Walker:
         def frame_of(address: int) -> Frame | None:
             return self._processes.at(pid, image, address)
 
+        self._find_python(pid, image)
         machine = I386 if is_narrow else X86_64
         guess = self._way == "auto"
         self._rulebook.begin()
@@ -193,6 +206,34 @@ class Walker:
         if walk.frames and not is_doubted:
             self._teach(pid, image.space, walk, is_narrow)
         return Found((*before, *walk.frames), walk.end, walk.unsure)
+
+    def name(self, pid: int, addresses: Collection[int]) -> None:
+        """Read what Python's functions are called, by their code objects."""
+        with Memory(pid) as memory:
+            self._pythons.read(pid, addresses, memory)
+
+    def _find_python(self, pid: int, image: Image) -> None:
+        """Have the kernel side read Python's frames, if the process runs Python."""
+        while not self._pythons.meet(pid, image) and (label := self._pythons.unknown(image)):
+            file = self._files.get(label)
+            self._pythons.learn(label, self._binaries.python(file) if file else None)
+
+    def _of_thread(self, pid: int, stack: WalkedStack, memory: Memory) -> tuple[int, ...]:
+        image = self._processes.image(pid)
+        if image is None:
+            return ()
+        self._find_python(pid, image)
+        return self._pythons.of_thread(pid, stack.thread, memory)
+
+    def _with_python(self, pid: int, found: Found, of_python: Sequence[int], memory: Memory) -> Found:
+        if not of_python:
+            return found
+        self._pythons.read(pid, code_objects(of_python), memory)
+        frames, end, unsure = found
+        if len(frames) + len(of_python) > layout.FRAMES:  # as the kernel side keeps it
+            frames, end = frames[: layout.FRAMES - len(of_python)], layout.END_DEEP
+        mixed = self._pythons.mixed(pid, frames, of_python, end == layout.END_WHOLE)
+        return Found(mixed.frames, end, unsure or mixed.unsure)
 
     def _rule(self, frame: Frame) -> Rule:
         file = None if frame.name else self._files.get(frame.file)

@@ -196,7 +196,8 @@ def _functions(frame: Frame, names: Names) -> list[str]:
 
 @cache
 def _plain(name: str) -> str:
-    """Without C++'s parameters and what compilers add: `lock_wait(que_thr_t*)` is `lock_wait`."""
+    """Without C++'s parameters and what compilers add: `lock_wait(que_thr_t*)` is `lock_wait`. What stands behind a
+    blank are none: Python's functions are `handle (app.py:12)`."""
     name = _MARK.sub("", name)
     if not name.endswith((")", ") const")):
         return name
@@ -204,7 +205,7 @@ def _plain(name: str) -> str:
     for at in range(len(name) - 1, 0, -1):
         depth += (name[at] == ")") - (name[at] == "(")
         if name[at] == "(" and not depth:
-            return name[:at]
+            return name if name[at - 1] == " " else name[:at]
     return name
 
 

@@ -48,11 +48,13 @@ class Frame(NamedTuple):
     """One return address, in a form that means the same after the process is gone."""
 
     file: str
-    """Path of the binary, or a word in brackets: `[kernel]`, `[ext4]`, `[vdso]`, `[anon]`, `[gone]`."""
+    """Path of the binary, or of a Python function's source; or a word in brackets: `[kernel]`, `[ext4]`, `[vdso]`,
+    `[anon]`, `[python]`, `[gone]`."""
     offset: int
-    """User frames: byte offset in the file (an address where there is no file). Kernel frames: 0."""
+    """User frames: byte offset in the file (an address where there is no file); Python's functions: the line where they
+    begin. Kernel frames: 0."""
     name: str = ""
-    """Symbol, where it is known at once (kernel, JIT); else empty, and `Names.of` tells it later."""
+    """Symbol, where it is known at once (kernel, JIT, Python); else empty, and `Names.of` tells it later."""
 
 
 class Stack(NamedTuple):

@@ -32,7 +32,11 @@ class Program:
 
     def go_on_alone(self) -> None:
         """Let it go on to where it does not stop for us."""
-        self._asked.write(b"g")
+        self.write(b"g")
+
+    def write(self, text: bytes) -> None:
+        """To its standard input."""
+        self._asked.write(text)
         self._asked.flush()
 
     def listen(self) -> None:

@@ -26,6 +26,7 @@ FORMATS = {
     "rule_key": (layout.RULE_KEY, 0),
     "rule": (layout.RULE, 0),
     "space": (layout.SPACE, 0),
+    "python": (layout.PYTHON_LAYOUT, 0),
     "copy_head": (layout.COPY_HEAD, 0),
     "waker": (layout.WAKER, 0),
     "wake": (layout.WAKE, 0),

@@ -409,6 +409,7 @@ def stack_of(tid: int) -> WalkedStack:
         int(sp, 16),
         0,
         (0,) * OTHERS,
+        0,
         NOTHING,
         b"",
         b"",

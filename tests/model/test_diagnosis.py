@@ -74,6 +74,9 @@ WAIT = "lib:pthread_cond_timedwait"
     [
         ("gil", "gunicorn", "lock", (WAIT, "77", "PyEval_RestoreThread", "99", "_PyEval_EvalFrameDefault"), ()),
         ("gil", "python3", "lock", (WAIT, "5", "_PyEval_EvalFrameDefault", "PyEval_EvalCode"), ()),
+        ("gil", "python3", "lock", (WAIT, "5", "Server.handle (app.py:12)", "PyEval_EvalCode"), ()),
+        ("gil", "python3", "lock", (WAIT, "5", "<module> (<string>:1)", "PyEval_EvalCode"), ()),
+        ("python-pool", "python3", "lock", ("lib:sem_wait", "PyThread_acquire_lock", "_worker (thread.py:81)"), ()),
         ("python-lock", "python3", "lock", ("lib:sem_clockwait", "PyThread_acquire_lock_timed", "4"), ()),
         ("postgres-row-lock", "postgres", "poll", ("lib:epoll_wait", "WaitLatch", "ProcSleep", "LockAcquire"), ()),
         ("postgres-wal", "postgres", "fsync", ("lib:fdatasync", "issue_xlog_fsync", "XLogWrite", "XLogFlush"), ()),

@@ -1,0 +1,94 @@
+"""The sections of an ELF file of 64 bits, and the values of its symbols. The file is a stranger's: nothing in it is
+believed to lie within it."""
+
+import os
+import struct
+from collections.abc import Collection
+from typing import NamedTuple
+
+_HEADER = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_TABLES = ((b".dynsym", b".dynstr"), (b".symtab", b".strtab"))
+_MOST_BYTES = 1 << 26
+"""Of a table of symbols; larger ones are not read."""
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_LOAD = 1
+
+
+class Section(NamedTuple):
+    address: int
+    offset: int
+    size_bytes: int
+
+
+class Symbol(NamedTuple):
+    """What a file exports, or has, under a name."""
+
+    address: int
+    """ELF's virtual one."""
+    size_bytes: int
+
+
+def sections(fd: int) -> tuple[int, dict[bytes, Section]]:
+    """Where the program begins, and its sections by name. Raises ValueError or struct.error."""
+    head = os.pread(fd, 64, 0)
+    if head[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("not an ELF file of 64 bits")
+    (entry,), (at,) = struct.unpack_from("<Q", head, 24), struct.unpack_from("<Q", head, 40)
+    each_bytes, count, names_at = struct.unpack_from("<HHH", head, 58)
+    if each_bytes != _HEADER.size or at >= 1 << 62:
+        raise ValueError("sections of another size")
+    rows = list(_HEADER.iter_unpack(os.pread(fd, each_bytes * count, at)))
+    if names_at >= len(rows):
+        raise ValueError("sections without names")
+    found: dict[bytes, Section] = {}
+    for name_at, _, _, address, offset, size_bytes, *_ in rows:
+        name = os.pread(fd, 64, min(rows[names_at][4] + name_at, 1 << 62)).partition(b"\0")[0]
+        found[name] = Section(address, min(offset, 1 << 62), min(size_bytes, 1 << 32))
+    return entry, found
+
+
+def symbols(fd: int, names: Collection[bytes]) -> dict[bytes, Symbol]:
+    """Those of `names` that there are. Raises ValueError or struct.error."""
+    _, every = sections(fd)
+    found: dict[bytes, Symbol] = {}
+    for table, text in _TABLES:
+        if table not in every or text not in every or found.keys() >= {*names}:
+            continue
+        strings, rows = _content(fd, every[text]), _content(fd, every[table])
+        wanted = {strings.find(b"\0%b\0" % name) + 1 or strings.find(b"%b\0" % name): name for name in names}
+        rows = rows[: len(rows) // _SYMBOL.size * _SYMBOL.size]
+        for name_at, _, _, section, address, size_bytes in _SYMBOL.iter_unpack(rows):
+            if section and name_at in wanted and name_at:
+                found.setdefault(wanted[name_at], Symbol(address, size_bytes))
+    return found
+
+
+def offset_of(fd: int, address: int) -> int | None:
+    """Where in the file a virtual address is; None where it is nowhere. Raises ValueError or struct.error."""
+    for _, _, offset, start, _, in_file, _, _ in _loaded(fd):
+        if start <= address < start + in_file:
+            return min(offset + address - start, 1 << 62)
+    return None
+
+
+def at(fd: int, address: int, size_bytes: int) -> bytes:
+    """What the file has for a virtual address; nothing where the file has nothing. Raises ValueError or
+    struct.error."""
+    offset = offset_of(fd, address)
+    return b"" if offset is None else os.pread(fd, size_bytes, offset)
+
+
+def _loaded(fd: int) -> list[tuple[int, ...]]:
+    head = os.pread(fd, 64, 0)
+    (where,), (each_bytes, count) = struct.unpack_from("<Q", head, 32), struct.unpack_from("<HH", head, 54)
+    if each_bytes != _SEGMENT.size or where >= 1 << 62:
+        raise ValueError("segments of another size")
+    rows = _SEGMENT.iter_unpack(os.pread(fd, each_bytes * count, where))
+    return [row for row in rows if row[0] == _LOAD]
+
+
+def _content(fd: int, section: Section) -> bytes:
+    if section.size_bytes > _MOST_BYTES:
+        raise ValueError("too large a table")
+    return os.pread(fd, section.size_bytes, section.offset)
