@@ -45,8 +45,6 @@ BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite puts beside a database."""
 FORMAT = 2
 """Kept as user_version. A newer one is refused; what is added to this one is ignored by those who do not know it."""
-WITHOUT_WAKES = 1
-"""The format of a file in which no wake is named yet: all offtops read those."""
 TABLES = {
     "about": "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "frames": "CREATE TABLE frames (id INTEGER PRIMARY KEY, file BLOB NOT NULL, offset INTEGER NOT NULL, "
@@ -105,11 +103,6 @@ class Entry:
     lives: Mapping[ThreadKey, Life] = field(default_factory=dict[ThreadKey, Life])
     calls: Mapping[int, str] = field(default_factory=dict[int, str])
     wakes: Mapping[int, Wake] = field(default_factory=dict[int, Wake])
-
-    @property
-    def format(self) -> int:
-        """That which a file with this tick has at least."""
-        return FORMAT if self.wakes or self.change.wakes or len(self.change.moves) else WITHOUT_WAKES
 
 
 def signed(offset: int) -> int:

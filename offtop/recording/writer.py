@@ -55,8 +55,6 @@ class _Written:
     stacks: _Rows
     told: _Rows
     """(name, id) of frames that are called otherwise by now."""
-    format: int
-    """That the file has at least, from now on."""
     used: tuple[Sequence[int], Sequence[int], int] | None = None
     """The stacks and frames that were used until that whole tick."""
 
@@ -94,8 +92,6 @@ class Recorder:
         self._wakes: dict[int, Wake] = {}
         self._of_wakes: dict[int, set[int]] = {}
         """Their stacks."""
-        self._format = form.WITHOUT_WAKES
-        """Of the file; the thread that writes has it."""
         self._details_version = self._names_version = -1
         self._frames: dict[Frame, int] = {}
         self._next_frame = 1
@@ -169,7 +165,6 @@ class Recorder:
             frames,
             stacks,
             self._names(is_whole),
-            entry.format,
             used,
         )
 
@@ -359,7 +354,7 @@ class Recorder:
             database.close()
             raise OSError("somebody put another file there")
         database.execute(f"PRAGMA application_id = {form.APPLICATION_ID}")
-        database.execute(f"PRAGMA user_version = {self._format}")
+        database.execute(f"PRAGMA user_version = {form.FORMAT}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         with _transaction(database):
@@ -396,9 +391,6 @@ class Recorder:
             return self._queue.popleft()
 
     def _write(self, database: sqlite3.Connection, written: _Written) -> None:
-        if written.format > self._format:
-            database.execute(f"PRAGMA user_version = {written.format}")
-            self._format = written.format
         database.executemany("INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?, ?)", written.frames)
         database.executemany("INSERT OR REPLACE INTO stacks VALUES (?, ?, ?, ?, ?, ?)", written.stacks)
         database.executemany("UPDATE frames SET told = ? WHERE id = ?", written.told)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,18 +69,17 @@ def test_a_replay_prints_who_woke_whom_byte_for_byte(tmp_path: Path, wakings: pr
         assert (again.status, again.err) == (0, "")
         assert again.out == live.out
     later = run("replay", str(file), "--json", "--begin", "+1.4s")
-    assert later.out.splitlines() == live.out.splitlines()[-len(later.out.splitlines()) :]
+    from_there = [known(json.loads(line)) for line in later.out.splitlines()]
+    assert from_there == [known(tick) for tick in ticks[-len(from_there) :]]
     page = run("report", str(file))
     assert "WHO ENDED MOST BLOCKED TIME" in page.out
     assert read_version(file) == 2
 
 
-def test_a_recording_in_which_nobody_asked_for_wakers_is_as_it_was(tmp_path: Path, waits: int) -> None:
-    file = tmp_path / "it.offtop"
-    assert run("record", "-o", str(file), "-n", "3", "-d", "0.3", "-p", str(waits)).status == 0
-    assert read_version(file) == 1
-    assert run("record", "-o", str(tmp_path / "b"), "-n", "3", "-d", "0.3", "--mode", "wake").status == 0
-    assert read_version(tmp_path / "b") == 2
+def known(tick: dict[str, Any]) -> dict[str, Any]:
+    """Without what tells of the ticks before: who begins there has not seen them."""
+    sites = [{**site, "earlier_ns": 0} for site in tick["sites"] if site["total_ns"]]
+    return {**tick, "sites": sites}
 
 
 def read_version(file: Path) -> int:
