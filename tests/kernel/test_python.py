@@ -127,8 +127,9 @@ for word in iter(lambda: sys.stdin.read(1), ""):
     print("ready", flush=True)
 """
 FORKS = r"""
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 def child():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
     for _ in range(4):
         time.sleep(0.02)
     signal.pause()
@@ -149,18 +150,20 @@ for _ in iter(lambda: sys.stdin.read(1), ""):
 """
 
 
-def interpreter(version: str) -> Path:
-    """A CPython of that version; skips the test where there is none."""
+def interpreters() -> dict[str, Path]:
+    """The CPythons that are here, by version; that of the tests is always there."""
     places = [Path("/usr/bin"), Path("/usr/local/bin"), *Path.home().glob(".pyenv/versions/*/bin")]
-    found = [place / f"python{version}" for place in places if (place / f"python{version}").exists()]
-    if not found:
-        pytest.skip(f"no CPython {version} here")
-    return found[0].resolve()
+    found = {v: place / f"python{v}" for v in VERSIONS for place in reversed(places) if (place / f"python{v}").exists()}
+    return {version: path.resolve() for version, path in found.items()}
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+HERE = interpreters()
+OWN = HERE.get(f"{sys.version_info[0]}.{sys.version_info[1]}") or Path(sys.executable).resolve()
+
+
+@pytest.fixture(scope="module", params=HERE)
 def python(request: pytest.FixtureRequest) -> Path:
-    return interpreter(request.param)
+    return HERE[request.param]
 
 
 @contextmanager
@@ -246,7 +249,7 @@ def test_along_frame_pointers_they_are_there_too(python: Path, tmp_path: Path) -
 @pytest.mark.kernel
 def test_a_frame_tells_the_source_and_the_line_where_the_function_begins(tmp_path: Path) -> None:
     with (
-        script(tmp_path, APP, interpreter("3.11"), "0.03") as child,
+        script(tmp_path, APP, OWN, "0.03") as child,
         watch.watching(Filters(pids=(child.pid,))) as live,
     ):
         by_thread(live, child)
@@ -263,7 +266,7 @@ def test_a_frame_tells_the_source_and_the_line_where_the_function_begins(tmp_pat
 @pytest.mark.kernel
 def test_a_waker_has_its_functions_of_python(tmp_path: Path) -> None:
     with (
-        script(tmp_path, APP, interpreter("3.11"), "0.03") as child,
+        script(tmp_path, APP, OWN, "0.03") as child,
         watch.watching(Filters(pids=(child.pid,)), mode=WAKEUP) as live,
     ):
         by_thread(live, child)
@@ -276,7 +279,7 @@ def test_a_waker_has_its_functions_of_python(tmp_path: Path) -> None:
 @pytest.mark.kernel
 def test_threads_that_begin_and_end_within_a_tick_have_them(tmp_path: Path) -> None:
     with (
-        script(tmp_path, SHORT_THREADS, interpreter("3.11")) as child,
+        script(tmp_path, SHORT_THREADS, OWN) as child,
         watch.watching(Filters(pids=(child.pid,))) as live,
     ):
         for _ in range(3):
@@ -294,7 +297,7 @@ def test_threads_that_begin_and_end_within_a_tick_have_them(tmp_path: Path) -> N
 
 @pytest.mark.kernel
 def test_children_have_them_from_their_first_wait_on(tmp_path: Path) -> None:
-    with script(tmp_path, FORKS, interpreter("3.11")) as child, watch.watching() as live:
+    with script(tmp_path, FORKS, OWN) as child, watch.watching() as live:
         for _ in range(2):
             child.go()
             live.tick()
@@ -311,7 +314,7 @@ def test_children_have_them_from_their_first_wait_on(tmp_path: Path) -> None:
 @pytest.mark.kernel
 def test_another_program_of_the_process_has_its_own(tmp_path: Path) -> None:
     with (
-        script(tmp_path, EXECS, interpreter("3.11"), "first") as child,
+        script(tmp_path, EXECS, OWN, "first") as child,
         watch.watching(Filters(pids=(child.pid,))) as live,
     ):
         told: list[list[str]] = []
@@ -502,7 +505,7 @@ def test_a_code_object_that_is_another_one_by_now_is_read_anew(monkeypatch: pyte
 
     def function() -> None: ...
 
-    binary = interpreter(f"{sys.version_info[0]}.{sys.version_info[1]}")
+    binary = OWN
     files = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "r-xp" in line]
     path = next((one for one in files if "libpython" in one), str(binary))
     with Path(path).open("rb") as opened:

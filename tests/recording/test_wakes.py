@@ -68,21 +68,6 @@ def recorded(path: Path, ticks: int = 12, *, begins: int = 0, step: int = 1, who
     return path
 
 
-def version(path: Path) -> int:
-    return answer(path, "PRAGMA user_version")
-
-
-def ticks(path: Path) -> int:
-    return answer(path, "SELECT count(*) FROM ticks")
-
-
-def answer(path: Path, query: str) -> int:
-    with sqlite3.connect(path) as database:
-        (found,) = database.execute(query).fetchone()
-    database.close()
-    return found
-
-
 def printed(source: Source) -> str:
     out = io.StringIO()
     batch.run(source, CATEGORIES, 1, None, batch.Wanted(), as_json=True, width=0, out=out)
