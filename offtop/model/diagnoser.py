@@ -65,6 +65,8 @@ class Diagnoser:
         self._rules = NO_RULES
         self._candidates: dict[tuple[str, str], tuple[Rule, ...]] = {}
         """By category and program: those that may match."""
+        self._at: dict[tuple[str, tuple[str, int]], Rule] = {}
+        """Rules of which it is known who is at the other end."""
         self._known: dict[_Kind, Rule | None] = {}
         self._of_rows: dict[tuple[int, ...], Rule | None] = {}
         """The same by rows of tables."""
@@ -165,7 +167,10 @@ class Diagnoser:
         among = (subject.category, kind.program)
         if among not in self._candidates:
             self._candidates[among] = self._rules.among(*among)
-        found = self._known[kind] = next((rule for rule in self._candidates[among] if rule.matches(subject)), None)
+        found = next((rule for rule in self._candidates[among] if rule.matches(subject)), None)
+        if found and found.service and (there := self._rules.service(what)):
+            found = self._at.setdefault((found.id, there), found.at(*there))
+        self._known[kind] = found
         return found
 
     def _look_around(self, book: Book) -> None:
@@ -175,7 +180,15 @@ class Diagnoser:
         if asked == self._asked:
             return
         if asked[:2] != self._asked[:2]:
-            for known in (self._candidates, self._known, self._unnamed, self._said, self._judged, self._of_rows):
+            for known in (
+                self._candidates,
+                self._at,
+                self._known,
+                self._unnamed,
+                self._said,
+                self._judged,
+                self._of_rows,
+            ):
                 known.clear()
             self._verdicts = NO_VERDICTS
         else:

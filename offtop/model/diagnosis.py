@@ -6,7 +6,7 @@ reads a file: texts come in, and values go out.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -96,8 +96,14 @@ class Rule:
     conditions: tuple[Condition, ...]
     idle: bool | None = None
     """Whether it looks like waiting for work, whatever its category says; None: as that says."""
+    service: str = ""
+    """The name where it is known who is at the other end, with `{}` for that."""
     origin: str = ""
     """The file it is from, and where in it."""
+
+    def at(self, service: str, port: int) -> "Rule":
+        """The same of who is at that port."""
+        return replace(self, id=f"{self.id}-{port}", name=self.service.replace("{}", service))
 
     def matches(self, subject: Subject) -> bool:
         return all(condition.holds(subject) for condition in self.conditions)
@@ -121,6 +127,12 @@ class Rules:
             for rule in self.rules
             if all(one.holds(subject) for one in rule.conditions if one.where in ("category", "program"))
         )
+
+    def service(self, what: Object) -> tuple[str, int] | None:
+        """Who is usually at the other end, and at which port; None: not known."""
+        port = what.peer.rpartition(":")[2]
+        name = self.services.get(int(port)) if port.isdecimal() else None
+        return (name, int(port)) if name else None
 
     def before(self, others: "Rules") -> "Rules":
         """These, and behind them those of `others` whose ids are not used here."""
@@ -242,7 +254,7 @@ class _Reader(RuleFile):
 
     def _rule(self, number: int, table: dict[str, Any], known: frozenset[str]) -> Rule:
         where = self.rule_place(number)
-        self.known_keys(table, {"id", "name", "says", "next", "idle", *CONDITIONS}, where)
+        self.known_keys(table, {"id", "name", "says", "next", "idle", "service", *CONDITIONS}, where)
         conditions: list[Condition] = []
         for key in CONDITIONS:
             if key in table:
@@ -266,6 +278,9 @@ class _Reader(RuleFile):
             self._text(table, "next", where, "what to look at next") if "next" in table else "",
             tuple(conditions),
             self.flag(table, "idle", where) if "idle" in table else None,
+            self._text(table, "service", where, "the name where it is known who is there")
+            if "service" in table
+            else "",
             f"{self.name}, {where}",
         )
 

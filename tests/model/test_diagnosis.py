@@ -17,7 +17,7 @@ from offtop.model.snapshot import SiteTotals, Snapshot
 from offtop.model.stack import INLINED, KERNEL, NO_STACK, SHORT, Frame, Stack, nameless
 from offtop.model.table import Ints, Mask
 from offtop.model.verdicts import Verdicts
-from offtop.model.wake import Object
+from offtop.model.wake import Object, Wake
 from offtop.model.window import Window
 
 CATEGORIES = categories.parse(paths.categories().read_text())
@@ -124,7 +124,7 @@ WAIT = "lib:pthread_cond_timedwait"
 def test_the_rules_say_what_real_programs_wait_for(
     expected: str, program: str, category: str, functions: tuple[str, ...], kernel: tuple[str, ...]
 ) -> None:
-    what = Object("udp", "socket:[1] 10.0.0.1:53") if expected == "dns-server" else None
+    what = Object("udp", "socket:[1]", local="10.0.0.9:40000", peer="10.0.0.1:53") if expected == "dns-server" else None
     assert told(program, category, *functions, kernel=kernel or ("do_wait",), what=what) == expected
 
 
@@ -379,3 +379,19 @@ def test_verdicts_say_nothing_of_what_they_were_not_asked() -> None:
     ids = np.array([(7, 1, 3, 5, 9), (7, 2, 3, 6, 0), (7, 1, 3, 7, 0), (8, 1, 3, 5, 0)], np.int64)
     assert said.of(ids).tolist() == [1, -1, 0, 0]
     assert Verdicts({}).of(ids).tolist() == [0] * 4
+
+
+def test_who_is_at_the_other_end_is_told_by_its_port() -> None:
+    some = book()
+    some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
+    peers = {10: "10.0.0.5:5432", 11: "[::1]:6379", 12: "10.0.0.5:9999", 13: ""}
+    some.wakes |= {n: Wake(object=Object("tcp", f"socket:[{n}]", peer=peer)) for n, peer in peers.items()}
+    diagnoser = Diagnoser(Said(), Fixed(PACKAGED))
+    found = [diagnoser.rule_of(SiteKey(7, 71, 10, 8, wake), some) for wake in peers]
+    assert [(rule.id, rule.name) for rule in found if rule] == [
+        ("answer-5432", "an answer of PostgreSQL"),
+        ("answer-6379", "an answer of Redis"),
+        ("answer", "an answer over the network"),
+        ("answer", "an answer over the network"),
+    ]
+    assert diagnoser.rule_of(SiteKey(7, 72, 10, 9, 10), some) is found[0]
