@@ -367,7 +367,8 @@ class Ledger:
         """Add what ended, less what was shown of the first of those waits while it was in progress."""
         waiting = self.waiting.pop(key, None)
         was_known = waiting is not None and r.waits > 0 and r.first_left_ns == waiting.left_ns
-        site = self._first_site(key, r) if r.waits else None
+        was_asked = anew and waiting is None and r.waits > 0
+        site = self._first_site(key, r) if was_known or was_asked else None
         moved_ns = moved_runqueue_ns = 0
         if waiting is not None:
             if was_known and site:
@@ -379,7 +380,7 @@ class Ledger:
         if not r.waits:
             return
         taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
-        if was_known or (anew and waiting is None):
+        if was_known or was_asked:
             rest_ns = max(0, r.first_off_ns - max(0, self.at_ns - r.first_left_ns))
             rest_runqueue_ns = min(rest_ns, r.first_runqueue_ns)  # a wait is ready at its end, if at all
             taken_ns = r.first_off_ns - rest_ns
