@@ -123,17 +123,20 @@ def run(
     out: TextIO,
     recorder: Recorder | None = None,
     rules: RuleSource = WITHOUT_RULES,
-) -> None:
-    """Print `iterations` ticks (None: until the source ends). Errors of the source and of `out` are passed on."""
+) -> bool:
+    """Print `iterations` ticks (None: until the source ends): whether the source ended before that. Errors of the
+    source and of `out` are passed on.
+    """
     diagnoser = Diagnoser(source.names, rules)
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     pace.recorder = recorder
     looked_up, patience_s = set[int](), _NAMES_SECONDS
     sums: dict[str, int] = {}
-    ungathered = since_ns = 0
+    printed = ungathered = since_ns = 0
     try:
         for kept in itertools.islice(pace.ticks(), iterations):
+            printed += 1
             if wanted.filter.needs_details:
                 looked_up = _look_up(source, kept, looked_up)
             unnamed = _unnamed(kept.window, _user_stacks(kept.window))
@@ -172,6 +175,7 @@ def run(
         out.writelines(f"{line}\n" for line in folded.lines(sums))
     if ungathered:
         print(f"offtop: {_UNGATHERED.format(count=ungathered)}", file=sys.stderr)
+    return printed != iterations
 
 
 def _add_up(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> None:

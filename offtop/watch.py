@@ -342,7 +342,7 @@ def _batch(
         folded=asked.folded,
     )
     with written():
-        batch.run(
+        ended = batch.run(
             source,
             rules,
             settings.delay_ns,
@@ -354,7 +354,7 @@ def _batch(
             recorder=recorder,
             rules=files,
         )
-    if asked.iterations is None and source.recorded is None:
+    if ended and source.recorded is None:
         print("offtop: what was watched has ended", file=sys.stderr)
     return 0
 

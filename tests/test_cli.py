@@ -427,14 +427,20 @@ def test_errors_reach_nobody_when_stderr_is_closed_and_the_status_stays() -> Non
 
 @needs_kernel
 def test_what_was_watched_may_end() -> None:
-    with subprocess.Popen(["sleep", "2"]) as watched:
-        process = command.start("-b", "-n", "25", "-d", "0.1", "-p", str(watched.pid))
+    with subprocess.Popen(["sleep", "100"]) as watched:
+        process = command.start("-b", "-n", "2500", "-d", "0.1", "-p", str(watched.pid))
+        assert process.stdout
+        heads, read = 0, b""
+        while heads < 3 and (line := process.stdout.readline()):
+            read += line
+            heads += line.startswith(b"offtop - ")
+        watched.terminate()
         watched.wait()
         ended = command.ended(process)
+    assert heads == 3
     assert ended.status == 0
-    assert "Traceback" not in ended.err
-    assert "sleep" in ended.out
-    assert ended.out.count("offtop - ") >= 3
+    assert ended.err == "offtop: what was watched has ended\n"
+    assert b"sleep" in read + ended.out.encode()
 
 
 @needs_kernel

@@ -153,7 +153,7 @@ def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Press
     assert view.came_from not in (STUCK, FLAME, SITE)
     assert not (view.zoomed and view.focus == STUCK)
     assert view.tree.shape.mode == view.mode
-    assert view.mode != OFFCPU or not (view.wakers or view.object or view.lists_objects)
+    assert view.mode != OFFCPU or not view.wakers
     assert [view.lists_wakers, view.lists_objects, view.lists_threads, view.lists_cgroups].count(True) < 2
     assert all(one.tid == 0 and one.pid for one in view.wakers[:-1])
     assert not any(one.name.startswith("storm: ") for one in view.wakers)
