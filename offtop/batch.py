@@ -144,10 +144,10 @@ def run(
             kept = history.look_again() or kept
             latest = history.latest
             blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
-            tick = passing(kept, wanted.filter, source.names, blocked, accounted=as_json)
+            tick = passing(kept, wanted.filter, diagnoser, blocked, accounted=as_json)
             since_ns = since_ns or kept.at_ns - kept.span_ns
             shifted = moved_in([kept], since_ns) if as_json or wanted.folded else None
-            moved = passing(shifted, wanted.filter, source.names) if shifted else None
+            moved = passing(shifted, wanted.filter, diagnoser) if shifted else None
             gathered = gathers(kept.facts.mode, wanted.mode)
             if wanted.folded and not gathered:
                 ungathered += 1
@@ -162,7 +162,7 @@ def run(
                 out.write("\n")
             else:
                 ever = history.since_start() if wanted.sort == "TOTAL" else None
-                lifetime = passing(ever, wanted.filter, source.names) if ever else None
+                lifetime = passing(ever, wanted.filter, diagnoser) if ever else None
                 listed = waiters(tick, wanted, lifetime)
                 stacks = {stack for row in listed.rows for stack in _stacks_at(row.top, kept.window.book)}
                 if wanted.stuck:
@@ -289,8 +289,7 @@ def tick_text(
             return where.of_storm(row.storm, row.span_ns)
         of = where.of_waker if wanted.mode == WAKEUP else where.of_sleeper
         rule = diagnoser.rule_of(row.top, book) if wanted.mode != WAKEUP and row.top != NOWHERE else None
-        told = f"{rule.name}: " if rule else ""
-        return "" if row.top == NOWHERE else printable(f"{told}{of(book, row.top, names)}")
+        return "" if row.top == NOWHERE else printable(where.with_rule(book, row.top, rule, of(book, row.top, names)))
 
     who, width_of = ("WAKER", _WAKER_WIDTH) if wanted.mode == WAKEUP else ("COMMAND", _COMM_WIDTH)
 

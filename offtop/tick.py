@@ -7,10 +7,11 @@ from typing import NamedTuple
 from offtop.model.account import Account, accounts
 from offtop.model.book import ThreadKey
 from offtop.model.cut import Cut, Idle, Shares, cut_of
+from offtop.model.diagnoser import Diagnoser
 from offtop.model.filter import Filter
 from offtop.model.history import Kept
 from offtop.model.snapshot import Snapshot
-from offtop.model.stack import PLACELESS, Names
+from offtop.model.stack import PLACELESS
 from offtop.model.stuck import NOTHING_STUCK, Stuck, stuck
 
 
@@ -36,7 +37,9 @@ def in_progress(snapshot: Snapshot, idle: Idle, least_ns: int) -> Stuck:
     return stuck(placed, snapshot.at_ns, snapshot.book, idle, least_ns)
 
 
-def passing(kept: Kept, chosen: Filter, names: Names, blocked: Stuck = NOTHING_STUCK, accounted: bool = False) -> Tick:
+def passing(
+    kept: Kept, chosen: Filter, diagnoser: Diagnoser, blocked: Stuck = NOTHING_STUCK, accounted: bool = False
+) -> Tick:
     """What of a tick passes: who is not known yet, or has no name yet, does not match."""
     every, book = kept.shares, kept.window.book
     each: Mapping[ThreadKey, Account] = {}
@@ -44,8 +47,8 @@ def passing(kept: Kept, chosen: Filter, names: Names, blocked: Stuck = NOTHING_S
         each = accounts([kept.window]).by_thread()
     if not chosen.chooses_waits:
         return Tick(kept, chosen, every, kept.cut, stuck=blocked, accounts=each)
-    some = every.of(chosen.mask(every, book, names))
+    some = every.of(chosen.mask(every, book, diagnoser))
     left_out_ns = int(every.total_ns.sum()) - int(some.total_ns.sum())
     if blocked.shares is not None:
-        blocked = blocked.of(chosen.mask(blocked.shares, book, names))
+        blocked = blocked.of(chosen.mask(blocked.shares, book, diagnoser))
     return Tick(kept, chosen, some, cut_of(some, kept.span_ns), left_out_ns, blocked, each)

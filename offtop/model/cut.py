@@ -383,10 +383,23 @@ def by_place(every: Shares, scope: Scope, places: Callable[[Ints], Ints]) -> dic
 
 
 def by_site(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
-    """(kernel stack, user stack, wake, pid) → what fell to it of the waits in `scope`."""
+    """What fell to each of `sites_of`, of the waits in `scope`."""
     some = every.in_scope(scope)
-    distinct, which = distinct_rows(some.ids[:, 2:5])
-    return {(*distinct[code >> 32], code & _LOW): part for code, part in some.by(which << 32 | some.ids[:, 0])}
+    sites, which = sites_of(some)
+    return {sites[number]: part for number, part in some.by(which)}
+
+
+def sites_of(some: Shares) -> tuple[list[tuple[int, ...]], Ints]:
+    """(kernel stack, user stack, wake, pid) of the rows, each once, and which of them each row is of. Time in the run
+    queue is at stack.QUEUED."""
+    if not len(some.ids):
+        return [], np.zeros(0, np.int64)
+    queued = np.array([leaf.category == RUN_QUEUE for leaf in some.leaves], np.bool_)[some.leaf]
+    places = some.ids[:, 2:5].copy()
+    places[queued, 0] = stack.QUEUED
+    distinct, which = distinct_rows(places)
+    codes, which = np.unique(which << 32 | some.ids[:, 0], return_inverse=True)
+    return [(*distinct[code >> 32], code & _LOW) for code in codes.tolist()], which
 
 
 def distinct_rows(rows: Ints) -> tuple[list[tuple[int, ...]], Ints]:

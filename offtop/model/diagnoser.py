@@ -7,10 +7,10 @@ import numpy as np
 
 from offtop.model.book import Book, SiteKey
 from offtop.model.cut import Added, distinct_rows
-from offtop.model.diagnosis import NO_RULES, Rule, RuleSource, subject_of
+from offtop.model.diagnosis import A_CPU, BELOW_REASON, NO_REASON, NO_RULES, Reason, Rule, RuleSource, subject_of
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED
-from offtop.model.stack import NO_STACK, PLACELESS, Frame, Names, nameless
+from offtop.model.stack import NO_STACK, PLACELESS, QUEUED, Frame, Names, nameless
 from offtop.model.table import Ints
 from offtop.model.verdicts import NO_VERDICTS, WHERE, Verdicts, Where
 from offtop.model.wake import NO_OBJECT, Object
@@ -60,8 +60,9 @@ class Diagnoser:
     """Says of sites what rules say of them. For one thread at a time."""
 
     def __init__(self, names: Names, rules: RuleSource) -> None:
-        self._names = names
+        self.names = names
         self._source = rules
+        self._newest, self._changes = rules.rules, 0
         self._rules = NO_RULES
         self._candidates: dict[tuple[str, str], tuple[Rule, ...]] = {}
         """By category and program: those that may match."""
@@ -107,9 +108,29 @@ class Diagnoser:
         ]
         return sorted(told, key=lambda one: -one.total_ns)
 
+    def rules_at(self, sites: Iterable[tuple[int, ...]], book: Book) -> list[Rule | None]:
+        """Of each of cut.sites_of what rules say; None also where nothing is known of where it was."""
+        self._look_around(book)
+        return [None if site[0] in PLACELESS else self._of_row(site, book) for site in sites]
+
+    def reasons_at(self, sites: Sequence[tuple[int, ...]], book: Book) -> list[Reason]:
+        """The same as what a list has rows of."""
+        return [
+            Reason(rule.name) if rule else BELOW_REASON if site[0] in PLACELESS else NO_REASON
+            for site, rule in zip(sites, self.rules_at(sites, book), strict=True)
+        ]
+
     def is_unknown(self, site: tuple[int, ...], book: Book) -> bool:
         """Whether no rule knows what that row of a table by sites is for, though it is known where it was."""
         return site[0] not in PLACELESS and self._of_row(site, book) is None
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever something else may be said than before."""
+        if self._source.rules is not self._newest:
+            self._newest = self._source.rules
+            self._changes += 1
+        return self.names.version, self._changes
 
     def verdicts(self, ids: Iterable[Ints], book: Book) -> Verdicts:
         """What is known by now, these sites included."""
@@ -144,6 +165,8 @@ class Diagnoser:
         return {(pid, kernel, NO_STACK): True for (pid, kernel), said in every.items() if said == {True}}
 
     def _of_row(self, row: tuple[int, ...], book: Book) -> Rule | None:
+        if row[0] == QUEUED:
+            return A_CPU
         if row in self._of_rows:
             return self._of_rows[row]
         if len(self._of_rows) >= _MOST_KNOWN:
@@ -161,9 +184,9 @@ class Diagnoser:
             self._unnamed.clear()
         of_kernel, of_user = book.stack(kernel), book.stack(user)
         for frame in of_user.frames:
-            if self._names.of(frame) == nameless(frame):
+            if self.names.of(frame) == nameless(frame):
                 self._unnamed.setdefault(frame, set()).add(kind)
-        subject = subject_of(of_kernel, of_user, self._names, kind.program, what)
+        subject = subject_of(of_kernel, of_user, self.names, kind.program, what)
         among = (subject.category, kind.program)
         if among not in self._candidates:
             self._candidates[among] = self._rules.among(*among)
@@ -176,7 +199,7 @@ class Diagnoser:
     def _look_around(self, book: Book) -> None:
         """Forget what may be otherwise now."""
         self._rules = self._source.rules  # held, so that another one cannot have its id
-        asked = (id(book), id(self._rules), self._names.version)
+        asked = (id(book), id(self._rules), self.names.version)
         if asked == self._asked:
             return
         if asked[:2] != self._asked[:2]:
@@ -196,7 +219,7 @@ class Diagnoser:
         self._asked = asked
 
     def _forget_those_with_names(self) -> None:
-        named = [frame for frame in self._unnamed if self._names.of(frame) != nameless(frame)]
+        named = [frame for frame in self._unnamed if self.names.of(frame) != nameless(frame)]
         kinds = {kind for frame in named for kind in self._unnamed.pop(frame)}
         if not kinds:
             return

@@ -14,17 +14,19 @@ from typing import Any, NamedTuple, Protocol
 from offtop.model.categories import bare
 from offtop.model.printable import printable
 from offtop.model.rulefile import RuleFile, compiled
-from offtop.model.stack import INLINED, Frame, Names, Stack, functions, nameless
+from offtop.model.stack import INLINED, WHOLE, Frame, Names, Stack, functions, nameless
 from offtop.model.wake import Object, object_names
 
 NEAR = 4
 """How many functions the condition `near` looks at."""
 _LIBC = re.compile(r"(libc|libpthread|libm|ld-linux[^/]*|ld-musl[^/]*)([-.].*)?\Z|\[vdso\]\Z")
+_OF_CXX = ("libstdc++.", "libc++.")
 _MARK = re.compile(r"\.(isra|constprop|cold|part|llvm)\b.*\Z")
 _MOST_OWN = 1_000
 """Rules in a person's file."""
 _LONGEST_TEXT = 200
 _LAST_PORT = 65_535
+_DEEPEST = 127
 
 
 class Subject(NamedTuple):
@@ -36,6 +38,8 @@ class Subject(NamedTuple):
     """The functions of the C library that led into the kernel."""
     own: tuple[str, ...] = ()
     """Those of the program outside of it that have names."""
+    depth: int = 0
+    """How many frames outside of it and of C++'s there are; 0: nobody knows, as callers are missing."""
     modules: tuple[str, ...] = ()
     """Names of the files, without directories, that the functions are in."""
     program: str = ""
@@ -94,6 +98,8 @@ class Rule:
     next: str
     """What to look at next."""
     conditions: tuple[Condition, ...]
+    depth: int = 0
+    """Only stacks that are whole and have at most so many functions of the program match; 0: all."""
     idle: bool | None = None
     """Whether it looks like waiting for work, whatever its category says; None: as that says."""
     service: str = ""
@@ -106,7 +112,30 @@ class Rule:
         return replace(self, id=f"{self.id}-{port}", name=self.service.replace("{}", service))
 
     def matches(self, subject: Subject) -> bool:
-        return all(condition.holds(subject) for condition in self.conditions)
+        return all(condition.holds(subject) for condition in self.conditions) and (
+            not self.depth or 0 < subject.depth <= self.depth
+        )
+
+
+A_CPU = Rule(
+    "run-queue",
+    "a CPU",
+    "It could run, and all CPUs that it may use were busy with others; or it was just woken.",
+    "who runs: A, or top; fewer threads that run at once, or more CPUs",
+    (),
+)
+"""Of time in the run queue, whatever was waited for before."""
+
+
+class Reason(NamedTuple):
+    """What is waited for, as rules name it; several may lead to one."""
+
+    name: str
+    """As Rule.name, which is the person's own text or ours."""
+
+
+NO_REASON = Reason("(what no rule knows)")
+BELOW_REASON = Reason("(waits below the minimum)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +201,10 @@ def subject_of(kernel: Stack, user: Stack, names: Names, program: str = "", what
     """What rules see of a wait at these stacks."""
     libc: list[str] = []
     own: list[str] = []
+    depth = 0
     for frame in user.frames:
         found = _functions(frame, names)
+        depth += not (is_libc(frame) or base_name(frame).startswith(_OF_CXX))
         if not own and is_libc(frame):
             libc += found
         else:
@@ -183,6 +214,7 @@ def subject_of(kernel: Stack, user: Stack, names: Names, program: str = "", what
         tuple(bare(frame.name) for frame in kernel.trimmed),
         tuple(libc),
         tuple(own),
+        depth if user.end == WHOLE and not user.is_unsure else 0,
         tuple(dict.fromkeys(base_name(frame) for frame in user.frames)),
         program,
         object_names(what) if what else (),
@@ -254,7 +286,10 @@ class _Reader(RuleFile):
 
     def _rule(self, number: int, table: dict[str, Any], known: frozenset[str]) -> Rule:
         where = self.rule_place(number)
-        self.known_keys(table, {"id", "name", "says", "next", "idle", "service", *CONDITIONS}, where)
+        self.known_keys(table, {"id", "name", "says", "next", "idle", "service", "depth", *CONDITIONS}, where)
+        depth = table.get("depth", 0)
+        if "depth" in table and (not isinstance(depth, int) or not 0 < depth <= _DEEPEST):
+            raise self.wrong(where, f"`depth` is no number of functions: write 1 to {_DEEPEST}")
         conditions: list[Condition] = []
         for key in CONDITIONS:
             if key in table:
@@ -277,6 +312,7 @@ class _Reader(RuleFile):
             self._text(table, "says", where, "what that is, in a sentence"),
             self._text(table, "next", where, "what to look at next") if "next" in table else "",
             tuple(conditions),
+            depth,
             self.flag(table, "idle", where) if "idle" in table else None,
             self._text(table, "service", where, "the name where it is known who is there")
             if "service" in table

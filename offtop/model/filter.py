@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
@@ -26,11 +26,13 @@ from offtop.errors import UsageError
 from offtop.model.book import Book, ThreadKey
 from offtop.model.container import names as container_names
 from offtop.model.container import place
-from offtop.model.cut import FILTERED, RUN_QUEUE, SHORT, Shares
+from offtop.model.cut import FILTERED, RUN_QUEUE, SHORT, Shares, sites_of
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import Reason, Rule
 from offtop.model.pool import Pool, parts
 from offtop.model.printable import printable
 from offtop.model.rows import Row, process_name, thread_name
-from offtop.model.stack import INLINED, Frame, Names, functions
+from offtop.model.stack import INLINED, Frame, functions
 from offtop.model.table import Ints, Mask, thread_codes
 from offtop.model.wake import NOT_ASKED, Object, object_names, waker_names
 from offtop.model.waking import WITHOUT_WAKE, WakerKey, codes, object_of, waker_of
@@ -48,7 +50,9 @@ _WORD = ""
 """Stands for the key of a word alone."""
 _THREAD_THAT_WAKES, _PROCESS_THAT_WAKES, _WHAT_WAKES = "=thread", "=process", "=waker"
 _WHAT_IS_WAITED_ON = "=object"
-"""Stand for keys that nobody can type: what the list calls a thread that wakes, what else wakes, what is waited on."""
+_WHAT_FOR = "=why"
+"""Stand for keys that nobody can type: what the list calls a thread that wakes, what else wakes, what is waited on, and
+for what."""
 _IDS = {"pid": 0, "tid": 1}
 """Key → column of a site's ids."""
 _LOOKS_AT = {
@@ -66,11 +70,13 @@ _LOOKS_AT = {
     "wakerpid": ("wakerpid",),
     "wakertid": ("wakertid",),
     "object": ("object",),
+    "why": ("why",),
     _THREAD_THAT_WAKES: (_THREAD_THAT_WAKES,),
     _PROCESS_THAT_WAKES: (_PROCESS_THAT_WAKES,),
     _WHAT_WAKES: (_WHAT_WAKES,),
     _WHAT_IS_WAITED_ON: (_WHAT_IS_WAITED_ON,),
-    _WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program", "waker", "object"),
+    _WHAT_FOR: (_WHAT_FOR,),
+    _WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program", "waker", "object", "why"),
 }
 """Key → what of a wait it is about."""
 _OF_WAKES = frozenset(
@@ -79,6 +85,7 @@ _OF_WAKES = frozenset(
         *(_THREAD_THAT_WAKES, _PROCESS_THAT_WAKES, _WHAT_WAKES),
     }
 )
+_OF_NAMES = frozenset({"program", "why", _WHAT_FOR})
 _OF_DETAILS = frozenset({"user", "uid", "cgroup", "place", "container", "cmdline"})
 _TIMES: Mapping[str, Callable[[Row], int]] = {
     "max": lambda row: row.part.max_ns,
@@ -109,6 +116,7 @@ _EXAMPLES = {
     "wakerpid": "4242",
     "wakertid": "4242",
     "object": "pipe*",
+    "why": "*lock",
     "max": "10ms",
     "now": "5s",
     "p50": "1ms",
@@ -209,13 +217,13 @@ class Filter:
 
     @property
     def needs_names(self) -> bool:
-        """Whether it asks for names of the program's functions, which come late."""
-        return any(isinstance(one, Text) and "program" in _LOOKS_AT[one.key] for one in self.waits)
+        """Whether it asks for names of the program's functions, which come late, or for what rules make of them."""
+        return any(isinstance(one, Text) and not _OF_NAMES.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
 
-    def mask(self, shares: Shares, book: Book, names: Names) -> Mask:
+    def mask(self, shares: Shares, book: Book, diagnoser: Diagnoser) -> Mask:
         """Which rows of `shares` are of waits that it chooses. What is not known, as a user may not be yet, is an
         empty text; waits below the minimum and filtered ones have no frames."""
-        looked = _Looked(shares, book, names)
+        looked = _Looked(shares, book, diagnoser)
         chosen = np.ones(len(shares.leaf), np.bool_)
         for one in self.waits:
             chosen &= looked.matching(one) != one.excludes
@@ -254,12 +262,18 @@ def of_object(what: Object) -> Filter:
     return Filter(f"on {what.label}", (Text(_WHAT_IS_WAITED_ON, _exactly(what.label), False),))
 
 
+def of_reason(reason: Reason) -> Filter:
+    """The waits for one thing, as rules name it."""
+    return Filter(f"for {reason.name}", (Text(_WHAT_FOR, _exactly(reason.name), False),))
+
+
 class _Looked:
     """Rows of a Shares, of which each thread, process, stack and category is looked at once."""
 
-    def __init__(self, shares: Shares, book: Book, names: Names) -> None:
-        name: Callable[[Frame], str] = cache(names.of)
+    def __init__(self, shares: Shares, book: Book, diagnoser: Diagnoser) -> None:
+        name: Callable[[Frame], str] = cache(diagnoser.names.of)
         called: Callable[[str], set[str]] = cache(_called)
+        self._shares, self._book, self._diagnoser = shares, book, diagnoser
         self._ids = shares.ids
         self._columns = {
             "thread": thread_codes(shares.ids),
@@ -291,6 +305,8 @@ class _Looked:
             _PROCESS_THAT_WAKES: ("wake", lambda wake: (str(waker_of(book, False)(wake).pid),)),
             _WHAT_WAKES: ("wake", lambda wake: (key.name,) if not (key := waker_of(book, False)(wake)).pid else ()),
             _WHAT_IS_WAITED_ON: ("wake", lambda wake: (object_of(book)(wake).label,)),
+            "why": ("site", lambda site: (rule.name, rule.id) if (rule := self._sites.rules[site]) else ()),
+            _WHAT_FOR: ("site", lambda site: (self._sites.reasons[site].name,)),
             "program": (
                 "user",
                 lambda user: chain.from_iterable(called(name(frame)) for frame in book.stack(user).frames),
@@ -306,11 +322,26 @@ class _Looked:
         for what in _LOOKS_AT[one.key]:
             column, texts = self._texts[what]
             if column not in self._distinct:
-                values, which = np.unique(self._columns[column], return_inverse=True)
+                whole = self._sites.which if column == "site" else self._columns[column]
+                values, which = np.unique(whole, return_inverse=True)
                 self._distinct[column] = values.tolist(), which
             values, which = self._distinct[column]
             found |= np.array([any(map(matches, texts(value))) for value in values], np.bool_)[which]
         return found
+
+    @cached_property
+    def _sites(self) -> "_Sites":
+        """Which costs more than the other columns."""
+        sites, which = sites_of(self._shares)
+        diagnoser, book = self._diagnoser, self._book
+        return _Sites(which, diagnoser.rules_at(sites, book), diagnoser.reasons_at(sites, book))
+
+
+class _Sites(NamedTuple):
+    which: Ints
+    """Of each row, its site."""
+    rules: Sequence[Rule | None]
+    reasons: Sequence[Reason]
 
 
 def _waker_names(book: Book, wake: int) -> tuple[str, ...]:

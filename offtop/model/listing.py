@@ -12,13 +12,15 @@ from offtop.model.cut import (
     Cut,
     Scope,
     Shares,
+    by_site,
     by_thread,
+    sites_of,
     top_of_groups,
     top_of_processes,
     top_of_threads,
 )
 from offtop.model.diagnoser import Diagnoser
-from offtop.model.diagnosis import Rule
+from offtop.model.diagnosis import BELOW_REASON, NO_REASON, Reason, Rule
 from offtop.model.history import History, Kept
 from offtop.model.pool import LEAST_CONVOY, UNFOLDED, Convoy, Folding, Pool, convoys, folding
 from offtop.model.rolling import Sums
@@ -130,7 +132,8 @@ class Listing:
         cursor = next((i for i, row in enumerate(rows.rows) if row.key == on), 0)
         first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
         seen = rows.rows[first : first + room]
-        seen = self._with_rules(self._with_convoys(_with_tops(seen, scene, made), scene, made), scene.book)
+        seen = _with_tops(seen, scene, made, self._diagnoser)
+        seen = self._with_rules(self._with_convoys(seen, scene, made), scene.book)
         return Listed(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
 
     def _with_rules(self, seen: Sequence[Row], book: Book) -> list[Row]:
@@ -210,18 +213,34 @@ class Listing:
         )
 
     def _wakes(self, scene: Scene, order: Order) -> Ranking:
-        """Of wakers, or of what is waited on."""
+        """Of wakers, of what is waited on, or for."""
         view, sieve, scope, book = scene.view, scene.sieve, scene.view.scope, scene.book
         about = (sieve, scope)
         ticks = scene.over, scene.moved
+        if view.lists_reasons:
+            return self._reasons(scene, order)
         table = self._sums.of("wakes", about, lambda tick: by_wake(sieve.shares(tick), scope), *ticks)
         ready = self._sums.of("ready", about, lambda tick: ready_by_wake(sieve.shares(tick), scope), *ticks)
         ever = by_wake(sieve.shares(scene.ever), scope) if scene.ever else None
         span_ns = sum(tick.span_ns for tick in scene.over)
         waited = _Waited(table, ready, ever, span_ns, stuck.by_wake(scene.stuck.in_scope(scope)))
         if view.lists_objects:
-            return _grouped(waited, order, object_of(book), view.cursor)
-        return _grouped(waited, order, waker_of(book, view.lists_waking_threads), view.cursor, view.pin)
+            things = object_of(book)
+            return _grouped(waited, order, things, view.cursor, last=nobodys(things))
+        wakers = waker_of(book, view.lists_waking_threads)
+        return _grouped(waited, order, wakers, view.cursor, view.pin, last=nobodys(wakers))
+
+    def _reasons(self, scene: Scene, order: Order) -> Ranking:
+        sieve, scope = scene.sieve, scene.view.scope
+        sites = self._sums.of(
+            "sites", (sieve, scope), lambda tick: by_site(sieve.shares(tick), scope), scene.over, scene.moved
+        )
+        ever = by_site(sieve.shares(scene.ever), scope) if scene.ever else None
+        ages = stuck.by_site(scene.stuck.in_scope(scope))
+        every = [*{**sites, **(ever or {}), **ages}]
+        reasons = dict(zip(every, self._diagnoser.reasons_at(every, scene.book), strict=True))
+        waited = _Waited(sites, {}, ever, sum(tick.span_ns for tick in scene.over), ages)
+        return _grouped(waited, order, lambda *site: reasons[site], scene.view.cursor, last={NO_REASON, BELOW_REASON})
 
     def _folded(self, scene: Scene) -> Folding:
         """Which threads of the list stand together."""
@@ -276,19 +295,25 @@ def _storms(scene: Scene, rows: Ranking) -> list[Row]:
 
 
 class _Waited(NamedTuple):
-    """What was waited in a scope, by wakes."""
+    """What was waited in a scope, by wakes or sites."""
 
     table: Mapping[tuple[int, ...], Added]
     ready: Mapping[tuple[int, ...], Added]
     """The run queue that followed."""
     ever: Mapping[tuple[int, ...], Added] | None
     span_ns: int
-    ages: Mapping[int, Age]
-    """Of the waits that go on, the oldest of each wake; the oldest first."""
+    ages: Mapping[tuple[int, ...], Age]
+    """Of the waits that go on, the oldest of each wake or site; the oldest first."""
 
 
 def _grouped(
-    waited: _Waited, order: Order, key_of: KeyOf[G], cursor: Key | None, pin: str | int | ThreadKey | None = None
+    waited: _Waited,
+    order: Order,
+    key_of: KeyOf[G],
+    cursor: Key | None,
+    pin: str | int | ThreadKey | None = None,
+    *,
+    last: Collection[G],
 ) -> Ranking:
     every = grouped(waited.table, key_of)
     return wake_rows(
@@ -300,7 +325,7 @@ def _grouped(
         lifetime=grouped(waited.ever, key_of) if waited.ever is not None else None,
         keep=next((key for key in every if key == cursor), None),
         now=oldest_of(waited.ages, key_of),
-        last=nobodys(key_of),
+        last=last,
     )
 
 
@@ -313,11 +338,11 @@ def _pinned_thread(view: View) -> ThreadKey | None:
     return pin if isinstance(pin, ThreadKey) and view.pid in (None, pin.pid) else None
 
 
-def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row]:
+def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, diagnoser: Diagnoser) -> Sequence[Row]:
     """Rows told where they waited, looked up in the newest of the last ticks that knows."""
     sieve, scope, view = scene.sieve, scene.scope, scene.view
     if not view.lists_sleepers:
-        return _with_top_wakes(seen, scene)
+        return _with_top_wakes(seen, scene, diagnoser)
     missing = {row.key for row in seen if isinstance(row.key, str | int | ThreadKey | Pool)}
     found: dict[str | int | ThreadKey | Pool, SiteKey] = {}
     for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
@@ -345,12 +370,16 @@ def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row
     ]
 
 
-def _with_top_wakes(seen: Sequence[Row], scene: Scene) -> Sequence[Row]:
-    """The same of wakers, and of what is waited on."""
+def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: Diagnoser) -> Sequence[Row]:
+    """The same of wakers, and of what is waited on, or for."""
     view, found = scene.view, dict[Key, SiteKey]()
     for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
         some, book = scene.sieve.shares(tick), tick.facts.book
-        if view.lists_objects:
+        if view.lists_reasons:
+            found |= _tops_of_reasons(
+                {row.key for row in seen if row.key not in found}, some.in_scope(view.scope), book, diagnoser
+            )
+        elif view.lists_objects:
             whom = {row.key for row in seen if isinstance(row.key, Object) and row.key not in found}
             found |= top_of_wakes(some, view.scope, whom, object_of(book))
         else:
@@ -368,3 +397,14 @@ def _tops_of_pools(whose: Collection[Pool], some: Shares, made: Folding) -> dict
     found = [number.get(pool, -1) if (pool := made.pool_of(key)) else -1 for key in threads]
     numbers = np.array(found, np.int64)[which]
     return {pools[n]: site for n, _, site in some.of(numbers >= 0).longest(numbers[numbers >= 0])}
+
+
+def _tops_of_reasons(whose: Collection[Key], some: Shares, book: Book, diagnoser: Diagnoser) -> dict[Key, SiteKey]:
+    """Where most of the time of each was waited."""
+    reasons = [one for one in whose if isinstance(one, Reason)]
+    number_of = {reason: number for number, reason in enumerate(reasons)}
+    sites, which = sites_of(some)
+    of_sites = [number_of.get(reason, -1) for reason in diagnoser.reasons_at(sites, book)]
+    numbers = np.array(of_sites, np.int64)[which] if sites else which
+    chosen = numbers >= 0
+    return {reasons[number]: site for number, ns, site in some.of(chosen).longest(numbers[chosen]) if ns > 0}

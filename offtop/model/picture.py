@@ -11,15 +11,17 @@ from offtop.model import icicle as icicles
 from offtop.model import steps, stuck
 from offtop.model import tree as trees
 from offtop.model import view as views
-from offtop.model.book import Book, ThreadKey
+from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import OTHER
 from offtop.model.cut import (
     ALL,
     FILTERED,
     NO_PART,
     RUN_QUEUE,
+    Added,
     Leaf,
     Part,
+    Place,
     Scope,
     by_category,
     by_place,
@@ -29,13 +31,13 @@ from offtop.model.cut import (
 )
 from offtop.model.diagnoser import Diagnoser, Told
 from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
-from offtop.model.filter import Filter, of_object, of_pool, of_waker, parse, quoted
+from offtop.model.filter import Filter, of_object, of_pool, of_reason, of_waker, parse, quoted
 from offtop.model.heat import Heat
 from offtop.model.history import History, Kept, moved_in
 from offtop.model.icicle import Icicle
 from offtop.model.listing import NOTHING_LISTED, Listing, Scene
 from offtop.model.rolling import Sums
-from offtop.model.rows import Key, Order, Ranking, category_rows, place_rows
+from offtop.model.rows import Key, Order, Ranking, Row, category_rows, place_rows
 from offtop.model.seconds import AccountPicture, Seconds
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
@@ -45,7 +47,7 @@ from offtop.model.stuck import NO_AGE, Age, Stuck
 from offtop.model.table import Ints
 from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node
 from offtop.model.view import SINCE_START, View
-from offtop.model.wake import OFFCPU, gathers
+from offtop.model.wake import OFFCPU, WAKEUP, gathers
 from offtop.units import NS_PER_S
 
 Series = tuple[float | None, ...]
@@ -358,15 +360,12 @@ class Pictures:
         if view.subject_ids[0] is None or selection == sieve.selection:
             return chosen
         if self._unsieved is None or self._unsieved.selection != selection:
-            self._unsieved = Sieve(selection, self._names)
+            self._unsieved = Sieve(selection, self._diagnoser)
         self._unsieved.forget(self._history.oldest, over[0])
         return _sums_of(self._unsieved.chosen(tick) for tick in over)
 
     def _diagnosis(self, scene: Scene) -> Sequence[Told]:
-        sieve, scope = scene.sieve, scene.view.scope
-        about = sieve, scope
-        sites = self._sums.of("sites", about, lambda tick: by_site(sieve.shares(tick), scope), scene.over, scene.moved)
-        return self._diagnoser.rules_of(sites, scene.book)
+        return self._diagnoser.rules_of(self._sites(scene), scene.book)
 
     def _moved_in(self, over: Sequence[Kept]) -> Kept | None:
         since_ns = over[0].at_ns - over[0].span_ns
@@ -390,19 +389,20 @@ class Pictures:
             *([of_pool(view.pool)] if view.pool else []),
             *([of_waker(view.waker)] if view.waker else []),
             *([of_object(view.object)] if view.object else []),
+            *([of_reason(view.reason)] if view.reason else []),
         )
         filters = tuple(one for one in chosen if one.chooses_waits)
         tid = view.thread.tid if view.thread else None
         pid = view.thread.pid if view.thread else view.pid
         selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else steps.Shape())
-        depends_on: list[int] = []
+        depends_on: list[object] = []
         if selection.path or any(one.needs_names for one in (*filters, *view.muted)):
-            depends_on.append(self._names.version)
+            depends_on.append(self._diagnoser.version)
         if any(one.needs_details for one in (*filters, *view.muted)):
             depends_on.append(newest.facts.book.details_version)
         key = (selection, tuple(depends_on))
         if self._sieve is None or self._sieve[0] != key:
-            self._sieve = key, Sieve(selection, self._names)
+            self._sieve = key, Sieve(selection, self._diagnoser)
         return self._sieve[1]
 
     def _stuck_of(self, sieve: Sieve, newest: Kept) -> Stuck:
@@ -451,8 +451,33 @@ class Pictures:
             path_of = steps_of(book, self._names, shape)
             through = {place: part for place, part in table.items() if passes(path_of(place), view.path)}
             whole_ns = sum(part[1] for part in table.values())
-            places = place_rows(through, span_ns, room.site)._replace(of_ns=whole_ns)
+            places = self._with_sites(place_rows(through, span_ns, room.site), scene)._replace(of_ns=whole_ns)
         return view, tree, places, flame
+
+    def _with_sites(self, places: Ranking, scene: Scene) -> Ranking:
+        """Places told of whom, and on what, most of it is, and what rules say of that."""
+        if scene.view.tree.shape.mode == WAKEUP:
+            return places
+        most: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
+        for site, (_, ns, _, _) in self._sites(scene).items():
+            most[site[0], site[1]] = max(most.get((site[0], site[1]), (0, ())), (ns, site))
+
+        def told(row: Row) -> Row:
+            _, site = most.get((row.key.kernel, row.key.user), (0, ())) if isinstance(row.key, Place) else (0, ())
+            if not site:
+                return row
+            kernel, user, wake, pid = site
+            (rule,) = self._diagnoser.rules_at([site], scene.book)
+            return row._replace(rule=rule, top=SiteKey(pid, 0, kernel, user, wake))
+
+        return places._replace(rows=tuple(map(told, places.rows)))
+
+    def _sites(self, scene: Scene) -> Mapping[tuple[int, ...], Added]:
+        """What fell to each of cut.sites_of in the selection."""
+        sieve, scope = scene.sieve, scene.view.scope
+        return self._sums.of(
+            "sites", (sieve, scope), lambda tick: by_site(sieve.shares(tick), scope), scene.over, scene.moved
+        )
 
     def _timeline_end_ns(self, view: View, room: Room, newest: Kept) -> int:
         """Live, that is now; of a held picture, too, as long as it does not come to the left of the middle."""

@@ -10,7 +10,7 @@ from offtop.model.account import NO_ACCOUNT, Account
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.container import label, place
 from offtop.model.cut import ALL, NO_PART, Added, Cut, Part, Place, Scope, by_category, by_process, total
-from offtop.model.diagnosis import Rule
+from offtop.model.diagnosis import Reason, Rule
 from offtop.model.pool import NO_CONVOY, UNFOLDED, Convoy, Folding, Pool
 from offtop.model.snapshot import EXITED
 from offtop.model.stuck import NO_AGE, Age
@@ -24,11 +24,11 @@ NOWHERE = SiteKey(0, 0, 0, 0)
 NO_CGROUP = "?"
 """Stands for the cgroup of processes of which nobody has told yet; paths begin with `/`."""
 
-Key = str | int | ThreadKey | Pool | Place | WakerKey | Object
+Key = str | int | ThreadKey | Pool | Place | WakerKey | Object | Reason
 """What a row is about: a category's id or a cgroup's path, a pid, a thread, a pool of threads, a place, a waker, what
-is waited on."""
+is waited on, and for what."""
 K = TypeVar("K")
-G = TypeVar("G", WakerKey, Object)
+G = TypeVar("G", WakerKey, Object, Reason)
 
 
 class Row(NamedTuple):
@@ -225,7 +225,9 @@ def _number(key: Any) -> Any:
     """What PID sorts by; of what has none the name."""
     if isinstance(key, WakerKey):
         return not key.pid, key.pid, key.tid, key.name
-    return (not key.pid, key.pid, key.name) if isinstance(key, Object) else key
+    if isinstance(key, Object):
+        return not key.pid, key.pid, key.name
+    return (True, 0, key.name) if isinstance(key, Reason) else key
 
 
 def category_rows(
@@ -381,8 +383,8 @@ def wake_rows(
     now: Mapping[G, Age] | None = None,
     last: Collection[G] = (),
 ) -> Ranking:
-    """A row for each waker, or each thing that was waited on. `ready`: the run queue that followed. `last`: what comes
-    behind all others, however much its time, as it stands for no waker."""
+    """A row for each waker, each thing that was waited on, or each reason. `ready`: the run queue that followed.
+    `last`: what comes behind all others, however much its time, as it stands for nobody and nothing."""
 
     def row_of(key: G, part: Part) -> Row:
         ready_ns = ready[key][1] if ready and key in ready else 0
@@ -438,9 +440,9 @@ STORM_OF = "storm: "
 """What the name of such a row begins with."""
 
 
-def wake_name(key: WakerKey | Object) -> str:
+def wake_name(key: WakerKey | Object | Reason) -> str:
     """Raw."""
-    return key.name if isinstance(key, WakerKey) else key.label or "(not known)"
+    return (key.label or "(not known)") if isinstance(key, Object) else key.name
 
 
 def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ranking:

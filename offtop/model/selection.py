@@ -11,9 +11,10 @@ import numpy as np
 
 from offtop.model.book import Book
 from offtop.model.cut import Cut, Leaf, Part, Scope, Shares, cut_of, distinct_rows
+from offtop.model.diagnoser import Diagnoser
 from offtop.model.filter import Filter
 from offtop.model.history import Kept, Packed
-from offtop.model.stack import PLACELESS, Names
+from offtop.model.stack import PLACELESS
 from offtop.model.steps import Path, Shape, passes, places, steps_of
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES, Ints, Mask, integers
@@ -56,9 +57,9 @@ class Taken(NamedTuple):
 class Sieve:
     """What one selection leaves of each tick."""
 
-    def __init__(self, selection: Selection, names: Names) -> None:
+    def __init__(self, selection: Selection, diagnoser: Diagnoser) -> None:
         self.selection = selection
-        self._names = names
+        self._diagnoser = diagnoser
         self._taken: dict[int, Taken] = {}
         self._chosen: dict[int, Parts] = {}
         self._last: dict[int, Shares] = {}
@@ -86,9 +87,9 @@ class Sieve:
         """Which rows are not muted, and which pass the filters."""
         heard = passing = np.ones(len(every.leaf), np.bool_)
         for one in self.selection.muted:
-            heard = heard & ~one.mask(every, book, self._names)
+            heard = heard & ~one.mask(every, book, self._diagnoser)
         for one in self.selection.filters:
-            passing = passing & one.mask(every, book, self._names)
+            passing = passing & one.mask(every, book, self._diagnoser)
         return heard, passing
 
     def taken(self, tick: Kept) -> Taken:
@@ -130,7 +131,7 @@ class Sieve:
     def _through(self, ids: Ints, tick: Kept) -> Mask:
         shape, path = self.selection.shape, self.selection.path
         distinct, which = distinct_rows(places(ids, shape.mode))
-        steps = steps_of(tick.facts.book, self._names, shape)
+        steps = steps_of(tick.facts.book, self._diagnoser.names, shape)
         through = np.array([passes(steps(place), path) for place in distinct], np.bool_)
         return through[which] & ~np.isin(ids[:, 2], [*PLACELESS])
 

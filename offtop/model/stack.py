@@ -22,6 +22,9 @@ SHORT = 2
 FILTERED = -1
 """Stands for the kernel stack of a wait that --state or --max leaves out. Never a site of a Window."""
 PLACELESS = frozenset({SHORT, FILTERED})
+QUEUED = -2
+"""Stands for the kernel stack of time in the run queue, in tables by site: whatever it had waited for, it waits for a
+CPU then. Never a site of a Window."""
 FIRST_STACK = 3
 """Ids from here on are real stacks."""
 

@@ -15,7 +15,7 @@ import numpy as np
 from offtop.model import columns, stack
 from offtop.model.book import Book, ThreadKey
 from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, begun, placed, waiting_of
-from offtop.model.cut import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares
+from offtop.model.cut import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares, sites_of
 from offtop.model.histogram import LANES
 from offtop.model.snapshot import Bound, Snapshot, Waiting
 from offtop.model.table import SITES, Ints, Mask, integers, thread_codes
@@ -196,9 +196,17 @@ def by_process(some: Stuck) -> dict[int, Age]:
     return dict(some.oldest(some.shares.ids[:, 0])) if some.shares else {}
 
 
-def by_wake(some: Stuck) -> dict[int, Age]:
+def by_wake(some: Stuck) -> dict[tuple[int, ...], Age]:
     """By what says what they are on, the oldest first."""
-    return dict(some.oldest(some.shares.ids[:, 4])) if some.shares else {}
+    return {(wake,): age for wake, age in some.oldest(some.shares.ids[:, 4])} if some.shares else {}
+
+
+def by_site(some: Stuck) -> dict[tuple[int, ...], Age]:
+    """By cut.sites_of, the oldest first."""
+    if some.shares is None:
+        return {}
+    sites, which = sites_of(some.shares)
+    return {sites[number]: age for number, age in some.oldest(which)}
 
 
 def by_cgroup(some: Stuck, group_of: Callable[[int], str]) -> dict[str, Age]:

@@ -7,6 +7,7 @@ from offtop.model import tree
 from offtop.model.book import ThreadKey
 from offtop.model.budget import Rate
 from offtop.model.cut import ALL, Scope
+from offtop.model.diagnosis import Reason
 from offtop.model.filter import NOTHING, Filter, exactly
 from offtop.model.pool import Pool
 from offtop.model.rows import ACCOUNT_SORTS, NO_CGROUP, SORTS, STORM_OF, Key
@@ -99,6 +100,10 @@ class View:
     """Drilled into: all panes are about waits on that."""
     objects: bool = False
     """Whether the list shows what is waited on instead, where that is gathered."""
+    reason: Reason | None = None
+    """Drilled into: all panes are about waits for that, as rules name it."""
+    reasons: bool = False
+    """Whether the list shows what is waited for instead, as rules name it."""
     way: tuple[str, ...] = ()
     """In which order these were drilled into, some of which may be left by now."""
     path: Path = ()
@@ -188,6 +193,7 @@ class View:
             "pid": self.pid is not None,
             "pool": self.pool is not None,
             "object": self.object is not None,
+            "reason": self.reason is not None,
             "wakers": bool(self.wakers),
             "thread": self.thread is not None,
         }
@@ -202,11 +208,15 @@ class View:
 
     @property
     def lists_objects(self) -> bool:
-        return self.objects and self.object is None
+        return self.objects and self.object is None and not self.lists_reasons
+
+    @property
+    def lists_reasons(self) -> bool:
+        return self.reasons and self.reason is None
 
     @property
     def lists_wakers(self) -> bool:
-        return self.mode == WAKEUP and not self.lists_objects
+        return self.mode == WAKEUP and not (self.lists_objects or self.lists_reasons)
 
     @property
     def lists_waking_threads(self) -> bool:
@@ -215,7 +225,7 @@ class View:
 
     @property
     def lists_sleepers(self) -> bool:
-        return not (self.lists_wakers or self.lists_objects)
+        return not (self.lists_wakers or self.lists_objects or self.lists_reasons)
 
     @property
     def lists_threads(self) -> bool:
@@ -294,6 +304,8 @@ def entered(view: View, key: Key | None) -> View:
         return _into(view, "wakers", wakers=(*above, key), cursor=cursor, focus=focus)
     if view.focus == LIST and isinstance(key, Object):
         return _into(view, "object", object=key, cursor=None) if key.kind else view
+    if view.focus == LIST and isinstance(key, Reason):
+        return _into(view, "reason", reason=key, cursor=None)
     if view.focus == LIST and isinstance(key, Pool):
         return _into(view, "pool", pool=key, cursor=None)
     if view.focus == LIST and isinstance(key, str):
@@ -351,6 +363,8 @@ def left(view: View) -> View:
             return _out_of_waker(view)
         case "object":
             return _out_of(view, "object", object=None, cursor=view.object, focus=LIST)
+        case "reason":
+            return _out_of(view, "reason", reason=None, cursor=view.reason, focus=LIST)
         case "pool":
             return _out_of(view, "pool", pool=None, cursor=view.pool, focus=LIST)
         case "pid":
@@ -383,7 +397,7 @@ def in_mode(view: View, mode: str) -> View:
         return view
     if mode == OFFCPU:
         view = replace(view, wakers=())
-    is_other_list = WAKEUP in (mode, view.mode) or isinstance(view.cursor, WakerKey | Object)
+    is_other_list = WAKEUP in (mode, view.mode) or isinstance(view.cursor, WakerKey | Object | Reason)
     shape = view.tree.shape._replace(mode=mode)
     return replace(shaped(view, shape), mode=mode, cell=None, cursor=None if is_other_list else view.cursor)
 
@@ -391,8 +405,16 @@ def in_mode(view: View, mode: str) -> View:
 def objects_or_not(view: View) -> View:
     """What is waited on, or again what was listed before."""
     if view.object is not None:
-        return _about(view, object=None, objects=True, cursor=view.object, focus=LIST)
-    return _about(view, objects=not view.objects, cursor=None, focus=_list_or_above(view))
+        return _about(view, object=None, objects=True, reasons=False, cursor=view.object, focus=LIST)
+    reasons = view.reasons and view.reason is not None
+    return _about(view, objects=not view.lists_objects, reasons=reasons, cursor=None, focus=_list_or_above(view))
+
+
+def reasons_or_not(view: View) -> View:
+    """What is waited for, as rules name it, or again what was listed before."""
+    if view.reason is not None:
+        return _about(view, reason=None, reasons=True, cursor=view.reason, focus=LIST)
+    return _about(view, reasons=not view.reasons, cursor=None, focus=_list_or_above(view))
 
 
 def next_pane(view: View, panes: Iterable[str], step: int) -> View:
@@ -414,8 +436,8 @@ def in_pane(view: View, pane: str) -> View:
 def threads_or_processes(view: View) -> View:
     """Those that wait; where wakers are listed, those that wake."""
     if view.mode == WAKEUP:
-        threads = view.lists_objects or not view.lists_waking_threads
-        return _about(view, threads=threads, wakers=(), cursor=None, **_no_objects(view), focus=_list_or_above(view))
+        threads = not view.lists_wakers or not view.lists_waking_threads
+        return _about(view, threads=threads, wakers=(), cursor=None, **_of_whom(view), focus=_list_or_above(view))
     return _listing(view, threads=not view.lists_threads, cgroups=False)
 
 
@@ -433,12 +455,12 @@ def _out_of_group(view: View, path: str, before: Filter) -> View:
 def _listing(view: View, threads: bool, cgroups: bool) -> View:
     focus = _list_or_above(view)
     chosen = {"pid": None, "pool": None, "thread": None, "cursor": None, "focus": focus}
-    return _about(view, threads=threads, cgroups=cgroups, **chosen, **_no_objects(view))
+    return _about(view, threads=threads, cgroups=cgroups, **chosen, **_of_whom(view))
 
 
-def _no_objects(view: View) -> dict[str, bool]:
-    """What is waited on gives way to another list; where one of them was drilled into, it is the list above."""
-    return {"objects": view.objects and view.object is not None}
+def _of_whom(view: View) -> dict[str, bool]:
+    """What is waited on, or for, gives way to another list; where one was drilled into, it is the list above."""
+    return {"objects": view.objects and view.object is not None, "reasons": view.reasons and view.reason is not None}
 
 
 def folded_or_not(view: View, unfolded: bool) -> View:

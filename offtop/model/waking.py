@@ -8,6 +8,7 @@ import numpy as np
 from offtop.model import stack
 from offtop.model.book import Book, SiteKey
 from offtop.model.cut import NO_PART, RUN_QUEUE, Added, Part, Scope, Shares
+from offtop.model.diagnosis import Reason
 from offtop.model.snapshot import EXITED
 from offtop.model.stuck import Age
 from offtop.model.table import Ints
@@ -33,9 +34,9 @@ EXITED_WAKER = WakerKey("(exited)")
 EXITED_OBJECT = Object(name="(exited)")
 WITHOUT_WAKE = _BELOW, _EXITED = -1, -2
 """What stands for wakes of waits that have none."""
-G = TypeVar("G", WakerKey, Object)
-KeyOf = Callable[[int], G]
-"""Id of a wake, or what stands for one → what its time falls to."""
+G = TypeVar("G", WakerKey, Object, Reason)
+KeyOf = Callable[..., G]
+"""Id of a wake, or what stands for one; or what cut.sites_of tells → what its time falls to."""
 
 
 def waker_of(book: Book, of_threads: bool) -> KeyOf[WakerKey]:
@@ -63,11 +64,11 @@ def object_of(book: Book) -> KeyOf[Object]:
     return key_of
 
 
-def oldest_of(ages: Mapping[int, Age], key_of: KeyOf[G]) -> dict[G, Age]:
-    """The ages of waits in progress by their wakes, the oldest first, by what these are of."""
+def oldest_of(ages: Mapping[tuple[int, ...], Age], key_of: KeyOf[G]) -> dict[G, Age]:
+    """The ages of waits in progress by their wakes or sites, the oldest first, by what these are of."""
     found: dict[G, Age] = {}
-    for wake, age in ages.items():
-        found.setdefault(key_of(wake), age)
+    for row, age in ages.items():
+        found.setdefault(key_of(*row), age)
     return found
 
 
@@ -91,10 +92,10 @@ def ready_by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
 
 
 def grouped(table: Mapping[tuple[int, ...], Added], key_of: KeyOf[G]) -> dict[G, Part]:
-    """A table by wakes, by what these are of."""
+    """A table by wakes or sites, by what these are of."""
     sums: dict[G, Part] = {}
-    for (wake,), part in table.items():
-        key = key_of(wake)
+    for row, part in table.items():
+        key = key_of(*row)
         sums[key] = sums.get(key, NO_PART).plus(Part(*part))
     return sums
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 from offtop.model.book import Book, SiteKey
+from offtop.model.diagnosis import Rule
 from offtop.model.pool import Convoy
 from offtop.model.stack import Frame, Names, functions
-from offtop.model.wake import FIRST_WAKE, NOBODY, Storm
+from offtop.model.wake import FIRST_WAKE, NOBODY, UNIX, Storm
 from offtop.units import count, percent
 
 _ENTRY = "_start"
@@ -38,6 +39,22 @@ def of_sleeper(book: Book, site: SiteKey, names: Names) -> str:
     place = in_short(book, site.kernel, site.user, names)
     wake = book.wake(site.wake)
     return f"{place} <- {wake.waker.label}" if site.wake >= FIRST_WAKE and wake.has_waker else place
+
+
+def with_rule(book: Book, site: SiteKey, rule: Rule | None, place: str) -> str:
+    """What a rule says that it is for, before the place: `an answer of PostgreSQL at 10.0.0.5:5432: tcp_recvmsg < …`.
+    Raw."""
+    return f"{rule.name}{_at_the_other_end(book, site)}: {place}" if rule else place
+
+
+def _at_the_other_end(book: Book, site: SiteKey) -> str:
+    """What says more than a rule does."""
+    what = book.wake(site.wake).object
+    if what.kind == UNIX:
+        return f" of {what.peer}" if what.peer else ""
+    if what.peer:
+        return f" at {what.peer}"
+    return f" on {what.name}" if what.kind == "file" and what.name.startswith("/") else ""
 
 
 def of_waker(book: Book, site: SiteKey, names: Names) -> str:

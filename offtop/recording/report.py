@@ -211,7 +211,7 @@ def _numbers(
 ) -> list[str]:
     every = Kept.of(window, last.idle)
     wanted = batch.Wanted(most_rows=_ROWS)
-    tick = passing(every, wanted.filter, source.names, blocked)
+    tick = passing(every, wanted.filter, diagnoser, blocked)
     text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted, diagnoser)
     return [
         f"ticks: {ticks:,}, measured {duration(window.span_ns)}",

@@ -16,6 +16,7 @@ from offtop.model import where
 from offtop.model.book import ThreadKey
 from offtop.model.budget import parse_rate
 from offtop.model.cut import ALL
+from offtop.model.diagnosis import BELOW_REASON, NO_REASON, Reason
 from offtop.model.filter import Filter, FilterError, parse, quoted
 from offtop.model.picture import Picture
 from offtop.model.pool import Pool, family, parts
@@ -95,7 +96,7 @@ class Actions(Modes):
             self._at_branch(picture, _within(picture.tree.cursor + step, picture.tree.branches))
         elif view.focus == SITE:
             pane = self._layout.panels.get(SITE)
-            last = max(0, stacks.site_length(picture, self._pen(SITE).names) - (pane.height - 1 if pane else 0))
+            last = max(0, stacks.site_length(picture, self._pen(SITE)) - (pane.height - 1 if pane else 0))
             self._look(views.scrolled_to(view, max(0, min(last, view.scrolled + step))))
         elif view.focus == LATENCY:
             self._look(views.at_cell(view, latency.moved(picture, 0, -step)))
@@ -363,6 +364,9 @@ class Actions(Modes):
                 return parse(f"waker={quoted(row.key.name.removeprefix(STORM_OF))}")
             if isinstance(row.key, Object):
                 return parse(f"object={quoted(row.key.label)}") if row.key.kind else None
+            if isinstance(row.key, Reason):
+                known = row.key not in (NO_REASON, BELOW_REASON)
+                return parse(f"why={quoted(row.key.name)}") if known else None
             if row.pid:
                 key = "thread" if isinstance(row.key, ThreadKey | Pool) else "proc"
                 return parse(f"{key}={_family(row)}")
@@ -503,7 +507,7 @@ class Actions(Modes):
         if view.focus == LIST and picture.rows.rows:
             row = picture.rows.rows[picture.cursor_row]
             key = printable(row.key) if isinstance(row.key, str) else row.pid
-            named = not isinstance(row.key, WakerKey | Object) or row.pid
+            named = not isinstance(row.key, WakerKey | Object | Reason) or row.pid
             return f"{f'{key} ' if named else ''}{printable(self._text_of(row, picture))} {row.waiting:.2f}"
         if view.focus == STUCK and picture.stuck.shown.waits:
             lines = stuck.in_full(picture, self._pen(STUCK)._replace(width=_WHOLE_LINES))

@@ -275,6 +275,8 @@ def _chosen(picture: Picture, glyphs: Glyphs) -> list[str]:
         words.append(who(picture, view.thread, glyphs))
     if view.object is not None:
         words.append(f"on {printable(view.object.label, glyphs.is_ascii)}")
+    if view.reason is not None:
+        words.append(f"for {printable(view.reason.name, glyphs.is_ascii)}")
     if view.waker is not None:
         number = view.waker.tid or view.waker.pid
         words.append(f"woken by {printable(view.waker.name, glyphs.is_ascii)}{f'({number})' if number else ''}")

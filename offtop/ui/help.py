@@ -62,6 +62,9 @@ function that did it out to where its program began, and its name last. In a sit
 who ended that. So a chain goes from who waits to who all wait for.
 -> name      in stacks of wakers (2): whom it woke.
 muted        what X left out of all tables; counted in the head.
+name: place  in WHERE: what it waits for, as a rule names it, with whom or what, before the kernel's function and \
+the program's. L lists these names; the line above the keys and a site (ENTER in the tree) say what they mean, and \
+what to look at next. `a CPU` is the run queue. `offtop rules` tells of the rules.
 min          stacks are taken of waits from this length on (m). EV/S, p50, p99 and MAX are of these. Shorter waits are \
 counted under `short`, and the part of them that was ready under `run-queue`.
 last 60s     WAITING over the last minute, each row scaled to its own highest. The line at the top is the same \
@@ -87,6 +90,7 @@ cgroup= container=  the cgroup's path; what the container or unit is called (doc
 cmd=  the command line.
 waker= wakerpid= wakertid=  who ended the wait: the name of thread or process, or irq, softirq, timer, timeout, \
 signal, exit; its ids. These three find waits in the modes 2, 3 and 4 alone.
+why=     what was waited for, as a rule names it (why="*lock"), or the rule's id (why=gil).
 object=  what was waited on: its kind (futex, pipe, tcp, unix, epoll, file, child), name (pipe:[77]), address \
 (*:5432) or state (listen).
 max>10ms p99>=1s  rows of the list by their numbers: max, now, p50, p99; waiting>0.5, evs>1k, threads>10.

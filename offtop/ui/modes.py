@@ -50,6 +50,9 @@ class Modes(Sorting):
     def action_objects(self) -> None:
         self._look(views.objects_or_not(self._view))
 
+    def action_reasons(self) -> None:
+        self._look(views.reasons_or_not(self._view))
+
     def on_refused(self, message: Refused) -> None:
         self._say(message.why)
 

@@ -1,5 +1,6 @@
 """The stack tree, and the site: one branch of it with its whole stacks, a frame a line."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len
@@ -208,11 +209,12 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
     return [rule(f"site: {name}  in {selection(picture, pen.glyphs)}", pen), *lines[top : top + pen.height - 1]]
 
 
-def site_length(picture: Picture, names: Names) -> int:
+def site_length(picture: Picture, pen: Pen) -> int:
     """How many lines the site has below its title."""
     places = [row.key for row in picture.places.rows if isinstance(row.key, Place)]
-    frames = sum(len(_frames(picture, place, names)) for place in places)
-    return 2 + 3 * len(places) + frames + (picture.places.elided is not None)
+    frames = sum(len(_frames(picture, place, pen.names)) for place in places)
+    said = sum(len(_why(picture, row, pen)) for row in picture.places.rows)
+    return 2 + 3 * len(places) + said + frames + (picture.places.elided is not None)
 
 
 def _whole_stack(
@@ -231,9 +233,21 @@ def _whole_stack(
         plain(fit(said, pen.width, pen.glyphs), "title"),
         plain(fit(f"   {what}", pen.width, pen.glyphs), "dim"),
     ]
+    lines += [plain(fit(f"   {text}", pen.width, pen.glyphs)) for text in _why(picture, row, pen)]
     for name, mark, token in _frames(picture, place, pen.names):
         lines.append(Line((("   " + mark + " ", "fold"), (fit(name, pen.width - 7, pen.glyphs).rstrip(), token))))
     return lines
+
+
+def _why(picture: Picture, row: Row, pen: Pen) -> list[str]:
+    """What it is for, as a rule says it, and what to look at next; and on what, where that is known."""
+    said: list[str] = []
+    if row.rule:
+        said.append(f"for {row.rule.name}: {row.rule.says}")
+        said += [f"next: {row.rule.next}"] if row.rule.next else []
+    what = picture.book.wake(row.top.wake).object
+    said += [f"mostly on {printable(what.label, pen.glyphs.is_ascii)}"] if what.kind else []
+    return [line for text in said for line in textwrap.wrap(text, max(20, pen.width - 4))]
 
 
 _Frames = list[tuple[str, str, str]]

@@ -46,11 +46,16 @@ USER_WIDTH = 130
 """From here on a list names the user."""
 CGROUP_WIDTH = 160
 """From here on also the container, unit or cgroup."""
+_OBJECT_WIDTH = 190
+"""From here on also what is waited on most where it waits most."""
 _WIDE_WAKERS = 120
 """From here on their list has all numbers beside the code through which they wake."""
 CATEGORY_MARK, LIST_MARK = 1, 2
 """Cells at the left: whether the cursor is on a row, and in the list whether it is pinned."""
-CHOOSABLE = ("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR", "USER", "CGROUP", "PROCESS", "WHERE")
+CHOOSABLE = (
+    *("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR"),
+    *("USER", "WAITING ON", "CGROUP", "PROCESS", "WHERE"),
+)
 """Columns that `f` can hide; `spark` is the last minute of a category."""
 
 
@@ -134,6 +139,8 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
 def _what(view: View) -> str:
     if view.lists_objects:
         return "what is waited on"
+    if view.lists_reasons:
+        return "what is waited for"
     if view.lists_wakers:
         return "who ends waits"
     return "threads" if view.lists_threads else "cgroups" if view.lists_cgroups else "processes"
@@ -167,7 +174,7 @@ def _nothing(picture: Picture) -> str:
         if picture.idle_passing_ns and not view.filter.chooses_rows:
             idle = threads(average(picture.idle_passing_ns, picture.span_ns))
             return f' what matches "{chosen}" looks idle: {idle} threads (press i to see them)'
-        if view.group or view.pool or view.wakers or view.object:
+        if view.group or view.pool or view.wakers or view.object or view.reason:
             return f' no thread matches "{chosen}" here. Esc goes up'
         return f' no thread matches "{chosen}" ({sum(picture.threads_of.values())} threads seen). Esc clears'
     if picture.hidden_ns and not view.idle_shown:
@@ -182,7 +189,9 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         total = [TOTAL] if view.sort == "TOTAL" else []
         events, p50, p99, longest = NUMBERS
         wide = [p50, p99, longest, NOW] if width >= _WIDE_WAKERS or "WHERE" in view.hidden else [p99, longest]
-        return wakers.columns(picture, pen, [WAITING, SHARE, *total, wakers.READY, events, *wide])
+        return wakers.columns(
+            picture, pen, [WAITING, SHARE, *total, *([] if view.lists_reasons else [wakers.READY]), events, *wide]
+        )
     in_full = view.names != "comm"
     name_width = min(48, max(15, width - 50)) if in_full else 15 if width >= 56 else 10
 
@@ -220,8 +229,12 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         details = book.details.get(row.pid)
         return _cgroup_of(details) if details else ""
 
+    def waiting_on(row: Row) -> str:
+        return "" if row.top == NOWHERE else book.wake(row.top.wake).object.label
+
     if not view.lists_cgroups:
         columns.append(Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH))
+        columns.append(Column("WAITING ON", 26, waiting_on, "name", left=True, least_width=_OBJECT_WIDTH))
         if view.names != "cgroup":
             columns.append(Column("CGROUP", 20, cgroup_of, "name", left=True, least_width=CGROUP_WIDTH))
     if view.lists_account:
@@ -244,7 +257,7 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
             place = "" if row.top == NOWHERE else where.of_sleeper(book, row.top, pen.names)
             if row.convoy.waiting:
                 return where.of_convoy(book, row.convoy, pen.names, row.rule.name if row.rule else "")
-            return f"{row.rule.name}: {place}" if row.rule else place
+            return where.with_rule(book, row.top, row.rule, place)
 
         columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
     return columns

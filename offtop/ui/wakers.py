@@ -1,4 +1,4 @@
-"""The list of wakers, and of what is waited on: its columns, and what is told of each row."""
+"""The list of wakers, and of what is waited on or for: its columns, and what is told of each row."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,11 @@ _MARKS = 2
 def columns(picture: Picture, pen: Pen, numbers: Sequence[Column]) -> list[Column]:
     """`numbers`: those of every list."""
     view, width = picture.view, pen.width
-    name_width = max(10, min(34, width * 2 // 5)) if view.lists_objects else max(10, min(28, width * 3 // 10))
-    name = Column("WAITED ON" if view.lists_objects else "WAKER", name_width, lambda row: row.name, "name", left=True)
+    name_width = max(10, min(28, width * 3 // 10) if view.lists_wakers else min(34, width * 2 // 5))
+    title = "WAKER" if view.lists_wakers else "WAITED ON" if view.lists_objects else "WAITED FOR"
+    name = Column(title, name_width, lambda row: row.name, "name", left=True)
     shown = [
-        *([] if view.lists_objects else [Column("PID", 7, _id, sort="PID", least_width=60)]),
+        *([Column("PID", 7, _id, sort="PID", least_width=60)] if view.lists_wakers else []),
         Column(name.title, name_width, name.text_of, "name", left=True, sort="NAME", stays=True),
         *numbers,
     ]
@@ -49,8 +50,10 @@ def told(picture: Picture, row: Row, pen: Pen) -> str:
         return where.of_storm(row.storm, row.span_ns)
     if row.top == NOWHERE:
         return ""
-    of = where.of_sleeper if picture.view.lists_objects else where.of_waker
-    return of(picture.book, row.top, pen.names)
+    if picture.view.lists_wakers:
+        return where.of_waker(picture.book, row.top, pen.names)
+    place = where.of_sleeper(picture.book, row.top, pen.names)
+    return f"{picture.book.process(row.top.pid)}: {place}" if picture.view.lists_reasons else place
 
 
 def storm_line(picture: Picture, row: Row, mark: str, base: str, pen: Pen) -> Line:

@@ -658,10 +658,10 @@ def a_tick() -> Generator[tuple[Kept, Names]]:
 def test_what_passes_and_what_is_left_out_are_all_there_is(a_tick: tuple[Kept, Names], words: str) -> None:
     kept, names = a_tick
     diagnoser = Diagnoser(names, WITHOUT_RULES)
-    every = tick_object(passing(kept, parse(""), names), names, diagnoser)
-    tick = tick_object(passing(kept, parse(words), names), names, diagnoser)
+    every = tick_object(passing(kept, parse(""), diagnoser), names, diagnoser)
+    tick = tick_object(passing(kept, parse(words), diagnoser), names, diagnoser)
     negated = words.replace("=", "!=") if "=" in words else f"!{words or 'waits'}"
-    others = tick_object(passing(kept, parse(negated), names), names, diagnoser)
+    others = tick_object(passing(kept, parse(negated), diagnoser), names, diagnoser)
     check_laws(every)
     assert (every["filter"], every["left_out_ns"]) == (None, 0)
     all_ns, passing_ns = total_ns(every), total_ns(tick)
@@ -702,7 +702,7 @@ def test_TOTAL_is_the_time_since_the_start_of_what_passes() -> None:  # noqa: N8
         assert kept and ever
         for threads in (False, True):
             wanted = Wanted(parse("cat=sleep"), idle_shown=True, threads=threads, sort="TOTAL")
-            ticks = [passing(one, wanted.filter, live.source.names) for one in (kept, ever)]
+            ticks = [passing(one, wanted.filter, Diagnoser(live.source.names, WITHOUT_RULES)) for one in (kept, ever)]
             rows = waiters(ticks[0], wanted, ticks[1]).rows
             times = [row.lifetime_ns for row in rows]
             assert times == sorted(times, reverse=True)
@@ -717,7 +717,7 @@ def test_when_what_it_watches_ends_it_ends_after_whole_ticks_with_status_0() -> 
             check_laws(run.tick())
             child.end()
             ended = run.ended()
-    assert (ended.status, ended.err) == (0, "")
+    assert (ended.status, ended.err) == (0, "offtop: what was watched has ended\n")
     assert ended.out == "" or ended.out.endswith("\n")
     for line in ended.out.splitlines():
         check_laws(json.loads(line))

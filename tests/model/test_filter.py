@@ -13,6 +13,8 @@ from offtop.errors import UsageError
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Details, ThreadKey
 from offtop.model.cut import Idle, Leaf, Part, Shares, shares
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import WITHOUT_RULES
 from offtop.model.filter import NOTHING, FilterError, Text, exactly, parse, quoted
 from offtop.model.rows import Row
 from offtop.model.snapshot import EXITED
@@ -27,7 +29,7 @@ SECOND = 1_000 * MS
 GROUPS: Mapping[str, Sequence[str]] = {"disk": ("disk-read", "fsync")}
 KEYS = (
     "comm, thread, proc, pid, tid, user, cat, stack, leaf, cgroup, container, cmd, "
-    "waker, wakerpid, wakertid, object, max, now, p50, p99, waiting, evs, threads"
+    "waker, wakerpid, wakertid, object, why, max, now, p50, p99, waiting, evs, threads"
 )
 IDS = ("lock", "fsync", "disk-read", "poll", "run-queue", "short", "other")
 
@@ -77,6 +79,7 @@ class Named:
 
 
 NAMES = Named()
+JUDGE = Diagnoser(NAMES, WITHOUT_RULES)
 
 
 def waits(rows: Sequence[tuple[str, int, int, int, int]] = ROWS) -> Shares:
@@ -89,7 +92,7 @@ def waits(rows: Sequence[tuple[str, int, int, int, int]] = ROWS) -> Shares:
 
 def chosen(text: str) -> list[int]:
     """Which of ROWS."""
-    return np.flatnonzero(parse(text, GROUPS, IDS).mask(waits(), BOOK, NAMES)).tolist()
+    return np.flatnonzero(parse(text, GROUPS, IDS).mask(waits(), BOOK, JUDGE)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -177,8 +180,8 @@ def test_nothing_asked_is_everything_and_nothing_there_is_nothing() -> None:
     assert not NOTHING.chooses_rows
     assert NOTHING.keeps(Row("lock", "lock", 0))
     for text in ("", "mysql", "!mysql", "cat=lock stack!=main pid=1 user=root"):
-        assert parse(text).mask(waits(()), BOOK, NAMES).tolist() == []
-        assert parse(text).mask(shares(Window(0, 0, 0), Idle()), Book(), NAMES).tolist() == []
+        assert parse(text).mask(waits(()), BOOK, JUDGE).tolist() == []
+        assert parse(text).mask(shares(Window(0, 0, 0), Idle()), Book(), JUDGE).tolist() == []
 
 
 def test_a_filter_knows_what_it_needs() -> None:
@@ -296,7 +299,7 @@ def test_any_text_is_a_filter_or_an_error_that_can_be_shown(text: str, before: s
     except FilterError as error:
         assert str(error).isprintable()
     else:
-        assert len(made.mask(waits(), BOOK, NAMES)) == len(ROWS)
+        assert len(made.mask(waits(), BOOK, JUDGE)) == len(ROWS)
         assert made.keeps(PROCESS) in (True, False)
 
 
@@ -321,7 +324,7 @@ rows = st.lists(
 @given(rows, terms, terms)
 def test_what_two_words_choose_each_of_them_chooses(rows: list[tuple[str, int, int, int, int]], a: str, b: str) -> None:
     every = waits(rows)
-    masks = [parse(text, GROUPS, IDS).mask(every, BOOK, NAMES) for text in (a, b, f"{a} {b}")]
+    masks = [parse(text, GROUPS, IDS).mask(every, BOOK, JUDGE) for text in (a, b, f"{a} {b}")]
     assert masks[2].tolist() == (masks[0] & masks[1]).tolist()
 
 
@@ -332,7 +335,7 @@ def test_what_two_words_choose_each_of_them_chooses(rows: list[tuple[str, int, i
 def test_unequal_chooses_all_that_equal_does_not(rows: list[tuple[str, int, int, int, int]], key: str) -> None:
     every = waits(rows)
     value = {"pid": "1,3", "tid": "11,21", "cat": "lock"}.get(key, "*o*,mysql")
-    equal, unequal = (parse(f"{key}{operator}{value}").mask(every, BOOK, NAMES) for operator in ("=", "!="))
+    equal, unequal = (parse(f"{key}{operator}{value}").mask(every, BOOK, JUDGE) for operator in ("=", "!="))
     assert (equal ^ unequal).all()
 
 
@@ -341,7 +344,7 @@ def test_an_excluded_word_leaves_all_that_the_word_does_not(
     rows: list[tuple[str, int, int, int, int]], word: str
 ) -> None:
     every = waits(rows)
-    assert (parse(word).mask(every, BOOK, NAMES) ^ parse(f"!{word}").mask(every, BOOK, NAMES)).all()
+    assert (parse(word).mask(every, BOOK, JUDGE) ^ parse(f"!{word}").mask(every, BOOK, JUDGE)).all()
 
 
 @given(stretches, st.sampled_from(("lock", "poll", "short", "run-queue", "s*")))
@@ -349,7 +352,7 @@ def test_a_category_and_all_others_make_up_a_window(stretches: list[list[Step]],
     taken = snapshots(stretches)
     window = merge([between(a, b) for a, b in pairwise(taken)])
     every = shares(window, Idle())
-    parts = [every.of(parse(f"cat{op}{category}").mask(every, window.book, NAMES)) for op in ("=", "!=")]
+    parts = [every.of(parse(f"cat{op}{category}").mask(every, window.book, JUDGE)) for op in ("=", "!=")]
     assert sum(int(part.total_ns.sum()) for part in parts) == sum(t.offcpu_ns for _, t in window.each_thread())
 
 
@@ -359,12 +362,12 @@ def test_a_quoted_word_is_that_word_and_no_other(word: str, other: str) -> None:
     two = waits([("lock", 1, 1, 3, 0), ("lock", 1, 2, 3, 0)])
     is_same = word.casefold() == other.casefold() or word.lower() == other.lower()
     expected = [True, is_same]
-    assert parse(f"thread={quoted(word)}").mask(two, book, NAMES).tolist() == expected
-    assert parse(f"thread!={quoted(word)}").mask(two, book, NAMES).tolist() == [False, not is_same]
+    assert parse(f"thread={quoted(word)}").mask(two, book, JUDGE).tolist() == expected
+    assert parse(f"thread!={quoted(word)}").mask(two, book, JUDGE).tolist() == [False, not is_same]
     if word:
         alone = parse(quoted(word)).waits
         assert len(alone) == 1
-        assert parse(quoted(word)).mask(two, book, NAMES).tolist()[0]
+        assert parse(quoted(word)).mask(two, book, JUDGE).tolist()[0]
 
 
 def test_a_pattern_cannot_take_long() -> None:
@@ -373,5 +376,5 @@ def test_a_pattern_cannot_take_long() -> None:
     one = waits([("lock", 1, 1, 3, 0)])
     for pattern in (120 * "*a" + "*b", 200 * "*" + "b", 100 * "*?" + "b", 60 * "*[a-z]a" + "c", 490 * "a" + "b"):
         for key in ("thread", "cmd"):
-            assert not parse(f"{key}={pattern}").mask(one, book, NAMES).any()
-    assert parse("thread=" + 120 * "*a").mask(one, book, NAMES).all()
+            assert not parse(f"{key}={pattern}").mask(one, book, JUDGE).any()
+    assert parse("thread=" + 120 * "*a").mask(one, book, JUDGE).all()

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from offtop.model import where
 from offtop.model.book import Book
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import WITHOUT_RULES
 from offtop.model.filter import parse
 from offtop.model.stack import Frame, Stack, functions, one_name
 from offtop.model.steps import Path, Shape, steps_of
@@ -76,4 +78,4 @@ def test_each_is_a_name_of_the_stack() -> None:
     ],
 )
 def test_each_is_found_by_filters(text: str, chosen: bool) -> None:
-    assert parse(text).mask(waits([("sleep", 1, 1, 4, 3)]), BOOK, Late()).tolist() == [chosen]
+    assert parse(text).mask(waits([("sleep", 1, 1, 4, 3)]), BOOK, Diagnoser(Late(), WITHOUT_RULES)).tolist() == [chosen]

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offtop import paths
+from offtop.model import categories, diagnosis
 from offtop.model import view as views
 from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL, total
+from offtop.model.diagnosis import NO_RULES, Fixed, Reason, Rules
 from offtop.model.filter import parse
 from offtop.model.history import History, Kept
 from offtop.model.picture import Picture, Pictures, Room
@@ -40,11 +43,11 @@ ALL_OF_IT = View(focus=LIST, idle_shown=True)
 class Machine:
     """A source, and what is shown of it."""
 
-    def __init__(self, table: tuple[Waits, ...] = WAKERS, mode: str = CHAIN) -> None:
+    def __init__(self, table: tuple[Waits, ...] = WAKERS, mode: str = CHAIN, rules: Rules = NO_RULES) -> None:
         self.source = ScriptedSource(table, ticks=1_000)
         self.source.mode = mode
         self.history = History(("poll",), never)
-        self.pictures = Pictures(self.history, self.source.names)
+        self.pictures = Pictures(self.history, self.source.names, Fixed(rules))
         self.go_on(1)
 
     def go_on(self, ticks: int, mode: str = "") -> None:
@@ -60,8 +63,8 @@ class Machine:
         return picture
 
 
-def after(ticks: int, table: tuple[Waits, ...] = WAKERS) -> Machine:
-    machine = Machine(table)
+def after(ticks: int, table: tuple[Waits, ...] = WAKERS, rules: Rules = NO_RULES) -> Machine:
+    machine = Machine(table, rules=rules)
     machine.go_on(ticks)
     return machine
 
@@ -116,6 +119,33 @@ def test_what_was_waited_on_has_all_blocked_time_too() -> None:
         assert names(picture)[-2:] == ["(not known)", "(waits below the minimum)"]
 
 
+RULES = diagnosis.parse(
+    '[[rule]]\nid = "a"\nname = "a lock"\nsays = "x"\ncategory = ["lock"]\n'
+    '[[rule]]\nid = "b"\nname = "a disk"\nsays = "x"\ncategory = ["fsync", "disk-read", "disk-write"]\n'
+    '[[rule]]\nid = "c"\nname = "a disk"\nsays = "x"\nprogram = ["bank"]\ncategory = ["pipe"]\n',
+    "rules.toml",
+    "Mend it",
+    categories.parse(paths.categories().read_text()).ids,
+)
+
+
+def test_what_was_waited_for_has_all_of_the_time_the_run_queue_as_a_cpu() -> None:
+    machine = after(12, rules=RULES)
+    picture = machine.shown(replace(ALL_OF_IT, reasons=True), OFFCPU)
+    found = ms_a_second(picture)
+    assert sum(found.values()) == picture.rows.whole.total_ns // MS // 10 == picture.shown.total_ns // MS // 10
+    assert found[Reason("a CPU")] == picture.ready_ns // MS // 10 > 0
+    by_category = {row.key: row.part.total_ns // MS // 10 for row in picture.categories.rows}
+    assert found[Reason("a lock")] == by_category["lock"]
+    assert names(picture)[-2:] == ["(what no rule knows)", "(waits below the minimum)"]
+    blocked = machine.shown(replace(ALL_OF_IT, reasons=True), WAKEUP)
+    assert ms_a_second(blocked) == {key: ms for key, ms in found.items() if key != Reason("a CPU")}
+    chosen = machine.shown(replace(ALL_OF_IT, filter=parse("why='a lock',b")), OFFCPU)
+    assert chosen.rows.whole.total_ns // MS // 10 == found[Reason("a lock")] + sum(
+        by_category.get(one, 0) for one in ("fsync", "disk-read", "disk-write")
+    )
+
+
 def rest_of(picture: Picture) -> int:
     return picture.rows.elided.part.total_ns if picture.rows.elided else 0
 
@@ -126,6 +156,7 @@ VIEWS = st.builds(
     pid=st.sampled_from([None, None, 100, 200]),
     threads=st.booleans(),
     objects=st.booleans(),
+    reasons=st.booleans(),
     sort=st.sampled_from(SORTS),
     reverse=st.booleans(),
     idle_shown=st.booleans(),
@@ -134,7 +165,7 @@ VIEWS = st.builds(
     pin=st.sampled_from([None, 100, ThreadKey(100, 103)]),
     focus=st.just(LIST),
 )
-MACHINE = after(12)
+MACHINE = after(12, rules=RULES)
 
 
 @settings(deadline=None)
@@ -153,7 +184,7 @@ def test_rows_and_what_they_leave_out_are_the_blocked_time_of_the_scope(view: Vi
 @settings(deadline=None)
 @given(VIEWS, st.sampled_from([WAKEUP, OFFWAKE, CHAIN]))
 def test_tree_icicle_and_list_are_about_the_same_waits(view: View, mode: str) -> None:
-    view = replace(view, objects=False, filter=parse(""))
+    view = replace(view, objects=False, reasons=False, filter=parse(""))
     picture = MACHINE.shown(view, mode)
     assert picture.tree is not None
     placeless = sum(row.part.total_ns for row in MACHINE.shown(view, WAKEUP).rows.rows if row.key == BELOW)
@@ -169,8 +200,9 @@ def test_a_drilled_thread_has_the_wakers_of_its_own_waits() -> None:
 
 
 def test_drilled_into_a_row_the_panes_have_what_the_row_said() -> None:
-    machine = after(12)
-    for view in (ALL_OF_IT, replace(ALL_OF_IT, threads=True), replace(ALL_OF_IT, objects=True)):
+    machine = after(12, rules=RULES)
+    lists = {"threads": True}, {"objects": True}, {"reasons": True}
+    for view in (ALL_OF_IT, *(replace(ALL_OF_IT, **one) for one in lists)):
         top = machine.shown(view)
         for row in top.rows.rows:
             inside = views.entered(replace(top.view, focus=LIST), row.key)

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offtop.model.cut import FILTERED, Leaf, Part, Scope, by_place, total
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import WITHOUT_RULES
 from offtop.model.filter import parse
 from offtop.model.history import History, Kept, Packed, moved_in
 from offtop.model.selection import Parts, Selection, Sieve
@@ -34,6 +36,7 @@ class Plain:
 
 
 NAMES = Plain()
+JUDGE = Diagnoser(NAMES, WITHOUT_RULES)
 
 
 def never(lanes: Ints) -> Mask:
@@ -70,7 +73,7 @@ def test_ticks_and_what_moved_among_them_are_together_what_they_merge_into(
     moved = moved_in(every, since_ns)
     assert moved is None or (moved.number < 0 and moved.span_ns == 0)
     whole = Kept.of(merge([tick.window for tick in every]), every[-1].idle)
-    sieve = Sieve(Selection((parse(text),) if text else ()), NAMES)
+    sieve = Sieve(Selection((parse(text),) if text else ()), JUDGE)
 
     def added_up(those: Iterable[Kept]) -> dict[tuple[int, ...], tuple[int, ...]]:
         sums: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -101,7 +104,7 @@ def of_shop(text: str) -> tuple[Kept, Sieve]:
         assert snapshot is not None
         history.add(snapshot)
     assert history.newest is not None
-    return history.newest, Sieve(Selection((parse(text),)), NAMES)
+    return history.newest, Sieve(Selection((parse(text),)), JUDGE)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +136,8 @@ KINDS = st.sampled_from(
 @settings(deadline=None)
 @given(stretches, KINDS)
 def test_a_filter_and_its_opposite_leave_everything(happened: list[list[Step]], text: str) -> None:
-    passing = Sieve(Selection((parse(text),)), NAMES)
-    others = Sieve(Selection((parse(text.replace("=", "!=", 1)),)), NAMES)
+    passing = Sieve(Selection((parse(text),)), JUDGE)
+    others = Sieve(Selection((parse(text.replace("=", "!=", 1)),)), JUDGE)
     for tick in ticks(happened):
         assert sums([passing.taken(tick).cut.categories, others.taken(tick).cut.categories]) == sums([tick.leaves])
         assert sums([passing.taken(tick).heard]) == sums([tick.leaves])
@@ -143,12 +146,12 @@ def test_a_filter_and_its_opposite_leave_everything(happened: list[list[Step]], 
 @settings(deadline=None)
 @given(stretches, KINDS, KINDS)
 def test_what_is_muted_and_what_is_heard_are_everything(happened: list[list[Step]], a: str, b: str) -> None:
-    sieve = Sieve(Selection((), (parse(a), parse(b))), NAMES)
+    sieve = Sieve(Selection((), (parse(a), parse(b))), JUDGE)
     for tick in ticks(happened):
         taken = sieve.taken(tick)
         assert total(taken.heard.values()).total_ns + taken.muted_ns == total(tick.leaves.values()).total_ns
         assert sums([taken.cut.categories]) == sums([taken.heard])
-        alone = [Sieve(Selection((), (parse(text),)), NAMES).taken(tick).muted_ns for text in (a, b)]
+        alone = [Sieve(Selection((), (parse(text),)), JUDGE).taken(tick).muted_ns for text in (a, b)]
         if {a, b} == {"cat=lock", "cat=poll"}:
             assert taken.muted_ns == sum(alone)
 
@@ -159,9 +162,9 @@ def test_what_fell_to_processes_and_to_threads_is_everything_that_passes(happene
     filters = (parse(text),) if text else ()
     pids = {0, *PIDS.values()}
     tids = [(pid, tid) for tid, pid in PIDS.items()] + [(0, 0)]
-    whole = Sieve(Selection(filters), NAMES)
-    by_pid = [Sieve(Selection(filters, pid=pid), NAMES) for pid in pids]
-    by_tid = [Sieve(Selection(filters, pid=pid, tid=tid), NAMES) for pid, tid in tids]
+    whole = Sieve(Selection(filters), JUDGE)
+    by_pid = [Sieve(Selection(filters, pid=pid), JUDGE) for pid in pids]
+    by_tid = [Sieve(Selection(filters, pid=pid, tid=tid), JUDGE) for pid, tid in tids]
     for tick in ticks(happened):
         everything = sums([whole.chosen(tick)])
         assert sums(sieve.chosen(tick) for sieve in by_pid) == everything
@@ -175,7 +178,7 @@ def test_what_falls_to_a_branch_is_what_the_tree_says(happened: list[list[Step]]
     for tick in ticks(happened):
         root = tree_of(by_place(tick.shares, Scope(), partial(places, mode=shape.mode)), BOOK, NAMES, shape)
         for step, node in root.children.items():
-            chosen = Sieve(Selection(path=(step,), shape=shape), NAMES).chosen(tick)
+            chosen = Sieve(Selection(path=(step,), shape=shape), JUDGE).chosen(tick)
             part = total(chosen.values())
             assert (part.waits, part.total_ns, part.histogram) == (node.waits, node.total_ns, node.histogram)
 
@@ -196,8 +199,8 @@ def test_packed_ticks_give_what_they_gave_before(parts: list[list[list[Step]]], 
     happened = [stretch for part in parts for stretch in part]
     plain, packed = ticks(happened), ticks(happened, max_bytes=200_000)
     by_number = {tick.number: tick for tick in plain}
-    known = Sieve(selection, NAMES).parts_of(packed)
-    direct = Sieve(selection, NAMES)
+    known = Sieve(selection, JUDGE).parts_of(packed)
+    direct = Sieve(selection, JUDGE)
     assert {number: sums([parts]) for number, parts in known.items()} == {
         tick.number: sums([direct.chosen(by_number[tick.number])]) for tick in packed
     }
@@ -212,7 +215,7 @@ def test_of_a_long_packed_past_the_newest_are_known_first_and_at_last_all() -> N
         history.add(snapshot)
     every = history.last(600 * 10**9)
     assert sum(isinstance(tick.held, Packed) for tick in every) > 20
-    sieve = Sieve(Selection((parse("pid!=1"),)), NAMES)
+    sieve = Sieve(Selection((parse("pid!=1"),)), JUDGE)
     known: Mapping[int, Parts] = {}
     rounds = 0
     while len(known) < len(every):
@@ -222,7 +225,7 @@ def test_of_a_long_packed_past_the_newest_are_known_first_and_at_last_all() -> N
         assert [*known] == [tick.number for tick in reversed(every)][: len(known)]
         rounds += 1
     assert rounds > 1
-    direct = Sieve(sieve.selection, NAMES)
+    direct = Sieve(sieve.selection, JUDGE)
     for tick in every[:: len(every) // 5]:
         assert sums([known[tick.number]]) == sums([direct.chosen(tick)])
     sieve.forget(every[-1], every[-1])

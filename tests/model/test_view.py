@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from offtop.model import view as views
 from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL, Scope
+from offtop.model.diagnosis import Reason
 from offtop.model.filter import NOTHING, parse
 from offtop.model.rows import NO_CGROUP, SORTS, Key
 from offtop.model.snapshot import OUTSIDE, Filters
@@ -37,6 +38,8 @@ def row_key(view: View, number: int) -> Key:
     """As the list has it."""
     if view.lists_objects:
         return Object("pipe" if number < 8 else "", f"pipe:[{number}]")
+    if view.lists_reasons:
+        return Reason(f"lock {number}")
     if view.lists_wakers:
         waker = WakerKey("storm: cook" if number == 1 else "cook", 7, number if view.lists_waking_threads else 0)
         return waker if number < 8 else WakerKey("timeout")
@@ -89,7 +92,7 @@ keys: st.SearchStrategy[Press] = st.one_of(
             *(views.left, views.threads_or_processes, views.next_span, views.reversed_order, views.idle_or_not),
             *(views.narrowed_or_widened, views.next_names, views.tree_or_list, views.flame_or_not),
             *(views.zoomed_or_not, views.inverted, views.machinery_or_not, views.stuck_or_not, views.waiting),
-            *(views.cgroups_or_not, views.account_or_not, views.objects_or_not),
+            *(views.cgroups_or_not, views.account_or_not, views.objects_or_not, views.reasons_or_not),
         ]
     ),
     key_of(views.in_mode, st.sampled_from(MODES)),
@@ -154,7 +157,8 @@ def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Press
     assert not (view.zoomed and view.focus == STUCK)
     assert view.tree.shape.mode == view.mode
     assert view.mode != OFFCPU or not view.wakers
-    assert [view.lists_wakers, view.lists_objects, view.lists_threads, view.lists_cgroups].count(True) < 2
+    lists = view.lists_wakers, view.lists_objects, view.lists_reasons, view.lists_threads, view.lists_cgroups
+    assert lists.count(True) < 2
     assert all(one.tid == 0 and one.pid for one in view.wakers[:-1])
     assert not any(one.name.startswith("storm: ") for one in view.wakers)
     assert view.scope.blocked is (view.mode != OFFCPU)
@@ -338,6 +342,7 @@ def test_no_way_out_of_a_site_keeps_its_branch() -> None:
 
 SHOP, COOK, TIMEOUT = WakerKey("shop", 7), WakerKey("cook", 7, 72), WakerKey("timeout")
 PIPE = Object("pipe", "pipe:[77]")
+GIL = Reason("Python's GIL")
 TOP = views.in_mode(View(focus=LIST), WAKEUP)
 
 
@@ -392,6 +397,24 @@ def test_what_is_waited_on_is_a_list_of_its_own_and_a_thing_leads_to_those_who_w
             assert (out.object, out.lists_objects, out.cursor, out.focus) == (None, True, PIPE, LIST)
         assert views.entered(listed, Object(name="(exited)")) == listed  # nobody knows what that was
         assert not views.objects_or_not(listed).lists_objects
+
+
+def test_what_is_waited_for_is_a_list_of_its_own_and_a_reason_leads_to_those_who_waited_for_it() -> None:
+    for mode, what in ((OFFCPU, "lists_sleepers"), (WAKEUP, "lists_wakers")):
+        listed = views.reasons_or_not(views.in_mode(View(focus=LIST), mode))
+        assert (listed.lists_reasons, getattr(listed, what)) == (True, False)
+        inside = views.entered(listed, GIL)
+        assert (inside.reason, inside.lists_reasons, getattr(inside, what), inside.cursor) == (GIL, False, True, None)
+        for out in (views.left(inside), views.reasons_or_not(inside)):
+            assert (out.reason, out.lists_reasons, out.cursor, out.focus) == (None, True, GIL, LIST)
+        assert not views.reasons_or_not(listed).lists_reasons
+        things = views.objects_or_not(listed)  # one list takes the other's place
+        assert (things.lists_objects, things.lists_reasons) == (True, False)
+        again = views.reasons_or_not(things)
+        assert (again.lists_objects, again.lists_reasons) == (False, True)
+        assert views.threads_or_processes(listed).lists_reasons is False
+    of_pipe = views.objects_or_not(views.entered(inside, 7))  # of one reason and process, the things
+    assert (of_pipe.reason, of_pipe.pid, of_pipe.lists_objects) == (GIL, 7, True)
 
 
 def test_h_and_c_leave_what_is_waited_on_for_their_own_lists() -> None:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import RUN_QUEUE, Idle, Part, Scope, Shares, shares, total
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import WITHOUT_RULES
 from offtop.model.filter import Filter, of_object, of_waker, parse
 from offtop.model.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.stack import FILTERED, KERNEL, NO_STACK, SHORT, Frame, Stack
@@ -283,7 +285,7 @@ class Said:
 
 
 def left_by(chosen: Filter, every: Shares) -> dict[int, int]:
-    return ns(by_wake(every.of(chosen.mask(every, BOOK, Said())), BLOCKED))
+    return ns(by_wake(every.of(chosen.mask(every, BOOK, Diagnoser(Said(), WITHOUT_RULES))), BLOCKED))
 
 
 @settings(deadline=None)
@@ -315,7 +317,7 @@ def test_a_waker_called_as_another_kind_of_waker_is_not_that_one() -> None:
     every = second(*((site(tid, LOCK, tid), waited(1, 10)) for tid in names))
 
     def left(chosen: Filter) -> list[int]:
-        return every.ids[chosen.mask(every, book, Said()), 4].tolist()
+        return every.ids[chosen.mask(every, book, Diagnoser(Said(), WITHOUT_RULES)), 4].tolist()
 
     assert left(of_waker(WakerKey("timeout", 6, 61))) == [20]
     assert left(of_waker(WakerKey("timeout", 6))) == [20]
@@ -419,7 +421,7 @@ def test_a_storm_is_for_nothing_where_most_of_the_woken_sleep_again() -> None:
 def test_waits_are_chosen_by_who_ended_them_and_by_what_they_were_for(text: str, wakes: list[int]) -> None:
     ids = [10, 11, 12, 13, 14, 15, NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN]
     every = second(*((site(tid, LOCK, wake), waited(1, 10)) for tid, wake in enumerate(ids, 1)))
-    assert every.ids[parse(text).mask(every, BOOK, Said()), 4].tolist() == wakes
+    assert every.ids[parse(text).mask(every, BOOK, Diagnoser(Said(), WITHOUT_RULES)), 4].tolist() == wakes
 
 
 def test_short_waits_and_those_of_threads_that_ended_have_no_waker_to_be_chosen_by() -> None:
@@ -443,4 +445,4 @@ def test_a_filter_knows_whether_it_needs_wakers_and_none_chooses_among_nothing()
     assert of_waker(WakerKey("irq")).needs_wakers
     assert not of_object(QUEUE).needs_wakers
     for one in (parse("waker=a object=b"), of_waker(WakerKey("irq")), of_object(QUEUE)):
-        assert one.mask(second(), BOOK, Said()).tolist() == []
+        assert one.mask(second(), BOOK, Diagnoser(Said(), WITHOUT_RULES)).tolist() == []

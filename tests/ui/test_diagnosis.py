@@ -82,3 +82,38 @@ async def test_what_is_wrong_with_a_file_of_rules_is_said_instead() -> None:
     rules = Fixed(RULES, "/home/a/rules.toml, rule 1 (line 3): it has none of the conditions. Mend it")
     async with shown(ScriptedSource(SHOP, ticks=2), (80, 24), rules=rules) as (app, _):
         assert above_the_keys(screen(app)).startswith("/home/a/rules.toml, rule 1 (line 3): it has none")
+
+
+@asynchronous
+async def test_l_lists_what_is_waited_for_and_enter_leads_to_those_who_do() -> None:
+    view = View(delay_ns=QUICK_NS, category="")
+    async with shown(ScriptedSource(SHOP, ticks=3), (160, 40), view, rules=Fixed(RULES)) as (app, pilot):
+        await pilot.press("L")
+        assert line_with(screen(app), "what is waited for: anything")
+        assert app.picture
+        listed = [(row.name, row.waiting) for row in app.picture.rows.rows]
+        assert listed[0] == ("guests", 1.0)
+        assert ("the order book", 0.6) in listed
+        assert sum(row.part.total_ns for row in app.picture.rows.rows) == app.picture.shown.total_ns
+        assert "door: do_epoll_wait" in line_with(screen(app), " guests  ")
+        await pilot.press("tab", "down", "enter")
+        assert app.view.reason and app.view.reason.name == "the order book"
+        assert any("for the order book" in line and "All" in line for line in screen(app))
+        assert [row.name for row in app.picture.rows.rows] == ["shop"]
+        await pilot.press("escape")
+        assert (app.view.reason, app.view.lists_reasons) == (None, True)
+        await pilot.press("X")
+        assert not any("  the order book  " in line for line in screen(app))
+        assert [one.text for one in app.view.muted] == ['why="the order book"']
+        await pilot.press("L")
+        assert app.view.lists_sleepers
+
+
+@asynchronous
+async def test_a_site_says_what_it_is_for_and_what_to_look_at_next() -> None:
+    view = View(delay_ns=QUICK_NS, category="lock", pid=100)
+    async with shown(ScriptedSource(SHOP, ticks=3), (100, 50), view, rules=Fixed(RULES)) as (app, pilot):
+        await pilot.press("t", "end", "enter")
+        lines = [line.strip() for line in screen(app)]
+        assert "for the order book: Orders are taken one by one." in lines
+        assert "next: the clerk" in lines

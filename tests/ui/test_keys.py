@@ -14,13 +14,14 @@ from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import one_name
 from offtop.model.view import CATEGORIES, FLAME, HISTOGRAM, LATENCY, LIST, SINCE_START, SITE, TREE, View
 from offtop.source import Source
-from offtop.ui import stacks
+from offtop.ui import glyphs, stacks
 from offtop.ui.app import OfftopApp
 from offtop.ui.chooser import Chooser
 from offtop.ui.facts import Facts
 from offtop.ui.help import Help
 from offtop.ui.keys import KEYS, PRESETS, keymap
 from offtop.ui.keys import shown as shown_key
+from offtop.ui.lines import Pen
 from tests.ui.scripted import MS, SHOP, WHO, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 
@@ -118,6 +119,7 @@ DOES: dict[str, Does] = {
     "chain": Does(says("|4 chain|")),
     "objects": Does(says("what is waited on: anything"), ("2",)),
     "stuck": Does(says("stuck now")),
+    "reasons": Does(says("what is waited for: anything")),
     "flame": Does(lambda after: after.app.view.focus == FLAME),
     "latency": Does(lambda after: after.app.view.latency == HISTOGRAM),
     "zoom": Does(lambda after: not says("processes waiting on")(after)),
@@ -818,6 +820,6 @@ async def test_functions_within_functions_have_a_line_each_in_a_site() -> None:
         lines = [line.split() for line in screen(app)]
         at = lines.index(["lock_it", "(inlined)"])
         assert lines[at + 1 : at + 4] == [["take_order"], ["serve"], ["main"]]
-        picture, names = app.picture, source.names
-        assert picture
-        assert stacks.site_length(picture, names) == len(lines[at - 6 : at + 4])  # two heads, and a blank line
+        assert app.picture
+        pen = Pen(80, 24, glyphs.UNICODE, source.names)
+        assert stacks.site_length(app.picture, pen) == len(lines[at - 6 : at + 4])  # two heads, and a blank line

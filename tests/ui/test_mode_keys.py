@@ -392,7 +392,8 @@ async def test_the_site_has_who_woke_above_who_waits() -> None:
         await pilot.press("4", "t", "asterisk", "home", "down", "down", "enter", "x")
         lines = [line.strip() for line in screen(app)]
         first = next(number for number, line in enumerate(lines) if line.startswith("#1"))
-        assert lines[first + 2 : first + 24] == [
+        assert lines[first + 2 : first + 25] == [
+            "mostly on futex 0x7f4040 of 100",
             *("irq (nvme_irq)", "[k] nvme_irq", "[k] blk_mq_end_request", "-- woken by --", "[k] io_wait", "main"),
             *("-- who had waited --", "teller", "main", "pay", "[k] pipe_write", "-- woken by --"),
             *("[k] pipe_read", "ask", "main", "-- who had waited --", "clerk", "main", "serve", "unlock"),
