@@ -275,7 +275,7 @@ def test_what_the_file_may_not_say_is_refused_with_its_name_and_status_2(
     text: str, says: str, no_settings: Path
 ) -> None:
     no_settings.write_text(text)
-    ended = command.run("-b", "-n", "1")
+    ended = command.run(*command.QUICK, "-b", "-n", "1")
     assert f"{no_settings}{says}" in ended.sentence
     assert ended.status == 2
 
@@ -360,7 +360,7 @@ def test_without_bcc_it_says_where_bcc_comes_from_with_status_4(tmp_path: Path) 
 
 @needs_kernel
 def test_without_a_terminal_it_is_batch_and_says_so_in_one_line() -> None:
-    ended = command.run("-n", "1", "-d", "0.1")
+    ended = command.run(*command.QUICK, "-n", "1", "-d", "0.1")
     assert ended.status == 0
     assert ended.err == "offtop: there is no terminal here, so this is batch mode (-b)\n"
     assert ended.out.startswith("offtop - ")
@@ -368,12 +368,12 @@ def test_without_a_terminal_it_is_batch_and_says_so_in_one_line() -> None:
 
 @needs_kernel
 def test_asked_for_batch_it_says_nothing_more() -> None:
-    assert command.run("-b", "-n", "1", "-d", "0.1").err == ""
+    assert command.run(*command.QUICK, "-b", "-n", "1", "-d", "0.1").err == ""
 
 
 @needs_kernel
 def test_a_dumb_terminal_gets_batch_without_escape_codes() -> None:
-    ended = command.run_on_terminal("-n", "1", "-d", "0.1", env={"TERM": "dumb"})
+    ended = command.run_on_terminal(*command.QUICK, "-n", "1", "-d", "0.1", env={"TERM": "dumb"})
     assert ended.status == 0
     assert ended.err == "offtop: TERM says that this terminal cannot show a screen, so this is batch mode (-b)\n"
     assert ended.screen.startswith(b"offtop - ")
@@ -401,7 +401,7 @@ def test_a_reader_that_has_enough_ends_it_with_status_0(tmp_path: Path) -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
-@pytest.mark.parametrize("arguments", ["-b -n 1 -d 0.1", "--json -n 1 -d 0.1", "schema"])
+@pytest.mark.parametrize("arguments", ["-b -n 1 -d 0.1 --unwind off", "--json -n 1 -d 0.1 --unwind off", "schema"])
 def test_output_that_cannot_be_written_is_an_error_of_one_sentence(arguments: str, redirection: str) -> None:
     answer = subprocess.run(
         ["sh", "-c", f"{OFFTOP} {arguments} {redirection}"],
@@ -417,7 +417,7 @@ def test_output_that_cannot_be_written_is_an_error_of_one_sentence(arguments: st
 
 @needs_kernel
 def test_errors_reach_nobody_when_stderr_is_closed_and_the_status_stays() -> None:
-    for arguments, status in (("-b -d 0", 2), ("-b -n 1 -d 0.1", 0)):
+    for arguments, status in (("-b -d 0", 2), ("-b -n 1 -d 0.1 --unwind off", 0)):
         shell = f"{OFFTOP} {arguments} 2>&-"
         answer = subprocess.run(
             ["sh", "-c", shell], stdin=subprocess.DEVNULL, capture_output=True, timeout=command.TIMEOUT_S, check=False
@@ -428,7 +428,7 @@ def test_errors_reach_nobody_when_stderr_is_closed_and_the_status_stays() -> Non
 @needs_kernel
 def test_what_was_watched_may_end() -> None:
     with subprocess.Popen(["sleep", "100"]) as watched:
-        process = command.start("-b", "-n", "2500", "-d", "0.1", "-p", str(watched.pid))
+        process = command.start(*command.QUICK, "-b", "-n", "2500", "-d", "0.1", "-p", str(watched.pid))
         assert process.stdout
         heads, read = 0, b""
         while heads < 3 and (line := process.stdout.readline()):
@@ -446,7 +446,7 @@ def test_what_was_watched_may_end() -> None:
 @needs_kernel
 def test_batch_takes_what_concerns_it_from_the_file_and_mutes_nothing(no_settings: Path) -> None:
     no_settings.write_text("delay = 0.2\nthreads = true\nidle = true\nsort = '-PID'\nmuted = ['comm=*', 'nosuch>']")
-    ended = command.run("-b", "-n", "1")
+    ended = command.run(*command.QUICK, "-b", "-n", "1")
     assert (ended.status, ended.err) == (0, "")
     assert " span 19" in ended.out or " span 2" in ended.out
     assert re.search(r"^ +PID +TID COMMAND", ended.out, re.MULTILINE)
@@ -592,21 +592,21 @@ def test_keys_that_cannot_be_are_refused_and_the_terminal_left_alone(no_settings
 def test_colours_are_as_color_says_and_else_as_NO_COLOR_says(  # noqa: N802
     arguments: str, no_color: str, colours: bool
 ) -> None:
-    ended = command.run_on_terminal("-n", "1", *arguments.split(), env={"NO_COLOR": no_color})
+    ended = command.run_on_terminal(*command.QUICK, "-n", "1", *arguments.split(), env={"NO_COLOR": no_color})
     assert ended.status == 0
     assert bool(_COLOUR.search(ended.screen)) == colours
 
 
 @needs_kernel
 def test_the_mouse_is_taken_unless_it_is_refused(no_settings: Path) -> None:
-    assert _MOUSE_ON in command.run_on_terminal("-n", "1").screen
-    assert _MOUSE_ON not in command.run_on_terminal("-n", "1", "--no-mouse").screen
+    assert _MOUSE_ON in command.run_on_terminal(*command.QUICK, "-n", "1").screen
+    assert _MOUSE_ON not in command.run_on_terminal(*command.QUICK, "-n", "1", "--no-mouse").screen
     no_settings.write_text("mouse = false")
-    assert _MOUSE_ON not in command.run_on_terminal("-n", "1").screen
+    assert _MOUSE_ON not in command.run_on_terminal(*command.QUICK, "-n", "1").screen
 
 
 @needs_kernel
 def test_linux_s_own_console_gets_ascii() -> None:
     utf8 = {"PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"}
-    assert not command.run_on_terminal("-n", "2", env=utf8).screen.isascii()
-    assert command.run_on_terminal("-n", "2", env={**utf8, "TERM": "linux"}).screen.isascii()
+    assert not command.run_on_terminal(*command.QUICK, "-n", "2", env=utf8).screen.isascii()
+    assert command.run_on_terminal(*command.QUICK, "-n", "2", env={**utf8, "TERM": "linux"}).screen.isascii()

@@ -573,13 +573,13 @@ def test_row_terms_choose_rows_and_the_others_are_summed_up() -> None:
         often.go()
         seldom.go()
         both = "-p", f"{often.pid},{seldom.pid}"
-        ended = command.run("-bi", "-n", "1", "-d", "1", *both, "--filter", "evs>40")
+        ended = command.run(*command.QUICK, "-bi", "-n", "1", "-d", "1", *both, "--filter", "evs>40")
         assert (ended.status, ended.err) == (0, "")
         assert '  filter "evs>40" passes ' in ended.out.splitlines()[0]
         rows = [row.split() for row in listed(ended.out)]
         assert [row[:2] for row in rows] == [[str(often.pid), "waits"], ["1", "more"]]
         assert float(rows[0][2]) + float(rows[1][2]) == pytest.approx(passes(ended.out), abs=0.02)
-        refused = command.run("--json", *both, "--filter", "evs>40")
+        refused = command.run(*command.QUICK, "--json", *both, "--filter", "evs>40")
         assert (refused.status, refused.sentence[:14]) == (2, "--filter: evs>")
 
 
@@ -590,9 +590,9 @@ def test_a_user_s_processes_are_those_and_no_others(user: str) -> None:
         wait_for(lambda: read(f"/proc/{child.pid}/comm") == b"sleep\n")
         try:
             text, in_json, other = command.run_at_once(
-                ["-b", "-n", "1", "-d", "0.3", "-u", user],
-                ["--json", "-n", "1", "-d", "0.3", "-u", user, "--filter", "cat=sleep"],
-                ["-b", "-n", "1", "-d", "0.3", "-u", "games" if uid != "5" else "54321"],
+                [*command.QUICK, "-b", "-n", "1", "-d", "0.3", "-u", user],
+                [*command.QUICK, "--json", "-n", "1", "-d", "0.3", "-u", user, "--filter", "cat=sleep"],
+                [*command.QUICK, "-b", "-n", "1", "-d", "0.3", "-u", "games" if uid != "5" else "54321"],
                 most=3,
             )
         finally:
@@ -611,7 +611,9 @@ def test_json_of_a_filter_is_as_the_schema_says_and_its_threads_are_whole(publis
     with waits.running("sleep", times=10_000, each_ms=2) as child:
         child.go()
         words = "comm=waits cat=sleep", f"pid={child.pid}", "stack=wait_sleep", "comm=nobody"
-        every = command.run_at_once(*(["--json", "-n", "2", "-d", "0.3", "--filter", text] for text in words))
+        every = command.run_at_once(
+            *([*command.QUICK, "--json", "-n", "2", "-d", "0.3", "--filter", text] for text in words)
+        )
     ticks = [
         (text, json.loads(line)) for text, ended in zip(words, every, strict=True) for line in ended.out.splitlines()
     ]
@@ -630,7 +632,7 @@ def test_json_of_a_filter_is_as_the_schema_says_and_its_threads_are_whole(publis
             assert sites_ns <= thread["offcpu_ns"]
         if "wait_sleep" in text:
             assert all("wait_sleep" in site["user"] for site in tick["sites"])
-    assert json.loads(command.run("--json", "-n", "1", "-d", "0.1").out)["filter"] is None
+    assert json.loads(command.run(*command.QUICK, "--json", "-n", "1", "-d", "0.1").out)["filter"] is None
 
 
 @pytest.fixture(scope="module")
@@ -681,7 +683,7 @@ def total_ns(tick: Tick) -> int:
 
 def test_rows_are_in_the_order_that_was_asked_for() -> None:
     orders = ("PID", "-pid", "NAME", "-name")
-    every = command.run_at_once(*(["-bi", "-n", "1", "-d", "0.3", "-o", order] for order in orders))
+    every = command.run_at_once(*([*command.QUICK, "-bi", "-n", "1", "-d", "0.3", "-o", order] for order in orders))
     rows = [[row for row in listed(one.out) if row[:7].strip()] for one in every]
     for cells, up, down in ((slice(7), *rows[:2]), (slice(16, 32), *rows[2:])):
         upward, downward = ([row[cells] for row in some] for some in (up, down))
@@ -691,7 +693,7 @@ def test_rows_are_in_the_order_that_was_asked_for() -> None:
 
 
 def test_TOTAL_is_the_time_since_the_start_of_what_passes() -> None:  # noqa: N802
-    with waits.running("sleep", times=10_000, each_ms=2) as child, watch.watching() as live:
+    with waits.running("sleep", times=10_000, each_ms=2) as child, watch.watching_kernel_stacks() as live:
         child.go()
         history = History(watch.rules().idle, is_periodic)
         history.add(live.last)
@@ -713,7 +715,7 @@ def test_TOTAL_is_the_time_since_the_start_of_what_passes() -> None:  # noqa: N8
 def test_when_what_it_watches_ends_it_ends_after_whole_ticks_with_status_0() -> None:
     with waits.running("sleep", times=10_000, each_ms=10) as child:
         child.go()
-        with started("--json", "-n", "50", "-d", "0.3", "-p", str(child.pid)) as run:
+        with started(*command.QUICK, "--json", "-n", "50", "-d", "0.3", "-p", str(child.pid)) as run:
             check_laws(run.tick())
             child.end()
             ended = run.ended()
@@ -727,7 +729,7 @@ def test_when_what_it_watches_ends_it_ends_after_whole_ticks_with_status_0() -> 
 def test_what_was_watched_until_its_end_is_counted_until_its_end() -> None:
     with (
         waits.running("sleep", times=23, each_ms=10) as child,
-        started("--json", "-n", "5", "-d", "0.5", "-p", str(child.pid)) as run,
+        started(*command.QUICK, "--json", "-n", "5", "-d", "0.5", "-p", str(child.pid)) as run,
     ):
         ticks = [run.tick()]
         child.go()
@@ -740,7 +742,7 @@ def test_what_was_watched_until_its_end_is_counted_until_its_end() -> None:
 
 def test_where_the_locale_is_not_utf8_it_runs_as_anywhere() -> None:
     no_utf8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    ended = command.run("-b", "-n", "1", "-d", "0.1", env=no_utf8)
+    ended = command.run(*command.QUICK, "-b", "-n", "1", "-d", "0.1", env=no_utf8)
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.isascii()
 
@@ -818,7 +820,7 @@ def test_killed_in_the_middle_nothing_stays() -> None:
 
 @pytest.mark.parametrize("arguments", ["-b", "--json"])
 def test_a_full_device_ends_it_with_one_sentence_and_nothing_stays(arguments: str) -> None:
-    with started(arguments, "-d", "0.1", before=["sh", "-c", 'exec "$@" >/dev/full', "sh"]) as run:
+    with started(*command.QUICK, arguments, "-d", "0.1", before=["sh", "-c", 'exec "$@" >/dev/full', "sh"]) as run:
         ended = run.ended()
         assert "No space left on device" in ended.sentence
         assert ended.status == 1

@@ -81,7 +81,7 @@ def test_of_two_cgroups_only_the_one_that_is_asked_for_is_counted_with_all_below
         sleeping(one) as child,
         sleeping(inner) as below,
         sleeping(other) as outside,
-        watch.watching(Filters(cgroup=place.path(one)), door=door) as live,
+        watch.watching_kernel_stacks(Filters(cgroup=place.path(one)), door=door) as live,
     ):
         live.tick()
         before = {tid: watch.switches(tid) for tid in (child.tid, below.tid)}
@@ -112,7 +112,7 @@ def test_what_is_forked_there_is_counted_from_its_beginning(place: Place) -> Non
     assert shell.stdin and shell.stdout
     try:
         put(shell.pid, made)
-        with watch.watching(Filters(cgroup=place.path(made))) as live:
+        with watch.watching_kernel_stacks(Filters(cgroup=place.path(made))) as live:
             live.tick()
             print("go", file=shell.stdin, flush=True)
             assert shell.stdout.readline() == "done\n"
@@ -139,8 +139,8 @@ def test_who_is_moved_is_counted_where_its_waits_begin(place: Place) -> None:
     here, there = place.make(name("here")), place.make(name("there"))
     with (
         sleeping(here, times=40) as child,
-        watch.watching(Filters(cgroup=place.path(here))) as of_here,
-        watch.watching(Filters(cgroup=place.path(there))) as of_there,
+        watch.watching_kernel_stacks(Filters(cgroup=place.path(here))) as of_here,
+        watch.watching_kernel_stacks(Filters(cgroup=place.path(there))) as of_there,
     ):
         of_here.tick()
         of_there.tick()
@@ -173,8 +173,8 @@ def test_a_sleeper_that_is_moved_goes_over_when_all_are_looked_up_anew(
     here, there = place.make(name("here")), place.make(name("there"))
     with (
         sleeping(here, times=3) as child,
-        watch.watching(Filters(cgroup=place.path(here))) as of_here,
-        watch.watching(Filters(cgroup=place.path(there))) as of_there,
+        watch.watching_kernel_stacks(Filters(cgroup=place.path(here))) as of_here,
+        watch.watching_kernel_stacks(Filters(cgroup=place.path(there))) as of_there,
     ):
         of_here.tick()
         of_there.tick()
@@ -202,7 +202,7 @@ def test_narrowing_to_a_cgroup_and_widening_again_counts_no_time_twice(place: Pl
     with (
         sleeping(made, times=1, each_ms=5000) as child,
         waits.running("sleep", times=1, each_ms=10) as other,
-        watch.watching() as live,
+        watch.watching_kernel_stacks() as live,
     ):
         child.go()
         live.tick(0.1)
@@ -227,12 +227,12 @@ def test_with_a_process_it_is_both_that_must_hold(place: Place) -> None:
     made = place.make(name("both"))
     with sleeping(made) as child, sleeping(made) as other, waits.running("sleep", times=0) as outside:
         pids = (child.pid, outside.pid)
-        with watch.watching(Filters(pids=pids, cgroup=place.path(made))) as live:
+        with watch.watching_kernel_stacks(Filters(pids=pids, cgroup=place.path(made))) as live:
             live.tick()
             window = live.tick(0.1)
             assert {key.pid for key in keys_of(window)} == {child.pid}
             assert other.pid not in pids
-        with watch.watching(Filters(who="kernel", cgroup=place.path(made))) as live:
+        with watch.watching_kernel_stacks(Filters(who="kernel", cgroup=place.path(made))) as live:
             live.tick()
             assert keys_of(live.tick(0.1)) == set()
 
@@ -243,7 +243,7 @@ def test_a_cgroup_that_is_made_anew_is_followed(place: Place) -> None:
     path = place.path(made)
     with ExitStack() as stack:
         child = stack.enter_context(sleeping(made))
-        live = stack.enter_context(watch.watching(Filters(cgroup=path)))
+        live = stack.enter_context(watch.watching_kernel_stacks(Filters(cgroup=path)))
         live.tick()
         assert watch.thread(live.tick(0.1), child.tid).offcpu_ns > 0
         child.end()
@@ -263,9 +263,12 @@ def test_a_cgroup_that_is_made_anew_is_followed(place: Place) -> None:
 @pytest.mark.kernel
 def test_one_that_is_not_there_is_refused_and_what_was_counted_goes_on(place: Place) -> None:
     made = place.make(name("there"))
-    with pytest.raises(UsageError, match="there is no cgroup"), watch.watching(Filters(cgroup="/not-there")):
+    with (
+        pytest.raises(UsageError, match="there is no cgroup"),
+        watch.watching_kernel_stacks(Filters(cgroup="/not-there")),
+    ):
         pass
-    with sleeping(made) as child, watch.watching(Filters(cgroup=place.path(made))) as live:
+    with sleeping(made) as child, watch.watching_kernel_stacks(Filters(cgroup=place.path(made))) as live:
         live.tick()
         with pytest.raises(UsageError, match=f"there is no cgroup '/{name('ther')}' here. Is it /{name('there')}"):
             live.source.set_filters(Filters(cgroup=f"/{name('ther')}"))

@@ -132,8 +132,8 @@ def test_run_queue_time_from_wakings_is_that_of_the_kernels_own_count(door: str,
     with (
         waits.running("sleep", times=23, each_ms=10) as sleeper,
         programs.running([spin]) as spinner,
-        watch.watching() as by_count,
-        watch.watching(door=door, waking=True) as by_wakings,
+        watch.watching_kernel_stacks() as by_count,
+        watch.watching_kernel_stacks(door=door, waking=True) as by_wakings,
     ):
         for pid in (sleeper.pid, spinner.pid):
             os.sched_setaffinity(pid, {last_cpu()})

@@ -109,7 +109,7 @@ def test_only_the_process_that_is_asked_for_is_in_any_window() -> None:
     with (
         waits.running("sleep", times=23, each_ms=10) as child,
         waits.running("sleep", times=23, each_ms=10) as other,
-        watch.watching(Filters(pids=(child.pid,))) as live,
+        watch.watching_kernel_stacks(Filters(pids=(child.pid,))) as live,
     ):
         live.tick()
         before = watch.switches(child.tid)
@@ -130,7 +130,7 @@ def test_only_the_process_that_is_asked_for_is_in_any_window() -> None:
 def test_only_the_thread_that_is_asked_for_is_in_any_window(tmp_path: Path) -> None:
     with programs.running([programs.build(tmp_path / "four", FOUR, *_C)]) as child:
         tid = child.at["two"]
-        with watch.watching(Filters(tids=(tid,))) as live:
+        with watch.watching_kernel_stacks(Filters(tids=(tid,))) as live:
             wait_until_still(*child.at.values())
             live.tick()
             before = watch.switches(tid)
@@ -147,7 +147,7 @@ def test_only_the_thread_that_is_asked_for_is_in_any_window(tmp_path: Path) -> N
 def test_only_user_threads_or_only_kernel_threads() -> None:
     with waits.running("sleep", times=0) as child:
         for who in ("user", "kernel"):
-            with watch.watching(Filters(who=who)) as live:
+            with watch.watching_kernel_stacks(Filters(who=who)) as live:
                 windows = [live.tick(0.2) for _ in range(3)]
                 keys = {key for window in windows for key in keys_of(window)}
                 kinds = {is_of_the_kernel(key.tid) for key in keys} - {None}
@@ -159,7 +159,7 @@ def test_only_user_threads_or_only_kernel_threads() -> None:
     ("state", "kind", "hidden"), [(_S, "sleep", "vfork-libc"), (_D, "vfork-libc", "sleep")], ids=["S", "D"]
 )
 def test_waits_of_another_state_are_filtered_and_their_time_stays(state: int, kind: str, hidden: str) -> None:
-    with watch.watching(Filters(states=state)) as live:
+    with watch.watching_kernel_stacks(Filters(states=state)) as live:
         with waits.running(kind, times=7, each_ms=50) as child:
             window = waited(live, child)
             part = watch.by_category(window, child.tid)[child.wait.category]
@@ -172,7 +172,10 @@ def test_waits_of_another_state_are_filtered_and_their_time_stays(state: int, ki
 
 
 def test_of_a_sleeper_nothing_but_filtered_time_is_left_where_only_uninterruptible_waits_are_asked_for() -> None:
-    with waits.running("sleep", times=23, each_ms=10) as child, watch.watching(Filters(states=_D)) as live:
+    with (
+        waits.running("sleep", times=23, each_ms=10) as child,
+        watch.watching_kernel_stacks(Filters(states=_D)) as live,
+    ):
         asleep = live.tick(0.2)
         assert watch.thread(asleep, child.tid).filtered_ns == asleep.span_ns
         before, ran_ns = watch.switches(child.tid), watch.running_ns(child.pid, child.tid)
@@ -189,7 +192,7 @@ def test_a_wait_in_progress_leaves_when_its_state_is_not_asked_for_any_more_and_
     with (
         waits.running("sleep", times=1, each_ms=5000) as child,
         waits.running("sleep", times=1, each_ms=5000) as late,
-        watch.watching() as live,
+        watch.watching_kernel_stacks() as live,
     ):
         child.go()
         live.tick(0.1)
@@ -214,7 +217,10 @@ def test_a_wait_in_progress_leaves_when_its_state_is_not_asked_for_any_more_and_
 
 def test_who_is_stopped_is_not_killable() -> None:
     """Though the kernel has the bit of killable waits for both."""
-    with waits.running("sleep", times=1, each_ms=5000) as child, watch.watching(Filters(states=0x100)) as live:
+    with (
+        waits.running("sleep", times=1, each_ms=5000) as child,
+        watch.watching_kernel_stacks(Filters(states=0x100)) as live,
+    ):
         child.go()
         os.kill(child.pid, signal.SIGSTOP)
         live.tick(0.2)
@@ -232,7 +238,7 @@ def test_no_run_queue_is_shown_of_waits_that_began_in_another_state(tmp_path: Pa
     with (
         programs.running([spin]) as one,
         programs.running([spin]) as two,
-        watch.watching(Filters(states=_D, min_ns=0)) as live,
+        watch.watching_kernel_stacks(Filters(states=_D, min_ns=0)) as live,
     ):
         for child in (one, two):
             os.sched_setaffinity(child.pid, {cpu})
@@ -248,7 +254,11 @@ def test_only_waits_that_began_running_are_those_of_two_spinners_on_one_cpu(tmp_
     spin = programs.build(tmp_path / "spin", SPIN)
     cpu = max(os.sched_getaffinity(0))
     filters = Filters(states=layout.RUNNING, min_ns=0)
-    with programs.running([spin]) as one, programs.running([spin]) as two, watch.watching(filters) as live:
+    with (
+        programs.running([spin]) as one,
+        programs.running([spin]) as two,
+        watch.watching_kernel_stacks(filters) as live,
+    ):
         for child in (one, two):
             os.sched_setaffinity(child.pid, {cpu})
             child.go_on_alone()
@@ -267,7 +277,7 @@ def test_only_waits_that_began_running_are_those_of_two_spinners_on_one_cpu(tmp_
 
 def test_waits_of_2_ms_are_short_while_the_minimum_is_above_them(tmp_path: Path) -> None:
     command = [programs.build(tmp_path / "sleeper", SLEEPER), "20", str(2 * MS)]
-    with programs.running(command) as child, watch.watching(Filters(min_ns=MS)) as live:
+    with programs.running(command) as child, watch.watching_kernel_stacks(Filters(min_ns=MS)) as live:
         for min_ms in (1, 50, 1):
             live.source.set_filters(Filters(min_ns=min_ms * MS))
             live.tick(0.1)  # its wait for the go, too, is longer than either minimum
@@ -290,7 +300,7 @@ def test_waits_of_2_ms_are_short_while_the_minimum_is_above_them(tmp_path: Path)
 
 def test_waits_of_50_ms_are_filtered_while_the_maximum_is_below_them(tmp_path: Path) -> None:
     command = [programs.build(tmp_path / "sleeper", SLEEPER), "5", str(50 * MS)]
-    with programs.running(command) as child, watch.watching() as live:
+    with programs.running(command) as child, watch.watching_kernel_stacks() as live:
         for max_ms in (0, 10, 0):
             live.source.set_filters(Filters(max_ns=max_ms * MS))
             live.tick(0.05)  # its wait for the go, too, is longer than the maximum
@@ -314,7 +324,7 @@ def test_a_wait_in_progress_is_whole_again_once_it_is_asked_for_again_and_the_ot
     with (
         waits.running("sleep", times=1, each_ms=5000) as child,
         waits.running("sleep", times=1, each_ms=10) as other,
-        watch.watching() as live,
+        watch.watching_kernel_stacks() as live,
     ):
         child.go()
         live.tick(0.1)
@@ -341,7 +351,7 @@ def test_a_wait_in_progress_is_whole_again_once_it_is_asked_for_again_and_the_ot
 
 def test_a_wait_that_ends_just_as_it_is_asked_for_again_is_not_counted_twice(tmp_path: Path) -> None:
     alarms = programs.build(tmp_path / "alarms", ALARMS, *_C)
-    with waits.running("sleep", times=0) as child, watch.watching() as live:
+    with waits.running("sleep", times=0) as child, watch.watching_kernel_stacks() as live:
         first_ns = time.monotonic_ns() + 2 * S
         with programs.running([alarms, str(first_ns)]):
             live.tick()
@@ -360,7 +370,7 @@ def test_a_wait_that_ends_just_as_it_is_asked_for_again_is_not_counted_twice(tmp
 def test_20_quick_ticks_of_4_busy_threads_add_up_to_the_kernels_own_count(tmp_path: Path) -> None:
     with programs.running([programs.build(tmp_path / "four", FOUR, *_C)]) as child:
         tids = [*child.at.values()]
-        with watch.watching(Filters(pids=(child.pid,))) as live:
+        with watch.watching_kernel_stacks(Filters(pids=(child.pid,))) as live:
             wait_until_still(*tids)
             live.tick()
             before = {tid: (watch.switches(tid), watch.running_ns(child.pid, tid)) for tid in tids}
@@ -384,11 +394,14 @@ def test_a_process_or_thread_that_is_not_there_is_refused_with_its_remedy() -> N
     no_process = rf"^No process {nobody}\. Look it up with: pgrep NAME$"
     no_thread = rf"^No thread {nobody}\. List a process's threads with: ps -L -p PID$"
     with waits.running("sleep", times=0) as child:
-        with pytest.raises(UsageError, match=no_process), watch.watching(Filters(pids=(child.pid, nobody))):
+        with (
+            pytest.raises(UsageError, match=no_process),
+            watch.watching_kernel_stacks(Filters(pids=(child.pid, nobody))),
+        ):
             pass
-        with pytest.raises(UsageError, match=no_thread), watch.watching(Filters(tids=(nobody,))):
+        with pytest.raises(UsageError, match=no_thread), watch.watching_kernel_stacks(Filters(tids=(nobody,))):
             pass
-        with watch.watching() as live:
+        with watch.watching_kernel_stacks() as live:
             with pytest.raises(UsageError, match=no_process):
                 live.source.set_filters(Filters(pids=(nobody,)))
             with pytest.raises(UsageError, match=no_thread):
@@ -403,7 +416,7 @@ def test_what_was_asked_for_is_counted_until_its_end_and_then_there_is_no_more_t
     with (
         waits.running("sleep", times=0) as child,
         waits.running("sleep", times=23, each_ms=10) as other,
-        watch.watching(Filters(pids=(child.pid,), tids=(other.tid,))) as live,
+        watch.watching_kernel_stacks(Filters(pids=(child.pid,), tids=(other.tid,))) as live,
     ):
         child.end()
         live.tick(0.1)
