@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.model.book import Book, SiteKey
-from offtop.model.cut import Added, distinct_rows
-from offtop.model.diagnosis import A_CPU, BELOW_REASON, NO_REASON, NO_RULES, Reason, Rule, RuleSource, subject_of
+from offtop.model.cut import RUN_QUEUE, Added, distinct_rows
+from offtop.model.diagnosis import BELOW_REASON, NO_REASON, NO_RULES, Reason, Rule, RuleSource, Subject, subject_of
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED
 from offtop.model.stack import NO_STACK, PLACELESS, QUEUED, Frame, Names, nameless
@@ -165,8 +165,6 @@ class Diagnoser:
         return {(pid, kernel, NO_STACK): True for (pid, kernel), said in every.items() if said == {True}}
 
     def _of_row(self, row: tuple[int, ...], book: Book) -> Rule | None:
-        if row[0] == QUEUED:
-            return A_CPU
         if row in self._of_rows:
             return self._of_rows[row]
         if len(self._of_rows) >= _MOST_KNOWN:
@@ -182,11 +180,7 @@ class Diagnoser:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
             self._unnamed.clear()
-        of_kernel, of_user = book.stack(kernel), book.stack(user)
-        for frame in of_user.frames:
-            if self.names.of(frame) == nameless(frame):
-                self._unnamed.setdefault(frame, set()).add(kind)
-        subject = subject_of(of_kernel, of_user, self.names, kind.program, what)
+        subject = Subject(RUN_QUEUE, program=kind.program) if kernel == QUEUED else self._subject(kind, book)
         among = (subject.category, kind.program)
         if among not in self._candidates:
             self._candidates[among] = self._rules.among(*among)
@@ -195,6 +189,13 @@ class Diagnoser:
             found = self._at.setdefault((found.id, there), found.at(*there))
         self._known[kind] = found
         return found
+
+    def _subject(self, kind: _Kind, book: Book) -> Subject:
+        of_kernel, of_user = book.stack(kind.kernel), book.stack(kind.user)
+        for frame in of_user.frames:
+            if self.names.of(frame) == nameless(frame):
+                self._unnamed.setdefault(frame, set()).add(kind)
+        return subject_of(of_kernel, of_user, self.names, kind.program, kind.what)
 
     def _look_around(self, book: Book) -> None:
         """Forget what may be otherwise now."""

@@ -117,16 +117,6 @@ class Rule:
         )
 
 
-A_CPU = Rule(
-    "run-queue",
-    "a CPU",
-    "It could run, and all CPUs that it may use were busy with others; or it was just woken.",
-    "who runs: A, or top; fewer threads that run at once, or more CPUs",
-    (),
-)
-"""Of time in the run queue, whatever was waited for before."""
-
-
 class Reason(NamedTuple):
     """What is waited for, as rules name it; several may lead to one."""
 

@@ -17,7 +17,7 @@ _MARKS = 2
 def columns(picture: Picture, pen: Pen, numbers: Sequence[Column]) -> list[Column]:
     """`numbers`: those of every list."""
     view, width = picture.view, pen.width
-    name_width = max(10, min(28, width * 3 // 10) if view.lists_wakers else min(34, width * 2 // 5))
+    name_width = max(10, min(34, width * 2 // 5) if view.lists_objects else min(28, width * 3 // 10))
     title = "WAKER" if view.lists_wakers else "WAITED ON" if view.lists_objects else "WAITED FOR"
     name = Column(title, name_width, lambda row: row.name, "name", left=True)
     shown = [

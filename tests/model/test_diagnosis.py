@@ -114,6 +114,12 @@ WAIT = "lib:pthread_cond_timedwait"
         ("condition", "web", "lock", ("lib:pthread_cond_wait", "main"), ()),
         ("worker", "web", "lock", ("lib:pthread_cond_wait", "work", "lib:start_thread"), ()),
         ("worker", "web", "lock", (WAIT, "/usr/lib/libstdc++.so.6!wait", "1", "/usr/lib/libstdc++.so.6!run"), ()),
+        ("postgres-postmaster", "postgres", "poll", ("lib:select", "5", "PostmasterMain", "main"), ()),
+        ("rust-channel", "web", "lock", ("lib:syscall", "1", "<std::sync::mpmc::list::Channel<u8>>::recv"), ()),
+        ("rust-park", "web", "lock", ("lib:syscall", "<std::thread::thread::Thread>::park", "serve"), ()),
+        ("shell-input", "bash", "poll", ("lib:pselect", "shtimer_select", "zread", "main"), ()),
+        ("sleep", "web", "sleep", ("lib:nanosleep", "work", "main"), ()),
+        ("poll", "web", "poll", ("lib:poll", "serve", "main"), ()),
         ("launcher", "bash", "child", ("lib:wait4", "waitchld", "main"), ()),
         ("join", "web", "lock", ("lib:pthread_join", "main"), ()),
         ("pipe-full", "yes", "pipe", ("lib:write", "main"), ("pipe_write", "vfs_write")),
@@ -122,7 +128,6 @@ WAIT = "lib:pthread_cond_timedwait"
         ("inode-lock", "web", "kernel-lock", ("lib:write",), ("down_write", "ext4_buffered_write_iter")),
         ("kernel-lock", "web", "kernel-lock", ("lib:ioctl",), ("mutex_lock", "some_driver")),
         ("kernel-thread", "kswapd0", "kthread-idle", (), ("kswapd",)),
-        ("", "web", "sleep", ("lib:nanosleep", "work"), ("do_nanosleep",)),
     ],
 )
 def test_the_rules_say_what_real_programs_wait_for(

@@ -122,7 +122,8 @@ def test_what_was_waited_on_has_all_blocked_time_too() -> None:
 RULES = diagnosis.parse(
     '[[rule]]\nid = "a"\nname = "a lock"\nsays = "x"\ncategory = ["lock"]\n'
     '[[rule]]\nid = "b"\nname = "a disk"\nsays = "x"\ncategory = ["fsync", "disk-read", "disk-write"]\n'
-    '[[rule]]\nid = "c"\nname = "a disk"\nsays = "x"\nprogram = ["bank"]\ncategory = ["pipe"]\n',
+    '[[rule]]\nid = "c"\nname = "a disk"\nsays = "x"\nprogram = ["bank"]\ncategory = ["pipe"]\n'
+    '[[rule]]\nid = "d"\nname = "a CPU"\nsays = "x"\ncategory = ["run-queue"]\n',
     "rules.toml",
     "Mend it",
     categories.parse(paths.categories().read_text()).ids,
