@@ -202,7 +202,7 @@ SCHEMA: dict[str, Any] = {
             },
             "diagnoses": {
                 "type": "array",
-                "description": "what rules say of the sites below, most time first",
+                "description": "what rules say of the sites below, the run queue apart from them, most time first",
                 "items": _object(
                     {
                         "id": {"type": "string", "description": "of a rule in rules.toml"},

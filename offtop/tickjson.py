@@ -8,16 +8,16 @@ from offtop import __version__
 from offtop.model import histogram as log2
 from offtop.model import where
 from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.cut import Leaf, by_category, leaf_of_sites
+from offtop.model.cut import RUN_QUEUE, Leaf, by_category, leaf_of_sites
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import Rule
 from offtop.model.endings import Endings, endings
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals
-from offtop.model.stack import Names, Stack
+from offtop.model.stack import NO_STACK, QUEUED, Names, Stack
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES
-from offtop.model.wake import CHAIN, NO_OBJECT, Object, Waker
+from offtop.model.wake import CHAIN, NO_OBJECT, NO_WAKE, Object, Waker
 from offtop.tick import Tick
 
 
@@ -235,10 +235,16 @@ class _Diagnosed:
         """What is said, most time first."""
         whole: dict[Rule, int] = {}
         for key, totals in those:
-            if rule := self._rules[key]:
-                whole[rule] = whole.get(rule, 0) + totals.total_ns
-                self._ns.setdefault(leaf_of[key].category, Counter())[rule.id] += totals.total_ns
-                self._of_threads.setdefault(key.thread, Counter())[rule.id] += totals.total_ns
+            (queued,) = diagnoser.rules_at([(QUEUED, NO_STACK, NO_WAKE, key.pid)], book)
+            parts = (
+                (self._rules[key], leaf_of[key].category, totals.total_ns - totals.runqueue_ns),
+                (queued, RUN_QUEUE, totals.runqueue_ns),
+            )
+            for rule, category, ns in parts:
+                if rule and (ns or category != RUN_QUEUE):
+                    whole[rule] = whole.get(rule, 0) + ns
+                    self._ns.setdefault(category, Counter())[rule.id] += ns
+                    self._of_threads.setdefault(key.thread, Counter())[rule.id] += ns
         for rule, ns in sorted(whole.items(), key=lambda item: -item[1]):
             said = {"id": rule.id, "name": rule.name, "says": rule.says, "next": rule.next or None}
             self.all.append({**said, "idle": rule.idle, "total_ns": ns})
