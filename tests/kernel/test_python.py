@@ -276,19 +276,24 @@ def test_a_waker_has_its_functions_of_python(tmp_path: Path) -> None:
         assert ["give", "giver", "again_and_again"] in told
 
 
+def once_known(child: Program, live: watch.Watch, rounds: int) -> Window:
+    """What one more round does, when so many have shown that it is Python's."""
+    for _ in range(rounds):
+        child.go()
+        live.tick()
+    child.at.clear()
+    live.tick()
+    child.go()
+    return live.tick()
+
+
 @pytest.mark.kernel
 def test_threads_that_begin_and_end_within_a_tick_have_them(tmp_path: Path) -> None:
     with (
         script(tmp_path, SHORT_THREADS, OWN) as child,
         watch.watching(Filters(pids=(child.pid,))) as live,
     ):
-        for _ in range(3):
-            child.go()
-            live.tick()
-        child.at.clear()
-        live.tick()
-        child.go()
-        window = live.tick()
+        window = once_known(child, live, 3)
         assert len(child.at) == 20
         for tid in child.at.values():
             sleeps = [stack for stack in live.user_stacks(window, tid) if "brief" in of_app(stack)]
@@ -298,13 +303,7 @@ def test_threads_that_begin_and_end_within_a_tick_have_them(tmp_path: Path) -> N
 @pytest.mark.kernel
 def test_children_have_them_from_their_first_wait_on(tmp_path: Path) -> None:
     with script(tmp_path, FORKS, OWN) as child, watch.watching() as live:
-        for _ in range(2):
-            child.go()
-            live.tick()
-        child.at.clear()
-        live.tick()
-        child.go()
-        window = live.tick()
+        window = once_known(child, live, 2)
         assert len(child.at) == 5
         for pid in child.at.values():
             waits = {stack: totals.waits for stack, totals in live.user_stacks(window, pid).items()}
