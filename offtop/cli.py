@@ -79,6 +79,10 @@ def _report(arguments: Sequence[str]) -> int:
     return watch.report(options.report().parse_args(arguments))
 
 
+def _export(arguments: Sequence[str]) -> int:
+    return watch.export(options.export().parse_args(arguments))
+
+
 def _rules(arguments: Sequence[str]) -> int:
     return watch.rules(options.rules().parse_args(arguments))
 
@@ -106,6 +110,7 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "record": _record,
     "replay": _replay,
     "report": _report,
+    "export": _export,
     "demo": _demo,
     "rules": _rules,
     "doctor": _doctor,

@@ -48,7 +48,7 @@ def values_joined(arguments: Sequence[str]) -> Sequence[str]:
     joined: list[str] = []
     for argument in arguments:
         before = joined[-1] if joined else ""
-        if argument[:1] == "-" and before in ("--sort", "--begin"):
+        if argument[:1] == "-" and before in ("--sort", "--begin", "--end"):
             joined[-1] += f"={argument}"
         elif argument[:1] == "-" and re.fullmatch("-[bHi]*o", before):
             joined[-1] += argument
@@ -62,7 +62,7 @@ def live() -> argparse.ArgumentParser:
     parser = Parser(
         prog="offtop",
         description="top for waiting: where every thread's time goes while it is not running",
-        epilog="commands: record, replay, report, demo, rules, doctor, schema; each has its own --help",
+        epilog="commands: record, replay, report, export, demo, rules, doctor, schema; each has its own --help",
         allow_abbrev=False,
     )
     _in_text(parser)
@@ -130,6 +130,38 @@ def report() -> argparse.ArgumentParser:
     parser = Parser(prog="offtop report", description="tell on one page what is in a recording", allow_abbrev=False)
     parser.add_argument("file", metavar="FILE", help="the recording")
     parser.add_argument("-w", "--width", type=_count, default=0, metavar="N", help="cut lines at N columns")
+    return parser
+
+
+def export() -> argparse.ArgumentParser:
+    from offtop.takeaway import FORMATS
+
+    parser = Parser(
+        prog="offtop export",
+        description="write a recording, or this machine's next seconds, for other programs to open",
+        epilog="; ".join(f"{name}: {what}" for name, what in FORMATS.items()),
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("format", choices=tuple(FORMATS), metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
+    add("file", nargs="?", metavar="FILE", help="a recording (default: this machine, now)")
+    add("-o", "--output", metavar="OUT", help="the file to write, 0600 (default: stdout)")
+    add("-n", "--iterations", type=_count, metavar="N", help="of N ticks (10; a recording: all)")
+    add(
+        "--begin",
+        metavar="T",
+        help="of a recording: from then on, as 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m",
+    )
+    add("--end", metavar="T", help="of a recording: up to then")
+    add("--baseline", metavar="FILE", help="a recording to compare with, in svg and folded")
+    add("--title", default="", metavar="TEXT", help="what the picture is called")
+    _paced(parser)
+    _counted(parser)
+    _woken(parser)
+    add("-u", "--user", type=_user, metavar="NAME", help="only this user's processes (name or id)")
+    add("--filter", default="", metavar="EXPR", help="only waits that pass, as 'comm=mysql* cat=lock'")
+    add("-i", "--idle", action="store_true", default=None, help="with what looks idle")
+    add("--config", metavar="FILE", help="read the settings from this file")
     return parser
 
 

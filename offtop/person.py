@@ -195,13 +195,13 @@ def _seen(path: Path) -> bool:
     return True
 
 
-def write_theirs(path: Path, person: Person, text: str) -> None:
+def write_theirs(path: Path, person: Person, text: str | bytes) -> None:
     """Put `text` into that file, whole or not at all; file (0600) and missing directories (0700) are the person's.
 
     Raises OfftopError, and leaves everything as it was, also where a link or anything else that is no regular
     file has that name.
     """
-    content = text.encode()
+    content = text.encode() if isinstance(text, str) else text
     with _told(path, person, "written"), as_person(person):
         _make(path.parent)
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # and nowhere else from here on

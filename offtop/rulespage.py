@@ -1,25 +1,19 @@
 """What `offtop rules` prints: which rules there are, and what each matches here."""
 
-import itertools
 from collections.abc import Iterable
 from typing import TextIO
 
 from offtop.model import where
-from offtop.model.categories import Categories, is_periodic
+from offtop.model.categories import Categories
 from offtop.model.cut import ALL, Scope, by_site
 from offtop.model.diagnoser import Diagnoser, Told
-from offtop.model.history import History, Kept
+from offtop.model.history import Kept
 from offtop.model.printable import printable
-from offtop.model.window import Window, merge
-from offtop.pace import Pace
 from offtop.rules import RuleFiles
 from offtop.source import Source
 from offtop.units import duration, threads
+from offtop.whole import whole_of
 
-_HISTORY_BYTES = 1 << 20
-_NAMES_SECONDS = 10.0
-_BATCH = 64
-"""So many windows are merged at a time."""
 _UNKNOWN = 10
 """Places of which no rule knows what they are for."""
 
@@ -42,23 +36,11 @@ def write(
 ) -> None:
     """Look on for `iterations` ticks (None: until the source ends), and print what each rule matched in them."""
     diagnoser = Diagnoser(source.names, files)
-    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
-    pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
-    windows: list[Window] = []
-    last: Kept | None = None
-    for last in itertools.islice(pace.ticks(), iterations):
-        windows.append(last.window)
-        if len(windows) == _BATCH:
-            windows = [merge(windows)]
-    if last is None:
+    whole = whole_of(source, categories, diagnoser, delay_ns, iterations)
+    if whole is None:
         out.write("There was no whole tick: what passes between two readings.\n")
         return
-    whole = Kept.of(merge(windows), last.idle)
     book = whole.window.book
-    source.wait_for_names(
-        {frame for site, _ in whole.window.each_site() for frame in book.stack(site.user).frames if not frame.name},
-        _NAMES_SECONDS,
-    )
     sites = by_site(whole.shares, Scope(ALL))
     told = diagnoser.rules_of(sites, book)
     out.write(f"what rules say of {duration(whole.span_ns)}, what looks idle included:\n")

@@ -31,12 +31,14 @@ from offtop.units import NS_PER_S
 
 if TYPE_CHECKING:  # not to be loaded for --help
     from offtop.config import Loaded
+    from offtop.export.profile import Profile
     from offtop.model.view import View
     from offtop.person import Person
     from offtop.recording.writer import Recorder
     from offtop.rules import RuleFiles
 
 _GRACE_NS = 300 * NS_PER_S
+_EXPORT_TICKS = 10
 _RULES_TICKS = 5
 
 
@@ -154,7 +156,7 @@ def report(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _begin(text: str, recorded: Recorded) -> int:
+def _begin(text: str, recorded: Recorded, option: str = "--begin") -> int:
     from offtop.moment import moment
 
     _, began_ns, ended_ns = recorded
@@ -162,11 +164,11 @@ def _begin(text: str, recorded: Recorded) -> int:
         at_ns = moment(text, began_ns if text.strip().startswith("+") else ended_ns, ended_ns)
         if not began_ns - NS_PER_S < at_ns <= ended_ns + NS_PER_S:
             ends = [datetime.fromtimestamp(ns // NS_PER_S).strftime("%Y-%m-%dT%H:%M:%S") for ns in (began_ns, ended_ns)]
-            raise UsageError(f"--begin: the recording is from {ends[0]} to {ends[1]}. Name a moment in it")
+            raise UsageError(f"{option}: the recording is from {ends[0]} to {ends[1]}. Name a moment in it")
         return at_ns
     except ValueError:
         raise UsageError(
-            f"--begin: '{printable(text)}' is no moment. Try 02:10:55, 2026-11-21T02:10, +5m, or -5m from the end"
+            f"{option}: '{printable(text)}' is no moment. Try 02:10:55, 2026-11-21T02:10, +5m, or -5m from the end"
         ) from None
 
 
@@ -194,6 +196,43 @@ def rules(asked: argparse.Namespace) -> int:
         filters = _filters(asked, loaded)
         with _ended_by_signals(), _live_source(known, filters, asked, loaded) as source:
             rulespage.write(source, known, files, settings.delay_ns, asked.iterations or _RULES_TICKS, sys.stdout)
+    return 0
+
+
+def export(asked: argparse.Namespace) -> int:
+    """A recording, or this machine for a while, in a form that other programs open."""
+    from offtop import takeaway
+    from offtop.recording.replay import RecordedSource
+
+    known = _rules()
+    chosen = _filter(asked.filter, known, "--filter")
+    if chosen.chooses_rows:
+        raise UsageError("--filter: rows of a table are chosen by their numbers, and there is none. Leave them out")
+    if not asked.file and (asked.begin or asked.end):
+        raise UsageError("--begin and --end are moments of a recording. Name one, or leave them out")
+    chosen = _of_user(asked.user or "", chosen)
+    loaded, whose = _load(asked)
+    settings = loaded.settings
+    mode = asked.mode or (OFFCPU if asked.file else settings.mode)
+
+    def of_file(name: str, begin: str | None, end: str | None, iterations: int | None) -> "Profile":
+        with contextlib.closing(RecordedSource(Path(name), categories=known.ids)) as source:
+            if begin is not None:
+                source.go_to(_begin(begin, source.recorded))
+            end_ns = _begin(end, source.recorded, "--end") if end is not None else 0
+            return takeaway.profile(
+                source, known, files, chosen, mode, bool(settings.idle), settings.delay_ns, iterations, end_ns
+            )
+
+    with _rule_files(known, loaded, whose) as files, written():
+        baseline = of_file(asked.baseline, None, None, None) if asked.baseline else None
+        if asked.file:
+            made = of_file(asked.file, asked.begin, asked.end, asked.iterations)
+        else:
+            with _ended_by_signals(), _live_source(known, _filters(asked, loaded), asked, loaded) as source:
+                ticks = asked.iterations or _EXPORT_TICKS
+                made = takeaway.profile(source, known, files, chosen, mode, settings.idle, settings.delay_ns, ticks)
+        takeaway.write(asked.format, made, baseline, asked.output or "", asked.title, whose)
     return 0
 
 

@@ -25,6 +25,7 @@ _VALUES = {
 """What may stand behind an option that is no argparse choice, since the parser takes other spellings, too."""
 _COMPLETERS: Mapping[str, Mapping[str, str | dict[str, str]]] = {
     "FILE": shtab.FILE,
+    "OUT": shtab.FILE,
     "PATH": shtab.DIRECTORY,
     "PID,…": {
         "bash": "_offtop_pids",
@@ -50,6 +51,7 @@ def everything() -> argparse.ArgumentParser:
         options.record,
         options.replay,
         options.report,
+        options.export,
         options.demo,
         options.rules,
         options.doctor,

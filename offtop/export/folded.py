@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from offtop.export.profile import Profile
 from offtop.model import stack, steps
 from offtop.model.book import Book, ThreadKey
 from offtop.model.cut import RUN_QUEUE, Shares, distinct_rows
@@ -52,3 +53,25 @@ def one_line(path: Iterable[Step]) -> str:
     """A path that begins at its root, without what would part it wrongly."""
     names = ("--" if step in steps.TURNS else steps.woken_name(step) or step.name for step in path)
     return ";".join(printable(name).replace(";", ":").replace("\n", " ") for name in names)
+
+
+def text(profile: Profile, baseline: Profile | None = None) -> str:
+    """The lines of a profile; against a baseline `stack before now`, as difffolded.pl of FlameGraph prints them, with
+    what was before scaled to the same length of time."""
+    now = _sums(profile)
+    if baseline is None:
+        return "".join(f"{line}\n" for line in lines(now))
+    scale = profile.span_ns / baseline.span_ns if baseline.span_ns else 1.0
+    before = {line: round(ns * scale) for line, ns in _sums(baseline).items()}
+    every = sorted({*now, *before}, key=lambda line: (-now.get(line, 0), -before.get(line, 0), line))
+    pairs = ((line, before.get(line, 0) // 1000, now.get(line, 0) // 1000) for line in every)
+    return "".join(f"{line} {was} {us}\n" for line, was, us in pairs if was or us)
+
+
+def _sums(profile: Profile) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for one in profile.samples:
+        if one.has_stack:
+            line = one_line(one.path if profile.mode == WAKEUP else (Step(one.thread, False), *one.path))
+            sums[line] = sums.get(line, 0) + one.total_ns
+    return sums

@@ -50,8 +50,8 @@ function _shtab_offtop_using
   test "$_shtab_offtop_cmdpath" = "$argv"
 end
 
-set -g _shtab_offtop_commands record replay report demo rules doctor schema
-set -g _shtab_offtop_opts_with_value --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --filter --history --iterations --keep --max --max-size --min --mode --output --pid --rate --record --sort --speed --state --theme --tid --unwind --unwind-bytes --user --width --window -d -n -o -p -t -u -w
+set -g _shtab_offtop_commands record replay report export demo rules doctor schema
+set -g _shtab_offtop_opts_with_value --baseline --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --end --filter --history --iterations --keep --max --max-size --min --mode --output --pid --rate --record --sort --speed --state --theme --tid --title --unwind --unwind-bytes --user --width --window -d -n -o -p -t -u -w
 
 complete -c offtop -e
 complete -c offtop -f
@@ -152,6 +152,36 @@ complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' 
 complete -c offtop -n '_shtab_offtop_using report' -s h -l help -d 'show this help message and exit'
 complete -c offtop -n '_shtab_offtop_using report' -s w -l width -x -d 'cut lines at N columns'
 complete -c offtop -n '_shtab_offtop_using report; and test $_shtab_offtop_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the recording'
+complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' -a export -d 'write a recording, or this machine'"'"'s next seconds, for other programs to open'
+complete -c offtop -n '_shtab_offtop_using export' -s h -l help -d 'show this help message and exit'
+complete -c offtop -n '_shtab_offtop_using export' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'the file to write, 0600 (default: stdout)'
+complete -c offtop -n '_shtab_offtop_using export' -s n -l iterations -x -d 'of N ticks (10; a recording: all)'
+complete -c offtop -n '_shtab_offtop_using export' -l begin -x -d 'of a recording: from then on, as 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m'
+complete -c offtop -n '_shtab_offtop_using export' -l end -x -d 'of a recording: up to then'
+complete -c offtop -n '_shtab_offtop_using export' -l baseline -xka "(__fish_complete_path (commandline -ct))" -d 'a recording to compare with, in svg and folded'
+complete -c offtop -n '_shtab_offtop_using export' -l title -x -d 'what the picture is called'
+complete -c offtop -n '_shtab_offtop_using export' -s d -l delay -x -d 'seconds between two ticks (default 1)'
+complete -c offtop -n '_shtab_offtop_using export' -s p -l pid -xka "(__fish_complete_pids)" -d 'only these processes; CONTAINER:PID is one by its id in there'
+complete -c offtop -n '_shtab_offtop_using export' -s t -l tid -x -d 'only these threads'
+complete -c offtop -n '_shtab_offtop_using export' -l cgroup -xka "(__fish_complete_directories)" -d 'only this control group and those below: its path, its directory, a container'"'"'s id or a unit'"'"'s name'
+complete -c offtop -n '_shtab_offtop_using export' -l user-threads -d 'only user threads'
+complete -c offtop -n '_shtab_offtop_using export' -l kernel-threads -d 'only kernel threads'
+complete -c offtop -n '_shtab_offtop_using export' -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'
+complete -c offtop -n '_shtab_offtop_using export' -l min -x -d 'take stacks of waits from here up (default 1ms; bare: us)'
+complete -c offtop -n '_shtab_offtop_using export' -l max -x -d 'leave out waits longer than this'
+complete -c offtop -n '_shtab_offtop_using export' -l debuginfod -x -d 'ask these servers for debug files, by build id; without URL those that this machine knows'
+complete -c offtop -n '_shtab_offtop_using export' -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
+complete -c offtop -n '_shtab_offtop_using export' -l unwind -xka "auto dwarf fp off" -d 'how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)'
+complete -c offtop -n '_shtab_offtop_using export' -l unwind-bytes -x -d 'how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)'
+complete -c offtop -n '_shtab_offtop_using export' -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks has what the rest leaves (default 5)'
+complete -c offtop -n '_shtab_offtop_using export' -l mode -xka "offcpu wakeup offwake chain" -d 'offcpu, wakeup, offwake or chain: where threads wait, who woke them, both, and who woke those (default offcpu)'
+complete -c offtop -n '_shtab_offtop_using export' -l depth -x -d 'wakers of a chain, 2 to 8 (default 4)'
+complete -c offtop -n '_shtab_offtop_using export' -s u -l user -xka "(__fish_complete_users)" -d 'only this user'"'"'s processes (name or id)'
+complete -c offtop -n '_shtab_offtop_using export' -l filter -x -d 'only waits that pass, as '"'"'comm=mysql* cat=lock'"'"''
+complete -c offtop -n '_shtab_offtop_using export' -s i -l idle -d 'with what looks idle'
+complete -c offtop -n '_shtab_offtop_using export' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'read the settings from this file'
+complete -c offtop -n '_shtab_offtop_using export; and test $_shtab_offtop_npos -eq 0' -ka "folded svg speedscope pprof csv" -d 'one of folded, svg, speedscope, pprof, csv'
+complete -c offtop -n '_shtab_offtop_using export; and test $_shtab_offtop_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'a recording (default: this machine, now)'
 complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' -a demo -d 'show a recording of a busy machine that offtop brings along; no root is needed'
 complete -c offtop -n '_shtab_offtop_using demo' -s h -l help -d 'show this help message and exit'
 complete -c offtop -n '_shtab_offtop_using demo' -l begin -x -d 'begin there: 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m'

@@ -1,0 +1,28 @@
+"""A row for each stack of each thread, as CSV: for spreadsheets and databases."""
+
+import csv
+import io
+
+from offtop.export import folded
+from offtop.export.profile import Profile
+from offtop.model.printable import printable
+
+HEAD = ("category", "process", "pid", "thread", "tid", "waits", "total_ns", "max_ns", "stack")
+
+
+def text(profile: Profile) -> str:
+    """RFC 4180. `stack`: the functions, outermost first, with `;` between. A text that a spreadsheet would take for a
+    formula stands behind an apostrophe."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(HEAD)
+    for one in profile.samples:
+        process, thread, stack = (_plain(part) for part in (one.process, one.thread, folded.one_line(one.path)))
+        writer.writerow((one.category, process, one.pid, thread, one.tid, one.waits, one.total_ns, one.max_ns, stack))
+    return out.getvalue()
+
+
+def _plain(name: str) -> str:
+    """Spreadsheets take what begins so for a formula, and names come from strangers (CWE-1236)."""
+    shown = printable(name)
+    return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") else shown

@@ -1,0 +1,305 @@
+"""What `offtop export` writes: each format has all the time that offtop shows, and no name gets out of its place."""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from offtop import paths
+from offtop.export import flamegraph, folded, pprof, speedscope, table
+from offtop.export.profile import BELOW, Profile, Sample
+from offtop.model.steps import WOKEN_BY, Step
+from offtop.model.wake import MODES, OFFCPU
+from tests import command
+
+DEMO = paths.demo()
+OLD = Path(__file__).parents[1] / "recordings/first-fields.offtop"
+"""Without wakers."""
+SECOND = 10**9
+HOSTILE = 'a\x1b[31m<b>&";\n\u202e]]>'
+
+
+def path(*names: str) -> tuple[Step, ...]:
+    return tuple(Step(name.removeprefix("k:"), name.startswith("k:")) for name in names)
+
+
+def sample(ns: int, *names: str, thread: str = "worker", tid: int = 71, category: str = "lock") -> Sample:
+    return Sample(category, 70, "shop", tid, thread, path(*names), 3, ns, ns // 2)
+
+
+def profile(*samples: Sample, mode: str = OFFCPU) -> Profile:
+    return Profile(samples, mode, 5 * SECOND, 2 * SECOND, "db7", {})
+
+
+SHOP = profile(
+    sample(900_000_000, "main", "serve", "k:futex_wait"),
+    sample(300_000_000, "main", "log", "k:pipe_write", tid=72, category="pipe"),
+    Sample("short", 70, "shop", 71, "worker", (BELOW,), 40, 100_000_000, 0),
+)
+
+
+# folded
+
+
+def test_folded_is_a_line_a_stack_with_its_us() -> None:
+    assert folded.text(SHOP).splitlines() == [
+        "worker;main;serve;futex_wait 900000",
+        "worker;main;log;pipe_write 300000",
+    ]
+
+
+def test_folded_against_a_baseline_has_what_was_before_as_of_the_same_time() -> None:
+    before = profile(sample(100_000_000, "main", "serve", "k:futex_wait"), sample(50_000_000, "main", "gone"))
+    before = before._replace(span_ns=SECOND)
+    assert folded.text(SHOP, before).splitlines() == [
+        "worker;main;serve;futex_wait 200000 900000",
+        "worker;main;log;pipe_write 0 300000",
+        "worker;main;gone 100000 0",
+    ]
+
+
+# speedscope
+
+
+def stacks_of(made: dict[str, Any], number: int) -> dict[tuple[str, ...], int]:
+    frames, one = made["shared"]["frames"], made["profiles"][number]
+    names = [tuple(frames[at]["name"] for at in stack) for stack in one["samples"]]
+    assert one["endValue"] == sum(one["weights"])
+    return dict(zip(names, one["weights"], strict=True))
+
+
+def test_speedscope_has_all_under_processes_and_each_process_alone() -> None:
+    made = json.loads(speedscope.text(SHOP, "a title"))
+    assert made["name"] == "a title"
+    assert stacks_of(made, 0)["shop (70)", "worker", "main", "serve", "futex_wait"] == 900_000_000
+    assert stacks_of(made, 1)["worker", "main", "log", "pipe_write"] == 300_000_000
+    assert [one["name"] for one in made["profiles"]] == ["all", "shop (70)"]
+    assert sum(stacks_of(made, 0).values()) == SHOP.total_ns
+
+
+# pprof, read by the rules of its message
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        number = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            number |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                return number
+
+    while at < len(data):
+        key = varint()
+        if key & 7 == 2:
+            length = varint()
+            yield key >> 3, data[at : at + length]
+            at += length
+        else:
+            yield key >> 3, varint()
+
+
+def varints(data: bytes) -> list[int]:
+    found: list[int] = []
+    number = shift = 0
+    for byte in data:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            found.append(number)
+            number = shift = 0
+    return found
+
+
+def test_pprof_has_stacks_leaf_first_with_count_and_time_and_labels() -> None:
+    every = [*fields(gzip.decompress(pprof.packed(SHOP)))]
+    strings = [text.decode() for field, text in every if field == 6 and isinstance(text, bytes)]
+    assert strings[0] == ""
+    functions = {
+        dict(fields(one))[1]: strings[int(dict(fields(one))[2])]
+        for at, one in every
+        if at == 5 and isinstance(one, bytes)
+    }
+    found: dict[tuple[str, ...], list[int]] = {}
+    labels: list[dict[str, object]] = []
+    for at, one in every:
+        if at == 2 and isinstance(one, bytes):
+            parts = [*fields(one)]
+            ids, values = (varints(part) for field, part in parts if field in (1, 2) and isinstance(part, bytes))
+            found[tuple(functions[number] for number in ids)] = values
+            said = [dict(fields(part)) for field, part in parts if field == 3 and isinstance(part, bytes)]
+            labels.append({strings[int(one[1])]: strings[int(one[2])] if 2 in one else one[3] for one in said})
+    assert found["futex_wait", "serve", "main"] == [3, 900_000_000]
+    assert labels[0] == {"comm": "shop", "thread": "worker", "category": "lock", "pid": 70, "tid": 71}
+    types = [dict(fields(one)) for at, one in every if at == 1 and isinstance(one, bytes)]
+    assert [(strings[int(one[1])], strings[int(one[2])]) for one in types] == [
+        ("contentions", "count"),
+        ("off_cpu", "nanoseconds"),
+    ]
+    whole = dict(every)
+    assert (whole[9], whole[10], strings[int(whole[14])]) == (5 * SECOND, 2 * SECOND, "off_cpu")
+
+
+# the flame graph
+
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def boxes(text: str) -> dict[str, tuple[float, str]]:
+    """Name and numbers → width and colour."""
+    found: dict[str, tuple[float, str]] = {}
+    for group in ElementTree.fromstring(text).iterfind(f".//{_SVG}g[{_SVG}title]"):
+        title, rect = group.find(f"{_SVG}title"), group.find(f"{_SVG}rect")
+        assert title is not None and rect is not None
+        found[title.text or ""] = float(rect.get("width") or 0), rect.get("fill") or ""
+    return found
+
+
+def test_widths_are_times_and_kernel_functions_have_another_colour() -> None:
+    drawn = boxes(flamegraph.svg(SHOP))
+    whole = drawn["all (1.30s, 100.00%, 46 waits)"][0]
+    assert drawn["serve (900ms, 69.23%, 3 waits)"][0] == pytest.approx(whole * 9 / 13, abs=1)
+    assert drawn["main (1.20s, 92.31%, 6 waits)"][0] == pytest.approx(whole * 12 / 13, abs=1)
+    assert drawn["serve (900ms, 69.23%, 3 waits)"][1] != drawn["futex_wait (900ms, 69.23%, 3 waits)"][1]
+
+
+def test_against_itself_nothing_has_a_colour_and_what_grew_is_red_what_shrank_blue() -> None:
+    assert {colour for _, colour in boxes(flamegraph.svg(SHOP, "", SHOP)).values()} == {"#ffffff"}
+    before = profile(
+        sample(100_000_000, "main", "serve", "k:futex_wait"),
+        *(sample(900_000_000, "main", "log", "k:pipe_write"), sample(900_000_000, "main", "gone")),
+    )
+    drawn = {title.partition(" (")[0]: colour for title, (_, colour) in boxes(flamegraph.svg(SHOP, "", before)).items()}
+    assert drawn["serve"] == "#ff0000"
+    assert drawn["log"] == "#0000ff"
+    assert "gone since 0.45" in flamegraph.svg(SHOP, "", before)
+
+
+def test_boxes_without_width_are_counted() -> None:
+    many = profile(sample(SECOND, "main", "a"), *(sample(1_000, "main", f"f{n}") for n in range(20)))
+    assert "20 boxes too narrow to be drawn" in flamegraph.svg(many)
+
+
+def test_an_empty_profile_is_a_picture_too() -> None:
+    assert boxes(flamegraph.svg(profile())) == {}
+    assert json.loads(speedscope.text(profile(), ""))["profiles"][0]["samples"] == []
+    assert gzip.decompress(pprof.packed(profile()))
+    assert folded.text(profile()) == ""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_has_colours_of_its_own(mode: str) -> None:
+    woken = (*path("main", "k:wait"), WOKEN_BY, Step("irq (nvme)", False, is_waker=True))
+    colours = {colour for _, colour in boxes(flamegraph.svg(profile(replaced(woken), mode=mode))).values()}
+    assert len(colours) == 5
+
+
+def replaced(steps: tuple[Step, ...]) -> Sample:
+    return sample(SECOND)._replace(path=steps)
+
+
+# names of strangers
+
+
+def test_no_name_gets_out_of_its_place() -> None:
+    one = profile(sample(SECOND, HOSTILE, "k:wait", thread=HOSTILE)._replace(process=HOSTILE))
+    assert len(folded.text(one).splitlines()) == 1
+    for text in (folded.text(one), speedscope.text(one, HOSTILE), flamegraph.svg(one, HOSTILE, one), table.text(one)):
+        assert "\x1b" not in text and "\u202e" not in text
+    assert len(boxes(flamegraph.svg(one))) == 3  # process and thread have one name, and the function, too
+    (row,) = csv.DictReader(io.StringIO(table.text(one)))
+    assert row["thread"].startswith("a\\x1b[31m<b>")
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x"])
+def test_no_spreadsheet_takes_a_name_for_a_formula(name: str) -> None:
+    one = profile(sample(SECOND, name, thread=name)._replace(process=name))
+    (row,) = csv.DictReader(io.StringIO(table.text(one)))
+    assert (row["process"], row["thread"], row["stack"]) == (f"'{name}",) * 3
+
+
+# the command, of the demo
+
+
+@pytest.fixture(scope="module")
+def shown_ns() -> int:
+    """What offtop itself says of the demo: all that does not look idle."""
+    ticks = [json.loads(line) for line in command.run("replay", str(DEMO), "--json").out.splitlines()]
+    return sum(
+        one["total_ns"] - one["idle_ns"] for tick in ticks for one in tick["categories"] if one["name"] != "filtered"
+    )
+
+
+def exported(form: str, *arguments: str) -> str:
+    ended = command.run("export", form, str(DEMO), *arguments)
+    assert (ended.status, ended.err) == (0, "")
+    return ended.out
+
+
+def test_every_format_has_all_the_time_that_is_shown(shown_ns: int) -> None:
+    rows = [*csv.DictReader(io.StringIO(exported("csv")))]
+    whole = sum(int(row["total_ns"]) for row in rows)
+    assert whole == pytest.approx(shown_ns, rel=0.02)  # what looks idle is told at the end, and not tick by tick
+    made = json.loads(exported("speedscope"))
+    assert made["profiles"][0]["endValue"] == whole
+    placed = sum(int(row["total_ns"]) for row in rows if row["stack"] != BELOW.name)
+    us = sum(int(line.rpartition(" ")[2]) for line in exported("folded").splitlines())
+    assert us * 1000 == pytest.approx(placed, rel=0.001)
+    assert not any("__schedule" in row["stack"] for row in rows)
+
+
+def test_a_part_of_a_recording_is_less_and_a_filter_chooses() -> None:
+    def whole(*arguments: str) -> int:
+        return sum(int(row["total_ns"]) for row in csv.DictReader(io.StringIO(exported("csv", *arguments))))
+
+    every = whole()
+    assert 0 < whole("--begin", "+20s", "--end", "+40s") < every
+    locks = csv.DictReader(io.StringIO(exported("csv", "--filter", "cat=lock")))
+    assert {row["category"] for row in locks} == {"lock"}
+    assert whole("-i") > every
+
+
+def test_a_file_is_the_person_s_alone(tmp_path: Path) -> None:
+    out = tmp_path / "x.pb.gz"
+    ended = command.run("export", "pprof", str(DEMO), "-o", str(out))
+    assert (ended.status, ended.out, ended.err) == (0, "", "")
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert gzip.decompress(out.read_bytes())
+    link = tmp_path / "link"
+    link.symlink_to(out)
+    assert "is a link" in command.run("export", "folded", str(DEMO), "-o", str(link)).sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("pprof", str(DEMO), "--baseline", str(DEMO)), "--baseline compares in folded and svg alone"),
+        (("folded", str(DEMO), "--filter", "max>1ms"), "rows of a table"),
+        (("folded", "--begin", "+1s"), "moments of a recording"),
+        (("folded", str(DEMO), "--end", "nonsense"), "--end: 'nonsense' is no moment"),
+        (("folded", str(OLD), "--mode", "chain"), "It was not gathered who ended the waits"),
+        (("gif", str(DEMO)), "invalid choice"),
+    ],
+)
+def test_what_cannot_be_is_said_with_its_remedy(arguments: tuple[str, ...], says: str) -> None:
+    ended = command.run("export", *arguments)
+    assert says in ended.err
+    assert ended.status != 0
+    assert "Traceback" not in ended.err
+
+
+def test_bytes_do_not_go_to_a_terminal() -> None:
+    ended = command.run_on_terminal("export", "pprof", str(DEMO))
+    assert b"Write it to a file" in ended.screen + ended.err.encode()
+    assert b"\x1f\x8b" not in ended.screen
