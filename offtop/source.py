@@ -68,6 +68,11 @@ class Source(Protocol):
         """Return when each of `frames` has the best name it will get, or after `seconds`."""
         ...
 
+    def why_nameless(self, frame: Frame) -> str:
+        """Why a frame has no name, one of stackproblems.REASONS; empty: it has one, or nobody has looked. Returns at
+        once."""
+        ...
+
     def describe(self, pids: Collection[int]) -> None:
         """Have `Book.details` tell of these processes, soon; returns at once. For any thread.
 

@@ -98,6 +98,9 @@ class OfTheLoad(Happening):
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         self._source.wait_for_names(frames, seconds)
 
+    def why_nameless(self, frame: Frame) -> str:
+        return self._source.why_nameless(frame)
+
     def describe(self, pids: Collection[int]) -> None:
         self._source.describe(pids)
 

@@ -20,6 +20,7 @@ from offtop.kernel import cpython, reader
 from offtop.kernel.cpython import Interpreter
 from offtop.kernel.files import File
 from offtop.model.printable import printable
+from offtop.model.stackproblems import FILE_GONE, NO_ELF, TOO_SLOW, UNREADABLE
 
 _MOST_OPEN = 16
 _LEFT_ALONE_S = 300.0
@@ -154,21 +155,15 @@ class Binaries:
 
     def wanted(self, file: File) -> str:
         """What dwfl.Binary says; nothing of a file that cannot be read."""
-        try:
-            if not self._is_left_alone(file) and self._is_open(child := self.start(), file):
-                return child.ask(1, reader.WANTED, self._open[file], b"")[0]
-        except OSError:
-            self._leave_alone(file)
-        return ""
+        return self._ask_once(reader.WANTED, file)
+
+    def symbols(self, file: File) -> str:
+        """What reader.SYMBOLS is answered by; nothing of a file that cannot be read."""
+        return self._ask_once(reader.SYMBOLS, file)
 
     def python(self, file: File) -> Interpreter | None:
         """Where CPython is in it; None where it is not, or is not known."""
-        try:
-            if not self._is_left_alone(file) and self._is_open(child := self.start(), file):
-                return cpython.read(child.ask(1, reader.PYTHON, self._open[file], b"")[0])
-        except OSError:
-            self._leave_alone(file)
-        return None
+        return cpython.read(self._ask_once(reader.PYTHON, file))
 
     def start(self) -> _Child:
         """The child, started if there is none. Raises OSError where it cannot be."""
@@ -190,6 +185,14 @@ class Binaries:
             self._child = None
         self.close()
 
+    def _ask_once(self, kind: bytes, file: File) -> str:
+        try:
+            if not self._is_left_alone(file) and self._is_open(child := self.start(), file):
+                return child.ask(1, kind, self._open[file], b"")[0]
+        except OSError:
+            self._leave_alone(file)
+        return ""
+
     def _ask(self, kind: bytes, file: File, offsets: Sequence[int]) -> list[str]:
         try:
             if offsets and not self._is_left_alone(file):
@@ -205,7 +208,7 @@ class Binaries:
         if until_s is None:
             return False
         if time.monotonic() < until_s:
-            file.unreadable = True
+            file.unreadable = TOO_SLOW
             return True
         del self._left_alone[file]
         file.forget_nameless()
@@ -217,7 +220,7 @@ class Binaries:
         self._left_alone[file] = now_s + _LEFT_ALONE_S
         self._failures_s.append(now_s)
         self.failures += 1
-        file.unreadable = True
+        file.unreadable = TOO_SLOW
         self.end()
 
     def _is_open(self, child: _Child, file: File) -> bool:
@@ -237,15 +240,16 @@ class Binaries:
             return True
         fd = file.open()
         if fd is None:
-            file.unreadable = True
+            file.unreadable = UNREADABLE if Path(f"/proc/{file.mapping.pid}").exists() else FILE_GONE
             return False
         if len(self._open) >= _MOST_OPEN:
             self._close(next(iter(self._open)))
         self._open[file] = fd
         if child.ask(1, reader.OPEN, fd, os.fsencode(file.path), [fd]) != [reader.YES]:
-            file.unreadable = True
+            file.unreadable = NO_ELF
             os.close(self._open.pop(file))
             return False
+        file.unreadable = ""
         return True
 
     def _close(self, file: File) -> None:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from offtop.errors import KernelError
-from offtop.kernel import cpython, golang, inlined
+from offtop.kernel import cpython, elf, golang, inlined
 
 _Pointer = ct.c_void_p
 _SEGMENT_LOAD = 1
@@ -88,7 +88,10 @@ def library() -> ct.CDLL:
     dw.dwfl_module_addrinfo.argtypes = [_Pointer, ct.c_uint64, ct.POINTER(ct.c_uint64), ct.POINTER(_Sym)] + [
         _Pointer
     ] * 3
+    dw.dwfl_module_getsymtab.argtypes = [_Pointer]
     dw.dwfl_module_build_id.argtypes = [_Pointer, ct.POINTER(ct.POINTER(ct.c_ubyte)), ct.POINTER(ct.c_uint64)]
+    dw.dwfl_module_info.restype = ct.c_char_p
+    dw.dwfl_module_info.argtypes = [_Pointer] * 7 + [ct.POINTER(ct.c_char_p)]
     inlined.declare(dw)
     return dw
 
@@ -182,6 +185,19 @@ class Binary:
             return ""
         length: int = self._dw.dwfl_module_build_id(self.module, ct.byref(bits), ct.byref(address))
         return bytes(bits[:length]).hex() if length > 0 else ""
+
+    def has_symbols(self) -> bool | None:
+        """Whether there is a table of all of its functions, in it or in a file of its own; None where the file is not
+        understood. Without one there are at most the functions that it exports."""
+        self._dw.dwfl_module_getsymtab(self.module)  # looks for such a file
+        debug_file = ct.c_char_p()
+        self._dw.dwfl_module_info(self.module, *[None] * 6, ct.byref(debug_file))
+        if debug_file.value or self._go:
+            return True
+        with suppress(ValueError, struct.error):
+            _, sections = elf.sections(self._fd)
+            return b".symtab" in sections or b".gnu_debugdata" in sections
+        return None
 
     def python(self) -> str:
         """What cpython.written says of it."""

@@ -62,6 +62,7 @@ class File:
         "path",
         "retired",
         "searched",
+        "symbols",
         "unreadable",
         "written_ns",
     )
@@ -84,10 +85,13 @@ class File:
         """Offset → symbol, or nothing for what is known to have none."""
         self.searched = False
         """Whether a debug file for it has been asked for."""
+        self.symbols = ""
+        """What reader.SYMBOLS told of it; empty: nobody has asked."""
         self.explained = False
         """Its debug file has come: it is to be opened anew."""
-        self.unreadable = False
-        """It could not be opened. Another process's mapping of it may help."""
+        self.unreadable = ""
+        """Why it could not be read, one of stackproblems.REASONS; another process's mapping of it may help. Empty: it
+        could, or nobody has tried."""
         self.retired = False
         """Its content was overwritten: what is named stays named, but nothing more can be."""
 
@@ -266,7 +270,7 @@ def _remap(file: File, mapping: Mapping) -> None:
     if file.mapping != mapping:
         file.mapping = mapping
         if file.unreadable:
-            file.unreadable, file.names = False, {}
+            file.unreadable, file.names = "", {}
 
 
 def _is_local(device: str, pid: int) -> bool:

@@ -160,6 +160,7 @@ class LiveSource(Happening):
             self._user_stacks.copied,
             self._called_exec,
             self._with_python,
+            self._user_stacks.has_rule,
         )
         self._wakes = Wakes(maps["wakers"], maps["wakes"], maps["objects"], self._book, self._stacks.of_waker)
         for name, what in _NAMED_BY.items():
@@ -400,6 +401,9 @@ class LiveSource(Happening):
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         self._names.wait(frames, seconds)
+
+    def why_nameless(self, frame: Frame) -> str:
+        return self._names.why_nameless(frame)
 
     def describe(self, pids: Collection[int]) -> None:
         self._details.describe([pid for pid in pids if pid != OUTSIDE])

@@ -19,10 +19,8 @@ from offtop.kernel.files import VDSO, Files, Mapping
 from offtop.kernel.layout import EXACT
 from offtop.kernel.perfmap import PerfMap
 from offtop.model.printable import printable
-from offtop.model.stack import GONE, SIGNAL, Frame
+from offtop.model.stack import ANONYMOUS, GONE, SIGNAL, Frame
 
-ANONYMOUS = "[anon]"
-"""Code without a file that no perf map names: a JIT's."""
 JIT = "[jit]"
 """Code without a file that a perf map names."""
 UNKNOWN = "[unknown]"
@@ -210,12 +208,17 @@ class Processes:
 
     def _label(self, path: str, device: str, inode: int, mapping: Mapping) -> tuple[str, bool]:
         """What `Frame.file` says, and whether a JIT may have written the code."""
-        made = _MADE_AT_RUN_TIME.match(path) is not None
+        made = is_made_at_run_time(path)
         if path.startswith("/") and inode:
             return self._files.seen(path, device, inode, mapping).label, made
         if path == VDSO and mapping.end < 1 << 32:
             return self._files.seen_vdso_32(mapping).label, False
         return ANONYMOUS if made else printable(path), made
+
+
+def is_made_at_run_time(path: str) -> bool:
+    """Whether a JIT may have written the code that is mapped under that name."""
+    return _MADE_AT_RUN_TIME.match(path) is not None
 
 
 def _index(image: Image, address: int) -> int:

@@ -11,12 +11,14 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 
-from offtop.kernel import dwfl
+from offtop.kernel import dwfl, reader
 from offtop.kernel.binaries import Binaries
 from offtop.kernel.debuginfod import DebugFiles
 from offtop.kernel.files import File, Files
+from offtop.kernel.mappings import is_made_at_run_time
 from offtop.model.printable import printable
 from offtop.model.stack import Frame, nameless
+from offtop.model.stackproblems import NO_MAP, NO_SYMBOL, NOT_KNOWN, OVERWRITTEN, STRIPPED
 
 _PART = 32
 """Names looked up before another file has its turn, and before those that wait are told."""
@@ -62,6 +64,19 @@ class NameWorker:
             self._ask(file, frame.offset)
         return name or nameless(frame)
 
+    def why_nameless(self, frame: Frame) -> str:
+        """As Source has it. Returns at once."""
+        file = self._files.get(frame.file)
+        if frame.name or file is None:
+            return "" if frame.name else NOT_KNOWN
+        if file.names.get(frame.offset) != "":
+            return ""
+        if file.retired:
+            return OVERWRITTEN
+        if file.unreadable:
+            return NO_MAP if is_made_at_run_time(file.path) else file.unreadable
+        return {reader.YES: NO_SYMBOL, reader.NO: STRIPPED}.get(file.symbols, NOT_KNOWN)
+
     def wait(self, frames: Iterable[Frame], seconds: float) -> bool:
         """Whether, after `seconds` at most, each of `frames` has the best name it will get."""
         deadline = time.monotonic() + seconds
@@ -106,6 +121,8 @@ class NameWorker:
         while part := self._next_part(binaries):
             file, offsets = part
             names = dict(zip(offsets, binaries.names(file, offsets), strict=True))
+            if not file.symbols and not all(names.values()):
+                file.symbols = binaries.symbols(file)
             with self._changed:
                 # What is called anew may be gone meanwhile: then the name that it had is the best.
                 file.names.update(
@@ -125,7 +142,7 @@ class NameWorker:
     def _ask_anew(self, file: File) -> None:
         """Its debug file has come."""
         with self._changed:
-            file.explained = True
+            file.explained, file.symbols = True, ""
             known = dict.fromkeys(file.names, True)
             waiting = self._asked.get(file, {})
             self._asked[file] = waiting | known

@@ -31,9 +31,11 @@ NAMES = b"n"
 """Offsets of 8 bytes. Answered by the names (model.stack.one_name), with nothing for those that have none."""
 RULES = b"r"
 """Offsets of 8 bytes. Answered by the rules there (rules.written)."""
+SYMBOLS = b"s"
+"""Nothing more. Answered by YES if a table of all of its functions is here, NO if there is none, else by nothing."""
 PYTHON = b"p"
 """Nothing more. Answered by where CPython is in the file (cpython.written), if it is."""
-YES = "yes"
+YES, NO = "yes", "no"
 
 _LONGEST_REQUEST = 1 << 16
 _LONGEST_NAME = 4_000
@@ -85,6 +87,8 @@ def _answers(binaries: dict[int, tuple[dwfl.Binary, Unwinding]], request: bytes,
     binary, unwinding = binaries[number]
     if kind == WANTED:
         return [binary.wanted()]
+    if kind == SYMBOLS:
+        return [{True: YES, False: NO, None: ""}[binary.has_symbols()]]
     if kind == PYTHON:
         return [binary.python()]
     offsets = [offset for (offset,) in struct.iter_unpack("=Q", rest)]

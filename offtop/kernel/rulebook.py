@@ -36,7 +36,7 @@ class Ways(NamedTuple):
 
 
 class Rulebook:
-    """For use by one thread, but for `ways`."""
+    """For use by one thread, but for `ways` and `has`."""
 
     def __init__(self, binaries: Binaries) -> None:
         self._binaries = binaries
@@ -62,6 +62,11 @@ class Rulebook:
         else:
             self._known.move_to_end((file, offset))
         return known
+
+    def has(self, file: File, offset: int) -> bool:
+        """Whether there is a rule there, or nobody has asked. For any thread."""
+        known = self._known.get((file, offset))
+        return not file.unreadable if known is None else known != NO_RULE
 
     def _learn(self, file: File, offset: int) -> Rule:
         (text,) = self._binaries.rules(file, [offset])

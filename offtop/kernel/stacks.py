@@ -83,12 +83,14 @@ class Stacks:
         copied: Copied = lambda _: None,
         called_exec: CalledExec = lambda _: None,
         with_python: WithPython = lambda _pid, frames, _python, _whole: (frames, False),
+        has_rule: Callable[[Frame], bool] = lambda _: True,
     ) -> None:
-        """`sched_text`: first and end address of the kernel's __sched functions."""
+        """`sched_text`: first and end address of the kernel's __sched functions. `has_rule`: whether a frame's binary
+        says who called it."""
         self._kernel, self._user = IdTable(kernel, _stack_of), IdTable(user, _stack_of)
         self._book, self._categories = book, categories
         self._kernel_frame, self._user_frames, self._copied = kernel_frame, user_frames, copied
-        self._called_exec, self._with_python = called_exec, with_python
+        self._called_exec, self._with_python, self._has_rule = called_exec, with_python, has_rule
         self._sched_text = sched_text
         self._next_id = FIRST_STACK
         self._by_frames: dict[tuple[tuple[Frame, ...], str, bool], int] = {}
@@ -236,7 +238,12 @@ class Stacks:
             return NO_STACK
         if frames[-1].file == GONE:
             end, unsure = ENDED, False
-        return self._intern(frames, end, unsure, lambda: Stack(frames, end=end, is_unsure=unsure))
+
+        def made() -> Stack:
+            without = (frame.file for frame in frames if not self._has_rule(frame))
+            return Stack(frames, end=end, is_unsure=unsure, guessed_in=next(without, "") if unsure else "")
+
+        return self._intern(frames, end, unsure, made)
 
     def _intern_kernel(self, addresses: Sequence[int]) -> int:
         if not addresses:

@@ -20,6 +20,7 @@ from offtop.kernel.layout import WalkedStack
 from offtop.kernel.walker import Found, Walker
 from offtop.model.book import ThreadKey
 from offtop.model.snapshot import Waiting
+from offtop.model.stack import Frame
 from offtop.units import NS_PER_S
 
 OLD_NS = 3 * NS_PER_S // 10
@@ -164,6 +165,10 @@ class UserStacks:
                 self._told.add(raw_id)
                 self._late += isinstance(found[1], int)
             return found
+
+    def has_rule(self, frame: Frame) -> bool:
+        """As Walker has it."""
+        return self._walker.has_rule(frame)
 
     def ended(self, pid: int) -> None:
         """The process has ended."""

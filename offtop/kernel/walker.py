@@ -13,14 +13,14 @@ from offtop.kernel.copies import Copy
 from offtop.kernel.files import Files
 from offtop.kernel.layout import WalkedStack
 from offtop.kernel.libbpf import Map
-from offtop.kernel.mappings import Image, Processes
+from offtop.kernel.mappings import JIT, Image, Processes
 from offtop.kernel.memory import Memory
 from offtop.kernel.pythons import NO_PYTHONS, Pythons, code_objects
 from offtop.kernel.rulebook import Rulebook
 from offtop.kernel.rules import I386, NO_RULE, X86_64, Rule
 from offtop.kernel.unwind import Read, State, Walk
 from offtop.model.book import ThreadKey
-from offtop.model.stack import Frame
+from offtop.model.stack import ANONYMOUS, SIGNAL, Frame
 
 _ANSWER_S = 3.0
 _IDLE_S = 10.0
@@ -92,6 +92,13 @@ class Walker:
     def ways(self) -> list[tuple[str, str]]:
         """How the binaries met last are walked: label, and what is to be said of it."""
         return [(label, ways.told) for label, ways in reversed([*self._rulebook.ways.items()])]
+
+    def has_rule(self, frame: Frame) -> bool:
+        """Whether its binary says who called it, as far as that was asked. For any thread."""
+        file = self._files.get(frame.file)
+        if file is None or frame.name == SIGNAL:
+            return frame.file not in (ANONYMOUS, JIT)
+        return self._rulebook.has(file, frame.offset)
 
     def start(self) -> None:
         """Begin, so that the first stack waits for less."""

@@ -9,6 +9,8 @@ KERNEL = "[kernel]"
 """`Frame.file` of the core kernel; a module's frames carry its name, as `[ext4]`."""
 GONE = "[gone]"
 """`Frame.file` of a user frame whose process ended before its mappings were read."""
+ANONYMOUS = "[anon]"
+"""`Frame.file` of code without a file that no perf map names: a JIT's."""
 
 SIGNAL = "(signal)"
 """`Frame.name` of the code that a signal's handler returns to: below it stands what was interrupted."""
@@ -75,6 +77,8 @@ class Stack(NamedTuple):
     """User stacks: how it ends, one of ENDS."""
     is_unsure: bool = False
     """User stacks: some callers were found without the binary's word for it."""
+    guessed_in: str = ""
+    """User stacks: file of the innermost frame whose caller was found so; empty: not known."""
 
     @property
     def missing(self) -> str:

@@ -20,6 +20,7 @@ from offtop.model.container import label
 from offtop.model.printable import printable
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack
+from offtop.model.stackproblems import NOT_KNOWN
 from offtop.model.table import SITES, table_of
 from offtop.model.wake import FIRST_WAKE, Storm
 from offtop.recording.form import MOST_CALLS, Entry
@@ -150,6 +151,10 @@ class RecordedSource:
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """All names are known."""
+
+    def why_nameless(self, frame: Frame) -> str:
+        """That was not recorded."""
+        return NOT_KNOWN
 
     def describe(self, pids: Collection[int]) -> None:
         """All that was recorded is told."""

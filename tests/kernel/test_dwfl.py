@@ -79,6 +79,7 @@ def test_without_its_own_symbol_a_function_has_no_name_rather_than_its_neighbour
     assert symbols["first"].start < symbols["hidden"].start < symbols["last"].start
     named = [binary.symbol(symbols[name].start + 4) for name in ("first", "hidden", "last")]
     assert named == [symbols["first"], None, symbols["last"]]
+    assert [binary.has_symbols(), opened(program).has_symbols()] == [False, True]
     binary.close()
 
 
@@ -88,6 +89,7 @@ def test_a_debug_file_beside_the_binary_is_read(program: Path, tmp_path: Path) -
     subprocess.run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", str(program), str(stripped)], check=True)
     binary, hidden = opened(stripped), listed(program)["hidden"]
     assert binary.symbol(hidden.start + 4) == hidden
+    assert binary.has_symbols()
     binary.close()
 
 
@@ -103,6 +105,7 @@ def test_compressed_symbols_within_the_binary_are_read(program: Path, tmp_path: 
     subprocess.run(["objcopy", "--strip-all", add, str(program), str(stripped)], check=True)
     binary, hidden = opened(stripped), listed(program)["hidden"]
     assert binary.symbol(hidden.start + 4) == hidden
+    assert binary.has_symbols()
     binary.close()
 
 

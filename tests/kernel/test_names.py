@@ -18,7 +18,8 @@ from offtop.kernel import names as names_module
 from offtop.kernel.files import Files
 from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
-from offtop.model.stack import GONE, Frame
+from offtop.model.stack import GONE, Frame, nameless
+from offtop.model.stackproblems import FILE_GONE, NO_ELF, NO_SYMBOL, NOT_KNOWN, OVERWRITTEN, STRIPPED
 from tests.kernel.programs import build, let_nobody_in, running
 
 PYTHON = "/usr/bin/python3"
@@ -80,7 +81,12 @@ class Namer:
 
     def best(self, frame: Frame) -> str:
         assert self.worker.wait({frame}, 30)
+        assert bool(self.why(frame)) == (self.worker.of(frame) == nameless(frame))
         return self.worker.of(frame)
+
+    def why(self, frame: Frame) -> str:
+        """Why it has no name, which it was looked for."""
+        return self.worker.why_nameless(frame)
 
 
 @pytest.fixture
@@ -133,8 +139,19 @@ def test_a_stripped_binary_names_what_it_exports_and_nothing_else(namer: Namer, 
         hidden = namer.frame(app.pid, app.at["hidden"])
         assert app.at["function"] < app.at["hidden"] < app.at["last"]
         assert namer.name(app.pid, app.at["function"]) == "function"
+        assert namer.why(hidden) == ""
         assert namer.best(hidden) == f"app+0x{hidden.offset:x}"
+        assert namer.why(hidden) == STRIPPED
         assert namer.name(app.pid, app.at["last"]) == "last"
+
+
+def test_code_that_no_symbol_holds_is_not_called_stripped(namer: Namer, tmp_path: Path) -> None:
+    source = '__asm__(".text; sizeless: nop; nop; ret"); extern int sizeless(void);'
+    path = build(tmp_path / "app", f'{source} int main(void) {{ tell("sizeless", sizeless); return next(); }}')
+    with running([path]) as app:
+        frame = namer.frame(app.pid, app.at["sizeless"] + 1)
+        assert namer.best(frame) == f"app+0x{frame.offset:x}"
+        assert namer.why(frame) == NO_SYMBOL
 
 
 def test_what_has_no_name_is_its_byte_in_the_file_in_every_process(namer: Namer, tmp_path: Path) -> None:
@@ -176,6 +193,7 @@ def test_symbols_that_nobody_may_read_name_nothing(namer: Namer, tmp_path: Path)
     with running([path]) as app:
         hidden = namer.frame(app.pid, app.at["hidden"])
         assert namer.best(hidden) == f"app+0x{hidden.offset:x}"
+        assert namer.why(hidden) == STRIPPED
         assert namer.name(app.pid, app.at["last"]) == "last"  # which it exports
 
 
@@ -243,6 +261,7 @@ def test_after_the_end_of_a_replaced_program_it_has_no_name_rather_than_its_succ
         program(path, "new_one")
         shutil.copystat(tmp_path / "kept", path)
     assert namer.best(frame) == f"app+0x{frame.offset:x}"
+    assert namer.why(frame) == FILE_GONE
 
 
 def test_a_program_that_ended_is_named_from_its_file(namer: Namer, tmp_path: Path) -> None:
@@ -264,6 +283,7 @@ def test_a_program_rewritten_in_place_keeps_its_names_and_gives_none_to_the_next
         assert namer.best(frame) == "old_one"
     rewrite(path, other)
     assert namer.best(unasked) == f"app+0x{unasked.offset:x}"
+    assert namer.why(unasked) == OVERWRITTEN
     with running([path]) as new:
         assert namer.name(new.pid, new.at["function"]) == "new_one"
     assert namer.best(frame) == "old_one"
@@ -343,7 +363,8 @@ def test_a_file_that_is_no_elf_leaves_its_frames_unnamed(namer: Namer, tmp_path:
     libc.mmap.restype = ctypes.c_void_p
     address = libc.mmap(None, ctypes.c_size_t(4096), 5, 2, fd, ctypes.c_long(0))
     os.close(fd)
-    assert namer.name(os.getpid(), address + 16) == "code+0x10"
+    frame = namer.frame(os.getpid(), address + 16)
+    assert (namer.best(frame), namer.why(frame)) == ("code+0x10", NO_ELF)
     libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(4096))
 
 
@@ -351,6 +372,7 @@ def test_frames_that_lie_in_no_file_are_named_at_once(namer: Namer) -> None:
     frames = [Frame(GONE, 0), Frame("[anon]", 0x7F00), Frame("[jit]", 16, "Main::loop"), Frame("/never/seen.so", 0x20)]
     assert namer.worker.wait(set(frames), 0)
     assert [namer.worker.of(frame) for frame in frames] == ["[gone]", "[anon]+0x7f00", "Main::loop", "seen.so+0x20"]
+    assert [namer.why(frame) for frame in frames] == [NOT_KNOWN, NOT_KNOWN, "", NOT_KNOWN]
     assert namer.worker.of(Frame("/never/\x1b[2J", 0, "")) == r"\x1b[2J"
 
 

@@ -10,6 +10,7 @@ import pytest
 from offtop.kernel.binaries import Binaries
 from offtop.kernel.files import VDSO_32, Files, Mapping
 from offtop.kernel.rules import NO_RULE, read
+from offtop.model.stackproblems import UNREADABLE
 from tests.kernel.programs import Program, build, running
 
 PROGRAM = r"""
@@ -60,9 +61,9 @@ def test_it_is_one_file_for_all_processes_and_the_latest_is_read(child: Program)
     files = Files()
     gone = files.seen_vdso_32(Mapping(1 << 22, 0xF000_0000, 0xF000_2000))
     assert gone.open() is None
-    gone.unreadable = True
+    gone.unreadable = UNREADABLE
     file = files.seen_vdso_32(mapping(child))
-    assert (file is gone, file.unreadable, files.get(VDSO_32) is file) == (True, False, True)
+    assert (file is gone, file.unreadable, files.get(VDSO_32) is file) == (True, "", True)
     fd = file.open()
     assert fd is not None
     os.close(fd)

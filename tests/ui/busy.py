@@ -7,6 +7,7 @@ from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.snapshot import Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, KERNEL, Frame, Names, Stack
+from offtop.model.stackproblems import NOT_KNOWN
 from offtop.source import Happening
 from offtop.units import NS_PER_S
 
@@ -130,6 +131,9 @@ class BusySource(Happening):
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """All names are known."""
+
+    def why_nameless(self, frame: Frame) -> str:
+        return NOT_KNOWN
 
     def describe(self, pids: Collection[int]) -> None:
         """Nobody is told of."""

@@ -1,0 +1,299 @@
+"""What user stacks lack: callers, or names; of which binary, for how much of the time, why, and what to do about it.
+
+A stack may lack several things, and counts under each: so shares do not add up to anything. What the C library does
+before a program's own function begins is left out: its names would tell nothing of where it was waited.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from offtop.model.book import Book
+from offtop.model.cut import Added
+from offtop.model.diagnosis import is_libc
+from offtop.model.printable import printable
+from offtop.model.snapshot import EXITED
+from offtop.model.stack import (
+    ANONYMOUS,
+    ASTRAY,
+    DEEP,
+    ENDED,
+    FIRST_STACK,
+    GONE,
+    LINKED,
+    NO_WAY,
+    NOT_COPIED,
+    NOT_FOLLOWED,
+    NOT_IN_MEMORY,
+    SIGNAL,
+    WHOLE,
+    Frame,
+    Names,
+    Stack,
+    nameless,
+)
+
+GUESSED, LED_ASTRAY, UNSURE = "guessed", "guessed-astray", "unsure"
+STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF = "stripped", "no-symbol", "no-perf-map", "no-elf-file"
+OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_KNOWN = (
+    *("overwritten", "file-gone", "unreadable", "too-slow"),
+    "not-known",
+)
+REASONS: Mapping[str, str] = {
+    NO_WAY: "callers missing: no unwind information",
+    LED_ASTRAY: "callers missing: no unwind information, and a guess went astray",
+    GUESSED: "callers guessed: no unwind information",
+    UNSURE: "callers unsure: which of them is not known",
+    LINKED: "callers unchecked: along frame pointers",
+    NOT_COPIED: "callers missing: too little of the stack was copied",
+    NOT_FOLLOWED: "callers missing: a register is needed that is not known",
+    NOT_IN_MEMORY: "callers missing: the stack is not in memory",
+    ASTRAY: "callers missing: what should be the caller is no code",
+    DEEP: "callers missing: more than 127 frames",
+    ENDED: "all missing: it had ended before it was read",
+    STRIPPED: "names missing: stripped of its symbols",
+    NO_SYMBOL: "names missing: its symbols leave that code out",
+    NO_MAP: "names missing: made at run time, in no perf map",
+    OVERWRITTEN: "names missing: the file was overwritten",
+    NO_ELF: "names missing: no ELF file",
+    FILE_GONE: "names missing: file and process were gone before it was read",
+    UNREADABLE: "names missing: the file cannot be opened",
+    TOO_SLOW: "names missing: reading it failed, or took too long",
+    NOT_KNOWN: "names missing: why is not known",
+}
+"""Why a stack is not whole, or not all named, by what JSON calls it."""
+_OF_NAMES = frozenset(
+    {
+        *(ENDED, STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF),
+        *(OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_KNOWN),
+    }
+)
+_OF_CALLERS = frozenset({ENDED, *REASONS.keys() - _OF_NAMES})
+_UNWOUND = "build it with -fasynchronous-unwind-tables and keep .eh_frame, or with -fno-omit-frame-pointer"
+_REMEDIES: Mapping[str, str] = {
+    NO_WAY: _UNWOUND,
+    LED_ASTRAY: _UNWOUND,
+    GUESSED: _UNWOUND,
+    LINKED: "leave --unwind fp away; where it is away already: a larger --cpu-budget",
+    NOT_COPIED: "copy more of each stack: --unwind-bytes 64K",
+    NOT_FOLLOWED: "build it with -fno-omit-frame-pointer",
+    NOT_IN_MEMORY: "more memory, so that it is not swapped out",
+    ASTRAY: "its unwind information is wrong there: assembly needs .cfi directives",
+    STRIPPED: "install its debug symbols (a -dbgsym, -dbg or -debuginfo package), or try --debuginfod; leave your own "
+    "unstripped",
+    NO_SYMBOL: "install its debug symbols, or try --debuginfod; assembly needs .type and .size",
+    NO_MAP: "have its runtime write /tmp/perf-PID.map",
+    OVERWRITTEN: "start that program again: its file is another one by now",
+    UNREADABLE: "let offtop open it: as root, and on a file system that lets root in (FUSE: allow_root)",
+    TOO_SLOW: "wait: it is tried again after five minutes",
+}
+"""Reasons that are not here have none."""
+_RUNTIME = re.compile(
+    r"(?P<java>libjvm\.so|java$)|(?P<node>libnode\.so|node(?:js)?$)|(?P<dotnet>libcoreclr\.so|dotnet$)|"
+    r"(?P<ruby>libruby|ruby[\d.]*$)|(?P<erlang>beam\.smp$)"
+)
+"""Names of binaries, or processes, of runtimes that compile code as it runs."""
+_MAPS: Mapping[str, str] = {
+    "java": "write a perf map now, and once in a while: jcmd {pid} Compiler.perfmap (JDK 17 or later)",
+    "node": "start it with: node --perf-basic-prof",
+    "dotnet": "start it with DOTNET_PerfMapEnabled=1 in its environment",
+    "ruby": "start it with: ruby --yjit-perf",
+    "erlang": "start it with: erl +JPperf true",
+}
+_KEEPS_LINKS: Mapping[str, str] = {"node": "V8", "dotnet": ".NET"}
+"""Runtimes whose code keeps frame pointers, and who makes that."""
+
+Why = Callable[[Frame], str]
+"""Why a frame has no name: one of REASONS; empty while nobody has looked."""
+
+
+def nobody_looked(frame: Frame) -> str:
+    """A Why that knows nothing."""
+    return NOT_KNOWN
+
+
+class Problem(NamedTuple):
+    """What some stacks lack, for one reason."""
+
+    binary: str
+    """As Frame.file has it: of the outermost frame that is known where callers are missing; of the frame that has no
+    name; empty where nobody knows."""
+    process: str
+    """Of code that is in no file: the name of the process that it is of, raw; else empty."""
+    reason: str
+    """One of REASONS."""
+    total_ns: int
+    share: float
+    """Of the time that has a user stack; 0 to 1."""
+    remedy: str
+    """What to do about it; empty where there is nothing."""
+
+    @property
+    def label(self) -> str:
+        """The binary without its directories, and the process where that says more. Printable."""
+        file = printable(self.binary.rpartition("/")[2])
+        return f"{file or '?'} of {printable(self.process)}" if self.process else file or "(any)"
+
+    @property
+    def is_of_callers(self) -> bool:
+        return self.reason in _OF_CALLERS
+
+    @property
+    def in_full(self) -> str:
+        told = f"{100 * self.share:.0f}% of the time with a user stack: {self.label}: {REASONS[self.reason]}."
+        return f"{told} Next: {self.remedy}." if self.remedy else told
+
+
+class Told(NamedTuple):
+    """What is said of a part of the waits."""
+
+    total_ns: int = 0
+    """That of waits with a user stack."""
+    whole_ns: int = 0
+    """That of stacks with all callers, for sure."""
+    named_ns: int = 0
+    """That of stacks whose functions all have names."""
+    problems: tuple[Problem, ...] = ()
+    """Most time first."""
+
+
+class _Flaw(NamedTuple):
+    binary: str
+    reason: str
+
+
+class _Looked(NamedTuple):
+    """What is known of one stack."""
+
+    flaws: tuple[_Flaw, ...]
+    runtime: str
+    """A key of _MAPS, or empty."""
+
+
+class Problems:
+    """Looks at each stack once, and again when functions have other names. For one thread."""
+
+    def __init__(self, names: Names, why: Why = nobody_looked) -> None:
+        self._names, self._why = names, why
+        self._known: dict[int, _Looked] = {}
+        self._unnamed: set[int] = set()
+        """Those of them with functions that have no name by now."""
+        self._asked: tuple[Book | None, int] = None, 0
+
+    def of(self, table: Mapping[tuple[int, ...], Added], book: Book) -> Told:
+        """Of a table by sites (cut.by_site)."""
+        self._look_around(book)
+        waits_ns: dict[tuple[int, int], int] = {}
+        for (_, user, _, pid), (_, total_ns, _, _) in table.items():
+            if user >= FIRST_STACK and total_ns > 0 and book.stack(user).frames:
+                waits_ns[user, pid] = waits_ns.get((user, pid), 0) + total_ns
+        total_ns = whole_ns = named_ns = 0
+        sums: dict[tuple[_Flaw, str], dict[int, int]] = {}
+        runtimes: dict[int, str] = {}
+        for (user, pid), ns in waits_ns.items():
+            flaws, runtime = self._of_stack(user, book)
+            total_ns += ns
+            reasons = {flaw.reason for flaw in flaws}
+            whole_ns += ns if reasons.isdisjoint(_OF_CALLERS) else 0
+            named_ns += ns if reasons.isdisjoint(_OF_NAMES) else 0
+            if runtime:
+                runtimes[pid] = runtime
+            for flaw in flaws:
+                of_pids = sums.setdefault((flaw, _process(pid, book) if flaw.binary[:1] == "[" else ""), {})
+                of_pids[pid] = of_pids.get(pid, 0) + ns
+        problems: list[Problem] = []
+        for (flaw, process), of_pids in sums.items():
+            pid, ns = max(of_pids, key=of_pids.__getitem__), sum(of_pids.values())
+            runtime = runtimes.get(pid) or _runtime(process)
+            remedy = _remedy(flaw, runtime).format(pid=pid)
+            problems.append(Problem(flaw.binary, process, flaw.reason, ns, ns / total_ns, remedy))
+        problems.sort(key=lambda one: (-one.total_ns, one[:3]))
+        return Told(total_ns, whole_ns, named_ns, tuple(problems))
+
+    def _look_around(self, book: Book) -> None:
+        """Forget what may be otherwise now."""
+        asked = book, self._names.version
+        if asked[0] is not self._asked[0]:
+            self._known.clear()
+            self._unnamed.clear()
+        elif asked[1] != self._asked[1]:
+            for user in self._unnamed:
+                self._known.pop(user, None)
+            self._unnamed.clear()
+        self._asked = asked
+
+    def _of_stack(self, user: int, book: Book) -> _Looked:
+        known = self._known.get(user)
+        if known is None:
+            stack = book.stack(user)
+            flaws = tuple(dict.fromkeys((*_of_callers(stack), *self._of_names(stack, user))))
+            runtimes = (_runtime(frame.file.rpartition("/")[2]) for frame in stack.frames)
+            runtime = next((one for one in runtimes if one), "")
+            known = self._known[user] = _Looked(flaws, runtime)
+        return known
+
+    def _of_names(self, stack: Stack, user: int) -> Iterator[_Flaw]:
+        for frame in _told(stack):
+            if frame.name or (frame.file[:1] == "[" and frame.file != ANONYMOUS):
+                continue
+            if frame.file != ANONYMOUS and self._names.of(frame) != nameless(frame):
+                continue
+            self._unnamed.add(user)
+            reason = NO_MAP if frame.file == ANONYMOUS else self._why(frame)
+            if reason:
+                yield _Flaw(frame.file, reason)
+
+
+def _of_callers(stack: Stack) -> Iterator[_Flaw]:
+    if stack.end == ENDED:
+        yield _Flaw(GONE, ENDED)
+    elif stack.end == LINKED:
+        yield _Flaw("", LINKED)
+    elif stack.end == ASTRAY and stack.is_unsure and stack.guessed_in:
+        yield _Flaw(stack.guessed_in, LED_ASTRAY)
+        return
+    elif stack.end != WHOLE:
+        file = _outermost(stack.frames).file
+        yield _Flaw(file, stack.end)
+        if stack.end == NO_WAY and stack.guessed_in == file:
+            return
+    if stack.is_unsure:
+        yield _Flaw(stack.guessed_in, GUESSED if stack.guessed_in else UNSURE)
+
+
+def _outermost(frames: Sequence[Frame]) -> Frame:
+    """Of those that are a binary's: Python's functions stand between them."""
+    return next((one for one in reversed(frames) if not one.name or one.name == SIGNAL), frames[-1])
+
+
+def _told(stack: Stack) -> tuple[Frame, ...]:
+    """The frames without the one where the thread began, and without what the C library did there."""
+    frames = stack.frames
+    if stack.end == WHOLE and len(frames) > 1:
+        end = len(frames) - 1
+        while end > 1 and is_libc(frames[end - 1]):
+            end -= 1
+        frames = frames[:end]
+    return frames
+
+
+def _runtime(name: str) -> str:
+    found = _RUNTIME.match(name)
+    return (found.lastgroup or "") if found else ""
+
+
+def _process(pid: int, book: Book) -> str:
+    return "(exited)" if pid == EXITED.pid else book.process(pid)
+
+
+def _remedy(flaw: _Flaw, runtime: str) -> str:
+    if flaw.reason == NO_MAP:
+        return _MAPS.get(runtime, _REMEDIES[NO_MAP])
+    if flaw.reason in (GUESSED, LED_ASTRAY, NO_WAY):
+        is_made = flaw.binary[:1] == "["
+        maker = _KEEPS_LINKS.get(runtime if is_made else _runtime(flaw.binary.rpartition("/")[2]))
+        if maker and flaw.reason == GUESSED:
+            return f"trust them: {maker}'s code keeps frame pointers"
+        if is_made:
+            return "" if runtime == "java" else "have its runtime keep frame pointers"
+    return _REMEDIES.get(flaw.reason, "")
