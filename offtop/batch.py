@@ -52,6 +52,7 @@ from offtop.model.rows import (
 )
 from offtop.model.snapshot import EXITED
 from offtop.model.stack import Frame, Names
+from offtop.model.stackproblems import Problems
 from offtop.model.stuck import Stuck
 from offtop.model.wake import NO_STORM, OFFCPU, WAKEUP, gathers
 from offtop.model.waking import WakerKey, by_wake, grouped, nobodys, oldest_of, ready_by_wake, top_of_wakes, waker_of
@@ -71,6 +72,8 @@ _DETAILS_SECONDS = 2.0
 _NO_MORE_DETAILS_SECONDS = 0.5
 _HISTORY_BYTES = 1 << 20
 _ALL_ROWS = 1_000_000
+_LEAST_PROBLEM = 0.1
+"""Of the time with a user stack."""
 _COMM_WIDTH, _WAKER_WIDTH = 16, 26
 """What is no thread's waker has a sentence for a name."""
 
@@ -127,7 +130,7 @@ def run(
     """Print `iterations` ticks (None: until the source ends): whether the source ended before that. Errors of the
     source and of `out` are passed on.
     """
-    diagnoser = Diagnoser(source.names, rules)
+    diagnoser, problems = Diagnoser(source.names, rules), Problems(source.names, source.why_nameless)
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     pace.recorder = recorder
@@ -158,7 +161,7 @@ def run(
                     _add_up(sums, moved, source.names, wanted)
             elif as_json:
                 source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
-                json.dump(tick_object(tick, source.names, diagnoser, moved), out, separators=(",", ":"))
+                json.dump(tick_object(tick, source.names, diagnoser, moved, problems), out, separators=(",", ":"))
                 out.write("\n")
             else:
                 ever = history.since_start() if wanted.sort == "TOTAL" else None
@@ -168,7 +171,7 @@ def run(
                 if wanted.stuck:
                     stacks.update(one.user for one in tick.stuck.waits)
                 source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
-                out.write(tick_text(tick, listed, source.names, width, wanted, diagnoser, lifetime))
+                out.write(tick_text(tick, listed, source.names, width, wanted, diagnoser, problems, lifetime))
             out.flush()
             patience_s = _LATER_SECONDS
     finally:
@@ -270,6 +273,7 @@ def tick_text(
     width: int,
     wanted: Wanted,
     diagnoser: Diagnoser,
+    problems: Problems,
     lifetime: Tick | None = None,
 ) -> str:
     """One tick as tables, a blank line behind it. No line is wider than `width` (0: as wide as it needs)."""
@@ -301,6 +305,7 @@ def tick_text(
     lines = [
         f"{_head(tick.kept)}{_filtered(tick, wanted)}",
         *_diagnosis(tick, wanted, diagnoser),
+        *_stack_problem(tick, wanted, problems),
         *_table(categories, f"{'WAIT CATEGORY':<15}", _category_name),
         "",
         *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {who:<{width_of}}", name_of, where_of),
@@ -317,6 +322,14 @@ def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: Diagnoser) -> Iterable[str
     told = most(diagnoser.rules_of(by_site(tick.shares, wanted.scope), book))
     if told:
         yield told.in_full(book, with_process=True)
+
+
+def _stack_problem(tick: Tick, wanted: Wanted, problems: Problems) -> Iterable[str]:
+    """Why callers are missing, where that is much."""
+    told = problems.of(by_site(tick.shares, wanted.scope), tick.kept.window.book)
+    worst = next((one for one in told.problems if one.is_of_callers and one.share >= _LEAST_PROBLEM), None)
+    if worst:
+        yield worst.in_full
 
 
 def _stuck_table(tick: Tick, shown: Stuck, names: Names) -> Iterable[str]:

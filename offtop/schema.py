@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from offtop.model.stack import ENDS
+from offtop.model.stack import ANONYMOUS, ENDS, GONE
+from offtop.model.stackproblems import REASONS
 from offtop.model.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
 
 _NS = {"type": "integer", "description": "ns"}
@@ -330,6 +331,36 @@ SCHEMA: dict[str, Any] = {
                     },
                 }
             ),
+            "user_stack_problems": {
+                "type": "array",
+                "description": "what user stacks lack, of the waits that pass the filter, most time first. A stack "
+                "counts under all that it lacks",
+                "items": _object(
+                    {
+                        "binary": _or_null(
+                            "string",
+                            "where callers are missing: file of the outermost frame that is known; where they are "
+                            "guessed, or that led astray: of the innermost whose caller is; where names are missing: "
+                            "of what has none. "
+                            f"In brackets what is in no file: {ANONYMOUS} made at run time, {GONE} not known any more",
+                            "nobody knows, or any",
+                        ),
+                        "process": _or_null("string", "name of that which has it, of what is in no file", "of a file"),
+                        "reason": {
+                            "enum": [*REASONS],
+                            "description": "; ".join(f"{reason}: {means}" for reason, means in REASONS.items()),
+                        },
+                        "total_ns": _NS,
+                        "share": {
+                            "type": "number",
+                            "minimum": 0,
+                            "maximum": 1,
+                            "description": "of the time with a user stack that passes the filter",
+                        },
+                        "remedy": _or_null("string", "what to do about it", "nothing, or nobody knows"),
+                    }
+                ),
+            },
             "machine": _object(
                 {
                     "cpus": _or_null("integer", "that are online"),

@@ -8,23 +8,26 @@ from offtop import __version__
 from offtop.model import histogram as log2
 from offtop.model import where
 from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.cut import RUN_QUEUE, Leaf, by_category, leaf_of_sites
+from offtop.model.cut import ALL, RUN_QUEUE, Leaf, Scope, by_category, by_site, leaf_of_sites
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import Rule
 from offtop.model.endings import Endings, endings
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals
 from offtop.model.stack import NO_STACK, QUEUED, Names, Stack
+from offtop.model.stackproblems import Problem, Problems
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES
 from offtop.model.wake import CHAIN, NO_OBJECT, NO_WAKE, Object, Waker
 from offtop.tick import Tick
 
 
-def tick_object(tick: Tick, names: Names, diagnoser: Diagnoser, moved: Tick | None = None) -> dict[str, Any]:
+def tick_object(
+    tick: Tick, names: Names, diagnoser: Diagnoser, moved: Tick | None = None, problems: Problems | None = None
+) -> dict[str, Any]:
     """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable.
 
-    `moved`: what of earlier ticks is at other sites now."""
+    `moved`: what of earlier ticks is at other sites now. `problems`: looks for what user stacks lack."""
     kept = tick.kept
     window, book = kept.window, kept.window.book
     cost, filters = window.cost, window.filters
@@ -36,6 +39,7 @@ def tick_object(tick: Tick, names: Names, diagnoser: Diagnoser, moved: Tick | No
         those += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in those}]
     woken = _Woken(book, names)
     told = _Diagnosed(those, leaf_of, diagnoser, book)
+    stacks = (problems or Problems(names)).of(by_site(tick.shares, Scope(ALL)), book)
     return {
         "version": __version__,
         "taken_ns": window.taken_ns,
@@ -120,6 +124,7 @@ def tick_object(tick: Tick, names: Names, diagnoser: Diagnoser, moved: Tick | No
             for wake, storm in sorted(window.storms.items(), key=lambda item: (-item[1].woken, item[0]))
         ],
         "user_stacks": _callers_object(endings([window])),
+        "user_stack_problems": [_problem_object(one) for one in stacks.problems],
         "machine": {
             "cpus": window.machine.cpus or None,
             "steal_ns": window.machine.steal_ns if window.machine.cpus else None,
@@ -144,6 +149,17 @@ def _callers_object(some: Endings) -> dict[str, Any]:
             {"end": one.end, "unsure": one.is_unsure, "file": printable(one.file), "total_ns": ns}
             for one, ns in some.others
         ],
+    }
+
+
+def _problem_object(one: Problem) -> dict[str, Any]:
+    return {
+        "binary": printable(one.binary) or None,
+        "process": printable(one.process) or None,
+        "reason": one.reason,
+        "total_ns": one.total_ns,
+        "share": round(one.share, 4),
+        "remedy": one.remedy or None,
     }
 
 

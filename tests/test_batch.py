@@ -9,7 +9,7 @@ from offtop import batch
 from offtop.model.filter import parse
 from offtop.model.wake import OFFCPU, WAKEUP
 from tests.recording.woken import WokenSource
-from tests.ui.scripted import MS, STUCK, ScriptedSource
+from tests.ui.scripted import MS, SHOP, STUCK, BrokenSource, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
 
@@ -78,3 +78,23 @@ def test_storms_are_of_wakers_that_the_filter_leaves() -> None:
 
     assert len(storms("")) == 1
     assert storms("comm=nobody") == []
+
+
+def test_why_user_stacks_are_broken_is_in_json() -> None:
+    (line,) = printed(BrokenSource(SHOP, ticks=3, ends=True), batch.Wanted(), as_json=True)
+    first, second = json.loads(line)["user_stack_problems"]
+    assert first.pop("remedy").startswith("build it with")
+    assert second.pop("remedy").startswith("install its debug symbols")
+    lacks = {"binary": "/usr/lib/libshop.so.1", "process": None, "reason": "no-unwind-info"}
+    assert first == {**lacks, "total_ns": 600 * MS, "share": 0.3}
+    lacks = {"binary": "/opt/\\x1b[2Jbank", "process": None, "reason": "stripped"}
+    assert second == {**lacks, "total_ns": 100 * MS, "share": 0.05}
+
+
+def test_the_worst_of_what_callers_lack_is_said_in_a_line_where_it_is_a_tenth() -> None:
+    said = "60% of the time with a user stack: libshop.so.1: callers missing: no unwind information. Next: build it"
+    lines = printed(BrokenSource(SHOP, ticks=3, ends=True), batch.Wanted())
+    assert any(line.startswith(said) for line in lines)
+    little = [row for row in SHOP if "take_order" not in row.user]
+    for source in (BrokenSource(little, ticks=3, ends=True), ScriptedSource(SHOP, ticks=3, ends=True)):
+        assert not any("with a user stack" in line for line in printed(source, batch.Wanted()))

@@ -23,6 +23,7 @@ from offtop.model.history import History, Kept, moved_in
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Snapshot
 from offtop.model.stack import NO_STACK, Names
+from offtop.model.stackproblems import Problems
 from offtop.model.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
 from offtop.model.table import (
     NO_SITES,
@@ -212,7 +213,8 @@ def _numbers(
     every = Kept.of(window, last.idle)
     wanted = batch.Wanted(most_rows=_ROWS)
     tick = passing(every, wanted.filter, diagnoser, blocked)
-    text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted, diagnoser)
+    problems = Problems(source.names, source.why_nameless)
+    text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted, diagnoser, problems)
     return [
         f"ticks: {ticks:,}, measured {duration(window.span_ns)}",
         f"most waiting: {threads(busiest[0])} at {_clock(busiest[1])}",
