@@ -177,6 +177,8 @@ class Picture:
     """What the icicle is over: it may be older than the rest."""
     diagnosis: Sequence[Told]
     """What rules say of the selection, most time first."""
+    sites: Mapping[tuple[int, ...], Added]
+    """The selection by sites (cut.by_site)."""
     latency: Part
     """Of the selection; where wakers are gathered without the run queue, as list, tree and icicle are."""
     heat: Heat | None
@@ -301,6 +303,7 @@ class Pictures:
         all_ns = total(heard.values()).total_ns
         shown = total(parts.values())
         filtered_ns = total(part for leaf, part in heard.items() if leaf.category == FILTERED).total_ns
+        sites = self._sites(scene)
         return Picture(
             view=view,
             newest=newest,
@@ -333,7 +336,8 @@ class Pictures:
             gathered=gathered,
             oldest=max(shown_ages.values(), default=NO_AGE),
             flame=flame,
-            diagnosis=self._diagnosis(scene),
+            diagnosis=self._diagnoser.rules_of(sites, scene.book),
+            sites=sites,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
             latency=total(_in(chosen.categories, view.category, view.idle_shown, view.scope.blocked)),
             heat=self._heat(room, newest, past, view) if room.heat[0] else None,
@@ -363,9 +367,6 @@ class Pictures:
             self._unsieved = Sieve(selection, self._diagnoser)
         self._unsieved.forget(self._history.oldest, over[0])
         return _sums_of(self._unsieved.chosen(tick) for tick in over)
-
-    def _diagnosis(self, scene: Scene) -> Sequence[Told]:
-        return self._diagnoser.rules_of(self._sites(scene), scene.book)
 
     def _moved_in(self, over: Sequence[Kept]) -> Kept | None:
         since_ns = over[0].at_ns - over[0].span_ns

@@ -23,6 +23,8 @@ from offtop.model.pool import Pool, family, parts
 from offtop.model.printable import printable
 from offtop.model.rows import NO_CGROUP, NOWHERE, STORM_OF, Key, Row
 from offtop.model.snapshot import EXITED
+from offtop.model.stackproblems import Problems
+from offtop.model.stackproblems import Told as StacksTold
 from offtop.model.state import MASKS, WORDS
 from offtop.model.steps import NO_FRAMES, TURNS, WOKE, Path, Step
 from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, SITE, STUCK, TREE, View
@@ -35,6 +37,7 @@ from offtop.ui.facts import Facts
 from offtop.ui.layout import arrange
 from offtop.ui.lines import Pen
 from offtop.ui.modes import Modes
+from offtop.ui.stackproblems import StackProblems
 from offtop.ui.tables import CHOOSABLE
 from offtop.units import NS_PER_S, parse_duration, span
 
@@ -60,6 +63,7 @@ class Actions(Modes):
 
     _groups: Mapping[str, tuple[str, ...]]
     _ids: tuple[str, ...]
+    _problems: Problems
 
     # What the app itself does
 
@@ -333,6 +337,15 @@ class Actions(Modes):
         if len(self.screen_stack) == 1:
             title = f"process {message.pid}"
             self.push_screen(Facts(title, message.told or [("", "nothing is known of it any more")], self._glyphs))
+
+    def action_stack_problems(self) -> None:
+        if self._picture is not None:
+            self.push_screen(StackProblems(self._told_of_stacks, self._glyphs))
+
+    def _told_of_stacks(self) -> tuple[StacksTold, int]:
+        """Of the selection, and the span."""
+        picture = self._picture
+        return (self._problems.of(picture.sites, picture.book), picture.span_ns) if picture else (StacksTold(), 0)
 
     def action_mute(self) -> None:
         try:

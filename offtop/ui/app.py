@@ -36,6 +36,7 @@ from offtop.model.filter import NOTHING
 from offtop.model.history import HISTORY_NS, History
 from offtop.model.picture import Picture, Pictures
 from offtop.model.printable import printable
+from offtop.model.stackproblems import Problems
 from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, SITE, STUCK, TREE, View
 from offtop.source import Source
 from offtop.ui import diagnosis, flame, head, latency, stacks, stuck, tables, terminal, theme
@@ -47,6 +48,7 @@ from offtop.ui.lines import Line, Panel, Pen, exact, fit, marked, plain, whole_s
 from offtop.ui.mouse import Mouse
 from offtop.ui.palette import Actions as PaletteActions
 from offtop.ui.prompt import Prompt
+from offtop.ui.stackproblems import StackProblems
 from offtop.units import NS_PER_S, count, size, span
 
 _ALERT_SECONDS = 6.0
@@ -160,6 +162,7 @@ class OfftopApp(Mouse):
         verdicts = Diagnoser(source.names, rules).verdicts  # one of its own, for another thread
         self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts)
         self._pictures = Pictures(self._history, source.names, rules)
+        self._problems = Problems(source.names, source.why_nameless)
         self._pace = pace.Pace(source, self._history, view.delay_ns)
         self.recorder = self._pace.recorder = recorder
         self._ending: Thread | None = None
@@ -315,6 +318,8 @@ class OfftopApp(Mouse):
         self._view = self._picture.view
         self._describe(self._picture)
         self._draw_picture(self._picture, layout)
+        if isinstance(self.screen, StackProblems) and self.screen.is_mounted:
+            self.screen.draw()
 
     def _leads(self) -> bool:
         """Whether what is kept by now only leads to a moment that was asked for."""

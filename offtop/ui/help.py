@@ -73,8 +73,8 @@ N more       rows for which there is no room, summed up: nothing is left out in 
 ~            before a category or a name: looks idle, a server or a worker with nothing to do. Hidden until i, and \
 counted in the head.
 ~ (in stacks)  callers found without the binary's word for it: along frame pointers, or by what looks so. Words in \
-brackets, as (no unwind information: libfoo.so), stand for callers that are not known. Below, About this session tells \
-how much of the time is whole, and how each binary is walked.
+brackets, as (no unwind information: libfoo.so), stand for callers that are not known. V tells for each binary how \
+much of the time that is, why, and what to do about it; below, About this session tells how each binary is walked.
 lost         what the kernel side could not tell, by kind. While it is 0, the sums are exact.
 Cost         what offtop takes itself: its BPF programs, and its processes, in percent of one CPU.
 """

@@ -93,6 +93,7 @@ KEYS = (
     KeyRow("states", "S", "states", "only waits in some states: R, S, D, T and so on"),
     KeyRow("rate", "Q", "rate", "requests a second of the process looked at: does it wait more than they explain?"),
     KeyRow("facts", "Y", "facts", "details of the process under the cursor: command line, user, start, files, limits"),
+    KeyRow("stack_problems", "V", "stack_problems", "why user stacks are not whole, or lack names, and what to do"),
     KeyRow("mute", "X", "mute", "mute the category, thread group, waker or function under the cursor; f undoes it"),
     KeyRow("idle", "i", "look('idle')", "show idle-looking waits too, marked ~", "i Idle"),
     KeyRow("pin", "p", "pin", "pin the process, thread or cgroup under the cursor: it stays on top, marked *", "p Pin"),

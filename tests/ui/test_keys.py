@@ -22,6 +22,7 @@ from offtop.ui.help import Help
 from offtop.ui.keys import KEYS, PRESETS, keymap
 from offtop.ui.keys import shown as shown_key
 from offtop.ui.lines import Pen
+from offtop.ui.stackproblems import StackProblems
 from tests.ui.scripted import MS, SHOP, WHO, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 
@@ -140,6 +141,7 @@ DOES: dict[str, Does] = {
     "states": Does(says("only waits that begin so")),
     "rate": Does(says("requests a second")),
     "facts": Does(on(Facts), ("enter",)),
+    "stack_problems": Does(on(StackProblems)),
     "mute": Does(lambda after: [one.text for one in after.app.view.muted] == ["cat=lock"], ("down",)),
     "idle": Does(says("~poll")),
     "pin": Does(lambda after: after.app.view.pin == 200, ("enter", "end")),
