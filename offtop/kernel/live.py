@@ -248,6 +248,9 @@ class LiveSource(Happening):
         if not primed:  # which is rare, and looks up every stack
             self._walks.add(took_ns if is_walked else -1, at_ns - self._ledger.at_ns)
         self._user_stacks.settle()
+        for pid in self._processes.renamed():
+            self._stacks.renamed(pid)
+            self._wakes.renamed(pid)
         threads = list(self._threads(drained, ran, not is_walked))
         sites = self._sites(drained)  # behind the walk, which tells what each process runs
         gone = self._gone(drained, threads, ran)

@@ -50,7 +50,7 @@ class Image:
 
     __slots__ = (
         *("ends", "frames", "identity", "labels", "made", "next_ns", "offsets", "old_ns", "perf_map", "space"),
-        "starts",
+        *("starts", "told_bytes", "unnamed"),
     )
 
     def __init__(self, identity: tuple[bytes, ...]) -> None:
@@ -64,6 +64,10 @@ class Image:
         """1: a JIT may have written this code, and a perf map may name it."""
         self.frames: dict[int, Frame] = {}
         self.perf_map: PerfMap | None = None
+        self.unnamed: set[int] = set()
+        """Addresses that it did not name."""
+        self.told_bytes = 0
+        """How much of it was read when it was last looked at for their sake."""
         self.space = 0
         """The same for processes that have the same code at the same places, and never used again for others."""
         self.old_ns = 0
@@ -121,6 +125,10 @@ class Processes:
         another space: ask `image.space` afterwards."""
         frame = image.frames.get(address) or self._frame(pid, image, address)
         return None if frame is _UNKNOWN else frame
+
+    def renamed(self) -> list[int]:
+        """Processes whose perf map names code by now that it did not name before, so that it makes other frames."""
+        return [pid for pid, image in self._images.items() if image.unnamed and _has_names(image)]
 
     def forget(self, pid: int) -> None:
         """The process has ended, or begun another program."""
@@ -233,9 +241,25 @@ def _made_at_run_time(pid: int, image: Image, at: int, address: int) -> Frame:
         image.perf_map = PerfMap(pid)
     if name := image.perf_map.name(address):
         return Frame(JIT, address, name)
+    if len(image.unnamed) < _MOST_FRAMES:
+        image.unnamed.add(address)
     if image.labels[at] == ANONYMOUS:
         return Frame(ANONYMOUS, address)
     return Frame(image.labels[at], address - image.starts[at] + image.offsets[at])
+
+
+def _has_names(image: Image) -> bool:
+    """Whether there are more of them since the last time."""
+    told = image.perf_map
+    if told is None:
+        return False
+    told.refresh()
+    if told.size_bytes == image.told_bytes:
+        return False
+    image.told_bytes = told.size_bytes
+    named = {address for address in image.unnamed if told.known(address)}
+    image.unnamed -= named
+    return bool(named)
 
 
 def _identity(pid: int) -> tuple[bytes, ...]:

@@ -43,7 +43,12 @@ class PerfMap:
 
     def name(self, address: int) -> str:
         """What lies at `address`, the newest if several do; nothing where the map does not say."""
-        return self._find(address) or (self._find(address) if self.refresh() else "")
+        return self.known(address) or (self.known(address) if self.refresh() else "")
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what has been read of it."""
+        return len(self._text)
 
     def refresh(self) -> bool:
         """Whether there was more to read, and time to do it."""
@@ -58,7 +63,8 @@ class PerfMap:
         self._next_ns = ended_ns + _THRIFT * (ended_ns - began_ns)
         return len(self._text) != size_bytes
 
-    def _find(self, address: int) -> str:
+    def known(self, address: int) -> str:
+        """The same, by what has been read."""
         end = bisect_right(self._sorted, address)
         newest = -1
         for entry in self._order[max(0, end - _LOOK_BACK) : end]:

@@ -168,6 +168,13 @@ class Stacks:
             self._user_ids.pop(key.pid, None)
             self._execs.pop(key.pid, None)
 
+    def renamed(self, pid: int) -> None:
+        """What lies in that process has other names: its stacks are others from now on."""
+        self._user_ids.pop(pid, None)
+        self._sites = {
+            tid: sites for tid, sites in self._sites.items() if all(one.pid != pid for one in sites.values())
+        }
+
     def forget(self, dropped: set[int]) -> None:
         """The book gave these ids back."""
         self._by_frames = {what: i for what, i in self._by_frames.items() if i not in dropped}

@@ -174,6 +174,11 @@ class Wakes:
             raw: one for raw, one in self._known_wakers.items() if one.kernel not in stacks and one.user not in stacks
         }
 
+    def renamed(self, pid: int) -> None:
+        """What lies in that process has other names."""
+        self._ids.clear()
+        self._known_wakers = {raw: one for raw, one in self._known_wakers.items() if one.pid != pid}
+
     def _intern(self, wake: Wake) -> int:
         known = self._by_wake.get(wake)
         if known is not None:

@@ -22,7 +22,7 @@ from tests.kernel.programs import Program, build, running
 pytestmark = [pytest.mark.kernel, pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")]
 
 _BARE = ("-O2", "-fomit-frame-pointer", "-fno-asynchronous-unwind-tables", "-fno-exceptions")
-_NAMES_S = 20.0
+_NAMES_S = _PATIENCE_S = 20.0
 
 
 class Looker:
@@ -111,6 +111,16 @@ def test_code_made_at_run_time_lacks_a_perf_map_until_there_is_one(tmp_path: Pat
         assert {*found} == {(f"{ANONYMOUS} of jit", NO_MAP), (f"{ANONYMOUS} of jit", GUESSED)}
         assert all(one.share == 1.0 for one in found.values())
         assert "/tmp/perf-PID.map" in found[f"{ANONYMOUS} of jit", NO_MAP].remedy
+        told = Path(f"/tmp/perf-{child.pid}.map")
+        told.write_text(f"{child.at['jit']:x} 40 made_at_run_time\n")
+        try:
+            until_s = time.monotonic() + _PATIENCE_S
+            while (f"{ANONYMOUS} of jit", NO_MAP) in found:
+                assert time.monotonic() < until_s
+                child.go()
+                found = looker.of(child.pid)
+        finally:
+            told.unlink()
 
 
 def test_a_process_that_ends_at_once_is_said_to_be_gone(tmp_path: Path) -> None:
