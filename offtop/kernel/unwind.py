@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from offtop.kernel import layout, rules
+from offtop.kernel.mappings import JIT
 from offtop.kernel.rules import CFA, NO_RULE, UNDEFINED, Machine, Rule, Value
-from offtop.model.stack import SIGNAL, Frame
+from offtop.model.stack import ANONYMOUS, SIGNAL, Frame
 
 Read = Callable[[int, int], bytes]
 """(address, size in bytes) → the bytes there, fewer where there are no more."""
@@ -157,10 +158,11 @@ def _guess(
 
     The nearest word that is a return address behind a call of this very function: so a leaf without a frame is found,
     and code with frame pointers, too. Else the return address below which the code ahead returns, the one that the
-    frame pointer leads to, and the nearest behind a call that does not show whom it calls. Where nothing calls, and
+    frame pointer leads to (in code made at run time without a call, too: functions of Java's interpreter return to
+    where nothing was called), and the nearest behind a call that does not show whom it calls. Where nothing calls, and
     the frame pointer is cleared, as it is for what has no caller (x86-64's psABI, 3.4.1), the stack ends.
     """
-    word = machine.word_bytes
+    word, is_made = machine.word_bytes, here.file in (ANONYMOUS, JIT)
 
     def target(address: int) -> int | None:
         return called(address, code, word) if address >= _LOWEST and frame_of(address - 1) else None
@@ -172,7 +174,7 @@ def _guess(
 
     linked = _link(state, read, word)
     is_first = not state.bp or (linked is not None and not linked[1])
-    if linked and target(linked[2]) is None:
+    if linked and target(linked[2]) is None and not (is_made and linked[0] < linked[1] and frame_of(linked[2] - 1)):
         linked = None
     size = linked[0] + 2 * word - state.sp if linked else _SCANNED_BYTES
     stack = read(state.sp, min(size, _SCANNED_BYTES))

@@ -100,6 +100,8 @@ _MAPS: Mapping[str, str] = {
     "ruby": "start it with: ruby --yjit-perf",
     "erlang": "start it with: erl +JPperf true",
 }
+_LINKS: Mapping[str, str] = {"java": "start it with -XX:+PreserveFramePointer: then they are most likely right"}
+"""The same for callers."""
 _KEEPS_LINKS: Mapping[str, str] = {"node": "V8", "dotnet": ".NET"}
 """Runtimes whose code keeps frame pointers, and who makes that."""
 
@@ -295,5 +297,5 @@ def _remedy(flaw: _Flaw, runtime: str) -> str:
         if maker and flaw.reason == GUESSED:
             return f"trust them: {maker}'s code keeps frame pointers"
         if is_made:
-            return "" if runtime == "java" else "have its runtime keep frame pointers"
+            return _LINKS.get(runtime, "have its runtime keep frame pointers")
     return _REMEDIES.get(flaw.reason, "")

@@ -178,10 +178,13 @@ int main(int count, char **words) {
     unsigned char linked[] = "\x55\x48\x89\xe5\x48\xb8........\xff\xd0\x5d\xc3";
     /* sub rsp, 40; mov rax, gamma_; call rax; add rsp, 40; ret */
     unsigned char frameless[] = "\x48\x83\xec\x28\x48\xb8........\xff\xd0\x48\x83\xc4\x28\xc3";
-    unsigned char *code = *words[1] == 'l' ? linked : frameless;
+    /* push rbp; mov rbp, rsp; lea rax, 1f; push rax; jmp 2f; 1: pop rbp; ret; 2: as linked */
+    unsigned char jumps[] = "\x55\x48\x89\xe5\x48\x8d\x05\x06\0\0\0\x50\xe9\x02\0\0\0\x5d\xc3"
+                            "\x55\x48\x89\xe5\x48\xb8........\xff\xd0\x5d\xc3";
+    unsigned char *code = *words[1] == 'l' ? linked : *words[1] == 'j' ? jumps : frameless;
     void *target = gamma_, *at = mmap(0, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    memcpy(code + (code == linked ? 6 : 6), &target, sizeof(target));
-    memcpy(at, code, sizeof(frameless));
+    memcpy(code + (code == jumps ? 25 : 6), &target, sizeof(target));
+    memcpy(at, code, code == jumps ? sizeof(jumps) : code == linked ? sizeof(linked) : sizeof(frameless));
     tell("jit", at);
     next(); alpha(at); BEHIND; return n_calls;
 }
@@ -376,6 +379,7 @@ CHAINS: Mapping[str, Chain] = {
         ("gamma_", "resolved_late", "_dl_fixup", "beta", "alpha", "main"),
     ),
     "a JIT's code with frame pointers": Chain(c(*_BARE, source=_JIT), words=("linked",), is_unsure=True),
+    "a JIT's code that jumps": Chain(c(*_BARE, source=_JIT), words=("jumps",), is_unsure=True),
     "a JIT's code without": Chain(c(*_BARE, source=_JIT), words=("none",), is_unsure=True),
     "32 bits": Chain(c("-m32", *_BARE)),
     "32 bits, a thread": Chain(c("-m32", *_BARE, source=_THREAD), ("gamma_", "beta", "alpha", "run")),

@@ -186,6 +186,22 @@ def test_a_jits_functions_have_the_names_that_its_perf_map_tells(live: Watch, di
             told.unlink()
 
 
+def test_none_of_a_jits_functions_is_left_out_where_they_return_to_what_did_not_call(
+    live: Watch, directory: Path
+) -> None:
+    """As those of Java's interpreter."""
+    program = built("a JIT's code that jumps", directory)
+    with watched(live, [program, "jumps"], program) as seen:
+        code = seen.child.at["jit"]
+        told = Path(f"/tmp/perf-{seen.child.pid}.map")
+        told.write_text(f"{code:x} 13 outer\n{code + 0x13:x} 20 inner\n")
+        path = ("gamma_", "inner", "outer", "beta", "alpha", "main")
+        try:
+            check(seen, Chain(CHAINS["-O2"].make, path, is_unsure=True))
+        finally:
+            told.unlink()
+
+
 def test_code_in_the_place_of_other_code_is_walked_by_its_own_rules_as_soon_as_somebody_looks(
     live: Watch, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,7 +256,7 @@ def test_callers_of_code_made_at_run_time_are_the_runtime_s_matter() -> None:
     remedies = {one.process: one.remedy for one in machine.told.problems if one.reason == GUESSED}
     assert remedies == {
         "app": "have its runtime keep frame pointers",
-        "java": "",
+        "java": "start it with -XX:+PreserveFramePointer: then they are most likely right",
         "node": "trust them: V8's code keeps frame pointers",
     }
     machine.waits(Stack(MAIN, is_unsure=True, guessed_in="/usr/bin/node"), S)
