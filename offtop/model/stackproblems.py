@@ -105,6 +105,9 @@ _LINKS: Mapping[str, str] = {"java": "start it with -XX:+PreserveFramePointer: t
 _KEEPS_LINKS: Mapping[str, str] = {"node": "V8", "dotnet": ".NET"}
 """Runtimes whose code keeps frame pointers, and who makes that."""
 
+_MOST_KNOWN = 100_000
+"""Stacks; what nobody waits at any more is not given back else."""
+
 Why = Callable[[Frame], str]
 """Why a frame has no name: one of REASONS; empty while nobody has looked."""
 
@@ -178,8 +181,8 @@ class Problems:
     def __init__(self, names: Names, why: Why = nobody_looked) -> None:
         self._names, self._why = names, why
         self._known: dict[int, _Looked] = {}
-        self._unnamed: set[int] = set()
-        """Those of them with functions that have no name by now."""
+        self._unnamed: dict[Frame, tuple[str, set[int]]] = {}
+        """Frames without a name by now: why, and in which stacks they are."""
         self._asked: tuple[Book | None, int] = None, 0
 
     def of(self, table: Mapping[tuple[int, ...], Added], book: Book) -> Told:
@@ -215,13 +218,15 @@ class Problems:
     def _look_around(self, book: Book) -> None:
         """Forget what may be otherwise now."""
         asked = book, self._names.version
-        if asked[0] is not self._asked[0]:
+        if asked[0] is not self._asked[0] or len(self._known) >= _MOST_KNOWN:
             self._known.clear()
             self._unnamed.clear()
         elif asked[1] != self._asked[1]:
-            for user in self._unnamed:
-                self._known.pop(user, None)
-            self._unnamed.clear()
+            for frame, (reason, users) in [*self._unnamed.items()]:
+                if self._reason(frame) != reason:
+                    del self._unnamed[frame]
+                    for user in users:
+                        self._known.pop(user, None)
         self._asked = asked
 
     def _of_stack(self, user: int, book: Book) -> _Looked:
@@ -236,14 +241,19 @@ class Problems:
 
     def _of_names(self, stack: Stack, user: int) -> Iterator[_Flaw]:
         for frame in _told(stack):
-            if frame.name or (frame.file[:1] == "[" and frame.file != ANONYMOUS):
-                continue
-            if frame.file != ANONYMOUS and self._names.of(frame) != nameless(frame):
-                continue
-            self._unnamed.add(user)
-            reason = NO_MAP if frame.file == ANONYMOUS else self._why(frame)
-            if reason:
-                yield _Flaw(frame.file, reason)
+            reason = self._reason(frame)
+            if reason is not None:
+                self._unnamed.setdefault(frame, (reason, set()))[1].add(user)
+                if reason:
+                    yield _Flaw(frame.file, reason)
+
+    def _reason(self, frame: Frame) -> str | None:
+        """Why it has no name; empty while nobody has looked. None: it has one, or is a word that stands for code."""
+        if frame.file == ANONYMOUS:
+            return NO_MAP
+        if frame.name or frame.file[:1] == "[" or self._names.of(frame) != nameless(frame):
+            return None
+        return self._why(frame)
 
 
 def _of_callers(stack: Stack) -> Iterator[_Flaw]:
