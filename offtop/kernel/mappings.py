@@ -19,10 +19,8 @@ from offtop.kernel.files import VDSO, Files, Mapping
 from offtop.kernel.layout import EXACT
 from offtop.kernel.perfmap import PerfMap
 from offtop.model.printable import printable
-from offtop.model.stack import ANONYMOUS, GONE, SIGNAL, Frame
+from offtop.model.stack import ANONYMOUS, GONE, JIT, SIGNAL, Frame
 
-JIT = "[jit]"
-"""Code without a file that a perf map names."""
 UNKNOWN = "[unknown]"
 """No code is there: the walk went astray in a binary without frame pointers, or the code is gone since."""
 

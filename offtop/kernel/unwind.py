@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from offtop.kernel import layout, rules
-from offtop.kernel.mappings import JIT
 from offtop.kernel.rules import CFA, NO_RULE, UNDEFINED, Machine, Rule, Value
-from offtop.model.stack import ANONYMOUS, SIGNAL, Frame
+from offtop.model.stack import ANONYMOUS, JIT, SIGNAL, Frame
 
 Read = Callable[[int, int], bytes]
 """(address, size in bytes) → the bytes there, fewer where there are no more."""

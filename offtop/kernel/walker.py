@@ -13,14 +13,14 @@ from offtop.kernel.copies import Copy
 from offtop.kernel.files import Files
 from offtop.kernel.layout import WalkedStack
 from offtop.kernel.libbpf import Map
-from offtop.kernel.mappings import JIT, Image, Processes
+from offtop.kernel.mappings import Image, Processes
 from offtop.kernel.memory import Memory
 from offtop.kernel.pythons import NO_PYTHONS, Pythons, code_objects
 from offtop.kernel.rulebook import Rulebook
 from offtop.kernel.rules import I386, NO_RULE, X86_64, Rule
 from offtop.kernel.unwind import Read, State, Walk
 from offtop.model.book import ThreadKey
-from offtop.model.stack import ANONYMOUS, SIGNAL, Frame
+from offtop.model.stack import ANONYMOUS, JIT, SIGNAL, Frame
 
 _ANSWER_S = 3.0
 _IDLE_S = 10.0

@@ -11,6 +11,8 @@ GONE = "[gone]"
 """`Frame.file` of a user frame whose process ended before its mappings were read."""
 ANONYMOUS = "[anon]"
 """`Frame.file` of code without a file that no perf map names: a JIT's."""
+JIT = "[jit]"
+"""`Frame.file` of such code that a perf map names."""
 
 SIGNAL = "(signal)"
 """`Frame.name` of the code that a signal's handler returns to: below it stands what was interrupted."""

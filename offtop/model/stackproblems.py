@@ -20,6 +20,7 @@ from offtop.model.stack import (
     ENDED,
     FIRST_STACK,
     GONE,
+    JIT,
     LINKED,
     NO_WAY,
     NOT_COPIED,
@@ -275,7 +276,13 @@ def _of_callers(stack: Stack) -> Iterator[_Flaw]:
 
 def _outermost(frames: Sequence[Frame]) -> Frame:
     """Of those that are a binary's: Python's functions stand between them."""
-    return next((one for one in reversed(frames) if not one.name or one.name == SIGNAL), frames[-1])
+    return next((one for one in reversed(frames) if _is_code(one)), frames[-1])
+
+
+def _is_code(frame: Frame) -> bool:
+    if frame.file[:1] == "[":
+        return frame.file in (ANONYMOUS, JIT)
+    return not frame.name or frame.name == SIGNAL
 
 
 def _told(stack: Stack) -> tuple[Frame, ...]:

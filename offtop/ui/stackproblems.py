@@ -8,11 +8,10 @@ from textual.binding import Binding, BindingType
 
 from offtop.model.stackproblems import REASONS, Problem, Told
 from offtop.ui.glyphs import Glyphs
-from offtop.ui.lines import Line, fit, width_of
+from offtop.ui.lines import Line, fit
 from offtop.ui.over import Read
 from offtop.units import average, percent, threads
 
-_LABEL = 22
 _WELL = "Each is whole, and all of its functions have names."
 _NONE = "No wait that is shown here has a user stack: kernel threads and short waits have none."
 
@@ -32,28 +31,25 @@ class StackProblems(Read):
     def page(self, width: int) -> tuple[str, Sequence[Line]]:
         told, span_ns = self._told()
         if not told.total_ns:
-            return "user stacks", self._wrapped(_NONE, width, 1)
+            return "user stacks", self._wrapped(_NONE, width, 1, "dim")
         whole, named = (percent(ns, told.total_ns) for ns in (told.whole_ns, told.named_ns))
         waiting = threads(average(told.total_ns, span_ns))
         heading = f"user stacks of {waiting} waiting: {whole:.0f}% whole, {named:.0f}% with all names"
-        lines = [line for one in told.problems for line in self._lines(one, span_ns, width)]
-        return heading, lines or self._wrapped(_WELL, width, 1)
+        groups: dict[tuple[str, str], list[Problem]] = {}
+        for one in told.problems:
+            groups.setdefault((one.reason, one.remedy), []).append(one)
+        lines = [line for some in groups.values() for line in self._lines(some, span_ns, width)]
+        return heading, lines or self._wrapped(_WELL, width, 1, "dim")
 
-    def _lines(self, one: Problem, span_ns: int, width: int) -> list[Line]:
-        head = f" {100 * one.share:>3.0f}% {threads(average(one.total_ns, span_ns)):>7}  "
-        label = fit(one.label, _LABEL, self._glyphs)
-        left = len(head) + _LABEL + 2
-        reason, *more = wrap(REASONS[one.reason], max(10, width - left - 1))
-        return [
-            self._line(((head, "text"), (f"{label}  ", "name"), (reason, "text")), width),
-            *(self._line(((" " * left, "text"), (part, "text")), width) for part in more),
-            *self._wrapped(one.remedy, width, len(head)),
-        ]
+    def _lines(self, some: Sequence[Problem], span_ns: int, width: int) -> list[Line]:
+        """Of those with one reason and one remedy."""
+        lines = self._wrapped(REASONS[some[0].reason], width, 1, "name")
+        lines += self._wrapped(some[0].remedy, width, 3, "dim")
+        for one in some:
+            number = f"{100 * one.share:>7.0f}% {threads(average(one.total_ns, span_ns)):>7}  "
+            lines.append(Line(((fit(f"{number}{one.label}", width, self._glyphs), "text"),), "menu"))
+        return lines
 
-    def _wrapped(self, text: str, width: int, indent: int) -> list[Line]:
-        parts = wrap(text, max(10, width - indent - 1))
-        return [self._line(((" " * indent, "text"), (part, "dim")), width) for part in parts]
-
-    def _line(self, spans: Sequence[tuple[str, str]], width: int) -> Line:
-        *before, (text, token) = spans
-        return Line((*before, (fit(text, max(0, width - width_of(before)), self._glyphs), token)), "menu")
+    def _wrapped(self, text: str, width: int, indent: int, token: str) -> list[Line]:
+        parts = wrap(text, max(10, width - indent - 1), break_on_hyphens=False)
+        return [Line(((fit(f"{' ' * indent}{part}", width, self._glyphs), token),), "menu") for part in parts]

@@ -158,7 +158,8 @@ def test_functions_of_python_are_no_binaries() -> None:
     machine = Machine()
     python = Frame("/usr/bin/python3.11", 1)
     machine.said.told[python] = "Py_RunMain"
-    machine.waits(Stack((named(LIBC), python, Frame("/opt/app.py", 7, "serve (app.py:7)")), end=DEEP), S)
+    functions = Frame("/opt/app.py", 7, "serve (app.py:7)"), Frame("[python]", 0)
+    machine.waits(Stack((named(LIBC), python, *functions), end=DEEP), S)
     assert [one.binary for one in machine.told.problems] == ["/usr/bin/python3.11"]
 
 

@@ -16,14 +16,12 @@ async def test_v_says_of_each_binary_how_much_why_and_what_to_do() -> None:
         lines = screen(app)
         at = next(number for number, line in enumerate(lines) if "user stacks of 1.00 waiting" in line)
         assert lines[at].split(": ")[1] == "40% whole, 90% with all names"
-        assert lines[at + 1].split() == [
-            *("60%", "0.60", "libshop.so.1"),
-            *("callers", "missing:", "no", "unwind", "information"),
-        ]
+        assert lines[at + 1].strip() == "callers missing: no unwind information"
         assert BUILD in lines[at + 2]
-        last = next(number for number, line in enumerate(lines) if "names missing" in line)
-        assert lines[last].split()[:3] == ["10%", "0.10", "\\x1b[2Jbank"]
-        assert "install its debug symbols" in lines[last + 1]
+        assert lines[at + 4].split() == ["60%", "0.60", "libshop.so.1"]
+        assert lines[at + 5].strip() == "names missing: stripped of its symbols"
+        assert "install its debug symbols" in lines[at + 6]
+        assert lines[at + 8].split() == ["10%", "0.10", "\\x1b[2Jbank"]
         await pilot.press("V")
         assert not isinstance(app.screen, StackProblems)
 
@@ -66,7 +64,7 @@ async def test_it_fits_each_screen_and_scrolls_to_its_end(size: tuple[int, int])
         await pilot.press("V", "end")
         lines = screen(app)
         assert any("ESC close" in line for line in lines)
-        assert any("unstripped" in line for line in lines)
+        assert any("10%    0.10  \\x1b[2Jbank" in line for line in lines)
         await pilot.press("home")
         assert any("user stacks of 1.00" in line for line in screen(app))
         assert all(len(line) <= size[0] for line in screen(app))
