@@ -58,6 +58,12 @@ TABLES = {
 }
 """`frames.told` is what the frame is called by all that was known at the end; `used` the last whole tick until which
 something was used."""
+LATER_TABLES = {
+    "guessed": "CREATE TABLE guessed (stack INTEGER PRIMARY KEY, file BLOB NOT NULL)",
+    "nameless": "CREATE TABLE nameless (file BLOB PRIMARY KEY, reason TEXT NOT NULL)",
+}
+"""Which the first recordings of this format have not: `Stack.guessed_in` of those that have one, and why functions of a
+file have no name, by what was known at the end."""
 
 _COSTS = 5
 """Fields of Cost that the first recordings had."""

@@ -14,11 +14,12 @@ from urllib.parse import quote
 from offtop.errors import OfftopError
 from offtop.model.printable import printable
 from offtop.model.stack import EMPTY, Frame, Stack, nameless
+from offtop.model.stackproblems import NOT_KNOWN, REASONS
 from offtop.recording import form
 
 _MOST_VALUE_BYTES = 32 << 20
 """Of one value in a row; a tick of 100,000 threads has 5 MB."""
-_MOST_ABOUT = 100
+_MOST_ABOUT, _MOST_NAMELESS = 100, 20_000
 _MOST_FRAMES = 200_000
 """Kept in memory."""
 _ALONE = "immutable=1"
@@ -39,6 +40,8 @@ class Recording:
         self._shown = printable(str(path))
         self._frames: dict[int, Frame] = {}
         self._told: dict[Frame, str] = {}
+        self._reasons: dict[str, str] = {}
+        """Why functions of a file have no name."""
         self.version = 0
         """As Names has it: what is called how stands from the beginning."""
         self.damaged = 0
@@ -54,7 +57,10 @@ class Recording:
         with self._told_of_damage():
             self._database = _opened(path)
             try:
-                self._check()
+                later = self._check()
+                self._has_guesses = "guessed" in later
+                if "nameless" in later:
+                    self._reasons = self._nameless()
                 self.about: Mapping[str, str] = self._about()
                 self.first, self.last = self._ends()
             except BaseException:
@@ -104,7 +110,11 @@ class Recording:
             if row is None:
                 return EMPTY
             frames, *rest = row
-            return form.stack_of([self._frame(one) for one in form.decode_frames(frames)], *rest)
+            made = form.stack_of([self._frame(one) for one in form.decode_frames(frames)], *rest)
+            guessed = "SELECT file FROM guessed WHERE stack = ?"
+            if made.is_unsure and self._has_guesses and (found := self._one(guessed, number)):
+                made = made._replace(guessed_in=form.text_of(found[0]))
+            return made
         except ValueError:
             self.damaged += 1
             return EMPTY
@@ -112,6 +122,14 @@ class Recording:
     def of(self, frame: Frame) -> str:
         """What `frame` was called. Implements Names, with `version`."""
         return self._told.get(frame) or nameless(frame)
+
+    def why_nameless(self, frame: Frame) -> str:
+        """As Source has it."""
+        return self._reasons.get(frame.file, NOT_KNOWN)
+
+    def _nameless(self) -> dict[str, str]:
+        rows = self._database.execute("SELECT file, reason FROM nameless").fetchmany(_MOST_NAMELESS)
+        return {form.text_of(file): reason for file, reason in rows if reason in REASONS}
 
     def _frame(self, number: int) -> Frame:
         frame = self._frames.get(number)
@@ -149,7 +167,8 @@ class Recording:
             raise ValueError("the recording is damaged (its order is wrong)")
         return found
 
-    def _check(self) -> None:
+    def _check(self) -> set[str]:
+        """Which of form.LATER_TABLES it has."""
         ours = self._database.execute("PRAGMA application_id").fetchone()[0] == form.APPLICATION_ID
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
         if ours and version > form.FORMAT:
@@ -159,6 +178,7 @@ class Recording:
         found = dict(self._database.execute("SELECT name, sql FROM sqlite_schema WHERE sql NOT NULL").fetchmany(100))
         if not ours or version < 1 or any(found.get(name) != sql for name, sql in form.TABLES.items()):
             raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
+        return {name for name, sql in form.LATER_TABLES.items() if found.get(name) == sql}
 
     def _about(self) -> dict[str, str]:
         rows = self._database.execute("SELECT key, value FROM about").fetchmany(_MOST_ABOUT)

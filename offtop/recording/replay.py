@@ -20,7 +20,6 @@ from offtop.model.container import label
 from offtop.model.printable import printable
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack
-from offtop.model.stackproblems import NOT_KNOWN
 from offtop.model.table import SITES, table_of
 from offtop.model.wake import FIRST_WAKE, Storm
 from offtop.recording.form import MOST_CALLS, Entry
@@ -153,8 +152,7 @@ class RecordedSource:
         """All names are known."""
 
     def why_nameless(self, frame: Frame) -> str:
-        """That was not recorded."""
-        return NOT_KNOWN
+        return self._recording.why_nameless(frame)
 
     def describe(self, pids: Collection[int]) -> None:
         """All that was recorded is told."""

@@ -57,6 +57,7 @@ class _Written:
     """(name, id) of frames that are called otherwise by now."""
     used: tuple[Sequence[int], Sequence[int], int] | None = None
     """The stacks and frames that were used until that whole tick."""
+    guessed: _Rows = ()
 
 
 class Recorder:
@@ -108,6 +109,8 @@ class Recorder:
         self._adding = threading.Lock()
         self._closing = self._is_over = False
         self._last_names: _Rows = ()
+        self._reasons: _Rows = ()
+        """Why functions of a file have no name."""
         self._moves: list[Move] = []
         """Of those ticks that are not in the file by themselves."""
         self.skipped = 0
@@ -159,13 +162,14 @@ class Recorder:
             entry = self._whole_entry(whole)
             used = self._forget_unused(self._stacks_of(whole))
             whole_blob = form.encode(entry)
-        frames, stacks = self._stacks_in(self._stacks_of(whole), snapshot.book)
+        frames, stacks, guessed = self._stacks_in(self._stacks_of(whole), snapshot.book)
         return _Written(
             (self._number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
             frames,
             stacks,
             self._names(is_whole),
             used,
+            guessed,
         )
 
     def _reaching_back(self, snapshot: Snapshot) -> Iterable[Move]:
@@ -180,6 +184,8 @@ class Recorder:
         if first and not self.failure:
             self._source.wait_for_names(unnamed, _NAMES_SECONDS)
             self._last_names = self._names(every=True)
+            reasons = {frame.file: self._source.why_nameless(frame) for frame in self._unnamed}
+            self._reasons = [(form.text_bytes(file), reason) for file, reason in reasons.items() if reason]
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -251,11 +257,13 @@ class Recorder:
         """The ids of those in it, and in its wakes."""
         return one.stacks.union(*(self._of_wakes.get(number, ()) for number in one.wakes))
 
-    def _stacks_in(self, ids: set[int], book: Book) -> tuple[_Rows, _Rows]:
-        """The stacks of these that the file has not, and their frames."""
+    def _stacks_in(self, ids: set[int], book: Book) -> tuple[_Rows, _Rows, _Rows]:
+        """The frames of the stacks of these that the file has not, those stacks, and in which binaries they were
+        guessed."""
         self._used |= ids
         frames: list[tuple[Any, ...]] = []
         stacks: list[tuple[Any, ...]] = []
+        guessed: list[tuple[Any, ...]] = []
         for number in ids:
             if number < FIRST_STACK or number in self._stacks:
                 continue
@@ -264,7 +272,9 @@ class Recorder:
                 continue
             numbers = self._stacks[number] = tuple(self._frame(frame, frames) for frame in stack.frames)
             stacks.append(self._stack_row(number, stack, numbers))
-        return frames, stacks
+            if stack.guessed_in:
+                guessed.append((number, form.text_bytes(stack.guessed_in)))
+        return frames, stacks, guessed
 
     def _stack_row(self, number: int, stack: Stack, frames: Sequence[int]) -> tuple[Any, ...]:
         return number, form.encode_frames(frames), stack.tail, stack.entry, form.category_of(stack), self._number
@@ -358,7 +368,7 @@ class Recorder:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         with _transaction(database):
-            for table in form.TABLES.values():
+            for table in (*form.TABLES.values(), *form.LATER_TABLES.values()):
                 database.execute(table)
             about = {**self._about(), "host": self._source.host, "offtop": __version__, "began_ns": str(time.time_ns())}
             database.executemany("INSERT INTO about VALUES (?, ?)", [(k, printable(v)) for k, v in about.items()])
@@ -378,6 +388,7 @@ class Recorder:
             self.bytes_written = self._bytes_of(database)
         with _transaction(database):
             database.executemany("UPDATE frames SET told = ? WHERE id = ?", self._last_names)
+            database.executemany("INSERT OR REPLACE INTO nameless VALUES (?, ?)", self._reasons)
         with contextlib.suppress(sqlite3.OperationalError):  # somebody reads it: then some stays beside it
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             database.execute("PRAGMA journal_mode = DELETE")
@@ -393,6 +404,7 @@ class Recorder:
     def _write(self, database: sqlite3.Connection, written: _Written) -> None:
         database.executemany("INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?, ?)", written.frames)
         database.executemany("INSERT OR REPLACE INTO stacks VALUES (?, ?, ?, ?, ?, ?)", written.stacks)
+        database.executemany("INSERT OR REPLACE INTO guessed VALUES (?, ?)", written.guessed)
         database.executemany("UPDATE frames SET told = ? WHERE id = ?", written.told)
         if written.used:
             stacks, frames, number = written.used
@@ -416,6 +428,7 @@ class Recorder:
         if first != wholes[0][0]:
             database.execute("DELETE FROM stacks WHERE used < ?", (first,))
             database.execute("DELETE FROM frames WHERE used < ?", (first,))
+            database.execute("DELETE FROM guessed WHERE stack NOT IN (SELECT id FROM stacks)")
         if len(wholes) > 1 and self._bytes_of(database) > self._most_bytes:
             raise OSError(f"one minute is more than {size(self._most_bytes)} already")
 

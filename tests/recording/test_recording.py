@@ -17,7 +17,8 @@ from offtop.errors import OfftopError
 from offtop.model.book import ThreadKey
 from offtop.model.change import NOTHING, change
 from offtop.model.snapshot import Filters, Snapshot
-from offtop.model.stack import one_name
+from offtop.model.stack import NO_WAY, Stack, one_name
+from offtop.model.stackproblems import GUESSED, NOT_KNOWN, STRIPPED, UNSURE
 from offtop.person import Person, person
 from offtop.recording import form
 from offtop.recording.reader import Recording
@@ -25,7 +26,7 @@ from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.source import Source
 from offtop.units import NS_PER_S
-from tests.ui.scripted import SHOP, START_NS, WHO, ScriptedSource
+from tests.ui.scripted import SHOP, START_NS, WHO, BrokenSource, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
 MS = 1_000_000
@@ -225,3 +226,37 @@ def test_a_tick_that_is_damaged_is_left_out_and_counted(tmp_path: Path) -> None:
     # Tick 3 is damaged; 4 has the whole, so that what passed after it is known again.
     assert [tick["taken_ns"] for tick in played] == [whole[0]["taken_ns"], *(tick["taken_ns"] for tick in whole[3:])]
     assert played[-1]["sites"] == whole[-1]["sites"]
+
+
+class GuessedSource(BrokenSource):
+    """Where who calls `answer` was guessed, too."""
+
+    def _id(self, stack: Stack) -> int:
+        if stack.frames[0].name == "answer":
+            stack = stack._replace(is_unsure=True, guessed_in="/usr/lib/libdesk.so")
+        return super()._id(stack)
+
+
+def test_why_user_stacks_are_broken_is_replayed(tmp_path: Path) -> None:
+    path, source = tmp_path / "it.offtop", GuessedSource(SHOP, ticks=5)
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    for after in range(6):
+        recorder.add(source.after(after))
+    recorder.close()
+    played = in_json(RecordedSource(path))
+    assert played == in_json(GuessedSource(SHOP, ticks=5, ends=True))
+    told: Any = played[-1]["user_stack_problems"]
+    assert [(one["binary"], one["reason"]) for one in told] == [
+        ("/usr/lib/libshop.so.1", NO_WAY),
+        ("/opt/\\x1b[2Jbank", STRIPPED),
+        ("/usr/lib/libdesk.so", GUESSED),
+    ]
+    with sqlite3.connect(path) as database:  # as the first recordings were
+        database.execute("DROP TABLE nameless")
+        database.execute("DROP TABLE guessed")
+    told = in_json(RecordedSource(path))[-1]["user_stack_problems"]
+    assert [(one["binary"], one["reason"]) for one in told] == [
+        ("/usr/lib/libshop.so.1", NO_WAY),
+        ("/opt/\\x1b[2Jbank", NOT_KNOWN),
+        (None, UNSURE),
+    ]
