@@ -11,7 +11,7 @@ as_root := $(if $(filter 0,$(shell id -u)),,sudo)
 # Make's own variables in the environment would reach the programs that the tests start.
 unexport MAKEFLAGS MFLAGS MAKELEVEL
 
-.PHONY: help setup setup-test setup-bench run test bench incidents format install uninstall clean
+.PHONY: help setup setup-test setup-bench run test bench incidents consumers format install uninstall clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -42,7 +42,7 @@ test: setup-test ## all checks: format, lint, types, walls, tests
 	check $(bin)/ruff check; \
 	check $(bin)/pyright; \
 	check $(bin)/lint-imports --no-cache; \
-	check $(bin)/pytest -m 'not kernel and not incident' -n 4 $(ARGS); \
+	check $(bin)/pytest -m 'not kernel and not incident and not consumer' -n 4 $(ARGS); \
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
 	    $(bin)/pytest $(if $(as_root),-p no:cacheprovider) -m kernel $(ARGS); \
@@ -54,6 +54,10 @@ bench: setup-bench ## what offtop costs, side by side with its peers
 incidents: setup-bench ## real programs in trouble, and what offtop says of each
 	@packaging/system.sh incident
 	@$(as_root) $(bin)/pytest -p no:cacheprovider -m incident tests/incidents $(ARGS)
+
+consumers: setup-test ## what offtop exports, opened in the programs that it is for
+	@packaging/system.sh consumer
+	@$(bin)/pytest -p no:cacheprovider -m consumer tests/consumers $(ARGS)
 
 format: setup-test ## format the code, and mend what the linter can
 	@$(bin)/ruff format

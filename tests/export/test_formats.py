@@ -4,6 +4,10 @@ import csv
 import gzip
 import io
 import json
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -303,3 +307,22 @@ def test_bytes_do_not_go_to_a_terminal() -> None:
     ended = command.run_on_terminal("export", "pprof", str(DEMO))
     assert b"Write it to a file" in ended.screen + ended.err.encode()
     assert b"\x1f\x8b" not in ended.screen
+
+
+@pytest.mark.skipif(not shutil.which("go"), reason="go is not here: apt-get install golang-go")
+def test_go_tool_pprof_says_what_offtop_says(tmp_path: Path) -> None:
+    file = tmp_path / "x.pb.gz"
+    file.write_bytes(pprof.packed(SHOP))
+
+    def said(*arguments: str) -> str:
+        command = ["go", "tool", "pprof", *arguments, str(file)]
+        environment = {**os.environ, "HOME": str(tmp_path), "PPROF_TMPDIR": str(tmp_path)}
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    top = said("-top", "-unit=ms")
+    assert "Type: off_cpu" in top
+    assert re.search(r"900ms 69\.23% .* futex_wait$", top, re.MULTILINE), top
+    assert "100% of 1300ms total" in top
+    assert re.search(r"1\.2s \(92\.31%\): main|1200ms.*main", said("-top", "-cum", "-unit=ms")), top
+    tags = said("-tags", "-unit=ms")
+    assert re.search(r"900\.0ms \(69\.23%\): lock", tags), tags
