@@ -20,6 +20,7 @@ pytestmark = pytest.mark.consumer
 _SPEEDSCOPE = "speedscope@1.25.0"
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--use-gl=angle"),
+    *("--disable-crash-reporter", "--disable-breakpad"),
     *("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--virtual-time-budget=8000"),
 )
 
