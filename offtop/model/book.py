@@ -9,8 +9,9 @@ Of wakes there may be too many for that: then those named longest ago go first, 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from offtop.model.ends import NO_ENDS, Ends
 from offtop.model.stack import EMPTY, RESERVED, Stack
-from offtop.model.wake import LOST_WAKE, NO_WAKE, Wake
+from offtop.model.wake import LOST_WAKE, NO_WAKE, Object, Wake
 from offtop.model.wake import RESERVED as RESERVED_WAKES
 
 
@@ -88,6 +89,11 @@ class Book:
     traced may show any number. With CALL_32_BIT for a program of 32 bits."""
     details_version: int = 0
     """Another one whenever `details` tells of a process what it did not."""
+    ends: dict[Object, Ends] = field(default_factory=dict[Object, Ends])
+    """Who is at the other end, as far as somebody asked (Source.find_ends) and it could be told. Changes between two
+    ticks alone, so that a tick that was recorded tells the same."""
+    ends_version: int = 0
+    """Another one whenever `ends` tells another thing."""
 
     def stack(self, stack_id: int) -> Stack:
         return self.stacks.get(stack_id, EMPTY)
@@ -101,6 +107,9 @@ class Book:
 
     def detail(self, pid: int) -> Details:
         return self.details.get(pid, UNKNOWN)
+
+    def ends_of(self, what: Object) -> Ends:
+        return self.ends.get(what, NO_ENDS)
 
     def life(self, key: ThreadKey) -> Life:
         return self.lives.get(key, ALL_ALONG)

@@ -1,5 +1,6 @@
 """Who diagnoses: what rules say of sites, each kind of wait looked at once, and again when its functions have names."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 from offtop.model.book import Book, SiteKey
 from offtop.model.cut import RUN_QUEUE, Added, distinct_rows
 from offtop.model.diagnosis import BELOW_REASON, NO_REASON, NO_RULES, Reason, Rule, RuleSource, Subject, subject_of
+from offtop.model.ends import may_have_ends
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED
 from offtop.model.stack import NO_STACK, PLACELESS, QUEUED, Frame, Names, nameless
@@ -16,6 +18,7 @@ from offtop.model.verdicts import NO_VERDICTS, WHERE, Verdicts, Where
 from offtop.model.wake import NO_OBJECT, Object
 
 _MOST_KNOWN = 200_000
+_MOST_UNANSWERED = 256
 _LEAST_SHARE = 0.1
 
 
@@ -54,6 +57,8 @@ class _Kind(NamedTuple):
     user: int
     program: str
     what: Object
+    there: tuple[str, str] | None
+    """Who is at the other end of that, as Rule.at has it."""
 
 
 class Diagnoser:
@@ -66,7 +71,9 @@ class Diagnoser:
         self._rules = NO_RULES
         self._candidates: dict[tuple[str, str], tuple[Rule, ...]] = {}
         """By category and program: those that may match."""
-        self._at: dict[tuple[str, tuple[str, int]], Rule] = {}
+        self.unanswered: dict[Object, int] = {}
+        """Of what a rule would tell who is there, if it were known; and a process that waits on each."""
+        self._at: dict[tuple[str, tuple[str, str]], Rule] = {}
         """Rules of which it is known who is at the other end."""
         self._known: dict[_Kind, Rule | None] = {}
         self._of_rows: dict[tuple[int, ...], Rule | None] = {}
@@ -174,7 +181,8 @@ class Diagnoser:
         return found
 
     def _rule(self, pid: int, kernel: int, user: int, what: Object, book: Book) -> Rule | None:
-        kind = _Kind(kernel, user, book.process(pid), what)
+        there = self._there(kernel, what, book)
+        kind = _Kind(kernel, user, book.process(pid), what, there)
         if kind in self._known:
             return self._known[kind]
         if len(self._known) >= _MOST_KNOWN:
@@ -185,8 +193,13 @@ class Diagnoser:
         if among not in self._candidates:
             self._candidates[among] = self._rules.among(*among)
         found = next((rule for rule in self._candidates[among] if rule.matches(subject)), None)
-        if found and found.service and (there := self._rules.service(what)):
-            found = self._at.setdefault((found.id, there), found.at(*there))
+        if found and found.service:
+            if there:
+                found = self._at.setdefault((found.id, there), found.at(*there))
+            elif may_have_ends(what):
+                self.unanswered[what] = pid
+                if len(self.unanswered) > _MOST_UNANSWERED:
+                    del self.unanswered[next(iter(self.unanswered))]
         self._known[kind] = found
         return found
 
@@ -197,10 +210,15 @@ class Diagnoser:
                 self._unnamed.setdefault(frame, set()).add(kind)
         return subject_of(of_kernel, of_user, self.names, kind.program, kind.what)
 
+    def _there(self, kernel: int, what: Object, book: Book) -> tuple[str, str] | None:
+        """Who is at the other end: by its port, or else by name, where that is a process of this machine."""
+        name = printable(book.ends_of(what).name(book.stack(kernel)))
+        return self._rules.service(what) or ((name, _word(name)) if name else None)
+
     def _look_around(self, book: Book) -> None:
         """Forget what may be otherwise now."""
         self._rules = self._source.rules  # held, so that another one cannot have its id
-        asked = (id(book), id(self._rules), self.names.version)
+        asked = (id(book), id(self._rules), self.names.version, book.ends_version)
         if asked == self._asked:
             return
         if asked[:2] != self._asked[:2]:
@@ -208,6 +226,7 @@ class Diagnoser:
                 self._candidates,
                 self._at,
                 self._known,
+                self.unanswered,
                 self._unnamed,
                 self._said,
                 self._judged,
@@ -217,6 +236,8 @@ class Diagnoser:
             self._verdicts = NO_VERDICTS
         else:
             self._forget_those_with_names()
+        if asked[3:] != self._asked[3:]:
+            self._of_rows.clear()
         self._asked = asked
 
     def _forget_those_with_names(self) -> None:
@@ -229,6 +250,11 @@ class Diagnoser:
         self._of_rows.clear()
         stacks = {kind[:2] for kind in kinds}
         self._judged = {where for where in self._judged if where[1:] not in stacks}
+
+
+def _word(name: str) -> str:
+    """For scripts, as ids of rules are."""
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "process"
 
 
 def _where(ids: Sequence[int]) -> Where:

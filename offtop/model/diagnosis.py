@@ -107,9 +107,9 @@ class Rule:
     origin: str = ""
     """The file it is from, and where in it."""
 
-    def at(self, service: str, port: int) -> "Rule":
-        """The same of who is at that port."""
-        return replace(self, id=f"{self.id}-{port}", name=self.service.replace("{}", service))
+    def at(self, service: str, word: str) -> "Rule":
+        """The same of who is there; `word`: the port, or what else is told from other ones by it."""
+        return replace(self, id=f"{self.id}-{word}", name=self.service.replace("{}", service))
 
     def matches(self, subject: Subject) -> bool:
         return all(condition.holds(subject) for condition in self.conditions) and (
@@ -147,11 +147,11 @@ class Rules:
             if all(one.holds(subject) for one in rule.conditions if one.where in ("category", "program"))
         )
 
-    def service(self, what: Object) -> tuple[str, int] | None:
+    def service(self, what: Object) -> tuple[str, str] | None:
         """Who is usually at the other end, and at which port; None: not known."""
         port = what.peer.rpartition(":")[2]
         name = self.services.get(int(port)) if port.isdecimal() else None
-        return (name, int(port)) if name else None
+        return (name, port) if name else None
 
     def before(self, others: "Rules") -> "Rules":
         """These, and behind them those of `others` whose ids are not used here."""

@@ -69,7 +69,7 @@ _LOOKS_AT = {
     "waker": ("waker",),
     "wakerpid": ("wakerpid",),
     "wakertid": ("wakertid",),
-    "object": ("object",),
+    "object": ("object", "ends"),
     "why": ("why",),
     _THREAD_THAT_WAKES: (_THREAD_THAT_WAKES,),
     _PROCESS_THAT_WAKES: (_PROCESS_THAT_WAKES,),
@@ -211,6 +211,11 @@ class Filter:
         return any(isinstance(one, Text) and not _OF_DETAILS.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
 
     @property
+    def needs_ends(self) -> bool:
+        """Whether it asks for what only `Book.ends` tells."""
+        return any(isinstance(one, Text) and "ends" in _LOOKS_AT[one.key] for one in self.waits)
+
+    @property
     def needs_wakers(self) -> bool:
         """Whether it asks for what is not gathered in every mode; a word alone looks there, but elsewhere, too."""
         return any(isinstance(one, Text) and one.key in _OF_WAKES for one in self.waits)
@@ -301,6 +306,7 @@ class _Looked:
             "wakerpid": ("wake", lambda wake: _numbers(book, wake)[:1]),
             "wakertid": ("wake", lambda wake: _numbers(book, wake)[1:]),
             "object": ("wake", lambda wake: () if wake in WITHOUT_WAKE else object_names(book.wake(wake).object)),
+            "ends": ("wake", lambda wake: () if wake in WITHOUT_WAKE else book.ends_of(book.wake(wake).object).names),
             _THREAD_THAT_WAKES: ("wake", lambda wake: (waker_of(book, True)(wake).name,)),
             _PROCESS_THAT_WAKES: ("wake", lambda wake: (str(waker_of(book, False)(wake).pid),)),
             _WHAT_WAKES: ("wake", lambda wake: (key.name,) if not (key := waker_of(book, False)(wake)).pid else ()),

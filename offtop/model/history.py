@@ -113,6 +113,11 @@ class Kept:
         return cls(number, *times, 0, made.categories, window, idle, made, window.moves)
 
     @property
+    def waits(self) -> list[list[int]]:
+        """(pid, id of a wake) of each of its waits, once."""
+        return np.unique(self.shares.ids[:, [0, 4]], axis=0).tolist()
+
+    @property
     def moves(self) -> Moves:
         return self.window.moves if self.kept_moves is None else self.kept_moves
 

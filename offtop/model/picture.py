@@ -47,7 +47,7 @@ from offtop.model.stuck import NO_AGE, Age, Stuck
 from offtop.model.table import Ints
 from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node
 from offtop.model.view import SINCE_START, View
-from offtop.model.wake import OFFCPU, WAKEUP, gathers
+from offtop.model.wake import OFFCPU, WAKEUP, Object, gathers
 from offtop.units import NS_PER_S
 
 Series = tuple[float | None, ...]
@@ -177,6 +177,8 @@ class Picture:
     """What the icicle is over: it may be older than the rest."""
     diagnosis: Sequence[Told]
     """What rules say of the selection, most time first."""
+    unanswered: Mapping[Object, int]
+    """Of what rules would tell who is there, if it were known; and a process that waits on each."""
     sites: Mapping[tuple[int, ...], Added]
     """The selection by sites (cut.by_site)."""
     latency: Part
@@ -338,6 +340,7 @@ class Pictures:
             flame=flame,
             diagnosis=self._diagnoser.rules_of(sites, scene.book),
             sites=sites,
+            unanswered=self._diagnoser.unanswered,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
             latency=total(_in(chosen.categories, view.category, view.idle_shown, view.scope.blocked)),
             heat=self._heat(room, newest, past, view) if room.heat[0] else None,
@@ -401,6 +404,8 @@ class Pictures:
             depends_on.append(self._diagnoser.version)
         if any(one.needs_details for one in (*filters, *view.muted)):
             depends_on.append(newest.facts.book.details_version)
+        if any(one.needs_ends or one.needs_names for one in (*filters, *view.muted)):
+            depends_on.append(newest.facts.book.ends_version)
         key = (selection, tuple(depends_on))
         if self._sieve is None or self._sieve[0] != key:
             self._sieve = key, Sieve(selection, self._diagnoser)

@@ -6,7 +6,7 @@ from offtop.model.book import Book, SiteKey
 from offtop.model.diagnosis import Rule
 from offtop.model.pool import Convoy
 from offtop.model.stack import Frame, Names, functions
-from offtop.model.wake import FIRST_WAKE, NOBODY, UNIX, Storm
+from offtop.model.wake import FIRST_WAKE, NO_WAKE, NOBODY, UNIX, Storm
 from offtop.units import count, percent
 
 _ENTRY = "_start"
@@ -28,17 +28,32 @@ def names_of(frames: Iterable[Frame], names: Names) -> list[str]:
     return [name for frame in frames for name in functions(names.of(frame))]
 
 
-def in_short(book: Book, kernel: int, user: int, names: Names) -> str:
+def in_short(book: Book, kernel: int, user: int, names: Names, wake: int = NO_WAKE) -> str:
     """The kernel's leaf and the frames of the program that led there, the C library's left out: those say
-    nothing that the kernel's leaf does not."""
-    return " < ".join([*kernel_names(book, kernel, names)[:1], *_own_names(book, user, names), *_missing(book, user)])
+    nothing that the kernel's leaf does not. `wake`: its id, where it is to be told, too, who is at the other end."""
+    ends = ends_of(book, kernel, wake)
+    leaf = [f"{name} ({ends})" if ends else name for name in kernel_names(book, kernel, names)[:1]]
+    return " < ".join([*leaf, *_own_names(book, user, names), *_missing(book, user)])
+
+
+def ends_of(book: Book, kernel: int, wake: int) -> str:
+    """Who is at the other end of what is waited on at that kernel stack, or what that watches; empty where it is not
+    known. Raw."""
+    return book.ends_of(book.wake(wake).object).told(book.stack(kernel))
 
 
 def of_sleeper(book: Book, site: SiteKey, names: Names) -> str:
-    """Where it waits, and who ends that, if that is known."""
-    place = in_short(book, site.kernel, site.user, names)
-    wake = book.wake(site.wake)
-    return f"{place} <- {wake.waker.label}" if site.wake >= FIRST_WAKE and wake.has_waker else place
+    """Where it waits, and who ends that, or else is at the other end, if that is known."""
+    if _has_waker(book, site):
+        return f"{in_short(book, site.kernel, site.user, names)} <- {book.wake(site.wake).waker.label}"
+    return in_short(book, site.kernel, site.user, names, site.wake)
+
+
+def of_object(book: Book, site: SiteKey, names: Names) -> str:
+    """Who is at its other end, if that is known; where it is waited on, and who ends that."""
+    place, ends = in_short(book, site.kernel, site.user, names), ends_of(book, site.kernel, site.wake)
+    woken = f" <- {book.wake(site.wake).waker.label}" if _has_waker(book, site) else ""
+    return f"{ends}; {place}{woken}" if ends else f"{place}{woken}"
 
 
 def with_rule(book: Book, site: SiteKey, rule: Rule | None, place: str) -> str:
@@ -51,7 +66,7 @@ def _at_the_other_end(book: Book, site: SiteKey) -> str:
     """What says more than a rule does."""
     what = book.wake(site.wake).object
     if what.kind == UNIX:
-        return f" of {what.peer}" if what.peer else ""
+        return f" of {what.peer}" if what.peer and not book.ends_of(what).sides else ""
     if what.peer:
         return f" at {what.peer}"
     return f" on {what.name}" if what.kind == "file" and what.name.startswith("/") else ""
@@ -82,6 +97,10 @@ def of_convoy(book: Book, convoy: Convoy, names: Names, told: str = "") -> str:
     what = ["one futex"] if convoy.futex else kernel_names(book, site.kernel, names)[:1]
     place = " < ".join([*what, *_own_names(book, site.user, names)])
     return f"{convoy.waiting}/{convoy.of} {f'{told}: ' if told else ''}{place}"
+
+
+def _has_waker(book: Book, site: SiteKey) -> bool:
+    return site.wake >= FIRST_WAKE and book.wake(site.wake).has_waker
 
 
 def _missing(book: Book, user: int) -> list[str]:

@@ -12,6 +12,7 @@ from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import Idle, Leaf, Scope, by_site, cut, shares
 from offtop.model.diagnoser import Diagnoser, most
 from offtop.model.diagnosis import NO_RULES, Fixed, Rules, Subject, subject_of
+from offtop.model.ends import PEER, WRITER, Ends, Process, Side
 from offtop.model.history import History
 from offtop.model.snapshot import SiteTotals, Snapshot
 from offtop.model.stack import INLINED, KERNEL, NO_STACK, SHORT, Frame, Stack, nameless
@@ -404,3 +405,33 @@ def test_who_is_at_the_other_end_is_told_by_its_port() -> None:
         ("answer", "an answer over the network"),
     ]
     assert diagnoser.rule_of(SiteKey(7, 72, 10, 9, 10), some) is found[0]
+
+
+def test_where_the_port_says_nothing_the_process_at_the_other_end_is_who_is_there() -> None:
+    some = book()
+    some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
+    some.stacks[11] = Stack((Frame(KERNEL, 0, "pipe_read"),), 0, "pipe")
+    peers = {10: "[::1]:9999", 11: "[::1]:5432", 12: "[::1]:9998"}
+    what = {n: Object("tcp", f"socket:[{n}]", local="[::1]:1", peer=peer) for n, peer in peers.items()}
+    what[13] = Object("pipe", "pipe:[13]")
+    some.wakes |= {n: Wake(object=one) for n, one in what.items()}
+    diagnoser = Diagnoser(Said(), Fixed(PACKAGED))
+
+    def found() -> list[tuple[str, str]]:
+        rules = [diagnoser.rule_of(SiteKey(7, 71, 11 if wake == 13 else 10, 8, wake), some) for wake in what]
+        return [(rule.id, rule.name) for rule in rules if rule]
+
+    before = [("answer", "an answer over the network"), ("answer-5432", "an answer of PostgreSQL")]
+    assert found() == [*before, before[0], ("pipe-empty", "data from a pipe")]
+    assert diagnoser.unanswered == {what[10]: 7, what[12]: 7, what[13]: 7}
+    of = {10: (PEER, "My App\x1b"), 11: (PEER, "proxy"), 13: (WRITER, "gzip")}
+    some.ends = {
+        what[n]: Ends((Side(role, (Process(5, name), Process(6, name)), 9),)) for n, (role, name) in of.items()
+    }
+    assert found() == [*before, before[0], ("pipe-empty", "data from a pipe")], "until the next tick"
+    some.ends_version += 1
+    assert found() == [
+        ("answer-my-app-x1b", "an answer of My App\\x1b"),
+        *(before[1], before[0]),
+        ("pipe-empty-gzip", "data that gzip writes to a pipe"),
+    ]

@@ -1,0 +1,115 @@
+"""Ends say who is at the other end of what a thread waits on, and of an epoll what it watches.
+
+They change while what is waited on stays the same. So waits are grouped by that, and the Book tells its ends beside it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from offtop.model.stack import Stack
+from offtop.model.wake import UNIX, Object, Wake
+
+READER, WRITER, PEER, LISTENER = "reader", "writer", "peer", "listener"
+ROLES: Mapping[str, str] = {
+    READER: "of a pipe, for who writes",
+    WRITER: "of a pipe, for who reads",
+    PEER: "who has the other end of a connection open",
+    LISTENER: "who listens where the other end is, and has not taken the connection yet",
+}
+"""What a process may be to who waits."""
+NAMED = 8
+"""So many processes of a role are known by name."""
+_TOLD = 3
+"""So many of them are told."""
+_TOLD_KINDS = 3
+PIPE, EPOLL = "pipe", "epoll"
+_CONNECTIONS = ("tcp", "udp")
+
+
+class Process(NamedTuple):
+    pid: int
+    comm: str
+    """Raw."""
+
+    @property
+    def label(self) -> str:
+        """`gzip(4242)`; raw."""
+        return f"{self.comm}({self.pid})"
+
+
+class Side(NamedTuple):
+    """The processes of one role."""
+
+    role: str
+    """One of ROLES."""
+    processes: tuple[Process, ...]
+    """The first NAMED of them."""
+    total: int
+    """How many they are."""
+
+    @property
+    def text(self) -> str:
+        """`writer: gzip(4242), cat(4243), +2`; raw."""
+        told = [one.label for one in self.processes[:_TOLD]]
+        more = [f"+{self.total - len(told)}"] if self.total > len(told) else []
+        return f"{self.role}: {', '.join([*told, *more])}"
+
+
+class Ends(NamedTuple):
+    sides: tuple[Side, ...] = ()
+    members: tuple[tuple[str, int], ...] = ()
+    """Of an epoll: kind of descriptor (`socket`, `pipe`, `eventfd`, `file` and so on) → how many it watches, most
+    first."""
+
+    def for_who_waits(self, kernel: Stack) -> tuple[Side, ...]:
+        """The sides that a wait at that stack is for: who reads a pipe waits for those who write. All, where the stack
+        does not tell."""
+        names = [frame.name for frame in kernel.frames]
+        role = next((role for part, role in _FOR.items() if any(part in name for name in names)), "")
+        return tuple(side for side in self.sides if side.role == role) if role else self.sides
+
+    def told(self, kernel: Stack) -> str:
+        """`writer: gzip(4242)`, `57 sockets, 1 eventfd`; empty where nothing is known. Raw."""
+        return "; ".join(
+            [*([self._watched] if self.members else []), *(one.text for one in self.for_who_waits(kernel))]
+        )
+
+    @property
+    def _watched(self) -> str:
+        told = [f"{count} {kind}{'s' * (count != 1)}" for kind, count in self.members[:_TOLD_KINDS]]
+        rest = sum(count for _, count in self.members[_TOLD_KINDS:])
+        return ", ".join([*told, *([f"{rest} more"] if rest else [])])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What it can be found by."""
+        return tuple(name for side in self.sides for one in side.processes for name in (one.comm, one.label))
+
+    def name(self, kernel: Stack) -> str:
+        """What all are called that a wait at that stack is for; empty where they have several names, or are not
+        known. Raw."""
+        names = {one.comm for side in self.for_who_waits(kernel) for one in side.processes}
+        return names.pop() if len(names) == 1 else ""
+
+
+_FOR = {
+    **dict.fromkeys(("pipe_read", "ipipe_prep"), WRITER),
+    **dict.fromkeys(("pipe_write", "opipe_prep", "wait_for_space"), READER),
+}
+"""Part of a function's name that tells what is waited for."""
+NO_ENDS = Ends()
+
+
+def may_have_ends(what: Object) -> bool:
+    """Whether a process of this machine may be at its other end, or it watches others."""
+    return what.kind in (PIPE, UNIX, EPOLL) or (what.kind in _CONNECTIONS and bool(what.peer))
+
+
+def waited_on(waits: Iterable[Sequence[int]], wakes: Mapping[int, Wake]) -> dict[Object, int]:
+    """(pid, id of a wake) → what may have ends, and a process that waits on it."""
+    found: dict[Object, int] = {}
+    for pid, wake in waits:
+        known = wakes.get(wake)
+        if known is not None and may_have_ends(known.object):
+            found[known.object] = pid
+    return found
