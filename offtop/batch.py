@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from offtop.export import folded
 from offtop.model import calls, stuck, where
@@ -33,6 +33,7 @@ from offtop.model.cut import (
 )
 from offtop.model.diagnoser import Diagnoser, most
 from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
+from offtop.model.ends import waited_on
 from offtop.model.filter import NOTHING, Filter
 from offtop.model.history import History, Kept, moved_in
 from offtop.model.printable import printable
@@ -50,7 +51,7 @@ from offtop.model.rows import (
     thread_rows,
     wake_rows,
 )
-from offtop.model.snapshot import EXITED
+from offtop.model.snapshot import EXITED, Snapshot
 from offtop.model.stack import Frame, Names
 from offtop.model.stackproblems import Problems
 from offtop.model.stuck import Stuck
@@ -133,7 +134,7 @@ def run(
     diagnoser, problems = Diagnoser(source.names, rules), Problems(source.names, source.why_nameless)
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
-    pace.recorder = recorder
+    pace.recorder = _Asking(source, recorder) if as_json or wanted.stuck else recorder
     looked_up, patience_s = set[int](), _NAMES_SECONDS
     sums: dict[str, int] = {}
     printed = ungathered = since_ns = 0
@@ -147,6 +148,8 @@ def run(
             kept = history.look_again() or kept
             latest = history.latest
             blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
+            if as_json or wanted.filter.needs_ends:
+                source.find_ends(waited_on(kept.waits, kept.window.book.wakes))
             tick = passing(kept, wanted.filter, diagnoser, blocked, accounted=as_json)
             since_ns = since_ns or kept.at_ns - kept.span_ns
             shifted = moved_in([kept], since_ns) if as_json or wanted.folded else None
@@ -171,6 +174,8 @@ def run(
                 if wanted.stuck:
                     stacks.update(one.user for one in tick.stuck.waits)
                 source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
+                tops = [(row.top.pid, row.top.wake) for row in listed.rows]
+                source.find_ends({**diagnoser.unanswered, **waited_on(tops, kept.window.book.wakes)})
                 out.write(tick_text(tick, listed, source.names, width, wanted, diagnoser, problems, lifetime))
             out.flush()
             patience_s = _LATER_SECONDS
@@ -179,6 +184,20 @@ def run(
     if ungathered:
         print(f"offtop: {_UNGATHERED.format(count=ungathered)}", file=sys.stderr)
     return printed != iterations
+
+
+class _Asking(NamedTuple):
+    """Has the source tell who is at the other ends of what is waited on when a tick begins, so that it is known when
+    the tick ends, and hands each snapshot on."""
+
+    source: Source
+    recorder: Recorder | None
+
+    def add(self, snapshot: Snapshot) -> None:
+        sites = [one.site for one in snapshot.waiting.values()]
+        self.source.find_ends(waited_on([(site.pid, site.wake) for site in sites], snapshot.book.wakes))
+        if self.recorder:
+            self.recorder.add(snapshot)
 
 
 def _add_up(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> None:
@@ -358,7 +377,7 @@ def stuck_line(shown: Stuck, row: int, book: Book, names: Names) -> str:
     who = printable(book.comm(one.site.thread))[:16]
     category = f"{'~' if leaf.idle else ''}{leaf.category}"
     call = printable(calls.told(book.call(one.call), one.arguments)) if one.call >= 0 else ""
-    place = printable(where.in_short(book, one.site.kernel, one.user, names))
+    place = printable(where.in_short(book, one.site.kernel, one.user, names, one.site.wake))
     return f"{age:>8} {one.site.pid:>7} {one.site.tid:>7} {who:<16} {one.letter} {category:<15} {call:<24}  {place}"
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from offtop.model.ends import NAMED, ROLES
 from offtop.model.stack import ANONYMOUS, ENDS, GONE
 from offtop.model.stackproblems import REASONS
 from offtop.model.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
@@ -40,6 +41,11 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 def _or_null(of_type: str, what: str, null: str = "not known") -> dict[str, Any]:
     return {"type": [of_type, "null"], "description": f"{what}; null: {null}"}
+
+
+def _unless(found: dict[str, Any], what: str, null: str) -> dict[str, Any]:
+    """Null, or that."""
+    return {"anyOf": [found, {"type": "null"}], "description": f"{what}; null: {null}"}
 
 
 _WAKER = _object(
@@ -92,14 +98,34 @@ _WAITED_ON = _object(
             "type": "string",
             "description": "of tcp: established, listen, close-wait and so on; else empty",
         },
+        "ends": _unless(
+            {
+                "type": "array",
+                "items": _object(
+                    {
+                        "role": {
+                            "enum": [*ROLES],
+                            "description": "; ".join(f"{role}: {means}" for role, means in ROLES.items()),
+                        },
+                        "pid": _COUNT,
+                        "comm": {"type": "string", "description": "the process's name"},
+                    }
+                ),
+            },
+            "the processes of this machine at the other end of a pipe, or of a tcp, udp or unix connection in the "
+            "waiting process's own network namespace, known from the tick after the first on; so many of each role at "
+            f"most: {NAMED}",
+            "not known",
+        ),
+        "ends_more": {**_COUNT, "description": "how many more they are"},
+        "members": _unless(
+            {"type": "object", "additionalProperties": _COUNT},
+            "of an epoll, how many descriptors of each kind it watches: socket, pipe, eventfd, timerfd, file and so on",
+            "not known",
+        ),
     }
 )
 _NO_WAKER = "nobody asked, or the wait goes on, or was for a CPU alone"
-
-
-def _unless(found: dict[str, Any], what: str, null: str) -> dict[str, Any]:
-    """Null, or that."""
-    return {"anyOf": [found, {"type": "null"}], "description": f"{what}; null: {null}"}
 
 
 SCHEMA: dict[str, Any] = {

@@ -1,10 +1,11 @@
 """The one door between the rooms: a live kernel, /proc or a recording, all read the same way."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Frame, Names
+from offtop.model.wake import Object
 
 
 class Recorded(NamedTuple):
@@ -77,6 +78,14 @@ class Source(Protocol):
         """Have `Book.details` tell of these processes, soon; returns at once. For any thread.
 
         Ask again as long as they are shown: what is told of a process that begins another program changes.
+        """
+        ...
+
+    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+        """Have `Book.ends` tell who is at the other end of these, a tick or a few later; returns at once. For any
+        thread. Of each, a process that waits on it.
+
+        Ask again as long as they are shown.
         """
         ...
 

@@ -18,7 +18,7 @@ from offtop.model.stack import NO_STACK, QUEUED, Names, Stack
 from offtop.model.stackproblems import Problem, Problems
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES
-from offtop.model.wake import CHAIN, NO_OBJECT, NO_WAKE, Object, Waker
+from offtop.model.wake import CHAIN, NO_OBJECT, NO_WAKE, Waker
 from offtop.tick import Tick
 
 
@@ -106,7 +106,7 @@ def tick_object(
                 **_site_object(key, totals, leaf_of[key], book, names),
                 "earlier_ns": earlier_ns.get(key, 0),
                 "diagnosis": told.of_site(key),
-                **woken.wake(key.wake, chained=window.mode == CHAIN),
+                **woken.wake(key, chained=window.mode == CHAIN),
             }
             for key, totals in those
         ],
@@ -187,7 +187,7 @@ def _blocked_object(some: Stuck, row: int, book: Book, names: Names) -> dict[str
         "user": _printable(where.user_names(book, one.user, names)),
         "user_end": _end_of(book.stack(one.user)),
         "user_unsure": book.stack(one.user).is_guessed,
-        "object": _named(book.wake(one.site.wake).object),
+        "object": _named(one.site, book),
     }
 
 
@@ -280,10 +280,14 @@ def _most(of: Counter[str] | None) -> str | None:
     return of.most_common(1)[0][0] if of else None
 
 
-def _named(what: Object) -> dict[str, Any] | None:
-    """None where nobody knows what was waited on."""
+def _named(site: SiteKey, book: Book) -> dict[str, Any] | None:
+    """None where nobody knows what was waited on there."""
+    what = book.wake(site.wake).object
     if what == NO_OBJECT:
         return None
+    ends = book.ends_of(what)
+    sides = ends.for_who_waits(book.stack(site.kernel))
+    told = [(side.role, one) for side in sides for one in side.processes]
     return {
         "kind": printable(what.kind),
         "name": printable(what.name),
@@ -291,6 +295,9 @@ def _named(what: Object) -> dict[str, Any] | None:
         "local": printable(what.local),
         "peer": printable(what.peer),
         "state": printable(what.state),
+        "ends": [{"role": role, "pid": one.pid, "comm": printable(one.comm)} for role, one in told] or None,
+        "ends_more": sum(side.total for side in sides) - len(told),
+        "members": {printable(kind): count for kind, count in ends.members} or None,
     }
 
 
@@ -302,12 +309,12 @@ class _Woken:
         self._wakers: dict[Waker, dict[str, Any]] = {}
         self._functions: dict[tuple[int, int], list[str]] = {}
 
-    def wake(self, wake: int, chained: bool) -> dict[str, Any]:
+    def wake(self, site: SiteKey, chained: bool) -> dict[str, Any]:
         """What ended the waits of a site, null where nobody asked, they go on, or were for a CPU alone; and what they
         were on."""
-        found = self._book.wake(wake)
-        waker, what, links, end = found
-        on = _named(what)
+        found = self._book.wake(site.wake)
+        waker, _, links, end = found
+        on = _named(site, self._book)
         if not found.has_waker:
             return {"waker": None, "object": on, **dict.fromkeys(("chain", "chain_wakers", "chain_end"))}
         return {

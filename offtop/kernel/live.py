@@ -19,6 +19,7 @@ from offtop.kernel.allowance import Allowance
 from offtop.kernel.copies import Copies
 from offtop.kernel.cost import CostMeter
 from offtop.kernel.debuginfod import DebugFiles
+from offtop.kernel.ends import EndsWorker
 from offtop.kernel.files import Files
 from offtop.kernel.kallsyms import KernelSymbols
 from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack
@@ -42,7 +43,7 @@ from offtop.model.categories import Categories
 from offtop.model.snapshot import OUTSIDE, Bound, Filters, Snapshot
 from offtop.model.stack import Frame
 from offtop.model.table import Ints, integers
-from offtop.model.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Storm
+from offtop.model.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object, Storm
 from offtop.source import Happening
 
 _ALL_ONES = (1 << 64) - 1
@@ -163,6 +164,8 @@ class LiveSource(Happening):
             self._user_stacks.has_rule,
         )
         self._wakes = Wakes(maps["wakers"], maps["wakes"], maps["objects"], self._book, self._stacks.of_waker)
+        self._ends = EndsWorker(self._book, self._wakes.epolls)
+        self._opened.callback(self._ends.close)
         for name, what in _NAMED_BY.items():
             number = syscalls.number_of(name)
             if 0 <= number < layout.CALLS:
@@ -301,6 +304,7 @@ class LiveSource(Happening):
         if (most := self._wakes.most_kept) is not None:
             self._wakes.forget(set(), self._ledger.drop_wakes(most))
         self._details.drop_unnamed()
+        self._ends.tell()
         cost, missed = self._cost.read(at_ns, self._readers)
         self._user_stacks.fill(at_ns, cost.cpu_pct)
         if missed:
@@ -410,6 +414,9 @@ class LiveSource(Happening):
 
     def describe(self, pids: Collection[int]) -> None:
         self._details.describe([pid for pid in pids if pid != OUTSIDE])
+
+    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+        self._ends.find(waited_on)
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         from offtop.kernel.facts import facts  # psutil takes a tenth of a second to load, and few ask

@@ -49,6 +49,8 @@ class Objects:
         self._next_number = 1
         self._ticks = 0
         self._left = _LOOKS
+        self.epolls: dict[Object, int] = {}
+        """A descriptor of each, by which its process waited on it last."""
         self._was_refused = False
         """The last one would have needed a look, and there were too many."""
 
@@ -71,6 +73,8 @@ class Objects:
             self._known.clear()  # a descriptor may be another file's by now
         if len(self._private) >= _KNOWN:
             self._private.clear()
+        if len(self.epolls) >= _KNOWN:
+            self.epolls.clear()
 
     def _may_look(self, looks: int = 1) -> bool:
         self._was_refused = self._left < looks
@@ -114,7 +118,10 @@ class Objects:
             name = _name_of(pid, found.argument, 0) if self._may_look() else ""
             kind = name.removeprefix("anon_inode:").strip("[]") if name.startswith("anon_inode:") else "file"
             kind = "epoll" if kind == "eventpoll" else kind
-        return Object(kind, f"{kind}#{number}", pid)
+        told = Object(kind, f"{kind}#{number}", pid)
+        if found.kind == layout.OBJECT_EPOLL:
+            self.epolls[told] = found.argument
+        return told
 
     def _socket(self, found: ObjectRecord) -> Object:
         name = f"socket:[{found.inode}]"

@@ -1,6 +1,6 @@
 """Turns the kernel side's ids of wakes into the book's: who woke, by the waker's stack, and what had been waited on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from offtop.kernel import layout
@@ -27,6 +27,7 @@ from offtop.model.wake import (
     UNSEEN,
     WHOLE,
     Link,
+    Object,
     Storm,
     Wake,
     Waker,
@@ -160,6 +161,11 @@ class Wakes:
         if len(self._known_wakers) >= _KNOWN:
             self._known_wakers.clear()
         self._objects.tick()
+
+    @property
+    def epolls(self) -> Mapping[Object, int]:
+        """A descriptor of each, by which its process waited on it last."""
+        return self._objects.epolls
 
     @property
     def fill(self) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 from offtop.model import columns
 from offtop.model.book import Details, Life, ThreadKey
 from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
+from offtop.model.ends import NAMED, ROLES, Ends, Process, Side
 from offtop.model.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Machine
@@ -109,6 +110,7 @@ class Entry:
     lives: Mapping[ThreadKey, Life] = field(default_factory=dict[ThreadKey, Life])
     calls: Mapping[int, str] = field(default_factory=dict[int, str])
     wakes: Mapping[int, Wake] = field(default_factory=dict[int, Wake])
+    ends: Mapping[Object, Ends] = field(default_factory=dict[Object, Ends])
 
 
 def signed(offset: int) -> int:
@@ -158,6 +160,8 @@ def encode(entry: Entry) -> bytes:
         "cgroup": change.filters.cgroup,
         **_wake_words(entry.wakes),
     }
+    if entry.ends:
+        words["other_ends"] = [_ends_words(what, ends) for what, ends in entry.ends.items()]
     if change.storms:
         words["storms"] = [[wake, *storm] for wake, storm in change.storms.items()]
     head = json.dumps(words, separators=(",", ":")).encode()
@@ -244,7 +248,32 @@ def decode(blob: object, whole: bool = False) -> Entry:
         },
         _calls(words.get("calls", [])),
         _with_ends(_wakes(words.get("wakers", []), words.get("wakes", [])), words.get("ends", [])),
+        dict(_other_ends(*row) for row in _arrays(words.get("other_ends", []), 3)),
     )
+
+
+def _ends_words(what: Object, ends: Ends) -> list[object]:
+    """What is waited on, who is at its other end, and what it watches."""
+    sides = [[side.role, side.total, *(value for one in side.processes for value in one)] for side in ends.sides]
+    return [list(what), sides, [value for member in ends.members for value in member]]
+
+
+def _other_ends(what: object, sides: object, members: object) -> tuple[Object, Ends]:
+    kind, name, pid, local, peer, state = _array(what, len(Object._fields))
+    flat = _array(members)
+    return (
+        Object(_name(kind), _name(name), _id(pid), _name(local), _name(peer), _name(state)),
+        Ends(
+            tuple(side for one in map(_array, _array(sides)) if (side := _side(one)).role in ROLES),
+            tuple((_name(kind), _id(count)) for kind, count in zip(flat[::2], flat[1::2], strict=True)),
+        ),
+    )
+
+
+def _side(words: Sequence[object]) -> Side:
+    role, total = _array(words[:2], 2)
+    some = zip(words[2::2], words[3::2], strict=True)
+    return Side(_word(role), tuple(Process(_id(pid), _name(comm)) for pid, comm in some)[:NAMED], _id(total))
 
 
 def _wake_words(wakes: Mapping[int, Wake]) -> dict[str, object]:

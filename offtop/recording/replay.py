@@ -21,7 +21,7 @@ from offtop.model.printable import printable
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack
 from offtop.model.table import SITES, table_of
-from offtop.model.wake import FIRST_WAKE, Storm
+from offtop.model.wake import FIRST_WAKE, Object, Storm
 from offtop.recording.form import MOST_CALLS, Entry
 from offtop.recording.reader import Recording
 from offtop.source import Recorded
@@ -157,6 +157,9 @@ class RecordedSource:
     def describe(self, pids: Collection[int]) -> None:
         """All that was recorded is told."""
 
+    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+        """The same."""
+
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         """What was recorded of it."""
         details = self._book.detail(pid)
@@ -279,6 +282,7 @@ class RecordedSource:
         return (
             len(book.stacks) >= _MOST_NAMES
             or len(book.wakes) + len(entry.wakes) > _MOST_WAKES
+            or len(book.ends) + len(entry.ends) > _MOST_WAKES
             or any(len(kept) + len(new) > _MOST_NAMES for kept, new in (*names, (book.details, entry.details)))
         )
 
@@ -292,6 +296,9 @@ class RecordedSource:
         if entry.details:
             _add(book.details, entry.details, _MOST_NAMES)
             book.details_version += 1
+        if entry.ends:
+            _add(book.ends, entry.ends, _MOST_WAKES)
+            book.ends_version += 1
         for ids in (change.threads.ids, change.waiting):
             heard = map(ThreadKey._make, ids[:, :2].tolist())
             self._heard_ns.update((key, change.at_ns) for key in heard if key in book.comms)
@@ -321,6 +328,9 @@ class RecordedSource:
             if self._woke_ns.get(wake, 0) < before_ns:
                 del book.wakes[wake]
                 self._woke_ns.pop(wake, None)
+        known = {wake.object for wake in book.wakes.values()}
+        for what in [one for one in book.ends if one not in known]:
+            del book.ends[what]
         stacks = {*sites[:, 2:4].ravel().tolist()}.union(*(wake.stacks for wake in book.wakes.values()))
         stacks |= {stack for one in snapshot.waiting.values() for stack in (*one.site[2:4], one.user)}
         keys = {*snapshot.threads, *snapshot.waiting}

@@ -23,10 +23,11 @@ from offtop import __version__
 from offtop.errors import OfftopError
 from offtop.model.book import Book, Details, Life, ThreadKey
 from offtop.model.change import NOTHING, Change, change
+from offtop.model.ends import EPOLL, Ends, waited_on
 from offtop.model.printable import printable
 from offtop.model.snapshot import Move, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack, nameless
-from offtop.model.wake import FIRST_WAKE, Wake
+from offtop.model.wake import FIRST_WAKE, Object, Wake
 from offtop.person import Person, as_person
 from offtop.recording import form
 from offtop.source import Source
@@ -91,9 +92,10 @@ class Recorder:
         self._lives: dict[ThreadKey, Life] = {}
         self._calls: dict[int, str] = {}
         self._wakes: dict[int, Wake] = {}
+        self._ends: dict[Object, Ends] = {}
         self._of_wakes: dict[int, set[int]] = {}
         """Their stacks."""
-        self._details_version = self._names_version = -1
+        self._details_version = self._names_version = self._ends_version = -1
         self._frames: dict[Frame, int] = {}
         self._next_frame = 1
         self._stacks: dict[int, tuple[int, ...]] = {}
@@ -159,7 +161,7 @@ class Recorder:
         blob = form.encode(entry)
         whole_blob = blob if before is NOTHING else None
         if is_whole:
-            entry = self._whole_entry(whole)
+            entry = self._whole_entry(whole, snapshot.book)
             used = self._forget_unused(self._stacks_of(whole))
             whole_blob = form.encode(entry)
         frames, stacks, guessed = self._stacks_in(self._stacks_of(whole), snapshot.book)
@@ -227,9 +229,11 @@ class Recorder:
         calls = {number: name for number, name in book.calls.items() if number not in self._calls}
         self._lives.update(lives)
         self._calls.update(calls)
-        return form.Entry(one, comms, processes, details, lives, calls, self._new_wakes(whole, book))
+        return form.Entry(
+            one, comms, processes, details, lives, calls, self._new_wakes(whole, book), self._new_ends(one, book)
+        )
 
-    def _whole_entry(self, whole: Change) -> form.Entry:
+    def _whole_entry(self, whole: Change, book: Book) -> form.Entry:
         """What is told by now of all that is there; of the rest it is forgotten."""
         keys = _keys(whole)
         pids = {key.pid for key in keys}
@@ -240,7 +244,10 @@ class Recorder:
         named = whole.wakes
         self._wakes = {number: wake for number, wake in self._wakes.items() if number in named}
         self._of_wakes = {number: self._of_wakes[number] for number in self._wakes}
-        return form.Entry(whole, self._comms, self._processes, self._details, self._lives, self._calls, self._wakes)
+        self._ends = {what: ends for what, ends in self._ends.items() if what in book.ends}
+        return form.Entry(
+            whole, self._comms, self._processes, self._details, self._lives, self._calls, self._wakes, self._ends
+        )
 
     def _new_wakes(self, whole: Change, book: Book) -> dict[int, Wake]:
         """Those that the file has not, or no longer."""
@@ -248,6 +255,19 @@ class Recorder:
         new = {number: wake for number in named if (wake := book.wakes.get(number))}
         self._wakes.update(new)
         self._of_wakes.update((number, wake.stacks) for number, wake in new.items())
+        return new
+
+    def _new_ends(self, one: Change, book: Book) -> dict[Object, Ends]:
+        """Those that the file has not, or that are others now; and the source is asked for those of this tick, but for
+        epolls, which are locked while they are read."""
+        waits = np.unique(np.concatenate((one.sites.ids[:, [0, -1]], one.waiting[:, [0, -1]])), axis=0)
+        found = waited_on(waits.tolist(), book.wakes)
+        self._source.find_ends({what: pid for what, pid in found.items() if what.kind != EPOLL})
+        if book.ends_version == self._ends_version:
+            return {}
+        self._ends_version = book.ends_version
+        new = {what: ends for what, ends in book.ends.items() if self._ends.get(what) != ends}
+        self._ends |= new
         return new
 
     def _kept_of(self, details: Details) -> Details:

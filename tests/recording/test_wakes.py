@@ -21,6 +21,7 @@ from offtop import batch
 from offtop.errors import OfftopError
 from offtop.model import columns
 from offtop.model.change import NOTHING, change
+from offtop.model.ends import NAMED, ROLES, Ends, Process, Side
 from offtop.model.stack import ENDED as PROCESS_ENDED
 from offtop.model.stack import GONE, WHOLE, Frame, Stack
 from offtop.model.wake import (
@@ -48,7 +49,7 @@ from offtop.source import Source
 from offtop.units import NS_PER_S
 from tests.recording import test_recording
 from tests.recording.test_hostile import refused, reworded, told
-from tests.recording.woken import ANSWER, FIRST_TELLER, KEPT_SECONDS, LOCK, READ, STORMS, WokenSource
+from tests.recording.woken import ANSWER, ENDS, FIRST_TELLER, KEPT_SECONDS, LOCK, READ, STORMS, TCP, WokenSource
 from tests.ui.scripted import SHOP, START_NS, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
@@ -97,7 +98,7 @@ def test_a_replay_prints_byte_for_byte_who_ended_the_waits(tmp_path: Path) -> No
         "kernel": ["futex_wake", "do_futex"],
         "user": ["unlock", "serve", "main"],
     }
-    ends = {"local": "", "peer": "", "state": ""}
+    ends = {"local": "", "peer": "", "state": "", "ends": None, "ends_more": 0, "members": None}
     assert locked["object"] == {"kind": "futex", "name": "0x7f00", "pid": 100, **ends}
     assert locked["chain"] == [["io_schedule", "read_page", "main"]]
     assert [(one["kind"], one["name"]) for one in locked["chain_wakers"]] == [("irq", "nvme_irq")]
@@ -111,6 +112,12 @@ def test_a_replay_prints_byte_for_byte_who_ended_the_waits(tmp_path: Path) -> No
         "local": "10.0.0.1:80",
         "peer": "\\x1b[2J:4000",
         "state": "close-wait",
+        "ends": [
+            {"role": "peer", "pid": 4242, "comm": "worker\\x1b[31m\\udc80"},
+            {"role": "peer", "pid": 77, "comm": "less"},
+        ],
+        "ends_more": 10,
+        "members": {"socket": 57, "worker\\x1b[31m\\udc80": 1},
     }
     assert sites["worker-1", "read_page"]["object"] == {"kind": "file", "name": "/var/\\x1b[2Jdata", "pid": 0, **ends}
     assert sites["worker-1", "take_order"]["waker"]["name"] == "(woken before the minimum)"
@@ -240,6 +247,7 @@ def parts(blob: bytes) -> tuple[dict[str, Any], list[Any]]:
     return json.loads(raw[4:end]), columns.unpacked(raw[end:])
 
 
+WOKEN = change(NOTHING, WokenSource().after(3))
 ids = st.integers(0, (1 << 31) - 1)
 wakers = st.builds(
     Waker,
@@ -253,6 +261,24 @@ wakes = st.builds(
     st.lists(st.builds(Link, ids, ids, wakers), max_size=MOST_DEPTH).map(tuple),
     st.sampled_from([*CHAIN_ENDS]),
 )
+
+
+sides = st.builds(
+    Side,
+    st.sampled_from([*ROLES]),
+    st.lists(st.builds(Process, ids, st.text(max_size=9)), max_size=NAMED).map(tuple),
+    ids,
+)
+ends = st.builds(
+    Ends,
+    st.lists(sides, max_size=4).map(tuple),
+    st.lists(st.tuples(st.text(max_size=9), ids), max_size=4).map(tuple),
+)
+
+
+@given(st.dictionaries(wakes.map(lambda wake: wake.object), ends, max_size=9))
+def test_who_is_at_other_ends_is_what_it_was(some: Mapping[Object, Ends]) -> None:
+    assert form.decode(form.encode(form.Entry(WOKEN, ends=some)), whole=True).ends == some
 
 
 @given(st.dictionaries(st.integers(FIRST_WAKE, (1 << 31) - 1), wakes, max_size=9))
@@ -273,6 +299,16 @@ def test_the_wakes_of_sites_that_were_given_back_are_told() -> None:
 
 
 # What is kept of it
+
+
+def test_who_is_at_the_other_end_is_told_when_it_changes_and_in_each_whole_tick(tmp_path: Path) -> None:
+    recording = Recording(recorded(tmp_path / "it", 9))
+    found = {number: dict(entry.ends) for number in range(1, 11) if (entry := recording.tick(number, whole=False))}
+    assert {number: ends for number, ends in found.items() if ends} == {2: {TCP: ENDS}}
+    whole = recording.tick(9, whole=True)
+    assert whole
+    assert whole.ends == {TCP: ENDS}
+    recording.close()
 
 
 def test_a_tick_has_those_that_are_new_and_a_whole_one_all_that_are_in_use(tmp_path: Path) -> None:
@@ -310,9 +346,9 @@ def test_of_a_process_that_ended_before_it_was_read_that_is_said() -> None:
 # Whatever is in the file
 
 
-WOKEN = change(NOTHING, WokenSource().after(3))
 WAKER = ["thread", "", 7, 8, "x", "", 3, 4]
 WAKE = [FIRST_WAKE, 0, "futex", "0x1", 7, "whole"]
+PIPE = ["pipe", "pipe:[7]", 0, "", "", ""]
 
 
 @pytest.mark.parametrize(
@@ -345,6 +381,16 @@ WAKE = [FIRST_WAKE, 0, "futex", "0x1", 7, "whole"]
         ({"wakes": [WAKE], "ends": [[FIRST_WAKE, "", "x" * 8193, ""]]}, "a name that is far too long"),
         ({"wakes": [WAKE], "ends": [[FIRST_WAKE + 1, "", "", ""]]}, "the addresses of no wake"),
         ({"wakes": [[*WAKE, -1, 4, 0]]}, "a number that cannot be"),
+        ({"other_ends": [7]}, "not an array of that length"),
+        ({"other_ends": [[PIPE[:-1], [], []]]}, "not an array of that length"),
+        ({"other_ends": [[[*PIPE[:2], -1, *PIPE[3:]], [], []]]}, "a number that cannot be"),
+        ({"other_ends": [[PIPE, [["writer"]], []]]}, "not an array of that length"),
+        ({"other_ends": [[PIPE, [["\x1b", 1]], []]]}, "not a word of offtop's"),
+        ({"other_ends": [[PIPE, [["writer", -1]], []]]}, "a number that cannot be"),
+        ({"other_ends": [[PIPE, [["writer", 1, 7, 8]], []]]}, "not a text"),
+        ({"other_ends": [[PIPE, [["writer", 1, 7]], []]]}, "zip"),
+        ({"other_ends": [[PIPE, [], ["socket"]]]}, "zip"),
+        ({"other_ends": [[PIPE, [], ["socket", "x"]]]}, "not a number"),
         ({"wakes": [WAKE] * 600_000}, "more words than a tick has"),
         ({"storms": [[1, 2, 3]]}, "not an array of that length"),
         ({"storms": [[-1, 2, 3, 4, 5]]}, "a number that cannot be"),
@@ -360,6 +406,12 @@ def test_words_of_wakes_must_be_what_can_be(words: dict[str, object], said: str)
     form.decode(reworded(blob, {"wakers": [WAKER], "wakes": [[*WAKE, *[3, 4, 0] * 8]]}), whole=True)
     with pytest.raises(ValueError, match=said):
         form.decode(reworded(blob, {"wakers": [WAKER], **words}), whole=True)
+
+
+def test_of_a_newer_offtop_a_role_that_is_not_known_is_left_out() -> None:
+    words: dict[str, object] = {"other_ends": [[PIPE, [["ghost", 1, 7, "x"], ["writer", 2, 8, "y"]], []]]}
+    entry = form.decode(reworded(form.encode(form.Entry(WOKEN)), words), whole=True)
+    assert entry.ends == {Object("pipe", "pipe:[7]"): Ends((Side("writer", (Process(8, "y"),), 2),))}
 
 
 def test_of_a_newer_offtop_what_is_not_known_is_unknown() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from offtop.model.book import SiteKey
+from offtop.model.ends import PEER, Ends, Process, Side
 from offtop.model.snapshot import EXITED, SiteTotals, Snapshot
 from offtop.model.stack import KERNEL, NO_STACK, Frame, Stack
 from offtop.model.wake import (
@@ -41,6 +42,10 @@ ENDED_BY = {
 }
 
 
+TCP = Object("tcp", "socket:[17]", 0, "10.0.0.1:80", "\x1b[2J:4000", "close-wait")
+ENDS = Ends((Side(PEER, (Process(4242, EVIL), Process(77, "less")), 12),), (("socket", 57), (EVIL, 1)))
+
+
 class WokenSource(ScriptedSource):
     """SHOP: worker-1 ends the waits of worker-2 for a lock, and has itself waited for a disk; the network those of the
     clerk; of the teller a child that ends, each second another one; nobody saw who ended those of the vault. Each
@@ -48,7 +53,7 @@ class WokenSource(ScriptedSource):
 
     def __init__(self, ticks: int = 3, ends: bool = False, begins: int = 0) -> None:
         """`begins`: nobody asks for wakers before that second."""
-        super().__init__(SHOP, ticks=ticks, ends=ends)
+        super().__init__(SHOP, ticks=ticks, ends=ends, at_ends={TCP: ENDS})
         self._begins = begins
         self.mode = CHAIN
         stack = self._own
@@ -57,11 +62,10 @@ class WokenSource(ScriptedSource):
         disk = Waker(IRQ, "nvme_irq", kernel=stack("nvme_irq", "__handle_irq_event_percpu"))
         network = Waker(THREAD, "", 300, 300, "door", SOFTIRQ, stack("sock_def_readable"), stack("send", "main"))
         waited = stack("io_schedule"), stack("read_page", "main")
-        tcp = Object("tcp", "socket:[17]", 0, "10.0.0.1:80", "\x1b[2J:4000", "close-wait")
         self._book.wakes |= {
             LOCK: Wake(self.worker, Object("futex", "0x7f00", 100), (Link(*waited, disk),), WHOLE),
             READ: Wake(disk, Object("file", "/var/\x1b[2Jdata"), (), WHOLE),
-            ANSWER: Wake(network, tcp, (Link(*waited, self.worker),) * 3, LOOP),
+            ANSWER: Wake(network, TCP, (Link(*waited, self.worker),) * 3, LOOP),
             STORMS: Wake(network._replace(via="")),
         }
 

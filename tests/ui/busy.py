@@ -1,13 +1,14 @@
 """A source of made-up waits, as many as asked for, to look at the screen and to measure what a tick costs."""
 
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.snapshot import Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, KERNEL, Frame, Names, Stack
 from offtop.model.stackproblems import NOT_KNOWN
+from offtop.model.wake import Object
 from offtop.source import Happening
 from offtop.units import NS_PER_S
 
@@ -137,6 +138,9 @@ class BusySource(Happening):
 
     def describe(self, pids: Collection[int]) -> None:
         """Nobody is told of."""
+
+    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+        """Nor of those at other ends."""
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         return [("pid", str(pid)), ("command line", "/opt/shop --open \x1b[31m")]

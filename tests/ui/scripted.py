@@ -7,6 +7,7 @@ from typing import NamedTuple
 from offtop.errors import OfftopError
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Details, SiteKey, ThreadKey
+from offtop.model.ends import Ends
 from offtop.model.snapshot import Bound, Cost, Filters, Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, KERNEL, NO_STACK, NO_WAY, Frame, Names, Stack, nameless
 from offtop.model.stackproblems import NOT_KNOWN, STRIPPED
@@ -239,6 +240,7 @@ class ScriptedSource(Happening):
         ends: bool = False,
         who: Mapping[int, Details] | None = None,
         machine: Machine = Machine(),
+        at_ends: Mapping[Object, Ends] | None = None,
     ) -> None:
         """`machine`: what took time that no thread has, in each second."""
         self.version = 0
@@ -258,6 +260,9 @@ class ScriptedSource(Happening):
         self._who = who or {}
         self.asked: list[set[int]] = []
         """Of whom `describe` was asked to tell, each time."""
+        self._at_ends = at_ends or {}
+        self.sought: list[set[Object]] = []
+        """Of what `find_ends` was asked to tell, each time."""
         self._named: dict[str, str] = {}
         self._book = Book()
         self._ids: dict[Stack, int] = {}
@@ -452,6 +457,12 @@ class ScriptedSource(Happening):
         self.asked.append({*pids})
         self._book.details.update((pid, self._who[pid]) for pid in pids if pid in self._who)
         self._book.details_version = len(self._book.details)
+
+    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+        self.sought.append({*waited_on})
+        found = {what: self._at_ends[what] for what in waited_on if what in self._at_ends}
+        self._book.ends_version += found != {} and not found.items() <= self._book.ends.items()
+        self._book.ends.update(found)
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         return [("pid", str(pid)), ("command line", "/opt/shop --open \x1b[31m")]

@@ -1,0 +1,299 @@
+"""Finds who is at the other end of pipes and sockets, and what epolls watch: by a worker, when somebody asks.
+
+Whose a pipe is, or a socket, only /proc/PID/fd tells, and that of every process has to be read: 4 to 7 µs for each
+open file, 1.1 s of one CPU for 10,000 processes with 16 files each. So it is read for all that is asked for at once, a
+bit at a time, at 2 % of a CPU and no more often than every few seconds, and only while something is asked for that is
+not known, or that somebody has closed: to see that takes one look at each. Who opens it in addition is not noticed.
+"""
+
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from offtop.kernel import layout
+from offtop.kernel.sockdiag import sockets_of
+from offtop.kernel.status import status_of
+from offtop.model.book import Book
+from offtop.model.ends import (
+    EPOLL,
+    LISTENER,
+    NAMED,
+    NO_ENDS,
+    PEER,
+    PIPE,
+    READER,
+    WRITER,
+    Ends,
+    Process,
+    Side,
+    may_have_ends,
+)
+from offtop.model.wake import UNIX, Object
+
+_OLD_S = 10.0
+"""What was told so long ago is looked at again when asked for."""
+_NOTHING_S = 60.0
+"""The same where nobody was found."""
+_REST_S, _REST_TIMES = 3.0, 50
+"""From one time that all files are read to the next, at least, and how often what it took of a CPU."""
+_AT_ONCE_S, _PAUSE_S = 0.02, 0.2
+"""After so much time of a CPU so long a pause."""
+_PART = 256
+_MOST_FILES = 1_000_000
+"""On a machine with more of them nobody is told."""
+_MOST_ASKED = 2_048
+_MOST_TOLD = 4_096
+_MOST_WATCHED = 1_024
+"""A process that may have more files open is not asked what its epolls watch: the kernel keeps the epoll locked while
+it tells, 1 ms for so many."""
+_WATCHED_BYTES = 1 << 20
+_READS, _WRITES = 0o400, 0o200
+_EVENTPOLL, _SOCKET = "anon_inode:[eventpoll]", "socket:["
+_WATCHES = re.compile(r"^tfd: *(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
+"""Of /proc/PID/fdinfo/FD (77493f04b74c, 4.13)."""
+
+
+class Holder(NamedTuple):
+    """Who has something open."""
+
+    pid: int
+    fd: str
+    mode: int
+    """Of it, the bits _READS and _WRITES."""
+
+
+class EndsWorker:
+    """Puts into a Book who is at the other end. `tell` is for the thread that polls, all else for any."""
+
+    def __init__(self, book: Book, epolls: Mapping[Object, int]) -> None:
+        """`epolls`: a descriptor by which its process waits on each."""
+        self._book, self._epolls = book, epolls
+        self._asked: dict[Object, int] = {}
+        """And a process that waits on each."""
+        self._look_s: dict[Object, float] = {}
+        """When each may be looked at again."""
+        self._found: dict[Object, Ends] = {}
+        """Not yet in the Book."""
+        self._holders: dict[str, Sequence[Holder]] = {}
+        """By what /proc/PID/fd calls it; of those that were looked for."""
+        self._read_s, self._rest_s = float("-inf"), _REST_S
+        """When the files of all processes were read, and how long until they may be again."""
+        self._rested_s = 0.0
+        """Of the thread's time."""
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def find(self, waited_on: Mapping[Object, int]) -> None:
+        """Have the Book tell the ends of these, soon; of each, a process that waits on it."""
+        now_s = time.monotonic()
+        with self._changed:
+            for what, pid in waited_on.items():
+                if may_have_ends(what) and now_s >= self._look_s.get(what, 0) and len(self._asked) < _MOST_ASKED:
+                    self._asked[what] = pid
+            if self._closing or not self._asked:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="offtop-ends", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def tell(self) -> None:
+        """Put what has been found into the Book: here, so that a recording has it with the tick that shows it first."""
+        if not self._found:
+            return
+        with self._changed:
+            found, self._found = self._found, {}
+        told = self._book.ends
+        for what, ends in found.items():
+            if told.get(what, NO_ENDS) != ends:
+                self._book.ends_version += 1
+            if told.pop(what, None) is not None or ends != NO_ENDS:
+                told[what] = ends
+        while len(told) > _MOST_TOLD:
+            del told[next(iter(told))]
+
+    def close(self) -> None:
+        """Have the thread end when it can. Returns at once; may be called twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while not self._closing:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._asked)
+                asked, self._asked = self._asked, {}
+                self._look_s |= dict.fromkeys(asked, float("inf"))
+            self._look(asked)
+
+    def _look(self, asked: Mapping[Object, int]) -> None:
+        epolls = {what: fd for what in asked if what.kind == EPOLL and (fd := self._epolls.get(what)) is not None}
+        for what, fd in epolls.items():
+            self._put({what: Ends(members=watched(what.pid, fd))})
+            self._breathe()
+        sought = other_ends(asked)
+        new = {one for one, _ in sought.values() if not self._is_as_it_was(one)}
+        if new:
+            self._wait(self._read_s + self._rest_s - time.monotonic())
+            self._holders |= {**dict.fromkeys(new, ()), **self._held(new)}
+            self._read_s = time.monotonic()
+            while len(self._holders) > _MOST_TOLD:
+                del self._holders[next(iter(self._holders))]
+        found = {what: _ends(self._holders.get(one, ()), role) for what, (one, role) in sought.items()}
+        self._put({what: found.get(what, NO_ENDS) for what in asked if what not in epolls})
+
+    def _put(self, found: Mapping[Object, Ends]) -> None:
+        now_s = time.monotonic()
+        with self._changed:
+            self._found |= found
+            for what, ends in found.items():
+                self._look_s.pop(what, None)
+                self._look_s[what] = now_s + (_NOTHING_S if ends == NO_ENDS else _OLD_S)
+            while len(self._look_s) > _MOST_TOLD:
+                del self._look_s[next(iter(self._look_s))]
+
+    def _is_as_it_was(self, one: str) -> bool:
+        """Whether all who had it open still have."""
+        with suppress(OSError):
+            holders = self._holders.get(one, ())
+            links = (Path(f"/proc/{holder.pid}/fd/{holder.fd}").readlink() for holder in holders)
+            return bool(holders) and all(str(link) == one for link in links)
+        return False
+
+    def _held(self, sought: Collection[str]) -> dict[str, list[Holder]]:
+        """By whom each of these is held open; nothing where there are too many files."""
+        began_s, files = time.thread_time(), 0
+        held: dict[str, list[Holder]] = {}
+        for pid in [int(place.name) for place in Path("/proc").iterdir() if place.name.isdecimal()]:
+            for looked_at, found in _open_in(pid, sought):
+                files += looked_at
+                for one, holder in found:
+                    held.setdefault(one, []).append(holder)
+                self._breathe()
+                if self._closing or files > _MOST_FILES:
+                    return {}
+        self._rest_s = max(_REST_S, _REST_TIMES * (time.thread_time() - began_s))
+        return held
+
+    def _breathe(self) -> None:
+        """Pause, when enough was done without."""
+        used_s = time.thread_time()
+        if used_s - self._rested_s > _AT_ONCE_S:
+            self._wait(_PAUSE_S)
+            self._rested_s = used_s
+
+    def _wait(self, seconds: float) -> None:
+        """Or until it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, max(0.0, seconds))
+
+
+def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]:
+    """What /proc/PID/fd calls the other end of each, and the role of who has it open; of a pipe, which is one for both
+    ends, that depends on how they have."""
+    found = {what: (what.name, "") for what in waited_on if what.kind == PIPE}
+    of_processes: dict[int, list[Object]] = {}
+    for what, pid in waited_on.items():
+        if what.name.startswith(_SOCKET):
+            of_processes.setdefault(pid, []).append(what)
+    for pid, those in of_processes.items():
+        with suppress(OSError), sockets_of(pid) as sockets:
+            for what in those:
+                inode = int(what.name[len(_SOCKET) : -1])
+                if what.kind == UNIX:
+                    there, role = sockets.unix_peer(inode), PEER
+                else:
+                    there, listens = sockets.other_end(what.kind, inode, what.local, what.peer) or (0, False)
+                    role = LISTENER if listens else PEER
+                if there:
+                    found[what] = f"{_SOCKET}{there}]", role
+    return found
+
+
+def watched(pid: int, fd: int) -> tuple[tuple[str, int], ...]:
+    """What an epoll watches, by kinds, most first; nothing where that is not known."""
+    with suppress(OSError, KeyError, ValueError):
+        if int(status_of(pid)["FDSize"]) > _MOST_WATCHED:
+            return ()
+        with _files_of(pid) as files:
+            if os.readlink(str(fd), dir_fd=files) != _EVENTPOLL:
+                return ()
+            with Path(f"/proc/{pid}/fdinfo/{fd}").open("rb") as file:
+                told = file.read(_WATCHED_BYTES).decode()
+            kinds = Counter(_kind(files, one, int(inode, 16)) for one, inode in _WATCHES.findall(told))
+        return tuple(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
+    return ()
+
+
+def _kind(files: int, fd: str, inode: int) -> str:
+    """Of a descriptor; `other` where it is closed, or another by now, though what it was is watched."""
+    try:
+        link = os.readlink(fd, dir_fd=files)
+    except OSError:
+        return "other"
+    if link.startswith("anon_inode:"):
+        kind = link.removeprefix("anon_inode:").strip("[]")
+        return EPOLL if kind == "eventpoll" else kind
+    kind, bracket, number = link.partition(":[")
+    if not bracket:
+        return "file"
+    return kind if number == f"{inode}]" else "other"
+
+
+@contextmanager
+def _files_of(pid: int) -> Generator[int]:
+    """The directory of what a process has open. Raises OSError where it has ended."""
+    directory = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _open_in(pid: int, sought: Collection[str]) -> Iterator[tuple[int, list[tuple[str, Holder]]]]:
+    """What of these that process has open, a part of its files at a time; and how many files those are."""
+    with suppress(OSError), _files_of(pid) as directory:
+        with os.scandir(directory) as entries:
+            files = [entry.name for entry in entries]
+        for first in range(0, len(files), _PART):
+            part = files[first : first + _PART]
+            yield len(part), [*_those_of(pid, directory, part, sought)]
+
+
+def _those_of(pid: int, directory: int, files: Sequence[str], sought: Collection[str]) -> Iterator[tuple[str, Holder]]:
+    for fd in files:
+        try:
+            link = os.readlink(fd, dir_fd=directory)
+            if link in sought:
+                mode = os.stat(fd, dir_fd=directory, follow_symlinks=False).st_mode
+                yield link, Holder(pid, fd, mode & (_READS | _WRITES))
+        except OSError:
+            continue  # closed meanwhile
+
+
+def _ends(holders: Sequence[Holder], role: str) -> Ends:
+    """`role`: of all of them; empty: of a pipe."""
+    if role:
+        return Ends(_side(role, holders))
+    readers = _side(READER, [one for one in holders if one.mode & _READS])
+    return Ends(readers + _side(WRITER, [one for one in holders if one.mode & _WRITES]))
+
+
+def _side(role: str, holders: Sequence[Holder]) -> tuple[Side, ...]:
+    """None, where nobody has it open so."""
+    pids = [*dict.fromkeys(one.pid for one in holders)]
+    return (Side(role, tuple(Process(pid, _comm(pid)) for pid in pids[:NAMED]), len(pids)),) if pids else ()
+
+
+def _comm(pid: int) -> str:
+    """Raw; empty where it has ended."""
+    with suppress(OSError):
+        return layout.text_of(Path(f"/proc/{pid}/comm").read_bytes().rstrip(b"\n"))
+    return ""
