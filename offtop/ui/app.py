@@ -32,12 +32,15 @@ from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import ALL
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
+from offtop.model.ends import waited_on
 from offtop.model.filter import NOTHING
 from offtop.model.history import HISTORY_NS, History
 from offtop.model.picture import Picture, Pictures
 from offtop.model.printable import printable
+from offtop.model.rows import NOWHERE
 from offtop.model.stackproblems import Problems
 from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, SITE, STUCK, TREE, View
+from offtop.model.wake import Object
 from offtop.source import Source
 from offtop.ui import diagnosis, flame, head, latency, stacks, stuck, tables, terminal, theme
 from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
@@ -343,6 +346,7 @@ class OfftopApp(Mouse):
     def _describe(self, picture: Picture) -> None:
         """Have the source tell of processes what the view wants to know, and only that."""
         view = picture.view
+        self._source.find_ends(self._in_sight(picture))
         if view.user or view.lists_cgroups or any(one.needs_details for one in (view.filter, *view.muted)):
             every = [by_pid for tick in picture.over for by_pid in tick.cut.processes.values()]
             counted = picture.threads_of if view.lists_cgroups else ()
@@ -352,6 +356,17 @@ class OfftopApp(Mouse):
         elif view.names != "comm" or self._pen(LIST).width >= tables.USER_WIDTH:
             rows = picture.rows.rows[picture.first_row : picture.first_row + self._pen(LIST).height]
             self._source.describe({row.pid for row in rows})
+
+    def _in_sight(self, picture: Picture) -> Mapping[Object, int]:
+        """What is waited on in what can be seen, or may be by its ends; and a process that waits on each."""
+        view, book = picture.view, picture.book
+        if any(one.needs_ends for one in (view.filter, *view.muted)):
+            return waited_on(picture.newest.waits, book.wakes)
+        if view.focus == STUCK:
+            sites = [one.site for one in picture.stuck.shown.waits[picture.stuck.first :][:_TOLD]]
+        else:
+            sites = [row.top for row in tables.seen_rows(picture, self._pen(LIST)) if row.top != NOWHERE]
+        return {**picture.unanswered, **waited_on([(site.pid, site.wake) for site in sites], book.wakes)}
 
     def _pen(self, panel: str) -> Pen:
         rect = self._placed.get(panel)

@@ -92,7 +92,7 @@ waker= wakerpid= wakertid=  who ended the wait: the name of thread or process, o
 signal, exit; its ids. These three find waits in the modes 2, 3 and 4 alone.
 why=     what was waited for, as a rule names it (why="*lock"), or the rule's id (why=gil).
 object=  what was waited on: its kind (futex, pipe, tcp, unix, epoll, file, child), name (pipe:[77]), address \
-(*:5432) or state (listen).
+(*:5432), state (listen), or who has the other end open on this machine (gzip).
 max>10ms p99>=1s  rows of the list by their numbers: max, now, p50, p99; waiting>0.5, evs>1k, threads>10.
 """
 """What a filter may say."""

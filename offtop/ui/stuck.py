@@ -123,7 +123,7 @@ def text_of(picture: Picture, row: int, names: Names) -> str:
 def _stack_in_short(one: Waiting, book: Book, names: Names) -> str:
     if one.site.kernel in PLACELESS:
         return "(short for a stack)"
-    return where.in_short(book, one.site.kernel, one.user, names)
+    return where.in_short(book, one.site.kernel, one.user, names, one.site.wake)
 
 
 def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
@@ -210,6 +210,10 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
             )
         ),
     ]
+    what = book.wake(one.site.wake).object
+    if what.kind:
+        on = [f"on {what.label}", where.ends_of(book, one.site.kernel, one.site.wake)]
+        lines.append(plain(fit(f"   {'  '.join(filter(None, on))}", pen.width, pen.glyphs), "where"))
     whose = "  ".join(filter(None, (label(details.cgroup), details.user, details.cmdline)))
     if whose:
         lines.append(plain(fit(f"   {whose}", pen.width, pen.glyphs), "dim"))

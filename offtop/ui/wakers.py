@@ -1,6 +1,7 @@
 """The list of wakers, and of what is waited on or for: its columns, and what is told of each row."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from offtop.model import where
 from offtop.model.picture import Picture
@@ -10,6 +11,8 @@ from offtop.ui.columns import Column, line_of, that_fit, width_of
 from offtop.ui.lines import Line, Pen
 from offtop.units import average, threads
 
+_LEAST_FOR_ENDS = 30
+"""A narrower place tells nothing of who is at the other end: that stands behind the name then."""
 _MARKS = 2
 """Cells at the left, as in every list."""
 
@@ -26,8 +29,14 @@ def columns(picture: Picture, pen: Pen, numbers: Sequence[Column]) -> list[Colum
         *numbers,
     ]
     chosen = that_fit(shown, width, view, view.list_sort, _MARKS)
-    left = width - width_of(chosen, _MARKS) - 2
-    if left >= 8 and "WHERE" not in view.hidden:
+    left = width - width_of(chosen, _MARKS) - 2 if "WHERE" not in view.hidden else 0
+    if view.lists_objects and left < _LEAST_FOR_ENDS:
+
+        def with_ends(row: Row) -> str:
+            return "  ".join(filter(None, (row.name, where.ends_of(picture.book, row.top.kernel, row.top.wake))))
+
+        chosen = [replace(one, text_of=with_ends) if one.sort == "NAME" else one for one in chosen]
+    if left >= 8:
 
         def where_of(row: Row) -> str:
             return told(picture, row, pen)
@@ -52,8 +61,9 @@ def told(picture: Picture, row: Row, pen: Pen) -> str:
         return ""
     if picture.view.lists_wakers:
         return where.of_waker(picture.book, row.top, pen.names)
-    place = where.of_sleeper(picture.book, row.top, pen.names)
-    return f"{picture.book.process(row.top.pid)}: {place}" if picture.view.lists_reasons else place
+    if picture.view.lists_objects:
+        return where.of_object(picture.book, row.top, pen.names)
+    return f"{picture.book.process(row.top.pid)}: {where.of_sleeper(picture.book, row.top, pen.names)}"
 
 
 def storm_line(picture: Picture, row: Row, mark: str, base: str, pen: Pen) -> Line:

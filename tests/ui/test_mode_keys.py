@@ -1,28 +1,37 @@
 """The modes on the screen: who ended the waits, what they were for, both stacks, and the chain behind them."""
 
 import re
+from collections.abc import Mapping
 from threading import Event
 
 import pytest
 from rich.cells import cell_len
 
 from offtop.errors import KernelError, OfftopError
+from offtop.model.ends import WRITER, Ends, Process, Side
+from offtop.model.printable import printable
 from offtop.model.view import CATEGORIES, FLAME, LIST, SITE, STUCK, TREE, View
 from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE, THREAD, WAKEUP, Object, Storm
 from offtop.ui.app import OfftopApp
-from tests.ui.scripted import CLERK, MUTEX, WAKERS, By, ScriptedSource, Then, Waits, Woken
+from tests.ui.scripted import CLERK, MUTEX, PIPE, WAKERS, By, ScriptedSource, Then, Waits, Woken
 from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
 from tests.ui.test_pictures import check
 
 TABS = {"1": "|1 off-CPU|", "2": "|2 wakeup|", "3": "|3 off-wake|", "4": "|4 chain|", "5": "|5 stuck|"}
 MODE_OF = dict(zip("1234", MODES, strict=True))
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+EVIL = "\x1b[31m[b]\u4e2d\u6587\u0301\x07\n"
 NOT_GATHERED = "Who ended these waits was not gathered then, or is not yet"
 
 
-def gathering(mode: str = CHAIN, ticks: int = 12, table: tuple[Waits, ...] = WAKERS) -> ScriptedSource:
+def gathering(
+    mode: str = CHAIN,
+    ticks: int = 12,
+    table: tuple[Waits, ...] = WAKERS,
+    at_ends: Mapping[Object, Ends] | None = None,
+) -> ScriptedSource:
     """What gathers that from the first."""
-    source = ScriptedSource(table, ticks=ticks)
+    source = ScriptedSource(table, ticks=ticks, at_ends=at_ends)
     source.mode = mode
     return source
 
@@ -335,6 +344,33 @@ async def test_g_lists_what_is_waited_on_in_every_mode() -> None:
         assert app.clipboard.startswith("pipe:[77] pipe_read")
 
 
+WRITES = {PIPE: Ends((Side(WRITER, (Process(201, "teller"), Process(9, EVIL)), 5),))}
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+@asynchronous
+async def test_g_tells_who_is_at_the_other_end_in_its_place_or_behind_the_name(width: int) -> None:
+    source = gathering(at_ends=WRITES)
+    async with shown(source, (width, 30)) as (app, pilot):
+        await pilot.press("2", "G")
+        await until(lambda: PIPE in source.sought[-1])
+        await pilot.press("ctrl+l")
+        line = line_with(app, " pipe:[77] ")
+        assert "writer: teller(201)" in line
+        assert width < 160 or f"writer: teller(201), {printable(EVIL)}(9), +3; pipe_read <" in line
+        assert not CONTROL.search(line)
+
+
+@asynchronous
+async def test_what_the_filter_asks_for_by_its_other_end_is_found_when_that_is_known() -> None:
+    source = gathering(at_ends=WRITES)
+    async with shown(source, (160, 30)) as (app, pilot):
+        await pilot.press("3", "backslash", *"object=teller", "enter")
+        await until(lambda: PIPE in source.sought[-1])
+        await pilot.press("ctrl+l", "tab")
+        assert [row[:2] for row in listed(app)] == [["100", "shop"]]
+
+
 # Trees
 
 
@@ -562,7 +598,6 @@ async def test_one_may_leave_while_the_source_takes_long_and_is_refused_then() -
 # Strangers' names, and sizes
 
 
-EVIL = "\x1b[31m[b]\u4e2d\u6587\u0301\x07\n"
 HOSTILE = (
     Waits(
         *(EVIL, 1, EVIL, 2, "lock", EVIL, (EVIL, "main"), (400,)),
