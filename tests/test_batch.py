@@ -9,7 +9,7 @@ from offtop import batch
 from offtop.model.filter import parse
 from offtop.model.wake import OFFCPU, WAKEUP
 from tests.recording.woken import WokenSource
-from tests.ui.scripted import MS, SHOP, STUCK, BrokenSource, ScriptedSource
+from tests.ui.scripted import FILLED, MS, PIPE, READER, SHOP, STUCK, BrokenSource, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
 
@@ -49,6 +49,21 @@ def test_the_name_of_a_system_call_is_printable_in_json() -> None:
     (line,) = printed(ScriptedSource([evil], ticks=2, ends=True), batch.Wanted(), as_json=True)
     (one,) = json.loads(line)["still_blocked"]
     assert one["syscall"] == "fu\\x1b[2Jtex"
+
+
+def test_who_is_at_the_other_end_is_asked_for_when_a_tick_begins_and_told_when_it_ends() -> None:
+    source = ScriptedSource([READER], ticks=1, ends=True, at_ends=FILLED)
+    lines = printed(source, batch.Wanted(stuck=True))
+    assert source.sought[0] == {PIPE}
+    told = "pipe_read (writer: gzip(4242), \\x1b[2J(9), +3) < fill < main"
+    assert [told in line for line in lines if " 60 " in line] == [True, True]
+    (line,) = printed(ScriptedSource([READER], ticks=1, ends=True, at_ends=FILLED), batch.Wanted(), as_json=True)
+    (one,) = json.loads(line)["still_blocked"]
+    assert one["object"]["ends"] == [
+        {"role": "writer", "pid": 4242, "comm": "gzip"},
+        {"role": "writer", "pid": 9, "comm": "\\x1b[2J"},
+    ]
+    assert one["object"]["ends_more"] == 3
 
 
 def test_where_wakers_were_not_gathered_no_table_tells_of_any() -> None:

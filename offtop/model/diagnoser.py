@@ -188,6 +188,7 @@ class Diagnoser:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
             self._unnamed.clear()
+            self._at.clear()
         subject = Subject(RUN_QUEUE, program=kind.program) if kernel == QUEUED else self._subject(kind, book)
         among = (subject.category, kind.program)
         if among not in self._candidates:

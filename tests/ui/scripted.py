@@ -7,7 +7,7 @@ from typing import NamedTuple
 from offtop.errors import OfftopError
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Details, SiteKey, ThreadKey
-from offtop.model.ends import Ends
+from offtop.model.ends import WRITER, Ends, Process, Side
 from offtop.model.snapshot import Bound, Cost, Filters, Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, KERNEL, NO_STACK, NO_WAY, Frame, Names, Stack, nameless
 from offtop.model.stackproblems import NOT_KNOWN, STRIPPED
@@ -20,7 +20,9 @@ from offtop.model.wake import (
     NO_OBJECT,
     NO_STORM,
     NO_WAKE,
+    NOBODY,
     OFFCPU,
+    STILL_WAITING,
     THREAD,
     TIMEOUT,
     UNSEEN,
@@ -194,6 +196,16 @@ STUCK = (
 MUTEX, PIPE = Object("futex", "0x7f4040", 100), Object("pipe", "pipe:[77]")
 CLERK = By(THREAD, "", "shop", 100, "clerk", 103, ("futex_wake",), ("unlock", "serve", "main"))
 TELLER = By(THREAD, "", "bank", 200, "teller", 201, ("pipe_write",), ("pay", "main"))
+GOES_ON = By(NOBODY, STILL_WAITING.name)
+READER = Waits(
+    *("sort", 60, "sort", 60, "pipe", "pipe_read", ("fill", "main")),
+    waits_on=True,
+    older_ms=1_000,
+    read=("fill", "main"),
+    woken=Woken(GOES_ON, PIPE, end=UNSEEN),
+)
+FILLED = {PIPE: Ends((Side(WRITER, (Process(4242, "gzip"), Process(9, "\x1b[2J")), 5),))}
+"""READER waits for one of these."""
 DISK = By(IRQ, "nvme_irq", kernel=("blk_mq_end_request", "nvme_irq"))
 ALARM = By(TIMEOUT, kernel=("hrtimer_wakeup",))
 WAKERS = (
@@ -275,6 +287,8 @@ class ScriptedSource(Happening):
 
     def _wait(self, key: SiteKey, row: Waits) -> Waiting:
         begins_ns = AT_NS + row.begins * NS_PER_S
+        if isinstance(row.woken, Woken):
+            key = key._replace(wake=self._wake(row.woken, CHAIN))
         call = -1
         if row.call:
             call = next((n for n, name in self._book.calls.items() if name == row.call), len(self._book.calls))

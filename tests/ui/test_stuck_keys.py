@@ -18,7 +18,7 @@ from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.ui.app import OfftopApp
-from tests.ui.scripted import STUCK, ScriptedSource, Waits
+from tests.ui.scripted import FILLED, PIPE, READER, STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES as RULES
 from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
 from tests.ui.test_pictures import check
@@ -71,6 +71,18 @@ async def wheel(pilot: Pilot[int], offset: tuple[int, int], down: bool) -> None:
     event = events.MouseScrollDown if down else events.MouseScrollUp
     await pilot._post_mouse_events([event], offset=offset)  # pyright: ignore[reportPrivateUsage]
     await pilot.pause()
+
+
+@asynchronous
+async def test_who_is_at_the_other_end_stands_with_the_place_and_with_the_whole_wait() -> None:
+    source = ScriptedSource((READER,), ticks=12, at_ends=FILLED)
+    async with shown(source, (160, 50)) as (app, pilot):
+        await pilot.press("5")
+        await until(lambda: PIPE in source.sought[-1])
+        await pilot.press("ctrl+l")
+        assert "pipe_read (writer: gzip(4242), \\x1b[2" in line_with(app, " 60 sort")
+        await pilot.press("enter")
+        assert line_with(app, "on pipe:[77]").strip() == "on pipe:[77]  writer: gzip(4242), \\x1b[2J(9), +3"
 
 
 # There and back
