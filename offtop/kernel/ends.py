@@ -42,13 +42,13 @@ _NOTHING_S = 60.0
 """The same where nobody was found."""
 _REST_S, _REST_TIMES = 3.0, 50
 """From one time that all files are read to the next, at least, and how often what it took of a CPU."""
-_AT_ONCE_S, _PAUSE_S = 0.02, 0.2
-"""After so much time of a CPU so long a pause."""
+_AT_ONCE_S, _PAUSE_TIMES = 0.02, 10
+"""After so much time of a CPU a pause, so many times as long."""
 _PART = 256
 _MOST_FILES = 1_000_000
 """On a machine with more of them nobody is told."""
 _MOST_ASKED = 2_048
-_MOST_TOLD = 4_096
+_MOST_TOLD, _MOST_LOOKED_AT = 4_096, 16_384
 _MOST_WATCHED = 1_024
 """A process that may have more files open is not asked what its epolls watch: the kernel keeps the epoll locked while
 it tells, 1 ms for so many."""
@@ -85,7 +85,7 @@ class EndsWorker:
         self._read_s, self._rest_s = float("-inf"), _REST_S
         """When the files of all processes were read, and how long until they may be again."""
         self._rested_s = 0.0
-        """Of the thread's time."""
+        """Of the thread's time, what it had used when it paused last."""
         self._closing = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -139,11 +139,14 @@ class EndsWorker:
             self._put({what: Ends(members=watched(what.pid, fd))})
             self._breathe()
         sought = other_ends(asked)
+        self._breathe()
         new = {one for one, _ in sought.values() if not self._is_as_it_was(one)}
         if new:
             self._wait(self._read_s + self._rest_s - time.monotonic())
+            began_s = time.thread_time()
             self._holders |= {**dict.fromkeys(new, ()), **self._held(new)}
             self._read_s = time.monotonic()
+            self._rest_s = max(_REST_S, _REST_TIMES * (time.thread_time() - began_s))
             while len(self._holders) > _MOST_TOLD:
                 del self._holders[next(iter(self._holders))]
         found = {what: _ends(self._holders.get(one, ()), role) for what, (one, role) in sought.items()}
@@ -156,7 +159,7 @@ class EndsWorker:
             for what, ends in found.items():
                 self._look_s.pop(what, None)
                 self._look_s[what] = now_s + (_NOTHING_S if ends == NO_ENDS else _OLD_S)
-            while len(self._look_s) > _MOST_TOLD:
+            while len(self._look_s) > _MOST_LOOKED_AT:
                 del self._look_s[next(iter(self._look_s))]
 
     def _is_as_it_was(self, one: str) -> bool:
@@ -169,7 +172,7 @@ class EndsWorker:
 
     def _held(self, sought: Collection[str]) -> dict[str, list[Holder]]:
         """By whom each of these is held open; nothing where there are too many files."""
-        began_s, files = time.thread_time(), 0
+        files = 0
         held: dict[str, list[Holder]] = {}
         for pid in [int(place.name) for place in Path("/proc").iterdir() if place.name.isdecimal()]:
             for looked_at, found in _open_in(pid, sought):
@@ -179,15 +182,14 @@ class EndsWorker:
                 self._breathe()
                 if self._closing or files > _MOST_FILES:
                     return {}
-        self._rest_s = max(_REST_S, _REST_TIMES * (time.thread_time() - began_s))
         return held
 
     def _breathe(self) -> None:
         """Pause, when enough was done without."""
-        used_s = time.thread_time()
-        if used_s - self._rested_s > _AT_ONCE_S:
-            self._wait(_PAUSE_S)
-            self._rested_s = used_s
+        used_s = time.thread_time() - self._rested_s
+        if used_s > _AT_ONCE_S:
+            self._wait(_PAUSE_TIMES * used_s)
+            self._rested_s = time.thread_time()
 
     def _wait(self, seconds: float) -> None:
         """Or until it is closed."""

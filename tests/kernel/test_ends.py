@@ -318,7 +318,7 @@ def test_reading_rests_in_between_and_ends_at_once_when_it_is_closed(
     at = threading.Semaphore(0)
 
     def wait(self: EndsWorker, seconds: float) -> None:
-        if seconds == module._PAUSE_S:  # pyright: ignore[reportPrivateUsage]
+        if seconds > 0:
             rests.append(seconds)
             at.release()
 
@@ -339,6 +339,7 @@ def test_no_more_is_asked_nor_told_than_there_is_room_for(
     worker: EndsWorker, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_TOLD", 2)
+    monkeypatch.setattr(module, "_MOST_LOOKED_AT", 2)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _), pipe_of(1, 1) as (third, _, _):
         for one in (first, second, third):
             ask(worker, {one: OWN})
@@ -359,7 +360,7 @@ def test_json_tells_ends_and_what_an_epoll_watches() -> None:
     epolls = subprocess.Popen([sys.executable, "-c", _POLLS])
     try:
         with pipe_between("exec cat", "exec sleep 1000") as (reads, sleeps):
-            out = run("--json", "-n", "4", "-d", "1").out
+            out = run("--json", "-n", "4", "-d", "1", "-p", f"{reads},{epolls.pid}").out
             ticks = [json.loads(line) for line in out.splitlines()]
             on = [{one["pid"]: one["object"] for one in tick["still_blocked"] if one["object"]} for tick in ticks]
             assert on[-1][reads]["ends"] == [{"role": "writer", "pid": sleeps, "comm": "sleep"}]
