@@ -13,11 +13,13 @@
  *
  * A thread that waits is in its system call, whose registers stand still. So what that names is read when the wait is
  * over, or goes on, and nothing is noted when a system call begins. A socket's addresses and state are read beside it:
- * they are what they were then.
+ * they are what they were then. What poll and select name is in the program's memory, which cannot be read from
+ * outside; but they have a table on the kernel stack of what is to wake them.
  *
  * -D: WAKES (map size), TASK_FILES, FILES_TABLE, TABLE_FILES, FILE_INODE, FILE_PRIVATE, INODE_NUMBER, INODE_SUPER,
  * SUPER_MAGIC, SUPER_DEVICE (the way from a thread's descriptor to what is open there), SOCKET_SOCK and SOCK_* (the way
- * from there to its addresses), SOCK_PEER_PID, PID_NUMBERS, UPID_NUMBER (to who made the other end of a Unix socket).
+ * from there to its addresses), SOCK_PEER_PID, PID_NUMBERS, UPID_NUMBER (to who made the other end of a Unix socket),
+ * POLL_*, ENTRY_*, WAIT_* (in the table of a poll, to its files).
  */
 
 BPF_ARRAY(calls, u32, CALLS);
@@ -67,17 +69,32 @@ static inline __attribute__((always_inline)) void find_ends(struct object *o)
 #endif
 }
 
-/* What a descriptor is open on. */
-static inline __attribute__((always_inline)) void find_file(struct object *o, struct task_struct *task)
-{
 #ifdef TASK_FILES
+/* A thread's descriptors. */
+static inline __attribute__((always_inline)) char *table_of(struct task_struct *task)
+{
 	char *at = 0;
 
-	o->argument &= 0xffffffff;
 	bpf_probe_read_kernel(&at, sizeof(at), (char *)task + TASK_FILES);
 	bpf_probe_read_kernel(&at, sizeof(at), at + FILES_TABLE);
+	return at;
+}
+
+/* What the argument is open on; 0: it is not open. */
+static inline __attribute__((always_inline)) char *file_of(struct object *o, struct task_struct *task)
+{
+	char *at = table_of(task);
+
+	o->argument &= 0xffffffff;
 	bpf_probe_read_kernel(&at, sizeof(at), at + TABLE_FILES);
-	if (bpf_probe_read_kernel(&at, sizeof(at), at + 8 * o->argument) || !at)
+	return bpf_probe_read_kernel(&at, sizeof(at), at + 8 * o->argument) ? 0 : at;
+}
+
+static inline __attribute__((always_inline)) void find_file(struct object *o, char *file)
+{
+	char *at = file;
+
+	if (!file)
 		return;
 	bpf_probe_read_kernel(&o->file, sizeof(u64), at + FILE_PRIVATE);
 	bpf_probe_read_kernel(&at, sizeof(at), at + FILE_INODE);
@@ -89,11 +106,127 @@ static inline __attribute__((always_inline)) void find_file(struct object *o, st
 	bpf_probe_read_kernel(&o->device, sizeof(u32), at + SUPER_DEVICE);
 	if (o->magic == MAGIC_SOCKETS)
 		find_ends(o);
+}
 #endif
+
+#define AT_WALK SLOTS
+
+#if defined(POLL_TASK) && defined(TASK_SP) && POLL_BYTES <= 8 * (POLL_WORDS + POLL_HEAD)
+#define POLL_IS_TOLD 1
+#define POLL_WAIT (POLL_ENTRIES + ENTRY_WAIT) /* of the first entry */
+#define UNLISTED 0x22 /* LIST_POISON1 ^ LIST_POISON2: what is no longer in a list points to these */
+
+/* A piece of a kernel stack, or of a table of descriptors, and what is sought in it. One for each context, since one may
+ * come between in another. */
+struct polled {
+	u64 words[POLL_WORDS + POLL_HEAD];
+	u64 sought;
+	u64 from;
+};
+BPF_PERCPU_ARRAY(poll_scratch, struct polled, SLOTS + 1);
+
+/* A value that the verifier knows nothing of: that of a variable in memory. */
+#define UNKNOWN(x) (*(volatile u64 *)&(x))
+
+/* All ones where both are the same, else 0. No branch: of each in a loop the verifier walks both ways to its end. */
+static inline __attribute__((always_inline)) u64 ones_if_same(u64 a, u64 b)
+{
+	u64 differ = a ^ b, negative = -differ;
+
+	asm volatile("" : "+r"(negative)); /* clang must not see what this is, or it makes a branch of it */
+	return ((differ | negative) >> 63) - 1;
 }
 
-/* What a thread waits on, as far as its system call names it. */
-static inline __attribute__((always_inline)) void find_object(struct object *o, struct task_struct *task)
+/* All ones where what the first entry is queued with leads back to it, else 0. */
+static inline __attribute__((always_inline)) u64 ones_if_queued(u64 table)
+{
+	u64 next = 0, back = 0, entry = table + POLL_WAIT + WAIT_ENTRY;
+
+	bpf_probe_read_kernel(&next, sizeof(next), (void *)entry);
+	bpf_probe_read_kernel(&back, sizeof(back), (void *)next + 8);
+	return ones_if_same(back, entry);
+}
+
+/*
+ * The table of poll or select; 0: there is none. It is on the kernel stack, not far from where the thread went to
+ * sleep, and known by itself: it names its thread, its first entry names it, and that is queued. Calls before have left
+ * others there, which look the same where some of them has been overwritten: so both the first and the last are tried.
+ */
+static inline __attribute__((always_inline)) u64 poll_table(struct polled *p, struct task_struct *task)
+{
+	p->sought = (u64)task;
+	p->from = MEMBER(u64, task, TASK_SP);
+	u64 own = UNKNOWN(p->sought), from = UNKNOWN(p->from), first = 0, last = 0;
+
+	bpf_probe_read_kernel(p->words, sizeof(p->words), (void *)from);
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < POLL_WORDS; i++) {
+		EACH_ROUND;
+		u64 *words = p->words + i, at = from + 8 * i;
+		u64 *entry = words + (POLL_WAIT + WAIT_ENTRY) / 8;
+		u64 is_table = ones_if_same(words[POLL_TASK / 8], own);
+		is_table &= ones_if_same(words[(POLL_WAIT + WAIT_PRIVATE) / 8], at);
+		is_table &= ~ones_if_same(entry[0] ^ entry[1], UNLISTED);
+		first |= at & is_table & ones_if_same(first, 0);
+		last = (last & ~is_table) | (at & is_table);
+	}
+	return (first & ones_if_queued(first)) | (last & ones_if_queued(last));
+}
+
+/* The one file that poll or select waits for; else 0, and how many there are. */
+static inline __attribute__((always_inline)) u64 polled_file(struct object *o, struct polled *p, struct task_struct *task)
+{
+	u64 table = poll_table(p, task), file = 0, many = 0;
+
+	bpf_probe_read_kernel(p->words, POLL_BYTES, (void *)table); /* or nothing but zeros */
+	u64 entries = *(u32 *)&p->words[POLL_COUNT / 8], more = p->words[POLL_TABLE / 8];
+#pragma unroll
+	for (u32 i = 0; i < (POLL_BYTES - POLL_ENTRIES) / ENTRY_BYTES; i++) {
+		u64 next = p->words[(POLL_ENTRIES + i * ENTRY_BYTES + ENTRY_FILE) / 8], is_one = -((i - entries) >> 63);
+		many -= is_one & ~ones_if_same(next, file); /* a file may have an entry for reading and one for writing */
+		file = (file & ~is_one) | (next & is_one);
+	}
+	o->how = many;
+	o->argument = ~ones_if_same(more, 0) & 1; /* there are more than fit in there */
+	return file & ones_if_same(many, 1) & ones_if_same(more, 0);
+}
+
+/* Of the descriptors that every table has, the last by which a file is open. */
+static inline __attribute__((always_inline)) u64 descriptor_of(struct polled *p, struct task_struct *task, u64 file)
+{
+	char *at = table_of(task);
+	u64 found = NO_DESCRIPTOR;
+
+	bpf_probe_read_kernel(&at, sizeof(at), at + TABLE_FILES);
+	bpf_probe_read_kernel(p->words, DESCRIPTORS * sizeof(u64), at);
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < DESCRIPTORS; i++) {
+		EACH_ROUND;
+		u64 is_it = ones_if_same(p->words[i], file);
+		found = (found & ~is_it) | (i & is_it);
+	}
+	return found;
+}
+
+static inline __attribute__((always_inline)) void find_polled(struct object *o, struct task_struct *task, u32 slot)
+{
+	struct polled *p = poll_scratch.lookup(&slot);
+
+	if (!p)
+		return;
+	p->sought = polled_file(o, p, task);
+	u64 file = UNKNOWN(p->sought);
+	if (!file)
+		return;
+	o->kind = OBJECT_FILE; /* as if it had read from there */
+	o->how = 0;
+	find_file(o, (char *)file);
+	o->argument = descriptor_of(p, task, file);
+}
+#endif
+
+/* What a thread waits on, as far as its system call names it. `at`: the context in which this is asked. */
+static inline __attribute__((always_inline)) void find_object(struct object *o, struct task_struct *task, u32 at)
 {
 	__builtin_memset(o, 0, sizeof(*o));
 #ifdef REG_CALL
@@ -117,8 +250,17 @@ static inline __attribute__((always_inline)) void find_object(struct object *o, 
 		return;
 	o->kind = *kind;
 	bpf_probe_read_kernel(&o->argument, sizeof(u64), regs + REG_ARGUMENT_0);
-	if (o->kind == OBJECT_FILE || o->kind == OBJECT_EPOLL) {
-		find_file(o, task);
+	if (o->kind == OBJECT_POLL) {
+		o->argument = 0;
+#ifdef POLL_IS_TOLD
+		find_polled(o, task, at);
+#endif
+		if (o->kind == OBJECT_POLL && !o->how)
+			o->kind = OBJECT_NONE; /* it sleeps, or nobody knows */
+	} else if (o->kind == OBJECT_FILE || o->kind == OBJECT_EPOLL) {
+#ifdef TASK_FILES
+		find_file(o, file_of(o, task));
+#endif
 	} else if (o->kind == OBJECT_FUTEX) {
 		bpf_probe_read_kernel(&o->how, sizeof(u32), regs + REG_ARGUMENT_1);
 		o->how &= FUTEX_PRIVATE;
@@ -159,7 +301,7 @@ static inline __attribute__((always_inline)) u64 waited_on(u32 which, struct thr
 
 	if (!w || !sites)
 		return NO_WAKE;
-	find_object(&w->object, task);
+	find_object(&w->object, task, AT_SWITCH);
 	w->id = NO_WAKE;
 	if (w->object.kind) {
 		w->id = hash_of_object(&w->object) | OF_OBJECT;

@@ -671,7 +671,7 @@ static inline __attribute__((always_inline)) void give_half(struct seq_file *seq
  * stands. */
 static inline __attribute__((always_inline)) void take_stack(struct task_struct *task, struct walked_stack *s)
 {
-	find_object(&s->object, task);
+	find_object(&s->object, task, AT_WALK);
 	long bytes = bpf_get_task_stack(task, s->frames, sizeof(s->frames), 0);
 
 	s->depth = bytes > 0 ? (u32)bytes / 8 : 0;

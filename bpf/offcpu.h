@@ -217,10 +217,15 @@ enum object_kind {
 	OBJECT_FUTEX_WAIT, /* likewise, with the flags as the fourth */
 	OBJECT_CHILD,      /* as wait4(2) has its first argument */
 	OBJECT_ID,         /* as waitid(2) has the first two */
+	OBJECT_POLL,       /* any of several: how many, and argument 1 if there are more; of one alone it is OBJECT_FILE */
 };
 #define CALLS 512
 #define FUTEX_PRIVATE 128
 #define MAGIC_SOCKETS 0x534f434b /* include/uapi/linux/magic.h */
+#define NO_DESCRIPTOR 0xffffffff
+#define POLL_WORDS 128     /* of a kernel stack, from where its thread went to sleep: poll's table begins at 70 to 90 */
+#define POLL_HEAD 16       /* of that table, what is looked at */
+#define DESCRIPTORS 64     /* NR_OPEN_DEFAULT */
 #define FAMILY_UNIX 1      /* include/linux/socket.h */
 #define FAMILY_IPV4 2
 #define FAMILY_IPV6 10
@@ -233,7 +238,7 @@ struct object {
 	u64 argument;      /* a descriptor, the address of a futex, or whose end is waited for */
 	u32 kind;          /* enum object_kind */
 	u32 device;        /* of its file system */
-	u32 how;           /* of a futex FUTEX_PRIVATE or 0; OBJECT_ID: what the argument is */
+	u32 how;           /* of a futex FUTEX_PRIVATE or 0; OBJECT_ID: what the argument is; OBJECT_POLL: how many */
 	u32 peer_pid;      /* of a Unix socket: who made the other end; 0: not known */
 	u16 family;        /* of a socket, as are the others */
 	u16 protocol;

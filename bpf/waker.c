@@ -222,6 +222,11 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 	r->wake = WAKE_LOST;
 	if (!w)
 		return;
+#ifdef TYPED_WAKING
+	find_object(&w->wake.object, task, AT_WAKING);
+#else /* elsewhere the verifier does not know the task whose registers these would be */
+	__builtin_memset(&w->wake.object, 0, sizeof(w->wake.object));
+#endif
 	__builtin_memset(&w->waker, 0, sizeof(w->waker));
 	w->interrupted = w->returning = 0;
 	w->waker.kernel = waking_stack(ctx, c, w);
@@ -244,11 +249,6 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 		w->wake.plain = keep_waker(&w->waker);
 	}
 	count_burst(r, of_waker, &w->waker, w->wake.plain, now_ns);
-#ifdef TYPED_WAKING
-	find_object(&w->wake.object, task);
-#else /* elsewhere the verifier does not know the task whose registers these would be */
-	__builtin_memset(&w->wake.object, 0, sizeof(w->wake.object));
-#endif
 	find_chain(&w->wake, c->depth > 1 ? of_waker : 0, c->depth);
 	u64 id = id_of_wake(&w->wake);
 	if (wakes.lookup(&id) || !wakes.update(&id, &w->wake))

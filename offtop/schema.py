@@ -75,7 +75,7 @@ _WAITED_ON = _object(
         "kind": {
             "type": "string",
             "description": "futex, pipe, tcp, udp, unix, socket (of another family), "
-            "eventfd, epoll, file, child and so on",
+            "eventfd, epoll, file, child, poll (any of several) and so on",
         },
         "name": {
             "type": "string",

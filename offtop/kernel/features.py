@@ -124,7 +124,7 @@ def find(types: KernelTypes) -> Features:
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},
         fs_base=None if thread is None or fs_base is None else thread + fs_base,
         waking_type=types.tracepoint_type("sched_waking"),
-        files=_all_of(types, _FILES),
+        files=_files(types),
         sockets=_sockets(types),
         cgroup=cgroup,
         hierarchies=_hierarchies(types) if cgroup else {},
@@ -153,6 +153,16 @@ _FILES = {
     "SUPER_MAGIC": ("super_block", "s_magic"),
     "SUPER_DEVICE": ("super_block", "s_dev"),
 }
+_POLLS = {
+    "POLL_TASK": ("poll_wqueues", "polling_task"),
+    "POLL_TABLE": ("poll_wqueues", "table"),
+    "POLL_COUNT": ("poll_wqueues", "inline_index"),
+    "POLL_ENTRIES": ("poll_wqueues", "inline_entries"),
+    "ENTRY_FILE": ("poll_table_entry", "filp"),
+    "ENTRY_WAIT": ("poll_table_entry", "wait"),
+    "WAIT_PRIVATE": ("wait_queue_entry", "private"),
+    "WAIT_ENTRY": ("wait_queue_entry", "entry"),
+}
 _SOCKETS = {
     "SOCKET_SOCK": ("socket", "sk"),
     "SOCK_FAMILY": ("sock_common", "skc_family"),
@@ -177,6 +187,14 @@ def _all_of(types: KernelTypes, members: Mapping[str, tuple[str, str]]) -> Mappi
     every = {name: types.offset(*member) for name, member in members.items()}
     found = {name: offset for name, offset in every.items() if offset is not None}
     return found if len(found) == len(every) else {}
+
+
+def _files(types: KernelTypes) -> Mapping[str, int]:
+    found, polls = _all_of(types, _FILES), _all_of(types, _POLLS)
+    poll_bytes, entry_bytes = types.size("poll_wqueues"), types.size("poll_table_entry")
+    if not (found and polls and poll_bytes and entry_bytes):
+        return found
+    return {**found, **polls, "POLL_BYTES": poll_bytes, "ENTRY_BYTES": entry_bytes}
 
 
 def _sockets(types: KernelTypes) -> Mapping[str, int]:

@@ -62,13 +62,14 @@ _FILE_CALLS = (
 _NAMED_BY = {
     **dict.fromkeys(_FILE_CALLS.split(), layout.OBJECT_FILE),
     **dict.fromkeys(("epoll_wait", "epoll_pwait", "epoll_pwait2"), layout.OBJECT_EPOLL),
+    **dict.fromkeys(("poll", "ppoll", "select", "pselect6", "restart_syscall"), layout.OBJECT_POLL),
     "futex": layout.OBJECT_FUTEX,
     "futex_wait": layout.OBJECT_FUTEX_WAIT,
     "wait4": layout.OBJECT_CHILD,
     "waitid": layout.OBJECT_ID,
 }
 """How a system call names what it waits on. Those with two descriptors (splice, tee, sendfile, copy_file_range) may
-wait on either."""
+wait on either. restart_syscall goes on with a poll that was interrupted."""
 _FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
 """Categories of waits that a system call may meet on its way, whatever it is called for."""
 _ZERO = bytes(4)

@@ -88,6 +88,9 @@ class Objects:
                 return self._futex(pid, found)
             case layout.OBJECT_CHILD | layout.OBJECT_ID:
                 return _child(pid, found)
+            case layout.OBJECT_POLL:
+                many = f"{found.how} or more" if found.argument else f"{found.how}"
+                return Object("poll", f"poll of {many} descriptors", pid)
             case layout.OBJECT_FILE | layout.OBJECT_EPOLL if found.file:
                 return self._file(pid, found)
             case _:

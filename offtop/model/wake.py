@@ -78,8 +78,8 @@ class Object(NamedTuple):
     """What a thread waits on."""
 
     kind: str = ""
-    """`futex`, `pipe`, `tcp`, `udp`, `unix`, `socket` (of another family), `eventfd`, `epoll`, `file`, `child` and so
-    on; empty: not known."""
+    """`futex`, `pipe`, `tcp`, `udp`, `unix`, `socket` (of another family), `eventfd`, `epoll`, `file`, `child`, `poll`
+    (any of several) and so on; empty: not known."""
     name: str = ""
     """`pipe:[1234]`, `socket:[1234]`, a path; the same for all who wait on it."""
     pid: int = 0

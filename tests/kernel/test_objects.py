@@ -106,6 +106,13 @@ def test_pipes_and_what_is_nothing_need_no_look() -> None:
     assert told(record(file=0)) == NO_OBJECT, "a descriptor that is not open"
 
 
+def test_a_poll_of_several_things_is_told_by_how_many() -> None:
+    several = record(layout.OBJECT_POLL, file=0, how=5)
+    assert told(several) == Object("poll", "poll of 5 descriptors", OWN)
+    assert told(several).label == f"poll of 5 descriptors of {OWN}"
+    assert told(several._replace(argument=1)).name == "poll of 5 or more descriptors"
+
+
 def test_a_child_is_told_by_whom_wait_names() -> None:
     minus = 1 << 64
     for argument, label in (

@@ -88,6 +88,63 @@ def test_23_waits_on_one_thing_are_23_waits_on_it_and_nobody_is_said_to_have_end
             assert what.label == f"tcp {what.peer} via :{child.at['port']}"
 
 
+@pytest.mark.parametrize("way", ["poll", "ppoll", "select", "pselect", "turns"])
+@pytest.mark.parametrize("kind", ["tcp", "eventfd"])
+def test_who_polls_one_thing_waits_on_it_as_one_who_reads_it(live: Watch, kind: str, way: str) -> None:
+    with wakings.running(f"{way}:{kind}") as child:
+        asked(live, child)
+        sleeper = child.at["sleeper"]
+        before = goes_on(live, child.pid, sleeper)
+        child.go()
+        found = waits_on(live.tick(), sleeper)
+        (what,) = (one for one in found if one.kind == kind)
+        assert (found[what], what) == (TIMES, before)
+        if kind == "tcp":
+            assert what.label == f"tcp {what.peer} via :{child.at['port']}"
+
+
+def test_who_polls_two_things_by_turns_waits_on_each_of_them(live: Watch) -> None:
+    with wakings.running("turns:two-tcp") as child:
+        asked(live, child)
+        child.go()
+        found = waits_on(live.tick(), child.at["sleeper"])
+        assert sorted(waits for one, waits in found.items() if one.kind == "tcp") == [TIMES // 2, TIMES // 2 + 1]
+
+
+@pytest.mark.parametrize(("way", "many"), [("2", "2"), ("5", "5"), ("9", "9"), ("10", "9 or more")])
+def test_who_polls_several_things_is_told_how_many(live: Watch, way: str, many: str) -> None:
+    with wakings.running(f"{way}:pipe") as child:
+        asked(live, child)
+        sleeper = child.at["sleeper"]
+        before = goes_on(live, child.pid, sleeper)
+        child.go()
+        found = waits_on(live.tick(), sleeper)
+        assert found[Object("poll", f"poll of {many} descriptors", child.pid)] == TIMES
+        assert before in found
+
+
+@pytest.mark.parametrize("way", ["poll", "select"])
+def test_who_wakes_one_that_polls_one_thing_ends_a_wait_on_that(live: Watch, way: str) -> None:
+    with wakings.running(f"{way}:pipe") as child:
+        asked(live, child, mode=OFFWAKE)
+        child.go()
+        window = live.tick()
+        ended = Counter[tuple[str, int]]()
+        for key, totals in watch.sites_of(window, child.at["sleeper"]).items():
+            wake = window.book.wake(key.wake)
+            ended[wake.object.name, wake.waker.tid] += totals.waits
+        (name,) = {name for name, by in ended if by == child.at["waker"]} - {""}
+        assert ended[name, child.at["waker"]] >= TIMES - 1
+        assert name in descriptors(child.pid)
+
+
+def test_who_sleeps_by_polling_nothing_waits_on_nothing(live: Watch) -> None:
+    with wakings.running("nap") as child:
+        asked(live, child)
+        child.go()
+        assert waits_on(live.tick(), child.pid)[NO_OBJECT] == TIMES
+
+
 def test_what_no_system_call_names_has_no_object(live: Watch) -> None:
     for kind in ("splice", "signal"):
         with wakings.running(kind) as child:

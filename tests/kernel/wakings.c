@@ -5,6 +5,7 @@
 #include <linux/futex.h>
 #include <limits.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -14,6 +15,7 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
@@ -30,6 +32,7 @@ static char random_bytes[4096], page[PAGE];
 static int words[MOST];
 static pthread_t threads[MOST];
 static volatile int is_over;
+static const char *way = "";
 
 static void tell(const char *name, long value)
 {
@@ -65,6 +68,37 @@ static NOINLINE void wake_futex(int *word)
 	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
 }
 
+/* Until there is something to be read. */
+static NOINLINE void await(int fd)
+{
+	static int turn;
+	static struct pollfd many[64];
+	struct pollfd one = {fd, POLLIN, 0};
+	struct timespec t = {3600, 0};
+	int spare[2], count = atoi(way), by_turns = !strcmp(way, "turns") && turn++ % 2;
+	fd_set set;
+
+	FD_ZERO(&set);
+	if (*way)
+		FD_SET(fd, &set);
+	if (!strcmp(way, "poll") || by_turns) {
+		poll(&one, 1, -1);
+	} else if (!strcmp(way, "ppoll")) {
+		ppoll(&one, 1, &t, 0);
+	} else if (!strcmp(way, "select")) {
+		select(fd + 1, &set, 0, 0, 0);
+	} else if (!strcmp(way, "pselect") || !strcmp(way, "turns")) {
+		pselect(fd + 1, &set, 0, 0, &t, 0);
+	} else if (count) { /* the others are never ready, and the last ones are none */
+		for (int i = 1; i < count && !many[i].events; i++)
+			many[i] = (struct pollfd){pipe(spare) ? -1 : spare[0], POLLIN, 0};
+		for (int i = count; i < 64; i++)
+			many[i].fd = -1;
+		many[0] = one;
+		poll(many, 64, -1);
+	}
+}
+
 static NOINLINE void wait_fd(void)
 {
 	static int turn;
@@ -72,6 +106,7 @@ static NOINLINE void wait_fd(void)
 	off64_t from = 0;
 	int fd = others[0] >= 0 && turn++ % 2 ? others[0] : fds[0];
 
+	await(fd);
 	if (spliced < 0 && read(fd, &value, sizeof(value)) < 1)
 		exit(1);
 	if (spliced >= 0 && splice(spliced, &from, fds[1], 0, PAGE, 0) < 1)
@@ -256,10 +291,14 @@ static void on_signal(int unused)
 
 int main(int count, char **words_given)
 {
-	const char *kind = words_given[1];
+	const char *kind = words_given[1], *colon = strchr(kind, ':');
 
 	if (count < 4)
 		return 2;
+	if (colon) {
+		way = strndup(kind, colon - kind);
+		kind = colon + 1;
+	}
 	times = atoi(words_given[2]);
 	each_ms = atoi(words_given[3]);
 	if (!strcmp(kind, "another")) {
@@ -347,6 +386,16 @@ int main(int count, char **words_given)
 		for (int i = 0; i < times; i++)
 			rest();
 		is_over = 1;
+	} else if (!strcmp(kind, "nap")) {
+		if (pipe(fds))
+			return 1;
+		next();
+		for (int i = 0; i < times; i++) { /* the last one has left behind what it polled */
+			way = i % 2 ? "poll" : "select";
+			wake_fd();
+			wait_fd();
+			poll(0, 0, each_ms);
+		}
 	} else if (!strcmp(kind, "timerfd")) {
 		struct itimerspec at = {.it_value = {0, each_ms * 1000000L}};
 		fds[0] = timerfd_create(CLOCK_MONOTONIC, 0);

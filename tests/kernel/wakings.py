@@ -9,9 +9,12 @@ Kinds: `futex`, `pipe`, `unix`, `eventfd`, `tcp`, `two-tcp` (by turns through tw
 wakes a sleeper, which for the last one waits for room in a pipe, with a file as the first argument), `late` (and keeps
 it from the CPU), `relay` (main wakes runner-0, which wakes runner-1 and so on, up to runner-4), `pingpong` (ping and
 pong wake each other), `storm` (main broadcasts to 100 members), `timer` and `timer-calls` (a timer wakes main, while a
-stranger spins on its CPU), `timerfd`, `timerfds` (another one each time, and all stay open), `accept` (main waits for
-connections of its child), `signal`, `exit` and `exec` (main waits for its child's signal, its end, its bytes), `killed`
-(for the end of a child that spins until a signal kills it).
+stranger spins on its CPU), `nap` (main sleeps in a poll of nothing, each time behind one of a pipe), `timerfd`,
+`timerfds` (another one each time, and all stay open), `accept` (main waits for connections of its child), `signal`,
+`exit` and `exec` (main waits for its child's signal, its end, its bytes), `killed` (for the end of a child that spins
+until a signal kills it).
+Before one of the first six stands, with a colon, how the sleeper waits until it can read: `poll`, `ppoll`, `select`,
+`pselect`, `turns` (by poll and pselect), `5` (by poll, and for four more that never come).
 """
 
 import atexit
