@@ -14,12 +14,15 @@
  * A thread that waits is in its system call, whose registers stand still. So what that names is read when the wait is
  * over, or goes on, and nothing is noted when a system call begins. A socket's addresses and state are read beside it:
  * they are what they were then. What poll and select name is in the program's memory, which cannot be read from
- * outside; but they have a table on the kernel stack of what is to wake them.
+ * outside; but they have a table on the kernel stack of what is to wake them. A lock of the kernel's own comes before what
+ * the system call names.
  *
  * -D: WAKES (map size), TASK_FILES, FILES_TABLE, TABLE_FILES, FILE_INODE, FILE_PRIVATE, INODE_NUMBER, INODE_SUPER,
  * SUPER_MAGIC, SUPER_DEVICE (the way from a thread's descriptor to what is open there), SOCKET_SOCK and SOCK_* (the way
  * from there to its addresses), SOCK_PEER_PID, PID_NUMBERS, UPID_NUMBER (to who made the other end of a Unix socket),
- * POLL_*, ENTRY_*, WAIT_* (in the table of a poll, to its files).
+ * POLL_*, ENTRY_*, WAIT_* (in the table of a poll, to its files), TASK_BLOCKER (the lock that a
+ * thread waits for: since 77da18de55ac, 6.16), *_OWNER, INODE_*, MM_*, FILE_POSITION_LOCK, PIPE_MUTEX (who holds it, and
+ * what it is in).
  */
 
 BPF_ARRAY(calls, u32, CALLS);
@@ -90,6 +93,16 @@ static inline __attribute__((always_inline)) char *file_of(struct object *o, str
 	return bpf_probe_read_kernel(&at, sizeof(at), at + 8 * o->argument) ? 0 : at;
 }
 
+static inline __attribute__((always_inline)) void find_inode(struct object *o, char *inode)
+{
+	char *at = 0;
+
+	bpf_probe_read_kernel(&o->inode, sizeof(u64), inode + INODE_NUMBER);
+	bpf_probe_read_kernel(&at, sizeof(at), inode + INODE_SUPER);
+	bpf_probe_read_kernel(&o->magic, sizeof(u64), at + SUPER_MAGIC);
+	bpf_probe_read_kernel(&o->device, sizeof(u32), at + SUPER_DEVICE);
+}
+
 static inline __attribute__((always_inline)) void find_file(struct object *o, char *file)
 {
 	char *at = file;
@@ -100,16 +113,17 @@ static inline __attribute__((always_inline)) void find_file(struct object *o, ch
 	bpf_probe_read_kernel(&at, sizeof(at), at + FILE_INODE);
 	if (!o->file)
 		o->file = (u64)at;
-	bpf_probe_read_kernel(&o->inode, sizeof(u64), at + INODE_NUMBER);
-	bpf_probe_read_kernel(&at, sizeof(at), at + INODE_SUPER);
-	bpf_probe_read_kernel(&o->magic, sizeof(u64), at + SUPER_MAGIC);
-	bpf_probe_read_kernel(&o->device, sizeof(u32), at + SUPER_DEVICE);
+	find_inode(o, at);
 	if (o->magic == MAGIC_SOCKETS)
 		find_ends(o);
 }
 #endif
 
 #define AT_WALK SLOTS
+
+#if defined(TASK_BLOCKER) && defined(TASK_FILES) && !defined(NAMESPACE)
+#define LOCK_IS_TOLD 1
+#endif
 
 #if defined(POLL_TASK) && defined(TASK_SP) && POLL_BYTES <= 8 * (POLL_WORDS + POLL_HEAD)
 #define POLL_IS_TOLD 1
@@ -225,10 +239,9 @@ static inline __attribute__((always_inline)) void find_polled(struct object *o, 
 }
 #endif
 
-/* What a thread waits on, as far as its system call names it. `at`: the context in which this is asked. */
-static inline __attribute__((always_inline)) void find_object(struct object *o, struct task_struct *task, u32 at)
+/* What a thread's system call names. */
+static inline __attribute__((always_inline)) void find_named(struct object *o, struct task_struct *task, u32 at)
 {
-	__builtin_memset(o, 0, sizeof(*o));
 #ifdef REG_CALL
 	u64 call = 0, segment = 0, sp = 0;
 
@@ -271,6 +284,81 @@ static inline __attribute__((always_inline)) void find_object(struct object *o, 
 		o->how = o->argument;
 		bpf_probe_read_kernel(&o->argument, sizeof(u64), regs + REG_ARGUMENT_1);
 	}
+#endif
+}
+
+#ifdef LOCK_IS_TOLD
+/* A lock of the kernel's own that a thread waits for on the way; the object is what its system call names. */
+static inline __attribute__((always_inline)) void find_lock(struct object *o, struct task_struct *task, u64 blocker)
+{
+	char *lock = (char *)(blocker & ~(u64)LOCK_TYPES), *file = 0, *inode = 0, *at = 0;
+	u64 descriptor = o->argument;
+	u16 place = PLACE_UNKNOWN;
+
+	if (o->kind == OBJECT_FILE)
+		file = file_of(o, task);
+	if (file)
+		bpf_probe_read_kernel(&inode, sizeof(inode), file + FILE_INODE);
+	if (file && lock == file + FILE_POSITION_LOCK) {
+		place = PLACE_POSITION;
+	} else if (o->magic == MAGIC_PIPES && lock == (char *)o->file + PIPE_MUTEX) {
+		place = PLACE_PIPE;
+	} else {
+		__builtin_memset(o, 0, sizeof(*o));
+		if (blocker & LOCK_RWSEM) { /* what may be in a struct of some kind is, if that points to itself */
+			bpf_probe_read_kernel(&at, sizeof(at), lock - INODE_RWSEM + INODE_MAPPING);
+			if (at == lock - INODE_RWSEM + INODE_DATA) {
+				place = PLACE_INODE;
+				find_inode(o, lock - INODE_RWSEM);
+				o->argument = inode == lock - INODE_RWSEM ? descriptor : NO_DESCRIPTOR;
+			}
+#ifdef MM_OWNER
+			char *owner = 0;
+
+			bpf_probe_read_kernel(&owner, sizeof(owner), lock - MM_LOCK + MM_OWNER);
+			bpf_probe_read_kernel(&at, sizeof(at), owner + TASK_MM);
+			if (at == lock - MM_LOCK) {
+				place = PLACE_MEMORY;
+				bpf_probe_read_kernel(&o->peer_pid, sizeof(u32), owner + TASK_TGID);
+			}
+#endif
+		}
+	}
+	o->kind = OBJECT_LOCK;
+	o->file = (u64)lock;
+	o->how = blocker & LOCK_RWSEM ? LOCK_RWSEM : blocker & LOCK_SEMAPHORE;
+	o->state = place;
+}
+
+/* Who holds the lock that a thread waits for, pid << 32 | tid, as the host has them; 0: nobody, or several may, or it is
+ * not known. Readers of an rwsem are not told, but for one who may have left. */
+static inline __attribute__((always_inline)) u64 holder_of(struct task_struct *task)
+{
+	u64 blocker = MEMBER(u64, task, TASK_BLOCKER), owner = 0, again = 0;
+	u32 pid = 0, tid = 0;
+
+	if (!blocker || (blocker & LOCK_TYPES) == LOCK_SEMAPHORE)
+		return 0;
+	char *at = (char *)(blocker & ~(u64)LOCK_TYPES) + (blocker & LOCK_RWSEM ? RWSEM_OWNER : MUTEX_OWNER);
+	u64 free = blocker & LOCK_RWSEM ? RWSEM_READERS : MUTEX_HANDED_OVER;
+
+	bpf_probe_read_kernel(&owner, sizeof(owner), at);
+	bpf_probe_read_kernel(&pid, sizeof(pid), (char *)(owner & ~(u64)OWNER_FLAGS) + TASK_TGID);
+	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)(owner & ~(u64)OWNER_FLAGS) + TASK_PID);
+	bpf_probe_read_kernel(&again, sizeof(again), at); /* while it held that, it was there */
+	return owner & free || (owner ^ again) & ~(u64)OWNER_FLAGS ? 0 : (u64)pid << 32 | tid;
+}
+#endif
+
+/* What a thread waits on. `at`: the context in which this is asked. */
+static inline __attribute__((always_inline)) void find_object(struct object *o, struct task_struct *task, u32 at)
+{
+	__builtin_memset(o, 0, sizeof(*o));
+	find_named(o, task, at);
+#ifdef LOCK_IS_TOLD
+	u64 blocker = MEMBER(u64, task, TASK_BLOCKER);
+	if (blocker)
+		find_lock(o, task, blocker);
 #endif
 }
 

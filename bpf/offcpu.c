@@ -774,6 +774,13 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 
 	if (take_wait(task, walked, r, s, c, prime))
 		walked->flags |= WALKED_STACK;
+#ifdef LOCK_IS_TOLD
+	u64 holder = walked->left_ns ? holder_of(task) : 0;
+	walked->holder_pid = holder >> 32;
+	walked->holder_tid = holder;
+	if (walked->left_ns && r->walked_ns == walked->left_ns && r->holder != holder)
+		walked->flags |= WALKED_HOLDER;
+#endif
 	if (exec_ns != r->exec_ns && !now->state)
 		walked->flags |= WALKED_RAN;
 	if (now->state) {
@@ -782,7 +789,7 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 		now->exec_off_ns = now->offcpu_ns + so_far_ns(r, now->exec_at_ns);
 		r->exec_ns = exec_ns;
 	}
-	if (!(walked->flags & (WALKED_RUNNABLE | WALKED_STACK | WALKED_RAN)))
+	if (!(walked->flags & (WALKED_RUNNABLE | WALKED_STACK | WALKED_RAN | WALKED_HOLDER)))
 		return;
 	walked->exec_ns = exec_ns;
 	walked->start_ns = MEMBER(u64, task, START_TIME);
@@ -797,8 +804,10 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 		if (!full)
 			r->walked_ns = walked->left_ns;
 	}
-	if (!full)
+	if (!full) {
 		r->exec_ns = exec_ns;
+		r->holder = (u64)walked->holder_pid << 32 | walked->holder_tid;
+	}
 }
 
 /* Twice a tick: before the halves change, the waits in progress; after it, what each thread did. */

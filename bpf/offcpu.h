@@ -51,7 +51,14 @@ enum lost {
 enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
 enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8, ONLY_CGROUP = 16, CGROUP_V1 = 32 };
 enum walk_mode { WALK_WAITS = 1, WALK_PRIME = 2, WALK_HALF_0 = 4, WALK_HALF_1 = 8, WALK_ALONE = 16 };
-enum walked_flag { WALKED_RUNNABLE = 1, WALKED_THREAD = 2, WALKED_STACK = 4, WALKED_RAN = 8, WALKED_OLDER = 16 };
+enum walked_flag {
+	WALKED_RUNNABLE = 1,
+	WALKED_THREAD = 2,
+	WALKED_STACK = 4,
+	WALKED_RAN = 8,
+	WALKED_OLDER = 16,
+	WALKED_HOLDER = 32,
+};
 
 /* A piece of the kernel's code. */
 struct code {
@@ -136,6 +143,7 @@ struct record {
 	u64 left_ns;
 	u64 run_delay_ns;  /* of the kernel's own count (with WAKING: when it was woken) */
 	u64 walked_ns;     /* the left_ns whose stack the task walk has given already */
+	u64 holder;        /* and who held then the lock that it waits for: pid << 32 | tid */
 	u64 kernel;        /* stack ids, where stacks are taken at leaving */
 	u64 user;
 	u32 state;
@@ -218,9 +226,24 @@ enum object_kind {
 	OBJECT_CHILD,      /* as wait4(2) has its first argument */
 	OBJECT_ID,         /* as waitid(2) has the first two */
 	OBJECT_POLL,       /* any of several: how many, and argument 1 if there are more; of one alone it is OBJECT_FILE */
+	OBJECT_LOCK,       /* a lock of the kernel's own, at `file`; `state` is enum place */
 };
+enum place {
+	PLACE_UNKNOWN,
+	PLACE_MEMORY,      /* a process's map of its memory: peer_pid */
+	PLACE_INODE,       /* inode, of the file system of `device`; argument is a descriptor of it */
+	PLACE_POSITION,    /* in what the descriptor is open on that is the argument */
+	PLACE_PIPE,        /* likewise, a pipe */
+};
+#define LOCK_SEMAPHORE 1   /* include/linux/hung_task.h, in the low bits of a lock's address: 0 is a mutex */
+#define LOCK_RWSEM 2       /* 3: wanted for writing */
+#define LOCK_TYPES 3
+#define OWNER_FLAGS 7      /* kernel/locking: in the low bits of who holds a mutex or rwsem */
+#define MUTEX_HANDED_OVER 4 /* MUTEX_FLAG_PICKUP: to one who does not have it yet */
+#define RWSEM_READERS 1    /* RWSEM_READER_OWNED: who came last of them, and may have left */
 #define CALLS 512
 #define FUTEX_PRIVATE 128
+#define MAGIC_PIPES 0x50495045
 #define MAGIC_SOCKETS 0x534f434b /* include/uapi/linux/magic.h */
 #define NO_DESCRIPTOR 0xffffffff
 #define POLL_WORDS 128     /* of a kernel stack, from where its thread went to sleep: poll's table begins at 70 to 90 */
@@ -238,7 +261,8 @@ struct object {
 	u64 argument;      /* a descriptor, the address of a futex, or whose end is waited for */
 	u32 kind;          /* enum object_kind */
 	u32 device;        /* of its file system */
-	u32 how;           /* of a futex FUTEX_PRIVATE or 0; OBJECT_ID: what the argument is; OBJECT_POLL: how many */
+	u32 how;           /* of a futex FUTEX_PRIVATE or 0; OBJECT_ID: what the argument is; OBJECT_POLL: how many; of a
+			    * lock 0, LOCK_SEMAPHORE or LOCK_RWSEM */
 	u32 peer_pid;      /* of a Unix socket: who made the other end; 0: not known */
 	u16 family;        /* of a socket, as are the others */
 	u16 protocol;
@@ -362,7 +386,7 @@ struct copy_head {
 
 /* What a task walk says of a thread. WALKED_THREAD: a struct thread follows, then, with WALKED_STACK,
  * its stack. WALKED_RAN: it has run, and did nothing else in this tick. WALKED_OLDER: the wait began after
- * arrived_ns, and before left_ns, when the walk first met it. */
+ * arrived_ns, and before left_ns, when the walk first met it. WALKED_HOLDER: another one holds the lock by now. */
 struct walked {
 	u64 left_ns;       /* off CPU since, at the moment of the walk; 0: it runs */
 	u64 queued_ns;     /* on the scheduler's clock: in the run queue since; 0: not queued */
@@ -375,6 +399,8 @@ struct walked {
 	u32 state;
 	u32 flags;         /* enum walked_flag */
 	u32 execs;         /* its self_exec_id */
+	u32 holder_pid;    /* who holds the lock that it waits for; 0: not known, or there is none */
+	u32 holder_tid;
 	u32 unused;
 	char comm[16];
 };

@@ -75,7 +75,8 @@ _WAITED_ON = _object(
         "kind": {
             "type": "string",
             "description": "futex, pipe, tcp, udp, unix, socket (of another family), "
-            "eventfd, epoll, file, child, poll (any of several) and so on",
+            "eventfd, epoll, file, child, poll (any of several), mutex, rwsem, semaphore (locks of the kernel's own) "
+            "and so on",
         },
         "name": {
             "type": "string",
@@ -125,6 +126,7 @@ _WAITED_ON = _object(
         ),
     }
 )
+_HOLDER = _object({"pid": _COUNT, "tid": _COUNT, "comm": {"type": "string", "description": "empty: not known"}})
 _NO_WAKER = "nobody asked, or the wait goes on, or was for a CPU alone"
 
 
@@ -336,6 +338,11 @@ SCHEMA: dict[str, Any] = {
                         "user_end": _END,
                         "user_unsure": _UNSURE,
                         "object": _unless(_WAITED_ON, "what it waits on", "not known"),
+                        "held_by": _unless(
+                            _HOLDER,
+                            "who holds the mutex or rwsem that it waits for",
+                            "not known, several readers, or it waits for something else",
+                        ),
                     }
                 ),
             },

@@ -13,7 +13,7 @@ from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import Rule
 from offtop.model.endings import Endings, endings
 from offtop.model.printable import printable
-from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals
+from offtop.model.snapshot import EXITED, Bound, Holder, SiteTotals, ThreadTotals
 from offtop.model.stack import NO_STACK, QUEUED, Names, Stack
 from offtop.model.stackproblems import Problem, Problems
 from offtop.model.stuck import Stuck
@@ -188,7 +188,12 @@ def _blocked_object(some: Stuck, row: int, book: Book, names: Names) -> dict[str
         "user_end": _end_of(book.stack(one.user)),
         "user_unsure": book.stack(one.user).is_guessed,
         "object": _named(one.site, book),
+        "held_by": _holder_object(one.holder),
     }
+
+
+def _holder_object(one: Holder) -> dict[str, Any] | None:
+    return {"pid": one.pid, "tid": one.tid, "comm": printable(one.comm)} if one.tid else None
 
 
 def _threads(tick: Tick) -> list[tuple[ThreadKey, ThreadTotals]]:

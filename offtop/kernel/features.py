@@ -57,6 +57,8 @@ class Features:
     """Offsets on the way from a task's descriptor to what is open there, likewise."""
     sockets: Mapping[str, int]
     """And from there to a socket's addresses."""
+    locks: Mapping[str, int]
+    """And from a task to the kernel's lock that it waits for, to who holds that, and to what it is in."""
     cgroup: Mapping[str, int]
     """Offsets on the way from a task to the id of its cgroup, likewise."""
     hierarchies: Mapping[str, int]
@@ -126,6 +128,7 @@ def find(types: KernelTypes) -> Features:
         waking_type=types.tracepoint_type("sched_waking"),
         files=_files(types),
         sockets=_sockets(types),
+        locks=_locks(types),
         cgroup=cgroup,
         hierarchies=_hierarchies(types) if cgroup else {},
     )
@@ -180,6 +183,22 @@ _SOCKETS_UNIX = {
     "PID_NUMBERS": ("pid", "numbers"),
     "UPID_NUMBER": ("upid", "nr"),
 }
+_LOCKS = {
+    "TASK_BLOCKER": ("task_struct", "blocker"),
+    "MUTEX_OWNER": ("mutex", "owner"),
+    "RWSEM_OWNER": ("rw_semaphore", "owner"),
+    "INODE_RWSEM": ("inode", "i_rwsem"),
+    "INODE_MAPPING": ("inode", "i_mapping"),
+    "INODE_DATA": ("inode", "i_data"),
+    "FILE_POSITION_LOCK": ("file", "f_pos_lock"),
+    "PIPE_MUTEX": ("pipe_inode_info", "mutex"),
+}
+_LOCKS_OF_MEMORY = {
+    "TASK_MM": ("task_struct", "mm"),
+    "MM_LOCK": ("mm_struct", "mmap_lock"),
+    "MM_OWNER": ("mm_struct", "owner"),
+}
+"""The last is there in kernels with a memory controller."""
 
 
 def _all_of(types: KernelTypes, members: Mapping[str, tuple[str, str]]) -> Mapping[str, int]:
@@ -201,6 +220,11 @@ def _sockets(types: KernelTypes) -> Mapping[str, int]:
     """A kernel may have been built without IPv6."""
     found = _all_of(types, _SOCKETS)
     return {**found, **_all_of(types, _SOCKETS_6), **_all_of(types, _SOCKETS_UNIX)} if found else {}
+
+
+def _locks(types: KernelTypes) -> Mapping[str, int]:
+    found = _all_of(types, _LOCKS)
+    return {**found, **_all_of(types, _LOCKS_OF_MEMORY)} if found else {}
 
 
 def _cgroup(types: KernelTypes) -> Mapping[str, int]:

@@ -20,9 +20,14 @@ from offtop.model.printable import printable
 from offtop.model.stack import KERNEL, Frame
 
 _TEXT = b"tTwW"
-"""Types of functions. A symbol of any other type has no name here: it only ends the function before it."""
+"""Types of functions."""
+_DATA = b"dDbB"
+"""Types of variables, which most kernels list. A symbol of any other type has no name here: it only ends what is before
+it."""
+_OF_DATA = b"="
+"""What the name of a variable begins with here."""
 _MOST_BYTES = 256 * 1024
-"""No function is longer; what lies further behind a symbol is a gap between modules."""
+"""No function is longer, nor a variable with a lock in it; what is further behind a symbol is a gap between modules."""
 _REREAD_NS = 10_000_000_000
 """A module or a BPF program that was loaded meanwhile is looked for this often at most: reading costs 0.1 s."""
 _MOST_FRAMES = 65_536
@@ -59,7 +64,10 @@ class KernelSymbols:
                 # In parts, because 120,000 Python objects at once would stay with the process as 20 MB.
                 while part := listing.readlines(_PART_BYTES):
                     addresses.extend(_addresses(part, self._path))
-                    part_names = [line[19:] if line[17] in _TEXT else b"\n" for line in part]
+                    part_names = [
+                        line[19:] if line[17] in _TEXT else _OF_DATA + line[19:] if line[17] in _DATA else b"\n"
+                        for line in part
+                    ]
                     lines.extend(islice(accumulate(map(len, part_names), initial=len(names)), len(part)))
                     names += b"".join(part_names)
         except OSError as error:
@@ -99,6 +107,15 @@ class KernelSymbols:
             self._frames[address] = frame
         return frame
 
+    def variable(self, address: int) -> str:
+        """The variable that `address` lies in: `rtnl_mutex`, `init_net+0x18`; empty where it is in none with a name."""
+        at = bisect_right(self._addresses, address) - 1
+        if at < 0 or address - self._addresses[at] >= _MOST_BYTES:
+            return ""
+        start = self._addresses[at]
+        name, space, module = self._name(at, of_data=True).partition(" ")
+        return name and f"{name}{f'+{address - start:#x}' if address > start else ''}{space}{module}"
+
     def address_of(self, name: str) -> int | None:
         """Where the core kernel's function or mark called `name` begins."""
         at = self._names.find(b"\n" + name.encode() + b"\n") if name else -1
@@ -134,15 +151,20 @@ class KernelSymbols:
     def _function(self, at: int) -> Frame:
         """Of several symbols at one address the first function: the kernel names it so too."""
         start = self._addresses[at]
-        name = b""
-        while at >= 0 and self._addresses[at] == start:
-            line = self._lines[at]
-            name = self._names[line : self._names.find(b"\n", line)] or name
-            at -= 1
-        symbol, _, module = printable(name.decode(errors="surrogateescape").replace("\t", " ")).partition(" ")
+        symbol, _, module = self._name(at).partition(" ")
         if symbol in ("_etext", "_einittext"):
             return Frame(KERNEL, start)
         return Frame(module or KERNEL, 0, symbol)
+
+    def _name(self, at: int, of_data: bool = False) -> str:
+        start, name = self._addresses[at], b""
+        while at >= 0 and self._addresses[at] == start:
+            line = self._lines[at]
+            found = self._names[line : self._names.find(b"\n", line)]
+            if found.startswith(_OF_DATA) == of_data:
+                name = found.removeprefix(_OF_DATA) or name
+            at -= 1
+        return printable(name.decode(errors="surrogateescape").replace("\t", " "))
 
     def _may_be_new(self, address: int) -> bool:
         """Whether something loaded since the last reading may explain `address`."""

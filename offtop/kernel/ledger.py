@@ -20,7 +20,7 @@ from offtop.kernel.layout import ThreadRecord
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, Bound, Move, SiteTotals, Waiting
+from offtop.model.snapshot import EXITED, NO_HOLDER, Bound, Holder, Move, SiteTotals, Waiting
 from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
 from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, integers
 from offtop.model.wake import FIRST_WAKE, NO_WAKE, Storm
@@ -58,6 +58,8 @@ class Walked(NamedTuple):
     arguments: tuple[int, ...] = ()
     wake: int = NO_WAKE
     """Id of what says what it waits on."""
+    holder: Holder = NO_HOLDER
+    """Who holds the lock of the kernel's that it waits for."""
 
 
 class Ran(NamedTuple):
@@ -565,7 +567,9 @@ class Ledger:
         told = _told(walked, w.left_ns)
         if told and told != (w.since_ns, w.bound, w.call, w.arguments):
             since_ns, bound, call, arguments = told
-            self.waiting[key] = w._replace(since_ns=since_ns, bound=bound, call=call, arguments=arguments)
+            w = self.waiting[key] = w._replace(since_ns=since_ns, bound=bound, call=call, arguments=arguments)
+        if walked is not None and walked.holder != w.holder:
+            self.waiting[key] = w._replace(holder=walked.holder)
 
     def _apply(self, delta: _Delta, ended: Ended, at_ns: int) -> None:
         self.threads.begin_tick()

@@ -40,7 +40,7 @@ from offtop.kernel.whichcgroup import Cgroup
 from offtop.model import wakers
 from offtop.model.book import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
-from offtop.model.snapshot import OUTSIDE, Bound, Filters, Snapshot
+from offtop.model.snapshot import NO_HOLDER, OUTSIDE, Bound, Filters, Holder, Snapshot
 from offtop.model.stack import Frame
 from offtop.model.table import Ints, integers
 from offtop.model.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object, Storm
@@ -57,7 +57,7 @@ _CLOSE_SECONDS = 2.0
 _FILE_CALLS = (
     "read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 recvfrom recvmsg recvmmsg sendto sendmsg "
     "sendmmsg accept accept4 connect flock fsync fdatasync sync_file_range syncfs ioctl fcntl io_uring_enter vmsplice "
-    "fallocate ftruncate getdents64"
+    "fallocate ftruncate getdents64 lseek"
 )
 _NAMED_BY = {
     **dict.fromkeys(_FILE_CALLS.split(), layout.OBJECT_FILE),
@@ -164,7 +164,8 @@ class LiveSource(Happening):
             self._with_python,
             self._user_stacks.has_rule,
         )
-        self._wakes = Wakes(maps["wakers"], maps["wakes"], maps["objects"], self._book, self._stacks.of_waker)
+        raw = maps["wakers"], maps["wakes"], maps["objects"]
+        self._wakes = Wakes(*raw, self._book, self._stacks.of_waker, symbols.variable)
         self._ends = EndsWorker(self._book, self._wakes.epolls)
         self._opened.callback(self._ends.close)
         for name, what in _NAMED_BY.items():
@@ -556,13 +557,13 @@ class LiveSource(Happening):
             yield key, record
 
     def _waits(self, walk: bytes, ran: list[Ran]) -> Iterator[Walked]:
-        """The waits in progress that are new, or that became ready to run; all of them when it primed. Into `ran`
-        comes how long those have run that did nothing else."""
+        """The waits in progress that are new, that became ready to run, or for a lock that another one holds by now;
+        all of them when it primed. Into `ran` comes how long those have run that did nothing else."""
         apart_ns = self._clock()
         for key, record in self._records(walk):
             if record.flags & layout.WALKED_RAN:
                 self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
-            if record.flags & (layout.WALKED_RUNNABLE | layout.WALKED_STACK):
+            if record.flags & (layout.WALKED_RUNNABLE | layout.WALKED_STACK | layout.WALKED_HOLDER):
                 yield self._walked(key, record, apart_ns)
 
     def _walked(self, key: ThreadKey, record: WalkedRecord, apart_ns: int) -> Walked:
@@ -577,8 +578,8 @@ class LiveSource(Happening):
         kernel, wake = None, layout.NO_WAKE
         if stack is not None:
             kernel = self._stacks.walked(stack.frames, stack.words)
-            if not record.state & layout.RUNNING and self._is_on_object(kernel):
-                wake = self._wakes.waiting_on(stack.object, key.pid, bool(self._depth))
+            if not record.state & layout.RUNNING:
+                wake = self._wakes.waiting_on(stack.object, key.pid, bool(self._depth), self._is_on_object(kernel))
         return Walked(
             key,
             record.left_ns,
@@ -591,7 +592,19 @@ class LiveSource(Happening):
             call,
             arguments,
             wake,
+            self._holder(record),
         )
+
+    def _holder(self, record: WalkedRecord) -> Holder:
+        """With its name, which is looked up where the thread has not been met: it may not be one that is counted."""
+        pid, tid = record.holder_pid, record.holder_tid
+        if not tid:
+            return NO_HOLDER
+        comm = self._book.comms.get(ThreadKey(pid, tid), "")
+        if not comm:
+            with suppress(OSError):
+                comm = layout.text_of(Path(f"/proc/{pid}/task/{tid}/comm").read_bytes().rstrip(b"\n"))
+        return Holder(pid, tid, comm)
 
     def _call(self, stack: WalkedStack) -> tuple[int, tuple[int, ...]]:
         """The system call as the book has it, and its arguments; -1 where the thread is in none."""

@@ -6,6 +6,7 @@ many times a tick, and remembered: a tick never waits long for it, and what ther
 
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -22,8 +23,10 @@ _LOOKS = 50
 """In a tick: of 20 µs each."""
 _LOOKS_OF_MAPS = 10
 """What reading a process's mappings counts for."""
-_PIPES, _ANONYMOUS = 0x50495045, 0x09041934
-"""Magic numbers of file systems (include/uapi/linux/magic.h)."""
+_ANONYMOUS = 0x09041934
+"""Magic number of a file system (include/uapi/linux/magic.h)."""
+_LOCKS = {layout.LOCK_SEMAPHORE: "semaphore", layout.LOCK_RWSEM: "rwsem"}
+"""All others are mutexes."""
 _MINOR_BITS = 20
 _PROTOCOLS = {6: "tcp", 17: "udp"}
 _TCP = 6
@@ -40,12 +43,13 @@ _MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ...(.) ([0-9a-f]+) [0-9a-f:]+ (
 class Objects:
     """For the polling thread."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, book: Book, variable: Callable[[int], str] = lambda _: "") -> None:
+        """`variable`: what the kernel calls its own that lies at an address; empty: nobody knows."""
+        self._book, self._variable = book, variable
         self._known: dict[tuple[int, ObjectRecord], Object] = {}
         self._private: dict[tuple[int, int], int] = {}
         """Who waits, and on what by where that is in the kernel, which nobody needs to know, → a number of ours. In
-        another process the same place may have become something else."""
+        another process the same place may have become something else; but locks are everybody's (0)."""
         self._next_number = 1
         self._ticks = 0
         self._left = _LOOKS
@@ -91,6 +95,8 @@ class Objects:
             case layout.OBJECT_POLL:
                 many = f"{found.how} or more" if found.argument else f"{found.how}"
                 return Object("poll", f"poll of {many} descriptors", pid)
+            case layout.OBJECT_LOCK:
+                return self._lock(pid, found)
             case layout.OBJECT_FILE | layout.OBJECT_EPOLL if found.file:
                 return self._file(pid, found)
             case _:
@@ -101,21 +107,45 @@ class Objects:
         return Object("futex", shared) if shared else Object("futex", f"{found.argument:#x}", pid)
 
     def _file(self, pid: int, found: ObjectRecord) -> Object:
-        if found.magic == _PIPES:
-            return Object("pipe", f"pipe:[{found.inode}]")
+        if found.magic == layout.MAGIC_PIPES:
+            return Object("pipe", self._path(pid, found))
         if found.magic == layout.MAGIC_SOCKETS:
             return self._socket(found)
         if found.magic == _ANONYMOUS:
             return self._nameless(pid, found)
-        name = _name_of(pid, found.argument, found.inode) if self._may_look() else ""
+        return Object("file", self._path(pid, found))
+
+    def _path(self, pid: int, found: ObjectRecord) -> str:
+        if found.magic == layout.MAGIC_PIPES:
+            return f"pipe:[{found.inode}]"
+        is_open = found.argument != layout.NO_DESCRIPTOR
+        name = _name_of(pid, found.argument, found.inode) if is_open and self._may_look() else ""
         device = f"{found.device >> _MINOR_BITS}:{found.device & (1 << _MINOR_BITS) - 1}"
-        return Object("file", name or f"inode {found.inode} of {device}")
+        return name or f"inode {found.inode} of {device}"
+
+    def _lock(self, pid: int, found: ObjectRecord) -> Object:
+        kind = _LOCKS.get(found.how, "mutex")
+        match found.state:
+            case layout.PLACE_MEMORY:
+                return Object(kind, "mmap_lock", found.peer_pid)
+            case layout.PLACE_INODE:
+                return Object(kind, f"i_rwsem of {self._path(pid, found)}")
+            case layout.PLACE_POSITION:
+                return Object(kind, f"f_pos_lock of {self._path(pid, found)}")
+            case layout.PLACE_PIPE:
+                return Object(kind, f"{kind} of pipe:[{found.inode}]")
+            case _:
+                return Object(kind, self._variable(found.file) or f"{kind}#{self._number_of(0, found.file)}")
+
+    def _number_of(self, pid: int, at: int) -> int:
+        number = self._private.get((pid, at))
+        if number is None:
+            number = self._private[pid, at] = self._next_number
+            self._next_number += 1
+        return number
 
     def _nameless(self, pid: int, found: ObjectRecord) -> Object:
-        number = self._private.get((pid, found.file))
-        if number is None:
-            number = self._private[pid, found.file] = self._next_number
-            self._next_number += 1
+        number = self._number_of(pid, found.file)
         kind = "epoll"
         if found.kind != layout.OBJECT_EPOLL:
             name = _name_of(pid, found.argument, 0) if self._may_look() else ""

@@ -303,6 +303,7 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         **features.cgroup,
         **features.files,
         **features.sockets,
+        **features.locks,
     }
     return {name: value for name, value in defines.items() if value is not None}
 

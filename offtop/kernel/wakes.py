@@ -68,10 +68,19 @@ def _raw_wake(value: bytes | memoryview) -> _RawWake:
 class Wakes:
     """Gives sites the ids of what ended them, and the book those wakes. For the polling thread."""
 
-    def __init__(self, raw_wakers: Map, raw_wakes: Map, raw_objects: Map, book: Book, stacks_of: StacksOf) -> None:
+    def __init__(
+        self,
+        raw_wakers: Map,
+        raw_wakes: Map,
+        raw_objects: Map,
+        book: Book,
+        stacks_of: StacksOf,
+        variable: Callable[[int], str],
+    ) -> None:
+        """`variable`: as Objects has it."""
         self._wakers, self._wakes = IdTable(raw_wakers, _raw_waker), IdTable(raw_wakes, _raw_wake)
         self._waited_on = IdTable(raw_objects, ObjectRecord.of)
-        self._objects = Objects(book)
+        self._objects = Objects(book, variable)
         self._book, self._stacks_of = book, stacks_of
         self._known_wakers: dict[int, Waker] = {}
         self._ids: dict[tuple[int, int, bool], int] = {}
@@ -87,45 +96,48 @@ class Wakes:
 
     def id_of(self, raw_id: int, pid: int, tid: int, is_on_object: bool = True) -> int:
         """The id in the book of what ended a wait of that thread. `is_on_object`: it waited on what its system call
-        names."""
+        names, if not on a lock of the kernel's."""
         if raw_id < layout.FIRST_ID:
             return raw_id if raw_id != layout.WAKE_UNTOLD else layout.NO_WAKE
-        if raw_id & layout.OF_OBJECT and not is_on_object:
-            return layout.NO_WAKE
         known = self._ids.get((raw_id, tid, is_on_object))
         if known is not None:
             return known
         if raw_id & layout.OF_OBJECT:
-            return self._id_of_object(raw_id, pid, tid)
+            return self._id_of_object(raw_id, pid, tid, is_on_object)
         found = self._wakes.read(raw_id)
         if found is None:
             self.unread += 1
             return layout.WAKE_LOST
         made = self._made(found, pid, tid)
-        what, is_for_now = self._objects.of(pid, found.object) if is_on_object else (NO_OBJECT, False)
+        what, is_for_now = self._what(found.object, pid, is_on_object)
         known = self._intern(made._replace(object=what))
         if known != layout.WAKE_LOST and not is_for_now:
             self._remember(raw_id, tid, is_on_object, known)
         return known
 
-    def waiting_on(self, found: ObjectRecord, pid: int, wakers_asked: bool) -> int:
+    def waiting_on(self, found: ObjectRecord, pid: int, wakers_asked: bool, is_on_object: bool = True) -> int:
         """The id in the book of what a wait in progress is on; NO_WAKE where nobody knows. Where nobody asks for
         wakers, it stays the same when the wait ends."""
-        return self._on(STILL_WAITING if wakers_asked else NOT_ASKED, found, pid)[0]
+        return self._on(STILL_WAITING if wakers_asked else NOT_ASKED, found, pid, is_on_object)[0]
 
-    def _id_of_object(self, raw_id: int, pid: int, tid: int) -> int:
+    def _what(self, found: ObjectRecord, pid: int, is_on_object: bool) -> tuple[Object, bool]:
+        if not is_on_object and found.kind != layout.OBJECT_LOCK:
+            return NO_OBJECT, False
+        return self._objects.of(pid, found)
+
+    def _id_of_object(self, raw_id: int, pid: int, tid: int, is_on_object: bool) -> int:
         found = self._waited_on.read(raw_id)
         if found is None:
             self.unread += 1
             return layout.NO_WAKE
-        known, is_for_now = self._on(NOT_ASKED, found, pid)
+        known, is_for_now = self._on(NOT_ASKED, found, pid, is_on_object)
         if not is_for_now:
-            self._remember(raw_id, tid, True, known)
+            self._remember(raw_id, tid, is_on_object, known)
         return known
 
-    def _on(self, waker: Waker, found: ObjectRecord, pid: int) -> tuple[int, bool]:
+    def _on(self, waker: Waker, found: ObjectRecord, pid: int, is_on_object: bool) -> tuple[int, bool]:
         """Of a wait that nobody is known to have ended; and whether more of it may be known in a later tick."""
-        what, is_for_now = self._objects.of(pid, found)
+        what, is_for_now = self._what(found, pid, is_on_object)
         known = self._intern(Wake(waker, what)) if what != NO_OBJECT else layout.NO_WAKE
         return (layout.NO_WAKE, True) if known == layout.WAKE_LOST else (known, is_for_now)
 

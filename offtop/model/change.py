@@ -12,7 +12,7 @@ import numpy as np
 from offtop.model.book import Book, ThreadKey
 from offtop.model.moves import NO_MOVES, NOW, SINCE, WAS, Moves
 from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Machine, Move, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Move, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import NO_STACK
 from offtop.model.table import SITES, THREADS, Ints, K, Kind, V, integers, table_of
 from offtop.model.wake import NO_WAKE, Storm
@@ -66,6 +66,8 @@ class Change:
     """Running totals, as the snapshot has them."""
     moves: Moves = NO_MOVES
     """Since the snapshot before."""
+    holders: Mapping[ThreadKey, Holder] = field(default_factory=dict[ThreadKey, Holder])
+    """Of those in `waiting` that wait for a lock of the kernel's, who has it, where that is known."""
 
     @property
     def wakes(self) -> set[int]:
@@ -105,6 +107,7 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
         later.filters,
         later.storms,
         NO_MOVES if earlier is NOTHING else Moves.of(later.moves if moves is None else moves),
+        {one.site.thread: one.holder for one in waiting if one.holder.tid},
     )
 
 
@@ -171,7 +174,8 @@ class Replayed:
             self._waiting.pop(key, None)
         begun = one.begun.tolist() or repeat(_UNKNOWN)
         for waiting in map(waiting_of, one.waiting.tolist(), begun):
-            self._waiting[waiting.site.thread] = waiting
+            key = waiting.site.thread
+            self._waiting[key] = waiting._replace(holder=one.holders[key]) if key in one.holders else waiting
         return Snapshot(
             taken_ns=one.taken_ns,
             at_ns=one.at_ns,

@@ -90,6 +90,24 @@ class Bound(IntEnum):
     """It has been seen waiting for so long."""
 
 
+class Holder(NamedTuple):
+    """A thread that has what another one waits for."""
+
+    pid: int
+    tid: int
+    comm: str
+    """Its name, raw; empty: not known."""
+
+    @property
+    def label(self) -> str:
+        """`mysqld(4242)`: its own number, not that of its process. Raw."""
+        return f"{self.comm}({self.tid})"
+
+
+NO_HOLDER = Holder(0, 0, "")
+"""Nobody is known to have it: it is no lock of the kernel's, it has several readers, or it has just been let go."""
+
+
 class Waiting(NamedTuple):
     """A wait in progress. Its so far, at time t, is t - from_ns, of which runqueue_ns run queue."""
 
@@ -116,6 +134,8 @@ class Waiting(NamedTuple):
     """Six unsigned words; empty: not known."""
     user: int = NO_STACK
     """Id of the user stack as it was read from outside; from the next tick on the wait stands there."""
+    holder: Holder = NO_HOLDER
+    """Who had the lock of the kernel's that it waits for when this was looked at last, at most a few ticks ago."""
 
     @property
     def letter(self) -> str:

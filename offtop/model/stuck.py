@@ -17,7 +17,7 @@ from offtop.model.book import Book, ThreadKey
 from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, begun, placed, waiting_of
 from offtop.model.cut import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares, sites_of
 from offtop.model.histogram import LANES
-from offtop.model.snapshot import Bound, Snapshot, Waiting
+from offtop.model.snapshot import NO_HOLDER, Bound, Snapshot, Waiting
 from offtop.model.table import SITES, Ints, Mask, integers, thread_codes
 from offtop.units import NS_PER_S, duration
 
@@ -176,10 +176,10 @@ class Past:
 
 
 def _as_of(one: Waiting, earlier_ns: int) -> Waiting:
-    """`one` as it was so long ago: whether it had been woken by then."""
-    if not one.runqueue_ns or not earlier_ns:
+    """`one` as it was so long ago: whether it had been woken by then. Who had the lock then, nobody keeps."""
+    if not earlier_ns or not (one.runqueue_ns or one.holder.tid):
         return one
-    return one._replace(runqueue_ns=max(0, one.runqueue_ns - earlier_ns))
+    return one._replace(runqueue_ns=max(0, one.runqueue_ns - earlier_ns), holder=NO_HOLDER)
 
 
 _LEFT_NS = 4

@@ -21,7 +21,7 @@ from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
 from offtop.model.ends import NAMED, ROLES, Ends, Process, Side
 from offtop.model.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.printable import printable
-from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Machine
+from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine
 from offtop.model.stack import ENDS, FILTERED, GONE, LINKED, NO_STACK, WHOLE, Frame, Stack
 from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V
 from offtop.model.wake import (
@@ -164,6 +164,8 @@ def encode(entry: Entry) -> bytes:
         words["other_ends"] = [_ends_words(what, ends) for what, ends in entry.ends.items()]
     if change.storms:
         words["storms"] = [[wake, *storm] for wake, storm in change.storms.items()]
+    if change.holders:
+        words["holders"] = [[*key, *holder] for key, holder in change.holders.items()]
     head = json.dumps(words, separators=(",", ":")).encode()
     threads = change.threads
     first = replace(threads, numbers=np.delete(threads.numbers, RUNNING_NS, axis=1))
@@ -235,6 +237,10 @@ def decode(blob: object, whole: bool = False) -> Entry:
             ),
             _storms(words.get("storms", [])),
             moves,
+            {
+                ThreadKey(_int(pid), _int(tid)): Holder(_id(of), _id(by), _name(comm))
+                for pid, tid, of, by, comm in _arrays(words.get("holders", []), 5)
+            },
         ),
         {ThreadKey(_int(pid), _int(tid)): _str(comm) for pid, tid, comm in _arrays(words.get("comms"), 3)},
         {_int(pid): _str(name) for pid, name in _arrays(words.get("processes"), 2)},

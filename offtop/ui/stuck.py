@@ -212,8 +212,9 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
     ]
     what = book.wake(one.site.wake).object
     if what.kind:
-        on = [f"on {what.label}", where.ends_of(book, one.site.kernel, one.site.wake)]
-        lines.append(plain(fit(f"   {'  '.join(filter(None, on))}", pen.width, pen.glyphs), "where"))
+        held = f", held by {one.holder.label}" if one.holder.tid else ""
+        on = [f"on {what.label}{held}", where.ends_of(book, one.site.kernel, one.site.wake)]
+        lines.append(plain(fit(f"   {'  '.join(filter(None, on))}", pen.width, pen.glyphs), "text"))
     whose = "  ".join(filter(None, (label(details.cgroup), details.user, details.cmdline)))
     if whose:
         lines.append(plain(fit(f"   {whose}", pen.width, pen.glyphs), "dim"))

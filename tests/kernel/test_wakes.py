@@ -139,7 +139,7 @@ class Kernel:
             self.book.stacks[stack] = Stack(tuple(Frame("[kernel]", 0, name) for name in names))
         self.objects = FakeMap(1 << 20, layout.OBJECT.size)
         wakers, wakes, objects = (cast(Map, one) for one in (self.wakers, self.wakes, self.objects))
-        self.read = Wakes(wakers, wakes, objects, self.book, _as_they_are)
+        self.read = Wakes(wakers, wakes, objects, self.book, _as_they_are, lambda _: "")
         self._next = layout.FIRST_ID
 
     def waker(self, tid: int, kernel: int = FUTEX_WAKE, user: int = NO_STACK, pid: int = PID, comm: str = "") -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.change import BEGUN_FIELDS, NOTHING, WAITING_FIELDS, Replayed, begun, change, placed, waiting_of
 from offtop.model.history import History
-from offtop.model.snapshot import Bound, Machine, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import NO_HOLDER, Bound, Machine, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FILTERED, NO_STACK
 from offtop.model.table import integers
 from offtop.model.wake import NO_WAKE
@@ -136,6 +136,7 @@ waits = st.builds(
     call=st.integers(0, (1 << 31) - 1),
     arguments=st.tuples(*[words] * 6),
     user=st.integers(0, 99),
+    holder=st.just(NO_HOLDER),
 )
 
 
@@ -181,5 +182,5 @@ def test_where_nobody_kept_how_a_wait_began_it_is_at_least_so_old_and_nothing_el
     for key, one in waiting.items():
         was = first.waiting[key]
         assert one[:5] == was[:5]
-        assert one[5:] == (0, Bound.AT_LEAST, 0, -1, (), NO_STACK)
+        assert one[5:] == (0, Bound.AT_LEAST, 0, -1, (), NO_STACK, NO_HOLDER)
         assert one.letter == "?"
