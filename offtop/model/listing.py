@@ -41,6 +41,7 @@ from offtop.model.rows import (
 )
 from offtop.model.seconds import Seconds
 from offtop.model.selection import Sieve
+from offtop.model.snapshot import NO_HOLDER, Holder
 from offtop.model.stuck import Age, Stuck
 from offtop.model.table import thread_codes
 from offtop.model.view import View
@@ -385,7 +386,11 @@ def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: Diagnoser) -> 
         else:
             those = {row.key for row in seen if isinstance(row.key, WakerKey) and row.key not in found}
             found |= top_of_wakes(some, view.scope, those, waker_of(book, view.lists_waking_threads))
-    return [row._replace(top=found.get(row.key, NOWHERE)) for row in seen]
+    holders: dict[Key, Holder] = {}
+    for one in scene.stuck.in_scope(view.scope).waits if view.lists_objects else ():
+        if one.holder.tid:
+            holders.setdefault(scene.book.wake(one.site.wake).object, one.holder)
+    return [row._replace(top=found.get(row.key, NOWHERE), holder=holders.get(row.key, NO_HOLDER)) for row in seen]
 
 
 def _tops_of_pools(whose: Collection[Pool], some: Shares, made: Folding) -> dict[Pool, SiteKey]:

@@ -12,7 +12,7 @@ from offtop.model.container import label, place
 from offtop.model.cut import ALL, NO_PART, Added, Cut, Part, Place, Scope, by_category, by_process, total
 from offtop.model.diagnosis import Reason, Rule
 from offtop.model.pool import NO_CONVOY, UNFOLDED, Convoy, Folding, Pool
-from offtop.model.snapshot import EXITED
+from offtop.model.snapshot import EXITED, NO_HOLDER, Holder
 from offtop.model.stuck import NO_AGE, Age
 from offtop.model.wake import NO_STORM, Object, Storm
 from offtop.model.waking import WakerKey
@@ -62,6 +62,8 @@ class Row(NamedTuple):
     """Of a waker: what it wakes in bursts."""
     top: SiteKey = NOWHERE
     """Of a cgroup, process or thread: where it last waited longest (cut.tops)."""
+    holder: Holder = NO_HOLDER
+    """Of a lock of the kernel's: who has it, by the oldest wait for it."""
     rule: Rule | None = None
     """Which says what that is for."""
 

@@ -54,7 +54,7 @@ READY = Column("RUNQ", 6, ready, least_width=76)
 
 
 def told(picture: Picture, row: Row, pen: Pen) -> str:
-    """Through which code it wakes, and whom; of a storm, what it costs."""
+    """Through which code it wakes, and whom; of a storm, what it costs; of a lock of the kernel's, who has it."""
     if row.storm != NO_STORM:
         return where.of_storm(row.storm, row.span_ns)
     if row.top == NOWHERE:
@@ -62,7 +62,8 @@ def told(picture: Picture, row: Row, pen: Pen) -> str:
     if picture.view.lists_wakers:
         return where.of_waker(picture.book, row.top, pen.names)
     if picture.view.lists_objects:
-        return where.of_object(picture.book, row.top, pen.names)
+        held = f"held by {row.holder.label}: " if row.holder.tid else ""
+        return f"{held}{where.of_object(picture.book, row.top, pen.names)}"
     return f"{picture.book.process(row.top.pid)}: {where.of_sleeper(picture.book, row.top, pen.names)}"
 
 

@@ -135,6 +135,26 @@ def test_a_file_is_told_by_its_path_and_by_its_number_where_another_one_is_open_
     assert told(found).name == f"inode {found.inode} of 8:1", "it was closed"
 
 
+def test_a_lock_of_the_kernel_is_told_by_what_it_is_in_or_called() -> None:
+    lock = record(layout.OBJECT_LOCK, file=0xF00, argument=layout.NO_DESCRIPTOR, device=8 << 20 | 1, inode=9)
+    rwsem = lock._replace(how=layout.LOCK_RWSEM)
+    with tempfile.NamedTemporaryFile() as one:
+        opened = {"inode": inode_of(one.fileno()), "argument": one.fileno()}
+        for found, label in (
+            (rwsem._replace(state=layout.PLACE_MEMORY, peer_pid=42), "rwsem mmap_lock of 42"),
+            (rwsem._replace(state=layout.PLACE_INODE), "rwsem i_rwsem of inode 9 of 8:1"),
+            (rwsem._replace(state=layout.PLACE_INODE, **opened), f"rwsem i_rwsem of {one.name}"),
+            (lock._replace(state=layout.PLACE_POSITION, **opened), f"mutex f_pos_lock of {one.name}"),
+            (lock._replace(state=layout.PLACE_PIPE, magic=PIPES), "mutex of pipe:[9]"),
+        ):
+            assert told(found).label == label
+    objects = Objects(Book(), lambda at: "rtnl_mutex" if at == 0xF10 else "")
+    assert objects.of(OWN, lock._replace(file=0xF10))[0] == Object("mutex", "rtnl_mutex")
+    assert objects.of(OWN, lock)[0] == Object("mutex", "mutex#1")
+    assert objects.of(1, lock)[0] == Object("mutex", "mutex#1"), "of another process the same"
+    assert objects.of(OWN, lock._replace(file=0xF20, how=layout.LOCK_SEMAPHORE))[0].label == "semaphore#2"
+
+
 def test_what_has_no_name_is_of_its_process_alone_and_looked_at_again() -> None:
     objects = Objects(Book())
     with os.fdopen(os.eventfd(0), "rb") as one:

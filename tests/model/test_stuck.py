@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import NO_SITES, Idle, Leaf, Scope
 from offtop.model.history import History
-from offtop.model.snapshot import Bound, Snapshot, Waiting
+from offtop.model.snapshot import NO_HOLDER, Bound, Holder, Snapshot, Waiting
 from offtop.model.stack import FILTERED, KERNEL, NO_STACK, SHORT, STACK_LOST, Frame, Stack
 from offtop.model.steps import places
 from offtop.model.stuck import (
@@ -323,6 +323,17 @@ def test_who_was_woken_at_last_was_not_ready_before() -> None:
         past.add(snapshot)
         told = [[(one.letter, one.runqueue_ns // MS) for one in past.at(tick.at_ns)] for tick in taken[: number + 1]]
         assert told == [[("S", 0)], [("R", 50)], []][: number + 1]
+
+
+def test_who_has_a_lock_now_may_not_have_had_it_before() -> None:
+    one = wait(1, 10 * S, holder=Holder(7, 8, "ip"))
+    first, last = (Snapshot(0, NOW_NS + ns, waiting={one.site.thread: one}) for ns in (0, S))
+    past = Past()
+    past.add(first)
+    assert [found.holder.tid for found in past.at(first.at_ns)] == [8]
+    past.add(last)
+    assert [found.holder.tid for found in past.at(last.at_ns)] == [8]
+    assert [found.holder for found in past.at(first.at_ns)] == [NO_HOLDER]
 
 
 @given(steps_of_threads, ticks_ms)

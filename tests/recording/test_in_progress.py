@@ -18,7 +18,7 @@ from offtop.model.change import NOTHING, change
 from offtop.model.columns import unpacked
 from offtop.model.filter import parse
 from offtop.model.history import History
-from offtop.model.snapshot import Bound, Cost, Filters, Machine, Snapshot, Waiting
+from offtop.model.snapshot import Bound, Cost, Filters, Holder, Machine, Snapshot, Waiting
 from offtop.person import person
 from offtop.recording import form
 from offtop.recording.replay import RecordedSource
@@ -246,6 +246,20 @@ def test_the_stack_that_was_read_of_a_wait_stays_as_long_as_the_wait(tmp_path: P
     ticks = long_ago(at(0, connection), *(at(one, connection) for one in seconds), path=tmp_path / "it")
     stack = ticks[-1].book.stack(connection.user)
     assert [frame.name for frame in stack.frames] == ["lock_wait", "row_search", "main"]
+
+
+def test_who_holds_the_lock_that_is_waited_for_is_in_it_as_long_as_somebody_does(tmp_path: Path) -> None:
+    connection = source_of().after(0).waiting[ThreadKey(4242, 4268)]
+    held = [connection, *(connection._replace(holder=Holder(70, tid, "ip\x1b")) for tid in (71, 72)), connection]
+    ticks = long_ago(*(at(number, one) for number, one in enumerate(held)), path=tmp_path / "it")
+    assert [tick.waiting[connection.site.thread].holder for tick in ticks] == [one.holder for one in held]
+    played = in_json(RecordedSource(tmp_path / "it"), ALL)
+    jsonschema.validate(played[1], SCHEMA)
+    assert [one["held_by"] for tick in played for one in tick["still_blocked"]] == [
+        {"pid": 70, "tid": 71, "comm": r"ip\x1b"},
+        {"pid": 70, "tid": 72, "comm": r"ip\x1b"},
+        None,
+    ]
 
 
 # A recording by an offtop that did not know all this

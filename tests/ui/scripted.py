@@ -8,7 +8,18 @@ from offtop.errors import OfftopError
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Details, SiteKey, ThreadKey
 from offtop.model.ends import WRITER, Ends, Process, Side
-from offtop.model.snapshot import Bound, Cost, Filters, Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import (
+    NO_HOLDER,
+    Bound,
+    Cost,
+    Filters,
+    Holder,
+    Machine,
+    SiteTotals,
+    Snapshot,
+    ThreadTotals,
+    Waiting,
+)
 from offtop.model.stack import FIRST_STACK, KERNEL, NO_STACK, NO_WAY, Frame, Names, Stack, nameless
 from offtop.model.stackproblems import NOT_KNOWN, STRIPPED
 from offtop.model.wake import (
@@ -21,6 +32,7 @@ from offtop.model.wake import (
     NO_STORM,
     NO_WAKE,
     NOBODY,
+    NOT_ASKED,
     OFFCPU,
     STILL_WAITING,
     THREAD,
@@ -109,6 +121,8 @@ class Waits(NamedTuple):
     """Of what waits on: its program's frames as they were read from outside, which are no part of its site."""
     ready_since_ms: int = 0
     """Of what waits on: so long before its end the thread was woken."""
+    held: tuple[Object, Holder] | None = None
+    """Of what waits on: the lock of the kernel's that it is on, and who has that."""
     running_ms: int = 0
     """In each second."""
     woken: Woken | int = NO_WAKE
@@ -295,9 +309,15 @@ class ScriptedSource(Happening):
             self._book.calls[call] = row.call
         since_ns = begins_ns - row.older_ms * MS if row.older_ms else 0
         read = self._id(_stack_of(row.read)) if row.read else NO_STACK
+        on, holder = row.held or (NO_OBJECT, NO_HOLDER)
+        if row.held:
+            wake = Wake(NOT_ASKED, on)
+            number = self._wakes.setdefault(wake, FIRST_WAKE + len(self._wakes))
+            self._book.wakes[number] = wake
+            key = key._replace(wake=number)
         return Waiting(
             *(key, begins_ns, begins_ns, 0, row.state >> 31 != 0, since_ns),
-            *(row.bound, row.state, call, row.arguments, read),
+            *(row.bound, row.state, call, row.arguments, read, holder),
         )
 
     def _key(self, row: Waits) -> SiteKey:

@@ -9,11 +9,12 @@ from textual import events
 from textual.pilot import Pilot
 
 from offtop.model.book import Details, ThreadKey
-from offtop.model.snapshot import Bound, Filters
+from offtop.model.snapshot import NO_HOLDER, Bound, Filters, Holder
 from offtop.model.stack import one_name
 from offtop.model.steps import Step
 from offtop.model.view import CATEGORIES, LIST, TREE, StuckView, View
 from offtop.model.view import STUCK as PANE
+from offtop.model.wake import Object
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
@@ -300,6 +301,22 @@ async def test_a_wait_in_full_that_has_ended_is_said_to_have_and_no_other_takes_
         assert app.view.pin == LATE
         await pilot.press("escape")
         assert tids(app) == [900, 4268, 901]
+
+
+@asynchronous
+async def test_a_wait_for_a_lock_of_the_kernel_tells_which_and_who_holds_it() -> None:
+    held = Object("mutex", "rtnl_mutex"), Holder(70, 71, "ip\x1b")
+    waits = Waits("dhcp", 50, "dhcp", 51, "kernel-lock", "rtnl_lock", waits_on=True, held=held)
+    source = ScriptedSource([waits, waits._replace(pid=60, tid=61, held=(held[0], NO_HOLDER))], ticks=12)
+    async with shown(source) as (app, pilot):
+        await pilot.press("5", "enter")
+        assert any(line.strip() == r"on mutex rtnl_mutex, held by ip\x1b(71)" for line in screen(app))
+        await pilot.press("escape", "down", "enter")
+        assert any(line.strip() == "on mutex rtnl_mutex" for line in screen(app))
+        await pilot.press("1", "G")
+        await pilot.resize_terminal(140, 30)
+        await pilot.pause()
+        assert any("mutex rtnl_mutex" in line and r"held by ip\x1b(71): rtnl_lock" in line for line in screen(app))
 
 
 # What is hidden
