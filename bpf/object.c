@@ -21,7 +21,7 @@
  * SUPER_MAGIC, SUPER_DEVICE (the way from a thread's descriptor to what is open there), SOCKET_SOCK and SOCK_* (the way
  * from there to its addresses), SOCK_PEER_PID, PID_NUMBERS, UPID_NUMBER (to who made the other end of a Unix socket),
  * POLL_*, ENTRY_*, WAIT_* (in the table of a poll, to its files), TASK_BLOCKER (the lock that a
- * thread waits for: since 77da18de55ac, 6.16), *_OWNER, INODE_*, MM_*, FILE_POSITION_LOCK, PIPE_MUTEX (who holds it, and
+ * thread waits for, with CONFIG_DETECT_HUNG_TASK_BLOCKER), *_OWNER, INODE_*, MM_*, FILE_POSITION_LOCK, PIPE_MUTEX (who holds it, and
  * what it is in).
  */
 
