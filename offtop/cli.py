@@ -83,6 +83,10 @@ def _export(arguments: Sequence[str]) -> int:
     return watch.export(options.export().parse_args(arguments))
 
 
+def _diff(arguments: Sequence[str]) -> int:
+    return watch.diff(options.diff().parse_args(arguments))
+
+
 def _rules(arguments: Sequence[str]) -> int:
     return watch.rules(options.rules().parse_args(arguments))
 
@@ -111,6 +115,7 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "replay": _replay,
     "report": _report,
     "export": _export,
+    "diff": _diff,
     "demo": _demo,
     "rules": _rules,
     "doctor": _doctor,

@@ -62,7 +62,7 @@ def live() -> argparse.ArgumentParser:
     parser = Parser(
         prog="offtop",
         description="top for waiting: where every thread's time goes while it is not running",
-        epilog="commands: record, replay, report, export, demo, rules, doctor, schema; each has its own --help",
+        epilog="commands: record, replay, report, export, diff, demo, rules, doctor, schema; each has its own --help",
         allow_abbrev=False,
     )
     _in_text(parser)
@@ -162,6 +162,24 @@ def export() -> argparse.ArgumentParser:
     add("--filter", default="", metavar="EXPR", help="only waits that pass, as 'comm=mysql* cat=lock'")
     add("-i", "--idle", action="store_true", default=None, help="with what looks idle")
     add("--config", metavar="FILE", help="read the settings from this file")
+    return parser
+
+
+def diff() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="offtop diff",
+        description="tell what changed between two recordings; no root is needed",
+        epilog="offtop export svg AFTER --baseline BEFORE draws it",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("before", metavar="BEFORE", help="the recording to compare with")
+    add("after", metavar="AFTER", help="the recording that is compared")
+    add("--json", action="store_true", help="one JSON object")
+    add("-w", "--width", type=_count, default=0, metavar="N", help="cut lines at N columns")
+    add("-u", "--user", type=_user, metavar="NAME", help="only this user's processes (name or id)")
+    add("--filter", default="", metavar="EXPR", help="only waits that pass, as 'comm=mysql* cat=lock'")
+    add("-i", "--idle", action="store_true", default=None, help="with what looks idle")
     return parser
 
 

@@ -10,6 +10,7 @@ from offtop.model.categories import Categories
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import RuleSource
 from offtop.model.filter import Filter
+from offtop.model.history import Kept
 from offtop.model.wake import gathers
 from offtop.person import Person, write_theirs
 from offtop.source import Source
@@ -40,12 +41,25 @@ def profile(
 ) -> Profile:
     """All that a source tells, up to there. Raises OfftopError where that is nothing, or not what `mode` asks for."""
     diagnoser = Diagnoser(source.names, rules)
-    whole = whole_of(source, categories, diagnoser, delay_ns, iterations, end_ns)
-    if whole is None:
-        raise OfftopError("There was no whole tick: what passes between two readings. Take a longer time")
+    whole = whole_or_error(source, categories, diagnoser, delay_ns, iterations, end_ns)
     if not gathers(whole.facts.mode, mode):
         raise OfftopError(f"It was not gathered who ended the waits. Leave --mode out, or record with --mode {mode}")
     return profile_of(passing(whole, chosen, diagnoser), source.names, source.host, mode, idle)
+
+
+def whole_or_error(
+    source: Source,
+    categories: Categories,
+    diagnoser: Diagnoser,
+    delay_ns: int,
+    iterations: int | None = None,
+    end_ns: int = 0,
+) -> Kept:
+    """As whole_of; raises OfftopError where there is no tick."""
+    whole = whole_of(source, categories, diagnoser, delay_ns, iterations, end_ns)
+    if whole is None:
+        raise OfftopError("There was no whole tick: what passes between two readings. Take a longer time")
+    return whole
 
 
 def write(form: str, one: Profile, baseline: Profile | None, path: str, title: str, whose: Person) -> None:

@@ -205,9 +205,7 @@ def export(asked: argparse.Namespace) -> int:
     from offtop.recording.replay import RecordedSource
 
     known = _rules()
-    chosen = _filter(asked.filter, known, "--filter")
-    if chosen.chooses_rows:
-        raise UsageError("--filter: rows of a table are chosen by their numbers, and there is none. Leave them out")
+    chosen = _of_waits(asked.filter, known)
     if not asked.file and (asked.begin or asked.end):
         raise UsageError("--begin and --end are moments of a recording. Name one, or leave them out")
     chosen = _of_user(asked.user or "", chosen)
@@ -234,6 +232,34 @@ def export(asked: argparse.Namespace) -> int:
                 made = takeaway.profile(source, known, files, chosen, mode, settings.idle, settings.delay_ns, ticks)
         takeaway.write(asked.format, made, baseline, asked.output or "", asked.title, whose)
     return 0
+
+
+def diff(asked: argparse.Namespace) -> int:
+    """What changed between two recordings."""
+    from offtop import diffpage
+    from offtop.recording.replay import RecordedSource
+
+    known = _rules()
+    chosen = _of_user(asked.user or "", _of_waits(asked.filter, known))
+    loaded, whose = _load(asked)
+
+    with _rule_files(known, loaded, whose) as files, written():
+
+        def of_file(name: str) -> diffpage.Compared:
+            with contextlib.closing(RecordedSource(Path(name), categories=known.ids)) as source:
+                idle, delay_ns = bool(asked.idle), loaded.settings.delay_ns
+                return diffpage.compared(source, Path(name).name, known, files, chosen, idle, delay_ns)
+
+        diffpage.write(of_file(asked.before), of_file(asked.after), sys.stdout, asked.json, asked.width)
+    return 0
+
+
+def _of_waits(text: str, known: categories.Categories) -> Filter:
+    """Raises UsageError for a filter that chooses rows."""
+    chosen = _filter(text, known, "--filter")
+    if chosen.chooses_rows:
+        raise UsageError("--filter: rows of a table are chosen by their numbers, and there is none. Leave them out")
+    return chosen
 
 
 @contextlib.contextmanager

@@ -52,6 +52,7 @@ def everything() -> argparse.ArgumentParser:
         options.replay,
         options.report,
         options.export,
+        options.diff,
         options.demo,
         options.rules,
         options.doctor,

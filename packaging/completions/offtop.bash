@@ -5,12 +5,13 @@
 #    source ~/.local/share/bash_completion/offtop
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_offtop_subparsers=(record replay report export demo rules doctor schema)
+_shtab_offtop_subparsers=(record replay report export diff demo rules doctor schema)
 
 _shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --keep --max-size --cmdlines --config)
 _shtab_offtop_replay_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -f --folded --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_report_option_strings=(-h --help -w --width)
 _shtab_offtop_export_option_strings=(-h --help -o --output -n --iterations --begin --end --baseline --title -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth -u --user --filter -i --idle --config)
+_shtab_offtop_diff_option_strings=(-h --help --json -w --width -u --user --filter -i --idle)
 _shtab_offtop_demo_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -f --folded --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_rules_option_strings=(-h --help --check -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --config)
 _shtab_offtop_doctor_option_strings=(-h --help --json)
@@ -38,6 +39,8 @@ _shtab_offtop_export___cgroup_COMPGEN=_shtab_compgen_dirs
 _shtab_offtop_export__u_COMPGEN=_offtop_users
 _shtab_offtop_export___user_COMPGEN=_offtop_users
 _shtab_offtop_export___config_COMPGEN=_shtab_compgen_files
+_shtab_offtop_diff__u_COMPGEN=_offtop_users
+_shtab_offtop_diff___user_COMPGEN=_offtop_users
 _shtab_offtop_demo__u_COMPGEN=_offtop_users
 _shtab_offtop_demo___user_COMPGEN=_offtop_users
 _shtab_offtop_demo___config_COMPGEN=_shtab_compgen_files
@@ -79,7 +82,7 @@ _shtab_offtop_rules___state_choices=(running interruptible uninterruptible stopp
 _shtab_offtop_rules___door_choices=(auto exit kprobe switch)
 _shtab_offtop_rules___unwind_choices=(auto dwarf fp off)
 _shtab_offtop_rules___mode_choices=(offcpu wakeup offwake chain)
-_shtab_offtop_pos_0_choices=(record replay report export demo rules doctor schema)
+_shtab_offtop_pos_0_choices=(record replay report export diff demo rules doctor schema)
 _shtab_offtop___state_choices=(running interruptible uninterruptible stopped traced parked idle)
 _shtab_offtop___door_choices=(auto exit kprobe switch)
 _shtab_offtop___unwind_choices=(auto dwarf fp off)
@@ -120,6 +123,11 @@ _shtab_offtop_export___kernel_threads_nargs=0
 _shtab_offtop_export___debuginfod_nargs='?'
 _shtab_offtop_export__i_nargs=0
 _shtab_offtop_export___idle_nargs=0
+_shtab_offtop_diff__h_nargs=0
+_shtab_offtop_diff___help_nargs=0
+_shtab_offtop_diff___json_nargs=0
+_shtab_offtop_diff__i_nargs=0
+_shtab_offtop_diff___idle_nargs=0
 _shtab_offtop_demo__h_nargs=0
 _shtab_offtop_demo___help_nargs=0
 _shtab_offtop_demo__b_nargs=0

@@ -50,7 +50,7 @@ function _shtab_offtop_using
   test "$_shtab_offtop_cmdpath" = "$argv"
 end
 
-set -g _shtab_offtop_commands record replay report export demo rules doctor schema
+set -g _shtab_offtop_commands record replay report export diff demo rules doctor schema
 set -g _shtab_offtop_opts_with_value --baseline --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --end --filter --history --iterations --keep --max --max-size --min --mode --output --pid --rate --record --sort --speed --state --theme --tid --title --unwind --unwind-bytes --user --width --window -d -n -o -p -t -u -w
 
 complete -c offtop -e
@@ -182,6 +182,13 @@ complete -c offtop -n '_shtab_offtop_using export' -s i -l idle -d 'with what lo
 complete -c offtop -n '_shtab_offtop_using export' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'read the settings from this file'
 complete -c offtop -n '_shtab_offtop_using export; and test $_shtab_offtop_npos -eq 0' -ka "folded svg speedscope pprof csv" -d 'one of folded, svg, speedscope, pprof, csv'
 complete -c offtop -n '_shtab_offtop_using export; and test $_shtab_offtop_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'a recording (default: this machine, now)'
+complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' -a diff -d 'tell what changed between two recordings; no root is needed'
+complete -c offtop -n '_shtab_offtop_using diff' -s h -l help -d 'show this help message and exit'
+complete -c offtop -n '_shtab_offtop_using diff' -l json -d 'one JSON object'
+complete -c offtop -n '_shtab_offtop_using diff' -s w -l width -x -d 'cut lines at N columns'
+complete -c offtop -n '_shtab_offtop_using diff' -s u -l user -xka "(__fish_complete_users)" -d 'only this user'"'"'s processes (name or id)'
+complete -c offtop -n '_shtab_offtop_using diff' -l filter -x -d 'only waits that pass, as '"'"'comm=mysql* cat=lock'"'"''
+complete -c offtop -n '_shtab_offtop_using diff' -s i -l idle -d 'with what looks idle'
 complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' -a demo -d 'show a recording of a busy machine that offtop brings along; no root is needed'
 complete -c offtop -n '_shtab_offtop_using demo' -s h -l help -d 'show this help message and exit'
 complete -c offtop -n '_shtab_offtop_using demo' -l begin -x -d 'begin there: 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m'

@@ -1,0 +1,102 @@
+"""What `offtop diff` prints: what changed between two recordings, as tables or as JSON."""
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TextIO
+
+from offtop.model.categories import Categories
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import RuleSource
+from offtop.model.difference import PARTS, Change, Measured, changes, measured
+from offtop.model.filter import Filter
+from offtop.model.printable import printable
+from offtop.source import Source
+from offtop.takeaway import whole_or_error
+from offtop.tick import passing
+from offtop.units import duration, threads
+
+_HEADS = {"categories": "CATEGORY", "reasons": "WAITED FOR", "processes": "PROCESS", "places": "WHERE"}
+_MOST_ROWS = 20
+_LEAST = 0.005
+"""Average waiting threads: a change that would read 0.00 is none."""
+
+
+class Compared(NamedTuple):
+    """One of the two recordings."""
+
+    name: str
+    taken_ns: int
+    """The machine's clock at its end, in ns since 1970."""
+    told: Measured
+
+
+def compared(
+    source: Source, name: str, categories: Categories, rules: RuleSource, chosen: Filter, idle: bool, delay_ns: int
+) -> Compared:
+    """Raises OfftopError where there is nothing to compare."""
+    diagnoser = Diagnoser(source.names, rules)
+    whole = whole_or_error(source, categories, diagnoser, delay_ns)
+    tick = passing(whole, chosen, diagnoser)
+    told = measured(tick.shares, whole.span_ns, whole.window.book, diagnoser, idle)
+    return Compared(name, whole.window.taken_ns, told)
+
+
+def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: int = 0) -> None:
+    if as_json:
+        json.dump(_object(before, after), out, separators=(",", ":"))
+        out.write("\n")
+        return
+    out.writelines(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in _lines(before, after))
+
+
+def _lines(before: Compared, after: Compared) -> Iterable[str]:
+    for word, one in (("before", before), ("after", after)):
+        told = one.told
+        yield f"{word:<7}{threads(told.waiting):>8} waiting in {duration(told.span_ns)} of {printable(one.name)}"
+    for by in PARTS:
+        every = changes(before.told, after.told, by)
+        shown = [one for one in every if abs(one.change) >= _LEAST][:_MOST_ROWS]
+        yield ""
+        yield f"{'BEFORE':>8} {'AFTER':>8} {'CHANGE':>9} {'p99 was':>7} {'p99 is':>7}      {_HEADS[by]}"
+        yield from map(_line, shown)
+        if len(shown) < len(every):
+            rest = sum(one.change for one in every[len(shown) :])
+            yield f"{'':>8} {'':>8} {_signed(rest):>9} {'':>7} {'':>7}      {len(every) - len(shown):,} more"
+
+
+def _line(one: Change) -> str:
+    was_ns, is_ns = one.p99_ns
+    mark = "new" if one.is_new else "gone" if one.is_gone else ""
+    return (
+        f"{threads(one.waiting_before):>8} {threads(one.waiting_after):>8} {_signed(one.change):>9} "
+        f"{duration(was_ns):>7} {duration(is_ns):>7} {mark:<4} {printable(one.name)}"
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{threads(abs(value))}"
+
+
+def _object(before: Compared, after: Compared) -> dict[str, Any]:
+    ends = {
+        word: {"file": printable(one.name), "taken_ns": one.taken_ns, "span_ns": one.told.span_ns}
+        for word, one in (("before", before), ("after", after))
+    }
+    tables = {by: [_change(one) for one in changes(before.told, after.told, by)] for by in PARTS}
+    return {**ends, **tables}
+
+
+def _change(one: Change) -> dict[str, Any]:
+    was_ns, is_ns = one.p99_ns
+    return {
+        "name": printable(one.name),
+        "waiting_before": round(one.waiting_before, 6),
+        "waiting_after": round(one.waiting_after, 6),
+        "change": round(one.change, 6),
+        "total_ns_before": one.before.total_ns,
+        "total_ns_after": one.after.total_ns,
+        "p99_ns_before": was_ns,
+        "p99_ns_after": is_ns,
+        "new": one.is_new,
+        "gone": one.is_gone,
+    }

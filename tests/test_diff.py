@@ -1,0 +1,111 @@
+"""offtop diff: what changed between two recordings of different length, and that it all adds up."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offtop.person import person
+from offtop.recording.writer import Recorder
+from offtop.units import NS_PER_S
+from tests.command import run
+from tests.ui.scripted import SHOP, ScriptedSource, Waits
+
+BUSIER = (
+    *(one for one in SHOP if one.category != "disk-read"),
+    Waits("shop", 100, "worker-2", 102, "pipe", "pipe_write", ("report", "main"), (300, 200)),
+)
+"""Without what was read, and with half a thread at a new place."""
+
+
+def recorded(file: Path, table: tuple[Waits, ...], seconds: int) -> str:
+    source = ScriptedSource(table, ticks=seconds)
+    recorder = Recorder(file, source, person(), leave_bytes=0, whole_ns=5 * NS_PER_S)
+    for second in range(seconds + 1):
+        recorder.add(source.after(second))
+    recorder.close()
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return recorded(tmp_path_factory.mktemp("before") / "good.offtop", SHOP, 20)
+
+
+@pytest.fixture(scope="module")
+def after(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return recorded(tmp_path_factory.mktemp("after") / "bad.offtop", BUSIER, 8)
+
+
+def told(*arguments: str) -> dict[str, Any]:
+    ended = run("diff", *arguments, "--json")
+    assert (ended.status, ended.err) == (0, "")
+    return json.loads(ended.out)
+
+
+def changes(made: dict[str, Any], by: str) -> dict[str, float]:
+    return {one["name"]: round(one["change"], 2) for one in made[by] if round(one["change"], 2)}
+
+
+def test_what_changed_is_told_by_category_reason_process_and_place(before: str, after: str) -> None:
+    made = told(before, after)
+    assert changes(made, "categories") == {"pipe": 0.5, "disk-read": -0.1}
+    assert changes(made, "reasons") == {"room in a pipe": 0.5, "the disk to read": -0.1}
+    assert changes(made, "processes") == {"shop": 0.4}
+    assert changes(made, "places") == {
+        "shop: pipe_write < report < main": 0.5,
+        "shop: io_schedule < read_page < serve < main": -0.1,
+    }
+    assert [one["name"] for one in made["categories"]][:2] == ["pipe", "disk-read"], "what changed most comes first"
+    (new,) = [one for one in made["places"] if one["new"]]
+    (gone,) = [one for one in made["places"] if one["gone"]]
+    assert ("pipe_write" in new["name"], "io_schedule" in gone["name"]) == (True, True)
+    assert new["p99_ns_before"] == 0 < new["p99_ns_after"]
+    assert (made["before"]["span_ns"], made["after"]["span_ns"]) == (20 * NS_PER_S, 8 * NS_PER_S)
+
+
+def test_each_table_has_all_of_the_time(before: str, after: str) -> None:
+    made = told(before, after)
+    for end in ("total_ns_before", "total_ns_after"):
+        sums = {sum(one[end] for one in made[by]) for by in ("categories", "reasons", "processes", "places")}
+        assert len(sums) == 1 and sums != {0}
+
+
+def test_against_itself_nothing_changes(before: str) -> None:
+    made = told(before, before)
+    assert not any(changes(made, by) for by in ("categories", "reasons", "processes", "places"))
+    assert not any(one["new"] or one["gone"] for one in made["places"])
+
+
+def test_in_text_rows_have_their_signs_and_the_rest_is_summed_up(before: str, after: str) -> None:
+    ended = run("diff", before, after)
+    assert (ended.status, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert re.fullmatch(r"before +1\.\d\d waiting in 20\.0s of good\.offtop", lines[0])
+    assert [line.split()[-1] for line in lines if "BEFORE" in line] == ["CATEGORY", "FOR", "PROCESS", "WHERE"]
+    (row,) = [line for line in lines if line.endswith(" new  pipe")]
+    assert row.split() == ["0.00", "0.50", "+0.50", "300ms", "new", "pipe"]
+    assert any(" more" in line for line in lines)
+
+
+def test_a_filter_chooses_on_both_sides(before: str, after: str) -> None:
+    made = told(before, after, "--filter", "proc=bank")
+    assert {one["name"] for one in made["processes"]} == {"bank"}
+    assert "door" in {one["name"] for one in told(before, after, "-i")["processes"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nowhere.offtop", "nowhere.offtop"), "nowhere.offtop"),
+        (("--filter", "max>1ms"), "rows of a table"),
+        (("--filter", "colour=red"), "'colour' is nothing to filter by"),
+    ],
+)
+def test_what_cannot_be_is_said(before: str, after: str, arguments: tuple[str, ...], says: str) -> None:
+    files = () if len(arguments) == 2 and "nowhere" in arguments[0] else (before, after)
+    ended = run("diff", *files, *arguments)
+    assert says in ended.err and ended.status != 0
+    assert "Traceback" not in ended.err
