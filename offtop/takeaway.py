@@ -24,6 +24,8 @@ FORMATS = {
     "pprof": "gzipped, for go tool pprof, Pyroscope, Parca and Perfetto",
     "csv": "a row a stack of each thread",
 }
+ENDINGS = {"folded": "folded", "svg": "svg", "speedscope": "speedscope.json", "pprof": "pb.gz", "csv": "csv"}
+"""Of files."""
 _COMPARES = ("folded", "svg")
 """Those that can be against a baseline."""
 
@@ -44,7 +46,8 @@ def profile(
     whole = whole_or_error(source, categories, diagnoser, delay_ns, iterations, end_ns)
     if not gathers(whole.facts.mode, mode):
         raise OfftopError(f"It was not gathered who ended the waits. Leave --mode out, or record with --mode {mode}")
-    return profile_of(passing(whole, chosen, diagnoser), source.names, source.host, mode, idle)
+    shares = passing(whole, chosen, diagnoser).shares
+    return profile_of(whole.window, shares, source.names, source.host, mode, idle)
 
 
 def whole_or_error(
@@ -66,7 +69,7 @@ def write(form: str, one: Profile, baseline: Profile | None, path: str, title: s
     """Into that file, or to stdout. Raises OfftopError, UsageError."""
     if baseline and form not in _COMPARES:
         raise UsageError(f"--baseline compares in {' and '.join(_COMPARES)} alone. Take one of these, or leave it out")
-    content = _content(form, one, baseline, title)
+    content = in_form(form, one, title, baseline)
     if path:
         write_theirs(Path(path), whose, content)
     elif isinstance(content, str):
@@ -77,7 +80,8 @@ def write(form: str, one: Profile, baseline: Profile | None, path: str, title: s
         sys.stdout.buffer.write(content)
 
 
-def _content(form: str, one: Profile, baseline: Profile | None, title: str) -> str | bytes:
+def in_form(form: str, one: Profile, title: str = "", baseline: Profile | None = None) -> str | bytes:
+    """`form`: one of FORMATS."""
     match form:
         case "folded":
             return folded.text(one, baseline)

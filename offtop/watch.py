@@ -568,7 +568,7 @@ class _Kept:
             del said["debuginfod"]
         return config.save(self.loaded.path, self.whose, said)
 
-    def write(self, path: Path, text: str) -> str:
+    def write(self, path: Path, text: str | bytes) -> str:
         from offtop.person import write_theirs
 
         write_theirs(path, self.whose, text)

@@ -10,12 +10,12 @@ import numpy as np
 
 from offtop.model import stack, steps
 from offtop.model.book import ThreadKey
-from offtop.model.cut import ALL, Scope, distinct_rows
+from offtop.model.cut import ALL, Scope, Shares, distinct_rows
 from offtop.model.rows import process_name, thread_name
 from offtop.model.stack import Names
 from offtop.model.steps import Path, Shape, Step
 from offtop.model.wake import OFFCPU
-from offtop.tick import Tick
+from offtop.model.window import Window
 
 BELOW = Step("(waits below the minimum)", False)
 """Stands for the stack of those that have none."""
@@ -61,10 +61,13 @@ class Profile(NamedTuple):
         return sum(one.total_ns for one in self.samples)
 
 
-def profile_of(tick: Tick, names: Names, host: str, mode: str = OFFCPU, idle: bool = False) -> Profile:
-    """Of all that passes; `idle`: with what looks idle. With wakers, the run queue is left out."""
-    window, book = tick.kept.window, tick.kept.window.book
-    some = tick.shares.in_scope(Scope(ALL, idle=idle, blocked=mode != OFFCPU))
+def profile_of(
+    window: Window, shares: Shares, names: Names, host: str, mode: str = OFFCPU, idle: bool = False
+) -> Profile:
+    """`shares`: what of the window is in it; `idle`: with what of that looks idle. With wakers, the run queue is left
+    out."""
+    book = window.book
+    some = shares.in_scope(Scope(ALL, idle=idle, blocked=mode != OFFCPU))
     path_of = steps.steps_of(book, names, Shape(mode=mode))
     samples: list[Sample] = []
     if len(some.ids):

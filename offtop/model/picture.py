@@ -23,6 +23,7 @@ from offtop.model.cut import (
     Part,
     Place,
     Scope,
+    Shares,
     by_category,
     by_place,
     by_site,
@@ -48,6 +49,7 @@ from offtop.model.table import Ints
 from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node
 from offtop.model.view import SINCE_START, View
 from offtop.model.wake import OFFCPU, WAKEUP, Object, gathers
+from offtop.model.window import Window, merge
 from offtop.units import NS_PER_S
 
 Series = tuple[float | None, ...]
@@ -353,6 +355,13 @@ class Pictures:
             ),
             timeline_end_ns=end_ns,
         )
+
+    def selected(self, picture: Picture) -> tuple[Window, Shares]:
+        """All that the picture is over as one, and what of it the selection has."""
+        view = picture.view
+        whole = Kept.of(merge([tick.window for tick in picture.over]), picture.newest.idle)
+        sieve = self._sieve_of(view, picture.newest)
+        return whole.window, sieve.of_branch(sieve.shares(whole).in_scope(view.scope), whole)
 
     def _stop_or_go_on(self, view: View) -> None:
         if view.paused_at_ns is None:

@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
-from pathlib import Path as FilePath
 from threading import Thread
 
 from textual.message import Message
 
-from offtop.errors import OfftopError
 from offtop.export import folded
 from offtop.model import tree as trees
 from offtop.model import view as views
@@ -34,9 +31,9 @@ from offtop.person import NO_USER, is_user
 from offtop.ui import flame, latency, stacks, stuck, wakers
 from offtop.ui.chooser import Choice, Chooser
 from offtop.ui.facts import Facts
+from offtop.ui.keeping import Keeping
 from offtop.ui.layout import arrange
 from offtop.ui.lines import Pen
-from offtop.ui.modes import Modes
 from offtop.ui.stackproblems import StackProblems
 from offtop.ui.tables import CHOOSABLE
 from offtop.units import NS_PER_S, parse_duration, span
@@ -58,7 +55,7 @@ class FactsTold(Message):
         self.pid, self.told = pid, told
 
 
-class Actions(Modes):
+class Actions(Keeping):
     """The actions of the keys. Whoever shows the screen gives them what is on it."""
 
     _groups: Mapping[str, tuple[str, ...]]
@@ -533,16 +530,6 @@ class Actions(Modes):
             return f"{row.name} {wakers.told(picture, row, self._pen(LIST))}"
         place = "" if row.top == NOWHERE else where.of_sleeper(picture.book, row.top, self._pen(LIST).names)
         return f"{row.name} {row.process} {place}"
-
-    def action_save_screen(self) -> None:
-        name = FilePath(f"offtop-{datetime.now().strftime('%Y%m%dT%H%M%S')}.svg")
-        try:
-            self._say(self._write_picture(name, self.export_screenshot()))
-        except OfftopError as refused:
-            self._say(str(refused))
-
-    def _write_picture(self, path: FilePath, text: str) -> str:
-        raise NotImplementedError
 
     def _pen(self, panel: str) -> Pen:
         raise NotImplementedError

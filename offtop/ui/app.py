@@ -29,7 +29,7 @@ from offtop.errors import OfftopError
 from offtop.model import endings
 from offtop.model import view as views
 from offtop.model.categories import Categories, is_periodic
-from offtop.model.cut import ALL
+from offtop.model.cut import ALL, Shares
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
 from offtop.model.ends import waited_on
@@ -41,6 +41,7 @@ from offtop.model.rows import NOWHERE
 from offtop.model.stackproblems import Problems
 from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, SITE, STUCK, TREE, View
 from offtop.model.wake import Object
+from offtop.model.window import Window
 from offtop.source import Source
 from offtop.ui import diagnosis, flame, head, latency, stacks, stuck, tables, terminal, theme
 from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
@@ -93,7 +94,7 @@ class Files(Protocol):
         """Write the choices to the config file; says where."""
         ...
 
-    def write(self, path: Path, text: str) -> str:
+    def write(self, path: Path, text: str | bytes) -> str:
         """Write a file; says where."""
         ...
 
@@ -529,10 +530,13 @@ class OfftopApp(Mouse):
         except OfftopError as refused:
             self._say(str(refused))
 
-    def _write_picture(self, path: Path, text: str) -> str:
+    def _selected(self, picture: Picture) -> tuple[Window, Shares]:
+        return self._pictures.selected(picture)
+
+    def _write_file(self, path: Path, content: str | bytes) -> str:
         if self._files is None:
             raise OfftopError("There is no place to write to here")
-        return self._files.write(path, text)
+        return self._files.write(path, content)
 
     def action_record(self) -> None:
         if self._source.recorded:

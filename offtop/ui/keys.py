@@ -123,6 +123,7 @@ KEYS = (
     KeyRow("reverse", "R,I", "reverse", "turn the order round"),
     KeyRow("setup", "f,f2", "setup", "choose columns and panes, and what stays muted"),
     KeyRow("copy", "y", "copy", "copy the row, or the stack in folded form, to the terminal's clipboard"),
+    KeyRow("export", "e", "export", "write the selection to a file: flame graph, folded, speedscope, pprof, CSV"),
     KeyRow("write", "W", "write", "write these choices to the config file"),
     KeyRow("palette", "ctrl+p", "command_palette", "every action by name, themes, and the mouse switch"),
     KeyRow("screenshot", "f12", "save_screen", "write the screen to an SVG file in this directory"),

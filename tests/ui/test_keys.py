@@ -56,8 +56,8 @@ class Told:
         self.written.append(f"{view.sort} {theme} {mouse}")
         return "written to config.toml"
 
-    def write(self, path: Path, text: str) -> str:
-        self.written.append(text)
+    def write(self, path: Path, text: str | bytes) -> str:
+        self.written.append(str(text))
         return f"written to {path}"
 
     def recorder(self, source: Source) -> ToldRecorder:
@@ -169,6 +169,7 @@ DOES: dict[str, Does] = {
     "reverse": Does(says("sort WAITING reversed")),
     "setup": Does(says("columns, panes, mutes")),
     "copy": Does(lambda after: after.app.clipboard.startswith("100 shop "), ("enter",)),
+    "export": Does(on(Chooser)),
     "write": Does(lambda after: after.files.written == ["WAITING dark False"]),
     "palette": Does(on(CommandPalette)),
     "screenshot": Does(lambda after: after.files.written and after.files.written[0].startswith("<svg ")),
@@ -659,7 +660,7 @@ class Refusing(Told):
     def keep(self, view: View, theme: str, mouse: bool) -> str:
         raise UsageError("config.toml cannot be written. Give another with --config")
 
-    def write(self, path: Path, text: str) -> str:
+    def write(self, path: Path, text: str | bytes) -> str:
         raise UsageError("this directory cannot be written to. Go to another")
 
 

@@ -1,0 +1,82 @@
+"""The key e: the selection, over the span that is shown, as a file for other programs."""
+
+import csv
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+
+from offtop.model.view import View
+from offtop.source import Source
+from tests.ui.scripted import SHOP, ScriptedSource
+from tests.ui.shown import QUICK_NS, asynchronous, screen, shown
+from tests.ui.test_keys import ToldRecorder
+
+
+class Written:
+    """Files that are kept here."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str | bytes] = {}
+
+    def keep(self, view: View, theme: str, mouse: bool) -> str:
+        raise AssertionError("nobody asked for that")
+
+    def write(self, path: Path, text: str | bytes) -> str:
+        self.files[str(path)] = text
+        return f"written to {path}"
+
+    def recorder(self, source: Source) -> ToldRecorder:
+        return ToldRecorder()
+
+
+@pytest.mark.parametrize(
+    ("downs", "ending"), [(0, ".folded"), (1, ".svg"), (2, ".speedscope.json"), (3, ".pb.gz"), (4, ".csv")]
+)
+@asynchronous
+async def test_each_format_is_written_with_its_ending(downs: int, ending: str) -> None:
+    files = Written()
+    async with shown(ScriptedSource(SHOP, ticks=5), files=files) as (app, pilot):
+        await pilot.press("e", *(["down"] * downs), "enter")
+        ((name, content),) = files.files.items()
+        assert name.startswith("offtop-db7-") and name.endswith(ending)
+        assert screen(app)[-2] == f"written to {name}"
+        assert gzip.decompress(content) if isinstance(content, bytes) else content
+
+
+async def rows_of(*keys: str, view: View) -> list[dict[str, str]]:
+    files = Written()
+    async with shown(ScriptedSource(SHOP, ticks=5), files=files, view=view) as (app, pilot):
+        await pilot.press(*keys, "e", "end", "enter")
+        assert app.picture
+        ((_, content),) = files.files.items()
+        assert isinstance(content, str)
+        return [*csv.DictReader(io.StringIO(content))]
+
+
+@asynchronous
+async def test_it_is_the_selection_and_the_span() -> None:
+    quick = View(delay_ns=QUICK_NS)
+    every = await rows_of(view=quick)
+    whole = sum(int(row["total_ns"]) for row in every)
+    assert whole == 5 * 10**9  # 1.00 waiting in each of 5 s
+    assert {row["process"] for row in every} == {"shop", "bank"}
+    one_second = await rows_of(view=View(delay_ns=QUICK_NS, span_ns=10**9))
+    assert sum(int(row["total_ns"]) for row in one_second) == 10**9
+    locks = await rows_of("down", view=quick)
+    assert {row["category"] for row in locks} == {"lock"}
+    bank = await rows_of("tab", "down", "enter", view=quick)
+    assert {row["process"] for row in bank} == {"bank"}
+    with_idle = await rows_of("i", view=quick)
+    assert "door" in {row["process"] for row in with_idle}
+    filtered = await rows_of(view=View(delay_ns=QUICK_NS, pid=100, category="net-recv"))
+    assert {(row["process"], row["category"]) for row in filtered} == {("shop", "net-recv")}
+
+
+@asynchronous
+async def test_escape_writes_nothing() -> None:
+    files = Written()
+    async with shown(ScriptedSource(SHOP, ticks=3), files=files) as (_, pilot):
+        await pilot.press("e", "escape")
+    assert not files.files
