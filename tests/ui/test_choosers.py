@@ -74,8 +74,10 @@ async def test_a_column_goes_and_comes_back(title: str) -> None:
         if title == "PROCESS":
             await pilot.press("H")
             await pilot.resize_terminal(100, 50)
-        if title in ("USER", "CGROUP"):
+        if title in ("USER", "CGROUP", "WAITING ON"):
             await pilot.press("tab", "x")
+        if title == "WAITING ON":
+            await pilot.resize_terminal(200, 50)
         await pilot.pause()
         head = "last 60s" if title == "spark" else title
         upper = (
