@@ -482,7 +482,7 @@ def test_text_says_where_each_waits(rows: tuple[str, ...]) -> None:
         child.go()
         ended = command.run("-b", "-i", *rows, "-n", "1", "-d", "0.4", "-p", str(child.pid))
     (row,) = [line for line in ended.out.splitlines() if line.split()[:1] == [str(child.pid)]]
-    assert "  do_nanosleep < " in row
+    assert "  a pause of its own: do_nanosleep < " in row
     assert " < ".join(child.user) in row
 
 
