@@ -278,7 +278,7 @@ class _Reader(RuleFile):
         where = self.rule_place(number)
         self.known_keys(table, {"id", "name", "says", "next", "idle", "service", "depth", *CONDITIONS}, where)
         depth = table.get("depth", 0)
-        if "depth" in table and (not isinstance(depth, int) or not 0 < depth <= _DEEPEST):
+        if "depth" in table and (type(depth) is not int or not 0 < depth <= _DEEPEST):
             raise self.wrong(where, f"`depth` is no number of functions: write 1 to {_DEEPEST}")
         conditions: list[Condition] = []
         for key in CONDITIONS:

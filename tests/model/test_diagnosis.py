@@ -190,6 +190,10 @@ def test_a_rule_holds_when_all_of_its_conditions_do(rule: str, subject: Subject,
         (f'[[rule]]\n{RULE}own = "a"', "`own` is not a list of names"),
         (f'[[rule]]\n{RULE}colour = ["a"]', "`colour` means nothing here; what may stand here: category, "),
         (f'[[rule]]\n{RULE}own = ["@nobody"]', "`names` is missing"),
+        *(
+            (f'[[rule]]\n{RULE}own = ["a"]\ndepth = {said}', "`depth` is no number")
+            for said in ("0", "true", "128", '"2"')
+        ),
         (f'[[rule]]\n{RULE}category = ["locks"]', "there is no category `locks`"),
         (f'[[rule]]\n{RULE}own = ["a"]\nidle = "no"', "`idle` is neither true nor false"),
         (
