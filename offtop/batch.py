@@ -142,7 +142,7 @@ def run(
         for kept in itertools.islice(pace.ticks(), iterations):
             printed += 1
             if wanted.filter.needs_details:
-                looked_up = _look_up(source, kept, looked_up)
+                looked_up = look_up(source, kept, looked_up)
             unnamed = _unnamed(kept.window, _user_stacks(kept.window))
             source.wait_for_names(unnamed, patience_s if as_json or wanted.folded else _LATER_SECONDS)
             kept = history.look_again() or kept
@@ -219,7 +219,7 @@ def _user_stacks(window: Window) -> set[int]:
     return {key.user for key, _ in window.each_site()}
 
 
-def _look_up(source: Source, kept: Kept, looked_up: Collection[int]) -> set[int]:
+def look_up(source: Source, kept: Kept, looked_up: Collection[int]) -> set[int]:
     """Have the book tell of the processes of a tick, and wait for those not `looked_up` before; all of them."""
     pids, told = _pids(kept), kept.window.book.details
     source.describe(pids)

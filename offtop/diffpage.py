@@ -28,6 +28,8 @@ class Compared(NamedTuple):
     taken_ns: int
     """The machine's clock at its end, in ns since 1970."""
     told: Measured
+    lost: str
+    """In words; empty where nothing was."""
 
 
 def compared(
@@ -35,10 +37,11 @@ def compared(
 ) -> Compared:
     """Raises OfftopError where there is nothing to compare."""
     diagnoser = Diagnoser(source.names, rules)
-    whole = whole_or_error(source, categories, diagnoser, delay_ns)
+    whole = whole_or_error(source, categories, diagnoser, delay_ns, chosen)
     tick = passing(whole, chosen, diagnoser)
     told = measured(tick.shares, whole.span_ns, whole.window.book, diagnoser, idle)
-    return Compared(name, whole.window.taken_ns, told)
+    lost = ", ".join(f"{kind} {many:,}" for kind, many in whole.window.lost.items() if many)
+    return Compared(name, whole.window.taken_ns, told, lost)
 
 
 def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: int = 0) -> None:
@@ -52,7 +55,8 @@ def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: 
 def _lines(before: Compared, after: Compared) -> Iterable[str]:
     for word, one in (("before", before), ("after", after)):
         told = one.told
-        yield f"{word:<7}{threads(told.waiting):>8} waiting in {duration(told.span_ns)} of {printable(one.name)}"
+        lost = f"; lost {one.lost}" if one.lost else ""
+        yield f"{word:<7}{threads(told.waiting):>8} waiting in {duration(told.span_ns)} of {printable(one.name)}{lost}"
     for by in PARTS:
         every = changes(before.told, after.told, by)
         shown = [one for one in every if abs(one.change) >= _LEAST][:_MOST_ROWS]

@@ -42,7 +42,7 @@ def write(
         return
     book = whole.window.book
     sites = by_site(whole.shares, Scope(ALL))
-    told = diagnoser.rules_of(sites, book)
+    told = diagnoser.rules_of(sites, book, apart=True)
     out.write(f"what rules say of {duration(whole.span_ns)}, what looks idle included:\n")
     out.write(f"{'WAITING':>8} {'%':>4}  {'RULE':<24} {'WAITS FOR':<34} MOSTLY\n")
     for one in told:

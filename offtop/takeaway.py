@@ -11,7 +11,8 @@ from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import RuleSource
 from offtop.model.filter import Filter
 from offtop.model.history import Kept
-from offtop.model.wake import gathers
+from offtop.model.printable import printable
+from offtop.model.wake import WAKEUP, gathers
 from offtop.person import Person, write_theirs
 from offtop.source import Source
 from offtop.tick import passing
@@ -43,7 +44,7 @@ def profile(
 ) -> Profile:
     """All that a source tells, up to there. Raises OfftopError where that is nothing, or not what `mode` asks for."""
     diagnoser = Diagnoser(source.names, rules)
-    whole = whole_or_error(source, categories, diagnoser, delay_ns, iterations, end_ns)
+    whole = whole_or_error(source, categories, diagnoser, delay_ns, chosen, iterations, end_ns)
     if not gathers(whole.facts.mode, mode):
         raise OfftopError(f"It was not gathered who ended the waits. Leave --mode out, or record with --mode {mode}")
     shares = passing(whole, chosen, diagnoser).shares
@@ -55,29 +56,51 @@ def whole_or_error(
     categories: Categories,
     diagnoser: Diagnoser,
     delay_ns: int,
+    chosen: Filter,
     iterations: int | None = None,
     end_ns: int = 0,
 ) -> Kept:
-    """As whole_of; raises OfftopError where there is no tick."""
-    whole = whole_of(source, categories, diagnoser, delay_ns, iterations, end_ns)
+    """As whole_of; raises OfftopError where there is no tick, or not what `chosen` asks for."""
+    whole = whole_of(source, categories, diagnoser, delay_ns, iterations, end_ns, chosen)
     if whole is None:
         raise OfftopError("There was no whole tick: what passes between two readings. Take a longer time")
+    if chosen.needs_wakers and not gathers(whole.facts.mode, WAKEUP):
+        raise OfftopError(
+            f"'{printable(chosen.text)}' asks who ended waits, which was not gathered. Leave that out, or record "
+            "with --mode wakeup"
+        )
     return whole
 
 
-def write(form: str, one: Profile, baseline: Profile | None, path: str, title: str, whose: Person) -> None:
-    """Into that file, or to stdout. Raises OfftopError, UsageError."""
-    if baseline and form not in _COMPARES:
+def check(form: str, has_baseline: bool, path: str) -> None:
+    """Raises UsageError for what cannot be written; to be asked before anything is measured."""
+    if has_baseline and form not in _COMPARES:
         raise UsageError(f"--baseline compares in {' and '.join(_COMPARES)} alone. Take one of these, or leave it out")
-    content = in_form(form, one, title, baseline)
-    if path:
-        write_theirs(Path(path), whose, content)
-    elif isinstance(content, str):
-        sys.stdout.write(content)
-    elif sys.stdout.isatty():
+    if form == "pprof" and not path and sys.stdout.isatty():
         raise UsageError(f"{form} is no text. Write it to a file: -o FILE")
+
+
+def write(form: str, one: Profile, baseline: Profile | None, path: str, title: str, whose: Person) -> None:
+    """Into that file, or to stdout; on stderr what was lost. Raises OfftopError."""
+    content = in_form(form, one, title, baseline)
+    content = content.encode() if isinstance(content, str) else content
+    if path:
+        _refuse_missing_directories(Path(path))
+        write_theirs(Path(path), whose, content)
     else:
         sys.stdout.buffer.write(content)
+    if not one.samples:
+        print("offtop: nothing passes, so nothing is in it", file=sys.stderr)
+    for said in (one, *([baseline] if baseline else [])):
+        if lost := said.losses:
+            print(f"offtop: {lost}", file=sys.stderr)
+
+
+def _refuse_missing_directories(file: Path) -> None:
+    """A name that is mistyped makes none."""
+    if not file.absolute().parent.is_dir():
+        directory = printable(str(file.parent))
+        raise OfftopError(f"There is no directory {directory}. Make it, or name another file")
 
 
 def in_form(form: str, one: Profile, title: str = "", baseline: Profile | None = None) -> str | bytes:

@@ -8,7 +8,7 @@ from offtop import __version__
 from offtop.model import histogram as log2
 from offtop.model import where
 from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.cut import ALL, RUN_QUEUE, Leaf, Scope, by_category, by_site, leaf_of_sites
+from offtop.model.cut import ALL, RUN_QUEUE, THROTTLE, Leaf, Scope, by_category, by_site, leaf_of_sites
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import Rule
 from offtop.model.endings import Endings, endings
@@ -257,9 +257,10 @@ class _Diagnosed:
         whole: dict[Rule, int] = {}
         for key, totals in those:
             (queued,) = diagnoser.rules_at([(QUEUED, NO_STACK, NO_WAKE, key.pid)], book)
+            of_cpu_ns = 0 if leaf_of[key].category == THROTTLE else totals.runqueue_ns
             parts = (
-                (self._rules[key], leaf_of[key].category, totals.total_ns - totals.runqueue_ns),
-                (queued, RUN_QUEUE, totals.runqueue_ns),
+                (self._rules[key], leaf_of[key].category, totals.total_ns - of_cpu_ns),
+                (queued, RUN_QUEUE, of_cpu_ns),
             )
             for rule, category, ns in parts:
                 if rule and (ns or category != RUN_QUEUE):

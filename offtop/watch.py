@@ -189,8 +189,10 @@ def rules(asked: argparse.Namespace) -> int:
         settings = loaded.settings
         if asked.file:
             from offtop.recording.replay import RecordedSource
+            from offtop.whole import EVER_NS
 
-            with contextlib.closing(RecordedSource(Path(asked.file), categories=known.ids)) as recording:
+            file = RecordedSource(Path(asked.file), categories=known.ids, keep_ns=EVER_NS)
+            with contextlib.closing(file) as recording:
                 rulespage.write(recording, known, files, settings.delay_ns, asked.iterations, sys.stdout)
             return 0
         filters = _filters(asked, loaded)
@@ -203,6 +205,7 @@ def export(asked: argparse.Namespace) -> int:
     """A recording, or this machine for a while, in a form that other programs open."""
     from offtop import takeaway
     from offtop.recording.replay import RecordedSource
+    from offtop.whole import EVER_NS
 
     known = _rules()
     chosen = _of_waits(asked.filter, known)
@@ -213,11 +216,18 @@ def export(asked: argparse.Namespace) -> int:
     settings = loaded.settings
     mode = asked.mode or (OFFCPU if asked.file else settings.mode)
 
+    takeaway.check(asked.format, asked.baseline is not None, asked.output or "")
+    if asked.file is None and chosen.needs_wakers and mode == OFFCPU:
+        raise UsageError("--filter asks who ended waits, which is not gathered in mode offcpu. Add --mode wakeup")
+
     def of_file(name: str, begin: str | None, end: str | None, iterations: int | None) -> "Profile":
-        with contextlib.closing(RecordedSource(Path(name), categories=known.ids)) as source:
-            if begin is not None:
-                source.go_to(_begin(begin, source.recorded))
+        with contextlib.closing(RecordedSource(Path(name), categories=known.ids, keep_ns=EVER_NS)) as source:
+            begin_ns = _begin(begin, source.recorded) if begin is not None else 0
             end_ns = _begin(end, source.recorded, "--end") if end is not None else 0
+            if end is not None and end_ns <= begin_ns:
+                raise UsageError("--end is not behind --begin. Name a later moment, or leave one of them out")
+            if begin is not None:
+                source.go_to(begin_ns)
             return takeaway.profile(
                 source, known, files, chosen, mode, bool(settings.idle), settings.delay_ns, iterations, end_ns
             )
@@ -227,8 +237,9 @@ def export(asked: argparse.Namespace) -> int:
         if asked.file:
             made = of_file(asked.file, asked.begin, asked.end, asked.iterations)
         else:
-            with _ended_by_signals(), _live_source(known, _filters(asked, loaded), asked, loaded) as source:
-                ticks = asked.iterations or _EXPORT_TICKS
+            ticks = asked.iterations or _EXPORT_TICKS
+            filters, keep_ns = _filters(asked, loaded), ticks * settings.delay_ns
+            with _ended_by_signals(), _live_source(known, filters, asked, loaded, keep_ns) as source:
                 made = takeaway.profile(source, known, files, chosen, mode, settings.idle, settings.delay_ns, ticks)
         takeaway.write(asked.format, made, baseline, asked.output or "", asked.title, whose)
     return 0
@@ -238,6 +249,7 @@ def diff(asked: argparse.Namespace) -> int:
     """What changed between two recordings."""
     from offtop import diffpage
     from offtop.recording.replay import RecordedSource
+    from offtop.whole import EVER_NS
 
     known = _rules()
     chosen = _of_user(asked.user or "", _of_waits(asked.filter, known))
@@ -246,11 +258,13 @@ def diff(asked: argparse.Namespace) -> int:
     with _rule_files(known, loaded, whose) as files, written():
 
         def of_file(name: str) -> diffpage.Compared:
-            with contextlib.closing(RecordedSource(Path(name), categories=known.ids)) as source:
+            with contextlib.closing(RecordedSource(Path(name), categories=known.ids, keep_ns=EVER_NS)) as source:
                 idle, delay_ns = bool(asked.idle), loaded.settings.delay_ns
                 return diffpage.compared(source, Path(name).name, known, files, chosen, idle, delay_ns)
 
-        diffpage.write(of_file(asked.before), of_file(asked.after), sys.stdout, asked.json, asked.width)
+        before, after = of_file(asked.before), of_file(asked.after)
+        _escape_what_the_locale_has_not()
+        diffpage.write(before, after, sys.stdout, asked.json, asked.width)
     return 0
 
 
@@ -322,8 +336,13 @@ def _pids(asked: tuple[int | tuple[str, int], ...]) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _live_source(
-    rules: categories.Categories, filters: Filters, asked: argparse.Namespace, loaded: "Loaded"
+    rules: categories.Categories,
+    filters: Filters,
+    asked: argparse.Namespace,
+    loaded: "Loaded",
+    least_keep_ns: int = 0,
 ) -> Generator[Source]:
+    """`least_keep_ns`: how long it is to keep what it names, at least."""
     from offtop.kernel.live import LiveSource
     from offtop.kernel.program import Unwind
 
@@ -332,7 +351,7 @@ def _live_source(
         filters,
         door=asked.door,
         unwind=Unwind(asked.unwind, asked.unwind_bytes >> 10, asked.cpu_budget),
-        keep_ns=loaded.settings.history_ns + _GRACE_NS,
+        keep_ns=max(loaded.settings.history_ns, least_keep_ns) + _GRACE_NS,
         mode=loaded.settings.mode,
         depth=asked.depth,
         debuginfod=_servers(loaded.settings.debuginfod),
@@ -386,9 +405,7 @@ def _batch(
     asked: argparse.Namespace,
     recorder: "Recorder | None",
 ) -> int:
-    out: object = sys.stdout
-    if isinstance(out, io.TextIOWrapper):
-        out.reconfigure(errors="backslashreplace")  # a name may have letters that the locale has not
+    _escape_what_the_locale_has_not()
     settings = loaded.settings
     if chosen.needs_wakers and settings.mode == OFFCPU:
         raise UsageError(
@@ -422,6 +439,13 @@ def _batch(
     if ended and source.recorded is None:
         print("offtop: what was watched has ended", file=sys.stderr)
     return 0
+
+
+def _escape_what_the_locale_has_not() -> None:
+    """Names may have any letters."""
+    out: object = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager

@@ -3,9 +3,12 @@
 import itertools
 from collections.abc import Iterable
 
+from offtop.batch import look_up
 from offtop.model.book import Book
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.diagnoser import Diagnoser
+from offtop.model.ends import waited_on
+from offtop.model.filter import NOTHING, Filter
 from offtop.model.history import History, Kept
 from offtop.model.stack import Frame
 from offtop.model.window import Window, merge
@@ -18,6 +21,10 @@ _BATCH = 64
 """So many windows are merged at a time."""
 
 
+EVER_NS = 1 << 62
+"""How long a source is to keep what it names: windows are looked up when all of them are there."""
+
+
 def whole_of(
     source: Source,
     categories: Categories,
@@ -25,25 +32,31 @@ def whole_of(
     delay_ns: int,
     iterations: int | None = None,
     end_ns: int = 0,
+    chosen: Filter = NOTHING,
 ) -> Kept | None:
     """Of `iterations` ticks (None: until the source ends), or of those that end up to `end_ns` of the machine's clock
-    (0: all), with the names of their functions; None where there is none."""
+    (0: all), with the names of their functions, and what `chosen` asks for; None where there is none."""
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     windows: list[Window] = []
+    looked_up = set[int]()
     last: Kept | None = None
     for kept in itertools.islice(pace.ticks(), iterations):
         if end_ns and kept.taken_ns > end_ns:
             break
         last = kept
+        if chosen.needs_details:
+            looked_up = look_up(source, kept, looked_up)
+        if chosen.needs_ends:
+            source.find_ends(waited_on(kept.waits, kept.window.book.wakes))
         windows.append(kept.window)
         if len(windows) == _BATCH:
             windows = [merge(windows)]
     if last is None:
         return None
-    whole = Kept.of(merge(windows), last.idle)
-    source.wait_for_names({*_unnamed(whole.window.book, _stacks(whole.window))}, _NAMES_SECONDS)
-    return whole
+    window = merge(windows)
+    source.wait_for_names({*_unnamed(window.book, _stacks(window))}, _NAMES_SECONDS)
+    return Kept.of(window, (history.look_again() or last).idle)
 
 
 def _stacks(window: Window) -> set[int]:

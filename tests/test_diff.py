@@ -1,5 +1,7 @@
 """offtop diff: what changed between two recordings of different length, and that it all adds up."""
 
+import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -20,10 +22,10 @@ BUSIER = (
 """Without what was read, and with half a thread at a new place."""
 
 
-def recorded(file: Path, table: tuple[Waits, ...], seconds: int) -> str:
+def recorded(file: Path, table: tuple[Waits, ...], seconds: int, step: int = 1) -> str:
     source = ScriptedSource(table, ticks=seconds)
     recorder = Recorder(file, source, person(), leave_bytes=0, whole_ns=5 * NS_PER_S)
-    for second in range(seconds + 1):
+    for second in range(0, seconds + 1, step):
         recorder.add(source.after(second))
     recorder.close()
     return str(file)
@@ -109,3 +111,13 @@ def test_what_cannot_be_is_said(before: str, after: str, arguments: tuple[str, .
     ended = run("diff", *files, *arguments)
     assert says in ended.err and ended.status != 0
     assert "Traceback" not in ended.err
+
+
+def test_who_ended_long_before_the_end_of_a_recording_has_its_name_and_stack(tmp_path: Path) -> None:
+    cron = Waits("cron", 400, "cron", 400, "fsync", "jbd2_log_wait_commit", ("slow_commit", "main"), (500,), ends=5)
+    long = recorded(tmp_path / "long.offtop", (*SHOP, cron), 1_000, step=5)
+    ended = run("export", "csv", long)
+    assert (ended.status, ended.err) == (0, "")
+    (row,) = [row for row in csv.DictReader(io.StringIO(ended.out)) if "slow_commit" in row["stack"]]
+    assert (row["thread"], row["stack"]) == ("cron", "main;slow_commit;jbd2_log_wait_commit")
+    assert int(row["total_ns"]) == 5 * NS_PER_S // 2

@@ -121,7 +121,7 @@ def _told(profile: Profile, root: _Node, narrow: int, baseline: Profile | None, 
         words.append(f"gone since {_waiting(round(gone_ns * scale), profile)}")
     if narrow:
         words.append(f"{narrow:,} boxes too narrow to be drawn")
-    words += [f"lost {kind} {many:,}" for kind, many in profile.lost.items() if many]
+    words += [profile.losses] if profile.losses else []
     return "; ".join(words)
 
 

@@ -60,6 +60,12 @@ class Profile(NamedTuple):
     def total_ns(self) -> int:
         return sum(one.total_ns for one in self.samples)
 
+    @property
+    def losses(self) -> str:
+        """In words; empty where nothing was lost."""
+        told = [f"{kind} {many:,}" for kind, many in self.lost.items() if many]
+        return f"lost while it was measured: {', '.join(told)}" if told else ""
+
 
 def profile_of(
     window: Window, shares: Shares, names: Names, host: str, mode: str = OFFCPU, idle: bool = False

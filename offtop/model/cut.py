@@ -42,6 +42,7 @@ from offtop.model.table import (
     thread_codes,
 )
 from offtop.model.verdicts import NO_VERDICTS, Verdicts
+from offtop.model.wake import NO_WAKE
 from offtop.model.window import Window
 
 RUN_QUEUE = "run-queue"
@@ -396,7 +397,7 @@ def sites_of(some: Shares) -> tuple[list[tuple[int, ...]], Ints]:
         return [], np.zeros(0, np.int64)
     queued = np.array([leaf.category == RUN_QUEUE for leaf in some.leaves], np.bool_)[some.leaf]
     places = some.ids[:, 2:5].copy()
-    places[queued, 0] = stack.QUEUED
+    places[queued] = stack.QUEUED, stack.NO_STACK, NO_WAKE
     distinct, which = distinct_rows(places)
     codes, which = np.unique(which << 32 | some.ids[:, 0], return_inverse=True)
     return [(*distinct[code >> 32], code & _LOW) for code in codes.tolist()], which

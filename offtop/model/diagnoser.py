@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from offtop.model.table import Ints
 from offtop.model.verdicts import NO_VERDICTS, WHERE, Verdicts, Where
 from offtop.model.wake import NO_OBJECT, Object
 
+K = TypeVar("K")
 _MOST_KNOWN = 200_000
 _MOST_UNANSWERED = 256
 _LEAST_SHARE = 0.1
@@ -76,13 +77,14 @@ class Diagnoser:
         self._at: dict[tuple[str, tuple[str, str]], Rule] = {}
         """Rules of which it is known who is at the other end."""
         self._known: dict[_Kind, Rule | None] = {}
-        self._of_rows: dict[tuple[int, ...], Rule | None] = {}
-        """The same by rows of tables."""
+        self._of_rows: dict[tuple[int, ...], tuple[str, Rule | None]] = {}
+        """The same by rows of tables, and which program that was."""
         self._unnamed: dict[Frame, set[_Kind]] = {}
         """Frames without a name, and where they stand."""
         self._asked: tuple[object, ...] = ()
         self._said: dict[Where, bool] = {}
-        self._judged: set[Where] = set()
+        self._judged: dict[Where, str] = {}
+        """And which program that was."""
         self._verdicts = NO_VERDICTS
 
     def rule_of(self, site: SiteKey, book: Book) -> Rule | None:
@@ -92,25 +94,27 @@ class Diagnoser:
         self._look_around(book)
         return self._of_row((site.kernel, site.user, site.wake, site.pid), book)
 
-    def rules_of(self, table: Mapping[tuple[int, ...], Added], book: Book) -> list[Told]:
-        """Of a table by sites (cut.by_site): what rules say, most time first."""
+    def rules_of(self, table: Mapping[tuple[int, ...], Added], book: Book, apart: bool = False) -> list[Told]:
+        """Of a table by sites (cut.by_site): what rules say, most time first. `apart`: also rules that lead to one
+        thing."""
         self._look_around(book)
         sums: dict[str, int] = {}
         by_pid: dict[str, dict[int, int]] = {}
-        rules: dict[str, Rule | None] = {}
+        rules: dict[str, dict[Rule | None, int]] = {}
         for row, (_, total_ns, _, _) in table.items():
             kernel, _, _, pid = row
             if kernel in PLACELESS or total_ns <= 0:
                 continue
             rule = self._of_row(row, book)
-            name = rule.name if rule else ""  # two rules may lead to one thing
-            rules.setdefault(name, rule)
+            name = (rule.id if apart else rule.name) if rule else ""  # two rules may lead to one thing
+            of_name = rules.setdefault(name, {})
+            of_name[rule] = of_name.get(rule, 0) + total_ns
             sums[name] = sums.get(name, 0) + total_ns
             of_rule = by_pid.setdefault(name, {})
             of_rule[pid] = of_rule.get(pid, 0) + total_ns
         whole_ns = sum(part[1] for part in table.values())
         told = [
-            Told(rules[name], ns, ns / whole_ns if whole_ns else 0.0, max(by_pid[name], key=by_pid[name].__getitem__))
+            Told(_largest(rules[name]), ns, ns / whole_ns if whole_ns else 0.0, _largest(by_pid[name]))
             for name, ns in sums.items()
         ]
         return sorted(told, key=lambda one: -one.total_ns)
@@ -143,7 +147,7 @@ class Diagnoser:
         """What is known by now, these sites included."""
         self._look_around(book)
         found, _ = distinct_rows(np.concatenate([some[:, WHERE] for some in ids]))
-        new = [where for where in map(_where, found) if where not in self._judged]
+        new = [where for where in map(_where, found) if self._judged.get(where) != book.process(where[0])]
         if not new:
             return self._verdicts
         if len(self._judged) >= _MOST_KNOWN:
@@ -152,7 +156,7 @@ class Diagnoser:
         before = dict(self._said)
         for where in new:
             pid, kernel, user = where
-            self._judged.add(where)
+            self._judged[where] = book.process(pid)
             self._said.pop(where, None)
             if kernel in PLACELESS or pid == EXITED.pid:
                 continue
@@ -172,12 +176,15 @@ class Diagnoser:
         return {(pid, kernel, NO_STACK): True for (pid, kernel), said in every.items() if said == {True}}
 
     def _of_row(self, row: tuple[int, ...], book: Book) -> Rule | None:
-        if row in self._of_rows:
-            return self._of_rows[row]
+        kernel, user, wake, pid = row
+        program = book.process(pid)
+        known = self._of_rows.get(row)
+        if known is not None and known[0] == program:
+            return known[1]
         if len(self._of_rows) >= _MOST_KNOWN:
             self._of_rows.clear()
-        kernel, user, wake, pid = row
-        found = self._of_rows[row] = self._rule(pid, kernel, user, book.wake(wake).object, book)
+        found = self._rule(pid, kernel, user, book.wake(wake).object, book)
+        self._of_rows[row] = program, found
         return found
 
     def _rule(self, pid: int, kernel: int, user: int, what: Object, book: Book) -> Rule | None:
@@ -196,6 +203,7 @@ class Diagnoser:
         found = next((rule for rule in self._candidates[among] if rule.matches(subject)), None)
         if found and found.service:
             if there:
+                self.unanswered.pop(what, None)
                 found = self._at.setdefault((found.id, there), found.at(*there))
             elif may_have_ends(what):
                 self.unanswered[what] = pid
@@ -214,7 +222,7 @@ class Diagnoser:
     def _there(self, kernel: int, what: Object, book: Book) -> tuple[str, str] | None:
         """Who is at the other end: by its port, or else by name, where that is a process of this machine."""
         name = printable(book.ends_of(what).name(book.stack(kernel)))
-        return self._rules.service(what) or ((name, _word(name)) if name else None)
+        return (name, _word(name)) if name else self._rules.service(what)
 
     def _look_around(self, book: Book) -> None:
         """Forget what may be otherwise now."""
@@ -250,7 +258,7 @@ class Diagnoser:
             self._known.pop(kind, None)
         self._of_rows.clear()
         stacks = {kind[:2] for kind in kinds}
-        self._judged = {where for where in self._judged if where[1:] not in stacks}
+        self._judged = {where: program for where, program in self._judged.items() if where[1:] not in stacks}
 
 
 def _word(name: str) -> str:
@@ -261,3 +269,7 @@ def _word(name: str) -> str:
 def _where(ids: Sequence[int]) -> Where:
     pid, kernel, user = ids
     return pid, kernel, user
+
+
+def _largest(parts: Mapping[K, int]) -> K:
+    return max(parts, key=parts.__getitem__)

@@ -20,6 +20,7 @@ from offtop.model.wake import Object, object_names
 NEAR = 4
 """How many functions the condition `near` looks at."""
 _LIBC = re.compile(r"(libc|libpthread|libm|ld-linux[^/]*|ld-musl[^/]*)([-.].*)?\Z|\[vdso\]\Z")
+_OF_PYTHON = re.compile(r".+ \(.+:\d+\)")
 _OF_CXX = ("libstdc++.", "libc++.")
 _MARK = re.compile(r"\.(isra|constprop|cold|part|llvm)\b.*\Z")
 _MOST_OWN = 1_000
@@ -39,7 +40,7 @@ class Subject(NamedTuple):
     own: tuple[str, ...] = ()
     """Those of the program outside of it that have names."""
     depth: int = 0
-    """How many frames outside of it and of C++'s there are; 0: nobody knows, as callers are missing."""
+    """How many functions outside of it and of C++'s there are; 0: nobody knows, as callers are missing."""
     modules: tuple[str, ...] = ()
     """Names of the files, without directories, that the functions are in."""
     program: str = ""
@@ -59,6 +60,8 @@ class Subject(NamedTuple):
                 return self.own[:1]
             case "near":
                 return self.own[:NEAR]
+            case "python":
+                return [*filter(_OF_PYTHON.fullmatch, self.own)][:1]
             case "user" | "not":
                 return (*self.libc, *self.own)
             case "module":
@@ -71,7 +74,7 @@ class Subject(NamedTuple):
 
 CONDITIONS = (
     *("category", "program", "object", "leaf", "kernel", "module"),
-    *("libc", "own", "near", "user", "not"),
+    *("libc", "own", "near", "python", "user", "not"),
 )
 """Those that a rule may have."""
 
@@ -148,9 +151,11 @@ class Rules:
         )
 
     def service(self, what: Object) -> tuple[str, str] | None:
-        """Who is usually at the other end, and at which port; None: not known."""
-        port = what.peer.rpartition(":")[2]
-        name = self.services.get(int(port)) if port.isdecimal() else None
+        """Who is usually at the other end, and at which port; None: not known, or it came to us: who connects has the
+        higher port."""
+        port, own = what.peer.rpartition(":")[2], what.local.rpartition(":")[2]
+        is_asked = port.isdecimal() and not (own.isdecimal() and int(own) < int(port))
+        name = self.services.get(int(port)) if is_asked else None
         return (name, port) if name else None
 
     def before(self, others: "Rules") -> "Rules":
@@ -194,7 +199,8 @@ def subject_of(kernel: Stack, user: Stack, names: Names, program: str = "", what
     depth = 0
     for frame in user.frames:
         found = _functions(frame, names)
-        depth += not (is_libc(frame) or base_name(frame).startswith(_OF_CXX))
+        if not (is_libc(frame) or base_name(frame).startswith(_OF_CXX)):
+            depth += max(1, len(found))
         if not own and is_libc(frame):
             libc += found
         else:

@@ -88,8 +88,10 @@ class Ends(NamedTuple):
     def name(self, kernel: Stack) -> str:
         """What all are called that a wait at that stack is for; empty where they have several names, or are not
         known. Raw."""
-        names = {one.comm for side in self.for_who_waits(kernel) for one in side.processes}
-        return names.pop() if len(names) == 1 else ""
+        sides = self.for_who_waits(kernel)
+        names = {one.comm for side in sides for one in side.processes}
+        are_all = all(side.total == len(side.processes) for side in sides)
+        return names.pop() if len(names) == 1 and are_all else ""
 
 
 _FOR = {

@@ -85,6 +85,7 @@ _OF_WAKES = frozenset(
         *(_THREAD_THAT_WAKES, _PROCESS_THAT_WAKES, _WHAT_WAKES),
     }
 )
+_OF_ENDS = frozenset({"ends", "why", _WHAT_FOR})
 _OF_NAMES = frozenset({"program", "why", _WHAT_FOR})
 _OF_DETAILS = frozenset({"user", "uid", "cgroup", "place", "container", "cmdline"})
 _TIMES: Mapping[str, Callable[[Row], int]] = {
@@ -212,8 +213,8 @@ class Filter:
 
     @property
     def needs_ends(self) -> bool:
-        """Whether it asks for what only `Book.ends` tells."""
-        return any(isinstance(one, Text) and "ends" in _LOOKS_AT[one.key] for one in self.waits)
+        """Whether it asks for what only `Book.ends` tells, or for what rules make of that."""
+        return any(isinstance(one, Text) and not _OF_ENDS.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
 
     @property
     def needs_wakers(self) -> bool:

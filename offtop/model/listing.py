@@ -375,6 +375,8 @@ def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: Diagnoser) -> 
     """The same of wakers, and of what is waited on, or for."""
     view, found = scene.view, dict[Key, SiteKey]()
     for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
+        if all(row.key in found for row in seen):
+            break
         some, book = scene.sieve.shares(tick), tick.facts.book
         if view.lists_reasons:
             found |= _tops_of_reasons(

@@ -413,7 +413,7 @@ class Pictures:
             depends_on.append(self._diagnoser.version)
         if any(one.needs_details for one in (*filters, *view.muted)):
             depends_on.append(newest.facts.book.details_version)
-        if any(one.needs_ends or one.needs_names for one in (*filters, *view.muted)):
+        if any(one.needs_ends for one in (*filters, *view.muted)):
             depends_on.append(newest.facts.book.ends_version)
         key = (selection, tuple(depends_on))
         if self._sieve is None or self._sieve[0] != key:

@@ -211,7 +211,7 @@ class Problems:
         for (flaw, process), of_pids in sums.items():
             pid, ns = max(of_pids, key=of_pids.__getitem__), sum(of_pids.values())
             runtime = runtimes.get(pid) or _runtime(process)
-            remedy = _remedy(flaw, runtime).format(pid=pid)
+            remedy = _remedy(flaw, "" if pid == EXITED.pid else runtime).format(pid=pid)
             problems.append(Problem(flaw.binary, process, flaw.reason, ns, ns / total_ns, remedy))
         problems.sort(key=lambda one: (-one.total_ns, one[:3]))
         return Told(total_ns, whole_ns, named_ns, tuple(problems))

@@ -428,9 +428,10 @@ def next_pane(view: View, panes: Iterable[str], step: int) -> View:
 
 def in_pane(view: View, pane: str) -> View:
     """The keys in `pane`."""
+    zoomed = view.zoomed and pane not in (FLAME, STUCK)  # which have the whole screen by themselves
     if pane == SITE or view.focus != SITE:
-        return replace(view, focus=pane)
-    return replace(view, focus=pane, path=())
+        return replace(view, focus=pane, zoomed=zoomed)
+    return replace(view, focus=pane, path=(), zoomed=zoomed)
 
 
 def threads_or_processes(view: View) -> View:

@@ -46,11 +46,18 @@ class RecordedSource:
     """Implements source.Source. `go_to`, `hold` and `close` are for any thread, `read` for one."""
 
     def __init__(
-        self, path: Path, *, begin_ns: int | None = None, speed: float = 0.0, categories: Collection[str] = ()
+        self,
+        path: Path,
+        *,
+        begin_ns: int | None = None,
+        speed: float = 0.0,
+        categories: Collection[str] = (),
+        keep_ns: int = _KEPT_NS,
     ) -> None:
         """`begin_ns`: CLOCK_REALTIME of the moment to begin at. `speed`: how many recorded seconds pass in one; 0:
-        as fast as they are read. `categories`: those that are known (empty: all); others become `other`. Raises
-        OfftopError for what is no recording."""
+        as fast as they are read. `categories`: those that are known (empty: all); others become `other`. `keep_ns`:
+        how long the Book keeps what nobody waits at any more. Raises OfftopError for what is no recording."""
+        self._keep_ns = keep_ns
         self._categories = frozenset(categories)
         self._recording = Recording(path)
         recording = self._recording
@@ -259,7 +266,7 @@ class RecordedSource:
         is_full = self._is_full(entry)
         if is_full or change.at_ns - self._tidied_ns > _TIDIED_NS:
             self._tidied_ns = change.at_ns
-            self._forget(snapshot, change.at_ns if is_full else change.at_ns - _KEPT_NS)
+            self._forget(snapshot, change.at_ns if is_full else change.at_ns - self._keep_ns)
         self._keep_names(entry)
         self._keep_stacks(entry)
         self._last, self._read_ns = change, monotonic_ns()

@@ -531,7 +531,7 @@ class OfftopApp(Mouse):
             self._say(str(refused))
 
     def _selected(self, picture: Picture) -> tuple[Window, Shares]:
-        return self._pictures.selected(picture)
+        return Pictures(self._history, self._source.names, self._rules).selected(picture)  # of another thread
 
     def _write_file(self, path: Path, content: str | bytes) -> str:
         if self._files is None:

@@ -202,11 +202,12 @@ def test_an_empty_profile_is_a_picture_too() -> None:
     assert folded.text(profile()) == ""
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_each_mode_has_colours_of_its_own(mode: str) -> None:
-    woken = (*path("main", "k:wait"), WOKEN_BY, Step("irq (nvme)", False, is_waker=True))
-    colours = {colour for _, colour in boxes(flamegraph.svg(profile(replaced(woken), mode=mode))).values()}
-    assert len(colours) == 5
+def test_each_mode_has_colours_of_its_own() -> None:
+    woken = replaced((*path("main", "k:wait"), WOKEN_BY, Step("irq (nvme)", False, is_waker=True)))
+    drawn = {mode: boxes(flamegraph.svg(profile(woken, mode=mode))).values() for mode in MODES}
+    colours = {mode: frozenset(colour for _, colour in found) for mode, found in drawn.items()}
+    assert {len(found) for found in colours.values()} == {5}
+    assert len({*colours.values()}) == len(MODES)
 
 
 def replaced(steps: tuple[Step, ...]) -> Sample:
@@ -293,6 +294,8 @@ def test_a_file_is_the_person_s_alone(tmp_path: Path) -> None:
         (("folded", "--begin", "+1s"), "moments of a recording"),
         (("folded", str(DEMO), "--end", "nonsense"), "--end: 'nonsense' is no moment"),
         (("folded", str(OLD), "--mode", "chain"), "It was not gathered who ended the waits"),
+        (("folded", str(OLD), "--filter", "waker=a"), "asks who ended waits"),
+        (("folded", str(DEMO), "--begin", "+40s", "--end", "+10s"), "--end is not behind --begin"),
         (("gif", str(DEMO)), "invalid choice"),
     ],
 )
@@ -326,3 +329,25 @@ def test_go_tool_pprof_says_what_offtop_says(tmp_path: Path) -> None:
     assert re.search(r"1\.2s \(92\.31%\): main|1200ms.*main", said("-top", "-cum", "-unit=ms")), top
     tags = said("-tags", "-unit=ms")
     assert re.search(r"900\.0ms \(69\.23%\): lock", tags), tags
+
+
+def test_where_the_locale_is_not_utf8_a_file_is_the_same() -> None:
+    no_utf8 = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    ended = command.run("export", "svg", str(DEMO), env=no_utf8)
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out == exported("svg")
+
+
+def test_of_nothing_it_is_said_and_a_directory_that_is_missing_is_not_made(tmp_path: Path) -> None:
+    ended = command.run("export", "folded", str(DEMO), "--filter", "proc=nobody")
+    assert (ended.status, ended.out, ended.err) == (0, "", "offtop: nothing passes, so nothing is in it\n")
+    there = tmp_path / "a/b.folded"
+    assert "There is no directory" in command.run("export", "folded", str(DEMO), "-o", str(there)).sentence
+    assert not there.parent.exists()
+
+
+def test_what_was_lost_is_said() -> None:
+    lossy = SHOP._replace(lost={"stacks": 2, "wakes": 0})
+    assert lossy.losses == "lost while it was measured: stacks 2"
+    assert lossy.losses in flamegraph.svg(lossy)
+    assert SHOP.losses == ""

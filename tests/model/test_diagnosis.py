@@ -114,11 +114,20 @@ WAIT = "lib:pthread_cond_timedwait"
         ("condition", "web", "lock", ("lib:pthread_cond_wait", "ask", "serve", "work"), ()),
         ("condition", "web", "lock", ("lib:pthread_cond_wait", "main"), ()),
         ("worker", "web", "lock", ("lib:pthread_cond_wait", "work", "lib:start_thread"), ()),
+        ("condition", "web", "lock", (WAIT, "1", "_start", "lib:__libc_start_main"), ()),
         ("worker", "web", "lock", (WAIT, "/usr/lib/libstdc++.so.6!wait", "1", "/usr/lib/libstdc++.so.6!run"), ()),
         ("postgres-postmaster", "postgres", "poll", ("lib:select", "5", "PostmasterMain", "main"), ()),
+        (
+            "python-lock",
+            "python3",
+            "lock",
+            ("lib:sem_wait", "PyThread_acquire_lock", "a (a.py:1)", "_worker (thread.py:2)"),
+            (),
+        ),
         ("rust-channel", "web", "lock", ("lib:syscall", "1", "<std::sync::mpmc::list::Channel<u8>>::recv"), ()),
         ("rust-park", "web", "lock", ("lib:syscall", "<std::thread::thread::Thread>::park", "serve"), ()),
-        ("shell-input", "bash", "poll", ("lib:pselect", "shtimer_select", "zread", "main"), ()),
+        ("shell-input", "bash", "poll", ("lib:pselect", "shtimer_select", "main"), ("poll_schedule_timeout",)),
+        ("pipe-full", "bash", "pipe", ("lib:write", "main"), ("pipe_write",)),
         ("sleep", "web", "sleep", ("lib:nanosleep", "work", "main"), ()),
         ("poll", "web", "poll", ("lib:poll", "serve", "main"), ()),
         ("launcher", "bash", "child", ("lib:wait4", "waitchld", "main"), ()),
@@ -416,7 +425,7 @@ def test_where_the_port_says_nothing_the_process_at_the_other_end_is_who_is_ther
     some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
     some.stacks[11] = Stack((Frame(KERNEL, 0, "pipe_read"),), 0, "pipe")
     peers = {10: "[::1]:9999", 11: "[::1]:5432", 12: "[::1]:9998"}
-    what = {n: Object("tcp", f"socket:[{n}]", local="[::1]:1", peer=peer) for n, peer in peers.items()}
+    what = {n: Object("tcp", f"socket:[{n}]", local="[::1]:40000", peer=peer) for n, peer in peers.items()}
     what[13] = Object("pipe", "pipe:[13]")
     some.wakes |= {n: Wake(object=one) for n, one in what.items()}
     diagnoser = Diagnoser(Said(), Fixed(PACKAGED))
@@ -430,12 +439,12 @@ def test_where_the_port_says_nothing_the_process_at_the_other_end_is_who_is_ther
     assert diagnoser.unanswered == {what[10]: 7, what[12]: 7, what[13]: 7}
     of = {10: (PEER, "My App\x1b"), 11: (PEER, "proxy"), 13: (WRITER, "gzip")}
     some.ends = {
-        what[n]: Ends((Side(role, (Process(5, name), Process(6, name)), 9),)) for n, (role, name) in of.items()
+        what[n]: Ends((Side(role, (Process(5, name), Process(6, name)), 2),)) for n, (role, name) in of.items()
     }
     assert found() == [*before, before[0], ("pipe-empty", "data from a pipe")], "until the next tick"
     some.ends_version += 1
     assert found() == [
         ("answer-my-app-x1b", "an answer of My App\\x1b"),
-        *(before[1], before[0]),
+        *(("answer-proxy", "an answer of proxy"), before[0]),
         ("pipe-empty-gzip", "data that gzip writes to a pipe"),
     ]

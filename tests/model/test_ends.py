@@ -70,7 +70,8 @@ def test_what_an_epoll_watches_is_told_by_kinds() -> None:
 def test_they_are_called_by_one_name_where_all_have_it() -> None:
     read, asked = stack("pipe_read"), stack("tcp_recvmsg")
     assert (OF_PIPE.name(read), OF_PIPE.name(asked), NO_ENDS.name(read)) == ("gzip", "", "")
-    assert Ends((Side(LISTENER, (Process(1, "web"), Process(2, "web")), 9),)).name(asked) == "web"
+    assert Ends((Side(LISTENER, (Process(1, "web"), Process(2, "web")), 2),)).name(asked) == "web"
+    assert Ends((Side(LISTENER, (Process(1, "web"), Process(2, "web")), 9),)).name(asked) == ""
 
 
 def test_only_what_a_process_of_this_machine_may_have_is_asked_for() -> None:
@@ -115,6 +116,6 @@ def test_object_finds_who_is_at_the_other_end_and_a_word_alone_does_not() -> Non
     assert (left("gzip"), left("object!=gzip")) == ([], [73])
     assert (parse("object=gzip").needs_ends, parse("gzip comm=x").needs_ends, parse("").needs_ends) == (
         True,
-        False,
+        True,
         False,
     )

@@ -1,0 +1,24 @@
+"""offtop export of this machine: what a child waits for is in the file, and filters that need more than names hold."""
+
+import csv
+import io
+
+import pytest
+
+from tests import command
+from tests.kernel import waits
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.mark.parametrize("chosen", [(), ("-u", "root"), ("--filter", "user=root cat=sleep")])
+def test_what_a_child_waits_for_is_in_it(chosen: tuple[str, ...]) -> None:
+    with waits.running("sleep", times=10_000, each_ms=10) as child:
+        child.go()
+        ended = command.run("export", "csv", "-i", "-n", "2", "-d", "0.5", "-p", str(child.pid), *chosen)
+    assert (ended.status, ended.err) == (0, "")
+    rows = [*csv.DictReader(io.StringIO(ended.out))]
+    asleep = [row for row in rows if row["category"] == "sleep"]
+    assert asleep and {row["pid"] for row in rows} == {str(child.pid)}
+    assert sum(int(row["total_ns"]) for row in asleep) > 500_000_000
+    assert any(";".join(child.user[::-1]) in row["stack"] for row in asleep)
