@@ -4,15 +4,20 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.snapshot import EXITED, SiteTotals, ThreadTotals
+from offtop.model.stack import KERNEL, NO_STACK, Frame, Stack
 from offtop.person import person
 from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S
 from tests.command import run
+from tests.ui.busy import BusySource
 from tests.ui.scripted import SHOP, ScriptedSource, Waits
 
 BUSIER = (
@@ -22,10 +27,10 @@ BUSIER = (
 """Without what was read, and with half a thread at a new place."""
 
 
-def recorded(file: Path, table: tuple[Waits, ...], seconds: int, step: int = 1) -> str:
+def recorded(file: Path, table: tuple[Waits, ...], seconds: int) -> str:
     source = ScriptedSource(table, ticks=seconds)
     recorder = Recorder(file, source, person(), leave_bytes=0, whole_ns=5 * NS_PER_S)
-    for second in range(0, seconds + 1, step):
+    for second in range(seconds + 1):
         recorder.add(source.after(second))
     recorder.close()
     return str(file)
@@ -113,11 +118,33 @@ def test_what_cannot_be_is_said(before: str, after: str, arguments: tuple[str, .
     assert "Traceback" not in ended.err
 
 
+def an_hour(file: Path) -> str:
+    """A tick a minute. A job waits 50 s in each of the first five, and has ended by the seventh."""
+    source = BusySource(sites=2, still=0)
+    recorder = Recorder(file, source, person(), leave_bytes=0)
+    for minute in range(60):
+        taken = source.read()
+        assert taken
+        fsync, commit = (
+            (Frame(KERNEL, 0, "fsync"),),
+            (Frame("/opt/job", 1, "slow_commit"), Frame("/opt/job", 2, "main")),
+        )
+        taken.book.stacks |= {900: Stack(fsync, 0, "fsync"), 901: Stack(commit)}
+        taken.book.processes[77] = taken.book.comms[ThreadKey(77, 77)] = "job"
+        waits = min(minute, 5)
+        ns = waits * 50 * NS_PER_S
+        site = SiteKey(77, 77, 900, 901) if minute < 7 else SiteKey(*EXITED, 900, NO_STACK)
+        sites = {**dict(taken.sites), site: SiteTotals(waits, ns, 0, 50 * NS_PER_S)}
+        threads = {**dict(taken.threads), site.thread: ThreadTotals(waits=waits, offcpu_ns=ns, max_ns=50 * NS_PER_S)}
+        at_ns, taken_ns = (1_000 + minute * 60) * NS_PER_S, (1_795_226_600 + minute * 60) * NS_PER_S
+        recorder.add(replace(taken, at_ns=at_ns, taken_ns=taken_ns, sites=sites, threads=threads))
+    recorder.close()
+    return str(file)
+
+
 def test_who_ended_long_before_the_end_of_a_recording_has_its_name_and_stack(tmp_path: Path) -> None:
-    cron = Waits("cron", 400, "cron", 400, "fsync", "jbd2_log_wait_commit", ("slow_commit", "main"), (500,), ends=5)
-    long = recorded(tmp_path / "long.offtop", (*SHOP, cron), 1_000, step=5)
-    ended = run("export", "csv", long)
+    ended = run("export", "csv", an_hour(tmp_path / "long.offtop"), "-i")
     assert (ended.status, ended.err) == (0, "")
     (row,) = [row for row in csv.DictReader(io.StringIO(ended.out)) if "slow_commit" in row["stack"]]
-    assert (row["thread"], row["stack"]) == ("cron", "main;slow_commit;jbd2_log_wait_commit")
-    assert int(row["total_ns"]) == 5 * NS_PER_S // 2
+    assert (row["process"], row["thread"], row["stack"]) == ("job", "job", "main;slow_commit;fsync")
+    assert int(row["total_ns"]) == 250 * NS_PER_S
