@@ -726,7 +726,7 @@ async def test_y_copies_a_row_a_category_or_says_what_it_wants() -> None:
 
 @asynchronous
 async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
-    chosen = keymap("vim", {"flame": "ctrl+o", "idle": "e, J"})
+    chosen = keymap("vim", {"flame": "ctrl+o", "idle": "ctrl+y, J"})
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50), keymap=chosen) as (app, pilot):
         assert "Ctrl-O Flame" in screen(app)[-1]
         assert "L Latency" in screen(app)[-1] and "? Help" in screen(app)[-1]
@@ -746,7 +746,7 @@ async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
         await pilot.pause()
         words = [line.split() for line in screen(app)]
         assert next(line for line in words if "icicle" in line and "graph" in line)[:1] == ["Ctrl-O"]
-        assert any(line[:2] == ["e", "J"] for line in words)
+        assert any(line[:2] == ["Ctrl-Y", "J"] for line in words)
 
 
 def test_every_preset_is_a_map_without_a_clash() -> None:
