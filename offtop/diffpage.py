@@ -11,9 +11,9 @@ from offtop.model.difference import PARTS, Change, Measured, changes, measured
 from offtop.model.filter import Filter
 from offtop.model.printable import printable
 from offtop.source import Source
-from offtop.takeaway import whole_or_error
 from offtop.tick import passing
 from offtop.units import duration, threads
+from offtop.whole import whole_of
 
 _HEADS = {"categories": "CATEGORY", "reasons": "WAITED FOR", "processes": "PROCESS", "places": "WHERE"}
 _MOST_ROWS = 20
@@ -37,7 +37,7 @@ def compared(
 ) -> Compared:
     """Raises OfftopError where there is nothing to compare."""
     diagnoser = Diagnoser(source.names, rules)
-    whole = whole_or_error(source, categories, diagnoser, delay_ns, chosen)
+    whole = whole_of(source, categories, diagnoser, delay_ns, chosen=chosen)
     tick = passing(whole, chosen, diagnoser)
     told = measured(tick.shares, whole.span_ns, whole.window.book, diagnoser, idle)
     lost = ", ".join(f"{kind} {many:,}" for kind, many in whole.window.lost.items() if many)

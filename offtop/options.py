@@ -158,9 +158,7 @@ def export() -> argparse.ArgumentParser:
     _paced(parser)
     _counted(parser)
     _woken(parser)
-    add("-u", "--user", type=_user, metavar="NAME", help="only this user's processes (name or id)")
-    add("--filter", default="", metavar="EXPR", help="only waits that pass, as 'comm=mysql* cat=lock'")
-    add("-i", "--idle", action="store_true", default=None, help="with what looks idle")
+    _chosen(parser)
     add("--config", metavar="FILE", help="read the settings from this file")
     return parser
 
@@ -177,9 +175,7 @@ def diff() -> argparse.ArgumentParser:
     add("after", metavar="AFTER", help="the recording that is compared")
     add("--json", action="store_true", help="one JSON object")
     add("-w", "--width", type=_count, default=0, metavar="N", help="cut lines at N columns")
-    add("-u", "--user", type=_user, metavar="NAME", help="only this user's processes (name or id)")
-    add("--filter", default="", metavar="EXPR", help="only waits that pass, as 'comm=mysql* cat=lock'")
-    add("-i", "--idle", action="store_true", default=None, help="with what looks idle")
+    _chosen(parser)
     return parser
 
 
@@ -334,6 +330,14 @@ def _woken(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"wakers of a chain, 2 to {MOST_DEPTH} (default {DEFAULT_DEPTH})",
     )
+
+
+def _chosen(parser: argparse.ArgumentParser) -> None:
+    """Which waits are written."""
+    add = parser.add_argument
+    add("-u", "--user", type=_user, metavar="NAME", help="only this user's processes (name or id)")
+    add("--filter", default="", metavar="EXPR", help="only waits that pass, as 'comm=mysql* cat=lock'")
+    add("-i", "--idle", action="store_true", default=None, help="with what looks idle")
 
 
 def _shown(parser: argparse.ArgumentParser) -> None:

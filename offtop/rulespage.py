@@ -37,9 +37,6 @@ def write(
     """Look on for `iterations` ticks (None: until the source ends), and print what each rule matched in them."""
     diagnoser = Diagnoser(source.names, files)
     whole = whole_of(source, categories, diagnoser, delay_ns, iterations)
-    if whole is None:
-        out.write("There was no whole tick: what passes between two readings.\n")
-        return
     book = whole.window.book
     sites = by_site(whole.shares, Scope(ALL))
     told = diagnoser.rules_of(sites, book, apart=True)

@@ -10,9 +10,8 @@ from offtop.model.categories import Categories
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import RuleSource
 from offtop.model.filter import Filter
-from offtop.model.history import Kept
 from offtop.model.printable import printable
-from offtop.model.wake import WAKEUP, gathers
+from offtop.model.wake import gathers
 from offtop.person import Person, write_theirs
 from offtop.source import Source
 from offtop.tick import passing
@@ -44,32 +43,11 @@ def profile(
 ) -> Profile:
     """All that a source tells, up to there. Raises OfftopError where that is nothing, or not what `mode` asks for."""
     diagnoser = Diagnoser(source.names, rules)
-    whole = whole_or_error(source, categories, diagnoser, delay_ns, chosen, iterations, end_ns)
+    whole = whole_of(source, categories, diagnoser, delay_ns, iterations, end_ns, chosen)
     if not gathers(whole.facts.mode, mode):
         raise OfftopError(f"It was not gathered who ended the waits. Leave --mode out, or record with --mode {mode}")
     shares = passing(whole, chosen, diagnoser).shares
     return profile_of(whole.window, shares, source.names, source.host, mode, idle)
-
-
-def whole_or_error(
-    source: Source,
-    categories: Categories,
-    diagnoser: Diagnoser,
-    delay_ns: int,
-    chosen: Filter,
-    iterations: int | None = None,
-    end_ns: int = 0,
-) -> Kept:
-    """As whole_of; raises OfftopError where there is no tick, or not what `chosen` asks for."""
-    whole = whole_of(source, categories, diagnoser, delay_ns, iterations, end_ns, chosen)
-    if whole is None:
-        raise OfftopError("There was no whole tick: what passes between two readings. Take a longer time")
-    if chosen.needs_wakers and not gathers(whole.facts.mode, WAKEUP):
-        raise OfftopError(
-            f"'{printable(chosen.text)}' asks who ended waits, which was not gathered. Leave that out, or record "
-            "with --mode wakeup"
-        )
-    return whole
 
 
 def check(form: str, has_baseline: bool, path: str) -> None:

@@ -4,13 +4,16 @@ import itertools
 from collections.abc import Iterable
 
 from offtop.batch import look_up
+from offtop.errors import OfftopError
 from offtop.model.book import Book
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.ends import waited_on
 from offtop.model.filter import NOTHING, Filter
 from offtop.model.history import History, Kept
+from offtop.model.printable import printable
 from offtop.model.stack import Frame
+from offtop.model.wake import WAKEUP, gathers
 from offtop.model.window import Window, merge
 from offtop.pace import Pace
 from offtop.source import Source
@@ -33,9 +36,10 @@ def whole_of(
     iterations: int | None = None,
     end_ns: int = 0,
     chosen: Filter = NOTHING,
-) -> Kept | None:
+) -> Kept:
     """Of `iterations` ticks (None: until the source ends), or of those that end up to `end_ns` of the machine's clock
-    (0: all), with the names of their functions, and what `chosen` asks for; None where there is none."""
+    (0: all), with the names of their functions, and what `chosen` asks for. Raises OfftopError where there is none, or
+    what `chosen` asks for was not gathered."""
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     windows: list[Window] = []
@@ -53,7 +57,12 @@ def whole_of(
         if len(windows) == _BATCH:
             windows = [merge(windows)]
     if last is None:
-        return None
+        raise OfftopError("There was no whole tick: what passes between two readings. Take a longer time")
+    if chosen.needs_wakers and not gathers(last.facts.mode, WAKEUP):
+        raise OfftopError(
+            f"'{printable(chosen.text)}' asks who ended waits, which was not gathered. Leave that out, or record "
+            "with --mode wakeup"
+        )
     window = merge(windows)
     source.wait_for_names({*_unnamed(window.book, _stacks(window))}, _NAMES_SECONDS)
     return Kept.of(window, (history.look_again() or last).idle)
