@@ -5,18 +5,22 @@ import json
 
 import pytest
 
-from offtop import batch
+from offtop import batch, paths
+from offtop.model import diagnosis
+from offtop.model.diagnosis import WITHOUT_RULES, Fixed, RuleSource
 from offtop.model.filter import parse
 from offtop.model.wake import OFFCPU, WAKEUP
 from tests.recording.woken import WokenSource
-from tests.ui.scripted import FILLED, MS, PIPE, READER, SHOP, STUCK, BrokenSource, ScriptedSource
+from tests.ui.scripted import FILLED, MS, PIPE, READER, SHOP, STUCK, BrokenSource, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES
 
 
-def printed(source: ScriptedSource, wanted: batch.Wanted, as_json: bool = False) -> list[str]:
+def printed(
+    source: ScriptedSource, wanted: batch.Wanted, as_json: bool = False, rules: RuleSource = WITHOUT_RULES
+) -> list[str]:
     """The lines of the last tick."""
     out = io.StringIO()
-    batch.run(source, CATEGORIES, MS, None, wanted, as_json=as_json, width=0, out=out)
+    batch.run(source, CATEGORIES, MS, None, wanted, as_json=as_json, width=0, out=out, rules=rules)
     text = out.getvalue()
     return text.splitlines()[-1:] if as_json else text.split("offtop - ")[-1].splitlines()
 
@@ -113,3 +117,15 @@ def test_the_worst_of_what_callers_lack_is_said_in_a_line_where_it_is_a_tenth() 
     little = [row for row in SHOP if "take_order" not in row.user]
     for source in (BrokenSource(little, ticks=3, ends=True), ScriptedSource(SHOP, ticks=3, ends=True)):
         assert not any("with a user stack" in line for line in printed(source, batch.Wanted()))
+
+
+def test_in_json_what_a_quota_held_back_is_no_wait_for_a_cpu() -> None:
+    held = Waits("shop", 100, "shop", 100, "throttle", "throttle_cfs_rq", (), (900,), ready_ms=900)
+    queued = Waits("bank", 200, "bank", 200, "lock", "futex_do_wait", ("main",), (500,), ready_ms=200)
+    rules = diagnosis.parse(paths.rules().read_text(), "rules.toml", "Mend it", CATEGORIES.ids)
+    source = ScriptedSource([held, queued], ticks=2, ends=True)
+    (line,) = printed(source, batch.Wanted(), as_json=True, rules=Fixed(rules))
+    tick = json.loads(line)
+    by_rule = {one["id"]: one["total_ns"] // MS for one in tick["diagnoses"]}
+    by_category = {one["name"]: one["total_ns"] // MS for one in tick["categories"]}
+    assert (by_rule["quota"], by_rule["run-queue"]) == (by_category["throttle"], by_category["run-queue"]) == (900, 200)

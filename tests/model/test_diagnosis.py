@@ -420,6 +420,38 @@ def test_who_is_at_the_other_end_is_told_by_its_port() -> None:
     assert diagnoser.rule_of(SiteKey(7, 72, 10, 9, 10), some) is found[0]
 
 
+def test_who_came_to_us_is_no_service_by_the_port_it_came_from() -> None:
+    came = Object("tcp", "socket:[1]", local="10.0.0.1:8080", peer="10.0.0.5:33060")
+    went = came._replace(local="10.0.0.1:50000")
+    assert (PACKAGED.service(came), PACKAGED.service(went)) == (None, ("MySQL", "33060"))
+
+
+def test_what_is_said_of_one_name_is_what_the_rule_with_most_of_it_says() -> None:
+    rule = '[[rule]]\nid = "{}"\nname = "it"\nsays = "{}"\nown = ["{}"]\n'
+    rules = parsed(rule.format("a", "Little.", "work") + rule.format("b", "Much.", "other"))
+    some = window((SiteKey(7, 71, LOCK, 8), 10), (SiteKey(7, 72, LOCK, 9), 90))
+    diagnoser = Diagnoser(Said(), Fixed(rules))
+    table = by_site(shares(some, Idle()), Scope())
+    assert [one.in_full(some.book, with_process=False) for one in diagnoser.rules_of(table, some.book)] == [
+        "100% wait for it: Much."
+    ]
+    apart = diagnoser.rules_of(table, some.book, apart=True)
+    assert [(one.rule and one.rule.id, one.total_ns) for one in apart] == [("b", 90), ("a", 10)]
+
+
+def test_another_program_of_the_same_process_is_told_anew() -> None:
+    some = book()
+    diagnoser = Diagnoser(Said(), Fixed(PACKAGED))
+    some.stacks[12] = Stack((Frame(KERNEL, 0, "do_wait"),), 0, "child")
+    site, ids = SiteKey(7, 71, 12, NO_STACK), np.array([(7, 71, 12, 0, 0)], np.int64)
+    told: list[tuple[str, int]] = []
+    for program in ("bash", "psql", "bash"):
+        some.processes[7] = program
+        rule = diagnoser.rule_of(site, some)
+        told.append((rule.id if rule else "", int(diagnoser.verdicts([ids], some).of(ids)[0])))
+    assert told == [("launcher", 1), ("child", 0), ("launcher", 1)]
+
+
 def test_where_the_port_says_nothing_the_process_at_the_other_end_is_who_is_there() -> None:
     some = book()
     some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")

@@ -4,6 +4,7 @@ import pytest
 
 from offtop.model.book import Book
 from offtop.model.cut import Added
+from offtop.model.snapshot import EXITED
 from offtop.model.stack import (
     ANONYMOUS,
     ASTRAY,
@@ -225,6 +226,14 @@ def test_in_the_c_library_where_it_waits_names_are_missed() -> None:
     machine.said.reasons = {LIBC: STRIPPED}
     machine.waits(Stack((Frame(LIBC, 9), named(APP), named(LIBC), named(APP))), S)
     assert [(one.binary, one.reason) for one in machine.told.problems] == [(LIBC, STRIPPED)]
+
+
+def test_of_what_has_exited_no_process_is_named_in_a_remedy() -> None:
+    machine = Machine()
+    made = Stack((named(LIBC), Frame(ANONYMOUS, 0x7000), named("/usr/lib/libjvm.so"), named(APP)))
+    machine.waits(made, S, pid=EXITED.pid, process="java")
+    (one,) = [one for one in machine.told.problems if one.reason == NO_MAP]
+    assert "jcmd" not in one.remedy  # its 0 would be every Java machine there is
 
 
 @pytest.mark.parametrize(
