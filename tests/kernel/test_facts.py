@@ -88,7 +88,7 @@ def test_our_own_process_is_told_of_as_it_is() -> None:
     assert told["executable"] == str(Path("/proc/self/exe").readlink())
     assert told["user"] == f"{pwd.getpwuid(os.geteuid()).pw_name}, uid {os.geteuid()}"
     assert told["parent"] == f"{os.getppid()} {Path(f'/proc/{os.getppid()}/comm').read_text().rstrip()}"
-    assert told["threads"] == str(len(os.listdir("/proc/self/task")))  # noqa: PTH208
+    assert int(told["threads"]) >= 1  # how many, exactly: by a child's, below; a thread of ours may end meanwhile
     assert told["memory"].endswith("MB resident")
     assert told["cgroup"] == cgroup_of(content_of(os.getpid()), mounted())
     assert "state" not in told
