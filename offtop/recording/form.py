@@ -5,13 +5,11 @@ a file whose tables are others is not read. Strangers' text is kept as bytes, si
 """
 
 import json
-import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, cast
 
 import numpy as np
 
@@ -39,6 +37,7 @@ from offtop.model.wake import (
     Wake,
     Waker,
 )
+from offtop.recording import checked
 
 APPLICATION_ID = 0x6F667470
 """`oftp`, where file(1) and SQLite look for it."""
@@ -69,16 +68,11 @@ file have no name, by what was known at the end."""
 _COSTS = 5
 """Fields of Cost that the first recordings had."""
 _LEVEL = 4
-_MOST_BYTES = 64 << 20
-"""Of one tick, decompressed."""
-_MOST_ID = (1 << 31) - 1
 _MOST_NS = 1 << 61
 """Seventy years."""
 MOST_CALLS = 4096
 """System calls that have a name: a machine's own table and that of its 32-bit programs have 1,000."""
 _MOST_CALL_NAME = 64
-_MOST_NAME = 8192
-"""Letters of what is waited on: a path has 4,096, and the kernel may put a word behind it."""
 _SITE_IDS = SITES.width - 1
 """Those that the first recordings had: all but the wake."""
 _WAITING = WAITING_FIELDS - 1
@@ -87,15 +81,8 @@ _OBJECT = 3
 """Fields of Object that stand with the wake."""
 _WAKE, _LINK = 6, 3
 """How many values a wake has before its links, and each of those."""
-_MOST_VALUES = 3 << 20
-"""In the words of a tick: 220,000 processes that are all new have so many."""
-_MOST_KEYS = 1_000
-_HARMLESS = 1 << 20
-"""Words of so many characters cost little, whatever is in them."""
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _LENGTH = struct.Struct("<I")
 _END, _UNSURE, _OTHER = "end-", "-unsure", "other"
-_OURS = re.compile("[A-Za-z0-9_-]{0,32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +177,14 @@ def encode(entry: Entry) -> bytes:
 
 def decode(blob: object, whole: bool = False) -> Entry:
     """Raises ValueError for bytes that are no tick, or hold what cannot be."""
-    raw = _decompressed(blob)
+    raw = checked.decompressed(blob)
     if len(raw) < _LENGTH.size:
         raise ValueError("a tick is cut off")
     length = _LENGTH.unpack_from(raw)[0]
     end = _LENGTH.size + length
     if end > len(raw):
         raise ValueError("a tick is cut off")
-    words = _words(raw[_LENGTH.size : end])
+    words = checked.words(raw[_LENGTH.size : end])
     each = iter(columns.unpacked(raw[end:]))
     threads = _rows(THREADS, each, THREADS.width, THREADS.numbers - 1)
     sites = _rows(SITES, each, _SITE_IDS, SITES.numbers)
@@ -207,54 +194,63 @@ def decode(blob: object, whole: bool = False) -> Entry:
     _add_wakes(sites, waiting, next(each, None))
     moves = _moves(next(each, None))
     _check_numbers(threads, sites, waiting, begun, whole)
-    pids, tids, who, states, min_ns, max_ns = _array(words.get("filters"), 6)
-    cost = [float(_number(value)) for value in _array(words.get("cost"), _COSTS)]
-    walk_ns, walk_every = map(_int, _array(words.get("walk", [-1, 1]), 2))
-    machine = [_int(one) for one in _array(words.get("machine", [0, 0, 0]), 3)]
-    _within(np.array(machine), 0, _MOST_NS)
+    pids, tids, who, states, min_ns, max_ns = checked.array(words.get("filters"), 6)
+    cost = [float(checked.number(value)) for value in checked.array(words.get("cost"), _COSTS)]
+    walk_ns, walk_every = map(checked.integer, checked.array(words.get("walk", [-1, 1]), 2))
+    machine = [checked.integer(one) for one in checked.array(words.get("machine", [0, 0, 0]), 3)]
+    checked.within(np.array(machine), 0, _MOST_NS)
     return Entry(
         Change(
-            _int(words.get("taken_ns")),
-            _int(words.get("at_ns")),
+            checked.integer(words.get("taken_ns")),
+            checked.integer(words.get("at_ns")),
             threads,
             sites,
             waiting,
             begun,
             ended,
-            {_word(kind): _int(n) for kind, n in _dict(words.get("lost")).items()},
+            {checked.word(kind): checked.integer(n) for kind, n in checked.object_of(words.get("lost")).items()},
             Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), walk_ns, walk_every),
             Machine(*machine),
-            mode if (mode := _word(words.get("mode"))) in MODES else OFFCPU,
-            _word(words.get("door")),
+            mode if (mode := checked.word(words.get("mode"))) in MODES else OFFCPU,
+            checked.word(words.get("door")),
             Filters(
-                tuple(map(_int, _array(pids))),
-                tuple(map(_int, _array(tids))),
-                _word(who),
-                _int(states),
-                _int(min_ns),
-                _int(max_ns),
-                _str(words.get("cgroup", "")),
+                tuple(map(checked.integer, checked.array(pids))),
+                tuple(map(checked.integer, checked.array(tids))),
+                checked.word(who),
+                checked.integer(states),
+                checked.integer(min_ns),
+                checked.integer(max_ns),
+                checked.text(words.get("cgroup", "")),
             ),
             _storms(words.get("storms", [])),
             moves,
             {
-                ThreadKey(_int(pid), _int(tid)): Holder(_id(of), _id(by), _name(comm))
-                for pid, tid, of, by, comm in _arrays(words.get("holders", []), 5)
+                ThreadKey(checked.integer(pid), checked.integer(tid)): Holder(
+                    checked.identity(of), checked.identity(by), checked.name(comm)
+                )
+                for pid, tid, of, by, comm in checked.arrays(words.get("holders", []), 5)
             },
         ),
-        {ThreadKey(_int(pid), _int(tid)): _str(comm) for pid, tid, comm in _arrays(words.get("comms"), 3)},
-        {_int(pid): _str(name) for pid, name in _arrays(words.get("processes"), 2)},
         {
-            _int(pid): Details(_str(user), _str(cmdline), _str(cgroup), _int(uid))
-            for pid, user, cmdline, cgroup, uid in _arrays(words.get("details"), 5)
+            ThreadKey(checked.integer(pid), checked.integer(tid)): checked.text(comm)
+            for pid, tid, comm in checked.arrays(words.get("comms"), 3)
+        },
+        {checked.integer(pid): checked.text(name) for pid, name in checked.arrays(words.get("processes"), 2)},
+        {
+            checked.integer(pid): Details(
+                checked.text(user), checked.text(cmdline), checked.text(cgroup), checked.integer(uid)
+            )
+            for pid, user, cmdline, cgroup, uid in checked.arrays(words.get("details"), 5)
         },
         {
-            ThreadKey(_int(pid), _int(tid)): Life(_int(from_ns), _int(to_ns))
-            for pid, tid, from_ns, to_ns in _arrays(words.get("lives", []), 4)
+            ThreadKey(checked.integer(pid), checked.integer(tid)): Life(
+                checked.integer(from_ns), checked.integer(to_ns)
+            )
+            for pid, tid, from_ns, to_ns in checked.arrays(words.get("lives", []), 4)
         },
         _calls(words.get("calls", [])),
         _with_ends(_wakes(words.get("wakers", []), words.get("wakes", [])), words.get("ends", [])),
-        dict(_other_ends(*row) for row in _arrays(words.get("other_ends", []), 3)),
+        dict(_other_ends(*row) for row in checked.arrays(words.get("other_ends", []), 3)),
     )
 
 
@@ -265,21 +261,34 @@ def _ends_words(what: Object, ends: Ends) -> list[object]:
 
 
 def _other_ends(what: object, sides: object, members: object) -> tuple[Object, Ends]:
-    kind, name, pid, local, peer, state = _array(what, len(Object._fields))
-    flat = _array(members)
+    kind, name, pid, local, peer, state = checked.array(what, len(Object._fields))
+    flat = checked.array(members)
     return (
-        Object(_name(kind), _name(name), _id(pid), _name(local), _name(peer), _name(state)),
+        Object(
+            checked.name(kind),
+            checked.name(name),
+            checked.identity(pid),
+            checked.name(local),
+            checked.name(peer),
+            checked.name(state),
+        ),
         Ends(
-            tuple(side for one in map(_array, _array(sides)) if (side := _side(one)).role in ROLES),
-            tuple((_name(kind), _id(count)) for kind, count in zip(flat[::2], flat[1::2], strict=True)),
+            tuple(side for one in map(checked.array, checked.array(sides)) if (side := _side(one)).role in ROLES),
+            tuple(
+                (checked.name(kind), checked.identity(count)) for kind, count in zip(flat[::2], flat[1::2], strict=True)
+            ),
         ),
     )
 
 
 def _side(words: Sequence[object]) -> Side:
-    role, total = _array(words[:2], 2)
+    role, total = checked.array(words[:2], 2)
     some = zip(words[2::2], words[3::2], strict=True)
-    return Side(_word(role), tuple(Process(_id(pid), _name(comm)) for pid, comm in some)[:NAMED], _id(total))
+    return Side(
+        checked.word(role),
+        tuple(Process(checked.identity(pid), checked.name(comm)) for pid, comm in some)[:NAMED],
+        checked.identity(total),
+    )
 
 
 def _wake_words(wakes: Mapping[int, Wake]) -> dict[str, object]:
@@ -301,20 +310,20 @@ def _wake_words(wakes: Mapping[int, Wake]) -> dict[str, object]:
 
 
 def _wakes(wakers: object, wakes: object) -> dict[int, Wake]:
-    known = [_waker(*one) for one in _arrays(wakers, len(Waker._fields))]
+    known = [_waker(*one) for one in checked.arrays(wakers, len(Waker._fields))]
     found: dict[int, Wake] = {}
-    for row in map(_array, _array(wakes)):
-        number, waker, kind, name, pid, end = _array(row[:_WAKE], _WAKE)
+    for row in map(checked.array, checked.array(wakes)):
+        number, waker, kind, name, pid, end = checked.array(row[:_WAKE], _WAKE)
         links = row[_WAKE:]
-        if _str(end) not in CHAIN_ENDS:
+        if checked.text(end) not in CHAIN_ENDS:
             raise ValueError("a chain that ends as none does")
         if len(links) % _LINK or len(links) > _LINK * MOST_DEPTH:
             raise ValueError("not the links of a chain")
-        found[_id(number)] = Wake(
+        found[checked.identity(number)] = Wake(
             _one_of(known, waker),
-            Object(_name(kind), _name(name), _id(pid)),
+            Object(checked.name(kind), checked.name(name), checked.identity(pid)),
             tuple(
-                Link(_id(kernel), _id(user), _one_of(known, by))
+                Link(checked.identity(kernel), checked.identity(user), _one_of(known, by))
                 for kernel, user, by in zip(links[::3], links[1::3], links[2::3], strict=True)
             ),
             end,
@@ -326,12 +335,12 @@ def _wakes(wakers: object, wakes: object) -> dict[int, Wake]:
 
 def _with_ends(wakes: dict[int, Wake], ends: object) -> dict[int, Wake]:
     """What was waited on, told by its addresses and state, too."""
-    for number, local, peer, state in _arrays(ends, 1 + len(Object._fields) - _OBJECT):
-        wake = wakes.get(_id(number))
+    for number, local, peer, state in checked.arrays(ends, 1 + len(Object._fields) - _OBJECT):
+        wake = wakes.get(checked.identity(number))
         if wake is None:
             raise ValueError("the addresses of no wake")
-        told = wake.object._replace(local=_name(local), peer=_name(peer), state=_name(state))
-        wakes[_id(number)] = wake._replace(object=told)
+        told = wake.object._replace(local=checked.name(local), peer=checked.name(peer), state=checked.name(state))
+        wakes[checked.identity(number)] = wake._replace(object=told)
     return wakes
 
 
@@ -339,35 +348,38 @@ def _waker(*values: object) -> Waker:
     kind, name, pid, tid, comm, via, kernel, user = values
     return Waker(
         kind if isinstance(kind, str) and kind in KINDS else NOBODY,
-        _name(name),
-        _id(pid),
-        _id(tid),
-        _name(comm),
+        checked.name(name),
+        checked.identity(pid),
+        checked.identity(tid),
+        checked.name(comm),
         SOFTIRQ if via == SOFTIRQ else "",
-        _id(kernel),
-        _id(user),
+        checked.identity(kernel),
+        checked.identity(user),
     )
 
 
 def _one_of(wakers: Sequence[Waker], number: object) -> Waker:
-    if _id(number) >= len(wakers):
+    if checked.identity(number) >= len(wakers):
         raise ValueError("a waker is missing")
-    return wakers[_int(number)]
+    return wakers[checked.integer(number)]
 
 
 def _storms(value: object) -> dict[int, Storm]:
-    found = {_id(wake): Storm(*map(_int, rest)) for wake, *rest in _arrays(value, 1 + len(Storm._fields))}
-    _within(np.array([*found.values()], np.int64), 0, _MOST_NS)
+    found = {
+        checked.identity(wake): Storm(*map(checked.integer, rest))
+        for wake, *rest in checked.arrays(value, 1 + len(Storm._fields))
+    }
+    checked.within(np.array([*found.values()], np.int64), 0, _MOST_NS)
     if min(found, default=FIRST_WAKE) < FIRST_WAKE:
         raise ValueError("storms of a wake that stands for none")
     return found
 
 
 def _calls(value: object) -> dict[int, str]:
-    found = {_int(number): _str(name) for number, name in _arrays(value, 2)}
+    found = {checked.integer(number): checked.text(name) for number, name in checked.arrays(value, 2)}
     if len(found) > MOST_CALLS or max(map(len, found.values()), default=0) > _MOST_CALL_NAME:
         raise ValueError("more system calls than there are")
-    _within(np.array([*found], np.int64), 0, _MOST_ID)
+    checked.within(np.array([*found], np.int64), 0, checked.MOST_ID)
     return {number: printable(name) for number, name in found.items()}
 
 
@@ -398,13 +410,13 @@ def _is_of_program(frames: Sequence[Frame]) -> bool:
 
 def stack_of(frames: Sequence[Frame], tail: object, entry: object, category: object) -> Stack:
     """Raises ValueError where they make no stack."""
-    word, end, unsure = _word(category), LINKED if _is_of_program(frames) else WHOLE, False
+    word, end, unsure = checked.word(category), LINKED if _is_of_program(frames) else WHOLE, False
     if word.startswith(_END):
         unsure = word.endswith(_UNSURE)
         word, end = _OTHER, word.removeprefix(_END).removesuffix(_UNSURE)
         if end not in ENDS:
             raise ValueError("a stack that ends as none does")
-    made = Stack(tuple(frames), _int(tail), word, _int(entry), end, unsure)
+    made = Stack(tuple(frames), checked.integer(tail), word, checked.integer(entry), end, unsure)
     if not 0 <= made.tail <= len(frames) or not 0 <= made.entry <= len(frames):
         raise ValueError("a stack with more machinery than frames")
     return made
@@ -450,9 +462,9 @@ def _moves(found: Ints | None) -> Moves:
         return NO_MOVES
     if found.ndim != 2 or found.shape[1] != MOVE_FIELDS or len(found) > columns.MOST_ROWS:
         raise ValueError("not what moved")
-    _within(found[:, :SINCE], 0, _MOST_ID)
-    _within(found[:, SINCE:], 0, _MOST_NS)
-    _within(found[:, UNTIL] - found[:, SINCE] - found[:, READY], 0, _MOST_NS)
+    checked.within(found[:, :SINCE], 0, checked.MOST_ID)
+    checked.within(found[:, SINCE:], 0, _MOST_NS)
+    checked.within(found[:, UNTIL] - found[:, SINCE] - found[:, READY], 0, _MOST_NS)
     return Moves(found)
 
 
@@ -481,124 +493,24 @@ def _matrix(each: Iterator[Ints], width: int) -> Ints:
 def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, begun: Ints, whole: bool) -> None:
     """Raises ValueError for ids, counts and times that no machine has: sums of them would not fit, or mean nothing."""
     for rows in (threads, sites):
-        _within(rows.ids, 0, _MOST_ID)
-        _within(rows.gone, 0, _MOST_ID)
-        _within(rows.longest_ns, 0, _MOST_NS)
+        checked.within(rows.ids, 0, checked.MOST_ID)
+        checked.within(rows.gone, 0, checked.MOST_ID)
+        checked.within(rows.longest_ns, 0, _MOST_NS)
         own = rows.ids[:, 1] != EXITED.tid  # what those got that ended may have been counted under others before
-        _within(rows.numbers[own], -_MOST_NS, _MOST_NS)
-        _within(rows.numbers[~own], -_MOST_NS, _MOST_NS)
-        _within(rows.lanes[own], 0, _MOST_NS)
-        _within(rows.lanes[~own], -_MOST_NS, _MOST_NS)
+        checked.within(rows.numbers[own], -_MOST_NS, _MOST_NS)
+        checked.within(rows.numbers[~own], -_MOST_NS, _MOST_NS)
+        checked.within(rows.lanes[own], 0, _MOST_NS)
+        checked.within(rows.lanes[~own], -_MOST_NS, _MOST_NS)
         if whole and len(np.unique(rows.ids, axis=0)) != len(rows.ids):
             raise ValueError("a thread or site stands twice in a whole")
         if len(rows.longest_ns) and not whole:
             raise ValueError("a change with longest waits")
-    _within(waiting[:, :2], 0, _MOST_ID)
-    _within(waiting[:, 2:4], FILTERED, _MOST_ID)
-    _within(waiting[:, 4:_WAITING], 0, _MOST_NS)
-    _within(waiting[:, _WAITING], 0, _MOST_ID)
-    _within(begun[:, 0], 0, _MOST_NS)
-    _within(begun[:, 1], 0, max(Bound))
-    _within(begun[:, 2], 0, (1 << 32) - 1)
-    _within(begun[:, 3], -2 - _MOST_ID, _MOST_ID)
-    _within(begun[:, -1], NO_STACK, _MOST_ID)
-
-
-def _within(values: Ints, least: int, most: int) -> None:
-    if values.size and not (least <= values.min() and values.max() <= most):
-        raise ValueError("a number that cannot be")
-
-
-def _decompressed(blob: object) -> bytes:
-    if not isinstance(blob, bytes):
-        raise ValueError("not the bytes of a tick")
-    unpacker = zlib.decompressobj()
-    try:
-        raw = unpacker.decompress(blob, _MOST_BYTES)
-    except zlib.error as error:
-        raise ValueError(f"a tick is damaged ({error})") from None
-    if not unpacker.eof:
-        raise ValueError("a tick is cut off, or far too large")
-    return raw
-
-
-def _words(raw: bytes) -> dict[str, object]:
-    text = raw.decode()
-    if len(text) > _HARMLESS:
-        _check_words(text)
-    try:
-        return _dict(json.loads(text))
-    except RecursionError:
-        raise ValueError("a tick is no JSON that offtop writes") from None
-
-
-def _check_words(text: str) -> None:
-    """Raises ValueError where there are far too many: a value takes some 100 bytes once it is read, and as little as
-    two before."""
-    strings = values = keys = at = 0
-    for string in _STRING.finditer(text):
-        begin, end = string.span()
-        strings, values, keys = strings + 1, values + text.count(",", at, begin), keys + text.count(":", at, begin)
-        if strings > _MOST_VALUES or values > _MOST_VALUES or keys > _MOST_KEYS:
-            break
-        at = end
-    else:
-        values, keys = values + text.count(",", at), keys + text.count(":", at)
-    if strings > _MOST_VALUES or values > _MOST_VALUES or keys > _MOST_KEYS:
-        raise ValueError("more words than a tick has")
-
-
-def _dict(value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise ValueError("not an object")
-    return cast(dict[str, object], value)
-
-
-def _array(value: object, length: int | None = None) -> list[Any]:
-    if not isinstance(value, list) or (length is not None and len(cast(list[object], value)) != length):
-        raise ValueError("not an array of that length")
-    return cast(list[Any], value)
-
-
-def _arrays(value: object, length: int) -> list[list[Any]]:
-    return [_array(one, length) for one in _array(value)]
-
-
-def _number(value: object) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -(2.0**63) < value < 2.0**63:
-        raise ValueError("not a number")
-    return value
-
-
-def _int(value: object) -> int:
-    number = _number(value)
-    if not isinstance(number, int):
-        raise ValueError("not an integer")
-    return number
-
-
-def _word(value: object) -> str:
-    """One of ours: it is shown as it is."""
-    if not _OURS.fullmatch(text := _str(value)):
-        raise ValueError("not a word of offtop's")
-    return text
-
-
-def _id(value: object) -> int:
-    number = _int(value)
-    if not 0 <= number <= _MOST_ID:
-        raise ValueError("a number that cannot be")
-    return number
-
-
-def _name(value: object) -> str:
-    text = _str(value)
-    if len(text) > _MOST_NAME:
-        raise ValueError("a name that is far too long")
-    return text
-
-
-def _str(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("not a text")
-    return value
+    checked.within(waiting[:, :2], 0, checked.MOST_ID)
+    checked.within(waiting[:, 2:4], FILTERED, checked.MOST_ID)
+    checked.within(waiting[:, 4:_WAITING], 0, _MOST_NS)
+    checked.within(waiting[:, _WAITING], 0, checked.MOST_ID)
+    checked.within(begun[:, 0], 0, _MOST_NS)
+    checked.within(begun[:, 1], 0, max(Bound))
+    checked.within(begun[:, 2], 0, (1 << 32) - 1)
+    checked.within(begun[:, 3], -2 - checked.MOST_ID, checked.MOST_ID)
+    checked.within(begun[:, -1], NO_STACK, checked.MOST_ID)

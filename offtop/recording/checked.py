@@ -1,0 +1,124 @@
+"""What may stand in the words and numbers of a recording, which anybody may have made.
+
+Each function raises ValueError for what cannot be.
+"""
+
+import json
+import re
+import zlib
+from typing import Any, cast
+
+from offtop.model.table import Ints
+
+_MOST_BYTES = 64 << 20
+"""Of one tick, decompressed."""
+MOST_ID = (1 << 31) - 1
+_MOST_NAME = 8192
+"""Letters of what is waited on: a path has 4,096, and the kernel may put a word behind it."""
+_MOST_VALUES = 3 << 20
+"""In the words of a tick: 220,000 processes that are all new have so many."""
+_MOST_KEYS = 1_000
+_HARMLESS = 1 << 20
+"""Words of so many characters cost little, whatever is in them."""
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_OURS = re.compile("[A-Za-z0-9_-]{0,32}")
+
+
+def within(values: Ints, least: int, most: int) -> None:
+    if values.size and not (least <= values.min() and values.max() <= most):
+        raise ValueError("a number that cannot be")
+
+
+def decompressed(blob: object) -> bytes:
+    if not isinstance(blob, bytes):
+        raise ValueError("not the bytes of a tick")
+    unpacker = zlib.decompressobj()
+    try:
+        raw = unpacker.decompress(blob, _MOST_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"a tick is damaged ({error})") from None
+    if not unpacker.eof:
+        raise ValueError("a tick is cut off, or far too large")
+    return raw
+
+
+def words(raw: bytes) -> dict[str, object]:
+    text = raw.decode()
+    if len(text) > _HARMLESS:
+        _check_words(text)
+    try:
+        return object_of(json.loads(text))
+    except RecursionError:
+        raise ValueError("a tick is no JSON that offtop writes") from None
+
+
+def _check_words(text: str) -> None:
+    """Raises ValueError where there are far too many: a value takes some 100 bytes once it is read, and as little as
+    two before."""
+    strings = values = keys = at = 0
+    for string in _STRING.finditer(text):
+        begin, end = string.span()
+        strings, values, keys = strings + 1, values + text.count(",", at, begin), keys + text.count(":", at, begin)
+        if strings > _MOST_VALUES or values > _MOST_VALUES or keys > _MOST_KEYS:
+            break
+        at = end
+    else:
+        values, keys = values + text.count(",", at), keys + text.count(":", at)
+    if strings > _MOST_VALUES or values > _MOST_VALUES or keys > _MOST_KEYS:
+        raise ValueError("more words than a tick has")
+
+
+def object_of(value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return cast(dict[str, object], value)
+
+
+def array(value: object, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list) or (length is not None and len(cast(list[object], value)) != length):
+        raise ValueError("not an array of that length")
+    return cast(list[Any], value)
+
+
+def arrays(value: object, length: int) -> list[list[Any]]:
+    return [array(one, length) for one in array(value)]
+
+
+def number(value: object) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -(2.0**63) < value < 2.0**63:
+        raise ValueError("not a number")
+    return value
+
+
+def integer(value: object) -> int:
+    found = number(value)
+    if not isinstance(found, int):
+        raise ValueError("not an integer")
+    return found
+
+
+def word(value: object) -> str:
+    """One of ours: it is shown as it is."""
+    if not _OURS.fullmatch(found := text(value)):
+        raise ValueError("not a word of offtop's")
+    return found
+
+
+def identity(value: object) -> int:
+    found = integer(value)
+    if not 0 <= found <= MOST_ID:
+        raise ValueError("a number that cannot be")
+    return found
+
+
+def name(value: object) -> str:
+    found = text(value)
+    if len(found) > _MOST_NAME:
+        raise ValueError("a name that is far too long")
+    return found
+
+
+def text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not a text")
+    return value
