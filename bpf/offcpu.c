@@ -14,7 +14,8 @@
  * maps    record: per thread, its wait in progress and what ended, in two halves. sites_*: what ended, by
  *         stack; object_sites: how many of them are there for what was waited on (object.c). gone_*: the records
  *         of threads that ended. `half` says which halves are written; the others are read and emptied meanwhile.
- *         kernel_stacks: frames by id; userstack.c has those of users.
+ *         kernel_stacks: frames by id; userstack.c has those of users. marks: from which length on waits are handed
+ *         out whole, through the ring buffer caught; user space writes them
  * units   ns of bpf_ktime_get_ns()
  * cost    bpf/README.md has it measured
  *
@@ -24,7 +25,7 @@
  * A thread's half that is written is written in its own context only (DOOR_SWITCH: under its run queue's
  * lock), one CPU at a time, so nothing here is atomic.
  *
- * -D: THREADS, SITES, STACKS (map sizes); TASK_* and RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC,
+ * -D: THREADS, SITES, STACKS, MARKS, CAUGHT (map sizes; of CAUGHT, in pages); TASK_* and RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC,
  * EXEC_START, START_TIME (offsets in task_struct, from BTF); TASK_CGROUPS and CGROUP_* (the way from there to a
  * cgroup's id); REG_* (offsets in pt_regs of the system call's number, its arguments, ip, sp, frame pointer and
  * what else calls keep);
@@ -55,6 +56,8 @@ BPF_TABLE("hash", struct site_key, struct site, sites_0, SITES);
 BPF_TABLE("hash", struct site_key, struct site, sites_1, SITES);
 BPF_ARRAY(object_sites, u64, 2);
 BPF_TABLE("hash", u64, struct stack, kernel_stacks, STACKS);
+BPF_TABLE("hash", struct mark_key, u64, marks, MARKS);
+BPF_RINGBUF_OUTPUT(caught, CAUGHT);
 BPF_TABLE("lru_hash", u32, u32, execs, EXECS); /* of who called exec: which program it is in its life, by its count */
 
 /* Updating an array of maps waits until no program uses what was there (maybe_wait_bpf_programs):
@@ -64,6 +67,7 @@ BPF_ARRAY_OF_MAPS(barrier, "nobody", 1);
 
 /* Too large for a program's own stack. The blanks are never written. */
 BPF_PERCPU_ARRAY(gone_scratch, struct gone, 1);
+BPF_PERCPU_ARRAY(caught_scratch, struct caught, 1);
 BPF_ARRAY(blank_site, struct site, 1);
 
 #ifdef BY_TID
@@ -351,6 +355,37 @@ static inline __attribute__((always_inline)) void count_in(u64 *histogram, u64 l
 		histogram[lane] += 1;
 }
 
+/* A wait has reached the lowest of the marks: hand it out, if its own mark is no higher, or nobody has told one yet. */
+static inline __attribute__((always_inline)) void catch_wait(struct record *r, void *task, struct site_key *key, u64 left_ns, u64 off_ns, u64 runqueue_ns)
+{
+	u32 zero = 0;
+	struct caught *c = caught_scratch.lookup(&zero);
+
+	if (!c)
+		return;
+	void *main_thread = task;
+#ifdef TASK_LEADER
+	bpf_probe_read_kernel(&main_thread, sizeof(main_thread), (char *)task + TASK_LEADER);
+#endif
+	c->of.kernel = key->kernel;
+	bpf_probe_read_kernel(c->of.program, sizeof(c->of.program), (char *)main_thread + TASK_COMM);
+	u64 *mark_ns = marks.lookup(&c->of);
+	if (mark_ns && off_ns < *mark_ns)
+		return;
+	c->left_ns = left_ns;
+	c->back_ns = left_ns + off_ns;
+	c->runqueue_ns = runqueue_ns;
+	c->kernel = key->kernel;
+	c->user = key->user;
+	c->wake = key->wake;
+	c->pid = key->pid;
+	c->tid = key->tid;
+	c->state = r->state;
+	c->cpu = bpf_get_smp_processor_id();
+	if (caught.ringbuf_output(c, sizeof(*c), BPF_RB_NO_WAKEUP))
+		count_lost(LOST_CAUGHT);
+}
+
 /* The thread has the CPU again: count its wait, once. */
 static inline __attribute__((always_inline)) void back(void *ctx, struct config *c, struct record *r, void *task)
 {
@@ -415,6 +450,8 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		key.kernel = kernel_stack(ctx);
 		key.user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 #endif
+		if (off_ns >= c->mark_ns)
+			catch_wait(r, task, &key, left_ns, off_ns, runqueue_ns);
 		lane = lane_of(off_ns); /* here, for the verifier walks each way through it to the end of the program */
 		struct site *site = site_of(which, &key, thread);
 		if (site) {

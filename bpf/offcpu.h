@@ -45,6 +45,7 @@ enum lost {
 	LOST_EVENTS,
 	LOST_COPIES,
 	LOST_WAKES,
+	LOST_CAUGHT, /* long waits that had no room in the ring buffer */
 	LOST_CHAINS, /* wakes, too, but no sign that there is no room: the other side has taken what they go on with */
 	LOST_KINDS
 };
@@ -80,6 +81,7 @@ struct config {
 	u32 depth;         /* 0: nobody asks for wakers; 1: the waker of each wait; more: the chain behind it, too */
 	u32 unused;
 	u64 wakes;         /* all ones where somebody asks for wakers, else 0 */
+	u64 mark_ns;       /* the lowest of the marks: from here on a wait may be caught; all ones: none is */
 	struct code interrupts[INTERRUPTS]; /* by which these enter the kernel */
 	struct code returns[RETURNS]; /* by which a thread goes on to its program, once an interrupt is over */
 };
@@ -193,6 +195,27 @@ struct site {
 	u64 runqueue_ns;
 	u64 max_ns;
 	u64 histogram[LANES];
+};
+
+/* Which waits have a mark of their own. */
+struct mark_key {
+	u64 kernel;
+	char program[16];  /* the name of its main thread */
+};
+
+/* A wait that has reached its mark, whole. */
+struct caught {
+	u64 left_ns;
+	u64 back_ns;
+	u64 runqueue_ns;
+	u64 kernel;        /* as in struct site_key */
+	u64 user;
+	u64 wake;
+	u32 pid;
+	u32 tid;
+	u32 state;         /* at leaving */
+	u32 cpu;           /* on which it came back */
+	struct mark_key of;
 };
 
 struct stack {

@@ -8,10 +8,11 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
+from offtop.catching import Catch
 from offtop.export import folded
 from offtop.model import calls, stuck, where
 from offtop.model.account import accounts
@@ -36,6 +37,8 @@ from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
 from offtop.model.ends import waited_on
 from offtop.model.filter import NOTHING, Filter
 from offtop.model.history import History, Kept, moved_in
+from offtop.model.outlier import Outlier, groups
+from offtop.model.outliertext import in_line
 from offtop.model.printable import printable
 from offtop.model.rows import (
     NOWHERE,
@@ -73,6 +76,7 @@ _DETAILS_SECONDS = 2.0
 _NO_MORE_DETAILS_SECONDS = 0.5
 _HISTORY_BYTES = 1 << 20
 _ALL_ROWS = 1_000_000
+_MOST_OUTLIERS = 10
 _LEAST_PROBLEM = 0.1
 """Of the time with a user stack."""
 _COMM_WIDTH, _WAKER_WIDTH = 16, 26
@@ -127,13 +131,15 @@ def run(
     out: TextIO,
     recorder: Recorder | None = None,
     rules: RuleSource = WITHOUT_RULES,
+    catch: Catch | None = None,
 ) -> bool:
     """Print `iterations` ticks (None: until the source ends): whether the source ended before that. Errors of the
     source and of `out` are passed on.
     """
     diagnoser, problems = Diagnoser(source.names, rules), Problems(source.names, source.why_nameless)
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
-    pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
+    pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns, judge=catch.judge if catch else None)
+    pace.alarm = catch.alarm if catch else None
     pace.recorder = _Asking(source, recorder) if as_json or wanted.stuck else recorder
     looked_up, patience_s = set[int](), _NAMES_SECONDS
     sums: dict[str, int] = {}
@@ -164,7 +170,8 @@ def run(
                     _add_up(sums, moved, source.names, wanted)
             elif as_json:
                 source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
-                json.dump(tick_object(tick, source.names, diagnoser, moved, problems), out, separators=(",", ":"))
+                made = tick_object(tick, source.names, diagnoser, moved, problems, pace.outliers)
+                json.dump(made, out, separators=(",", ":"))
                 out.write("\n")
             else:
                 ever = history.since_start() if wanted.sort == "TOTAL" else None
@@ -176,7 +183,10 @@ def run(
                 source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
                 tops = [(row.top.pid, row.top.wake) for row in listed.rows]
                 source.find_ends({**diagnoser.unanswered, **waited_on(tops, kept.window.book.wakes)})
-                out.write(tick_text(tick, listed, source.names, width, wanted, diagnoser, problems, lifetime))
+                told = tick_text(
+                    tick, listed, source.names, width, wanted, diagnoser, problems, lifetime, pace.outliers
+                )
+                out.write(told)
             out.flush()
             patience_s = _LATER_SECONDS
     finally:
@@ -294,6 +304,7 @@ def tick_text(
     diagnoser: Diagnoser,
     problems: Problems,
     lifetime: Tick | None = None,
+    outliers: Sequence[Outlier] = (),
 ) -> str:
     """One tick as tables, a blank line behind it. No line is wider than `width` (0: as wide as it needs)."""
     book = tick.kept.window.book
@@ -325,6 +336,7 @@ def tick_text(
         f"{_head(tick.kept)}{_filtered(tick, wanted)}",
         *_diagnosis(tick, wanted, diagnoser),
         *_stack_problem(tick, wanted, problems),
+        *_outlier_lines(outliers, names),
         *_table(categories, f"{'WAIT CATEGORY':<15}", _category_name),
         "",
         *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {who:<{width_of}}", name_of, where_of),
@@ -341,6 +353,13 @@ def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: Diagnoser) -> Iterable[str
     told = most(diagnoser.rules_of(by_site(tick.shares, wanted.scope), book))
     if told:
         yield told.in_full(book, with_process=True)
+
+
+def _outlier_lines(outliers: Sequence[Outlier], names: Names) -> Iterable[str]:
+    """A line for each of a kind; those that were told while they went on are not told again."""
+    for group in groups([one for one in outliers if not one.was_told])[:_MOST_OUTLIERS]:
+        many = f" x{group.many}" if group.many > 1 else ""
+        yield f"outlier{many}: {printable(in_line(group.worst, names))}"
 
 
 def _stack_problem(tick: Tick, wanted: Wanted, problems: Problems) -> Iterable[str]:

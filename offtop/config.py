@@ -74,6 +74,11 @@ class Settings:
     """Columns and panes that are not shown."""
     muted: tuple[str, ...]
     """Filter expressions, not yet parsed."""
+    triggers: tuple[str, ...]
+    """Which waits and ticks are outliers, not yet parsed."""
+    on_trigger: str
+    """A command to be run then; empty: none."""
+    bell: bool
     debuginfod: str
     """Servers to be asked for debug files, `auto` for those that the machine knows; empty: none."""
     preset: str
@@ -154,7 +159,16 @@ def _time(
     return Setting(name, default, means, expected, attributes, said)
 
 
-def _texts(name: str, attribute: str, kind: type, means: str, expected: str, pattern: str, most: int) -> Setting:
+def _texts(
+    name: str,
+    attribute: str,
+    kind: type,
+    means: str,
+    expected: str,
+    pattern: str,
+    most: int,
+    default: Sequence[str] = (),
+) -> Setting:
     """A list of strings, each of which the pattern matches as a whole."""
 
     def attributes(value: object) -> Mapping[str, Any]:
@@ -168,7 +182,7 @@ def _texts(name: str, attribute: str, kind: type, means: str, expected: str, pat
         texts: Collection[str] = getattr(settings, attribute)
         return sorted(texts) if isinstance(texts, frozenset) else list(texts)
 
-    return Setting(name, (), means, expected, attributes, said)
+    return Setting(name, default, means, expected, attributes, said)
 
 
 def _matched(value: object, pattern: str) -> str:
@@ -282,6 +296,25 @@ SETTINGS = (
         ".{1,500}",
         100,
     ),
+    _texts(
+        "trigger",
+        "triggers",
+        tuple,
+        "which waits are caught whole: auto for what is far longer than usual, and rules as lock.max > 500ms; or off",
+        "a list of at most 40 triggers of at most 200 letters each",
+        ".{1,200}",
+        40,
+        ("auto",),
+    ),
+    Setting(
+        "on_trigger",
+        "",
+        "a command that is run when something is caught, by the rights of who typed sudo",
+        "a command of at most 1000 letters",
+        lambda value: {"on_trigger": _matched(value, ".{0,1000}")},
+        attrgetter("on_trigger"),
+    ),
+    _flag("bell", False, "ring the terminal's bell when something is caught"),
     Setting(
         "debuginfod",
         "",

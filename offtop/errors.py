@@ -19,6 +19,12 @@ class PrivilegeError(OfftopError):
     status = 3
 
 
+class CaughtError(OfftopError):
+    """Something was caught, which was asked to be a failure."""
+
+    status = 5
+
+
 class KernelError(OfftopError):
     """This kernel, or this bcc, cannot do what is needed."""
 

@@ -69,6 +69,13 @@ def live() -> argparse.ArgumentParser:
     _paced(parser)
     _counted(parser)
     _woken(parser)
+    _caught(parser)
+    parser.add_argument(
+        "--freeze", action="store_true", help="screen: pause when something is caught for the first time"
+    )
+    parser.add_argument(
+        "--fail-on-trigger", action="store_true", help="batch: end with status 5 if anything was caught"
+    )
     _shown(parser)
     parser.add_argument("--record", metavar="FILE", help="write all that is measured to this file; replay shows it")
     _kept(parser)
@@ -94,6 +101,7 @@ def record() -> argparse.ArgumentParser:
     _paced(parser)
     _counted(parser)
     _woken(parser)
+    _caught(parser)
     _kept(parser)
     parser.add_argument("--config", metavar="FILE", help="read the settings from this file")
     return parser
@@ -232,6 +240,9 @@ def _played(parser: argparse.ArgumentParser) -> None:
         "--begin", metavar="T", help="begin there: 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m"
     )
     parser.add_argument(
+        "--at", choices=("outlier",), help="begin at the first outlier, and hold it there; n and N go to the others"
+    )
+    parser.add_argument(
         "--speed", type=_speed, default=1.0, metavar="N", help="play N recorded seconds in one (default 1)"
     )
 
@@ -329,6 +340,23 @@ def _woken(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_DEPTH,
         metavar="N",
         help=f"wakers of a chain, 2 to {MOST_DEPTH} (default {DEFAULT_DEPTH})",
+    )
+
+
+def _caught(parser: argparse.ArgumentParser) -> None:
+    """What is caught whole."""
+    add = parser.add_argument
+    add(
+        "--trigger",
+        action="append",
+        metavar="RULE",
+        help="catch what is so, as 'lock.max > 500ms', 'comm:mysqld disk.p99 > 50ms for 3s', 'any.now > 5s'; auto, "
+        "the default: what is far longer than usual; off. May be given more than once",
+    )
+    add(
+        "--on-trigger",
+        metavar="COMMAND",
+        help="run this by the rights of who typed sudo if something is caught; OFFTOP_* in its environment say what",
     )
 
 

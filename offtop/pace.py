@@ -1,11 +1,14 @@
 """The pace at which a Source is read: a first tick soon, then whole delays without drift."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from threading import Condition
 from time import monotonic_ns
 from typing import Protocol
 
 from offtop.model.history import History, Kept
+from offtop.model.judge import Judge
+from offtop.model.outlier import Outlier
 from offtop.model.snapshot import Snapshot
 from offtop.source import Source
 from offtop.units import NS_PER_S
@@ -18,11 +21,28 @@ class Recorder(Protocol):
     def add(self, snapshot: Snapshot) -> None: ...
 
 
+class Alarm(Protocol):
+    def add(self, outliers: Sequence[Outlier]) -> None: ...
+
+
 class Pace:
     """Reads `source` into `history`, in the thread that runs `ticks`; the other methods are for any thread."""
 
-    def __init__(self, source: Source, history: History, delay_ns: int, first_tick_ns: int = FIRST_TICK_NS) -> None:
+    def __init__(
+        self,
+        source: Source,
+        history: History,
+        delay_ns: int,
+        first_tick_ns: int = FIRST_TICK_NS,
+        judge: Judge | None = None,
+    ) -> None:
+        """`judge`: says which waits and ticks are outliers; None: nobody asks, or it was recorded."""
         self._source = source
+        self._judge = judge
+        self.alarm: Alarm | None = None
+        """Is handed the outliers of each tick."""
+        self.outliers: Sequence[Outlier] = ()
+        """Of the last tick."""
         self._history = history
         self._delay_ns = delay_ns
         self._first_tick_ns = first_tick_ns
@@ -33,25 +53,31 @@ class Pace:
 
     def ticks(self) -> Iterator[Kept]:
         """Each tick when it is read; ends with the source, or after `stop`. What the source raises is passed on."""
-        for snapshot in self.snapshots():
+        for snapshot in self._snapshots():
             kept = self._history.add(snapshot)
+            if kept is not None and self._judge is not None:
+                snapshot = replace(snapshot, outliers=self._judge.tick(snapshot, kept))
+            recorder = self.recorder
+            if recorder is not None:
+                recorder.add(snapshot)
+            self.outliers = snapshot.outliers
+            if self.alarm is not None:
+                self.alarm.add(snapshot.outliers)
             if kept is not None:
                 yield kept
 
-    def snapshots(self) -> Iterator[Snapshot]:
-        """Each when it is read, and not kept.
+    def _snapshots(self) -> Iterator[Snapshot]:
+        """Each when it is read.
 
         A reading that comes late moves no later one: ticks that were missed make the next window longer.
         """
+        self._source.catch(self._judge)
         due_ns: int | None = monotonic_ns()
         is_first = True
         while due_ns is not None and not self._stopped:
             snapshot = self._source.read()
             if snapshot is None:
                 return
-            recorder = self.recorder
-            if recorder is not None:
-                recorder.add(snapshot)
             yield snapshot
             if self._source.recorded is None:
                 due_ns = self._wait_after(due_ns, is_first)

@@ -5,6 +5,7 @@ from typing import Any
 from offtop.model.ends import NAMED, ROLES
 from offtop.model.stack import ANONYMOUS, ENDS, GONE
 from offtop.model.stackproblems import REASONS
+from offtop.model.trigger import METRICS
 from offtop.model.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
 
 _NS = {"type": "integer", "description": "ns"}
@@ -128,6 +129,24 @@ _WAITED_ON = _object(
 )
 _HOLDER = _object({"pid": _COUNT, "tid": _COUNT, "comm": {"type": "string", "description": "empty: not known"}})
 _NO_WAKER = "nobody asked, or the wait goes on, or was for a CPU alone"
+
+_WOKEN: dict[str, Any] = {
+    "waker": _unless(_WAKER, "who ended these waits", _NO_WAKER),
+    "object": _unless(_WAITED_ON, "what was waited on", "not known"),
+    "chain": _unless(
+        {"type": "array", "items": _FRAMES},
+        "in mode chain the last wait of the waker, that of who ended it, and so on: the functions "
+        "of kernel and program, leaf first",
+        f"another mode, or {_NO_WAKER}",
+    ),
+    "chain_wakers": _unless({"type": "array", "items": _WAKER}, "who ended each of these", "as chain"),
+    "chain_end": {
+        "enum": [*CHAIN_ENDS, None],
+        "description": "why the chain goes no further: "
+        + "; ".join(f"{end}: {means.removeprefix('whole: ')}" for end, means in CHAIN_ENDS.items())
+        + "; null: as chain",
+    },
+}
 
 
 SCHEMA: dict[str, Any] = {
@@ -271,23 +290,7 @@ SCHEMA: dict[str, Any] = {
                         "user_end": _END,
                         "user_unsure": _UNSURE,
                         "histogram": _HISTOGRAM,
-                        "waker": _unless(_WAKER, "who ended these waits", _NO_WAKER),
-                        "object": _unless(_WAITED_ON, "what was waited on", "not known"),
-                        "chain": _unless(
-                            {"type": "array", "items": _FRAMES},
-                            "in mode chain the last wait of the waker, that of who ended it, and so on: the functions "
-                            "of kernel and program, leaf first",
-                            f"another mode, or {_NO_WAKER}",
-                        ),
-                        "chain_wakers": _unless(
-                            {"type": "array", "items": _WAKER}, "who ended each of these", "as chain"
-                        ),
-                        "chain_end": {
-                            "enum": [*CHAIN_ENDS, None],
-                            "description": "why the chain goes no further: "
-                            + "; ".join(f"{end}: {means.removeprefix('whole: ')}" for end, means in CHAIN_ENDS.items())
-                            + "; null: as chain",
-                        },
+                        **_WOKEN,
                     }
                 ),
             },
@@ -342,6 +345,74 @@ SCHEMA: dict[str, Any] = {
                             _HOLDER,
                             "who holds the mutex or rwsem that it waits for",
                             "not known, several readers, or it waits for something else",
+                        ),
+                    }
+                ),
+            },
+            "outliers": {
+                "type": "array",
+                "description": "what was caught in this tick: waits and ticks that a trigger, or what is usual, calls "
+                "too much; whatever the filter",
+                "items": _object(
+                    {
+                        "rule": {"type": "string", "description": "auto, or the trigger's text"},
+                        "metric": {
+                            "enum": [*METRICS],
+                            "description": "; ".join(f"{name}: {means}" for name, means in METRICS.items()),
+                        },
+                        "category": {"type": "string", "description": "empty: all that does not look idle"},
+                        "process": {"type": "string", "description": "its name; empty: all of them together"},
+                        "value": {
+                            "type": "number",
+                            "description": "what it came to: ns, threads, or a number a second. Of a wait without its "
+                            "run-queue part, which is judged by itself",
+                        },
+                        "mark": {"type": "number", "description": "what it was too much against"},
+                        "usual_ns": _or_null(
+                            "integer",
+                            "of all but one in a thousand waits of that process name and category in the last minutes, "
+                            "at most",
+                            "not known",
+                        ),
+                        "taken_ns": {**_COUNT, "description": "of the tick, as above"},
+                        "more": {**_COUNT, "description": "others of its kind in this tick, not told one by one"},
+                        "was_told": {
+                            "type": "boolean",
+                            "description": "this wait was told before, while it went on, and has ended now",
+                        },
+                        "wait": _unless(
+                            _object(
+                                {
+                                    "pid": _COUNT,
+                                    "tid": _COUNT,
+                                    "comm": {"type": "string"},
+                                    "process": {"type": "string"},
+                                    "began_ns": {**_COUNT, "description": "CLOCK_REALTIME"},
+                                    "length_ns": _COUNT,
+                                    "runqueue_ns": {**_COUNT, "description": "of it ready to run, at its end"},
+                                    "going_on": {"type": "boolean", "description": "at the end of the tick"},
+                                    "exact": {
+                                        "type": "boolean",
+                                        "description": "false: when it ended is known by the tick alone",
+                                    },
+                                    "cpu": _or_null("integer", "on which the thread went on", "not known"),
+                                    "state": {"type": "string", "description": "as it left: as in still_blocked"},
+                                    "after": _or_null(
+                                        "string",
+                                        "what the thread did at the end of the tick: running, ended, or state and "
+                                        "category of its next wait",
+                                        "it goes on",
+                                    ),
+                                    "kernel": _FRAMES,
+                                    "user": _FRAMES,
+                                    "user_end": _END,
+                                    "user_unsure": _UNSURE,
+                                    "diagnosis": _DIAGNOSIS,
+                                    **_WOKEN,
+                                }
+                            ),
+                            "the wait",
+                            "it is a tick that was too much",
                         ),
                     }
                 ),

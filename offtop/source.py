@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from offtop.model.outlier import Marks, Outlier
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import Frame, Names
 from offtop.model.wake import Object
@@ -65,6 +66,15 @@ class Source(Protocol):
         """
         ...
 
+    def catch(self, marks: Marks | None) -> None:
+        """From the next read on, have snapshots tell of waits that reach these marks; None: of none. For the thread
+        that reads. What was recorded tells of those that were outliers then."""
+        ...
+
+    def outliers(self) -> Sequence[Outlier]:
+        """All that were recorded, in the order of time; of what happens now, none are known."""
+        ...
+
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """Return when each of `frames` has the best name it will get, or after `seconds`."""
         ...
@@ -115,3 +125,6 @@ class Happening:
 
     def hold(self, held: bool) -> None:
         """It goes on."""
+
+    def outliers(self) -> Sequence[Outlier]:
+        return ()

@@ -12,10 +12,12 @@ from offtop.model.cut import ALL, RUN_QUEUE, THROTTLE, Leaf, Scope, by_category,
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import Rule
 from offtop.model.endings import Endings, endings
+from offtop.model.outlier import Outlier
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Bound, Holder, SiteTotals, ThreadTotals
 from offtop.model.stack import NO_STACK, QUEUED, Names, Stack
 from offtop.model.stackproblems import Problem, Problems
+from offtop.model.state import letter
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES
 from offtop.model.wake import CHAIN, NO_OBJECT, NO_WAKE, Waker
@@ -23,7 +25,12 @@ from offtop.tick import Tick
 
 
 def tick_object(
-    tick: Tick, names: Names, diagnoser: Diagnoser, moved: Tick | None = None, problems: Problems | None = None
+    tick: Tick,
+    names: Names,
+    diagnoser: Diagnoser,
+    moved: Tick | None = None,
+    problems: Problems | None = None,
+    outliers: Sequence[Outlier] = (),
 ) -> dict[str, Any]:
     """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable.
 
@@ -123,6 +130,7 @@ def tick_object(
             }
             for wake, storm in sorted(window.storms.items(), key=lambda item: (-item[1].woken, item[0]))
         ],
+        "outliers": [outlier_object(one, names, diagnoser) for one in outliers],
         "user_stacks": _callers_object(endings([window])),
         "user_stack_problems": [_problem_object(one) for one in stacks.problems],
         "machine": {
@@ -131,6 +139,44 @@ def tick_object(
             "interrupt_ns": window.machine.interrupt_ns if window.machine.cpus else None,
         },
     }
+
+
+def outlier_object(one: Outlier, names: Names, diagnoser: Diagnoser) -> dict[str, Any]:
+    wait, book = one.wait, one.book
+    told: dict[str, Any] = {
+        "rule": printable(one.rule),
+        "metric": one.metric,
+        "category": one.category,
+        "process": printable(one.program),
+        "value": round(float(one.value), 3),
+        "mark": round(float(one.mark), 3),
+        "usual_ns": one.usual_ns or None,
+        "taken_ns": one.taken_ns,
+        "more": one.more,
+        "was_told": one.was_told,
+        "wait": None,
+    }
+    if wait is None:
+        return told
+    rule, site = diagnoser.apart().rule_of(wait.site, book), wait.site
+    told["wait"] = {
+        **_who(site.thread, book),
+        "began_ns": one.taken_ns - (one.at_ns - wait.began_ns),
+        "length_ns": one.length_ns,
+        "runqueue_ns": wait.runqueue_ns,
+        "going_on": one.is_going_on,
+        "exact": wait.is_exact,
+        "cpu": wait.cpu if wait.cpu >= 0 else None,
+        "state": letter(wait.state),
+        "after": one.after or None,
+        "kernel": _printable(where.kernel_names(book, site.kernel, names)),
+        "user": _printable(where.user_names(book, site.user, names)),
+        "user_end": _end_of(book.stack(site.user)),
+        "user_unsure": book.stack(site.user).is_guessed,
+        "diagnosis": rule.id if rule else None,
+        **_Woken(book, names).wake(site, chained=True),
+    }
+    return told
 
 
 def stacks_of(tick: Tick) -> set[int]:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from offtop import batch, paths
-from offtop.errors import OfftopError, UsageError
+from offtop.errors import CaughtError, OfftopError, UsageError
 from offtop.model import categories
 from offtop.model.filter import NOTHING, Filter, FilterError, parse, quoted
 from offtop.model.printable import printable
@@ -30,8 +30,10 @@ from offtop.source import Recorded, Source
 from offtop.units import NS_PER_S
 
 if TYPE_CHECKING:  # not to be loaded for --help
+    from offtop.catching import Catch
     from offtop.config import Loaded
     from offtop.export.profile import Profile
+    from offtop.model.outlier import Group
     from offtop.model.view import View
     from offtop.person import Person
     from offtop.recording.writer import Recorder
@@ -40,6 +42,8 @@ if TYPE_CHECKING:  # not to be loaded for --help
 _GRACE_NS = 300 * NS_PER_S
 _EXPORT_TICKS = 10
 _RULES_TICKS = 5
+_RECORD_NS, _RECORD_BYTES = 5 * NS_PER_S, 1 << 20
+"""What is remembered of what goes into a file and nowhere else."""
 
 
 def _load(asked: argparse.Namespace) -> "tuple[Loaded, Person]":
@@ -72,7 +76,10 @@ def live(asked: argparse.Namespace) -> int:
     _check_theme(loaded)
     filters = _filters(asked, loaded)
     view = None if no_screen is not None else _view(loaded, filters, rules, chosen, user, asked)
+    if view and asked.fail_on_trigger:
+        raise UsageError("--fail-on-trigger is a check that ends by itself. Add -b or --json, and -n N")
     keymap: Mapping[str, str] = _keymap(loaded) if view else {}
+    catch = _catch(loaded, rules, whose, asked.freeze)
     if view:
         threading.Thread(target=_load_screen, daemon=True).start()
     with (
@@ -83,9 +90,14 @@ def live(asked: argparse.Namespace) -> int:
         kept = _Kept(loaded, whose, asked)
         recorder = kept.recorder(source, asked.record) if asked.record else None
         if view:
-            return _screen(source, view, rules, files, loaded, kept, keymap, asked.iterations, recorder)
+            return _screen(source, view, rules, files, loaded, kept, keymap, asked, recorder, catch)
         try:
-            return _batch(source, rules, files, loaded, _of_user(user, chosen), asked, recorder)
+            status = _batch(source, rules, files, loaded, _of_user(user, chosen), asked, recorder, catch)
+            if catch.alarm.failure:
+                print(f"offtop: {catch.alarm.failure}", file=sys.stderr)
+            if asked.fail_on_trigger and catch.alarm.count:
+                raise CaughtError(f"{catch.alarm.count:,} caught (--fail-on-trigger). See: offtop -b, or --json")
+            return status
         finally:
             if recorder:
                 print(f"offtop: {recorder.close()}", file=sys.stderr)
@@ -108,30 +120,62 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
     ):
         if asked.begin is not None:
             source.go_to(_begin(asked.begin, source.recorded))
+        held_ns = None
+        if asked.at is not None:
+            first = _first_outlier(source, path)
+            held_ns = source.go_to(first.worst.taken_ns)
+            view = view and _around(view, first, rules)
         if view:
             kept = _Kept(loaded, whose, asked)
-            return _screen(source, view, rules, files, loaded, kept, keymap, asked.iterations, None)
+            return _screen(source, view, rules, files, loaded, kept, keymap, asked, None, held_ns=held_ns)
         return _batch(source, rules, files, loaded, _of_user(user, chosen), asked, None)
+
+
+def _first_outlier(source: Source, path: Path) -> "Group":
+    """Raises OfftopError where there is none."""
+    from offtop.model.outlier import groups
+
+    found = groups(source.outliers())
+    if not found:
+        raise OfftopError(f"{printable(str(path))} has no outlier in it. Leave --at out, and press 5 or M")
+    return found[0]
+
+
+def _around(view: "View", group: "Group", rules: categories.Categories) -> "View":
+    from offtop.model import view as views
+    from offtop.model.outlierview import which
+
+    one = group.worst
+    category = one.category if one.category in rules.ids else views.ALL
+    return views.around_outlier(view, which(group), one.wait.site.thread if one.wait else None, category)
 
 
 def record(asked: argparse.Namespace) -> int:
     """This machine, into a file and nowhere else."""
+    from offtop.model.diagnoser import Diagnoser
     from offtop.model.history import History
     from offtop.pace import Pace
 
     rules = _rules()
     loaded, whose = _load(asked)
     filters = _filters(asked, loaded)
-    with _ended_by_signals(), _live_source(rules, filters, asked, loaded) as source:
+    catch = _catch(loaded, rules, whose)
+    with (
+        _rule_files(rules, loaded, whose) as files,
+        _ended_by_signals(),
+        _live_source(rules, filters, asked, loaded) as source,
+    ):
         recorder = _Kept(loaded, whose, asked).recorder(source, asked.output or "")
-        pace = Pace(source, History((), categories.is_periodic), loaded.settings.delay_ns)
-        pace.recorder = recorder
+        diagnoser = Diagnoser(source.names, files)
+        history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, verdicts=diagnoser.verdicts)
+        pace = Pace(source, history, loaded.settings.delay_ns, judge=catch.judge)
+        pace.recorder, pace.alarm = recorder, catch.alarm
         try:
             print(f"offtop: recording to {printable(str(recorder.path))}; ctrl-C ends it", file=sys.stderr, flush=True)
-            first_ns = -1
-            for number, snapshot in enumerate(pace.snapshots()):
-                first_ns = snapshot.at_ns if first_ns < 0 else first_ns
-                over = asked.duration is not None and snapshot.at_ns - first_ns >= asked.duration
+            first_ns = 0
+            for number, kept in enumerate(pace.ticks(), 1):
+                first_ns = first_ns or kept.at_ns - kept.span_ns
+                over = asked.duration is not None and kept.at_ns - first_ns >= asked.duration
                 if over or number == asked.iterations or recorder.failure:
                     break
         except KeyboardInterrupt:
@@ -304,6 +348,16 @@ def _choices(asked: argparse.Namespace) -> tuple[categories.Categories, Filter, 
     return rules, chosen, user
 
 
+def _catch(loaded: "Loaded", rules: categories.Categories, whose: "Person", freeze: bool = False) -> "Catch":
+    from offtop.catching import Alarm, Catch
+
+    settings = loaded.settings
+    said = loaded.origin["trigger"]
+    where = "--trigger" if said == "command line" else f"{said}: trigger"
+    alarm = Alarm(settings.on_trigger, whose)
+    return Catch(settings.triggers, rules, settings.min_ns, where, alarm, freeze, settings.bell)
+
+
 def _filters(asked: argparse.Namespace, loaded: "Loaded") -> Filters:
     settings = loaded.settings
     if asked.max and asked.max < settings.min_ns:
@@ -404,6 +458,7 @@ def _batch(
     chosen: Filter,
     asked: argparse.Namespace,
     recorder: "Recorder | None",
+    catch: "Catch | None" = None,
 ) -> int:
     _escape_what_the_locale_has_not()
     settings = loaded.settings
@@ -435,6 +490,7 @@ def _batch(
             out=sys.stdout,
             recorder=recorder,
             rules=files,
+            catch=catch,
         )
     if ended and source.recorded is None:
         print("offtop: what was watched has ended", file=sys.stderr)
@@ -529,8 +585,10 @@ def _screen(
     loaded: "Loaded",
     kept: "_Kept",
     keymap: Mapping[str, str],
-    iterations: int | None,
+    asked: argparse.Namespace,
     recorder: "Recorder | None",
+    catch: "Catch | None" = None,
+    held_ns: int | None = None,
 ) -> int:
     from offtop.ui import app, terminal
 
@@ -547,12 +605,14 @@ def _screen(
         ascii_only=settings.ascii or os.environ.get("TERM", "").startswith("linux"),
         colour=colour,
         history_ns=settings.history_ns,
-        iterations=iterations,
+        iterations=asked.iterations,
         keymap=keymap,
         files=replace(kept, theme=theme),
         mouse=settings.mouse,
         recorder=recorder,
         rules=rule_files,
+        catch=catch,
+        held_ns=held_ns,
     )
 
 
@@ -586,10 +646,12 @@ class _Kept:
             latency=view.latency,
             hidden=view.hidden,
             muted=tuple(one.text for one in view.muted),
+            triggers=view.triggers or before.triggers,
         )
         said = config.toml_of(settings)
-        if self.loaded.origin["debuginfod"] == "command line":  # who asks for a network once has not asked for ever
-            del said["debuginfod"]
+        for once in ("debuginfod", "on_trigger"):  # who asks for a network, or a command, once has not asked for ever
+            if self.loaded.origin[once] == "command line":
+                del said[once]
         return config.save(self.loaded.path, self.whose, said)
 
     def write(self, path: Path, text: str | bytes) -> str:

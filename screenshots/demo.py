@@ -26,6 +26,7 @@ from offtop import paths
 from offtop.kernel.live import LiveSource
 from offtop.model.book import Book, Details, SiteKey, ThreadKey
 from offtop.model.categories import parse
+from offtop.model.outlier import Marks
 from offtop.model.snapshot import Filters, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.stack import Frame, Names
 from offtop.model.wake import CHAIN, Object
@@ -91,6 +92,9 @@ class OfTheLoad(Happening):
 
     def set_filters(self, filters: Filters) -> None:
         raise NotImplementedError
+
+    def catch(self, marks: Marks | None) -> None:
+        self._source.catch(marks)
 
     def set_mode(self, mode: str, depth: int) -> None:
         raise NotImplementedError

@@ -186,6 +186,9 @@ def test_each_setting_has_a_default() -> None:
         "sort": "WAITING",
         "names": "comm",
         "latency": "auto",
+        "trigger": ["auto"],
+        "on_trigger": "",
+        "bell": False,
         "debuginfod": "",
         "keys": {"preset": "top"},
     }
@@ -198,6 +201,8 @@ def test_each_setting_has_a_default() -> None:
         ("--delay 1m", 'delay = "1m"'),
         ("--min 200", 'min = "200us"'),
         ("--debuginfod", 'debuginfod = "auto"'),
+        ("--trigger any.now>5s --trigger auto", 'trigger = ["any.now>5s", "auto"]'),
+        ("--on-trigger true", 'on_trigger = "true"'),
         ("--debuginfod https://a.org,http://b:8002", 'debuginfod = "https://a.org,http://b:8002"'),
         ("--history 1h", 'history = "1h"'),
         ("-H", "threads = true"),
@@ -225,6 +230,7 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(
     name = line.split()[0]
     other = {"delay": 9, "min": 9, "history": 99, "sort": '"TOTAL"', "window": '"1s"', "theme": '"dark"'}
     other |= {"color": '"always"', "mouse": "false", "debuginfod": '"http://a"', "mode": '"offwake"'}
+    other |= {"trigger": '["off"]', "on_trigger": '"false"'}
     no_settings.write_text(f"{name} = {other.get(name, 'false')}")
     said = settings()
     assert said.pop(next(one for one in said if one.startswith(f"{name} = "))) == str(no_settings)

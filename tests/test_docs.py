@@ -31,6 +31,7 @@ _SPELLED = {
     "PgDn": "pagedown",
     "Esc": "escape",
     "?": "question_mark",
+    "!": "exclamation_mark",
     "<": "less_than_sign",
     ">": "greater_than_sign",
     "/": "slash",
@@ -131,7 +132,14 @@ def test_exit_statuses_are_those_of_the_errors() -> None:
         int(n) for row in rows("When it does not work") for n in re.findall(r"^[\d, ]+$", row[0]) for n in n.split(",")
     }
     raised = {
-        kind.status for kind in (errors.OfftopError, errors.UsageError, errors.PrivilegeError, errors.KernelError)
+        kind.status
+        for kind in (
+            errors.OfftopError,
+            errors.UsageError,
+            errors.PrivilegeError,
+            errors.KernelError,
+            errors.CaughtError,
+        )
     }
     assert written == {0, *raised, 129, 130, 143}
 

@@ -81,7 +81,7 @@ def in_zsh(command: str) -> set[str]:
     prefix = "_".join(["_shtab_offtop", *of_a(command)])
     found = re.search(rf"^{prefix}_options=\(\n(.*?)^\)", (_COMPLETIONS / "_offtop").read_text(), re.M | re.S)
     assert found, f"zsh knows no {command}"
-    names = re.findall(r'^  (?:"\(- : \*\)")?(?:\{([^}]*)\}|"(-[^\[]*))', found[1], re.MULTILINE)
+    names = re.findall(r'^  (?:"\(- : \*\)")?(?:\{([^}]*)\}|"\*?(-[^\[]*))', found[1], re.MULTILINE)
     return {flag for several, one in names for flag in (several or one).split(",")}
 
 

@@ -26,6 +26,8 @@ class Features:
     tgid: int
     state: int
     comm: int
+    leader: int | None
+    """Of the pointer to its main thread."""
     flags: int
     on_cpu: int
     stack_pointer: int | None
@@ -109,6 +111,7 @@ def find(types: KernelTypes) -> Features:
         tgid=needed("tgid"),
         state=needed("state") if state is None else state,
         comm=needed("comm"),
+        leader=types.offset("task_struct", "group_leader"),
         flags=needed("flags"),
         on_cpu=needed("on_cpu"),
         stack_pointer=None if thread is None or sp is None else thread + sp,

@@ -18,9 +18,9 @@ WALK_WAITS, WALK_PRIME = 1, 2
 WALK_HALVES = (4, 8)
 WALK_ALONE = 16
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
-LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "chains")
+LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "caught", "chains")
 
-CONFIG = struct.Struct("=QQIIIIIIQIIII13Q")
+CONFIG = struct.Struct("=QQIIIIIIQIIIIQQ12Q")
 THREAD = struct.Struct(f"=24Q4I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16sQ{THREAD.size}s")
@@ -29,6 +29,8 @@ SITE_NUMBERS = 4
 """u64 before the lanes of `struct site`."""
 SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
 STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
+MARK_KEY = struct.Struct("=Q16s")
+CAUGHT = struct.Struct(f"=6Q4I{MARK_KEY.size}s")
 END_LINKED, END_WHOLE, END_DEEP, END_MEMORY, END_ASTRAY, END_NO_WAY, END_NO_RULE, END_ODD = range(1, 9)
 END_UNSURE = 0x100
 END_PYTHON, END_GENERATION, END_EXECS = 9, 16, 32
@@ -105,6 +107,8 @@ SIZES = {
     "calls": (4, 4),
     "objects": (8, OBJECT.size),
     "execs": (4, 4),
+    "marks": (MARK_KEY.size, 8),
+    "caught": (0, 0),
     "barrier": (4, 4),
     "nobody": (4, 4),
 }

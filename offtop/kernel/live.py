@@ -16,6 +16,7 @@ import numpy as np
 from offtop.errors import KernelError, PrivilegeError, UsageError
 from offtop.kernel import features, layout, libbpf, namespace, syscalls, times, userstacks, whichcgroup
 from offtop.kernel.allowance import Allowance
+from offtop.kernel.caught import Catcher
 from offtop.kernel.copies import Copies
 from offtop.kernel.cost import CostMeter
 from offtop.kernel.debuginfod import DebugFiles
@@ -40,6 +41,7 @@ from offtop.kernel.whichcgroup import Cgroup
 from offtop.model import wakers
 from offtop.model.book import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
+from offtop.model.outlier import NEVER_NS, Marks
 from offtop.model.snapshot import NO_HOLDER, OUTSIDE, Bound, Filters, Holder, Snapshot
 from offtop.model.stack import Frame
 from offtop.model.table import Ints, integers
@@ -181,6 +183,10 @@ class LiveSource(Happening):
         self._lost: dict[str, int] = {}
         self._full: dict[str, int] = {}
         """How often a table of the kernel's had no room."""
+        self._catcher = Catcher(maps["caught"], maps["marks"], self._book, self._site)
+        self._opened.callback(self._catcher.close)
+        self._marks: Marks | None = None
+        self._lowest_mark_ns = NEVER_NS
         self._renamed: list[ThreadKey] = []
         self._met: set[ThreadKey] = set()
         """By the walks of this tick."""
@@ -235,6 +241,10 @@ class LiveSource(Happening):
             self._configure(asked, self._filters)
             self._filters = asked
         self._change_mode()
+        lowest_ns = self._marks.lowest_ns if self._marks else NEVER_NS
+        if lowest_ns != self._lowest_mark_ns:
+            self._lowest_mark_ns = lowest_ns
+            self._configure(self._filters, self._filters)
         walk_ns = time.monotonic_ns()
         primed = self._prime or walk_ns - self._primed_ns > (_PRIME_CGROUP_NS if asked.cgroup else _PRIME_NS)
         is_walked = primed or self._walks.is_due
@@ -258,12 +268,14 @@ class LiveSource(Happening):
             self._wakes.renamed(pid)
         threads = list(self._threads(drained, ran, not is_walked))
         sites = self._sites(drained)  # behind the walk, which tells what each process runs
+        caught = self._catcher.take(self._marks)
         gone = self._gone(drained, threads, ran)
         new_readers = {self._names.reader_pid, self._user_stacks.reader_pid}.difference(known_readers)
         if new_readers:  # the kernel has counted them in this tick
             threads = [(key, record) for key, record in threads if key.pid not in new_readers]
             sites = sites.without([row for row, key in enumerate(sites.keys) if key.pid in new_readers])
             walked = [one for one in walked if one.key.pid not in new_readers]
+            caught = [one for one in caught if one.site.pid not in new_readers]
             ran = [one for one in ran if one.key.pid not in new_readers]
         # Of waits that were known before: they stand there in this tick already.
         self._place_user_stacks(at_ns, are_all=False)
@@ -322,6 +334,7 @@ class LiveSource(Happening):
             cost=cost._replace(walk_ns=self._walks.took_ns, walk_every=self._walks.every),
             machine=machine,
             storms=dict(self._ledger.storms),
+            caught=caught,
             moves=self._ledger.moves,
             mode=mode,
             door=self._program.door,
@@ -408,6 +421,9 @@ class LiveSource(Happening):
         self._cgroups[cgroup] = found.now()
         return self._cgroups[cgroup] != self._counted_cgroup
 
+    def catch(self, marks: Marks | None) -> None:
+        self._marks = marks
+
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         self._names.wait(frames, seconds)
 
@@ -486,7 +502,8 @@ class LiveSource(Happening):
             layout.CONFIG.pack(
                 *(filters.min_ns, filters.max_ns or _ALL_ONES, states, select, own_pid, *self._readers),
                 *(self._choice & 0xFFFFFFFF, *of_cgroup),
-                *(self._depth, 0, _ALL_ONES if self._depth else 0, *chain.from_iterable((*interrupts, *returns))),
+                *(self._depth, 0, _ALL_ONES if self._depth else 0, self._lowest_mark_ns),
+                *chain.from_iterable((*interrupts, *returns)),
             ),
         )
         for name, wanted, old in ids:
@@ -691,7 +708,7 @@ class LiveSource(Happening):
         for kind in layout.LOST_KINDS:
             count = self._count(kind)
             if count and kind != "copies":  # of whose waits nothing is lost but callers
-                shown = "wakes" if kind == "chains" else kind
+                shown = {"chains": "wakes", "caught": "outliers"}.get(kind, kind)
                 lost[shown] = lost.get(shown, 0) + count
         if self._wakes.unread:
             lost["wakes"] = lost.get("wakes", 0) + self._wakes.unread

@@ -32,6 +32,9 @@ _RULES = 65_536
 """Addresses of which the kernel side knows the rule: 5 MB; those not used for longest make room for others."""
 _SPACES = 16_384
 _PYTHONS, _PYTHON_THREADS = 4096, 16_384
+_MARKS = 16_384
+_CAUGHT_BYTES = 1 << 20
+"""Room for 10,000 long waits in a tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +280,8 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         "STACKS": sizes.stacks,
         "WAKES": sizes.wakes,
         "STORMS": sizes.storms,
+        "MARKS": _MARKS,
+        "CAUGHT": _CAUGHT_BYTES // os.sysconf("SC_PAGE_SIZE"),
         f"DOOR_{door.upper()}": 1,
         "WAKING": 1 if waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
@@ -285,6 +290,7 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         "TASK_TGID": features.tgid,
         "TASK_STATE": features.state,
         "TASK_COMM": features.comm,
+        "TASK_LEADER": features.leader,
         "TASK_FLAGS": features.flags,
         "TASK_ON_CPU": features.on_cpu,
         "TASK_SP": features.stack_pointer,

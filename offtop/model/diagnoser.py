@@ -87,6 +87,10 @@ class Diagnoser:
         """And which program that was."""
         self._verdicts = NO_VERDICTS
 
+    def apart(self) -> "Diagnoser":
+        """Another one, for sites of another book: of each, what is known is forgotten with its book."""
+        return Diagnoser(self.names, self._source)
+
     def rule_of(self, site: SiteKey, book: Book) -> Rule | None:
         """None where no rule matches, or nothing is known of where it was."""
         if site.kernel in PLACELESS:

@@ -37,6 +37,8 @@ from offtop.model.heat import Heat
 from offtop.model.history import History, Kept, moved_in
 from offtop.model.icicle import Icicle
 from offtop.model.listing import NOTHING_LISTED, Listing, Scene
+from offtop.model.outlier import NO_OUTLIERS, Outliers
+from offtop.model.outlierview import Listed, OutliersPicture
 from offtop.model.rolling import Sums
 from offtop.model.rows import Key, Order, Ranking, Row, category_rows, place_rows
 from offtop.model.seconds import AccountPicture, Seconds
@@ -76,7 +78,7 @@ class Room:
     tree: int = 0
     """Lines."""
     stuck: int = 0
-    """Lines of the list of what is stuck."""
+    """Lines of the list of what is stuck, or was caught."""
     site: int = 0
     """Places."""
     flame: tuple[int, int] = (0, 0)
@@ -164,6 +166,7 @@ class Picture:
     places: Ranking
     """Of the chosen branch: the whole stacks that go through it."""
     stuck: StuckPicture
+    outliers: OutliersPicture
     account: AccountPicture | None
     """Of what was drilled into."""
     account_lines: int
@@ -244,8 +247,15 @@ class _Still:
 class Pictures:
     """Makes one picture after the other of a history; keeps nothing but what makes the next one cheap."""
 
-    def __init__(self, history: History, names: Names, rules: RuleSource = WITHOUT_RULES) -> None:
+    def __init__(
+        self,
+        history: History,
+        names: Names,
+        rules: RuleSource = WITHOUT_RULES,
+        outliers: Outliers = NO_OUTLIERS,
+    ) -> None:
         self._history = history
+        self._outliers = Listed(outliers)
         self._names = names
         self._diagnoser = Diagnoser(names, rules)
         self._still: _Still | None = None
@@ -334,6 +344,7 @@ class Pictures:
             tree=tree,
             places=places,
             stuck=_stuck_picture(of_selection, view, room.stuck),
+            outliers=self._outliers.of(newest.at_ns, view.outliers.cursor, room.stuck),
             account=account,
             account_lines=account_lines,
             unexplained_pct=self._seconds.unexplained_pct(newest),

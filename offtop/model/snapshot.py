@@ -11,6 +11,7 @@ from operator import add
 from typing import NamedTuple
 
 from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.outlier import Caught, Outlier
 from offtop.model.stack import NO_STACK
 from offtop.model.state import letter
 from offtop.model.wake import OFFCPU, Storm
@@ -227,6 +228,10 @@ class Snapshot:
     machine: Machine = Machine()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
     """By the id of a wake of their waker: running totals; the largest is that of the last tick."""
+    caught: Sequence[Caught] = ()
+    """Of the last tick: waits that were longer than those marks that the source was told."""
+    outliers: Sequence[Outlier] = ()
+    """Of the last tick, where they are known already: it was recorded."""
     moves: Sequence[Move] = ()
     """Of the last tick: what is at another site in this snapshot than in the one before, one behind the other."""
     mode: str = OFFCPU

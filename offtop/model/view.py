@@ -9,6 +9,7 @@ from offtop.model.budget import Rate
 from offtop.model.cut import ALL, Scope
 from offtop.model.diagnosis import Reason
 from offtop.model.filter import NOTHING, Filter, exactly
+from offtop.model.outlierview import Which
 from offtop.model.pool import Pool
 from offtop.model.rows import ACCOUNT_SORTS, NO_CGROUP, SORTS, STORM_OF, Key
 from offtop.model.snapshot import OUTSIDE, Filters
@@ -23,8 +24,10 @@ SPANS_NS = (NS_PER_S, 10 * NS_PER_S, 60 * NS_PER_S, SINCE_START)
 SHORTEST_DELAY_NS, LONGEST_DELAY_NS = NS_PER_S // 10, 60 * NS_PER_S
 
 CATEGORIES, LIST, TREE, SITE, LATENCY, FLAME = "categories", "list", "tree", "site", "latency", "flame"
-STUCK = "stuck"
+STUCK, OUTLIERS = "stuck", "outliers"
 """The panes that the keys can be in."""
+WHOLE_SCREEN = (FLAME, STUCK, OUTLIERS)
+"""Those of them that have it by themselves."""
 AUTO, HISTOGRAM, HEATMAP, OFF = "auto", "histogram", "heatmap", "off"
 """What the latency pane shows; AUTO: the histogram where there is room beside the categories."""
 LATENCIES = (AUTO, HISTOGRAM, HEATMAP, OFF)
@@ -63,6 +66,18 @@ class StuckView:
     """Whether its wait has the whole pane."""
     scrolled: int = 0
     """Lines of that wait above the screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutliersView:
+    """What was caught."""
+
+    cursor: Which | None = None
+    """The group that the keys are on, or that was gone to last; None: the newest."""
+    opened: bool = False
+    """Whether it has the whole pane."""
+    scrolled: int = 0
+    """Lines of it above the screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +158,9 @@ class View:
     tree: TreeView = field(default_factory=TreeView)
     flame: FlameView = field(default_factory=FlameView)
     stuck: StuckView = field(default_factory=StuckView)
+    outliers: OutliersView = field(default_factory=OutliersView)
+    triggers: tuple[str, ...] = ()
+    """What is caught; none where it was recorded."""
     latency: str = AUTO
     cell: Cell | None = None
     """The chosen cell of the heat map; None: the latest column's."""
@@ -349,7 +367,9 @@ def left(view: View) -> View:
         return replace(view, stuck=replace(view.stuck, opened=False))
     if view.focus == FLAME:
         return flame_or_not(view)
-    if view.focus == STUCK:
+    if view.focus == OUTLIERS and view.outliers.opened:
+        return replace(view, outliers=replace(view.outliers, opened=False))
+    if view.focus in (STUCK, OUTLIERS):
         return waiting(view)
     if view.focus == LATENCY:
         return replace(view, focus=CATEGORIES)
@@ -428,7 +448,7 @@ def next_pane(view: View, panes: Iterable[str], step: int) -> View:
 
 def in_pane(view: View, pane: str) -> View:
     """The keys in `pane`."""
-    zoomed = view.zoomed and pane not in (FLAME, STUCK)  # which have the whole screen by themselves
+    zoomed = view.zoomed and pane not in WHOLE_SCREEN
     if pane == SITE or view.focus != SITE:
         return replace(view, focus=pane, zoomed=zoomed)
     return replace(view, focus=pane, path=(), zoomed=zoomed)
@@ -566,21 +586,64 @@ def tree_or_list(view: View) -> View:
 def flame_or_not(view: View) -> View:
     if view.focus == FLAME:
         return replace(view, focus=view.came_from)
-    came_from = TREE if view.focus == SITE else view.came_from if view.focus == STUCK else view.focus
-    return replace(view, focus=FLAME, path=(), came_from=came_from, zoomed=False)
+    return replace(view, focus=FLAME, path=(), came_from=_came_from(view), zoomed=False)
 
 
 def stuck_or_not(view: View) -> View:
     """The list of what is stuck now, or back to where the keys were."""
     if view.focus == STUCK:
         return waiting(view)
-    came_from = TREE if view.focus == SITE else view.came_from if view.focus == FLAME else view.focus
-    return replace(view, focus=STUCK, path=(), came_from=came_from, zoomed=False, stuck=StuckView(view.stuck.cursor))
+    view = replace(view, came_from=_came_from(view))
+    return replace(view, focus=STUCK, path=(), zoomed=False, stuck=StuckView(view.stuck.cursor))
+
+
+def outliers_or_not(view: View) -> View:
+    """The list of what was caught, or back to where the keys were."""
+    if view.focus == OUTLIERS:
+        return waiting(view)
+    view = replace(view, came_from=_came_from(view))
+    return replace(view, focus=OUTLIERS, path=(), zoomed=False, outliers=OutliersView(view.outliers.cursor))
+
+
+def _came_from(view: View) -> str:
+    """Where the keys are, or were before a pane that has the whole screen."""
+    return TREE if view.focus == SITE else view.came_from if view.focus in WHOLE_SCREEN else view.focus
+
+
+def at_outlier(view: View, one: Which) -> View:
+    """The cursor of what was caught moved."""
+    return replace(view, focus=OUTLIERS, came_from=_came_from(view), zoomed=False, outliers=OutliersView(one))
+
+
+def catching(view: View, triggers: tuple[str, ...]) -> View:
+    """What is caught from now on."""
+    return replace(view, triggers=triggers)
+
+
+def outlier_opened(view: View, scrolled: int = 0) -> View:
+    """What is under the cursor in full, so many lines of it above the screen."""
+    return replace(view, outliers=replace(view.outliers, opened=True, scrolled=scrolled))
+
+
+def around_outlier(view: View, one: Which, key: ThreadKey | None, category: str) -> View:
+    """All panes about the thread that it was of."""
+    view = replace(waiting(view), outliers=OutliersView(one), category=category)
+    if key is None:
+        return _about(view, thread=None, pid=None, pool=None, cursor=None, focus=CATEGORIES)
+    view = _about(view, pid=key.pid, pool=None, object=None, reason=None, wakers=(), cursor=key)
+    return _into(view, "thread", thread=key, cursor=key, focus=TREE)
 
 
 def waiting(view: View) -> View:
     """Off-CPU time, which is what all other panes show."""
-    return replace(view, focus=view.came_from, stuck=StuckView(view.stuck.cursor)) if view.focus == STUCK else view
+    if view.focus not in (STUCK, OUTLIERS):
+        return view
+    return replace(
+        view,
+        focus=view.came_from,
+        stuck=StuckView(view.stuck.cursor),
+        outliers=OutliersView(view.outliers.cursor),
+    )
 
 
 def at_stuck(view: View, key: ThreadKey) -> View:
@@ -608,8 +671,8 @@ def scrolled_to(view: View, line: int) -> View:
 
 
 def zoomed_or_not(view: View) -> View:
-    """The icicle, and what is stuck, have the whole screen as it is."""
-    return replace(view, zoomed=not view.zoomed and view.focus not in (FLAME, STUCK))
+    """Some have the whole screen as it is."""
+    return replace(view, zoomed=not view.zoomed and view.focus not in WHOLE_SCREEN)
 
 
 def shaped(view: View, shape: Shape) -> View:

@@ -13,6 +13,8 @@ from offtop.model.table import Ints
 _MOST_BYTES = 64 << 20
 """Of one tick, decompressed."""
 MOST_ID = (1 << 31) - 1
+MOST_NS = 1 << 61
+"""Seventy years."""
 _MOST_NAME = 8192
 """Letters of what is waited on: a path has 4,096, and the kernel may put a word behind it."""
 _MOST_VALUES = 3 << 20
@@ -108,6 +110,14 @@ def identity(value: object) -> int:
     found = integer(value)
     if not 0 <= found <= MOST_ID:
         raise ValueError("a number that cannot be")
+    return found
+
+
+def time(value: object) -> int:
+    """ns, of a clock or a length."""
+    found = integer(value)
+    if not 0 <= found <= MOST_NS:
+        raise ValueError("a time that cannot be")
     return found
 
 

@@ -61,15 +61,14 @@ something was used."""
 LATER_TABLES = {
     "guessed": "CREATE TABLE guessed (stack INTEGER PRIMARY KEY, file BLOB NOT NULL)",
     "nameless": "CREATE TABLE nameless (file BLOB PRIMARY KEY, reason TEXT NOT NULL)",
+    "outliers": "CREATE TABLE outliers (number INTEGER NOT NULL, outlier BLOB NOT NULL)",
 }
 """Which the first recordings of this format have not: `Stack.guessed_in` of those that have one, and why functions of a
-file have no name, by what was known at the end."""
+file have no name, by what was known at the end. `outliers`: recording/caught.py, by the number of their tick."""
 
 _COSTS = 5
 """Fields of Cost that the first recordings had."""
 _LEVEL = 4
-_MOST_NS = 1 << 61
-"""Seventy years."""
 MOST_CALLS = 4096
 """System calls that have a name: a machine's own table and that of its 32-bit programs have 1,000."""
 _MOST_CALL_NAME = 64
@@ -145,7 +144,7 @@ def encode(entry: Entry) -> bytes:
         "machine": list(change.machine),
         "walk": list(change.cost[_COSTS:]),
         "cgroup": change.filters.cgroup,
-        **_wake_words(entry.wakes),
+        **wake_words(entry.wakes),
     }
     if entry.ends:
         words["other_ends"] = [_ends_words(what, ends) for what, ends in entry.ends.items()]
@@ -198,7 +197,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
     cost = [float(checked.number(value)) for value in checked.array(words.get("cost"), _COSTS)]
     walk_ns, walk_every = map(checked.integer, checked.array(words.get("walk", [-1, 1]), 2))
     machine = [checked.integer(one) for one in checked.array(words.get("machine", [0, 0, 0]), 3)]
-    checked.within(np.array(machine), 0, _MOST_NS)
+    checked.within(np.array(machine), 0, checked.MOST_NS)
     return Entry(
         Change(
             checked.integer(words.get("taken_ns")),
@@ -249,7 +248,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
             for pid, tid, from_ns, to_ns in checked.arrays(words.get("lives", []), 4)
         },
         _calls(words.get("calls", [])),
-        _with_ends(_wakes(words.get("wakers", []), words.get("wakes", [])), words.get("ends", [])),
+        wakes_of(words),
         dict(_other_ends(*row) for row in checked.arrays(words.get("other_ends", []), 3)),
     )
 
@@ -291,7 +290,7 @@ def _side(words: Sequence[object]) -> Side:
     )
 
 
-def _wake_words(wakes: Mapping[int, Wake]) -> dict[str, object]:
+def wake_words(wakes: Mapping[int, Wake]) -> dict[str, object]:
     """Each waker once, and in its place its number; a wake is a row, its links one behind the other."""
     if not wakes:
         return {}
@@ -307,6 +306,11 @@ def _wake_words(wakes: Mapping[int, Wake]) -> dict[str, object]:
     ]
     ends = [[number, *rest] for number, wake in wakes.items() if any(rest := wake.object[_OBJECT:])]
     return {"wakers": [list(waker) for waker in numbers], "wakes": rows, **({"ends": ends} if ends else {})}
+
+
+def wakes_of(words: Mapping[str, object]) -> dict[int, Wake]:
+    """What `wake_words` made. Raises ValueError."""
+    return _with_ends(_wakes(words.get("wakers", []), words.get("wakes", [])), words.get("ends", []))
 
 
 def _wakes(wakers: object, wakes: object) -> dict[int, Wake]:
@@ -369,7 +373,7 @@ def _storms(value: object) -> dict[int, Storm]:
         checked.identity(wake): Storm(*map(checked.integer, rest))
         for wake, *rest in checked.arrays(value, 1 + len(Storm._fields))
     }
-    checked.within(np.array([*found.values()], np.int64), 0, _MOST_NS)
+    checked.within(np.array([*found.values()], np.int64), 0, checked.MOST_NS)
     if min(found, default=FIRST_WAKE) < FIRST_WAKE:
         raise ValueError("storms of a wake that stands for none")
     return found
@@ -463,8 +467,8 @@ def _moves(found: Ints | None) -> Moves:
     if found.ndim != 2 or found.shape[1] != MOVE_FIELDS or len(found) > columns.MOST_ROWS:
         raise ValueError("not what moved")
     checked.within(found[:, :SINCE], 0, checked.MOST_ID)
-    checked.within(found[:, SINCE:], 0, _MOST_NS)
-    checked.within(found[:, UNTIL] - found[:, SINCE] - found[:, READY], 0, _MOST_NS)
+    checked.within(found[:, SINCE:], 0, checked.MOST_NS)
+    checked.within(found[:, UNTIL] - found[:, SINCE] - found[:, READY], 0, checked.MOST_NS)
     return Moves(found)
 
 
@@ -495,21 +499,21 @@ def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, begun: Ints, whole
     for rows in (threads, sites):
         checked.within(rows.ids, 0, checked.MOST_ID)
         checked.within(rows.gone, 0, checked.MOST_ID)
-        checked.within(rows.longest_ns, 0, _MOST_NS)
+        checked.within(rows.longest_ns, 0, checked.MOST_NS)
         own = rows.ids[:, 1] != EXITED.tid  # what those got that ended may have been counted under others before
-        checked.within(rows.numbers[own], -_MOST_NS, _MOST_NS)
-        checked.within(rows.numbers[~own], -_MOST_NS, _MOST_NS)
-        checked.within(rows.lanes[own], 0, _MOST_NS)
-        checked.within(rows.lanes[~own], -_MOST_NS, _MOST_NS)
+        checked.within(rows.numbers[own], -checked.MOST_NS, checked.MOST_NS)
+        checked.within(rows.numbers[~own], -checked.MOST_NS, checked.MOST_NS)
+        checked.within(rows.lanes[own], 0, checked.MOST_NS)
+        checked.within(rows.lanes[~own], -checked.MOST_NS, checked.MOST_NS)
         if whole and len(np.unique(rows.ids, axis=0)) != len(rows.ids):
             raise ValueError("a thread or site stands twice in a whole")
         if len(rows.longest_ns) and not whole:
             raise ValueError("a change with longest waits")
     checked.within(waiting[:, :2], 0, checked.MOST_ID)
     checked.within(waiting[:, 2:4], FILTERED, checked.MOST_ID)
-    checked.within(waiting[:, 4:_WAITING], 0, _MOST_NS)
+    checked.within(waiting[:, 4:_WAITING], 0, checked.MOST_NS)
     checked.within(waiting[:, _WAITING], 0, checked.MOST_ID)
-    checked.within(begun[:, 0], 0, _MOST_NS)
+    checked.within(begun[:, 0], 0, checked.MOST_NS)
     checked.within(begun[:, 1], 0, max(Bound))
     checked.within(begun[:, 2], 0, (1 << 32) - 1)
     checked.within(begun[:, 3], -2 - checked.MOST_ID, checked.MOST_ID)

@@ -12,14 +12,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 from offtop.errors import OfftopError
+from offtop.model.outlier import Outlier
 from offtop.model.printable import printable
 from offtop.model.stack import EMPTY, Frame, Stack, nameless
 from offtop.model.stackproblems import NOT_KNOWN, REASONS
-from offtop.recording import form
+from offtop.recording import caught, checked, form
 
 _MOST_VALUE_BYTES = 32 << 20
 """Of one value in a row; a tick of 100,000 threads has 5 MB."""
 _MOST_ABOUT, _MOST_NAMELESS = 100, 20_000
+_MOST_OUTLIERS = 5_000
 _MOST_FRAMES = 200_000
 """Kept in memory."""
 _ALONE = "immutable=1"
@@ -58,7 +60,7 @@ class Recording:
             self._database = _opened(path)
             try:
                 later = self._check()
-                self._has_guesses = "guessed" in later
+                self._has_guesses, self._has_outliers = "guessed" in later, "outliers" in later
                 if "nameless" in later:
                     self._reasons = self._nameless()
                 self.about: Mapping[str, str] = self._about()
@@ -119,9 +121,27 @@ class Recording:
             self.damaged += 1
             return EMPTY
 
+    def outliers(self) -> list[tuple[int, Outlier]]:
+        """Each, and in which tick it was told, in their order."""
+        if not self._has_outliers:
+            return []
+        try:
+            rows = self._database.execute("SELECT number, outlier FROM outliers ORDER BY rowid DESC")
+            newest = rows.fetchmany(_MOST_OUTLIERS)
+        except sqlite3.Error:
+            self.damaged += 1
+            return []
+        found: list[tuple[int, Outlier]] = []
+        for number, blob in reversed(newest):
+            try:
+                found.append((checked.integer(number), caught.decode(blob, self.stack)))
+            except ValueError:
+                self.damaged += 1
+        return found
+
     def of(self, frame: Frame) -> str:
         """What `frame` was called. Implements Names, with `version`."""
-        return self._told.get(frame) or nameless(frame)
+        return self._told.get(frame) or printable(frame.name) or nameless(frame)
 
     def why_nameless(self, frame: Frame) -> str:
         """As Source has it."""

@@ -17,6 +17,7 @@ from offtop.model.book import Book, ThreadKey
 from offtop.model.categories import OTHER
 from offtop.model.change import Change, Replayed
 from offtop.model.container import label
+from offtop.model.outlier import Marks, Outlier, joined
 from offtop.model.printable import printable
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack
@@ -66,6 +67,10 @@ class RecordedSource:
         except ValueError as damaged:
             raise OfftopError(f"{printable(str(path))}: {printable(str(damaged))}") from None
         self._recorded = ends
+        self._outliers = recording.outliers()
+        self._of_tick: dict[int, list[Outlier]] = {}
+        for number, one in self._outliers:
+            self._of_tick.setdefault(number, []).append(one)
         self._speed = speed
         self._changed = threading.Condition()
         self._closed = self._held = False
@@ -154,6 +159,12 @@ class RecordedSource:
 
     def set_mode(self, mode: str, depth: int) -> None:
         """What was gathered is there, and no more."""
+
+    def catch(self, marks: Marks | None) -> None:
+        """What was caught is told."""
+
+    def outliers(self) -> Sequence[Outlier]:
+        return joined(one for _, one in self._outliers)
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """All names are known."""
@@ -261,7 +272,9 @@ class RecordedSource:
         number, entry = numbered
         change = entry.change
         snapshot = replace(
-            self._replayed.add(change, self._epoch), leads=bool(self._speed) and change.taken_ns < self._at_once_ns
+            self._replayed.add(change, self._epoch),
+            leads=bool(self._speed) and change.taken_ns < self._at_once_ns,
+            outliers=self._of_tick.get(number, ()),
         )
         is_full = self._is_full(entry)
         if is_full or change.at_ns - self._tidied_ns > _TIDIED_NS:

@@ -29,7 +29,7 @@ from offtop.model.snapshot import Move, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack, nameless
 from offtop.model.wake import FIRST_WAKE, Object, Wake
 from offtop.person import Person, as_person
-from offtop.recording import form
+from offtop.recording import caught, form
 from offtop.source import Source
 from offtop.units import NS_PER_S, size
 
@@ -59,6 +59,7 @@ class _Written:
     used: tuple[Sequence[int], Sequence[int], int] | None = None
     """The stacks and frames that were used until that whole tick."""
     guessed: _Rows = ()
+    outliers: _Rows = ()
 
 
 class Recorder:
@@ -164,7 +165,10 @@ class Recorder:
             entry = self._whole_entry(whole, snapshot.book)
             used = self._forget_unused(self._stacks_of(whole))
             whole_blob = form.encode(entry)
-        frames, stacks, guessed = self._stacks_in(self._stacks_of(whole), snapshot.book)
+        waits = [one.wait.site for one in snapshot.outliers if one.wait]
+        of_waits = {site.kernel for site in waits} | {site.user for site in waits}
+        of_waits.update(*(snapshot.book.wake(site.wake).stacks for site in waits))
+        frames, stacks, guessed = self._stacks_in(self._stacks_of(whole) | of_waits, snapshot.book)
         return _Written(
             (self._number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
             frames,
@@ -172,6 +176,7 @@ class Recorder:
             self._names(is_whole),
             used,
             guessed,
+            [(self._number, caught.encode(one)) for one in snapshot.outliers],
         )
 
     def _reaching_back(self, snapshot: Snapshot) -> Iterable[Move]:
@@ -426,6 +431,7 @@ class Recorder:
         database.executemany("INSERT OR REPLACE INTO stacks VALUES (?, ?, ?, ?, ?, ?)", written.stacks)
         database.executemany("INSERT OR REPLACE INTO guessed VALUES (?, ?)", written.guessed)
         database.executemany("UPDATE frames SET told = ? WHERE id = ?", written.told)
+        database.executemany("INSERT INTO outliers VALUES (?, ?)", written.outliers)
         if written.used:
             stacks, frames, number = written.used
             database.executemany("UPDATE stacks SET used = ? WHERE id = ?", _with(number, stacks))
@@ -448,6 +454,7 @@ class Recorder:
         if first != wholes[0][0]:
             database.execute("DELETE FROM stacks WHERE used < ?", (first,))
             database.execute("DELETE FROM frames WHERE used < ?", (first,))
+            database.execute("DELETE FROM outliers WHERE number < ?", (first,))
             database.execute("DELETE FROM guessed WHERE stack NOT IN (SELECT id FROM stacks)")
         if len(wholes) > 1 and self._bytes_of(database) > self._most_bytes:
             raise OSError(f"one minute is more than {size(self._most_bytes)} already")

@@ -1,6 +1,6 @@
 """What each key does: nearly always, the next View from this one and from what is on the screen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import Thread
 
@@ -24,16 +24,16 @@ from offtop.model.stackproblems import Problems
 from offtop.model.stackproblems import Told as StacksTold
 from offtop.model.state import MASKS, WORDS
 from offtop.model.steps import NO_FRAMES, TURNS, WOKE, Path, Step
-from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, SITE, STUCK, TREE, View
+from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
 from offtop.model.wake import Object
 from offtop.model.waking import WakerKey
 from offtop.person import NO_USER, is_user
-from offtop.ui import flame, latency, stacks, stuck, wakers
+from offtop.ui import flame, latency, outliers, stacks, stuck, wakers
+from offtop.ui.catching import Catching
 from offtop.ui.chooser import Choice, Chooser
 from offtop.ui.facts import Facts
-from offtop.ui.keeping import Keeping
 from offtop.ui.layout import arrange
-from offtop.ui.lines import Pen
+from offtop.ui.lines import Line, Pen
 from offtop.ui.stackproblems import StackProblems
 from offtop.ui.tables import CHOOSABLE
 from offtop.units import NS_PER_S, parse_duration, span
@@ -55,11 +55,10 @@ class FactsTold(Message):
         self.pid, self.told = pid, told
 
 
-class Actions(Keeping):
+class Actions(Catching):
     """The actions of the keys. Whoever shows the screen gives them what is on it."""
 
     _groups: Mapping[str, tuple[str, ...]]
-    _ids: tuple[str, ...]
     _problems: Problems
 
     # What the app itself does
@@ -103,6 +102,8 @@ class Actions(Keeping):
             self._look(views.at_cell(view, latency.moved(picture, 0, -step)))
         elif view.focus == STUCK:
             self._move_stuck(picture, step)
+        elif view.focus == OUTLIERS:
+            self._move_outlier(picture, step)
         elif view.focus == FLAME:
             for _ in range(min(abs(step), 20)):
                 view = views.at_box(view, flame.neighbour(replace(picture, view=view), "down" if step > 0 else "up"))
@@ -149,6 +150,8 @@ class Actions(Keeping):
             if picture.stuck.shown.waits and not view.stuck.opened:
                 self._move_stuck(picture, 0)
                 self._look(views.stuck_opened(self._view))
+        elif view.focus == OUTLIERS:
+            self._enter_outlier(picture)
         elif view.focus == FLAME:
             self._look(views.zoomed_in(view, flame.chosen(picture)))
         elif view.focus == LATENCY:
@@ -519,9 +522,10 @@ class Actions(Keeping):
             key = printable(row.key) if isinstance(row.key, str) else row.pid
             named = not isinstance(row.key, WakerKey | Object | Reason) or row.pid
             return f"{f'{key} ' if named else ''}{printable(self._text_of(row, picture))} {row.waiting:.2f}"
+        if view.focus == OUTLIERS and picture.outliers.groups:
+            return _text(outliers.in_full(picture, self._pen(OUTLIERS)._replace(width=_WHOLE_LINES)))
         if view.focus == STUCK and picture.stuck.shown.waits:
-            lines = stuck.in_full(picture, self._pen(STUCK)._replace(width=_WHOLE_LINES))
-            return "\n".join("".join(text for text, _ in line.spans).rstrip() for line in lines)
+            return _text(stuck.in_full(picture, self._pen(STUCK)._replace(width=_WHOLE_LINES)))
         category = view.category
         return next((f"{row.name} {row.waiting:.2f}" for row in picture.categories.rows if row.key == category), "")
 
@@ -533,6 +537,10 @@ class Actions(Keeping):
 
     def _pen(self, panel: str) -> Pen:
         raise NotImplementedError
+
+
+def _text(lines: Iterable[Line]) -> str:
+    return "\n".join("".join(text for text, _ in line.spans).rstrip() for line in lines)
 
 
 def _of_step(step: Step) -> Filter | None:

@@ -25,6 +25,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from offtop import pace
+from offtop.catching import Catch
 from offtop.errors import OfftopError
 from offtop.model import endings
 from offtop.model import view as views
@@ -35,15 +36,18 @@ from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
 from offtop.model.ends import waited_on
 from offtop.model.filter import NOTHING
 from offtop.model.history import HISTORY_NS, History
+from offtop.model.outlier import Outliers
+from offtop.model.outliertext import in_line
+from offtop.model.outlierview import Listed
 from offtop.model.picture import Picture, Pictures
 from offtop.model.printable import printable
 from offtop.model.rows import NOWHERE
 from offtop.model.stackproblems import Problems
-from offtop.model.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, SITE, STUCK, TREE, View
+from offtop.model.view import CATEGORIES, HEATMAP, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
 from offtop.model.wake import Object
 from offtop.model.window import Window
 from offtop.source import Source
-from offtop.ui import diagnosis, flame, head, latency, stacks, stuck, tables, terminal, theme
+from offtop.ui import diagnosis, flame, head, latency, outliers, stacks, stuck, tables, terminal, theme
 from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.help import Help
 from offtop.ui.keys import BINDINGS, KEYS, shown
@@ -65,7 +69,10 @@ _TOLD = 200
 """So many of what is stuck are looked up: a screenful."""
 _PALETTE_LINES = 8
 """Textual's list of commands fails where it has no line."""
-_PANELS = ("head", CATEGORIES, LATENCY, LIST, TREE, SITE, FLAME, STUCK, "border", "border-low", "alert", "keys")
+_PANELS = (
+    *("head", CATEGORIES, LATENCY, LIST, TREE, SITE, *views.WHOLE_SCREEN),
+    *("border", "border-low", "alert", "keys"),
+)
 
 
 class Recorder(pace.Recorder, Protocol):
@@ -151,6 +158,8 @@ class OfftopApp(Mouse):
         mouse: bool = False,
         recorder: Recorder | None = None,
         rules: RuleSource = WITHOUT_RULES,
+        catch: Catch | None = None,
+        held_ns: int | None = None,
     ) -> None:
         super().__init__(driver_class=terminal.TerminalDriver)
         self.action_theme(theme_name)
@@ -165,9 +174,17 @@ class OfftopApp(Mouse):
         self._rules = rules
         verdicts = Diagnoser(source.names, rules).verdicts  # one of its own, for another thread
         self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts)
-        self._pictures = Pictures(self._history, source.names, rules)
+        self._catch = catch
+        self._outliers = catch.judge.outliers if catch else Outliers(source.outliers())
+        self._listed = Listed(self._outliers)
+        self._heard_ns = max((one.at_ns for one in self._outliers.every), default=0)
+        """When the last outlier was caught that was told on the alert line."""
+        self._freeze = catch is not None and catch.freeze
+        """Whether the picture is to be held at the first outlier."""
+        self._pictures = Pictures(self._history, source.names, rules, self._outliers)
         self._problems = Problems(source.names, source.why_nameless)
-        self._pace = pace.Pace(source, self._history, view.delay_ns)
+        self._pace = pace.Pace(source, self._history, view.delay_ns, judge=catch.judge if catch else None)
+        self._pace.alarm = catch.alarm if catch else None
         self.recorder = self._pace.recorder = recorder
         self._ending: Thread | None = None
         self._poll = Thread(target=self._read, name="offtop-poll", daemon=True)
@@ -176,7 +193,7 @@ class OfftopApp(Mouse):
         """How many ticks were to be looked at."""
         self._files = files
         self._mouse = mouse
-        self._view = view
+        self._view = views.catching(view, catch.texts) if catch else view
         self._picture: Picture | None = None
         self._told = (0, 0)
         """`_told_by_now` of the last drawing."""
@@ -187,6 +204,7 @@ class OfftopApp(Mouse):
         self._panels = {name: Panel(name, classes="placed") for name in _PANELS}
         self._placed: dict[str, Rect | None] = {}
         self._prompt = Prompt(self._glyphs)
+        self._wanted_ns = held_ns
 
     @property
     def view(self) -> View:
@@ -253,6 +271,7 @@ class OfftopApp(Mouse):
             self.recorder = self._pace.recorder = None
         if not self._arrived() or self._leads():
             return
+        self._tell_of_outliers()
         drawn, last_ns = self._picture, self._ticked_ns
         self._ticked_ns = monotonic_ns()
         if self._view.paused_at_ns is None or drawn is None:
@@ -268,6 +287,23 @@ class OfftopApp(Mouse):
         if last_ns and not self._source.recorded and late_ns > max(_STOOD_STILL_NS, 3 * self._view.delay_ns):
             still = span(round(late_ns, -9))
             self._say(f"the screen stood still for {still}; the measuring went on")
+
+    def _tell_of_outliers(self) -> None:
+        """Once of each kind in a while."""
+        if self._catch and (failure := self._catch.alarm.failure):
+            self._catch.alarm.failure = ""
+            self._say(failure)
+        new = [one for one in self._listed.every if one.first.at_ns > self._heard_ns]
+        if not new:
+            return
+        worst, self._heard_ns = new[-1].worst, new[-1].first.at_ns
+        more = f" (and {len(new) - 1} more: O)" if len(new) > 1 else " (O)"
+        if self._catch and self._catch.bell:
+            self.bell()
+        if self._freeze and self._view.paused_at_ns is None and (tick := self._history.taken_by(worst.taken_ns)):
+            self._freeze = False
+            self._look(views.paused_at(self._view, tick.at_ns))
+        self._say(f"outlier: {printable(in_line(worst, self._source.names))}{more}")
 
     def _told_by_now(self) -> tuple[int, int]:
         """What a picture depends on that comes late: names of functions, and who processes are."""
@@ -377,7 +413,7 @@ class OfftopApp(Mouse):
     def _draw_picture(self, picture: Picture, layout: Layout) -> None:
         for name in layout.panels:
             lines = self._lines_of(name, picture, layout)
-            if name in (LIST, TREE, SITE, STUCK):
+            if name in (LIST, TREE, SITE, STUCK, OUTLIERS):
                 lines = [marked(line, picture.view.search) for line in lines]
             self._panels[name].show(lines[: layout.panels[name].height])
 
@@ -403,6 +439,8 @@ class OfftopApp(Mouse):
                 return flame.flame(picture, pen)
             case views.STUCK:
                 return stuck.stuck(picture, pen)
+            case views.OUTLIERS:
+                return outliers.outliers(picture, pen)
             case "alert":
                 return [self._alert_text(layout)]
             case "keys":
@@ -667,12 +705,15 @@ def run(
     mouse: bool = False,
     recorder: Recorder | None = None,
     rules: RuleSource = WITHOUT_RULES,
+    catch: Catch | None = None,
+    held_ns: int | None = None,
 ) -> int:
     """Show `source` until the person quits, or for `iterations` ticks; the exit status.
 
     Raises what the source raised, once the terminal is as it was. `colour` is False for --color never; NO_COLOR
     says the same. An empty `theme` is what the terminal can show. `history_ns`: how far back is kept, as far as its
-    bytes go.
+    bytes go. `catch`: None where it was recorded what was caught. `held_ns`: the moment of a recording that
+    is held at first.
     """
     if os.environ.pop("NO_COLOR", None) or not colour:
         theme = "mono"
@@ -689,6 +730,8 @@ def run(
         mouse=mouse,
         recorder=recorder,
         rules=rules,
+        catch=catch,
+        held_ns=held_ns,
     )
     try:
         status = app.run(mouse=mouse)

@@ -21,10 +21,12 @@ class Glyphs(NamedTuple):
     """The left edge of a box, and the border between panes."""
     shades: str
     """Three fills, lightest first."""
+    mark: str
+    """Where something was caught."""
 
 
-UNICODE = Glyphs("▁▂▃▄▅▆▇█", "─", "…", False, "▏▎▍▌▋▊▉█", "▼", "▶", "›", "│", "░▒▓")
-ASCII = Glyphs("_.:-=+*#", "-", "~", True, "#", "-", "+", ">", "|", ".-=")
+UNICODE = Glyphs("▁▂▃▄▅▆▇█", "─", "…", False, "▏▎▍▌▋▊▉█", "▼", "▶", "›", "│", "░▒▓", "▲")
+ASCII = Glyphs("_.:-=+*#", "-", "~", True, "#", "-", "+", ">", "|", ".-=", "!")
 
 LEAST_SCALE = 0.1
 """Average threads at which a line is full: below it, a busy look would make much of nothing."""

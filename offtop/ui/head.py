@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 
 from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL
@@ -140,6 +142,8 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
         muted = [(f" +{threads(average(picture.muted_ns, span_ns))} muted (f)", "muted")]
         hidden, hidden_in_short = [*hidden, *muted], [*hidden_in_short, *muted]
     right: Spans = [] if layout.cost or not picture.lost else [*lost(picture), (" ", "text")]
+    if caught := len(picture.outliers.groups):
+        right.append((f" {caught} outlier{'s' * (caught != 1)} (O)", "alert"))
     words = counted(picture.newest.facts.filters)
     right += [(f" {words}", "pin")] if words else []
     if picture.filtered_ns:
@@ -209,11 +213,21 @@ def lost(picture: Picture) -> Spans:
 def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs, recorded: bool) -> Line:
     minutes, cell_ns = picture_minutes(layout), layout.room.timeline_cell_ns
     drawn = sparkline(picture.timeline, glyphs)
-    spans: Spans = [(f"{minutes:>4} ", "dim"), (drawn, "spark")]
+    cells = [(cell, "spark") for cell in drawn]
+
+    def put(at_ns: int, glyph: str, token: str) -> None:
+        at = len(drawn) - 1 - ((picture.timeline_end_ns - 1) // cell_ns - (at_ns - 1) // cell_ns)
+        if at < len(drawn):
+            cells[max(0, at)] = glyph, token
+
+    begin_ns = picture.timeline_end_ns - len(drawn) * cell_ns
+    for group in picture.outliers.groups:
+        if group.worst.at_ns > begin_ns:
+            put(group.worst.at_ns, glyphs.mark, "alert")
     if picture.view.paused_at_ns is not None:
-        at = len(drawn) - 1 - ((picture.timeline_end_ns - 1) // cell_ns - (picture.newest.at_ns - 1) // cell_ns)
-        at = max(0, at)
-        spans[1:] = [(drawn[:at], "spark"), ("^", "paused"), (drawn[at + 1 :], "spark")]
+        put(picture.newest.at_ns, "^", "paused")
+    drawn_spans = (("".join(cell for cell, _ in some), token) for token, some in groupby(cells, itemgetter(1)))
+    spans: Spans = [(f"{minutes:>4} ", "dim"), *drawn_spans]
     is_now = not recorded and picture.view.paused_at_ns is None
     spans.append((" now" if is_now else "    ", "dim"))
     values = [value for value in picture.timeline if value is not None]

@@ -14,9 +14,11 @@ from offtop.model.view import (
     LATENCY,
     LIST,
     OFF,
+    OUTLIERS,
     SITE,
     STUCK,
     TREE,
+    WHOLE_SCREEN,
     View,
 )
 from offtop.units import NS_PER_S
@@ -48,7 +50,7 @@ class Layout(NamedTuple):
     @property
     def panes(self) -> list[str]:
         """Those that the keys can be in, in the order of TAB; a histogram has nothing to choose."""
-        every = (CATEGORIES, LATENCY, LIST, TREE, SITE, FLAME, STUCK)
+        every = (CATEGORIES, LATENCY, LIST, TREE, SITE, *WHOLE_SCREEN)
         return [pane for pane in every if pane in self.panels and (pane != LATENCY or self.latency == HEATMAP)]
 
     @property
@@ -81,7 +83,7 @@ class Layout(NamedTuple):
             rows=max(1, lines.get(LIST, 1)),
             tree=max(1, lines[TREE]) if TREE in lines else 0,
             site=MOST_PLACES if SITE in self.panels else 0,
-            stuck=stuck_lines(self.panels[STUCK].height) if STUCK in self.panels else 0,
+            stuck=next((stuck_lines(self.panels[one].height) for one in (STUCK, OUTLIERS) if one in self.panels), 0),
             flame=(flame.width, max(1, flame.height - FLAME_FRAME)) if flame else (0, 0),
             latency=LATENCY in self.panels,
             heat=(columns, rows),
@@ -109,7 +111,7 @@ _LIST_SHARE = 0.6
 
 
 def stuck_lines(height: int) -> int:
-    """How many of what is stuck a pane of `height` lists, above the wait under the cursor."""
+    """How many of what is stuck, or was caught, a pane of `height` lists, above the one under the cursor."""
     told = 0 if height < 10 else max(6, height * 2 // 5)
     return max(1, height - STUCK_FRAME - told)
 
@@ -141,7 +143,7 @@ def _latency(view: View, width: int) -> str:
 
 def _panes(view: View, body: Rect, latency: str, height: int) -> dict[str, Rect]:
     focus = view.focus if view.focus != LATENCY or latency != OFF else CATEGORIES
-    if focus in (FLAME, STUCK) or view.zoomed:
+    if focus in WHOLE_SCREEN or view.zoomed:
         return {focus: body}
     tree_beside = body.width >= TREE_BESIDE and height >= TREE_LINES and "tree" not in view.hidden
     in_tree = focus in (TREE, SITE)

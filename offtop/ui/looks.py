@@ -17,6 +17,7 @@ VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
         "tree": views.tree_or_list,
         "flame": views.flame_or_not,
         "stuck": views.stuck_or_not,
+        "outliers": views.outliers_or_not,
         "zoom": views.zoomed_or_not,
         "invert": views.inverted,
         "kernel_frames": lambda view: views.only_frames(view, "kernel"),

@@ -2,8 +2,9 @@
 
 from offtop.model import view as views
 from offtop.model.cut import ALL
+from offtop.model.outlierview import which
 from offtop.model.picture import Picture
-from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, STUCK, TREE
+from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, STUCK, TREE
 from offtop.ui import flame
 from offtop.ui.columns import sort_at
 from offtop.ui.head import moment_at
@@ -78,6 +79,13 @@ class Mouse(Searching):
                 at_it = row == picture.stuck.cursor
                 view = views.at_stuck(view, picture.stuck.shown.waits[row].site.thread)
                 self._look(views.stuck_opened(view) if at_it else view)
+        elif event.panel == OUTLIERS and not view.outliers.opened:
+            line = event.y - STUCK_FRAME
+            row = picture.outliers.first + line
+            if 0 <= line < stuck_lines(pen.height) and row < len(picture.outliers.groups):
+                at_it = row == picture.outliers.cursor
+                view = views.at_outlier(view, which(picture.outliers.groups[row]))
+                self._look(views.outlier_opened(view) if at_it else view)
         elif event.panel == FLAME and (path := flame.at(picture, event.x, event.y)):
             at_it = path == flame.chosen(picture)
             self._look(views.zoomed_in(view, path) if at_it else views.at_box(view, path))

@@ -1,14 +1,16 @@
-"""The keys of the search: `/` looks for a word and may keep it as a filter, `n` and `N` go from one hit to the next."""
+"""The keys of the search: `/` looks for a word and may keep it as a filter, `n` and `N` go from one hit to the next,
+or where nothing is searched, from one outlier to the next."""
 
 from collections.abc import Callable, Sequence
 
 from offtop.model import tree as trees
 from offtop.model import view as views
 from offtop.model.filter import quoted
+from offtop.model.outlierview import which
 from offtop.model.picture import TreePicture
 from offtop.model.steps import Path
-from offtop.model.view import FLAME, LIST, STUCK, TREE
-from offtop.ui import flame, stuck
+from offtop.model.view import FLAME, LIST, OUTLIERS, STUCK, TREE
+from offtop.ui import flame, outliers, stuck
 from offtop.ui.actions import Actions
 
 
@@ -39,8 +41,10 @@ class Searching(Actions):
         """To the next line of the pane that holds what was searched."""
         picture, view = self._picture, self._view
         word = (view.search or view.found).casefold()
-        if picture is None or not word:
-            self._say("nothing was searched: / searches")
+        if picture is None:
+            return
+        if not word:
+            self._next_outlier(step)
             return
         if view.focus == TREE and picture.tree:
             self._to_branch(trees.paths_with(picture.tree.root, word), picture.tree, step)
@@ -55,6 +59,11 @@ class Searching(Actions):
             found = [row for row in range(len(waits)) if word in stuck.text_of(picture, row, names).casefold()]
             at = picture.stuck.cursor
             self._to_hit(found, at, step, lambda row: self._look(views.at_stuck(view, waits[row].site.thread)))
+        elif view.focus == OUTLIERS:
+            groups, names = picture.outliers.groups, self._pen(OUTLIERS).names
+            found = [row for row, one in enumerate(groups) if word in outliers.text_of(one, names).casefold()]
+            at = picture.outliers.cursor
+            self._to_hit(found, at, step, lambda row: self._look(views.at_outlier(view, which(groups[row]))))
         else:
             rows = [
                 index for index, row in enumerate(picture.rows.rows) if word in self._text_of(row, picture).casefold()

@@ -128,10 +128,19 @@ def _stack_in_short(one: Waiting, book: Book, names: Names) -> str:
 
 def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
     """Who waits, since when, for what; then all its frames, as many in a line as fit."""
-    lines = _facts(picture, row, pen)
     one = picture.stuck.shown.waits[row]
+    return [*_facts(picture, row, pen), *told_frames(_halves(one, picture.book, pen.names), pen)]
+
+
+Halves = Sequence[tuple[str, str, Sequence[str]]]
+"""Mark, colour, and functions leaf first, of kernel and program."""
+
+
+def told_frames(both: Halves, pen: Pen) -> list[Line]:
+    """As many in a line as fit."""
+    lines: list[Line] = []
     spans: list[tuple[str, str]] = [("   ", "text")]
-    for mark, token, frames in _halves(one, picture.book, pen.names):
+    for mark, token, frames in both:
         for number, frame in enumerate(frames):
             name = f"{'' if number else mark}{printable(frame, pen.glyphs.is_ascii)}"
             text = f" < {name}" if len(spans) > 1 else name
@@ -161,19 +170,28 @@ def in_full(picture: Picture, pen: Pen) -> list[Line]:
         return []
     lines = [*_facts(picture, picture.stuck.cursor, pen), Line()]
     one = picture.stuck.shown.waits[picture.stuck.cursor]
-    for mark, token, frames in _halves(one, picture.book, pen.names):
-        for frame in frames:
-            name = fit(frame, pen.width - 7, pen.glyphs).rstrip()
-            lines.append(Line(((f"   {mark or '   '} ", "fold"), (name, token))))
+    lines += frame_lines(_halves(one, picture.book, pen.names), pen)
     if one.user == NO_STACK and one.site.kernel not in PLACELESS and one.call >= 0:
         lines.append(plain(fit("   (the program's part has not been read)", pen.width, pen.glyphs), "dim"))
     return lines
 
 
-def _halves(one: Waiting, book: Book, names: Names) -> Sequence[tuple[str, str, Sequence[str]]]:
-    """Mark, colour, and functions leaf first, of kernel and program."""
-    kernel = () if one.site.kernel in PLACELESS else book.stack(one.site.kernel).told
-    user = book.stack(one.user)
+def frame_lines(both: Halves, pen: Pen) -> list[Line]:
+    """A frame a line."""
+    return [
+        Line(((f"   {mark or '   '} ", "fold"), (fit(frame, pen.width - 7, pen.glyphs).rstrip(), token)))
+        for mark, token, frames in both
+        for frame in frames
+    ]
+
+
+def _halves(one: Waiting, book: Book, names: Names) -> Halves:
+    return halves(one.site.kernel, one.user, book, names)
+
+
+def halves(kernel_id: int, user_id: int, book: Book, names: Names) -> Halves:
+    kernel = () if kernel_id in PLACELESS else book.stack(kernel_id).told
+    user = book.stack(user_id)
     named = where.names_of(user.frames, names)
     return (
         ("[k]", "kernel", where.names_of(kernel, names)),

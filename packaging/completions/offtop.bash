@@ -7,16 +7,16 @@
 
 _shtab_offtop_subparsers=(record replay report export diff demo rules doctor schema)
 
-_shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --keep --max-size --cmdlines --config)
-_shtab_offtop_replay_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -f --folded --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
+_shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --trigger --on-trigger --keep --max-size --cmdlines --config)
+_shtab_offtop_replay_option_strings=(-h --help --begin --at --speed -b --batch -n --iterations -w --width --json -f --folded --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_report_option_strings=(-h --help -w --width)
 _shtab_offtop_export_option_strings=(-h --help -o --output -n --iterations --begin --end --baseline --title -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth -u --user --filter -i --idle --config)
 _shtab_offtop_diff_option_strings=(-h --help --json -w --width -u --user --filter -i --idle)
-_shtab_offtop_demo_option_strings=(-h --help --begin --speed -b --batch -n --iterations -w --width --json -f --folded --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
+_shtab_offtop_demo_option_strings=(-h --help --begin --at --speed -b --batch -n --iterations -w --width --json -f --folded --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_rules_option_strings=(-h --help --check -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --config)
 _shtab_offtop_doctor_option_strings=(-h --help --json)
 _shtab_offtop_schema_option_strings=(-h --help)
-_shtab_offtop_option_strings=(-h --help -b --batch -n --iterations -w --width --json -f --folded -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config --record --keep --max-size --cmdlines --show-config -V --version)
+_shtab_offtop_option_strings=(-h --help -b --batch -n --iterations -w --width --json -f --folded -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --trigger --on-trigger --freeze --fail-on-trigger -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config --record --keep --max-size --cmdlines --show-config -V --version)
 
 _shtab_offtop_record__o_COMPGEN=_shtab_compgen_files
 _shtab_offtop_record___output_COMPGEN=_shtab_compgen_files
@@ -61,6 +61,7 @@ _shtab_offtop_record___state_choices=(running interruptible uninterruptible stop
 _shtab_offtop_record___door_choices=(auto exit kprobe switch)
 _shtab_offtop_record___unwind_choices=(auto dwarf fp off)
 _shtab_offtop_record___mode_choices=(offcpu wakeup offwake chain)
+_shtab_offtop_replay___at_choices=(outlier)
 _shtab_offtop_replay___mode_choices=(offcpu wakeup offwake chain)
 _shtab_offtop_replay__o_choices=(WAITING MAX NOW TOTAL EV/S NAME PID P50 P99)
 _shtab_offtop_replay___sort_choices=(WAITING MAX NOW TOTAL EV/S NAME PID P50 P99)
@@ -72,6 +73,7 @@ _shtab_offtop_export___state_choices=(running interruptible uninterruptible stop
 _shtab_offtop_export___door_choices=(auto exit kprobe switch)
 _shtab_offtop_export___unwind_choices=(auto dwarf fp off)
 _shtab_offtop_export___mode_choices=(offcpu wakeup offwake chain)
+_shtab_offtop_demo___at_choices=(outlier)
 _shtab_offtop_demo___mode_choices=(offcpu wakeup offwake chain)
 _shtab_offtop_demo__o_choices=(WAITING MAX NOW TOTAL EV/S NAME PID P50 P99)
 _shtab_offtop_demo___sort_choices=(WAITING MAX NOW TOTAL EV/S NAME PID P50 P99)
@@ -165,6 +167,8 @@ _shtab_offtop___folded_nargs=0
 _shtab_offtop___user_threads_nargs=0
 _shtab_offtop___kernel_threads_nargs=0
 _shtab_offtop___debuginfod_nargs='?'
+_shtab_offtop___freeze_nargs=0
+_shtab_offtop___fail_on_trigger_nargs=0
 _shtab_offtop__H_nargs=0
 _shtab_offtop___threads_nargs=0
 _shtab_offtop___stuck_nargs=0

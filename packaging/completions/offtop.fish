@@ -51,7 +51,7 @@ function _shtab_offtop_using
 end
 
 set -g _shtab_offtop_commands record replay report export diff demo rules doctor schema
-set -g _shtab_offtop_opts_with_value --baseline --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --end --filter --history --iterations --keep --max --max-size --min --mode --output --pid --rate --record --sort --speed --state --theme --tid --title --unwind --unwind-bytes --user --width --window -d -n -o -p -t -u -w
+set -g _shtab_offtop_opts_with_value --at --baseline --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --end --filter --history --iterations --keep --max --max-size --min --mode --on-trigger --output --pid --rate --record --sort --speed --state --theme --tid --title --trigger --unwind --unwind-bytes --user --width --window -d -n -o -p -t -u -w
 
 complete -c offtop -e
 complete -c offtop -f
@@ -78,6 +78,10 @@ complete -c offtop -n _shtab_offtop_using -l unwind-bytes -x -d 'how much of a s
 complete -c offtop -n _shtab_offtop_using -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks has what the rest leaves (default 5)'
 complete -c offtop -n _shtab_offtop_using -l mode -xka "offcpu wakeup offwake chain" -d 'offcpu, wakeup, offwake or chain: where threads wait, who woke them, both, and who woke those (default offcpu)'
 complete -c offtop -n _shtab_offtop_using -l depth -x -d 'wakers of a chain, 2 to 8 (default 4)'
+complete -c offtop -n _shtab_offtop_using -l trigger -x -d 'catch what is so, as '"'"'lock.max > 500ms'"'"', '"'"'comm:mysqld disk.p99 > 50ms for 3s'"'"', '"'"'any.now > 5s'"'"'; auto, the default: what is far longer than usual; off. May be given more than once'
+complete -c offtop -n _shtab_offtop_using -l on-trigger -x -d 'run this by the rights of who typed sudo if something is caught; OFFTOP_* in its environment say what'
+complete -c offtop -n _shtab_offtop_using -l freeze -d 'screen: pause when something is caught for the first time'
+complete -c offtop -n _shtab_offtop_using -l fail-on-trigger -d 'batch: end with status 5 if anything was caught'
 complete -c offtop -n _shtab_offtop_using -s u -l user -xka "(__fish_complete_users)" -d 'show only this user'"'"'s processes (name or id)'
 complete -c offtop -n _shtab_offtop_using -l filter -x -d 'show only waits and rows that pass, as '"'"'comm=mysql* max>10ms'"'"''
 complete -c offtop -n _shtab_offtop_using -s H -l threads -d 'begin with threads instead of processes'
@@ -118,6 +122,8 @@ complete -c offtop -n '_shtab_offtop_using record' -l unwind-bytes -x -d 'how mu
 complete -c offtop -n '_shtab_offtop_using record' -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks has what the rest leaves (default 5)'
 complete -c offtop -n '_shtab_offtop_using record' -l mode -xka "offcpu wakeup offwake chain" -d 'offcpu, wakeup, offwake or chain: where threads wait, who woke them, both, and who woke those (default offcpu)'
 complete -c offtop -n '_shtab_offtop_using record' -l depth -x -d 'wakers of a chain, 2 to 8 (default 4)'
+complete -c offtop -n '_shtab_offtop_using record' -l trigger -x -d 'catch what is so, as '"'"'lock.max > 500ms'"'"', '"'"'comm:mysqld disk.p99 > 50ms for 3s'"'"', '"'"'any.now > 5s'"'"'; auto, the default: what is far longer than usual; off. May be given more than once'
+complete -c offtop -n '_shtab_offtop_using record' -l on-trigger -x -d 'run this by the rights of who typed sudo if something is caught; OFFTOP_* in its environment say what'
 complete -c offtop -n '_shtab_offtop_using record' -l keep -x -d 'recording: drop what is older (default 48h)'
 complete -c offtop -n '_shtab_offtop_using record' -l max-size -x -d 'recording: drop the oldest above this (default 2G)'
 complete -c offtop -n '_shtab_offtop_using record' -l cmdlines -d 'recording: keep command lines, too; there may be secrets in them'
@@ -125,6 +131,7 @@ complete -c offtop -n '_shtab_offtop_using record' -l config -xka "(__fish_compl
 complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' -a replay -d 'show a recording as it was live: the same screen, the same keys; no root is needed'
 complete -c offtop -n '_shtab_offtop_using replay' -s h -l help -d 'show this help message and exit'
 complete -c offtop -n '_shtab_offtop_using replay' -l begin -x -d 'begin there: 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m'
+complete -c offtop -n '_shtab_offtop_using replay' -l at -xka "outlier" -d 'begin at the first outlier, and hold it there; n and N go to the others'
 complete -c offtop -n '_shtab_offtop_using replay' -l speed -x -d 'play N recorded seconds in one (default 1)'
 complete -c offtop -n '_shtab_offtop_using replay' -s b -l batch -d 'text tables on stdout, as top -b (also where there is no terminal)'
 complete -c offtop -n '_shtab_offtop_using replay' -s n -l iterations -x -d 'stop after N ticks'
@@ -192,6 +199,7 @@ complete -c offtop -n '_shtab_offtop_using diff' -s i -l idle -d 'with what look
 complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' -a demo -d 'show a recording of a busy machine that offtop brings along; no root is needed'
 complete -c offtop -n '_shtab_offtop_using demo' -s h -l help -d 'show this help message and exit'
 complete -c offtop -n '_shtab_offtop_using demo' -l begin -x -d 'begin there: 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m'
+complete -c offtop -n '_shtab_offtop_using demo' -l at -xka "outlier" -d 'begin at the first outlier, and hold it there; n and N go to the others'
 complete -c offtop -n '_shtab_offtop_using demo' -l speed -x -d 'play N recorded seconds in one (default 1)'
 complete -c offtop -n '_shtab_offtop_using demo' -s b -l batch -d 'text tables on stdout, as top -b (also where there is no terminal)'
 complete -c offtop -n '_shtab_offtop_using demo' -s n -l iterations -x -d 'stop after N ticks'

@@ -28,6 +28,8 @@ FORMATS = {
     "space": (layout.SPACE, 0),
     "python": (layout.PYTHON_LAYOUT, 0),
     "copy_head": (layout.COPY_HEAD, 0),
+    "mark_key": (layout.MARK_KEY, 0),
+    "caught": (layout.CAUGHT, 0),
     "waker": (layout.WAKER, 0),
     "wake": (layout.WAKE, 0),
     "object": (layout.OBJECT, 0),

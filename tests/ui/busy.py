@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.outlier import Marks
 from offtop.model.snapshot import Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, KERNEL, Frame, Names, Stack
 from offtop.model.stackproblems import NOT_KNOWN
@@ -138,6 +139,9 @@ class BusySource(Happening):
 
     def describe(self, pids: Collection[int]) -> None:
         """Nobody is told of."""
+
+    def catch(self, marks: Marks | None) -> None:
+        """Nor of long waits."""
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
         """Nor of those at other ends."""

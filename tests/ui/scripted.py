@@ -8,6 +8,7 @@ from offtop.errors import OfftopError
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Details, SiteKey, ThreadKey
 from offtop.model.ends import WRITER, Ends, Process, Side
+from offtop.model.outlier import Marks, Outlier
 from offtop.model.snapshot import (
     NO_HOLDER,
     Bound,
@@ -491,6 +492,12 @@ class ScriptedSource(Happening):
         self.asked.append({*pids})
         self._book.details.update((pid, self._who[pid]) for pid in pids if pid in self._who)
         self._book.details_version = len(self._book.details)
+
+    def catch(self, marks: Marks | None) -> None:
+        self.marks = marks
+
+    def outliers(self) -> Sequence[Outlier]:
+        return ()
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
         self.sought.append({*waited_on})

@@ -11,13 +11,20 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 
 from offtop import paths
+from offtop.catching import Alarm, Catch
 from offtop.model.categories import parse
 from offtop.model.view import View
+from offtop.person import person
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import ScriptedSource
 
 CATEGORIES = parse(paths.categories().read_text(encoding="utf-8"))
 QUICK_NS = 1_000_000
+
+
+def catching(*triggers: str, freeze: bool = False) -> Catch:
+    """What a screen catches by these."""
+    return Catch(triggers, CATEGORIES, 1_000_000, "test", Alarm("", person()), freeze)
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from offtop.ui.keys import shown as shown_key
 from offtop.ui.lines import Pen
 from offtop.ui.stackproblems import StackProblems
 from tests.ui.scripted import MS, SHOP, WHO, ScriptedSource, Waits
-from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
+from tests.ui.shown import QUICK_NS, asynchronous, catching, screen, shown, until
 
 CONNECTION, WRITER = ThreadKey(4242, 4268), ThreadKey(4242, 4251)
 
@@ -120,6 +120,8 @@ DOES: dict[str, Does] = {
     "chain": Does(says("|4 chain|")),
     "objects": Does(says("what is waited on: anything"), ("2",)),
     "stuck": Does(says("stuck now")),
+    "outliers": Does(says("Nothing was caught yet.")),
+    "triggers": Does(says("catch (auto; lock.max > 500ms; off):")),
     "reasons": Does(says("what is waited for: anything")),
     "flame": Does(lambda after: after.app.view.focus == FLAME),
     "latency": Does(lambda after: after.app.view.latency == HISTOGRAM),
@@ -202,7 +204,7 @@ async def test_the_keys_of_a_row_all_do_the_same() -> None:
 @asynchronous
 async def test_each_key_does_what_it_says(id: str, key: str) -> None:  # noqa: A002
     source, files = ScriptedSource(SHOP, who=WHO), Told()
-    async with shown(source, files=files) as (app, pilot):
+    async with shown(source, files=files, catch=catching("auto")) as (app, pilot):
         if DOES[id].before:
             await pilot.press(*DOES[id].before)
         assert id in ("redraw", "suspend") or not DOES[id].holds(After(app, source, files))

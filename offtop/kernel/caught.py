@@ -1,0 +1,71 @@
+"""Waits that have reached their mark, out of the kernel side's ring buffer; and the marks, which it is told in turn.
+
+It knows a mark by kernel stack and program. What it has none for it hands out from the lowest of all marks on: then
+it is told.
+"""
+
+from collections.abc import Callable
+
+from offtop.kernel import layout, libbpf
+from offtop.kernel.libbpf import Map
+from offtop.model.book import Book, SiteKey
+from offtop.model.outlier import NEVER_NS, Caught, Marks
+
+Locate = Callable[[int, int, int, int, int], SiteKey]
+"""(pid, tid, raw kernel stack id, raw user stack id, raw id of the wake) → site."""
+
+
+class Catcher:
+    """For the thread that reads. Close it."""
+
+    def __init__(self, ring: Map, marks: Map, book: Book, locate: Locate) -> None:
+        """Raises OSError where the ring buffer cannot be read."""
+        self._map, self._book, self._locate = marks, book, locate
+        self._raw: list[bytes] = []
+        self._told: dict[bytes, tuple[str, int, int]] = {}
+        """What the kernel side knows, by its key: of which program and stack (by the book's id), and the mark."""
+        self._marks: Marks | None = None
+        self._version = -1
+        self._ring = libbpf.RingBuffer(ring.fd, self._raw.append)
+
+    def take(self, marks: Marks | None) -> list[Caught]:
+        """Those since the last call. `marks`: what is wanted from now on."""
+        self._ring.consume()
+        raw, self._raw[:] = [*self._raw], []
+        if marks is None:
+            return []
+        if marks is not self._marks or marks.version != self._version:
+            self._marks, self._version = marks, marks.version
+            self._tell_anew(marks)
+        return [self._caught(one, marks) for one in raw]
+
+    def close(self) -> None:
+        self._ring.close()
+
+    def _caught(self, raw: bytes, marks: Marks) -> Caught:
+        left_ns, back_ns, runqueue_ns, kernel, user, wake, pid, tid, state, cpu, of = layout.CAUGHT.unpack(raw)
+        site = self._locate(pid, tid, kernel, user, wake)
+        program = layout.text_of(layout.MARK_KEY.unpack(of)[1])
+        if of not in self._told:
+            self._tell(of, program, site.kernel, marks)
+        return Caught(site, left_ns, back_ns, runqueue_ns, state, cpu, program)
+
+    def _tell(self, of: bytes, program: str, kernel: int, marks: Marks) -> None:
+        if len(self._told) >= self._map.entries // 2:
+            for known in self._told:
+                self._map.delete(known)
+            self._told.clear()
+        mark_ns = marks.mark_ns(program, kernel, self._book)
+        self._map.update(of, mark_ns.to_bytes(8, "little"))
+        self._told[of] = program, kernel, mark_ns
+
+    def _tell_anew(self, marks: Marks) -> None:
+        for of, (program, kernel, was_ns) in list(self._told.items()):
+            if kernel not in self._book.stacks:  # given back: it is told when it comes again
+                self._map.delete(of)
+                del self._told[of]
+                continue
+            mark_ns = marks.mark_ns(program, kernel, self._book) if marks.lowest_ns < NEVER_NS else NEVER_NS
+            if mark_ns != was_ns:
+                self._map.update(of, mark_ns.to_bytes(8, "little"))
+                self._told[of] = program, kernel, mark_ns

@@ -1,0 +1,312 @@
+"""Which waits and ticks are outliers, by triggers and by what is usual.
+
+The kernel side hands out waits that have reached a mark, and knows neither programs nor categories: for each kernel
+stack and program that it meets, it is told that mark (`Judge.mark_ns`). A wait that goes on is judged when it passes
+its mark. The one thread that reads ticks asks all this.
+"""
+
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from offtop.model import histogram as log2
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.cut import FILTERED, RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Part, total
+from offtop.model.history import Kept
+from offtop.model.outlier import AUTO, NEVER_NS, Caught, Outlier, Outliers
+from offtop.model.snapshot import Bound, Snapshot, Waiting
+from offtop.model.stack import FIRST_STACK, PLACELESS
+from offtop.model.table import SITES, integers
+from offtop.model.trigger import EVENTS, MAX, NOW, WAITING, Trigger
+from offtop.model.usual import Usual
+from offtop.model.wake import FIRST_WAKE
+from offtop.model.wake import RESERVED as RESERVED_WAKES
+from offtop.units import NS_PER_S
+
+LEAST_AUTO_NS = 10_000_000
+_AS_ASKED = frozenset({SLEEP, "child", "signal", "tty"})
+"""Categories of waits that last as long as the program, its child or a person wants: they are never unusual."""
+TIMES_USUAL = 20
+_MOST_OF_KIND = 50
+"""In a tick. More are counted."""
+_Identity = tuple[int, int, int]
+
+
+class _Why(NamedTuple):
+    """For what a wait is an outlier; fields of Outlier."""
+
+    rule: str
+    metric: str
+    category: str
+    mark: float
+
+
+class Judge:
+    """Keeps what it found in `outliers`."""
+
+    def __init__(self, triggers: Collection[Trigger | None]) -> None:
+        """None among the triggers: by what is usual, too."""
+        self.outliers = Outliers()
+        self._usual = Usual()
+        self._triggers: Sequence[Trigger] = ()
+        self._auto = False
+        self.version = 0
+        self._marks: dict[tuple[str, str], int] = {}
+        self._due: list[tuple[int, int, int, int]] = []
+        """(when, pid, tid, left_ns) of waits in progress that may reach their mark; the next one first."""
+        self._waiting: Mapping[ThreadKey, Waiting] = {}
+        self._going: dict[_Identity, Outlier] = {}
+        """Waits that were caught while they went on."""
+        self._so: dict[tuple[str, str], int] = {}
+        """Since when a tick has been as a trigger says, by its text and program."""
+        self._asked: Collection[Trigger | None] | None = None
+        self._judge_by(triggers)
+
+    def ask(self, triggers: Collection[Trigger | None]) -> None:
+        """From the next tick on judge by these. For any thread."""
+        self._asked = triggers
+
+    def _judge_by(self, triggers: Collection[Trigger | None]) -> None:
+        self._auto = None in triggers
+        self._triggers = tuple(one for one in triggers if one)
+        self._so.clear()
+        self._forget_marks()
+
+    @property
+    def lowest_ns(self) -> int:
+        of_waits = [int(one.value) for one in self._triggers if one.is_of_waits]
+        return min([NEVER_NS, *of_waits, *([LEAST_AUTO_NS] if self._auto else [])])
+
+    def mark_ns(self, program: str, kernel: int, book: Book) -> int:
+        category = book.stack(kernel).category
+        return min(self._mark_ns(program, category), self._mark_ns(program, RUN_QUEUE))
+
+    def tick(self, snapshot: Snapshot, kept: Kept) -> Sequence[Outlier]:
+        """The outliers of a tick; those that were caught while they went on come again when they end."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            self._judge_by(asked)
+            self._waiting = {}
+        if self._usual.learn(kept.cut, snapshot.book.processes, snapshot.filters.min_ns, kept.at_ns):
+            self._forget_marks()
+            self._waiting = {}
+        found = self._judged([*snapshot.caught, *self._passed(snapshot)], snapshot, kept)
+        found += self._ended(snapshot, kept, {one.wait.identity for one in found if one.wait})
+        found += (one for trigger in self._triggers for one in self._of_tick(trigger, snapshot, kept))
+        for one in found:
+            if one.is_going_on and one.wait:
+                self._going[one.wait.identity] = one
+            elif one.wait:
+                self._going.pop(one.wait.identity, None)
+        self.outliers.add(found)
+        return found
+
+    def _forget_marks(self) -> None:
+        self._marks.clear()
+        self.version += 1
+
+    def _mark_ns(self, program: str, category: str) -> int:
+        """From which length on a wait may be an outlier, if it does not look idle."""
+        of = program, category
+        known = self._marks.get(of)
+        if known is None:
+            known = self._marks[of] = min(self._every_mark_ns(program, category))
+        return known
+
+    def _every_mark_ns(self, program: str, category: str) -> list[int]:
+        marks = [self._auto_ns(program, category)]
+        marks += (int(one.value) for one in self._triggers if one.is_of_waits and one.is_about(program, category))
+        return marks
+
+    def _auto_ns(self, program: str, category: str) -> int:
+        usual_ns = self._usual.of(program, category) if self._auto and category not in _AS_ASKED else 0
+        return max(LEAST_AUTO_NS, TIMES_USUAL * usual_ns) if usual_ns else NEVER_NS
+
+    def _judged(self, some: Sequence[Caught], snapshot: Snapshot, kept: Kept) -> list[Outlier]:
+        """Those that are too long, the longest first; of many of one kind, only the longest whole."""
+        some = sorted(some, key=lambda one: -one.length_ns(kept.at_ns))
+        categories = [snapshot.book.stack(one.site.kernel).category for one in some]
+        found: list[Outlier] = []
+        of_kind: dict[tuple[str, str, str], list[int]] = {}
+        for one, category, is_idle in zip(some, categories, _idle(some, categories, kept.idle), strict=True):
+            known = self._going.get(one.identity)
+            why = _Why(known.rule, known.metric, known.category, known.mark) if known else None
+            why = why or self._why(one, category, is_idle, kept.at_ns, kept.span_ns)
+            if why is None:
+                continue
+            numbers = of_kind.setdefault((why.rule, one.program, why.category), [])
+            if known is None and len(numbers) >= _MOST_OF_KIND:
+                found[numbers[0]] = found[numbers[0]]._replace(more=found[numbers[0]].more + 1)
+                continue
+            numbers.append(len(found))
+            found.append(self._outlier(one, why, known, snapshot, kept))
+        return found
+
+    def _why(self, one: Caught, category: str, is_idle: bool, at_ns: int, span_ns: int) -> _Why | None:
+        """What it waited for is judged, and how long it was ready to run. None: nothing says that it is too long."""
+        ready_ns = 0 if category == THROTTLE else one.runqueue_ns
+        parts = (category, one.length_ns(at_ns) - ready_ns, is_idle), (RUN_QUEUE, ready_ns, False)
+        for trigger in self._triggers:
+            if trigger.metric != MAX and (trigger.metric != NOW or one.ended_ns):
+                continue
+            for name, ns, idle in parts:
+                if ns > trigger.value and trigger.is_about(one.program, name) and (trigger.with_idle or not idle):
+                    return _Why(trigger.text, trigger.metric, name, trigger.value)
+        for name, ns, idle in parts:
+            mark_ns = self._auto_ns(one.program, name)
+            if not one.ended_ns and ns - mark_ns > 2 * span_ns:
+                continue  # it was as long before anybody knew what is usual
+            if ns >= mark_ns and not idle:
+                return _Why(AUTO, MAX, name, mark_ns)
+        return None
+
+    def _outlier(self, one: Caught, why: _Why, known: Outlier | None, snapshot: Snapshot, kept: Kept) -> Outlier:
+        length_ns = one.length_ns(kept.at_ns)
+        value = length_ns - one.runqueue_ns if why.category != RUN_QUEUE else one.runqueue_ns
+        if why.category == THROTTLE:
+            value = length_ns
+        usual_ns = known.usual_ns if known else self._usual.of(one.program, why.category)
+        times = kept.at_ns, kept.taken_ns
+        what = why.rule, why.metric, why.category, one.program, value, why.mark
+        return Outlier(
+            *times, *what, usual_ns, one, _after(snapshot, one), bool(known), book=excerpt(snapshot.book, one.site)
+        )
+
+    def _passed(self, snapshot: Snapshot) -> list[Caught]:
+        """The waits in progress that have come to their marks by now."""
+        before, self._waiting = self._waiting, snapshot.waiting
+        book, at_ns = snapshot.book, snapshot.at_ns
+        if not before:
+            self._due.clear()
+        for key, one in snapshot.waiting.items():
+            if before.get(key) is not one and one.site.kernel >= FIRST_STACK:
+                self._expect(one, self._mark_ns(*_judged_as(one, book)))
+        told = {one.identity for one in snapshot.caught}
+        found: dict[_Identity, Caught] = {}
+        while self._due and self._due[0][0] <= at_ns:
+            _, pid, tid, left_ns = heapq.heappop(self._due)
+            one = snapshot.waiting.get(ThreadKey(pid, tid))
+            if one is None or one.left_ns != left_ns or one.site.kernel < FIRST_STACK:
+                continue
+            began_ns = _began_ns(one)
+            later = [ns for ns in self._every_mark_ns(*_judged_as(one, book)) if ns >= at_ns - began_ns]
+            self._expect(one, min(later, default=NEVER_NS))
+            ready_ns = at_ns - began_ns if one.preempted else one.runqueue_ns
+            site = one.site._replace(user=one.site.user or one.user)
+            caught = Caught(site, began_ns, 0, ready_ns, one.state, program=book.process(pid))
+            if caught.identity not in self._going and caught.identity not in told:
+                found[caught.identity] = caught
+        return [*found.values()]
+
+    def _expect(self, one: Waiting, mark_ns: int) -> None:
+        """It is to be looked at when it is longer than that."""
+        if mark_ns != NEVER_NS:
+            heapq.heappush(self._due, (_began_ns(one) + mark_ns + 1, one.site.pid, one.site.tid, one.left_ns))
+
+    def _ended(self, snapshot: Snapshot, kept: Kept, told: Collection[_Identity]) -> list[Outlier]:
+        """Those that went on, are over, and of which the kernel side told nothing more."""
+        found: list[Outlier] = []
+        for identity, was in self._going.items():
+            now = snapshot.waiting.get(was.wait.site.thread) if was.wait else None
+            if identity not in told and was.wait and (now is None or _began_ns(now) != was.wait.began_ns):
+                wait = was.wait._replace(ended_ns=snapshot.at_ns, is_exact=False)
+                times = {"at_ns": kept.at_ns, "taken_ns": kept.taken_ns}
+                found.append(
+                    was._replace(wait=wait, value=wait.length_ns(snapshot.at_ns), was_told=True, more=0, **times)
+                )
+        return found
+
+    def _of_tick(self, trigger: Trigger, snapshot: Snapshot, kept: Kept) -> list[Outlier]:
+        """What a trigger of ticks says of this one: for each program that it names, or for all together."""
+        if trigger.is_of_waits:
+            return []
+        found: list[Outlier] = []
+        parts = _parts(trigger, snapshot.book, kept)
+        for program, part in parts.items():
+            value = _measured(trigger, part, kept.span_ns)
+            of = trigger.text, program
+            is_so = value > trigger.value
+            if not is_so:
+                self._so.pop(of, None)
+                continue
+            since_ns = self._so.setdefault(of, kept.at_ns - kept.span_ns)
+            lasted_ns, before_ns = kept.at_ns - since_ns, kept.at_ns - kept.span_ns - since_ns
+            if lasted_ns >= trigger.for_ns and (before_ns < trigger.for_ns or not before_ns):
+                what = ", ".join(sorted(trigger.categories)) if trigger.categories else ""
+                times = kept.at_ns, kept.taken_ns
+                found.append(Outlier(*times, trigger.text, trigger.metric, what, program, value, trigger.value))
+        for of in [of for of in self._so if of[0] == trigger.text and of[1] not in parts]:
+            del self._so[of]
+        return found
+
+
+def _idle(some: Sequence[Caught], categories: Sequence[str], idle: Idle) -> list[bool]:
+    """Whether each looks idle, as Shares has it."""
+    ids = integers([one.site for one in some], SITES.width)
+    looks = np.array([category in idle.categories for category in categories], np.bool_)
+    asleep = np.flatnonzero(np.array([category == SLEEP for category in categories], np.bool_))
+    if len(asleep):
+        looks[asleep] |= idle.is_periodic(ids[asleep])
+    said = idle.verdicts.of(ids)
+    return np.where(said == 0, looks, said > 0).tolist()
+
+
+def excerpt(book: Book, site: SiteKey) -> Book:
+    """What a book has of one wait."""
+    wake = book.wake(site.wake)
+    stacks = {site.kernel, site.user, *wake.stacks}
+    threads = {site.thread, *(ThreadKey(one.pid, one.tid) for one in (wake.waker,) if one.tid)}
+    pids = {key.pid for key in threads}
+    return Book(
+        stacks={one: book.stack(one) for one in stacks},
+        wakes={**RESERVED_WAKES, **({site.wake: wake} if site.wake >= FIRST_WAKE else {})},
+        comms={key: comm for key in threads if (comm := book.comms.get(key))},
+        processes={pid: name for pid in pids if (name := book.processes.get(pid))},
+        details={pid: told for pid in pids if (told := book.details.get(pid))},
+        ends={wake.object: ends} if (ends := book.ends.get(wake.object)) else {},
+    )
+
+
+def _judged_as(one: Waiting, book: Book) -> tuple[str, str]:
+    """Program and category."""
+    category = book.stack(one.site.kernel).category
+    is_ready = one.preempted and category != THROTTLE
+    return book.process(one.site.pid), RUN_QUEUE if is_ready else category
+
+
+def _began_ns(one: Waiting) -> int:
+    """Since when it is known to have lasted."""
+    return one.since_ns if one.since_ns and one.bound is Bound.EXACT else one.left_ns
+
+
+def _after(snapshot: Snapshot, caught: Caught) -> str:
+    now = snapshot.waiting.get(caught.site.thread)
+    if now is None:
+        return "running" if caught.site.thread in snapshot.threads else "ended"
+    if not caught.ended_ns:
+        return ""
+    category = SHORT if now.site.kernel in PLACELESS else snapshot.book.stack(now.site.kernel).category
+    return f"{now.letter} {category}"
+
+
+def _parts(trigger: Trigger, book: Book, kept: Kept) -> dict[str, Part]:
+    """What a trigger of ticks is about, by program; all under the empty name where it names none."""
+    parts: dict[str, list[Part]] = {}
+    for leaf, by_pid in kept.cut.processes.items():
+        if leaf.category == FILTERED or (leaf.idle and not trigger.with_idle):
+            continue
+        for pid, part in by_pid.items():
+            program = book.process(pid)
+            if trigger.is_about(program, leaf.category):
+                parts.setdefault(program if trigger.program else "", []).append(part)
+    return {program: total(some) for program, some in parts.items()}
+
+
+def _measured(trigger: Trigger, part: Part, span_ns: int) -> float:
+    if trigger.metric == WAITING:
+        return part.total_ns / span_ns
+    if trigger.metric == EVENTS:
+        return part.waits * NS_PER_S / span_ns
+    return log2.percentile_ns(part.histogram, trigger.percent, part.max_ns)

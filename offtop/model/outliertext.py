@@ -1,0 +1,40 @@
+"""An outlier in words. Raw: escape it before it is shown."""
+
+from offtop.model import where
+from offtop.model.outlier import AUTO, Outlier
+from offtop.model.rows import thread_name
+from offtop.model.stack import Names
+from offtop.model.trigger import value_told
+from offtop.units import duration
+
+
+def who(one: Outlier) -> str:
+    """`worker-3(4250) of mysqld(4242)`; the program where it is about no one thread."""
+    if one.wait is None:
+        return one.program
+    site = one.wait.site
+    comm = thread_name(site.thread, one.book) or one.program
+    return f"{comm}({site.tid})" if site.tid == site.pid else f"{comm}({site.tid}) of {one.program}({site.pid})"
+
+
+def how_much(one: Outlier) -> str:
+    """`1.84s`, `>1.84s` of a wait that goes on."""
+    return f"{'>' if one.is_going_on else ''}{value_told(one.metric, one.value)}"
+
+
+def against(one: Outlier) -> str:
+    """What it is too much against."""
+    if one.rule != AUTO:
+        return one.rule
+    return f"usually <={duration(one.usual_ns)}" if one.usual_ns else AUTO
+
+
+def place(one: Outlier, names: Names) -> str:
+    """Where it waited, and who ended that; nothing where it is no wait."""
+    return where.of_sleeper(one.book, one.wait.site, names) if one.wait else ""
+
+
+def in_line(one: Outlier, names: Names) -> str:
+    """All of that: `1.84s lock, usually <=12ms: worker-3(4250) of mysqld(4242): futex_wait < …`"""
+    said = ": ".join(filter(None, (who(one), place(one, names))))
+    return f"{how_much(one)} {one.category or 'in all'}, {against(one)}{f': {said}' if said else ''}"

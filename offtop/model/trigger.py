@@ -1,0 +1,127 @@
+"""A trigger says which waits, or which ticks, are outliers: `lock.max > 500ms`, `comm:mysqld disk.p99 > 50ms for 3s`.
+
+WHAT.METRIC OP VALUE [for TIME]. WHAT is a category, a group of them, or `any`: all that does not look idle.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import NamedTuple
+
+from offtop.model.outlier import AUTO
+from offtop.model.printable import printable
+from offtop.units import duration, parse_duration, three
+
+ANY = "any"
+MAX, NOW, WAITING, EVENTS = "max", "now", "waiting", "events"
+_PERCENTS: Mapping[str, float] = MappingProxyType({"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9})
+METRICS: Mapping[str, str] = MappingProxyType(
+    {
+        MAX: "a wait that is, or was, longer",
+        NOW: "a wait in progress that is older",
+        **dict.fromkeys(_PERCENTS, "the percentile of a tick's waits"),
+        WAITING: "threads that wait on average over a tick",
+        EVENTS: "waits a second",
+    }
+)
+_ALIASES: Mapping[str, str] = MappingProxyType(
+    {"runq": "run-queue", "blocked": WAITING, "ev/s": EVENTS, "p99.9": "p999"}
+)
+_FORM = re.compile(
+    r"(?:comm:(?P<comm>\S+)\s+)?(?P<what>[\w-]+)\.(?P<metric>[\w./]+)\s*(?P<op>>=?)\s*(?P<value>[\d.]+\s*[a-zµ]*)"
+    r"(?:\s+for\s+(?P<time>[\d.]+\s*[a-z]+))?",
+    re.ASCII,
+)
+_EXAMPLES = "as 'lock.max > 500ms', 'comm:mysqld disk.p99 > 50ms for 3s', 'any.now > 5s', or auto"
+_LONGEST = 200
+_LEAST_NS = 1000
+
+
+class TriggerError(ValueError):
+    """What is wrong, and what would be right."""
+
+
+class Trigger(NamedTuple):
+    text: str
+    """As it is told."""
+    program: str
+    """A pattern; empty: any."""
+    categories: frozenset[str] | None
+    """None: any that does not look idle."""
+    metric: str
+    value: float
+    """ns, threads, or a number a second."""
+    for_ns: int = 0
+    """For how long it has to be so; 0: one tick, or one wait."""
+
+    @property
+    def is_of_waits(self) -> bool:
+        """Whether single waits are judged, not ticks."""
+        return self.metric in (MAX, NOW)
+
+    @property
+    def percent(self) -> float:
+        """0: it is of no percentile."""
+        return _PERCENTS.get(self.metric, 0.0)
+
+    @property
+    def with_idle(self) -> bool:
+        """Who names a category means all of it."""
+        return self.categories is not None
+
+    def is_about(self, program: str, category: str) -> bool:
+        named = not self.program or fnmatchcase(program, self.program)
+        return named and (self.categories is None or category in self.categories)
+
+
+def value_told(metric: str, value: float) -> str:
+    """`1.84s`, `12.0 threads`, `950/s`"""
+    if metric == WAITING:
+        return f"{three(value)} threads"
+    return f"{three(value)}/s" if metric == EVENTS else duration(round(value)) or "0"
+
+
+def parse(text: str, categories: Collection[str], groups: Mapping[str, Collection[str]]) -> Trigger | None:
+    """None for `auto`. Raises TriggerError."""
+    said = " ".join(text.split())
+    if said == AUTO:
+        return None
+    found = _FORM.fullmatch(said) if len(said) <= _LONGEST else None
+    shown = printable(said[:_LONGEST])
+    if found is None:
+        raise TriggerError(f"'{shown}' is no trigger. Say {_EXAMPLES}")
+    metric = _ALIASES.get(found["metric"], found["metric"])
+    if metric not in METRICS:
+        raise TriggerError(f"'{shown}': there is no {printable(found['metric'])}. There are {', '.join(METRICS)}")
+    what = _ALIASES.get(found["what"], found["what"])
+    if what != ANY and what not in groups and what not in categories:
+        near = ", ".join(sorted({*groups, *categories}))
+        raise TriggerError(f"'{shown}': there is no category {printable(what)}. There are any, {near}")
+    those = None if what == ANY else frozenset(groups.get(what, (what,)))
+    for_ns = _time(found["time"], shown) if found["time"] else 0
+    if for_ns and metric in (MAX, NOW):
+        raise TriggerError(f"'{shown}': each wait is judged by itself. Leave out 'for', or take p99 or waiting")
+    value = _value(metric, found["value"], shown)
+    return Trigger(said, found["comm"] or "", those, metric, value, for_ns)
+
+
+def _value(metric: str, text: str, shown: str) -> float:
+    if metric in (WAITING, EVENTS):
+        try:
+            return float(text)
+        except ValueError:
+            raise TriggerError(f"'{shown}': {metric} is a number, as {metric} > 4") from None
+    if not text.strip()[-1:].isalpha():
+        raise TriggerError(f"'{shown}': say of what {printable(text)} is, as {printable(text)}ms")
+    value_ns = _time(text, shown)
+    if value_ns < _LEAST_NS:
+        raise TriggerError(f"'{shown}': nothing waits less than 1us. Name a longer time")
+    return value_ns
+
+
+def _time(text: str, shown: str) -> int:
+    try:
+        return parse_duration(text.replace(" ", ""), 1)
+    except ValueError:
+        raise TriggerError(f"'{shown}': '{printable(text)}' is no time. Say 500ms, 3s or 2m") from None

@@ -1,0 +1,83 @@
+"""What is usual: how long all but one in a thousand waits of a program in a category lasted in the last minutes.
+
+Learnt from finished waits, in steps of LEARN_NS: what a step has is judged by the ones before it. Of waits below the
+minimum nobody knows the category. So where a category has few waits of its own, they count as if they had been in it:
+a lock that is nearly always short is known by those.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+from offtop.model import histogram as log2
+from offtop.model.cut import FILTERED, SHORT, Cut
+from offtop.model.snapshot import EXITED
+from offtop.units import NS_PER_S
+
+LEARN_NS = 10 * NS_PER_S
+_STEPS = 30
+"""Five minutes."""
+_PERCENT = 99.9
+_ENOUGH = 10
+"""From so many waits on a category is known by them alone."""
+_ENOUGH_SHORT, _ENOUGH_SHORT_PER_S = 1000, 50
+"""One in a thousand is known of a program with so many short waits, and its short waits are what it mostly does."""
+Of = tuple[str, str]
+"""Program and category."""
+_LONGEST_NS = 1 << 62
+
+
+class Usual:
+    """Adds up ticks. `of` changes only when `learn` says so."""
+
+    def __init__(self) -> None:
+        self._step: dict[Of, int] = {}
+        self._steps: deque[Mapping[Of, int]] = deque()
+        self._sums: dict[Of, int] = {}
+        self._known: dict[Of, int] = {}
+        self._began_ns = 0
+
+    def learn(self, one: Cut, programs: Mapping[int, str], min_ns: int, at_ns: int) -> bool:
+        """Add a tick's finished waits, but for those that look idle; whether something else is usual now."""
+        self._began_ns = self._began_ns or at_ns
+        for leaf, by_pid in one.processes.items():
+            if leaf.idle or leaf.category == FILTERED:
+                continue
+            for pid, part in by_pid.items():
+                if part.waits and pid != EXITED.pid:
+                    found = part.histogram if leaf.category != SHORT else part.waits << 64 * log2.lane_of(min_ns)
+                    of = programs.get(pid, ""), leaf.category
+                    self._step[of] = self._step.get(of, 0) + found
+        if at_ns - self._began_ns < LEARN_NS:
+            return False
+        self._began_ns = at_ns
+        self._close_step()
+        return True
+
+    def of(self, program: str, category: str) -> int:
+        """The percentile's upper bound in ns; 0: not known."""
+        of = program, category
+        known = self._known.get(of)
+        if known is None:
+            known = self._known[of] = self._percentile_ns(of)
+        return known
+
+    def _percentile_ns(self, of: Of) -> int:
+        own = self._sums.get(of, 0)
+        if log2.count(own) < _ENOUGH:
+            short = self._sums.get((of[0], SHORT), 0)
+            if log2.count(short) < max(_ENOUGH_SHORT, _ENOUGH_SHORT_PER_S * len(self._steps) * LEARN_NS // NS_PER_S):
+                return 0
+            own += short
+        return log2.percentile_ns(own, _PERCENT, _LONGEST_NS)
+
+    def _close_step(self) -> None:
+        self._steps.append(self._step)
+        for of, found in self._step.items():
+            self._sums[of] = self._sums.get(of, 0) + found
+        self._step = {}
+        if len(self._steps) > _STEPS:
+            for of, found in self._steps.popleft().items():
+                self._sums[of] -= found
+                if not self._sums[of]:
+                    del self._sums[of]
+        self._known.clear()

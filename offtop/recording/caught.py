@@ -1,0 +1,93 @@
+"""Outliers as a recording has them: a row each, in the tick in which it was told.
+
+A wait that was caught while it went on has another row where it ended. Its stacks are among those of the tick; what
+else it names it brings along.
+"""
+
+import json
+import zlib
+from collections.abc import Callable
+
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.outlier import Caught, Outlier
+from offtop.model.stack import FIRST_STACK, Stack
+from offtop.model.trigger import METRICS
+from offtop.model.wake import FIRST_WAKE
+from offtop.recording import checked, form
+
+_LEVEL = 4
+_MOST_TEXT = 300
+_OUTLIER, _WAIT = 12, 11
+"""Values of each."""
+
+
+def encode(one: Outlier) -> bytes:
+    wait, book = one.wait, one.book
+    told = (one.at_ns, one.taken_ns, one.rule, one.metric, one.category, one.program)
+    words: dict[str, object] = {
+        "outlier": [*told, one.value, one.mark, one.usual_ns, one.after, one.was_told, one.more],
+        "wait": wait
+        and [*wait.site, wait.began_ns, wait.ended_ns, wait.runqueue_ns, wait.state, wait.cpu, wait.is_exact],
+        "comms": [[*key, comm] for key, comm in book.comms.items()],
+        "processes": [[pid, name] for pid, name in book.processes.items()],
+        **form.wake_words({number: wake for number, wake in book.wakes.items() if number >= FIRST_WAKE}),
+    }
+    return zlib.compress(json.dumps(words, separators=(",", ":")).encode(), _LEVEL)
+
+
+def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
+    """`stack_of`: the stack that has that number in the file. Raises ValueError for what is no outlier."""
+    words = checked.words(checked.decompressed(blob))
+    at_ns, taken_ns, *texts, value, mark, usual_ns, after, was_told, more = checked.array(
+        words.get("outlier"), _OUTLIER
+    )
+    rule, metric, category, program = map(_text, texts)
+    if metric not in METRICS:
+        raise ValueError("an outlier of no metric that there is")
+    book = Book(
+        comms={ThreadKey(*map(checked.identity, key)): _text(comm) for *key, comm in _some(words, "comms", 3)},
+        processes={checked.identity(pid): _text(name) for pid, name in _some(words, "processes", 2)},
+    )
+    book.wakes.update(form.wakes_of(words))
+    found = words.get("wait")
+    wait = None if found is None else _wait(checked.array(found, _WAIT), program)
+    if wait:
+        for number in {wait.site.kernel, wait.site.user, *book.wake(wait.site.wake).stacks}:
+            if number >= FIRST_STACK:
+                book.stacks[number] = stack_of(number)
+    numbers = float(checked.number(value)), float(checked.number(mark)), checked.time(usual_ns)
+    times = checked.time(at_ns), checked.time(taken_ns)
+    return Outlier(
+        *times,
+        rule,
+        metric,
+        category,
+        program,
+        *numbers,
+        wait,
+        _text(after),
+        was_told is True,
+        checked.identity(more),
+        book,
+    )
+
+
+def _wait(values: list[object], program: str) -> Caught:
+    pid, tid, kernel, user, wake, began_ns, ended_ns, runqueue_ns, state, cpu, is_exact = values
+    stacks = checked.integer(kernel), checked.integer(user)
+    site = SiteKey(checked.identity(pid), checked.identity(tid), *stacks, checked.identity(wake))
+    times = checked.time(began_ns), checked.time(ended_ns), checked.time(runqueue_ns)
+    if times[1] and times[1] < times[0]:
+        raise ValueError("a wait that ended before it began")
+    return Caught(site, *times, checked.integer(state) & 0xFFFFFFFF, checked.integer(cpu), program, is_exact is True)
+
+
+def _some(words: dict[str, object], name: str, length: int) -> list[list[object]]:
+    return checked.arrays(words.get(name, []), length)
+
+
+def _text(value: object) -> str:
+    text = checked.text(value)
+    if len(text) > _MOST_TEXT:
+        raise ValueError("a text that is far too long")
+    return text

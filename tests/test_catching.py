@@ -1,0 +1,114 @@
+"""What happens when something is caught: it is counted, and the person's command runs with what it was."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from offtop import catching, paths
+from offtop.catching import Alarm, environment
+from offtop.errors import UsageError
+from offtop.model import categories
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.outlier import APART_NS, AUTO, Caught, Outlier
+from offtop.person import person
+from offtop.units import NS_PER_S
+
+RULES = categories.parse(paths.categories().read_text(encoding="utf-8"))
+MS = 1_000_000
+
+
+def outlier(at_s: int = 10, comm: str = "worker", category: str = "lock", more: int = 0, told: bool = False) -> Outlier:
+    at_ns = at_s * NS_PER_S
+    wait = Caught(SiteKey(10, 11, 20, 21), at_ns - 1500 * MS, at_ns)
+    book = Book(comms={ThreadKey(10, 11): comm})
+    return Outlier(
+        at_ns, at_ns, AUTO, "max", category, "shop", 1.5e9, 1e9, 7, wait, was_told=told, more=more, book=book
+    )
+
+
+def until(path: Path, lines: int) -> list[str]:
+    found: list[str] = []
+    for _ in range(500):
+        found = path.read_text().splitlines() if path.exists() else []
+        if len(found) >= lines:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{path} has {found} only")
+
+
+def test_each_is_counted_once() -> None:
+    alarm = Alarm("", person())
+    alarm.add([])
+    alarm.add([outlier(more=4), outlier(11), outlier(12, told=True)])
+    assert alarm.count == 6
+
+
+def test_the_command_runs_once_for_each_kind_in_a_while_and_is_told_what_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    alarm = Alarm(f'echo "$OFFTOP_CATEGORY $OFFTOP_TID $OFFTOP_LENGTH_NS" >>{out}', person())
+    alarm.add([outlier(10), outlier(11)])
+    assert until(out, 1) == ["lock 11 1500000000"]
+    alarm.add([outlier(12)])
+    alarm.add([outlier(10 + APART_NS // NS_PER_S, category="lock")])
+    assert len(until(out, 2)) == 2
+    for _ in range(100):
+        alarm.add([outlier(13, category="fsync")])
+        if len(out.read_text().splitlines()) == 3:
+            break
+        time.sleep(0.02)
+    assert alarm.failure == ""
+
+
+def test_one_command_runs_at_a_time(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    alarm = Alarm(f"echo once >>{out}; read gone <{tmp_path}/fifo", person())
+    os.mkfifo(tmp_path / "fifo")
+    alarm.add([outlier(10)])
+    until(out, 1)
+    alarm.add([outlier(11, category="fsync")])
+    with (tmp_path / "fifo").open("w") as fifo:
+        fifo.write("\n")
+    time.sleep(0.1)
+    assert out.read_text() == "once\n"
+
+
+def test_names_are_in_the_environment_alone_and_without_what_a_terminal_acts_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    alarm = Alarm(f'printf "%s\\n" "$OFFTOP_COMM" >>{out}', person())
+    alarm.add([outlier(comm="$(reboot)`\x1b[2J'\"")])
+    assert until(out, 1) == ["$(reboot)`\\x1b[2J'\""]
+
+
+def test_of_a_tick_no_thread_is_told() -> None:
+    told = environment(Outlier(1, 2, "lock.p99 > 1ms", "p99", "lock", "shop", 2e6, 1e6), person())
+    assert (told["OFFTOP_TID"], told["OFFTOP_RULE"], told["OFFTOP_PROCESS"]) == ("", "lock.p99 > 1ms", "shop")
+    assert told["HOME"] == str(person().home)
+    assert "SUDO_UID" not in told
+
+
+def test_a_command_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(catching.subprocess, "Popen", refused)
+    alarm = Alarm("true", person())
+    alarm.add([outlier()])
+    assert alarm.failure == "--on-trigger could not be run (Cannot allocate memory)"
+
+
+def test_off_is_no_rule() -> None:
+    assert catching.triggers(["off"], RULES, MS, "x") == []
+    assert [one and one.text for one in catching.triggers(["auto", "net.max > 1s"], RULES, MS, "x")] == [
+        None,
+        "net.max > 1s",
+    ]
+    with pytest.raises(UsageError, match=r"^here: 'off' is no trigger"):
+        catching.triggers(["auto", "off"], RULES, MS, "here")
+
+
+def test_single_waits_below_the_minimum_cannot_be_caught() -> None:
+    with pytest.raises(UsageError, match=r"below the minimum of 5.0ms are not told one by one. Give a longer time"):
+        catching.triggers(["lock.max > 2ms"], RULES, 5 * MS, "x")
+    assert catching.triggers(["lock.p99 > 2ms"], RULES, 5 * MS, "x")

@@ -1,0 +1,235 @@
+"""What was caught, on the screen: told on the alert line, marked, listed, one of them in full, and gone to."""
+
+import re
+from pathlib import Path
+
+import pytest
+from textual import events
+
+from offtop.catching import Catch
+from offtop.model.book import ThreadKey
+from offtop.model.outlier import AUTO
+from offtop.model.snapshot import Bound
+from offtop.model.view import CATEGORIES, LIST, OUTLIERS, TREE, View
+from offtop.person import person
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from offtop.ui.app import OfftopApp
+from tests.ui.scripted import STUCK, ScriptedSource, Waits
+from tests.ui.shown import CATEGORIES as RULES
+from tests.ui.shown import QUICK_NS, asynchronous, catching, screen, shown, until
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+RULE, OTHER = "lock.max > 3s", "fsync.now > 1s"
+CONNECTION, PURGE = ThreadKey(4242, 4268), ThreadKey(4242, 4270)
+
+
+def caught() -> Catch:
+    """In STUCK: connection in second 3, after 3.5 s of lock; purge in second 12, after 2 s of fsync."""
+    return catching(RULE, OTHER)
+
+
+def rows(app: OfftopApp) -> list[list[str]]:
+    """The list of outliers, word by word."""
+    lines = screen(app)
+    first = next(number for number, line in enumerate(lines) if line.split()[:2] == ["WHEN", "LENGTH"]) + 1
+    listed = [line.removeprefix(">").split() for line in lines[first:-2]]
+    return listed[: next((n for n, words in enumerate(listed) if not words or ":" not in words[0]), len(listed))]
+
+
+def title(app: OfftopApp) -> str:
+    return next(line for line in screen(app) if "outlier" in line and "─" in line).strip("─ ")
+
+
+def second(app: OfftopApp) -> int:
+    """Which of the scripted seconds is shown."""
+    assert app.picture
+    return app.picture.newest.at_ns // 10**9 - 1000
+
+
+@asynchronous
+async def test_one_that_is_caught_is_told_once_counted_and_marked_on_row_and_timeline() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=3), (120, 40), catch=caught()) as (app, pilot):
+        assert screen(app)[-2].startswith(
+            f"outlier: >3.50s lock, {RULE}: connection(4268) of mysqld(4242): futex_do_wait"
+        )
+        assert "1 outlier (O)" in screen(app)[1]
+        assert "▲" in screen(app)[3]
+        (row,) = (line for line in screen(app) if "mysqld" in line and "4242" in line and "outlier" not in line)
+        assert row.lstrip("> ").startswith("▲")
+        await pilot.press("H")
+        assert [line.split()[2] for line in screen(app) if "▲" in line][1:] == ["connection"]
+        assert not screen(app)[-2].startswith("outlier")
+
+
+@asynchronous
+async def test_without_any_the_list_says_what_is_caught_and_how() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), catch=catching(AUTO)) as (app, pilot):
+        assert not any("outlier" in line for line in screen(app)[:5])
+        await pilot.press("O")
+        assert title(app) == "outliers: none; caught is auto (!)"
+        assert " Nothing was caught yet." in screen(app)
+        for key in ("down", "enter", "pagedown", "end", "y", "n"):
+            await pilot.press(key)
+            assert app.view.focus == OUTLIERS
+        assert screen(app)[-2] == "nothing was caught yet: ! says what is; / searches"
+        await pilot.press("O")
+        assert app.view.focus == CATEGORIES
+
+
+@asynchronous
+async def test_the_newest_stands_first_and_the_one_under_the_cursor_is_told_below() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), catch=caught()) as (app, pilot):
+        await pilot.press("O")
+        assert title(app) == f"outliers: 2, newest first; caught is {RULE}; {OTHER} (!)"
+        assert [row[1:5] for row in rows(app)] == [
+            [">2.00s", "4270", "purge", "fsync"],
+            [">3.50s", "4268", "connection", "lock"],
+        ]
+        told = "\n".join(screen(app))
+        assert " >2.00s purge(4270) of mysqld(4242)  from 02:00:10.000 and it went on" in told
+        assert f"caught by {OTHER}; of mysqld in fsync nobody knows what is usual" in told
+        assert "D: waits, and no signal wakes it" in told
+        assert "[k]jbd2_log_wait_commit" in told
+        await pilot.press("down")
+        assert "connection(4268) of mysqld(4242)" in "\n".join(screen(app))
+        await pilot.press("down", "up", "end", "home")
+        assert app.picture and app.picture.outliers.cursor == 0
+
+
+@asynchronous
+async def test_enter_shows_one_in_full_and_enter_again_all_panes_as_they_were() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), catch=caught()) as (app, pilot):
+        await pilot.press("O", "down", "enter")
+        assert title(app) == "an outlier (Enter: all panes as they were then, Esc goes back)"
+        assert "   [k] futex_do_wait" in screen(app)
+        await pilot.press("down", "down", "up", "escape")
+        assert title(app).startswith("outliers: 2")
+        await pilot.press("enter", "enter")
+        assert (second(app), app.view.focus, app.view.thread) == (3, TREE, CONNECTION)
+        assert (app.view.category, app.view.paused_at_ns is not None) == ("lock", True)
+        assert "PAUSED" in screen(app)[0]
+        assert screen(app)[4].startswith("All > lock > mysqld(4242) > connection(4268)")
+        await pilot.press("0", "escape")
+        assert (app.view.paused_at_ns, app.view.focus, app.view.thread) == (None, LIST, None)
+
+
+@asynchronous
+async def test_n_and_N_go_from_one_to_the_next() -> None:  # noqa: N802
+    async with shown(ScriptedSource(STUCK, ticks=12), catch=caught()) as (app, pilot):
+        await pilot.press("n")
+        assert "there is no later outlier: N goes back" in screen(app)
+        await pilot.press("N")
+        assert (second(app), app.view.thread) == (12, PURGE)
+        await pilot.press("N")
+        assert (second(app), app.view.thread) == (3, CONNECTION)
+        await pilot.press("N")
+        assert "there is no earlier outlier" in screen(app)
+        await pilot.press("n")
+        assert (second(app), app.view.thread) == (12, PURGE)
+        await pilot.press("n")
+        assert "this is the newest outlier" in screen(app)
+        await pilot.press("[", "[", "N")
+        assert (second(app), app.view.thread) == (3, CONNECTION)
+
+
+@asynchronous
+async def test_where_something_is_searched_n_goes_to_its_lines_instead() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), catch=caught()) as (app, pilot):
+        await pilot.press("O", "/", *"connection", "enter", "n")
+        assert app.picture and app.picture.outliers.cursor == 1
+        assert (app.view.focus, second(app)) == (OUTLIERS, 12)
+
+
+@asynchronous
+async def test_what_is_caught_may_be_changed_and_wrong_words_are_told() -> None:
+    one = caught()
+    async with shown(ScriptedSource(STUCK, ticks=12), catch=one) as (app, pilot):
+        await pilot.press("!")
+        assert f"catch (auto; lock.max > 500ms; off): {RULE}; {OTHER}"[:70] in screen(app)[-2]
+        await pilot.press("ctrl+u", *"lock.long > 1s", "enter")
+        assert "there is no long" in screen(app)[-2]
+        await pilot.press("ctrl+u", *"auto ; any.now > 9s", "enter")
+        assert app.view.triggers == ("auto", "any.now > 9s")
+        await pilot.press("O")
+        assert title(app).endswith("caught is auto; any.now > 9s (!)")
+        await pilot.press("!", "ctrl+u", "enter")
+        assert app.view.triggers == ("off",)
+        await pilot.press("!", "ctrl+u", *"lock.max > 1us", "enter")
+        assert "below the minimum" in screen(app)[-2]
+
+
+@asynchronous
+async def test_freeze_holds_the_picture_at_the_first() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), catch=catching(RULE, freeze=True), ticks=3) as (app, pilot):
+        await until(lambda: app.view.paused_at_ns is not None)
+        await pilot.pause()
+        assert second(app) == 3
+        await pilot.press("0")
+        assert app.view.paused_at_ns is None
+
+
+@asynchronous
+async def test_clicks_choose_open_and_the_wheel_moves() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), catch=caught(), mouse=True) as (app, pilot):
+        await pilot.press("O")
+        line = next(number for number, text in enumerate(screen(app)) if "connection" in text)
+        await pilot.click(offset=(10, line))
+        assert app.picture and app.picture.outliers.cursor == 1
+        await pilot.click(offset=(10, line))
+        assert app.view.outliers.opened
+        await pilot.press("escape")
+        await pilot._post_mouse_events([events.MouseScrollUp], offset=(10, line), button=0)  # pyright: ignore[reportPrivateUsage]
+        await pilot.pause()
+        assert app.picture and app.picture.outliers.cursor == 0
+
+
+@asynchronous
+async def test_y_copies_one_whole() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), catch=caught()) as (app, pilot):
+        await pilot.press("O", "y")
+        assert app.clipboard.startswith(" >2.00s purge(4270) of mysqld(4242)")
+        assert "jbd2_log_wait_commit" in app.clipboard
+
+
+@asynchronous
+async def test_a_replay_has_what_was_caught_and_can_begin_there(tmp_path: Path) -> None:
+    scripted = ScriptedSource(STUCK, ticks=12)
+    recorder = Recorder(tmp_path / "it.offtop", scripted, person(), leave_bytes=0)
+    async with shown(scripted, catch=caught(), recorder=recorder):
+        pass
+    recorder.close()
+    source = RecordedSource(tmp_path / "it.offtop", speed=1e6)
+    first, last = source.outliers()
+    assert (first.wait and first.wait.site.thread, last.rule) == (CONNECTION, OTHER)
+    app = OfftopApp(source, View(delay_ns=QUICK_NS), RULES, held_ns=source.go_to(first.taken_ns))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(lambda: app.picture is not None and app.view.paused_at_ns is not None)
+        await pilot.pause()
+        assert second(app) == 3
+        await pilot.press("n")
+        await until(lambda: second(app) == 12)
+        await pilot.pause()
+        assert app.view.thread == PURGE
+        await pilot.press("!")
+        assert "this is a recording: what was caught then is all there is" in screen(app)
+        await pilot.press("O")
+        assert [row[2] for row in rows(app)] == ["4270", "4268"]
+        assert "[k]jbd2_log_wait_commit" in "\n".join(screen(app))
+        await pilot.press("q")
+
+
+@pytest.mark.parametrize("width", [20, 40, 57, 80, 120, 200])
+@asynchronous
+async def test_at_every_width_lines_fit_and_names_stay_harmless(width: int) -> None:
+    evil = Waits(
+        *("\x1b[31m[b]", 66, "\x1b[2J\u202e", 67, "lock", "futex\x1b[m"),
+        waits_on=True,
+        older_ms=9_000,
+        bound=Bound.EXACT,
+        read=("\x07main",),
+    )
+    async with shown(ScriptedSource((*STUCK, evil), ticks=12), (width, 24), catch=caught()) as (app, pilot):
+        for keys in ((), ("O",), ("enter",), ("down",), ("enter",)):
+            await pilot.press(*keys)
+            assert all(len(line) <= width and not CONTROL.search(line) for line in screen(app))
