@@ -1,0 +1,142 @@
+"""Outliers in a recording: as they were told, joined when they ended, and nothing that cannot be."""
+
+import json
+import sqlite3
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.outlier import AUTO, Caught, Outlier
+from offtop.model.snapshot import Snapshot
+from offtop.model.stack import EMPTY, KERNEL, Frame, Stack
+from offtop.model.wake import FIRST_WAKE, THREAD, WHOLE, Object, Wake, Waker
+from offtop.person import person
+from offtop.recording import caught
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from tests.ui.scripted import AT_NS, SHOP, START_NS, ScriptedSource
+
+LOCK = Stack((Frame(KERNEL, 0, "schedule"), Frame(KERNEL, 0, "futex_do_wait")), 1, "lock")
+S = 10**9
+
+
+def outlier(wait: bool = True, ended: bool = True) -> Outlier:
+    waker = Waker(THREAD, "", 100, 103, "clerk", kernel=30)
+    book = Book(comms={ThreadKey(100, 101): "worker\x1b"}, processes={100: "shop"})
+    book.wakes[FIRST_WAKE] = Wake(waker, Object("futex", "0x7f", 100, state="x"), (), WHOLE)
+    book.stacks |= {20: LOCK, 21: EMPTY, 30: LOCK}
+    site, ended_ns = SiteKey(100, 101, 20, 21, FIRST_WAKE), 7 * S if ended else 0
+    one = Caught(site, 5 * S, ended_ns, S // 10, 1 << 31, 3, "shop", not ended)
+    about = (AT_NS, START_NS, AUTO, "max", "lock", "shop", 1.9e9, 1e9, 12_000_000)
+    return Outlier(*about, one if wait else None, "running", False, 4, book)
+
+
+def told(one: Outlier) -> object:
+    """All of it but its book's reserved entries."""
+    return one._replace(book=Book()), one.book.comms, one.book.processes
+
+
+@pytest.mark.parametrize("one", [outlier(), outlier(ended=False), outlier(wait=False)])
+def test_one_comes_back_as_it_was(one: Outlier) -> None:
+    again = caught.decode(caught.encode(one), {20: LOCK, 21: EMPTY, 30: LOCK}.__getitem__)
+    assert told(again) == told(one)
+    if one.wait:
+        assert again.book.wake(FIRST_WAKE) == one.book.wake(FIRST_WAKE)
+        assert again.book.stack(20) == again.book.stack(30) == LOCK
+
+
+def changed(**words: Any) -> bytes:
+    made = json.loads(zlib.decompress(caught.encode(outlier())))
+    return zlib.compress(json.dumps({**made, **words}).encode())
+
+
+def with_value(where: str, index: int, value: object) -> bytes:
+    made = json.loads(zlib.decompress(caught.encode(outlier())))
+    made[where][index] = value
+    return zlib.compress(json.dumps(made).encode())
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"x",
+        None,
+        zlib.compress(b"[]"),
+        zlib.compress(b"{}"),
+        changed(outlier=[1]),
+        changed(wait=[1, 2]),
+        changed(comms=[[1]]),
+        changed(wakers=[]),
+        with_value("outlier", 0, -1),
+        with_value("outlier", 2, "x" * 301),
+        with_value("outlier", 3, "luck"),
+        with_value("outlier", 6, "much"),
+        with_value("outlier", 6, float("nan")),
+        with_value("wait", 0, -1),
+        with_value("wait", 5, 9 * S),
+        with_value("wait", 6, 1 << 62),
+    ],
+)
+def test_what_cannot_be_is_none(blob: object) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        caught.decode(blob, lambda _: LOCK)
+
+
+def recorded(path: Path) -> None:
+    """Four ticks, with an outlier in the second that goes on, and has ended in the fourth."""
+    source = ScriptedSource(SHOP, ticks=3, ends=True)
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    number = 0
+    while (snapshot := source.read()) is not None:
+        number += 1
+        recorder.add(with_outliers(snapshot, number))
+    recorder.close()
+
+
+def with_outliers(snapshot: Snapshot, number: int) -> Snapshot:
+    if number not in (2, 4):
+        return snapshot
+    site = next(iter(snapshot.sites))
+    wait = Caught(site, 5 * S, 7 * S if number == 4 else 0, program="shop")
+    about = (snapshot.at_ns, snapshot.taken_ns, AUTO, "max", "lock", "shop", 2e9, 1e9)
+    one = Outlier(*about, wait=wait, was_told=number == 4, book=snapshot.book)
+    return replace(snapshot, outliers=[one])
+
+
+def test_a_file_has_each_in_its_tick_and_the_list_of_all(tmp_path: Path) -> None:
+    recorded(tmp_path / "it")
+    source = RecordedSource(tmp_path / "it")
+    (one,) = source.outliers()
+    assert (one.is_going_on, one.was_told, one.length_ns) == (False, False, 2 * S)
+    assert one.at_ns == AT_NS + S
+    assert one.wait
+    assert [frame.name for frame in one.book.stack(one.wait.site.kernel).frames] == ["schedule", "futex_do_wait"]
+    seen: list[int] = []
+    while (snapshot := source.read()) is not None:
+        seen.append(len(snapshot.outliers))
+    assert seen == [0, 1, 0, 1]
+
+
+def test_a_damaged_one_is_left_out_and_counted(tmp_path: Path) -> None:
+    recorded(tmp_path / "it")
+    database = sqlite3.connect(tmp_path / "it")
+    database.execute("UPDATE outliers SET outlier = X'00' WHERE number = 4")
+    database.commit()
+    database.close()
+    source = RecordedSource(tmp_path / "it")
+    assert [one.is_going_on for one in source.outliers()] == [True]
+    assert ("damaged", "1 ticks or stacks of the file could not be read") in source.about()
+
+
+def test_a_recording_of_before_has_none(tmp_path: Path) -> None:
+    recorded(tmp_path / "it")
+    database = sqlite3.connect(tmp_path / "it")
+    database.execute("DROP TABLE outliers")
+    database.commit()
+    database.close()
+    assert RecordedSource(tmp_path / "it").outliers() == []
