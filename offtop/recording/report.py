@@ -2,7 +2,7 @@
 stuck."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -20,6 +20,8 @@ from offtop.model.cut import ALL, FILTERED, Added, Idle, Scope
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
 from offtop.model.history import History, Kept, moved_in
+from offtop.model.outlier import Group, groups
+from offtop.model.outliertext import in_line
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Snapshot
 from offtop.model.stack import NO_STACK, Names
@@ -50,6 +52,7 @@ _NOBODY = NOBODY, "(not known)"
 _WENT_ON = "nobody saw them end"
 _PLACES = 10_000
 """Of which it is remembered what they are called."""
+_OUTLIERS = 10
 _STUCK = 20
 """Places."""
 _BATCH = 64
@@ -194,6 +197,8 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
             lines += _numbers(merge(windows), last, ticks, busiest, source, blocked, diagnoser)
         if longest:
             lines += ["LONGEST WAITS THAT ENDED, one a place", *map(_longest_line, sorted(longest, reverse=True)), ""]
+        if caught := groups(source.outliers()):
+            lines += [*_outlier_lines(caught, source.names), ""]
         if woken := wakers.lines:
             lines += [*woken, ""]
         if end:
@@ -225,6 +230,15 @@ def _numbers(
 
 def _longest_line(one: _Longest) -> str:
     return f"{_clock(one.taken_ns)}  {duration(one.max_ns):>6}  {one.category:<13} {one.words}"
+
+
+def _outlier_lines(caught: Sequence[Group], names: Names) -> list[str]:
+    """The newest ones; replay shows all."""
+    shown = caught[-_OUTLIERS:]
+    last = f", the last {len(shown)}" if len(shown) < len(caught) else ""
+    head = f"OUTLIERS: {len(caught):,}{last}; replay --at outlier goes there"
+    rows = (f"{_clock(one.first.taken_ns)}  {f'x{one.many:,}' if one.many > 1 else '':>6}  " for one in shown)
+    return [head, *(f"{row}{printable(in_line(one.worst, names))}" for row, one in zip(rows, shown, strict=True))]
 
 
 def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names) -> list[str]:

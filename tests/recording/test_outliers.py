@@ -1,5 +1,6 @@
 """Outliers in a recording: as they were told, joined when they ended, and nothing that cannot be."""
 
+import io
 import json
 import sqlite3
 import zlib
@@ -15,10 +16,11 @@ from offtop.model.snapshot import Snapshot
 from offtop.model.stack import EMPTY, KERNEL, Frame, Stack
 from offtop.model.wake import FIRST_WAKE, THREAD, WHOLE, Object, Wake, Waker
 from offtop.person import person
-from offtop.recording import caught
+from offtop.recording import caught, report
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from tests.ui.scripted import AT_NS, SHOP, START_NS, ScriptedSource
+from tests.ui.shown import CATEGORIES
 
 LOCK = Stack((Frame(KERNEL, 0, "schedule"), Frame(KERNEL, 0, "futex_do_wait")), 1, "lock")
 S = 10**9
@@ -120,6 +122,17 @@ def test_a_file_has_each_in_its_tick_and_the_list_of_all(tmp_path: Path) -> None
     while (snapshot := source.read()) is not None:
         seen.append(len(snapshot.outliers))
     assert seen == [0, 1, 0, 1]
+
+
+def test_the_page_tells_them(tmp_path: Path) -> None:
+    recorded(tmp_path / "it")
+    out = io.StringIO()
+    report.write(tmp_path / "it", CATEGORIES, 0, out)
+    lines = out.getvalue().splitlines()
+    at = lines.index("OUTLIERS: 1; replay --at outlier goes there")
+    assert lines[at + 1].endswith(
+        "2.00s lock, auto: worker-1(101) of shop(100): futex_do_wait < take_order < serve < main"
+    )
 
 
 def test_a_damaged_one_is_left_out_and_counted(tmp_path: Path) -> None:
