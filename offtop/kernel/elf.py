@@ -3,13 +3,13 @@ believed to lie within it."""
 
 import os
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 _HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _TABLES = ((b".dynsym", b".dynstr"), (b".symtab", b".strtab"))
-_MOST_BYTES = 1 << 26
+MOST_BYTES = 1 << 26
 """Of a table of symbols; larger ones are not read."""
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _LOAD = 1
@@ -27,6 +27,19 @@ class Symbol(NamedTuple):
     address: int
     """ELF's virtual one."""
     size_bytes: int
+
+
+class Named(NamedTuple):
+    """An entry of a table of symbols."""
+
+    name: bytes
+    kind: int
+    """STT_FUNC, STT_GNU_IFUNC and so on."""
+    address: int
+    """ELF's virtual one."""
+    size_bytes: int
+    is_here: bool
+    """Else another file has it."""
 
 
 def sections(fd: int) -> tuple[int, dict[bytes, Section]]:
@@ -64,6 +77,19 @@ def symbols(fd: int, names: Collection[bytes]) -> dict[bytes, Symbol]:
     return found
 
 
+def named(fd: int) -> Iterator[Named]:
+    """All symbols that have a name. Raises ValueError or struct.error."""
+    _, every = sections(fd)
+    for table, text in _TABLES:
+        if table not in every or text not in every:
+            continue
+        strings, rows = _content(fd, every[text]), _content(fd, every[table])
+        rows = rows[: len(rows) // _SYMBOL.size * _SYMBOL.size]
+        for name_at, info, _, section, address, size_bytes in _SYMBOL.iter_unpack(rows):
+            if name_at and (end := strings.find(b"\0", name_at)) > name_at:
+                yield Named(strings[name_at:end], info & 0xF, address, size_bytes, bool(section))
+
+
 def offset_of(fd: int, address: int) -> int | None:
     """Where in the file a virtual address is; None where it is nowhere. Raises ValueError or struct.error."""
     for _, _, offset, start, _, in_file, _, _ in _loaded(fd):
@@ -89,6 +115,6 @@ def _loaded(fd: int) -> list[tuple[int, ...]]:
 
 
 def _content(fd: int, section: Section) -> bytes:
-    if section.size_bytes > _MOST_BYTES:
+    if section.size_bytes > MOST_BYTES:
         raise ValueError("too large a table")
     return os.pread(fd, section.size_bytes, section.offset)
