@@ -124,7 +124,7 @@ static inline __attribute__((always_inline)) bool in_cgroup(struct config *c, vo
 #endif
 }
 
-static inline __attribute__((always_inline)) bool wanted(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
+static inline __attribute__((always_inline)) bool chosen(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
 {
 	if (is_own(c, pid) || !IS_COUNTED(pid))
 		return false;
@@ -174,6 +174,8 @@ static inline __attribute__((always_inline)) bool show(struct task_struct *task,
 	return true;
 }
 #endif
+
+#include "within.c"
 
 /* Move one half to where it is found when nobody will walk its thread again; whether there was room. */
 static inline __attribute__((always_inline)) bool keep_half(struct gone *gone, struct gone_key *key, u32 which, struct thread *thread)
@@ -296,6 +298,8 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	u32 which = *(volatile u32 *)now & 1; /* read once: it may change meanwhile */
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
 	bool dead = state & TASK_DEAD;
+	if (dead)
+		forget_call(task, id);
 	u32 asked = *(volatile u32 *)&c->asked; /* before what it is about, which may change meanwhile */
 	/* Wanted or not: what was wanted once must be given back. */
 	if (!dead && !(show(task, id, &pid, &tid) && wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))))
@@ -491,6 +495,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	if (off_ns > thread->max_ns)
 		thread->max_ns = off_ns;
 	count_in(thread->histogram, lane);
+	add_to_call(task, off_ns, runqueue_ns);
 }
 
 #ifndef DOOR_SWITCH
@@ -577,6 +582,7 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 	u64 host = bpf_get_current_pid_tgid();
 	u32 zero = 0, pid = host >> 32, tid = host;
 
+	forget_call(task, ctx->args[1]);
 	if (show(task, host, &pid, &tid)) {
 		u32 number = MEMBER(u32, task, TASK_EXECS);
 		execs.update(&pid, &number);
@@ -857,6 +863,8 @@ static inline __attribute__((always_inline)) void give(struct seq_file *seq, str
 
 	if (!c || !mode || !which)
 		return;
+	if (*mode & (WALK_HALF_0 | WALK_HALF_1))
+		tell_call(task);
 	struct walked walked = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
 	u64 host = (u64)walked.pid << 32 | walked.tid;
 	bool is_shown = show(task, host, &walked.pid, &walked.tid);

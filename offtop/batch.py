@@ -65,7 +65,7 @@ from offtop.pace import Pace, Recorder
 from offtop.source import Source
 from offtop.tick import Tick, in_progress, passing
 from offtop.tickjson import stacks_of, tick_object
-from offtop.units import count, duration, threads
+from offtop.units import NS_PER_S, count, duration, percent, threads
 
 _NAMES_SECONDS = 10.0
 """A first look into a large binary without separate symbols takes this long at most."""
@@ -334,6 +334,7 @@ def tick_text(
 
     lines = [
         f"{_head(tick.kept)}{_filtered(tick, wanted)}",
+        *([_calls(tick.kept.window)] if tick.kept.window.filters.within else []),
         *_diagnosis(tick, wanted, diagnoser),
         *_stack_problem(tick, wanted, problems),
         *_outlier_lines(outliers, names),
@@ -346,6 +347,23 @@ def tick_text(
         *(_budgets(tick, wanted.rate) if wanted.rate else ()),
     ]
     return "".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines)
+
+
+def _calls(window: Window) -> str:
+    """The function that --within names."""
+    calls = window.calls
+    parts = ["none has returned"]
+    if calls.returned:
+        parts = [f"{count(calls.returned * NS_PER_S / window.span_ns)}/s"]
+        p50, p99, longest = (duration(ns) for ns in (calls.percentile_ns(50), calls.percentile_ns(99), calls.max_ns))
+        times = (("blocked", calls.blocked_ns), ("run queue", calls.runqueue_ns), ("running", calls.running_ns))
+        parts.append(f"p50<={p50} p99<={p99} max {longest}")
+        parts.append(" + ".join(f"{percent(ns, calls.total_ns):.0f}% {what}" for what, ns in times))
+    if calls.now:
+        parts.append(f"{calls.now} now, oldest {duration(calls.oldest_ns) or '0'}")
+    if calls.left:
+        parts.append(f"{calls.left} left otherwise")
+    return f"within {printable(window.filters.within)}: calls {'  '.join(parts)}"
 
 
 def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: Diagnoser) -> Iterable[str]:

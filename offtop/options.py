@@ -271,6 +271,12 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="only this control group and those below: its path, its directory, a container's id or a unit's name",
     )
+    add(
+        "--within",
+        metavar="PROGRAM:FUNCTION",
+        help="only waits inside of this function, and how long its calls are: mysqld:dispatch_command, "
+        "libpq.so.5:PQexec, /path/of/it:function or, with -p, :function",
+    )
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--user-threads", dest="who", action="store_const", const="user", help="only user threads")
     who.add_argument("--kernel-threads", dest="who", action="store_const", const="kernel", help="only kernel threads")

@@ -127,6 +127,33 @@ _WAITED_ON = _object(
         ),
     }
 )
+_CALLS = _object(
+    {
+        "function": {"type": "string", "description": "as --within has it"},
+        "calls": {**_COUNT, "description": "that returned in the tick"},
+        "left": {
+            **_COUNT,
+            "description": "calls that were left by longjmp, an exception or the thread's end; how long they took is "
+            "not known",
+        },
+        "total_ns": {
+            **_COUNT,
+            "description": "of the calls that returned, as are the next ones, whole, whenever they "
+            "began; running_ns + offcpu_ns",
+        },
+        "running_ns": {**_COUNT, "description": "with what interrupts and hypervisor took"},
+        "offcpu_ns": {**_COUNT, "description": "blocked_ns + runqueue_ns"},
+        "blocked_ns": _COUNT,
+        "runqueue_ns": _COUNT,
+        "max_ns": _COUNT,
+        "histogram": _HISTOGRAM,
+        "now": {
+            **_COUNT,
+            "description": "calls that go on at its end; those from before offtop are not known",
+        },
+        "oldest_ns": {**_COUNT, "description": "age of the oldest of these"},
+    }
+)
 _HOLDER = _object({"pid": _COUNT, "tid": _COUNT, "comm": {"type": "string", "description": "empty: not known"}})
 _NO_WAKER = "nobody asked, or the wait goes on, or was for a CPU alone"
 
@@ -180,8 +207,10 @@ SCHEMA: dict[str, Any] = {
                     "cgroup": _or_null(
                         "string", "path of the one whose threads are counted, and of those below", "all"
                     ),
+                    "within": _or_null("string", "only waits inside of this function are counted", "all"),
                 }
             ),
+            "within": _unless(_CALLS, "the function that --within names", "none is named"),
             "filter": _or_null("string", "what --filter and -u say, as one expression", "none"),
             "left_out_ns": {"type": "integer", "description": "ns of waits that do not pass the filter; 0: no filter"},
             "lost": {

@@ -21,6 +21,7 @@ from offtop.model.state import letter
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES
 from offtop.model.wake import CHAIN, NO_OBJECT, NO_WAKE, Waker
+from offtop.model.window import Window
 from offtop.tick import Tick
 
 
@@ -61,7 +62,9 @@ def tick_object(
             "min_ns": filters.min_ns,
             "max_ns": filters.max_ns or None,
             "cgroup": printable(filters.cgroup) or None,
+            "within": printable(filters.within) or None,
         },
+        "within": _calls_object(window) if filters.within else None,
         "filter": printable(tick.filter.text) or None,
         "left_out_ns": tick.left_out_ns,
         "lost": dict(window.lost),
@@ -185,6 +188,24 @@ def stacks_of(tick: Tick) -> set[int]:
     wakes = {key.wake for key in those}.union(tick.kept.window.storms)
     found = {key.user for key in those}.union(one.user for one in tick.stuck.waits)
     return found.union(*(book.wake(wake).stacks for wake in wakes))
+
+
+def _calls_object(window: Window) -> dict[str, Any]:
+    calls = window.calls
+    return {
+        "function": printable(window.filters.within),
+        "calls": calls.returned,
+        "left": calls.left,
+        "total_ns": calls.total_ns,
+        "running_ns": calls.running_ns,
+        "offcpu_ns": calls.offcpu_ns,
+        "blocked_ns": calls.blocked_ns,
+        "runqueue_ns": calls.runqueue_ns,
+        "max_ns": calls.max_ns,
+        "histogram": log2.slots(calls.histogram),
+        "now": calls.now,
+        "oldest_ns": calls.oldest_ns,
+    }
 
 
 def _callers_object(some: Endings) -> dict[str, Any]:

@@ -50,6 +50,8 @@ def _load(asked: argparse.Namespace) -> "tuple[Loaded, Person]":
     """The settings of this run, and whose they are."""
     from offtop import config, person
 
+    if getattr(asked, "within", None) and getattr(asked, "idle", False) is None:
+        asked.idle = True  # who waits for a function calls none of its waits idle
     given = {one.name: value for one in config.SETTINGS if (value := getattr(asked, one.name, None)) is not None}
     whose = person.person()
     return config.load(given, getattr(asked, "config", None), whose, os.environ), whose
@@ -375,7 +377,19 @@ def _filters(asked: argparse.Namespace, loaded: "Loaded") -> Filters:
         min_ns=settings.min_ns,
         max_ns=asked.max,
         cgroup=cgroup,
+        within=_within(asked),
     )
+
+
+def _within(asked: argparse.Namespace) -> str:
+    if asked.within is None:
+        return ""
+    if getattr(asked, "rate", None):
+        raise UsageError("--rate is about whole seconds of threads, and --within counts parts of them. Leave one out")
+    from offtop.kernel import within
+
+    within.parted(asked.within)
+    return asked.within
 
 
 def _pids(asked: tuple[int | tuple[str, int], ...]) -> tuple[int, ...]:

@@ -136,6 +136,11 @@ def test_batch_imports_no_screen() -> None:
         ("--json --filter max>10ms", "--filter: max> chooses rows of a table, and --json has none"),
         ("--rate 100", "--rate in batch is about the processes that -p names. Give -p PID, too"),
         ("--json --rate 100 -p 1", "--rate checks a budget in words, and --json has none. Leave it out"),
+        (
+            "--within mysqld",
+            "--within: 'mysqld' names no function. Give PROGRAM:FUNCTION, as mysqld:dispatch_command, ",
+        ),
+        ("--within a:b --rate 100 -p 1", "--rate is about whole seconds of threads, and --within counts parts of them"),
         ("--theme nosuch", "There is no theme 'nosuch'. Take one of: ansi, colourblind, contrast, dark, light, mono"),
         ("--theme ../dark", "'../dark' is not the name of a theme"),
         ("--mouse=no", "ignored explicit argument 'no'"),

@@ -112,6 +112,8 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
         if link < 0:
             raise OSError(ct.get_errno(), f"attaching to {symbol}: {os.strerror(ct.get_errno())}")
         keep(f"link {symbol}", link)
+    for function in request["uprobes"]:
+        keep(f"program {function}", program.load_func(function, bcc.BPF.KPROBE).fd)
     for function, over in request["iterators"].items():
         make_calls(lib, program.module, function, request["functions"])
         loaded = program.load_func(function, _TRACING)

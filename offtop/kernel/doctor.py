@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from offtop.errors import KernelError, OfftopError
-from offtop.kernel import dwfl, features, namespace, program
+from offtop.kernel import dwfl, features, namespace, program, within
 from offtop.kernel.features import Features
 from offtop.kernel.libbpf import KernelTypes, enable_statistics, library
 from offtop.kernel.program import AUTO
@@ -79,6 +79,7 @@ def conditions() -> list[Check]:
         task_iterator(),
         run_delay(),
         wakers(),
+        uprobes(),
         statistics(held),
         kernel_symbols(held),
         perf_event_paranoid(held),
@@ -337,6 +338,17 @@ def wakers() -> Check:
         "use a kernel from 5.5 on with CONFIG_DEBUG_INFO_BTF=y; or stay with: offtop --mode offcpu",
         "the modes wakeup, offwake and chain: who ends a wait",
     )
+
+
+def uprobes(machine: str = platform.machine()) -> Check:
+    """What --within asks for."""
+    known, loses = _features(), "--within: only waits inside of one function of a program"
+    if known is None:
+        return _unknown("uprobes")
+    why = within.lacking(known, machine)
+    if not why:
+        return Check("uprobes", "ok", "calls of a program's functions can be watched (--within)")
+    return Check("uprobes", "warn", why, "take -p, or --filter stack=, instead", loses)
 
 
 def statistics(held: frozenset[str]) -> Check:

@@ -58,6 +58,8 @@ OBJECT = struct.Struct("=4Q4I5H6s16s16s")
 WAKE = struct.Struct(f"=QQ{OBJECT.size}sHHI{3 * LINKS}Q")
 STORM_KEY = struct.Struct("=QII")
 STORM = struct.Struct("=4Q")
+CALLS_WITHIN = struct.Struct(f"=6Q{LANES}Q")
+CALLS_NOW = struct.Struct("=QQQ")
 CALLS = 512
 OBJECT_FILE, OBJECT_EPOLL, OBJECT_FUTEX, OBJECT_FUTEX_WAIT, OBJECT_CHILD, OBJECT_ID = range(1, 7)
 OBJECT_POLL, OBJECT_LOCK = 7, 8
@@ -123,6 +125,9 @@ UNWIND_SIZES = {
 
 PYTHON_SIZES = {"pythons": (4, PYTHON_LAYOUT.size)}
 """And where Python's own frames are read."""
+WITHIN_SIZES = {"within_calls": (4, CALLS_WITHIN.size), "within_now": (4, CALLS_NOW.size)}
+"""And where only waits inside of one function are counted."""
+PER_CPU = ("lost", "within_calls")
 
 
 class ThreadRecord(NamedTuple):

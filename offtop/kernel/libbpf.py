@@ -5,11 +5,14 @@ nothing new. bcc itself stays in a child process (compile.py): its compiler take
 """
 
 import ctypes as ct
+import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 
 from offtop.errors import KernelError
+from offtop.kernel.syscalls import number_of
 
 _NAMES = ("libbpf.so.1", "libbpf.so.0")
 _KIND_STRUCT = 4
@@ -18,6 +21,10 @@ _KIND_TYPEDEF = 8
 _KIND_UNION = 5
 _KIND_FUNCTION = 12
 _KIND_FUNC_PROTO = 13
+_CLOSED_BY_EXEC = 8  # PERF_FLAG_FD_CLOEXEC
+_SET_BPF = 0x40042408  # PERF_EVENT_IOC_SET_BPF
+UPROBES = Path("/sys/bus/event_source/devices/uprobe/type")
+"""Where the kernel says that it has them (since 33ea4b24277b, 4.17)."""
 
 
 class _Member(ct.Structure):
@@ -209,6 +216,50 @@ def attach_typed(program_fd: int) -> int:
     fd = library().bpf_raw_tracepoint_open(None, program_fd)
     if fd < 0:
         raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+    return fd
+
+
+class _PerfEvent(ct.Structure):
+    """The head of the kernel's `struct perf_event_attr` (include/uapi/linux/perf_event.h)."""
+
+    _fields_ = (
+        ("type", ct.c_uint32),
+        ("size", ct.c_uint32),
+        ("config", ct.c_uint64),
+        ("sample_period", ct.c_uint64),
+        ("sample_type", ct.c_uint64),
+        ("read_format", ct.c_uint64),
+        ("flags", ct.c_uint64),
+        ("wakeup_events", ct.c_uint32),
+        ("bp_type", ct.c_uint32),
+        ("uprobe_path", ct.c_uint64),
+        ("probe_offset", ct.c_uint64),
+    )
+
+
+def attach_uprobe(program_fd: int, path: str, offset: int) -> int:
+    """Have a program run in whoever comes to `offset` of the file; a descriptor for as long as which it does. Raises
+    OSError: ENOENT where this kernel has no uprobes."""
+    name = ct.create_string_buffer(os.fsencode(path))
+    event = _PerfEvent(
+        type=int(UPROBES.read_text()),
+        size=ct.sizeof(_PerfEvent),
+        sample_period=1,
+        wakeup_events=1,
+        uprobe_path=ct.addressof(name),
+        probe_offset=offset,
+    )
+    # Of all processes; by one CPU, but the program runs on all.
+    fd = ct.CDLL(None, use_errno=True).syscall(
+        number_of("perf_event_open"), ct.byref(event), -1, 0, -1, _CLOSED_BY_EXEC
+    )
+    if fd < 0:
+        raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+    try:
+        fcntl.ioctl(fd, _SET_BPF, program_fd)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

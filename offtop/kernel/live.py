@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from offtop.errors import KernelError, PrivilegeError, UsageError
-from offtop.kernel import features, layout, libbpf, namespace, syscalls, times, userstacks, whichcgroup
+from offtop.kernel import features, layout, libbpf, namespace, syscalls, times, userstacks, whichcgroup, within
 from offtop.kernel.allowance import Allowance
 from offtop.kernel.caught import Catcher
 from offtop.kernel.copies import Copies
@@ -38,14 +38,17 @@ from offtop.kernel.wakes import Wakes
 from offtop.kernel.walker import Taught, Walker
 from offtop.kernel.walks import Walks
 from offtop.kernel.whichcgroup import Cgroup
+from offtop.kernel.within import Watched
+from offtop.model import histogram as log2
 from offtop.model import wakers
 from offtop.model.book import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
 from offtop.model.categories import Categories
 from offtop.model.outlier import NEVER_NS, Marks
-from offtop.model.snapshot import NO_HOLDER, OUTSIDE, Bound, Filters, Holder, Snapshot
+from offtop.model.snapshot import NO_HOLDER, OUTSIDE, Bound, Filters, Holder, Machine, Snapshot
 from offtop.model.stack import Frame
 from offtop.model.table import Ints, integers
 from offtop.model.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object, Storm
+from offtop.model.within import NO_CALLS, Calls
 from offtop.source import Happening
 
 _ALL_ONES = (1 << 64) - 1
@@ -120,9 +123,18 @@ class LiveSource(Happening):
             self._features = features.find(types)
             self._look_for(filters.cgroup)
             self._defines = namespace.defines(types)
-            self._program = attach(self._features, door, waking=waking, defines=self._defines, unwind=unwind)
+            if filters.within and (why := within.lacking(self._features)):
+                raise KernelError(f"--within: {why}. Take -p, or --filter stack=, instead")
+            self._watched = Watched(filters.within, filters.pids) if filters.within else None
+            if self._watched:
+                self._opened.callback(self._watched.close)
+                self._filters = self._given = self._watched.narrowed(filters)
+            defines = {**self._defines, "WITHIN": 1} if self._watched else self._defines
+            self._program = attach(self._features, door, waking=waking, defines=defines, unwind=unwind)
             self._opened.callback(self._program.close)
             self._start(categories, unwind)
+            if self._watched:
+                self._watched.attach(self._program)
             self.set_mode(mode, depth)
             self._change_mode()
         except OSError as error:
@@ -180,6 +192,7 @@ class LiveSource(Happening):
         self._half = 0
         self._clock_apart_ns = 0
         self._prime, self._primed_ns = True, 0
+        self._calls = NO_CALLS
         self._lost: dict[str, int] = {}
         self._full: dict[str, int] = {}
         """How often a table of the kernel's had no room."""
@@ -266,7 +279,12 @@ class LiveSource(Happening):
         for pid in self._processes.renamed():
             self._stacks.renamed(pid)
             self._wakes.renamed(pid)
+        if self._watched:
+            self._program.maps["within_now"].update(_ZERO, bytes(layout.CALLS_NOW.size))
         threads = list(self._threads(drained, ran, not is_walked))
+        if self._watched:
+            of_tick = self._calls_of(drained, at_ns)
+            self._calls = self._calls.plus(of_tick)._replace(max_ns=of_tick.max_ns)
         sites = self._sites(drained)  # behind the walk, which tells what each process runs
         caught = self._catcher.take(self._marks)
         gone = self._gone(drained, threads, ran)
@@ -332,13 +350,14 @@ class LiveSource(Happening):
             book=self._book,
             lost=lost,
             cost=cost._replace(walk_ns=self._walks.took_ns, walk_every=self._walks.every),
-            machine=machine,
+            machine=Machine() if self._watched else machine,  # of a thread's time only a part is counted
             storms=dict(self._ledger.storms),
             caught=caught,
             moves=self._ledger.moves,
             mode=mode,
             door=self._program.door,
             filters=in_effect,
+            calls=self._calls,
         )
 
     def _with_python(
@@ -370,7 +389,7 @@ class LiveSource(Happening):
         new_pids = [pid for pid in filters.pids if pid not in self._given.pids]
         _check_alive(new_pids, [tid for tid in filters.tids if tid not in self._given.tids])
         self._look_for(filters.cgroup)
-        self._asked = filters
+        self._asked = self._watched.narrowed(filters) if self._watched else filters
 
     def set_mode(self, mode: str, depth: int = DEFAULT_DEPTH) -> None:
         """From the next reading on, gather what this mode shows, one of wake.MODES; `depth`: how many wakers of a
@@ -449,6 +468,7 @@ class LiveSource(Happening):
             ("door", f"{self._program.door} ({doors.get(self._program.door, 'tracepoint sched_switch')})"),
             ("run-queue time", "tracepoint sched_waking" if self._program.waking else "the kernel's run_delay"),
             ("wakers", "tracepoint sched_waking" if self._depth else "not asked for (keys 2, 3 and 4)"),
+            *([("within", self._watched.told)] if self._watched else []),
             ("compiler", f"bcc {self._program.bcc_version}"),
             ("maps", f"sites {maps['sites_0'].entries:,}, ended threads {maps['gone_0'].entries:,} a tick"),
             ("stacks", f"kernel {kernel_fill:.0%}, user {user_fill:.0%} of {maps['user_stacks'].entries:,}"),
@@ -539,6 +559,19 @@ class LiveSource(Happening):
             ):
                 found.append(((at_ns, cpu), storm))
         return self._wakes.storms(found)
+
+    def _calls_of(self, half: int, at_ns: int) -> Calls:
+        """What ended in the tick, and goes on."""
+        maps, key = self._program.maps, half.to_bytes(4, "little")
+        raw = maps["within_calls"].lookup(key) or b""
+        maps["within_calls"].update(key, bytes(len(raw)))
+        of_tick = NO_CALLS
+        for numbers in layout.CALLS_WITHIN.iter_unpack(raw):
+            lanes = np.array([numbers[-layout.LANES :]], np.int64)
+            of_cpu = Calls(*numbers[: -layout.LANES])._replace(histogram=log2.of_lanes(lanes)[0])
+            of_tick = of_tick.plus(of_cpu)
+        now, began_ns, _ = layout.CALLS_NOW.unpack(maps["within_now"].lookup(_ZERO) or bytes(layout.CALLS_NOW.size))
+        return of_tick._replace(now=now, oldest_ns=max(0, at_ns - began_ns) if now else 0)
 
     def _sites(self, half: int) -> Ended:
         site, found, parts = self._site, list[SiteKey](), list[Ints]()

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -113,9 +113,11 @@ class Program:
         self.walk_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
         """Descriptors of the iterators that make a walk, in their order."""
         cpus = possible_cpus()
-        sizes = {**layout.SIZES, **layout.UNWIND_SIZES, **layout.PYTHON_SIZES}
+        sizes = {**layout.SIZES, **layout.UNWIND_SIZES, **layout.PYTHON_SIZES, **layout.WITHIN_SIZES}
         self.maps = {
-            name: Map(fds[f"map {name}"], cpus if name == "lost" else 1) for name in sizes if f"map {name}" in fds
+            name: Map(fds[f"map {name}"], cpus if name in layout.PER_CPU else 1)
+            for name in sizes
+            if f"map {name}" in fds
         }
         for name, found in self.maps.items():
             key_bytes, value_bytes = sizes[name]
@@ -138,6 +140,7 @@ class Program:
             "raw_tracepoints": {},
             "kprobes": {},
             "iterators": {},
+            "uprobes": [],
             "typed_tracepoints": {"on_waking": ["sched_waking", typed]},
             "maps": [],
         }
@@ -179,6 +182,15 @@ class Program:
             else:
                 os.close(self._fds.pop("link sched_waking"))
 
+    def watch_calls(self, path: str, begins: int, ends: Collection[int]) -> None:
+        """Have calls of a function noticed, by offsets in its file. Raises OSError."""
+        with self._changing:
+            self._check_open()
+            for function, offsets in (("on_call", (begins,)), ("on_return", ends)):
+                for offset in offsets:
+                    name = f"link {function} {len(self._fds)}"
+                    self._fds[name] = libbpf.attach_uprobe(self.programs[function], path, offset)
+
     def close(self) -> None:
         with self._changing:
             self._is_closed = True
@@ -208,7 +220,8 @@ def attach(
     """Compile and attach through the first door that opens; nothing is left attached on failure.
 
     `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking though the
-    kernel has its own count. `defines`: more of them (namespace.defines). `unwind`: how user stacks are walked.
+    kernel has its own count. `defines`: more of them (namespace.defines, and WITHIN, where calls are to be watched).
+    `unwind`: how user stacks are walked.
     Raises OfftopError with the remedy.
     """
     sizes = sizes or sizes_for_machine()
@@ -251,10 +264,12 @@ def _attach_through(
         "kprobes": {"on_finish": features.kprobe_symbol} if door == "kprobe" else {},
         "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
         "functions": functions,
+        "uprobes": ["on_call", "on_return"] if "WITHIN" in defines else [],
         "maps": [
             *("record", *layout.SIZES),
             *(layout.UNWIND_SIZES if is_ruled else ()),
             *(layout.PYTHON_SIZES if features.fs_base is not None else ()),
+            *(("within_call", *layout.WITHIN_SIZES) if "WITHIN" in defines else ()),
         ],
     }
     answer, fds, output = _ask_compiler(request)

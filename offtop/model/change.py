@@ -17,6 +17,7 @@ from offtop.model.stack import NO_STACK
 from offtop.model.table import SITES, THREADS, Ints, K, Kind, V, integers, table_of
 from offtop.model.wake import NO_WAKE, Storm
 from offtop.model.window import finished
+from offtop.model.within import NO_CALLS, Calls
 
 WAITING_FIELDS = 9
 """pid, tid, kernel, user, left_ns, from_ns, runqueue_ns, preempted, wake."""
@@ -66,6 +67,8 @@ class Change:
     """Running totals, as the snapshot has them."""
     moves: Moves = NO_MOVES
     """Since the snapshot before."""
+    calls: Calls = NO_CALLS
+    """Running totals, as the snapshot has them."""
     holders: Mapping[ThreadKey, Holder] = field(default_factory=dict[ThreadKey, Holder])
     """Of those in `waiting` that wait for a lock of the kernel's, who has it, where that is known."""
 
@@ -107,6 +110,7 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
         later.filters,
         later.storms,
         NO_MOVES if earlier is NOTHING else Moves.of(later.moves if moves is None else moves),
+        later.calls,
         {one.site.thread: one.holder for one in waiting if one.holder.tid},
     )
 
@@ -191,6 +195,7 @@ class Replayed:
             mode=one.mode,
             door=one.door,
             filters=one.filters,
+            calls=one.calls,
             epoch=epoch,
         )
 

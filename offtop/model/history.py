@@ -167,6 +167,8 @@ class History:
         """Of waits that one of those two had in progress."""
         self._largest: dict[int, int] = {}
         """How many threads the largest storms of each waker woke since `reset`."""
+        self._longest_call_ns = 0
+        """Of the function that --within names, since `reset`."""
         self._latest: Snapshot | None = None
         self._periodic = NO_SITES
         self._waits = Past()
@@ -179,6 +181,7 @@ class History:
             self._first = self._latest
             self._longest = table_of(SITES, {})
             self._largest.clear()
+            self._longest_call_ns = 0
             self._reaching.clear()
 
     def add(self, snapshot: Snapshot) -> Kept | None:
@@ -209,6 +212,7 @@ class History:
             self._reaching += (one for one in snapshot.moves if one.since_ns < since_ns)
             for waker, storm in window.storms.items():
                 self._largest[waker] = max(storm.largest, self._largest.get(waker, 0))
+            self._longest_call_ns = max(self._longest_call_ns, window.calls.max_ns)
             self._kept.append(kept)
             self._plain += 1
             self._with_cut += 1
@@ -247,6 +251,7 @@ class History:
             self._first, self._periodic = snapshot, NO_SITES
             self._before_wakers = None
             self._largest.clear()
+            self._longest_call_ns = 0
             self._reaching.clear()
             self._kept.clear()
             self._waits.clear()
@@ -333,7 +338,7 @@ class History:
         Threads that exited stand together in it."""
         with self._lock:
             first, latest, longest, largest = self._first, self._latest, self._longest, dict(self._largest)
-            begun, reaching = self._before_wakers, [*self._reaching]
+            begun, reaching, longest_call_ns = self._before_wakers, [*self._reaching], self._longest_call_ns
         if first and begun and mode != OFFCPU and begun.at_ns > first.at_ns:
             first = begun
         if first is None or latest is None or first is latest:
@@ -347,7 +352,8 @@ class History:
         if first is begun:  # the longest may be of before that
             longest_ns[sites.numbers[:, WAITS] == 0] = 0
         storms = {waker: one._replace(largest=largest.get(waker, one.largest)) for waker, one in window.storms.items()}
-        window = replace(window, sites=sites.with_maxima(longest_ns), storms=storms)
+        calls = window.calls._replace(max_ns=longest_call_ns)
+        window = replace(window, sites=sites.with_maxima(longest_ns), storms=storms, calls=calls)
         return Kept.of(window, Idle(self._idle, self._periodic, self._said))
 
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:

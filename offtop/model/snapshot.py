@@ -15,6 +15,7 @@ from offtop.model.outlier import Caught, Outlier
 from offtop.model.stack import NO_STACK
 from offtop.model.state import letter
 from offtop.model.wake import OFFCPU, Storm
+from offtop.model.within import NO_CALLS, Calls
 
 EXITED = ThreadKey(0, 0)
 """Takes the totals of threads and sites that were given back (no real thread has tid 0)."""
@@ -204,6 +205,8 @@ class Filters:
     """0: no maximum."""
     cgroup: str = ""
     """Only threads in this cgroup or below it: its path below the root of the hierarchy, raw (empty: all)."""
+    within: str = ""
+    """Only waits that begin inside of this function of a program, `mysqld:dispatch_command`, raw (empty: all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +242,8 @@ class Snapshot:
     door: str = ""
     """How the kernel tells that a thread is back: `exit`, `kprobe`, `switch`; `` for no kernel."""
     filters: Filters = Filters()
+    calls: Calls = NO_CALLS
+    """Of the function that filters.within names."""
     epoch: int = 0
     """Another one where the totals do not go on from those of the snapshot before, as when a recording is taken up
     at another time: nothing is between those two."""

@@ -6,6 +6,7 @@ histograms. A maximum merges by maximum.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from offtop.model.table import (
     thread_codes,
 )
 from offtop.model.wake import OFFCPU, Storm, level
+from offtop.model.within import NO_CALLS, Calls
 
 _THREAD_FIELDS = {name: number for number, name in enumerate(ThreadTotals._fields)}
 
@@ -67,6 +69,8 @@ class Window:
     """What was gathered, one of wake.MODES; of several windows what all of them have."""
     door: str = ""
     filters: Filters = Filters()
+    calls: Calls = NO_CALLS
+    """Of the function that filters.within names, in this span."""
 
     def each_thread(self) -> Iterator[tuple[ThreadKey, ThreadTotals]]:
         """Every thread that waited, those of `still` included."""
@@ -112,6 +116,7 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
         mode=later.mode,
         door=later.door,
         filters=later.filters,
+        calls=later.calls.since(earlier.calls),
     )
 
 
@@ -277,6 +282,7 @@ def merge(windows: Sequence[Window]) -> Window:
         machine=machine_over(windows),
         storms=storms_over(windows),
         mode=min((window.mode for window in windows), key=level),
+        calls=calls_over(windows),
     )
 
 
@@ -293,6 +299,10 @@ def storms_over(windows: Iterable[Window]) -> dict[int, Storm]:
         for waker, one in window.storms.items():
             sums[waker] = sums[waker].plus(one) if waker in sums else one
     return sums
+
+
+def calls_over(windows: Iterable[Window]) -> Calls:
+    return reduce(Calls.plus, (window.calls for window in windows), NO_CALLS)
 
 
 def machine_over(windows: Sequence[Window]) -> Machine:

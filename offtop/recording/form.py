@@ -14,6 +14,7 @@ from itertools import chain
 import numpy as np
 
 from offtop.model import columns
+from offtop.model import histogram as log2
 from offtop.model.book import Details, Life, ThreadKey
 from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
 from offtop.model.ends import NAMED, ROLES, Ends, Process, Side
@@ -21,7 +22,7 @@ from offtop.model.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine
 from offtop.model.stack import ENDS, FILTERED, GONE, LINKED, NO_STACK, WHOLE, Frame, Stack
-from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V
+from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V, integers
 from offtop.model.wake import (
     CHAIN_ENDS,
     FIRST_WAKE,
@@ -37,6 +38,7 @@ from offtop.model.wake import (
     Wake,
     Waker,
 )
+from offtop.model.within import NO_CALLS, Calls
 from offtop.recording import checked
 
 APPLICATION_ID = 0x6F667470
@@ -148,6 +150,10 @@ def encode(entry: Entry) -> bytes:
     }
     if entry.ends:
         words["other_ends"] = [_ends_words(what, ends) for what, ends in entry.ends.items()]
+    if change.filters.within:
+        *sums, histogram, now, oldest_ns = change.calls
+        words["within"] = change.filters.within
+        words["calls_within"] = [*sums, now, oldest_ns, *log2.counts(histogram)]
     if change.storms:
         words["storms"] = [[wake, *storm] for wake, storm in change.storms.items()]
     if change.holders:
@@ -220,9 +226,11 @@ def decode(blob: object, whole: bool = False) -> Entry:
                 checked.integer(min_ns),
                 checked.integer(max_ns),
                 checked.text(words.get("cgroup", "")),
+                checked.name(words.get("within", "")),
             ),
             _storms(words.get("storms", [])),
             moves,
+            _calls_within(words.get("calls_within")),
             {
                 ThreadKey(checked.integer(pid), checked.integer(tid)): Holder(
                     checked.identity(of), checked.identity(by), checked.name(comm)
@@ -377,6 +385,16 @@ def _storms(value: object) -> dict[int, Storm]:
     if min(found, default=FIRST_WAKE) < FIRST_WAKE:
         raise ValueError("storms of a wake that stands for none")
     return found
+
+
+def _calls_within(value: object) -> Calls:
+    if value is None:
+        return NO_CALLS
+    numbers = [checked.integer(one) for one in checked.array(value, len(Calls._fields) - 1 + log2.LANES)]
+    checked.within(np.array(numbers), 0, checked.MOST_NS)
+    *sums, now, oldest_ns = numbers[: len(Calls._fields) - 1]
+    lanes = integers([numbers[-log2.LANES :]], log2.LANES)
+    return Calls._make((*sums, log2.of_lanes(lanes)[0], now, oldest_ns))
 
 
 def _calls(value: object) -> dict[int, str]:

@@ -239,6 +239,8 @@ class RecordedSource:
                     raise ValueError("time stands still")
                 if entry and self._last and _are_fewer(self._last.storms, entry.change.storms):
                     raise ValueError("storms that never were")
+                if entry and self._last and entry.change.calls.are_fewer(self._last.calls):
+                    raise ValueError("calls that never were")
                 self._next, self._ahead = None, (number, entry) if entry else None
             except ValueError:
                 self._damaged += 1

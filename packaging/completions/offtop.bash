@@ -7,16 +7,16 @@
 
 _shtab_offtop_subparsers=(record replay report export diff demo rules doctor schema)
 
-_shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --trigger --on-trigger --keep --max-size --cmdlines --config)
+_shtab_offtop_record_option_strings=(-h --help -o --output -n --iterations -d --delay -p --pid -t --tid --cgroup --within --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --trigger --on-trigger --keep --max-size --cmdlines --config)
 _shtab_offtop_replay_option_strings=(-h --help --begin --at --speed -b --batch -n --iterations -w --width --json -f --folded --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
 _shtab_offtop_report_option_strings=(-h --help -w --width)
-_shtab_offtop_export_option_strings=(-h --help -o --output -n --iterations --begin --end --baseline --title -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth -u --user --filter -i --idle --config)
+_shtab_offtop_export_option_strings=(-h --help -o --output -n --iterations --begin --end --baseline --title -d --delay -p --pid -t --tid --cgroup --within --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth -u --user --filter -i --idle --config)
 _shtab_offtop_diff_option_strings=(-h --help --json -w --width -u --user --filter -i --idle)
 _shtab_offtop_demo_option_strings=(-h --help --begin --at --speed -b --batch -n --iterations -w --width --json -f --folded --mode --depth -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config)
-_shtab_offtop_rules_option_strings=(-h --help --check -n --iterations -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --config)
+_shtab_offtop_rules_option_strings=(-h --help --check -n --iterations -d --delay -p --pid -t --tid --cgroup --within --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --config)
 _shtab_offtop_doctor_option_strings=(-h --help --json)
 _shtab_offtop_schema_option_strings=(-h --help)
-_shtab_offtop_option_strings=(-h --help -b --batch -n --iterations -w --width --json -f --folded -d --delay -p --pid -t --tid --cgroup --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --trigger --on-trigger --freeze --fail-on-trigger -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config --record --keep --max-size --cmdlines --show-config -V --version)
+_shtab_offtop_option_strings=(-h --help -b --batch -n --iterations -w --width --json -f --folded -d --delay -p --pid -t --tid --cgroup --within --user-threads --kernel-threads --state --min --max --debuginfod --door --unwind --unwind-bytes --cpu-budget --mode --depth --trigger --on-trigger --freeze --fail-on-trigger -u --user --filter -H --threads --rate --stuck -i --idle -o --sort --window --history --theme --color --ascii --mouse --no-mouse --config --record --keep --max-size --cmdlines --show-config -V --version)
 
 _shtab_offtop_record__o_COMPGEN=_shtab_compgen_files
 _shtab_offtop_record___output_COMPGEN=_shtab_compgen_files

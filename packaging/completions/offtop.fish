@@ -51,7 +51,7 @@ function _shtab_offtop_using
 end
 
 set -g _shtab_offtop_commands record replay report export diff demo rules doctor schema
-set -g _shtab_offtop_opts_with_value --at --baseline --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --end --filter --history --iterations --keep --max --max-size --min --mode --on-trigger --output --pid --rate --record --sort --speed --state --theme --tid --title --trigger --unwind --unwind-bytes --user --width --window -d -n -o -p -t -u -w
+set -g _shtab_offtop_opts_with_value --at --baseline --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --end --filter --history --iterations --keep --max --max-size --min --mode --on-trigger --output --pid --rate --record --sort --speed --state --theme --tid --title --trigger --unwind --unwind-bytes --user --width --window --within -d -n -o -p -t -u -w
 
 complete -c offtop -e
 complete -c offtop -f
@@ -66,6 +66,7 @@ complete -c offtop -n _shtab_offtop_using -s d -l delay -x -d 'seconds between t
 complete -c offtop -n _shtab_offtop_using -s p -l pid -xka "(__fish_complete_pids)" -d 'only these processes; CONTAINER:PID is one by its id in there'
 complete -c offtop -n _shtab_offtop_using -s t -l tid -x -d 'only these threads'
 complete -c offtop -n _shtab_offtop_using -l cgroup -xka "(__fish_complete_directories)" -d 'only this control group and those below: its path, its directory, a container'"'"'s id or a unit'"'"'s name'
+complete -c offtop -n _shtab_offtop_using -l within -x -d 'only waits inside of this function, and how long its calls are: mysqld:dispatch_command, libpq.so.5:PQexec, /path/of/it:function or, with -p, :function'
 complete -c offtop -n _shtab_offtop_using -l user-threads -d 'only user threads'
 complete -c offtop -n _shtab_offtop_using -l kernel-threads -d 'only kernel threads'
 complete -c offtop -n _shtab_offtop_using -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'
@@ -110,6 +111,7 @@ complete -c offtop -n '_shtab_offtop_using record' -s d -l delay -x -d 'seconds 
 complete -c offtop -n '_shtab_offtop_using record' -s p -l pid -xka "(__fish_complete_pids)" -d 'only these processes; CONTAINER:PID is one by its id in there'
 complete -c offtop -n '_shtab_offtop_using record' -s t -l tid -x -d 'only these threads'
 complete -c offtop -n '_shtab_offtop_using record' -l cgroup -xka "(__fish_complete_directories)" -d 'only this control group and those below: its path, its directory, a container'"'"'s id or a unit'"'"'s name'
+complete -c offtop -n '_shtab_offtop_using record' -l within -x -d 'only waits inside of this function, and how long its calls are: mysqld:dispatch_command, libpq.so.5:PQexec, /path/of/it:function or, with -p, :function'
 complete -c offtop -n '_shtab_offtop_using record' -l user-threads -d 'only user threads'
 complete -c offtop -n '_shtab_offtop_using record' -l kernel-threads -d 'only kernel threads'
 complete -c offtop -n '_shtab_offtop_using record' -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'
@@ -171,6 +173,7 @@ complete -c offtop -n '_shtab_offtop_using export' -s d -l delay -x -d 'seconds 
 complete -c offtop -n '_shtab_offtop_using export' -s p -l pid -xka "(__fish_complete_pids)" -d 'only these processes; CONTAINER:PID is one by its id in there'
 complete -c offtop -n '_shtab_offtop_using export' -s t -l tid -x -d 'only these threads'
 complete -c offtop -n '_shtab_offtop_using export' -l cgroup -xka "(__fish_complete_directories)" -d 'only this control group and those below: its path, its directory, a container'"'"'s id or a unit'"'"'s name'
+complete -c offtop -n '_shtab_offtop_using export' -l within -x -d 'only waits inside of this function, and how long its calls are: mysqld:dispatch_command, libpq.so.5:PQexec, /path/of/it:function or, with -p, :function'
 complete -c offtop -n '_shtab_offtop_using export' -l user-threads -d 'only user threads'
 complete -c offtop -n '_shtab_offtop_using export' -l kernel-threads -d 'only kernel threads'
 complete -c offtop -n '_shtab_offtop_using export' -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'
@@ -230,6 +233,7 @@ complete -c offtop -n '_shtab_offtop_using rules' -s d -l delay -x -d 'seconds b
 complete -c offtop -n '_shtab_offtop_using rules' -s p -l pid -xka "(__fish_complete_pids)" -d 'only these processes; CONTAINER:PID is one by its id in there'
 complete -c offtop -n '_shtab_offtop_using rules' -s t -l tid -x -d 'only these threads'
 complete -c offtop -n '_shtab_offtop_using rules' -l cgroup -xka "(__fish_complete_directories)" -d 'only this control group and those below: its path, its directory, a container'"'"'s id or a unit'"'"'s name'
+complete -c offtop -n '_shtab_offtop_using rules' -l within -x -d 'only waits inside of this function, and how long its calls are: mysqld:dispatch_command, libpq.so.5:PQexec, /path/of/it:function or, with -p, :function'
 complete -c offtop -n '_shtab_offtop_using rules' -l user-threads -d 'only user threads'
 complete -c offtop -n '_shtab_offtop_using rules' -l kernel-threads -d 'only kernel threads'
 complete -c offtop -n '_shtab_offtop_using rules' -l state -xka "running interruptible uninterruptible stopped traced parked idle" -d 'only waits that begin so: running, interruptible, uninterruptible, stopped, traced, parked, idle, a letter as ps has it, or a mask'

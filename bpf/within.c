@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+/*
+ * Which waits are inside of one function of a program, and how long does that function take?
+ *
+ * Part of offcpu.c, which includes it (the compiler's child puts this text in its place).
+ *
+ * hooks   uprobes: where the function begins, and at each instruction by which it is left
+ * maps    within_call: per thread, its call that goes on. within_calls: all that have ended, in two halves, per CPU.
+ *         within_now: those that go on, as the last walk met them
+ * units   ns of bpf_ktime_get_ns()
+ * cost    bpf/README.md has it measured
+ *
+ * No uretprobe: the kernel makes one by putting an address of its own in place of the return address, which ends a
+ * C++ program that throws through the function, cuts every user stack there, and breaks Go.
+ *
+ * A call is known by where its return address is: the stack grows downwards, so whoever calls or returns deeper than
+ * that is inside of it, and whoever is higher has left it, by longjmp or an exception. Each time that the thread leaves
+ * the CPU it is looked at whether its program stands deeper, and the return address is still there: what is called
+ * behind such an end puts its own in that place, or others over it. A coroutine that changes stacks would be taken for
+ * one that ends so.
+ *
+ * -D: WITHIN (without it every wait is counted, and this costs nothing).
+ */
+
+#ifdef WITHIN
+struct call {
+	u64 sp;            /* of its return address; 0: there is none */
+	u64 returns_to;
+	u64 began_ns;
+	u64 offcpu_ns;     /* of the waits in it that are over */
+	u64 runqueue_ns;
+};
+
+struct calls {
+	u64 returned;
+	u64 left;          /* in another way, or the thread ended: how long they took is not known */
+	u64 total_ns;      /* this and what follows: of those that returned */
+	u64 offcpu_ns;
+	u64 runqueue_ns;
+	u64 max_ns;
+	u64 histogram[LANES];
+};
+
+struct calls_now {
+	u64 calls;
+	u64 began_ns;      /* the first of them */
+	u64 tid;           /* of the last that was met: a walk may meet a thread twice, one time behind the other */
+};
+
+BPF_PERCPU_ARRAY(within_calls, struct calls, 2);
+BPF_ARRAY(within_now, struct calls_now, 1);
+#ifdef BY_TID
+BPF_TABLE("hash", u32, struct call, within_call, THREADS);
+#else
+BPF_TASK_STORAGE(within_call, struct call);
+#endif
+
+static inline __attribute__((always_inline)) struct call *call_of(void *task, bool make)
+{
+#ifdef BY_TID
+	u32 tid = 0;
+
+	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)task + TASK_PID);
+	struct call *call = within_call.lookup(&tid);
+	if (call || !make)
+		return call;
+	struct call blank = {};
+	within_call.insert(&tid, &blank);
+	call = within_call.lookup(&tid);
+#else
+	struct call *call = within_call.task_storage_get(task, 0, make ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);
+#endif
+	if (!call && make)
+		count_lost(LOST_THREADS);
+	return call;
+}
+
+/* The thread runs; a wait that would end with its next one, outside, came back unseen. */
+static inline __attribute__((always_inline)) void lose_wait(u32 which)
+{
+	struct record *r = record_of((void *)bpf_get_current_task_btf(), bpf_get_current_pid_tgid(), false);
+
+	if (!r || !r->left_ns)
+		return;
+	struct thread *thread = which ? &r->half[1] : &r->half[0];
+	count_lost(LOST_EVENTS);
+	thread->state = r->state;
+	thread->left_ns = r->left_ns = 0;
+}
+
+/* A call of the current thread. Sums are of a CPU, but who adds to them may lose that meanwhile. */
+static inline __attribute__((always_inline)) void end_call(struct call *call, bool returns)
+{
+	u32 zero = 0;
+	u32 *now = half.lookup(&zero);
+	u32 which = now ? *(volatile u32 *)now & 1 : 0;
+	struct calls *calls = within_calls.lookup(&which);
+	u64 ns = bpf_ktime_get_ns() - call->began_ns;
+
+	call->sp = 0;
+	lose_wait(which);
+	if (!calls)
+		return;
+	if (!returns) {
+		__sync_fetch_and_add(&calls->left, 1);
+		return;
+	}
+	__sync_fetch_and_add(&calls->returned, 1);
+	__sync_fetch_and_add(&calls->total_ns, ns);
+	__sync_fetch_and_add(&calls->offcpu_ns, call->offcpu_ns);
+	__sync_fetch_and_add(&calls->runqueue_ns, call->runqueue_ns);
+	if (ns > calls->max_ns)
+		calls->max_ns = ns;
+	u64 lane = lane_of(ns);
+	asm volatile("" : "+r"(lane)); /* as in count_in() */
+	if (lane < LANES)
+		__sync_fetch_and_add(&calls->histogram[lane], 1);
+}
+
+/* Whether the thread is in a call. `is_current`: where its program stands can be told. */
+static inline __attribute__((always_inline)) bool is_inside(void *task, bool is_current)
+{
+	struct call *call = call_of(task, false);
+	u64 sp = 0, returns_to = 0;
+
+	if (!call || !call->sp)
+		return false;
+	if (!is_current)
+		return true;
+	bpf_probe_read_kernel(&sp, sizeof(sp), (char *)bpf_task_pt_regs((void *)bpf_get_current_task_btf()) + REG_SP);
+	if (sp <= call->sp && (bpf_probe_read_user(&returns_to, sizeof(returns_to), (void *)call->sp) || returns_to == call->returns_to))
+		return true;
+	end_call(call, false);
+	return false;
+}
+
+static inline __attribute__((always_inline)) bool wanted(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
+{
+	return chosen(c, task, is_current, pid, tid, flags) && is_inside(task, is_current);
+}
+
+static inline __attribute__((always_inline)) void add_to_call(void *task, u64 off_ns, u64 runqueue_ns)
+{
+	struct call *call = call_of(task, false);
+
+	if (!call)
+		return;
+	call->offcpu_ns += off_ns;
+	call->runqueue_ns += runqueue_ns;
+}
+
+/* The thread ends, or begins another program, by the host's `tid` until now. */
+static inline __attribute__((always_inline)) void forget_call(void *task, u32 tid)
+{
+#ifdef BY_TID
+	struct call *call = within_call.lookup(&tid);
+#else
+	struct call *call = call_of(task, false);
+#endif
+	if (call && call->sp)
+		end_call(call, false);
+#ifdef BY_TID
+	within_call.delete(&tid);
+#endif
+}
+
+static inline __attribute__((always_inline)) void tell_call(void *task)
+{
+	u32 zero = 0, tid = MEMBER(u32, task, TASK_PID);
+	struct calls_now *now = within_now.lookup(&zero);
+	struct call *call = call_of(task, false);
+
+	if (!now || !call || !call->sp || now->tid == tid)
+		return;
+	now->tid = tid;
+	now->calls += 1;
+	if (!now->began_ns || call->began_ns < now->began_ns)
+		now->began_ns = call->began_ns;
+}
+
+/* The function is called; by itself, perhaps. */
+int on_call(void *ctx)
+{
+	u32 zero = 0;
+	u64 host = bpf_get_current_pid_tgid(), sp = MEMBER(u64, ctx, REG_SP);
+	u32 pid = host >> 32, tid = host;
+	struct config *c = config.lookup(&zero);
+	struct task_struct *task = (void *)bpf_get_current_task_btf();
+
+	if (!c || !c->self || !show(task, host, &pid, &tid) || !chosen(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+		return 0;
+	struct call *call = call_of(task, true);
+	if (!call || sp < call->sp)
+		return 0;
+	if (call->sp)
+		end_call(call, false);
+	bpf_probe_read_user(&call->returns_to, sizeof(call->returns_to), (void *)sp);
+	call->offcpu_ns = call->runqueue_ns = 0;
+	call->began_ns = bpf_ktime_get_ns();
+	call->sp = sp;
+	return 0;
+}
+
+/* An instruction by which the function may be left, or another one to which it has handed over. */
+int on_return(void *ctx)
+{
+	u64 sp = MEMBER(u64, ctx, REG_SP), returns_to = 0;
+	struct call *call = call_of((void *)bpf_get_current_task_btf(), false);
+
+	if (!call || !call->sp || sp < call->sp)
+		return 0;
+	bpf_probe_read_user(&returns_to, sizeof(returns_to), (void *)sp);
+	end_call(call, sp == call->sp && returns_to == call->returns_to);
+	return 0;
+}
+#else
+#define wanted chosen
+#define add_to_call(task, off_ns, runqueue_ns)
+#define forget_call(task, tid)
+#define tell_call(task)
+#endif

@@ -1,0 +1,56 @@
+"""The calls of the function that --within names: how many, how long, and how much of it they were off CPU."""
+
+from operator import add, sub
+from typing import NamedTuple
+
+from offtop.model import histogram as log2
+
+
+class Calls(NamedTuple):
+    """Running totals up to a snapshot; of a window, what passed in it. ns; blocked = offcpu_ns - runqueue_ns."""
+
+    returned: int = 0
+    left: int = 0
+    """By longjmp, an exception or the thread's end, and seen later: how long they took is not known."""
+    total_ns: int = 0
+    """This and what follows: whole calls that returned, however long before they began."""
+    offcpu_ns: int = 0
+    runqueue_ns: int = 0
+    max_ns: int = 0
+    """The longest that returned in the last tick (in a Window: in its span)."""
+    histogram: int = 0
+    now: int = 0
+    """Calls that go on, at the end."""
+    oldest_ns: int = 0
+    """The age of the oldest of these, then."""
+
+    def plus(self, later: "Calls") -> "Calls":
+        """Of both, one after the other."""
+        sums = Calls(*map(add, self, later))
+        return sums._replace(max_ns=max(self.max_ns, later.max_ns), now=later.now, oldest_ns=later.oldest_ns)
+
+    def since(self, earlier: "Calls") -> "Calls":
+        """What passed since then."""
+        differences = Calls(*map(sub, self, earlier))
+        return differences._replace(max_ns=self.max_ns, now=self.now, oldest_ns=self.oldest_ns)
+
+    def are_fewer(self, earlier: "Calls") -> bool:
+        """Whether any running total has fallen since then."""
+        was, now = (*earlier[:5], *log2.counts(earlier.histogram)), (*self[:5], *log2.counts(self.histogram))
+        return any(new < old for old, new in zip(was, now, strict=True))
+
+    @property
+    def blocked_ns(self) -> int:
+        return self.offcpu_ns - self.runqueue_ns
+
+    @property
+    def running_ns(self) -> int:
+        """All that was not off CPU: what interrupts and hypervisor took is in it."""
+        return self.total_ns - self.offcpu_ns
+
+    def percentile_ns(self, percent: float) -> int:
+        """Upper bound, as log2.percentile_ns has it."""
+        return log2.percentile_ns(self.histogram, percent, self.max_ns)
+
+
+NO_CALLS = Calls()

@@ -1,0 +1,25 @@
+"""A scripted source of which only waits inside of one function are counted, and that function's calls."""
+
+from dataclasses import replace
+
+from offtop.model import histogram as log2
+from offtop.model.snapshot import Snapshot
+from offtop.model.within import Calls
+from tests.ui.scripted import MS, SHOP, ScriptedSource
+
+NAME = "shop:Cart::pay"
+A_SECOND = Calls(100, 2, 500 * MS, 400 * MS, 50 * MS, 104 * MS, log2.of(104 * MS, *[4 * MS] * 99), 3, 1500 * MS)
+"""99 calls of 4 ms and one of 104, two that never return, and three that go on."""
+
+
+class CallingSource(ScriptedSource):
+    def __init__(self, name: str = NAME, calls: Calls = A_SECOND, **options: object) -> None:
+        super().__init__(SHOP, **options)  # pyright: ignore[reportArgumentType]
+        self._name, self._calls = name, calls
+
+    def after(self, seconds: int) -> Snapshot:
+        calls = Calls()
+        for _ in range(seconds):
+            calls = calls.plus(self._calls)
+        snapshot = super().after(seconds)
+        return replace(snapshot, filters=replace(snapshot.filters, within=self._name), calls=calls)
