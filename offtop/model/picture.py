@@ -51,7 +51,8 @@ from offtop.model.table import Ints
 from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node
 from offtop.model.view import SINCE_START, View
 from offtop.model.wake import OFFCPU, WAKEUP, Object, gathers
-from offtop.model.window import Window, merge
+from offtop.model.window import Window, calls_over, merge
+from offtop.model.within import Calls
 from offtop.units import NS_PER_S
 
 Series = tuple[float | None, ...]
@@ -150,6 +151,8 @@ class Picture:
     """pid → how many threads of it ever waited; none of a process that ended."""
     lost: Mapping[str, int]
     """Over the span, by kind."""
+    calls: Calls
+    """Over the span, of the function that --within names."""
     switches_per_s: float
     """Of the machine, over the span, or the last 10 s where that is all since the start; negative: not known."""
     book: Book
@@ -334,6 +337,7 @@ class Pictures:
             over=over,
             threads_of=counts,
             lost=_added(tick.facts.lost for tick in over),
+            calls=calls_over(tick.facts for tick in over),
             switches_per_s=_per_second([tick for tick in recent if tick.facts.cost.switches >= 0]),
             book=newest.facts.book,
             categories=categories,

@@ -24,9 +24,9 @@ def lines(picture: Picture, pen: Pen) -> list[Line]:
     if told is None:
         return []
     if not told.is_known:
-        return [
-            plain(fit(" How long it ran is not known: this recording has none of it.", pen.width, pen.glyphs), "dim")
-        ]
+        within = picture.newest.facts.filters.within
+        why = "with --within only a part of its time is counted" if within else "this recording has none of it"
+        return [plain(fit(f" How long it ran is not known: {why}.", pen.width, pen.glyphs), "dim")]
     whole_ns = max(1, told.account.sum_ns)
     name = f" {threads(average(told.account.sum_ns, picture.span_ns))} "
     segments = _segments(told)

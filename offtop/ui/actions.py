@@ -32,7 +32,6 @@ from offtop.ui import flame, latency, outliers, stacks, stuck, wakers
 from offtop.ui.catching import Catching
 from offtop.ui.chooser import Choice, Chooser
 from offtop.ui.facts import Facts
-from offtop.ui.layout import arrange
 from offtop.ui.lines import Line, Pen
 from offtop.ui.stackproblems import StackProblems
 from offtop.ui.tables import CHOOSABLE
@@ -254,7 +253,7 @@ class Actions(Catching):
         self._look(view)
 
     def _has_room(self, pane: str, view: View) -> bool:
-        return pane in arrange(self.size.width, self.size.height, view).panels
+        return pane in self._arranged(view).panels
 
     # Search and filters
 

@@ -330,7 +330,12 @@ class OfftopApp(Mouse):
 
     @property
     def _layout(self) -> Layout:
-        return arrange(self.size.width, self.size.height, self._view)
+        return self._arranged(self._view)
+
+    def _arranged(self, view: View) -> Layout:
+        newest = self._history.newest
+        within = bool(newest.facts.filters.within if newest else view.filters.within)
+        return arrange(self.size.width, self.size.height, view, within)
 
     def _reach(self) -> str:
         return f"{span(round(self._history.reach_ns, -9))} back, in {size(self._history.bytes_held)}"

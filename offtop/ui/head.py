@@ -17,8 +17,8 @@ from offtop.model.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.source import Recorded
 from offtop.ui.glyphs import Glyphs, sparkline
 from offtop.ui.layout import Layout
-from offtop.ui.lines import Line, spread, width_of
-from offtop.units import average, count, duration, percent, size, span, threads, three
+from offtop.ui.lines import Line, fit, spread, width_of
+from offtop.units import NS_PER_S, average, count, duration, percent, size, span, threads, three
 
 MODES = (
     *(("1", "off-CPU", OFFCPU), ("2", "wakeup", WAKEUP), ("3", "off-wake", OFFWAKE), ("4", "chain", CHAIN)),
@@ -30,6 +30,7 @@ Spans = list[tuple[str, str]]
 _TIMELINE_X = 5
 _MUCH_UNEXPLAINED_PCT = 2.0
 """From here on it is told."""
+_LEAST_NAME = 24
 _FEW_IDS = 3
 """So many are named, more are counted."""
 
@@ -44,6 +45,8 @@ def head(
 ) -> list[Line]:
     """`written_bytes`: of the recording that is being made."""
     lines = [_who(picture, host, layout, recorded, written_bytes), _waiting(picture, layout)]
+    if layout.calls:
+        lines.append(_calls(picture, layout, glyphs))
     if layout.cost:
         lines.append(_cost(picture, layout))
     if layout.timeline:
@@ -177,6 +180,38 @@ def counted(filters: Filters) -> str:
     return " ".join(words)
 
 
+def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
+    """The function that --within names: how often, how long, of what that was made, and what goes on."""
+    calls = picture.calls
+    name = fit(picture.newest.facts.filters.within, 1000, glyphs).rstrip()
+    most = max(_LEAST_NAME, layout.width // 3)
+    within: Spans = [("Within ", "text"), (name if len(name) <= most else fit(name, most, glyphs), "pin")]
+    now = [(f"  {calls.now} now, oldest {duration(calls.oldest_ns) or '0'}", "text")] if calls.now else []
+    left = [(f"  {count(calls.left)} left otherwise", "lost")] if calls.left else []
+    if not calls.returned:
+        none = "" if calls.now or calls.left else ": what began before offtop did is not known"
+        lefts = [[*within, (f"  no call has returned{text}", "text"), *now, *left] for text in (none, "")]
+        return _fitting([*lefts, within], [], layout.width)
+    rate = f"  {three(calls.returned * NS_PER_S / picture.span_ns)}/s"
+    p50, p99 = (f" p{p}<={duration(calls.percentile_ns(p))}" for p in (50, 99))
+    longest = f" max {duration(calls.max_ns)}"
+    blocked, ready, running = (
+        f"{percent(part_ns, calls.total_ns):.0f}%"
+        for part_ns in (calls.blocked_ns, calls.runqueue_ns, calls.running_ns)
+    )
+    whole = f"  = {blocked} blocked + {ready} run queue + {running} running"
+    short = f"  {blocked} blocked {ready} ready"
+    texts = [
+        f"{rate} {p50}{p99}{longest}{whole}",
+        f"{rate} {p50}{p99}{longest}{short}",
+        f"{rate} {p99}{longest}{short}",
+        f"{rate} {p99}{longest}",
+        rate,
+    ]
+    told = [[*within, (text, "text"), *end] for text in texts for end in ([*now, *left], now)]
+    return _fitting([*told, [*within, (rate, "text")], within], [], layout.width)
+
+
 def _cost(picture: Picture, layout: Layout) -> Line:
     """What is wrong stands first, and each part is whole or not there: half of one reads as another."""
     cost: Cost = picture.newest.facts.cost
@@ -238,7 +273,7 @@ def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs, recorded: bool) 
 def moment_at(picture: Picture, layout: Layout, x: int, y: int) -> int | None:
     """CLOCK_REALTIME of the end of the timeline's cell at that place of the head; None where there is none."""
     room, cell = layout.room, x - _TIMELINE_X
-    if not layout.timeline or y != 2 + layout.cost or not 0 <= cell < room.timeline_cells:
+    if not layout.timeline or y != 2 + layout.calls + layout.cost or not 0 <= cell < room.timeline_cells:
         return None
     newest, end_ns = picture.newest, picture.timeline_end_ns
     begun = (end_ns - 1) // room.timeline_cell_ns - (room.timeline_cells - 1 - cell)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from math import log
 
 from offtop.model import histogram as log2
-from offtop.model.cut import Part
 from offtop.model.heat import Heat
 from offtop.model.picture import Picture
+from offtop.model.printable import printable
 from offtop.model.view import LATENCY, Cell
 from offtop.ui.head import clock, selection
 from offtop.ui.layout import HEAT_SCALE
@@ -15,22 +15,37 @@ from offtop.units import count, duration, span
 
 _PERCENTS = (50, 90, 99, 99.9)
 _HEATS = 6
+_LEAST_BARS = 5
+"""Lines of a histogram that is of use."""
+_NO_WAIT, _NO_CALL = " No wait from the minimum up has ended here.", " No call has returned."
 _BESIDE_BAR = 14 + 9 + 7
 """The range, the count and the marks."""
 Spans = list[tuple[str, str]]
 
 
 def histogram(picture: Picture, pen: Pen) -> list[Line]:
+    """Of the waits; where there is room, of the calls of the function that --within names, too."""
+    part, calls, within = picture.latency, picture.calls, picture.newest.facts.filters.within
+    title = f"latency of: {selection(picture, pen.glyphs)}"
+    if not within or pen.height < 2 * _LEAST_BARS:
+        return _bars(title, part.histogram, part.max_ns, _NO_WAIT, pen)
+    upper = pen._replace(height=pen.height // 2)
+    lines = _bars(title, part.histogram, part.max_ns, _NO_WAIT, upper)
+    lines += [Line()] * (upper.height - len(lines))
+    lower, title = pen._replace(height=pen.height - upper.height), f"calls of: {printable(within, pen.glyphs.is_ascii)}"
+    return [*lines, *_bars(title, calls.histogram, calls.max_ns, _NO_CALL, lower)]
+
+
+def _bars(title: str, histogram: int, max_ns: int, none: str, pen: Pen) -> list[Line]:
     """A bar for each range of powers of two, and the percentiles, upper bounds of theirs."""
-    part = picture.latency
-    lines = [rule(f"latency of: {selection(picture, pen.glyphs)}", pen)]
-    ranges = log2.ranges(part.histogram, pen.height - 2)
+    lines = [rule(title, pen)]
+    ranges = log2.ranges(histogram, pen.height - 2)
     if not ranges:
-        return [*lines, plain(fit(" No wait from the minimum up has ended here.", pen.width, pen.glyphs), "dim")]
-    by_lane = log2.counts(part.histogram)
-    lines.append(plain(fit(_percentiles(part, pen.width), pen.width, pen.glyphs), "bar-mark"))
+        return [*lines, plain(fit(none, pen.width, pen.glyphs), "dim")]
+    by_lane = log2.counts(histogram)
+    lines.append(plain(fit(_percentiles(histogram, max_ns, pen.width), pen.width, pen.glyphs), "bar-mark"))
     most = max(log2.within(by_lane, lanes) for lanes in ranges)
-    marks = _marks(part.histogram, ranges)
+    marks = _marks(histogram, ranges)
     bar_width = max(1, pen.width - _BESIDE_BAR)
     for lanes in ranges:
         n = log2.within(by_lane, lanes)
@@ -49,13 +64,13 @@ def histogram(picture: Picture, pen: Pen) -> list[Line]:
     return lines
 
 
-def _percentiles(part: Part, width: int) -> str:
+def _percentiles(histogram: int, max_ns: int, width: int) -> str:
     """As many as there is room for."""
-    told = {p: f"p{p:g}<={duration(log2.percentile_ns(part.histogram, p, part.max_ns))}" for p in _PERCENTS}
+    told = {p: f"p{p:g}<={duration(log2.percentile_ns(histogram, p, max_ns))}" for p in _PERCENTS}
     said = ""
     for left_out in ((), (90,), (90, 99.9)):
         words = [text for percent, text in told.items() if percent not in left_out]
-        said = f" {'  '.join([*words, f'max {duration(part.max_ns)}'])}"
+        said = f" {'  '.join([*words, f'max {duration(max_ns)}'])}"
         if len(said) <= width:
             break
     return said
@@ -97,7 +112,7 @@ def heat_map(picture: Picture, pen: Pen) -> list[Line]:
     minutes = span(len(heat.columns) * heat.cell_ns)
     lines = [rule(f"latency of: {selection(picture, pen.glyphs)}, last {minutes}", pen)]
     if not heat.rows:
-        return [*lines, plain(fit(" No wait from the minimum up has ended here.", pen.width, pen.glyphs), "dim")]
+        return [*lines, plain(fit(_NO_WAIT, pen.width, pen.glyphs), "dim")]
     chosen = chosen_cell(picture)
     for row in reversed(range(len(heat.rows))):
         spans: Spans = [(f"{_range(heat.rows[row]):>{HEAT_SCALE - 2}} ", "dim")]

@@ -46,6 +46,8 @@ class Layout(NamedTuple):
     """Whether the head tells what offtop costs."""
     timeline: bool = True
     crumb: bool = True
+    calls: bool = False
+    """Whether the head tells of the function that --within names."""
 
     @property
     def panes(self) -> list[str]:
@@ -116,15 +118,15 @@ def stuck_lines(height: int) -> int:
     return max(1, height - STUCK_FRAME - told)
 
 
-def arrange(width: int, height: int, view: View | None = None) -> Layout:
-    """The layout of a terminal for what the person looks at."""
+def arrange(width: int, height: int, view: View | None = None, within: bool = False) -> Layout:
+    """The layout of a terminal for what the person looks at. `within`: whether they look at one function's calls."""
     view = view or View()
     if width < TINY_WIDTH or height < TINY_HEIGHT:
         head = {"head": Rect(0, 0, width, min(1, height))}
         return Layout(width, height, MappingProxyType(head), cost=False, timeline=False, crumb=False)
     timeline, cost = height >= 24 and "timeline" not in view.hidden, height >= 20
     crumb, keys = height >= 14, int(height >= 12)
-    head = 2 + cost + timeline + crumb
+    head = 2 + within + cost + timeline + crumb
     body = Rect(0, head, width, height - head - keys - 1)
     latency = _latency(view, width)
     panels = {"head": Rect(0, 0, width, head), **_panes(view, body, latency, height)}
@@ -132,7 +134,7 @@ def arrange(width: int, height: int, view: View | None = None) -> Layout:
     if keys:
         panels["keys"] = Rect(0, height - 1, width, 1)
     shown = latency if LATENCY in panels else OFF
-    return Layout(width, height, MappingProxyType(panels), shown, cost, timeline, crumb)
+    return Layout(width, height, MappingProxyType(panels), shown, cost, timeline, crumb, within)
 
 
 def _latency(view: View, width: int) -> str:

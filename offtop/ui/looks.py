@@ -64,6 +64,10 @@ class Looks(Rewind):
     def _layout(self) -> Layout:
         raise NotImplementedError
 
+    def _arranged(self, view: View) -> Layout:
+        """The layout that `view` would have."""
+        raise NotImplementedError
+
     def _lacks(self, said: str, *panes: str) -> bool:
         """Whether none of these panes is on the screen; then the person is told what the key is for."""
         if not self._layout.panels.keys().isdisjoint(panes):
@@ -77,6 +81,9 @@ class Looks(Rewind):
         view = self._view
         if what in _OF_SLEEPERS and not view.lists_sleepers and (what != "cgroups" or view.mode == WAKEUP):
             self._say(f"{_OF_SLEEPERS[what]} of those that wait: 1 lists them")
+            return
+        if what == "account" and self._layout.calls:
+            self._say("with --within only a part of each second is counted, so that there is no account of them")
             return
         view = VIEWS[what](self._view)
         if what in _SAME and view == self._view:

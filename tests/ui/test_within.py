@@ -1,0 +1,71 @@
+"""The function that --within names, in the head and beside the histogram of the waits."""
+
+import pytest
+
+from offtop.model.within import Calls
+from tests.ui.calling import A_SECOND, CallingSource
+from tests.ui.scripted import ScriptedSource
+from tests.ui.shown import asynchronous, screen, shown
+
+LINE, WHOLE = "Within shop:Cart::pay  100/s", "= 70% blocked + 10% run queue + 20% running"
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (160, f"{LINE}  p50<=4.2ms p99<=4.2ms max 104ms  {WHOLE}  3 now, oldest 1.50s  20 left otherwise"),
+        (100, f"{LINE}  p99<=4.2ms max 104ms  70% blocked 10% ready  3 now, oldest 1.50s"),
+        (80, f"{LINE}  p99<=4.2ms max 104ms  3 now, oldest 1.50s"),
+        (40, LINE),
+    ],
+)
+@asynchronous
+async def test_the_head_tells_of_its_calls_as_much_as_there_is_room_for(width: int, line: str) -> None:
+    async with shown(CallingSource(ticks=12), (width, 24)) as (app, _):
+        assert screen(app)[2].rstrip() == line
+
+
+@asynchronous
+async def test_without_it_there_is_no_such_line() -> None:
+    async with shown(ScriptedSource([], ticks=2), (80, 24)) as (app, _):
+        assert not [line for line in screen(app) if "Within" in line or "calls of" in line]
+
+
+@asynchronous
+async def test_where_none_has_returned_that_is_told_and_what_goes_on() -> None:
+    async with shown(CallingSource(calls=Calls(), ticks=2), (100, 24)) as (app, _):
+        told = "no call has returned: what began before offtop did is not known"
+        assert screen(app)[2].rstrip() == f"Within shop:Cart::pay  {told}"
+    async with shown(CallingSource(calls=Calls(now=1, oldest_ns=7 * 10**9), ticks=2), (100, 24)) as (app, _):
+        assert screen(app)[2].rstrip() == "Within shop:Cart::pay  no call has returned  1 now, oldest 7.00s"
+
+
+@asynchronous
+async def test_a_strangers_name_is_printable_and_has_its_room() -> None:
+    name = f"sh\x1b[2Jop:{'Cart::' * 40}pay"
+    async with shown(CallingSource(name, ticks=2), (100, 24)) as (app, _):
+        line = screen(app)[2]
+        assert line.startswith("Within sh\\x1b[2Jop:Cart::Cart")
+        assert "  100/s  p99<=4.2ms" in line
+
+
+@asynchronous
+async def test_its_histogram_is_below_that_of_the_waits() -> None:
+    async with shown(CallingSource(ticks=12), (160, 50)) as (app, _):
+        lines = [line.split("│")[-1].strip() for line in screen(app)]
+        at = next(number for number, line in enumerate(lines) if "calls of: shop:Cart::pay" in line)
+        assert any("latency of: all" in line for line in lines[:at])
+        assert lines[at + 1].startswith("p50<=4.2ms")
+        counts = {line.split("|")[0].strip(): line.split("|")[2].split()[0] for line in lines[at + 2 : at + 8] if line}
+        assert counts["2.1ms-4.2ms"] == "990"
+        assert sum(int(count) for count in counts.values()) == 10 * A_SECOND.returned
+
+
+@asynchronous
+async def test_there_is_no_account_of_seconds_of_which_a_part_is_counted() -> None:
+    async with shown(CallingSource(ticks=12), (160, 50)) as (app, pilot):
+        await pilot.press("A")
+        assert not app.view.lists_account
+        assert any("with --within only a part of each second is counted" in line for line in screen(app))
+        await pilot.press("tab", "enter")
+        assert any("not known: with --within only a part of its time is counted." in line for line in screen(app))
