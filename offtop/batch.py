@@ -16,9 +16,11 @@ from offtop.catching import Catch
 from offtop.export import folded
 from offtop.model import calls, stuck, where
 from offtop.model.account import accounts
+from offtop.model.baseline import Baseline
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.budget import Rate, budget
 from offtop.model.categories import Categories, is_periodic
+from offtop.model.comparison import Comparison
 from offtop.model.cut import (
     ALL,
     FILTERED,
@@ -41,7 +43,9 @@ from offtop.model.outlier import Outlier, groups
 from offtop.model.outliertext import in_line
 from offtop.model.printable import printable
 from offtop.model.rows import (
+    CHANGE,
     NOWHERE,
+    WAITING,
     Key,
     Order,
     Ranking,
@@ -57,14 +61,16 @@ from offtop.model.rows import (
 from offtop.model.snapshot import EXITED, Snapshot
 from offtop.model.stack import Frame, Names
 from offtop.model.stackproblems import Problems
+from offtop.model.steps import Shape
 from offtop.model.stuck import Stuck
+from offtop.model.view import TreeView, View
 from offtop.model.wake import NO_STORM, OFFCPU, WAKEUP, gathers
 from offtop.model.waking import WakerKey, by_wake, grouped, nobodys, oldest_of, ready_by_wake, top_of_wakes, waker_of
 from offtop.model.window import Window
 from offtop.pace import Pace, Recorder
 from offtop.source import Source
 from offtop.tick import Tick, in_progress, passing
-from offtop.tickjson import stacks_of, tick_object
+from offtop.tickjson import now_of, stacks_of, tick_object
 from offtop.units import NS_PER_S, count, duration, percent, threads
 
 _NAMES_SECONDS = 10.0
@@ -109,10 +115,12 @@ class Wanted:
     """What the tables show: one of wake.MODES."""
     folded: bool = False
     """Whether all that was measured is printed at the end, as folded stacks, and no table before."""
+    baseline: Baseline | None = None
+    """What each tick is compared with."""
 
     @property
     def order(self) -> Order:
-        return Order(self.sort, self.reverse, self.most_rows)
+        return Order(self.sort if self.baseline or self.sort != CHANGE else WAITING, self.reverse, self.most_rows)
 
     @property
     def scope(self) -> Scope:
@@ -142,6 +150,7 @@ def run(
     pace.alarm = catch.alarm if catch else None
     pace.recorder = _Asking(source, recorder) if as_json or wanted.stuck else recorder
     looked_up, patience_s = set[int](), _NAMES_SECONDS
+    comparison = Comparison(wanted.baseline, rules) if wanted.baseline else None
     sums: dict[str, int] = {}
     printed = ungathered = since_ns = 0
     try:
@@ -170,13 +179,15 @@ def run(
                     _add_up(sums, moved, source.names, wanted)
             elif as_json:
                 source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
-                made = tick_object(tick, source.names, diagnoser, moved, problems, pace.outliers)
+                made = tick_object(tick, source.names, diagnoser, moved, problems, pace.outliers, comparison)
                 json.dump(made, out, separators=(",", ":"))
                 out.write("\n")
             else:
                 ever = history.since_start() if wanted.sort == "TOTAL" else None
                 lifetime = passing(ever, wanted.filter, diagnoser) if ever else None
-                listed = waiters(tick, wanted, lifetime)
+                if comparison:
+                    comparison.look_at(_view(wanted), NOTHING, now_of(tick))
+                listed = waiters(tick, wanted, lifetime, comparison)
                 stacks = {stack for row in listed.rows for stack in _stacks_at(row.top, kept.window.book)}
                 if wanted.stuck:
                     stacks.update(one.user for one in tick.stuck.waits)
@@ -184,7 +195,16 @@ def run(
                 tops = [(row.top.pid, row.top.wake) for row in listed.rows]
                 source.find_ends({**diagnoser.unanswered, **waited_on(tops, kept.window.book.wakes)})
                 told = tick_text(
-                    tick, listed, source.names, width, wanted, diagnoser, problems, lifetime, pace.outliers
+                    tick,
+                    listed,
+                    source.names,
+                    width,
+                    wanted,
+                    diagnoser,
+                    problems,
+                    lifetime,
+                    pace.outliers,
+                    comparison,
                 )
                 out.write(told)
             out.flush()
@@ -251,20 +271,28 @@ def _pids(kept: Kept) -> set[int]:
     return {pid for by_pid in kept.cut.processes.values() for pid in by_pid if pid != EXITED.pid}
 
 
-def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None) -> Ranking:
+def _view(wanted: Wanted) -> View:
+    """What would show the same on a screen."""
+    mode, shape = wanted.mode, Shape(mode=wanted.mode)
+    return View(
+        mode=mode, tree=TreeView(shape), idle_shown=wanted.idle_shown, threads=wanted.threads, filter=wanted.filter
+    )
+
+
+def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison: Comparison | None = None) -> Ranking:
     """The processes or threads of a tick, and where each spent most time. `lifetime`: since the start, for TOTAL."""
     kept, book = tick.kept, tick.kept.window.book
-    scope = wanted.scope
+    scope, order = wanted.scope, wanted.order._replace(compare=comparison.listed({}) if comparison else None)
     if wanted.mode == WAKEUP:
-        return _wakers(tick, wanted, lifetime) if gathers(kept.facts.mode, WAKEUP) else Ranking()
+        return _wakers(tick, wanted, order, lifetime) if gathers(kept.facts.mode, WAKEUP) else Ranking()
     some = tick.stuck.in_scope(scope)
     if wanted.threads:
         ever = by_thread(lifetime.shares, scope) if lifetime else None
         table, now = by_thread(tick.shares, scope), stuck.by_thread(some)
-        every = thread_rows(table, kept.span_ns, book, wanted.order, lifetime=ever, now=now)
+        every = thread_rows(table, kept.span_ns, book, order, lifetime=ever, now=now)
     else:
         cut_ever, ages = lifetime.cut if lifetime else None, stuck.by_process(some)
-        every = process_rows(tick.cut, scope, book, wanted.order, lifetime=cut_ever, now=ages)
+        every = process_rows(tick.cut, scope, book, order, lifetime=cut_ever, now=ages)
     keeps_all = not wanted.filter.chooses_rows or not every.rows
     listed = every if keeps_all else kept_rows(every, wanted.filter.keeps, _ALL_ROWS)
     if wanted.threads:
@@ -275,22 +303,23 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None) -> Ranking
     return listed._replace(rows=tuple(row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows))
 
 
-def _wakers(tick: Tick, wanted: Wanted, lifetime: Tick | None) -> Ranking:
+def _wakers(tick: Tick, wanted: Wanted, order: Order, lifetime: Tick | None) -> Ranking:
     """Who woke the threads that waited; storms come first."""
     kept, book, scope = tick.kept, tick.kept.window.book, wanted.scope
     key_of = waker_of(book, wanted.threads)
     ranking = wake_rows(
         grouped(by_wake(tick.shares, scope), key_of),
         kept.span_ns,
-        wanted.order,
+        order,
         ready=grouped(ready_by_wake(tick.shares, scope), key_of),
         lifetime=grouped(by_wake(lifetime.shares, scope), key_of) if lifetime else None,
         now=oldest_of(stuck.by_wake(tick.stuck.in_scope(scope)), key_of),
         last=nobodys(key_of),
     )
     listed = kept_rows(ranking, wanted.filter.keeps, _ALL_ROWS) if wanted.filter.chooses_rows else ranking
-    tops = top_of_wakes(tick.shares, scope, {row.key for row in listed.rows if isinstance(row.key, WakerKey)}, key_of)
-    rows = [row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows if isinstance(row.key, WakerKey)]
+    whom = {row.key for row in listed.rows if isinstance(row.key, WakerKey)}
+    tops: Mapping[Key, SiteKey] = {**top_of_wakes(tick.shares, scope, whom, key_of)}
+    rows = [row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows]
     storms = storms_of_rows(kept.window.storms, listed, key_of)
     return listed._replace(rows=(*storm_rows(storms, kept.span_ns), *rows))
 
@@ -305,6 +334,7 @@ def tick_text(
     problems: Problems,
     lifetime: Tick | None = None,
     outliers: Sequence[Outlier] = (),
+    comparison: Comparison | None = None,
 ) -> str:
     """One tick as tables, a blank line behind it. No line is wider than `width` (0: as wide as it needs)."""
     book = tick.kept.window.book
@@ -312,7 +342,7 @@ def tick_text(
     in_full = _stuck_table(tick, shown, names) if wanted.stuck else ()
     categories = category_rows(
         tick.cut,
-        wanted.order,
+        wanted.order._replace(compare=comparison.categories() if comparison else None),
         idle_shown=wanted.idle_shown,
         lifetime=lifetime.cut if lifetime else None,
         now=stuck.by_category(shown),
@@ -335,6 +365,7 @@ def tick_text(
     lines = [
         f"{_head(tick.kept)}{_filtered(tick, wanted)}",
         *([_calls(tick.kept.window)] if tick.kept.window.filters.within else []),
+        *([_compared(comparison)] if comparison else []),
         *_diagnosis(tick, wanted, diagnoser),
         *_stack_problem(tick, wanted, problems),
         *_outlier_lines(outliers, names),
@@ -364,6 +395,13 @@ def _calls(window: Window) -> str:
     if calls.left:
         parts.append(f"{calls.left} left otherwise")
     return f"within {printable(window.filters.within)}: calls {'  '.join(parts)}"
+
+
+def _compared(comparison: Comparison) -> str:
+    baseline = comparison.baseline
+    waiting = threads(comparison.waiting)
+    lacks = f"; {comparison.lacks}" if comparison.lacks else ""
+    return f"baseline {waiting} waiting in {duration(baseline.span_ns)} of {printable(baseline.file)}{lacks}"
 
 
 def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: Diagnoser) -> Iterable[str]:
@@ -465,7 +503,8 @@ def _table(
     ranking: Ranking, head: str, name: Callable[[Row], str], where_of: Callable[[Row], str] | None = None
 ) -> Iterable[str]:
     last = "  WHERE" if where_of else ""
-    yield f"{head} {'WAITING':>8} {'%':>4} {'EV/S':>6} {'p50<=':>6} {'p99<=':>6} {'MAX':>6} {'NOW':>7}{last}"
+    changes = f" {'CHANGE':>8} {'p99 x':>5}" if ranking.before else ""
+    yield f"{head} {'WAITING':>8}{changes} {'%':>4} {'EV/S':>6} {'p50<=':>6} {'p99<=':>6} {'MAX':>6} {'NOW':>7}{last}"
     for row in (*ranking.rows, *([ranking.elided] if ranking.elided else [])):
         yield f"{name(row)} {_numbers(row)}{f'  {where_of(row)}' if where_of else ''}"
 
@@ -475,7 +514,10 @@ def _numbers(row: Row) -> str:
     events = count(row.waits_per_s) if row.part.waits else ""
     longest = duration(row.part.max_ns)
     now = row.now.text
-    return f"{threads(row.waiting):>8} {row.share_pct:>3.0f}% {events:>6} {p50:>6} {p99:>6} {longest:>6} {now:>7}"
+    change = f" {row.change.text:>8} {row.change.p99_text:>5}" if row.change else ""
+    return (
+        f"{threads(row.waiting):>8}{change} {row.share_pct:>3.0f}% {events:>6} {p50:>6} {p99:>6} {longest:>6} {now:>7}"
+    )
 
 
 def _category_name(row: Row) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TextIO
 
+from offtop.model.before import LEAST
 from offtop.model.categories import Categories
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import RuleSource
@@ -12,13 +13,11 @@ from offtop.model.filter import Filter
 from offtop.model.printable import printable
 from offtop.source import Source
 from offtop.tick import passing
-from offtop.units import duration, threads
+from offtop.units import duration, signed, threads
 from offtop.whole import whole_of
 
 _HEADS = {"categories": "CATEGORY", "reasons": "WAITED FOR", "processes": "PROCESS", "places": "WHERE"}
 _MOST_ROWS = 20
-_LEAST = 0.005
-"""Average waiting threads: a change that would read 0.00 is none."""
 
 
 class Compared(NamedTuple):
@@ -59,26 +58,22 @@ def _lines(before: Compared, after: Compared) -> Iterable[str]:
         yield f"{word:<7}{threads(told.waiting):>8} waiting in {duration(told.span_ns)} of {printable(one.name)}{lost}"
     for by in PARTS:
         every = changes(before.told, after.told, by)
-        shown = [one for one in every if abs(one.change) >= _LEAST][:_MOST_ROWS]
+        shown = [one for one in every if abs(one.change) >= LEAST][:_MOST_ROWS]
         yield ""
         yield f"{'BEFORE':>8} {'AFTER':>8} {'CHANGE':>9} {'p99 was':>7} {'p99 is':>7}      {_HEADS[by]}"
         yield from map(_line, shown)
         if len(shown) < len(every):
             rest = sum(one.change for one in every[len(shown) :])
-            yield f"{'':>8} {'':>8} {_signed(rest):>9} {'':>7} {'':>7}      {len(every) - len(shown):,} more"
+            yield f"{'':>8} {'':>8} {signed(rest):>9} {'':>7} {'':>7}      {len(every) - len(shown):,} more"
 
 
 def _line(one: Change) -> str:
     was_ns, is_ns = one.p99_ns
     mark = "new" if one.is_new else "gone" if one.is_gone else ""
     return (
-        f"{threads(one.waiting_before):>8} {threads(one.waiting_after):>8} {_signed(one.change):>9} "
+        f"{threads(one.waiting_before):>8} {threads(one.waiting_after):>8} {signed(one.change):>9} "
         f"{duration(was_ns):>7} {duration(is_ns):>7} {mark:<4} {printable(one.name)}"
     )
-
-
-def _signed(value: float) -> str:
-    return f"{'-' if value < 0 else '+'}{threads(abs(value))}"
 
 
 def _object(before: Compared, after: Compared) -> dict[str, Any]:

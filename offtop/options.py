@@ -395,6 +395,7 @@ def _shown(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD",
         help=f"sort by {', '.join(SORTS[:-1])} or {SORTS[-1]}; -FIELD the other way round",
     )
+    add("--baseline", metavar="FILE", help="compare with this recording: what changed, what is new, what is gone")
     add("--window", type=_setting("window"), metavar="SPAN", help="screen: numbers over 1s, 10s, 60s, or start")
     add(
         "--history",

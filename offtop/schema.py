@@ -32,10 +32,11 @@ _DIAGNOSIS = {
 _FRAMES = {"type": "array", "items": {"type": "string"}, "description": "leaf first"}
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
+def _object(properties: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """`others`: those that may be missing."""
     return {
         "type": "object",
-        "properties": properties,
+        "properties": {**properties, **others},
         "required": list(properties),
     }
 
@@ -154,6 +155,25 @@ _CALLS = _object(
         "oldest_ns": {**_COUNT, "description": "age of the oldest of these"},
     }
 )
+_THEN = {"type": "number", "description": "average waiting threads then"}
+_BASELINE = _unless(
+    _object(
+        {
+            "waiting": {"type": "number", "description": "average waiting threads then; 0: it is new"},
+            "change": {"type": "number", "description": "average waiting threads in this tick, less that"},
+            "spread": _or_null(
+                "number",
+                "between the smallest and the largest average of so long a tick, as far as the baseline tells",
+                "the baseline is too short to tell",
+            ),
+            "p99_ns": {**_COUNT, "description": "then, as an upper bound; 0: no wait ended"},
+            "new": {"type": "boolean", "description": "the baseline has none of it"},
+            "sure": {"type": "boolean", "description": "the change is more than the spread"},
+        }
+    ),
+    "with --baseline alone: what that has of the same, whatever its pid was",
+    "there is nothing to compare",
+)
 _HOLDER = _object({"pid": _COUNT, "tid": _COUNT, "comm": {"type": "string", "description": "empty: not known"}})
 _NO_WAKER = "nobody asked, or the wait goes on, or was for a CPU alone"
 
@@ -242,7 +262,8 @@ SCHEMA: dict[str, Any] = {
                         "max_ns": _COUNT,
                         "histogram": _HISTOGRAM,
                         "diagnosis": _DIAGNOSIS,
-                    }
+                    },
+                    baseline=_BASELINE,
                 ),
             },
             "threads": {
@@ -274,7 +295,8 @@ SCHEMA: dict[str, Any] = {
                         "filtered_ns": _NS,
                         "histogram": _HISTOGRAM,
                         "diagnosis": _DIAGNOSIS,
-                    }
+                    },
+                    baseline=_BASELINE,
                 ),
             },
             "diagnoses": {
@@ -320,7 +342,8 @@ SCHEMA: dict[str, Any] = {
                         "user_unsure": _UNSURE,
                         "histogram": _HISTOGRAM,
                         **_WOKEN,
-                    }
+                    },
+                    baseline=_BASELINE,
                 ),
             },
             "storms": {
@@ -501,6 +524,23 @@ SCHEMA: dict[str, Any] = {
                     "interrupt_ns": _or_null("integer", "CPU time of hard and soft interrupts"),
                 }
             ),
-        }
+        },
+        baseline=_object(
+            {
+                "file": {"type": "string", "description": "with --baseline alone: that"},
+                "taken_ns": {"type": "integer", "description": "CLOCK_REALTIME of its end"},
+                "span_ns": _NS,
+                "gone_categories": {
+                    "type": "array",
+                    "description": "those without any time in this tick, most waiting first",
+                    "items": _object({"name": {"type": "string"}, "waiting": _THEN}),
+                },
+                "gone_threads": {
+                    "type": "array",
+                    "description": "the same of threads, those of one name as one",
+                    "items": _object({"process": {"type": "string"}, "comm": {"type": "string"}, "waiting": _THEN}),
+                },
+            }
+        ),
     ),
 }

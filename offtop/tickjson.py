@@ -1,25 +1,44 @@
 """A tick as JSON: what `--json` prints, and offtop/schema.py describes."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from offtop import __version__
 from offtop.model import histogram as log2
 from offtop.model import where
+from offtop.model.before import Compared
 from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.cut import ALL, RUN_QUEUE, THROTTLE, Leaf, Scope, by_category, by_site, leaf_of_sites
+from offtop.model.comparison import Comparison, Now
+from offtop.model.cut import (
+    ALL,
+    NO_PART,
+    RUN_QUEUE,
+    THROTTLE,
+    Added,
+    Leaf,
+    Part,
+    Scope,
+    by_category,
+    by_site,
+    by_thread,
+    leaf_of_sites,
+)
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import Rule
 from offtop.model.endings import Endings, endings
+from offtop.model.filter import NOTHING
 from offtop.model.outlier import Outlier
 from offtop.model.printable import printable
+from offtop.model.rows import Row
 from offtop.model.snapshot import EXITED, Bound, Holder, SiteTotals, ThreadTotals
 from offtop.model.stack import NO_STACK, QUEUED, Names, Stack
 from offtop.model.stackproblems import Problem, Problems
 from offtop.model.state import letter
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES
+from offtop.model.view import View
 from offtop.model.wake import CHAIN, NO_OBJECT, NO_WAKE, Waker
 from offtop.model.window import Window
 from offtop.tick import Tick
@@ -32,10 +51,12 @@ def tick_object(
     moved: Tick | None = None,
     problems: Problems | None = None,
     outliers: Sequence[Outlier] = (),
+    comparison: Comparison | None = None,
 ) -> dict[str, Any]:
     """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable.
 
-    `moved`: what of earlier ticks is at other sites now. `problems`: looks for what user stacks lack."""
+    `moved`: what of earlier ticks is at other sites now. `problems`: looks for what user stacks lack.
+    `comparison`: with a baseline."""
     kept = tick.kept
     window, book = kept.window, kept.window.book
     cost, filters = window.cost, window.filters
@@ -48,6 +69,7 @@ def tick_object(
     woken = _Woken(book, names)
     told = _Diagnosed(those, leaf_of, diagnoser, book)
     stacks = (problems or Problems(names)).of(by_site(tick.shares, Scope(ALL)), book)
+    beside = _Beside(tick, those, names, comparison) if comparison else _Alone()
     return {
         "version": __version__,
         "taken_ns": window.taken_ns,
@@ -87,6 +109,7 @@ def tick_object(
                 "max_ns": part.max_ns,
                 "histogram": log2.slots(part.histogram),
                 "diagnosis": told.of_category(name),
+                **beside.category(name),
             }
             for name, part in sorted(by_category(tick.cut).items(), key=lambda item: (-item[1].total_ns, item[0]))
         ],
@@ -108,6 +131,7 @@ def tick_object(
                 "filtered_ns": t.filtered_ns,
                 "histogram": log2.slots(t.histogram),
                 "diagnosis": told.of_thread(key),
+                **beside.thread(key),
             }
             for key, t in _threads(tick)
         ],
@@ -116,6 +140,7 @@ def tick_object(
                 **_site_object(key, totals, leaf_of[key], book, names),
                 "earlier_ns": earlier_ns.get(key, 0),
                 "diagnosis": told.of_site(key),
+                **beside.site(key),
                 **woken.wake(key, chained=window.mode == CHAIN),
             }
             for key, totals in those
@@ -141,6 +166,7 @@ def tick_object(
             "steal_ns": window.machine.steal_ns if window.machine.cpus else None,
             "interrupt_ns": window.machine.interrupt_ns if window.machine.cpus else None,
         },
+        **beside.whole,
     }
 
 
@@ -180,6 +206,90 @@ def outlier_object(one: Outlier, names: Names, diagnoser: Diagnoser) -> dict[str
         **_Woken(book, names).wake(site, chained=True),
     }
     return told
+
+
+def now_of(tick: Tick) -> Now:
+    """What a tick is, to be compared."""
+    window = tick.kept.window
+    threads = {key for key, _ in window.each_thread()}
+    return Now(window.span_ns, window.book, threads, {key.pid for key in threads})
+
+
+class _Alone:
+    """A tick that is compared with nothing says so by not having the keys of _Beside."""
+
+    whole: Mapping[str, Any] = MappingProxyType({})
+
+    def category(self, name: str) -> Mapping[str, Any]:
+        return self.whole
+
+    def thread(self, key: ThreadKey) -> Mapping[str, Any]:
+        return self.whole
+
+    def site(self, key: SiteKey) -> Mapping[str, Any]:
+        return self.whole
+
+
+class _Beside(_Alone):
+    """What a tick is compared with."""
+
+    def __init__(
+        self, tick: Tick, those: Sequence[tuple[SiteKey, SiteTotals]], names: Names, comparison: Comparison
+    ) -> None:
+        comparison.look_at(View(idle_shown=True, filter=tick.filter), NOTHING, now_of(tick))
+        self._span_ns = tick.kept.span_ns
+        self._categories = by_category(tick.cut, filtered_shown=False)
+        self._threads: Mapping[tuple[int, ...], Added] = by_thread(tick.shares, Scope())
+        self._sites = {key: (t.waits, t.total_ns, t.max_ns, t.histogram) for key, t in those}
+        self._of_categories = comparison.categories()(self._categories)
+        self._of_threads = comparison.threads()(self._threads)
+        self._of_sites = comparison.sites(names)(self._sites)
+        baseline = comparison.baseline
+        self.whole = {
+            "baseline": {
+                "file": printable(baseline.file),
+                "taken_ns": baseline.taken_ns,
+                "span_ns": baseline.span_ns,
+                "gone_categories": [
+                    {"name": key.name, "waiting": round(before.waiting, 6)} for key, before in self._of_categories.gone
+                ],
+                "gone_threads": [
+                    {
+                        "process": printable(key.process),
+                        "comm": printable(key.name),
+                        "waiting": round(before.waiting, 6),
+                    }
+                    for key, before in self._of_threads.gone
+                ],
+            }
+        }
+
+    def category(self, name: str) -> Mapping[str, Any]:
+        return self._told(self._of_categories, name, self._categories.get(name, NO_PART))
+
+    def thread(self, key: ThreadKey) -> Mapping[str, Any]:
+        return self._told(self._of_threads, key, self._threads.get(key, NO_PART))
+
+    def site(self, key: SiteKey) -> Mapping[str, Any]:
+        return self._told(self._of_sites, key, self._sites[key])
+
+    def _told(self, compared: Compared, key: Hashable, part: Added) -> Mapping[str, Any]:
+        before = compared.before.get(key)
+        if before is None:
+            return {"baseline": None}
+        waits, total_ns, max_ns, histogram = part
+        change = Row("", "", self._span_ns, Part(waits, total_ns, max_ns, histogram), before=before).change
+        spread = before.spread(self._span_ns)
+        return {
+            "baseline": {
+                "waiting": round(before.waiting, 6),
+                "change": round(change.by, 6) if change else 0.0,
+                "spread": None if spread is None else round(spread, 6),
+                "p99_ns": before.p99_ns,
+                "new": bool(change and change.is_new),
+                "sure": bool(change and change.is_sure),
+            }
+        }
 
 
 def stacks_of(tick: Tick) -> set[int]:

@@ -41,6 +41,23 @@ def threads(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 999.995 else f"{value:.0f}"
 
 
+def signed(value: float) -> str:
+    """A change of average waiting threads: `+1.84`, `-0.20`; what reads 0 has no minus."""
+    text = threads(abs(value))
+    return f"{'-' if value < 0 and text != '0.00' else '+'}{text}"
+
+
+def times(factor: float) -> str:
+    """`x3.1`, `x0.25`, `x1.2k`; nothing for 0. At most 5 wide."""
+    if factor <= 0:
+        return ""
+    if factor >= 9.95:
+        return f"x{count(factor)}"
+    if factor >= 0.95:
+        return f"x{factor:.1f}".removesuffix(".0")
+    return f"x{factor:.2f}" if factor >= 0.01 else "x<.01"
+
+
 def three(value: float) -> str:
     """Three significant digits, without an exponent: `0.05`, `1.84`, `31.2`, `118`, `2048`."""
     if abs(value) < 9.995:

@@ -24,6 +24,7 @@ from offtop.errors import CaughtError, OfftopError, UsageError
 from offtop.model import categories
 from offtop.model.filter import NOTHING, Filter, FilterError, parse, quoted
 from offtop.model.printable import printable
+from offtop.model.rows import CHANGE
 from offtop.model.snapshot import Filters
 from offtop.model.wake import OFFCPU
 from offtop.source import Recorded, Source
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # not to be loaded for --help
     from offtop.catching import Catch
     from offtop.config import Loaded
     from offtop.export.profile import Profile
+    from offtop.model.baseline import Baseline
     from offtop.model.outlier import Group
     from offtop.model.view import View
     from offtop.person import Person
@@ -84,17 +86,18 @@ def live(asked: argparse.Namespace) -> int:
     catch = _catch(loaded, rules, whose, asked.freeze)
     if view:
         threading.Thread(target=_load_screen, daemon=True).start()
-    with (
-        _rule_files(rules, loaded, whose) as files,
-        _ended_by_signals(),
-        _live_source(rules, filters, asked, loaded) as source,
-    ):
+    with contextlib.ExitStack() as stack:
+        files = stack.enter_context(_rule_files(rules, loaded, whose))
+        stack.enter_context(_ended_by_signals())
+        baseline = _baseline(asked, rules, files, loaded)
+        source = stack.enter_context(_live_source(rules, filters, asked, loaded))
         kept = _Kept(loaded, whose, asked)
         recorder = kept.recorder(source, asked.record) if asked.record else None
         if view:
+            view = replace(view, baseline=baseline, diff=baseline is not None)
             return _screen(source, view, rules, files, loaded, kept, keymap, asked, recorder, catch)
         try:
-            status = _batch(source, rules, files, loaded, _of_user(user, chosen), asked, recorder, catch)
+            status = _batch(source, rules, files, loaded, _of_user(user, chosen), asked, recorder, baseline, catch)
             if catch.alarm.failure:
                 print(f"offtop: {catch.alarm.failure}", file=sys.stderr)
             if asked.fail_on_trigger and catch.alarm.count:
@@ -120,6 +123,7 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
         _ended_by_signals(),
         contextlib.closing(RecordedSource(path, speed=asked.speed if view else 0.0, categories=rules.ids)) as source,
     ):
+        baseline = _baseline(asked, rules, files, loaded)
         if asked.begin is not None:
             source.go_to(_begin(asked.begin, source.recorded))
         held_ns = None
@@ -128,9 +132,26 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
             held_ns = source.go_to(first.worst.taken_ns)
             view = view and _around(view, first, rules)
         if view:
+            view = replace(view, baseline=baseline, diff=baseline is not None)
             kept = _Kept(loaded, whose, asked)
             return _screen(source, view, rules, files, loaded, kept, keymap, asked, None, held_ns=held_ns)
-        return _batch(source, rules, files, loaded, _of_user(user, chosen), asked, None)
+        return _batch(source, rules, files, loaded, _of_user(user, chosen), asked, None, baseline)
+
+
+def _baseline(
+    asked: argparse.Namespace, known: categories.Categories, files: "RuleFiles", loaded: "Loaded"
+) -> "Baseline | None":
+    """What --baseline names."""
+    if asked.baseline is None:
+        return None
+    from offtop.model.diagnoser import Diagnoser
+    from offtop.recording.replay import RecordedSource
+    from offtop.whole import EVER_NS, baseline_in
+
+    path = Path(asked.baseline)
+    with contextlib.closing(RecordedSource(path, categories=known.ids, keep_ns=EVER_NS)) as source:
+        diagnoser = Diagnoser(source.names, files)
+        return baseline_in(source, path.name, known, diagnoser, loaded.settings.delay_ns)
 
 
 def _first_outlier(source: Source, path: Path) -> "Group":
@@ -345,6 +366,10 @@ def _choices(asked: argparse.Namespace) -> tuple[categories.Categories, Filter, 
             f"--filter: {bound.key}{bound.operator} chooses rows of a table, and "
             + ("--json has none. Leave it out, and choose with jq" if asked.json else "--folded has none. Leave it out")
         )
+    if asked.folded and asked.baseline is not None:
+        raise UsageError("--folded compares with nothing. Take: offtop export folded FILE --baseline FILE")
+    if asked.sort is not None and asked.sort.lstrip("-").upper() == CHANGE and asked.baseline is None:
+        raise UsageError("--sort CHANGE is by what changed since --baseline FILE. Name one, or sort by another field")
     if asked.json and asked.rate:
         raise UsageError("--rate checks a budget in words, and --json has none. Leave it out")
     return rules, chosen, user
@@ -472,6 +497,7 @@ def _batch(
     chosen: Filter,
     asked: argparse.Namespace,
     recorder: "Recorder | None",
+    baseline: "Baseline | None",
     catch: "Catch | None" = None,
 ) -> int:
     _escape_what_the_locale_has_not()
@@ -491,6 +517,7 @@ def _batch(
         rate=asked.rate,
         mode=settings.mode,
         folded=asked.folded,
+        baseline=baseline,
     )
     with written():
         ended = batch.run(

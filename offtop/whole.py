@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from offtop.batch import look_up
 from offtop.errors import OfftopError
+from offtop.model.baseline import PARTS, Baseline, baseline_of
 from offtop.model.book import Book
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.diagnoser import Diagnoser
@@ -66,6 +67,23 @@ def whole_of(
     window = merge(windows)
     source.wait_for_names({*_unnamed(window.book, _stacks(window))}, _NAMES_SECONDS)
     return Kept.of(window, (history.look_again() or last).idle)
+
+
+def baseline_in(source: Source, file: str, categories: Categories, diagnoser: Diagnoser, delay_ns: int) -> Baseline:
+    """Of all that a recording tells, by name `file`. Raises OfftopError where that is nothing."""
+    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
+    began_ns, ended_ns = source.recorded[1:] if source.recorded else (0, 0)
+    parts: list[list[Window]] = [[] for _ in range(PARTS)]
+    for kept in Pace(source, history, delay_ns).ticks():
+        number = PARTS * max(0, kept.taken_ns - began_ns - 1) // max(1, ended_ns - began_ns)
+        some = parts[min(number, PARTS - 1)]
+        some.append(kept.window)
+        if len(some) == _BATCH:
+            some[:] = [merge(some)]
+    last = history.look_again()
+    if last is None:
+        raise OfftopError(f"{printable(file)} has no whole tick. Take a longer recording as the baseline")
+    return baseline_of([some for some in parts if some], last.idle, source.names, file)
 
 
 def _stacks(window: Window) -> set[int]:

@@ -124,7 +124,10 @@ def test_batch_imports_no_screen() -> None:
         ("--depth 9", "'9' is not a whole number from 2 to 8"),
         ("--depth 2.5", "'2.5' is not a whole number from 2 to 8"),
         ("record --mode chains", '\'chains\' is not one of "offcpu", "wakeup", "offwake", "chain". See: offtop record'),
-        ("-o p98", "'p98' is not one of WAITING, MAX, NOW, TOTAL, EV/S, NAME, PID, P50, P99, or that with - in front"),
+        (
+            "-o p98",
+            "'p98' is not one of WAITING, CHANGE, MAX, NOW, TOTAL, EV/S, NAME, PID, P50, P99, or that",
+        ),
         ("-o --MAX", "'--MAX' is not one of"),
         ("-o", "expected one argument"),
         ("--window 2s", '\'2s\' is not one of "1s", "10s", "60s", "start"'),

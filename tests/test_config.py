@@ -297,7 +297,7 @@ def test_values_that_can_be(ann: Person, text: str, attribute: str, value: objec
         ("mode = 'on'", ': mode: \'on\' is not one of "offcpu", "wakeup", "offwake", "chain"'),
         ("mode = ['chain']", ": mode is not one of"),
         ("mode = 4", ": mode: 4 is not one of"),
-        ("sort = 'p98'", ": sort: 'p98' is not one of WAITING, MAX"),
+        ("sort = 'p98'", ": sort: 'p98' is not one of WAITING, CHANGE, MAX"),
         ("sort = '--MAX'", ": sort: '--MAX' is not"),
         ("theme = '../x'", ": theme: '../x' is not the name of a theme"),
         ('theme = "dark\\n"', r": theme: 'dark\x0a' is not"),

@@ -7,6 +7,7 @@ import numpy as np
 
 from offtop.model import stuck
 from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.comparison import Comparison
 from offtop.model.cut import (
     Added,
     Cut,
@@ -88,6 +89,8 @@ class Scene(NamedTuple):
     """pid → how many of these."""
     stuck: Stuck
     """What mutes and filters leave of the waits in progress."""
+    comparison: Comparison | None
+    """With what is normal, where that is asked for."""
 
     @property
     def scope(self) -> Scope:
@@ -159,6 +162,7 @@ class Listing:
             view.reverse,
             _EVERY_ROW if view.filter.chooses_rows else _ROWS,
             only_waiters=bool(own.chooses_waits or view.user or view.muted),
+            compare=scene.comparison.listed(made.pools) if scene.comparison else None,
         )
         if not view.lists_sleepers:
             return self._wakes(scene, order)

@@ -11,8 +11,10 @@ from offtop.model import icicle as icicles
 from offtop.model import steps, stuck
 from offtop.model import tree as trees
 from offtop.model import view as views
+from offtop.model.before import Before
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import OTHER
+from offtop.model.comparison import Comparison, Now, Trees
 from offtop.model.cut import (
     ALL,
     FILTERED,
@@ -26,6 +28,7 @@ from offtop.model.cut import (
     Shares,
     by_category,
     by_place,
+    by_process,
     by_site,
     merged,
     total,
@@ -40,7 +43,7 @@ from offtop.model.listing import NOTHING_LISTED, Listing, Scene
 from offtop.model.outlier import NO_OUTLIERS, Outliers
 from offtop.model.outlierview import Listed, OutliersPicture
 from offtop.model.rolling import Sums
-from offtop.model.rows import Key, Order, Ranking, Row, category_rows, place_rows
+from offtop.model.rows import WAITING, Key, Order, Ranking, Row, category_rows, place_rows
 from offtop.model.seconds import AccountPicture, Seconds
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
@@ -106,6 +109,8 @@ class TreePicture:
     nameless: Nameless = NO_NAMELESS
     now: Mapping[Path, Age] = field(default_factory=dict[Path, Age])
     """Of each path, the oldest wait in progress that stands there."""
+    before: Mapping[Path, Before] = field(default_factory=dict[Path, Before])
+    """Of the lines on the screen, what they are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +188,10 @@ class Picture:
     flame: Icicle | None
     flame_span_ns: int
     """What the icicle is over: it may be older than the rest."""
+    flame_before: Mapping[Path, Before]
+    """What its boxes are compared with."""
+    uncompared: str
+    """Why what is asked for is not compared, in list and tree; empty where it is."""
     diagnosis: Sequence[Told]
     """What rules say of the selection, most time first."""
     unanswered: Mapping[Object, int]
@@ -272,6 +281,8 @@ class Pictures:
         self._unsieved: Sieve | None = None
         self._everyone: tuple[object, _Everyone] | None = None
         self._moved: tuple[object, Kept | None] | None = None
+        self._rules = rules
+        self._compared: Comparison | None = None
 
     def of(self, view: View, room: Room) -> Picture | None:
         """None while there is no tick yet."""
@@ -282,9 +293,9 @@ class Pictures:
         ever = self._since_start(view.mode) if view.span_ns == SINCE_START or view.sort == "TOTAL" else None
         newest = minute[-1]
         gathered = gathers(newest.facts.mode, view.mode)
-        over = [ever] if ever and view.span_ns == SINCE_START else _last(minute, view.span_ns, view.mode)
+        over = [ever] if ever and view.span_ns == SINCE_START else last_alike(minute, view.span_ns, view.mode)
         # Nobody counts switches since the start.
-        recent = _last(minute, _RECENT_NS, OFFCPU) if over[0] is ever else over
+        recent = last_alike(minute, _RECENT_NS, OFFCPU) if over[0] is ever else over
         sieve = self._sieve_of(view, newest)
         sieve.forget(self._history.oldest, minute[0])
         moved = self._moved_in(over)
@@ -297,19 +308,23 @@ class Pictures:
         passing = self._stuck_of(sieve, newest)
         of_selection = sieve.chosen_stuck(passing, newest)
         shown_ages = stuck.by_category(of_selection.in_scope(Scope(idle=view.idle_shown)))
+        every_thread, counts = self._still.everyone if self._still else self._everyone_now()
+        span_ns = sum(tick.span_ns for tick in over)
+        pids = by_process(one, view.scope._replace(pid=None, tid=None)).keys() if view.compared else ()
+        comparison = self._comparison(view, Now(span_ns, newest.facts.book, every_thread, pids))
+        compare = comparison.categories() if comparison else None
         categories = category_rows(
             chosen,
-            Order("WAITING" if view.sort in _OF_WHO else view.sort, limit=room.categories),
+            Order(WAITING if view.sort in _OF_WHO else view.table_sort, limit=room.categories, compare=compare),
             idle_shown=view.idle_shown,
             lifetime=replace(one, categories=sieve.chosen(ever)) if ever else None,
             keep=view.category,
             now=shown_ages,
         )
-        every_thread, counts = self._still.everyone if self._still else self._everyone_now()
         of_subject = self._all_of_selection(view, sieve, added, chosen.categories)
         account = self._seconds.of_selection(view, over, of_subject)
         account_lines = account.lines if account and room.rows >= _LEAST_BESIDE_ACCOUNT else 0
-        scene = Scene(view, sieve, over, moved, newest, ever, one, every_thread, counts, passing)
+        scene = Scene(view, sieve, over, moved, newest, ever, one, every_thread, counts, passing, comparison)
         if gathered:
             listed = self._listing.of(scene, max(1, room.rows - account_lines))
             view, tree, places, flame = self._stacks(view, room, scene, of_selection)
@@ -325,7 +340,7 @@ class Pictures:
             view=view,
             newest=newest,
             behind_ns=self._history.latest.at_ns - newest.at_ns if self._history.latest else 0,
-            span_ns=sum(tick.span_ns for tick in over),
+            span_ns=span_ns,
             shown=shown,
             ready_ns=parts.get(RUN_QUEUE, NO_PART).total_ns,
             other_ns=parts.get(OTHER, NO_PART).total_ns,
@@ -359,6 +374,8 @@ class Pictures:
             sites=sites,
             unanswered=self._diagnoser.unanswered,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
+            flame_before=_before_of_boxes(flame, comparison),
+            uncompared=comparison.lacks if comparison else "",
             latency=total(_in(chosen.categories, view.category, view.idle_shown, view.scope.blocked)),
             heat=self._heat(room, newest, past, view) if room.heat[0] else None,
             timeline=series(
@@ -377,6 +394,16 @@ class Pictures:
         whole = Kept.of(merge([tick.window for tick in picture.over]), picture.newest.idle)
         sieve = self._sieve_of(view, picture.newest)
         return whole.window, sieve.of_branch(sieve.shares(whole).in_scope(view.scope), whole)
+
+    def _comparison(self, view: View, now: Now) -> Comparison | None:
+        baseline = view.compared
+        if baseline is None:
+            self._compared = None
+            return None
+        if self._compared is None or self._compared.baseline is not baseline:
+            self._compared = Comparison(baseline, self._rules)
+        self._compared.look_at(view, _of_user(view.user), now)
+        return self._compared
 
     def _stop_or_go_on(self, view: View) -> None:
         if view.paused_at_ns is None:
@@ -467,7 +494,8 @@ class Pictures:
                 root = trees.tree_of(table, book, self._names, shape)
                 self._root = key, root, trees.nameless(root)
         if room.tree and self._root:
-            view, tree = _tree_picture(view, self._root[1], room.tree)
+            was = scene.comparison.trees() if scene.comparison else None
+            view, tree = _tree_picture(view, self._root[1], room.tree, was)
             now = _ages_of_paths(of_selection, view.scope, steps_of(book, self._names, shape), places_of)
             tree = replace(tree, nameless=self._root[2], now=now)
         if room.flame[0] and self._root:
@@ -481,7 +509,9 @@ class Pictures:
             path_of = steps_of(book, self._names, shape)
             through = {place: part for place, part in table.items() if passes(path_of(place), view.path)}
             whole_ns = sum(part[1] for part in table.values())
-            places = self._with_sites(place_rows(through, span_ns, room.site), scene)._replace(of_ns=whole_ns)
+            compare = scene.comparison.places(path_of) if scene.comparison else None
+            rows = place_rows(through, span_ns, room.site, compare)
+            places = self._with_sites(rows, scene)._replace(of_ns=whole_ns)
         return view, tree, places, flame
 
     def _with_sites(self, places: Ranking, scene: Scene) -> Ranking:
@@ -529,14 +559,23 @@ class Pictures:
         return heats.heat(ticks, histograms, columns, room.heat_cell_ns, newest.at_ns, rows)
 
 
-def _tree_picture(view: View, root: Node, lines: int) -> tuple[View, TreePicture]:
-    """The tree as the view has it open, with what is large opened by itself."""
+def _tree_picture(view: View, root: Node, lines: int, was: Trees | None) -> tuple[View, TreePicture]:
+    """The tree as the view has it open, with what is large opened by itself, and behind it what was in the baseline."""
     view = views.grown(view, trees.opened_by_share(root))
     branches = trees.flatten(root, view.tree.opened, root.part[1] // _SMALL_BRANCH)
+    branches += was.gone(root) if was else []
     cursor = trees.index_of(branches, view.tree.cursor)
     line = max(0, min(view.tree.line, lines - 1))
     first = max(0, min(cursor - line, len(branches) - lines))
-    return view, TreePicture(root, branches, cursor, min(first, cursor))
+    first = min(first, cursor)
+    seen = [one.path for one in branches[first : first + lines] if not one.more] if was else []
+    before = {path: was.before(path) for path in seen} if was else {}
+    return view, TreePicture(root, branches, cursor, first, before=before)
+
+
+def _before_of_boxes(flame: Icicle | None, comparison: Comparison | None) -> Mapping[Path, Before]:
+    was = comparison.trees() if flame and comparison else None
+    return {box.path: was.before(box.path) for box in flame.boxes} if flame and was else {}
 
 
 def _ages_of_paths(
@@ -622,7 +661,7 @@ def _sparks(
     }
 
 
-def _last(minute: Sequence[Kept], span_ns: int, mode: str) -> Sequence[Kept]:
+def last_alike(minute: Sequence[Kept], span_ns: int, mode: str) -> Sequence[Kept]:
     """As History.last, of ticks that are at hand; back to where the kernel began to count what it counts now, and to
     gather what the mode shows."""
 

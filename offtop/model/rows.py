@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from heapq import nlargest
 from typing import Any, NamedTuple, TypeVar
 
 from offtop.model import histogram as log2
 from offtop.model.account import NO_ACCOUNT, Account
+from offtop.model.before import Before, Change, Compare, Compared, Gone, summed
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.container import label, place
 from offtop.model.cut import ALL, NO_PART, Added, Cut, Part, Place, Scope, by_category, by_process, total
@@ -24,9 +26,9 @@ NOWHERE = SiteKey(0, 0, 0, 0)
 NO_CGROUP = "?"
 """Stands for the cgroup of processes of which nobody has told yet; paths begin with `/`."""
 
-Key = str | int | ThreadKey | Pool | Place | WakerKey | Object | Reason
+Key = str | int | ThreadKey | Pool | Place | WakerKey | Object | Reason | Gone
 """What a row is about: a category's id or a cgroup's path, a pid, a thread, a pool of threads, a place, a waker, what
-is waited on, and for what."""
+is waited on, and for what; or what only the baseline has."""
 K = TypeVar("K")
 G = TypeVar("G", WakerKey, Object, Reason)
 
@@ -66,6 +68,13 @@ class Row(NamedTuple):
     """Of a lock of the kernel's: who has it, by the oldest wait for it."""
     rule: Rule | None = None
     """Which says what that is for."""
+    before: Before | None = None
+    """What it is compared with; None: nothing."""
+
+    @property
+    def change(self) -> Change | None:
+        """Since the baseline."""
+        return Change(self.waiting, self.percentile_ns(99), self.span_ns, self.before) if self.before else None
 
     @property
     def waiting(self) -> float:
@@ -106,26 +115,34 @@ class Ranking(NamedTuple):
     """All rows, the elided included."""
     of_ns: int = 0
     """Where these are the rows of a part: the time of the whole."""
+    before: Before | None = None
+    """Of the whole, where it is compared."""
 
 
-SORTS = ("WAITING", "MAX", "NOW", "TOTAL", "EV/S", "NAME", "PID", "P50", "P99")
+WAITING, CHANGE = "WAITING", "CHANGE"
+"""Sorts: by time, and by what changed most since the baseline, whichever way."""
+SORTS = (WAITING, CHANGE, "MAX", "NOW", "TOTAL", "EV/S", "NAME", "PID", "P50", "P99")
 """What a table can be sorted by, in the order in which `<` and `>` step. TOTAL is the time since the start."""
 ACCOUNT_SORTS = ("RUNNING", "READY", "BLOCKED", "REST", "NAME", "PID")
 """The same of a list that tells where the seconds went."""
 _OF_ACCOUNT = {"RUNNING": "running_ns", "READY": "ready_ns", "BLOCKED": "blocked_ns", "REST": "residue_ns"}
 _FIELD = {"EV/S": 0, "WAITING": 1, "MAX": 2}
 _PERCENTS = {"P50": 50, "P99": 99}
+_GONE_SHARE = 4
+"""One row in so many may be of what only the baseline has, or as many as are free."""
 
 
 class Order(NamedTuple):
     """How a table is sorted: largest first, but names and pids upward; `reverse` turns it round."""
 
-    sort: str = "WAITING"
+    sort: str = WAITING
     reverse: bool = False
     limit: int = 500
     """How many rows there may be, the one included that sums up the rest."""
     only_waiters: bool = False
     """Whether who only ran has no row, though it has an account."""
+    compare: Compare | None = None
+    """What the table is compared with."""
 
 
 BY_WAITING = Order()
@@ -156,9 +173,14 @@ def ranked(
     if accounts is not None and not order.only_waiters:
         table = {**dict.fromkeys(accounts, NO_PART), **table}
         candidates = [key for key in table if key not in pinned]
-    sort_key = _sort_key(table, order.sort, name_of, lifetime, ages, accounts or {})
+    listed = [*pinned, *([keep] if keep is not None else [])]
+    compared = order.compare({**dict.fromkeys(listed, NO_PART), **table}) if order.compare else None
+    sort_key = _sort_key(table, order.sort, name_of, lifetime, ages, accounts or {}, compared)
     backward = (order.sort not in ("NAME", "PID")) != order.reverse
-    left = max(0, order.limit - len(pinned) - (len(candidates) + len(pinned) > order.limit))
+    free = order.limit - len(pinned) - len(candidates)
+    gone = _gone_rows(compared, max(free, order.limit // _GONE_SHARE)) if compared else []
+    room = max(0, order.limit - len(pinned) - len(gone))
+    left = max(0, room - (len(candidates) > room))
     if backward and left < len(candidates) // 4:
         kept = nlargest(left, candidates, sort_key)
     else:
@@ -175,20 +197,44 @@ def ranked(
             lifetime_ns=lifetime_ns,
             now=ages.get(key, NO_AGE),
             account=(accounts or {}).get(key, NO_ACCOUNT),
+            before=compared.before.get(key) if compared else None,
         )
 
-    rows = (*(row(key, True) for key in pinned), *(row(key, False) for key in kept))
+    others = [*(row(key, False) for key in kept), *gone]
+    if order.sort == CHANGE and gone:
+        others.sort(key=_size_of_change, reverse=not order.reverse)
+    rows, before = (*(row(key, True) for key in pinned), *others), compared.whole if compared else None
     shown = {*pinned, *kept}
     elided_count = sum(key not in shown for key in table)
     if not elided_count:
-        return Ranking(rows, None, whole)
+        return Ranking(rows, None, whole, before=before)
     rest = total(part for key, part in table.items() if key not in shown)
     span_ns = row_of(next(iter(table)), NO_PART).span_ns
     oldest = max((ages[key] for key in table if key not in shown and key in ages), default=NO_AGE)
     elided = Row(ALL, f"{elided_count} more", span_ns, rest, whole.total_ns, threads=elided_count, now=oldest)
     if accounts is not None:
         elided = elided._replace(account=_together([accounts[key] for key in (table.keys() - shown) & accounts.keys()]))
-    return Ranking(rows, elided, whole)
+    if compared:
+        elided = elided._replace(before=summed([compared.before[key] for key in table if key not in shown]))
+    return Ranking(rows, elided, whole, before=before)
+
+
+def _gone_rows(compared: Compared, most: int) -> list[Row]:
+    """Rows of what only the baseline has; of more than `most`, the rest as one."""
+    shown = len(compared.gone) if len(compared.gone) <= most else max(0, most - 1)
+    rows = [
+        Row(key, key.name, compared.span_ns, process=key.process, before=before)
+        for key, before in compared.gone[:shown]
+    ]
+    rest = [before for _, before in compared.gone[shown:]]
+    if rest:
+        name = f"{len(rest)} gone"
+        rows.append(Row(Gone(name), name, compared.span_ns, threads=len(rest), before=summed(rest)))
+    return rows
+
+
+def _size_of_change(row: Row) -> float:
+    return abs(row.change.by) if row.change else 0.0
 
 
 def _together(some: Sequence[Account]) -> Account:
@@ -204,6 +250,7 @@ def _sort_key(
     lifetime: Mapping[K, Added] | None,
     now: Mapping[K, Age],
     accounts: Mapping[K, Account],
+    compared: Compared | None,
 ) -> Callable[[K], Any]:
     if sort == "PID":
         return _number
@@ -213,6 +260,8 @@ def _sort_key(
         return lambda key: (now.get(key, NO_AGE).ns, table[key][1], key)
     if sort == "TOTAL" and lifetime is not None:
         return lambda key: (lifetime.get(key, NO_PART)[1], table[key][1], key)
+    if sort == CHANGE and compared:
+        return lambda key: (abs(compared.change(key, table[key][1])), table[key][1], key)
     if sort in _PERCENTS:
         percent = _PERCENTS[sort]
         return lambda key: (log2.percentile_ns(table[key][3], percent, table[key][2]), table[key][1], key)
@@ -247,7 +296,7 @@ def category_rows(
     """
     table = by_category(one, idle_shown, filtered_shown=False)
     all_idle = {leaf.category for leaf in one.categories} - {leaf.category for leaf in one.categories if not leaf.idle}
-    return ranked(
+    made = ranked(
         table,
         order,
         lambda category, part: Row(category, category, one.span_ns, part, idle=category in all_idle),
@@ -255,6 +304,9 @@ def category_rows(
         keep=keep or None,
         now=now,
     )
+    # A category that is gone can be chosen as any other.
+    rows = (row._replace(key=row.name) if isinstance(row.key, Gone) and not row.threads else row for row in made.rows)
+    return made._replace(rows=tuple(rows))
 
 
 def process_rows(
@@ -392,10 +444,13 @@ def wake_rows(
         ready_ns = ready[key][1] if ready and key in ready else 0
         return Row(key, wake_name(key), span_ns, part, ready_ns=ready_ns)
 
+    compared = order.compare(table) if order.compare else None
+
     def some(is_last: bool) -> Ranking:
+        of_these = compared._replace(gone=()) if compared and is_last else compared
         return ranked(
             {key: part for key, part in table.items() if (key in last) == is_last},
-            order,
+            order._replace(compare=partial(_already, of_these) if of_these else None),
             row_of,
             name_of=wake_name,
             pinned=[] if is_last else pinned,
@@ -410,7 +465,12 @@ def wake_rows(
     unseen_ns -= sum(row.ready_ns for row in rows)
     left_out = [ranking.elided for ranking in listed if ranking.elided]
     elided = summed_up(left_out, whole.total_ns)._replace(ready_ns=unseen_ns) if left_out else None
-    return Ranking(rows, elided, whole)
+    return Ranking(rows, elided, whole, before=compared.whole if compared else None)
+
+
+def _already(compared: Compared, _: Mapping[Any, Added]) -> Compared:
+    """A part of a table that was compared as a whole."""
+    return compared
 
 
 def storm_rows(storms: Mapping[WakerKey, Storm], span_ns: int) -> list[Row]:
@@ -455,7 +515,7 @@ def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ran
     others += [ranking.elided] if ranking.elided else []
     if not others:
         return ranking
-    return Ranking(tuple(shown), summed_up(others, ranking.whole.total_ns), ranking.whole)
+    return ranking._replace(rows=tuple(shown), elided=summed_up(others, ranking.whole.total_ns))
 
 
 def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
@@ -464,12 +524,15 @@ def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
     oldest = max(row.now for row in others)
     made = Row(ALL, f"{count} more", others[0].span_ns, rest, whole_ns, threads=count, now=oldest)
     ready_ns = sum(row.ready_ns for row in others)
-    return made._replace(account=_together([row.account for row in others]), ready_ns=ready_ns)
+    before = summed([row.before for row in others])
+    return made._replace(account=_together([row.account for row in others]), ready_ns=ready_ns, before=before)
 
 
-def place_rows(table: Mapping[tuple[int, ...], Added], span_ns: int, limit: int) -> Ranking:
+def place_rows(
+    table: Mapping[tuple[int, ...], Added], span_ns: int, limit: int, compare: Compare | None = None
+) -> Ranking:
     """A row for each place of `table`, most time first; their names are read from the stacks when drawn."""
-    return ranked(table, Order(limit=limit), lambda key, part: Row(Place(*key), "", span_ns, part))
+    return ranked(table, Order(limit=limit, compare=compare), lambda key, part: Row(Place(*key), "", span_ns, part))
 
 
 def process_name(pid: int, book: Book) -> str:

@@ -14,7 +14,7 @@ from offtop.model.cut import Cut, Leaf, Part, Scope, Shares, cut_of, distinct_ro
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.filter import Filter
 from offtop.model.history import Kept, Packed
-from offtop.model.stack import PLACELESS
+from offtop.model.stack import PLACELESS, Names
 from offtop.model.steps import Path, Shape, passes, places, steps_of
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES, Ints, Mask, integers
@@ -129,11 +129,8 @@ class Sieve:
         return some.of(self._through(some.ids, tick)) if self.selection.path else some
 
     def _through(self, ids: Ints, tick: Kept) -> Mask:
-        shape, path = self.selection.shape, self.selection.path
-        distinct, which = distinct_rows(places(ids, shape.mode))
-        steps = steps_of(tick.facts.book, self._diagnoser.names, shape)
-        through = np.array([passes(steps(place), path) for place in distinct], np.bool_)
-        return through[which] & ~np.isin(ids[:, 2], [*PLACELESS])
+        selection = self.selection
+        return through(ids, tick.facts.book, self._diagnoser.names, selection.shape, selection.path)
 
     def stuck(self, every: Stuck, tick: Kept) -> Stuck:
         """Those of `every`, at the end of `tick`, that pass mutes and filters."""
@@ -183,6 +180,14 @@ class Sieve:
         for made, first in ((self._taken, recent), (self._chosen, oldest)):
             for old in [n for n in made if first and n < first.number]:
                 del made[old]
+
+
+def through(ids: Ints, book: Book, names: Names, shape: Shape, path: Path) -> Mask:
+    """Which sites have a stack that goes through the branch of `path`."""
+    distinct, which = distinct_rows(places(ids, shape.mode))
+    steps = steps_of(book, names, shape)
+    found = np.array([passes(steps(place), path) for place in distinct], np.bool_)
+    return found[which] & ~np.isin(ids[:, 2], [*PLACELESS])
 
 
 def _kept(made: dict[int, T], tick: Kept, make: Callable[[Kept], T]) -> T:

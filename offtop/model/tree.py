@@ -124,7 +124,7 @@ def _siblings(
         is_open = MORE in by_step
         lines.append(_Line(Branch(more, len(path), depth, part, True, is_open, len(small)), path, small, opened, None))
     for child in reversed(ordered):
-        run, node = _folded(*child)
+        run, node = folded(*child)
         whole = path + run
         within = [one for one in by_step.get(run[0], ()) if one[: len(whole)] == whole]
         openable = bool(node.children)
@@ -137,7 +137,7 @@ def _most_first(child: _Child) -> tuple[int, Step]:
     return -child[1].total_ns, child[0]
 
 
-def _folded(step: Step, node: Node) -> tuple[Path, Node]:
+def folded(step: Step, node: Node) -> tuple[Path, Node]:
     """The run of single children that begins here, and its last node: all that fell to one fell to the next."""
     run = [step]
     while len(node.children) == 1:
@@ -151,7 +151,7 @@ def _folded(step: Step, node: Node) -> tuple[Path, Node]:
 
 def _folded_children(path: Path, node: Node) -> Iterable[tuple[Path, Node]]:
     for child in node.children.items():
-        run, last = _folded(*child)
+        run, last = folded(*child)
         yield path + run, last
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from offtop.model import tree
+from offtop.model.baseline import Baseline
 from offtop.model.book import ThreadKey
 from offtop.model.budget import Rate
 from offtop.model.cut import ALL, Scope
@@ -11,7 +12,7 @@ from offtop.model.diagnosis import Reason
 from offtop.model.filter import NOTHING, Filter, exactly
 from offtop.model.outlierview import Which
 from offtop.model.pool import Pool
-from offtop.model.rows import ACCOUNT_SORTS, NO_CGROUP, SORTS, STORM_OF, Key
+from offtop.model.rows import ACCOUNT_SORTS, CHANGE, NO_CGROUP, SORTS, STORM_OF, WAITING, Key
 from offtop.model.snapshot import OUTSIDE, Filters
 from offtop.model.steps import Path, Shape
 from offtop.model.wake import DEFAULT_DEPTH, OFFCPU, WAKEUP, Object
@@ -181,6 +182,15 @@ class View:
     """Columns and panes that are not shown, by their titles."""
     scrolled: int = 0
     """Lines of the pane of the site above the screen."""
+    baseline: Baseline | None = None
+    """What is normal, as the person says."""
+    diff: bool = False
+    """Whether all that is shown is compared with that."""
+
+    @property
+    def compared(self) -> Baseline | None:
+        """What all that is shown is compared with."""
+        return self.baseline if self.diff else None
 
     @property
     def scope(self) -> Scope:
@@ -260,12 +270,19 @@ class View:
     @property
     def sorts(self) -> tuple[str, ...]:
         """What the list can be sorted by."""
-        return ACCOUNT_SORTS if self.lists_account else SORTS
+        if self.lists_account:
+            return ACCOUNT_SORTS
+        return SORTS if self.compared else tuple(sort for sort in SORTS if sort != CHANGE)
 
     @property
     def list_sort(self) -> str:
         """What it is sorted by."""
-        return self.account_sort if self.lists_account else self.sort
+        return self.account_sort if self.lists_account else self.table_sort
+
+    @property
+    def table_sort(self) -> str:
+        """What the categories are sorted by."""
+        return WAITING if self.sort == CHANGE and not self.compared else self.sort
 
     @property
     def asked(self) -> Filters:
@@ -505,7 +522,7 @@ def sorted_by(view: View, sort: str) -> View:
     """Sorted by `sort`, largest first (names and pids upward), and back at the first row; where the list has no such
     column, the categories alone."""
     if sort not in view.sorts:
-        return replace(view, sort=sort)
+        return view if sort == CHANGE else replace(view, sort=sort)
     if view.lists_account:
         return replace(view, account_sort=sort, reverse=False, cursor=None)
     return replace(view, sort=sort, reverse=False, cursor=None)
@@ -521,6 +538,16 @@ def reversed_order(view: View) -> View:
 
 def idle_or_not(view: View) -> View:
     return replace(view, idle_shown=not view.idle_shown)
+
+
+def marked(view: View, baseline: Baseline) -> View:
+    """That is normal."""
+    return replace(view, baseline=baseline)
+
+
+def compared_or_not(view: View) -> View:
+    """With the baseline (there is one), or by itself."""
+    return replace(view, diff=not view.diff)
 
 
 def pinned(view: View, key: str | int | ThreadKey) -> View:

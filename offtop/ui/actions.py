@@ -10,6 +10,7 @@ from offtop.export import folded
 from offtop.model import tree as trees
 from offtop.model import view as views
 from offtop.model import where
+from offtop.model.before import Gone
 from offtop.model.book import ThreadKey
 from offtop.model.budget import parse_rate
 from offtop.model.cut import ALL
@@ -31,6 +32,7 @@ from offtop.person import NO_USER, is_user
 from offtop.ui import flame, latency, outliers, stacks, stuck, wakers
 from offtop.ui.catching import Catching
 from offtop.ui.chooser import Choice, Chooser
+from offtop.ui.comparing import Comparing
 from offtop.ui.facts import Facts
 from offtop.ui.lines import Line, Pen
 from offtop.ui.stackproblems import StackProblems
@@ -54,7 +56,7 @@ class FactsTold(Message):
         self.pid, self.told = pid, told
 
 
-class Actions(Catching):
+class Actions(Catching, Comparing):
     """The actions of the keys. Whoever shows the screen gives them what is on it."""
 
     _groups: Mapping[str, tuple[str, ...]]
@@ -86,7 +88,7 @@ class Actions(Catching):
         if picture is None:
             return
         if view.focus == CATEGORIES:
-            keys = [ALL, *(str(row.key) for row in picture.categories.rows)]
+            keys = [ALL, *(row.key for row in picture.categories.rows if isinstance(row.key, str))]
             index = keys.index(view.category) if view.category in keys else 0
             self._look(views.at_category(view, keys[_within(index + step, keys)]))
         elif view.focus == LIST and picture.rows.rows:
@@ -162,7 +164,9 @@ class Actions(Catching):
         else:
             key = self._key_under_cursor()
             self._look(views.entered(view, key))
-            if view.focus == LIST and isinstance(key, Object) and not key.kind:
+            if isinstance(key, Gone):
+                self._say("this is in the baseline alone: nobody waits there now")
+            elif view.focus == LIST and isinstance(key, Object) and not key.kind:
                 self._say("nobody knows what these waits were for: 1 shows where they were")
 
     def action_leave(self) -> None:
@@ -519,7 +523,7 @@ class Actions(Catching):
         if view.focus == LIST and picture.rows.rows:
             row = picture.rows.rows[picture.cursor_row]
             key = printable(row.key) if isinstance(row.key, str) else row.pid
-            named = not isinstance(row.key, WakerKey | Object | Reason) or row.pid
+            named = not isinstance(row.key, WakerKey | Object | Reason | Gone) or row.pid
             return f"{f'{key} ' if named else ''}{printable(self._text_of(row, picture))} {row.waiting:.2f}"
         if view.focus == OUTLIERS and picture.outliers.groups:
             return _text(outliers.in_full(picture, self._pen(OUTLIERS)._replace(width=_WHOLE_LINES)))

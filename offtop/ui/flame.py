@@ -6,10 +6,12 @@ from offtop.model import icicle
 from offtop.model.icicle import Box, Direction, Icicle
 from offtop.model.picture import Picture
 from offtop.model.printable import printable
+from offtop.model.rows import Row
 from offtop.model.steps import Path
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule
 from offtop.ui.stacks import no_stack
+from offtop.ui.tables import changes_of
 from offtop.units import average, count, duration, percent, threads
 
 _HUES = 3
@@ -38,6 +40,8 @@ def at(picture: Picture, x: int, y: int) -> Path:
 def flame(picture: Picture, pen: Pen) -> list[Line]:
     shown = picture.flame
     title = f"icicle: {selection(picture, pen.glyphs)}  width = time waiting"
+    if picture.flame_before:
+        title += ", colour = change"
     if shown is None or not shown.boxes:
         return [
             rule(title, pen),
@@ -48,7 +52,7 @@ def flame(picture: Picture, pen: Pen) -> list[Line]:
     for box in shown.boxes:
         rows[box.depth].append(box)
     lines = [rule(f"{title} ({threads(average(shown.whole_ns, picture.flame_span_ns))} threads)", pen)]
-    lines += [_row(row, cursor, picture, pen) for row in rows]
+    lines += [_line(row, cursor, picture, pen) for row in rows]
     lines += [Line()] * (pen.height - len(lines) - 2)
     at_cursor = next((box for box in shown.boxes if box.path == cursor), shown.boxes[0])
     return [
@@ -58,25 +62,34 @@ def flame(picture: Picture, pen: Pen) -> list[Line]:
     ]
 
 
-def _row(boxes: list[Box], cursor: Path, picture: Picture, pen: Pen) -> Line:
+def _line(boxes: list[Box], cursor: Path, picture: Picture, pen: Pen) -> Line:
     spans: list[tuple[str, str]] = []
     end = 0
     for box in boxes:
         if box.x > end:
             spans.append((" " * (box.x - end), "text"))
         name = ("[k]" if box.kernel else "") + box.name
-        spans.append((pen.glyphs.edge + fit(name, box.width - 1, pen.glyphs), _token(box, cursor, picture.view.search)))
+        spans.append((pen.glyphs.edge + fit(name, box.width - 1, pen.glyphs), _token(box, cursor, picture)))
         end = box.x + box.width
     return Line(tuple(spans))
 
 
-def _token(box: Box, cursor: Path, search: str) -> str:
+def _token(box: Box, cursor: Path, picture: Picture) -> str:
+    search = picture.view.search
     if box.path == cursor:
         return "flame-cursor"
     if search and search.casefold() in box.name.casefold():
         return "flame-match"
+    change = _row(box, picture).change
+    if change:
+        return "flame-same" if not change.is_sure else "flame-grew" if change.by > 0 else "flame-shrank"
     hue = crc32(box.name.encode("utf-8", "replace")) % _HUES + 1
     return f"flame-{'kernel' if box.kernel else 'user'}-{hue}"
+
+
+def _row(box: Box, picture: Picture) -> Row:
+    """As of a table."""
+    return Row("", "", picture.flame_span_ns, box.part, before=picture.flame_before.get(box.path))
 
 
 def _told(box: Box, shown: Icicle, picture: Picture) -> str:
@@ -84,8 +97,9 @@ def _told(box: Box, shown: Icicle, picture: Picture) -> str:
     waits = f"  {count(part.waits)} waits" if part.waits else ""
     longest = f"  max {duration(part.max_ns)}" if part.max_ns else ""
     share = percent(part.total_ns, shown.whole_ns)
-    name = printable(box.name)
-    return f" {name}  {threads(average(part.total_ns, picture.flame_span_ns))} waiting ({share:.1f}%){waits}{longest}"
+    row = _row(box, picture)
+    waiting = "  ".join(filter(None, (f"{threads(row.waiting)} waiting", changes_of(row))))
+    return f" {printable(box.name)}  {waiting} ({share:.1f}%){waits}{longest}"
 
 
 def _left_out(shown: Icicle, pen: Pen) -> Line:

@@ -5,6 +5,7 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
+from offtop.model.baseline import Baseline
 from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
@@ -300,6 +301,8 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
         right.append((f"{threads(average(picture.passing_ns, picture.span_ns))} pass  ", "filter"))
     if view.zoomed:
         right.append(("zoomed (x)  ", "filter"))
+    if view.compared:
+        right.append((f"vs {normal(view.compared, glyphs)} (D)  ", "filter"))
     pin = who(picture, view.pin, glyphs) if view.pin is not None else "-"
     right += [
         (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),
@@ -308,6 +311,13 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
     if width_of(left) + width_of(right) >= layout.width:
         right = right[:-1]
     return spread(left, right, layout.width)
+
+
+def normal(baseline: Baseline, glyphs: Glyphs) -> str:
+    """`14:02:10`, when it ended, or the recording's name."""
+    if baseline.file:
+        return printable(baseline.file, glyphs.is_ascii)
+    return datetime.fromtimestamp(baseline.taken_ns // 10**9).strftime("%H:%M:%S")
 
 
 def _chosen(picture: Picture, glyphs: Glyphs) -> list[str]:

@@ -23,6 +23,10 @@ EV/S         waits that ended, each second. In the row `all` and in lists short 
 percentiles and MAX are of those from the minimum up.
 p50<= p99<=  half of the waits, and 99 in 100, were at most this long. They come from powers of two of ns, so they are \
 upper bounds, up to twice the true value.
+CHANGE       with D: average waiting threads more or less than normal (B, --baseline). ! stands behind what is more \
+than normal itself strayed: the largest of its six parts less the smallest. Sort by it with < and >.
+p99 x        with D: how many times the p99 of normal; new: normal has none of it; gone: there is none of it now. Who \
+was started anew is compared with those that had the same name.
 MAX          the longest wait that ended. EV/S, p50, p99, MAX and the latency pane are of whole waits, and each of \
 those ends in the run queue: where CPUs are short, they tell of that part, too. WAITING parts the two.
 NOW          age of the oldest wait in progress, from 100 ms up; <= where it began before offtop did: the thread last \

@@ -114,6 +114,8 @@ KEYS = (
     KeyRow("live", "0", "live", "live again; of a recording, to its end"),
     KeyRow("record", "a", "record", "record all that is measured to a file, from now on; again: end it"),
     KeyRow("window", "w", "look('window')", "numbers over the last 1 s, 10 s, 60 s, or since the start", "w Window"),
+    KeyRow("mark", "B", "mark", "what is on the screen, the last minute at least, is normal from now on"),
+    KeyRow("diff", "D", "diff", "what changed since normal (B, --baseline); !: by more than normal itself strays"),
     KeyRow("reset", "r", "reset", "let the numbers since the start begin anew"),
     KeyRow("delay", "d", "delay", "seconds between two readings"),
     KeyRow("minimum", "m", "minimum", "from which length of wait on stacks are taken"),

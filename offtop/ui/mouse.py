@@ -42,13 +42,14 @@ class Mouse(Searching):
         view = views.in_pane(self._view, event.panel)
         pen = self._pen(event.panel)
         if event.panel == CATEGORIES:
-            keys = [ALL, *(str(row.key) for row in picture.categories.rows)]
+            keys = [ALL, *(row.key for row in picture.categories.rows)]
             if event.y == 0:
                 self._sort_at(sort_at(category_columns(picture, pen), CATEGORY_MARK, event.x))
             elif event.y <= len(keys):
                 key = keys[event.y - 1]
                 at_it = key == self._view.category and self._view.focus == CATEGORIES
-                self._look(views.entered(view, None) if at_it else views.at_category(view, key))
+                if isinstance(key, str):
+                    self._look(views.entered(view, None) if at_it else views.at_category(view, key))
         elif event.panel == LIST:
             head = 1 + picture.account_lines
             line = event.y - head - 1

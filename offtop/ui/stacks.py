@@ -20,7 +20,7 @@ from offtop.ui import account, diagnosis
 from offtop.ui.columns import Column, heads, line_of, that_fit
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
-from offtop.ui.tables import NOW, NUMBERS, SHARE, WAITING, not_gathered
+from offtop.ui.tables import NOW, NUMBERS, SHARE, WAITING, beside, changes_of, not_gathered
 from offtop.units import count, duration, percent, threads
 
 _MUCH_PCT = 10
@@ -115,14 +115,16 @@ def _in_words(shape: Shape) -> str:
 def _tree_numbers(picture: Picture, pen: Pen) -> list[Column]:
     events, _, _, longest = NUMBERS
     wide = [longest, events] if pen.width >= 90 else [longest] if pen.width >= 70 else []
-    return that_fit([WAITING, SHARE, *wide, NOW], pen.width, picture.view, "", 1)
+    numbers = [WAITING, SHARE, *wide, NOW]
+    return that_fit(numbers if picture.uncompared else beside(picture.view, numbers), pen.width, picture.view, "", 1)
 
 
 def _branch(picture: Picture, shown: TreePicture, index: int, numbers: Sequence[Column], pen: Pen) -> Line:
     branch = shown.branches[index]
     at_cursor = index == shown.cursor and picture.view.focus == TREE
     now = shown.now.get(branch.path, NO_AGE)
-    row = Row("", "", picture.span_ns, branch.part, shown.root.total_ns, now=now)
+    before = shown.before.get(branch.path)
+    row = Row("", "", picture.span_ns, branch.part, shown.root.total_ns, now=now, before=before)
     line = line_of(numbers, row, ">" if at_cursor else " ", "cursor" if at_cursor else "text", pen)
     room = pen.width - width_of(line.spans) - 1
     indent = min(branch.depth * (2 if pen.width >= 80 else 1), max(0, room - _LEAST_LABEL))
@@ -196,8 +198,9 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
     name = printable(path[-1].name, pen.glyphs.is_ascii) if path else ""
     part = picture.latency
     lines: list[Line] = []
-    row = Row("", "", picture.span_ns, part, picture.places.of_ns)
-    numbers = that_fit([WAITING, SHARE, *NUMBERS], pen.width, picture.view, "", 1)
+    row = Row("", "", picture.span_ns, part, picture.places.of_ns, before=picture.places.before)
+    shown = [WAITING, SHARE, *NUMBERS]
+    numbers = that_fit(shown if picture.uncompared else beside(picture.view, shown), pen.width, picture.view, "", 1)
     lines += [heads(numbers, "", 1), line_of(numbers, row, " ", "text", pen)]
     for ordinal, place in enumerate(picture.places.rows, 1):
         if isinstance(place.key, Place):
@@ -223,7 +226,8 @@ def _whole_stack(
     book = picture.book
     waits = f"  {count(row.waits_per_s)}/s" if row.part.waits else ""
     longest = f"  max {duration(row.part.max_ns)}" if row.part.max_ns else ""
-    said = f" #{ordinal}  {threads(row.waiting)} waiting  {row.share_pct:.0f}%{waits}{longest}"
+    waiting = "  ".join(filter(None, (f"{threads(row.waiting)} waiting", changes_of(row))))
+    said = f" #{ordinal}  {waiting}  {row.share_pct:.0f}%{waits}{longest}"
     if picture.view.tree.shape.mode == WAKEUP:
         what = f"wakes {printable(book.process(place.kernel), pen.glyphs.is_ascii)}({place.kernel})"
     else:

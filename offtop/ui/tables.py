@@ -1,13 +1,14 @@
 """The tables of categories, and of processes, threads or pools."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from offtop.model import where
 from offtop.model.book import Details, ThreadKey
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
 from offtop.model.pool import Pool
-from offtop.model.rows import NOWHERE, Row, cgroup_name
+from offtop.model.rows import CHANGE, NOWHERE, Row, cgroup_name
 from offtop.model.snapshot import EXITED
 from offtop.model.view import CATEGORIES, LIST, View
 from offtop.model.wake import NO_STORM, OFFCPU, OFFWAKE, gathers
@@ -29,6 +30,39 @@ NUMBERS = (
     Column("p99<=", 6, lambda row: duration(row.percentile_ns(99)), sort="P99", least_width=52),
     Column("MAX", 6, lambda row: duration(row.part.max_ns), sort="MAX"),
 )
+
+
+def _change_token(row: Row) -> str:
+    if row.change is None or not row.change.is_sure:
+        return "dim"
+    return "grew" if row.change.by > 0 else "shrank"
+
+
+def _times_token(row: Row) -> str:
+    if row.change is None or not (row.change.is_new or row.change.is_gone or row.change.is_p99_sure):
+        return "dim"
+    return "grew" if row.change.is_new or row.change.p99_times > 1 else "shrank"
+
+
+def _change(row: Row) -> str:
+    return row.change.text if row.change else ""
+
+
+CHANGES = (
+    Column(CHANGE, 8, _change, sort=CHANGE, stays=True, token_of=_change_token),
+    Column("p99 x", 5, lambda row: row.change.p99_text if row.change else "", token_of=_times_token),
+)
+"""Beside the baseline: average waiting threads more or less, and how many times the 99th percentile; or whether it is
+new, or gone."""
+
+
+def changes_of(row: Row) -> str:
+    """The same in a text; empty where it is not compared."""
+    return " ".join(filter(None, (column.text_of(row).strip() for column in CHANGES)))
+
+
+_LEAST_COMPARED, _LEAST_COMPARED_LIST, _WIDER_COMPARED = 90, 120, 30
+"""Beside what they are compared with, other numbers have room from this width on, or so much later."""
 NOW = Column("NOW", 7, lambda row: row.now.text, sort="NOW")
 WAITING = Column(
     "WAITING",
@@ -72,8 +106,23 @@ def category_columns(picture: Picture, pen: Pen) -> list[Column]:
     )
     name = Column("CATEGORY", 13, lambda row: row.name, left=True, sort="NAME", stays=True, token_of=_category_token)
     total = [TOTAL] if view.sort == "TOTAL" else []
-    columns = [name, WAITING, SHARE, *([] if "spark" in view.hidden else [spark]), *total, *NUMBERS, NOW]
-    return that_fit(columns, pen.width, view, view.sort, CATEGORY_MARK)
+    columns = [
+        name,
+        *beside(view, [WAITING, SHARE, *([] if "spark" in view.hidden else [spark]), *total, *NUMBERS, NOW]),
+    ]
+    return that_fit(columns, pen.width, view, view.table_sort, CATEGORY_MARK)
+
+
+def beside(view: View, numbers: Sequence[Column], least_width: int = _LEAST_COMPARED) -> list[Column]:
+    """`numbers`, the first of which is WAITING, with what they are compared with; the others from that width on."""
+    if view.compared is None:
+        return [*numbers]
+    first, *others = numbers
+    wide = [
+        replace(one, least_width=0 if one is NOW else max(one.least_width + _WIDER_COMPARED, least_width))
+        for one in others
+    ]
+    return [first, *CHANGES, *wide]
 
 
 def _category_token(row: Row) -> str:
@@ -84,8 +133,10 @@ def categories(picture: Picture, pen: Pen) -> list[Line]:
     """The table of categories of what was drilled into, all of them together as its first row."""
     columns = category_columns(picture, pen)
     view, ranking = picture.view, picture.categories
-    everything = Row(ALL, "all", picture.span_ns, ranking.whole, ranking.whole.total_ns, now=picture.oldest)
-    lines = [heads(columns, view.sort, CATEGORY_MARK)]
+    everything = Row(
+        ALL, "all", picture.span_ns, ranking.whole, ranking.whole.total_ns, now=picture.oldest, before=ranking.before
+    )
+    lines = [heads(columns, view.table_sort, CATEGORY_MARK)]
     for row in (everything, *ranking.rows):
         chosen = row.key == view.category
         base = ("cursor" if view.focus == CATEGORIES else "cursor-away") if chosen else "text"
@@ -111,6 +162,8 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     elif not view.lists_sleepers:
         about = f": {view.category if view.category != ALL else 'anything'}"
     title = f"{what}{of}{about}"
+    if picture.uncompared:
+        title += f"  ({picture.uncompared})"
     lines = [rule(title, pen)]
     if picture.account_lines:
         lines += account.lines(picture, pen)
@@ -190,9 +243,8 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         total = [TOTAL] if view.sort == "TOTAL" else []
         events, p50, p99, longest = NUMBERS
         wide = [p50, p99, longest, NOW] if width >= _WIDE_WAKERS or "WHERE" in view.hidden else [p99, longest]
-        return wakers.columns(
-            picture, pen, [WAITING, SHARE, *total, *([] if view.lists_reasons else [wakers.READY]), events, *wide]
-        )
+        shown = [WAITING, SHARE, *total, *([] if view.lists_reasons else [wakers.READY]), events, *wide]
+        return wakers.columns(picture, pen, shown if picture.uncompared else beside(view, shown, _LEAST_COMPARED_LIST))
     in_full = view.names != "comm"
     name_width = min(48, max(15, width - 50)) if in_full else 15 if width >= 56 else 10
 
@@ -249,7 +301,8 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         return columns
     roomy = width >= 90 or "WHERE" in view.hidden
     numbers = [one for one in NUMBERS if roomy or one.title not in ("p50<=", "EV/S") or one.sort == view.sort]
-    columns += [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
+    shown = [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
+    columns += shown if picture.uncompared else beside(view, shown, _LEAST_COMPARED_LIST)
     columns = that_fit(columns, width, view, view.list_sort, LIST_MARK)
     left = width - width_of(columns, LIST_MARK) - 2
     if left >= 8 and "WHERE" not in view.hidden:

@@ -48,6 +48,8 @@ HEAT_TOKENS = ("heat-1", "heat-2", "heat-3", "heat-4", "heat-5", "heat-6")
 USER_FLAMES = ("flame-user-1", "flame-user-2", "flame-user-3")
 """Boxes of a program's functions: beside each other, two differ."""
 KERNEL_FLAMES = ("flame-kernel-1", "flame-kernel-2", "flame-kernel-3")
+CHANGED_FLAMES = ("flame-grew", "flame-shrank", "flame-same")
+"""Boxes beside a baseline."""
 
 TOKENS = (
     "text",
@@ -75,8 +77,11 @@ TOKENS = (
     *HEAT_TOKENS,
     *USER_FLAMES,
     *KERNEL_FLAMES,
+    *CHANGED_FLAMES,
     "flame-cursor",
     "flame-match",
+    "grew",
+    "shrank",
     "bar",
     "bar-mark",
     "match",
@@ -90,10 +95,10 @@ TOKENS = (
     "menu",
     "menu-chosen",
 )
-"""What a text is, which is all that Python knows of its look. The words: `head` heads a column and `sorted`
-the one that rows are sorted by; `cursor` is the row that the keys are on, `cursor-away` the chosen row of the
-pane that they are not in; `bar-mark` a percentile in a histogram; `kernel` and `user` whose function it is;
-`fold` the signs that open and close a branch; `border` the lines between panes."""
+"""What a text is, which is all that Python knows of its look. The words: `head` heads a column and `sorted` the one
+that rows are sorted by; `cursor` is the row that the keys are on, `cursor-away` the chosen row of the pane that they
+are not in; `bar-mark` a percentile in a histogram; `kernel` and `user` whose function it is; `grew` and `shrank` what
+changed since the baseline; `fold` the signs that open and close a branch; `border` the lines between panes."""
 
 _LOOK = {"color": "", "background": "transparent", "style": "none"}
 _COLOURS = {

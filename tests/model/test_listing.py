@@ -223,6 +223,7 @@ def test_what_nobody_knows_stands_last_in_every_order() -> None:
     machine = after(12)
     wanted: Mapping[str, list[WakerKey]] = {
         "WAITING": [SHOP, BANK, DISK, TIMEOUT],
+        "CHANGE": [SHOP, BANK, DISK, TIMEOUT],
         "MAX": [SHOP, BANK, DISK, TIMEOUT],
         "NOW": [SHOP, BANK, DISK, TIMEOUT],
         "TOTAL": [SHOP, BANK, DISK, TIMEOUT],

@@ -67,6 +67,7 @@ def test_each_sort_and_its_reverse() -> None:
     lifetime = {(1, 1): (0, 1, 0, 0), (2, 7): (0, 9, 0, 0)}
     expected = {
         "WAITING": [8, 1, 7],
+        "CHANGE": [8, 1, 7],  # compared with nothing
         "MAX": [1, 8, 7],
         "NOW": [7, 8, 1],
         "TOTAL": [7, 1, 8],

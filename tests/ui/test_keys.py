@@ -157,6 +157,8 @@ DOES: dict[str, Does] = {
     "live": Does(lambda after: after.app.view.paused_at_ns is None, ("[",)),
     "record": Does(says("recording to shop.offtop; a ends it")),
     "window": Does(lambda after: after.app.view.span_ns == 60_000 * MS),
+    "mark": Does(says("normal is now: 2026-11-21 02:00:00 to 02:00:03, 3s; D compares with it")),
+    "diff": Does(says("nothing is marked as normal: B marks")),
     "reset": Does(says("the numbers since the start (T, and w) begin anew")),
     "delay": Does(says("seconds between two readings, 0.1 to 60")),
     "minimum": Does(says("take stacks of waits from this length on")),
@@ -210,7 +212,7 @@ async def test_each_key_does_what_it_says(id: str, key: str) -> None:  # noqa: A
         assert id in ("redraw", "suspend") or not DOES[id].holds(After(app, source, files))
         await pilot.press(key)
         await pilot.pause()
-        assert DOES[id].holds(After(app, source, files))
+        await until(lambda: bool(DOES[id].holds(After(app, source, files))))
 
 
 @asynchronous

@@ -1,0 +1,478 @@
+"""What the baseline of a view has of what the view looks at, in the tables and trees that the panes are made of.
+
+The same filters, mutes, category and mode hold for both. Who was drilled into is looked for by pid where that means the
+same in the baseline, else by name.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from offtop.model import steps, where
+from offtop.model.baseline import Baseline
+from offtop.model.before import LEAST, Before, Compare, Gone, Was, before_of
+from offtop.model.book import Book, ThreadKey
+from offtop.model.cut import NO_PART, Added, Part, Scope, Shares, by_place, by_site, by_thread, total
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import RuleSource
+from offtop.model.filter import Filter, of_reason
+from offtop.model.pool import Pool, family
+from offtop.model.rows import cgroup_name, cgroup_of, process_name, wake_name
+from offtop.model.selection import through
+from offtop.model.stack import PLACELESS, Names
+from offtop.model.steps import Path, Shape, passes, steps_of
+from offtop.model.table import Mask, thread_codes
+from offtop.model.tree import Branch, Node, folded, tree_of
+from offtop.model.view import View
+from offtop.model.wake import OFFCPU, UNIX, Object, gathers
+from offtop.model.waking import G, KeyOf, WakerKey, by_wake, codes, grouped, object_of, waker_of
+
+_MOST_KNOWN = 64
+"""Tables and trees of the baseline; more have been looked at long ago."""
+_MOST_GONE = 8
+"""Branches of the tree."""
+_GONE_SHARE = 100
+"""Branches with less than this part of the baseline's time are not told to be gone."""
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+_Parts = Sequence[tuple[int, Shares]]
+_Tables = Sequence[Mapping[K, Added]]
+
+
+class Now(NamedTuple):
+    """What is compared."""
+
+    span_ns: int
+    book: Book
+    threads: Collection[ThreadKey]
+    """Every one that there is."""
+    pids: Collection[int]
+    """Of those with time in the list of processes."""
+
+    @property
+    def every_pid(self) -> Collection[int]:
+        return {key.pid for key in self.threads}
+
+
+class _Whom(NamedTuple):
+    """Whose time in the baseline is compared with that of who was drilled into."""
+
+    threads: frozenset[ThreadKey] | None = None
+    """None: everybody's."""
+    share: float = 1.0
+    """How much of it."""
+
+
+class Comparison:
+    """Of one baseline; keeps what makes the next picture cheap."""
+
+    def __init__(self, baseline: Baseline, rules: RuleSource) -> None:
+        self.baseline = baseline
+        self._book, self._is_here = baseline.book, not baseline.file
+        self._diagnoser = Diagnoser(baseline.names, rules)
+        self._view = View()
+        self._about: object = None
+        self._whom = self._who = _Whom()
+        """Of the list, and of the other panes."""
+        self._known: dict[Hashable, Any] = {}
+        self._now = Now(0, Book(), (), ())
+
+    def look_at(self, view: View, user: Filter, now: Now) -> None:
+        """What the other methods tell of from here on. `user`: the filter that chooses whose processes are shown."""
+        filters = (view.filter, user, *([of_reason(view.reason)] if view.reason else []))
+        self._whom = self._who = _Whom()
+        if view.pool is not None:
+            self._whom = self._who = self._of_pool(view.pool, now)
+        elif view.pid is not None:
+            self._whom = self._who = self._of_process(view.pid, now)
+        if view.thread is not None:
+            self._who = self._of_thread(view.thread, now)
+        woken = view.waker, view.object
+        of_details = view.lists_cgroups or any(one.needs_details for one in (*filters, *view.muted))
+        late = self._diagnoser.version, now.book.details_version if of_details else 0
+        about = (filters, view.muted, self._whom, self._who, woken, late)
+        if about != self._about:
+            self._about = about
+            self._known.clear()
+            self._filters = filters
+        self._view, self._now = view, now
+
+    @property
+    def lacks(self) -> str:
+        """Why nothing can be compared of what the list and the tree show; empty where it can."""
+        wants_wakers = self._view.lists_wakers or bool(self._view.wakers) or self._view.tree.shape.mode != OFFCPU
+        if wants_wakers and not gathers(self.baseline.mode, self._view.mode if self._view.mode != OFFCPU else "wakeup"):
+            return "the baseline does not tell who ended waits"
+        return ""
+
+    # Tables
+
+    @property
+    def waiting(self) -> float:
+        """How much waits in the baseline, of what is shown."""
+        return self._categories().whole.waiting
+
+    def categories(self) -> Compare:
+        return self._compare(self._categories(), _self, Gone)
+
+    def _categories(self) -> Was[str]:
+        scope = Scope(idle=self._view.idle_shown)
+        return self._of(
+            ("categories", scope, self._view.path),
+            lambda: Was(
+                self.baseline.spans_ns,
+                [_by_category(some.in_scope(scope)) for _, some in self._of_branch()],
+                Gone,
+                self._who.share,
+            ),
+        )
+
+    def listed(self, pools: Mapping[tuple[int, ...], Pool]) -> Compare | None:
+        """None where nothing can be compared. `pools`: those that stand for their threads."""
+        view, book, was_book = self._view, self._now.book, self._book
+        if self.lacks or view.lists_account:
+            return None
+        scope = view.scope._replace(pid=None, tid=None)
+        if view.lists_reasons:
+            return self._compare(
+                self._was("reasons", scope, self._by_reason, lambda key: Gone(key.name)), _self, _named
+            )
+        if view.lists_objects:
+            things = object_of(was_book)
+            table_of = _grouping(things)
+            return self._compare(self._was("objects", scope, table_of, _lasting), self._exact, _lasting)
+        if view.lists_wakers:
+            of_threads = view.lists_waking_threads
+            table_of = _grouping(waker_of(was_book, of_threads))
+            return self._compare(self._was(("wakers", of_threads), scope, table_of, _named), self._exact, _named)
+        if view.lists_threads:
+            was = self._was("threads", scope, by_thread, _thread_of(was_book), _pools_of(was_book))
+
+            def key_of(key: tuple[int, ...]) -> Hashable:
+                return self._exact(pools.get(key, key))
+
+            return self._compare(was, key_of, _thread_or_pool_of(book, pools), self._now.threads)
+        if view.lists_cgroups:
+
+            def by_cgroup(some: Shares, scope: Scope) -> dict[str, Added]:
+                sums: dict[str, Part] = {}
+                for pid, part in _by_process(some, scope).items():
+                    path = cgroup_of(pid, was_book)
+                    sums[path] = sums.get(path, NO_PART).plus(Part(*part))
+                return {**sums}
+
+            was = self._was("cgroups", scope, by_cgroup, _cgroup)
+            return self._compare(was, _self, _cgroup)
+        was = self._was("processes", scope, _by_process, lambda pid: Gone(process_name(pid, was_book)))
+        return self._compare(was, self._exact, lambda pid: Gone(process_name(pid, book)), self._now.every_pid)
+
+    def _compare(
+        self,
+        was: Was[Any],
+        key_of: Callable[[Any], Hashable],
+        name_of: Callable[[Any], Hashable],
+        there: Collection[Any] = (),
+    ) -> Compare:
+        span_ns, alive = self._now.span_ns, there if self._is_here else ()
+        return lambda table: was.compared(table, span_ns, key_of, name_of, alive)
+
+    def _exact(self, key: Hashable) -> Hashable:
+        """What means the same in a baseline that was marked, and nothing in one of a file."""
+        return key if self._is_here else None
+
+    def _was(
+        self,
+        what: Hashable,
+        scope: Scope,
+        table_of: Callable[[Shares, Scope], Mapping[K, Added]],
+        name_of: Callable[[K], Hashable],
+        groups: Callable[[K], Sequence[tuple[Hashable, Hashable]]] | None = None,
+    ) -> Was[K]:
+        def made() -> Was[K]:
+            tables = [table_of(some, scope) for _, some in self._shares(self._whom)]
+            return Was(self.baseline.spans_ns, tables, name_of, self._whom.share, groups)
+
+        return self._of((what, scope), made)
+
+    def _by_reason(self, some: Shares, scope: Scope) -> Mapping[Any, Added]:
+        table = by_site(some, scope)
+        reasons = dict(zip(table, self._diagnoser.reasons_at([*table], self._book), strict=True))
+        return {**grouped(table, lambda *site: reasons[site])}
+
+    def threads(self) -> Compare:
+        """Of each by itself."""
+        was = self._was("threads", Scope(), by_thread, _thread_of(self._book), _pools_of(self._book))
+        return self._compare(was, self._exact, _thread_of(self._now.book), self._now.threads)
+
+    def sites(self, names: Names) -> Compare:
+        """Of the sites of a window, with all of their time. `names`: of what is compared."""
+        was = self._of(
+            "sites",
+            lambda: Was(
+                self.baseline.spans_ns,
+                [_by_site(some) for _, some in self._shares(self._whom)],
+                _site_of(self._book, self.baseline.names),
+                self._whom.share,
+            ),
+        )
+        return self._compare(was, self._exact, _site_of(self._now.book, names))
+
+    # The tree
+
+    def trees(self) -> "Trees | None":
+        if self.lacks:
+            return None
+        view, shape = self._view, self._view.tree.shape
+
+        def made() -> Trees:
+            tables = self._places(view.scope, shape)
+            every: dict[tuple[int, ...], list[Added]] = {}
+            for table in tables:
+                for place, part in table.items():
+                    every.setdefault(place, []).append(part)
+            whole = {place: total(some) for place, some in every.items()}
+            roots = [tree_of(table, self._book, self.baseline.names, shape) for table in (whole, *tables)]
+            return Trees(roots[0], roots[1:], self.baseline.spans_ns, self._who.share)
+
+        return self._of(("trees", _whoever(view.scope), shape), made)
+
+    def places(self, path_of: Callable[[tuple[int, ...]], Path]) -> Compare | None:
+        """Of those in the chosen branch. `path_of`: of a place that is compared."""
+        if self.lacks:
+            return None
+        view, shape = self._view, self._view.tree.shape
+        was_path_of = steps_of(self._book, self.baseline.names, shape)
+
+        def made() -> Was[tuple[int, ...]]:
+            paths = {place: was_path_of(place) for table in self._places(view.scope, shape) for place in table}
+            tables = [
+                {place: part for place, part in table.items() if passes(paths[place], view.path)}
+                for table in self._places(view.scope, shape)
+            ]
+            return Was(self.baseline.spans_ns, tables, paths.__getitem__, self._who.share)
+
+        was = self._of(("places", _whoever(view.scope), shape, view.path), made)
+        return self._compare(was, lambda _: None, path_of)
+
+    def _places(self, scope: Scope, shape: Shape) -> _Tables[tuple[int, ...]]:
+        scope = _whoever(scope)
+        return self._of(
+            ("of places", scope, shape.mode),
+            lambda: [
+                by_place(some, scope, lambda ids: steps.places(ids, shape.mode)) for _, some in self._shares(self._who)
+            ],
+        )
+
+    # Whose time it is
+
+    def _shares(self, whom: _Whom) -> _Parts:
+        """What mutes and filters leave of the time of these, and of what was drilled into beside them."""
+
+        def made() -> _Parts:
+            found: list[tuple[int, Shares]] = []
+            for span_ns, some in self.baseline.parts:
+                keep = np.ones(len(some.leaf), np.bool_)
+                for one in self._view.muted:
+                    keep &= ~one.mask(some, self._book, self._diagnoser)
+                for one in self._filters:
+                    keep &= one.mask(some, self._book, self._diagnoser)
+                if whom.threads is not None:
+                    those = np.array([key.pid << 32 | key.tid for key in whom.threads], np.int64)
+                    keep &= np.isin(thread_codes(some.ids), those)
+                found.append((span_ns, some.of(keep & self._of_wakes(some))))
+            return found
+
+        return self._of(("shares", whom), made)
+
+    def _of_branch(self) -> _Parts:
+        shares, view = self._shares(self._who), self._view
+        if not view.path:
+            return shares
+        names = self.baseline.names
+        return [(ns, some.of(through(some.ids, self._book, names, view.tree.shape, view.path))) for ns, some in shares]
+
+    def _of_wakes(self, some: Shares) -> Mask:
+        """Which waits are of the waker, and on the thing, that were drilled into."""
+        keep, view = np.ones(len(some.leaf), np.bool_), self._view
+        if view.waker is not None:
+            keep &= self._with(some, view.waker, waker_of(self._book, bool(view.waker.tid)), _named)
+        if view.object is not None:
+            keep &= self._with(some, view.object, object_of(self._book), _lasting)
+        return keep
+
+    def _with(self, some: Shares, wanted: G, key_of: KeyOf[G], name_of: Callable[[G], Gone]) -> Mask:
+        wakes, which = np.unique(codes(some.ids), return_inverse=True)
+        keys = [key_of(wake) for wake in wakes.tolist()]
+        if self._is_here and wanted in keys:
+            return np.array([key == wanted for key in keys], np.bool_)[which]
+        return np.array([name_of(key) == name_of(wanted) for key in keys], np.bool_)[which]
+
+    def _of_process(self, pid: int, now: Now) -> _Whom:
+        was = {key.pid: process_name(key.pid, self._book) for key in self.baseline.threads}
+        pids, share = self._kin(pid, was, lambda one: process_name(one, now.book), now.pids, now.every_pid)
+        return _Whom(frozenset(key for key in self.baseline.threads if key.pid in pids), share)
+
+    def _of_pool(self, pool: Pool, now: Now) -> _Whom:
+        threads, share = self._of_process(pool.pid, now)
+        those = (key for key in threads or () if family(self._book.comm(key)) == pool.family)
+        return _Whom(frozenset(those), share)
+
+    def _of_thread(self, thread: ThreadKey, now: Now) -> _Whom:
+        name_of = _thread_of(self._book)
+        was = {key: name_of(key) for key in self.baseline.threads}
+        keys, share = self._kin(thread, was, _thread_of(now.book), now.threads, now.threads)
+        return _Whom(frozenset(keys), share)
+
+    def _kin(
+        self,
+        key: K,
+        was: Mapping[K, Hashable],
+        name_of: Callable[[K], Hashable],
+        listed: Collection[K],
+        there: Collection[K],
+    ) -> tuple[set[K], float]:
+        """Those of the baseline that `key` is compared with, and how much of them: as a list does (Was.compared)."""
+        name = name_of(key)
+        if self._is_here and was.get(key) == name:
+            return {key}, 1.0
+        heirs = [one for one in listed if name_of(one) == name and not (self._is_here and was.get(one) == name)]
+        left = {one for one, of in was.items() if of == name and not (self._is_here and one in there)}
+        return left, 1 / max(1, len(heirs))
+
+    def _of(self, about: Hashable, made: Callable[[], T]) -> T:
+        if about not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[about] = made()
+        return self._known[about]
+
+
+class Trees(NamedTuple):
+    """The baseline's stack tree."""
+
+    root: Node
+    parts: Sequence[Node]
+    spans_ns: tuple[int, ...]
+    share: float
+
+    def before(self, path: Path) -> Before:
+        return before_of(self.spans_ns, [_part_at(root, path) for root in self.parts], self.share)
+
+    def gone(self, root: Node) -> list[Branch]:
+        """Where the baseline has time that the tree of `root` has not, most of it first."""
+        span_ns = sum(self.spans_ns)
+        least_ns = max(LEAST * span_ns / self.share, self.root.total_ns / _GONE_SHARE)
+        found: list[tuple[int, Path]] = []
+        pending: list[tuple[Path, Node, Node]] = [((), self.root, root)]
+        while pending:
+            path, was, now = pending.pop()
+            for step, child in was.children.items():
+                if child.total_ns < least_ns:
+                    continue
+                there = now.children.get(step)
+                if there is None or there.total_ns <= 0:
+                    found.append((child.total_ns, path + folded(step, child)[0]))
+                else:
+                    pending.append(((*path, step), child, there))
+        largest = sorted(found, key=lambda one: (-one[0], one[1]))[:_MOST_GONE]
+        return [Branch(path, 0, 0, NO_PART, False, False) for _, path in largest]
+
+
+def _part_at(root: Node, path: Path) -> Part:
+    node: Node | None = root
+    for step in path:
+        node = node.children.get(step) if node else None
+    return node.part if node else NO_PART
+
+
+def _whoever(scope: Scope) -> Scope:
+    return scope._replace(pid=None, tid=None)
+
+
+def _by_category(some: Shares) -> dict[str, Added]:
+    sums: dict[str, Part] = {}
+    for leaf, part in some.by(some.leaf):
+        category = some.leaves[leaf].category
+        sums[category] = sums.get(category, NO_PART).plus(Part(*part))
+    return {**sums}
+
+
+def _by_process(some: Shares, scope: Scope) -> dict[int, Added]:
+    chosen = some.in_scope(scope)
+    return dict(chosen.by(chosen.ids[:, 0]))
+
+
+def _by_site(some: Shares) -> dict[tuple[int, ...], Added]:
+    placed = some.of(~np.isin(some.ids[:, 2], [*PLACELESS]))
+    ids, which = np.unique(placed.ids, axis=0, return_inverse=True)
+    keys: list[list[int]] = ids.tolist()
+    return {tuple(keys[number]): part for number, part in placed.by(which.reshape(-1))}
+
+
+def _site_of(book: Book, names: Names) -> Callable[[tuple[int, ...]], Hashable]:
+    """Who, and where, by names."""
+    known: dict[tuple[int, int], Hashable] = {}
+
+    def name_of(key: tuple[int, ...]) -> Hashable:
+        pid, tid, kernel, user, _ = key
+        place = known.get((kernel, user))
+        if place is None:
+            functions = (*where.kernel_names(book, kernel, names), "", *where.user_names(book, user, names))
+            place = known[kernel, user] = functions
+        return process_name(pid, book), book.comm(ThreadKey(pid, tid)), place
+
+    return name_of
+
+
+def _grouping(key_of: KeyOf[G]) -> Callable[[Shares, Scope], Mapping[G, Added]]:
+    return lambda some, scope: {**grouped(by_wake(some, scope), key_of)}
+
+
+def _self(key: Hashable) -> Hashable:
+    return key
+
+
+def _named(key: WakerKey | Any) -> Gone:
+    return Gone(key.name)
+
+
+def _cgroup(path: str) -> Gone:
+    return Gone(cgroup_name(path))
+
+
+def _lasting(what: Object) -> Gone:
+    """What it is called the next time, too: the own end of a connection has another port then."""
+    if what.local and what.peer:
+        return Gone(f"{what.kind} {what.peer}")
+    if what.kind == UNIX and what.peer:
+        return Gone(f"{UNIX} to {what.peer.rpartition('(')[0] or what.peer}")
+    return Gone(wake_name(what))
+
+
+def _thread_of(book: Book) -> Callable[[tuple[int, ...]], Gone]:
+    def name_of(key: tuple[int, ...]) -> Gone:
+        thread = ThreadKey(*key)
+        return Gone(book.comm(thread), process_name(thread.pid, book))
+
+    return name_of
+
+
+def _pools_of(book: Book) -> Callable[[tuple[int, ...]], Sequence[tuple[Hashable, Hashable]]]:
+    """The pool that a thread may be in, and what that is called."""
+
+    def groups(key: tuple[int, ...]) -> Sequence[tuple[Hashable, Hashable]]:
+        thread = ThreadKey(*key)
+        pool = Pool(thread.pid, family(book.comm(thread)))
+        return ((pool, _pool_name(pool, book)),)
+
+    return groups
+
+
+def _thread_or_pool_of(book: Book, pools: Mapping[tuple[int, ...], Pool]) -> Callable[[tuple[int, ...]], Hashable]:
+    of_thread = _thread_of(book)
+    return lambda key: _pool_name(pools[key], book) if key in pools else of_thread(key)
+
+
+def _pool_name(pool: Pool, book: Book) -> Hashable:
+    return "pool", pool.family, process_name(pool.pid, book)

@@ -1,0 +1,52 @@
+"""--baseline FILE on this machine: what is started anew is known by its name, and what it does else is new."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import command
+from tests.kernel import waits
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module")
+def normal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of a child that sleeps 10 ms at a time."""
+    file = tmp_path_factory.mktemp("normal") / "normal.offtop"
+    with waits.running("sleep", times=100_000, each_ms=10) as child:
+        child.go()
+        ended = command.run("record", "-o", str(file), "-n", "6", "-d", "0.5", "-p", str(child.pid))
+    assert ended.status == 0, ended.err
+    return file
+
+
+def beside(normal: Path, name: str, each_ms: int) -> dict[str, Any]:
+    """The second tick of a child that waits so."""
+    with waits.running(name, times=100_000, each_ms=each_ms) as child:
+        child.go()
+        ended = command.run("--json", "-n", "2", "-d", "0.7", "-p", str(child.pid), "--baseline", str(normal))
+    assert (ended.status, ended.err) == (0, "")
+    return json.loads(ended.out.splitlines()[-1])
+
+
+def test_a_program_that_was_started_anew_is_the_same_and_how_much_longer_it_waits_is_told(normal: Path) -> None:
+    tick = beside(normal, "sleep", 80)
+    assert tick["baseline"]["file"] == "normal.offtop"
+    (sleep,) = [one for one in tick["categories"] if one["name"] == "sleep"]
+    assert not sleep["baseline"]["new"] and sleep["baseline"]["waiting"] > 0.5
+    assert sleep["max_ns"] > 4 * sleep["baseline"]["p99_ns"] > 0
+    waiting = max(tick["threads"], key=lambda one: one["offcpu_ns"])
+    assert waiting["baseline"]["waiting"] > 0.5
+    known = [one for one in tick["sites"] if one["category"] == "sleep" and not one["baseline"]["new"]]
+    assert sum(one["total_ns"] for one in known) > sleep["total_ns"] / 2
+
+
+def test_what_it_never_waited_for_is_new_and_what_it_did_is_gone(normal: Path) -> None:
+    tick = beside(normal, "pipe", 40)
+    (pipe,) = [one for one in tick["categories"] if one["name"] == "pipe"]
+    assert pipe["baseline"]["new"] and pipe["baseline"]["sure"] and pipe["baseline"]["change"] > 0.3
+    assert {one["name"] for one in tick["baseline"]["gone_categories"]} & {"sleep"} == {"sleep"}
+    assert all(one["baseline"]["new"] for one in tick["sites"] if one["category"] == "pipe")

@@ -1,0 +1,204 @@
+"""B marks what is on the screen as normal, D compares with it: numbers, marks, order, and what is said."""
+
+from pathlib import Path
+
+import pytest
+
+from offtop.model.view import LIST, TREE, View
+from offtop.ui.app import OfftopApp
+from tests.test_diff import recorded
+from tests.ui.scripted import SHOP, WAKERS, ScriptedSource, Waits
+from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
+from tests.ui.test_pictures import check
+from tests.ui.test_rewind_keys import PILE, played, second
+
+AFTER = 60
+CHANGED = (
+    *(one._replace(ends=AFTER) if one.category in ("disk-read", "fsync") else one for one in SHOP),
+    Waits("shop", 100, "worker-2", 102, "lock", "futex_do_wait", ("take_order", "serve", "main"), (500,), begins=AFTER),
+    Waits("thief", 500, "thief", 500, "pipe", "pipe_write", ("steal", "main"), (300,), begins=AFTER),
+)
+"""After a minute of 1.00 waiting, nothing is read or written to the disk, worker-2 waits 0.50 more for the lock, and a
+thief comes."""
+
+
+def alert(app: OfftopApp) -> str:
+    return screen(app)[-2]
+
+
+def line_with(app: OfftopApp, text: str) -> str:
+    return next((line for line in screen(app) if text in line), "")
+
+
+def cursor_line(app: OfftopApp) -> str:
+    return next(line for line in reversed(screen(app)) if line.startswith(">"))
+
+
+def row_of(app: OfftopApp, name: str) -> list[str]:
+    """The words of the first row of that name, without the cursor."""
+    return line_with(app, f" {name} ").lstrip("> ").split()
+
+
+async def marked(app: OfftopApp, source: ScriptedSource, to: int = AFTER + 10) -> None:
+    """B, and on to that tick."""
+    await app.run_action("mark")
+    await until(lambda: app.view.baseline is not None)
+    source.go_on(to)
+    await until(lambda: app.picture is not None and app.picture.newest.number == to)
+
+
+@asynchronous
+async def test_b_says_what_it_took_and_d_shows_what_changed_since() -> None:
+    source = ScriptedSource(CHANGED, ticks=AFTER)
+    async with shown(source) as (app, pilot):
+        await pilot.press("B")
+        await until(lambda: app.view.baseline is not None)
+        assert alert(app) == "normal is now: 2026-11-21 02:00:00 to 02:01:00, 1m; D compares with it"
+        assert not line_with(app, "CHANGE")
+        await marked(app, source, AFTER + 10)
+        await pilot.press("D")
+        assert "compared with normal: 2026-11-21 02:00:00" in alert(app)
+        assert "vs 02:01:00 (D)" in screen(app)[4]
+        assert row_of(app, "all")[:4] == ["all", "1.60", "+0.60!", "x2.5"]
+        assert row_of(app, "lock") == ["lock", "1.20", "+0.50!", "x2.5"]
+        assert row_of(app, "pipe") == ["pipe", "0.30", "+0.30!", "new"]
+        assert row_of(app, "disk-read") == ["disk-read", "-0.10!", "gone"]
+        assert row_of(app, "net-recv") == ["net-recv", "0.10", "+0.00", "x1"]
+        assert row_of(app, "thief")[:6] == ["500", "thief", "1", "0.30", "+0.30!", "new"]
+        await pilot.press("D")
+        assert not line_with(app, "CHANGE") and "vs " not in screen(app)[4]
+
+
+@asynchronous
+async def test_d_says_that_nothing_is_marked_yet() -> None:
+    async with shown(ScriptedSource(SHOP)) as (app, pilot):
+        await pilot.press("D")
+        assert "nothing is marked as normal: B marks" in alert(app)
+        assert not app.view.diff
+
+
+@asynchronous
+async def test_b_takes_the_minute_before_what_is_held_and_with_w_all_that_is_kept() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=100)) as (app, pilot):
+        await pilot.press("space", "left_curly_bracket", "B")
+        await until(lambda: app.view.baseline is not None)
+        assert "02:00:00 to 02:00:40, 40s" in alert(app), "as far as there is any"
+        was = app.view.baseline
+        await pilot.press("0", "w", "w", "B")
+        await until(lambda: app.view.baseline is not was)
+        assert "02:00:00 to 02:01:40, 100s" in alert(app)
+
+
+@asynchronous
+async def test_sorted_by_change_what_changed_most_stands_first_and_d_goes_back() -> None:
+    source = ScriptedSource(CHANGED, ticks=AFTER)
+    async with shown(source, (100, 40)) as (app, pilot):
+        await pilot.press("greater_than_sign")
+        assert app.view.sort == "MAX", "nothing is compared"
+        await pilot.press("less_than_sign")
+        await marked(app, source)
+        await pilot.press("D", "greater_than_sign")
+        assert (app.view.sort, "sort CHANGE" in screen(app)[4]) == ("CHANGE", True)
+        assert app.picture
+        assert [row.name for row in app.picture.categories.rows][:4] == ["lock", "pipe", "disk-read", "fsync"]
+        assert [row.name for row in app.picture.rows.rows][:3] == ["shop", "thief", "bank"]
+        await pilot.press("R")
+        assert [row.name for row in app.picture.rows.rows][-1] == "shop"
+        await pilot.press("D")
+        assert "sort WAITING" in screen(app)[4]
+        await pilot.press("D", "f6")
+        assert line_with(app, "(x) CHANGE")
+
+
+@asynchronous
+async def test_who_is_gone_has_a_row_that_leads_nowhere_and_a_category_that_is_gone_can_be_chosen() -> None:
+    source = ScriptedSource(CHANGED, ticks=AFTER)
+    async with shown(source, (100, 40)) as (app, pilot):
+        await marked(app, source)
+        await pilot.press("D", "H", "tab", "end")
+        assert cursor_line(app).split() == [">", "vault", "bank", "-0.10!", "gone"]
+        before = app.view
+        await pilot.press("enter")
+        assert app.view == before
+        assert "in the baseline alone" in alert(app)
+        for key in ("p", "X", "y", "Y"):
+            await pilot.press(key)
+            assert (app.view.pin, app.view.muted) == (None, ())
+        await pilot.press("escape", "end")
+        assert app.view.category == "fsync"
+        assert row_of(app, "vault") == ["vault", "bank", "-0.10!", "gone"]
+
+
+@asynchronous
+async def test_the_tree_the_site_and_the_icicle_tell_it_of_each_place() -> None:
+    source = ScriptedSource(CHANGED, ticks=AFTER)
+    async with shown(source, (100, 30)) as (app, pilot):
+        await marked(app, source)
+        await pilot.press("D", "t")
+        assert app.view.focus == TREE
+        assert [word for word in line_with(app, "pipe_write").split() if word in ("new", "+0.30!")] == ["+0.30!", "new"]
+        assert "gone" in line_with(app, "io_schedule") and "-0.10!" in line_with(app, "io_schedule")
+        await pilot.press("end", "enter")
+        assert line_with(app, "-0.10!").split()[-1] == "gone"
+        await pilot.press("escape", "home", "enter")
+        assert line_with(app, " waiting  +0.30! new ")
+        await pilot.press("escape", "g")
+        assert "colour = change" in line_with(app, "icicle")
+        await pilot.press("down", "right", "right", "right", "right")
+        assert "+0.30! new" in line_with(app, "steal  ")
+
+
+@asynchronous
+async def test_colours_tell_what_is_sure_and_the_icicle_is_red_and_blue() -> None:
+    source = ScriptedSource(CHANGED, ticks=AFTER)
+    async with shown(source, (100, 40), theme_name="dark") as (app, pilot):
+        await marked(app, source)
+        await pilot.press("D", "tab")
+        lines = coloured(app)
+        assert "bold #ffaf5f" in next(line for line in lines if "+0.30!" in line and "pipe" in line)
+        assert "bold #5fafff" in next(line for line in lines if "-0.10!" in line and "fsync" in line)
+        await pilot.press("g")
+        assert any("#8a3200" in line and "steal" in line for line in coloured(app))
+
+
+@asynchronous
+async def test_wakers_that_were_not_gathered_then_are_said_to_be_missing() -> None:
+    source = ScriptedSource(WAKERS, ticks=20)
+    async with shown(source, (100, 30)) as (app, pilot):
+        await marked(app, source, 21)
+        await pilot.press("D", "2")
+        await until(lambda: source.mode == "wakeup")
+        source.go_on(24)
+        await until(lambda: app.picture is not None and app.picture.newest.number == 24)
+        assert "the baseline does not tell who ended waits" in line_with(app, "who ends waits")
+        await pilot.press("B")
+        await until(lambda: not line_with(app, "the baseline does not"))
+        assert "compared with it already" in alert(app)
+        assert row_of(app, "bank")[:2] == ["200", "bank"] and "CHANGE" in line_with(app, "WAKER")
+
+
+@asynchronous
+async def test_in_a_replay_and_in_rewind_it_is_compared_too(tmp_path: Path) -> None:
+    file = recorded(tmp_path / "it.offtop", PILE, 70)
+    async with played(Path(file), speed=1000.0, begin=30) as (app, pilot):
+        await pilot.press("b", *"02:00:35", "enter")
+        await until(lambda: second(app) == 35)
+        await pilot.press("B")
+        await until(lambda: app.view.baseline is not None)
+        await pilot.press("D", "b", *"02:00:43", "enter")
+        await until(lambda: second(app) == 43)
+        assert "new" in row_of(app, "pile")
+        await pilot.press("b", *"02:01:05", "enter")
+        await until(lambda: second(app) == 65)
+        assert not line_with(app, " pile ")
+
+
+@pytest.mark.parametrize("keys", ["", "H", "t", "g"], ids=["processes", "threads", "tree", "flame"])
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+@asynchronous
+async def test_pictures(size: tuple[int, int], keys: str) -> None:
+    source = ScriptedSource(CHANGED, ticks=AFTER)
+    async with shown(source, size, View(delay_ns=QUICK_NS, focus=LIST)) as (app, pilot):
+        await marked(app, source)
+        await pilot.press("D", *keys)
+        check(f"baseline-{keys or 'first'}-{size[0]}x{size[1]}", screen(app))
