@@ -400,8 +400,8 @@ def _calls(window: Window) -> str:
 def _compared(comparison: Comparison) -> str:
     baseline = comparison.baseline
     waiting = threads(comparison.waiting)
-    lacks = f"; {comparison.lacks}" if comparison.lacks else ""
-    return f"baseline {waiting} waiting in {duration(baseline.span_ns)} of {printable(baseline.file)}{lacks}"
+    told = f"baseline {waiting} waiting in {duration(baseline.span_ns)} of {printable(baseline.file)}"
+    return "; ".join(filter(None, (told, comparison.lacks, comparison.doubt)))
 
 
 def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: Diagnoser) -> Iterable[str]:

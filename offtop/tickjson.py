@@ -212,7 +212,7 @@ def now_of(tick: Tick) -> Now:
     """What a tick is, to be compared."""
     window = tick.kept.window
     threads = {key for key, _ in window.each_thread()}
-    return Now(window.span_ns, window.book, threads, {key.pid for key in threads})
+    return Now(window.span_ns, window.book, threads, {key.pid for key in threads}, window.filters)
 
 
 class _Alone:

@@ -3,6 +3,7 @@
 It is a value by itself: it needs neither the History that it was taken of nor, where it is of a recording, the file.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from itertools import pairwise
 from offtop.model.book import Book, ThreadKey
 from offtop.model.cut import Idle, Shares, shares
 from offtop.model.moves import Moves
+from offtop.model.snapshot import Filters
 from offtop.model.stack import Frame, Names, nameless
 from offtop.model.table import SITES, SiteKeys, table_of
 from offtop.model.wake import level
@@ -31,8 +33,14 @@ class Baseline:
     names: Names
     mode: str
     """What was gathered in all of it, one of wake.MODES."""
+    began_ns: int
+    """CLOCK_REALTIME."""
     taken_ns: int
     """CLOCK_REALTIME of its end."""
+    filters: Filters
+    """What was counted in the last of it."""
+    lost: Mapping[str, int]
+    """What the kernel could not tell, by kind."""
     file: str = ""
     """Name of the recording that it is of, raw; empty: it was marked, so that pids mean the same in it as now."""
 
@@ -62,7 +70,10 @@ def baseline_of(windows: Sequence[Sequence[Window]], idle: Idle, names: Names, f
         book,
         KnownNames(names, {frame for stack in book.stacks.values() for frame in stack.frames}),
         min((one.mode for one in merged), key=level),
+        merged[0].taken_ns - merged[0].span_ns,
         last.taken_ns,
+        last.filters,
+        sum((Counter(one.lost) for one in merged), Counter[str]()),
         file,
     )
 

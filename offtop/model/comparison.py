@@ -5,6 +5,7 @@ same in the baseline, else by name.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from offtop.model.filter import Filter, of_reason
 from offtop.model.pool import Pool, family
 from offtop.model.rows import cgroup_name, cgroup_of, process_name, wake_name
 from offtop.model.selection import through
+from offtop.model.snapshot import Filters
 from offtop.model.stack import PLACELESS, Names
 from offtop.model.steps import Path, Shape, passes, steps_of
 from offtop.model.table import Mask, thread_codes
@@ -27,6 +29,7 @@ from offtop.model.tree import Branch, Node, folded, tree_of
 from offtop.model.view import View
 from offtop.model.wake import OFFCPU, UNIX, Object, gathers
 from offtop.model.waking import G, KeyOf, WakerKey, by_wake, codes, grouped, object_of, waker_of
+from offtop.units import count, span
 
 _MOST_KNOWN = 64
 """Tables and trees of the baseline; more have been looked at long ago."""
@@ -49,6 +52,8 @@ class Now(NamedTuple):
     """Every one that there is."""
     pids: Collection[int]
     """Of those with time in the list of processes."""
+    filters: Filters = Filters()
+    """What is counted."""
 
     @property
     def every_pid(self) -> Collection[int]:
@@ -105,6 +110,17 @@ class Comparison:
         if wants_wakers and not gathers(self.baseline.mode, self._view.mode if self._view.mode != OFFCPU else "wakeup"):
             return "the baseline does not tell who ended waits"
         return ""
+
+    @property
+    def doubt(self) -> str:
+        """Why some of what changed may be no change; empty where nothing says so."""
+        then, now = self.baseline.filters, self._now.filters
+        if replace(then, min_ns=0) != replace(now, min_ns=0):
+            return "the baseline counted other threads or waits"
+        if then.min_ns != now.min_ns:
+            return f"the minimum of the baseline was {span(then.min_ns)}"
+        kinds = ", ".join(f"{count(many)} {kind}" for kind, many in sorted(self.baseline.lost.items()) if many)
+        return f"the baseline lost {kinds}" if kinds else ""
 
     # Tables
 

@@ -192,6 +192,8 @@ class Picture:
     """What its boxes are compared with."""
     uncompared: str
     """Why what is asked for is not compared, in list and tree; empty where it is."""
+    doubt: str
+    """Why some of what changed may be no change."""
     diagnosis: Sequence[Told]
     """What rules say of the selection, most time first."""
     unanswered: Mapping[Object, int]
@@ -311,7 +313,7 @@ class Pictures:
         every_thread, counts = self._still.everyone if self._still else self._everyone_now()
         span_ns = sum(tick.span_ns for tick in over)
         pids = by_process(one, view.scope._replace(pid=None, tid=None)).keys() if view.compared else ()
-        comparison = self._comparison(view, Now(span_ns, newest.facts.book, every_thread, pids))
+        comparison = self._comparison(view, Now(span_ns, newest.facts.book, every_thread, pids, newest.facts.filters))
         compare = comparison.categories() if comparison else None
         categories = category_rows(
             chosen,
@@ -376,6 +378,7 @@ class Pictures:
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
             flame_before=_before_of_boxes(flame, comparison),
             uncompared=comparison.lacks if comparison else "",
+            doubt=comparison.doubt if comparison else "",
             latency=total(_in(chosen.categories, view.category, view.idle_shown, view.scope.blocked)),
             heat=self._heat(room, newest, past, view) if room.heat[0] else None,
             timeline=series(

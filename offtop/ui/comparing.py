@@ -56,6 +56,6 @@ class Comparing(Keeping):
 
 def told(baseline: Baseline) -> str:
     """`14:02:10 to 14:03:10, 60s`, with the day where it is another one."""
-    ends = [datetime.fromtimestamp(ns // 10**9) for ns in (baseline.taken_ns - baseline.span_ns, baseline.taken_ns)]
+    ends = [datetime.fromtimestamp(ns // 10**9) for ns in (baseline.began_ns, baseline.taken_ns)]
     day = "" if ends[1].date() == datetime.now().date() else f"{ends[1]:%Y-%m-%d} "
     return f"{day}{ends[0]:%H:%M:%S} to {ends[1]:%H:%M:%S}, {span(round(baseline.span_ns, -9))}"

@@ -162,8 +162,8 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     elif not view.lists_sleepers:
         about = f": {view.category if view.category != ALL else 'anything'}"
     title = f"{what}{of}{about}"
-    if picture.uncompared:
-        title += f"  ({picture.uncompared})"
+    if picture.uncompared or picture.doubt:
+        title += f"  ({picture.uncompared or picture.doubt})"
     lines = [rule(title, pen)]
     if picture.account_lines:
         lines += account.lines(picture, pen)

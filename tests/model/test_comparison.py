@@ -11,6 +11,7 @@ from offtop.model.book import ThreadKey
 from offtop.model.filter import parse
 from offtop.model.picture import Picture
 from offtop.model.rows import Row
+from offtop.model.snapshot import Filters
 from offtop.model.view import LIST, TREE, View
 from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE, WAKEUP
 from offtop.units import NS_PER_S
@@ -212,6 +213,19 @@ def test_where_wakers_were_not_gathered_then_it_is_said() -> None:
         assert "does not tell" in picture.uncompared
         assert not any(row.change for row in picture.rows.rows)
         assert all(row.change for row in picture.categories.rows)
+
+
+def test_what_was_counted_otherwise_or_lost_then_is_said() -> None:
+    made = machine(THEN)
+    baseline = normal(made)
+
+    def doubt(baseline: Baseline) -> str:
+        return shown(made, replace(ALL_OF_IT, baseline=baseline)).doubt
+
+    assert doubt(baseline) == ""
+    assert "other threads" in doubt(replace(baseline, filters=Filters(pids=(100,))))
+    assert doubt(replace(baseline, filters=Filters(min_ns=200_000))) == "the minimum of the baseline was 200us"
+    assert doubt(replace(baseline, lost={"sites": 2_000, "stacks": 3})) == "the baseline lost 2.0k sites, 3 stacks"
 
 
 def test_a_baseline_outlives_what_its_source_forgets() -> None:
