@@ -11,12 +11,11 @@ from itertools import pairwise
 
 from offtop.model.book import Book, ThreadKey
 from offtop.model.cut import Idle, Shares, shares
-from offtop.model.moves import Moves
 from offtop.model.snapshot import Filters
 from offtop.model.stack import Frame, Names, nameless
 from offtop.model.table import SITES, SiteKeys, table_of
 from offtop.model.wake import level
-from offtop.model.window import Window, merge, moved_only
+from offtop.model.window import Window, merge
 from offtop.units import NS_PER_S
 
 LEAST_NS = 60 * NS_PER_S
@@ -28,7 +27,8 @@ PARTS = 6
 @dataclass(frozen=True, eq=False, repr=False)
 class Baseline:
     parts: Sequence[tuple[int, Shares]]
-    """How long each was, and its time; 0 ns: what moved among the others."""
+    """How long each was, and its time. A wait that goes on beyond its part is where the end of that showed it, as in
+    the span that is compared."""
     book: Book
     names: Names
     mode: str
@@ -61,12 +61,10 @@ class Baseline:
 def baseline_of(windows: Sequence[Sequence[Window]], idle: Idle, names: Names, file: str = "") -> Baseline:
     """Of windows that follow one another, earliest first, in the parts that they are to be (none is empty)."""
     merged = [merge(some) for some in windows]
-    last, began_ns = merged[-1], merged[0].at_ns - merged[0].span_ns
-    moves = Moves.all(one.moves for one in merged).after(began_ns)
-    parts = [*merged, *([moved_only(moves, last)] if moves else [])]
-    book = _kept(last.book, parts)
+    last = merged[-1]
+    book = _kept(last.book, merged)
     return Baseline(
-        [(one.span_ns, shares(one, idle)) for one in parts],
+        [(one.span_ns, shares(one, idle)) for one in merged],
         book,
         KnownNames(names, {frame for stack in book.stacks.values() for frame in stack.frames}),
         min((one.mode for one in merged), key=level),

@@ -36,7 +36,7 @@ class Before(NamedTuple):
     share: float = 1.0
     """How much of `parts` is compared with this row: less than all where several share it."""
     spans_ns: tuple[int, ...] = ()
-    """Of the baseline's parts; 0: of what moved among them."""
+    """Of the baseline's parts."""
     parts: tuple[Added, ...] = ()
 
     @property
@@ -46,7 +46,7 @@ class Before(NamedTuple):
     def spread(self, span_ns: int) -> float | None:
         """Between the smallest and the largest average of `span_ns` in the baseline; None: not known. Of a span that is
         shorter than the parts, as far as chance alone makes it stray more."""
-        waited = [part[1] / ns for ns, part in zip(self.spans_ns, self.parts, strict=True) if ns]
+        waited = [part[1] / ns for ns, part in zip(self.spans_ns, self.parts, strict=True)]
         if len(waited) < _LEAST_PARTS:
             return None
         longest_ns = max(self.spans_ns)
@@ -55,8 +55,7 @@ class Before(NamedTuple):
     @property
     def p99_range_ns(self) -> tuple[int, int]:
         """Of the parts that have one."""
-        every = [_p99_ns(part) for ns, part in zip(self.spans_ns, self.parts, strict=True) if ns]
-        some = [ns for ns in every if ns]
+        some = [ns for ns in map(_p99_ns, self.parts) if ns]
         return (min(some), max(some)) if some else (0, 0)
 
 
@@ -215,13 +214,13 @@ class Was(Generic[B]):
             parts = self._rows[keys[0]]
         else:
             parts = tuple(map(total, zip(*(self._rows[key] for key in keys), strict=True))) if keys else self._none
-        total_ns = max(0, sum(part[1] for part in parts))
+        total_ns = sum(part[1] for part in parts)
         return Before(share * total_ns / self._span_ns if self._span_ns else 0.0, share, self._spans_ns, parts)
 
 
 def before_of(spans_ns: Sequence[int], parts: Sequence[Part], share: float) -> Before:
     """Of one row, `parts` being those of the baseline's parts."""
-    span_ns, total_ns = sum(spans_ns), max(0, sum(part.total_ns for part in parts))
+    span_ns, total_ns = sum(spans_ns), sum(part.total_ns for part in parts)
     return Before(share * total_ns / span_ns if span_ns else 0.0, share, tuple(spans_ns), tuple(parts))
 
 
