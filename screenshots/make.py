@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ class Shot(NamedTuple):
     keys: tuple[str, ...] = ()
     second: int = _PILE_UP_S
     theme: str = "dark"
+    normal: int = 0
+    """The second that is marked as normal, before that one is gone to; 0: none is."""
 
 
 SHOTS = (
@@ -48,6 +51,7 @@ SHOTS = (
     Shot("stuck", keys=("5",)),
     Shot("off-wake", keys=("down", "3", "t", "*"), second=_GIL_S),
     Shot("account", keys=("H", "A", "tab"), second=_GIL_S),
+    Shot("changed", keys=("D", "H", "greater_than_sign"), normal=20),
     Shot("filter", keys=("backslash", *"cat=fsync max>1s", "enter")),
     Shot("columns", keys=("f",)),
     Shot("help", keys=("question_mark",)),
@@ -60,17 +64,20 @@ async def take(shot: Shot) -> str:
     rules = parse(paths.categories().read_text(encoding="utf-8"))
     recorded = source.recorded
     assert recorded is not None
-    at_ns = source.go_to(recorded.began_ns + shot.second * NS_PER_S)
+    at_ns = source.go_to(recorded.began_ns + (shot.normal or shot.second) * NS_PER_S)
     source.hold(True)
     named = diagnosis.parse(paths.rules().read_text(encoding="utf-8"), "rules.toml", "", rules.ids)
     app = OfftopApp(source, View(), rules, theme_name=shot.theme, rules=Fixed(named))
     async with app.run_test(size=shot.size) as pilot:
         try:
-            end_s = time.monotonic() + _PATIENCE_S
-            while (app.picture.newest.taken_ns if app.picture else 0) < at_ns:
-                assert time.monotonic() < end_s, shot
-                await asyncio.sleep(0.01)
+            await _until(lambda: (app.picture.newest.taken_ns if app.picture else 0) >= at_ns)
             await pilot.press("space")
+            if shot.normal:
+                await pilot.press("B")
+                await _until(lambda: app.view.baseline is not None)
+                await pilot.press("b", *f"+{shot.second - shot.normal}s", "enter")
+                later_ns = at_ns + (shot.second - shot.normal) * NS_PER_S
+                await _until(lambda: (app.picture.newest.taken_ns if app.picture else 0) > later_ns - NS_PER_S)
             for key in shot.keys:
                 await pilot.press(key)
             await pilot.pause()
@@ -78,6 +85,13 @@ async def take(shot: Shot) -> str:
             return app.export_screenshot(title="offtop")
         finally:
             source.close()
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + _PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.01)
 
 
 def make(directory: Path) -> None:

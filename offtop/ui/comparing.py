@@ -14,6 +14,9 @@ from offtop.model.view import SINCE_START
 from offtop.ui.keeping import Keeping
 from offtop.units import span
 
+ALL_NS = 1 << 62
+"""More than any history goes back."""
+
 
 class Marked(Message):
     """A baseline is made."""
@@ -26,12 +29,14 @@ class Marked(Message):
 class Comparing(Keeping):
     def action_mark(self) -> None:
         """The span that is looked at, or the minute that it is the end of."""
-        picture = self._picture
-        if picture is None:
+        picture, span_ns = self._picture, max(LEAST_NS, self._view.span_ns)
+        if self._view.span_ns == SINCE_START:
+            span_ns = ALL_NS
+        kept = self._history.last(span_ns, picture.newest.at_ns) if picture else []
+        if not kept:
             self._say("there is nothing to mark yet")
             return
-        span_ns = 1 << 62 if picture.view.span_ns == SINCE_START else max(LEAST_NS, picture.view.span_ns)
-        ticks = last_alike(self._history.last(span_ns, picture.newest.at_ns), span_ns, picture.view.mode)
+        ticks = last_alike(kept, span_ns, self._view.mode)
         Thread(target=self._marked, args=(ticks,), name="offtop-mark", daemon=True).start()
 
     def _marked(self, ticks: Sequence[Kept]) -> None:
