@@ -83,7 +83,7 @@ def baseline_in(source: Source, file: str, categories: Categories, diagnoser: Di
     last = history.look_again()
     if last is None:
         raise OfftopError(f"{printable(file)} has no whole tick. Take a longer recording as the baseline")
-    return baseline_of([some for some in parts if some], last.idle, source.names, file)
+    return baseline_of([merge(some) for some in parts if some], last.idle, source.names, file)
 
 
 def _stacks(window: Window) -> set[int]:

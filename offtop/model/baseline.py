@@ -6,11 +6,12 @@ It is a value by itself: it needs neither the History that it was taken of nor, 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import pairwise
 
 from offtop.model.book import Book, ThreadKey
 from offtop.model.cut import Idle, Shares, shares
+from offtop.model.history import Kept
 from offtop.model.snapshot import Filters
 from offtop.model.stack import Frame, Names, nameless
 from offtop.model.table import SITES, SiteKeys, table_of
@@ -58,29 +59,31 @@ class Baseline:
         return frozenset(ThreadKey(*ids) for _, some in self.parts for ids in {*map(tuple, some.ids[:, :2].tolist())})
 
 
-def baseline_of(windows: Sequence[Sequence[Window]], idle: Idle, names: Names, file: str = "") -> Baseline:
-    """Of windows that follow one another, earliest first, in the parts that they are to be (none is empty)."""
-    merged = [merge(some) for some in windows]
-    last = merged[-1]
-    book = _kept(last.book, merged)
+def baseline_of(parts: Sequence[Window], idle: Idle, names: Names, file: str = "") -> Baseline:
+    """Of windows that follow one another, earliest first (at least one)."""
+    last = parts[-1]
+    book = _kept(last.book, parts)
     return Baseline(
-        [(one.span_ns, shares(one, idle)) for one in merged],
+        [(one.span_ns, shares(one, idle)) for one in parts],
         book,
         KnownNames(names, {frame for stack in book.stacks.values() for frame in stack.frames}),
-        min((one.mode for one in merged), key=level),
-        merged[0].taken_ns - merged[0].span_ns,
+        min((one.mode for one in parts), key=level),
+        parts[0].taken_ns - parts[0].span_ns,
         last.taken_ns,
         last.filters,
-        sum((Counter(one.lost) for one in merged), Counter[str]()),
+        sum((Counter(one.lost) for one in parts), Counter[str]()),
         file,
     )
 
 
-def parted(windows: Sequence[Window]) -> list[Sequence[Window]]:
-    """In at most PARTS parts of about the same number of windows."""
-    count = min(PARTS, len(windows))
-    ends = [len(windows) * number // count for number in range(count + 1)]
-    return [windows[begin:end] for begin, end in pairwise(ends)]
+def parts_of(ticks: Sequence[Kept]) -> list[Window]:
+    """At most PARTS windows over all of `ticks`, which are unpacked one by one: together they are too large."""
+    count = min(PARTS, len(ticks))
+    ends = [len(ticks) * number // count for number in range(count + 1)]
+    return [
+        reduce(lambda window, tick: merge([window, tick.window]), ticks[begin + 1 : end], ticks[begin].window)
+        for begin, end in pairwise(ends)
+    ]
 
 
 def _kept(book: Book, windows: Iterable[Window]) -> Book:

@@ -7,7 +7,7 @@ from threading import Thread
 from textual.message import Message
 
 from offtop.model import view as views
-from offtop.model.baseline import LEAST_NS, Baseline, baseline_of, parted
+from offtop.model.baseline import LEAST_NS, Baseline, baseline_of, parts_of
 from offtop.model.history import Kept
 from offtop.model.picture import last_alike
 from offtop.model.view import SINCE_START
@@ -41,8 +41,7 @@ class Comparing(Keeping):
 
     def _marked(self, ticks: Sequence[Kept]) -> None:
         """In a thread of its own: a minute of thousands of stacks takes a second."""
-        windows = [tick.window for tick in ticks]
-        self.post_message(Marked(baseline_of(parted(windows), ticks[-1].idle, self._source.names)))
+        self.post_message(Marked(baseline_of(parts_of(ticks), ticks[-1].idle, self._source.names)))
 
     def on_marked(self, message: Marked) -> None:
         self._look(views.marked(self._view, message.baseline))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from offtop.model import view as views
-from offtop.model.baseline import Baseline, baseline_of, parted
+from offtop.model.baseline import Baseline, baseline_of, parts_of
 from offtop.model.book import ThreadKey
 from offtop.model.filter import parse
 from offtop.model.picture import Picture
@@ -51,7 +51,7 @@ def machine(table: Sequence[Waits], ticks: int = TICKS, mode: str = CHAIN) -> Ma
 
 def normal(of: Machine, file: str = "") -> Baseline:
     ticks = of.history.last(10 * NS_PER_S)
-    return baseline_of(parted([tick.window for tick in ticks]), ticks[-1].idle, of.source.names, file)
+    return baseline_of(parts_of(ticks), ticks[-1].idle, of.source.names, file)
 
 
 def changed_there() -> tuple[Machine, Baseline]:
@@ -241,8 +241,8 @@ def test_a_baseline_outlives_what_its_source_forgets() -> None:
 
 
 def test_parts_are_six_at_most_and_all_of_it() -> None:
-    windows = [tick.window for tick in machine(THEN).history.last(60 * NS_PER_S)]
+    ticks = machine(THEN).history.last(60 * NS_PER_S)
     for count in (1, 2, 5, 6, 7, 12):
-        made = parted(windows[:count])
-        assert [window for part in made for window in part] == windows[:count]
-        assert (len(made), all(made)) == (min(6, count), True)
+        parts = parts_of(ticks[:count])
+        assert (len(parts), sum(part.span_ns for part in parts)) == (min(6, count), count * NS_PER_S)
+        assert [part.at_ns for part in parts] == sorted({part.at_ns for part in parts})
