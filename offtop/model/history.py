@@ -8,13 +8,14 @@ dropped. It may be read from any thread while one thread adds to it: what it han
 import zlib
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Lock
 
 import numpy as np
 
+from offtop.model import again
 from offtop.model.book import Book, SiteKey
 from offtop.model.columns import of_table, packed, to_table, unpacked
 from offtop.model.cut import SLEEP, Cut, Idle, Leaf, Part, Shares, cut, shares
@@ -293,15 +294,31 @@ class History:
         A tick belongs to the span if its middle does, so that as many make up a span at each tick.
         """
         with self._lock:
-            every = self._kept
-            end = len(every) if end_ns is None else bisect_left(every, end_ns + 1, key=lambda kept: kept.at_ns)
-            if not end:
-                return []
-            from_ns = every[end - 1].at_ns - span_ns
-            begin = end - 1
-            while begin and every[begin - 1].at_ns - every[begin - 1].span_ns // 2 > from_ns:
-                begin -= 1
-            return list(islice(every, begin, end))
+            return self._last(span_ns, end_ns)
+
+    def _last(self, span_ns: int, end_ns: int | None) -> list[Kept]:
+        every = self._kept
+        end = len(every) if end_ns is None else bisect_left(every, end_ns + 1, key=lambda kept: kept.at_ns)
+        if not end:
+            return []
+        from_ns = every[end - 1].at_ns - span_ns
+        begin = end - 1
+        while begin and every[begin - 1].at_ns - every[begin - 1].span_ns // 2 > from_ns:
+            begin -= 1
+        return list(islice(every, begin, end))
+
+    def again(self, span_ns: int, end_ns: int | None = None) -> Iterator[Snapshot]:
+        """The snapshots of `last` made again, their totals from its beginning on: one before its ticks, and one after
+        each."""
+        with self._lock:
+            ticks = self._last(span_ns, end_ns)
+            if not ticks:
+                return iter(())
+            since = list(islice(self._kept, ticks[0].number - self._kept[0].number, None))
+            waits = self._waits.lasting(ticks[0].at_ns - ticks[0].span_ns, ticks[-1].at_ns)
+            latest = self._waits.latest
+        before = again.ended_before(latest.sites if latest else {}, (kept.window for kept in since))
+        return again.snapshots((kept.window for kept in ticks), [*waits], before)
 
     def tick(self, number: int) -> Kept | None:
         """The tick of that number, while it is kept."""

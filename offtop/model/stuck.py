@@ -122,17 +122,33 @@ def _category(kernel: int, preempted: bool, book: Book) -> str:
     return RUN_QUEUE if preempted and category != THROTTLE else category
 
 
+class Lasting(NamedTuple):
+    """A wait that was in progress at earlier ticks, as much as was ever known of it."""
+
+    wait: Waiting
+    """As of `until_ns`."""
+    until_ns: int
+    """CLOCK_MONOTONIC of the last tick at which it was in progress."""
+
+    def at(self, at_ns: int) -> Waiting:
+        """As it was then: whether it had been woken. Who had the lock then, nobody keeps."""
+        one, earlier_ns = self.wait, self.until_ns - at_ns
+        if not earlier_ns or not (one.runqueue_ns or one.holder.tid):
+            return one
+        return one._replace(runqueue_ns=max(0, one.runqueue_ns - earlier_ns), holder=NO_HOLDER)
+
+
 class Past:
     """The waits that were in progress at earlier ticks: each kept once, when it ended."""
 
     def __init__(self) -> None:
-        self._latest: Snapshot | None = None
+        self.latest: Snapshot | None = None
         self._ended: deque[tuple[int, int, bytes]] = deque()
         """(CLOCK_MONOTONIC of the tick in which they ended, of the one before, their columns)."""
         self.bytes_held = 0
 
     def add(self, snapshot: Snapshot) -> None:
-        before, self._latest = self._latest, snapshot
+        before, self.latest = self.latest, snapshot
         if before is None:
             return
         now, at_ns = snapshot.waiting, before.at_ns
@@ -151,7 +167,7 @@ class Past:
             self.bytes_held += len(packed) + _CHUNK_BYTES
 
     def clear(self) -> None:
-        self._latest = None
+        self.latest = None
         self._ended.clear()
         self.bytes_held = 0
 
@@ -161,25 +177,25 @@ class Past:
             self.bytes_held -= len(self._ended.popleft()[-1]) + _CHUNK_BYTES
 
     def at(self, at_ns: int) -> Iterator[Waiting]:
-        """The waits in progress then, as much as was ever known of each."""
-        latest = self._latest
+        """The waits in progress then."""
+        return (one.at(at_ns) for one in self.lasting(at_ns, at_ns))
+
+    def lasting(self, since_ns: int, until_ns: int) -> Iterator[Lasting]:
+        """Those in progress at any moment between those two."""
+        latest, ended = self.latest, list(self._ended)
         if latest is None:
-            return
-        for one in latest.waiting.values():
-            if one.left_ns <= at_ns:
-                yield _as_of(one, latest.at_ns - at_ns)
-        ended = list(self._ended)
-        for _, seen_ns, packed in ended[bisect_right(ended, at_ns, key=lambda one: one[0]) :]:
-            numbers, how = columns.unpacked(zlib.decompress(packed))
-            for row in np.flatnonzero(numbers[:, _LEFT_NS] <= at_ns).tolist():
-                yield _as_of(waiting_of(numbers[row].tolist(), how[row].tolist()), seen_ns - at_ns)
+            return iter(())
+        return _lasting(latest, ended[bisect_right(ended, since_ns, key=lambda one: one[0]) :], until_ns)
 
 
-def _as_of(one: Waiting, earlier_ns: int) -> Waiting:
-    """`one` as it was so long ago: whether it had been woken by then. Who had the lock then, nobody keeps."""
-    if not earlier_ns or not (one.runqueue_ns or one.holder.tid):
-        return one
-    return one._replace(runqueue_ns=max(0, one.runqueue_ns - earlier_ns), holder=NO_HOLDER)
+def _lasting(latest: Snapshot, ended: Iterable[tuple[int, int, bytes]], until_ns: int) -> Iterator[Lasting]:
+    for one in latest.waiting.values():
+        if one.left_ns <= until_ns:
+            yield Lasting(one, latest.at_ns)
+    for _, seen_ns, packed in ended:
+        numbers, how = columns.unpacked(zlib.decompress(packed))
+        for row in np.flatnonzero(numbers[:, _LEFT_NS] <= until_ns).tolist():
+            yield Lasting(waiting_of(numbers[row].tolist(), how[row].tolist()), seen_ns)
 
 
 _LEFT_NS = 4

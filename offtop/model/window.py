@@ -104,8 +104,8 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
         taken_ns=later.taken_ns,
         at_ns=later.at_ns,
         span_ns=later.at_ns - earlier.at_ns,
-        threads=_added(THREADS, threads, so_far[:, :2], _thread_numbers(so_far)),
-        sites=_added(SITES, sites, *_site_rows(so_far, early.undone)),
+        threads=_added(THREADS, threads, so_far[:, :2], thread_numbers(so_far)),
+        sites=_added(SITES, sites, *site_numbers(so_far, early.undone)),
         still=still,
         moves=early,
         book=later.book,
@@ -180,12 +180,12 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
     )
 
 
-_SoFar = Ints
+SoFar = Ints
 """Rows of a site's ids, so far ns, run-queue ns of it, whether the wait began preempted."""
-_SO_FAR_FIELDS = SITES.width + 3
+SO_FAR_FIELDS = SITES.width + 3
 
 
-def _in_progress(earlier: Snapshot, later: Snapshot, moved: set[int]) -> tuple[SiteKeys, _SoFar]:
+def _in_progress(earlier: Snapshot, later: Snapshot, moved: set[int]) -> tuple[SiteKeys, SoFar]:
     """The sites of waits that just went on, and what the others came to: as of `later`, less as of `earlier`.
 
     `moved`: the codes of threads that have an entry already.
@@ -202,17 +202,19 @@ def _in_progress(earlier: Snapshot, later: Snapshot, moved: set[int]) -> tuple[S
             continue
         rows.append((*site, now_ns - from_ns, ready_ns, preempted))
         if was is not None:
-            rows.append(_taken_back(was, before_ns))
-    rows += [_taken_back(was, before_ns) for key, was in before.items() if key not in now]
-    return SiteKeys(integers(still, SITES.width)), integers(rows, _SO_FAR_FIELDS)
+            rows.append(taken_back(was, before_ns))
+    rows += [taken_back(was, before_ns) for key, was in before.items() if key not in now]
+    return SiteKeys(integers(still, SITES.width)), integers(rows, SO_FAR_FIELDS)
 
 
-def _taken_back(was: Waiting, at_ns: int) -> tuple[int, ...]:
+def taken_back(was: Waiting, at_ns: int) -> tuple[int, ...]:
+    """What it had come to at `at_ns`, below zero."""
     site, _, from_ns, ready_ns, preempted = was[:5]
     return (*site, from_ns - at_ns, -ready_ns, preempted)
 
 
-def _thread_numbers(so_far: _SoFar) -> Ints:
+def thread_numbers(so_far: SoFar) -> Ints:
+    """What threads have of it, a row each."""
     kernel, (so_far_ns, ready_ns, preempted) = so_far[:, 2], so_far[:, SITES.width :].T
     numbers = np.zeros((len(so_far), THREADS.numbers), np.int64)
     for name, values, where in (
@@ -228,7 +230,7 @@ def _thread_numbers(so_far: _SoFar) -> Ints:
     return numbers
 
 
-def _site_rows(so_far: _SoFar, moves: Moves) -> tuple[Ints, Ints]:
+def site_numbers(so_far: SoFar, moves: Moves) -> tuple[Ints, Ints]:
     """Ids, and numbers: of all that has a place, and of what moves."""
     placed = so_far[~np.isin(so_far[:, 2], [*PLACELESS])]
     numbers = np.zeros((len(placed), SITES.numbers), np.int64)
@@ -268,14 +270,14 @@ def merge(windows: Sequence[Window]) -> Window:
     span_ns = sum(window.span_ns for window in windows)
     moves, began_ns = Moves.all(window.moves for window in windows), windows[-1].at_ns - span_ns
     still = [site for site, through_ns in still_ns.items() if through_ns == span_ns]
-    moved = integers([(*site, ns, 0, 0) for site, ns in still_ns.items() if ns != span_ns], _SO_FAR_FIELDS)
+    moved = integers([(*site, ns, 0, 0) for site, ns in still_ns.items() if ns != span_ns], SO_FAR_FIELDS)
     threads = _rows_of([table_of(THREADS, window.threads) for window in windows])
     sites = _rows_of([table_of(SITES, window.sites) for window in windows])
     return replace(
         windows[-1],
         span_ns=span_ns,
-        threads=_added(THREADS, threads, moved[:, :2], _thread_numbers(moved)),
-        sites=_added(SITES, sites, *_site_rows(moved, moves.after(began_ns))),
+        threads=_added(THREADS, threads, moved[:, :2], thread_numbers(moved)),
+        sites=_added(SITES, sites, *site_numbers(moved, moves.after(began_ns))),
         still=SiteKeys(integers(still, SITES.width)),
         moves=moves.before(began_ns),
         lost=lost,

@@ -1,0 +1,147 @@
+"""Snapshots made again of windows that were kept: so that what has passed already can be recorded.
+
+Their running totals begin at nothing where the first window begins. What a wait in progress came to stands in the
+totals of finished waits, but for what it passed standing still at one place: there a snapshot has it as its source had
+it. So `between` two of them is the window again, whatever was kept of its waits.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.running import Running
+from offtop.model.snapshot import Machine, SiteTotals, Snapshot, Waiting
+from offtop.model.stuck import Lasting
+from offtop.model.table import SITES, THREADS, WAITS, Ints, K, Kind, Table, V, integers, table_of
+from offtop.model.wake import Storm
+from offtop.model.window import SO_FAR_FIELDS, Window, site_numbers, taken_back, thread_numbers
+
+_PLACE = SITES.width
+
+
+def snapshots(
+    windows: Iterable[Window], waits: Sequence[Lasting], before: Mapping[SiteKey, SiteTotals]
+) -> Iterator[Snapshot]:
+    """One before the first of `windows`, which follow one another, and one after each.
+
+    `waits`: those in progress meanwhile, as far as they were kept. `before`: what is told of each site at the
+    beginning (`ended_before`)."""
+    made: _Made | None = None
+    for window in windows:
+        if made is None:
+            made = _Made(window, waits, before)
+            yield made.snapshot(window, made.begin_ns)
+        made.add(window)
+        yield made.snapshot(window, window.at_ns)
+
+
+def ended_before(latest: Mapping[SiteKey, SiteTotals], windows: Iterable[Window]) -> Table[SiteKey, SiteTotals]:
+    """Of each site, how many waits ended before `windows`, and how long each was: by that a sleep is told to be
+    periodic. No time, since what was before is not in what is made again. `latest`: as of the end of `windows`."""
+    every = Running(SITES)
+    for sign, entries in ((1, latest), *((-1, window.sites) for window in windows)):
+        table = table_of(SITES, entries)
+        numbers = np.zeros((len(table), SITES.numbers), np.int64)
+        numbers[:, WAITS] = sign * table.numbers[table.present, WAITS]
+        every.add([*table], numbers, sign * table.lanes[table.present], 0)
+    left = every.frozen()
+    some = (left.numbers[:, WAITS] > 0) & (left.lanes >= 0).all(axis=1)
+    return Table(SITES, left.ids[some], left.numbers[some], left.lanes[some])
+
+
+class _Seen(NamedTuple):
+    """A wait as a snapshot has it."""
+
+    wait: Waiting
+    goes_on: bool
+    """It stood where it does at the tick before, all the time between."""
+
+
+class _Made:
+    """Running totals."""
+
+    def __init__(self, first: Window, waits: Sequence[Lasting], before: Mapping[SiteKey, SiteTotals]) -> None:
+        self.begin_ns = self._at_ns = first.at_ns - first.span_ns
+        self._threads, self._sites = Running(THREADS), Running(SITES)
+        known = table_of(SITES, before)
+        self._sites.begin_with(known.ids, known.numbers, known.lanes, np.zeros(len(known), np.int64), self.begin_ns)
+        self._later = sorted(waits, key=lambda one: one.wait.left_ns, reverse=True)
+        self._lasting: list[Lasting] = []
+        self._waiting: dict[ThreadKey, Waiting] = {}
+        self._waiting = {key: seen.wait for key, seen in self._in_progress(self.begin_ns, set()).items()}
+        self._lost: dict[str, int] = {}
+        self._storms: dict[int, Storm] = {}
+        self._steal_ns = self._interrupt_ns = 0
+        self._moves = first.moves.after(self.begin_ns)
+
+    def add(self, window: Window) -> None:
+        was, was_ns, self._at_ns = self._waiting, self._at_ns, window.at_ns
+        seen = self._in_progress(window.at_ns, {*map(tuple, window.still.ids.tolist())})
+        self._waiting = {key: one.wait for key, one in seen.items()}
+        going_on = {one.wait.site for one in seen.values() if one.goes_on}
+        rows = [(*site, window.span_ns, 0, 0) for site in window.still if site not in going_on]
+        rows += [taken_back(one.wait, window.at_ns) for one in seen.values() if not one.goes_on]
+        ended = integers(
+            [taken_back(one, was_ns) for key, one in was.items() if key not in seen or not seen[key].goes_on],
+            SO_FAR_FIELDS,
+        )
+        ended[:, _PLACE : _PLACE + 2] *= -1
+        so_far = np.concatenate((integers(rows, SO_FAR_FIELDS), ended))
+        self._moves = window.moves.after(self.begin_ns)
+        _add(self._threads, THREADS, window.threads, so_far[:, :2], thread_numbers(so_far), window.at_ns)
+        _add(self._sites, SITES, window.sites, *site_numbers(so_far, self._moves), window.at_ns)
+        for kind, n in window.lost.items():
+            self._lost[kind] = self._lost.get(kind, 0) + n
+        self._storms = {waker: one._replace(largest=0) for waker, one in self._storms.items()}
+        for waker, storm in window.storms.items():
+            self._storms[waker] = self._storms[waker].plus(storm) if waker in self._storms else storm
+        self._steal_ns += window.machine.steal_ns
+        self._interrupt_ns += window.machine.interrupt_ns
+
+    def snapshot(self, window: Window, at_ns: int) -> Snapshot:
+        """As of then: `window` ends or begins there."""
+        ends = at_ns == window.at_ns
+        return Snapshot(
+            taken_ns=window.taken_ns - window.at_ns + at_ns,
+            at_ns=at_ns,
+            threads=self._threads.frozen(),
+            sites=self._sites.frozen(),
+            waiting=self._waiting,
+            book=window.book,
+            lost=dict(self._lost),
+            cost=window.cost,
+            machine=Machine(window.machine.cpus, self._steal_ns, self._interrupt_ns),
+            storms=self._storms,
+            moves=[*self._moves] if ends else (),
+            mode=window.mode,
+            door=window.door,
+            filters=window.filters,
+        )
+
+    def _in_progress(self, at_ns: int, still: set[tuple[int, ...]]) -> dict[ThreadKey, _Seen]:
+        """`still`: the sites of which it is known that somebody waited there ever since the last one."""
+        while self._later and self._later[-1].wait.left_ns <= at_ns:
+            self._lasting.append(self._later.pop())
+        self._lasting = [one for one in self._lasting if one.until_ns >= at_ns]
+        found: dict[ThreadKey, _Seen] = {}
+        for one in self._lasting:
+            now, key = one.at(at_ns), one.wait.site.thread
+            was = self._waiting.get(key)
+            if was and now.site in still and (was.left_ns, was.site, was.runqueue_ns) == (now.left_ns, now.site, 0):
+                found[key] = _Seen(was if was.holder == now.holder else was._replace(holder=now.holder), True)
+            else:
+                ready_ns = min(now.runqueue_ns, at_ns - self.begin_ns)
+                found[key] = _Seen(now._replace(from_ns=at_ns - ready_ns, runqueue_ns=ready_ns), False)
+        return found
+
+
+def _add(
+    running: Running[K, V], kind: Kind[K, V], entries: Mapping[K, V], ids: Ints, numbers: Ints, at_ns: int
+) -> None:
+    """A window's entries, and rows that have no histogram."""
+    table = table_of(kind, entries)
+    running.begin_tick()
+    running.add([*table], table.numbers, table.lanes, at_ns)
+    running.add(list(map(kind.key, ids.tolist())), numbers, None, at_ns)
