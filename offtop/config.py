@@ -81,6 +81,8 @@ class Settings:
     bell: bool
     debuginfod: str
     """Servers to be asked for debug files, `auto` for those that the machine knows; empty: none."""
+    snapshot_dir: str
+    """Absolute, or `~/` and what is behind it; empty: the working directory."""
     preset: str
     """Whose keys: those of top, atop or vim."""
     keys: Mapping[str, str]
@@ -322,6 +324,14 @@ SETTINGS = (
         "auto, or addresses as https://debuginfod.elfutils.org, parted by commas",
         lambda value: {"debuginfod": _matched(value, _SERVERS)},
         attrgetter("debuginfod"),
+    ),
+    Setting(
+        "snapshot_dir",
+        "",
+        "where the key s writes snapshots; empty: the working directory",
+        "a directory that begins with / or ~/",
+        lambda value: {"snapshot_dir": _matched(value, r"((~?/)[^\x00-\x1f\x7f]{0,4000})?")},
+        attrgetter("snapshot_dir"),
     ),
     _choice(f"{_KEYS}preset", ("top", "atop", "vim"), "whose keys"),
 )

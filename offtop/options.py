@@ -6,6 +6,7 @@ What may also stand in the config file has no default here: config knows it, and
 import argparse
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from offtop import __version__
@@ -402,6 +403,12 @@ def _shown(parser: argparse.ArgumentParser) -> None:
         type=_setting("history"),
         metavar="TIME",
         help="screen: how far back to remember (default 10m)",
+    )
+    add(
+        "--snapshot-dir",
+        type=lambda text: text if text.startswith("~/") else str(Path.cwd() / text),
+        metavar="DIR",
+        help="screen: where the key s writes snapshots (default: here)",
     )
     add("--theme", type=_setting("theme"), metavar="NAME", help="screen: colours; the README names the themes")
     add("--color", choices=("auto", "always", "never"), help="screen: whether to use colours; always beats NO_COLOR")

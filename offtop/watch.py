@@ -79,19 +79,20 @@ def live(asked: argparse.Namespace) -> int:
     loaded, whose = _load(asked)
     _check_theme(loaded)
     filters = _filters(asked, loaded)
+    kept = _Kept(loaded, whose, asked)
     view = None if no_screen is not None else _view(loaded, filters, rules, chosen, user, asked)
     if view and asked.fail_on_trigger:
         raise UsageError("--fail-on-trigger is a check that ends by itself. Add -b or --json, and -n N")
     keymap: Mapping[str, str] = _keymap(loaded) if view else {}
     catch = _catch(loaded, rules, whose, asked.freeze)
     if view:
+        kept = kept.checked()
         threading.Thread(target=_load_screen, daemon=True).start()
     with contextlib.ExitStack() as stack:
         files = stack.enter_context(_rule_files(rules, loaded, whose))
         stack.enter_context(_ended_by_signals())
         baseline = _baseline(asked, rules, files, loaded)
         source = stack.enter_context(_live_source(rules, filters, asked, loaded))
-        kept = _Kept(loaded, whose, asked)
         recorder = kept.recorder(source, asked.record) if asked.record else None
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
@@ -118,6 +119,9 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
     _check_theme(loaded)
     view = None if no_screen is not None else _view(loaded, Filters(), rules, chosen, user, asked)
     keymap: Mapping[str, str] = _keymap(loaded) if view else {}
+    kept = _Kept(loaded, whose, asked)
+    if view:
+        kept = kept.checked()
     with (
         _rule_files(rules, loaded, whose) as files,
         _ended_by_signals(),
@@ -133,7 +137,6 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
             view = view and _around(view, first, rules)
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
-            kept = _Kept(loaded, whose, asked)
             return _screen(source, view, rules, files, loaded, kept, keymap, asked, None, held_ns=held_ns)
         return _batch(source, rules, files, loaded, _of_user(user, chosen), asked, None, baseline)
 
@@ -666,6 +669,14 @@ class _Kept:
     asked: argparse.Namespace
     theme: str = ""
     """The one that the screen began with."""
+    snapshots: Path | None = None
+    """Where they go; None: nobody said."""
+
+    def checked(self) -> "_Kept":
+        """Raises UsageError for a place where the person cannot write."""
+        from offtop import snapshotfile
+
+        return replace(self, snapshots=snapshotfile.named(self.loaded.settings.snapshot_dir, self.whose))
 
     def keep(self, view: "View", theme: str, mouse: bool) -> str:
         from offtop import config
@@ -714,6 +725,12 @@ class _Kept:
             most_bytes=getattr(asked, "max_size", None) or writer.MOST_BYTES,
             cmdlines=getattr(asked, "cmdlines", False),
         )
+
+    def snapshot(self, source: Source, what: str, taken_ns: int) -> "Recorder":
+        from offtop import snapshotfile
+
+        cmdlines = getattr(self.asked, "cmdlines", False)
+        return snapshotfile.begin(source, self.whose, self.snapshots, what, taken_ns, cmdlines=cmdlines)
 
 
 def _load_screen() -> None:

@@ -27,6 +27,7 @@ _COMPLETERS: Mapping[str, Mapping[str, str | dict[str, str]]] = {
     "FILE": shtab.FILE,
     "OUT": shtab.FILE,
     "PATH": shtab.DIRECTORY,
+    "DIR": shtab.DIRECTORY,
     "PID,…": {
         "bash": "_offtop_pids",
         "zsh": "_pids",

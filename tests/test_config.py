@@ -92,6 +92,7 @@ def test_without_any_file_all_is_as_it_comes(ann: Person) -> None:
         on_trigger="",
         bell=False,
         debuginfod="",
+        snapshot_dir="",
         preset="top",
         keys={},
     )
@@ -264,6 +265,7 @@ def test_what_makes_root_do_something_may_stand_only_in_a_file_of_root(ann: Pers
         ("hide = ['P99', '<=1ms', 'P99']", "hidden", frozenset({"P99", "<=1ms"})),
         ("muted = ['comm==\"a\"', 'b']", "muted", ('comm=="a"', "b")),
         ("debuginfod = 'auto'", "debuginfod", "auto"),
+        ("snapshot_dir = '~/slow'", "snapshot_dir", "~/slow"),
         ("debuginfod = 'https://a.org/x, http://b:8002'", "debuginfod", "https://a.org/x, http://b:8002"),
         ("[keys]\npreset = 'atop'", "preset", "atop"),
         ("keys.pause = ''", "keys", {"pause": ""}),
@@ -302,6 +304,7 @@ def test_values_that_can_be(ann: Person, text: str, attribute: str, value: objec
         ("theme = '../x'", ": theme: '../x' is not the name of a theme"),
         ('theme = "dark\\n"', r": theme: 'dark\x0a' is not"),
         ("theme = 5", ": theme: 5 is not"),
+        ("snapshot_dir = 'slow'", ": snapshot_dir: 'slow' is not a directory that begins with / or ~/"),
         ("debuginfod = true", ": debuginfod: true is not auto, or addresses as https://"),
         ("debuginfod = 'file:///etc'", ": debuginfod: 'file:///etc' is not"),
         (

@@ -76,14 +76,17 @@ class Recorder:
         cmdlines: bool = False,
         leave_bytes: int = LEAVE_BYTES,
         whole_ns: int = _WHOLE_NS,
+        past: bool = False,
     ) -> None:
         """Makes the file. Raises OfftopError where that cannot be: also where there is anything of that name.
 
-        `cmdlines`: whether command lines are kept, too; there may be secrets in them.
+        `cmdlines`: whether command lines are kept, too; there may be secrets in them. `past`: what it is handed has
+        passed already: it comes as fast as it can be written, and who is at other ends now is not asked.
         """
         self.path = path
         self._source, self._whose, self._cmdlines = source, whose, cmdlines
         self._keep_ns, self._most_bytes, self._leave_bytes, self._whole_ns = keep_ns, most_bytes, leave_bytes, whole_ns
+        self._past = past
         self._before = NOTHING
         self._number = 0
         self._whole_at_ns = 0
@@ -134,6 +137,10 @@ class Recorder:
 
     def add(self, snapshot: Snapshot) -> None:
         """Have it written. Costs what changed since the one before."""
+        if self._past:
+            with self._changed:
+                has_room = self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED, _CLOSE_SECONDS)
+            self._past = has_room  # a disk that hangs is waited for once
         with self._adding:
             if self.failure or self._closing:
                 return
@@ -231,7 +238,7 @@ class Recorder:
             }
             self._details.update(details)
         lives = {key: life for key in keys if (life := book.lives.get(key)) and self._lives.get(key) != life}
-        calls = {number: name for number, name in book.calls.items() if number not in self._calls}
+        calls = {number: name for number, name in list(book.calls.items()) if number not in self._calls}
         self._lives.update(lives)
         self._calls.update(calls)
         return form.Entry(
@@ -267,11 +274,12 @@ class Recorder:
         epolls, which are locked while they are read."""
         waits = np.unique(np.concatenate((one.sites.ids[:, [0, -1]], one.waiting[:, [0, -1]])), axis=0)
         found = waited_on(waits.tolist(), book.wakes)
-        self._source.find_ends({what: pid for what, pid in found.items() if what.kind != EPOLL})
+        if not self._past:
+            self._source.find_ends({what: pid for what, pid in found.items() if what.kind != EPOLL})
         if book.ends_version == self._ends_version:
             return {}
         self._ends_version = book.ends_version
-        new = {what: ends for what, ends in book.ends.items() if self._ends.get(what) != ends}
+        new = {what: ends for what, ends in list(book.ends.items()) if self._ends.get(what) != ends}
         self._ends |= new
         return new
 
@@ -424,6 +432,7 @@ class Recorder:
                 if self._is_over:
                     return None
                 self._changed.wait()
+            self._changed.notify_all()
             return self._queue.popleft()
 
     def _write(self, database: sqlite3.Connection, written: _Written) -> None:

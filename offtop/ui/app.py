@@ -50,6 +50,7 @@ from offtop.source import Source
 from offtop.ui import diagnosis, flame, head, latency, outliers, stacks, stuck, tables, terminal, theme
 from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.help import Help
+from offtop.ui.keeping import Recorder, Said
 from offtop.ui.keys import BINDINGS, KEYS, shown
 from offtop.ui.layout import Layout, Rect, arrange
 from offtop.ui.lines import Line, Panel, Pen, exact, fit, marked, plain, whole_sentences
@@ -75,25 +76,6 @@ _PANELS = (
 )
 
 
-class Recorder(pace.Recorder, Protocol):
-    """Writes what is measured to a file."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def failure(self) -> str:
-        """Why it writes no more; empty while all is well."""
-        ...
-
-    @property
-    def bytes_written(self) -> int: ...
-
-    def close(self) -> str:
-        """End the file, which may take seconds; says what came of it."""
-        ...
-
-
 class Files(Protocol):
     """Where what a person keeps is written, as theirs. Raises OfftopError."""
 
@@ -109,20 +91,16 @@ class Files(Protocol):
         """Begin a recording of `source`."""
         ...
 
+    def snapshot(self, source: Source, what: str, taken_ns: int) -> Recorder:
+        """Begin a file of its past up to then; `what` it is about is in the name."""
+        ...
+
 
 class NewTick(Message):
     """History holds one tick more."""
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, NewTick)
-
-
-class Said(Message):
-    """Something that another thread did came to an end."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
 
 
 class Ended(Message):
@@ -581,6 +559,11 @@ class OfftopApp(Mouse):
             raise OfftopError("There is no place to write to here")
         return self._files.write(path, content)
 
+    def _snapshot_file(self, what: str, taken_ns: int) -> Recorder:
+        if self._files is None:
+            raise OfftopError("There is no place to write to here")
+        return self._files.snapshot(self._source, what, taken_ns)
+
     def action_record(self) -> None:
         if self._source.recorded:
             self._say("this is a recording already")
@@ -605,7 +588,7 @@ class OfftopApp(Mouse):
         if self.is_running:
             self.post_message(Said(said))
 
-    def on_said(self, message: "Said") -> None:
+    def on_said(self, message: Said) -> None:
         self._say(message.text)
 
     def leave_terminal(self) -> None:
@@ -616,7 +599,8 @@ class OfftopApp(Mouse):
         """Have what is being recorded whole in its file; says what came of it, or nothing."""
         if self._ending is not None:
             self._ending.join()
-        return self.recorder.close() if self.recorder else ""
+        every = self.saved(), self.recorder.close() if self.recorder else ""
+        return "; ".join(filter(None, every))
 
     def action_theme(self, name: str) -> None:
         """Raises UsageError for one that there is not."""

@@ -1,21 +1,31 @@
-"""The keys that write a file into the working directory: the selection for other programs, and the screen."""
+"""The keys that write a file: a snapshot of the last minutes, the selection for other programs, and the screen."""
 
 import re
 from datetime import datetime
 from pathlib import Path
 from threading import Thread
+from typing import Protocol
 
 from textual.message import Message
 
+from offtop import pace
+from offtop.batch import look_up
 from offtop.errors import OfftopError
 from offtop.export.profile import profile_of
 from offtop.model.cut import Shares
 from offtop.model.picture import Picture
+from offtop.model.printable import printable
+from offtop.model.view import SINCE_START
 from offtop.model.window import Window
 from offtop.takeaway import ENDINGS, FORMATS, in_form
 from offtop.ui.chooser import Choice, Chooser
-from offtop.ui.head import selection
+from offtop.ui.head import clock, selection
 from offtop.ui.modes import Modes
+from offtop.units import NS_PER_S, parse_duration, size, span
+
+_ALL, _ALL_NS = "all", 1 << 62
+"""What is typed for as far back as there is, and more than that."""
+_MINUTE = "1m"
 
 
 class Exported(Message):
@@ -26,7 +36,98 @@ class Exported(Message):
         self.form, self.content = form, content
 
 
+class Said(Message):
+    """Something that another thread did came to an end."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class Recorder(pace.Recorder, Protocol):
+    """Writes what is measured to a file."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def failure(self) -> str:
+        """Why it writes no more; empty while all is well."""
+        ...
+
+    @property
+    def bytes_written(self) -> int: ...
+
+    def close(self) -> str:
+        """End the file, which may take seconds; says what came of it."""
+        ...
+
+
 class Keeping(Modes):
+    _saving: Thread | None = None
+    _saved = ""
+    """What came of it."""
+
+    def action_snapshot(self) -> None:
+        """All that was measured in the last minutes; while the picture is held, in the span up to that."""
+        picture, view = self._picture, self._view
+        if picture is None:
+            self._say("there is nothing to keep yet")
+        elif self._saving is not None and self._saving.is_alive():
+            self._say("a snapshot is being written already")
+        elif view.paused_at_ns is None:
+            self._ask("snapshot of the last (90s, 10m, all): ", self._snapshot, _MINUTE)
+        else:
+            shown = _ALL if view.span_ns == SINCE_START else span(view.span_ns)
+            self._ask(f"snapshot up to {clock(picture, picture.newest.at_ns)}, of the last: ", self._snapshot, shown)
+
+    def _snapshot(self, text: str) -> str | None:
+        picture, asked = self._picture, text.strip()
+        if picture is None or not asked:
+            return None
+        try:
+            span_ns = _ALL_NS if asked == _ALL else parse_duration(asked, NS_PER_S)
+        except ValueError:
+            return f"{text!r} is no length of time: try 90s, 10m or all"
+        end_ns = None if self._view.paused_at_ns is None else picture.newest.at_ns
+        self._say("writing the snapshot…")
+        self._saving = Thread(target=self._save, args=(span_ns, end_ns, _about(picture)), name="offtop-snapshot")
+        self._saving.start()
+        return None
+
+    def _save(self, span_ns: int, end_ns: int | None, what: str) -> None:
+        """In a thread of its own: ten minutes of a busy machine take seconds."""
+        try:
+            self._saved = self._save_ticks(span_ns, end_ns, what)
+        except OfftopError as refused:
+            self._saved = str(refused)
+        if self.is_running:
+            self.post_message(Said(self._saved))
+
+    def _save_ticks(self, span_ns: int, end_ns: int | None, what: str) -> str:
+        ticks = self._history.last(span_ns, end_ns)
+        if not ticks:
+            return "there is nothing to keep yet"
+        last = ticks[-1]
+        look_up(self._source, last, ())
+        recorder = self._snapshot_file(what, last.taken_ns)
+        for one in self._history.again(span_ns, last.at_ns):
+            recorder.add(one)
+        said = recorder.close()
+        if recorder.failure:
+            return said
+        return f"saved {size(recorder.bytes_written)}; view: offtop replay {printable(str(recorder.path))}"
+
+    def saved(self) -> str:
+        """Wait for a snapshot that is being written, and say what came of it; nothing where none is."""
+        if self._saving is None or not self._saving.is_alive():
+            return ""
+        self._saving.join()
+        return self._saved
+
+    def _snapshot_file(self, what: str, taken_ns: int) -> Recorder:
+        raise NotImplementedError
+
     def action_export(self) -> None:
         """What is selected, over the span that is shown."""
         if self._picture is None or not self._picture.gathered:
@@ -65,6 +166,13 @@ class Keeping(Modes):
 
     def _write_file(self, path: Path, content: str | bytes) -> str:
         raise NotImplementedError
+
+
+def _about(picture: Picture) -> str:
+    """What was drilled into: `lock-mysqld`."""
+    pid = picture.view.subject_ids[0]
+    process = picture.book.process(pid) if pid is not None else ""
+    return "-".join(filter(None, (picture.view.category, process)))
 
 
 def _now() -> str:

@@ -113,6 +113,7 @@ KEYS = (
     KeyRow("go_to", "b", "go_to", "go to a time of day (02:10:55), or so far back or on (-5m, +30s)"),
     KeyRow("live", "0", "live", "live again; of a recording, to its end"),
     KeyRow("record", "a", "record", "record all that is measured to a file, from now on; again: end it"),
+    KeyRow("snapshot", "s", "snapshot", "keep the last minutes, or what led to the picture that is held, in a file"),
     KeyRow("window", "w", "look('window')", "numbers over the last 1 s, 10 s, 60 s, or since the start", "w Window"),
     KeyRow("mark", "B", "mark", "what is on the screen, the last minute at least, is normal from now on"),
     KeyRow("diff", "D", "diff", "what changed since normal (B, --baseline); !: by more than normal itself strays"),

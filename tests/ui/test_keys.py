@@ -63,6 +63,10 @@ class Told:
     def recorder(self, source: Source) -> ToldRecorder:
         return ToldRecorder()
 
+    def snapshot(self, source: Source, what: str, taken_ns: int) -> ToldRecorder:
+        self.written.append(what)
+        return ToldRecorder()
+
 
 class After(NamedTuple):
     """What there is to look at after a key."""
@@ -156,6 +160,7 @@ DOES: dict[str, Does] = {
     "go_to": Does(says("go to a time (02:10:55) or so far (-5m, +30s)")),
     "live": Does(lambda after: after.app.view.paused_at_ns is None, ("[",)),
     "record": Does(says("recording to shop.offtop; a ends it")),
+    "snapshot": Does(says("snapshot of the last (90s, 10m, all): 1m")),
     "window": Does(lambda after: after.app.view.span_ns == 60_000 * MS),
     "mark": Does(says("normal is now: 2026-11-21 02:00:00 to 02:00:03, 3s; D compares with it")),
     "diff": Does(says("nothing is marked as normal: B marks")),

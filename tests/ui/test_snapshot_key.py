@@ -1,0 +1,134 @@
+"""The key s: the last minutes, or what led to the tick that is held, as a file that replay opens."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from offtop import snapshotfile
+from offtop.errors import OfftopError
+from offtop.model.snapshot import Snapshot
+from offtop.model.view import View
+from offtop.model.window import between
+from offtop.person import person
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from offtop.source import Source
+from tests.ui.scripted import SHOP, START_NS, ScriptedSource
+from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
+from tests.ui.test_keys import Told, ToldRecorder
+
+SECOND = 10**9
+
+
+@dataclass
+class Here(Told):
+    """Snapshots are written, for real."""
+
+    directory: Path
+
+    def snapshot(self, source: Source, what: str, taken_ns: int) -> Recorder:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return snapshotfile.begin(source, person(), self.directory, what, taken_ns)
+
+
+class Refused(Told):
+    def snapshot(self, source: Source, what: str, taken_ns: int) -> ToldRecorder:
+        raise OfftopError("shop.offtop cannot be written by ann")
+
+
+def read(file: Path) -> list[Snapshot]:
+    source = RecordedSource(file)
+    every = [*iter(source.read, None)]
+    source.close()
+    return every
+
+
+async def taken(*keys: str, into: Path, ticks: int = 9, view: View | None = None) -> list[Snapshot]:
+    """What is in the file that the keys made."""
+    async with shown(ScriptedSource(SHOP, ticks=ticks), files=Here(into), view=view) as (app, pilot):
+        await pilot.press(*keys)
+        await until(lambda: "saved " in screen(app)[-2])
+        said = screen(app)[-2]
+    (file,) = into.iterdir()
+    assert re.fullmatch(r"saved \d+KB; view: offtop replay .*", said), said
+    assert file.stat().st_mode & 0o777 == 0o600
+    return read(file)
+
+
+@asynchronous
+async def test_the_last_minute_is_kept_and_s_enter_is_enough(tmp_path: Path) -> None:
+    made = await taken("s", "enter", into=tmp_path)
+    assert [(one.taken_ns - START_NS) // SECOND for one in made] == [*range(10)]
+    source = ScriptedSource(SHOP)
+    for second, one in enumerate(made):
+        was = source.after(second)
+        assert {**one.threads} == {**was.threads}
+        assert {key.pid for key in one.waiting} == {300}
+    assert between(made[0], made[-1]).span_ns == 9 * SECOND
+    assert [file.name for file in tmp_path.iterdir()] == ["offtop-db7-20261121T020009-all.offtop"]
+
+
+@asynchronous
+async def test_another_time_can_be_typed_and_what_was_drilled_into_is_in_the_name(tmp_path: Path) -> None:
+    made = await taken("down", "enter", "enter", "s", *"3s", "enter", into=tmp_path)
+    assert [(one.taken_ns - START_NS) // SECOND for one in made] == [6, 7, 8, 9]
+    (file,) = tmp_path.iterdir()
+    assert file.name == "offtop-db7-20261121T020009-lock-shop.offtop"
+
+
+@asynchronous
+async def test_while_the_picture_is_held_it_is_the_span_up_to_that(tmp_path: Path) -> None:
+    view = View(delay_ns=QUICK_NS, span_ns=SECOND)
+    source = ScriptedSource(SHOP, ticks=9)
+    async with shown(source, files=Here(tmp_path), view=view) as (app, pilot):
+        await pilot.press("[", "[", "s")
+        assert screen(app)[-2].rstrip() == "snapshot up to 02:00:07, of the last: 1s"
+        await pilot.press("enter")
+        await until(lambda: "saved " in screen(app)[-2])
+    (file,) = tmp_path.iterdir()
+    assert [(one.taken_ns - START_NS) // SECOND for one in read(file)] == [6, 7]
+
+
+@asynchronous
+async def test_all_since_the_start_of_a_held_picture_is_all_there_is_up_to_it(tmp_path: Path) -> None:
+    made = await taken("[", "w", "w", "s", "enter", into=tmp_path)
+    assert [(one.taken_ns - START_NS) // SECOND for one in made] == [*range(9)]
+
+
+@asynchronous
+async def test_what_is_no_time_is_asked_again_and_nothing_is_nothing(tmp_path: Path) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=3), files=Here(tmp_path)) as (app, pilot):
+        await pilot.press("s", *"x", "enter")
+        assert screen(app)[-2].startswith("'x' is no length of time: try 90s, 10m or all")
+        await pilot.press("escape", "s", "backspace", "enter")
+        assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("files", [Refused(), None])
+@asynchronous
+async def test_where_no_file_can_be_made_it_is_said(files: Told | None) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=3), files=files) as (app, pilot):
+        await pilot.press("s", "enter")
+        wanted = "shop.offtop cannot be written by ann" if files else "There is no place to write to here"
+        await until(lambda: wanted in screen(app)[-2])
+
+
+@asynchronous
+async def test_two_of_one_moment_are_two_files(tmp_path: Path) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=3), files=Here(tmp_path)) as (app, pilot):
+        for number in (1, 2):
+            await pilot.press("s", "enter")
+            await until(lambda number=number: len([*tmp_path.iterdir()]) == number and "saved" in screen(app)[-2])
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ["offtop-db7-20261121T020003-all-2.offtop", "offtop-db7-20261121T020003-all.offtop"]
+
+
+@asynchronous
+async def test_one_that_is_being_written_when_offtop_ends_is_whole(tmp_path: Path) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=9), files=Here(tmp_path)) as (app, pilot):
+        await pilot.press("s", "enter")
+        said = app.close_recordings()
+    assert said.startswith("saved ") or not said
+    (file,) = tmp_path.iterdir()
+    assert len(read(file)) == 10
