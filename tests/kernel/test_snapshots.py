@@ -1,0 +1,94 @@
+"""A snapshot of this kernel's last seconds is replayed with the numbers that were shown live."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offtop import snapshotfile
+from offtop.kernel.live import LiveSource
+from offtop.model.categories import is_periodic
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.filter import NOTHING
+from offtop.model.history import History, Kept, moved_in
+from offtop.model.snapshot import Filters
+from offtop.model.stackproblems import Problems
+from offtop.pace import Pace
+from offtop.person import person
+from offtop.rules import RuleFiles
+from offtop.tick import passing
+from offtop.tickjson import stacks_of, tick_object
+from tests.command import run
+from tests.kernel import watch
+
+pytestmark = pytest.mark.kernel
+
+MS = 1_000_000
+_TICKS, _DELAY_NS = 8, 300 * MS
+_WAITS = (
+    "import threading, time\nlock = threading.Lock(); lock.acquire()\n"
+    "for _ in range(3): threading.Thread(target=lambda: (lock.acquire(), lock.release()), daemon=True).start()\n"
+    "while True: time.sleep(0.02); time.sleep(0.7)\n"
+)
+
+
+@pytest.fixture
+def waits() -> Generator[int]:
+    """A process that sleeps shorter and longer than a tick, and three threads of which wait all the time."""
+    process = subprocess.Popen([sys.executable, "-c", _WAITS])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def numbers(tick: dict[str, Any]) -> dict[str, Any]:
+    """All of it, in no order; of what is stuck, what is old enough to be remembered. What rules say is said anew, by
+    names that came late, too."""
+    stuck = [one for one in tick["still_blocked"] if one["age_ns"] >= 100 * MS and not one["held_by"]]
+    lists = {**{name: tick[name] for name in ("categories", "threads", "sites")}, "still_blocked": stuck}
+    said = ("idle", "idle_ns", "diagnosis")
+    told = {
+        name: sorted(json.dumps({key: value for key, value in one.items() if key not in said}) for one in some)
+        for name, some in lists.items()
+    }
+    return {**{key: value for key, value in tick.items() if key not in ("version", "diagnoses")}, **told}
+
+
+def as_json(history: History, kept: Kept, since_ns: int, diagnoser: Diagnoser, source: LiveSource) -> dict[str, Any]:
+    tick = passing(kept, NOTHING, diagnoser, history.stuck(kept), accounted=True)
+    shifted = moved_in([kept], since_ns)
+    moved = passing(shifted, NOTHING, diagnoser) if shifted else None
+    problems = Problems(source.names, source.why_nameless)
+    return json.loads(json.dumps(tick_object(tick, source.names, diagnoser, moved, problems)))
+
+
+@pytest.mark.parametrize("mode", ["offcpu", "chain"])
+def test_it_says_what_was_shown(tmp_path: Path, waits: int, mode: str) -> None:
+    rules = watch.rules()
+    files = RuleFiles(tmp_path / "none.toml", person(), rules.ids)
+    with closing(LiveSource(rules, Filters(), mode=mode)) as source:
+        diagnoser = Diagnoser(source.names, files)
+        history = History(rules.idle, is_periodic, verdicts=diagnoser.verdicts)
+        pace = Pace(source, history, _DELAY_NS, first_tick_ns=_DELAY_NS)
+        for kept, _ in zip(pace.ticks(), range(_TICKS), strict=False):
+            stacks = stacks_of(passing(kept, NOTHING, diagnoser, history.stuck(kept)))
+            source.wait_for_names({frame for one in stacks for frame in kept.facts.book.stack(one).frames}, 30)
+        ticks = history.last(1 << 62)[2:-1]
+        recorder = snapshotfile.begin(source, person(), tmp_path, "all", ticks[-1].taken_ns)
+        for one in history.again(len(ticks) * _DELAY_NS, ticks[-1].at_ns):
+            recorder.add(one)
+        assert recorder.close().startswith(f"recorded {len(ticks)} ticks")
+        since_ns = ticks[0].at_ns - ticks[0].span_ns
+        shown = [as_json(history, kept, since_ns, diagnoser, source) for kept in ticks]
+    ended = run("replay", str(recorder.path), "--json")
+    assert (ended.status, ended.err) == (0, "")
+    again = [json.loads(line) for line in ended.out.splitlines()]
+    assert any(site["pid"] == waits and site["category"] == "lock" for site in shown[-1]["sites"])
+    assert any(one["pid"] == waits for one in shown[-1]["still_blocked"])
+    for was, now in zip(shown, again, strict=True):
+        assert numbers(now) == numbers(was)
