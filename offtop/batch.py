@@ -14,6 +14,7 @@ from typing import NamedTuple, TextIO
 
 from offtop.catching import Catch
 from offtop.export import folded
+from offtop.export.folded import AS_BCC, Style
 from offtop.model import calls, stuck, where
 from offtop.model.account import accounts
 from offtop.model.baseline import Baseline
@@ -117,6 +118,8 @@ class Wanted:
     """Whether all that was measured is printed at the end, as folded stacks, and no table before."""
     baseline: Baseline | None = None
     """What each tick is compared with."""
+    style: Style = AS_BCC
+    """Of these."""
 
     @property
     def order(self) -> Order:
@@ -140,9 +143,10 @@ def run(
     recorder: Recorder | None = None,
     rules: RuleSource = WITHOUT_RULES,
     catch: Catch | None = None,
+    end_ns: int = 0,
 ) -> bool:
-    """Print `iterations` ticks (None: until the source ends): whether the source ended before that. Errors of the
-    source and of `out` are passed on.
+    """Print `iterations` ticks (None: until the source ends), or those that end up to `end_ns` of the machine's clock
+    (0: all): whether the source ended before that. Errors of the source and of `out` are passed on.
     """
     diagnoser, problems = Diagnoser(source.names, rules), Problems(source.names, source.why_nameless)
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
@@ -155,6 +159,8 @@ def run(
     printed = ungathered = since_ns = 0
     try:
         for kept in itertools.islice(pace.ticks(), iterations):
+            if end_ns and kept.taken_ns > end_ns:
+                return False
             printed += 1
             if wanted.filter.needs_details:
                 looked_up = look_up(source, kept, looked_up)
@@ -232,7 +238,7 @@ class _Asking(NamedTuple):
 
 def _add_up(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> None:
     some = tick.shares.in_scope(Scope(ALL, idle=wanted.idle_shown))
-    for line, ns in folded.folded(some, tick.kept.window.book, names, wanted.mode).items():
+    for line, ns in folded.folded(some, tick.kept.window.book, names, wanted.mode, wanted.style).items():
         sums[line] = sums.get(line, 0) + ns
 
 

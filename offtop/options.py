@@ -33,6 +33,8 @@ STATES = {
 """--state's words and the kernel's bits (include/linux/sched.h); running is our own: it left involuntarily."""
 _NS_PER_US = 1000
 _MOST_STACK_KB = 64
+_PER = frozenset(("thread", "category"))
+"""As export.folded has it."""
 _MOST_IDS = 1024
 """As many as the kernel side has room for (only_pids in bpf/offcpu.c)."""
 
@@ -143,16 +145,16 @@ def report() -> argparse.ArgumentParser:
 
 
 def export() -> argparse.ArgumentParser:
-    from offtop.takeaway import FORMATS
+    from offtop.takeaway import COMMANDS
 
     parser = Parser(
         prog="offtop export",
         description="write a recording, or this machine's next seconds, for other programs to open",
-        epilog="; ".join(f"{name}: {what}" for name, what in FORMATS.items()),
+        epilog="; ".join(f"{name}: {what}" for name, what in COMMANDS.items()),
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("format", choices=tuple(FORMATS), metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
+    add("format", choices=tuple(COMMANDS), metavar="FORMAT", help=f"one of {', '.join(COMMANDS)}")
     add("file", nargs="?", metavar="FILE", help="a recording (default: this machine, now)")
     add("-o", "--output", metavar="OUT", help="the file to write, 0600 (default: stdout)")
     add("-n", "--iterations", type=_count, metavar="N", help="of N ticks (10; a recording: all)")
@@ -164,6 +166,7 @@ def export() -> argparse.ArgumentParser:
     add("--end", metavar="T", help="of a recording: up to then")
     add("--baseline", metavar="FILE", help="a recording to compare with, in svg and folded")
     add("--title", default="", metavar="TEXT", help="what the picture is called")
+    _folded(parser)
     _paced(parser)
     _counted(parser)
     _woken(parser)
@@ -227,6 +230,25 @@ def _in_text(parser: argparse.ArgumentParser) -> None:
     written.add_argument("--json", action="store_true", help="one JSON object a tick (see: offtop schema)")
     written.add_argument(
         "-f", "--folded", action="store_true", help="at the end, folded stacks of it all, as flamegraph.pl reads them"
+    )
+    _folded(parser)
+
+
+def _folded(parser: argparse.ArgumentParser) -> None:
+    """How folded stacks are written."""
+    add = parser.add_argument
+    add(
+        "--delimiter",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="folded: a - between the program's functions and the kernel's",
+    )
+    add(
+        "--per",
+        type=_per,
+        default=frozenset(),
+        metavar="WHAT,…",
+        help="folded: a line for each thread (comm-tid in front), category, or both (default: name of threads)",
     )
 
 
@@ -523,6 +545,13 @@ def _bytes_of(text: str) -> int:
     return int(text[:-1]) << 10 if text[-1:] in ("k", "K") else int(text)
 
 
+def _per_of(text: str) -> frozenset[str]:
+    asked = frozenset(text.split(","))
+    if not asked <= _PER:
+        raise ValueError(text)
+    return asked
+
+
 def _percent_of(text: str) -> float:
     share = float(text.removesuffix("%"))
     if not 0.1 <= share <= 1000:
@@ -542,4 +571,5 @@ _rate = _argument(parse_rate, "requests a second, as 1500 or 1.5k, and perhaps t
 _stack_bytes = _argument(_stack_bytes_of, f"a size of whole KB, from 1K to {_MOST_STACK_KB}K")
 _percent = _argument(_percent_of, "a percentage of one CPU from 0.1 up, as 5 or 20")
 _speed = _argument(_speed_of, "a factor from 0.01 up, as 10 or 0.5")
+_per = _argument(_per_of, "thread, category, or thread,category")
 _size = _argument(parse_size, "a size of at least 1M, as 500M or 2G")

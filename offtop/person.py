@@ -14,7 +14,7 @@ import stat
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from offtop.errors import OfftopError, PrivilegeError
 from offtop.model.printable import printable
@@ -196,20 +196,41 @@ def _seen(path: Path) -> bool:
 
 
 def write_theirs(path: Path, person: Person, text: str | bytes) -> None:
-    """Put `text` into that file, whole or not at all; file (0600) and missing directories (0700) are the person's.
+    """Put `text` into that file, as `writing_theirs` does. Raises OfftopError."""
+    content = text.encode() if isinstance(text, str) else text
+    with _told(path, person, "written"), as_person(person), writing_theirs(path, person) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def writing_theirs(path: Path, person: Person) -> Generator[BinaryIO]:
+    """What is written in this block is that file at its end, whole or not at all; file (0600) and missing directories
+    (0700) are the person's.
 
     Raises OfftopError, and leaves everything as it was, also where a link or anything else that is no regular
     file has that name.
     """
-    content = text.encode() if isinstance(text, str) else text
-    with _told(path, person, "written"), as_person(person):
-        _make(path.parent)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # and nowhere else from here on
-        try:
+    new = f".offtop-{secrets.token_hex(8)}"
+    with contextlib.ExitStack() as opened:
+        with _told(path, person, "written"), as_person(person):
+            _make(path.parent)
+            # And nowhere else from here on.
+            directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, directory)
             _refuse_what_is_no_file(path, directory)
-            _replace(path.name, directory, content)
-        finally:
-            os.close(directory)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(new, flags, mode=0o600, dir_fd=directory)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(fd)
+            with _told(path, person, "written"), as_person(person):
+                os.replace(new, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            with contextlib.suppress(OSError), as_person(person):
+                os.unlink(new, dir_fd=directory)
+            raise
 
 
 def _make(directory: Path) -> None:
@@ -226,21 +247,6 @@ def _refuse_what_is_no_file(path: Path, directory: int) -> None:
     if not stat.S_ISREG(mode):
         what = "a link, through which offtop does not write" if stat.S_ISLNK(mode) else "not a regular file"
         raise OfftopError(f"{printable(str(path))} is {what}. Remove it, or name another file")
-
-
-def _replace(name: str, directory: int, content: bytes) -> None:
-    new = f".offtop-{secrets.token_hex(8)}"
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode=0o600, dir_fd=directory)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(fd)
-        os.replace(new, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(new, dir_fd=directory)
-        raise
 
 
 @contextlib.contextmanager

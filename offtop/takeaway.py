@@ -1,21 +1,27 @@
 """What `offtop export` writes: what was measured, in the forms that other programs open."""
 
+import contextlib
+import io
 import sys
 from pathlib import Path
+from typing import NamedTuple, TextIO
 
+from offtop import batch
 from offtop.errors import OfftopError, UsageError
 from offtop.export import flamegraph, folded, pprof, speedscope, table
+from offtop.export.folded import AS_BCC, Style
 from offtop.export.profile import Profile, profile_of
 from offtop.model.categories import Categories
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import RuleSource
 from offtop.model.filter import Filter
 from offtop.model.printable import printable
-from offtop.model.wake import gathers
-from offtop.person import Person, write_theirs
+from offtop.model.snapshot import Snapshot
+from offtop.model.wake import WAKEUP, gathers
+from offtop.person import Person, write_theirs, writing_theirs
 from offtop.source import Source
 from offtop.tick import passing
-from offtop.whole import whole_of
+from offtop.whole import not_gathered, whole_of
 
 FORMATS = {
     "folded": "a line a stack and its us, for flamegraph.pl, speedscope and scripts",
@@ -24,6 +30,9 @@ FORMATS = {
     "pprof": "gzipped, for go tool pprof, Pyroscope, Parca and Perfetto",
     "csv": "a row a stack of each thread",
 }
+LINES = "jsonl"
+"""The format that is of ticks, and not of all of them as one."""
+COMMANDS = {**FORMATS, LINES: "a line of JSON a tick, as --json prints it, with what looks idle, marked"}
 ENDINGS = {"folded": "folded", "svg": "svg", "speedscope": "speedscope.json", "pprof": "pb.gz", "csv": "csv"}
 """Of files."""
 _COMPARES = ("folded", "svg")
@@ -50,17 +59,63 @@ def profile(
     return profile_of(whole.window, shares, source.names, source.host, mode, idle)
 
 
-def check(form: str, has_baseline: bool, path: str) -> None:
+def check(form: str, has_baseline: bool, path: str, style: Style = AS_BCC) -> None:
     """Raises UsageError for what cannot be written; to be asked before anything is measured."""
+    if form != "folded" and style != AS_BCC:
+        raise UsageError("--delimiter and --per are of folded stacks. Take folded, or leave them out")
     if has_baseline and form not in _COMPARES:
         raise UsageError(f"--baseline compares in {' and '.join(_COMPARES)} alone. Take one of these, or leave it out")
     if form == "pprof" and not path and sys.stdout.isatty():
         raise UsageError(f"{form} is no text. Write it to a file: -o FILE")
 
 
-def write(form: str, one: Profile, baseline: Profile | None, path: str, title: str, whose: Person) -> None:
+class _Gathered(NamedTuple):
+    """Looks at each snapshot that is read. Raises OfftopError for one without what a filter asks for."""
+
+    chosen: Filter
+
+    def add(self, snapshot: Snapshot) -> None:
+        if self.chosen.needs_wakers and not gathers(snapshot.mode, WAKEUP):
+            raise OfftopError(not_gathered(self.chosen))
+
+
+def write_lines(
+    source: Source,
+    categories: Categories,
+    rules: RuleSource,
+    chosen: Filter,
+    delay_ns: int,
+    iterations: int | None,
+    end_ns: int,
+    path: str,
+    whose: Person,
+) -> None:
+    """Each tick as --json has it, into that file, or to stdout. Raises OfftopError."""
+    with contextlib.ExitStack() as opened:
+        out: TextIO = sys.stdout
+        if path:
+            _refuse_missing_directories(Path(path))
+            out = io.TextIOWrapper(opened.enter_context(writing_theirs(Path(path), whose)), encoding="utf-8")
+        batch.run(
+            source,
+            categories,
+            delay_ns,
+            iterations,
+            batch.Wanted(chosen),
+            as_json=True,
+            width=0,
+            out=out,
+            recorder=_Gathered(chosen),
+            rules=rules,
+            end_ns=end_ns,
+        )
+
+
+def write(
+    form: str, one: Profile, baseline: Profile | None, path: str, title: str, whose: Person, style: Style = AS_BCC
+) -> None:
     """Into that file, or to stdout; on stderr what was lost. Raises OfftopError."""
-    content = in_form(form, one, title, baseline)
+    content = in_form(form, one, title, baseline, style)
     content = content.encode() if isinstance(content, str) else content
     if path:
         _refuse_missing_directories(Path(path))
@@ -81,11 +136,13 @@ def _refuse_missing_directories(file: Path) -> None:
         raise OfftopError(f"There is no directory {directory}. Make it, or name another file")
 
 
-def in_form(form: str, one: Profile, title: str = "", baseline: Profile | None = None) -> str | bytes:
+def in_form(
+    form: str, one: Profile, title: str = "", baseline: Profile | None = None, style: Style = AS_BCC
+) -> str | bytes:
     """`form`: one of FORMATS."""
     match form:
         case "folded":
-            return folded.text(one, baseline)
+            return folded.text(one, baseline, style)
         case "svg":
             return flamegraph.svg(one, title, baseline)
         case "speedscope":

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from offtop import batch, paths
 from offtop.errors import CaughtError, OfftopError, UsageError
+from offtop.export.folded import Style
 from offtop.model import categories
 from offtop.model.filter import NOTHING, Filter, FilterError, parse, quoted
 from offtop.model.printable import printable
@@ -286,11 +287,14 @@ def export(asked: argparse.Namespace) -> int:
     settings = loaded.settings
     mode = asked.mode or (OFFCPU if asked.file else settings.mode)
 
-    takeaway.check(asked.format, asked.baseline is not None, asked.output or "")
+    style = Style(asked.delimiter, asked.per)
+    takeaway.check(asked.format, asked.baseline is not None, asked.output or "", style)
     if asked.file is None and chosen.needs_wakers and mode == OFFCPU:
         raise UsageError("--filter asks who ended waits, which is not gathered in mode offcpu. Add --mode wakeup")
 
-    def of_file(name: str, begin: str | None, end: str | None, iterations: int | None) -> "Profile":
+    @contextlib.contextmanager
+    def of_file(name: str, begin: str | None = None, end: str | None = None) -> Generator[tuple[Source, int]]:
+        """From `begin` on, and when it ends."""
         with contextlib.closing(RecordedSource(Path(name), categories=known.ids, keep_ns=EVER_NS)) as source:
             begin_ns = _begin(begin, source.recorded) if begin is not None else 0
             end_ns = _begin(end, source.recorded, "--end") if end is not None else 0
@@ -298,20 +302,32 @@ def export(asked: argparse.Namespace) -> int:
                 raise UsageError("--end is not behind --begin. Name a later moment, or leave one of them out")
             if begin is not None:
                 source.go_to(begin_ns)
-            return takeaway.profile(
-                source, known, files, chosen, mode, bool(settings.idle), settings.delay_ns, iterations, end_ns
-            )
+            yield source, end_ns
 
+    @contextlib.contextmanager
+    def of_now() -> Generator[tuple[Source, int]]:
+        filters, keep_ns = _filters(asked, loaded), (ticks or 0) * settings.delay_ns
+        with _ended_by_signals(), _live_source(known, filters, asked, loaded, keep_ns) as source:
+            yield source, 0
+
+    ticks: int | None = asked.iterations or (None if asked.file else _EXPORT_TICKS)
     with _rule_files(known, loaded, whose) as files, written():
-        baseline = of_file(asked.baseline, None, None, None) if asked.baseline else None
-        if asked.file:
-            made = of_file(asked.file, asked.begin, asked.end, asked.iterations)
-        else:
-            ticks = asked.iterations or _EXPORT_TICKS
-            filters, keep_ns = _filters(asked, loaded), ticks * settings.delay_ns
-            with _ended_by_signals(), _live_source(known, filters, asked, loaded, keep_ns) as source:
-                made = takeaway.profile(source, known, files, chosen, mode, settings.idle, settings.delay_ns, ticks)
-        takeaway.write(asked.format, made, baseline, asked.output or "", asked.title, whose)
+
+        def whole(source: Source, ticks: int | None = None, end_ns: int = 0) -> "Profile":
+            idle, delay_ns = settings.idle, settings.delay_ns
+            return takeaway.profile(source, known, files, chosen, mode, idle, delay_ns, ticks, end_ns)
+
+        baseline, out = None, asked.output or ""
+        if asked.baseline:
+            with of_file(asked.baseline) as (source, _):
+                baseline = whole(source)
+        with of_file(asked.file, asked.begin, asked.end) if asked.file else of_now() as (source, end_ns):
+            if asked.format == takeaway.LINES:
+                delay_ns = settings.delay_ns
+                takeaway.write_lines(source, known, files, chosen, delay_ns, ticks, end_ns, out, whose)
+                return 0
+            made = whole(source, ticks, end_ns)
+        takeaway.write(asked.format, made, baseline, out, asked.title, whose, style)
     return 0
 
 
@@ -373,6 +389,8 @@ def _choices(asked: argparse.Namespace) -> tuple[categories.Categories, Filter, 
         raise UsageError("--folded compares with nothing. Take: offtop export folded FILE --baseline FILE")
     if asked.sort is not None and asked.sort.lstrip("-").upper() == CHANGE and asked.baseline is None:
         raise UsageError("--sort CHANGE is by what changed since --baseline FILE. Name one, or sort by another field")
+    if (asked.delimiter or asked.per) and not asked.folded:
+        raise UsageError("--delimiter and --per are of folded stacks. Add --folded, or leave them out")
     if asked.json and asked.rate:
         raise UsageError("--rate checks a budget in words, and --json has none. Leave it out")
     return rules, chosen, user
@@ -521,6 +539,7 @@ def _batch(
         mode=settings.mode,
         folded=asked.folded,
         baseline=baseline,
+        style=Style(asked.delimiter, asked.per),
     )
     with written():
         ended = batch.run(

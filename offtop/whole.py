@@ -60,10 +60,7 @@ def whole_of(
     if last is None:
         raise OfftopError("There was no whole tick: what passes between two readings. Take a longer time")
     if chosen.needs_wakers and not gathers(last.facts.mode, WAKEUP):
-        raise OfftopError(
-            f"'{printable(chosen.text)}' asks who ended waits, which was not gathered. Leave that out, or record "
-            "with --mode wakeup"
-        )
+        raise OfftopError(not_gathered(chosen))
     window = merge(windows)
     source.wait_for_names({*_unnamed(window.book, _stacks(window))}, _NAMES_SECONDS)
     return Kept.of(window, (history.look_again() or last).idle)
@@ -84,6 +81,14 @@ def baseline_in(source: Source, file: str, categories: Categories, diagnoser: Di
     if last is None:
         raise OfftopError(f"{printable(file)} has no whole tick. Take a longer recording as the baseline")
     return baseline_of([merge(some) for some in parts if some], last.idle, source.names, file)
+
+
+def not_gathered(chosen: Filter) -> str:
+    """Where `chosen` asks for it."""
+    return (
+        f"'{printable(chosen.text)}' asks who ended waits, which was not gathered. Leave that out, or record "
+        "with --mode wakeup"
+    )
 
 
 def _stacks(window: Window) -> set[int]:

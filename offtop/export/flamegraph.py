@@ -23,11 +23,11 @@ _LETTER = 7
 """How wide one is, in px."""
 _PALETTES = {
     OFFCPU: ("#8fc1ea", "#4f8fcd"),
-    WAKEUP: ("#9fd8c5", "#4cae92"),
+    WAKEUP: ("#8fdcdc", "#3fa9a9"),
     OFFWAKE: ("#a9c8ef", "#5b86c9"),
     CHAIN: ("#b9bff0", "#6f74cf"),
 }
-"""Of a mode: the program's functions, and the kernel's."""
+"""Of a mode: the program's functions, and the kernel's; those of who woke are as of wakeups in each."""
 _WAKER, _TURN, _NAME = "#f0b47c", "#c9c9c9", "#dfe6ee"
 """Who woke; what stands between stacks; processes and threads."""
 _TITLES = {OFFCPU: "off-CPU time", WAKEUP: "wakeups", OFFWAKE: "off-CPU time and wakers", CHAIN: "chains of wakers"}
@@ -48,6 +48,8 @@ class _Box(NamedTuple):
     x: float
     """In px from the left edge of the boxes."""
     width: float
+    woke: bool = False
+    """It is of who woke."""
 
 
 def svg(profile: Profile, title: str = "", baseline: Profile | None = None) -> str:
@@ -105,7 +107,8 @@ def _boxes(root: _Node) -> tuple[list[_Box], int]:
         for node in sorted(box.node.children.values(), key=lambda one: one.step):
             width = room * node.ns / root.ns
             if width >= _LEAST:
-                boxes.append(_Box(node, box.depth + 1, x, width))
+                woke = node.step == steps.WOKEN_BY or (box.woke and node.step != steps.WHO_WAITED)
+                boxes.append(_Box(node, box.depth + 1, x, width, woke))
             elif node.ns:
                 narrow += 1
             x += width
@@ -162,7 +165,7 @@ def _colour(box: _Box, mode: str) -> str:
         return _WAKER
     if not step.kernel and (box.depth < 2 or not steps.is_function(step)):
         return _NAME
-    return _PALETTES[mode][step.kernel]
+    return _PALETTES[WAKEUP if box.woke else mode][step.kernel]
 
 
 def _difference(share: float) -> str:

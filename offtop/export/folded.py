@@ -3,10 +3,12 @@ function first, then its time in us.
 
 Of off-CPU time it is `comm;functions us`, as of offcputime; with wakers `target;functions;--;the waker's functions the
 other way round;waker us`, as of offwaketime, and of chains the same again for each waker before; of wakeups
-`waker;functions;target us`, as of wakeuptime.
+`waker;functions;target us`, as of wakeuptime. Asked for, `-` stands where a stack goes from the program to the kernel
+or back, as with -d of those tools, and in front the category, and the thread's own `comm-tid`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,14 +19,51 @@ from offtop.model.cut import RUN_QUEUE, Shares, distinct_rows
 from offtop.model.printable import printable
 from offtop.model.rows import thread_name
 from offtop.model.stack import Names
-from offtop.model.steps import NO_FRAMES, Shape, Step
+from offtop.model.steps import NO_FRAMES, Path, Shape, Step
 from offtop.model.table import thread_codes
 from offtop.model.wake import OFFCPU, WAKEUP
 
+PER = ("thread", "category")
+"""What lines may be parted by, besides the names of threads."""
+_DELIMITER = Step("-", False)
 _LOW = (1 << 32) - 1
 
 
-def folded(shares: Shares, book: Book, names: Names, mode: str) -> dict[str, int]:
+class Style(NamedTuple):
+    """How a line is written."""
+
+    delimiter: bool = False
+    """With `-` between the program's functions and the kernel's."""
+    per: frozenset[str] = frozenset()
+    """Of PER."""
+
+    def line(self, mode: str, category: str, comm: str, tid: int, path: Path) -> str:
+        """`comm` and `tid` of who waited."""
+        front = [Step(category, False)] if "category" in self.per else []
+        if "thread" in self.per:
+            front.append(Step(f"{comm}-{tid}", False))
+        elif mode != WAKEUP:
+            front.append(Step(comm, False))
+        return one_line((*front, *(_parted(path) if self.delimiter else path)))
+
+
+AS_BCC = Style()
+
+
+def _parted(path: Path) -> Iterator[Step]:
+    before: Step | None = None
+    for step in path:
+        if (
+            before
+            and before.kernel != step.kernel
+            and all(one.kernel or steps.is_function(one) for one in (before, step))
+        ):
+            yield _DELIMITER
+        yield step
+        before = step
+
+
+def folded(shares: Shares, book: Book, names: Names, mode: str, style: Style = AS_BCC) -> dict[str, int]:
     """Stack → ns. Waits without a stack are left out; in modes with wakers the run queue is, too."""
     placed = (shares.ids[:, 2] != stack.SHORT) & (shares.ids[:, 2] != stack.FILTERED)
     if mode != OFFCPU:
@@ -35,9 +74,14 @@ def folded(shares: Shares, book: Book, names: Names, mode: str) -> dict[str, int
     path_of = steps.steps_of(book, names, Shape(mode=mode))
     comms = [thread_name(ThreadKey(code >> 32, code & _LOW), book) for code in threads.tolist()]
     sums: dict[str, int] = {}
-    for code, (_, total_ns, _, _) in some.by(which << 32 | whose):
-        path = path_of(distinct[code >> 32]) or (NO_FRAMES,)
-        line = one_line(path if mode == WAKEUP else (Step(comms[code & _LOW], False), *path))
+    leaf = some.leaf if "category" in style.per else np.zeros_like(which)
+    rows, codes = np.unique(np.stack((which, whose, leaf), axis=1), axis=0, return_inverse=True)
+    for code, (_, total_ns, _, _) in some.by(codes.reshape(-1)):
+        row: list[int] = rows[code].tolist()
+        place, thread, of = row
+        path = path_of(distinct[place]) or (NO_FRAMES,)
+        category = some.leaves[of].category if some.leaves else ""
+        line = style.line(mode, category, comms[thread], int(threads[thread]) & _LOW, path)
         sums[line] = sums.get(line, 0) + total_ns
     return sums
 
@@ -55,23 +99,23 @@ def one_line(path: Iterable[Step]) -> str:
     return ";".join(printable(name).replace(";", ":").replace("\n", " ") for name in names)
 
 
-def text(profile: Profile, baseline: Profile | None = None) -> str:
+def text(profile: Profile, baseline: Profile | None = None, style: Style = AS_BCC) -> str:
     """The lines of a profile; against a baseline `stack before now`, as difffolded.pl of FlameGraph prints them, with
     what was before scaled to the same length of time."""
-    now = _sums(profile)
+    now = _sums(profile, style)
     if baseline is None:
         return "".join(f"{line}\n" for line in lines(now))
     scale = profile.span_ns / baseline.span_ns if baseline.span_ns else 1.0
-    before = {line: round(ns * scale) for line, ns in _sums(baseline).items()}
+    before = {line: round(ns * scale) for line, ns in _sums(baseline, style).items()}
     every = sorted({*now, *before}, key=lambda line: (-now.get(line, 0), -before.get(line, 0), line))
     pairs = ((line, before.get(line, 0) // 1000, now.get(line, 0) // 1000) for line in every)
     return "".join(f"{line} {was} {us}\n" for line, was, us in pairs if was or us)
 
 
-def _sums(profile: Profile) -> dict[str, int]:
+def _sums(profile: Profile, style: Style) -> dict[str, int]:
     sums: dict[str, int] = {}
     for one in profile.samples:
         if one.has_stack:
-            line = one_line(one.path if profile.mode == WAKEUP else (Step(one.thread, False), *one.path))
+            line = style.line(profile.mode, one.category, one.thread, one.tid, one.path)
             sums[line] = sums.get(line, 0) + one.total_ns
     return sums

@@ -11,6 +11,7 @@ from textual.message import Message
 from offtop import pace
 from offtop.batch import look_up
 from offtop.errors import OfftopError
+from offtop.export import folded
 from offtop.export.profile import profile_of
 from offtop.model.cut import Shares
 from offtop.model.picture import Picture
@@ -26,6 +27,15 @@ from offtop.units import NS_PER_S, parse_duration, size, span
 _ALL, _ALL_NS = "all", 1 << 62
 """What is typed for as far back as there is, and more than that."""
 _MINUTE = "1m"
+_PARTED = {"threads": ("thread",), "categories": ("category",)}
+"""Folded stacks, otherwise."""
+_FORMS = {
+    "folded": FORMATS["folded"],
+    "threads": "the same, of each thread by itself",
+    "categories": "the same, below their categories",
+    **FORMATS,
+}
+"""What is offered. Ticks as JSON are not: the selection is of a span."""
 
 
 class Exported(Message):
@@ -133,7 +143,7 @@ class Keeping(Modes):
         if self._picture is None or not self._picture.gathered:
             self._say("there is nothing to write yet")
             return
-        choices = [Choice(name, f"{name:<10} {what}") for name, what in FORMATS.items()]
+        choices = [Choice(name, f"{name:<10} {what}") for name, what in _FORMS.items()]
         self.push_screen(Chooser("write the selection as", lambda: choices, self._export, self._glyphs, closes=True))
 
     def _export(self, form: str) -> None:
@@ -146,7 +156,9 @@ class Keeping(Modes):
         window, shares = self._selected(picture)
         mode, idle, host = picture.view.mode, picture.view.idle_shown, self._source.host
         made = profile_of(window, shares, self._source.names, host, mode, idle)
-        self.post_message(Exported(form, in_form(form, made, selection(picture, self._glyphs))))
+        style = folded.Style(per=frozenset(_PARTED.get(form, ())))
+        form = "folded" if form in _PARTED else form
+        self.post_message(Exported(form, in_form(form, made, selection(picture, self._glyphs), style=style)))
 
     def on_exported(self, message: Exported) -> None:
         machine = re.sub(r"[^A-Za-z0-9.-]", "_", self._source.host)

@@ -17,9 +17,10 @@ import pytest
 
 from offtop import paths
 from offtop.export import flamegraph, folded, pprof, speedscope, table
+from offtop.export.folded import Style
 from offtop.export.profile import BELOW, Profile, Sample
-from offtop.model.steps import WOKEN_BY, Step
-from offtop.model.wake import MODES, OFFCPU
+from offtop.model.steps import WHO_WAITED, WOKEN_BY, Step
+from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE, WAKEUP
 from tests import command
 
 DEMO = paths.demo()
@@ -66,6 +67,36 @@ def test_folded_against_a_baseline_has_what_was_before_as_of_the_same_time() -> 
         "worker;main;log;pipe_write 0 300000",
         "worker;main;gone 100000 0",
     ]
+
+
+def test_folded_may_be_parted_by_thread_and_by_category() -> None:
+    both = Style(per=frozenset(("thread", "category")))
+    assert folded.text(SHOP, None, both).splitlines() == [
+        "lock;worker-71;main;serve;futex_wait 900000",
+        "pipe;worker-72;main;log;pipe_write 300000",
+    ]
+    assert folded.text(SHOP, SHOP, Style(per=frozenset(("thread",)))).splitlines() == [
+        "worker-71;main;serve;futex_wait 900000 900000",
+        "worker-72;main;log;pipe_write 300000 300000",
+    ]
+    woken = profile(sample(SECOND, "clerk", "k:futex_wake", "-> shop"), mode=WAKEUP)
+    assert folded.text(woken) == "clerk;futex_wake;shop 1000000\n"
+    assert folded.text(woken, None, Style(per=frozenset(("thread",)))) == "worker-71;clerk;futex_wake;shop 1000000\n"
+
+
+def test_a_delimiter_stands_where_a_stack_goes_from_the_program_to_the_kernel() -> None:
+    """As offcputime -fd and offwaketime -fd have it: only between the two, and for each stack."""
+    style = Style(delimiter=True)
+    assert folded.text(SHOP, None, style).splitlines()[0] == "worker;main;serve;-;futex_wait 900000"
+    waker = (Step("wake", True), Step("unlock", False), Step("clerk(9)", False, is_waker=True))
+    way = (*path("~", "main", "k:wait"), WOKEN_BY, *waker)
+    assert folded.text(profile(replaced(way), mode=OFFWAKE), None, style) == (
+        "worker;~;main;-;wait;--;wake;-;unlock;clerk(9) 1000000\n"
+    )
+    for only in (path("k:kthread", "k:worker"), path("(still waiting)", "k:wait"), path("main")):
+        assert ";-" not in folded.text(profile(replaced(only)), None, style)
+    irq = (*path("main"), WOKEN_BY, Step("irq", True), Step("irq (nvme)", False, is_waker=True))
+    assert ";-;" not in folded.text(profile(replaced(irq), mode=OFFWAKE), None, style)
 
 
 # speedscope
@@ -210,6 +241,17 @@ def test_each_mode_has_colours_of_its_own() -> None:
     assert len({*colours.values()}) == len(MODES)
 
 
+def test_who_woke_has_the_colours_of_wakeups_and_who_had_waited_those_of_who_waits() -> None:
+    way = (*path("main", "k:wait"), WOKEN_BY, *path("k:wake", "unlock"), WHO_WAITED, *path("outer", "k:io_wait"))
+    drawn = boxes(flamegraph.svg(profile(replaced(way), mode=CHAIN)))
+    colour = {title.partition(" (")[0]: fill for title, (_, fill) in drawn.items()}
+    of_wakeups = boxes(flamegraph.svg(profile(replaced(path("unlock", "k:wake")), mode=WAKEUP)))
+    aqua = {title.partition(" (")[0]: fill for title, (_, fill) in of_wakeups.items()}
+    assert (colour["unlock"], colour["wake"]) == (aqua["unlock"], aqua["wake"])
+    assert (colour["main"], colour["wait"]) == (colour["outer"], colour["io_wait"])
+    assert not {colour["main"], colour["wait"]} & {*aqua.values()}
+
+
 def replaced(steps: tuple[Step, ...]) -> Sample:
     return sample(SECOND)._replace(path=steps)
 
@@ -264,6 +306,53 @@ def test_every_format_has_all_the_time_that_is_shown(shown_ns: int) -> None:
     assert not any("__schedule" in row["stack"] for row in rows)
 
 
+def test_lines_of_json_are_what_replay_prints(tmp_path: Path, shown_ns: int) -> None:
+    printed = command.run("replay", str(DEMO), "--json").out
+    assert exported("jsonl") == printed
+    whole = sum(
+        one["total_ns"] - one["idle_ns"]
+        for tick in map(json.loads, exported("jsonl").splitlines())
+        for one in tick["categories"]
+        if one["name"] != "filtered"
+    )
+    assert whole == shown_ns
+    out = tmp_path / "x.jsonl"
+    assert exported("jsonl", "-o", str(out), "-n", "3") == ""
+    assert out.read_text().splitlines() == printed.splitlines()[:3]
+    assert out.stat().st_mode & 0o777 == 0o600
+    part = [json.loads(line)["taken_ns"] for line in exported("jsonl", "--begin", "+5s", "--end", "+9s").splitlines()]
+    every = [json.loads(line)["taken_ns"] for line in printed.splitlines()]
+    assert 3 <= len(part) <= 5 and set(part) < set(every)
+
+
+def test_folded_of_the_demo_has_the_same_time_however_it_is_parted() -> None:
+    def whole(*arguments: str) -> int:
+        return sum(int(line.rpartition(" ")[2]) for line in exported("folded", *arguments).splitlines())
+
+    plain = whole()
+    for some in (("--delimiter",), ("--per", "thread"), ("--per", "category"), ("--per", "thread,category")):
+        assert whole(*some) == pytest.approx(plain, rel=0.001)
+    assert exported("folded", "--no-delimiter") == exported("folded")
+
+
+def test_batch_says_the_same_of_threads_and_categories() -> None:
+    def told(*arguments: str) -> dict[str, int]:
+        ended = command.run("replay", str(DEMO), "--folded", "-n", "4", *arguments)
+        assert (ended.status, ended.err) == (0, "")
+        lines = (line.rpartition(" ") for line in ended.out.splitlines())
+        return {stack: int(us) for stack, _, us in lines}
+
+    plain = told()
+    parted = told("--per", "category,thread", "--delimiter")
+    assert sum(parted.values()) == pytest.approx(sum(plain.values()), rel=0.001)
+    assert all(re.match(r"[a-z-]+;.+-\d+;", stack) for stack in parted)
+    joined: dict[str, int] = {}
+    for stack, us in parted.items():
+        line = re.sub(r"^[^;]+;(.*?)-\d+;", r"\1;", stack).replace(";-;", ";")
+        joined[line] = joined.get(line, 0) + us
+    assert joined.keys() >= {stack for stack, us in plain.items() if us > 1000}
+
+
 def test_a_part_of_a_recording_is_less_and_a_filter_chooses() -> None:
     def whole(*arguments: str) -> int:
         return sum(int(row["total_ns"]) for row in csv.DictReader(io.StringIO(exported("csv", *arguments))))
@@ -297,6 +386,10 @@ def test_a_file_is_the_person_s_alone(tmp_path: Path) -> None:
         (("folded", str(OLD), "--filter", "waker=a"), "asks who ended waits"),
         (("folded", str(DEMO), "--begin", "+40s", "--end", "+10s"), "--end is not behind --begin"),
         (("gif", str(DEMO)), "invalid choice"),
+        (("svg", str(DEMO), "--per", "thread"), "--delimiter and --per are of folded stacks"),
+        (("folded", str(DEMO), "--per", "cpu"), "thread, category, or thread,category"),
+        (("jsonl", str(DEMO), "--baseline", str(DEMO)), "--baseline compares in folded and svg alone"),
+        (("jsonl", str(OLD), "--filter", "waker=a"), "asks who ended waits, which was not gathered"),
     ],
 )
 def test_what_cannot_be_is_said_with_its_remedy(arguments: tuple[str, ...], says: str) -> None:

@@ -32,7 +32,7 @@ class Written:
 
 
 @pytest.mark.parametrize(
-    ("downs", "ending"), [(0, ".folded"), (1, ".svg"), (2, ".speedscope.json"), (3, ".pb.gz"), (4, ".csv")]
+    ("downs", "ending"), [(0, ".folded"), (3, ".svg"), (4, ".speedscope.json"), (5, ".pb.gz"), (6, ".csv")]
 )
 @asynchronous
 async def test_each_format_is_written_with_its_ending(downs: int, ending: str) -> None:
@@ -43,6 +43,24 @@ async def test_each_format_is_written_with_its_ending(downs: int, ending: str) -
         assert name.startswith("offtop-db7-") and name.endswith(ending)
         assert screen(app)[-2] == f"written to {name}"
         assert gzip.decompress(content) if isinstance(content, bytes) else content
+
+
+@pytest.mark.parametrize(
+    ("downs", "line"),
+    [
+        (0, "worker-1;main;serve;take_order;futex_do_wait"),
+        (1, "worker-1-101;main;serve;take_order;futex_do_wait"),
+        (2, "lock;worker-1;main;serve;take_order;futex_do_wait"),
+    ],
+)
+@asynchronous
+async def test_folded_stacks_may_be_parted(downs: int, line: str) -> None:
+    files = Written()
+    async with shown(ScriptedSource(SHOP, ticks=5), files=files) as (_, pilot):
+        await pilot.press("e", *(["down"] * downs), "enter")
+        ((name, content),) = files.files.items()
+        assert name.endswith(".folded") and isinstance(content, str)
+        assert f"{line} 2000000" in content.splitlines()
 
 
 async def rows_of(*keys: str, view: View) -> list[dict[str, str]]:
