@@ -51,7 +51,7 @@ function _shtab_offtop_using
 end
 
 set -g _shtab_offtop_commands record replay report export diff demo rules doctor schema
-set -g _shtab_offtop_opts_with_value --at --baseline --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --end --filter --history --iterations --keep --max --max-size --min --mode --on-trigger --output --pid --rate --record --sort --speed --state --theme --tid --title --trigger --unwind --unwind-bytes --user --width --window --within -d -n -o -p -t -u -w
+set -g _shtab_offtop_opts_with_value --at --baseline --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --end --filter --history --iterations --keep --max --max-size --min --mode --on-trigger --output --per --pid --rate --record --snapshot-dir --sort --speed --state --theme --tid --title --trigger --unwind --unwind-bytes --user --width --window --within -d -n -o -p -t -u -w
 
 complete -c offtop -e
 complete -c offtop -f
@@ -62,6 +62,8 @@ complete -c offtop -n _shtab_offtop_using -s n -l iterations -x -d 'stop after N
 complete -c offtop -n _shtab_offtop_using -s w -l width -x -d 'batch: cut lines at N columns'
 complete -c offtop -n _shtab_offtop_using -l json -d 'one JSON object a tick (see: offtop schema)'
 complete -c offtop -n _shtab_offtop_using -s f -l folded -d 'at the end, folded stacks of it all, as flamegraph.pl reads them'
+complete -c offtop -n _shtab_offtop_using -l delimiter -l no-delimiter -d 'folded: a - between the program'"'"'s functions and the kernel'"'"'s'
+complete -c offtop -n _shtab_offtop_using -l per -x -d 'folded: a line for each thread (comm-tid in front), category, or both (default: name of threads)'
 complete -c offtop -n _shtab_offtop_using -s d -l delay -x -d 'seconds between two ticks (default 1)'
 complete -c offtop -n _shtab_offtop_using -s p -l pid -xka "(__fish_complete_pids)" -d 'only these processes; CONTAINER:PID is one by its id in there'
 complete -c offtop -n _shtab_offtop_using -s t -l tid -x -d 'only these threads'
@@ -93,6 +95,7 @@ complete -c offtop -n _shtab_offtop_using -s o -l sort -xka "WAITING CHANGE MAX 
 complete -c offtop -n _shtab_offtop_using -l baseline -xka "(__fish_complete_path (commandline -ct))" -d 'compare with this recording: what changed, what is new, what is gone'
 complete -c offtop -n _shtab_offtop_using -l window -xka "1s 10s 60s start" -d 'screen: numbers over 1s, 10s, 60s, or start'
 complete -c offtop -n _shtab_offtop_using -l history -x -d 'screen: how far back to remember (default 10m)'
+complete -c offtop -n _shtab_offtop_using -l snapshot-dir -xka "(__fish_complete_directories)" -d 'screen: where the key s writes snapshots (default: here)'
 complete -c offtop -n _shtab_offtop_using -l theme -xka "ansi colourblind contrast dark light mono" -d 'screen: colours; the README names the themes'
 complete -c offtop -n _shtab_offtop_using -l color -xka "auto always never" -d 'screen: whether to use colours; always beats NO_COLOR'
 complete -c offtop -n _shtab_offtop_using -l ascii -d 'screen: draw with ASCII characters only'
@@ -141,6 +144,8 @@ complete -c offtop -n '_shtab_offtop_using replay' -s n -l iterations -x -d 'sto
 complete -c offtop -n '_shtab_offtop_using replay' -s w -l width -x -d 'batch: cut lines at N columns'
 complete -c offtop -n '_shtab_offtop_using replay' -l json -d 'one JSON object a tick (see: offtop schema)'
 complete -c offtop -n '_shtab_offtop_using replay' -s f -l folded -d 'at the end, folded stacks of it all, as flamegraph.pl reads them'
+complete -c offtop -n '_shtab_offtop_using replay' -l delimiter -l no-delimiter -d 'folded: a - between the program'"'"'s functions and the kernel'"'"'s'
+complete -c offtop -n '_shtab_offtop_using replay' -l per -x -d 'folded: a line for each thread (comm-tid in front), category, or both (default: name of threads)'
 complete -c offtop -n '_shtab_offtop_using replay' -l mode -xka "offcpu wakeup offwake chain" -d 'offcpu, wakeup, offwake or chain: where threads wait, who woke them, both, and who woke those (default offcpu)'
 complete -c offtop -n '_shtab_offtop_using replay' -l depth -x -d 'wakers of a chain, 2 to 8 (default 4)'
 complete -c offtop -n '_shtab_offtop_using replay' -s u -l user -xka "(__fish_complete_users)" -d 'show only this user'"'"'s processes (name or id)'
@@ -153,6 +158,7 @@ complete -c offtop -n '_shtab_offtop_using replay' -s o -l sort -xka "WAITING CH
 complete -c offtop -n '_shtab_offtop_using replay' -l baseline -xka "(__fish_complete_path (commandline -ct))" -d 'compare with this recording: what changed, what is new, what is gone'
 complete -c offtop -n '_shtab_offtop_using replay' -l window -xka "1s 10s 60s start" -d 'screen: numbers over 1s, 10s, 60s, or start'
 complete -c offtop -n '_shtab_offtop_using replay' -l history -x -d 'screen: how far back to remember (default 10m)'
+complete -c offtop -n '_shtab_offtop_using replay' -l snapshot-dir -xka "(__fish_complete_directories)" -d 'screen: where the key s writes snapshots (default: here)'
 complete -c offtop -n '_shtab_offtop_using replay' -l theme -xka "ansi colourblind contrast dark light mono" -d 'screen: colours; the README names the themes'
 complete -c offtop -n '_shtab_offtop_using replay' -l color -xka "auto always never" -d 'screen: whether to use colours; always beats NO_COLOR'
 complete -c offtop -n '_shtab_offtop_using replay' -l ascii -d 'screen: draw with ASCII characters only'
@@ -171,6 +177,8 @@ complete -c offtop -n '_shtab_offtop_using export' -l begin -x -d 'of a recordin
 complete -c offtop -n '_shtab_offtop_using export' -l end -x -d 'of a recording: up to then'
 complete -c offtop -n '_shtab_offtop_using export' -l baseline -xka "(__fish_complete_path (commandline -ct))" -d 'a recording to compare with, in svg and folded'
 complete -c offtop -n '_shtab_offtop_using export' -l title -x -d 'what the picture is called'
+complete -c offtop -n '_shtab_offtop_using export' -l delimiter -l no-delimiter -d 'folded: a - between the program'"'"'s functions and the kernel'"'"'s'
+complete -c offtop -n '_shtab_offtop_using export' -l per -x -d 'folded: a line for each thread (comm-tid in front), category, or both (default: name of threads)'
 complete -c offtop -n '_shtab_offtop_using export' -s d -l delay -x -d 'seconds between two ticks (default 1)'
 complete -c offtop -n '_shtab_offtop_using export' -s p -l pid -xka "(__fish_complete_pids)" -d 'only these processes; CONTAINER:PID is one by its id in there'
 complete -c offtop -n '_shtab_offtop_using export' -s t -l tid -x -d 'only these threads'
@@ -192,7 +200,7 @@ complete -c offtop -n '_shtab_offtop_using export' -s u -l user -xka "(__fish_co
 complete -c offtop -n '_shtab_offtop_using export' -l filter -x -d 'only waits that pass, as '"'"'comm=mysql* cat=lock'"'"''
 complete -c offtop -n '_shtab_offtop_using export' -s i -l idle -d 'with what looks idle'
 complete -c offtop -n '_shtab_offtop_using export' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'read the settings from this file'
-complete -c offtop -n '_shtab_offtop_using export; and test $_shtab_offtop_npos -eq 0' -ka "folded svg speedscope pprof csv" -d 'one of folded, svg, speedscope, pprof, csv'
+complete -c offtop -n '_shtab_offtop_using export; and test $_shtab_offtop_npos -eq 0' -ka "folded svg speedscope pprof csv jsonl" -d 'one of folded, svg, speedscope, pprof, csv, jsonl'
 complete -c offtop -n '_shtab_offtop_using export; and test $_shtab_offtop_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'a recording (default: this machine, now)'
 complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' -a diff -d 'tell what changed between two recordings; no root is needed'
 complete -c offtop -n '_shtab_offtop_using diff' -s h -l help -d 'show this help message and exit'
@@ -211,6 +219,8 @@ complete -c offtop -n '_shtab_offtop_using demo' -s n -l iterations -x -d 'stop 
 complete -c offtop -n '_shtab_offtop_using demo' -s w -l width -x -d 'batch: cut lines at N columns'
 complete -c offtop -n '_shtab_offtop_using demo' -l json -d 'one JSON object a tick (see: offtop schema)'
 complete -c offtop -n '_shtab_offtop_using demo' -s f -l folded -d 'at the end, folded stacks of it all, as flamegraph.pl reads them'
+complete -c offtop -n '_shtab_offtop_using demo' -l delimiter -l no-delimiter -d 'folded: a - between the program'"'"'s functions and the kernel'"'"'s'
+complete -c offtop -n '_shtab_offtop_using demo' -l per -x -d 'folded: a line for each thread (comm-tid in front), category, or both (default: name of threads)'
 complete -c offtop -n '_shtab_offtop_using demo' -l mode -xka "offcpu wakeup offwake chain" -d 'offcpu, wakeup, offwake or chain: where threads wait, who woke them, both, and who woke those (default offcpu)'
 complete -c offtop -n '_shtab_offtop_using demo' -l depth -x -d 'wakers of a chain, 2 to 8 (default 4)'
 complete -c offtop -n '_shtab_offtop_using demo' -s u -l user -xka "(__fish_complete_users)" -d 'show only this user'"'"'s processes (name or id)'
@@ -223,6 +233,7 @@ complete -c offtop -n '_shtab_offtop_using demo' -s o -l sort -xka "WAITING CHAN
 complete -c offtop -n '_shtab_offtop_using demo' -l baseline -xka "(__fish_complete_path (commandline -ct))" -d 'compare with this recording: what changed, what is new, what is gone'
 complete -c offtop -n '_shtab_offtop_using demo' -l window -xka "1s 10s 60s start" -d 'screen: numbers over 1s, 10s, 60s, or start'
 complete -c offtop -n '_shtab_offtop_using demo' -l history -x -d 'screen: how far back to remember (default 10m)'
+complete -c offtop -n '_shtab_offtop_using demo' -l snapshot-dir -xka "(__fish_complete_directories)" -d 'screen: where the key s writes snapshots (default: here)'
 complete -c offtop -n '_shtab_offtop_using demo' -l theme -xka "ansi colourblind contrast dark light mono" -d 'screen: colours; the README names the themes'
 complete -c offtop -n '_shtab_offtop_using demo' -l color -xka "auto always never" -d 'screen: whether to use colours; always beats NO_COLOR'
 complete -c offtop -n '_shtab_offtop_using demo' -l ascii -d 'screen: draw with ASCII characters only'
