@@ -1,23 +1,29 @@
-"""What `offtop export` writes, opened in the programs that it is for: speedscope and the flame graph in a browser.
+"""What `offtop export` writes, opened in the programs that it is for: speedscope and the flame graph in a browser, the
+time line in Perfetto's own parser, lines of JSON in jq.
 
-`make consumers` runs them; they need Debian's chromium and npm, and the npm registry for speedscope.
+`make consumers` runs them; they need Debian's chromium, npm and jq, and the registries for speedscope and perfetto.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from offtop import paths
+from offtop.export import perfetto
 from tests import command
+from tests.export.test_perfetto import AT_NS, TAKEN_NS, WAITS
 
 pytestmark = pytest.mark.consumer
 
 _SPEEDSCOPE = "speedscope@1.25.0"
+_PERFETTO = "perfetto==0.59.1"
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--use-gl=angle"),
     *("--disable-crash-reporter", "--disable-breakpad"),
@@ -44,8 +50,57 @@ def speedscope(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "package/dist/release"
 
 
-def exported(form: str, to: Path) -> Path:
-    ended = command.run("export", form, str(paths.demo()), "-o", str(to))
+@pytest.fixture(scope="module")
+def perfetto_parser(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that it is installed in, apart: its protobuf is no business of offtop's."""
+    directory = tmp_path_factory.mktemp("perfetto")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", directory, _PERFETTO]
+    subprocess.run(pip, check=True, capture_output=True, timeout=120)
+    return directory
+
+
+_PARSED = """
+import json, sys
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+trace = Trace()
+trace.ParseFromString(sys.stdin.buffer.read())
+names = {one.track_descriptor.uuid: one.track_descriptor.thread.thread_name for one in trace.packet}
+print(json.dumps([
+    [one.timestamp, names[one.track_event.track_uuid], TrackEvent.Type.Name(one.track_event.type), one.track_event.name,
+     {a.name: [v.string_value for v in a.array_values] or a.string_value or a.uint_value
+      for a in one.track_event.debug_annotations},
+     list(one.track_event.flow_ids), list(one.track_event.terminating_flow_ids)]
+    for one in trace.packet if one.HasField("track_event")
+]))
+"""
+
+
+def test_perfetto_s_own_parser_reads_the_time_line(perfetto_parser: Path) -> None:
+    made = perfetto.packed(WAITS, AT_NS, TAKEN_NS)
+    environment = {**os.environ, "PYTHONPATH": str(perfetto_parser)}
+    ended = subprocess.run(
+        [sys.executable, "-c", _PARSED], input=made, env=environment, check=True, capture_output=True, timeout=60
+    )
+    lock, queued, *ends, wakes, runs, disk = json.loads(ended.stdout)
+    told = {"process": "shop", "woken by": "clerk(71)", "run queue ns": 100_000_000}
+    stacks = {"kernel": ["futex_wait", "do_syscall_64"], "user": ["take", "main"]}
+    assert lock == [10**9, "worker", "TYPE_SLICE_BEGIN", "lock", {**told, **stacks}, [], []]
+    assert (queued[3], [one[2] for one in ends]) == ("run queue", ["TYPE_SLICE_END"] * 2)
+    assert wakes[1:4] == ["clerk", "TYPE_INSTANT", "wakes worker(72)"]
+    assert wakes[5] == runs[6] == [1]
+    assert disk[1:4] == ["teller", "TYPE_SLICE_BEGIN", "disk-read"]
+
+
+def test_jq_reads_the_lines_of_json(tmp_path: Path) -> None:
+    file = exported("jsonl", tmp_path / "x.jsonl")
+    jq = ["jq", "-s", '[.[].categories[] | select(.name == "lock").total_ns] | add', file]
+    said = subprocess.run(jq, check=True, capture_output=True, text=True, timeout=60).stdout
+    ticks = [json.loads(line) for line in file.read_text().splitlines()]
+    assert int(said) == sum(one["total_ns"] for tick in ticks for one in tick["categories"] if one["name"] == "lock")
+
+
+def exported(form: str, to: Path, *more: str) -> Path:
+    ended = command.run("export", form, str(paths.demo()), "-o", str(to), *more)
     assert (ended.status, ended.err) == (0, "")
     return to
 
@@ -67,10 +122,13 @@ def test_speedscope_s_own_schema_holds(speedscope: Path, tmp_path: Path) -> None
     jsonschema.validate(made, json.loads((speedscope / "file-format-schema.json").read_text()))
 
 
-@pytest.mark.parametrize("form", ["speedscope", "pprof", "folded"])
-def test_speedscope_opens_it(speedscope: Path, chromium: str, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "more"),
+    [("speedscope", ()), ("pprof", ()), ("folded", ()), ("folded", ("--per", "category,thread", "--delimiter"))],
+)
+def test_speedscope_opens_it(speedscope: Path, chromium: str, tmp_path: Path, form: str, more: tuple[str, ...]) -> None:
     """By the way of its own command line: a script beside it that hands the file over."""
-    file = exported(form, tmp_path / f"x.{form}")
+    file = exported(form, tmp_path / f"x.{form}", *more)
     encoded = subprocess.run(["base64", "-w0", file], check=True, capture_output=True, text=True, timeout=60).stdout
     script = tmp_path / "profile.js"
     script.write_text(f"speedscope.loadFileFromBase64('x.{form}', '{encoded}')")

@@ -1,0 +1,110 @@
+"""What ui.perfetto.dev opens: single waits on the time line, a track for each thread, an arrow from who woke it.
+
+Source of the form: https://github.com/google/perfetto/tree/main/protos/perfetto/trace (trace_packet.proto,
+track_event/track_event.proto and what they name).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from offtop.export.protobuf import fixed, message, number, text
+from offtop.model.printable import printable
+
+_PACKET = 1
+_CLOCKS, _TIMESTAMP, _SEQUENCE, _EVENT, _CLOCK, _TRACK = 6, 8, 10, 11, 58, 60
+"""Fields of TracePacket."""
+_REALTIME, _MONOTONIC = 1, 3
+_BEGIN, _END, _INSTANT = 1, 2, 3
+_ARGUMENT, _TYPE, _ON, _CATEGORY, _NAME, _FLOW, _FLOW_ENDS = 4, 9, 11, 22, 23, 47, 48
+"""Fields of TrackEvent."""
+_NUMBER, _TEXT, _CALLED, _ONE_OF = 3, 6, 10, 12
+"""Fields of DebugAnnotation."""
+_OURS = 1
+"""The only sequence of packets."""
+
+
+class Who(NamedTuple):
+    """A thread. Names are raw."""
+
+    pid: int
+    tid: int
+    comm: str
+    process: str = ""
+    """Empty: not known."""
+
+
+class CaughtWait(NamedTuple):
+    who: Who
+    category: str
+    start_ns: int
+    """CLOCK_MONOTONIC."""
+    end_ns: int = 0
+    """When the thread was back; 0: it waits on."""
+    runqueue_ns: int = 0
+    """At its end."""
+    kernel: Sequence[str] = ()
+    """Functions, leaf first."""
+    user: Sequence[str] = ()
+    waker: Who | None = None
+    """None: no thread, or not known."""
+
+
+def packed(waits: Iterable[CaughtWait], at_ns: int, taken_ns: int) -> bytes:
+    """`at_ns` and `taken_ns`: one moment by CLOCK_MONOTONIC and by CLOCK_REALTIME, so that times of day are shown."""
+    some = sorted(waits, key=lambda one: (one.start_ns, one.who))
+    threads = {who.tid: who for one in some for who in (one.waker, one.who) if who}
+    clocks = [message(1, number(1, clock), number(2, ns)) for clock, ns in ((_MONOTONIC, at_ns), (_REALTIME, taken_ns))]
+    head = message(_CLOCKS, *clocks, number(2, _MONOTONIC))
+    packets = [head, *_tracks(threads.values())]
+    for flow, one in enumerate(some, 1):
+        packets += _wait(one, flow)
+    return b"".join(message(_PACKET, one, number(_SEQUENCE, _OURS)) for one in packets)
+
+
+def _tracks(threads: Iterable[Who]) -> Iterator[bytes]:
+    processes: dict[int, str] = {}
+    for who in threads:
+        processes[who.pid] = processes.get(who.pid) or printable(who.process)
+    for pid, name in processes.items():
+        process = message(3, number(1, pid), *([text(6, name)] if name else []))
+        yield message(_TRACK, number(1, _track(pid)), process)
+    for who in threads:
+        thread = message(4, number(1, who.pid), number(2, who.tid), text(5, printable(who.comm)))
+        yield message(_TRACK, number(1, _track(who.pid, who.tid)), number(5, _track(who.pid)), thread)
+
+
+def _track(pid: int, tid: int = 0) -> int:
+    return pid << 32 | tid
+
+
+def _wait(one: CaughtWait, flow: int) -> Iterator[bytes]:
+    """A slice, in it what of it was run queue, and behind it where the arrow ends."""
+    runs_ns = one.end_ns - one.runqueue_ns
+    waker = f"{one.waker.comm}({one.waker.tid})" if one.waker else ""
+    told = (("process", one.who.process), ("woken by", waker))
+    arguments = [
+        *(message(_ARGUMENT, text(_CALLED, name), text(_TEXT, printable(said))) for name, said in told if said),
+        message(_ARGUMENT, text(_CALLED, "run queue ns"), number(_NUMBER, one.runqueue_ns)),
+        *(_functions(name, stack) for name, stack in (("kernel", one.kernel), ("user", one.user)) if stack),
+    ]
+    yield _event(one.start_ns, _BEGIN, one.who, one.category, *arguments)
+    if not one.end_ns:
+        return
+    if one.runqueue_ns:
+        yield _event(runs_ns, _BEGIN, one.who, "run queue")
+        yield _event(one.end_ns, _END, one.who)
+    yield _event(one.end_ns, _END, one.who)
+    if one.waker:
+        yield _event(runs_ns, _INSTANT, one.waker, f"wakes {one.who.comm}({one.who.tid})", fixed(_FLOW, flow))
+        yield _event(one.end_ns, _INSTANT, one.who, "runs again", fixed(_FLOW_ENDS, flow))
+
+
+def _event(at_ns: int, kind: int, who: Who, name: str = "", *more: bytes) -> bytes:
+    named = [text(_NAME, printable(name)), text(_CATEGORY, "wait")] if name else []
+    event = message(_EVENT, number(_TYPE, kind), number(_ON, _track(who.pid, who.tid)), *named, *more)
+    return number(_TIMESTAMP, at_ns) + number(_CLOCK, _MONOTONIC) + event
+
+
+def _functions(name: str, stack: Sequence[str]) -> bytes:
+    every = (message(_ONE_OF, text(_TEXT, printable(one))) for one in stack)
+    return message(_ARGUMENT, text(_CALLED, name), *every)

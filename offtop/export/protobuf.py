@@ -1,0 +1,41 @@
+"""The few kinds of fields of protobuf messages that are written here, by hand: a library would be ten times the size of
+what it writes.
+"""
+
+from collections.abc import Iterable
+
+_VARINT, _FIXED, _BYTES = 0, 1, 2
+"""Wire types."""
+
+
+def varint(number: int) -> bytes:
+    """Of a number from 0 up."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def number(field: int, value: int) -> bytes:
+    return varint(field << 3 | _VARINT) + varint(value)
+
+
+def fixed(field: int, value: int) -> bytes:
+    """In 64 bits, whatever it is."""
+    return varint(field << 3 | _FIXED) + value.to_bytes(8, "little")
+
+
+def message(field: int, *parts: bytes) -> bytes:
+    data = b"".join(parts)
+    return varint(field << 3 | _BYTES) + varint(len(data)) + data
+
+
+def text(field: int, value: str) -> bytes:
+    return message(field, value.encode())
+
+
+def numbers(field: int, values: Iterable[int]) -> bytes:
+    """All in one."""
+    return message(field, *map(varint, values))

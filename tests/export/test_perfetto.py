@@ -1,0 +1,96 @@
+"""The time line of single waits: each has its place, its time and its arrow, and no name gets out of its place."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from offtop.export import perfetto
+from offtop.export.perfetto import CaughtWait, Who
+
+CLERK, WORKER = Who(70, 71, "clerk", "shop"), Who(70, 72, "worker", "shop")
+BANK = Who(80, 80, "teller")
+MS = 1_000_000
+WAITS = (
+    CaughtWait(BANK, "disk-read", 5_000 * MS, 0, kernel=("io_schedule",)),
+    CaughtWait(
+        WORKER, "lock", 1_000 * MS, 2_500 * MS, 100 * MS, ("futex_wait", "do_syscall_64"), ("take", "main"), CLERK
+    ),
+)
+AT_NS, TAKEN_NS = 6_000 * MS, 1_795_226_400 * 10**9
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        number = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            number |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                return number
+
+    while at < len(data):
+        key = varint()
+        if key & 7 == 0:
+            yield key >> 3, varint()
+        else:
+            length = 8 if key & 7 == 1 else varint()
+            at += length
+            yield key >> 3, data[at - length : at]
+
+
+def packets(data: bytes) -> list[dict[int, Any]]:
+    every = [one for _, one in fields(data) if isinstance(one, bytes)]
+    assert all(field == 1 for field, _ in fields(data))
+    return [dict(fields(one)) for one in every]
+
+
+def events(data: bytes) -> list[tuple[int, int, int, str]]:
+    """(when, on which track, begin, end or instant, name)."""
+    found: list[tuple[int, int, int, str]] = []
+    for one in packets(data):
+        if 11 in one:
+            event = dict(fields(one[11]))
+            found.append((one[8], int(event[11]), int(event[9]), bytes(event.get(23, b"")).decode()))
+    return found
+
+
+def test_a_wait_is_a_slice_with_its_run_queue_in_it_and_an_arrow_from_the_waker() -> None:
+    worker, clerk, bank = 70 << 32 | 72, 70 << 32 | 71, 80 << 32 | 80
+    made = perfetto.packed(WAITS, AT_NS, TAKEN_NS)
+    assert events(made) == [
+        (1_000 * MS, worker, 1, "lock"),
+        (2_400 * MS, worker, 1, "run queue"),
+        (2_500 * MS, worker, 2, ""),
+        (2_500 * MS, worker, 2, ""),
+        (2_400 * MS, clerk, 3, "wakes worker(72)"),
+        (2_500 * MS, worker, 3, "runs again"),
+        (5_000 * MS, bank, 1, "disk-read"),
+    ]
+    flows = [dict(fields(one[11])) for one in packets(made) if 11 in one]
+    (begins,) = [one[47] for one in flows if 47 in one]
+    (ends,) = [one[48] for one in flows if 48 in one]
+    assert begins == ends == (1).to_bytes(8, "little")
+
+
+def test_each_thread_and_process_has_one_track_and_clocks_tell_the_time_of_day() -> None:
+    every = packets(perfetto.packed(WAITS * 3, AT_NS, TAKEN_NS))
+    tracks = [dict(fields(one[60])) for one in every if 60 in one]
+    assert sorted(int(one[1]) for one in tracks) == sorted(
+        {70 << 32, 80 << 32, 70 << 32 | 71, 70 << 32 | 72, 80 << 32 | 80}
+    )
+    names = {bytes(dict(fields(bytes(one[4])))[5]).decode() for one in tracks if 4 in one}
+    assert names == {"clerk", "worker", "teller"}
+    clocks = [dict(fields(one)) for field, one in fields(every[0][6]) if field == 1 and isinstance(one, bytes)]
+    assert clocks == [{1: 3, 2: AT_NS}, {1: 1, 2: TAKEN_NS}]
+    assert {one.get(10) for one in every} == {1}
+
+
+def test_nothing_is_a_trace_and_names_are_escaped() -> None:
+    assert len(packets(perfetto.packed((), 0, 0))) == 1
+    hostile = Who(1, 1, "a\x1b[31m", "b\u202e")
+    made = perfetto.packed([CaughtWait(hostile, "lock", 1, 2, 0, ("k\x1b",), ("u\x07",), hostile)], 3, 4)
+    assert not [raw for raw in (b"a\x1b", b"k\x1b", b"u\x07", "b\u202e".encode()) if raw in made]
