@@ -14,7 +14,7 @@ import pytest
 
 from offtop import person as people
 from offtop.errors import OfftopError, PrivilegeError
-from offtop.person import Person, as_person, is_roots, person, read_theirs, write_theirs
+from offtop.person import Person, as_person, is_roots, person, read_theirs, write_theirs, writing_theirs
 from tests.conftest import ANN
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another person's place")
@@ -339,3 +339,18 @@ def test_a_file_is_roots_if_nobody_else_could_have_put_it_there(ann: Person) -> 
         assert not is_roots(path), "others may put files there"
     finally:
         shutil.rmtree(roots)
+
+
+def test_what_is_written_bit_by_bit_is_there_whole_or_not_at_all(ann: Person) -> None:
+    path = ann.home / "new" / "it.jsonl"
+    with writing_theirs(path, ann) as file:
+        file.write(b"one\n")
+        assert not path.exists()
+        file.write(b"two\n")
+    assert path.read_text() == "one\ntwo\n"
+    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (ann.uid, 0o600)
+    with pytest.raises(KeyboardInterrupt), writing_theirs(path, ann) as file:
+        file.write(b"three\n")
+        raise KeyboardInterrupt
+    assert path.read_text() == "one\ntwo\n"
+    assert [*path.parent.iterdir()] == [path]

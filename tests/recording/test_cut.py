@@ -1,0 +1,100 @@
+"""What is remembered of a source goes through a file whole: a recording is cut, and its past written without haste."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from offtop import paths
+from offtop.model import stuck
+from offtop.model.book import Book
+from offtop.model.categories import is_periodic
+from offtop.model.cut import by_category
+from offtop.model.history import History, Kept
+from offtop.model.wake import FIRST_WAKE
+from offtop.model.window import between
+from offtop.person import person
+from offtop.recording import writer
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from tests.model.test_again import Told, told
+from tests.ui.scripted import SHOP, WAKERS, ScriptedSource
+from tests.ui.shown import CATEGORIES
+
+SECOND = 10**9
+
+
+@contextmanager
+def demo() -> Generator[tuple[RecordedSource, History]]:
+    """All of it, remembered."""
+    source = RecordedSource(paths.demo(), categories=CATEGORIES.ids)
+    history = History(CATEGORIES.idle, is_periodic)
+    for snapshot in iter(source.read, None):
+        history.add(snapshot)
+    yield source, history
+    source.close()
+
+
+def numbers(tick: Kept, begin_ns: int) -> Told:
+    return told(replace(tick.window, book=Book()), begin_ns)
+
+
+def test_a_cut_of_a_recording_has_its_numbers_stacks_wakers_and_what_was_stuck(tmp_path: Path) -> None:
+    with demo() as (source, history):
+        middle = history.last(1 << 62)[40]
+        ticks = history.last(20 * SECOND, middle.at_ns)
+        recorder = Recorder(tmp_path / "cut.offtop", source, person(), leave_bytes=0, past=True)
+        for one in history.again(20 * SECOND, middle.at_ns):
+            recorder.add(one)
+        assert recorder.close().startswith("recorded 20 ticks")
+        played = RecordedSource(tmp_path / "cut.offtop", categories=CATEGORIES.ids)
+        again, kept = History(CATEGORIES.idle, is_periodic), list[Kept]()
+        for snapshot in iter(played.read, None):
+            made = again.add(snapshot)
+            kept += [made] if made else []
+        begin_ns, was, now = ticks[0].at_ns - ticks[0].span_ns, ticks[-1].facts.book, kept[-1].facts.book
+        assert (played.host, len(kept)) == (source.host, 20)
+        for tick, other in zip(ticks, kept, strict=True):
+            assert numbers(other, begin_ns) == numbers(tick, begin_ns)
+            assert by_category(other.cut) == by_category(tick.cut)
+            assert in_progress(again, other) == in_progress(history, tick)
+            for site, _ in other.window.each_site():
+                for stack in (site.kernel, site.user):
+                    names = [source.names.of(frame) for frame in was.stack(stack).frames]
+                    assert [played.names.of(frame) for frame in now.stack(stack).frames] == names
+                assert site.wake < FIRST_WAKE or now.wake(site.wake) == was.wake(site.wake)
+                assert now.comm(site.thread) == was.comm(site.thread)
+        played.close()
+
+
+def in_progress(history: History, tick: Kept) -> list[tuple[object, ...]]:
+    waits = history.stuck(tick).waits
+    assert all(one.age_ns(tick.at_ns) >= stuck.LEAST_AGE_NS for one in waits)
+    return sorted((one.site, one.age_ns(tick.at_ns), one.bound, one.letter, one.call, one.arguments) for one in waits)
+
+
+def test_the_past_is_waited_for_where_the_disk_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_MOST_QUEUED", 2)
+    source = ScriptedSource(SHOP)
+    recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0, past=True)
+    for second in range(61):
+        recorder.add(source.after(second))
+    assert recorder.close().startswith("recorded 60 ticks, ")
+    assert recorder.skipped == 0
+    source = RecordedSource(tmp_path / "it.offtop")
+    spans = [between(a, b).span_ns for a, b in pairwise(iter(source.read, None))]
+    assert spans == [SECOND] * 60
+
+
+def test_of_the_past_nobody_is_asked_who_is_at_the_other_end_now(tmp_path: Path) -> None:
+    for past in (False, True):
+        source = ScriptedSource(WAKERS)
+        source.set_mode("chain", 2)
+        recorder = Recorder(tmp_path / f"{past}.offtop", source, person(), leave_bytes=0, past=past)
+        for second in range(3):
+            recorder.add(source.after(second))
+        recorder.close()
+        assert any(source.sought) != past
