@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.model.book import SiteKey, ThreadKey
+from offtop.model.moves import NO_MOVES
 from offtop.model.running import Running
 from offtop.model.snapshot import Machine, SiteTotals, Snapshot, Waiting
 from offtop.model.stuck import Lasting
@@ -74,7 +75,7 @@ class _Made:
         self._lost: dict[str, int] = {}
         self._storms: dict[int, Storm] = {}
         self._steal_ns = self._interrupt_ns = 0
-        self._moves = first.moves.after(self.begin_ns)
+        self._moves = NO_MOVES
 
     def add(self, window: Window) -> None:
         was, was_ns, self._at_ns = self._waiting, self._at_ns, window.at_ns
@@ -102,7 +103,6 @@ class _Made:
 
     def snapshot(self, window: Window, at_ns: int) -> Snapshot:
         """As of then: `window` ends or begins there."""
-        ends = at_ns == window.at_ns
         return Snapshot(
             taken_ns=window.taken_ns - window.at_ns + at_ns,
             at_ns=at_ns,
@@ -114,7 +114,7 @@ class _Made:
             cost=window.cost,
             machine=Machine(window.machine.cpus, self._steal_ns, self._interrupt_ns),
             storms=self._storms,
-            moves=[*self._moves] if ends else (),
+            moves=[*self._moves],
             mode=window.mode,
             door=window.door,
             filters=window.filters,
