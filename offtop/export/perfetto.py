@@ -84,7 +84,7 @@ def _wait(one: CaughtWait, flow: int) -> Iterator[bytes]:
     told = (("process", one.who.process), ("woken by", waker))
     arguments = [
         *(message(_ARGUMENT, text(_CALLED, name), text(_TEXT, printable(said))) for name, said in told if said),
-        message(_ARGUMENT, text(_CALLED, "run queue ns"), number(_NUMBER, one.runqueue_ns)),
+        *([message(_ARGUMENT, text(_CALLED, "run queue ns"), number(_NUMBER, one.runqueue_ns))] if one.end_ns else ()),
         *(_functions(name, stack) for name, stack in (("kernel", one.kernel), ("user", one.user)) if stack),
     ]
     yield _event(one.start_ns, _BEGIN, one.who, one.category, *arguments)
