@@ -1,6 +1,7 @@
 """The keys that write a file: a snapshot of the last minutes, the selection for other programs, and the screen."""
 
 import re
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from threading import Thread
@@ -14,6 +15,7 @@ from offtop.errors import OfftopError
 from offtop.export import folded
 from offtop.export.profile import profile_of
 from offtop.model.cut import Shares
+from offtop.model.outlier import Outliers
 from offtop.model.picture import Picture
 from offtop.model.printable import printable
 from offtop.model.view import SINCE_START
@@ -74,6 +76,8 @@ class Recorder(pace.Recorder, Protocol):
 
 
 class Keeping(Modes):
+    _outliers: Outliers
+
     _saving: Thread | None = None
     _saved = ""
     """What came of it."""
@@ -121,8 +125,10 @@ class Keeping(Modes):
         last = ticks[-1]
         look_up(self._source, last, ())
         recorder = self._snapshot_file(what, last.taken_ns)
+        begin_ns = ticks[0].at_ns - ticks[0].span_ns
+        caught = [one for one in self._outliers.every if one.at_ns > begin_ns]
         for one in self._history.again(span_ns, last.at_ns):
-            recorder.add(one)
+            recorder.add(replace(one, outliers=[outlier for outlier in caught if outlier.at_ns == one.at_ns]))
         said = recorder.close()
         if recorder.failure:
             return said

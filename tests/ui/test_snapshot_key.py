@@ -8,6 +8,7 @@ import pytest
 
 from offtop import snapshotfile
 from offtop.errors import OfftopError
+from offtop.model.outlier import Caught, Outlier
 from offtop.model.snapshot import Snapshot
 from offtop.model.view import View
 from offtop.model.window import between
@@ -132,3 +133,22 @@ async def test_one_that_is_being_written_when_offtop_ends_is_whole(tmp_path: Pat
     assert said.startswith("saved ") or not said
     (file,) = tmp_path.iterdir()
     assert len(read(file)) == 10
+
+
+@asynchronous
+async def test_outliers_of_that_time_are_in_it(tmp_path: Path) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=9), files=Here(tmp_path)) as (app, pilot):
+        assert app.picture
+        site = next(site for site, _ in app.picture.newest.window.each_site() if site.pid == 200)
+        for tick in app.picture.over:
+            wait = Caught(site, tick.at_ns - SECOND, tick.at_ns, program="bank")
+            one = Outlier(tick.at_ns, tick.taken_ns, "any.max > 500ms", "max", "lock", "bank", 1e9, 5e8, wait=wait)
+            app._outliers.add([one._replace(book=app.picture.book)])  # pyright: ignore[reportPrivateUsage]
+        await pilot.press("s", *"3s", "enter")
+        await until(lambda: "saved " in screen(app)[-2])
+    (file,) = tmp_path.iterdir()
+    source = RecordedSource(file)
+    found = source.outliers()
+    source.close()
+    assert [(one.taken_ns - START_NS) // SECOND for one in found] == [7, 8, 9]
+    assert {one.book.stack(one.wait.site.user).frames[0].name for one in found if one.wait} == {"count_money"}
