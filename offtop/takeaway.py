@@ -8,7 +8,7 @@ from typing import NamedTuple, TextIO
 
 from offtop import batch
 from offtop.errors import OfftopError, UsageError
-from offtop.export import flamegraph, folded, pprof, speedscope, table
+from offtop.export import flamegraph, folded, perfetto, pprof, speedscope, table
 from offtop.export.folded import AS_BCC, Style
 from offtop.export.profile import Profile, profile_of
 from offtop.model.categories import Categories
@@ -32,7 +32,13 @@ FORMATS = {
 }
 LINES = "jsonl"
 """The format that is of ticks, and not of all of them as one."""
-COMMANDS = {**FORMATS, LINES: "a line of JSON a tick, as --json prints it, with what looks idle, marked"}
+TIMELINE = "perfetto"
+"""The format that is of what was caught."""
+COMMANDS = {
+    **FORMATS,
+    TIMELINE: "of a recording, the caught waits on a time line, with arrows from who ended them, for ui.perfetto.dev",
+    LINES: "a line of JSON a tick, as --json prints it, with what looks idle, marked",
+}
 ENDINGS = {"folded": "folded", "svg": "svg", "speedscope": "speedscope.json", "pprof": "pb.gz", "csv": "csv"}
 """Of files."""
 _COMPARES = ("folded", "svg")
@@ -65,7 +71,7 @@ def check(form: str, has_baseline: bool, path: str, style: Style = AS_BCC) -> No
         raise UsageError("--delimiter and --per are of folded stacks. Take folded, or leave them out")
     if has_baseline and form not in _COMPARES:
         raise UsageError(f"--baseline compares in {' and '.join(_COMPARES)} alone. Take one of these, or leave it out")
-    if form == "pprof" and not path and sys.stdout.isatty():
+    if form in ("pprof", TIMELINE) and not path and sys.stdout.isatty():
         raise UsageError(f"{form} is no text. Write it to a file: -o FILE")
 
 
@@ -109,6 +115,21 @@ def write_lines(
             rules=rules,
             end_ns=end_ns,
         )
+
+
+def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, whose: Person) -> None:
+    """What was caught from `begin_ns` to `end_ns` (0: all) of the machine's clock. Raises OfftopError."""
+    some = [one for one in source.outliers() if begin_ns <= one.taken_ns <= (end_ns or one.taken_ns)]
+    waits = [*perfetto.waits_of(some, source.names)]
+    if not waits:
+        print("offtop: no wait was caught, so nothing is in it", file=sys.stderr)
+    at_ns, taken_ns = (some[-1].at_ns, some[-1].taken_ns) if some else (0, 0)
+    content = perfetto.packed(waits, at_ns, taken_ns)
+    if path:
+        _refuse_missing_directories(Path(path))
+        write_theirs(Path(path), whose, content)
+    else:
+        sys.stdout.buffer.write(content)
 
 
 def write(

@@ -288,6 +288,10 @@ def export(asked: argparse.Namespace) -> int:
     mode = asked.mode or (OFFCPU if asked.file else settings.mode)
 
     style = Style(asked.delimiter, asked.per)
+    if asked.format == takeaway.TIMELINE and not asked.file:
+        raise UsageError("perfetto is of what was caught in a recording. Name one: offtop record makes it")
+    if asked.format == takeaway.TIMELINE and chosen.chooses_waits:
+        raise UsageError("perfetto has all that was caught. Leave --filter and -u out, or choose by --begin and --end")
     takeaway.check(asked.format, asked.baseline is not None, asked.output or "", style)
     if asked.file is None and chosen.needs_wakers and mode == OFFCPU:
         raise UsageError("--filter asks who ended waits, which is not gathered in mode offcpu. Add --mode wakeup")
@@ -322,6 +326,10 @@ def export(asked: argparse.Namespace) -> int:
             with of_file(asked.baseline) as (source, _):
                 baseline = whole(source)
         with of_file(asked.file, asked.begin, asked.end) if asked.file else of_now() as (source, end_ns):
+            if asked.format == takeaway.TIMELINE:
+                begin_ns = _begin(asked.begin, source.recorded) if asked.begin and source.recorded else 0
+                takeaway.write_timeline(source, begin_ns, end_ns, out, whose)
+                return 0
             if asked.format == takeaway.LINES:
                 delay_ns = settings.delay_ns
                 takeaway.write_lines(source, known, files, chosen, delay_ns, ticks, end_ns, out, whose)

@@ -8,7 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from offtop.export.protobuf import fixed, message, number, text
+from offtop.model import where
+from offtop.model.outlier import Outlier
 from offtop.model.printable import printable
+from offtop.model.stack import Names
+from offtop.model.wake import THREAD
 
 _PACKET = 1
 _CLOCKS, _TIMESTAMP, _SEQUENCE, _EVENT, _CLOCK, _TRACK = 6, 8, 10, 11, 58, 60
@@ -47,6 +51,26 @@ class CaughtWait(NamedTuple):
     user: Sequence[str] = ()
     waker: Who | None = None
     """None: no thread, or not known."""
+
+
+def waits_of(outliers: Iterable[Outlier], names: Names) -> Iterator[CaughtWait]:
+    """Those that are waits, each once."""
+    for one in outliers:
+        if one.wait is None:
+            continue
+        site, book = one.wait.site, one.book
+        waker = book.wake(site.wake).waker
+        by = Who(waker.pid, waker.tid, waker.comm, waker.name) if waker.kind == THREAD and waker.tid else None
+        yield CaughtWait(
+            Who(site.pid, site.tid, one.comm, one.program),
+            one.category,
+            one.wait.began_ns,
+            one.wait.ended_ns,
+            one.wait.runqueue_ns,
+            where.kernel_names(book, site.kernel, names),
+            where.user_names(book, site.user, names),
+            by,
+        )
 
 
 def packed(waits: Iterable[CaughtWait], at_ns: int, taken_ns: int) -> bytes:

@@ -200,7 +200,7 @@ complete -c offtop -n '_shtab_offtop_using export' -s u -l user -xka "(__fish_co
 complete -c offtop -n '_shtab_offtop_using export' -l filter -x -d 'only waits that pass, as '"'"'comm=mysql* cat=lock'"'"''
 complete -c offtop -n '_shtab_offtop_using export' -s i -l idle -d 'with what looks idle'
 complete -c offtop -n '_shtab_offtop_using export' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'read the settings from this file'
-complete -c offtop -n '_shtab_offtop_using export; and test $_shtab_offtop_npos -eq 0' -ka "folded svg speedscope pprof csv jsonl" -d 'one of folded, svg, speedscope, pprof, csv, jsonl'
+complete -c offtop -n '_shtab_offtop_using export; and test $_shtab_offtop_npos -eq 0' -ka "folded svg speedscope pprof csv perfetto jsonl" -d 'one of folded, svg, speedscope, pprof, csv, perfetto, jsonl'
 complete -c offtop -n '_shtab_offtop_using export; and test $_shtab_offtop_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'a recording (default: this machine, now)'
 complete -c offtop -n '_shtab_offtop_using; and test $_shtab_offtop_npos -eq 0' -a diff -d 'tell what changed between two recordings; no root is needed'
 complete -c offtop -n '_shtab_offtop_using diff' -s h -l help -d 'show this help message and exit'

@@ -388,6 +388,8 @@ def test_a_file_is_the_person_s_alone(tmp_path: Path) -> None:
         (("gif", str(DEMO)), "invalid choice"),
         (("svg", str(DEMO), "--per", "thread"), "--delimiter and --per are of folded stacks"),
         (("folded", str(DEMO), "--per", "cpu"), "thread, category, or thread,category"),
+        (("perfetto",), "perfetto is of what was caught in a recording"),
+        (("perfetto", str(DEMO), "--filter", "cat=lock"), "perfetto has all that was caught"),
         (("jsonl", str(DEMO), "--baseline", str(DEMO)), "--baseline compares in folded and svg alone"),
         (("jsonl", str(OLD), "--filter", "waker=a"), "asks who ended waits, which was not gathered"),
     ],

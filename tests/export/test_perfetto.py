@@ -1,10 +1,18 @@
 """The time line of single waits: each has its place, its time and its arrow, and no name gets out of its place."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from offtop.export import perfetto
 from offtop.export.perfetto import CaughtWait, Who
+from offtop.model.outlier import Caught, Outlier
+from offtop.model.wake import CHAIN
+from offtop.person import person
+from offtop.recording.writer import Recorder
+from tests import command
+from tests.ui.scripted import WAKERS, ScriptedSource
 
 CLERK, WORKER = Who(70, 71, "clerk", "shop"), Who(70, 72, "worker", "shop")
 BANK = Who(80, 80, "teller")
@@ -94,3 +102,49 @@ def test_nothing_is_a_trace_and_names_are_escaped() -> None:
     hostile = Who(1, 1, "a\x1b[31m", "b\u202e")
     made = perfetto.packed([CaughtWait(hostile, "lock", 1, 2, 0, ("k\x1b",), ("u\x07",), hostile)], 3, 4)
     assert not [raw for raw in (b"a\x1b", b"k\x1b", b"u\x07", "b\u202e".encode()) if raw in made]
+
+
+def recorded(path: Path) -> Sequence[Outlier]:
+    """In each of four seconds worker-1, whom clerk wakes, is caught; and a tick is."""
+    source = ScriptedSource(WAKERS)
+    source.set_mode(CHAIN, 2)
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    recorder.add(source.after(0))
+    every: list[Outlier] = []
+    for second in range(1, 5):
+        one = source.after(second)
+        site = next(site for site in one.sites if site.tid == 101)
+        wait = Caught(site, one.at_ns - 800 * MS, one.at_ns - 300 * MS, 20 * MS, program="shop")
+        told = one.at_ns, one.taken_ns, "any.max > 400ms", "max", "lock", "shop", 5e8, 4e8
+        found = [Outlier(*told, wait=wait, book=one.book), Outlier(*told)]
+        recorder.add(replace(one, outliers=found))
+        every += found
+    recorder.close()
+    return every
+
+
+def test_what_was_caught_in_a_recording_is_on_the_time_line(tmp_path: Path) -> None:
+    every = recorded(tmp_path / "it.offtop")
+    for more, seconds in (((), 4), (("--begin", "+3s"), 2), (("--begin", "+2s", "--end", "+3s"), 2)):
+        out = tmp_path / f"{len(more)}.pftrace"
+        ended = command.run("export", "perfetto", str(tmp_path / "it.offtop"), "-o", str(out), *more)
+        assert (ended.status, ended.out, ended.err) == (0, "", "")
+        told = events(out.read_bytes())
+        assert [name for _, _, _, name in told].count("lock") == seconds
+    first = every[0].wait
+    assert first
+    told = events((tmp_path / "0.pftrace").read_bytes())
+    assert told[0] == (first.began_ns, 100 << 32 | 101, 1, "lock")
+    assert told[4] == (first.ended_ns - 20 * MS, 100 << 32 | 103, 3, "wakes worker-1(101)")
+    assert b"take_order" in (tmp_path / "0.pftrace").read_bytes()
+
+
+def test_where_nothing_was_caught_it_is_said(tmp_path: Path) -> None:
+    source = ScriptedSource(WAKERS)
+    recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0)
+    for second in range(3):
+        recorder.add(source.after(second))
+    recorder.close()
+    ended = command.run("export", "perfetto", str(tmp_path / "it.offtop"), "-o", str(tmp_path / "x"))
+    assert (ended.status, ended.err) == (0, "offtop: no wait was caught, so nothing is in it\n")
+    assert len(packets((tmp_path / "x").read_bytes())) == 1
