@@ -18,6 +18,7 @@ from offtop.model.stuck import Lasting
 from offtop.model.table import SITES, THREADS, WAITS, Ints, K, Kind, Table, V, integers, table_of
 from offtop.model.wake import Storm
 from offtop.model.window import SO_FAR_FIELDS, Window, site_numbers, taken_back, thread_numbers
+from offtop.model.within import NO_CALLS
 
 _PLACE = SITES.width
 
@@ -76,6 +77,7 @@ class _Made:
         self._storms: dict[int, Storm] = {}
         self._steal_ns = self._interrupt_ns = 0
         self._moves = NO_MOVES
+        self._calls = NO_CALLS
 
     def add(self, window: Window) -> None:
         was, was_ns, self._at_ns = self._waiting, self._at_ns, window.at_ns
@@ -98,6 +100,7 @@ class _Made:
         self._storms = {waker: one._replace(largest=0) for waker, one in self._storms.items()}
         for waker, storm in window.storms.items():
             self._storms[waker] = self._storms[waker].plus(storm) if waker in self._storms else storm
+        self._calls = self._calls._replace(max_ns=0).plus(window.calls)
         self._steal_ns += window.machine.steal_ns
         self._interrupt_ns += window.machine.interrupt_ns
 
@@ -115,6 +118,7 @@ class _Made:
             machine=Machine(window.machine.cpus, self._steal_ns, self._interrupt_ns),
             storms=self._storms,
             moves=[*self._moves],
+            calls=self._calls,
             mode=window.mode,
             door=window.door,
             filters=window.filters,

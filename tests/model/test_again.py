@@ -20,6 +20,7 @@ from offtop.model.moves import Moves
 from offtop.model.snapshot import Cost, Filters, Machine, SiteTotals, Snapshot
 from offtop.model.wake import FIRST_WAKE, Storm
 from offtop.model.window import Window, between, merge
+from offtop.model.within import Calls
 from tests.model.test_history import never
 from tests.model.world import IDLE, Step, snapshots, stretches
 from tests.ui.scripted import AT_NS, SHOP, STUCK, WAKERS, ScriptedSource, Waits
@@ -137,11 +138,14 @@ def test_what_was_lost_and_how_it_was_counted_comes_along() -> None:
         lost = {"stacks": second} if second else {}
         storms = {FIRST_WAKE: Storm(second, 9 * second, second, 9 - second)}
         one = Snapshot(second, second * SECOND, lost=lost, cost=Cost(switches=second), storms=storms)
-        history.add(replace(one, filters=filters, door="exit"))
+        calls = Calls(second, 0, 9 * second, 5 * second, second, 9 - second, second * log2.of(9), second + 2, 7)
+        history.add(replace(one, filters=filters, door="exit", calls=calls))
     made = of(history)
     assert [one.lost for one in made] == [{}, {"stacks": 1}, {"stacks": 2}, {"stacks": 3}]
     assert [one.cost.switches for one in made] == [1, 1, 2, 3]
     assert [one.storms.get(FIRST_WAKE) for one in made] == [None, *(Storm(n, 9 * n, n, 9 - n) for n in (1, 2, 3))]
+    assert [one.calls.returned for one in made] == [0, 1, 2, 3]
+    same(history.last(1 << 62), made)
     assert {(one.filters, one.door) for one in made} == {(filters, "exit")}
 
 
