@@ -15,12 +15,12 @@ import numpy as np
 from offtop.export.profile import Profile
 from offtop.model import stack, steps
 from offtop.model.book import Book, ThreadKey
-from offtop.model.cut import RUN_QUEUE, Shares, distinct_rows
+from offtop.model.cut import RUN_QUEUE, Shares
 from offtop.model.printable import printable
 from offtop.model.rows import thread_name
 from offtop.model.stack import Names
 from offtop.model.steps import NO_FRAMES, Path, Shape, Step
-from offtop.model.table import thread_codes
+from offtop.model.table import distinct_rows, thread_codes
 from offtop.model.wake import OFFCPU, WAKEUP
 
 PER = ("thread", "category")

@@ -10,10 +10,11 @@ import numpy as np
 
 from offtop.model import stack, steps
 from offtop.model.book import ThreadKey
-from offtop.model.cut import ALL, Scope, Shares, distinct_rows
+from offtop.model.cut import ALL, Scope, Shares
 from offtop.model.rows import process_name, thread_name
 from offtop.model.stack import Names
 from offtop.model.steps import Path, Shape, Step
+from offtop.model.table import distinct_rows
 from offtop.model.wake import OFFCPU
 from offtop.model.window import Window
 

@@ -37,6 +37,8 @@ from offtop.model.table import (
     Ints,
     Mask,
     SiteKeys,
+    distinct_rows,
+    in_order,
     integers,
     table_of,
     thread_codes,
@@ -221,7 +223,7 @@ class Shares(NamedTuple):
         if not len(placed):
             return iter(())
         codes, kernel, user, ns = codes[placed], self.ids[placed, 2], self.ids[placed, 3], self.total_ns[placed]
-        order = np.lexsort((ns, user, kernel, codes))
+        order, _ = in_order(np.column_stack((codes, kernel, user, ns)))
         codes, kernel, user = codes[order], kernel[order], user[order]
         ends, sums_ns = _sums_of_runs((codes, kernel, user), ns[order])
         codes, kernel, user, best = codes[ends], kernel[ends], user[ends], placed[order][ends]
@@ -255,8 +257,8 @@ def shares(window: Window, idle: Idle) -> Shares:
     sites = table_of(SITES, window.sites)
     numbers, count, still = sites.numbers, len(sites.ids), window.still.ids
     placed = np.concatenate((sites.ids, still))
-    stacks, which = np.unique(placed[:, 2], return_inverse=True)
-    categories = [window.book.stack(one).category for one in stacks.tolist()]
+    stacks, which = distinct_rows(placed[:, 2:3])
+    categories = [window.book.stack(one).category for (one,) in stacks]
     leaf = np.array([number(Leaf(c, c in idle.categories)) for c in categories], np.int64)[which]
     asleep = np.flatnonzero(np.array([c == SLEEP for c in categories], np.bool_)[which])
     if len(asleep) and len(idle.periodic):
@@ -398,18 +400,7 @@ def sites_of(some: Shares) -> tuple[list[tuple[int, ...]], Ints]:
     queued = np.array([leaf.category == RUN_QUEUE for leaf in some.leaves], np.bool_)[some.leaf]
     places = some.ids[:, 2:5].copy()
     places[queued] = stack.QUEUED, stack.NO_STACK, NO_WAKE
-    distinct, which = distinct_rows(places)
-    codes, which = np.unique(which << 32 | some.ids[:, 0], return_inverse=True)
-    return [(*distinct[code >> 32], code & _LOW) for code in codes.tolist()], which
-
-
-def distinct_rows(rows: Ints) -> tuple[list[tuple[int, ...]], Ints]:
-    """The rows of a matrix of three columns, each once, and which of them each row is."""
-    pairs, which = np.unique(rows[:, 0] << 32 | (rows[:, 1] & _LOW), return_inverse=True)
-    codes, which = np.unique(which.astype(np.int64) << 32 | rows[:, 2], return_inverse=True)
-    firsts = pairs[codes >> 32]
-    columns = firsts >> 32, (firsts & _LOW).astype(np.uint32).view(np.int32), codes & _LOW
-    return [*zip(*(column.tolist() for column in columns), strict=True)], which
+    return distinct_rows(np.column_stack((places, some.ids[:, 0])))
 
 
 def top_of_threads(every: Shares, scope: Scope, whom: Collection[ThreadKey]) -> dict[ThreadKey, SiteKey]:

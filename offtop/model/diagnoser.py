@@ -7,13 +7,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from offtop.model.book import Book, SiteKey
-from offtop.model.cut import RUN_QUEUE, Added, distinct_rows
+from offtop.model.cut import RUN_QUEUE, Added
 from offtop.model.diagnosis import BELOW_REASON, NO_REASON, NO_RULES, Reason, Rule, RuleSource, Subject, subject_of
 from offtop.model.ends import may_have_ends
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED
 from offtop.model.stack import NO_STACK, PLACELESS, QUEUED, Frame, Names, nameless
-from offtop.model.table import Ints
+from offtop.model.table import Ints, distinct_rows
 from offtop.model.verdicts import NO_VERDICTS, WHERE, Verdicts, Where
 from offtop.model.wake import NO_OBJECT, Object
 

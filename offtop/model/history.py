@@ -33,6 +33,7 @@ from offtop.model.table import (
     Mask,
     SiteKeys,
     Table,
+    distinct_rows,
     summed,
     table_of,
 )
@@ -376,8 +377,8 @@ class History:
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
         """The sites of `sleep` whose waits so far are periodic."""
         sites = table_of(SITES, snapshot.sites)
-        stacks, which = np.unique(sites.ids[:, 2], return_inverse=True)
-        asleep = np.array([snapshot.book.stack(one).category == SLEEP for one in stacks.tolist()], np.bool_)[which]
+        stacks, which = distinct_rows(sites.ids[:, 2:3])
+        asleep = np.array([snapshot.book.stack(one).category == SLEEP for (one,) in stacks], np.bool_)[which]
         rows = np.flatnonzero(asleep & (sites.numbers[:, WAITS] > 0))
         return SiteKeys(sites.ids[rows[self._is_periodic(sites.lanes[rows])]])
 

@@ -10,14 +10,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from offtop.model.book import Book
-from offtop.model.cut import Cut, Leaf, Part, Scope, Shares, cut_of, distinct_rows
+from offtop.model.cut import Cut, Leaf, Part, Scope, Shares, cut_of
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.filter import Filter
 from offtop.model.history import Kept, Packed
 from offtop.model.stack import PLACELESS, Names
 from offtop.model.steps import Path, Shape, passes, places, steps_of
 from offtop.model.stuck import Stuck
-from offtop.model.table import SITES, Ints, Mask, integers
+from offtop.model.table import SITES, Ints, Mask, distinct_rows, integers
 from offtop.model.wake import OFFCPU, WAKEUP, gathers
 
 Parts = Mapping[Leaf, Part]

@@ -33,6 +33,9 @@ _MIX = np.array(
 )
 
 
+_BITS = 63
+
+
 class Kind(Generic[K, V]):
     """What a table is of."""
 
@@ -146,25 +149,75 @@ class Groups:
 
     def sums(self, values: Ints) -> Ints:
         """Of each group; of a matrix, row by row."""
-        return np.add.reduceat(values[self._order], self._starts, axis=0) if len(values) else values
+        return self._reduced(np.add, values)
 
     def maxima(self, values: Ints) -> Ints:
-        return np.maximum.reduceat(values[self._order], self._starts, axis=0) if len(values) else values
+        return self._reduced(np.maximum, values)
+
+    def _reduced(self, by: np.ufunc, values: Ints) -> Ints:
+        there = values[self._order]
+        return there if len(self._starts) == len(there) else by.reduceat(there, self._starts, axis=0)
 
 
 def summed(kind: Kind[K, V], ids: Ints, numbers: Ints, lanes: Ints) -> Table[K, V]:
     """One row for each key, in the order of the keys; `lanes` may end early: rows without have no histogram."""
     if not len(ids):
         return Table(kind, ids, numbers, lanes)
-    order = np.lexsort(ids.T[::-1])
-    in_order = ids[order]
-    starts = _starts((in_order[1:] != in_order[:-1]).any(axis=1), len(in_order))
-    whole = np.zeros((len(ids), log2.LANES), np.int64)
-    whole[: len(lanes)] = lanes
+    order, starts = in_order(ids)
     in_order_numbers = numbers[order]
     sums = np.add.reduceat(in_order_numbers, starts, axis=0)
     sums[:, MAX_NS] = np.maximum.reduceat(in_order_numbers[:, MAX_NS], starts)
-    return Table(kind, in_order[starts], sums, np.add.reduceat(whole[order], starts, axis=0))
+    whole = np.zeros((len(starts), log2.LANES), np.int64)
+    if len(lanes):
+        of_keys = Groups(_which(order, starts)[: len(lanes)])
+        whole[of_keys.codes] = of_keys.sums(lanes)
+    return Table(kind, ids[order[starts]], sums, whole)
+
+
+def in_order(ids: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The order that sorts rows of whole numbers, and where in it begins each that differs from the one before."""
+    codes = _codes(ids) if len(ids) else [np.zeros(0, np.int64)]
+    order = np.argsort(codes[0]) if len(codes) == 1 else np.lexsort(codes[::-1])
+    changes = np.zeros(max(0, len(ids) - 1), np.bool_)
+    for column in codes:
+        column = column[order]
+        changes |= column[1:] != column[:-1]
+    return order, _starts(changes, len(ids))
+
+
+def distinct(rows: Ints) -> tuple[Ints, Ints]:
+    """The rows of a matrix, each once and in order, and which of them each row is."""
+    order, starts = in_order(rows)
+    return rows[order[starts]], _which(order, starts)
+
+
+def distinct_rows(rows: Ints) -> tuple[list[tuple[int, ...]], Ints]:
+    """The same as tuples."""
+    once, which = distinct(rows)
+    return [*map(tuple, once.tolist())], which
+
+
+def _which(order: NDArray[np.intp], starts: NDArray[np.intp]) -> Ints:
+    """The number of its group, for each row of what was brought in order."""
+    which = np.empty(len(order), np.int64)
+    which[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+    return which
+
+
+def _codes(ids: Ints) -> list[Ints]:
+    """Rows as few numbers in the same order: most ids are small, so that several columns have room in one number."""
+    codes: list[Ints] = []
+    room = 0
+    for column in np.ascontiguousarray(ids.T):
+        lowest = int(column.min())
+        bits = (int(column.max()) - lowest).bit_length()
+        if bits < room:
+            codes[-1] = codes[-1] << bits | (column - lowest)
+            room -= bits
+        else:
+            codes.append(column - lowest if bits < _BITS else column)
+            room = _BITS - bits
+    return codes
 
 
 def _starts(changes: Mask, length: int) -> NDArray[np.intp]:
