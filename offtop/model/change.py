@@ -5,7 +5,7 @@ What it holds follows what happened, not what exists. A whole snapshot is a chan
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 
 import numpy as np
 
@@ -99,8 +99,7 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
         later.at_ns,
         _rows(THREADS, earlier.threads, later.threads, earlier is NOTHING),
         _rows(SITES, earlier.sites, later.sites, earlier is NOTHING),
-        integers([placed(one) for one in waiting], WAITING_FIELDS),
-        integers([begun(one) for one in waiting], BEGUN_FIELDS),
+        *numbers_of(waiting),
         integers([key for key in before if key not in now], 2),
         later.lost,
         later.cost,
@@ -115,16 +114,17 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
     )
 
 
-def placed(one: Waiting) -> tuple[int, ...]:
-    """As numbers: where it is, and how much of it counts."""
-    return (*one.site[:4], *one[1:5], one.site.wake)
-
-
-def begun(one: Waiting) -> tuple[int, ...]:
-    """As numbers: how it began."""
-    arguments = [word - (word >> 63 << 64) for word in one.arguments or NO_ARGUMENTS]
-    call = one.call if one.arguments or one.call < 0 else -2 - one.call
-    return (one.since_ns, one.bound, one.state, call, *arguments, one.user)
+def numbers_of(waits: Sequence[Waiting]) -> tuple[Ints, Ints]:
+    """Where each is and how much of it counts, and how it began, as `waiting_of` reads them."""
+    sites = integers([one.site for one in waits], SITES.width)
+    times = integers([one[1:5] for one in waits], 4)
+    calls = [one.call if one.arguments or one.call < 0 else -2 - one.call for one in waits]
+    began = integers([(*one[5:8], call) for one, call in zip(waits, calls, strict=True)], 4)
+    words = chain.from_iterable(one.arguments or NO_ARGUMENTS for one in waits)
+    arguments = np.fromiter(words, np.uint64, len(NO_ARGUMENTS) * len(waits)).view(np.int64)
+    users = integers([(one.user,) for one in waits], 1)
+    where = np.concatenate((sites[:, :4], times, sites[:, 4:]), axis=1)
+    return where, np.concatenate((began, arguments.reshape(-1, len(NO_ARGUMENTS)), users), axis=1)
 
 
 _UNKNOWN = (0, Bound.AT_LEAST, 0, -1, *NO_ARGUMENTS, NO_STACK)
@@ -132,7 +132,7 @@ _UNKNOWN = (0, Bound.AT_LEAST, 0, -1, *NO_ARGUMENTS, NO_STACK)
 
 
 def waiting_of(fields: Sequence[int], begun: Sequence[int]) -> Waiting:
-    """What `placed` and `begun` made numbers of. Raises ValueError for a bound that there is not."""
+    """What `numbers_of` made numbers of. Raises ValueError for a bound that there is not."""
     pid, tid, kernel, user, left_ns, from_ns, ready_ns, preempted, wake = fields
     since_ns, bound, state, call, *arguments, read_user = begun
     return Waiting(

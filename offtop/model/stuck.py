@@ -14,7 +14,7 @@ import numpy as np
 
 from offtop.model import columns, stack
 from offtop.model.book import Book, ThreadKey
-from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, begun, placed, waiting_of
+from offtop.model.change import numbers_of, waiting_of
 from offtop.model.cut import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares, sites_of
 from offtop.model.histogram import LANES
 from offtop.model.snapshot import NO_HOLDER, Bound, Snapshot, Waiting
@@ -152,17 +152,16 @@ class Past:
         if before is None:
             return
         now, at_ns = snapshot.waiting, before.at_ns
+        began_by_ns = at_ns - LEAST_AGE_NS
         ended = [
             was
             for key, was in before.waiting.items()
             if (one := now.get(key)) is not was
             and (one is None or one.left_ns != was.left_ns)
-            and was.age_ns(at_ns) >= LEAST_AGE_NS
+            and (was.since_ns or was.left_ns) <= began_by_ns
         ]
         if ended:
-            numbers = integers([placed(one) for one in ended], WAITING_FIELDS)
-            how = integers([begun(one) for one in ended], BEGUN_FIELDS)
-            packed = zlib.compress(columns.packed([numbers, how]), 1)
+            packed = zlib.compress(columns.packed(numbers_of(ended)), 1)
             self._ended.append((snapshot.at_ns, at_ns, packed))
             self.bytes_held += len(packed) + _CHUNK_BYTES
 
@@ -199,7 +198,7 @@ def _lasting(latest: Snapshot, ended: Iterable[tuple[int, int, bytes]], until_ns
 
 
 _LEFT_NS = 4
-"""Column of `placed`."""
+"""Column of the first of `numbers_of`."""
 
 
 def by_thread(some: Stuck) -> dict[ThreadKey, Age]:

@@ -96,10 +96,11 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
     early = Moves.of(later.moves if moves is None else moves).before(earlier.at_ns)
     threads = finished(THREADS, earlier.threads, later.threads)[:3]
     sites = finished(SITES, earlier.sites, later.sites)[:3]
-    moved: set[int] = {*thread_codes(threads[0]).tolist(), *thread_codes(sites[0]).tolist()}
+    moved = np.concatenate((thread_codes(threads[0]), thread_codes(sites[0])))
     still, so_far = _in_progress(earlier, later, moved)
+    there = _threads_in(later)
     for rows, column in ((so_far, 0), (early.rows, WAS), (early.rows, NOW)):
-        _put_under_exited(rows, column, later)
+        _put_under_exited(rows, column, there)
     return Window(
         taken_ns=later.taken_ns,
         at_ns=later.at_ns,
@@ -148,8 +149,10 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
     a, b = table_of(kind, earlier), table_of(kind, later)
     before = np.full(len(b.ids), -1)
     if a.lineage is not None and a.lineage is b.lineage:
-        rows = np.flatnonzero(np.isin(a.serials, b.serials, assume_unique=True))
-        in_b = np.searchsorted(b.serials, a.serials[rows])
+        in_b = np.searchsorted(b.serials, a.serials)
+        found = in_b < len(b.serials)
+        found[found] = b.serials[in_b[found]] == a.serials[found]
+        rows, in_b = np.flatnonzero(found), in_b[found]
         before[in_b] = rows
         given_back = a.present.copy()
         given_back[rows] &= ~b.present[in_b]
@@ -185,26 +188,31 @@ SoFar = Ints
 SO_FAR_FIELDS = SITES.width + 3
 
 
-def _in_progress(earlier: Snapshot, later: Snapshot, moved: set[int]) -> tuple[SiteKeys, SoFar]:
+def _in_progress(earlier: Snapshot, later: Snapshot, moved: Ints) -> tuple[SiteKeys, SoFar]:
     """The sites of waits that just went on, and what the others came to: as of `later`, less as of `earlier`.
 
     `moved`: the codes of threads that have an entry already.
     """
-    still: list[SiteKey] = []
-    rows: list[tuple[int, ...]] = []
     before, now = earlier.waiting, later.waiting
-    before_ns, now_ns = earlier.at_ns, later.at_ns
-    for key, waiting in now.items():
-        was = before.get(key)
-        site, _, from_ns, ready_ns, preempted = waiting[:5]
-        if was is waiting and not ready_ns and site[2] not in PLACELESS and key[0] << 32 | key[1] not in moved:
-            still.append(site)
-            continue
-        rows.append((*site, now_ns - from_ns, ready_ns, preempted))
-        if was is not None:
-            rows.append(taken_back(was, before_ns))
-    rows += [taken_back(was, before_ns) for key, was in before.items() if key not in now]
-    return SiteKeys(integers(still, SITES.width)), integers(rows, SO_FAR_FIELDS)
+    went_on = _so_far([one for key, one in now.items() if before.get(key) is one], later.at_ns)
+    ready, kernel = went_on[:, SITES.width + 1], went_on[:, 2]
+    is_still = (ready == 0) & ~np.isin(kernel, [*PLACELESS])
+    is_still &= ~np.isin(thread_codes(went_on), moved)
+    others = went_on[~is_still]
+    new = _so_far([one for key, one in now.items() if before.get(key) is not one], later.at_ns)
+    over = _so_far([was for key, was in before.items() if now.get(key) is not was], earlier.at_ns)
+    others_before = others.copy()
+    others_before[:, SITES.width] -= later.at_ns - earlier.at_ns
+    for past in (others_before, over):
+        past[:, SITES.width : SITES.width + 2] *= -1
+    return SiteKeys(went_on[is_still, : SITES.width]), np.concatenate((new, others, others_before, over))
+
+
+def _so_far(waits: Sequence[Waiting], at_ns: int) -> SoFar:
+    sites = integers([one.site for one in waits], SITES.width)
+    numbers = integers([one[2:5] for one in waits], SO_FAR_FIELDS - SITES.width)
+    numbers[:, 0] = at_ns - numbers[:, 0]
+    return np.concatenate((sites, numbers), axis=1)
 
 
 def taken_back(was: Waiting, at_ns: int) -> tuple[int, ...]:
@@ -248,10 +256,15 @@ def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, 
     return Table(kind, table.ids[some], table.numbers[some], table.lanes[some])
 
 
-def _put_under_exited(rows: Ints, column: int, later: Snapshot) -> None:
-    """Have the sites that begin in `column` be those that they are in `later`, if their threads were given back."""
-    threads = table_of(THREADS, later.threads)
-    there = np.concatenate((thread_codes(threads.ids[threads.present]), thread_codes(integers([*later.waiting], 2))))
+def _threads_in(one: Snapshot) -> Ints:
+    """The codes of the threads that were not given back."""
+    threads = table_of(THREADS, one.threads)
+    return np.concatenate((thread_codes(threads.ids[threads.present]), thread_codes(integers([*one.waiting], 2))))
+
+
+def _put_under_exited(rows: Ints, column: int, there: Ints) -> None:
+    """Have the sites that begin in `column` be those that they are when only the threads `there` were not given
+    back."""
     gone = ~np.isin(thread_codes(rows[:, column:]), there)
     rows[gone, column : column + 2], rows[gone, column + 3 : column + SITES.width] = EXITED, NO_STACK
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.model.book import SiteKey, ThreadKey
-from offtop.model.change import BEGUN_FIELDS, NOTHING, WAITING_FIELDS, Replayed, begun, change, placed, waiting_of
+from offtop.model.change import BEGUN_FIELDS, NOTHING, WAITING_FIELDS, Replayed, change, numbers_of, waiting_of
 from offtop.model.history import History
 from offtop.model.snapshot import NO_HOLDER, Bound, Machine, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FILTERED, NO_STACK
@@ -144,7 +144,8 @@ waits = st.builds(
 def test_a_wait_is_made_of_its_numbers_again_and_they_fit_into_64_bits(one: Waiting, call: str) -> None:
     if call != "in a call":
         one = one._replace(call=-1 if call == "in none" else one.call, arguments=())
-    where, how = integers([placed(one)], WAITING_FIELDS), integers([begun(one)], BEGUN_FIELDS)
+    where, how = numbers_of([one])
+    assert (where.shape, how.shape) == ((1, WAITING_FIELDS), (1, BEGUN_FIELDS))
     again = waiting_of(where[0].tolist(), how[0].tolist())
     assert again == one
     assert (type(again.bound), type(again.preempted), type(again.site)) == (Bound, bool, SiteKey)
@@ -152,10 +153,15 @@ def test_a_wait_is_made_of_its_numbers_again_and_they_fit_into_64_bits(one: Wait
 
 def test_the_64_bits_of_an_argument_are_signed_on_the_way() -> None:
     one = Waiting(SiteKey(7, 8, 3, 0), 5, 5, call=202, arguments=(FUTEX, (1 << 64) - 1, 1 << 63, (1 << 63) - 1, 0, 1))
-    assert begun(one)[4:10] == (FUTEX, -1, -(1 << 63), (1 << 63) - 1, 0, 1)
-    assert begun(one._replace(arguments=()))[4:10] == (0,) * 6
+    where, how = (numbers.tolist() for numbers in numbers_of([one, one._replace(arguments=())]))
+    assert how[0][4:10] == [FUTEX, -1, -(1 << 63), (1 << 63) - 1, 0, 1]
+    assert how[1][4:10] == [0] * 6
     with pytest.raises(ValueError, match="3 is not a valid Bound"):
-        waiting_of(placed(one), (0, 3, *begun(one)[2:]))
+        waiting_of(where[0], (0, 3, *how[0][2:]))
+
+
+def test_of_no_waits_there_are_no_numbers() -> None:
+    assert [numbers.shape for numbers in numbers_of([])] == [(0, WAITING_FIELDS), (0, BEGUN_FIELDS)]
 
 
 def test_a_second_of_what_is_stuck_holds_only_what_began_or_changed_and_all_comes_again() -> None:
