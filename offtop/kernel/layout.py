@@ -1,9 +1,9 @@
 """What the records of bpf/offcpu.h look like from here; a test holds the two against each other."""
 
 import struct
-from collections.abc import Iterator
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, cast
 
 LANES = 40
 FRAMES = 127
@@ -234,6 +234,19 @@ class WalkedRecord(NamedTuple):
     stack: WalkedStack | None
 
 
+_REST = 3 + ARGUMENTS
+"""Where in WALKED_FRAMES the registers begin."""
+_make = cast(Callable[..., Any], tuple.__new__)  # pyright: ignore[reportUnknownMemberType]
+_thread: Callable[[Iterable[object]], ThreadRecord] = partial(_make, ThreadRecord)
+_walked: Callable[[Iterable[object]], WalkedRecord] = partial(_make, WalkedRecord)
+
+
+@lru_cache(maxsize=65_536)
+def object_of(value: bytes) -> ObjectRecord:
+    """Most threads wait on what they waited on before."""
+    return ObjectRecord.of(value)
+
+
 def walked_records(data: bytes) -> Iterator[WalkedRecord]:
     """What one task walk gave."""
     at = 0
@@ -243,27 +256,20 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
         at += WALKED.size
         thread = stack = None
         if flags & WALKED_THREAD:
-            thread = ThreadRecord._make(THREAD.unpack_from(data, at))
+            thread = _thread(THREAD.unpack_from(data, at))
             at += THREAD.size
         if flags & WALKED_STACK:
-            depth, turns, call, *rest, found, words, frames = WALKED_FRAMES.unpack_from(data, at)
+            depth, turns, call, *_ = fields = WALKED_FRAMES.unpack_from(data, at)
             at += WALKED_FRAMES.size
             call = (call & 0xFFFFFFFF) - ((call & 0x80000000) << 1)  # 32 bits on some machines
-            arguments, (ip, sp, bp, *others, of_thread) = rest[:ARGUMENTS], rest[ARGUMENTS:]
+            ip, sp, bp = fields[_REST : _REST + 3]
+            others = fields[_REST + 3 : _REST + 3 + OTHERS]
+            of_thread, found, words, frames = fields[-4:]
+            arguments = fields[_REST - ARGUMENTS : _REST]
             stack = WalkedStack(
-                turns,
-                call,
-                tuple(arguments),
-                ip,
-                sp,
-                bp,
-                tuple(others),
-                of_thread,
-                ObjectRecord.of(found),
-                words,
-                frames[: 8 * depth],
+                turns, call, arguments, ip, sp, bp, others, of_thread, object_of(found), words, frames[: 8 * depth]
             )
-        yield WalkedRecord._make((*head, thread, stack))
+        yield _walked((*head, thread, stack))
 
 
 @lru_cache(maxsize=65_536)

@@ -7,7 +7,7 @@ snapshot. It asks nobody for the time and imports no bcc: a test can be its kern
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
@@ -125,7 +125,10 @@ class _Delta:
     """As above, of waits in progress: no histogram."""
     ran: list[tuple[ThreadKey, int]] = field(default_factory=list[tuple[ThreadKey, int]])
     """Time on a CPU."""
-    sites: list[tuple[SiteKey, SiteTotals]] = field(default_factory=list[tuple[SiteKey, SiteTotals]])
+    sites: list[tuple[SiteKey, tuple[int, ...]]] = field(default_factory=list[tuple[SiteKey, tuple[int, ...]]])
+    """The fields of SiteTotals but the histogram: what has none."""
+    late: list[tuple[SiteKey, SiteTotals]] = field(default_factory=list[tuple[SiteKey, SiteTotals]])
+    """What ended in earlier ticks."""
     renamed: dict[SiteKey, SiteKey] = field(default_factory=dict[SiteKey, SiteKey])
     """What ended at a site of which only the walk knows the stack → the site that has it."""
 
@@ -195,12 +198,10 @@ class Ledger:
         delta, self.moves = _Delta(), []
         gone = gone or {}
         by_key = {one.key: one for one in walked}
-        returned: set[ThreadKey] = set()
+        returned: dict[ThreadKey, ThreadRecord] = {}
         running: set[ThreadKey] = set()
-        off_ns: dict[ThreadKey, int] = {}
         for key, record in threads:
-            returned.add(key)
-            off_ns[key] = record.offcpu_ns + (max(0, at_ns - record.left_ns) if record.left_ns else 0)
+            returned[key] = record
             self._count_thread(key, record, anew, delta)
             if record.left_ns:
                 self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
@@ -209,7 +210,7 @@ class Ledger:
         sites, lost = self._hold_back(sites, returned, delta)
         silent: list[ThreadKey] = []
         if primed_ns:
-            heard = returned.union(by_key)
+            heard = returned.keys() | by_key.keys()
             old = self.threads.not_added_since(at_ns - _SILENT_NS)
             silent = [key for key in old if key.tid and key not in heard and not self._is_alive(key)]
             self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
@@ -217,9 +218,11 @@ class Ledger:
             for key in self._exec_ns.keys() - by_key.keys() - {one.key for one in ran}:
                 self._exec_ns[key] = self._exec_ns[key][0], None
         for one in ran:
-            self._count_run(one, off_ns.get(one.key, 0), at_ns, delta)
-            self._lives_on(one)
-        for key in tuple(self.waiting) if max_ns or states != self._states else self._restless.union(by_key):
+            self._count_run(one, returned.get(one.key), at_ns, delta)
+            if one.key in self.book.lives:
+                self._lives_on(one)
+        every = max_ns or states != self._states
+        for key in tuple(self.waiting) if every else self._restless.union(by_key.keys() - returned.keys()):
             self._place(key, by_key.get(key), at_ns, min_ns, states, max_ns, delta)
         self._states = states
         exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]
@@ -241,8 +244,8 @@ class Ledger:
             sums = self.storms.get(wake, Storm()).plus(one)
             self.storms[wake] = sums._replace(largest=one.largest)
 
-    def _count_run(self, ran: Ran, off_ns: int, at_ns: int, delta: _Delta) -> None:
-        """Add what a thread has run since it was last told. `off_ns`: its record's off-CPU time by the end."""
+    def _count_run(self, ran: Ran, record: ThreadRecord | None, at_ns: int, delta: _Delta) -> None:
+        """Add what a thread has run since it was last told. `record`: what it did in the tick."""
         start_ns, was_ns = self._exec_ns.get(ran.key, (-1, None))
         if start_ns != ran.start_ns:  # one that began earlier had not been asked for
             was_ns = 0 if ran.start_ns > max(self._began_ns, self.at_ns - _WALK_NS) else None
@@ -250,7 +253,7 @@ class Ledger:
             was_ns = None
         exec_ns = ran.exec_ns
         if ran.at_ns:  # since then it has run, but for what it was off CPU
-            exec_ns += at_ns - ran.at_ns - (off_ns - ran.off_ns)
+            exec_ns += at_ns - ran.at_ns - (_off_ns(record, at_ns) - ran.off_ns)
         ran_ns = 0 if was_ns is None else exec_ns - was_ns
         if was_ns is not None and -_LATE_NS < ran_ns <= 0:
             ran_ns = 0  # of one on a CPU a little too much was told: the rest is less
@@ -406,10 +409,9 @@ class Ledger:
         )
         delta.threads.append((key, ended, r.histogram))
         if r.lost_waits:
-            delta.sites.append((_lost_site(key), SiteTotals(r.lost_waits, r.lost_ns, r.lost_runqueue_ns)))
+            delta.sites.append((_lost_site(key), (r.lost_waits, r.lost_ns, r.lost_runqueue_ns, 0)))
         if site and taken_ns:
-            elsewhere = SiteTotals(0, moved_ns - taken_ns, moved_runqueue_ns - taken_runqueue_ns)
-            delta.sites.append((site, elsewhere))
+            delta.sites.append((site, (0, moved_ns - taken_ns, moved_runqueue_ns - taken_runqueue_ns, 0)))
 
     def _first_site(self, key: ThreadKey, r: ThreadRecord) -> SiteKey | None:
         """Where the first wait of a record ended; None: at no site."""
@@ -432,7 +434,7 @@ class Ledger:
             self._retired_wakes[w.site.wake] = self.at_ns
         return moved_ns, moved_runqueue_ns
 
-    def _hold_back(self, ended: Ended, returned: set[ThreadKey], delta: _Delta) -> tuple[Ended, set[ThreadKey]]:
+    def _hold_back(self, ended: Ended, returned: Collection[ThreadKey], delta: _Delta) -> tuple[Ended, set[ThreadKey]]:
         """Keep the sites of threads that are not heard of for a later tick; the threads whose records are lost.
 
         For a moment, a thread that ends can no longer be walked and is not gone yet. Of one that stays away,
@@ -441,14 +443,14 @@ class Ledger:
         held, self._late = self._late, {}
         lost: set[ThreadKey] = set()
         shown_ns: dict[ThreadKey, int] = {}
-        absent = [row for row, key in enumerate(ended.keys) if key[:2] not in returned]
+        absent = [row for row, key in enumerate(ended.keys) if (key[0], key[1]) not in returned]
         for row in absent:
             ticks, was = held.get(ended.keys[row], (0, SiteTotals()))
             held[ended.keys[row]] = ticks, was.plus(ended.totals(row))
         for site, (ticks, totals) in held.items():
             key = site.thread
             if key in returned:
-                delta.sites.append((site, totals))
+                delta.late.append((site, totals))
             elif ticks < _LATEST_TICKS:
                 self._late[site] = ticks + 1, totals
             else:
@@ -463,7 +465,7 @@ class Ledger:
                 runqueue_ns = min(runqueue_ns, total_ns)
                 numbers = (waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, max_ns)
                 delta.threads.append((key, numbers, histogram.to_bytes(log2.LANES * 8, "little")))
-                delta.sites.append((site, SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)))
+                delta.late.append((site, SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)))
                 lost.add(key)
         return ended.without(absent) if absent else ended, lost
 
@@ -478,17 +480,20 @@ class Ledger:
         preempted_ns = shown_ns if w.preempted else 0
         delta.settled.append((key, (0, shown_ns, ready_ns, preempted_ns, 0, 0, *short, *filtered, 0, 0)))
         if kernel not in PLACELESS and (shown_ns, ready_ns) != (moved_ns, moved_runqueue_ns):
-            delta.sites.append((w.site, SiteTotals(0, shown_ns - moved_ns, ready_ns - moved_runqueue_ns)))
+            delta.sites.append((w.site, (0, shown_ns - moved_ns, ready_ns - moved_runqueue_ns, 0)))
 
     def _begin(
         self, key: ThreadKey, left_ns: int, from_ns: int, state: int, states: int, walked: Walked | None
     ) -> None:
         """A wait in progress that no snapshot has shown: where the walk says, or else short for now."""
-        kernel, wake = SHORT, NO_WAKE
+        kernel, wake, holder = SHORT, NO_WAKE, NO_HOLDER
+        self._restless.add(key)
         if states and not state & states:
             kernel = FILTERED
         elif walked is not None and walked.left_ns == left_ns and walked.kernel is not None:
-            kernel, wake = walked.kernel, walked.wake
+            kernel, wake, holder = walked.kernel, walked.wake, walked.holder
+            if kernel >= FIRST_STACK and not state & layout.RUNNING and not walked.runnable:
+                self._restless.discard(key)
         since_ns, bound, call, arguments = _told(walked, left_ns) or _UNTOLD
         self.waiting[key] = Waiting(
             SiteKey(key.pid, key.tid, kernel, NO_STACK, wake),
@@ -501,8 +506,8 @@ class Ledger:
             state,
             call,
             arguments,
+            holder=holder,
         )
-        self._restless.add(key)
 
     def _prime(self, walked: Sequence[Walked], walk_ns: int, at_ns: int, states: int, delta: _Delta) -> None:
         """Take over the word of the walk that began at `walk_ns` on who waits: some may have begun before anybody
@@ -589,11 +594,13 @@ class Ledger:
         keys = [delta.renamed.get(key, key) for key in ended.keys] if delta.renamed else ended.keys
         new = self.sites.add(keys, ended.numbers, ended.lanes, at_ns)
         if delta.sites:
-            keys = [delta.renamed.get(key, key) for key, _ in delta.sites]
-            totals = [totals for _, totals in delta.sites]
-            has_waits = any(one.histogram for one in totals)
-            lanes = log2.to_lanes([one.histogram for one in totals]) if has_waits else None
-            new += self.sites.add(keys, integers([one[:-1] for one in totals], SITES.numbers), lanes, at_ns)
+            keys, numbers = zip(*delta.sites, strict=True)
+            keys = [delta.renamed.get(key, key) for key in keys] if delta.renamed else keys
+            new += self.sites.add(keys, integers(numbers, SITES.numbers), None, at_ns)
+        if delta.late:
+            late = Ended.of(delta.late)
+            keys = [delta.renamed.get(key, key) for key in late.keys]
+            new += self.sites.add(keys, late.numbers, late.lanes, at_ns)
         for key in new:
             if key.tid:
                 self._sites_of.setdefault(key.thread, []).append(key)
@@ -621,6 +628,13 @@ class Ledger:
 
     def _retire_site(self, key: SiteKey) -> None:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
+
+
+def _off_ns(record: ThreadRecord | None, at_ns: int) -> int:
+    """What a record has of off-CPU time by the end of the tick."""
+    if record is None:
+        return 0
+    return record.offcpu_ns + (max(0, at_ns - record.left_ns) if record.left_ns else 0)
 
 
 def _told(walked: Walked | None, left_ns: int) -> tuple[int, Bound, int, tuple[int, ...]] | None:

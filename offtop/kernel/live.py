@@ -543,9 +543,11 @@ class LiveSource(Happening):
     def _site(self, pid: int, tid: int, kernel: int, user: int, wake: int) -> SiteKey:
         """The site of a record's raw ids."""
         site = self._stacks.site(pid, tid, kernel, user)
-        if not wake:
-            return site
-        return SiteKey(*site[:4], self._wakes.id_of(wake, pid, tid, self._is_on_object(site.kernel)))
+        return self._with_wake(site, wake) if wake else site
+
+    def _with_wake(self, site: SiteKey, raw: int) -> SiteKey:
+        pid, tid, kernel, user, _ = site
+        return SiteKey(pid, tid, kernel, user, self._wakes.id_of(raw, pid, tid, self._is_on_object(kernel)))
 
     def _is_on_object(self, kernel: int) -> bool:
         """Whether who waits there waits on what its system call names."""
@@ -574,9 +576,11 @@ class LiveSource(Happening):
         return of_tick._replace(now=now, oldest_ns=max(0, at_ns - began_ns) if now else 0)
 
     def _sites(self, half: int) -> Ended:
-        site, found, parts = self._site, list[SiteKey](), list[Ints]()
+        found, parts = list[SiteKey](), list[Ints]()
         for keys, values in self._program.maps[f"sites_{half}"].drain():
-            found += [site(*key) for key in layout.SITE_KEY.iter_unpack(keys)]
+            raw = [*layout.SITE_KEY.iter_unpack(keys)]
+            sites = self._stacks.sites(raw)
+            found += [self._with_wake(site, key[-1]) if key[-1] else site for site, key in zip(sites, raw, strict=True)]
             parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
         columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
         return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :])
@@ -618,17 +622,17 @@ class LiveSource(Happening):
 
     def _walked(self, key: ThreadKey, record: WalkedRecord, apart_ns: int) -> Walked:
         stack, since_ns, bound = record.stack, 0, Bound.EXACT
+        call, arguments, kernel, wake = -1, (), None, layout.NO_WAKE
         if record.flags & layout.WALKED_OLDER:
             is_known = record.arrived_ns and apart_ns
             since_ns, bound = (record.arrived_ns + apart_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
             since_ns = min(since_ns, record.left_ns)
-        call, arguments = (-1, ()) if stack is None else self._call(stack)
-        if stack is not None and key.pid != OUTSIDE and self._unwind.way != "off":
-            self._user_stacks.met(key, record.left_ns, stack)
-        kernel, wake = None, layout.NO_WAKE
         if stack is not None:
+            call, arguments = self._call(stack)
+            if key.pid != OUTSIDE and self._unwind.way != "off":
+                self._user_stacks.met(key, record.left_ns, stack)
             kernel = self._stacks.walked(stack.frames, stack.words)
-            if not record.state & layout.RUNNING:
+            if stack.object.kind and not record.state & layout.RUNNING:
                 wake = self._wakes.waiting_on(stack.object, key.pid, bool(self._depth), self._is_on_object(kernel))
         return Walked(
             key,

@@ -4,7 +4,7 @@ Kernel stacks are the same when their functions are; user stacks when their (fil
 process they are of and wherever it has its libraries. So forked workers share their stacks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from offtop.kernel import layout
 from offtop.kernel.idtable import IdTable
@@ -115,6 +115,15 @@ class Stacks:
             if not user & layout.COPIED:  # which there is once
                 of_thread[kernel, user] = site
         return site
+
+    def sites(self, raw: Iterable[tuple[int, int, int, int, int]]) -> list[SiteKey]:
+        """The sites of many records' raw ids: pid, tid, kernel and user stack, wake."""
+        known, found = self._sites, list[SiteKey]()
+        for pid, tid, kernel, user, _ in raw:
+            of_thread = known.get(tid)
+            site = of_thread.get((kernel, user)) if of_thread is not None else None
+            found.append(site if site is not None and site[0] == pid else self.site(pid, tid, kernel, user))
+        return found
 
     def of_waker(self, pid: int, kernel: int, user: int) -> tuple[int, int]:
         """The ids of a waker's stacks, by its raw ones."""

@@ -73,9 +73,10 @@ class Idle(NamedTuple):
     def is_periodic(self, ids: Ints) -> Mask:
         """Which of `ids` (n, 4), sites of `sleep`, look idle. A sleep in progress stands at a site of its own, without
         a user stack, until it ends: it looks as the others of its thread do."""
-        in_progress = (ids[:, 3] == stack.NO_STACK) & (ids[:, 1] != EXITED.tid)
-        in_progress &= np.isin(thread_codes(ids), thread_codes(self.periodic.ids))
-        return in_progress | self.periodic.mask(ids)
+        found = self.periodic.mask(ids)
+        in_progress = np.flatnonzero((ids[:, 3] == stack.NO_STACK) & (ids[:, 1] != EXITED.tid) & ~found)
+        found[in_progress] = np.isin(thread_codes(ids[in_progress]), thread_codes(self.periodic.ids))
+        return found
 
 
 class Leaf(NamedTuple):

@@ -48,8 +48,9 @@ class Running(Mapping[K, V], Generic[K, V]):
         Returns the keys that are new.
         """
         found = list(map(self._rows.get, keys))
-        new = list(dict.fromkeys(key for key, row in zip(keys, found, strict=True) if row is None))
-        if new:
+        new: list[K] = []
+        if None in found:
+            new = list(dict.fromkeys(key for key, row in zip(keys, found, strict=True) if row is None))
             self._append(new)
             found = list(map(self._rows.get, keys))
         rows = np.array(found, np.int64)
