@@ -18,7 +18,7 @@ import numpy as np
 from offtop.model import again
 from offtop.model.book import Book, SiteKey
 from offtop.model.columns import of_table, packed, to_table, unpacked
-from offtop.model.cut import SLEEP, Cut, Idle, Leaf, Part, Shares, cut, shares
+from offtop.model.cut import SLEEP, Cut, Idle, Leaf, Part, Shares, cut, cut_of, shares
 from offtop.model.histogram import LANES
 from offtop.model.moves import NO_MOVES, Moves
 from offtop.model.snapshot import Move, SiteTotals, Snapshot
@@ -97,6 +97,8 @@ class Kept:
     """What looked idle in it, as was known then."""
     kept_cut: Cut | None
     kept_moves: Moves | None
+    kept_shares: Shares | None
+    """Of the newest tick alone, which is what is drawn: they are as large as its window."""
 
     @property
     def window(self) -> Window:
@@ -110,9 +112,10 @@ class Kept:
     @classmethod
     def of(cls, window: Window, idle: Idle, number: int = 0) -> "Kept":
         """`window` with all that is kept of it but for its size."""
-        made = cut(window, idle)
+        every = shares(window, idle)
+        made = cut_of(every, window.span_ns)
         times = window.taken_ns, window.at_ns, window.span_ns
-        return cls(number, *times, 0, made.categories, window, idle, made, window.moves)
+        return cls(number, *times, 0, made.categories, window, idle, made, window.moves, every)
 
     @property
     def waits(self) -> list[list[int]]:
@@ -125,7 +128,7 @@ class Kept:
 
     @property
     def shares(self) -> Shares:
-        return shares(self.window, self.idle)
+        return self.kept_shares or shares(self.window, self.idle)
 
     @property
     def cut(self) -> Cut:
@@ -215,6 +218,8 @@ class History:
             for waker, storm in window.storms.items():
                 self._largest[waker] = max(storm.largest, self._largest.get(waker, 0))
             self._longest_call_ns = max(self._longest_call_ns, window.calls.max_ns)
+            if self._kept:
+                self._kept[-1] = replace(self._kept[-1], kept_shares=None)
             self._kept.append(kept)
             self._plain += 1
             self._with_cut += 1
