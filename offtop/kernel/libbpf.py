@@ -15,6 +15,8 @@ from offtop.errors import KernelError
 from offtop.kernel.syscalls import number_of
 
 _NAMES = ("libbpf.so.1", "libbpf.so.0")
+_FIRST_ROOM, _MOST_ROOM = 256, 4096
+"""Rows of one part of what is drained: twice as many behind each that did not have all, until one is large enough."""
 _KIND_STRUCT = 4
 _KIND_ENUM = 6
 _KIND_TYPEDEF = 8
@@ -140,9 +142,7 @@ class Map:
         self.fd, self.entries = fd, info.max_entries
         self.key_bytes, self.value_bytes = info.key_size, info.value_size
         self._value = ct.create_string_buffer((info.value_size + 7) // 8 * 8 * per_cpu)
-        self._keys = ct.create_string_buffer(0)
-        self._values = ct.create_string_buffer(0)
-        self._room = 0
+        self._take_room(0)
 
     def lookup(self, key: bytes) -> bytes | None:
         """The value of `key`, None where there is none. Of a per-CPU map: all CPUs' values."""
@@ -164,9 +164,7 @@ class Map:
         A part is valid until the next one is asked for. The caller sees to it that nobody writes.
         """
         if not self._room:
-            self._room = min(self.entries, 4096)
-            self._keys = ct.create_string_buffer(self._room * self.key_bytes)
-            self._values = ct.create_string_buffer(self._room * self.value_bytes)
+            self._take_room(min(self.entries, _FIRST_ROOM))
         at = ct.create_string_buffer(max(8, self.key_bytes))
         first = True
         options = _BatchOptions(ct.sizeof(_BatchOptions), 0, 0)
@@ -177,9 +175,7 @@ class Map:
             )
             error = ct.get_errno() if failed else 0
             if error == 28 and self._room < self.entries:  # ENOSPC: one bucket holds more than there is room for
-                self._room = self.entries
-                self._keys = ct.create_string_buffer(self._room * self.key_bytes)
-                self._values = ct.create_string_buffer(self._room * self.value_bytes)
+                self._take_room(self.entries)
                 continue
             if error not in (0, 2):  # ENOENT: that was the last part
                 raise OSError(error, os.strerror(error))
@@ -188,7 +184,15 @@ class Map:
                 yield keys[: n.value * self.key_bytes], values[: n.value * self.value_bytes]
             if error:
                 return
+            if self._room < min(self.entries, _MOST_ROOM):
+                self._take_room(min(self.entries, 2 * self._room))
             first = False
+
+    def _take_room(self, rows: int) -> None:
+        """For one part of what is drained."""
+        self._room = rows
+        self._keys = ct.create_string_buffer(rows * self.key_bytes)
+        self._values = ct.create_string_buffer(rows * self.value_bytes)
 
 
 def walk(link_fd: int) -> bytes:
