@@ -47,13 +47,13 @@ from offtop.model.rows import WAITING, Key, Order, Ranking, Row, category_rows, 
 from offtop.model.seconds import AccountPicture, Seconds
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
-from offtop.model.stack import Names
+from offtop.model.stack import NO_STACK, QUEUED, Names
 from offtop.model.steps import NO_FRAMES, Path, passes, steps_of
 from offtop.model.stuck import NO_AGE, Age, Stuck
 from offtop.model.table import Ints
 from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node
 from offtop.model.view import SINCE_START, View
-from offtop.model.wake import OFFCPU, WAKEUP, Object, gathers
+from offtop.model.wake import NO_WAKE, OFFCPU, WAKEUP, Object, gathers
 from offtop.model.window import Window, calls_over, merge
 from offtop.model.within import Calls
 from offtop.units import NS_PER_S
@@ -514,19 +514,24 @@ class Pictures:
             whole_ns = sum(part[1] for part in table.values())
             compare = scene.comparison.places(path_of) if scene.comparison else None
             rows = place_rows(through, span_ns, room.site, compare)
-            places = self._with_sites(rows, scene)._replace(of_ns=whole_ns)
+            places = self._with_sites(rows, scene, places_of)._replace(of_ns=whole_ns)
         return view, tree, places, flame
 
-    def _with_sites(self, places: Ranking, scene: Scene) -> Ranking:
+    def _with_sites(self, places: Ranking, scene: Scene, places_of: Callable[[Ints], Ints]) -> Ranking:
         """Places told of whom, and on what, most of it is, and what rules say of that."""
         if scene.view.tree.shape.mode == WAKEUP:
             return places
+        queued = self._queued(scene, places_of)
         most: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
         for site, (_, ns, _, _) in self._sites(scene).items():
             most[site[0], site[1]] = max(most.get((site[0], site[1]), (0, ())), (ns, site))
 
         def told(row: Row) -> Row:
-            _, site = most.get((row.key.kernel, row.key.user), (0, ())) if isinstance(row.key, Place) else (0, ())
+            if not isinstance(row.key, Place):
+                return row
+            _, site = most.get((row.key.kernel, row.key.user), (0, ()))
+            if 2 * queued.get(row.key, NO_PART)[1] > row.part.total_ns:
+                site = QUEUED, NO_STACK, NO_WAKE, site[-1] if site else 0
             if not site:
                 return row
             kernel, user, wake, pid = site
@@ -534,6 +539,17 @@ class Pictures:
             return row._replace(rule=rule, top=SiteKey(pid, 0, kernel, user, wake))
 
         return places._replace(rows=tuple(map(told, places.rows)))
+
+    def _queued(self, scene: Scene, places_of: Callable[[Ints], Ints]) -> Mapping[tuple[int, ...], Added]:
+        """How much of each place was in the run queue."""
+        sieve, scope = scene.sieve, scene.view.scope
+        if not scope.holds(Leaf(RUN_QUEUE)):
+            return {}
+        only = scope._replace(category=RUN_QUEUE)
+        about = (sieve, only, scene.view.tree.shape.mode)
+        return self._sums.of(
+            "queued", about, lambda tick: by_place(sieve.shares(tick), only, places_of), scene.over, scene.moved
+        )
 
     def _sites(self, scene: Scene) -> Mapping[tuple[int, ...], Added]:
         """What fell to each of cut.sites_of in the selection."""

@@ -3,9 +3,10 @@
 import pytest
 
 from offtop.model import diagnosis
+from offtop.model.cut import Place
 from offtop.model.diagnosis import Fixed
 from offtop.model.view import View
-from tests.ui.scripted import SHOP, ScriptedSource
+from tests.ui.scripted import SHOP, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES, QUICK_NS, asynchronous, screen, shown
 
 RULES = diagnosis.parse(
@@ -117,3 +118,31 @@ async def test_a_site_says_what_it_is_for_and_what_to_look_at_next() -> None:
         lines = [line.strip() for line in screen(app)]
         assert "for the order book: Orders are taken one by one." in lines
         assert "next: the clerk" in lines
+
+
+QUEUED = (
+    Waits("shop", 100, "worker-1", 101, "lock", "futex_do_wait", ("take_order", "main"), (200,), ready_ms=190),
+    Waits("shop", 100, "worker-2", 102, "lock", "futex_do_wait", ("take_order", "serve", "main"), (200,), ready_ms=90),
+)
+CPU = diagnosis.parse(
+    '[[rule]]\nid = "cpu"\nname = "a CPU"\nsays = "Too few."\ncategory = ["run-queue"]\n',
+    "rules.toml",
+    "Mend it",
+    CATEGORIES.ids,
+)
+
+
+@asynchronous
+async def test_a_site_says_that_it_is_for_a_cpu_where_most_of_it_was_in_the_run_queue() -> None:
+    view = View(delay_ns=QUICK_NS, category="", pid=100)
+    rules = Fixed(RULES.before(CPU))
+    async with shown(ScriptedSource(QUEUED, ticks=3), (100, 50), view, rules=rules) as (app, pilot):
+        await pilot.press("t", "enter")
+        assert app.picture
+        book = app.picture.book
+        told = {
+            len(book.stack(row.key.user).frames): row.rule.id
+            for row in app.picture.places.rows
+            if isinstance(row.key, Place) and row.rule
+        }
+        assert told == {2: "cpu", 3: "orders"}
