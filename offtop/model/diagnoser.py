@@ -164,6 +164,9 @@ class Diagnoser:
             self._said.pop(where, None)
             if kernel in PLACELESS or pid == EXITED.pid:
                 continue
+            candidates = self._among(book.stack(kernel).category, self._judged[where])
+            if all(rule.idle is None for rule in candidates):
+                continue
             rule = self._rule(pid, kernel, user, NO_OBJECT, book)
             if rule and rule.idle is not None:
                 self._said[where] = rule.idle
@@ -201,10 +204,8 @@ class Diagnoser:
             self._unnamed.clear()
             self._at.clear()
         subject = Subject(RUN_QUEUE, program=kind.program) if kernel == QUEUED else self._subject(kind, book)
-        among = (subject.category, kind.program)
-        if among not in self._candidates:
-            self._candidates[among] = self._rules.among(*among)
-        found = next((rule for rule in self._candidates[among] if rule.matches(subject)), None)
+        candidates = self._among(subject.category, kind.program)
+        found = next((rule for rule in candidates if rule.matches(subject)), None)
         if found and found.service:
             if there:
                 self.unanswered.pop(what, None)
@@ -214,6 +215,15 @@ class Diagnoser:
                 if len(self.unanswered) > _MOST_UNANSWERED:
                     del self.unanswered[next(iter(self.unanswered))]
         self._known[kind] = found
+        return found
+
+    def _among(self, category: str, program: str) -> tuple[Rule, ...]:
+        """Those that may match."""
+        found = self._candidates.get((category, program))
+        if found is None:
+            if len(self._candidates) >= _MOST_KNOWN:
+                self._candidates.clear()
+            found = self._candidates[category, program] = self._rules.among(category, program)
         return found
 
     def _subject(self, kind: _Kind, book: Book) -> Subject:
