@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +19,9 @@ from offtop.model.verdicts import NO_VERDICTS, WHERE, Verdicts, Where
 from offtop.model.wake import NO_OBJECT, Object
 
 K = TypeVar("K")
-_MOST_KNOWN = 200_000
+_MOST_KNOWN = 50_000
+_MOST_JUDGED = 4
+"""So many times as many places as there are may be remembered."""
 _MOST_UNANSWERED = 256
 _LEAST_SHARE = 0.1
 
@@ -73,7 +76,8 @@ class Diagnoser:
         self._candidates: dict[tuple[str, str], tuple[Rule, ...]] = {}
         """By category and program: those that may match."""
         self.unanswered: dict[Object, int] = {}
-        """Of what a rule would tell who is there, if it were known; and a process that waits on each."""
+        """Of what `rules_of` was asked of last, that of which a rule would tell who is there, if it were known; and a
+        process that waits on each."""
         self._at: dict[tuple[str, tuple[str, str]], Rule] = {}
         """Rules of which it is known who is at the other end."""
         self._known: dict[_Kind, Rule | None] = {}
@@ -102,20 +106,24 @@ class Diagnoser:
         """Of a table by sites (cut.by_site): what rules say, most time first. `apart`: also rules that lead to one
         thing."""
         self._look_around(book)
+        unanswered: dict[Object, int] = {}
         sums: dict[str, int] = {}
         by_pid: dict[str, dict[int, int]] = {}
         rules: dict[str, dict[Rule | None, int]] = {}
         for row, (_, total_ns, _, _) in table.items():
-            kernel, _, _, pid = row
+            kernel, _, wake, pid = row
             if kernel in PLACELESS or total_ns <= 0:
                 continue
             rule = self._of_row(row, book)
+            if rule and rule.service and may_have_ends(what := book.wake(wake).object):
+                unanswered[what] = pid
             name = (rule.id if apart else rule.name) if rule else ""  # two rules may lead to one thing
             of_name = rules.setdefault(name, {})
             of_name[rule] = of_name.get(rule, 0) + total_ns
             sums[name] = sums.get(name, 0) + total_ns
             of_rule = by_pid.setdefault(name, {})
             of_rule[pid] = of_rule.get(pid, 0) + total_ns
+        self.unanswered = dict(islice(unanswered.items(), _MOST_UNANSWERED))
         whole_ns = sum(part[1] for part in table.values())
         told = [
             Told(_largest(rules[name]), ns, ns / whole_ns if whole_ns else 0.0, _largest(by_pid[name]))
@@ -154,10 +162,11 @@ class Diagnoser:
         new = [where for where in map(_where, found) if self._judged.get(where) != book.process(where[0])]
         if not new:
             return self._verdicts
-        if len(self._judged) >= _MOST_KNOWN:
-            self._judged.clear()
-            self._said.clear()
         before = dict(self._said)
+        if len(self._judged) > _MOST_JUDGED * len(found):
+            there = {*map(_where, found)}
+            self._judged = {where: program for where, program in self._judged.items() if where in there}
+            self._said = {where: idle for where, idle in self._said.items() if where in there}
         for where in new:
             pid, kernel, user = where
             self._judged[where] = book.process(pid)
@@ -206,14 +215,8 @@ class Diagnoser:
         subject = Subject(RUN_QUEUE, program=kind.program) if kernel == QUEUED else self._subject(kind, book)
         candidates = self._among(subject.category, kind.program)
         found = next((rule for rule in candidates if rule.matches(subject)), None)
-        if found and found.service:
-            if there:
-                self.unanswered.pop(what, None)
-                found = self._at.setdefault((found.id, there), found.at(*there))
-            elif may_have_ends(what):
-                self.unanswered[what] = pid
-                if len(self.unanswered) > _MOST_UNANSWERED:
-                    del self.unanswered[next(iter(self.unanswered))]
+        if found and found.service and there:
+            found = self._at.setdefault((found.id, there), found.at(*there))
         self._known[kind] = found
         return found
 
@@ -249,7 +252,6 @@ class Diagnoser:
                 self._candidates,
                 self._at,
                 self._known,
-                self.unanswered,
                 self._unnamed,
                 self._said,
                 self._judged,

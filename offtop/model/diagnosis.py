@@ -112,7 +112,7 @@ class Rule:
 
     def at(self, service: str, word: str) -> "Rule":
         """The same of who is there; `word`: the port, or what else is told from other ones by it."""
-        return replace(self, id=f"{self.id}-{word}", name=self.service.replace("{}", service))
+        return replace(self, id=f"{self.id}-{word}", name=self.service.replace("{}", service), service="")
 
     def matches(self, subject: Subject) -> bool:
         return all(condition.holds(subject) for condition in self.conditions) and (

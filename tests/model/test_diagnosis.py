@@ -9,7 +9,7 @@ from offtop import paths
 from offtop.errors import OfftopError
 from offtop.model import categories, diagnosis
 from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.cut import Idle, Leaf, Scope, by_site, cut, shares
+from offtop.model.cut import Idle, Leaf, Part, Scope, by_site, cut, shares
 from offtop.model.diagnoser import Diagnoser, most
 from offtop.model.diagnosis import NO_RULES, Fixed, Rules, Subject, subject_of
 from offtop.model.ends import PEER, WRITER, Ends, Process, Side
@@ -393,6 +393,17 @@ def test_a_tick_keeps_what_was_known_when_it_passed() -> None:
     assert {*first.cut.categories} == {*cut(first.window, first.idle).categories}
 
 
+def test_places_that_are_no_more_are_forgotten_and_judged_again_when_they_are() -> None:
+    diagnoser, some = Diagnoser(Said(), Fixed(IDLE_RULES)), book()
+    first = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
+    assert diagnoser.verdicts([first], some).of(first).tolist() == [1]
+    for n in range(100):
+        more = np.array([(1000 + n, 1, LOCK, WORKER, 0)], np.int64)
+        diagnoser.verdicts([more], some)
+    assert len(diagnoser._judged) < 10  # pyright: ignore[reportPrivateUsage]
+    assert diagnoser.verdicts([first], some).of(first).tolist() == [1]
+
+
 def never(lanes: Ints) -> Mask:
     return np.zeros(len(lanes), np.bool_)
 
@@ -466,9 +477,14 @@ def test_where_the_port_says_nothing_the_process_at_the_other_end_is_who_is_ther
         rules = [diagnoser.rule_of(SiteKey(7, 71, 11 if wake == 13 else 10, 8, wake), some) for wake in what]
         return [(rule.id, rule.name) for rule in rules if rule]
 
+    def unanswered(*wakes: int) -> dict[Object, int]:
+        diagnoser.rules_of({(11 if wake == 13 else 10, 8, wake, 7): Part(1, 10) for wake in wakes}, some)
+        return diagnoser.unanswered
+
     before = [("answer", "an answer over the network"), ("answer-5432", "an answer of PostgreSQL")]
     assert found() == [*before, before[0], ("pipe-empty", "data from a pipe")]
-    assert diagnoser.unanswered == {what[10]: 7, what[12]: 7, what[13]: 7}
+    assert unanswered(*what) == {what[10]: 7, what[12]: 7, what[13]: 7}
+    assert unanswered(11, 12) == {what[12]: 7}, "the others are over"
     of = {10: (PEER, "My App\x1b"), 11: (PEER, "proxy"), 13: (WRITER, "gzip")}
     some.ends = {
         what[n]: Ends((Side(role, (Process(5, name), Process(6, name)), 2),)) for n, (role, name) in of.items()
