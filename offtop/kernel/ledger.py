@@ -594,9 +594,9 @@ class Ledger:
         keys = [delta.renamed.get(key, key) for key in ended.keys] if delta.renamed else ended.keys
         new = self.sites.add(keys, ended.numbers, ended.lanes, at_ns)
         if delta.sites:
-            keys, numbers = zip(*delta.sites, strict=True)
-            keys = [delta.renamed.get(key, key) for key in keys] if delta.renamed else keys
-            new += self.sites.add(keys, integers(numbers, SITES.numbers), None, at_ns)
+            sites = [delta.renamed.get(site, site) for site, _ in delta.sites]
+            numbers = integers([numbers for _, numbers in delta.sites], SITES.numbers)
+            new += self.sites.add(sites, numbers, None, at_ns)
         if delta.late:
             late = Ended.of(delta.late)
             keys = [delta.renamed.get(key, key) for key in late.keys]

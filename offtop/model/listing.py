@@ -9,16 +9,21 @@ from offtop.model import stuck
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.comparison import Comparison
 from offtop.model.cut import (
+    NO_PART,
+    SHORT,
     Added,
     Cut,
+    Leaf,
     Scope,
     Shares,
+    by_process,
     by_site,
     by_thread,
     sites_of,
     top_of_groups,
     top_of_processes,
     top_of_threads,
+    total,
 )
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import BELOW_REASON, NO_REASON, Reason, Rule
@@ -137,22 +142,46 @@ class Listing:
         first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
         seen = rows.rows[first : first + room]
         seen = _with_tops(seen, scene, made, self._diagnoser)
-        seen = self._with_rules(self._with_convoys(seen, scene, made), scene.book)
+        seen = self._with_rules(self._with_convoys(seen, scene, made), scene, made)
         return Listed(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
 
-    def _with_rules(self, seen: Sequence[Row], book: Book) -> list[Row]:
+    def _with_rules(self, seen: Sequence[Row], scene: Scene, made: Folding) -> list[Row]:
         """Rows told what the place is for where each waited."""
+        if not scene.view.lists_sleepers:
+            return [*seen]
+        short = self._short(scene, made)
         return [
-            row._replace(rule=self._rule(row, book))
-            if row.top != NOWHERE and isinstance(row.key, str | int | ThreadKey | Pool)
+            row._replace(rule=self._rule(row, scene.book, 2 * short.get(row.key, NO_PART)[1] > row.part.total_ns))
+            if row.top != NOWHERE
             else row
             for row in seen
         ]
 
-    def _rule(self, row: Row, book: Book) -> Rule | None:
-        """Of what many of them wait for, if it is known by now where that is."""
+    def _rule(self, row: Row, book: Book, is_short: bool) -> Rule | None:
+        """Of what many of them wait for, if it is known by now where that is; else of where it waited longest, but for
+        one that `is_short`: most of its waits have no place, and a few long ones do not tell of them."""
         of_convoy = self._diagnoser.rule_of(row.convoy.site, book) if row.convoy.waiting else None
-        return of_convoy or self._diagnoser.rule_of(row.top, book)
+        return of_convoy or (None if is_short else self._diagnoser.rule_of(row.top, book))
+
+    def _short(self, scene: Scene, made: Folding) -> Mapping[Key, Added]:
+        """What of each row were waits below the minimum."""
+        sieve, scope = scene.sieve, scene.scope
+        if not scope.holds(Leaf(SHORT)):
+            return {}
+        only = scope._replace(category=SHORT)
+        if scene.view.lists_threads:
+            table = self._sums.of(
+                "short", (sieve, only), lambda tick: by_thread(sieve.shares(tick), only), scene.over, scene.moved
+            )
+            return {made.pools.get(key, ThreadKey(*key)): part for key, part in made.folded(table).items()}
+        parts = by_process(scene.cut, only)
+        if not scene.view.lists_cgroups:
+            return {**parts}
+        of_cgroups: dict[Key, Added] = {}
+        for pid, part in parts.items():
+            path = cgroup_of(pid, scene.book)
+            of_cgroups[path] = total((of_cgroups.get(path, NO_PART), part))
+        return of_cgroups
 
     def _rows(self, scene: Scene, made: Folding) -> Ranking:
         view, scope, book = scene.view, scene.scope, scene.book

@@ -146,3 +146,23 @@ async def test_a_site_says_that_it_is_for_a_cpu_where_most_of_it_was_in_the_run_
             if isinstance(row.key, Place) and row.rule
         }
         assert told == {2: "cpu", 3: "orders"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "short_waits", "rule"),
+    [
+        *(((), 10_000, "orders"), ((), 40_000, None)),  # 0.1 s and 0.4 s of short waits beside 0.2 s at a place
+        *((("H",), 10_000, "orders"), (("H",), 40_000, None)),
+    ],
+)
+@asynchronous
+async def test_a_row_of_mostly_short_waits_is_not_told_by_its_few_long_ones(
+    keys: tuple[str, ...], short_waits: int, rule: str | None
+) -> None:
+    waits = Waits("shop", 100, "worker", 101, "lock", "futex_do_wait", ("take_order",), (200,), short_waits=short_waits)
+    view = View(delay_ns=QUICK_NS, category="")
+    async with shown(ScriptedSource((waits,), ticks=3), (160, 40), view, rules=Fixed(RULES)) as (app, pilot):
+        await pilot.press(*keys)
+        assert app.picture
+        assert [row.rule and row.rule.id for row in app.picture.rows.rows] == [rule]
+        assert any("futex_do_wait" in line for line in screen(app)), "where that is stays"
