@@ -4,17 +4,22 @@ Whose a pipe is, or a socket, only /proc/PID/fd tells, and that of every process
 open file, 1.1 s of one CPU for 10,000 processes with 16 files each. So it is read for all that is asked for at once, a
 bit at a time, at 2 % of a CPU and no more often than every few seconds, and only while something is asked for that is
 not known, or that somebody has closed: to see that takes one look at each. Who opens it in addition is not noticed.
+All pipes and sockets that were met are remembered until the next time, so that who asks for others is answered at once,
+and only what is newer waits for that.
 """
 
 import os
 import re
 import threading
 import time
+from array import array
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from offtop.kernel import layout
 from offtop.kernel.sockdiag import sockets_of
@@ -49,12 +54,14 @@ _MOST_FILES = 1_000_000
 """On a machine with more of them nobody is told."""
 _MOST_ASKED = 2_048
 _MOST_TOLD, _MOST_LOOKED_AT = 4_096, 16_384
+_MOST_MET = 200_000
+"""Pipes and sockets that are remembered, at 24 bytes; where more are open none are."""
 _MOST_WATCHED = 1_024
 """A process that may have more files open is not asked what its epolls watch: the kernel keeps the epoll locked while
 it tells, 1 ms for so many."""
 _WATCHED_BYTES = 1 << 20
 _READS, _WRITES = 0o400, 0o200
-_EVENTPOLL, _SOCKET = "anon_inode:[eventpoll]", "socket:["
+_EVENTPOLL, _SOCKET, _PIPE = "anon_inode:[eventpoll]", "socket:[", "pipe:["
 _WATCHES = re.compile(r"^tfd: *(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
 """Of /proc/PID/fdinfo/FD (77493f04b74c, 4.13)."""
 
@@ -64,8 +71,13 @@ class Holder(NamedTuple):
 
     pid: int
     fd: str
-    mode: int
-    """Of it, the bits _READS and _WRITES."""
+
+    @property
+    def mode(self) -> int:
+        """The bits _READS and _WRITES; 0 where it has been closed."""
+        with suppress(OSError):
+            return os.lstat(f"/proc/{self.pid}/fd/{self.fd}").st_mode & (_READS | _WRITES)
+        return 0
 
 
 class EndsWorker:
@@ -82,6 +94,8 @@ class EndsWorker:
         """Not yet in the Book."""
         self._holders: dict[str, Sequence[Holder]] = {}
         """By what /proc/PID/fd calls it; of those that were looked for."""
+        self._met = np.zeros((0, 3), np.int64)
+        """Of all pipes and sockets when all files were read last: `_code`, process and descriptor."""
         self._read_s, self._rest_s = float("-inf"), _REST_S
         """When the files of all processes were read, and how long until they may be again."""
         self._rested_s = 0.0
@@ -126,31 +140,51 @@ class EndsWorker:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        unknown: dict[Object, int] = {}
+        """What is told by nothing less than reading all files."""
         while not self._closing:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._asked)
+                rest_s = self._read_s + self._rest_s - time.monotonic() if unknown else None
+                self._changed.wait_for(lambda: self._closing or self._asked, rest_s)
                 asked, self._asked = self._asked, {}
                 self._look_s |= dict.fromkeys(asked, float("inf"))
-            self._look(asked)
+            unknown |= self._look(asked)
+            if unknown and not self._closing and time.monotonic() >= self._read_s + self._rest_s:
+                self._read(unknown)
+                unknown = {}
 
-    def _look(self, asked: Mapping[Object, int]) -> None:
+    def _look(self, asked: Mapping[Object, int]) -> dict[Object, int]:
+        """Tell what is known of these; the others."""
         epolls = {what: fd for what in asked if what.kind == EPOLL and (fd := self._epolls.get(what)) is not None}
         for what, fd in epolls.items():
             self._put({what: Ends(members=watched(what.pid, fd))})
             self._breathe()
         sought = other_ends(asked)
         self._breathe()
+        self._remember(self._met_with({one for one, _ in sought.values() if not self._is_as_it_was(one)}))
+        new = {what for what, (one, _) in sought.items() if not self._is_as_it_was(one)}
+        self._put_ends([what for what in asked if what not in epolls and what not in new], sought)
+        return {what: asked[what] for what in new}
+
+    def _read(self, unknown: Mapping[Object, int]) -> None:
+        """Read all files, and tell of these."""
+        sought = other_ends(unknown)
         new = {one for one, _ in sought.values() if not self._is_as_it_was(one)}
         if new:
-            self._wait(self._read_s + self._rest_s - time.monotonic())
             began_s = time.thread_time()
-            self._holders |= {**dict.fromkeys(new, ()), **self._held(new)}
+            self._remember({**dict.fromkeys(new, ()), **self._held(new)})
             self._read_s = time.monotonic()
             self._rest_s = max(_REST_S, _REST_TIMES * (time.thread_time() - began_s))
-            while len(self._holders) > _MOST_TOLD:
-                del self._holders[next(iter(self._holders))]
+        self._put_ends(unknown, sought)
+
+    def _remember(self, holders: Mapping[str, Sequence[Holder]]) -> None:
+        self._holders |= holders
+        while len(self._holders) > _MOST_TOLD:
+            del self._holders[next(iter(self._holders))]
+
+    def _put_ends(self, those: Iterable[Object], sought: Mapping[Object, tuple[str, str]]) -> None:
         found = {what: _ends(self._holders.get(one, ()), role) for what, (one, role) in sought.items()}
-        self._put({what: found.get(what, NO_ENDS) for what in asked if what not in epolls})
+        self._put({what: found.get(what, NO_ENDS) for what in those})
 
     def _put(self, found: Mapping[Object, Ends]) -> None:
         now_s = time.monotonic()
@@ -174,14 +208,29 @@ class EndsWorker:
         """By whom each of these is held open; nothing where there are too many files."""
         files = 0
         held: dict[str, list[Holder]] = {}
+        met = array("q")
+        self._met = self._met[:0]
         for pid in [int(place.name) for place in Path("/proc").iterdir() if place.name.isdecimal()]:
-            for looked_at, found in _open_in(pid, sought):
+            for looked_at, found in _open_in(pid):
                 files += looked_at
-                for one, holder in found:
-                    held.setdefault(one, []).append(holder)
+                for one, fd in found:
+                    if one in sought:
+                        held.setdefault(one, []).append(Holder(pid, fd))
+                    if len(met) <= 3 * _MOST_MET:
+                        met.extend((_code(one), pid, int(fd)))
                 self._breathe()
                 if self._closing or files > _MOST_FILES:
                     return {}
+        if len(met) <= 3 * _MOST_MET:
+            self._met = np.array(met, np.int64).reshape(-1, 3)
+        return held
+
+    def _met_with(self, sought: Collection[str]) -> dict[str, list[Holder]]:
+        """By whom each of these was held open when all files were read last."""
+        of_codes = {_code(one): one for one in sought}
+        held: dict[str, list[Holder]] = {}
+        for code, pid, fd in self._met[np.isin(self._met[:, 0], [*of_codes])].tolist():
+            held.setdefault(of_codes[code], []).append(Holder(pid, str(fd)))
         return held
 
     def _breathe(self) -> None:
@@ -195,6 +244,12 @@ class EndsWorker:
         """Or until it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing, max(0.0, seconds))
+
+
+def _code(link: str) -> int:
+    """A number for a pipe or a socket."""
+    kind, _, number = link.removesuffix("]").partition(":[")
+    return int(number) << 1 | (kind == PIPE)
 
 
 def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]:
@@ -259,33 +314,34 @@ def _files_of(pid: int) -> Generator[int]:
         os.close(directory)
 
 
-def _open_in(pid: int, sought: Collection[str]) -> Iterator[tuple[int, list[tuple[str, Holder]]]]:
-    """What of these that process has open, a part of its files at a time; and how many files those are."""
+def _open_in(pid: int) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    """The pipes and sockets that a process has open, and by which descriptor, a part of its files at a time; and how
+    many files those are."""
     with suppress(OSError), _files_of(pid) as directory:
         with os.scandir(directory) as entries:
             files = [entry.name for entry in entries]
         for first in range(0, len(files), _PART):
             part = files[first : first + _PART]
-            yield len(part), [*_those_of(pid, directory, part, sought)]
+            yield len(part), [*_those_of(directory, part)]
 
 
-def _those_of(pid: int, directory: int, files: Sequence[str], sought: Collection[str]) -> Iterator[tuple[str, Holder]]:
+def _those_of(directory: int, files: Sequence[str]) -> Iterator[tuple[str, str]]:
     for fd in files:
         try:
             link = os.readlink(fd, dir_fd=directory)
-            if link in sought:
-                mode = os.stat(fd, dir_fd=directory, follow_symlinks=False).st_mode
-                yield link, Holder(pid, fd, mode & (_READS | _WRITES))
         except OSError:
             continue  # closed meanwhile
+        if link.startswith((_PIPE, _SOCKET)):
+            yield link, fd
 
 
 def _ends(holders: Sequence[Holder], role: str) -> Ends:
     """`role`: of all of them; empty: of a pipe."""
     if role:
         return Ends(_side(role, holders))
-    readers = _side(READER, [one for one in holders if one.mode & _READS])
-    return Ends(readers + _side(WRITER, [one for one in holders if one.mode & _WRITES]))
+    modes = [(one, one.mode) for one in holders]
+    readers = _side(READER, [one for one, mode in modes if mode & _READS])
+    return Ends(readers + _side(WRITER, [one for one, mode in modes if mode & _WRITES]))
 
 
 def _side(role: str, holders: Sequence[Holder]) -> tuple[Side, ...]:

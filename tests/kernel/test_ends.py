@@ -293,6 +293,37 @@ def test_all_files_are_read_once_for_all_that_is_asked_and_not_again_while_it_is
         assert (after[0], after[1].sides) == (before[0], before[1].sides[:1])
 
 
+def test_what_was_open_when_all_files_were_read_is_told_at_once_and_what_is_newer_waits_for_the_next_time(
+    worker: EndsWorker, book: Book, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REST_S", 1_000_000.0)
+    with pipe_of(1, 1) as (first, _, _), pipe_of(1, 2) as (second, readers, writers), pipe_of(1, 1) as (third, _, gone):
+        told(worker, book, first)
+        with pipe_of(1, 1) as (newer, _, _):
+            worker.find({newer: OWN})
+            until(lambda: not worker._asked)  # pyright: ignore[reportPrivateUsage]
+            (found,) = told(worker, book, second)
+            assert by_role(found) == {READER: {*readers}, WRITER: {*writers}}
+            os.kill(gone[0].pid, 9)
+            until(lambda: not Path(f"/proc/{gone[0].pid}/fd/1").exists())
+            worker.find({third: OWN})
+            told(worker, book, first, second)
+            assert (book.ends_of(newer), book.ends_of(third)) == (NO_ENDS, NO_ENDS)
+            assert readings == [{first.name}]
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_where_too_many_pipes_and_sockets_are_open_none_is_remembered(
+    most: int, worker: EndsWorker, book: Book, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_MET", most)
+    with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _):
+        told(worker, book, first)
+        (found,) = told(worker, book, second)
+        assert [side.total for side in found.sides] == [1, 1]
+        assert len(readings) == (1 if most else 2)
+
+
 def test_what_was_looked_at_a_moment_ago_is_not_looked_at(
     worker: EndsWorker, book: Book, readings: list[set[str]]
 ) -> None:
