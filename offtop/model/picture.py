@@ -48,7 +48,7 @@ from offtop.model.seconds import AccountPicture, Seconds
 from offtop.model.selection import Parts, Selection, Sieve
 from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import NO_STACK, QUEUED, Names
-from offtop.model.steps import NO_FRAMES, Path, passes, steps_of
+from offtop.model.steps import NO_FRAMES, Path, Shape, Steps, passes
 from offtop.model.stuck import NO_AGE, Age, Stuck
 from offtop.model.table import Ints
 from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node
@@ -278,6 +278,7 @@ class Pictures:
         self._listing = Listing(history, self._sums, self._seconds, self._diagnoser)
         self._sieve: tuple[object, Sieve] | None = None
         self._root: tuple[object, Node, Nameless] | None = None
+        self._steps: tuple[object, Steps] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
         self._stuck: tuple[object, Stuck] | None = None
         self._unsieved: Sieve | None = None
@@ -491,15 +492,16 @@ class Pictures:
         )
         book, span_ns = over[-1].facts.book, sum(tick.span_ns for tick in over)
         about = (view.scope, sieve, shape, self._names.version)
+        path_of = self._steps_of(book, shape)
         if room.tree or room.flame[0]:
             key = (about, over[0].at_ns - over[0].span_ns, over[-1].at_ns)
             if self._root is None or self._root[0] != key:
-                root = trees.tree_of(table, book, self._names, shape)
+                root = trees.tree_along(table, path_of)
                 self._root = key, root, trees.nameless(root)
         if room.tree and self._root:
             was = scene.comparison.trees() if scene.comparison else None
             view, tree = _tree_picture(view, self._root[1], room.tree, was)
-            now = _ages_of_paths(of_selection, view.scope, steps_of(book, self._names, shape), places_of)
+            now = _ages_of_paths(of_selection, view.scope, path_of, places_of)
             tree = replace(tree, nameless=self._root[2], now=now)
         if room.flame[0] and self._root:
             begin_ns = 0 if over[0].number else over[0].at_ns - over[0].span_ns
@@ -509,13 +511,18 @@ class Pictures:
                 self._flame_root = key, self._root[1], span_ns
             flame = icicles.layout(self._flame_root[1], view.flame.zoom, *room.flame)
         if room.site:
-            path_of = steps_of(book, self._names, shape)
             through = {place: part for place, part in table.items() if passes(path_of(place), view.path)}
             whole_ns = sum(part[1] for part in table.values())
             compare = scene.comparison.places(path_of) if scene.comparison else None
             rows = place_rows(through, span_ns, room.site, compare)
             places = self._with_sites(rows, scene, places_of)._replace(of_ns=whole_ns)
         return view, tree, places, flame
+
+    def _steps_of(self, book: Book, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
+        if self._steps is None or self._steps[0] != (id(book), shape):
+            self._steps = (id(book), shape), Steps(book, self._names, shape)
+        self._steps[1].look_again()
+        return self._steps[1].of
 
     def _with_sites(self, places: Ranking, scene: Scene, places_of: Callable[[Ints], Ints]) -> Ranking:
         """Places told of whom, and on what, most of it is, and what rules say of that."""

@@ -43,6 +43,8 @@ TURNS = frozenset({WOKEN_BY, WHO_WAITED})
 _MARKS = frozenset({NO_FRAMES, STILL, GUESSED, WOKEN_BY, WHO_WAITED})
 WOKE = "-> "
 """What the name of a step begins with that says whose process was woken."""
+_MOST_HALVES = 20_000
+"""Stacks that are remembered; each is some 1 KB."""
 _REASONS = tuple(f"({means}: " for means in ENDS.values())
 
 
@@ -93,9 +95,7 @@ def places(ids: Ints, mode: str) -> Ints:
 def steps_of(book: Book, names: Names, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
     """Place → its path: from the program's outermost to the kernel's leaf and on, or the other way round. Empty where
     the shape leaves none. It remembers what it has named."""
-    made = _Paths(book, names, shape)
-    of_place = {OFFCPU: made.sleeper, WAKEUP: made.wakeup}.get(shape.mode, made.both)
-    return (lambda place: of_place(place)[::-1]) if shape.inverted else of_place
+    return Steps(book, names, shape).of
 
 
 def passes(place_steps: Path, path: Path) -> bool:
@@ -103,14 +103,23 @@ def passes(place_steps: Path, path: Path) -> bool:
     return (place_steps or (NO_FRAMES,))[: len(path)] == path
 
 
-class _Paths:
-    """Paths with the outermost function first."""
+class Steps:
+    """Place → its path, as steps_of has it; kept, it names most of the next ones without looking."""
 
     def __init__(self, book: Book, names: Names, shape: Shape) -> None:
         self._book, self._names, self._shape = book, names, shape
         self._steps: dict[bool, dict[Frame, Path]] = {True: {}, False: {}}
         self._halves: dict[tuple[int, bool], Path] = {}
+        self._through: dict[Frame, set[tuple[int, bool]]] = {}
+        """Which halves each frame is in."""
         self._after: dict[int, Path] = {}
+        self._version = names.version
+        self._of_place = {OFFCPU: self.sleeper, WAKEUP: self.wakeup}.get(shape.mode, self.both)
+        """The outermost function first."""
+
+    def of(self, place: tuple[int, ...]) -> Path:
+        path = self._of_place(place)
+        return path[::-1] if self._shape.inverted else path
 
     def sleeper(self, place: tuple[int, ...]) -> Path:
         kernel_id, user_id, _ = place
@@ -163,13 +172,31 @@ class _Paths:
             for frame in stack.frames if self._shape.machinery else stack.told:
                 found = named.get(frame)
                 if found is None:
-                    told = functions(self._names.of(frame))
-                    found = named[frame] = tuple(Step(name, kernel) for name in told)
+                    found = named[frame] = self._named(frame, kernel)
+                self._through.setdefault(frame, set()).add((stack_id, kernel))
                 path += found
             if not kernel and path:
                 path += _before(stack)
             known = self._halves[stack_id, kernel] = tuple(path)
         return known
+
+    def _named(self, frame: Frame, kernel: bool) -> Path:
+        return tuple(Step(name, kernel) for name in functions(self._names.of(frame)))
+
+    def look_again(self) -> None:
+        """Forget what has another name by now."""
+        if self._names.version == self._version and len(self._halves) < _MOST_HALVES:
+            return
+        self._version = self._names.version
+        self._after.clear()
+        if len(self._halves) >= _MOST_HALVES:
+            for known in (*self._steps.values(), self._halves, self._through):
+                known.clear()
+        for kernel, named in self._steps.items():
+            for frame in [frame for frame, path in named.items() if self._named(frame, kernel) != path]:
+                del named[frame]
+                for half in self._through.pop(frame, ()):
+                    self._halves.pop(half, None)
 
 
 def _label(waker: Waker) -> Step:

@@ -5,7 +5,8 @@ tick, and what a person opened, or stands on, must not. Stacks are hundreds of f
 calls itself.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -58,7 +59,11 @@ class Branch(NamedTuple):
 
 def tree_of(places: Mapping[tuple[int, ...], Added], book: Book, names: Names, shape: Shape) -> Node:
     """The tree of `places` (cut.by_place). Its root stands for the selection, and has no name."""
-    of_place = steps_of(book, names, shape)
+    return tree_along(places, steps_of(book, names, shape))
+
+
+def tree_along(places: Mapping[tuple[int, ...], Added], of_place: Callable[[tuple[int, ...]], Path]) -> Node:
+    """The same by the paths that they have."""
     root = Node()
     grown: list[tuple[Node, Node]] = []  # (parent, child), the upper ones first
     for place, part in places.items():
@@ -217,12 +222,19 @@ def nameless(root: Node) -> Nameless:
     while pending:
         for step, child in pending.pop().children.items():
             pending.append(child)
-            if is_function(step):
-                sums[0] += child.total_ns
-                if step.name.startswith("[") or "+0x" in step.name:
-                    sums[1] += child.total_ns
-                    sums[2] += child.total_ns if step.name.startswith("[anon") else 0
+            for column in _lacks(step):
+                sums[column] += child.total_ns
     return Nameless(*sums)
+
+
+@lru_cache(maxsize=65_536)
+def _lacks(step: Step) -> tuple[int, ...]:
+    """The fields of Nameless that time of a step is in."""
+    if not is_function(step):
+        return ()
+    if not (step.name.startswith("[") or "+0x" in step.name):
+        return (0,)
+    return (0, 1, 2) if step.name.startswith("[anon") else (0, 1)
 
 
 def order_of(root: Node, path: Path) -> tuple[tuple[int, Step], ...]:

@@ -4,7 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from offtop.model import steps as module
 from offtop.model.book import Book
 from offtop.model.stack import DEEP, KERNEL, LINKED, NO_STACK, NO_WAY, STACK_LOST, Frame, Stack
 from offtop.model.steps import (
@@ -15,6 +18,7 @@ from offtop.model.steps import (
     Path,
     Shape,
     Step,
+    Steps,
     begins_line,
     is_function,
     passes,
@@ -100,6 +104,43 @@ def test_where_the_shape_leaves_no_frame_the_time_is_still_there() -> None:
     assert told((3, NO_STACK, NO_WAKE), Shape(frames="user")) == ""
     assert passes((), (NO_FRAMES,))
     assert not passes((), path_of("main"))
+
+
+class Renamed(Said):
+    """Has other names at another version."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.version = 0
+
+    def of(self, frame: Frame) -> str:
+        return self.names.get(frame.name, super().of(frame))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["main", "pthread_cond_wait", "futex_wait"]), st.sampled_from("ab"))),
+    st.sampled_from([Shape(), Shape(inverted=True), Shape(frames="user"), Shape(machinery=True)]),
+)
+def test_paths_that_are_kept_are_those_that_would_be_made_anew_whatever_names_change(
+    changes: list[tuple[str, str]], shape: Shape
+) -> None:
+    names, some = Renamed(), [PLACE, (3, NO_STACK, NO_WAKE), (NO_STACK, 4, NO_WAKE)]
+    kept = Steps(BOOK, names, shape)
+    for name, other in changes:
+        names.names[name] = other
+        names.version += 1
+        kept.look_again()
+        assert [kept.of(place) for place in some] == [*map(steps_of(BOOK, names, shape), some)]
+
+
+def test_so_many_paths_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_HALVES", 2)
+    kept = Steps(BOOK, Said(), FROM_THE_ROOT)
+    first = kept.of(PLACE)
+    assert len(kept._halves) == 2  # pyright: ignore[reportPrivateUsage]
+    kept.look_again()
+    assert not kept._halves  # pyright: ignore[reportPrivateUsage]
+    assert kept.of(PLACE) == first
 
 
 def path_with(**of_user: Any) -> str:
