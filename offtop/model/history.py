@@ -45,7 +45,7 @@ from offtop.units import NS_PER_S
 HISTORY_NS = 600 * NS_PER_S
 HISTORY_BYTES = 40 * 1024 * 1024
 
-_PLAIN_SHARE = 8
+_PLAIN_SHARE = 4
 """One part in so many of the budget is for windows that are not packed."""
 _CUT_KEPT_NS = 60 * NS_PER_S
 """How far back cuts by process are kept: the longest rolling span."""
