@@ -56,7 +56,7 @@ BPF_TABLE("hash", struct site_key, struct site, sites_0, SITES);
 BPF_TABLE("hash", struct site_key, struct site, sites_1, SITES);
 BPF_ARRAY(object_sites, u64, 2);
 BPF_TABLE("hash", u64, struct stack, kernel_stacks, STACKS);
-BPF_TABLE("hash", struct mark_key, u64, marks, MARKS);
+BPF_TABLE("hash", struct mark_key, struct mark, marks, MARKS);
 BPF_RINGBUF_OUTPUT(caught, CAUGHT);
 BPF_TABLE("lru_hash", u32, u32, execs, EXECS); /* of who called exec: which program it is in its life, by its count */
 
@@ -373,8 +373,8 @@ static inline __attribute__((always_inline)) void catch_wait(struct record *r, v
 #endif
 	c->of.kernel = key->kernel;
 	bpf_probe_read_kernel(c->of.program, sizeof(c->of.program), (char *)main_thread + TASK_COMM);
-	u64 *mark_ns = marks.lookup(&c->of);
-	if (mark_ns && off_ns < *mark_ns)
+	struct mark *mark = marks.lookup(&c->of);
+	if (mark && off_ns - runqueue_ns < mark->blocked_ns && runqueue_ns < mark->runqueue_ns)
 		return;
 	c->left_ns = left_ns;
 	c->back_ns = left_ns + off_ns;

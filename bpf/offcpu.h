@@ -203,6 +203,12 @@ struct mark_key {
 	char program[16];  /* the name of its main thread */
 };
 
+/* From which length on such a wait is caught: by what it waited for, and by how long it was ready to run. */
+struct mark {
+	u64 blocked_ns;
+	u64 runqueue_ns;
+};
+
 /* A wait that has reached its mark, whole. */
 struct caught {
 	u64 left_ns;

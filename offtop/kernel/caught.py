@@ -9,7 +9,7 @@ from collections.abc import Callable
 from offtop.kernel import layout, libbpf
 from offtop.kernel.libbpf import Map
 from offtop.model.book import Book, SiteKey
-from offtop.model.outlier import NEVER_NS, Caught, Marks
+from offtop.model.outlier import Caught, Marks
 
 Locate = Callable[[int, int, int, int, int], SiteKey]
 """(pid, tid, raw kernel stack id, raw user stack id, raw id of the wake) → site."""
@@ -22,8 +22,8 @@ class Catcher:
         """Raises OSError where the ring buffer cannot be read."""
         self._map, self._book, self._locate = marks, book, locate
         self._raw: list[bytes] = []
-        self._told: dict[bytes, tuple[str, int, int]] = {}
-        """What the kernel side knows, by its key: of which program and stack (by the book's id), and the mark."""
+        self._told: dict[bytes, tuple[str, int, tuple[int, int]]] = {}
+        """What the kernel side knows, by its key: of which program and stack (by the book's id), and the marks."""
         self._marks: Marks | None = None
         self._version = -1
         self._ring = libbpf.RingBuffer(ring.fd, self._raw.append)
@@ -55,9 +55,9 @@ class Catcher:
             for known in self._told:
                 self._map.delete(known)
             self._told.clear()
-        mark_ns = marks.mark_ns(program, kernel, self._book)
-        self._map.update(of, mark_ns.to_bytes(8, "little"))
-        self._told[of] = program, kernel, mark_ns
+        marks_ns = marks.marks_ns(program, kernel, self._book)
+        self._map.update(of, layout.MARK.pack(*marks_ns))
+        self._told[of] = program, kernel, marks_ns
 
     def _tell_anew(self, marks: Marks) -> None:
         for of, (program, kernel, was_ns) in list(self._told.items()):
@@ -65,7 +65,7 @@ class Catcher:
                 self._map.delete(of)
                 del self._told[of]
                 continue
-            mark_ns = marks.mark_ns(program, kernel, self._book) if marks.lowest_ns < NEVER_NS else NEVER_NS
-            if mark_ns != was_ns:
-                self._map.update(of, mark_ns.to_bytes(8, "little"))
-                self._told[of] = program, kernel, mark_ns
+            marks_ns = marks.marks_ns(program, kernel, self._book)
+            if marks_ns != was_ns:
+                self._map.update(of, layout.MARK.pack(*marks_ns))
+                self._told[of] = program, kernel, marks_ns

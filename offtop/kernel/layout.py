@@ -30,6 +30,7 @@ SITE_NUMBERS = 4
 SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
 STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
 MARK_KEY = struct.Struct("=Q16s")
+MARK = struct.Struct("=QQ")
 CAUGHT = struct.Struct(f"=6Q4I{MARK_KEY.size}s")
 END_LINKED, END_WHOLE, END_DEEP, END_MEMORY, END_ASTRAY, END_NO_WAY, END_NO_RULE, END_ODD = range(1, 9)
 END_UNSURE = 0x100
@@ -109,7 +110,7 @@ SIZES = {
     "calls": (4, 4),
     "objects": (8, OBJECT.size),
     "execs": (4, 4),
-    "marks": (MARK_KEY.size, 8),
+    "marks": (MARK_KEY.size, MARK.size),
     "caught": (0, 0),
     "barrier": (4, 4),
     "nobody": (4, 4),

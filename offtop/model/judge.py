@@ -1,7 +1,7 @@
 """Which waits and ticks are outliers, by triggers and by what is usual.
 
 The kernel side hands out waits that have reached a mark, and knows neither programs nor categories: for each kernel
-stack and program that it meets, it is told that mark (`Judge.mark_ns`). A wait that goes on is judged when it passes
+stack and program that it meets, it is told that mark (`Judge.marks_ns`). A wait that goes on is judged when it passes
 its mark. The one thread that reads ticks asks all this.
 """
 
@@ -79,9 +79,10 @@ class Judge:
         of_waits = [int(one.value) for one in self._triggers if one.is_of_waits]
         return min([NEVER_NS, *of_waits, *([LEAST_AUTO_NS] if self._auto else [])])
 
-    def mark_ns(self, program: str, kernel: int, book: Book) -> int:
+    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
         category = book.stack(kernel).category
-        return min(self._mark_ns(program, category), self._mark_ns(program, RUN_QUEUE))
+        own_ns = self._mark_ns(program, category)
+        return own_ns, own_ns if category == THROTTLE else self._mark_ns(program, RUN_QUEUE)
 
     def tick(self, snapshot: Snapshot, kept: Kept) -> Sequence[Outlier]:
         """The outliers of a tick; those that were caught while they went on come again when they end."""

@@ -31,8 +31,8 @@ class Marks(Protocol):
         """Another one whenever marks may be others."""
         ...
 
-    def mark_ns(self, program: str, kernel: int, book: Book) -> int:
-        """Of a program's waits at a kernel stack."""
+    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+        """Of a program's waits at a kernel stack: how long they may be blocked, and how long ready to run."""
         ...
 
 

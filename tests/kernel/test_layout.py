@@ -29,6 +29,7 @@ FORMATS = {
     "python": (layout.PYTHON_LAYOUT, 0),
     "copy_head": (layout.COPY_HEAD, 0),
     "mark_key": (layout.MARK_KEY, 0),
+    "mark": (layout.MARK, 0),
     "caught": (layout.CAUGHT, 0),
     "waker": (layout.WAKER, 0),
     "wake": (layout.WAKE, 0),

@@ -108,8 +108,8 @@ def test_without_rules_nothing_is_wanted_and_nothing_is_told() -> None:
 def test_a_rule_catches_what_is_longer_and_nothing_else() -> None:
     machine = Machine("lock.max > 500ms")
     assert machine.judge.lowest_ns == 500 * MS
-    assert machine.judge.mark_ns("shop", LOCK, machine.book) == 500 * MS
-    assert machine.judge.mark_ns("shop", FSYNC, machine.book) == NEVER_NS
+    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (500 * MS, NEVER_NS)
+    assert machine.judge.marks_ns("shop", FSYNC, machine.book) == (NEVER_NS, NEVER_NS)
     caught = [machine.wait(500), machine.wait(501), machine.wait(900, FSYNC)]
     (one,) = machine.tick(caught=caught)
     assert (one.rule, one.metric, one.category, one.program) == ("lock.max > 500ms", "max", "lock", "shop")
@@ -134,7 +134,7 @@ def test_a_rule_may_name_the_program_and_any_category_that_does_not_look_idle() 
 
 def test_the_run_queue_part_of_a_wait_is_judged_by_itself() -> None:
     machine = Machine("lock.max > 500ms", "runq.max > 200ms")
-    assert machine.judge.mark_ns("shop", LOCK, machine.book) == 200 * MS
+    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (500 * MS, 200 * MS)
     (one,) = machine.tick(caught=[machine.wait(600, ready_ms=300)])
     assert (one.category, one.value) == ("run-queue", 300 * MS)
     assert machine.tick(caught=[machine.wait(600, ready_ms=199)]) == []
@@ -145,12 +145,12 @@ def test_the_run_queue_part_of_a_wait_is_judged_by_itself() -> None:
 def test_auto_waits_until_it_knows_what_is_usual() -> None:
     machine = Machine(AUTO)
     assert machine.judge.lowest_ns == LEAST_AUTO_NS
-    assert machine.judge.mark_ns("shop", LOCK, machine.book) == NEVER_NS
+    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (NEVER_NS, NEVER_NS)
     assert machine.tick(caught=[machine.wait(90_000)]) == []
     version = machine.judge.version
     machine.learn(3, 3, 3)
     assert machine.judge.version > version
-    assert machine.judge.mark_ns("shop", LOCK, machine.book) == MARK_NS
+    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (MARK_NS, NEVER_NS)
     assert machine.tick(caught=[machine.wait(MARK_NS // MS)]) == []
     (one,) = machine.tick(caught=[machine.wait(MARK_NS // MS + 1)])
     assert (one.rule, one.mark, one.usual_ns) == (AUTO, MARK_NS, USUALLY)
