@@ -78,7 +78,8 @@ async def take(shot: Shot) -> str:
                 await pilot.press("b", *f"+{shot.second - shot.normal}s", "enter")
                 later_ns = at_ns + (shot.second - shot.normal) * NS_PER_S
                 await _until(lambda: (app.picture.newest.taken_ns if app.picture else 0) > later_ns - NS_PER_S)
-            for key in shot.keys:
+            # What the tree opened by itself depends on which ticks were drawn before: begin anew.
+            for key in ("down", "up", *shot.keys):
                 await pilot.press(key)
             await pilot.pause()
             await pilot.pause()

@@ -426,6 +426,7 @@ def leavings() -> Generator[Map]:
         "kprobes": {},
         "iterators": {},
         "typed_tracepoints": {},
+        "uprobes": {},
         "maps": ["left"],
     }
     answer, fds, output = program_module._ask_compiler(request)  # pyright: ignore[reportPrivateUsage]
