@@ -16,11 +16,11 @@ from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import FILTERED, RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Part, total
 from offtop.model.history import Kept
 from offtop.model.outlier import AUTO, NEVER_NS, Caught, Outlier, Outliers
-from offtop.model.snapshot import Bound, Snapshot, Waiting
+from offtop.model.snapshot import Bound, Snapshot, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, PLACELESS
 from offtop.model.table import SITES, integers
 from offtop.model.trigger import EVENTS, MAX, NOW, WAITING, Trigger
-from offtop.model.usual import Usual
+from offtop.model.usual import ENOUGH_SHORT, Usual
 from offtop.model.wake import FIRST_WAKE
 from offtop.model.wake import RESERVED as RESERVED_WAKES
 from offtop.units import NS_PER_S
@@ -134,7 +134,7 @@ class Judge:
         for one, category, is_idle in zip(some, categories, _idle(some, categories, kept.idle), strict=True):
             known = self._going.get(one.identity)
             why = _Why(known.rule, known.metric, known.category, known.mark) if known else None
-            why = why or self._why(one, category, is_idle, kept.at_ns, kept.span_ns)
+            why = why or self._why(one, category, is_idle, snapshot.threads, kept)
             if why is None:
                 continue
             numbers = of_kind.setdefault((why.rule, one.program, why.category), [])
@@ -145,10 +145,12 @@ class Judge:
             found.append(self._outlier(one, why, known, snapshot, kept))
         return found
 
-    def _why(self, one: Caught, category: str, is_idle: bool, at_ns: int, span_ns: int) -> _Why | None:
+    def _why(
+        self, one: Caught, category: str, is_idle: bool, threads: Mapping[ThreadKey, ThreadTotals], kept: Kept
+    ) -> _Why | None:
         """What it waited for is judged, and how long it was ready to run. None: nothing says that it is too long."""
         ready_ns = 0 if category == THROTTLE else one.runqueue_ns
-        parts = (category, one.length_ns(at_ns) - ready_ns, is_idle), (RUN_QUEUE, ready_ns, False)
+        parts = (category, one.length_ns(kept.at_ns) - ready_ns, is_idle), (RUN_QUEUE, ready_ns, False)
         for trigger in self._triggers:
             if trigger.metric != MAX and (trigger.metric != NOW or one.ended_ns):
                 continue
@@ -157,9 +159,12 @@ class Judge:
                     return _Why(trigger.text, trigger.metric, name, trigger.value)
         for name, ns, idle in parts:
             mark_ns = self._auto_ns(one.program, name)
-            if not one.ended_ns and ns - mark_ns > 2 * span_ns:
+            if one.began_ns < self._usual.since_ns or (not one.ended_ns and ns - mark_ns > 2 * kept.span_ns):
                 continue  # it was as long before anybody knew what is usual
-            if ns >= mark_ns and not idle:
+            if ns < mark_ns or idle:
+                continue
+            of_thread = threads.get(one.site.thread, ThreadTotals())
+            if not self._usual.is_by_short(one.program, name) or of_thread.short_waits >= ENOUGH_SHORT:
                 return _Why(AUTO, MAX, name, mark_ns)
         return None
 

@@ -19,7 +19,7 @@ _STEPS = 30
 _PERCENT = 99.9
 _ENOUGH = 10
 """From so many waits on a category is known by them alone."""
-_ENOUGH_SHORT, _ENOUGH_SHORT_PER_S = 1000, 50
+ENOUGH_SHORT, _ENOUGH_SHORT_PER_S = 1000, 50
 """One in a thousand is known of a program with so many short waits, and its short waits are what it mostly does."""
 Of = tuple[str, str]
 """Program and category."""
@@ -35,10 +35,13 @@ class Usual:
         self._sums: dict[Of, int] = {}
         self._known: dict[Of, int] = {}
         self._began_ns = 0
+        self.since_ns = 0
+        """When it began to learn."""
 
     def learn(self, one: Cut, programs: Mapping[int, str], min_ns: int, at_ns: int) -> bool:
         """Add a tick's finished waits, but for those that look idle; whether something else is usual now."""
         self._began_ns = self._began_ns or at_ns
+        self.since_ns = self.since_ns or at_ns
         for leaf, by_pid in one.processes.items():
             if leaf.idle or leaf.category == FILTERED:
                 continue
@@ -61,11 +64,15 @@ class Usual:
             known = self._known[of] = self._percentile_ns(of)
         return known
 
+    def is_by_short(self, program: str, category: str) -> bool:
+        """Whether that is known by the program's short waits: it holds for threads that make such."""
+        return log2.count(self._sums.get((program, category), 0)) < _ENOUGH
+
     def _percentile_ns(self, of: Of) -> int:
         own = self._sums.get(of, 0)
-        if log2.count(own) < _ENOUGH:
+        if self.is_by_short(*of):
             short = self._sums.get((of[0], SHORT), 0)
-            if log2.count(short) < max(_ENOUGH_SHORT, _ENOUGH_SHORT_PER_S * len(self._steps) * LEARN_NS // NS_PER_S):
+            if log2.count(short) < max(ENOUGH_SHORT, _ENOUGH_SHORT_PER_S * len(self._steps) * LEARN_NS // NS_PER_S):
                 return 0
             own += short
         return log2.percentile_ns(own, _PERCENT, _LONGEST_NS)

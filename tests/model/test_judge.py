@@ -168,6 +168,13 @@ def test_a_wait_among_short_ones_is_an_outlier_by_those() -> None:
     machine.learn(short=1000)
     (one,) = machine.tick(caught=[machine.wait(1500)])
     assert (one.rule, one.usual_ns) == (AUTO, log2.high_ns(log2.lane_of(MS)))
+    assert machine.tick(caught=[machine.wait(1500, key=TWO)]) == []  # which has made none
+
+
+def test_a_wait_that_began_before_anything_was_known_is_not_judged_by_what_is_usual() -> None:
+    machine = Machine(AUTO)
+    machine.learn(3, 3, 3)
+    assert machine.tick(caught=[machine.wait(60_000)]) == []
 
 
 def test_a_wait_in_progress_is_caught_when_it_passes_and_told_again_when_it_ends() -> None:
