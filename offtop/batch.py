@@ -369,7 +369,7 @@ def tick_text(
         return f"{pid:>7} {tid:>7} {printable(row.name)[:width_of]:<{width_of}}"
 
     lines = [
-        f"{_head(tick.kept)}{_filtered(tick, wanted)}",
+        f"{_head(tick.kept, wanted.idle_shown)}{_filtered(tick, wanted)}",
         *([_calls(tick.kept.window)] if tick.kept.window.filters.within else []),
         *([_compared(comparison)] if comparison else []),
         *_diagnosis(tick, wanted, diagnoser),
@@ -418,10 +418,11 @@ def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: Diagnoser) -> Iterable[str
 
 
 def _outlier_lines(outliers: Sequence[Outlier], names: Names) -> Iterable[str]:
-    """A line for each of a kind; those that were told while they went on are not told again."""
-    for group in groups([one for one in outliers if not one.was_told])[:_MOST_OUTLIERS]:
-        many = f" x{group.many}" if group.many > 1 else ""
-        yield f"outlier{many}: {printable(in_line(group.worst, names))}"
+    """A line for each of a kind; and one for those that were told while they went on, and are over."""
+    for word, told in (("outlier", False), ("outlier over", True)):
+        for group in groups([one for one in outliers if one.was_told is told])[:_MOST_OUTLIERS]:
+            many = f" x{group.many}" if group.many > 1 else ""
+            yield f"{word}{many}: {printable(in_line(group.worst, names))}"
 
 
 def _stack_problem(tick: Tick, wanted: Wanted, problems: Problems) -> Iterable[str]:
@@ -484,12 +485,13 @@ def _filtered(tick: Tick, wanted: Wanted) -> str:
     return f'  filter "{printable(chosen.text)}" passes {threads(shown_ns / kept.span_ns)}{doubt}'
 
 
-def _head(kept: Kept) -> str:
+def _head(kept: Kept, idle_shown: bool) -> str:
     window = kept.window
     span_ns = window.span_ns
     filtered_ns = sum(part.total_ns for leaf, part in kept.cut.categories.items() if leaf.category == FILTERED)
     every = total(kept.cut.categories.values()).total_ns - filtered_ns
     idle_ns = sum(part.total_ns for leaf, part in kept.cut.categories.items() if leaf.idle)
+    shown_ns = every if idle_shown else every - idle_ns
     ready_ns = sum(part.total_ns for leaf, part in kept.cut.categories.items() if leaf.category == RUN_QUEUE)
     clock = time.strftime("%H:%M:%S", time.localtime(window.taken_ns // 1_000_000_000))
     lost = ", ".join(f"{n} {kind}" for kind, n in window.lost.items()) or "0"
@@ -498,9 +500,9 @@ def _head(kept: Kept) -> str:
     own = f"  cost {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else ""
     return (
         f"offtop - {clock} span {duration(span_ns)}  "
-        f"WAITING {threads((every - idle_ns) / span_ns)} = "
-        f"blocked {threads((every - idle_ns - ready_ns) / span_ns)} + run queue {threads(ready_ns / span_ns)}  "
-        f"idle-looking {threads(idle_ns / span_ns)}  {left_out}lost {lost}  "
+        f"WAITING {threads(shown_ns / span_ns)} = "
+        f"blocked {threads((shown_ns - ready_ns) / span_ns)} + run queue {threads(ready_ns / span_ns)}  "
+        f"{'of it ' if idle_shown else ''}idle-looking {threads(idle_ns / span_ns)}  {left_out}lost {lost}  "
         f"min {duration(window.filters.min_ns) or '0'}{own}"
     )
 

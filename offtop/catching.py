@@ -6,6 +6,7 @@ a terminal would act on.
 
 import os
 import subprocess
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from offtop.errors import UsageError
@@ -19,6 +20,7 @@ from offtop.units import duration
 
 OFF = "off"
 """Said instead of a trigger: nothing is caught."""
+_MOST_PENDING = 20
 _KEPT = ("PATH", "LANG", "LC_ALL", "TERM", "DISPLAY")
 
 
@@ -48,6 +50,8 @@ class Alarm:
         """An empty command: none."""
         self._command, self._whose = command, whose
         self._told_ns: dict[tuple[str, str, str], int] = {}
+        self._pending = deque[Outlier](maxlen=_MOST_PENDING)
+        """Of which the command has not run yet: the newest."""
         self._running: subprocess.Popen[bytes] | None = None
         self.count = 0
         """Of outliers."""
@@ -55,15 +59,21 @@ class Alarm:
         """Why the command did not run."""
 
     def add(self, outliers: Sequence[Outlier]) -> None:
+        """Those of a tick."""
         for one in outliers:
             if one.was_told:
                 continue
             self.count += 1 + one.more
-            if one.at_ns - self._told_ns.get(one.kind, -APART_NS) < APART_NS:
-                continue
-            self._told_ns[one.kind] = one.at_ns
-            if self._command and (self._running is None or self._running.poll() is not None):
-                self._run(one)
+            if self._command and one.at_ns - self._told_ns.get(one.kind, -APART_NS) >= APART_NS:
+                self._told_ns[one.kind] = one.at_ns
+                self._pending.append(one)
+                self._told_ns = {kind: ns for kind, ns in self._told_ns.items() if one.at_ns - ns < APART_NS}
+        if self._running is not None and (status := self._running.poll()) is not None:
+            self._running = None
+            if status:
+                self.failure = f"--on-trigger ended with status {status}"
+        if self._pending and self._running is None:
+            self._run(self._pending.popleft())
 
     def _run(self, one: Outlier) -> None:
         whose = self._whose
@@ -74,15 +84,16 @@ class Alarm:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                cwd=whose.home if whose.home.is_dir() else "/",
+                cwd="/",
                 env=environment(one, whose),
                 start_new_session=True,
                 user=whose.uid if is_other else None,
                 group=whose.gid if is_other else None,
                 extra_groups=os.getgrouplist(whose.name, whose.gid) if is_other else None,
             )
-        except OSError as error:
-            self.failure = f"--on-trigger could not be run ({error.strerror})"
+        except (OSError, ValueError) as error:  # also of names that the locale has not
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            self.failure = printable(f"--on-trigger could not be run ({why})")
 
 
 class Catch:

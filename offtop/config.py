@@ -313,7 +313,7 @@ SETTINGS = (
         "",
         "a command that is run when something is caught, by the rights of who typed sudo",
         "a command of at most 1000 letters",
-        lambda value: {"on_trigger": _matched(value, ".{0,1000}")},
+        lambda value: {"on_trigger": _matched(value, "[^\0]{0,1000}")},
         attrgetter("on_trigger"),
     ),
     _flag("bell", False, "ring the terminal's bell when something is caught"),

@@ -82,6 +82,8 @@ def live(asked: argparse.Namespace) -> int:
     filters = _filters(asked, loaded)
     kept = _Kept(loaded, whose, asked)
     view = None if no_screen is not None else _view(loaded, filters, rules, chosen, user, asked)
+    if asked.fail_on_trigger and loaded.settings.triggers == ("off",):
+        raise UsageError("--fail-on-trigger with --trigger off cannot fail. Name what is to be caught")
     if view and asked.fail_on_trigger:
         raise UsageError("--fail-on-trigger is a check that ends by itself. Add -b or --json, and -n N")
     keymap: Mapping[str, str] = _keymap(loaded) if view else {}

@@ -32,7 +32,7 @@ _DEBUG = Path("/usr/lib/debug/.build-id")
 _OBJECT, _FUNCTION, _IFUNC = 1, 2, 10
 _NO_CODE = frozenset({0, _OBJECT, 5, 6})
 _GO = frozenset({b".gopclntab", b".data.rel.ro.gopclntab", b".go.buildinfo"})
-_MOST_FOLLOWED, _MOST_ENDS = 64, 1000
+_MOST_FOLLOWED, _MOST_ENDS = 64, 200
 """Functions that one jumps to at its end, and all instructions by which it may be left."""
 _MOST_BYTES = 1 << 22
 """Of one function."""
@@ -231,6 +231,8 @@ class _Binary:
             )
         ends: set[int] = set()
         elsewhere: set[int] = set()
+        unseen = 0
+        """Jumps on a condition: no probe tells whether they are made, and where they lead others come, too."""
         followed, left = {own}, [own]
         while left:
             begins, behind = function = left.pop()
@@ -249,11 +251,13 @@ class _Binary:
                 to = None if jump.to is None else self.function_at(jump.to)
                 if to in followed:
                     continue
-                if to is None or len(followed) >= _MOST_FOLLOWED:
-                    elsewhere.add(jump.at if jump.always or jump.to is None else jump.to)
-                    continue
-                followed.add(to)
-                left.append(to)
+                if to is not None and len(followed) < _MOST_FOLLOWED and self._is_piece(to[0], one.name):
+                    followed.add(to)
+                    left.append(to)
+                elif jump.always:
+                    elsewhere.add(jump.at)
+                else:
+                    unseen += 1
         if own[0] in ends | elsewhere:
             raise UsageError(
                 f"--within: {short(name)} of {self.shown} is a single instruction, a return or a jump. Name what "
@@ -267,7 +271,12 @@ class _Binary:
         begin = at.pop(own[0])
         if begin is None:
             raise UsageError(f"--within: {short(name)} of {self.shown} is nowhere in that file. Name another function")
-        return begin, tuple(sorted(offset for offset in at.values() if offset is not None)), len(elsewhere)
+        return begin, tuple(sorted(offset for offset in at.values() if offset is not None)), len(elsewhere) + unseen
+
+    def _is_piece(self, address: int, name: bytes) -> bool:
+        """Whether a compiler has put a part of the function of that name there."""
+        parts = tuple(name.split(b".cold")[0].split(b".part.")[0] + word for word in (b".cold", b".part."))
+        return any(one.address == address and one.name.startswith(parts) for one in self.symbols)
 
     def _not_there(self, name: str) -> NotThereError:
         elsewhere = any(one.name == os.fsencode(name) for one in self.symbols if not one.is_here)

@@ -158,6 +158,9 @@ def _functions(files: _Files, places: Sequence[tuple[int, Sequence[_Place]]], na
             continue
         except NotThereError as error:
             problem = problem or error
+        except UsageError as error:  # anybody may call a program of theirs so: it is no reason to refuse others
+            problem = error
+            continue
         there: dict[int, Function] = {}
         for library in libraries:
             with suppress(UsageError):

@@ -6,6 +6,7 @@ its mark. The one thread that reads ticks asks all this.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,8 +30,10 @@ LEAST_AUTO_NS = 10_000_000
 _AS_ASKED = frozenset({SLEEP, "child", "signal", "tty"})
 """Categories of waits that last as long as the program, its child or a person wants: they are never unusual."""
 TIMES_USUAL = 20
-_MOST_OF_KIND = 50
-"""In a tick. More are counted."""
+_MOST_OF_KIND, _MOST_IN_TICK = 50, 500
+"""More are counted, but for the first of its kind."""
+_MOST_DUE = 4
+"""Times the waits in progress: more are of waits that ended."""
 _Identity = tuple[int, int, int]
 
 
@@ -59,14 +62,16 @@ class Judge:
         self._waiting: Mapping[ThreadKey, Waiting] = {}
         self._going: dict[_Identity, Outlier] = {}
         """Waits that were caught while they went on."""
+        self._counted: set[_Identity] = set()
+        """Those of which no more than the number was told, until they end."""
         self._so: dict[tuple[str, str], int] = {}
         """Since when a tick has been as a trigger says, by its text and program."""
-        self._asked: Collection[Trigger | None] | None = None
+        self._asked = deque[Collection[Trigger | None]]()
         self._judge_by(triggers)
 
     def ask(self, triggers: Collection[Trigger | None]) -> None:
         """From the next tick on judge by these. For any thread."""
-        self._asked = triggers
+        self._asked.append(triggers)
 
     def _judge_by(self, triggers: Collection[Trigger | None]) -> None:
         self._auto = None in triggers
@@ -86,12 +91,8 @@ class Judge:
 
     def tick(self, snapshot: Snapshot, kept: Kept) -> Sequence[Outlier]:
         """The outliers of a tick; those that were caught while they went on come again when they end."""
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            self._judge_by(asked)
-            self._waiting = {}
-        if self._usual.learn(kept.cut, snapshot.book.processes, snapshot.filters.min_ns, kept.at_ns):
-            self._forget_marks()
+        while self._asked:
+            self._judge_by(self._asked.popleft())
             self._waiting = {}
         found = self._judged([*snapshot.caught, *self._passed(snapshot)], snapshot, kept)
         found += self._ended(snapshot, kept, {one.wait.identity for one in found if one.wait})
@@ -102,6 +103,9 @@ class Judge:
             elif one.wait:
                 self._going.pop(one.wait.identity, None)
         self.outliers.add(found)
+        if self._usual.learn(kept.cut, snapshot.book.processes, snapshot.filters.min_ns, kept.at_ns):
+            self._forget_marks()
+            self._waiting = {}
         return found
 
     def _forget_marks(self) -> None:
@@ -123,7 +127,7 @@ class Judge:
 
     def _auto_ns(self, program: str, category: str) -> int:
         usual_ns = self._usual.of(program, category) if self._auto and category not in _AS_ASKED else 0
-        return max(LEAST_AUTO_NS, TIMES_USUAL * usual_ns) if usual_ns else NEVER_NS
+        return min(NEVER_NS, max(LEAST_AUTO_NS, TIMES_USUAL * usual_ns)) if usual_ns else NEVER_NS
 
     def _judged(self, some: Sequence[Caught], snapshot: Snapshot, kept: Kept) -> list[Outlier]:
         """Those that are too long, the longest first; of many of one kind, only the longest whole."""
@@ -132,16 +136,21 @@ class Judge:
         found: list[Outlier] = []
         of_kind: dict[tuple[str, str, str], list[int]] = {}
         for one, category, is_idle in zip(some, categories, _idle(some, categories, kept.idle), strict=True):
+            if one.identity in self._counted:
+                continue
             known = self._going.get(one.identity)
             why = _Why(known.rule, known.metric, known.category, known.mark) if known else None
             why = why or self._why(one, category, is_idle, snapshot.threads, kept)
             if why is None:
                 continue
             numbers = of_kind.setdefault((why.rule, one.program, why.category), [])
-            if known is None and len(numbers) >= _MOST_OF_KIND:
+            if known is None and numbers and (len(numbers) >= _MOST_OF_KIND or len(found) >= _MOST_IN_TICK):
                 found[numbers[0]] = found[numbers[0]]._replace(more=found[numbers[0]].more + 1)
+                if not one.ended_ns:
+                    self._counted.add(one.identity)
                 continue
-            numbers.append(len(found))
+            if known is None:
+                numbers.append(len(found))
             found.append(self._outlier(one, why, known, snapshot, kept))
         return found
 
@@ -169,10 +178,7 @@ class Judge:
         return None
 
     def _outlier(self, one: Caught, why: _Why, known: Outlier | None, snapshot: Snapshot, kept: Kept) -> Outlier:
-        length_ns = one.length_ns(kept.at_ns)
-        value = length_ns - one.runqueue_ns if why.category != RUN_QUEUE else one.runqueue_ns
-        if why.category == THROTTLE:
-            value = length_ns
+        value = _value_ns(one, why.category, kept.at_ns)
         usual_ns = known.usual_ns if known else self._usual.of(one.program, why.category)
         times = kept.at_ns, kept.taken_ns
         what = why.rule, why.metric, why.category, one.program, value, why.mark
@@ -204,6 +210,8 @@ class Judge:
             caught = Caught(site, began_ns, 0, ready_ns, one.state, program=book.process(pid))
             if caught.identity not in self._going and caught.identity not in told:
                 found[caught.identity] = caught
+        if len(self._due) > _MOST_DUE * len(snapshot.waiting) + _MOST_IN_TICK:
+            self._waiting = {}
         return [*found.values()]
 
     def _expect(self, one: Waiting, mark_ns: int) -> None:
@@ -214,14 +222,20 @@ class Judge:
     def _ended(self, snapshot: Snapshot, kept: Kept, told: Collection[_Identity]) -> list[Outlier]:
         """Those that went on, are over, and of which the kernel side told nothing more."""
         found: list[Outlier] = []
+        for pid, tid, began_ns in list(self._counted):
+            now = snapshot.waiting.get(ThreadKey(pid, tid))
+            if now is None or _began_ns(now) != began_ns:
+                self._counted.discard((pid, tid, began_ns))
         for identity, was in self._going.items():
             now = snapshot.waiting.get(was.wait.site.thread) if was.wait else None
             if identity not in told and was.wait and (now is None or _began_ns(now) != was.wait.began_ns):
                 wait = was.wait._replace(ended_ns=snapshot.at_ns, is_exact=False)
-                times = {"at_ns": kept.at_ns, "taken_ns": kept.taken_ns}
-                found.append(
-                    was._replace(wait=wait, value=wait.length_ns(snapshot.at_ns), was_told=True, more=0, **times)
-                )
+                at = {
+                    "at_ns": kept.at_ns,
+                    "taken_ns": kept.taken_ns,
+                    "value": _value_ns(wait, was.category, kept.at_ns),
+                }
+                found.append(was._replace(wait=wait, was_told=True, more=0, **at))
         return found
 
     def _of_tick(self, trigger: Trigger, snapshot: Snapshot, kept: Kept) -> list[Outlier]:
@@ -273,6 +287,13 @@ def excerpt(book: Book, site: SiteKey) -> Book:
         details={pid: told for pid in pids if (told := book.details.get(pid))},
         ends={wake.object: ends} if (ends := book.ends.get(wake.object)) else {},
     )
+
+
+def _value_ns(one: Caught, category: str, at_ns: int) -> int:
+    """The part of a wait that a category has."""
+    if category == RUN_QUEUE:
+        return one.runqueue_ns
+    return one.length_ns(at_ns) - (one.runqueue_ns if category != THROTTLE else 0)
 
 
 def _judged_as(one: Waiting, book: Book) -> tuple[str, str]:

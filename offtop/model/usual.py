@@ -21,6 +21,7 @@ _ENOUGH = 10
 """From so many waits on a category is known by them alone."""
 ENOUGH_SHORT, _ENOUGH_SHORT_PER_S = 1000, 50
 """One in a thousand is known of a program with so many short waits, and its short waits are what it mostly does."""
+_MOST_NAMES = 50_000
 Of = tuple[str, str]
 """Program and category."""
 _LONGEST_NS = 1 << 62
@@ -49,6 +50,8 @@ class Usual:
                 if part.waits and pid != EXITED.pid:
                     found = part.histogram if leaf.category != SHORT else part.waits << 64 * log2.lane_of(min_ns)
                     of = programs.get(pid, ""), leaf.category
+                    if of not in self._sums and len(self._sums) + len(self._step) >= _MOST_NAMES:
+                        continue
                     self._step[of] = self._step.get(of, 0) + found
         if at_ns - self._began_ns < LEARN_NS:
             return False
@@ -75,7 +78,8 @@ class Usual:
             if log2.count(short) < max(ENOUGH_SHORT, _ENOUGH_SHORT_PER_S * len(self._steps) * LEARN_NS // NS_PER_S):
                 return 0
             own += short
-        return log2.percentile_ns(own, _PERCENT, _LONGEST_NS)
+        usual_ns = log2.percentile_ns(own, _PERCENT, _LONGEST_NS)
+        return usual_ns if usual_ns < _LONGEST_NS else 0
 
     def _close_step(self) -> None:
         self._steps.append(self._step)

@@ -17,6 +17,7 @@ from offtop.recording import checked, form
 
 _LEVEL = 4
 _MOST_TEXT = 300
+_MOST_BYTES = 64 << 10
 _OUTLIER, _WAIT = 12, 11
 """Values of each."""
 
@@ -37,7 +38,7 @@ def encode(one: Outlier) -> bytes:
 
 def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
     """`stack_of`: the stack that has that number in the file. Raises ValueError for what is no outlier."""
-    words = checked.words(checked.decompressed(blob))
+    words = checked.words(checked.decompressed(blob, _MOST_BYTES))
     at_ns, taken_ns, *texts, value, mark, usual_ns, after, was_told, more = checked.array(
         words.get("outlier"), _OUTLIER
     )
@@ -79,6 +80,8 @@ def _wait(values: list[object], program: str) -> Caught:
     times = checked.time(began_ns), checked.time(ended_ns), checked.time(runqueue_ns)
     if times[1] and times[1] < times[0]:
         raise ValueError("a wait that ended before it began")
+    if times[1] and times[2] > times[1] - times[0]:
+        raise ValueError("a wait that was ready for longer than it lasted")
     return Caught(site, *times, checked.integer(state) & 0xFFFFFFFF, checked.integer(cpu), program, is_exact is True)
 
 

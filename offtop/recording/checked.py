@@ -31,12 +31,12 @@ def within(values: Ints, least: int, most: int) -> None:
         raise ValueError("a number that cannot be")
 
 
-def decompressed(blob: object) -> bytes:
+def decompressed(blob: object, most_bytes: int = _MOST_BYTES) -> bytes:
     if not isinstance(blob, bytes):
         raise ValueError("not the bytes of a tick")
     unpacker = zlib.decompressobj()
     try:
-        raw = unpacker.decompress(blob, _MOST_BYTES)
+        raw = unpacker.decompress(blob, most_bytes)
     except zlib.error as error:
         raise ValueError(f"a tick is damaged ({error})") from None
     if not unpacker.eof:

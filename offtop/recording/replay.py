@@ -67,7 +67,7 @@ class RecordedSource:
         except ValueError as damaged:
             raise OfftopError(f"{printable(str(path))}: {printable(str(damaged))}") from None
         self._recorded = ends
-        self._outliers = recording.outliers()
+        self._outliers = [(number, self._known(one)) for number, one in recording.outliers()]
         self._of_tick: dict[int, list[Outlier]] = {}
         for number, one in self._outliers:
             self._of_tick.setdefault(number, []).append(one)
@@ -334,6 +334,11 @@ class RecordedSource:
                 book.stacks[stack] = self._stack(stack)
             if stack in book.stacks:
                 self._used_ns[stack] = entry.change.at_ns
+
+    def _known(self, one: Outlier) -> Outlier:
+        """Of a category that there is."""
+        is_known = one.wait is None or not self._categories or one.category in self._categories
+        return one if is_known else one._replace(category=OTHER)
 
     def _stack(self, number: int) -> Stack:
         stack = self._recording.stack(number)

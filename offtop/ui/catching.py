@@ -5,8 +5,10 @@ from offtop.errors import OfftopError
 from offtop.model import view as views
 from offtop.model.cut import ALL
 from offtop.model.outlier import Group
+from offtop.model.outliertext import in_line
 from offtop.model.outlierview import Listed, which
 from offtop.model.picture import Picture
+from offtop.model.printable import printable
 from offtop.model.view import OUTLIERS
 from offtop.ui import outliers
 from offtop.ui.keeping import Keeping
@@ -81,7 +83,8 @@ class Catching(Keeping):
         if 0 <= target < len(every):
             self._go_to_outlier(every[target])
         elif step > 0:
-            self._say("this is the newest outlier" if here is not None else "there is no later outlier: N goes back")
+            is_there = here is not None and self._view.paused_at_ns is not None
+            self._say("this is the newest outlier" if is_there else "there is no later outlier: N goes back")
         else:
             self._say("there is no earlier outlier")
 
@@ -99,4 +102,4 @@ class Catching(Keeping):
         category = one.category if one.category in self._ids else ALL
         self._look(views.around_outlier(self._view, which(group), one.wait.site.thread if one.wait else None, category))
         self._go_to(one.taken_ns)
-        self._say(f"outlier: {outliers.text_of(group, self._source.names)}")
+        self._say(f"outlier: {printable(in_line(one, self._source.names))}")

@@ -177,9 +177,9 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
             )
         )
     )
-    usual = f"all but one in 1000 last at most {duration(one.usual_ns)}" if one.usual_ns else "not known"
+    usual = f"<={duration(one.usual_ns)} but for one in 1000" if one.usual_ns else "not known"
     caught = f"{AUTO} from {value_told(one.metric, one.mark)}" if one.rule == AUTO else one.rule
-    lines.append(line(f"   caught by {caught}; usual for {one.program} in {one.category}: {usual}"))
+    lines.append(line(f"   caught by {caught}; usual: {usual} ({one.program}, {one.category})"))
     wake = one.book.wake(wait.site.wake)
     on = [f"on {wake.object.label}"] if wake.object.kind else []
     on += filter(None, [where.ends_of(one.book, wait.site.kernel, wait.site.wake)])

@@ -192,16 +192,16 @@ def test_threads_that_end_inside_are_forgotten(waits: Path) -> None:
 
 
 @pytest.mark.kernel
-def test_what_a_function_hands_over_to_at_its_end_is_inside(waits: Path) -> None:
-    """hand_over ends with a jump to finish: a call of its own would be one more."""
+def test_what_a_function_hands_over_to_at_its_end_is_not_inside(waits: Path) -> None:
+    """hand_over ends with a jump to finish, which others call, too: a probe there would slow all of them."""
     watched = Watched(f"{waits}:hand_over")
-    assert watched.functions[0].elsewhere == 0
+    assert (watched.functions[0].elsewhere, len(watched.functions[0].ends)) == (1, 1)
     watched.close()
     with within(waits, "hand_over") as (live, child):
         calls, count, ns = did(live, child, b"o")
     assert (calls.returned, calls.left) == (9, 0)
-    assert count == 9 * 2
-    assert ns >= 9 * 2 * 5 * MS
+    assert count == 9
+    assert ns >= 9 * 5 * MS
 
 
 @pytest.mark.kernel

@@ -242,6 +242,32 @@ def test_of_many_of_a_kind_the_longest_are_told_and_the_rest_is_counted() -> Non
     assert (found[0].length_ns, found[0].more, found[1].more) == (279 * MS, 30, 0)
 
 
+def test_those_that_were_only_counted_are_not_told_again_while_they_go_on_nor_when_they_end() -> None:
+    machine = Machine("lock.now > 1s")
+    waits = [machine.going(1500 + n, key=ThreadKey(10, 100 + n)) for n in range(80)]
+    first = machine.tick(waiting=waits)
+    assert (len(first), sum(one.more for one in first)) == (50, 30)
+    for _ in range(22):
+        assert machine.tick(waiting=waits) == []
+    ended = [Caught(one.site, one.left_ns, machine.at_ns + 1, 0, 1, 3, "shop") for one in waits]
+    last = machine.tick(caught=ended)
+    assert (len(last), {one.was_told for one in last}, sum(one.more for one in last)) == (50, {True}, 0)
+
+
+def test_a_wait_is_not_judged_by_itself() -> None:
+    for ticks in range(11, 24):
+        machine = Machine(AUTO)
+        for _ in range(ticks):
+            machine.tick((3, 3, 3))
+        assert len(machine.tick((1500,), caught=[machine.wait(1500)._replace(began_ns=machine.at_ns - S)])) == 1
+
+
+def test_what_lasts_for_days_is_never_unusual() -> None:
+    machine = Machine(AUTO)
+    machine.learn(*[60 * 3600 * 1000] * 10)
+    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (NEVER_NS, NEVER_NS)
+
+
 def test_rules_may_change_while_it_goes_on() -> None:
     machine = Machine("lock.max > 100ms")
     version = machine.judge.version
