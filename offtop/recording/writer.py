@@ -212,6 +212,11 @@ class Recorder:
         return self.failure or said
 
     @property
+    def is_whole(self) -> bool:
+        """Whether, now that it is closed, all that was handed over is in the file."""
+        return not (self.failure or self.skipped or self._thread.is_alive())
+
+    @property
     def _shown(self) -> str:
         return printable(str(self.path))
 

@@ -70,6 +70,11 @@ class Recorder(pace.Recorder, Protocol):
     @property
     def bytes_written(self) -> int: ...
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether, now that it is closed, all that was handed over is in the file."""
+        ...
+
     def close(self) -> str:
         """End the file, which may take seconds; says what came of it."""
         ...
@@ -130,7 +135,7 @@ class Keeping(Modes):
         for one in self._history.again(span_ns, last.at_ns):
             recorder.add(replace(one, outliers=[outlier for outlier in caught if outlier.at_ns == one.at_ns]))
         said = recorder.close()
-        if recorder.failure:
+        if not recorder.is_whole:
             return said
         return f"saved {size(recorder.bytes_written)}; view: offtop replay {printable(str(recorder.path))}"
 

@@ -98,3 +98,11 @@ def test_of_the_past_nobody_is_asked_who_is_at_the_other_end_now(tmp_path: Path)
             recorder.add(source.after(second))
         recorder.close()
         assert any(source.sought) != past
+
+
+def test_a_file_from_which_a_tick_was_left_out_is_not_whole(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "it.offtop", ScriptedSource(SHOP), person(), leave_bytes=0)
+    recorder.close()
+    assert recorder.is_whole
+    recorder.skipped = 1
+    assert not recorder.is_whole
