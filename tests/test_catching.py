@@ -28,12 +28,14 @@ def outlier(at_s: int = 10, comm: str = "worker", category: str = "lock", more: 
     )
 
 
-def until(path: Path, lines: int) -> list[str]:
+def until(alarm: Alarm, path: Path, lines: int) -> list[str]:
+    """What the command wrote, in ticks that catch nothing: the next begins at a tick once the one before has ended."""
     found: list[str] = []
     for _ in range(500):
         found = path.read_text().splitlines() if path.exists() else []
         if len(found) >= lines:
             return found
+        alarm.add([])
         time.sleep(0.02)
     raise AssertionError(f"{path} has {found} only")
 
@@ -49,15 +51,12 @@ def test_the_command_runs_once_for_each_kind_in_a_while_and_is_told_what_it_was(
     out = tmp_path / "out"
     alarm = Alarm(f'echo "$OFFTOP_CATEGORY $OFFTOP_TID $OFFTOP_LENGTH_NS" >>{out}', person())
     alarm.add([outlier(10), outlier(11)])
-    assert until(out, 1) == ["lock 11 1500000000"]
+    assert until(alarm, out, 1) == ["lock 11 1500000000"]
     alarm.add([outlier(12)])
     alarm.add([outlier(10 + APART_NS // NS_PER_S, category="lock")])
-    assert len(until(out, 2)) == 2
-    for _ in range(100):
-        alarm.add([outlier(13, category="fsync")])
-        if len(out.read_text().splitlines()) == 3:
-            break
-        time.sleep(0.02)
+    assert until(alarm, out, 2)[1:] == ["lock 11 1500000000"]
+    alarm.add([outlier(13, category="fsync")])
+    assert until(alarm, out, 3)[2] == "fsync 11 1500000000"
     assert alarm.failure == ""
 
 
@@ -66,7 +65,7 @@ def test_one_command_runs_at_a_time(tmp_path: Path) -> None:
     alarm = Alarm(f"echo once >>{out}; read gone <{tmp_path}/fifo", person())
     os.mkfifo(tmp_path / "fifo")
     alarm.add([outlier(10)])
-    until(out, 1)
+    until(alarm, out, 1)
     alarm.add([outlier(11, category="fsync")])
     with (tmp_path / "fifo").open("w") as fifo:
         fifo.write("\n")
@@ -78,7 +77,7 @@ def test_names_are_in_the_environment_alone_and_without_what_a_terminal_acts_on(
     out = tmp_path / "out"
     alarm = Alarm(f'printf "%s\\n" "$OFFTOP_COMM" >>{out}', person())
     alarm.add([outlier(comm="$(reboot)`\x1b[2J'\"")])
-    assert until(out, 1) == ["$(reboot)`\\x1b[2J'\""]
+    assert until(alarm, out, 1) == ["$(reboot)`\\x1b[2J'\""]
 
 
 def test_of_a_tick_no_thread_is_told() -> None:

@@ -55,7 +55,8 @@ async def test_b_says_what_it_took_and_d_shows_what_changed_since() -> None:
         await until(lambda: app.view.baseline is not None)
         assert alert(app) == "normal is now: 2026-11-21 02:00:00 to 02:01:00, 1m; D compares with it"
         assert not line_with(app, "CHANGE")
-        await marked(app, source, AFTER + 10)
+        source.go_on(AFTER + 10)
+        await until(lambda: app.picture is not None and app.picture.newest.number == AFTER + 10)
         await pilot.press("D")
         assert "compared with normal: 2026-11-21 02:00:00" in alert(app)
         assert "vs 02:01:00 (D)" in screen(app)[4]
