@@ -4,8 +4,11 @@ A program of its own, because bcc's compiler takes 100 MB that the parent need n
 descriptors that a screen would not survive, and may live in another Python's directories. It imports
 nothing of offtop. Reads one JSON request on stdin, answers with one message on a socket, whose
 descriptor is its argument: JSON, and the descriptors beside it (SCM_RIGHTS), in the order that the JSON names them.
+Then what it made goes into a file, if the request names one, from which ready.py loads it without bcc.
 """
 
+import base64
+import contextlib
 import ctypes as ct
 import importlib
 import json
@@ -32,6 +35,9 @@ _LICENSE = b"GPL"
 _LOG_BYTES = 1 << 20
 _LOAD_64 = 0x18  # BPF_LD | BPF_DW | BPF_IMM
 _PSEUDO_MAP_FD = 1
+_TASK_STORAGE = 29  # BPF_MAP_TYPE_TASK_STORAGE
+_ATTACHED = ("raw_tracepoints", "kprobes", "uprobes", "iterators", "typed_tracepoints")
+"""Of a request: what has functions."""
 _CALL = 0x85  # BPF_JMP | BPF_CALL
 _PSEUDO_KFUNC_CALL = 2
 
@@ -70,6 +76,33 @@ class _Load(ct.Structure):
         ("line_info_cnt", ct.c_uint32),
         ("attach_btf_id", ct.c_uint32),
     )
+
+
+class _MapInformation(ct.Structure):
+    """The head of the kernel's `struct bpf_map_info`."""
+
+    _fields_ = (
+        ("type", ct.c_uint32),
+        ("id", ct.c_uint32),
+        ("key_size", ct.c_uint32),
+        ("value_size", ct.c_uint32),
+        ("max_entries", ct.c_uint32),
+        ("map_flags", ct.c_uint32),
+        ("name", ct.c_char * 16),
+        ("ifindex", ct.c_uint32),
+        ("btf_vmlinux_value_type_id", ct.c_uint32),
+        ("netns_dev", ct.c_uint64),
+        ("netns_ino", ct.c_uint64),
+        ("btf_id", ct.c_uint32),
+        ("btf_key_type_id", ct.c_uint32),
+        ("btf_value_type_id", ct.c_uint32),
+    )
+
+
+class _TypesInformation(ct.Structure):
+    """The head of the kernel's `struct bpf_btf_info`."""
+
+    _fields_ = (("btf", ct.c_uint64), ("btf_size", ct.c_uint32), ("id", ct.c_uint32))
 
 
 def import_bcc() -> Any:
@@ -133,6 +166,75 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
     for name in request["maps"]:
         keep(f"map {name}", lib.bpf_table_fd(program.module, name.encode()))
     return {"fds": names, "bcc": str(bcc.__version__), "refused": refused}, fds, program
+
+
+def kept(module: Any, request: dict[str, Any], version: str) -> dict[str, Any]:
+    """What ready.py needs to load the same once more. Raises KeyError, OSError for what it could not."""
+    lib: Any = importlib.import_module("bcc.libbcc").lib
+    lib.bpf_table_name.restype, lib.bpf_table_name.argtypes = ct.c_char_p, [ct.c_void_p, ct.c_size_t]
+    lib.bpf_num_tables.argtypes = [ct.c_void_p]
+    names = [lib.bpf_table_name(module, number).decode() for number in range(lib.bpf_num_tables(module))]
+    fds = {lib.bpf_table_fd(module, name.encode()): name for name in names}
+    maps = {name: told_of_map(fd, request["inner"].get(name, "")) for fd, name in fds.items()}
+    fds |= {fd: name for name, fd in request["given"].items()}
+    functions = [function for by in _ATTACHED for function in request[by]]
+    programs = {function: told_of_code(_code(lib, module, function), fds) for function in functions}
+    return {"answer": {"bcc": version, "refused": ""}, "maps": maps, "programs": programs}
+
+
+def told_of_code(code: Any, fds: dict[int, str]) -> dict[str, Any]:
+    places = [
+        (number, fds[one.immediate])
+        for number, one in enumerate(code)
+        if one.code == _LOAD_64 and one.registers >> 4 == _PSEUDO_MAP_FD
+    ]
+    return {"code": base64.b64encode(bytes(code)).decode(), "maps": places}
+
+
+def told_of_map(fd: int, inner: str) -> dict[str, Any]:
+    info = _MapInformation()
+    _inform(fd, info)
+    told = {
+        "kind": info.type,
+        "key_bytes": info.key_size,
+        "value_bytes": info.value_size,
+        "entries": info.max_entries,
+        "flags": info.map_flags,
+        "inner": inner,
+        "types": "",
+    }
+    if info.type == _TASK_STORAGE:  # the kernel makes none without
+        types = libbpf().bpf_btf_get_fd_by_id(info.btf_id)
+        about = _TypesInformation()
+        _inform(types, about)
+        content = ct.create_string_buffer(about.btf_size)
+        about = _TypesInformation(btf=ct.addressof(content), btf_size=about.btf_size)
+        _inform(types, about)
+        told["types"] = base64.b64encode(content.raw).decode()
+        told |= {"key_type": info.btf_key_type_id, "value_type": info.btf_value_type_id}
+    return told
+
+
+def _inform(fd: int, info: ct.Structure) -> None:
+    size = ct.c_uint32(ct.sizeof(info))
+    if libbpf().bpf_obj_get_info_by_fd(fd, ct.byref(info), ct.byref(size)):
+        raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+
+
+def libbpf() -> ct.CDLL:
+    try:
+        return ct.CDLL("libbpf.so.1", use_errno=True)
+    except OSError:
+        return ct.CDLL("libbpf.so.0", use_errno=True)
+
+
+def keep_in_file(file: Path, told: dict[str, Any]) -> None:
+    """Whole, or not at all."""
+    begun = file.with_suffix(f".{os.getpid()}")
+    fd = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "w") as opened:
+        json.dump(told, opened)
+    begun.rename(file)
 
 
 def _code(lib: Any, module: Any, function: str) -> Any:
@@ -205,7 +307,9 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as parent:
         socket.send_fds(parent, [json.dumps(answer).encode()], fds)
         parent.recv(1)  # until the parent has them
-    del keep_alive
+    if keep_alive is not None and request["keep"] and not answer["refused"]:
+        with contextlib.suppress(OSError, KeyError, AttributeError):  # then the next start compiles, too
+            keep_in_file(Path(request["keep"]), kept(keep_alive.module, request, answer["bcc"]))
     sys.stdout.flush()
     os._exit(0)  # without bcc's clean-up, which would only close what dies with us anyway
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from offtop import paths
 from offtop.errors import KernelError, OfftopError, PrivilegeError
-from offtop.kernel import layout, libbpf, namespace, syscalls
+from offtop.kernel import layout, libbpf, namespace, ready, syscalls
 from offtop.kernel.features import Features, choose_door
 from offtop.kernel.libbpf import Map
 from offtop.model.printable import printable
@@ -154,7 +154,7 @@ class Program:
                     if name.startswith("map "):
                         given[name.removeprefix("map ")] = copy = os.dup(fd)
                         copies.callback(os.close, copy)
-            answer, fds, output = _ask_compiler({**request, "given": given}, [*given.values()])
+            answer, fds, output = _ready_or_compiled({**request, "given": given}, [*given.values()])
         if "error" in answer:
             raise _explain(answer, output, self.door)
         if not fds:
@@ -263,6 +263,7 @@ def _attach_through(
         "raw_tracepoints": raw,
         "typed_tracepoints": {},
         "given": {},
+        "inner": {"barrier": "nobody"},
         "bpf": syscalls.number_of("bpf"),
         "kprobes": {"on_finish": features.kprobe_symbol} if door == "kprobe" else {},
         "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
@@ -275,7 +276,7 @@ def _attach_through(
             *(("within_call", *layout.WITHIN_SIZES) if "WITHIN" in defines else ()),
         ],
     }
-    answer, fds, output = _ask_compiler(request)
+    answer, fds, output = _ready_or_compiled(request)
     if "error" in answer:
         raise _explain(answer, output, door)
     named = dict(zip(answer["fds"], fds, strict=True))
@@ -330,6 +331,16 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         **features.locks,
     }
     return {name: value for name, value in defines.items() if value is not None}
+
+
+def _ready_or_compiled(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
+    """As the next."""
+    file = ready.place(request)
+    if file and (found := ready.load(file, request)):
+        return *found, ""
+    if file:
+        ready.make_room(file)
+    return _ask_compiler({**request, "keep": str(file or "")}, shared)
 
 
 def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
