@@ -72,7 +72,7 @@ uninstall: ## take it away again
 	    '$(DESTDIR)$(PREFIX)/share/man/man8/offtop.8.gz' \
 	    '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/offtop' \
 	    '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_offtop' \
-	    '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/offtop.fish'
+	    '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/offtop.fish' '$(DESTDIR)/var/cache/offtop'
 
 clean: ## remove all that make made in this directory
 	@rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

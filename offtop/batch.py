@@ -186,8 +186,7 @@ def run(
             elif as_json:
                 source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
                 made = tick_object(tick, source.names, diagnoser, moved, problems, pace.outliers, comparison)
-                json.dump(made, out, separators=(",", ":"))
-                out.write("\n")
+                out.write(f"{json.dumps(made, separators=(',', ':'))}\n")  # at once: ctrl-C leaves no half line
             else:
                 ever = history.since_start() if wanted.sort == "TOTAL" else None
                 lifetime = passing(ever, wanted.filter, diagnoser) if ever else None

@@ -112,12 +112,18 @@ class Catch:
         """`freeze`, `bell`: what a screen does then. Raises UsageError, which begins with `where`."""
         self._rules = rules
         self.texts = tuple(texts)
-        self.judge = Judge(triggers(texts, rules, min_ns, where))
+        self._triggers = triggers(texts, rules, min_ns, where)
+        self.judge = Judge(self._triggers)
         self.alarm, self.freeze, self.bell = alarm, freeze, bell
+
+    def deaf(self, min_ns: int) -> str:
+        """The first rule of waits that are shorter than the minimum, and so not told one by one; empty: none."""
+        return next((one.text for one in self._triggers if one and one.is_of_waits and one.value < min_ns), "")
 
     def ask(self, texts: Sequence[str], min_ns: int) -> None:
         """From the next tick on catch what these say. For any thread. Raises UsageError."""
-        self.judge.ask(triggers(texts, self._rules, min_ns, "catch"))
+        self._triggers = triggers(texts, self._rules, min_ns, "catch")
+        self.judge.ask(self._triggers)
 
 
 def environment(one: Outlier, whose: Person) -> Mapping[str, str]:

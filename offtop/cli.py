@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from offtop import options, paths, watch
+from offtop import faults, options, paths, watch
 from offtop.errors import OfftopError
 from offtop.model.printable import printable
 
@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         out: object = sys.stdout
         if out is None:
             raise OfftopError("There is no standard output. Leave it open, or send it somewhere: offtop -b >FILE")
-        status = _run(sys.argv[1:] if arguments is None else arguments)
+        with faults.of_threads(faults.tell):
+            status = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except OfftopError as error:
         print(f"offtop: {error}", file=sys.stderr)
@@ -38,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(f"offtop: {_refused(error)}", file=sys.stderr)
         status = OfftopError.status
         _drop_output()
+    except Exception as error:
+        faults.tell(error)
+        status = OfftopError.status
     sys.exit(status)
 
 

@@ -6,13 +6,16 @@ from typing import Any, NamedTuple, TextIO
 
 from offtop.model.before import LEAST
 from offtop.model.categories import Categories
+from offtop.model.counted import counted_in_full, counted_otherwise
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import RuleSource
 from offtop.model.difference import PARTS, Change, Measured, changes, measured
 from offtop.model.filter import Filter
 from offtop.model.printable import printable
+from offtop.model.snapshot import Filters
 from offtop.source import Source
 from offtop.tick import passing
+from offtop.tickjson import filters_object
 from offtop.units import duration, signed, threads
 from offtop.whole import whole_of
 
@@ -27,6 +30,8 @@ class Compared(NamedTuple):
     taken_ns: int
     """The machine's clock at its end, in ns since 1970."""
     told: Measured
+    filters: Filters
+    """What was counted at all."""
     lost: str
     """In words; empty where nothing was."""
 
@@ -40,7 +45,7 @@ def compared(
     tick = passing(whole, chosen, diagnoser)
     told = measured(tick.shares, whole.span_ns, whole.window.book, diagnoser, idle)
     lost = ", ".join(f"{kind} {many:,}" for kind, many in whole.window.lost.items() if many)
-    return Compared(name, whole.window.taken_ns, told, lost)
+    return Compared(name, whole.window.taken_ns, told, whole.window.filters, lost)
 
 
 def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: int = 0) -> None:
@@ -56,6 +61,10 @@ def _lines(before: Compared, after: Compared) -> Iterable[str]:
         told = one.told
         lost = f"; lost {one.lost}" if one.lost else ""
         yield f"{word:<7}{threads(told.waiting):>8} waiting in {duration(told.span_ns)} of {printable(one.name)}{lost}"
+    if doubt := counted_otherwise(before.filters, after.filters, "before"):
+        yield f"{doubt[:1].upper()}{doubt[1:]}, so that some of this may be no change."
+        for word, one in (("before", before), ("after", after)):
+            yield f"{word:<7}{counted_in_full(one.filters)}"
     for by in PARTS:
         every = changes(before.told, after.told, by)
         shown = [one for one in every if abs(one.change) >= LEAST][:_MOST_ROWS]
@@ -78,7 +87,12 @@ def _line(one: Change) -> str:
 
 def _object(before: Compared, after: Compared) -> dict[str, Any]:
     ends = {
-        word: {"file": printable(one.name), "taken_ns": one.taken_ns, "span_ns": one.told.span_ns}
+        word: {
+            "file": printable(one.name),
+            "taken_ns": one.taken_ns,
+            "span_ns": one.told.span_ns,
+            "filters": filters_object(one.filters),
+        }
         for word, one in (("before", before), ("after", after))
     }
     tables = {by: [_change(one) for one in changes(before.told, after.told, by)] for by in PARTS}

@@ -21,7 +21,7 @@ from offtop.model.wake import WAKEUP, gathers
 from offtop.person import Person, write_theirs, writing_theirs
 from offtop.source import Source
 from offtop.tick import passing
-from offtop.whole import not_gathered, whole_of
+from offtop.whole import INTERRUPTED, not_gathered, whole_of
 
 FORMATS = {
     "folded": "a line a stack and its us, for flamegraph.pl, speedscope and scripts",
@@ -102,19 +102,24 @@ def write_lines(
         if path:
             _refuse_missing_directories(Path(path))
             out = io.TextIOWrapper(opened.enter_context(writing_theirs(Path(path), whose)), encoding="utf-8")
-        batch.run(
-            source,
-            categories,
-            delay_ns,
-            iterations,
-            batch.Wanted(chosen),
-            as_json=True,
-            width=0,
-            out=out,
-            recorder=_Gathered(chosen),
-            rules=rules,
-            end_ns=end_ns,
-        )
+        try:
+            batch.run(
+                source,
+                categories,
+                delay_ns,
+                iterations,
+                batch.Wanted(chosen),
+                as_json=True,
+                width=0,
+                out=out,
+                recorder=_Gathered(chosen),
+                rules=rules,
+                end_ns=end_ns,
+            )
+        except KeyboardInterrupt:
+            if source.recorded:
+                raise
+            print(INTERRUPTED, file=sys.stderr)
 
 
 def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, whose: Person) -> None:

@@ -32,7 +32,7 @@ from offtop.model.filter import NOTHING
 from offtop.model.outlier import Outlier
 from offtop.model.printable import printable
 from offtop.model.rows import Row
-from offtop.model.snapshot import EXITED, Bound, Holder, SiteTotals, ThreadTotals
+from offtop.model.snapshot import EXITED, Bound, Filters, Holder, SiteTotals, ThreadTotals
 from offtop.model.stack import NO_STACK, QUEUED, Names, Stack
 from offtop.model.stackproblems import Problem, Problems
 from offtop.model.state import letter
@@ -76,16 +76,7 @@ def tick_object(
         "span_ns": window.span_ns,
         "mode": window.mode,
         "door": window.door,
-        "filters": {
-            "pids": list(filters.pids),
-            "tids": list(filters.tids),
-            "who": filters.who,
-            "states": filters.states,
-            "min_ns": filters.min_ns,
-            "max_ns": filters.max_ns or None,
-            "cgroup": printable(filters.cgroup) or None,
-            "within": printable(filters.within) or None,
-        },
+        "filters": filters_object(filters),
         "within": _calls_object(window) if filters.within else None,
         "filter": printable(tick.filter.text) or None,
         "left_out_ns": tick.left_out_ns,
@@ -298,6 +289,19 @@ def stacks_of(tick: Tick) -> set[int]:
     wakes = {key.wake for key in those}.union(tick.kept.window.storms)
     found = {key.user for key in those}.union(one.user for one in tick.stuck.waits)
     return found.union(*(book.wake(wake).stacks for wake in wakes))
+
+
+def filters_object(filters: Filters) -> dict[str, Any]:
+    return {
+        "pids": list(filters.pids),
+        "tids": list(filters.tids),
+        "who": filters.who,
+        "states": filters.states,
+        "min_ns": filters.min_ns,
+        "max_ns": filters.max_ns or None,
+        "cgroup": printable(filters.cgroup) or None,
+        "within": printable(filters.within) or None,
+    }
 
 
 def _calls_object(window: Window) -> dict[str, Any]:

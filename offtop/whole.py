@@ -1,6 +1,7 @@
 """All ticks of a source as one."""
 
 import itertools
+import sys
 from collections.abc import Iterable
 
 from offtop.batch import look_up
@@ -25,6 +26,7 @@ _BATCH = 64
 """So many windows are merged at a time."""
 
 
+INTERRUPTED = "\nofftop: interrupted; what passed until then is written"
 EVER_NS = 1 << 62
 """How long a source is to keep what it names: windows are looked up when all of them are there."""
 
@@ -39,24 +41,30 @@ def whole_of(
     chosen: Filter = NOTHING,
 ) -> Kept:
     """Of `iterations` ticks (None: until the source ends), or of those that end up to `end_ns` of the machine's clock
-    (0: all), with the names of their functions, and what `chosen` asks for. Raises OfftopError where there is none, or
+    (0: all), with the names of their functions, and what `chosen` asks for. What ctrl-C interrupts is whole up to the
+    last tick. Raises OfftopError where there is none, or
     what `chosen` asks for was not gathered."""
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     windows: list[Window] = []
     looked_up = set[int]()
     last: Kept | None = None
-    for kept in itertools.islice(pace.ticks(), iterations):
-        if end_ns and kept.taken_ns > end_ns:
-            break
-        last = kept
-        if chosen.needs_details:
-            looked_up = look_up(source, kept, looked_up)
-        if chosen.needs_ends:
-            source.find_ends(waited_on(kept.waits, kept.window.book.wakes))
-        windows.append(kept.window)
-        if len(windows) == _BATCH:
-            windows = [merge(windows)]
+    try:
+        for kept in itertools.islice(pace.ticks(), iterations):
+            if end_ns and kept.taken_ns > end_ns:
+                break
+            if chosen.needs_details:
+                looked_up = look_up(source, kept, looked_up)
+            if chosen.needs_ends:
+                source.find_ends(waited_on(kept.waits, kept.window.book.wakes))
+            last = kept
+            windows.append(kept.window)
+            if len(windows) == _BATCH:
+                windows = [merge(windows)]
+    except KeyboardInterrupt:
+        if last is None or source.recorded:
+            raise
+        print(INTERRUPTED, file=sys.stderr)
     if last is None:
         raise OfftopError("There was no whole tick: what passes between two readings. Take a longer time")
     if chosen.needs_wakers and not gathers(last.facts.mode, WAKEUP):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offtop.model.book import SiteKey, ThreadKey
-from offtop.model.snapshot import EXITED, SiteTotals, ThreadTotals
+from offtop.model.snapshot import EXITED, Filters, SiteTotals, ThreadTotals
 from offtop.model.stack import KERNEL, NO_STACK, Frame, Stack
 from offtop.person import person
 from offtop.recording.writer import Recorder
@@ -27,11 +27,11 @@ BUSIER = (
 """Without what was read, and with half a thread at a new place."""
 
 
-def recorded(file: Path, table: tuple[Waits, ...], seconds: int) -> str:
+def recorded(file: Path, table: tuple[Waits, ...], seconds: int, filters: Filters = Filters()) -> str:
     source = ScriptedSource(table, ticks=seconds)
     recorder = Recorder(file, source, person(), leave_bytes=0, whole_ns=5 * NS_PER_S)
     for second in range(seconds + 1):
-        recorder.add(source.after(second))
+        recorder.add(replace(source.after(second), filters=filters))
     recorder.close()
     return str(file)
 
@@ -71,6 +71,18 @@ def test_what_changed_is_told_by_category_reason_process_and_place(before: str, 
     assert ("pipe_write" in new["name"], "io_schedule" in gone["name"]) == (True, True)
     assert new["p99_ns_before"] == 0 < new["p99_ns_after"]
     assert (made["before"]["span_ns"], made["after"]["span_ns"]) == (20 * NS_PER_S, 8 * NS_PER_S)
+
+
+def test_what_was_counted_otherwise_is_said(before: str, tmp_path: Path) -> None:
+    within = recorded(tmp_path / "within.offtop", SHOP, 4, Filters(within="shop:serve"))
+    longer = recorded(tmp_path / "longer.offtop", SHOP, 4, Filters(min_ns=5_000_000))
+    lines = run("diff", before, within).out.splitlines()
+    assert lines[2] == "Before counted other threads or waits, so that some of this may be no change."
+    assert lines[3:5] == ["before all threads, minimum 1ms", "after  within shop:serve, minimum 1ms"]
+    assert "The minimum of before was 1ms" in run("diff", before, longer).out
+    assert "no change" not in run("diff", before, before).out
+    made = told(before, within)
+    assert (made["before"]["filters"]["within"], made["after"]["filters"]["within"]) == (None, "shop:serve")
 
 
 def test_each_table_has_all_of_the_time(before: str, after: str) -> None:

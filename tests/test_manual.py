@@ -153,6 +153,8 @@ def test_every_variable_and_config_file_of_the_readme_is_in_the_man_page() -> No
     assert tags(_SECTIONS["ENVIRONMENT"]) == [
         "NO_COLOR",
         "OFFTOP_CONFIG",
+        "OFFTOP_CACHE",
+        "OFFTOP_TRACEBACK",
         "XDG_CONFIG_HOME",
         "DEBUGINFOD_URLS",
         "SUDO_UID",

@@ -247,6 +247,11 @@ class _Binary:
                 elsewhere.add(begins)
                 continue
             ends.update(found.returns)
+            if (found.begins_anew and function == own) or any(jump.to == own[0] for jump in found.jumps):
+                raise UsageError(
+                    f"--within: {short(name)} of {self.shown} jumps back to where it begins, so that its calls cannot "
+                    "be told from one another. Name what calls it"
+                )
             for jump in found.jumps:
                 to = None if jump.to is None else self.function_at(jump.to)
                 if to in followed:

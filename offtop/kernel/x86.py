@@ -53,6 +53,8 @@ class Exits(NamedTuple):
 
     returns: tuple[int, ...]
     jumps: tuple[Jump, ...]
+    begins_anew: bool = False
+    """Whether it jumps to where it begins."""
 
 
 class _Instruction(NamedTuple):
@@ -87,7 +89,7 @@ def exits(code: bytes, address: int) -> Exits:
         before = one
     if not targets <= begins:
         raise ValueError("there is something else among the instructions")
-    return Exits(tuple(returns), tuple(jumps))
+    return Exits(tuple(returns), tuple(jumps), address in targets)
 
 
 def _jump(one: _Instruction) -> int | None:

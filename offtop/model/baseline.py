@@ -87,8 +87,7 @@ def parts_of(ticks: Sequence[Kept]) -> list[Window]:
 
 
 def _kept(book: Book, windows: Iterable[Window]) -> Book:
-    """What is told in `book` of these, which its owner may drop. Who processes are is told later, too, of those that
-    are there."""
+    """What is told in `book` of these by now: its owner may drop it, and other processes may get the same pids."""
     sites, threads = set[tuple[int, ...]](), set[ThreadKey]()
     for window in windows:
         sites.update(map(tuple, table_of(SITES, window.sites).ids[:, 2:].tolist()), _places(window.still))
@@ -99,13 +98,14 @@ def _kept(book: Book, windows: Iterable[Window]) -> Book:
     stacks = stacks.union(*(wake.stacks for wake in wakes.values()))
     wakers = {one.waker for one in wakes.values()}
     threads |= {ThreadKey(waker.pid, waker.tid) for waker in wakers}
+    pids = {key.pid for key in threads}
     return Book(
         {one: book.stack(one) for one in stacks},
         wakes,
         {key: book.comm(key) for key in threads},
-        {pid: book.process(pid) for pid in {key.pid for key in threads}},
-        book.details,
-        ends=book.ends,
+        {pid: book.process(pid) for pid in pids},
+        {pid: details for pid in pids if (details := book.details.get(pid)) is not None},
+        ends=dict(book.ends),
     )
 
 

@@ -5,7 +5,6 @@ same in the baseline, else by name.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from offtop.model import steps, where
 from offtop.model.baseline import Baseline
 from offtop.model.before import LEAST, Before, Compare, Gone, Was, before_of
 from offtop.model.book import Book, ThreadKey
+from offtop.model.counted import counted_otherwise
 from offtop.model.cut import NO_PART, Added, Part, Scope, Shares, by_place, by_site, by_thread, total
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import RuleSource
@@ -29,7 +29,7 @@ from offtop.model.tree import Branch, Node, folded, tree_of
 from offtop.model.view import View
 from offtop.model.wake import OFFCPU, UNIX, Object, gathers
 from offtop.model.waking import G, KeyOf, WakerKey, by_wake, codes, grouped, object_of, waker_of
-from offtop.units import count, span
+from offtop.units import count
 
 _MOST_KNOWN = 64
 """Tables and trees of the baseline; more have been looked at long ago."""
@@ -114,11 +114,8 @@ class Comparison:
     @property
     def doubt(self) -> str:
         """Why some of what changed may be no change; empty where nothing says so."""
-        then, now = self.baseline.filters, self._now.filters
-        if replace(then, min_ns=0) != replace(now, min_ns=0):
-            return "the baseline counted other threads or waits"
-        if then.min_ns != now.min_ns:
-            return f"the minimum of the baseline was {span(then.min_ns)}"
+        if doubt := counted_otherwise(self.baseline.filters, self._now.filters, "the baseline"):
+            return doubt
         kinds = ", ".join(f"{count(many)} {kind}" for kind, many in sorted(self.baseline.lost.items()) if many)
         return f"the baseline lost {kinds}" if kinds else ""
 

@@ -463,7 +463,7 @@ class Pictures:
             depends_on.append(newest.facts.book.ends_version)
         key = (selection, tuple(depends_on))
         if self._sieve is None or self._sieve[0] != key:
-            self._sieve = key, Sieve(selection, self._diagnoser)
+            self._sieve = key, Sieve(selection, self._diagnoser, self._sieve[1] if self._sieve else None)
         return self._sieve[1]
 
     def _stuck_of(self, sieve: Sieve, newest: Kept) -> Stuck:

@@ -25,6 +25,8 @@ Parts = Mapping[Leaf, Part]
 T = TypeVar("T")
 _FAR_BYTES = 512 * 1024
 """So much of the packed past is looked at for one picture: about 0.1 s. The rest follows with the next ones."""
+_AGAIN_BYTES = _FAR_BYTES // 8
+"""The same, of what was told already and might be told otherwise by now."""
 _UNPACKED = 40
 """How many bytes that are not packed cost as much as one that is."""
 
@@ -57,11 +59,14 @@ class Taken(NamedTuple):
 class Sieve:
     """What one selection leaves of each tick."""
 
-    def __init__(self, selection: Selection, diagnoser: Diagnoser) -> None:
+    def __init__(self, selection: Selection, diagnoser: Diagnoser, before: "Sieve | None" = None) -> None:
+        """`before`: what told the same until now; since then something became known of processes or functions."""
         self.selection = selection
         self._diagnoser = diagnoser
         self._taken: dict[int, Taken] = {}
         self._chosen: dict[int, Parts] = {}
+        self._told: dict[int, Parts] = before.told if before and before.selection == selection else {}
+        """By `before`; longest ago first."""
         self._last: dict[int, Shares] = {}
         """Of the newest tick, and of what moved."""
         of_wakers = any(one.needs_wakers for one in selection.filters)
@@ -114,11 +119,22 @@ class Sieve:
             if pid is None and self.selection.is_everything:
                 return tick.leaves
             if tick.kept_cut is not None:
-                if pid is None:
-                    return self.taken(tick).cut.categories
-                processes = self.taken(tick).cut.processes
-                return {leaf: by_pid[pid] for leaf, by_pid in processes.items() if pid in by_pid}
+                return self._in_cut(self.taken(tick).cut)
         return _kept(self._chosen, tick, self._choose)
+
+    def _in_cut(self, cut: Cut) -> Parts:
+        pid = self.selection.pid
+        if pid is None:
+            return cut.categories
+        return {leaf: by_pid[pid] for leaf, by_pid in cut.processes.items() if pid in by_pid}
+
+    @property
+    def told(self) -> dict[int, Parts]:
+        """Tick number → what fell to the selection, as far as anybody asked."""
+        of_cuts = {}
+        if self.selection.tid is None and not self.selection.path:
+            of_cuts = {number: self._in_cut(taken.cut) for number, taken in self._taken.items()}
+        return self._told | of_cuts | self._chosen
 
     def _choose(self, tick: Kept) -> Parts:
         some = self.of_branch(self.shares(tick).in_scope(Scope("", self.selection.pid, self.selection.tid)), tick)
@@ -151,18 +167,27 @@ class Sieve:
 
     def parts_of(self, ticks: Iterable[Kept]) -> dict[int, Parts]:
         """Tick number → what fell to the selection, as far as it is known by now: of those that must be unpacked, only
-        some are at each call, the newest first. Where wakers are asked for, ticks without are not known."""
-        known: dict[int, Parts] = {}
+        some are at each call, the newest first, and of those that were told before, still fewer. Where wakers are asked
+        for, ticks without are not known."""
+        asked = {tick.number: tick for tick in sorted(ticks, key=lambda tick: -tick.number)}
+        asked = {number: tick for number, tick in asked.items() if gathers(tick.facts.mode, self._mode)}
         bytes_left = _FAR_BYTES
-        for tick in sorted(ticks, key=lambda tick: -tick.number):
-            if not gathers(tick.facts.mode, self._mode):
-                continue
-            if not self._is_known(tick):
-                if bytes_left <= 0:
-                    continue
-                bytes_left -= tick.bytes_held if isinstance(tick.held, Packed) else tick.bytes_held // _UNPACKED
-            known[tick.number] = self.chosen(tick)
-        return known
+        for number in [
+            number for number, tick in asked.items() if number not in self._told and not self._is_known(tick)
+        ]:
+            if bytes_left <= 0:
+                del asked[number]
+            else:
+                bytes_left -= _work(asked[number])
+        bytes_left = min(bytes_left, _AGAIN_BYTES)
+        known: dict[int, Parts] = {}
+        for number in [number for number in self._told if number in asked]:
+            if bytes_left > 0 or self._is_known(asked[number]):
+                bytes_left -= 0 if self._is_known(asked[number]) else _work(asked[number])
+                del self._told[number]
+            else:
+                known[number] = self._told[number]
+        return known | {number: self.chosen(tick) for number, tick in asked.items() if number not in known}
 
     def _is_known(self, tick: Kept) -> bool:
         if tick.number in self._chosen:
@@ -177,9 +202,14 @@ class Sieve:
         """Ticks before `oldest` will not be asked for again, and of those before `recent` only what fell to the
         selection: a cut is a hundred times larger. What moved is another each time."""
         self._last = {number: one for number, one in self._last.items() if number > 0}
-        for made, first in ((self._taken, recent), (self._chosen, oldest)):
+        for made, first in ((self._taken, recent), (self._chosen, oldest), (self._told, oldest)):
             for old in [n for n in made if first and n < first.number]:
                 del made[old]
+
+
+def _work(tick: Kept) -> int:
+    """Of looking at a tick, as bytes of what is packed."""
+    return tick.bytes_held if isinstance(tick.held, Packed) else tick.bytes_held // _UNPACKED
 
 
 def through(ids: Ints, book: Book, names: Names, shape: Shape, path: Path) -> Mask:

@@ -491,6 +491,8 @@ class Actions(Catching, Comparing):
         except ValueError:
             return f"{text!r} is no length of time: try 200us, 1ms or 0; a bare number is milliseconds"
         self._ask_kernel(views.with_minimum(self._view, min_ns))
+        if self._catch and (deaf := self._catch.deaf(min_ns)):
+            self._say(f"'{printable(deaf)}' catches waits of {span(min_ns)} and longer only: shorter ones are not told")
         return None
 
     # Taking away

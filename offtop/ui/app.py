@@ -24,7 +24,7 @@ from textual.command import CommandPalette
 from textual.message import Message
 from textual.screen import Screen
 
-from offtop import pace
+from offtop import faults, pace
 from offtop.catching import Catch
 from offtop.errors import OfftopError
 from offtop.model import endings
@@ -471,7 +471,19 @@ class OfftopApp(Mouse):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key):
             self._alert = ""
+            if not event.is_forwarded and len(self.screen_stack) == 1 and await self._acted_on(event):
+                return
         await super().on_event(event)
+
+    async def _acted_on(self, event: events.Key) -> bool:
+        """Textual would hand a key to the screen, and read the next one before that acts on it: of a burst, letters
+        would come to a question that is not open yet, and get lost."""
+        if self._prompt.is_open and await self._prompt.take(event):
+            if not self._prompt.is_open:
+                self._draw()
+            return True
+        found = self.active_bindings.get(event.key)
+        return found is not None and found.enabled and await self.run_action(found.binding.action, found.node)
 
     def on_key(self, event: events.Key) -> None:
         if (
@@ -536,12 +548,6 @@ class OfftopApp(Mouse):
         self._prompt.ask(question, answered, now, typed)
         self._draw()
 
-    def on_input_submitted(self) -> None:
-        self._draw()
-
-    def on_dropped(self) -> None:
-        self._draw()
-
     def action_write(self) -> None:
         if self._files is None:
             self._say("there is no config file to write to here")
@@ -590,6 +596,10 @@ class OfftopApp(Mouse):
 
     def on_said(self, message: Said) -> None:
         self._say(message.text)
+
+    def tell_fault(self, error: BaseException, thread: str) -> None:
+        """Something ended in a thread beside this one; watching goes on. For any thread."""
+        self.post_message(Said(faults.told(error, thread)))
 
     def leave_terminal(self) -> None:
         if isinstance(self._driver, terminal.TerminalDriver):
@@ -723,7 +733,8 @@ def run(
         held_ns=held_ns,
     )
     try:
-        status = app.run(mouse=mouse)
+        with faults.of_threads(app.tell_fault):
+            status = app.run(mouse=mouse)
     finally:
         app.leave_terminal()
         said = app.close_recordings()

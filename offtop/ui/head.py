@@ -7,12 +7,12 @@ from operator import itemgetter
 
 from offtop.model.baseline import Baseline
 from offtop.model.book import ThreadKey
+from offtop.model.counted import counted
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
 from offtop.model.printable import printable
 from offtop.model.rows import cgroup_name
-from offtop.model.snapshot import Cost, Filters
-from offtop.model.state import letters
+from offtop.model.snapshot import Cost
 from offtop.model.view import SINCE_START, STUCK
 from offtop.model.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.source import Recorded
@@ -32,7 +32,6 @@ _TIMELINE_X = 5
 _MUCH_UNEXPLAINED_PCT = 2.0
 """From here on it is told."""
 _LEAST_NAME = 24
-_FEW_IDS = 3
 """So many are named, more are counted."""
 
 
@@ -161,24 +160,6 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
         whole,
     ]
     return _fitting(lefts, right, layout.width)
-
-
-def counted(filters: Filters) -> str:
-    """What of all threads and waits the kernel counts, in words; empty where it counts all."""
-    words: list[str] = []
-    for word, ids in (("pid", filters.pids), ("tid", filters.tids)):
-        if ids:
-            few = f"{word} {','.join(map(str, ids))}"
-            words.append(f"only {few if len(ids) <= _FEW_IDS else f'{len(ids)} {word}s'}")
-    if filters.cgroup:
-        words.append(f"only cgroup {printable(cgroup_name(filters.cgroup))}")
-    if filters.who != "all":
-        words.append(f"{filters.who} threads")
-    if filters.states:
-        words.append(f"state {letters(filters.states)}")
-    if filters.max_ns:
-        words.append(f"max {duration(filters.max_ns)}")
-    return " ".join(words)
 
 
 def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:

@@ -1,39 +1,30 @@
 """A question on the alert line, and the answer that is typed to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from textual import events
 from textual.app import ComposeResult
+from textual.binding import Binding
 from textual.containers import Horizontal
-from textual.message import Message
 from textual.widgets import Input
 
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.lines import Panel, fit, plain, width_of
 
 
-class Dropped(Message):
-    """The question was left without an answer."""
-
-
 class _Answer(Input):
-    """Textual takes keys like backspace later than letters: what comes in one burst over a slow line would be mixed
-    up."""
-
-    async def _on_key(self, event: events.Key) -> None:
-        if event.key in ("backspace", "escape"):
-            event.stop()
-            event.prevent_default()
-            if event.key == "escape":
-                self.post_message(Dropped())
-            else:
-                self.action_delete_left()
-        else:
-            await super()._on_key(event)
-
     def validate_value(self, value: str) -> str:
         """What is pasted may hold escape codes: they never reach the terminal."""
         return "".join(character for character in value if character.isprintable())
+
+
+_EDITS: Mapping[str, str] = {
+    key: binding.action
+    for binding in Input.BINDINGS
+    if isinstance(binding, Binding) and binding.action not in ("submit", "copy")
+    for key in binding.key.split(",")
+}
+"""Keys that change an answer: the action that each is."""
 
 
 class Prompt(Horizontal):
@@ -76,10 +67,22 @@ class Prompt(Horizontal):
         self.display = True
         self._show(question)
         self._answer.value = now
-        self._answer.focus()
+        self.screen.set_focus(self._answer)
 
-    def on_dropped(self) -> None:
-        self.drop()
+    async def take(self, event: events.Key) -> bool:
+        """Have a key as a part of the answer; whether it was one. Done at once, and by whoever reads keys: over a slow
+        line several come in one burst, and the next one has to meet what this one did."""
+        if event.key == "escape":
+            self.drop()
+        elif event.key == "enter":
+            self._submit()
+        elif event.key in _EDITS:
+            await self.app.run_action(_EDITS[event.key], self._answer)  # pyright: ignore[reportUnknownMemberType]
+        elif event.is_printable and event.character:
+            self._answer.replace(event.character, *self._answer.selection)
+        else:
+            return False
+        return True
 
     def on_resize(self) -> None:
         if self.is_open:
@@ -105,16 +108,13 @@ class Prompt(Horizontal):
 
     def on_input_changed(self, message: Input.Changed) -> None:
         message.stop()
-        if self._typed:
+        if self._typed and message.value == self._answer.value:
             self._typed(message.value)
 
-    def on_input_submitted(self, message: Input.Submitted) -> None:
-        if self._answered is None:
-            return
-        wrong = self._answered(message.value)
+    def _submit(self) -> None:
+        wrong = self._answered(self._answer.value) if self._answered else None
         if wrong is None:
             self._close()
         else:
-            message.stop()
             self._show(f"{wrong}: ")
             self._answer.action_select_all()

@@ -2,6 +2,10 @@
 
 import csv
 import io
+import json
+import signal
+import time
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +26,20 @@ def test_what_a_child_waits_for_is_in_it(chosen: tuple[str, ...]) -> None:
     assert asleep and {row["pid"] for row in rows} == {str(child.pid)}
     assert sum(int(row["total_ns"]) for row in asleep) > 500_000_000
     assert any(";".join(child.user[::-1]) in row["stack"] for row in asleep)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_ctrl_c_writes_what_passed_until_then(form: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with waits.running("sleep", times=10_000, each_ms=10) as child:
+        child.go()
+        asked = ("-n", "1000", "-d", "0.2", "-p", str(child.pid), "-o", str(out))
+        process = command.start("export", form, "-i", *asked, *command.QUICK)
+        time.sleep(4)
+        process.send_signal(signal.SIGINT)
+        ended = command.ended(process)
+    assert (ended.status, ended.err) == (0, "\nofftop: interrupted; what passed until then is written\n")
+    lines = out.read_text().splitlines()
+    assert len(lines) > 1
+    if form == "jsonl":
+        assert all(json.loads(line)["threads"] for line in lines[1:])

@@ -35,6 +35,7 @@ KEPT void handle_again(int times) { doze(5); if (times > 1) handle_again(times -
 KEPT void handle_or_jump(int jumps) { doze(5); if (jumps) longjmp(out, 1); asm volatile(""); }
 KEPT void handle_to_the_end(void) { doze(5); pthread_exit(0); }
 KEPT void nothing(void) { }
+asm(".type spin, @function\nspin: nop\n jne spin\n ret\n.size spin, . - spin\n");
 KEPT void finish(void) { doze(5); asm volatile(""); }
 KEPT void hand_over(int ms) { doze(ms); finish(); }
 KEPT int pick(int how) {
@@ -308,6 +309,7 @@ def test_what_is_not_there_is_refused_with_what_may_be_meant(waits: Path, tmp_pa
     assert "cannot be read" in why(f"{tmp_path}/nothing:handle")
     assert f"{waits} has no function handel. Is it handle" in why(f"{waits}:handel")
     assert "is a single instruction" in why(f"{waits}:nothing")
+    assert "spin of" in (again := why(f"{waits}:spin")) and "jumps back to where it begins" in again
     assert "is no function, but data" in why(f"{waits}:done")
     assert f"{waits} has usleep from a library" in why(f"{waits}:usleep")
     assert "no program or library of 64 bits" in why(f"{__file__}:handle")

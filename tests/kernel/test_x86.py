@@ -34,7 +34,7 @@ def test_the_ways_out_of_libc_are_those_that_objdump_reads() -> None:
 
 def test_jumps_to_elsewhere_are_told_from_switches() -> None:
     nothing = x86.exits(b"", _ADDRESS)
-    assert nothing == ((), ())
+    assert nothing == ((), (), False)
     code = {
         b"\xc3": ((_ADDRESS,), ()),
         b"\xf3\xc3": ((_ADDRESS,), ()),
@@ -47,7 +47,12 @@ def test_jumps_to_elsewhere_are_told_from_switches() -> None:
         b"\x48\x01\xd0\xff\xe0": ((), ()),
         b"\xff\x24\xc5\x00\x00\x00\x00": ((), ()),
     }
-    assert {one: x86.exits(one, _ADDRESS) for one in code} == code
+    assert {one: x86.exits(one, _ADDRESS)[:2] for one in code} == code
+
+
+def test_a_jump_to_the_first_instruction_is_told() -> None:
+    assert x86.exits(b"\x90\x75\xfd\xc3", _ADDRESS) == ((_ADDRESS + 3,), (), True)
+    assert not x86.exits(b"\x90\x90\x75\xfd\xc3", _ADDRESS).begins_anew
 
 
 @pytest.mark.parametrize(

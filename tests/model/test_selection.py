@@ -206,6 +206,18 @@ def test_packed_ticks_give_what_they_gave_before(parts: list[list[list[Step]]], 
     }
 
 
+class _Looking(Sieve):
+    """Names the ticks that it looks at."""
+
+    def __init__(self, selection: Selection, diagnoser: Diagnoser, before: Sieve) -> None:
+        super().__init__(selection, diagnoser, before)
+        self.looked: list[int] = []
+
+    def chosen(self, tick: Kept) -> Parts:
+        self.looked.append(tick.number)
+        return super().chosen(tick)
+
+
 def test_of_a_long_packed_past_the_newest_are_known_first_and_at_last_all() -> None:
     history = History((), never, max_bytes=40 * 2**20)
     source = BusySource(1_000)
@@ -228,5 +240,15 @@ def test_of_a_long_packed_past_the_newest_are_known_first_and_at_last_all() -> N
     direct = Sieve(sieve.selection, JUDGE)
     for tick in every[:: len(every) // 5]:
         assert sums([known[tick.number]]) == sums([direct.chosen(tick)])
+    looked: list[set[int]] = []
+    again: Sieve = sieve
+    while len(set[int]().union(*looked)) < len(every):
+        again = _Looking(sieve.selection, JUDGE, again)
+        assert {number: sums([parts]) for number, parts in again.parts_of(every).items()} == {
+            number: sums([parts]) for number, parts in known.items()
+        }
+        looked.append({*again.looked})
+        assert looked[-1]
+    assert len(looked) > rounds
     sieve.forget(every[-1], every[-1])
     assert len(sieve.parts_of(every)) < len(every)

@@ -1,6 +1,7 @@
 """Search, filters and mutes: what is left out is accounted for, and leads back."""
 
 import pytest
+from textual.events import Key
 from textual.widgets import Input
 
 from offtop.model.book import ThreadKey
@@ -9,7 +10,7 @@ from offtop.model.snapshot import Machine
 from offtop.model.view import CATEGORIES, LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import MS, SHOP, TABLE, WHO, ScriptedSource, Waits
-from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown
+from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
 
 ALL_MS = 10_000 + 10_000
 """In ten seconds SHOP waits 1.00 and its door 1.00."""
@@ -372,3 +373,19 @@ async def test_shown_hidden_and_muted_are_all_that_waited_whatever_is_muted() ->
         assert accounted_ms(app) == (7_805, 20_000, 0, 0)
         await pilot.press("down", "X", "down", "X", "i", "down", "X")
         assert sum(accounted_ms(app)) == 27_805
+
+
+@asynchronous
+async def test_keys_that_come_in_one_burst_each_meet_what_the_one_before_did() -> None:
+    """As over a slow line, or from a program that types."""
+    async with shown(ScriptedSource(SHOP, ticks=5)) as (app, pilot):
+        burst = ["backslash", *"lock", "ctrl+u", *"bonk", "left", "left", "backspace", "a", "enter", "H"]
+        for key in burst:
+            app.post_message(Key(key, key if len(key) == 1 else None))
+        await pilot.pause()
+        await until(lambda: app.view.lists_threads)
+        assert app.view.filter.text == "bank"
+        for key in ("backslash", "x", "escape", "H"):
+            app.post_message(Key(key, key if len(key) == 1 else None))
+        await until(lambda: not app.view.lists_threads)
+        assert app.view.filter.text == "bank"

@@ -160,6 +160,15 @@ async def test_what_is_caught_may_be_changed_and_wrong_words_are_told() -> None:
 
 
 @asynchronous
+async def test_a_minimum_above_a_rule_says_what_that_catches_then() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=2), catch=catching("auto", "lock.max > 5ms")) as (app, pilot):
+        await pilot.press("m", *"10ms", "enter")
+        assert "'lock.max > 5ms' catches waits of 10ms and longer only" in screen(app)[-2]
+        await pilot.press("m", *"5ms", "enter")
+        assert "lock.max" not in screen(app)[-2]
+
+
+@asynchronous
 async def test_freeze_holds_the_picture_at_the_first() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), catch=catching(RULE, freeze=True), ticks=3) as (app, pilot):
         await until(lambda: app.view.paused_at_ns is not None)

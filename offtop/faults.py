@@ -1,0 +1,49 @@
+"""What is said of an error that nobody foresaw: one sentence, in place of a traceback."""
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from offtop import __version__
+from offtop.model.printable import printable
+
+VERBOSE = "OFFTOP_TRACEBACK"
+"""Variable of the environment: who looks for the cause sets it, and has the traceback, too."""
+_OWN = Path(__file__).parent
+_LONGEST = 200
+
+
+def told(error: BaseException, thread: str = "") -> str:
+    """What it was and where: `A fault of offtop 0.1: KeyError(5) at kernel/ledger.py:230. …`"""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_OWN)]
+    where = f" at {Path(own[-1].filename).relative_to(_OWN)}:{own[-1].lineno}" if own else ""
+    within = f" in {printable(thread)}" if thread else ""
+    what = printable(repr(error)[:_LONGEST])
+    return f"A fault of offtop {__version__}{within}: {what}{where}. Please report it, with what {VERBOSE}=1 adds"
+
+
+def tell(error: BaseException, thread: str = "") -> None:
+    """On stderr."""
+    if os.environ.get(VERBOSE):
+        traceback.print_exception(error)
+    print(f"offtop: {told(error, thread)}", file=sys.stderr)
+
+
+@contextmanager
+def of_threads(say: Callable[[BaseException, str], None]) -> Generator[None]:
+    """Meanwhile `say` is handed what ended a thread, and that thread's name, in that thread."""
+
+    def ended(failed: threading.ExceptHookArgs) -> None:
+        if failed.exc_value is not None:
+            say(failed.exc_value, failed.thread.name if failed.thread else "")
+
+    before, threading.excepthook = threading.excepthook, ended
+    try:
+        yield
+    finally:
+        threading.excepthook = before
