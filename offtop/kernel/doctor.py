@@ -539,7 +539,7 @@ def attaching(so_far: Sequence[Check]) -> Check:
     if known is None or types is None or any(check.verdict == "FAIL" for check in so_far):
         return Check("attaching", "warn", "not tried", "mend what failed above")
     try:
-        attached = program.attach(known, defines=namespace.defines(types))
+        attached = program.attach(known, defines=namespace.defines(types), anew=True)
     except OfftopError as error:
         return Check("attaching", "FAIL", str(error), "the sentence says it; if not, report it", "everything")
     door_in_use, version = attached.door, attached.bcc_version

@@ -219,12 +219,13 @@ def attach(
     waking: bool = False,
     defines: Mapping[str, int] = MappingProxyType({}),
     unwind: Unwind = AUTO,
+    anew: bool = False,
 ) -> Program:
     """Compile and attach through the first door that opens; nothing is left attached on failure.
 
     `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking though the
     kernel has its own count. `defines`: more of them (namespace.defines, and WITHIN, where calls are to be watched).
-    `unwind`: how user stacks are walked.
+    `unwind`: how user stacks are walked. `anew`: compile also what was compiled before.
     Raises OfftopError with the remedy.
     """
     sizes = sizes or sizes_for_machine()
@@ -233,7 +234,7 @@ def attach(
     for candidate in choose_door(features, door):
         for way in ways:  # a door that costs less is worth more than whole user stacks
             try:
-                return _attach_through(candidate, features, sizes, waking, defines, way)
+                return _attach_through(candidate, features, sizes, waking, defines, way, anew)
             except KernelError as error:
                 failure = failure or error
     assert failure
@@ -241,7 +242,13 @@ def attach(
 
 
 def _attach_through(
-    door: str, features: Features, sizes: Sizes, waking: bool, defines: Mapping[str, int], unwind: Unwind
+    door: str,
+    features: Features,
+    sizes: Sizes,
+    waking: bool,
+    defines: Mapping[str, int],
+    unwind: Unwind,
+    anew: bool,
 ) -> Program:
     waking = waking or features.waking or door == "switch"
     raw = {"on_switch": "sched_switch", "on_exec": "sched_process_exec"}
@@ -276,7 +283,7 @@ def _attach_through(
             *(("within_call", *layout.WITHIN_SIZES) if "WITHIN" in defines else ()),
         ],
     }
-    answer, fds, output = _ready_or_compiled(request)
+    answer, fds, output = _ready_or_compiled(request, anew=anew)
     if "error" in answer:
         raise _explain(answer, output, door)
     named = dict(zip(answer["fds"], fds, strict=True))
@@ -333,10 +340,12 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
     return {name: value for name, value in defines.items() if value is not None}
 
 
-def _ready_or_compiled(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
+def _ready_or_compiled(
+    request: Mapping[str, Any], shared: Sequence[int] = (), anew: bool = False
+) -> tuple[dict[str, Any], list[int], str]:
     """As the next."""
     file = ready.place(request)
-    if file and (found := ready.load(file, request)):
+    if file and not anew and (found := ready.load(file, request)):
         return *found, ""
     if file:
         ready.make_room(file)

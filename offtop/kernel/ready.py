@@ -119,7 +119,7 @@ def _is_ours(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
 
 def _read(file: Path) -> bytes:
     """Raises OSError, ValueError where somebody else could have written it."""
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as opened:
         found = os.fstat(fd)
         if not _is_ours(found, stat.S_ISREG) or found.st_size > _MOST_BYTES:

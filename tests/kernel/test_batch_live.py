@@ -42,8 +42,12 @@ GONE_S = 10.0
 """The kernel frees a program a moment after its last user; and a machine may be busy."""
 STATUS = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
 ANSWERED = pytest.mark.parametrize("number", STATUS, ids=[number.name for number in STATUS])
-MOMENTS = pytest.mark.parametrize("cpu_ms", [60, 110, 140, 200, 350, 600, 60_000])
-"""How much CPU it has used by then, or less where it has attached before: it loads until about 160, then compiles."""
+MOMENTS = pytest.mark.parametrize(
+    ("cpu_ms", "kept"),
+    [(60, True), (140, True), (200, True), (60_000, True), (140, False), (200, False), (350, False), (600, False)],
+)
+"""How much CPU it has used by then, or less where it has attached before: it loads until about 160, then takes what it
+has kept, or else compiles."""
 LATE_NS = 150 * MS
 """The first reading takes so long on a busy machine, and what ran meanwhile may count in the first tick."""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -174,6 +178,11 @@ def started(*arguments: str, before: Sequence[str] = (), **environment: str) -> 
         yield run
     finally:
         run.kill()
+
+
+def cache(kept: bool) -> dict[str, str]:
+    """The environment of one that may begin with what another compiled, or not."""
+    return {} if kept else {"OFFTOP_CACHE": ""}
 
 
 def wait_for(what: Callable[[], object], seconds: float = command.TIMEOUT_S) -> None:
@@ -770,9 +779,9 @@ def test_a_reader_that_goes_away_ends_it_quietly_with_status_0_and_nothing_stays
 @ANSWERED
 @MOMENTS
 def test_a_signal_while_it_starts_ends_it_with_its_status_and_nothing_stays(
-    number: signal.Signals, cpu_ms: int
+    number: signal.Signals, cpu_ms: int, kept: bool
 ) -> None:
-    with started("-b", "-d", "0.1") as run:
+    with started("-b", "-d", "0.1", **cache(kept)) as run:
         run.wait_for(lambda: run.cpu_ms() >= cpu_ms or programs_of(run.process.pid))
         run.process.send_signal(number)
         ended = run.ended()
@@ -782,7 +791,7 @@ def test_a_signal_while_it_starts_ends_it_with_its_status_and_nothing_stays(
 
 @ANSWERED
 def test_a_compiler_that_stands_still_ends_with_it(number: signal.Signals) -> None:
-    with started("-b") as run:
+    with started("-b", OFFTOP_CACHE="") as run:
         run.stopped_compiler()
         run.process.send_signal(number)
         assert run.ended() == command.Ended(STATUS[number], "", "")
@@ -790,7 +799,7 @@ def test_a_compiler_that_stands_still_ends_with_it(number: signal.Signals) -> No
 
 
 def test_killed_while_it_compiles_its_compiler_ends_too_and_nothing_stays() -> None:
-    with started("-b") as run:
+    with started("-b", OFFTOP_CACHE="") as run:
         compiler = run.stopped_compiler()
         run.process.kill()
         assert run.ended().status == 137
@@ -799,8 +808,8 @@ def test_killed_while_it_compiles_its_compiler_ends_too_and_nothing_stays() -> N
 
 
 @MOMENTS
-def test_killed_while_it_starts_nothing_stays(cpu_ms: int) -> None:
-    with started("-b", "-d", "0.1") as run:
+def test_killed_while_it_starts_nothing_stays(cpu_ms: int, kept: bool) -> None:
+    with started("-b", "-d", "0.1", **cache(kept)) as run:
         run.wait_for(lambda: run.cpu_ms() >= cpu_ms or programs_of(run.process.pid))
         run.process.kill()
         assert run.ended().status == 137

@@ -428,6 +428,7 @@ def leavings() -> Generator[Map]:
         "typed_tracepoints": {},
         "uprobes": {},
         "maps": ["left"],
+        "keep": "",
     }
     answer, fds, output = program_module._ask_compiler(request)  # pyright: ignore[reportPrivateUsage]
     assert "error" not in answer, f"{answer} {output}"

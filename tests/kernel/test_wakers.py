@@ -18,7 +18,7 @@ import pytest
 
 from offtop.errors import KernelError
 from offtop.kernel import live as live_source
-from offtop.kernel import program, wakes
+from offtop.kernel import program, ready, wakes
 from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Sizes
 from offtop.model import wakers
@@ -668,6 +668,8 @@ def test_without_room_to_load_it_says_so_and_with_room_it_loads(monkeypatch: pyt
 
 
 def test_who_closes_while_wakers_are_loaded_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ready.VARIABLE, "")
+
     def bpf_ones() -> set[tuple[str, str]]:
         return {one for one in opened() if "bpf" in one[1]}
 
