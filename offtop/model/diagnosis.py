@@ -20,6 +20,7 @@ from offtop.model.wake import Object, object_names
 NEAR = 4
 """How many functions the condition `near` looks at."""
 _LIBC = re.compile(r"(libc|libpthread|libm|ld-linux[^/]*|ld-musl[^/]*)([-.].*)?\Z|\[vdso\]\Z")
+_CALLED_BY = " < "
 _OF_PYTHON = re.compile(r".+ \(.+:\d+\)")
 _OF_CXX = ("libstdc++.", "libc++.")
 _MARK = re.compile(r"\.(isra|constprop|cold|part|llvm)\b.*\Z")
@@ -61,7 +62,7 @@ class Subject(NamedTuple):
             case "near":
                 return self.own[:NEAR]
             case "python":
-                return [*filter(_OF_PYTHON.fullmatch, self.own)][:1]
+                return [*filter(_OF_PYTHON.fullmatch, self.own)]
             case "user" | "not":
                 return (*self.libc, *self.own)
             case "module":
@@ -85,9 +86,23 @@ class Condition(NamedTuple):
     where: str
     patterns: tuple[str, ...]
     compiled: re.Pattern[str]
+    chains: tuple[tuple[re.Pattern[str], ...], ...] = ()
+    """Of `python`: what each pattern says of the innermost function, of who called that, and so on."""
+
+    @classmethod
+    def of(cls, where: str, patterns: tuple[str, ...]) -> "Condition":
+        chains = [pattern.split(_CALLED_BY) for pattern in patterns] if where == "python" else []
+        each = tuple(tuple(compiled((one,)) for one in chain) for chain in chains)
+        return cls(where, patterns, compiled(patterns), each)
 
     def holds(self, subject: Subject) -> bool:
-        return any(map(self.compiled.match, subject.seen(self.where))) != (self.where == "not")
+        names = subject.seen(self.where)
+        if self.chains:
+            return any(
+                len(chain) <= len(names) and all(one.match(name) for one, name in zip(chain, names, strict=False))
+                for chain in self.chains
+            )
+        return any(map(self.compiled.match, names)) != (self.where == "not")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -290,7 +305,7 @@ class _Reader(RuleFile):
         for key in CONDITIONS:
             if key in table:
                 patterns = self.named_patterns(table, key, where)
-                conditions.append(Condition(key, patterns, compiled(patterns)))
+                conditions.append(Condition.of(key, patterns))
                 if key == "category" and (unknown := [one for one in patterns if one not in known]):
                     raise self.wrong(where, f"there is no category `{printable(unknown[0][:40])}`")
         if not any(condition.where != "not" for condition in conditions):

@@ -68,6 +68,12 @@ def told(
 
 
 WAIT = "lib:pthread_cond_timedwait"
+ON_A_QUEUE = (
+    "lib:sem_clockwait",
+    "PyThread_acquire_lock_timed",
+    "Condition.wait (threading.py:295)",
+    "Queue.get (queue.py:154)",
+)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +85,22 @@ WAIT = "lib:pthread_cond_timedwait"
         ("gil", "python3", "lock", (WAIT, "5", "<module> (<string>:1)", "PyEval_EvalCode"), ()),
         ("python-pool", "python3", "lock", ("lib:sem_wait", "PyThread_acquire_lock", "_worker (thread.py:81)"), ()),
         ("python-lock", "python3", "lock", ("lib:sem_clockwait", "PyThread_acquire_lock_timed", "4"), ()),
+        ("python-worker", "python3", "lock", (*ON_A_QUEUE, "consume (app.py:7)", "Thread.run (threading.py:982)"), ()),
+        (
+            "python-worker",
+            "python3",
+            "lock",
+            (*ON_A_QUEUE, "run (app.py:7)", "_bootstrap_inner (threading.py:1045)"),
+            (),
+        ),
+        (
+            "python-lock",
+            "python3",
+            "lock",
+            (*ON_A_QUEUE, "ask (app.py:7)", "handle (app.py:9)", "run (threading.py:9)"),
+            (),
+        ),
+        ("python-lock", "python3", "lock", ON_A_QUEUE, ()),
         ("postgres-row-lock", "postgres", "poll", ("lib:epoll_wait", "WaitLatch", "ProcSleep", "LockAcquire"), ()),
         ("postgres-wal", "postgres", "fsync", ("lib:fdatasync", "issue_xlog_fsync", "XLogWrite", "XLogFlush"), ()),
         ("postgres-wal", "postgres", "lock", ("lib:sem_wait", "LWLockAcquireOrWait", "XLogFlush"), ()),
