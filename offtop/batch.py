@@ -344,7 +344,7 @@ def tick_text(
     """One tick as tables, a blank line behind it. No line is wider than `width` (0: as wide as it needs)."""
     book = tick.kept.window.book
     shown = tick.stuck.in_scope(wanted.scope)
-    in_full = _stuck_table(tick, shown, names) if wanted.stuck else ()
+    in_full = _stuck_table(tick, shown, names, diagnoser) if wanted.stuck else ()
     categories = category_rows(
         tick.cut,
         wanted.order._replace(compare=comparison.categories() if comparison else None),
@@ -432,14 +432,14 @@ def _stack_problem(tick: Tick, wanted: Wanted, problems: Problems) -> Iterable[s
         yield worst.in_full
 
 
-def _stuck_table(tick: Tick, shown: Stuck, names: Names) -> Iterable[str]:
+def _stuck_table(tick: Tick, shown: Stuck, names: Names, diagnoser: Diagnoser) -> Iterable[str]:
     """The waits in progress, the oldest first, and their syscalls and stacks."""
     every = tick.stuck.of_age(tick.filter.keeps_age)
     shown = shown.of_age(tick.filter.keeps_age)
     yield f"stuck now: {stuck_threads(every, shown)}{' (-i)' if len(shown.waits) < len(every.waits) else ''}"
     yield STUCK_HEAD
     for row in range(len(shown.waits)):
-        yield stuck_line(shown, row, tick.kept.window.book, names)
+        yield stuck_line(shown, row, tick.kept.window.book, names, diagnoser)
     yield ""
 
 
@@ -452,13 +452,14 @@ def stuck_threads(every: Stuck, shown: Stuck) -> str:
 STUCK_HEAD = f"{'AGE':>8} {'PID':>7} {'TID':>7} {'COMMAND':<16} S {'CATEGORY':<15} {'SYSCALL':<24}  STACK"
 
 
-def stuck_line(shown: Stuck, row: int, book: Book, names: Names) -> str:
+def stuck_line(shown: Stuck, row: int, book: Book, names: Names, diagnoser: Diagnoser) -> str:
     """One wait in progress, as STUCK_HEAD heads it."""
     one, leaf, age = shown.waits[row], shown.leaf(row), shown.age(row).text
     who = printable(book.comm(one.site.thread))[:16]
     category = f"{'~' if leaf.idle else ''}{leaf.category}"
     call = printable(calls.told(book.call(one.call), one.arguments)) if one.call >= 0 else ""
-    place = printable(where.in_short(book, one.site.kernel, one.user, names, one.site.wake))
+    place = where.in_short(book, one.site.kernel, one.user, names, one.site.wake)
+    place = printable(where.with_rule(book, one.place, diagnoser.rule_of(one.place, book), place))
     return f"{age:>8} {one.site.pid:>7} {one.site.tid:>7} {who:<16} {one.letter} {category:<15} {call:<24}  {place}"
 
 

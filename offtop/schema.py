@@ -379,6 +379,7 @@ SCHEMA: dict[str, Any] = {
                         "state": {"type": "string", "description": "as in ps: R, S, D, T, t, P, I; K: killable"},
                         "category": {"type": "string"},
                         "idle": {"type": "boolean"},
+                        "diagnosis": _DIAGNOSIS,
                         "syscall": _or_null("string", "name of the system call that it is in", "in none"),
                         "arguments": {
                             "type": "array",

@@ -137,7 +137,9 @@ def tick_object(
             for key, totals in those
         ],
         "diagnoses": told.all,
-        "still_blocked": [_blocked_object(tick.stuck, row, book, names) for row in range(len(tick.stuck.waits))],
+        "still_blocked": [
+            _blocked_object(tick.stuck, row, book, names, diagnoser) for row in range(len(tick.stuck.waits))
+        ],
         "storms": [
             {
                 "waker": woken.waker(book.wake(wake).waker),
@@ -353,8 +355,9 @@ def _residue_ns(tick: Tick, key: ThreadKey) -> int | None:
 _AGE_IS = {Bound.EXACT: "exact", Bound.AT_MOST: "at_most", Bound.AT_LEAST: "at_least"}
 
 
-def _blocked_object(some: Stuck, row: int, book: Book, names: Names) -> dict[str, Any]:
+def _blocked_object(some: Stuck, row: int, book: Book, names: Names, diagnoser: Diagnoser) -> dict[str, Any]:
     one, age, leaf = some.waits[row], some.age(row), some.leaf(row)
+    rule = diagnoser.rule_of(one.place, book)
     return {
         **_who(one.site.thread, book),
         "age_ns": age.ns,
@@ -362,6 +365,7 @@ def _blocked_object(some: Stuck, row: int, book: Book, names: Names) -> dict[str
         "state": one.letter,
         "category": leaf.category,
         "idle": leaf.idle,
+        "diagnosis": rule.id if rule else None,
         "syscall": printable(book.call(one.call)) if one.call >= 0 else None,
         "arguments": list(one.arguments),
         "kernel": _printable(where.kernel_names(book, one.site.kernel, names)),

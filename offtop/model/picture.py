@@ -34,7 +34,7 @@ from offtop.model.cut import (
     total,
 )
 from offtop.model.diagnoser import Diagnoser, Told
-from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
+from offtop.model.diagnosis import WITHOUT_RULES, Rule, RuleSource
 from offtop.model.filter import Filter, of_object, of_pool, of_reason, of_waker, parse, quoted
 from offtop.model.heat import Heat
 from offtop.model.history import History, Kept, moved_in
@@ -123,6 +123,12 @@ class StuckPicture:
     """Which of them is the first on the screen."""
     hidden: Stuck = Stuck(0)
     """Those that look idle, and are not shown."""
+    rules: Sequence[Rule | None] = ()
+    """What rules say of those from `first` on, as many as there is room for."""
+
+    def rule(self, row: int) -> Rule | None:
+        at = row - self.first
+        return self.rules[at] if 0 <= at < len(self.rules) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +371,7 @@ class Pictures:
             first_row=listed.first,
             tree=tree,
             places=places,
-            stuck=_stuck_picture(of_selection, view, room.stuck),
+            stuck=self._with_rules(_stuck_picture(of_selection, view, room.stuck), room.stuck, newest.facts.book),
             outliers=self._outliers.of(newest.at_ns, view.outliers.cursor, room.stuck),
             account=account,
             account_lines=account_lines,
@@ -465,6 +471,10 @@ class Pictures:
         if self._sieve is None or self._sieve[0] != key:
             self._sieve = key, Sieve(selection, self._diagnoser, self._sieve[1] if self._sieve else None)
         return self._sieve[1]
+
+    def _with_rules(self, some: StuckPicture, lines: int, book: Book) -> StuckPicture:
+        shown = some.shown.waits[some.first : some.first + lines]
+        return replace(some, rules=[self._diagnoser.rule_of(one.place, book) for one in shown])
 
     def _stuck_of(self, sieve: Sieve, newest: Kept) -> Stuck:
         """What passes the sieve of what is stuck at the end of a tick."""

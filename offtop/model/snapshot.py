@@ -140,6 +140,11 @@ class Waiting(NamedTuple):
     """Who had the lock of the kernel's that it waits for when this was looked at last, at most a few ticks ago."""
 
     @property
+    def place(self) -> SiteKey:
+        """The site, with the program's stack as far as it is known by now."""
+        return self.site._replace(user=self.user)
+
+    @property
     def letter(self) -> str:
         """The thread's state in a letter: `R` where it has been woken meanwhile, and waits for a CPU."""
         return "R" if self.preempted or self.runqueue_ns else letter(self.state)

@@ -202,7 +202,7 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
         if woken := wakers.lines:
             lines += [*woken, ""]
         if end:
-            lines += _stuck_lines(end, blocked, source.names)
+            lines += _stuck_lines(end, blocked, source.names, diagnoser)
         out.write("".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines))
 
 
@@ -241,7 +241,7 @@ def _outlier_lines(caught: Sequence[Group], names: Names) -> list[str]:
     return [head, *(f"{row}{printable(in_line(one.worst, names))}" for row, one in zip(rows, shown, strict=True))]
 
 
-def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names) -> list[str]:
+def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, diagnoser: Diagnoser) -> list[str]:
     """The waits in progress at the end, the oldest first: of each place of a process the oldest, and how many there
     are."""
     shown = blocked.in_scope(Scope(ALL, idle=False))
@@ -250,7 +250,9 @@ def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names) -> list[str]:
         place = one.site.pid, one.site.kernel, one.user, one.call, one.letter
         places.setdefault(place, []).append(row)
     listed = list(places.values())
-    rows = [f"{len(those):>7} {batch.stuck_line(shown, those[0], end.book, names)}" for those in listed[:_STUCK]]
+    rows = [
+        f"{len(those):>7} {batch.stuck_line(shown, those[0], end.book, names, diagnoser)}" for those in listed[:_STUCK]
+    ]
     if elided := sum(map(len, listed[_STUCK:])):
         rows.append(f"{elided:>7} {'':>8} more, at {len(listed) - _STUCK} places")
     head = [f"{'THREADS':>7} {batch.STUCK_HEAD}"] if rows else []

@@ -98,7 +98,7 @@ def _row(picture: Picture, row: int, chosen: bool, pen: Pen) -> list[tuple[str, 
         "CATEGORY": (f"~{leaf.category}" if leaf.idle else leaf.category, f"cat-{leaf.category}"),
         "SYSCALL": (call_of(one, book), "where"),
         "CGROUP": (label(book.detail(one.site.pid).cgroup), "name"),
-        "STACK": (_stack_in_short(one, book, pen.names), "where"),
+        "STACK": (_for_what(picture, row, pen.names), "where"),
     }
     spans: list[tuple[str, str]] = [(">" if chosen else " ", "text")]
     for title, width, right in _columns(pen):
@@ -118,6 +118,12 @@ def text_of(picture: Picture, row: int, names: Names) -> str:
     who = f"{thread_name(one.site.thread, book)} {process_name(one.site.pid, book)}"
     place = _stack_in_short(one, book, names)
     return f"{who} {picture.stuck.shown.leaf(row).category} {call_of(one, book)} {place}"
+
+
+def _for_what(picture: Picture, row: int, names: Names) -> str:
+    """Of a row that is on the screen: what a rule says that it is for, and its stack in short."""
+    one, book = picture.stuck.shown.waits[row], picture.book
+    return where.with_rule(book, one.place, picture.stuck.rule(row), _stack_in_short(one, book, names))
 
 
 def _stack_in_short(one: Waiting, book: Book, names: Names) -> str:

@@ -43,7 +43,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def attached(**defines: int) -> Program:
     types = libbpf.KernelTypes()
-    return program.attach(features.find(types), defines=namespace.defines(types) | defines)
+    return program.attach(features.find(types), defines={**namespace.defines(types), **defines})
 
 
 def opened() -> list[str]:
@@ -92,40 +92,26 @@ def test_it_hands_over_the_same_and_leaves_no_descriptor_open(compiled: list[str
     assert compiled.count("on_switch") == 1
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda file: file.write_text(file.read_text()[:-40]),
-        lambda file: file.write_text("{}"),
-        lambda file: file.write_bytes(b"\xff\xfe"),
-        lambda file: file.write_text(file.read_text().replace("AAAA", "////", 400)),
-        lambda file: file.chmod(0o622),
-        lambda file: os.chown(file, 65534, 65534),
-        lambda file: (file.rename(file.with_suffix(".old")), file.symlink_to(file.with_suffix(".old"))),
-        lambda file: (file.unlink(), os.mkfifo(file)),
-        lambda file: file.parent.chmod(0o777),
-        lambda file: os.chown(file.parent, 65534, 65534),
-    ],
-    ids=[
-        "cut",
-        "empty",
-        "no text",
-        "other code",
-        "writable",
-        "another's",
-        "link",
-        "fifo",
-        "open directory",
-        "another's directory",
-    ],
-)
-def test_what_is_broken_or_could_be_another_s_is_not_looked_at(
-    spoil: Callable[[Path], None], cache: Path, compiled: list[str]
-) -> None:
+SPOIL: dict[str, Callable[[Path], object]] = {
+    "cut": lambda file: file.write_text(file.read_text()[:-40]),
+    "empty": lambda file: file.write_text("{}"),
+    "no text": lambda file: file.write_bytes(b"\xff\xfe"),
+    "other code": lambda file: file.write_text(file.read_text().replace("AAAA", "////", 400)),
+    "writable": lambda file: file.chmod(0o622),
+    "another's": lambda file: os.chown(file, 65534, 65534),
+    "link": lambda file: file.symlink_to(file.rename(file.with_suffix(".old"))),
+    "fifo": lambda file: (file.unlink(), os.mkfifo(file)),
+    "open directory": lambda file: file.parent.chmod(0o777),
+    "another's directory": lambda file: os.chown(file.parent, 65534, 65534),
+}
+
+
+@pytest.mark.parametrize("how", SPOIL)
+def test_what_is_broken_or_could_be_another_s_is_not_looked_at(how: str, cache: Path, compiled: list[str]) -> None:
     attached().close()
     (file,) = cache.iterdir()
     before = opened()
-    spoil(file)
+    SPOIL[how](file)
     attached().close()
     assert compiled.count("on_switch") == 2
     assert opened() == before

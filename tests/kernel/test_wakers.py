@@ -649,6 +649,7 @@ def opened() -> set[tuple[str, str]]:
 
 
 def test_without_room_to_load_it_says_so_and_with_room_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ready.VARIABLE, "")
     with wakings.running("futex") as child, watch.watching(of(child)) as live:
         before = opened()
         for broken in ("/nosuch", "/proc"):

@@ -6,7 +6,7 @@ from offtop.model import diagnosis
 from offtop.model.cut import Place
 from offtop.model.diagnosis import Fixed
 from offtop.model.view import View
-from tests.ui.scripted import SHOP, ScriptedSource, Waits
+from tests.ui.scripted import SHOP, STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES, QUICK_NS, asynchronous, screen, shown
 
 RULES = diagnosis.parse(
@@ -166,3 +166,13 @@ async def test_a_row_of_mostly_short_waits_is_not_told_by_its_few_long_ones(
         assert app.picture
         assert [row.rule and row.rule.id for row in app.picture.rows.rows] == [rule]
         assert any("futex_do_wait" in line for line in screen(app)), "where that is stays"
+
+
+@asynchronous
+async def test_what_is_stuck_says_what_it_is_for() -> None:
+    text = '[[rule]]\nid = "row"\nname = "a row lock"\nsays = "x"\nown = ["lock_wait"]\n'
+    rules = diagnosis.parse(text, "rules.toml", "Mend it", CATEGORIES.ids)
+    async with shown(ScriptedSource(STUCK, ticks=3), (160, 30), rules=Fixed(rules)) as (app, pilot):
+        await pilot.press("5")
+        found = [line for line in screen(app) if " connection " in line]
+        assert "a row lock: futex_do_wait" in found[0]
