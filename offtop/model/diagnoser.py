@@ -1,7 +1,7 @@
 """Who diagnoses: what rules say of sites, each kind of wait looked at once, and again when its functions have names."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ _MOST_KNOWN = 50_000
 _MOST_JUDGED = 4
 """So many times as many places as there are may be remembered."""
 _MOST_UNANSWERED = 256
+_MOST_MATCHED = 500_000
 _LEAST_SHARE = 0.1
 
 
@@ -90,6 +91,8 @@ class Diagnoser:
         self._judged: dict[Where, str] = {}
         """And which program that was."""
         self._verdicts = NO_VERDICTS
+        self._matched: dict[Hashable, dict[int, bool]] = {}
+        self._matched_by = names.version
 
     def apart(self) -> "Diagnoser":
         """Another one, for sites of another book: of each, what is known is forgotten with its book."""
@@ -146,6 +149,14 @@ class Diagnoser:
     def is_unknown(self, site: tuple[int, ...], book: Book) -> bool:
         """Whether no rule knows what that row of a table by sites is for, though it is known where it was."""
         return site[0] not in PLACELESS and self._of_row(site, book) is None
+
+    def matched(self, what: Hashable) -> dict[int, bool]:
+        """By stack, whether its functions are `what`, as far as somebody looked: to be filled by who asks. Functions
+        are called the same in all ticks."""
+        many = sum(map(len, self._matched.values())) > _MOST_MATCHED
+        if many or self._matched_by != self.names.version:
+            self._matched, self._matched_by = {}, self.names.version
+        return self._matched.setdefault(what, {})
 
     @property
     def version(self) -> tuple[int, int]:

@@ -79,6 +79,7 @@ _LOOKS_AT = {
     _WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program", "waker", "object", "why"),
 }
 """Key → what of a wait it is about."""
+_OF_FUNCTIONS = frozenset({"kernel", "leaf", "program"})
 _OF_WAKES = frozenset(
     {
         *("waker", "wakerpid", "wakertid"),
@@ -333,7 +334,11 @@ class _Looked:
                 values, which = np.unique(whole, return_inverse=True)
                 self._distinct[column] = values.tolist(), which
             values, which = self._distinct[column]
-            found |= np.array([any(map(matches, texts(value))) for value in values], np.bool_)[which]
+            known = self._diagnoser.matched((one, what)) if what in _OF_FUNCTIONS else {}
+            for value in values:
+                if value not in known:
+                    known[value] = any(map(matches, texts(value)))
+            found |= np.array([known[value] for value in values], np.bool_)[which]
         return found
 
     @cached_property
