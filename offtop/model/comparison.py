@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from offtop.model import steps, where
+from offtop.model import where
 from offtop.model.baseline import Baseline
 from offtop.model.before import LEAST, Before, Compare, Gone, Was, before_of
 from offtop.model.book import Book, ThreadKey
@@ -271,10 +271,8 @@ class Comparison:
     def _places(self, scope: Scope, shape: Shape) -> _Tables[tuple[int, ...]]:
         scope = _whoever(scope)
         return self._of(
-            ("of places", scope, shape.mode),
-            lambda: [
-                by_place(some, scope, lambda ids: steps.places(ids, shape.mode)) for _, some in self._shares(self._who)
-            ],
+            ("of places", scope, shape.mode, shape.objects),
+            lambda: [by_place(some, scope, shape.places) for _, some in self._shares(self._who)],
         )
 
     # Whose time it is

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple
 
 from offtop.model import heat as heats
@@ -492,10 +491,10 @@ class Pictures:
         if not (room.tree or room.site or room.flame[0]):
             return view, tree, places, flame
         shape = view.tree.shape
-        places_of = partial(steps.places, mode=shape.mode)
+        places_of = shape.places
         table = self._sums.of(
             "places",
-            (sieve, view.scope, shape.mode),
+            (sieve, view.scope, shape.mode, shape.objects),
             lambda tick: by_place(sieve.shares(tick), view.scope, places_of),
             over,
             scene.moved,
@@ -563,7 +562,8 @@ class Pictures:
         if not scope.holds(Leaf(RUN_QUEUE)):
             return {}
         only = scope._replace(category=RUN_QUEUE)
-        about = (sieve, only, scene.view.tree.shape.mode)
+        shape = scene.view.tree.shape
+        about = (sieve, only, shape.mode, shape.objects)
         return self._sums.of(
             "queued", about, lambda tick: by_place(sieve.shares(tick), only, places_of), scene.over, scene.moved
         )

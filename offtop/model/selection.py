@@ -15,7 +15,7 @@ from offtop.model.diagnoser import Diagnoser
 from offtop.model.filter import Filter
 from offtop.model.history import Kept, Packed
 from offtop.model.stack import PLACELESS, Names
-from offtop.model.steps import Path, Shape, passes, places, steps_of
+from offtop.model.steps import Path, Shape, passes, steps_of
 from offtop.model.stuck import Stuck
 from offtop.model.table import SITES, Ints, Mask, distinct_rows, integers
 from offtop.model.wake import OFFCPU, WAKEUP, gathers
@@ -214,7 +214,7 @@ def _work(tick: Kept) -> int:
 
 def through(ids: Ints, book: Book, names: Names, shape: Shape, path: Path) -> Mask:
     """Which sites have a stack that goes through the branch of `path`."""
-    distinct, which = distinct_rows(places(ids, shape.mode))
+    distinct, which = distinct_rows(shape.places(ids))
     steps = steps_of(book, names, shape)
     found = np.array([passes(steps(place), path) for place in distinct], np.bool_)
     return found[which] & ~np.isin(ids[:, 2], [*PLACELESS])

@@ -26,9 +26,12 @@ class Step(NamedTuple):
     kernel: bool
     is_waker: bool = False
     """It says who woke, and is no function."""
+    is_object: bool = False
+    """It says what was waited on, and is no function."""
 
 
 Path = tuple[Step, ...]
+NO_THING = Step("(not known on what)", False, is_object=True)
 NO_FRAMES = Step("(no frames)", False)
 """Stands for a stack of which the shape leaves nothing."""
 STILL = Step("(still waiting)", False)
@@ -59,11 +62,17 @@ class Shape(NamedTuple):
     """Whether the scheduler's tail, that of waking and the kernel's entry are in it."""
     mode: str = OFFCPU
     """Whose stacks there are: one of wake.MODES."""
+    objects: bool = False
+    """Whether what was waited on stands before each path."""
+
+    def places(self, ids: Ints) -> Ints:
+        """As the function of that name."""
+        return places(ids, self.mode, self.objects)
 
 
 def begins_line(step: Step) -> bool:
     """Whether it stands on a line of its own in the tree, or before all others."""
-    return step in TURNS or step.name.startswith(WOKE)
+    return step in TURNS or step.is_object or step.name.startswith(WOKE)
 
 
 def woken_name(step: Step) -> str:
@@ -76,16 +85,17 @@ def is_function(step: Step) -> bool:
     return (
         not step.kernel
         and not step.is_waker
+        and not step.is_object
         and step not in _MARKS
         and not step.name.startswith((*_REASONS, WOKE, "("))
     )
 
 
-def places(ids: Ints, mode: str) -> Ints:
-    """(n, 3): of sites' ids, what their paths are made of: kernel stack, user stack and wake; of wakeups the pid of who
-    was woken, 0 and the wake."""
+def places(ids: Ints, mode: str, objects: bool = False) -> Ints:
+    """(n, 3): of sites' ids, what their paths are made of: kernel stack, user stack and wake (off CPU alone needs it
+    for `objects`); of wakeups the pid of who was woken, 0 and the wake."""
     none = np.zeros(len(ids), np.int64)
-    if mode == OFFCPU:
+    if mode == OFFCPU and not objects:
         return np.stack((ids[:, 2], ids[:, 3], none), axis=1)
     if mode == WAKEUP:
         return np.stack((ids[:, 0], none, ids[:, 4]), axis=1)
@@ -119,7 +129,12 @@ class Steps:
 
     def of(self, place: tuple[int, ...]) -> Path:
         path = self._of_place(place)
-        return path[::-1] if self._shape.inverted else path
+        path = path[::-1] if self._shape.inverted else path
+        return (self._object(place[2]), *path) if self._shape.objects else path
+
+    def _object(self, wake_id: int) -> Step:
+        found = self._book.wake(wake_id).object
+        return Step(found.label, False, is_object=True) if found.kind else NO_THING
 
     def sleeper(self, place: tuple[int, ...]) -> Path:
         kernel_id, user_id, _ = place

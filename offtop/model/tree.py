@@ -147,7 +147,7 @@ def folded(step: Step, node: Node) -> tuple[Path, Node]:
     run = [step]
     while len(node.children) == 1:
         ((step, child),) = node.children.items()
-        if begins_line(step) or child.waits != node.waits or child.total_ns != node.total_ns:
+        if begins_line(step) or run[-1].is_object or child.waits != node.waits or child.total_ns != node.total_ns:
             break
         run.append(step)
         node = child

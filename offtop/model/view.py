@@ -721,6 +721,10 @@ def machinery_or_not(view: View) -> View:
     return shaped(view, view.tree.shape._replace(machinery=not view.tree.shape.machinery))
 
 
+def by_object_or_not(view: View) -> View:
+    return shaped(view, view.tree.shape._replace(objects=not view.tree.shape.objects))
+
+
 def at_branch(view: View, path: Path, line: int) -> View:
     """The cursor of the tree moved to `path`, on that line of the pane."""
     return replace(view, tree=replace(view.tree, cursor=path, line=line))

@@ -24,7 +24,7 @@ from offtop.model.snapshot import EXITED
 from offtop.model.stackproblems import Problems
 from offtop.model.stackproblems import Told as StacksTold
 from offtop.model.state import MASKS, WORDS
-from offtop.model.steps import NO_FRAMES, TURNS, WOKE, Path, Step
+from offtop.model.steps import NO_FRAMES, NO_THING, TURNS, WOKE, Path, Step
 from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
 from offtop.model.wake import Object
 from offtop.model.waking import WakerKey
@@ -550,8 +550,10 @@ def _text(lines: Iterable[Line]) -> str:
 
 def _of_step(step: Step) -> Filter | None:
     """What goes through it; None where it stands for nothing that a filter can name."""
-    if step in (trees.MORE, NO_FRAMES) or step in TURNS:
+    if step in (trees.MORE, NO_FRAMES, NO_THING) or step in TURNS:
         return None
+    if step.is_object:
+        return parse(f"object={quoted(step.name)}")
     if step.is_waker:
         return parse(f"waker={quoted(step.name)}")
     if step.name.startswith(WOKE):

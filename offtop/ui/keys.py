@@ -81,6 +81,7 @@ KEYS = (
     KeyRow(
         "machinery", "full_stop", "look('machinery')", "tree and icicle: the scheduler's and the entry's frames, too"
     ),
+    KeyRow("by_object", "J", "look('by_object')", "tree and icicle: by what is waited on, or all together"),
     KeyRow(
         "search",
         "slash,f3",

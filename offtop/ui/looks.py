@@ -23,6 +23,7 @@ VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
         "kernel_frames": lambda view: views.only_frames(view, "kernel"),
         "user_frames": lambda view: views.only_frames(view, "user"),
         "machinery": views.machinery_or_not,
+        "by_object": views.by_object_or_not,
         "idle": views.idle_or_not,
         "window": views.next_span,
         "names": views.next_names,
@@ -38,6 +39,7 @@ _FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "kernel_frames": _STACKS,
         "user_frames": _STACKS,
         "machinery": _STACKS,
+        "by_object": _STACKS,
     }
 )
 """What some are for, and the panes of which one must be on the screen."""

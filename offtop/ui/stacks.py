@@ -108,6 +108,7 @@ def _in_words(shape: Shape) -> str:
         *(["leaf first (v)"] if shape.inverted else []),
         *([f"{shape.frames} only ({shape.frames[0].upper()})"] if shape.frames != "both" else []),
         *(["all frames (.)"] if shape.machinery else []),
+        *(["by what is waited on (J)"] if shape.objects else []),
     ]
     return f"  {', '.join(words)}" if words else ""
 
@@ -162,7 +163,7 @@ def _names(branch: Branch, room: int, pen: Pen) -> Spans:
         turn = ("[k]" if step.kernel else "[u]" if in_kernel else "") if step.kernel != in_kernel else ""
         if begins_line(step) or step.is_waker:
             turn = ""
-        in_kernel = None if step.is_waker else step.kernel
+        in_kernel = None if step.is_waker or step.is_object else step.kernel
         text = turn + printable(step.name, pen.glyphs.is_ascii)
         left = min(room - width_of(spans), room if number else shortened)
         if cell_len(text) > left:
@@ -181,7 +182,9 @@ def _who_first(steps: Sequence[Step], room: int, pen: Pen) -> list[Step | None]:
 
 
 def _token(step: Step) -> str:
-    return "dim" if step in TURNS else "title" if step.is_waker else "kernel" if step.kernel else "user"
+    return (
+        "dim" if step in TURNS else "title" if step.is_waker or step.is_object else "kernel" if step.kernel else "user"
+    )
 
 
 def _cells(steps: Sequence[Step | None], pen: Pen) -> int:

@@ -139,6 +139,7 @@ DOES: dict[str, Does] = {
     "kernel_frames": Does(says("kernel only (K)"), ("t",)),
     "user_frames": Does(says("user only (U)"), ("t",)),
     "machinery": Does(says("all frames (.)"), ("t",)),
+    "by_object": Does(says("by what is waited on (J)"), ("t",)),
     "search": Does(says("search (ENTER keeps it as a filter, !word excludes):")),
     "next_hit": Does(lambda after: after.app.view.cursor == (100, 102), SEARCHED),
     "previous_hit": Does(lambda after: after.app.view.cursor == (100, 101), (*SEARCHED, "n")),

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from offtop.errors import KernelError, OfftopError
 from offtop.model.ends import WRITER, Ends, Process, Side
 from offtop.model.printable import printable
+from offtop.model.tree import MORE
 from offtop.model.view import CATEGORIES, FLAME, LIST, SITE, STUCK, TREE, View
 from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE, THREAD, WAKEUP, Object, Storm
 from offtop.ui.app import OfftopApp
@@ -464,6 +465,30 @@ async def test_filters_by_waker_and_object_leave_what_those_ended() -> None:
         assert "wakers are gathered in the modes 2, 3 and 4" in line_with(app, "nothing matches")
         await pilot.press("2")
         assert 'no thread matches "waker=nobody"' in line_with(app, "no thread")
+
+
+@pytest.mark.parametrize("mode", "1234")
+@asynchronous
+async def test_the_tree_by_what_is_waited_on_has_all_of_the_time_and_enters_it(mode: str) -> None:
+    async with shown(gathering()) as (app, pilot):
+        await pilot.press(mode, "G")
+        assert app.picture
+        waited_ns = {row.key: row.part.total_ns for row in app.picture.rows.rows}
+        await pilot.press("G", "t")
+        assert app.picture and app.picture.tree
+        together = sum(branch.part.total_ns for branch in app.picture.tree.branches if not branch.depth)
+        await pilot.press("J")
+        assert app.picture and app.picture.tree
+        tops = [branch for branch in app.picture.tree.branches if not branch.depth]
+        assert sum(branch.part.total_ns for branch in tops) == together
+        assert {branch.path[0].is_object for branch in tops if branch.path[0] != MORE} == {True}
+        mutex = next(branch for branch in tops if branch.path[0].name == MUTEX.label)
+        assert mutex.part.total_ns == waited_ns[MUTEX] > 0
+        await pilot.press(*["down"] * tops.index(mutex), "v")
+        assert "by what is waited on (J)" in line_with(app, "stack tree")
+        assert app.picture and app.picture.tree and app.picture.tree.branches[0].path[0].is_object
+        await pilot.press("v", "X")
+        assert "muted object=" in alert(app)
 
 
 @asynchronous
