@@ -27,6 +27,8 @@ from offtop.kernel.status import status_of
 from offtop.model.book import Book
 from offtop.model.ends import (
     EPOLL,
+    FILE,
+    HOLDER,
     LISTENER,
     NAMED,
     NO_ENDS,
@@ -59,7 +61,7 @@ _MOST_MET = 200_000
 _MOST_WATCHED = 1_024
 """A process that may have more files open is not asked what its epolls watch: the kernel keeps the epoll locked while
 it tells, 1 ms for so many."""
-_WATCHED_BYTES = 1 << 20
+_WATCHED_BYTES = _LOCKS_BYTES = 1 << 20
 _READS, _WRITES = 0o400, 0o200
 _EVENTPOLL, _SOCKET, _PIPE = "anon_inode:[eventpoll]", "socket:[", "pipe:["
 _WATCHES = re.compile(r"^tfd: *(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
@@ -159,11 +161,15 @@ class EndsWorker:
         for what, fd in epolls.items():
             self._put({what: Ends(members=watched(what.pid, fd))})
             self._breathe()
+        files = {what: pid for what, pid in asked.items() if what.kind == FILE}
+        if files:
+            self._put(holders_of(files))
         sought = other_ends(asked)
         self._breathe()
         self._remember(self._met_with({one for one, _ in sought.values() if not self._is_as_it_was(one)}))
         new = {what for what, (one, _) in sought.items() if not self._is_as_it_was(one)}
-        self._put_ends([what for what in asked if what not in epolls and what not in new], sought)
+        told = {*epolls, *files, *new}
+        self._put_ends([what for what in asked if what not in told], sought)
         return {what: asked[what] for what in new}
 
     def _read(self, unknown: Mapping[Object, int]) -> None:
@@ -272,6 +278,25 @@ def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]
                 if there:
                     found[what] = f"{_SOCKET}{there}]", role
     return found
+
+
+def holders_of(waited_on: Mapping[Object, int]) -> dict[Object, Ends]:
+    """Who has the lock of each file that the process beside it waits for; nothing where that waits for several, or for
+    none. `1: -> FLOCK ADVISORY WRITE 4242 …` waits for what the line `1: FLOCK …` holds (fs/locks.c)."""
+    held: dict[str, list[int]] = {}
+    awaited: dict[int, set[str]] = {}
+    with suppress(OSError, ValueError, IndexError), Path("/proc/locks").open("rb") as file:
+        for line in file.read(_LOCKS_BYTES).decode().splitlines():
+            number, *words = line.split()
+            if words[0] == "->":
+                awaited.setdefault(int(words[4]), set()).add(number)
+            elif int(words[3]) > 0:  # -1: of an open file, not of a process
+                held.setdefault(number, []).append(int(words[3]))
+    pids = {
+        what: held.get(next(iter(awaited[pid])), []) if len(awaited.get(pid, ())) == 1 else []
+        for what, pid in waited_on.items()
+    }
+    return {what: _ends([Holder(pid, "") for pid in some], HOLDER) for what, some in pids.items()}
 
 
 def watched(pid: int, fd: int) -> tuple[tuple[str, int], ...]:

@@ -9,12 +9,13 @@ from typing import NamedTuple
 from offtop.model.stack import Stack
 from offtop.model.wake import UNIX, Object, Wake
 
-READER, WRITER, PEER, LISTENER = "reader", "writer", "peer", "listener"
+READER, WRITER, PEER, LISTENER, HOLDER = "reader", "writer", "peer", "listener", "holder"
 ROLES: Mapping[str, str] = {
     READER: "of a pipe, for who writes",
     WRITER: "of a pipe, for who reads",
     PEER: "who has the other end of a connection open",
     LISTENER: "who listens where the other end is, and has not taken the connection yet",
+    HOLDER: "who has the lock of a file (flock, fcntl)",
 }
 """What a process may be to who waits."""
 NAMED = 8
@@ -22,7 +23,7 @@ NAMED = 8
 _TOLD = 3
 """So many of them are told."""
 _TOLD_KINDS = 3
-PIPE, EPOLL = "pipe", "epoll"
+PIPE, EPOLL, FILE = "pipe", "epoll", "file"
 _CONNECTIONS = ("tcp", "udp")
 
 
@@ -63,10 +64,10 @@ class Ends(NamedTuple):
 
     def for_who_waits(self, kernel: Stack) -> tuple[Side, ...]:
         """The sides that a wait at that stack is for: who reads a pipe waits for those who write. All, where the stack
-        does not tell."""
+        does not tell, but of who has a file's lock: for that only waits for the lock are."""
         names = [frame.name for frame in kernel.frames]
         role = next((role for part, role in _FOR.items() if any(part in name for name in names)), "")
-        return tuple(side for side in self.sides if side.role == role) if role else self.sides
+        return tuple(side for side in self.sides if (side.role == role if role else side.role != HOLDER))
 
     def told(self, kernel: Stack) -> str:
         """`writer: gzip(4242)`, `57 sockets, 1 eventfd`; empty where nothing is known. Raw."""
@@ -97,6 +98,7 @@ class Ends(NamedTuple):
 _FOR = {
     **dict.fromkeys(("pipe_read", "ipipe_prep"), WRITER),
     **dict.fromkeys(("pipe_write", "opipe_prep", "wait_for_space"), READER),
+    **dict.fromkeys(("lock_inode_wait", "fcntl_setlk", "do_lock_file_wait"), HOLDER),
 }
 """Part of a function's name that tells what is waited for."""
 NO_ENDS = Ends()
@@ -104,7 +106,7 @@ NO_ENDS = Ends()
 
 def may_have_ends(what: Object) -> bool:
     """Whether a process of this machine may be at its other end, or it watches others."""
-    return what.kind in (PIPE, UNIX, EPOLL) or (what.kind in _CONNECTIONS and bool(what.peer))
+    return what.kind in (PIPE, UNIX, EPOLL, FILE) or (what.kind in _CONNECTIONS and bool(what.peer))
 
 
 def waited_on(waits: Iterable[Sequence[int]], wakes: Mapping[int, Wake]) -> dict[Object, int]:

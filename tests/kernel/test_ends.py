@@ -386,6 +386,34 @@ def test_who_reads_a_pipe_waits_for_its_writer_and_who_writes_for_its_reader() -
         assert waits_for(writes) == [f"reader: sleep({sleeps})"]
 
 
+_LOCKS = """
+import fcntl, sys, time
+file = open(sys.argv[2], "w")
+getattr(fcntl, sys.argv[1])(file, fcntl.LOCK_EX)
+print("has it", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("how", ["flock", "lockf"])
+def test_who_waits_for_a_lock_of_a_file_waits_for_who_has_it(how: str, tmp_path: Path) -> None:
+    command = (sys.executable, "-c", _LOCKS, how, str(tmp_path / "lock"))
+    with ExitStack() as opened:
+        both: list[subprocess.Popen[bytes]] = []
+        for _ in range(2):
+            both.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+            opened.callback(both[-1].wait)
+            opened.callback(both[-1].kill)
+            assert both[0].stdout and (len(both) > 1 or both[0].stdout.readline())
+        comm = Path(f"/proc/{both[0].pid}/comm").read_text().strip()
+        assert waits_for(both[1].pid) == [f"holder: {comm}({both[0].pid})"]
+
+
+def test_of_a_file_that_nobody_waits_to_lock_nobody_is_told(worker: EndsWorker, book: Book, tmp_path: Path) -> None:
+    assert told(worker, book, Object("file", str(tmp_path / "lock"))) == [NO_ENDS]
+
+
 @pytest.mark.kernel
 def test_json_tells_ends_and_what_an_epoll_watches() -> None:
     epolls = subprocess.Popen([sys.executable, "-c", _POLLS])

@@ -8,6 +8,7 @@ from offtop.model.cut import Idle, shares
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import WITHOUT_RULES
 from offtop.model.ends import (
+    HOLDER,
     LISTENER,
     NO_ENDS,
     PEER,
@@ -55,6 +56,13 @@ def test_who_waits_on_a_pipe_is_told_of_its_other_end(function: str, told: str) 
     assert OF_PIPE.told(stack("schedule", function, "vfs_it")) == told
 
 
+def test_who_has_a_lock_of_a_file_is_told_to_who_waits_for_that_alone() -> None:
+    ends = Ends((Side(HOLDER, (Process(77, "apt"),), 1),))
+    for lock in ("flock_lock_inode_wait", "locks_lock_inode_wait", "fcntl_setlk64", "do_lock_file_wait"):
+        assert ends.told(stack("schedule", lock, "do_it")) == "holder: apt(77)"
+    assert ends.told(stack("schedule", "io_schedule", "read_it")) == ""
+
+
 def test_of_many_three_are_told_and_how_many_there_are_beside_them() -> None:
     some = tuple(Process(n, "web") for n in range(1, 9))
     assert Ends((Side(PEER, some[:3], 3),)).told(stack()) == "peer: web(1), web(2), web(3)"
@@ -75,10 +83,11 @@ def test_they_are_called_by_one_name_where_all_have_it() -> None:
 
 
 def test_only_what_a_process_of_this_machine_may_have_is_asked_for() -> None:
-    asked = [PIPE, TCP, EPOLL, Object("unix", "socket:[1]"), Object("udp", "socket:[2]", 0, "*:1", "[::1]:2")]
-    not_asked = [NO_OBJECT, Object("tcp", "socket:[3]", 0, "*:80"), Object("futex", "0x1", 7), Object("file", "/x")]
+    file = Object("file", "/x")
+    asked = [PIPE, TCP, EPOLL, file, Object("unix", "socket:[1]"), Object("udp", "socket:[2]", 0, "*:1", "[::1]:2")]
+    not_asked = [NO_OBJECT, Object("tcp", "socket:[3]", 0, "*:80"), Object("futex", "0x1", 7)]
     assert [one for one in [*asked, *not_asked] if may_have_ends(one)] == asked
-    wakes = {10: Wake(object=PIPE), 11: Wake(object=TCP), 12: Wake(object=Object("file", "/x"))}
+    wakes = {10: Wake(object=PIPE), 11: Wake(object=TCP), 12: Wake(object=Object("futex", "0x1", 7))}
     assert waited_on([(7, 10), (7, 12), (8, 99), [9, 11]], wakes) == {PIPE: 7, TCP: 9}
     assert waited_on([], wakes) == {}
 
