@@ -85,6 +85,8 @@ def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None,
     ]
     alone: Spans = [] if mode == OFFCPU else [one for one in tabs if one[1] == "tab"]
     right: Spans = [(f"{_window(picture)}  ", "text")]
+    if view.paused_at_ns is not None and any(one.worst.at_ns == picture.newest.at_ns for one in picture.outliers.groups):
+        right.append(("outlier  ", "alert"))
     if recorded:
         day = datetime.fromtimestamp(picture.newest.taken_ns // 10**9).strftime("%Y-%m-%d")
         where = f" on {printable(host)}"

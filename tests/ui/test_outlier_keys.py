@@ -123,6 +123,7 @@ async def test_n_and_N_go_from_one_to_the_next() -> None:  # noqa: N802
         assert (second(app), app.view.thread) == (12, PURGE)
         await pilot.press("N")
         assert (second(app), app.view.thread) == (3, CONNECTION)
+        assert "outlier  PAUSED" in screen(app)[0]
         await pilot.press("N")
         assert "there is no earlier outlier" in screen(app)
         await pilot.press("n")
@@ -174,8 +175,11 @@ async def test_freeze_holds_the_picture_at_the_first() -> None:
         await until(lambda: app.view.paused_at_ns is not None)
         await pilot.pause()
         assert second(app) == 3
+        await pilot.press("w")  # which takes what was said from the alert line
+        assert "outlier  PAUSED" in screen(app)[0]
         await pilot.press("0")
         assert app.view.paused_at_ns is None
+        assert "outlier  " not in screen(app)[0]
 
 
 @asynchronous
