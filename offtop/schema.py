@@ -215,7 +215,10 @@ SCHEMA: dict[str, Any] = {
                 "enum": [*MODES],
                 "description": "what was gathered: from wakeup on who ended each wait, in chain who had woken that one",
             },
-            "door": {"type": "string", "description": "how the kernel tells that a thread is back"},
+            "door": {
+                "type": "string",
+                "description": "how it is told that a thread is back; proc: by looking",
+            },
             "filters": _object(
                 {
                     "pids": {"type": "array", "items": _COUNT},
@@ -229,6 +232,25 @@ SCHEMA: dict[str, Any] = {
                     ),
                     "within": _or_null("string", "only waits inside of this function are counted", "all"),
                 }
+            ),
+            "sampling": _unless(
+                _object(
+                    {
+                        "rate_hz": {"type": "number", "description": "how often all threads were looked at a second"},
+                        "apart_ns": {
+                            **_COUNT,
+                            "description": "from one look to the next: at each end by so much a wait may be shorter",
+                        },
+                        "guessed_ns": {
+                            **_COUNT,
+                            "description": "off-CPU time of all threads that may have passed at another site than told",
+                        },
+                        "own_only": {"type": "boolean", "description": "only the user's own processes are seen"},
+                    }
+                ),
+                "threads were looked at now and then, so that sites, lengths of waits and preempted_ns are estimates; "
+                "offcpu_ns, runqueue_ns, running_ns and waits of threads are the kernel's own",
+                "every wait was seen",
             ),
             "within": _unless(_CALLS, "the function that --within names", "none is named"),
             "filter": _or_null("string", "what --filter and -u say, as one expression", "none"),

@@ -29,6 +29,11 @@ class Source(Protocol):
     def host(self) -> str: ...
 
     @property
+    def notice(self) -> str:
+        """A sentence that a person has to read first; empty: there is none."""
+        ...
+
+    @property
     def names(self) -> Names:
         """What frames are called; answers at once, and better as its worker goes on."""
         ...
@@ -118,6 +123,10 @@ class Happening:
     @property
     def recorded(self) -> Recorded | None:
         return None
+
+    @property
+    def notice(self) -> str:
+        return ""
 
     def go_to(self, taken_ns: int, after: bool = False) -> int:
         """There is no other time than now."""

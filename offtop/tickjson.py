@@ -77,6 +77,7 @@ def tick_object(
         "mode": window.mode,
         "door": window.door,
         "filters": filters_object(filters),
+        "sampling": _sampling_object(window),
         "within": _calls_object(window) if filters.within else None,
         "filter": printable(tick.filter.text) or None,
         "left_out_ns": tick.left_out_ns,
@@ -303,6 +304,17 @@ def filters_object(filters: Filters) -> dict[str, Any]:
         "max_ns": filters.max_ns or None,
         "cgroup": printable(filters.cgroup) or None,
         "within": printable(filters.within) or None,
+    }
+
+
+def _sampling_object(window: Window) -> dict[str, Any] | None:
+    if window.sampling is None:
+        return None
+    return {
+        "rate_hz": round(window.sampling.rate_hz(window.span_ns), 1),
+        "apart_ns": window.sampling.apart_ns(window.span_ns),
+        "guessed_ns": window.sampling.guessed_ns,
+        "own_only": window.sampling.own_only,
     }
 
 

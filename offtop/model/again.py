@@ -13,7 +13,7 @@ import numpy as np
 from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.moves import NO_MOVES
 from offtop.model.running import Running
-from offtop.model.snapshot import Machine, SiteTotals, Snapshot, Waiting
+from offtop.model.snapshot import Machine, Sampling, SiteTotals, Snapshot, Waiting
 from offtop.model.stuck import Lasting
 from offtop.model.table import SITES, THREADS, WAITS, Ints, K, Kind, Table, V, integers, table_of
 from offtop.model.wake import Storm
@@ -78,6 +78,7 @@ class _Made:
         self._steal_ns = self._interrupt_ns = 0
         self._moves = NO_MOVES
         self._calls = NO_CALLS
+        self._sampling: Sampling | None = None
 
     def add(self, window: Window) -> None:
         was, was_ns, self._at_ns = self._waiting, self._at_ns, window.at_ns
@@ -101,6 +102,8 @@ class _Made:
         for waker, storm in window.storms.items():
             self._storms[waker] = self._storms[waker].plus(storm) if waker in self._storms else storm
         self._calls = self._calls._replace(max_ns=0).plus(window.calls)
+        if window.sampling:
+            self._sampling = window.sampling.plus(self._sampling or Sampling())
         self._steal_ns += window.machine.steal_ns
         self._interrupt_ns += window.machine.interrupt_ns
 
@@ -122,6 +125,7 @@ class _Made:
             mode=window.mode,
             door=window.door,
             filters=window.filters,
+            sampling=self._sampling,
         )
 
     def _in_progress(self, at_ns: int, still: set[tuple[int, ...]]) -> dict[ThreadKey, _Seen]:

@@ -12,7 +12,19 @@ import numpy as np
 from offtop.model.book import Book, ThreadKey
 from offtop.model.moves import NO_MOVES, NOW, SINCE, WAS, Moves
 from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Move, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import (
+    EXITED,
+    Bound,
+    Cost,
+    Filters,
+    Holder,
+    Machine,
+    Move,
+    Sampling,
+    Snapshot,
+    ThreadTotals,
+    Waiting,
+)
 from offtop.model.stack import NO_STACK
 from offtop.model.table import SITES, THREADS, Ints, K, Kind, V, integers, table_of
 from offtop.model.wake import NO_WAKE, Storm
@@ -71,6 +83,8 @@ class Change:
     """Running totals, as the snapshot has them."""
     holders: Mapping[ThreadKey, Holder] = field(default_factory=dict[ThreadKey, Holder])
     """Of those in `waiting` that wait for a lock of the kernel's, who has it, where that is known."""
+    sampling: Sampling | None = None
+    """Running totals, as the snapshot has them."""
 
     @property
     def wakes(self) -> set[int]:
@@ -111,6 +125,7 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
         NO_MOVES if earlier is NOTHING else Moves.of(later.moves if moves is None else moves),
         later.calls,
         {one.site.thread: one.holder for one in waiting if one.holder.tid},
+        later.sampling,
     )
 
 
@@ -196,6 +211,7 @@ class Replayed:
             door=one.door,
             filters=one.filters,
             calls=one.calls,
+            sampling=one.sampling,
             epoch=epoch,
         )
 

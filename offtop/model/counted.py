@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from offtop.model.printable import printable
 from offtop.model.rows import cgroup_name
-from offtop.model.snapshot import Filters
+from offtop.model.snapshot import Filters, Sampling
 from offtop.model.state import letters
-from offtop.units import duration, span
+from offtop.units import average, duration, span, threads
 
 _FEW_IDS = 3
 
@@ -33,6 +33,17 @@ def counted_in_full(filters: Filters) -> str:
     within = f"within {printable(filters.within)}" if filters.within else ""
     words = " ".join(filter(None, (counted(filters), within)))
     return f"{words or 'all threads'}, minimum {span(filters.min_ns)}"
+
+
+def how_sure(sampling: Sampling, span_ns: int) -> str:
+    """By how much the ends of a wait may be off, and how many of the threads that wait may do so elsewhere."""
+    apart, elsewhere = span(sampling.apart_ns(span_ns)), threads(average(sampling.guessed_ns, span_ns))
+    return f"waits +-{apart}, up to {elsewhere} elsewhere"
+
+
+def rate(sampling: Sampling, span_ns: int) -> str:
+    """`~21 Hz`"""
+    return f"~{sampling.rate_hz(span_ns):.0f} Hz"
 
 
 def counted_otherwise(then: Filters, now: Filters, before: str) -> str:

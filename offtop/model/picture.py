@@ -45,7 +45,7 @@ from offtop.model.rolling import Sums
 from offtop.model.rows import WAITING, Key, Order, Ranking, Row, category_rows, place_rows
 from offtop.model.seconds import AccountPicture, Seconds
 from offtop.model.selection import Parts, Selection, Sieve
-from offtop.model.snapshot import Filters, Snapshot
+from offtop.model.snapshot import Filters, Sampling, Snapshot
 from offtop.model.stack import NO_STACK, QUEUED, Names
 from offtop.model.steps import NO_FRAMES, Path, Shape, Steps, passes
 from offtop.model.stuck import NO_AGE, Age, Stuck
@@ -53,7 +53,7 @@ from offtop.model.table import Ints
 from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node
 from offtop.model.view import SINCE_START, View
 from offtop.model.wake import NO_WAKE, OFFCPU, WAKEUP, Object, gathers
-from offtop.model.window import Window, calls_over, merge
+from offtop.model.window import Window, calls_over, merge, sampling_over
 from offtop.model.within import Calls
 from offtop.units import NS_PER_S
 
@@ -162,6 +162,8 @@ class Picture:
     lost: Mapping[str, int]
     """Over the span, by kind."""
     calls: Calls
+    sampling: Sampling | None
+    """None: every wait was seen."""
     """Over the span, of the function that --within names."""
     switches_per_s: float
     """Of the machine, over the span, or the last 10 s where that is all since the start; negative: not known."""
@@ -361,6 +363,7 @@ class Pictures:
             threads_of=counts,
             lost=_added(tick.facts.lost for tick in over),
             calls=calls_over(tick.facts for tick in over),
+            sampling=sampling_over(tick.facts for tick in over),
             switches_per_s=_per_second([tick for tick in recent if tick.facts.cost.switches >= 0]),
             book=newest.facts.book,
             categories=categories,

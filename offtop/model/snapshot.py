@@ -16,6 +16,7 @@ from offtop.model.stack import NO_STACK
 from offtop.model.state import letter
 from offtop.model.wake import OFFCPU, Storm
 from offtop.model.within import NO_CALLS, Calls
+from offtop.units import NS_PER_S
 
 EXITED = ThreadKey(0, 0)
 """Takes the totals of threads and sites that were given back (no real thread has tid 0)."""
@@ -194,6 +195,33 @@ class Cost(NamedTuple):
     """It is made once in so many ticks, where it would cost too much."""
 
 
+class Sampling(NamedTuple):
+    """Of numbers that come from looking at threads now and then; running totals (in a Window: of its span)."""
+
+    looks: int = 0
+    """How often all threads were looked at."""
+    guessed_ns: int = 0
+    """Off-CPU time of which nobody saw where it passed: it is counted where the thread was before, or after."""
+    own_only: bool = False
+    """Only the processes of the user who runs offtop are seen."""
+
+    def plus(self, other: "Sampling") -> "Sampling":
+        """Those of two spans."""
+        return Sampling(self.looks + other.looks, self.guessed_ns + other.guessed_ns, self.own_only or other.own_only)
+
+    def since(self, earlier: "Sampling | None") -> "Sampling":
+        before = earlier or Sampling()
+        looks, guessed_ns = self.looks - before.looks, self.guessed_ns - before.guessed_ns
+        return Sampling(max(0, looks), max(0, guessed_ns), self.own_only)
+
+    def rate_hz(self, span_ns: int) -> float:
+        return self.looks * NS_PER_S / max(1, span_ns)
+
+    def apart_ns(self, span_ns: int) -> int:
+        """From one look to the next: by so much, at each end, the length of a wait may be too long."""
+        return span_ns // max(1, self.looks)
+
+
 @dataclass(frozen=True, slots=True)
 class Filters:
     """What the kernel side counts at all, and from which length on it takes stacks."""
@@ -245,10 +273,13 @@ class Snapshot:
     mode: str = OFFCPU
     """What was gathered: one of wake.MODES."""
     door: str = ""
-    """How the kernel tells that a thread is back: `exit`, `kprobe`, `switch`; `` for no kernel."""
+    """How the kernel tells that a thread is back: `exit`, `kprobe`, `switch`; `proc`: threads were looked at now
+    and then; `` for no kernel."""
     filters: Filters = Filters()
     calls: Calls = NO_CALLS
     """Of the function that filters.within names."""
+    sampling: Sampling | None = None
+    """None: every wait was seen."""
     epoch: int = 0
     """Another one where the totals do not go on from those of the snapshot before, as when a recording is taken up
     at another time: nothing is between those two."""

@@ -13,7 +13,18 @@ import numpy as np
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.moves import NO_MOVES, NOW, WAS, Moves
-from offtop.model.snapshot import EXITED, Cost, Filters, Machine, Move, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.snapshot import (
+    EXITED,
+    Cost,
+    Filters,
+    Machine,
+    Move,
+    Sampling,
+    SiteTotals,
+    Snapshot,
+    ThreadTotals,
+    Waiting,
+)
 from offtop.model.stack import FILTERED, NO_STACK, PLACELESS, SHORT
 from offtop.model.table import (
     MAX_NS,
@@ -71,6 +82,8 @@ class Window:
     filters: Filters = Filters()
     calls: Calls = NO_CALLS
     """Of the function that filters.within names, in this span."""
+    sampling: Sampling | None = None
+    """None: every wait was seen."""
 
     def each_thread(self) -> Iterator[tuple[ThreadKey, ThreadTotals]]:
         """Every thread that waited, those of `still` included."""
@@ -118,6 +131,7 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
         door=later.door,
         filters=later.filters,
         calls=later.calls.since(earlier.calls),
+        sampling=later.sampling.since(earlier.sampling) if later.sampling else None,
     )
 
 
@@ -298,6 +312,7 @@ def merge(windows: Sequence[Window]) -> Window:
         storms=storms_over(windows),
         mode=min((window.mode for window in windows), key=level),
         calls=calls_over(windows),
+        sampling=sampling_over(windows),
     )
 
 
@@ -318,6 +333,12 @@ def storms_over(windows: Iterable[Window]) -> dict[int, Storm]:
 
 def calls_over(windows: Iterable[Window]) -> Calls:
     return reduce(Calls.plus, (window.calls for window in windows), NO_CALLS)
+
+
+def sampling_over(windows: Iterable[Window]) -> Sampling | None:
+    """None where every wait was seen in all of them."""
+    some = [window.sampling for window in windows if window.sampling]
+    return reduce(Sampling.plus, some) if some else None
 
 
 def machine_over(windows: Sequence[Window]) -> Machine:

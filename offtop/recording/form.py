@@ -20,7 +20,7 @@ from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
 from offtop.model.ends import NAMED, ROLES, Ends, Process, Side
 from offtop.model.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.printable import printable
-from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine
+from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Sampling
 from offtop.model.stack import ENDS, FILTERED, GONE, LINKED, NO_STACK, WHOLE, Frame, Stack
 from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V, integers
 from offtop.model.wake import (
@@ -154,6 +154,9 @@ def encode(entry: Entry) -> bytes:
         *sums, histogram, now, oldest_ns = change.calls
         words["within"] = change.filters.within
         words["calls_within"] = [*sums, now, oldest_ns, *log2.counts(histogram)]
+    if change.sampling:
+        looks, guessed_ns, own_only = change.sampling
+        words["sampling"] = [looks, guessed_ns, int(own_only)]
     if change.storms:
         words["storms"] = [[wake, *storm] for wake, storm in change.storms.items()]
     if change.holders:
@@ -237,6 +240,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
                 )
                 for pid, tid, of, by, comm in checked.arrays(words.get("holders", []), 5)
             },
+            _sampling(words.get("sampling")),
         ),
         {
             ThreadKey(checked.integer(pid), checked.integer(tid)): checked.text(comm)
@@ -259,6 +263,14 @@ def decode(blob: object, whole: bool = False) -> Entry:
         wakes_of(words),
         dict(_other_ends(*row) for row in checked.arrays(words.get("other_ends", []), 3)),
     )
+
+
+def _sampling(said: object) -> Sampling | None:
+    if said is None:
+        return None
+    looks, guessed_ns, own_only = (checked.integer(one) for one in checked.array(said, 3))
+    checked.within(np.array([looks, guessed_ns]), 0, checked.MOST_NS)
+    return Sampling(looks, guessed_ns, bool(own_only))
 
 
 def _ends_words(what: Object, ends: Ends) -> list[object]:

@@ -105,6 +105,10 @@ class RecordedSource:
         return self._recording.host
 
     @property
+    def notice(self) -> str:
+        return ""
+
+    @property
     def recorded(self) -> Recorded:
         return self._recorded
 

@@ -205,6 +205,8 @@ class OfftopApp(Mouse):
                 loop.add_signal_handler(number, partial(self.exit, 128 + number))
             self.set_interval(1.0, self._look_at_terminal)
         self._draw()
+        if self._source.notice:
+            self._say(self._source.notice)
         self._poll.start()
 
     def on_unmount(self) -> None:

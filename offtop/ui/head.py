@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from offtop.model.baseline import Baseline
 from offtop.model.book import ThreadKey
-from offtop.model.counted import counted
+from offtop.model.counted import counted, how_sure, rate
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
 from offtop.model.printable import printable
@@ -31,6 +31,8 @@ Spans = list[tuple[str, str]]
 _TIMELINE_X = 5
 _MUCH_UNEXPLAINED_PCT = 2.0
 """From here on it is told."""
+_LEAST_BOTH = 60
+"""Columns that it takes to tell over what time numbers are, too, where threads are only looked at."""
 _LEAST_NAME = 24
 """So many are named, more are counted."""
 
@@ -60,7 +62,8 @@ def one_line(picture: Picture, layout: Layout, recorded: bool) -> list[Line]:
     """All that fits on a terminal that has room for one line."""
     view = picture.view
     name = ("RECORDED ", "paused") if recorded else ("offtop ", "dim")
-    spans: Spans = [name, (three(average(picture.shown.total_ns, picture.span_ns)), "waiting")]
+    sampled: Spans = [("SAMPLED ", "alert")] if picture.sampling else []
+    spans: Spans = [name, *sampled, (three(average(picture.shown.total_ns, picture.span_ns)), "waiting")]
     spans.append((" waiting", "text"))
     if view.paused_at_ns is not None:
         spans.append((" PAUSED", "paused"))
@@ -85,6 +88,9 @@ def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None,
     ]
     alone: Spans = [] if mode == OFFCPU else [one for one in tabs if one[1] == "tab"]
     right: Spans = [(f"{_window(picture)}  ", "text")]
+    if picture.sampling:
+        right = right if layout.width >= _LEAST_BOTH else []
+        right.append((f"SAMPLED {rate(picture.sampling, picture.span_ns)}  ", "alert"))
     if view.paused_at_ns is not None and any(one.worst.at_ns == picture.newest.at_ns for one in picture.outliers.groups):
         right.append(("outlier  ", "alert"))
     if recorded:
@@ -218,6 +224,8 @@ def _cost(picture: Picture, layout: Layout) -> Line:
 
     lefts = [left(*own, switches), left(*own), left(own[0], own[2]), left(own[0]), left(), left(of_wrong=1)]
     right: Spans = [(f"min {span(picture.newest.facts.filters.min_ns)}", "text")]
+    if picture.sampling:
+        right = [(how_sure(picture.sampling, picture.span_ns), "alert")]
     return _fitting([*lefts, lost(picture)], right, layout.width)
 
 

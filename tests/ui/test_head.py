@@ -3,6 +3,7 @@
 import pytest
 
 from offtop.model.snapshot import Machine
+from tests.ui.sampled import NOTICE, SampledSource
 from tests.ui.scripted import ScriptedSource, Waits
 from tests.ui.shown import asynchronous, screen, shown
 
@@ -37,3 +38,26 @@ async def test_losses_are_told_at_every_width_and_nothing_is_cut(width: int) -> 
         assert said.startswith("lost 6 sites 2.4k stacks")
         assert said.endswith(("stacks", "unexplained", "%", "1 cpu", "ns/switch", "switches/s"))
         assert "of cpu" not in said or UNEXPLAINED in said
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 160])
+@asynchronous
+async def test_that_threads_are_only_looked_at_is_told_at_every_width_with_how_far_that_may_be_off(width: int) -> None:
+    async with shown(SampledSource(ticks=12), (width, 24)) as (app, _):
+        assert "SAMPLED ~20 Hz" in screen(app)[0]
+        assert screen(app)[2].rstrip().endswith("waits +-50ms, up to 0.25 elsewhere")
+        assert screen(app)[0].startswith("offtop ")
+
+
+@asynchronous
+async def test_one_line_tells_that_too_and_a_source_that_sees_all_says_nothing_of_it() -> None:
+    async with shown(SampledSource(ticks=12), (60, 1)) as (app, _):
+        assert screen(app)[0].startswith("offtop SAMPLED ")
+    async with shown(ScriptedSource([BUSY]), (160, 24)) as (app, _):
+        assert "SAMPLED" not in "".join(screen(app))
+
+
+@asynchronous
+async def test_what_sampling_lacks_is_said_first() -> None:
+    async with shown(SampledSource(), (80, 24)) as (app, _):
+        assert any(NOTICE in line for line in screen(app))

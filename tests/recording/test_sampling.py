@@ -1,0 +1,67 @@
+"""That threads were only looked at is told in text, in JSON and in recordings, and by how much numbers may be off."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from offtop import batch
+from offtop.model.change import NOTHING, change
+from offtop.model.snapshot import Sampling
+from offtop.model.window import between, merge
+from offtop.person import person
+from offtop.recording import form
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from offtop.schema import SCHEMA
+from offtop.source import Source
+from offtop.units import NS_PER_S
+from tests.ui.sampled import SampledSource
+from tests.ui.scripted import MS, SHOP, ScriptedSource
+from tests.ui.shown import CATEGORIES
+
+
+def printed(source: Source, as_json: bool) -> list[str]:
+    out = io.StringIO()
+    batch.run(source, CATEGORIES, MS, None, batch.Wanted(), as_json=as_json, width=0, out=out)
+    return out.getvalue().splitlines()
+
+
+def test_json_tells_it_of_each_tick() -> None:
+    ticks = [json.loads(line) for line in printed(SampledSource(ends=True), as_json=True)]
+    jsonschema.validate(ticks[0], SCHEMA)
+    told = {"rate_hz": 20.0, "apart_ns": 50 * MS, "guessed_ns": 250 * MS, "own_only": False}
+    assert [one["sampling"] for one in ticks] == [told] * 3
+    assert json.loads(printed(ScriptedSource(SHOP, ticks=1, ends=True), as_json=True)[0])["sampling"] is None
+
+
+def test_text_tells_it_at_the_end_of_the_first_line() -> None:
+    heads = [line for line in printed(SampledSource(ends=True), as_json=False) if line.startswith("offtop - ")]
+    assert [line.partition("  SAMPLED ")[2] for line in heads] == ["~20 Hz: waits +-50ms, up to 0.25 elsewhere"] * 3
+
+
+def test_a_recording_has_it(tmp_path: Path) -> None:
+    source, path = SampledSource(ticks=5), tmp_path / "it.offtop"
+    recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=2 * NS_PER_S)
+    for second in range(6):
+        recorder.add(source.after(second))
+    recorder.close()
+    assert printed(RecordedSource(path), as_json=True) == printed(SampledSource(ticks=5, ends=True), as_json=True)
+
+
+def test_numbers_that_cannot_be_are_refused() -> None:
+    one = change(NOTHING, SampledSource().after(2))
+    assert form.decode(form.encode(form.Entry(one)), whole=True).change.sampling == Sampling(40, 500 * MS)
+    with pytest.raises(ValueError, match="a number that cannot be"):
+        form.decode(form.encode(form.Entry(replace(one, sampling=Sampling(-1)))), whole=True)
+
+
+def test_windows_side_by_side_have_the_looks_of_all() -> None:
+    a, b, c = (SampledSource().after(second) for second in range(3))
+    merged = merge([between(a, b), between(b, c)])
+    assert merged.sampling == between(a, c).sampling == Sampling(40, 500 * MS)
+    assert merged.sampling
+    assert (merged.sampling.rate_hz(merged.span_ns), merged.sampling.apart_ns(merged.span_ns)) == (20, 50 * MS)

@@ -1,0 +1,23 @@
+"""A scripted source whose threads are only looked at, 20 times a second."""
+
+from dataclasses import replace
+
+from offtop.model.snapshot import Sampling, Snapshot
+from tests.ui.scripted import MS, SHOP, ScriptedSource
+
+NOTICE = "/proc is sampled"
+
+
+class SampledSource(ScriptedSource):
+    def __init__(self, guessed_ns: int = 250 * MS, ticks: int = 3, ends: bool = False) -> None:
+        """`guessed_ns`: in each second."""
+        super().__init__(SHOP, ticks=ticks, ends=ends)
+        self._guessed_ns = guessed_ns
+
+    @property
+    def notice(self) -> str:
+        return NOTICE
+
+    def after(self, seconds: int) -> Snapshot:
+        some = Sampling(20 * seconds, self._guessed_ns * seconds)
+        return replace(super().after(seconds), sampling=some, door="proc")
