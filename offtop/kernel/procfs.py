@@ -1,0 +1,233 @@
+"""What /proc says of threads: which there are, how long each has run and was ready to run, and where it waits.
+
+A thread's schedstat is kept open and read again: that takes a tenth of all else, and as long as it says the same, the
+thread has not run, and is where it was.
+"""
+
+import os
+import platform
+import resource
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from offtop.errors import KernelError
+from offtop.kernel import syscalls
+from offtop.kernel.status import fields_of
+from offtop.model.book import ThreadKey
+from offtop.model.stack import KERNEL, Frame
+from offtop.model.state import MASKS
+
+_LEFT_OPEN = 256
+"""Descriptors that the rest of offtop may need."""
+_MOST_BYTES = 16_384
+_KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD (include/linux/sched.h)."""
+ENTRY = {"x86_64": "__x64_sys_", "aarch64": "__arm64_sys_"}.get(platform.machine(), "__se_sys_")
+"""What the kernel's own functions of system calls are called before the call's name."""
+_ENDED = "ZXx"
+READY = "R"
+"""State of a thread on a CPU, or in the run queue: /proc does not tell which."""
+_STATES = {**MASKS, "D": 0x2, "I": 0x402}
+
+
+class Counters(NamedTuple):
+    """Since the thread began."""
+
+    run_ns: int
+    ready_ns: int
+    """In the run queue: added when it gets a CPU."""
+    turns: int
+    """How often it got a CPU: each time a wait has ended."""
+
+
+class Seen(NamedTuple):
+    """A thread as it was at one moment."""
+
+    comm: str
+    """Raw."""
+    state: str
+    """A letter, as ps has it."""
+    frames: tuple[Frame, ...] = ()
+    """Of the kernel, leaf first; those of a thread that is ready are not read."""
+    call: int = -1
+    arguments: tuple[int, ...] = ()
+
+    @property
+    def bits(self) -> int:
+        """Its state as Waiting has it."""
+        return _STATES.get(self.state, 0)
+
+
+class Tasks:
+    """The threads of the processes that are wanted. For one thread at a time; close it."""
+
+    def __init__(self, root: str, wanted: Callable[[int], bool], tids: Iterable[int] = ()) -> None:
+        """`wanted`: whether a process is; asked once of each. `tids`: only these threads (empty: all)."""
+        self._root, self._wanted, self._tids = root, wanted, frozenset(tids)
+        self._chosen: dict[int, bool] = {}
+        self._links: dict[int, int] = {}
+        """pid → links of its directory of threads: two, and one for each."""
+        self._files: dict[ThreadKey, int] = {}
+        """The schedstat of each; -1: not kept open."""
+        self._most_open = max(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _LEFT_OPEN)
+        self._open = 0
+
+    def walk(self) -> tuple[list[tuple[ThreadKey, bytes]], list[ThreadKey]]:
+        """What the schedstat of each says, and which have ended since the last walk."""
+        pids = {int(name) for name in _names(self._root) if name.isdigit()}
+        for pid in self._chosen.keys() - pids:
+            del self._chosen[pid]
+            self._links.pop(pid, None)
+        for pid in pids:
+            if pid not in self._chosen:
+                self._chosen[pid] = self._wanted(pid)
+            if self._chosen[pid]:
+                self._look_for_new(pid)
+        found: list[tuple[ThreadKey, bytes]] = []
+        ended: list[ThreadKey] = []
+        for key, file in self._files.items():
+            content = self._again(key, file)
+            if content:
+                found.append((key, content))
+            else:
+                ended.append(key)
+        for key in ended:
+            self._close(key)
+            self._links.pop(key.pid, None)  # another thread may have come in its place
+        return found, ended
+
+    def close(self) -> None:
+        for key in [*self._files]:
+            self._close(key)
+
+    def _look_for_new(self, pid: int) -> None:
+        directory = f"{self._root}/{pid}/task"
+        with suppress(OSError):  # it has just ended
+            links = Path(directory).stat().st_nlink
+            if links < 3 or links != self._links.get(pid):
+                self._links[pid] = links
+                for name in _names(directory):
+                    key = ThreadKey(pid, int(name))
+                    if key not in self._files and (not self._tids or key.tid in self._tids):
+                        self._files[key] = self._kept_open(key)
+
+    def _kept_open(self, key: ThreadKey) -> int:
+        if self._open < self._most_open:
+            with suppress(OSError):
+                file = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+                self._open += 1
+                return file
+        return -1
+
+    def _path(self, key: ThreadKey) -> str:
+        return f"{self._root}/{key.pid}/task/{key.tid}/schedstat"
+
+    def _again(self, key: ThreadKey, file: int) -> bytes:
+        if file < 0:
+            return content(self._path(key))
+        try:
+            return os.pread(file, 128, 0)
+        except OSError:
+            return b""
+
+    def _close(self, key: ThreadKey) -> None:
+        file = self._files.pop(key)
+        if file >= 0:
+            os.close(file)
+            self._open -= 1
+
+
+def _names(directory: str) -> list[str]:
+    with os.scandir(directory) as entries:
+        return [entry.name for entry in entries]
+
+
+def counters(schedstat: bytes) -> Counters:
+    run_ns, ready_ns, turns = map(int, schedstat.split())
+    return Counters(run_ns, ready_ns, turns)
+
+
+def check_counted(root: str) -> None:
+    """Raises KernelError where the kernel does not count how long threads run and are ready to."""
+    told = content(f"{root}/self/schedstat").split()
+    if len(told) != 3 or not int(told[2]):
+        raise KernelError(
+            "This kernel does not tell how long threads run (/proc/PID/schedstat), which sampling begins with. "
+            "Use one with CONFIG_SCHED_INFO, as those of all distributions are"
+        )
+
+
+def seen(root: str, key: ThreadKey) -> Seen | None:
+    """None for a thread that has ended."""
+    directory = f"{root}/{key.pid}/task/{key.tid}"
+    name, closed, rest = content(f"{directory}/stat").rpartition(b")")
+    state = rest[1:2].decode(errors="replace")
+    if not closed or state in _ENDED:
+        return None
+    comm = os.fsdecode(name.partition(b"(")[2])
+    if state == READY:
+        return Seen(comm, state)
+    of_kernel = _is_of_kernel(rest)  # whose system call reads as number 0
+    call, arguments = (-1, ()) if of_kernel else _call(content(f"{directory}/syscall"))
+    frames = _frames(content(f"{directory}/stack"))
+    return Seen(comm, state, frames or _coarse(content(f"{directory}/wchan"), call), call, arguments)
+
+
+def is_of_kernel(root: str, pid: int) -> bool:
+    return _is_of_kernel(content(f"{root}/{pid}/stat").rpartition(b")")[2])
+
+
+def _is_of_kernel(stat: bytes) -> bool:
+    """`stat`: from the state on."""
+    fields = stat.split(None, 7)
+    return len(fields) > 6 and bool(int(fields[6]) & _KERNEL_THREAD)
+
+
+def switches(root: str, key: ThreadKey) -> tuple[int, int] | None:
+    """How often it left the CPU by itself, and how often it was put aside; None: it has ended."""
+    fields = fields_of(content(f"{root}/{key.pid}/task/{key.tid}/status"))
+    voluntary, involuntary = fields.get("voluntary_ctxt_switches"), fields.get("nonvoluntary_ctxt_switches")
+    return (int(voluntary), int(involuntary)) if voluntary and involuntary else None
+
+
+def content(path: str) -> bytes:
+    """Nothing where there is no such file, and where we may not read it."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, _MOST_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)
+
+
+def _frames(stack: bytes) -> tuple[Frame, ...]:
+    """`[<0>] pipe_read+0x1a/0x2b [ext4]` in each line; nothing where the kernel hides it."""
+    frames: list[Frame] = []
+    for line in stack.splitlines():
+        _, name, *module = line.split()[:3]
+        symbol = os.fsdecode(name.partition(b"+")[0])
+        frames.append(Frame(os.fsdecode(module[0]) if module else KERNEL, 0, symbol))
+    return tuple(frames)
+
+
+def _coarse(wchan: bytes, call: int) -> tuple[Frame, ...]:
+    """The function that it waits in, and the system call: all that is known without root."""
+    names = [os.fsdecode(wchan.strip())] if wchan.strip(b"0\n") else []
+    name = syscalls.name_of(call)
+    if name:
+        names.append(f"{ENTRY}{name}")
+    return tuple(Frame(KERNEL, 0, one) for one in names)
+
+
+def _call(syscall: bytes) -> tuple[int, tuple[int, ...]]:
+    """`202 0x7f… …`: its number, six arguments, stack pointer and program counter; `running`; `-1 0x… 0x…`: in none."""
+    words = syscall.split()
+    if len(words) < 7 or not words[0].isdigit():
+        return -1, ()
+    return int(words[0]), tuple(int(word, 16) for word in words[1:7])

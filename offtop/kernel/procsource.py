@@ -1,0 +1,367 @@
+"""The Source for where BPF is refused: looks at all threads in /proc, as often as its share of a CPU allows.
+
+A thread of its own does that, and the thread that reads once more at the end of each tick. What comes of it is in
+procaccount.py. Who ended a wait, the functions of the program, and what passes between two looks are not known.
+"""
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from offtop.errors import KernelError, OfftopError, UsageError
+from offtop.kernel import procfs, syscalls, times
+from offtop.kernel.cgroups import cgroup_of, content_of, mounted
+from offtop.kernel.cost import context_switches
+from offtop.kernel.procaccount import Account
+from offtop.kernel.processes import DetailsWorker
+from offtop.kernel.procfs import Seen, Tasks
+from offtop.kernel.status import status_of
+from offtop.model.book import Book, ThreadKey
+from offtop.model.categories import Categories
+from offtop.model.outlier import Marks
+from offtop.model.printable import printable
+from offtop.model.snapshot import Cost, Filters, Machine, Sampling, Snapshot
+from offtop.model.stack import FIRST_STACK, NO_STACK, Frame, Stack, nameless
+from offtop.model.wake import OFFCPU, Object
+from offtop.source import Happening
+from offtop.units import NS_PER_S
+
+DOOR = "proc"
+_LEAST_S, _MOST_S = 0.01, 1.0
+"""Between two looks."""
+_LEAST_PART = 5
+"""A fifth of offtop's share is for looking, whatever the rest takes."""
+_LEAST_TICK_S = 0.2
+"""Of less, what the rest takes of a CPU says nothing of other ticks: it may be the start."""
+_LATEST = 4
+"""One look counts a quarter in the average of what they take."""
+_CLOSE_SECONDS = 2.0
+_KEEP_NS = 15 * 60 * NS_PER_S
+_PTRACE, _ADMIN = 19, 21
+"""CAP_SYS_PTRACE, CAP_SYS_ADMIN."""
+MISSING = "who ended a wait, functions of programs, and where waits shorter than the time between two looks were"
+
+
+class KernelNames:
+    """Names of frames that have theirs: the kernel's. Implements model.stack.Names."""
+
+    version = 0
+
+    def of(self, frame: Frame) -> str:
+        return printable(frame.name) if frame.name else nameless(frame)
+
+
+class ProcSource(Happening):
+    """Threads as /proc shows them. Begins to look in the constructor, until close(). Implements source.Source."""
+
+    def __init__(
+        self,
+        categories: Categories,
+        filters: Filters,
+        cpu_pct: float = 5.0,
+        keep_ns: int = _KEEP_NS,
+        mode: str = OFFCPU,
+        refused: OfftopError | None = None,
+        root: str = "/proc",
+    ) -> None:
+        """`cpu_pct`: of one CPU, for all of offtop. `refused`: why there is no BPF, if that was to be had. Raises an
+        OfftopError for what cannot be told so."""
+        self._why = f", because BPF is not to be had ({str(refused).partition('. ')[0]})" if refused else ""
+        procfs.check_counted(root)
+        _check(filters)
+        _check_mode(mode)
+        self._root, self._categories, self._keep_ns = root, categories, keep_ns
+        self._own_pid, self._uid = os.getpid(), os.geteuid()
+        caps = int(status_of("self")["CapEff"], 16)
+        self.own_only = not caps >> _PTRACE & 1
+        self.has_stacks = bool(caps >> _ADMIN & 1)
+        self._filters = self._asked = filters
+        _check_there(root, filters)
+        self._given = filters
+        self._share_pct, self._walk_pct = cpu_pct, cpu_pct
+        self._book = Book()
+        self._names = KernelNames()
+        self._details = DetailsWorker(self._book)
+        self._account = Account(self._book, time.monotonic_ns())
+        self._stacks: dict[tuple[Frame, ...], int] = {}
+        self._next_stack = FIRST_STACK
+        self._tasks = self._chosen(filters)
+        self._process = psutil.Process()
+        self._looks = 0
+        self._look_s = 0.0
+        """CPU time of one look, on average of the latest."""
+        self._looked_s = 0.0
+        """Of all of them."""
+        self._before = time.monotonic_ns(), 0.0, time.process_time(), context_switches()
+        """Of the last tick: when, and until then CPU time of looks, of offtop, and switches of the machine."""
+        self._marks: Marks | None = None
+        self._was_last = False
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._failure: OSError | None = None
+        self._look()
+        self._thread = threading.Thread(target=self._run, name="offtop-looks", daemon=True)
+        self._thread.start()
+
+    @property
+    def notice(self) -> str:
+        whose = "your own processes alone are" if self.own_only else "/proc is"
+        return f"{whose} sampled{self._why}: not known are {MISSING}"
+
+    @property
+    def host(self) -> str:
+        return platform.node()
+
+    @property
+    def names(self) -> KernelNames:
+        return self._names
+
+    def read(self) -> Snapshot | None:
+        """When all that was asked for with -p and -t has ended: what it did until then, and after that None.
+
+        Raises KernelError where /proc can be read no more.
+        """
+        if self._was_last:
+            return None
+        ids = (*self._given.pids, *self._given.tids)
+        self._was_last = (
+            self._asked == self._given and bool(ids) and not any(Path(self._root, str(one)).exists() for one in ids)
+        )
+        try:
+            with self._lock:
+                if self._closing.is_set():
+                    return None
+                if self._failure:
+                    raise self._failure
+                return self._read()
+        except OSError as error:
+            raise KernelError(f"/proc cannot be read ({error.strerror}). Mount it: mount -t proc proc /proc") from error
+
+    def _read(self) -> Snapshot:
+        in_effect = self._filters
+        self._look()
+        if self._asked != self._filters:
+            self._filters = self._asked
+            self._tasks.close()
+            self._tasks = self._chosen(self._filters)
+            self._look(anew=True)
+        began_s = time.thread_time()
+        for key in self._account.moved:
+            told = procfs.switches(self._root, key)
+            if told:
+                self._account.switched(key, *told)
+        self._looked_s += time.thread_time() - began_s
+        at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
+        self._account.marks = self._marks
+        waiting, caught = self._account.end_tick(at_ns)
+        dropped = self._account.age(self._keep_ns)
+        if dropped:
+            self._stacks = {frames: number for frames, number in self._stacks.items() if number not in dropped}
+        self._details.drop_unnamed()
+        return Snapshot(
+            taken_ns=taken_ns,
+            at_ns=at_ns,
+            threads=self._account.threads.frozen(),
+            sites=self._account.sites.frozen(),
+            waiting=waiting,
+            book=self._book,
+            cost=self._cost(at_ns),
+            machine=Machine() if self.own_only else times.machine(),
+            caught=caught,
+            door=DOOR,
+            filters=in_effect,
+            sampling=Sampling(self._looks, self._account.guessed_ns, self.own_only),
+        )
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._rest_s):
+            with self._lock:
+                if self._closing.is_set():
+                    return
+                try:
+                    self._look()
+                except OSError as error:
+                    self._failure = error
+                    return
+
+    @property
+    def _rest_s(self) -> float:
+        """Until the next look."""
+        return min(_MOST_S, max(_LEAST_S, self._look_s * 100 / self._walk_pct - self._look_s))
+
+    def _look(self, anew: bool = False) -> None:
+        """At all threads. `anew`: others are chosen than before."""
+        began_s = time.thread_time()
+        found, ended = self._tasks.walk()
+        if anew:
+            ended += self._account.alive - {key for key, _ in found}
+        for key, schedstat in found:
+            at_ns, counters = time.monotonic_ns(), procfs.counters(schedstat)
+            seen: Seen | None = None
+            place = NO_STACK
+            if self._account.must_look(key, counters):
+                seen = procfs.seen(self._root, key)  # if it has run meanwhile, its counters say so at the next look
+                if seen is None:
+                    ended.append(key)
+                    continue
+                self._note(key, seen)
+                if seen.frames:
+                    place = self._place(seen.frames)
+            self._account.looked(key, at_ns, counters, seen, place)
+        for key in ended:
+            self._account.ended(key)
+            if key.tid == key.pid:
+                self._details.ended(key.pid)
+        self._looks += 1
+        took_s = time.thread_time() - began_s
+        self._looked_s += took_s
+        if self._looks > 1:  # at first every stack is looked up
+            self._look_s = took_s if self._looks == 2 else self._look_s + (took_s - self._look_s) / _LATEST
+
+    def _note(self, key: ThreadKey, seen: Seen) -> None:
+        book = self._book
+        book.comms[key] = seen.comm
+        if key.tid == key.pid:
+            book.processes[key.pid] = seen.comm
+            self._details.met(key.pid)
+        elif key.pid not in book.processes:
+            name = procfs.content(f"{self._root}/{key.pid}/comm").rstrip(b"\n")
+            if name:
+                book.processes[key.pid] = os.fsdecode(name)
+        if seen.call >= 0 and seen.call not in book.calls:
+            name = syscalls.name_of(seen.call)
+            if name:
+                book.calls[seen.call] = name
+
+    def _place(self, frames: tuple[Frame, ...]) -> int:
+        known = self._stacks.get(frames)
+        if known is None:
+            known = self._stacks[frames] = self._next_stack
+            self._next_stack += 1
+            names = [frame.name for frame in frames]
+            tail = self._categories.tail_length(names)
+            trimmed = names[tail:]
+            category, entry = self._categories.classify(trimmed), self._categories.entry_length(trimmed)
+            self._book.stacks[known] = Stack(frames, tail, category, entry)
+        return known
+
+    def _chosen(self, filters: Filters) -> Tasks:
+        """The threads of these."""
+        pids, tids, who, cgroup = filters.pids, filters.tids, filters.who, filters.cgroup
+
+        def wanted(pid: int) -> bool:
+            if pid == self._own_pid or (pids and pid not in pids):
+                return False
+            try:
+                if self.own_only and Path(self._root, str(pid)).stat().st_uid != self._uid:
+                    return False
+            except OSError:  # it has just ended
+                return False
+            if who != "all" and procfs.is_of_kernel(self._root, pid) != (who == "kernel"):
+                return False
+            return not cgroup or f"{cgroup_of(content_of(pid), mounted())}/".startswith(f"{cgroup.rstrip('/')}/")
+
+        return Tasks(self._root, wanted, tids)
+
+    def _cost(self, at_ns: int) -> Cost:
+        """And what looking may take from now on."""
+        was_ns, was_looked_s, was_used_s, was_switches = self._before
+        used_s, switches = time.process_time(), context_switches()
+        self._before = at_ns, self._looked_s, used_s, switches
+        tick_s = max(1e-3, (at_ns - was_ns) / NS_PER_S)
+        rest_pct = 100 * (used_s - was_used_s - (self._looked_s - was_looked_s)) / tick_s
+        if tick_s >= _LEAST_TICK_S:
+            self._walk_pct = max(self._share_pct / _LEAST_PART, self._share_pct - max(0.0, rest_pct))
+        return Cost(
+            switches=switches - was_switches,
+            cpu_pct=100 * (used_s - was_used_s) / tick_s,
+            rss_bytes=self._process.memory_info().rss,
+            walk_ns=round(self._look_s * NS_PER_S),
+        )
+
+    def set_filters(self, filters: Filters) -> None:
+        """From the next read on, count only this. Raises UsageError for what is not there, or cannot be told."""
+        _check(filters)
+        new = Filters(
+            pids=tuple(set(filters.pids).difference(self._given.pids)),
+            tids=tuple(set(filters.tids).difference(self._given.tids)),
+        )
+        _check_there(self._root, new)
+        self._asked = filters
+
+    def set_mode(self, mode: str, depth: int) -> None:
+        """Raises UsageError for modes with wakers."""
+        _check_mode(mode)
+
+    def catch(self, marks: Marks | None) -> None:
+        self._marks = marks
+
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
+        """They have theirs."""
+
+    def why_nameless(self, frame: Frame) -> str:
+        return ""
+
+    def describe(self, pids: Collection[int]) -> None:
+        self._details.describe(pids)
+
+    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+        """What is waited on is not known."""
+
+    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+        from offtop.kernel.facts import facts  # as in live.py
+
+        return facts(pid)
+
+    def about(self) -> list[tuple[str, str]]:
+        rate_hz = 1 / (self._rest_s + self._look_s)
+        whose = "of your own processes alone" if self.own_only else "of all processes"
+        where = "kernel stacks" if self.has_stacks else "the kernel function and system call alone (stacks need root)"
+        return [
+            ("kernel", f"{platform.release()} {platform.machine()}"),
+            ("door", f"{DOOR} (threads are looked at now and then; BPF sees every wait)"),
+            (
+                "looks",
+                f"~{rate_hz:.0f} a second at {len(self._account):,} threads {whose}, {self._share_pct:g}% of a CPU",
+            ),
+            ("exact", "time blocked or ready and time running of each thread; how often it waited"),
+            ("estimated (~)", "where that time passed, how long single waits were (at most), what was put aside"),
+            ("place of a wait", where),
+            ("run-queue time", "the kernel's run_delay"),
+            ("not known", MISSING),
+        ]
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(_CLOSE_SECONDS)
+        if self._lock.acquire(timeout=_CLOSE_SECONDS):
+            self._tasks.close()
+            self._details.close()
+            self._lock.release()
+
+
+def _check(filters: Filters) -> None:
+    """Raises UsageError for what looking now and then cannot tell."""
+    if filters.within:
+        raise UsageError("--within needs BPF: sampling /proc does not see functions of programs. Take -p instead")
+    if filters.states or filters.max_ns:
+        option = "--state" if filters.states else "--max"
+        raise UsageError(f"{option} needs BPF: sampling /proc does not see single waits. Leave it out")
+
+
+def _check_mode(mode: str) -> None:
+    if mode != OFFCPU:
+        raise UsageError(f"Mode {mode} needs BPF: sampling /proc does not see who ends a wait. Take mode offcpu")
+
+
+def _check_there(root: str, filters: Filters) -> None:
+    for pid in filters.pids:
+        if not Path(root, str(pid)).exists():
+            raise UsageError(f"No process {pid}. Look it up with: pgrep NAME")
+    for tid in filters.tids:
+        if not Path(root, str(tid)).exists():
+            raise UsageError(f"No thread {tid}. List a process's threads with: ps -L -p PID")

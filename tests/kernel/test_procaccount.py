@@ -1,0 +1,218 @@
+"""What comes of looks at threads: each test is the kernel, and moves a thread by hand. Times are in ms."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop.kernel.procaccount import Account
+from offtop.kernel.procfs import Counters, Seen
+from offtop.model import histogram as log2
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.snapshot import Bound, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.stack import KERNEL, NO_STACK, Frame, Stack
+from offtop.model.window import Window, between
+from tests.kernel.watch import check_sums
+
+MS = 1_000_000
+KEY = ThreadKey(4242, 4243)
+SLEEP, LOCK = 3, 4
+
+
+class Looked:
+    """An Account of one thread, and the snapshots of it."""
+
+    def __init__(self) -> None:
+        book = Book()
+        for number, category in ((SLEEP, "sleep"), (LOCK, "lock")):
+            book.stacks[number] = Stack((Frame(KERNEL, 0, category),), category=category)
+        self.account = Account(book, 0)
+        self.last = Snapshot(0, 0)
+
+    def look(self, at: float, ran: float, queued: float, turns: int, place: int | None) -> None:
+        """`place`: None where it is ready. All but the time and the place are sums since the thread began."""
+        counters = Counters(round(ran * MS), round(queued * MS), turns)
+        seen = Seen("thread", "R" if place is None else "S")
+        known = not self.account.must_look(KEY, counters)
+        at_ns = round(at * MS)
+        self.account.looked(KEY, at_ns, counters, None if known else seen, NO_STACK if place is None else place)
+
+    def tick(self, at: float) -> Window:
+        """What passed since the last one, with the sums of accounting held in it."""
+        at_ns, before = round(at * MS), self.last
+        waiting, _ = self.account.end_tick(at_ns)
+        threads, sites = self.account.threads.frozen(), self.account.sites.frozen()
+        self.last = Snapshot(at_ns, at_ns, threads, sites, waiting, self.account.book)
+        window = between(before, self.last)
+        check_sums(window)
+        return window
+
+
+def of_thread(window: Window) -> ThreadTotals:
+    return dict(window.each_thread()).get(KEY, ThreadTotals())
+
+
+def at(window: Window, place: int) -> SiteTotals:
+    return dict(window.each_site()).get(SiteKey(*KEY, place, NO_STACK), SiteTotals())
+
+
+def begun(place: int | None = SLEEP) -> Looked:
+    """It has run for 5 ms in 2 turns when it is met, at 100."""
+    looked = Looked()
+    looked.look(100, 5, 1, 2, place)
+    looked.tick(100)
+    return looked
+
+
+def test_as_long_as_the_counters_stand_still_it_is_one_wait_and_nothing_is_guessed() -> None:
+    looked = begun()
+    for ms in (150, 190):
+        looked.look(ms, 5, 1, 2, SLEEP)
+    window = looked.tick(200)
+    assert at(window, SLEEP) == SiteTotals(total_ns=100 * MS)
+    assert of_thread(window) == ThreadTotals(offcpu_ns=100 * MS)
+    assert looked.account.guessed_ns == 0
+    assert looked.tick(300).still == [SiteKey(*KEY, SLEEP, NO_STACK)]
+
+
+def test_of_a_wait_that_was_met_it_is_known_that_it_is_at_least_so_old() -> None:
+    looked = begun()
+    one = looked.last.waiting[KEY]
+    assert (one.since_ns, one.bound, one.state) == (100 * MS, Bound.AT_LEAST, 1)
+
+
+def test_one_that_began_between_two_looks_is_at_most_as_old_as_what_it_did_not_run_since() -> None:
+    looked = begun()
+    looked.look(140, 25, 1, 3, LOCK)
+    one = looked.account.end_tick(150 * MS)[0][KEY]
+    assert (one.since_ns, one.bound) == (120 * MS, Bound.AT_MOST)
+
+
+def test_run_queue_and_running_are_the_kernels_own_and_the_rest_is_blocked() -> None:
+    """From 100 on it sleeps, is ready for 4 ms, runs for 6 ms, and is on the CPU at 200."""
+    looked = begun()
+    looked.look(200, 11, 5, 3, None)
+    window = looked.tick(200)
+    assert at(window, SLEEP)[:3] == (1, 94 * MS, 4 * MS)
+    assert of_thread(window)[:3] == (1, 94 * MS, 4 * MS)
+    assert of_thread(window).running_ns == 6 * MS
+    assert looked.account.guessed_ns == 0
+
+
+def test_between_two_places_the_time_that_nobody_saw_is_halved_and_counted_as_guessed() -> None:
+    looked = begun()
+    looked.look(160, 5, 1, 2, SLEEP)
+    looked.look(200, 15, 1, 3, LOCK)
+    window = looked.tick(200)
+    assert (at(window, SLEEP).total_ns, at(window, LOCK).total_ns) == (75 * MS, 15 * MS)
+    assert looked.account.guessed_ns == 30 * MS
+
+
+def test_all_waits_are_counted_where_it_was_seen_before_and_behind() -> None:
+    """41 turns in 100 ms: 21 waits here, 20 there."""
+    looked = begun()
+    looked.look(200, 15, 1, 43, LOCK)
+    window = looked.tick(200)
+    assert (at(window, SLEEP).waits, at(window, LOCK).waits) == (21, 20)
+    assert of_thread(window).waits == 41
+
+
+def test_where_both_looks_find_it_ready_only_the_run_queue_is_known() -> None:
+    looked = begun(None)
+    looked.look(200, 55, 46, 12, None)
+    window = looked.tick(200)
+    thread = of_thread(window)
+    assert (thread.waits, thread.offcpu_ns, thread.runqueue_ns) == (10, 45 * MS, 45 * MS)
+    assert (thread.short_waits, thread.short_ns, thread.running_ns) == (10, 45 * MS, 50 * MS)
+
+
+def test_what_the_kernel_has_not_added_yet_to_a_running_thread_is_no_wait() -> None:
+    looked = begun(None)
+    looked.look(200, 98, 1, 2, None)
+    assert of_thread(looked.tick(200)) == ThreadTotals(running_ns=93 * MS)
+    looked.look(300, 202, 1, 2, SLEEP)
+    window = looked.tick(300)
+    assert of_thread(window).offcpu_ns == 3 * MS, "of 200 ms it has run for 197"
+
+
+def test_one_that_blocked_unseen_is_short_and_one_that_was_robbed_of_its_cpu_did_not_wait() -> None:
+    for by_itself, short_ms in ((3, 60), (0, 0)):
+        looked = begun(None)
+        looked.account.switched(KEY, 10, 10)
+        looked.look(200, 45, 1, 8, None)
+        looked.account.switched(KEY, 10 + by_itself, 13)
+        thread = of_thread(looked.tick(200))
+        assert (thread.short_ns, thread.waits) == (short_ms * MS, 6)
+        assert looked.account.guessed_ns == short_ms * MS
+
+
+def test_how_much_of_the_run_queue_was_being_put_aside_goes_by_the_count_of_that() -> None:
+    looked = begun(None)
+    looked.account.switched(KEY, 0, 0)
+    looked.look(200, 65, 41, 6, None)
+    looked.account.switched(KEY, 1, 3)
+    thread = of_thread(looked.tick(200))
+    assert (thread.involuntary, thread.voluntary) == (3, 1)
+    assert (thread.preempted_ns, thread.runqueue_ns) == (30 * MS, 40 * MS)
+
+
+def test_one_that_is_ready_and_gets_no_cpu_is_in_the_run_queue_while_that_goes_on() -> None:
+    looked = begun(None)
+    for ms in (140, 200):
+        looked.look(ms, 5, 1, 2, None)
+    window = looked.tick(200)
+    assert of_thread(window)[1:4] == (100 * MS, 100 * MS, 100 * MS)
+    looked.look(300, 8, 196, 3, None)
+    window = looked.tick(300)
+    assert of_thread(window)[:4] == (1, 95 * MS, 95 * MS, 0)
+
+
+def test_a_thread_that_ends_keeps_what_was_shown_and_then_stands_with_those_that_ended() -> None:
+    looked = begun()
+    looked.account.ended(KEY)
+    assert looked.tick(200).threads == {}
+    assert KEY not in looked.last.waiting
+    assert [*looked.account.threads] == [KEY]
+    looked.tick(300)
+    assert [*looked.account.threads] == [(0, 0)]
+    assert looked.account.book.life(KEY).to_ns == 200 * MS
+
+
+def test_another_thread_with_the_same_id_begins_anew() -> None:
+    looked = begun()
+    looked.look(200, 1, 0, 1, SLEEP)
+    assert of_thread(looked.tick(250)).offcpu_ns == 50 * MS
+
+
+def test_no_percentile_of_waits_of_which_only_the_sum_is_known_is_too_low() -> None:
+    """Of 40 waits that are 100 ms together, half are 5 ms or shorter, and none is longer than 100."""
+    looked = begun(None)
+    looked.look(200, 5, 1, 42, LOCK)
+    thread = of_thread(looked.tick(200))
+    assert log2.count(thread.histogram) == 40
+    assert 2.5 * MS <= log2.percentile_ns(thread.histogram, 50, thread.max_ns) <= 10 * MS
+    assert thread.max_ns == 100 * MS
+
+
+steps = st.tuples(
+    *(st.floats(0.1, 80), st.floats(0, 1), st.floats(0, 1), st.integers(0, 5)),
+    *(st.sampled_from([None, SLEEP, LOCK]), st.booleans()),
+)
+
+
+@given(st.lists(steps, max_size=30))
+def test_the_sums_hold_and_nothing_falls_whatever_a_thread_does(
+    done: list[tuple[float, float, float, int, int | None, bool]],
+) -> None:
+    looked, now, ran, queued, turns = begun(), 100.0, 5.0, 1.0, 2
+    place: int | None = SLEEP
+    for passed, running, ready, new, there, is_tick in done:
+        now += passed
+        if new or place is None:
+            ran += passed * running
+            queued += passed * (1 - running) * ready
+            turns += new
+            place = there
+        looked.look(now, ran, queued, turns, place)
+        if is_tick:
+            now += 0.5
+            thread = of_thread(looked.tick(now))
+            assert min(thread[:9]) >= 0

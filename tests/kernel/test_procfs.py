@@ -1,0 +1,133 @@
+"""What is read of /proc, from trees that are made here: which threads there are, and what is said of each."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from offtop.errors import KernelError
+from offtop.kernel import procfs
+from offtop.kernel.procfs import Counters, Seen, Tasks
+from offtop.model.book import ThreadKey
+from offtop.model.stack import KERNEL, Frame
+
+KEY = ThreadKey(10, 11)
+STAT = "11 ({name}) {state} 1 1 1 0 -1 4194304 0 0"
+STACK = "[<0>] futex_do_wait+0x61/0xb0\n[<0>] xfs_read+0x1/0x2 [xfs]\n"
+
+
+def made(root: Path, key: ThreadKey, **files: str | bytes) -> None:
+    directory = root / str(key.pid) / "task" / str(key.tid)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in {"schedstat": "1000 200 3\n", **files}.items():
+        (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def walked(tasks: Tasks) -> tuple[dict[ThreadKey, Counters], list[ThreadKey]]:
+    found, ended = tasks.walk()
+    return {key: procfs.counters(content) for key, content in found}, ended
+
+
+def wanting(*pids: int) -> Callable[[int], bool]:
+    return lambda pid: pid in pids
+
+
+def test_each_thread_of_the_processes_that_are_wanted_is_found_with_its_counters(tmp_path: Path) -> None:
+    for key in (KEY, ThreadKey(10, 10), ThreadKey(20, 20)):
+        made(tmp_path, key)
+    (tmp_path / "self").mkdir()
+    tasks = Tasks(str(tmp_path), wanting(10))
+    assert walked(tasks) == ({KEY: Counters(1000, 200, 3), ThreadKey(10, 10): Counters(1000, 200, 3)}, [])
+    tasks.close()
+
+
+def test_only_these_threads(tmp_path: Path) -> None:
+    for key in (KEY, ThreadKey(10, 10)):
+        made(tmp_path, key)
+    tasks = Tasks(str(tmp_path), wanting(10), [11])
+    assert [*walked(tasks)[0]] == [KEY]
+    tasks.close()
+
+
+def test_one_that_comes_is_found_at_the_next_look(tmp_path: Path) -> None:
+    made(tmp_path, KEY)
+    tasks = Tasks(str(tmp_path), wanting(10))
+    tasks.walk()
+    made(tmp_path, ThreadKey(10, 12), schedstat="5 6 7\n")
+    assert walked(tasks)[0][ThreadKey(10, 12)] == Counters(5, 6, 7)
+    tasks.close()
+
+
+def test_one_whose_file_says_nothing_any_more_has_ended(tmp_path: Path) -> None:
+    made(tmp_path, KEY)
+    tasks = Tasks(str(tmp_path), wanting(10))
+    tasks.walk()
+    made(tmp_path, KEY, schedstat="")  # as a read of the kernel's fails then
+    assert walked(tasks) == ({}, [KEY])
+    tasks.close()
+
+
+def test_without_room_for_descriptors_files_are_opened_each_time(tmp_path: Path) -> None:
+    made(tmp_path, KEY)
+    tasks = Tasks(str(tmp_path), wanting(10))
+    tasks._most_open = 0  # pyright: ignore[reportPrivateUsage]
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(2):
+        assert walked(tasks)[0] == {KEY: Counters(1000, 200, 3)}
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    tasks.close()
+
+
+def test_a_thread_that_waits_tells_its_name_state_call_and_stack(tmp_path: Path) -> None:
+    call = "202 0x7f00 0x80 0x0 0x0 0x0 0xffffffffffffffff 0x7ffc 0x7fb5\n"
+    made(tmp_path, KEY, stat=STAT.format(name="a ) (b", state="S"), syscall=call, stack=STACK, wchan="futex_do_wait")
+    assert procfs.seen(str(tmp_path), KEY) == Seen(
+        "a ) (b",
+        "S",
+        (Frame(KERNEL, 0, "futex_do_wait"), Frame("[xfs]", 0, "xfs_read")),
+        202,
+        (0x7F00, 0x80, 0, 0, 0, (1 << 64) - 1),
+    )
+
+
+def test_without_its_stack_the_function_and_the_call_that_it_waits_in_are_its_frames(tmp_path: Path) -> None:
+    made(tmp_path, KEY, stat=STAT.format(name="a", state="D"), syscall="0 0x1 0 0 0 0 0 0 0\n", wchan="pipe_read")
+    seen = procfs.seen(str(tmp_path), KEY)
+    assert seen
+    assert [frame.name for frame in seen.frames] == ["pipe_read", *([f"{procfs.ENTRY}read"])]
+
+
+def test_where_nothing_may_be_read_nothing_is_said(tmp_path: Path) -> None:
+    made(tmp_path, KEY, stat=STAT.format(name="a", state="S"), wchan="0")
+    assert procfs.seen(str(tmp_path), KEY) == Seen("a", "S")
+
+
+@pytest.mark.parametrize("state", ["Z", "X"])
+def test_one_that_is_only_waited_for_has_ended(tmp_path: Path, state: str) -> None:
+    made(tmp_path, KEY, stat=STAT.format(name="a", state=state))
+    assert procfs.seen(str(tmp_path), KEY) is None
+    assert procfs.seen(str(tmp_path), ThreadKey(1, 1)) is None
+
+
+def test_a_thread_of_the_kernel_is_in_no_system_call(tmp_path: Path) -> None:
+    stat = STAT.format(name="kworker", state="I").replace("4194304", "69238880")
+    made(tmp_path, KEY, stat=stat, syscall="0 0x0 0x0 0x0 0x0 0x0 0x0 0x0 0x0\n", stack=STACK)
+    seen = procfs.seen(str(tmp_path), KEY)
+    assert seen
+    assert (seen.call, seen.state, seen.bits) == (-1, "I", 0x402)
+
+
+def test_switches_are_taken_from_the_lines_that_the_kernel_wrote(tmp_path: Path) -> None:
+    status = "Name:\tvoluntary_ctxt_switches:\t9\nvoluntary_ctxt_switches:\t3\nnonvoluntary_ctxt_switches:\t4\n"
+    made(tmp_path, KEY, status=status)
+    assert procfs.switches(str(tmp_path), KEY) == (3, 4)
+    assert procfs.switches(str(tmp_path), ThreadKey(1, 1)) is None
+
+
+def test_a_kernel_that_counts_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    for content in ("0 0 0\n", ""):
+        (tmp_path / "self" / "schedstat").write_text(content)
+        with pytest.raises(KernelError, match="CONFIG_SCHED_INFO"):
+            procfs.check_counted(str(tmp_path))
