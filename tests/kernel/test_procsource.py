@@ -1,0 +1,231 @@
+"""The source that samples /proc beside the one that sees every wait, on waits of 50 ms and longer."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from offtop.errors import UsageError
+from offtop.kernel.procsource import DOOR, ProcSource
+from offtop.model.cut import Part
+from offtop.model.snapshot import Bound, Filters, Snapshot, ThreadTotals
+from offtop.model.window import Window, between
+from tests.conftest import lacks
+from tests.kernel import waits, watch
+from tests.kernel.watch import MS, Watch
+
+pytestmark = pytest.mark.kernel
+
+_TIMES, _EACH_MS = 30, 50
+_SPIN = "while True: pass"
+_STORM = """
+import threading, time
+while True:
+    some = [threading.Thread(target=time.sleep, args=(.02,)) for _ in range(9)]
+    [one.start() for one in some]
+    [one.join() for one in some]
+"""
+
+
+class Sampled:
+    """A ProcSource, and where its last tick ended."""
+
+    def __init__(self, filters: Filters = Filters(), cpu_pct: float = 20) -> None:
+        self.source = ProcSource(watch.rules(), filters, cpu_pct)
+        self.last = self.read()
+
+    def read(self) -> Snapshot:
+        snapshot = self.source.read()
+        assert snapshot is not None
+        return snapshot
+
+    def tick(self, after_s: float = 0) -> Window:
+        """What passed since the last tick, with the sums of accounting held in it."""
+        time.sleep(after_s)
+        earlier, self.last = self.last, self.read()
+        window = between(earlier, self.last)
+        watch.check_sums(window)
+        return window
+
+
+@contextlib.contextmanager
+def sampling(filters: Filters = Filters(), cpu_pct: float = 20) -> Generator[Sampled]:
+    sampled = Sampled(filters, cpu_pct)
+    try:
+        yield sampled
+    finally:
+        sampled.source.close()
+
+
+@contextlib.contextmanager
+def started(*command: str | Path) -> Generator[int]:
+    with subprocess.Popen(command) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def beside(traced: Watch, run: contextlib.AbstractContextManager[None]) -> tuple[Window, Window]:
+    """What both saw while `run` was entered and left: the one that sees all, and the one that samples."""
+    with sampling() as sampled:
+        traced.tick()
+        sampled.tick()
+        with run:
+            pass
+        return traced.tick(), sampled.tick()
+
+
+def within(part: float, share: float, of: float) -> bool:
+    return abs(part - of) <= share * of
+
+
+def test_the_totals_of_known_waits_are_within_a_tenth_of_the_traced_ones(live: Watch) -> None:
+    kinds = ("sleep", "futex", "pipe", "poll", "child", "tcp")
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(waits.running(kind, _TIMES, _EACH_MS)) for kind in kinds]
+
+        @contextlib.contextmanager
+        def run() -> Generator[None]:
+            for child in children:
+                child.go()
+            for child in children:
+                child.finish()
+            yield
+
+        traced, sampled = beside(live, run())
+        for child in children:
+            category = child.wait.category
+            whole, estimate = (_of(window, child.tid, category) for window in (traced, sampled))
+            assert within(estimate.total_ns, 0.1, whole.total_ns), (child.name, estimate, whole)
+            one, other = watch.thread(traced, child.tid), watch.thread(sampled, child.tid)
+            assert abs(one.waits - other.waits) <= 1, "waits are counted, not estimated"
+            assert abs(one.runqueue_ns - other.runqueue_ns) <= 10 * MS
+
+
+def test_a_disk_that_is_waited_for(live: Watch) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            child = stack.enter_context(waits.running("read", _TIMES, _EACH_MS))
+        except waits.UnavailableError as why:
+            lacks(str(why))
+
+        @contextlib.contextmanager
+        def run() -> Generator[None]:
+            child.go()
+            child.finish()
+            yield
+
+        traced, sampled = beside(live, run())
+    whole, estimate = (_of(window, child.tid, child.wait.category) for window in (traced, sampled))
+    assert within(estimate.total_ns, 0.1, whole.total_ns), (estimate, whole)
+
+
+def test_threads_that_fight_for_a_cpu_are_in_the_run_queue_and_not_blocked(live: Watch) -> None:
+    with contextlib.ExitStack() as stack:
+        pids = [stack.enter_context(started("taskset", "-c", "0", sys.executable, "-c", _SPIN)) for _ in range(3)]
+        time.sleep(0.5)
+
+        @contextlib.contextmanager
+        def run() -> Generator[None]:
+            time.sleep(2)
+            yield
+
+        traced, sampled = beside(live, run())
+    every, estimate = (_sum([watch.thread(window, pid) for pid in pids]) for window in (traced, sampled))
+    per_s, guessed_per_s = every.runqueue_ns / traced.span_ns, estimate.runqueue_ns / sampled.span_ns
+    assert within(guessed_per_s, 0.1, per_s), (guessed_per_s, per_s)
+    assert estimate.blocked_ns <= 0.05 * sampled.span_ns
+    assert estimate.preempted_ns >= 0.9 * estimate.runqueue_ns
+
+
+def test_the_rate_follows_the_budget_and_is_told(live: Watch) -> None:
+    rates: list[float] = []
+    for cpu_pct in (2, 40):
+        with sampling(cpu_pct=cpu_pct) as sampled:
+            sampled.tick(1)
+            window = sampled.tick(1)
+            assert window.sampling
+            rates.append(window.sampling.rate_hz(window.span_ns))
+            assert sampled.last.door == DOOR
+    assert rates[0] * 2 < rates[1]
+
+
+def test_one_wait_through_many_looks_is_one_and_its_age_grows_with_the_clock() -> None:
+    with started("sleep", "60") as pid, sampling(Filters(pids=(pid,))) as sampled:
+        time.sleep(0.2)
+        first = sampled.tick()
+        one = next(iter(sampled.last.waiting.values()))
+        window = sampled.tick(0.5)
+        assert sampled.last.waiting[one.site.thread] is one
+        assert (watch.thread(window, pid).offcpu_ns, watch.thread(window, pid).waits) == (window.span_ns, 0)
+        assert _of(window, pid, "sleep").total_ns == window.span_ns
+        assert sampled.last.book.call(one.call) in {"clock_nanosleep", "nanosleep"}
+        assert one.bound in (Bound.AT_LEAST, Bound.AT_MOST)
+        assert {key.pid for key, _ in first.each_thread()} == {pid}
+
+
+def test_the_end_of_all_that_was_asked_for_is_the_end() -> None:
+    with started("sleep", "60") as pid, sampling(Filters(pids=(pid,))) as sampled:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        assert sampled.source.read() is not None
+        assert sampled.source.read() is None
+
+
+def test_only_what_is_asked_for_is_counted_from_the_next_tick_on() -> None:
+    with started("sleep", "60") as pid, sampling() as sampled:
+        assert len({key.pid for key, _ in sampled.tick(0.1).each_thread()}) > 1
+        sampled.source.set_filters(Filters(pids=(pid,)))
+        sampled.tick(0.1)
+        assert {key.pid for key, _ in sampled.tick(0.1).each_thread()} == {pid}
+        sampled.source.set_filters(Filters(who="kernel"))
+        sampled.tick(0.1)
+        window = sampled.tick(0.1)
+        assert (2, 2) in dict(window.each_thread()), "kthreadd"
+        assert pid not in {key.pid for key, _ in window.each_thread()}
+
+
+def test_what_cannot_be_told_is_refused_with_a_sentence() -> None:
+    with sampling() as sampled:
+        for filters in (Filters(within="a:b"), Filters(states=1), Filters(max_ns=5)):
+            with pytest.raises(UsageError, match="needs BPF"):
+                sampled.source.set_filters(filters)
+        with pytest.raises(UsageError, match="Mode chain needs BPF"):
+            sampled.source.set_mode("chain", 4)
+        with pytest.raises(UsageError, match="No process"):
+            sampled.source.set_filters(Filters(pids=(4_194_303,)))
+
+
+def test_the_sums_hold_while_threads_come_and_go() -> None:
+    storm = (
+        "import threading, time\nwhile 1:\n t = [threading.Thread(target=time.sleep, args=(.02,)) for _ in range(9)]\n"
+    )
+    storm += " [x.start() for x in t]; [x.join() for x in t]"
+    with started(sys.executable, "-c", storm), sampling() as sampled:
+        for _ in range(12):
+            sampled.tick(0.1)
+
+
+def test_nothing_is_left_open() -> None:
+    before = {*Path("/proc/self/fd").iterdir()}
+    with sampling():
+        pass
+    assert {*Path("/proc/self/fd").iterdir()} <= before
+
+
+def _of(window: Window, tid: int, category: str) -> Part:
+    found: Mapping[str, Part] = watch.by_category(window, tid)
+    return found.get(category, Part())
+
+
+def _sum(some: Sequence[ThreadTotals]) -> ThreadTotals:
+    total = ThreadTotals()
+    for one in some:
+        total = total.plus(one)
+    return total
