@@ -27,7 +27,7 @@ setup-test: ## the same, with what the tests need
 setup-bench: setup-test ## the same, with what offtop is compared with
 	@$(if $(SYSTEM),:,packaging/system.sh bench)
 
-# 3 and 4: this machine does not let BPF run; offtop has said why.
+# 3 and 4: neither BPF nor /proc can be used here; offtop has said why.
 run: setup ## run this checkout on this machine, live, or else a recording; ARGS='-p 4242' passes options
 	@$(as_root) $(bin)/offtop $(ARGS) || { \
 	    status=$$?; [ $$status = 3 ] || [ $$status = 4 ] || exit $$status; \

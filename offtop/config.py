@@ -44,6 +44,7 @@ _LONGEST_NS = 1 << 63
 _LONGEST_SHOWN = 40
 """Characters of a wrong name or value that an error repeats."""
 _LONGEST_ALIGNED = 40
+SOURCES = ("auto", "bpf", "proc")
 _COMMAND_LINE = "command line"
 _SERVERS = r"(auto|https?://[!-+\--~]+([ ,]+https?://[!-+\--~]+){0,9})?"
 _HEAD = "# What offtop begins with. All that may stand here: offtop --show-config\n"
@@ -79,6 +80,8 @@ class Settings:
     on_trigger: str
     """A command to be run then; empty: none."""
     bell: bool
+    source: str
+    """One of SOURCES."""
     debuginfod: str
     """Servers to be asked for debug files, `auto` for those that the machine knows; empty: none."""
     snapshot_dir: str
@@ -317,6 +320,7 @@ SETTINGS = (
         attrgetter("on_trigger"),
     ),
     _flag("bell", False, "ring the terminal's bell when something is caught"),
+    _choice("source", SOURCES, "bpf sees every wait, proc looks at /proc now and then; auto: bpf, or else proc"),
     Setting(
         "debuginfod",
         "",

@@ -326,6 +326,13 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         help="ask these servers for debug files, by build id; without URL those that this machine knows",
     )
     add(
+        "--source",
+        type=_setting("source"),
+        metavar="SOURCE",
+        help="bpf sees every wait, proc looks at /proc now and then and needs no root; auto, the default: bpf, or else "
+        "proc",
+    )
+    add(
         "--door",
         choices=("auto", "exit", "kprobe", "switch"),
         default="auto",
@@ -349,7 +356,7 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         type=_percent,
         default=5.0,
         metavar="PCT",
-        help="of one CPU, for all of offtop: walking stacks has what the rest leaves (default 5)",
+        help="of one CPU, for all of offtop: walking stacks, or looking at /proc, has what the rest leaves (default 5)",
     )
 
 

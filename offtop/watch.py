@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from offtop import batch, paths
-from offtop.errors import CaughtError, OfftopError, UsageError
+from offtop.errors import CaughtError, KernelError, OfftopError, PrivilegeError, UsageError
 from offtop.export.folded import Style
 from offtop.model import categories
 from offtop.model.filter import NOTHING, Filter, FilterError, parse, quoted
@@ -467,23 +467,40 @@ def _live_source(
     least_keep_ns: int = 0,
 ) -> Generator[Source]:
     """`least_keep_ns`: how long it is to keep what it names, at least."""
-    from offtop.kernel.live import LiveSource
-    from offtop.kernel.program import Unwind
+    settings = loaded.settings
+    keep_ns = max(settings.history_ns, least_keep_ns) + _GRACE_NS
+    with contextlib.ExitStack() as stack:
+        source: Source | None = None
+        refused: OfftopError | None = None
+        if settings.source != "proc":
+            from offtop.kernel.live import LiveSource
+            from offtop.kernel.program import Unwind
 
-    source = LiveSource(
-        rules,
-        filters,
-        door=asked.door,
-        unwind=Unwind(asked.unwind, asked.unwind_bytes >> 10, asked.cpu_budget),
-        keep_ns=max(loaded.settings.history_ns, least_keep_ns) + _GRACE_NS,
-        mode=loaded.settings.mode,
-        depth=asked.depth,
-        debuginfod=_servers(loaded.settings.debuginfod),
-    )
-    try:
+            try:
+                source = LiveSource(
+                    rules,
+                    filters,
+                    door=asked.door,
+                    unwind=Unwind(asked.unwind, asked.unwind_bytes >> 10, asked.cpu_budget),
+                    keep_ns=keep_ns,
+                    mode=settings.mode,
+                    depth=asked.depth,
+                    debuginfod=_servers(settings.debuginfod),
+                )
+            except (PrivilegeError, KernelError) as error:
+                if settings.source == "bpf" or asked.door != "auto":
+                    raise
+                refused = error
+        if source is None:
+            from offtop.kernel.procsource import ProcSource
+
+            try:
+                source = ProcSource(rules, filters, asked.cpu_budget, keep_ns, settings.mode, refused)
+            except OfftopError as error:
+                raise refused or error from error
+            print(f"offtop: {source.notice}", file=sys.stderr)
+        stack.callback(source.close)
         yield source
-    finally:
-        source.close()
 
 
 def _servers(said: str) -> Sequence[str]:

@@ -18,6 +18,7 @@ _FILES = {"bash": "offtop.bash", "zsh": "_offtop", "fish": "offtop.fish"}
 _VALUES = {
     "mode": wake.MODES,
     "sort": rows.SORTS,
+    "source": config.SOURCES,
     "state": tuple(options.STATES),
     "theme": tuple(sorted(theme.stem for theme in paths.themes().glob("*.toml"))),
     "window": tuple(config._WINDOWS),  # pyright: ignore[reportPrivateUsage]

@@ -348,7 +348,8 @@ def test_help_and_version_are_answers_not_errors() -> None:
 
 @needs_kernel
 def test_another_user_is_told_to_use_sudo_with_status_3() -> None:
-    ended = command.run("-b", "-n", "1", before=["unshare", "--user"])  # nobody, who may yet read this checkout
+    before = ["unshare", "--user"]  # nobody, who may yet read this checkout
+    ended = command.run("-b", "-n", "1", "--source", "bpf", before=before)
     assert ended.sentence.startswith("offtop needs root (or CAP_BPF")
     assert ended.sentence.endswith("Try: sudo offtop. See it without root: offtop demo")
     assert ended.status == 3
@@ -356,7 +357,7 @@ def test_another_user_is_told_to_use_sudo_with_status_3() -> None:
 
 @needs_kernel
 def test_root_without_capabilities_as_in_a_container_is_told_which_with_status_3() -> None:
-    ended = command.run("-b", "-n", "1", before=["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"])
+    ended = command.run("-b", "-n", "1", "--source", "bpf", before=_WITHOUT_CAPABILITIES)
     assert "CAP_BPF, CAP_PERFMON" in ended.sentence
     assert ended.status == 3
 
@@ -367,11 +368,75 @@ def test_without_bcc_it_says_where_bcc_comes_from_with_status_4(tmp_path: Path) 
     places = ["/usr/lib/python3/dist-packages", *map(str, Path("/usr").glob("lib*/python3*/site-packages"))]
     bcc = subprocess.run([sys.executable, "-c", found, *places], capture_output=True, text=True, check=True, timeout=30)
     hide = f'mount --bind {tmp_path} {bcc.stdout.strip()} && exec "$@"'
-    without = ["unshare", "--mount", "sh", "-c", hide, "sh"]
-    ended = command.run("-b", "-n", "1", before=without, env={"OFFTOP_CACHE": ""})
+    without, uncached = ["unshare", "--mount", "sh", "-c", hide, "sh"], {"OFFTOP_CACHE": ""}
+    ended = command.run("-b", "-n", "1", "--source", "bpf", before=without, env=uncached)
     assert ended.sentence.startswith("The Python module 'bcc' is missing.")
     assert "apt install python3-bpfcc" in ended.sentence
     assert ended.status == 4
+    ended = command.run("-b", "-n", "1", "-d", "0.1", before=without, env=uncached)
+    assert ended.status == 0
+    assert ended.err.startswith("offtop: /proc is sampled, because BPF is not to be had (The Python module 'bcc' is")
+
+
+# Without BPF
+
+_WITHOUT_CAPABILITIES = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
+_LACKING = "not known are who ended a wait, functions of programs, and where waits shorter than the time between"
+
+
+def sampled_head(ended: command.Ended) -> str:
+    assert ended.status == 0, ended.err
+    head = ended.out.splitlines()[0]
+    assert re.search(r"  SAMPLED ~\d+ Hz: waits \+-[\d.]+ms, up to [\d.]+ elsewhere$", head), head
+    return head
+
+
+def test_who_asks_for_proc_gets_it_and_is_told_what_that_lacks() -> None:
+    ended = command.run("-b", "-n", "1", "-d", "0.3", "--source", "proc")
+    assert ended.err.endswith(f"sampled: {_LACKING} two looks were\n")
+    sampled_head(ended)
+
+
+def test_another_user_is_told_of_their_own_processes_and_why() -> None:
+    nobody = ("setpriv", "--reuid", "65534", "--clear-groups")
+    if os.geteuid() or subprocess.run([*nobody, "test", "-r", __file__], check=False).returncode:
+        pytest.skip("only root can be nobody, and only where nobody may read this checkout")
+    beside = 'sleep 3 >/dev/null 2>&1 & exec "$@"'
+    before = [*nobody, "sh", "-c", beside, "sh"]
+    ended = command.run("-b", "-i", "-n", "1", "-d", "0.5", before=before, env={"OFFTOP_CONFIG": ""})
+    why = "your own processes alone are sampled, because BPF is not to be had (offtop needs root (or CAP_BPF"
+    assert ended.err.startswith(f"offtop: {why}")
+    sampled_head(ended)
+    told = [line for line in ended.out.splitlines() if re.match(r" *\d+ +sleep ", line)]
+    assert len(told) == 1
+    assert told[0].endswith(("clock_nanosleep", "hrtimer_nanosleep"))
+    assert "kthreadd" not in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--mode wakeup", "Mode wakeup needs BPF: sampling /proc does not see who ends a wait. Take mode offcpu"),
+        (
+            "--within bash:main",
+            "--within needs BPF: sampling /proc does not see functions of programs. Take -p instead",
+        ),
+        ("--state D", "--state needs BPF: sampling /proc does not see single waits. Leave it out"),
+        ("--max 5s", "--max needs BPF: sampling /proc does not see single waits. Leave it out"),
+        ("-p 4194303", "No process 4194303. Look it up with: pgrep NAME"),
+    ],
+)
+def test_what_proc_does_not_tell_is_refused_with_status_2(arguments: str, says: str) -> None:
+    ended = command.run("-b", "-n", "1", "--source", "proc", *arguments.split())
+    assert (ended.status, ended.sentence) == (2, says)
+
+
+@needs_kernel
+def test_who_asks_for_what_only_bpf_tells_hears_why_there_is_none() -> None:
+    for arguments in (["--mode", "wakeup"], ["--door", "exit"]):
+        ended = command.run("-b", "-n", "1", *arguments, before=_WITHOUT_CAPABILITIES)
+        assert "CAP_BPF, CAP_PERFMON" in ended.sentence
+        assert ended.status == 3
 
 
 @needs_kernel

@@ -91,6 +91,7 @@ def test_without_any_file_all_is_as_it_comes(ann: Person) -> None:
         triggers=("auto",),
         on_trigger="",
         bell=False,
+        source="auto",
         debuginfod="",
         snapshot_dir="",
         preset="top",
