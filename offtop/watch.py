@@ -467,40 +467,58 @@ def _live_source(
     least_keep_ns: int = 0,
 ) -> Generator[Source]:
     """`least_keep_ns`: how long it is to keep what it names, at least."""
-    settings = loaded.settings
-    keep_ns = max(settings.history_ns, least_keep_ns) + _GRACE_NS
-    with contextlib.ExitStack() as stack:
-        source: Source | None = None
-        refused: OfftopError | None = None
-        if settings.source != "proc":
-            from offtop.kernel.live import LiveSource
-            from offtop.kernel.program import Unwind
-
-            try:
-                source = LiveSource(
-                    rules,
-                    filters,
-                    door=asked.door,
-                    unwind=Unwind(asked.unwind, asked.unwind_bytes >> 10, asked.cpu_budget),
-                    keep_ns=keep_ns,
-                    mode=settings.mode,
-                    depth=asked.depth,
-                    debuginfod=_servers(settings.debuginfod),
-                )
-            except (PrivilegeError, KernelError) as error:
-                if settings.source == "bpf" or asked.door != "auto":
-                    raise
-                refused = error
-        if source is None:
-            from offtop.kernel.procsource import ProcSource
-
-            try:
-                source = ProcSource(rules, filters, asked.cpu_budget, keep_ns, settings.mode, refused)
-            except OfftopError as error:
-                raise refused or error from error
-            print(f"offtop: {source.notice}", file=sys.stderr)
-        stack.callback(source.close)
+    keep_ns = max(loaded.settings.history_ns, least_keep_ns) + _GRACE_NS
+    wanted, refused = loaded.settings.source, None
+    source: Source | None = None
+    if wanted != "proc":
+        try:
+            source = _traced(rules, filters, asked, loaded, keep_ns)
+        except (PrivilegeError, KernelError) as error:
+            if wanted == "bpf" or asked.door != "auto":
+                raise
+            refused = error
+    source = source or _sampled(rules, filters, asked, loaded, keep_ns, refused)
+    try:
         yield source
+    finally:
+        source.close()
+
+
+def _traced(
+    rules: categories.Categories, filters: Filters, asked: argparse.Namespace, loaded: "Loaded", keep_ns: int
+) -> Source:
+    from offtop.kernel.live import LiveSource
+    from offtop.kernel.program import Unwind
+
+    return LiveSource(
+        rules,
+        filters,
+        door=asked.door,
+        unwind=Unwind(asked.unwind, asked.unwind_bytes >> 10, asked.cpu_budget),
+        keep_ns=keep_ns,
+        mode=loaded.settings.mode,
+        depth=asked.depth,
+        debuginfod=_servers(loaded.settings.debuginfod),
+    )
+
+
+def _sampled(
+    rules: categories.Categories,
+    filters: Filters,
+    asked: argparse.Namespace,
+    loaded: "Loaded",
+    keep_ns: int,
+    refused: OfftopError | None,
+) -> Source:
+    """`refused`: why there is no BPF. It is raised, too, where what was asked for needs that."""
+    from offtop.kernel.procsource import NeedsBpfError, ProcSource
+
+    try:
+        source = ProcSource(rules, filters, asked.cpu_budget, keep_ns, loaded.settings.mode, refused)
+    except NeedsBpfError as error:
+        raise refused or error from error
+    print(f"offtop: {source.notice}", file=sys.stderr)
+    return source
 
 
 def _servers(said: str) -> Sequence[str]:

@@ -74,6 +74,8 @@ class Account:
         self.sites = Running(SITES)
         self.guessed_ns = 0
         """Off-CPU time that was counted at a place where nobody saw it."""
+        self.met = 0
+        """How many threads have been looked at for the first time."""
         self.at_ns = began_ns
         self._known: dict[ThreadKey, _Thread] = {}
         self._of_threads: list[tuple[ThreadKey, ThreadTotals]] = []
@@ -210,6 +212,7 @@ class Account:
         if not self._is_first:
             self.book.lives[key] = Life(at_ns)
         self._forgotten.pop(key, None)
+        self.met += 1
         known = self._known[key] = _Thread(counters, at_ns, at_ns, at_ns)
         return known
 

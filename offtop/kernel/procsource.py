@@ -32,6 +32,7 @@ from offtop.source import Happening
 from offtop.units import NS_PER_S
 
 DOOR = "proc"
+_ROOT = "/proc"
 _LEAST_S, _MOST_S = 0.01, 1.0
 """Between two looks."""
 _LEAST_PART = 5
@@ -42,9 +43,15 @@ _LATEST = 4
 """One look counts a quarter in the average of what they take."""
 _CLOSE_SECONDS = 2.0
 _KEEP_NS = 15 * 60 * NS_PER_S
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
 _PTRACE, _ADMIN = 19, 21
 """CAP_SYS_PTRACE, CAP_SYS_ADMIN."""
 MISSING = "who ended a wait, functions of programs, and where waits shorter than the time between two looks were"
+
+
+class NeedsBpfError(UsageError):
+    """Looking now and then cannot tell this."""
 
 
 class KernelNames:
@@ -67,21 +74,20 @@ class ProcSource(Happening):
         keep_ns: int = _KEEP_NS,
         mode: str = OFFCPU,
         refused: OfftopError | None = None,
-        root: str = "/proc",
     ) -> None:
         """`cpu_pct`: of one CPU, for all of offtop. `refused`: why there is no BPF, if that was to be had. Raises an
         OfftopError for what cannot be told so."""
         self._why = f", because BPF is not to be had ({str(refused).partition('. ')[0]})" if refused else ""
-        procfs.check_counted(root)
+        procfs.check_counted(_ROOT)
         _check(filters)
         _check_mode(mode)
-        self._root, self._categories, self._keep_ns = root, categories, keep_ns
+        self._categories, self._keep_ns = categories, keep_ns
         self._own_pid, self._uid = os.getpid(), os.geteuid()
         caps = int(status_of("self")["CapEff"], 16)
         self.own_only = not caps >> _PTRACE & 1
         self.has_stacks = bool(caps >> _ADMIN & 1)
         self._filters = self._asked = filters
-        _check_there(root, filters)
+        _check_there(filters)
         self._given = filters
         self._share_pct, self._walk_pct = cpu_pct, cpu_pct
         self._book = Book()
@@ -99,11 +105,16 @@ class ProcSource(Happening):
         """Of all of them."""
         self._before = time.monotonic_ns(), 0.0, time.process_time(), context_switches()
         """Of the last tick: when, and until then CPU time of looks, of offtop, and switches of the machine."""
+        self._lost = 0
+        """Threads that came and went between two looks."""
         self._marks: Marks | None = None
         self._was_last = False
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._failure: OSError | None = None
+        self._made = _begun()
         self._look()
+        self._met = self._account.met
+        """Both as of the first look: of what has begun since, those that were not met are lost."""
         self._thread = threading.Thread(target=self._run, name="offtop-looks", daemon=True)
         self._thread.start()
 
@@ -129,7 +140,7 @@ class ProcSource(Happening):
             return None
         ids = (*self._given.pids, *self._given.tids)
         self._was_last = (
-            self._asked == self._given and bool(ids) and not any(Path(self._root, str(one)).exists() for one in ids)
+            self._asked == self._given and bool(ids) and not any(Path(_ROOT, str(one)).exists() for one in ids)
         )
         try:
             with self._lock:
@@ -142,16 +153,19 @@ class ProcSource(Happening):
             raise KernelError(f"/proc cannot be read ({error.strerror}). Mount it: mount -t proc proc /proc") from error
 
     def _read(self) -> Snapshot:
-        in_effect = self._filters
+        in_effect, made = self._filters, _begun()
         self._look()
+        if not self.own_only and _counts_all(in_effect):
+            self._lost = max(self._lost, made - self._made - (self._account.met - self._met))
         if self._asked != self._filters:
             self._filters = self._asked
             self._tasks.close()
             self._tasks = self._chosen(self._filters)
             self._look(anew=True)
+            self._made, self._met = made + self._lost, self._account.met
         began_s = time.thread_time()
         for key in self._account.moved:
-            told = procfs.switches(self._root, key)
+            told = procfs.switches(_ROOT, key)
             if told:
                 self._account.switched(key, *told)
         self._looked_s += time.thread_time() - began_s
@@ -169,6 +183,7 @@ class ProcSource(Happening):
             sites=self._account.sites.frozen(),
             waiting=waiting,
             book=self._book,
+            lost={"threads": self._lost} if self._lost else {},
             cost=self._cost(at_ns),
             machine=Machine() if self.own_only else times.machine(),
             caught=caught,
@@ -204,7 +219,7 @@ class ProcSource(Happening):
             seen: Seen | None = None
             place = NO_STACK
             if self._account.must_look(key, counters):
-                seen = procfs.seen(self._root, key)  # if it has run meanwhile, its counters say so at the next look
+                seen = procfs.seen(_ROOT, key)  # if it has run meanwhile, its counters say so at the next look
                 if seen is None:
                     ended.append(key)
                     continue
@@ -229,7 +244,7 @@ class ProcSource(Happening):
             book.processes[key.pid] = seen.comm
             self._details.met(key.pid)
         elif key.pid not in book.processes:
-            name = procfs.content(f"{self._root}/{key.pid}/comm").rstrip(b"\n")
+            name = procfs.content(f"{_ROOT}/{key.pid}/comm").rstrip(b"\n")
             if name:
                 book.processes[key.pid] = os.fsdecode(name)
         if seen.call >= 0 and seen.call not in book.calls:
@@ -257,15 +272,15 @@ class ProcSource(Happening):
             if pid == self._own_pid or (pids and pid not in pids):
                 return False
             try:
-                if self.own_only and Path(self._root, str(pid)).stat().st_uid != self._uid:
+                if self.own_only and Path(_ROOT, str(pid)).stat().st_uid != self._uid:
                     return False
             except OSError:  # it has just ended
                 return False
-            if who != "all" and procfs.is_of_kernel(self._root, pid) != (who == "kernel"):
+            if who != "all" and procfs.is_of_kernel(_ROOT, pid) != (who == "kernel"):
                 return False
             return not cgroup or f"{cgroup_of(content_of(pid), mounted())}/".startswith(f"{cgroup.rstrip('/')}/")
 
-        return Tasks(self._root, wanted, tids)
+        return Tasks(_ROOT, wanted, tids)
 
     def _cost(self, at_ns: int) -> Cost:
         """And what looking may take from now on."""
@@ -284,17 +299,17 @@ class ProcSource(Happening):
         )
 
     def set_filters(self, filters: Filters) -> None:
-        """From the next read on, count only this. Raises UsageError for what is not there, or cannot be told."""
+        """From the next read on, count only this. Raises UsageError for what is not there, and NeedsBpfError."""
         _check(filters)
         new = Filters(
             pids=tuple(set(filters.pids).difference(self._given.pids)),
             tids=tuple(set(filters.tids).difference(self._given.tids)),
         )
-        _check_there(self._root, new)
+        _check_there(new)
         self._asked = filters
 
     def set_mode(self, mode: str, depth: int) -> None:
-        """Raises UsageError for modes with wakers."""
+        """Raises NeedsBpfError for modes with wakers."""
         _check_mode(mode)
 
     def catch(self, marks: Marks | None) -> None:
@@ -344,24 +359,37 @@ class ProcSource(Happening):
             self._lock.release()
 
 
+def _counts_all(filters: Filters) -> bool:
+    return not (filters.pids or filters.tids or filters.cgroup) and filters.who == "all"
+
+
+def _begun() -> int:
+    """How many threads have begun on this machine, but for our own. In a container, which sees a part of them: 0."""
+    if Path("/proc/self/ns/pid").stat().st_ino != _FIRST_PID_NAMESPACE:
+        return 0
+    with Path(_ROOT, "stat").open() as lines:
+        every = next((int(line.split()[1]) for line in lines if line.startswith("processes ")), 0)
+    return every - threading.active_count()
+
+
 def _check(filters: Filters) -> None:
-    """Raises UsageError for what looking now and then cannot tell."""
+    """Raises NeedsBpfError."""
     if filters.within:
-        raise UsageError("--within needs BPF: sampling /proc does not see functions of programs. Take -p instead")
+        raise NeedsBpfError("--within needs BPF: sampling /proc does not see functions of programs. Take -p instead")
     if filters.states or filters.max_ns:
         option = "--state" if filters.states else "--max"
-        raise UsageError(f"{option} needs BPF: sampling /proc does not see single waits. Leave it out")
+        raise NeedsBpfError(f"{option} needs BPF: sampling /proc does not see single waits. Leave it out")
 
 
 def _check_mode(mode: str) -> None:
     if mode != OFFCPU:
-        raise UsageError(f"Mode {mode} needs BPF: sampling /proc does not see who ends a wait. Take mode offcpu")
+        raise NeedsBpfError(f"Mode {mode} needs BPF: sampling /proc does not see who ends a wait. Take mode offcpu")
 
 
-def _check_there(root: str, filters: Filters) -> None:
+def _check_there(filters: Filters) -> None:
     for pid in filters.pids:
-        if not Path(root, str(pid)).exists():
+        if not Path(_ROOT, str(pid)).exists():
             raise UsageError(f"No process {pid}. Look it up with: pgrep NAME")
     for tid in filters.tids:
-        if not Path(root, str(tid)).exists():
+        if not Path(_ROOT, str(tid)).exists():
             raise UsageError(f"No thread {tid}. List a process's threads with: ps -L -p PID")

@@ -212,6 +212,14 @@ def test_the_sums_hold_while_threads_come_and_go() -> None:
             sampled.tick(0.1)
 
 
+def test_threads_that_come_and_go_between_two_looks_are_lost_and_counted() -> None:
+    with sampling(cpu_pct=0.1) as sampled:
+        sampled.tick()
+        for _ in range(50):
+            subprocess.run(["true"], check=True)
+        assert sampled.tick().lost["threads"] > 25
+
+
 def test_nothing_is_left_open() -> None:
     before = {*Path("/proc/self/fd").iterdir()}
     with sampling():
