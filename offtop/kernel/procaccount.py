@@ -86,8 +86,6 @@ class Account:
         self._exited: list[ThreadKey] = []
         """In this tick, and in the one before."""
         self._forgotten: dict[ThreadKey, int] = {}
-        self._retired: dict[int, int] = {}
-        """Stacks of sites that were given back, and when."""
         self._aged_ns = began_ns
         self._caught: list[Caught] = []
         self.marks: Marks | None = None
@@ -184,29 +182,19 @@ class Account:
         caught, self._caught = self._caught, []
         return waiting, caught
 
-    def age(self, keep_ns: int) -> set[int]:
-        """Once in `keep_ns`, give back what has not been used for as long: ids of stacks that nothing names now."""
+    def age(self, keep_ns: int) -> None:
+        """Once in `keep_ns`, give back sites and names that have not been used for as long. Stacks stay: the sums of
+        the sites that were given back stand under them, and a kernel has not many."""
         if self.at_ns - self._aged_ns < keep_ns:
-            return set()
-        before_ns = self._aged_ns = self.at_ns
-        before_ns -= keep_ns
+            return
+        self._aged_ns, before_ns = self.at_ns, self.at_ns - keep_ns
         in_progress = {known.waiting.site for known in self._known.values() if known.waiting}
         for site in self.sites.not_added_since(before_ns):
             if site.tid and site not in in_progress:
                 self._retire(site)
-                self._sites_of.get(site.thread, set[SiteKey]()).discard(site)
-        used = {site.kernel for site in (*self.sites, *in_progress)}
-        dropped = {
-            stack
-            for stack in self.book.stacks
-            if stack >= FIRST_STACK and stack not in used and self._retired.get(stack, 0) < before_ns
-        }
-        for stack in dropped:
-            del self.book.stacks[stack]
-            self._retired.pop(stack, None)
+                self._sites_of[site.thread].discard(site)
         for key in [key for key, ns in self._forgotten.items() if ns < before_ns]:
             self._forget(key)
-        return dropped
 
     def _meet(self, key: ThreadKey, counters: Counters, at_ns: int) -> _Thread:
         if not self._is_first:
@@ -400,7 +388,6 @@ class Account:
             self._forget(next(iter(self._forgotten)))
 
     def _retire(self, site: SiteKey) -> None:
-        self._retired[site.kernel] = self.at_ns
         self.sites.move(site, SiteKey(EXITED.pid, EXITED.tid, site.kernel, NO_STACK))
 
     def _forget(self, key: ThreadKey) -> None:

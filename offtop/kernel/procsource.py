@@ -172,9 +172,7 @@ class ProcSource(Happening):
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
         self._account.marks = self._marks
         waiting, caught = self._account.end_tick(at_ns)
-        dropped = self._account.age(self._keep_ns)
-        if dropped:
-            self._stacks = {frames: number for frames, number in self._stacks.items() if number not in dropped}
+        self._account.age(self._keep_ns)
         self._details.drop_unnamed()
         return Snapshot(
             taken_ns=taken_ns,

@@ -1,5 +1,7 @@
 """What comes of looks at threads: each test is the kernel, and moves a thread by hand. Times are in ms."""
 
+from typing import NamedTuple
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -190,6 +192,41 @@ def test_no_percentile_of_waits_of_which_only_the_sum_is_known_is_too_low() -> N
     assert log2.count(thread.histogram) == 40
     assert 2.5 * MS <= log2.percentile_ns(thread.histogram, 50, thread.max_ns) <= 10 * MS
     assert thread.max_ns == 100 * MS
+
+
+class Marked(NamedTuple):
+    """Waits of 50 ms and more are wanted."""
+
+    lowest_ns: int = 50 * MS
+    version: int = 0
+
+    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+        return self.lowest_ns, self.lowest_ns
+
+
+def test_a_wait_is_caught_when_it_ends_if_it_was_seen_for_so_long() -> None:
+    for seen_ms, caught in ((140, 0), (160, 1)):
+        looked = begun()
+        looked.account.marks = Marked()
+        looked.look(seen_ms, 5, 1, 2, SLEEP)
+        looked.look(200, 15, 1, 3, LOCK)
+        _, some = looked.account.end_tick(200 * MS)
+        assert len(some) == caught
+        assert all(one.site.kernel == SLEEP and not one.is_exact for one in some)
+
+
+def test_what_is_not_used_for_long_is_given_back_and_the_sums_stay() -> None:
+    looked = begun()
+    looked.look(150, 15, 1, 3, LOCK)
+    looked.tick(150)
+    total_ns = looked.account.sites[SiteKey(*KEY, SLEEP, NO_STACK)].total_ns
+    for ms in (300, 600):
+        assert next(iter(looked.account.sites)).tid == KEY.tid
+        looked.tick(ms)
+        looked.account.age(200 * MS)
+    assert {key: one.total_ns for key, one in looked.account.sites.items()}[SiteKey(0, 0, SLEEP, NO_STACK)] == total_ns
+    assert SiteKey(*KEY, SLEEP, NO_STACK) not in looked.account.sites
+    looked.tick(700)
 
 
 steps = st.tuples(
