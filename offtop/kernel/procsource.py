@@ -90,7 +90,7 @@ class ProcSource(Happening):
         _check_there(filters)
         self._given = filters
         self._share_pct, self._walk_pct = cpu_pct, cpu_pct
-        self._book = Book()
+        self._book = Book(has_programs=False)
         self._names = KernelNames()
         self._details = DetailsWorker(self._book)
         self._account = Account(self._book, time.monotonic_ns())

@@ -94,6 +94,8 @@ class Book:
     ticks alone, so that a tick that was recorded tells the same."""
     ends_version: int = 0
     """Another one whenever `ends` tells another thing."""
+    has_programs: bool = True
+    """Whether functions of programs are looked at at all; where not, a wait without them need not be in progress."""
 
     def stack(self, stack_id: int) -> Stack:
         return self.stacks.get(stack_id, EMPTY)

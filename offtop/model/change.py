@@ -187,6 +187,7 @@ class Replayed:
 
     def add(self, one: Change, epoch: int = 0) -> Snapshot:
         """The snapshot after `one`."""
+        self._book.has_programs = one.sampling is None
         _add(self._threads, THREADS, one.threads, one.at_ns)
         _add(self._sites, SITES, one.sites, one.at_ns)
         for key in map(ThreadKey._make, one.ended.tolist()):

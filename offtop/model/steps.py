@@ -140,7 +140,8 @@ class Steps:
         kernel_id, user_id, _ = place
         user = self._half(user_id, False)
         if user_id == NO_STACK and self._shape.frames == "both" and kernel_id != NO_STACK:
-            user = () if _is_of_kernel(self._book.stack(kernel_id)) else (STILL,)
+            is_lacking = self._book.has_programs and not _is_of_kernel(self._book.stack(kernel_id))
+            user = (STILL,) if is_lacking else ()
         return (self._half(kernel_id, True) + user)[::-1]
 
     def wakeup(self, place: tuple[int, ...]) -> Path:

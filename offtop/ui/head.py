@@ -91,7 +91,9 @@ def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None,
     if picture.sampling:
         right = right if layout.width >= _LEAST_BOTH else []
         right.append((f"SAMPLED {rate(picture.sampling, picture.span_ns)}  ", "alert"))
-    if view.paused_at_ns is not None and any(one.worst.at_ns == picture.newest.at_ns for one in picture.outliers.groups):
+    if view.paused_at_ns is not None and any(
+        one.worst.at_ns == picture.newest.at_ns for one in picture.outliers.groups
+    ):
         right.append(("outlier  ", "alert"))
     if recorded:
         day = datetime.fromtimestamp(picture.newest.taken_ns // 10**9).strftime("%Y-%m-%d")

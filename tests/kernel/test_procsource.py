@@ -14,6 +14,7 @@ from offtop.errors import UsageError
 from offtop.kernel.procsource import DOOR, ProcSource
 from offtop.model.cut import Part
 from offtop.model.snapshot import Bound, Filters, Snapshot, ThreadTotals
+from offtop.model.steps import Shape, Steps
 from offtop.model.window import Window, between
 from tests.conftest import lacks
 from tests.kernel import waits, watch
@@ -168,6 +169,16 @@ def test_one_wait_through_many_looks_is_one_and_its_age_grows_with_the_clock() -
         assert sampled.last.book.call(one.call) in {"clock_nanosleep", "nanosleep"}
         assert one.bound in (Bound.AT_LEAST, Bound.AT_MOST)
         assert {key.pid for key, _ in first.each_thread()} == {pid}
+
+
+def test_the_tree_has_the_functions_of_the_kernel_alone_and_calls_no_wait_unended() -> None:
+    with started("sleep", "60") as pid, sampling(Filters(pids=(pid,))) as sampled:
+        window = sampled.tick(0.2)
+        steps = Steps(window.book, sampled.source.names, Shape())
+        (site,) = watch.sites_of(window, pid)
+        names = [step.name for step in steps.sleeper((site.kernel, site.user, site.wake))]
+        assert "hrtimer_nanosleep" in names
+        assert not [name for name in names if name.startswith("(")]
 
 
 def test_the_end_of_all_that_was_asked_for_is_the_end() -> None:
