@@ -103,7 +103,9 @@ def test_the_totals_of_known_waits_are_within_a_tenth_of_the_traced_ones(live: W
         for child in children:
             category = child.wait.category
             whole, estimate = (_of(window, child.tid, category) for window in (traced, sampled))
-            assert within(estimate.total_ns, 0.1, whole.total_ns), (child.name, estimate, whole)
+            # Before its go and behind its end it waits in a pipe: then, by how long each of the two looked on.
+            longer = traced.span_ns / sampled.span_ns if category == "pipe" else 1
+            assert within(longer * estimate.total_ns, 0.1, whole.total_ns), (child.name, estimate, whole)
             one, other = watch.thread(traced, child.tid), watch.thread(sampled, child.tid)
             assert abs(one.waits - other.waits) <= 1, "waits are counted, not estimated"
             assert abs(one.runqueue_ns - other.runqueue_ns) <= 10 * MS
