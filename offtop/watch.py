@@ -478,6 +478,8 @@ def _live_source(
                 raise
             refused = error
     source = source or _sampled(rules, filters, asked, loaded, keep_ns, refused)
+    if source.notice:
+        print(f"offtop: {source.notice}", file=sys.stderr)
     try:
         yield source
     finally:
@@ -514,11 +516,9 @@ def _sampled(
     from offtop.kernel.procsource import NeedsBpfError, ProcSource
 
     try:
-        source = ProcSource(rules, filters, asked.cpu_budget, keep_ns, loaded.settings.mode, refused)
+        return ProcSource(rules, filters, asked.cpu_budget, keep_ns, loaded.settings.mode, refused)
     except NeedsBpfError as error:
         raise refused or error from error
-    print(f"offtop: {source.notice}", file=sys.stderr)
-    return source
 
 
 def _servers(said: str) -> Sequence[str]:

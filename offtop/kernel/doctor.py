@@ -1,7 +1,8 @@
 """`offtop doctor`: what works on this machine, what does not, and the command that mends it.
 
 Each check asks for the feature itself and never goes by the kernel's version. It changes nothing, and
-needs no privilege: what cannot be seen without one is said to be unknown.
+needs no privilege: what cannot be seen without one is said to be unknown. What is not needed here, for there is
+something better, is said to be so.
 """
 
 import ctypes as ct
@@ -22,22 +23,24 @@ from pathlib import Path
 from typing import Literal
 
 from offtop.errors import KernelError, OfftopError
-from offtop.kernel import dwfl, features, namespace, program, within
+from offtop.kernel import dwfl, features, namespace, probes, program, within
+from offtop.kernel import privileges as rights
 from offtop.kernel.features import Features
-from offtop.kernel.libbpf import KernelTypes, enable_statistics, library
+from offtop.kernel.libbpf import KernelTypes, library
+from offtop.kernel.privileges import CAPABILITIES, capabilities
 from offtop.kernel.program import AUTO
 from offtop.model.printable import printable
 
 Verdict = Literal["ok", "warn", "FAIL"]
-
-CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_SYSLOG": 34, "CAP_PERFMON": 38, "CAP_BPF": 39}
-"""Bits in `CapEff` (include/uapi/linux/capability.h)."""
+State = Literal["there", "missing", "unneeded", "unknown"]
 
 _SECURE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What sudo looks through, where it does not tell (only root may ask it)."""
-_ARRAY_MAP = 2  # BPF_MAP_TYPE_ARRAY
+_GET_STACK, _GET_CURRENT_TASK_BTF = 67, 158  # enum bpf_func_id
 _BIG_MAP_BYTES = 16 << 20
 _MOST_NAMED = 12
+_REMEDY_FOR_DOOR = "use a kernel with CONFIG_KPROBES=y, or one with sched_exit_tp (Linux 6.16)"
+_LOW_COST = "the low cost: stacks are walked at every switch, as other tools do; and what waits that ended were on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,9 @@ class Check:
     """The command, or the sentence, that mends it; empty when ok."""
     loses: str = ""
     """What offtop cannot do without it; empty when ok or unknown."""
+    state: State | None = None
+    """`unneeded`: it is not there, or is not used, and nothing is lost by that; `unknown`: it takes a privilege, or
+    what failed before it, to tell. None: it is there where the verdict is ok, else it is missing."""
 
 
 def checks() -> list[Check]:
@@ -66,6 +72,7 @@ def conditions() -> list[Check]:
     held = capabilities()
     return [
         privileges(held),
+        *(capability(name, held) for name in CAPABILITIES),
         kernel(),
         lockdown(),
         libbpf(),
@@ -73,16 +80,26 @@ def conditions() -> list[Check]:
         memlock(held),
         btf(),
         task_struct(),
+        raw_tracepoints(held),
+        state_at_leaving(),
         door(),
+        kprobes(),
         tracefs(),
+        perf_event_paranoid(held),
+        current_task(held),
         task_storage(),
         task_iterator(),
+        batches(held),
+        ring_buffer(held),
         run_delay(),
+        schedstat(),
         wakers(),
         uprobes(),
         statistics(held),
         kernel_symbols(held),
-        perf_event_paranoid(held),
+        stack_walks(held),
+        registers(),
+        other_processes(held),
         bcc(),
         libdw(),
         user_stacks(),
@@ -122,30 +139,33 @@ def render(found: Sequence[Check]) -> str:
 
 
 def as_json(found: Sequence[Check]) -> str:
-    """An array of objects with the members of a Check."""
-    return json.dumps([asdict(check) for check in found], indent=2)
+    """An array of objects with the members of a Check; each has a state."""
+    states = {check.name: check.state or ("there" if check.verdict == "ok" else "missing") for check in found}
+    return json.dumps([{**asdict(check), "state": states[check.name]} for check in found], indent=2)
 
 
-def capabilities(status_file: str = "/proc/self/status") -> frozenset[str]:
-    """Which of CAPABILITIES this process holds. CAP_SYS_ADMIN brings CAP_BPF and CAP_PERFMON (bpf_capable())."""
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", Path(status_file).read_text(), re.MULTILINE)
-    mask = int(found[1], 16) if found else 0
-    held = {name for name, bit in CAPABILITIES.items() if mask >> bit & 1}
-    if "CAP_SYS_ADMIN" in held:
-        held |= {"CAP_BPF", "CAP_PERFMON"}
-    return frozenset(held)
-
-
-def privileges(held: frozenset[str]) -> Check:
-    missing = [name for name in ("CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE", "CAP_SYSLOG") if name not in held]
+def privileges(held: frozenset[str], confined: bool | None = None) -> Check:
+    """`confined`: privileges.is_confined(), if not asked."""
     who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
+    everything = "everything: the kernel lets nobody else watch it"
+    if rights.is_confined() if confined is None else confined:
+        remedy = "sudo offtop, outside of it: a rootless container cannot"
+        return Check("privileges", "FAIL", f"{who} of a user namespace only", remedy, everything)
+    missing = [name for name in (*rights.NEEDED, *rights.WANTED) if name not in held]
     if not missing:
         return Check("privileges", "ok", who)
     what = f"{who}, without {', '.join(missing)}"
-    if "CAP_BPF" in missing or "CAP_PERFMON" in missing:
-        return Check("privileges", "FAIL", what, "sudo offtop", "everything: the kernel lets nobody else watch it")
-    lost = {"CAP_SYS_PTRACE": "the names in other users' stacks", "CAP_SYSLOG": "kernel symbols, and so categories"}
-    return Check("privileges", "warn", what, "sudo offtop", "; ".join(lost[name] for name in missing))
+    if not held.issuperset(rights.NEEDED):
+        return Check("privileges", "FAIL", what, "sudo offtop", everything)
+    lost = "; ".join(CAPABILITIES[name].loses for name in missing)
+    return Check("privileges", "warn", what, "sudo offtop", lost)
+
+
+def capability(name: str, held: frozenset[str]) -> Check:
+    if name in held:
+        return Check(name, "ok", "held")
+    remedy = f"sudo offtop; in a container: docker run --cap-add {name.removeprefix('CAP_')}"
+    return Check(name, "warn", "not held", remedy, CAPABILITIES[name].loses)
 
 
 def kernel() -> Check:
@@ -157,10 +177,10 @@ def lockdown(file: str = "/sys/kernel/security/lockdown") -> Check:
     try:
         found = re.search(r"\[(\w+)\]", Path(file).read_text())
     except OSError:
-        return Check("lockdown", "ok", "off, or not shown here")
+        return Check("lockdown", "ok", "off, or not shown here", state="unneeded")
     level = found[1] if found else "none"
     if level != "confidentiality":
-        return Check("lockdown", "ok", level)
+        return Check("lockdown", "ok", level, state="unneeded")
     return Check(
         "lockdown",
         "FAIL",
@@ -181,13 +201,13 @@ def libbpf() -> Check:
 
 def bpf(held: frozenset[str]) -> Check:
     """Makes the smallest map there is, and closes it."""
-    failed = _cannot_make_map(8)
+    failed = probes.a_map(8)
     if failed is None:
-        return Check("bpf(2)", "warn", "unknown without libbpf", libbpf().remedy)
+        return Check("bpf(2)", "warn", "unknown without libbpf", libbpf().remedy, state="unknown")
     if not failed:
         return Check("bpf(2)", "ok", "a map could be made")
     if "CAP_BPF" not in held:
-        return Check("bpf(2)", "warn", "unknown without CAP_BPF", "sudo offtop doctor")
+        return Check("bpf(2)", "warn", "unknown without CAP_BPF", "sudo offtop doctor", state="unknown")
     remedy = {
         errno.ENOSYS: "use a kernel with CONFIG_BPF_SYSCALL=y, as the distributions' kernels are",
         errno.EPERM: "in a container, allow the system call: docker run --privileged --pid=host",
@@ -199,10 +219,14 @@ def memlock(held: frozenset[str]) -> Check:
     """Until d5299b67dd59 (5.11) maps counted against RLIMIT_MEMLOCK; since then against the memory cgroup."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     shown = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KB"
-    if limit == resource.RLIM_INFINITY or _cannot_make_map(_BIG_MAP_BYTES) == 0:
-        return Check("locked memory", "ok", f"limit {shown}; a map of {_BIG_MAP_BYTES >> 20} MB fits")
-    if "CAP_BPF" not in held or _cannot_make_map(8) != 0:
-        return Check("locked memory", "ok", f"limit {shown}; whether it matters is unknown without bpf(2)")
+    if limit == resource.RLIM_INFINITY:
+        return Check("locked memory", "ok", f"limit {shown}")
+    if probes.a_map(_BIG_MAP_BYTES) == 0:
+        what = f"limit {shown}, which this kernel does not count maps against: one of {_BIG_MAP_BYTES >> 20} MB fits"
+        return Check("locked memory", "ok", what, state="unneeded")
+    if "CAP_BPF" not in held or probes.a_map(8) != 0:
+        what = f"limit {shown}; whether it matters is unknown without bpf(2)"
+        return Check("locked memory", "ok", what, state="unknown")
     return Check(
         "locked memory",
         "warn",
@@ -234,6 +258,38 @@ def task_struct() -> Check:
     return Check("task_struct", "ok", "has the members that offtop reads")
 
 
+def raw_tracepoints(held: frozenset[str]) -> Check:
+    """Came with c4f6699dfcb8 (4.17)."""
+    failed = probes.raw_tracepoint("sched_switch") if _may_load(held) else None
+    if failed is None:
+        return _unasked("raw tracepoints", held)
+    if not failed:
+        return Check("raw tracepoints", "ok", "a program could be attached to sched_switch")
+    return Check(
+        "raw tracepoints",
+        "FAIL",
+        f"sched_switch cannot be attached to: {os.strerror(failed)}",
+        "use a kernel from 4.17 on with CONFIG_BPF_EVENTS=y, as the distributions' kernels are",
+        "everything: when a thread leaves its CPU",
+    )
+
+
+def state_at_leaving() -> Check:
+    """An argument of sched_switch since fa2c3254d7cf (5.18)."""
+    known = _features()
+    if known is None:
+        return _unknown("state at leaving")
+    if known.state_argument:
+        return Check("state at leaving", "ok", "sched_switch tells it, as its fourth argument")
+    return Check(
+        "state at leaving",
+        "warn",
+        "sched_switch does not tell it; it is read from the thread",
+        "use a kernel from 5.18 on",
+        "certainty about threads that are woken while they leave: they may count as ready from the beginning",
+    )
+
+
 def door() -> Check:
     """How the kernel can tell that a thread is back."""
     known = _features()
@@ -248,9 +304,22 @@ def door() -> Check:
         "door",
         "warn",
         "switch: neither sched_exit_tp nor a kprobe on finish_task_switch",
-        "use a kernel with CONFIG_KPROBES=y, or one with sched_exit_tp (Linux 6.16)",
-        "the low cost: stacks are walked at every switch, as other tools do; and what waits that ended were on",
+        _REMEDY_FOR_DOOR,
+        _LOW_COST,
     )
+
+
+def kprobes() -> Check:
+    """Only for the door of that name."""
+    known = _features()
+    if known is None:
+        return _unknown("kprobes")
+    if known.kprobe_symbol:
+        return Check("kprobes", "ok", f"{known.kprobe_symbol} can be probed")
+    what = "none, or not of finish_task_switch"
+    if known.doors[0] == "exit":
+        return Check("kprobes", "ok", f"{what}; not needed, with sched_exit_tp", state="unneeded")
+    return Check("kprobes", "warn", what, _REMEDY_FOR_DOOR, _LOW_COST)
 
 
 def tracefs() -> Check:
@@ -263,7 +332,7 @@ def tracefs() -> Check:
             return Check("tracefs", "ok", f"{place}, for root only")
     known = _features()
     if known is not None and known.doors[0] == "exit":
-        return Check("tracefs", "ok", "not mounted, and not needed for this door")
+        return Check("tracefs", "ok", "not mounted, and not needed for this door", state="unneeded")
     return Check(
         "tracefs",
         "warn",
@@ -271,6 +340,11 @@ def tracefs() -> Check:
         "sudo mount -t tracefs nodev /sys/kernel/tracing",
         "kprobes, where the kernel has no other way to attach them",
     )
+
+
+def current_task(held: frozenset[str]) -> Check:
+    """Came with 3ca1032ab7ab (5.11)."""
+    return _helper("current task", _GET_CURRENT_TASK_BTF, "bpf_get_current_task_btf", "use a kernel from 5.11 on", held)
 
 
 def task_storage() -> Check:
@@ -305,6 +379,28 @@ def task_iterator() -> Check:
     )
 
 
+def batches(held: frozenset[str]) -> Check:
+    """Came with 057996380a42 (5.6)."""
+    failed = probes.batches() if "CAP_BPF" in held else None
+    if failed is None:
+        return _unasked("batch operations", held)
+    if not failed:
+        return Check("batch operations", "ok", "a table is emptied in a few calls")
+    what, lost = f"a table cannot be emptied at once: {os.strerror(failed)}", "everything: what was counted is read so"
+    return Check("batch operations", "FAIL", what, "use a kernel from 5.6 on", lost)
+
+
+def ring_buffer(held: frozenset[str]) -> Check:
+    """Came with 457f44363a88 (5.8)."""
+    failed = probes.ring_buffer() if "CAP_BPF" in held else None
+    if failed is None:
+        return _unasked("ring buffer", held)
+    if not failed:
+        return Check("ring buffer", "ok", "stacks are copied and long waits are told through one")
+    what = f"none could be made: {os.strerror(failed)}"
+    return Check("ring buffer", "FAIL", what, "use a kernel from 5.8 on", "everything: its programs have one")
+
+
 def run_delay() -> Check:
     """The kernel keeps it with CONFIG_SCHED_INFO, which CONFIG_SCHEDSTATS and CONFIG_TASK_DELAY_ACCT bring."""
     known = _features()
@@ -319,6 +415,17 @@ def run_delay() -> Check:
         "use a kernel with CONFIG_SCHED_INFO=y, as the distributions' kernels are",
         "some of the low cost: each wakeup runs a program too",
     )
+
+
+def schedstat() -> Check:
+    """Of CONFIG_SCHED_INFO, as run_delay."""
+    try:
+        numbers = Path("/proc/self/schedstat").read_text().split()
+    except OSError:
+        numbers = []
+    if len(numbers) == 3 and any(map(int, numbers)):
+        return Check("schedstat", "ok", "/proc tells run-queue time, should BPF be refused")
+    return Check("schedstat", "ok", "not told by /proc; not needed, with BPF", state="unneeded")
 
 
 def wakers() -> Check:
@@ -353,40 +460,75 @@ def uprobes(machine: str = platform.machine()) -> Check:
 
 def statistics(held: frozenset[str]) -> Check:
     """BPF_ENABLE_STATS came with d46edd671a14 (5.8) and asks for CAP_SYS_ADMIN."""
-    try:
-        os.close(enable_statistics())
-    except KernelError:
-        return Check("own cost", "warn", "unknown without libbpf", libbpf().remedy)
-    except OSError as error:
-        remedy = "use a kernel from 5.8 on" if "CAP_SYS_ADMIN" in held else "sudo offtop"
-        return Check("own cost", "warn", error.strerror or str(error), remedy, "the ns per switch in the header")
-    return Check("own cost", "ok", "the kernel counts what BPF programs take")
+    failed = probes.statistics()
+    if failed is None:
+        return Check("own cost", "warn", "unknown without libbpf", libbpf().remedy, state="unknown")
+    if not failed:
+        return Check("own cost", "ok", "the kernel counts what BPF programs take")
+    remedy = "use a kernel from 5.8 on" if "CAP_SYS_ADMIN" in held else "sudo offtop, or add CAP_SYS_ADMIN"
+    return Check("own cost", "warn", os.strerror(failed), remedy, "the ns per switch in the header")
 
 
 def kernel_symbols(held: frozenset[str]) -> Check:
     """Zeros without CAP_SYSLOG, or for everybody when kptr_restrict is 2 (kernel/ksyms_common.c)."""
+    lost = CAPABILITIES["CAP_SYSLOG"].loses
     try:
         with Path("/proc/kallsyms").open() as file:
             seen = any(int(line.split(maxsplit=1)[0], 16) for line, _ in zip(file, range(100), strict=False))
     except OSError as error:
-        return Check(
-            "kernel symbols",
-            "FAIL",
-            f"/proc/kallsyms: {error.strerror}",
-            "use a kernel with CONFIG_KALLSYMS=y",
-            "all categories",
-        )
+        what = f"/proc/kallsyms: {error.strerror}"
+        return Check("kernel symbols", "warn", what, "use a kernel with CONFIG_KALLSYMS=y", lost)
     if seen:
         return Check("kernel symbols", "ok", "/proc/kallsyms")
-    if "CAP_SYSLOG" not in held:
-        return Check("kernel symbols", "warn", "/proc/kallsyms reads as zeros", "sudo offtop", "all categories")
+    remedy = "sudo sysctl kernel.kptr_restrict=1" if "CAP_SYSLOG" in held else "sudo offtop"
+    return Check("kernel symbols", "warn", "/proc/kallsyms shows no addresses", remedy, lost)
+
+
+def stack_walks(held: frozenset[str]) -> Check:
+    """Came with c195651e565a (4.18)."""
+    return _helper("stack walks", _GET_STACK, "bpf_get_stack", "use a kernel from 4.18 on", held)
+
+
+def _helper(name: str, number: int, function: str, remedy: str, held: frozenset[str]) -> Check:
+    """Whether programs may call one of the kernel's functions without which offtop's cannot be."""
+    found = probes.helper(number) if _may_load(held) else None
+    if found is None:
+        return _unasked(name, held)
+    if found:
+        return Check(name, "ok", f"programs may call {function}")
+    return Check(name, "FAIL", f"programs may not call {function}", remedy, "everything")
+
+
+def registers() -> Check:
+    """bpf_task_pt_regs came with dd6e10fbd9fb (5.15)."""
+    known = _features()
+    if known is None:
+        return _unknown("user registers")
+    if known.registers:
+        return Check("user registers", "ok", "of waiting threads, too (bpf_task_pt_regs)")
     return Check(
-        "kernel symbols",
-        "FAIL",
-        "/proc/kallsyms reads as zeros",
-        "sudo sysctl kernel.kptr_restrict=1",
-        "all categories: the names of kernel functions decide them",
+        "user registers",
+        "warn",
+        "not told by this kernel (bpf_task_pt_regs)",
+        f"use a kernel from 5.15 on, on x86-64 or arm64 (this is {platform.machine()})",
+        "user stacks by .eh_frame, those of waits in progress, and system calls with what they wait on",
     )
+
+
+def other_processes(held: frozenset[str]) -> Check:
+    """By asking each for its memory, at an address where nothing is."""
+    told = [probes.memory_of(int(one.name)) for one in Path("/proc").iterdir() if one.name.isdecimal()]
+    told = [failed for failed in told if failed != errno.ESRCH]  # threads of the kernel's, and who has ended
+    closed = told.count(errno.EPERM)
+    if not closed:
+        return Check("other processes", "ok", "their memory, files and mappings can be read")
+    what, lost = f"{closed} of {len(told)} may not be looked into", CAPABILITIES["CAP_SYS_PTRACE"].loses
+    if "CAP_SYS_PTRACE" not in held:
+        return Check("other processes", "warn", what, "sudo offtop", lost)
+    if closed < len(told):
+        return Check("other processes", "ok", f"{what}: they are protected, even from root")
+    remedy = "boot with kernel.yama.ptrace_scope below 3; in a container: allow process_vm_readv (seccomp)"
+    return Check("other processes", "warn", what, remedy, lost)
 
 
 def perf_event_paranoid(held: frozenset[str]) -> Check:
@@ -394,7 +536,8 @@ def perf_event_paranoid(held: frozenset[str]) -> Check:
     try:
         level = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text())
     except OSError:
-        return Check("perf_event_paranoid", "ok", "this kernel has no perf events; offtop needs none but for kprobes")
+        what = "this kernel has no perf events, which only kprobes and --within need"
+        return Check("perf_event_paranoid", "ok", what, state="unneeded")
     if level <= 2 or "CAP_SYS_ADMIN" in held:
         return Check("perf_event_paranoid", "ok", str(level))
     return Check(
@@ -402,7 +545,7 @@ def perf_event_paranoid(held: frozenset[str]) -> Check:
         "warn",
         f"{level}, without CAP_SYS_ADMIN",
         "sudo sysctl kernel.perf_event_paranoid=2",
-        "kprobes, on kernels without sched_exit_tp",
+        "--within, and kprobes, on kernels without sched_exit_tp",
     )
 
 
@@ -509,7 +652,7 @@ def pid_namespace() -> Check:
 def sudo_path() -> Check:
     """Whether `sudo offtop` finds it: sudo has a PATH of its own, without ~/.local/bin and environments."""
     if shutil.which("sudo") is None:
-        return Check("sudo", "ok", "no sudo here")
+        return Check("sudo", "ok", "no sudo here", state="unneeded")
     told = subprocess.run(["sudo", "-n", "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
     path = re.search(r"override user's \$PATH with: (\S+)", told)
     if found := shutil.which("offtop", path=path[1] if path else _SECURE_PATH):
@@ -537,7 +680,7 @@ def attaching(so_far: Sequence[Check]) -> Check:
     """Compiles offtop's own program, attaches it, and takes it away again."""
     known, types = _features(), _types()
     if known is None or types is None or any(check.verdict == "FAIL" for check in so_far):
-        return Check("attaching", "warn", "not tried", "mend what failed above")
+        return Check("attaching", "warn", "not tried", "mend what failed above", state="unknown")
     try:
         attached = program.attach(known, defines=namespace.defines(types), anew=True)
     except OfftopError as error:
@@ -565,23 +708,19 @@ def _features() -> Features | None:
 
 
 def _unknown(name: str) -> Check:
-    return Check(name, "warn", "unknown without BTF", btf().remedy)
+    return Check(name, "warn", "unknown without BTF", btf().remedy, state="unknown")
 
 
-def _cannot_make_map(size: int) -> int | None:
-    """errno of making an array of `size` bytes, 0 when it could be made; None where libbpf cannot be asked."""
-    try:
-        lib = library()
-    except KernelError:
-        return None
-    if hasattr(lib, "bpf_map_create"):
-        fd = lib.bpf_map_create(_ARRAY_MAP, None, 4, 8, size // 8, None)
-    else:  # before libbpf 0.7
-        fd = lib.bpf_create_map(_ARRAY_MAP, 4, 8, size // 8, 0)
-    if fd < 0:
-        return -fd if fd < -1 else ct.get_errno()
-    os.close(fd)
-    return 0
+def _may_load(held: frozenset[str]) -> bool:
+    """Whether a program may be loaded, so that the kernel's answer is about the program."""
+    return held.issuperset(rights.NEEDED) and probes.a_map(8) == 0
+
+
+def _unasked(name: str, held: frozenset[str]) -> Check:
+    missing = [one for one in rights.NEEDED if one not in held]
+    if missing:
+        return Check(name, "warn", f"unknown without {', '.join(missing)}", "sudo offtop doctor", state="unknown")
+    return Check(name, "warn", "unknown without bpf(2), or libbpf from 0.7 on", "see above", state="unknown")
 
 
 def _install(deb: str, rpm: str) -> str:

@@ -33,6 +33,8 @@ _REREAD_NS = 10_000_000_000
 _MOST_FRAMES = 65_536
 _PART_BYTES = 256 * 1024
 _KERNEL_HALF = 1 << 63
+HIDDEN = Frame(KERNEL, 0, "(hidden)")
+"""All of a kernel stack where the kernel does not say what lies where."""
 
 
 class KernelSymbols:
@@ -170,6 +172,22 @@ class KernelSymbols:
         """Whether something loaded since the last reading may explain `address`."""
         first, end = self._core
         return address >= _KERNEL_HALF and not first <= address < end and address not in self._hopeless
+
+
+class HiddenSymbols:
+    """Stands for KernelSymbols where the kernel does not show them."""
+
+    def lookup(self, _address: int) -> Frame:
+        return HIDDEN
+
+    def variable(self, _address: int) -> str:
+        return ""
+
+    def address_of(self, _name: str) -> int | None:
+        return None
+
+    def ranges(self, _prefixes: Sequence[str], _wanted: Callable[[str], bool]) -> list[tuple[int, int]]:
+        return []
 
 
 def _addresses(lines: list[bytes], path: str) -> "array[int]":

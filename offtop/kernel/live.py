@@ -13,8 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
-from offtop.errors import KernelError, PrivilegeError, UsageError
-from offtop.kernel import features, layout, libbpf, namespace, syscalls, times, userstacks, whichcgroup, within
+from offtop.errors import KernelError, OfftopError, UsageError
+from offtop.kernel import (
+    features,
+    layout,
+    libbpf,
+    namespace,
+    privileges,
+    syscalls,
+    times,
+    userstacks,
+    whichcgroup,
+    within,
+)
 from offtop.kernel.allowance import Allowance
 from offtop.kernel.caught import Catcher
 from offtop.kernel.copies import Copies
@@ -22,17 +33,16 @@ from offtop.kernel.cost import CostMeter
 from offtop.kernel.debuginfod import DebugFiles
 from offtop.kernel.ends import EndsWorker
 from offtop.kernel.files import Files
-from offtop.kernel.kallsyms import KernelSymbols
+from offtop.kernel.kallsyms import HIDDEN, HiddenSymbols, KernelSymbols
 from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack
 from offtop.kernel.ledger import Ended, Ledger, Ran, Walked
 from offtop.kernel.libbpf import Map
-from offtop.kernel.mappings import Processes
+from offtop.kernel.mappings import Processes, are_others_closed
 from offtop.kernel.names import NameWorker
 from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import AUTO, Unwind, attach
 from offtop.kernel.pythons import Pythons
 from offtop.kernel.stacks import Stacks
-from offtop.kernel.status import status_of
 from offtop.kernel.userstacks import UserStacks
 from offtop.kernel.wakes import Wakes
 from offtop.kernel.walker import Taught, Walker
@@ -78,6 +88,10 @@ wait on either. restart_syscall goes on with a poll that was interrupted."""
 _FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
 """Categories of waits that a system call may meet on its way, whatever it is called for."""
 _ZERO = bytes(4)
+_CLOSED = "Other users' processes have no user stacks, and what they have open is not known"
+_HALF_CLOSED = "Other users' processes have no user stacks while they wait, and what they have open is not known"
+_LOOK_IN = "Run offtop as root, or give it the capability CAP_SYS_PTRACE."
+_NO_SYMBOLS = "There are no categories, no wakers and no names of kernel functions, and what is waited on is not known."
 
 
 class LiveSource(Happening):
@@ -97,11 +111,13 @@ class LiveSource(Happening):
     ) -> None:
         """`mode` and `depth`: as set_mode has them. `debuginfod`: servers to be asked for debug files. Raises an
         OfftopError that says what is missing and how to get it; nothing is left attached then."""
-        if os.geteuid() != 0 and not _may_load_bpf():
-            raise PrivilegeError(
-                "offtop needs root (or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG) to attach to the "
-                "scheduler. Try: sudo offtop. See it without root: offtop demo"
-            )
+        held = privileges.capabilities()
+        privileges.check(held)
+        is_let_in = "CAP_SYS_PTRACE" in held
+        self._kept_out = "" if is_let_in else f"{_CLOSED if are_others_closed() else _HALF_CLOSED}. {_LOOK_IN}"
+        """What of other users' processes is not known, and the remedy; empty: all is."""
+        self._hidden = ""
+        """Why the kernel's symbols are not known; empty: they are."""
         namespace.own()
         self._filters = filters
         self._cgroups: dict[str, Cgroup] = {}
@@ -159,7 +175,7 @@ class LiveSource(Happening):
             self._opened.callback(self._debug_files.close)
         self._names = NameWorker(files, self._debug_files)
         self._opened.callback(self._names.close)
-        symbols = KernelSymbols.read()  # meanwhile the children start that read binaries
+        symbols = self._symbols()  # meanwhile the children start that read binaries
         self._book = Book()
         if self._defines:
             self._book.processes[OUTSIDE], self._book.details[OUTSIDE] = "(outside)", UNKNOWN
@@ -210,6 +226,23 @@ class LiveSource(Happening):
         self._ledger = Ledger(now_ns, self._site, self._book, _is_alive)
         self._cost = CostMeter(self._program.programs, now_ns)
         self._opened.callback(self._cost.close)
+
+    def _symbols(self) -> KernelSymbols | HiddenSymbols:
+        try:
+            return KernelSymbols.read()
+        except OfftopError as error:
+            self._hidden = str(error)
+            return HiddenSymbols()
+
+    @property
+    def lacking(self) -> Sequence[str]:
+        """Of what it does without, though much is lost by that: what, and the remedy."""
+        no_symbols = f"{_NO_SYMBOLS} {self._hidden}" if self._hidden else ""
+        return [*filter(None, (self._kept_out, no_symbols))]
+
+    @property
+    def notice(self) -> str:
+        return " ".join(self.lacking)
 
     @property
     def host(self) -> str:
@@ -398,6 +431,8 @@ class LiveSource(Happening):
         Raises KernelError where this kernel cannot tell wakers, or the program for them cannot be made.
         """
         if mode != OFFCPU:
+            if self._hidden:
+                raise KernelError(f"Wakers cannot be told without the names of the kernel's functions. {self._hidden}")
             try:
                 with self._loading:
                     self._program.load_waking()
@@ -464,6 +499,7 @@ class LiveSource(Happening):
         maps, doors = self._program.maps, {"exit": "tracepoint sched_exit_tp", "kprobe": self._features.kprobe_symbol}
         kernel_fill, user_fill = self._stacks.fill
         return [
+            *(("missing", one) for one in self.lacking),
             ("kernel", f"{platform.release()} {platform.machine()}"),
             ("door", f"{self._program.door} ({doors.get(self._program.door, 'tracepoint sched_switch')})"),
             ("run-queue time", "tracepoint sched_waking" if self._program.waking else "the kernel's run_delay"),
@@ -551,7 +587,8 @@ class LiveSource(Happening):
 
     def _is_on_object(self, kernel: int) -> bool:
         """Whether who waits there waits on what its system call names."""
-        return self._book.stack(kernel).category not in _FOR_SOMETHING_ELSE
+        stack = self._book.stack(kernel)
+        return stack.category not in _FOR_SOMETHING_ELSE and HIDDEN not in stack.frames[:1]
 
     def _storms(self, half: int) -> dict[int, Storm]:
         found: list[tuple[tuple[int, int], tuple[int, ...]]] = []
@@ -799,9 +836,3 @@ def _selection(filters: Filters) -> tuple[Sequence[int], Sequence[int], str, str
 def _left_out(filters: Filters) -> tuple[int, int]:
     """What decides it of a wait."""
     return filters.states, filters.max_ns
-
-
-def _may_load_bpf() -> bool:
-    """CAP_BPF (39) and CAP_PERFMON (38), or CAP_SYS_ADMIN (21), in effect."""
-    caps = int(status_of("self")["CapEff"], 16)
-    return bool(caps >> 21 & 1) or (bool(caps >> 39 & 1) and bool(caps >> 38 & 1))

@@ -19,12 +19,14 @@ from offtop.kernel.files import VDSO, Files, Mapping
 from offtop.kernel.layout import EXACT
 from offtop.kernel.perfmap import PerfMap
 from offtop.model.printable import printable
-from offtop.model.stack import ANONYMOUS, GONE, JIT, SIGNAL, Frame
+from offtop.model.stack import ANONYMOUS, CLOSED, GONE, JIT, SIGNAL, Frame
 
 UNKNOWN = "[unknown]"
 """No code is there: the walk went astray in a binary without frame pointers, or the code is gone since."""
 
 _GONE = (Frame(GONE, 0),)
+NOT_PERMITTED = (Frame(CLOSED, 0),)
+"""All of a user stack of a process that we may not look into."""
 _UNKNOWN = Frame(UNKNOWN, 0)
 _CODE = re.compile(
     rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-]x[ps] ([0-9a-f]{1,16}) ([0-9a-f]+:[0-9a-f]+) ([0-9]+) *(.*)$",
@@ -87,7 +89,7 @@ class Processes:
         """Mappings could not be read again for an address that they do not explain: too little time has passed."""
 
     def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
-        """Frames of a user stack, leaf first: one for each address, or `[gone]` alone.
+        """Frames of a user stack, leaf first: one for each address, or `[gone]` or `[not permitted]` alone.
 
         All but the leaf are return addresses, and stand for the call before them: `address - 1`; but not those that
         are marked (layout.EXACT).
@@ -95,6 +97,8 @@ class Processes:
         if not addresses:
             return ()
         image = self._image(pid)
+        if image is None and is_closed(pid):
+            return NOT_PERMITTED
         if image is None:
             self.gone += 1
             return _GONE
@@ -220,6 +224,35 @@ class Processes:
         if path == VDSO and mapping.end < 1 << 32:
             return self._files.seen_vdso_32(mapping).label, False
         return ANONYMOUS if made else printable(path), made
+
+
+def is_closed(pid: int) -> bool:
+    """Whether the process is there, and we may not see what lies where in it."""
+    try:
+        os.close(os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        return True
+    except OSError:
+        return _is_there(pid)  # /proc is mounted with hidepid
+    return False
+
+
+def are_others_closed() -> bool:
+    """Whether that is so of other users' processes: with CAP_PERFMON alone, some kernels let us (87ad827a2780)."""
+    own = os.geteuid()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or it protects itself
+            if process.stat().st_uid != own and (process / "maps").read_bytes():
+                return False
+    return True
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def is_made_at_run_time(path: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from offtop.kernel import layout
 from offtop.kernel.idtable import IdTable
+from offtop.kernel.kallsyms import HIDDEN
 from offtop.kernel.libbpf import Map
 from offtop.kernel.walker import Found
 from offtop.model import wakers
@@ -15,6 +16,7 @@ from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import OTHER, Categories
 from offtop.model.stack import (
     ASTRAY,
+    CLOSED,
     DEEP,
     ENDED,
     FIRST_STACK,
@@ -25,6 +27,7 @@ from offtop.model.stack import (
     NOT_COPIED,
     NOT_FOLLOWED,
     NOT_IN_MEMORY,
+    NOT_PERMITTED,
     STACK_LOST,
     WHOLE,
     Frame,
@@ -254,6 +257,8 @@ class Stacks:
             return NO_STACK
         if frames[-1].file == GONE:
             end, unsure = ENDED, False
+        elif frames[-1].file == CLOSED:
+            end, unsure = NOT_PERMITTED, False
 
         def made() -> Stack:
             without = (frame.file for frame in frames if not self._has_rule(frame))
@@ -265,6 +270,8 @@ class Stacks:
         if not addresses:
             return STACK_LOST
         frames = tuple(self._kernel_frame(address) for address in addresses)
+        if frames[0] == HIDDEN:
+            frames = frames[:1]
         names = [frame.name for frame in frames]
         for i, name in enumerate(names[:_TRACER_FRAMES]):
             if name in ("__schedule", wakers.FIRST):  # what is above is the tracer: this program, and what called it

@@ -13,7 +13,7 @@ from offtop.kernel.copies import Copy
 from offtop.kernel.files import Files
 from offtop.kernel.layout import WalkedStack
 from offtop.kernel.libbpf import Map
-from offtop.kernel.mappings import Image, Processes
+from offtop.kernel.mappings import NOT_PERMITTED, Image, Processes, is_closed
 from offtop.kernel.memory import Memory
 from offtop.kernel.pythons import NO_PYTHONS, Pythons, code_objects
 from offtop.kernel.rulebook import Rulebook
@@ -196,7 +196,7 @@ class Walker:
     ) -> Found | None:
         image = self._processes.image(pid)
         if image is None:
-            return None
+            return Found(NOT_PERMITTED, layout.END_ASTRAY) if is_closed(pid) else None
 
         def frame_of(address: int) -> Frame | None:
             return self._processes.at(pid, image, address)

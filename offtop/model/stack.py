@@ -9,6 +9,8 @@ KERNEL = "[kernel]"
 """`Frame.file` of the core kernel; a module's frames carry its name, as `[ext4]`."""
 GONE = "[gone]"
 """`Frame.file` of a user frame whose process ended before its mappings were read."""
+CLOSED = "[not permitted]"
+"""`Frame.file` of one whose process offtop may not look into: it is another user's, and CAP_SYS_PTRACE is missing."""
 ANONYMOUS = "[anon]"
 """`Frame.file` of code without a file that no perf map names: a JIT's."""
 JIT = "[jit]"
@@ -37,6 +39,7 @@ WHOLE, LINKED, DEEP, NOT_COPIED, NOT_FOLLOWED, NOT_IN_MEMORY, ASTRAY, NO_WAY, EN
     *("whole", "frame-pointers", "too-deep", "not-copied", "not-followed", "not-in-memory", "astray", "no-unwind-info"),
     "process-ended",
 )
+NOT_PERMITTED = "not-permitted"
 ENDS: Mapping[str, str] = {
     WHOLE: "whole: it ends where its thread began",
     LINKED: "along frame pointers, which nobody has checked",
@@ -47,6 +50,7 @@ ENDS: Mapping[str, str] = {
     ASTRAY: "what should be the caller is no code",
     NO_WAY: "no unwind information",
     ENDED: "the program had ended before it was read",
+    NOT_PERMITTED: "offtop may not look into its process",
 }
 """How a user stack may end, by what `Stack.end` and JSON call it."""
 
@@ -56,7 +60,7 @@ class Frame(NamedTuple):
 
     file: str
     """Path of the binary, or of a Python function's source; or a word in brackets: `[kernel]`, `[ext4]`, `[vdso]`,
-    `[anon]`, `[python]`, `[gone]`."""
+    `[anon]`, `[python]`, `[gone]`, `[not permitted]`."""
     offset: int
     """User frames: byte offset in the file (an address where there is no file); Python's functions: the line where they
     begin. Kernel frames: 0."""
@@ -85,7 +89,7 @@ class Stack(NamedTuple):
     @property
     def missing(self) -> str:
         """User stacks: why callers are missing, and behind which binary's frame; empty where none are."""
-        if self.end in (WHOLE, LINKED, ENDED) or not self.frames:
+        if self.end in (WHOLE, LINKED, ENDED, NOT_PERMITTED) or not self.frames:
             return ""
         return f"{ENDS[self.end]}: {self.frames[-1].file.rpartition('/')[2]}"
 

@@ -16,6 +16,7 @@ from offtop.model.snapshot import EXITED
 from offtop.model.stack import (
     ANONYMOUS,
     ASTRAY,
+    CLOSED,
     DEEP,
     ENDED,
     FIRST_STACK,
@@ -26,6 +27,7 @@ from offtop.model.stack import (
     NOT_COPIED,
     NOT_FOLLOWED,
     NOT_IN_MEMORY,
+    NOT_PERMITTED,
     SIGNAL,
     WHOLE,
     Frame,
@@ -52,6 +54,7 @@ REASONS: Mapping[str, str] = {
     ASTRAY: "callers missing: what should be the caller is no code",
     DEEP: "callers missing: more than 127 frames",
     ENDED: "all missing: it had ended before it was read",
+    NOT_PERMITTED: "all missing: offtop may not look into its process",
     STRIPPED: "names missing: stripped of its symbols",
     NO_SYMBOL: "names missing: its symbols leave that code out",
     NO_MAP: "names missing: made at run time, in no perf map",
@@ -65,11 +68,11 @@ REASONS: Mapping[str, str] = {
 """Why a stack is not whole, or not all named, by what JSON calls it."""
 _OF_NAMES = frozenset(
     {
-        *(ENDED, STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF),
+        *(ENDED, NOT_PERMITTED, STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF),
         *(OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_KNOWN),
     }
 )
-_OF_CALLERS = frozenset({ENDED, *REASONS.keys() - _OF_NAMES})
+_OF_CALLERS = frozenset({ENDED, NOT_PERMITTED, *REASONS.keys() - _OF_NAMES})
 _UNWOUND = "build it with -fasynchronous-unwind-tables and keep .eh_frame, or with -fno-omit-frame-pointer"
 _REMEDIES: Mapping[str, str] = {
     NO_WAY: _UNWOUND,
@@ -80,6 +83,7 @@ _REMEDIES: Mapping[str, str] = {
     NOT_FOLLOWED: "build it with -fno-omit-frame-pointer",
     NOT_IN_MEMORY: "more memory, so that it is not swapped out",
     ASTRAY: "its unwind information is wrong there: assembly needs .cfi directives",
+    NOT_PERMITTED: "let it: sudo offtop, or CAP_SYS_PTRACE",
     STRIPPED: "install its debug symbols (a -dbgsym, -dbg or -debuginfo package), or try --debuginfod; leave your own "
     "unstripped",
     NO_SYMBOL: "install its debug symbols, or try --debuginfod; assembly needs .type and .size",
@@ -260,6 +264,8 @@ class Problems:
 def _of_callers(stack: Stack) -> Iterator[_Flaw]:
     if stack.end == ENDED:
         yield _Flaw(GONE, ENDED)
+    elif stack.end == NOT_PERMITTED:
+        yield _Flaw(CLOSED, NOT_PERMITTED)
     elif stack.end == LINKED:
         yield _Flaw("", LINKED)
     elif stack.end == ASTRAY and stack.is_unsure and stack.guessed_in:

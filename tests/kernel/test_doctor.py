@@ -1,6 +1,8 @@
 """The doctor, on this machine as it is, and with its privileges, its bcc and its pid namespace taken away."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from offtop.kernel import doctor
+from offtop.kernel import doctor, privileges, probes
 from offtop.kernel.doctor import Check
 
 _ROOT = Path(__file__).parents[2]
@@ -66,6 +68,19 @@ def test_every_check_has_a_name_of_its_own_and_ok_means_nothing_to_mend() -> Non
             assert check.remedy, check
 
 
+def test_json_tells_of_each_whether_it_is_there_missing_not_needed_or_unknown() -> None:
+    found = [
+        Check("BTF", "ok", "there"),
+        Check("libdw", "warn", "missing", "install it", "names"),
+        Check("kprobes", "ok", "none", state="unneeded"),
+        Check("wakers", "warn", "unknown without BTF", "mend that", state="unknown"),
+    ]
+    told = by_name(doctor.as_json(found))
+    assert [one.state for one in told.values()] == ["there", "missing", "unneeded", "unknown"]
+    for one in by_name(doctor.as_json(doctor.checks())).values():
+        assert one.loses if one.state == "missing" else not one.loses, one
+
+
 @pytest.mark.parametrize(
     ("waking", "doors", "waking_type", "said"),
     [
@@ -92,6 +107,18 @@ def test_this_machine_can_run_offtop() -> None:
     assert found["kernel"].what.split()[1] == Path("/proc/sys/kernel/osrelease").read_text().strip()
     assert "/bcc/__init__.py" in found["bcc"].what
     assert found["wakers"].what.startswith("at sched_waking, ")
+    needed = ("raw tracepoints", "current task", "batch operations", "ring buffer", "stack walks", "other processes")
+    assert {found[name].state for name in (*needed, *privileges.CAPABILITIES)} == {"there"}
+
+
+@pytest.mark.kernel
+def test_the_kernel_answers_of_what_it_has_not_too() -> None:
+    assert probes.raw_tracepoint("sched_switch") == 0
+    assert probes.raw_tracepoint("sched_no_such_thing") == errno.ENOENT
+    assert (probes.helper(67), probes.helper(9999)) == (True, False)
+    assert probes.a_map(8) == probes.batches() == probes.ring_buffer() == 0
+    assert probes.memory_of(os.getppid()) == 0
+    assert probes.memory_of(1 << 22) == errno.ESRCH  # no pid is so high
 
 
 @pytest.mark.kernel
@@ -100,8 +127,11 @@ def test_without_capabilities_it_is_the_privileges_that_fail() -> None:
     assert {check.name for check in found.values() if check.verdict == "FAIL"} == {"privileges"}
     assert found["privileges"].remedy == "sudo offtop"
     assert "CAP_BPF" in found["privileges"].what
-    assert found["kernel symbols"].what == "/proc/kallsyms reads as zeros"
+    assert found["kernel symbols"].what == "/proc/kallsyms shows no addresses"
     assert found["bpf(2)"].what == "unknown without CAP_BPF"
+    for name in ("raw tracepoints", "current task", "stack walks"):
+        assert (found[name].state, found[name].what) == ("unknown", "unknown without CAP_BPF, CAP_PERFMON")
+    assert found["CAP_SYSLOG"].state == "missing" and "--cap-add SYSLOG" in found["CAP_SYSLOG"].remedy
 
 
 @pytest.mark.kernel
@@ -111,6 +141,24 @@ def test_four_capabilities_are_enough_but_for_the_cost() -> None:
     assert found["bpf(2)"].verdict == "ok"
     assert found["kernel symbols"].verdict == "ok"
     assert found["own cost"].verdict == "warn"
+    missing = {name for name in privileges.CAPABILITIES if found[name].state == "missing"}
+    assert missing == {"CAP_SYS_ADMIN", "CAP_DAC_READ_SEARCH", "CAP_CHECKPOINT_RESTORE"}
+    assert found["attaching"].verdict == "ok"
+
+
+@pytest.mark.kernel
+def test_root_of_a_user_namespace_is_told_that_it_is_no_root() -> None:
+    found = checked("unshare", "--user", "--map-root-user")
+    assert found["privileges"].verdict == "FAIL"
+    assert found["privileges"].what == "root of a user namespace only"
+    assert "rootless" in found["privileges"].remedy
+
+
+@pytest.mark.kernel
+def test_without_cap_sys_ptrace_other_users_processes_are_closed() -> None:
+    nobody = "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"
+    check = checked(*nobody)["other processes"]
+    assert (check.verdict, check.remedy) == ("warn", "sudo offtop")
 
 
 @pytest.mark.kernel
@@ -180,4 +228,7 @@ def test_capabilities_are_read_bit_by_bit(tmp_path: Path) -> None:
     status.write_text(f"CapEff:\t{1 << 39 | 1 << 34:016x}\n")
     assert doctor.capabilities(str(status)) == {"CAP_BPF", "CAP_SYSLOG"}
     status.write_text(f"CapEff:\t{1 << 21:016x}\n")
-    assert doctor.capabilities(str(status)) == {"CAP_SYS_ADMIN", "CAP_BPF", "CAP_PERFMON"}
+    brought = {"CAP_BPF", "CAP_PERFMON", "CAP_CHECKPOINT_RESTORE"}
+    assert doctor.capabilities(str(status)) == {"CAP_SYS_ADMIN", *brought}
+    status.write_text(f"CapEff:\t{1 << 1:016x}\n")
+    assert doctor.capabilities(str(status)) == {"CAP_DAC_READ_SEARCH"}

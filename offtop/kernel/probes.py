@@ -1,0 +1,118 @@
+"""Small questions to the kernel, each answered by trying. Nothing of it stays.
+
+Of each the answer is an errno, 0 where it can be done, or None where nobody can tell: libbpf is missing, or older than
+0.7.
+"""
+
+import ctypes as ct
+import errno
+import os
+from collections.abc import Callable
+from functools import partial
+
+from offtop.errors import KernelError
+from offtop.kernel.libbpf import Map, enable_statistics, library
+
+_HASH, _ARRAY, _RING_BUFFER = 1, 2, 27  # enum bpf_map_type
+_RAW_TRACEPOINT = 17  # BPF_PROG_TYPE_RAW_TRACEPOINT
+_RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")
+"""`r0 = 0; exit`."""
+_RECORD = (7).to_bytes(4, "little"), (23).to_bytes(8, "little")
+
+
+def a_map(size_bytes: int) -> int | None:
+    """Of an array of `size_bytes`."""
+    return _tried(partial(_map, _ARRAY, 4, 8, size_bytes // 8))
+
+
+def ring_buffer() -> int | None:
+    return _tried(partial(_map, _RING_BUFFER, 0, 0, os.sysconf("SC_PAGE_SIZE")))
+
+
+def batches() -> int | None:
+    """To take what is in a map out of it in one call."""
+    try:
+        fd = _map(_HASH, 4, 8, 8)
+    except KernelError:
+        return None
+    if fd < 0:
+        return _errno(fd)
+    try:
+        made = Map(fd)
+        made.update(*_RECORD)
+        drained = [(bytes(keys), bytes(values)) for keys, values in made.drain()]
+    except OSError as error:
+        return error.errno
+    finally:
+        os.close(fd)
+    return 0 if drained == [_RECORD] else errno.EIO
+
+
+def raw_tracepoint(name: str) -> int | None:
+    """Attach a program there that does nothing."""
+    try:
+        lib = library()
+    except KernelError:
+        return None
+    if not hasattr(lib, "bpf_map_create"):  # its bpf_prog_load is another function
+        return None
+    fd = lib.bpf_prog_load(_RAW_TRACEPOINT, b"offtop_doctor", b"GPL", _RETURN_0, ct.c_size_t(2), None)
+    if fd < 0:
+        return _errno(fd)
+    try:
+        return _tried(partial(lib.bpf_raw_tracepoint_open, name.encode(), fd))
+    finally:
+        os.close(fd)
+
+
+def helper(number: int) -> bool | None:
+    """Whether a program at a raw tracepoint may call it. Ask only where such a program may be loaded."""
+    try:
+        found = library().libbpf_probe_bpf_helper(_RAW_TRACEPOINT, number, None)
+    except (KernelError, AttributeError):
+        return None
+    return None if found < 0 else bool(found)
+
+
+def statistics() -> int | None:
+    try:
+        os.close(enable_statistics())
+    except KernelError:
+        return None
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def memory_of(pid: int) -> int:
+    """To read in another process's memory; at an address where nothing is, but who may not is told so first."""
+    vector = (ct.c_size_t * 2)(ct.addressof(ct.create_string_buffer(1)), 1)
+    nowhere = (ct.c_size_t * 2)(0, 1)
+    libc = ct.CDLL(None, use_errno=True)
+    libc.process_vm_readv(pid, vector, ct.c_ulong(1), nowhere, ct.c_ulong(1), ct.c_ulong(0))
+    found = ct.get_errno()
+    return 0 if found == errno.EFAULT else found
+
+
+def _map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:
+    """A descriptor, or an error below 0. Raises KernelError without libbpf."""
+    lib = library()
+    if hasattr(lib, "bpf_map_create"):
+        return lib.bpf_map_create(kind, None, key_bytes, value_bytes, entries, None)
+    return lib.bpf_create_map(kind, key_bytes, value_bytes, entries, 0)  # before libbpf 0.7
+
+
+def _tried(make: Callable[[], int]) -> int | None:
+    try:
+        fd = make()
+    except KernelError:
+        return None
+    if fd < 0:
+        return _errno(fd)
+    os.close(fd)
+    return 0
+
+
+def _errno(fd: int) -> int:
+    """Libbpf says -1 before 1.0, and -errno since."""
+    return ct.get_errno() if fd == -1 else -fd

@@ -1,0 +1,153 @@
+"""Capabilities in the place of root: with four of them all is there, and of each that is missing the loss is said."""
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offtop.kernel import kallsyms
+from tests import command
+from tests.kernel import programs
+from tests.kernel.watch import MS
+
+pytestmark = pytest.mark.kernel
+
+Tick = dict[str, Any]
+FOUR = ("bpf", "perfmon", "sys_ptrace", "syslog")
+NAPS = r"""
+#include <sys/syscall.h>
+#include <time.h>
+static const struct timespec ten_ms = {0, 10000000};
+static __attribute__((noinline)) void nap(void)
+{
+	syscall(SYS_nanosleep, &ten_ms, 0);
+	__asm__ volatile("");
+}
+int main(void)
+{
+	next();
+	for (int i = 0; i < 23; i++)
+		nap();
+	next();
+	return 0;
+}
+"""
+"""Sleeps 23 times. It is root's, whoever watches."""
+
+
+@pytest.fixture(scope="module")
+def naps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("privileges") / "naps"
+    programs.build(program, NAPS, "-D_GNU_SOURCE", "-fno-omit-frame-pointer")
+    programs.let_nobody_in(program)
+    return program
+
+
+@pytest.fixture
+def napping(naps: Path) -> Generator[programs.Program]:
+    with programs.running([naps]) as program:
+        yield program
+
+
+def as_nobody(*capabilities: str) -> tuple[str, ...]:
+    """What offtop is started with that is to have these and no others."""
+    held = "".join(f",+{name}" for name in capabilities)
+    return (
+        *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+        *(f"--inh-caps=-all{held}", f"--ambient-caps=-all{held}", f"--bounding-set=-all{held}"),
+    )
+
+
+def watched(napping: programs.Program, *capabilities: str) -> tuple[Tick, str]:
+    """What offtop tells of the second in which the 23 naps are, and what it said besides."""
+    line = ("-b", "--json", "-n", "2", "-p", str(napping.pid))
+    process = command.start(*line, before=as_nobody(*capabilities))
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        napping.go_on_alone()
+        ended = command.ended(process)
+    finally:
+        process.kill()
+    assert ended.status == 0, ended.err
+    return json.loads(ended.out), ended.err
+
+
+def naps_in(tick: Tick) -> Tick:
+    """The site of the naps, all 23 of which are counted."""
+    found = max(tick["sites"], key=lambda site: site["waits"])
+    assert found["waits"] == 23
+    assert 230 * MS <= found["total_ns"] <= 400 * MS
+    return found
+
+
+def test_four_capabilities_do_what_root_does_but_for_the_cost(napping: programs.Program) -> None:
+    tick, said = watched(napping, *FOUR)
+    assert said == ""
+    site = naps_in(tick)
+    assert site["category"] == "sleep"
+    assert "nap" in site["user"]
+    assert tick["cost"]["bpf_ns_per_switch"] is None
+
+
+def test_without_cap_sys_ptrace_waits_are_counted_and_what_is_closed_is_said(napping: programs.Program) -> None:
+    tick, said = watched(napping, "bpf", "perfmon", "syslog")
+    assert said.startswith("offtop: Other users' processes have no user stacks") and "CAP_SYS_PTRACE" in said
+    assert said.count("\n") == 1
+    site = naps_in(tick)
+    assert site["category"] == "sleep"
+    if "while they wait" in said:  # this kernel lets CAP_PERFMON see what lies where
+        assert "nap" in site["user"]
+    else:
+        assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
+
+
+def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(napping: programs.Program) -> None:
+    line = ("-b", "--json", "-n", "2")
+    before = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$0" "$@"')
+    process = command.start(*line, before=(*before, *as_nobody("bpf", "perfmon", "syslog")))
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        napping.go_on_alone()
+        ended = command.ended(process)
+    finally:
+        process.kill()
+    assert (ended.status, ended.err.count("\n")) == (0, 1)
+    assert ended.err.startswith("offtop: Other users' processes have no user stacks, and ")
+    tick = json.loads(ended.out)
+    site = naps_in({"sites": [site for site in tick["sites"] if site["pid"] == napping.pid]})
+    assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
+    (problem,) = (one for one in tick["user_stack_problems"] if one["process"] == "naps")
+    assert (problem["reason"], problem["remedy"]) == ("not-permitted", "let it: sudo offtop, or CAP_SYS_PTRACE")
+
+
+def test_without_cap_syslog_waits_are_counted_and_categories_are_said_to_be_unknown(napping: programs.Program) -> None:
+    tick, said = watched(napping, "bpf", "perfmon", "sys_ptrace")
+    assert said.startswith("offtop: There are no categories") and "CAP_SYSLOG" in said
+    assert said.count("\n") == 1
+    site = naps_in(tick)
+    assert site["category"] == "other"
+    assert site["kernel"] == [kallsyms.HIDDEN.name]
+    assert "nap" in site["user"]
+
+
+def test_without_cap_syslog_wakers_are_refused_for_interrupts_could_not_be_told() -> None:
+    ended = command.run("-b", "-n", "1", "--mode", "wakeup", before=as_nobody("bpf", "perfmon", "sys_ptrace"))
+    assert ended.sentence.startswith("Wakers cannot be told without the names of the kernel's functions")
+    assert ended.status == 4
+
+
+@pytest.mark.parametrize("missing", ["bpf", "perfmon"])
+def test_without_what_bpf_itself_needs_the_one_that_is_missing_is_named(missing: str) -> None:
+    ended = command.run("-b", "-n", "1", before=as_nobody(*(name for name in FOUR if name != missing)))
+    assert ended.sentence.startswith(f"offtop lacks CAP_{missing.upper()}, without which")
+    assert ended.status == 3
+
+
+def test_root_of_a_user_namespace_is_told_to_start_it_outside() -> None:
+    ended = command.run("-b", "-n", "1", before=("unshare", "--user", "--map-root-user"))
+    assert ended.sentence.endswith("Start it outside: sudo offtop")
+    assert ended.status == 3
