@@ -71,6 +71,7 @@ def library() -> ct.CDLL:
             lib = ct.CDLL(name, use_errno=True)
         except OSError:
             continue
+        lib.libbpf_set_print(None)  # what is wrong is ours to say
         lib.btf__load_vmlinux_btf.restype = ct.c_void_p
         lib.btf__type_by_id.restype = ct.c_void_p
         lib.btf__type_by_id.argtypes = [ct.c_void_p, ct.c_uint32]
@@ -296,7 +297,8 @@ class KernelTypes:
         if not self._btf or self._btf > (1 << 64) - 4096:
             raise KernelError(
                 "This kernel does not describe its types (no /sys/kernel/btf/vmlinux), which offtop reads. "
-                "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as the distributions' kernels since 5.8 are."
+                "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as the distributions' kernels since 5.8 are; "
+                "in a container, see to it that /sys is mounted."
             )
 
     def offset(self, struct: str, member: str) -> int | None:

@@ -439,7 +439,7 @@ class LiveSource(Happening):
             except OSError as error:
                 raise KernelError(
                     f"Wakers cannot be told: their program could not be made ({error.strerror}). Compiling it needs a "
-                    "process more, memory, and a few KB in the directory for temporary files: make room, and try again"
+                    "process more, and memory: make room, and try again"
                 ) from error
         self._asked_mode = mode, depth
 

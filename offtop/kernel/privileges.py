@@ -10,7 +10,7 @@ from collections.abc import Set
 from pathlib import Path
 from typing import NamedTuple
 
-from offtop.errors import PrivilegeError
+from offtop.errors import KernelError, PrivilegeError
 
 _MACHINE_S_OWN = 0xEFFFFFFD
 """Inode of the first user namespace (PROC_USER_INIT_INO, include/linux/proc_ns.h)."""
@@ -47,8 +47,12 @@ _BITS = {**{name: one.bit for name, one in CAPABILITIES.items()}, "CAP_DAC_OVERR
 
 
 def capabilities(status_file: str = "/proc/self/status") -> frozenset[str]:
-    """Which of CAPABILITIES this process holds, or has by another one."""
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", Path(status_file).read_text(errors="replace"), re.MULTILINE)
+    """Which of CAPABILITIES this process holds, or has by another one. Raises KernelError without /proc."""
+    try:
+        status = Path(status_file).read_text(errors="replace")
+    except OSError as error:
+        raise KernelError("There is no /proc here, which offtop reads. Mount it: mount -t proc proc /proc") from error
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     mask = int(found[1], 16) if found else 0
     held = {name for name, bit in _BITS.items() if mask >> bit & 1}
     return frozenset(held.union(*(_BRINGS.get(name, ()) for name in held)) & CAPABILITIES.keys())

@@ -11,7 +11,6 @@ import platform
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -355,7 +354,7 @@ def _ready_or_compiled(
 def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
     """The child's answer, the descriptors, and all that it printed. `shared`: descriptors that it has, too."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, tempfile.TemporaryFile() as output:
+    with ours, theirs, os.fdopen(os.memfd_create("offtop-compiler"), "w+b") as output:
         child = subprocess.Popen(
             [sys.executable, "-I", str(Path(__file__).with_name("compile.py")), str(theirs.fileno())],
             stdin=subprocess.PIPE,

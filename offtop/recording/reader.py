@@ -265,8 +265,9 @@ def _beside(path: Path) -> dict[str, int]:
 def _with_wal(path: Path) -> sqlite3.Connection:
     """What is in the file and in its -wal, from a copy that has no name any more: SQLite would make an -shm to read
     them."""
-    place = tempfile.gettempdir()
+    place = "a directory for temporary files"
     try:
+        place = tempfile.gettempdir()
         with tempfile.TemporaryDirectory(prefix="offtop-", dir=place) as own:
             copy = Path(own) / "it"
             for end in ("", "-wal"):
