@@ -420,6 +420,7 @@ static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot
 	key.space = head->space;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < FRAMES + 1; i++) {
+		EACH_ROUND; /* or clang 19 keeps head->end in a register */
 		stack->frames[i] = 0;
 		if (head->end || i == FRAMES)
 			continue;
