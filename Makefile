@@ -11,7 +11,7 @@ as_root := $(if $(filter 0,$(shell id -u)),,sudo)
 # Make's own variables in the environment would reach the programs that the tests start.
 unexport MAKEFLAGS MFLAGS MAKELEVEL
 
-.PHONY: help setup setup-test setup-bench run test bench incidents consumers format install uninstall clean
+.PHONY: help setup setup-test setup-bench run test bench incidents consumers bccs format install uninstall clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -58,6 +58,9 @@ incidents: setup-bench ## real programs in trouble, and what offtop says of each
 consumers: setup-test ## what offtop exports, opened in the programs that it is for
 	@packaging/system.sh consumer
 	@$(bin)/pytest -p no:cacheprovider -m consumer tests/consumers $(ARGS)
+
+bccs: ## offtop on Debian 12, 13 and sid, each with its own bcc and Python, on this kernel; as root, with mmdebstrap
+	@$(as_root) packaging/bccs.sh $(ARGS)
 
 format: setup-test ## format the code, and mend what the linter can
 	@$(bin)/ruff format

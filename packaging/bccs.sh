@@ -1,0 +1,43 @@
+#!/bin/bash
+# Installs offtop in small Debian systems, bookworm, trixie and sid by default, and has each one's own bcc and Python
+# compile it on the kernel that runs here and count known waits (bcc_check.py). As root; needs mmdebstrap and a network.
+# A system that cannot be made is named, and is a failure for those that were asked for by name.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+place=$(mktemp -d "${TMPDIR:-/var/tmp}/offtop-bccs.XXXXXX")
+trap 'rm -rf "$place"' EXIT
+
+made() { # a root of suite $1 in $2; of an archive that is kept as it was, the dates have passed
+    mmdebstrap -q --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
+        --include=python3-venv,python3-bpfcc,libbpf1,libdw1,ca-certificates "$1" "$2"
+}
+
+tried() { # in a mount namespace of its own, so that nothing stays mounted
+    cp -L /etc/resolv.conf "$1/etc/resolv.conf"
+    cp -L /etc/ssl/certs/ca-certificates.crt "$1/etc/ssl/certs/ca-certificates.crt" # trusts whom this machine trusts
+    mkdir "$1/build"
+    cp -r "$here"/../{offtop,bpf,themes,packaging,pyproject.toml,README.md,LICENSE} "$1/build"
+    unshare --mount bash -euc '
+        for one in proc sys dev; do mount --rbind "/$one" "$0/$one"; done
+        chroot "$0" /build/packaging/install.sh
+        chroot "$0" /usr/local/lib/offtop/bin/python -I /build/packaging/bcc_check.py
+    ' "$1"
+}
+
+failed=()
+for suite in "${@:-bookworm trixie sid}"; do
+    for one in $suite; do
+        echo "== $one"
+        if ! made "$one" "$place/$one"; then
+            echo "offtop: $one cannot be made here" >&2
+            [ $# = 0 ] || failed+=("$one")
+        elif ! tried "$place/$one"; then
+            failed+=("$one")
+        fi
+        rm -rf --one-file-system "${place:?}/$one"
+    done
+done
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "FAILED: ${failed[*]}" >&2
+    exit 1
+fi
