@@ -685,9 +685,12 @@ def attaching(so_far: Sequence[Check]) -> Check:
         attached = program.attach(known, defines=namespace.defines(types), anew=True)
     except OfftopError as error:
         return Check("attaching", "FAIL", str(error), "the sentence says it; if not, report it", "everything")
-    door_in_use, version = attached.door, attached.bcc_version
     attached.close()
-    return Check("attaching", "ok", f"compiled by bcc {version}, attached through the door '{door_in_use}'")
+    what = f"compiled by bcc {attached.bcc_version}, attached through the door '{attached.door}'"
+    if attached.unwind == AUTO or not AUTO.is_ruled(known):
+        return Check("attaching", "ok", what)
+    lost = "user stacks by .eh_frame: they go along frame pointers"
+    return Check("attaching", "warn", f"{what}, without rules for user stacks", "report it, with uname -r", lost)
 
 
 @cache

@@ -402,7 +402,8 @@ def _explain(answer: dict[str, Any], output: str, door: str) -> OfftopError:
     if answer.get("errno") == 1:
         return PrivilegeError(
             "The kernel does not let offtop load BPF programs (operation not permitted). Try: sudo offtop   "
-            "In a container, it needs CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG; lockdown forbids it always."
+            "In a container, it needs CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG, and bpf(2) among the system "
+            "calls that are let through (systemd-nspawn --system-call-filter=bpf); lockdown forbids it always."
         )
     last = [line.strip() for line in output.splitlines() if line.strip()]
     hint = next((line for line in last if "error:" in line), last[-1] if last else "")
