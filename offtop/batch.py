@@ -6,12 +6,12 @@ for, because nobody can look again later.
 
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
+from offtop import aside
 from offtop.catching import Catch
 from offtop.export import folded
 from offtop.export.folded import AS_BCC, Style
@@ -218,7 +218,7 @@ def run(
     finally:
         out.writelines(f"{line}\n" for line in folded.lines(sums))
     if ungathered:
-        print(f"offtop: {_UNGATHERED.format(count=ungathered)}", file=sys.stderr)
+        aside.say(f"offtop: {_UNGATHERED.format(count=ungathered)}")
     return printed != iterations
 
 

@@ -1,14 +1,13 @@
 """What is said of an error that nobody foresaw: one sentence, in place of a traceback."""
 
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from offtop import __version__
+from offtop import __version__, aside
 from offtop.model.printable import printable
 
 VERBOSE = "OFFTOP_TRACEBACK"
@@ -31,7 +30,7 @@ def tell(error: BaseException, thread: str = "") -> None:
     """On stderr."""
     if os.environ.get(VERBOSE):
         traceback.print_exception(error)
-    print(f"offtop: {told(error, thread)}", file=sys.stderr)
+    aside.say(f"offtop: {told(error, thread)}")
 
 
 @contextmanager

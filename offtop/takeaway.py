@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from offtop import batch
+from offtop import aside, batch
 from offtop.errors import OfftopError, UsageError
 from offtop.export import flamegraph, folded, perfetto, pprof, speedscope, table
 from offtop.export.folded import AS_BCC, Style
@@ -119,7 +119,7 @@ def write_lines(
         except KeyboardInterrupt:
             if source.recorded:
                 raise
-            print(INTERRUPTED, file=sys.stderr)
+            aside.say(INTERRUPTED)
 
 
 def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, whose: Person) -> None:
@@ -127,7 +127,7 @@ def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, whose:
     some = [one for one in source.outliers() if begin_ns <= one.taken_ns <= (end_ns or one.taken_ns)]
     waits = [*perfetto.waits_of(some, source.names)]
     if not waits:
-        print("offtop: no wait was caught, so nothing is in it", file=sys.stderr)
+        aside.say("offtop: no wait was caught, so nothing is in it")
     at_ns, taken_ns = (some[-1].at_ns, some[-1].taken_ns) if some else (0, 0)
     content = perfetto.packed(waits, at_ns, taken_ns)
     if path:
@@ -149,10 +149,10 @@ def write(
     else:
         sys.stdout.buffer.write(content)
     if not one.samples:
-        print("offtop: nothing passes, so nothing is in it", file=sys.stderr)
+        aside.say("offtop: nothing passes, so nothing is in it")
     for said in (one, *([baseline] if baseline else [])):
         if lost := said.losses:
-            print(f"offtop: {lost}", file=sys.stderr)
+            aside.say(f"offtop: {lost}")
 
 
 def _refuse_missing_directories(file: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from offtop import batch, paths
+from offtop import aside, batch, paths
 from offtop.errors import CaughtError, KernelError, OfftopError, PrivilegeError, UsageError
 from offtop.export.folded import Style
 from offtop.model import categories
@@ -103,13 +103,13 @@ def live(asked: argparse.Namespace) -> int:
         try:
             status = _batch(source, rules, files, loaded, _of_user(user, chosen), asked, recorder, baseline, catch)
             if catch.alarm.failure:
-                print(f"offtop: {catch.alarm.failure}", file=sys.stderr)
+                aside.say(f"offtop: {catch.alarm.failure}")
             if asked.fail_on_trigger and catch.alarm.count:
                 raise CaughtError(f"{catch.alarm.count:,} caught (--fail-on-trigger). See: offtop -b, or --json")
             return status
         finally:
             if recorder:
-                print(f"offtop: {recorder.close()}", file=sys.stderr)
+                aside.say(f"offtop: {recorder.close()}")
 
 
 def recorded(asked: argparse.Namespace, path: Path) -> int:
@@ -200,7 +200,7 @@ def record(asked: argparse.Namespace) -> int:
         pace = Pace(source, history, loaded.settings.delay_ns, judge=catch.judge)
         pace.recorder, pace.alarm = recorder, catch.alarm
         try:
-            print(f"offtop: recording to {printable(str(recorder.path))}; ctrl-C ends it", file=sys.stderr, flush=True)
+            aside.say(f"offtop: recording to {printable(str(recorder.path))}; ctrl-C ends it")
             first_ns = 0
             for number, kept in enumerate(pace.ticks(), 1):
                 first_ns = first_ns or kept.at_ns - kept.span_ns
@@ -208,11 +208,11 @@ def record(asked: argparse.Namespace) -> int:
                 if over or number == asked.iterations or recorder.failure:
                     break
         except KeyboardInterrupt:
-            print(file=sys.stderr)  # behind the ^C
+            aside.say("")  # behind the ^C
         finally:
             said = recorder.close()
             if not recorder.failure:
-                print(f"offtop: {said}", file=sys.stderr)
+                aside.say(f"offtop: {said}")
         if recorder.failure:
             raise OfftopError(f"{recorder.failure}. What was written until then can be replayed")
     return 0
@@ -479,7 +479,7 @@ def _live_source(
             refused = error
     source = source or _sampled(rules, filters, asked, loaded, keep_ns, refused)
     if source.notice:
-        print(f"offtop: {source.notice}", file=sys.stderr)
+        aside.say(source.notice)
     try:
         yield source
     finally:
@@ -601,7 +601,7 @@ def _batch(
             catch=catch,
         )
     if ended and source.recorded is None:
-        print("offtop: what was watched has ended", file=sys.stderr)
+        aside.say("offtop: what was watched has ended")
     return 0
 
 
@@ -813,7 +813,7 @@ def _no_screen(asked: argparse.Namespace) -> str | None:
         why = "TERM says that this terminal cannot show a screen"
     else:
         return None
-    print(f"offtop: {why}, so this is batch mode (-b)", file=sys.stderr)
+    aside.say(f"offtop: {why}, so this is batch mode (-b)")
     return why
 
 

@@ -1,9 +1,9 @@
 """All ticks of a source as one."""
 
 import itertools
-import sys
 from collections.abc import Iterable
 
+from offtop import aside
 from offtop.batch import look_up
 from offtop.errors import OfftopError
 from offtop.model.baseline import PARTS, Baseline, baseline_of
@@ -64,7 +64,7 @@ def whole_of(
     except KeyboardInterrupt:
         if last is None or source.recorded:
             raise
-        print(INTERRUPTED, file=sys.stderr)
+        aside.say(INTERRUPTED)
     if last is None:
         raise OfftopError("There was no whole tick: what passes between two readings. Take a longer time")
     if chosen.needs_wakers and not gathers(last.facts.mode, WAKEUP):

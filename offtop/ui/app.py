@@ -7,7 +7,6 @@ that something is new; a newer one takes the place of one that is still queued.
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from textual.command import CommandPalette
 from textual.message import Message
 from textual.screen import Screen
 
-from offtop import faults, pace
+from offtop import aside, faults, pace
 from offtop.catching import Catch
 from offtop.errors import OfftopError
 from offtop.model import endings
@@ -445,7 +444,7 @@ class OfftopApp(Mouse):
             kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
             return f"lost {kinds}: {_WHAT_LOST_IS}"
         recorded = self._source.recorded
-        if picture and recorded and picture.newest.taken_ns >= recorded.ended_ns:
+        if picture and recorded and picture.newest.taken_ns == recorded.ended_ns:
             return "this is the end of the recording: [ and { go back, b goes anywhere"
         if picture and isinstance(self._view.pin, int) and not picture.threads_of.get(self._view.pin):
             return f"pinned process {self._view.pin} has ended; p lets it go"
@@ -741,7 +740,7 @@ def run(
         app.leave_terminal()
         said = app.close_recordings()
         if said:
-            print(f"offtop: {said}", file=sys.stderr)
+            aside.say(f"offtop: {said}")
     if app.failure is not None:
         raise app.failure
     return app.return_code or 0 if status is None else status
