@@ -99,6 +99,17 @@ class Recording:
     def taken_ns(self, number: int) -> int:
         return self._number("SELECT taken_ns FROM ticks WHERE number = ?", number) or 0
 
+    def at_ns(self, number: int) -> int:
+        return self._number("SELECT at_ns FROM ticks WHERE number = ?", number) or 0
+
+    def before(self, number: int, back_ns: int) -> int:
+        """The last tick that was so long before that one, or the first there is. By the clock that nobody sets."""
+        found = self._number(
+            "SELECT number FROM ticks WHERE number <= ? AND at_ns <= ? ORDER BY number DESC",
+            *(number, self.at_ns(number) - back_ns),
+        )
+        return self.first if found is None else max(self.first, found)
+
     def tick(self, number: int, whole: bool) -> form.Entry | None:
         """The change that a tick brought, or the whole of it; None where there is none. Raises ValueError where it is
         damaged."""

@@ -64,9 +64,12 @@ class RecordedSource:
         recording = self._recording
         try:
             ends = Recorded(recording.host, *map(recording.taken_ns, (recording.first, recording.last)))
+            measured_ns = recording.at_ns(recording.last) - recording.at_ns(recording.first)
         except ValueError as damaged:
             raise OfftopError(f"{printable(str(path))}: {printable(str(damaged))}") from None
         self._recorded = ends
+        self._recorded_ns = max(measured_ns, ends.ended_ns - ends.began_ns)
+        """Longer than was measured where the machine slept; and the clock may have been set back meanwhile."""
         self._outliers = [(number, self._known(one)) for number, one in recording.outliers()]
         self._of_tick: dict[int, list[Outlier]] = {}
         for number, one in self._outliers:
@@ -76,8 +79,8 @@ class RecordedSource:
         self._closed = self._held = False
         self._wanted: int | None = None
         """The number of the tick to be taken up; None: go on."""
-        self._at_once_ns = 0
-        """What was taken until then is handed out without waiting."""
+        self._at_once = 0
+        """The tick up to which all are handed out without waiting: by its number, for clocks are set back, too."""
         self._epoch = 0
         self._damaged = 0
         self._from_number = 0
@@ -197,7 +200,7 @@ class RecordedSource:
     def about(self) -> list[tuple[str, str]]:
         recorded = self._recorded
         ends = [datetime.fromtimestamp(ns // NS_PER_S).astimezone() for ns in (recorded.began_ns, recorded.ended_ns)]
-        until = f"{ends[1]:%H:%M:%S %Z}, {duration(recorded.ended_ns - recorded.began_ns)}"
+        until = f"{ends[1]:%H:%M:%S %Z}, {duration(self._recorded_ns)}"
         told = [("recorded", f"on {self.host}, {ends[0]:%Y-%m-%d %H:%M:%S} to {until}")]
         told += [(what, self._recording.about[what]) for what in ("kernel", "door") if what in self._recording.about]
         told.append(("recorded by", f"offtop {self._recording.about.get('offtop', '?')}"))
@@ -215,10 +218,10 @@ class RecordedSource:
     def _take_up(self, target: int) -> None:
         recording = self._recording
         try:
-            self._at_once_ns = recording.taken_ns(target)
-            if self._last and 0 <= self._at_once_ns - self._last.taken_ns <= _BEFORE_NS:
+            self._at_once = target
+            if self._last and 0 <= recording.at_ns(target) - self._last.at_ns <= _BEFORE_NS:
                 return  # what leads there comes next anyway
-            from_number = recording.number_at(self._at_once_ns - _BEFORE_NS) if self._speed else target
+            from_number = recording.before(target, _BEFORE_NS) if self._speed else target
             self._from_number = max(recording.first, from_number - 1)  # a tick is what passed between two
             whole = recording.whole_until(self._from_number)
         except ValueError as damaged:
@@ -266,8 +269,8 @@ class RecordedSource:
         """Until it is due; None: until something else happens."""
         if entry is None:
             return None
-        change = entry[1].change
-        if not self._speed or self._last is None or change.taken_ns <= self._at_once_ns:
+        number, change = entry[0], entry[1].change
+        if not self._speed or self._last is None or number <= self._at_once:
             return 0
         if self._held:
             return None
@@ -279,7 +282,7 @@ class RecordedSource:
         change = entry.change
         snapshot = replace(
             self._replayed.add(change, self._epoch),
-            leads=bool(self._speed) and change.taken_ns < self._at_once_ns,
+            leads=bool(self._speed) and number < self._at_once,
             outliers=self._of_tick.get(number, ()),
         )
         is_full = self._is_full(entry)

@@ -259,3 +259,24 @@ def test_ticks_at_one_moment_are_damaged(tmp_path: Path) -> None:
     assert len([*iter(played.read, None)]) == 1
     assert "1 ticks or stacks" in dict(played.about())["damaged"]
     assert Recording(tmp_path / "it").last == 3
+
+
+def test_a_clock_that_is_set_back_meanwhile_neither_hurries_it_nor_hides_what_follows(tmp_path: Path) -> None:
+    source, hour_ns = ScriptedSource(SHOP, ticks=7), 3600 * NS_PER_S
+    recorder = recorder_at(tmp_path / "it", source)
+    taken_ns: list[int] = []
+    for second in range(8):
+        one = source.after(second)
+        one = replace(one, taken_ns=one.taken_ns - hour_ns * (second >= 4))
+        taken_ns.append(one.taken_ns)
+        recorder.add(one)
+    recorder.close()
+    played = RecordedSource(tmp_path / "it", speed=1000.0)
+    every = [played.read() for _ in range(8)]
+    assert [(one.taken_ns, one.leads) for one in every if one] == [(ns, ns == taken_ns[0]) for ns in taken_ns]
+    assert dict(played.about())["recorded"].endswith(", 7.00s")
+    for ns in taken_ns:
+        assert played.go_to(ns) in taken_ns
+    played.close()
+    ticks = in_json(RecordedSource(tmp_path / "it"))
+    assert [(tick["taken_ns"], tick["span_ns"]) for tick in ticks] == [(ns, NS_PER_S) for ns in taken_ns[1:]]
