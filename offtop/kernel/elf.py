@@ -11,6 +11,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _TABLES = ((b".dynsym", b".dynstr"), (b".symtab", b".strtab"))
 MOST_BYTES = 1 << 26
 """Of a table of symbols; larger ones are not read."""
+_LONGEST_NAME = 1 << 16
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _LOAD = 1
 
@@ -86,7 +87,8 @@ def named(fd: int) -> Iterator[Named]:
         strings, rows = _content(fd, every[text]), _content(fd, every[table])
         rows = rows[: len(rows) // _SYMBOL.size * _SYMBOL.size]
         for name_at, info, _, section, address, size_bytes in _SYMBOL.iter_unpack(rows):
-            if name_at and (end := strings.find(b"\0", name_at)) > name_at:
+            # No further than that: of a text without an end each symbol would have all the rest.
+            if name_at and (end := strings.find(b"\0", name_at, name_at + _LONGEST_NAME)) > name_at:
                 yield Named(strings[name_at:end], info & 0xF, address, size_bytes, bool(section))
 
 

@@ -11,12 +11,15 @@ import time
 from array import array
 from bisect import bisect_right
 from contextlib import suppress
+from itertools import islice
 
 from offtop.kernel.status import status_of
 from offtop.model.printable import printable
 
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.+)$", re.MULTILINE)
 _MOST_BYTES = 16 * 1024 * 1024
+_MOST_ENTRIES = 300_000
+"""More than so many bytes have, unless somebody means to keep us busy: those behind them are not looked at."""
 _LONGEST_NAME = 1000
 _TAIL_BYTES = 256
 """If these stand where they stood, the file has only grown."""
@@ -102,7 +105,7 @@ class PerfMap:
 
     def _add(self, lines: bytes) -> None:
         base = len(self._text)
-        for line in _LINE.finditer(lines):
+        for line in islice(_LINE.finditer(lines), _MOST_ENTRIES - len(self._starts)):
             self._starts.append(int(line[1], 16))
             self._sizes.append(int(line[2], 16))
             self._at.append(base + line.start(3))

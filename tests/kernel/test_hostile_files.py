@@ -1,0 +1,191 @@
+"""ELF files and perf maps that are cut, overwritten or made to mislead: an answer or a refusal, in bounded time and
+memory."""
+
+import itertools
+import os
+import struct
+import time
+import tracemalloc
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offtop.errors import UsageError
+from offtop.kernel import cpython, dwfl, elf, functions, perfmap, reader, rules, x86
+from offtop.kernel.cfi import Unwinding
+from offtop.model.printable import printable
+from tests.kernel import programs
+
+_C = ("-g", "-fno-omit-frame-pointer")
+SOURCE = r"""
+static __attribute__((noinline)) int inner(int n) { __asm__ volatile(""); return n * 3; }
+__attribute__((noinline)) int outer(int n) { return inner(n) + (n > 3 ? outer(n - 1) : 1); }
+int main(int argc, char **argv) { return outer(argc) & 1; }
+"""
+ANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXTREMES = [b"\0", b"\xff", b"\x7f", b"\x80", b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f", struct.pack("<Q", 1 << 40)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return programs.build(tmp_path_factory.mktemp("elf") / "whole", SOURCE, *_C).read_bytes()
+
+
+@st.composite
+def flaws(draw: st.DrawFn) -> list[tuple[str, float, bytes]]:
+    """What stands where instead: in the header, in what it leads to, or anywhere."""
+    one = st.tuples(
+        st.sampled_from(["header", "segments", "sections", "anywhere"]),
+        st.floats(0, 1, exclude_max=True),
+        st.sampled_from(EXTREMES) | st.binary(min_size=1, max_size=8),
+    )
+    return draw(st.lists(one, min_size=1, max_size=6))
+
+
+def spoilt(whole: bytes, some: list[tuple[str, float, bytes]], length: float) -> bytes:
+    (segments, sections), counts = struct.unpack_from("<QQ", whole, 32), struct.unpack_from("<HHHH", whole, 54)
+    places = {
+        "header": (0, 64),
+        "segments": (segments, counts[0] * counts[1]),
+        "sections": (sections, counts[2] * counts[3]),
+        "anywhere": (0, len(whole)),
+    }
+    made = bytearray(whole)
+    for where, part, what in some:
+        start, size_bytes = places[where]
+        at = start + int(part * size_bytes)
+        made[at : at + len(what)] = what
+    return bytes(made[: max(1, int(length * len(whole)))])
+
+
+@contextmanager
+def file_of(content: bytes) -> Generator[int]:
+    fd = os.memfd_create("hostile")
+    try:
+        os.write(fd, content)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@ANY
+@given(flaws(), st.just(1.0) | st.floats(0, 1))
+def test_what_is_read_of_a_spoilt_file_is_something_or_refused(
+    whole: bytes, some: list[tuple[str, float, bytes]], length: float
+) -> None:
+    reads: list[Callable[[int], object]] = [
+        elf.sections,
+        lambda fd: [*elf.named(fd)],
+        lambda fd: elf.symbols(fd, (b"outer", b"main")),
+        lambda fd: elf.at(fd, 0x1000, 64),
+        lambda fd: cpython.interpreter(fd, "/usr/bin/python3.13"),
+        dwfl.has_unwind_table,
+    ]
+    with file_of(spoilt(whole, some, length)) as fd:
+        for read in reads:
+            with suppress(ValueError, struct.error, OSError):
+                read(fd)
+
+
+@ANY
+@given(flaws(), st.just(1.0) | st.floats(0, 1))
+def test_a_function_of_a_spoilt_file_is_found_within_it_or_refused_in_one_sentence(
+    whole: bytes, some: list[tuple[str, float, bytes]], length: float
+) -> None:
+    content = spoilt(whole, some, length)
+    with file_of(content) as fd:
+        for name in ("outer", "inner", "0x1139", "nosuch"):
+            try:
+                found = functions._Binary(fd, "/tmp/\x1b[2Jwhole").function(name)  # pyright: ignore[reportPrivateUsage]
+            except UsageError as refused:
+                assert printable(str(refused)) == str(refused)
+            else:
+                assert len(found.ends) <= 200
+
+
+@ANY
+@given(flaws(), st.just(1.0) | st.floats(0.1, 1), st.lists(st.integers(0, 1 << 16), min_size=1, max_size=8))
+def test_the_reader_s_rules_of_a_spoilt_file_are_rules(
+    whole: bytes, some: list[tuple[str, float, bytes]], length: float, offsets: list[int]
+) -> None:
+    with file_of(spoilt(whole, some, length)) as fd:
+        try:
+            binary = dwfl.Binary(os.dup(fd), "whole")
+        except OSError:
+            return
+        try:
+            unwinding = Unwinding(binary)
+            for offset in offsets:
+                rule = unwinding.rule(offset)
+                assert rules.read(rules.written(rule)) == rule
+        finally:
+            binary.close()
+
+
+@ANY
+@given(st.text(max_size=60) | st.lists(st.integers().map(str), max_size=30).map(" ".join))
+def test_whatever_the_reader_says_is_a_rule_or_none_and_an_interpreter_or_none(said: str) -> None:
+    assert isinstance(rules.read(said), rules.Rule)
+    cpython.read(said)
+
+
+@ANY
+@given(st.binary(max_size=64), st.integers(0, (1 << 64) - 1))
+def test_any_bytes_are_instructions_or_a_valueerror(code: bytes, address: int) -> None:
+    with suppress(ValueError):
+        x86.exits(code, address)
+
+
+def table_of_symbols(count: int, text: bytes) -> bytes:
+    """An ELF file with so many symbols, all of whose names begin at the first letter of `text`."""
+    rows = struct.pack("<IBBHQQ", 1, 2, 0, 1, 0x1000, 16) * count
+    names = b"\0.symtab\0.strtab\0"
+    text_at, rows_at = 64, 64 + len(text)
+    names_at = rows_at + len(rows)
+    row = struct.Struct("<IIQQQQIIQQ")
+    sections = b"".join(
+        (
+            row.pack(1, 2, 0, 0, rows_at, len(rows), 1, 0, 8, 24),
+            row.pack(9, 3, 0, 0, text_at, len(text), 0, 0, 1, 0),
+            row.pack(0, 3, 0, 0, names_at, len(names), 0, 0, 1, 0),
+        )
+    )
+    kind, sections_at = b"\x7fELF\x02\x01", names_at + len(names)
+    head = struct.pack("<16sHHIQQQIHHHHHH", kind, 3, 62, 1, 0, 0, sections_at, 0, 64, 56, 0, 64, 3, 2)
+    return head + text + rows + names + sections
+
+
+def test_names_without_an_end_take_no_time_of_their_own() -> None:
+    with file_of(table_of_symbols(2_000, b"\0" + b"x" * (32 << 20))) as fd:
+        tracemalloc.start()
+        began_s = time.process_time()
+        assert [*itertools.islice(elf.named(fd), 1)] == []
+        took_s, peak_bytes = time.process_time() - began_s, tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert took_s < 2
+    assert peak_bytes < 80 << 20
+
+
+def test_a_huge_perf_map_is_read_in_bounded_time_and_memory() -> None:
+    path = Path(f"/tmp/perf-{os.getpid()}.map")
+    path.write_bytes(b"".join(b"%x 1 x\n" % (at * 7919 & 0xFFFF) for at in range(3_000_000)))
+    try:
+        tracemalloc.start()
+        began_s = time.process_time()
+        found = perfmap.PerfMap(os.getpid())
+        found.name(0x7F00)
+        took_s, peak_bytes = time.process_time() - began_s, tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    finally:
+        path.unlink()
+    assert took_s < 5
+    assert peak_bytes < 120 << 20
+
+
+def test_a_rule_that_the_reader_is_made_to_send_fits_its_message() -> None:
+    names = [reader._cut("\x1b" * 100_000, 4000)]  # pyright: ignore[reportPrivateUsage]
+    assert len(names[0].encode(errors="backslashreplace")) <= 4000
