@@ -1,0 +1,64 @@
+"""What may happen to offtop, and to what it watches, while it runs: nothing is lost in silence, and nothing stays."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import command
+from tests.kernel import trouble, waits
+from tests.kernel.test_batch_live import check_laws, started
+from tests.kernel.trouble import MS, check_said, shown, sleeps, ticks_until
+
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_settings")]
+
+
+def test_what_passes_while_it_stands_still_is_in_the_tick_after_that(tmp_path: Path) -> None:
+    file = tmp_path / "it.offtop"
+    with (
+        waits.running("sleep", times=150, each_ms=10) as child,
+        started(*command.QUICK, "--json", "-d", "0.2", "--record", str(file), "-p", str(child.pid)) as run,
+    ):
+        ticks = [run.tick()]
+        run.process.send_signal(signal.SIGSTOP)
+        child.go()
+        child.finish()
+        run.process.send_signal(signal.SIGCONT)
+        ticks += ticks_until(run, time.time_ns())
+        run.process.send_signal(signal.SIGINT)
+        ended = run.ended()
+    ticks += [json.loads(line) for line in ended.out.splitlines()]
+    for tick in ticks:
+        check_laws(tick)
+    counted, put_aside = sleeps(ticks, child.tid)
+    assert 150 <= counted <= 150 + put_aside
+    assert max(tick["span_ns"] for tick in ticks) >= 150 * 10 * MS, "it stood still for as long as they took"
+    check_said(ended.err)
+    again = command.run("replay", str(file), "--json")
+    assert (again.status, again.err) == (0, "")
+    assert sleeps([json.loads(line) for line in again.out.splitlines()], child.tid) == (counted, put_aside)
+
+
+def test_who_becomes_another_program_all_the_time_is_counted_to_the_end(tmp_path: Path) -> None:
+    trouble.become_others(tmp_path, by_others=0, within=True)
+
+
+@pytest.mark.parametrize(("after_s", "times"), [(0.0, 1), (0.15, 2), (0.4, 1), (0.7, 2)])
+def test_ctrl_c_while_it_starts_leaves_a_sane_terminal_and_nothing_else(after_s: float, times: int) -> None:
+    trouble.ctrl_c(after_s, times)
+
+
+def test_left_by_its_terminal_it_ends_with_its_status_and_its_recording_can_be_played(tmp_path: Path) -> None:
+    file = tmp_path / "it.offtop"
+    with shown("--record", str(file), "-d", "0.2") as terminal:
+        terminal.read_until(b"CATEGORY")
+        terminal.look_on(0.5)
+        left = trouble.Left(terminal.pid)
+        terminal.hang_up()
+        assert terminal.status() == 129
+        left.check()
+    again = command.run("replay", str(file), "--json")
+    assert (again.status, again.err) == (0, "")
+    assert again.out.splitlines()

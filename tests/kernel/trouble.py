@@ -1,0 +1,182 @@
+"""What the tests of faults share: offtop on a terminal where ctrl-C is a signal, and what it may never say or leave."""
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType
+
+from tests import command
+from tests.kernel import programs
+from tests.kernel.test_batch_live import Run, Tick, check_laws, started, wait_for
+from tests.ui.terminal import Terminal, terminal
+
+MS = 1_000_000
+FAULT = re.compile(r"Traceback|A fault of offtop|Exception ignored|Fatal Python error|RuntimeWarning")
+"""What nobody is to see, whatever happens."""
+_GONE_S = 15.0
+_INTERRUPT = 1 << 1
+"""In the signal masks of /proc/PID/status: SIGINT."""
+
+
+def check_said(text: str) -> None:
+    assert not FAULT.search(text), text[-3000:]
+
+
+def on_terminal(*arguments: str) -> list[str]:
+    """The command as a shell starts it: the terminal is its own, so that ctrl-C is a signal until it takes keys."""
+    return ["sh", "-c", 'exec 0<>"$(tty)" && exec "$@"', "sh", str(command.OFFTOP), *arguments]
+
+
+@contextmanager
+def shown(
+    *arguments: str, width: int = 100, height: int = 30, environment: Mapping[str, str] = MappingProxyType({})
+) -> Generator[Terminal]:
+    """offtop on a terminal. At its end: no fault was told, and nothing of it is left."""
+    with terminal(on_terminal(*arguments), width, height, **environment) as one:
+        yield one
+    check_said(one.drawn.decode(errors="replace"))
+
+
+def wait_until_python_is_offtop(pid: int) -> None:
+    """Python answers ctrl-C with a traceback of its own while it starts; offtop's first deed is to end that."""
+    was_python, deadline = False, time.monotonic() + 2
+    while time.monotonic() < deadline:
+        is_caught = _catches_ctrl_c(pid)
+        if was_python and not is_caught:
+            return
+        was_python = was_python or is_caught
+        time.sleep(0.0005)
+
+
+def _catches_ctrl_c(pid: int) -> bool:
+    found = re.search(r"^SigCgt:\t(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) & _INTERRUPT)
+
+
+class Left:
+    """Processes and BPF programs of a running offtop, none of which may outlive it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pids = command.family(pid)
+        self._programs = command.programs_of(pid)
+
+    def check(self) -> None:
+        """It has ended."""
+        wait_for(lambda: not [pid for pid in self._pids if _is_running(pid)], _GONE_S)
+        assert not command.still_loaded(self._programs, _GONE_S)
+
+    @property
+    def programs(self) -> int:
+        return len(self._programs)
+
+
+def _is_running(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def until(what: Callable[[], object], shown: Terminal, seconds: float = 30) -> None:
+    """Reads what is drawn meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, shown.text[-2000:]
+        shown.read(0.05)
+
+
+def ctrl_c(after_s: float, times: int = 1, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    """So long after its own code has begun."""
+    with shown(environment=environment) as terminal:
+        wait_until_python_is_offtop(terminal.pid)
+        terminal.look_on(after_s)
+        left = Left(terminal.pid)
+        for _ in range(times):
+            terminal.press(b"\x03")
+            terminal.look_on(0.03)
+        assert terminal.status() in (0, 130, -signal.SIGINT)
+        terminal.assert_sane()
+        left.check()
+
+
+def ticks_until(run: Run, ended_ns: int) -> list[Tick]:
+    ticks = [run.tick()]
+    while ticks[-1]["taken_ns"] < ended_ns:
+        ticks.append(run.tick())
+    return ticks
+
+
+def sleeps(ticks: Sequence[Tick], tid: int) -> tuple[int, int]:
+    """How many waits in `sleep` a thread has had, and how often it was put aside: then one sleep may be two waits."""
+    assert not [tick["lost"] for tick in ticks if tick["lost"]]
+    sites = [site for tick in ticks for site in tick["sites"] if site["tid"] == tid and site["category"] == "sleep"]
+    put_aside = sum(one["involuntary"] for tick in ticks for one in tick["threads"] if one["tid"] == tid)
+    return sum(site["waits"] for site in sites), put_aside
+
+
+_C = ("-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer")
+SUCCESSOR = r"""
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+static char **self;
+__attribute__((noinline)) void work(void)
+{
+	struct timespec rest = {0, 3000000};
+	syscall(SYS_nanosleep, &rest, 0);
+	__asm__ volatile("");
+}
+static void *become_the_next(void *unused)
+{
+	execv(self[0], self);
+	_exit(1);
+}
+int main(int argc, char **argv)
+{
+	static char left[16];
+	int lives = atoi(argv[1]);
+	pthread_t thread;
+	if (argc == 2)
+		next();
+	work();
+	if (!lives)
+		return 0;
+	snprintf(left, sizeof(left), "%d", lives - 1);
+	char *words[] = {argv[0], left, "on", 0};
+	self = words;
+	if (OTHERS && lives % 2) /* then it is another thread that goes on, under the id of this one */
+		pthread_create(&thread, 0, become_the_next, 0);
+	else
+		become_the_next(0);
+	pthread_join(thread, 0);
+}
+"""
+"""Sleeps once in each of its lives, and then becomes another program: the same."""
+LIVES = 60
+
+
+def become_others(directory: Path, by_others: int, within: bool) -> None:
+    """Watches a process that becomes another program time and again, perhaps by another thread than its main one."""
+    binary = programs.build(directory / "successor", SUCCESSOR, *_C, f"-DOTHERS={by_others}")
+    with programs.running([binary, str(LIVES)]) as child:
+        options = ("--within", f"{binary}:work") if within else ()
+        with started("--json", "-d", "0.1", "-p", str(child.pid), *options) as run:
+            ticks = [run.tick()]
+            child.go_on_alone()
+            os.waitpid(child.pid, 0)
+            ended = run.ended()
+    ticks += [json.loads(line) for line in ended.out.splitlines()]
+    assert (ended.status, ended.err) == (0, "offtop: what was watched has ended\n")
+    counted, put_aside = sleeps(ticks, child.pid)
+    # While a thread takes its main thread's id, a wait of either may be missed on a machine that has no CPU to spare.
+    assert LIVES + 1 - 2 * by_others <= counted <= LIVES + 1 + put_aside
+    if not by_others:
+        for tick in ticks:
+            check_laws(tick)
+    if within:
+        assert sum(tick["within"]["calls"] for tick in ticks) == LIVES + 1
