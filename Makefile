@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PREFIX ?= /usr/local
 DESTDIR ?=
 ARGS ?=
+# Of make soak: how long.
+SECONDS ?= 3600
 # SYSTEM=ready: the system packages are there already; don't look.
 SYSTEM ?=
 
@@ -11,7 +13,8 @@ as_root := $(if $(filter 0,$(shell id -u)),,sudo)
 # Make's own variables in the environment would reach the programs that the tests start.
 unexport MAKEFLAGS MFLAGS MAKELEVEL
 
-.PHONY: help setup setup-test setup-bench run test bench incidents consumers bccs format install uninstall clean
+.PHONY: help setup setup-test setup-bench run test bench incidents consumers bccs faults soak format install uninstall \
+    clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -42,7 +45,7 @@ test: setup-test ## all checks: format, lint, types, walls, tests
 	check $(bin)/ruff check; \
 	check $(bin)/pyright; \
 	check $(bin)/lint-imports --no-cache; \
-	check $(bin)/pytest -m 'not kernel and not incident and not consumer' -n 4 $(ARGS); \
+	check $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak' -n 4 $(ARGS); \
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
 	    $(bin)/pytest $(if $(as_root),-p no:cacheprovider) -m kernel $(ARGS); \
@@ -61,6 +64,12 @@ consumers: setup-test ## what offtop exports, opened in the programs that it is 
 
 bccs: ## offtop on Debian 12, 13 and sid, each with its own bcc and Python, on this kernel; as root, with mmdebstrap
 	@$(as_root) packaging/bccs.sh $(ARGS)
+
+faults: setup-test ## what may go wrong around offtop, at every moment: ctrl-C in each phase, a line that hangs, and so on
+	@$(as_root) $(bin)/pytest -p no:cacheprovider -m fault tests/faults $(ARGS)
+
+soak: setup-test ## storms of processes and threads for an hour, or SECONDS=300: all counted, and nothing grows
+	@$(as_root) env OFFTOP_SOAK_SECONDS=$(SECONDS) $(bin)/pytest -p no:cacheprovider -m soak tests/soak $(ARGS)
 
 format: setup-test ## format the code, and mend what the linter can
 	@$(bin)/ruff format

@@ -479,7 +479,7 @@ def _live_source(
             refused = error
     source = source or _sampled(rules, filters, asked, loaded, keep_ns, refused)
     if source.notice:
-        aside.say(source.notice)
+        aside.say(f"offtop: {source.notice}")
     try:
         yield source
     finally:

@@ -9,7 +9,7 @@ import pytest
 
 from tests import command
 from tests.kernel import trouble, waits
-from tests.kernel.test_batch_live import check_laws, started
+from tests.kernel.test_batch_live import started
 from tests.kernel.trouble import MS, check_said, shown, sleeps, ticks_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_settings")]
@@ -30,8 +30,7 @@ def test_what_passes_while_it_stands_still_is_in_the_tick_after_that(tmp_path: P
         run.process.send_signal(signal.SIGINT)
         ended = run.ended()
     ticks += [json.loads(line) for line in ended.out.splitlines()]
-    for tick in ticks:
-        check_laws(tick)
+    trouble.check_whole(ticks)
     counted, put_aside = sleeps(ticks, child.tid)
     assert 150 <= counted <= 150 + put_aside
     assert max(tick["span_ns"] for tick in ticks) >= 150 * 10 * MS, "it stood still for as long as they took"

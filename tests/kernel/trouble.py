@@ -110,9 +110,14 @@ def ticks_until(run: Run, ended_ns: int) -> list[Tick]:
     return ticks
 
 
+def check_whole(ticks: Sequence[Tick]) -> None:
+    for tick in ticks:
+        check_laws(tick)
+        assert not tick["lost"], tick["lost"]
+
+
 def sleeps(ticks: Sequence[Tick], tid: int) -> tuple[int, int]:
     """How many waits in `sleep` a thread has had, and how often it was put aside: then one sleep may be two waits."""
-    assert not [tick["lost"] for tick in ticks if tick["lost"]]
     sites = [site for tick in ticks for site in tick["sites"] if site["tid"] == tid and site["category"] == "sleep"]
     put_aside = sum(one["involuntary"] for tick in ticks for one in tick["threads"] if one["tid"] == tid)
     return sum(site["waits"] for site in sites), put_aside
@@ -176,7 +181,6 @@ def become_others(directory: Path, by_others: int, within: bool) -> None:
     # While a thread takes its main thread's id, a wait of either may be missed on a machine that has no CPU to spare.
     assert LIVES + 1 - 2 * by_others <= counted <= LIVES + 1 + put_aside
     if not by_others:
-        for tick in ticks:
-            check_laws(tick)
+        check_whole(ticks)
     if within:
         assert sum(tick["within"]["calls"] for tick in ticks) == LIVES + 1

@@ -208,7 +208,9 @@ def _mounted(filesystem: str, directory: Path) -> Generator[Path]:
 
 
 @contextlib.contextmanager
-def _cgroup(controller: str, pid: int, settings: Mapping[str, str], settings_v2: Mapping[str, str]) -> Generator[Path]:
+def in_cgroup(
+    controller: str, pid: int, settings: Mapping[str, str], settings_v2: Mapping[str, str]
+) -> Generator[Path]:
     """The process in a cgroup of its own with these settings, in version 1 or 2, whichever has the controller."""
     v1 = _CGROUPS / controller
     v2 = next((path for path in (_CGROUPS, _CGROUPS / "unified") if (path / "cgroup.controllers").exists()), None)
@@ -242,7 +244,7 @@ def _quota(pid: int, each_ms: int, directory: Path) -> Generator[None]:
     """10 ms of CPU, then a pause of each_ms."""
     quota_us, period_us = _QUOTA_MS * 1000, (_QUOTA_MS + each_ms) * 1000
     settings = {"cpu.cfs_period_us": str(period_us), "cpu.cfs_quota_us": str(quota_us)}
-    with _cgroup("cpu", pid, settings, {"cpu.max": f"{quota_us} {period_us}"}) as group:
+    with in_cgroup("cpu", pid, settings, {"cpu.max": f"{quota_us} {period_us}"}) as group:
         (directory / "cpu.stat").symlink_to(group / "cpu.stat")
         yield
 
@@ -253,7 +255,7 @@ def _slow_disk(pid: int, each_ms: int, directory: Path) -> Generator[None]:
     device, rate = _disk_of(directory), max(1, 1000 // each_ms)
     names = ("blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device")
     v2 = {"io.max": f"{device} riops={rate} wiops={rate}"}
-    with _cgroup("blkio", pid, dict.fromkeys(names, f"{device} {rate}"), v2):
+    with in_cgroup("blkio", pid, dict.fromkeys(names, f"{device} {rate}"), v2):
         yield
 
 
@@ -282,7 +284,7 @@ def _little_memory(pid: int, each_ms: int, directory: Path) -> Generator[None]:
             except (OSError, subprocess.CalledProcessError) as error:
                 raise UnavailableError(f"cannot swap: {error}") from error
         stack.callback(subprocess.run, ["swapoff", file], check=True)
-        stack.enter_context(_cgroup("memory", pid, {"memory.limit_in_bytes": limit}, {"memory.max": limit}))
+        stack.enter_context(in_cgroup("memory", pid, {"memory.limit_in_bytes": limit}, {"memory.max": limit}))
         yield
 
 

@@ -1,0 +1,204 @@
+"""What may go wrong around offtop, at every moment and for as long as it does in life. `make faults`"""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Generator, Sequence
+from contextlib import chdir, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import command
+from tests.conftest import bpf_reason
+from tests.kernel import trouble, waits
+from tests.kernel.conftest import no_settings
+from tests.kernel.test_batch_live import check_laws, started
+from tests.kernel.test_hostile_names import CONTROL, NAMES, SAFE, napping
+from tests.kernel.trouble import check_said, shown, sleeps, ticks_until
+from tests.ui.terminal import Terminal
+
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bpf_reason() is not None, reason=str(bpf_reason())),
+    pytest.mark.usefixtures("no_settings"),
+]
+__all__ = ["no_settings"]
+
+_STEP_S = 0.05
+_STALL_S = 45
+UP = b"\x1b\x1b"
+FULL = (
+    "for place in /tmp /var/tmp /usr/tmp; do if [ -d $place ]; then mount -t tmpfs -o size=4k,nr_inodes=2 none $place; "
+    'echo full >$place/full; fi; done; cd /tmp && exec "$@"'
+)
+"""Of a shell: no directory for temporary files has room."""
+RAW = re.compile(rb"\x1b\[6n|\x1b\]0;|\x1bc|\x07|\x08|\x7f|\xc2[\x80-\x9f]|\xe2\x80[\xae\x8b]")
+"""What no drawing of offtop has."""
+
+
+@pytest.mark.parametrize("cache", [None, ""], ids=["ready", "compiling"])
+def test_ctrl_c_in_each_phase_of_start_leaves_a_sane_terminal_and_nothing_else(cache: str | None) -> None:
+    environment = {} if cache is None else {"OFFTOP_CACHE": cache}
+    with trouble.shown(environment=environment) as terminal:
+        trouble.wait_until_python_is_offtop(terminal.pid)
+        began_s = time.monotonic()
+        assert terminal.wait_for(re.compile("CATEGORY"), 60)
+        took_s = time.monotonic() - began_s
+        terminal.press(b"q")
+        assert terminal.status() == 0
+    for step in range(int(took_s / _STEP_S) + 4):
+        for times in (1, 2):
+            try:
+                trouble.ctrl_c(step * _STEP_S, times, environment)
+            except AssertionError as failed:
+                failed.add_note(f"{times} times, {step * _STEP_S:.2f} s after its begin")
+                raise
+
+
+def test_two_of_them_side_by_side_both_count_all_and_each_other() -> None:
+    with (
+        waits.running("sleep", times=23, each_ms=10) as child,
+        started(*command.QUICK, "--json", "-d", "0.3") as one,
+        started(*command.QUICK, "--json", "-d", "0.3") as other,
+    ):
+        first = {one: [one.tick()], other: [other.tick()]}
+        child.go()
+        child.finish()
+        ended_ns = time.time_ns()
+        for run, its in first.items():
+            its += ticks_until(run, ended_ns)
+            trouble.check_whole(its)
+            counted, put_aside = sleeps(its, child.tid)
+            assert 23 <= counted <= 23 + put_aside
+            seen = {thread["pid"] for tick in its for thread in tick["threads"]}
+            assert run.process.pid not in seen
+            assert ({one, other} - {run}).pop().process.pid in seen
+
+
+def test_with_no_room_for_temporary_files_it_begins_as_ever() -> None:
+    arguments = (*command.QUICK, "--json", "-n", "2", "-d", "0.2")
+    ended = command.run(*arguments, before=["unshare", "--mount", "sh", "-c", FULL, "sh"], env={"OFFTOP_CACHE": ""})
+    assert (ended.status, ended.err) == (0, "")
+    for line in ended.out.splitlines():
+        check_laws(json.loads(line))
+
+
+def test_without_tracefs_all_goes_on_and_wakers_are_told(tmp_path: Path) -> None:
+    place = "/sys/kernel/tracing"
+    mounted = f'mount -t tracefs none {place} && exec "$@"'
+    before = ["unshare", "--mount", "sh", "-c", mounted, "sh"]
+    with started("--json", "--mode", "chain", "-d", "0.2", before=before) as run:
+        check_laws(run.tick())
+        subprocess.run(["nsenter", "-t", str(run.process.pid), "--mount", "umount", place], check=True, timeout=20)
+        for _ in range(3):
+            check_laws(run.tick())
+        run.process.send_signal(signal.SIGTERM)
+        assert run.ended().status == 143
+        run.assert_nothing_stays()
+
+
+@contextmanager
+def little_memory(megabytes: int) -> Generator[list[str]]:
+    """What puts a command into a cgroup with so much memory."""
+    limit = str(megabytes << 20)
+    with (
+        subprocess.Popen(["sleep", "1000"]) as holder,
+        waits.in_cgroup("memory", holder.pid, {"memory.limit_in_bytes": limit}, {"memory.max": limit}) as group,
+    ):
+        try:
+            yield ["sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"]
+        finally:
+            holder.kill()
+
+
+@pytest.mark.parametrize("megabytes", [8, 40, 64, 96])
+def test_with_little_memory_it_says_so_or_is_ended_by_the_kernel_and_nothing_stays(megabytes: int) -> None:
+    with (
+        little_memory(megabytes) as inside,
+        started(*command.QUICK, "--json", "-n", "3", "-d", "0.1", before=inside, OFFTOP_CACHE="") as run,
+    ):
+        ended = run.ended()
+        check_said(ended.err)
+        assert ended.status in (0, 1, 4, 137), ended
+        assert ended.status in (0, 137) or re.fullmatch(r"offtop: [^\n]+\n", ended.err), ended.err
+        run.assert_nothing_stays()
+
+
+def test_killed_the_screen_leaves_nothing_and_its_recording_can_be_played(tmp_path: Path) -> None:
+    file = tmp_path / "it.offtop"
+    with shown("--record", str(file), "-d", "0.2") as terminal:
+        terminal.read_until(b"CATEGORY")
+        terminal.look_on(1)
+        left = trouble.Left(terminal.pid)
+        assert left.programs >= 2
+        terminal.process.kill()
+        assert terminal.process.wait(20) == -signal.SIGKILL
+        left.check()
+    again = command.run("replay", str(file), "--json")
+    assert (again.status, again.err) == (0, "")
+    assert again.out.splitlines()
+
+
+def test_a_line_that_hangs_for_45_s_costs_the_recording_no_tick(tmp_path: Path) -> None:
+    file = tmp_path / "it.offtop"
+    with shown("--record", str(file), "-d", "0.2", width=160, height=50) as terminal:
+        terminal.read_until(b"CATEGORY")
+        terminal.stall(_STALL_S)
+        terminal.look_on(1)
+        terminal.press(b"q")
+        assert terminal.status() == 0
+        terminal.assert_sane()
+    again = command.run("replay", str(file), "--json")
+    ticks = [json.loads(line) for line in again.out.splitlines()]
+    assert not any("unrecorded" in tick["lost"] for tick in ticks)
+    assert max(tick["span_ns"] for tick in ticks) < _STALL_S * 1e9 / 2, "none is as long as the stall"
+    assert sum(tick["span_ns"] for tick in ticks) > _STALL_S * 1e9
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_who_becomes_another_program_by_another_thread_is_counted(tmp_path: Path, within: bool) -> None:
+    trouble.become_others(tmp_path, by_others=1, within=within)
+
+
+def on_the_screen(terminal: Terminal, keys: Sequence[bytes]) -> None:
+    terminal.read_until(b"CATEGORY")
+    trouble.until(lambda: SAFE.encode() in terminal.drawn, terminal)
+    for key in keys:
+        terminal.press(key)
+        terminal.look_on(0.08)
+
+
+def test_on_the_screen_in_recordings_reports_and_exports_they_are_escaped(tmp_path: Path) -> None:
+    file, places = tmp_path / "it.offtop", tmp_path / "out"
+    places.mkdir()
+    keys = (
+        *(b"H", b"i", b"\x1b[B", b"\r", b"\r", b"\r", b"v", b"*", b"K", b"c", b"c", UP, b"g", b"t"),
+        *(b"2", b"H", b"3", b"4", b"G", b"1", b"L", b"5", b"\r", b"Y", UP, b"O", b"C", b"\r", UP, b"V", UP),
+        *(b"A", b"A", b"l", b"l", b"p", b"u", UP, b"X", b"f", UP, b"?", UP, b"\x10", b"red", UP),
+        *(b"/", b"red", b"\r", b"n", UP, b"y", b"B", b"D", b"\x1b[24~"),
+    )
+    with napping(tmp_path, NAMES) as child:
+        options = ("-p", str(child.pid), "-d", "0.2", "-i", "--record", str(file))
+        with chdir(places), trouble.shown(*options, width=180, height=50) as terminal:
+            on_the_screen(terminal, keys)
+            trouble.until(lambda: [*places.glob("*.svg")], terminal)
+            terminal.press(b"\x03\x03")
+            assert terminal.status() == 0
+            terminal.assert_sane()
+    # What was copied to the clipboard, in base64; and the shape of the pointer.
+    drawn = re.sub(rb"\x1b\](52;c;[\w+/=]*|22;default)\x07", b"", terminal.drawn)
+    raw = RAW.search(drawn)
+    assert not raw, drawn[max(0, raw.start() - 100) : raw.end() + 100]
+    (picture,) = places.glob("*.svg")
+    assert not CONTROL.search(picture.read_text())
+    name = str(file)
+    lines = [["replay", name, "-b"], ["replay", name, "--json"], ["report", name]]
+    lines += [["export", form, name] for form in ("folded", "csv", "svg", "speedscope")]
+    for ended in command.run_at_once(*lines):
+        assert (ended.status, ended.err) == (0, "")
+        assert not CONTROL.search(ended.out.replace("\r\n", "\n"))
+        assert "[6n[red]" in ended.out

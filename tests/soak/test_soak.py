@@ -1,0 +1,133 @@
+"""A storm for an hour: what offtop holds does not grow, and what it counted is what was made. `make soak`"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.kernel.watch import switches
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SECONDS = float(os.environ.get("OFFTOP_SOAK_SECONDS", 3600))
+_WARM = 0.2
+"""So much of it passes before anything is compared: names are read, and nobody is forgotten yet."""
+_MOST_GROWTH = {"rss_bytes": 1.1, "fds": 1.05, "fill": 1.25, "took_ms": 1.5}
+"""From the first third to the last: how much is still called the same."""
+
+
+class Storm:
+    """storm.c, at work."""
+
+    def __init__(self, directory: Path) -> None:
+        binary = directory / "storm"
+        source = Path(__file__).with_name("storm.c")
+        subprocess.run(["gcc", "-O1", "-pthread", "-fno-omit-frame-pointer", "-o", binary, source], check=True)
+        self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.told: dict[str, int] = {}
+        self.listen("ready")
+
+    def listen(self, last: str) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            name, number = line.split()
+            self.told[name] = int(number)
+            if name == last:
+                return
+        raise AssertionError("the storm ended by itself")
+
+    def calm(self) -> None:
+        """All that it was to make is made."""
+        assert self.process.stdin
+        self.process.stdin.write(".")
+        self.process.stdin.flush()
+        self.listen("done")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_an_hour_of_storms_is_counted_and_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-m", "tests.soak.watched", "999999"]
+    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as watcher:
+        try:
+            ticks, made = soaked(watcher, tmp_path)
+        finally:
+            watcher.terminate()
+    counted = {name: sum(tick["sleeps"].get(name, 0) for tick in ticks) for name in ("soak-child", "soak-worker")}
+    aside = {name: sum(tick["aside"].get(name, 0) for tick in ticks) for name in counted}
+    thirds = held(ticks)
+    with capsys.disabled():
+        print(f"\n{said(ticks, made, counted, aside, thirds)}")
+    lost = Counter[str]()
+    for tick in ticks:
+        lost.update(tick["lost"])
+    assert not lost
+    for name, many in counted.items():
+        assert made[name] <= many <= made[name] + aside[name], name
+    assert made["switches"] - 2 <= made["waits"] <= made["switches"], "but for those in which the two are at the end"
+    for name, (first, last) in thirds.items():
+        assert last <= first * _MOST_GROWTH[name], name
+
+
+def soaked(watcher: subprocess.Popen[str], directory: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """All ticks, and what was made by then."""
+    assert watcher.stdout
+    ticks = [json.loads(watcher.stdout.readline())]
+    storm = Storm(directory)
+    try:
+        while sum(tick["span_ns"] for tick in ticks) < _SECONDS * 1e9:
+            ticks.append(json.loads(watcher.stdout.readline()))
+        storm.calm()
+        ticks += [json.loads(watcher.stdout.readline()) for _ in range(4)]
+        made = {"soak-child": storm.told["forks"], "soak-worker": storm.told["threads"]}
+        pid = storm.told["switching"]
+        tids = [pid, storm.told["answering"]]
+        made["switches"] = sum(switches(tid)[0] for tid in tids)
+        made["waits"] = sum(tick["by_tid"].get(str(tid), 0) for tick in ticks for tid in tids)
+    finally:
+        storm.end()
+    return ticks, made
+
+
+def held(ticks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """The medians of the first third and of the last, once it is warm."""
+    warm = ticks[int(_WARM * len(ticks)) :]
+    third = len(warm) // 3
+    return {
+        name: (median(tick[name] for tick in warm[:third]), median(tick[name] for tick in warm[-third:]))
+        for name in _MOST_GROWTH
+    }
+
+
+def said(
+    ticks: Sequence[Mapping[str, Any]],
+    made: Mapping[str, int],
+    counted: Mapping[str, int],
+    aside: Mapping[str, int],
+    thirds: Mapping[str, tuple[float, float]],
+) -> str:
+    seconds = sum(tick["span_ns"] for tick in ticks) / 1e9
+    lines = [
+        f"{seconds:.0f} s, {len(ticks):,} ticks, {made['switches'] / seconds:,.0f} switches a second of two threads"
+    ]
+    lines += [
+        f"{name}: {made[name]:,} sleeps made, {many:,} waits counted ({aside[name]:,} times put aside)"
+        for name, many in counted.items()
+    ]
+    lines.append(f"soak-pipe: {made['switches']:,} switches by the kernel, {made['waits']:,} waits counted")
+    lines += [
+        f"{name}: {first:,.4g} in the first third, {last:,.4g} in the last" for name, (first, last) in thirds.items()
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,83 @@
+"""Watches this machine for so many seconds, and prints a line of JSON a tick: what was counted of a storm, and what
+offtop itself holds by then. `python -m tests.soak.watched SECONDS`"""
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from offtop.kernel.live import LiveSource
+from offtop.kernel.program import Unwind
+from offtop.model.categories import is_periodic
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import WITHOUT_RULES
+from offtop.model.filter import NOTHING
+from offtop.model.history import History, Kept
+from offtop.model.snapshot import Filters
+from offtop.tick import passing
+from offtop.tickjson import tick_object
+from offtop.units import NS_PER_S
+from tests import command
+from tests.kernel import watch
+
+KEEP_NS = 20 * NS_PER_S
+"""How long the dead are remembered: a quarter of an hour, as a rule."""
+_HISTORY_BYTES = 4 << 20
+_DELAY_S = 0.5
+_SLEEPERS = ("soak-child", "soak-worker")
+
+
+def main() -> None:
+    ends_s = time.monotonic() + float(sys.argv[1])
+    source = LiveSource(watch.rules(), Filters(min_ns=NS_PER_S // 1000), unwind=Unwind(), keep_ns=KEEP_NS)
+    diagnoser = Diagnoser(source.names, WITHOUT_RULES)
+    history = History(watch.rules().idle, is_periodic, KEEP_NS, _HISTORY_BYTES, verdicts=diagnoser.verdicts)
+    try:
+        while time.monotonic() < ends_s:
+            began_s = time.monotonic()
+            snapshot = source.read()
+            assert snapshot is not None
+            took_s = time.monotonic() - began_s
+            if kept := history.add(snapshot):
+                told = tick_object(passing(kept, NOTHING, diagnoser), source.names, diagnoser)
+                print(json.dumps({**counted(kept), **held(source, took_s), "sites": len(told["sites"])}), flush=True)
+            time.sleep(max(0.0, began_s + _DELAY_S - time.monotonic()))
+    finally:
+        source.close()
+
+
+def counted(kept: Kept) -> dict[str, object]:
+    """Of this tick: sleeps of those that come and go, and how often they were put aside; waits of two by id; losses."""
+    window, sleeps, aside, by_tid = kept.window, Counter[str](), Counter[str](), dict[int, int]()
+    for site, totals in window.each_site():
+        if (comm := window.book.comm(site.thread)) in _SLEEPERS and window.book.stack(site.kernel).category == "sleep":
+            sleeps[comm] += totals.waits
+    for key, totals in window.each_thread():
+        comm = window.book.comm(key)
+        if comm in _SLEEPERS:
+            aside[comm] += totals.involuntary
+        elif comm == "soak-pipe":
+            by_tid[key.tid] = totals.waits
+    return {"sleeps": sleeps, "aside": aside, "by_tid": by_tid, "lost": dict(window.lost), "span_ns": window.span_ns}
+
+
+def held(source: LiveSource, took_s: float) -> dict[str, object]:
+    return {
+        "rss_bytes": sum(map(_rss_bytes, command.family(os.getpid()))),
+        "fds": len([*Path("/proc/self/fd").iterdir()]),
+        "fill": max(source._stacks.fill),  # pyright: ignore[reportPrivateUsage]
+        "took_ms": 1000 * took_s,
+    }
+
+
+def _rss_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    main()
