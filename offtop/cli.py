@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         out: object = sys.stdout
         if out is None:
             raise OfftopError("There is no standard output. Leave it open, or send it somewhere: offtop -b >FILE")
-        with faults.of_threads(faults.tell):
+        with faults.of_threads(faults.tell), faults.of_callbacks():
             status = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except OfftopError as error:

@@ -1,6 +1,8 @@
 """What is said of an error that nobody foresaw: one sentence, in place of a traceback."""
 
 import os
+import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator
@@ -14,6 +16,7 @@ VERBOSE = "OFFTOP_TRACEBACK"
 """Variable of the environment: who looks for the cause sets it, and has the traceback, too."""
 _OWN = Path(__file__).parent
 _LONGEST = 200
+_AGAIN_S = 0.01
 
 
 def told(error: BaseException, thread: str = "") -> str:
@@ -46,3 +49,25 @@ def of_threads(say: Callable[[BaseException, str], None]) -> Generator[None]:
         yield
     finally:
         threading.excepthook = before
+
+
+@contextmanager
+def of_callbacks() -> Generator[None]:
+    """Meanwhile a signal that is to end offtop does so even if it comes in a callback, where Python drops what is
+    raised: it comes again."""
+
+    def dropped(what: "sys.UnraisableHookArgs") -> None:
+        error = what.exc_value
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            number = int(error.code or 0) - 128 if isinstance(error, SystemExit) else signal.SIGINT
+            again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+        else:
+            before(what)
+
+    before, sys.unraisablehook = sys.unraisablehook, dropped
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before

@@ -1,6 +1,9 @@
 """An error that nobody foresaw: one sentence, wherever it happens, and the rest goes on."""
 
+import signal
 import threading
+import time
+import weakref
 
 import pytest
 
@@ -40,6 +43,24 @@ def test_of_a_thread_it_is_told_which() -> None:
     (sentence,) = said
     assert " in offtop-names: KeyError" in sentence
     assert threading.excepthook is threading.__excepthook__ or "of_threads" not in repr(threading.excepthook)
+
+
+def test_a_ctrl_c_that_comes_in_a_callback_comes_again() -> None:
+    class Gone:
+        pass
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    before, one = signal.signal(signal.SIGINT, signal.default_int_handler), Gone()
+    seen = weakref.ref(one, interrupted)
+    try:
+        with faults.of_callbacks(), pytest.raises(KeyboardInterrupt):
+            del one
+            time.sleep(20)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen() is None
 
 
 @asynchronous
