@@ -29,6 +29,7 @@
  * EXEC_START, START_TIME (offsets in task_struct, from BTF); TASK_CGROUPS and CGROUP_* (the way from there to a
  * cgroup's id); REG_* (offsets in pt_regs of the system call's number, its arguments, ip, sp, frame pointer and
  * what else calls keep);
+ * TYPED_TASK (the verifier knows what the current thread is: since 3ca1032ab7ab, 5.11);
  * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage:
  * there is none, or records are reached from elsewhere than their thread's own context, or listed);
  * NAMESPACE (whose ids are shown: namespace.h).
@@ -77,7 +78,13 @@ BPF_ARRAY(blank_record, struct record, 1);
 BPF_TASK_STORAGE(record, struct record);
 #endif
 
+#ifdef TYPED_TASK
 #define MEMBER(type, pointer, offset) (*(type *)((char *)(pointer) + (offset)))
+#define current_task() ((struct task_struct *)bpf_get_current_task_btf())
+#else
+#define MEMBER(type, pointer, offset) ({ type member = 0; bpf_probe_read_kernel(&member, sizeof(member), (char *)(pointer) + (offset)); member; })
+#define current_task() ((struct task_struct *)bpf_get_current_task())
+#endif
 
 static inline __attribute__((always_inline)) void count_lost(u32 kind)
 {
@@ -296,7 +303,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	if (!tid || !c || !c->self || !now) /* without self: nobody has said yet whom to count */
 		return;
 	u32 which = *(volatile u32 *)now & 1; /* read once: it may change meanwhile */
-	struct task_struct *task = (void *)bpf_get_current_task_btf();
+	struct task_struct *task = current_task();
 	bool dead = state & TASK_DEAD;
 	if (dead)
 		forget_call(task, id);
@@ -510,7 +517,7 @@ static inline __attribute__((always_inline)) int back_current(void *ctx)
 	struct config *c = config.lookup(&zero);
 	if (!c)
 		return 0;
-	struct task_struct *task = (void *)bpf_get_current_task_btf();
+	struct task_struct *task = current_task();
 	if (show(task, id, &pid, &tid) && pid == c->self) {
 		/* Our own arrival tells how far the scheduler's clock is from ours: the least seen is nearest. */
 #ifdef LAST_ARRIVAL
@@ -538,7 +545,7 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 #ifdef STATE_ARGUMENT
 	u32 state = ctx->args[3];
 #else
-	u32 state = MEMBER(u32, bpf_get_current_task_btf(), TASK_STATE);
+	u32 state = MEMBER(u32, current_task(), TASK_STATE);
 #endif
 	leave(ctx, ctx->args[0], state);
 
@@ -578,7 +585,7 @@ int on_finish(void *ctx)
 
 int on_exec(struct bpf_raw_tracepoint_args *ctx)
 {
-	struct task_struct *task = (void *)bpf_get_current_task_btf();
+	struct task_struct *task = current_task();
 	u64 host = bpf_get_current_pid_tgid();
 	u32 zero = 0, pid = host >> 32, tid = host;
 

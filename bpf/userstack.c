@@ -216,7 +216,7 @@ static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct st
 static inline __attribute__((always_inline)) u64 keep_user_stack(u32 slot, struct stack *stack, u32 depth)
 {
 	u32 total = with_python(slot, stack, depth);
-	stack->end |= (u64)MEMBER(u32, bpf_get_current_task_btf(), TASK_EXECS) << END_EXECS;
+	stack->end |= (u64)MEMBER(u32, current_task(), TASK_EXECS) << END_EXECS;
 	u64 id = id_of(stack, total);
 
 	return user_stacks.lookup(&id) || !user_stacks.update(&id, stack) ? id : STACK_LOST;

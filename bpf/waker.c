@@ -65,8 +65,11 @@ static inline __attribute__((always_inline)) void add_to_storm(u32 which, struct
 	if (waker)
 		storm->waker = waker;
 	storm->begun |= woken == STORM;
-	__sync_fetch_and_add(&storm->woken, woken);
-	__sync_fetch_and_add(&storm->again, again);
+	/* Never 0, which is known here: of an addition of that clang makes an `or`, which came with 981f94c3e921 (5.12). */
+	if (woken)
+		__sync_fetch_and_add(&storm->woken, woken);
+	if (again)
+		__sync_fetch_and_add(&storm->again, again);
 }
 
 /* Who was woken in a burst leaves the CPU by itself: for nothing, or nearly so, if it had that for so short a time. */
@@ -89,7 +92,7 @@ static inline __attribute__((always_inline)) void count_burst(struct record *r, 
 		return;
 #ifdef REG_IP
 	if (waker->tid) /* where its program calls: a user stack may be known better from one waking to the next */
-		bpf_probe_read_kernel(&ip, sizeof(ip), (char *)bpf_task_pt_regs((void *)bpf_get_current_task_btf()) + REG_IP);
+		bpf_probe_read_kernel(&ip, sizeof(ip), (char *)bpf_task_pt_regs(current_task()) + REG_IP);
 #endif
 	path = mix(path, ip);
 	if (of_waker) {
@@ -212,7 +215,7 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 	u32 zero = 0;
 	u64 now_ns = bpf_ktime_get_ns(), host = bpf_get_current_pid_tgid();
 	u32 pid = host >> 32, tid = host;
-	struct task_struct *current = (void *)bpf_get_current_task_btf();
+	struct task_struct *current = current_task();
 	struct waking *w = waking_scratch.lookup(&zero);
 
 	if (now_ns - r->left_ns < c->min_ns) {

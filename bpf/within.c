@@ -78,7 +78,7 @@ static inline __attribute__((always_inline)) struct call *call_of(void *task, bo
 /* The thread runs; a wait that would end with its next one, outside, came back unseen. */
 static inline __attribute__((always_inline)) void lose_wait(u32 which)
 {
-	struct record *r = record_of((void *)bpf_get_current_task_btf(), bpf_get_current_pid_tgid(), false);
+	struct record *r = record_of(current_task(), bpf_get_current_pid_tgid(), false);
 
 	if (!r || !r->left_ns)
 		return;
@@ -127,7 +127,7 @@ static inline __attribute__((always_inline)) bool is_inside(void *task, bool is_
 		return false;
 	if (!is_current)
 		return true;
-	bpf_probe_read_kernel(&sp, sizeof(sp), (char *)bpf_task_pt_regs((void *)bpf_get_current_task_btf()) + REG_SP);
+	bpf_probe_read_kernel(&sp, sizeof(sp), (char *)bpf_task_pt_regs(current_task()) + REG_SP);
 	if (sp <= call->sp && (bpf_probe_read_user(&returns_to, sizeof(returns_to), (void *)call->sp) || returns_to == call->returns_to))
 		return true;
 	end_call(call, false);
@@ -185,7 +185,7 @@ int on_call(void *ctx)
 	u64 host = bpf_get_current_pid_tgid(), sp = MEMBER(u64, ctx, REG_SP);
 	u32 pid = host >> 32, tid = host;
 	struct config *c = config.lookup(&zero);
-	struct task_struct *task = (void *)bpf_get_current_task_btf();
+	struct task_struct *task = current_task();
 
 	if (!c || !c->self || !show(task, host, &pid, &tid) || !chosen(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
 		return 0;
@@ -205,7 +205,7 @@ int on_call(void *ctx)
 int on_return(void *ctx)
 {
 	u64 sp = MEMBER(u64, ctx, REG_SP), returns_to = 0;
-	struct call *call = call_of((void *)bpf_get_current_task_btf(), false);
+	struct call *call = call_of(current_task(), false);
 
 	if (!call || !call->sp || sp < call->sp)
 		return 0;

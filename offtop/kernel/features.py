@@ -46,6 +46,8 @@ class Features:
     """Of a number that each exec changes."""
     state_argument: bool
     """sched_switch passes prev_state (kernel commit fa2c3254d7cf, 5.18)."""
+    typed_task: bool
+    """The verifier lets programs read the current thread directly (bpf_get_current_task_btf: 3ca1032ab7ab, 5.11)."""
     task_storage: bool
     user_registers: bool
     """bpf_task_pt_regs can be called."""
@@ -86,7 +88,7 @@ def find(types: KernelTypes) -> Features:
 
     if not types.has_struct("bpf_iter__task"):
         raise KernelError(
-            "This kernel has no BPF task iterator, which offtop reads threads with. Use Linux 5.11 or newer."
+            "This kernel has no BPF task iterator, which offtop reads threads with. Use Linux 5.8 or newer."
         )
     sched_info = types.offset("task_struct", "sched_info")
 
@@ -124,6 +126,7 @@ def find(types: KernelTypes) -> Features:
         start_time=needed("start_time"),
         execs=needed("self_exec_id"),
         state_argument=types.tracepoint_arguments("sched_switch") >= 4,
+        typed_task=types.has_function("bpf_get_current_task_btf"),
         task_storage=types.has_function("bpf_task_storage_get"),
         user_registers=types.has_function("bpf_task_pt_regs"),
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},

@@ -310,6 +310,7 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         f"DOOR_{door.upper()}": 1,
         "WAKING": 1 if waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
+        "TYPED_TASK": 1 if features.typed_task else None,
         "BY_TID": 1 if by_tid else None,
         "TASK_PID": features.pid,
         "TASK_TGID": features.tgid,
