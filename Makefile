@@ -13,7 +13,7 @@ as_root := $(if $(filter 0,$(shell id -u)),,sudo)
 # Make's own variables in the environment would reach the programs that the tests start.
 unexport MAKEFLAGS MFLAGS MAKELEVEL
 
-.PHONY: help setup setup-test setup-bench run test bench incidents consumers bccs faults soak format install uninstall \
+.PHONY: help setup setup-test setup-bench run test bench incidents consumers kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -45,7 +45,7 @@ test: setup-test ## all checks: format, lint, types, walls, tests
 	check $(bin)/ruff check; \
 	check $(bin)/pyright; \
 	check $(bin)/lint-imports --no-cache; \
-	check $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak' -n 4 $(ARGS); \
+	check $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not guest' -n 4 $(ARGS); \
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
 	    $(bin)/pytest $(if $(as_root),-p no:cacheprovider) -m kernel $(ARGS); \
@@ -70,6 +70,11 @@ faults: setup-test ## what may go wrong around offtop, at every moment: ctrl-C i
 
 soak: setup-test ## storms of processes and threads for an hour, or SECONDS=300: all counted, and nothing grows
 	@$(as_root) env OFFTOP_SOAK_SECONDS=$(SECONDS) $(bin)/pytest -p no:cacheprovider -m soak tests/soak $(ARGS)
+
+# What is fetched stays in OFFTOP_KERNELS (~/.cache/offtop).
+kernels: setup-test ## offtop on other kernels, in machines that QEMU emulates; KERNELS=6.1,newest chooses
+	@packaging/system.sh guest
+	@$(bin)/pytest -p no:cacheprovider -m guest tests/kernels $(ARGS)
 
 format: setup-test ## format the code, and mend what the linter can
 	@$(bin)/ruff format

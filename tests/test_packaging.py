@@ -82,6 +82,6 @@ def test_a_python_is_found_that_can_make_environments_and_a_wrong_one_is_refused
 
 def test_every_system_package_has_a_purpose_and_fedora_s_name() -> None:
     lines = [line.split() for line in (_ROOT / "packaging" / "packages.txt").read_text().splitlines() if line[0] != "#"]
-    assert {line[0] for line in lines} == {"run", "test", "bench", "incident", "consumer"}
+    assert {line[0] for line in lines} == {"run", "test", "bench", "incident", "consumer", "guest"}
     assert all(len(line) > 4 and line[3] == "#" for line in lines)
     assert "python3-bpfcc" in {line[1] for line in lines if line[0] == "run"}

@@ -1,0 +1,350 @@
+"""Runs in a guest: known waits of every kind at once, and whether offtop tells them, in each mode, through each door.
+
+Says what is not so, a line each, and last whether all was. Emulation makes all that needs a CPU ten times as long, so
+that of such times only lower bounds are asked for; sleeps have their right length, and counts are exact.
+"""
+
+import contextlib
+import ctypes as ct
+import json
+import os
+import platform
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offtop.kernel import features, libbpf, program
+from offtop.kernel.features import Features
+from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE
+from tests.kernel.programs import Program, running
+from tests.kernels.guests import PASSED, PROGRAMS
+
+MS = 1_000_000
+TIMES, EACH_MS = 23, 20
+TURNS = 5
+"""How often the one that spins is put aside."""
+TICKS = 12
+LEARN_AT, COUNT_AT = 1, 6
+"""After which tick all of it happens for the first time, from which offtop learns to walk its stacks, and when again,
+to be looked at."""
+PROBES = Path("/sys/kernel/tracing/kprobe_events")
+OFFTOP_S = 300
+GONE_S = 10
+_OBJECTS = {"futex": "futex", "pipe": "pipe", "unix": "unix"}
+_CATEGORIES = {"futex": "lock", "pipe": "pipe", "unix": "pipe"}
+_WAITS = {"sleep": ("sleep", "sleep"), "mutex": ("mutex-libc", "lock")}
+"""Of a child of tests/kernel/waits.py: its kind, and the category."""
+_PEERS = ("offcputime", "wakeuptime", "offwaketime")
+_OPTIONS = ("--trigger", "off", "--cpu-budget", "1000")
+"""What is ten times as dear would leave nothing for stacks."""
+
+Tick = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+
+class Findings:
+    """What is not as it should be."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.about = ""
+
+    def check(self, is_so: object, what: str, *told: object) -> None:
+        if not is_so:
+            self.count += 1
+            print(f"FAIL {self.about}: {what}", *told, flush=True)
+
+
+class Waiter:
+    """A child of tests/kernel/waits.py."""
+
+    def __init__(self, kind: str, times: int, each_ms: int, directory: Path) -> None:
+        command = [f"{PROGRAMS}/waits", kind, str(times), str(each_ms), str(directory)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.pid = self._process.pid
+        self.other_pid = int(self._line().split()[1])
+
+    def go(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(b"g")
+        self._process.stdin.flush()
+
+    def finish(self) -> None:
+        line = self._line()
+        assert line.startswith("done"), line
+
+    def end(self) -> None:
+        for pid in (self.other_pid, self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid or self.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def _line(self) -> str:
+        assert self._process.stdout
+        assert select.select([self._process.stdout], [], [], 60)[0], "a child says nothing"
+        return self._process.stdout.readline().decode()
+
+
+class Load:
+    """All of them, ready to go; one waits for a lock that nobody gives back."""
+
+    def __init__(self, stack: contextlib.ExitStack, name: str, is_ruled: bool) -> None:
+        """`is_ruled`: user stacks are walked by .eh_frame."""
+        self.is_ruled = is_ruled
+        directory = Path("/tmp") / name
+        directory.mkdir(exist_ok=True)
+        self.waiters = {name: Waiter(kind, TIMES, EACH_MS, directory) for name, (kind, _) in _WAITS.items()}
+        self.spinner = Waiter("run-queue", TURNS, 1, directory)
+        self.held = Waiter("flock", 1, 3_600_000, directory)
+        self.wakings: dict[str, Program] = {}
+        for one in (*self.waiters.values(), self.spinner, self.held):
+            stack.callback(one.end)
+        for kind in (*_OBJECTS, "relay"):
+            command = [f"{PROGRAMS}/wakings", kind, str(TIMES), str(EACH_MS)]
+            self.wakings[kind] = stack.enter_context(running(command))
+        self.held.go()
+        time.sleep(0.2)
+
+    def go(self) -> None:
+        """Returns when all is over."""
+        self.spinner.go()
+        self.spinner.finish()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.spinner.other_pid, signal.SIGKILL)
+        for one in self.waiters.values():
+            one.go()
+        for child in self.wakings.values():
+            child.go_on_alone()
+        for one in self.waiters.values():
+            one.finish()
+        for child in self.wakings.values():
+            child.listen()
+
+
+def watched(happen: Mapping[int, Callable[[], None]], found: Findings, *options: str) -> list[Tick]:
+    """What offtop tells; after how many ticks what happens."""
+    command = [sys.executable, "-m", "offtop", "-b", "--json", "-n", str(TICKS), "-d", "1", *options]
+    ticks: list[Tick] = []
+    before = loaded()
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as offtop:
+        assert offtop.stdout and offtop.stderr
+        over_s = 0.0
+        for line in offtop.stdout:
+            ticks.append(json.loads(line))
+            if len(ticks) in happen:
+                happen[len(ticks)]()
+                over_s = time.time()
+        said = offtop.stderr.read().decode()
+        status = offtop.wait(OFFTOP_S)
+    found.check(status == 0 and not said, f"offtop ended with {status}:", said[-1000:])
+    found.check(len(ticks) == TICKS, f"{len(ticks)} ticks")
+    if ticks:
+        found.check(ticks[-1]["taken_ns"] > over_s * 1e9, "the last tick came too early")
+    deadline_s = time.monotonic() + GONE_S
+    while (left := loaded() - before) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    found.check(not left, f"{len(left)} programs are still in the kernel")
+    return ticks
+
+
+def loaded() -> set[int]:
+    """The ids of all BPF programs that the kernel has."""
+    lib, ids, number = libbpf.library(), set[int](), ct.c_uint32(0)
+    while not lib.bpf_prog_get_next_id(number, ct.byref(number)):
+        ids.add(number.value)
+    return ids
+
+
+def rows(ticks: Sequence[Tick], table: str, tid: int) -> list[Row]:
+    return [row for tick in ticks for row in tick[table] if row["tid"] == tid]
+
+
+def over(ticks: Sequence[Tick], tid: int) -> list[Row]:
+    """Sites of a thread at which waits ended."""
+    return [row for row in rows(ticks, "sites", tid) if row["waits"]]
+
+
+def check_sums(found: Findings, ticks: Sequence[Tick]) -> None:
+    """The laws of accounting, and that nothing was lost."""
+    for number, tick in enumerate(ticks):
+        every = sum(row["total_ns"] for row in tick["categories"]), sum(row["offcpu_ns"] for row in tick["threads"])
+        found.check(every[0] == every[1], f"tick {number}: categories and threads differ:", every)
+        lost = {kind: count for kind, count in tick["lost"].items() if count}
+        found.check(not lost, f"tick {number}: lost", lost)
+        off = [row for row in tick["threads"] if row["offcpu_ns"] != row["blocked_ns"] + row["runqueue_ns"]]
+        found.check(not off, f"tick {number}: {len(off)} threads whose parts differ from the whole, as", off[:1])
+
+
+def check_waits(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
+    """Counts, categories, times and user stacks, which every mode has."""
+    for name, (_, category) in _WAITS.items():
+        check_site(found, ticks, name, load.waiters[name].pid, category, "beta", load)
+    for kind, category in _CATEGORIES.items():
+        check_site(found, ticks, kind, load.wakings[kind].at["sleeper"], category, "sleeper", load)
+    # where offtop has no CPU time for more, it takes the rest along frame pointers
+    whole = [row for one in load.waiters.values() for row in over(ticks, one.pid) if row["user_end"] == "whole"]
+    found.check(whole or not load.is_ruled, "no user stack is whole")
+    spun = rows(ticks, "threads", load.spinner.pid)
+    aside = sum(row["involuntary"] for row in spun), sum(row["preempted_ns"] for row in spun)
+    queued_ns = sum(row["runqueue_ns"] for row in spun)
+    found.check(aside[0] >= TURNS and aside[1] >= TURNS * MS, "run queue: put aside too seldom:", aside)
+    found.check(queued_ns >= aside[1], "run queue: shorter than what it was put aside for:", queued_ns)
+    check_held(found, ticks[-1], load.held.pid)
+
+
+def check_site(
+    found: Findings, ticks: Sequence[Tick], name: str, tid: int, category: str, function: str, load: Load
+) -> None:
+    mine = [row for row in over(ticks, tid) if row["category"] == category]
+    waits = sum(row["waits"] for row in mine)
+    blocked_ms = sum(row["blocked_ns"] for row in mine) / MS
+    told = [
+        (number, row["category"], row["waits"], row["kernel"][:3], row["user"][:4])
+        for number, tick in enumerate(ticks)
+        for row in over([tick], tid)
+    ]
+    aside = sum(row["involuntary"] for row in rows(ticks, "threads", tid))  # perhaps on its way to sleep
+    found.check(TIMES <= waits <= TIMES + aside, f"{name}: {waits} waits of the category {category}:", told)
+    least_ms = 0.9 * TIMES * EACH_MS
+    most_ms = (3 if name in load.waiters else 30) * least_ms  # others have waited for their go, too
+    found.check(least_ms <= blocked_ms <= most_ms, f"{name}: blocked for {blocked_ms:.0f} ms")
+    below = [row for row in mine if function in row["user"]]
+    found.check(below, f"{name}: no user stack has {function}:", told)
+
+
+def check_held(found: Findings, tick: Tick, tid: int) -> None:
+    """It began before offtop, and goes on."""
+    those = [row for row in tick["still_blocked"] if row["tid"] == tid]
+    found.check(len(those) == 1, f"held: it is {len(those)} times among what is blocked now")
+    for row in those:
+        found.check(row["category"] == "lock" and row["syscall"] in ("flock", None), "held:", row)
+        found.check(row["age_ns"] >= (TICKS - 1) * 900 * MS, "held: too young:", row["age_ns"])
+    total_ns = sum(row["offcpu_ns"] for row in tick["threads"] if row["tid"] == tid)
+    found.check(total_ns == tick["span_ns"], "held: in the last tick it was off CPU for", total_ns, tick["span_ns"])
+
+
+def check_wakers(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
+    for kind in _OBJECTS:
+        child = load.wakings[kind]
+        wakers = Counter[tuple[str, str, int]]()
+        for row in over(ticks, child.at["sleeper"]):
+            if row["waker"]:
+                wakers[row["waker"]["kind"], row["waker"]["comm"], row["waker"]["tid"]] += row["waits"]
+        found.check(wakers == {("thread", "waker", child.at["waker"]): TIMES}, f"{kind}: its wakers are", dict(wakers))
+    tid = load.waiters["sleep"].pid
+    kinds = Counter[str]()
+    for row in over(ticks, tid):
+        if row["waker"] and row["category"] == "sleep":
+            kinds[row["waker"]["kind"]] += row["waits"]
+    found.check(kinds == {"timeout": TIMES}, "sleep: its wakers are", dict(kinds))
+
+
+def check_chain(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
+    """The last of the relay was woken by the one before, and so on; one may be woken again before it has run."""
+    at = load.wakings["relay"].at
+    way = [at[f"runner-{number}"] for number in (3, 2, 1, 0)] + [at["main"]]
+    chains = Counter[tuple[int, ...]]()
+    for row in over(ticks, at["runner-4"]):
+        if row["waker"]:
+            chains[tuple(one["tid"] for one in (row["waker"], *row["chain_wakers"]))] += row["waits"]
+    whole = sum(count for chain, count in chains.items() if [*chain[:3]] == way[:3])
+    found.check(whole >= TIMES // 2, f"relay: {whole} chains are its way {way}:", dict(chains))
+
+
+def check_objects(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
+    for kind, named in _OBJECTS.items():
+        those = [row for row in over(ticks, load.wakings[kind].at["sleeper"]) if row["waker"] or row["object"]]
+        count = sum(row["waits"] for row in those if row["object"] and row["object"]["kind"] == named)
+        found.check(count == TIMES, f"{kind}: {count} of its waits are on a {named}:", [row["object"] for row in those])
+
+
+def check_doctor(found: Findings) -> None:
+    command = [sys.executable, "-m", "offtop", "doctor", "--json"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=OFFTOP_S)
+    found.check(done.returncode == 0 and not done.stderr, f"it ended with {done.returncode}:", done.stderr[-1000:])
+    for check in json.loads(done.stdout or "[]"):
+        print(f"doctor: {check['verdict']:4} {check['name']}: {check['what']}", flush=True)
+        found.check(check["verdict"] != "FAIL", check["name"], check["what"])
+
+
+def compare_with_bcc(found: Findings) -> None:
+    """The blocked time of known threads, and the same by bcc's own tools at the same time."""
+    with contextlib.ExitStack() as stack:
+        child = stack.enter_context(running([f"{PROGRAMS}/wakings", "pipe", str(TIMES), str(EACH_MS)]))
+        tools: dict[str, subprocess.Popen[str]] = {}
+        for name in _PEERS:
+            before = loaded()
+            command = ["/usr/bin/python3", f"/usr/sbin/{name}-bpfcc", "-f", "-p", str(child.pid), "3600"]
+            tools[name] = tool = stack.enter_context(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            )
+            stack.callback(tool.kill)
+            for _ in range(OFFTOP_S):
+                if loaded() - before or tool.poll() is not None:
+                    break
+                time.sleep(1)
+        time.sleep(5)  # loaded is not attached yet
+        ticks = watched({COUNT_AT: child.go}, found, "--mode", OFFWAKE, *_OPTIONS, "-p", str(child.pid), "--min", "0")
+        ours = [row for tick in ticks for row in tick["sites"] if row["pid"] == child.pid and row["waits"]]
+        ours_ms = {
+            "offcputime": sum(row["total_ns"] for row in ours) / MS,
+            "wakeuptime": sum(row["blocked_ns"] for row in ours) / MS,
+            "offwaketime": sum(row["blocked_ns"] for row in ours) / MS,
+        }
+        for name, tool in tools.items():
+            tool.send_signal(signal.SIGINT)
+            told, said = tool.communicate(timeout=OFFTOP_S)
+            theirs_ms = sum(int(line.rpartition(" ")[2]) for line in told.splitlines() if line[-1:].isdigit()) / 1000
+            print(f"{name}: {theirs_ms:.1f} ms, offtop {ours_ms[name]:.1f} ms", flush=True)
+            apart = abs(theirs_ms - ours_ms[name]) / ours_ms[name] if ours_ms[name] else 1
+            found.check(apart <= 0.05, f"{name} tells {theirs_ms:.1f} ms:", said[-300:])
+
+
+def runs(known: Features) -> Generator[tuple[str, str]]:
+    """Doors and modes: all modes by the door that would be chosen, the least and the most by the others."""
+    for door in known.doors:
+        for mode in MODES if door == known.doors[0] else (OFFCPU, CHAIN):
+            yield door, mode
+
+
+def main() -> None:
+    print(f"guest: {platform.release()}, Python {platform.python_version()}", flush=True)
+    found = Findings()
+    found.about = "doctor"
+    check_doctor(found)
+    known = features.find(libbpf.KernelTypes())
+    for door, mode in runs(known):
+        found.about = f"door {door}, {mode}"
+        began_s, before = time.monotonic(), found.count
+        with contextlib.ExitStack() as stack:
+            first, load = (Load(stack, name, program.AUTO.is_ruled(known)) for name in ("first", "second"))
+            ticks = watched({LEARN_AT: first.go, COUNT_AT: load.go}, found, "--door", door, "--mode", mode, *_OPTIONS)
+            if len(ticks) == TICKS:
+                check_sums(found, ticks)
+                check_waits(found, ticks, load)
+                if mode != OFFCPU:
+                    check_wakers(found, ticks, load)
+                if mode == CHAIN:
+                    check_chain(found, ticks, load)
+                if known.registers and known.files and (mode != OFFCPU or door != "switch"):
+                    check_objects(found, ticks, load)
+        verdict = "ok" if found.count == before else "FAILED"
+        print(f"{verdict} {found.about}: {time.monotonic() - began_s:.0f} s", flush=True)
+    if Path(f"/usr/sbin/{_PEERS[0]}-bpfcc").exists():
+        found.about = "beside bcc's own tools"
+        compare_with_bcc(found)
+    found.about = "at the end"
+    found.check(not PROBES.read_text(), "probes are left:", PROBES.read_text())
+    print(PASSED if not found.count else f"guest: {found.count} things are not as they should be", flush=True)
+
+
+if __name__ == "__main__":
+    main()

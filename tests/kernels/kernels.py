@@ -1,0 +1,181 @@
+"""Debian's kernels for machines in the cloud, with all that a guest needs built in: found with apt, and kept.
+
+apt works on directories of its own, with the mirror that this machine has, so nothing is installed, and nothing of the
+machine's own changes.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+_MIRROR = "http://deb.debian.org/"
+_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+_TIMEOUT_S = 300
+
+
+class NotToBeHadError(Exception):
+    """That kernel could not be fetched, and is not here from before; says why."""
+
+
+class Kernel(NamedTuple):
+    """Where Debian has it."""
+
+    archive: str
+    suite: str
+    series: str
+    """What its version begins with; empty: the newest of the suite."""
+    is_needed: bool = False
+    """It is a failure if it can't be had; others are skipped."""
+
+
+KERNELS: Mapping[str, Kernel] = MappingProxyType(
+    {
+        "6.1": Kernel("debian", "bookworm", "6.1", is_needed=True),
+        "6.12": Kernel("debian", "trixie", "6.12", is_needed=True),
+        "5.10": Kernel("debian-security", "bullseye-security", "5.10"),
+        "6.18": Kernel("debian", "trixie-backports", "6.18"),
+        "newest": Kernel("debian", "trixie-backports", ""),
+    }
+)
+
+
+def cache() -> Path:
+    """Where packages and images stay: $OFFTOP_KERNELS, or ~/.cache/offtop."""
+    place = Path(os.environ.get("OFFTOP_KERNELS") or Path.home() / ".cache/offtop")
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def image(kernel: Kernel) -> Path:
+    """The kernel's image; where nothing newer can be had, the one from before. Raises NotToBeHadError."""
+    place = cache() / "images" / (kernel.series or "newest")
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        apt = _Apt(kernel)
+        package = apt.newest(rf"linux-(?:image|binary)-{_version(kernel)}cloud-amd64")
+        file = place / f"vmlinuz-{package}"
+        if not file.exists():
+            with_kernel = unpacked(apt, package)
+            (found,) = with_kernel.rglob("vmlinuz*")
+            found.rename(file)
+            _remove(with_kernel)
+        return file
+    except NotToBeHadError:
+        kept = sorted(place.glob("vmlinuz-*"), key=_age)
+        if not kept:
+            raise
+        return kept[-1]
+
+
+def headers(kernel: Kernel, file: Path) -> list[Path]:
+    """The headers of the kernel whose image `file` is, unpacked. Raises NotToBeHadError."""
+    apt = _Apt(kernel)
+    release = file.name.removeprefix("vmlinuz-").partition("-")[2].partition("-")[2]
+    own = apt.newest(rf"linux-headers-{re.escape(release)}")
+    common = apt.newest(rf"linux-headers-{re.escape(release.removesuffix('-cloud-amd64'))}-common")
+    return [unpacked(apt, package) for package in (own, common)]
+
+
+def tools() -> Path:
+    """bcc's own tools, unpacked, of the version that this machine's bcc has. Raises NotToBeHadError."""
+    return unpacked(None, "bpfcc-tools")
+
+
+def unpacked(apt: "_Apt | None", package: str) -> Path:
+    """What is in a package, in a directory of its own. Without `apt`, as this machine would install it."""
+    to = cache() / "unpacked" / package
+    if not to.exists():
+        begun = to.with_name(f"{package}.begun")
+        _remove(begun)
+        begun.mkdir(parents=True)
+        if apt:
+            deb = apt.download(package)
+        else:
+            _run("apt-get", "-q", "download", package, at=begun)
+            (deb,) = begun.glob("*.deb")
+        _run("dpkg-deb", "-x", str(deb), str(begun))
+        deb.unlink()
+        begun.rename(to)
+    return to
+
+
+class _Apt:
+    """apt for one suite alone."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._place = cache() / "apt" / kernel.suite
+        for name in ("lists/partial", "cache/archives/partial", "debs"):
+            (self._place / name).mkdir(parents=True, exist_ok=True)
+        (self._place / "status").touch()
+        source = f"deb [signed-by={_KEYS}] {_mirror(kernel.archive)} {kernel.suite} main\n"
+        (self._place / "sources.list").write_text(source)
+        self._ask("apt-get", "-q", "update", "--error-on=any")
+
+    def newest(self, pattern: str) -> str:
+        """The package whose name fits, of several the one of the highest version."""
+        names = self._ask("apt-cache", "pkgnames", "linux-").split()
+        found = sorted((name for name in names if re.fullmatch(pattern, name)), key=_age)
+        if not found:
+            raise NotToBeHadError(f"{self._place.name} has no package {pattern}")
+        return found[-1]
+
+    def download(self, package: str) -> Path:
+        debs = self._place / "debs"
+        self._ask("apt-get", "-q", "download", package, at=debs)
+        (found,) = debs.glob(f"{package}_*.deb")
+        return found
+
+    def _ask(self, *command: str, at: Path | None = None) -> str:
+        place = self._place
+        options = {
+            "Dir::Etc::sourcelist": f"{place}/sources.list",
+            "Dir::Etc::sourceparts": "/dev/null",
+            "Dir::State::lists": f"{place}/lists",
+            "Dir::State::status": f"{place}/status",
+            "Dir::Cache": f"{place}/cache",
+            "APT::Architecture": "amd64",
+            "APT::Architectures": "amd64",
+            "APT::Sandbox::User": "root",
+            "Acquire::Check-Valid-Until": "false",
+            "Acquire::Languages": "none",
+        }
+        words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        return _run(command[0], *words, *command[1:], at=at)
+
+
+def _version(kernel: Kernel) -> str:
+    return rf"{re.escape(kernel.series)}\.\d\S*-" if kernel.series else r"\d\S*-"
+
+
+def _age(name: str | Path) -> tuple[list[int], bool]:
+    """The higher, the newer. From 6.19 on what is called `image` only leads to what is called `binary`."""
+    text = Path(name).name
+    return [int(number) for number in re.findall(r"\d+", text)], "binary" in text
+
+
+def _mirror(archive: str) -> str:
+    """This machine's, where it has one."""
+    told = _run("apt-get", "indextargets", "--format", "$(REPO_URI)")
+    return next((uri for uri in told.split() if uri.rstrip("/").endswith(f"/{archive}")), f"{_MIRROR}{archive}/")
+
+
+def _run(*command: str, at: Path | None = None) -> str:
+    try:
+        done = subprocess.run(
+            command, cwd=at, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotToBeHadError(str(error)) from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise NotToBeHadError(f"{command[0]}: {last}")
+    return done.stdout
+
+
+def _remove(directory: Path) -> None:
+    if directory.exists():
+        _run("rm", "-r", str(directory))

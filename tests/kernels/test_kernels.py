@@ -1,0 +1,32 @@
+"""offtop on other kernels than this machine's: known waits in an emulated machine, in each mode, through each door.
+
+`make kernels` runs them, one guest at a time; `KERNELS=6.1,newest` chooses. What is fetched stays in ~/.cache/offtop,
+or in $OFFTOP_KERNELS.
+"""
+
+import os
+
+import pytest
+
+from tests.kernels import guests, kernels
+from tests.kernels.kernels import KERNELS, NotToBeHadError
+
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(3600)]
+
+_CHOSEN = [name for name in os.environ.get("KERNELS", "").replace(",", " ").split() if name] or [*KERNELS]
+_BESIDE_BCC = "6.1"
+"""There bcc's own tools, and the headers that they need, are in the guest, too."""
+
+
+@pytest.mark.parametrize("name", _CHOSEN)
+def test_known_waits_are_told_in_each_mode_through_each_door(name: str) -> None:
+    kernel = KERNELS[name]
+    try:
+        image = kernels.image(kernel)
+    except NotToBeHadError as error:
+        assert not kernel.is_needed, f"{name} cannot be had: {error}"
+        pytest.skip(f"{name} cannot be had: {error}")
+    extra = [*kernels.headers(kernel, image), kernels.tools()] if name == _BESIDE_BCC else []
+    said = guests.boot(image, guests.root(extra), kernels.cache() / f"{name}.log")
+    print(said)
+    assert guests.PASSED in said.splitlines(), "\n".join(said.splitlines()[-40:])
