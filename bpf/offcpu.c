@@ -85,6 +85,7 @@ BPF_TASK_STORAGE(record, struct record);
 #define MEMBER(type, pointer, offset) ({ type member = 0; bpf_probe_read_kernel(&member, sizeof(member), (char *)(pointer) + (offset)); member; })
 #define current_task() ((struct task_struct *)bpf_get_current_task())
 #endif
+#define is_on_cpu(task) MEMBER(u8, task, TASK_ON_CPU) /* an int, and of one byte in 7.3 */
 
 static inline __attribute__((always_inline)) void count_lost(u32 kind)
 {
@@ -668,7 +669,7 @@ static inline __attribute__((always_inline)) u64 ran_ns(struct task_struct *task
 	u32 zero = 0;
 	u64 *apart_ns = apart.lookup(&zero);
 
-	*at_ns = MEMBER(u32, task, TASK_ON_CPU) ? bpf_ktime_get_ns() : 0;
+	*at_ns = is_on_cpu(task) ? bpf_ktime_get_ns() : 0;
 	if (!apart_ns || !*apart_ns || !*at_ns)
 		return exec_ns;
 	u64 since_ns = *at_ns - *apart_ns - MEMBER(u64, task, EXEC_START);
@@ -774,7 +775,7 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 {
 	u64 now_ns = bpf_ktime_get_ns();
 
-	if (MEMBER(u32, task, TASK_ON_CPU) || walked->state & TASK_DEAD)
+	if (is_on_cpu(task) || walked->state & TASK_DEAD)
 		return false;
 	if (prime && !r->left_ns) {
 		r->pid = walked->pid;
@@ -791,7 +792,7 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 		r->older = 1;
 		r->asked = c->asked;
 		r->left_ns = now_ns;
-		if (MEMBER(u32, task, TASK_ON_CPU)) { /* it came back in between, unseen */
+		if (is_on_cpu(task)) { /* it came back in between, unseen */
 			r->left_ns = 0;
 			return false;
 		}
@@ -881,7 +882,7 @@ static inline __attribute__((always_inline)) void give(struct seq_file *seq, str
 	bool is_first = !(*mode & (WALK_HALF_0 | WALK_HALF_1));
 	bool prime = *mode & WALK_PRIME;
 	/* One that runs, and has not left a CPU yet, is told of, too. */
-	bool make = is_first && is_wanted && !(walked.state & TASK_DEAD) && (prime || MEMBER(u32, task, TASK_ON_CPU));
+	bool make = is_first && is_wanted && !(walked.state & TASK_DEAD) && (prime || is_on_cpu(task));
 	struct record *r = record_of(task, host, make);
 	if (!r)
 		return;
@@ -933,7 +934,7 @@ BPF_ITER(task)
 
 		if (MEMBER(u32, task, TASK_STATE) & TASK_DEAD || record.lookup(&host_tid))
 			continue;
-		if (!(*mode & WALK_PRIME) && !MEMBER(u32, task, TASK_ON_CPU))
+		if (!(*mode & WALK_PRIME) && !is_on_cpu(task))
 			continue;
 		if (find_ids(task, &pid, &tid) && wanted(c, task, false, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
 			record_of(task, host_tid, true);
