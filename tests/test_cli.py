@@ -198,6 +198,7 @@ def test_each_setting_has_a_default() -> None:
         "on_trigger": "",
         "bell": False,
         "debuginfod": "",
+        "source": "auto",
         "snapshot_dir": "",
         "keys": {"preset": "top"},
     }

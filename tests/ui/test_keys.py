@@ -736,7 +736,7 @@ async def test_y_copies_a_row_a_category_or_says_what_it_wants() -> None:
 
 @asynchronous
 async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
-    chosen = keymap("vim", {"flame": "ctrl+o", "idle": "ctrl+y, J"})
+    chosen = keymap("vim", {"flame": "ctrl+o", "idle": "ctrl+y, ;"})
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50), keymap=chosen) as (app, pilot):
         assert "Ctrl-O Flame" in screen(app)[-1]
         assert "L Latency" in screen(app)[-1] and "? Help" in screen(app)[-1]
@@ -746,7 +746,7 @@ async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
         assert (app.view.pid, app.view.focus) == (None, CATEGORIES)
         await pilot.press("G")
         assert app.view.category == "disk-read"
-        await pilot.press("J")
+        await pilot.press("semicolon")
         assert app.view.idle_shown
         await pilot.press("i")
         assert "no action on 'i'; ? for help" in screen(app)
@@ -756,7 +756,7 @@ async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
         await pilot.pause()
         words = [line.split() for line in screen(app)]
         assert next(line for line in words if "icicle" in line and "graph" in line)[:1] == ["Ctrl-O"]
-        assert any(line[:2] == ["Ctrl-Y", "J"] for line in words)
+        assert any(line[:2] == ["Ctrl-Y", ";"] for line in words)
 
 
 def test_every_preset_is_a_map_without_a_clash() -> None:
@@ -776,10 +776,10 @@ def test_a_key_for_two_actions_and_an_unknown_action_are_refused_in_words() -> N
 @asynchronous
 async def test_an_unknown_key_says_so_until_the_next_key() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
-        await pilot.press("J")
-        assert "no action on 'J'; ? for help" in screen(app)
+        await pilot.press("semicolon")
+        assert "no action on ';'; ? for help" in screen(app)
         await pilot.press("down")
-        assert "no action on 'J'; ? for help" not in screen(app)
+        assert "no action on ';'; ? for help" not in screen(app)
 
 
 @pytest.mark.parametrize("key", ["q", "f10", "ctrl+c", "ctrl+q"])
