@@ -517,7 +517,7 @@ def _sampled(
 
     try:
         return ProcSource(rules, filters, asked.cpu_budget, keep_ns, loaded.settings.mode, refused)
-    except NeedsBpfError as error:
+    except (NeedsBpfError, KernelError) as error:
         raise refused or error from error
 
 

@@ -185,6 +185,14 @@ def _is_of_kernel(stat: bytes) -> bool:
     return len(fields) > 6 and bool(int(fields[6]) & _KERNEL_THREAD)
 
 
+def own_pid(root: str) -> int:
+    """Whose pid this process has in that /proc, which may be of another pid namespace; 0: it is not in there."""
+    try:
+        return int(os.readlink(f"{root}/self"))  # noqa: PTH115
+    except (OSError, ValueError):
+        return 0
+
+
 def switches(root: str, key: ThreadKey) -> tuple[int, int] | None:
     """How often it left the CPU by itself, and how often it was put aside; None: it has ended."""
     fields = fields_of(content(f"{root}/{key.pid}/task/{key.tid}/status"))

@@ -82,7 +82,7 @@ class ProcSource(Happening):
         _check(filters)
         _check_mode(mode)
         self._categories, self._keep_ns = categories, keep_ns
-        self._own_pid, self._uid = os.getpid(), os.geteuid()
+        self._own_pid, self._uid = procfs.own_pid(_ROOT), os.geteuid()
         caps = int(status_of("self")["CapEff"], 16)
         self.own_only = not caps >> _PTRACE & 1
         self.has_stacks = bool(caps >> _ADMIN & 1)

@@ -50,7 +50,7 @@ def test_where_nothing_can_be_written_it_compiles_and_finds_wakers_as_anywhere()
 
 
 def test_a_container_s_root_without_more_capabilities_is_told_which_it_needs() -> None:
-    ended = command.run("-b", "-n", "1", before=with_only(*DOCKER_S))
+    ended = command.run("-b", "-n", "1", "--source", "bpf", before=with_only(*DOCKER_S))
     assert ended.sentence.startswith("offtop lacks CAP_BPF, CAP_PERFMON, without which")
     assert "CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG" in ended.sentence
     assert ended.status == 3
@@ -65,9 +65,15 @@ def test_a_container_s_root_without_more_capabilities_is_told_which_it_needs() -
     ],
 )
 def test_what_is_hidden_is_said_in_one_sentence_with_status_4(hidden: str, says: str) -> None:
-    ended = command.run("-b", "-n", "1", before=mounted(f"mount -t tmpfs none {hidden}"))
+    ended = command.run("-b", "-n", "1", "--source", "bpf", before=mounted(f"mount -t tmpfs none {hidden}"))
     assert ended.sentence.startswith(says)
     assert "mount" in ended.sentence.lower()
+    assert ended.status == 4
+
+
+def test_without_bpf_and_without_proc_it_is_said_why_there_is_no_bpf() -> None:
+    ended = command.run("-b", "-n", "1", before=mounted("mount -t tmpfs none /proc"))
+    assert ended.sentence.startswith("There is no /proc here")
     assert ended.status == 4
 
 

@@ -342,7 +342,7 @@ with watch.watching() as live:
 
 
 def test_with_another_s_proc_it_does_not_run_and_says_what_to_do() -> None:
-    refused = command.run("-b", "-n", "1", before=OWN[:-1])
+    refused = command.run("-b", "-n", "1", "--source", "bpf", before=OWN[:-1])
     assert refused.status == 4
     assert refused.sentence.endswith("Give offtop a /proc of its own: unshare --mount-proc offtop")
     done = command.run("-b", "-n", "1", "-d", "0.3", before=(*OWN[:-1], "unshare", "--mount-proc"))

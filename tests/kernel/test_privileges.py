@@ -142,12 +142,14 @@ def test_without_cap_syslog_wakers_are_refused_for_interrupts_could_not_be_told(
 
 @pytest.mark.parametrize("missing", ["bpf", "perfmon"])
 def test_without_what_bpf_itself_needs_the_one_that_is_missing_is_named(missing: str) -> None:
-    ended = command.run("-b", "-n", "1", before=as_nobody(*(name for name in FOUR if name != missing)))
+    ended = command.run(
+        "-b", "-n", "1", "--source", "bpf", before=as_nobody(*(name for name in FOUR if name != missing))
+    )
     assert ended.sentence.startswith(f"offtop lacks CAP_{missing.upper()}, without which")
     assert ended.status == 3
 
 
 def test_root_of_a_user_namespace_is_told_to_start_it_outside() -> None:
-    ended = command.run("-b", "-n", "1", before=("unshare", "--user", "--map-root-user"))
+    ended = command.run("-b", "-n", "1", "--source", "bpf", before=("unshare", "--user", "--map-root-user"))
     assert ended.sentence.endswith("Start it outside: sudo offtop")
     assert ended.status == 3
