@@ -470,6 +470,8 @@ def _live_source(
     keep_ns = max(loaded.settings.history_ns, least_keep_ns) + _GRACE_NS
     wanted, refused = loaded.settings.source, None
     source: Source | None = None
+    if wanted == "proc" and asked.door != "auto":
+        raise UsageError("--door is BPF's: sampling /proc needs none. Leave it out, or add --source bpf")
     if wanted != "proc":
         try:
             source = _traced(rules, filters, asked, loaded, keep_ns)

@@ -63,6 +63,11 @@ class _Part(NamedTuple):
     max_ns: int
     histogram: int
 
+    @classmethod
+    def together(cls, site: SiteKey | None, waits: int, blocked_ns: int, queued_ns: int, together_ns: int) -> "_Part":
+        """Of waits of which only it is known how long all of them were at most."""
+        return cls(site, waits, blocked_ns, queued_ns, together_ns if waits else 0, _at_most(together_ns, waits))
+
 
 class Account:
     """Totals, and the waits in progress, as of the last `end_tick`."""
@@ -255,9 +260,7 @@ class Account:
         elif turns or blocked_ns or queued_ns:
             site = None if place is None else SiteKey(key.pid, key.tid, place, NO_STACK)
             self.guessed_ns += blocked_ns if turns else 0
-            at_most_ns = at_ns - left_ns
-            part = _Part(site, turns, blocked_ns, queued_ns, at_most_ns if turns else 0, _at_most(at_most_ns, turns))
-            self._put(key, known, part)
+            self._put(key, known, _Part.together(site, turns, blocked_ns, queued_ns, at_ns - left_ns))
         is_settled = place is not None or (was is not None and not was.preempted)
         known.base_ns = at_ns if is_settled else known.base_ns + ran_ns + queued_ns
         return left_ns
@@ -289,13 +292,9 @@ class Account:
         if others:
             here_queued_ns = max(was.runqueue_ns, queued_ns // 2)
         self._finish(key, known, was, here_ns, here_queued_ns, others_here, longest[1], longest_ns)
-        there = others - others_here
-        site = SiteKey(key.pid, key.tid, place, NO_STACK)
-        at_most_ns = longest[1] if there else 0
-        histogram = _at_most(longest[1], there)
-        self._put(
-            key, known, _Part(site, there, blocked_ns - here_ns, queued_ns - here_queued_ns, at_most_ns, histogram)
-        )
+        site, there = SiteKey(key.pid, key.tid, place, NO_STACK), others - others_here
+        part = _Part.together(site, there, blocked_ns - here_ns, queued_ns - here_queued_ns, longest[1])
+        self._put(key, known, part)
 
     def _finish(
         self,

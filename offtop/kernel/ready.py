@@ -105,9 +105,9 @@ def load(file: Path, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[i
 
 
 def make_room(file: Path) -> None:
-    """For one more: those that were not used for longest go."""
+    """For one more: those that were not used for longest go, and what a child that was killed had begun."""
     with contextlib.suppress(OSError):
-        every = sorted(file.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
+        every = sorted(file.parent.iterdir(), key=lambda one: one.stat().st_mtime_ns)
         for old in every[: max(0, len(every) + 1 - _MOST_FILES)]:
             old.unlink()
 

@@ -1,7 +1,7 @@
 """Capabilities in the place of root: with four of them all is there, and of each that is missing the loss is said."""
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,12 @@ def as_nobody(*capabilities: str) -> tuple[str, ...]:
 
 def watched(napping: programs.Program, *capabilities: str) -> tuple[Tick, str]:
     """What offtop tells of the second in which the 23 naps are, and what it said besides."""
-    line = ("-b", "--json", "-n", "2", "-p", str(napping.pid))
-    process = command.start(*line, before=as_nobody(*capabilities))
+    return second_tick(napping, as_nobody(*capabilities), "-p", str(napping.pid))
+
+
+def second_tick(napping: programs.Program, before: Sequence[str], *line: str) -> tuple[Tick, str]:
+    """In which the 23 naps are, of an offtop that `before` starts."""
+    process = command.start("-b", "--json", "-n", "2", *line, before=before)
     try:
         assert process.stdout
         process.stdout.readline()
@@ -105,19 +109,9 @@ def test_without_cap_sys_ptrace_waits_are_counted_and_what_is_closed_is_said(nap
 
 
 def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(napping: programs.Program) -> None:
-    line = ("-b", "--json", "-n", "2")
     before = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$0" "$@"')
-    process = command.start(*line, before=(*before, *as_nobody("bpf", "perfmon", "syslog")))
-    try:
-        assert process.stdout
-        process.stdout.readline()
-        napping.go_on_alone()
-        ended = command.ended(process)
-    finally:
-        process.kill()
-    assert (ended.status, ended.err.count("\n")) == (0, 1)
-    assert ended.err.startswith("offtop: Other users' processes have no user stacks, and ")
-    tick = json.loads(ended.out)
+    tick, said = second_tick(napping, (*before, *as_nobody("bpf", "perfmon", "syslog")))
+    assert said.startswith("offtop: Other users' processes have no user stacks, and ") and said.count("\n") == 1
     site = naps_in({"sites": [site for site in tick["sites"] if site["pid"] == napping.pid]})
     assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
     (problem,) = (one for one in tick["user_stack_problems"] if one["process"] == "naps")
