@@ -7,7 +7,7 @@ import pytest
 
 from offtop.model import view as views
 from offtop.model.baseline import Baseline, baseline_of, parts_of
-from offtop.model.book import ThreadKey
+from offtop.model.book import Details, ThreadKey
 from offtop.model.filter import parse
 from offtop.model.picture import Picture
 from offtop.model.rows import Row
@@ -57,6 +57,17 @@ def normal(of: Machine, file: str = "") -> Baseline:
 def changed_there() -> tuple[Machine, Baseline]:
     """A machine, and what was normal on it."""
     return machine(NOW), normal(machine(THEN))
+
+
+def test_who_processes_were_stays_when_others_get_their_pids() -> None:
+    of = machine(THEN)
+    book = of.history.last(NS_PER_S)[-1].facts.book
+    book.details[200] = Details("root", "bank --then")
+    before = normal(of)
+    book.details[200] = Details("www", "thief")
+    book.details[201] = Details("www", "another")
+    assert before.book.detail(200).cmdline == "bank --then"
+    assert 201 not in before.book.details
 
 
 def every_change(rows: Sequence[Row]) -> float:

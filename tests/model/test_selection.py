@@ -206,6 +206,23 @@ def test_packed_ticks_give_what_they_gave_before(parts: list[list[list[Step]]], 
     }
 
 
+class Late(Plain):
+    """One function gets another name later."""
+
+    def of(self, frame: Frame) -> str:
+        return "late" if self.version and frame.name == "serve" else frame.name
+
+
+def test_a_filter_finds_a_name_that_came_late_in_ticks_that_were_looked_at_before() -> None:
+    names = Late()
+    diagnoser, chosen = Diagnoser(names, WITHOUT_RULES), Selection((parse("stack=late"),))
+    tick, by_serve = of_shop("stack=serve")
+    assert not sums([Sieve(chosen, diagnoser).chosen(tick)])
+    names.version = 1
+    found = sums([Sieve(chosen, diagnoser).chosen(tick)])
+    assert found == sums([by_serve.chosen(tick)]) != {}
+
+
 class _Looking(Sieve):
     """Names the ticks that it looks at."""
 
