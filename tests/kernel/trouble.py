@@ -44,11 +44,9 @@ def shown(
 
 def wait_until_python_is_offtop(pid: int) -> None:
     """Python answers ctrl-C with a traceback of its own while it starts; offtop's first deed is to end that."""
-    was_python, deadline = False, time.monotonic() + 2
-    while time.monotonic() < deadline:
-        is_caught = _catches_ctrl_c(pid)
-        if was_python and not is_caught:
-            return
+    was_python, deadline = False, time.monotonic() + 60
+    while (is_caught := _catches_ctrl_c(pid)) or not was_python:
+        assert time.monotonic() < deadline, "offtop has not begun"
         was_python = was_python or is_caught
         time.sleep(0.0005)
 
