@@ -200,8 +200,9 @@ class OfftopApp(Mouse):
         self.app_resume_signal.subscribe(self, self._resumed)  # pyright: ignore[reportUnknownMemberType]
         if not self.is_headless:
             loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            for number in terminal.ENDING:
                 loop.add_signal_handler(number, partial(self.exit, 128 + number))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, terminal.ENDING)
             self.set_interval(1.0, self._look_at_terminal)
         self._draw()
         if self._source.notice:
@@ -734,7 +735,7 @@ def run(
         held_ns=held_ns,
     )
     try:
-        with faults.of_threads(app.tell_fault):
+        with faults.of_threads(app.tell_fault), terminal.ending_later():
             status = app.run(mouse=mouse)
     finally:
         app.leave_terminal()

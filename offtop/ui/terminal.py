@@ -4,13 +4,18 @@ import contextlib
 import locale
 import os
 import select
+import signal
 import sys
+from collections.abc import Generator
 from typing import IO, TextIO
 
 from rich.console import Console
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 from textual.geometry import Size
+
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+"""Signals that end offtop."""
 
 
 class _Forgiving:
@@ -91,6 +96,17 @@ class TerminalDriver(LinuxDriver):
             super().run_input_thread()
         except OSError:
             return
+
+
+@contextlib.contextmanager
+def ending_later() -> Generator[None]:
+    """Meanwhile signals that end offtop wait until they are let through: while asyncio and Textual begin, a second
+    ctrl-C would end them half-way."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def is_gone() -> bool:
