@@ -175,7 +175,7 @@ static inline __attribute__((always_inline)) u64 poll_table(struct polled *p, st
 	bpf_probe_read_kernel(p->words, sizeof(p->words), (void *)from);
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < POLL_WORDS; i++) {
-		EACH_ROUND;
+		READ_AGAIN;
 		u64 *words = p->words + i, at = from + 8 * i;
 		u64 *entry = words + (POLL_WAIT + WAIT_ENTRY) / 8;
 		u64 is_table = ones_if_same(words[POLL_TASK / 8], own);
@@ -215,7 +215,7 @@ static inline __attribute__((always_inline)) u64 descriptor_of(struct polled *p,
 	bpf_probe_read_kernel(p->words, DESCRIPTORS * sizeof(u64), at);
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < DESCRIPTORS; i++) {
-		EACH_ROUND;
+		READ_AGAIN;
 		u64 is_it = ones_if_same(p->words[i], file);
 		found = (found & ~is_it) | (i & is_it);
 	}

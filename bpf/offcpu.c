@@ -398,20 +398,32 @@ static inline __attribute__((always_inline)) void catch_wait(struct record *r, v
 		count_lost(LOST_CAUGHT);
 }
 
+/* What is known of a wait that has ended. It is kept in memory, of which the verifier remembers nothing: else it would
+ * walk each way to here once more for each way through the stacks, and that to the end of the program. */
+struct ended {
+	struct site_key key;
+	u64 left_ns;
+	u64 off_ns;
+	u64 runqueue_ns;
+};
+BPF_PERCPU_ARRAY(ended_scratch, struct ended, 1);
+
 /* The thread has the CPU again: count its wait, once. */
 static inline __attribute__((always_inline)) void back(void *ctx, struct config *c, struct record *r, void *task)
 {
 	u32 zero = 0;
 	u32 *now = half.lookup(&zero);
-	u64 now_ns = bpf_ktime_get_ns();
-	u64 left_ns = r->left_ns;
+	struct ended *e = ended_scratch.lookup(&zero);
 
-	if (!now)
+	if (!now || !e)
 		return;
 	u32 which = *(volatile u32 *)now & 1; /* read once: thread and site go to the same half */
+	u64 now_ns = bpf_ktime_get_ns();
+	u64 left_ns = r->left_ns;
 	r->left_ns = 0;
 	u64 off_ns = now_ns > left_ns ? now_ns - left_ns : 0;
-	u64 runqueue_ns = off_ns;
+	e->left_ns = left_ns;
+	e->off_ns = e->runqueue_ns = off_ns;
 	struct thread *thread = &r->half[which];
 	thread->state = r->state;
 	if (!(r->state & RUNNING)) {
@@ -424,11 +436,11 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 			count_lost(LOST_WAKINGS);
 			woken_ns = now_ns;
 		}
-		runqueue_ns = woken_ns < left_ns ? off_ns : woken_ns < now_ns ? now_ns - woken_ns : 0;
+		e->runqueue_ns = woken_ns < left_ns ? off_ns : woken_ns < now_ns ? now_ns - woken_ns : 0;
 #else
-		runqueue_ns = MEMBER(u64, task, RUN_DELAY) - r->run_delay_ns;
-		if (runqueue_ns > off_ns)
-			runqueue_ns = off_ns;
+		u64 runqueue_ns = MEMBER(u64, task, RUN_DELAY) - r->run_delay_ns;
+		if (runqueue_ns < off_ns)
+			e->runqueue_ns = runqueue_ns;
 #endif
 	} else {
 		r->burst.last_ns += off_ns;
@@ -438,72 +450,75 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 
 	/* All ones but for a thread that was put aside; no branch, for the verifier walks each way to the end. */
 	u64 slept = (u64)(r->state >> 31) - 1;
-	struct site_key key = {.pid = r->pid, .tid = r->tid};
-	key.wake = (r->wake & slept) | (WAKE_CPU & c->wakes & ~slept);
+	e->key.kernel = e->key.user = 0;
+	e->key.pid = r->pid;
+	e->key.tid = r->tid;
+	e->key.wake = (r->wake & slept) | (WAKE_CPU & c->wakes & ~slept);
 	u64 lane;
 	u32 kind;
 
-	if (off_ns > c->max_ns || !(r->state & c->states)) {
+	READ_AGAIN;
+	if (e->off_ns > c->max_ns || !(r->state & c->states)) {
 		kind = KIND_FILTERED;
-		thread->filtered_ns += off_ns;
-		thread->filtered_runqueue_ns += runqueue_ns;
-	} else if (off_ns < c->min_ns) {
+		thread->filtered_ns += e->off_ns;
+		thread->filtered_runqueue_ns += e->runqueue_ns;
+	} else if (e->off_ns < c->min_ns) {
 		kind = KIND_SHORT;
 		thread->short_waits += 1;
-		thread->short_ns += off_ns;
-		thread->short_runqueue_ns += runqueue_ns;
+		thread->short_ns += e->off_ns;
+		thread->short_runqueue_ns += e->runqueue_ns;
 	} else {
 #ifdef DOOR_SWITCH
-		key.kernel = r->kernel;
-		key.user = r->user;
+		e->key.kernel = r->kernel;
+		e->key.user = r->user;
 #else
 		if (slept && !c->wakes)
-			key.wake = waited_on(which, thread, task);
-		key.kernel = kernel_stack(ctx);
-		key.user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
+			e->key.wake = waited_on(which, thread, task);
+		e->key.kernel = kernel_stack(ctx);
+		e->key.user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 #endif
-		if (off_ns >= c->mark_ns)
-			catch_wait(r, task, &key, left_ns, off_ns, runqueue_ns);
-		lane = lane_of(off_ns); /* here, for the verifier walks each way through it to the end of the program */
-		struct site *site = site_of(which, &key, thread);
+		if (e->off_ns >= c->mark_ns)
+			catch_wait(r, task, &e->key, e->left_ns, e->off_ns, e->runqueue_ns);
+		lane = lane_of(e->off_ns); /* here, for the verifier walks each way through it to the end of the program */
+		struct site *site = site_of(which, &e->key, thread);
 		if (site) {
 			kind = KIND_SITE;
 			site->waits += 1;
-			site->total_ns += off_ns;
-			site->runqueue_ns += runqueue_ns;
-			if (off_ns > site->max_ns)
-				site->max_ns = off_ns;
+			site->total_ns += e->off_ns;
+			site->runqueue_ns += e->runqueue_ns;
+			if (e->off_ns > site->max_ns)
+				site->max_ns = e->off_ns;
 			count_in(site->histogram, lane);
 		} else {
 			kind = KIND_LOST;
 			count_lost(LOST_SITES);
 			thread->lost_waits += 1;
-			thread->lost_ns += off_ns;
-			thread->lost_runqueue_ns += runqueue_ns;
+			thread->lost_ns += e->off_ns;
+			thread->lost_runqueue_ns += e->runqueue_ns;
 		}
 	}
 	if (!thread->waits) {
 		thread->first_kind = kind;
-		thread->first_left_ns = left_ns;
-		thread->first_off_ns = off_ns;
-		thread->first_runqueue_ns = runqueue_ns;
-		thread->first_kernel = key.kernel;
-		thread->first_user = key.user;
-		thread->first_wake = key.wake;
+		thread->first_left_ns = e->left_ns;
+		thread->first_off_ns = e->off_ns;
+		thread->first_runqueue_ns = e->runqueue_ns;
+		thread->first_kernel = e->key.kernel;
+		thread->first_user = e->key.user;
+		thread->first_wake = e->key.wake;
 	}
-	if (key.wake & slept) {
-		r->last_kernel = key.kernel;
-		r->last_user = key.user & COPIED ? NO_STACK : key.user;
+	if (!(r->state & RUNNING) && e->key.wake) {
+		r->last_kernel = e->key.kernel;
+		r->last_user = e->key.user & COPIED ? NO_STACK : e->key.user;
 	}
-	lane = lane_of(off_ns);
+	lane = lane_of(e->off_ns);
 	thread->left_ns = 0;
 	thread->waits += 1;
-	thread->offcpu_ns += off_ns;
-	thread->runqueue_ns += runqueue_ns;
-	if (off_ns > thread->max_ns)
-		thread->max_ns = off_ns;
+	thread->offcpu_ns += e->off_ns;
+	thread->runqueue_ns += e->runqueue_ns;
+	if (e->off_ns > thread->max_ns)
+		thread->max_ns = e->off_ns;
 	count_in(thread->histogram, lane);
-	add_to_call(task, off_ns, runqueue_ns);
+	add_to_call(task, e->off_ns, e->runqueue_ns);
 }
 
 #ifndef DOOR_SWITCH

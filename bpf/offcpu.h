@@ -468,9 +468,10 @@ static inline __attribute__((always_inline)) u32 lane_of(u64 ns)
 	return lane < LANES ? lane : LANES - 1;
 }
 
-/* At the head of a loop: what it reads there it reads in each round. Else clang reads it before the first round, and
- * jumps into the middle of the loop, which the verifier of 6.1 refuses ("back-edge"). */
-#define EACH_ROUND asm volatile("" ::: "memory")
+/* What is read from here on is read from memory. At the head of a loop: else clang reads before the first round, and
+ * jumps into the middle of the loop, which the verifier of 6.1 refuses ("back-edge"). Where ways have parted: else clang
+ * has what it wrote in registers, of which the verifier knows on each way something else. */
+#define READ_AGAIN asm volatile("" ::: "memory")
 
 /* Identity of a stack by its frames. 64 bits: among 16,384 stacks, two meet by chance once in 10^11. */
 static inline __attribute__((always_inline)) u64 mix(u64 hash, u64 word)

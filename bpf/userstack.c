@@ -112,7 +112,7 @@ static inline __attribute__((always_inline)) void find_thread(struct of_python *
 		s->thread.at = word_at(s->interpreter + p->threads);
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < PYTHON_SEARCH; i++) {
-		EACH_ROUND;
+		READ_AGAIN;
 		if (s->frame || !s->interpreter)
 			continue;
 		if (!s->thread.at) {
@@ -132,7 +132,7 @@ static inline __attribute__((always_inline)) void python_step(struct of_python *
 {
 	u64 *at = &s->frames[i];
 
-	asm volatile("" : "+r"(at)); /* not from the last round: clang would enter the loop in its middle (EACH_ROUND) */
+	asm volatile("" : "+r"(at)); /* not from the last round: clang would enter the loop in its middle (READ_AGAIN) */
 	s->depth = i + 1;
 	*at = PYTHON;
 	if (bpf_probe_read_user(s->words, PYTHON_BYTES, (void *)s->frame)) {
@@ -175,7 +175,7 @@ static inline __attribute__((always_inline)) void take_python(u32 slot, void *ta
 	}
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < PYTHON_FRAMES; i++) {
-		EACH_ROUND;
+		READ_AGAIN;
 		if (!s->frame)
 			continue;
 		python_step(s, p, i);
@@ -201,7 +201,7 @@ static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct st
 	stack->end |= (u64)s->generation << END_GENERATION | (u64)s->depth << END_PYTHON;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < PYTHON_FRAMES; i++) {
-		EACH_ROUND;
+		READ_AGAIN;
 		if (i >= s->depth || s->total >= FRAMES)
 			continue;
 		stack->frames[s->total & FRAMES] = s->frames[i];
@@ -283,7 +283,7 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot,
 	u64 from = copy->head.sp;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < UNWIND_KB; i++) {
-		EACH_ROUND;
+		READ_AGAIN;
 		if (copy->head.end)
 			continue;
 		if (!bpf_probe_read_user(copy->stack + i * 1024, 1024, (void *)(from + i * 1024))) {
@@ -420,7 +420,7 @@ static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot
 	key.space = head->space;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < FRAMES + 1; i++) {
-		EACH_ROUND; /* or clang 19 keeps head->end in a register */
+		READ_AGAIN;
 		stack->frames[i] = 0;
 		if (head->end || i == FRAMES)
 			continue;

@@ -134,7 +134,7 @@ static inline __attribute__((always_inline)) u64 waking_stack(void *ctx, struct 
 		return STACK_LOST;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < FRAMES; i++) {
-		EACH_ROUND;
+		READ_AGAIN;
 		if (i >= w->depth)
 			continue;
 		u64 frame = stack->frames[i];
