@@ -37,7 +37,7 @@ echo o > /proc/sysrq-trigger
 sleep 60
 """
 PASSED = "guest: all is as it should be"
-_PANIC = "Kernel panic"
+_PANIC, _BEGUN = "Kernel panic", "guest:"
 
 
 def root(extra: Iterable[Path] = ()) -> Path:
@@ -65,21 +65,22 @@ def root(extra: Iterable[Path] = ()) -> Path:
     return archive
 
 
-def boot(image: Path, archive: Path, log: Path) -> str:
-    """All that the guest says, from its start to its end; once more where the kernel itself has panicked."""
-    said = _booted(image, archive, log)
-    if _PANIC not in said:
+def boot(image: Path, archive: Path, log: Path, asked: str = "") -> str:
+    """All that the guest says, from its start to its end; once more where its kernel panics before offtop is there.
+    `asked`: for the kernel's command line."""
+    said = _booted(image, archive, log, asked)
+    if _PANIC not in said or _BEGUN in said:
         return said
     log.rename(log.with_suffix(".panic.log"))
-    return _booted(image, archive, log)
+    return _booted(image, archive, log, asked)
 
 
-def _booted(image: Path, archive: Path, log: Path) -> str:
+def _booted(image: Path, archive: Path, log: Path, asked: str) -> str:
     command = [
         *("nice", "-n", "10", "qemu-system-x86_64", "-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2"),
         *("-m", _MEMORY, "-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
         *("-kernel", str(image), "-initrd", str(archive)),
-        *("-append", "console=ttyS0 quiet panic=-1 tsc=reliable"),
+        *("-append", f"console=ttyS0 quiet panic=-1 tsc=reliable {asked}"),
     ]
     with log.open("wb") as out:
         try:

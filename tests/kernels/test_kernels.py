@@ -27,6 +27,6 @@ def test_known_waits_are_told_in_each_mode_through_each_door(name: str) -> None:
         assert not kernel.is_needed, f"{name} cannot be had: {error}"
         pytest.skip(f"{name} cannot be had: {error}")
     extra = [*kernels.headers(kernel, image), kernels.tools()] if name == _BESIDE_BCC else []
-    said = guests.boot(image, guests.root(extra), kernels.cache() / f"{name}.log")
+    said = guests.boot(image, guests.root(extra), kernels.cache() / f"{name}.log", kernel.asked)
     print(said)
     assert guests.PASSED in said.splitlines(), "\n".join(said.splitlines()[-40:])
