@@ -4,12 +4,14 @@ A program of its own, because bcc's compiler takes 100 MB that the parent need n
 descriptors that a screen would not survive, and may live in another Python's directories. It imports
 nothing of offtop. Reads one JSON request on stdin, answers with one message on a socket, whose
 descriptor is its argument: JSON, and the descriptors beside it (SCM_RIGHTS), in the order that the JSON names them.
-Then what it made goes into a file, if the request names one, from which ready.py loads it without bcc.
+Then what it made goes into a file, if the request names one, from which ready.py loads it without bcc. Nobody waits for
+that: it may take for ever where a file system hangs.
 """
 
 import base64
 import contextlib
 import ctypes as ct
+import hashlib
 import importlib
 import json
 import os
@@ -32,12 +34,18 @@ _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _TRACE_RAW_TP = 23  # BPF_TRACE_RAW_TP
 _PROG_LOAD = 5  # BPF_PROG_LOAD
 _LICENSE = b"GPL"
+_MOST_DESCRIPTORS = 1 << 16
 _LOG_BYTES = 1 << 20
 _LOAD_64 = 0x18  # BPF_LD | BPF_DW | BPF_IMM
 _PSEUDO_MAP_FD = 1
 _TASK_STORAGE = 29  # BPF_MAP_TYPE_TASK_STORAGE
 _ATTACHED = ("raw_tracepoints", "kprobes", "uprobes", "iterators", "typed_tracepoints")
 """Of a request: what has functions."""
+_MAKERS = re.compile(r"/lib(bcc|bpf|clang|clang-cpp|LLVM)\b[^/]*$")
+_OF_OURS = re.compile(r"[0-9a-f]{64}\.(json|\d+)")
+"""Names of kept files, and of those that are being written."""
+_MOST_FILES = 64
+_WRITABLE_BY_OTHERS = 0o022
 _CALL = 0x85  # BPF_JMP | BPF_CALL
 _PSEUDO_KFUNC_CALL = 2
 
@@ -179,7 +187,15 @@ def kept(module: Any, request: dict[str, Any], version: str) -> dict[str, Any]:
     fds |= {fd: name for name, fd in request["given"].items()}
     functions = [function for by in _ATTACHED for function in request[by]]
     programs = {function: told_of_code(_code(lib, module, function), fds) for function in functions}
-    return {"answer": {"bcc": version, "refused": ""}, "maps": maps, "programs": programs}
+    answer = {"bcc": version, "refused": ""}
+    return {"answer": answer, "maps": maps, "programs": programs, "makers": makers()}
+
+
+def makers() -> dict[str, list[int]]:
+    """The libraries by which it was made, and what tells another version of each."""
+    paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    stats = {path: Path(path).stat() for path in sorted(paths) if _MAKERS.search(path)}
+    return {path: [found.st_size, found.st_mtime_ns] for path, found in stats.items()}
 
 
 def told_of_code(code: Any, fds: dict[int, str]) -> dict[str, Any]:
@@ -229,12 +245,34 @@ def libbpf() -> ct.CDLL:
 
 
 def keep_in_file(file: Path, told: dict[str, Any]) -> None:
-    """Whole, or not at all."""
-    begun = file.with_suffix(f".{os.getpid()}")
-    fd = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "w") as opened:
-        json.dump(told, opened)
-    begun.rename(file)
+    """Whole, or not at all, in a directory that nobody else can write to. Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        file.parent.mkdir(mode=0o700)
+    place = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(place)
+    if found.st_uid != os.geteuid() or found.st_mode & _WRITABLE_BY_OTHERS:
+        return
+    make_room(place)
+    body, begun = json.dumps(told).encode(), f"{file.stem}.{os.getpid()}"
+    fd = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=place)
+    try:
+        with os.fdopen(fd, "wb") as opened:
+            opened.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+        os.rename(begun, file.name, src_dir_fd=place, dst_dir_fd=place)
+    except OSError:
+        os.unlink(begun, dir_fd=place)
+        raise
+
+
+def make_room(place: int) -> None:
+    """For one more kept file in the directory behind a descriptor: the oldest go. What else is there stays."""
+    ages: list[tuple[int, str]] = []
+    for name in filter(_OF_OURS.fullmatch, os.listdir(place)):
+        with contextlib.suppress(OSError):
+            ages.append((os.stat(name, dir_fd=place, follow_symlinks=False).st_mtime_ns, name))
+    for _, name in sorted(ages)[: max(0, len(ages) + 1 - _MOST_FILES)]:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=place)
 
 
 def _code(lib: Any, module: Any, function: str) -> Any:
@@ -309,7 +347,9 @@ def main() -> None:
         parent.recv(1)  # until the parent has them
     if keep_alive is not None and request["keep"] and not answer["refused"]:
         with contextlib.suppress(OSError, KeyError, AttributeError):  # then the next start compiles, too
-            keep_in_file(Path(request["keep"]), kept(keep_alive.module, request, answer["bcc"]))
+            told = kept(keep_alive.module, request, answer["bcc"])
+            os.closerange(3, _MOST_DESCRIPTORS)  # or what the parent closes would stay for as long as this takes
+            keep_in_file(Path(request["keep"]), told)
     sys.stdout.flush()
     os._exit(0)  # without bcc's clean-up, which would only close what dies with us anyway
 

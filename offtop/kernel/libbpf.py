@@ -26,6 +26,7 @@ _KIND_FUNC_PROTO = 13
 _CLOSED_BY_EXEC = 8  # PERF_FLAG_FD_CLOEXEC
 _SET_BPF = 0x40042408  # PERF_EVENT_IOC_SET_BPF
 UPROBES = Path("/sys/bus/event_source/devices/uprobe/type")
+_KPROBES = UPROBES.parent.with_name("kprobe") / "type"
 """Where the kernel says that it has them (since 33ea4b24277b, 4.17)."""
 
 
@@ -99,8 +100,14 @@ class RingBuffer:
     def __init__(self, fd: int, add: Callable[[bytes], None]) -> None:
         """`add` is given each record. Raises OSError."""
 
+        self._failure: Exception | None = None
+
         def given(_context: int, data: int, size_bytes: int) -> int:
-            add(ct.string_at(data, size_bytes))
+            try:
+                add(ct.string_at(data, size_bytes))
+            except Exception as error:  # Python would drop it, and go on with what happens to be in a register
+                self._failure = error
+                return -1
             return 0
 
         self._given = _OnSample(given)
@@ -109,9 +116,11 @@ class RingBuffer:
             raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
 
     def consume(self) -> None:
-        """Have `add` given all that is there."""
+        """Have `add` given all that is there. Raises what it raises."""
         if self._ring:
             library().ring_buffer__consume(self._ring)
+        if self._failure:
+            raise self._failure
 
     def close(self) -> None:
         """May be called twice."""
@@ -237,7 +246,7 @@ class _PerfEvent(ct.Structure):
         ("flags", ct.c_uint64),
         ("wakeup_events", ct.c_uint32),
         ("bp_type", ct.c_uint32),
-        ("uprobe_path", ct.c_uint64),
+        ("probe_of", ct.c_uint64),
         ("probe_offset", ct.c_uint64),
     )
 
@@ -245,13 +254,23 @@ class _PerfEvent(ct.Structure):
 def attach_uprobe(program_fd: int, path: str, offset: int) -> int:
     """Have a program run in whoever comes to `offset` of the file; a descriptor for as long as which it does. Raises
     OSError: ENOENT where this kernel has no uprobes."""
-    name = ct.create_string_buffer(os.fsencode(path))
+    return _attach_probe(program_fd, UPROBES, os.fsencode(path), offset)
+
+
+def attach_kprobe(program_fd: int, function: str) -> int:
+    """Have a program run where a function of the kernel begins; a descriptor for as long as which it does. Raises
+    OSError: ENOENT where this kernel has no kprobes, or none by descriptors (before 4.17)."""
+    return _attach_probe(program_fd, _KPROBES, function.encode(), 0)
+
+
+def _attach_probe(program_fd: int, kind: Path, where: bytes, offset: int) -> int:
+    name = ct.create_string_buffer(where)
     event = _PerfEvent(
-        type=int(UPROBES.read_text()),
+        type=int(kind.read_text()),
         size=ct.sizeof(_PerfEvent),
         sample_period=1,
         wakeup_events=1,
-        uprobe_path=ct.addressof(name),
+        probe_of=ct.addressof(name),
         probe_offset=offset,
     )
     # Of all processes; by one CPU, but the program runs on all.

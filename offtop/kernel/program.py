@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -348,8 +348,6 @@ def _ready_or_compiled(
     file = ready.place(request)
     if file and not anew and (found := ready.load(file, request)):
         return *found, ""
-    if file:
-        ready.make_room(file)
     return _ask_compiler({**request, "keep": str(file or "")}, shared)
 
 
@@ -376,19 +374,18 @@ def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tup
             answer: dict[str, Any] = json.loads(message) if message else {"error": "ended", "what": ""}
             if message:
                 ours.send(b"!")
-            child.wait(_COMPILE_SECONDS)
-        except (TimeoutError, subprocess.TimeoutExpired):
+        except TimeoutError:
             answer = {"error": "slow", "what": f"no answer within {_COMPILE_SECONDS:.0f} s"}
         except OSError as error:
             answer = {"error": "ended", "what": str(error)}
-        finally:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
         if "error" in answer:
+            child.kill()
+            child.wait()
             for fd in fds:
                 os.close(fd)
             fds = []
+        else:  # it keeps what it made, for which nobody waits
+            Thread(target=child.wait, name="offtop-compiler", daemon=True).start()
         output.seek(0)
         return answer, fds, output.read().decode(errors="replace")
 

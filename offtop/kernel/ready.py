@@ -18,15 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offtop.kernel.libbpf import library
+from offtop.kernel.libbpf import attach_kprobe, library
 
 VARIABLE = "OFFTOP_CACHE"
 """Of the environment: another directory; empty: none."""
 _DIRECTORY = "/var/cache/offtop"
-_FORM = 1
+_FORM = 2
 """Another one whenever the file means another thing."""
 _MOST_BYTES = 16 << 20
-_MOST_FILES = 64
 _WRITABLE_BY_OTHERS = 0o022
 _INSTRUCTION_BYTES = 8
 _IMMEDIATE = slice(4, 8)
@@ -81,35 +80,28 @@ class _LinkOptions(ct.Structure):
 def place(request: Mapping[str, Any]) -> Path | None:
     """Where what the compiler makes of `request` is, or is to be, kept; None: nowhere."""
     directory = Path(os.environ.get(VARIABLE, _DIRECTORY if os.geteuid() == 0 else ""))
-    if not directory.is_absolute() or request["kprobes"]:
+    if not directory.is_absolute():
         return None
-    with contextlib.suppress(OSError):
-        if not directory.is_dir():
-            directory.mkdir(mode=0o700)
-        if _is_ours(directory.lstat(), stat.S_ISDIR):
-            return directory / f"{hashlib.sha256(_key(request)).hexdigest()}.json"
-    return None
+    return directory / f"{hashlib.sha256(_key(request)).hexdigest()}.json"
 
 
 def load(file: Path, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]] | None:
-    """The compiler's answer, and the descriptors of what is loaded and attached; None where the file is of no use."""
+    """The compiler's answer, and the descriptors of what is loaded and attached; None where the file is of no use, or
+    made by what is another version by now. Nothing is written: that would hang where the file system does."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         kept = json.loads(_read(file))
+        answer = dict(kept["answer"])
+        if any([found.st_size, found.st_mtime_ns] != told for found, told in _makers(kept)):
+            return None
         with contextlib.ExitStack() as undo:
             named = _loaded(kept, request, undo)
             undo.pop_all()
-        with contextlib.suppress(OSError):
-            os.utime(file)
-        return {**kept["answer"], "fds": [*named]}, [*named.values()]
+        return {**answer, "fds": [*named]}, [*named.values()]
     return None
 
 
-def make_room(file: Path) -> None:
-    """For one more: those that were not used for longest go, and what a child that was killed had begun."""
-    with contextlib.suppress(OSError):
-        every = sorted(file.parent.iterdir(), key=lambda one: one.stat().st_mtime_ns)
-        for old in every[: max(0, len(every) + 1 - _MOST_FILES)]:
-            old.unlink()
+def _makers(kept: Any) -> list[tuple[os.stat_result, list[int]]]:
+    return [(Path(path).stat(), told) for path, told in kept["makers"].items()]
 
 
 def _is_ours(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
@@ -118,13 +110,18 @@ def _is_ours(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
 
 
 def _read(file: Path) -> bytes:
-    """Raises OSError, ValueError where somebody else could have written it."""
+    """Raises OSError, ValueError where somebody else could have written it, or it is not as it was written."""
+    if not _is_ours(file.parent.lstat(), stat.S_ISDIR):
+        raise ValueError
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as opened:
         found = os.fstat(fd)
         if not _is_ours(found, stat.S_ISREG) or found.st_size > _MOST_BYTES:
             raise ValueError
-        return opened.read(_MOST_BYTES)
+        digest, _, body = opened.read(_MOST_BYTES).partition(b"\n")
+    if digest != hashlib.sha256(body).hexdigest().encode():
+        raise ValueError
+    return body
 
 
 def _key(request: Mapping[str, Any]) -> bytes:
@@ -134,6 +131,7 @@ def _key(request: Mapping[str, Any]) -> bytes:
         str(file.relative_to(source.parent)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(source.parent.rglob("*.[ch]"))
     }
+    texts[""] = hashlib.sha256(Path(__file__).with_name("compile.py").read_bytes()).hexdigest()
     others = {name: value for name, value in request.items() if name not in ("source", "headers", "given", "keep")}
     kernel = platform.release(), platform.version(), platform.machine()
     whole = [_FORM, kernel, texts, others, sorted(request["given"])]
@@ -167,6 +165,8 @@ def _attached(
     for function, tracepoint in request["raw_tracepoints"].items():
         fd = loaded(tracepoint, function, _RAW_TRACEPOINT)
         found[f"link {tracepoint}"] = _held(lib.bpf_raw_tracepoint_open(tracepoint.encode(), fd), undo)
+    for function, symbol in request["kprobes"].items():
+        found[f"link {symbol}"] = _held(attach_kprobe(loaded(symbol, function, _KPROBE), symbol), undo)
     for function in request["uprobes"]:
         loaded(function, function, _KPROBE)
     for function, over in request["iterators"].items():

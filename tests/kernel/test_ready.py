@@ -1,21 +1,28 @@
 """What was compiled before is loaded again without the compiler, counts the same, and is no stranger's way in."""
 
 import gc
+import hashlib
 import json
 import os
+import shutil
+import signal
+import subprocess
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from offtop.errors import OfftopError
+from offtop.kernel import compile as compiler
 from offtop.kernel import features, libbpf, namespace, program, ready
 from offtop.kernel.program import Program, Unwind
 from offtop.model.snapshot import Filters
 from offtop.model.wake import CHAIN
 from tests.kernel import waits, wakings, watch
+from tests.kernel.test_batch_live import started, wait_for
 from tests.kernel.test_counts import check_23_sleeps
 
 pytestmark = pytest.mark.kernel
@@ -43,6 +50,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+def kept(cache: Path, number: int = 1) -> list[Path]:
+    """The files with what was compiled, once there are so many: nobody waits for them to be written."""
+    wait_for(lambda: cache.is_dir() and len([*cache.glob("*.json")]) == number, 30)
+    return [*cache.glob("*.json")]
+
+
 def attached(**defines: int) -> Program:
     types = libbpf.KernelTypes()
     return program.attach(features.find(types), defines={**namespace.defines(types), **defines})
@@ -62,12 +75,13 @@ def test_the_second_start_asks_no_compiler_and_counts_the_same(cache: Path, comp
     for _ in range(2):
         with waits.running("sleep", times=23, each_ms=10) as child, watch.watching() as live:
             check_23_sleeps(live, child)
+        kept(cache)
         assert "on_switch" in compiled
     assert compiled.count("on_switch") == 1
     assert (cache.stat().st_mode & 0o777, {file.stat().st_mode & 0o777 for file in cache.iterdir()}) == (0o700, {0o600})
 
 
-def test_wakers_are_told_by_what_was_compiled_before(compiled: list[str]) -> None:
+def test_wakers_are_told_by_what_was_compiled_before(cache: Path, compiled: list[str]) -> None:
     for _ in range(2):
         with (
             wakings.running("pipe") as child,
@@ -78,28 +92,48 @@ def test_wakers_are_told_by_what_was_compiled_before(compiled: list[str]) -> Non
             window = live.tick(0.02)
             wakers = [window.book.wake(key.wake).waker.tid for key in window.sites if key.tid == child.at["sleeper"]]
             assert child.at["waker"] in wakers
+            kept(cache, 2)
     assert (compiled.count("on_switch"), compiled.count("on_waking")) == (1, 1)
 
 
 @pytest.mark.parametrize("defines", [{}, {"WITHIN": 1}], ids=["all", "within"])
-def test_it_hands_over_the_same_and_leaves_no_descriptor_open(compiled: list[str], defines: dict[str, int]) -> None:
+def test_it_hands_over_the_same_and_leaves_no_descriptor_open(
+    cache: Path, compiled: list[str], defines: dict[str, int]
+) -> None:
     before = opened()
     shapes: list[tuple[Any, ...]] = []
     for _ in range(2):
         one = attached(**defines)
         maps = sorted((name, found.entries, found.key_bytes, found.value_bytes) for name, found in one.maps.items())
         shapes.append((one.door, one.bcc_version, one.unwind, sorted(one.programs), maps, opened().total()))
+        kept(cache)
         one.close()
         assert opened() == before
     assert shapes[0] == shapes[1]
     assert compiled.count("on_switch") == 1
 
 
+def signed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """The file as another compiler's child would have written it."""
+    told = json.loads(file.read_bytes().partition(b"\n")[2])
+    change(told)
+    body = json.dumps(told).encode()
+    file.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+
+
+def flipped(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 SPOIL: dict[str, Callable[[Path], object]] = {
-    "cut": lambda file: file.write_text(file.read_text()[:-40]),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-40]),
+    "one bit": flipped,
     "empty": lambda file: file.write_text("{}"),
-    "no text": lambda file: file.write_bytes(b"\xff\xfe"),
-    "other code": lambda file: file.write_text(file.read_text().replace("AAAA", "////", 400)),
+    "no answer": lambda file: signed(file, lambda told: told.pop("answer")),
+    "no programs": lambda file: signed(file, lambda told: told["programs"].clear()),
+    "other makers": lambda file: signed(file, lambda told: told["makers"].update({"/usr/lib/libbcc.so.0": [1, 2]})),
     "writable": lambda file: file.chmod(0o622),
     "another's": lambda file: os.chown(file, 65534, 65534),
     "link": lambda file: file.symlink_to(file.rename(file.with_suffix(".old"))),
@@ -109,38 +143,102 @@ SPOIL: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with what was compiled, to be copied."""
+    directory = tmp_path_factory.mktemp("made") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ready.VARIABLE, str(directory))
+        attached().close()
+        return kept(directory)[0]
+
+
 @pytest.mark.parametrize("how", SPOIL)
-def test_what_is_broken_or_could_be_another_s_is_not_looked_at(how: str, cache: Path, compiled: list[str]) -> None:
+def test_what_is_broken_or_could_be_another_s_is_not_looked_at(
+    how: str, made: Path, cache: Path, compiled: list[str]
+) -> None:
+    cache.mkdir(mode=0o700)
+    file = cache / made.name
+    shutil.copy(made, file)
     attached().close()
-    (file,) = cache.iterdir()
+    assert not compiled
     before = opened()
     SPOIL[how](file)
     attached().close()
-    assert compiled.count("on_switch") == 2
+    assert compiled.count("on_switch") == 1
     assert opened() == before
 
 
-def test_another_program_or_another_kernel_is_another_file(
-    cache: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+def test_another_program_another_kernel_or_another_child_is_another_file(
+    made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attached().close()
-    monkeypatch.setattr(ready.platform, "version", lambda: "#2 of another day")
-    attached().close()
-    assert compiled.count("on_switch") == 2
-    assert len([*cache.iterdir()]) == 2
+    requests: list[dict[str, Any]] = []
+
+    def nowhere(request: dict[str, Any], **_: object) -> Any:
+        requests.append(request)
+        return {"error": "load"}, [], ""
+
+    monkeypatch.setattr(program, "_ready_or_compiled", nowhere)
+    with pytest.raises(OfftopError):
+        attached()
+    request = requests[0]
+    here = ready.place(request)
+    assert here and here.name == made.name
+    assert ready.place({**request, "flags": [*request["flags"], "-DX=1"]}) != here
+    with monkeypatch.context() as patch:
+        patch.setattr(ready.platform, "version", lambda: "#2 of another day")
+        assert ready.place(request) != here
+    assert ready.place(request) == here
 
 
-def test_those_that_were_not_used_for_longest_go(cache: Path) -> None:
-    attached().close()
-    (newest,) = cache.iterdir()
-    for number in range(100):
-        old = cache / (f"{number}.json" if number % 2 else f"{newest.stem}.{number}")
-        old.write_text(json.dumps({}))
-        os.utime(old, (number, number))
-    ready.make_room(newest)
+def test_the_oldest_go_and_what_is_not_ours_stays(cache: Path) -> None:
+    cache.mkdir(mode=0o700)
+    begun, newest = "0" * 64 + ".77", "f" * 64 + ".json"
+    for number, name in enumerate((begun, *(f"{number:064x}.json" for number in range(98)), newest, "mine.json")):
+        (cache / name).write_text("")
+        os.utime(cache / name, (number, number))
+    (cache / "directory").mkdir()
+    (cache / ("e" * 64 + ".json")).symlink_to("nowhere")
+    os.utime(cache / "mine.json", (0, 0))
+    place = os.open(cache, os.O_RDONLY)
+    compiler.make_room(place)
+    os.close(place)
     left = {file.name for file in cache.iterdir()}
-    assert len(left) == 63
-    assert {newest.name, "99.json"} < left and not {"1.json", f"{newest.stem}.0"} & left
+    assert {"mine.json", "directory", newest} < left
+    assert len(left) == 63 + 2
+    assert begun not in left and f"{0:064x}.json" not in left
+
+
+def test_a_file_system_that_hangs_holds_up_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a loop device, frozen: who writes there waits until it is thawed, whatever is done to it."""
+    image, place = tmp_path / "image", tmp_path / "place"
+    place.mkdir()
+    with image.open("wb") as made:
+        made.truncate(8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=60)
+    if subprocess.run(["mount", "-o", "loop", str(image), str(place)], check=False, timeout=60).returncode:
+        pytest.skip("no loop device can be mounted here")
+    try:
+        monkeypatch.setenv(ready.VARIABLE, str(place / "cache"))
+        for number in (0, 1):
+            with frozen(place), started("--json", OFFTOP_CACHE=str(place / "cache")) as run:
+                assert run.tick()["taken_ns"]
+                run.process.send_signal(signal.SIGINT)
+                assert run.ended().status == 130
+            if not number:
+                attached().close()
+                kept(place / "cache")
+    finally:
+        subprocess.run(["umount", str(place)], check=True, timeout=60)
+
+
+@contextmanager
+def frozen(place: Path) -> Generator[None]:
+    subprocess.run(["fsfreeze", "-f", str(place)], check=True, timeout=60)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "-u", str(place)], check=True, timeout=60)
 
 
 def test_empty_is_nowhere_and_a_directory_that_cannot_be_made_is_no_error(
