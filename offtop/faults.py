@@ -32,7 +32,8 @@ def told(error: BaseException, thread: str = "") -> str:
 def tell(error: BaseException, thread: str = "") -> None:
     """On stderr."""
     if os.environ.get(VERBOSE):
-        traceback.print_exception(error)
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            aside.say(printable(line))
     aside.say(f"offtop: {told(error, thread)}")
 
 
@@ -54,7 +55,7 @@ def of_threads(say: Callable[[BaseException, str], None]) -> Generator[None]:
 @contextmanager
 def of_callbacks() -> Generator[None]:
     """Meanwhile a signal that is to end offtop does so even if it comes in a callback, where Python drops what is
-    raised: it comes again."""
+    raised: it comes again. What else is raised there is told as of a thread."""
 
     def dropped(what: "sys.UnraisableHookArgs") -> None:
         error = what.exc_value
@@ -63,8 +64,8 @@ def of_callbacks() -> Generator[None]:
             again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
             again.daemon = True
             again.start()
-        else:
-            before(what)
+        elif error is not None:
+            threading.excepthook(threading.ExceptHookArgs((what.exc_type, error, what.exc_traceback, None)))
 
     before, sys.unraisablehook = sys.unraisablehook, dropped
     try:

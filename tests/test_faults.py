@@ -1,16 +1,20 @@
 """An error that nobody foresaw: one sentence, wherever it happens, and the rest goes on."""
 
 import signal
+import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 import pytest
 
 from offtop import cli, faults, watch
+from offtop.kernel import libbpf
 from offtop.ui import keeping
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import asynchronous, screen, shown, until
+from tests.ui.terminal import terminal
 from tests.ui.test_export_keys import Written
 
 
@@ -61,6 +65,66 @@ def test_a_ctrl_c_that_comes_in_a_callback_comes_again() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen() is None
+
+
+def test_what_breaks_in_a_callback_of_c_is_raised_where_that_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        def ring_buffer__new(self, _fd: int, given: Callable[[int, int, int], int], *_: object) -> int:
+            self.given = given
+            return 1
+
+        def ring_buffer__consume(self, _ring: int) -> int:
+            return self.given(0, 0, 0)
+
+    one = Library()
+    monkeypatch.setattr(libbpf, "library", lambda: one)
+
+    def add(_: bytes) -> None:
+        broken()
+
+    with pytest.raises(KeyError):
+        libbpf.RingBuffer(0, add).consume()
+
+
+def test_what_breaks_where_python_drops_it_is_told_as_of_a_thread() -> None:
+    class Gone:
+        pass
+
+    said: list[str] = []
+    one = Gone()
+    seen = weakref.ref(one, broken)
+    with faults.of_threads(lambda error, _: said.append(repr(error))), faults.of_callbacks():
+        del one
+    assert (said, seen()) == (["KeyError('\\x1b[2J')"], None)
+
+
+def test_the_traceback_that_was_asked_for_has_no_escape_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(faults.VERBOSE, "1")
+    faults.tell(ValueError("\x1b]0;evil\x07"))
+    said = capsys.readouterr().err
+    assert "ValueError" in said and "evil" in said and "\x1b" not in said and "\x07" not in said
+
+
+BREAKS = """
+from offtop import cli
+from offtop.ui.app import OfftopApp
+def breaks(*_): raise KeyError('\\x1b[2J')
+OfftopApp.action_leave_offtop = breaks
+cli.main(['demo'])
+"""
+
+
+def test_of_a_key_whose_action_breaks_a_sentence_is_left_and_a_sane_terminal() -> None:
+    with terminal([sys.executable, "-c", BREAKS], 80, 24) as shown:
+        shown.read_until(b"CATEGORY")
+        shown.press(b"q")
+        assert shown.status() == 1
+        shown.assert_sane()
+        told = shown.drawn.decode(errors="replace")
+    assert "offtop: A fault of offtop " in told and "KeyError" in told
+    assert "Traceback" not in told and "locals" not in told
 
 
 @asynchronous

@@ -178,6 +178,8 @@ class OfftopApp(Mouse):
         """CLOCK_MONOTONIC when the last tick came to the screen."""
         self._alert = ""
         self.failure: BaseException | None = None
+        self.came: Sequence[int] = ()
+        """Signals that asked for the end before there was a screen."""
         self._panels = {name: Panel(name, classes="placed") for name in _PANELS}
         self._placed: dict[str, Rect | None] = {}
         self._prompt = Prompt(self._glyphs)
@@ -202,7 +204,8 @@ class OfftopApp(Mouse):
             loop = asyncio.get_running_loop()
             for number in terminal.ENDING:
                 loop.add_signal_handler(number, partial(self.exit, 128 + number))
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, terminal.ENDING)
+            if self.came:
+                self.exit(128 + self.came[0])
             self.set_interval(1.0, self._look_at_terminal)
         self._draw()
         if self._source.notice:
@@ -475,6 +478,9 @@ class OfftopApp(Mouse):
             self._alert = ""
             if not event.is_forwarded and len(self.screen_stack) == 1 and await self._acted_on(event):
                 return
+        if isinstance(event, events.Paste) and not event.is_forwarded and self._prompt.is_open:
+            self._prompt.paste(event.text)
+            return
         await super().on_event(event)
 
     async def _acted_on(self, event: events.Key) -> bool:
@@ -602,6 +608,11 @@ class OfftopApp(Mouse):
     def tell_fault(self, error: BaseException, thread: str) -> None:
         """Something ended in a thread beside this one; watching goes on. For any thread."""
         self.post_message(Said(faults.told(error, thread)))
+
+    def _fatal_error(self) -> None:
+        """Textual would print a traceback; `run` raises the error again once the terminal is as it was."""
+        self.failure = self._exception
+        self._close_messages_no_wait()
 
     def leave_terminal(self) -> None:
         if isinstance(self._driver, terminal.TerminalDriver):
@@ -735,7 +746,7 @@ def run(
         held_ns=held_ns,
     )
     try:
-        with faults.of_threads(app.tell_fault), terminal.ending_later():
+        with faults.of_threads(app.tell_fault), terminal.ending_later() as app.came:
             status = app.run(mouse=mouse)
     finally:
         app.leave_terminal()

@@ -84,6 +84,11 @@ class Prompt(Horizontal):
             return False
         return True
 
+    def paste(self, text: str) -> None:
+        """The first line of it, in its turn, as a key."""
+        if text:
+            self._answer.replace(text.splitlines()[0], *self._answer.selection)
+
     def on_resize(self) -> None:
         if self.is_open:
             self._show(self._asked)

@@ -99,14 +99,16 @@ class TerminalDriver(LinuxDriver):
 
 
 @contextlib.contextmanager
-def ending_later() -> Generator[None]:
-    """Meanwhile signals that end offtop wait until they are let through: while asyncio and Textual begin, a second
-    ctrl-C would end them half-way."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+def ending_later() -> Generator[list[int]]:
+    """Meanwhile signals that end offtop do no more than to be listed: while asyncio and Textual begin, a second ctrl-C
+    would end them half-way. Not by a mask: another thread would take them for this one."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda told, _: came.append(told)) for number in ENDING}
     try:
-        yield
+        yield came
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def is_gone() -> bool:

@@ -1,7 +1,7 @@
 """Search, filters and mutes: what is left out is accounted for, and leads back."""
 
 import pytest
-from textual.events import Key
+from textual.events import Key, Paste
 from textual.widgets import Input
 
 from offtop.model.book import ThreadKey
@@ -389,3 +389,28 @@ async def test_keys_that_come_in_one_burst_each_meet_what_the_one_before_did() -
             app.post_message(Key(key, key if len(key) == 1 else None))
         await until(lambda: not app.view.lists_threads)
         assert app.view.filter.text == "bank"
+
+
+@asynchronous
+async def test_what_is_pasted_takes_its_turn_among_keys() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=5)) as (app, pilot):
+        burst = ("backslash", "paste ba\x1b[2J\nnothing", *"nk", "enter", "H")
+        for one in burst:
+            word, _, text = one.partition(" ")
+            app.post_message(Paste(text) if text else Key(word, word if len(word) == 1 else None))
+        await pilot.pause()
+        await until(lambda: app.view.lists_threads)
+        assert app.view.filter.text == "ba[2Jnk"
+
+
+@asynchronous
+async def test_a_key_that_comes_with_the_one_that_closes_a_page_is_acted_on() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=5)) as (app, pilot):
+        for key in ("question_mark", "escape", "H"):
+            app.post_message(Key(key, "?" if key == "question_mark" else None))
+        await until(lambda: app.view.lists_threads)
+        for key in ("f", "escape", "H"):
+            app.post_message(Key(key, key if len(key) == 1 else None))
+        await until(lambda: not app.view.lists_threads)
+        assert len(app.screen_stack) == 1
+        await pilot.pause()

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from offtop.ui.terminal import ENDING, ending_later
 from tests.ui.terminal import ALTERNATE_OFF, ALTERNATE_ON, Terminal, show, terminal
 
 SMALL, LARGE = (80, 24), (160, 50)
@@ -242,3 +244,18 @@ def newest_reading(shown: Terminal) -> int:
     """The number of the newest reading that was drawn: each tells of one second more, since 02:03:20."""
     hours, minutes, seconds = map(int, re.findall(r"(\d\d):(\d\d):(\d\d)  ", shown.text)[-1])
     return 3600 * hours + 60 * minutes + seconds - (2 * 3600 + 3 * 60 + 20)
+
+
+def test_while_it_begins_no_signal_ends_it_whichever_thread_takes_it() -> None:
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    before = [signal.getsignal(number) for number in ENDING]
+    with ending_later() as came:
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+            signal.pthread_kill(other.ident or 0, number)
+    over.set()
+    other.join()
+    assert {*came} == {*ENDING} and len(came) >= 5
+    assert [signal.getsignal(number) for number in ENDING] == before
