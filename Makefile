@@ -66,10 +66,10 @@ bccs: ## offtop on Debian 12, 13 and sid, each with its own bcc and Python, on t
 	@$(as_root) packaging/bccs.sh $(ARGS)
 
 faults: setup-test ## what may go wrong around offtop, at every moment: ctrl-C in each phase, a line that hangs, and so on
-	@$(as_root) $(bin)/pytest -p no:cacheprovider -m fault tests/faults $(ARGS)
+	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m fault tests/faults $(ARGS)
 
 soak: setup-test ## storms of processes and threads for an hour, or SECONDS=300: all counted, and nothing grows
-	@$(as_root) env OFFTOP_SOAK_SECONDS=$(SECONDS) $(bin)/pytest -p no:cacheprovider -m soak tests/soak $(ARGS)
+	@$(as_root) env OFFTOP_SOAK_SECONDS=$(SECONDS) PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m soak tests/soak $(ARGS)
 
 # What is fetched stays in OFFTOP_KERNELS (~/.cache/offtop).
 kernels: setup-test ## offtop on other kernels, in machines that QEMU emulates; KERNELS=6.1,newest chooses

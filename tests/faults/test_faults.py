@@ -97,7 +97,7 @@ def test_without_tracefs_all_goes_on_and_wakers_are_told(tmp_path: Path) -> None
             check_laws(run.tick())
         run.process.send_signal(signal.SIGTERM)
         assert run.ended().status == 143
-        run.assert_nothing_stays()
+        run.assert_none()
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def test_with_little_memory_it_says_so_or_is_ended_by_the_kernel_and_nothing_sta
         check_said(ended.err)
         assert ended.status in (0, 1, 4, 137), ended
         assert ended.status in (0, 137) or re.fullmatch(r"offtop: [^\n]+\n", ended.err), ended.err
-        run.assert_nothing_stays()
+        run.assert_none()
 
 
 def test_killed_the_screen_leaves_nothing_and_its_recording_can_be_played(tmp_path: Path) -> None:

@@ -97,14 +97,37 @@ def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
         yield
 
 
-class Run:
-    """offtop, running; its processes are known by a mark in their environment, whoever their parent is by then."""
+class Traces:
+    """Of one that is about to start: its processes are known by a mark in their environment, whoever their parent is
+    by then."""
+
+    def __init__(self) -> None:
+        self.environment = {_MARK: f"{os.getpid()}.{next(_numbers)}"}
+        self._others = loaded()
+
+    def processes(self) -> list[int]:
+        """Those of it that are there."""
+        mark = f"{_MARK}={self.environment[_MARK]}".encode()
+        return [pid for pid in pids() if mark in read(f"/proc/{pid}/environ").split(b"\0")]
+
+    def programs(self) -> set[int]:
+        """The BPF programs that came after its start and are no other process's."""
+        new = loaded() - self._others
+        if new:
+            ours = self.processes()
+            new -= {one for pid in pids() if pid not in ours for one in programs_of(pid)}
+        return new
+
+    def assert_none(self) -> None:
+        wait_for(lambda: not self.processes() and not self.programs(), GONE_S)
+
+
+class Run(Traces):
+    """offtop, running."""
 
     def __init__(self, *arguments: str, before: Sequence[str] = (), **environment: str) -> None:
-        self._mark = f"{_MARK}={os.getpid()}.{next(_numbers)}"
-        self._others = loaded()
-        name, _, value = self._mark.partition("=")
-        self.process = command.start(*arguments, before=before, env={name: value, **environment})
+        super().__init__()
+        self.process = command.start(*arguments, before=before, env={**self.environment, **environment})
         assert self.process.stdout
         assert self.process.stderr
         self._out, self._err = self.process.stdout, self.process.stderr
@@ -127,19 +150,6 @@ class Run:
         status = self.process.wait(command.TIMEOUT_S)
         return command.Ended(status if status >= 0 else 128 - status, out.decode(), err.decode())
 
-    def processes(self) -> list[int]:
-        """Those of it that are there."""
-        mark = self._mark.encode()
-        return [pid for pid in pids() if mark in read(f"/proc/{pid}/environ").split(b"\0")]
-
-    def programs(self) -> set[int]:
-        """The BPF programs that came after its start and are no other process's."""
-        new = loaded() - self._others
-        if new:
-            ours = self.processes()
-            new -= {one for pid in pids() if pid not in ours for one in programs_of(pid)}
-        return new
-
     def compiler(self) -> int:
         """The process that compiles; 0 where there is none."""
         return next((pid for pid in self.processes() if b"compile.py" in read(f"/proc/{pid}/cmdline")), 0)
@@ -158,9 +168,6 @@ class Run:
 
     def wait_for(self, what: Callable[[], object]) -> None:
         wait_for(lambda: what() or self.process.poll() is not None)
-
-    def assert_nothing_stays(self) -> None:
-        wait_for(lambda: not self.processes() and not self.programs(), GONE_S)
 
     def kill(self) -> None:
         for pid in self.processes():
@@ -763,7 +770,7 @@ def test_a_signal_in_the_middle_ends_it_with_its_status_and_nothing_stays() -> N
             run.process.send_signal(number)
             ended = run.ended()
             assert (ended.status, ended.err) == (STATUS[number], "")
-            run.assert_nothing_stays()
+            run.assert_none()
 
 
 def test_a_reader_that_goes_away_ends_it_quietly_with_status_0_and_nothing_stays() -> None:
@@ -773,7 +780,7 @@ def test_a_reader_that_goes_away_ends_it_quietly_with_status_0_and_nothing_stays
             assert len(run.programs()) >= 2
             run.stop_reading()
             assert run.ended() == command.Ended(0, "", "")
-            run.assert_nothing_stays()
+            run.assert_none()
 
 
 @ANSWERED
@@ -786,7 +793,7 @@ def test_a_signal_while_it_starts_ends_it_with_its_status_and_nothing_stays(
         run.process.send_signal(number)
         ended = run.ended()
         assert (ended.status, ended.err) == (STATUS[number], "")
-        run.assert_nothing_stays()
+        run.assert_none()
 
 
 @ANSWERED
@@ -795,7 +802,7 @@ def test_a_compiler_that_stands_still_ends_with_it(number: signal.Signals) -> No
         run.stopped_compiler()
         run.process.send_signal(number)
         assert run.ended() == command.Ended(STATUS[number], "", "")
-        run.assert_nothing_stays()
+        run.assert_none()
 
 
 def test_killed_while_it_compiles_its_compiler_ends_too_and_nothing_stays() -> None:
@@ -804,7 +811,7 @@ def test_killed_while_it_compiles_its_compiler_ends_too_and_nothing_stays() -> N
         run.process.kill()
         assert run.ended().status == 137
         os.kill(compiler, signal.SIGCONT)
-        run.assert_nothing_stays()
+        run.assert_none()
 
 
 @MOMENTS
@@ -813,7 +820,7 @@ def test_killed_while_it_starts_nothing_stays(cpu_ms: int, kept: bool) -> None:
         run.wait_for(lambda: run.cpu_ms() >= cpu_ms or programs_of(run.process.pid))
         run.process.kill()
         assert run.ended().status == 137
-        run.assert_nothing_stays()
+        run.assert_none()
 
 
 def test_killed_in_the_middle_nothing_stays() -> None:
@@ -822,7 +829,7 @@ def test_killed_in_the_middle_nothing_stays() -> None:
         assert len(run.programs()) >= 2
         run.process.kill()
         assert run.ended().status == 137
-        run.assert_nothing_stays()
+        run.assert_none()
 
 
 @pytest.mark.parametrize("arguments", ["-b", "--json"])
@@ -831,4 +838,4 @@ def test_a_full_device_ends_it_with_one_sentence_and_nothing_stays(arguments: st
         ended = run.ended()
         assert "No space left on device" in ended.sentence
         assert ended.status == 1
-        run.assert_nothing_stays()
+        run.assert_none()

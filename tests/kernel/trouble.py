@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from tests import command
 from tests.kernel import programs
-from tests.kernel.test_batch_live import Run, Tick, check_laws, started, wait_for
+from tests.kernel.test_batch_live import Run, Tick, Traces, check_laws, started, wait_for
 from tests.ui.terminal import Terminal, terminal
 
 MS = 1_000_000
@@ -89,16 +89,17 @@ def until(what: Callable[[], object], shown: Terminal, seconds: float = 30) -> N
 
 def ctrl_c(after_s: float, times: int = 1, environment: Mapping[str, str] = MappingProxyType({})) -> None:
     """So long after its own code has begun."""
-    with shown(environment=environment) as terminal:
+    traces = Traces()
+    with shown(environment={**traces.environment, **environment}) as terminal:
         wait_until_python_is_offtop(terminal.pid)
         terminal.look_on(after_s)
-        left = Left(terminal.pid)
+        assert traces.processes()
         for _ in range(times):
             terminal.press(b"\x03")
             terminal.look_on(0.03)
         assert terminal.status() in (0, 130, -signal.SIGINT)
         terminal.assert_sane()
-        left.check()
+        traces.assert_none()
 
 
 def ticks_until(run: Run, ended_ns: int) -> list[Tick]:
