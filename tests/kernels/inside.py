@@ -35,6 +35,7 @@ LEARN_AT, COUNT_AT = 1, 6
 """After which tick all of it happens for the first time, from which offtop learns to walk its stacks, and when again,
 to be looked at."""
 PROBES = Path("/sys/kernel/tracing/kprobe_events")
+_CPU = Path("/sys/devices/system/cpu/cpu1")
 OFFTOP_S = 300
 GONE_S = 10
 _OBJECTS = {"futex": "futex", "pipe": "pipe", "unix": "unix"}
@@ -323,6 +324,55 @@ def compare_with_bcc(found: Findings) -> None:
             found.check(ours_ms and abs(theirs_ms - ours_ms) <= 0.05 * ours_ms, f"{name}: {theirs_ms} ms:", said[-300:])
 
 
+def set_clock_back() -> None:
+    time.clock_settime(time.CLOCK_REALTIME, time.time() - 3600)
+
+
+def take_a_cpu_away() -> None:
+    for is_there in "01":
+        (_CPU / "online").write_text(is_there)
+        time.sleep(1)
+
+
+def suspend() -> None:
+    """All that there is to suspending but the machine's own standstill: every process is frozen for 5 s."""
+    Path("/sys/power/pm_test").write_text("freezer")
+    Path("/sys/power/state").write_text("freeze")
+
+
+def troubles() -> Generator[Callable[[], None]]:
+    """What this kernel lets us do to the machine."""
+    if _CPU.joinpath("online").exists():
+        yield take_a_cpu_away
+    if Path("/sys/power/pm_test").exists() and "freeze" in Path("/sys/power/state").read_text():
+        yield suspend
+    yield set_clock_back
+
+
+def check_trouble(found: Findings, trouble: Callable[[], None]) -> None:
+    """It happens between two waits of a thread, both of which are counted, and nothing is lost."""
+    with contextlib.ExitStack() as stack:
+        waiters = [Waiter("sleep", TIMES, EACH_MS, Path("/tmp/first")) for _ in range(2)]
+        for one in waiters:
+            stack.callback(one.end)
+
+        def happen() -> None:
+            waiters[0].go()
+            waiters[0].finish()
+            trouble()
+            waiters[1].go()
+            waiters[1].finish()
+
+        ticks = watched({COUNT_AT: happen}, found, *_OPTIONS)
+        if len(ticks) == TICKS:
+            check_sums(found, ticks)
+            for one in waiters:
+                slept = [row for row in over(ticks, one.pid) if row["category"] == "sleep"]
+                count = sum(row["waits"] for row in slept)
+                aside = sum(row["involuntary"] for row in rows(ticks, "threads", one.pid))
+                found.check(abs(count - TIMES) <= aside, f"{count} sleeps")
+
+
 def runs(known: Features) -> Generator[tuple[str, str]]:
     """Doors and modes: all modes by the door that would be chosen, the least and the most by the others."""
     for door in known.doors:
@@ -353,6 +403,11 @@ def main() -> None:
                     check_objects(found, ticks, load)
         verdict = "ok" if found.count == before else "FAILED"
         print(f"{verdict} {found.about}: {time.monotonic() - began_s:.0f} s", flush=True)
+    for trouble in troubles():
+        found.about = trouble.__name__
+        before = found.count
+        check_trouble(found, trouble)
+        print(f"{'ok' if found.count == before else 'FAILED'} {found.about}", flush=True)
     if all(Path(f"/usr/sbin/{name}-bpfcc").exists() for name in _PEERS):
         found.about = "beside bcc's own tools"
         compare_with_bcc(found)
