@@ -25,8 +25,6 @@ from offtop.model.table import SITES, THREADS, Ints, integers
 
 _LATE_NS = 25_000_000
 """The kernel adds to the time of a thread on a CPU at its ticks, every 1 to 10 ms: less than this is no wait yet."""
-_MOST_DEBT_NS = 25_000_000
-"""What was said to have been waited too much is taken off the next waits, up to this."""
 _MOST_NAMES = 50_000
 """Of threads that ended."""
 
@@ -35,7 +33,8 @@ _MOST_NAMES = 50_000
 class _Thread:
     counters: Counters
     base_ns: int
-    """Up to here its time is in the totals; the counters are as of then."""
+    """Up to here its time is in the totals; the counters are as of then. Later than `seen_ns` where a snapshot showed a
+    wait that was over: the next one counts from here on."""
     seen_ns: int
     """When it was looked at last."""
     moved_ns: int
@@ -43,7 +42,8 @@ class _Thread:
     waiting: Waiting | None = None
     ready_ns: int = 0
     """Since when that wait was seen to be over, but for the CPU; 0: it goes on."""
-    debt_ns: int = 0
+    passed_over_ns: int = 0
+    """Of the time before `base_ns`: it may have been in the run queue, which the kernel adds when it gets a CPU."""
     switches: tuple[int, int] | None = None
     """How often it left the CPU by itself, and how often it was put aside; None: not asked for yet."""
     waits: int = 0
@@ -110,25 +110,36 @@ class Account:
         if known is not None and seen is None:
             self._stands_still(key, known, at_ns)
         elif seen is not None:
-            left_ns = at_ns
+            since_ns = at_ns
             is_new = known is None or not _goes_on(known, counters, at_ns)
             if known is None or is_new:
                 self.ended(key)
                 known = self._meet(key, counters, at_ns)
             else:
-                left_ns = self._passed(key, known, counters, at_ns, None if seen.state == READY else place)
+                since_ns = self._passed(key, known, counters, at_ns, None if seen.state == READY else place)
             if known.waiting is None and seen.state != READY:
                 known.waiting = Waiting(
                     SiteKey(key.pid, key.tid, place, NO_STACK),
-                    left_ns,
                     at_ns,
-                    since_ns=left_ns,
+                    max(at_ns, known.base_ns),
+                    since_ns=since_ns,
                     bound=Bound.AT_LEAST if is_new else Bound.AT_MOST,
                     state=seen.bits,
                     call=seen.call,
                     arguments=seen.arguments,
                 )
             known.seen_ns = at_ns
+
+    @property
+    def standing(self) -> list[ThreadKey]:
+        """Those that were blocked when they were looked at last, and may be in the run queue by now: only then do the
+        counters stand still as before."""
+        waits = [(key, known.waiting) for key, known in self._known.items() if not known.ready_ns]
+        return [key for key, one in waits if one and not one.preempted]
+
+    def is_ready(self, key: ThreadKey, at_ns: int) -> None:
+        """Its wait was seen to be over, but for the CPU."""
+        self._known[key].ready_ns = at_ns
 
     def ended(self, key: ThreadKey) -> None:
         """It has ended, or is counted no more. When is not known: since it was looked at last nothing more counts, but
@@ -152,6 +163,7 @@ class Account:
             by_itself, put_aside = (max(0, n) for n in (voluntary - known.switches[0], involuntary - known.switches[1]))
             if by_itself and known.unseen_ns:
                 self.guessed_ns += known.unseen_ns
+                known.passed_over_ns = 0
                 self._put(key, known, _Part(None, 0, known.unseen_ns, 0, 0, 0))
             if known.waits:
                 new = min(known.waits, put_aside)
@@ -183,7 +195,8 @@ class Account:
                     one = known.waiting = one._replace(runqueue_ns=max(0, at_ns - one.from_ns))
                 elif known.ready_ns:
                     one = known.waiting = one._replace(runqueue_ns=max(0, at_ns - max(known.ready_ns, one.from_ns)))
-                waiting[key] = one
+                if one.from_ns <= at_ns:
+                    waiting[key] = one
         caught, self._caught = self._caught, []
         return waiting, caught
 
@@ -215,7 +228,7 @@ class Account:
         known.seen_ns = at_ns
         if known.waiting is None and at_ns - known.moved_ns >= _LATE_NS:
             site = SiteKey(key.pid, key.tid, NO_STACK, NO_STACK)
-            began_ns = min(known.base_ns, at_ns)
+            began_ns = known.base_ns
             known.waiting = Waiting(
                 site,
                 began_ns,
@@ -236,34 +249,43 @@ class Account:
         if was is not None and not turns and not ran_ns:  # put on another CPU's queue
             if place is None and not known.ready_ns:
                 known.ready_ns = at_ns
-            return was.left_ns
-        blocked_ns = at_ns - known.base_ns - ran_ns - queued_ns - known.debt_ns
+            return was.since_ns
+        off_ns = max(0, at_ns - known.base_ns - ran_ns)
+        late_ns = min(known.passed_over_ns, max(0, queued_ns - off_ns))
+        known.base_ns, off_ns, known.passed_over_ns = known.base_ns - late_ns, off_ns + late_ns, 0
+        known.unseen_ns = max(0, known.unseen_ns - late_ns)
+        queued_ns = min(queued_ns, off_ns)  # the rest was before it was met
         if ran_ns:
             self._of_threads.append((key, ThreadTotals(running_ns=ran_ns)))
-        left_ns = min(at_ns, known.seen_ns + ran_ns)
+        since_ns = min(at_ns, known.seen_ns + ran_ns)
         known.moved_ns, known.counters, known.ready_ns = at_ns, counters, 0
+        if was is not None:
+            queued_ns = max(queued_ns, was.runqueue_ns)
+        blocked_ns = max(0, off_ns - queued_ns)
         if place is None and (was is None or was.preempted):
             if blocked_ns >= _LATE_NS:  # else it is on a CPU, and the kernel has not added that yet
                 known.unseen_ns += blocked_ns
-                known.base_ns += blocked_ns
+                known.base_ns, known.passed_over_ns = known.base_ns + blocked_ns, blocked_ns
             blocked_ns = 0
-        else:
-            shown_ns = max(0, self.at_ns - was.from_ns) - was.runqueue_ns if was else 0
-            known.debt_ns = min(_MOST_DEBT_NS, max(0, shown_ns - blocked_ns))
-            blocked_ns = max(blocked_ns, shown_ns)
+        elif was is not None:
+            shown_ns = max(0, self.at_ns - was.from_ns) - was.runqueue_ns
+            mistaken_ns = min(max(0, shown_ns - blocked_ns), queued_ns - was.runqueue_ns)
+            self.guessed_ns += mistaken_ns  # it was shown where it had been blocked, and was in the run queue
+            blocked_ns, queued_ns = max(blocked_ns, shown_ns), queued_ns - mistaken_ns
+        over_ns = max(0, known.base_ns - known.seen_ns)
+        known.base_ns += ran_ns + blocked_ns + queued_ns
         if was is not None:
-            queued_ns = max(queued_ns, was.runqueue_ns)
-            self._catch(key, was, at_ns, known.seen_ns)
+            self._catch(key, was, known.seen_ns)
             longest_ns = max(0, at_ns - was.since_ns - ran_ns)
-            self._share(key, known, was, blocked_ns, queued_ns, turns, place, (longest_ns, at_ns - left_ns))
+            self._share(key, known, was, blocked_ns, queued_ns, turns, place, (longest_ns, at_ns - since_ns))
             known.waiting = None
-        elif turns or blocked_ns or queued_ns:
-            site = None if place is None else SiteKey(key.pid, key.tid, place, NO_STACK)
-            self.guessed_ns += blocked_ns if turns else 0
-            self._put(key, known, _Part.together(site, turns, blocked_ns, queued_ns, at_ns - left_ns))
-        is_settled = place is not None or (was is not None and not was.preempted)
-        known.base_ns = at_ns if is_settled else known.base_ns + ran_ns + queued_ns
-        return left_ns
+        else:
+            known.base_ns = min(known.base_ns, at_ns + max(over_ns, _LATE_NS))  # its CPU has a clock of its own
+            if turns or blocked_ns or queued_ns:
+                site = None if place is None else SiteKey(key.pid, key.tid, place, NO_STACK)
+                self.guessed_ns += blocked_ns if turns else 0
+                self._put(key, known, _Part.together(site, turns, blocked_ns, queued_ns, at_ns - since_ns))
+        return since_ns
 
     def _share(
         self,
@@ -349,14 +371,15 @@ class Account:
                 (part.site, SiteTotals(part.waits, total_ns, part.queued_ns, part.max_ns, part.histogram))
             )
 
-    def _catch(self, key: ThreadKey, was: Waiting, at_ns: int, seen_ns: int) -> None:
+    def _catch(self, key: ThreadKey, was: Waiting, seen_ns: int) -> None:
         """Told is what is sure: from when it was first seen to when it was seen last."""
-        if self.marks is None or was.site.kernel < FIRST_STACK or seen_ns - was.from_ns < self.marks.lowest_ns:
+        lasted_ns = seen_ns - was.left_ns
+        if self.marks is None or was.site.kernel < FIRST_STACK or lasted_ns < self.marks.lowest_ns:
             return
         program = self.book.process(key.pid)
-        if seen_ns - was.from_ns >= min(self.marks.marks_ns(program, was.site.kernel, self.book)):
+        if lasted_ns >= min(self.marks.marks_ns(program, was.site.kernel, self.book)):
             self._caught.append(
-                Caught(was.site, was.left_ns, at_ns, was.runqueue_ns, was.state, program=program, is_exact=False)
+                Caught(was.site, was.left_ns, seen_ns, was.runqueue_ns, was.state, program=program, is_exact=False)
             )
 
     def _add(self, at_ns: int) -> None:

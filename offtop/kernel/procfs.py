@@ -162,9 +162,9 @@ def check_counted(root: str) -> None:
 def seen(root: str, key: ThreadKey) -> Seen | None:
     """None for a thread that has ended."""
     directory = f"{root}/{key.pid}/task/{key.tid}"
-    name, closed, rest = content(f"{directory}/stat").rpartition(b")")
-    state = rest[1:2].decode(errors="replace")
-    if not closed or state in _ENDED:
+    name, _, rest = content(f"{directory}/stat").rpartition(b")")
+    state = _state(rest)
+    if state in _ENDED:
         return None
     comm = os.fsdecode(name.partition(b"(")[2])
     if state == READY:
@@ -173,6 +173,16 @@ def seen(root: str, key: ThreadKey) -> Seen | None:
     call, arguments = (-1, ()) if of_kernel else _call(content(f"{directory}/syscall"))
     frames = _frames(content(f"{directory}/stack"))
     return Seen(comm, state, frames or _coarse(content(f"{directory}/wchan"), call), call, arguments)
+
+
+def is_ready(root: str, key: ThreadKey) -> bool:
+    """Whether it is on a CPU, or in the run queue."""
+    return _state(content(f"{root}/{key.pid}/task/{key.tid}/stat").rpartition(b")")[2]) == READY
+
+
+def _state(stat: bytes) -> str:
+    """`stat`: from the state on. Empty: it has ended."""
+    return stat[1:2].decode(errors="replace")
 
 
 def is_of_kernel(root: str, pid: int) -> bool:

@@ -6,6 +6,7 @@ procaccount.py. Who ended a wait, the functions of the program, and what passes 
 
 import os
 import platform
+import random
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -41,6 +42,8 @@ _LEAST_TICK_S = 0.2
 """Of less, what the rest takes of a CPU says nothing of other ticks: it may be the start."""
 _LATEST = 4
 """One look counts a quarter in the average of what they take."""
+_MOST_ASKED = 300
+"""Threads in a tick; one takes some 20 us."""
 _CLOSE_SECONDS = 2.0
 _KEEP_NS = 15 * 60 * NS_PER_S
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
@@ -163,12 +166,7 @@ class ProcSource(Happening):
             self._tasks = self._chosen(self._filters)
             self._look(anew=True)
             self._made, self._met = made + self._lost, self._account.met
-        began_s = time.thread_time()
-        for key in self._account.moved:
-            told = procfs.switches(_ROOT, key)
-            if told:
-                self._account.switched(key, *told)
-        self._looked_s += time.thread_time() - began_s
+        self._ask()
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
         self._account.marks = self._marks
         waiting, caught = self._account.end_tick(at_ns)
@@ -189,6 +187,18 @@ class ProcSource(Happening):
             filters=in_effect,
             sampling=Sampling(self._looks, self._account.guessed_ns, self.own_only),
         )
+
+    def _ask(self) -> None:
+        """Some threads for what the counters do not tell."""
+        began_s = time.thread_time()
+        for key in _some(self._account.standing):
+            if procfs.is_ready(_ROOT, key):
+                self._account.is_ready(key, time.monotonic_ns())
+        for key in _some(self._account.moved):
+            told = procfs.switches(_ROOT, key)
+            if told:
+                self._account.switched(key, *told)
+        self._looked_s += time.thread_time() - began_s
 
     def _run(self) -> None:
         while not self._closing.wait(self._rest_s):
@@ -355,6 +365,11 @@ class ProcSource(Happening):
             self._tasks.close()
             self._details.close()
             self._lock.release()
+
+
+def _some(keys: list[ThreadKey]) -> list[ThreadKey]:
+    """As many as may be asked in a tick, others each time."""
+    return random.sample(keys, min(len(keys), _MOST_ASKED))
 
 
 def _counts_all(filters: Filters) -> bool:

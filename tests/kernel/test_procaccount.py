@@ -17,12 +17,17 @@ from tests.kernel.watch import check_sums
 MS = 1_000_000
 KEY = ThreadKey(4242, 4243)
 SLEEP, LOCK = 3, 4
+MET_MS = 100
+OVER_NS = 500_000
+"""As soon behind the last look the ticks of the tests that count in it come at the latest."""
 
 
 class Looked:
     """An Account of one thread, and the snapshots of it."""
 
     def __init__(self) -> None:
+        self.passed_ns = 0
+        """Off-CPU and running time of the thread, in all windows."""
         book = Book()
         for number, category in ((SLEEP, "sleep"), (LOCK, "lock")):
             book.stacks[number] = Stack((Frame(KERNEL, 0, category),), category=category)
@@ -45,6 +50,9 @@ class Looked:
         self.last = Snapshot(at_ns, at_ns, threads, sites, waiting, self.account.book)
         window = between(before, self.last)
         check_sums(window)
+        thread = of_thread(window)
+        self.passed_ns += thread.offcpu_ns + thread.running_ns
+        assert self.passed_ns <= max(0, at_ns - MET_MS * MS) + OVER_NS, "more than there was"
         return window
 
 
@@ -167,6 +175,61 @@ def test_one_that_is_ready_and_gets_no_cpu_is_in_the_run_queue_while_that_goes_o
     assert of_thread(window)[:4] == (1, 95 * MS, 95 * MS, 0)
 
 
+def test_one_that_was_woken_and_gets_no_cpu_is_counted_once_and_what_was_told_wrongly_is_guessed() -> None:
+    """Woken at 200, it gets a CPU at 5100: only then do its counters say so."""
+    looked = begun()
+    for ms in range(1000, 6000, 1000):
+        looked.look(ms, 5, 1, 2, SLEEP)
+        looked.tick(ms)
+    looked.look(5200, 105, 4901, 3, None)
+    thread = of_thread(looked.tick(5200))
+    assert (thread.offcpu_ns, thread.running_ns, looked.passed_ns) == (100 * MS, 100 * MS, 5100 * MS)
+    assert looked.account.guessed_ns == 4800 * MS
+
+
+def test_once_it_is_seen_to_be_ready_its_wait_is_run_queue() -> None:
+    looked = begun()
+    looked.look(1000, 5, 1, 2, SLEEP)
+    assert looked.account.standing == [KEY]
+    looked.account.is_ready(KEY, 1000 * MS)
+    assert looked.account.standing == []
+    looked.tick(1000)
+    looked.look(2000, 5, 1, 2, SLEEP)
+    assert of_thread(looked.tick(2000))[1:3] == (1000 * MS, 1000 * MS)
+    assert looked.last.waiting[KEY].letter == "R"
+    looked.look(2200, 105, 1901, 3, None)
+    assert of_thread(looked.tick(2200))[1:3] == (100 * MS, 100 * MS)
+    assert looked.account.guessed_ns == 800 * MS
+
+
+def test_what_it_was_in_the_run_queue_before_it_was_met_is_none_of_ours() -> None:
+    looked = begun(None)
+    looked.look(150, 15, 9001, 3, SLEEP)
+    assert of_thread(looked.tick(150))[1:3] == (40 * MS, 40 * MS)
+
+
+def test_run_queue_that_the_kernel_adds_later_is_no_robbed_time() -> None:
+    """It ran to 120 and was put aside, got a CPU at 220, and ran on."""
+    looked = begun(None)
+    looked.account.switched(KEY, 0, 0)
+    looked.look(180, 25, 1, 2, None)
+    looked.account.switched(KEY, 0, 1)
+    looked.tick(180)
+    looked.look(240, 45, 101, 3, None)
+    assert of_thread(looked.tick(240))[1:3] == (100 * MS, 100 * MS)
+
+
+def test_a_wait_that_was_over_when_it_was_shown_makes_the_next_one_begin_later() -> None:
+    """It slept to 140, ran to 160, and sleeps again; a tick told at 150 that it slept."""
+    looked = begun()
+    looked.account.end_tick(150 * MS)
+    looked.look(160, 25, 1, 3, SLEEP)
+    waiting, _ = looked.account.end_tick(165 * MS)
+    assert waiting == {}, "10 ms of it were told before"
+    waiting, _ = looked.account.end_tick(180 * MS)
+    assert (waiting[KEY].from_ns, waiting[KEY].left_ns) == (170 * MS, 160 * MS)
+
+
 def test_a_thread_that_ends_keeps_what_was_shown_and_then_stands_with_those_that_ended() -> None:
     looked = begun()
     looked.account.ended(KEY)
@@ -231,25 +294,31 @@ def test_what_is_not_used_for_long_is_given_back_and_the_sums_stay() -> None:
 
 steps = st.tuples(
     *(st.floats(0.1, 80), st.floats(0, 1), st.floats(0, 1), st.integers(0, 5)),
-    *(st.sampled_from([None, SLEEP, LOCK]), st.booleans()),
+    *(st.sampled_from([None, SLEEP, LOCK]), st.sampled_from(["", "tick", "asked"])),
 )
 
 
 @given(st.lists(steps, max_size=30))
-def test_the_sums_hold_and_nothing_falls_whatever_a_thread_does(
-    done: list[tuple[float, float, float, int, int | None, bool]],
+def test_the_sums_hold_and_nothing_falls_and_no_time_is_counted_twice_whatever_a_thread_does(
+    done: list[tuple[float, float, float, int, int | None, str]],
 ) -> None:
-    looked, now, ran, queued, turns = begun(), 100.0, 5.0, 1.0, 2
+    """In a step it either goes on as it was, by and by in the run queue, or has had `new` turns and is at `there`."""
+    looked, now, ran, queued, turns, waits = begun(), 100.0, 5.0, 1.0, 2, 0.0
     place: int | None = SLEEP
-    for passed, running, ready, new, there, is_tick in done:
+    for passed, running, ready, new, there, end in done:
         now += passed
-        if new or place is None:
+        if new:
             ran += passed * running
-            queued += passed * (1 - running) * ready
-            turns += new
-            place = there
+            queued += waits + passed * (1 - running) * ready
+            turns, place, waits = turns + new, there, 0.0
+        elif place is None and not waits and running > 0.5:
+            ran += passed * running
+        else:
+            waits += passed * (ready if waits or place is not None else 1 - running)
         looked.look(now, ran, queued, turns, place)
-        if is_tick:
+        if end == "asked" and waits and looked.account.standing:
+            looked.account.is_ready(KEY, round(now * MS))
+        if end:
             now += 0.5
             thread = of_thread(looked.tick(now))
             assert min(thread[:9]) >= 0

@@ -24,13 +24,7 @@ pytestmark = pytest.mark.kernel
 
 _TIMES, _EACH_MS = 30, 50
 _SPIN = "while True: pass"
-_STORM = """
-import threading, time
-while True:
-    some = [threading.Thread(target=time.sleep, args=(.02,)) for _ in range(9)]
-    [one.start() for one in some]
-    [one.join() for one in some]
-"""
+_NAP = "import time\nwhile True: time.sleep(.01)"
 
 
 class Sampled:
@@ -145,6 +139,18 @@ def test_threads_that_fight_for_a_cpu_are_in_the_run_queue_and_not_blocked(live:
     assert within(guessed_per_s, 0.1, per_s), (guessed_per_s, per_s)
     assert estimate.blocked_ns <= 0.05 * sampled.span_ns
     assert estimate.preempted_ns >= 0.9 * estimate.runqueue_ns
+
+
+def test_one_that_is_woken_and_gets_no_cpu_is_in_the_run_queue_and_its_time_is_counted_once() -> None:
+    """At the least priority, beside one that takes all of its CPU."""
+    idle = ("taskset", "-c", "0", "chrt", "-i", "0", sys.executable, "-c", _NAP)
+    with started("taskset", "-c", "0", sys.executable, "-c", _SPIN), started(*idle) as pid:
+        time.sleep(0.5)
+        with sampling(Filters(pids=(pid,))) as sampled:
+            windows = [sampled.tick(0.5) for _ in range(10)]
+    every, span_ns = _sum([watch.thread(one, pid) for one in windows]), sum(one.span_ns for one in windows)
+    assert within(every.offcpu_ns + every.running_ns, 0.05, span_ns), (every, span_ns)
+    assert every.runqueue_ns > 0.5 * span_ns, (every, span_ns)
 
 
 def test_the_rate_follows_the_budget_and_is_told(live: Watch) -> None:
