@@ -468,7 +468,7 @@ SCHEMA: dict[str, Any] = {
                                     "going_on": {"type": "boolean", "description": "at the end of the tick"},
                                     "exact": {
                                         "type": "boolean",
-                                        "description": "false: when it ended is known by the tick alone",
+                                        "description": "false: when it began, or ended, is known by a tick or a look alone",
                                     },
                                     "cpu": _or_null("integer", "on which the thread went on", "not known"),
                                     "state": {"type": "string", "description": "as it left: as in still_blocked"},

@@ -207,7 +207,8 @@ class Judge:
             self._expect(one, min(later, default=NEVER_NS))
             ready_ns = at_ns - began_ns if one.preempted else one.runqueue_ns
             site = one.site._replace(user=one.site.user or one.user)
-            caught = Caught(site, began_ns, 0, ready_ns, one.state, program=book.process(pid))
+            is_exact = one.bound is Bound.EXACT
+            caught = Caught(site, began_ns, 0, ready_ns, one.state, program=book.process(pid), is_exact=is_exact)
             if caught.identity not in self._going and caught.identity not in told:
                 found[caught.identity] = caught
         if len(self._due) > _MOST_DUE * len(snapshot.waiting) + _MOST_IN_TICK:

@@ -52,7 +52,7 @@ class Caught(NamedTuple):
     program: str = ""
     """The process's name then, raw."""
     is_exact: bool = True
-    """Whether it ended just then; else by then, between two ticks."""
+    """Whether it began and ended just then; else a tick or a look is all that tells."""
 
     @property
     def identity(self) -> tuple[int, int, int]:

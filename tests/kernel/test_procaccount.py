@@ -276,6 +276,19 @@ def test_a_wait_is_caught_when_it_ends_if_it_was_seen_for_so_long() -> None:
         _, some = looked.account.end_tick(200 * MS)
         assert len(some) == caught
         assert all(one.site.kernel == SLEEP and not one.is_exact for one in some)
+        assert all((one.began_ns, one.ended_ns) == (100 * MS, 160 * MS) for one in some)
+
+
+def test_waits_that_were_never_seen_for_so_long_are_not_caught_however_long_they_can_have_been() -> None:
+    """It is woken every 50 ms, and looked at once a second."""
+    looked = begun()
+    for turns in range(3, 6):
+        looked.account.marks = Marked()
+        ms = 1000 * (turns - 2)
+        looked.look(ms, 5 + turns, 1, 20 * turns, SLEEP)
+        waiting, caught = looked.account.end_tick((ms + 1) * MS)
+        assert (waiting[KEY].left_ns, waiting[KEY].bound, caught) == (ms * MS, Bound.AT_MOST, [])
+        assert waiting[KEY].since_ns < ms * MS
 
 
 def test_what_is_not_used_for_long_is_given_back_and_the_sums_stay() -> None:

@@ -235,6 +235,14 @@ def test_a_bound_is_not_taken_for_an_age() -> None:
     assert [one.value for one in machine.tick(waiting=[exact])] == [61_500 * MS]
 
 
+def test_a_wait_of_which_only_a_bound_is_known_is_not_exact() -> None:
+    for bound in Bound:
+        machine = Machine("lock.now > 5s")
+        (one,) = machine.tick(waiting=[machine.going(5500)._replace(bound=bound)])
+        assert one.wait
+        assert one.wait.is_exact == (bound is Bound.EXACT)
+
+
 def test_of_many_of_a_kind_the_longest_are_told_and_the_rest_is_counted() -> None:
     machine = Machine("lock.max > 100ms")
     found = machine.tick(caught=[machine.wait(200 + n) for n in range(80)])
