@@ -246,6 +246,10 @@ SCHEMA: dict[str, Any] = {
                             "description": "off-CPU time of all threads that may have passed at another site than told",
                         },
                         "own_only": {"type": "boolean", "description": "only the user's own processes are seen"},
+                        "lost_known": {
+                            "type": "boolean",
+                            "description": "false: nobody counts in lost the threads that came and went between two looks",
+                        },
                     }
                 ),
                 "threads were looked at now and then, so that sites, lengths of waits and preempted_ns are estimates; "
@@ -468,7 +472,7 @@ SCHEMA: dict[str, Any] = {
                                     "going_on": {"type": "boolean", "description": "at the end of the tick"},
                                     "exact": {
                                         "type": "boolean",
-                                        "description": "false: when it began, or ended, is known by a tick or a look alone",
+                                        "description": "false: when it began or ended is known by a tick or look alone",
                                     },
                                     "cpu": _or_null("integer", "on which the thread went on", "not known"),
                                     "state": {"type": "string", "description": "as it left: as in still_blocked"},

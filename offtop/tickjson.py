@@ -315,6 +315,7 @@ def _sampling_object(window: Window) -> dict[str, Any] | None:
         "apart_ns": window.sampling.apart_ns(window.span_ns),
         "guessed_ns": window.sampling.guessed_ns,
         "own_only": window.sampling.own_only,
+        "lost_known": window.sampling.lost_known,
     }
 
 

@@ -124,7 +124,17 @@ class ProcSource(Happening):
     @property
     def notice(self) -> str:
         whose = "your own processes alone are" if self.own_only else "/proc is"
-        return f"{whose} sampled{self._why}: not known are {MISSING}"
+        return f"{whose} sampled{self._why}: not known are {self._missing}"
+
+    @property
+    def _missing(self) -> str:
+        lost = "" if self._knows_lost(self._filters) else "; nor how many threads came and went in between"
+        return f"{MISSING}{lost}"
+
+    def _knows_lost(self, filters: Filters) -> bool:
+        """Whether all threads that begin on this machine are looked at."""
+        counts_all = not (filters.pids or filters.tids or filters.cgroup) and filters.who == "all"
+        return counts_all and not self.own_only and not _is_contained()
 
     @property
     def host(self) -> str:
@@ -158,14 +168,15 @@ class ProcSource(Happening):
     def _read(self) -> Snapshot:
         in_effect, made = self._filters, _begun()
         self._look()
-        if not self.own_only and _counts_all(in_effect):
+        lost_known = self._knows_lost(in_effect)
+        if lost_known:
             self._lost = max(self._lost, made - self._made - (self._account.met - self._met))
         if self._asked != self._filters:
             self._filters = self._asked
             self._tasks.close()
             self._tasks = self._chosen(self._filters)
             self._look(anew=True)
-            self._made, self._met = made + self._lost, self._account.met
+            self._made, self._met = made - self._lost, self._account.met
         self._ask()
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
         self._account.marks = self._marks
@@ -185,7 +196,7 @@ class ProcSource(Happening):
             caught=caught,
             door=DOOR,
             filters=in_effect,
-            sampling=Sampling(self._looks, self._account.guessed_ns, self.own_only),
+            sampling=Sampling(self._looks, self._account.guessed_ns, self.own_only, lost_known),
         )
 
     def _ask(self) -> None:
@@ -355,7 +366,7 @@ class ProcSource(Happening):
             ("estimated (~)", "where that time passed, how long single waits were (at most), what was put aside"),
             ("place of a wait", where),
             ("run-queue time", "the kernel's run_delay"),
-            ("not known", MISSING),
+            ("not known", self._missing),
         ]
 
     def close(self) -> None:
@@ -372,14 +383,16 @@ def _some(keys: list[ThreadKey]) -> list[ThreadKey]:
     return random.sample(keys, min(len(keys), _MOST_ASKED))
 
 
-def _counts_all(filters: Filters) -> bool:
-    return not (filters.pids or filters.tids or filters.cgroup) and filters.who == "all"
+def _is_contained() -> bool:
+    """Whether /proc may show a part of the machine's threads alone."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino != _FIRST_PID_NAMESPACE
+    except OSError:  # there are no pid namespaces
+        return False
 
 
 def _begun() -> int:
-    """How many threads have begun on this machine, but for our own. In a container, which sees a part of them: 0."""
-    if Path("/proc/self/ns/pid").stat().st_ino != _FIRST_PID_NAMESPACE:
-        return 0
+    """How many threads have begun on this machine, but for our own."""
     with Path(_ROOT, "stat").open() as lines:
         every = next((int(line.split()[1]) for line in lines if line.startswith("processes ")), 0)
     return every - threading.active_count()

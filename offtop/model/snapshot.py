@@ -204,15 +204,22 @@ class Sampling(NamedTuple):
     """Off-CPU time of which nobody saw where it passed: it is counted where the thread was before, or after."""
     own_only: bool = False
     """Only the processes of the user who runs offtop are seen."""
+    lost_known: bool = True
+    """Threads that came and went between two looks are counted, as lost."""
 
     def plus(self, other: "Sampling") -> "Sampling":
         """Those of two spans."""
-        return Sampling(self.looks + other.looks, self.guessed_ns + other.guessed_ns, self.own_only or other.own_only)
+        return Sampling(
+            self.looks + other.looks,
+            self.guessed_ns + other.guessed_ns,
+            self.own_only or other.own_only,
+            self.lost_known and other.lost_known,
+        )
 
     def since(self, earlier: "Sampling | None") -> "Sampling":
         before = earlier or Sampling()
         looks, guessed_ns = self.looks - before.looks, self.guessed_ns - before.guessed_ns
-        return Sampling(max(0, looks), max(0, guessed_ns), self.own_only)
+        return self._replace(looks=max(0, looks), guessed_ns=max(0, guessed_ns))
 
     def rate_hz(self, span_ns: int) -> float:
         return self.looks * NS_PER_S / max(1, span_ns)

@@ -155,8 +155,7 @@ def encode(entry: Entry) -> bytes:
         words["within"] = change.filters.within
         words["calls_within"] = [*sums, now, oldest_ns, *log2.counts(histogram)]
     if change.sampling:
-        looks, guessed_ns, own_only = change.sampling
-        words["sampling"] = [looks, guessed_ns, int(own_only)]
+        words["sampling"] = [int(one) for one in change.sampling]
     if change.storms:
         words["storms"] = [[wake, *storm] for wake, storm in change.storms.items()]
     if change.holders:
@@ -268,9 +267,9 @@ def decode(blob: object, whole: bool = False) -> Entry:
 def _sampling(said: object) -> Sampling | None:
     if said is None:
         return None
-    looks, guessed_ns, own_only = (checked.integer(one) for one in checked.array(said, 3))
+    looks, guessed_ns, own_only, lost_known, *_ = (*(checked.integer(one) for one in checked.array(said)), True)
     checked.within(np.array([looks, guessed_ns]), 0, checked.MOST_NS)
-    return Sampling(looks, guessed_ns, bool(own_only))
+    return Sampling(looks, guessed_ns, bool(own_only), bool(lost_known))
 
 
 def _ends_words(what: Object, ends: Ends) -> list[object]:

@@ -236,7 +236,24 @@ def test_threads_that_come_and_go_between_two_looks_are_lost_and_counted() -> No
         sampled.tick()
         for _ in range(50):
             subprocess.run(["true"], check=True)
-        assert sampled.tick().lost["threads"] > 25
+        lost = sampled.tick().lost["threads"]
+        assert lost > 25
+        sampled.source.set_filters(Filters(who="user"))
+        assert [_lost_known(sampled.tick()) for _ in range(2)] == [True, False], "from the next tick on"
+        sampled.source.set_filters(Filters())
+        assert not _lost_known(sampled.tick())
+        for _ in range(50):
+            subprocess.run(["true"], check=True)
+        window = sampled.tick()
+        assert _lost_known(window)
+        assert window.lost["threads"] > 25
+
+
+def test_where_it_cannot_be_known_how_many_threads_are_lost_that_is_said() -> None:
+    with sampling(Filters(who="user")) as sampled:
+        assert sampled.source.notice.endswith("nor how many threads came and went in between")
+    with sampling() as sampled:
+        assert sampled.source.notice.endswith("two looks were")
 
 
 def test_nothing_is_left_open() -> None:
@@ -249,6 +266,10 @@ def test_nothing_is_left_open() -> None:
 def _of(window: Window, tid: int, category: str) -> Part:
     found: Mapping[str, Part] = watch.by_category(window, tid)
     return found.get(category, Part())
+
+
+def _lost_known(window: Window) -> bool:
+    return window.sampling is not None and window.sampling.lost_known
 
 
 def _sum(some: Sequence[ThreadTotals]) -> ThreadTotals:

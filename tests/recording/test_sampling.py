@@ -2,6 +2,7 @@
 
 import io
 import json
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def printed(source: Source, as_json: bool) -> list[str]:
 def test_json_tells_it_of_each_tick() -> None:
     ticks = [json.loads(line) for line in printed(SampledSource(ends=True), as_json=True)]
     jsonschema.validate(ticks[0], SCHEMA)
-    told = {"rate_hz": 20.0, "apart_ns": 50 * MS, "guessed_ns": 250 * MS, "own_only": False}
+    told = {"rate_hz": 20.0, "apart_ns": 50 * MS, "guessed_ns": 250 * MS, "own_only": False, "lost_known": True}
     assert [one["sampling"] for one in ticks] == [told] * 3
     assert json.loads(printed(ScriptedSource(SHOP, ticks=1, ends=True), as_json=True)[0])["sampling"] is None
 
@@ -50,6 +51,15 @@ def test_a_recording_has_it(tmp_path: Path) -> None:
         recorder.add(source.after(second))
     recorder.close()
     assert printed(RecordedSource(path), as_json=True) == printed(SampledSource(ticks=5, ends=True), as_json=True)
+
+
+def test_one_of_before_it_was_known_what_is_lost_is_read() -> None:
+    one = replace(change(NOTHING, SampledSource().after(2)), sampling=Sampling(40, 500 * MS, lost_known=False))
+    now = zlib.decompress(form.encode(form.Entry(one)))
+    for said, lost_known in ((b"[40,500000000,0,0]", False), (b"[40,500000000,0  ]", True)):
+        raw = now.replace(b"[40,500000000,0,0]", said)
+        assert said in raw
+        assert form.decode(zlib.compress(raw), whole=True).change.sampling == Sampling(40, 500 * MS, False, lost_known)
 
 
 def test_numbers_that_cannot_be_are_refused() -> None:
