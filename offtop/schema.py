@@ -248,7 +248,7 @@ SCHEMA: dict[str, Any] = {
                         "own_only": {"type": "boolean", "description": "only the user's own processes are seen"},
                         "lost_known": {
                             "type": "boolean",
-                            "description": "false: nobody counts in lost the threads that came and went between two looks",
+                            "description": "false: lost leaves out threads that came and went between two looks",
                         },
                     }
                 ),

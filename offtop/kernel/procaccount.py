@@ -82,6 +82,8 @@ class Account:
         self.met = 0
         """How many threads have been looked at for the first time."""
         self.at_ns = began_ns
+        self._look_ns = self._all_met_ns = began_ns
+        """When this look began; and the one before, which had met all threads of then."""
         self._known: dict[ThreadKey, _Thread] = {}
         self._of_threads: list[tuple[ThreadKey, ThreadTotals]] = []
         self._of_sites: list[tuple[SiteKey, SiteTotals]] = []
@@ -104,26 +106,29 @@ class Account:
         known = self._known.get(key)
         return known is None or known.counters != counters
 
+    def begin_look(self, at_ns: int, anew: bool = False) -> None:
+        """`anew`: at others than before."""
+        self._all_met_ns = at_ns if anew else self._look_ns
+        self._look_ns = at_ns
+
     def looked(self, key: ThreadKey, at_ns: int, counters: Counters, seen: Seen | None, place: int) -> None:
         """A thread was looked at. `seen`: None where the counters say what they did. `place`: its kernel stack."""
         known = self._known.get(key)
         if known is not None and seen is None:
             self._stands_still(key, known, at_ns)
         elif seen is not None:
-            since_ns = at_ns
-            is_new = known is None or not _goes_on(known, counters, at_ns)
-            if known is None or is_new:
-                self.ended(key)
-                known = self._meet(key, counters, at_ns)
-            else:
-                since_ns = self._passed(key, known, counters, at_ns, None if seen.state == READY else place)
+            if known is None or not _goes_on(known, counters, at_ns):
+                self.ended(key, min(at_ns, seen.began_ns))
+                known = self._meet(key, counters, at_ns, seen.began_ns)
+            is_met = known.seen_ns == at_ns
+            since_ns = self._passed(key, known, counters, at_ns, None if seen.state == READY else place)
             if known.waiting is None and seen.state != READY:
                 known.waiting = Waiting(
                     SiteKey(key.pid, key.tid, place, NO_STACK),
                     at_ns,
                     max(at_ns, known.base_ns),
                     since_ns=since_ns,
-                    bound=Bound.AT_LEAST if is_new else Bound.AT_MOST,
+                    bound=Bound.AT_LEAST if is_met else Bound.AT_MOST,
                     state=seen.bits,
                     call=seen.call,
                     arguments=seen.arguments,
@@ -141,16 +146,20 @@ class Account:
         """Its wait was seen to be over, but for the CPU."""
         self._known[key].ready_ns = at_ns
 
-    def ended(self, key: ThreadKey) -> None:
-        """It has ended, or is counted no more. When is not known: since it was looked at last nothing more counts, but
-        for what was shown."""
+    def ended(self, key: ThreadKey, at_ns: int = 0) -> None:
+        """It has ended by then; 0: it is counted no more. A wait counts for half of the time since it was looked at
+        last: it ran then, to end, and when is not known."""
         known = self._known.pop(key, None)
         if known is not None:
             was = known.waiting
             if was is not None:
-                so_far_ns = max(0, known.seen_ns - was.from_ns, self.at_ns - was.from_ns)
+                self._catch(key, was, known.seen_ns)
+                sure_ns = max(0, known.seen_ns - was.from_ns, self.at_ns - was.from_ns)
+                so_far_ns = max(sure_ns, (known.seen_ns + max(known.seen_ns, at_ns)) // 2 - was.from_ns)
+                self.guessed_ns += so_far_ns - sure_ns
                 queued_ns = so_far_ns if was.preempted else was.runqueue_ns
-                self._finish(key, known, was, so_far_ns - queued_ns, queued_ns, 0, 0)
+                longest_ns = max(0, at_ns - was.since_ns) if at_ns else -1
+                self._finish(key, known, was, so_far_ns - queued_ns, queued_ns, 0, 0, longest_ns)
             self._ended.append(key)
 
     def switched(self, key: ThreadKey, voluntary: int, involuntary: int) -> None:
@@ -214,12 +223,19 @@ class Account:
         for key in [key for key, ns in self._forgotten.items() if ns < before_ns]:
             self._forget(key)
 
-    def _meet(self, key: ThreadKey, counters: Counters, at_ns: int) -> _Thread:
+    def _meet(self, key: ThreadKey, counters: Counters, at_ns: int, began_ns: int) -> _Thread:
+        """Of one that began since all were met, all counts that its counters say; that it first got a CPU ended no
+        wait."""
         if not self._is_first:
             self.book.lives[key] = Life(at_ns)
         self._forgotten.pop(key, None)
         self.met += 1
-        known = self._known[key] = _Thread(counters, at_ns, at_ns, at_ns)
+        if began_ns > self._all_met_ns:
+            base_ns = min(began_ns, at_ns - counters.run_ns - counters.ready_ns)
+            known = _Thread(Counters(0, 0, min(1, counters.turns)), base_ns, base_ns, base_ns, switches=(0, 0))
+        else:
+            known = _Thread(counters, at_ns, at_ns, at_ns)
+        self._known[key] = known
         return known
 
     def _stands_still(self, key: ThreadKey, known: _Thread, at_ns: int) -> None:

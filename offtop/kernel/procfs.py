@@ -7,6 +7,7 @@ thread has not run, and is where it was.
 import os
 import platform
 import resource
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,12 @@ from offtop.kernel.status import fields_of
 from offtop.model.book import ThreadKey
 from offtop.model.stack import KERNEL, Frame
 from offtop.model.state import MASKS
+from offtop.units import NS_PER_S
 
 _LEFT_OPEN = 256
 """Descriptors that the rest of offtop may need."""
 _MOST_BYTES = 16_384
+_TICK_NS = NS_PER_S // os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD (include/linux/sched.h)."""
 ENTRY = {"x86_64": "__x64_sys_", "aarch64": "__arm64_sys_"}.get(platform.machine(), "__se_sys_")
@@ -53,6 +56,8 @@ class Seen(NamedTuple):
     """Of the kernel, leaf first; those of a thread that is ready are not read."""
     call: int = -1
     arguments: tuple[int, ...] = ()
+    began_ns: int = 0
+    """When the thread did, or up to 10 ms later (CLOCK_MONOTONIC)."""
 
     @property
     def bits(self) -> int:
@@ -80,38 +85,42 @@ class Tasks:
         for pid in self._chosen.keys() - pids:
             del self._chosen[pid]
             self._links.pop(pid, None)
+        told = [(key, self._read(key)) for key in [*self._files]]
+        ended = [key for key, said in told if not said]
+        for key in ended:
+            self._links.pop(key.pid, None)  # another thread may have come in its place
         for pid in pids:
             if pid not in self._chosen:
                 self._chosen[pid] = self._wanted(pid)
             if self._chosen[pid]:
-                self._look_for_new(pid)
-        found: list[tuple[ThreadKey, bytes]] = []
-        ended: list[ThreadKey] = []
-        for key, file in self._files.items():
-            content = self._again(key, file)
-            if content:
-                found.append((key, content))
-            else:
-                ended.append(key)
-        for key in ended:
-            self._close(key)
-            self._links.pop(key.pid, None)  # another thread may have come in its place
-        return found, ended
+                for key in self._new(pid):
+                    self._files[key] = self._kept_open(key)
+                    told.append((key, self._read(key)))
+        return [one for one in told if one[1]], ended
 
     def close(self) -> None:
         for key in [*self._files]:
             self._close(key)
 
-    def _look_for_new(self, pid: int) -> None:
+    def _new(self, pid: int) -> list[ThreadKey]:
+        """Its threads that were not there at the last walk."""
         directory = f"{self._root}/{pid}/task"
-        with suppress(OSError):  # it has just ended
+        try:
             links = Path(directory).stat().st_nlink
-            if links < 3 or links != self._links.get(pid):
-                self._links[pid] = links
-                for name in _names(directory):
-                    key = ThreadKey(pid, int(name))
-                    if key not in self._files and (not self._tids or key.tid in self._tids):
-                        self._files[key] = self._kept_open(key)
+            if links >= 3 and links == self._links.get(pid):
+                return []
+            self._links[pid] = links
+            keys = [ThreadKey(pid, int(name)) for name in _names(directory)]
+        except OSError:  # it has just ended
+            return []
+        return [key for key in keys if key not in self._files and (not self._tids or key.tid in self._tids)]
+
+    def _read(self, key: ThreadKey) -> bytes:
+        """Empty: it has ended."""
+        said = self._again(key, self._files[key])
+        if not said:
+            self._close(key)
+        return said
 
     def _kept_open(self, key: ThreadKey) -> int:
         if self._open < self._most_open:
@@ -166,13 +175,13 @@ def seen(root: str, key: ThreadKey) -> Seen | None:
     state = _state(rest)
     if state in _ENDED:
         return None
-    comm = os.fsdecode(name.partition(b"(")[2])
+    comm, began_ns = os.fsdecode(name.partition(b"(")[2]), _began_ns(rest)
     if state == READY:
-        return Seen(comm, state)
+        return Seen(comm, state, began_ns=began_ns)
     of_kernel = _is_of_kernel(rest)  # whose system call reads as number 0
     call, arguments = (-1, ()) if of_kernel else _call(content(f"{directory}/syscall"))
     frames = _frames(content(f"{directory}/stack"))
-    return Seen(comm, state, frames or _coarse(content(f"{directory}/wchan"), call), call, arguments)
+    return Seen(comm, state, frames or _coarse(content(f"{directory}/wchan"), call), call, arguments, began_ns)
 
 
 def is_ready(root: str, key: ThreadKey) -> bool:
@@ -183,6 +192,12 @@ def is_ready(root: str, key: ThreadKey) -> bool:
 def _state(stat: bytes) -> str:
     """`stat`: from the state on. Empty: it has ended."""
     return stat[1:2].decode(errors="replace")
+
+
+def _began_ns(stat: bytes) -> int:
+    """`stat`: from the state on. The kernel rounds down, and counts the time in which the machine was suspended."""
+    suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+    return (int(stat.split(None, 20)[19]) + 1) * _TICK_NS - suspended_ns
 
 
 def is_of_kernel(root: str, pid: int) -> bool:

@@ -115,7 +115,7 @@ class ProcSource(Happening):
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._failure: OSError | None = None
         self._made = _begun()
-        self._look()
+        self._look(anew=True)
         self._met = self._account.met
         """Both as of the first look: of what has begun since, those that were not met are lost."""
         self._thread = threading.Thread(target=self._run, name="offtop-looks", daemon=True)
@@ -230,9 +230,13 @@ class ProcSource(Happening):
     def _look(self, anew: bool = False) -> None:
         """At all threads. `anew`: others are chosen than before."""
         began_s = time.thread_time()
+        self._account.begin_look(time.monotonic_ns(), anew)
         found, ended = self._tasks.walk()
         if anew:
-            ended += self._account.alive - {key for key, _ in found}
+            for key in self._account.alive - {key for key, _ in found}:
+                self._account.ended(key)
+        for key in ended:
+            self._end(key)
         for key, schedstat in found:
             at_ns, counters = time.monotonic_ns(), procfs.counters(schedstat)
             seen: Seen | None = None
@@ -240,21 +244,22 @@ class ProcSource(Happening):
             if self._account.must_look(key, counters):
                 seen = procfs.seen(_ROOT, key)  # if it has run meanwhile, its counters say so at the next look
                 if seen is None:
-                    ended.append(key)
+                    self._end(key)
                     continue
                 self._note(key, seen)
                 if seen.frames:
                     place = self._place(seen.frames)
             self._account.looked(key, at_ns, counters, seen, place)
-        for key in ended:
-            self._account.ended(key)
-            if key.tid == key.pid:
-                self._details.ended(key.pid)
         self._looks += 1
         took_s = time.thread_time() - began_s
         self._looked_s += took_s
         if self._looks > 1:  # at first every stack is looked up
             self._look_s = took_s if self._looks == 2 else self._look_s + (took_s - self._look_s) / _LATEST
+
+    def _end(self, key: ThreadKey) -> None:
+        self._account.ended(key, time.monotonic_ns())
+        if key.tid == key.pid:
+            self._details.ended(key.pid)
 
     def _note(self, key: ThreadKey, seen: Seen) -> None:
         book = self._book

@@ -34,10 +34,10 @@ class Looked:
         self.account = Account(book, 0)
         self.last = Snapshot(0, 0)
 
-    def look(self, at: float, ran: float, queued: float, turns: int, place: int | None) -> None:
-        """`place`: None where it is ready. All but the time and the place are sums since the thread began."""
+    def look(self, at: float, ran: float, queued: float, turns: int, place: int | None, began: float = 0) -> None:
+        """`place`: None where it is ready. `ran`, `queued` and `turns` are sums since the thread began."""
         counters = Counters(round(ran * MS), round(queued * MS), turns)
-        seen = Seen("thread", "R" if place is None else "S")
+        seen = Seen("thread", "R" if place is None else "S", began_ns=round(began * MS))
         known = not self.account.must_look(KEY, counters)
         at_ns = round(at * MS)
         self.account.looked(KEY, at_ns, counters, None if known else seen, NO_STACK if place is None else place)
@@ -241,10 +241,45 @@ def test_a_thread_that_ends_keeps_what_was_shown_and_then_stands_with_those_that
     assert looked.account.book.life(KEY).to_ns == 200 * MS
 
 
+def test_one_that_ends_between_two_looks_waited_for_half_of_that_most_likely_and_that_is_guessed() -> None:
+    looked = begun()
+    looked.look(140, 5, 1, 2, SLEEP)
+    looked.account.ended(KEY, 200 * MS)
+    thread = of_thread(looked.tick(200))
+    assert (thread.offcpu_ns, thread.waits, thread.max_ns) == (70 * MS, 1, 100 * MS)
+    assert looked.account.guessed_ns == 30 * MS
+
+
+def test_of_one_that_began_since_the_last_look_all_counts() -> None:
+    """At 130; it was in the run queue for 5 ms, ran for 10 in 3 turns, and sleeps."""
+    looked = Looked()
+    for ms in (100, 120, 200):
+        looked.account.begin_look(ms * MS)
+    looked.look(200, 10, 5, 3, SLEEP, began=130)
+    thread = of_thread(looked.tick(200))
+    assert (thread.running_ns, thread.offcpu_ns, thread.runqueue_ns, thread.waits) == (10 * MS, 60 * MS, 5 * MS, 2)
+    assert looked.account.guessed_ns == 55 * MS
+    assert looked.last.waiting[KEY].bound == Bound.AT_MOST
+
+
+def test_of_one_that_began_before_all_were_met_or_others_were_chosen_nothing_does() -> None:
+    for began, anew in ((119, False), (130, True)):
+        looked = Looked()
+        for ms in (100, 120, 200):
+            looked.account.begin_look(ms * MS, anew)
+        looked.look(200, 10, 5, 3, SLEEP, began)
+        assert of_thread(looked.tick(200)) == ThreadTotals()
+        assert looked.last.waiting[KEY].bound == Bound.AT_LEAST
+
+
 def test_another_thread_with_the_same_id_begins_anew() -> None:
     looked = begun()
     looked.look(200, 1, 0, 1, SLEEP)
     assert of_thread(looked.tick(250)).offcpu_ns == 50 * MS
+    looked.account.begin_look(250 * MS)
+    looked.account.begin_look(300 * MS)
+    looked.look(350, 0, 0, 1, SLEEP, began=300)
+    assert of_thread(looked.tick(350)).offcpu_ns == 50 * MS, "of the other; half of 200 to 300 was told of the first"
 
 
 def test_no_percentile_of_waits_of_which_only_the_sum_is_known_is_too_low() -> None:

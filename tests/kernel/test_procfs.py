@@ -1,6 +1,8 @@
 """What is read of /proc, from trees that are made here: which threads there are, and what is said of each."""
 
 import os
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +13,11 @@ from offtop.kernel import procfs
 from offtop.kernel.procfs import Counters, Seen, Tasks
 from offtop.model.book import ThreadKey
 from offtop.model.stack import KERNEL, Frame
+from offtop.units import NS_PER_S
 
 KEY = ThreadKey(10, 11)
-STAT = "11 ({name}) {state} 1 1 1 0 -1 4194304 0 0"
+STAT = f"11 ({{name}}) {{state}} 1 1 1 0 -1 4194304 {'0 ' * 12} 1234 0"
+"""It began 1234 ticks of the clock after the machine."""
 STACK = "[<0>] futex_do_wait+0x61/0xb0\n[<0>] xfs_read+0x1/0x2 [xfs]\n"
 
 
@@ -59,6 +63,17 @@ def test_one_that_comes_is_found_at_the_next_look(tmp_path: Path) -> None:
     tasks.close()
 
 
+def test_one_that_comes_in_the_place_of_another_is_found_at_the_look_that_misses_that(tmp_path: Path) -> None:
+    made(tmp_path, KEY)
+    tasks = Tasks(str(tmp_path), wanting(10))
+    tasks.walk()
+    made(tmp_path, KEY, schedstat="")
+    (tmp_path / "10" / "task" / "11").rename(tmp_path / "gone")
+    made(tmp_path, ThreadKey(10, 12))
+    assert walked(tasks) == ({ThreadKey(10, 12): Counters(1000, 200, 3)}, [KEY])
+    tasks.close()
+
+
 def test_one_whose_file_says_nothing_any_more_has_ended(tmp_path: Path) -> None:
     made(tmp_path, KEY)
     tasks = Tasks(str(tmp_path), wanting(10))
@@ -82,7 +97,7 @@ def test_without_room_for_descriptors_files_are_opened_each_time(tmp_path: Path)
 def test_a_thread_that_waits_tells_its_name_state_call_and_stack(tmp_path: Path) -> None:
     call = "202 0x7f00 0x80 0x0 0x0 0x0 0xffffffffffffffff 0x7ffc 0x7fb5\n"
     made(tmp_path, KEY, stat=STAT.format(name="a ) (b", state="S"), syscall=call, stack=STACK, wchan="futex_do_wait")
-    assert procfs.seen(str(tmp_path), KEY) == Seen(
+    assert _seen(tmp_path) == Seen(
         "a ) (b",
         "S",
         (Frame(KERNEL, 0, "futex_do_wait"), Frame("[xfs]", 0, "xfs_read")),
@@ -100,7 +115,28 @@ def test_without_its_stack_the_function_and_the_call_that_it_waits_in_are_its_fr
 
 def test_where_nothing_may_be_read_nothing_is_said(tmp_path: Path) -> None:
     made(tmp_path, KEY, stat=STAT.format(name="a", state="S"), wchan="0")
-    assert procfs.seen(str(tmp_path), KEY) == Seen("a", "S")
+    assert _seen(tmp_path) == Seen("a", "S")
+
+
+def test_when_a_thread_began_is_told_on_our_clock(tmp_path: Path) -> None:
+    made(tmp_path, KEY, stat=STAT.format(name="a", state="S"))
+    made(tmp_path, ThreadKey(10, 12), stat=STAT.format(name="a", state="R").replace(" 1234 ", " 1534 "))
+    first, other = (procfs.seen(str(tmp_path), ThreadKey(10, tid)) for tid in (11, 12))
+    assert first
+    assert other
+    passed_ns = 300 * NS_PER_S // os.sysconf("SC_CLK_TCK")
+    assert abs(other.began_ns - first.began_ns - passed_ns) < passed_ns / 10
+    with subprocess.Popen(["sleep", "60"]) as child:
+        now_ns = time.monotonic_ns()
+        seen = procfs.seen("/proc", ThreadKey(child.pid, child.pid))
+        child.kill()
+    assert seen
+    assert abs(seen.began_ns - now_ns) < NS_PER_S
+
+
+def _seen(root: Path) -> Seen | None:
+    seen = procfs.seen(str(root), KEY)
+    return seen and seen._replace(began_ns=0)
 
 
 @pytest.mark.parametrize("state", ["Z", "X"])

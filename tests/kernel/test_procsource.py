@@ -249,6 +249,22 @@ def test_threads_that_come_and_go_between_two_looks_are_lost_and_counted() -> No
         assert window.lost["threads"] > 25
 
 
+def test_threads_that_begin_and_end_between_ticks_have_all_that_they_waited(live: Watch) -> None:
+    pids: list[int] = []
+
+    @contextlib.contextmanager
+    def run() -> Generator[None]:
+        for _ in range(12):
+            with subprocess.Popen(["sleep", ".2"]) as child:
+                pids.append(child.pid)
+        yield
+
+    windows = beside(live, run())
+    every, estimate = (_sum([watch.thread(window, pid) for pid in pids]) for window in windows)
+    assert within(estimate.offcpu_ns, 0.1, every.offcpu_ns), (estimate, every)
+    assert estimate.waits >= len(pids)
+
+
 def test_where_it_cannot_be_known_how_many_threads_are_lost_that_is_said() -> None:
     with sampling(Filters(who="user")) as sampled:
         assert sampled.source.notice.endswith("nor how many threads came and went in between")
