@@ -253,7 +253,8 @@ SCHEMA: dict[str, Any] = {
                     }
                 ),
                 "threads were looked at now and then, so that sites, lengths of waits and preempted_ns are estimates; "
-                "offcpu_ns, runqueue_ns, running_ns and waits of threads are the kernel's own",
+                "runqueue_ns, running_ns and waits of threads are the kernel's own, from the first look to the last; "
+                "offcpu_ns is the rest of its time, with what a hypervisor stole or interrupts took",
                 "every wait was seen",
             ),
             "within": _unless(_CALLS, "the function that --within names", "none is named"),

@@ -1,5 +1,6 @@
 """The command line: what it takes, what it refuses and in which words, and how it ends."""
 
+import json
 import os
 import pty
 import re
@@ -431,6 +432,17 @@ def test_another_user_is_told_of_their_own_processes_and_why() -> None:
 def test_what_proc_does_not_tell_is_refused_with_status_2(arguments: str, says: str) -> None:
     ended = command.run("-b", "-n", "1", "--source", "proc", *arguments.split())
     assert (ended.status, ended.sentence) == (2, says)
+
+
+def test_in_a_pid_namespace_that_has_the_proc_of_another_it_is_about_that_and_the_cost_is_our_own() -> None:
+    apart = ("unshare", "--pid", "--fork")
+    if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("only root may make a pid namespace")
+    ended = command.run("--json", "-n", "1", "-d", "0.3", "--source", "proc", before=apart)
+    assert ended.status == 0, ended.err
+    tick = json.loads(ended.out)
+    assert tick["cost"]["rss_bytes"] > 1 << 20
+    assert not tick["sampling"]["lost_known"]
 
 
 @needs_kernel

@@ -160,6 +160,11 @@ def counters(schedstat: bytes) -> Counters:
 
 def check_counted(root: str) -> None:
     """Raises KernelError where the kernel does not count how long threads run and are ready to."""
+    if not own_pid(root):
+        raise KernelError(
+            "There is no /proc here in which offtop itself is, as where it is that of another pid namespace. "
+            "Mount one: mount -t proc proc /proc"
+        )
     told = content(f"{root}/self/schedstat").split()
     if len(told) != 3 or not int(told[2]):
         raise KernelError(
@@ -216,6 +221,11 @@ def own_pid(root: str) -> int:
         return int(os.readlink(f"{root}/self"))  # noqa: PTH115
     except (OSError, ValueError):
         return 0
+
+
+def own_rss_bytes(root: str) -> int:
+    """Of this process. /proc may have it by another pid than it knows of."""
+    return int(content(f"{root}/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def switches(root: str, key: ThreadKey) -> tuple[int, int] | None:

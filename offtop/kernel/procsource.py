@@ -12,8 +12,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from offtop.errors import KernelError, OfftopError, UsageError
 from offtop.kernel import procfs, syscalls, times
 from offtop.kernel.cgroups import cgroup_of, content_of, mounted
@@ -100,7 +98,6 @@ class ProcSource(Happening):
         self._stacks: dict[tuple[Frame, ...], int] = {}
         self._next_stack = FIRST_STACK
         self._tasks = self._chosen(filters)
-        self._process = psutil.Process()
         self._looks = 0
         self._look_s = 0.0
         """CPU time of one look, on average of the latest."""
@@ -318,7 +315,7 @@ class ProcSource(Happening):
         return Cost(
             switches=switches - was_switches,
             cpu_pct=100 * (used_s - was_used_s) / tick_s,
-            rss_bytes=self._process.memory_info().rss,
+            rss_bytes=procfs.own_rss_bytes(_ROOT),
             walk_ns=round(self._look_s * NS_PER_S),
         )
 
@@ -367,7 +364,8 @@ class ProcSource(Happening):
                 "looks",
                 f"~{rate_hz:.0f} a second at {len(self._account):,} threads {whose}, {self._share_pct:g}% of a CPU",
             ),
-            ("exact", "time blocked or ready and time running of each thread; how often it waited"),
+            ("the kernel's own", "time ready and time running of each thread, and its waits, between its looks"),
+            ("the rest of its time", "blocked, with what a hypervisor stole or interrupts took"),
             ("estimated (~)", "where that time passed, how long single waits were (at most), what was put aside"),
             ("place of a wait", where),
             ("run-queue time", "the kernel's run_delay"),

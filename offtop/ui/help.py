@@ -23,8 +23,9 @@ EV/S         waits that ended, each second. In the row `all` and in lists short 
 percentiles and MAX are of those from the minimum up.
 p50<= p99<=  half of the waits, and 99 in 100, were at most this long. They come from powers of two of ns, so they are \
 upper bounds, up to twice the true value.
-SAMPLED      in the head: there is no BPF here, and threads are looked at so often. Their time blocked, ready and \
-running and the number of waits are exact; where they waited and how long single waits were (at most) are estimates.
+SAMPLED      in the head: there is no BPF here, and threads are looked at so often. Their time ready and \
+running and the number of waits are the kernel's own from a thread's first look to its last; blocked is the rest, what \
+a hypervisor stole included. Where they waited and how long single waits were (at most) are estimates.
 CHANGE       with D: average waiting threads more or less than normal (B, --baseline). ! stands behind what is more \
 than normal itself strayed: the largest of its six parts less the smallest. Sort by it with < and >.
 p99 x        with D: how many times the p99 of normal; new: normal has none of it; gone: there is none of it now. Who \

@@ -162,8 +162,14 @@ def test_switches_are_taken_from_the_lines_that_the_kernel_wrote(tmp_path: Path)
 
 
 def test_a_kernel_that_counts_nothing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "self").mkdir()
+    (tmp_path / "10").mkdir()
+    (tmp_path / "self").symlink_to("10")
     for content in ("0 0 0\n", ""):
         (tmp_path / "self" / "schedstat").write_text(content)
         with pytest.raises(KernelError, match="CONFIG_SCHED_INFO"):
             procfs.check_counted(str(tmp_path))
+
+
+def test_one_without_us_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match="mount -t proc"):
+        procfs.check_counted(str(tmp_path))
