@@ -20,7 +20,7 @@ from offtop.model.outlier import Caught, Marks
 from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals, Waiting
 from offtop.model.stack import FIRST_STACK, NO_STACK
-from offtop.model.state import RUNNING
+from offtop.model.state import RUNNING, letter
 from offtop.model.table import SITES, THREADS, Ints, integers
 
 _LATE_NS = 25_000_000
@@ -101,6 +101,9 @@ class Account:
     def __len__(self) -> int:
         return len(self._known)
 
+    def is_known(self, key: ThreadKey) -> bool:
+        return key in self._known
+
     def must_look(self, key: ThreadKey, counters: Counters) -> bool:
         """Whether where it is has to be looked up: it has run, or is ready to."""
         known = self._known.get(key)
@@ -145,6 +148,20 @@ class Account:
     def is_ready(self, key: ThreadKey, at_ns: int) -> None:
         """Its wait was seen to be over, but for the CPU."""
         self._known[key].ready_ns = at_ns
+
+    def assume(self, key: ThreadKey, at_ns: int, counters: Counters) -> None:
+        """It has run since it was looked at, and there is no time to look again: where it was, there it is, most
+        likely."""
+        known = self._known[key]
+        was = known.waiting
+        off_ns = at_ns - known.seen_ns - (counters.run_ns - known.counters.run_ns)
+        most_ns = self.guessed_ns + max(0, off_ns)
+        if was is None or was.preempted:
+            self.looked(key, at_ns, counters, Seen("", READY), NO_STACK)
+        else:
+            seen = Seen("", letter(was.state), (), was.call, was.arguments)
+            self.looked(key, at_ns, counters, seen, was.site.kernel)
+        self.guessed_ns = max(self.guessed_ns, most_ns)
 
     def ended(self, key: ThreadKey, at_ns: int = 0) -> None:
         """It has ended by then; 0: it is counted no more. A wait counts for half of the time since it was looked at

@@ -23,6 +23,8 @@ from offtop.units import NS_PER_S
 
 _LEFT_OPEN = 256
 """Descriptors that the rest of offtop may need."""
+_MOST_OPEN = 16_384
+"""Each takes some kilobytes of the kernel's."""
 _MOST_BYTES = 16_384
 _TICK_NS = NS_PER_S // os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x00200000
@@ -65,6 +67,15 @@ class Seen(NamedTuple):
         return _STATES.get(self.state, 0)
 
 
+class Told(NamedTuple):
+    """What a thread's schedstat said."""
+
+    key: ThreadKey
+    at_ns: int
+    schedstat: bytes
+    """Empty: it has ended."""
+
+
 class Tasks:
     """The threads of the processes that are wanted. For one thread at a time; close it."""
 
@@ -76,17 +87,17 @@ class Tasks:
         """pid → links of its directory of threads: two, and one for each."""
         self._files: dict[ThreadKey, int] = {}
         """The schedstat of each; -1: not kept open."""
-        self._most_open = max(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _LEFT_OPEN)
+        self._most_open = _most_open()
         self._open = 0
 
-    def walk(self) -> tuple[list[tuple[ThreadKey, bytes]], list[ThreadKey]]:
+    def walk(self) -> tuple[list[Told], list[ThreadKey]]:
         """What the schedstat of each says, and which have ended since the last walk."""
         pids = {int(name) for name in _names(self._root) if name.isdigit()}
         for pid in self._chosen.keys() - pids:
             del self._chosen[pid]
             self._links.pop(pid, None)
-        told = [(key, self._read(key)) for key in [*self._files]]
-        ended = [key for key, said in told if not said]
+        told = [self._read(key) for key in [*self._files]]
+        ended = [one.key for one in told if not one.schedstat]
         for key in ended:
             self._links.pop(key.pid, None)  # another thread may have come in its place
         for pid in pids:
@@ -95,8 +106,13 @@ class Tasks:
             if self._chosen[pid]:
                 for key in self._new(pid):
                     self._files[key] = self._kept_open(key)
-                    told.append((key, self._read(key)))
-        return [one for one in told if one[1]], ended
+                    told.append(self._read(key))
+        return [one for one in told if one.schedstat], ended
+
+    def again(self, key: ThreadKey) -> Told:
+        """What it says by now; nothing where it has ended."""
+        said = self._content(key, self._files[key])
+        return Told(key, time.monotonic_ns(), said)
 
     def close(self) -> None:
         for key in [*self._files]:
@@ -115,12 +131,11 @@ class Tasks:
             return []
         return [key for key in keys if key not in self._files and (not self._tids or key.tid in self._tids)]
 
-    def _read(self, key: ThreadKey) -> bytes:
-        """Empty: it has ended."""
-        said = self._again(key, self._files[key])
-        if not said:
+    def _read(self, key: ThreadKey) -> Told:
+        told = self.again(key)
+        if not told.schedstat:
             self._close(key)
-        return said
+        return told
 
     def _kept_open(self, key: ThreadKey) -> int:
         if self._open < self._most_open:
@@ -133,7 +148,7 @@ class Tasks:
     def _path(self, key: ThreadKey) -> str:
         return f"{self._root}/{key.pid}/task/{key.tid}/schedstat"
 
-    def _again(self, key: ThreadKey, file: int) -> bytes:
+    def _content(self, key: ThreadKey, file: int) -> bytes:
         if file < 0:
             return content(self._path(key))
         try:
@@ -146,6 +161,14 @@ class Tasks:
         if file >= 0:
             os.close(file)
             self._open -= 1
+
+
+def _most_open() -> int:
+    """And may be, from now on, as many as anybody allows us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(soft, min(hard, _MOST_OPEN + _LEFT_OPEN))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(0, min(_MOST_OPEN, most - _LEFT_OPEN))
 
 
 def _names(directory: str) -> list[str]:

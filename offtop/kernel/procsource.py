@@ -9,7 +9,7 @@ import platform
 import random
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError, UsageError
@@ -18,7 +18,7 @@ from offtop.kernel.cgroups import cgroup_of, content_of, mounted
 from offtop.kernel.cost import context_switches
 from offtop.kernel.procaccount import Account
 from offtop.kernel.processes import DetailsWorker
-from offtop.kernel.procfs import Seen, Tasks
+from offtop.kernel.procfs import Seen, Tasks, Told
 from offtop.kernel.status import status_of
 from offtop.model.book import Book, ThreadKey
 from offtop.model.categories import Categories
@@ -32,16 +32,16 @@ from offtop.units import NS_PER_S
 
 DOOR = "proc"
 _ROOT = "/proc"
-_LEAST_S, _MOST_S = 0.01, 1.0
-"""Between two looks."""
+_LEAST_S, _MOST_S = 0.01, 10.0
+"""Between two looks. And so much CPU time each kind of what is looked up may take at least."""
 _LEAST_PART = 5
 """A fifth of offtop's share is for looking, whatever the rest takes."""
 _LEAST_TICK_S = 0.2
 """Of less, what the rest takes of a CPU says nothing of other ticks: it may be the start."""
 _LATEST = 4
 """One look counts a quarter in the average of what they take."""
-_MOST_ASKED = 300
-"""Threads in a tick; one takes some 20 us."""
+_KINDS = 3
+"""Of what is looked up by the thread: where it is, whether it is ready, and how often it was put aside."""
 _CLOSE_SECONDS = 2.0
 _KEEP_NS = 15 * 60 * NS_PER_S
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
@@ -102,7 +102,11 @@ class ProcSource(Happening):
         self._look_s = 0.0
         """CPU time of one look, on average of the latest."""
         self._looked_s = 0.0
-        """Of all of them."""
+        """Of all of them, and of what ticks ask."""
+        self._paid_s = self._began_s = time.monotonic()
+        """Until then no other look is made but by ticks."""
+        self._look_ns = time.monotonic_ns()
+        """When the latest one began."""
         self._before = time.monotonic_ns(), 0.0, time.process_time(), context_switches()
         """Of the last tick: when, and until then CPU time of looks, of offtop, and switches of the machine."""
         self._lost = 0
@@ -199,20 +203,38 @@ class ProcSource(Happening):
     def _ask(self) -> None:
         """Some threads for what the counters do not tell."""
         began_s = time.thread_time()
-        for key in _some(self._account.standing):
+        for key in self._in_time(self._account.standing, self._before[0]):
             if procfs.is_ready(_ROOT, key):
                 self._account.is_ready(key, time.monotonic_ns())
-        for key in _some(self._account.moved):
+        for key in self._in_time(self._account.moved, self._before[0]):
             told = procfs.switches(_ROOT, key)
             if told:
                 self._account.switched(key, *told)
-        self._looked_s += time.thread_time() - began_s
+        self._took(time.thread_time() - began_s)
+
+    def _in_time(self, keys: list[ThreadKey], since_ns: int) -> Iterator[ThreadKey]:
+        """Those for which looking has time since then, others each time."""
+        random.shuffle(keys)
+        most_s = (time.monotonic_ns() - since_ns) / NS_PER_S * self._walk_pct / 100 / _KINDS
+        until_s = time.thread_time() + max(_LEAST_S, most_s)
+        for key in keys:
+            yield key
+            if time.thread_time() > until_s:
+                return
+
+    def _took(self, looking_s: float) -> None:
+        """So much CPU time; until it is paid for, only ticks look."""
+        now_s = time.monotonic()
+        self._looked_s += looking_s
+        self._paid_s = min(max(self._paid_s, now_s) + looking_s * 100 / self._walk_pct, now_s + _MOST_S)
 
     def _run(self) -> None:
         while not self._closing.wait(self._rest_s):
             with self._lock:
                 if self._closing.is_set():
                     return
+                if self._rest_s > _LEAST_S:  # a tick has looked meanwhile
+                    continue
                 try:
                     self._look()
                 except OSError as error:
@@ -222,36 +244,51 @@ class ProcSource(Happening):
     @property
     def _rest_s(self) -> float:
         """Until the next look."""
-        return min(_MOST_S, max(_LEAST_S, self._look_s * 100 / self._walk_pct - self._look_s))
+        return max(_LEAST_S, self._paid_s - time.monotonic())
 
     def _look(self, anew: bool = False) -> None:
         """At all threads. `anew`: others are chosen than before."""
-        began_s = time.thread_time()
-        self._account.begin_look(time.monotonic_ns(), anew)
+        began_s, before_ns = time.thread_time(), self._look_ns
+        self._look_ns = time.monotonic_ns()
+        self._account.begin_look(self._look_ns, anew)
         found, ended = self._tasks.walk()
         if anew:
-            for key in self._account.alive - {key for key, _ in found}:
+            for key in self._account.alive - {one.key for one in found}:
                 self._account.ended(key)
         for key in ended:
             self._end(key)
-        for key, schedstat in found:
-            at_ns, counters = time.monotonic_ns(), procfs.counters(schedstat)
-            seen: Seen | None = None
-            place = NO_STACK
-            if self._account.must_look(key, counters):
-                seen = procfs.seen(_ROOT, key)  # if it has run meanwhile, its counters say so at the next look
-                if seen is None:
-                    self._end(key)
-                    continue
-                self._note(key, seen)
-                if seen.frames:
-                    place = self._place(seen.frames)
-            self._account.looked(key, at_ns, counters, seen, place)
+        new: list[ThreadKey] = []
+        moved: dict[ThreadKey, Told] = {}
+        for one in found:
+            counters = procfs.counters(one.schedstat)
+            if not self._account.must_look(one.key, counters):
+                self._account.looked(one.key, one.at_ns, counters, None, NO_STACK)
+            elif self._account.is_known(one.key):
+                moved[one.key] = one
+            else:
+                new.append(one.key)
+        for key in new:
+            self._see(key)
+        for key in self._in_time([*moved], before_ns):
+            self._see(key)
+            del moved[key]
+        for one in moved.values():
+            self._account.assume(one.key, one.at_ns, procfs.counters(one.schedstat))
         self._looks += 1
-        took_s = time.thread_time() - began_s
-        self._looked_s += took_s
-        if self._looks > 1:  # at first every stack is looked up
-            self._look_s = took_s if self._looks == 2 else self._look_s + (took_s - self._look_s) / _LATEST
+        if not anew:  # at first every stack is looked up
+            took_s = time.thread_time() - began_s
+            self._took(took_s)
+            self._look_s = self._look_s + (took_s - self._look_s) / _LATEST if self._look_s else took_s
+
+    def _see(self, key: ThreadKey) -> None:
+        """Where it is."""
+        told, seen = self._tasks.again(key), procfs.seen(_ROOT, key)
+        if not told.schedstat or seen is None:
+            self._end(key)
+            return
+        self._note(key, seen)  # if it has run meanwhile, its counters say so at the next look
+        place = self._place(seen.frames) if seen.frames else NO_STACK
+        self._account.looked(key, told.at_ns, procfs.counters(told.schedstat), seen, place)
 
     def _end(self, key: ThreadKey) -> None:
         self._account.ended(key, time.monotonic_ns())
@@ -354,16 +391,15 @@ class ProcSource(Happening):
         return facts(pid)
 
     def about(self) -> list[tuple[str, str]]:
-        rate_hz = 1 / (self._rest_s + self._look_s)
+        passed_s = time.monotonic() - self._began_s
+        rate_hz, took_pct = self._looks / passed_s, 100 * self._looked_s / passed_s
         whose = "of your own processes alone" if self.own_only else "of all processes"
         where = "kernel stacks" if self.has_stacks else "the kernel function and system call alone (stacks need root)"
         return [
             ("kernel", f"{platform.release()} {platform.machine()}"),
             ("door", f"{DOOR} (threads are looked at now and then; BPF sees every wait)"),
-            (
-                "looks",
-                f"~{rate_hz:.0f} a second at {len(self._account):,} threads {whose}, {self._share_pct:g}% of a CPU",
-            ),
+            ("looks", f"~{rate_hz:.0f} a second at {len(self._account):,} threads {whose}"),
+            ("what they took", f"{took_pct:.1f}% of a CPU, of {self._share_pct:g}% for all of offtop"),
             ("the kernel's own", "time ready and time running of each thread, and its waits, between its looks"),
             ("the rest of its time", "blocked, with what a hypervisor stole or interrupts took"),
             ("estimated (~)", "where that time passed, how long single waits were (at most), what was put aside"),
@@ -379,11 +415,6 @@ class ProcSource(Happening):
             self._tasks.close()
             self._details.close()
             self._lock.release()
-
-
-def _some(keys: list[ThreadKey]) -> list[ThreadKey]:
-    """As many as may be asked in a tick, others each time."""
-    return random.sample(keys, min(len(keys), _MOST_ASKED))
 
 
 def _is_contained() -> bool:

@@ -302,6 +302,25 @@ class Marked(NamedTuple):
         return self.lowest_ns, self.lowest_ns
 
 
+def test_where_there_is_no_time_to_look_it_is_where_it_was_and_all_of_that_is_guessed() -> None:
+    """From 100 on it sleeps, is ready for 4 ms, runs for 6 ms, and waits again."""
+    looked = begun()
+    looked.account.assume(KEY, 200 * MS, Counters(11 * MS, 5 * MS, 3))
+    window = looked.tick(200)
+    assert at(window, SLEEP)[:3] == (1, 94 * MS, 4 * MS)
+    assert of_thread(window).running_ns == 6 * MS
+    assert looked.account.guessed_ns == 94 * MS
+    one = looked.last.waiting[KEY]
+    assert (one.left_ns, one.site.kernel, one.letter) == (200 * MS, SLEEP, "S")
+
+
+def test_one_that_was_ready_is_ready_where_there_is_no_time_to_look() -> None:
+    looked = begun(None)
+    looked.account.assume(KEY, 200 * MS, Counters(55 * MS, 46 * MS, 12))
+    assert of_thread(looked.tick(200))[:3] == (10, 45 * MS, 45 * MS)
+    assert looked.last.waiting == {}
+
+
 def test_a_wait_is_caught_when_it_ends_if_it_was_seen_for_so_long() -> None:
     for seen_ms, caught in ((140, 0), (160, 1)):
         looked = begun()

@@ -30,7 +30,7 @@ def made(root: Path, key: ThreadKey, **files: str | bytes) -> None:
 
 def walked(tasks: Tasks) -> tuple[dict[ThreadKey, Counters], list[ThreadKey]]:
     found, ended = tasks.walk()
-    return {key: procfs.counters(content) for key, content in found}, ended
+    return {one.key: procfs.counters(one.schedstat) for one in found}, ended
 
 
 def wanting(*pids: int) -> Callable[[int], bool]:

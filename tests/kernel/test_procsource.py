@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from offtop.errors import UsageError
+from offtop.kernel import procfs
 from offtop.kernel.procsource import DOOR, ProcSource
+from offtop.model.book import ThreadKey
 from offtop.model.cut import Part
 from offtop.model.snapshot import Bound, Filters, Snapshot, ThreadTotals
 from offtop.model.steps import Shape, Steps
@@ -24,6 +26,15 @@ pytestmark = pytest.mark.kernel
 
 _TIMES, _EACH_MS = 30, 50
 _SPIN = "while True: pass"
+_MANY = """
+import threading, time
+def nap():
+    while True:
+        time.sleep(.05)
+for _ in range(199):
+    threading.Thread(target=nap).start()
+nap()
+"""
 _NAP = "import time\nwhile True: time.sleep(.01)"
 
 
@@ -163,6 +174,47 @@ def test_the_rate_follows_the_budget_and_is_told(live: Watch) -> None:
             rates.append(window.sampling.rate_hz(window.span_ns))
             assert sampled.last.door == DOOR
     assert rates[0] * 2 < rates[1]
+
+
+def test_more_than_the_budget_allows_is_not_looked_up_and_the_totals_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[ThreadKey] = []
+
+    def seen(root: str, key: ThreadKey) -> procfs.Seen | None:
+        looked_up.append(key)
+        until_s = time.thread_time() + 0.002
+        while time.thread_time() < until_s:
+            pass
+        return see(root, key)
+
+    see = procfs.seen
+    monkeypatch.setattr(procfs, "seen", seen)
+    with started(sys.executable, "-c", _MANY) as pid:
+        time.sleep(0.5)
+        with sampling(Filters(pids=(pid,)), cpu_pct=5) as sampled:
+            sampled.tick(0.2)
+            looked_up.clear()
+            window = sampled.tick(0.5)
+            totals = [totals for _, totals in window.each_thread()]
+            assert len(looked_up) < 100
+            assert sum(one.waits > 0 for one in totals) > 190
+            assert within(_sum(totals).offcpu_ns, 0.1, 200 * window.span_ns)
+
+
+def test_what_ticks_take_is_paid_for_by_fewer_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(root: str, key: ThreadKey) -> bool:
+        until_s = time.thread_time() + 0.01
+        while time.thread_time() < until_s:
+            pass
+        return False
+
+    looks: list[int] = []
+    with started("sleep", "60") as pid:
+        for _ in range(2):
+            with sampling(Filters(pids=(pid,)), cpu_pct=5) as sampled:
+                windows = [sampled.tick(0.05) for _ in range(20)]
+                looks.append(sum(one.sampling.looks for one in windows if one.sampling))
+            monkeypatch.setattr(procfs, "is_ready", asked)
+    assert looks[0] > 1.5 * looks[1]
 
 
 def test_one_wait_through_many_looks_is_one_and_its_age_grows_with_the_clock() -> None:
