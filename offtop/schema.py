@@ -239,7 +239,7 @@ SCHEMA: dict[str, Any] = {
                         "rate_hz": {"type": "number", "description": "how often all threads were looked at a second"},
                         "apart_ns": {
                             **_COUNT,
-                            "description": "from one look to the next: at each end by so much a wait may be shorter",
+                            "description": "longest from look to look: at each end by so much a wait may be shorter",
                         },
                         "guessed_ns": {
                             **_COUNT,

@@ -82,6 +82,8 @@ class Account:
         self.met = 0
         """How many threads have been looked at for the first time."""
         self.at_ns = began_ns
+        self.apart_ns = self._apart_ns = 0
+        """The longest time from one look at a thread to the next: in the last tick, and since."""
         self._look_ns = self._all_met_ns = began_ns
         """When this look began; and the one before, which had met all threads of then."""
         self._known: dict[ThreadKey, _Thread] = {}
@@ -117,6 +119,8 @@ class Account:
     def looked(self, key: ThreadKey, at_ns: int, counters: Counters, seen: Seen | None, place: int) -> None:
         """A thread was looked at. `seen`: None where the counters say what they did. `place`: its kernel stack."""
         known = self._known.get(key)
+        if known is not None:
+            self._apart_ns = max(self._apart_ns, at_ns - known.seen_ns)
         if known is not None and seen is None:
             self._stands_still(key, known, at_ns)
         elif seen is not None:
@@ -213,6 +217,7 @@ class Account:
             self.book.lives[key] = self.book.life(key)._replace(to_ns=at_ns)
         self._exited, self._ended = self._ended, []
         self.at_ns, self._is_first = at_ns, False
+        self.apart_ns, self._apart_ns = self._apart_ns, 0
         waiting: dict[ThreadKey, Waiting] = {}
         for key, known in self._known.items():
             one = known.waiting

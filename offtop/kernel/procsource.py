@@ -197,7 +197,7 @@ class ProcSource(Happening):
             caught=caught,
             door=DOOR,
             filters=in_effect,
-            sampling=Sampling(self._looks, self._account.guessed_ns, self.own_only, lost_known),
+            sampling=Sampling(self._looks, self._account.guessed_ns, self.own_only, lost_known, self._account.apart_ns),
         )
 
     def _ask(self) -> None:

@@ -103,7 +103,7 @@ class _Made:
             self._storms[waker] = self._storms[waker].plus(storm) if waker in self._storms else storm
         self._calls = self._calls._replace(max_ns=0).plus(window.calls)
         if window.sampling:
-            self._sampling = window.sampling.plus(self._sampling or Sampling())
+            self._sampling = window.sampling.plus((self._sampling or Sampling())._replace(longest_ns=0))
         self._steal_ns += window.machine.steal_ns
         self._interrupt_ns += window.machine.interrupt_ns
 

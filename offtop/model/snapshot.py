@@ -206,6 +206,9 @@ class Sampling(NamedTuple):
     """Only the processes of the user who runs offtop are seen."""
     lost_known: bool = True
     """Threads that came and went between two looks are counted, as lost."""
+    longest_ns: int = 0
+    """The longest time from one look at a thread to the next, in the last tick (in a Window: in its span); 0: not
+    known."""
 
     def plus(self, other: "Sampling") -> "Sampling":
         """Those of two spans."""
@@ -214,6 +217,7 @@ class Sampling(NamedTuple):
             self.guessed_ns + other.guessed_ns,
             self.own_only or other.own_only,
             self.lost_known and other.lost_known,
+            max(self.longest_ns, other.longest_ns),
         )
 
     def since(self, earlier: "Sampling | None") -> "Sampling":
@@ -225,8 +229,9 @@ class Sampling(NamedTuple):
         return self.looks * NS_PER_S / max(1, span_ns)
 
     def apart_ns(self, span_ns: int) -> int:
-        """From one look to the next: by so much, at each end, the length of a wait may be too long."""
-        return span_ns // max(1, self.looks)
+        """From one look to the next, at most: by so much, at each end, the length of a wait may be too long. On average
+        where no more is known."""
+        return self.longest_ns or span_ns // max(1, self.looks)
 
 
 @dataclass(frozen=True, slots=True)

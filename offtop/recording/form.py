@@ -267,9 +267,10 @@ def decode(blob: object, whole: bool = False) -> Entry:
 def _sampling(said: object) -> Sampling | None:
     if said is None:
         return None
-    looks, guessed_ns, own_only, lost_known, *_ = (*(checked.integer(one) for one in checked.array(said)), True)
-    checked.within(np.array([looks, guessed_ns]), 0, checked.MOST_NS)
-    return Sampling(looks, guessed_ns, bool(own_only), bool(lost_known))
+    numbers = [checked.integer(one) for one in checked.array(said)]
+    looks, guessed_ns, own_only, lost_known, longest_ns = [*numbers, *Sampling()[len(numbers) :]]
+    checked.within(np.array([looks, guessed_ns, longest_ns]), 0, checked.MOST_NS)
+    return Sampling(looks, guessed_ns, bool(own_only), bool(lost_known), longest_ns)
 
 
 def _ends_words(what: Object, ends: Ends) -> list[object]:

@@ -83,6 +83,18 @@ def test_as_long_as_the_counters_stand_still_it_is_one_wait_and_nothing_is_guess
     assert looked.tick(300).still == [SiteKey(*KEY, SLEEP, NO_STACK)]
 
 
+def test_the_longest_time_between_two_looks_is_told_of_each_tick() -> None:
+    looked = begun()
+    looked.look(130, 5, 1, 2, SLEEP)
+    looked.look(190, 15, 1, 3, LOCK)
+    looked.look(200, 15, 1, 3, LOCK)
+    looked.tick(200)
+    assert looked.account.apart_ns == 60 * MS
+    looked.look(240, 15, 1, 3, LOCK)
+    looked.tick(240)
+    assert looked.account.apart_ns == 40 * MS
+
+
 def test_of_a_wait_that_was_met_it_is_known_that_it_is_at_least_so_old() -> None:
     looked = begun()
     one = looked.last.waiting[KEY]

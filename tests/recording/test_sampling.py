@@ -56,8 +56,8 @@ def test_a_recording_has_it(tmp_path: Path) -> None:
 def test_one_of_before_it_was_known_what_is_lost_is_read() -> None:
     one = replace(change(NOTHING, SampledSource().after(2)), sampling=Sampling(40, 500 * MS, lost_known=False))
     now = zlib.decompress(form.encode(form.Entry(one)))
-    for said, lost_known in ((b"[40,500000000,0,0]", False), (b"[40,500000000,0  ]", True)):
-        raw = now.replace(b"[40,500000000,0,0]", said)
+    for said, lost_known in ((b"[40,500000000,0,0,0]", False), (b"[40,500000000,0    ]", True)):
+        raw = now.replace(b"[40,500000000,0,0,0]", said)
         assert said in raw
         assert form.decode(zlib.compress(raw), whole=True).change.sampling == Sampling(40, 500 * MS, False, lost_known)
 
@@ -67,6 +67,18 @@ def test_numbers_that_cannot_be_are_refused() -> None:
     assert form.decode(form.encode(form.Entry(one)), whole=True).change.sampling == Sampling(40, 500 * MS)
     with pytest.raises(ValueError, match="a number that cannot be"):
         form.decode(form.encode(form.Entry(replace(one, sampling=Sampling(-1)))), whole=True)
+
+
+def test_the_longest_time_between_two_looks_is_told_and_kept(tmp_path: Path) -> None:
+    known = Sampling(40, 0, longest_ns=70 * MS)
+    one = replace(change(NOTHING, SampledSource().after(2)), sampling=known)
+    assert form.decode(form.encode(form.Entry(one)), whole=True).change.sampling == known
+    a, b, c = (
+        replace(SampledSource().after(n), sampling=known._replace(longest_ns=n * MS, looks=20 * n)) for n in (3, 4, 1)
+    )
+    merged = merge([between(a, b), between(b, c)]).sampling
+    assert merged
+    assert (merged.longest_ns, merged.apart_ns(NS_PER_S)) == (4 * MS, 4 * MS)
 
 
 def test_windows_side_by_side_have_the_looks_of_all() -> None:
