@@ -6,6 +6,7 @@ thread has not run, and is where it was.
 
 import os
 import platform
+import re
 import resource
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from offtop.errors import KernelError
 from offtop.kernel import syscalls
 from offtop.kernel.status import fields_of
-from offtop.model.book import ThreadKey
+from offtop.model.book import CALL_32_BIT, ThreadKey
 from offtop.model.stack import KERNEL, Frame
 from offtop.model.state import MASKS
 from offtop.units import NS_PER_S
@@ -26,6 +27,8 @@ _LEFT_OPEN = 256
 _MOST_OPEN = 16_384
 """Each takes some kilobytes of the kernel's."""
 _MOST_BYTES = 16_384
+_OF_32_BIT = re.compile("^__ia32_|int80|syscall_32")
+"""Functions of the kernel through which the system calls of 32-bit programs come on x86."""
 _TICK_NS = NS_PER_S // os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD (include/linux/sched.h)."""
@@ -207,8 +210,8 @@ def seen(root: str, key: ThreadKey) -> Seen | None:
     if state == READY:
         return Seen(comm, state, began_ns=began_ns)
     of_kernel = _is_of_kernel(rest)  # whose system call reads as number 0
-    call, arguments = (-1, ()) if of_kernel else _call(content(f"{directory}/syscall"))
     frames = _frames(content(f"{directory}/stack"))
+    call, arguments = (-1, ()) if of_kernel else _call(content(f"{directory}/syscall"), frames)
     return Seen(comm, state, frames or _coarse(content(f"{directory}/wchan"), call), call, arguments, began_ns)
 
 
@@ -285,15 +288,28 @@ def _frames(stack: bytes) -> tuple[Frame, ...]:
 def _coarse(wchan: bytes, call: int) -> tuple[Frame, ...]:
     """The function that it waits in, and the system call: all that is known without root."""
     names = [os.fsdecode(wchan.strip())] if wchan.strip(b"0\n") else []
-    name = syscalls.name_of(call)
-    if name:
+    name = call_name(call)
+    if name and not call & CALL_32_BIT:
         names.append(f"{ENTRY}{name}")
     return tuple(Frame(KERNEL, 0, one) for one in names)
 
 
-def _call(syscall: bytes) -> tuple[int, tuple[int, ...]]:
-    """`202 0x7f… …`: its number, six arguments, stack pointer and program counter; `running`; `-1 0x… 0x…`: in none."""
+def call_name(call: int) -> str:
+    """Of a system call's number as Seen has it; empty: not known."""
+    if call >= 0 and call & CALL_32_BIT:
+        return syscalls.name_of(call & ~CALL_32_BIT, "i386")
+    return syscalls.name_of(call)
+
+
+def _call(syscall: bytes, frames: tuple[Frame, ...]) -> tuple[int, tuple[int, ...]]:
+    """`202 0x7f… …`: its number, six arguments, stack pointer and program counter; `running`; `-1 0x… 0x…`: in none.
+
+    A program of 32 bits has other numbers, and its arguments in other registers than those that the kernel tells.
+    """
     words = syscall.split()
-    if len(words) < 7 or not words[0].isdigit():
+    if len(words) < 9 or not words[0].isdigit():
         return -1, ()
-    return int(words[0]), tuple(int(word, 16) for word in words[1:7])
+    number, *arguments, sp, pc = int(words[0]), *(int(word, 16) for word in words[1:9])
+    if 0 < max(sp, pc) < 1 << 32 or any(_OF_32_BIT.search(frame.name) for frame in frames):
+        return number | CALL_32_BIT, ()
+    return number, tuple(arguments)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError, UsageError
-from offtop.kernel import procfs, syscalls, times
+from offtop.kernel import procfs, times
 from offtop.kernel.cgroups import cgroup_of, content_of, mounted
 from offtop.kernel.cost import context_switches
 from offtop.kernel.procaccount import Account
@@ -306,7 +306,7 @@ class ProcSource(Happening):
             if name:
                 book.processes[key.pid] = os.fsdecode(name)
         if seen.call >= 0 and seen.call not in book.calls:
-            name = syscalls.name_of(seen.call)
+            name = procfs.call_name(seen.call)
             if name:
                 book.calls[seen.call] = name
 

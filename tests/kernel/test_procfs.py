@@ -95,7 +95,7 @@ def test_without_room_for_descriptors_files_are_opened_each_time(tmp_path: Path)
 
 
 def test_a_thread_that_waits_tells_its_name_state_call_and_stack(tmp_path: Path) -> None:
-    call = "202 0x7f00 0x80 0x0 0x0 0x0 0xffffffffffffffff 0x7ffc 0x7fb5\n"
+    call = "202 0x7f00 0x80 0x0 0x0 0x0 0xffffffffffffffff 0x7ffc00000000 0x7fb500000000\n"
     made(tmp_path, KEY, stat=STAT.format(name="a ) (b", state="S"), syscall=call, stack=STACK, wchan="futex_do_wait")
     assert _seen(tmp_path) == Seen(
         "a ) (b",
@@ -107,10 +107,31 @@ def test_a_thread_that_waits_tells_its_name_state_call_and_stack(tmp_path: Path)
 
 
 def test_without_its_stack_the_function_and_the_call_that_it_waits_in_are_its_frames(tmp_path: Path) -> None:
-    made(tmp_path, KEY, stat=STAT.format(name="a", state="D"), syscall="0 0x1 0 0 0 0 0 0 0\n", wchan="pipe_read")
+    syscall = "0 0x1 0 0 0 0 0 0x7ffc00000000 0x7fb500000000\n"
+    made(tmp_path, KEY, stat=STAT.format(name="a", state="D"), syscall=syscall, wchan="pipe_read")
     seen = procfs.seen(str(tmp_path), KEY)
     assert seen
     assert [frame.name for frame in seen.frames] == ["pipe_read", *([f"{procfs.ENTRY}read"])]
+
+
+@pytest.mark.parametrize(
+    ("registers", "stack"),
+    [
+        ("0x7ffc00000000 0x7fb500000000", "[<0>] hrtimer_nanosleep+0x1/0x2\n[<0>] do_int80_emulation+0x1/0x2\n"),
+        ("0x7ffc00000000 0x7fb500000000", "[<0>] __ia32_sys_nanosleep_time32+0x1/0x2\n"),
+        ("0xffc00000 0xf7b50000", ""),
+    ],
+)
+def test_a_32_bit_program_has_other_numbers_and_no_arguments_that_are_known(
+    tmp_path: Path, registers: str, stack: str
+) -> None:
+    """162 is sync for others."""
+    syscall = f"162 0x1 0 0 0 0 0 {registers}\n"
+    made(tmp_path, KEY, stat=STAT.format(name="a", state="S"), syscall=syscall, wchan="hrtimer_nanosleep", stack=stack)
+    seen = procfs.seen(str(tmp_path), KEY)
+    assert seen
+    assert (procfs.call_name(seen.call), seen.arguments) == ("nanosleep", ())
+    assert not [frame for frame in seen.frames if frame.name.startswith(procfs.ENTRY)]
 
 
 def test_where_nothing_may_be_read_nothing_is_said(tmp_path: Path) -> None:
