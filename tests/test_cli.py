@@ -445,6 +445,21 @@ def test_in_a_pid_namespace_that_has_the_proc_of_another_it_is_about_that_and_th
     assert not tick["sampling"]["lost_known"]
 
 
+def test_root_of_a_user_namespace_sees_what_is_in_there_and_no_more() -> None:
+    """Of others it could not read where they wait."""
+    apart = ("unshare", "--map-root-user")
+    if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("nobody may make a user namespace here")
+    beside = (*apart, "sh", "-c", 'sleep 30 >/dev/null 2>&1 & "$@"; status=$?; kill $!; exit $status', "sh")
+    ended = command.run("--json", "-i", "-n", "1", "-d", "0.5", "--source", "proc", before=beside)
+    assert ended.status == 0, ended.err
+    assert "your own processes alone are sampled" in ended.err
+    tick = json.loads(ended.out)
+    assert tick["sampling"]["own_only"]
+    assert "sleep" in {one["comm"] for one in tick["still_blocked"]}
+    assert not [one for one in tick["still_blocked"] if one["category"] == "other"]
+
+
 @needs_kernel
 def test_who_asks_for_what_only_bpf_tells_hears_why_there_is_none() -> None:
     for arguments in (["--mode", "wakeup"], ["--door", "exit"]):

@@ -63,6 +63,8 @@ class Seen(NamedTuple):
     arguments: tuple[int, ...] = ()
     began_ns: int = 0
     """When the thread did, or up to 10 ms later (CLOCK_MONOTONIC)."""
+    has_stack: bool = False
+    """Its frames are all that it is in, and not only the function that waits and the call."""
 
     @property
     def bits(self) -> int:
@@ -212,7 +214,8 @@ def seen(root: str, key: ThreadKey) -> Seen | None:
     of_kernel = _is_of_kernel(rest)  # whose system call reads as number 0
     frames = _frames(content(f"{directory}/stack"))
     call, arguments = (-1, ()) if of_kernel else _call(content(f"{directory}/syscall"), frames)
-    return Seen(comm, state, frames or _coarse(content(f"{directory}/wchan"), call), call, arguments, began_ns)
+    known = frames or _coarse(content(f"{directory}/wchan"), call)
+    return Seen(comm, state, known, call, arguments, began_ns, bool(frames))
 
 
 def is_ready(root: str, key: ThreadKey) -> bool:
@@ -239,6 +242,15 @@ def _is_of_kernel(stat: bytes) -> bool:
     """`stat`: from the state on."""
     fields = stat.split(None, 7)
     return len(fields) > 6 and bool(int(fields[6]) & _KERNEL_THREAD)
+
+
+def may_look(root: str, pid: int) -> bool:
+    """Whether we may read what that process does, as its debugger might."""
+    try:
+        os.readlink(f"{root}/{pid}/ns/user")  # noqa: PTH115
+    except OSError:
+        return False
+    return True
 
 
 def own_pid(root: str) -> int:

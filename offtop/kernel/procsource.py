@@ -16,9 +16,10 @@ from offtop.errors import KernelError, OfftopError, UsageError
 from offtop.kernel import procfs, times
 from offtop.kernel.cgroups import cgroup_of, content_of, mounted
 from offtop.kernel.cost import context_switches
+from offtop.kernel.privileges import CAPABILITIES, is_confined
 from offtop.kernel.procaccount import Account
 from offtop.kernel.processes import DetailsWorker
-from offtop.kernel.procfs import Seen, Tasks, Told
+from offtop.kernel.procfs import READY, Seen, Tasks, Told
 from offtop.kernel.status import status_of
 from offtop.model.book import Book, ThreadKey
 from offtop.model.categories import Categories
@@ -46,8 +47,7 @@ _CLOSE_SECONDS = 2.0
 _KEEP_NS = 15 * 60 * NS_PER_S
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
-_PTRACE, _ADMIN = 19, 21
-"""CAP_SYS_PTRACE, CAP_SYS_ADMIN."""
+_PTRACE = CAPABILITIES["CAP_SYS_PTRACE"].bit
 MISSING = "who ended a wait, functions of programs, and where waits shorter than the time between two looks were"
 
 
@@ -85,8 +85,10 @@ class ProcSource(Happening):
         self._categories, self._keep_ns = categories, keep_ns
         self._own_pid, self._uid = procfs.own_pid(_ROOT), os.geteuid()
         caps = int(status_of("self")["CapEff"], 16)
-        self.own_only = not caps >> _PTRACE & 1
-        self.has_stacks = bool(caps >> _ADMIN & 1)
+        self._is_confined = is_confined()
+        self.own_only = not caps >> _PTRACE & 1 or self._is_confined
+        self._blocked = self._with_stack = self._with_call = 0
+        """How many threads were seen blocked, and what of these was known."""
         self._filters = self._asked = filters
         _check_there(filters)
         self._given = filters
@@ -287,6 +289,9 @@ class ProcSource(Happening):
             self._end(key)
             return
         self._note(key, seen)  # if it has run meanwhile, its counters say so at the next look
+        self._blocked += seen.state != READY
+        self._with_stack += seen.has_stack
+        self._with_call += seen.call >= 0
         place = self._place(seen.frames) if seen.frames else NO_STACK
         self._account.looked(key, told.at_ns, procfs.counters(told.schedstat), seen, place)
 
@@ -329,16 +334,22 @@ class ProcSource(Happening):
         def wanted(pid: int) -> bool:
             if pid == self._own_pid or (pids and pid not in pids):
                 return False
-            try:
-                if self.own_only and Path(_ROOT, str(pid)).stat().st_uid != self._uid:
-                    return False
-            except OSError:  # it has just ended
+            if self.own_only and not self._is_own(pid):
                 return False
             if who != "all" and procfs.is_of_kernel(_ROOT, pid) != (who == "kernel"):
                 return False
             return not cgroup or f"{cgroup_of(content_of(pid), mounted())}/".startswith(f"{cgroup.rstrip('/')}/")
 
         return Tasks(_ROOT, wanted, tids)
+
+    def _is_own(self, pid: int) -> bool:
+        """In a user namespace, whose root may look at all in it and at nothing else: whether it is in there."""
+        if self._is_confined:
+            return procfs.may_look(_ROOT, pid)
+        try:
+            return Path(_ROOT, str(pid)).stat().st_uid == self._uid
+        except OSError:  # it has just ended
+            return False
 
     def _cost(self, at_ns: int) -> Cost:
         """And what looking may take from now on."""
@@ -390,11 +401,19 @@ class ProcSource(Happening):
 
         return facts(pid)
 
+    @property
+    def _where(self) -> str:
+        """What most waits are known by."""
+        if 2 * self._with_stack >= self._blocked:
+            return "kernel stacks"
+        if 2 * self._with_call >= self._blocked:
+            return "the kernel function and system call alone (stacks need root)"
+        return "the kernel function alone (stacks need root, system calls kernel.yama.ptrace_scope=0)"
+
     def about(self) -> list[tuple[str, str]]:
         passed_s = time.monotonic() - self._began_s
         rate_hz, took_pct = self._looks / passed_s, 100 * self._looked_s / passed_s
         whose = "of your own processes alone" if self.own_only else "of all processes"
-        where = "kernel stacks" if self.has_stacks else "the kernel function and system call alone (stacks need root)"
         return [
             ("kernel", f"{platform.release()} {platform.machine()}"),
             ("door", f"{DOOR} (threads are looked at now and then; BPF sees every wait)"),
@@ -403,7 +422,7 @@ class ProcSource(Happening):
             ("the kernel's own", "time ready and time running of each thread, and its waits, between its looks"),
             ("the rest of its time", "blocked, with what a hypervisor stole or interrupts took"),
             ("estimated (~)", "where that time passed, how long single waits were (at most), what was put aside"),
-            ("place of a wait", where),
+            ("place of a wait", self._where),
             ("run-queue time", "the kernel's run_delay"),
             ("not known", self._missing),
         ]

@@ -103,6 +103,7 @@ def test_a_thread_that_waits_tells_its_name_state_call_and_stack(tmp_path: Path)
         (Frame(KERNEL, 0, "futex_do_wait"), Frame("[xfs]", 0, "xfs_read")),
         202,
         (0x7F00, 0x80, 0, 0, 0, (1 << 64) - 1),
+        has_stack=True,
     )
 
 
