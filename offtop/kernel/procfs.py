@@ -24,6 +24,7 @@ from offtop.units import NS_PER_S
 
 _LEFT_OPEN = 256
 """Descriptors that the rest of offtop may need."""
+_AGAIN_NS = 10 * NS_PER_S
 _MOST_OPEN = 16_384
 """Each takes some kilobytes of the kernel's."""
 _MOST_BYTES = 16_384
@@ -85,9 +86,11 @@ class Tasks:
     """The threads of the processes that are wanted. For one thread at a time; close it."""
 
     def __init__(self, root: str, wanted: Callable[[int], bool], tids: Iterable[int] = ()) -> None:
-        """`wanted`: whether a process is; asked once of each. `tids`: only these threads (empty: all)."""
+        """`wanted`: whether a process is; asked every 10 s, for they change their cgroup and user. `tids`: only these
+        threads (empty: all)."""
         self._root, self._wanted, self._tids = root, wanted, frozenset(tids)
         self._chosen: dict[int, bool] = {}
+        self._chosen_ns = time.monotonic_ns()
         self._links: dict[int, int] = {}
         """pid → links of its directory of threads: two, and one for each."""
         self._files: dict[ThreadKey, int] = {}
@@ -95,24 +98,36 @@ class Tasks:
         self._most_open = _most_open()
         self._open = 0
 
-    def walk(self) -> tuple[list[Told], list[ThreadKey]]:
-        """What the schedstat of each says, and which have ended since the last walk."""
+    def walk(self) -> tuple[list[Told], list[ThreadKey], list[ThreadKey]]:
+        """What the schedstat of each says, which have ended since the last walk, and which are wanted no more."""
         pids = {int(name) for name in _names(self._root) if name.isdigit()}
         for pid in self._chosen.keys() - pids:
             del self._chosen[pid]
             self._links.pop(pid, None)
+        left = self._choose(pids)
         told = [self._read(key) for key in [*self._files]]
         ended = [one.key for one in told if not one.schedstat]
         for key in ended:
             self._links.pop(key.pid, None)  # another thread may have come in its place
         for pid in pids:
-            if pid not in self._chosen:
-                self._chosen[pid] = self._wanted(pid)
             if self._chosen[pid]:
                 for key in self._new(pid):
                     self._files[key] = self._kept_open(key)
                     told.append(self._read(key))
-        return [one for one in told if one.schedstat], ended
+        return [one for one in told if one.schedstat], ended, left
+
+    def _choose(self, pids: set[int]) -> list[ThreadKey]:
+        """The threads of processes that were wanted, and are no more."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._chosen_ns >= _AGAIN_NS:
+            self._chosen, self._chosen_ns = {}, now_ns
+        new = pids - self._chosen.keys()
+        self._chosen.update({pid: self._wanted(pid) for pid in new})
+        left = [key for key in self._files if key.pid in new and not self._chosen[key.pid]] if new else []
+        for key in left:
+            self._close(key)
+            self._links.pop(key.pid, None)
+        return left
 
     def again(self, key: ThreadKey) -> Told:
         """What it says by now; nothing where it has ended."""

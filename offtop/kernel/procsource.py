@@ -14,7 +14,7 @@ from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError, UsageError
 from offtop.kernel import procfs, times
-from offtop.kernel.cgroups import cgroup_of, content_of, mounted
+from offtop.kernel.cgroups import content_of, lines_of, mounted
 from offtop.kernel.cost import context_switches
 from offtop.kernel.privileges import CAPABILITIES, is_confined
 from offtop.kernel.procaccount import Account
@@ -253,10 +253,11 @@ class ProcSource(Happening):
         began_s, before_ns = time.thread_time(), self._look_ns
         self._look_ns = time.monotonic_ns()
         self._account.begin_look(self._look_ns, anew)
-        found, ended = self._tasks.walk()
+        found, ended, left = self._tasks.walk()
         if anew:
-            for key in self._account.alive - {one.key for one in found}:
-                self._account.ended(key)
+            left = [*self._account.alive - {one.key for one in found}]
+        for key in left:
+            self._account.ended(key)
         for key in ended:
             self._end(key)
         new: list[ThreadKey] = []
@@ -338,7 +339,8 @@ class ProcSource(Happening):
                 return False
             if who != "all" and procfs.is_of_kernel(_ROOT, pid) != (who == "kernel"):
                 return False
-            return not cgroup or f"{cgroup_of(content_of(pid), mounted())}/".startswith(f"{cgroup.rstrip('/')}/")
+            paths = (path for _, path in lines_of(content_of(pid)))
+            return not cgroup or any(f"{path}/".startswith(f"{cgroup.rstrip('/')}/") for path in paths)
 
         return Tasks(_ROOT, wanted, tids)
 
@@ -458,6 +460,11 @@ def _check(filters: Filters) -> None:
     if filters.states or filters.max_ns:
         option = "--state" if filters.states else "--max"
         raise NeedsBpfError(f"{option} needs BPF: sampling /proc does not see single waits. Leave it out")
+    if filters.cgroup and any(f"{filters.cgroup}/".startswith(f"{mount.point}/") for mount in mounted()):
+        raise NeedsBpfError(
+            "--cgroup needs BPF for the directory of this one: what /proc tells of processes is its path in another "
+            "hierarchy. Take its processes, with -p"
+        )
 
 
 def _check_mode(mode: str) -> None:

@@ -29,7 +29,7 @@ def made(root: Path, key: ThreadKey, **files: str | bytes) -> None:
 
 
 def walked(tasks: Tasks) -> tuple[dict[ThreadKey, Counters], list[ThreadKey]]:
-    found, ended = tasks.walk()
+    found, ended, _ = tasks.walk()
     return {one.key: procfs.counters(one.schedstat) for one in found}, ended
 
 
@@ -71,6 +71,24 @@ def test_one_that_comes_in_the_place_of_another_is_found_at_the_look_that_misses
     (tmp_path / "10" / "task" / "11").rename(tmp_path / "gone")
     made(tmp_path, ThreadKey(10, 12))
     assert walked(tasks) == ({ThreadKey(10, 12): Counters(1000, 200, 3)}, [KEY])
+    tasks.close()
+
+
+def test_processes_that_come_to_be_wanted_or_are_no_more_are_found_out_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid in (10, 20):
+        made(tmp_path, ThreadKey(pid, pid))
+    pids = [10]
+    tasks = Tasks(str(tmp_path), lambda pid: pid in pids)
+    assert [*walked(tasks)[0]] == [(10, 10)]
+    pids[:] = [20]
+    assert [*walked(tasks)[0]] == [(10, 10)]
+    monkeypatch.setattr(procfs, "_AGAIN_NS", 0)
+    found, ended, left = tasks.walk()
+    assert ([one.key for one in found], ended, left) == ([(20, 20)], [], [(10, 10)])
+    pids[:] = [10, 20]
+    assert [*walked(tasks)[0]] == [(20, 20), (10, 10)]
     tasks.close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from offtop.errors import UsageError
-from offtop.kernel import procfs
+from offtop.kernel import cgroups, procfs
 from offtop.kernel.procsource import DOOR, ProcSource
 from offtop.model.book import ThreadKey
 from offtop.model.cut import Part
@@ -267,6 +267,8 @@ def test_what_cannot_be_told_is_refused_with_a_sentence() -> None:
         for filters in (Filters(within="a:b"), Filters(states=1), Filters(max_ns=5)):
             with pytest.raises(UsageError, match="needs BPF"):
                 sampled.source.set_filters(filters)
+        with pytest.raises(UsageError, match="--cgroup needs BPF"):
+            sampled.source.set_filters(Filters(cgroup=f"{cgroups.mounted()[0].point}/x"))
         with pytest.raises(UsageError, match="Mode chain needs BPF"):
             sampled.source.set_mode("chain", 4)
         with pytest.raises(UsageError, match="No process"):
