@@ -23,8 +23,10 @@ from offtop.model.stack import FIRST_STACK, NO_STACK
 from offtop.model.state import RUNNING, letter
 from offtop.model.table import SITES, THREADS, Ints, integers
 
-_LATE_NS = 25_000_000
+LATE_NS = 25_000_000
 """The kernel adds to the time of a thread on a CPU at its ticks, every 1 to 10 ms: less than this is no wait yet."""
+LATE_WITHOUT_TICKS_NS = 1_100_000_000
+"""The same on a machine with CPUs that have a tick a second (nohz_full)."""
 _MOST_NAMES = 50_000
 """Of threads that ended."""
 
@@ -72,8 +74,8 @@ class _Part(NamedTuple):
 class Account:
     """Totals, and the waits in progress, as of the last `end_tick`."""
 
-    def __init__(self, book: Book, began_ns: int) -> None:
-        self.book = book
+    def __init__(self, book: Book, began_ns: int, late_ns: int = LATE_NS) -> None:
+        self.book, self._late_ns = book, late_ns
         self._is_first = True
         self.threads = Running(THREADS)
         self.sites = Running(SITES)
@@ -124,7 +126,7 @@ class Account:
         if known is not None and seen is None:
             self._stands_still(key, known, at_ns)
         elif seen is not None:
-            if known is None or not _goes_on(known, counters, at_ns):
+            if known is None or not _goes_on(known, counters, at_ns, self._late_ns):
                 self.ended(key, min(at_ns, seen.began_ns))
                 known = self._meet(key, counters, at_ns, seen.began_ns)
             is_met = known.seen_ns == at_ns
@@ -264,7 +266,7 @@ class Account:
         """Neither has it run, nor got a CPU. Of one that was ready, that is the run queue, if it is more than what the
         kernel has not added yet."""
         known.seen_ns = at_ns
-        if known.waiting is None and at_ns - known.moved_ns >= _LATE_NS:
+        if known.waiting is None and at_ns - known.moved_ns >= self._late_ns:
             site = SiteKey(key.pid, key.tid, NO_STACK, NO_STACK)
             began_ns = known.base_ns
             known.waiting = Waiting(
@@ -289,9 +291,9 @@ class Account:
                 known.ready_ns = at_ns
             return was.since_ns
         off_ns = max(0, at_ns - known.base_ns - ran_ns)
-        late_ns = min(known.passed_over_ns, max(0, queued_ns - off_ns))
-        known.base_ns, off_ns, known.passed_over_ns = known.base_ns - late_ns, off_ns + late_ns, 0
-        known.unseen_ns = max(0, known.unseen_ns - late_ns)
+        before_ns = min(known.passed_over_ns, max(0, queued_ns - off_ns))
+        known.base_ns, off_ns, known.passed_over_ns = known.base_ns - before_ns, off_ns + before_ns, 0
+        known.unseen_ns = max(0, known.unseen_ns - before_ns)
         queued_ns = min(queued_ns, off_ns)  # the rest was before it was met
         if ran_ns:
             self._of_threads.append((key, ThreadTotals(running_ns=ran_ns)))
@@ -301,7 +303,7 @@ class Account:
             queued_ns = max(queued_ns, was.runqueue_ns)
         blocked_ns = max(0, off_ns - queued_ns)
         if place is None and (was is None or was.preempted):
-            if blocked_ns >= _LATE_NS:  # else it is on a CPU, and the kernel has not added that yet
+            if blocked_ns >= self._late_ns:  # else it is on a CPU, and the kernel has not added that yet
                 known.unseen_ns += blocked_ns
                 known.base_ns, known.passed_over_ns = known.base_ns + blocked_ns, blocked_ns
             blocked_ns = 0
@@ -318,7 +320,7 @@ class Account:
             self._share(key, known, was, blocked_ns, queued_ns, turns, place, (longest_ns, at_ns - since_ns))
             known.waiting = None
         else:
-            known.base_ns = min(known.base_ns, at_ns + max(over_ns, _LATE_NS))  # its CPU has a clock of its own
+            known.base_ns = min(known.base_ns, at_ns + max(over_ns, self._late_ns))  # its CPU has a clock of its own
             if turns or blocked_ns or queued_ns:
                 site = None if place is None else SiteKey(key.pid, key.tid, place, NO_STACK)
                 self.guessed_ns += blocked_ns if turns else 0
@@ -462,12 +464,12 @@ class Account:
         return {*self._known}
 
 
-def _goes_on(known: _Thread, now: Counters, at_ns: int) -> bool:
+def _goes_on(known: _Thread, now: Counters, at_ns: int, late_ns: int) -> bool:
     """Whether it is the same thread, by what cannot be otherwise: another one may have its id by now."""
     was = known.counters
     return (
         all(new >= old for new, old in zip(now, was, strict=True))
-        and now.run_ns - was.run_ns <= at_ns - min(known.base_ns, known.seen_ns) + 4 * _LATE_NS
+        and now.run_ns - was.run_ns <= at_ns - min(known.base_ns, known.seen_ns) + 4 * late_ns
     )
 
 

@@ -4,6 +4,7 @@ A thread of its own does that, and the thread that reads once more at the end of
 procaccount.py. Who ended a wait, the functions of the program, and what passes between two looks are not known.
 """
 
+import errno
 import os
 import platform
 import random
@@ -17,7 +18,7 @@ from offtop.kernel import procfs, times
 from offtop.kernel.cgroups import content_of, lines_of, mounted
 from offtop.kernel.cost import context_switches
 from offtop.kernel.privileges import CAPABILITIES, is_confined
-from offtop.kernel.procaccount import Account
+from offtop.kernel.procaccount import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
 from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.procfs import READY, Seen, Tasks, Told
 from offtop.kernel.status import status_of
@@ -96,7 +97,7 @@ class ProcSource(Happening):
         self._book = Book(has_programs=False)
         self._names = KernelNames()
         self._details = DetailsWorker(self._book)
-        self._account = Account(self._book, time.monotonic_ns())
+        self._account = Account(self._book, time.monotonic_ns(), LATE_NS if _has_ticks() else LATE_WITHOUT_TICKS_NS)
         self._stacks: dict[tuple[Frame, ...], int] = {}
         self._next_stack = FIRST_STACK
         self._tasks = self._chosen(filters)
@@ -116,7 +117,7 @@ class ProcSource(Happening):
         self._marks: Marks | None = None
         self._was_last = False
         self._lock, self._closing = threading.Lock(), threading.Event()
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._made = _begun()
         self._look(anew=True)
         self._met = self._account.met
@@ -166,7 +167,10 @@ class ProcSource(Happening):
                     raise self._failure
                 return self._read()
         except OSError as error:
-            raise KernelError(f"/proc cannot be read ({error.strerror}). Mount it: mount -t proc proc /proc") from error
+            remedy = "Mount it: mount -t proc proc /proc"
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                remedy = "Allow more files, with: ulimit -n 4096"
+            raise KernelError(f"/proc cannot be read ({error.strerror}). {remedy}") from error
 
     def _read(self) -> Snapshot:
         in_effect, made = self._filters, _begun()
@@ -239,7 +243,7 @@ class ProcSource(Happening):
                     continue
                 try:
                     self._look()
-                except OSError as error:
+                except Exception as error:
                     self._failure = error
                     return
 
@@ -436,6 +440,14 @@ class ProcSource(Happening):
             self._tasks.close()
             self._details.close()
             self._lock.release()
+
+
+def _has_ticks() -> bool:
+    """Whether every CPU interrupts a thread that runs on and on, and counts its time."""
+    try:
+        return Path("/sys/devices/system/cpu/nohz_full").read_text().strip() in ("", "(null)")
+    except OSError:  # before 4.2, or without CONFIG_NO_HZ_FULL
+        return True
 
 
 def _is_contained() -> bool:

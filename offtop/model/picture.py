@@ -162,9 +162,9 @@ class Picture:
     lost: Mapping[str, int]
     """Over the span, by kind."""
     calls: Calls
+    """Over the span, of the function that --within names."""
     sampling: Sampling | None
     """None: every wait was seen."""
-    """Over the span, of the function that --within names."""
     switches_per_s: float
     """Of the machine, over the span, or the last 10 s where that is all since the start; negative: not known."""
     book: Book

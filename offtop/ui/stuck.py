@@ -212,7 +212,7 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
     since = clock(picture, shown.at_ns - age.ns)
     began = {
         Bound.EXACT: f"since {since}",
-        Bound.AT_MOST: f"last had a CPU at {since}, before offtop watched",
+        Bound.AT_MOST: f"last had a CPU at {since}, {'between two looks' if picture.sampling else 'before offtop watched'}",
         Bound.AT_LEAST: f"seen since {since}, may be older",
     }[age.bound]
     state = one.letter

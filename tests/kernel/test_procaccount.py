@@ -5,7 +5,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.kernel.procaccount import Account
+from offtop.kernel.procaccount import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
 from offtop.kernel.procfs import Counters, Seen
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
@@ -25,13 +25,13 @@ OVER_NS = 500_000
 class Looked:
     """An Account of one thread, and the snapshots of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, late_ns: int = LATE_NS) -> None:
         self.passed_ns = 0
         """Off-CPU and running time of the thread, in all windows."""
         book = Book()
         for number, category in ((SLEEP, "sleep"), (LOCK, "lock")):
             book.stacks[number] = Stack((Frame(KERNEL, 0, category),), category=category)
-        self.account = Account(book, 0)
+        self.account = Account(book, 0, late_ns)
         self.last = Snapshot(0, 0)
 
     def look(self, at: float, ran: float, queued: float, turns: int, place: int | None, began: float = 0) -> None:
@@ -240,6 +240,15 @@ def test_a_wait_that_was_over_when_it_was_shown_makes_the_next_one_begin_later()
     assert waiting == {}, "10 ms of it were told before"
     waiting, _ = looked.account.end_tick(180 * MS)
     assert (waiting[KEY].from_ns, waiting[KEY].left_ns) == (170 * MS, 160 * MS)
+
+
+def test_where_cpus_have_a_tick_a_second_one_whose_counters_stand_still_for_less_runs() -> None:
+    looked = Looked(LATE_WITHOUT_TICKS_NS)
+    for ms in (100, 1000):
+        looked.look(ms, 5, 1, 2, None)
+    assert of_thread(looked.tick(1000)) == ThreadTotals()
+    looked.look(1300, 5, 1, 2, None)
+    assert of_thread(looked.tick(1300)).runqueue_ns == 1200 * MS
 
 
 def test_a_thread_that_ends_keeps_what_was_shown_and_then_stands_with_those_that_ended() -> None:

@@ -1,16 +1,18 @@
 """The source that samples /proc beside the one that sees every wait, on waits of 50 ms and longer."""
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from offtop.errors import UsageError
+from offtop.errors import KernelError, UsageError
 from offtop.kernel import cgroups, procfs
 from offtop.kernel.procsource import DOOR, ProcSource
 from offtop.model.book import ThreadKey
@@ -324,6 +326,30 @@ def test_where_it_cannot_be_known_how_many_threads_are_lost_that_is_said() -> No
         assert sampled.source.notice.endswith("nor how many threads came and went in between")
     with sampling() as sampled:
         assert sampled.source.notice.endswith("two looks were")
+
+
+@pytest.mark.parametrize(
+    ("failure", "told", "says"),
+    [
+        (ValueError("not a number"), ValueError, "not a number"),
+        (OSError(errno.EMFILE, "Too many open files"), KernelError, "ulimit -n"),
+        (OSError(errno.ENOENT, "No such file"), KernelError, "mount -t proc"),
+    ],
+)
+def test_what_ends_the_looks_is_told_to_who_reads(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, told: type[Exception], says: str
+) -> None:
+    failed = threading.Event()
+
+    def walk(tasks: procfs.Tasks) -> None:
+        failed.set()
+        raise failure
+
+    with sampling() as sampled:
+        monkeypatch.setattr(procfs.Tasks, "walk", walk)
+        assert failed.wait(60)
+        with pytest.raises(told, match=says):
+            sampled.read()
 
 
 def test_nothing_is_left_open() -> None:
