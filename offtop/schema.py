@@ -401,7 +401,7 @@ SCHEMA: dict[str, Any] = {
                         "age_ns": _COUNT,
                         "age_is": {
                             "enum": ["exact", "at_most", "at_least"],
-                            "description": "at_most: nobody saw it begin; it is the time since the thread last had a CPU",
+                            "description": "at_most: nobody saw it begin; so long ago the thread last had a CPU",
                         },
                         "state": {"type": "string", "description": "as in ps: R, S, D, T, t, P, I; K: killable"},
                         "category": {"type": "string"},

@@ -210,9 +210,10 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
     one, age = shown.waits[row], shown.age(row)
     who = f"{thread_name(one.site.thread, book)}({one.site.tid}) of {process_name(one.site.pid, book)}({one.site.pid})"
     since = clock(picture, shown.at_ns - age.ns)
+    unseen = "between two looks" if picture.sampling else "before offtop watched"
     began = {
         Bound.EXACT: f"since {since}",
-        Bound.AT_MOST: f"last had a CPU at {since}, {'between two looks' if picture.sampling else 'before offtop watched'}",
+        Bound.AT_MOST: f"last had a CPU at {since}, {unseen}",
         Bound.AT_LEAST: f"seen since {since}, may be older",
     }[age.bound]
     state = one.letter
