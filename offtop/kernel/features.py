@@ -100,7 +100,7 @@ def find(types: KernelTypes) -> Features:
     exec_runtime, exec_start = (types.offset("sched_entity", member) for member in ("sum_exec_runtime", "exec_start"))
     if exec_runtime is None or exec_start is None:
         raise KernelError("This kernel does not count how long a thread runs. Please report it with: uname -r")
-    thread, sp = types.offset("task_struct", "thread"), types.offset("thread_struct", "sp")
+    thread, sp = types.offset("task_struct", "thread"), _stack_pointer(types)
     fs_base = types.offset("thread_struct", "fsbase")
     symbol = kprobe_symbol()
     available = {"exit": types.has_tracepoint("sched_exit_tp"), "kprobe": bool(symbol), "switch": True}
@@ -138,6 +138,12 @@ def find(types: KernelTypes) -> Features:
         cgroup=cgroup,
         hierarchies=_hierarchies(types) if cgroup else {},
     )
+
+
+def _stack_pointer(types: KernelTypes) -> int | None:
+    """Of a thread's kernel stack, in thread_struct: arm64 keeps it among other registers there."""
+    saved, sp = types.offset("thread_struct", "cpu_context"), types.offset("cpu_context", "sp")
+    return types.offset("thread_struct", "sp") if saved is None or sp is None else saved + sp
 
 
 _CGROUP = {

@@ -4,6 +4,7 @@ Kernel stacks are the same when their functions are; user stacks when their (fil
 process they are of and wherever it has its libraries. So forked workers share their stacks.
 """
 
+import platform
 from collections.abc import Callable, Iterable, Sequence
 
 from offtop.kernel import layout
@@ -37,6 +38,9 @@ from offtop.model.stack import (
 _TRACER_FRAMES = 12
 _MOST_WALKED = 16_384
 """Stale words of a thread's stack make a few more of them than there are stacks."""
+
+_SIGNED = 0xFFFF << 48 if platform.machine() == "aarch64" else 0
+"""What arm64 may have signed of a return address in the kernel (CONFIG_ARM64_PTR_AUTH_KERNEL): else it is all ones."""
 
 KernelFrame = Callable[[int], Frame]
 """Address → frame."""
@@ -87,14 +91,16 @@ class Stacks:
         called_exec: CalledExec = lambda _: None,
         with_python: WithPython = lambda _pid, frames, _python, _whole: (frames, False),
         has_rule: Callable[[Frame], bool] = lambda _: True,
+        signed: int = _SIGNED,
     ) -> None:
         """`sched_text`: first and end address of the kernel's __sched functions. `has_rule`: whether a frame's binary
-        says who called it."""
+        says who called it. `signed`: bits of a return address on the kernel's stack that are set without a signature.
+        """
         self._kernel, self._user = IdTable(kernel, _stack_of), IdTable(user, _stack_of)
         self._book, self._categories = book, categories
         self._kernel_frame, self._user_frames, self._copied = kernel_frame, user_frames, copied
         self._called_exec, self._with_python, self._has_rule = called_exec, with_python, has_rule
-        self._sched_text = sched_text
+        self._sched_text, self._signed = sched_text, signed
         self._next_id = FIRST_STACK
         self._by_frames: dict[tuple[tuple[Frame, ...], str, bool], int] = {}
         self._kernel_ids: dict[int, int] = {}
@@ -145,7 +151,7 @@ class Stacks:
         first, end = self._sched_text
         leaf = int.from_bytes(frames[:8], "little")
         on_top: list[int] = []
-        for word in memoryview(words).cast("Q"):
+        for word in map(self._signed.__or__, memoryview(words).cast("Q")):
             if word == leaf:
                 break
             if first <= word < end:

@@ -1,9 +1,11 @@
 """The ledger against a made-up kernel, whose every wait is known: time stands where and when it passed."""
 
+from array import array
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Stack
+from offtop.model.stack import FILTERED, FIRST_STACK, KERNEL, NO_STACK, SHORT, Frame, Stack
 from offtop.model.table import SITES
 from offtop.model.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
 from offtop.model.window import Window, between, merge
@@ -748,6 +750,23 @@ def test_an_id_that_is_used_in_another_process_stands_in_another_site() -> None:
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
     assert stacks.site(100, 100, NO_STACK, NO_STACK) == SiteKey(100, 100, NO_STACK, NO_STACK)
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
+
+
+@pytest.mark.parametrize(("signed", "top"), [(0xFFFF << 48, ["down_write"]), (0, ["mutex_lock"])])
+def test_what_waits_in_the_scheduler_s_functions_is_found_by_signed_return_addresses_too(
+    signed: int, top: list[str]
+) -> None:
+    book, no_map, no_frames = Book(), cast(Map, None), cast(Any, None)
+    first, end = 0xFFFF_8000_0900_0000, 0xFFFF_8000_0900_1000
+    names = {first + 8: "down_write", first + 16: "mutex_lock", end + 8: "vfs_write"}
+    stacks = Stacks(
+        *(no_map, no_map, book, watch.rules()),
+        *(lambda address: Frame(KERNEL, 0, names[address]), no_frames, (first, end)),
+        signed=signed,
+    )
+    words = [7, (first + 8) & ~(0xFF7F << 48), (end + 8) & ~(0x1234 << 48), first + 16]  # the last is stale
+    found = stacks.walked((end + 8).to_bytes(8, "little"), array("Q", words).tobytes())
+    assert [frame.name for frame in book.stacks[found].frames] == [*top, "vfs_write"]
 
 
 def test_a_user_stack_that_was_read_is_of_one_wait_alone() -> None:
