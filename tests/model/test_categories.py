@@ -169,6 +169,13 @@ def test_what_tells_that_a_thread_was_put_aside_is_not_trimmed() -> None:
     assert category_of(frames) == "run-queue"
 
 
+def test_a_kprobe_s_stack_on_arm64_lacks_who_called_the_probed_function() -> None:
+    aside = ["finish_task_switch.isra.0", "__cond_resched", "move_page_tables", "setup_arg_pages"]
+    asleep = ["finish_task_switch.isra.0", "schedule", "do_nanosleep", "hrtimer_nanosleep"]
+    assert [RULES.tail_length(frames) for frames in (aside, asleep)] == [1, 2]
+    assert [category_of(frames) for frames in (aside, asleep)] == ["run-queue", "sleep"]
+
+
 def test_a_scheduler_deeper_than_twelve_frames_is_none() -> None:
     assert RULES.tail_length(["f"] * 11 + ["__schedule", "g"]) == 12
     assert RULES.tail_length(["f"] * 12 + ["__schedule", "g"]) == 0
