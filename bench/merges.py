@@ -18,12 +18,11 @@ from bench.machine import need
 from bench.servers import Servers, serving
 from offtop import paths
 from offtop.kernel import layout
-from offtop.kernel.copies import Copies, Copy
+from offtop.kernel.copies import Copies, Copy, leaf
 from offtop.kernel.features import Features
 from offtop.kernel.files import Files
 from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Unwind
-from offtop.kernel.unwind import State
 from offtop.kernel.walker import Found, Walker
 from offtop.model import categories
 from offtop.model.snapshot import Filters
@@ -114,8 +113,7 @@ class _Walks:
         of = self._servers.named.get(pid, "")
         if walked_end and of and self._count[of] < _MOST_KEPT:
             self._count[of] += 1
-            registers = head[2 : 2 + layout.REGISTERS]
-            state = State(registers[16], registers[19], registers[4], tuple(registers[n] for n in (5, 3, 2, 1, 0)))
+            state = leaf(head[2 : 2 + layout.REGISTERS])
             walked = head[-_FRAMES:][:depth]
             stack = raw[layout.COPY_HEAD.size :]
             copy = Copy(0, 0, pid, tid, tuple(walked), bool(unsure), state, bool(narrow), execs, state.sp, stack)

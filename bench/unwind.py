@@ -62,7 +62,7 @@ def ask(waits: Path) -> Answer:
     plain, linked = build_stacks(waits.parent)
     found = features.find(libbpf.KernelTypes())
     if not Unwind().is_ruled(found):
-        raise UnanswerableError("this machine's kernel side follows no rules: it needs x86-64")
+        raise UnanswerableError("this machine's kernel side follows no rules: it needs x86-64 or arm64")
     missing: list[str] = []
     with tools.counting():
         parts = [_of_waits(plain, linked), _of_new(plain, found), _of_minute(plain)]

@@ -243,7 +243,7 @@ static inline __attribute__((always_inline)) void find_polled(struct object *o, 
 static inline __attribute__((always_inline)) void find_named(struct object *o, struct task_struct *task, u32 at)
 {
 #ifdef REG_CALL
-	u64 call = 0, segment = 0, sp = 0;
+	u64 call = 0, mode = 0, sp = 0;
 
 	if (MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD)
 		return;
@@ -252,11 +252,9 @@ static inline __attribute__((always_inline)) void find_named(struct object *o, s
 	bpf_probe_read_kernel(&sp, sizeof(sp), regs + REG_SP);
 	if (!sp) /* a thread without a program, as those of io_uring: all its registers are 0, which is a system call, too */
 		return;
-#ifdef REG_OTHER_5
-	bpf_probe_read_kernel(&segment, sizeof(segment), regs + REG_OTHER_5);
-	if ((u32)segment == COMPAT_CODE) /* whose system calls have other numbers */
+	bpf_probe_read_kernel(&mode, sizeof(mode), regs + REG_MODE);
+	if ((mode & MODE_MASK) == MODE_NARROW) /* one of 32 bits, whose system calls have other numbers */
 		return;
-#endif
 	u32 number = call;
 	u32 *kind = calls.lookup(&number);
 	if (!kind || !*kind)

@@ -747,7 +747,7 @@ static inline __attribute__((always_inline)) void take_stack(struct task_struct 
 #endif
 	s->turns = 0;
 	s->call = -1;
-	s->ip = s->sp = s->bp = s->thread = 0;
+	s->ip = s->sp = s->bp = s->mode = s->thread = 0;
 	__builtin_memset(s->others, 0, sizeof(s->others));
 #ifdef TURNS
 	s->turns = MEMBER(u64, task, TURNS);
@@ -769,13 +769,19 @@ static inline __attribute__((always_inline)) void take_stack(struct task_struct 
 	bpf_probe_read_kernel(&s->ip, sizeof(u64), (char *)regs + REG_IP);
 	bpf_probe_read_kernel(&s->sp, sizeof(u64), (char *)regs + REG_SP);
 	bpf_probe_read_kernel(&s->bp, sizeof(u64), (char *)regs + REG_BP);
-#ifdef REG_OTHER_0
+	bpf_probe_read_kernel(&s->mode, sizeof(u64), (char *)regs + REG_MODE);
 	bpf_probe_read_kernel(&s->others[0], sizeof(u64), (char *)regs + REG_OTHER_0);
 	bpf_probe_read_kernel(&s->others[1], sizeof(u64), (char *)regs + REG_OTHER_1);
 	bpf_probe_read_kernel(&s->others[2], sizeof(u64), (char *)regs + REG_OTHER_2);
 	bpf_probe_read_kernel(&s->others[3], sizeof(u64), (char *)regs + REG_OTHER_3);
 	bpf_probe_read_kernel(&s->others[4], sizeof(u64), (char *)regs + REG_OTHER_4);
+#ifdef REG_OTHER_5
 	bpf_probe_read_kernel(&s->others[5], sizeof(u64), (char *)regs + REG_OTHER_5);
+	bpf_probe_read_kernel(&s->others[6], sizeof(u64), (char *)regs + REG_OTHER_6);
+	bpf_probe_read_kernel(&s->others[7], sizeof(u64), (char *)regs + REG_OTHER_7);
+	bpf_probe_read_kernel(&s->others[8], sizeof(u64), (char *)regs + REG_OTHER_8);
+	bpf_probe_read_kernel(&s->others[9], sizeof(u64), (char *)regs + REG_OTHER_9);
+	bpf_probe_read_kernel(&s->others[10], sizeof(u64), (char *)regs + REG_OTHER_10);
 #endif
 #endif
 }

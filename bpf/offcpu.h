@@ -314,8 +314,6 @@ struct wake {
 	struct link links[LINKS];
 };
 
-#define COMPAT_CODE 0x23 /* x86-64's code segment of 32-bit programs */
-
 /* How a user stack ends. */
 enum end {
 	END_LINKED = 1,    /* wherever its frame pointers led, which nobody has checked */
@@ -338,8 +336,9 @@ enum end {
 #define PYTHON_FRAMES 64
 #define PYTHON_ADDRESS ((1ULL << 56) - 1)
 #define LARGEST_FRAME (1 << 24)
+#ifndef REGISTERS
 #define REGISTERS 21       /* of x86-64's pt_regs */
-#define SIGNAL_BP 120      /* of x86-64's rt_sigframe, from the stack pointer in the restorer on */
+#endif
 
 /* The way from one address of a program to its caller's. CFA: the stack pointer there, below which the return
  * address is (DWARF 5, 6.4). */
@@ -350,13 +349,14 @@ struct rule_key {
 };
 
 enum how { HOW_NONE, HOW_SP, HOW_BP, HOW_AT_BP, HOW_LINK, HOW_SIGNAL, HOW_ODD, HOW_END };
-enum saved { SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP };
+enum saved { SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP, SAVED_LINK };
 
 struct rule {
 	s32 cfa;           /* from what `how` says: the stack pointer, the frame pointer, or the word there */
 	s16 bp;            /* where the caller's frame pointer is: from the CFA, or SAVED_AT_BP from the frame pointer */
 	u8 how;            /* enum how; from HOW_END on: the stack ends here, HOW_END + enum end */
-	u8 saved;          /* enum saved: SAVED_BELOW is where frame pointers are, right below the return address */
+	u8 saved;          /* enum saved: SAVED_BELOW is where frame pointers are, right below the return address. On
+			    * arm64 that is above `bp`, too; SAVED_LINK: it alone. SAVED_NOT: it is in its register */
 	u32 unsure;        /* it is no rule of .eh_frame */
 };
 
@@ -435,7 +435,7 @@ struct walked {
 };
 
 #define ARGUMENTS 6
-#define OTHERS 6
+#define OTHERS 11
 
 struct walked_stack {
 	u64 depth;
@@ -445,7 +445,8 @@ struct walked_stack {
 	u64 ip;                  /* of its program, as are the next ones; sp 0: not known */
 	u64 sp;
 	u64 bp;
-	u64 others[OTHERS];      /* rbx, r12 to r15: what calls keep; and cs. 0: not known */
+	u64 others[OTHERS];      /* rbx, r12 to r15; x19 to x28, x30: what calls keep. 0: not known */
+	u64 mode;                /* cs; pstate. 0: not known */
 	u64 thread;              /* what pthread_self() gives in it; 0: not known */
 	struct object object;    /* what it waits on */
 	u64 words[WALK_WORDS];   /* the top of the thread's kernel stack, for the __sched functions */

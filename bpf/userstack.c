@@ -22,8 +22,9 @@
  * Without UNWIND_KB, the kernel's own walk along frame pointers is all there is.
  *
  * -D: STACKS, RULES, SPACES, COPIES (map sizes; of copies, in pages), UNWIND_KB (how much of a stack is copied),
- * TASK_FS_BASE (offset in task_struct: what a thread's own memory is found by), PYTHONS, PYTHON_THREADS (map sizes),
- * USER_STACKS (0: none are walked), REG_IP, REG_SP, REG_BP (offsets in pt_regs), VERIFY (a copy is made of what was
+ * REGISTERS (how many words of pt_regs a copy has), CODE_ADDRESSES (arm64: the bits of a return address that are no
+ * signature), TASK_FS_BASE (offset in task_struct: what a thread's own memory is found by), PYTHONS, PYTHON_THREADS (map sizes),
+ * USER_STACKS (0: none are walked), REG_IP, REG_SP, REG_BP, REG_LINK (offsets in pt_regs; the last on arm64), VERIFY (a copy is made of what was
  * walked, too, from its leaf on: bench/merges.py holds the two against each other).
  */
 
@@ -253,6 +254,7 @@ struct copy {
 	u64 words[2];                 /* what read_stack() found */
 	u64 size;                     /* of its program's words, in bytes */
 	u64 mask;                     /* what a word of ours has of one of them */
+	u64 link;                     /* arm64: what x30 has, 0: not known */
 };
 BPF_PERCPU_ARRAY(copy_scratch, struct copy, SLOTS);
 
@@ -331,42 +333,78 @@ static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, 
 	return true;
 }
 
+#ifdef REG_LINK
+#define SIGNAL_FRAME 544 /* of arm64's rt_sigframe, from the stack pointer in the restorer on: x29, x30, sp, pc */
+#define SIGNAL_WORDS 4
+#define IS_LOOSE(head) ((head)->unsure)
+
+static inline __attribute__((always_inline)) void from_signal(struct copy *copy, u64 *words)
+{
+	copy->head.bp = words[0];
+	copy->link = words[1];
+	copy->head.sp = words[2];
+	copy->head.at = words[3];
+}
+
 /*
- * One step by `rule`, from where `head` stands to the caller. Registers but ip, sp and the frame pointer are not
- * followed: a rule that asks for them is ODD.
+ * To the caller, where a call leaves its return address in x30: who calls on keeps that above its caller's x29. Behind a
+ * step along these alone the stack pointer is not known, so that all further ones are such steps, too.
  */
-static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
+static inline __attribute__((always_inline)) u32 to_caller(struct copy *copy, struct rule *rule, u64 how)
 {
 	struct copy_head *head = &copy->head;
-	u64 words[7], how = rule->how;
+	u64 saved = rule->saved, link = copy->link, cfa = (how == HOW_SP ? head->sp : head->bp) + (s64)rule->cfa;
+	s64 at = rule->bp;
 
-	if (how == HOW_ODD)
-		return END_ODD;
-	if (how == HOW_END + END_ASTRAY) /* no code is there */
-		return END_ASTRAY;
-	stack->frames[i] = head->pc;
-	head->depth = i + 1;
-	head->unsure |= rule->unsure;
-	if (how >= HOW_END)
-		return how - HOW_END;
-	if (how == HOW_SIGNAL) {
-		stack->frames[i] |= EXACT; /* nothing called what a handler returns to */
-		/* from where rt_sigreturn(2) takes them: rbp, rbx, rdx, rax, rcx, rsp, rip */
-		if (bpf_probe_read_user(words, sizeof(words), (void *)(head->sp + SIGNAL_BP)))
-			return END_MEMORY;
-		head->bp = words[0];
-		head->sp = words[5];
-		head->at = words[6];
-		head->pc = words[6] | EXACT;
-		return 0;
+	if (IS_LOOSE(head)) {
+		if (!head->bp) /* so the first frame of a chain is marked */
+			return END_WHOLE;
+		cfa = head->bp + 2 * sizeof(u64);
+		at = -2 * (s64)sizeof(u64);
+		saved = SAVED_AT;
 	}
+	copy->link = 0;
+	if (cfa - head->sp - !!saved >= LARGEST_FRAME)
+		return END_ASTRAY;
+	if (saved) {
+		if (!read_stack(copy, cfa + at))
+			return END_MEMORY;
+		link = copy->words[1];
+		if (saved != SAVED_LINK)
+			head->bp = copy->words[0];
+	} else if (!link) {
+		return END_MEMORY;
+	}
+	link &= CODE_ADDRESSES;
+	head->sp = cfa;
+	head->pc = link;
+	head->at = link - 1; /* the call */
+	return link ? 0 : END_WHOLE;
+}
+#else
+#define SIGNAL_FRAME 120 /* of x86-64's: rbp, rbx, rdx, rax, rcx, rsp, rip */
+#define SIGNAL_WORDS 7
+#define IS_LOOSE(head) 0
+
+static inline __attribute__((always_inline)) void from_signal(struct copy *copy, u64 *words)
+{
+	copy->head.bp = words[0];
+	copy->head.sp = words[5];
+	copy->head.at = words[6];
+}
+
+/* To the caller, where a call leaves its return address on the stack. */
+static inline __attribute__((always_inline)) u32 to_caller(struct copy *copy, struct rule *rule, u64 how)
+{
+	struct copy_head *head = &copy->head;
 	u64 cfa = (how == HOW_SP ? head->sp : head->bp) + (s64)rule->cfa;
 	u64 size = copy->size & 15;
+
 	if (how == HOW_AT_BP) {
-		words[0] = 0;
-		if (bpf_probe_read_user(words, size, (void *)cfa))
+		u64 word = 0;
+		if (bpf_probe_read_user(&word, size, (void *)cfa))
 			return END_MEMORY;
-		cfa = words[0];
+		cfa = word;
 	}
 	if (how == HOW_LINK && !head->bp) /* so the first frame of a chain is marked */
 		return END_WHOLE;
@@ -382,6 +420,38 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 		head->bp = copy->words[0];
 	head->sp = cfa;
 	return head->pc ? 0 : END_WHOLE;
+}
+#endif
+
+/*
+ * One step by `rule`, from where `head` stands to the caller. Registers but ip, sp and the frame pointer are not
+ * followed: a rule that asks for them is ODD.
+ */
+static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
+{
+	struct copy_head *head = &copy->head;
+	u64 words[SIGNAL_WORDS], how = rule->how;
+
+	if (how == HOW_ODD && !IS_LOOSE(head))
+		return END_ODD;
+	if (how == HOW_END + END_ASTRAY) /* no code is there */
+		return END_ASTRAY;
+	stack->frames[i] = head->pc;
+	head->depth = i + 1;
+	head->unsure |= rule->unsure;
+	if (how >= HOW_END)
+		return how - HOW_END;
+	if (how != HOW_SIGNAL)
+		return to_caller(copy, rule, how);
+	stack->frames[i] |= EXACT; /* nothing called what a handler returns to */
+	if (IS_LOOSE(head))
+		return END_ASTRAY;
+	/* from where rt_sigreturn(2) takes them */
+	if (bpf_probe_read_user(words, sizeof(words), (void *)(head->sp + SIGNAL_FRAME)))
+		return END_MEMORY;
+	from_signal(copy, words);
+	head->pc = head->at | EXACT;
+	return 0;
 }
 
 /* Begin where the thread left its program, with all registers. */
@@ -415,6 +485,9 @@ static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot
 	head->narrow = space ? space->narrow : 0;
 	head->end = space ? 0 : END_NO_RULE;
 	head->depth = head->unsure = head->walked_end = copy->bytes = 0;
+#ifdef REG_LINK
+	copy->link = *(u64 *)((char *)head->registers + REG_LINK);
+#endif
 	copy->size = head->narrow ? 4 : 8;
 	copy->mask = head->narrow ? 0xffffffff : ~0ULL;
 	key.space = head->space;

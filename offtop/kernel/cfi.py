@@ -6,10 +6,10 @@ from functools import cache
 from typing import NamedTuple
 
 from offtop.kernel import dwfl
-from offtop.kernel.rules import CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
+from offtop.kernel.rules import AARCH64, CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
 
 _Pointer = ct.c_void_p
-_MACHINES = {62: X86_64, 3: I386}
+_MACHINES = {62: X86_64, 3: I386, 183: AARCH64}
 """By ELF's e_machine."""
 _RESTORER = bytes.fromhex("48c7c00f0000000f05")
 """mov $15,%rax; syscall: rt_sigreturn(2), as debuggers know it where no rule is there (musl, Go)."""
@@ -23,6 +23,18 @@ _RT_SIGNAL = Rule(
 )
 """Where the kernel puts registers on x86-64 (struct ucontext, from the restorer's stack pointer on): r12 to r15 after
 r8 to r11, then rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip."""
+_RESTORER_ARM = bytes.fromhex("681180d2010000d4")
+"""mov x8, #139; svc #0: the same call. The rule that the kernel's own has there leads past the frame that was
+interrupted."""
+_RT_SIGNAL_ARM = Rule(
+    Value(AARCH64.sp, 560, True),
+    Value(AARCH64.sp, 568, True),
+    Value(AARCH64.sp, 544, True),
+    tuple(Value(AARCH64.sp, 312 + 8 * number, True) for number in AARCH64.kept),
+    Value(AARCH64.sp, 560, True),
+    True,
+)
+"""Likewise (struct sigcontext): x0 to x30, then sp and pc."""
 
 _ADDR, _DEREF = 0x03, 0x06
 _CONSTANTS = range(0x08, 0x12)
@@ -95,6 +107,8 @@ class Unwinding:
         address = self._binary.address(offset)
         if address is None or self._machine is None:
             return NO_RULE
+        if self._machine == AARCH64 and _RESTORER_ARM in self._binary.code(offset, len(_RESTORER_ARM) + 4):
+            return _RT_SIGNAL_ARM
         for name in ("dwfl_module_eh_cfi", "dwfl_module_dwarf_cfi"):
             table, bias = self._table(name)
             frame = _Pointer()

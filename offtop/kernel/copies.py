@@ -1,21 +1,24 @@
 """The copies that the kernel side made of stacks, taken out of their ring buffer."""
 
+import platform
 import threading
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from offtop.kernel import layout, libbpf
 from offtop.kernel.libbpf import Map
+from offtop.kernel.rules import AARCH64
 from offtop.kernel.unwind import State
 
 _AT_ONCE = 64
 """Copies that may be made until somebody looks again: 1 MB."""
 _A_SECOND, _SAVED = 100, 512
 """So many copies may be made; those that were not, later, up to this: at the start every stack is new."""
-_CS, _DI = 17, 14
-_KEPT = (5, 3, 2, 1, 0)
-_NARROW_KEPT = (5, 13, 14)
-"""Where struct pt_regs of x86-64 has the registers of rules.X86_64 and rules.I386."""
+_IS_ARM = platform.machine() == "aarch64"
+_LEAF, _MODE, _DI = ((32, 31, 29), 33, 0) if _IS_ARM else ((16, 19, 4), 17, 14)
+_KEPT, _NARROW_KEPT = (AARCH64.kept, ()) if _IS_ARM else ((5, 3, 2, 1, 0), (5, 13, 14))
+"""Where struct pt_regs has the registers of rules.AARCH64, or those of rules.X86_64 and rules.I386."""
 
 
 class Copy(NamedTuple):
@@ -45,6 +48,12 @@ class Copy(NamedTuple):
         """What was there."""
         start = address - self.at
         return self.stack[start : start + size_bytes] if start >= 0 else b""
+
+
+def leaf(registers: Sequence[int]) -> State:
+    """Where a program of 64 bits stood when it entered the kernel, by the words of struct pt_regs."""
+    ip, sp, bp = (registers[n] for n in _LEAF)
+    return State(ip, sp, bp, tuple(registers[n] for n in _KEPT))
 
 
 class Copies:
@@ -79,10 +88,10 @@ class Copies:
         pc, sp, bp, size, _at, pid, tid, _space, _narrow, depth, unsure, _end, execs, pythons, _walked_end, *frames = (
             rest
         )
-        is_narrow = registers[_CS] == layout.COMPAT_CODE
+        is_narrow = layout.is_narrow(registers[_MODE])
         kept = tuple(registers[n] for n in (_NARROW_KEPT if is_narrow else _KEPT))
         is_exact = not depth or bool(pc & layout.EXACT)
-        state = State(pc & ~layout.EXACT, sp, bp, kept, registers[_DI], is_exact)
+        state = State(pc & ~layout.EXACT, sp, bp, kept, registers[_DI], is_exact, _IS_ARM and bool(unsure))
         if depth:  # these have changed since
             state.kept, state.di = (None,) * len(kept), None
         head = layout.COPY_HEAD.size

@@ -257,37 +257,34 @@ def _hierarchies(types: KernelTypes) -> Mapping[str, int]:
 
 
 _REGISTERS = {
-    "x86_64": (
-        "orig_ax",
-        "di",
-        "si",
-        "dx",
-        "r10",
-        "r8",
-        "r9",
-        "ip",
-        "sp",
-        "bp",
-        "bx",
-        "r12",
-        "r13",
-        "r14",
-        "r15",
-        "cs",
-    ),
-    "aarch64": ("syscallno", "regs:0", "regs:1", "regs:2", "regs:3", "regs:4", "regs:5", "pc", "sp", "regs:29"),
+    "x86_64": {
+        "REG_CALL": "orig_ax",
+        "REG_IP": "ip",
+        "REG_SP": "sp",
+        "REG_BP": "bp",
+        "REG_MODE": "cs",
+        **{f"REG_ARGUMENT_{n}": member for n, member in enumerate(("di", "si", "dx", "r10", "r8", "r9"))},
+        **{f"REG_OTHER_{n}": member for n, member in enumerate(("bx", "r12", "r13", "r14", "r15"))},
+    },
+    "aarch64": {
+        "REG_CALL": "syscallno",
+        "REG_IP": "pc",
+        "REG_SP": "sp",
+        "REG_BP": "regs:29",
+        "REG_MODE": "pstate",
+        **{f"REG_ARGUMENT_{n}": f"regs:{n}" for n in range(6)},
+        **{f"REG_OTHER_{n}": f"regs:{number}" for n, number in enumerate((*range(19, 29), 30))},
+        "REG_LINK": "regs:30",
+    },
 }
-"""Members of pt_regs that hold a system call's number and arguments (its calling convention: syscall(2)), ip, sp,
-frame pointer, and what else a call keeps and the code segment, where that is needed."""
-_OFFSETS = (
-    *("REG_CALL", *(f"REG_ARGUMENT_{n}" for n in range(6)), "REG_IP", "REG_SP", "REG_BP"),
-    *(f"REG_OTHER_{n}" for n in range(6)),
-)
+"""Members of pt_regs, by their names in bpf/offcpu.c: what holds a system call's number and arguments (its calling
+convention: syscall(2)), ip, sp, frame pointer and mode; what else a call keeps; and where it leaves its return address
+in a register, that."""
 
 
 def _registers(types: KernelTypes) -> Mapping[str, int]:
     found: dict[str, int] = {}
-    for name, member in zip(_OFFSETS, _REGISTERS.get(platform.machine(), ()), strict=False):
+    for name, member in _REGISTERS.get(platform.machine(), {}).items():
         member, _, index = member.partition(":")
         offset = types.offset("pt_regs", member)
         if offset is None:

@@ -1,5 +1,6 @@
 """What the records of bpf/offcpu.h look like from here; a test holds the two against each other."""
 
+import platform
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
@@ -73,18 +74,19 @@ MAGIC_SOCKETS = 0x534F434B
 FAMILY_UNIX, FAMILY_IPV4, FAMILY_IPV6 = 1, 2, 10
 LARGEST_FRAME = 1 << 24
 HOW_NONE, HOW_SP, HOW_BP, HOW_AT_BP, HOW_LINK, HOW_SIGNAL, HOW_ODD, HOW_END = range(8)
-SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP = range(4)
+SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP, SAVED_LINK = range(5)
 RULE_KEY = struct.Struct("=QII")
 RULE = struct.Struct("=ihBBI")
 SPACE = struct.Struct("=II")
-REGISTERS = 21
+_IS_ARM = platform.machine() == "aarch64"
+REGISTERS = 34 if _IS_ARM else 21
 COPY_HEAD = struct.Struct(f"=QQ{REGISTERS}QQQQQQ10I{FRAMES + 1 + PYTHON_FRAMES}Q")
 WALKED = struct.Struct("=QQQQQQ8I16s")
 ARGUMENTS = 6
-OTHERS = 6
-COMPAT_CODE = 0x23
-"""__USER32_CS: the code segment of 32-bit programs on x86-64."""
-WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{OTHERS}QQ{OBJECT.size}s{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
+OTHERS = 11
+MODE_MASK, MODE_NARROW = (0x10, 0x10) if _IS_ARM else (0xFFFFFFFF, 0x23)
+"""By what in its mode a program is one of 32 bits: arm64's PSR_MODE32_BIT, x86-64's __USER32_CS."""
+WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{OTHERS}QQQ{OBJECT.size}s{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
 
 SIZES = {
     "config": (4, CONFIG.size),
@@ -129,6 +131,11 @@ PYTHON_SIZES = {"pythons": (4, PYTHON_LAYOUT.size)}
 WITHIN_SIZES = {"within_calls": (4, CALLS_WITHIN.size), "within_now": (4, CALLS_NOW.size)}
 """And where only waits inside of one function are counted."""
 PER_CPU = ("lost", "within_calls")
+
+
+def is_narrow(mode: int) -> bool:
+    """Whether that is the mode of a program of 32 bits on a machine of 64."""
+    return mode & MODE_MASK == MODE_NARROW
 
 
 class ThreadRecord(NamedTuple):
@@ -203,7 +210,9 @@ class WalkedStack(NamedTuple):
     """0: the registers of its program are not known."""
     bp: int
     others: tuple[int, ...]
-    """What else calls keep, and the code segment: on x86-64 rbx, r12 to r15, cs; elsewhere zeros."""
+    """What else calls keep: on x86-64 rbx and r12 to r15, on arm64 x19 to x28 and, of a leaf, x30; else zeros."""
+    mode: int
+    """That of the program: x86-64's code segment, arm64's pstate; 0: not known."""
     thread: int
     """What pthread_self() gives in it; 0: not known."""
     object: ObjectRecord
@@ -265,10 +274,11 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
             call = (call & 0xFFFFFFFF) - ((call & 0x80000000) << 1)  # 32 bits on some machines
             ip, sp, bp = fields[_REST : _REST + 3]
             others = fields[_REST + 3 : _REST + 3 + OTHERS]
-            of_thread, found, words, frames = fields[-4:]
+            mode, of_thread, found, words, frames = fields[-5:]
             arguments = fields[_REST - ARGUMENTS : _REST]
             stack = WalkedStack(
-                turns, call, arguments, ip, sp, bp, others, of_thread, object_of(found), words, frames[: 8 * depth]
+                *(turns, call, arguments, ip, sp, bp, others, mode, of_thread, object_of(found), words),
+                frames[: 8 * depth],
             )
         yield _walked((*head, thread, stack))
 

@@ -704,7 +704,7 @@ class LiveSource(Happening):
         is_32_bit = userstacks.is_32_bit(stack)
         call = stack.call | CALL_32_BIT if is_32_bit else stack.call
         if call not in self._book.calls:
-            name = syscalls.name_of(stack.call, "i386") if is_32_bit else syscalls.name_of(stack.call)
+            name = syscalls.name_of(stack.call, syscalls.NARROW) if is_32_bit else syscalls.name_of(stack.call)
             if name:
                 self._book.calls[call] = name
         return call, () if is_32_bit else stack.arguments

@@ -24,6 +24,7 @@ from offtop.errors import KernelError, OfftopError, PrivilegeError
 from offtop.kernel import layout, libbpf, namespace, ready, syscalls
 from offtop.kernel.features import Features, choose_door
 from offtop.kernel.libbpf import Map
+from offtop.kernel.userwalk import code_addresses
 from offtop.model.printable import printable
 
 _COMPILE_SECONDS = 600.0
@@ -72,13 +73,14 @@ class Unwind(NamedTuple):
     """How much of one CPU offtop may take in all; walking has what the rest leaves."""
 
     def is_ruled(self, features: Features) -> bool:
-        """Whether the kernel side follows rules: on x86-64, where it is told a program's registers."""
+        """Whether the kernel side follows rules: on x86-64 and arm64, where it is told a program's registers."""
         return self.way in ("auto", "dwarf") and "REG_OTHER_0" in features.registers
 
     def defines(self, features: Features) -> dict[str, int]:
         found = {"USER_STACKS": int(self.way != "off")}
         if self.is_ruled(features):
             found |= {"UNWIND_KB": self.stack_kb, "RULES": _RULES, "SPACES": _SPACES, "COPIES": _copies_pages(self)}
+            found |= {"REGISTERS": layout.REGISTERS, "CODE_ADDRESSES": code_addresses()}
         return found
 
 
@@ -332,6 +334,8 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         "TASK_FS_BASE": features.fs_base,
         "PYTHONS": _PYTHONS,
         "PYTHON_THREADS": _PYTHON_THREADS,
+        "MODE_MASK": layout.MODE_MASK,
+        "MODE_NARROW": layout.MODE_NARROW,
         **features.registers,
         **features.cgroup,
         **features.files,

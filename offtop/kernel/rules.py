@@ -24,10 +24,13 @@ class Machine(NamedTuple):
     ip: int
     di: int | None = None
     """One that calls do not keep: in vfork(2) the return address is there."""
+    link: int | None = None
+    """The last of `kept`, where calls leave the return address in a register: who calls on keeps that on the stack."""
 
 
 X86_64 = Machine(8, 7, 6, (3, 12, 13, 14, 15), 16, 5)
 I386 = Machine(4, 4, 5, (3, 6, 7), 8)
+AARCH64 = Machine(8, 31, 29, (*range(19, 29), 30), 32, link=30)
 
 
 class Value(NamedTuple):
@@ -55,8 +58,10 @@ class Rule(NamedTuple):
 
     @property
     def is_linked(self) -> bool:
-        """Whether it is that of a function which keeps a frame pointer: the CFA right above what that points to."""
-        return self.cfa in (Value(X86_64.bp, 16), Value(I386.bp, 8)) and self.bp.is_at
+        """Whether it is that of a function which keeps a frame pointer: the CFA right above what that points to; on
+        arm64 it stands below the return address."""
+        is_arm = self.cfa.base in (AARCH64.sp, AARCH64.bp)
+        return self.bp.is_at and (is_arm or self.cfa in (Value(X86_64.bp, 16), Value(I386.bp, 8)))
 
 
 NO_RULE = Rule(Value(UNDEFINED), Value(UNDEFINED), Value(UNDEFINED), ())
@@ -89,33 +94,58 @@ def _value(word: str) -> Value:
 
 def packed(rule: Rule, machine: Machine) -> bytes:
     """The `struct rule` of bpf/offcpu.h: HOW_ODD where that cannot say it."""
-    cfa, word = rule.cfa, machine.word_bytes
+    cfa = rule.cfa
     if rule.ip.base == UNDEFINED:
         return ended(layout.END_WHOLE)
     if rule.is_signal:
-        is_usual = machine == X86_64 and (cfa, rule.ip, rule.bp) == _SIGNAL
+        is_usual = (cfa, rule.ip, rule.bp) == _SIGNALS.get(machine)
         return layout.RULE.pack(0, 0, layout.HOW_SIGNAL if is_usual else layout.HOW_ODD, 0, 0)
     how = {
         (machine.sp, False): layout.HOW_SP,
         (machine.bp, False): layout.HOW_BP,
         (machine.bp, True): layout.HOW_AT_BP,
     }.get((cfa.base, cfa.is_at), layout.HOW_ODD)
-    if (rule.ip, rule.sp) != (Value(CFA, -word, True), Value(CFA)):
-        how = layout.HOW_ODD
-    saved = layout.SAVED_NOT
-    if rule.bp.is_at:
-        saved = {CFA: layout.SAVED_AT, machine.bp: layout.SAVED_AT_BP}.get(rule.bp.base, -1)
-        if (rule.bp.base, rule.bp.offset) == (CFA, -2 * word):
-            saved = layout.SAVED_BELOW
-    elif rule.bp not in (Value(machine.bp), Value(UNDEFINED)):
-        saved = -1
-    if saved < 0 or not -(1 << 15) <= rule.bp.offset < 1 << 15:
-        how, saved = layout.HOW_ODD, 0
-    return layout.RULE.pack(cfa.offset, rule.bp.offset if saved > layout.SAVED_BELOW else 0, how, saved, 0)
+    if machine.link is not None:
+        saved, at = _linked(rule, machine.link, machine.bp)
+    else:
+        saved, at = _called(rule, machine)
+    if saved is None or rule.sp != Value(CFA) or not -(1 << 15) <= at < 1 << 15:
+        how, saved, at = layout.HOW_ODD, 0, 0
+    return layout.RULE.pack(cfa.offset, at, how, saved, 0)
 
 
-_SIGNAL = (Value(X86_64.sp, 160, True), Value(X86_64.sp, 168, True), Value(X86_64.sp, 120, True))
-"""rt_sigframe of x86-64, from the restorer on: struct ucontext's rsp, rip and rbp."""
+def _called(rule: Rule, machine: Machine) -> tuple[int | None, int]:
+    """`saved` and `bp` of struct rule, where a call leaves the return address on the stack."""
+    word, bp = machine.word_bytes, rule.bp
+    if rule.ip != Value(CFA, -word, True):
+        return None, 0
+    if not bp.is_at:
+        return (layout.SAVED_NOT if bp in (Value(machine.bp), Value(UNDEFINED)) else None), 0
+    if (bp.base, bp.offset) == (CFA, -2 * word):
+        return layout.SAVED_BELOW, 0
+    return {CFA: layout.SAVED_AT, machine.bp: layout.SAVED_AT_BP}.get(bp.base), bp.offset
+
+
+def _linked(rule: Rule, link: int, frame_pointer: int) -> tuple[int | None, int]:
+    """The same where it is in a register: kept right above the frame pointer's word, if that is kept, too."""
+    ip, bp = rule.ip, rule.bp
+    if rule.cfa.is_at:
+        return None, 0
+    is_same = bp in (Value(frame_pointer), Value(UNDEFINED))
+    if ip == Value(link):
+        return (layout.SAVED_NOT if is_same else None), 0
+    if not ip.is_at or ip.base != CFA:
+        return None, 0
+    if is_same:
+        return layout.SAVED_LINK, ip.offset - 8
+    return (layout.SAVED_AT if bp == Value(CFA, ip.offset - 8, True) else None), ip.offset - 8
+
+
+_SIGNALS = {
+    X86_64: (Value(X86_64.sp, 160, True), Value(X86_64.sp, 168, True), Value(X86_64.sp, 120, True)),
+    AARCH64: (Value(AARCH64.sp, 560, True), Value(AARCH64.sp, 568, True), Value(AARCH64.sp, 544, True)),
+}
+"""rt_sigframe, from the restorer on: struct ucontext's stack pointer, instruction pointer and frame pointer."""
 
 
 def ended(end: int, unsure: bool = False) -> bytes:

@@ -16,6 +16,8 @@ _TABLES = {
     "ppc64le": "powerpc64",
 }
 """What uname calls a machine → what the tables call it, where that is another word."""
+NARROW = "armv8l" if _MACHINE == "aarch64" else "i386"
+"""What uname calls this machine to a program of 32 bits."""
 
 
 def name_of(number: int, machine: str = _MACHINE) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from offtop.kernel import layout, rules
 from offtop.kernel.rules import CFA, NO_RULE, UNDEFINED, Machine, Rule, Value
+from offtop.kernel.userwalk import code_addresses
 from offtop.model.stack import ANONYMOUS, JIT, SIGNAL, Frame
 
 Read = Callable[[int, int], bytes]
@@ -48,12 +49,14 @@ class State:
     pc: int
     sp: int
     bp: int
-    kept: tuple[int | None, ...] = (None,) * 5
+    kept: tuple[int | None, ...] = ()
     """What the registers of Machine.kept hold, as far as they are known."""
     di: int | None = None
     """Machine.di, of the leaf."""
     is_exact: bool = True
     """`pc` was interrupted there; else it is a return address."""
+    is_loose: bool = False
+    """`sp` is no more than a bound: on arm64, behind a step along frame pointers."""
 
 
 @dataclass(slots=True)
@@ -97,8 +100,14 @@ def walk(
         # A signal's handler returns to the first byte of code that nothing called.
         restorer = frame_of(state.pc) if rule.is_signal and not state.is_exact else None
         found.frames.append(restorer._replace(name=SIGNAL) if restorer else frame)
-        if rule != NO_RULE:
-            packed, found.end = rules.packed(rule, machine), _step(state, rule, read, machine)
+        packed = None if rule == NO_RULE else rules.packed(rule, machine)
+        if state.is_loose and rule.is_signal:
+            found.end = layout.END_ASTRAY
+        elif packed is not None and (not state.is_loose or rule.ip.base == UNDEFINED):
+            found.end = _step(state, rule, read, machine)
+        elif machine.link is not None and (guess or state.is_loose):
+            found.unsure, found.end = True, _along_frames(state, read)
+            packed = packed or rules.guessed(2 * machine.word_bytes, True, -2 * machine.word_bytes, machine)
         elif guess:
             packed, found.end = _guess(state, frame, frame_of, read, code, machine)
             found.unsure = found.unsure or found.end in (0, layout.END_WHOLE)
@@ -141,12 +150,35 @@ def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
     if not rule.is_signal and not least <= sp - state.sp <= layout.LARGEST_FRAME:
         return layout.END_ASTRAY
     state.kept = tuple(None if one is None or one < 0 else one for one in map(value, rule.kept))
+    if machine.link is not None:
+        pc &= code_addresses()
+        if not rule.is_signal:  # what it holds by now nobody knows
+            state.kept = (*state.kept[:-1], None)
     state.pc, state.sp, state.is_exact, state.di = pc, sp, rule.is_signal, None
     if bp is not None:
         if bp < 0:
             return layout.END_MEMORY
         state.bp = bp
     return 0 if pc else layout.END_WHOLE
+
+
+def _along_frames(state: State, read: Read) -> int:
+    """Go to the caller as arm64's frame pointers lead, where the binary has no rule. 0, or how the stack ends here.
+
+    They stand at the lower end of a frame, wherever the function put that: behind them nobody knows where its caller's
+    frame begins.
+    """
+    if not state.bp:
+        return layout.END_WHOLE
+    if state.bp % 16 or not 0 <= state.bp - state.sp < layout.LARGEST_FRAME:
+        return layout.END_ASTRAY
+    raw = read(state.bp, 16)
+    if len(raw) < 16:
+        return layout.END_MEMORY
+    state.sp = state.bp + 16
+    state.bp, state.pc = _word(raw, 0, 8), _word(raw, 8, 8) & code_addresses()
+    state.kept, state.is_exact, state.is_loose = (None,) * len(state.kept), False, True
+    return 0 if state.pc else layout.END_WHOLE
 
 
 def _guess(

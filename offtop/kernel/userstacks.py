@@ -330,10 +330,10 @@ def _whose(work: _Work) -> int:
 
 
 def is_32_bit(stack: WalkedStack) -> bool:
-    """Whether the program is one of 32 bits on a machine of 64: its system calls have other numbers. x86-64's code
-    segment says so. Elsewhere one of 64 may have either address down there, but hardly both."""
-    if stack.others[-1]:
-        return stack.others[-1] == layout.COMPAT_CODE
+    """Whether the program is one of 32 bits on a machine of 64: its system calls have other numbers. Its mode says so.
+    Where that is not known, one of 64 may have either address down there, but hardly both."""
+    if stack.mode:
+        return layout.is_narrow(stack.mode)
     return 0 < stack.sp < _32_BIT_END and stack.ip < _32_BIT_END
 
 

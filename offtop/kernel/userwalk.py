@@ -28,7 +28,7 @@ def walk(memory: Memory, ip: int, bp: int, machine: str = _MACHINE) -> tuple[int
     if machine not in ("x86_64", "aarch64"):
         return (ip,)
     is_arm = machine == "aarch64"
-    code = _code_addresses() if is_arm else -1
+    code = code_addresses() if is_arm else -1
     while len(frames) < FRAMES and not (is_arm and bp % 16):
         raw = memory.stack(bp, _FRAME.size)
         if len(raw) < _FRAME.size:
@@ -42,7 +42,7 @@ def walk(memory: Memory, ip: int, bp: int, machine: str = _MACHINE) -> tuple[int
 
 
 @cache
-def _code_addresses() -> int:
+def code_addresses() -> int:
     """The bits of a user address on this machine: in those above, ARM signs return addresses.
 
     Libraries lie near the top of what user addresses there are, and libc is one.

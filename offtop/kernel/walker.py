@@ -17,7 +17,7 @@ from offtop.kernel.mappings import NOT_PERMITTED, Image, Processes, is_closed
 from offtop.kernel.memory import Memory
 from offtop.kernel.pythons import NO_PYTHONS, Pythons, code_objects
 from offtop.kernel.rulebook import Rulebook
-from offtop.kernel.rules import I386, NO_RULE, X86_64, Rule
+from offtop.kernel.rules import AARCH64, I386, NO_RULE, X86_64, Rule
 from offtop.kernel.unwind import Read, State, Walk
 from offtop.model.book import ThreadKey
 from offtop.model.stack import ANONYMOUS, JIT, SIGNAL, Frame
@@ -31,8 +31,8 @@ _OLD_S = 10.0
 _LOOK_S = 0.05
 """So many seconds for each process at least: a look takes 0.3 ms and more."""
 _MACHINE = platform.machine()
-_KEPT = 5
-"""Of WalkedStack.others: what calls keep."""
+_NATIVE, _NARROW = (AARCH64, None) if _MACHINE == "aarch64" else (X86_64, I386)
+"""Of programs of 64 and of 32 bits."""
 
 
 def _never() -> bool:
@@ -158,13 +158,13 @@ class Walker:
     ) -> Found | None:
         """The stack of a thread that is blocked; None where it is gone, or has run meanwhile."""
         with Memory(key.tid) as memory:
-            if self._taught is None:
+            if self._taught is None or (is_narrow and _NARROW is None):
                 addresses = userwalk.walk(memory, stack.ip, stack.bp, "i386" if is_narrow else _MACHINE)
                 found = Found(self._processes.frames(key.pid, addresses), layout.END_LINKED)
                 of_python = self._of_thread(key.pid, stack, memory)
                 return None if has_run() else self._with_python(key.pid, found, of_python, memory)
             of_python = self._of_thread(key.pid, stack, memory)
-            kept = (stack.others[0], None, None) if is_narrow else stack.others[:_KEPT]
+            kept = (stack.others[0], None, None) if is_narrow else stack.others[: len(_NATIVE.kept)]
             state = State(stack.ip, stack.sp, stack.bp, kept, stack.arguments[0])
             found = self._walked(key.pid, state, memory.stack, memory, is_narrow, has_run)
             return found and self._with_python(key.pid, found, of_python, memory)
@@ -174,7 +174,8 @@ class Walker:
         return self._processes.frames(pid, addresses)
 
     def of_copy(self, copy: Copy) -> Found | None:
-        """The stack that a copy was made of; None where its process is gone, or runs another program by now."""
+        """The stack that a copy was made of; None where its process is gone, or runs another program by now, or where
+        nobody knows how such programs keep their registers."""
         with Memory(copy.pid) as memory:  # for the code alone, which outlives the thread
             before = self.frames(copy.pid, copy.walked)
             found = self._walked(copy.pid, copy.state, copy.read, memory, copy.is_narrow, _never, before)
@@ -194,15 +195,16 @@ class Walker:
         has_run: Callable[[], bool],
         before: tuple[Frame, ...] = (),
     ) -> Found | None:
-        image = self._processes.image(pid)
+        machine, image = _NARROW if is_narrow else _NATIVE, self._processes.image(pid)
         if image is None:
             return Found(NOT_PERMITTED, layout.END_ASTRAY) if is_closed(pid) else None
+        if machine is None:
+            return None
 
         def frame_of(address: int) -> Frame | None:
             return self._processes.at(pid, image, address)
 
         self._find_python(pid, image)
-        machine = I386 if is_narrow else X86_64
         guess = self._way == "auto"
         self._rulebook.begin()
         self._processes.doubts = False

@@ -12,10 +12,12 @@ import pytest
 
 from offtop.kernel import cfi, dwfl, layout, rules
 from offtop.kernel.cfi import Unwinding
-from offtop.kernel.rules import CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
+from offtop.kernel.rules import AARCH64, CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
 from tests.kernel.programs import build
 
 _LIBC = next((path for path in Path("/lib").glob("x86_64-linux-gnu/libc.so.6")), Path("/lib64/libc.so.6"))
+_LIBC_ARM = next((path for at in ("lib", "usr") for path in Path("/", at).glob("aarch64-linux-gnu/**/libc.so.6")), None)
+"""This machine's own, or that for which a cross compiler builds."""
 _RESTORER = bytes.fromhex("48c7c00f0000000f05")
 _NAMES = {X86_64: {"rsp": 7, "rbp": 6}, I386: {"esp": 4, "ebp": 5}}
 _MOST_ROWS = 4000
@@ -98,6 +100,46 @@ def test_so_are_those_of_a_program_of_32_bits(tmp_path: Path) -> None:
     except subprocess.CalledProcessError:
         pytest.skip("no gcc-multilib")
     assert check(program, I386) > 5
+
+
+def test_so_are_those_of_arm64_where_a_leaf_keeps_its_return_address_in_a_register() -> None:
+    if _LIBC_ARM is None:
+        pytest.skip("no libc6-dev-arm64-cross")
+    every = [
+        (address, row) for address, row in rows(_LIBC_ARM) if address and re.fullmatch(r"(sp|x29)\+\d+", row["CFA"])
+    ]
+    leaves = callers = 0
+    with opened(_LIBC_ARM) as (binary, unwinding):
+        for address, row in every[:: max(1, len(every) // _MOST_ROWS)]:
+            name, offset = row["CFA"].split("+")
+            rule = unwinding.rule(offset_of(binary, address))
+            ip, bp = row.get("ra", "u"), row.get("x29", "u")
+            assert rule.cfa == Value({"sp": 31, "x29": 29}[name], int(offset)), hex(address)
+            assert rule.ip == saved(ip, 30) or (ip, rule.ip) == ("u", Value(UNDEFINED)), hex(address)
+            assert rule.bp == saved(bp, 29), hex(address)
+            assert rule.sp == Value(CFA), hex(address)
+            leaves += rule.ip == Value(30)
+            callers += rule.ip.is_at
+    assert leaves > 500 < callers
+
+
+def test_what_a_signal_s_handler_returns_to_on_arm64_is_known_by_its_code(tmp_path: Path) -> None:
+    """As in the vDSO of arm64: its own rule there leads past the frame that was interrupted."""
+    if not shutil.which("aarch64-linux-gnu-as"):
+        pytest.skip("no binutils-aarch64-linux-gnu")
+    code = (
+        *(".globl _start", "_start:", ".cfi_startproc", ".cfi_signal_frame", ".cfi_def_cfa x29, 0"),
+        *(".cfi_offset x29, 0", ".cfi_offset x30, 8", "nop", "mov x8, #139", "svc #0", ".cfi_endproc", ""),
+    )
+    program, part = tmp_path / "restorer", tmp_path / "restorer.o"
+    subprocess.run(["aarch64-linux-gnu-as", "-o", part], input="\n".join(code).encode(), check=True, timeout=60)
+    subprocess.run(["aarch64-linux-gnu-ld", "--eh-frame-hdr", "-o", program, part], check=True, timeout=60)
+    at = program.read_bytes().index(bytes.fromhex("681180d2010000d4"))
+    with opened(program) as (_, unwinding):
+        before, first, behind = (unwinding.rule(at + step) for step in (-1, 0, 4))
+    assert before == first
+    assert layout.RULE.unpack(rules.packed(first, AARCH64))[2] == layout.HOW_SIGNAL
+    assert (behind.is_signal, behind.cfa) == (True, Value(29))
 
 
 def test_an_entry_of_the_plt_has_a_word_more_on_the_stack_from_its_second_half_on(tmp_path: Path) -> None:

@@ -759,11 +759,11 @@ def test_what_waits_in_the_scheduler_s_functions_is_found_by_signed_return_addre
     book, no_map, no_frames = Book(), cast(Map, None), cast(Any, None)
     first, end = 0xFFFF_8000_0900_0000, 0xFFFF_8000_0900_1000
     names = {first + 8: "down_write", first + 16: "mutex_lock", end + 8: "vfs_write"}
-    stacks = Stacks(
-        *(no_map, no_map, book, watch.rules()),
-        *(lambda address: Frame(KERNEL, 0, names[address]), no_frames, (first, end)),
-        signed=signed,
-    )
+
+    def frame(address: int) -> Frame:
+        return Frame(KERNEL, 0, names[address])
+
+    stacks = Stacks(no_map, no_map, book, watch.rules(), frame, no_frames, (first, end), signed=signed)
     words = [7, (first + 8) & ~(0xFF7F << 48), (end + 8) & ~(0x1234 << 48), first + 16]  # the last is stale
     found = stacks.walked((end + 8).to_bytes(8, "little"), array("Q", words).tobytes())
     assert [frame.name for frame in book.stacks[found].frames] == [*top, "vfs_write"]

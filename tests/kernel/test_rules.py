@@ -18,9 +18,10 @@ from offtop.kernel.layout import (
     SAVED_AT,
     SAVED_AT_BP,
     SAVED_BELOW,
+    SAVED_LINK,
     SAVED_NOT,
 )
-from offtop.kernel.rules import CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
+from offtop.kernel.rules import AARCH64, CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
 
 SP, BP, RBX = X86_64.sp, X86_64.bp, 3
 CALLED = Value(CFA, -8, True)
@@ -50,15 +51,15 @@ def test_text_that_is_no_rule_says_nothing(text: str) -> None:
 
 @given(st.text(max_size=60))
 def test_whatever_a_stranger_writes_is_a_rule_that_can_be_packed(text: str) -> None:
-    for machine in (X86_64, I386):
+    for machine in (X86_64, I386, AARCH64):
         assert len(rules.packed(rules.read(text), machine)) == layout.RULE.size
 
 
-@given(RULES, st.sampled_from([X86_64, I386]))
+@given(RULES, st.sampled_from([X86_64, I386, AARCH64]))
 def test_whatever_a_rule_says_it_can_be_packed(rule: Rule, machine: Machine) -> None:
     *_, how, saved, unsure = layout.RULE.unpack(rules.packed(rule, machine))
     assert how in (HOW_SP, HOW_BP, HOW_AT_BP, HOW_SIGNAL, HOW_ODD, HOW_END + END_WHOLE)
-    assert (saved <= SAVED_AT_BP, unsure) == (True, 0)
+    assert (saved <= SAVED_LINK, unsure) == (True, 0)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,45 @@ def test_what_compilers_do_with_sp_and_bp_the_kernel_side_can_follow(rule: Rule,
 def test_what_asks_for_more_goes_to_user_space(rule: Rule) -> None:
     *_, how, saved, _ = layout.RULE.unpack(rules.packed(rule, X86_64))
     assert (how, saved) == (HOW_ODD, 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "packed"),
+    [
+        (Rule(Value(31, 32), Value(CFA, -24, True), Value(CFA, -32, True), ()), (32, -32, HOW_SP, SAVED_AT, 0)),
+        (Rule(Value(29, 48), Value(CFA, -40, True), Value(CFA, -48, True), ()), (48, -48, HOW_BP, SAVED_AT, 0)),
+        (Rule(Value(31, 16), Value(CFA, -16, True), Value(29), ()), (16, -24, HOW_SP, SAVED_LINK, 0)),
+        (Rule(Value(31), Value(30), Value(29), ()), (0, 0, HOW_SP, SAVED_NOT, 0)),
+        (Rule(Value(31), Value(UNDEFINED), Value(29), ()), (0, 0, HOW_END + END_WHOLE, 0, 0)),
+    ],
+)
+def test_on_arm64_the_return_address_is_in_its_register_or_above_the_frame_pointer(
+    rule: Rule, packed: tuple[int, ...]
+) -> None:
+    assert layout.RULE.unpack(rules.packed(rule, AARCH64)) == packed
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule(Value(31, 32), Value(CFA, -8, True), Value(CFA, -32, True), ()),
+        Rule(Value(31, 32), Value(CFA, -24, True), Value(19), ()),
+        Rule(Value(31, 32), Value(30), Value(CFA, -32, True), ()),
+        Rule(Value(31, 32), Value(19), Value(29), ()),
+        Rule(Value(29, 0, True), Value(30), Value(29), ()),
+        Rule(Value(19, 16), Value(30), Value(29), ()),
+        Rule(Value(31, 40_000), Value(CFA, -39_992, True), Value(CFA, -40_000, True), ()),
+    ],
+)
+def test_what_asks_for_more_on_arm64_goes_to_user_space(rule: Rule) -> None:
+    *_, how, saved, _ = layout.RULE.unpack(rules.packed(rule, AARCH64))
+    assert (how, saved) == (HOW_ODD, 0)
+
+
+def test_a_signal_s_frame_on_arm64_is_where_the_kernel_puts_it() -> None:
+    usual = Rule(Value(31, 560, True), Value(31, 568, True), Value(31, 544, True), (), is_signal=True)
+    assert layout.RULE.unpack(rules.packed(usual, AARCH64)) == (0, 0, HOW_SIGNAL, 0, 0)
+    assert layout.RULE.unpack(rules.packed(usual, X86_64)) == ODD
 
 
 def test_a_signal_s_frame_is_one_for_x86_64_alone_and_only_where_it_always_is() -> None:

@@ -18,7 +18,7 @@ from offtop.kernel.layout import (
     FRAMES,
     LARGEST_FRAME,
 )
-from offtop.kernel.rules import CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
+from offtop.kernel.rules import AARCH64, CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
 from offtop.kernel.unwind import State, Walk, called
 from offtop.model.stack import Frame
 
@@ -314,3 +314,82 @@ def test_32_bit_code_is_walked_by_words_of_4_bytes() -> None:
     made = Made([7, CODE + 0x1010], {0: rule, 1: first}, word=4)
     walk = made.walk(State(CODE + 0x10, STACK, 0, (None,) * 3))
     assert (offsets(walk), walk.end) == ([0x10, 0x100F], END_WHOLE)
+
+
+# ---- arm64, where calls leave the return address in x30
+
+ARM_KEPT = tuple(map(Value, AARCH64.kept))
+LEAF = Rule(Value(31), Value(30), Value(29), ARM_KEPT)
+
+
+def framed(size_bytes: int) -> Rule:
+    """Of code that has so much on the stack, at its lower end x29 and x30."""
+    saved = Value(CFA, -size_bytes, True), Value(CFA, 8 - size_bytes, True)
+    return Rule(Value(31, size_bytes), saved[1], saved[0], (*ARM_KEPT[:-1], saved[1]))
+
+
+def on_arm(
+    words: Sequence[int], by_function: Mapping[int, Rule], link: int | None, guess: bool = False, bp: int = 0
+) -> Walk:
+    made = Made(words, by_function)
+    made.machine = AARCH64
+    return made.walk(State(CODE + 0x10, STACK, bp, (*[0] * 10, link)), guess)
+
+
+def test_on_arm64_a_leaf_has_its_return_address_in_a_register_and_its_callers_on_the_stack() -> None:
+    words = [STACK + 16, CODE + 0x2020, 7, 8, 0, CODE + 0x3030]
+    walk = on_arm(words, {0: LEAF, 1: framed(32), 2: framed(16), 3: FIRST}, CODE + 0x1010)
+    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F, 0x201F, 0x302F], END_WHOLE, False)
+    assert [step for _, step in steps(walk)] == [
+        (0, 0, layout.HOW_SP, layout.SAVED_NOT, 0),
+        (32, -32, layout.HOW_SP, layout.SAVED_AT, 0),
+        (16, -16, layout.HOW_SP, layout.SAVED_AT, 0),
+        (0, 0, layout.HOW_END + END_WHOLE, 0, 0),
+    ]
+
+
+def test_that_register_is_known_of_the_leaf_alone() -> None:
+    assert on_arm([], {0: LEAF}, None).end == END_MEMORY
+    walk = on_arm([0, CODE + 0x1010], {0: framed(16), 1: LEAF}, CODE + 0x2020)
+    assert (offsets(walk), walk.end) == ([0x10, 0x100F], END_MEMORY)
+
+
+def test_signatures_of_return_addresses_are_taken_off() -> None:
+    signed = 0x2A << 48
+    walk = on_arm([0, signed | CODE + 0x2020], {0: LEAF, 1: framed(16), 2: FIRST}, signed | CODE + 0x1010)
+    assert (offsets(walk), walk.end) == ([0x10, 0x100F, 0x201F], END_WHOLE)
+
+
+def test_where_a_signal_came_in_a_leaf_its_return_address_is_known_too() -> None:
+    at = {register: 312 + 8 * register for register in (*AARCH64.kept, 29)} | {31: 560, 32: 568}
+    frame = [0] * 80
+    for register, value in {30: CODE + 0x2010, 31: STACK + 8 * 80, 32: CODE + 0x1010}.items():
+        frame[at[register] // 8] = value
+    restored = (
+        *(Value(31, at[31], True), Value(31, at[32], True), Value(31, at[29], True)),
+        tuple(Value(31, at[register], True) for register in AARCH64.kept),
+    )
+    handled = Rule(*restored, Value(31, at[31], True), True)
+    walk = on_arm([*frame, 0, 0], {0: handled, 1: LEAF, 2: framed(16)}, 0)
+    assert (offsets(walk), walk.end) == ([0x10, 0x1010, 0x200F], END_WHOLE)
+    assert steps(walk)[0] == (0x10, (0, 0, layout.HOW_SIGNAL, 0, 0))
+
+
+def test_without_a_rule_frame_pointers_are_followed_and_behind_them_nothing_else() -> None:
+    """The second is where its frame pointer says: nobody knows where the first one's frame ended."""
+    words = [1, 2, STACK + 40, CODE + 0x1010, 0, 0, CODE + 0x2020]
+    by_function = {1: framed(16), 2: FIRST}
+    walk = on_arm(words, by_function, None, guess=True, bp=STACK + 16)
+    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F], END_ASTRAY, True)  # an odd place for a frame
+    words.insert(4, 5)
+    words[2] = STACK + 48
+    walk = on_arm(words, by_function, None, guess=True, bp=STACK + 16)
+    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F, 0x201F], END_WHOLE, True)
+    assert steps(walk) == [
+        (0x10, (16, 0, layout.HOW_LINK, layout.SAVED_BELOW, 1)),
+        (0x100F, (16, -16, layout.HOW_SP, layout.SAVED_AT, 0)),
+        (0x201F, (0, 0, layout.HOW_END + END_WHOLE, 0, 0)),
+    ]
+    assert on_arm(words, by_function, None, guess=False, bp=STACK + 16).end == END_NO_WAY
+    assert on_arm(words, by_function, None, guess=True, bp=0).end == END_WHOLE
+    assert on_arm(words[:3], by_function, None, guess=True, bp=STACK + 16).end == END_MEMORY

@@ -410,6 +410,7 @@ def stack_of(tid: int) -> WalkedStack:
         0,
         (0,) * OTHERS,
         0,
+        0,
         NOTHING,
         b"",
         b"",

@@ -66,7 +66,7 @@ def test_of_all_numbers_that_a_program_may_show_only_those_with_a_name_are_kept(
     source._book = Book()  # pyright: ignore[reportPrivateUsage]
     for sp, flag in ((native, 0), (low, CALL_32_BIT)):
         for number in (*range(3_000), (1 << 29) - 1):
-            stack = WalkedStack(1, number, (0,) * 6, 1 << 20, sp, 0, (0,) * OTHERS, 0, NOTHING, b"", b"")
+            stack = WalkedStack(1, number, (0,) * 6, 1 << 20, sp, 0, (0,) * OTHERS, 0, 0, NOTHING, b"", b"")
             assert source._call(stack)[0] == number | flag  # pyright: ignore[reportPrivateUsage]
     names = source._book.calls  # pyright: ignore[reportPrivateUsage]
     assert 600 < len(names) < 1_200
