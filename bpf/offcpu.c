@@ -612,7 +612,7 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 #ifdef UNWIND_KB
 		spaces.delete(&pid); /* it has other code by now */
 #endif
-#ifdef TASK_FS_BASE
+#ifdef PYTHON_IS_TOLD
 		pythons.delete(&pid);
 #endif
 	}
@@ -755,8 +755,8 @@ static inline __attribute__((always_inline)) void take_stack(struct task_struct 
 #ifdef REG_CALL
 	if (MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD)
 		return;
-#ifdef TASK_FS_BASE
-	s->thread = MEMBER(u64, task, TASK_FS_BASE);
+#ifdef PYTHON_IS_TOLD
+	s->thread = python_id(task);
 #endif
 	void *regs = (void *)bpf_task_pt_regs(task);
 	bpf_probe_read_kernel(&s->call, sizeof(s->call), (char *)regs + REG_CALL);

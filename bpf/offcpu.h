@@ -372,7 +372,7 @@ struct python {
 	u32 next_interpreter;
 	u32 threads;       /* of an interpreter: the pointer to its first thread */
 	u32 next_thread;
-	u32 thread_id;     /* of a thread: what pthread_self() gives in it */
+	u32 thread_id;     /* of a thread: what pthread_self() gives in it, on arm64 gettid() */
 	u32 frame;         /* of a thread, or of what `frame_holder` points to: its innermost frame */
 	u32 frame_holder;  /* of a thread; PYTHON_NO_HOLDER: it has its frame itself */
 	u32 code;          /* of a frame */
@@ -447,7 +447,7 @@ struct walked_stack {
 	u64 bp;
 	u64 others[OTHERS];      /* rbx, r12 to r15; x19 to x28, x30: what calls keep. 0: not known */
 	u64 mode;                /* cs; pstate. 0: not known */
-	u64 thread;              /* what pthread_self() gives in it; 0: not known */
+	u64 thread;              /* what Python knows it by (python_id()); 0: not known */
 	struct object object;    /* what it waits on */
 	u64 words[WALK_WORDS];   /* the top of the thread's kernel stack, for the __sched functions */
 	u64 frames[WALK_FRAMES];

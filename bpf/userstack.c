@@ -23,7 +23,8 @@
  *
  * -D: STACKS, RULES, SPACES, COPIES (map sizes; of copies, in pages), UNWIND_KB (how much of a stack is copied),
  * REGISTERS (how many words of pt_regs a copy has), CODE_ADDRESSES (arm64: the bits of a return address that are no
- * signature), TASK_FS_BASE (offset in task_struct: what a thread's own memory is found by), PYTHONS, PYTHON_THREADS (map sizes),
+ * signature), TASK_FS_BASE (offset in task_struct: what a thread's own memory is found by), or TASK_THREAD_PID,
+ * PID_LEVEL, PID_NUMBERS, UPID_NUMBER, UPID_BYTES (the way to its id in its own namespace), PYTHONS, PYTHON_THREADS (map sizes),
  * USER_STACKS (0: none are walked), REG_IP, REG_SP, REG_BP, REG_LINK (offsets in pt_regs; the last on arm64), VERIFY (a copy is made of what was
  * walked, too, from its leaf on: bench/merges.py holds the two against each other).
  */
@@ -56,7 +57,8 @@ static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 
 	return id < FIRST_ID ? id + FIRST_ID : id;
 }
 
-#ifdef TASK_FS_BASE
+#if defined(TASK_FS_BASE) || defined(TASK_THREAD_PID)
+#define PYTHON_IS_TOLD 1
 #define PYTHON_SEARCH 256      /* threads and interpreters that are looked at to find one */
 #define PYTHON_AGAIN_NS 100000000 /* a thread that was not among them is looked for again after so long */
 #define PYTHON_BYTES 80        /* of a frame: all that is asked of it */
@@ -81,6 +83,22 @@ struct of_python {
 	u64 frames[PYTHON_FRAMES];
 };
 BPF_PERCPU_ARRAY(python_scratch, struct of_python, SLOTS);
+
+/* What Python knows a thread by: pthread_self(), or where nobody says how far that is from the thread's own memory,
+ * gettid(). */
+static inline __attribute__((always_inline)) u64 python_id(void *task)
+{
+#ifdef TASK_FS_BASE
+	return MEMBER(u64, task, TASK_FS_BASE);
+#else
+	char *pid = MEMBER(char *, task, TASK_THREAD_PID);
+	u32 level = 0, number = 0;
+
+	bpf_probe_read_kernel(&level, sizeof(level), pid + PID_LEVEL);
+	bpf_probe_read_kernel(&number, sizeof(number), pid + PID_NUMBERS + (u64)level * UPID_BYTES + UPID_NUMBER);
+	return number;
+#endif
+}
 
 static inline __attribute__((always_inline)) u64 word_at(u64 address)
 {
@@ -153,7 +171,7 @@ static inline __attribute__((always_inline)) void python_step(struct of_python *
 /* Python's own frames of the current thread, for the stacks that are kept of it. */
 static inline __attribute__((always_inline)) void take_python(u32 slot, void *task, u32 pid, u32 tid)
 {
-#ifdef TASK_FS_BASE
+#ifdef PYTHON_IS_TOLD
 	struct python *p = pythons.lookup(&pid);
 	struct of_python *s = python_scratch.lookup(&slot);
 
@@ -166,7 +184,7 @@ static inline __attribute__((always_inline)) void take_python(u32 slot, void *ta
 	u64 now_ns = bpf_ktime_get_ns();
 	struct python_thread *known = python_threads.lookup(&tid);
 	s->thread.at = known ? known->at : 0;
-	s->id = MEMBER(u64, task, TASK_FS_BASE);
+	s->id = python_id(task);
 	s->frame = 0;
 	begin_at_leaf(s, p);
 	if (!s->frame && !(known && now_ns - known->asked_ns < PYTHON_AGAIN_NS)) {
@@ -189,7 +207,7 @@ static inline __attribute__((always_inline)) void take_python(u32 slot, void *ta
 /* Python's frames go behind the others, of which the outermost give way: how many there are in all. */
 static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct stack *stack, u32 depth)
 {
-#ifdef TASK_FS_BASE
+#ifdef PYTHON_IS_TOLD
 	struct of_python *s = python_scratch.lookup(&slot);
 
 	if (!s || !s->depth)
@@ -254,7 +272,9 @@ struct copy {
 	u64 words[2];                 /* what read_stack() found */
 	u64 size;                     /* of its program's words, in bytes */
 	u64 mask;                     /* what a word of ours has of one of them */
-	u64 link;                     /* arm64: what x30 has, 0: not known */
+#ifdef REG_LINK
+	u64 link;                     /* what x30 has, 0: not known */
+#endif
 };
 BPF_PERCPU_ARRAY(copy_scratch, struct copy, SLOTS);
 
@@ -269,7 +289,7 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot,
 
 	copy->head.fallback = linked_stack(ctx, slot);
 	copy->head.pythons = 0;
-#ifdef TASK_FS_BASE
+#ifdef PYTHON_IS_TOLD
 	struct of_python *s = python_scratch.lookup(&slot);
 	if (s && s->depth) {
 		copy->head.pythons = s->depth;
@@ -334,28 +354,34 @@ static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, 
 }
 
 #ifdef REG_LINK
-#define SIGNAL_FRAME 544 /* of arm64's rt_sigframe, from the stack pointer in the restorer on: x29, x30, sp, pc */
-#define SIGNAL_WORDS 4
+#define SIGNAL_X29 544 /* of arm64's rt_sigframe, from the stack pointer in the restorer on */
 #define IS_LOOSE(head) ((head)->unsure)
-
-static inline __attribute__((always_inline)) void from_signal(struct copy *copy, u64 *words)
-{
-	copy->head.bp = words[0];
-	copy->link = words[1];
-	copy->head.sp = words[2];
-	copy->head.at = words[3];
-}
 
 /*
  * To the caller, where a call leaves its return address in x30: who calls on keeps that above its caller's x29. Behind a
  * step along these alone the stack pointer is not known, so that all further ones are such steps, too.
  */
-static inline __attribute__((always_inline)) u32 to_caller(struct copy *copy, struct rule *rule, u64 how)
+static inline __attribute__((always_inline)) u32 linked_step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
 {
 	struct copy_head *head = &copy->head;
-	u64 saved = rule->saved, link = copy->link, cfa = (how == HOW_SP ? head->sp : head->bp) + (s64)rule->cfa;
+	u64 words[4], how = rule->how, saved = rule->saved, link = copy->link;
+	u64 cfa = (how == HOW_SP ? head->sp : head->bp) + (s64)rule->cfa;
 	s64 at = rule->bp;
 
+	if (how == HOW_SIGNAL) {
+		stack->frames[i] |= EXACT;
+		if (IS_LOOSE(head))
+			return END_ASTRAY;
+		/* x29, x30, sp, pc */
+		if (bpf_probe_read_user(words, sizeof(words), (void *)(head->sp + SIGNAL_X29)))
+			return END_MEMORY;
+		head->bp = words[0];
+		copy->link = words[1];
+		head->sp = words[2];
+		head->at = words[3];
+		head->pc = words[3] | EXACT;
+		return 0;
+	}
 	if (IS_LOOSE(head)) {
 		if (!head->bp) /* so the first frame of a chain is marked */
 			return END_WHOLE;
@@ -382,29 +408,49 @@ static inline __attribute__((always_inline)) u32 to_caller(struct copy *copy, st
 	return link ? 0 : END_WHOLE;
 }
 #else
-#define SIGNAL_FRAME 120 /* of x86-64's: rbp, rbx, rdx, rax, rcx, rsp, rip */
-#define SIGNAL_WORDS 7
+#define SIGNAL_BP 120 /* of x86-64's rt_sigframe, from the stack pointer in the restorer on */
 #define IS_LOOSE(head) 0
+#endif
 
-static inline __attribute__((always_inline)) void from_signal(struct copy *copy, u64 *words)
-{
-	copy->head.bp = words[0];
-	copy->head.sp = words[5];
-	copy->head.at = words[6];
-}
-
-/* To the caller, where a call leaves its return address on the stack. */
-static inline __attribute__((always_inline)) u32 to_caller(struct copy *copy, struct rule *rule, u64 how)
+/*
+ * One step by `rule`, from where `head` stands to the caller. Registers but ip, sp and the frame pointer are not
+ * followed: a rule that asks for them is ODD.
+ */
+static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
 {
 	struct copy_head *head = &copy->head;
+	u64 words[7], how = rule->how;
+
+	if (how == HOW_ODD && !IS_LOOSE(head))
+		return END_ODD;
+	if (how == HOW_END + END_ASTRAY) /* no code is there */
+		return END_ASTRAY;
+	stack->frames[i] = head->pc;
+	head->depth = i + 1;
+	head->unsure |= rule->unsure;
+	if (how >= HOW_END)
+		return how - HOW_END;
+#ifdef REG_LINK
+	return linked_step(copy, rule, stack, i);
+#else
+	if (how == HOW_SIGNAL) {
+		stack->frames[i] |= EXACT; /* nothing called what a handler returns to */
+		/* from where rt_sigreturn(2) takes them: rbp, rbx, rdx, rax, rcx, rsp, rip */
+		if (bpf_probe_read_user(words, sizeof(words), (void *)(head->sp + SIGNAL_BP)))
+			return END_MEMORY;
+		head->bp = words[0];
+		head->sp = words[5];
+		head->at = words[6];
+		head->pc = words[6] | EXACT;
+		return 0;
+	}
 	u64 cfa = (how == HOW_SP ? head->sp : head->bp) + (s64)rule->cfa;
 	u64 size = copy->size & 15;
-
 	if (how == HOW_AT_BP) {
-		u64 word = 0;
-		if (bpf_probe_read_user(&word, size, (void *)cfa))
+		words[0] = 0;
+		if (bpf_probe_read_user(words, size, (void *)cfa))
 			return END_MEMORY;
-		cfa = word;
+		cfa = words[0];
 	}
 	if (how == HOW_LINK && !head->bp) /* so the first frame of a chain is marked */
 		return END_WHOLE;
@@ -420,38 +466,7 @@ static inline __attribute__((always_inline)) u32 to_caller(struct copy *copy, st
 		head->bp = copy->words[0];
 	head->sp = cfa;
 	return head->pc ? 0 : END_WHOLE;
-}
 #endif
-
-/*
- * One step by `rule`, from where `head` stands to the caller. Registers but ip, sp and the frame pointer are not
- * followed: a rule that asks for them is ODD.
- */
-static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
-{
-	struct copy_head *head = &copy->head;
-	u64 words[SIGNAL_WORDS], how = rule->how;
-
-	if (how == HOW_ODD && !IS_LOOSE(head))
-		return END_ODD;
-	if (how == HOW_END + END_ASTRAY) /* no code is there */
-		return END_ASTRAY;
-	stack->frames[i] = head->pc;
-	head->depth = i + 1;
-	head->unsure |= rule->unsure;
-	if (how >= HOW_END)
-		return how - HOW_END;
-	if (how != HOW_SIGNAL)
-		return to_caller(copy, rule, how);
-	stack->frames[i] |= EXACT; /* nothing called what a handler returns to */
-	if (IS_LOOSE(head))
-		return END_ASTRAY;
-	/* from where rt_sigreturn(2) takes them */
-	if (bpf_probe_read_user(words, sizeof(words), (void *)(head->sp + SIGNAL_FRAME)))
-		return END_MEMORY;
-	from_signal(copy, words);
-	head->pc = head->at | EXACT;
-	return 0;
 }
 
 /* Begin where the thread left its program, with all registers. */
@@ -545,7 +560,7 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx)
 		spaces.update(&pid, space);
 	else
 		spaces.delete(&pid);
-#ifdef TASK_FS_BASE
+#ifdef PYTHON_IS_TOLD
 	struct python *python = pythons.lookup(&parents);
 	if (python)
 		pythons.update(&pid, python);

@@ -7,6 +7,7 @@ unicodeobject.h): within one minor version these structs do not change. Free-thr
 way, and are left alone.
 """
 
+import platform
 import re
 import struct
 from typing import NamedTuple
@@ -67,6 +68,10 @@ _PUBLISHED = {
 """What of the word in a frame is the code object's address; and, in words from the beginning of _Py_DebugOffsets, where
 it says: interpreters_head; next, threads_head of an interpreter; next, thread_id, current_frame of a thread;
 executable, previous, owner of a frame; filename, qualname, firstlineno of a code object."""
+_HAS_FS_BASE = platform.machine() == "x86_64"
+_WITHOUT_NATIVE_ID = (3, 9), (3, 10)
+"""Elsewhere a thread is known by native_thread_id, which is right behind thread_id since 3.11
+(Include/cpython/pystate.h): what gettid() gives."""
 STATE_OFFSET, LENGTH_OFFSET, TYPE_OFFSET = 32, 16, 8
 """Of a string: how it is kept, and how many characters it has; of any object: its type."""
 
@@ -110,6 +115,8 @@ def interpreter(fd: int, path: str) -> Interpreter | None:
         version = int(told[1]), int(told[2])
     runtime = found[_RUNTIME].address
     known = LAYOUTS.get(version) or _published(version, elf.at(fd, runtime, _OFFSETS.size))
+    if known and not _HAS_FS_BASE:
+        known = known._replace(thread_id=known.thread_id + 8) if version not in _WITHOUT_NATIVE_ID else None
     start = elf.offset_of(fd, found[_EVAL].address)
     if known is None or start is None:
         return None

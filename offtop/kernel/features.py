@@ -55,6 +55,8 @@ class Features:
     """Offsets in pt_regs, by their names in bpf/offcpu.c; empty where they are not known."""
     fs_base: int | None
     """Of where a thread's own memory lies, in task_struct: what pthread_self() gives. On x86-64."""
+    own_id: Mapping[str, int]
+    """Elsewhere offsets on the way from a task to its id in its own pid namespace: what gettid() gives."""
     waking_type: int | None
     """Of the tracepoint sched_waking in BTF, by which a program there knows what its argument is."""
     files: Mapping[str, int]
@@ -67,6 +69,11 @@ class Features:
     """Offsets on the way from a task to the id of its cgroup, likewise."""
     hierarchies: Mapping[str, int]
     """Offset in css_set of what a task's cgroup is found by: of version 2 (empty), or by a controller of version 1."""
+
+    @property
+    def tells_pythons(self) -> bool:
+        """Whether a thread can be found among those that CPython has."""
+        return self.fs_base is not None or bool(self.own_id)
 
     @property
     def waking(self) -> bool:
@@ -131,6 +138,7 @@ def find(types: KernelTypes) -> Features:
         user_registers=types.has_function("bpf_task_pt_regs"),
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},
         fs_base=None if thread is None or fs_base is None else thread + fs_base,
+        own_id=_own_id(types) if fs_base is None else {},
         waking_type=types.tracepoint_type("sched_waking"),
         files=_files(types),
         sockets=_sockets(types),
@@ -195,6 +203,12 @@ _SOCKETS_UNIX = {
     "PID_NUMBERS": ("pid", "numbers"),
     "UPID_NUMBER": ("upid", "nr"),
 }
+_OWN_ID = {
+    "TASK_THREAD_PID": ("task_struct", "thread_pid"),
+    "PID_LEVEL": ("pid", "level"),
+    "PID_NUMBERS": ("pid", "numbers"),
+    "UPID_NUMBER": ("upid", "nr"),
+}
 _LOCKS = {
     "TASK_BLOCKER": ("task_struct", "blocker"),
     "MUTEX_OWNER": ("mutex", "owner"),
@@ -226,6 +240,11 @@ def _files(types: KernelTypes) -> Mapping[str, int]:
     if not (found and polls and poll_bytes and entry_bytes):
         return found
     return {**found, **polls, "POLL_BYTES": poll_bytes, "ENTRY_BYTES": entry_bytes}
+
+
+def _own_id(types: KernelTypes) -> Mapping[str, int]:
+    found, upid_bytes = _all_of(types, _OWN_ID), types.size("upid")
+    return {**found, "UPID_BYTES": upid_bytes} if found and upid_bytes else {}
 
 
 def _sockets(types: KernelTypes) -> Mapping[str, int]:

@@ -214,7 +214,7 @@ class WalkedStack(NamedTuple):
     mode: int
     """That of the program: x86-64's code segment, arm64's pstate; 0: not known."""
     thread: int
-    """What pthread_self() gives in it; 0: not known."""
+    """What pthread_self() gives in it, on arm64 gettid(); 0: not known."""
     object: ObjectRecord
     words: bytes
     """The top of the thread's kernel stack, u64 each."""

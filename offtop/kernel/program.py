@@ -281,7 +281,7 @@ def _attach_through(
         "maps": [
             *("record", *layout.SIZES),
             *(layout.UNWIND_SIZES if is_ruled else ()),
-            *(layout.PYTHON_SIZES if features.fs_base is not None else ()),
+            *(layout.PYTHON_SIZES if features.tells_pythons else ()),
             *(("within_call", *layout.WITHIN_SIZES) if "WITHIN" in defines else ()),
         ],
     }
@@ -336,6 +336,7 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         "PYTHON_THREADS": _PYTHON_THREADS,
         "MODE_MASK": layout.MODE_MASK,
         "MODE_NARROW": layout.MODE_NARROW,
+        **features.own_id,
         **features.registers,
         **features.cgroup,
         **features.files,

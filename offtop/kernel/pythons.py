@@ -189,8 +189,8 @@ class Pythons:
                 process.codes[at] = _Code(identity, _frame(memory, process.interpreter.layout, identity))
 
     def of_thread(self, pid: int, thread: int, memory: Memory) -> tuple[int, ...]:
-        """The frames of a thread that is blocked, as the kernel side would give them. `thread`: what pthread_self()
-        gives in it."""
+        """The frames of a thread that is blocked, as the kernel side would give them. `thread`: what Python knows it by
+        (WalkedStack.thread)."""
         process = self._processes.get(pid)
         if process is None or not thread:
             return ()

@@ -5,13 +5,15 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from offtop.kernel import cpython, layout
+from offtop.kernel import cpython, features, layout
 from offtop.kernel.cpython import Interpreter
-from offtop.kernel.libbpf import Map
+from offtop.kernel.features import Features
+from offtop.kernel.libbpf import KernelTypes, Map
 from offtop.kernel.mappings import Image
 from offtop.kernel.memory import Memory
 from offtop.kernel.program import Unwind
@@ -244,6 +246,38 @@ def test_along_frame_pointers_they_are_there_too(python: Path, tmp_path: Path) -
             for stack in stacks:
                 if thread != "deep":
                     assert of_app(stack) == [*ORDER[thread], "again_and_again"], stack
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("wait_s", [0.03, 100], ids=["ended", "in-progress"])
+def test_where_a_thread_s_own_memory_does_not_tell_it_its_id_does(
+    python: Path, wait_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on arm64: by native_thread_id, which is right behind thread_id."""
+    if python.name in ("python3.9", "python3.10"):
+        pytest.skip("it does not keep that")
+    find, learn = features.find, Pythons.learn
+
+    def without_fs_base(types: KernelTypes) -> Features:
+        own_id = features._own_id(types)  # pyright: ignore[reportPrivateUsage]
+        assert own_id
+        return replace(find(types), fs_base=None, own_id=own_id)
+
+    def learn_native(self: Pythons, label: str, found: Interpreter | None) -> None:
+        if found:
+            at = found.layout.thread_id + 8
+            found = found._replace(layout=found.layout._replace(thread_id=at))
+        learn(self, label, found)
+
+    if features.find(KernelTypes()).fs_base is not None:
+        monkeypatch.setattr(features, "find", without_fs_base)
+        monkeypatch.setattr(Pythons, "learn", learn_native)
+    with script(tmp_path, APP, python, str(wait_s)) as child, watch.watching(Filters(pids=(child.pid,))) as live:
+        for thread, stacks in by_thread(live, child).items():
+            assert stacks, thread
+            for stack in stacks:
+                if thread != "deep":
+                    check(stack, thread)
 
 
 @pytest.mark.kernel
