@@ -26,6 +26,8 @@ _MOST_OPEN = 16
 _LEFT_ALONE_S = 300.0
 _MOST_FAILURES = 4
 _FAILURES_S = 60.0
+_BEGIN_S = 15.0
+"""A child may take so long to begin, which is no file's fault: seconds where the machine is slow, or busy."""
 _END_S = 1.0
 """A child that waits for a file system may take its time to die; it does so without us then."""
 _LONGEST_ANSWER = 1 << 18
@@ -42,8 +44,9 @@ class _Child:
 
     def __init__(self, answer_s: float, nice: int, debug_directory: str) -> None:
         self.is_asked = False
+        self._answer_s, self._has_begun = answer_s, False
         self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        self._socket.settimeout(answer_s)
+        self._socket.settimeout(_BEGIN_S)
         with theirs:
             # -I and -S: no code from where offtop was started, and no packages but the standard library.
             self._process = subprocess.Popen(
@@ -82,6 +85,10 @@ class _Child:
         self._tell(kind, number, rest, fds)
         self.is_asked = True
         try:
+            if not self._has_begun:
+                self._socket.recv(_LONGEST_ANSWER)
+                self._socket.settimeout(self._answer_s)
+                self._has_begun = True
             _, *said = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
         finally:
             self.is_asked = False

@@ -60,6 +60,7 @@ def main() -> None:
         dwfl.look_in(sys.argv[-1])
         ct.CDLL(None).unshare(_NO_NETWORK)  # not allowed to all
         os.nice(int(sys.argv[-3]))
+        parent.send(f"\0{YES}".encode())  # it has begun
         give_up_privileges("offtop-reader", most_file_bytes=0)
         binaries: dict[int, tuple[dwfl.Binary, Unwinding]] = {}
         while True:

@@ -196,6 +196,18 @@ def test_a_reader_that_does_not_answer_is_replaced(seen: Seen, libraries: list[P
     binaries.end()
 
 
+def test_how_long_a_reader_takes_to_begin_is_no_file_s_fault(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = binaries_module._START  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(binaries_module, "_START", f"import time; time.sleep(3); {start}")
+    binaries = Binaries(2)
+    file, offset = seen.file("main")
+    assert (binaries.names(file, [offset]), binaries.failures) == (["main"], 0)
+    binaries.end()
+    monkeypatch.setattr(binaries_module, "_BEGIN_S", 0.5)
+    assert (binaries.names(file, [offset]), binaries.failures) == ([""], 1)
+    binaries.end()
+
+
 def test_after_four_readers_died_in_a_minute_there_is_none_for_a_while(
     seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:

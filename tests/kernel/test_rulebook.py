@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel import binaries as binaries_module
 from offtop.kernel import rulebook as rulebook_module
 from offtop.kernel.binaries import Binaries
 from offtop.kernel.files import File, Files
@@ -39,7 +40,10 @@ def test_a_rule_is_asked_for_once(function: tuple[File, int]) -> None:
     assert [*book.ways.values()] == [(0, 1, 0)]
 
 
-def test_of_what_a_reader_died_of_nothing_is_remembered_and_the_walk_is_in_doubt(function: tuple[File, int]) -> None:
+def test_of_what_a_reader_died_of_nothing_is_remembered_and_the_walk_is_in_doubt(
+    function: tuple[File, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binaries_module, "_BEGIN_S", 0.2)
     binaries = Binaries(0.2)
     book = Rulebook(binaries)
     book.begin()
