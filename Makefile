@@ -72,7 +72,7 @@ soak: setup-test ## storms of processes and threads for an hour, or SECONDS=300:
 	@$(as_root) env OFFTOP_SOAK_SECONDS=$(SECONDS) PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m soak tests/soak $(ARGS)
 
 # What is fetched stays in OFFTOP_KERNELS (~/.cache/offtop).
-kernels: setup-test ## offtop on other kernels, in machines that QEMU emulates; KERNELS=6.1,newest chooses
+kernels: setup-test ## offtop on other kernels, in machines that QEMU emulates; KERNELS=6.1,arm64 chooses
 	@packaging/system.sh guest
 	@$(bin)/pytest -p no:cacheprovider -m guest tests/kernels $(ARGS)
 

@@ -1,20 +1,25 @@
-"""A guest: one of Debian's kernels on an emulated machine, whose root is made of this machine's own Python and bcc.
+"""A guest: one of Debian's kernels on an emulated machine, whose root is made of this machine's own Python and bcc, or
+for another kind of machine, of Debian's.
 
 KVM is not asked for, so that it runs in a virtual machine and in CI, too. Everything that needs a CPU takes ten times
 as long in there; sleeps have their right length.
 """
 
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from tests.kernel import waits, wakings
 from tests.kernels import kernels
+from tests.kernels.kernels import Kernel
 
 _ROOT = Path(__file__).parents[2]
 _AT = "/offtop"
@@ -23,8 +28,10 @@ PROGRAMS = "/programs"
 _BCC = Path("/usr/lib/python3/dist-packages/bcc")
 _LIBRARIES = ("libbcc.so.0", "libbpf.so.1", "libdw.so.1", "librt.so.1", "libpthread.so.0", "libdl.so.2")
 """Opened by name, which ldd does not tell."""
+_SOURCES = {"waits": sorted(waits.SOURCES.glob("*.c")), "wakings": [wakings.SOURCE]}
+"""Program → of what it is made."""
 _MEMORY = "2G"
-_BOOT_S = 1200
+_BOOT_S = 2400
 _WITHOUT = ("test", "config-3*", "idlelib", "tkinter", "lib2to3", "ensurepip", "turtledemo", "dist-packages")
 _INIT = f"""#!/bin/busybox sh
 export PATH=/usr/sbin:/usr/bin HOME=/root LANG=C.UTF-8 TERM=dumb
@@ -40,18 +47,37 @@ PASSED = "guest: all is as it should be"
 _PANIC, _BEGUN = "Kernel panic", "guest:"
 
 
-def root(extra: Iterable[Path] = ()) -> Path:
-    """An archive of what a guest boots into. `extra`: directories whose content is put in, too."""
+class Machine(NamedTuple):
+    """What is emulated."""
+
+    qemu: tuple[str, ...]
+    append: str
+    """What its kernel is told beside."""
+
+
+_MACHINES: Mapping[str, Machine] = MappingProxyType(
+    {
+        "amd64": Machine(("qemu-system-x86_64", "-cpu", "max"), "console=ttyS0 tsc=reliable"),
+        "arm64": Machine(
+            ("qemu-system-aarch64", "-M", "virt,gic-version=3", "-cpu", "cortex-a72"),
+            "console=ttyAMA0",
+        ),
+    }
+)
+
+
+def root(kernel: Kernel, extra: Iterable[Path] = ()) -> Path:
+    """An archive of what a guest boots into. `extra`: directories whose content is put in, too.
+
+    Raises NotToBeHadError.
+    """
     place = kernels.cache() / "root"
     shutil.rmtree(place, ignore_errors=True)
-    for name in ("proc", "sys", "dev", "tmp", "run", "root", "etc", "var/cache", "usr/bin", "usr/sbin", "usr/lib"):
-        (place / name).mkdir(parents=True)
-    (place / "usr/lib64").mkdir()
-    for name in ("bin", "sbin", "lib", "lib64"):
-        (place / name).symlink_to(f"usr/{name}")
-    _busybox(place)
-    _python(place)
-    _checkout(place)
+    if kernel.machine == "amd64":
+        _of_this_machine(place)
+    else:
+        _of_another(place, kernel)
+    _checkout(place, kernel)
     for directory in extra:
         shutil.copytree(directory, place, symlinks=True, dirs_exist_ok=True)
     init = place / "init"
@@ -65,22 +91,22 @@ def root(extra: Iterable[Path] = ()) -> Path:
     return archive
 
 
-def boot(image: Path, archive: Path, log: Path, asked: str = "") -> str:
-    """All that the guest says, from its start to its end; once more where its kernel panics before offtop is there.
-    `asked`: for the kernel's command line."""
-    said = _booted(image, archive, log, asked)
+def boot(kernel: Kernel, image: Path, archive: Path, log: Path) -> str:
+    """All that the guest says, from its start to its end; once more where its kernel panics before offtop is there."""
+    said = _booted(kernel, image, archive, log)
     if _PANIC not in said or _BEGUN in said:
         return said
     log.rename(log.with_suffix(".panic.log"))
-    return _booted(image, archive, log, asked)
+    return _booted(kernel, image, archive, log)
 
 
-def _booted(image: Path, archive: Path, log: Path, asked: str) -> str:
+def _booted(kernel: Kernel, image: Path, archive: Path, log: Path) -> str:
+    machine = _MACHINES[kernel.machine]
     command = [
-        *("nice", "-n", "10", "qemu-system-x86_64", "-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2"),
+        *("nice", "-n", "10", *machine.qemu, "-accel", "tcg,thread=single", "-smp", "2"),
         *("-m", _MEMORY, "-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
         *("-kernel", str(image), "-initrd", str(archive)),
-        *("-append", f"console=ttyS0 quiet panic=-1 tsc=reliable {asked}"),
+        *("-append", f"quiet panic=-1 {machine.append} {kernel.asked}"),
     ]
     with log.open("wb") as out:
         try:
@@ -90,14 +116,42 @@ def _booted(image: Path, archive: Path, log: Path, asked: str) -> str:
     return log.read_bytes().decode(errors="replace").replace("\r", "")
 
 
-def _busybox(place: Path) -> None:
+def _of_this_machine(place: Path) -> None:
+    for name in ("proc", "sys", "dev", "tmp", "run", "root", "etc", "var/cache", "usr/bin", "usr/sbin", "usr/lib"):
+        (place / name).mkdir(parents=True)
+    (place / "usr/lib64").mkdir()
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (place / name).symlink_to(f"usr/{name}")
+    busybox = Path(_busybox())
+    _copy(place, [busybox])
+    _applets(place, busybox)
+    _python(place)
+
+
+def _of_another(place: Path, kernel: Kernel) -> None:
+    """Debian's system for that machine, and of what offtop needs of Python's packages, the versions that are here."""
+    shutil.copytree(kernels.system(kernel), place, symlinks=True)
+    for name in ("proc", "sys", "run", "root"):
+        (place / name).mkdir(exist_ok=True)
+    _applets(place, Path("/bin/busybox"))
+    python = (place / "usr/bin/python3").readlink().name
+    version = python.removeprefix("python")
+    wanted = [f"{one.name}=={one.version}" for one in _needed("offtop", set()) if one.name != "offtop"]
+    packages = _environment(place, Path("/usr/bin") / python, version)
+    shutil.copytree(kernels.wheels(kernel.machine, version, wanted), packages, dirs_exist_ok=True)
+
+
+def _busybox() -> str:
     busybox = shutil.which("busybox")
     assert busybox, "busybox is not here: apt-get install busybox-static"
-    _copy(place, [Path(busybox)])
-    for name in subprocess.run([busybox, "--list"], check=True, capture_output=True, text=True).stdout.split():
+    return busybox
+
+
+def _applets(place: Path, busybox: Path) -> None:
+    for name in subprocess.run([_busybox(), "--list"], check=True, capture_output=True, text=True).stdout.split():
         link = place / "usr/bin" / name
         if not link.exists():
-            link.symlink_to("busybox")
+            link.symlink_to(busybox)
 
 
 def _python(place: Path) -> None:
@@ -110,18 +164,28 @@ def _python(place: Path) -> None:
     ignored = shutil.ignore_patterns(*_WITHOUT)
     shutil.copytree(library, place / library.relative_to("/"), ignore=ignored, dirs_exist_ok=True)
     shutil.copytree(_BCC, place / _BCC.relative_to("/"))
+    packages = _environment(place, python, f"{sys.version_info[0]}.{sys.version_info[1]}")
+    for found in _needed("offtop", set()):
+        for file in found.files or ():
+            at = Path(str(file.locate()))
+            if found.name != "offtop" and ".." not in file.parts and at.is_file():
+                (packages / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(at, packages / file)
+
+
+def _environment(place: Path, python: Path, version: str) -> Path:
+    """One for the checkout: where its packages go."""
     environment = place / _AT[1:] / ".venv"
     (environment / "bin").mkdir(parents=True)
     (environment / "bin/python").symlink_to(python)
     (environment / "pyvenv.cfg").write_text(f"home = {python.parent}\ninclude-system-site-packages = false\n")
-    packages = environment / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    packages = environment / f"lib/python{version}/site-packages"
     packages.mkdir(parents=True)
     (packages / "offtop.pth").write_text(f"{_AT}\n")
-    seen: set[str] = set()
-    _add_package("offtop", packages, seen)
+    return packages
 
 
-def _add_package(name: str, to: Path, seen: set[str]) -> None:
+def _needed(name: str, seen: set[str]) -> Iterator[importlib.metadata.Distribution]:
     """An installed package, and what it asks for."""
     if name in seen:
         return
@@ -130,22 +194,33 @@ def _add_package(name: str, to: Path, seen: set[str]) -> None:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         return  # for another system
-    for file in found.files or ():
-        at = Path(str(file.locate()))
-        if name != "offtop" and ".." not in file.parts and at.is_file():
-            (to / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(at, to / file)
+    yield found
     for asked in found.requires or ():
         if "extra ==" not in asked:
-            _add_package(re.split(r"[^\w.-]", asked, maxsplit=1)[0], to, seen)
+            yield from _needed(re.split(r"[^\w.-]", asked, maxsplit=1)[0], seen)
 
 
-def _checkout(place: Path) -> None:
+def _checkout(place: Path, kernel: Kernel) -> None:
     at = place / _AT[1:]
     for name in ("offtop", "bpf", "themes", "tests"):
         shutil.copytree(_ROOT / name, at / name)
     programs = place / PROGRAMS[1:]
     programs.mkdir()
+    if kernel.machine == "amd64":
+        _compiled(programs, at, ("gcc",))
+        return
+    system = kernels.compiler(kernel)
+    within = system / "build"
+    shutil.rmtree(within, ignore_errors=True)
+    shutil.copytree(at / "tests", within / "tests")
+    enter = ("chroot",) if os.geteuid() == 0 else ("unshare", "--map-root-user", "chroot")
+    _compiled(Path("/build"), Path("/build"), (*enter, str(system), f"{kernels.TRIPLES[kernel.machine]}-gcc"))
+    for name in _SOURCES:
+        shutil.copy2(within / name, programs)
+
+
+def _compiled(to: Path, checkout: Path, compiler: Sequence[str]) -> None:
+    """The programs of known waits, from the sources in a checkout; both paths as the compiler sees them."""
     flags = [
         "-D_GNU_SOURCE=",
         "-O1",
@@ -155,8 +230,9 @@ def _checkout(place: Path) -> None:
         "-fno-builtin",
         "-pthread",
     ]
-    for program, sources in {"waits": sorted(waits.SOURCES.glob("*.c")), "wakings": [wakings.SOURCE]}.items():
-        subprocess.run(["gcc", *flags, "-o", str(programs / program), *map(str, sources)], check=True, timeout=60)
+    for program, sources in _SOURCES.items():
+        found = [str(checkout / source.relative_to(_ROOT)) for source in sources]
+        subprocess.run([*compiler, *flags, "-o", str(to / program), *found], check=True, timeout=60)
 
 
 def _library(name: str) -> Path | None:

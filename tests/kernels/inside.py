@@ -100,7 +100,7 @@ class Waiter:
 
 
 class Load:
-    """All of them, ready to go; one waits for a lock that nobody gives back."""
+    """All of them, ready to go; one waits for a lock that nobody gives back, and one sleeps for an hour."""
 
     def __init__(self, stack: contextlib.ExitStack, name: str, is_ruled: bool) -> None:
         """`is_ruled`: user stacks are walked by .eh_frame."""
@@ -110,13 +110,15 @@ class Load:
         self.waiters = {name: Waiter(kind, TIMES, EACH_MS, directory) for name, (kind, _) in _WAITS.items()}
         self.spinner = Waiter("run-queue", TURNS, 1, directory)
         self.held = Waiter("flock", 1, 3_600_000, directory)
+        self.asleep = Waiter("sleep", 1, 3_600_000, directory)
         self.wakings: dict[str, Program] = {}
-        for one in (*self.waiters.values(), self.spinner, self.held):
+        for one in (*self.waiters.values(), self.spinner, self.held, self.asleep):
             stack.callback(one.end)
         for kind in (*_OBJECTS, "relay"):
             command = [f"{PROGRAMS}/wakings", kind, str(TIMES), str(EACH_MS)]
             self.wakings[kind] = stack.enter_context(running(command))
         self.held.go()
+        self.asleep.go()
         time.sleep(0.2)
 
     def go(self) -> None:
@@ -206,6 +208,9 @@ def check_waits(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
     found.check(aside[0] >= TURNS and aside[1] >= TURNS * MS, "run queue: put aside too seldom:", aside)
     found.check(queued_ns >= aside[1], "run queue: shorter than what it was put aside for:", queued_ns)
     check_held(found, ticks[-1], load.held.pid)
+    # read from outside, with the function of the scheduler's that the kernel leaves out
+    asleep = [row["kernel"] for row in ticks[-1]["still_blocked"] if row["tid"] == load.asleep.pid]
+    found.check([kernel[:1] for kernel in asleep] == [["do_nanosleep"]], "asleep: its kernel stack is", asleep)
 
 
 def check_site(

@@ -4,10 +4,13 @@ apt works on directories of its own, with the mirror that this machine has, so n
 machine's own changes.
 """
 
+import contextlib
+import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,6 +21,9 @@ _TIMEOUT_S = 300
 _CX16 = 4 * 32 + 13
 """X86_FEATURE_CX16 (asm/cpufeatures.h): at a cmpxchg16b that is emulated 6.12 has double faults; task storage of 7.x
 does not do without."""
+_SYSTEM = ("python3", "python3-bpfcc", "libbpf1", "libdw1", "busybox-static")
+TRIPLES = {"arm64": "aarch64-linux-gnu"}
+"""What Debian calls a machine → what compilers do."""
 
 
 class NotToBeHadError(Exception):
@@ -35,6 +41,8 @@ class Kernel(NamedTuple):
     """It is a failure if it can't be had; others are skipped."""
     asked: str = ""
     """More for its command line."""
+    machine: str = "amd64"
+    """As Debian calls it."""
 
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
@@ -44,6 +52,7 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
         "5.10": Kernel("debian-security", "bullseye-security", "5.10"),
         "6.18": Kernel("debian", "trixie-backports", "6.18"),
         "newest": Kernel("debian", "trixie-backports", ""),
+        "arm64": Kernel("debian", "bookworm", "6.1", machine="arm64"),
     }
 )
 
@@ -57,11 +66,11 @@ def cache() -> Path:
 
 def image(kernel: Kernel) -> Path:
     """The kernel's image; where nothing newer can be had, the one from before. Raises NotToBeHadError."""
-    place = cache() / "images" / (kernel.series or "newest")
+    place = _own(kernel, cache() / "images") / (kernel.series or "newest")
     place.mkdir(parents=True, exist_ok=True)
     try:
         apt = _Apt(kernel)
-        package = apt.newest(rf"linux-(?:image|binary)-{_version(kernel)}cloud-amd64")
+        package = apt.newest(rf"linux-(?:image|binary)-{_version(kernel)}cloud-{kernel.machine}")
         file = place / f"vmlinuz-{package}"
         if not file.exists():
             with_kernel = unpacked(apt, package)
@@ -85,6 +94,47 @@ def headers(kernel: Kernel, file: Path) -> list[Path]:
     return [unpacked(apt, package) for package in (own, common)]
 
 
+def system(kernel: Kernel) -> Path:
+    """Of the kernel's suite and machine, what offtop runs on. Raises NotToBeHadError."""
+    return _system(kernel, kernel.machine, "system", _SYSTEM)
+
+
+def compiler(kernel: Kernel) -> Path:
+    """A system of this machine's kind with a C compiler for the kernel's: none can be installed beside gcc-multilib,
+    which tests need. Raises NotToBeHadError."""
+    return _system(kernel, "amd64", "compiler", (f"gcc-{TRIPLES[kernel.machine]}", f"libc6-dev-{kernel.machine}-cross"))
+
+
+def _system(kernel: Kernel, machine: str, purpose: str, packages: Sequence[str]) -> Path:
+    """Packages for that machine and what they need, none of them set up."""
+    with _made(f"{purpose}-{kernel.suite}-{kernel.machine}") as (to, begun):
+        if begun:
+            packed = begun / "system.tar"
+            options = (
+                *("--quiet", "--variant=extract", "--format=tar", f"--architectures={machine}", f"--keyring={_KEYS}"),
+                *('--aptopt=Acquire::Check-Valid-Until "false"', f"--include={','.join(packages)}"),
+            )
+            _run("mmdebstrap", *options, kernel.suite, str(packed), _mirror(kernel.archive))
+            _run("tar", "-xf", str(packed), "-C", str(begun), "--exclude=./dev/*", "--no-same-owner")
+            packed.unlink()
+    return to
+
+
+def wheels(machine: str, python: str, wanted: Sequence[str]) -> Path:
+    """Python's packages, each `name==version`, for that machine and version of Python. Raises NotToBeHadError."""
+    digest = hashlib.sha256(" ".join(sorted(wanted)).encode()).hexdigest()[:12]
+    with _made(f"python{python}-{machine}-{digest}") as (to, begun):
+        if begun:
+            glibc = ("_2_28", "_2_27", "_2_17", "2014")
+            triple = TRIPLES[machine].partition("-")[0]
+            platforms = [word for one in glibc for word in ("--platform", f"manylinux{one}_{triple}")]
+            _run(
+                *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"),
+                *("--target", str(begun), *platforms, "--python-version", python, "--only-binary", ":all:", *wanted),
+            )
+    return to
+
+
 def tools() -> Path:
     """bcc's own tools, unpacked, of the version that this machine's bcc has. Raises NotToBeHadError."""
     return unpacked(None, "bpfcc-tools")
@@ -92,27 +142,38 @@ def tools() -> Path:
 
 def unpacked(apt: "_Apt | None", package: str) -> Path:
     """What is in a package, in a directory of its own. Without `apt`, as this machine would install it."""
-    to = cache() / "unpacked" / package
-    if not to.exists():
-        begun = to.with_name(f"{package}.begun")
-        _remove(begun)
-        begun.mkdir(parents=True)
-        if apt:
-            deb = apt.download(package)
-        else:
-            _run("apt-get", "-q", "download", package, at=begun)
-            (deb,) = begun.glob("*.deb")
-        _run("dpkg-deb", "-x", str(deb), str(begun))
-        deb.unlink()
-        begun.rename(to)
+    with _made(package) as (to, begun):
+        if begun:
+            if apt:
+                deb = apt.download(package)
+            else:
+                _run("apt-get", "-q", "download", package, at=begun)
+                (deb,) = begun.glob("*.deb")
+            _run("dpkg-deb", "-x", str(deb), str(begun))
+            deb.unlink()
     return to
+
+
+@contextlib.contextmanager
+def _made(name: str) -> Generator[tuple[Path, Path | None]]:
+    """A directory that stays, and, where it is not there yet, the one to be filled, which becomes it."""
+    to = cache() / "unpacked" / name
+    if to.exists():
+        yield to, None
+        return
+    begun = to.with_name(f"{name}.begun")
+    _remove(begun)
+    begun.mkdir(parents=True)
+    yield to, begun
+    begun.rename(to)
 
 
 class _Apt:
     """apt for one suite alone."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self._place = cache() / "apt" / kernel.suite
+        self._machine = kernel.machine
+        self._place = _own(kernel, cache() / "apt") / kernel.suite
         for name in ("lists/partial", "cache/archives/partial", "debs"):
             (self._place / name).mkdir(parents=True, exist_ok=True)
         (self._place / "status").touch()
@@ -146,8 +207,8 @@ class _Apt:
             "Dir::State::lists": f"{place}/lists",
             "Dir::State::status": f"{place}/status",
             "Dir::Cache": f"{place}/cache",
-            "APT::Architecture": "amd64",
-            "APT::Architectures": "amd64",
+            "APT::Architecture": self._machine,
+            "APT::Architectures": self._machine,
             "APT::Sandbox::User": "root",
             "Acquire::Check-Valid-Until": "false",
             "Acquire::Languages": "none",
@@ -155,6 +216,11 @@ class _Apt:
         }
         words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         return _run(command[0], *words, *command[1:], at=at)
+
+
+def _own(kernel: Kernel, place: Path) -> Path:
+    """The part of it that is for the kernel's machine."""
+    return place if kernel.machine == "amd64" else place / kernel.machine
 
 
 def _version(kernel: Kernel) -> str:

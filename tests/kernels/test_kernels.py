@@ -23,10 +23,11 @@ def test_known_waits_are_told_in_each_mode_through_each_door(name: str) -> None:
     kernel = KERNELS[name]
     try:
         image = kernels.image(kernel)
+        extra = [*kernels.headers(kernel, image), kernels.tools()] if name == _BESIDE_BCC else []
+        archive = guests.root(kernel, extra)
     except NotToBeHadError as error:
         assert not kernel.is_needed, f"{name} cannot be had: {error}"
         pytest.skip(f"{name} cannot be had: {error}")
-    extra = [*kernels.headers(kernel, image), kernels.tools()] if name == _BESIDE_BCC else []
-    said = guests.boot(image, guests.root(extra), kernels.cache() / f"{name}.log", kernel.asked)
+    said = guests.boot(kernel, image, archive, kernels.cache() / f"{name}.log")
     print(said)
     assert guests.PASSED in said.splitlines(), "\n".join(said.splitlines()[-40:])
