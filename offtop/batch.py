@@ -22,7 +22,7 @@ from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.budget import Rate, budget
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.comparison import Comparison
-from offtop.model.counted import how_sure, rate
+from offtop.model.counted import how_sampled, how_sure
 from offtop.model.cut import (
     ALL,
     FILTERED,
@@ -499,14 +499,15 @@ def _head(kept: Kept, idle_shown: bool) -> str:
     left_out = f"filtered {threads(filtered_ns / span_ns)}  " if filtered_ns else ""
     cost = window.cost
     some = window.sampling
-    sampled = f"  SAMPLED {rate(some, span_ns)}: {how_sure(some, span_ns)}" if some else ""
+    sampled = f"SAMPLED {how_sampled(some, span_ns)}  " if some else ""
+    sure = f"  {', '.join(how_sure(some, span_ns))}" if some else ""
     own = f"  cost {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else ""
     return (
-        f"offtop - {clock} span {duration(span_ns)}  "
+        f"offtop - {clock} span {duration(span_ns)}  {sampled}"
         f"WAITING {threads(shown_ns / span_ns)} = "
         f"blocked {threads((shown_ns - ready_ns) / span_ns)} + run queue {threads(ready_ns / span_ns)}  "
         f"{'of it ' if idle_shown else ''}idle-looking {threads(idle_ns / span_ns)}  {left_out}lost {lost}  "
-        f"min {duration(window.filters.min_ns) or '0'}{own}{sampled}"
+        f"min {duration(window.filters.min_ns) or '0'}{own}{sure}"
     )
 
 

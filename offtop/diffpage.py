@@ -6,16 +6,16 @@ from typing import Any, NamedTuple, TextIO
 
 from offtop.model.before import LEAST
 from offtop.model.categories import Categories
-from offtop.model.counted import counted_in_full, counted_otherwise
+from offtop.model.counted import counted_in_full, counted_otherwise, sampled
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import RuleSource
 from offtop.model.difference import PARTS, Change, Measured, changes, measured
 from offtop.model.filter import Filter
 from offtop.model.printable import printable
-from offtop.model.snapshot import Filters
+from offtop.model.snapshot import Filters, Sampling
 from offtop.source import Source
 from offtop.tick import passing
-from offtop.tickjson import filters_object
+from offtop.tickjson import filters_object, sampling_object
 from offtop.units import duration, signed, threads
 from offtop.whole import whole_of
 
@@ -32,6 +32,8 @@ class Compared(NamedTuple):
     told: Measured
     filters: Filters
     """What was counted at all."""
+    sampling: Sampling | None
+    """None: every wait was seen."""
     lost: str
     """In words; empty where nothing was."""
 
@@ -44,8 +46,9 @@ def compared(
     whole = whole_of(source, categories, diagnoser, delay_ns, chosen=chosen)
     tick = passing(whole, chosen, diagnoser)
     told = measured(tick.shares, whole.span_ns, whole.window.book, diagnoser, idle)
-    lost = ", ".join(f"{kind} {many:,}" for kind, many in whole.window.lost.items() if many)
-    return Compared(name, whole.window.taken_ns, told, whole.window.filters, lost)
+    window = whole.window
+    lost = ", ".join(f"{kind} {many:,}" for kind, many in window.lost.items() if many)
+    return Compared(name, window.taken_ns, told, window.filters, window.sampling, lost)
 
 
 def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: int = 0) -> None:
@@ -59,9 +62,10 @@ def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: 
 def _lines(before: Compared, after: Compared) -> Iterable[str]:
     for word, one in (("before", before), ("after", after)):
         told = one.told
-        lost = f"; lost {one.lost}" if one.lost else ""
-        yield f"{word:<7}{threads(told.waiting):>8} waiting in {duration(told.span_ns)} of {printable(one.name)}{lost}"
-    if doubt := counted_otherwise(before.filters, after.filters, "before"):
+        whole = f"{word:<7}{threads(told.waiting):>8} waiting in {duration(told.span_ns)} of {printable(one.name)}"
+        lost = f"lost {one.lost}" if one.lost else ""
+        yield "; ".join(filter(None, (whole, sampled(one.sampling, told.span_ns), lost)))
+    if doubt := counted_otherwise(before, after, "before"):
         yield f"{doubt[:1].upper()}{doubt[1:]}, so that some of this may be no change."
         for word, one in (("before", before), ("after", after)):
             yield f"{word:<7}{counted_in_full(one.filters)}"
@@ -92,6 +96,7 @@ def _object(before: Compared, after: Compared) -> dict[str, Any]:
             "taken_ns": one.taken_ns,
             "span_ns": one.told.span_ns,
             "filters": filters_object(one.filters),
+            "sampling": sampling_object(one.sampling, one.told.span_ns),
         }
         for word, one in (("before", before), ("after", after))
     }

@@ -156,6 +156,30 @@ _CALLS = _object(
     }
 )
 _THEN = {"type": "number", "description": "average waiting threads then"}
+_SAMPLING = _unless(
+    _object(
+        {
+            "rate_hz": {"type": "number", "description": "how often all threads were looked at a second"},
+            "apart_ns": {
+                **_COUNT,
+                "description": "longest from look to look: at each end by so much a wait may be shorter",
+            },
+            "guessed_ns": {
+                **_COUNT,
+                "description": "off-CPU time of all threads that may have passed at another site than told",
+            },
+            "own_only": {"type": "boolean", "description": "only the user's own processes are seen"},
+            "lost_known": {
+                "type": "boolean",
+                "description": "false: lost leaves out threads that came and went between two looks",
+            },
+        }
+    ),
+    "threads were looked at now and then, so that sites, lengths of waits and preempted_ns are estimates; "
+    "runqueue_ns, running_ns and waits of threads are the kernel's own, from the first look to the last; "
+    "offcpu_ns is the rest of its time, with what a hypervisor stole or interrupts took",
+    "every wait was seen",
+)
 _BASELINE = _unless(
     _object(
         {
@@ -233,30 +257,7 @@ SCHEMA: dict[str, Any] = {
                     "within": _or_null("string", "only waits inside of this function are counted", "all"),
                 }
             ),
-            "sampling": _unless(
-                _object(
-                    {
-                        "rate_hz": {"type": "number", "description": "how often all threads were looked at a second"},
-                        "apart_ns": {
-                            **_COUNT,
-                            "description": "longest from look to look: at each end by so much a wait may be shorter",
-                        },
-                        "guessed_ns": {
-                            **_COUNT,
-                            "description": "off-CPU time of all threads that may have passed at another site than told",
-                        },
-                        "own_only": {"type": "boolean", "description": "only the user's own processes are seen"},
-                        "lost_known": {
-                            "type": "boolean",
-                            "description": "false: lost leaves out threads that came and went between two looks",
-                        },
-                    }
-                ),
-                "threads were looked at now and then, so that sites, lengths of waits and preempted_ns are estimates; "
-                "runqueue_ns, running_ns and waits of threads are the kernel's own, from the first look to the last; "
-                "offcpu_ns is the rest of its time, with what a hypervisor stole or interrupts took",
-                "every wait was seen",
-            ),
+            "sampling": _SAMPLING,
             "within": _unless(_CALLS, "the function that --within names", "none is named"),
             "filter": _or_null("string", "what --filter and -u say, as one expression", "none"),
             "left_out_ns": {"type": "integer", "description": "ns of waits that do not pass the filter; 0: no filter"},
@@ -569,6 +570,7 @@ SCHEMA: dict[str, Any] = {
                     "description": "the same of threads, those of one name as one",
                     "items": _object({"process": {"type": "string"}, "comm": {"type": "string"}, "waiting": _THEN}),
                 },
+                "sampling": _SAMPLING,
             }
         ),
     ),

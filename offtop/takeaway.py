@@ -140,7 +140,7 @@ def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, whose:
 def write(
     form: str, one: Profile, baseline: Profile | None, path: str, title: str, whose: Person, style: Style = AS_BCC
 ) -> None:
-    """Into that file, or to stdout; on stderr what was lost. Raises OfftopError."""
+    """Into that file, or to stdout; on stderr why not all of it is sure. Raises OfftopError."""
     content = in_form(form, one, title, baseline, style)
     content = content.encode() if isinstance(content, str) else content
     if path:
@@ -150,9 +150,10 @@ def write(
         sys.stdout.buffer.write(content)
     if not one.samples:
         aside.say("offtop: nothing passes, so nothing is in it")
-    for said in (one, *([baseline] if baseline else [])):
-        if lost := said.losses:
-            aside.say(f"offtop: {lost}")
+    for doubt in one.doubts:
+        aside.say(f"offtop: {doubt}")
+    for doubt in baseline.doubts if baseline else []:
+        aside.say(f"offtop: the baseline: {doubt}")
 
 
 def _refuse_missing_directories(file: Path) -> None:

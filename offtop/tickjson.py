@@ -32,7 +32,7 @@ from offtop.model.filter import NOTHING
 from offtop.model.outlier import Outlier
 from offtop.model.printable import printable
 from offtop.model.rows import Row
-from offtop.model.snapshot import EXITED, Bound, Filters, Holder, SiteTotals, ThreadTotals
+from offtop.model.snapshot import EXITED, Bound, Filters, Holder, Sampling, SiteTotals, ThreadTotals
 from offtop.model.stack import NO_STACK, QUEUED, Names, Stack
 from offtop.model.stackproblems import Problem, Problems
 from offtop.model.state import letter
@@ -77,7 +77,7 @@ def tick_object(
         "mode": window.mode,
         "door": window.door,
         "filters": filters_object(filters),
-        "sampling": _sampling_object(window),
+        "sampling": sampling_object(window.sampling, window.span_ns),
         "within": _calls_object(window) if filters.within else None,
         "filter": printable(tick.filter.text) or None,
         "left_out_ns": tick.left_out_ns,
@@ -206,7 +206,7 @@ def now_of(tick: Tick) -> Now:
     """What a tick is, to be compared."""
     window = tick.kept.window
     threads = {key for key, _ in window.each_thread()}
-    return Now(window.span_ns, window.book, threads, {key.pid for key in threads}, window.filters)
+    return Now(window.span_ns, window.book, threads, {key.pid for key in threads}, window.filters, window.sampling)
 
 
 class _Alone:
@@ -244,6 +244,7 @@ class _Beside(_Alone):
                 "file": printable(baseline.file),
                 "taken_ns": baseline.taken_ns,
                 "span_ns": baseline.span_ns,
+                "sampling": sampling_object(baseline.sampling, baseline.span_ns),
                 "gone_categories": [
                     {"name": key.name, "waiting": round(before.waiting, 6)} for key, before in self._of_categories.gone
                 ],
@@ -307,15 +308,15 @@ def filters_object(filters: Filters) -> dict[str, Any]:
     }
 
 
-def _sampling_object(window: Window) -> dict[str, Any] | None:
-    if window.sampling is None:
+def sampling_object(sampling: Sampling | None, span_ns: int) -> dict[str, Any] | None:
+    if sampling is None:
         return None
     return {
-        "rate_hz": round(window.sampling.rate_hz(window.span_ns), 1),
-        "apart_ns": window.sampling.apart_ns(window.span_ns),
-        "guessed_ns": window.sampling.guessed_ns,
-        "own_only": window.sampling.own_only,
-        "lost_known": window.sampling.lost_known,
+        "rate_hz": round(sampling.rate_hz(span_ns), 1),
+        "apart_ns": sampling.apart_ns(span_ns),
+        "guessed_ns": sampling.guessed_ns,
+        "own_only": sampling.own_only,
+        "lost_known": sampling.lost_known,
     }
 
 

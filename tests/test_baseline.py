@@ -11,7 +11,8 @@ import pytest
 from offtop.schema import SCHEMA
 from offtop.units import NS_PER_S
 from tests.command import run
-from tests.test_diff import BUSIER, recorded
+from tests.test_diff import BUSIER, recorded, recorded_of
+from tests.ui.sampled import SampledSource
 from tests.ui.scripted import SHOP
 
 ANEW = tuple(one._replace(pid=one.pid + 5_000, tid=one.tid + 5_000) for one in BUSIER)
@@ -56,6 +57,16 @@ def test_sorted_by_change_and_by_threads(good: str, bad: str) -> None:
     back = lines(bad, "--baseline", good, "-o", "-CHANGE")
     at = next(number for number, line in enumerate(back) if "COMMAND" in line)
     assert [line.split()[1] for line in back[at + 1 : at + 3]] == ["bank", "shop"]
+
+
+def test_a_baseline_that_was_sampled_is_said_to_be(good: str, tmp_path: Path) -> None:
+    sampled = recorded_of(SampledSource(own_only=True), tmp_path / "sampled.offtop", 4)
+    doubt = "; the baseline was sampled; the baseline has own processes only"
+    assert lines(good, "--baseline", sampled)[1].endswith(doubt)
+    assert lines(sampled, "--baseline", good)[1].partition("; ")[2].startswith("the baseline was not sampled; ")
+    assert "sampled" not in lines(sampled, "--baseline", sampled)[1].removesuffix("of sampled.offtop")
+    told = [tick(good, "--baseline", of)["baseline"]["sampling"] for of in (good, sampled)]
+    assert told == [None, {"rate_hz": 20.0, "apart_ns": 50_000_000, "guessed_ns": NS_PER_S, "own_only": True}]
 
 
 def test_without_a_baseline_nothing_is_said(bad: str) -> None:

@@ -389,7 +389,8 @@ _LACKING = "not known are who ended a wait, functions of programs, and where wai
 def sampled_head(ended: command.Ended) -> str:
     assert ended.status == 0, ended.err
     head = ended.out.splitlines()[0]
-    assert re.search(r"  SAMPLED ~\d+ Hz: waits \+-[\d.]+ms, up to [\d.]+ elsewhere$", head), head
+    assert re.search(r" span \S+  SAMPLED ~\d+ Hz(, own processes only)?  WAITING ", head), head
+    assert re.search(r"  waits up to [\d.]+m?s shorter, up to [\d.]+ elsewhere$", head), head
     return head
 
 
@@ -408,7 +409,7 @@ def test_another_user_is_told_of_their_own_processes_and_why() -> None:
     ended = command.run("-b", "-i", "-n", "1", "-d", "0.5", before=before, env={"OFFTOP_CONFIG": ""})
     why = "your own processes alone are sampled, because BPF is not to be had (offtop needs root (or CAP_BPF"
     assert ended.err.startswith(f"offtop: {why}")
-    sampled_head(ended)
+    assert ", own processes only  " in sampled_head(ended)
     told = [line for line in ended.out.splitlines() if re.match(r" *\d+ +sleep ", line)]
     assert len(told) == 1
     assert told[0].endswith(("clock_nanosleep", "hrtimer_nanosleep"))

@@ -18,6 +18,7 @@ from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S
 from tests.command import run
 from tests.ui.busy import BusySource
+from tests.ui.sampled import SampledSource
 from tests.ui.scripted import SHOP, ScriptedSource, Waits
 
 BUSIER = (
@@ -28,7 +29,10 @@ BUSIER = (
 
 
 def recorded(file: Path, table: tuple[Waits, ...], seconds: int, filters: Filters = Filters()) -> str:
-    source = ScriptedSource(table, ticks=seconds)
+    return recorded_of(ScriptedSource(table, ticks=seconds), file, seconds, filters)
+
+
+def recorded_of(source: ScriptedSource, file: Path, seconds: int, filters: Filters = Filters()) -> str:
     recorder = Recorder(file, source, person(), leave_bytes=0, whole_ns=5 * NS_PER_S)
     for second in range(seconds + 1):
         recorder.add(replace(source.after(second), filters=filters))
@@ -83,6 +87,25 @@ def test_what_was_counted_otherwise_is_said(before: str, tmp_path: Path) -> None
     assert "no change" not in run("diff", before, before).out
     made = told(before, within)
     assert (made["before"]["filters"]["within"], made["after"]["filters"]["within"]) == (None, "shop:serve")
+
+
+def test_what_was_sampled_is_said_of_each_and_where_only_one_was_that_this_may_be_no_change(
+    before: str, tmp_path: Path
+) -> None:
+    every = recorded_of(SampledSource(), tmp_path / "every.offtop", 4)
+    own = recorded_of(SampledSource(own_only=True), tmp_path / "own.offtop", 4)
+    lines = run("diff", before, own).out.splitlines()
+    assert lines[0].endswith("in 20.0s of good.offtop")
+    assert lines[1].endswith(" of own.offtop; sampled ~20 Hz, own processes only")
+    doubt = "before was not sampled; before has processes of all users, so that some of this may be no change."
+    assert lines[2] == doubt.capitalize()
+    lines = run("diff", own, every).out.splitlines()
+    assert lines[1].endswith("of every.offtop; sampled ~20 Hz")
+    assert lines[2] == "Before has own processes only, so that some of this may be no change."
+    assert "no change" not in run("diff", own, own).out
+    made = told(before, own)
+    assert made["before"]["sampling"] is None
+    assert (made["after"]["sampling"]["rate_hz"], made["after"]["sampling"]["own_only"]) == (20.0, True)
 
 
 def test_each_table_has_all_of_the_time(before: str, after: str) -> None:

@@ -10,8 +10,10 @@ import numpy as np
 
 from offtop.model import stack, steps
 from offtop.model.book import ThreadKey
+from offtop.model.counted import sampled
 from offtop.model.cut import ALL, Scope, Shares
 from offtop.model.rows import process_name, thread_name
+from offtop.model.snapshot import Sampling
 from offtop.model.stack import Names
 from offtop.model.steps import Path, Shape, Step
 from offtop.model.table import distinct_rows
@@ -56,16 +58,19 @@ class Profile(NamedTuple):
     host: str
     lost: Mapping[str, int]
     """By kind."""
+    sampling: Sampling | None = None
+    """None: every wait was seen."""
 
     @property
     def total_ns(self) -> int:
         return sum(one.total_ns for one in self.samples)
 
     @property
-    def losses(self) -> str:
-        """In words; empty where nothing was lost."""
+    def doubts(self) -> list[str]:
+        """Why not all of it is sure; none where every wait was seen, and nothing lost."""
         told = [f"{kind} {many:,}" for kind, many in self.lost.items() if many]
-        return f"lost while it was measured: {', '.join(told)}" if told else ""
+        lost = f"lost while it was measured: {', '.join(told)}" if told else ""
+        return [*filter(None, (sampled(self.sampling, self.span_ns), lost))]
 
 
 def profile_of(
@@ -93,4 +98,5 @@ def profile_of(
                 Sample(category, key.pid, process, key.tid, thread_name(key, book), path, waits, total_ns, max_ns)
             )
     samples = sorted((one for one in samples if one.total_ns > 0), key=lambda one: (-one.total_ns, one[1:6]))
-    return Profile(samples, mode, window.taken_ns - window.span_ns, window.span_ns, host, dict(window.lost))
+    began_ns, span_ns = window.taken_ns - window.span_ns, window.span_ns
+    return Profile(samples, mode, began_ns, span_ns, host, dict(window.lost), window.sampling)

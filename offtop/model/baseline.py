@@ -12,11 +12,11 @@ from itertools import pairwise
 from offtop.model.book import Book, ThreadKey
 from offtop.model.cut import Idle, Shares, shares
 from offtop.model.history import Kept
-from offtop.model.snapshot import Filters
+from offtop.model.snapshot import Filters, Sampling
 from offtop.model.stack import Frame, Names, nameless
 from offtop.model.table import SITES, SiteKeys, table_of
 from offtop.model.wake import level
-from offtop.model.window import Window, merge
+from offtop.model.window import Window, merge, sampling_over
 from offtop.units import NS_PER_S
 
 LEAST_NS = 60 * NS_PER_S
@@ -40,6 +40,8 @@ class Baseline:
     """CLOCK_REALTIME of its end."""
     filters: Filters
     """What was counted in the last of it."""
+    sampling: Sampling | None
+    """Of all of it; None: every wait was seen."""
     lost: Mapping[str, int]
     """What the kernel could not tell, by kind."""
     file: str = ""
@@ -71,6 +73,7 @@ def baseline_of(parts: Sequence[Window], idle: Idle, names: Names, file: str = "
         parts[0].taken_ns - parts[0].span_ns,
         last.taken_ns,
         last.filters,
+        sampling_over(parts),
         sum((Counter(one.lost) for one in parts), Counter[str]()),
         file,
     )

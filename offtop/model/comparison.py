@@ -21,7 +21,7 @@ from offtop.model.filter import Filter, of_reason
 from offtop.model.pool import Pool, family
 from offtop.model.rows import cgroup_name, cgroup_of, process_name, wake_name
 from offtop.model.selection import through
-from offtop.model.snapshot import Filters
+from offtop.model.snapshot import Filters, Sampling
 from offtop.model.stack import PLACELESS, Names
 from offtop.model.steps import Path, Shape, passes, steps_of
 from offtop.model.table import Mask, thread_codes
@@ -54,6 +54,8 @@ class Now(NamedTuple):
     """Of those with time in the list of processes."""
     filters: Filters = Filters()
     """What is counted."""
+    sampling: Sampling | None = None
+    """None: every wait is seen."""
 
     @property
     def every_pid(self) -> Collection[int]:
@@ -114,7 +116,7 @@ class Comparison:
     @property
     def doubt(self) -> str:
         """Why some of what changed may be no change; empty where nothing says so."""
-        if doubt := counted_otherwise(self.baseline.filters, self._now.filters, "the baseline"):
+        if doubt := counted_otherwise(self.baseline, self._now, "the baseline"):
             return doubt
         kinds = ", ".join(f"{count(many)} {kind}" for kind, many in sorted(self.baseline.lost.items()) if many)
         return f"the baseline lost {kinds}" if kinds else ""

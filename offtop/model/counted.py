@@ -1,6 +1,7 @@
 """What of all threads and waits was counted at all, in words."""
 
 from dataclasses import replace
+from typing import Protocol
 
 from offtop.model.printable import printable
 from offtop.model.rows import cgroup_name
@@ -8,7 +9,18 @@ from offtop.model.snapshot import Filters, Sampling
 from offtop.model.state import letters
 from offtop.units import average, duration, span, threads
 
+OWN_ONLY = "own processes only"
 _FEW_IDS = 3
+
+
+class _Counting(Protocol):
+    """A stretch of time that was measured."""
+
+    @property
+    def filters(self) -> Filters: ...
+
+    @property
+    def sampling(self) -> Sampling | None: ...
 
 
 def counted(filters: Filters) -> str:
@@ -35,10 +47,11 @@ def counted_in_full(filters: Filters) -> str:
     return f"{words or 'all threads'}, minimum {span(filters.min_ns)}"
 
 
-def how_sure(sampling: Sampling, span_ns: int) -> str:
-    """By how much the ends of a wait may be off, and how many of the threads that wait may do so elsewhere."""
-    apart, elsewhere = span(sampling.apart_ns(span_ns)), threads(average(sampling.guessed_ns, span_ns))
-    return f"waits +-{apart}, up to {elsewhere} elsewhere"
+def how_sure(sampling: Sampling, span_ns: int) -> list[str]:
+    """How much shorter a wait may have been than it is told to be: by a gap between two looks at each end. And how many
+    of the threads that wait may do so elsewhere."""
+    shorter, elsewhere = span(2 * sampling.apart_ns(span_ns)), threads(average(sampling.guessed_ns, span_ns))
+    return [f"waits up to {shorter} shorter", f"up to {elsewhere} elsewhere"]
 
 
 def rate(sampling: Sampling, span_ns: int) -> str:
@@ -46,8 +59,30 @@ def rate(sampling: Sampling, span_ns: int) -> str:
     return f"~{sampling.rate_hz(span_ns):.0f} Hz"
 
 
-def counted_otherwise(then: Filters, now: Filters, before: str) -> str:
-    """Why what changed since `before`, which was counted by `then`, may be no change; empty where nothing says so."""
-    if replace(then, min_ns=0) != replace(now, min_ns=0):
-        return f"{before} counted other threads or waits"
-    return f"the minimum of {before} was {span(then.min_ns)}" if then.min_ns != now.min_ns else ""
+def how_sampled(sampling: Sampling, span_ns: int) -> str:
+    """`~21 Hz, own processes only`"""
+    return f"{rate(sampling, span_ns)}{f', {OWN_ONLY}' if sampling.own_only else ''}"
+
+
+def sampled(sampling: Sampling | None, span_ns: int) -> str:
+    """`sampled ~21 Hz, own processes only`; empty where every wait was seen."""
+    return f"sampled {how_sampled(sampling, span_ns)}" if sampling else ""
+
+
+def counted_otherwise(then: _Counting, now: _Counting, before: str) -> str:
+    """Why what changed since `before`, which was counted as `then` says, may be no change; empty where nothing says
+    so."""
+    words: list[str] = []
+    if (then.sampling is None) != (now.sampling is None):
+        words.append(f"{before} was {'not ' if then.sampling is None else ''}sampled")
+    if _own_only(then) != _own_only(now):
+        words.append(f"{before} has {OWN_ONLY if _own_only(then) else 'processes of all users'}")
+    if replace(then.filters, min_ns=0) != replace(now.filters, min_ns=0):
+        words.append(f"{before} counted other threads or waits")
+    elif then.filters.min_ns != now.filters.min_ns:
+        words.append(f"the minimum of {before} was {span(then.filters.min_ns)}")
+    return "; ".join(words)
+
+
+def _own_only(of: _Counting) -> bool:
+    return of.sampling is not None and of.sampling.own_only

@@ -164,7 +164,7 @@ class Picture:
     calls: Calls
     """Over the span, of the function that --within names."""
     sampling: Sampling | None
-    """None: every wait was seen."""
+    """Over the span; None: every wait was seen."""
     switches_per_s: float
     """Of the machine, over the span, or the last 10 s where that is all since the start; negative: not known."""
     book: Book
@@ -321,7 +321,8 @@ class Pictures:
         every_thread, counts = self._still.everyone if self._still else self._everyone_now()
         span_ns = sum(tick.span_ns for tick in over)
         pids = by_process(one, view.scope._replace(pid=None, tid=None)).keys() if view.compared else ()
-        comparison = self._comparison(view, Now(span_ns, newest.facts.book, every_thread, pids, newest.facts.filters))
+        facts, sampling = newest.facts, sampling_over(tick.facts for tick in over)
+        comparison = self._comparison(view, Now(span_ns, facts.book, every_thread, pids, facts.filters, sampling))
         compare = comparison.categories() if comparison else None
         categories = category_rows(
             chosen,
@@ -363,7 +364,7 @@ class Pictures:
             threads_of=counts,
             lost=_added(tick.facts.lost for tick in over),
             calls=calls_over(tick.facts for tick in over),
-            sampling=sampling_over(tick.facts for tick in over),
+            sampling=sampling,
             switches_per_s=_per_second([tick for tick in recent if tick.facts.cost.switches >= 0]),
             book=newest.facts.book,
             categories=categories,

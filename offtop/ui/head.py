@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from offtop.model.baseline import Baseline
 from offtop.model.book import ThreadKey
-from offtop.model.counted import counted, how_sure, rate
+from offtop.model.counted import OWN_ONLY, counted, how_sure, rate
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
 from offtop.model.printable import printable
@@ -227,7 +227,10 @@ def _cost(picture: Picture, layout: Layout) -> Line:
     lefts = [left(*own, switches), left(*own), left(own[0], own[2]), left(own[0]), left(), left(of_wrong=1)]
     right: Spans = [(f"min {span(picture.newest.facts.filters.min_ns)}", "text")]
     if picture.sampling:
-        right = [(how_sure(picture.sampling, picture.span_ns), "alert")]
+        parts = [*([OWN_ONLY] if picture.sampling.own_only else []), *how_sure(picture.sampling, picture.span_ns)]
+        while parts[1:] and width_of(lost(picture)) + len(", ".join(parts)) >= layout.width:
+            parts.pop()
+        right = [(", ".join(parts), "alert")]
     return _fitting([*lefts, lost(picture)], right, layout.width)
 
 

@@ -19,9 +19,12 @@ from offtop import paths
 from offtop.export import flamegraph, folded, pprof, speedscope, table
 from offtop.export.folded import Style
 from offtop.export.profile import BELOW, Profile, Sample
+from offtop.model.snapshot import Sampling
 from offtop.model.steps import WHO_WAITED, WOKEN_BY, Step
 from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE, WAKEUP
 from tests import command
+from tests.test_diff import recorded_of
+from tests.ui.sampled import SampledSource
 
 DEMO = paths.demo()
 OLD = Path(__file__).parents[1] / "recordings/first-fields.offtop"
@@ -443,6 +446,16 @@ def test_of_nothing_it_is_said_and_a_directory_that_is_missing_is_not_made(tmp_p
 
 def test_what_was_lost_is_said() -> None:
     lossy = SHOP._replace(lost={"stacks": 2, "wakes": 0})
-    assert lossy.losses == "lost while it was measured: stacks 2"
-    assert lossy.losses in flamegraph.svg(lossy)
-    assert SHOP.losses == ""
+    assert lossy.doubts == ["lost while it was measured: stacks 2"]
+    assert lossy.doubts[0] in flamegraph.svg(lossy)
+    assert SHOP.doubts == []
+
+
+def test_what_was_sampled_is_said_in_the_picture_and_beside_each_file(tmp_path: Path) -> None:
+    sampled = SHOP._replace(sampling=Sampling(40, own_only=True))
+    says = "sampled ~20 Hz, own processes only"
+    assert f"; {says}" in flamegraph.svg(sampled)
+    assert f" ({says})" in flamegraph.svg(SHOP, baseline=sampled)
+    file = recorded_of(SampledSource(own_only=True), tmp_path / "sampled.offtop", 4)
+    ended = command.run("export", "folded", file, "--baseline", file)
+    assert (ended.status, ended.err) == (0, f"offtop: {says}\nofftop: the baseline: {says}\n")

@@ -11,7 +11,7 @@ from offtop.model.book import Details, ThreadKey
 from offtop.model.filter import parse
 from offtop.model.picture import Picture
 from offtop.model.rows import Row
-from offtop.model.snapshot import Filters
+from offtop.model.snapshot import Filters, Sampling
 from offtop.model.view import LIST, TREE, View
 from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE, WAKEUP
 from offtop.units import NS_PER_S
@@ -236,6 +236,8 @@ def test_what_was_counted_otherwise_or_lost_then_is_said() -> None:
     assert doubt(baseline) == ""
     assert "other threads" in doubt(replace(baseline, filters=Filters(pids=(100,))))
     assert doubt(replace(baseline, filters=Filters(min_ns=200_000))) == "the minimum of the baseline was 200us"
+    own = Sampling(20, own_only=True)
+    assert doubt(replace(baseline, sampling=own)) == "the baseline was sampled; the baseline has own processes only"
     assert doubt(replace(baseline, lost={"sites": 2_000, "stacks": 3})) == "the baseline lost 2.0k sites, 3 stacks"
 
 

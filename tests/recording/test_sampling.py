@@ -20,6 +20,8 @@ from offtop.recording.writer import Recorder
 from offtop.schema import SCHEMA
 from offtop.source import Source
 from offtop.units import NS_PER_S
+from tests import command
+from tests.test_diff import recorded_of
 from tests.ui.sampled import SampledSource
 from tests.ui.scripted import MS, SHOP, ScriptedSource
 from tests.ui.shown import CATEGORIES
@@ -39,9 +41,23 @@ def test_json_tells_it_of_each_tick() -> None:
     assert json.loads(printed(ScriptedSource(SHOP, ticks=1, ends=True), as_json=True)[0])["sampling"] is None
 
 
-def test_text_tells_it_at_the_end_of_the_first_line() -> None:
-    heads = [line for line in printed(SampledSource(ends=True), as_json=False) if line.startswith("offtop - ")]
-    assert [line.partition("  SAMPLED ")[2] for line in heads] == ["~20 Hz: waits +-50ms, up to 0.25 elsewhere"] * 3
+def heads(source: Source) -> list[str]:
+    return [line for line in printed(source, as_json=False) if line.startswith("offtop - ")]
+
+
+def test_text_tells_it_right_behind_the_span_and_how_sure_that_is_at_the_end() -> None:
+    told = heads(SampledSource(ends=True))
+    assert len(told) == 3
+    for line in told:
+        assert " span 1.00s  SAMPLED ~20 Hz  WAITING " in line
+        assert line.endswith("  waits up to 100ms shorter, up to 0.25 elsewhere")
+
+
+def test_text_of_a_recording_tells_whose_processes_there_were(tmp_path: Path) -> None:
+    path = recorded_of(SampledSource(own_only=True), tmp_path / "own.offtop", 3)
+    says = "  SAMPLED ~20 Hz, own processes only  WAITING "
+    assert [says in line for line in heads(RecordedSource(Path(path)))] == [True] * 3
+    assert says in command.run("report", path).out
 
 
 def test_a_recording_has_it(tmp_path: Path) -> None:

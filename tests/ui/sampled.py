@@ -9,15 +9,16 @@ NOTICE = "/proc is sampled"
 
 
 class SampledSource(ScriptedSource):
-    def __init__(self, guessed_ns: int = 250 * MS, ticks: int = 3, ends: bool = False) -> None:
+    def __init__(self, guessed_ns: int = 250 * MS, ticks: int = 3, ends: bool = False, own_only: bool = False) -> None:
         """`guessed_ns`: in each second."""
         super().__init__(SHOP, ticks=ticks, ends=ends)
         self._guessed_ns = guessed_ns
+        self._own_only = own_only
 
     @property
     def notice(self) -> str:
         return NOTICE
 
     def after(self, seconds: int) -> Snapshot:
-        some = Sampling(20 * seconds, self._guessed_ns * seconds)
+        some = Sampling(20 * seconds, self._guessed_ns * seconds, self._own_only)
         return replace(super().after(seconds), sampling=some, door="proc")

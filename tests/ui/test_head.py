@@ -45,8 +45,19 @@ async def test_losses_are_told_at_every_width_and_nothing_is_cut(width: int) -> 
 async def test_that_threads_are_only_looked_at_is_told_at_every_width_with_how_far_that_may_be_off(width: int) -> None:
     async with shown(SampledSource(ticks=12), (width, 24)) as (app, _):
         assert "SAMPLED ~20 Hz" in screen(app)[0]
-        assert screen(app)[2].rstrip().endswith("waits +-50ms, up to 0.25 elsewhere")
+        shorter, elsewhere = "waits up to 100ms shorter", ", up to 0.25 elsewhere"
+        assert screen(app)[2].rstrip().endswith(f"  {shorter}{elsewhere if width > 40 else ''}")
         assert screen(app)[0].startswith("offtop ")
+
+
+@pytest.mark.parametrize(
+    ("width", "says"), [(40, "only"), (60, "only, waits up to 100ms shorter"), (80, ", up to 0.25 elsewhere")]
+)
+@asynchronous
+async def test_that_only_own_processes_are_seen_is_told_first(width: int, says: str) -> None:
+    async with shown(SampledSource(ticks=12, own_only=True), (width, 24)) as (app, _):
+        told = screen(app)[2].rstrip()
+        assert "own processes only" in told and told.endswith(says)
 
 
 @asynchronous
