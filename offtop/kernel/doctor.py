@@ -344,7 +344,16 @@ def tracefs() -> Check:
 
 def current_task(held: frozenset[str]) -> Check:
     """Came with 3ca1032ab7ab (5.11)."""
-    return _helper("current task", _GET_CURRENT_TASK_BTF, "bpf_get_current_task_btf", "use a kernel from 5.11 on", held)
+    known, remedy = _features(), "use a kernel from 5.11 on"
+    if known is None or known.typed_task:
+        return _helper("current task", _GET_CURRENT_TASK_BTF, "bpf_get_current_task_btf", remedy, held)
+    return Check(
+        "current task",
+        "warn",
+        "no bpf_get_current_task_btf; what is read of a thread is copied first",
+        remedy,
+        "some of the low cost: each switch makes these copies",
+    )
 
 
 def task_storage() -> Check:

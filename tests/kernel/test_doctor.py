@@ -100,6 +100,16 @@ def test_wakers_need_the_tracepoint_to_be_described_or_to_be_used_anyway(
     assert ("offtop --mode offcpu" in check.remedy) == (said == "warn")
 
 
+@pytest.mark.parametrize(("typed_task", "verdict"), [(True, "FAIL"), (False, "warn")])
+def test_only_where_programs_are_made_to_call_it_must_they_be_given_the_current_task(
+    monkeypatch: pytest.MonkeyPatch, typed_task: bool, verdict: str
+) -> None:
+    monkeypatch.setattr(doctor, "_features", lambda: SimpleNamespace(typed_task=typed_task))
+    monkeypatch.setattr(probes, "helper", lambda number: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(probes, "a_map", lambda size: 0)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    assert doctor.current_task(frozenset(privileges.NEEDED)).verdict == verdict
+
+
 @pytest.mark.kernel
 def test_this_machine_can_run_offtop() -> None:
     found = checked()
