@@ -5,7 +5,8 @@ open file, 1.1 s of one CPU for 10,000 processes with 16 files each. So it is re
 bit at a time, at 2 % of a CPU and no more often than every few seconds, and only while something is asked for that is
 not known, or that somebody has closed: to see that takes one look at each. Who opens it in addition is not noticed.
 All pipes and sockets that were met are remembered until the next time, so that who asks for others is answered at once,
-and only what is newer waits for that.
+and only what is newer waits for that. Who has the lock of a file is asked of the process that took it first, and of all
+others only where that no more has it: who took it with flock() may have ended, and left it to who has the file open.
 """
 
 import os
@@ -14,7 +15,7 @@ import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -82,6 +83,15 @@ class Holder(NamedTuple):
         return 0
 
 
+class Lock(NamedTuple):
+    """Of a file, that somebody waits for."""
+
+    line: str
+    """As /proc/locks has it, and fdinfo of who has it, behind its number there."""
+    pid: int
+    """Who took it; -1: not told (open file description locks)."""
+
+
 class EndsWorker:
     """Puts into a Book who is at the other end. `tell` is for the thread that polls, all else for any."""
 
@@ -96,6 +106,8 @@ class EndsWorker:
         """Not yet in the Book."""
         self._holders: dict[str, Sequence[Holder]] = {}
         """By what /proc/PID/fd calls it; of those that were looked for."""
+        self._lockers: dict[Object, Sequence[int]] = {}
+        """Who had locks that others took, when all files were read."""
         self._met = np.zeros((0, 3), np.int64)
         """Of all pipes and sockets when all files were read last: `_code`, process and descriptor."""
         self._read_s, self._rest_s = float("-inf"), _REST_S
@@ -162,26 +174,36 @@ class EndsWorker:
             self._put({what: Ends(members=watched(what.pid, fd))})
             self._breathe()
         files = {what: pid for what, pid in asked.items() if what.kind == FILE}
-        if files:
-            self._put(holders_of(files))
+        locks = awaited_locks(files)
+        likely = {pid for what, lock in locks.items() for pid in (lock.pid, *self._lockers.get(what, ()))}
+        lockers = self._lockers_of(locks, likely)
+        self._put_lockers({what: lockers.get(what, ()) for what in files if what in lockers or what not in locks})
         sought = other_ends(asked)
         self._breathe()
         self._remember(self._met_with({one for one, _ in sought.values() if not self._is_as_it_was(one)}))
         new = {what for what, (one, _) in sought.items() if not self._is_as_it_was(one)}
         told = {*epolls, *files, *new}
         self._put_ends([what for what in asked if what not in told], sought)
-        return {what: asked[what] for what in new}
+        return {what: asked[what] for what in {*new, *locks}.difference(lockers)}
 
     def _read(self, unknown: Mapping[Object, int]) -> None:
         """Read all files, and tell of these."""
-        sought = other_ends(unknown)
+        files = {what: pid for what, pid in unknown.items() if what.kind == FILE}
+        others = {what: pid for what, pid in unknown.items() if what not in files}
+        sought, locks = other_ends(others), awaited_locks(files)
         new = {one for one, _ in sought.values() if not self._is_as_it_was(one)}
+        began_s = time.thread_time()
         if new:
-            began_s = time.thread_time()
             self._remember({**dict.fromkeys(new, ()), **self._held(new)})
+        lockers = self._lockers_of(locks, _every_pid()) if locks else {}
+        if new or locks:
             self._read_s = time.monotonic()
             self._rest_s = max(_REST_S, _REST_TIMES * (time.thread_time() - began_s))
-        self._put_ends(unknown, sought)
+        self._lockers |= lockers
+        while len(self._lockers) > _MOST_TOLD:
+            del self._lockers[next(iter(self._lockers))]
+        self._put_lockers({what: lockers.get(what, ()) for what in files})
+        self._put_ends(others, sought)
 
     def _remember(self, holders: Mapping[str, Sequence[Holder]]) -> None:
         self._holders |= holders
@@ -191,6 +213,9 @@ class EndsWorker:
     def _put_ends(self, those: Iterable[Object], sought: Mapping[Object, tuple[str, str]]) -> None:
         found = {what: _ends(self._holders.get(one, ()), role) for what, (one, role) in sought.items()}
         self._put({what: found.get(what, NO_ENDS) for what in those})
+
+    def _put_lockers(self, found: Mapping[Object, Sequence[int]]) -> None:
+        self._put({what: _ends([Holder(pid, "") for pid in pids], HOLDER) for what, pids in found.items()})
 
     def _put(self, found: Mapping[Object, Ends]) -> None:
         now_s = time.monotonic()
@@ -216,8 +241,8 @@ class EndsWorker:
         held: dict[str, list[Holder]] = {}
         met = array("q")
         self._met = self._met[:0]
-        for pid in [int(place.name) for place in Path("/proc").iterdir() if place.name.isdecimal()]:
-            for looked_at, found in _open_in(pid):
+        for pid in _every_pid():
+            for looked_at, found in _open_in(pid, _is_pipe_or_socket):
                 files += looked_at
                 for one, fd in found:
                     if one in sought:
@@ -230,6 +255,27 @@ class EndsWorker:
         if len(met) <= 3 * _MOST_MET:
             self._met = np.array(met, np.int64).reshape(-1, 3)
         return held
+
+    def _lockers_of(self, locks: Mapping[Object, Lock], pids: Iterable[int]) -> dict[Object, list[int]]:
+        """Which of these processes have each lock. All that have the file open that it was taken by have it, whoever
+        took it (`lock:` in fdinfo, 4.1)."""
+        of_names: dict[str, list[Object]] = {}
+        for what in locks:
+            of_names.setdefault(_last_part(what.name), []).append(what)
+        files = 0
+        found: dict[Object, list[int]] = {}
+        for pid in pids:
+            for looked_at, those in _open_in(pid, lambda link: _last_part(link) in of_names):
+                files += looked_at
+                for link, fd in those:
+                    told = locks_by(pid, fd)
+                    for what in of_names[_last_part(link)]:
+                        if locks[what].line in told and pid not in found.get(what, ()):
+                            found.setdefault(what, []).append(pid)
+                self._breathe()
+                if self._closing or files > _MOST_FILES:
+                    return {}
+        return found
 
     def _met_with(self, sought: Collection[str]) -> dict[str, list[Holder]]:
         """By whom each of these was held open when all files were read last."""
@@ -280,23 +326,34 @@ def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]
     return found
 
 
-def holders_of(waited_on: Mapping[Object, int]) -> dict[Object, Ends]:
-    """Who has the lock of each file that the process beside it waits for; nothing where that waits for several, or for
-    none. `1: -> FLOCK ADVISORY WRITE 4242 …` waits for what the line `1: FLOCK …` holds (fs/locks.c)."""
-    held: dict[str, list[int]] = {}
+def awaited_locks(waited_on: Mapping[Object, int]) -> dict[Object, Lock]:
+    """The lock of each file that the process beside it waits for; nothing where that waits for several, or for none.
+    `1: -> FLOCK ADVISORY WRITE 4242 …` waits for what the line `1: FLOCK …` holds (fs/locks.c)."""
+    held: dict[str, Lock] = {}
     awaited: dict[int, set[str]] = {}
+    if not waited_on:
+        return {}
     with suppress(OSError, ValueError, IndexError), Path("/proc/locks").open("rb") as file:
         for line in file.read(_LOCKS_BYTES).decode().splitlines():
             number, *words = line.split()
             if words[0] == "->":
                 awaited.setdefault(int(words[4]), set()).add(number)
-            elif int(words[3]) > 0:  # -1: of an open file, not of a process
-                held.setdefault(number, []).append(int(words[3]))
-    pids = {
-        what: held.get(next(iter(awaited[pid])), []) if len(awaited.get(pid, ())) == 1 else []
+            else:
+                held[number] = Lock(" ".join(words), int(words[3]))
+    return {
+        what: held[number]
         for what, pid in waited_on.items()
+        for number in awaited.get(pid, ())
+        if len(awaited[pid]) == 1 and number in held
     }
-    return {what: _ends([Holder(pid, "") for pid in some], HOLDER) for what, some in pids.items()}
+
+
+def locks_by(pid: int, fd: str) -> set[str]:
+    """The locks of the file that a descriptor is open on which are held by that."""
+    with suppress(OSError), Path(f"/proc/{pid}/fdinfo/{fd}").open("rb") as file:
+        told = file.read(_LOCKS_BYTES).decode().splitlines()
+        return {" ".join(words[2:]) for line in told if (words := line.split())[:1] == ["lock:"]}
+    return set()
 
 
 def watched(pid: int, fd: int) -> tuple[tuple[str, int], ...]:
@@ -339,25 +396,37 @@ def _files_of(pid: int) -> Generator[int]:
         os.close(directory)
 
 
-def _open_in(pid: int) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    """The pipes and sockets that a process has open, and by which descriptor, a part of its files at a time; and how
-    many files those are."""
+def _every_pid() -> list[int]:
+    return [int(place.name) for place in Path("/proc").iterdir() if place.name.isdecimal()]
+
+
+def _open_in(pid: int, wanted: Callable[[str], bool]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    """What a process has open of what is wanted, as /proc/PID/fd calls it, and by which descriptor, a part of its files
+    at a time; and how many files those are."""
     with suppress(OSError), _files_of(pid) as directory:
         with os.scandir(directory) as entries:
             files = [entry.name for entry in entries]
         for first in range(0, len(files), _PART):
             part = files[first : first + _PART]
-            yield len(part), [*_those_of(directory, part)]
+            yield len(part), [one for one in _links(directory, part) if wanted(one[0])]
 
 
-def _those_of(directory: int, files: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _links(directory: int, files: Sequence[str]) -> Iterator[tuple[str, str]]:
     for fd in files:
         try:
             link = os.readlink(fd, dir_fd=directory)
         except OSError:
             continue  # closed meanwhile
-        if link.startswith((_PIPE, _SOCKET)):
-            yield link, fd
+        yield link, fd
+
+
+def _is_pipe_or_socket(link: str) -> bool:
+    return link.startswith((_PIPE, _SOCKET))
+
+
+def _last_part(path: str) -> str:
+    """What it is called in its directory: the rest may differ from one mount namespace to another."""
+    return os.fsencode(path).decode(errors="replace").rpartition("/")[2]
 
 
 def _ends(holders: Sequence[Holder], role: str) -> Ends:

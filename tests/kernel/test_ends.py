@@ -1,8 +1,11 @@
 """Who is at the other end of a pipe or socket, and what an epoll watches: of real children that hold them."""
 
+import fcntl
 import json
 import os
+import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -408,6 +411,54 @@ def test_who_waits_for_a_lock_of_a_file_waits_for_who_has_it(how: str, tmp_path:
             assert both[0].stdout and (len(both) > 1 or both[0].stdout.readline())
         comm = Path(f"/proc/{both[0].pid}/comm").read_text().strip()
         assert waits_for(both[1].pid) == [f"holder: {comm}({both[0].pid})"]
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("keeps", "left"),
+    [
+        ("exec sleep 1000", ["sleep"]),
+        ("sleep 1000; :", ["sh", "sleep"]),
+        ("exec 8>&9 9>&-; exec sleep 1000", ["sleep"]),
+    ],
+)
+def test_a_lock_that_was_left_by_who_took_it_is_of_all_that_have_the_file_open(
+    keeps: str, left: list[str], tmp_path: Path
+) -> None:
+    """flock(1) takes it, and ends: /proc/locks goes on to tell its pid."""
+    file = tmp_path / "lock"
+    with ExitStack() as opened:
+
+        def begun(command: str, *pass_fds: int) -> subprocess.Popen[str]:
+            made = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True, start_new_session=True)
+            opened.callback(made.wait)
+            opened.callback(os.killpg, made.pid, signal.SIGKILL)
+            assert made.stdout and made.stdout.readline() == "it is on\n"
+            return made
+
+        has_it = begun(f"exec 9>{file}; flock 9; echo it is on; {keeps}")
+        took = int(next(line.split()[4] for line in locks() if line.split()[5].endswith(f":{file.stat().st_ino}")))
+        assert not Path(f"/proc/{took}").exists()
+        waits = begun(f"exec 9>{file}; echo it is on; exec flock 9")
+        until(lambda: Path(f"/proc/{waits.pid}/comm").read_text() == "flock\n")
+        (told,) = waits_for(waits.pid)
+        assert re.fullmatch(r"holder: " + ", ".join(rf"{comm}\(\d+\)" for comm in left), told)
+        assert f"({has_it.pid})" in told and f"({took})" not in told
+
+
+def locks() -> list[str]:
+    return Path("/proc/locks").read_text().splitlines()
+
+
+def test_the_pid_of_a_stranger_in_the_line_of_a_lock_is_not_told(tmp_path: Path) -> None:
+    """As one has that came to have it by now: this process has the file open, and no lock."""
+    file = tmp_path / "lock"
+    with file.open("w") as opened, file.open("w") as another:
+        fcntl.flock(another, fcntl.LOCK_EX)
+        (line,) = (line for line in locks() if line.split()[5].endswith(f":{file.stat().st_ino}"))
+        held = " ".join(line.split()[1:])
+        fds = (f"{one.fileno()}" for one in (opened, another))
+        assert [held in module.locks_by(OWN, fd) for fd in fds] == [False, True]
 
 
 def test_of_a_file_that_nobody_waits_to_lock_nobody_is_told(worker: EndsWorker, book: Book, tmp_path: Path) -> None:
