@@ -209,5 +209,5 @@ def _hidden() -> str:
     except OSError:
         restricted = False
     if restricted:
-        return "The kernel hides its addresses from everybody. Allow root to see them: sysctl -w kernel.kptr_restrict=1"
-    return "The kernel hides its addresses. Run offtop as root, or give it the capability CAP_SYSLOG."
+        return "The kernel hides its addresses (sudo sysctl kernel.kptr_restrict=1)."
+    return "Missing CAP_SYSLOG (sudo offtop): the kernel hides its addresses."

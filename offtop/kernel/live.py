@@ -37,7 +37,7 @@ from offtop.kernel.kallsyms import HIDDEN, HiddenSymbols, KernelSymbols
 from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack
 from offtop.kernel.ledger import Ended, Ledger, Ran, Walked
 from offtop.kernel.libbpf import Map
-from offtop.kernel.mappings import Processes, are_others_closed
+from offtop.kernel.mappings import Processes, closed_to_us
 from offtop.kernel.names import NameWorker
 from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import AUTO, Unwind, attach
@@ -88,9 +88,10 @@ wait on either. restart_syscall goes on with a poll that was interrupted."""
 _FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
 """Categories of waits that a system call may meet on its way, whatever it is called for."""
 _ZERO = bytes(4)
-_CLOSED = "Other users' processes have no user stacks, and what they have open is not known"
-_HALF_CLOSED = "Other users' processes have no user stacks while they wait, and what they have open is not known"
-_LOOK_IN = "Run offtop as root, or give it the capability CAP_SYS_PTRACE."
+_KEPT_OUT = (
+    "Missing CAP_SYS_PTRACE (sudo offtop): no user stacks{} of processes that it may not look into, nor what they have "
+    "open."
+)
 _NO_SYMBOLS = "There are no categories, no wakers and no names of kernel functions, and what is waited on is not known."
 
 
@@ -113,9 +114,9 @@ class LiveSource(Happening):
         OfftopError that says what is missing and how to get it; nothing is left attached then."""
         held = privileges.capabilities()
         privileges.check(held)
-        is_let_in = "CAP_SYS_PTRACE" in held
-        self._kept_out = "" if is_let_in else f"{_CLOSED if are_others_closed() else _HALF_CLOSED}. {_LOOK_IN}"
-        """What of other users' processes is not known, and the remedy; empty: all is."""
+        closed = "" if "CAP_SYS_PTRACE" in held else closed_to_us()
+        self._kept_out = _KEPT_OUT.format(" while they wait" if closed == "memory" else "") if closed else ""
+        """What of some processes is not known, and the remedy; empty: all is."""
         self._hidden = ""
         """Why the kernel's symbols are not known; empty: they are."""
         namespace.own()
@@ -236,9 +237,10 @@ class LiveSource(Happening):
 
     @property
     def lacking(self) -> Sequence[str]:
-        """Of what it does without, though much is lost by that: what, and the remedy."""
-        no_symbols = f"{_NO_SYMBOLS} {self._hidden}" if self._hidden else ""
-        return [*filter(None, (self._kept_out, no_symbols))]
+        """Of what it does without, though much is lost by that: what, the remedy, and then the loss: a narrow screen
+        shows how it begins."""
+        no_symbols = f"{self._hidden} {_NO_SYMBOLS}" if self._hidden else ""
+        return [*filter(None, (no_symbols, self._kept_out))]
 
     @property
     def notice(self) -> str:

@@ -5,6 +5,7 @@ again when the image is another one (exec), when an address is met that it does 
 what we remember is 10 s old (dlclose, and another library in its place).
 """
 
+import errno
 import itertools
 import os
 import re
@@ -14,7 +15,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
+from offtop.kernel import probes
 from offtop.kernel.files import VDSO, Files, Mapping
 from offtop.kernel.layout import EXACT
 from offtop.kernel.perfmap import PerfMap
@@ -237,14 +240,18 @@ def is_closed(pid: int) -> bool:
     return False
 
 
-def are_others_closed() -> bool:
-    """Whether that is so of other users' processes: with CAP_PERFMON alone, some kernels let us (87ad827a2780)."""
-    own = os.geteuid()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or it protects itself
-            if process.stat().st_uid != own and (process / "maps").read_bytes():
-                return False
-    return True
+def closed_to_us() -> Literal["", "memory", "mappings"]:
+    """What of some process we may not see: its memory, or not even what lies where in it (with CAP_PERFMON alone some
+    kernels let us: 87ad827a2780); empty: we may look into all that there are."""
+    found: Literal["", "mappings"] = ""
+    listed = {int(process.name) for process in Path("/proc").iterdir() if process.name.isdecimal()}
+    for pid in listed | {1}:  # which is always there, also where /proc is mounted with hidepid
+        if probes.memory_of(pid) == errno.EPERM:
+            found = "mappings"
+            with suppress(OSError):  # it has ended, or it protects itself
+                if Path(f"/proc/{pid}/maps").read_bytes():
+                    return "memory"
+    return found
 
 
 def _is_there(pid: int) -> bool:

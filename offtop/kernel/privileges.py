@@ -27,7 +27,7 @@ CAPABILITIES = {
     "CAP_BPF": Capability(39, "everything: nobody else may load its programs"),
     "CAP_PERFMON": Capability(38, "everything: nobody else may attach them, or read the kernel's memory"),
     "CAP_SYS_PTRACE": Capability(
-        19, "user stacks of other users' processes, at least while they wait, and what they have open"
+        19, "user stacks of processes that it may not look into, at least while they wait, and what they have open"
     ),
     "CAP_SYSLOG": Capability(34, "names of kernel functions, and so categories, wakers and what is waited on"),
     "CAP_SYS_ADMIN": Capability(21, "the ns per switch in the header, and who is at the other end in other containers"),

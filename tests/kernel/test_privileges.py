@@ -1,6 +1,8 @@
 """Capabilities in the place of root: with four of them all is there, and of each that is missing the loss is said."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,7 +100,7 @@ def test_four_capabilities_do_what_root_does_but_for_the_cost(napping: programs.
 
 def test_without_cap_sys_ptrace_waits_are_counted_and_what_is_closed_is_said(napping: programs.Program) -> None:
     tick, said = watched(napping, "bpf", "perfmon", "syslog")
-    assert said.startswith("offtop: Other users' processes have no user stacks") and "CAP_SYS_PTRACE" in said
+    assert said.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks")
     assert said.count("\n") == 1
     site = naps_in(tick)
     assert site["category"] == "sleep"
@@ -108,10 +110,29 @@ def test_without_cap_sys_ptrace_waits_are_counted_and_what_is_closed_is_said(nap
         assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
 
 
+CLOSED = "from offtop.kernel.mappings import closed_to_us; print(closed_to_us() and 'closed', flush=True)"
+ROOT_WITHOUT = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all")
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        (ROOT_WITHOUT, "closed"),
+        (("unshare", "--pid", "--fork", "--mount-proc", *ROOT_WITHOUT), ""),
+    ],
+)
+def test_who_may_look_into_all_that_there_are_lacks_nothing(before: Sequence[str], says: str) -> None:
+    """Also root's own processes are closed to a root that may do less; in a container there may be no such."""
+    program = [*before, sys.executable, "-c", CLOSED]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (ended.stdout.strip(), ended.stderr) == (says, "")
+
+
 def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(napping: programs.Program) -> None:
     before = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$0" "$@"')
     tick, said = second_tick(napping, (*before, *as_nobody("bpf", "perfmon", "syslog")))
-    assert said.startswith("offtop: Other users' processes have no user stacks, and ") and said.count("\n") == 1
+    assert said.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks of processes ")
+    assert said.count("\n") == 1
     site = naps_in({"sites": [site for site in tick["sites"] if site["pid"] == napping.pid]})
     assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
     (problem,) = (one for one in tick["user_stack_problems"] if one["process"] == "naps")
@@ -120,7 +141,7 @@ def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(n
 
 def test_without_cap_syslog_waits_are_counted_and_categories_are_said_to_be_unknown(napping: programs.Program) -> None:
     tick, said = watched(napping, "bpf", "perfmon", "sys_ptrace")
-    assert said.startswith("offtop: There are no categories") and "CAP_SYSLOG" in said
+    assert said.startswith("offtop: Missing CAP_SYSLOG (sudo offtop): the kernel hides its addresses. There are no ca")
     assert said.count("\n") == 1
     site = naps_in(tick)
     assert site["category"] == "other"
