@@ -51,7 +51,7 @@ from offtop.model.steps import NO_FRAMES, Path, Shape, Steps, passes
 from offtop.model.stuck import NO_AGE, Age, Stuck
 from offtop.model.table import Ints
 from offtop.model.tree import NO_NAMELESS, Branch, Nameless, Node
-from offtop.model.view import SINCE_START, View
+from offtop.model.view import SINCE_START, STUCK, View
 from offtop.model.wake import NO_WAKE, OFFCPU, WAKEUP, Object, gathers
 from offtop.model.window import Window, calls_over, merge, sampling_over
 from offtop.model.within import Calls
@@ -122,12 +122,11 @@ class StuckPicture:
     """Which of them is the first on the screen."""
     hidden: Stuck = Stuck(0)
     """Those that look idle, and are not shown."""
-    rules: Sequence[Rule | None] = ()
-    """What rules say of those from `first` on, as many as there is room for."""
+    rules: Mapping[int, Rule | None] = field(default_factory=dict[int, Rule | None])
+    """What rules say of those that there is room for; where something is searched, of all."""
 
     def rule(self, row: int) -> Rule | None:
-        at = row - self.first
-        return self.rules[at] if 0 <= at < len(self.rules) else None
+        return self.rules.get(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +373,7 @@ class Pictures:
             first_row=listed.first,
             tree=tree,
             places=places,
-            stuck=self._with_rules(_stuck_picture(of_selection, view, room.stuck), room.stuck, newest.facts.book),
+            stuck=self._with_rules(_stuck_picture(of_selection, view, room.stuck), view, room.stuck, newest.facts.book),
             outliers=self._outliers.of(newest.at_ns, view.outliers.cursor, room.stuck),
             account=account,
             account_lines=account_lines,
@@ -475,9 +474,11 @@ class Pictures:
             self._sieve = key, Sieve(selection, self._diagnoser, self._sieve[1] if self._sieve else None)
         return self._sieve[1]
 
-    def _with_rules(self, some: StuckPicture, lines: int, book: Book) -> StuckPicture:
-        shown = some.shown.waits[some.first : some.first + lines]
-        return replace(some, rules=[self._diagnoser.rule_of(one.place, book) for one in shown])
+    def _with_rules(self, some: StuckPicture, view: View, lines: int, book: Book) -> StuckPicture:
+        rows = range(len(some.shown.waits))
+        if not (view.focus == STUCK and (view.search or view.found)):
+            rows = rows[some.first : some.first + lines]
+        return replace(some, rules={row: self._diagnoser.rule_of(some.shown.waits[row].place, book) for row in rows})
 
     def _stuck_of(self, sieve: Sieve, newest: Kept) -> Stuck:
         """What passes the sieve of what is stuck at the end of a tick."""

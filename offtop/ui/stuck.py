@@ -116,12 +116,12 @@ def text_of(picture: Picture, row: int, names: Names) -> str:
     """All that a search looks at."""
     book, one = picture.book, picture.stuck.shown.waits[row]
     who = f"{thread_name(one.site.thread, book)} {process_name(one.site.pid, book)}"
-    place = _stack_in_short(one, book, names)
-    return f"{who} {picture.stuck.shown.leaf(row).category} {call_of(one, book)} {place}"
+    for_what = _for_what(picture, row, names)
+    return f"{who} {picture.stuck.shown.leaf(row).category} {call_of(one, book)} {for_what}"
 
 
 def _for_what(picture: Picture, row: int, names: Names) -> str:
-    """Of a row that is on the screen: what a rule says that it is for, and its stack in short."""
+    """What a rule says that it is for, and its stack in short."""
     one, book = picture.stuck.shown.waits[row], picture.book
     return where.with_rule(book, one.place, picture.stuck.rule(row), _stack_in_short(one, book, names))
 

@@ -3,8 +3,10 @@
 import pytest
 
 from offtop.model import diagnosis
+from offtop.model.book import ThreadKey
 from offtop.model.cut import Place
 from offtop.model.diagnosis import Fixed
+from offtop.model.view import STUCK as PANE
 from offtop.model.view import View
 from tests.ui.scripted import SHOP, STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES, QUICK_NS, asynchronous, screen, shown
@@ -166,6 +168,19 @@ async def test_a_row_of_mostly_short_waits_is_not_told_by_its_few_long_ones(
         assert app.picture
         assert [row.rule and row.rule.id for row in app.picture.rows.rows] == [rule]
         assert any("futex_do_wait" in line for line in screen(app)), "where that is stays"
+
+
+@pytest.mark.parametrize("height", [8, 30])
+@asynchronous
+async def test_n_goes_to_what_is_stuck_for_what_was_searched_wherever_that_is(height: int) -> None:
+    text = '[[rule]]\nid = "journal"\nname = "the journal"\nsays = "x"\ncategory = ["fsync"]\n'
+    rules = diagnosis.parse(text, "rules.toml", "Mend it", CATEGORIES.ids)
+    async with shown(ScriptedSource(STUCK, ticks=12), (160, height), rules=Fixed(rules)) as (app, pilot):
+        await pilot.press("5")
+        assert any("the journal: " in line for line in screen(app)) == (height == 30)
+        app._look(View(delay_ns=QUICK_NS, focus=PANE, search="the journal"))  # pyright: ignore[reportPrivateUsage]
+        await pilot.press("n")
+        assert app.view.stuck.cursor == ThreadKey(4242, 4270)
 
 
 @asynchronous
