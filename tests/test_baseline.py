@@ -66,7 +66,10 @@ def test_a_baseline_that_was_sampled_is_said_to_be(good: str, tmp_path: Path) ->
     assert lines(sampled, "--baseline", good)[1].partition("; ")[2].startswith("the baseline was not sampled; ")
     assert "sampled" not in lines(sampled, "--baseline", sampled)[1].removesuffix("of sampled.offtop")
     told = [tick(good, "--baseline", of)["baseline"]["sampling"] for of in (good, sampled)]
-    assert told == [None, {"rate_hz": 20.0, "apart_ns": 50_000_000, "guessed_ns": NS_PER_S, "own_only": True}]
+    assert told == [
+        None,
+        {"rate_hz": 20.0, "apart_ns": 50_000_000, "guessed_ns": NS_PER_S, "own_only": True, "lost_known": True},
+    ]
 
 
 def test_without_a_baseline_nothing_is_said(bad: str) -> None:
