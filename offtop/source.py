@@ -10,11 +10,15 @@ from offtop.model.wake import Object
 
 
 class Recorded(NamedTuple):
-    """Where and when was recorded what a source tells; CLOCK_REALTIME of the first and the last tick."""
+    """Where and when was recorded what a source tells."""
 
     host: str
     began_ns: int
+    """CLOCK_REALTIME of the first tick."""
     ended_ns: int
+    """The same of the last; it may have been set back meanwhile."""
+    measured_ns: int
+    """From the first to the last, by CLOCK_MONOTONIC."""
 
 
 class Source(Protocol):

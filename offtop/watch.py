@@ -232,7 +232,7 @@ def report(asked: argparse.Namespace) -> int:
 def _begin(text: str, recorded: Recorded, option: str = "--begin") -> int:
     from offtop.moment import moment
 
-    _, began_ns, ended_ns = recorded
+    began_ns, ended_ns = recorded.began_ns, recorded.ended_ns
     try:
         at_ns = moment(text, began_ns if text.strip().startswith("+") else ended_ns, ended_ns)
         if not began_ns - NS_PER_S < at_ns <= ended_ns + NS_PER_S:

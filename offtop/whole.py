@@ -77,10 +77,12 @@ def whole_of(
 def baseline_in(source: Source, file: str, categories: Categories, diagnoser: Diagnoser, delay_ns: int) -> Baseline:
     """Of all that a recording tells, by name `file`. Raises OfftopError where that is nothing."""
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
-    began_ns, ended_ns = source.recorded[1:] if source.recorded else (0, 0)
+    measured_ns = source.recorded.measured_ns if source.recorded else 0
+    began_ns: int | None = None
     parts: list[list[Window]] = [[] for _ in range(PARTS)]
     for kept in Pace(source, history, delay_ns).ticks():
-        number = PARTS * max(0, kept.taken_ns - began_ns - 1) // max(1, ended_ns - began_ns)
+        began_ns = kept.at_ns - kept.span_ns if began_ns is None else began_ns
+        number = PARTS * max(0, kept.at_ns - began_ns - 1) // max(1, measured_ns)
         some = parts[min(number, PARTS - 1)]
         some.append(kept.window)
         if len(some) == _BATCH:

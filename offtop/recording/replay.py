@@ -63,8 +63,9 @@ class RecordedSource:
         self._recording = Recording(path)
         recording = self._recording
         try:
-            ends = Recorded(recording.host, *map(recording.taken_ns, (recording.first, recording.last)))
             measured_ns = recording.at_ns(recording.last) - recording.at_ns(recording.first)
+            began_ns, ended_ns = map(recording.taken_ns, (recording.first, recording.last))
+            ends = Recorded(recording.host, began_ns, ended_ns, measured_ns)
         except ValueError as damaged:
             raise OfftopError(f"{printable(str(path))}: {printable(str(damaged))}") from None
         self._recorded = ends

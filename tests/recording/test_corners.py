@@ -13,6 +13,8 @@ from offtop.errors import OfftopError
 from offtop.model.book import ThreadKey
 from offtop.model.categories import is_periodic
 from offtop.model.change import NOTHING, Replayed, change
+from offtop.model.diagnoser import Diagnoser
+from offtop.model.diagnosis import WITHOUT_RULES
 from offtop.model.history import History
 from offtop.model.snapshot import Snapshot
 from offtop.model.stack import KERNEL, Frame, Stack
@@ -24,8 +26,10 @@ from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S
+from offtop.whole import baseline_in
 from tests.recording.test_recording import in_json, recorded
 from tests.ui.scripted import MS, SHOP, START_NS, ScriptedSource, Waits
+from tests.ui.shown import CATEGORIES
 
 
 def recorder_at(path: Path, source: ScriptedSource, whole_s: int = 60) -> Recorder:
@@ -280,3 +284,6 @@ def test_a_clock_that_is_set_back_meanwhile_neither_hurries_it_nor_hides_what_fo
     played.close()
     ticks = in_json(RecordedSource(tmp_path / "it"))
     assert [(tick["taken_ns"], tick["span_ns"]) for tick in ticks] == [(ns, NS_PER_S) for ns in taken_ns[1:]]
+    diagnoser = Diagnoser(played.names, WITHOUT_RULES)
+    baseline = baseline_in(RecordedSource(tmp_path / "it"), "it", CATEGORIES, diagnoser, NS_PER_S)
+    assert [span_ns // NS_PER_S for span_ns in baseline.spans_ns] == [1, 1, 1, 1, 1, 2]
