@@ -129,13 +129,22 @@ def render(found: Sequence[Check]) -> str:
             lines.append(f"{'':<26} -> {check.remedy}")
     failed = [check.name for check in found if check.verdict == "FAIL"]
     warned = [check.name for check in found if check.verdict == "warn"]
-    if failed:
+    if failed and _samples(found):
+        lines.append(f"offtop cannot use BPF here, and samples /proc instead: {', '.join(failed)}")
+    elif failed:
         lines.append(f"offtop cannot run here: {', '.join(failed)}")
     elif warned:
         lines.append(f"offtop runs here; it would be better with: {', '.join(warned)}")
     else:
         lines.append("offtop runs here, and lacks nothing")
     return "\n".join(lines)
+
+
+def _samples(found: Sequence[Check]) -> bool:
+    """Whether what fails is BPF's, and the other source has what it needs."""
+    verdicts = {check.name: check.verdict for check in found}
+    has_schedstat = any(check.name == "schedstat" and check.state != "unneeded" for check in found)
+    return has_schedstat and "FAIL" not in (verdicts.get("libdw"), verdicts.get("pid namespace"))
 
 
 def as_json(found: Sequence[Check]) -> str:
@@ -147,7 +156,7 @@ def as_json(found: Sequence[Check]) -> str:
 def privileges(held: frozenset[str], confined: bool | None = None) -> Check:
     """`confined`: privileges.is_confined(), if not asked."""
     who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
-    everything = "everything: the kernel lets nobody else watch it"
+    everything = "all that BPF tells: the kernel lets nobody else watch it"
     if rights.is_confined() if confined is None else confined:
         remedy = "sudo offtop, outside of it: a rootless container cannot"
         return Check("privileges", "FAIL", f"{who} of a user namespace only", remedy, everything)
@@ -433,7 +442,7 @@ def schedstat() -> Check:
     except OSError:
         numbers = []
     if len(numbers) == 3 and any(map(int, numbers)):
-        return Check("schedstat", "ok", "/proc tells run-queue time, should BPF be refused")
+        return Check("schedstat", "ok", "/proc tells run-queue time, where BPF is refused")
     return Check("schedstat", "ok", "not told by /proc; not needed, with BPF", state="unneeded")
 
 

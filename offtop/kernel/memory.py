@@ -6,7 +6,6 @@ file system (FUSE) comes when the stranger likes.
 
 import ctypes as ct
 import os
-from contextlib import suppress
 from functools import cache
 from types import TracebackType
 
@@ -28,9 +27,14 @@ class Memory:
     def __init__(self, tid: int) -> None:
         """Of a thread that is gone there is none."""
         self._tid = tid
-        self._pagemap = -1
-        with suppress(OSError):
+        self._pagemap, self.is_closed = -1, False
+        """`is_closed`: there is some, that we may not read."""
+        try:
             self._pagemap = os.open(f"/proc/{tid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError:  # another user's, without CAP_DAC_READ_SEARCH
+            self.is_closed = True
+        except OSError:
+            pass
         self._window = ct.create_string_buffer(_WINDOW_BYTES)
         self._start, self._stack = 0, b""
         self._pages: dict[int, bytes] = {}

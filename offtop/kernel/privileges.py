@@ -30,8 +30,16 @@ CAPABILITIES = {
         19, "user stacks of processes that it may not look into, at least while they wait, and what they have open"
     ),
     "CAP_SYSLOG": Capability(34, "names of kernel functions, and so categories, wakers and what is waited on"),
-    "CAP_SYS_ADMIN": Capability(21, "the ns per switch in the header, and who is at the other end in other containers"),
-    "CAP_DAC_READ_SEARCH": Capability(2, "names in programs and perf maps that only their owner may read"),
+    "CAP_SYS_ADMIN": Capability(
+        21,
+        "the ns per switch in the header, and who is at the other end in other containers; where "
+        "kernel.perf_event_paranoid is above 2, --within, and before Linux 6.16 the low cost (kprobes)",
+    ),
+    "CAP_DAC_READ_SEARCH": Capability(
+        2,
+        "callers in user stacks of waits in progress of other users; names in programs and perf maps that only their "
+        "owner may read",
+    ),
     "CAP_CHECKPOINT_RESTORE": Capability(40, "names in programs and libraries that were deleted or replaced"),
 }
 NEEDED = ("CAP_BPF", "CAP_PERFMON")

@@ -35,6 +35,13 @@ _NATIVE, _NARROW = (AARCH64, None) if _MACHINE == "aarch64" else (X86_64, I386)
 """Of programs of 64 and of 32 bits."""
 
 
+def _closed(found: "Found") -> "Found":
+    """A walk that ended for want of memory that we may not read: how it ends is known by its last frame."""
+    if found.frames[-1:] == NOT_PERMITTED or found.end not in (layout.END_MEMORY, layout.END_LINKED):
+        return found
+    return found._replace(frames=(*found.frames, *NOT_PERMITTED))
+
+
 def _never() -> bool:
     return False
 
@@ -161,12 +168,14 @@ class Walker:
             if self._taught is None or (is_narrow and _NARROW is None):
                 addresses = userwalk.walk(memory, stack.ip, stack.bp, "i386" if is_narrow else _MACHINE)
                 found = Found(self._processes.frames(key.pid, addresses), layout.END_LINKED)
+                found = _closed(found) if memory.is_closed else found
                 of_python = self._of_thread(key.pid, stack, memory)
                 return None if has_run() else self._with_python(key.pid, found, of_python, memory)
             of_python = self._of_thread(key.pid, stack, memory)
             kept = (stack.others[0], None, None) if is_narrow else stack.others[: len(_NATIVE.kept)]
             state = State(stack.ip, stack.sp, stack.bp, kept, stack.arguments[0])
             found = self._walked(key.pid, state, memory.stack, memory, is_narrow, has_run)
+            found = _closed(found) if found and memory.is_closed else found
             return found and self._with_python(key.pid, found, of_python, memory)
 
     def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:

@@ -83,7 +83,7 @@ _REMEDIES: Mapping[str, str] = {
     NOT_FOLLOWED: "build it with -fno-omit-frame-pointer",
     NOT_IN_MEMORY: "more memory, so that it is not swapped out",
     ASTRAY: "its unwind information is wrong there: assembly needs .cfi directives",
-    NOT_PERMITTED: "let it: sudo offtop, or CAP_SYS_PTRACE",
+    NOT_PERMITTED: "let it: sudo offtop, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
     STRIPPED: "install its debug symbols (a -dbgsym, -dbg or -debuginfo package), or try --debuginfod; leave your own "
     "unstripped",
     NO_SYMBOL: "install its debug symbols, or try --debuginfod; assembly needs .type and .size",

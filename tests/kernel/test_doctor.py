@@ -55,7 +55,11 @@ def test_a_check_is_a_line_and_what_is_not_ok_says_what_it_costs_and_what_mends_
         "                           -> sudo apt install libdw1",
         "offtop runs here; it would be better with: libdw",
     ]
-    assert doctor.render([Check("bcc", "FAIL", "-")]).endswith("offtop cannot run here: bcc")
+    refused, there = Check("bcc", "FAIL", "-"), Check("schedstat", "ok", "-")
+    assert doctor.render([refused]).endswith("offtop cannot run here: bcc")
+    assert doctor.render([refused, Check("schedstat", "ok", "-", state="unneeded")]).endswith("cannot run here: bcc")
+    assert doctor.render([refused, there]).endswith("offtop cannot use BPF here, and samples /proc instead: bcc")
+    assert doctor.render([Check("libdw", "FAIL", "-"), there]).endswith("offtop cannot run here: libdw")
 
 
 def test_every_check_has_a_name_of_its_own_and_ok_means_nothing_to_mend() -> None:

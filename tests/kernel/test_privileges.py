@@ -110,6 +110,17 @@ def test_without_cap_sys_ptrace_waits_are_counted_and_what_is_closed_is_said(nap
         assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
 
 
+@pytest.mark.parametrize("more", [(), ("dac_read_search",)], ids=["without", "with"])
+def test_without_cap_dac_read_search_callers_of_what_waits_now_are_not_permitted(
+    napping: programs.Program, more: tuple[str, ...]
+) -> None:
+    ended = command.run("-b", "--json", "-n", "1", "-p", str(napping.pid), before=as_nobody(*FOUR, *more))
+    (held,) = json.loads(ended.out)["still_blocked"]
+    assert ("main" in held["user"], held["user_end"] == "not-permitted") == ((True, False) if more else (False, True))
+    assert (held["user"][-1] == "[not permitted]") == (not more)
+    assert len(held["user"]) > 1
+
+
 CLOSED = "from offtop.kernel.mappings import closed_to_us; print(closed_to_us() and 'closed', flush=True)"
 ROOT_WITHOUT = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all")
 
@@ -136,7 +147,7 @@ def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(n
     site = naps_in({"sites": [site for site in tick["sites"] if site["pid"] == napping.pid]})
     assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
     (problem,) = (one for one in tick["user_stack_problems"] if one["process"] == "naps")
-    assert (problem["reason"], problem["remedy"]) == ("not-permitted", "let it: sudo offtop, or CAP_SYS_PTRACE")
+    assert (problem["reason"], problem["remedy"]) == ("not-permitted", "let it: sudo offtop, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH")
 
 
 def test_without_cap_syslog_waits_are_counted_and_categories_are_said_to_be_unknown(napping: programs.Program) -> None:
