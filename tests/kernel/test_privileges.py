@@ -147,7 +147,10 @@ def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(n
     site = naps_in({"sites": [site for site in tick["sites"] if site["pid"] == napping.pid]})
     assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
     (problem,) = (one for one in tick["user_stack_problems"] if one["process"] == "naps")
-    assert (problem["reason"], problem["remedy"]) == ("not-permitted", "let it: sudo offtop, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH")
+    assert (problem["reason"], problem["remedy"]) == (
+        "not-permitted",
+        "let it: sudo offtop, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+    )
 
 
 def test_without_cap_syslog_waits_are_counted_and_categories_are_said_to_be_unknown(napping: programs.Program) -> None:
