@@ -176,7 +176,8 @@ _SAMPLING = _unless(
         }
     ),
     "threads were looked at now and then, so that sites, lengths of waits and preempted_ns are estimates; "
-    "runqueue_ns, running_ns and waits of threads are the kernel's own, from the first look to the last; "
+    "runqueue_ns, running_ns and waits of threads are the kernel's own, from the first look to the last, but for run "
+    "queue that was taken for blocked until the kernel told of it: guessed_ns has that; "
     "offcpu_ns is the rest of its time, with what a hypervisor stole or interrupts took",
     "every wait was seen",
 )

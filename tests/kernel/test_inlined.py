@@ -195,4 +195,4 @@ def test_live_and_replayed_each_of_them_is_an_entry_of_the_stack(tmp_path: Path)
     whole = ("inner (inlined)", "middle (inlined)", "outer", "main")
     assert [one for one in stacks if any(one[at : at + 4] == whole for at in range(len(one)))], stacks
     assert command.run("replay", str(recording), "--json").out == live.out
-    assert "inner (inlined) < middle (inlined) < outer < main" in command.run("replay", str(recording), "-b").out
+    assert "inner (inlined) < middle (inlined) < outer < main" in command.run("replay", str(recording), "-b", "-i").out
