@@ -419,7 +419,7 @@ def test_another_user_is_told_of_their_own_processes_and_why() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--mode wakeup", "Mode wakeup needs BPF: sampling /proc does not see who ends a wait. Take mode offcpu"),
+        ("--mode wakeup", "Mode wakeup needs BPF: /proc does not tell who ends a wait. Take mode offcpu"),
         (
             "--within bash:main",
             "--within needs BPF: sampling /proc does not see functions of programs. Take -p instead",

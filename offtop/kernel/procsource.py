@@ -481,7 +481,7 @@ def _check(filters: Filters) -> None:
 
 def _check_mode(mode: str) -> None:
     if mode != OFFCPU:
-        raise NeedsBpfError(f"Mode {mode} needs BPF: sampling /proc does not see who ends a wait. Take mode offcpu")
+        raise NeedsBpfError(f"Mode {mode} needs BPF: /proc does not tell who ends a wait. Take mode offcpu")
 
 
 def _check_there(filters: Filters) -> None:

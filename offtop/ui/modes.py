@@ -54,6 +54,8 @@ class Modes(Sorting):
         self._look(views.reasons_or_not(self._view))
 
     def on_refused(self, message: Refused) -> None:
+        if self._picture and self._picture.sampling:  # it never will
+            self._look(views.in_mode(self._view, OFFCPU))
         self._say(message.why)
 
     def _gather(self, mode: str) -> None:

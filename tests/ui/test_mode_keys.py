@@ -14,6 +14,7 @@ from offtop.model.tree import MORE
 from offtop.model.view import CATEGORIES, FLAME, LIST, SITE, STUCK, TREE, View
 from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE, THREAD, WAKEUP, Object, Storm
 from offtop.ui.app import OfftopApp
+from tests.ui.sampled import SampledSource
 from tests.ui.scripted import CLERK, MUTEX, PIPE, WAKERS, By, ScriptedSource, Then, Waits, Woken
 from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
 from tests.ui.test_pictures import check
@@ -692,3 +693,14 @@ async def test_what_is_waited_on_has_its_picture() -> None:
         await pilot.press("2", "G")
         await pilot.pause()
         check("objects-80x24", screen(app))
+
+
+@asynchronous
+async def test_where_threads_are_only_looked_at_no_mode_but_off_cpu_stays() -> None:
+    source = SampledSource()
+    source.refuses = OfftopError("Mode wakeup needs BPF")
+    async with shown(source) as (app, pilot):
+        before = listed(app)
+        await pilot.press("2")
+        await until(lambda: "needs BPF" in alert(app))
+        assert (app.view.mode, listed(app)) == (OFFCPU, before)
