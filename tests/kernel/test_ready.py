@@ -121,15 +121,16 @@ def signed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
     file.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
 
 
-def flipped(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+def resized(file: Path) -> None:
+    """All of it is as the kernel takes it, and not as it was written."""
+    content, was = file.read_bytes(), b'"entries": 16384'
+    assert was in content
+    file.write_bytes(content.replace(was, b'"entries": 16383'))
 
 
 SPOIL: dict[str, Callable[[Path], object]] = {
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-40]),
-    "one bit": flipped,
+    "other sizes": resized,
     "empty": lambda file: file.write_text("{}"),
     "no answer": lambda file: signed(file, lambda told: told.pop("answer")),
     "no programs": lambda file: signed(file, lambda told: told["programs"].clear()),
