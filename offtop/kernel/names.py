@@ -129,8 +129,10 @@ class NameWorker:
                     (offset, name) for offset, name in names.items() if name or not file.names.get(offset)
                 )
                 self._known += len(names)
-                self.version += 1
+                # What stays without a name is called as before: whoever keeps what follows from names need not look.
+                self.version += any(names.values())
                 if self._known > _MOST_NAMES:
+                    self.version += 1
                     self._files.forget_names(_MOST_NAMES // 2)
                     self._known = _MOST_NAMES // 2
                 self._changed.notify_all()

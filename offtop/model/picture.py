@@ -44,7 +44,7 @@ from offtop.model.outlierview import Listed, OutliersPicture
 from offtop.model.rolling import Sums
 from offtop.model.rows import WAITING, Key, Order, Ranking, Row, category_rows, place_rows
 from offtop.model.seconds import AccountPicture, Seconds
-from offtop.model.selection import Parts, Selection, Sieve
+from offtop.model.selection import Parts, Selection, Sieve, Sieves
 from offtop.model.snapshot import Filters, Sampling, Snapshot
 from offtop.model.stack import NO_STACK, QUEUED, Names
 from offtop.model.steps import NO_FRAMES, Path, Shape, Steps, passes
@@ -282,7 +282,7 @@ class Pictures:
         self._sums = Sums(history)
         self._seconds = Seconds()
         self._listing = Listing(history, self._sums, self._seconds, self._diagnoser)
-        self._sieve: tuple[object, Sieve] | None = None
+        self._sieves = Sieves(self._diagnoser)
         self._root: tuple[object, Node, Nameless] | None = None
         self._steps: tuple[object, Steps] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
@@ -462,17 +462,7 @@ class Pictures:
         tid = view.thread.tid if view.thread else None
         pid = view.thread.pid if view.thread else view.pid
         selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else steps.Shape())
-        depends_on: list[object] = []
-        if selection.path or any(one.needs_names for one in (*filters, *view.muted)):
-            depends_on.append(self._diagnoser.version)
-        if any(one.needs_details for one in (*filters, *view.muted)):
-            depends_on.append(newest.facts.book.details_version)
-        if any(one.needs_ends for one in (*filters, *view.muted)):
-            depends_on.append(newest.facts.book.ends_version)
-        key = (selection, tuple(depends_on))
-        if self._sieve is None or self._sieve[0] != key:
-            self._sieve = key, Sieve(selection, self._diagnoser, self._sieve[1] if self._sieve else None)
-        return self._sieve[1]
+        return self._sieves.of(selection, newest, held=view.paused_at_ns is not None)
 
     def _with_rules(self, some: StuckPicture, view: View, lines: int, book: Book) -> StuckPicture:
         rows = range(len(some.shown.waits))

@@ -29,6 +29,8 @@ _AGAIN_BYTES = _FAR_BYTES // 8
 """The same, of what was told already and might be told otherwise by now."""
 _UNPACKED = 40
 """How many bytes that are not packed cost as much as one that is."""
+_MOST_PATIENCE = 8
+"""Ticks."""
 
 
 class Selection(NamedTuple):
@@ -67,6 +69,7 @@ class Sieve:
         self._chosen: dict[int, Parts] = {}
         self._told: dict[int, Parts] = before.told if before and before.selection == selection else {}
         """By `before`; longest ago first."""
+        self._masked: dict[int, tuple[Mask, Mask]] = {}
         self._last: dict[int, Shares] = {}
         """Of the newest tick, and of what moved."""
         of_wakers = any(one.needs_wakers for one in selection.filters)
@@ -79,7 +82,7 @@ class Sieve:
         if found is None:
             found = tick.shares
             if not self.selection.is_everything:
-                heard, passing = self._masks(found, tick.facts.book)
+                heard, passing = self._masks_at(tick, found)
                 found = found.of(heard & passing)
             self._remember(tick, found)
         return found
@@ -87,6 +90,10 @@ class Sieve:
     def _remember(self, tick: Kept, some: Shares) -> None:
         self._last = {number: one for number, one in self._last.items() if (number < 0) != (tick.number < 0)}
         self._last[tick.number] = some
+
+    def _masks_at(self, tick: Kept, every: Shares) -> tuple[Mask, Mask]:
+        """Made once: several tables of a tick are asked for, and which rows they have costs more than the tables."""
+        return _kept(self._masked, tick, lambda tick: self._masks(every, tick.facts.book))
 
     def _masks(self, every: Shares, book: Book) -> tuple[Mask, Mask]:
         """Which rows are not muted, and which pass the filters."""
@@ -104,7 +111,7 @@ class Sieve:
 
     def _take(self, tick: Kept) -> Taken:
         every = tick.shares
-        heard, passing = self._masks(every, tick.facts.book)
+        heard, passing = self._masks_at(tick, every)
         all_heard = every.of(heard)
         parts = {every.leaves[leaf]: Part(*part) for leaf, part in all_heard.by(all_heard.leaf)}
         kept = every.of(heard & passing)
@@ -202,9 +209,52 @@ class Sieve:
         """Ticks before `oldest` will not be asked for again, and of those before `recent` only what fell to the
         selection: a cut is a hundred times larger. What moved is another each time."""
         self._last = {number: one for number, one in self._last.items() if number > 0}
-        for made, first in ((self._taken, recent), (self._chosen, oldest), (self._told, oldest)):
+        of_recent, of_all = (self._taken, self._masked), (self._chosen, self._told)
+        for made, first in (*((made, recent) for made in of_recent), *((made, oldest) for made in of_all)):
             for old in [n for n in made if first and n < first.number]:
                 del made[old]
+
+
+class Sieves:
+    """The Sieve of what is selected, made anew when more became known of processes or functions.
+
+    On a busy machine that is the case at nearly each tick, and each time all ticks of the window have to be looked at
+    again: so what is known is waited for longer and longer, up to 8 ticks, unless the picture stands still. A new tick
+    is always looked at with all that is known by then.
+    """
+
+    def __init__(self, diagnoser: Diagnoser) -> None:
+        self._diagnoser = diagnoser
+        self._sieve: Sieve | None = None
+        self._knew: tuple[object, ...] = ()
+        self._made = self._seen = 0
+        """Numbers of the newest tick, when it was made, and when it was asked for."""
+        self._patience = 1
+
+    def of(self, selection: Selection, newest: Kept, *, held: bool) -> Sieve:
+        """`held`: no later tick will be drawn."""
+        before, known = self._sieve, self._known(selection, newest.facts.book)
+        stands, self._seen = held or newest.number == self._seen, newest.number
+        if before and before.selection == selection:
+            early = self._made <= newest.number < self._made + self._patience
+            if known == self._knew or (early and not stands):
+                return before
+            self._patience = min(2 * self._patience, _MOST_PATIENCE)
+        else:
+            self._patience = 1
+        self._knew, self._made = known, newest.number
+        self._sieve = Sieve(selection, self._diagnoser, before)
+        return self._sieve
+
+    def _known(self, selection: Selection, book: Book) -> tuple[object, ...]:
+        """Another one whenever more is known of what `selection` asks for."""
+        asked = (*selection.filters, *selection.muted)
+        of_names = selection.path or any(one.needs_names for one in asked)
+        return (
+            self._diagnoser.version if of_names else None,
+            book.details_version if any(one.needs_details for one in asked) else 0,
+            book.ends_version if any(one.needs_ends for one in asked) else 0,
+        )
 
 
 def _work(tick: Kept) -> int:

@@ -226,9 +226,10 @@ class Problems:
         if asked[0] is not self._asked[0] or len(self._known) >= _MOST_KNOWN:
             self._known.clear()
             self._unnamed.clear()
-        elif asked[1] != self._asked[1]:
+        else:
+            renamed = asked[1] != self._asked[1]
             for frame, (reason, users) in [*self._unnamed.items()]:
-                if self._reason(frame) != reason:
+                if (renamed or not reason) and self._reason(frame) != reason:
                     del self._unnamed[frame]
                     for user in users:
                         self._known.pop(user, None)

@@ -298,6 +298,7 @@ class OfftopApp(Mouse):
             self.failure = message.error
             self.exit(message.error.status if isinstance(message.error, OfftopError) else 1)
         elif self._history.newest:
+            self._draw()  # with all that is known by now
             self._say("This is the end: there is nothing more to read. q quits.")
 
     def on_resize(self, event: events.Resize) -> None:

@@ -140,9 +140,12 @@ def test_a_stripped_binary_names_what_it_exports_and_nothing_else(namer: Namer, 
         assert app.at["function"] < app.at["hidden"] < app.at["last"]
         assert namer.name(app.pid, app.at["function"]) == "function"
         assert namer.why(hidden) == ""
+        version = namer.worker.version
         assert namer.best(hidden) == f"app+0x{hidden.offset:x}"
         assert namer.why(hidden) == STRIPPED
+        assert namer.worker.version == version  # it is called as before
         assert namer.name(app.pid, app.at["last"]) == "last"
+        assert namer.worker.version > version
 
 
 def test_code_that_no_symbol_holds_is_not_called_stripped(namer: Namer, tmp_path: Path) -> None:

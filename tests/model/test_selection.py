@@ -1,19 +1,22 @@
 """What filters, mutes and the drilled-down leave of a tick, and that together it is the tick."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offtop.model.cut import FILTERED, Leaf, Part, Scope, by_place, total
+from offtop.model.book import Book
+from offtop.model.cut import FILTERED, Leaf, Part, Scope, Shares, by_place, total
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import WITHOUT_RULES
-from offtop.model.filter import parse
+from offtop.model.filter import Filter, parse
 from offtop.model.history import History, Kept, Packed, moved_in
-from offtop.model.selection import Parts, Selection, Sieve
+from offtop.model.selection import Parts, Selection, Sieve, Sieves
 from offtop.model.stack import Frame
 from offtop.model.steps import Shape, places
 from offtop.model.table import Ints, Mask
@@ -221,6 +224,83 @@ def test_a_filter_finds_a_name_that_came_late_in_ticks_that_were_looked_at_befor
     names.version = 1
     found = sums([Sieve(chosen, diagnoser).chosen(tick)])
     assert found == sums([by_serve.chosen(tick)]) != {}
+
+
+class Ticking:
+    """Asks for the sieve of a filter at one tick after the other."""
+
+    def __init__(self) -> None:
+        self.names = Late()
+        self.sieves = Sieves(Diagnoser(self.names, WITHOUT_RULES))
+        self.tick, _ = of_shop("stack=late")
+        self.number = 0
+
+    def at(self, number: int, text: str = "stack=late", *, held: bool = False) -> Sieve:
+        tick = replace(self.tick, number=number)
+        return self.sieves.of(Selection((parse(text),)), tick, held=held)
+
+    def next(self, *, knows_more: bool = True) -> Sieve:
+        self.number += 1
+        self.names.version += knows_more
+        return self.at(self.number)
+
+
+def test_where_more_becomes_known_at_each_tick_the_past_is_looked_at_again_more_and_more_seldom() -> None:
+    ticking = Ticking()
+    seen = [ticking.next() for _ in range(40)]
+    made = [number for number, (one, other) in enumerate(pairwise(seen), 2) if one is not other]
+    assert made == [2, 4, 8, 16, 24, 32, 40]
+
+
+def test_what_becomes_known_is_looked_at_when_the_wait_for_it_is_over() -> None:
+    ticking = Ticking()
+    first = [ticking.next() for _ in range(17)][-1]
+    assert {ticking.next(knows_more=False) for _ in range(6)} == {first}
+    assert ticking.next(knows_more=False) is not first
+    last = ticking.at(ticking.number)
+    assert {ticking.next(knows_more=False) for _ in range(20)} == {last}
+    assert ticking.next() is not last
+
+
+def test_a_picture_that_stands_still_tells_at_once_what_became_known() -> None:
+    ticking = Ticking()
+    sieve = [ticking.next() for _ in range(17)][-1]
+    ticking.names.version += 1
+    again = ticking.at(17)
+    assert again is not sieve
+    ticking.names.version += 1
+    held = ticking.at(18, held=True)
+    assert held is not again
+    assert ticking.at(18, held=True) is held
+    ticking.names.version += 1
+    assert ticking.at(12) is not held
+
+
+def test_another_filter_is_not_waited_for() -> None:
+    ticking = Ticking()
+    sieve = [ticking.next() for _ in range(17)][-1]
+    other = ticking.at(18, "stack=serve")
+    assert other is not sieve
+    assert other.selection != sieve.selection
+    ticking.names.version += 1
+    assert ticking.at(19, "stack=serve") is not other
+
+
+def test_each_tick_is_looked_at_once_for_all_that_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    mask = Filter.mask
+
+    def counted(one: Filter, every: Shares, book: Book, diagnoser: Diagnoser) -> Mask:
+        looked.append(len(every.leaf))
+        return mask(one, every, book, diagnoser)
+
+    monkeypatch.setattr(Filter, "mask", counted)
+    first, sieve = of_shop("stack=serve")
+    second = replace(first, number=first.number + 1)
+    left = [sum(part.total_ns for part in sieve.taken(tick).heard.values()) for tick in (first, second)]
+    passing = [int(sieve.shares(tick).total_ns.sum()) for tick in (first, second, first, second)]
+    assert passing == [sum(part.total_ns for part in sieve.chosen(first).values())] * 4
+    assert (left, len(looked)) == ([int(first.shares.total_ns.sum())] * 2, 2)
 
 
 class _Looking(Sieve):
