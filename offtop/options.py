@@ -32,6 +32,7 @@ STATES = {
 }
 """--state's words and the kernel's bits (include/linux/sched.h); running is our own: it left involuntarily."""
 _NS_PER_US = 1000
+_STACK_BYTES = 16 << 10
 _MOST_STACK_KB = 64
 _PER = frozenset(("thread", "category"))
 """As export.folded has it."""
@@ -347,7 +348,7 @@ def _counted(parser: argparse.ArgumentParser) -> None:
     add(
         "--unwind-bytes",
         type=_stack_bytes,
-        default=16 << 10,
+        default=_STACK_BYTES,
         metavar="SIZE",
         help="how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)",
     )
@@ -456,6 +457,18 @@ def _argument(parse: Callable[[str], T], expected: str) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(f"'{printable(text)}' is not {expected}") from None
 
     return parsed
+
+
+def for_tracing(asked: argparse.Namespace) -> list[str]:
+    """Those of the options on the command line that sampling /proc leaves without effect."""
+    given = {
+        "--min": asked.min is not None,
+        "--debuginfod": asked.debuginfod is not None,
+        "--unwind": asked.unwind != WAYS[0],
+        "--unwind-bytes": asked.unwind_bytes != _STACK_BYTES,
+        "--depth": asked.depth != DEFAULT_DEPTH,
+    }
+    return [option for option, is_given in given.items() if is_given]
 
 
 def _setting(name: str) -> Callable[[str], str]:

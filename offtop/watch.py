@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from offtop import aside, batch, paths
+from offtop import aside, batch, options, paths
 from offtop.errors import CaughtError, KernelError, OfftopError, PrivilegeError, UsageError
 from offtop.export.folded import Style
 from offtop.model import categories
@@ -482,6 +482,8 @@ def _live_source(
     source = source or _sampled(rules, filters, asked, loaded, keep_ns, refused)
     if source.notice:
         aside.say(f"offtop: {source.notice}")
+        if idle := options.for_tracing(asked):
+            aside.say(f"offtop: without BPF this does nothing: {', '.join(idle)}")
     try:
         yield source
     finally:

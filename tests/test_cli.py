@@ -435,6 +435,13 @@ def test_what_proc_does_not_tell_is_refused_with_status_2(arguments: str, says: 
     assert (ended.status, ended.sentence) == (2, says)
 
 
+def test_what_has_no_effect_on_sampling_is_told() -> None:
+    sampled = ("-b", "-n", "1", "-d", "0.1", "--source", "proc", "-p", str(os.getpid()))
+    told = command.run(*sampled, "--min", "5ms", "--unwind", "fp", "--unwind-bytes", "8K", "--depth", "2").err
+    assert told.splitlines()[1:] == ["offtop: without BPF this does nothing: --min, --unwind, --unwind-bytes, --depth"]
+    assert len(command.run(*sampled).err.splitlines()) == 1
+
+
 def test_in_a_pid_namespace_that_has_the_proc_of_another_it_is_about_that_and_the_cost_is_our_own() -> None:
     apart = ("unshare", "--pid", "--fork")
     if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:

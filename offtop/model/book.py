@@ -95,7 +95,8 @@ class Book:
     ends_version: int = 0
     """Another one whenever `ends` tells another thing."""
     has_programs: bool = True
-    """Whether functions of programs are looked at at all; where not, a wait without them need not be in progress."""
+    """Whether functions of programs, and wakers, are looked at at all; where not, a wait without them need not be in
+    progress."""
 
     def stack(self, stack_id: int) -> Stack:
         return self.stacks.get(stack_id, EMPTY)

@@ -25,6 +25,8 @@ _MOST_JUDGED = 4
 _MOST_UNANSWERED = 256
 _MOST_MATCHED = 500_000
 _LEAST_SHARE = 0.1
+_KEY_OF_WAKERS = "key 2"
+"""As rules say it."""
 
 
 class Told(NamedTuple):
@@ -45,9 +47,15 @@ class Told(NamedTuple):
 
     def in_full(self, book: Book, with_process: bool) -> str:
         """The same with what that is, and what to look at next."""
-        says, hint = (self.rule.says, self.rule.next) if self.rule else ("", "")
+        says, hint = (self.rule.says, advice(self.rule, book)) if self.rule else ("", "")
         text = f"{self.in_short(book, with_process)}: {says}" if says else self.in_short(book, with_process)
         return f"{text} Next: {hint}." if hint else text
+
+
+def advice(rule: Rule, book: Book) -> str:
+    """What to look at next, and where that cannot be had, that it cannot; empty: nothing."""
+    lacks = not book.has_programs and _KEY_OF_WAKERS in rule.next
+    return f"{rule.next} (needs BPF)" if lacks else rule.next
 
 
 def most(told: Sequence[Told]) -> Told | None:

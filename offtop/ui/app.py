@@ -7,7 +7,7 @@ that something is new; a newer one takes the place of one that is still queued.
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -433,7 +433,8 @@ class OfftopApp(Mouse):
             case "alert":
                 return [self._alert_text(layout)]
             case "keys":
-                return [_key_bar(layout.width, self.chosen_keys)]
+                sampled = bool(self._picture and self._picture.sampling)
+                return [_key_bar(layout.width, self.chosen_keys, {_WAKERS} if sampled else ())]
             case _:
                 return [plain(self._glyphs.edge, "border")] * pen.height
 
@@ -677,14 +678,17 @@ class OfftopApp(Mouse):
 
 _OF_KEYS = {row.action.partition("(")[0] for row in KEYS}
 _WHAT_LOST_IS = "totals are right but for these. A longer minimum (m) or fewer threads (p, F) help"
+_WAKERS = "wakeup"
+"""The key that asks who ended waits."""
 _WHAT_ALL_IS = "WAITING: average number of waiting threads; 1.00 is one that waits all the time."
 
 
-def _key_bar(width: int, chosen: Mapping[str, str]) -> Line:
+def _key_bar(width: int, chosen: Mapping[str, str], idle: Collection[str]) -> Line:
+    """`idle`: ids of keys that can do nothing here."""
     bars = {
         row.id: f"{shown(chosen[row.id].split(',')[0])} {row.bar.partition(' ')[2]}" if row.id in chosen else row.bar
         for row in KEYS
-        if row.bar
+        if row.bar and row.id not in idle
     }
 
     def fitting() -> Iterator[str]:

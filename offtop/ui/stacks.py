@@ -7,6 +7,7 @@ from rich.cells import cell_len
 
 from offtop.model import where
 from offtop.model.book import Book
+from offtop.model.diagnoser import advice
 from offtop.model.picture import Picture, TreePicture
 from offtop.model.printable import printable
 from offtop.model.rows import Place, Row
@@ -251,7 +252,7 @@ def _why(picture: Picture, row: Row, pen: Pen) -> list[str]:
     said: list[str] = []
     if row.rule:
         said.append(f"for {row.rule.name}: {row.rule.says}")
-        said += [f"next: {row.rule.next}"] if row.rule.next else []
+        said += [f"next: {hint}"] if (hint := advice(row.rule, picture.book)) else []
     what = picture.book.wake(row.top.wake).object
     said += [f"mostly on {printable(what.label, pen.glyphs.is_ascii)}"] if what.kind else []
     return [line for text in said for line in textwrap.wrap(text, max(20, pen.width - 4))]

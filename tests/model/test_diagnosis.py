@@ -1,6 +1,7 @@
 """Rules that name what a wait is for: offtop's own against what real programs show, and what a broken file is told."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from offtop.errors import OfftopError
 from offtop.model import categories, diagnosis
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import Idle, Leaf, Part, Scope, by_site, cut, shares
-from offtop.model.diagnoser import Diagnoser, most
+from offtop.model.diagnoser import Diagnoser, advice, most
 from offtop.model.diagnosis import NO_RULES, Fixed, Rules, Subject, subject_of
 from offtop.model.ends import PEER, WRITER, Ends, Process, Side
 from offtop.model.history import History
@@ -470,6 +471,14 @@ def test_what_is_said_of_one_name_is_what_the_rule_with_most_of_it_says() -> Non
     ]
     apart = diagnoser.rules_of(table, some.book, apart=True)
     assert [(one.rule and one.rule.id, one.total_ns) for one in apart] == [("b", 90), ("a", 10)]
+
+
+def test_a_hint_to_the_wakers_says_where_they_cannot_be_had() -> None:
+    rule = '[[rule]]\nid = "{0}"\nname = "{0}"\nsays = "It is."\nnext = "{1}"\nown = ["{0}"]\n'
+    rules = parsed(rule.format("work", "who does: key 2") + rule.format("other", "see the log")).rules
+    traced, sampled = book(), replace(book(), has_programs=False)
+    assert [advice(one, traced) for one in rules] == ["who does: key 2", "see the log"]
+    assert [advice(one, sampled) for one in rules] == ["who does: key 2 (needs BPF)", "see the log"]
 
 
 def test_another_program_of_the_same_process_is_told_anew() -> None:

@@ -72,3 +72,11 @@ async def test_one_line_tells_that_too_and_a_source_that_sees_all_says_nothing_o
 async def test_what_sampling_lacks_is_said_first() -> None:
     async with shown(SampledSource(), (80, 24)) as (app, _):
         assert any(NOTICE in line for line in screen(app))
+
+
+@asynchronous
+async def test_the_key_that_needs_bpf_is_not_in_the_bar_where_there_is_none() -> None:
+    for source, there in ((SampledSource(), False), (ScriptedSource([BUSY]), True)):
+        async with shown(source, (80, 24)) as (app, _):
+            assert ("2 wakers" in screen(app)[-1]) is there
+            assert "5 stuck" in screen(app)[-1]
