@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from offtop.errors import KernelError, OfftopError
-from offtop.kernel import dwfl, features, namespace, probes, program, within
+from offtop.kernel import dwfl, features, namespace, probes, program, ready, within
 from offtop.kernel import privileges as rights
 from offtop.kernel.features import Features
 from offtop.kernel.libbpf import KernelTypes, library
@@ -101,6 +101,7 @@ def conditions() -> list[Check]:
         registers(),
         other_processes(held),
         bcc(),
+        kept_programs(),
         libdw(),
         user_stacks(),
         pid_namespace(),
@@ -443,7 +444,7 @@ def schedstat() -> Check:
         numbers = []
     if len(numbers) == 3 and any(map(int, numbers)):
         return Check("schedstat", "ok", "/proc tells run-queue time, where BPF is refused")
-    return Check("schedstat", "ok", "not told by /proc; not needed, with BPF", state="unneeded")
+    return Check("schedstat", "ok", "not told by /proc, and only sampling needs it", state="unneeded")
 
 
 def wakers() -> Check:
@@ -585,6 +586,29 @@ def bcc() -> Check:
         said,
         f"{_install('python3-bpfcc', 'python3-bcc')} (it comes from the distribution: PyPI's bcc is another project)",
         "everything: it compiles and attaches the BPF programs",
+    )
+
+
+def kept_programs() -> Check:
+    """Whether the next start can do without the compiler."""
+    name, where = "kept programs", ready.directory()
+    if where is None:
+        said = os.environ.get(ready.VARIABLE)
+        if not said:
+            why = f"by {ready.VARIABLE}" if said == "" else f"without root, unless {ready.VARIABLE} names a directory"
+            return Check(name, "ok", f"none {why}", state="unneeded")
+        where, why = Path(said), "its path is not absolute"
+    else:
+        why = ready.trouble(where)
+    shown = printable(str(where))
+    if not why:
+        return Check(name, "ok", f"in {shown}")
+    return Check(
+        name,
+        "warn",
+        f"none, in {shown}: {why}",
+        f"let {ready.VARIABLE} name a directory that only this user can write to",
+        "half of the time that a start takes: the BPF programs are compiled each time",
     )
 
 

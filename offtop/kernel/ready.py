@@ -79,10 +79,29 @@ class _LinkOptions(ct.Structure):
 
 def place(request: Mapping[str, Any]) -> Path | None:
     """Where what the compiler makes of `request` is, or is to be, kept; None: nowhere."""
-    directory = Path(os.environ.get(VARIABLE, _DIRECTORY if os.geteuid() == 0 else ""))
-    if not directory.is_absolute():
-        return None
-    return directory / f"{hashlib.sha256(_key(request)).hexdigest()}.json"
+    where = directory()
+    return where / f"{hashlib.sha256(_key(request)).hexdigest()}.json" if where else None
+
+
+def directory() -> Path | None:
+    """Where files are kept; None: nowhere, as somebody asked for, or where this user has no place of its own."""
+    said = Path(os.environ.get(VARIABLE, _DIRECTORY if os.geteuid() == 0 else ""))
+    return said if said.is_absolute() else None
+
+
+def trouble(where: Path) -> str:
+    """Why nothing can be kept in `where`; empty: it can. Nothing is written to tell."""
+    try:
+        found = where.lstat()
+    except FileNotFoundError:
+        return "" if os.access(where.parent, os.W_OK | os.X_OK) else "it cannot be made there"
+    except OSError as error:
+        return error.strerror or str(error)
+    if not stat.S_ISDIR(found.st_mode):
+        return "it is no directory"
+    if not _is_ours(found, stat.S_ISDIR):
+        return "others can write to it"
+    return "" if os.access(where, os.W_OK | os.X_OK) else "it cannot be written to"
 
 
 def load(file: Path, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]] | None:

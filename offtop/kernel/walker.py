@@ -22,7 +22,8 @@ from offtop.kernel.unwind import Read, State, Walk
 from offtop.model.book import ThreadKey
 from offtop.model.stack import ANONYMOUS, JIT, SIGNAL, Frame
 
-_ANSWER_S = 3.0
+_ANSWER_S = 10.0
+"""On a slow or busy machine a large library takes seconds. What takes longer is left alone for minutes."""
 _IDLE_S = 10.0
 """After so long without work all binaries are closed: their file systems may be unmounted, their disk space be free."""
 _NICE = 5

@@ -214,6 +214,34 @@ def test_the_command_prints_what_the_checks_found_and_exits_by_them() -> None:
     assert by_name(refused.stdout)["privileges"].verdict == "FAIL"
 
 
+def test_where_compiled_programs_are_kept_is_told_and_why_they_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, new, others, file = (tmp_path / name for name in ("ours", "new", "others", "file"))
+    ours.mkdir()
+    others.mkdir()
+    others.chmod(0o777)
+    file.touch()
+    (tmp_path / "link").symlink_to(ours)
+    unneeded, half = "unneeded", "half of the time that a start takes: the BPF programs are compiled each time"
+    for place, verdict, what in (
+        (ours, "ok", f"in {ours}"),
+        (new, "ok", f"in {new}"),
+        (others, "warn", f"none, in {others}: others can write to it"),
+        (file, "warn", f"none, in {file}: it is no directory"),
+        (tmp_path / "link", "warn", f"none, in {tmp_path / 'link'}: it is no directory"),
+        (new / "deeper", "warn", f"none, in {new / 'deeper'}: it cannot be made there"),
+        ("rel", "warn", "none, in rel: its path is not absolute"),
+        ("", "ok", "none by OFFTOP_CACHE"),
+    ):
+        monkeypatch.setenv("OFFTOP_CACHE", str(place))
+        found = doctor.kept_programs()
+        assert (found.verdict, found.what) == (verdict, what)
+        assert found.loses == (half if verdict == "warn" else "")
+        assert (found.state == unneeded) == (place == "")
+    assert {one.name for one in tmp_path.iterdir()} == {"ours", "others", "file", "link"}
+
+
 def test_an_ascii_locale_and_a_dumb_terminal_are_named() -> None:
     found = checked(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", TERM="dumb")
     assert found["character set"].verdict == "warn"
