@@ -1,13 +1,17 @@
 """Watches this machine for so many seconds, and prints a line of JSON a tick: what was counted of a storm, and what
 offtop itself holds by then. `python -m tests.soak.watched SECONDS`"""
 
+import ctypes as ct
 import json
 import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
+from offtop.kernel.libbpf import Map, library
 from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Unwind
 from offtop.model.categories import is_periodic
@@ -26,6 +30,8 @@ KEEP_NS = 20 * NS_PER_S
 """How long the dead are remembered: a quarter of an hour, as a rule."""
 _HISTORY_BYTES = 4 << 20
 _DELAY_S = 0.5
+_COUNTED = 20
+"""Each so many ticks the entries of all tables are counted."""
 _SLEEPERS = ("soak-child", "soak-worker")
 
 
@@ -34,6 +40,7 @@ def main() -> None:
     source = LiveSource(watch.rules(), Filters(min_ns=NS_PER_S // 1000), unwind=Unwind(), keep_ns=KEEP_NS)
     diagnoser = Diagnoser(source.names, WITHOUT_RULES)
     history = History(watch.rules().idle, is_periodic, KEEP_NS, _HISTORY_BYTES, verdicts=diagnoser.verdicts)
+    ticks = count()
     try:
         while time.monotonic() < ends_s:
             began_s = time.monotonic()
@@ -42,7 +49,9 @@ def main() -> None:
             took_s = time.monotonic() - began_s
             if kept := history.add(snapshot):
                 told = tick_object(passing(kept, NOTHING, diagnoser), source.names, diagnoser)
-                print(json.dumps({**counted(kept), **held(source, took_s), "sites": len(told["sites"])}), flush=True)
+                said = {**counted(kept), **held(source, took_s), "sites": len(told["sites"])}
+                said["entries"] = entries(source) if next(ticks) % _COUNTED == 0 else None
+                print(json.dumps(said), flush=True)
             time.sleep(max(0.0, began_s + _DELAY_S - time.monotonic()))
     finally:
         source.close()
@@ -70,6 +79,22 @@ def held(source: LiveSource, took_s: float) -> dict[str, object]:
         "fill": max(source._stacks.fill),  # pyright: ignore[reportPrivateUsage]
         "took_ms": 1000 * took_s,
     }
+
+
+def entries(source: LiveSource) -> dict[str, int]:
+    """How many each of the kernel side's tables has; of an array, its length."""
+    maps = source._program.maps  # pyright: ignore[reportPrivateUsage]
+    return {name: sum(1 for _ in _keys(one)) for name, one in maps.items()}
+
+
+def _keys(one: Map) -> Iterator[None]:
+    """One for each. While others write, some may come twice; so no more than there is room for."""
+    at, key = None, ct.create_string_buffer(one.key_bytes)
+    for _ in range(one.entries):
+        if library().bpf_map_get_next_key(one.fd, at, key):
+            return
+        yield
+        at = key
 
 
 def _rss_bytes(pid: int) -> int:
