@@ -220,9 +220,14 @@ def bpf(held: frozenset[str]) -> Check:
         return Check("bpf(2)", "warn", "unknown without CAP_BPF", "sudo offtop doctor", state="unknown")
     remedy = {
         errno.ENOSYS: "use a kernel with CONFIG_BPF_SYSCALL=y, as the distributions' kernels are",
-        errno.EPERM: "in a container, allow the system call: docker run --privileged --pid=host",
+        errno.EPERM: "in a container, let its seccomp profile allow it: docker run --security-opt seccomp=unconfined",
     }.get(failed, "see dmesg for the reason")
     return Check("bpf(2)", "FAIL", f"the kernel refuses: {os.strerror(failed)}", remedy, "everything")
+
+
+def _is_refused() -> bool:
+    """Whether no bpf(2) at all is let through, as by the seccomp profile of a container."""
+    return probes.a_map(8) == errno.EPERM
 
 
 def memlock(held: frozenset[str]) -> Check:
@@ -401,7 +406,7 @@ def task_iterator() -> Check:
 def batches(held: frozenset[str]) -> Check:
     """Came with 057996380a42 (5.6)."""
     failed = probes.batches() if "CAP_BPF" in held else None
-    if failed is None:
+    if failed is None or _is_refused():
         return _unasked("batch operations", held)
     if not failed:
         return Check("batch operations", "ok", "a table is emptied in a few calls")
@@ -412,7 +417,7 @@ def batches(held: frozenset[str]) -> Check:
 def ring_buffer(held: frozenset[str]) -> Check:
     """Came with 457f44363a88 (5.8)."""
     failed = probes.ring_buffer() if "CAP_BPF" in held else None
-    if failed is None:
+    if failed is None or _is_refused():
         return _unasked("ring buffer", held)
     if not failed:
         return Check("ring buffer", "ok", "stacks are copied and long waits are told through one")
