@@ -45,10 +45,12 @@ _WAITS = {"sleep": ("sleep", "sleep"), "mutex": ("mutex-libc", "lock")}
 """Of a child of tests/kernel/waits.py: its kind, and the category."""
 _PEERS = {
     "offcputime": (r"sleeper;.*pipe_read", "total_ns"),
-    "wakeuptime": (r"waker;.*;sleeper ", "blocked_ns"),
+    "wakeuptime": (r".*;sleeper ", "blocked_ns"),
     "offwaketime": (r"sleeper;.*;waker ", "total_ns"),
 }
-"""Which of their folded stacks are of a sleeper that reads from a pipe; and what of ours is as long as theirs."""
+"""Which of their folded stacks are of a sleeper that reads from a pipe; and what of ours is as long as theirs, or less,
+while the whole is as long or more. wakeuptime counts until the sleeper is ready, and has its waker from there: that may
+be another CPU's idle task that was told to make it so."""
 _OPTIONS = ("--trigger", "off", "--cpu-budget", "1000")
 """What is ten times as dear would leave nothing for stacks."""
 
@@ -327,9 +329,10 @@ def compare_with_bcc(found: Findings) -> None:
             theirs = [line for line in told.splitlines() if "sleeper" in line]
             theirs_ms = sum(int(line.rpartition(" ")[2]) for line in theirs if re.match(pattern, line)) / 1000
             # offcputime counts what it was put aside for, too
-            ours_ms = sum(row[part] for row in (reading if name == "offcputime" else woken)) / MS
-            print(f"{name}: {theirs_ms:.1f} ms, offtop {ours_ms:.1f} ms", flush=True)
-            is_near = ours_ms and abs(theirs_ms - ours_ms) <= 0.05 * ours_ms
+            those = reading if name == "offcputime" else woken
+            least_ms, most_ms = (sum(row[which] for row in those) / MS for which in (part, "total_ns"))
+            print(f"{name}: {theirs_ms:.1f} ms, offtop {least_ms:.1f} to {most_ms:.1f} ms", flush=True)
+            is_near = least_ms and 0.95 * least_ms <= theirs_ms <= 1.05 * most_ms
             found.check(is_near, f"{name}: {theirs_ms} ms:", said[-300:], *theirs)
 
 
