@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+/*
+ * Twice a tick: who waits now, since when, where and on what; and what did each thread do since the tick before?
+ *
+ * Part of offcpu.c, which includes it (the compiler's child puts this text in its place).
+ *
+ * hooks   none of a switch: an iterator over tasks, which user space reads; within a pid namespace, one over records
+ * maps    walk_mode: which of the two walks it is. The idle halves of records are emptied
+ * units   ns of bpf_ktime_get_ns()
+ * cost    bpf/README.md has it measured
+ *
+ * The first walk tells the waits in progress, before the halves change; where it would cost too much, it is left out
+ * now and then. The second one tells what ended, from the half that nobody writes any more.
+ */
+
+struct seq_file;
+struct bpf_map;
+struct bpf_iter_meta { struct seq_file *seq; u64 session_id; u64 seq_num; };
+struct bpf_iter__task { struct bpf_iter_meta *meta; struct task_struct *task; };
+struct bpf_iter__bpf_map_elem { struct bpf_iter_meta *meta; struct bpf_map *map; u32 *key; void *value; };
+BPF_PERCPU_ARRAY(walk_scratch, struct walked_stack, 1);
+
+/*
+ * How long a thread has run in all. The kernel adds to that at its own ticks only, so what a thread that is on a CPU
+ * has run since is added, where the clocks are known to agree: exec_start is on the scheduler's, but for what
+ * interrupts and hypervisor took.
+ */
+static inline __attribute__((always_inline)) u64 ran_ns(struct task_struct *task, u64 *at_ns)
+{
+	u64 exec_ns = MEMBER(u64, task, SUM_EXEC);
+	u32 zero = 0;
+	u64 *apart_ns = apart.lookup(&zero);
+
+	*at_ns = is_on_cpu(task) ? bpf_ktime_get_ns() : 0;
+	if (!apart_ns || !*apart_ns || !*at_ns)
+		return exec_ns;
+	u64 since_ns = *at_ns - *apart_ns - MEMBER(u64, task, EXEC_START);
+	return since_ns < LATEST_TICK_NS ? exec_ns + since_ns : exec_ns;
+}
+
+/* How long its wait in progress has lasted by then. */
+static inline __attribute__((always_inline)) u64 so_far_ns(struct record *r, u64 now_ns)
+{
+	u64 left_ns = r->left_ns;
+
+	return left_ns && left_ns < now_ns ? now_ns - left_ns : 0;
+}
+
+/*
+ * What one thread did in the half that nobody writes any more; it is emptied. `alone`: no walk of the waits came
+ * before, so that how long it ran is told here.
+ */
+static inline __attribute__((always_inline)) void give_half(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, struct thread *idle, struct thread *now, bool alone)
+{
+	walked->start_ns = MEMBER(u64, task, START_TIME);
+	if (alone) {
+		u64 exec_ns = ran_ns(task, &walked->exec_at_ns);
+		if (idle->state) {
+			idle->exec_ns = exec_ns;
+			idle->exec_at_ns = bpf_ktime_get_ns();
+			idle->exec_off_ns = idle->offcpu_ns + now->offcpu_ns + so_far_ns(r, idle->exec_at_ns);
+		} else if (exec_ns != r->exec_ns) {
+			walked->exec_ns = exec_ns;
+			walked->flags = WALKED_RAN;
+			if (now->state) /* since the halves changed it was off CPU, too */
+				walked->exec_at_ns = 0;
+		}
+		r->exec_ns = exec_ns;
+	}
+	if (!idle->state && !walked->flags)
+		return;
+	bpf_probe_read_kernel(walked->comm, sizeof(walked->comm), (char *)task + TASK_COMM);
+	if (walked->flags) {
+		bpf_seq_write(seq, walked, sizeof(*walked));
+		return;
+	}
+	walked->flags = WALKED_THREAD;
+	/* What does not fit into this read is asked for again in the next: nothing is emptied before it is out. */
+	if (!bpf_seq_write(seq, walked, sizeof(*walked)) && !bpf_seq_write(seq, idle, sizeof(*idle)))
+		__builtin_memset(idle, 0, sizeof(*idle));
+}
+
+/* The kernel stack of a thread that is off CPU, what it asked of the kernel and waits on, and where its program
+ * stands. */
+static inline __attribute__((always_inline)) void take_stack(struct task_struct *task, struct walked_stack *s)
+{
+	find_object(&s->object, task, AT_WALK);
+	long bytes = bpf_get_task_stack(task, s->frames, sizeof(s->frames), 0);
+
+	s->depth = bytes > 0 ? (u32)bytes / 8 : 0;
+	s->words[0] = 0;
+#ifdef TASK_SP
+	bpf_probe_read_kernel(s->words, sizeof(s->words), (void *)MEMBER(u64, task, TASK_SP));
+#endif
+	s->turns = 0;
+	s->call = -1;
+	s->ip = s->sp = s->bp = s->mode = s->thread = 0;
+	__builtin_memset(s->others, 0, sizeof(s->others));
+#ifdef TURNS
+	s->turns = MEMBER(u64, task, TURNS);
+#endif
+#ifdef REG_CALL
+	if (MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD)
+		return;
+#ifdef PYTHON_IS_TOLD
+	s->thread = python_id(task);
+#endif
+	void *regs = (void *)bpf_task_pt_regs(task);
+	bpf_probe_read_kernel(&s->call, sizeof(s->call), (char *)regs + REG_CALL);
+	bpf_probe_read_kernel(&s->arguments[0], sizeof(u64), (char *)regs + REG_ARGUMENT_0);
+	bpf_probe_read_kernel(&s->arguments[1], sizeof(u64), (char *)regs + REG_ARGUMENT_1);
+	bpf_probe_read_kernel(&s->arguments[2], sizeof(u64), (char *)regs + REG_ARGUMENT_2);
+	bpf_probe_read_kernel(&s->arguments[3], sizeof(u64), (char *)regs + REG_ARGUMENT_3);
+	bpf_probe_read_kernel(&s->arguments[4], sizeof(u64), (char *)regs + REG_ARGUMENT_4);
+	bpf_probe_read_kernel(&s->arguments[5], sizeof(u64), (char *)regs + REG_ARGUMENT_5);
+	bpf_probe_read_kernel(&s->ip, sizeof(u64), (char *)regs + REG_IP);
+	bpf_probe_read_kernel(&s->sp, sizeof(u64), (char *)regs + REG_SP);
+	bpf_probe_read_kernel(&s->bp, sizeof(u64), (char *)regs + REG_BP);
+	bpf_probe_read_kernel(&s->mode, sizeof(u64), (char *)regs + REG_MODE);
+	bpf_probe_read_kernel(&s->others[0], sizeof(u64), (char *)regs + REG_OTHER_0);
+	bpf_probe_read_kernel(&s->others[1], sizeof(u64), (char *)regs + REG_OTHER_1);
+	bpf_probe_read_kernel(&s->others[2], sizeof(u64), (char *)regs + REG_OTHER_2);
+	bpf_probe_read_kernel(&s->others[3], sizeof(u64), (char *)regs + REG_OTHER_3);
+	bpf_probe_read_kernel(&s->others[4], sizeof(u64), (char *)regs + REG_OTHER_4);
+#ifdef REG_OTHER_5
+	bpf_probe_read_kernel(&s->others[5], sizeof(u64), (char *)regs + REG_OTHER_5);
+	bpf_probe_read_kernel(&s->others[6], sizeof(u64), (char *)regs + REG_OTHER_6);
+	bpf_probe_read_kernel(&s->others[7], sizeof(u64), (char *)regs + REG_OTHER_7);
+	bpf_probe_read_kernel(&s->others[8], sizeof(u64), (char *)regs + REG_OTHER_8);
+	bpf_probe_read_kernel(&s->others[9], sizeof(u64), (char *)regs + REG_OTHER_9);
+	bpf_probe_read_kernel(&s->others[10], sizeof(u64), (char *)regs + REG_OTHER_10);
+#endif
+#endif
+}
+
+/*
+ * Of a thread that is off CPU: that it is ready to run, if it waits for a CPU; its kernel stack, once its wait
+ * has reached the minimum, and once only. With `prime`, a thread of which nothing is known has left now, and
+ * every stack is given. The thread may run meanwhile: what is said holds for left_ns, and only for that.
+ * Whether `s` is to be given, too.
+ */
+static inline __attribute__((always_inline)) bool take_wait(struct task_struct *task, struct walked *walked, struct record *r, struct walked_stack *s, struct config *c, bool prime)
+{
+	u64 now_ns = bpf_ktime_get_ns();
+
+	if (is_on_cpu(task) || walked->state & TASK_DEAD)
+		return false;
+	if (prime && !r->left_ns) {
+		r->pid = walked->pid;
+		r->tid = walked->tid;
+		r->state = state_of(walked->state);
+#ifdef WAKING
+		r->run_delay_ns = 0;
+#else
+		r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
+#endif
+		r->kernel = NO_STACK;
+		r->user = NO_STACK;
+		r->wake = WAKE_UNSEEN & c->wakes;
+		r->older = 1;
+		r->asked = c->asked;
+		r->left_ns = now_ns;
+		if (is_on_cpu(task)) { /* it came back in between, unseen */
+			r->left_ns = 0;
+			return false;
+		}
+	}
+	u64 left_ns = r->left_ns;
+	if (!left_ns)
+		return false;
+	walked->left_ns = left_ns;
+	walked->flags |= r->older ? WALKED_OLDER : 0;
+	if (!walked->state || r->state & RUNNING) {
+		walked->flags |= WALKED_RUNNABLE;
+#ifdef LAST_QUEUED
+		if (!(r->state & RUNNING))
+			walked->queued_ns = MEMBER(u64, task, LAST_QUEUED);
+#endif
+	}
+	if (!s || !(prime || (r->walked_ns != left_ns && now_ns - left_ns >= c->min_ns)))
+		return false;
+	take_stack(task, s);
+	return r->left_ns == left_ns;
+}
+
+/* What the first walk of a tick has to say of a thread: its wait in progress, or that it ran and did nothing else. */
+static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, struct config *c, bool prime, u32 which)
+{
+	u32 zero = 0;
+	struct walked_stack *s = walk_scratch.lookup(&zero);
+	u64 exec_ns = ran_ns(task, &walked->exec_at_ns);
+	struct thread *now = which ? &r->half[1] : &r->half[0];
+
+	if (take_wait(task, walked, r, s, c, prime))
+		walked->flags |= WALKED_STACK;
+#ifdef LOCK_IS_TOLD
+	u64 holder = walked->left_ns ? holder_of(task) : 0;
+	walked->holder_pid = holder >> 32;
+	walked->holder_tid = holder;
+	if (walked->left_ns && r->walked_ns == walked->left_ns && r->holder != holder)
+		walked->flags |= WALKED_HOLDER;
+#endif
+	if (exec_ns != r->exec_ns && !now->state)
+		walked->flags |= WALKED_RAN;
+	if (now->state) {
+		now->exec_ns = exec_ns; /* goes out with the half */
+		now->exec_at_ns = bpf_ktime_get_ns();
+		now->exec_off_ns = now->offcpu_ns + so_far_ns(r, now->exec_at_ns);
+		r->exec_ns = exec_ns;
+	}
+	if (!(walked->flags & (WALKED_RUNNABLE | WALKED_STACK | WALKED_RAN | WALKED_HOLDER)))
+		return;
+	walked->exec_ns = exec_ns;
+	walked->start_ns = MEMBER(u64, task, START_TIME);
+#ifdef LAST_ARRIVAL
+	walked->arrived_ns = MEMBER(u64, task, LAST_ARRIVAL);
+#endif
+	walked->state = r->left_ns ? r->state : walked->state; /* at leaving, which says whether it was preempted */
+	bpf_probe_read_kernel(walked->comm, sizeof(walked->comm), (char *)task + TASK_COMM);
+	long full = bpf_seq_write(seq, walked, sizeof(*walked));
+	if (s && walked->flags & WALKED_STACK && !full) {
+		full = bpf_seq_write(seq, s, sizeof(*s));
+		if (!full)
+			r->walked_ns = walked->left_ns;
+	}
+	if (!full) {
+		r->exec_ns = exec_ns;
+		r->holder = (u64)walked->holder_pid << 32 | walked->holder_tid;
+	}
+}
+
+/* Twice a tick: before the halves change, the waits in progress; after it, what each thread did. */
+static inline __attribute__((always_inline)) void give(struct seq_file *seq, struct task_struct *task)
+{
+	u32 zero = 0;
+	struct config *c = config.lookup(&zero);
+	u32 *mode = walk_mode.lookup(&zero);
+	u32 *which = half.lookup(&zero);
+
+	if (!c || !mode || !which)
+		return;
+	if (*mode & (WALK_HALF_0 | WALK_HALF_1))
+		tell_call(task);
+	struct walked walked = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
+	u64 host = (u64)walked.pid << 32 | walked.tid;
+	bool is_shown = show(task, host, &walked.pid, &walked.tid);
+	bool is_wanted = is_shown && wanted(c, task, false, walked.pid, walked.tid, MEMBER(u32, task, TASK_FLAGS));
+	walked.state = MEMBER(u32, task, TASK_STATE);
+	walked.execs = MEMBER(u32, task, TASK_EXECS);
+	bool is_first = !(*mode & (WALK_HALF_0 | WALK_HALF_1));
+	bool prime = *mode & WALK_PRIME;
+	/* One that runs, and has not left a CPU yet, is told of, too. */
+	bool make = is_first && is_wanted && !(walked.state & TASK_DEAD) && (prime || is_on_cpu(task));
+	struct record *r = record_of(task, host, make);
+	if (!r)
+		return;
+	/* A wait belongs to the cgroup that it began in; one that still goes on, to that of its thread by now. */
+	if (is_shown && !is_wanted && is_first && r->left_ns && r->asked == c->asked) {
+		if (prime)
+			r->left_ns = 0;
+		else
+			is_wanted = true;
+	}
+	if (!is_first) {
+		walked.pid = r->pid;
+		walked.tid = r->tid;
+	} else if (make && !r->tid) { /* it may end before it leaves a CPU for the first time */
+		r->pid = walked.pid;
+		r->tid = walked.tid;
+	}
+	if (*mode & WALK_HALF_0)
+		give_half(seq, task, &walked, r, &r->half[0], &r->half[1], *mode & WALK_ALONE);
+	else if (*mode & WALK_HALF_1)
+		give_half(seq, task, &walked, r, &r->half[1], &r->half[0], *mode & WALK_ALONE);
+	else if (is_wanted)
+		give_wait(seq, task, &walked, r, c, prime, *which & 1);
+}
+
+#ifndef TASK_FROM_PID
+BPF_ITER(task)
+{
+	if (ctx->task)
+		give(ctx->meta->seq, ctx->task);
+	return 0;
+}
+#else
+/* That iterator stays within its reader's pid namespace. So it does no more than to meet, once a walk, all threads
+ * of the machine that give() would make a record for; then an iterator over the records gives what it gives. */
+BPF_ITER(task)
+{
+	struct every_task every;
+	struct task_struct *task;
+	u32 zero = 0;
+	struct config *c = config.lookup(&zero);
+	u32 *mode = walk_mode.lookup(&zero);
+
+	if (ctx->meta->seq_num || !c || !mode || *mode & (WALK_HALF_0 | WALK_HALF_1))
+		return 0;
+	task_iter_new(&every, 0, ALL_THREADS);
+	while ((task = task_iter_next(&every))) {
+		u32 pid = 0, host_tid = MEMBER(u32, task, TASK_PID), tid = host_tid;
+
+		if (MEMBER(u32, task, TASK_STATE) & TASK_DEAD || record.lookup(&host_tid))
+			continue;
+		if (!(*mode & WALK_PRIME) && !is_on_cpu(task))
+			continue;
+		if (find_ids(task, &pid, &tid) && wanted(c, task, false, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+			record_of(task, host_tid, true);
+	}
+	task_iter_destroy(&every);
+	return 0;
+}
+
+BPF_ITER(bpf_map_elem)
+{
+	struct task_struct *task = ctx->key ? task_from_pid(*ctx->key) : 0;
+
+	if (!task)
+		return 0;
+	give(ctx->meta->seq, task);
+	task_release(task);
+	return 0;
+}
+#endif
