@@ -8,24 +8,22 @@ import contextlib
 import importlib
 import io
 import os
-import re
 import signal
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from offtop import aside, batch, options, paths
-from offtop.errors import CaughtError, KernelError, OfftopError, PrivilegeError, UsageError
+from offtop import aside, batch, choices, keeping, sources
+from offtop.errors import CaughtError, OfftopError, UsageError
 from offtop.export.folded import Style
 from offtop.model import categories
-from offtop.model.filter import NOTHING, Filter, FilterError, parse, quoted
+from offtop.model.filter import Filter
 from offtop.model.printable import printable
-from offtop.model.rows import CHANGE
 from offtop.model.snapshot import Filters
 from offtop.model.wake import OFFCPU
 from offtop.source import Recorded, Source
@@ -38,34 +36,21 @@ if TYPE_CHECKING:  # not to be loaded for --help
     from offtop.model.baseline import Baseline
     from offtop.model.outlier import Group
     from offtop.model.view import View
-    from offtop.person import Person
     from offtop.recording.writer import Recorder
     from offtop.rules import RuleFiles
 
-_GRACE_NS = 300 * NS_PER_S
 _EXPORT_TICKS = 10
 _RULES_TICKS = 5
 _RECORD_NS, _RECORD_BYTES = 5 * NS_PER_S, 1 << 20
 """What is remembered of what goes into a file and nowhere else."""
 
 
-def _load(asked: argparse.Namespace) -> "tuple[Loaded, Person]":
-    """The settings of this run, and whose they are."""
-    from offtop import config, person
-
-    if getattr(asked, "within", None) and getattr(asked, "idle", False) is None:
-        asked.idle = True  # who waits for a function calls none of its waits idle
-    given = {one.name: value for one in config.SETTINGS if (value := getattr(asked, one.name, None)) is not None}
-    whose = person.person()
-    return config.load(given, getattr(asked, "config", None), whose, os.environ), whose
-
-
 def show_config(asked: argparse.Namespace) -> int:
     from offtop import config
 
-    loaded, _ = _load(asked)
-    _check_theme(loaded)
-    _keymap(loaded)
+    loaded, _ = choices.load(asked)
+    choices.check_theme(loaded)
+    choices.keymap(loaded)
     with written():
         print(config.shown(loaded), end="")
     return 0
@@ -76,32 +61,34 @@ def live(asked: argparse.Namespace) -> int:
     no_screen = _no_screen(asked)
     if no_screen is not None and asked.rate and not asked.pid:
         raise UsageError("--rate in batch is about the processes that -p names. Give -p PID, too, or leave it out")
-    rules, chosen, user = _choices(asked)
-    loaded, whose = _load(asked)
-    _check_theme(loaded)
-    filters = _filters(asked, loaded)
-    kept = _Kept(loaded, whose, asked)
-    view = None if no_screen is not None else _view(loaded, filters, rules, chosen, user, asked)
+    rules, chosen, user = choices.chosen(asked)
+    loaded, whose = choices.load(asked)
+    choices.check_theme(loaded)
+    filters = sources.filters(asked, loaded)
+    kept = keeping.Kept(loaded, whose, asked)
+    view = None if no_screen is not None else choices.view(loaded, filters, rules, chosen, user, asked)
     if asked.fail_on_trigger and loaded.settings.triggers == ("off",):
         raise UsageError("--fail-on-trigger with --trigger off cannot fail. Name what is to be caught")
     if view and asked.fail_on_trigger:
         raise UsageError("--fail-on-trigger is a check that ends by itself. Add -b or --json, and -n N")
-    keymap: Mapping[str, str] = _keymap(loaded) if view else {}
-    catch = _catch(loaded, rules, whose, asked.freeze)
+    keymap: Mapping[str, str] = choices.keymap(loaded) if view else {}
+    catch = choices.catch(loaded, rules, whose, asked.freeze)
     if view:
         kept = kept.checked()
         threading.Thread(target=_load_screen, daemon=True).start()
     with contextlib.ExitStack() as stack:
-        files = stack.enter_context(_rule_files(rules, loaded, whose))
+        files = stack.enter_context(choices.rule_files(rules, loaded, whose))
         stack.enter_context(_ended_by_signals())
         baseline = _baseline(asked, rules, files, loaded)
-        source = stack.enter_context(_live_source(rules, filters, asked, loaded))
+        source = stack.enter_context(sources.live(rules, filters, asked, loaded))
         recorder = kept.recorder(source, asked.record) if asked.record else None
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
             return _screen(source, view, rules, files, loaded, kept, keymap, asked, recorder, catch)
         try:
-            status = _batch(source, rules, files, loaded, _of_user(user, chosen), asked, recorder, baseline, catch)
+            status = _batch(
+                source, rules, files, loaded, choices.of_user(user, chosen), asked, recorder, baseline, catch
+            )
             if catch.alarm.failure:
                 aside.say(f"offtop: {catch.alarm.failure}")
             if asked.fail_on_trigger and catch.alarm.count:
@@ -117,16 +104,16 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
     from offtop.recording.replay import RecordedSource
 
     no_screen = _no_screen(asked)
-    rules, chosen, user = _choices(asked)
-    loaded, whose = _load(asked)
-    _check_theme(loaded)
-    view = None if no_screen is not None else _view(loaded, Filters(), rules, chosen, user, asked)
-    keymap: Mapping[str, str] = _keymap(loaded) if view else {}
-    kept = _Kept(loaded, whose, asked)
+    rules, chosen, user = choices.chosen(asked)
+    loaded, whose = choices.load(asked)
+    choices.check_theme(loaded)
+    view = None if no_screen is not None else choices.view(loaded, Filters(), rules, chosen, user, asked)
+    keymap: Mapping[str, str] = choices.keymap(loaded) if view else {}
+    kept = keeping.Kept(loaded, whose, asked)
     if view:
         kept = kept.checked()
     with (
-        _rule_files(rules, loaded, whose) as files,
+        choices.rule_files(rules, loaded, whose) as files,
         _ended_by_signals(),
         contextlib.closing(RecordedSource(path, speed=asked.speed if view else 0.0, categories=rules.ids)) as source,
     ):
@@ -141,7 +128,7 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
             return _screen(source, view, rules, files, loaded, kept, keymap, asked, None, held_ns=held_ns)
-        return _batch(source, rules, files, loaded, _of_user(user, chosen), asked, None, baseline)
+        return _batch(source, rules, files, loaded, choices.of_user(user, chosen), asked, None, baseline)
 
 
 def _baseline(
@@ -185,16 +172,16 @@ def record(asked: argparse.Namespace) -> int:
     from offtop.model.history import History
     from offtop.pace import Pace
 
-    rules = _rules()
-    loaded, whose = _load(asked)
-    filters = _filters(asked, loaded)
-    catch = _catch(loaded, rules, whose)
+    rules = choices.packaged()
+    loaded, whose = choices.load(asked)
+    filters = sources.filters(asked, loaded)
+    catch = choices.catch(loaded, rules, whose)
     with (
-        _rule_files(rules, loaded, whose) as files,
+        choices.rule_files(rules, loaded, whose) as files,
         _ended_by_signals(),
-        _live_source(rules, filters, asked, loaded) as source,
+        sources.live(rules, filters, asked, loaded) as source,
     ):
-        recorder = _Kept(loaded, whose, asked).recorder(source, asked.output or "")
+        recorder = keeping.Kept(loaded, whose, asked).recorder(source, asked.output or "")
         diagnoser = Diagnoser(source.names, files)
         history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, verdicts=diagnoser.verdicts)
         pace = Pace(source, history, loaded.settings.delay_ns, judge=catch.judge)
@@ -222,9 +209,9 @@ def report(asked: argparse.Namespace) -> int:
     """A recording on one page."""
     from offtop.recording import report as page
 
-    rules = _rules()
-    loaded, whose = _load(asked)
-    with _rule_files(rules, loaded, whose) as files, written():
+    rules = choices.packaged()
+    loaded, whose = choices.load(asked)
+    with choices.rule_files(rules, loaded, whose) as files, written():
         page.write(Path(asked.file), rules, asked.width, sys.stdout, files)
     return 0
 
@@ -245,17 +232,13 @@ def _begin(text: str, recorded: Recorded, option: str = "--begin") -> int:
         ) from None
 
 
-def _rules() -> categories.Categories:
-    return categories.parse(paths.categories().read_text(encoding="utf-8"))
-
-
 def rules(asked: argparse.Namespace) -> int:
     """The rules that name what waits are for: checked, and what each matches."""
     from offtop import rulespage
 
-    known = _rules()
-    loaded, whose = _load(asked)
-    with _rule_files(known, loaded, whose) as files, written():
+    known = choices.packaged()
+    loaded, whose = choices.load(asked)
+    with choices.rule_files(known, loaded, whose) as files, written():
         print("\n".join(rulespage.checked(files)), flush=True)
         if asked.check:
             return 0
@@ -268,8 +251,8 @@ def rules(asked: argparse.Namespace) -> int:
             with contextlib.closing(file) as recording:
                 rulespage.write(recording, known, files, settings.delay_ns, asked.iterations, sys.stdout)
             return 0
-        filters = _filters(asked, loaded)
-        with _ended_by_signals(), _live_source(known, filters, asked, loaded) as source:
+        filters = sources.filters(asked, loaded)
+        with _ended_by_signals(), sources.live(known, filters, asked, loaded) as source:
             rulespage.write(source, known, files, settings.delay_ns, asked.iterations or _RULES_TICKS, sys.stdout)
     return 0
 
@@ -280,12 +263,12 @@ def export(asked: argparse.Namespace) -> int:
     from offtop.recording.replay import RecordedSource
     from offtop.whole import EVER_NS
 
-    known = _rules()
-    chosen = _of_waits(asked.filter, known)
+    known = choices.packaged()
+    chosen = choices.of_waits(asked.filter, known)
     if not asked.file and (asked.begin or asked.end):
         raise UsageError("--begin and --end are moments of a recording. Name one, or leave them out")
-    chosen = _of_user(asked.user or "", chosen)
-    loaded, whose = _load(asked)
+    chosen = choices.of_user(asked.user or "", chosen)
+    loaded, whose = choices.load(asked)
     settings = loaded.settings
     mode = asked.mode or (OFFCPU if asked.file else settings.mode)
 
@@ -312,12 +295,12 @@ def export(asked: argparse.Namespace) -> int:
 
     @contextlib.contextmanager
     def of_now() -> Generator[tuple[Source, int]]:
-        filters, keep_ns = _filters(asked, loaded), (ticks or 0) * settings.delay_ns
-        with _ended_by_signals(), _live_source(known, filters, asked, loaded, keep_ns) as source:
+        filters, keep_ns = sources.filters(asked, loaded), (ticks or 0) * settings.delay_ns
+        with _ended_by_signals(), sources.live(known, filters, asked, loaded, keep_ns) as source:
             yield source, 0
 
     ticks: int | None = asked.iterations or (None if asked.file else _EXPORT_TICKS)
-    with _rule_files(known, loaded, whose) as files, written():
+    with choices.rule_files(known, loaded, whose) as files, written():
 
         def whole(source: Source, ticks: int | None = None, end_ns: int = 0) -> "Profile":
             idle, delay_ns = settings.idle, settings.delay_ns
@@ -347,11 +330,11 @@ def diff(asked: argparse.Namespace) -> int:
     from offtop.recording.replay import RecordedSource
     from offtop.whole import EVER_NS
 
-    known = _rules()
-    chosen = _of_user(asked.user or "", _of_waits(asked.filter, known))
-    loaded, whose = _load(asked)
+    known = choices.packaged()
+    chosen = choices.of_user(asked.user or "", choices.of_waits(asked.filter, known))
+    loaded, whose = choices.load(asked)
 
-    with _rule_files(known, loaded, whose) as files, written():
+    with choices.rule_files(known, loaded, whose) as files, written():
 
         def of_file(name: str) -> diffpage.Compared:
             with contextlib.closing(RecordedSource(Path(name), categories=known.ids, keep_ns=EVER_NS)) as source:
@@ -362,201 +345,6 @@ def diff(asked: argparse.Namespace) -> int:
         _escape_what_the_locale_has_not()
         diffpage.write(before, after, sys.stdout, asked.json, asked.width)
     return 0
-
-
-def _of_waits(text: str, known: categories.Categories) -> Filter:
-    """Raises UsageError for a filter that chooses rows."""
-    chosen = _filter(text, known, "--filter")
-    if chosen.chooses_rows:
-        raise UsageError("--filter: rows of a table are chosen by their numbers, and there is none. Leave them out")
-    return chosen
-
-
-@contextlib.contextmanager
-def _rule_files(rules: categories.Categories, loaded: "Loaded", whose: "Person") -> "Generator[RuleFiles]":
-    """Those by which waits are told what they are for, looked at again while they change."""
-    from offtop.rules import NAME, RuleFiles
-
-    files = RuleFiles(loaded.path.with_name(NAME), whose, rules.ids)
-    files.watch()
-    try:
-        yield files
-    finally:
-        files.close()
-
-
-def _choices(asked: argparse.Namespace) -> tuple[categories.Categories, Filter, str]:
-    """The rules, the filter, and the user whose processes are shown."""
-    rules = _rules()
-    chosen, user = _filter(asked.filter, rules, "--filter"), asked.user or ""
-    if (asked.json or asked.folded) and chosen.chooses_rows:
-        bound = chosen.rows[0]
-        raise UsageError(
-            f"--filter: {bound.key}{bound.operator} chooses rows of a table, and "
-            + ("--json has none. Leave it out, and choose with jq" if asked.json else "--folded has none. Leave it out")
-        )
-    if asked.folded and asked.baseline is not None:
-        raise UsageError("--folded compares with nothing. Take: offtop export folded FILE --baseline FILE")
-    if asked.sort is not None and asked.sort.lstrip("-").upper() == CHANGE and asked.baseline is None:
-        raise UsageError("--sort CHANGE is by what changed since --baseline FILE. Name one, or sort by another field")
-    if (asked.delimiter or asked.per) and not asked.folded:
-        raise UsageError("--delimiter and --per are of folded stacks. Add --folded, or leave them out")
-    if asked.json and asked.rate:
-        raise UsageError("--rate checks a budget in words, and --json has none. Leave it out")
-    return rules, chosen, user
-
-
-def _catch(loaded: "Loaded", rules: categories.Categories, whose: "Person", freeze: bool = False) -> "Catch":
-    from offtop.catching import Alarm, Catch
-
-    settings = loaded.settings
-    said = loaded.origin["trigger"]
-    where = "--trigger" if said == "command line" else f"{said}: trigger"
-    alarm = Alarm(settings.on_trigger, whose)
-    return Catch(settings.triggers, rules, settings.min_ns, where, alarm, freeze, settings.bell)
-
-
-def _filters(asked: argparse.Namespace, loaded: "Loaded") -> Filters:
-    settings = loaded.settings
-    if asked.max and asked.max < settings.min_ns:
-        raise UsageError("--max is below --min, so no wait would be shown. Give a larger --max or a smaller --min")
-    cgroup = ""
-    if asked.cgroup is not None:
-        from offtop.kernel import whichcgroup
-
-        cgroup = whichcgroup.find(asked.cgroup).path
-    return Filters(
-        pids=_pids(asked.pid),
-        tids=asked.tid,
-        who=asked.who or "all",
-        states=asked.state,
-        min_ns=settings.min_ns,
-        max_ns=asked.max,
-        cgroup=cgroup,
-        within=_within(asked),
-    )
-
-
-def _within(asked: argparse.Namespace) -> str:
-    if asked.within is None:
-        return ""
-    if getattr(asked, "rate", None):
-        raise UsageError("--rate is about whole seconds of threads, and --within counts parts of them. Leave one out")
-    from offtop.kernel import within
-
-    within.parted(asked.within)
-    return asked.within
-
-
-def _pids(asked: tuple[int | tuple[str, int], ...]) -> tuple[int, ...]:
-    """As they are seen here. Raises UsageError for one of a container, or in it, that is not there."""
-    named = [one for one in asked if not isinstance(one, int)]
-    if not named:
-        return tuple(one for one in asked if isinstance(one, int))
-    from offtop.kernel import namespace
-
-    return tuple(sorted({one if isinstance(one, int) else namespace.pid_in(*one) for one in asked}))
-
-
-@contextlib.contextmanager
-def _live_source(
-    rules: categories.Categories,
-    filters: Filters,
-    asked: argparse.Namespace,
-    loaded: "Loaded",
-    least_keep_ns: int = 0,
-) -> Generator[Source]:
-    """`least_keep_ns`: how long it is to keep what it names, at least."""
-    keep_ns = max(loaded.settings.history_ns, least_keep_ns) + _GRACE_NS
-    wanted, refused = loaded.settings.source, None
-    source: Source | None = None
-    if wanted == "proc" and asked.door != "auto":
-        raise UsageError("--door is BPF's: sampling /proc needs none. Leave it out, or add --source bpf")
-    if wanted != "proc":
-        try:
-            source = _traced(rules, filters, asked, loaded, keep_ns)
-        except (PrivilegeError, KernelError) as error:
-            if wanted == "bpf" or asked.door != "auto":
-                raise
-            refused = error
-    source = source or _sampled(rules, filters, asked, loaded, keep_ns, refused)
-    if source.notice:
-        aside.say(f"offtop: {source.notice}")
-        if idle := options.for_tracing(asked):
-            aside.say(f"offtop: without BPF this does nothing: {', '.join(idle)}")
-    try:
-        yield source
-    finally:
-        source.close()
-
-
-def _traced(
-    rules: categories.Categories, filters: Filters, asked: argparse.Namespace, loaded: "Loaded", keep_ns: int
-) -> Source:
-    from offtop.kernel.live import LiveSource
-    from offtop.kernel.program import Unwind
-
-    return LiveSource(
-        rules,
-        filters,
-        door=asked.door,
-        unwind=Unwind(asked.unwind, asked.unwind_bytes >> 10, asked.cpu_budget),
-        keep_ns=keep_ns,
-        mode=loaded.settings.mode,
-        depth=asked.depth,
-        debuginfod=_servers(loaded.settings.debuginfod),
-    )
-
-
-def _sampled(
-    rules: categories.Categories,
-    filters: Filters,
-    asked: argparse.Namespace,
-    loaded: "Loaded",
-    keep_ns: int,
-    refused: OfftopError | None,
-) -> Source:
-    """`refused`: why there is no BPF. It is raised, too, where what was asked for needs that."""
-    from offtop.kernel.procsource import NeedsBpfError, ProcSource
-
-    try:
-        return ProcSource(rules, filters, asked.cpu_budget, keep_ns, loaded.settings.mode, refused)
-    except (NeedsBpfError, KernelError) as error:
-        raise refused or error from error
-
-
-def _servers(said: str) -> Sequence[str]:
-    """Raises UsageError where none is known."""
-    if not said:
-        return ()
-    from offtop.kernel import debuginfod
-
-    return debuginfod.servers(said, os.environ)
-
-
-def _filter(text: str, rules: categories.Categories, where: str) -> Filter:
-    """Raises UsageError, which says where it stands."""
-    try:
-        chosen = parse(text, rules.groups, rules.ids)
-    except FilterError as wrong:
-        raise UsageError(f"{where}: {wrong}") from None
-    return chosen if chosen.chooses_waits or chosen.chooses_rows else NOTHING
-
-
-def _of_user(user: str, chosen: Filter) -> Filter:
-    """Those waits and rows of a user alone."""
-    if not user:
-        return chosen
-    theirs = parse(f"user={quoted(user)}")
-    return Filter(f"{theirs.text} {chosen.text}".rstrip(), (*theirs.waits, *chosen.waits), chosen.rows)
-
-
-def _check_theme(loaded: "Loaded") -> None:
-    theme, where = loaded.settings.theme, loaded.origin["theme"]
-    if theme and not (paths.themes() / f"{theme}.toml").is_file():
-        names = ", ".join(sorted(path.stem for path in paths.themes().glob("*.toml")))
-        said = f"There is no theme '{theme}'" if where == "command line" else f"{where}: there is no theme '{theme}'"
-        raise UsageError(f"{said}. Take one of: {names}")
 
 
 def _batch(
@@ -631,71 +419,13 @@ def written() -> Generator[None]:
         raise OfftopError(f"The output cannot be written ({error.strerror}). Make room, or write elsewhere") from error
 
 
-def _view(
-    loaded: "Loaded",
-    filters: Filters,
-    rules: categories.Categories,
-    chosen: Filter,
-    user: str,
-    asked: argparse.Namespace,
-) -> "View":
-    """What the screen begins with."""
-    from offtop.model.steps import Shape
-    from offtop.model.view import CATEGORIES, STUCK, TreeView, View
-
-    settings = loaded.settings
-    return View(
-        filters=filters,
-        delay_ns=settings.delay_ns,
-        mode=settings.mode,
-        depth=asked.depth,
-        tree=TreeView(Shape(mode=settings.mode)),
-        span_ns=settings.span_ns,
-        threads=settings.threads,
-        idle_shown=settings.idle,
-        sort=settings.sort,
-        reverse=settings.reverse,
-        names=settings.names,
-        latency=settings.latency,
-        hidden=settings.hidden,
-        muted=tuple(_mute(text, rules, f"{loaded.origin['muted']}: muted") for text in settings.muted),
-        filter=chosen,
-        user=user,
-        focus=STUCK if asked.stuck else CATEGORIES,
-        rate=asked.rate,
-    )
-
-
-def _keymap(loaded: "Loaded") -> Mapping[str, str]:
-    """Action → keys, where they are others. Raises UsageError before anything is attached."""
-    settings = loaded.settings
-    if settings.preset == "top" and not settings.keys:
-        return {}
-    from offtop.ui import keys
-
-    try:
-        return keys.keymap(settings.preset, settings.keys)
-    except UsageError as wrong:
-        raise UsageError(f"{loaded.path}: {wrong}") from None
-
-
-def _mute(text: str, rules: categories.Categories, where: str) -> Filter:
-    mute = _filter(text, rules, where)
-    if mute.chooses_rows or not mute.chooses_waits:
-        what = "rows" if mute.chooses_rows else "nothing"
-        raise UsageError(
-            f"{where}: '{printable(text)}' chooses {what}, and waits are muted. Try comm=mysql* or cat=poll"
-        )
-    return mute
-
-
 def _screen(
     source: Source,
     view: "View",
     rules: categories.Categories,
     rule_files: "RuleFiles",
     loaded: "Loaded",
-    kept: "_Kept",
+    kept: "keeping.Kept",
     keymap: Mapping[str, str],
     asked: argparse.Namespace,
     recorder: "Recorder | None",
@@ -726,79 +456,6 @@ def _screen(
         catch=catch,
         held_ns=held_ns,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What a person keeps from the screen, in files of theirs. Implements ui.app.Files."""
-
-    loaded: "Loaded"
-    whose: "Person"
-    asked: argparse.Namespace
-    theme: str = ""
-    """The one that the screen began with."""
-    snapshots: Path | None = None
-    """Where they go; None: nobody said."""
-
-    def checked(self) -> "_Kept":
-        """Raises UsageError for a place where the person cannot write."""
-        from offtop import snapshotfile
-
-        return replace(self, snapshots=snapshotfile.named(self.loaded.settings.snapshot_dir, self.whose))
-
-    def keep(self, view: "View", theme: str, mouse: bool) -> str:
-        from offtop import config
-
-        before = self.loaded.settings
-        settings = replace(
-            before,
-            theme=before.theme if theme == self.theme else theme,
-            mouse=mouse,
-            delay_ns=view.delay_ns,
-            span_ns=view.span_ns,
-            min_ns=view.filters.min_ns,
-            idle=view.idle_shown,
-            threads=view.threads,
-            mode=view.mode,
-            sort=view.sort,
-            reverse=view.reverse,
-            names=view.names,
-            latency=view.latency,
-            hidden=view.hidden,
-            muted=tuple(one.text for one in view.muted),
-            triggers=view.triggers or before.triggers,
-        )
-        said = config.toml_of(settings)
-        for once in ("debuginfod", "on_trigger"):  # who asks for a network, or a command, once has not asked for ever
-            if self.loaded.origin[once] == "command line":
-                del said[once]
-        return config.save(self.loaded.path, self.whose, said)
-
-    def write(self, path: Path, text: str | bytes) -> str:
-        from offtop.person import write_theirs
-
-        write_theirs(path, self.whose, text)
-        return f"written to {printable(str(path))}"
-
-    def recorder(self, source: Source, file: str = "") -> "Recorder":
-        from offtop.recording import writer
-
-        asked = self.asked
-        host = re.sub(r"[^A-Za-z0-9.-]", "_", source.host)
-        return writer.Recorder(
-            Path(file or f"offtop-{host}-{datetime.now():%Y%m%dT%H%M%S}.offtop"),
-            source,
-            self.whose,
-            keep_ns=getattr(asked, "keep", None) or writer.KEEP_NS,
-            most_bytes=getattr(asked, "max_size", None) or writer.MOST_BYTES,
-            cmdlines=getattr(asked, "cmdlines", False),
-        )
-
-    def snapshot(self, source: Source, what: str, taken_ns: int) -> "Recorder":
-        from offtop import snapshotfile
-
-        cmdlines = getattr(self.asked, "cmdlines", False)
-        return snapshotfile.begin(source, self.whose, self.snapshots, what, taken_ns, cmdlines=cmdlines)
 
 
 def _load_screen() -> None:

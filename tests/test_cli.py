@@ -19,7 +19,8 @@ from termios import TIOCSWINSZ
 
 import pytest
 
-from offtop import options, paths, watch
+from offtop import choices, options, paths
+from offtop.keeping import Kept
 from offtop.model import categories
 from offtop.model.filter import NOTHING
 from offtop.model.snapshot import Filters
@@ -638,11 +639,11 @@ def test_mode_and_depth_are_what_the_screen_begins_with_and_w_keeps_the_mode(
 ) -> None:
     no_settings.write_text('mode = "wake" # as bcc has it\n')
     asked = options.live().parse_args(arguments)
-    loaded, whose = watch._load(asked)  # pyright: ignore[reportPrivateUsage]
+    loaded, whose = choices.load(asked)
     rules = categories.parse(paths.categories().read_text())
-    view = watch._view(loaded, Filters(), rules, NOTHING, "", asked)  # pyright: ignore[reportPrivateUsage]
+    view = choices.view(loaded, Filters(), rules, NOTHING, "", asked)
     assert (view.mode, view.depth) == (mode, depth)
-    kept = watch._Kept(loaded, whose, asked)  # pyright: ignore[reportPrivateUsage]
+    kept = Kept(loaded, whose, asked)
     kept.keep(view, "", mouse=True)
     said = no_settings.read_text()
     assert said == ('mode = "wake" # as bcc has it\n' if mode == "wakeup" else f'mode = "{mode}" # as bcc has it\n')

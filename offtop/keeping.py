@@ -1,0 +1,90 @@
+"""What a person keeps from the screen, in files of theirs."""
+
+import argparse
+import re
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offtop.model.printable import printable
+from offtop.source import Source
+
+if TYPE_CHECKING:  # not to be loaded for --help
+    from offtop.config import Loaded
+    from offtop.model.view import View
+    from offtop.person import Person
+    from offtop.recording.writer import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a person keeps from the screen, in files of theirs. Implements ui.app.Files."""
+
+    loaded: "Loaded"
+    whose: "Person"
+    asked: argparse.Namespace
+    theme: str = ""
+    """The one that the screen began with."""
+    snapshots: Path | None = None
+    """Where they go; None: nobody said."""
+
+    def checked(self) -> "Kept":
+        """Raises UsageError for a place where the person cannot write."""
+        from offtop import snapshotfile
+
+        return replace(self, snapshots=snapshotfile.named(self.loaded.settings.snapshot_dir, self.whose))
+
+    def keep(self, view: "View", theme: str, mouse: bool) -> str:
+        from offtop import config
+
+        before = self.loaded.settings
+        settings = replace(
+            before,
+            theme=before.theme if theme == self.theme else theme,
+            mouse=mouse,
+            delay_ns=view.delay_ns,
+            span_ns=view.span_ns,
+            min_ns=view.filters.min_ns,
+            idle=view.idle_shown,
+            threads=view.threads,
+            mode=view.mode,
+            sort=view.sort,
+            reverse=view.reverse,
+            names=view.names,
+            latency=view.latency,
+            hidden=view.hidden,
+            muted=tuple(one.text for one in view.muted),
+            triggers=view.triggers or before.triggers,
+        )
+        said = config.toml_of(settings)
+        for once in ("debuginfod", "on_trigger"):  # who asks for a network, or a command, once has not asked for ever
+            if self.loaded.origin[once] == "command line":
+                del said[once]
+        return config.save(self.loaded.path, self.whose, said)
+
+    def write(self, path: Path, text: str | bytes) -> str:
+        from offtop.person import write_theirs
+
+        write_theirs(path, self.whose, text)
+        return f"written to {printable(str(path))}"
+
+    def recorder(self, source: Source, file: str = "") -> "Recorder":
+        from offtop.recording import writer
+
+        asked = self.asked
+        host = re.sub(r"[^A-Za-z0-9.-]", "_", source.host)
+        return writer.Recorder(
+            Path(file or f"offtop-{host}-{datetime.now():%Y%m%dT%H%M%S}.offtop"),
+            source,
+            self.whose,
+            keep_ns=getattr(asked, "keep", None) or writer.KEEP_NS,
+            most_bytes=getattr(asked, "max_size", None) or writer.MOST_BYTES,
+            cmdlines=getattr(asked, "cmdlines", False),
+        )
+
+    def snapshot(self, source: Source, what: str, taken_ns: int) -> "Recorder":
+        from offtop import snapshotfile
+
+        cmdlines = getattr(self.asked, "cmdlines", False)
+        return snapshotfile.begin(source, self.whose, self.snapshots, what, taken_ns, cmdlines=cmdlines)
