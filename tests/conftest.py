@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from offtop.person import Person
+
+# How long an example takes is the machine's matter, and others may be at work on it.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 ANN = 54321
 """The uid and gid of somebody whom this machine does not know."""

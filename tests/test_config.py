@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given as supposing
-from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from offtop import config
@@ -445,7 +444,6 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
 _GIVEN = st.fixed_dictionaries({}, optional=_VALUES)
 
 
-@trials(deadline=None)
 @supposing(_GIVEN)
 def test_what_is_shown_loads_again_as_the_same_settings(given: dict[str, object]) -> None:
     own = Person(os.geteuid(), os.getegid(), Path("/nosuch"), "me")
@@ -560,7 +558,6 @@ _TEXTS = st.tuples(
 ).map(lambda parts: parts[-2].join(parts[:-2]) + parts[-1])
 
 
-@trials(deadline=None)
 @supposing(_TEXTS, _GIVEN)
 def test_whatever_is_written_says_what_was_asked_and_keeps_all_comments_outside_of_lists(
     text: str, changes: dict[str, object]

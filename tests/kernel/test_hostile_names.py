@@ -130,7 +130,7 @@ def test_a_thread_may_be_called_anything(tmp_path: Path) -> None:
         history = History(watch.rules().idle, is_periodic, verdicts=diagnoser.verdicts)
         history.add(live.last)
 
-        @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+        @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
         @given(st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=4))
         def told(names: list[bytes]) -> None:
             child.write(b"".join(names))

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.kernel.procaccount import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
@@ -386,7 +386,6 @@ steps = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(steps, max_size=30))
 def test_the_sums_hold_and_nothing_falls_and_no_time_is_counted_twice_whatever_a_thread_does(
     done: list[tuple[float, float, float, int, int | None, str]],

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop import paths
@@ -169,7 +169,6 @@ VIEWS = st.builds(
 MACHINE = after(12, rules=RULES)
 
 
-@settings(deadline=None)
 @given(VIEWS, st.sampled_from(MODES))
 def test_rows_and_what_they_leave_out_are_the_blocked_time_of_the_scope(view: View, mode: str) -> None:
     picture = MACHINE.shown(view, mode)
@@ -182,7 +181,6 @@ def test_rows_and_what_they_leave_out_are_the_blocked_time_of_the_scope(view: Vi
     assert 0 <= picture.cursor_row <= max(0, len(picture.rows.rows) - 1)
 
 
-@settings(deadline=None)
 @given(VIEWS, st.sampled_from([WAKEUP, OFFWAKE, CHAIN]))
 def test_tree_icicle_and_list_are_about_the_same_waits(view: View, mode: str) -> None:
     view = replace(view, objects=False, reasons=False, filter=parse(""))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.model import histogram as log2
@@ -78,7 +78,6 @@ VIEWS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(stretches, VIEWS)
 def test_what_is_shown_hidden_muted_and_filtered_is_all_that_waited(happened: list[list[Step]], view: View) -> None:
     history, pictures = of_world(happened)
@@ -92,7 +91,6 @@ def test_what_is_shown_hidden_muted_and_filtered_is_all_that_waited(happened: li
     assert picture.span_ns == sum(tick.span_ns for tick in over)
 
 
-@settings(deadline=None)
 @given(stretches, VIEWS)
 def test_categories_list_tree_and_latency_are_about_the_same_waits(happened: list[list[Step]], view: View) -> None:
     picture = drawn(of_world(happened)[1], view)
@@ -114,7 +112,6 @@ def test_categories_list_tree_and_latency_are_about_the_same_waits(happened: lis
     assert FILTERED not in rows
 
 
-@settings(deadline=None)
 @given(stretches, VIEWS)
 def test_the_tree_is_what_the_histogram_counts(happened: list[list[Step]], view: View) -> None:
     picture = drawn(of_world(happened)[1], view)
@@ -125,7 +122,6 @@ def test_the_tree_is_what_the_histogram_counts(happened: list[list[Step]], view:
         assert 0 <= picture.tree.first <= picture.tree.cursor < picture.tree.first + ROOM.tree
 
 
-@settings(deadline=None)
 @given(stretches, VIEWS)
 def test_a_thread_is_what_its_row_in_the_list_says(happened: list[list[Step]], view: View) -> None:
     _, pictures = of_world(happened)
@@ -139,7 +135,6 @@ def test_a_thread_is_what_its_row_in_the_list_says(happened: list[list[Step]], v
         assert picture.subject == row.key
 
 
-@settings(deadline=None)
 @given(stretches)
 def test_the_last_column_of_the_timeline_and_the_sparks_is_the_last_stretch(happened: list[list[Step]]) -> None:
     history, pictures = of_world(happened)
@@ -153,7 +148,6 @@ def test_the_last_column_of_the_timeline_and_the_sparks_is_the_last_stretch(happ
     assert sum(picture.heat.columns[-1]) == log2.count(total(parts).histogram)
 
 
-@settings(deadline=None)
 @given(st.lists(stretches, min_size=2, max_size=3), VIEWS)
 def test_a_picture_that_grew_tick_by_tick_is_as_one_made_at_once(parts: list[list[list[Step]]], view: View) -> None:
     taken: list[Snapshot] = snapshots([stretch for part in parts for stretch in part])

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.model.book import Book
@@ -136,7 +136,6 @@ KINDS = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(stretches, KINDS)
 def test_a_filter_and_its_opposite_leave_everything(happened: list[list[Step]], text: str) -> None:
     passing = Sieve(Selection((parse(text),)), JUDGE)
@@ -146,7 +145,6 @@ def test_a_filter_and_its_opposite_leave_everything(happened: list[list[Step]], 
         assert sums([passing.taken(tick).heard]) == sums([tick.leaves])
 
 
-@settings(deadline=None)
 @given(stretches, KINDS, KINDS)
 def test_what_is_muted_and_what_is_heard_are_everything(happened: list[list[Step]], a: str, b: str) -> None:
     sieve = Sieve(Selection((), (parse(a), parse(b))), JUDGE)
@@ -159,7 +157,6 @@ def test_what_is_muted_and_what_is_heard_are_everything(happened: list[list[Step
             assert taken.muted_ns == sum(alone)
 
 
-@settings(deadline=None)
 @given(stretches, st.sampled_from(["", "cat=lock,poll"]))
 def test_what_fell_to_processes_and_to_threads_is_everything_that_passes(happened: list[list[Step]], text: str) -> None:
     filters = (parse(text),) if text else ()
@@ -174,7 +171,6 @@ def test_what_fell_to_processes_and_to_threads_is_everything_that_passes(happene
         assert sums(sieve.chosen(tick) for sieve in by_tid) == everything
 
 
-@settings(deadline=None)
 @given(stretches, st.booleans(), st.sampled_from(["both", "kernel", "user"]))
 def test_what_falls_to_a_branch_is_what_the_tree_says(happened: list[list[Step]], inverted: bool, frames: str) -> None:
     shape = Shape(inverted, frames)
@@ -196,7 +192,6 @@ SELECTIONS = (
 )
 
 
-@settings(deadline=None)
 @given(st.lists(stretches, min_size=1, max_size=3), st.sampled_from(SELECTIONS))
 def test_packed_ticks_give_what_they_gave_before(parts: list[list[list[Step]]], selection: Selection) -> None:
     happened = [stretch for part in parts for stretch in part]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.model import histogram as log2
@@ -259,7 +259,6 @@ SECONDS = st.dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(SECONDS, st.sampled_from(["", "lock", "poll", "short"]), st.booleans(), st.booleans())
 def test_wakers_and_things_have_all_blocked_time_between_them(
     sites: dict[SiteKey, SiteTotals], category: str, idle_shown: bool, of_threads: bool
@@ -288,7 +287,6 @@ def left_by(chosen: Filter, every: Shares) -> dict[int, int]:
     return ns(by_wake(every.of(chosen.mask(every, BOOK, Diagnoser(Said(), WITHOUT_RULES))), BLOCKED))
 
 
-@settings(deadline=None)
 @given(SECONDS, st.booleans())
 def test_what_a_row_says_is_what_is_left_when_one_drills_into_it(
     sites: dict[SiteKey, SiteTotals], of_threads: bool

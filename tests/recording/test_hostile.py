@@ -155,7 +155,7 @@ def test_bytes_that_were_overwritten_anywhere_break_nothing(tmp_path: Path, whol
         assert told(path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_tick_or_a_valueerror(raw: bytes) -> None:
     for blob in (raw, zlib.compress(raw)):
@@ -164,7 +164,7 @@ def test_any_bytes_are_a_tick_or_a_valueerror(raw: bytes) -> None:
     refused(lambda: columns.unpacked(raw))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_tick_of_which_some_bytes_are_others_is_a_tick_or_a_valueerror(whole: bytes, data: st.DataObject) -> None:
     blob = zlib.decompress(_blob(whole))
