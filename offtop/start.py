@@ -1,11 +1,6 @@
 """The command `offtop`: how Python is to use memory, and a ctrl-C while it still loads ends it quietly."""
 
-import ctypes
-import gc
-import os
 import signal
-from contextlib import suppress
-from typing import NoReturn
 
 _ARENA_MAX = -8
 """M_ARENA_MAX of malloc.h (glibc)."""
@@ -13,9 +8,15 @@ _ROWS_OF_GARBAGE = 200_000
 """Objects between two searches for cycles: a tick makes many thousands of tuples, and no cycle."""
 
 
-def main() -> NoReturn:
-    """Run the command line; ctrl-C is cli's to answer once that is loaded."""
+def main() -> None:
+    """Run the command line, which exits; ctrl-C is cli's to answer once that is loaded."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Not above: until here Python answers a ctrl-C with a traceback.
+    import ctypes
+    import gc
+    import os
+    from contextlib import suppress
+
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's; else a thread and its memory for each CPU, unused
     with suppress(AttributeError):  # another libc than glibc
         ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)  # threads take turns in Python: a heap for each would only add up

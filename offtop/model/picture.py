@@ -273,8 +273,12 @@ class Pictures:
         names: Names,
         rules: RuleSource = WITHOUT_RULES,
         outliers: Outliers = NO_OUTLIERS,
+        *,
+        goes_on: bool = True,
     ) -> None:
+        """`goes_on`: whether one tick follows the other for ever: what becomes known may wait for a later one."""
         self._history = history
+        self._goes_on = goes_on
         self._outliers = Listed(outliers)
         self._names = names
         self._diagnoser = Diagnoser(names, rules)
@@ -462,7 +466,7 @@ class Pictures:
         tid = view.thread.tid if view.thread else None
         pid = view.thread.pid if view.thread else view.pid
         selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else steps.Shape())
-        return self._sieves.of(selection, newest, held=view.paused_at_ns is not None)
+        return self._sieves.of(selection, newest, held=not self._goes_on or view.paused_at_ns is not None)
 
     def _with_rules(self, some: StuckPicture, view: View, lines: int, book: Book) -> StuckPicture:
         rows = range(len(some.shown.waits))

@@ -232,7 +232,7 @@ class Sieves:
         self._patience = 1
 
     def of(self, selection: Selection, newest: Kept, *, held: bool) -> Sieve:
-        """`held`: no later tick will be drawn."""
+        """`held`: perhaps no later tick will be drawn."""
         before, known = self._sieve, self._known(selection, newest.facts.book)
         stands, self._seen = held or newest.number == self._seen, newest.number
         if before and before.selection == selection:

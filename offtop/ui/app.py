@@ -158,7 +158,7 @@ class OfftopApp(Mouse):
         """When the last outlier was caught that was told on the alert line."""
         self._freeze = catch is not None and catch.freeze
         """Whether the picture is to be held at the first outlier."""
-        self._pictures = Pictures(self._history, source.names, rules, self._outliers)
+        self._pictures = Pictures(self._history, source.names, rules, self._outliers, goes_on=source.recorded is None)
         self._problems = Problems(source.names, source.why_nameless)
         self._pace = pace.Pace(source, self._history, view.delay_ns, judge=catch.judge if catch else None)
         self._pace.alarm = catch.alarm if catch else None
@@ -298,7 +298,6 @@ class OfftopApp(Mouse):
             self.failure = message.error
             self.exit(message.error.status if isinstance(message.error, OfftopError) else 1)
         elif self._history.newest:
-            self._draw()  # with all that is known by now
             self._say("This is the end: there is nothing more to read. q quits.")
 
     def on_resize(self, event: events.Resize) -> None:

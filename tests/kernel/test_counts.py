@@ -91,7 +91,7 @@ def check_23_sleeps(live: Watch, child: waits.Child) -> None:
     left, put_aside = (now - then for now, then in zip(watch.switches(child.tid), before, strict=True))
     thread = watch.thread(window, child.tid)
     assert (thread.waits, thread.involuntary) == (left, put_aside)
-    assert left - put_aside == 24  # and the one for its go
+    assert left - put_aside >= 24  # and the one for its go; it may have waited for memory, too
 
 
 def test_no_wait_at_all_is_nothing_but_the_one_in_progress(live: Watch) -> None:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 from offtop.errors import OfftopError, UsageError
 from offtop.kernel import debuginfod as debuginfod_module
 from offtop.kernel.debuginfod import DebugFiles, servers
-from offtop.kernel.files import Files
+from offtop.kernel.files import File, Files
 from offtop.kernel.mappings import Processes
 from offtop.kernel.names import NameWorker
 from offtop.model.stack import Frame
@@ -259,7 +259,7 @@ def test_the_machine_s_own_servers_are_those_of_the_environment_or_else_of_etc(t
 
 
 def test_a_program_that_is_gone_when_its_debug_file_comes_keeps_the_names_that_it_has(
-    server: Server, tmp_path: Path
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "app"
     asked, debug = stripped(build(path, SOURCE, "-g", "-Wl,--build-id", "-rdynamic"))
@@ -271,14 +271,18 @@ def test_a_program_that_is_gone_when_its_debug_file_comes_keeps_the_names_that_i
         (frame,) = Processes(files).frames(app.pid, [app.at["inside"]])
         assert worker.wait({frame}, 60)
     path.write_bytes(b"")
-    version = worker.version
+    asked_anew, read = threading.Event(), worker._binaries.names  # pyright: ignore[reportPrivateUsage]
+
+    def names(file: File, offsets: Sequence[int]) -> list[str]:
+        found = read(file, offsets)
+        asked_anew.set()
+        return found
+
+    monkeypatch.setattr(worker._binaries, "names", names)  # pyright: ignore[reportPrivateUsage]
     server.answering.set()
-    deadline = time.monotonic() + 60
-    while worker.version == version:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert worker.of(frame) == "outer"
+    assert asked_anew.wait(60)
     worker.close()
+    assert worker.of(frame) == "outer"
     debug_files.close()
 
 

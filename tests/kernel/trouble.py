@@ -45,9 +45,14 @@ def shown(
 def wait_until_python_is_offtop(pid: int) -> None:
     """Python answers ctrl-C with a traceback of its own while it starts; offtop's first deed is to end that."""
     was_python, deadline = False, time.monotonic() + 60
-    while (is_caught := _catches_ctrl_c(pid)) or not was_python:
+    ours = Path("/proc/self/cmdline").read_bytes()
+    while True:
         assert time.monotonic() < deadline, "offtop has not begun"
-        was_python = was_python or is_caught
+        is_child = Path(f"/proc/{pid}/cmdline").read_bytes() != ours  # until then it is Python's, too: ours
+        is_caught = _catches_ctrl_c(pid)
+        if was_python and not is_caught:
+            return
+        was_python = was_python or (is_child and is_caught)
         time.sleep(0.0005)
 
 
@@ -97,7 +102,8 @@ def ctrl_c(after_s: float, times: int = 1, environment: Mapping[str, str] = Mapp
         for _ in range(times):
             terminal.press(b"\x03")
             terminal.look_on(0.03)
-        assert terminal.status() in (0, 130, -signal.SIGINT)
+        status = terminal.status()
+        assert status in (0, 130, -signal.SIGINT), f"{status}: {terminal.text[-2000:]}"
         terminal.assert_sane()
         traces.assert_none()
 
