@@ -96,9 +96,12 @@ def test_who_polls_one_thing_waits_on_it_as_one_who_reads_it(live: Watch, kind: 
         sleeper = child.at["sleeper"]
         before = goes_on(live, child.pid, sleeper)
         child.go()
-        found = waits_on(live.tick(), sleeper)
+        window = live.tick()
+        found = waits_on(window, sleeper)
         (what,) = (one for one in found if one.kind == kind)
-        assert (found[what], what) == (TIMES, before)
+        short = watch.thread(window, sleeper).short_waits  # where it got no CPU until just before it was woken
+        assert what == before
+        assert TIMES - short <= found[what] <= TIMES, found
         if kind == "tcp":
             assert what.label == f"tcp {what.peer} via :{child.at['port']}"
 
