@@ -447,7 +447,7 @@ class OfftopApp(Mouse):
         picture, category = self._picture, self._view.category
         if picture and picture.lost:
             kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
-            return f"lost {kinds}: {_WHAT_LOST_IS}"
+            return f"lost {kinds}: {_WHAT_UNSEEN_IS if picture.sampling else _WHAT_LOST_IS}"
         recorded = self._source.recorded
         if picture and recorded and picture.newest.taken_ns == recorded.ended_ns:
             return "this is the end of the recording: [ and { go back, b goes anywhere"
@@ -677,6 +677,8 @@ class OfftopApp(Mouse):
 
 _OF_KEYS = {row.action.partition("(")[0] for row in KEYS}
 _WHAT_LOST_IS = "totals are right but for these. A longer minimum (m) or fewer threads (p, F) help"
+_WHAT_UNSEEN_IS = "they came and went between two looks. A larger --cpu-budget or fewer threads (p, F) help"
+"""The same, where /proc is sampled."""
 _WAKERS = "wakeup"
 """The key that asks who ended waits."""
 _WHAT_ALL_IS = "WAITING: average number of waiting threads; 1.00 is one that waits all the time."

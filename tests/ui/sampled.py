@@ -1,6 +1,8 @@
 """A scripted source whose threads are only looked at, 20 times a second."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from offtop.model.snapshot import Sampling, Snapshot
 from tests.ui.scripted import MS, SHOP, ScriptedSource
@@ -9,9 +11,16 @@ NOTICE = "/proc is sampled"
 
 
 class SampledSource(ScriptedSource):
-    def __init__(self, guessed_ns: int = 250 * MS, ticks: int = 3, ends: bool = False, own_only: bool = False) -> None:
-        """`guessed_ns`: in each second."""
-        super().__init__(SHOP, ticks=ticks, ends=ends)
+    def __init__(
+        self,
+        guessed_ns: int = 250 * MS,
+        ticks: int = 3,
+        ends: bool = False,
+        own_only: bool = False,
+        lost: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`guessed_ns`, `lost`: in each second."""
+        super().__init__(SHOP, ticks=ticks, ends=ends, lost=lost)
         self._guessed_ns = guessed_ns
         self._own_only = own_only
 

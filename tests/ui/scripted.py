@@ -262,7 +262,7 @@ class ScriptedSource(Happening):
         self,
         table: Sequence[Waits] = TABLE,
         ticks: int = 3,
-        lost: dict[str, int] | None = None,
+        lost: Mapping[str, int] | None = None,
         error: OfftopError | None = None,
         ends: bool = False,
         who: Mapping[int, Details] | None = None,

@@ -75,6 +75,14 @@ async def test_what_sampling_lacks_is_said_first() -> None:
 
 
 @asynchronous
+async def test_what_helps_where_threads_came_and_went_unseen_is_no_longer_minimum() -> None:
+    async with shown(SampledSource(lost={"threads": 4}), (160, 24)) as (app, pilot):
+        await pilot.press("j")  # what was said at the start goes with the first key
+        told = screen(app)[-2]
+        assert told.startswith("lost 12 threads: they came and went between two looks. A larger --cpu-budget"), told
+
+
+@asynchronous
 async def test_the_key_that_needs_bpf_is_not_in_the_bar_where_there_is_none() -> None:
     for source, there in ((SampledSource(), False), (ScriptedSource([BUSY]), True)):
         async with shown(source, (80, 24)) as (app, _):
