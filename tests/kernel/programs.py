@@ -2,6 +2,7 @@
 
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +23,17 @@ class Program:
     def __init__(self, process: subprocess.Popen[bytes], told: IO[bytes], asked: IO[bytes]) -> None:
         self.pid = process.pid
         self.at: dict[str, int] = {}
+        self.took_ns = 0
+        """From its last `go` to its next stop: none of its threads waited longer for what it did there."""
         self._told, self._asked = told, asked
         self.listen()
 
     def go(self) -> None:
         """Let it go on to its next stop."""
+        started_ns = time.monotonic_ns()
         self.go_on_alone()
         self.listen()
+        self.took_ns = time.monotonic_ns() - started_ns
 
     def go_on_alone(self) -> None:
         """Let it go on to where it does not stop for us."""

@@ -70,7 +70,7 @@ int main(void)
 SPIN = "int main(void) { next(); for (;;); }"
 
 
-def test_23_sleeps_of_10_ms_are_23_waits_of_230_to_300_ms_in_sleep(live: Watch) -> None:
+def test_23_sleeps_of_10_ms_are_23_waits_of_230_ms_and_no_more_than_it_took_in_sleep(live: Watch) -> None:
     with waits.running("sleep", times=23, each_ms=10) as child:
         check_23_sleeps(live, child)
 
@@ -83,7 +83,7 @@ def check_23_sleeps(live: Watch, child: waits.Child) -> None:
     window = live.tick(0.02)
     sleep = watch.by_category(window, child.tid)["sleep"]
     assert sleep.waits == 23
-    assert 230 * MS <= sleep.total_ns <= 300 * MS
+    assert 230 * MS <= sleep.total_ns <= child.took_ns
     ready_ns = watch.thread(window, child.tid).runqueue_ns  # a part of the longest, but none of what it slept
     assert 10 * MS <= sleep.max_ns <= sleep.total_ns + ready_ns - 220 * MS
     stacks = live.user_stacks(window, child.tid)
@@ -107,7 +107,7 @@ def test_no_wait_at_all_is_nothing_but_the_one_in_progress(live: Watch) -> None:
     ("kind", "category"),
     [("poll", "poll"), ("futex", "lock"), ("pipe-write", "pipe"), ("stopped", "stopped"), ("tcp", "net-recv")],
 )
-def test_7_waits_of_50_ms_are_7_waits_of_350_to_450_ms(live: Watch, kind: str, category: str) -> None:
+def test_7_waits_of_50_ms_are_7_waits_of_350_ms_and_no_more_than_it_took(live: Watch, kind: str, category: str) -> None:
     with waits.running(kind, times=7, each_ms=50) as child:
         live.tick()
         child.go()
@@ -115,8 +115,7 @@ def test_7_waits_of_50_ms_are_7_waits_of_350_to_450_ms(live: Watch, kind: str, c
         window = live.tick(0.02)
         mine = [totals for names, totals in live.user_stacks(window, child.tid).items() if names[:5] == child.user]
         assert sum(totals.waits for totals in mine) == 7
-        late_ns = sum(totals.runqueue_ns for totals in mine)
-        assert 350 * MS <= sum(totals.total_ns for totals in mine) <= 450 * MS + late_ns
+        assert 350 * MS <= sum(totals.total_ns for totals in mine) <= child.took_ns
         assert watch.by_category(window, child.tid)[category].waits >= 7
 
 
@@ -220,7 +219,7 @@ def test_a_quota_of_10_ms_in_100_is_9_tenths_of_the_time_in_throttle(live: Watch
         # the kernel pauses a thread where it returns to user space: one pause may be over by then
         assert throttle.waits in (9, 10)
         ready = watch.by_category(window, child.tid).get("run-queue", Part())  # a busy machine paused it, not its quota
-        assert 800 * MS - ready.total_ns <= throttle.total_ns <= 1000 * MS
+        assert 800 * MS - ready.total_ns <= throttle.total_ns <= child.took_ns
         assert window.lost == {}
 
 

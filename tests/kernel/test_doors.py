@@ -90,7 +90,7 @@ def test_a_thread_that_calls_exec_goes_on_under_its_process_s_id_alone(through: 
         assert (life.to_ns, window.book.life(before).to_ns > 0) == (0, True)
 
 
-def test_23_sleeps_of_10_ms_are_23_waits_of_230_to_300_ms_through_every_door(through: Watch) -> None:
+def test_23_sleeps_of_10_ms_are_23_waits_of_230_ms_and_no_more_than_it_took_through_every_door(through: Watch) -> None:
     with waits.running("sleep", times=23, each_ms=10) as child:
         unseen = most_unseen(through.last.door, 23)
         if not unseen:
@@ -108,7 +108,7 @@ def test_23_sleeps_of_10_ms_are_23_waits_of_230_to_300_ms_through_every_door(thr
         assert 23 - unseen <= seen <= 23
         assert sum(totals.waits for names, totals in stacks.items() if names[:5] == child.user) >= 23 // 2
         assert watch.by_category(window, child.tid)["sleep"].waits == seen
-        assert seen * 10 * MS <= sum(totals.total_ns for totals in mine) <= 300 * MS
+        assert seen * 10 * MS <= sum(totals.total_ns for totals in mine) <= child.took_ns
 
 
 def test_two_spinners_on_one_cpu_wait_for_it_and_are_not_blocked_through_every_door(

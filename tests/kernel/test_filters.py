@@ -166,7 +166,7 @@ def test_waits_of_another_state_are_filtered_and_their_time_stays(state: int, ki
             window = waited(live, child)
             part = watch.by_category(window, child.tid)[child.wait.category]
             assert part.waits == 7
-            assert 350 * MS <= part.total_ns <= 450 * MS
+            assert 350 * MS <= part.total_ns <= child.took_ns
         with waits.running(hidden, times=7, each_ms=50) as child:
             window = waited(live, child)
             assert child.wait.category not in watch.by_category(window, child.tid)
@@ -319,7 +319,7 @@ def test_waits_of_50_ms_are_filtered_while_the_maximum_is_below_them(tmp_path: P
                 assert thread.filtered_ns >= 250 * MS
             else:
                 assert by_category["sleep"].waits == 5
-                assert 250 * MS <= by_category["sleep"].total_ns <= 350 * MS
+                assert 250 * MS <= by_category["sleep"].total_ns <= child.took_ns
 
 
 def test_a_wait_in_progress_is_whole_again_once_it_is_asked_for_again_and_the_other_never_gaps() -> None:

@@ -85,7 +85,7 @@ def naps_in(tick: Tick) -> Tick:
     """The site of the naps, all 23 of which are counted."""
     found = max(tick["sites"], key=lambda site: site["waits"])
     assert found["waits"] == 23
-    assert 230 * MS <= found["total_ns"] <= 400 * MS
+    assert 230 * MS <= found["total_ns"] <= tick["span_ns"]
     return found
 
 
@@ -144,7 +144,7 @@ def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(n
     tick, said = second_tick(napping, (*before, *as_nobody("bpf", "perfmon", "syslog")))
     assert said.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks of processes ")
     assert said.count("\n") == 1
-    site = naps_in({"sites": [site for site in tick["sites"] if site["pid"] == napping.pid]})
+    site = naps_in({**tick, "sites": [site for site in tick["sites"] if site["pid"] == napping.pid]})
     assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
     (problem,) = (one for one in tick["user_stack_problems"] if one["process"] == "naps")
     assert (problem["reason"], problem["remedy"]) == (

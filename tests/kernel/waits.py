@@ -71,6 +71,9 @@ class Child:
         self.pid = self.tid = process.pid
         self.other_pid = other_pid
         """The process that ends each of its waits; 0 where a timer or the kernel does."""
+        self._went_ns = 0
+        self.took_ns = 0
+        """From `go` to `finish`: all of its waits together took no longer."""
 
     @property
     def user(self) -> tuple[str, ...]:
@@ -81,6 +84,7 @@ class Child:
     def go(self) -> None:
         """Let it begin."""
         assert self._process.stdin is not None
+        self._went_ns = time.monotonic_ns()
         self._process.stdin.write(b"g")
         self._process.stdin.flush()
 
@@ -92,6 +96,7 @@ class Child:
     def finish(self, timeout_s: float = 60) -> None:
         """Return when its last wait is over. Raises TimeoutError."""
         line = _read_line(self._process, timeout_s)
+        self.took_ns = time.monotonic_ns() - self._went_ns
         assert line == f"done {self.times}", line
 
     def end(self) -> None:
