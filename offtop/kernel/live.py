@@ -300,14 +300,15 @@ class LiveSource(Happening):
             self._prime, self._primed_ns = False, walk_ns
             _give_memory_back()
         ran: list[Ran] = []
+        walks_at_ns = time.thread_time_ns()  # what it costs: on a busy machine it is put aside, too
         # First, because the flip itself wakes threads of the kernel.
         in_progress = self._walk(layout.WALK_WAITS | (layout.WALK_PRIME if primed else 0)) if is_walked else b""
-        walked_ns = time.monotonic_ns()
+        took_ns = time.thread_time_ns() - walks_at_ns
         drained, at_ns, taken_ns = self._flip()
         machine = times.machine()
-        read_ns = time.monotonic_ns()
+        read_at_ns = time.thread_time_ns()
         walked = list(self._waits(in_progress, ran))
-        took_ns = walked_ns - walk_ns + time.monotonic_ns() - read_ns
+        took_ns += time.thread_time_ns() - read_at_ns
         if not primed:  # which is rare, and looks up every stack
             self._walks.add(took_ns if is_walked else -1, at_ns - self._ledger.at_ns)
         self._user_stacks.settle()

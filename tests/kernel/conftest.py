@@ -1,4 +1,4 @@
-"""One live source for all tests that only watch: attaching takes a second each time."""
+"""One live source for all tests of a file that only watch. What nobody reads for long fills up, so none outlives it."""
 
 from collections.abc import Generator
 
@@ -7,7 +7,7 @@ import pytest
 from tests.kernel import watch
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def live() -> Generator[watch.Watch]:
     """Watches everything, with the filters that offtop begins with. Sums are held in every tick."""
     with watch.watching() as watched:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from offtop.model.cut import Part
+from offtop.model.window import Window
 from tests.kernel import programs, waits, watch
 from tests.kernel.watch import MS, S, Watch
 
@@ -76,6 +77,12 @@ def test_23_sleeps_of_10_ms_are_23_waits_of_230_ms_and_no_more_than_it_took_in_s
 
 
 def check_23_sleeps(live: Watch, child: waits.Child) -> None:
+    stacks = live.user_stacks(count_23_sleeps(live, child), child.tid)
+    assert sum(totals.waits for names, totals in stacks.items() if names[:5] == child.user) == 23
+
+
+def count_23_sleeps(live: Watch, child: waits.Child) -> Window:
+    """The window that has them."""
     live.tick()
     before = watch.switches(child.tid)
     child.go()
@@ -86,17 +93,16 @@ def check_23_sleeps(live: Watch, child: waits.Child) -> None:
     assert 230 * MS <= sleep.total_ns <= child.took_ns
     ready_ns = watch.thread(window, child.tid).runqueue_ns  # a part of the longest, but none of what it slept
     assert 10 * MS <= sleep.max_ns <= sleep.total_ns + ready_ns - 220 * MS
-    stacks = live.user_stacks(window, child.tid)
-    assert sum(totals.waits for names, totals in stacks.items() if names[:5] == child.user) == 23
     left, put_aside = (now - then for now, then in zip(watch.switches(child.tid), before, strict=True))
     thread = watch.thread(window, child.tid)
     assert (thread.waits, thread.involuntary) == (left, put_aside)
     assert left - put_aside >= 24  # and the one for its go; it may have waited for memory, too
+    return window
 
 
 def test_no_wait_at_all_is_nothing_but_the_one_in_progress(live: Watch) -> None:
     with waits.running("sleep", times=0) as child:
-        live.tick()
+        live.see_each_tick()
         window = live.tick(0.2)
         assert watch.thread(window, child.tid).waits == 0
         assert watch.thread(window, child.tid).offcpu_ns == window.span_ns

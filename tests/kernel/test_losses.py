@@ -22,7 +22,7 @@ from offtop.model.stack import STACK_LOST
 from offtop.model.window import Window
 from tests.conftest import lacks
 from tests.kernel import programs, waits, watch
-from tests.kernel.test_counts import check_23_sleeps
+from tests.kernel.test_counts import count_23_sleeps
 from tests.kernel.watch import MS, S, Watch
 
 pytestmark = pytest.mark.kernel
@@ -265,9 +265,9 @@ def test_threads_of_one_half_that_are_never_walked_break_a_law(monkeypatch: pyte
 
 
 def test_without_the_hook_at_the_return_the_23_sleeps_are_not_found() -> None:
-    with watch.watching() as live:
+    with watch.watching_kernel_stacks() as live:
         with waits.running("sleep", times=23, each_ms=10) as child:
-            check_23_sleeps(live, child)
+            count_23_sleeps(live, child)
         detach(live.source, "sched_exit_tp")
         with waits.running("sleep", times=23, each_ms=10) as child:
             live.tick()
@@ -278,7 +278,7 @@ def test_without_the_hook_at_the_return_the_23_sleeps_are_not_found() -> None:
             waits.running("sleep", times=23, each_ms=10) as child,
             pytest.raises((AssertionError, KeyError)),
         ):
-            check_23_sleeps(live, child)
+            count_23_sleeps(live, child)
 
 
 def detach(source: LiveSource, tracepoint: str) -> None:

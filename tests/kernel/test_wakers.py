@@ -502,7 +502,7 @@ def test_a_waker_that_is_asked_for_no_more_has_no_chain_of_old(live: Watch) -> N
 
 
 def test_with_the_minimum_of_0_each_wait_is_told(live: Watch) -> None:
-    with wakings.running("futex", TIMES, 2) as child:
+    with wakings.running("futex") as child:
         asked(live, child, WAKEUP, min_ns=0)
         child.go()
         window = live.tick()

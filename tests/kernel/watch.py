@@ -48,6 +48,14 @@ class Watch:
         check_sums(window)
         return window
 
+    def see_each_tick(self) -> None:
+        """Return when the walk of the waits in progress is made at each tick: behind a very short one it is not."""
+        for _ in range(50):
+            self.tick(0.1)
+            if self.last.cost.walk_every == 1:
+                return
+        raise AssertionError(f"The walk takes {self.last.cost.walk_ns:,} ns")
+
     def _read(self) -> Snapshot:
         snapshot = self.source.read()
         assert snapshot is not None, "what was watched has ended"
@@ -105,12 +113,14 @@ def check_sums(window: Window) -> None:
     all_ns = 0
     for key, t in window.each_thread():
         all_ns += t.offcpu_ns
-        whole = t.offcpu_ns == of_sites.pop(key, 0) + t.short_ns + t.filtered_ns
+        sites_ns = of_sites.pop(key, 0)
+        whole = t.offcpu_ns == sites_ns + t.short_ns + t.filtered_ns
         inside = t.offcpu_ns >= t.runqueue_ns >= t.preempted_ns >= 0
         inside = inside and t.short_ns >= t.short_runqueue_ns >= 0 and t.filtered_ns >= t.filtered_runqueue_ns >= 0
         ours = key != EXITED and (key.tid == 0 or key.pid == os.getpid())
         if not whole or not inside or ours or t.waits != log2.count(t.histogram):
-            broken.append((key, t._replace(histogram=0)))
+            where = [(site[2:], one[:-1]) for site, one in window.each_site() if site.thread == key]
+            broken.append((window.book.comm(key), key, t._replace(histogram=log2.count(t.histogram)), sites_ns, where))
     broken += [(key, rest_ns) for key, rest_ns in of_sites.items() if rest_ns]
     assert not broken, f"{len(broken)}, as {broken[:3]}"
     assert sum(part.total_ns for part in cut(window, Idle()).categories.values()) == all_ns
