@@ -22,6 +22,9 @@ _WARM = 0.2
 """So much of it passes before anything is compared: names are read, and nobody is forgotten yet."""
 _MOST_GROWTH = {"rss_bytes": 1.05, "fds": 1.0, "fill": 1.25, "took_ms": 1.5}
 """From the first third to the last: how much is still called the same."""
+_REFUSED = 1e-5
+"""Of so many new threads the kernel refuses to keep anything the first time they leave a CPU: another thread was put
+aside there while it gave back what was kept of one (bpf_task_storage_busy). Each is told as lost."""
 _MORE_ENTRIES = 1.25, 64
 """The same of each of the kernel side's tables; what has a few may have some more."""
 
@@ -70,14 +73,14 @@ def test_an_hour_of_storms_is_counted_and_leaves_nothing_behind(
     counted = {name: sum(tick["sleeps"].get(name, 0) for tick in ticks) for name in ("soak-child", "soak-worker")}
     aside = {name: sum(tick["aside"].get(name, 0) for tick in ticks) for name in counted}
     thirds = held(ticks)
-    with capsys.disabled():
-        print(f"\n{said(ticks, made, counted, aside, thirds)}")
     lost = Counter[str]()
     for tick in ticks:
         lost.update(tick["lost"])
-    assert not lost
+    with capsys.disabled():
+        print(f"\n{said(ticks, made, counted, aside, lost, thirds)}")
+    assert lost.keys() <= {"threads"} and lost["threads"] <= sum(counted.values()) * _REFUSED, lost
     for name, many in counted.items():
-        assert made[name] <= many <= made[name] + aside[name], name
+        assert made[name] - lost["threads"] <= many <= made[name] + aside[name], name
     assert made["switches"] - 2 <= made["waits"] <= made["switches"], "but for those in which the two are at the end"
     for name, (first, last) in thirds.items():
         assert last <= first * _MOST_GROWTH[name], name
@@ -130,6 +133,7 @@ def said(
     made: Mapping[str, int],
     counted: Mapping[str, int],
     aside: Mapping[str, int],
+    lost: Mapping[str, int],
     thirds: Mapping[str, tuple[float, float]],
 ) -> str:
     seconds = sum(tick["span_ns"] for tick in ticks) / 1e9
@@ -140,6 +144,7 @@ def said(
         f"{name}: {made[name]:,} sleeps made, {many:,} waits counted ({aside[name]:,} times put aside)"
         for name, many in counted.items()
     ]
+    lines.append(f"lost: {', '.join(f'{many} {kind}' for kind, many in lost.items()) or 'nothing'}")
     lines.append(f"soak-pipe: {made['switches']:,} switches by the kernel, {made['waits']:,} waits counted")
     lines += [
         f"{name}: {first:,.4g} in the first third, {last:,.4g} in the last" for name, (first, last) in thirds.items()
