@@ -9,16 +9,17 @@ from offtop.export.profile import Profile
 from offtop.export.protobuf import message, number, numbers, text
 from offtop.model.printable import printable
 
-(_SAMPLE_TYPE, _SAMPLE, _LOCATION, _FUNCTION, _STRING, _TIME, _DURATION, _PERIOD_TYPE, _PERIOD, _DEFAULT) = (
+(_SAMPLE_TYPE, _SAMPLE, _LOCATION, _FUNCTION, _STRING, _TIME, _DURATION, _PERIOD_TYPE, _PERIOD) = (
     *(1, 2, 4, 5, 6, 9, 10, 11, 12),
-    14,
 )
+_COMMENT, _DEFAULT = 13, 14
 """Fields of Profile."""
 
 
 def packed(profile: Profile) -> bytes:
     """Two values a sample: how often somebody waited (contentions, as Go's own profiles have it), and for how long in
-    ns. Labels: comm, thread, category; pid and tid as numbers."""
+    ns. Labels: comm, thread, category; pid and tid as numbers. Comments (`go tool pprof -comments`): why not all of it
+    is sure."""
     strings: dict[str, int] = {"": 0}
     functions: dict[str, int] = {}
 
@@ -43,6 +44,7 @@ def packed(profile: Profile) -> bytes:
         samples.append(b"".join((numbers(1, places), numbers(2, (one.waits, one.total_ns)), *labels, *ids)))
     locations = [number(1, one) + message(4, number(1, one)) for one in functions.values()]
     named = [number(1, one) + number(2, string(name)) for name, one in functions.items()]
+    comments = [string(printable(doubt)) for doubt in profile.doubts]
     default, period = string("off_cpu"), value_type("off_cpu", "nanoseconds")
     parts = [
         *(message(_SAMPLE_TYPE, one) for one in types),
@@ -54,6 +56,7 @@ def packed(profile: Profile) -> bytes:
         number(_DURATION, profile.span_ns),
         message(_PERIOD_TYPE, period),
         number(_PERIOD, 1),
+        *(number(_COMMENT, one) for one in comments),
         number(_DEFAULT, default),
     ]
     return gzip.compress(b"".join(parts), mtime=0)

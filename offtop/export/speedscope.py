@@ -1,4 +1,5 @@
-"""What speedscope.app opens: all stacks as one profile under their processes, and each process as one of its own.
+"""What speedscope.app opens: all stacks as one profile under their processes, and each process as one of its own. Why
+not all of it is sure stands behind its name.
 
 Source of the form: https://www.speedscope.app/file-format-schema.json, which the npm package brings along.
 """
@@ -49,7 +50,7 @@ def text(profile: Profile, title: str) -> str:
         {
             "$schema": _SCHEMA,
             "exporter": f"offtop {__version__}",
-            "name": title,
+            "name": "; ".join((title, *map(printable, profile.doubts))),
             "activeProfileIndex": 0,
             "shared": {"frames": [{"name": name} for name in frames]},
             "profiles": profiles,

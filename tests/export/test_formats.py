@@ -413,7 +413,7 @@ def test_bytes_do_not_go_to_a_terminal() -> None:
 @pytest.mark.skipif(not shutil.which("go"), reason="go is not here: apt-get install golang-go")
 def test_go_tool_pprof_says_what_offtop_says(tmp_path: Path) -> None:
     file = tmp_path / "x.pb.gz"
-    file.write_bytes(pprof.packed(SHOP))
+    file.write_bytes(pprof.packed(SHOP._replace(lost={"stacks": 2})))
 
     def said(*arguments: str) -> str:
         command = ["go", "tool", "pprof", *arguments, str(file)]
@@ -425,6 +425,7 @@ def test_go_tool_pprof_says_what_offtop_says(tmp_path: Path) -> None:
     assert re.search(r"900ms 69\.23% .* futex_wait$", top, re.MULTILINE), top
     assert "100% of 1300ms total" in top
     assert re.search(r"1\.2s \(92\.31%\): main|1200ms.*main", said("-top", "-cum", "-unit=ms")), top
+    assert said("-comments").strip() == "lost while it was measured: stacks 2"
     tags = said("-tags", "-unit=ms")
     assert re.search(r"900\.0ms \(69\.23%\): lock", tags), tags
 
@@ -448,6 +449,10 @@ def test_what_was_lost_is_said() -> None:
     lossy = SHOP._replace(lost={"stacks": 2, "wakes": 0})
     assert lossy.doubts == ["lost while it was measured: stacks 2"]
     assert lossy.doubts[0] in flamegraph.svg(lossy)
+    assert json.loads(speedscope.text(lossy, "a title"))["name"] == f"a title; {lossy.doubts[0]}"
+    every = [*fields(gzip.decompress(pprof.packed(lossy)))]
+    strings = [text for at, text in every if at == 6]
+    assert [strings[int(text)] for at, text in every if at == 13] == [lossy.doubts[0].encode()]
     assert SHOP.doubts == []
 
 
