@@ -85,6 +85,7 @@ def live(asked: argparse.Namespace) -> int:
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
             return _screen(source, view, rules, files, loaded, kept, keymap, asked, recorder, catch)
+        _say_that_it_is_text(no_screen)
         try:
             status = _batch(
                 source, rules, files, loaded, choices.of_user(user, chosen), asked, recorder, baseline, catch
@@ -128,6 +129,7 @@ def recorded(asked: argparse.Namespace, path: Path) -> int:
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
             return _screen(source, view, rules, files, loaded, kept, keymap, asked, None, held_ns=held_ns)
+        _say_that_it_is_text(no_screen)
         return _batch(source, rules, files, loaded, choices.of_user(user, chosen), asked, None, baseline)
 
 
@@ -465,17 +467,20 @@ def _load_screen() -> None:
 
 
 def _no_screen(asked: argparse.Namespace) -> str | None:
-    """None where there is a screen; else why not, which is told where nobody asked for text."""
+    """None where there is a screen; else why not: empty where text was asked for."""
     if asked.batch or asked.json or asked.folded:
         return ""
     if not sys.stdin.isatty() or not sys.stdout.isatty():
-        why = "there is no terminal here"
-    elif os.environ.get("TERM", "dumb") in ("", "dumb"):
-        why = "TERM says that this terminal cannot show a screen"
-    else:
-        return None
-    aside.say(f"offtop: {why}, so this is batch mode (-b)")
-    return why
+        return "there is no terminal here"
+    if os.environ.get("TERM", "dumb") in ("", "dumb"):
+        return "TERM says that this terminal cannot show a screen"
+    return None
+
+
+def _say_that_it_is_text(why: str | None) -> None:
+    """Where nobody asked for it, and once nothing is in its way."""
+    if why:
+        aside.say(f"offtop: {why}, so this is batch mode (-b)")
 
 
 @contextlib.contextmanager

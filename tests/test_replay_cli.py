@@ -82,11 +82,18 @@ def test_what_cannot_be_is_refused_with_status_2(file: str, arguments: list[str]
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     for command in ("replay", "report"):
-        done = run(command, str(tmp_path / "none"), *(["-b"] if command == "replay" else []))
+        done = run(command, str(tmp_path / "none"))
         assert (done.status, done.sentence) == (
             1,
             f"{tmp_path}/none cannot be read (No such file or directory). Name a file that can",
         )
+
+
+def test_without_a_terminal_it_is_batch_and_says_so(file: str) -> None:
+    asked, unasked = run("replay", file, "-b", env=UTC_ENV), run("replay", file, env=UTC_ENV)
+    assert (asked.status, asked.err) == (0, "")
+    assert (unasked.status, unasked.out) == (0, asked.out)
+    assert unasked.err == "offtop: there is no terminal here, so this is batch mode (-b)\n"
 
 
 def test_a_report_tells_it_on_one_page(file: str) -> None:
