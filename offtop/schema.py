@@ -274,7 +274,7 @@ SCHEMA: dict[str, Any] = {
                     "cpu_pct": _or_null("number", "offtop's process, percent of one CPU"),
                     "bpf_pct": _or_null("number", "its BPF programs, percent of one CPU"),
                     "rss_bytes": _or_null("integer", "offtop's process"),
-                    "walk_ns": _or_null("integer", "how long the walk of all threads took"),
+                    "walk_ns": _or_null("integer", "CPU time of a walk of all threads, on average"),
                     "walk_every": {**_COUNT, "description": "the walk was made once in so many ticks"},
                 }
             ),

@@ -190,7 +190,7 @@ class Cost(NamedTuple):
     """Its BPF programs, in percent of one CPU."""
     rss_bytes: int = -1
     walk_ns: int = -1
-    """How long the walk of all threads took, of the waits in progress."""
+    """CPU time of a walk of all threads, of the waits in progress."""
     walk_every: int = 1
     """It is made once in so many ticks, where it would cost too much."""
 
