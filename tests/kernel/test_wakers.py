@@ -153,9 +153,9 @@ def test_23_wakings_are_23_waits_of_the_sleeper_each_with_its_waker(live: Watch,
         sleeper, waker = child.at["sleeper"], child.at["waker"]
         found = wakes_of(window, sleeper)
         assert waits(found.values()) == TIMES
-        assert {(one.waker.kind, one.waker.pid, one.waker.tid, one.waker.comm, one.waker.via) for one in found} == {
-            (THREAD, child.pid, waker, "waker", made.via)
-        }
+        who = {(one.waker.kind, one.waker.pid, one.waker.tid, one.waker.comm, one.waker.via) for one in found}
+        elsewhere = {(SOFTIRQ, 0, 0, "", "")} if made.via else set[object]()  # what a busy machine puts off
+        assert who - elsewhere == {(THREAD, child.pid, waker, "waker", made.via)}
         blocked_ns = sum(totals.total_ns - totals.runqueue_ns for totals in found.values())
         assert TIMES * 20 * MS * 0.9 <= blocked_ns <= child.took_ns
         (waited_on,) = {one.object for one in found}
@@ -169,9 +169,11 @@ def test_23_wakings_are_23_waits_of_the_sleeper_each_with_its_waker(live: Watch,
                 continue
             wake = window.book.wake(key.wake)
             assert has(kernel(window, key.kernel), made.waits_in)
+            assert holds(user(live, window, key.user), "wait_futex" if of_futex else "wait_fd", "sleeper")
+            if wake.waker.kind != THREAD:
+                continue
             assert has(kernel(window, wake.waker.kernel), made.wakes_in)
             assert kernel(window, wake.waker.kernel)[0] == wakers.FIRST
-            assert holds(user(live, window, key.user), "wait_futex" if of_futex else "wait_fd", "sleeper")
             assert holds(user(live, window, wake.waker.user), "wake_futex" if of_futex else "wake_fd", "waker")
         assert window.storms == {}
         assert window.lost == {}
