@@ -6,12 +6,10 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-
-import numpy as np
 
 from offtop.errors import KernelError, OfftopError, UsageError
 from offtop.kernel import (
@@ -22,7 +20,6 @@ from offtop.kernel import (
     privileges,
     syscalls,
     times,
-    userstacks,
     whichcgroup,
     within,
 )
@@ -31,11 +28,11 @@ from offtop.kernel.caught import Catcher
 from offtop.kernel.copies import Copies
 from offtop.kernel.cost import CostMeter
 from offtop.kernel.debuginfod import DebugFiles
+from offtop.kernel.drain import Drain, Sites
 from offtop.kernel.ends import EndsWorker
 from offtop.kernel.files import Files
-from offtop.kernel.kallsyms import HIDDEN, HiddenSymbols, KernelSymbols
-from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack
-from offtop.kernel.ledger import Ended, Ledger, Ran, Walked
+from offtop.kernel.kallsyms import HiddenSymbols, KernelSymbols
+from offtop.kernel.ledger import Ledger, Ran
 from offtop.kernel.libbpf import Map
 from offtop.kernel.mappings import Processes, closed_to_us
 from offtop.kernel.names import NameWorker
@@ -49,16 +46,14 @@ from offtop.kernel.walker import Taught, Walker
 from offtop.kernel.walks import Walks
 from offtop.kernel.whichcgroup import Cgroup
 from offtop.kernel.within import Watched
-from offtop.model import histogram as log2
 from offtop.model import wakers
-from offtop.model.book import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
+from offtop.model.book import UNKNOWN, Book, ThreadKey
 from offtop.model.categories import Categories
 from offtop.model.outlier import NEVER_NS, Marks
-from offtop.model.snapshot import NO_HOLDER, OUTSIDE, Bound, Filters, Holder, Machine, Snapshot
+from offtop.model.snapshot import OUTSIDE, Filters, Machine, Snapshot
 from offtop.model.stack import Frame
-from offtop.model.table import Ints, integers
-from offtop.model.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object, Storm
-from offtop.model.within import NO_CALLS, Calls
+from offtop.model.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object
+from offtop.model.within import NO_CALLS
 from offtop.source import Happening
 
 _ALL_ONES = (1 << 64) - 1
@@ -85,8 +80,6 @@ _NAMED_BY = {
 }
 """How a system call names what it waits on. Those with two descriptors (splice, tee, sendfile, copy_file_range) may
 wait on either. restart_syscall goes on with a poll that was interrupted."""
-_FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
-"""Categories of waits that a system call may meet on its way, whatever it is called for."""
 _ZERO = bytes(4)
 _KEPT_OUT = (
     "Missing CAP_SYS_PTRACE (sudo offtop): no user stacks{} of processes that it may not look into, nor what they have "
@@ -206,25 +199,25 @@ class LiveSource(Happening):
         self._interrupts = symbols.ranges(wakers.INTERRUPTS, wakers.is_interrupt)[: layout.INTERRUPTS]
         self._returns = symbols.ranges(wakers.RETURNS, wakers.is_return)[: layout.RETURNS]
         self._walks = Walks()
-        self._half = 0
-        self._clock_apart_ns = 0
         self._prime, self._primed_ns = True, 0
         self._calls = NO_CALLS
         self._lost: dict[str, int] = {}
         self._full: dict[str, int] = {}
         """How often a table of the kernel's had no room."""
-        self._catcher = Catcher(maps["caught"], maps["marks"], self._book, self._site)
-        self._opened.callback(self._catcher.close)
         self._marks: Marks | None = None
         self._lowest_mark_ns = NEVER_NS
-        self._renamed: list[ThreadKey] = []
-        self._met: set[ThreadKey] = set()
-        """By the walks of this tick."""
         self._asked = self._filters
         self._readers = (0, 0)
         self._configure(self._filters, Filters())
         now_ns = time.monotonic_ns()
-        self._ledger = Ledger(now_ns, self._site, self._book, _is_alive)
+        sites = Sites(self._stacks, self._wakes, self._book)
+        self._ledger = Ledger(now_ns, sites.site, self._book, _is_alive)
+        met = self._user_stacks if unwind.way != "off" else None
+        self._drain = Drain(
+            self._program, self._book, self._stacks, self._wakes, sites, self._details, met, self._ledger.begin
+        )
+        self._catcher = Catcher(maps["caught"], maps["marks"], self._book, sites.site)
+        self._opened.callback(self._catcher.close)
         self._cost = CostMeter(self._program.programs, now_ns)
         self._opened.callback(self._cost.close)
 
@@ -302,12 +295,12 @@ class LiveSource(Happening):
         ran: list[Ran] = []
         walks_at_ns = time.thread_time_ns()  # what it costs: on a busy machine it is put aside, too
         # First, because the flip itself wakes threads of the kernel.
-        in_progress = self._walk(layout.WALK_WAITS | (layout.WALK_PRIME if primed else 0)) if is_walked else b""
+        in_progress = self._drain.walk(layout.WALK_WAITS | (layout.WALK_PRIME if primed else 0)) if is_walked else b""
         took_ns = time.thread_time_ns() - walks_at_ns
-        drained, at_ns, taken_ns = self._flip()
+        drained, at_ns, taken_ns = self._drain.flip()
         machine = times.machine()
         read_at_ns = time.thread_time_ns()
-        walked = list(self._waits(in_progress, ran))
+        walked = list(self._drain.waits(in_progress, ran))
         took_ns += time.thread_time_ns() - read_at_ns
         if not primed:  # which is rare, and looks up every stack
             self._walks.add(took_ns if is_walked else -1, at_ns - self._ledger.at_ns)
@@ -317,13 +310,13 @@ class LiveSource(Happening):
             self._wakes.renamed(pid)
         if self._watched:
             self._program.maps["within_now"].update(_ZERO, bytes(layout.CALLS_NOW.size))
-        threads = list(self._threads(drained, ran, not is_walked))
+        threads = list(self._drain.threads(drained, ran, not is_walked))
         if self._watched:
-            of_tick = self._calls_of(drained, at_ns)
+            of_tick = self._drain.calls(drained, at_ns)
             self._calls = self._calls.plus(of_tick)._replace(max_ns=of_tick.max_ns)
-        sites = self._sites(drained)  # behind the walk, which tells what each process runs
+        sites = self._drain.sites(drained)
         caught = self._catcher.take(self._marks)
-        gone = self._gone(drained, threads, ran)
+        gone = self._drain.gone(drained, threads, ran)
         new_readers = {self._names.reader_pid, self._user_stacks.reader_pid}.difference(known_readers)
         if new_readers:  # the kernel has counted them in this tick
             threads = [(key, record) for key, record in threads if key.pid not in new_readers]
@@ -345,7 +338,7 @@ class LiveSource(Happening):
             anew=anew,
             states=asked.states,
             max_ns=asked.max_ns,
-            storms=self._storms(drained) if mode != OFFCPU else {},
+            storms=self._drain.storms(drained) if mode != OFFCPU else {},
         )
         self._place_user_stacks(at_ns, are_all=True)
         for key in ended:
@@ -354,11 +347,11 @@ class LiveSource(Happening):
                 self._pythons.forget(key.pid)
                 self._user_stacks.ended(key.pid)
                 self._details.ended(key.pid)
-        for key in [*ended, *self._renamed]:
+        for key in [*ended, *self._drain.renamed]:
             self._stacks.forget_thread(key)
-        self._renamed.clear()
-        lost = self._count_lost()
-        full = {kind: self._count(kind) for kind in ("stacks", "wakes")}
+        self._drain.renamed.clear()
+        lost = self._drain.lost()
+        full = {kind: self._drain.count(kind) for kind in ("stacks", "wakes")}
         self._stacks.make_room(at_once=full["stacks"] > self._full.get("stacks", 0))
         self._wakes.make_room(at_once=full["wakes"] > self._full.get("wakes", 0))
         self._full = full
@@ -456,6 +449,7 @@ class LiveSource(Happening):
             self._program.watch_wakings(True)
         self._prime = self._prime or wanted != bool(self._depth)  # what goes on is said to have no waker otherwise
         self._mode = asked
+        self._drain.with_wakers = wanted
         self._configure(self._filters, self._filters)
         if not wanted:
             self._program.watch_wakings(False)
@@ -519,7 +513,7 @@ class LiveSource(Happening):
         ]
 
     def _on_user_stacks(self) -> str:
-        way, refused = self._program.unwind, self._count("copies")
+        way, refused = self._program.unwind, self._drain.count("copies")
         if way.way == "off":
             return "off"
         if not way.is_ruled(self._features):
@@ -579,220 +573,6 @@ class LiveSource(Happening):
         mode, depth = self._mode
         return 0 if mode == OFFCPU else depth if mode == CHAIN else 1
 
-    def _site(self, pid: int, tid: int, kernel: int, user: int, wake: int) -> SiteKey:
-        """The site of a record's raw ids."""
-        site = self._stacks.site(pid, tid, kernel, user)
-        return self._with_wake(site, wake) if wake else site
-
-    def _with_wake(self, site: SiteKey, raw: int) -> SiteKey:
-        pid, tid, kernel, user, _ = site
-        return SiteKey(pid, tid, kernel, user, self._wakes.id_of(raw, pid, tid, self._is_on_object(kernel)))
-
-    def _is_on_object(self, kernel: int) -> bool:
-        """Whether who waits there waits on what its system call names."""
-        stack = self._book.stack(kernel)
-        return stack.category not in _FOR_SOMETHING_ELSE and HIDDEN not in stack.frames[:1]
-
-    def _storms(self, half: int) -> dict[int, Storm]:
-        found: list[tuple[tuple[int, int], tuple[int, ...]]] = []
-        for keys, values in self._program.maps[f"storms_{half}"].drain():
-            for (at_ns, cpu, _), storm in zip(
-                layout.STORM_KEY.iter_unpack(keys), layout.STORM.iter_unpack(values), strict=True
-            ):
-                found.append(((at_ns, cpu), storm))
-        return self._wakes.storms(found)
-
-    def _calls_of(self, half: int, at_ns: int) -> Calls:
-        """What ended in the tick, and goes on."""
-        maps, key = self._program.maps, half.to_bytes(4, "little")
-        raw = maps["within_calls"].lookup(key) or b""
-        maps["within_calls"].update(key, bytes(len(raw)))
-        of_tick = NO_CALLS
-        for numbers in layout.CALLS_WITHIN.iter_unpack(raw):
-            lanes = np.array([numbers[-layout.LANES :]], np.int64)
-            of_cpu = Calls(*numbers[: -layout.LANES])._replace(histogram=log2.of_lanes(lanes)[0])
-            of_tick = of_tick.plus(of_cpu)
-        now, began_ns, _ = layout.CALLS_NOW.unpack(maps["within_now"].lookup(_ZERO) or bytes(layout.CALLS_NOW.size))
-        return of_tick._replace(now=now, oldest_ns=max(0, at_ns - began_ns) if now else 0)
-
-    def _sites(self, half: int) -> Ended:
-        found, parts = list[SiteKey](), list[Ints]()
-        for keys, values in self._program.maps[f"sites_{half}"].drain():
-            raw = [*layout.SITE_KEY.iter_unpack(keys)]
-            sites = self._stacks.sites(raw)
-            found += [self._with_wake(site, key[-1]) if key[-1] else site for site, key in zip(sites, raw, strict=True)]
-            parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
-        columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
-        return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :])
-
-    def _flip(self) -> tuple[int, int, int]:
-        """The half that was written until now, once nobody writes it any more; and when that was, on both clocks."""
-        maps = self._program.maps
-        drained, self._half = self._half, 1 - self._half
-        half, other = maps["half"], self._half.to_bytes(4, "little")
-        maps["object_sites"].update(other, bytes(8))
-        at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
-        half.update(_ZERO, other)  # right behind: what ends in between counts as ended by then
-        maps["barrier"].update(_ZERO, maps["nobody"].fd.to_bytes(4, "little"))
-        return drained, at_ns, taken_ns
-
-    def _walk(self, mode: int) -> bytes:
-        self._program.maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
-        return b"".join(map(libbpf.walk, self._program.walk_links))
-
-    def _records(self, walk: bytes) -> Iterator[tuple[ThreadKey, WalkedRecord]]:
-        for record in layout.walked_records(walk):
-            key = ThreadKey(record.pid, record.tid)
-            self._met.add(key)
-            self._stacks.runs(key.pid, record.execs)
-            self._note_name(key, record.comm)
-            if record.tid == record.pid:
-                self._details.met(record.pid)
-            yield key, record
-
-    def _waits(self, walk: bytes, ran: list[Ran]) -> Iterator[Walked]:
-        """The waits in progress that are new, that became ready to run, or for a lock that another one holds by now;
-        all of them when it primed. Into `ran` comes how long those have run that did nothing else."""
-        apart_ns = self._clock()
-        for key, record in self._records(walk):
-            if record.flags & layout.WALKED_RAN:
-                self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
-            if record.flags & (layout.WALKED_RUNNABLE | layout.WALKED_STACK | layout.WALKED_HOLDER):
-                yield self._walked(key, record, apart_ns)
-
-    def _walked(self, key: ThreadKey, record: WalkedRecord, apart_ns: int) -> Walked:
-        stack, since_ns, bound = record.stack, 0, Bound.EXACT
-        call, arguments, kernel, wake = -1, (), None, layout.NO_WAKE
-        if record.flags & layout.WALKED_OLDER:
-            is_known = record.arrived_ns and apart_ns
-            since_ns, bound = (record.arrived_ns + apart_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
-            since_ns = min(since_ns, record.left_ns)
-        if stack is not None:
-            call, arguments = self._call(stack)
-            if key.pid != OUTSIDE and self._unwind.way != "off":
-                self._user_stacks.met(key, record.left_ns, stack)
-            kernel = self._stacks.walked(stack.frames, stack.words)
-            if stack.object.kind and not record.state & layout.RUNNING:
-                wake = self._wakes.waiting_on(stack.object, key.pid, bool(self._depth), self._is_on_object(kernel))
-        return Walked(
-            key,
-            record.left_ns,
-            bool(record.flags & layout.WALKED_RUNNABLE),
-            record.queued_ns + apart_ns if record.queued_ns and apart_ns else 0,
-            kernel,
-            record.state,
-            since_ns,
-            bound,
-            call,
-            arguments,
-            wake,
-            self._holder(record),
-        )
-
-    def _holder(self, record: WalkedRecord) -> Holder:
-        """With its name, which is looked up where the thread has not been met: it may not be one that is counted."""
-        pid, tid = record.holder_pid, record.holder_tid
-        if not tid:
-            return NO_HOLDER
-        comm = self._book.comms.get(ThreadKey(pid, tid), "")
-        if not comm:
-            with suppress(OSError):
-                comm = layout.text_of(Path(f"/proc/{pid}/task/{tid}/comm").read_bytes().rstrip(b"\n"))
-        return Holder(pid, tid, comm)
-
-    def _call(self, stack: WalkedStack) -> tuple[int, tuple[int, ...]]:
-        """The system call as the book has it, and its arguments; -1 where the thread is in none."""
-        if stack.call < 0:
-            return -1, ()
-        is_32_bit = userstacks.is_32_bit(stack)
-        call = stack.call | CALL_32_BIT if is_32_bit else stack.call
-        if call not in self._book.calls:
-            name = syscalls.name_of(stack.call, syscalls.NARROW) if is_32_bit else syscalls.name_of(stack.call)
-            if name:
-                self._book.calls[call] = name
-        return call, () if is_32_bit else stack.arguments
-
-    def _note_run(self, one: Ran, ran: list[Ran]) -> None:
-        self._ledger.begin(one.key, one.start_ns)
-        if one.exec_ns:
-            ran.append(one)
-
-    def _threads(self, half: int, ran: list[Ran], alone: bool) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        for key, record in self._records(self._walk(layout.WALK_HALVES[half] | (layout.WALK_ALONE if alone else 0))):
-            if record.flags & layout.WALKED_RAN:
-                self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
-            elif record.thread is not None:
-                self._note_run(_ran(key, record.thread, record.start_ns), ran)
-                yield key, record.thread
-
-    def _gone(self, half: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]) -> dict[ThreadKey, int]:
-        """The threads that ended, and when; what they did is put before `threads`: a tid may be in use again, by one
-        that called exec, too, which goes on under the id of its main thread."""
-        alive = {key for key, _ in threads}
-        found: list[tuple[int, ThreadKey, bytes, int, bytes]] = []
-        for keys, values in self._program.maps[f"gone_{half}"].drain():
-            for (at_ns, pid, tid), (comm, start_ns, thread) in zip(
-                layout.GONE_KEY.iter_unpack(keys), layout.GONE.iter_unpack(values), strict=True
-            ):
-                found.append((at_ns, ThreadKey(pid, tid), comm, start_ns, thread))
-        found.sort()
-        records: list[tuple[ThreadKey, ThreadRecord]] = []
-        ended: list[Ran] = []
-        for _, key, comm, start_ns, thread in found:
-            if key not in self._met:  # else it has that name already, or another has its id by now
-                self._note_name(key, comm)
-            record = ThreadRecord._make(layout.THREAD.unpack(thread))
-            # Of one that ended behind the walk, the older half has what it had run by then: the newer one has all.
-            told = _ran(key, record, start_ns)._replace(at_ns=0, ended=not record.exec_at_ns)
-            self._note_run(told, ended)
-            records.append((key, record))
-        self._met.clear()
-        threads[:0] = records
-        ran[:0] = ended
-        return {key: at_ns for at_ns, key, *_ in found if key not in alive}
-
-    def _clock(self) -> int:
-        """How far our clock is ahead of the scheduler's: the least seen in the last tick; 0: not known."""
-        clock = self._program.maps["clock"]
-        least = int.from_bytes(clock.lookup(_ZERO) or b"", "little")
-        clock.update(_ZERO, bytes(8))
-        if least:
-            self._clock_apart_ns = least - (1 << 64) if least >> 63 else least
-            self._program.maps["apart"].update(_ZERO, least.to_bytes(8, "little"))
-        return self._clock_apart_ns
-
-    def _note_name(self, key: ThreadKey, raw: bytes) -> None:
-        comm = layout.text_of(raw)
-        if self._book.comms.get(key) == comm:
-            return
-        self._book.comms[key] = comm
-        if key.tid == key.pid:
-            if self._book.processes.get(key.pid, comm) != comm:
-                self._renamed.append(key)  # most likely another program by now
-            self._book.processes[key.pid] = comm
-        elif key.pid not in self._book.processes:
-            with suppress(OSError):
-                name = Path(f"/proc/{key.pid}/comm").read_bytes().rstrip(b"\n")
-                self._book.processes[key.pid] = layout.text_of(name)
-
-    def _count(self, kind: str) -> int:
-        """What the kernel side could not keep, one of layout.LOST_KINDS."""
-        per_cpu = self._program.maps["lost"].lookup(layout.LOST_KINDS.index(kind).to_bytes(4, "little")) or b""
-        return sum(memoryview(per_cpu).cast("Q"))
-
-    def _count_lost(self) -> dict[str, int]:
-        lost: dict[str, int] = {}
-        for kind in layout.LOST_KINDS:
-            count = self._count(kind)
-            if count and kind != "copies":  # of whose waits nothing is lost but callers
-                shown = {"chains": "wakes", "caught": "outliers"}.get(kind, kind)
-                lost[shown] = lost.get(shown, 0) + count
-        if self._wakes.unread:
-            lost["wakes"] = lost.get("wakes", 0) + self._wakes.unread
-        if self._stacks.unread:
-            lost["stacks"] = lost.get("stacks", 0) + self._stacks.unread
-        return lost
-
 
 def _user_stacks(files: Files, unwind: Unwind, maps: Mapping[str, Map], pythons: Pythons) -> UserStacks:
     allowance = Allowance(unwind.cpu_pct)
@@ -816,10 +596,6 @@ def _give_memory_back() -> None:
     """What was freed: after a storm of threads that is half of what the process holds, and glibc keeps it."""
     with suppress(AttributeError):  # another libc than glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> Ran:
-    return Ran(key, record.exec_ns, start_ns, record.exec_at_ns, record.exec_off_ns)
 
 
 def _is_alive(key: ThreadKey) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from offtop.kernel import program
+from offtop.kernel.drain import Drain
 from offtop.kernel.layout import ThreadRecord
 from offtop.kernel.ledger import Ended
 from offtop.kernel.live import LiveSource
@@ -234,31 +235,31 @@ def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
 
 
 def test_sites_that_are_taken_out_and_dropped_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
-    drained = LiveSource._sites  # pyright: ignore[reportPrivateUsage]
+    drained = Drain.sites
 
-    def dropped(source: LiveSource, half: int) -> Ended:
-        drained(source, half)
+    def dropped(drain: Drain, half: int) -> Ended:
+        drained(drain, half)
         return Ended.of(())
 
     with sleepers(binary, threads=20, sleeps=10_000, each_us=2000) as child, watching_only(child) as live:
         child.go_on_alone()
         live.tick(0.1)
         with monkeypatch.context() as broken, pytest.raises(AssertionError, match=BROKEN_LAW):
-            broken.setattr(LiveSource, "_sites", dropped)
+            broken.setattr(Drain, "sites", dropped)
             live.tick(0.1)
         live.tick(0.1)
 
 
 def test_threads_of_one_half_that_are_never_walked_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
-    walked = LiveSource._threads  # pyright: ignore[reportPrivateUsage]
+    walked = Drain.threads
 
-    def of_one_half(source: LiveSource, half: int, *rest: Any) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        return iter(()) if half else walked(source, half, *rest)
+    def of_one_half(drain: Drain, half: int, *rest: Any) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
+        return iter(()) if half else walked(drain, half, *rest)
 
     with sleepers(binary, threads=20, sleeps=10_000, each_us=2000) as child, watching_only(child) as live:
         child.go_on_alone()
         live.tick(0.1)
-        monkeypatch.setattr(LiveSource, "_threads", of_one_half)
+        monkeypatch.setattr(Drain, "threads", of_one_half)
         with pytest.raises(AssertionError, match=BROKEN_LAW):
             for _ in range(4):
                 live.tick(0.1)
@@ -296,12 +297,12 @@ def detach(source: LiveSource, tracepoint: str) -> None:
 def test_a_thread_that_ends_between_the_flip_and_the_walk_is_there_or_lost_as_a_whole(
     monkeypatch: pytest.MonkeyPatch, binary: Path, room: int
 ) -> None:
-    flipped = LiveSource._flip  # pyright: ignore[reportPrivateUsage]
+    flipped = Drain.flip
     give_room(monkeypatch, threads=room)
     with sleepers(binary, threads=1, sleeps=50, each_us=2000) as child, watching_only(child) as tiny:
 
-        def flip_and_let_it_end(source: LiveSource) -> tuple[int, int, int]:
-            half = flipped(source)
+        def flip_and_let_it_end(drain: Drain) -> tuple[int, int, int]:
+            half = flipped(drain)
             child.listen()
             time.sleep(0.05)
             return half
@@ -310,7 +311,7 @@ def test_a_thread_that_ends_between_the_flip_and_the_walk_is_there_or_lost_as_a_
         child.go_on_alone()
         time.sleep(0.03)
         with monkeypatch.context() as between:
-            between.setattr(LiveSource, "_flip", flip_and_let_it_end)
+            between.setattr(Drain, "flip", flip_and_let_it_end)
             windows = [tiny.tick()]
         windows += [tiny.tick(0.05) for _ in range(4)]
         of_threads, of_sites = long_waits(windows, child.pid)
@@ -322,7 +323,7 @@ def test_a_thread_that_ends_between_the_flip_and_the_walk_is_there_or_lost_as_a_
 def test_what_others_did_before_the_filters_were_set_is_in_no_window(
     monkeypatch: pytest.MonkeyPatch, binary: Path
 ) -> None:
-    configured, flipped = LiveSource._configure, LiveSource._flip  # pyright: ignore[reportPrivateUsage]
+    configured, flipped = LiveSource._configure, Drain.flip  # pyright: ignore[reportPrivateUsage]
     with contextlib.ExitStack() as both:
         child = both.enter_context(sleepers(binary, threads=1, sleeps=10_000, each_us=2000))
         other = both.enter_context(contextlib.ExitStack())
@@ -332,13 +333,13 @@ def test_what_others_did_before_the_filters_were_set_is_in_no_window(
             time.sleep(0.1)
             configured(source, filters, before)
 
-        def flip_and_end_the_other(source: LiveSource) -> tuple[int, int, int]:
-            half = flipped(source)
+        def flip_and_end_the_other(drain: Drain) -> tuple[int, int, int]:
+            half = flipped(drain)
             other.close()
             return half
 
         monkeypatch.setattr(LiveSource, "_configure", configure_late)
-        monkeypatch.setattr(LiveSource, "_flip", flip_and_end_the_other)
+        monkeypatch.setattr(Drain, "flip", flip_and_end_the_other)
         with watching_only(child) as live:
             windows = [live.tick(0.1) for _ in range(3)]
         assert {key.pid for window in windows for key, _ in window.each_thread()} == {child.pid}

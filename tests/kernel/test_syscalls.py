@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel.drain import Drain
 from offtop.kernel.layout import OBJECT, OTHERS, ObjectRecord, WalkedStack
-from offtop.kernel.live import LiveSource
 from offtop.kernel.syscalls import name_of
 from offtop.model.book import CALL_32_BIT, Book
 from offtop.model.calls import told
@@ -62,16 +62,16 @@ def test_what_nobody_knows_has_no_name_and_keeps_its_number() -> None:
 
 
 def test_of_all_numbers_that_a_program_may_show_only_those_with_a_name_are_kept() -> None:
-    source, native, low = LiveSource.__new__(LiveSource), 1 << 46, 1 << 30
-    source._book = Book()  # pyright: ignore[reportPrivateUsage]
+    drain, native, low = Drain.__new__(Drain), 1 << 46, 1 << 30
+    drain._book = Book()  # pyright: ignore[reportPrivateUsage]
     for sp, flag in ((native, 0), (low, CALL_32_BIT)):
         for number in (*range(3_000), (1 << 29) - 1):
             stack = WalkedStack(1, number, (0,) * 6, 1 << 20, sp, 0, (0,) * OTHERS, 0, 0, NOTHING, b"", b"")
-            assert source._call(stack)[0] == number | flag  # pyright: ignore[reportPrivateUsage]
-    names = source._book.calls  # pyright: ignore[reportPrivateUsage]
+            assert drain._call(stack)[0] == number | flag  # pyright: ignore[reportPrivateUsage]
+    names = drain._book.calls  # pyright: ignore[reportPrivateUsage]
     assert 600 < len(names) < 1_200
     assert not any(name.startswith("syscall ") for name in names.values())
-    assert source._book.call(2_999) == source._book.call(CALL_32_BIT | 2_999) == "syscall 2999"  # pyright: ignore[reportPrivateUsage]
+    assert drain._book.call(2_999) == drain._book.call(CALL_32_BIT | 2_999) == "syscall 2999"  # pyright: ignore[reportPrivateUsage]
 
 
 def test_the_names_are_those_of_this_machines_header() -> None:

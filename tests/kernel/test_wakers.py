@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from offtop.errors import KernelError
-from offtop.kernel import live as live_source
 from offtop.kernel import program, ready, wakes
+from offtop.kernel.drain import FOR_SOMETHING_ELSE
 from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Sizes
 from offtop.model import wakers
@@ -215,7 +215,7 @@ def test_a_thread_that_is_stopped_does_not_wait_on_what_its_system_call_names(li
 
 
 def test_what_a_system_call_may_meet_on_its_way_are_categories_that_there_are() -> None:
-    found = live_source._FOR_SOMETHING_ELSE  # pyright: ignore[reportPrivateUsage]
+    found = FOR_SOMETHING_ELSE
     assert found <= {*watch.rules().ids}
 
 

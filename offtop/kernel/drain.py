@@ -1,0 +1,290 @@
+"""What the kernel side has written down since the last tick: taken out of its tables and walks, for the ledger."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from offtop.kernel import layout, libbpf, syscalls, userstacks
+from offtop.kernel.kallsyms import HIDDEN
+from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack
+from offtop.kernel.ledger import Ended, Ran, Walked
+from offtop.kernel.processes import DetailsWorker
+from offtop.kernel.program import Program
+from offtop.kernel.stacks import Stacks
+from offtop.kernel.userstacks import UserStacks
+from offtop.kernel.wakes import Wakes
+from offtop.model import histogram as log2
+from offtop.model.book import CALL_32_BIT, Book, SiteKey, ThreadKey
+from offtop.model.snapshot import NO_HOLDER, OUTSIDE, Bound, Holder
+from offtop.model.table import Ints, integers
+from offtop.model.wake import Storm
+from offtop.model.within import NO_CALLS, Calls
+
+FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
+"""Categories of waits that a system call may meet on its way, whatever it is called for."""
+_ZERO = bytes(4)
+
+
+class Sites:
+    """Where records say that somebody waited, by their raw ids."""
+
+    def __init__(self, stacks: Stacks, wakes: Wakes, book: Book) -> None:
+        self._stacks, self._wakes, self._book = stacks, wakes, book
+
+    def site(self, pid: int, tid: int, kernel: int, user: int, wake: int) -> SiteKey:
+        site = self._stacks.site(pid, tid, kernel, user)
+        return self._with_wake(site, wake) if wake else site
+
+    def every(self, raw: Sequence[tuple[int, int, int, int, int]]) -> list[SiteKey]:
+        """The same of many."""
+        sites = self._stacks.sites(raw)
+        return [self._with_wake(site, key[-1]) if key[-1] else site for site, key in zip(sites, raw, strict=True)]
+
+    def is_on_object(self, kernel: int) -> bool:
+        """Whether who waits there, by the book's id, waits on what its system call names."""
+        stack = self._book.stack(kernel)
+        return stack.category not in FOR_SOMETHING_ELSE and HIDDEN not in stack.frames[:1]
+
+    def _with_wake(self, site: SiteKey, raw: int) -> SiteKey:
+        pid, tid, kernel, user, _ = site
+        return SiteKey(pid, tid, kernel, user, self._wakes.id_of(raw, pid, tid, self.is_on_object(kernel)))
+
+
+class Drain:
+    """For the thread that reads. What it meets is put into the book."""
+
+    def __init__(
+        self,
+        program: Program,
+        book: Book,
+        stacks: Stacks,
+        wakes: Wakes,
+        sites: Sites,
+        details: DetailsWorker,
+        user_stacks: UserStacks | None,
+        begin: Callable[[ThreadKey, int], None],
+    ) -> None:
+        """`user_stacks`: who reads those of waits in progress; None: nobody asked for them. `begin`: is told who was
+        met, and since when that one lives."""
+        self._maps, self._walk_links = program.maps, program.walk_links
+        self._book, self._stacks, self._wakes, self._sites, self._details = book, stacks, wakes, sites, details
+        self._user_stacks, self._begin = user_stacks, begin
+        self.with_wakers = False
+        """Whether what waits in progress are on is told, too, as those that ended have it."""
+        self.renamed: list[ThreadKey] = []
+        """Main threads with another name than before, until somebody has taken them."""
+        self._half = 0
+        self._clock_apart_ns = 0
+        self._met: set[ThreadKey] = set()
+        """By the walks of this tick."""
+
+    def walk(self, mode: int) -> bytes:
+        """What the walks of all threads have to say, by layout.WALK_*."""
+        self._maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
+        return b"".join(map(libbpf.walk, self._walk_links))
+
+    def waits(self, walk: bytes, ran: list[Ran]) -> Iterator[Walked]:
+        """The waits in progress that are new, that became ready to run, or for a lock that another one holds by now;
+        all of them when it primed. Into `ran` comes how long those have run that did nothing else."""
+        apart_ns = self._clock()
+        for key, record in self._records(walk):
+            if record.flags & layout.WALKED_RAN:
+                self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
+            if record.flags & (layout.WALKED_RUNNABLE | layout.WALKED_STACK | layout.WALKED_HOLDER):
+                yield self._walked(key, record, apart_ns)
+
+    def flip(self) -> tuple[int, int, int]:
+        """The half that was written until now, once nobody writes it any more; and when that was, on both clocks."""
+        maps = self._maps
+        drained, self._half = self._half, 1 - self._half
+        half, other = maps["half"], self._half.to_bytes(4, "little")
+        maps["object_sites"].update(other, bytes(8))
+        at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
+        half.update(_ZERO, other)  # right behind: what ends in between counts as ended by then
+        maps["barrier"].update(_ZERO, maps["nobody"].fd.to_bytes(4, "little"))
+        return drained, at_ns, taken_ns
+
+    def threads(self, half: int, ran: list[Ran], alone: bool) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
+        """What each thread did in `half`, which is emptied; into `ran` as waits() has it. `alone`: in this tick nobody
+        asked for the waits in progress."""
+        for key, record in self._records(self.walk(layout.WALK_HALVES[half] | (layout.WALK_ALONE if alone else 0))):
+            if record.flags & layout.WALKED_RAN:
+                self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
+            elif record.thread is not None:
+                self._note_run(_ran(key, record.thread, record.start_ns), ran)
+                yield key, record.thread
+
+    def sites(self, half: int) -> Ended:
+        """What ended where in `half`, which is emptied. Behind the walk, which tells what each process runs."""
+        found, parts = list[SiteKey](), list[Ints]()
+        for keys, values in self._maps[f"sites_{half}"].drain():
+            found += self._sites.every([*layout.SITE_KEY.iter_unpack(keys)])
+            parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
+        columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
+        return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :])
+
+    def gone(self, half: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]) -> dict[ThreadKey, int]:
+        """The threads that ended, and when; what they did is put before `threads`: a tid may be in use again, by one
+        that called exec, too, which goes on under the id of its main thread."""
+        alive = {key for key, _ in threads}
+        found: list[tuple[int, ThreadKey, bytes, int, bytes]] = []
+        for keys, values in self._maps[f"gone_{half}"].drain():
+            for (at_ns, pid, tid), (comm, start_ns, thread) in zip(
+                layout.GONE_KEY.iter_unpack(keys), layout.GONE.iter_unpack(values), strict=True
+            ):
+                found.append((at_ns, ThreadKey(pid, tid), comm, start_ns, thread))
+        found.sort()
+        records: list[tuple[ThreadKey, ThreadRecord]] = []
+        ended: list[Ran] = []
+        for _, key, comm, start_ns, thread in found:
+            if key not in self._met:  # else it has that name already, or another has its id by now
+                self._note_name(key, comm)
+            record = ThreadRecord._make(layout.THREAD.unpack(thread))
+            # Of one that ended behind the walk, the older half has what it had run by then: the newer one has all.
+            told = _ran(key, record, start_ns)._replace(at_ns=0, ended=not record.exec_at_ns)
+            self._note_run(told, ended)
+            records.append((key, record))
+        self._met.clear()
+        threads[:0] = records
+        ran[:0] = ended
+        return {key: at_ns for at_ns, key, *_ in found if key not in alive}
+
+    def storms(self, half: int) -> dict[int, Storm]:
+        """As Wakes.storms has them."""
+        found: list[tuple[tuple[int, int], tuple[int, ...]]] = []
+        for keys, values in self._maps[f"storms_{half}"].drain():
+            for (at_ns, cpu, _), storm in zip(
+                layout.STORM_KEY.iter_unpack(keys), layout.STORM.iter_unpack(values), strict=True
+            ):
+                found.append(((at_ns, cpu), storm))
+        return self._wakes.storms(found)
+
+    def calls(self, half: int, at_ns: int) -> Calls:
+        """What ended in the tick, and goes on."""
+        maps, key = self._maps, half.to_bytes(4, "little")
+        raw = maps["within_calls"].lookup(key) or b""
+        maps["within_calls"].update(key, bytes(len(raw)))
+        of_tick = NO_CALLS
+        for numbers in layout.CALLS_WITHIN.iter_unpack(raw):
+            lanes = np.array([numbers[-layout.LANES :]], np.int64)
+            of_cpu = Calls(*numbers[: -layout.LANES])._replace(histogram=log2.of_lanes(lanes)[0])
+            of_tick = of_tick.plus(of_cpu)
+        now, began_ns, _ = layout.CALLS_NOW.unpack(maps["within_now"].lookup(_ZERO) or bytes(layout.CALLS_NOW.size))
+        return of_tick._replace(now=now, oldest_ns=max(0, at_ns - began_ns) if now else 0)
+
+    def lost(self) -> dict[str, int]:
+        """All that could not be kept or read since the start, by kind."""
+        lost: dict[str, int] = {}
+        for kind in layout.LOST_KINDS:
+            count = self.count(kind)
+            if count and kind != "copies":  # of whose waits nothing is lost but callers
+                shown = {"chains": "wakes", "caught": "outliers"}.get(kind, kind)
+                lost[shown] = lost.get(shown, 0) + count
+        if self._wakes.unread:
+            lost["wakes"] = lost.get("wakes", 0) + self._wakes.unread
+        if self._stacks.unread:
+            lost["stacks"] = lost.get("stacks", 0) + self._stacks.unread
+        return lost
+
+    def count(self, kind: str) -> int:
+        """What the kernel side could not keep, one of layout.LOST_KINDS."""
+        per_cpu = self._maps["lost"].lookup(layout.LOST_KINDS.index(kind).to_bytes(4, "little")) or b""
+        return sum(memoryview(per_cpu).cast("Q"))
+
+    def _records(self, walk: bytes) -> Iterator[tuple[ThreadKey, WalkedRecord]]:
+        for record in layout.walked_records(walk):
+            key = ThreadKey(record.pid, record.tid)
+            self._met.add(key)
+            self._stacks.runs(key.pid, record.execs)
+            self._note_name(key, record.comm)
+            if record.tid == record.pid:
+                self._details.met(record.pid)
+            yield key, record
+
+    def _walked(self, key: ThreadKey, record: WalkedRecord, apart_ns: int) -> Walked:
+        stack, since_ns, bound = record.stack, 0, Bound.EXACT
+        call, arguments, kernel, wake = -1, (), None, layout.NO_WAKE
+        if record.flags & layout.WALKED_OLDER:
+            is_known = record.arrived_ns and apart_ns
+            since_ns, bound = (record.arrived_ns + apart_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
+            since_ns = min(since_ns, record.left_ns)
+        if stack is not None:
+            call, arguments = self._call(stack)
+            if key.pid != OUTSIDE and self._user_stacks:
+                self._user_stacks.met(key, record.left_ns, stack)
+            kernel = self._stacks.walked(stack.frames, stack.words)
+            if stack.object.kind and not record.state & layout.RUNNING:
+                wake = self._wakes.waiting_on(stack.object, key.pid, self.with_wakers, self._sites.is_on_object(kernel))
+        return Walked(
+            key,
+            record.left_ns,
+            bool(record.flags & layout.WALKED_RUNNABLE),
+            record.queued_ns + apart_ns if record.queued_ns and apart_ns else 0,
+            kernel,
+            record.state,
+            since_ns,
+            bound,
+            call,
+            arguments,
+            wake,
+            self._holder(record),
+        )
+
+    def _holder(self, record: WalkedRecord) -> Holder:
+        """With its name, which is looked up where the thread has not been met: it may not be one that is counted."""
+        pid, tid = record.holder_pid, record.holder_tid
+        if not tid:
+            return NO_HOLDER
+        comm = self._book.comms.get(ThreadKey(pid, tid), "")
+        if not comm:
+            with suppress(OSError):
+                comm = layout.text_of(Path(f"/proc/{pid}/task/{tid}/comm").read_bytes().rstrip(b"\n"))
+        return Holder(pid, tid, comm)
+
+    def _call(self, stack: WalkedStack) -> tuple[int, tuple[int, ...]]:
+        """The system call as the book has it, and its arguments; -1 where the thread is in none."""
+        if stack.call < 0:
+            return -1, ()
+        is_32_bit = userstacks.is_32_bit(stack)
+        call = stack.call | CALL_32_BIT if is_32_bit else stack.call
+        if call not in self._book.calls:
+            name = syscalls.name_of(stack.call, syscalls.NARROW) if is_32_bit else syscalls.name_of(stack.call)
+            if name:
+                self._book.calls[call] = name
+        return call, () if is_32_bit else stack.arguments
+
+    def _note_run(self, one: Ran, ran: list[Ran]) -> None:
+        self._begin(one.key, one.start_ns)
+        if one.exec_ns:
+            ran.append(one)
+
+    def _note_name(self, key: ThreadKey, raw: bytes) -> None:
+        comm = layout.text_of(raw)
+        if self._book.comms.get(key) == comm:
+            return
+        self._book.comms[key] = comm
+        if key.tid == key.pid:
+            if self._book.processes.get(key.pid, comm) != comm:
+                self.renamed.append(key)  # most likely another program by now
+            self._book.processes[key.pid] = comm
+        elif key.pid not in self._book.processes:
+            with suppress(OSError):
+                name = Path(f"/proc/{key.pid}/comm").read_bytes().rstrip(b"\n")
+                self._book.processes[key.pid] = layout.text_of(name)
+
+    def _clock(self) -> int:
+        """How far our clock is ahead of the scheduler's: the least seen in the last tick; 0: not known."""
+        clock = self._maps["clock"]
+        least = int.from_bytes(clock.lookup(_ZERO) or b"", "little")
+        clock.update(_ZERO, bytes(8))
+        if least:
+            self._clock_apart_ns = least - (1 << 64) if least >> 63 else least
+            self._maps["apart"].update(_ZERO, least.to_bytes(8, "little"))
+        return self._clock_apart_ns
+
+
+def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> Ran:
+    return Ran(key, record.exec_ns, start_ns, record.exec_at_ns, record.exec_off_ns)
