@@ -41,13 +41,13 @@ def bpf_reason() -> str | None:
 @cache
 def machine_is_able() -> bool:
     """Root, types and BPF: whatever else is missing can be installed, and so is no excuse."""
-    from offtop.kernel import doctor
+    from offtop.kernel import kernelchecks, privileges
 
-    held = doctor.capabilities()
+    held = privileges.capabilities()
     return (
         {"CAP_BPF", "CAP_PERFMON"} <= held
         and Path("/sys/kernel/btf/vmlinux").exists()
-        and doctor.bpf(held).verdict != "FAIL"
+        and kernelchecks.bpf(held).verdict != "FAIL"
     )
 
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from offtop.kernel import doctor, privileges, probes
-from offtop.kernel.doctor import Check
+from offtop.kernel import doctor, hostchecks, kernelchecks, privileges, probes
+from offtop.kernel.check import Check
 
 _ROOT = Path(__file__).parents[2]
 _PRINT = (
@@ -98,8 +98,8 @@ def test_wakers_need_the_tracepoint_to_be_described_or_to_be_used_anyway(
     monkeypatch: pytest.MonkeyPatch, waking: bool, doors: tuple[str, ...], waking_type: int | None, said: str
 ) -> None:
     found = SimpleNamespace(waking=waking, doors=doors, waking_type=waking_type)
-    monkeypatch.setattr(doctor, "_features", lambda: found)
-    check = doctor.wakers()
+    monkeypatch.setattr(kernelchecks, "features_found", lambda: found)
+    check = kernelchecks.wakers()
     assert check.verdict == said
     assert ("offtop --mode offcpu" in check.remedy) == (said == "warn")
 
@@ -108,10 +108,10 @@ def test_wakers_need_the_tracepoint_to_be_described_or_to_be_used_anyway(
 def test_only_where_programs_are_made_to_call_it_must_they_be_given_the_current_task(
     monkeypatch: pytest.MonkeyPatch, typed_task: bool, verdict: str
 ) -> None:
-    monkeypatch.setattr(doctor, "_features", lambda: SimpleNamespace(typed_task=typed_task))
+    monkeypatch.setattr(kernelchecks, "features_found", lambda: SimpleNamespace(typed_task=typed_task))
     monkeypatch.setattr(probes, "helper", lambda number: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     monkeypatch.setattr(probes, "a_map", lambda size: 0)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    assert doctor.current_task(frozenset(privileges.NEEDED)).verdict == verdict
+    assert kernelchecks.current_task(frozenset(privileges.NEEDED)).verdict == verdict
 
 
 @pytest.mark.kernel
@@ -235,7 +235,7 @@ def test_where_compiled_programs_are_kept_is_told_and_why_they_are_not(
         ("", "ok", "none by OFFTOP_CACHE"),
     ):
         monkeypatch.setenv("OFFTOP_CACHE", str(place))
-        found = doctor.kept_programs()
+        found = hostchecks.kept_programs()
         assert (found.verdict, found.what) == (verdict, what)
         assert found.loses == (half if verdict == "warn" else "")
         assert (found.state == unneeded) == (place == "")
@@ -259,18 +259,18 @@ def test_an_ascii_locale_and_a_dumb_terminal_are_named() -> None:
 )
 def test_only_lockdown_for_confidentiality_forbids_bpf(tmp_path: Path, text: str, verdict: str) -> None:
     (tmp_path / "lockdown").write_text(text)
-    assert doctor.lockdown(str(tmp_path / "lockdown")).verdict == verdict
-    assert doctor.lockdown(str(tmp_path / "absent")).verdict == "ok"
+    assert kernelchecks.lockdown(str(tmp_path / "lockdown")).verdict == verdict
+    assert kernelchecks.lockdown(str(tmp_path / "absent")).verdict == "ok"
 
 
 def test_capabilities_are_read_bit_by_bit(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tx\nCapEff:\t0000000000000000\n")
-    assert doctor.capabilities(str(status)) == frozenset()
+    assert privileges.capabilities(str(status)) == frozenset()
     status.write_text(f"CapEff:\t{1 << 39 | 1 << 34:016x}\n")
-    assert doctor.capabilities(str(status)) == {"CAP_BPF", "CAP_SYSLOG"}
+    assert privileges.capabilities(str(status)) == {"CAP_BPF", "CAP_SYSLOG"}
     status.write_text(f"CapEff:\t{1 << 21:016x}\n")
     brought = {"CAP_BPF", "CAP_PERFMON", "CAP_CHECKPOINT_RESTORE"}
-    assert doctor.capabilities(str(status)) == {"CAP_SYS_ADMIN", *brought}
+    assert privileges.capabilities(str(status)) == {"CAP_SYS_ADMIN", *brought}
     status.write_text(f"CapEff:\t{1 << 1:016x}\n")
-    assert doctor.capabilities(str(status)) == {"CAP_DAC_READ_SEARCH"}
+    assert privileges.capabilities(str(status)) == {"CAP_DAC_READ_SEARCH"}
