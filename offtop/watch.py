@@ -160,12 +160,13 @@ def _first_outlier(source: Source, path: Path) -> "Group":
 
 
 def _around(view: "View", group: "Group", rules: categories.Categories) -> "View":
+    from offtop.model import panes
     from offtop.model import view as views
     from offtop.model.outlierview import which
 
     one = group.worst
     category = one.category if one.category in rules.ids else views.ALL
-    return views.around_outlier(view, which(group), one.wait.site.thread if one.wait else None, category)
+    return panes.around_outlier(view, which(group), one.wait.site.thread if one.wait else None, category)
 
 
 def record(asked: argparse.Namespace) -> int:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from offtop.model import heat as heats
 from offtop.model import icicle as icicles
-from offtop.model import steps, stuck
+from offtop.model import panes, steps, stuck
 from offtop.model import tree as trees
-from offtop.model import view as views
 from offtop.model.before import Before
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.categories import OTHER
@@ -596,7 +595,7 @@ class Pictures:
 
 def _tree_picture(view: View, root: Node, lines: int, was: Trees | None) -> tuple[View, TreePicture]:
     """The tree as the view has it open, with what is large opened by itself, and behind it what was in the baseline."""
-    view = views.grown(view, trees.opened_by_share(root))
+    view = panes.grown(view, trees.opened_by_share(root))
     branches = trees.flatten(root, view.tree.opened, root.part[1] // _SMALL_BRANCH)
     branches += was.gone(root) if was else []
     cursor = trees.index_of(branches, view.tree.cursor)

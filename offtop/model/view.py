@@ -1,9 +1,12 @@
-"""A View is what the person chose to look at; each key makes the next one from it."""
+"""A View is what the person chose to look at; each key makes the next one from it.
+
+What keys do to the list is in drilling.py, and within a pane in panes.py; here is what they have in common, and what is
+chosen for all of the screen.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from offtop.model import tree
 from offtop.model.baseline import Baseline
 from offtop.model.book import ThreadKey
 from offtop.model.budget import Rate
@@ -12,7 +15,7 @@ from offtop.model.diagnosis import Reason
 from offtop.model.filter import NOTHING, Filter, exactly
 from offtop.model.outlierview import Which
 from offtop.model.pool import Pool
-from offtop.model.rows import ACCOUNT_SORTS, CHANGE, NO_CGROUP, SORTS, STORM_OF, WAITING, Key
+from offtop.model.rows import ACCOUNT_SORTS, CHANGE, NO_CGROUP, SORTS, WAITING, Key
 from offtop.model.snapshot import OUTSIDE, Filters
 from offtop.model.steps import Path, Shape
 from offtop.model.wake import DEFAULT_DEPTH, OFFCPU, WAKEUP, Object
@@ -298,7 +301,7 @@ class View:
         return replace(self.filters, pids=(self.pin,), tids=())
 
 
-def _about(view: View, **changes: object) -> View:
+def about(view: View, **changes: object) -> View:
     """Another selection: what was opened and chosen in the old one is forgotten."""
     return replace(
         view,
@@ -314,144 +317,28 @@ def _about(view: View, **changes: object) -> View:
     )
 
 
-def at_category(view: View, category: str) -> View:
-    """The cursor of the categories moved."""
-    return _about(view, category=category, cursor=None) if category != view.category else view
+def into(view: View, what: str, **changes: object) -> View:
+    """One level down, into `what` of View.way."""
+    return about(view, way=(*way_without(view, what), what), **changes)
 
 
-def at_row(view: View, key: Key) -> View:
-    """The cursor of the list moved; where a thread was drilled into, to that one's tree."""
-    if view.thread is not None and isinstance(key, ThreadKey) and key != view.thread:
-        return _about(view, thread=key, cursor=key)
-    return replace(view, cursor=key)
+def out_of(view: View, what: str, **changes: object) -> View:
+    """Up again."""
+    return about(view, way=way_without(view, what), **changes)
 
 
-def entered(view: View, key: Key | None) -> View:
-    """One level down, at the list's row `key`: from the categories to the list, from a cgroup to its processes, to a
-    process, to a thread, to its tree, and from a branch of that to its site."""
-    if view.focus == CATEGORIES:
-        return replace(view, focus=LIST)
-    if view.focus == LIST and isinstance(key, WakerKey):
-        key = key._replace(name=key.name.removeprefix(STORM_OF))
-        is_last = view.lists_waking_threads or not key.pid
-        above = view.wakers[:1] if view.wakers and view.wakers[0].pid and not view.wakers[0].tid else ()
-        cursor, focus = (key, TREE) if is_last else (None, LIST)
-        return _into(view, "wakers", wakers=(*above, key), cursor=cursor, focus=focus)
-    if view.focus == LIST and isinstance(key, Object):
-        return _into(view, "object", object=key, cursor=None) if key.kind else view
-    if view.focus == LIST and isinstance(key, Reason):
-        return _into(view, "reason", reason=key, cursor=None)
-    if view.focus == LIST and isinstance(key, Pool):
-        return _into(view, "pool", pool=key, cursor=None)
-    if view.focus == LIST and isinstance(key, str):
-        inside = in_cgroup(key)
-        both = Filter(
-            f"{view.filter.text} {inside.text}".lstrip(), (*view.filter.waits, *inside.waits), view.filter.rows
-        )
-        return replace(filtered(view, both), cgroups=False, threads=False, group=(key, view.filter))
-    if view.focus == LIST and isinstance(key, ThreadKey):
-        return _into(view, "thread", thread=key, cursor=key, focus=TREE)
-    if view.focus == LIST and isinstance(key, int) and view.pid is None:
-        return _into(view, "pid", pid=key, cursor=None)
-    if view.focus == TREE:
-        return replace(view, path=view.tree.cursor, focus=SITE, scrolled=0)
-    return view
-
-
-def _into(view: View, what: str, **changes: object) -> View:
-    return _about(view, way=(*_way_without(view, what), what), **changes)
-
-
-def _out_of(view: View, what: str, **changes: object) -> View:
-    return _about(view, way=_way_without(view, what), **changes)
-
-
-def _way_without(view: View, what: str) -> tuple[str, ...]:
+def way_without(view: View, what: str) -> tuple[str, ...]:
+    """How `view` came to where it is, but for that."""
     return tuple(name for name in view.way if name != what)
 
 
-def left(view: View) -> View:
-    """One level up; the cursor stands where it stood. At the top, what was filtered is shown again."""
-    if view.zoomed:
-        return replace(view, zoomed=False)
-    if view.search:
-        return replace(view, search="")
-    if view.focus == SITE:
-        return replace(view, focus=TREE, path=())
-    if view.focus == FLAME and view.flame.zoom:
-        return replace(view, flame=FlameView(cursor=view.flame.zoom))
-    if view.focus == STUCK and view.stuck.opened:
-        return replace(view, stuck=replace(view.stuck, opened=False))
-    if view.focus == FLAME:
-        return flame_or_not(view)
-    if view.focus == OUTLIERS and view.outliers.opened:
-        return replace(view, outliers=replace(view.outliers, opened=False))
-    if view.focus in (STUCK, OUTLIERS):
-        return waiting(view)
-    if view.focus == LATENCY:
-        return replace(view, focus=CATEGORIES)
-    drilled = view.drilled
-    if view.focus == TREE and drilled != "thread" and not (drilled == "wakers" and view.is_at_waker):
-        return replace(view, focus=LIST)
-    match drilled:
-        case "thread":
-            return _out_of(view, "thread", thread=None, cursor=view.thread, focus=LIST)
-        case "wakers":
-            return _out_of_waker(view)
-        case "object":
-            return _out_of(view, "object", object=None, cursor=view.object, focus=LIST)
-        case "reason":
-            return _out_of(view, "reason", reason=None, cursor=view.reason, focus=LIST)
-        case "pool":
-            return _out_of(view, "pool", pool=None, cursor=view.pool, focus=LIST)
-        case "pid":
-            cursor = ThreadKey(view.pid or 0, view.pid or 0) if view.threads else view.pid
-            return _out_of(view, "pid", pid=None, cursor=cursor, focus=LIST)
-        case _:
-            pass
-    if view.focus == LIST and view.group is not None:
-        return _out_of_group(view, *view.group)
-    if view.focus == LIST:
-        return replace(view, focus=CATEGORIES)
-    if view.category != ALL:
-        return at_category(view, ALL)
-    return replace(view, filter=NOTHING, user="", group=None)
-
-
-def _out_of_waker(view: View) -> View:
+def out_of_waker(view: View) -> View:
     """From a thread to the wakers of its process, from these to all."""
     if view.mode != WAKEUP:
-        return _out_of(view, "wakers", wakers=(), focus=LIST)
+        return out_of(view, "wakers", wakers=(), focus=LIST)
     above = view.wakers[:-1]
-    way = view.way if above else _way_without(view, "wakers")
-    return _about(view, wakers=above, cursor=view.waker, focus=LIST, way=way)
-
-
-def in_mode(view: View, mode: str) -> View:
-    """The same selection in another mode; of wakers, off-CPU time knows nothing."""
-    view = waiting(view)
-    if mode == view.mode:
-        return view
-    if mode == OFFCPU:
-        view = replace(view, wakers=())
-    is_other_list = WAKEUP in (mode, view.mode) or isinstance(view.cursor, WakerKey | Object | Reason)
-    shape = view.tree.shape._replace(mode=mode)
-    return replace(shaped(view, shape), mode=mode, cell=None, cursor=None if is_other_list else view.cursor)
-
-
-def objects_or_not(view: View) -> View:
-    """What is waited on, or again what was listed before."""
-    if view.object is not None:
-        return _about(view, object=None, objects=True, reasons=False, cursor=view.object, focus=LIST)
-    reasons = view.reasons and view.reason is not None
-    return _about(view, objects=not view.lists_objects, reasons=reasons, cursor=None, focus=_list_or_above(view))
-
-
-def reasons_or_not(view: View) -> View:
-    """What is waited for, as rules name it, or again what was listed before."""
-    if view.reason is not None:
-        return _about(view, reason=None, reasons=True, cursor=view.reason, focus=LIST)
-    return _about(view, reasons=not view.reasons, cursor=None, focus=_list_or_above(view))
+    way = view.way if above else way_without(view, "wakers")
+    return about(view, wakers=above, cursor=view.waker, focus=LIST, way=way)
 
 
 def next_pane(view: View, panes: Iterable[str], step: int) -> View:
@@ -469,49 +356,6 @@ def in_pane(view: View, pane: str) -> View:
     if pane == SITE or view.focus != SITE:
         return replace(view, focus=pane, zoomed=zoomed)
     return replace(view, focus=pane, path=(), zoomed=zoomed)
-
-
-def threads_or_processes(view: View) -> View:
-    """Those that wait; where wakers are listed, those that wake."""
-    if view.mode == WAKEUP:
-        threads = not view.lists_wakers or not view.lists_waking_threads
-        return _about(view, threads=threads, wakers=(), cursor=None, **_of_whom(view), focus=_list_or_above(view))
-    return _listing(view, threads=not view.lists_threads, cgroups=False)
-
-
-def cgroups_or_not(view: View) -> View:
-    """Containers, units and other cgroups; or again what was listed before."""
-    if view.group is not None:
-        return _out_of_group(view, *view.group)
-    return _listing(view, threads=view.threads, cgroups=not view.lists_cgroups)
-
-
-def _out_of_group(view: View, path: str, before: Filter) -> View:
-    return replace(_listing(filtered(view, before), threads=False, cgroups=True), cursor=path)
-
-
-def _listing(view: View, threads: bool, cgroups: bool) -> View:
-    focus = _list_or_above(view)
-    chosen = {"pid": None, "pool": None, "thread": None, "cursor": None, "focus": focus}
-    return _about(view, threads=threads, cgroups=cgroups, **chosen, **_of_whom(view))
-
-
-def _of_whom(view: View) -> dict[str, bool]:
-    """What is waited on, or for, gives way to another list; where one was drilled into, it is the list above."""
-    return {"objects": view.objects and view.object is not None, "reasons": view.reasons and view.reason is not None}
-
-
-def folded_or_not(view: View, unfolded: bool) -> View:
-    """The threads of pools each for themselves, or a pool as one row."""
-    return replace(view, unfolded=unfolded) if view.unfolded != unfolded else view
-
-
-def account_or_not(view: View) -> View:
-    return replace(view, account=not view.account)
-
-
-def _list_or_above(view: View) -> str:
-    return CATEGORIES if view.focus == CATEGORIES else LIST
 
 
 def next_span(view: View) -> View:
@@ -600,165 +444,13 @@ def at_cell(view: View, cell: Cell | None) -> View:
     return in_pane(replace(view, cell=cell), LATENCY)
 
 
-def tree_or_list(view: View) -> View:
-    """The tree of the selection, or back to its list."""
-    if view.focus in (TREE, SITE):
-        if view.drilled == "wakers" and view.is_at_waker:
-            return _out_of_waker(view)
-        back = _about(view, thread=None, cursor=view.thread, focus=LIST) if view.thread else view
-        return replace(back, focus=LIST, path=())
-    return replace(view, focus=TREE, path=())
-
-
-def flame_or_not(view: View) -> View:
-    if view.focus == FLAME:
-        return replace(view, focus=view.came_from)
-    return replace(view, focus=FLAME, path=(), came_from=_came_from(view), zoomed=False)
-
-
-def stuck_or_not(view: View) -> View:
-    """The list of what is stuck now, or back to where the keys were."""
-    if view.focus == STUCK:
-        return waiting(view)
-    view = replace(view, came_from=_came_from(view))
-    return replace(view, focus=STUCK, path=(), zoomed=False, stuck=StuckView(view.stuck.cursor))
-
-
-def outliers_or_not(view: View) -> View:
-    """The list of what was caught, or back to where the keys were."""
-    if view.focus == OUTLIERS:
-        return waiting(view)
-    view = replace(view, came_from=_came_from(view))
-    return replace(view, focus=OUTLIERS, path=(), zoomed=False, outliers=OutliersView(view.outliers.cursor))
-
-
-def _came_from(view: View) -> str:
-    """Where the keys are, or were before a pane that has the whole screen."""
-    return TREE if view.focus == SITE else view.came_from if view.focus in WHOLE_SCREEN else view.focus
-
-
-def at_outlier(view: View, one: Which) -> View:
-    """The cursor of what was caught moved."""
-    return replace(view, focus=OUTLIERS, came_from=_came_from(view), zoomed=False, outliers=OutliersView(one))
-
-
-def catching(view: View, triggers: tuple[str, ...]) -> View:
-    """What is caught from now on."""
-    return replace(view, triggers=triggers)
-
-
-def outlier_opened(view: View, scrolled: int = 0) -> View:
-    """What is under the cursor in full, so many lines of it above the screen."""
-    return replace(view, outliers=replace(view.outliers, opened=True, scrolled=scrolled))
-
-
-def around_outlier(view: View, one: Which, key: ThreadKey | None, category: str) -> View:
-    """All panes about the thread that it was of."""
-    view = replace(waiting(view), outliers=OutliersView(one), category=category)
-    if key is None:
-        return _about(view, thread=None, pid=None, pool=None, cursor=None, focus=CATEGORIES)
-    view = _about(view, pid=key.pid, pool=None, object=None, reason=None, wakers=(), cursor=key)
-    return _into(view, "thread", thread=key, cursor=key, focus=TREE)
-
-
-def waiting(view: View) -> View:
-    """Off-CPU time, which is what all other panes show."""
-    if view.focus not in (STUCK, OUTLIERS):
-        return view
-    return replace(
-        view,
-        focus=view.came_from,
-        stuck=StuckView(view.stuck.cursor),
-        outliers=OutliersView(view.outliers.cursor),
-    )
-
-
-def at_stuck(view: View, key: ThreadKey) -> View:
-    """The cursor of what is stuck moved."""
-    return replace(view, focus=STUCK, stuck=replace(view.stuck, cursor=key, scrolled=0))
-
-
-def stuck_opened(view: View, scrolled: int = 0) -> View:
-    """The wait under the cursor in full, so many lines of it above the screen."""
-    return replace(view, stuck=replace(view.stuck, opened=True, scrolled=scrolled))
-
-
-def at_box(view: View, path: Path) -> View:
-    """The cursor of the icicle moved."""
-    return replace(view, flame=replace(view.flame, cursor=path))
-
-
-def zoomed_in(view: View, path: Path) -> View:
-    """The icicle of that box alone."""
-    return replace(view, flame=FlameView(path, path))
-
-
-def scrolled_to(view: View, line: int) -> View:
-    return replace(view, scrolled=line)
-
-
-def zoomed_or_not(view: View) -> View:
-    """Some have the whole screen as it is."""
-    return replace(view, zoomed=not view.zoomed and view.focus not in WHOLE_SCREEN)
-
-
-def shaped(view: View, shape: Shape) -> View:
-    """The tree in another shape: its paths are others, so that nothing stays open."""
-    focus = TREE if view.focus == SITE else view.focus
-    return replace(view, tree=TreeView(shape), flame=FlameView(), path=(), focus=focus)
-
-
-def inverted(view: View) -> View:
-    return shaped(view, view.tree.shape._replace(inverted=not view.tree.shape.inverted))
-
-
-def only_frames(view: View, frames: str) -> View:
-    """Only those of the kernel or of the user, or both again."""
-    return shaped(view, view.tree.shape._replace(frames="both" if view.tree.shape.frames == frames else frames))
-
-
-def machinery_or_not(view: View) -> View:
-    return shaped(view, view.tree.shape._replace(machinery=not view.tree.shape.machinery))
-
-
-def by_object_or_not(view: View) -> View:
-    return shaped(view, view.tree.shape._replace(objects=not view.tree.shape.objects))
-
-
-def at_branch(view: View, path: Path, line: int) -> View:
-    """The cursor of the tree moved to `path`, on that line of the pane."""
-    return replace(view, tree=replace(view.tree, cursor=path, line=line))
-
-
-def branch_opened(view: View, path: Path) -> View:
-    opened = tree.opened_with(view.tree.opened, path)
-    return replace(view, tree=replace(view.tree, opened=opened, closed=view.tree.closed - {path}))
-
-
-def branch_closed(view: View, path: Path) -> View:
-    opened = tree.closed(view.tree.opened, path)
-    return replace(view, tree=replace(view.tree, opened=opened, closed=(view.tree.closed - opened) | {path}))
-
-
-def all_opened(view: View, paths: Iterable[Path]) -> View:
-    return replace(view, tree=replace(view.tree, opened=frozenset(paths), closed=frozenset()))
-
-
-def grown(view: View, large: Iterable[Path]) -> View:
-    """Branches that became large open by themselves, unless they were closed by hand."""
-    more = frozenset(path for path in large if not any(path[: len(shut)] == shut for shut in view.tree.closed))
-    if more <= view.tree.opened:
-        return view
-    return replace(view, tree=replace(view.tree, opened=view.tree.opened | more))
-
-
 def searched(view: View, text: str) -> View:
     return replace(view, search=text)
 
 
 def filtered(view: View, chosen: Filter, found: str = "") -> View:
     """`found`: the word that was searched for it."""
-    return _about(view, filter=chosen, found=found, search="", cursor=None, group=None)
+    return about(view, filter=chosen, found=found, search="", cursor=None, group=None)
 
 
 def in_cgroup(path: str) -> Filter:
@@ -767,7 +459,7 @@ def in_cgroup(path: str) -> Filter:
 
 
 def of_user(view: View, user: str) -> View:
-    return _about(view, user=user, cursor=None)
+    return about(view, user=user, cursor=None)
 
 
 def muted_or_not(view: View, what: Filter) -> View:
@@ -775,7 +467,7 @@ def muted_or_not(view: View, what: Filter) -> View:
     if any(one.text == what.text for one in view.muted):
         return replace(view, muted=tuple(one for one in view.muted if one.text != what.text))
     category = ALL if view.focus == CATEGORIES else view.category
-    return _about(view, muted=(*view.muted, what), category=category, cursor=None)
+    return about(view, muted=(*view.muted, what), category=category, cursor=None)
 
 
 def shown_or_hidden(view: View, title: str) -> View:

@@ -7,9 +7,9 @@ from threading import Thread
 from textual.message import Message
 
 from offtop.export import folded
+from offtop.model import drilling, panes, where
 from offtop.model import tree as trees
 from offtop.model import view as views
-from offtop.model import where
 from offtop.model.before import Gone
 from offtop.model.book import ThreadKey
 from offtop.model.budget import parse_rate
@@ -90,15 +90,17 @@ class Actions(Catching, Comparing):
         if view.focus == CATEGORIES:
             keys = [ALL, *(row.key for row in picture.categories.rows if isinstance(row.key, str))]
             index = keys.index(view.category) if view.category in keys else 0
-            self._look(views.at_category(view, keys[_within(index + step, keys)]))
+            self._look(drilling.at_category(view, keys[_within(index + step, keys)]))
         elif view.focus == LIST and picture.rows.rows:
-            self._look(views.at_row(view, picture.rows.rows[_within(picture.cursor_row + step, picture.rows.rows)].key))
+            self._look(
+                drilling.at_row(view, picture.rows.rows[_within(picture.cursor_row + step, picture.rows.rows)].key)
+            )
         elif view.focus == TREE and picture.tree and picture.tree.branches:
             self._at_branch(picture, _within(picture.tree.cursor + step, picture.tree.branches))
         elif view.focus == SITE:
             pane = self._layout.panels.get(SITE)
             last = max(0, stacks.site_length(picture, self._pen(SITE)) - (pane.height - 1 if pane else 0))
-            self._look(views.scrolled_to(view, max(0, min(last, view.scrolled + step))))
+            self._look(panes.scrolled_to(view, max(0, min(last, view.scrolled + step))))
         elif view.focus == LATENCY:
             self._look(views.at_cell(view, latency.moved(picture, 0, -step)))
         elif view.focus == STUCK:
@@ -107,7 +109,7 @@ class Actions(Catching, Comparing):
             self._move_outlier(picture, step)
         elif view.focus == FLAME:
             for _ in range(min(abs(step), 20)):
-                view = views.at_box(view, flame.neighbour(replace(picture, view=view), "down" if step > 0 else "up"))
+                view = panes.at_box(view, flame.neighbour(replace(picture, view=view), "down" if step > 0 else "up"))
             self._look(view)
 
     def _move_stuck(self, picture: Picture, step: int) -> None:
@@ -118,10 +120,10 @@ class Actions(Catching, Comparing):
         if view.stuck.opened:
             pen = self._pen(STUCK)
             last = max(0, len(stuck.in_full(picture, pen)) - pen.height + 1)
-            self._look(views.stuck_opened(view, max(0, min(last, view.stuck.scrolled + step))))
+            self._look(panes.stuck_opened(view, max(0, min(last, view.stuck.scrolled + step))))
         else:
             row = _within(picture.stuck.cursor + step, waits)
-            self._look(views.at_stuck(view, waits[row].site.thread))
+            self._look(panes.at_stuck(view, waits[row].site.thread))
 
     def _at_branch(self, picture: Picture, index: int) -> None:
         shown = picture.tree
@@ -130,7 +132,7 @@ class Actions(Catching, Comparing):
         pane = self._layout.panels.get(TREE)
         lines = max(1, (pane.height if pane else 3) - 2)
         line = max(0, min(lines - 1, index - shown.first))
-        self._look(views.at_branch(self._view, shown.branches[index].path, line))
+        self._look(panes.at_branch(self._view, shown.branches[index].path, line))
 
     def action_next_pane(self, step: int) -> None:
         self._look(views.next_pane(self._view, self._layout.panes, step))
@@ -146,15 +148,15 @@ class Actions(Catching, Comparing):
             if branch.more:
                 self.action_open()
             else:
-                self._look(views.entered(views.at_branch(view, branch.path, view.tree.line), None))
+                self._look(drilling.entered(panes.at_branch(view, branch.path, view.tree.line), None))
         elif view.focus == STUCK:
             if picture.stuck.shown.waits and not view.stuck.opened:
                 self._move_stuck(picture, 0)
-                self._look(views.stuck_opened(self._view))
+                self._look(panes.stuck_opened(self._view))
         elif view.focus == OUTLIERS:
             self._enter_outlier(picture)
         elif view.focus == FLAME:
-            self._look(views.zoomed_in(view, flame.chosen(picture)))
+            self._look(panes.zoomed_in(view, flame.chosen(picture)))
         elif view.focus == LATENCY:
             cell = latency.moved(picture, 0, 0)
             if cell and latency.is_measured(picture):
@@ -163,14 +165,14 @@ class Actions(Catching, Comparing):
                 self._say("nothing was measured then")
         else:
             key = self._key_under_cursor()
-            self._look(views.entered(view, key))
+            self._look(drilling.entered(view, key))
             if isinstance(key, Gone):
                 self._say("this is in the baseline alone: nobody waits there now")
             elif view.focus == LIST and isinstance(key, Object) and not key.kind:
                 self._say("nobody knows what these waits were for: 1 shows where they were")
 
     def action_leave(self) -> None:
-        self._look(views.left(self._view))
+        self._look(drilling.left(self._view))
 
     def action_aside(self, step: int) -> None:
         """Right (1) or left (-1)."""
@@ -182,7 +184,7 @@ class Actions(Catching, Comparing):
         elif focus == LATENCY:
             self._look(views.at_cell(self._view, latency.moved(picture, step, 0)))
         elif focus == FLAME:
-            self._look(views.at_box(self._view, flame.neighbour(picture, "right" if step > 0 else "left")))
+            self._look(panes.at_box(self._view, flame.neighbour(picture, "right" if step > 0 else "left")))
         elif step > 0:
             self.action_drill()
         else:
@@ -202,7 +204,7 @@ class Actions(Catching, Comparing):
             return
         branch = self._branch()
         if branch is not None and branch.openable:
-            self._look(views.branch_opened(self._view, branch.path))
+            self._look(panes.branch_opened(self._view, branch.path))
 
     def action_close(self) -> None:
         """The branch closed; one that is closed already, its parent."""
@@ -213,14 +215,14 @@ class Actions(Catching, Comparing):
         if branch is None or shown is None:
             return
         if branch.opened:
-            self._look(views.branch_closed(self._view, branch.path))
+            self._look(panes.branch_closed(self._view, branch.path))
         elif branch.first:
             self._at_branch_of(branch.path[: branch.first])
 
     def _fold(self, folded: bool) -> None:
         """Threads whose names differ only by a number in one row, or each in its own."""
         if self._view.lists_threads:
-            self._look(views.folded_or_not(self._view, not folded))
+            self._look(drilling.folded_or_not(self._view, not folded))
         elif self._view.lists_sleepers:
             self._say("+ and - unfold and fold pools of threads: H lists threads")
         else:
@@ -233,7 +235,7 @@ class Actions(Catching, Comparing):
 
     def action_open_all(self) -> None:
         if not self._lacks("the stack tree: t shows it", TREE) and self._picture and self._picture.tree:
-            self._look(views.all_opened(self._view, trees.all_paths(self._picture.tree.root)))
+            self._look(panes.all_opened(self._view, trees.all_paths(self._picture.tree.root)))
 
     def _branch(self) -> trees.Branch | None:
         """The one under the cursor, if the keys are in the tree."""

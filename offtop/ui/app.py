@@ -26,7 +26,7 @@ from textual.screen import Screen
 from offtop import aside, faults, pace
 from offtop.catching import Catch
 from offtop.errors import OfftopError
-from offtop.model import endings
+from offtop.model import endings, panes
 from offtop.model import view as views
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.cut import ALL, Shares
@@ -170,7 +170,7 @@ class OfftopApp(Mouse):
         """How many ticks were to be looked at."""
         self._files = files
         self._mouse = mouse
-        self._view = views.catching(view, catch.texts) if catch else view
+        self._view = panes.catching(view, catch.texts) if catch else view
         self._picture: Picture | None = None
         self._told = (0, 0)
         """`_told_by_now` of the last drawing."""

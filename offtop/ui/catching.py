@@ -2,7 +2,7 @@
 
 from offtop.catching import Catch
 from offtop.errors import OfftopError
-from offtop.model import view as views
+from offtop.model import panes
 from offtop.model.cut import ALL
 from offtop.model.outlier import Group
 from offtop.model.outliertext import in_line
@@ -41,7 +41,7 @@ class Catching(Keeping):
                 self._catch.ask(said, self._view.filters.min_ns)
             except OfftopError as refused:
                 return str(refused)
-        self._look(views.catching(self._view, tuple(said)))
+        self._look(panes.catching(self._view, tuple(said)))
         return None
 
     def _move_outlier(self, picture: Picture, step: int) -> None:
@@ -52,10 +52,10 @@ class Catching(Keeping):
         if view.outliers.opened:
             pen = self._pen(OUTLIERS)
             last = max(0, len(outliers.in_full(picture, pen)) - pen.height + 1)
-            self._look(views.outlier_opened(view, max(0, min(last, view.outliers.scrolled + step))))
+            self._look(panes.outlier_opened(view, max(0, min(last, view.outliers.scrolled + step))))
         else:
             row = max(0, min(len(shown.groups) - 1, shown.cursor + step))
-            self._look(views.at_outlier(view, which(shown.groups[row])))
+            self._look(panes.at_outlier(view, which(shown.groups[row])))
 
     def _enter_outlier(self, picture: Picture) -> None:
         """Into the one under the cursor, and from there to its moment."""
@@ -64,7 +64,7 @@ class Catching(Keeping):
             self._go_to_outlier(shown.groups[shown.cursor])
         elif shown.groups:
             self._move_outlier(picture, 0)
-            self._look(views.outlier_opened(self._view))
+            self._look(panes.outlier_opened(self._view))
 
     def _next_outlier(self, step: int) -> None:
         """To the next one after the moment that is shown, or the last one before it."""
@@ -95,11 +95,11 @@ class Catching(Keeping):
         if picture is None or oldest is None:
             return
         if not recorded and one.taken_ns < oldest.taken_ns - oldest.span_ns:
-            self._look(views.outlier_opened(views.at_outlier(self._view, which(group))))
+            self._look(panes.outlier_opened(panes.at_outlier(self._view, which(group))))
             ago_s = (picture.newest.taken_ns - one.taken_ns) // NS_PER_S
             self._say(f"that was {ago_s // 60} min ago, longer than offtop remembers: this is what was kept of it")
             return
         category = one.category if one.category in self._ids else ALL
-        self._look(views.around_outlier(self._view, which(group), one.wait.site.thread if one.wait else None, category))
+        self._look(panes.around_outlier(self._view, which(group), one.wait.site.thread if one.wait else None, category))
         self._go_to(one.taken_ns)
         self._say(f"outlier: {printable(in_line(one, self._source.names))}")

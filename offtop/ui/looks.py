@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from offtop.model import drilling, panes
 from offtop.model import view as views
 from offtop.model.view import FLAME, LIST, SITE, TREE, View
 from offtop.model.wake import WAKEUP
@@ -11,19 +12,19 @@ from offtop.ui.rewind import Rewind
 
 VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
     {
-        "threads": views.threads_or_processes,
-        "account": views.account_or_not,
-        "cgroups": views.cgroups_or_not,
-        "tree": views.tree_or_list,
-        "flame": views.flame_or_not,
-        "stuck": views.stuck_or_not,
-        "outliers": views.outliers_or_not,
-        "zoom": views.zoomed_or_not,
-        "invert": views.inverted,
-        "kernel_frames": lambda view: views.only_frames(view, "kernel"),
-        "user_frames": lambda view: views.only_frames(view, "user"),
-        "machinery": views.machinery_or_not,
-        "by_object": views.by_object_or_not,
+        "threads": drilling.threads_or_processes,
+        "account": drilling.account_or_not,
+        "cgroups": drilling.cgroups_or_not,
+        "tree": panes.tree_or_list,
+        "flame": panes.flame_or_not,
+        "stuck": panes.stuck_or_not,
+        "outliers": panes.outliers_or_not,
+        "zoom": panes.zoomed_or_not,
+        "invert": panes.inverted,
+        "kernel_frames": lambda view: panes.only_frames(view, "kernel"),
+        "user_frames": lambda view: panes.only_frames(view, "user"),
+        "machinery": panes.machinery_or_not,
+        "by_object": panes.by_object_or_not,
         "idle": views.idle_or_not,
         "window": views.next_span,
         "names": views.next_names,

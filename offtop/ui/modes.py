@@ -5,7 +5,7 @@ from threading import Lock, Thread, current_thread
 from textual.message import Message
 
 from offtop.errors import OfftopError
-from offtop.model import view as views
+from offtop.model import drilling
 from offtop.model.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.source import Source
 from offtop.ui.sorting import Sorting
@@ -38,7 +38,7 @@ class Modes(Sorting):
 
     def action_mode(self, mode: str) -> None:
         """The same selection in that mode."""
-        view = views.in_mode(self._view, mode)
+        view = drilling.in_mode(self._view, mode)
         if view == self._view:
             self._say(_SAID[mode])
             return
@@ -48,14 +48,14 @@ class Modes(Sorting):
             self._gather(mode)
 
     def action_objects(self) -> None:
-        self._look(views.objects_or_not(self._view))
+        self._look(drilling.objects_or_not(self._view))
 
     def action_reasons(self) -> None:
-        self._look(views.reasons_or_not(self._view))
+        self._look(drilling.reasons_or_not(self._view))
 
     def on_refused(self, message: Refused) -> None:
         if self._picture and self._picture.sampling:  # it never will
-            self._look(views.in_mode(self._view, OFFCPU))
+            self._look(drilling.in_mode(self._view, OFFCPU))
         self._say(message.why)
 
     def _gather(self, mode: str) -> None:

@@ -1,5 +1,6 @@
 """What a click or a turn of the wheel does: it chooses; a click on what is chosen goes down, as ENTER does."""
 
+from offtop.model import drilling, panes
 from offtop.model import view as views
 from offtop.model.cut import ALL
 from offtop.model.outlierview import which
@@ -49,7 +50,7 @@ class Mouse(Searching):
                 key = keys[event.y - 1]
                 at_it = key == self._view.category and self._view.focus == CATEGORIES
                 if isinstance(key, str):
-                    self._look(views.entered(view, None) if at_it else views.at_category(view, key))
+                    self._look(drilling.entered(view, None) if at_it else drilling.at_category(view, key))
         elif event.panel == LIST:
             head = 1 + picture.account_lines
             line = event.y - head - 1
@@ -58,17 +59,17 @@ class Mouse(Searching):
             elif 0 <= line < len(seen := seen_rows(picture, pen)):
                 key = seen[line].key
                 at_it = picture.first_row + line == picture.cursor_row and self._view.focus == LIST
-                self._look(views.entered(view, key) if at_it else views.at_row(view, key))
+                self._look(drilling.entered(view, key) if at_it else drilling.at_row(view, key))
         elif event.panel == TREE and picture.tree:
             index = picture.tree.first + event.y - 2
             if event.y > 1 and index < len(picture.tree.branches):
                 branch = picture.tree.branches[index]
                 at_it = index == picture.tree.cursor and self._view.focus == TREE
-                view = views.at_branch(view, branch.path, event.y - 2)
+                view = panes.at_branch(view, branch.path, event.y - 2)
                 if at_it and branch.openable:
-                    view = (views.branch_closed if branch.opened else views.branch_opened)(view, branch.path)
+                    view = (panes.branch_closed if branch.opened else panes.branch_opened)(view, branch.path)
                 elif at_it:
-                    view = views.entered(view, None)
+                    view = drilling.entered(view, None)
                 self._look(view)
         elif event.panel == STUCK and not view.stuck.opened:
             row = picture.stuck.first + event.y - STUCK_FRAME
@@ -78,18 +79,18 @@ class Mouse(Searching):
                 and event.y < STUCK_FRAME + stuck_lines(pen.height)
             ):
                 at_it = row == picture.stuck.cursor
-                view = views.at_stuck(view, picture.stuck.shown.waits[row].site.thread)
-                self._look(views.stuck_opened(view) if at_it else view)
+                view = panes.at_stuck(view, picture.stuck.shown.waits[row].site.thread)
+                self._look(panes.stuck_opened(view) if at_it else view)
         elif event.panel == OUTLIERS and not view.outliers.opened:
             line = event.y - STUCK_FRAME
             row = picture.outliers.first + line
             if 0 <= line < stuck_lines(pen.height) and row < len(picture.outliers.groups):
                 at_it = row == picture.outliers.cursor
-                view = views.at_outlier(view, which(picture.outliers.groups[row]))
-                self._look(views.outlier_opened(view) if at_it else view)
+                view = panes.at_outlier(view, which(picture.outliers.groups[row]))
+                self._look(panes.outlier_opened(view) if at_it else view)
         elif event.panel == FLAME and (path := flame.at(picture, event.x, event.y)):
             at_it = path == flame.chosen(picture)
-            self._look(views.zoomed_in(view, path) if at_it else views.at_box(view, path))
+            self._look(panes.zoomed_in(view, path) if at_it else panes.at_box(view, path))
         elif event.panel == LATENCY and picture.heat and picture.heat.rows:
             column, row = event.x - HEAT_SCALE + 1, len(picture.heat.rows) - event.y
             if 0 <= column < len(picture.heat.columns) and 0 <= row < len(picture.heat.rows):

@@ -3,6 +3,7 @@ or where nothing is searched, from one outlier to the next."""
 
 from collections.abc import Callable, Sequence
 
+from offtop.model import drilling, panes
 from offtop.model import tree as trees
 from offtop.model import view as views
 from offtop.model.filter import quoted
@@ -53,17 +54,17 @@ class Searching(Actions):
             boxes = [index for index, path in enumerate(paths) if word in path[-1].name.casefold()]
             now = flame.chosen(picture)
             at = paths.index(now) if now in paths else -1
-            self._to_hit(boxes, at, step, lambda box: self._look(views.at_box(view, paths[box])))
+            self._to_hit(boxes, at, step, lambda box: self._look(panes.at_box(view, paths[box])))
         elif view.focus == STUCK:
             waits, names = picture.stuck.shown.waits, self._pen(STUCK).names
             found = [row for row in range(len(waits)) if word in stuck.text_of(picture, row, names).casefold()]
             at = picture.stuck.cursor
-            self._to_hit(found, at, step, lambda row: self._look(views.at_stuck(view, waits[row].site.thread)))
+            self._to_hit(found, at, step, lambda row: self._look(panes.at_stuck(view, waits[row].site.thread)))
         elif view.focus == OUTLIERS:
             groups, names = picture.outliers.groups, self._pen(OUTLIERS).names
             found = [row for row, one in enumerate(groups) if word in outliers.text_of(one, names).casefold()]
             at = picture.outliers.cursor
-            self._to_hit(found, at, step, lambda row: self._look(views.at_outlier(view, which(groups[row]))))
+            self._to_hit(found, at, step, lambda row: self._look(panes.at_outlier(view, which(groups[row]))))
         else:
             rows = [
                 index for index, row in enumerate(picture.rows.rows) if word in self._text_of(row, picture).casefold()
@@ -85,15 +86,15 @@ class Searching(Actions):
         orders = sorted(others) or [trees.order_of(shown.root, hits[0])]
         beyond = [order for order in orders if (order > now if step > 0 else order < now)]
         wanted = others.get((beyond or orders)[0 if step > 0 else -1], hits[0])
-        view = views.branch_opened(self._view, wanted[:-1]) if len(wanted) > 1 else self._view
-        self._look(views.at_branch(view, wanted, view.tree.line))
+        view = panes.branch_opened(self._view, wanted[:-1]) if len(wanted) > 1 else self._view
+        self._look(panes.at_branch(view, wanted, view.tree.line))
         found = self._branch()
         if found and found.more:
-            self._look(views.branch_opened(self._view, found.path))
+            self._look(panes.branch_opened(self._view, found.path))
 
     def _at_listed(self, index: int) -> None:
         if self._picture:
-            self._look(views.at_row(views.in_pane(self._view, LIST), self._picture.rows.rows[index].key))
+            self._look(drilling.at_row(views.in_pane(self._view, LIST), self._picture.rows.rows[index].key))
 
     def _to_hit(self, hits: list[int], now: int, step: int, go: Callable[[int], None]) -> None:
         if not hits:

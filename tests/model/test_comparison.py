@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from offtop.model import view as views
+from offtop.model import drilling
 from offtop.model.baseline import Baseline, baseline_of, parts_of
 from offtop.model.book import Details, ThreadKey
 from offtop.model.filter import parse
@@ -162,7 +162,7 @@ def test_each_row_leads_to_panes_with_its_own_change() -> None:
         for lists in LISTS:
             top = shown(made, replace(ALL_OF_IT, baseline=baseline, **lists), mode)
             for row in top.rows.rows:
-                inside = views.entered(replace(top.view, focus=LIST), row.key)
+                inside = drilling.entered(replace(top.view, focus=LIST), row.key)
                 if row.storm.storms or inside == top.view or not row.change:
                     continue
                 picture = made.pictures.of(inside, ROOM)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop import paths
-from offtop.model import categories, diagnosis
+from offtop.model import categories, diagnosis, drilling
 from offtop.model import view as views
 from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL, total
@@ -58,7 +58,7 @@ class Machine:
             self.history.add(snapshot)
 
     def shown(self, view: View, mode: str = WAKEUP, room: Room = ROOM) -> Picture:
-        picture = self.pictures.of(views.in_mode(view, mode), room)
+        picture = self.pictures.of(drilling.in_mode(view, mode), room)
         assert picture is not None
         return picture
 
@@ -204,7 +204,7 @@ def test_drilled_into_a_row_the_panes_have_what_the_row_said() -> None:
     for view in (ALL_OF_IT, *(replace(ALL_OF_IT, **one) for one in lists)):
         top = machine.shown(view)
         for row in top.rows.rows:
-            inside = views.entered(replace(top.view, focus=LIST), row.key)
+            inside = drilling.entered(replace(top.view, focus=LIST), row.key)
             if row.storm.storms or inside == top.view:
                 continue
             picture = machine.pictures.of(inside, ROOM)
@@ -306,7 +306,7 @@ def test_rows_that_a_filter_does_not_keep_are_summed_up_too() -> None:
 
 def test_a_cursor_on_a_waker_that_wakes_no_more_goes_to_the_first_row() -> None:
     machine = after(3)
-    view = views.in_mode(ALL_OF_IT, WAKEUP)
+    view = drilling.in_mode(ALL_OF_IT, WAKEUP)
     on_bank = machine.shown(replace(view, cursor=BANK))
     assert on_bank.rows.rows[on_bank.cursor_row].key == BANK
     gone = machine.shown(replace(view, cursor=WakerKey("gone", 9)))
@@ -389,7 +389,7 @@ def test_a_tick_without_wakers_has_no_list_no_tree_and_no_icicle(mode: str, span
 def test_a_site_of_wakers_is_no_place_where_they_were_not_gathered() -> None:
     machine = Machine(mode=OFFCPU)
     machine.go_on(5)
-    view = views.in_mode(ALL_OF_IT, OFFWAKE)
+    view = drilling.in_mode(ALL_OF_IT, OFFWAKE)
     assert machine.pictures.of(replace(view, focus=SITE, path=()), Room(site=50)) is not None
     picture = machine.shown(replace(ALL_OF_IT, objects=True))
     assert (picture.gathered, picture.rows.rows, picture.places.rows) == (False, (), ())
@@ -419,7 +419,7 @@ def test_of_a_machine_that_does_not_wait_there_is_nothing_to_list() -> None:
 def test_without_a_second_reading_there_is_no_picture_in_any_mode() -> None:
     machine = Machine()
     for mode in MODES:
-        assert machine.pictures.of(views.in_mode(View(), mode), ROOM) is None
+        assert machine.pictures.of(drilling.in_mode(View(), mode), ROOM) is None
 
 
 # ---- the other panes

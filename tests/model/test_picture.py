@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offtop.model import drilling, panes
 from offtop.model import histogram as log2
 from offtop.model import view as views
 from offtop.model.book import ThreadKey
@@ -129,7 +130,7 @@ def test_a_thread_is_what_its_row_in_the_list_says(happened: list[list[Step]], v
     listed = drawn(pictures, view)
     for row in listed.rows.rows[:3]:
         assert isinstance(row.key, ThreadKey)
-        picture = drawn(pictures, views.entered(replace(view, focus=views.LIST), row.key))
+        picture = drawn(pictures, drilling.entered(replace(view, focus=views.LIST), row.key))
         assert picture.latency == row.part
         assert picture.rows.rows[picture.cursor_row].key == row.key
         assert picture.subject == row.key
@@ -205,7 +206,7 @@ def test_the_numbers_of_shop_by_process_category_and_branch() -> None:
 
 def test_a_branch_of_an_inverted_tree_is_the_leaf_whoever_called() -> None:
     _, pictures = of_shop(12)
-    view = views.inverted(View())
+    view = panes.inverted(View())
     picture = drawn(pictures, view)
     assert picture.tree is not None
     of_leaf = {step.name: node.total_ns // MS for step, node in picture.tree.root.children.items()}

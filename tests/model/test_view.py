@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offtop.model import drilling, panes
 from offtop.model import view as views
 from offtop.model.book import ThreadKey
 from offtop.model.cut import ALL, Scope
@@ -30,8 +31,8 @@ paths = st.sampled_from([(MAIN,), (MAIN, SERVE), (MAIN, SERVE, LEAF)])
 def entered(view: View, number: int) -> View:
     """As ENTER does it."""
     if view.focus == TREE:
-        view = views.at_branch(view, (MAIN, SERVE), 0)
-    return views.entered(view, row_key(view, number))
+        view = panes.at_branch(view, (MAIN, SERVE), 0)
+    return drilling.entered(view, row_key(view, number))
 
 
 def row_key(view: View, number: int) -> Key:
@@ -53,7 +54,7 @@ def in_some_pane(view: View, pane: str) -> View:
 
 
 def moved_in_the_list(view: View, number: int) -> View:
-    return views.at_row(view, row_key(view, number))
+    return drilling.at_row(view, row_key(view, number))
 
 
 def in_heat(view: View, row: int) -> View:
@@ -65,15 +66,15 @@ def next_pane(view: View, step: int) -> View:
 
 
 def zoomed_in(view: View, path: Path) -> View:
-    return views.zoomed_in(view, path) if view.focus == FLAME else view
+    return panes.zoomed_in(view, path) if view.focus == FLAME else view
 
 
 def moved_in_stuck(view: View, tid: int) -> View:
-    return views.at_stuck(view, ThreadKey(7, tid)) if view.focus == STUCK else view
+    return panes.at_stuck(view, ThreadKey(7, tid)) if view.focus == STUCK else view
 
 
 def opened_or_scrolled(view: View, line: int) -> View:
-    return views.stuck_opened(view, line) if view.focus == STUCK and view.stuck.cursor else view
+    return panes.stuck_opened(view, line) if view.focus == STUCK and view.stuck.cursor else view
 
 
 Press = Callable[[View], View]
@@ -89,23 +90,29 @@ def key_of(what: Callable[[View, T], View], those: st.SearchStrategy[T]) -> st.S
 keys: st.SearchStrategy[Press] = st.one_of(
     st.sampled_from(
         [
-            *(views.left, views.threads_or_processes, views.next_span, views.reversed_order, views.idle_or_not),
-            *(views.narrowed_or_widened, views.next_names, views.tree_or_list, views.flame_or_not),
-            *(views.zoomed_or_not, views.inverted, views.machinery_or_not, views.stuck_or_not, views.waiting),
-            *(views.cgroups_or_not, views.account_or_not, views.objects_or_not, views.reasons_or_not),
+            *(drilling.left, drilling.threads_or_processes, views.next_span, views.reversed_order, views.idle_or_not),
+            *(views.narrowed_or_widened, views.next_names, panes.tree_or_list, panes.flame_or_not),
+            *(
+                panes.zoomed_or_not,
+                panes.inverted,
+                panes.machinery_or_not,
+                panes.stuck_or_not,
+                panes.waiting,
+            ),
+            *(drilling.cgroups_or_not, drilling.account_or_not, drilling.objects_or_not, drilling.reasons_or_not),
         ]
     ),
-    key_of(views.in_mode, st.sampled_from(MODES)),
+    key_of(drilling.in_mode, st.sampled_from(MODES)),
     key_of(entered, st.integers(1, 9)),
     key_of(moved_in_the_list, st.integers(1, 9)),
     key_of(in_some_pane, st.sampled_from([CATEGORIES, LIST, TREE, FLAME, LATENCY])),
     key_of(moved_in_stuck, st.integers(1, 9)),
     key_of(opened_or_scrolled, st.integers(0, 3)),
-    key_of(views.at_category, st.sampled_from(["", "lock", "poll"])),
+    key_of(drilling.at_category, st.sampled_from(["", "lock", "poll"])),
     key_of(views.with_latency, st.sampled_from(views.LATENCIES)),
     key_of(views.next_latency, st.sampled_from([views.HISTOGRAM, HEATMAP, OFF])),
     key_of(in_heat, st.integers(0, 9)),
-    key_of(views.only_frames, st.sampled_from(["kernel", "user"])),
+    key_of(panes.only_frames, st.sampled_from(["kernel", "user"])),
     key_of(views.pinned, st.sampled_from([7, 9, WORKER, "/docker/1"])),
     key_of(views.sorted_by, st.sampled_from(SORTS)),
     key_of(views.next_sort, st.integers(-3, 3)),
@@ -116,8 +123,8 @@ keys: st.SearchStrategy[Press] = st.one_of(
     key_of(views.shown_or_hidden, st.sampled_from(["tree", "MAX"])),
     key_of(views.paused_at, st.integers(1, 9)),
     key_of(next_pane, st.integers(-3, 3)),
-    key_of(views.branch_opened, paths),
-    key_of(views.branch_closed, paths),
+    key_of(panes.branch_opened, paths),
+    key_of(panes.branch_closed, paths),
     key_of(zoomed_in, paths),
 )
 
@@ -165,47 +172,47 @@ def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Press
 
 
 def test_a_closed_branch_in_which_one_was_opened_and_closed_again_is_open() -> None:
-    view = views.branch_closed(View(), (MAIN, SERVE))
-    view = views.branch_closed(views.branch_opened(view, (MAIN, SERVE, LEAF)), (MAIN, SERVE, LEAF))
+    view = panes.branch_closed(View(), (MAIN, SERVE))
+    view = panes.branch_closed(panes.branch_opened(view, (MAIN, SERVE, LEAF)), (MAIN, SERVE, LEAF))
     assert (view.tree.opened, view.tree.closed) == ({(MAIN, SERVE)}, {(MAIN, SERVE, LEAF)})
 
 
 @given(presses)
 def test_what_is_stuck_is_a_list_when_one_comes_to_it_and_leads_back(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
-    stuck = views.stuck_or_not(views.waiting(view))
+    stuck = panes.stuck_or_not(panes.waiting(view))
     assert (stuck.focus, stuck.stuck.opened, stuck.path, stuck.stuck.cursor) == (STUCK, False, (), view.stuck.cursor)
-    opened = views.stuck_opened(views.at_stuck(stuck, WORKER), 3)
-    assert views.left(opened).stuck == views.StuckView(WORKER, scrolled=3) or view.search or view.zoomed
-    for back in (views.waiting(opened), views.stuck_or_not(opened)):
+    opened = panes.stuck_opened(panes.at_stuck(stuck, WORKER), 3)
+    assert drilling.left(opened).stuck == views.StuckView(WORKER, scrolled=3) or view.search or view.zoomed
+    for back in (panes.waiting(opened), panes.stuck_or_not(opened)):
         assert back.focus == stuck.came_from
-        assert views.waiting(back) is back
-    assert views.stuck_or_not(views.waiting(opened)).stuck == views.StuckView(WORKER)
+        assert panes.waiting(back) is back
+    assert panes.stuck_or_not(panes.waiting(opened)).stuck == views.StuckView(WORKER)
 
 
 def test_what_is_stuck_leads_past_the_icicle_and_the_site_to_where_those_came_from() -> None:
-    flame = views.flame_or_not(View(focus=LIST))
-    assert [views.waiting(views.stuck_or_not(view)).focus for view in (flame, STARTS[2])] == [LIST, TREE]
-    assert views.flame_or_not(views.flame_or_not(views.stuck_or_not(View(focus=LIST)))).focus == LIST
+    flame = panes.flame_or_not(View(focus=LIST))
+    assert [panes.waiting(panes.stuck_or_not(view)).focus for view in (flame, STARTS[2])] == [LIST, TREE]
+    assert panes.flame_or_not(panes.flame_or_not(panes.stuck_or_not(View(focus=LIST)))).focus == LIST
 
 
 @given(presses)
 def test_escape_leads_to_the_top_from_everywhere_and_changes_nothing_there(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
     for _ in range(16):
-        view = views.left(view)
+        view = drilling.left(view)
     assert (view.wakers, view.object, view.pool, view.group, view.drilled) == ((), None, None, None, "")
     assert (view.focus, view.category, view.pid, view.thread, view.path) == (CATEGORIES, ALL, None, None, ())
     assert (view.filter, view.user, view.search, view.zoomed) == (NOTHING, "", "", False)
-    assert views.left(view) == view
+    assert drilling.left(view) == view
 
 
 @given(presses)
 def test_what_turns_something_over_turns_it_back(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
-    for turn in (views.reversed_order, views.idle_or_not, views.zoomed_or_not):
+    for turn in (views.reversed_order, views.idle_or_not, panes.zoomed_or_not):
         assert turn(turn(view)) == view
-    for turn in (views.inverted, views.machinery_or_not):
+    for turn in (panes.inverted, panes.machinery_or_not):
         assert turn(turn(view)).tree.shape == view.tree.shape
     for title in ("tree", "MAX"):
         assert views.shown_or_hidden(views.shown_or_hidden(view, title), title) == view
@@ -222,20 +229,20 @@ def test_what_turns_something_over_turns_it_back(those: tuple[View, list[Press]]
 
 def test_enter_goes_down_level_by_level_and_escape_up_by_the_same() -> None:
     top = View(category="lock")
-    in_list = views.entered(top, None)
-    process = views.entered(in_list, 7)
-    thread = views.entered(process, WORKER)
-    site = views.entered(views.at_branch(thread, (MAIN, SERVE), 3), None)
+    in_list = drilling.entered(top, None)
+    process = drilling.entered(in_list, 7)
+    thread = drilling.entered(process, WORKER)
+    site = drilling.entered(panes.at_branch(thread, (MAIN, SERVE), 3), None)
     assert [view.focus for view in (top, in_list, process, thread, site)] == [CATEGORIES, LIST, LIST, TREE, SITE]
     assert (process.pid, thread.thread, site.path) == (7, WORKER, (MAIN, SERVE))
-    up = views.left(site)
+    up = drilling.left(site)
     assert (up.focus, up.path, up.tree.cursor, up.tree.line) == (TREE, (), (MAIN, SERVE), 3)
-    up = views.left(up)
+    up = drilling.left(up)
     assert (up.thread, up.cursor, up.focus) == (None, WORKER, LIST)
-    up = views.left(up)
+    up = drilling.left(up)
     assert (up.pid, up.cursor, up.focus) == (None, 7, LIST)
-    assert views.left(up).focus == CATEGORIES
-    assert views.left(views.left(up)).category == ALL
+    assert drilling.left(up).focus == CATEGORIES
+    assert drilling.left(drilling.left(up)).category == ALL
 
 
 def test_the_scope_of_a_thread_is_its_process_and_its_number() -> None:
@@ -263,30 +270,30 @@ def test_a_cgroup_that_is_pinned_is_what_the_kernel_is_asked_for_among_those_tha
 
 def test_enter_on_a_cgroup_goes_to_its_processes_and_escape_back_to_it_with_the_filter_of_before() -> None:
     before = parse("cat=lock max>1ms")
-    listed = views.cgroups_or_not(View(focus=LIST, filter=before, threads=True))
+    listed = drilling.cgroups_or_not(View(focus=LIST, filter=before, threads=True))
     assert (listed.lists_cgroups, listed.lists_threads) == (True, False)
-    inside = views.entered(listed, "/a b.slice/c")
+    inside = drilling.entered(listed, "/a b.slice/c")
     assert (inside.lists_cgroups, inside.lists_threads, inside.cursor) == (False, False, None)
     assert inside.filter.text == 'cat=lock max>1ms cgroup="/a b.slice/c"'
     assert (len(inside.filter.waits), inside.filter.rows) == (2, parse(inside.filter.text).rows)
-    process = views.entered(inside, 7)
+    process = drilling.entered(inside, 7)
     assert (process.pid, process.filter) == (7, inside.filter)
-    assert views.left(process) == replace(inside, cursor=7)
-    for out in (views.left(inside), views.cgroups_or_not(inside)):
+    assert drilling.left(process) == replace(inside, cursor=7)
+    for out in (drilling.left(inside), drilling.cgroups_or_not(inside)):
         assert (out.lists_cgroups, out.cursor, out.filter, out.group) == (True, "/a b.slice/c", before, None)
-    assert views.entered(View(focus=LIST, cgroups=True), NO_CGROUP).filter.text == 'cgroup=""'
-    long = views.entered(View(focus=LIST, cgroups=True), "/" + "x" * 4000)
+    assert drilling.entered(View(focus=LIST, cgroups=True), NO_CGROUP).filter.text == 'cgroup=""'
+    long = drilling.entered(View(focus=LIST, cgroups=True), "/" + "x" * 4000)
     assert len(long.filter.text) > 4000
 
 
 def test_h_leaves_cgroups_for_threads_and_another_filter_stays_among_processes() -> None:
     listed = View(focus=LIST, cgroups=True)
-    threads = views.threads_or_processes(listed)
+    threads = drilling.threads_or_processes(listed)
     assert (threads.lists_threads, threads.lists_cgroups) == (True, False)
-    assert not views.threads_or_processes(threads).lists_threads
-    inside = views.entered(listed, "/a")
+    assert not drilling.threads_or_processes(threads).lists_threads
+    inside = drilling.entered(listed, "/a")
     other = views.filtered(inside, parse("comm=x"))
-    assert (other.group, other.lists_cgroups, views.left(other).focus) == (None, False, CATEGORIES)
+    assert (other.group, other.lists_cgroups, drilling.left(other).focus) == (None, False, CATEGORIES)
 
 
 @pytest.mark.parametrize("delay_ns", [0, NS_PER_S // 10 - 1, 60 * NS_PER_S + 1])
@@ -300,9 +307,9 @@ def test_a_delay_has_its_bounds(delay_ns: int) -> None:
 def test_what_was_closed_by_hand_does_not_grow_open(shut: list[Path], large: list[Path]) -> None:
     view = View()
     for path in shut:
-        view = views.branch_closed(view, path)
+        view = panes.branch_closed(view, path)
     before = view.tree.opened
-    view = views.grown(view, large)
+    view = panes.grown(view, large)
     for path in view.tree.opened - before:
         assert not any(path[: len(one)] == one for one in shut)
     for path in large:
@@ -310,10 +317,10 @@ def test_what_was_closed_by_hand_does_not_grow_open(shut: list[Path], large: lis
 
 
 def test_another_category_forgets_what_was_open_but_not_the_shape() -> None:
-    view = views.branch_opened(views.inverted(View()), (LEAF,))
-    other = views.at_category(view, "lock")
+    view = panes.branch_opened(panes.inverted(View()), (LEAF,))
+    other = drilling.at_category(view, "lock")
     assert (other.tree.opened, other.tree.shape.inverted) == (frozenset(), True)
-    assert views.at_category(other, "lock") is other
+    assert drilling.at_category(other, "lock") is other
 
 
 def test_tab_goes_round_the_panes_it_is_given() -> None:
@@ -328,9 +335,14 @@ def test_tab_goes_round_the_panes_it_is_given() -> None:
 def test_no_way_out_of_a_site_keeps_its_branch() -> None:
     site = STARTS[2]
     ways = [
-        *(views.left(site), views.threads_or_processes(site), views.tree_or_list(site), views.flame_or_not(site)),
-        *(views.inverted(site), views.machinery_or_not(site), views.only_frames(site, "kernel")),
-        *(views.at_category(site, "lock"), views.filtered(site, parse("x")), views.of_user(site, "root")),
+        *(
+            drilling.left(site),
+            drilling.threads_or_processes(site),
+            panes.tree_or_list(site),
+            panes.flame_or_not(site),
+        ),
+        *(panes.inverted(site), panes.machinery_or_not(site), panes.only_frames(site, "kernel")),
+        *(drilling.at_category(site, "lock"), views.filtered(site, parse("x")), views.of_user(site, "root")),
         *(views.muted_or_not(site, parse("x")), views.next_pane(site, [CATEGORIES, SITE], 1)),
         *(views.next_latency(site, views.HISTOGRAM), views.at_cell(site, Cell(1, 1)), views.in_pane(site, LIST)),
     ]
@@ -343,147 +355,147 @@ def test_no_way_out_of_a_site_keeps_its_branch() -> None:
 SHOP, COOK, TIMEOUT = WakerKey("shop", 7), WakerKey("cook", 7, 72), WakerKey("timeout")
 PIPE = Object("pipe", "pipe:[77]")
 GIL = Reason("Python's GIL")
-TOP = views.in_mode(View(focus=LIST), WAKEUP)
+TOP = drilling.in_mode(View(focus=LIST), WAKEUP)
 
 
 def test_enter_leads_from_a_waking_process_to_its_threads_and_to_the_tree_of_one_and_escape_back() -> None:
-    process = views.entered(TOP, SHOP)
-    thread = views.entered(process, COOK)
+    process = drilling.entered(TOP, SHOP)
+    thread = drilling.entered(process, COOK)
     assert (process.wakers, process.focus, process.lists_waking_threads) == ((SHOP,), LIST, True)
     assert (thread.wakers, thread.focus, thread.cursor, thread.is_at_waker) == ((SHOP, COOK), TREE, COOK, True)
-    up = views.left(thread)
+    up = drilling.left(thread)
     assert (up.wakers, up.focus, up.cursor) == ((SHOP,), LIST, COOK)
-    up = views.left(up)
+    up = drilling.left(up)
     assert (up.wakers, up.focus, up.cursor, up.way) == ((), LIST, SHOP, ())
-    assert views.left(up).focus == CATEGORIES
+    assert drilling.left(up).focus == CATEGORIES
 
 
 def test_what_is_no_thread_and_a_thread_among_all_lead_to_their_tree_at_once() -> None:
-    by_threads = views.threads_or_processes(TOP)
+    by_threads = drilling.threads_or_processes(TOP)
     for view, key in ((TOP, TIMEOUT), (by_threads, COOK)):
-        inside = views.entered(view, key)
+        inside = drilling.entered(view, key)
         assert (inside.wakers, inside.focus, inside.is_at_waker) == ((key,), TREE, True)
-        for up in (views.left(inside), views.tree_or_list(inside)):
+        for up in (drilling.left(inside), panes.tree_or_list(inside)):
             assert (up.wakers, up.focus, up.cursor) == ((), LIST, key)
     # the tree of a process's wakers is left for the list of its threads
-    tree = views.tree_or_list(views.entered(TOP, SHOP))
-    for up in (views.left(tree), views.tree_or_list(tree)):
+    tree = panes.tree_or_list(drilling.entered(TOP, SHOP))
+    for up in (drilling.left(tree), panes.tree_or_list(tree)):
         assert (up.wakers, up.focus) == ((SHOP,), LIST)
 
 
 def test_a_storm_leads_to_the_waker_that_it_is_of() -> None:
-    assert views.entered(TOP, WakerKey("storm: shop", 7)).wakers == (SHOP,)
-    assert views.entered(views.entered(TOP, SHOP), WakerKey("storm: cook", 7, 72)).wakers == (SHOP, COOK)
+    assert drilling.entered(TOP, WakerKey("storm: shop", 7)).wakers == (SHOP,)
+    assert drilling.entered(drilling.entered(TOP, SHOP), WakerKey("storm: cook", 7, 72)).wakers == (SHOP, COOK)
 
 
 def test_h_lists_waking_threads_or_their_processes_and_leaves_the_sleepers_as_they_are() -> None:
     of_worker = replace(TOP, pid=7, thread=WORKER)
-    by_threads = views.threads_or_processes(of_worker)
+    by_threads = drilling.threads_or_processes(of_worker)
     assert (by_threads.lists_waking_threads, by_threads.thread, by_threads.pid) == (True, WORKER, 7)
-    again = views.threads_or_processes(by_threads)
+    again = drilling.threads_or_processes(by_threads)
     assert (again.lists_waking_threads, again.lists_wakers) == (False, True)
-    up = views.threads_or_processes(views.entered(TOP, SHOP))  # of one process they are listed already
+    up = drilling.threads_or_processes(drilling.entered(TOP, SHOP))  # of one process they are listed already
     assert (up.wakers, up.lists_waking_threads) == ((), False)
 
 
 def test_what_is_waited_on_is_a_list_of_its_own_and_a_thing_leads_to_those_who_waited_or_woke_there() -> None:
     sleepers = "lists_sleepers"
     for mode, what in ((OFFCPU, sleepers), (WAKEUP, "lists_wakers"), (OFFWAKE, sleepers), (CHAIN, sleepers)):
-        listed = views.objects_or_not(views.in_mode(View(focus=LIST), mode))
+        listed = drilling.objects_or_not(drilling.in_mode(View(focus=LIST), mode))
         assert (listed.lists_objects, listed.lists_wakers, listed.lists_sleepers) == (True, False, False)
-        inside = views.entered(listed, PIPE)
+        inside = drilling.entered(listed, PIPE)
         assert (inside.object, inside.lists_objects, getattr(inside, what), inside.cursor) == (PIPE, False, True, None)
-        for out in (views.left(inside), views.objects_or_not(inside)):
+        for out in (drilling.left(inside), drilling.objects_or_not(inside)):
             assert (out.object, out.lists_objects, out.cursor, out.focus) == (None, True, PIPE, LIST)
-        assert views.entered(listed, Object(name="(exited)")) == listed  # nobody knows what that was
-        assert not views.objects_or_not(listed).lists_objects
+        assert drilling.entered(listed, Object(name="(exited)")) == listed  # nobody knows what that was
+        assert not drilling.objects_or_not(listed).lists_objects
 
 
 def test_what_is_waited_for_is_a_list_of_its_own_and_a_reason_leads_to_those_who_waited_for_it() -> None:
     for mode, what in ((OFFCPU, "lists_sleepers"), (WAKEUP, "lists_wakers")):
-        listed = views.reasons_or_not(views.in_mode(View(focus=LIST), mode))
+        listed = drilling.reasons_or_not(drilling.in_mode(View(focus=LIST), mode))
         assert (listed.lists_reasons, getattr(listed, what)) == (True, False)
-        inside = views.entered(listed, GIL)
+        inside = drilling.entered(listed, GIL)
         assert (inside.reason, inside.lists_reasons, getattr(inside, what), inside.cursor) == (GIL, False, True, None)
-        for out in (views.left(inside), views.reasons_or_not(inside)):
+        for out in (drilling.left(inside), drilling.reasons_or_not(inside)):
             assert (out.reason, out.lists_reasons, out.cursor, out.focus) == (None, True, GIL, LIST)
-        assert not views.reasons_or_not(listed).lists_reasons
-        things = views.objects_or_not(listed)  # one list takes the other's place
+        assert not drilling.reasons_or_not(listed).lists_reasons
+        things = drilling.objects_or_not(listed)  # one list takes the other's place
         assert (things.lists_objects, things.lists_reasons) == (True, False)
-        again = views.reasons_or_not(things)
+        again = drilling.reasons_or_not(things)
         assert (again.lists_objects, again.lists_reasons) == (False, True)
-        assert views.threads_or_processes(listed).lists_reasons is False
-    of_pipe = views.objects_or_not(views.entered(inside, 7))  # of one reason and process, the things
+        assert drilling.threads_or_processes(listed).lists_reasons is False
+    of_pipe = drilling.objects_or_not(drilling.entered(inside, 7))  # of one reason and process, the things
     assert (of_pipe.reason, of_pipe.pid, of_pipe.lists_objects) == (GIL, 7, True)
 
 
 def test_h_and_c_leave_what_is_waited_on_for_their_own_lists() -> None:
-    listed = views.objects_or_not(views.in_mode(View(focus=LIST), OFFWAKE))
-    assert views.threads_or_processes(listed).lists_threads
-    assert views.cgroups_or_not(listed).lists_cgroups
-    waking = views.threads_or_processes(views.in_mode(listed, WAKEUP))
+    listed = drilling.objects_or_not(drilling.in_mode(View(focus=LIST), OFFWAKE))
+    assert drilling.threads_or_processes(listed).lists_threads
+    assert drilling.cgroups_or_not(listed).lists_cgroups
+    waking = drilling.threads_or_processes(drilling.in_mode(listed, WAKEUP))
     assert (waking.lists_wakers, waking.lists_waking_threads) == (True, True)
-    inside = views.threads_or_processes(views.entered(listed, PIPE))
-    assert (inside.lists_threads, inside.object, views.left(inside).lists_objects) == (True, PIPE, True)
+    inside = drilling.threads_or_processes(drilling.entered(listed, PIPE))
+    assert (inside.lists_threads, inside.object, drilling.left(inside).lists_objects) == (True, PIPE, True)
 
 
 def test_escape_leaves_what_was_entered_last_whatever_it_is() -> None:
-    things = views.objects_or_not(views.in_mode(View(focus=LIST), OFFWAKE))
-    on_pipe = views.entered(things, PIPE)
-    process = views.entered(on_pipe, 7)
-    thread = views.entered(process, WORKER)
+    things = drilling.objects_or_not(drilling.in_mode(View(focus=LIST), OFFWAKE))
+    on_pipe = drilling.entered(things, PIPE)
+    process = drilling.entered(on_pipe, 7)
+    thread = drilling.entered(process, WORKER)
     assert [(view.object, view.pid, view.thread) for view in (on_pipe, process, thread)] == [
         *((PIPE, None, None), (PIPE, 7, None), (PIPE, 7, WORKER))
     ]
-    up = views.left(thread)
+    up = drilling.left(thread)
     assert (up.object, up.pid, up.thread, up.cursor) == (PIPE, 7, None, WORKER)
-    up = views.left(up)
+    up = drilling.left(up)
     assert (up.object, up.pid, up.cursor) == (PIPE, None, 7)
-    assert views.left(up).object is None
+    assert drilling.left(up).object is None
 
-    process = views.objects_or_not(views.entered(views.in_mode(View(focus=LIST), OFFWAKE), 7))
-    on_pipe = views.entered(process, PIPE)
-    up = views.left(on_pipe)
+    process = drilling.objects_or_not(drilling.entered(drilling.in_mode(View(focus=LIST), OFFWAKE), 7))
+    on_pipe = drilling.entered(process, PIPE)
+    up = drilling.left(on_pipe)
     assert (up.object, up.pid, up.lists_objects) == (None, 7, True)
-    assert views.left(up).pid is None
+    assert drilling.left(up).pid is None
 
-    woken = views.entered(views.in_mode(process, WAKEUP), PIPE)
-    waker = views.entered(views.entered(woken, SHOP), COOK)
-    up = views.left(views.left(waker))
+    woken = drilling.entered(drilling.in_mode(process, WAKEUP), PIPE)
+    waker = drilling.entered(drilling.entered(woken, SHOP), COOK)
+    up = drilling.left(drilling.left(waker))
     assert (up.wakers, up.object, up.pid) == ((), PIPE, 7)
-    up = views.left(up)
+    up = drilling.left(up)
     assert (up.object, up.pid) == (None, 7)
 
 
 def test_a_waker_stays_chosen_in_modes_that_know_wakers_and_is_left_in_one_step_there() -> None:
-    thread = views.entered(views.entered(TOP, SHOP), COOK)
+    thread = drilling.entered(drilling.entered(TOP, SHOP), COOK)
     for mode in (OFFWAKE, CHAIN):
-        view = views.in_mode(thread, mode)
+        view = drilling.in_mode(thread, mode)
         assert (view.wakers, view.focus, view.lists_sleepers, view.cursor) == ((SHOP, COOK), TREE, True, None)
-        in_list = views.left(view)
+        in_list = drilling.left(view)
         assert (in_list.wakers, in_list.focus) == ((SHOP, COOK), LIST)
-        process = views.entered(in_list, 9)
-        assert (views.left(process).wakers, views.left(process).pid) == ((SHOP, COOK), None)
-        assert (views.left(in_list).wakers, views.left(in_list).focus) == ((), LIST)
-        back = views.in_mode(process, WAKEUP)
-        assert (back.wakers, views.left(back).pid, back.scope.pid) == ((SHOP, COOK), None, 9)
+        process = drilling.entered(in_list, 9)
+        assert (drilling.left(process).wakers, drilling.left(process).pid) == ((SHOP, COOK), None)
+        assert (drilling.left(in_list).wakers, drilling.left(in_list).focus) == ((), LIST)
+        back = drilling.in_mode(process, WAKEUP)
+        assert (back.wakers, drilling.left(back).pid, back.scope.pid) == ((SHOP, COOK), None, 9)
 
 
 def test_off_cpu_time_keeps_nothing_that_it_cannot_show() -> None:
-    things = views.objects_or_not(TOP)
-    inside = views.entered(things, PIPE)
-    for view in (views.entered(views.entered(TOP, SHOP), COOK), inside, things):
-        plain = views.in_mode(replace(view, pid=7, category="lock"), OFFCPU)
+    things = drilling.objects_or_not(TOP)
+    inside = drilling.entered(things, PIPE)
+    for view in (drilling.entered(drilling.entered(TOP, SHOP), COOK), inside, things):
+        plain = drilling.in_mode(replace(view, pid=7, category="lock"), OFFCPU)
         assert (plain.wakers, plain.object, plain.cursor) == ((), PIPE if view is inside else None, None)
         assert (plain.lists_sleepers, plain.lists_objects) == (view is not things, view is things)
         assert (plain.pid, plain.category, plain.tree.shape.mode) == (7, "lock", OFFCPU)
-        assert views.in_mode(plain, OFFCPU) is plain
+        assert drilling.in_mode(plain, OFFCPU) is plain
 
 
 @given(presses, st.sampled_from(MODES))
 def test_another_mode_keeps_the_selection(those: tuple[View, list[Press]], mode: str) -> None:
     view = pressed(those)
-    other = views.in_mode(view, mode)
+    other = drilling.in_mode(view, mode)
     for name in ("category", "pid", "pool", "thread", "filter", "user", "muted", "group", "pin", "span_ns", "sort"):
         assert getattr(other, name) == getattr(view, name)
     assert (other.tree.shape._replace(mode=""), other.mode) == (view.tree.shape._replace(mode=""), mode)
@@ -495,6 +507,6 @@ def test_another_mode_keeps_the_selection(those: tuple[View, list[Press]], mode:
 
 
 def test_the_list_is_about_the_thread_that_was_drilled_into_where_it_is_of_wakers() -> None:
-    view = views.in_mode(View(pid=7, thread=WORKER, focus=TREE), WAKEUP)
+    view = drilling.in_mode(View(pid=7, thread=WORKER, focus=TREE), WAKEUP)
     assert view.scope == Scope("", 7, 8, idle=False, blocked=True)
-    assert views.at_row(replace(view, focus=LIST), COOK).cursor == COOK
+    assert drilling.at_row(replace(view, focus=LIST), COOK).cursor == COOK

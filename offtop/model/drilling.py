@@ -1,0 +1,193 @@
+"""What keys do to the list: the next View, with others listed, or one level down or up."""
+
+from dataclasses import replace
+
+from offtop.model import panes
+from offtop.model.book import ThreadKey
+from offtop.model.cut import ALL
+from offtop.model.diagnosis import Reason
+from offtop.model.filter import NOTHING, Filter
+from offtop.model.pool import Pool
+from offtop.model.rows import STORM_OF, Key
+from offtop.model.view import (
+    CATEGORIES,
+    FLAME,
+    LATENCY,
+    LIST,
+    OUTLIERS,
+    SITE,
+    STUCK,
+    TREE,
+    FlameView,
+    View,
+    about,
+    filtered,
+    in_cgroup,
+    into,
+    out_of,
+    out_of_waker,
+)
+from offtop.model.wake import OFFCPU, WAKEUP, Object
+from offtop.model.waking import WakerKey
+
+
+def at_category(view: View, category: str) -> View:
+    """The cursor of the categories moved."""
+    return about(view, category=category, cursor=None) if category != view.category else view
+
+
+def at_row(view: View, key: Key) -> View:
+    """The cursor of the list moved; where a thread was drilled into, to that one's tree."""
+    if view.thread is not None and isinstance(key, ThreadKey) and key != view.thread:
+        return about(view, thread=key, cursor=key)
+    return replace(view, cursor=key)
+
+
+def entered(view: View, key: Key | None) -> View:
+    """One level down, at the list's row `key`: from the categories to the list, from a cgroup to its processes, to a
+    process, to a thread, to its tree, and from a branch of that to its site."""
+    if view.focus == CATEGORIES:
+        return replace(view, focus=LIST)
+    if view.focus == LIST and isinstance(key, WakerKey):
+        key = key._replace(name=key.name.removeprefix(STORM_OF))
+        is_last = view.lists_waking_threads or not key.pid
+        above = view.wakers[:1] if view.wakers and view.wakers[0].pid and not view.wakers[0].tid else ()
+        cursor, focus = (key, TREE) if is_last else (None, LIST)
+        return into(view, "wakers", wakers=(*above, key), cursor=cursor, focus=focus)
+    if view.focus == LIST and isinstance(key, Object):
+        return into(view, "object", object=key, cursor=None) if key.kind else view
+    if view.focus == LIST and isinstance(key, Reason):
+        return into(view, "reason", reason=key, cursor=None)
+    if view.focus == LIST and isinstance(key, Pool):
+        return into(view, "pool", pool=key, cursor=None)
+    if view.focus == LIST and isinstance(key, str):
+        inside = in_cgroup(key)
+        both = Filter(
+            f"{view.filter.text} {inside.text}".lstrip(), (*view.filter.waits, *inside.waits), view.filter.rows
+        )
+        return replace(filtered(view, both), cgroups=False, threads=False, group=(key, view.filter))
+    if view.focus == LIST and isinstance(key, ThreadKey):
+        return into(view, "thread", thread=key, cursor=key, focus=TREE)
+    if view.focus == LIST and isinstance(key, int) and view.pid is None:
+        return into(view, "pid", pid=key, cursor=None)
+    if view.focus == TREE:
+        return replace(view, path=view.tree.cursor, focus=SITE, scrolled=0)
+    return view
+
+
+def left(view: View) -> View:
+    """One level up; the cursor stands where it stood. At the top, what was filtered is shown again."""
+    if view.zoomed:
+        return replace(view, zoomed=False)
+    if view.search:
+        return replace(view, search="")
+    if view.focus == SITE:
+        return replace(view, focus=TREE, path=())
+    if view.focus == FLAME and view.flame.zoom:
+        return replace(view, flame=FlameView(cursor=view.flame.zoom))
+    if view.focus == STUCK and view.stuck.opened:
+        return replace(view, stuck=replace(view.stuck, opened=False))
+    if view.focus == FLAME:
+        return panes.flame_or_not(view)
+    if view.focus == OUTLIERS and view.outliers.opened:
+        return replace(view, outliers=replace(view.outliers, opened=False))
+    if view.focus in (STUCK, OUTLIERS):
+        return panes.waiting(view)
+    if view.focus == LATENCY:
+        return replace(view, focus=CATEGORIES)
+    drilled = view.drilled
+    if view.focus == TREE and drilled != "thread" and not (drilled == "wakers" and view.is_at_waker):
+        return replace(view, focus=LIST)
+    match drilled:
+        case "thread":
+            return out_of(view, "thread", thread=None, cursor=view.thread, focus=LIST)
+        case "wakers":
+            return out_of_waker(view)
+        case "object":
+            return out_of(view, "object", object=None, cursor=view.object, focus=LIST)
+        case "reason":
+            return out_of(view, "reason", reason=None, cursor=view.reason, focus=LIST)
+        case "pool":
+            return out_of(view, "pool", pool=None, cursor=view.pool, focus=LIST)
+        case "pid":
+            cursor = ThreadKey(view.pid or 0, view.pid or 0) if view.threads else view.pid
+            return out_of(view, "pid", pid=None, cursor=cursor, focus=LIST)
+        case _:
+            pass
+    if view.focus == LIST and view.group is not None:
+        return _out_of_group(view, *view.group)
+    if view.focus == LIST:
+        return replace(view, focus=CATEGORIES)
+    if view.category != ALL:
+        return at_category(view, ALL)
+    return replace(view, filter=NOTHING, user="", group=None)
+
+
+def in_mode(view: View, mode: str) -> View:
+    """The same selection in another mode; of wakers, off-CPU time knows nothing."""
+    view = panes.waiting(view)
+    if mode == view.mode:
+        return view
+    if mode == OFFCPU:
+        view = replace(view, wakers=())
+    is_other_list = WAKEUP in (mode, view.mode) or isinstance(view.cursor, WakerKey | Object | Reason)
+    shape = view.tree.shape._replace(mode=mode)
+    return replace(panes.shaped(view, shape), mode=mode, cell=None, cursor=None if is_other_list else view.cursor)
+
+
+def objects_or_not(view: View) -> View:
+    """What is waited on, or again what was listed before."""
+    if view.object is not None:
+        return about(view, object=None, objects=True, reasons=False, cursor=view.object, focus=LIST)
+    reasons = view.reasons and view.reason is not None
+    return about(view, objects=not view.lists_objects, reasons=reasons, cursor=None, focus=_list_or_above(view))
+
+
+def reasons_or_not(view: View) -> View:
+    """What is waited for, as rules name it, or again what was listed before."""
+    if view.reason is not None:
+        return about(view, reason=None, reasons=True, cursor=view.reason, focus=LIST)
+    return about(view, reasons=not view.reasons, cursor=None, focus=_list_or_above(view))
+
+
+def threads_or_processes(view: View) -> View:
+    """Those that wait; where wakers are listed, those that wake."""
+    if view.mode == WAKEUP:
+        threads = not view.lists_wakers or not view.lists_waking_threads
+        return about(view, threads=threads, wakers=(), cursor=None, **_of_whom(view), focus=_list_or_above(view))
+    return _listing(view, threads=not view.lists_threads, cgroups=False)
+
+
+def cgroups_or_not(view: View) -> View:
+    """Containers, units and other cgroups; or again what was listed before."""
+    if view.group is not None:
+        return _out_of_group(view, *view.group)
+    return _listing(view, threads=view.threads, cgroups=not view.lists_cgroups)
+
+
+def _out_of_group(view: View, path: str, before: Filter) -> View:
+    return replace(_listing(filtered(view, before), threads=False, cgroups=True), cursor=path)
+
+
+def _listing(view: View, threads: bool, cgroups: bool) -> View:
+    focus = _list_or_above(view)
+    chosen = {"pid": None, "pool": None, "thread": None, "cursor": None, "focus": focus}
+    return about(view, threads=threads, cgroups=cgroups, **chosen, **_of_whom(view))
+
+
+def _of_whom(view: View) -> dict[str, bool]:
+    """What is waited on, or for, gives way to another list; where one was drilled into, it is the list above."""
+    return {"objects": view.objects and view.object is not None, "reasons": view.reasons and view.reason is not None}
+
+
+def folded_or_not(view: View, unfolded: bool) -> View:
+    """The threads of pools each for themselves, or a pool as one row."""
+    return replace(view, unfolded=unfolded) if view.unfolded != unfolded else view
+
+
+def account_or_not(view: View) -> View:
+    return replace(view, account=not view.account)
+
+
+def _list_or_above(view: View) -> str:
+    return CATEGORIES if view.focus == CATEGORIES else LIST
