@@ -29,7 +29,9 @@ from offtop.units import NS_PER_S
 _MOST_NAMES = 50_000
 """Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
 _LATEST_TICKS = 2
-"""How long sites wait for the record of their thread."""
+"""How long sites wait for the record of their thread, where the kernel has lost some."""
+_LATEST_NS = 10 * NS_PER_S
+"""The same where it says that it has lost none: one that ends may wait for a CPU to do so."""
 _LATE_NS = NS_PER_S // 10
 """The kernel adds to a thread's running time while it runs only now and then: at its own ticks."""
 _WALK_NS = NS_PER_S // 10
@@ -89,6 +91,17 @@ class Dropped(NamedTuple):
 
     stacks: set[int]
     wakes: set[int]
+
+
+class _Late(NamedTuple):
+    """What ended at a site of a thread that is not heard of yet."""
+
+    ticks: int
+    """Since so many."""
+    since_ns: int
+    threads_lost: int
+    """How many the kernel had lost before."""
+    totals: SiteTotals
 
 
 class Ended(NamedTuple):
@@ -164,8 +177,8 @@ class Ledger:
         was not asked for."""
         self._exited: dict[ThreadKey, int] = {}
         """Threads that ended in the last tick, and when."""
-        self._late: dict[SiteKey, tuple[int, SiteTotals]] = {}
-        """Of threads that are not heard of yet: since how many ticks, and what ended."""
+        self._late: dict[SiteKey, _Late] = {}
+        self._threads_lost = 0
         self._retired: dict[int, int] = {}
         self._retired_wakes: dict[int, int] = {}
         self._aged_at_ns = at_ns
@@ -186,11 +199,13 @@ class Ledger:
         states: int = 0,
         max_ns: int = 0,
         storms: Mapping[int, Storm] = MappingProxyType({}),
+        threads_lost: int = 0,
     ) -> list[ThreadKey]:
         """Add one tick. `gone`: the threads that ended in it, and when. `ran`: how long threads have run in all, where
         it has changed. `primed_ns`: when the walk began, if `walked` has
         every thread off CPU. `anew`: the choice of threads has changed, so that of a wait which nobody asked about
-        only what passed since the last tick counts. `states` and `max_ns` are those of Filters.
+        only what passed since the last tick counts. `states` and `max_ns` are those of Filters. `threads_lost`: how
+        many records of threads the kernel could not keep until now.
 
         Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot. Returns the
         threads that will be given back, because they have ended.
@@ -207,7 +222,7 @@ class Ledger:
                 self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
             else:
                 running.add(key)
-        sites, lost = self._hold_back(sites, returned, delta)
+        sites, lost = self._hold_back(sites, returned, at_ns, threads_lost, delta)
         silent: list[ThreadKey] = []
         if primed_ns:
             heard = returned.keys() | by_key.keys()
@@ -434,25 +449,30 @@ class Ledger:
             self._retired_wakes[w.site.wake] = self.at_ns
         return moved_ns, moved_runqueue_ns
 
-    def _hold_back(self, ended: Ended, returned: Collection[ThreadKey], delta: _Delta) -> tuple[Ended, set[ThreadKey]]:
+    def _hold_back(
+        self, ended: Ended, returned: Collection[ThreadKey], at_ns: int, threads_lost: int, delta: _Delta
+    ) -> tuple[Ended, set[ThreadKey]]:
         """Keep the sites of threads that are not heard of for a later tick; the threads whose records are lost.
 
-        For a moment, a thread that ends can no longer be walked and is not gone yet. Of one that stays away,
-        the kernel could not keep the record (and says so): its sites are all that is known of it.
+        For a moment, or until it has a CPU once more, a thread that ends can no longer be walked and is not gone yet.
+        Of one that stays away, the kernel could not keep the record (and says so): its sites are all that is known
+        of it.
         """
         held, self._late = self._late, {}
         lost: set[ThreadKey] = set()
         shown_ns: dict[ThreadKey, int] = {}
         absent = [row for row, key in enumerate(ended.keys) if (key[0], key[1]) not in returned]
         for row in absent:
-            ticks, was = held.get(ended.keys[row], (0, SiteTotals()))
-            held[ended.keys[row]] = ticks, was.plus(ended.totals(row))
-        for site, (ticks, totals) in held.items():
-            key = site.thread
+            was = held.get(ended.keys[row], _Late(0, at_ns, self._threads_lost, SiteTotals()))
+            held[ended.keys[row]] = was._replace(totals=was.totals.plus(ended.totals(row)))
+        self._threads_lost = threads_lost
+        for site, late in held.items():
+            key, totals = site.thread, late.totals
+            least_ns = 0 if threads_lost > late.threads_lost else _LATEST_NS
             if key in returned:
                 delta.late.append((site, totals))
-            elif ticks < _LATEST_TICKS:
-                self._late[site] = ticks + 1, totals
+            elif late.ticks < _LATEST_TICKS or at_ns - late.since_ns < least_ns:
+                self._late[site] = late._replace(ticks=late.ticks + 1)
             else:
                 if key in self.waiting:  # it has been shown as waiting all the time since it left
                     waiting = self.waiting.pop(key)

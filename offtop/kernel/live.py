@@ -339,6 +339,7 @@ class LiveSource(Happening):
             states=asked.states,
             max_ns=asked.max_ns,
             storms=self._drain.storms(drained) if mode != OFFCPU else {},
+            threads_lost=self._drain.count("threads"),
         )
         self._place_user_stacks(at_ns, are_all=True)
         for key in ended:

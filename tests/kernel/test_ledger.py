@@ -374,11 +374,41 @@ def test_of_a_thread_whose_record_was_lost_the_sites_are_known_and_then_it_is_gi
     ledger = Ledger(0)
     ledger.tick(10_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
     for at_ns in (20_000, 30_000):
-        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=1)
     assert (ledger.threads[key].waits, ledger.threads[key].offcpu_ns) == (1, 3_000)
-    ledger.tick(40_000, MIN_NS, [], NOTHING, [])
+    ledger.tick(40_000, MIN_NS, [], NOTHING, [], threads_lost=1)
     assert {key: totals.offcpu_ns for key, totals in ledger.threads.items()} == {EXITED: 3_000}
     assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
+
+
+@pytest.mark.parametrize("lost_before", [0, 3])
+def test_what_ended_where_waits_for_a_thread_that_waits_for_a_cpu_to_end(lost_before: int) -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    ledger.tick(5_000, MIN_NS, [], NOTHING, [], threads_lost=lost_before)
+    ended = Ended.of(site_records(key, [wait], 0, TICK_NS))
+    ledger.tick(10_000, MIN_NS, [], ended, [], threads_lost=lost_before)
+    for at_ns in range(20_000, 90_000, 10_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=lost_before)
+        assert (ledger.threads, ledger.sites) == ({}, {})
+    ledger.tick(90_000, MIN_NS, [(key, record)], NOTHING, [], gone={key: 0}, threads_lost=lost_before)
+    assert (ledger.threads[key].waits, ledger.threads[key].offcpu_ns) == (1, 3_000)
+    assert ledger.sites[SiteKey(7, 100, 3, 13)].waits == 1
+
+
+def test_what_the_kernel_does_not_say_it_lost_is_taken_for_lost_in_the_end() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    ledger = Ledger(0)
+    ledger.tick(10_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    for at_ns in (4 * 10**9, 8 * 10**9):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
+        assert ledger.threads == {}
+    ledger.tick(12 * 10**9, MIN_NS, [], NOTHING, [])
+    assert ledger.threads[key].waits == ledger.sites[SiteKey(7, 100, 3, 13)].waits == 1
 
 
 def test_of_a_thread_whose_record_was_lost_what_was_shown_of_its_wait_is_not_counted_again() -> None:
@@ -391,7 +421,7 @@ def test_of_a_thread_whose_record_was_lost_what_was_shown_of_its_wait_is_not_cou
     ledger.tick(3_000, MIN_NS, [], NOTHING, [walked])
     ledger.tick(4_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, 4_000)), [])
     for at_ns in (5_000, 6_000, 7_000):
-        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=1)
     window = between(first, snapshot(ledger))
     assert sum(totals.offcpu_ns for _, totals in window.each_thread()) == 4_000  # shown until it was found out
     assert sum(totals.total_ns for _, totals in window.each_site()) == 4_000
@@ -554,7 +584,7 @@ def test_what_waits_for_the_record_of_its_thread_stays_in_the_book() -> None:
     dropped = ledger.age(keep_ns=TICK_NS)
     assert dropped == (set(), set())
     for tick in range(2, 4):
-        ledger.tick(tick * TICK_NS, MIN_NS, [], NOTHING, [])
+        ledger.tick(tick * TICK_NS, MIN_NS, [], NOTHING, [], threads_lost=1)
     assert ledger.sites[at].waits == 1, "its record is lost"
 
 
