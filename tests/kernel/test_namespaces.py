@@ -208,7 +208,7 @@ def test_23_sleeps_are_counted_under_the_ids_that_the_container_sees(family: Pat
 
 
 def test_what_is_outside_is_one_process_and_its_sums_are_the_machine_s(family: Path, tmp_path: Path) -> None:
-    spin, cpu = programs.build(tmp_path / "spin", SPIN), max(os.sched_getaffinity(0))
+    spin, cpu = programs.build(tmp_path / "outsider", SPIN), max(os.sched_getaffinity(0))
     with contained(family) as one, ExitStack() as spinners:
         for _ in range(2):
             spinner = spinners.enter_context(programs.running([spin]))
@@ -218,7 +218,7 @@ def test_what_is_outside_is_one_process_and_its_sums_are_the_machine_s(family: P
     known = {key[1] for key in keys(tick) if key[0] == OUTSIDE}
     assert {2, os.getpid()} <= known  # kernel threads, too
     assert {thread["process"] for thread in tick["threads"] if thread["pid"] == OUTSIDE} == {"(outside)"}
-    ready = [thread for thread in tick["threads"] if thread["comm"] == "spin"]
+    ready = [thread for thread in tick["threads"] if thread["comm"] == "outsider"]
     assert {thread["pid"] for thread in ready} == {OUTSIDE}
     assert len(ready) == 2
     assert 0.7 * S <= sum(thread["runqueue_ns"] for thread in ready) <= 3 * S
