@@ -110,6 +110,8 @@ class Stacks:
         """pid → what `runs` told last."""
         self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
         """tid → raw ids → site."""
+        self._of_copies: list[tuple[int, tuple[int, int]]] = []
+        """Those of this tick that have a copy."""
         self.unread = 0
         """Stacks that a record named and the kernel no longer had: their time is under [stack lost]."""
 
@@ -121,8 +123,9 @@ class Stacks:
         site = of_thread.get((kernel, user))
         if site is None or site.pid != pid:  # in one tick a tid may be of several processes, one after the other
             site = SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
-            if not user & layout.COPIED:  # which there is once
-                of_thread[kernel, user] = site
+            of_thread[kernel, user] = site
+            if user & layout.COPIED:  # which there is once; but asked about twice where it is a record's first
+                self._of_copies.append((tid, (kernel, user)))
         return site
 
     def sites(self, raw: Iterable[tuple[int, int, int, int, int]]) -> list[SiteKey]:
@@ -165,6 +168,9 @@ class Stacks:
 
     def make_room(self, at_once: bool) -> None:
         """Once a tick: keep the kernel's tables from filling up. `at_once`: one has."""
+        for tid, raw in self._of_copies:
+            self._sites.get(tid, {}).pop(raw, None)
+        self._of_copies.clear()
         if len(self._walked_ids) > _MOST_WALKED:
             self._walked_ids.clear()
         if self._kernel.make_room(at_once):

@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,7 +19,7 @@ from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.stack import FILTERED, FIRST_STACK, KERNEL, NO_STACK, SHORT, Frame, Stack
+from offtop.model.stack import FILTERED, FIRST_STACK, KERNEL, NO_STACK, SHORT, STACK_LOST, Frame, Stack
 from offtop.model.table import SITES
 from offtop.model.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
 from offtop.model.window import Window, between, merge
@@ -780,6 +781,17 @@ def test_an_id_that_is_used_in_another_process_stands_in_another_site() -> None:
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
     assert stacks.site(100, 100, NO_STACK, NO_STACK) == SiteKey(100, 100, NO_STACK, NO_STACK)
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
+
+
+def test_a_copy_that_was_lost_is_counted_once_a_tick_however_often_it_is_asked_about() -> None:
+    roomy, no_frames = cast(Map, SimpleNamespace(entries=100)), cast(Any, None)
+    stacks = Stacks(roomy, roomy, Book(), watch.rules(), no_frames, no_frames, (0, 0), copied=lambda _: None)
+    raw = (7, 100, NO_STACK, layout.COPIED | 5)
+    for tick in (1, 2):
+        sites = [stacks.site(*raw), *stacks.sites([(*raw, 0)])]  # as a record's first wait, and where it ended
+        assert sites == [SiteKey(7, 100, NO_STACK, STACK_LOST)] * 2
+        assert stacks.unread == tick
+        stacks.make_room(at_once=False)
 
 
 @pytest.mark.parametrize(("signed", "top"), [(0xFFFF << 48, ["down_write"]), (0, ["mutex_lock"])])
