@@ -37,9 +37,7 @@ run: setup ## run this checkout on this machine, live, or else a recording; ARGS
 	    echo 'So here is what offtop recorded on another machine, in 5 s: offtop demo' >&2; sleep 5; \
 	    $(bin)/offtop demo; }
 
-# Every check runs, whichever fails, and pytest last, so that its closing line closes the output. The kernel tests wait
-# most of the time: two at once, and those of a file, which may share a live source, one after the other. What fails in
-# such company is told, and must pass alone.
+# Every check runs, whichever fails, and pytest last, so that its closing line closes the output.
 test: setup-test ## all checks: format, lint, types, walls, tests
 	@failed=(); \
 	check() { echo "== $$*"; "$$@" || failed+=("$$*"); }; \
@@ -50,8 +48,7 @@ test: setup-test ## all checks: format, lint, types, walls, tests
 	check $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not guest' -n 4 $(ARGS); \
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
-	    bash -c '"$$@" -n 2 --dist loadfile || "$$@" --last-failed --last-failed-no-failures none' kernel \
-	    $(bin)/pytest -o cache_dir=/tmp/offtop-kernel-tests -m kernel $(ARGS); \
+	    tests/kernel/run.sh $(bin)/pytest -m kernel $(ARGS); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
 bench: setup-bench ## what offtop costs, side by side with its peers

@@ -23,7 +23,11 @@ settings.load_profile("busy")
 
 ANN = 54321
 """The uid and gid of somebody whom this machine does not know."""
+LAW_BROKEN = 10
+"""How a run ends in which a law of accounting did not hold: no second run excuses that (kernel/run.sh)."""
+_BROKEN_LAW = "broken law"
 _LACKS = "this kernel lacks "
+_laws_broken: list[str] = []
 
 
 @cache
@@ -68,14 +72,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    if call.excinfo is not None and call.excinfo.typename == "LawError":
+        report.user_properties.append((_BROKEN_LAW, item.nodeid))
     if report.skipped and item.get_closest_marker("kernel") and os.environ.get("OFFTOP_REQUIRE_KERNEL") == "1":
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if _LACKS not in reason and machine_is_able():
             report.outcome = "failed"
             report.longrepr = f"This machine has BPF, so that no kernel test may be skipped: {reason}"
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _laws_broken.extend(str(where) for what, where in report.user_properties if what == _BROKEN_LAW)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _laws_broken and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+        session.exitstatus = LAW_BROKEN
 
 
 @pytest.fixture

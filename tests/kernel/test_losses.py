@@ -244,7 +244,7 @@ def test_sites_that_are_taken_out_and_dropped_break_a_law(monkeypatch: pytest.Mo
     with sleepers(binary, threads=20, sleeps=10_000, each_us=2000) as child, watching_only(child) as live:
         child.go_on_alone()
         live.tick(0.1)
-        with monkeypatch.context() as broken, pytest.raises(AssertionError, match=BROKEN_LAW):
+        with monkeypatch.context() as broken, pytest.raises(watch.LawError, match=BROKEN_LAW):
             broken.setattr(Drain, "sites", dropped)
             live.tick(0.1)
         live.tick(0.1)
@@ -260,7 +260,7 @@ def test_threads_of_one_half_that_are_never_walked_break_a_law(monkeypatch: pyte
         child.go_on_alone()
         live.tick(0.1)
         monkeypatch.setattr(Drain, "threads", of_one_half)
-        with pytest.raises(AssertionError, match=BROKEN_LAW):
+        with pytest.raises(watch.LawError, match=BROKEN_LAW):
             for _ in range(4):
                 live.tick(0.1)
 

@@ -1,6 +1,13 @@
 """How often the walk is made: in each tick while it takes less than a twentieth of it."""
 
+import time
+from collections.abc import Callable
+
+import pytest
+
+from offtop.kernel.drain import Drain
 from offtop.kernel.walks import Walks
+from tests.kernel import watch
 
 MS = 1_000_000
 
@@ -40,3 +47,26 @@ def test_it_is_made_at_least_in_every_tenth_and_more_often_again_when_it_is_shor
     for _ in range(200):
         walks.add(1 * MS if walks.is_due else -1, 1000 * MS)
     assert walks.every == 1
+
+
+def spin(seconds: float) -> None:
+    until_ns = time.thread_time_ns() + int(seconds * 1e9)
+    while time.thread_time_ns() < until_ns:
+        pass
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("held_up", "costs"), [(time.sleep, False), (spin, True)], ids=["put aside", "at work"])
+def test_what_a_walk_costs_is_the_time_that_it_runs_not_how_long_it_is_put_aside(
+    monkeypatch: pytest.MonkeyPatch, held_up: Callable[[float], None], costs: bool
+) -> None:
+    walk = Drain.walk
+
+    def walk_late(drain: Drain, mode: int) -> bytes:
+        held_up(0.5)
+        return walk(drain, mode)
+
+    monkeypatch.setattr(Drain, "walk", walk_late)
+    with watch.watching_kernel_stacks() as live:  # the first walk is of all, and counts for nothing
+        live.tick(1)
+        assert (live.last.cost.walk_every > 1) is costs

@@ -1,0 +1,51 @@
+"""How the kernel tests are run: what fails beside others is run alone, and only that; a broken law is never excused."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LAW_BROKEN
+
+RUN = Path(__file__).parent / "run.sh"
+ROOT = RUN.parents[2]
+LAW = "class LawError(AssertionError): ...\n"
+
+
+def ends(tmp_path: Path, first: int, second: int = 0) -> tuple[int, int]:
+    """How run.sh ends, and how often it ran what ends with `first`, and then with `second`."""
+    fake, told = tmp_path / "pytest", tmp_path / "told"
+    fake.write_text(
+        f'#!/bin/sh\necho "$@" >>{told}\ncase "$*" in *--last-failed*) exit {second};; esac\nexit {first}\n'
+    )
+    fake.chmod(0o755)
+    status = subprocess.run([RUN, fake], timeout=20).returncode
+    return status, len(told.read_text().splitlines())
+
+
+def test_what_passes_is_run_once(tmp_path: Path) -> None:
+    assert ends(tmp_path, 0) == (0, 1)
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_what_fails_is_run_again_and_that_holds(tmp_path: Path, alone: int) -> None:
+    assert ends(tmp_path, 1, alone) == (alone, 2)
+
+
+@pytest.mark.parametrize("status", [2, 3, 4, 5, LAW_BROKEN])
+def test_any_other_end_is_final(tmp_path: Path, status: int) -> None:
+    assert ends(tmp_path, status) == (status, 1)
+
+
+@pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["alone", "beside others"])
+@pytest.mark.parametrize(("what", "status"), [("AssertionError", 1), ("LawError", LAW_BROKEN)])
+def test_a_broken_law_ends_a_run_in_another_way_than_another_failure(
+    tmp_path: Path, what: str, status: int, how: tuple[str, ...]
+) -> None:
+    (tmp_path / "test_it.py").write_text(f"{LAW}def test_it():\n    raise {what}\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", *how, "test_it.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (status, "")
