@@ -7,7 +7,7 @@ snapshot. It asks nobody for the time and imports no bcc: a test can be its kern
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
@@ -80,6 +80,7 @@ class Ran(NamedTuple):
     """It is what it had run at its end."""
 
 
+_Records = Sequence[tuple[ThreadKey, ThreadRecord]]
 _UNTOLD: tuple[int, Bound, int, tuple[int, ...]] = 0, Bound.EXACT, -1, ()
 
 Locate = Callable[[int, int, int, int, int], SiteKey]
@@ -213,7 +214,7 @@ class Ledger:
         delta, self.moves = _Delta(), []
         gone = gone or {}
         by_key = {one.key: one for one in walked}
-        returned: dict[ThreadKey, ThreadRecord] = {}
+        threads, returned = [*threads], dict[ThreadKey, ThreadRecord]()
         running: set[ThreadKey] = set()
         for key, record in threads:
             returned[key] = record
@@ -222,7 +223,7 @@ class Ledger:
                 self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
             else:
                 running.add(key)
-        sites, lost = self._hold_back(sites, returned, at_ns, threads_lost, delta)
+        sites, lost = self._hold_back(sites, threads, at_ns, threads_lost, delta)
         silent: list[ThreadKey] = []
         if primed_ns:
             heard = returned.keys() | by_key.keys()
@@ -450,7 +451,7 @@ class Ledger:
         return moved_ns, moved_runqueue_ns
 
     def _hold_back(
-        self, ended: Ended, returned: Collection[ThreadKey], at_ns: int, threads_lost: int, delta: _Delta
+        self, ended: Ended, threads: _Records, at_ns: int, threads_lost: int, delta: _Delta
     ) -> tuple[Ended, set[ThreadKey]]:
         """Keep the sites of threads that are not heard of for a later tick; the threads whose records are lost.
 
@@ -459,9 +460,11 @@ class Ledger:
         of it.
         """
         held, self._late = self._late, {}
+        returned = {key for key, _ in threads}
         lost: set[ThreadKey] = set()
         shown_ns: dict[ThreadKey, int] = {}
         absent = [row for row, key in enumerate(ended.keys) if (key[0], key[1]) not in returned]
+        may_lack = threads_lost > self._threads_lost or any(threads_lost > late.threads_lost for late in held.values())
         for row in absent:
             was = held.get(ended.keys[row], _Late(0, at_ns, self._threads_lost, SiteTotals()))
             held[ended.keys[row]] = was._replace(totals=was.totals.plus(ended.totals(row)))
@@ -487,7 +490,11 @@ class Ledger:
                 delta.threads.append((key, numbers, histogram.to_bytes(log2.LANES * 8, "little")))
                 delta.late.append((site, SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)))
                 lost.add(key)
-        return ended.without(absent) if absent else ended, lost
+        told = ended.without(absent) if absent else ended
+        if may_lack:
+            late = [(site, totals) for site, totals in delta.late if site.thread in returned]
+            _add_lost(threads, [*late, *zip(told.keys, map(told.totals, range(len(told.keys))), strict=True)], delta)
+        return told, lost
 
     def _settle(self, key: ThreadKey, w: Waiting, delta: _Delta, moved_ns: int = 0, moved_runqueue_ns: int = 0) -> None:
         """What a snapshot has shown of a wait in progress becomes finished: where it was shown, but for what moved."""
@@ -648,6 +655,26 @@ class Ledger:
 
     def _retire_site(self, key: SiteKey) -> None:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
+
+
+def _add_lost(threads: _Records, sites: Iterable[tuple[SiteKey, SiteTotals]], delta: _Delta) -> None:
+    """Of a thread that ended, and whose id another one took at once (one that called exec, of its main thread), the
+    record may be lost: what `sites` have more than records is all that is known of it."""
+    rest: dict[ThreadKey, SiteTotals] = {}
+    for site, totals in sites:
+        rest[site.thread] = rest.get(site.thread, SiteTotals()).plus(totals)
+    lanes = dict.fromkeys(rest, 0)
+    for key, r in threads:
+        if key in rest:
+            off_ns = r.offcpu_ns - r.short_ns - r.filtered_ns - r.lost_ns
+            ready_ns = r.runqueue_ns - r.short_runqueue_ns - r.filtered_runqueue_ns - r.lost_runqueue_ns
+            rest[key] = rest[key].plus(SiteTotals(0, -off_ns, -ready_ns))
+            lanes[key] += int.from_bytes(r.histogram, "little")
+    for key, (_, off_ns, ready_ns, max_ns, histogram) in rest.items():
+        if off_ns > 0:
+            more = np.maximum(log2.to_lanes([histogram]) - log2.to_lanes([lanes[key]]), 0)
+            numbers = (int(more.sum()), off_ns, ready_ns, 0, 0, 0, 0, 0, 0, 0, 0, max_ns)
+            delta.threads.append((key, numbers, more.tobytes()))
 
 
 def _off_ns(record: ThreadRecord | None, at_ns: int) -> int:

@@ -382,6 +382,28 @@ def test_of_a_thread_whose_record_was_lost_the_sites_are_known_and_then_it_is_gi
     assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_of_a_lost_record_whose_thread_s_id_another_one_took_the_sites_are_known(is_late: bool) -> None:
+    key = ThreadKey(7, 7)
+    lost = Wait(left_ns=1_500, back_ns=4_500, ready_ns=4_000, preempted=False, kernel=3, user=13)
+    short = Wait(left_ns=5_000, back_ns=5_400, ready_ns=5_400, preempted=False, kernel=3, user=13)
+    others = [short, Wait(left_ns=6_000, back_ns=7_200, ready_ns=7_000, preempted=False, kernel=4, user=14)]
+    record = record_of(others, 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    of_lost, of_others = (site_records(key, waits, 0, TICK_NS) for waits in ([lost], others))
+    if is_late:
+        ledger.tick(5_000, MIN_NS, [], Ended.of(of_lost), [], threads_lost=1)
+        of_lost = []
+    first = snapshot(ledger)
+    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of([*of_lost, *of_others]), [], threads_lost=1)
+    window = between(first, snapshot(ledger))
+    watch.check_sums(window)
+    told = window.threads[key]
+    assert (told.waits, told.offcpu_ns, told.runqueue_ns, told.short_ns) == (3, 3_000 + 400 + 1_200, 500 + 200, 400)
+    assert told.histogram == log2.of(lost.off_ns, *[wait.off_ns for wait in others])
+
+
 @pytest.mark.parametrize("lost_before", [0, 3])
 def test_what_ended_where_waits_for_a_thread_that_waits_for_a_cpu_to_end(lost_before: int) -> None:
     key = ThreadKey(7, 100)
