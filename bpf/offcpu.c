@@ -29,8 +29,9 @@
  * cgroup's id); REG_* (offsets in pt_regs of the system call's number, its arguments, ip, sp, frame pointer and
  * what else calls keep);
  * TYPED_TASK (the verifier knows what the current thread is: since 3ca1032ab7ab, 5.11);
- * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TID (no task storage:
- * there is none, or records are reached from elsewhere than their thread's own context, or listed);
+ * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TASK (no task storage:
+ * there is none, or records are reached from elsewhere than their thread's own context, or listed: they are found by
+ * where their task is);
  * NAMESPACE (whose ids are shown: namespace.h).
  */
 #include "offcpu.h"
@@ -70,8 +71,8 @@ BPF_PERCPU_ARRAY(gone_scratch, struct gone, 1);
 BPF_PERCPU_ARRAY(caught_scratch, struct caught, 1);
 BPF_ARRAY(blank_site, struct site, 1);
 
-#ifdef BY_TID
-BPF_TABLE("hash", u32, struct record, record, THREADS);
+#ifdef BY_TASK
+BPF_TABLE("hash", u64, struct record, record, THREADS);
 BPF_ARRAY(blank_record, struct record, 1);
 #else
 BPF_TASK_STORAGE(record, struct record);
@@ -147,19 +148,20 @@ static inline __attribute__((always_inline)) bool chosen(struct config *c, void 
 	return !(c->select & ONLY_CGROUP) || in_cgroup(c, task, is_current);
 }
 
-/* What is kept of a thread; made when it is not there and `make` says so. `tid` is the host's. */
-static inline __attribute__((always_inline)) struct record *record_of(struct task_struct *task, u32 tid, bool make)
+/* What is kept of a thread; made when it is not there and `make` says so. */
+static inline __attribute__((always_inline)) struct record *record_of(struct task_struct *task, bool make)
 {
-#ifdef BY_TID
-	struct record *r = record.lookup(&tid);
+#ifdef BY_TASK
+	u64 at = (u64)task;
+	struct record *r = record.lookup(&at);
 	u32 zero = 0;
 
 	if (r || !make)
 		return r;
 	struct record *blank = blank_record.lookup(&zero);
 	if (blank)
-		record.insert(&tid, blank);
-	r = record.lookup(&tid);
+		record.insert(&at, blank);
+	r = record.lookup(&at);
 #else
 	struct record *r = record.task_storage_get((void *)task, 0, make ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);
 #endif
@@ -172,7 +174,7 @@ static inline __attribute__((always_inline)) struct record *record_of(struct tas
 /* find_ids(), which takes a while, only of a thread that has not left a CPU yet. `host`: bpf_get_current_pid_tgid() */
 static inline __attribute__((always_inline)) bool show(struct task_struct *task, u64 host, u32 *pid, u32 *tid)
 {
-	struct record *r = record_of(task, host, false);
+	struct record *r = record_of(task, false);
 
 	if (!r || r->host != host)
 		return find_ids(task, pid, tid);
@@ -306,12 +308,12 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	struct task_struct *task = current_task();
 	bool dead = state & TASK_DEAD;
 	if (dead)
-		forget_call(task, id);
+		forget_call(task);
 	u32 asked = *(volatile u32 *)&c->asked; /* before what it is about, which may change meanwhile */
 	/* Wanted or not: what was wanted once must be given back. */
 	if (!dead && !(show(task, id, &pid, &tid) && wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))))
 		return;
-	struct record *r = record_of(task, id, !dead);
+	struct record *r = record_of(task, !dead);
 	if (!r)
 		return;
 	if (r->left_ns) /* it was back, and nobody saw it */
@@ -320,26 +322,32 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	r->state = preempted ? RUNNING : state_of(state);
 	if (dead) {
 		thread->state = r->state;
+		thread->life = r->life;
 		thread->exec_ns = MEMBER(u64, task, SUM_EXEC);
 		thread->exec_at_ns = 0;
 		r->left_ns = 0;
 		keep_gone(task, r, which);
-#ifdef BY_TID
-		tid = id;
-		record.delete(&tid);
+#ifdef BY_TASK
+		u64 at = (u64)task;
+
+		record.delete(&at);
 #endif
 		return;
 	}
 	if (r->tid != tid || r->pid != pid) {
-		if (r->tid)
+		if (r->tid) { /* who had that id may wait for a CPU still, to leave for good: its record is to come */
 			keep_gone(task, r, which);
+			r->life = 1 + MEMBER(u32, task, TASK_EXECS) % LIVES;
+		}
 		r->pid = pid;
 		r->tid = tid;
 	}
 #ifdef NAMESPACE
 	r->host = id;
+	r->host_tid = id;
 #endif
 	thread->state = r->state;
+	thread->life = r->life;
 #ifndef WAKING
 	r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
 #endif
@@ -390,7 +398,7 @@ static inline __attribute__((always_inline)) void catch_wait(struct record *r, v
 	c->user = key->user;
 	c->wake = key->wake;
 	c->pid = key->pid;
-	c->tid = key->tid;
+	c->tid = r->tid;
 	c->state = r->state;
 	c->cpu = bpf_get_smp_processor_id();
 	if (caught.ringbuf_output(c, sizeof(*c), BPF_RB_NO_WAKEUP))
@@ -425,6 +433,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	e->off_ns = e->runqueue_ns = off_ns;
 	struct thread *thread = &r->half[which];
 	thread->state = r->state;
+	thread->life = r->life;
 	if (!(r->state & RUNNING)) {
 		r->back_ns = now_ns;
 		r->wake &= c->wakes;
@@ -451,7 +460,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	u64 slept = (u64)(r->state >> 31) - 1;
 	e->key.kernel = e->key.user = 0;
 	e->key.pid = r->pid;
-	e->key.tid = r->tid;
+	e->key.tid = r->tid | r->life << LIFE;
 	e->key.wake = (r->wake & slept) | (WAKE_CPU & c->wakes & ~slept);
 	u64 lane;
 	u32 kind;
@@ -543,7 +552,7 @@ static inline __attribute__((always_inline)) int back_current(void *ctx)
 #endif
 		return 0;
 	}
-	struct record *r = record_of(task, id, false);
+	struct record *r = record_of(task, false);
 	if (!r || !r->left_ns)
 		return 0;
 	if (r->asked != c->asked && !wanted(c, task, true, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS))) {
@@ -566,11 +575,10 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 
 #ifdef DOOR_SWITCH
 	void *next = (void *)ctx->args[2];
-	u32 zero = 0, tid = 0;
+	u32 zero = 0;
 	struct config *c = config.lookup(&zero);
+	struct record *r = record_of(next, false);
 
-	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)next + TASK_PID);
-	struct record *r = record.lookup(&tid);
 	if (!c || !r || !r->left_ns)
 		return 0;
 	u32 flags = 0;
@@ -602,9 +610,9 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct task_struct *task = current_task();
 	u64 host = bpf_get_current_pid_tgid();
-	u32 zero = 0, pid = host >> 32, tid = host;
+	u32 pid = host >> 32, tid = host;
 
-	forget_call(task, ctx->args[1]);
+	forget_call(task);
 	if (show(task, host, &pid, &tid)) {
 		u32 number = MEMBER(u32, task, TASK_EXECS);
 		execs.update(&pid, &number);
@@ -615,22 +623,10 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 		pythons.delete(&pid);
 #endif
 	}
-#ifdef BY_TID
-	/* A thread that calls exec takes its main thread's id: what it did under its own ends with that. */
-	u32 old_tid = ctx->args[1];
-	u32 *now = half.lookup(&zero);
-	struct record *r = record.lookup(&old_tid);
-
-	if (!r || !now || old_tid == (u32)host)
-		return 0;
-	u32 which = *(volatile u32 *)now & 1; /* read once: it may change meanwhile */
-	struct thread *thread = which ? &r->half[1] : &r->half[0];
-	if (r->left_ns) /* it waited for the others to end: that came back under the new id */
-		count_lost(LOST_EVENTS);
-	thread->state = r->state ? r->state : RUNNING;
-	r->left_ns = 0;
-	keep_gone(task, r, which);
-	record.delete(&old_tid);
+#ifdef NAMESPACE
+	struct record *r = record_of(task, false);
+	if (r)
+		r->host_tid = host; /* it may have its main thread's by now */
 #endif
 	return 0;
 }
@@ -639,19 +635,17 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 /* Somebody is woken, in the context of who does it, or of an interrupt. Attached while somebody asks who it was. */
 int on_waking(struct bpf_raw_tracepoint_args *ctx)
 {
-	u32 zero = 0, tid = 0, flags = 0;
+	u32 zero = 0, flags = 0;
 	struct task_struct *task;
 	struct config *c = config.lookup(&zero);
 
 	asm volatile("" : "=r"(task) : "0"(ctx->args[0])); /* bcc must not see where it comes from: it would read it anew */
 #ifdef TYPED_WAKING
-	tid = MEMBER(u32, task, TASK_PID);
 	flags = MEMBER(u32, task, TASK_FLAGS);
 #else
-	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)task + TASK_PID);
 	bpf_probe_read_kernel(&flags, sizeof(flags), (char *)task + TASK_FLAGS);
 #endif
-	struct record *r = record_of(task, tid, false);
+	struct record *r = record_of(task, false);
 	if (!r || !c)
 		return 0;
 #ifdef WAKING

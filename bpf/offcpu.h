@@ -26,6 +26,8 @@
 #define RETURNS 4
 #define STORM 8            /* wakings in one burst: model/wake.py has it, too */
 #define EXECS 8192         /* processes of which it is known that they called exec */
+#define LIFE 22            /* from this bit on, of the tid of a site: struct thread's life (PID_MAX_LIMIT is below) */
+#define LIVES 1023
 #define BURST_NS 100000    /* no longer from one of them to the next */
 #define BY_CPU (1u << 31)
 #define IDLED_NS 1000000   /* who has the CPU for less was woken for nothing, or nearly so */
@@ -136,7 +138,7 @@ struct thread {
 	u32 first_kind;
 	u32 state;         /* at the last leaving; 0: nothing happened in this tick */
 	u32 objects;       /* of MOST_OBJECTS */
-	u32 unused;
+	u32 life;          /* which of those that had this id, one behind the other: sites of one tick may be of two; 0 of most */
 	u64 histogram[LANES];
 };
 
@@ -153,7 +155,7 @@ struct record {
 	u32 tid;           /* whose halves these are: a thread that calls exec takes its main thread's id */
 	u32 older;         /* its wait in progress began before left_ns, unseen */
 	u32 asked;         /* config.asked when it left, and was wanted: so is its wait, wherever it is moved meanwhile */
-	u32 unused;
+	u32 life;          /* as struct thread has it */
 	u64 exec_ns;       /* of what was told with WALKED_RAN */
 	u64 wake;          /* who ended its last wait for something: id of a struct wake, or NO_WAKE and so on */
 	u64 last_kernel;   /* and where that wait was; stack ids */
@@ -164,6 +166,8 @@ struct record {
 	struct burst burst; /* whom it wakes */
 #ifdef NAMESPACE
 	u64 host;          /* the host's pid << 32 | tid, of which pid and tid are what is shown */
+	u32 host_tid;      /* by which a walk finds it */
+	u32 unused_too;
 #endif
 	struct thread half[2];
 };
@@ -183,7 +187,7 @@ struct gone {
 
 struct site_key {
 	u32 pid;
-	u32 tid;
+	u32 tid;           /* and from LIFE on the thread's life */
 	u64 kernel;
 	u64 user;
 	u64 wake;

@@ -240,7 +240,7 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 		w->waker.tid = tid;
 		bpf_get_current_comm(w->waker.comm, sizeof(w->waker.comm));
 		w->waker.user = user_stack(ctx, AT_WAKING, current, pid, tid, flags);
-		of_waker = record_of(current, host, false);
+		of_waker = record_of(current, false);
 		if (of_waker && (of_waker->asked != c->asked || !wanted(c, current, true, pid, tid, flags)))
 			of_waker = 0;
 	}

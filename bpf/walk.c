@@ -17,7 +17,7 @@ struct seq_file;
 struct bpf_map;
 struct bpf_iter_meta { struct seq_file *seq; u64 session_id; u64 seq_num; };
 struct bpf_iter__task { struct bpf_iter_meta *meta; struct task_struct *task; };
-struct bpf_iter__bpf_map_elem { struct bpf_iter_meta *meta; struct bpf_map *map; u32 *key; void *value; };
+struct bpf_iter__bpf_map_elem { struct bpf_iter_meta *meta; struct bpf_map *map; u64 *key; struct record *value; };
 BPF_PERCPU_ARRAY(walk_scratch, struct walked_stack, 1);
 
 /*
@@ -251,7 +251,7 @@ static inline __attribute__((always_inline)) void give(struct seq_file *seq, str
 	bool prime = *mode & WALK_PRIME;
 	/* One that runs, and has not left a CPU yet, is told of, too. */
 	bool make = is_first && is_wanted && !(walked.state & TASK_DEAD) && (prime || is_on_cpu(task));
-	struct record *r = record_of(task, host, make);
+	struct record *r = record_of(task, make);
 	if (!r)
 		return;
 	/* A wait belongs to the cgroup that it began in; one that still goes on, to that of its thread by now. */
@@ -300,12 +300,15 @@ BPF_ITER(task)
 	while ((task = task_iter_next(&every))) {
 		u32 pid = 0, host_tid = MEMBER(u32, task, TASK_PID), tid = host_tid;
 
-		if (MEMBER(u32, task, TASK_STATE) & TASK_DEAD || record.lookup(&host_tid))
+		if (MEMBER(u32, task, TASK_STATE) & TASK_DEAD || record_of(task, false))
 			continue;
 		if (!(*mode & WALK_PRIME) && !is_on_cpu(task))
 			continue;
-		if (find_ids(task, &pid, &tid) && wanted(c, task, false, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
-			record_of(task, host_tid, true);
+		if (!find_ids(task, &pid, &tid) || !wanted(c, task, false, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+			continue;
+		struct record *r = record_of(task, true);
+		if (r)
+			r->host_tid = host_tid;
 	}
 	task_iter_destroy(&every);
 	return 0;
@@ -313,7 +316,7 @@ BPF_ITER(task)
 
 BPF_ITER(bpf_map_elem)
 {
-	struct task_struct *task = ctx->key ? task_from_pid(*ctx->key) : 0;
+	struct task_struct *task = ctx->value ? task_from_pid(ctx->value->host_tid) : 0;
 
 	if (!task)
 		return 0;

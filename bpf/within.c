@@ -49,24 +49,22 @@ struct calls_now {
 
 BPF_PERCPU_ARRAY(within_calls, struct calls, 2);
 BPF_ARRAY(within_now, struct calls_now, 1);
-#ifdef BY_TID
-BPF_TABLE("hash", u32, struct call, within_call, THREADS);
+#ifdef BY_TASK
+BPF_TABLE("hash", u64, struct call, within_call, THREADS);
 #else
 BPF_TASK_STORAGE(within_call, struct call);
 #endif
 
 static inline __attribute__((always_inline)) struct call *call_of(void *task, bool make)
 {
-#ifdef BY_TID
-	u32 tid = 0;
-
-	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)task + TASK_PID);
-	struct call *call = within_call.lookup(&tid);
+#ifdef BY_TASK
+	u64 at = (u64)task;
+	struct call *call = within_call.lookup(&at);
 	if (call || !make)
 		return call;
 	struct call blank = {};
-	within_call.insert(&tid, &blank);
-	call = within_call.lookup(&tid);
+	within_call.insert(&at, &blank);
+	call = within_call.lookup(&at);
 #else
 	struct call *call = within_call.task_storage_get(task, 0, make ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);
 #endif
@@ -78,13 +76,14 @@ static inline __attribute__((always_inline)) struct call *call_of(void *task, bo
 /* The thread runs; a wait that would end with its next one, outside, came back unseen. */
 static inline __attribute__((always_inline)) void lose_wait(u32 which)
 {
-	struct record *r = record_of(current_task(), bpf_get_current_pid_tgid(), false);
+	struct record *r = record_of(current_task(), false);
 
 	if (!r || !r->left_ns)
 		return;
 	struct thread *thread = which ? &r->half[1] : &r->half[0];
 	count_lost(LOST_EVENTS);
 	thread->state = r->state;
+	thread->life = r->life;
 	thread->left_ns = r->left_ns = 0;
 }
 
@@ -149,18 +148,17 @@ static inline __attribute__((always_inline)) void add_to_call(void *task, u64 of
 	call->runqueue_ns += runqueue_ns;
 }
 
-/* The thread ends, or begins another program, by the host's `tid` until now. */
-static inline __attribute__((always_inline)) void forget_call(void *task, u32 tid)
+/* The thread ends, or begins another program. */
+static inline __attribute__((always_inline)) void forget_call(void *task)
 {
-#ifdef BY_TID
-	struct call *call = within_call.lookup(&tid);
-#else
 	struct call *call = call_of(task, false);
-#endif
+
 	if (call && call->sp)
 		end_call(call, false);
-#ifdef BY_TID
-	within_call.delete(&tid);
+#ifdef BY_TASK
+	u64 at = (u64)task;
+
+	within_call.delete(&at);
 #endif
 }
 
@@ -216,6 +214,6 @@ int on_return(void *ctx)
 #else
 #define wanted chosen
 #define add_to_call(task, off_ns, runqueue_ns)
-#define forget_call(task, tid)
+#define forget_call(task)
 #define tell_call(task)
 #endif

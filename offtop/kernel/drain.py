@@ -119,12 +119,17 @@ class Drain:
 
     def sites(self, half: int) -> Ended:
         """What ended where in `half`, which is emptied. Behind the walk, which tells what each process runs."""
-        found, parts = list[SiteKey](), list[Ints]()
+        found, lives, parts = list[SiteKey](), dict[int, int](), list[Ints]()
         for keys, values in self._maps[f"sites_{half}"].drain():
-            found += self._sites.every([*layout.SITE_KEY.iter_unpack(keys)])
+            raw = [*layout.SITE_KEY.iter_unpack(keys)]
+            for row in np.flatnonzero(np.frombuffer(keys, np.uint32)[1 :: layout.SITE_KEY.size // 4] >> layout.LIFE):
+                pid, tid, *rest = raw[row]
+                lives[len(found) + int(row)] = tid >> layout.LIFE
+                raw[row] = (pid, tid & (1 << layout.LIFE) - 1, *rest)
+            found += self._sites.every(raw)
             parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
         columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
-        return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :])
+        return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], lives)
 
     def gone(self, half: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]) -> dict[ThreadKey, int]:
         """The threads that ended, and when; what they did is put before `threads`: a tid may be in use again, by one

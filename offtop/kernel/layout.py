@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, cast
 
 LANES = 40
 FRAMES = 127
+LIFE = 22
+"""From this bit on the tid of a site has its thread's life."""
 WALK_FRAMES = 64
 WALK_WORDS = 64
 
@@ -168,7 +170,8 @@ class ThreadRecord(NamedTuple):
     first_kind: int
     state: int
     objects: int
-    unused: int
+    life: int
+    """Which of those that had this id one behind the other, as sites have it."""
     histogram: bytes
 
 

@@ -105,6 +105,18 @@ class _Late(NamedTuple):
     totals: SiteTotals
 
 
+class _Taken(NamedTuple):
+    """An id that a thread has taken over from its main thread, by exec, which may be heard of later."""
+
+    life: int
+    """ThreadRecord.life, of who has it now."""
+    life_before: int
+    left_ns: int
+    """Since when who had it before was shown as waiting; 0: it was not."""
+    at_ns: int
+    """Until then."""
+
+
 class Ended(NamedTuple):
     """What ended where in a tick: a row for each of `keys`, which may repeat."""
 
@@ -113,6 +125,8 @@ class Ended(NamedTuple):
     """(n, 4): the fields of SiteTotals but the histogram."""
     lanes: Ints
     """(n, 40)"""
+    lives: Mapping[int, int] = MappingProxyType({})
+    """Row → layout.ThreadRecord.life of whose it is; 0 of the others."""
 
     @classmethod
     def of(cls, entries: Iterable[tuple[SiteKey, SiteTotals]]) -> "Ended":
@@ -124,7 +138,10 @@ class Ended(NamedTuple):
 
     def without(self, rows: Sequence[int]) -> "Ended":
         left = np.delete(np.arange(len(self.keys)), rows)
-        return Ended([self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left])
+        lives = (
+            {new: self.lives[row] for new, row in enumerate(left.tolist()) if row in self.lives} if self.lives else {}
+        )
+        return Ended([self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left], lives)
 
 
 @dataclass(slots=True)
@@ -178,7 +195,9 @@ class Ledger:
         was not asked for."""
         self._exited: dict[ThreadKey, int] = {}
         """Threads that ended in the last tick, and when."""
-        self._late: dict[SiteKey, _Late] = {}
+        self._taken: dict[ThreadKey, _Taken] = {}
+        self._late: dict[tuple[SiteKey, int], _Late] = {}
+        """By site, and by life."""
         self._threads_lost = 0
         self._retired: dict[int, int] = {}
         self._retired_wakes: dict[int, int] = {}
@@ -320,7 +339,7 @@ class Ledger:
                 if of_thread:
                     of_thread.remove(key)
         before_ns = self.at_ns - keep_ns
-        sites = [*self.sites, *self._late, *waiting]
+        sites = [*self.sites, *(site for site, _ in self._late), *waiting]
         wakes = {key.wake for key in sites}.union(wake for wake, ns in self._stormed_ns.items() if ns >= before_ns)
         dropped_wakes = {
             wake
@@ -358,7 +377,7 @@ class Ledger:
         named = (
             [(key.wake, ns) for key, ns in added],
             self._stormed_ns.items(),
-            [(key.wake, self.at_ns) for key in self._late],
+            [(site.wake, self.at_ns) for site, _ in self._late],
             [(w.site.wake, self.at_ns) for w in self.waiting.values()],
         )
         for wake, ns in chain(*named):
@@ -386,8 +405,15 @@ class Ledger:
 
     def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> None:
         """Add what ended, less what was shown of the first of those waits while it was in progress."""
-        waiting = self.waiting.pop(key, None)
-        was_known = waiting is not None and r.waits > 0 and r.first_left_ns == waiting.left_ns
+        taken = self._taken.get(key)
+        is_late = taken is not None and r.life == taken.life_before
+        waiting = None if is_late else self.waiting.pop(key, None)
+        left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self.at_ns
+        if taken is not None and is_late:
+            left_ns, shown_to_ns = taken.left_ns, taken.at_ns
+        elif r.life != (taken.life if taken else 0):
+            self._taken[key] = _Taken(r.life, taken.life if taken else 0, left_ns, self.at_ns)
+        was_known = 0 < left_ns == r.first_left_ns and r.waits > 0
         was_asked = anew and waiting is None and r.waits > 0
         site = self._first_site(key, r) if was_known or was_asked else None
         moved_ns = moved_runqueue_ns = 0
@@ -402,7 +428,7 @@ class Ledger:
             return
         taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
         if was_known or was_asked:
-            rest_ns = max(0, r.first_off_ns - max(0, self.at_ns - r.first_left_ns))
+            rest_ns = max(0, r.first_off_ns - max(0, shown_to_ns - r.first_left_ns))
             rest_runqueue_ns = min(rest_ns, r.first_runqueue_ns)  # a wait is ready at its end, if at all
             taken_ns = r.first_off_ns - rest_ns
             taken_runqueue_ns = r.first_runqueue_ns - rest_runqueue_ns
@@ -460,24 +486,28 @@ class Ledger:
         of it.
         """
         held, self._late = self._late, {}
-        returned = {key for key, _ in threads}
+        returned = {(pid, tid, record.life) for (pid, tid), record in threads}
         lost: set[ThreadKey] = set()
         shown_ns: dict[ThreadKey, int] = {}
-        absent = [row for row, key in enumerate(ended.keys) if (key[0], key[1]) not in returned]
-        may_lack = threads_lost > self._threads_lost or any(threads_lost > late.threads_lost for late in held.values())
+        life_of = ended.lives.get
+        absent = [row for row, key in enumerate(ended.keys) if (key[0], key[1], life_of(row, 0)) not in returned]
         for row in absent:
-            was = held.get(ended.keys[row], _Late(0, at_ns, self._threads_lost, SiteTotals()))
-            held[ended.keys[row]] = was._replace(totals=was.totals.plus(ended.totals(row)))
+            place = ended.keys[row], life_of(row, 0)
+            was = held.get(place, _Late(0, at_ns, self._threads_lost, SiteTotals()))
+            held[place] = was._replace(totals=was.totals.plus(ended.totals(row)))
         self._threads_lost = threads_lost
-        for site, late in held.items():
+        for (site, life), late in held.items():
             key, totals = site.thread, late.totals
             least_ns = 0 if threads_lost > late.threads_lost else _LATEST_NS
-            if key in returned:
+            if (*key, life) in returned:
                 delta.late.append((site, totals))
             elif late.ticks < _LATEST_TICKS or at_ns - late.since_ns < least_ns:
-                self._late[site] = late._replace(ticks=late.ticks + 1)
+                self._late[site, life] = late._replace(ticks=late.ticks + 1)
             else:
-                if key in self.waiting:  # it has been shown as waiting all the time since it left
+                taken = self._taken.get(key)
+                if taken is not None and life == taken.life_before:
+                    shown_ns.setdefault(key, max(0, taken.at_ns - taken.left_ns) if taken.left_ns else 0)
+                elif key in self.waiting:  # it has been shown as waiting all the time since it left
                     waiting = self.waiting.pop(key)
                     shown_ns[key] = max(0, self.at_ns - waiting.left_ns)
                     self._settle(key, waiting, delta)
@@ -490,11 +520,7 @@ class Ledger:
                 delta.threads.append((key, numbers, histogram.to_bytes(log2.LANES * 8, "little")))
                 delta.late.append((site, SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)))
                 lost.add(key)
-        told = ended.without(absent) if absent else ended
-        if may_lack:
-            late = [(site, totals) for site, totals in delta.late if site.thread in returned]
-            _add_lost(threads, [*late, *zip(told.keys, map(told.totals, range(len(told.keys))), strict=True)], delta)
-        return told, lost
+        return ended.without(absent) if absent else ended, lost
 
     def _settle(self, key: ThreadKey, w: Waiting, delta: _Delta, moved_ns: int = 0, moved_runqueue_ns: int = 0) -> None:
         """What a snapshot has shown of a wait in progress becomes finished: where it was shown, but for what moved."""
@@ -637,6 +663,7 @@ class Ledger:
         for key in keys:
             self.threads.move(key, EXITED)
             self._exec_ns.pop(key, None)
+            self._taken.pop(key, None)
             for site in self._sites_of.pop(key, ()):
                 self._retired[site.kernel] = self._retired[site.user] = at_ns
                 self._retired_wakes[site.wake] = at_ns
@@ -655,26 +682,6 @@ class Ledger:
 
     def _retire_site(self, key: SiteKey) -> None:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
-
-
-def _add_lost(threads: _Records, sites: Iterable[tuple[SiteKey, SiteTotals]], delta: _Delta) -> None:
-    """Of a thread that ended, and whose id another one took at once (one that called exec, of its main thread), the
-    record may be lost: what `sites` have more than records is all that is known of it."""
-    rest: dict[ThreadKey, SiteTotals] = {}
-    for site, totals in sites:
-        rest[site.thread] = rest.get(site.thread, SiteTotals()).plus(totals)
-    lanes = dict.fromkeys(rest, 0)
-    for key, r in threads:
-        if key in rest:
-            off_ns = r.offcpu_ns - r.short_ns - r.filtered_ns - r.lost_ns
-            ready_ns = r.runqueue_ns - r.short_runqueue_ns - r.filtered_runqueue_ns - r.lost_runqueue_ns
-            rest[key] = rest[key].plus(SiteTotals(0, -off_ns, -ready_ns))
-            lanes[key] += int.from_bytes(r.histogram, "little")
-    for key, (_, off_ns, ready_ns, max_ns, histogram) in rest.items():
-        if off_ns > 0:
-            more = np.maximum(log2.to_lanes([histogram]) - log2.to_lanes([lanes[key]]), 0)
-            numbers = (int(more.sum()), off_ns, ready_ns, 0, 0, 0, 0, 0, 0, 0, 0, max_ns)
-            delta.threads.append((key, numbers, more.tobytes()))
 
 
 def _off_ns(record: ThreadRecord | None, at_ns: int) -> int:

@@ -260,11 +260,11 @@ def _attach_through(
     if waking:
         raw["on_waking"] = "sched_waking"
     # Task storage is reached from a thread's own context only, and nobody can list it.
-    by_tid = waking or bool(functions) or not features.task_storage
+    by_task = waking or bool(functions) or not features.task_storage
     is_ruled = unwind.is_ruled(features)
     if is_ruled:
         raw["on_fork"] = "sched_process_fork"
-    known = {**_defines(door, features, sizes, waking, by_tid), **unwind.defines(features), **defines}
+    known = {**_defines(door, features, sizes, waking, by_task), **unwind.defines(features), **defines}
     request = {
         "source": str(paths.bpf() / "offcpu.c"),
         "headers": str(paths.bpf() / "headers"),
@@ -297,7 +297,7 @@ def _attach_through(
         raise
 
 
-def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: bool) -> dict[str, int]:
+def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_task: bool) -> dict[str, int]:
     release = [int("".join(c for c in part if c.isdigit()) or 0) for part in platform.release().split(".")[:3]] + [
         0
     ] * 3
@@ -314,7 +314,7 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_tid: 
         "WAKING": 1 if waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
         "TYPED_TASK": 1 if features.typed_task else None,
-        "BY_TID": 1 if by_tid else None,
+        "BY_TASK": 1 if by_task else None,
         "TASK_PID": features.pid,
         "TASK_TGID": features.tgid,
         "TASK_STATE": features.state,

@@ -1,7 +1,10 @@
 """Every way that this machine offers to learn that a thread is back, and when it was made runnable: the same counts."""
 
 import os
+import signal
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Generator
 from dataclasses import replace
 from functools import cache, partial
@@ -24,6 +27,7 @@ from tests.kernel.test_counts import (
     check_two_spinners,
     wait_until_asleep,
 )
+from tests.kernel.test_namespaces import STORM
 from tests.kernel.watch import MS, Watch
 
 pytestmark = pytest.mark.kernel
@@ -88,6 +92,21 @@ def test_a_thread_that_calls_exec_goes_on_under_its_process_s_id_alone(through: 
         assert watch.thread(window, before.tid).offcpu_ns == 0
         life = window.book.life(after)
         assert (life.to_ns, window.book.life(before).to_ns > 0) == (0, True)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_who_takes_an_id_over_and_who_had_it_are_not_mixed_up_though_one_ends_late(door: str, tmp_path: Path) -> None:
+    demand(door)
+    binary = programs.build(tmp_path / "storm", STORM, "-D_GNU_SOURCE", "-pthread")
+    with watch.watching_kernel_stacks(door=door) as live:
+        storm = subprocess.Popen(["nice", "-n", "19", binary], start_new_session=True)
+        try:
+            windows = [live.tick(0.01) for _ in range(150)]  # in each the sums are held
+        finally:
+            os.killpg(storm.pid, signal.SIGKILL)
+            storm.wait()
+    told = Counter(window.book.comm(key).rstrip("0123456789") for window in windows for key, _ in window.each_thread())
+    assert min(told[kind] for kind in ("main", "thread", "exec")) > 100
 
 
 def test_23_sleeps_of_10_ms_are_23_waits_of_230_ms_and_no_more_than_it_took_through_every_door(through: Watch) -> None:

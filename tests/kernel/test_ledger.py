@@ -134,7 +134,7 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         first_kind=first.kind if first else 0,
         state=layout.RUNNING if state_of.preempted else 1,
         objects=0,
-        unused=0,
+        life=0,
         histogram=log2.of(*(w.off_ns for w in ended)).to_bytes(layout.LANES * 8, "little"),
     )
 
@@ -382,26 +382,39 @@ def test_of_a_thread_whose_record_was_lost_the_sites_are_known_and_then_it_is_gi
     assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_of_a_lost_record_whose_thread_s_id_another_one_took_the_sites_are_known(is_late: bool) -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_who_has_an_id_and_who_had_it_before_are_not_mixed_up(is_lost: bool) -> None:
+    """A thread called exec, and has its main thread's id, of whom nothing is heard for a while."""
     key = ThreadKey(7, 7)
-    lost = Wait(left_ns=1_500, back_ns=4_500, ready_ns=4_000, preempted=False, kernel=3, user=13)
-    short = Wait(left_ns=5_000, back_ns=5_400, ready_ns=5_400, preempted=False, kernel=3, user=13)
-    others = [short, Wait(left_ns=6_000, back_ns=7_200, ready_ns=7_000, preempted=False, kernel=4, user=14)]
-    record = record_of(others, 0, TICK_NS)
-    assert record
+    mains = Wait(left_ns=1_500, back_ns=14_500, ready_ns=14_000, preempted=False, kernel=3, user=13)
+    others = Wait(left_ns=16_000, back_ns=17_200, ready_ns=17_000, preempted=False, kernel=3, user=13)
+    going_on = Wait(left_ns=18_000, back_ns=90_000, ready_ns=90_000, preempted=False, kernel=4, user=14)
+    begun, ended, record = (record_of(waits, *span) for waits, span in (
+        ([mains], (0, 10_000)), ([mains], (10_000, 20_000)), ([others, going_on], (10_000, 20_000)),
+    ))  # fmt: skip
+    assert begun and ended and record
+    sites = Ended.of([*site_records(key, [mains], 10_000, 20_000), *site_records(key, [others], 10_000, 20_000)])
     ledger = Ledger(0)
-    of_lost, of_others = (site_records(key, waits, 0, TICK_NS) for waits in ([lost], others))
-    if is_late:
-        ledger.tick(5_000, MIN_NS, [], Ended.of(of_lost), [], threads_lost=1)
-        of_lost = []
-    first = snapshot(ledger)
-    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of([*of_lost, *of_others]), [], threads_lost=1)
-    window = between(first, snapshot(ledger))
-    watch.check_sums(window)
-    told = window.threads[key]
-    assert (told.waits, told.offcpu_ns, told.runqueue_ns, told.short_ns) == (3, 3_000 + 400 + 1_200, 500 + 200, 400)
-    assert told.histogram == log2.of(lost.off_ns, *[wait.off_ns for wait in others])
+    at = [snapshot(ledger)]
+
+    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, **told: Any) -> None:
+        threads_lost = int(is_lost and len(at) > 2)
+        ledger.tick(at[-1].at_ns + 10_000, MIN_NS, threads, sites, [], threads_lost=threads_lost, **told)
+        at.append(snapshot(ledger))
+        watch.check_sums(between(at[-2], at[-1]))
+
+    tick([(key, begun)])
+    assert ledger.waiting[key].left_ns == 1_500
+    tick([(key, record._replace(life=5))], sites._replace(lives={1: 5}))
+    assert ledger.waiting[key].left_ns == 18_000
+    assert between(at[1], at[2]).threads[key].offcpu_ns == 1_200 + 2_000
+    tick([] if is_lost else [(key, ended)], gone={} if is_lost else {key: 15_000})
+    assert ledger.waiting[key].left_ns == 18_000
+    tick([])
+    tick([])
+    whole = between(at[0], at[-1])
+    assert whole.threads[key].offcpu_ns == 13_000 + 1_200 + 50_000 - 18_000
+    assert whole.threads[key].waits == 2
 
 
 @pytest.mark.parametrize("lost_before", [0, 3])

@@ -57,7 +57,7 @@ def _ways(code: Code, at: int) -> list[tuple[int, bool]]:
 def compiled(door: str, way: str, function: str, typed: bool) -> Code:
     known, unwind = features.find(libbpf.KernelTypes()), Unwind(way=way)
     waking = door == "switch"
-    defines = {**_defines(door, known, sizes_for_machine(), waking, by_tid=waking), **unwind.defines(known)}
+    defines = {**_defines(door, known, sizes_for_machine(), waking, by_task=waking), **unwind.defines(known)}
     flags = [f"-D{name}={value}" for name, value in defines.items()] + ["-DTYPED_WAKING=1"] * typed
     bcc = compiler.import_bcc()
     program = bcc.BPF(text=compiler.whole(paths.bpf() / "offcpu.c").encode(), cflags=[f"-I{paths.bpf()}", *flags])

@@ -228,7 +228,7 @@ def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
         "sites": ledger.sites,
         "waiting": ledger.waiting,
         "sites of threads": ledger._sites_of,  # pyright: ignore[reportPrivateUsage]
-        "late": ledger._late,  # pyright: ignore[reportPrivateUsage]
+        "late": [site for site, _ in ledger._late],  # pyright: ignore[reportPrivateUsage]
         "sites by raw stacks": sites,
     }
     return {place: sum(key[0] == pid != key[1] for key in keys) for place, keys in kept.items()}
