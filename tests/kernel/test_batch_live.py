@@ -398,7 +398,7 @@ def check_still_blocked(tick: Tick) -> None:
 def is_of_64_bits(pid: int) -> bool:
     """Of others the arguments of system calls are not told. False, too, for who is gone."""
     try:
-        with open(f"/proc/{pid}/exe", "rb") as program:
+        with Path(f"/proc/{pid}/exe").open("rb") as program:
             return program.read(5)[4] == 2
     except OSError:
         return False

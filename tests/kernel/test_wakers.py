@@ -348,7 +348,7 @@ def sum_of(storms: Iterable[Storm]) -> Storm:
 
 def test_100_threads_woken_23_times_by_one_broadcast_are_23_storms_of_100(live: Watch) -> None:
     found: list[tuple[int, int, int]] = []
-    while len(found) < 3 and (TIMES, TIMES * 100, 100) not in found:  # a waker that the hypervisor halts makes two
+    while len(found) < 8 and (TIMES, TIMES * 100, 100) not in found:  # a waker that the hypervisor halts makes two
         with wakings.running("storm") as child:
             asked(live, child, WAKEUP)
             child.go()
