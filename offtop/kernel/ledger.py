@@ -406,7 +406,7 @@ class Ledger:
     def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> None:
         """Add what ended, less what was shown of the first of those waits while it was in progress."""
         taken = self._taken.get(key)
-        is_late = taken is not None and r.life == taken.life_before
+        is_late = taken is not None and r.life == taken.life_before and self.at_ns - taken.at_ns < _LATEST_NS
         waiting = None if is_late else self.waiting.pop(key, None)
         left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self.at_ns
         if taken is not None and is_late:
