@@ -40,8 +40,9 @@ HIDDEN = Frame(KERNEL, 0, "(hidden)")
 class KernelSymbols:
     """Names kernel addresses. For use by one thread."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, modules: str) -> None:
+        self._path, self._modules_path = path, modules
+        self._modules, self._looked_ns = self._loaded(), time.monotonic_ns()
         self._addresses = array("Q")
         self._lines = array("I")
         self._names = b"\n"
@@ -54,9 +55,9 @@ class KernelSymbols:
         self._core = (self.address_of("_stext") or 0, self.address_of("_etext") or 0)
 
     @classmethod
-    def read(cls, path: str = "/proc/kallsyms") -> "KernelSymbols":
+    def read(cls, path: str = "/proc/kallsyms", modules: str = "/proc/modules") -> "KernelSymbols":
         """Raises KernelError where there is no list, PrivilegeError where the kernel hides the addresses."""
-        return cls(path)
+        return cls(path, modules)
 
     def refresh(self) -> None:
         """Read the list again: modules and BPF programs come and go. Raises as `read` does."""
@@ -109,6 +110,22 @@ class KernelSymbols:
             self._frames[address] = frame
         return frame
 
+    def renamed(self) -> bool:
+        """Whether other modules are loaded than before, so that other functions may lie where some were; then the list
+        was read again. Looks once in 10 s."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._looked_ns < _REREAD_NS:
+            return False
+        self._looked_ns = now_ns
+        modules = self._loaded()
+        if modules == self._modules:
+            return False
+        self._modules = modules
+        self._hopeless.clear()
+        with suppress(OfftopError):
+            self.refresh()
+        return True
+
     def variable(self, address: int) -> str:
         """The variable that `address` lies in: `rtnl_mutex`, `init_net+0x18`; empty where it is in none with a name."""
         at = bisect_right(self._addresses, address) - 1
@@ -139,6 +156,14 @@ class KernelSymbols:
             else:
                 joined.append((start, end))
         return sorted(((start, end - start) for start, end in joined), key=lambda one: -one[1])
+
+    def _loaded(self) -> set[tuple[bytes, bytes]]:
+        """Modules, by name and address (proc(5)); empty where the kernel has none."""
+        try:
+            lines = Path(self._modules_path).read_bytes().splitlines()
+        except OSError:
+            return set()
+        return {(fields[0], fields[5]) for line in lines if len(fields := line.split()) > 5}
 
     def _find(self, address: int) -> Frame:
         at = bisect_right(self._addresses, address) - 1
@@ -179,6 +204,9 @@ class HiddenSymbols:
 
     def lookup(self, _address: int) -> Frame:
         return HIDDEN
+
+    def renamed(self) -> bool:
+        return False
 
     def variable(self, _address: int) -> str:
         return ""

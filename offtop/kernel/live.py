@@ -169,7 +169,7 @@ class LiveSource(Happening):
             self._opened.callback(self._debug_files.close)
         self._names = NameWorker(files, self._debug_files)
         self._opened.callback(self._names.close)
-        symbols = self._symbols()  # meanwhile the children start that read binaries
+        symbols = self._kernel_symbols = self._symbols()  # meanwhile the children start that read binaries
         self._book = Book()
         if self._defines:
             self._book.processes[OUTSIDE], self._book.details[OUTSIDE] = "(outside)", UNKNOWN
@@ -305,6 +305,8 @@ class LiveSource(Happening):
         if not primed:  # which is rare, and looks up every stack
             self._walks.add(took_ns if is_walked else -1, at_ns - self._ledger.at_ns)
         self._user_stacks.settle()
+        if self._kernel_symbols.renamed():
+            self._stacks.kernel_renamed()
         for pid in self._processes.renamed():
             self._stacks.renamed(pid)
             self._wakes.renamed(pid)

@@ -199,6 +199,12 @@ class Stacks:
             tid: sites for tid, sites in self._sites.items() if all(one.pid != pid for one in sites.values())
         }
 
+    def kernel_renamed(self) -> None:
+        """What lies in the kernel has other names: its stacks are others from now on."""
+        self._kernel_ids.clear()
+        self._walked_ids.clear()
+        self._sites.clear()
+
     def forget(self, dropped: set[int]) -> None:
         """The book gave these ids back."""
         self._by_frames = {what: i for what, i in self._by_frames.items() if i not in dropped}

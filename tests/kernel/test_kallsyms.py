@@ -1,6 +1,7 @@
 """The kernel's symbols: held against the list itself, and against lists made to be awkward."""
 
 import itertools
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from offtop.kernel import kallsyms, layout
 from offtop.kernel.kallsyms import KernelSymbols
 from offtop.model import wakers
 from offtop.model.stack import Frame
+from offtop.units import NS_PER_S
 
 CORE = """\
 ffffffff81000000 T _stext
@@ -33,6 +35,27 @@ def listed(directory: Path, text: str) -> KernelSymbols:
     path = directory / "kallsyms"
     path.write_text(text)
     return KernelSymbols.read(str(path))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_where_another_module_lies_by_now_its_names_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """`again`: nothing but how often it is used has changed."""
+    kallsyms_path, modules_path = tmp_path / "kallsyms", tmp_path / "modules"
+    kallsyms_path.write_text(CORE + MODULES)
+    modules_path.write_text("ext4 100 1 - Live 0xffffffffc0002000\nnfs 200 0 - Live 0xffffffffc0001000 (OE)\n")
+    symbols = KernelSymbols.read(str(kallsyms_path), str(modules_path))
+    assert symbols.lookup(0xFFFFFFFFC0001010) == Frame("[nfs]", 0, "nfs_wait")
+    kallsyms_path.write_text(CORE + MODULES.replace("nfs", "dlm"))
+    modules_path.write_text(modules_path.read_text().replace(*("100 1", "100 7") if again else ("nfs", "dlm")))
+    assert not symbols.renamed(), "too early"
+    now_ns = time.monotonic_ns() + 10 * NS_PER_S
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    assert symbols.renamed() is not again
+    module = "nfs" if again else "dlm"
+    assert symbols.lookup(0xFFFFFFFFC0001010) == Frame(f"[{module}]", 0, f"{module}_wait")
+    assert not symbols.renamed()
 
 
 def kernel(name: str) -> Frame:

@@ -829,6 +829,30 @@ def test_a_copy_that_was_lost_is_counted_once_a_tick_however_often_it_is_asked_a
         stacks.make_room(at_once=False)
 
 
+def test_when_the_kernel_has_other_functions_there_the_same_addresses_are_another_stack() -> None:
+    address = 0xFFFF_FFFF_C000_1010
+    value = layout.STACK.pack(1, 0, address, *[0] * layout.FRAMES)
+    book, names = Book(), {address: "nfs_wait"}
+
+    def lookup(_: bytes) -> bytes:
+        return value
+
+    def frame(address: int) -> Frame:
+        return Frame("[module]", 0, names[address])
+
+    def told() -> list[str]:
+        ids = stacks.site(7, 100, layout.FIRST_ID, NO_STACK).kernel, stacks.walked(address.to_bytes(8, "little"), b"")
+        return [book.stack(one).frames[0].name for one in ids]
+
+    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
+    stacks = Stacks(kept, kept, book, watch.rules(), frame, cast(Any, None), (0, 0))
+    assert told() == ["nfs_wait"] * 2
+    names[address] = "dlm_wait"
+    assert told() == ["nfs_wait"] * 2
+    stacks.kernel_renamed()
+    assert told() == ["dlm_wait"] * 2
+
+
 @pytest.mark.parametrize(("signed", "top"), [(0xFFFF << 48, ["down_write"]), (0, ["mutex_lock"])])
 def test_what_waits_in_the_scheduler_s_functions_is_found_by_signed_return_addresses_too(
     signed: int, top: list[str]
