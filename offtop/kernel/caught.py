@@ -1,7 +1,8 @@
 """Waits that have reached their mark, out of the kernel side's ring buffer; and the marks, which it is told in turn.
 
 It knows a mark by kernel stack and program. What it has none for it hands out from the lowest of all marks on: then
-it is told.
+it is told. Such a wait goes no further where it has not reached its own mark, for on a machine with too few CPUs all
+waits of all programs that come and go are among them.
 """
 
 from collections.abc import Callable
@@ -13,17 +14,22 @@ from offtop.model.outlier import Caught, Marks
 
 Locate = Callable[[int, int, int, int, int], SiteKey]
 """(pid, tid, raw kernel stack id, raw user stack id, raw id of the wake) → site."""
+KernelStack = Callable[[int], int]
+"""Raw kernel stack id → the book's."""
+
+_Known = tuple[str, int, tuple[int, int]]
+"""Program, kernel stack (the book's id), and the marks of such waits."""
 
 
 class Catcher:
     """For the thread that reads. Close it."""
 
-    def __init__(self, ring: Map, marks: Map, book: Book, locate: Locate) -> None:
+    def __init__(self, ring: Map, marks: Map, book: Book, locate: Locate, kernel_stack: KernelStack) -> None:
         """Raises OSError where the ring buffer cannot be read."""
-        self._map, self._book, self._locate = marks, book, locate
+        self._map, self._book, self._locate, self._kernel_stack = marks, book, locate, kernel_stack
         self._raw: list[bytes] = []
-        self._told: dict[bytes, tuple[str, int, tuple[int, int]]] = {}
-        """What the kernel side knows, by its key: of which program and stack (by the book's id), and the marks."""
+        self._told: dict[bytes, _Known] = {}
+        """What the kernel side knows, by its key."""
         self._marks: Marks | None = None
         self._version = -1
         self._ring = libbpf.RingBuffer(ring.fd, self._raw.append)
@@ -37,27 +43,33 @@ class Catcher:
         if marks is not self._marks or marks.version != self._version:
             self._marks, self._version = marks, marks.version
             self._tell_anew(marks)
-        return [self._caught(one, marks) for one in raw]
+        return [one for one in (self._caught(one, marks) for one in raw) if one]
 
     def close(self) -> None:
         self._ring.close()
 
-    def _caught(self, raw: bytes, marks: Marks) -> Caught:
+    def _caught(self, raw: bytes, marks: Marks) -> Caught | None:
+        """None: it is shorter than its mark, of which the kernel side had not been told."""
         left_ns, back_ns, runqueue_ns, kernel, user, wake, pid, tid, state, cpu, of = layout.CAUGHT.unpack(raw)
-        site = self._locate(pid, tid, kernel, user, wake)
-        program = layout.text_of(layout.MARK_KEY.unpack(of)[1])
-        if of not in self._told:
-            self._tell(of, program, site.kernel, marks)
-        return Caught(site, left_ns, back_ns, runqueue_ns, state, cpu, program)
+        known = self._told.get(of)
+        if known is None:
+            known = self._tell(of, marks)
+        program, _, (blocked_ns, ready_ns) = known
+        if back_ns - left_ns - runqueue_ns < blocked_ns and runqueue_ns < ready_ns:
+            return None
+        return Caught(self._locate(pid, tid, kernel, user, wake), left_ns, back_ns, runqueue_ns, state, cpu, program)
 
-    def _tell(self, of: bytes, program: str, kernel: int, marks: Marks) -> None:
+    def _tell(self, of: bytes, marks: Marks) -> _Known:
         if len(self._told) >= self._map.entries // 2:
             for known in self._told:
                 self._map.delete(known)
             self._told.clear()
+        raw_kernel, name = layout.MARK_KEY.unpack(of)
+        program, kernel = layout.text_of(name), self._kernel_stack(raw_kernel)
         marks_ns = marks.marks_ns(program, kernel, self._book)
         self._map.update(of, layout.MARK.pack(*marks_ns))
         self._told[of] = program, kernel, marks_ns
+        return self._told[of]
 
     def _tell_anew(self, marks: Marks) -> None:
         for of, (program, kernel, was_ns) in list(self._told.items()):

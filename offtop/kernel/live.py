@@ -216,7 +216,7 @@ class LiveSource(Happening):
         self._drain = Drain(
             self._program, self._book, self._stacks, self._wakes, sites, self._details, met, self._ledger.begin
         )
-        self._catcher = Catcher(maps["caught"], maps["marks"], self._book, sites.site)
+        self._catcher = Catcher(maps["caught"], maps["marks"], self._book, sites.site, self._stacks.kernel)
         self._opened.callback(self._catcher.close)
         self._cost = CostMeter(self._program.programs, now_ns)
         self._opened.callback(self._cost.close)

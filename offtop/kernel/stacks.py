@@ -56,7 +56,8 @@ CalledExec = Callable[[int], int | None]
 """pid → which program it runs by now, as `runs` has it; None: the one that it ran at first."""
 _END = layout.END_UNSURE - 1
 _PYTHON_COUNT = (1 << layout.END_GENERATION - layout.END_PYTHON) - 1
-_OTHER_PROGRAM = (Frame(GONE, 0),)
+_NO_PROGRAM = (Frame(GONE, 0),)
+"""Of a process that has ended, or runs another program by now."""
 _ENDS = {
     layout.END_WHOLE: WHOLE,
     layout.END_LINKED: LINKED,
@@ -110,6 +111,8 @@ class Stacks:
         """pid → what `runs` told last."""
         self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
         """tid → raw ids → site."""
+        self._gone = set[int]()
+        """Processes of which this tick has found that they have ended: nobody can look there any more."""
         self._of_copies: list[tuple[int, tuple[int, int]]] = []
         """Those of this tick that have a copy."""
         self.unread = 0
@@ -136,6 +139,10 @@ class Stacks:
             site = of_thread.get((kernel, user)) if of_thread is not None else None
             found.append(site if site is not None and site[0] == pid else self.site(pid, tid, kernel, user))
         return found
+
+    def kernel(self, raw_id: int) -> int:
+        """The id of a kernel stack, by its raw one."""
+        return self._kernel_id(raw_id)
 
     def of_waker(self, pid: int, kernel: int, user: int) -> tuple[int, int]:
         """The ids of a waker's stacks, by its raw ones."""
@@ -171,6 +178,7 @@ class Stacks:
         for tid, raw in self._of_copies:
             self._sites.get(tid, {}).pop(raw, None)
         self._of_copies.clear()
+        self._gone.clear()
         if len(self._walked_ids) > _MOST_WALKED:
             self._walked_ids.clear()
         if self._kernel.make_room(at_once):
@@ -235,7 +243,7 @@ class Stacks:
                 return STACK_LOST
             if isinstance(what, Found):
                 is_old = self._is_of_another(pid, execs)
-                return self._intern_user(_OTHER_PROGRAM, ENDED, False) if is_old else self.user(what)
+                return self._intern_user(_NO_PROGRAM, ENDED, False) if is_old else self.user(what)
             raw_id = what
         if raw_id < layout.FIRST_ID:
             return raw_id
@@ -247,12 +255,15 @@ class Stacks:
                 self.unread += 1
                 return STACK_LOST
             addresses, end = read
-            is_old = self._is_of_another(pid, end >> layout.END_EXECS)
             unsure, count = bool(end & layout.END_UNSURE), end >> layout.END_PYTHON & _PYTHON_COUNT
-            end &= _END
             own = len(addresses) - count
-            frames = _OTHER_PROGRAM if is_old else self._user_frames(pid, addresses[:own])
+            is_gone = pid in self._gone and own > 0
+            is_old = (count or not is_gone) and self._is_of_another(pid, end >> layout.END_EXECS)
+            end &= _END
+            frames = _NO_PROGRAM if is_old or is_gone else self._user_frames(pid, addresses[:own])
             if not is_old:
+                if frames == _NO_PROGRAM:
+                    self._gone.add(pid)
                 is_whole = end == layout.END_WHOLE
                 frames, misplaced = self._with_python(pid, frames, addresses[own:], is_whole)
                 unsure = unsure or misplaced

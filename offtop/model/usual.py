@@ -72,9 +72,10 @@ class Usual:
         return log2.count(self._sums.get((program, category), 0)) < _ENOUGH
 
     def _percentile_ns(self, of: Of) -> int:
-        own = self._sums.get(of, 0)
+        own, short = self._sums.get(of, 0), self._sums.get((of[0], SHORT), 0)
+        if not own and not short:
+            return 0
         if self.is_by_short(*of):
-            short = self._sums.get((of[0], SHORT), 0)
             if log2.count(short) < max(ENOUGH_SHORT, _ENOUGH_SHORT_PER_S * len(self._steps) * LEARN_NS // NS_PER_S):
                 return 0
             own += short

@@ -1,6 +1,7 @@
 """The ledger against a made-up kernel, whose every wait is known: time stands where and when it passed."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.stack import FILTERED, FIRST_STACK, KERNEL, NO_STACK, SHORT, STACK_LOST, Frame, Stack
+from offtop.model.stack import FILTERED, FIRST_STACK, GONE, KERNEL, NO_STACK, SHORT, STACK_LOST, Frame, Stack
 from offtop.model.table import SITES
 from offtop.model.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
 from offtop.model.window import Window, between, merge
@@ -827,6 +828,40 @@ def test_a_copy_that_was_lost_is_counted_once_a_tick_however_often_it_is_asked_a
         assert sites == [SiteKey(7, 100, NO_STACK, STACK_LOST)] * 2
         assert stacks.unread == tick
         stacks.make_room(at_once=False)
+
+
+def test_in_a_process_that_has_ended_is_looked_once_a_tick_and_its_python_is_told_all_the_same() -> None:
+    code, asked, book = 0x7F00_0000, list[int](), Book()
+
+    def lookup(key: bytes) -> bytes:
+        number = int.from_bytes(key, "little")
+        of_python = number % 2
+        end = layout.END_LINKED | of_python << layout.END_PYTHON
+        addresses = [code + number, *[1 << 40 | 8] * of_python]
+        return layout.STACK.pack(len(addresses), end, *addresses, *[0] * (layout.FRAMES + 1 - len(addresses)))
+
+    def frames(pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
+        asked.append(pid)
+        return (Frame(GONE, 0),) if pid == 7 else tuple(Frame("/bin/it", one) for one in addresses)
+
+    def with_python(
+        _pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], _whole: bool
+    ) -> tuple[tuple[Frame, ...], bool]:
+        return (*(Frame("it.py", 0, "main") for _ in of_python), *frames), False
+
+    def told(pid: int) -> list[list[str]]:
+        ids = [stacks.site(pid, pid, NO_STACK, layout.FIRST_ID + number).user for number in range(4)]
+        return [[frame.file for frame in book.stacks[one].frames] for one in ids]
+
+    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
+    stacks = Stacks(kept, kept, book, watch.rules(), cast(Any, None), frames, (0, 0), with_python=with_python)
+    for looked in ([7, 8, 8, 8, 8], [7]):  # what lies where in 8 is known by then
+        assert told(7) == [[GONE], ["it.py", GONE]] * 2
+        assert told(8) == [["/bin/it"], ["it.py", "/bin/it"]] * 2
+        assert asked == looked
+        asked.clear()
+        stacks.make_room(at_once=False)
+        stacks.forget_thread(ThreadKey(7, 7))
 
 
 def test_when_the_kernel_has_other_functions_there_the_same_addresses_are_another_stack() -> None:
