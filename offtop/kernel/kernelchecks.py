@@ -41,6 +41,8 @@ def capability(name: str, held: frozenset[str]) -> Check:
     if name in held:
         return Check(name, "ok", "held")
     remedy = f"sudo offtop; in a container: docker run --cap-add {name.removeprefix('CAP_')}"
+    if name in rights.NEEDED:
+        remedy += ", or SYS_ADMIN where that is not known (docker 20.10)"
     return Check(name, "warn", "not held", remedy, CAPABILITIES[name].loses)
 
 
