@@ -45,7 +45,7 @@ test: setup-test ## all checks: format, lint, types, walls, tests
 	check $(bin)/ruff check; \
 	check $(bin)/pyright; \
 	check $(bin)/lint-imports --no-cache; \
-	check $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not guest' -n 8 $(ARGS); \
+	check $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not guest' -n 6 $(ARGS); \
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
 	    tests/kernel/run.sh $(bin)/pytest -m kernel $(ARGS); \
