@@ -186,6 +186,13 @@ static inline __attribute__((always_inline)) bool show(struct task_struct *task,
 
 #include "within.c"
 
+/* 18 bits by which threads that had an id one behind the other are told apart, but for one in 262,144. One that
+ * calls exec, and takes its main thread's id, takes its beginning, too: `execs` is how often that process did. */
+static inline __attribute__((always_inline)) u32 life_of(struct task_struct *task, u32 execs)
+{
+	return (MEMBER(u64, task, START_TIME) + execs) * 0x9e3779b97f4a7c15ULL >> 46; /* Fibonacci hashing */
+}
+
 /* Move one half to where it is found when nobody will walk its thread again; whether there was room. */
 static inline __attribute__((always_inline)) bool keep_half(struct gone *gone, struct gone_key *key, u32 which, struct thread *thread)
 {
@@ -337,7 +344,9 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	if (r->tid != tid || r->pid != pid) {
 		if (r->tid) { /* who had that id may wait for a CPU still, to leave for good: its record is to come */
 			keep_gone(task, r, which);
-			r->life = 1 + MEMBER(u32, task, TASK_EXECS) % LIVES;
+			r->life = life_of(task, MEMBER(u32, task, TASK_EXECS));
+		} else {
+			r->life = life_of(task, 0);
 		}
 		r->pid = pid;
 		r->tid = tid;
@@ -397,7 +406,7 @@ static inline __attribute__((always_inline)) void catch_wait(struct record *r, v
 	c->kernel = key->kernel;
 	c->user = key->user;
 	c->wake = key->wake;
-	c->pid = key->pid;
+	c->pid = r->pid;
 	c->tid = r->tid;
 	c->state = r->state;
 	c->cpu = bpf_get_smp_processor_id();
@@ -459,7 +468,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	/* All ones but for a thread that was put aside; no branch, for the verifier walks each way to the end. */
 	u64 slept = (u64)(r->state >> 31) - 1;
 	e->key.kernel = e->key.user = 0;
-	e->key.pid = r->pid;
+	e->key.pid = r->pid | r->life >> LIFE_BITS << LIFE_IN_PID;
 	e->key.tid = r->tid | r->life << LIFE;
 	e->key.wake = (r->wake & slept) | (WAKE_CPU & c->wakes & ~slept);
 	u64 lane;

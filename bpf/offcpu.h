@@ -26,8 +26,9 @@
 #define RETURNS 4
 #define STORM 8            /* wakings in one burst: model/wake.py has it, too */
 #define EXECS 8192         /* processes of which it is known that they called exec */
-#define LIFE 22            /* from this bit on, of the tid of a site: struct thread's life (PID_MAX_LIMIT is below) */
-#define LIVES 1023
+#define LIFE 22            /* from this bit on, of the tid of a site: the low bits of struct thread's life */
+#define LIFE_BITS 10
+#define LIFE_IN_PID 24     /* and of its pid the others (PID_MAX_LIMIT and OUTSIDE are below) */
 #define BURST_NS 100000    /* no longer from one of them to the next */
 #define BY_CPU (1u << 31)
 #define IDLED_NS 1000000   /* who has the CPU for less was woken for nothing, or nearly so */
@@ -138,7 +139,7 @@ struct thread {
 	u32 first_kind;
 	u32 state;         /* at the last leaving; 0: nothing happened in this tick */
 	u32 objects;       /* of MOST_OBJECTS */
-	u32 life;          /* which of those that had this id, one behind the other: sites of one tick may be of two; 0 of most */
+	u32 life;          /* life_of() it: who had this id before may be heard of later than who has it now */
 	u64 histogram[LANES];
 };
 
@@ -186,8 +187,8 @@ struct gone {
 };
 
 struct site_key {
-	u32 pid;
-	u32 tid;           /* and from LIFE on the thread's life */
+	u32 pid;           /* and from LIFE_IN_PID on the thread's life */
+	u32 tid;           /* and from LIFE on */
 	u64 kernel;
 	u64 user;
 	u64 wake;
@@ -434,7 +435,7 @@ struct walked {
 	u32 execs;         /* its self_exec_id */
 	u32 holder_pid;    /* who holds the lock that it waits for; 0: not known, or there is none */
 	u32 holder_tid;
-	u32 unused;
+	u32 life;          /* as struct thread has it */
 	char comm[16];
 };
 

@@ -146,6 +146,8 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 	if (is_on_cpu(task) || walked->state & TASK_DEAD)
 		return false;
 	if (prime && !r->left_ns) {
+		if (!r->tid)
+			r->life = life_of(task, 0);
 		r->pid = walked->pid;
 		r->tid = walked->tid;
 		r->state = state_of(walked->state);
@@ -211,6 +213,7 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 	if (!(walked->flags & (WALKED_RUNNABLE | WALKED_STACK | WALKED_RAN | WALKED_HOLDER)))
 		return;
 	walked->exec_ns = exec_ns;
+	walked->life = r->life;
 	walked->start_ns = MEMBER(u64, task, START_TIME);
 #ifdef LAST_ARRIVAL
 	walked->arrived_ns = MEMBER(u64, task, LAST_ARRIVAL);
@@ -267,6 +270,7 @@ static inline __attribute__((always_inline)) void give(struct seq_file *seq, str
 	} else if (make && !r->tid) { /* it may end before it leaves a CPU for the first time */
 		r->pid = walked.pid;
 		r->tid = walked.tid;
+		r->life = life_of(task, 0);
 	}
 	if (*mode & WALK_HALF_0)
 		give_half(seq, task, &walked, r, &r->half[0], &r->half[1], *mode & WALK_ALONE);

@@ -119,14 +119,14 @@ class Drain:
 
     def sites(self, half: int) -> Ended:
         """What ended where in `half`, which is emptied. Behind the walk, which tells what each process runs."""
-        found, lives, parts = list[SiteKey](), dict[int, int](), list[Ints]()
+        found, lives, parts = list[SiteKey](), list[int](), list[Ints]()
         for keys, values in self._maps[f"sites_{half}"].drain():
-            raw = [*layout.SITE_KEY.iter_unpack(keys)]
-            for row in np.flatnonzero(np.frombuffer(keys, np.uint32)[1 :: layout.SITE_KEY.size // 4] >> layout.LIFE):
-                pid, tid, *rest = raw[row]
-                lives[len(found) + int(row)] = tid >> layout.LIFE
-                raw[row] = (pid, tid & (1 << layout.LIFE) - 1, *rest)
-            found += self._sites.every(raw)
+            numbers = np.frombuffer(keys, np.uint32).copy()
+            pids, tids = (numbers[at :: layout.SITE_KEY.size // 4] for at in (0, 1))
+            lives += (tids >> layout.LIFE | pids >> layout.LIFE_IN_PID << layout.LIFE_BITS).tolist()
+            tids &= (1 << layout.LIFE) - 1
+            pids &= (1 << layout.LIFE_IN_PID) - 1
+            found += self._sites.every([*layout.SITE_KEY.iter_unpack(numbers.tobytes())])
             parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
         columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
         return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], lives)
@@ -236,6 +236,7 @@ class Drain:
             arguments,
             wake,
             self._holder(record),
+            record.life,
         )
 
     def _holder(self, record: WalkedRecord) -> Holder:

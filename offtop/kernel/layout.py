@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 
 LANES = 40
 FRAMES = 127
-LIFE = 22
-"""From this bit on the tid of a site has its thread's life."""
+LIFE, LIFE_BITS, LIFE_IN_PID = 22, 10, 24
+"""From which bit on the tid of a site has the low bits of its thread's life, how many, and the pid the others."""
 WALK_FRAMES = 64
 WALK_WORDS = 64
 
@@ -171,7 +171,7 @@ class ThreadRecord(NamedTuple):
     state: int
     objects: int
     life: int
-    """Which of those that had this id one behind the other, as sites have it."""
+    """By which those that had this id one behind the other are told apart."""
     histogram: bytes
 
 
@@ -241,7 +241,7 @@ class WalkedRecord(NamedTuple):
     execs: int
     holder_pid: int
     holder_tid: int
-    unused: int
+    life: int
     comm: bytes
     thread: ThreadRecord | None
     stack: WalkedStack | None

@@ -62,6 +62,8 @@ class Walked(NamedTuple):
     """Id of what says what it waits on."""
     holder: Holder = NO_HOLDER
     """Who holds the lock of the kernel's that it waits for."""
+    life: int = 0
+    """As ThreadRecord has it."""
 
 
 class Ran(NamedTuple):
@@ -106,11 +108,11 @@ class _Late(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """An id that a thread has taken over from its main thread, by exec, which may be heard of later."""
+    """An id that another thread had before, which may be heard of later: it waits for a CPU to leave for good, though
+    its id is free, or was taken over by one that called exec."""
 
-    life: int
-    """ThreadRecord.life, of who has it now."""
     life_before: int
+    """ThreadRecord.life."""
     left_ns: int
     """Since when who had it before was shown as waiting; 0: it was not."""
     at_ns: int
@@ -125,8 +127,8 @@ class Ended(NamedTuple):
     """(n, 4): the fields of SiteTotals but the histogram."""
     lanes: Ints
     """(n, 40)"""
-    lives: Mapping[int, int] = MappingProxyType({})
-    """Row → layout.ThreadRecord.life of whose it is; 0 of the others."""
+    lives: Sequence[int] = ()
+    """Of each row the layout.ThreadRecord.life of whose it is; none: all are 0."""
 
     @classmethod
     def of(cls, entries: Iterable[tuple[SiteKey, SiteTotals]]) -> "Ended":
@@ -138,9 +140,7 @@ class Ended(NamedTuple):
 
     def without(self, rows: Sequence[int]) -> "Ended":
         left = np.delete(np.arange(len(self.keys)), rows)
-        lives = (
-            {new: self.lives[row] for new, row in enumerate(left.tolist()) if row in self.lives} if self.lives else {}
-        )
+        lives = [self.lives[row] for row in left.tolist()] if self.lives else ()
         return Ended([self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left], lives)
 
 
@@ -195,9 +195,13 @@ class Ledger:
         was not asked for."""
         self._exited: dict[ThreadKey, int] = {}
         """Threads that ended in the last tick, and when."""
+        self._life: dict[ThreadKey, int] = {}
+        """Of who has an id now."""
         self._taken: dict[ThreadKey, _Taken] = {}
         self._late: dict[tuple[SiteKey, int], _Late] = {}
         """By site, and by life."""
+        self._given_up: dict[tuple[ThreadKey, int], tuple[int, SiteTotals]] = {}
+        """By id and life: when the record of a thread was taken for lost, and what was counted in its place."""
         self._threads_lost = 0
         self._retired: dict[int, int] = {}
         self._retired_wakes: dict[int, int] = {}
@@ -235,9 +239,12 @@ class Ledger:
         by_key = {one.key: one for one in walked}
         threads, returned = [*threads], dict[ThreadKey, ThreadRecord]()
         running: set[ThreadKey] = set()
+        before: set[ThreadKey] = set()
         for key, record in threads:
+            if self._count_thread(key, record, anew, delta):
+                before.add(key)
+                continue
             returned[key] = record
-            self._count_thread(key, record, anew, delta)
             if record.left_ns:
                 self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
             else:
@@ -264,7 +271,8 @@ class Ledger:
         self._give_back([key for key in exited if key not in returned and key not in self.waiting], at_ns)
         self._apply(delta, sites, at_ns)
         self._count_storms(storms, at_ns)
-        self._exited = {**dict.fromkeys((*lost, *silent), at_ns), **gone}
+        ended = {key: end_ns for key, end_ns in gone.items() if key not in before}
+        self._exited = {**dict.fromkeys((*lost, *silent), at_ns), **ended}
         for key, end_ns in self._exited.items():
             self._end(key, end_ns)
         self.at_ns = at_ns
@@ -282,6 +290,8 @@ class Ledger:
     def _count_run(self, ran: Ran, record: ThreadRecord | None, at_ns: int, delta: _Delta) -> None:
         """Add what a thread has run since it was last told. `record`: what it did in the tick."""
         start_ns, was_ns = self._exec_ns.get(ran.key, (-1, None))
+        if start_ns > ran.start_ns:  # of who had its id before nothing is known any more
+            return
         if start_ns != ran.start_ns:  # one that began earlier had not been asked for
             was_ns = 0 if ran.start_ns > max(self._began_ns, self.at_ns - _WALK_NS) else None
         elif was_ns == _ENDED:  # one that called exec took over its main thread's id: what it ran was told of another
@@ -403,16 +413,28 @@ class Ledger:
         for table in (self._retired_wakes, self._stormed_ns, self.storms):
             table.pop(wake, None)
 
-    def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> None:
-        """Add what ended, less what was shown of the first of those waits while it was in progress."""
+    def _meet(self, key: ThreadKey, life: int, left_ns: int) -> None:
+        """Who has an id now. `left_ns`: since when it was shown as waiting; 0: it was not."""
+        before = self._life.get(key)
+        if before != life:
+            self._life[key] = life
+            if before is not None:
+                self._taken[key] = _Taken(before, left_ns, self.at_ns)
+
+    def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> bool:
+        """Add what ended, less what was shown of the first of those waits while it was in progress. Whether it is of
+        who had that id before."""
+        given_up = self._given_up.pop((key, r.life), None)
+        if given_up is not None:
+            r = _less(r, given_up[1])
         taken = self._taken.get(key)
         is_late = taken is not None and r.life == taken.life_before and self.at_ns - taken.at_ns < _LATEST_NS
         waiting = None if is_late else self.waiting.pop(key, None)
         left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self.at_ns
         if taken is not None and is_late:
             left_ns, shown_to_ns = taken.left_ns, taken.at_ns
-        elif r.life != (taken.life if taken else 0):
-            self._taken[key] = _Taken(r.life, taken.life if taken else 0, left_ns, self.at_ns)
+        else:
+            self._meet(key, r.life, left_ns)
         was_known = 0 < left_ns == r.first_left_ns and r.waits > 0
         was_asked = anew and waiting is None and r.waits > 0
         site = self._first_site(key, r) if was_known or was_asked else None
@@ -424,8 +446,8 @@ class Ledger:
                     now = delta.renamed[site] = waiting.site._replace(wake=site.wake)
                 moved_ns, moved_runqueue_ns = self._move(waiting, now, r.first_off_ns)
             self._settle(key, waiting, delta, moved_ns, moved_runqueue_ns)
-        if not r.waits:
-            return
+        if not r.waits and given_up is None:
+            return is_late
         taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
         if was_known or was_asked:
             rest_ns = max(0, r.first_off_ns - max(0, shown_to_ns - r.first_left_ns))
@@ -454,6 +476,7 @@ class Ledger:
             delta.sites.append((_lost_site(key), (r.lost_waits, r.lost_ns, r.lost_runqueue_ns, 0)))
         if site and taken_ns:
             delta.sites.append((site, (0, moved_ns - taken_ns, moved_runqueue_ns - taken_runqueue_ns, 0)))
+        return is_late
 
     def _first_site(self, key: ThreadKey, r: ThreadRecord) -> SiteKey | None:
         """Where the first wait of a record ended; None: at no site."""
@@ -486,13 +509,15 @@ class Ledger:
         of it.
         """
         held, self._late = self._late, {}
+        self._given_up = {of: one for of, one in self._given_up.items() if at_ns - one[0] < _LATEST_NS}
         returned = {(pid, tid, record.life) for (pid, tid), record in threads}
         lost: set[ThreadKey] = set()
         shown_ns: dict[ThreadKey, int] = {}
-        life_of = ended.lives.get
-        absent = [row for row, key in enumerate(ended.keys) if (key[0], key[1], life_of(row, 0)) not in returned]
+        lives = ended.lives or [0] * len(ended.keys)
+        whose = zip(ended.keys, lives, strict=True)
+        absent = [row for row, (key, life) in enumerate(whose) if (key[0], key[1], life) not in returned]
         for row in absent:
-            place = ended.keys[row], life_of(row, 0)
+            place = ended.keys[row], lives[row]
             was = held.get(place, _Late(0, at_ns, self._threads_lost, SiteTotals()))
             held[place] = was._replace(totals=was.totals.plus(ended.totals(row)))
         self._threads_lost = threads_lost
@@ -504,10 +529,10 @@ class Ledger:
             elif late.ticks < _LATEST_TICKS or at_ns - late.since_ns < least_ns:
                 self._late[site, life] = late._replace(ticks=late.ticks + 1)
             else:
-                taken = self._taken.get(key)
+                taken, now = self._taken.get(key), self._life.get(key, life)
                 if taken is not None and life == taken.life_before:
                     shown_ns.setdefault(key, max(0, taken.at_ns - taken.left_ns) if taken.left_ns else 0)
-                elif key in self.waiting:  # it has been shown as waiting all the time since it left
+                elif key in self.waiting and life == now:  # it has been shown as waiting all the time since it left
                     waiting = self.waiting.pop(key)
                     shown_ns[key] = max(0, self.at_ns - waiting.left_ns)
                     self._settle(key, waiting, delta)
@@ -519,7 +544,10 @@ class Ledger:
                 numbers = (waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, max_ns)
                 delta.threads.append((key, numbers, histogram.to_bytes(log2.LANES * 8, "little")))
                 delta.late.append((site, SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)))
-                lost.add(key)
+                of_before = self._given_up.get((key, life), (0, SiteTotals()))[1]
+                self._given_up[key, life] = at_ns, of_before.plus(totals)
+                if life == now:
+                    lost.add(key)
         return ended.without(absent) if absent else ended, lost
 
     def _settle(self, key: ThreadKey, w: Waiting, delta: _Delta, moved_ns: int = 0, moved_runqueue_ns: int = 0) -> None:
@@ -571,6 +599,7 @@ class Ledger:
             self._restless.discard(key)
         for one in walked:
             if one.key not in self.waiting and one.kernel is not None:
+                self._meet(one.key, one.life, 0)
                 self._begin(one.key, one.left_ns, at_ns, one.state, states, one)
 
     def _place(
@@ -663,6 +692,7 @@ class Ledger:
         for key in keys:
             self.threads.move(key, EXITED)
             self._exec_ns.pop(key, None)
+            self._life.pop(key, None)
             self._taken.pop(key, None)
             for site in self._sites_of.pop(key, ()):
                 self._retired[site.kernel] = self._retired[site.user] = at_ns
@@ -682,6 +712,21 @@ class Ledger:
 
     def _retire_site(self, key: SiteKey) -> None:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
+
+
+def _less(r: ThreadRecord, given_up: SiteTotals) -> ThreadRecord:
+    """What is left of a record that was taken for lost, and comes all the same: its sites were counted already, with
+    what was shown of its first wait."""
+    runqueue_ns = r.runqueue_ns - given_up.runqueue_ns
+    lanes = np.frombuffer(r.histogram, np.int64) - log2.to_lanes([given_up.histogram])[0]
+    return r._replace(
+        waits=r.waits - given_up.waits,
+        offcpu_ns=r.offcpu_ns - given_up.total_ns,
+        runqueue_ns=runqueue_ns,
+        preempted_ns=min(r.preempted_ns, runqueue_ns),  # of sites nobody knows how much was
+        first_left_ns=0,
+        histogram=lanes.tobytes(),
+    )
 
 
 def _off_ns(record: ThreadRecord | None, at_ns: int) -> int:

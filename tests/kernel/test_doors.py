@@ -109,6 +109,73 @@ def test_who_takes_an_id_over_and_who_had_it_are_not_mixed_up_though_one_ends_la
     assert min(told[kind] for kind in ("main", "thread", "exec")) > 100
 
 
+ONE_ID = r"""
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <linux/sched.h>
+#include <unistd.h>
+int main(void)
+{
+	struct sched_param none = {0};
+	pid_t pid = 0;
+	struct clone_args how = {.exit_signal = SIGCHLD};
+	cpu_set_t first;
+
+	CPU_ZERO(&first);
+	CPU_SET(0, &first);
+	sched_setaffinity(0, sizeof(first), &first);
+	if (!fork())
+		for (;;)
+			;
+	for (;;) {
+		pid_t child = syscall(SYS_clone3, &how, sizeof(how));
+		if (child < 0)
+			return perror("clone3"), 1;
+		if (!child) {
+			for (int i = 0; i < 10; i++)
+				usleep(2000);
+			write(1, ".", 1);
+			sched_setscheduler(0, SCHED_IDLE, &none);
+			_exit(0);
+		}
+		if (!pid)
+			dprintf(1, "%d\n", child);
+		pid = child;
+		how.set_tid = (unsigned long)&pid;
+		how.set_tid_size = 1;
+		waitpid(child, 0, 0);
+	}
+}
+"""
+"""Processes that have one id, one behind the other. Each leaves its CPU to another one before it ends: it is gone, and
+has been waited for, long before it leaves that CPU for good. Says the id, and a dot for each."""
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_who_has_an_id_and_who_had_it_and_has_not_left_yet_are_told_apart(door: str, tmp_path: Path) -> None:
+    demand(door)
+    binary = programs.build(tmp_path / "one-id", ONE_ID, "-D_GNU_SOURCE")
+    with (
+        watch.watching_kernel_stacks(door=door) as live,
+        subprocess.Popen([binary], start_new_session=True, stdout=subprocess.PIPE, text=True) as one_id,
+    ):
+        assert one_id.stdout
+        try:
+            pid = int(one_id.stdout.readline())
+            windows = [live.tick(0.01) for _ in range(100)]  # in each the sums are held
+        finally:
+            os.killpg(one_id.pid, signal.SIGKILL)
+        windows += [live.tick(0.1), live.tick(0.1)]
+        made = one_id.stdout.read().count(".")
+    slept = sum(part.waits for window in windows if (part := watch.by_category(window, pid).get("sleep")))
+    aside = sum(watch.thread(window, pid).involuntary for window in windows)
+    assert made >= 5
+    assert 10 * made - aside <= slept <= 10 * (made + 1)
+
+
 def test_23_sleeps_of_10_ms_are_23_waits_of_230_ms_and_no_more_than_it_took_through_every_door(through: Watch) -> None:
     with waits.running("sleep", times=23, each_ms=10) as child:
         unseen = most_unseen(through.last.door, 23)
