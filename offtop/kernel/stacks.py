@@ -11,6 +11,7 @@ from offtop.kernel import layout
 from offtop.kernel.idtable import IdTable
 from offtop.kernel.kallsyms import HIDDEN
 from offtop.kernel.libbpf import Map
+from offtop.kernel.userstacks import OfCopy
 from offtop.kernel.walker import Found
 from offtop.model import wakers
 from offtop.model.book import Book, SiteKey, ThreadKey
@@ -49,9 +50,8 @@ UserFrames = Callable[[int, Sequence[int]], tuple[Frame, ...]]
 WithPython = Callable[[int, tuple[Frame, ...], Sequence[int], bool], tuple[tuple[Frame, ...], bool]]
 """(pid, frames, Python's own as the kernel side has them, whether the frames go to where the thread began) → all in one
 stack, and whether some may be at another place."""
-Copied = Callable[[int], tuple[int, Found | int] | None]
-"""Id of a copy → of which program it was, and what has become of it, or the id of another stack of that wait; None: it
-was lost."""
+Copied = Callable[[int], OfCopy | None]
+"""Id of a copy → what it was, and has become of it; None: it was lost."""
 CalledExec = Callable[[int], int | None]
 """pid → which program it runs by now, as `runs` has it; None: the one that it ran at first."""
 _END = layout.END_UNSURE - 1
@@ -235,16 +235,14 @@ class Stacks:
 
     def _user_id(self, pid: int, raw_id: int) -> int:
         if raw_id & layout.COPIED:
-            found = self._copied(raw_id)
-            self._user.untold += 1  # the one along frame pointers is there, too
-            execs, what = found or (0, STACK_LOST)
-            if what == STACK_LOST:
-                self.unread += 1
-                return STACK_LOST
-            if isinstance(what, Found):
-                is_old = self._is_of_another(pid, execs)
-                return self._intern_user(_NO_PROGRAM, ENDED, False) if is_old else self.user(what)
-            raw_id = what
+            copy = self._copied(raw_id) or OfCopy(0, STACK_LOST)
+            raw_id = copy.fallback
+            if copy.found is not None:
+                if raw_id >= layout.FIRST_ID:
+                    self._user.meet(raw_id)
+                is_old = self._is_of_another(pid, copy.execs)
+                return self._intern_user(_NO_PROGRAM, ENDED, False) if is_old else self.user(copy.found)
+            self.unread += raw_id == STACK_LOST
         if raw_id < layout.FIRST_ID:
             return raw_id
         of_process = self._user_ids.setdefault(pid, {})

@@ -54,6 +54,17 @@ class Read(NamedTuple):
     found: Found
 
 
+class OfCopy(NamedTuple):
+    """What a copy of a stack was, and has become."""
+
+    execs: int
+    """Of which program: Copy.execs."""
+    fallback: int
+    """The id of the stack along frame pointers, which the kernel side keeps besides."""
+    found: Found | None = None
+    """None: it is not walked yet."""
+
+
 class _Unnamed(NamedTuple):
     """Functions of Python whose names are to be read."""
 
@@ -80,9 +91,8 @@ class UserStacks:
         self._is_late = False
         """In this tick names did not come in time: it waits for no more."""
         self._found: list[Read] = []
-        self._of_copies: dict[int, tuple[int, Found | int]] = {}
-        """By the ids of copies: of which program (Copy.execs), and what was found; of one that is not walked yet, the
-        id of the stack along frame pointers."""
+        self._of_copies: dict[int, OfCopy] = {}
+        """By their ids."""
         self._told = set[int]()
         """Those of them that were asked about."""
         self._ended = set[int]()
@@ -153,9 +163,8 @@ class UserStacks:
         self._is_late = not work.done.wait(_PATIENCE_S)
         return not self._is_late
 
-    def copied(self, raw_id: int) -> tuple[int, Found | int] | None:
-        """Of which program a copy was (Copy.execs), and what has become of it; the id of the stack along frame pointers
-        while nothing has. None: it was lost.
+    def copied(self, raw_id: int) -> OfCopy | None:
+        """What has become of a copy, by its id. None: it was lost.
 
         The same whenever it is asked: a wait has one place.
         """
@@ -163,7 +172,7 @@ class UserStacks:
             found = self._of_copies.get(raw_id)
             if found is not None and raw_id not in self._told:
                 self._told.add(raw_id)
-                self._late += isinstance(found[1], int)
+                self._late += found.found is None
             return found
 
     def has_rule(self, frame: Frame) -> bool:
@@ -232,7 +241,7 @@ class UserStacks:
         taken = self._copies.take(room)
         self._in_tick += len(taken)
         for copy in taken:
-            self._of_copies[copy.id] = copy.execs, copy.fallback
+            self._of_copies[copy.id] = OfCopy(copy.execs, copy.fallback)
             if copy.pid in self._hung:
                 self._of_hung += 1
             else:
@@ -319,7 +328,7 @@ class UserStacks:
                 if isinstance(found, Read):
                     self._found.append(found)
                 elif isinstance(work, Copy) and found is not None and work.id not in self._told:
-                    self._of_copies[work.id] = work.execs, found
+                    self._of_copies[work.id] = OfCopy(work.execs, work.fallback, found)
 
 
 def _whose(work: _Work) -> int:

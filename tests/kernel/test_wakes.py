@@ -111,10 +111,18 @@ def test_a_table_is_emptied_when_half_full_and_what_was_in_it_is_still_understoo
 
 
 def test_what_nobody_reads_fills_a_table_too() -> None:
-    _, ids = table(entries=16)
-    ids.untold = 8
+    held, ids = table(entries=16)
+    for raw in (*range(20, 27), *range(20, 27)):
+        ids.meet(raw)
+    assert ids.fill == 7 / 16, "each is there once"
+    held.put(20, bytes(8))
+    ids.read(20)
+    ids.meet(20)
+    assert ids.fill == 7 / 16, "and is that one still, when somebody has read it"
+    assert not ids.make_room(at_once=False)
+    ids.meet(27)
     assert ids.make_room(at_once=False)
-    assert ids.untold == 0
+    assert ids.fill == 0
 
 
 def raw_object(kind: int, **told: int | bytes) -> bytes:
