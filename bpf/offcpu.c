@@ -186,11 +186,18 @@ static inline __attribute__((always_inline)) bool show(struct task_struct *task,
 
 #include "within.c"
 
-/* 18 bits by which threads that had an id one behind the other are told apart, but for one in 262,144. One that
- * calls exec, and takes its main thread's id, takes its beginning, too: `execs` is how often that process did. */
-static inline __attribute__((always_inline)) u32 life_of(struct task_struct *task, u32 execs)
+/* 18 bits by which threads that had an id one behind the other are told apart, but for one in 262,144. */
+static inline __attribute__((always_inline)) u32 life_of(u64 born_ns)
 {
-	return (MEMBER(u64, task, START_TIME) + execs) * 0x9e3779b97f4a7c15ULL >> 46; /* Fibonacci hashing */
+	return born_ns * 0x9e3779b97f4a7c15ULL >> 46; /* Fibonacci hashing */
+}
+
+static inline __attribute__((always_inline)) void give_id(struct record *r, u32 pid, u32 tid, u64 born_ns)
+{
+	r->pid = pid;
+	r->tid = tid;
+	r->born_ns = born_ns;
+	r->life = life_of(born_ns);
 }
 
 /* Move one half to where it is found when nobody will walk its thread again; whether there was room. */
@@ -329,7 +336,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	r->state = preempted ? RUNNING : state_of(state);
 	if (dead) {
 		thread->state = r->state;
-		thread->life = r->life;
+		thread->born_ns = r->born_ns;
 		thread->exec_ns = MEMBER(u64, task, SUM_EXEC);
 		thread->exec_at_ns = 0;
 		r->left_ns = 0;
@@ -342,21 +349,19 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 		return;
 	}
 	if (r->tid != tid || r->pid != pid) {
-		if (r->tid) { /* who had that id may wait for a CPU still, to leave for good: its record is to come */
+		/* One that calls exec takes its main thread's id, and its beginning. Who had the id may wait for a CPU
+		 * still, to leave for good: its record is to come. */
+		bool has_taken = r->tid;
+		if (has_taken)
 			keep_gone(task, r, which);
-			r->life = life_of(task, MEMBER(u32, task, TASK_EXECS));
-		} else {
-			r->life = life_of(task, 0);
-		}
-		r->pid = pid;
-		r->tid = tid;
+		give_id(r, pid, tid, has_taken ? bpf_ktime_get_ns() : MEMBER(u64, task, START_TIME));
 	}
 #ifdef NAMESPACE
 	r->host = id;
 	r->host_tid = id;
 #endif
 	thread->state = r->state;
-	thread->life = r->life;
+	thread->born_ns = r->born_ns;
 #ifndef WAKING
 	r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
 #endif
@@ -442,7 +447,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	e->off_ns = e->runqueue_ns = off_ns;
 	struct thread *thread = &r->half[which];
 	thread->state = r->state;
-	thread->life = r->life;
+	thread->born_ns = r->born_ns;
 	if (!(r->state & RUNNING)) {
 		r->back_ns = now_ns;
 		r->wake &= c->wakes;

@@ -26,7 +26,7 @@
 #define RETURNS 4
 #define STORM 8            /* wakings in one burst: model/wake.py has it, too */
 #define EXECS 8192         /* processes of which it is known that they called exec */
-#define LIFE 22            /* from this bit on, of the tid of a site: the low bits of struct thread's life */
+#define LIFE 22            /* from this bit on, of the tid of a site: the low bits of struct record's life */
 #define LIFE_BITS 10
 #define LIFE_IN_PID 24     /* and of its pid the others (PID_MAX_LIMIT and OUTSIDE are below) */
 #define BURST_NS 100000    /* no longer from one of them to the next */
@@ -136,10 +136,11 @@ struct thread {
 	u64 exec_ns;       /* as the walk of the tick met it: how long it has run in all; 0: it was not met */
 	u64 exec_at_ns;    /* when that was; 0: nothing more is known of that moment */
 	u64 exec_off_ns;   /* its off-CPU time by then, since the last tick, its wait in progress included */
+	u64 born_ns;       /* since when it has its id: who had that before may be heard of later than who has it now */
 	u32 first_kind;
 	u32 state;         /* at the last leaving; 0: nothing happened in this tick */
 	u32 objects;       /* of MOST_OBJECTS */
-	u32 life;          /* life_of() it: who had this id before may be heard of later than who has it now */
+	u32 unused;
 	u64 histogram[LANES];
 };
 
@@ -156,7 +157,8 @@ struct record {
 	u32 tid;           /* whose halves these are: a thread that calls exec takes its main thread's id */
 	u32 older;         /* its wait in progress began before left_ns, unseen */
 	u32 asked;         /* config.asked when it left, and was wanted: so is its wait, wherever it is moved meanwhile */
-	u32 life;          /* as struct thread has it */
+	u32 life;          /* life_of(born_ns) */
+	u64 born_ns;       /* as struct thread has it */
 	u64 exec_ns;       /* of what was told with WALKED_RAN */
 	u64 wake;          /* who ended its last wait for something: id of a struct wake, or NO_WAKE and so on */
 	u64 last_kernel;   /* and where that wait was; stack ids */
@@ -428,6 +430,7 @@ struct walked {
 	u64 exec_ns;       /* how long it has run in all, by the kernel's own account; 0: not known */
 	u64 exec_at_ns;    /* when that was, if it was on a CPU then; else 0 */
 	u64 start_ns;      /* when the thread began */
+	u64 born_ns;       /* as struct thread has it */
 	u32 pid;
 	u32 tid;
 	u32 state;
@@ -435,7 +438,7 @@ struct walked {
 	u32 execs;         /* its self_exec_id */
 	u32 holder_pid;    /* who holds the lock that it waits for; 0: not known, or there is none */
 	u32 holder_tid;
-	u32 life;          /* as struct thread has it */
+	u32 unused;
 	char comm[16];
 };
 

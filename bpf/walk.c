@@ -147,9 +147,8 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 		return false;
 	if (prime && !r->left_ns) {
 		if (!r->tid)
-			r->life = life_of(task, 0);
-		r->pid = walked->pid;
-		r->tid = walked->tid;
+			r->born_ns = MEMBER(u64, task, START_TIME);
+		give_id(r, walked->pid, walked->tid, r->born_ns);
 		r->state = state_of(walked->state);
 #ifdef WAKING
 		r->run_delay_ns = 0;
@@ -213,7 +212,7 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 	if (!(walked->flags & (WALKED_RUNNABLE | WALKED_STACK | WALKED_RAN | WALKED_HOLDER)))
 		return;
 	walked->exec_ns = exec_ns;
-	walked->life = r->life;
+	walked->born_ns = r->born_ns;
 	walked->start_ns = MEMBER(u64, task, START_TIME);
 #ifdef LAST_ARRIVAL
 	walked->arrived_ns = MEMBER(u64, task, LAST_ARRIVAL);
@@ -268,9 +267,7 @@ static inline __attribute__((always_inline)) void give(struct seq_file *seq, str
 		walked.pid = r->pid;
 		walked.tid = r->tid;
 	} else if (make && !r->tid) { /* it may end before it leaves a CPU for the first time */
-		r->pid = walked.pid;
-		r->tid = walked.tid;
-		r->life = life_of(task, 0);
+		give_id(r, walked.pid, walked.tid, MEMBER(u64, task, START_TIME));
 	}
 	if (*mode & WALK_HALF_0)
 		give_half(seq, task, &walked, r, &r->half[0], &r->half[1], *mode & WALK_ALONE);

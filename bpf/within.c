@@ -83,7 +83,7 @@ static inline __attribute__((always_inline)) void lose_wait(u32 which)
 	struct thread *thread = which ? &r->half[1] : &r->half[0];
 	count_lost(LOST_EVENTS);
 	thread->state = r->state;
-	thread->life = r->life;
+	thread->born_ns = r->born_ns;
 	thread->left_ns = r->left_ns = 0;
 }
 

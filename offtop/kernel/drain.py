@@ -236,7 +236,7 @@ class Drain:
             arguments,
             wake,
             self._holder(record),
-            record.life,
+            record.born_ns,
         )
 
     def _holder(self, record: WalkedRecord) -> Holder:

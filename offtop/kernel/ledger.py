@@ -32,6 +32,8 @@ _LATEST_TICKS = 2
 """How long sites wait for the record of their thread, where the kernel has lost some."""
 _LATEST_NS = 10 * NS_PER_S
 """The same where it says that it has lost none: one that ends may wait for a CPU to do so."""
+_MOST_LOST = 4096
+"""Threads that were taken for lost, or had an id before, of which it is known what was counted of them."""
 _LATE_NS = NS_PER_S // 10
 """The kernel adds to a thread's running time while it runs only now and then: at its own ticks."""
 _WALK_NS = NS_PER_S // 10
@@ -62,7 +64,7 @@ class Walked(NamedTuple):
     """Id of what says what it waits on."""
     holder: Holder = NO_HOLDER
     """Who holds the lock of the kernel's that it waits for."""
-    life: int = 0
+    born_ns: int = 0
     """As ThreadRecord has it."""
 
 
@@ -83,6 +85,8 @@ class Ran(NamedTuple):
 
 
 _Records = Sequence[tuple[ThreadKey, ThreadRecord]]
+_Whose = tuple[ThreadKey, int]
+"""Id, and life as sites have it: of those that had that id one behind the other."""
 _UNTOLD: tuple[int, Bound, int, tuple[int, ...]] = 0, Bound.EXACT, -1, ()
 
 Locate = Callable[[int, int, int, int, int], SiteKey]
@@ -107,16 +111,14 @@ class _Late(NamedTuple):
     totals: SiteTotals
 
 
-class _Taken(NamedTuple):
-    """An id that another thread had before, which may be heard of later: it waits for a CPU to leave for good, though
-    its id is free, or was taken over by one that called exec."""
+class _Shown(NamedTuple):
+    """What was shown of a wait in progress of a thread that another has the id of by now, or that was taken for lost.
+    It may be heard of all the same: it waits for a CPU to leave for good."""
 
-    life_before: int
-    """ThreadRecord.life."""
     left_ns: int
-    """Since when who had it before was shown as waiting; 0: it was not."""
+    """Since when, but for what has been taken off a place already."""
     at_ns: int
-    """Until then."""
+    """Until when."""
 
 
 class Ended(NamedTuple):
@@ -195,13 +197,13 @@ class Ledger:
         was not asked for."""
         self._exited: dict[ThreadKey, int] = {}
         """Threads that ended in the last tick, and when."""
-        self._life: dict[ThreadKey, int] = {}
-        """Of who has an id now."""
-        self._taken: dict[ThreadKey, _Taken] = {}
+        self._born_ns: dict[ThreadKey, int] = {}
+        """Of who has an id now, or had it last."""
+        self._shown: dict[_Whose, _Shown] = {}
         self._late: dict[tuple[SiteKey, int], _Late] = {}
         """By site, and by life."""
-        self._given_up: dict[tuple[ThreadKey, int], tuple[int, SiteTotals]] = {}
-        """By id and life: when the record of a thread was taken for lost, and what was counted in its place."""
+        self._given_up: dict[_Whose, SiteTotals] = {}
+        """Whose records were taken for lost, and what was counted in their place."""
         self._threads_lost = 0
         self._retired: dict[int, int] = {}
         self._retired_wakes: dict[int, int] = {}
@@ -271,7 +273,7 @@ class Ledger:
         self._give_back([key for key in exited if key not in returned and key not in self.waiting], at_ns)
         self._apply(delta, sites, at_ns)
         self._count_storms(storms, at_ns)
-        ended = {key: end_ns for key, end_ns in gone.items() if key not in before}
+        ended = {key: end_ns for key, end_ns in gone.items() if key not in before or key in returned}
         self._exited = {**dict.fromkeys((*lost, *silent), at_ns), **ended}
         for key, end_ns in self._exited.items():
             self._end(key, end_ns)
@@ -413,28 +415,24 @@ class Ledger:
         for table in (self._retired_wakes, self._stormed_ns, self.storms):
             table.pop(wake, None)
 
-    def _meet(self, key: ThreadKey, life: int, left_ns: int) -> None:
-        """Who has an id now. `left_ns`: since when it was shown as waiting; 0: it was not."""
-        before = self._life.get(key)
-        if before != life:
-            self._life[key] = life
-            if before is not None:
-                self._taken[key] = _Taken(before, left_ns, self.at_ns)
-
     def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> bool:
         """Add what ended, less what was shown of the first of those waits while it was in progress. Whether it is of
         who had that id before."""
-        given_up = self._given_up.pop((key, r.life), None)
+        whose = key, r.life
+        given_up = self._given_up.pop(whose, None)
         if given_up is not None:
-            r = _less(r, given_up[1])
-        taken = self._taken.get(key)
-        is_late = taken is not None and r.life == taken.life_before and self.at_ns - taken.at_ns < _LATEST_NS
-        waiting = None if is_late else self.waiting.pop(key, None)
+            r, rest = _less(r, given_up)
+            if rest.waits:  # of its other half
+                self._given_up[whose] = rest
+        born_ns = self._born_ns.get(key, r.born_ns)
+        waiting = self.waiting.pop(key, None) if born_ns <= r.born_ns else None
         left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self.at_ns
-        if taken is not None and is_late:
-            left_ns, shown_to_ns = taken.left_ns, taken.at_ns
+        if r.born_ns < born_ns:
+            left_ns, shown_to_ns = self._shown.get(whose, _Shown(0, 0))
         else:
-            self._meet(key, r.life, left_ns)
+            self._born_ns[key] = r.born_ns
+            if waiting and born_ns < r.born_ns:
+                self._keep_shown((key, layout.life_of(born_ns)), _Shown(left_ns, self.at_ns))
         was_known = 0 < left_ns == r.first_left_ns and r.waits > 0
         was_asked = anew and waiting is None and r.waits > 0
         site = self._first_site(key, r) if was_known or was_asked else None
@@ -446,8 +444,9 @@ class Ledger:
                     now = delta.renamed[site] = waiting.site._replace(wake=site.wake)
                 moved_ns, moved_runqueue_ns = self._move(waiting, now, r.first_off_ns)
             self._settle(key, waiting, delta, moved_ns, moved_runqueue_ns)
+        is_before = r.born_ns < born_ns
         if not r.waits and given_up is None:
-            return is_late
+            return is_before
         taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
         if was_known or was_asked:
             rest_ns = max(0, r.first_off_ns - max(0, shown_to_ns - r.first_left_ns))
@@ -476,7 +475,11 @@ class Ledger:
             delta.sites.append((_lost_site(key), (r.lost_waits, r.lost_ns, r.lost_runqueue_ns, 0)))
         if site and taken_ns:
             delta.sites.append((site, (0, moved_ns - taken_ns, moved_runqueue_ns - taken_runqueue_ns, 0)))
-        return is_late
+        return is_before
+
+    def _keep_shown(self, whose: _Whose, shown: _Shown) -> None:
+        self._shown[whose] = shown
+        _shorten(self._shown)
 
     def _first_site(self, key: ThreadKey, r: ThreadRecord) -> SiteKey | None:
         """Where the first wait of a record ended; None: at no site."""
@@ -509,10 +512,8 @@ class Ledger:
         of it.
         """
         held, self._late = self._late, {}
-        self._given_up = {of: one for of, one in self._given_up.items() if at_ns - one[0] < _LATEST_NS}
         returned = {(pid, tid, record.life) for (pid, tid), record in threads}
         lost: set[ThreadKey] = set()
-        shown_ns: dict[ThreadKey, int] = {}
         lives = ended.lives or [0] * len(ended.keys)
         whose = zip(ended.keys, lives, strict=True)
         absent = [row for row, (key, life) in enumerate(whose) if (key[0], key[1], life) not in returned]
@@ -529,24 +530,24 @@ class Ledger:
             elif late.ticks < _LATEST_TICKS or at_ns - late.since_ns < least_ns:
                 self._late[site, life] = late._replace(ticks=late.ticks + 1)
             else:
-                taken, now = self._taken.get(key), self._life.get(key, life)
-                if taken is not None and life == taken.life_before:
-                    shown_ns.setdefault(key, max(0, taken.at_ns - taken.left_ns) if taken.left_ns else 0)
-                elif key in self.waiting and life == now:  # it has been shown as waiting all the time since it left
+                whose = key, life
+                is_now = key not in self._born_ns or life == layout.life_of(self._born_ns[key])
+                if is_now and key in self.waiting:  # it has been shown as waiting all the time since it left
                     waiting = self.waiting.pop(key)
-                    shown_ns[key] = max(0, self.at_ns - waiting.left_ns)
+                    self._keep_shown(whose, _Shown(waiting.left_ns, self.at_ns))
                     self._settle(key, waiting, delta)
                 waits, total_ns, runqueue_ns, max_ns, histogram = totals
-                taken_ns = min(total_ns, shown_ns.get(key, 0))
-                shown_ns[key] = shown_ns.get(key, 0) - taken_ns
-                total_ns -= taken_ns
+                if shown := self._shown.get(whose):
+                    taken_ns = min(total_ns, max(0, shown.at_ns - shown.left_ns))
+                    total_ns -= taken_ns
+                    self._shown[whose] = shown._replace(left_ns=shown.left_ns + taken_ns)
                 runqueue_ns = min(runqueue_ns, total_ns)
                 numbers = (waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, max_ns)
                 delta.threads.append((key, numbers, histogram.to_bytes(log2.LANES * 8, "little")))
                 delta.late.append((site, SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)))
-                of_before = self._given_up.get((key, life), (0, SiteTotals()))[1]
-                self._given_up[key, life] = at_ns, of_before.plus(totals)
-                if life == now:
+                self._given_up[whose] = self._given_up.pop(whose, SiteTotals()).plus(totals)
+                _shorten(self._given_up)
+                if is_now:
                     lost.add(key)
         return ended.without(absent) if absent else ended, lost
 
@@ -599,7 +600,7 @@ class Ledger:
             self._restless.discard(key)
         for one in walked:
             if one.key not in self.waiting and one.kernel is not None:
-                self._meet(one.key, one.life, 0)
+                self._born_ns[one.key] = max(one.born_ns, self._born_ns.get(one.key, 0))
                 self._begin(one.key, one.left_ns, at_ns, one.state, states, one)
 
     def _place(
@@ -692,8 +693,7 @@ class Ledger:
         for key in keys:
             self.threads.move(key, EXITED)
             self._exec_ns.pop(key, None)
-            self._life.pop(key, None)
-            self._taken.pop(key, None)
+            self._born_ns.pop(key, None)
             for site in self._sites_of.pop(key, ()):
                 self._retired[site.kernel] = self._retired[site.user] = at_ns
                 self._retired_wakes[site.wake] = at_ns
@@ -714,19 +714,38 @@ class Ledger:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
 
 
-def _less(r: ThreadRecord, given_up: SiteTotals) -> ThreadRecord:
+def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTotals]:
     """What is left of a record that was taken for lost, and comes all the same: its sites were counted already, with
-    what was shown of its first wait."""
-    runqueue_ns = r.runqueue_ns - given_up.runqueue_ns
-    lanes = np.frombuffer(r.histogram, np.int64) - log2.to_lanes([given_up.histogram])[0]
-    return r._replace(
-        waits=r.waits - given_up.waits,
-        offcpu_ns=r.offcpu_ns - given_up.total_ns,
-        runqueue_ns=runqueue_ns,
-        preempted_ns=min(r.preempted_ns, runqueue_ns),  # of sites nobody knows how much was
+    what was shown of its first wait. And of those what a record of the same thread, which is to come, has."""
+    waits = min(given_up.waits, r.waits - r.short_waits - r.lost_waits)
+    total_ns = min(given_up.total_ns, r.offcpu_ns - r.short_ns - r.filtered_ns - r.lost_ns)
+    at_sites_ns = r.runqueue_ns - r.short_runqueue_ns - r.filtered_runqueue_ns - r.lost_runqueue_ns
+    runqueue_ns = min(given_up.runqueue_ns, at_sites_ns)
+    of_record = np.frombuffer(r.histogram, np.int64)
+    of_sites = log2.to_lanes([given_up.histogram])[0]
+    lanes = np.minimum(of_record, of_sites)
+    left = r._replace(
+        waits=r.waits - waits,
+        offcpu_ns=r.offcpu_ns - total_ns,
+        runqueue_ns=r.runqueue_ns - runqueue_ns,
+        preempted_ns=min(r.preempted_ns, r.runqueue_ns - runqueue_ns),  # of sites nobody knows how much was
         first_left_ns=0,
-        histogram=lanes.tobytes(),
+        histogram=(of_record - lanes).tobytes(),
     )
+    rest = SiteTotals(
+        given_up.waits - waits,
+        given_up.total_ns - total_ns,
+        given_up.runqueue_ns - runqueue_ns,
+        given_up.max_ns,
+        log2.of_lanes((of_sites - lanes)[None])[0],
+    )
+    return left, rest
+
+
+def _shorten(table: dict[_Whose, _Shown] | dict[_Whose, SiteTotals]) -> None:
+    """Forget the oldest of too many."""
+    while len(table) > _MOST_LOST:
+        del table[next(iter(table))]
 
 
 def _off_ns(record: ThreadRecord | None, at_ns: int) -> int:

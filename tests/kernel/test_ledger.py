@@ -132,10 +132,11 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         exec_ns=0,
         exec_at_ns=0,
         exec_off_ns=0,
+        born_ns=0,
         first_kind=first.kind if first else 0,
         state=layout.RUNNING if state_of.preempted else 1,
         objects=0,
-        life=0,
+        unused=0,
         histogram=log2.of(*(w.off_ns for w in ended)).to_bytes(layout.LANES * 8, "little"),
     )
 
@@ -406,7 +407,7 @@ def test_who_has_an_id_and_who_had_it_before_are_not_mixed_up(is_lost: bool) -> 
 
     tick([(key, begun)])
     assert ledger.waiting[key].left_ns == 1_500
-    tick([(key, record._replace(life=5))], sites._replace(lives=[0, 5]))
+    tick([(key, record._replace(born_ns=5))], sites._replace(lives=[0, layout.life_of(5)]))
     assert ledger.waiting[key].left_ns == 18_000
     assert between(at[1], at[2]).threads[key].offcpu_ns == 1_200 + 2_000
     tick([] if is_lost else [(key, ended)], gone={} if is_lost else {key: 15_000})
@@ -437,12 +438,16 @@ def test_who_was_met_by_a_walk_alone_is_not_mixed_up_with_who_has_its_id_next() 
         at.append(snapshot(ledger))
         watch.check_sums(between(at[-2], at[-1]))
 
-    tick([], NOTHING, Walked(key, 1_500, False, 0, 3, life=4), primed_ns=9_000, ran=[Ran(key, 100, 1_200)])
+    tick([], NOTHING, Walked(key, 1_500, False, 0, 3, born_ns=4), primed_ns=9_000, ran=[Ran(key, 100, 1_200)])
     assert ledger.waiting[key].left_ns == 1_500
-    tick([(key, record._replace(life=5))], both._replace(lives=[4, 5]), ran=[Ran(key, 100, 15_000)])
+    tick(
+        [(key, record._replace(born_ns=5))],
+        both._replace(lives=[layout.life_of(4), layout.life_of(5)]),
+        ran=[Ran(key, 100, 15_000)],
+    )
     ledger.begin(key, 15_000)
     assert ledger.waiting[key].left_ns == 18_000
-    tick([(key, ended._replace(life=4))], gone={key: 25_000}, ran=[Ran(key, 150, 1_200, ended=True)])
+    tick([(key, ended._replace(born_ns=4))], gone={key: 25_000}, ran=[Ran(key, 150, 1_200, ended=True)])
     assert ledger.waiting[key].left_ns == 18_000
     assert (ledger.book.life(key).from_ns, ledger.book.life(key).to_ns) == (15_000, 0)
     tick([], ran=[Ran(key, 180, 15_000)])

@@ -1,0 +1,219 @@
+"""Threads that have one id one behind the other: what each did is its own, in whatever order they are heard of.
+
+Who has been waited for, or has lost its id to one that called exec, may wait for a CPU still, to leave for good.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from offtop.kernel import layout
+from offtop.kernel.layout import ThreadRecord
+from offtop.kernel.ledger import Ended, Ledger, Walked
+from offtop.model.book import ThreadKey
+from offtop.model.window import between
+from offtop.units import NS_PER_S
+from tests.kernel import watch
+from tests.kernel.test_ledger import MIN_NS, NOTHING, Wait, record_of, site_records, snapshot
+
+KEY = ThreadKey(7, 7)
+TICK_NS = 10_000
+A, B, C = 1, 2, 3
+"""Since when each has that id."""
+
+
+class Ticks:
+    """A ledger, tick by tick; the sums of each hold."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(0)
+        self.at = [snapshot(self.ledger)]
+        self.threads_lost = 0
+
+    def tick(
+        self,
+        threads: list[tuple[ThreadKey, ThreadRecord]],
+        sites: Ended = NOTHING,
+        *walked: Walked,
+        ns: int = TICK_NS,
+        **told: Any,
+    ) -> None:
+        at_ns = self.at[-1].at_ns + ns
+        self.ledger.tick(at_ns, MIN_NS, threads, sites, walked, threads_lost=self.threads_lost, **told)
+        self.at.append(snapshot(self.ledger))
+        watch.check_sums(between(self.at[-2], self.at[-1]))
+
+    def give_up(self) -> None:
+        """The kernel could not keep some records: what is held back is of those."""
+        for _ in range(4):
+            self.threads_lost += 1
+            self.tick([])
+
+    @property
+    def now_ns(self) -> int:
+        return self.at[-1].at_ns
+
+    def counted_ns(self, first: int = 0, last: int = -1) -> int:
+        """Of all that had the id, by their ticks."""
+        window = between(self.at[first], self.at[last])
+        return sum(totals.offcpu_ns for _, totals in window.each_thread())
+
+
+def sleep(left_ns: int, back_ns: int, kernel: int = 3) -> Wait:
+    return Wait(left_ns, back_ns, back_ns, preempted=False, kernel=kernel, user=kernel + 10)
+
+
+def did(born_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> tuple[ThreadKey, ThreadRecord]:
+    record = record_of(waits, from_ns, to_ns)
+    assert record
+    return KEY, record._replace(born_ns=born_ns)
+
+
+def ended(born_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> Ended:
+    sites = Ended.of(site_records(KEY, waits, from_ns, to_ns))
+    return sites._replace(lives=[layout.life_of(born_ns)] * len(sites.keys))
+
+
+@pytest.mark.parametrize(
+    ("tick_ns", "silent_ticks"),
+    [(TICK_NS, 0), (10 * NS_PER_S, 0), (NS_PER_S, 11)],
+    ids=["a tick later", "ticks of 10 s", "11 s later"],
+)
+def test_one_that_is_heard_of_late_leaves_who_has_its_id_now_alone(tick_ns: int, silent_ticks: int) -> None:
+    ticks = Ticks()
+    first = sleep(tick_ns // 10, 12 * tick_ns // 10)
+    now = sleep(15 * tick_ns // 10, (6 + silent_ticks) * tick_ns - tick_ns // 2, kernel=4)
+    ticks.tick([did(A, [first], 0, tick_ns)], ns=tick_ns)
+    ticks.tick([did(B, [now], tick_ns, 2 * tick_ns)], ended(A, [first], tick_ns, 2 * tick_ns), ns=tick_ns)
+    for _ in range(silent_ticks):
+        ticks.tick([], ns=tick_ns)
+    ticks.tick([did(A, [first], tick_ns, 2 * tick_ns)], gone={KEY: ticks.now_ns}, ns=tick_ns)
+    assert ticks.ledger.waiting[KEY].left_ns == now.left_ns
+    for _ in range(2):
+        ticks.tick([], ns=tick_ns)
+        assert ticks.counted_ns(-2) == tick_ns
+    assert not ticks.ledger.book.life(KEY).to_ns, "it goes on"
+    span = ticks.now_ns, ticks.now_ns + tick_ns
+    ticks.tick([did(B, [now], *span)], ended(B, [now], *span), ns=tick_ns)
+    assert ticks.counted_ns() == first.off_ns + now.off_ns
+
+
+def test_of_three_that_had_an_id_the_first_may_be_heard_of_last() -> None:
+    ticks = Ticks()
+    first, second, third = sleep(1_500, 12_000), sleep(13_000, 22_000, 4), sleep(25_000, 90_000, 5)
+    ticks.tick([did(A, [first], 0, 10_000)])
+    ticks.tick([did(B, [second], 10_000, 20_000)], ended(A, [first], 10_000, 20_000))
+    both = [did(B, [second], 20_000, 30_000), did(C, [third], 20_000, 30_000)]
+    ticks.tick(both, ended(B, [second], 20_000, 30_000))
+    assert ticks.ledger.waiting[KEY].left_ns == 25_000
+    ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: 39_000})
+    assert ticks.ledger.waiting[KEY].left_ns == 25_000
+    ticks.tick([])
+    assert ticks.counted_ns(-2) == TICK_NS
+    assert ticks.counted_ns() == first.off_ns + second.off_ns + 50_000 - 25_000
+    assert not ticks.ledger.book.life(KEY).to_ns
+
+
+def test_who_ends_in_the_tick_in_which_the_one_before_is_heard_of_has_ended() -> None:
+    ticks = Ticks()
+    first, second = sleep(1_500, 12_000), sleep(15_000, 26_000, 4)
+    ticks.tick([did(A, [first], 0, 10_000)])
+    ticks.tick([did(B, [second], 10_000, 20_000)], ended(A, [first], 10_000, 20_000))
+    last = [did(A, [first], 10_000, 20_000), did(B, [second], 20_000, 30_000)]
+    ticks.tick(last, ended(B, [second], 20_000, 30_000), gone={KEY: 28_000})
+    assert ticks.ledger.book.life(KEY).to_ns == 28_000
+    assert ticks.ledger.waiting == {}
+    ticks.tick([])
+    assert KEY not in ticks.ledger.threads, "given back"
+    assert ticks.counted_ns() == first.off_ns + second.off_ns
+
+
+@pytest.mark.parametrize("silent_s", [0, 30])
+def test_who_was_taken_for_lost_and_lost_its_id_is_counted_once_when_it_is_heard_of(silent_s: int) -> None:
+    ticks = Ticks()
+    first = sleep(5_000, 14_000)
+    ticks.tick([])
+    ticks.tick([], ended(A, [first], 10_000, 20_000))
+    ticks.give_up()
+    assert ticks.counted_ns() == first.off_ns
+    second = sleep(ticks.now_ns + 5_000, ticks.now_ns + 60 * NS_PER_S, 4)
+    ticks.ledger.begin(KEY, ticks.now_ns + 4_000)
+    ticks.tick([did(B, [second], ticks.now_ns, ticks.now_ns + TICK_NS)])
+    for _ in range(silent_s):
+        ticks.tick([], ns=NS_PER_S)
+    ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: ticks.now_ns})
+    assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
+    assert not ticks.ledger.book.life(KEY).to_ns
+    ticks.tick([], ns=NS_PER_S)
+    assert ticks.counted_ns(-2) == NS_PER_S
+    assert ticks.counted_ns() == first.off_ns + ticks.now_ns - second.left_ns
+    assert sum(totals.waits for _, totals in between(ticks.at[0], ticks.at[-1]).each_thread()) == 1
+
+
+def test_who_was_taken_for_lost_and_is_heard_of_half_a_minute_later_is_counted_once() -> None:
+    ticks = Ticks()
+    wait = sleep(5_000, 14_000)
+    ticks.tick([])
+    ticks.tick([], ended(A, [wait], 10_000, 20_000))
+    for _ in range(40):
+        ticks.tick([], ns=NS_PER_S)
+    assert ticks.counted_ns() == wait.off_ns, "taken for lost"
+    ticks.tick([did(A, [wait], 10_000, 20_000)], gone={KEY: ticks.now_ns})
+    assert ticks.counted_ns() == wait.off_ns
+
+
+def test_two_halves_of_one_that_was_taken_for_lost_have_no_less_than_nothing() -> None:
+    ticks = Ticks()
+    waits = [Wait(5_000, 14_000, 13_000, False, 3, 13), Wait(18_000, 24_000, 19_000, False, 3, 13)]
+    ticks.tick([])
+    spans = (10_000, 20_000), (20_000, 30_000)
+    for span in spans:
+        ticks.tick([], ended(A, waits, *span))
+    ticks.give_up()
+    assert ticks.counted_ns() == 15_000
+    ticks.tick([(KEY, did(A, waits, *span)[1]._replace(left_ns=0)) for span in spans], gone={KEY: 30_000})
+    assert ticks.counted_ns() == 15_000
+    whole = between(ticks.at[0], ticks.at[-1])
+    assert sum(totals.waits for _, totals in whole.each_thread()) == 2
+    for before, after in pairwise(ticks.at):
+        assert all(totals.offcpu_ns >= 0 <= totals.preempted_ns for _, totals in between(before, after).each_thread())
+
+
+def test_what_is_given_up_in_two_ticks_is_counted_once_when_its_thread_is_heard_of() -> None:
+    ticks = Ticks()
+    waits = [sleep(5_000, 14_000), sleep(18_000, 24_000, 4)]
+    ticks.tick([])
+    for from_ns in (10_000, 20_000):
+        ticks.tick([], ended(A, waits, from_ns, from_ns + 10_000))
+        ticks.give_up()
+    assert ticks.counted_ns() == 15_000
+    ticks.tick([did(A, waits, 10_000, 30_000)], gone={KEY: 30_000})
+    assert ticks.counted_ns() == 15_000
+
+
+def test_what_was_shown_of_one_is_taken_off_once_and_of_that_one_alone() -> None:
+    ticks = Ticks()
+    first, more = sleep(1_000, 12_000), sleep(13_000, 28_000, 4)
+    second, third = sleep(16_000, 32_000, 5), sleep(35_000, 900_000, 6)
+    ticks.tick([did(A, [first], 0, 10_000)])
+    ticks.tick([did(B, [second], 10_000, 20_000)], ended(A, [first], 10_000, 20_000))
+    ticks.tick([], ended(A, [more], 20_000, 30_000))
+    ticks.tick([did(C, [third], 30_000, 40_000)], ended(B, [second], 30_000, 40_000))
+    ticks.give_up()
+    goes_on_ns = ticks.now_ns - third.left_ns
+    assert ticks.counted_ns() == first.off_ns + more.off_ns + second.off_ns + goes_on_ns
+
+
+def test_what_one_waited_for_is_not_shown_of_the_next_that_is_in_progress() -> None:
+    """Its sites are given up while another waits under its id."""
+    ticks = Ticks()
+    first = sleep(5_000, 14_000)
+    second = sleep(21_000, 900_000, 4)
+    ticks.tick([])
+    ticks.tick([], ended(A, [first], 10_000, 20_000))
+    ticks.tick([did(B, [second], 20_000, 30_000)])
+    ticks.give_up()
+    assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
+    assert not ticks.ledger.book.life(KEY).to_ns, "it goes on"
+    assert ticks.counted_ns() == first.off_ns + ticks.now_ns - second.left_ns
