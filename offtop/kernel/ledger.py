@@ -433,8 +433,9 @@ class Ledger:
             self._born_ns[key] = r.born_ns
             if waiting and born_ns < r.born_ns:
                 self._keep_shown((key, layout.life_of(born_ns)), _Shown(left_ns, self.at_ns))
-        was_known = 0 < left_ns == r.first_left_ns and r.waits > 0
-        was_asked = anew and waiting is None and r.waits > 0
+        is_first_whole = r.waits > 0 and given_up is None
+        was_known = is_first_whole and 0 < left_ns == r.first_left_ns
+        was_asked = is_first_whole and anew and waiting is None
         site = self._first_site(key, r) if was_known or was_asked else None
         moved_ns = moved_runqueue_ns = 0
         if waiting is not None:
@@ -729,7 +730,6 @@ def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTota
         offcpu_ns=r.offcpu_ns - total_ns,
         runqueue_ns=r.runqueue_ns - runqueue_ns,
         preempted_ns=min(r.preempted_ns, r.runqueue_ns - runqueue_ns),  # of sites nobody knows how much was
-        first_left_ns=0,
         histogram=(of_record - lanes).tobytes(),
     )
     rest = SiteTotals(
