@@ -45,6 +45,12 @@ class Catcher:
             self._tell_anew(marks)
         return [one for one in (self._caught(one, marks) for one in raw) if one]
 
+    def kernel_renamed(self) -> None:
+        """What lies in the kernel has other names: its stacks are others from now on, and so are their marks."""
+        for of in self._told:
+            self._map.delete(of)
+        self._told.clear()
+
     def close(self) -> None:
         self._ring.close()
 
@@ -61,9 +67,7 @@ class Catcher:
 
     def _tell(self, of: bytes, marks: Marks) -> _Known:
         if len(self._told) >= self._map.entries // 2:
-            for known in self._told:
-                self._map.delete(known)
-            self._told.clear()
+            self.kernel_renamed()
         raw_kernel, name = layout.MARK_KEY.unpack(of)
         program, kernel = layout.text_of(name), self._kernel_stack(raw_kernel)
         marks_ns = marks.marks_ns(program, kernel, self._book)

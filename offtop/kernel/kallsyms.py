@@ -120,10 +120,12 @@ class KernelSymbols:
         modules = self._loaded()
         if modules == self._modules:
             return False
-        self._modules = modules
         self._hopeless.clear()
-        with suppress(OfftopError):
+        try:
             self.refresh()
+        except OfftopError:
+            return False
+        self._modules = modules
         return True
 
     def variable(self, address: int) -> str:
@@ -157,13 +159,13 @@ class KernelSymbols:
                 joined.append((start, end))
         return sorted(((start, end - start) for start, end in joined), key=lambda one: -one[1])
 
-    def _loaded(self) -> set[tuple[bytes, bytes]]:
-        """Modules, by name and address (proc(5)); empty where the kernel has none."""
+    def _loaded(self) -> set[tuple[bytes, ...]]:
+        """Modules, by name, size and address (proc(5)); empty where the kernel has none."""
         try:
             lines = Path(self._modules_path).read_bytes().splitlines()
         except OSError:
             return set()
-        return {(fields[0], fields[5]) for line in lines if len(fields := line.split()) > 5}
+        return {(fields[0], fields[1], fields[5]) for line in lines if len(fields := line.split()) > 5}
 
     def _find(self, address: int) -> Frame:
         at = bisect_right(self._addresses, address) - 1

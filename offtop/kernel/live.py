@@ -307,6 +307,8 @@ class LiveSource(Happening):
         self._user_stacks.settle()
         if self._kernel_symbols.renamed():
             self._stacks.kernel_renamed()
+            self._wakes.kernel_renamed()
+            self._catcher.kernel_renamed()
         for pid in self._processes.renamed():
             self._stacks.renamed(pid)
             self._wakes.renamed(pid)

@@ -113,8 +113,9 @@ class Stacks:
         """tid → raw ids → site."""
         self._gone = set[int]()
         """Processes of which this tick has found that they have ended: nobody can look there any more."""
-        self._of_copies: list[tuple[int, tuple[int, int]]] = []
-        """Those of this tick that have a copy."""
+        self._passing: list[tuple[int, tuple[int, int]]] = []
+        """Of those sites the ones of this tick alone: they have a copy, or are of a process that has ended, whose id
+        another may have soon."""
         self.unread = 0
         """Stacks that a record named and the kernel no longer had: their time is under [stack lost]."""
 
@@ -127,8 +128,8 @@ class Stacks:
         if site is None or site.pid != pid:  # in one tick a tid may be of several processes, one after the other
             site = SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
             of_thread[kernel, user] = site
-            if user & layout.COPIED:  # which there is once; but asked about twice where it is a record's first
-                self._of_copies.append((tid, (kernel, user)))
+            if user & layout.COPIED or pid in self._gone:  # asked about twice where it is a record's first
+                self._passing.append((tid, (kernel, user)))
         return site
 
     def sites(self, raw: Iterable[tuple[int, int, int, int, int]]) -> list[SiteKey]:
@@ -175,9 +176,9 @@ class Stacks:
 
     def make_room(self, at_once: bool) -> None:
         """Once a tick: keep the kernel's tables from filling up. `at_once`: one has."""
-        for tid, raw in self._of_copies:
+        for tid, raw in self._passing:
             self._sites.get(tid, {}).pop(raw, None)
-        self._of_copies.clear()
+        self._passing.clear()
         self._gone.clear()
         if len(self._walked_ids) > _MOST_WALKED:
             self._walked_ids.clear()
@@ -265,7 +266,9 @@ class Stacks:
                 is_whole = end == layout.END_WHOLE
                 frames, misplaced = self._with_python(pid, frames, addresses[own:], is_whole)
                 unsure = unsure or misplaced
-            known = of_process[raw_id] = self._intern_user(frames, _ENDS[end], unsure)
+            known = self._intern_user(frames, _ENDS[end], unsure)
+            if pid not in self._gone:
+                of_process[raw_id] = known
         return known
 
     def runs(self, pid: int, execs: int) -> None:

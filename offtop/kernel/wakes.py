@@ -197,6 +197,11 @@ class Wakes:
         self._ids.clear()
         self._known_wakers = {raw: one for raw, one in self._known_wakers.items() if one.pid != pid}
 
+    def kernel_renamed(self) -> None:
+        """What lies in the kernel has other names."""
+        self._ids.clear()
+        self._known_wakers.clear()
+
     def _intern(self, wake: Wake) -> int:
         known = self._by_wake.get(wake)
         if known is not None:

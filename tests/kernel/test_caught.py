@@ -6,15 +6,20 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from offtop.kernel import layout, libbpf
-from offtop.kernel.libbpf import RingBuffer
+from offtop.kernel.caught import Catcher
+from offtop.kernel.libbpf import Map, RingBuffer
+from offtop.kernel.stacks import Stacks
 from offtop.model import where
-from offtop.model.book import Book
+from offtop.model.book import Book, SiteKey
 from offtop.model.outlier import NEVER_NS, Caught
 from offtop.model.snapshot import Filters
+from offtop.model.stack import NO_STACK, Frame
 from tests.command import QUICK, run
 from tests.kernel import programs, waits, watch
 
@@ -130,7 +135,7 @@ def test_what_has_no_room_is_counted() -> None:
         programs.running([sys.executable, "-c", _PING_PONG]) as child,
         watch.watching_kernel_stacks(Filters(pids=(child.pid,), min_ns=0)) as live,
     ):
-        live.source.catch(Fixed("pipe", 1))
+        live.source.catch(Fixed("pipe", 1, 1))
         live.tick()
         for seconds in (1, 2, 4, 8):
             live.tick(seconds)
@@ -177,3 +182,47 @@ def test_a_recording_without_outliers_says_so(tmp_path: Path) -> None:
     none = run("replay", str(file), "--json", "--at", "outlier")
     assert (none.status, none.out) == (1, "")
     assert "has no outlier in it" in none.err
+
+
+def test_when_the_kernel_has_other_functions_there_marks_are_those_of_other_stacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, frames = ["nfs_wait", "dlm_wait"], (1, 0, 0xFFFF_FFFF_C000_1010, *[0] * layout.FRAMES)
+    of = layout.MARK_KEY.pack(20, b"x")
+    raw = layout.CAUGHT.pack(0, 5 * MS, 0, 20, NO_STACK, 0, 7, 7, 1, 0, of)
+    told = dict[bytes, bytes]()
+    ring = SimpleNamespace(close=lambda: None)
+
+    class Marked(Fixed):
+        def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+            return MS if book.stack(kernel).frames[0].name == "dlm_wait" else 100 * MS, NEVER_NS
+
+    def ring_of(_fd: int, add: Callable[[bytes], None]) -> SimpleNamespace:
+        ring.consume = lambda: add(raw)
+        return ring
+
+    def lookup(_: bytes) -> bytes:
+        return layout.STACK.pack(*frames)
+
+    def frame(_: int) -> Frame:
+        return Frame("[module]", 0, names[0])
+
+    monkeypatch.setattr(libbpf, "RingBuffer", ring_of)
+    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
+    book = Book()
+    stacks = Stacks(kept, kept, book, watch.rules(), frame, cast(Any, None), (0, 0))
+    marked = cast(Map, SimpleNamespace(entries=16, update=told.__setitem__, delete=told.pop))
+
+    def site(pid: int, tid: int, kernel: int, user: int, _wake: int) -> SiteKey:
+        return stacks.site(pid, tid, kernel, user)
+
+    catcher = Catcher(cast(Map, SimpleNamespace(fd=0)), marked, book, site, stacks.kernel)
+    marks = Marked("", MS)
+    assert catcher.take(marks) == []
+    assert told == {of: layout.MARK.pack(100 * MS, NEVER_NS)}
+    del names[0]
+    stacks.kernel_renamed()
+    catcher.kernel_renamed()
+    assert told == {}
+    assert [one.ended_ns for one in catcher.take(marks)] == [5 * MS]
+    assert told == {of: layout.MARK.pack(MS, NEVER_NS)}

@@ -37,25 +37,52 @@ def listed(directory: Path, text: str) -> KernelSymbols:
     return KernelSymbols.read(str(path))
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+    ("modules", "names"),
+    [
+        (("nfs 20480 0", "dlm 8192 0"), ("nfs", "dlm")),
+        (("nfs 20480 0", "nfs 24576 0"), ("nfs_wait", "nfs_wait_anew")),
+        (("nfs 20480 0", "nfs 20480 7"), None),
+    ],
+    ids=["another", "another of that name", "the same, in use"],
+)
 def test_where_another_module_lies_by_now_its_names_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: tuple[str, str], names: tuple[str, str] | None
 ) -> None:
-    """`again`: nothing but how often it is used has changed."""
     kallsyms_path, modules_path = tmp_path / "kallsyms", tmp_path / "modules"
     kallsyms_path.write_text(CORE + MODULES)
-    modules_path.write_text("ext4 100 1 - Live 0xffffffffc0002000\nnfs 200 0 - Live 0xffffffffc0001000 (OE)\n")
+    modules_path.write_text("ext4 100 1 - Live 0xffffffffc0002000\nnfs 20480 0 - Live 0xffffffffc0001000 (OE)\n")
     symbols = KernelSymbols.read(str(kallsyms_path), str(modules_path))
     assert symbols.lookup(0xFFFFFFFFC0001010) == Frame("[nfs]", 0, "nfs_wait")
-    kallsyms_path.write_text(CORE + MODULES.replace("nfs", "dlm"))
-    modules_path.write_text(modules_path.read_text().replace(*("100 1", "100 7") if again else ("nfs", "dlm")))
+    listed_now = MODULES.replace(*names or ("nfs", "not read"))
+    kallsyms_path.write_text(CORE + listed_now)
+    modules_path.write_text(modules_path.read_text().replace(*modules))
     assert not symbols.renamed(), "too early"
     now_ns = time.monotonic_ns() + 10 * NS_PER_S
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
-    assert symbols.renamed() is not again
-    module = "nfs" if again else "dlm"
-    assert symbols.lookup(0xFFFFFFFFC0001010) == Frame(f"[{module}]", 0, f"{module}_wait")
+    assert symbols.renamed() is (names is not None)
+    module, name = "nfs", "nfs_wait"
+    if names:
+        module, name = module.replace(*names), name.replace(*names)
+    assert symbols.lookup(0xFFFFFFFFC0001010) == Frame(f"[{module}]", 0, name)
     assert not symbols.renamed()
+
+
+def test_a_list_that_cannot_be_read_now_is_read_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kallsyms_path, modules_path = tmp_path / "kallsyms", tmp_path / "modules"
+    kallsyms_path.write_text(CORE + MODULES)
+    modules_path.write_text("nfs 20480 0 - Live 0xffffffffc0001000\n")
+    symbols = KernelSymbols.read(str(kallsyms_path), str(modules_path))
+    kallsyms_path.unlink()
+    modules_path.write_text("dlm 20480 0 - Live 0xffffffffc0001000\n")
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    now_ns += 10 * NS_PER_S
+    assert not symbols.renamed()
+    kallsyms_path.write_text(CORE + MODULES.replace("nfs", "dlm"))
+    now_ns += 10 * NS_PER_S
+    assert symbols.renamed()
+    assert symbols.lookup(0xFFFFFFFFC0001010) == Frame("[dlm]", 0, "dlm_wait")
 
 
 def kernel(name: str) -> Frame:

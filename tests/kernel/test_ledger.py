@@ -931,13 +931,14 @@ def test_in_a_process_that_has_ended_is_looked_once_a_tick_and_its_python_is_tol
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
     stacks = Stacks(kept, kept, book, watch.rules(), cast(Any, None), frames, (0, 0), with_python=with_python)
-    for looked in ([7, 8, 8, 8, 8], [7]):  # what lies where in 8 is known by then
+    for looked in ([7, 8, 8, 8, 8], [7], [7]):  # what lies where in 8 is known by then
         assert told(7) == [[GONE], ["it.py", GONE]] * 2
         assert told(8) == [["/bin/it"], ["it.py", "/bin/it"]] * 2
         assert asked == looked
         asked.clear()
         stacks.make_room(at_once=False)
-        stacks.forget_thread(ThreadKey(7, 7))
+        if looked != [7]:
+            stacks.forget_thread(ThreadKey(7, 7))
 
 
 def test_when_the_kernel_has_other_functions_there_the_same_addresses_are_another_stack() -> None:
@@ -997,3 +998,23 @@ def test_a_user_stack_that_was_read_is_of_one_wait_alone() -> None:
     ledger.tick(22_000, MIN_NS, [], NOTHING, [])
     assert dict(between(b, snapshot(ledger)).each_site()) == {SiteKey(7, 100, 3, 9): SiteTotals(0, 10_000)}
     assert dict(between(a, snapshot(ledger)).each_site()) == {SiteKey(7, 100, 3, 9): SiteTotals(0, 20_000)}
+
+
+def test_what_a_process_that_had_an_id_left_behind_is_not_shown_of_the_next() -> None:
+    """The first one's stack is looked up when it has been waited for, and has not left its CPU for good yet."""
+    files, book = [GONE], Book()
+    value = layout.STACK.pack(1, layout.END_LINKED, 0x7F00_0000, *[0] * layout.FRAMES)
+
+    def lookup(_: bytes) -> bytes:
+        return value
+
+    def frames(_pid: int, _addresses: Sequence[int]) -> tuple[Frame, ...]:
+        return (Frame(files[0], 0),)
+
+    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
+    stacks = Stacks(kept, kept, book, watch.rules(), cast(Any, None), frames, (0, 0))
+    for file in (GONE, "/bin/it", "/bin/it"):
+        files[:] = [file]
+        sites = [stacks.site(7, 7, NO_STACK, layout.FIRST_ID), *stacks.sites([(7, 7, NO_STACK, layout.FIRST_ID, 0)])]
+        assert [book.stack(site.user).frames[0].file for site in sites] == [file, file]
+        stacks.make_room(at_once=False)

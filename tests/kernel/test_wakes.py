@@ -357,3 +357,26 @@ def test_two_storms_of_one_waker_in_a_tick_are_added_up(kernel: Kernel) -> None:
         [((1000, 7), (waker, 60, 5, 1)), ((2000, 7), (waker, 90, 9, 1)), ((1000, 8), (other, 8, 0, 1))]
     )
     assert [*found.values()] == [Storm(2, 150, 14, 90), Storm(1, 8, 0, 8)]
+
+
+def test_when_the_kernel_has_other_functions_there_a_waker_s_stack_is_another() -> None:
+    found = [FIRST_STACK, FIRST_STACK + 1]
+    book = Book(
+        {one: Stack((Frame("[module]", 0, name),)) for one, name in zip(found, ("nfs_wake", "dlm_wake"), strict=True)}
+    )
+    of_wakers, of_wakes = FakeMap(value_bytes=layout.WAKER.size), FakeMap(value_bytes=layout.WAKE.size)
+    of_wakers.put(30, layout.WAKER.pack(20, 0, 5, 5, b"x"))
+    of_wakes.put(40, layout.WAKE.pack(30, 30, NONE, 0, 0, 0, *[0] * (3 * layout.LINKS)))
+
+    def stacks(_pid: int, _kernel: int, _user: int) -> tuple[int, int]:
+        return found[0], NO_STACK
+
+    table = Wakes(cast(Map, of_wakers), cast(Map, of_wakes), cast(Map, FakeMap()), book, stacks, lambda _: "")
+
+    def told() -> str:
+        return book.stack(book.wakes[table.id_of(40, 7, 7)].waker.kernel).frames[0].name
+
+    assert told() == "nfs_wake"
+    del found[0]
+    table.kernel_renamed()
+    assert told() == "dlm_wake"
