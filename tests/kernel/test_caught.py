@@ -54,6 +54,14 @@ class Fixed:
         return self.of_it_ns if category == self.category else self.others_ns, NEVER_NS
 
 
+class Every(Fixed):
+    """The same for what is ready to run, too."""
+
+    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+        mark_ns, _ = super().marks_ns(program, kernel, book)
+        return mark_ns, mark_ns
+
+
 def caught_of(live: watch.Watch, tid: int) -> list[Caught]:
     return [one for one in live.last.caught if one.site.tid == tid]
 
@@ -135,7 +143,7 @@ def test_what_has_no_room_is_counted() -> None:
         programs.running([sys.executable, "-c", _PING_PONG]) as child,
         watch.watching_kernel_stacks(Filters(pids=(child.pid,), min_ns=0)) as live,
     ):
-        live.source.catch(Fixed("pipe", 1, 1))
+        live.source.catch(Every("pipe", 1, 1))
         live.tick()
         for seconds in (1, 2, 4, 8):
             live.tick(seconds)
