@@ -22,7 +22,7 @@ from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.budget import Rate, budget
 from offtop.model.categories import Categories, is_periodic
 from offtop.model.comparison import Comparison
-from offtop.model.counted import how_sampled, how_sure
+from offtop.model.counted import LOST_NOT_KNOWN, how_sampled, how_sure
 from offtop.model.cut import (
     ALL,
     FILTERED,
@@ -495,7 +495,9 @@ def _head(kept: Kept, idle_shown: bool) -> str:
     shown_ns = every if idle_shown else every - idle_ns
     ready_ns = sum(part.total_ns for leaf, part in kept.cut.categories.items() if leaf.category == RUN_QUEUE)
     clock = time.strftime("%H:%M:%S", time.localtime(window.taken_ns // 1_000_000_000))
-    lost = ", ".join(f"{n} {kind}" for kind, n in window.lost.items()) or "0"
+    lost = ", ".join(f"{n} {kind}" for kind, n in window.lost.items())
+    is_lost_known = window.sampling is None or window.sampling.lost_known
+    lost = f"lost {lost or 0}" if lost or is_lost_known else LOST_NOT_KNOWN
     left_out = f"filtered {threads(filtered_ns / span_ns)}  " if filtered_ns else ""
     cost = window.cost
     some = window.sampling
@@ -506,7 +508,7 @@ def _head(kept: Kept, idle_shown: bool) -> str:
         f"offtop - {clock} span {duration(span_ns)}  {sampled}"
         f"WAITING {threads(shown_ns / span_ns)} = "
         f"blocked {threads((shown_ns - ready_ns) / span_ns)} + run queue {threads(ready_ns / span_ns)}  "
-        f"{'of it ' if idle_shown else ''}idle-looking {threads(idle_ns / span_ns)}  {left_out}lost {lost}  "
+        f"{'of it ' if idle_shown else ''}idle-looking {threads(idle_ns / span_ns)}  {left_out}{lost}  "
         f"min {duration(window.filters.min_ns) or '0'}{own}{sure}"
     )
 

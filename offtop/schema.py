@@ -173,6 +173,7 @@ _SAMPLING = _unless(
                 "type": "boolean",
                 "description": "false: lost leaves out threads that came and went between two looks",
             },
+            "container_only": {"type": "boolean", "description": "only this container's processes are seen"},
         }
     ),
     "threads were looked at now and then, so that sites, lengths of waits and preempted_ns are estimates; "

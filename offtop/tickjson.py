@@ -317,6 +317,7 @@ def sampling_object(sampling: Sampling | None, span_ns: int) -> dict[str, Any] |
         "guessed_ns": sampling.guessed_ns,
         "own_only": sampling.own_only,
         "lost_known": sampling.lost_known,
+        "container_only": sampling.container_only,
     }
 
 

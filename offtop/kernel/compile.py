@@ -332,6 +332,7 @@ def make_calls(lib: Any, module: Any, function: str, functions: Sequence[int]) -
 
 def main() -> None:
     ct.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)  # nobody needs it then
+    os.chdir("/")  # the directory that offtop was called from may be deleted: the compiler asks which it is
     request = json.load(sys.stdin)
     answer: dict[str, Any]
     fds: list[int] = []

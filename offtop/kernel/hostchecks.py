@@ -173,16 +173,21 @@ def terminal() -> Check:
 
 
 def attaching(so_far: Sequence[Check]) -> Check:
-    """Compiles offtop's own program, attaches it, and takes it away again."""
+    """Compiles offtop's own program, attaches it, and takes it away again. Without a compiler: one that was kept."""
     known, types = features_found(), kernel_types()
-    if known is None or types is None or any(check.verdict == "FAIL" for check in so_far):
-        return Check("attaching", "warn", "not tried", "mend what failed above", state="unknown")
+    failed = {check.name for check in so_far if check.verdict == "FAIL"}
+    not_tried = Check("attaching", "warn", "not tried", "mend what failed above", state="unknown")
+    if known is None or types is None or failed - {"bcc"}:
+        return not_tried
     try:
-        attached = program.attach(known, defines=namespace.defines(types), anew=True)
+        attached = program.attach(known, defines=namespace.defines(types), anew=not failed)
     except OfftopError as error:
+        if failed:
+            return not_tried
         return Check("attaching", "FAIL", str(error), "the sentence says it; if not, report it", "everything")
     attached.close()
-    what = f"compiled by bcc {attached.bcc_version}, attached through the door '{attached.door}'"
+    made = "kept from an earlier start" if failed else f"compiled by bcc {attached.bcc_version}"
+    what = f"{made}, attached through the door '{attached.door}'"
     if attached.unwind == AUTO or not AUTO.is_ruled(known):
         return Check("attaching", "ok", what)
     lost = "user stacks by .eh_frame: they go along frame pointers"

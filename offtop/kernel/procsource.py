@@ -91,7 +91,7 @@ class ProcSource(Happening):
         self._blocked = self._with_stack = self._with_call = 0
         """How many threads were seen blocked, and what of these was known."""
         self._filters = self._asked = filters
-        _check_there(filters)
+        _check_there(filters, self.own_only)
         self._given = filters
         self._share_pct, self._walk_pct = cpu_pct, cpu_pct
         self._book = Book(has_programs=False)
@@ -127,7 +127,11 @@ class ProcSource(Happening):
 
     @property
     def notice(self) -> str:
-        whose = "your own processes alone are" if self.own_only else "/proc is"
+        whose = "/proc is"
+        if self.own_only:
+            whose = "your own processes alone are"
+        elif _is_contained():
+            whose = "this container's processes alone are"
         return f"{whose} sampled{self._why}: not known are {self._missing}"
 
     @property
@@ -203,7 +207,10 @@ class ProcSource(Happening):
             caught=caught,
             door=DOOR,
             filters=in_effect,
-            sampling=Sampling(self._looks, self._account.guessed_ns, self.own_only, lost_known, self._account.apart_ns),
+            sampling=Sampling(
+                *(self._looks, self._account.guessed_ns, self.own_only, lost_known, self._account.apart_ns),
+                container_only=_is_contained(),
+            ),
         )
 
     def _ask(self) -> None:
@@ -380,7 +387,7 @@ class ProcSource(Happening):
             pids=tuple(set(filters.pids).difference(self._given.pids)),
             tids=tuple(set(filters.tids).difference(self._given.tids)),
         )
-        _check_there(new)
+        _check_there(new, self.own_only)
         self._asked = filters
 
     def set_mode(self, mode: str, depth: int) -> None:
@@ -484,10 +491,16 @@ def _check_mode(mode: str) -> None:
         raise NeedsBpfError(f"Mode {mode} needs BPF: /proc does not tell who ends a wait. Take mode offcpu")
 
 
-def _check_there(filters: Filters) -> None:
+def _check_there(filters: Filters, own_only: bool) -> None:
     for pid in filters.pids:
-        if not Path(_ROOT, str(pid)).exists():
-            raise UsageError(f"No process {pid}. Look it up with: pgrep NAME")
+        try:
+            is_own = Path(_ROOT, str(pid)).stat().st_uid == os.geteuid()
+        except OSError:
+            raise UsageError(f"No process {pid}. Look it up with: pgrep NAME") from None
+        if own_only and not is_own:
+            raise UsageError(
+                f"Process {pid} is not your own, and without root your own alone are sampled. Try: sudo offtop -p {pid}"
+            )
     for tid in filters.tids:
         if not Path(_ROOT, str(tid)).exists():
             raise UsageError(f"No thread {tid}. List a process's threads with: ps -L -p PID")

@@ -10,6 +10,9 @@ from offtop.model.state import letters
 from offtop.units import average, duration, span, threads
 
 OWN_ONLY = "own processes only"
+_CONTAINER_ONLY = "this container only"
+LOST_NOT_KNOWN = "lost: not known"
+"""Where nobody counts what came and went between two looks."""
 _FEW_IDS = 3
 
 
@@ -61,7 +64,12 @@ def rate(sampling: Sampling, span_ns: int) -> str:
 
 def how_sampled(sampling: Sampling, span_ns: int) -> str:
     """`~21 Hz, own processes only`"""
-    return f"{rate(sampling, span_ns)}{f', {OWN_ONLY}' if sampling.own_only else ''}"
+    return ", ".join(filter(None, (rate(sampling, span_ns), whose(sampling))))
+
+
+def whose(sampling: Sampling) -> str:
+    """Whose processes alone are seen; empty: everybody's."""
+    return OWN_ONLY if sampling.own_only else _CONTAINER_ONLY if sampling.container_only else ""
 
 
 def sampled(sampling: Sampling | None, span_ns: int) -> str:

@@ -209,6 +209,8 @@ class Sampling(NamedTuple):
     longest_ns: int = 0
     """The longest time from one look at a thread to the next, in the last tick (in a Window: in its span); 0: not
     known."""
+    container_only: bool = False
+    """Only the processes of the container (pid namespace) in which offtop runs are seen."""
 
     def plus(self, other: "Sampling") -> "Sampling":
         """Those of two spans."""
@@ -218,6 +220,7 @@ class Sampling(NamedTuple):
             self.own_only or other.own_only,
             self.lost_known and other.lost_known,
             max(self.longest_ns, other.longest_ns),
+            self.container_only or other.container_only,
         )
 
     def since(self, earlier: "Sampling | None") -> "Sampling":

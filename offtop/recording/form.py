@@ -268,9 +268,9 @@ def _sampling(said: object) -> Sampling | None:
     if said is None:
         return None
     numbers = [checked.integer(one) for one in checked.array(said)]
-    looks, guessed_ns, own_only, lost_known, longest_ns = [*numbers, *Sampling()[len(numbers) :]]
+    looks, guessed_ns, own_only, lost_known, longest_ns, container_only = [*numbers, *Sampling()[len(numbers) :]]
     checked.within(np.array([looks, guessed_ns, longest_ns]), 0, checked.MOST_NS)
-    return Sampling(looks, guessed_ns, bool(own_only), bool(lost_known), longest_ns)
+    return Sampling(looks, guessed_ns, bool(own_only), bool(lost_known), longest_ns, bool(container_only))
 
 
 def _ends_words(what: Object, ends: Ends) -> list[object]:

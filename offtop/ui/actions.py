@@ -345,7 +345,7 @@ class Actions(Catching, Comparing):
 
     def action_stack_problems(self) -> None:
         if self._picture is not None:
-            self.push_screen(StackProblems(self._told_of_stacks, self._glyphs))
+            self.push_screen(StackProblems(self._told_of_stacks, self._glyphs, self._picture.sampling is not None))
 
     def _told_of_stacks(self) -> tuple[StacksTold, int]:
         """Of the selection, and the span."""

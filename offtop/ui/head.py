@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from offtop.model.baseline import Baseline
 from offtop.model.book import ThreadKey
-from offtop.model.counted import OWN_ONLY, counted, how_sure, rate
+from offtop.model.counted import LOST_NOT_KNOWN, counted, how_sure, rate, whose
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
 from offtop.model.printable import printable
@@ -227,7 +227,7 @@ def _cost(picture: Picture, layout: Layout) -> Line:
     lefts = [left(*own, switches), left(*own), left(own[0], own[2]), left(own[0]), left(), left(of_wrong=1)]
     right: Spans = [(f"min {span(picture.newest.facts.filters.min_ns)}", "text")]
     if picture.sampling:
-        parts = [*([OWN_ONLY] if picture.sampling.own_only else []), *how_sure(picture.sampling, picture.span_ns)]
+        parts = [*filter(None, [whose(picture.sampling)]), *how_sure(picture.sampling, picture.span_ns)]
         while parts[1:] and width_of(lost(picture)) + len(", ".join(parts)) >= layout.width:
             parts.pop()
         right = [(", ".join(parts), "alert")]
@@ -237,7 +237,8 @@ def _cost(picture: Picture, layout: Layout) -> Line:
 def lost(picture: Picture) -> Spans:
     """What the kernel could not tell, by kind."""
     if not picture.lost:
-        return [("lost 0", "text")]
+        is_known = picture.sampling is None or picture.sampling.lost_known
+        return [("lost 0" if is_known else LOST_NOT_KNOWN, "text")]
     kinds = " ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
     return [(f"lost {kinds}", "lost")]
 

@@ -16,6 +16,7 @@ _SAID = {
     OFFWAKE: "these are both stacks already: 4 goes on with who woke the waker",
     CHAIN: "these are the chains already: 1 goes back to off-CPU time",
 }
+_SAID_SAMPLED = "this is off-CPU time already: 5 shows what is stuck; who ends waits (2) needs BPF"
 
 
 class Refused(Message):
@@ -40,7 +41,8 @@ class Modes(Sorting):
         """The same selection in that mode."""
         view = drilling.in_mode(self._view, mode)
         if view == self._view:
-            self._say(_SAID[mode])
+            sampled = self._picture is not None and self._picture.sampling is not None
+            self._say(_SAID_SAMPLED if sampled and mode == OFFCPU else _SAID[mode])
             return
         changes = mode != self._view.mode
         self._look(view)

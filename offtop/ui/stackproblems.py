@@ -14,6 +14,9 @@ from offtop.units import average, percent, threads
 
 _WELL = "Each is whole, and all of its functions have names."
 _NONE = "No wait that is shown here has a user stack: kernel threads and short waits have none."
+_SAMPLED = (
+    "/proc is sampled, and shows no user stacks: they need BPF (sudo offtop; offtop doctor says what is missing)."
+)
 
 
 class StackProblems(Read):
@@ -24,14 +27,15 @@ class StackProblems(Read):
     ]
     CSS = "StackProblems { align: center middle; background: $background 0%; }"
 
-    def __init__(self, told: Callable[[], tuple[Told, int]], glyphs: Glyphs) -> None:
+    def __init__(self, told: Callable[[], tuple[Told, int]], glyphs: Glyphs, sampled: bool = False) -> None:
+        """`sampled`: nobody could tell one."""
         super().__init__(glyphs)
-        self._told = told
+        self._told, self._without = told, _SAMPLED if sampled else _NONE
 
     def page(self, width: int) -> tuple[str, Sequence[Line]]:
         told, span_ns = self._told()
         if not told.total_ns:
-            return "user stacks", self._wrapped(_NONE, width, 1, "dim")
+            return "user stacks", self._wrapped(self._without, width, 1, "dim")
         whole, named = (percent(ns, told.total_ns) for ns in (told.whole_ns, told.named_ns))
         waiting = threads(average(told.total_ns, span_ns))
         heading = f"user stacks of {waiting} waiting: {whole:.0f}% whole, {named:.0f}% with all names"

@@ -21,7 +21,7 @@ from offtop.ui import account, diagnosis
 from offtop.ui.columns import Column, heads, line_of, that_fit
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
-from offtop.ui.tables import NOW, NUMBERS, SHARE, WAITING, beside, changes_of, not_gathered
+from offtop.ui.tables import NOW, NUMBERS, SHARE, WAITING, beside, changes_of, not_gathered, nothing
 from offtop.units import count, duration, percent, threads
 
 _MUCH_PCT = 10
@@ -69,7 +69,7 @@ def no_stack(picture: Picture) -> str:
     if not picture.gathered:
         return not_gathered(picture)
     if not picture.latency.total_ns:
-        return " Nothing waits here."
+        return nothing(picture)
     return " No stack here: waits below the minimum (m) have none."
 
 

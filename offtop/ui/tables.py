@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from offtop.model import where
 from offtop.model.book import Details, ThreadKey
+from offtop.model.counted import whose
 from offtop.model.cut import ALL
 from offtop.model.picture import Picture
 from offtop.model.pool import Pool
@@ -234,7 +235,13 @@ def _nothing(picture: Picture) -> str:
     if picture.hidden_ns and not view.idle_shown:
         idle = threads(average(picture.hidden_ns, picture.span_ns))
         return f" Nothing interesting is blocked here: {idle} threads look idle (press i to see them)."
-    return " Nothing waits here."
+    return nothing(picture)
+
+
+def nothing(picture: Picture) -> str:
+    """Where nothing waits: whose waits are not seen."""
+    here = whose(picture.sampling) if picture.sampling else ""
+    return f" Nothing waits here{f' ({here})' if here else ''}."
 
 
 def list_columns(picture: Picture, pen: Pen) -> list[Column]:
