@@ -14,13 +14,19 @@ from offtop.model.printable import printable
 
 VERBOSE = "OFFTOP_TRACEBACK"
 """Variable of the environment: who looks for the cause sets it, and has the traceback, too."""
+NO_ROOM = (
+    "There is no memory, or no room for another thread, as ulimit -v, -u or the cgroup allow them. Raise the limit"
+)
 _OWN = Path(__file__).parent
 _LONGEST = 200
 _AGAIN_S = 0.01
 
 
 def told(error: BaseException, thread: str = "") -> str:
-    """What it was and where: `A fault of offtop 0.1: KeyError(5) at kernel/ledger.py:230. …`"""
+    """What it was and where: `A fault of offtop 0.1: KeyError(5) at kernel/ledger.py:230. …`; or that there is no room,
+    which is nobody's fault."""
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error)):
+        return NO_ROOM
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_OWN)]
     where = f" at {Path(own[-1].filename).relative_to(_OWN)}:{own[-1].lineno}" if own else ""

@@ -119,12 +119,14 @@ def _sampled(
     keep_ns: int,
     refused: OfftopError | None,
 ) -> Source:
-    """`refused`: why there is no BPF. It is raised, too, where what was asked for needs that."""
+    """`refused`: why there is no BPF. It is said, too, where what was asked for needs that."""
     from offtop.kernel.procsource import NeedsBpfError, ProcSource
 
     try:
         return ProcSource(rules, filters, asked.cpu_budget, keep_ns, loaded.settings.mode, refused)
-    except (NeedsBpfError, KernelError) as error:
+    except NeedsBpfError as error:
+        raise (type(refused)(f"{str(refused).rstrip('.')}. {error}") if refused else error) from error
+    except KernelError as error:
         raise refused or error from error
 
 

@@ -68,7 +68,14 @@ def test_a_baseline_that_was_sampled_is_said_to_be(good: str, tmp_path: Path) ->
     told = [tick(good, "--baseline", of)["baseline"]["sampling"] for of in (good, sampled)]
     assert told == [
         None,
-        {"rate_hz": 20.0, "apart_ns": 50_000_000, "guessed_ns": NS_PER_S, "own_only": True, "lost_known": True},
+        {
+            "rate_hz": 20.0,
+            "apart_ns": 50_000_000,
+            "guessed_ns": NS_PER_S,
+            "own_only": True,
+            "lost_known": True,
+            "container_only": False,
+        },
     ]
 
 

@@ -451,7 +451,10 @@ def test_in_a_pid_namespace_that_has_the_proc_of_another_it_is_about_that_and_th
     assert ended.status == 0, ended.err
     tick = json.loads(ended.out)
     assert tick["cost"]["rss_bytes"] > 1 << 20
-    assert not tick["sampling"]["lost_known"]
+    assert not tick["sampling"]["lost_known"] and not tick["sampling"]["container_only"]
+    ended = command.run("--json", "-n", "1", "-d", "0.3", "--source", "proc", before=(*apart, "--mount-proc"))
+    assert not (sampling := json.loads(ended.out)["sampling"])["lost_known"] and sampling["container_only"]
+    assert "this container's processes alone are sampled" in ended.err
 
 
 def test_root_of_a_user_namespace_sees_what_is_in_there_and_no_more() -> None:
@@ -473,6 +476,7 @@ def test_root_of_a_user_namespace_sees_what_is_in_there_and_no_more() -> None:
 def test_who_asks_for_what_only_bpf_tells_hears_why_there_is_none() -> None:
     for arguments in (["--mode", "wakeup"], ["--door", "exit"]):
         ended = command.run("-b", "-n", "1", *arguments, before=_WITHOUT_CAPABILITIES)
+        assert ("Mode wakeup needs BPF" in ended.sentence) is ("wakeup" in arguments)
         assert "CAP_BPF, CAP_PERFMON" in ended.sentence
         assert ended.status == 3
 

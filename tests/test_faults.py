@@ -1,6 +1,7 @@
 """An error that nobody foresaw: one sentence, wherever it happens, and the rest goes on."""
 
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,6 +21,20 @@ from tests.ui.test_export_keys import Written
 
 def broken(*_: object, **__: object) -> int:
     raise KeyError("\x1b[2J")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_what_the_machine_has_no_room_for_is_no_fault_of_offtop_s(error: Exception) -> None:
+    assert faults.told(error) == faults.NO_ROOM
+    assert faults.told(RuntimeError("another")).startswith("A fault of offtop ")
+
+
+def test_where_its_own_libraries_find_no_memory_a_sentence_is_left() -> None:
+    limited = 'ulimit -v 60000 && exec "$0" -m offtop -b -n 1'
+    child = subprocess.run(["sh", "-c", limited, sys.executable], capture_output=True, text=True, timeout=60)
+    assert child.returncode == 1
+    assert child.stderr.startswith("offtop: ") and child.stderr.count("\n") == 1, child.stderr
+    assert "ulimit -v" in child.stderr
 
 
 def test_of_a_command_a_sentence_is_left_and_no_escape_code(

@@ -55,7 +55,9 @@ def features_found() -> Features | None:
 def btf() -> Check:
     if kernel_types() is not None:
         return Check("BTF", "ok", "/sys/kernel/btf/vmlinux")
-    if not Path("/sys/kernel/btf/vmlinux").exists():
+    if not Path("/sys/kernel").exists():
+        what, remedy = "there is no /sys, where the kernel describes its types", "mount -t sysfs sysfs /sys"
+    elif not Path("/sys/kernel/btf/vmlinux").exists():
         what, remedy = "the kernel does not describe its types", "use a kernel with CONFIG_DEBUG_INFO_BTF=y"
     else:
         what, remedy = "it is there, and libbpf could not read it", install("libbpf1", "libbpf")

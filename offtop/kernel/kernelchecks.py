@@ -17,6 +17,7 @@ from offtop.kernel.privileges import CAPABILITIES
 _GET_STACK, _GET_CURRENT_TASK_BTF = 67, 158  # enum bpf_func_id
 _BIG_MAP_BYTES = 16 << 20
 _REMEDY_FOR_DOOR = "use a kernel with CONFIG_KPROBES=y, or one with sched_exit_tp (Linux 6.16)"
+_OUTSIDE = "sudo offtop, outside of it: a rootless container cannot"
 _LOW_COST = "the low cost: stacks are walked at every switch, as other tools do; and what waits that ended were on"
 
 
@@ -25,8 +26,7 @@ def privileges(held: frozenset[str], confined: bool | None = None) -> Check:
     who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
     everything = "all that BPF tells: the kernel lets nobody else watch it"
     if rights.is_confined() if confined is None else confined:
-        remedy = "sudo offtop, outside of it: a rootless container cannot"
-        return Check("privileges", "FAIL", f"{who} of a user namespace only", remedy, everything)
+        return Check("privileges", "FAIL", f"{who} of a user namespace only", _OUTSIDE, everything)
     missing = [name for name in (*rights.NEEDED, *rights.WANTED) if name not in held]
     if not missing:
         return Check("privileges", "ok", who)
@@ -90,6 +90,7 @@ def bpf(held: frozenset[str]) -> Check:
         errno.ENOSYS: "use a kernel with CONFIG_BPF_SYSCALL=y, as the distributions' kernels are",
         errno.EPERM: "in a container, let its seccomp profile allow it: docker run --security-opt seccomp=unconfined",
     }.get(failed, "see dmesg for the reason")
+    remedy = _OUTSIDE if rights.is_confined() else remedy
     return Check("bpf(2)", "FAIL", f"the kernel refuses: {os.strerror(failed)}", remedy, "everything")
 
 
@@ -348,6 +349,7 @@ def statistics(held: frozenset[str]) -> Check:
     if not failed:
         return Check("own cost", "ok", "the kernel counts what BPF programs take")
     remedy = "use a kernel from 5.8 on" if "CAP_SYS_ADMIN" in held else "sudo offtop, or add CAP_SYS_ADMIN"
+    remedy = _OUTSIDE if rights.is_confined() else remedy
     return Check("own cost", "warn", os.strerror(failed), remedy, "the ns per switch in the header")
 
 
@@ -363,6 +365,7 @@ def kernel_symbols(held: frozenset[str]) -> Check:
     if seen:
         return Check("kernel symbols", "ok", "/proc/kallsyms")
     remedy = "sudo sysctl kernel.kptr_restrict=1" if "CAP_SYSLOG" in held else "sudo offtop"
+    remedy = _OUTSIDE if rights.is_confined() else remedy
     return Check("kernel symbols", "warn", "/proc/kallsyms shows no addresses", remedy, lost)
 
 
@@ -407,6 +410,8 @@ def other_processes(held: frozenset[str]) -> Check:
     what, lost = f"{closed} of {len(told)} may not be looked into", CAPABILITIES["CAP_SYS_PTRACE"].loses
     if "CAP_SYS_PTRACE" not in held:
         return Check("other processes", "warn", what, "sudo offtop", lost)
+    if rights.is_confined():
+        return Check("other processes", "warn", what, _OUTSIDE, lost)
     if closed < len(told):
         return Check("other processes", "ok", f"{what}: they are protected, even from root")
     remedy = "boot with kernel.yama.ptrace_scope below 3; in a container: allow process_vm_readv (seccomp)"

@@ -314,6 +314,8 @@ class KernelTypes:
         """Raises KernelError where the kernel has no BTF."""
         self._btf = library().btf__load_vmlinux_btf()
         if not self._btf or self._btf > (1 << 64) - 4096:
+            if not Path("/sys/kernel").exists():
+                raise KernelError("There is no /sys here, which offtop reads. Mount it: mount -t sysfs sysfs /sys")
             raise KernelError(
                 "This kernel does not describe its types (no /sys/kernel/btf/vmlinux), which offtop reads. "
                 "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as the distributions' kernels since 5.8 are; "

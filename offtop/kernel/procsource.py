@@ -88,6 +88,7 @@ class ProcSource(Happening):
         caps = int(status_of("self")["CapEff"], 16)
         self._is_confined = is_confined()
         self.own_only = not caps >> _PTRACE & 1 or self._is_confined
+        self._container_only = _is_contained() and self._own_pid == os.getpid()  # else /proc is another's
         self._blocked = self._with_stack = self._with_call = 0
         """How many threads were seen blocked, and what of these was known."""
         self._filters = self._asked = filters
@@ -130,7 +131,7 @@ class ProcSource(Happening):
         whose = "/proc is"
         if self.own_only:
             whose = "your own processes alone are"
-        elif _is_contained():
+        elif self._container_only:
             whose = "this container's processes alone are"
         return f"{whose} sampled{self._why}: not known are {self._missing}"
 
@@ -209,7 +210,7 @@ class ProcSource(Happening):
             filters=in_effect,
             sampling=Sampling(
                 *(self._looks, self._account.guessed_ns, self.own_only, lost_known, self._account.apart_ns),
-                container_only=_is_contained(),
+                container_only=self._container_only,
             ),
         )
 

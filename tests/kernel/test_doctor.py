@@ -194,13 +194,33 @@ def test_pypi_s_bcc_in_the_way_does_not_matter_and_no_bcc_at_all_does(tmp_path: 
     hidden = f'mount -t tmpfs none /usr/lib/python3/dist-packages/bcc && exec {sys.executable} -c "$0"'
     if not Path("/usr/lib/python3/dist-packages/bcc").is_dir():
         pytest.skip("bcc is not where Debian has it")
-    child = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", hidden, _PRINT], capture_output=True, text=True, check=True
-    )
-    found = by_name(child.stdout)
+
+    def without(cache: str) -> dict[str, Check]:
+        child = subprocess.run(
+            ["unshare", "--mount", "env", f"OFFTOP_CACHE={cache}", "sh", "-c", hidden, _PRINT],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return by_name(child.stdout)
+
+    found = without("")
     assert doctor.status([*found.values()]) == 4
     assert found["bcc"].verdict == "FAIL"
     assert "python3-bpfcc" in found["bcc"].remedy and "PyPI" in found["bcc"].remedy
+    assert found["attaching"].what == "not tried"
+    kept = str(tmp_path / "kept")
+    started = [sys.executable, "-m", "offtop", "-b", "-n", "1"]
+    subprocess.run(started, env={**os.environ, "OFFTOP_CACHE": kept}, check=True, capture_output=True, timeout=60)
+    found = without(kept)
+    assert doctor.status([*found.values()]) == 0
+    assert found["bcc"].verdict == "warn" and "no earlier start" in found["bcc"].loses
+    assert found["attaching"].what.startswith("kept from an earlier start")
+
+
+@pytest.mark.kernel
+def test_what_a_user_namespace_keeps_away_is_to_be_had_outside_of_it_alone() -> None:
+    found = checked("unshare", "--user", "--map-root-user")
+    for name in ("privileges", "bpf(2)", "own cost", "kernel symbols", "other processes"):
+        assert found[name].verdict != "ok" and found[name].remedy.startswith("sudo offtop, outside of it"), found[name]
 
 
 @pytest.mark.kernel

@@ -182,3 +182,9 @@ def test_root_of_a_user_namespace_is_told_to_start_it_outside() -> None:
     ended = command.run("-b", "-n", "1", "--source", "bpf", before=("unshare", "--user", "--map-root-user"))
     assert ended.sentence.endswith("Start it outside: sudo offtop")
     assert ended.status == 3
+
+
+def test_without_root_a_process_of_another_user_is_refused_with_a_sentence() -> None:
+    ended = command.run("-b", "-n", "1", "-p", "2", before=as_nobody())
+    assert ended.status == 2
+    assert ended.sentence.startswith("Process 2 is not your own") and ended.sentence.endswith("sudo offtop -p 2")

@@ -36,7 +36,14 @@ def printed(source: Source, as_json: bool) -> list[str]:
 def test_json_tells_it_of_each_tick() -> None:
     ticks = [json.loads(line) for line in printed(SampledSource(ends=True), as_json=True)]
     jsonschema.validate(ticks[0], SCHEMA)
-    told = {"rate_hz": 20.0, "apart_ns": 50 * MS, "guessed_ns": 250 * MS, "own_only": False, "lost_known": True}
+    told = {
+        "rate_hz": 20.0,
+        "apart_ns": 50 * MS,
+        "guessed_ns": 250 * MS,
+        "own_only": False,
+        "lost_known": True,
+        "container_only": False,
+    }
     assert [one["sampling"] for one in ticks] == [told] * 3
     assert json.loads(printed(ScriptedSource(SHOP, ticks=1, ends=True), as_json=True)[0])["sampling"] is None
 
@@ -72,8 +79,9 @@ def test_a_recording_has_it(tmp_path: Path) -> None:
 def test_one_of_before_it_was_known_what_is_lost_is_read() -> None:
     one = replace(change(NOTHING, SampledSource().after(2)), sampling=Sampling(40, 500 * MS, lost_known=False))
     now = zlib.decompress(form.encode(form.Entry(one)))
-    for said, lost_known in ((b"[40,500000000,0,0,0]", False), (b"[40,500000000,0    ]", True)):
-        raw = now.replace(b"[40,500000000,0,0,0]", said)
+    kept = b"[40,500000000,0,0,0,0]"
+    for said, lost_known in ((kept, False), (b"[40,500000000,0,0,0  ]", False), (b"[40,500000000,0      ]", True)):
+        raw = now.replace(kept, said)
         assert said in raw
         assert form.decode(zlib.compress(raw), whole=True).change.sampling == Sampling(40, 500 * MS, False, lost_known)
 

@@ -18,16 +18,17 @@ class SampledSource(ScriptedSource):
         ends: bool = False,
         own_only: bool = False,
         lost: Mapping[str, int] = MappingProxyType({}),
+        seen: Sampling | None = None,
     ) -> None:
-        """`guessed_ns`, `lost`: in each second."""
+        """`guessed_ns`, `lost`: in each second. `seen`: what else is said of the looks."""
         super().__init__(SHOP, ticks=ticks, ends=ends, lost=lost)
         self._guessed_ns = guessed_ns
-        self._own_only = own_only
+        self._seen = seen or Sampling(own_only=own_only)
 
     @property
     def notice(self) -> str:
         return NOTICE
 
     def after(self, seconds: int) -> Snapshot:
-        some = Sampling(20 * seconds, self._guessed_ns * seconds, self._own_only)
+        some = self._seen._replace(looks=20 * seconds, guessed_ns=self._guessed_ns * seconds)
         return replace(super().after(seconds), sampling=some, door="proc")

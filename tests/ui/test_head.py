@@ -1,8 +1,10 @@
 """The line of the head that tells what went wrong and what offtop costs: its parts are whole or not there."""
 
+from dataclasses import replace
+
 import pytest
 
-from offtop.model.snapshot import Machine
+from offtop.model.snapshot import Machine, Sampling, Snapshot
 from tests.ui.sampled import NOTICE, SampledSource
 from tests.ui.scripted import ScriptedSource, Waits
 from tests.ui.shown import asynchronous, screen, shown
@@ -58,6 +60,36 @@ async def test_that_only_own_processes_are_seen_is_told_first(width: int, says: 
     async with shown(SampledSource(ticks=12, own_only=True), (width, 24)) as (app, _):
         told = screen(app)[2].rstrip()
         assert "own processes only" in told and told.endswith(says)
+
+
+@asynchronous
+async def test_in_a_container_it_is_told_that_no_other_process_is_seen_and_that_losses_are_not_known() -> None:
+    seen = Sampling(lost_known=False, container_only=True)
+    async with shown(SampledSource(ticks=12, seen=seen), (160, 24)) as (app, pilot):
+        assert "lost: not known" in screen(app)[2] and "this container only, waits up to" in screen(app)[2]
+        await pilot.press("1")
+        assert any("who ends waits (2) needs BPF" in line for line in screen(app))
+    source = SampledSource(ticks=12, seen=seen._replace(own_only=True), lost={"threads": 3})
+    async with shown(source, (160, 24)) as (app, _):
+        assert (
+            "not known" not in screen(app)[2]
+            and " threads  " in screen(app)[2]
+            and "own processes only" in screen(app)[2]
+        )
+    async with shown(SampledSource(ticks=12), (160, 24)) as (app, _):
+        assert "lost 0" in screen(app)[2] and "only" not in screen(app)[2]
+
+
+@asynchronous
+async def test_where_nothing_waits_it_is_told_whose_waits_are_seen() -> None:
+    class Nothing(SampledSource):
+        def after(self, seconds: int) -> Snapshot:
+            return replace(ScriptedSource([]).after(seconds), sampling=super().after(seconds).sampling, door="proc")
+
+    async with shown(Nothing(ticks=12, own_only=True), (80, 24)) as (app, pilot):
+        assert any("Nothing waits here (own processes only)." in line for line in screen(app))
+        await pilot.press("V")
+        assert any("/proc is sampled, and shows no user stacks" in line for line in screen(app))
 
 
 @asynchronous
