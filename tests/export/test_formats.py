@@ -314,7 +314,7 @@ def test_lines_of_json_are_what_replay_prints(tmp_path: Path, shown_ns: int) -> 
     assert exported("jsonl") == printed
     whole = sum(
         one["total_ns"] - one["idle_ns"]
-        for tick in map(json.loads, exported("jsonl").splitlines())
+        for tick in map(json.loads, printed.splitlines())
         for one in tick["categories"]
         if one["name"] != "filtered"
     )
@@ -329,13 +329,13 @@ def test_lines_of_json_are_what_replay_prints(tmp_path: Path, shown_ns: int) -> 
 
 
 def test_folded_of_the_demo_has_the_same_time_however_it_is_parted() -> None:
-    def whole(*arguments: str) -> int:
-        return sum(int(line.rpartition(" ")[2]) for line in exported("folded", *arguments).splitlines())
+    def whole(folded: str) -> int:
+        return sum(int(line.rpartition(" ")[2]) for line in folded.splitlines())
 
-    plain = whole()
+    plain = exported("folded")
     for some in (("--delimiter",), ("--per", "thread"), ("--per", "category"), ("--per", "thread,category")):
-        assert whole(*some) == pytest.approx(plain, rel=0.001)
-    assert exported("folded", "--no-delimiter") == exported("folded")
+        assert whole(exported("folded", *some)) == pytest.approx(whole(plain), rel=0.001)
+    assert exported("folded", "--no-delimiter") == plain
 
 
 def test_batch_says_the_same_of_threads_and_categories() -> None:
