@@ -348,10 +348,11 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 #endif
 		return;
 	}
-	if (r->tid != tid || r->pid != pid) {
+	u32 had = *(volatile u32 *)&r->tid; /* a walk on another CPU may be about to give it its own */
+	if (had != tid || r->pid != pid) {
 		/* One that calls exec takes its main thread's id, and its beginning. Who had the id may wait for a CPU
 		 * still, to leave for good: its record is to come. */
-		bool has_taken = r->tid;
+		bool has_taken = had && had != tid;
 		if (has_taken)
 			keep_gone(task, r, which);
 		give_id(r, pid, tid, has_taken ? bpf_ktime_get_ns() : MEMBER(u64, task, START_TIME));
