@@ -32,7 +32,7 @@ _LATEST_TICKS = 2
 """How long sites wait for the record of their thread, where the kernel has lost some."""
 _LATEST_NS = 10 * NS_PER_S
 """The same where it says that it has lost none: one that ends may wait for a CPU to do so."""
-_MOST_LOST = 4096
+_MOST_LOST = 1 << 16
 """Threads that were taken for lost, or had an id before, of which it is known what was counted of them."""
 _LATE_NS = NS_PER_S // 10
 """The kernel adds to a thread's running time while it runs only now and then: at its own ticks."""
