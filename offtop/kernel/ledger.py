@@ -202,8 +202,8 @@ class Ledger:
         self._shown: dict[_Whose, _Shown] = {}
         self._late: dict[tuple[SiteKey, int], _Late] = {}
         """By site, and by life."""
-        self._given_up: dict[_Whose, SiteTotals] = {}
-        """Whose records were taken for lost, and what was counted in their place."""
+        self._given_up: dict[_Whose, tuple[int, SiteTotals]] = {}
+        """Whose records were taken for lost: since when, and what was counted in their place."""
         self._threads_lost = 0
         self._retired: dict[int, int] = {}
         self._retired_wakes: dict[int, int] = {}
@@ -419,11 +419,14 @@ class Ledger:
         """Add what ended, less what was shown of the first of those waits while it was in progress. Whether it is of
         who had that id before."""
         whose = key, r.life
-        given_up = self._given_up.pop(whose, None)
+        since_ns, given_up = self._given_up.get(whose, (0, None))
+        if r.born_ns > since_ns:  # another one, whose 18 bits are the same
+            given_up = None
         if given_up is not None:
             r, rest = _less(r, given_up)
+            del self._given_up[whose]
             if rest.waits:  # of its other half
-                self._given_up[whose] = rest
+                self._given_up[whose] = since_ns, rest
         born_ns = self._born_ns.get(key, r.born_ns)
         waiting = self.waiting.pop(key, None) if born_ns <= r.born_ns else None
         left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self.at_ns
@@ -546,7 +549,8 @@ class Ledger:
                 numbers = (waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, max_ns)
                 delta.threads.append((key, numbers, histogram.to_bytes(log2.LANES * 8, "little")))
                 delta.late.append((site, SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)))
-                self._given_up[whose] = self._given_up.pop(whose, SiteTotals()).plus(totals)
+                _, of_before = self._given_up.pop(whose, (0, SiteTotals()))
+                self._given_up[whose] = late.since_ns, of_before.plus(totals)
                 _shorten(self._given_up)
                 if is_now:
                     lost.add(key)
@@ -742,7 +746,7 @@ def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTota
     return left, rest
 
 
-def _shorten(table: dict[_Whose, _Shown] | dict[_Whose, SiteTotals]) -> None:
+def _shorten(table: dict[_Whose, _Shown] | dict[_Whose, tuple[int, SiteTotals]]) -> None:
     """Forget the oldest of too many."""
     while len(table) > _MOST_LOST:
         del table[next(iter(table))]
