@@ -186,18 +186,11 @@ static inline __attribute__((always_inline)) bool show(struct task_struct *task,
 
 #include "within.c"
 
-/* 18 bits by which threads that had an id one behind the other are told apart, but for one in 262,144. */
-static inline __attribute__((always_inline)) u32 life_of(u64 born_ns)
-{
-	return born_ns * 0x9e3779b97f4a7c15ULL >> 46; /* Fibonacci hashing */
-}
-
 static inline __attribute__((always_inline)) void give_id(struct record *r, u32 pid, u32 tid, u64 born_ns)
 {
 	r->pid = pid;
 	r->tid = tid;
 	r->born_ns = born_ns;
-	r->life = life_of(born_ns);
 }
 
 /* Move one half to where it is found when nobody will walk its thread again; whether there was room. */
@@ -474,8 +467,9 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	/* All ones but for a thread that was put aside; no branch, for the verifier walks each way to the end. */
 	u64 slept = (u64)(r->state >> 31) - 1;
 	e->key.kernel = e->key.user = 0;
-	e->key.pid = r->pid | r->life >> LIFE_BITS << LIFE_IN_PID;
-	e->key.tid = r->tid | r->life << LIFE;
+	e->key.pid = r->pid;
+	e->key.tid = r->tid;
+	e->key.born_ns = r->born_ns;
 	e->key.wake = (r->wake & slept) | (WAKE_CPU & c->wakes & ~slept);
 	u64 lane;
 	u32 kind;

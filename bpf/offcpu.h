@@ -26,9 +26,6 @@
 #define RETURNS 4
 #define STORM 8            /* wakings in one burst: model/wake.py has it, too */
 #define EXECS 8192         /* processes of which it is known that they called exec */
-#define LIFE 22            /* from this bit on, of the tid of a site: the low bits of struct record's life */
-#define LIFE_BITS 10
-#define LIFE_IN_PID 24     /* and of its pid the others (PID_MAX_LIMIT and OUTSIDE are below) */
 #define BURST_NS 100000    /* no longer from one of them to the next */
 #define BY_CPU (1u << 31)
 #define IDLED_NS 1000000   /* who has the CPU for less was woken for nothing, or nearly so */
@@ -157,7 +154,7 @@ struct record {
 	u32 tid;           /* whose halves these are: a thread that calls exec takes its main thread's id */
 	u32 older;         /* its wait in progress began before left_ns, unseen */
 	u32 asked;         /* config.asked when it left, and was wanted: so is its wait, wherever it is moved meanwhile */
-	u32 life;          /* life_of(born_ns) */
+	u32 unused;
 	u64 born_ns;       /* as struct thread has it */
 	u64 exec_ns;       /* of what was told with WALKED_RAN */
 	u64 wake;          /* who ended its last wait for something: id of a struct wake, or NO_WAKE and so on */
@@ -189,11 +186,12 @@ struct gone {
 };
 
 struct site_key {
-	u32 pid;           /* and from LIFE_IN_PID on the thread's life */
-	u32 tid;           /* and from LIFE on */
+	u32 pid;
+	u32 tid;
 	u64 kernel;
 	u64 user;
 	u64 wake;
+	u64 born_ns;       /* as struct thread has it: of who had that id then */
 };
 
 struct site {

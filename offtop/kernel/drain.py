@@ -119,17 +119,14 @@ class Drain:
 
     def sites(self, half: int) -> Ended:
         """What ended where in `half`, which is emptied. Behind the walk, which tells what each process runs."""
-        found, lives, parts = list[SiteKey](), list[int](), list[Ints]()
+        found, born_ns, parts = list[SiteKey](), list[int](), list[Ints]()
         for keys, values in self._maps[f"sites_{half}"].drain():
-            numbers = np.frombuffer(keys, np.uint32).copy()
-            pids, tids = (numbers[at :: layout.SITE_KEY.size // 4] for at in (0, 1))
-            lives += (tids >> layout.LIFE | pids >> layout.LIFE_IN_PID << layout.LIFE_BITS).tolist()
-            tids &= (1 << layout.LIFE) - 1
-            pids &= (1 << layout.LIFE_IN_PID) - 1
-            found += self._sites.every([*layout.SITE_KEY.iter_unpack(numbers.tobytes())])
+            raw = [*layout.SITE_KEY.iter_unpack(keys)]
+            found += self._sites.every([one[:-1] for one in raw])
+            born_ns += [one[-1] for one in raw]
             parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
         columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
-        return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], lives)
+        return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], born_ns)
 
     def gone(self, half: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]) -> dict[ThreadKey, int]:
         """The threads that ended, and when; what they did is put before `threads`: a tid may be in use again, by one

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, cast
 
 LANES = 40
 FRAMES = 127
-LIFE, LIFE_BITS, LIFE_IN_PID = 22, 10, 24
-"""From which bit on the tid of a site has the low bits of its thread's life, how many, and the pid the others."""
 WALK_FRAMES = 64
 WALK_WORDS = 64
 
@@ -27,7 +25,7 @@ CONFIG = struct.Struct("=QQIIIIIIQIIIIQQ12Q")
 THREAD = struct.Struct(f"=25Q4I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16sQ{THREAD.size}s")
-SITE_KEY = struct.Struct("=IIQQQ")
+SITE_KEY = struct.Struct("=IIQQQQ")
 SITE_NUMBERS = 4
 """u64 before the lanes of `struct site`."""
 SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
@@ -140,11 +138,6 @@ def is_narrow(mode: int) -> bool:
     return mode & MODE_MASK == MODE_NARROW
 
 
-def life_of(born_ns: int) -> int:
-    """What sites have of it: 18 bits, by Fibonacci hashing."""
-    return (born_ns * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 46
-
-
 class ThreadRecord(NamedTuple):
     """`struct thread`: what one thread did in one tick."""
 
@@ -179,10 +172,6 @@ class ThreadRecord(NamedTuple):
     objects: int
     unused: int
     histogram: bytes
-
-    @property
-    def life(self) -> int:
-        return life_of(self.born_ns)
 
 
 class ObjectRecord(NamedTuple):

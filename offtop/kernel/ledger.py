@@ -86,7 +86,7 @@ class Ran(NamedTuple):
 
 _Records = Sequence[tuple[ThreadKey, ThreadRecord]]
 _Whose = tuple[ThreadKey, int]
-"""Id, and life as sites have it: of those that had that id one behind the other."""
+"""Id, and since when it has that: others had it before, and may be heard of still."""
 _UNTOLD: tuple[int, Bound, int, tuple[int, ...]] = 0, Bound.EXACT, -1, ()
 
 Locate = Callable[[int, int, int, int, int], SiteKey]
@@ -129,8 +129,8 @@ class Ended(NamedTuple):
     """(n, 4): the fields of SiteTotals but the histogram."""
     lanes: Ints
     """(n, 40)"""
-    lives: Sequence[int] = ()
-    """Of each row the layout.ThreadRecord.life of whose it is; none: all are 0."""
+    born_ns: Sequence[int] = ()
+    """Of each row that of layout.ThreadRecord; none: all are 0."""
 
     @classmethod
     def of(cls, entries: Iterable[tuple[SiteKey, SiteTotals]]) -> "Ended":
@@ -142,8 +142,8 @@ class Ended(NamedTuple):
 
     def without(self, rows: Sequence[int]) -> "Ended":
         left = np.delete(np.arange(len(self.keys)), rows)
-        lives = [self.lives[row] for row in left.tolist()] if self.lives else ()
-        return Ended([self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left], lives)
+        born_ns = [self.born_ns[row] for row in left.tolist()] if self.born_ns else ()
+        return Ended([self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left], born_ns)
 
 
 @dataclass(slots=True)
@@ -201,9 +201,9 @@ class Ledger:
         """Of who has an id now, or had it last."""
         self._shown: dict[_Whose, _Shown] = {}
         self._late: dict[tuple[SiteKey, int], _Late] = {}
-        """By site, and by life."""
-        self._given_up: dict[_Whose, tuple[int, SiteTotals]] = {}
-        """Whose records were taken for lost: since when, and what was counted in their place."""
+        """By site, and since when its thread has its id."""
+        self._given_up: dict[_Whose, SiteTotals] = {}
+        """Whose records were taken for lost: what was counted in their place."""
         self._threads_lost = 0
         self._retired: dict[int, int] = {}
         self._retired_wakes: dict[int, int] = {}
@@ -418,15 +418,12 @@ class Ledger:
     def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> bool:
         """Add what ended, less what was shown of the first of those waits while it was in progress. Whether it is of
         who had that id before."""
-        whose = key, r.life
-        since_ns, given_up = self._given_up.get(whose, (0, None))
-        if r.born_ns > since_ns:  # another one, whose 18 bits are the same
-            given_up = None
+        whose = key, r.born_ns
+        given_up = self._given_up.pop(whose, None)
         if given_up is not None:
             r, rest = _less(r, given_up)
-            del self._given_up[whose]
             if rest.waits:  # of its other half
-                self._given_up[whose] = since_ns, rest
+                self._given_up[whose] = rest
         born_ns = self._born_ns.get(key, r.born_ns)
         waiting = self.waiting.pop(key, None) if born_ns <= r.born_ns else None
         left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self.at_ns
@@ -435,7 +432,7 @@ class Ledger:
         else:
             self._born_ns[key] = r.born_ns
             if waiting and born_ns < r.born_ns:
-                self._keep_shown((key, layout.life_of(born_ns)), _Shown(left_ns, self.at_ns))
+                self._keep_shown((key, born_ns), _Shown(left_ns, self.at_ns))
         is_first_whole = r.waits > 0 and given_up is None
         was_known = is_first_whole and 0 < left_ns == r.first_left_ns
         was_asked = is_first_whole and anew and waiting is None
@@ -516,26 +513,26 @@ class Ledger:
         of it.
         """
         held, self._late = self._late, {}
-        returned = {(pid, tid, record.life) for (pid, tid), record in threads}
+        returned = {(pid, tid, record.born_ns) for (pid, tid), record in threads}
         lost: set[ThreadKey] = set()
-        lives = ended.lives or [0] * len(ended.keys)
-        whose = zip(ended.keys, lives, strict=True)
-        absent = [row for row, (key, life) in enumerate(whose) if (key[0], key[1], life) not in returned]
+        born = ended.born_ns or [0] * len(ended.keys)
+        whose = zip(ended.keys, born, strict=True)
+        absent = [row for row, (key, born_ns) in enumerate(whose) if (key[0], key[1], born_ns) not in returned]
         for row in absent:
-            place = ended.keys[row], lives[row]
+            place = ended.keys[row], born[row]
             was = held.get(place, _Late(0, at_ns, self._threads_lost, SiteTotals()))
             held[place] = was._replace(totals=was.totals.plus(ended.totals(row)))
         self._threads_lost = threads_lost
-        for (site, life), late in held.items():
+        for (site, born_ns), late in held.items():
             key, totals = site.thread, late.totals
             least_ns = 0 if threads_lost > late.threads_lost else _LATEST_NS
-            if (*key, life) in returned:
+            if (*key, born_ns) in returned:
                 delta.late.append((site, totals))
             elif late.ticks < _LATEST_TICKS or at_ns - late.since_ns < least_ns:
-                self._late[site, life] = late._replace(ticks=late.ticks + 1)
+                self._late[site, born_ns] = late._replace(ticks=late.ticks + 1)
             else:
-                whose = key, life
-                is_now = key not in self._born_ns or life == layout.life_of(self._born_ns[key])
+                whose = key, born_ns
+                is_now = born_ns == self._born_ns.get(key, born_ns)
                 if is_now and key in self.waiting:  # it has been shown as waiting all the time since it left
                     waiting = self.waiting.pop(key)
                     self._keep_shown(whose, _Shown(waiting.left_ns, self.at_ns))
@@ -549,8 +546,7 @@ class Ledger:
                 numbers = (waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, max_ns)
                 delta.threads.append((key, numbers, histogram.to_bytes(log2.LANES * 8, "little")))
                 delta.late.append((site, SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)))
-                _, of_before = self._given_up.pop(whose, (0, SiteTotals()))
-                self._given_up[whose] = late.since_ns, of_before.plus(totals)
+                self._given_up[whose] = self._given_up.pop(whose, SiteTotals()).plus(totals)
                 _shorten(self._given_up)
                 if is_now:
                     lost.add(key)
@@ -746,7 +742,7 @@ def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTota
     return left, rest
 
 
-def _shorten(table: dict[_Whose, _Shown] | dict[_Whose, tuple[int, SiteTotals]]) -> None:
+def _shorten(table: dict[_Whose, _Shown] | dict[_Whose, SiteTotals]) -> None:
     """Forget the oldest of too many."""
     while len(table) > _MOST_LOST:
         del table[next(iter(table))]

@@ -407,7 +407,7 @@ def test_who_has_an_id_and_who_had_it_before_are_not_mixed_up(is_lost: bool) -> 
 
     tick([(key, begun)])
     assert ledger.waiting[key].left_ns == 1_500
-    tick([(key, record._replace(born_ns=5))], sites._replace(lives=[0, layout.life_of(5)]))
+    tick([(key, record._replace(born_ns=5))], sites._replace(born_ns=[0, 5]))
     assert ledger.waiting[key].left_ns == 18_000
     assert between(at[1], at[2]).threads[key].offcpu_ns == 1_200 + 2_000
     tick([] if is_lost else [(key, ended)], gone={} if is_lost else {key: 15_000})
@@ -442,7 +442,7 @@ def test_who_was_met_by_a_walk_alone_is_not_mixed_up_with_who_has_its_id_next() 
     assert ledger.waiting[key].left_ns == 1_500
     tick(
         [(key, record._replace(born_ns=5))],
-        both._replace(lives=[layout.life_of(4), layout.life_of(5)]),
+        both._replace(born_ns=[4, 5]),
         ran=[Ran(key, 100, 15_000)],
     )
     ledger.begin(key, 15_000)

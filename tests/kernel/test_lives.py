@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
 from offtop.kernel.ledger import Ended, Ledger, Walked
 from offtop.model import histogram as log2
@@ -73,7 +72,7 @@ def did(born_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> tuple[Thre
 
 def ended(born_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> Ended:
     sites = Ended.of(site_records(KEY, waits, from_ns, to_ns))
-    return sites._replace(lives=[layout.life_of(born_ns)] * len(sites.keys))
+    return sites._replace(born_ns=[born_ns] * len(sites.keys))
 
 
 @pytest.mark.parametrize(
