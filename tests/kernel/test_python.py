@@ -339,7 +339,7 @@ def test_children_have_them_from_their_first_wait_on(tmp_path: Path) -> None:
         window = once_known(child, live, 2)
         assert len(child.at) == 5
         for pid in child.at.values():
-            waits = {stack: totals.waits for stack, totals in live.user_stacks(window, pid).items()}
+            waits = {stack: totals.waits for stack, totals in live.user_stacks(window, pid, "sleep").items()}
             assert sum(n for stack, n in waits.items() if of_app(stack) == ["child", "<module>"]) == 4, waits
 
 

@@ -65,9 +65,13 @@ class Watch:
         assert snapshot is not None, "what was watched has ended"
         return snapshot
 
-    def user_stacks(self, window: Window, tid: int) -> dict[tuple[str, ...], SiteTotals]:
-        """What one thread did in `window`, by the names of its user frames, leaf first."""
-        sites = sites_of(window, tid)
+    def user_stacks(self, window: Window, tid: int, category: str = "") -> dict[tuple[str, ...], SiteTotals]:
+        """What one thread did in `window`, by the names of its user frames, leaf first; of one category of waits."""
+        sites = {
+            key: totals
+            for key, totals in sites_of(window, tid).items()
+            if category in ("", window.book.stack(key.kernel).category)
+        }
         frames = {key.user: window.book.stack(key.user).trimmed for key in sites}
         self.source.wait_for_names({frame for stack in frames.values() for frame in stack}, _NAMES_S)
         table: dict[tuple[str, ...], SiteTotals] = {}

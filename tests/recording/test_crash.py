@@ -25,7 +25,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a
 _KILLS = 50
 _TICK_S = 0.025
 _RECORDS = """
-import os, sys, time
+import os, sqlite3, sys, time
 from pathlib import Path
 from offtop.person import person
 from offtop.recording.writer import Recorder
@@ -34,10 +34,14 @@ source, pause = ScriptedSource(SHOP, ticks=100_000), float(sys.argv[1])
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
-        recorder = Recorder(Path(line.strip()), source, person(), leave_bytes=0, whole_ns=7_000_000_000)
+        path = Path(line.strip())
+        recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=7_000_000_000)
+        reader = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
         for number in range(100_000):
             recorder.add(source.after(number))
             time.sleep(pause)
+            while reader.execute("SELECT count(*) FROM ticks").fetchone() != (number + 1,):
+                time.sleep(pause)
             os.write(1, f"{number + 1}\\n".encode())
     os.write(1, f"pid {child}\\n".encode())
     os.waitpid(child, 0)

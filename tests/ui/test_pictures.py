@@ -65,6 +65,7 @@ async def test_the_other_panes(size: tuple[int, int], keys: tuple[str, ...]) -> 
     async with shown(ScriptedSource(ticks=12), size) as (app, pilot):
         for key in keys if size != (160, 50) or keys != ("l", "l") else ("l",):
             await pilot.press(key)
+        await pilot.pause()
         name = {"l": "heat", "g": "flame", "t": "tree"}.get(keys[0], "no-match")
         check(f"{name}-{size[0]}x{size[1]}", screen(app))
 
