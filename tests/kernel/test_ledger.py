@@ -1,11 +1,7 @@
 """The ledger against a made-up kernel, whose every wait is known: time stands where and when it passed."""
 
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -14,18 +10,15 @@ from hypothesis import strategies as st
 from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
 from offtop.kernel.ledger import Ended, Ledger, Ran, Walked
-from offtop.kernel.libbpf import Map
-from offtop.kernel.stacks import Stacks
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
 from offtop.model.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.stack import FILTERED, FIRST_STACK, GONE, KERNEL, NO_STACK, SHORT, STACK_LOST, Frame, Stack
+from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Stack
 from offtop.model.table import SITES
 from offtop.model.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
 from offtop.model.window import Window, between, merge
 from offtop.units import NS_PER_S
-from tests.kernel import watch
 
 MIN_NS = 1_000
 TICK_NS = 10_000
@@ -382,116 +375,6 @@ def test_of_a_thread_whose_record_was_lost_the_sites_are_known_and_then_it_is_gi
     ledger.tick(40_000, MIN_NS, [], NOTHING, [], threads_lost=1)
     assert {key: totals.offcpu_ns for key, totals in ledger.threads.items()} == {EXITED: 3_000}
     assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
-
-
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_who_has_an_id_and_who_had_it_before_are_not_mixed_up(is_lost: bool) -> None:
-    """A thread called exec, and has its main thread's id, of whom nothing is heard for a while."""
-    key = ThreadKey(7, 7)
-    mains = Wait(left_ns=1_500, back_ns=14_500, ready_ns=14_000, preempted=False, kernel=3, user=13)
-    others = Wait(left_ns=16_000, back_ns=17_200, ready_ns=17_000, preempted=False, kernel=3, user=13)
-    going_on = Wait(left_ns=18_000, back_ns=90_000, ready_ns=90_000, preempted=False, kernel=4, user=14)
-    begun, ended, record = (record_of(waits, *span) for waits, span in (
-        ([mains], (0, 10_000)), ([mains], (10_000, 20_000)), ([others, going_on], (10_000, 20_000)),
-    ))  # fmt: skip
-    assert begun and ended and record
-    sites = Ended.of([*site_records(key, [mains], 10_000, 20_000), *site_records(key, [others], 10_000, 20_000)])
-    ledger = Ledger(0)
-    at = [snapshot(ledger)]
-
-    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, **told: Any) -> None:
-        threads_lost = int(is_lost and len(at) > 2)
-        ledger.tick(at[-1].at_ns + 10_000, MIN_NS, threads, sites, [], threads_lost=threads_lost, **told)
-        at.append(snapshot(ledger))
-        watch.check_sums(between(at[-2], at[-1]))
-
-    tick([(key, begun)])
-    assert ledger.waiting[key].left_ns == 1_500
-    tick([(key, record._replace(born_ns=5))], sites._replace(born_ns=[0, 5]))
-    assert ledger.waiting[key].left_ns == 18_000
-    assert between(at[1], at[2]).threads[key].offcpu_ns == 1_200 + 2_000
-    tick([] if is_lost else [(key, ended)], gone={} if is_lost else {key: 15_000})
-    assert ledger.waiting[key].left_ns == 18_000
-    tick([])
-    tick([])
-    whole = between(at[0], at[-1])
-    assert whole.threads[key].offcpu_ns == 13_000 + 1_200 + 50_000 - 18_000
-    assert whole.threads[key].waits == 2
-
-
-def test_who_was_met_by_a_walk_alone_is_not_mixed_up_with_who_has_its_id_next() -> None:
-    """A process has been waited for, so that its id is free, and waits for a CPU to leave for good."""
-    key = ThreadKey(7, 7)
-    first = Wait(left_ns=1_500, back_ns=14_500, ready_ns=14_000, preempted=False, kernel=3, user=13)
-    others = Wait(left_ns=16_000, back_ns=17_200, ready_ns=17_000, preempted=False, kernel=3, user=13)
-    going_on = Wait(left_ns=18_000, back_ns=90_000, ready_ns=90_000, preempted=False, kernel=4, user=14)
-    ended, record = (record_of(waits, 10_000, 20_000) for waits in ([first], [others, going_on]))
-    assert ended and record
-    both = Ended.of([*site_records(key, [first], 10_000, 20_000), *site_records(key, [others], 10_000, 20_000)])
-    ledger = Ledger(1_000)
-    at = [snapshot(ledger)]
-
-    def tick(
-        threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, *walked: Walked, **told: Any
-    ) -> None:
-        ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, walked, **told)
-        at.append(snapshot(ledger))
-        watch.check_sums(between(at[-2], at[-1]))
-
-    tick([], NOTHING, Walked(key, 1_500, False, 0, 3, born_ns=4), primed_ns=9_000, ran=[Ran(key, 100, 1_200)])
-    assert ledger.waiting[key].left_ns == 1_500
-    tick(
-        [(key, record._replace(born_ns=5))],
-        both._replace(born_ns=[4, 5]),
-        ran=[Ran(key, 100, 15_000)],
-    )
-    ledger.begin(key, 15_000)
-    assert ledger.waiting[key].left_ns == 18_000
-    tick([(key, ended._replace(born_ns=4))], gone={key: 25_000}, ran=[Ran(key, 150, 1_200, ended=True)])
-    assert ledger.waiting[key].left_ns == 18_000
-    assert (ledger.book.life(key).from_ns, ledger.book.life(key).to_ns) == (15_000, 0)
-    tick([], ran=[Ran(key, 180, 15_000)])
-    whole = between(at[0], at[-1]).threads[key]
-    assert (whole.waits, whole.offcpu_ns) == (2, 14_500 - 10_000 + 1_200 + 40_000 - 18_000)
-    assert whole.running_ns == 100 + 180  # what it ran at last, when another had its id, is not told
-
-
-@pytest.mark.parametrize("was_shown", [False, True])
-@pytest.mark.parametrize("in_halves", [False, True])
-def test_who_was_taken_for_lost_and_comes_all_the_same_is_counted_once(was_shown: bool, in_halves: bool) -> None:
-    key = ThreadKey(7, 100)
-    waits = [
-        Wait(left_ns=5_000, back_ns=14_000, ready_ns=13_000, preempted=False, kernel=3, user=13),
-        Wait(
-            left_ns=15_000, back_ns=15_000 + MIN_NS - 1, ready_ns=15_000 + MIN_NS - 1, preempted=True, kernel=0, user=0
-        ),
-        Wait(left_ns=18_000, back_ns=24_000, ready_ns=18_000, preempted=True, kernel=3, user=13),
-    ]
-    begun = record_of(waits[:1], 0, 10_000)
-    spans = [(10_000, 20_000), (20_000, 30_000)] if in_halves else [(10_000, 30_000)]
-    records = [record._replace(left_ns=0) for span in spans if (record := record_of(waits, *span))]
-    assert begun and len(records) == len(spans)
-    ledger = Ledger(0)
-    at = [snapshot(ledger)]
-
-    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, **told: Any) -> None:
-        ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, [], **told)
-        at.append(snapshot(ledger))
-        watch.check_sums(between(at[-2], at[-1]))
-
-    tick([(key, begun)] if was_shown else [])
-    tick([], Ended.of(site_records(key, waits, 10_000, 20_000)))
-    tick([], Ended.of(site_records(key, waits, 20_000, 30_000)))
-    while key not in ledger.threads or not ledger.threads[key].waits:
-        tick([], threads_lost=1)
-    tick([(key, record) for record in records], gone={key: 30_000}, threads_lost=1)
-    whole = between(at[0], at[-1])
-    assert whole.threads[key].waits == 3
-    assert sum(one.waits for _, one in whole.each_site()) == 2
-    sums = whole.threads[key]
-    if not was_shown:
-        assert sums.offcpu_ns == sum(wait.off_ns for wait in waits)
-        assert sums.short_ns == MIN_NS - 1
 
 
 @pytest.mark.parametrize("lost_before", [0, 3])
@@ -886,102 +769,6 @@ def test_what_ran_while_nobody_asked_for_it_is_not_told_when_it_is_asked_for_aga
     assert ran == [{}, {}, {other.key: 500}, {ONE: 300, late.key: 40}]
 
 
-def test_an_id_that_is_used_in_another_process_stands_in_another_site() -> None:
-    no_map = cast(Map, None)  # ids of no stack are looked up nowhere
-    no_frames = cast(Any, None)
-    stacks = Stacks(no_map, no_map, Book(), watch.rules(), no_frames, no_frames, (0, 0))
-    assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
-    assert stacks.site(100, 100, NO_STACK, NO_STACK) == SiteKey(100, 100, NO_STACK, NO_STACK)
-    assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
-
-
-def test_a_copy_that_was_lost_is_counted_once_a_tick_however_often_it_is_asked_about() -> None:
-    roomy, no_frames = cast(Map, SimpleNamespace(entries=100)), cast(Any, None)
-    stacks = Stacks(roomy, roomy, Book(), watch.rules(), no_frames, no_frames, (0, 0), copied=lambda _: None)
-    raw = (7, 100, NO_STACK, layout.COPIED | 5)
-    for tick in (1, 2):
-        sites = [stacks.site(*raw), *stacks.sites([(*raw, 0)])]  # as a record's first wait, and where it ended
-        assert sites == [SiteKey(7, 100, NO_STACK, STACK_LOST)] * 2
-        assert stacks.unread == tick
-        stacks.make_room(at_once=False)
-
-
-def test_in_a_process_that_has_ended_is_looked_once_a_tick_and_its_python_is_told_all_the_same() -> None:
-    code, asked, book = 0x7F00_0000, list[int](), Book()
-
-    def lookup(key: bytes) -> bytes:
-        number = int.from_bytes(key, "little")
-        of_python = number % 2
-        end = layout.END_LINKED | of_python << layout.END_PYTHON
-        addresses = [code + number, *[1 << 40 | 8] * of_python]
-        return layout.STACK.pack(len(addresses), end, *addresses, *[0] * (layout.FRAMES + 1 - len(addresses)))
-
-    def frames(pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
-        asked.append(pid)
-        return (Frame(GONE, 0),) if pid == 7 else tuple(Frame("/bin/it", one) for one in addresses)
-
-    def with_python(
-        _pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], _whole: bool
-    ) -> tuple[tuple[Frame, ...], bool]:
-        return (*(Frame("it.py", 0, "main") for _ in of_python), *frames), False
-
-    def told(pid: int) -> list[list[str]]:
-        ids = [stacks.site(pid, pid, NO_STACK, layout.FIRST_ID + number).user for number in range(4)]
-        return [[frame.file for frame in book.stacks[one].frames] for one in ids]
-
-    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
-    stacks = Stacks(kept, kept, book, watch.rules(), cast(Any, None), frames, (0, 0), with_python=with_python)
-    for looked in ([7, 8, 8, 8, 8], [7], [7]):  # what lies where in 8 is known by then
-        assert told(7) == [[GONE], ["it.py", GONE]] * 2
-        assert told(8) == [["/bin/it"], ["it.py", "/bin/it"]] * 2
-        assert asked == looked
-        asked.clear()
-        stacks.make_room(at_once=False)
-        if looked != [7]:
-            stacks.forget_thread(ThreadKey(7, 7))
-
-
-def test_when_the_kernel_has_other_functions_there_the_same_addresses_are_another_stack() -> None:
-    address = 0xFFFF_FFFF_C000_1010
-    value = layout.STACK.pack(1, 0, address, *[0] * layout.FRAMES)
-    book, names = Book(), {address: "nfs_wait"}
-
-    def lookup(_: bytes) -> bytes:
-        return value
-
-    def frame(address: int) -> Frame:
-        return Frame("[module]", 0, names[address])
-
-    def told() -> list[str]:
-        ids = stacks.site(7, 100, layout.FIRST_ID, NO_STACK).kernel, stacks.walked(address.to_bytes(8, "little"), b"")
-        return [book.stack(one).frames[0].name for one in ids]
-
-    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
-    stacks = Stacks(kept, kept, book, watch.rules(), frame, cast(Any, None), (0, 0))
-    assert told() == ["nfs_wait"] * 2
-    names[address] = "dlm_wait"
-    assert told() == ["nfs_wait"] * 2
-    stacks.kernel_renamed()
-    assert told() == ["dlm_wait"] * 2
-
-
-@pytest.mark.parametrize(("signed", "top"), [(0xFFFF << 48, ["down_write"]), (0, ["mutex_lock"])])
-def test_what_waits_in_the_scheduler_s_functions_is_found_by_signed_return_addresses_too(
-    signed: int, top: list[str]
-) -> None:
-    book, no_map, no_frames = Book(), cast(Map, None), cast(Any, None)
-    first, end = 0xFFFF_8000_0900_0000, 0xFFFF_8000_0900_1000
-    names = {first + 8: "down_write", first + 16: "mutex_lock", end + 8: "vfs_write"}
-
-    def frame(address: int) -> Frame:
-        return Frame(KERNEL, 0, names[address])
-
-    stacks = Stacks(no_map, no_map, book, watch.rules(), frame, no_frames, (first, end), signed=signed)
-    words = [7, (first + 8) & ~(0xFF7F << 48), (end + 8) & ~(0x1234 << 48), first + 16]  # the last is stale
-    found = stacks.walked((end + 8).to_bytes(8, "little"), array("Q", words).tobytes())
-    assert [frame.name for frame in book.stacks[found].frames] == [*top, "vfs_write"]
-
-
 def test_a_user_stack_that_was_read_is_of_one_wait_alone() -> None:
     ledger = primed()
     one = ledger.waiting[ONE]
@@ -998,23 +785,3 @@ def test_a_user_stack_that_was_read_is_of_one_wait_alone() -> None:
     ledger.tick(22_000, MIN_NS, [], NOTHING, [])
     assert dict(between(b, snapshot(ledger)).each_site()) == {SiteKey(7, 100, 3, 9): SiteTotals(0, 10_000)}
     assert dict(between(a, snapshot(ledger)).each_site()) == {SiteKey(7, 100, 3, 9): SiteTotals(0, 20_000)}
-
-
-def test_what_a_process_that_had_an_id_left_behind_is_not_shown_of_the_next() -> None:
-    """The first one's stack is looked up when it has been waited for, and has not left its CPU for good yet."""
-    files, book = [GONE], Book()
-    value = layout.STACK.pack(1, layout.END_LINKED, 0x7F00_0000, *[0] * layout.FRAMES)
-
-    def lookup(_: bytes) -> bytes:
-        return value
-
-    def frames(_pid: int, _addresses: Sequence[int]) -> tuple[Frame, ...]:
-        return (Frame(files[0], 0),)
-
-    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
-    stacks = Stacks(kept, kept, book, watch.rules(), cast(Any, None), frames, (0, 0))
-    for file in (GONE, "/bin/it", "/bin/it"):
-        files[:] = [file]
-        sites = [stacks.site(7, 7, NO_STACK, layout.FIRST_ID), *stacks.sites([(7, 7, NO_STACK, layout.FIRST_ID, 0)])]
-        assert [book.stack(site.user).frames[0].file for site in sites] == [file, file]
-        stacks.make_room(at_once=False)

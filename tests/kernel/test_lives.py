@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from offtop.kernel.layout import ThreadRecord
-from offtop.kernel.ledger import Ended, Ledger, Walked
+from offtop.kernel.ledger import Ended, Ledger, Ran, Walked
 from offtop.model import histogram as log2
 from offtop.model.book import ThreadKey
 from offtop.model.window import between
@@ -222,3 +222,113 @@ def test_what_one_waited_for_is_not_shown_of_the_next_that_is_in_progress() -> N
     assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
     assert not ticks.ledger.book.life(KEY).to_ns, "it goes on"
     assert ticks.counted_ns() == first.off_ns + ticks.now_ns - second.left_ns
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_who_has_an_id_and_who_had_it_before_are_not_mixed_up(is_lost: bool) -> None:
+    """A thread called exec, and has its main thread's id, of whom nothing is heard for a while."""
+    key = ThreadKey(7, 7)
+    mains = Wait(left_ns=1_500, back_ns=14_500, ready_ns=14_000, preempted=False, kernel=3, user=13)
+    others = Wait(left_ns=16_000, back_ns=17_200, ready_ns=17_000, preempted=False, kernel=3, user=13)
+    going_on = Wait(left_ns=18_000, back_ns=90_000, ready_ns=90_000, preempted=False, kernel=4, user=14)
+    begun, ended, record = (record_of(waits, *span) for waits, span in (
+        ([mains], (0, 10_000)), ([mains], (10_000, 20_000)), ([others, going_on], (10_000, 20_000)),
+    ))  # fmt: skip
+    assert begun and ended and record
+    sites = Ended.of([*site_records(key, [mains], 10_000, 20_000), *site_records(key, [others], 10_000, 20_000)])
+    ledger = Ledger(0)
+    at = [snapshot(ledger)]
+
+    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, **told: Any) -> None:
+        threads_lost = int(is_lost and len(at) > 2)
+        ledger.tick(at[-1].at_ns + 10_000, MIN_NS, threads, sites, [], threads_lost=threads_lost, **told)
+        at.append(snapshot(ledger))
+        watch.check_sums(between(at[-2], at[-1]))
+
+    tick([(key, begun)])
+    assert ledger.waiting[key].left_ns == 1_500
+    tick([(key, record._replace(born_ns=5))], sites._replace(born_ns=[0, 5]))
+    assert ledger.waiting[key].left_ns == 18_000
+    assert between(at[1], at[2]).threads[key].offcpu_ns == 1_200 + 2_000
+    tick([] if is_lost else [(key, ended)], gone={} if is_lost else {key: 15_000})
+    assert ledger.waiting[key].left_ns == 18_000
+    tick([])
+    tick([])
+    whole = between(at[0], at[-1])
+    assert whole.threads[key].offcpu_ns == 13_000 + 1_200 + 50_000 - 18_000
+    assert whole.threads[key].waits == 2
+
+
+def test_who_was_met_by_a_walk_alone_is_not_mixed_up_with_who_has_its_id_next() -> None:
+    """A process has been waited for, so that its id is free, and waits for a CPU to leave for good."""
+    key = ThreadKey(7, 7)
+    first = Wait(left_ns=1_500, back_ns=14_500, ready_ns=14_000, preempted=False, kernel=3, user=13)
+    others = Wait(left_ns=16_000, back_ns=17_200, ready_ns=17_000, preempted=False, kernel=3, user=13)
+    going_on = Wait(left_ns=18_000, back_ns=90_000, ready_ns=90_000, preempted=False, kernel=4, user=14)
+    ended, record = (record_of(waits, 10_000, 20_000) for waits in ([first], [others, going_on]))
+    assert ended and record
+    both = Ended.of([*site_records(key, [first], 10_000, 20_000), *site_records(key, [others], 10_000, 20_000)])
+    ledger = Ledger(1_000)
+    at = [snapshot(ledger)]
+
+    def tick(
+        threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, *walked: Walked, **told: Any
+    ) -> None:
+        ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, walked, **told)
+        at.append(snapshot(ledger))
+        watch.check_sums(between(at[-2], at[-1]))
+
+    tick([], NOTHING, Walked(key, 1_500, False, 0, 3, born_ns=4), primed_ns=9_000, ran=[Ran(key, 100, 1_200)])
+    assert ledger.waiting[key].left_ns == 1_500
+    tick(
+        [(key, record._replace(born_ns=5))],
+        both._replace(born_ns=[4, 5]),
+        ran=[Ran(key, 100, 15_000)],
+    )
+    ledger.begin(key, 15_000)
+    assert ledger.waiting[key].left_ns == 18_000
+    tick([(key, ended._replace(born_ns=4))], gone={key: 25_000}, ran=[Ran(key, 150, 1_200, ended=True)])
+    assert ledger.waiting[key].left_ns == 18_000
+    assert (ledger.book.life(key).from_ns, ledger.book.life(key).to_ns) == (15_000, 0)
+    tick([], ran=[Ran(key, 180, 15_000)])
+    whole = between(at[0], at[-1]).threads[key]
+    assert (whole.waits, whole.offcpu_ns) == (2, 14_500 - 10_000 + 1_200 + 40_000 - 18_000)
+    assert whole.running_ns == 100 + 180  # what it ran at last, when another had its id, is not told
+
+
+@pytest.mark.parametrize("was_shown", [False, True])
+@pytest.mark.parametrize("in_halves", [False, True])
+def test_who_was_taken_for_lost_and_comes_all_the_same_is_counted_once(was_shown: bool, in_halves: bool) -> None:
+    key = ThreadKey(7, 100)
+    waits = [
+        Wait(left_ns=5_000, back_ns=14_000, ready_ns=13_000, preempted=False, kernel=3, user=13),
+        Wait(
+            left_ns=15_000, back_ns=15_000 + MIN_NS - 1, ready_ns=15_000 + MIN_NS - 1, preempted=True, kernel=0, user=0
+        ),
+        Wait(left_ns=18_000, back_ns=24_000, ready_ns=18_000, preempted=True, kernel=3, user=13),
+    ]
+    begun = record_of(waits[:1], 0, 10_000)
+    spans = [(10_000, 20_000), (20_000, 30_000)] if in_halves else [(10_000, 30_000)]
+    records = [record._replace(left_ns=0) for span in spans if (record := record_of(waits, *span))]
+    assert begun and len(records) == len(spans)
+    ledger = Ledger(0)
+    at = [snapshot(ledger)]
+
+    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, **told: Any) -> None:
+        ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, [], **told)
+        at.append(snapshot(ledger))
+        watch.check_sums(between(at[-2], at[-1]))
+
+    tick([(key, begun)] if was_shown else [])
+    tick([], Ended.of(site_records(key, waits, 10_000, 20_000)))
+    tick([], Ended.of(site_records(key, waits, 20_000, 30_000)))
+    while key not in ledger.threads or not ledger.threads[key].waits:
+        tick([], threads_lost=1)
+    tick([(key, record) for record in records], gone={key: 30_000}, threads_lost=1)
+    whole = between(at[0], at[-1])
+    assert whole.threads[key].waits == 3
+    assert sum(one.waits for _, one in whole.each_site()) == 2
+    sums = whole.threads[key]
+    if not was_shown:
+        assert sums.offcpu_ns == sum(wait.off_ns for wait in waits)
+        assert sums.short_ns == MIN_NS - 1
