@@ -83,14 +83,11 @@ def counted_otherwise(then: _Counting, now: _Counting, before: str) -> str:
     words: list[str] = []
     if (then.sampling is None) != (now.sampling is None):
         words.append(f"{before} was {'not ' if then.sampling is None else ''}sampled")
-    if _own_only(then) != _own_only(now):
-        words.append(f"{before} has {OWN_ONLY if _own_only(then) else 'processes of all users'}")
+    was, is_now = (whose(one.sampling) if one.sampling else "" for one in (then, now))
+    if was != is_now:
+        words.append(f"{before} has {was or 'processes of all users'}")
     if replace(then.filters, min_ns=0) != replace(now.filters, min_ns=0):
         words.append(f"{before} counted other threads or waits")
     elif then.filters.min_ns != now.filters.min_ns:
         words.append(f"the minimum of {before} was {span(then.filters.min_ns)}")
     return "; ".join(words)
-
-
-def _own_only(of: _Counting) -> bool:
-    return of.sampling is not None and of.sampling.own_only

@@ -238,6 +238,8 @@ def test_what_was_counted_otherwise_or_lost_then_is_said() -> None:
     assert doubt(replace(baseline, filters=Filters(min_ns=200_000))) == "the minimum of the baseline was 200us"
     own = Sampling(20, own_only=True)
     assert doubt(replace(baseline, sampling=own)) == "the baseline was sampled; the baseline has own processes only"
+    inside = Sampling(20, container_only=True)
+    assert doubt(replace(baseline, sampling=inside)).endswith("; the baseline has this container only")
     assert doubt(replace(baseline, lost={"sites": 2_000, "stacks": 3})) == "the baseline lost 2.0k sites, 3 stacks"
 
 
