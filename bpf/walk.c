@@ -146,9 +146,8 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 	if (is_on_cpu(task) || walked->state & TASK_DEAD)
 		return false;
 	if (prime && !r->left_ns) {
-		if (!r->tid)
-			r->born_ns = MEMBER(u64, task, START_TIME);
-		give_id(r, walked->pid, walked->tid, r->born_ns);
+		if (r->tid != walked->tid) /* it called exec, as leave() has it */
+			give_id(r, walked->pid, walked->tid, now_ns);
 		r->state = state_of(walked->state);
 #ifdef WAKING
 		r->run_delay_ns = 0;

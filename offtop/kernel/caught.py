@@ -45,8 +45,8 @@ class Catcher:
             self._tell_anew(marks)
         return [one for one in (self._caught(one, marks) for one in raw) if one]
 
-    def kernel_renamed(self) -> None:
-        """What lies in the kernel has other names: its stacks are others from now on, and so are their marks."""
+    def forget(self) -> None:
+        """What the kernel side was told is not so any more: its stacks have other names, and so other marks."""
         for of in self._told:
             self._map.delete(of)
         self._told.clear()
@@ -67,7 +67,7 @@ class Catcher:
 
     def _tell(self, of: bytes, marks: Marks) -> _Known:
         if len(self._told) >= self._map.entries // 2:
-            self.kernel_renamed()
+            self.forget()
         raw_kernel, name = layout.MARK_KEY.unpack(of)
         program, kernel = layout.text_of(name), self._kernel_stack(raw_kernel)
         marks_ns = marks.marks_ns(program, kernel, self._book)

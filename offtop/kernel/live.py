@@ -308,7 +308,7 @@ class LiveSource(Happening):
         if self._kernel_symbols.renamed():
             self._stacks.kernel_renamed()
             self._wakes.kernel_renamed()
-            self._catcher.kernel_renamed()
+            self._catcher.forget()
         for pid in self._processes.renamed():
             self._stacks.renamed(pid)
             self._wakes.renamed(pid)

@@ -230,7 +230,7 @@ def test_when_the_kernel_has_other_functions_there_marks_are_those_of_other_stac
     assert told == {of: layout.MARK.pack(100 * MS, NEVER_NS)}
     del names[0]
     stacks.kernel_renamed()
-    catcher.kernel_renamed()
+    catcher.forget()
     assert told == {}
     assert [one.ended_ns for one in catcher.take(marks)] == [5 * MS]
     assert told == {of: layout.MARK.pack(MS, NEVER_NS)}
