@@ -150,7 +150,7 @@ class LiveSource(Happening):
         except OSError as error:
             self._opened.close()
             raise KernelError(
-                f"The kernel refused a map ({error.strerror}). See what is missing: offtop doctor"
+                f"The kernel refused {error.filename or 'a map'} ({error.strerror}). See what is missing: offtop doctor"
             ) from error
         except BaseException:
             self._opened.close()

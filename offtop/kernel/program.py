@@ -51,11 +51,12 @@ class Sizes:
     storms: int = 4096
 
 
-def sizes_for_machine() -> Sizes:
-    """Room for twice the threads of now, for thousands to end in one tick, and for each to wait in a few places."""
-    threads = sum(1 for _ in Path("/proc").glob("[0-9]*/task/[0-9]*"))
-    if namespace.own():
-        threads = max(threads, int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2]))
+def sizes_for_machine(loadavg: str = "/proc/loadavg") -> Sizes:
+    """Room for twice the threads of now, for thousands to end in one tick, and for each to wait in a few places.
+
+    `loadavg`: proc(5). How many threads there are it tells of the whole machine, in a container, too.
+    """
+    threads = int(Path(loadavg).read_text().split()[3].partition("/")[2])
     room = 1 << max(13, min(18, (2 * threads + 2048 - 1).bit_length()))
     kept = max(8192, min(32768, room))
     return Sizes(threads=room, sites=min(1 << 18, 2 * room), stacks=kept, wakes=kept)

@@ -152,6 +152,15 @@ def test_in_tiny_maps_every_kind_of_loss_is_counted_and_the_laws_hold(
         assert waiting <= {child.pid}, "who has ended waits no longer, lost or not"
 
 
+def test_there_is_room_for_the_threads_of_a_big_machine_twice(tmp_path: Path) -> None:
+    loadavg = tmp_path / "loadavg"
+    for threads, room in ((90, 8_192), (9_085, 32_768), (400_000, 262_144)):
+        loadavg.write_text(f"0.91 2.08 2.60 3/{threads} 4194303\n")
+        sizes = program.sizes_for_machine(str(loadavg))
+        assert (sizes.threads, sizes.stacks) == (room, min(room, 32_768))
+    assert program.sizes_for_machine().threads >= len([*Path("/proc/self/task").iterdir()])
+
+
 def test_each_wait_without_room_for_its_site_is_counted_as_lost_and_stands_under_stack_lost(
     monkeypatch: pytest.MonkeyPatch, binary: Path
 ) -> None:
