@@ -19,7 +19,7 @@ from tests.conftest import lacks
 from tests.kernel import waits, watch
 from tests.kernel.test_cgroups import remove
 from tests.kernel.test_counts import wait_until_asleep
-from tests.kernel.test_filters import counted, is_alive, keys_of, since
+from tests.kernel.test_filters import counted, is_settled, keys_of, since
 from tests.kernel.watch import MS
 
 FORKS = """
@@ -101,7 +101,7 @@ def test_of_two_cgroups_only_the_one_that_is_asked_for_is_counted_with_all_below
         live.source.set_filters(Filters(cgroup=place.path(inner)))
         live.tick(0.1)
         window = live.tick(0.1)
-        assert {key.pid for key in keys_of(window) if is_alive(key)} == {below.pid}
+        assert {key.pid for key in keys_of(window) if is_settled(key, window)} == {below.pid}
         assert watch.thread(window, below.tid).offcpu_ns == window.span_ns
 
 
@@ -249,7 +249,8 @@ def test_a_cgroup_that_is_made_anew_is_followed(place: Place) -> None:
         child.end()
         was = made.stat().st_ino
         remove(made)
-        assert [key for key in keys_of(live.tick(0.1)) if is_alive(key)] == []
+        without = live.tick(0.1)
+        assert [key for key in keys_of(without) if is_settled(key, without)] == []
         made.mkdir()
         assert made.stat().st_ino != was
         live.source.set_filters(Filters(cgroup=path))  # which finds the new one before the next tick does

@@ -26,6 +26,7 @@ _S, _D = 0x1, 0x2
 _SWITCH_NS = 30_000
 """For the kernel a thread runs from when it is chosen, for offtop from when the switch to it is done."""
 _LATE_NS = 50 * MS
+_A_WHILE_NS = 300 * MS
 """A wait that ends while a snapshot is being taken is whole in it, so that it may be longer than the span."""
 
 SLEEPER = r"""
@@ -342,7 +343,7 @@ def test_a_wait_in_progress_is_whole_again_once_it_is_asked_for_again_and_the_ot
             assert watch.by_category(window, other.tid)["pipe"].total_ns == window.span_ns
         assert [watch.thread(window, other.tid).offcpu_ns for window in narrow] == [0, 0, 0]
         for window in narrow[1:]:
-            assert {key for key in keys_of(window) if is_alive(key)} == {ThreadKey(child.pid, child.tid)}
+            assert {key for key in keys_of(window) if is_settled(key, window)} == {ThreadKey(child.pid, child.tid)}
         other.go()
         other.finish()
         last = live.tick(0.02)
@@ -462,13 +463,18 @@ def waited_longer_than_it_lasted(window: Window) -> list[tuple[ThreadKey, float]
     return [
         (key, thread.offcpu_ns / window.span_ns)
         for key, thread in window.each_thread()
-        if thread.offcpu_ns > window.span_ns + _LATE_NS and is_alive(key)
+        if thread.offcpu_ns > window.span_ns + _LATE_NS and is_settled(key, window)
     ]
 
 
-def is_alive(key: ThreadKey) -> bool:
-    """What a thread did just before it ended may come out a tick late; of one that lives, nothing does."""
-    return Path(f"/proc/{key.pid}/task/{key.tid}").exists()
+def is_settled(key: ThreadKey, window: Window) -> bool:
+    """It has had its id for a while: what one did that has ended, or had that id before, may come out a tick late."""
+    try:
+        stat = Path(f"/proc/{key.pid}/task/{key.tid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    start_ns = int(stat.rpartition(b")")[2].split()[19]) * S // os.sysconf("SC_CLK_TCK")
+    return start_ns < window.at_ns - window.span_ns - _A_WHILE_NS
 
 
 def wait_until_still(*tids: int) -> None:
