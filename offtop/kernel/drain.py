@@ -146,7 +146,7 @@ class Drain:
                 self._note_name(key, comm)
             record = ThreadRecord._make(layout.THREAD.unpack(thread))
             # Of one that ended behind the walk, the older half has what it had run by then: the newer one has all.
-            told = _ran(key, record, start_ns)._replace(at_ns=0, ended=not record.exec_at_ns)
+            told = _ran(key, record, start_ns)._replace(at_ns=0, ended=not record.exec_at_ns, born_ns=record.born_ns)
             self._note_run(told, ended)
             records.append((key, record))
         self._met.clear()

@@ -6,7 +6,7 @@ much of it was shown elsewhere. No total of a thread ever falls, and the sums of
 snapshot. It asks nobody for the time and imports no bcc: a test can be its kernel.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -82,6 +82,8 @@ class Ran(NamedTuple):
     """What its record of the tick had of off-CPU time by then."""
     ended: bool = False
     """It is what it had run at its end."""
+    born_ns: int = 0
+    """As ThreadRecord has it; of one that has ended."""
 
 
 _Records = Sequence[tuple[ThreadKey, ThreadRecord]]
@@ -199,10 +201,10 @@ class Ledger:
         """Threads that ended in the last tick, and when."""
         self._born_ns: dict[ThreadKey, int] = {}
         """Of who has an id now, or had it last."""
-        self._shown: dict[_Whose, _Shown] = {}
+        self._shown = OrderedDict[_Whose, _Shown]()
         self._late: dict[tuple[SiteKey, int], _Late] = {}
         """By site, and since when its thread has its id."""
-        self._given_up: dict[_Whose, SiteTotals] = {}
+        self._given_up = OrderedDict[_Whose, SiteTotals]()
         """Whose records were taken for lost: what was counted in their place."""
         self._threads_lost = 0
         self._retired: dict[int, int] = {}
@@ -248,6 +250,7 @@ class Ledger:
                 continue
             returned[key] = record
             if record.left_ns:
+                running.discard(key)
                 self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
             else:
                 running.add(key)
@@ -262,6 +265,8 @@ class Ledger:
             for key in self._exec_ns.keys() - by_key.keys() - {one.key for one in ran}:
                 self._exec_ns[key] = self._exec_ns[key][0], None
         for one in ran:
+            if one.ended and one.born_ns < self._born_ns.get(one.key, one.born_ns):
+                continue  # of who has that id now its account says nothing
             self._count_run(one, returned.get(one.key), at_ns, delta)
             if one.key in self.book.lives:
                 self._lives_on(one)
@@ -270,11 +275,13 @@ class Ledger:
             self._place(key, by_key.get(key), at_ns, min_ns, states, max_ns, delta)
         self._states = states
         exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]
-        self._give_back([key for key in exited if key not in returned and key not in self.waiting], at_ns)
+        late = {key: self._exited[key] for key in before & self._exited.keys() if key not in returned}
+        kept = returned.keys() | self.waiting.keys() | late.keys()
+        self._give_back([key for key in exited if key not in kept], at_ns)
         self._apply(delta, sites, at_ns)
         self._count_storms(storms, at_ns)
         ended = {key: end_ns for key, end_ns in gone.items() if key not in before or key in returned}
-        self._exited = {**dict.fromkeys((*lost, *silent), at_ns), **ended}
+        self._exited = {**late, **dict.fromkeys((*lost, *silent), at_ns), **ended}
         for key, end_ns in self._exited.items():
             self._end(key, end_ns)
         self.at_ns = at_ns
@@ -427,14 +434,18 @@ class Ledger:
         born_ns = self._born_ns.get(key, r.born_ns)
         waiting = self.waiting.pop(key, None) if born_ns <= r.born_ns else None
         left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self.at_ns
-        if r.born_ns < born_ns:
-            left_ns, shown_to_ns = self._shown.get(whose, _Shown(0, 0))
-        else:
+        if r.born_ns < born_ns or (waiting is None and whose in self._shown):
+            left_ns, shown_to_ns = self._shown.get(whose, _Shown(0, self.at_ns))
+            if anew:  # in between nobody may have asked for it
+                shown_to_ns = self.at_ns
+        if r.born_ns >= born_ns:
             self._born_ns[key] = r.born_ns
             if waiting and born_ns < r.born_ns:
                 self._keep_shown((key, born_ns), _Shown(left_ns, self.at_ns))
         is_first_whole = r.waits > 0 and given_up is None
         was_known = is_first_whole and 0 < left_ns == r.first_left_ns
+        if was_known:
+            self._shown.pop(whose, None)
         was_asked = is_first_whole and anew and waiting is None
         site = self._first_site(key, r) if was_known or was_asked else None
         moved_ns = moved_runqueue_ns = 0
@@ -532,7 +543,7 @@ class Ledger:
                 self._late[site, born_ns] = late._replace(ticks=late.ticks + 1)
             else:
                 whose = key, born_ns
-                is_now = born_ns == self._born_ns.get(key, born_ns)
+                is_now = born_ns >= self._born_ns.get(key, born_ns)
                 if is_now and key in self.waiting:  # it has been shown as waiting all the time since it left
                     waiting = self.waiting.pop(key)
                     self._keep_shown(whose, _Shown(waiting.left_ns, self.at_ns))
@@ -597,7 +608,9 @@ class Ledger:
         watched."""
         seen = {one.key for one in walked}
         for key in [key for key, w in self.waiting.items() if key not in seen and w.left_ns < walk_ns]:
-            self._settle(key, self.waiting.pop(key), delta)
+            w = self.waiting.pop(key)
+            self._keep_shown((key, self._born_ns.get(key, 0)), _Shown(w.left_ns, self.at_ns))
+            self._settle(key, w, delta)
             self._restless.discard(key)
         for one in walked:
             if one.key not in self.waiting and one.kernel is not None:
@@ -742,10 +755,10 @@ def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTota
     return left, rest
 
 
-def _shorten(table: dict[_Whose, _Shown] | dict[_Whose, SiteTotals]) -> None:
+def _shorten(table: OrderedDict[_Whose, _Shown] | OrderedDict[_Whose, SiteTotals]) -> None:
     """Forget the oldest of too many."""
     while len(table) > _MOST_LOST:
-        del table[next(iter(table))]
+        table.popitem(last=False)
 
 
 def _off_ns(record: ThreadRecord | None, at_ns: int) -> int:

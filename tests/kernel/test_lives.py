@@ -332,3 +332,90 @@ def test_who_was_taken_for_lost_and_comes_all_the_same_is_counted_once(was_shown
     if not was_shown:
         assert sums.offcpu_ns == sum(wait.off_ns for wait in waits)
         assert sums.short_ns == MIN_NS - 1
+
+
+def test_who_ends_and_is_given_back_before_the_one_of_its_id_is_heard_of_leaves_what_was_shown_of_that() -> None:
+    for silent_ticks in (0, 1):
+        ticks = Ticks()
+        first, second = sleep(1_500, 12_000), sleep(15_000, 26_000, kernel=4)
+        ticks.tick([did(A, [first], 0, 10_000)])
+        ticks.tick([did(B, [second], 10_000, 20_000)], ended(A, [first], 10_000, 20_000))
+        ticks.tick([did(B, [second], 20_000, 30_000)], ended(B, [second], 20_000, 30_000), gone={KEY: 28_000})
+        for _ in range(silent_ticks):
+            ticks.tick([])
+        assert (KEY in ticks.ledger.threads) == (silent_ticks == 0)
+        ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: ticks.now_ns})
+        for _ in range(3):
+            ticks.tick([])
+        assert ticks.counted_ns() == first.off_ns + second.off_ns
+        assert KEY not in ticks.ledger.threads
+
+
+def test_who_waits_for_a_cpu_to_end_is_in_no_walk_and_is_counted_once_when_all_are_walked() -> None:
+    ticks = Ticks()
+    first = sleep(1_500, 12_000)
+    ticks.tick([did(A, [first], 0, 10_000)])
+    ticks.tick([], ended(A, [first], 10_000, 20_000), primed_ns=19_000)
+    ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: 28_000})
+    assert ticks.counted_ns() == first.off_ns
+
+
+def test_who_has_the_id_goes_on_waiting_where_the_end_of_the_one_before_comes_with_a_walk_of_all() -> None:
+    ticks = Ticks()
+    first, second = sleep(1_500, 12_000), sleep(15_000, 55_000, kernel=4)
+    ticks.tick([did(A, [first], 0, 10_000)])
+    ticks.tick(
+        [did(A, [first], 10_000, 20_000), did(B, [second], 10_000, 20_000)],
+        ended(A, [first], 10_000, 20_000),
+        Walked(KEY, 15_000, False, 0, 4, born_ns=B),
+        primed_ns=19_000,
+    )
+    assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
+    for _ in range(3):
+        ticks.tick([])
+    ticks.tick([did(B, [second], 50_000, 60_000)], ended(B, [second], 50_000, 60_000))
+    assert ticks.counted_ns() == first.off_ns + second.off_ns
+
+
+def test_where_the_next_of_an_id_is_lost_the_one_before_waits_no_longer() -> None:
+    ticks = Ticks()
+    first, second = sleep(1_500, 12_000), sleep(13_000, 17_000, kernel=4)
+    ticks.tick([did(A, [first], 0, 10_000)])
+    ticks.threads_lost += 1
+    ticks.tick([], ended(B, [second], 10_000, 20_000))
+    ticks.give_up()
+    assert KEY not in ticks.ledger.waiting
+    assert ticks.ledger.book.life(KEY).to_ns
+
+
+def test_where_others_are_asked_for_only_what_passed_since_counts_of_the_one_before_too() -> None:
+    ticks = Ticks()
+    first, second = sleep(1_500, 42_000), sleep(15_000, 900_000, kernel=4)
+    ticks.tick([did(B, [second], 10_000, 20_000)])
+    for _ in range(3):
+        ticks.tick([])
+    ticks.tick([did(A, [first], 40_000, 50_000)], ended(A, [first], 40_000, 50_000), gone={KEY: 43_000}, anew=True)
+    assert ticks.counted_ns(-2) == 2_000 + TICK_NS
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_what_the_one_before_ran_is_not_of_who_has_its_id_which_it_neither_ends_nor_revives(lives: bool) -> None:
+    """By exec: then both began at the same time."""
+    ticks = Ticks()
+    first, second = sleep(1_500, 12_000), sleep(15_000, 900_000 if lives else 26_000, kernel=4)
+    ticks.tick([did(A, [first], 0, 10_000)], ran=[Ran(KEY, 1_000, 1)])
+    ticks.tick([did(B, [second], 10_000, 20_000)], ended(A, [first], 10_000, 20_000), ran=[Ran(KEY, 1_300, 1)])
+    if lives:
+        ticks.tick([], ran=[Ran(KEY, 1_400, 1)])
+    else:
+        by_now = ended(B, [second], 20_000, 30_000)
+        ran = Ran(KEY, 1_400, 1, ended=True, born_ns=B)
+        ticks.tick([did(B, [second], 20_000, 30_000)], by_now, gone={KEY: 28_000}, ran=[ran])
+    ran_ns = ticks.ledger.threads[KEY].running_ns
+    late = Ran(KEY, 9_000, 1, ended=True, born_ns=A)
+    ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: 39_000}, ran=[late])
+    assert ticks.ledger.threads[KEY].running_ns == ran_ns
+    assert bool(ticks.ledger.book.life(KEY).to_ns) != lives
+    for _ in range(2):
+        ticks.tick([], ran=[Ran(KEY, 1_500, 1)] if lives else [])
+    assert (KEY in ticks.ledger.threads) == lives
