@@ -194,11 +194,12 @@ static inline __attribute__((always_inline)) void give_id(struct record *r, u32 
 }
 
 /* Move one half to where it is found when nobody will walk its thread again; whether there was room. */
-static inline __attribute__((always_inline)) bool keep_half(struct gone *gone, struct gone_key *key, u32 which, struct thread *thread)
+static inline __attribute__((always_inline)) bool keep_half(struct gone *gone, struct gone_key *key, u32 which, struct thread *thread, bool is_older)
 {
 	if (!thread->state)
 		return true;
 	thread->left_ns = 0;
+	thread->is_older = is_older;
 	__builtin_memcpy(&gone->thread, thread, sizeof(gone->thread));
 	bool kept = !(which ? gone_1.update(key, gone) : gone_0.update(key, gone));
 	__builtin_memset(thread, 0, sizeof(*thread));
@@ -207,7 +208,8 @@ static inline __attribute__((always_inline)) bool keep_half(struct gone *gone, s
 
 /*
  * A thread ends. If its idle half has not been walked yet, it never will be: both halves go the same way, the
- * older first, so that they come out in one tick and in order; or both are lost, so that no half stands for all.
+ * older first, so that they come out in order (Drain.gone looks there for those that are of its tick, before it is
+ * their turn); or both are lost, so that no half stands for all.
  */
 static inline __attribute__((always_inline)) void keep_gone(struct task_struct *task, struct record *r, u32 which)
 {
@@ -219,9 +221,9 @@ static inline __attribute__((always_inline)) void keep_gone(struct task_struct *
 		return;
 	bpf_probe_read_kernel(gone->comm, sizeof(gone->comm), (char *)task + TASK_COMM);
 	gone->start_ns = MEMBER(u64, task, START_TIME);
-	bool kept = keep_half(gone, &key, which, which ? &r->half[0] : &r->half[1]);
+	bool kept = keep_half(gone, &key, which, which ? &r->half[0] : &r->half[1], true);
 	key.at_ns += 1;
-	if (keep_half(gone, &key, which, which ? &r->half[1] : &r->half[0]) && kept)
+	if (keep_half(gone, &key, which, which ? &r->half[1] : &r->half[0], false) && kept)
 		return;
 	count_lost(LOST_THREADS);
 	for (int i = 0; i < 2; i++, key.at_ns -= 1)

@@ -137,7 +137,7 @@ struct thread {
 	u32 first_kind;
 	u32 state;         /* at the last leaving; 0: nothing happened in this tick */
 	u32 objects;       /* of MOST_OBJECTS */
-	u32 unused;
+	u32 is_older;      /* of one that has ended: of the tick before, which no walk came to tell */
 	u64 histogram[LANES];
 };
 

@@ -1,7 +1,7 @@
 """What the kernel side has written down since the last tick: taken out of its tables and walks, for the ledger."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -128,31 +128,42 @@ class Drain:
         columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
         return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], born_ns)
 
-    def gone(self, half: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]) -> dict[ThreadKey, int]:
-        """The threads that ended, and when; what they did is put before `threads`: a tid may be in use again, by one
-        that called exec, too, which goes on under the id of its main thread."""
+    def gone(
+        self, half: int, at_ns: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]
+    ) -> dict[ThreadKey, int]:
+        """The threads that ended until `at_ns`, and when; what they did is put before `threads`: a tid may be in use
+        again, by one that called exec, too, which goes on under the id of its main thread. And what those did until
+        then that have ended since, before the walk came to them."""
         alive = {key for key, _ in threads}
-        found: list[tuple[int, ThreadKey, bytes, int, bytes]] = []
-        for keys, values in self._maps[f"gone_{half}"].drain():
-            for (at_ns, pid, tid), (comm, start_ns, thread) in zip(
-                layout.GONE_KEY.iter_unpack(keys), layout.GONE.iter_unpack(values), strict=True
-            ):
-                found.append((at_ns, ThreadKey(pid, tid), comm, start_ns, thread))
-        found.sort()
+        found = _ended(self._maps[f"gone_{half}"].drain())
         records: list[tuple[ThreadKey, ThreadRecord]] = []
         ended: list[Ran] = []
-        for _, key, comm, start_ns, thread in found:
+        for _, key, comm, start_ns, record in found:
             if key not in self._met:  # else it has that name already, or another has its id by now
                 self._note_name(key, comm)
-            record = ThreadRecord._make(layout.THREAD.unpack(thread))
             # Of one that ended behind the walk, the older half has what it had run by then: the newer one has all.
             told = _ran(key, record, start_ns)._replace(at_ns=0, ended=not record.exec_at_ns, born_ns=record.born_ns)
             self._note_run(told, ended)
             records.append((key, record))
+        since = self._maps[f"gone_{1 - half}"]
+        ended_since = {
+            (end_ns, key): (comm, start_ns, record) for end_ns, key, comm, start_ns, record in _ended(since.read())
+        }
+        for (end_ns, key), (comm, start_ns, record) in ended_since.items():
+            if not record.is_older:
+                continue
+            since.delete(layout.GONE_KEY.pack(end_ns, *key))
+            if key not in self._met:
+                self._note_name(key, comm)
+            *_, last = ended_since.get((end_ns + 1, key), (None,))
+            if last and last.waits and last.first_left_ns < at_ns:  # it was off CPU at that moment
+                record = record._replace(left_ns=last.first_left_ns)
+            self._note_run(_ran(key, record, start_ns), ended)
+            records.append((key, record))
         self._met.clear()
         threads[:0] = records
         ran[:0] = ended
-        return {key: at_ns for at_ns, key, *_ in found if key not in alive}
+        return {key: end_ns for end_ns, key, *_ in found if key not in alive}
 
     def storms(self, half: int) -> dict[int, Storm]:
         """As Wakes.storms has them."""
@@ -287,6 +298,20 @@ class Drain:
             self._clock_apart_ns = least - (1 << 64) if least >> 63 else least
             self._maps["apart"].update(_ZERO, least.to_bytes(8, "little"))
         return self._clock_apart_ns
+
+
+def _ended(
+    parts: Iterable[tuple[memoryview, memoryview]],
+) -> list[tuple[int, ThreadKey, bytes, int, ThreadRecord]]:
+    """When each ended, its name, since when it was there, and what it did; in that order."""
+    found: list[tuple[int, ThreadKey, bytes, int, ThreadRecord]] = []
+    for keys, values in parts:
+        for (at_ns, pid, tid), (comm, start_ns, thread) in zip(
+            layout.GONE_KEY.iter_unpack(keys), layout.GONE.iter_unpack(values), strict=True
+        ):
+            record = ThreadRecord._make(layout.THREAD.unpack(thread))
+            found.append((at_ns, ThreadKey(pid, tid), comm, start_ns, record))
+    return sorted(found)
 
 
 def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> Ran:

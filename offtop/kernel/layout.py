@@ -170,7 +170,8 @@ class ThreadRecord(NamedTuple):
     first_kind: int
     state: int
     objects: int
-    unused: int
+    is_older: int
+    """Of one that has ended: what it did in the tick before, which no walk came to tell."""
     histogram: bytes
 
 

@@ -173,6 +173,13 @@ class Map:
 
         A part is valid until the next one is asked for. The caller sees to it that nobody writes.
         """
+        return self._parts(library().bpf_map_lookup_and_delete_batch)
+
+    def read(self) -> Iterator[tuple[memoryview, memoryview]]:
+        """The same, and leave it there. What is written meanwhile may not be among it."""
+        return self._parts(library().bpf_map_lookup_batch)
+
+    def _parts(self, batch: Callable[..., int]) -> Iterator[tuple[memoryview, memoryview]]:
         if not self._room:
             self._take_room(min(self.entries, _FIRST_ROOM))
         at = ct.create_string_buffer(max(8, self.key_bytes))
@@ -180,9 +187,7 @@ class Map:
         options = _BatchOptions(ct.sizeof(_BatchOptions), 0, 0)
         while True:
             n = ct.c_uint32(self._room)
-            failed = library().bpf_map_lookup_and_delete_batch(
-                self.fd, None if first else at, at, self._keys, self._values, ct.byref(n), ct.byref(options)
-            )
+            failed = batch(self.fd, None if first else at, at, self._keys, self._values, ct.byref(n), ct.byref(options))
             error = ct.get_errno() if failed else 0
             if error == 28 and self._room < self.entries:  # ENOSPC: one bucket holds more than there is room for
                 self._take_room(self.entries)

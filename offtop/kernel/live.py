@@ -320,7 +320,7 @@ class LiveSource(Happening):
             self._calls = self._calls.plus(of_tick)._replace(max_ns=of_tick.max_ns)
         sites = self._drain.sites(drained)
         caught = self._catcher.take(self._marks)
-        gone = self._drain.gone(drained, threads, ran)
+        gone = self._drain.gone(drained, at_ns, threads, ran)
         new_readers = {self._names.reader_pid, self._user_stacks.reader_pid}.difference(known_readers)
         if new_readers:  # the kernel has counted them in this tick
             threads = [(key, record) for key, record in threads if key.pid not in new_readers]
