@@ -414,7 +414,7 @@ def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: Diagnoser) -> Iterable[str
     book = tick.kept.window.book
     told = most(diagnoser.rules_of(by_site(tick.shares, wanted.scope), book))
     if told:
-        yield told.in_full(book, with_process=True)
+        yield told.in_full(book, with_process=True, with_keys=False)
 
 
 def _outlier_lines(outliers: Sequence[Outlier], names: Names) -> Iterable[str]:

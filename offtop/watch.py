@@ -155,7 +155,7 @@ def _first_outlier(source: Source, path: Path) -> "Group":
 
     found = groups(source.outliers())
     if not found:
-        raise OfftopError(f"{printable(str(path))} has no outlier in it. Leave --at out, and press 5 or M")
+        raise OfftopError(f"{printable(str(path))} has no outlier in it. Leave --at out: M sorts by the longest wait")
     return found[0]
 
 

@@ -378,7 +378,7 @@ def test_without_bcc_it_says_where_bcc_comes_from_with_status_4(tmp_path: Path) 
     assert ended.status == 4
     ended = command.run("-b", "-n", "1", "-d", "0.1", before=without, env=uncached)
     assert ended.status == 0
-    assert ended.err.startswith("offtop: /proc is sampled, because BPF is not to be had (The Python module 'bcc' is")
+    assert ended.err.startswith("offtop: /proc is sampled without BPF (The Python module 'bcc' is")
 
 
 # Without BPF
@@ -408,7 +408,7 @@ def test_another_user_is_told_of_their_own_processes_and_why() -> None:
     beside = 'sleep 3 >/dev/null 2>&1 & exec "$@"'
     before = [*nobody, "sh", "-c", beside, "sh"]
     ended = command.run("-b", "-i", "-n", "1", "-d", "0.5", before=before, env={"OFFTOP_CONFIG": ""})
-    why = "your own processes alone are sampled, because BPF is not to be had (offtop needs root (or CAP_BPF"
+    why = "your own processes alone are sampled without BPF (offtop needs root (or CAP_BPF"
     assert ended.err.startswith(f"offtop: {why}")
     assert ", own processes only  " in sampled_head(ended)
     told = [line for line in ended.out.splitlines() if re.match(r" *\d+ +sleep ", line)]

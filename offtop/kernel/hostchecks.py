@@ -184,7 +184,7 @@ def attaching(so_far: Sequence[Check]) -> Check:
     except OfftopError as error:
         if failed:
             return not_tried
-        return Check("attaching", "FAIL", str(error), "the sentence says it; if not, report it", "everything")
+        return Check("attaching", "FAIL", str(error), "the sentence says it; if not, report it", "all that BPF tells")
     attached.close()
     made = "kept from an earlier start" if failed else f"compiled by bcc {attached.bcc_version}"
     what = f"{made}, attached through the door '{attached.door}'"

@@ -91,7 +91,7 @@ def bpf(held: frozenset[str]) -> Check:
         errno.EPERM: "in a container, let its seccomp profile allow it: docker run --security-opt seccomp=unconfined",
     }.get(failed, "see dmesg for the reason")
     remedy = _OUTSIDE if rights.is_confined() else remedy
-    return Check("bpf(2)", "FAIL", f"the kernel refuses: {os.strerror(failed)}", remedy, "everything")
+    return Check("bpf(2)", "FAIL", f"the kernel refuses: {os.strerror(failed)}", remedy, "all that BPF tells")
 
 
 def _is_refused() -> bool:
@@ -128,7 +128,7 @@ def task_struct() -> Check:
     try:
         features.find(types)
     except KernelError as error:
-        return Check("task_struct", "FAIL", str(error), "report it, with the output of: uname -r", "everything")
+        return Check("task_struct", "FAIL", str(error), "report it, with the output of: uname -r", "all that BPF tells")
     return Check("task_struct", "ok", "has the members that offtop reads")
 
 
@@ -381,7 +381,7 @@ def _helper(name: str, number: int, function: str, remedy: str, held: frozenset[
         return _unasked(name, held)
     if found:
         return Check(name, "ok", f"programs may call {function}")
-    return Check(name, "FAIL", f"programs may not call {function}", remedy, "everything")
+    return Check(name, "FAIL", f"programs may not call {function}", remedy, "all that BPF tells")
 
 
 def registers() -> Check:

@@ -79,7 +79,7 @@ class ProcSource(Happening):
     ) -> None:
         """`cpu_pct`: of one CPU, for all of offtop. `refused`: why there is no BPF, if that was to be had. Raises an
         OfftopError for what cannot be told so."""
-        self._why = f", because BPF is not to be had ({str(refused).partition('. ')[0]})" if refused else ""
+        self._why = f" without BPF ({str(refused).partition('. ')[0]})" if refused else ""
         procfs.check_counted(_ROOT)
         _check(filters)
         _check_mode(mode)

@@ -27,6 +27,7 @@ _MOST_MATCHED = 500_000
 _LEAST_SHARE = 0.1
 _KEY_OF_WAKERS = "key 2"
 """As rules say it."""
+_OPTION_OF_WAKERS = "--mode wakeup"
 
 
 class Told(NamedTuple):
@@ -45,9 +46,10 @@ class Told(NamedTuple):
         name = self.rule.name if self.rule else "what no rule knows"
         return f"{100 * self.share:.0f}% wait for {name}{f' ({process})' if process else ''}"
 
-    def in_full(self, book: Book, with_process: bool) -> str:
-        """The same with what that is, and what to look at next."""
+    def in_full(self, book: Book, with_process: bool, with_keys: bool = True) -> str:
+        """The same with what that is, and what to look at next. `with_keys`: where there is a screen."""
         says, hint = (self.rule.says, advice(self.rule, book)) if self.rule else ("", "")
+        hint = hint if with_keys else hint.replace(_KEY_OF_WAKERS, _OPTION_OF_WAKERS)
         text = f"{self.in_short(book, with_process)}: {says}" if says else self.in_short(book, with_process)
         return f"{text} Next: {hint}." if hint else text
 

@@ -61,7 +61,7 @@ class Seconds:
         left = explained(account.residue_ns, every.of(None).residue_ns, machine) if _is_all(filters) else NO_LEFT
         times = blocked(parts)
         idle_ns = sum(ns for leaf, ns in times if leaf.idle)
-        is_known = machine.cpus > 0
+        is_known = machine.cpus > 0 or over[-1].facts.sampling is not None
         told = budget(account, idle_ns, every.span_ns, view.rate_of(pid)) if is_known and tid is None else None
         return AccountPicture(account, times, left, is_known, told)
 

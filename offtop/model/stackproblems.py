@@ -78,7 +78,7 @@ _REMEDIES: Mapping[str, str] = {
     NO_WAY: _UNWOUND,
     LED_ASTRAY: _UNWOUND,
     GUESSED: _UNWOUND,
-    LINKED: "leave --unwind fp away; where it is away already: a larger --cpu-budget",
+    LINKED: "a larger --cpu-budget, and no --unwind fp",
     NOT_COPIED: "copy more of each stack: --unwind-bytes 64K",
     NOT_FOLLOWED: "build it with -fno-omit-frame-pointer",
     NOT_IN_MEMORY: "more memory, so that it is not swapped out",

@@ -329,7 +329,7 @@ class Actions(Catching, Comparing):
     def action_facts(self) -> None:
         pid = self._subject_pid()
         if not pid:
-            self._say("Y tells of the process under the cursor: TAB goes to their list")
+            self._say(f"Y tells of the process under the cursor: {self._way_to_processes}")
             return
         Thread(target=self._ask_facts, args=(pid,), name="offtop-facts", daemon=True).start()
 
@@ -415,7 +415,11 @@ class Actions(Catching, Comparing):
         elif isinstance(key, WakerKey):
             self._say("this waker is no process and no thread: p pins those")
         else:
-            self._say("p pins a process, thread or cgroup: TAB goes to their list")
+            self._say(f"p pins a process, thread or cgroup: {self._way_to_processes}")
+
+    @property
+    def _way_to_processes(self) -> str:
+        return "TAB goes to their list" if self._view.lists_sleepers else "1 lists them"
 
     def _stuck_thread(self) -> ThreadKey | None:
         """The one under the cursor of what is stuck, if the keys are there."""

@@ -177,6 +177,8 @@ class OfftopApp(Mouse):
         self._ticked_ns = 0
         """CLOCK_MONOTONIC when the last tick came to the screen."""
         self._alert = ""
+        self._is_over = False
+        """Whether the source has come to its end."""
         self.failure: BaseException | None = None
         self.came: Sequence[int] = ()
         """Signals that asked for the end before there was a screen."""
@@ -297,8 +299,16 @@ class OfftopApp(Mouse):
         if message.error is not None:
             self.failure = message.error
             self.exit(message.error.status if isinstance(message.error, OfftopError) else 1)
-        elif self._history.newest:
-            self._say("This is the end: there is nothing more to read. q quits.")
+            return
+        recorded = self._source.recorded is not None
+        if self._history.newest is None:
+            what = "There is nothing in this recording" if recorded else "What was watched has ended"
+            self.failure = OfftopError(f"{what}: no tick of it can be shown")
+            self.exit(self.failure.status)
+            return
+        self._is_over = True
+        what = "This is the end" if recorded else "What was watched has ended"
+        self._say(f"{what}: there is nothing more to read. [ goes back, q quits.")
 
     def on_resize(self, event: events.Resize) -> None:
         if event.size.height < _PALETTE_LINES and isinstance(self.screen, CommandPalette):
@@ -412,7 +422,8 @@ class OfftopApp(Mouse):
                 return head.one_line(picture, layout, self._source.recorded is not None)
             case "head":
                 written = self.recorder.bytes_written if self.recorder else None
-                return head.head(picture, self._source.host, layout, self._glyphs, self._source.recorded, written)
+                recorded = self._source.recorded
+                return head.head(picture, self._source.host, layout, self._glyphs, recorded, written, self._is_over)
             case views.CATEGORIES:
                 return tables.categories(picture, pen)
             case views.LIST:

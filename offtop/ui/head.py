@@ -44,9 +44,10 @@ def head(
     glyphs: Glyphs,
     recorded: Recorded | None = None,
     written_bytes: int | None = None,
+    is_over: bool = False,
 ) -> list[Line]:
-    """`written_bytes`: of the recording that is being made."""
-    lines = [_who(picture, host, layout, recorded, written_bytes), _waiting(picture, layout)]
+    """`written_bytes`: of the recording that is being made. `is_over`: there will be no more ticks."""
+    lines = [_who(picture, host, layout, recorded, written_bytes, is_over), _waiting(picture, layout)]
     if layout.calls:
         lines.append(_calls(picture, layout, glyphs))
     if layout.cost:
@@ -76,15 +77,23 @@ def one_line(picture: Picture, layout: Layout, recorded: bool) -> list[Line]:
     return [spread(spans, [], layout.width)]
 
 
-def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None, written_bytes: int | None) -> Line:
+def _who(
+    picture: Picture,
+    host: str,
+    layout: Layout,
+    recorded: Recorded | None,
+    written_bytes: int | None,
+    is_over: bool,
+) -> Line:
     view, at = picture.view, clock(picture, picture.newest.at_ns)
     mode = STUCK if view.focus == STUCK else view.mode
+    modes = [one for one in MODES if picture.sampling is None or one[-1] in (OFFCPU, STUCK, mode)]
     tabs: Spans = [
         (f"|{key} {word}|" if of == mode else f" {key} {word} ", "tab" if of == mode else "dim")
-        for key, word, of in MODES
+        for key, word, of in modes
     ]
     short: Spans = [
-        (f"|{key} {word}|" if of == mode else f" {key} ", "tab" if of == mode else "dim") for key, word, of in MODES
+        (f"|{key} {word}|" if of == mode else f" {key} ", "tab" if of == mode else "dim") for key, word, of in modes
     ]
     alone: Spans = [] if mode == OFFCPU else [one for one in tabs if one[1] == "tab"]
     right: Spans = [(f"{_window(picture)}  ", "text")]
@@ -106,13 +115,16 @@ def _who(picture: Picture, host: str, layout: Layout, recorded: Recorded | None,
             [("RECORDED", "paused"), (f" {at} ", "text"), *alone],
             [("RECORDED", "paused")],
         ]
-        right.append(("PLAYING", "live") if view.paused_at_ns is None else ("PAUSED", "paused"))
+        playing = ("ENDED", "paused") if is_over else ("PLAYING", "live")
+        right.append(playing if view.paused_at_ns is None else ("PAUSED", "paused"))
         return _fitting(lefts, right, layout.width)
     name: Spans = [("offtop", "title")]
     left: Spans = [*name, (f" - {printable(host)}  {at}  ", "text")]
     if written_bytes is not None:
         right.append((f"REC {size(written_bytes)}  ", "live"))
-    if view.paused_at_ns is None:
+    if view.paused_at_ns is None and is_over:
+        right.append(("ENDED", "paused"))
+    elif view.paused_at_ns is None:
         right.append((f"LIVE {span(view.delay_ns)}", "live"))
     else:
         right.append((f"PAUSED -{span(picture.behind_ns // 10**9 * 10**9)}", "paused"))

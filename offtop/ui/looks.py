@@ -52,6 +52,8 @@ _OF_SLEEPERS = MappingProxyType(
     }
 )
 """What is said where the list is of wakers, or of what is waited on. Cgroups take the place of the latter."""
+OF_OBJECTS = "which lock, pipe or file a wait is on needs BPF: 5 shows its system call, L what waits are for"
+"""Said where /proc is sampled."""
 _SAME = MappingProxyType(
     {
         "zoom": "this pane has the whole screen already",
@@ -82,6 +84,9 @@ class Looks(Rewind):
         if what in _FOR and self._lacks(*_FOR[what]):
             return
         view = self._view
+        if what == "by_object" and self._picture and self._picture.sampling and not view.tree.shape.objects:
+            self._say(OF_OBJECTS)
+            return
         if what in _OF_SLEEPERS and not view.lists_sleepers and (what != "cgroups" or view.mode == WAKEUP):
             self._say(f"{_OF_SLEEPERS[what]} of those that wait: 1 lists them")
             return

@@ -8,6 +8,7 @@ from offtop.errors import OfftopError
 from offtop.model import drilling
 from offtop.model.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.source import Source
+from offtop.ui.looks import OF_OBJECTS
 from offtop.ui.sorting import Sorting
 
 _SAID = {
@@ -50,6 +51,9 @@ class Modes(Sorting):
             self._gather(mode)
 
     def action_objects(self) -> None:
+        if self._picture and self._picture.sampling and not self._view.lists_objects:
+            self._say(OF_OBJECTS)
+            return
         self._look(drilling.objects_or_not(self._view))
 
     def action_reasons(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from offtop.model import where
+from offtop.model.book import Book
 from offtop.model.outlier import AUTO, Group, Outlier
 from offtop.model.outliertext import against, how_much, place, who
 from offtop.model.picture import Picture
@@ -183,12 +184,14 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
     wake = one.book.wake(wait.site.wake)
     on = [f"on {wake.object.label}"] if wake.object.kind else []
     on += filter(None, [where.ends_of(one.book, wait.site.kernel, wait.site.wake)])
-    on.append(f"woken by {wake.waker.label}" if wake.has_waker else "" if one.is_going_on else _NO_WAKER)
+    on.append(f"woken by {wake.waker.label}" if wake.has_waker else "" if one.is_going_on else _no_waker(one.book))
     lines.append(line(f"   {'; '.join(filter(None, on))}"))
     return lines
 
 
-_NO_WAKER = "who woke it was not gathered (2, 3 and 4 do)"
+def _no_waker(book: Book) -> str:
+    keys = "2, 3 and 4 do" if book.has_programs else "it needs BPF"
+    return f"who woke it was not gathered ({keys})"
 
 
 def clock(taken_ns: int, digits: int = 0) -> str:

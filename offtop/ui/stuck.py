@@ -178,7 +178,8 @@ def in_full(picture: Picture, pen: Pen) -> list[Line]:
     one = picture.stuck.shown.waits[picture.stuck.cursor]
     lines += frame_lines(_halves(one, picture.book, pen.names), pen)
     if one.user == NO_STACK and one.site.kernel not in PLACELESS and one.call >= 0:
-        lines.append(plain(fit("   (the program's part has not been read)", pen.width, pen.glyphs), "dim"))
+        why = "has not been read" if picture.book.has_programs else "needs BPF"
+        lines.append(plain(fit(f"   (the program's part {why})", pen.width, pen.glyphs), "dim"))
     return lines
 
 

@@ -11,7 +11,7 @@ from offtop.errors import OfftopError
 from offtop.model import categories, diagnosis
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.cut import Idle, Leaf, Part, Scope, by_site, cut, shares
-from offtop.model.diagnoser import Diagnoser, advice, most
+from offtop.model.diagnoser import Diagnoser, Told, advice, most
 from offtop.model.diagnosis import NO_RULES, Fixed, Rules, Subject, subject_of
 from offtop.model.ends import PEER, WRITER, Ends, Process, Side
 from offtop.model.history import History
@@ -479,6 +479,14 @@ def test_a_hint_to_the_wakers_says_where_they_cannot_be_had() -> None:
     traced, sampled = book(), replace(book(), has_programs=False)
     assert [advice(one, traced) for one in rules] == ["who does: key 2", "see the log"]
     assert [advice(one, sampled) for one in rules] == ["who does: key 2 (needs BPF)", "see the log"]
+
+
+def test_a_hint_to_the_wakers_names_the_option_where_there_are_no_keys() -> None:
+    rules = parsed('[[rule]]\nid = "a"\nname = "a"\nsays = "It is."\nnext = "who does: key 2"\nown = ["work"]\n').rules
+    told = Told(rules[0], 5, 0.5, 7)
+    assert told.in_full(book(), with_process=False) == "50% wait for a: It is. Next: who does: key 2."
+    without = told.in_full(book(), with_process=False, with_keys=False)
+    assert without == "50% wait for a: It is. Next: who does: --mode wakeup."
 
 
 def test_another_program_of_the_same_process_is_told_anew() -> None:

@@ -49,11 +49,25 @@ async def test_many_ticks_that_wait_to_be_drawn_are_drawn_once() -> None:
 
 @asynchronous
 async def test_a_source_that_ends_leaves_its_last_picture() -> None:
-    async with shown(ScriptedSource(ticks=3, ends=True)) as (app, _):
-        await until(lambda: "This is the end" in screen(app)[-2])
+    async with shown(ScriptedSource(ticks=3, ends=True)) as (app, pilot):
+        await until(lambda: "What was watched has ended" in screen(app)[-2])
+        assert screen(app)[0].endswith("ENDED")
+        await pilot.press("left_square_bracket")
+        assert "PAUSED" in screen(app)[0]
+        await pilot.press("0")
+        assert screen(app)[0].endswith("ENDED")
         assert app.is_running
         assert app.picture is not None
         assert app.picture.newest.number == 3
+
+
+@asynchronous
+async def test_a_source_that_ends_before_there_is_anything_to_show_ends_the_app_with_a_sentence() -> None:
+    app = OfftopApp(ScriptedSource(ticks=0, ends=True), View(delay_ns=QUICK_NS), CATEGORIES)
+    async with app.run_test():
+        await until(lambda: app.failure is not None)
+    assert str(app.failure) == "What was watched has ended: no tick of it can be shown"
+    assert app.return_value == 1
 
 
 @asynchronous

@@ -7,7 +7,7 @@ import pytest
 from offtop.model.snapshot import Machine, Sampling, Snapshot
 from tests.ui.sampled import NOTICE, SampledSource
 from tests.ui.scripted import ScriptedSource, Waits
-from tests.ui.shown import asynchronous, screen, shown
+from tests.ui.shown import asynchronous, screen, shown, until
 
 BUSY = Waits("mill", 300, "mill", 300, "lock", "futex_do_wait", ("main",), (300,), running_ms=500)
 """Leaves 0.2 s of each second unexplained: 10 % of two CPUs."""
@@ -120,3 +120,22 @@ async def test_the_key_that_needs_bpf_is_not_in_the_bar_where_there_is_none() ->
         async with shown(source, (80, 24)) as (app, _):
             assert ("2 wakers" in screen(app)[-1]) is there
             assert "5 stuck" in screen(app)[-1]
+
+
+@asynchronous
+async def test_what_only_bpf_tells_is_not_offered_where_proc_is_sampled() -> None:
+    async with shown(SampledSource(ticks=12), (160, 50)) as (app, pilot):
+        assert "1 off-CPU" in screen(app)[0]
+        assert "5 stuck" in screen(app)[0]
+        assert "wakeup" not in screen(app)[0]
+        view = app.view
+        for key, words in (("G", "is on needs BPF"), ("J", "is on needs BPF"), ("1", "needs BPF")):
+            await pilot.press(key)
+            assert words in screen(app)[-2]
+            assert app.view == view
+        await pilot.press("down", "enter", "enter")
+        await until(lambda: app.view.pid is not None)
+        await pilot.pause()
+        told = "".join(screen(app))
+        assert "How long it ran is not known" not in told
+        assert "running" in told
