@@ -121,9 +121,8 @@ class Drain:
         """What ended where in `half`, which is emptied. Behind the walk, which tells what each process runs."""
         found, born_ns, parts = list[SiteKey](), list[int](), list[Ints]()
         for keys, values in self._maps[f"sites_{half}"].drain():
-            raw = [*layout.SITE_KEY.iter_unpack(keys)]
-            found += self._sites.every([one[:-1] for one in raw])
-            born_ns += [one[-1] for one in raw]
+            found += self._sites.every([*layout.SITE_PLACE.iter_unpack(keys)])
+            born_ns += np.frombuffer(keys, np.uint64).reshape(len(keys) // layout.SITE_KEY.size, -1)[:, -1].tolist()
             parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
         columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
         return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], born_ns)

@@ -26,6 +26,8 @@ THREAD = struct.Struct(f"=25Q4I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16sQ{THREAD.size}s")
 SITE_KEY = struct.Struct("=IIQQQQ")
+SITE_PLACE = struct.Struct("=IIQQQ8x")
+"""Of a SITE_KEY all but the last, born_ns."""
 SITE_NUMBERS = 4
 """u64 before the lanes of `struct site`."""
 SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")

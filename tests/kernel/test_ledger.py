@@ -129,7 +129,7 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         first_kind=first.kind if first else 0,
         state=layout.RUNNING if state_of.preempted else 1,
         objects=0,
-        unused=0,
+        is_older=0,
         histogram=log2.of(*(w.off_ns for w in ended)).to_bytes(layout.LANES * 8, "little"),
     )
 

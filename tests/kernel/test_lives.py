@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from offtop.kernel import ledger
 from offtop.kernel.layout import ThreadRecord
 from offtop.kernel.ledger import Ended, Ledger, Ran, Walked
 from offtop.model import histogram as log2
@@ -419,3 +420,22 @@ def test_what_the_one_before_ran_is_not_of_who_has_its_id_which_it_neither_ends_
     for _ in range(2):
         ticks.tick([], ran=[Ran(KEY, 1_500, 1)] if lives else [])
     assert (KEY in ticks.ledger.threads) == lives
+
+
+def test_sites_that_are_left_out_take_nobody_else_s_time_with_them() -> None:
+    sites = Ended.of(site_records(KEY, [sleep(1_000, 3_000), sleep(4_000, 9_000, kernel=4)], 0, 10_000))
+    both = sites._replace(born_ns=[A, B])
+    assert (both.without([0]).keys, both.without([0]).born_ns) == (sites.keys[1:], [B])
+
+
+def test_what_is_remembered_of_threads_that_were_lost_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_MOST_LOST", 2)
+    ticks = Ticks()
+    for born_ns in range(1, 6):
+        ticks.tick([], ended(born_ns, [sleep(5_000, 9_000)], 0, 10_000))
+    ticks.give_up()
+    assert len(ticks.ledger._given_up) == 2  # pyright: ignore[reportPrivateUsage]
+    whole_ns = ticks.counted_ns()
+    for born_ns in (4, 5):
+        ticks.tick([did(born_ns, [sleep(5_000, 9_000)], 0, 10_000)])
+        assert ticks.counted_ns() == whole_ns
