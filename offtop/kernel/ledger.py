@@ -244,6 +244,7 @@ class Ledger:
         threads, returned = [*threads], dict[ThreadKey, ThreadRecord]()
         running: set[ThreadKey] = set()
         before: set[ThreadKey] = set()
+        had_ns = {one.key: self._born_ns.get(one.key, 0) for one in ran if one.ended}
         for key, record in threads:
             if self._count_thread(key, record, anew, delta):
                 before.add(key)
@@ -265,8 +266,8 @@ class Ledger:
             for key in self._exec_ns.keys() - by_key.keys() - {one.key for one in ran}:
                 self._exec_ns[key] = self._exec_ns[key][0], None
         for one in ran:
-            if one.ended and one.born_ns < self._born_ns.get(one.key, one.born_ns):
-                continue  # of who has that id now its account says nothing
+            if one.ended and one.born_ns < had_ns[one.key]:
+                continue  # of who has had that id since an earlier tick its account says nothing
             self._count_run(one, returned.get(one.key), at_ns, delta)
             if one.key in self.book.lives:
                 self._lives_on(one)
