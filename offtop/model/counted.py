@@ -9,7 +9,7 @@ from offtop.model.snapshot import Filters, Sampling
 from offtop.model.state import letters
 from offtop.units import average, duration, span, threads
 
-OWN_ONLY = "own processes only"
+_OWN_ONLY = "own processes only"
 _CONTAINER_ONLY = "this container only"
 LOST_NOT_KNOWN = "lost: not known"
 """Where nobody counts what came and went between two looks."""
@@ -69,7 +69,7 @@ def how_sampled(sampling: Sampling, span_ns: int) -> str:
 
 def whose(sampling: Sampling) -> str:
     """Whose processes alone are seen; empty: everybody's."""
-    return OWN_ONLY if sampling.own_only else _CONTAINER_ONLY if sampling.container_only else ""
+    return _OWN_ONLY if sampling.own_only else _CONTAINER_ONLY if sampling.container_only else ""
 
 
 def sampled(sampling: Sampling | None, span_ns: int) -> str:

@@ -3,7 +3,7 @@
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -15,6 +15,8 @@ static void tell(const char *name, const void *address) { printf("%s %lx\n", nam
 static char next(void) { char c = 0; puts("ready"); fflush(stdout); return read(0, &c, 1) == 1 ? c : 0; }
 """
 """What each program begins with: `tell` prints an address, `next` waits for the test."""
+
+_SECONDS = 30.0
 
 
 class Program:
@@ -66,6 +68,13 @@ def let_nobody_in(path: Path) -> None:
     for directory in path.parents:
         if directory.is_relative_to(tempfile.gettempdir()) and not directory.stat().st_mode & 1:
             directory.chmod(0o755)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + _SECONDS
+    while not holds():
+        assert time.monotonic() < end_s, "it did not come to that"
+        time.sleep(0.005)
 
 
 @contextmanager

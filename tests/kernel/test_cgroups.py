@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from offtop.kernel.cgroups import Mount, Quota, cgroup_of, content_of, mounted, mounts_of, quota_at, quota_of
 from offtop.kernel.processes import reading
 from tests.conftest import lacks
-from tests.kernel.programs import build, running
+from tests.kernel.programs import build, running, until
 
 MS = 1_000_000
 UNIFIED = rb"""
@@ -311,10 +311,7 @@ def test_a_process_stays_where_it_is_when_its_main_thread_ends(tmp_path: Path) -
         before = content_of(app.pid)
         assert f":/{place.name}\n".encode() in before
         app.go_on_alone()
-        end_s = time.monotonic() + 30
-        while b") Z " not in Path(f"/proc/{app.pid}/stat").read_bytes():
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
+        until(lambda: b") Z " in Path(f"/proc/{app.pid}/stat").read_bytes())
         assert content_of(app.pid) == before
         assert quota_of(before, mounted())
 

@@ -209,6 +209,7 @@ def test_nobody_waits_longer_than_it_lives_whenever_it_ends(door: str, tmp_path:
     for window in windows:
         for key, thread in window.each_thread():
             if window.book.comm(key) == "brief" and key.pid != brief.pid:
+                assert thread.running_ns < 8 * MS, "nobody runs while it sleeps for 10 ms"
                 waited[key] += thread.offcpu_ns
                 lives[key] = window.book.life(key)
     lived = {key: life.to_ns - life.from_ns for key, life in lives.items() if life.to_ns}

@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from offtop.model.stack import Stack
 from offtop.model.wake import Object
 from tests.command import run
 from tests.kernel import watch
+from tests.kernel.programs import until
 from tests.kernel.watch import MS
 
 SECONDS = 30.0
@@ -125,13 +125,6 @@ def at(one: socket.socket) -> tuple[str, int]:
 
 def inode(one: socket.socket) -> int:
     return os.fstat(one.fileno()).st_ino
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end_s, "it did not come to that"
-        time.sleep(0.005)
 
 
 def told(worker: EndsWorker, book: Book, *those: Object, pid: int = OWN) -> list[Ends]:

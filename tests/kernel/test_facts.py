@@ -3,7 +3,6 @@
 import os
 import pwd
 import subprocess
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import datetime
@@ -16,7 +15,7 @@ from offtop.kernel import facts as module
 from offtop.kernel import processes
 from offtop.kernel.cgroups import Quota, cgroup_of, content_of, mounted
 from offtop.kernel.facts import facts
-from tests.kernel.programs import build, running
+from tests.kernel.programs import build, running, until
 from tests.kernel.test_cgroups import HEADLESS, group
 
 NAMES = (
@@ -55,10 +54,8 @@ def child(*command: str, user: int | None = None, limit: int = 0) -> Generator[s
         user=user,
     )
     try:
-        end_s = time.monotonic() + 30
-        while (command or ("sleep",))[0].encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()[:20]:
-            assert time.monotonic() < end_s
-            time.sleep(0.005)
+        name = (command or ("sleep",))[0].encode()
+        until(lambda: name in Path(f"/proc/{process.pid}/cmdline").read_bytes()[:20])
         yield process
     finally:
         process.kill()
@@ -66,10 +63,7 @@ def child(*command: str, user: int | None = None, limit: int = 0) -> Generator[s
 
 
 def wait_for_state(pid: int, state: str) -> None:
-    end_s = time.monotonic() + 30
-    while f") {state} " not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
+    until(lambda: f") {state} " in Path(f"/proc/{pid}/stat").read_text())
 
 
 def giving(value: object) -> Callable[..., object]:
@@ -115,14 +109,12 @@ def test_who_has_escape_codes_for_a_name_is_told_of_raw(named: Path) -> None:
         assert told["command line"] == f"{named} {ESCAPES} second\x1b[31m"
         assert told["threads"] == "2"
     with child("sh", "-c", 'exec 3>"/proc/$$/comm"; printf "\\033[2J" >&3; sleep 1000; :') as parent:
-        end_s = time.monotonic() + 30
-        while not (children := psutil.Process(parent.pid).children()) or children[0].name() != "sleep":
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
+        until(lambda: [one.name() for one in psutil.Process(parent.pid).children()] == ["sleep"])
+        [only] = psutil.Process(parent.pid).children()
         try:
-            assert dict(facts(children[0].pid))["parent"] == f"{parent.pid} \x1b[2J"
+            assert dict(facts(only.pid))["parent"] == f"{parent.pid} \x1b[2J"
         finally:
-            children[0].kill()
+            only.kill()
 
 
 @pytest.mark.kernel
@@ -201,6 +193,7 @@ def test_one_that_goes_on_without_its_main_thread_says_so(tmp_path: Path) -> Non
     with running([build(tmp_path / "app", HEADLESS, "-pthread")]) as app:
         app.go_on_alone()
         wait_for_state(app.pid, "Z")
+        until(lambda: len([*Path(f"/proc/{app.pid}/task").iterdir()]) == 2)  # the third ends by itself
         told = dict(facts(app.pid))
         assert told["state"] == "its main thread has ended, others go on"
         assert told["threads"] == "2"
@@ -230,10 +223,8 @@ def test_what_we_may_not_read_says_so() -> None:
 def test_a_quota_is_told_with_how_much_was_throttled() -> None:
     with group("facts", quota_us=10_000) as place, child("sh", "-c", "while :; do :; done") as one:
         (place / "cgroup.procs").write_text(str(one.pid))
-        end_s = time.monotonic() + 30
-        while (told := dict(facts(one.pid)))["throttled"].startswith("never"):
-            assert time.monotonic() < end_s
-            time.sleep(0.05)
+        until(lambda: not dict(facts(one.pid))["throttled"].startswith("never"))
+        told = dict(facts(one.pid))
         assert told["cpu quota"].startswith("0.1 CPUs: 10ms in each 100ms")
         count, _, periods, _, time_, *over = told["throttled"].removeprefix("in ").replace(",", "").split()
         assert 1 <= int(count) <= int(periods)

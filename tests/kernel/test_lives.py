@@ -186,6 +186,19 @@ def test_two_halves_of_one_that_was_taken_for_lost_have_no_less_than_nothing(in_
             assert min(*totals[:9], *log2.to_lanes([totals.histogram])[0]) >= 0
 
 
+def test_what_was_given_up_is_not_taken_for_the_first_wait_that_is_left() -> None:
+    """It had one too short for a site behind it, which is all that is left."""
+    ticks = Ticks()
+    waits = [sleep(5_000, 14_000), sleep(15_000, 15_000 + MIN_NS - 1)]
+    ticks.tick([])
+    ticks.tick([], ended(A, waits, 10_000, 20_000))
+    ticks.give_up()
+    assert ticks.counted_ns() == 9_000
+    ticks.tick([did(A, waits, 10_000, 20_000)], gone={KEY: ticks.now_ns}, anew=True)
+    assert ticks.counted_ns(-2) == MIN_NS - 1
+    assert ticks.counted_ns() == 9_000 + MIN_NS - 1
+
+
 def test_what_is_given_up_in_two_ticks_is_counted_once_when_its_thread_is_heard_of() -> None:
     ticks = Ticks()
     waits = [sleep(5_000, 14_000), sleep(18_000, 24_000, 4)]

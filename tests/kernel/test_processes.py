@@ -4,8 +4,7 @@ import os
 import pwd
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from offtop.kernel import processes
 from offtop.kernel.processes import DetailsWorker, Reading, cgroup_of, reading
 from offtop.model.book import UNKNOWN, Book, Details
 from tests.kernel import watch
-from tests.kernel.programs import build, running
+from tests.kernel.programs import build, running, until
 from tests.kernel.watch import MS
 
 WAITS = ("sh", "-c", "read line")
@@ -78,13 +77,6 @@ def child_with_pid(pid: int, command: Sequence[str]) -> Generator[None]:
                 yield
                 return
     pytest.fail("others were faster each time")
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end_s, "it did not come to that"
-        time.sleep(0.005)
 
 
 def told(worker: DetailsWorker, book: Book, pid: int) -> Details:
