@@ -10,10 +10,10 @@ import numpy as np
 from offtop.kernel import layout, libbpf, syscalls, userstacks
 from offtop.kernel.kallsyms import HIDDEN
 from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack
-from offtop.kernel.ledger import Ended, Ran, Walked
 from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import Program
 from offtop.kernel.stacks import Stacks
+from offtop.kernel.told import Ended, Ran, Walked
 from offtop.kernel.userstacks import UserStacks
 from offtop.kernel.wakes import Wakes
 from offtop.model import histogram as log2

@@ -6,7 +6,7 @@ much of it was shown elsewhere. No total of a thread ever falls, and the sums of
 snapshot. It asks nobody for the time and imports no bcc: a test can be its kernel.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -16,79 +16,26 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.kernel import layout
+from offtop.kernel.late import Late
 from offtop.kernel.layout import ThreadRecord
+from offtop.kernel.runs import Runs
+from offtop.kernel.told import Ended, Ran, Walked
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, NO_HOLDER, Bound, Holder, Move, SiteTotals, Waiting
+from offtop.model.snapshot import EXITED, NO_HOLDER, Bound, Move, SiteTotals, Waiting
 from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
-from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, integers
+from offtop.model.table import RUNNING_NS, SITES, THREADS, integers
 from offtop.model.wake import FIRST_WAKE, NO_WAKE, Storm
 from offtop.units import NS_PER_S
 
 _MOST_NAMES = 50_000
 """Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
-_LATEST_TICKS = 2
-"""How long sites wait for the record of their thread, where the kernel has lost some."""
-_LATEST_NS = 10 * NS_PER_S
-"""The same where it says that it has lost none: one that ends may wait for a CPU to do so."""
-_MOST_LOST = 1 << 16
-"""Threads that were taken for lost, or had an id before, of which it is known what was counted of them."""
-_LATE_NS = NS_PER_S // 10
-"""The kernel adds to a thread's running time while it runs only now and then: at its own ticks."""
-_WALK_NS = NS_PER_S // 10
-"""No walk lasts longer: who began in one is heard of in the next."""
-_ENDED = -1
 _SILENT_NS = 60 * NS_PER_S
 """Whether a thread that is not off CPU still lives is asked when it has not waited for so long: its end may be lost."""
 
 
-class Walked(NamedTuple):
-    """What the task walk says of one thread that is off CPU."""
-
-    key: ThreadKey
-    left_ns: int
-    runnable: bool
-    queued_ns: int
-    """In the run queue since, on our clock; 0: not known."""
-    kernel: int | None
-    """Stack id; None where the walk gave no stack."""
-    state: int = 1
-    """As records have it: layout.RUNNING, or the kernel's."""
-    since_ns: int = 0
-    """When the wait began, on our clock, if that was before left_ns; 0: it began at left_ns."""
-    bound: Bound = Bound.EXACT
-    call: int = -1
-    arguments: tuple[int, ...] = ()
-    wake: int = NO_WAKE
-    """Id of what says what it waits on."""
-    holder: Holder = NO_HOLDER
-    """Who holds the lock of the kernel's that it waits for."""
-    born_ns: int = 0
-    """As ThreadRecord has it."""
-
-
-class Ran(NamedTuple):
-    """What the walk says of a thread's time on a CPU."""
-
-    key: ThreadKey
-    exec_ns: int
-    """In all."""
-    start_ns: int
-    """When the thread began, on our clock."""
-    at_ns: int = 0
-    """When that was; 0: at the end of the tick, or since then it has not run."""
-    off_ns: int = 0
-    """What its record of the tick had of off-CPU time by then."""
-    ended: bool = False
-    """It is what it had run at its end."""
-    born_ns: int = 0
-    """As ThreadRecord has it; of one that has ended."""
-
-
 _Records = Sequence[tuple[ThreadKey, ThreadRecord]]
-_Whose = tuple[ThreadKey, int]
-"""Id, and since when it has that: others had it before, and may be heard of still."""
 _UNTOLD: tuple[int, Bound, int, tuple[int, ...]] = 0, Bound.EXACT, -1, ()
 
 Locate = Callable[[int, int, int, int, int], SiteKey]
@@ -100,52 +47,6 @@ class Dropped(NamedTuple):
 
     stacks: set[int]
     wakes: set[int]
-
-
-class _Late(NamedTuple):
-    """What ended at a site of a thread that is not heard of yet."""
-
-    ticks: int
-    """Since so many."""
-    since_ns: int
-    threads_lost: int
-    """How many the kernel had lost before."""
-    totals: SiteTotals
-
-
-class _Shown(NamedTuple):
-    """What was shown of a wait in progress of a thread that another has the id of by now, or that was taken for lost.
-    It may be heard of all the same: it waits for a CPU to leave for good."""
-
-    left_ns: int
-    """Since when, but for what has been taken off a place already."""
-    at_ns: int
-    """Until when."""
-
-
-class Ended(NamedTuple):
-    """What ended where in a tick: a row for each of `keys`, which may repeat."""
-
-    keys: list[SiteKey]
-    numbers: Ints
-    """(n, 4): the fields of SiteTotals but the histogram."""
-    lanes: Ints
-    """(n, 40)"""
-    born_ns: Sequence[int] = ()
-    """Of each row that of layout.ThreadRecord; none: all are 0."""
-
-    @classmethod
-    def of(cls, entries: Iterable[tuple[SiteKey, SiteTotals]]) -> "Ended":
-        keys, totals = [list(column) for column in zip(*entries, strict=True)] or ([], [])
-        return cls(keys, integers([one[:-1] for one in totals], 4), log2.to_lanes([one[-1] for one in totals]))
-
-    def totals(self, row: int) -> SiteTotals:
-        return SITES.totals((*self.numbers[row].tolist(), *log2.of_lanes(self.lanes[row : row + 1])))
-
-    def without(self, rows: Sequence[int]) -> "Ended":
-        left = np.delete(np.arange(len(self.keys)), rows)
-        born_ns = [self.born_ns[row] for row in left.tolist()] if self.born_ns else ()
-        return Ended([self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left], born_ns)
 
 
 @dataclass(slots=True)
@@ -194,19 +95,12 @@ class Ledger:
         self._states = 0
         self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
         self._restless: set[ThreadKey] = set()
-        self._exec_ns: dict[ThreadKey, tuple[int, int | None]] = {}
-        """When each began, and how long it has run in all, as last told; _ENDED: it has ended; None: since then it
-        was not asked for."""
+        self._runs = Runs(at_ns)
         self._exited: dict[ThreadKey, int] = {}
         """Threads that ended in the last tick, and when."""
         self._born_ns: dict[ThreadKey, int] = {}
         """Of who has an id now, or had it last."""
-        self._shown = OrderedDict[_Whose, _Shown]()
-        self._late: dict[tuple[SiteKey, int], _Late] = {}
-        """By site, and since when its thread has its id."""
-        self._given_up = OrderedDict[_Whose, SiteTotals]()
-        """Whose records were taken for lost: what was counted in their place."""
-        self._threads_lost = 0
+        self._late = Late()
         self._retired: dict[int, int] = {}
         self._retired_wakes: dict[int, int] = {}
         self._aged_at_ns = at_ns
@@ -263,12 +157,12 @@ class Ledger:
             silent = [key for key in old if key.tid and key not in heard and not self._is_alive(key)]
             self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
         if primed_ns:  # everybody who is asked for has been heard of
-            for key in self._exec_ns.keys() - by_key.keys() - {one.key for one in ran}:
-                self._exec_ns[key] = self._exec_ns[key][0], None
+            self._runs.asked_only(by_key.keys() | {one.key for one in ran})
         for one in ran:
             if one.ended and one.born_ns < had_ns[one.key]:
                 continue  # of who has had that id since an earlier tick its account says nothing
-            self._count_run(one, returned.get(one.key), at_ns, delta)
+            if ran_ns := self._runs.new_ns(one, returned.get(one.key), self.at_ns, at_ns):
+                delta.ran.append((one.key, ran_ns))
             if one.key in self.book.lives:
                 self._lives_on(one)
         every = max_ns or states != self._states
@@ -297,31 +191,10 @@ class Ledger:
             sums = self.storms.get(wake, Storm()).plus(one)
             self.storms[wake] = sums._replace(largest=one.largest)
 
-    def _count_run(self, ran: Ran, record: ThreadRecord | None, at_ns: int, delta: _Delta) -> None:
-        """Add what a thread has run since it was last told. `record`: what it did in the tick."""
-        start_ns, was_ns = self._exec_ns.get(ran.key, (-1, None))
-        if start_ns > ran.start_ns:  # of who had its id before nothing is known any more
-            return
-        if start_ns != ran.start_ns:  # one that began earlier had not been asked for
-            was_ns = 0 if ran.start_ns > max(self._began_ns, self.at_ns - _WALK_NS) else None
-        elif was_ns == _ENDED:  # one that called exec took over its main thread's id: what it ran was told of another
-            was_ns = None
-        exec_ns = ran.exec_ns
-        if ran.at_ns:  # since then it has run, but for what it was off CPU
-            exec_ns += at_ns - ran.at_ns - (_off_ns(record, at_ns) - ran.off_ns)
-        ran_ns = 0 if was_ns is None else exec_ns - was_ns
-        if was_ns is not None and -_LATE_NS < ran_ns <= 0:
-            ran_ns = 0  # of one on a CPU a little too much was told: the rest is less
-            exec_ns = was_ns
-        self._exec_ns[ran.key] = ran.start_ns, _ENDED if ran.ended else exec_ns
-        # What cannot be is another thread's account, or was not asked for until now.
-        if 0 < ran_ns <= _LATEST_TICKS * (at_ns - self.at_ns) + _LATE_NS:
-            delta.ran.append((ran.key, ran_ns))
-
     def _lives_on(self, ran: Ran) -> None:
         """Of one that was taken for ended, because its main thread was when it called exec."""
         life = self.book.life(ran.key)
-        if life.to_ns and self._exec_ns[ran.key][0] == ran.start_ns:
+        if life.to_ns and self._runs.is_last(ran):
             self.book.lives[ran.key] = life._replace(to_ns=0)
             self._exited.pop(ran.key, None)
 
@@ -359,7 +232,7 @@ class Ledger:
                 if of_thread:
                     of_thread.remove(key)
         before_ns = self.at_ns - keep_ns
-        sites = [*self.sites, *(site for site, _ in self._late), *waiting]
+        sites = [*self.sites, *self._late.sites(), *waiting]
         wakes = {key.wake for key in sites}.union(wake for wake, ns in self._stormed_ns.items() if ns >= before_ns)
         dropped_wakes = {
             wake
@@ -397,7 +270,7 @@ class Ledger:
         named = (
             [(key.wake, ns) for key, ns in added],
             self._stormed_ns.items(),
-            [(site.wake, self.at_ns) for site, _ in self._late],
+            [(site.wake, self.at_ns) for site in self._late.sites()],
             [(w.site.wake, self.at_ns) for w in self.waiting.values()],
         )
         for wake, ns in chain(*named):
@@ -427,26 +300,23 @@ class Ledger:
         """Add what ended, less what was shown of the first of those waits while it was in progress. Whether it is of
         who had that id before."""
         whose = key, r.born_ns
-        given_up = self._given_up.pop(whose, None)
-        if given_up is not None:
-            r, rest = _less(r, given_up)
-            if rest.waits:  # of its other half
-                self._given_up[whose] = rest
+        r, is_whole = self._late.rest(whose, r)
         born_ns = self._born_ns.get(key, r.born_ns)
         waiting = self.waiting.pop(key, None) if born_ns <= r.born_ns else None
         left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self.at_ns
-        if r.born_ns < born_ns or (waiting is None and whose in self._shown):
-            left_ns, shown_to_ns = self._shown.get(whose, _Shown(0, self.at_ns))
+        shown = self._late.shown_of(whose)
+        if r.born_ns < born_ns or (waiting is None and shown):
+            left_ns, shown_to_ns = shown or (0, self.at_ns)
             if anew:  # in between nobody may have asked for it
                 shown_to_ns = self.at_ns
         if r.born_ns >= born_ns:
             self._born_ns[key] = r.born_ns
             if waiting and born_ns < r.born_ns:
-                self._keep_shown((key, born_ns), _Shown(left_ns, self.at_ns))
-        is_first_whole = r.waits > 0 and given_up is None
+                self._late.keep_shown((key, born_ns), left_ns, self.at_ns)
+        is_first_whole = r.waits > 0 and is_whole
         was_known = is_first_whole and 0 < left_ns == r.first_left_ns
         if was_known:
-            self._shown.pop(whose, None)
+            self._late.forget_shown(whose)
         was_asked = is_first_whole and anew and waiting is None
         site = self._first_site(key, r) if was_known or was_asked else None
         moved_ns = moved_runqueue_ns = 0
@@ -458,7 +328,7 @@ class Ledger:
                 moved_ns, moved_runqueue_ns = self._move(waiting, now, r.first_off_ns)
             self._settle(key, waiting, delta, moved_ns, moved_runqueue_ns)
         is_before = r.born_ns < born_ns
-        if not r.waits and given_up is None:
+        if not r.waits and is_whole:
             return is_before
         taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
         if was_known or was_asked:
@@ -490,10 +360,6 @@ class Ledger:
             delta.sites.append((site, (0, moved_ns - taken_ns, moved_runqueue_ns - taken_runqueue_ns, 0)))
         return is_before
 
-    def _keep_shown(self, whose: _Whose, shown: _Shown) -> None:
-        self._shown[whose] = shown
-        _shorten(self._shown)
-
     def _first_site(self, key: ThreadKey, r: ThreadRecord) -> SiteKey | None:
         """Where the first wait of a record ended; None: at no site."""
         if r.first_kind == layout.KIND_LOST:
@@ -518,51 +384,25 @@ class Ledger:
     def _hold_back(
         self, ended: Ended, threads: _Records, at_ns: int, threads_lost: int, delta: _Delta
     ) -> tuple[Ended, set[ThreadKey]]:
-        """Keep the sites of threads that are not heard of for a later tick; the threads whose records are lost.
-
-        For a moment, or until it has a CPU once more, a thread that ends can no longer be walked and is not gone yet.
-        Of one that stays away, the kernel could not keep the record (and says so): its sites are all that is known
-        of it.
-        """
-        held, self._late = self._late, {}
-        returned = {(pid, tid, record.born_ns) for (pid, tid), record in threads}
+        """Keep the sites of threads that are not heard of for a later tick; the threads whose records are lost."""
+        heard = {(pid, tid, record.born_ns) for (pid, tid), record in threads}
+        found = self._late.sort(ended, heard, at_ns, threads_lost)
+        delta.late += found.late
         lost: set[ThreadKey] = set()
-        born = ended.born_ns or [0] * len(ended.keys)
-        whose = zip(ended.keys, born, strict=True)
-        absent = [row for row, (key, born_ns) in enumerate(whose) if (key[0], key[1], born_ns) not in returned]
-        for row in absent:
-            place = ended.keys[row], born[row]
-            was = held.get(place, _Late(0, at_ns, self._threads_lost, SiteTotals()))
-            held[place] = was._replace(totals=was.totals.plus(ended.totals(row)))
-        self._threads_lost = threads_lost
-        for (site, born_ns), late in held.items():
-            key, totals = site.thread, late.totals
-            least_ns = 0 if threads_lost > late.threads_lost else _LATEST_NS
-            if (*key, born_ns) in returned:
-                delta.late.append((site, totals))
-            elif late.ticks < _LATEST_TICKS or at_ns - late.since_ns < least_ns:
-                self._late[site, born_ns] = late._replace(ticks=late.ticks + 1)
-            else:
-                whose = key, born_ns
-                is_now = born_ns >= self._born_ns.get(key, born_ns)
-                if is_now and key in self.waiting:  # it has been shown as waiting all the time since it left
-                    waiting = self.waiting.pop(key)
-                    self._keep_shown(whose, _Shown(waiting.left_ns, self.at_ns))
-                    self._settle(key, waiting, delta)
-                waits, total_ns, runqueue_ns, max_ns, histogram = totals
-                if shown := self._shown.get(whose):
-                    taken_ns = min(total_ns, max(0, shown.at_ns - shown.left_ns))
-                    total_ns -= taken_ns
-                    self._shown[whose] = shown._replace(left_ns=shown.left_ns + taken_ns)
-                runqueue_ns = min(runqueue_ns, total_ns)
-                numbers = (waits, total_ns, runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, max_ns)
-                delta.threads.append((key, numbers, histogram.to_bytes(log2.LANES * 8, "little")))
-                delta.late.append((site, SiteTotals(waits, total_ns, runqueue_ns, max_ns, histogram)))
-                self._given_up[whose] = self._given_up.pop(whose, SiteTotals()).plus(totals)
-                _shorten(self._given_up)
-                if is_now:
-                    lost.add(key)
-        return ended.without(absent) if absent else ended, lost
+        for site, born_ns, totals in found.lost:
+            key = site.thread
+            is_now = born_ns >= self._born_ns.get(key, born_ns)
+            if is_now and key in self.waiting:  # it has been shown as waiting all the time since it left
+                waiting = self.waiting.pop(key)
+                self._late.keep_shown((key, born_ns), waiting.left_ns, self.at_ns)
+                self._settle(key, waiting, delta)
+            rest = self._late.give_up((key, born_ns), totals)
+            numbers = (rest.waits, rest.total_ns, rest.runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, rest.max_ns)
+            delta.threads.append((key, numbers, rest.histogram.to_bytes(log2.LANES * 8, "little")))
+            delta.late.append((site, rest))
+            if is_now:
+                lost.add(key)
+        return found.now, lost
 
     def _settle(self, key: ThreadKey, w: Waiting, delta: _Delta, moved_ns: int = 0, moved_runqueue_ns: int = 0) -> None:
         """What a snapshot has shown of a wait in progress becomes finished: where it was shown, but for what moved."""
@@ -610,7 +450,7 @@ class Ledger:
         seen = {one.key for one in walked}
         for key in [key for key, w in self.waiting.items() if key not in seen and w.left_ns < walk_ns]:
             w = self.waiting.pop(key)
-            self._keep_shown((key, self._born_ns.get(key, 0)), _Shown(w.left_ns, self.at_ns))
+            self._late.keep_shown((key, self._born_ns.get(key, 0)), w.left_ns, self.at_ns)
             self._settle(key, w, delta)
             self._restless.discard(key)
         for one in walked:
@@ -707,7 +547,7 @@ class Ledger:
         """Threads that ended before the last snapshot: their sums stay, under EXITED."""
         for key in keys:
             self.threads.move(key, EXITED)
-            self._exec_ns.pop(key, None)
+            self._runs.forget(key)
             self._born_ns.pop(key, None)
             for site in self._sites_of.pop(key, ()):
                 self._retired[site.kernel] = self._retired[site.user] = at_ns
@@ -727,46 +567,6 @@ class Ledger:
 
     def _retire_site(self, key: SiteKey) -> None:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
-
-
-def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTotals]:
-    """What is left of a record that was taken for lost, and comes all the same: its sites were counted already, with
-    what was shown of its first wait. And of those what a record of the same thread, which is to come, has."""
-    waits = min(given_up.waits, r.waits - r.short_waits - r.lost_waits)
-    total_ns = min(given_up.total_ns, r.offcpu_ns - r.short_ns - r.filtered_ns - r.lost_ns)
-    at_sites_ns = r.runqueue_ns - r.short_runqueue_ns - r.filtered_runqueue_ns - r.lost_runqueue_ns
-    runqueue_ns = min(given_up.runqueue_ns, at_sites_ns)
-    of_record = np.frombuffer(r.histogram, np.int64)
-    of_sites = log2.to_lanes([given_up.histogram])[0]
-    lanes = np.minimum(of_record, of_sites)
-    left = r._replace(
-        waits=r.waits - waits,
-        offcpu_ns=r.offcpu_ns - total_ns,
-        runqueue_ns=r.runqueue_ns - runqueue_ns,
-        preempted_ns=min(r.preempted_ns, r.runqueue_ns - runqueue_ns),  # of sites nobody knows how much was
-        histogram=(of_record - lanes).tobytes(),
-    )
-    rest = SiteTotals(
-        given_up.waits - waits,
-        given_up.total_ns - total_ns,
-        given_up.runqueue_ns - runqueue_ns,
-        given_up.max_ns,
-        log2.of_lanes((of_sites - lanes)[None])[0],
-    )
-    return left, rest
-
-
-def _shorten(table: OrderedDict[_Whose, _Shown] | OrderedDict[_Whose, SiteTotals]) -> None:
-    """Forget the oldest of too many."""
-    while len(table) > _MOST_LOST:
-        table.popitem(last=False)
-
-
-def _off_ns(record: ThreadRecord | None, at_ns: int) -> int:
-    """What a record has of off-CPU time by the end of the tick."""
-    if record is None:
-        return 0
-    return record.offcpu_ns + (max(0, at_ns - record.left_ns) if record.left_ns else 0)
 
 
 def _told(walked: Walked | None, left_ns: int) -> tuple[int, Bound, int, tuple[int, ...]] | None:

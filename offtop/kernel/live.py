@@ -32,7 +32,7 @@ from offtop.kernel.drain import Drain, Sites
 from offtop.kernel.ends import EndsWorker
 from offtop.kernel.files import Files
 from offtop.kernel.kallsyms import HiddenSymbols, KernelSymbols
-from offtop.kernel.ledger import Ledger, Ran
+from offtop.kernel.ledger import Ledger
 from offtop.kernel.libbpf import Map
 from offtop.kernel.mappings import Processes, closed_to_us
 from offtop.kernel.names import NameWorker
@@ -40,6 +40,7 @@ from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import AUTO, Unwind, attach
 from offtop.kernel.pythons import Pythons
 from offtop.kernel.stacks import Stacks
+from offtop.kernel.told import Ran
 from offtop.kernel.userstacks import UserStacks
 from offtop.kernel.wakes import Wakes
 from offtop.kernel.walker import Taught, Walker

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
-from offtop.kernel.ledger import Ended, Ledger, Ran, Walked
+from offtop.kernel.ledger import Ledger
+from offtop.kernel.told import Ended, Ran, Walked
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running

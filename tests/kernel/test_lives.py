@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from offtop.kernel import ledger
+from offtop.kernel import late
 from offtop.kernel.layout import ThreadRecord
-from offtop.kernel.ledger import Ended, Ledger, Ran, Walked
+from offtop.kernel.ledger import Ledger
+from offtop.kernel.told import Ended, Ran, Walked
 from offtop.model import histogram as log2
 from offtop.model.book import ThreadKey
 from offtop.model.window import between
@@ -442,12 +443,12 @@ def test_sites_that_are_left_out_take_nobody_else_s_time_with_them() -> None:
 
 
 def test_what_is_remembered_of_threads_that_were_lost_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "_MOST_LOST", 2)
+    monkeypatch.setattr(late, "_MOST_LOST", 2)
     ticks = Ticks()
     for born_ns in range(1, 6):
         ticks.tick([], ended(born_ns, [sleep(5_000, 9_000)], 0, 10_000))
     ticks.give_up()
-    assert len(ticks.ledger._given_up) == 2  # pyright: ignore[reportPrivateUsage]
+    assert len(ticks.ledger._late._given_up) == 2  # pyright: ignore[reportPrivateUsage]
     whole_ns = ticks.counted_ns()
     for born_ns in (4, 5):
         ticks.tick([did(born_ns, [sleep(5_000, 9_000)], 0, 10_000)])

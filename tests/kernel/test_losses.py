@@ -14,9 +14,9 @@ import pytest
 from offtop.kernel import program
 from offtop.kernel.drain import Drain
 from offtop.kernel.layout import ThreadRecord
-from offtop.kernel.ledger import Ended
 from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Sizes
+from offtop.kernel.told import Ended
 from offtop.model.book import ThreadKey
 from offtop.model.snapshot import EXITED, Filters, SiteTotals
 from offtop.model.stack import STACK_LOST
@@ -237,7 +237,7 @@ def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
         "sites": ledger.sites,
         "waiting": ledger.waiting,
         "sites of threads": ledger._sites_of,  # pyright: ignore[reportPrivateUsage]
-        "late": [site for site, _ in ledger._late],  # pyright: ignore[reportPrivateUsage]
+        "late": [*ledger._late.sites()],  # pyright: ignore[reportPrivateUsage]
         "sites by raw stacks": sites,
     }
     return {place: sum(key[0] == pid != key[1] for key in keys) for place, keys in kept.items()}

@@ -9,8 +9,9 @@ import pytest
 from offtop.kernel import layout, wakes
 from offtop.kernel.idtable import IdTable
 from offtop.kernel.layout import ObjectRecord, ThreadRecord
-from offtop.kernel.ledger import Ended, Ledger
+from offtop.kernel.ledger import Ledger
 from offtop.kernel.libbpf import Map
+from offtop.kernel.told import Ended
 from offtop.kernel.wakes import Wakes
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
