@@ -453,3 +453,12 @@ def test_what_is_remembered_of_threads_that_were_lost_is_bounded(monkeypatch: py
     for born_ns in (4, 5):
         ticks.tick([did(born_ns, [sleep(5_000, 9_000)], 0, 10_000)])
         assert ticks.counted_ns() == whole_ns
+
+
+def test_what_is_remembered_of_threads_that_had_an_id_before_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late, "_MOST_LOST", 2)
+    ticks = Ticks()
+    waits = {born_ns: sleep(ticks.now_ns + born_ns * TICK_NS - 4_000, 900_000) for born_ns in range(1, 6)}
+    for born_ns, wait in waits.items():
+        ticks.tick([did(born_ns, [wait], ticks.now_ns, ticks.now_ns + TICK_NS)])
+    assert len(ticks.ledger._late._shown) == 2  # pyright: ignore[reportPrivateUsage]
