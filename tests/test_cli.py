@@ -405,7 +405,7 @@ def test_another_user_is_told_of_their_own_processes_and_why() -> None:
     nobody = ("setpriv", "--reuid", "65534", "--clear-groups")
     if os.geteuid() or subprocess.run([*nobody, "test", "-r", __file__], check=False).returncode:
         pytest.skip("only root can be nobody, and only where nobody may read this checkout")
-    beside = 'sleep 3 >/dev/null 2>&1 & exec "$@"'
+    beside = 'sleep 1000 >/dev/null 2>&1 & "$@"; status=$?; kill $!; exit $status'
     before = [*nobody, "sh", "-c", beside, "sh"]
     ended = command.run("-b", "-i", "-n", "1", "-d", "0.5", before=before, env={"OFFTOP_CONFIG": ""})
     why = "your own processes alone are sampled without BPF (offtop needs root (or CAP_BPF"

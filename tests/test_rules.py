@@ -62,6 +62,13 @@ def test_the_person_s_come_first_then_the_machine_s_then_offtop_s(own: Path) -> 
     assert files.rules.rules[0].origin == f"{own}, rule 1 (line 1)"
 
 
+def replace(path: Path, text: str) -> None:
+    """At once: nobody finds it empty in between."""
+    beside = path.with_name("beside")
+    beside.write_text(text)
+    beside.replace(path)
+
+
 def test_a_file_that_changes_is_taken_again(watched: RuleFiles) -> None:
     (own, _), before = watched.files, watched.rules
     own.write_text(OWN.replace("mine", "yours"))
@@ -75,12 +82,12 @@ def test_a_file_that_changes_is_taken_again(watched: RuleFiles) -> None:
 def test_what_is_wrong_with_a_changed_file_is_said_and_its_rules_stay(watched: RuleFiles) -> None:
     own, _ = watched.files
     before = watched.rules
-    own.write_text("[[rule]]\nid = 7\n")
+    replace(own, "[[rule]]\nid = 7\n")
     wait_until(lambda: watched.error != "")
     assert watched.error.startswith(f"{own}, rule 1 (line 1): it has none of the conditions ")
     assert str(paths.rules()) in watched.error
     assert watched.rules is before
-    own.write_text(OWN)
+    replace(own, OWN)
     wait_until(lambda: not watched.error)
     assert ids(watched)[0] == "mine"
 

@@ -128,7 +128,6 @@ def give_up_privileges(name: str, most_file_bytes: int) -> None:
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24))  # those that another user than root may have
-    libc.prctl(_SET_NAME, name.encode())
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ctrl-Z is for offtop, which may be let go on alone
     settings = (
         (_SET_NO_NEW_PRIVILEGES, 1),
@@ -137,3 +136,4 @@ def give_up_privileges(name: str, most_file_bytes: int) -> None:
     )
     for setting, value in settings:
         libc.prctl(setting, *(ct.c_ulong(word) for word in (value, 0, 0, 0)))
+    libc.prctl(_SET_NAME, name.encode())  # from here on it can be told by

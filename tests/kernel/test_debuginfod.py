@@ -96,12 +96,15 @@ class Seen:
             (self.frame,) = Processes(self.files).frames(app.pid, [app.at["inside"]])
         self.nameless = f"app+0x{self.frame.offset:x}"
 
-    def named(self, debug_files: DebugFiles | None, seconds: float) -> str:
-        """What the frame is called, when it is called WHOLE or after so many seconds."""
+    def named(self, debug_files: DebugFiles | None, seconds: float, answering: threading.Event | None = None) -> str:
+        """What the frame is called, when it is called WHOLE or after so many seconds. `answering`: of a server that
+        is silent until the frame is called something."""
         worker = NameWorker(self.files, debug_files)
         try:
             assert worker.wait({self.frame}, 60)
             version = worker.version
+            if answering:
+                answering.set()
             deadline = time.monotonic() + seconds
             while worker.of(self.frame) != WHOLE and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -129,8 +132,9 @@ def fetched(directory: Path) -> list[Path]:
 
 def test_a_debug_file_that_a_server_has_names_what_had_no_name(seen: Seen, server: Server) -> None:
     server.files[seen.asked] = seen.debug
+    server.answering.clear()
     debug_files = DebugFiles([server.address])
-    assert seen.named(debug_files, 60) == WHOLE
+    assert seen.named(debug_files, 60, server.answering) == WHOLE
     assert server.asked == [seen.asked]
     assert debug_files.told == f"1 fetched, 0 failed, 0 not there; {server.address}"
     assert len(fetched(debug_files.directory)) == 1
@@ -172,8 +176,9 @@ def test_what_no_server_has_is_asked_for_once_and_stays_nameless(seen: Seen, ser
 
 def test_where_one_server_fails_the_next_is_asked(seen: Seen, server: Server) -> None:
     server.files[seen.asked] = seen.debug
+    server.answering.clear()
     debug_files = DebugFiles([NOBODY_LISTENS, "http://[", server.address])
-    assert seen.named(debug_files, 60) == WHOLE
+    assert seen.named(debug_files, 60, server.answering) == WHOLE
     debug_files.close()
 
 

@@ -99,7 +99,8 @@ def fill(recorder: Recorder, source: ScriptedSource, ticks: int) -> int:
         if recorder.failure:
             return second
         recorder.add(source.after(second))
-        time.sleep(0.001)
+        while recorder._queue and not recorder.failure:  # pyright: ignore[reportPrivateUsage]
+            time.sleep(0.001)
     return ticks
 
 

@@ -12,7 +12,7 @@ from offtop.model.pool import Pool
 from offtop.model.snapshot import Filters, Machine
 from offtop.model.view import LIST, View
 from tests.ui.scripted import FUTEX, ScriptedSource, Waits
-from tests.ui.shown import asynchronous, screen, shown
+from tests.ui.shown import asynchronous, screen, shown, until
 
 FARM = (
     *(
@@ -255,8 +255,7 @@ async def test_details_of_a_process_are_escaped_and_closed_by_any_of_their_keys(
     async with shown(farm(), size) as (app, pilot):
         await pilot.press("Y")
         await pilot.press("tab", "Y")
-        await pilot.pause(0.2)
-        assert any("/opt/shop" in line for line in screen(app))
+        await until(lambda: any("/opt/shop" in line for line in screen(app)))
         assert not any("\x1b" in line for line in screen(app))
         await pilot.press("escape")
         assert not any("/opt/shop" in line for line in screen(app))

@@ -9,7 +9,7 @@ from offtop.model.snapshot import Filters
 from offtop.model.view import CATEGORIES, LIST
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import MS, SHOP, TABLE, ScriptedSource
-from tests.ui.shown import asynchronous, screen, shown
+from tests.ui.shown import asynchronous, screen, shown, until
 
 ID = "1a2b3c4d5e6f" + 52 * "0"
 DOCKER, MYSQL = f"/docker/{ID}", "/system.slice/mysql.service"
@@ -70,7 +70,8 @@ async def test_the_list_follows_what_is_told_and_asks_for_all_processes() -> Non
         await pilot.press("C")
         assert told.asked[-1] >= {100, 200, 300}
         told.go_on(to=13)
-        await pilot.pause(0.2)
+        await until(lambda: app.picture is not None and app.picture.newest.number == 13)
+        await pilot.pause()
         assert [key for key, *_ in listed(app)] == [DOCKER, MYSQL]
 
 
@@ -116,7 +117,8 @@ async def test_a_pinned_cgroup_stays_on_top_and_f_has_the_kernel_count_it_alone(
         assert told.filters == Filters(cgroup=MYSQL)
         assert "pin mysql.service only" in screen(app)[4]
         told.go_on(to=13)
-        await pilot.pause(0.2)
+        await until(lambda: app.picture is not None and app.picture.newest.number == 13)
+        await pilot.pause()
         assert "only cgroup mysql.service" in screen(app)[1]
         await pilot.press("F", "p")
         assert (told.filters, app.view.pin) == (Filters(), None)

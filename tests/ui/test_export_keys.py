@@ -10,7 +10,7 @@ import pytest
 from offtop.model.view import View
 from offtop.source import Source
 from tests.ui.scripted import SHOP, ScriptedSource
-from tests.ui.shown import QUICK_NS, asynchronous, screen, shown
+from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 from tests.ui.test_keys import ToldRecorder
 
 
@@ -39,9 +39,10 @@ async def test_each_format_is_written_with_its_ending(downs: int, ending: str) -
     files = Written()
     async with shown(ScriptedSource(SHOP, ticks=5), files=files) as (app, pilot):
         await pilot.press("e", *(["down"] * downs), "enter")
+        await until(lambda: bool(files.files))
         ((name, content),) = files.files.items()
         assert name.startswith("offtop-db7-") and name.endswith(ending)
-        assert screen(app)[-2] == f"written to {name}"
+        await until(lambda: screen(app)[-2] == f"written to {name}")
         assert gzip.decompress(content) if isinstance(content, bytes) else content
 
 
@@ -58,6 +59,7 @@ async def test_folded_stacks_may_be_parted(downs: int, line: str) -> None:
     files = Written()
     async with shown(ScriptedSource(SHOP, ticks=5), files=files) as (_, pilot):
         await pilot.press("e", *(["down"] * downs), "enter")
+        await until(lambda: bool(files.files))
         ((name, content),) = files.files.items()
         assert name.endswith(".folded") and isinstance(content, str)
         assert f"{line} 2000000" in content.splitlines()
@@ -68,6 +70,7 @@ async def rows_of(*keys: str, view: View) -> list[dict[str, str]]:
     async with shown(ScriptedSource(SHOP, ticks=5), files=files, view=view) as (app, pilot):
         await pilot.press(*keys, "e", "end", "enter")
         assert app.picture
+        await until(lambda: bool(files.files))
         ((_, content),) = files.files.items()
         assert isinstance(content, str)
         return [*csv.DictReader(io.StringIO(content))]

@@ -121,6 +121,7 @@ async def test_two_of_one_moment_are_two_files(tmp_path: Path) -> None:
         for number in (1, 2):
             await pilot.press("s", "enter")
             await until(lambda number=number: len([*tmp_path.iterdir()]) == number and "saved" in screen(app)[-2])
+            await until(lambda: app._saving is not None and not app._saving.is_alive())  # pyright: ignore[reportPrivateUsage]
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == ["offtop-db7-20261121T020003-all-2.offtop", "offtop-db7-20261121T020003-all.offtop"]
 
