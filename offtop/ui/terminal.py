@@ -1,5 +1,6 @@
 """The terminal may go away at any moment: then nothing waits for it, and offtop ends."""
 
+import asyncio
 import contextlib
 import locale
 import os
@@ -15,6 +16,7 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.geometry import Size
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_LATER_S = 0.05
 """Signals that end offtop."""
 
 
@@ -71,14 +73,45 @@ class TerminalDriver(LinuxDriver):
         super().start_application_mode()
 
     def stop_application_mode(self) -> None:
-        self._is_left = True
-        super().stop_application_mode()
+        if not self._is_left:
+            try:
+                super().stop_application_mode()
+            finally:
+                self._is_left = True
+
+    def disable_input(self) -> None:
+        if not self._is_left:  # else there is none, and who asks the terminal from the background is stopped
+            super().disable_input()
+
+    def resume_application_mode(self) -> None:
+        """By SIGCONT. A signal that ends offtop and comes with it, as of a shell's `kill %1`, goes first."""
+        asyncio.get_running_loop().call_later(_LATER_S, self._come_back)
+
+    def _come_back(self) -> None:
+        if self._app._exit:  # pyright: ignore[reportPrivateUsage]
+            return
+        if self._is_in_background():
+            os.kill(os.getpid(), signal.SIGSTOP)  # who brings it to the foreground sends another SIGCONT
+            return
+        if not self._is_left:
+            # It was stopped from outside, or not at all. What it made of the terminal must not be taken for how that
+            # was before, nor may two threads read from it.
+            self.suspend_application_mode()
+            self._must_signal_resume = True  # have the app draw all of it
+        super().resume_application_mode()
+
+    def _is_in_background(self) -> bool:
+        try:
+            return os.tcgetpgrp(self.fileno) != os.getpgrp()
+        except OSError:  # no terminal that has jobs
+            return False
 
     def end(self) -> None:
         """Whatever ended the app: the terminal is as it was, and no thread of the driver keeps the process alive."""
-        if not self._is_left:
-            with contextlib.suppress(OSError):
-                self.stop_application_mode()
+        for number in (signal.SIGTSTP, signal.SIGCONT):
+            signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError):
+            self.stop_application_mode()
         self.exit_event.set()
         self.close()
 

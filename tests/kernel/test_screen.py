@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Generator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import command
@@ -182,3 +184,41 @@ def test_a_mutex_convoy_is_at_the_top_by_name_within_two_ticks_and_three_enters_
         assert shown.modes() == "0 0 1"
         assert not command.still_loaded(loaded)
         assert not [pid for pid in offtop if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_shell_stops_it_brings_it_back_and_ends_it_and_the_terminal_is_as_it_was(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    with tmux(100, 30, "PS1='$ ' exec bash --norc --noprofile -i", tmp_path) as shown:
+
+        def begin() -> int:
+            shown.press(f"clear; stty -g >>{told}; {command.OFFTOP} --unwind off", "Enter")
+            shown.until(clock)
+            return next(pid for pid in command.family(shown.shell) if pid != shown.shell)
+
+        def end_by(*keys: str) -> None:
+            shown.press(*keys)
+            shown.until(lambda _: not Path(f"/proc/{offtop}").exists())
+            shown.until(lambda _: not command.still_loaded(loaded))
+            assert shown.modes() == "0 0 1"
+            shown.press("", "Enter", f"stty -g >>{told}", "Enter")
+            shown.until(lambda _: told.read_text().endswith("\n") and told.read_text().count("\n") % 2 == 0)
+
+        offtop = begin()
+        loaded = command.programs_of(shown.shell)
+        os.kill(offtop, signal.SIGSTOP)  # the screen stays, and the shell writes into it
+        shown.until(lambda screen: any("Stopped" in line for line in screen))
+        shown.press("bg", "Enter")
+        shown.until(lambda screen: any("offtop --unwind off &" in line for line in screen))
+        programs.until(lambda: psutil.Process(offtop).status() == psutil.STATUS_STOPPED)
+        shown.press("fg", "Enter")
+        shown.until(lambda screen: clock(screen) and not any("Stopped" in line for line in screen))
+        end_by("q")
+
+        offtop = begin()
+        loaded = command.programs_of(shown.shell)
+        shown.press("C-z")
+        shown.until(lambda screen: any("Stopped" in line for line in screen))
+        assert shown.modes() == "0 0 1"
+        end_by("kill %1", "Enter")
+        shown.until(lambda screen: any("Exit 143" in line for line in screen))
+        assert len({*told.read_text().splitlines()}) == 1

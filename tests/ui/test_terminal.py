@@ -131,6 +131,40 @@ def test_sigtstp_by_itself_suspends_it_too() -> None:
         shown.assert_sane()
 
 
+def test_what_is_told_to_end_while_it_is_suspended_does_so_and_draws_nothing() -> None:
+    """As by a shell's `kill %1`."""
+    with terminal(show(), *LARGE) as shown:
+        opened(shown, NOTHING)
+        shown.press(b"\x1a")
+        shown.wait_until_stopped()
+        shown.read_rest()
+        shown.forget()
+        shown.process.send_signal(signal.SIGTERM)
+        shown.process.send_signal(signal.SIGCONT)
+        assert shown.status() == 143
+        shown.read_rest()
+        assert shown.seen == b""
+        shown.assert_sane()
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "told to go on, which it does"])
+def test_what_is_stopped_from_outside_comes_back_and_leaves_the_terminal_as_it_was(stopped: bool) -> None:
+    with terminal(show(), *LARGE) as shown:
+        opened(shown, NOTHING)
+        for _ in range(2):
+            if stopped:
+                shown.process.send_signal(signal.SIGSTOP)
+                shown.wait_until_stopped()
+            shown.read_rest()
+            shown.forget()
+            shown.process.send_signal(signal.SIGCONT)
+            shown.read_until(ALTERNATE_ON)
+            shown.read_until(b"CATEGORY")
+        shown.press(b"q")
+        assert shown.status() == 0
+        shown.assert_sane()
+
+
 def test_a_closed_terminal_ends_it_even_where_its_signal_is_ignored() -> None:
     def check(overlay: str) -> None:
         with terminal(show()) as shown:
