@@ -81,10 +81,10 @@ def second_tick(napping: programs.Program, before: Sequence[str], *line: str) ->
     return json.loads(ended.out), ended.err
 
 
-def naps_in(tick: Tick) -> Tick:
-    """The site of the naps, all 23 of which are counted."""
+def naps_in(tick: Tick, aside: int = 0) -> Tick:
+    """The site of the naps, all 23 of which are counted, and at most `aside` other waits."""
     found = max(tick["sites"], key=lambda site: site["waits"])
-    assert found["waits"] == 23
+    assert 23 <= found["waits"] <= 23 + aside
     assert 230 * MS <= found["total_ns"] <= tick["span_ns"]
     return found
 
@@ -157,7 +157,8 @@ def test_without_cap_syslog_waits_are_counted_and_categories_are_said_to_be_unkn
     tick, said = watched(napping, "bpf", "perfmon", "sys_ptrace")
     assert said.startswith("offtop: Missing CAP_SYSLOG (sudo offtop): the kernel hides its addresses. There are no ca")
     assert said.count("\n") == 1
-    site = naps_in(tick)
+    (thread,) = tick["threads"]
+    site = naps_in(tick, thread["involuntary"])  # all stacks of the kernel are one, those of who was put aside, too
     assert site["category"] == "other"
     assert site["kernel"] == [kallsyms.HIDDEN.name]
     assert "nap" in site["user"]
