@@ -79,13 +79,18 @@ class TerminalDriver(LinuxDriver):
             finally:
                 self._is_left = True
 
+    def write(self, data: str) -> None:
+        if not self._is_left:  # else nobody takes it, and too much of it would be waited for
+            super().write(data)
+
     def disable_input(self) -> None:
         if not self._is_left:  # else there is none, and who asks the terminal from the background is stopped
             super().disable_input()
 
     def resume_application_mode(self) -> None:
         """By SIGCONT. A signal that ends offtop and comes with it, as of a shell's `kill %1`, goes first."""
-        asyncio.get_running_loop().call_later(_LATER_S, self._come_back)
+        with contextlib.suppress(RuntimeError):  # the app has ended
+            asyncio.get_running_loop().call_later(_LATER_S, self._come_back)
 
     def _come_back(self) -> None:
         if self._app._exit:  # pyright: ignore[reportPrivateUsage]
