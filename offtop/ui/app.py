@@ -671,6 +671,7 @@ class OfftopApp(Mouse):
         """As the terminal would for ctrl-Z: all that runs in the foreground stops, make or sudo around it, too."""
         if self._driver is not None and self._driver.can_suspend:
             self._suspend_signal()
+            self._driver.suspend_application_mode()  # else the shell may have the terminal before it is left
             os.killpg(0, signal.SIGTSTP)
 
     def _passes_nothing(self, picture: Picture) -> bool:

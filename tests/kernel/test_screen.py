@@ -190,8 +190,8 @@ def test_a_shell_stops_it_brings_it_back_and_ends_it_and_the_terminal_is_as_it_w
     told = tmp_path / "told"
     with tmux(100, 30, "PS1='$ ' exec bash --norc --noprofile -i", tmp_path) as shown:
 
-        def begin() -> int:
-            shown.press(f"clear; stty -g >>{told}; {command.OFFTOP} --unwind off", "Enter")
+        def begin(line: str = f"{command.OFFTOP} --unwind off") -> int:
+            shown.press(f"clear; stty -g >>{told}; {line}", "Enter")
             shown.until(clock)
             return next(pid for pid in command.family(shown.shell) if pid != shown.shell)
 
@@ -212,6 +212,15 @@ def test_a_shell_stops_it_brings_it_back_and_ends_it_and_the_terminal_is_as_it_w
         programs.until(lambda: psutil.Process(offtop).status() == psutil.STATUS_STOPPED)
         shown.press("fg", "Enter")
         shown.until(lambda screen: clock(screen) and not any("Stopped" in line for line in screen))
+        end_by("q")
+
+        offtop = begin(f"sh -c '{command.OFFTOP} --unwind off; true'")  # which stops before offtop does
+        loaded = command.programs_of(shown.shell)
+        shown.press("C-z")
+        shown.until(lambda screen: any("Stopped" in line for line in screen))
+        assert shown.modes() == "0 0 1"
+        shown.press("fg", "Enter")
+        shown.until(lambda screen: clock(screen) and shown.modes()[0] == "1")
         end_by("q")
 
         offtop = begin()
