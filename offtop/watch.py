@@ -486,12 +486,18 @@ def _say_that_it_is_text(why: str | None) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Generator[None]:
-    """SIGTERM and SIGHUP end offtop as ctrl-C does: everything is closed on the way out."""
+    """Have SIGTERM and SIGHUP end offtop as ctrl-C does, so that everything is closed on the way out.
+
+    A SIGHUP that is ignored, as under nohup, stays ignored.
+    """
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ending = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        ending.append(signal.SIGHUP)
+    before = {number: signal.signal(number, end) for number in ending}
     try:
         yield
     finally:

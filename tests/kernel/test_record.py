@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from offtop.person import Person
-from tests.command import OFFTOP, run
+from tests.command import OFFTOP, QUICK, run
 from tests.kernel import programs
+from tests.ui.terminal import terminal
 
 pytestmark = pytest.mark.kernel
 
@@ -105,6 +106,20 @@ def test_record_writes_until_its_time_is_over_or_ctrl_c(tmp_path: Path, waits: i
         page = run("report", str(tmp_path / name), "-w", "120")
         assert (page.status, page.err) == (0, "")
         assert said in page.out
+
+
+def test_under_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:
+    # The shell makes the terminal its own, so that the kernel sends it SIGHUP when the other end is closed.
+    on_own_terminal = ["sh", "-c", 'exec 0<>"$(tty)" && cd "$1" && shift && exec "$@"', "sh", str(tmp_path)]
+    record = ["nohup", str(OFFTOP), "record", "-o", "it", "-d", "0.2", "-n", "10", *QUICK]
+    said = tmp_path / "nohup.out"
+    with terminal([*on_own_terminal, *record]) as shown:
+        programs.until(lambda: said.exists() and "ctrl-C ends it" in said.read_text())
+        shown.hang_up()
+        assert shown.status() == 0, said.read_text()
+    assert "offtop: recorded 10 ticks" in said.read_text()
+    played = run("replay", str(tmp_path / "it"), "--json")
+    assert (played.status, played.err, len(played.out.splitlines())) == (0, "", 10)
 
 
 def test_names_of_functions_are_in_the_file(tmp_path: Path, waits: int) -> None:
