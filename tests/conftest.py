@@ -6,10 +6,12 @@ is skipped is a failure. Only what the kernel itself was built without (`lacks`)
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import pytest
@@ -94,6 +96,22 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if _laws_broken and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
         session.exitstatus = LAW_BROKEN
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_reach_children() -> None:
+    """Have SIGINT and SIGHUP end what the tests start, also where pytest has inherited them as ignored.
+
+    That is so under nohup and in the background of a script. pytest itself goes on ignoring them: unlike SIG_IGN,
+    a handler is reset to the default in a child that calls exec.
+    """
+
+    def do_nothing(_number: int, _frame: FrameType | None) -> None:
+        pass
+
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, do_nothing)
 
 
 @pytest.fixture
