@@ -13,7 +13,7 @@ as_root := $(if $(filter 0,$(shell id -u)),,sudo)
 # Make's own variables in the environment would reach the programs that the tests start.
 unexport MAKEFLAGS MFLAGS MAKELEVEL
 
-.PHONY: help setup setup-test setup-bench run test bench incidents consumers kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-test setup-bench run test bench flaky incidents consumers kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -50,6 +50,11 @@ test: setup-test ## all checks: format, lint, types, walls, tests
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
 	    tests/kernel/run.sh $(bin)/pytest -m kernel $(ARGS); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
+
+# Half of a day holds all of them; whatever is left of it then is not run, and the run fails.
+flaky: setup-test ## each kernel test 20 times, of which none may fail; ARGS='tests/kernel/test_caught.py' chooses
+	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m kernel --count 20 -n 2 --dist loadfile \
+	    --session-timeout 43200 $(ARGS)
 
 bench: setup-bench ## what offtop costs, side by side with its peers
 	@$(as_root) $(bin)/python -m bench $(ARGS)

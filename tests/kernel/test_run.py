@@ -1,4 +1,4 @@
-"""How the kernel tests are run: what fails beside others is run alone, and only that; a broken law is never excused."""
+"""How run.sh runs the kernel tests: what fails in company is run alone and called flaky; a broken law is final."""
 
 import os
 import subprocess
@@ -32,6 +32,19 @@ def test_what_passes_is_run_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("alone", [0, 1])
 def test_what_fails_is_run_again_and_that_holds(tmp_path: Path, alone: int) -> None:
     assert ends(tmp_path, 1, alone) == (alone, 2)
+
+
+def test_the_flaky_tests_are_listed_just_above_the_closing_line(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import os\ndef test_steady(): pass\ndef test_flaky(): assert 'PYTEST_XDIST_WORKER' not in os.environ\n"
+    )
+    ended = subprocess.run(
+        [RUN, sys.executable, "-m", "pytest", "-p", "xdist"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stdout
+    *_, flaky, closing = ended.stdout.splitlines()
+    assert flaky == "PASSED test_it.py::test_flaky"
+    assert "1 passed" in closing and "failed" not in closing
 
 
 @pytest.mark.parametrize("status", [2, 3, 4, 5, LAW_BROKEN])
