@@ -22,6 +22,7 @@ from offtop.model.snapshot import Filters
 from offtop.model.stack import NO_STACK, Frame
 from tests.command import QUICK, run
 from tests.kernel import programs, waits, watch
+from tests.kernel.test_doors import most_unseen
 
 pytestmark = pytest.mark.kernel
 
@@ -77,7 +78,8 @@ def test_each_wait_over_its_mark_comes_once_and_whole(door: str) -> None:
         book = window.book
         asleep = [one for one in caught_of(live, child.tid) if book.stack(one.site.kernel).category == "sleep"]
         caught = sorted(asleep, key=lambda one: one.began_ns)
-        assert len(caught) == 23
+        unseen = most_unseen(door, 23)
+        assert 23 - unseen <= len(caught) <= 23
         users = {one.site.user for one in caught}
         live.source.wait_for_names({frame for user in users for frame in book.stack(user).frames}, 30)
         for user in users:  # the first of them may have been walked by frame pointers
@@ -90,6 +92,7 @@ def test_each_wait_over_its_mark_comes_once_and_whole(door: str) -> None:
             assert one.cpu in os.sched_getaffinity(0)
         assert all(a.ended_ns < b.began_ns for a, b in pairwise(caught))
         sites = watch.sites_of(window, child.tid)
+        assert sum(sites[site].waits for site in {one.site for one in caught}) == len(caught)
         those_ns = sum(sites[site].total_ns for site in {one.site for one in caught})
         assert those_ns == sum(one.ended_ns - one.began_ns for one in caught)
 
