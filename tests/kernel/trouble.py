@@ -12,15 +12,13 @@ from types import MappingProxyType
 
 from tests import command
 from tests.kernel import programs
-from tests.kernel.test_batch_live import Run, Tick, Traces, check_laws, started, wait_for
+from tests.kernel.test_batch_live import Run, Tick, Traces, check_laws, read, started, wait_for
 from tests.ui.terminal import Terminal, terminal
 
 MS = 1_000_000
 FAULT = re.compile(r"Traceback|A fault of offtop|Exception ignored|Fatal Python error|RuntimeWarning")
 """What nobody is to see, whatever happens."""
 _GONE_S = 15.0
-_INTERRUPT = 1 << 1
-"""In the signal masks of /proc/PID/status: SIGINT."""
 
 
 def check_said(text: str) -> None:
@@ -43,22 +41,11 @@ def shown(
 
 
 def wait_until_python_is_offtop(pid: int) -> None:
-    """Python answers ctrl-C with a traceback of its own while it starts; offtop's first deed is to end that."""
-    was_python, deadline = False, time.monotonic() + 60
-    ours = Path("/proc/self/cmdline").read_bytes()
-    while True:
-        assert time.monotonic() < deadline, "offtop has not begun"
-        is_child = Path(f"/proc/{pid}/cmdline").read_bytes() != ours  # until then it is Python's, too: ours
-        is_caught = _catches_ctrl_c(pid)
-        if was_python and not is_caught:
-            return
-        was_python = was_python or (is_child and is_caught)
-        time.sleep(0.0005)
+    """Return when a ctrl-C is offtop's to answer: until then Python answers it with a traceback.
 
-
-def _catches_ctrl_c(pid: int) -> bool:
-    found = re.search(r"^SigCgt:\t(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) & _INTERRUPT)
+    offtop's main takes that over first, and then loads ctypes.
+    """
+    wait_for(lambda: b"/_ctypes." in read(f"/proc/{pid}/maps"))
 
 
 class Left:
