@@ -62,6 +62,7 @@ def lacks(feature: str) -> NoReturn:
     pytest.skip(_LACKS + feature)
 
 
+@pytest.hookimpl(trylast=True)  # after -m has chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not any(item.get_closest_marker("kernel") for item in items):
         return
