@@ -1,1 +1,1 @@
-"""What people take away: one file for each format, each a pure function of what was measured."""
+"""Export formats, one file each; each is a pure function of what was measured."""

@@ -1,7 +1,7 @@
-"""A flame graph as one SVG file that needs nothing else: click zooms, Ctrl-F or the field searches, Esc goes back.
+"""A flame graph as one self-contained SVG: click to zoom, Ctrl-F or the field to search, Esc to go back.
 
-The width of a box is the time waited there; its height says nothing. Below stands who waited, above where, up to the
-kernel's leaf and, with wakers, on to who ended it. Against a baseline red grew and blue shrank.
+The width of a box is time waited. The process and thread are at the bottom, then the program's functions, then the
+kernel's, and in waking modes the waker on top. Compared with a baseline, red boxes grew and blue ones shrank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,20 @@ from offtop.model.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.units import duration, threads
 
 _WIDTH, _LINE, _TOP, _MARGIN = 1200, 16, 56, 10
-"""Of the picture and of a box's height, in px; above the boxes; beside them."""
+"""Width of the picture, height of a box, space above the boxes and beside them, in px."""
 _LEAST = 0.1
-"""Boxes narrower than so many px are left out, and counted."""
+"""Boxes narrower than this, in px, are left out and counted."""
 _LETTER = 7
-"""How wide one is, in px."""
+"""Width of a letter, in px."""
 _PALETTES = {
     OFFCPU: ("#8fc1ea", "#4f8fcd"),
     WAKEUP: ("#8fdcdc", "#3fa9a9"),
     OFFWAKE: ("#a9c8ef", "#5b86c9"),
     CHAIN: ("#b9bff0", "#6f74cf"),
 }
-"""Of a mode: the program's functions, and the kernel's; those of who woke are as of wakeups in each."""
+"""Colours by mode: user functions, kernel functions. Wakers' functions have those of wakeup mode."""
 _WAKER, _TURN, _NAME = "#f0b47c", "#c9c9c9", "#dfe6ee"
-"""Who woke; what stands between stacks; processes and threads."""
+"""Colours of the waker's name, of separators between stacks, of processes and threads."""
 _TITLES = {OFFCPU: "off-CPU time", WAKEUP: "wakeups", OFFWAKE: "off-CPU time and wakers", CHAIN: "chains of wakers"}
 
 
@@ -46,15 +46,18 @@ class _Box(NamedTuple):
     node: _Node
     depth: int
     x: float
-    """In px from the left edge of the boxes."""
+    """px from the left edge of the boxes."""
     width: float
     woke: bool = False
-    """It is of who woke."""
+    """Whether it belongs to the waker's stack."""
 
 
 def svg(profile: Profile, title: str = "", baseline: Profile | None = None) -> str:
-    """`baseline`: what colours compare with, by time a second. A stack that only it has has no width; the line below
-    the title says how much that is."""
+    """Draw a flame graph.
+
+    `baseline`: colours show the difference from it, in time per second. Stacks of the baseline alone have no width;
+    the line below the title says how much time they are.
+    """
     root = _tree(profile.samples, baseline.samples if baseline else ())
     scale = profile.span_ns / baseline.span_ns if baseline and baseline.span_ns else 1.0
     boxes, narrow = _boxes(root)
@@ -99,10 +102,10 @@ def _tree(samples: Sequence[Sample], before: Sequence[Sample]) -> _Node:
 
 
 def _boxes(root: _Node) -> tuple[list[_Box], int]:
-    """Those that are wide enough, and how many are not."""
+    """Return the boxes that are wide enough, and the number of the others."""
     room = _WIDTH - 2 * _MARGIN
     boxes, narrow = [_Box(root, 0, 0.0, room)] if root.ns else [], 0
-    for box in boxes:  # which grows meanwhile
+    for box in boxes:  # the loop appends to boxes
         x = box.x
         for node in sorted(box.node.children.values(), key=lambda one: one.step):
             width = room * node.ns / root.ns
@@ -170,7 +173,7 @@ def _colour(box: _Box, mode: str) -> str:
 
 
 def _difference(share: float) -> str:
-    """Red where more is waited than before, blue where less; all of the colour at a tenth of the whole."""
+    """Return red for more time than before, blue for less; saturated from a tenth of the total on."""
     pale = round(255 * (1 - min(1.0, abs(share) * 10)))
     return f"#ff{pale:02x}{pale:02x}" if share > 0 else f"#{pale:02x}{pale:02x}ff"
 

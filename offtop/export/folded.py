@@ -1,10 +1,9 @@
-"""Folded stacks, as bcc's tools print them with -f and flamegraph.pl reads them: a line for each stack, the outermost
-function first, then its time in us.
+"""Folded stacks, as bcc's tools print with -f and flamegraph.pl reads: one line per stack, outermost function first,
+then its time in us.
 
-Of off-CPU time it is `comm;functions us`, as of offcputime; with wakers `target;functions;--;the waker's functions the
-other way round;waker us`, as of offwaketime, and of chains the same again for each waker before; of wakeups
-`waker;functions;target us`, as of wakeuptime. Asked for, `-` stands where a stack goes from the program to the kernel
-or back, as with -d of those tools, and in front the category, and the thread's own `comm-tid`.
+By mode: off-CPU `comm;functions us`, as offcputime; off-wake `target;functions;--;waker functions leaf first;waker us`,
+as offwaketime; chain the same, repeated for each further waker; wakeup `waker;functions;target us`, as wakeuptime.
+Options add `-` between user and kernel functions, as those tools' -d, and the category and `comm-tid` in front.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,33 +23,33 @@ from offtop.model.table import distinct_rows, thread_codes
 from offtop.model.wake import OFFCPU, WAKEUP
 
 PER = ("thread", "category")
-"""What lines may be parted by, besides the names of threads."""
+"""What lines may be split by, besides the thread name."""
 _DELIMITER = Step("-", False)
 _LOW = (1 << 32) - 1
 
 
 class Style(NamedTuple):
-    """How a line is written."""
+    """Format of a line."""
 
     delimiter: bool = False
-    """With `-` between the program's functions and the kernel's."""
+    """Put `-` between user and kernel functions."""
     per: frozenset[str] = frozenset()
-    """Of PER."""
+    """Elements of PER."""
 
     def line(self, mode: str, category: str, comm: str, tid: int, path: Path) -> str:
-        """`comm` and `tid` of who waited."""
+        """`comm` and `tid` are those of the waiting thread."""
         front = [Step(category, False)] if "category" in self.per else []
         if "thread" in self.per:
             front.append(Step(f"{comm}-{tid}", False))
         elif mode != WAKEUP:
             front.append(Step(comm, False))
-        return one_line((*front, *(_parted(path) if self.delimiter else path)))
+        return one_line((*front, *(_with_delimiters(path) if self.delimiter else path)))
 
 
 AS_BCC = Style()
 
 
-def _parted(path: Path) -> Iterator[Step]:
+def _with_delimiters(path: Path) -> Iterator[Step]:
     before: Step | None = None
     for step in path:
         if (
@@ -64,18 +63,18 @@ def _parted(path: Path) -> Iterator[Step]:
 
 
 def folded(shares: Shares, book: Book, names: Names, mode: str, style: Style = AS_BCC) -> dict[str, int]:
-    """Stack → ns. Waits without a stack are left out; in modes with wakers the run queue is, too."""
+    """Return line -> ns. Leaves out waits without a stack, and in waking modes run-queue time."""
     placed = (shares.ids[:, 2] != stack.SHORT) & (shares.ids[:, 2] != stack.FILTERED)
     if mode != OFFCPU:
         placed &= np.array([leaf.category != RUN_QUEUE for leaf in shares.leaves], np.bool_)[shares.leaf]
     some = shares.of(placed)
     distinct, which = distinct_rows(steps.places(some.ids, mode))
-    threads, whose = np.unique(thread_codes(some.ids), return_inverse=True)
+    threads, thread_index = np.unique(thread_codes(some.ids), return_inverse=True)
     path_of = steps.steps_of(book, names, Shape(mode=mode))
     comms = [thread_name(ThreadKey(code >> 32, code & _LOW), book) for code in threads.tolist()]
     sums: dict[str, int] = {}
     leaf = some.leaf if "category" in style.per else np.zeros_like(which)
-    rows, codes = np.unique(np.stack((which, whose, leaf), axis=1), axis=0, return_inverse=True)
+    rows, codes = np.unique(np.stack((which, thread_index, leaf), axis=1), axis=0, return_inverse=True)
     for code, (_, total_ns, _, _) in some.by(codes.reshape(-1)):
         row: list[int] = rows[code].tolist()
         place, thread, of = row
@@ -87,21 +86,23 @@ def folded(shares: Shares, book: Book, names: Names, mode: str, style: Style = A
 
 
 def lines(sums: Mapping[str, int]) -> Iterable[str]:
-    """Most time first; what does not come to a us is left out."""
+    """Yield the lines, most time first, without those below 1 us."""
     for line, ns in sorted(sums.items(), key=lambda item: (-item[1], item[0])):
         if ns >= 1000:
             yield f"{line} {ns // 1000}"
 
 
 def one_line(path: Iterable[Step]) -> str:
-    """A path that begins at its root, without what would part it wrongly."""
+    """Join a path, outermost first; `;` and newlines in names are replaced."""
     names = ("--" if step in steps.TURNS else steps.woken_name(step) or step.name for step in path)
     return ";".join(printable(name).replace(";", ":").replace("\n", " ") for name in names)
 
 
 def text(profile: Profile, baseline: Profile | None = None, style: Style = AS_BCC) -> str:
-    """The lines of a profile; against a baseline `stack before now`, as difffolded.pl of FlameGraph prints them, with
-    what was before scaled to the same length of time."""
+    """Write the lines of a profile.
+
+    With a baseline: `stack before now`, as FlameGraph's difffolded.pl prints, with `before` scaled to the same length.
+    """
     now = _sums(profile, style)
     if baseline is None:
         return "".join(f"{line}\n" for line in lines(now))

@@ -1,7 +1,7 @@
-"""What ui.perfetto.dev opens: single waits on the time line, a track for each thread, an arrow from who woke it.
+"""The ui.perfetto.dev format: single waits on a timeline, one track per thread, an arrow from the waker.
 
-Source of the form: https://github.com/google/perfetto/tree/main/protos/perfetto/trace (trace_packet.proto,
-track_event/track_event.proto and what they name).
+Source: https://github.com/google/perfetto/tree/main/protos/perfetto/trace (trace_packet.proto,
+track_event/track_event.proto and what they import).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,25 +16,25 @@ from offtop.model.wake import THREAD
 
 _PACKET = 1
 _CLOCKS, _TIMESTAMP, _SEQUENCE, _EVENT, _CLOCK, _TRACK = 6, 8, 10, 11, 58, 60
-"""Fields of TracePacket."""
+"""Field numbers of TracePacket."""
 _REALTIME, _MONOTONIC = 1, 3
 _BEGIN, _END, _INSTANT = 1, 2, 3
 _ARGUMENT, _TYPE, _ON, _CATEGORY, _NAME, _FLOW, _FLOW_ENDS = 4, 9, 11, 22, 23, 47, 48
-"""Fields of TrackEvent."""
+"""Field numbers of TrackEvent."""
 _NUMBER, _TEXT, _CALLED, _ONE_OF = 3, 6, 10, 12
-"""Fields of DebugAnnotation."""
+"""Field numbers of DebugAnnotation."""
 _OURS = 1
-"""The only sequence of packets."""
+"""Id of the only packet sequence."""
 
 
 class Who(NamedTuple):
-    """A thread. Names are raw."""
+    """A thread. Names are untrusted and unescaped."""
 
     pid: int
     tid: int
     comm: str
     process: str = ""
-    """Empty: not known."""
+    """Empty if unknown."""
 
 
 class CaughtWait(NamedTuple):
@@ -43,18 +43,18 @@ class CaughtWait(NamedTuple):
     start_ns: int
     """CLOCK_MONOTONIC."""
     end_ns: int = 0
-    """When the thread was back; 0: it waits on."""
+    """When the thread was switched in; 0: still in progress."""
     runqueue_ns: int = 0
-    """At its end."""
+    """Run-queue time, at the end of the wait."""
     kernel: Sequence[str] = ()
     """Functions, leaf first."""
     user: Sequence[str] = ()
     waker: Who | None = None
-    """None: no thread, or not known."""
+    """None if not a thread, or unknown."""
 
 
 def waits_of(outliers: Iterable[Outlier], names: Names) -> Iterator[CaughtWait]:
-    """Those that are waits, each once."""
+    """Return the outliers that are single waits."""
     for one in outliers:
         if one.wait is None:
             continue
@@ -74,7 +74,10 @@ def waits_of(outliers: Iterable[Outlier], names: Names) -> Iterator[CaughtWait]:
 
 
 def packed(waits: Iterable[CaughtWait], at_ns: int, taken_ns: int) -> bytes:
-    """`at_ns` and `taken_ns`: one moment by CLOCK_MONOTONIC and by CLOCK_REALTIME, so that times of day are shown."""
+    """Encode a trace.
+
+    `at_ns` and `taken_ns`: one moment on CLOCK_MONOTONIC and on CLOCK_REALTIME, so that the time of day is shown.
+    """
     some = sorted(waits, key=lambda one: (one.start_ns, one.who))
     threads = {who.tid: who for one in some for who in (one.waker, one.who) if who}
     clocks = [message(1, number(1, clock), number(2, ns)) for clock, ns in ((_MONOTONIC, at_ns), (_REALTIME, taken_ns))]
@@ -102,7 +105,7 @@ def _track(pid: int, tid: int = 0) -> int:
 
 
 def _wait(one: CaughtWait, flow: int) -> Iterator[bytes]:
-    """A slice, in it what of it was run queue, and behind it where the arrow ends."""
+    """Encode a slice, its run-queue part as a nested slice, and the end of the waker's arrow."""
     runs_ns = one.end_ns - one.runqueue_ns
     waker = f"{one.waker.comm}({one.waker.tid})" if one.waker else ""
     told = (("process", one.who.process), ("woken by", waker))

@@ -1,6 +1,6 @@
-"""What `go tool pprof`, Pyroscope, Parca and Perfetto open: a gzipped Profile message.
+"""The pprof format, for `go tool pprof`, Pyroscope, Parca and Perfetto: a gzipped Profile message.
 
-Source of the form: https://github.com/google/pprof/blob/main/proto/profile.proto.
+Source: https://github.com/google/pprof/blob/main/proto/profile.proto.
 """
 
 import gzip
@@ -11,13 +11,14 @@ from offtop.model.printable import printable
 
 _SAMPLE_TYPE, _SAMPLE, _LOCATION, _FUNCTION, _STRING = 1, 2, 4, 5, 6
 _TIME, _DURATION, _PERIOD_TYPE, _PERIOD, _COMMENT, _DEFAULT = 9, 10, 11, 12, 13, 14
-"""Fields of Profile."""
+"""Field numbers of Profile."""
 
 
 def packed(profile: Profile) -> bytes:
-    """Two values a sample: how often somebody waited (contentions, as Go's own profiles have it), and for how long in
-    ns. Labels: comm, thread, category; pid and tid as numbers. Comments (`go tool pprof -comments`): why not all of it
-    is sure."""
+    """Encode a profile. A sample has two values: number of waits (named contentions, as in Go's profiles) and ns.
+
+    Labels: comm, thread and category; pid and tid as numbers. Comments (`go tool pprof -comments`) say what was lost.
+    """
     strings: dict[str, int] = {"": 0}
     functions: dict[str, int] = {}
 

@@ -1,6 +1,6 @@
-"""A Profile is what all formats to take away are made of: each stack of each thread, with its time.
+"""A Profile holds each stack of each thread with its time; all export formats are made from one.
 
-Frames stand outermost first, without the scheduler's own, so that no reader says that all of it is `__schedule`.
+Frames are outermost first and leave out the scheduler's own; otherwise every leaf would be `__schedule`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,23 +21,23 @@ from offtop.model.wake import OFFCPU
 from offtop.model.window import Window
 
 BELOW = Step("(waits below the minimum)", False)
-"""Stands for the stack of those that have none."""
+"""Stands for the stack of short waits, which have none."""
 _LOW = (1 << 32) - 1
 
 
 class Sample(NamedTuple):
-    """What one thread waited at one place, of one category. Names are raw."""
+    """The waits of one thread at one stack in one category. Names are untrusted and unescaped."""
 
     category: str
     pid: int
-    """0: of threads that are no more."""
+    """0: threads that have exited."""
     process: str
     tid: int
     thread: str
     path: Path
-    """The outermost function first; what is no function stands in brackets."""
+    """Outermost function first; entries that are not functions are in brackets."""
     waits: int
-    """That ended, from the minimum up."""
+    """Number of finished waits of at least the minimum."""
     total_ns: int
     max_ns: int
 
@@ -48,18 +48,18 @@ class Sample(NamedTuple):
 
 class Profile(NamedTuple):
     samples: Sequence[Sample]
-    """Most time first."""
+    """Sorted by time, largest first."""
     mode: str
     """One of wake.MODES."""
     began_ns: int
-    """The machine's clock, in ns since 1970."""
+    """CLOCK_REALTIME."""
     span_ns: int
-    """Measured."""
+    """Measured length (CLOCK_MONOTONIC)."""
     host: str
     lost: Mapping[str, int]
-    """By kind."""
+    """Losses by kind."""
     sampling: Sampling | None = None
-    """None: every wait was seen."""
+    """None: not sampled; every wait was counted."""
 
     @property
     def total_ns(self) -> int:
@@ -67,17 +67,19 @@ class Profile(NamedTuple):
 
     @property
     def doubts(self) -> list[str]:
-        """Why not all of it is sure; none where every wait was seen, and nothing lost."""
+        """Reasons why the numbers are not exact; empty if nothing was sampled or lost."""
         told = [f"{kind} {many:,}" for kind, many in self.lost.items() if many]
-        lost = f"lost while it was measured: {', '.join(told)}" if told else ""
+        lost = f"lost: {', '.join(told)}" if told else ""
         return [*filter(None, (sampled(self.sampling, self.span_ns), lost))]
 
 
 def profile_of(
     window: Window, shares: Shares, names: Names, host: str, mode: str = OFFCPU, idle: bool = False
 ) -> Profile:
-    """`shares`: what of the window is in it; `idle`: with what of that looks idle. With wakers, the run queue is left
-    out."""
+    """Build the profile of `shares`, a part of `window`.
+
+    `idle`: include idle waits. In waking modes run-queue time is left out.
+    """
     book = window.book
     some = shares.in_scope(Scope(ALL, idle=idle, blocked=mode != OFFCPU))
     path_of = steps.steps_of(book, names, Shape(mode=mode))

@@ -1,6 +1,4 @@
-"""The few kinds of fields of protobuf messages that are written here, by hand: a library would be ten times the size of
-what it writes.
-"""
+"""Encodes the few protobuf field types that exports use; a library would be ten times as large."""
 
 from collections.abc import Iterable
 
@@ -9,7 +7,7 @@ _VARINT, _FIXED, _BYTES = 0, 1, 2
 
 
 def varint(number: int) -> bytes:
-    """Of a number from 0 up."""
+    """Encode a non-negative number."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -23,7 +21,7 @@ def number(field: int, value: int) -> bytes:
 
 
 def fixed(field: int, value: int) -> bytes:
-    """In 64 bits, whatever it is."""
+    """Encode a fixed64 field."""
     return varint(field << 3 | _FIXED) + value.to_bytes(8, "little")
 
 
@@ -37,5 +35,5 @@ def text(field: int, value: str) -> bytes:
 
 
 def numbers(field: int, values: Iterable[int]) -> bytes:
-    """All in one."""
+    """Encode a packed repeated field."""
     return message(field, *map(varint, values))

@@ -1,7 +1,6 @@
-"""What speedscope.app opens: all stacks as one profile under their processes, and each process as one of its own. Why
-not all of it is sure stands behind its name.
+"""The speedscope.app format: one profile of all processes, then one per process.
 
-Source of the form: https://www.speedscope.app/file-format-schema.json, which the npm package brings along.
+The profile's name says what was lost or sampled. Source: https://www.speedscope.app/file-format-schema.json.
 """
 
 import json
@@ -14,7 +13,7 @@ from offtop.model.printable import printable
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _MOST_PROCESSES = 200
-"""With a profile of their own: those with most time."""
+"""Most processes that get their own profile: those with most time."""
 
 
 def text(profile: Profile, title: str) -> str:

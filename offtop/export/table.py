@@ -1,4 +1,4 @@
-"""A row for each stack of each thread, as CSV: for spreadsheets and databases."""
+"""CSV, one row per stack of each thread, for spreadsheets and databases."""
 
 import csv
 import io
@@ -11,8 +11,10 @@ HEAD = ("category", "process", "pid", "thread", "tid", "waits", "total_ns", "max
 
 
 def text(profile: Profile) -> str:
-    """RFC 4180. `stack`: the functions, outermost first, with `;` between. A text that a spreadsheet would take for a
-    formula stands behind an apostrophe."""
+    """Write RFC 4180 CSV. `stack` lists the functions, outermost first, separated by `;`.
+
+    Text that a spreadsheet would take for a formula is prefixed with an apostrophe (CWE-1236).
+    """
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(HEAD)
@@ -23,6 +25,5 @@ def text(profile: Profile) -> str:
 
 
 def _plain(name: str) -> str:
-    """Spreadsheets take what begins so for a formula, and names come from strangers (CWE-1236)."""
     shown = printable(name)
     return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") else shown

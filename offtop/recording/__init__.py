@@ -1,4 +1,4 @@
-"""A recording is a file with all that a source told: written tick by tick, and replayed as a source itself.
+"""A recording is a file that holds everything a source reported, tick by tick; it is replayed as a source.
 
-`form` says what is in the file, `writer` makes it, `reader` reads it whoever made it, `replay` plays it.
+`form` defines the file format, `writer` writes it, `reader` reads it (as untrusted input), `replay` plays it.
 """

@@ -1,7 +1,7 @@
-"""Outliers as a recording has them: a row each, in the tick in which it was told.
+"""Encodes and decodes the outliers of a recording: one row each, in the tick that reported it.
 
-A wait that was caught while it went on has another row where it ended. Its stacks are among those of the tick; what
-else it names it brings along.
+A wait that was reported while still in progress has a second row in the tick in which it ended. Its stacks are stored
+with that tick; all other names are stored in the row.
 """
 
 import json
@@ -19,7 +19,7 @@ _LEVEL = 4
 _MOST_TEXT = 300
 _MOST_BYTES = 64 << 10
 _OUTLIER, _WAIT = 12, 11
-"""Values of each."""
+"""Number of values in each."""
 
 
 def encode(one: Outlier) -> bytes:
@@ -37,14 +37,14 @@ def encode(one: Outlier) -> bytes:
 
 
 def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
-    """`stack_of`: the stack that has that number in the file. Raises ValueError for what is no outlier."""
+    """`stack_of` returns a stack by its number in the file. Raises ValueError if `blob` is not an outlier."""
     words = checked.words(checked.decompressed(blob, _MOST_BYTES))
     at_ns, taken_ns, *texts, value, mark, usual_ns, after, was_told, more = checked.array(
         words.get("outlier"), _OUTLIER
     )
     rule, metric, category, program = map(_text, texts)
     if metric not in METRICS:
-        raise ValueError("an outlier of no metric that there is")
+        raise ValueError("an outlier has an unknown metric")
     book = Book(
         comms={ThreadKey(*map(checked.identity, key)): _text(comm) for *key, comm in _some(words, "comms", 3)},
         processes={checked.identity(pid): _text(name) for pid, name in _some(words, "processes", 2)},
@@ -79,9 +79,9 @@ def _wait(values: list[object], program: str) -> Caught:
     site = SiteKey(checked.identity(pid), checked.identity(tid), *stacks, checked.identity(wake))
     times = checked.time(began_ns), checked.time(ended_ns), checked.time(runqueue_ns)
     if times[1] and times[1] < times[0]:
-        raise ValueError("a wait that ended before it began")
+        raise ValueError("a wait ended before it began")
     if times[1] and times[2] > times[1] - times[0]:
-        raise ValueError("a wait that was ready for longer than it lasted")
+        raise ValueError("a wait has more run-queue time than it lasted")
     return Caught(site, *times, checked.integer(state) & 0xFFFFFFFF, checked.integer(cpu), program, is_exact is True)
 
 
@@ -92,5 +92,5 @@ def _some(words: dict[str, object], name: str, length: int) -> list[list[object]
 def _text(value: object) -> str:
     text = checked.text(value)
     if len(text) > _MOST_TEXT:
-        raise ValueError("a text that is far too long")
+        raise ValueError("a string is too long")
     return text

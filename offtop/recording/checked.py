@@ -1,6 +1,6 @@
-"""What may stand in the words and numbers of a recording, which anybody may have made.
+"""Checks of the JSON and numbers in a recording, which is untrusted input.
 
-Each function raises ValueError for what cannot be.
+Each function raises ValueError if the value is invalid.
 """
 
 import json
@@ -11,24 +11,24 @@ from typing import Any, cast
 from offtop.model.table import Ints
 
 _MOST_BYTES = 64 << 20
-"""Of one tick, decompressed."""
+"""Largest tick, decompressed."""
 MOST_ID = (1 << 31) - 1
 MOST_NS = 1 << 61
 """Seventy years."""
 _MOST_NAME = 8192
-"""Letters of what is waited on: a path has 4,096, and the kernel may put a word behind it."""
+"""Longest name of an object, in characters: a path has up to 4,096, and the kernel may append a word."""
 _MOST_VALUES = 3 << 20
-"""In the words of a tick: 220,000 processes that are all new have so many."""
+"""Most JSON values in a tick: 220,000 processes that are all new need that many."""
 _MOST_KEYS = 1_000
 _HARMLESS = 1 << 20
-"""Words of so many characters cost little, whatever is in them."""
+"""JSON of up to this many characters is cheap to parse, whatever it contains."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _OURS = re.compile("[A-Za-z0-9_-]{0,32}")
 
 
 def within(values: Ints, least: int, most: int) -> None:
     if values.size and not (least <= values.min() and values.max() <= most):
-        raise ValueError("a number that cannot be")
+        raise ValueError("a number is out of range")
 
 
 def decompressed(blob: object, most_bytes: int = _MOST_BYTES) -> bytes:
@@ -51,12 +51,11 @@ def words(raw: bytes) -> dict[str, object]:
     try:
         return object_of(json.loads(text))
     except RecursionError:
-        raise ValueError("a tick is no JSON that offtop writes") from None
+        raise ValueError("a tick is not JSON that offtop writes") from None
 
 
 def _check_words(text: str) -> None:
-    """Raises ValueError where there are far too many: a value takes some 100 bytes once it is read, and as little as
-    two before."""
+    """Raise ValueError if there are far too many values: a value of two characters takes some 100 bytes once parsed."""
     strings = values = keys = at = 0
     for string in _STRING.finditer(text):
         begin, end = string.span()
@@ -67,7 +66,7 @@ def _check_words(text: str) -> None:
     else:
         values, keys = values + text.count(",", at), keys + text.count(":", at)
     if strings > _MOST_VALUES or values > _MOST_VALUES or keys > _MOST_KEYS:
-        raise ValueError("more words than a tick has")
+        raise ValueError("a tick has too many values")
 
 
 def object_of(value: object) -> dict[str, object]:
@@ -100,35 +99,35 @@ def integer(value: object) -> int:
 
 
 def word(value: object) -> str:
-    """One of ours: it is shown as it is."""
+    """Return a word that offtop itself writes; it is shown unescaped."""
     if not _OURS.fullmatch(found := text(value)):
-        raise ValueError("not a word of offtop's")
+        raise ValueError("not a word that offtop writes")
     return found
 
 
 def identity(value: object) -> int:
     found = integer(value)
     if not 0 <= found <= MOST_ID:
-        raise ValueError("a number that cannot be")
+        raise ValueError("a number is out of range")
     return found
 
 
 def time(value: object) -> int:
-    """ns, of a clock or a length."""
+    """Return a point in time or a duration, in ns."""
     found = integer(value)
     if not 0 <= found <= MOST_NS:
-        raise ValueError("a time that cannot be")
+        raise ValueError("a time is out of range")
     return found
 
 
 def name(value: object) -> str:
     found = text(value)
     if len(found) > _MOST_NAME:
-        raise ValueError("a name that is far too long")
+        raise ValueError("a name is too long")
     return found
 
 
 def text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError("not a text")
+        raise ValueError("not a string")
     return value

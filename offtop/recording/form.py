@@ -1,7 +1,7 @@
-"""What is in a recording: an SQLite database with a compressed change for each tick, and each stack once.
+"""The recording format: an SQLite database with one compressed change per tick, and each stack once.
 
-Every so often a tick also has the whole snapshot, so that one can begin there. The tables are part of the format:
-a file whose tables are others is not read. Strangers' text is kept as bytes, since names need not be UTF-8.
+Once a minute a tick also holds the whole snapshot, so that a replay can start there. The tables are part of the format:
+a file with other tables is refused. Untrusted names are stored as bytes, since they need not be UTF-8.
 """
 
 import json
@@ -42,11 +42,11 @@ from offtop.model.within import NO_CALLS, Calls
 from offtop.recording import checked
 
 APPLICATION_ID = 0x6F667470
-"""`oftp`, where file(1) and SQLite look for it."""
+"""`oftp`, where file(1) and SQLite expect it."""
 BESIDE = ("-wal", "-shm", "-journal")
-"""What SQLite puts beside a database."""
+"""Suffixes of the files that SQLite creates beside a database."""
 FORMAT = 2
-"""Kept as user_version. A newer one is refused; what is added to this one is ignored by those who do not know it."""
+"""Stored as user_version. A newer format is refused; an older offtop ignores what is added to this one."""
 TABLES = {
     "about": "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "frames": "CREATE TABLE frames (id INTEGER PRIMARY KEY, file BLOB NOT NULL, offset INTEGER NOT NULL, "
@@ -58,30 +58,32 @@ TABLES = {
     "ticks_taken": "CREATE INDEX ticks_taken ON ticks (taken_ns)",
     "wholes": "CREATE INDEX wholes ON ticks (number) WHERE whole IS NOT NULL",
 }
-"""`frames.told` is what the frame is called by all that was known at the end; `used` the last whole tick until which
-something was used."""
+"""`frames.told` is the name of the frame as known at the end; `used` is the last whole tick that still used the row."""
 LATER_TABLES = {
     "guessed": "CREATE TABLE guessed (stack INTEGER PRIMARY KEY, file BLOB NOT NULL)",
     "nameless": "CREATE TABLE nameless (file BLOB PRIMARY KEY, reason TEXT NOT NULL)",
     "outliers": "CREATE TABLE outliers (number INTEGER NOT NULL, outlier BLOB NOT NULL)",
 }
-"""Which the first recordings of this format have not: `Stack.guessed_in` of those that have one, and why functions of a
-file have no name, by what was known at the end. `outliers`: recording/caught.py, by the number of their tick."""
+"""Tables that the first recordings of this format lack.
+
+`guessed`: Stack.guessed_in. `nameless`: why the functions of a file have no name, as known at the end. `outliers`: see
+recording/caught.py, by the number of their tick.
+"""
 
 _COSTS = 5
-"""Fields of Cost that the first recordings had."""
+"""Number of fields of Cost in the first recordings."""
 _LEVEL = 4
 MOST_CALLS = 4096
-"""System calls that have a name: a machine's own table and that of its 32-bit programs have 1,000."""
+"""Most named system calls: the native and the 32-bit table have 1,000 together."""
 _MOST_CALL_NAME = 64
 _SITE_IDS = SITES.width - 1
-"""Those that the first recordings had: all but the wake."""
+"""Number of site ids in the first recordings: all but the wake."""
 _WAITING = WAITING_FIELDS - 1
-"""Of waits in progress, likewise."""
+"""Number of fields of a wait in progress in the first recordings."""
 _OBJECT = 3
-"""Fields of Object that stand with the wake."""
+"""Number of fields of Object that are stored with the wake."""
 _WAKE, _LINK = 6, 3
-"""How many values a wake has before its links, and each of those."""
+"""Number of values of a wake before its links, and of each link."""
 _LENGTH = struct.Struct("<I")
 _END, _UNSURE, _OTHER = "end-", "-unsure", "other"
 
@@ -92,7 +94,7 @@ class Entry:
 
     change: Change
     comms: Mapping[ThreadKey, str] = field(default_factory=dict[ThreadKey, str])
-    """Threads that are new, or have another name than before."""
+    """Names of threads that are new or were renamed."""
     processes: Mapping[int, str] = field(default_factory=dict[int, str])
     details: Mapping[int, Details] = field(default_factory=dict[int, Details])
     lives: Mapping[ThreadKey, Life] = field(default_factory=dict[ThreadKey, Life])
@@ -102,7 +104,7 @@ class Entry:
 
 
 def signed(offset: int) -> int:
-    """As SQLite keeps 64 bits; an address of the kernel is above what it has."""
+    """Return `offset` as the signed 64-bit integer that SQLite stores: kernel addresses exceed its range."""
     return offset - (1 << 64) if offset >> 63 else offset
 
 
@@ -115,9 +117,9 @@ def text_bytes(text: str) -> bytes:
 
 
 def text_of(raw: object) -> str:
-    """Raises ValueError for anything but the bytes of a text."""
+    """Decode a stored string. Raises ValueError if `raw` is not bytes."""
     if not isinstance(raw, bytes):
-        raise ValueError("not the bytes of a text")
+        raise ValueError("not the bytes of a string")
     return raw.decode("utf-8", "surrogatepass")
 
 
@@ -183,7 +185,7 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(blob: object, whole: bool = False) -> Entry:
-    """Raises ValueError for bytes that are no tick, or hold what cannot be."""
+    """Decode a tick. Raises ValueError if `blob` is not a tick or holds invalid values."""
     raw = checked.decompressed(blob)
     if len(raw) < _LENGTH.size:
         raise ValueError("a tick is cut off")
@@ -264,17 +266,17 @@ def decode(blob: object, whole: bool = False) -> Entry:
     )
 
 
-def _sampling(said: object) -> Sampling | None:
-    if said is None:
+def _sampling(value: object) -> Sampling | None:
+    if value is None:
         return None
-    numbers = [checked.integer(one) for one in checked.array(said)]
+    numbers = [checked.integer(one) for one in checked.array(value)]
     looks, guessed_ns, own_only, lost_known, longest_ns, container_only = [*numbers, *Sampling()[len(numbers) :]]
     checked.within(np.array([looks, guessed_ns, longest_ns]), 0, checked.MOST_NS)
     return Sampling(looks, guessed_ns, bool(own_only), bool(lost_known), longest_ns, bool(container_only))
 
 
 def _ends_words(what: Object, ends: Ends) -> list[object]:
-    """What is waited on, who is at its other end, and what it watches."""
+    """Encode an object, the processes at its other end, and what it watches (of an epoll)."""
     sides = [[side.role, side.total, *(value for one in side.processes for value in one)] for side in ends.sides]
     return [list(what), sides, [value for member in ends.members for value in member]]
 
@@ -311,7 +313,7 @@ def _side(words: Sequence[object]) -> Side:
 
 
 def wake_words(wakes: Mapping[int, Wake]) -> dict[str, object]:
-    """Each waker once, and in its place its number; a wake is a row, its links one behind the other."""
+    """Encode wakes: each waker once, referred to by number; each wake as one row with its links appended."""
     if not wakes:
         return {}
     numbers: dict[Waker, int] = {}
@@ -329,7 +331,7 @@ def wake_words(wakes: Mapping[int, Wake]) -> dict[str, object]:
 
 
 def wakes_of(words: Mapping[str, object]) -> dict[int, Wake]:
-    """What `wake_words` made. Raises ValueError."""
+    """Decode what `wake_words` encoded. Raises ValueError."""
     return _with_ends(_wakes(words.get("wakers", []), words.get("wakes", [])), words.get("ends", []))
 
 
@@ -340,9 +342,9 @@ def _wakes(wakers: object, wakes: object) -> dict[int, Wake]:
         number, waker, kind, name, pid, end = checked.array(row[:_WAKE], _WAKE)
         links = row[_WAKE:]
         if checked.text(end) not in CHAIN_ENDS:
-            raise ValueError("a chain that ends as none does")
+            raise ValueError("a waker chain has an unknown end")
         if len(links) % _LINK or len(links) > _LINK * MOST_DEPTH:
-            raise ValueError("not the links of a chain")
+            raise ValueError("not the links of a waker chain")
         found[checked.identity(number)] = Wake(
             _one_of(known, waker),
             Object(checked.name(kind), checked.name(name), checked.identity(pid)),
@@ -353,18 +355,18 @@ def _wakes(wakers: object, wakes: object) -> dict[int, Wake]:
             end,
         )
     if min(found, default=FIRST_WAKE) < FIRST_WAKE:
-        raise ValueError("a wake that stands for none")
+        raise ValueError("a wake has a reserved number")
     return found
 
 
 def _with_ends(wakes: dict[int, Wake], ends: object) -> dict[int, Wake]:
-    """What was waited on, told by its addresses and state, too."""
+    """Add the addresses and state of the objects that were waited on."""
     for number, local, peer, state in checked.arrays(ends, 1 + len(Object._fields) - _OBJECT):
         wake = wakes.get(checked.identity(number))
         if wake is None:
-            raise ValueError("the addresses of no wake")
-        told = wake.object._replace(local=checked.name(local), peer=checked.name(peer), state=checked.name(state))
-        wakes[checked.identity(number)] = wake._replace(object=told)
+            raise ValueError("addresses without a wake")
+        what = wake.object._replace(local=checked.name(local), peer=checked.name(peer), state=checked.name(state))
+        wakes[checked.identity(number)] = wake._replace(object=what)
     return wakes
 
 
@@ -395,7 +397,7 @@ def _storms(value: object) -> dict[int, Storm]:
     }
     checked.within(np.array([*found.values()], np.int64), 0, checked.MOST_NS)
     if min(found, default=FIRST_WAKE) < FIRST_WAKE:
-        raise ValueError("storms of a wake that stands for none")
+        raise ValueError("storms have a reserved wake number")
     return found
 
 
@@ -412,47 +414,47 @@ def _calls_within(value: object) -> Calls:
 def _calls(value: object) -> dict[int, str]:
     found = {checked.integer(number): checked.text(name) for number, name in checked.arrays(value, 2)}
     if len(found) > MOST_CALLS or max(map(len, found.values()), default=0) > _MOST_CALL_NAME:
-        raise ValueError("more system calls than there are")
+        raise ValueError("too many system calls")
     checked.within(np.array([*found], np.int64), 0, checked.MOST_ID)
     return {number: printable(name) for number, name in found.items()}
 
 
 def encode_frames(ids: Sequence[int]) -> bytes:
-    """The frames of a stack, leaf first."""
+    """Encode the frames of a stack, leaf first."""
     return struct.pack(f"<{len(ids)}I", *ids)
 
 
 def decode_frames(raw: object) -> tuple[int, ...]:
-    """Raises ValueError for other bytes."""
+    """Decode what `encode_frames` encoded. Raises ValueError."""
     if not isinstance(raw, bytes) or len(raw) % 4:
         raise ValueError("not the frames of a stack")
     return struct.unpack(f"<{len(raw) // 4}I", raw)
 
 
 def category_of(stack: Stack) -> str:
-    """A word of a stack: its category; or, as user stacks have none, how it ends and whether it is unsure."""
-    if not _is_of_program(stack.frames):
+    """Return the category of a kernel stack; for a user stack, how it ends and whether it is unsure."""
+    if not _is_user_stack(stack.frames):
         return stack.category
     return f"{_END}{stack.end}{_UNSURE if stack.is_unsure else ''}"
 
 
-def _is_of_program(frames: Sequence[Frame]) -> bool:
-    """Whether it is a user stack: the kernel's frames have no offsets. The first recordings say nothing of how those
-    end, and have them along frame pointers."""
+def _is_user_stack(frames: Sequence[Frame]) -> bool:
+    """Return whether these are user frames: kernel frames have no offset."""
     return any(frame.offset or frame.file in (GONE, CLOSED) for frame in frames)
 
 
 def stack_of(frames: Sequence[Frame], tail: object, entry: object, category: object) -> Stack:
-    """Raises ValueError where they make no stack."""
-    word, end, unsure = checked.word(category), LINKED if _is_of_program(frames) else WHOLE, False
+    """Build a stack from its columns. Raises ValueError if they are invalid."""
+    # The first recordings store no end: their user stacks were unwound along frame pointers.
+    word, end, unsure = checked.word(category), LINKED if _is_user_stack(frames) else WHOLE, False
     if word.startswith(_END):
         unsure = word.endswith(_UNSURE)
         word, end = _OTHER, word.removeprefix(_END).removesuffix(_UNSURE)
         if end not in ENDS:
-            raise ValueError("a stack that ends as none does")
+            raise ValueError("a stack has an unknown end")
     made = Stack(tuple(frames), checked.integer(tail), word, checked.integer(entry), end, unsure)
     if not 0 <= made.tail <= len(frames) or not 0 <= made.entry <= len(frames):
-        raise ValueError("a stack with more machinery than frames")
+        raise ValueError("a stack hides more frames than it has")
     return made
 
 
@@ -461,12 +463,12 @@ def _columns(rows: Rows) -> list[Ints]:
 
 
 def _running(each: Iterator[Ints], threads: Rows) -> Ints:
-    """A recording of old has none of it."""
+    """Return the running time of `threads`; the first recordings have none."""
     found = next(each, None)
     if found is None:
         return np.zeros(len(threads.ids), np.int64)
     if found.shape != (len(threads.ids),):
-        raise ValueError("not the running time of those threads")
+        raise ValueError("running times do not match the threads")
     return found
 
 
@@ -475,19 +477,19 @@ def _begun(each: Iterator[Ints], waiting: Ints) -> Ints:
     if found is None:
         return np.zeros((0, BEGUN_FIELDS), np.int64)
     if found.shape != (len(waiting), BEGUN_FIELDS):
-        raise ValueError("not how those waits began")
+        raise ValueError("wait beginnings do not match the waits")
     return found
 
 
 def _add_wakes(sites: Rows, waiting: Ints, found: Ints | None) -> None:
-    """The first recordings have none of them, or not those of waits in progress."""
+    """Fill in the wakes; the first recordings have none, or none for waits in progress."""
     if found is None:
         return
     places = len(sites.ids) + len(sites.gone)
     if found.shape == (places,):
         found = np.pad(found, (0, len(waiting)))
     if found.shape != (places + len(waiting),):
-        raise ValueError("not the wakes of those sites")
+        raise ValueError("wakes do not match the sites")
     sites.ids[:, _SITE_IDS], sites.gone[:, _SITE_IDS], waiting[:, _WAITING] = np.split(found, [len(sites.ids), places])
 
 
@@ -495,7 +497,7 @@ def _moves(found: Ints | None) -> Moves:
     if found is None:
         return NO_MOVES
     if found.ndim != 2 or found.shape[1] != MOVE_FIELDS or len(found) > columns.MOST_ROWS:
-        raise ValueError("not what moved")
+        raise ValueError("not a table of moves")
     checked.within(found[:, :SINCE], 0, checked.MOST_ID)
     checked.within(found[:, SINCE:], 0, checked.MOST_NS)
     checked.within(found[:, UNTIL] - found[:, SINCE] - found[:, READY], 0, checked.MOST_NS)
@@ -503,7 +505,7 @@ def _moves(found: Ints | None) -> Moves:
 
 
 def _rows(kind: Kind[K, V], each: Iterator[Ints], width: int, numbers: int) -> Rows:
-    """Of keys the first `width` ids are there; the others are 0."""
+    """Read a table whose keys store only the first `width` ids; the others are 0."""
 
     def keys() -> Ints:
         return np.pad(_matrix(each, width), ((0, 0), (0, kind.width - width)))
@@ -513,7 +515,7 @@ def _rows(kind: Kind[K, V], each: Iterator[Ints], width: int, numbers: int) -> R
     if longest_ns is None:
         raise ValueError("the longest waits are missing")
     if longest_ns.ndim != 1 or len(longest_ns) not in (0, len(table.ids)):
-        raise ValueError("not the longest waits")
+        raise ValueError("longest waits do not match the table")
     return Rows(table.ids, table.numbers, table.lanes, gone, longest_ns)
 
 
@@ -525,20 +527,22 @@ def _matrix(each: Iterator[Ints], width: int) -> Ints:
 
 
 def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, begun: Ints, whole: bool) -> None:
-    """Raises ValueError for ids, counts and times that no machine has: sums of them would not fit, or mean nothing."""
+    """Raise ValueError for ids, counts and times out of range: sums of them would overflow or mean nothing."""
     for rows in (threads, sites):
         checked.within(rows.ids, 0, checked.MOST_ID)
         checked.within(rows.gone, 0, checked.MOST_ID)
         checked.within(rows.longest_ns, 0, checked.MOST_NS)
-        own = rows.ids[:, 1] != EXITED.tid  # what those got that ended may have been counted under others before
+        own = (
+            rows.ids[:, 1] != EXITED.tid
+        )  # of exited threads: time may have moved from other rows, so it can be negative
         checked.within(rows.numbers[own], -checked.MOST_NS, checked.MOST_NS)
         checked.within(rows.numbers[~own], -checked.MOST_NS, checked.MOST_NS)
         checked.within(rows.lanes[own], 0, checked.MOST_NS)
         checked.within(rows.lanes[~own], -checked.MOST_NS, checked.MOST_NS)
         if whole and len(np.unique(rows.ids, axis=0)) != len(rows.ids):
-            raise ValueError("a thread or site stands twice in a whole")
+            raise ValueError("a thread or site occurs twice in a whole tick")
         if len(rows.longest_ns) and not whole:
-            raise ValueError("a change with longest waits")
+            raise ValueError("a change has longest waits")
     checked.within(waiting[:, :2], 0, checked.MOST_ID)
     checked.within(waiting[:, 2:4], FILTERED, checked.MOST_ID)
     checked.within(waiting[:, 4:_WAITING], 0, checked.MOST_NS)

@@ -1,4 +1,4 @@
-"""Reads a recording, whoever made it: what cannot be in one is refused with a sentence, or left out and counted."""
+"""Reads a recording as untrusted input: invalid content is refused with an error, or skipped and counted."""
 
 import contextlib
 import errno
@@ -19,13 +19,13 @@ from offtop.model.stackproblems import NOT_KNOWN, REASONS
 from offtop.recording import caught, checked, form
 
 _MOST_VALUE_BYTES = 32 << 20
-"""Of one value in a row; a tick of 100,000 threads has 5 MB."""
+"""Largest value in a row; a tick of 100,000 threads takes 5 MB."""
 _MOST_ABOUT, _MOST_NAMELESS = 100, 20_000
 _MOST_OUTLIERS = 5_000
 _MOST_FRAMES = 200_000
-"""Kept in memory."""
+"""Most frames kept in memory."""
 _ALONE = "immutable=1"
-"""SQLite looks at nothing beside the file, and takes no lock."""
+"""SQLite opens no other file and takes no lock."""
 _SETTINGS = (
     "PRAGMA query_only = ON",
     "PRAGMA trusted_schema = OFF",
@@ -35,19 +35,19 @@ _SETTINGS = (
 
 
 class Recording:
-    """Names, stacks and ticks of one file. For one thread at a time."""
+    """The names, stacks and ticks of one file. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OfftopError for what is no recording, or one of a newer offtop."""
+        """Raises OfftopError if the file is not a recording, or its format is newer than this offtop."""
         self._shown = printable(str(path))
         self._frames: dict[int, Frame] = {}
         self._told: dict[Frame, str] = {}
         self._reasons: dict[str, str] = {}
-        """Why functions of a file have no name."""
+        """Why the functions of a file have no name, by file."""
         self.version = 0
-        """As Names has it: what is called how stands from the beginning."""
+        """Implements Names.version: constant, since all names are known from the start."""
         self.damaged = 0
-        """Ticks and stacks that could not be read."""
+        """Number of ticks and stacks that could not be read."""
         try:
             if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
                 raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
@@ -56,7 +56,7 @@ class Recording:
                     raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
         except OSError as error:
             raise OfftopError(f"{self._shown} cannot be read ({error.strerror}). Name a file that can") from error
-        with self._told_of_damage():
+        with self._damage_reported():
             self._database = _opened(path)
             try:
                 later = self._check()
@@ -77,14 +77,14 @@ class Recording:
         return self.about.get("host", "?")
 
     def number_at(self, taken_ns: int) -> int:
-        """The last tick taken by then, or the first there is."""
+        """Return the last tick taken by `taken_ns` (CLOCK_REALTIME), or the first tick."""
         found = self._number(
             "SELECT number FROM ticks WHERE taken_ns <= ? ORDER BY taken_ns DESC, number DESC", taken_ns
         )
         return self.first if found is None else max(self.first, found)
 
     def whole_until(self, number: int) -> int | None:
-        """The last tick up to that one in which the whole snapshot is."""
+        """Return the last tick up to `number` that holds a whole snapshot."""
         return self._number(
             "SELECT number FROM ticks WHERE whole IS NOT NULL AND number <= ? ORDER BY number DESC", number
         )
@@ -93,7 +93,7 @@ class Recording:
         return self._later("SELECT number FROM ticks WHERE whole IS NOT NULL AND number > ? ORDER BY number", number)
 
     def after(self, number: int) -> int | None:
-        """The tick that follows."""
+        """Return the next tick."""
         return self._later("SELECT number FROM ticks WHERE number > ? ORDER BY number", number)
 
     def taken_ns(self, number: int) -> int:
@@ -103,7 +103,7 @@ class Recording:
         return self._number("SELECT at_ns FROM ticks WHERE number = ?", number) or 0
 
     def before(self, number: int, back_ns: int) -> int:
-        """The last tick that was so long before that one, or the first there is. By the clock that nobody sets."""
+        """Return the last tick at least `back_ns` (CLOCK_MONOTONIC) before `number`, or the first tick."""
         found = self._number(
             "SELECT number FROM ticks WHERE number <= ? AND at_ns <= ? ORDER BY number DESC",
             *(number, self.at_ns(number) - back_ns),
@@ -111,13 +111,15 @@ class Recording:
         return self.first if found is None else max(self.first, found)
 
     def tick(self, number: int, whole: bool) -> form.Entry | None:
-        """The change that a tick brought, or the whole of it; None where there is none. Raises ValueError where it is
-        damaged."""
+        """Return the change of a tick, or its whole snapshot; None if there is none.
+
+        Raises ValueError if it is damaged.
+        """
         row = self._one(f"SELECT {'whole' if whole else 'change'} FROM ticks WHERE number = ?", number)
         return form.decode(row[0], whole) if row else None
 
     def stack(self, number: int) -> Stack:
-        """Where it cannot be read, an empty one."""
+        """Return the stack, or an empty one if it cannot be read."""
         try:
             row = self._one("SELECT frames, tail, entry, category FROM stacks WHERE id = ?", number)
             if row is None:
@@ -133,7 +135,7 @@ class Recording:
             return EMPTY
 
     def outliers(self) -> list[tuple[int, Outlier]]:
-        """Each, and in which tick it was told, in their order."""
+        """Return (number of the tick that reported it, outlier), oldest first."""
         if not self._has_outliers:
             return []
         try:
@@ -151,11 +153,11 @@ class Recording:
         return found
 
     def of(self, frame: Frame) -> str:
-        """What `frame` was called. Implements Names, with `version`."""
+        """Return the name of `frame`. Implements Names."""
         return self._told.get(frame) or printable(frame.name) or nameless(frame)
 
     def why_nameless(self, frame: Frame) -> str:
-        """As Source has it."""
+        """Implements Source.why_nameless."""
         return self._reasons.get(frame.file, NOT_KNOWN)
 
     def _nameless(self) -> dict[str, str]:
@@ -178,7 +180,7 @@ class Recording:
         return frame
 
     def _one(self, query: str, *values: int) -> tuple[object, ...] | None:
-        """The first row. Raises ValueError where the database is damaged there."""
+        """Return the first row. Raises ValueError if the database is damaged there."""
         try:
             return self._database.execute(f"{query} LIMIT 1", values).fetchone()
         except (sqlite3.Error, OverflowError) as error:
@@ -189,17 +191,17 @@ class Recording:
         if row is None:
             return None
         if not isinstance(row[0], int):
-            raise ValueError("the recording is damaged (a number is none)")
+            raise ValueError("the recording is damaged (not a number)")
         return row[0]
 
     def _later(self, query: str, number: int) -> int | None:
         found = self._number(query, number)
         if found is not None and found <= number:
-            raise ValueError("the recording is damaged (its order is wrong)")
+            raise ValueError("the recording is damaged (ticks are out of order)")
         return found
 
     def _check(self) -> set[str]:
-        """Which of form.LATER_TABLES it has."""
+        """Return which of form.LATER_TABLES the file has."""
         ours = self._database.execute("PRAGMA application_id").fetchone()[0] == form.APPLICATION_ID
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
         if ours and version > form.FORMAT:
@@ -216,7 +218,7 @@ class Recording:
         return {printable(str(key)): printable(str(value)) for key, value in rows}
 
     def _ends(self) -> tuple[int, int]:
-        """The first whole tick, and the last tick."""
+        """Return the first whole tick and the last tick."""
         first = self._number("SELECT number FROM ticks WHERE whole IS NOT NULL ORDER BY number")
         last = self._number("SELECT number FROM ticks ORDER BY number DESC")
         if first is None or last is None:
@@ -224,7 +226,7 @@ class Recording:
         return first, last
 
     @contextlib.contextmanager
-    def _told_of_damage(self) -> Generator[None]:
+    def _damage_reported(self) -> Generator[None]:
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
@@ -235,13 +237,15 @@ class Recording:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """For reading only, and nothing is made or written beside it: it may be a stranger's directory, and we may be
-    root. Where what stands beside it may not be read, what is not yet in the file itself is missing."""
+    """Open the database read-only and create no file beside it: the directory may be untrusted, and we may be root.
+
+    If the -wal may not be read, what has not reached the main file yet is missing.
+    """
     beside = _beside(path)
     if beside.get("-wal", 0) and "-shm" not in beside:
         database = _with_wal(path)
     else:
-        # Whoever writes has an -shm. From one that was left SQLite takes nothing: it makes its own from the -wal.
+        # A live writer has an -shm. SQLite ignores a stale one and rebuilds its own from the -wal.
         database = _connected(path, "readonly_shm=1" if "-wal" in beside else _ALONE)
         try:
             database.execute("SELECT 1 FROM sqlite_schema").fetchone()
@@ -260,8 +264,10 @@ def _connected(path: Path, how: str) -> sqlite3.Connection:
 
 
 def _beside(path: Path) -> dict[str, int]:
-    """What SQLite would open with it, and how many bytes it has. Raises OfftopError for what is no file: opening a
-    FIFO would wait for ever, and a link may lead anywhere."""
+    """Return the files that SQLite would open too, with their sizes in bytes.
+
+    Raises OfftopError if one is not a regular file: opening a FIFO would block, and a symlink may lead anywhere.
+    """
     found: dict[str, int] = {}
     for end in form.BESIDE:
         name = f"{path.resolve()}{end}"  # SQLite resolves links to the recording, too
@@ -274,8 +280,7 @@ def _beside(path: Path) -> dict[str, int]:
 
 
 def _with_wal(path: Path) -> sqlite3.Connection:
-    """What is in the file and in its -wal, from a copy that has no name any more: SQLite would make an -shm to read
-    them."""
+    """Open an unlinked copy of the file merged with its -wal: reading them in place would create an -shm."""
     place = "a directory for temporary files"
     try:
         place = tempfile.gettempdir()
@@ -293,13 +298,13 @@ def _with_wal(path: Path) -> sqlite3.Connection:
             return database
     except OSError as error:
         raise OfftopError(
-            f"{printable(str(path))} and its -wal cannot be copied to {printable(place)} ({error.strerror}) to be put "
-            "together. Name another place: TMPDIR=DIRECTORY"
+            f"{printable(str(path))} and its -wal cannot be copied to {printable(place)} ({error.strerror}) to be "
+            "merged. Name another directory: TMPDIR=DIRECTORY"
         ) from error
 
 
 def _copy(path: Path, to: Path) -> None:
-    """Raises OSError, also where there is no room for it."""
+    """Copy a file. Raises OSError, also if there is no room for the copy."""
     with open(path, "rb", opener=_opener) as source, to.open("xb") as copy:
         room = os.statvfs(to)
         if os.fstat(source.fileno()).st_size > room.f_bavail * room.f_frsize:
@@ -308,5 +313,5 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _opener(name: str, flags: int) -> int:
-    """What was put there since it was looked at is not followed, nor waited for."""
+    """Neither follow a symlink nor block on a FIFO that was put there since the check."""
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,7 +1,7 @@
-"""Plays a recording as a Source: in the time it was recorded in, or faster, from any moment on.
+"""Plays a recording as a Source, in real time or faster, from any moment.
 
-A moment is looked at with what came before it: the minutes before are read first, at once. While a person looks
-at one moment the recording waits.
+The minutes before that moment are read first, without waiting, so that the timeline is filled. While the view is
+paused, so is the replay.
 """
 
 import threading
@@ -31,20 +31,20 @@ from offtop.units import NS_PER_S, count, duration
 K = TypeVar("K")
 V = TypeVar("V")
 _BEFORE_NS = 300 * NS_PER_S
-"""So much of what came before a moment is read with it: as far as the timeline reaches."""
+"""How much before a moment is read with it: the length of the timeline."""
 _LONGEST_PAUSE_NS = 5 * NS_PER_S
-"""While the machine slept, or was not recorded, nothing is to be seen: nobody waits longer for what follows."""
+"""Longest pause between two ticks: a gap (suspend, nothing recorded) is not waited out."""
 _TIDIED_NS = 300 * NS_PER_S
 _KEPT_NS = 15 * 60 * NS_PER_S
-"""How long what a window may still name is kept: longer than any History reaches back."""
+"""How long names are kept that a window may still use: longer than any History."""
 _MOST_WAKES = 1 << 17
-"""Kept at once: a source has no more than half of that at once."""
+"""Most wakes kept: twice as many as a source has at once."""
 _MOST_NAMES = 1 << 18
-"""Of threads, and of processes, and stacks: a tick brings 220,000 at most."""
+"""Most threads, processes and stacks kept, each: a tick brings at most 220,000."""
 
 
 class RecordedSource:
-    """Implements source.Source. `go_to`, `hold` and `close` are for any thread, `read` for one."""
+    """Implements source.Source. `go_to`, `hold` and `close` are thread-safe; `read` belongs to one thread."""
 
     def __init__(
         self,
@@ -55,9 +55,12 @@ class RecordedSource:
         categories: Collection[str] = (),
         keep_ns: int = _KEPT_NS,
     ) -> None:
-        """`begin_ns`: CLOCK_REALTIME of the moment to begin at. `speed`: how many recorded seconds pass in one; 0:
-        as fast as they are read. `categories`: those that are known (empty: all); others become `other`. `keep_ns`:
-        how long the Book keeps what nobody waits at any more. Raises OfftopError for what is no recording."""
+        """Open a recording. Raises OfftopError if the file is not a recording.
+
+        `begin_ns`: where to begin (CLOCK_REALTIME). `speed`: recorded seconds per second; 0: as fast as possible.
+        `categories`: the known ones (empty: all); others become `other`. `keep_ns`: how long the Book keeps names that
+        are no longer used.
+        """
         self._keep_ns = keep_ns
         self._categories = frozenset(categories)
         self._recording = Recording(path)
@@ -70,7 +73,7 @@ class RecordedSource:
             raise OfftopError(f"{printable(str(path))}: {printable(str(damaged))}") from None
         self._recorded = ends
         self._recorded_ns = max(measured_ns, ends.ended_ns - ends.began_ns)
-        """Longer than was measured where the machine slept; and the clock may have been set back meanwhile."""
+        """Longer than measured_ns if the machine was suspended; CLOCK_REALTIME may also have been set back."""
         self._outliers = [(number, self._known(one)) for number, one in recording.outliers()]
         self._of_tick: dict[int, list[Outlier]] = {}
         for number, one in self._outliers:
@@ -79,28 +82,28 @@ class RecordedSource:
         self._changed = threading.Condition()
         self._closed = self._held = False
         self._wanted: int | None = None
-        """The number of the tick to be taken up; None: go on."""
+        """Number of the tick to jump to; None: continue."""
         self._at_once = 0
-        """The tick up to which all are handed out without waiting: by its number, for clocks are set back, too."""
+        """Number of the tick up to which ticks are returned without waiting (clocks may be set back)."""
         self._epoch = 0
         self._damaged = 0
         self._from_number = 0
-        """The first tick that is handed out; those before it only lead there."""
+        """First tick that is returned; earlier ones are only added up."""
         self._next: tuple[int, bool] | None = None
-        """The next tick's number, and whether its whole is to be read."""
+        """Number of the next tick, and whether to read its whole snapshot."""
         self._ahead: tuple[int, Entry] | None = None
-        """That tick, once it is read."""
+        """That tick, once it has been read."""
         self._book = Book()
         self._replayed = Replayed(self._book)
         self._last: Change | None = None
         self._read_ns = 0
-        """CLOCK_MONOTONIC when that was handed out."""
+        """CLOCK_MONOTONIC when the last tick was returned."""
         self._used_ns: dict[int, int] = {}
-        """Stack → `at_ns` of the tick that named it last."""
+        """Stack -> `at_ns` of the last tick that used it."""
         self._woke_ns: dict[int, int] = {}
-        """Wake → the same."""
-        self._heard_ns: dict[ThreadKey, int] = {}
-        """Thread → the same."""
+        """The same for wakes."""
+        self._seen_ns: dict[ThreadKey, int] = {}
+        """The same for threads."""
         self._tidied_ns = 0
         self.go_to(begin_ns if begin_ns is not None else ends.began_ns)
 
@@ -121,8 +124,7 @@ class RecordedSource:
         return self._recording
 
     def read(self) -> Snapshot | None:
-        """The next tick, when its time has come. At the end: None, or, where time passes, wait to be told to go
-        elsewhere."""
+        """Return the next tick when it is due. At the end return None, or in real time wait for go_to()."""
         with self._changed:
             while not self._closed:
                 if self._wanted is not None:
@@ -141,17 +143,19 @@ class RecordedSource:
         return None
 
     def go_to(self, taken_ns: int, after: bool = False) -> int:
-        """Take up that moment: the ticks before it come first, and at once. Returns when the tick was taken that is
-        seen then. Raises OfftopError where the recording is damaged there."""
+        """Jump to a moment and return when its tick was taken; the ticks before it come first, without waiting.
+
+        Raises OfftopError if the recording is damaged there.
+        """
         with self._changed:
             recording, ends = self._recording, self._recorded
             try:
                 target = recording.number_at(max(ends.began_ns, min(taken_ns, ends.ended_ns)))
-                if after or target == recording.first:  # at the first nothing has passed yet
+                if after or target == recording.first:  # the first tick has no window
                     target = recording.after(target) or target
                 target_ns = recording.taken_ns(target)
             except ValueError as damaged:
-                raise OfftopError(f"{printable(str(damaged))}. Go elsewhere") from None
+                raise OfftopError(f"{printable(str(damaged))}. Go to another moment") from None
             self._wanted = target
             self._changed.notify_all()
         return target_ns
@@ -163,31 +167,31 @@ class RecordedSource:
             self._changed.notify_all()
 
     def set_filters(self, filters: Filters) -> None:
-        raise UsageError("This is a recording: what was counted stays as it is. Try a filter: \\")
+        raise UsageError("A recording cannot be measured again. Try a filter: \\")
 
     def set_mode(self, mode: str, depth: int) -> None:
-        """What was gathered is there, and no more."""
+        """Do nothing: only what was recorded is there."""
 
     def catch(self, marks: Marks | None) -> None:
-        """What was caught is told."""
+        """Do nothing: the recorded outliers are reported."""
 
     def outliers(self) -> Sequence[Outlier]:
         return joined(one for _, one in self._outliers)
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
-        """All names are known."""
+        """Return at once: all names are known."""
 
     def why_nameless(self, frame: Frame) -> str:
         return self._recording.why_nameless(frame)
 
     def describe(self, pids: Collection[int]) -> None:
-        """All that was recorded is told."""
+        """Do nothing: the recorded details are in the Book."""
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
-        """The same."""
+        """Do nothing: the recorded peers are in the Book."""
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
-        """What was recorded of it."""
+        """Return what was recorded about a process."""
         details = self._book.detail(pid)
         told = (
             ("name", self._book.process(pid)),
@@ -221,12 +225,12 @@ class RecordedSource:
         try:
             self._at_once = target
             if self._last and 0 <= recording.at_ns(target) - self._last.at_ns <= _BEFORE_NS:
-                return  # what leads there comes next anyway
+                return  # the ticks that lead there come next anyway
             from_number = recording.before(target, _BEFORE_NS) if self._speed else target
-            self._from_number = max(recording.first, from_number - 1)  # a tick is what passed between two
+            self._from_number = max(recording.first, from_number - 1)  # a window needs the tick before
             whole = recording.whole_until(self._from_number)
         except ValueError as damaged:
-            raise OfftopError(f"{printable(str(damaged))}. Begin elsewhere: --begin") from None
+            raise OfftopError(f"{printable(str(damaged))}. Begin at another moment: --begin") from None
         self._begin_at(whole if whole is not None else recording.first)
 
     def _begin_at(self, whole: int) -> None:
@@ -234,21 +238,21 @@ class RecordedSource:
         self._book = Book()
         self._replayed = Replayed(self._book)
         self._last = None
-        self._used_ns, self._woke_ns, self._heard_ns = {}, {}, {}
+        self._used_ns, self._woke_ns, self._seen_ns = {}, {}, {}
         self._next, self._ahead = (whole, True), None
 
     def _entry(self) -> tuple[int, Entry] | None:
-        """The next tick, and its number; damaged ones are left out."""
+        """Return the next tick and its number; damaged ticks are skipped."""
         while self._ahead is None and self._next is not None:
             number, whole = self._next
             try:
                 entry = self._recording.tick(number, whole)
                 if entry and self._last and entry.change.at_ns <= self._last.at_ns:
-                    raise ValueError("time stands still")
+                    raise ValueError("ticks are out of order")
                 if entry and self._last and _are_fewer(self._last.storms, entry.change.storms):
-                    raise ValueError("storms that never were")
+                    raise ValueError("wakeup storms decrease")
                 if entry and self._last and entry.change.calls.are_fewer(self._last.calls):
-                    raise ValueError("calls that never were")
+                    raise ValueError("calls decrease")
                 self._next, self._ahead = None, (number, entry) if entry else None
             except ValueError:
                 self._damaged += 1
@@ -256,7 +260,7 @@ class RecordedSource:
         return self._ahead
 
     def _skip(self, number: int) -> None:
-        """To the next whole tick: without this one no change can be added."""
+        """Skip to the next whole tick: changes cannot be added without the damaged one."""
         try:
             following = self._recording.whole_after(number)
         except ValueError:
@@ -267,7 +271,7 @@ class RecordedSource:
             self._begin_at(following)
 
     def _wait_ns(self, entry: tuple[int, Entry] | None) -> int | None:
-        """Until it is due; None: until something else happens."""
+        """Return how long until the tick is due; None: until go_to(), hold() or close() is called."""
         if entry is None:
             return None
         number, change = entry[0], entry[1].change
@@ -305,8 +309,7 @@ class RecordedSource:
         return snapshot
 
     def _is_full(self, entry: Entry) -> bool:
-        """Whether there may be no room for it. The recording's own clock says when its names are old, and a file from
-        anywhere may say what it likes."""
+        """Return whether the Book may overflow: an untrusted file can set any clock, so that names never get old."""
         book = self._book
         names = (book.comms, entry.comms), (book.lives, entry.lives), (book.processes, entry.processes)
         return (
@@ -331,7 +334,7 @@ class RecordedSource:
             book.ends_version += 1
         for ids in (change.threads.ids, change.waiting):
             heard = map(ThreadKey._make, ids[:, :2].tolist())
-            self._heard_ns.update((key, change.at_ns) for key in heard if key in book.comms)
+            self._seen_ns.update((key, change.at_ns) for key in heard if key in book.comms)
         self._woke_ns.update(dict.fromkeys(change.wakes & book.wakes.keys(), change.at_ns))
 
     def _keep_stacks(self, entry: Entry) -> None:
@@ -344,18 +347,18 @@ class RecordedSource:
                 self._used_ns[stack] = entry.change.at_ns
 
     def _known(self, one: Outlier) -> Outlier:
-        """Of a category that there is."""
+        """Return the outlier, with category `other` if its own is unknown."""
         is_known = one.wait is None or not self._categories or one.category in self._categories
         return one if is_known else one._replace(category=OTHER)
 
     def _stack(self, number: int) -> Stack:
         stack = self._recording.stack(number)
         if self._categories and stack.category not in self._categories:
-            return stack._replace(category=OTHER)  # of a newer offtop
+            return stack._replace(category=OTHER)  # written by a newer offtop
         return stack
 
     def _forget(self, snapshot: Snapshot, before_ns: int) -> None:
-        """What no total names, and no window since `before_ns`."""
+        """Forget names that neither a total nor a window since `before_ns` uses."""
         book, table = self._book, table_of(SITES, snapshot.sites)
         sites = table.ids[table.present]
         wakes = {*sites[:, -1].tolist(), *snapshot.storms, *(one.site.wake for one in snapshot.waiting.values())}
@@ -373,9 +376,9 @@ class RecordedSource:
             if self._used_ns.get(stack, 0) < before_ns:
                 del book.stacks[stack]
                 self._used_ns.pop(stack, None)
-        for key in [one for one in book.comms if one not in keys and self._heard_ns.get(one, 0) < before_ns]:
+        for key in [one for one in book.comms if one not in keys and self._seen_ns.get(one, 0) < before_ns]:
             del book.comms[key]
-            self._heard_ns.pop(key, None)
+            self._seen_ns.pop(key, None)
         for key in [one for one in book.lives if one not in keys and one not in book.comms]:
             del book.lives[key]
         pids = {key.pid for key in book.comms}
@@ -385,7 +388,7 @@ class RecordedSource:
 
 
 def _add(kept: dict[K, V], new: Mapping[K, V], most: int) -> None:
-    """As many as there is room for."""
+    """Add `new` up to `most` entries."""
     if len(kept) + len(new) <= most:
         kept.update(new)
         return
@@ -395,7 +398,7 @@ def _add(kept: dict[K, V], new: Mapping[K, V], most: int) -> None:
 
 
 def _are_fewer(before: Mapping[int, Storm], now: Mapping[int, Storm]) -> bool:
-    """Whether any running total has fallen. One that is no longer told of has not."""
+    """Return whether a running total decreased; a missing one did not."""
     return any(
         new < old
         for wake, was in before.items()

@@ -1,5 +1,4 @@
-"""A recording on one page: when, how much waited, where most time went, the longest waits, who ended them, and what was
-stuck."""
+"""A recording on one page: time range, totals, the longest waits, outliers, wakers, and waits still in progress."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -49,48 +48,48 @@ _ROWS = 10
 _LONGEST = 5
 _WAKERS = 5
 _NOBODY = NOBODY, "(not known)"
-_WENT_ON = "nobody saw them end"
+_WENT_ON = "in progress at the end"
 _PLACES = 10_000
-"""Of which it is remembered what they are called."""
+"""Most wakers' stacks whose names are cached."""
 _OUTLIERS = 10
 _STUCK = 20
-"""Places."""
+"""Most stacks listed as stuck."""
 _BATCH = 64
-"""So many windows are merged at a time: memory follows what there is, not how long it was."""
+"""How many windows are merged at a time, so that memory does not grow with the length of the recording."""
 _HISTORY_BYTES = 1 << 20
 
 
 class _Longest(NamedTuple):
     max_ns: int
     taken_ns: int
-    """When the tick ended in which the wait did."""
+    """When the tick ended in which the wait ended."""
     site: SiteKey
     category: str
     words: str
-    """Who, and where."""
+    """Process, thread and location."""
 
 
 @dataclass(slots=True)
 class _Ended:
-    """What wakers of one name did."""
+    """Totals of the wakers of one name."""
 
     blocked_ns: int = 0
     wakeups: int = 0
     places: Counter[str] = field(default_factory=Counter[str])
-    """Through which functions, and how often."""
+    """How often through which functions."""
     storm: Storm = field(default_factory=Storm)
 
 
 class _Wakers:
-    """Who ended the waits that do not look idle, by what they are called."""
+    """The wakers of waits that are not idle, by name."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._every: dict[tuple[str, str], _Ended] = {}
-        """By kind and name: a thread may be called `timeout`."""
+        """By kind and name: a thread may be named `timeout`."""
         self._places: dict[tuple[int, int], str] = {}
         self._went_on_ns = 0
-        """Of waits of which nobody knows yet how they end."""
+        """Time of waits still in progress."""
         self._since_ns = 0
         """The beginning of the first tick."""
 
@@ -122,7 +121,7 @@ class _Wakers:
 
     @property
     def lines(self) -> list[str]:
-        """None where nobody asked who it was."""
+        """The lines to print; empty if wakers were not recorded."""
         known = [item for item in self._every.items() if item[0] != _NOBODY]
         ended = nlargest(_WAKERS, known, key=lambda item: item[1].blocked_ns)
         if _NOBODY in self._every:
@@ -140,7 +139,7 @@ class _Wakers:
         return self._every.setdefault(key, _Ended())
 
     def _shown(self, kind: str, name: str) -> str:
-        """The kind of a thread stands behind its name where something else is called the same."""
+        """Return the name, with the kind appended if something of another kind has the same name."""
         is_alone = kind != THREAD or not any((other, name) in self._every for other in KINDS if other != THREAD)
         return name if is_alone else f"{name} ({kind})"
 
@@ -164,7 +163,10 @@ def _storm_line(name: str, storm: Storm) -> str:
 
 
 def write(path: Path, categories: Categories, width: int, out: TextIO, rules: RuleSource = WITHOUT_RULES) -> None:
-    """Raises OfftopError for what is no recording, or has no tick."""
+    """Write the report. Raises OfftopError if the file is not a recording or has no tick.
+
+    `width`: columns to cut lines at; 0: do not cut.
+    """
     with closing(RecordedSource(path, categories=categories.ids)) as source:
         diagnoser = Diagnoser(source.names, rules)
         history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
@@ -192,7 +194,7 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
         idle = last.idle if last else Idle(categories.idle, NO_SITES)
         blocked = in_progress(end, idle, LEAST_AGE_NS) if end else NOTHING_STUCK
         if last is None:
-            lines.append("It has no whole tick: what passes between two readings.")
+            lines.append("The recording has only one reading; a tick needs two.")
         else:
             lines += _numbers(merge(windows), last, ticks, busiest, source, blocked, diagnoser)
         if longest:
@@ -233,7 +235,7 @@ def _longest_line(one: _Longest) -> str:
 
 
 def _outlier_lines(caught: Sequence[Group], names: Names) -> list[str]:
-    """The newest ones; replay shows all."""
+    """Return lines for the newest outliers."""
     shown = caught[-_OUTLIERS:]
     last = f", the last {len(shown)}" if len(shown) < len(caught) else ""
     head = f"OUTLIERS: {len(caught):,}{last}; replay --at outlier goes there"
@@ -242,8 +244,7 @@ def _outlier_lines(caught: Sequence[Group], names: Names) -> list[str]:
 
 
 def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, diagnoser: Diagnoser) -> list[str]:
-    """The waits in progress at the end, the oldest first: of each place of a process the oldest, and how many there
-    are."""
+    """Return lines for the waits in progress at the end: the oldest per process and stack, with its thread count."""
     shown = blocked.in_scope(Scope(ALL, idle=False))
     places: dict[tuple[int | str, ...], list[int]] = {}
     for row, one in enumerate(shown.waits):
@@ -260,7 +261,7 @@ def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, diagnoser: Diagnos
 
 
 def _without_gone(window: Window, snapshot: Snapshot) -> Window:
-    """The threads that are there no more summed up as one, their sites by kernel stack."""
+    """Merge the threads that have exited into one, and their sites by kernel stack."""
     there = {*snapshot.threads, *snapshot.waiting}
     sites, threads = table_of(SITES, window.sites), table_of(THREADS, window.threads)
     return replace(window, sites=_folded(SITES, sites, there), threads=_folded(THREADS, threads, there))
@@ -274,14 +275,14 @@ def _folded(kind: Kind[K, V], table: Table[K, V], there: Collection[ThreadKey]) 
 
 
 def _waiting(kept: Kept) -> float:
-    """Average threads, idle-looking and filtered ones left out."""
+    """Return the average number of waiting threads, without idle and filtered waits."""
     leaves = kept.cut.categories
     ns = sum(part.total_ns for leaf, part in leaves.items() if not leaf.idle and leaf.category != FILTERED)
     return average(ns, kept.span_ns)
 
 
 def _with_longest(longest: list[_Longest], kept: Kept, source: RecordedSource) -> list[_Longest]:
-    """With the longest wait of that tick, if it is among the longest of all; of each place the longest alone."""
+    """Add the longest wait of a tick if it is among the longest of all; keep one per process and stack."""
     shares = kept.shares
     looks_idle = np.array([leaf.idle for leaf in shares.leaves], np.bool_)
     max_ns = np.where(looks_idle[shares.leaf], 0, shares.max_ns) if len(shares.leaf) else shares.max_ns
@@ -301,7 +302,7 @@ def _with_longest(longest: list[_Longest], kept: Kept, source: RecordedSource) -
 
 
 def _place(site: SiteKey) -> tuple[int, int, int]:
-    """The stacks of a process, whichever thread of it."""
+    """Return the process and stacks of a site."""
     return site.pid, site.kernel, site.user
 
 

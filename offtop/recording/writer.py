@@ -1,8 +1,8 @@
-"""Writes a recording: each tick is made into bytes where it is read, and written by a thread of its own.
+"""Writes a recording: ticks are encoded in the polling thread and written by a thread of their own.
 
-So a disk that hangs delays no reading. What waits to be written is bounded; when that is full, a tick is left out and
-counted, and the next one has the sums of both. The file belongs to the person who typed sudo, is made by their rights,
-and never through a link. A write that fails ends the recording with a sentence, and nothing else.
+So a disk that hangs does not delay ticks. The queue between the two is bounded; when it is full, a tick is skipped and
+counted, and the next one holds the sums of both. The file belongs to the user who ran sudo, is created with that user's
+rights, and never through a symlink. A write that fails ends the recording with an error, and nothing else.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ from offtop.units import NS_PER_S, size
 KEEP_NS = 48 * 3600 * NS_PER_S
 MOST_BYTES = 2 << 30
 LEAVE_BYTES = 100 << 20
-"""So much room is left to others on the disk."""
+"""Free space that a recording leaves on the disk."""
 _WHOLE_NS = 60 * NS_PER_S
 _MOST_QUEUED = 120
 _NAMES_SECONDS = 3.0
-"""At the end, for the last names."""
+"""How long close() waits for the last names."""
 _CLOSE_SECONDS = 5.0
 _OPEN_SECONDS = 10.0
 
@@ -49,21 +49,21 @@ _Rows = Sequence[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What one tick adds to the tables; all of it or nothing is written."""
+    """What one tick adds to the tables, in one transaction."""
 
     tick: tuple[Any, ...]
     frames: _Rows
     stacks: _Rows
     told: _Rows
-    """(name, id) of frames that are called otherwise by now."""
+    """(name, id) of frames whose name has changed."""
     used: tuple[Sequence[int], Sequence[int], int] | None = None
-    """The stacks and frames that were used until that whole tick."""
+    """The stacks and frames in use, and the number of the whole tick up to which they were used."""
     guessed: _Rows = ()
     outliers: _Rows = ()
 
 
 class Recorder:
-    """Writes what it is handed until it is closed, or cannot. For any thread."""
+    """Writes snapshots until it is closed or a write fails. Thread-safe."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class Recorder:
         whole_ns: int = _WHOLE_NS,
         past: bool = False,
     ) -> None:
-        """Makes the file. Raises OfftopError where that cannot be: also where there is anything of that name.
+        """Create the file. Raises OfftopError if that fails or something of that name exists.
 
-        `cmdlines`: whether command lines are kept, too; there may be secrets in them. `past`: what it is handed has
-        passed already: it comes as fast as it can be written, and who is at other ends now is not asked.
+        `cmdlines`: also store command lines, which may hold secrets. `past`: the snapshots are of the past, so add()
+        may block until there is room, and the peers of sockets and pipes are not looked up.
         """
         self.path = path
         self._source, self._whose, self._cmdlines = source, whose, cmdlines
@@ -98,49 +98,49 @@ class Recorder:
         self._wakes: dict[int, Wake] = {}
         self._ends: dict[Object, Ends] = {}
         self._of_wakes: dict[int, set[int]] = {}
-        """Their stacks."""
+        """The stacks of each wake."""
         self._details_version = self._names_version = self._ends_version = -1
         self._frames: dict[Frame, int] = {}
         self._next_frame = 1
         self._stacks: dict[int, tuple[int, ...]] = {}
-        """Those in the file, with their frames."""
+        """Stacks in the file, with the numbers of their frames."""
         self._told: dict[Frame, str] = {}
-        """What was written of frames whose name comes late, or gets better."""
+        """Names written so far of frames whose name may still change."""
         self._unnamed: set[Frame] = set()
-        """Those of them whose name is not known yet."""
+        """Frames whose name is not known yet."""
         self._used: set[int] = set()
-        """Stacks of the changes since the last whole tick."""
+        """Stacks used since the last whole tick."""
         self._queue: deque[_Written] = deque()
         self._changed = threading.Condition()
         self._adding = threading.Lock()
         self._closing = self._is_over = False
         self._last_names: _Rows = ()
         self._reasons: _Rows = ()
-        """Why functions of a file have no name."""
+        """Why the functions of a file have no name, by file."""
         self._moves: list[Move] = []
-        """Of those ticks that are not in the file by themselves."""
+        """Moves of the skipped ticks."""
         self.skipped = 0
-        """Ticks that are not in the file by themselves, since the disk was too slow."""
+        """Number of ticks skipped because the disk was too slow; the next tick holds their sums."""
         self.failure = ""
-        """Why nothing more is written; empty while all is well."""
+        """Why writing stopped; empty while it works."""
         self.bytes_written = 0
-        """Of the file, by the last tick."""
+        """Size of the file after the last tick."""
         opened = threading.Event()
         self._refusal: OfftopError | None = None
         self._thread = threading.Thread(target=self._run, args=(opened,), name="offtop-record", daemon=True)
         self._thread.start()
         if not opened.wait(_OPEN_SECONDS):
             self._closing = True
-            raise OfftopError(f"{self._shown} cannot be made: the disk does not answer. Name another place")
+            raise OfftopError(f"{self._shown} cannot be created: the disk does not respond. Name another file")
         if self._refusal:
             raise self._refusal
 
     def add(self, snapshot: Snapshot) -> None:
-        """Have it written. Costs what changed since the one before."""
+        """Queue a snapshot. The cost follows what changed since the one before."""
         if self._past:
             with self._changed:
                 has_room = self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED, _CLOSE_SECONDS)
-            self._past = has_room  # a disk that hangs is waited for once
+            self._past = has_room  # wait for a hung disk only once
         with self._adding:
             if self.failure or self._closing:
                 return
@@ -187,11 +187,11 @@ class Recorder:
         )
 
     def _reaching_back(self, snapshot: Snapshot) -> Iterable[Move]:
-        """Those of its moves that a change from the last tick in the file must tell: of waits that were in it."""
+        """Return the moves of waits that the last written tick already shows."""
         return (move for move in snapshot.moves if move.since_ns < self._before.at_ns)
 
     def close(self) -> str:
-        """Write what is left, and end the file; says what came of it. May be called twice."""
+        """Write what is queued, close the file and return a summary for the user. May be called twice."""
         with self._adding:
             first, self._closing = not self._closing, True
             unnamed = {*self._unnamed}
@@ -205,25 +205,28 @@ class Recorder:
             self._changed.notify_all()
         self._thread.join(_CLOSE_SECONDS)
         if self._thread.is_alive():
-            return f"the disk does not answer, so the end of the recording may be missing: {self._shown}"
-        left_out = f" ({self.skipped:,} left out: the disk was too slow)" if self.skipped else ""
+            return f"the disk does not respond, so the end of the recording may be missing: {self._shown}"
+        left_out = f" ({self.skipped:,} skipped: the disk was too slow)" if self.skipped else ""
         ticks = max(0, self._number - 1)  # what passes between two readings
         said = f"recorded {ticks:,} tick{'s' * (ticks != 1)}{left_out}, {size(self.bytes_written)}: {self._shown}"
         return self.failure or said
 
     @property
     def is_whole(self) -> bool:
-        """Whether, now that it is closed, all that was handed over is in the file."""
+        """Return whether everything was written. Valid once it is closed."""
         return not (self.failure or self.skipped or self._thread.is_alive())
 
     @property
     def _shown(self) -> str:
         return printable(str(self.path))
 
-    # What a tick adds
+    # What a tick adds to the file
 
     def _entry(self, one: Change, whole: Change, book: Book) -> form.Entry:
-        """`whole`: of which names are told, where they are not yet; `one` itself but for whole ticks."""
+        """Encode the change `one` with the names that `whole` uses and the file lacks.
+
+        `whole` is `one` itself, except in whole ticks.
+        """
         keys = _keys(whole)
         comms = {key: comm for key in keys if (comm := book.comms.get(key)) and self._comms.get(key) != comm}
         pids = {key.pid for key in keys if key.pid}
@@ -251,7 +254,7 @@ class Recorder:
         )
 
     def _whole_entry(self, whole: Change, book: Book) -> form.Entry:
-        """What is told by now of all that is there; of the rest it is forgotten."""
+        """Return a whole tick with all names that it uses, and forget the names that it does not use."""
         keys = _keys(whole)
         pids = {key.pid for key in keys}
         self._comms = {key: comm for key, comm in self._comms.items() if key in keys}
@@ -267,7 +270,7 @@ class Recorder:
         )
 
     def _new_wakes(self, whole: Change, book: Book) -> dict[int, Wake]:
-        """Those that the file has not, or no longer."""
+        """Return the wakes that the file lacks."""
         named = (number for number in whole.wakes if number >= FIRST_WAKE and number not in self._wakes)
         new = {number: wake for number in named if (wake := book.wakes.get(number))}
         self._wakes.update(new)
@@ -275,8 +278,10 @@ class Recorder:
         return new
 
     def _new_ends(self, one: Change, book: Book) -> dict[Object, Ends]:
-        """Those that the file has not, or that are others now; and the source is asked for those of this tick, but for
-        epolls, which are locked while they are read."""
+        """Return the peers that the file lacks or that changed, and have the source look up those of this tick.
+
+        Epolls are not looked up: reading one locks it.
+        """
         waits = np.unique(np.concatenate((one.sites.ids[:, [0, -1]], one.waiting[:, [0, -1]])), axis=0)
         found = waited_on(waits.tolist(), book.wakes)
         if not self._past:
@@ -292,12 +297,11 @@ class Recorder:
         return details if self._cmdlines else details._replace(cmdline="")
 
     def _stacks_of(self, one: Change) -> set[int]:
-        """The ids of those in it, and in its wakes."""
+        """Return the ids of the stacks in a change and in its wakes."""
         return one.stacks.union(*(self._of_wakes.get(number, ()) for number in one.wakes))
 
     def _stacks_in(self, ids: set[int], book: Book) -> tuple[_Rows, _Rows, _Rows]:
-        """The frames of the stacks of these that the file has not, those stacks, and in which binaries they were
-        guessed."""
+        """Return the rows that the file lacks: frames, stacks, and the binaries that were unwound by guessing."""
         self._used |= ids
         frames: list[tuple[Any, ...]] = []
         stacks: list[tuple[Any, ...]] = []
@@ -333,7 +337,7 @@ class Recorder:
         return number
 
     def _names(self, every: bool) -> _Rows:
-        """Of frames that have got one by now; `every`: or another one."""
+        """Return names found since the last call; with `every`, also names that changed."""
         names = self._source.names
         if names.version == self._names_version and not every:
             return ()
@@ -345,8 +349,10 @@ class Recorder:
         return [(form.text_bytes(told), self._frames[frame]) for frame, told in better.items()]
 
     def _forget_unused(self, ids: set[int]) -> tuple[list[int], list[int], int]:
-        """The stacks and frames that were used since the last whole tick, or are these; others may come again, and
-        are written again then."""
+        """Forget stacks that are neither in `ids` nor used since the last whole tick, and return those still in use.
+
+        A forgotten stack that occurs again is written again.
+        """
         used = self._used | ids
         self._used = set()
         stacks = {number: frames for number, frames in self._stacks.items() if number in used}
@@ -357,7 +363,7 @@ class Recorder:
         self._unnamed &= self._told.keys()
         return list(stacks), list(in_use), self._number
 
-    # The thread that writes
+    # The writing thread
 
     def _run(self, opened: threading.Event) -> None:
         try:
@@ -375,15 +381,15 @@ class Recorder:
             why = printable((error.strerror if isinstance(error, OSError) else "") or str(error))
             self.failure = f"recording stopped: {why}: {self._shown}"
             self._refusal = OfftopError(
-                f"{self._shown} cannot be written by {printable(self._whose.name)} ({why}). Name another place"
+                f"{self._shown} cannot be written by {printable(self._whose.name)} ({why}). Name another file"
             )
         opened.set()
 
     def _make(self) -> sqlite3.Connection:
         for name in (self.path, *(Path(f"{self.path}{end}") for end in form.BESIDE)):
             if os.path.lexists(name):
-                raise OfftopError(f"{printable(str(name))} is there already. Remove it, or name another file")
-        # Whoever made a file of that name meanwhile, or a link, has it: nothing is written through it.
+                raise OfftopError(f"{printable(str(name))} exists already. Remove it, or name another file")
+        # O_EXCL and O_NOFOLLOW: never write to a file or through a symlink that appeared since the check.
         made = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             self._check_room()
@@ -396,11 +402,11 @@ class Recorder:
             os.close(made)
 
     def _opened(self, made: os.stat_result) -> sqlite3.Connection:
-        """The database in the file that was `made`. SQLite follows links: one that was put there since is refused."""
+        """Open the database in the file `made`. SQLite follows symlinks, so refuse one that was put there since."""
         database = sqlite3.connect(self.path, isolation_level=None)
         if not os.path.samestat(made, self.path.lstat()):
             database.close()
-            raise OSError("somebody put another file there")
+            raise OSError("the file was replaced")
         database.execute(f"PRAGMA application_id = {form.APPLICATION_ID}")
         database.execute(f"PRAGMA user_version = {form.FORMAT}")
         database.execute("PRAGMA journal_mode = WAL")
@@ -410,7 +416,7 @@ class Recorder:
                 database.execute(table)
             about = {**self._about(), "host": self._source.host, "offtop": __version__, "began_ns": str(time.time_ns())}
             database.executemany("INSERT INTO about VALUES (?, ?)", [(k, printable(v)) for k, v in about.items()])
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # what it is stands in the file itself from now on
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # so that the file itself says what it is
         return database
 
     def _about(self) -> Mapping[str, str]:
@@ -427,7 +433,7 @@ class Recorder:
         with _transaction(database):
             database.executemany("UPDATE frames SET told = ? WHERE id = ?", self._last_names)
             database.executemany("INSERT OR REPLACE INTO nameless VALUES (?, ?)", self._reasons)
-        with contextlib.suppress(sqlite3.OperationalError):  # somebody reads it: then some stays beside it
+        with contextlib.suppress(sqlite3.OperationalError):  # a reader holds it open: then the -wal stays
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             database.execute("PRAGMA journal_mode = DELETE")
 
@@ -455,7 +461,7 @@ class Recorder:
             self._make_room(database, written.tick[2])
 
     def _make_room(self, database: sqlite3.Connection, at_ns: int) -> None:
-        """Drop what is too old, or too much, from one whole tick to the next."""
+        """Delete the oldest ticks, up to the next whole one, while they are too old or the file is too large."""
         wholes = [
             *database.execute("SELECT number, at_ns FROM ticks WHERE whole IS NOT NULL ORDER BY number").fetchall()
         ]
@@ -471,10 +477,10 @@ class Recorder:
             database.execute("DELETE FROM outliers WHERE number < ?", (first,))
             database.execute("DELETE FROM guessed WHERE stack NOT IN (SELECT id FROM stacks)")
         if len(wholes) > 1 and self._bytes_of(database) > self._most_bytes:
-            raise OSError(f"one minute is more than {size(self._most_bytes)} already")
+            raise OSError(f"one minute takes more than {size(self._most_bytes)}")
 
     def _bytes_of(self, database: sqlite3.Connection) -> int:
-        """Of what is in use; what was dropped is written again."""
+        """Return the size of the pages in use; SQLite reuses free ones."""
         pages, free, page_bytes = (
             database.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "freelist_count", "page_size")
         )
@@ -489,7 +495,7 @@ class Recorder:
 
 
 def _keys(one: Change) -> set[ThreadKey]:
-    """The threads in it."""
+    """Return the threads in a change."""
     return {*map(ThreadKey._make, np.concatenate((one.threads.ids, one.waiting[:, :2])).tolist())}
 
 

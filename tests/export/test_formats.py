@@ -425,7 +425,7 @@ def test_go_tool_pprof_says_what_offtop_says(tmp_path: Path) -> None:
     assert re.search(r"900ms 69\.23% .* futex_wait$", top, re.MULTILINE), top
     assert "100% of 1300ms total" in top
     assert re.search(r"1\.2s \(92\.31%\): main|1200ms.*main", said("-top", "-cum", "-unit=ms")), top
-    assert said("-comments").strip() == "lost while it was measured: stacks 2"
+    assert said("-comments").strip() == "lost: stacks 2"
     tags = said("-tags", "-unit=ms")
     assert re.search(r"900\.0ms \(69\.23%\): lock", tags), tags
 
@@ -447,7 +447,7 @@ def test_of_nothing_it_is_said_and_a_directory_that_is_missing_is_not_made(tmp_p
 
 def test_what_was_lost_is_said() -> None:
     lossy = SHOP._replace(lost={"stacks": 2, "wakes": 0})
-    assert lossy.doubts == ["lost while it was measured: stacks 2"]
+    assert lossy.doubts == ["lost: stacks 2"]
     assert lossy.doubts[0] in flamegraph.svg(lossy)
     assert json.loads(speedscope.text(lossy, "a title"))["name"] == f"a title; {lossy.doubts[0]}"
     every = [*fields(gzip.decompress(pprof.packed(lossy)))]

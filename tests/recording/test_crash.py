@@ -175,7 +175,7 @@ def test_what_a_disk_is_too_slow_for_is_in_the_next_tick(tmp_path: Path, monkeyp
     while recorder._queue:  # pyright: ignore[reportPrivateUsage]
         time.sleep(0.001)
     recorder.add(source.after(200))
-    assert f"({recorder.skipped} left out: the disk was too slow)" in recorder.close()
+    assert f"({recorder.skipped} skipped: the disk was too slow)" in recorder.close()
     assert recorder.skipped > 50
     played = in_json(RecordedSource(path))
     assert [tick["lost"] for tick in played if tick["lost"]] == [{"unrecorded": recorder.skipped}]

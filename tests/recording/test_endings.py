@@ -31,5 +31,5 @@ def test_what_the_first_recordings_have_is_along_frame_pointers() -> None:
 
 @pytest.mark.parametrize("word", ["end-", "end-elsewhere", "end-whole-unsure-unsure", "end--unsure"])
 def test_an_end_that_there_is_not_is_refused(word: str) -> None:
-    with pytest.raises(ValueError, match="ends as none does"):
+    with pytest.raises(ValueError, match="has an unknown end"):
         form.stack_of(USER, 0, 0, word)

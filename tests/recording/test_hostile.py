@@ -191,7 +191,7 @@ def test_words_that_are_shown_as_they_are_must_be_ours(whole: bytes, what: str) 
         "door": lambda: replace(entry.change, door=evil),
         "who": lambda: replace(entry.change, filters=replace(entry.change.filters, who=evil)),
     }[what]()
-    with pytest.raises(ValueError, match="not a word of offtop's"):
+    with pytest.raises(ValueError, match="not a word that offtop writes"):
         form.decode(form.encode(replace(entry, change=spoilt)), whole=True)
 
 
@@ -208,21 +208,21 @@ def with_begun(column: int, value: int) -> Change:
 @pytest.mark.parametrize(
     ("spoilt", "said"),
     [
-        (with_begun(0, -1), "a number that cannot be"),  # since_ns
-        (with_begun(0, (1 << 61) + 1), "a number that cannot be"),
-        (with_begun(1, -1), "a number that cannot be"),  # bound
-        (with_begun(1, 3), "a number that cannot be"),
-        (with_begun(2, -1), "a number that cannot be"),  # state
-        (with_begun(2, 1 << 32), "a number that cannot be"),
-        (with_begun(3, 1 << 31), "a number that cannot be"),  # call
-        (with_begun(3, -2 - (1 << 31)), "a number that cannot be"),
-        (with_begun(10, -1), "a number that cannot be"),  # user stack
-        (with_begun(10, 1 << 31), "a number that cannot be"),
-        (replace(STUCK_NOW, begun=STUCK_NOW.begun[1:]), "not how those waits began"),
-        (replace(STUCK_NOW, begun=STUCK_NOW.begun[:, 1:]), "not how those waits began"),
-        (replace(STUCK_NOW, begun=STUCK_NOW.begun[0]), "not how those waits began"),
-        (replace(STUCK_NOW, machine=STUCK_NOW.machine._replace(cpus=-1)), "a number that cannot be"),
-        (replace(STUCK_NOW, machine=STUCK_NOW.machine._replace(steal_ns=1 << 62)), "a number that cannot be"),
+        (with_begun(0, -1), "a number is out of range"),  # since_ns
+        (with_begun(0, (1 << 61) + 1), "a number is out of range"),
+        (with_begun(1, -1), "a number is out of range"),  # bound
+        (with_begun(1, 3), "a number is out of range"),
+        (with_begun(2, -1), "a number is out of range"),  # state
+        (with_begun(2, 1 << 32), "a number is out of range"),
+        (with_begun(3, 1 << 31), "a number is out of range"),  # call
+        (with_begun(3, -2 - (1 << 31)), "a number is out of range"),
+        (with_begun(10, -1), "a number is out of range"),  # user stack
+        (with_begun(10, 1 << 31), "a number is out of range"),
+        (replace(STUCK_NOW, begun=STUCK_NOW.begun[1:]), "wait beginnings do not match the waits"),
+        (replace(STUCK_NOW, begun=STUCK_NOW.begun[:, 1:]), "wait beginnings do not match the waits"),
+        (replace(STUCK_NOW, begun=STUCK_NOW.begun[0]), "wait beginnings do not match the waits"),
+        (replace(STUCK_NOW, machine=STUCK_NOW.machine._replace(cpus=-1)), "a number is out of range"),
+        (replace(STUCK_NOW, machine=STUCK_NOW.machine._replace(steal_ns=1 << 62)), "a number is out of range"),
     ],
 )
 def test_how_a_wait_began_must_be_what_can_be(spoilt: Change, said: str) -> None:
@@ -242,15 +242,15 @@ def test_how_a_wait_began_must_be_what_can_be(spoilt: Change, said: str) -> None
         ({"lives": [[1, 2, "x", 0]]}, "not a number"),
         ({"calls": [[1]]}, "not an array of that length"),
         ({"calls": [["futex", 202]]}, "not a number"),
-        ({"calls": [[202, 7]]}, "not a text"),
+        ({"calls": [[202, 7]]}, "not a string"),
         ({"calls": {}}, "not an array of that length"),
-        ({"calls": [[-1, "futex"]]}, "a number that cannot be"),
-        ({"calls": [[1 << 31, "futex"]]}, "a number that cannot be"),
-        ({"calls": [[202, "f" * 65]]}, "more system calls than there are"),
-        ({"calls": [[number, "x"] for number in range(4_097)]}, "more system calls than there are"),
-        ({"comms": [[number, 1, "x"] for number in range(1_100_000)]}, "more words than a tick has"),
-        ({"lost": {f"kind{number}": 1 for number in range(100_000)}}, "more words than a tick has"),
-        ({"comms": [[1, 1, '"' + "\\" * (1 << 20)], *[[1, 1, "x"]] * 1_100_000]}, "more words than a tick has"),
+        ({"calls": [[-1, "futex"]]}, "a number is out of range"),
+        ({"calls": [[1 << 31, "futex"]]}, "a number is out of range"),
+        ({"calls": [[202, "f" * 65]]}, "too many system calls"),
+        ({"calls": [[number, "x"] for number in range(4_097)]}, "too many system calls"),
+        ({"comms": [[number, 1, "x"] for number in range(1_100_000)]}, "a tick has too many values"),
+        ({"lost": {f"kind{number}": 1 for number in range(100_000)}}, "a tick has too many values"),
+        ({"comms": [[1, 1, '"' + "\\" * (1 << 20)], *[[1, 1, "x"]] * 1_100_000]}, "a tick has too many values"),
     ],
 )
 def test_words_that_are_new_must_be_what_can_be(words: dict[str, object], said: str) -> None:
@@ -313,7 +313,7 @@ def test_a_running_time_for_each_thread_or_none() -> None:
     end = 4 + int.from_bytes(raw[:4], "little")
     tables = columns.unpacked(raw[end:])
     tables[-2] = tables[-2][:-1]
-    with pytest.raises(ValueError, match="not the running time of those threads"):
+    with pytest.raises(ValueError, match="running times do not match the threads"):
         form.decode(zlib.compress(raw[:end] + columns.packed(tables)), whole=True)
 
 

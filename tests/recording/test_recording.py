@@ -84,7 +84,7 @@ def test_what_is_there_stays_as_it_is(tmp_path: Path, kind: str) -> None:
         path.write_text("precious")
     else:
         path.symlink_to(target)
-    with pytest.raises(OfftopError, match="is there already"):
+    with pytest.raises(OfftopError, match="exists already"):
         Recorder(path, ScriptedSource(SHOP), person(), leave_bytes=0)
     assert path.is_symlink() == (kind != "file")
     assert target.exists() == (kind != "dangling link")
@@ -175,7 +175,7 @@ def test_what_is_more_than_allowed_is_dropped_too_and_a_minute_that_is_more_ends
     small = Recorder(tmp_path / "b", source, person(), leave_bytes=0, whole_ns=2 * NS_PER_S, most_bytes=1 << 10)
     for after in range(5):
         small.add(source.after(after))
-    assert "recording stopped: one minute is more than 1.0KB already" in small.close()
+    assert "recording stopped: one minute takes more than 1.0KB" in small.close()
     assert len(in_json(RecordedSource(tmp_path / "b"))) >= 1
 
 

@@ -115,7 +115,7 @@ def test_a_recording_of_which_all_has_gone_on_has_nothing_stuck(tmp_path: Path) 
 
 def test_one_reading_tells_what_was_stuck_then(tmp_path: Path) -> None:
     lines = page(tmp_path / "it", *STUCK, seconds=0)
-    assert "It has no whole tick: what passes between two readings." in lines
+    assert "The recording has only one reading; a tick needs two." in lines
     assert stuck_in(lines)[0] == "2 threads; 1 that looks idle left out"
 
 
@@ -162,7 +162,7 @@ def test_what_went_on_at_the_ends_of_ticks_and_does_not_look_idle_has_a_row(
 ) -> None:
     monkeypatch.delitem(woken.ENDED_BY, ("worker-2", "lock"))
     wakers = wakers_in(tmp_path / "it", WokenSource(10))
-    assert wakers[5] == "   2.00s          (still waiting)          nobody saw them end"
+    assert wakers[5] == "   2.00s          (still waiting)          in progress at the end"
 
 
 def test_what_wakes_by_one_name_but_is_not_of_one_kind_are_two_rows(tmp_path: Path) -> None:
