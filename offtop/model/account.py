@@ -1,8 +1,8 @@
-"""Where the seconds of threads went: running, ready to run, blocked, and what none of these has.
+"""Where the time of threads went: running, runnable, blocked, and the residue.
 
-The parts of a thread that lives through the span add up to it: what is left over is its residue. Hypervisor and
-interrupts may explain it, and only what they do not explain is an error. A thread that began or ended meanwhile has
-no residue that means anything: its parts count, its span does not.
+The parts of a thread that existed for the whole span add up to the span; what is missing is its residue. Steal and
+interrupts may explain it, and only the rest is an error. The residue of a thread that started or exited meanwhile means
+nothing: its parts count, its span does not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,38 +19,39 @@ from offtop.units import percent
 
 K = TypeVar("K")
 _SUSPECT = 100
-"""A residue of more than this part of the span may be that of a thread that did not live through it."""
+"""A residue above this fraction of the span (1/n) may belong to a thread that started or exited in it."""
 _LOW = (1 << 32) - 1
 _FIELD = {name: number for number, name in enumerate(ThreadTotals._fields)}
 _COLUMNS = [_FIELD[name] for name in ("running_ns", "runqueue_ns", "offcpu_ns", "waits", "involuntary")]
 
 
 class Account(NamedTuple):
-    """Of a thread, or of several together, over one span."""
+    """Times of one or several threads over one span."""
 
     threads: int = 0
-    """How many there are."""
+    """How many threads there are."""
     through: int = 0
-    """How many of them lived through the span."""
+    """How many of them existed for the whole span."""
     running_ns: int = 0
     ready_ns: int = 0
-    """In the run queue."""
+    """Runnable, on the run queue."""
     blocked_ns: int = 0
     residue_ns: int = 0
-    """Of those that lived through: what is left of the span. A little below 0 where the kernel was late to add up."""
+    """What is missing of the span, for threads that existed for all of it. Slightly negative if the kernel updated its
+    own sums late."""
     voluntary: int = 0
-    """Finished waits that they began by themselves."""
+    """Finished waits in which the thread blocked or slept."""
     involuntary: int = 0
-    """Finished waits of threads that were put aside."""
+    """Finished waits that were preemptions."""
     worst_ns: int = 0
-    """What the thread that was blocked longest was blocked."""
+    """Blocked time of the thread that was blocked longest."""
 
     @property
     def sum_ns(self) -> int:
         return self.running_ns + self.ready_ns + self.blocked_ns + self.residue_ns
 
     def plus(self, other: "Account") -> "Account":
-        """Of the threads of both."""
+        """Return the account of the threads of both."""
         sums = Account(*(a + b for a, b in zip(self, other, strict=True)))
         return sums._replace(worst_ns=max(self.worst_ns, other.worst_ns))
 
@@ -59,12 +60,12 @@ NO_ACCOUNT = Account()
 
 
 class Accounts(NamedTuple):
-    """A row for each thread that did anything, or waited all along."""
+    """A row for each thread that did anything, or waited all the time."""
 
     codes: Ints
-    """Of the threads, upward (table.thread_codes)."""
+    """Codes of the threads, ascending (table.thread_codes)."""
     numbers: Ints
-    """(n, 5) running, ready and off-CPU ns, waits, involuntary waits."""
+    """(n, 5) running, runnable and off-CPU ns, waits, involuntary waits."""
     through: Mask
     span_ns: int = 0
 
@@ -86,7 +87,7 @@ class Accounts(NamedTuple):
         return self._by(self.codes >> 32, int)
 
     def by(self, code_of: Mapping[ThreadKey, tuple[int, int]]) -> Mapping[tuple[int, int], Account]:
-        """By what `code_of` tells of a thread, and by thread where it tells nothing."""
+        """Group by what `code_of` has for a thread, and by thread if it has nothing."""
         codes = self.codes.copy()
         for row, code in enumerate(self.codes.tolist()):
             pid, number = code_of.get(ThreadKey(code >> 32, code & _LOW), (0, 0))
@@ -95,7 +96,7 @@ class Accounts(NamedTuple):
         return self._by(codes, lambda code: (code >> 32, _signed(code & _LOW)))
 
     def of(self, pid: int | None, tid: int | None = None) -> Account:
-        """All of a process, of one thread, or of everything."""
+        """Return the account of a process, of one thread, or of everything."""
         chosen = np.ones(len(self.codes), np.bool_)
         if pid is not None:
             chosen &= self.codes >> 32 == pid
@@ -124,8 +125,10 @@ def _signed(low: int) -> int:
 
 
 def accounts(windows: Sequence[Window], whole: bool = True) -> Accounts:
-    """Of all threads over `windows`, which follow one another (at least one). `whole`: with those that waited all
-    along, whose account says nothing else."""
+    """Return the accounts of all threads over `windows`, which are consecutive and at least one.
+
+    `whole`: include the threads that waited all the time.
+    """
     ids: list[Ints] = []
     numbers: list[Ints] = []
     for window in windows:
@@ -147,7 +150,7 @@ def accounts(windows: Sequence[Window], whole: bool = True) -> Accounts:
 
 
 def _through(codes: Ints, sums: Ints, span_ns: int, end_ns: int, book: Book) -> Mask:
-    """Which threads lived all the while."""
+    """Return which threads existed for the whole span."""
     through = np.ones(len(codes), np.bool_)
     left_ns = span_ns - sums[:, 0] - sums[:, 2]
     for row in np.flatnonzero(left_ns > span_ns // _SUSPECT).tolist():
@@ -158,7 +161,7 @@ def _through(codes: Ints, sums: Ints, span_ns: int, end_ns: int, book: Book) -> 
 
 
 class Left(NamedTuple):
-    """What explains a residue. ns; `unexplained_ns` is an error of the account."""
+    """What explains a residue, in ns; `unexplained_ns` is an error of the account."""
 
     steal_ns: int = 0
     interrupt_ns: int = 0
@@ -169,8 +172,10 @@ NO_LEFT = Left()
 
 
 def explained(residue_ns: int, whole_ns: int, machine: Machine) -> Left:
-    """Of a residue that is part of `whole_ns`, that of the whole machine: hypervisor and interrupts took from all
-    alike, as far as anybody knows."""
+    """Return what explains a residue that is part of `whole_ns`, the residue of the machine.
+
+    Steal and interrupts are assumed to have hit all threads alike.
+    """
     if residue_ns <= 0 or whole_ns <= 0:
         return Left(unexplained_ns=residue_ns)
     share = min(1.0, residue_ns / whole_ns)
@@ -180,7 +185,7 @@ def explained(residue_ns: int, whole_ns: int, machine: Machine) -> Left:
 
 
 def unexplained_pct(every: Accounts, machine: Machine) -> float:
-    """What nobody has of the CPUs' time, or what threads have beyond it, in percent of it; 0 where it is not known."""
+    """Return the CPU time that nothing accounts for, or that threads have beyond it, in percent; 0 if unknown."""
     cpu_ns = machine.cpus * every.span_ns
     if not cpu_ns:
         return 0.0
@@ -190,6 +195,6 @@ def unexplained_pct(every: Accounts, machine: Machine) -> float:
 
 
 def blocked(parts: Mapping[Leaf, Part]) -> list[tuple[Leaf, int]]:
-    """What fell to each leaf, most first."""
+    """Return the time of each leaf, longest first."""
     times = [(leaf, part.total_ns) for leaf, part in parts.items() if part.total_ns > 0]
     return sorted(times, key=lambda item: (-item[1], item[0]))

@@ -1,8 +1,8 @@
-"""Snapshots made again of windows that were kept: so that what has passed already can be recorded.
+"""Rebuild snapshots from the windows of a History, so that the past can be recorded.
 
-Their running totals begin at nothing where the first window begins. What a wait in progress came to stands in the
-totals of finished waits, but for what it passed standing still at one place: there a snapshot has it as its source had
-it. So `between` two of them is the window again, whatever was kept of its waits.
+Their running totals start at 0 with the first window. The time of a wait in progress is in the totals of finished
+waits, except what it spent blocked at one place, which is in the wait as it was in the original snapshot. So `between`
+two of them returns the original window, however little was kept of its waits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,10 +26,11 @@ _PLACE = SITES.width
 def snapshots(
     windows: Iterable[Window], waits: Sequence[Lasting], before: Mapping[SiteKey, SiteTotals]
 ) -> Iterator[Snapshot]:
-    """One before the first of `windows`, which follow one another, and one after each.
+    """Yield one snapshot before the first of `windows`, which are consecutive, and one after each.
 
-    `waits`: those in progress meanwhile, as far as they were kept. `before`: what is told of each site at the
-    beginning (`ended_before`)."""
+    `waits` are those in progress meanwhile, as far as they were kept. `before` has the sites' totals at the beginning,
+    as `ended_before` returns them.
+    """
     made: _Made | None = None
     for window in windows:
         if made is None:
@@ -40,8 +41,11 @@ def snapshots(
 
 
 def ended_before(latest: Mapping[SiteKey, SiteTotals], windows: Iterable[Window]) -> Table[SiteKey, SiteTotals]:
-    """Of each site, how many waits ended before `windows`, and how long each was: by that a sleep is told to be
-    periodic. No time, since what was before is not in what is made again. `latest`: as of the end of `windows`."""
+    """Return the count and histogram of the waits of each site that ended before `windows`.
+
+    They decide whether a sleep is periodic. Times are 0, since totals start with `windows`. `latest` is as of the end
+    of `windows`.
+    """
     every = Running(SITES)
     for sign, entries in ((1, latest), *((-1, window.sites) for window in windows)):
         table = table_of(SITES, entries)
@@ -58,11 +62,11 @@ class _Seen(NamedTuple):
 
     wait: Waiting
     goes_on: bool
-    """It stood where it does at the tick before, all the time between."""
+    """It has been at the same site since the previous tick."""
 
 
 class _Made:
-    """Running totals."""
+    """Running totals from which snapshots are made."""
 
     def __init__(self, first: Window, waits: Sequence[Lasting], before: Mapping[SiteKey, SiteTotals]) -> None:
         self.begin_ns = self._at_ns = first.at_ns - first.span_ns
@@ -108,7 +112,7 @@ class _Made:
         self._interrupt_ns += window.machine.interrupt_ns
 
     def snapshot(self, window: Window, at_ns: int) -> Snapshot:
-        """As of then: `window` ends or begins there."""
+        """Return a snapshot at `at_ns`, where `window` begins or ends."""
         return Snapshot(
             taken_ns=window.taken_ns - window.at_ns + at_ns,
             at_ns=at_ns,
@@ -129,7 +133,8 @@ class _Made:
         )
 
     def _in_progress(self, at_ns: int, still: set[tuple[int, ...]]) -> dict[ThreadKey, _Seen]:
-        """`still`: the sites of which it is known that somebody waited there ever since the last one."""
+        """Return the waits in progress at `at_ns`; `still` has the sites where a wait has lasted since the previous
+        snapshot."""
         while self._later and self._later[-1].wait.left_ns <= at_ns:
             self._lasting.append(self._later.pop())
         self._lasting = [one for one in self._lasting if one.until_ns >= at_ns]
@@ -148,7 +153,7 @@ class _Made:
 def _add(
     running: Running[K, V], kind: Kind[K, V], entries: Mapping[K, V], ids: Ints, numbers: Ints, at_ns: int
 ) -> None:
-    """A window's entries, and rows that have no histogram."""
+    """Add a window's entries, and rows without a histogram."""
     table = table_of(kind, entries)
     running.begin_tick()
     running.add([*table], table.numbers, table.lanes, at_ns)

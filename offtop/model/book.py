@@ -1,9 +1,9 @@
-"""The Book says what ids stand for: stacks, thread names, process names, and who a process is.
+"""Book: a catalog of what ids refer to: stacks, wakes, thread and process names, process details.
 
-One Book is shared by all snapshots and windows of a source, because a copy in each of 600 windows would
-cost more than the windows. Its owner, the source, only adds to it, and drops an entry when no window that
-a History may still hold can name it; readers may read it from any thread. An id is never used twice.
-Of wakes there may be too many for that: then those named longest ago go first, and are lost to windows of before.
+One Book is shared by all snapshots and windows of a source: a copy in each of 600 windows would cost more than the
+windows. The source owns it, only adds to it, and drops an entry when no window that a History may hold can refer to it.
+Any thread may read it. Ids are never reused. Wakes may be too many for that: the ones used longest ago are dropped
+first, and older windows then show them as lost.
 """
 
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ from offtop.model.wake import RESERVED as RESERVED_WAKES
 
 class ThreadKey(NamedTuple):
     pid: int
-    """The process (the kernel's tgid)."""
+    """Process id (the kernel's tgid)."""
     tid: int
-    """The thread (the kernel's pid)."""
+    """Thread id (the kernel's pid)."""
 
 
 class SiteKey(NamedTuple):
-    """Who waited, and where: each wait is counted in exactly one site, or is short or filtered."""
+    """A thread and where it waited. Each wait is counted in exactly one site, or is short or filtered."""
 
     pid: int
     tid: int
@@ -32,7 +32,7 @@ class SiteKey(NamedTuple):
     user: int
     """Stack id."""
     wake: int = NO_WAKE
-    """Id of what ended it, where that is gathered."""
+    """Id of what ended the wait, if that is gathered."""
 
     @property
     def thread(self) -> ThreadKey:
@@ -40,34 +40,34 @@ class SiteKey(NamedTuple):
 
 
 class Details(NamedTuple):
-    """Who a process is. All of it is strangers' text, raw: escape it before it is shown."""
+    """Details of a process. All texts are untrusted and raw: escape them before they are shown."""
 
     user: str = ""
-    """Name of its owner (the effective user, as in ps), or the number where that has none; empty: not known."""
+    """Name of its effective user, as in ps, or the number if that has no name; empty if unknown."""
     cmdline: str = ""
-    """Its arguments, joined by blanks; empty for a kernel thread, and where it is not known."""
+    """Arguments, joined by blanks; empty for a kernel thread, or if unknown."""
     cgroup: str = ""
-    """Path below the root of the hierarchy: `/system.slice/mysql.service`; empty: not known."""
+    """Path below the root of the hierarchy: `/system.slice/mysql.service`; empty if unknown."""
     uid: int = -1
-    """Of its owner; -1: not known."""
+    """Effective user id; -1 if unknown."""
 
 
 UNKNOWN = Details()
 
 
 class Life(NamedTuple):
-    """Of a thread that does not live all the while."""
+    """Lifetime of a thread, as far as it began or ended while offtop ran."""
 
     from_ns: int = 0
-    """CLOCK_MONOTONIC when it began, or when offtop began to count it; 0: before all that."""
+    """CLOCK_MONOTONIC when it started, or when offtop began to count it; 0: before offtop."""
     to_ns: int = 0
-    """When it ended; 0: it has not."""
+    """CLOCK_MONOTONIC when it exited; 0: it has not."""
 
 
 ALL_ALONG = Life()
 CALL_32_BIT = 1 << 30
-"""Marks the number of a 32-bit program's system call on a machine of 64: such programs have their own numbers, and
-their arguments are in other registers."""
+"""Marks a system call number of a 32-bit program on a 64-bit machine: such programs have other numbers, and pass
+arguments in other registers."""
 
 
 @dataclass(slots=True)
@@ -75,34 +75,36 @@ class Book:
     stacks: dict[int, Stack] = field(default_factory=lambda: dict(RESERVED))
     wakes: dict[int, Wake] = field(default_factory=lambda: dict(RESERVED_WAKES))
     comms: dict[ThreadKey, str] = field(default_factory=dict[ThreadKey, str])
-    """The thread's own name, raw: escape it before it is shown."""
+    """Raw thread names: escape them before they are shown."""
     processes: dict[int, str] = field(default_factory=dict[int, str])
-    """pid → the process's own name, raw."""
+    """pid → raw process name."""
     details: dict[int, Details] = field(default_factory=dict[int, Details])
-    """pid → who it is, as far as somebody asked (Source.describe) and it was still there to be read. Stays, as the
-    name does, when the process has ended; never that of another process which had the pid before."""
+    """pid → details of the processes that were requested (Source.describe) and still existed.
+
+    Like the name, they stay when the process has exited. They are never those of another process that had the pid
+    before.
+    """
 
     lives: dict[ThreadKey, Life] = field(default_factory=dict[ThreadKey, Life])
-    """Of threads that began after offtop did, or have ended."""
+    """Threads that started after offtop did, or have exited."""
     calls: dict[int, str] = field(default_factory=dict[int, str])
-    """Number of a system call → its name on that machine, of those that were met and have one: a program that is
-    traced may show any number. With CALL_32_BIT for a program of 32 bits."""
+    """System call number → name on that machine, for numbers that occurred and have a name: a traced program may show
+    any number. With CALL_32_BIT for 32-bit programs."""
     details_version: int = 0
-    """Another one whenever `details` tells of a process what it did not."""
+    """Changes whenever `details` has something new about a process."""
     ends: dict[Object, Ends] = field(default_factory=dict[Object, Ends])
-    """Who is at the other end, as far as somebody asked (Source.find_ends) and it could be told. Changes between two
-    ticks alone, so that a tick that was recorded tells the same."""
+    """Peers of the objects that were requested (Source.find_ends), if found. Changes only between two ticks, so that a
+    recorded tick shows the same."""
     ends_version: int = 0
-    """Another one whenever `ends` tells another thing."""
+    """Changes whenever `ends` does."""
     has_programs: bool = True
-    """Whether functions of programs, and wakers, are looked at at all; where not, a wait without them need not be in
-    progress."""
+    """Whether user stacks and wakers are gathered at all. If not, a wait without them need not be in progress."""
 
     def stack(self, stack_id: int) -> Stack:
         return self.stacks.get(stack_id, EMPTY)
 
     def wake(self, wake_id: int) -> Wake:
-        """Of one that was given back nobody knows any more what it was: it is lost."""
+        """Return the wake of that id, LOST_WAKE if it was dropped."""
         return self.wakes.get(wake_id, LOST_WAKE)
 
     def comm(self, key: ThreadKey) -> str:
@@ -118,9 +120,9 @@ class Book:
         return self.lives.get(key, ALL_ALONG)
 
     def call(self, number: int) -> str:
-        """`futex`; `syscall 999` where nobody knows it."""
+        """Return the name of a system call, as `futex`; `syscall 999` if unknown."""
         return self.calls.get(number) or f"syscall {number & ~CALL_32_BIT}"
 
     def process(self, pid: int) -> str:
-        """The process's name; its main thread's where that is all that is known."""
+        """Return the name of the process, or that of its main thread if only that is known."""
         return self.processes.get(pid) or self.comms.get(ThreadKey(pid, pid), "")

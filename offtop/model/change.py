@@ -1,6 +1,6 @@
-"""A Change is what one tick did to a snapshot: from the changes alone all snapshots can be made again.
+"""Change: what one tick changed in a snapshot. All snapshots can be rebuilt from their changes.
 
-What it holds follows what happened, not what exists. A whole snapshot is a change, too: that of nothing.
+Its size depends on what happened, not on what exists. A complete snapshot is a change, too: that of an empty one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ from offtop.model.within import NO_CALLS, Calls
 WAITING_FIELDS = 9
 """pid, tid, kernel, user, left_ns, from_ns, runqueue_ns, preempted, wake."""
 BEGUN_FIELDS = 11
-"""since_ns, bound, state, call, six arguments (the 64 bits of each, signed), user stack read from outside. A call of
-which the arguments are not known is -2 - call."""
+"""since_ns, bound, state, call, six arguments (as signed 64-bit), user stack read from outside. A call with unknown
+arguments is stored as -2 - call."""
 NO_ARGUMENTS = (0, 0, 0, 0, 0, 0)
 _WORD = (1 << 64) - 1
 
@@ -47,13 +47,13 @@ class Rows:
     ids: Ints
     """(n, fields of a key)"""
     numbers: Ints
-    """(n, fields of the totals but the histogram); the last is the longest wait of the tick, not a difference."""
+    """(n, totals without histogram); the last is the longest wait of the tick, not a difference."""
     lanes: Ints
     """(n, 40)"""
     gone: Ints
-    """(m, fields of a key): given back, before the others are added."""
+    """(m, fields of a key): evicted, before the others are added."""
     longest_ns: Ints
-    """(n,) Of the change of nothing: the longest wait of each since its source began; else empty."""
+    """(n,) The longest wait of each since its source began, in the change of an empty snapshot; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,39 +63,39 @@ class Change:
     threads: Rows
     sites: Rows
     waiting: Ints
-    """(n, 8) Waits in progress that are new, or otherwise than before."""
+    """(n, 9) Waits in progress that are new or changed."""
     begun: Ints
-    """(n, 11) Of the same waits: how they began; (0, 11) where nobody kept it."""
+    """(n, 11) How those waits began; (0, 11) if that was not recorded."""
     ended: Ints
-    """(m, 2) pid, tid: no longer in one."""
+    """(m, 2) pid, tid of threads that are no longer in a wait."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Running counts, as the snapshot has them."""
+    """Running counts, as in the snapshot."""
     cost: Cost = Cost()
     machine: Machine = Machine()
     mode: str = "offcpu"
     door: str = ""
     filters: Filters = Filters()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
-    """Running totals, as the snapshot has them."""
+    """Running totals, as in the snapshot."""
     moves: Moves = NO_MOVES
-    """Since the snapshot before."""
+    """Since the previous snapshot."""
     calls: Calls = NO_CALLS
-    """Running totals, as the snapshot has them."""
+    """Running totals, as in the snapshot."""
     holders: Mapping[ThreadKey, Holder] = field(default_factory=dict[ThreadKey, Holder])
-    """Of those in `waiting` that wait for a lock of the kernel's, who has it, where that is known."""
+    """Holders of the kernel locks that threads in `waiting` wait for, if known."""
     sampling: Sampling | None = None
-    """Running totals, as the snapshot has them."""
+    """Running totals, as in the snapshot."""
 
     @property
     def wakes(self) -> set[int]:
-        """The ids of the wakes in it."""
+        """Ids of its wakes."""
         moved = self.moves.rows[:, [NOW - 1, SINCE - 1]].ravel()
         ids = np.unique(np.concatenate((self.sites.ids[:, -1], self.waiting[:, -1], moved)))
         return {*ids.tolist(), *self.storms}.difference((NO_WAKE,))
 
     @property
     def stacks(self) -> set[int]:
-        """The ids of the stacks in it, but for those of its wakes."""
+        """Ids of its stacks, without those of its wakes."""
         moved = (self.moves.rows[:, at + 2 : at + 4].ravel() for at in (WAS, NOW))
         ids = self.sites.ids[:, 2:4].ravel(), self.waiting[:, 2:4].ravel(), self.begun[:, -1]
         return {*np.concatenate((*ids, *moved)).tolist()}
@@ -105,7 +105,10 @@ NOTHING = Snapshot(0, 0)
 
 
 def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = None) -> Change:
-    """From `earlier` to `later`, of one source; from NOTHING: all of `later`. `moves`: as window.between has it."""
+    """Return what changed from `earlier` to `later` of one source; for NOTHING, all of `later`.
+
+    `moves` are as in window.between.
+    """
     before, now = earlier.waiting, later.waiting
     waiting = [one for key, one in now.items() if before.get(key) is not one]
     return Change(
@@ -130,7 +133,7 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
 
 
 def numbers_of(waits: Sequence[Waiting]) -> tuple[Ints, Ints]:
-    """Where each is and how much of it counts, and how it began, as `waiting_of` reads them."""
+    """Return the WAITING_FIELDS and BEGUN_FIELDS of each wait; `waiting_of` reads them."""
     sites = integers([one.site for one in waits], SITES.width)
     times = integers([one[1:5] for one in waits], 4)
     calls = [one.call if one.arguments or one.call < 0 else -2 - one.call for one in waits]
@@ -143,11 +146,11 @@ def numbers_of(waits: Sequence[Waiting]) -> tuple[Ints, Ints]:
 
 
 _UNKNOWN = (0, Bound.AT_LEAST, 0, -1, *NO_ARGUMENTS, NO_STACK)
-"""Of a recording that does not tell: a wait may have been older than its watching."""
+"""For a recording without this: the wait may be older than the recording knows."""
 
 
 def waiting_of(fields: Sequence[int], begun: Sequence[int]) -> Waiting:
-    """What `numbers_of` made numbers of. Raises ValueError for a bound that there is not."""
+    """Return the wait that `numbers_of` wrote. Raises ValueError for an unknown bound."""
     pid, tid, kernel, user, left_ns, from_ns, ready_ns, preempted, wake = fields
     since_ns, bound, state, call, *arguments, read_user = begun
     return Waiting(
@@ -177,7 +180,7 @@ def _rows(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V], whole:
 
 
 class Replayed:
-    """Snapshots made of the changes between them; begins with the change of nothing."""
+    """Rebuilds snapshots from consecutive changes, beginning with that of an empty snapshot."""
 
     def __init__(self, book: Book) -> None:
         self._book = book
@@ -186,7 +189,7 @@ class Replayed:
         self._waiting: dict[ThreadKey, Waiting] = {}
 
     def add(self, one: Change, epoch: int = 0) -> Snapshot:
-        """The snapshot after `one`."""
+        """Return the snapshot after `one`."""
         self._book.has_programs = one.sampling is None
         _add(self._threads, THREADS, one.threads, one.at_ns)
         _add(self._sites, SITES, one.sites, one.at_ns)

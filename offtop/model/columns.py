@@ -1,7 +1,7 @@
-"""Columns of integers as few bytes, and back: what a window is packed into, and a recording is made of.
+"""Columns of integers as few bytes, and back, for packed windows and recordings.
 
-The bytes say themselves what is in them, so that they may come from anywhere: what cannot be is a ValueError,
-and nothing larger is made of them than the rows that they hold.
+The bytes describe themselves and may be untrusted: invalid ones raise ValueError, and never allocate more than the rows
+that they hold.
 """
 
 import struct
@@ -13,13 +13,13 @@ from offtop.model.histogram import LANES
 from offtop.model.table import Ints, K, Kind, Table, V, table_of
 
 MOST_ROWS = 1 << 20
-"""Of one table: more than the kernel side has room for."""
+"""Limit for one table: more than the BPF maps have room for."""
 _HEAD = struct.Struct("<BBII")
 """Bytes of one integer, dimensions, rows, columns."""
 
 
 def packed(columns: Sequence[Ints]) -> bytes:
-    """Column by column, and in half the bytes where it fits. Each of `columns` has one dimension or two."""
+    """Write column by column, as 32-bit integers if they fit. Each of `columns` has one or two dimensions."""
     parts: list[bytes] = []
     small = np.iinfo(np.int32)
     for column in columns:
@@ -31,7 +31,7 @@ def packed(columns: Sequence[Ints]) -> bytes:
 
 
 def unpacked(raw: bytes) -> list[Ints]:
-    """What `packed` was given. Raises ValueError for other bytes."""
+    """Return the columns that `packed` wrote. Raises ValueError for other bytes."""
     columns: list[Ints] = []
     at = 0
     while at < len(raw):
@@ -52,14 +52,16 @@ def unpacked(raw: bytes) -> list[Ints]:
 
 
 def of_table(kind: Kind[K, V], entries: Mapping[K, V]) -> list[Ints]:
-    """Four columns: of the histograms, which are nearly all zeros, only where the others are and what they are."""
+    """Return four columns; of the histograms, which are mostly zeros, the positions and values of the others."""
     table = table_of(kind, entries)
     return [table.ids, table.numbers, *sparse(table.lanes)]
 
 
 def to_table(kind: Kind[K, V], columns: Iterator[Ints], width: int | None = None) -> Table[K, V]:
-    """The next four of `columns`, with `width` numbers in a row (None: as the kind has). Raises ValueError where they
-    are no table of that kind."""
+    """Read a table from the next four of `columns`, with `width` numbers in a row (None: as the kind has).
+
+    Raises ValueError if they are not a table of that kind.
+    """
     ids, numbers, where, counts = (_next(columns) for _ in range(4))
     rows = len(ids)
     if ids.shape != (rows, kind.width) or numbers.shape != (rows, width or kind.numbers):
@@ -68,14 +70,14 @@ def to_table(kind: Kind[K, V], columns: Iterator[Ints], width: int | None = None
 
 
 def sparse(lanes: Ints) -> tuple[Ints, Ints]:
-    """Where histograms (n, 40) are not 0, and what they are there."""
+    """Return the positions and values of the nonzero lanes of histograms (n, 40)."""
     flat = lanes.ravel()
     where = np.flatnonzero(flat)
     return where, flat[where]
 
 
 def dense(where: Ints, counts: Ints, rows: int) -> Ints:
-    """The histograms (rows, 40) again. Raises ValueError where they cannot be."""
+    """Return the histograms (rows, 40) again. Raises ValueError if they are invalid."""
     if rows > MOST_ROWS:
         raise ValueError(f"{rows} rows are too many")
     if where.ndim != 1 or where.shape != counts.shape:

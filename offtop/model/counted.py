@@ -1,4 +1,4 @@
-"""What of all threads and waits was counted at all, in words."""
+"""Which threads and waits were counted, in words."""
 
 from dataclasses import replace
 from typing import Protocol
@@ -12,12 +12,12 @@ from offtop.units import average, duration, span, threads
 _OWN_ONLY = "own processes only"
 _CONTAINER_ONLY = "this container only"
 LOST_NOT_KNOWN = "lost: not known"
-"""Where nobody counts what came and went between two looks."""
+"""If threads that came and went between two polls are not counted."""
 _FEW_IDS = 3
 
 
 class _Counting(Protocol):
-    """A stretch of time that was measured."""
+    """A span that was measured."""
 
     @property
     def filters(self) -> Filters: ...
@@ -27,7 +27,7 @@ class _Counting(Protocol):
 
 
 def counted(filters: Filters) -> str:
-    """Empty where it is all. What is within a function has a line of its own."""
+    """Return what is counted, empty if everything is. The --within function has a line of its own."""
     words: list[str] = []
     for word, ids in (("pid", filters.pids), ("tid", filters.tids)):
         if ids:
@@ -51,35 +51,35 @@ def counted_in_full(filters: Filters) -> str:
 
 
 def how_sure(sampling: Sampling, span_ns: int) -> list[str]:
-    """How much shorter a wait may have been than it is told to be: by a gap between two looks at each end. And how many
-    of the threads that wait may do so elsewhere."""
+    """Return how much shorter waits may be (the gap between two polls, at each end), and how many threads may wait
+    elsewhere."""
     shorter, elsewhere = span(2 * sampling.apart_ns(span_ns)), threads(average(sampling.guessed_ns, span_ns))
     return [f"waits up to {shorter} shorter", f"up to {elsewhere} elsewhere"]
 
 
 def rate(sampling: Sampling, span_ns: int) -> str:
-    """`~21 Hz`"""
+    """Return `~21 Hz`."""
     return f"~{sampling.rate_hz(span_ns):.0f} Hz"
 
 
 def how_sampled(sampling: Sampling, span_ns: int) -> str:
-    """`~21 Hz, own processes only`"""
+    """Return `~21 Hz, own processes only`."""
     return ", ".join(filter(None, (rate(sampling, span_ns), whose(sampling))))
 
 
 def whose(sampling: Sampling) -> str:
-    """Whose processes alone are seen; empty: everybody's."""
+    """Return which processes alone are visible; empty if all are."""
     return _OWN_ONLY if sampling.own_only else _CONTAINER_ONLY if sampling.container_only else ""
 
 
 def sampled(sampling: Sampling | None, span_ns: int) -> str:
-    """`sampled ~21 Hz, own processes only`; empty where every wait was seen."""
+    """Return `sampled ~21 Hz, own processes only`; empty if every wait was recorded."""
     return f"sampled {how_sampled(sampling, span_ns)}" if sampling else ""
 
 
 def counted_otherwise(then: _Counting, now: _Counting, before: str) -> str:
-    """Why what changed since `before`, which was counted as `then` says, may be no change; empty where nothing says
-    so."""
+    """Return why a change since `before`, which was counted as `then` says, may be none; empty if nothing speaks for
+    that."""
     words: list[str] = []
     if (then.sampling is None) != (now.sampling is None):
         words.append(f"{before} was {'not ' if then.sampling is None else ''}sampled")

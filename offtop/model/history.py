@@ -1,8 +1,8 @@
-"""History is the last minutes: a Window and its cut for each tick, within a budget of bytes.
+"""History: the last minutes, as a Window and its breakdown for each tick, within a memory budget.
 
-A snapshot is handed in at every tick, whatever the screen does; what passed since the one before is kept.
-The newest windows are kept as they are, older ones packed into columns and compressed, and the oldest are
-dropped. It may be read from any thread while one thread adds to it: what it hands out never changes.
+A snapshot is added at every tick, whatever the screen does. The newest windows are kept as they are, older ones are
+packed into columns and compressed, and the oldest are dropped. One thread adds; any thread may read, since what is
+returned never changes.
 """
 
 import zlib
@@ -46,14 +46,14 @@ HISTORY_NS = 600 * NS_PER_S
 HISTORY_BYTES = 40 * 1024 * 1024
 
 _PLAIN_SHARE = 4
-"""One part in so many of the budget is for windows that are not packed."""
+"""Divisor of the budget: the part for windows that are not packed."""
 _CUT_KEPT_NS = 60 * NS_PER_S
-"""How far back cuts by process are kept: the longest rolling span."""
+"""How long breakdowns by process are kept: as long as the longest rolling span."""
 
 _KEPT_BYTES = 4_000
 _PART_BYTES = 500
-"""What one entry of a cut costs, its keys and its shares of the dicts included; measured with tracemalloc, and a
-test holds it."""
+"""Memory of one entry of a breakdown, with its keys and its share of the dicts. Measured with tracemalloc; a test
+checks it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +82,23 @@ class Kept:
     """One tick of the past."""
 
     number: int
-    """Counts up by one a tick."""
+    """Consecutive number of the tick."""
     taken_ns: int
     """CLOCK_REALTIME of its end."""
     at_ns: int
     """CLOCK_MONOTONIC of its end."""
     span_ns: int
     bytes_held: int
-    """Estimated."""
+    """Estimate."""
     leaves: Mapping[Leaf, Part]
-    """What fell to each leaf: what timelines and heat maps draw."""
+    """What timelines and heat maps draw."""
     held: Window | Packed
     idle: Idle
-    """What looked idle in it, as was known then."""
+    """What counted as idle in this tick."""
     kept_cut: Cut | None
     kept_moves: Moves | None
     kept_shares: Shares | None
-    """Of the newest tick alone, which is what is drawn: they are as large as its window."""
+    """Only for the newest tick, which is drawn most often: shares are as large as their window."""
 
     @property
     def window(self) -> Window:
@@ -106,12 +106,12 @@ class Kept:
 
     @property
     def facts(self) -> Window:
-        """The window, perhaps without its entries: for its costs, losses, filters and book."""
+        """The window, perhaps without its entries: for its cost, losses, filters and book."""
         return self.held.rest if isinstance(self.held, Packed) else self.held
 
     @classmethod
     def of(cls, window: Window, idle: Idle, number: int = 0) -> "Kept":
-        """`window` with all that is kept of it but for its size."""
+        """Build a tick from `window`, with bytes_held still 0."""
         every = shares(window, idle)
         made = cut_of(every, window.span_ns)
         times = window.taken_ns, window.at_ns, window.span_ns
@@ -119,7 +119,7 @@ class Kept:
 
     @property
     def waits(self) -> list[list[int]]:
-        """(pid, id of a wake) of each of its waits, once."""
+        """Distinct (pid, wake id) of its waits."""
         return np.unique(self.shares.ids[:, [0, 4]], axis=0).tolist()
 
     @property
@@ -136,7 +136,7 @@ class Kept:
 
 
 class History:
-    """The last `max_ns` in at most `max_bytes`, and all since the start as one window."""
+    """The last `max_ns` in at most `max_bytes`, and everything since the start as one window."""
 
     def __init__(
         self,
@@ -146,9 +146,12 @@ class History:
         max_bytes: int = HISTORY_BYTES,
         verdicts: Callable[[Iterable[Ints], Book], Verdicts] = lambda _, __: NO_VERDICTS,
     ) -> None:
-        """`idle`: the categories that look idle whatever their waits look like. `is_periodic` tells of each
-        histogram, a row of lanes, of a site of `sleep`, over all that has been seen of it, whether it does.
-        `verdicts`: what rules say of sites' ids (Diagnoser.verdicts); asked by the thread that adds."""
+        """Create an empty history.
+
+        `idle` names the categories that are always idle. `is_periodic` decides for each histogram of a `sleep` site, a
+        row of lanes over everything seen of it, whether the sleep is periodic. `verdicts` applies the rules to sites'
+        ids (Diagnoser.verdicts); it is called in the thread that adds.
+        """
         self._idle = frozenset(idle)
         self._verdicts = verdicts
         self._said = NO_VERDICTS
@@ -158,30 +161,30 @@ class History:
         self._lock = Lock()
         self._kept: deque[Kept] = deque()
         self._number = 0
-        """Of the newest tick."""
+        """Number of the newest tick."""
         self._plain = 0
-        """How many of the newest are not packed."""
+        """How many of the newest ticks are not packed."""
         self._with_cut = 0
-        """How many of the newest have their cut."""
+        """How many of the newest ticks have their breakdown."""
         self._plain_bytes = 0
         self._bytes = 0
         self._first: Snapshot | None = None
         self._before_wakers: Snapshot | None = None
-        """The last one before more was gathered than until then."""
+        """The last snapshot before more was gathered than until then."""
         self._reaching: list[Move] = []
-        """Of waits that one of those two had in progress."""
+        """Moves of waits that were in progress at one of those two snapshots."""
         self._largest: dict[int, int] = {}
-        """How many threads the largest storms of each waker woke since `reset`."""
+        """How many threads the largest storm of each waker woke since `reset`."""
         self._longest_call_ns = 0
-        """Of the function that --within names, since `reset`."""
+        """Longest call of the --within function since `reset`."""
         self._latest: Snapshot | None = None
         self._periodic = NO_SITES
         self._waits = Past()
         self._longest: Table[SiteKey, SiteTotals] | None = None
-        """The longest wait of each site since `reset`; None while the source's own are right."""
+        """Longest wait of each site since `reset`; None while the totals of the source are right."""
 
     def reset(self) -> None:
-        """From now on, `since_start` is since now."""
+        """Let `since_start` begin now."""
         with self._lock:
             self._first = self._latest
             self._longest = table_of(SITES, {})
@@ -190,7 +193,7 @@ class History:
             self._reaching.clear()
 
     def add(self, snapshot: Snapshot) -> Kept | None:
-        """Keep what passed since the snapshot before, and return it; None for the first one."""
+        """Keep what happened since the previous snapshot, and return it; None for the first snapshot."""
         earlier, self._latest = self._latest, snapshot
         if earlier is None or earlier.epoch != snapshot.epoch:
             self._begin(snapshot)
@@ -230,7 +233,7 @@ class History:
         return kept
 
     def look_again(self) -> Kept | None:
-        """The newest tick, with what rules say of it now that more of its functions may have names."""
+        """Apply the rules to the newest tick again, since more of its functions may have names by now."""
         with self._lock:
             newest, latest = self._kept[-1] if self._kept else None, self._latest
         if newest is None or latest is None or isinstance(newest.held, Packed):
@@ -245,15 +248,15 @@ class History:
         return seen
 
     def _verdicts_on(self, snapshot: Snapshot, window: Window) -> Verdicts:
-        """By all sites there are: a wait in progress is judged by those that ended before."""
+        """Apply the rules to all sites: a wait in progress is judged by those that ended before it."""
         known = table_of(SITES, snapshot.sites)
         sites = known.ids[known.present], table_of(SITES, window.sites).ids, window.still.ids
         return self._verdicts(sites, window.book)
 
     def _begin(self, snapshot: Snapshot) -> None:
-        """What was kept is of other totals: nothing of it stays."""
+        """Drop everything: what was kept belongs to other totals."""
         with self._lock:
-            # The maxima of a source that was taken up in its midst are of more than what is seen of it.
+            # If a source was joined in the middle, its maxima cover more than what was seen of it.
             self._longest = table_of(SITES, {}) if snapshot.epoch else None
             self._first, self._periodic = snapshot, NO_SITES
             self._before_wakers = None
@@ -279,13 +282,13 @@ class History:
 
     @property
     def oldest_ns(self) -> int:
-        """CLOCK_REALTIME of the oldest tick; 0 where there is none."""
+        """CLOCK_REALTIME of the oldest tick; 0 if there is none."""
         oldest = self.oldest
         return oldest.taken_ns if oldest else 0
 
     @property
     def bytes_held(self) -> int:
-        """Estimated; what windows share with the source (the Book) is the source's."""
+        """Estimate, without what windows share with the source (the Book)."""
         return self._bytes + self._waits.bytes_held
 
     @property
@@ -295,9 +298,9 @@ class History:
             return self._kept[-1].at_ns - self._kept[0].at_ns + self._kept[0].span_ns if self._kept else 0
 
     def last(self, span_ns: int, end_ns: int | None = None) -> list[Kept]:
-        """The ticks of the `span_ns` up to `end_ns` (None: up to now), earliest first; at least one, if any is kept.
+        """Return the ticks of the `span_ns` up to `end_ns` (None: now), earliest first; at least one, if any is kept.
 
-        A tick belongs to the span if its middle does, so that as many make up a span at each tick.
+        A tick belongs to the span if its middle does, so a span has the same number of ticks at each tick.
         """
         with self._lock:
             return self._last(span_ns, end_ns)
@@ -314,8 +317,8 @@ class History:
         return list(islice(every, begin, end))
 
     def again(self, span_ns: int, end_ns: int | None = None) -> Iterator[Snapshot]:
-        """The snapshots of `last` made again, their totals from its beginning on: one before its ticks, and one after
-        each."""
+        """Rebuild the snapshots of `last`: one before its first tick and one after each, with totals that start
+        there."""
         with self._lock:
             ticks = self._last(span_ns, end_ns)
             if not ticks:
@@ -327,14 +330,16 @@ class History:
         return again.snapshots((kept.window for kept in ticks), [*waits], before)
 
     def tick(self, number: int) -> Kept | None:
-        """The tick of that number, while it is kept."""
+        """Return the tick of that number, or None if it is not kept any more."""
         with self._lock:
             index = number - self._kept[0].number if self._kept else -1
             return self._kept[index] if 0 <= index < len(self._kept) else None
 
     def stuck(self, tick: Kept, pids: Collection[int] | None = None) -> Stuck:
-        """The waits that were in progress at the end of `tick`; of `pids`, the young ones, too, as far as they are
-        known: at the newest tick."""
+        """Return the waits that were in progress at the end of `tick`.
+
+        For `pids` that includes the young ones, as far as they are known: only at the newest tick.
+        """
         with self._lock:
             waits = list(self._waits.at(tick.at_ns))
         if pids is None:
@@ -342,13 +347,15 @@ class History:
         return stuck([one for one in waits if one.site.pid in pids], tick.at_ns, tick.facts.book, tick.idle, 0)
 
     def taken_by(self, taken_ns: int) -> Kept | None:
-        """The last tick taken by that moment (CLOCK_REALTIME), while it is kept."""
+        """Return the last tick taken by that time (CLOCK_REALTIME), or None if it is not kept any more."""
         with self._lock:
             return next((kept for kept in reversed(self._kept) if kept.taken_ns <= taken_ns), None)
 
     def until(self, at_ns: int, mode: str = OFFCPU) -> Kept | None:
-        """All that passed up to the tick at `at_ns`, as far back as it is kept and has what `mode` shows, as one
-        tick; the one at `at_ns` whatever it has."""
+        """Return everything up to the tick at `at_ns` as one tick, as far back as `mode` was gathered.
+
+        The tick at `at_ns` is included in any mode.
+        """
         every = self.last(self._max_ns, at_ns)
         if not every:
             return None
@@ -357,8 +364,10 @@ class History:
         return Kept.of(merge([kept.window for kept in every]), every[-1].idle)
 
     def since_start(self, mode: str = OFFCPU) -> Kept | None:
-        """All that passed since the first snapshot, since `reset`, or since what `mode` shows is gathered, as one tick.
-        Threads that exited stand together in it."""
+        """Return everything since the start as one tick; threads that exited are summed up.
+
+        The start is the first snapshot, the last `reset`, or when gathering what `mode` shows began.
+        """
         with self._lock:
             first, latest, longest, largest = self._first, self._latest, self._longest, dict(self._largest)
             begun, reaching, longest_call_ns = self._before_wakers, [*self._reaching], self._longest_call_ns
@@ -372,7 +381,7 @@ class History:
         row_of = np.array([longest.rows.get(key, -1) for key in sites], np.int64)
         longest_ns = np.zeros(len(row_of), np.int64)
         longest_ns[row_of >= 0] = longest.longest_ns[row_of[row_of >= 0]]
-        if first is begun:  # the longest may be of before that
+        if first is begun:  # the longest wait may be from before that
             longest_ns[sites.numbers[:, WAITS] == 0] = 0
         storms = {waker: one._replace(largest=largest.get(waker, one.largest)) for waker, one in window.storms.items()}
         calls = window.calls._replace(max_ns=longest_call_ns)
@@ -380,7 +389,7 @@ class History:
         return Kept.of(window, Idle(self._idle, self._periodic, self._said))
 
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
-        """The sites of `sleep` whose waits so far are periodic."""
+        """Return the sites of `sleep` whose waits so far are periodic."""
         sites = table_of(SITES, snapshot.sites)
         stacks, which = distinct_rows(sites.ids[:, 2:3])
         asleep = np.array([snapshot.book.stack(one).category == SLEEP for (one,) in stacks], np.bool_)[which]
@@ -388,7 +397,7 @@ class History:
         return SiteKeys(sites.ids[rows[self._is_periodic(sites.lanes[rows])]])
 
     def _make_room(self) -> None:
-        """Pack, forget the cuts that no span on the screen needs, then drop; the newest is left as it is."""
+        """Pack windows, drop the breakdowns that no span on the screen needs, then drop ticks; never the newest."""
         every = self._kept
         while self._plain > 1 and self._plain_bytes > self._max_bytes // _PLAIN_SHARE:
             self._replace(len(every) - self._plain, pack_window=True)
@@ -411,7 +420,7 @@ class History:
             self._with_cut = min(self._with_cut, len(every))
 
     def _replace(self, index: int, pack_window: bool) -> None:
-        """Put a smaller one in the place of the tick at `index`: its window packed, or its cut forgotten."""
+        """Replace the tick at `index` by a smaller one: with its window packed, or without its breakdown."""
         was = self._kept[index]
         held = pack(was.window) if pack_window else was.held
         kept_cut, kept_moves = (was.kept_cut, was.kept_moves) if pack_window else (None, None)
@@ -427,7 +436,7 @@ class History:
 
 
 def _longest_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals]) -> Table[SiteKey, SiteTotals]:
-    """Each site of either with the longer of its maxima, and nothing else."""
+    """Return each site of either with the longer of its maxima, and no other numbers."""
     ids, longest_ns = np.concatenate((one.ids, other.ids)), np.append(one.numbers[:, MAX_NS], other.numbers[:, MAX_NS])
     some = longest_ns > 0
     numbers = np.zeros((np.count_nonzero(some), SITES.numbers), np.int64)
@@ -450,7 +459,9 @@ def _bytes_of(kept: Kept) -> int:
 
 
 def moved_in(ticks: Sequence[Kept], since_ns: int) -> Kept | None:
-    """What is lacking where `ticks`, which follow one another, are added up part by part with those back to `since_ns`:
-    what moved in them. Its number is negative, since it is no tick; None: nothing is lacking."""
+    """Return a tick of what moved in `ticks`, back to `since_ns`; None if nothing did.
+
+    It has to be added if consecutive `ticks` are summed up part by part. Its number is negative, since it is no tick.
+    """
     last, moves = ticks[-1], Moves.all(tick.moves for tick in ticks).after(since_ns)
     return Kept.of(moved_only(moves, last.facts), last.idle, -last.number) if moves else None

@@ -1,8 +1,8 @@
-"""Moves as columns: of a wait that ends elsewhere than it was shown, the time is where it ends.
+"""Moves as columns: the time of a wait that ended at another site than it was shown at goes to where it ended.
 
-Running totals have that right at once: the old site has that time no more. A Window has what passed in its span, so
-that nothing in it is negative, and carries the moves that reach back before it: who adds up windows applies them, as
-far back as the sum goes.
+Running totals are corrected at once: the old site loses that time. A Window contains what happened in its span, so that
+nothing in it is negative, and carries the moves that reach back before it; whoever sums up windows applies them as far
+back as the sum goes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,17 +14,17 @@ from offtop.model.table import RUNQUEUE_NS, SITES, TOTAL_NS, Ints, integers
 
 WAS, NOW = 0, SITES.width
 SINCE, UNTIL, READY = range(2 * SITES.width, 2 * SITES.width + 3)
-"""Columns; those of the sites' ids are the first of theirs."""
+"""Columns; for sites, the first column of their ids."""
 MOVE_FIELDS = READY + 1
 
 
 class Moves:
-    """Never changes."""
+    """Immutable."""
 
     __slots__ = ("rows",)
 
     def __init__(self, rows: Ints) -> None:
-        """A row for each, (n, MOVE_FIELDS)."""
+        """`rows` is (n, MOVE_FIELDS), a row for each move."""
         self.rows = rows
 
     @classmethod
@@ -50,7 +50,7 @@ class Moves:
         return hash(self.rows.tobytes())
 
     def before(self, at_ns: int) -> "Moves":
-        """What of them was before `at_ns`."""
+        """Return the parts of moves before `at_ns`."""
         some = self.rows[self.rows[:, SINCE] < at_ns]
         until_ns = np.minimum(some[:, UNTIL], at_ns)
         some[:, READY] = np.maximum(some[:, READY] - (some[:, UNTIL] - until_ns), 0)
@@ -58,7 +58,7 @@ class Moves:
         return Moves(some)
 
     def after(self, at_ns: int) -> "Moves":
-        """What of them was from `at_ns` on."""
+        """Return the parts of moves from `at_ns` on."""
         some = self.rows[self.rows[:, UNTIL] > at_ns]
         some[:, SINCE] = np.maximum(some[:, SINCE], at_ns)
         some[:, READY] = np.minimum(some[:, READY], some[:, UNTIL] - some[:, SINCE])
@@ -66,13 +66,13 @@ class Moves:
 
     @property
     def undone(self) -> "Moves":
-        """Those that take them back."""
+        """The moves that reverse these."""
         columns = [*range(NOW, SINCE), *range(WAS, NOW), SINCE, UNTIL, READY]
         return Moves(self.rows[:, columns])
 
     @property
     def site_rows(self) -> tuple[Ints, Ints]:
-        """Ids and numbers of what they take from sites, and give to others."""
+        """Ids and numbers of what they take from sites and add to others."""
         numbers = np.zeros((len(self.rows), SITES.numbers), np.int64)
         numbers[:, TOTAL_NS] = self.rows[:, UNTIL] - self.rows[:, SINCE]
         numbers[:, RUNQUEUE_NS] = self.rows[:, READY]

@@ -1,7 +1,7 @@
-"""A rolling sum follows the last windows of a History: what comes is added, what leaves is taken away.
+"""Rolling sums over the last windows of a History: new ticks are added, old ones subtracted.
 
-Adding up ten windows of thousands of threads at each tick would cost more than all the rest; this way a tick
-costs two windows, however many make up the span.
+Summing up ten windows of thousands of threads at each tick would cost more than everything else; this way a tick costs
+two windows, however long the span is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,11 @@ from offtop.model.history import History, Kept
 Table = Mapping[tuple[int, ...], Added]
 
 _SMALL = 512
-"""Entries of a table that is kept, not made again."""
+"""Up to so many entries, a table is kept instead of built again."""
 
 
 class _Sum:
-    """An Added while it grows and shrinks."""
+    """An Added that grows and shrinks."""
 
     __slots__ = ("histogram", "longest", "total_ns", "waits")
 
@@ -25,11 +25,11 @@ class _Sum:
         self.total_ns = 0
         self.histogram = 0
         self.longest: list[tuple[int, int]] = []
-        """(tick, max_ns), both falling behind one another: the first is the maximum, the next what follows it."""
+        """(tick, max_ns), ticks ascending and maxima descending: the first is the maximum, the next follows it."""
 
 
 class Sums:
-    """Rolling sums over a History, each of which goes on while it is about the same."""
+    """Rolling sums over a History; each is continued while its `about` stays the same."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -43,7 +43,7 @@ class Sums:
         over: Sequence[Kept],
         moved: Kept | None = None,
     ) -> Table:
-        """The sum of `table_of` over all ticks of `over` (at least one), and over what moved among them."""
+        """Return the sum of `table_of` over all ticks of `over` (at least one), and over what moved among them."""
         if not over[-1].number or len(over) == 1:
             return table_of(over[-1])
         summed = self._rolling(what, about, table_of).follow(over, self._history.tick)
@@ -57,8 +57,10 @@ class Sums:
 
 
 def _together(sums: Table, moved: Table) -> Table:
-    """None is below 0, as one might be if what looked idle when it was shown did not when it moved, or the other way
-    round."""
+    """Add what moved, without going below 0.
+
+    A sum could fall below 0 if time counted as idle when it was shown and not when it moved, or the other way round.
+    """
     both = dict(sums)
     for key, (_, moved_ns, _, _) in moved.items():
         waits, total_ns, max_ns, histogram = both.get(key, (0, 0, 0, 0))
@@ -67,18 +69,18 @@ def _together(sums: Table, moved: Table) -> Table:
 
 
 class Rolling:
-    """The sum of `table_of` over ticks that follow one another."""
+    """The sum of `table_of` over consecutive ticks."""
 
     def __init__(self, table_of: Callable[[Kept], Table]) -> None:
         self._table_of = table_of
         self._first = self._last = 0
-        """Numbers of the ticks that are in it; both 0 while it is empty."""
+        """Numbers of the first and last tick in the sum; both 0 while it is empty."""
         self._sums: dict[tuple[int, ...], _Sum] = {}
         self._small: dict[int, Table] = {}
-        """Tables of ticks that are in it; a large one is made again when its tick leaves, for the memory."""
+        """Small tables of ticks in the sum; to save memory, a large one is built again when its tick leaves."""
 
     def follow(self, ticks: Sequence[Kept], earlier: Callable[[int], Kept | None]) -> Table:
-        """The sum over `ticks`, earliest first. `earlier` gives a tick by its number, while it is kept."""
+        """Return the sum over `ticks`, earliest first. `earlier` returns a tick by its number while it is kept."""
         if not ticks:
             return {}
         first, last = ticks[0].number, ticks[-1].number
@@ -99,7 +101,7 @@ class Rolling:
         }
 
     def _leaving(self, first: int, earlier: Callable[[int], Kept | None]) -> list[tuple[int, Table]] | None:
-        """The tables of the ticks before `first`; None if one cannot be had any more."""
+        """Return the tables of the ticks before `first`; None if one is not kept any more."""
         leaving: list[tuple[int, Table]] = []
         for number in range(self._first, first):
             table = self._small.pop(number, None)

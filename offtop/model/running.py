@@ -1,4 +1,4 @@
-"""Running totals: a row for each thread or site that is added to at each tick, and copied for each snapshot."""
+"""Running totals: a row for each thread or site, added to at each tick and copied for each snapshot."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic
@@ -10,11 +10,11 @@ from offtop.model.table import MAX_NS, Groups, Ints, K, Kind, Table, V
 
 _FIRST_ROOM = 1024
 _MOST_EMPTY = 1024
-"""Rows given back before the others close up, unless most are in use."""
+"""How many evicted rows there may be before the table is compacted, unless most rows are in use."""
 
 
 class Running(Mapping[K, V], Generic[K, V]):
-    """Key → its totals. The maximum of each is the longest wait of the last tick."""
+    """Key → running totals. The maximum of each is the longest wait of the last tick."""
 
     def __init__(self, kind: Kind[K, V]) -> None:
         self._kind = kind
@@ -43,7 +43,7 @@ class Running(Mapping[K, V], Generic[K, V]):
         self._numbers[: self._used, MAX_NS] = 0
 
     def add(self, keys: Sequence[K], numbers: Ints, lanes: Ints | None, at_ns: int) -> list[K]:
-        """Add a row of `numbers`, and of `lanes` where there are any, to each of `keys`, which may repeat.
+        """Add a row of `numbers`, and of `lanes` if given, to each of `keys`, which may repeat.
 
         Returns the keys that are new.
         """
@@ -70,12 +70,12 @@ class Running(Mapping[K, V], Generic[K, V]):
         return new
 
     def begin_with(self, ids: Ints, numbers: Ints, lanes: Ints, longest_ns: Ints, at_ns: int) -> None:
-        """The first rows, each of another key; `longest_ns` of each since its source began."""
+        """Add the first rows, with distinct keys; `longest_ns` is the maximum of each since its source began."""
         self.add(list(map(self._kind.key, ids.tolist())), numbers, lanes, at_ns)
         self._longest_ns[: len(ids)] = longest_ns
 
     def move(self, key: K, to: K) -> None:
-        """Give `key` back: its sums go to `to`. Nothing happens where it is not known."""
+        """Evict `key` and add its totals to those of `to`. Does nothing if `key` is unknown."""
         row = self._rows.pop(key, None)
         if row is None:
             return
@@ -94,12 +94,12 @@ class Running(Mapping[K, V], Generic[K, V]):
         return [key for key, row in self._rows.items() if self._added_ns[row] < at_ns]
 
     def added(self) -> list[tuple[K, int]]:
-        """Each key, and when it was added to last."""
+        """Return each key with the time when it was last added to."""
         rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
         return list(zip(self._rows, self._added_ns[rows].tolist(), strict=True))
 
     def frozen(self) -> Table[K, V]:
-        """As of now, for a snapshot."""
+        """Return a copy as of now, for a snapshot."""
         if self._used - len(self._rows) > max(_MOST_EMPTY, len(self._rows)):
             self._close_up()
         n = self._used
@@ -128,14 +128,14 @@ class Running(Mapping[K, V], Generic[K, V]):
         self._used = end
 
     def _close_up(self) -> None:
-        """Leave out the rows that were given back."""
+        """Remove the rows that were evicted."""
         rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
         self._take(rows, max(_FIRST_ROOM, 2 * len(rows)))
         self._rows = dict(zip(self._rows, range(len(rows)), strict=True))
         self._used = len(rows)
 
     def _take(self, rows: Ints, room: int) -> None:
-        """New columns that begin with `rows`; ids that a table shares stay as they are."""
+        """Start new columns with `rows`; arrays that a table shares stay unchanged."""
         for name in ("_serials", "_ids", "_numbers", "_lanes", "_present", "_longest_ns", "_added_ns"):
             old = getattr(self, name)
             new = np.zeros((room, *old.shape[1:]), old.dtype)

@@ -1,4 +1,4 @@
-"""Where the seconds went: of what was drilled into, of each row of the list, and of the whole machine."""
+"""Accounts for the screen: of the selection, of each row of the list, and of the whole machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,26 +18,26 @@ from offtop.model.window import machine_over
 
 @dataclass(frozen=True, slots=True)
 class AccountPicture:
-    """Where the seconds of the selection went: of a process, a pool or a thread."""
+    """Where the time of the selection went: a process, a pool or a thread."""
 
     account: Account
     parts: Sequence[tuple[Leaf, int]]
-    """What it was blocked for, or ready to run: ns of each leaf, most first. No filter or mute leaves anything out."""
+    """Blocked and runnable ns of each leaf, longest first, without any filter or mute."""
     left: Left
-    """What explains its residue."""
+    """What explains the residue."""
     is_known: bool
-    """Whether running time is known at all: recordings of old have none."""
+    """Whether running time is known: old recordings have none."""
     budget: Budget | None
     """Of a process or pool."""
 
     @property
     def lines(self) -> int:
-        """A bar, its figures, and the budget."""
+        """Lines on the screen: a bar, its figures, and the budget."""
         return 2 + len(self.budget.lines if self.budget else []) if self.is_known else 1
 
 
 class Seconds:
-    """Accounts of the spans that are looked at; keeps the last of each."""
+    """Accounts of the spans on the screen; caches the last of each."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[object, Accounts]] = {}
@@ -50,7 +50,7 @@ class Seconds:
         return known[1]
 
     def of_selection(self, view: View, over: Sequence[Kept], parts: Parts) -> AccountPicture | None:
-        """`parts`: all that fell to it. None where nothing was drilled into."""
+        """Return the account of the selection; None if nothing is selected. `parts` is all its time."""
         pid, tid = view.subject_ids
         if pid is None:
             return None
@@ -66,7 +66,7 @@ class Seconds:
         return AccountPicture(account, times, left, is_known, told)
 
     def of_list(self, view: View, over: Sequence[Kept]) -> Accounts | None:
-        """Of who may be in the list, where it tells of that."""
+        """Return the accounts of what the list may contain, if it shows them."""
         if not view.lists_account:
             return None
         every, book = self.of_all(over), over[-1].facts.book
@@ -78,8 +78,7 @@ class Seconds:
         return every if group is None else every.only(lambda key: cgroup_of(key.pid, book) == group[0])
 
     def unexplained_pct(self, newest: Kept) -> float:
-        """Of the CPUs' time in a tick: what no thread has, nor interrupts, nor the hypervisor. 0 where that cannot be
-        told."""
+        """Return the CPU time of a tick that neither threads nor interrupts nor steal account for; 0 if unknown."""
         machine: Machine = newest.facts.machine
         if not machine.cpus or not _is_all(newest.facts.filters):
             return 0.0
@@ -91,5 +90,5 @@ def _of_pool(every: Accounts, pool: Pool, book: Book) -> Account:
 
 
 def _is_all(filters: Filters) -> bool:
-    """Whether every thread is counted: of some alone, nobody can tell which part of the machine's steal is theirs."""
+    """Return whether every thread is counted. If not, the steal of the counted ones is unknown."""
     return not (filters.pids or filters.tids or filters.cgroup or filters.who != "all")

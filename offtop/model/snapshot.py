@@ -1,7 +1,7 @@
-"""A Snapshot is everything measured up to one moment, as totals that only grow.
+"""Snapshot: everything measured up to one moment, as totals that only grow.
 
-Waits in progress are part of it: a total as of a snapshot is *finished waits + so far*.
-Keys and totals are NamedTuples, not dataclasses: thousands are made each tick, at a third of the cost.
+Waits in progress are part of it: the total as of a snapshot is *finished waits + time so far*. Keys and totals are
+NamedTuples, not dataclasses: thousands are made each tick, at a third of the cost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,32 +19,32 @@ from offtop.model.within import NO_CALLS, Calls
 from offtop.units import NS_PER_S
 
 EXITED = ThreadKey(0, 0)
-"""Takes the totals of threads and sites that were given back (no real thread has tid 0)."""
+"""Key for the totals of evicted threads and sites (no real thread has tid 0)."""
 OUTSIDE = 9_999_999
-"""In a container: the pid under which all threads outside of it are counted, by the host's tids. No real one is above
-4,194,304 (PID_MAX_LIMIT, include/linux/threads.h)."""
+"""In a container: the pid under which all threads outside of it are counted, by their tids on the host. No real pid is
+above 4,194,304 (PID_MAX_LIMIT, include/linux/threads.h)."""
 
 
 class ThreadTotals(NamedTuple):
-    """All waits of one thread. ns everywhere; blocked = offcpu_ns - runqueue_ns."""
+    """Totals of all waits of one thread. All times in ns; blocked = offcpu_ns - runqueue_ns."""
 
     waits: int = 0
     """Finished waits."""
     offcpu_ns: int = 0
     runqueue_ns: int = 0
     preempted_ns: int = 0
-    """The share of runqueue_ns of waits that began still runnable."""
+    """The part of runqueue_ns that comes from preemptions."""
     involuntary: int = 0
-    """Waits that began still runnable."""
+    """Finished waits that were preemptions: the thread was still runnable."""
     short_waits: int = 0
-    """Waits below the minimum: no stack was taken."""
+    """Waits below the minimum, for which no stack was taken."""
     short_ns: int = 0
     short_runqueue_ns: int = 0
     filtered_ns: int = 0
-    """Waits left out by --max or --state."""
+    """Waits excluded by --max or --state."""
     filtered_runqueue_ns: int = 0
     running_ns: int = 0
-    """By the kernel's own account (sum_exec_runtime), which has no time that hypervisor or interrupts took."""
+    """As the kernel counts it (sum_exec_runtime): without the time that hypervisor and interrupts took."""
     max_ns: int = 0
     """The longest wait that ended in the last tick (in a Window: in its span)."""
     histogram: int = 0
@@ -60,12 +60,12 @@ class ThreadTotals(NamedTuple):
 
     @property
     def voluntary(self) -> int:
-        """Finished waits that the thread began by itself."""
+        """Finished waits in which the thread blocked or slept."""
         return self.waits - self.involuntary
 
 
 class SiteTotals(NamedTuple):
-    """All waits of one site, from the minimum up. ns; blocked = total_ns - runqueue_ns."""
+    """Totals of the waits of one site that reached the minimum. All times in ns; blocked = total_ns - runqueue_ns."""
 
     waits: int = 0
     total_ns: int = 0
@@ -84,70 +84,71 @@ class SiteTotals(NamedTuple):
 
 
 class Bound(IntEnum):
-    """How an age is meant."""
+    """Whether an age is exact, or only a bound of it is known."""
 
     EXACT = 0
     AT_MOST = 1
-    """The thread last had a CPU that long ago, and nobody saw it leave."""
+    """The thread last ran that long ago; when it left the CPU was not seen."""
     AT_LEAST = 2
-    """It has been seen waiting for so long."""
+    """The thread has been seen waiting for that long, and may have waited before."""
 
 
 class Holder(NamedTuple):
-    """A thread that has what another one waits for."""
+    """A thread that holds the lock that another thread waits for."""
 
     pid: int
     tid: int
     comm: str
-    """Its name, raw; empty: not known."""
+    """Raw thread name; empty if unknown."""
 
     @property
     def label(self) -> str:
-        """`mysqld(4242)`: its own number, not that of its process. Raw."""
+        """`mysqld(4242)`, with the tid, not the pid. Raw."""
         return f"{self.comm}({self.tid})"
 
 
 NO_HOLDER = Holder(0, 0, "")
-"""Nobody is known to have it: it is no lock of the kernel's, it has several readers, or it has just been let go."""
+"""No holder known: not a kernel lock, a lock with several readers, or one that has just been released."""
 
 
 class Waiting(NamedTuple):
-    """A wait in progress. Its so far, at time t, is t - from_ns, of which runqueue_ns run queue."""
+    """A wait in progress. At time t it has lasted t - from_ns so far, of which runqueue_ns were on the run queue."""
 
     site: SiteKey
-    """Where it stands now; `site.kernel` is SHORT while it is below the minimum, FILTERED if it is left out."""
+    """Where the thread waits now; `site.kernel` is SHORT while the wait is below the minimum, FILTERED if it is
+    excluded."""
     left_ns: int
-    """When the thread left the CPU (the moment of attaching, for a wait that began before)."""
+    """When the thread was switched out; the time of attaching, for a wait that began before."""
     from_ns: int
-    """What passed before this is already in the finished totals of earlier sites (normally left_ns)."""
+    """Time before this is already in the finished totals of earlier sites. Normally equal to left_ns."""
     runqueue_ns: int = 0
-    """As of the snapshot: how much of the so far the thread was ready to run."""
+    """How much of the time so far the thread was runnable, as of the snapshot."""
     preempted: bool = False
-    """The wait began still runnable: all of it is run queue."""
+    """The thread was preempted: all of the wait is run-queue time."""
     since_ns: int = 0
-    """When it began, as far as is known: its age, at time t, is t - since_ns. Before left_ns for a wait that is older
-    than offtop's watching."""
+    """When the wait began, as far as is known: at time t its age is t - since_ns. Earlier than left_ns for a wait that
+    began before offtop was attached."""
     bound: Bound = Bound.EXACT
-    """How that age is meant."""
+    """Whether that age is exact."""
     state: int = 0
-    """The thread's state at leaving, as the kernel has it; bit 31: it could have run on."""
+    """Task state when it was switched out, as the kernel encodes it; bit 31: it was still runnable."""
     call: int = -1
-    """Number of the system call that it is in; -1: in none, or not known."""
+    """Number of the system call that the thread is in; -1: none, or unknown."""
     arguments: tuple[int, ...] = ()
-    """Six unsigned words; empty: not known."""
+    """The six argument registers, unsigned; empty if unknown."""
     user: int = NO_STACK
-    """Id of the user stack as it was read from outside; from the next tick on the wait stands there."""
+    """Id of the user stack as read from outside; from the next tick on it is part of `site`."""
     holder: Holder = NO_HOLDER
-    """Who had the lock of the kernel's that it waits for when this was looked at last, at most a few ticks ago."""
+    """Holder of the kernel lock that the thread waits for, as last looked up: at most a few ticks ago."""
 
     @property
     def place(self) -> SiteKey:
-        """The site, with the program's stack as far as it is known by now."""
+        """The site, with the user stack as far as it is known by now."""
         return self.site._replace(user=self.user)
 
     @property
     def letter(self) -> str:
-        """The thread's state in a letter: `R` where it has been woken meanwhile, and waits for a CPU."""
+        """One-letter task state; `R` if the thread was woken meanwhile and waits for a CPU."""
         return "R" if self.preempted or self.runqueue_ns else letter(self.state)
 
     def age_ns(self, at_ns: int) -> int:
@@ -155,33 +156,35 @@ class Waiting(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The time of one wait from `since_ns` to `until_ns` (CLOCK_MONOTONIC) was counted at one site, and is at another
-    one of the same thread now: where the wait ended, or was found to stand."""
+    """Part of one wait, from `since_ns` to `until_ns` (CLOCK_MONOTONIC), that moves to another site of the same thread.
+
+    It was counted at `was`, and belongs to `now`, where the wait ended or was found later.
+    """
 
     was: SiteKey
     now: SiteKey
     since_ns: int
     until_ns: int
     ready_ns: int = 0
-    """How much of it, at its end, was run queue."""
+    """How much of it, at its end, was run-queue time."""
 
 
 class Machine(NamedTuple):
-    """What took CPU time that no thread has, since the machine came up (in a Window: in its span)."""
+    """CPU time that no thread has, since boot (in a Window: in its span)."""
 
     cpus: int = 0
-    """Online; 0: nothing of this is known."""
+    """CPUs online; 0: all of this is unknown."""
     steal_ns: int = 0
-    """The hypervisor ran something else."""
+    """Time that the hypervisor gave to something else."""
     interrupt_ns: int = 0
-    """Hard and soft interrupts."""
+    """Time in hard and soft interrupts."""
 
 
 class Cost(NamedTuple):
     """What offtop itself costs. Negative: not known yet."""
 
     bpf_ns_per_switch: float = -1.0
-    """All its BPF programs added up, by the kernel's own count."""
+    """Of all its BPF programs together, as bpf_stats counts it."""
     switches: int = -1
     """Context switches of the machine since the last snapshot."""
     cpu_pct: float = -1.0
@@ -190,30 +193,29 @@ class Cost(NamedTuple):
     """Its BPF programs, in percent of one CPU."""
     rss_bytes: int = -1
     walk_ns: int = -1
-    """CPU time of a walk of all threads, of the waits in progress."""
+    """CPU time of one task scan, which finds the waits in progress."""
     walk_every: int = 1
-    """It is made once in so many ticks, where it would cost too much."""
+    """A task scan runs every so many ticks, if it would cost too much otherwise."""
 
 
 class Sampling(NamedTuple):
-    """Of numbers that come from looking at threads now and then; running totals (in a Window: of its span)."""
+    """How numbers were sampled, if threads are polled: running totals (in a Window: of its span)."""
 
     looks: int = 0
-    """How often all threads were looked at."""
+    """How often all threads were polled."""
     guessed_ns: int = 0
-    """Off-CPU time of which nobody saw where it passed: it is counted where the thread was before, or after."""
+    """Off-CPU time between two polls at different places: counted at the earlier or the later one."""
     own_only: bool = False
-    """Only the processes of the user who runs offtop are seen."""
+    """Only the processes of the user who runs offtop are visible."""
     lost_known: bool = True
-    """Threads that came and went between two looks are counted, as lost."""
+    """Threads that came and went between two polls are counted, as lost."""
     longest_ns: int = 0
-    """The longest time from one look at a thread to the next, in the last tick (in a Window: in its span); 0: not
-    known."""
+    """Longest time between two polls of a thread, in the last tick (in a Window: in its span); 0: unknown."""
     container_only: bool = False
-    """Only the processes of the container (pid namespace) in which offtop runs are seen."""
+    """Only the processes of the container (pid namespace) in which offtop runs are visible."""
 
     def plus(self, other: "Sampling") -> "Sampling":
-        """Those of two spans."""
+        """The sum of two spans."""
         return Sampling(
             self.looks + other.looks,
             self.guessed_ns + other.guessed_ns,
@@ -232,14 +234,16 @@ class Sampling(NamedTuple):
         return self.looks * NS_PER_S / max(1, span_ns)
 
     def apart_ns(self, span_ns: int) -> int:
-        """From one look to the next, at most: by so much, at each end, the length of a wait may be too long. On average
-        where no more is known."""
+        """Longest time between two polls, or the average if that is unknown.
+
+        A wait may be too long by so much at each end.
+        """
         return self.longest_ns or span_ns // max(1, self.looks)
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What the kernel side counts at all, and from which length on it takes stacks."""
+    """What the BPF programs count, and from which length on they take stacks."""
 
     pids: tuple[int, ...] = ()
     """Only these processes (empty: all)."""
@@ -247,14 +251,15 @@ class Filters:
     who: str = "all"
     """`all`, `user` or `kernel` threads."""
     states: int = 0
-    """Mask of the states at leaving whose waits are shown (0: all): bit 31 is running, else the kernel's."""
+    """Mask of the task states at switch-out whose waits are shown (0: all), as the kernel encodes them; bit 31:
+    runnable."""
     min_ns: int = 1_000_000
     max_ns: int = 0
     """0: no maximum."""
     cgroup: str = ""
-    """Only threads in this cgroup or below it: its path below the root of the hierarchy, raw (empty: all)."""
+    """Only threads in this cgroup or below it: raw path below the root of the hierarchy (empty: all)."""
     within: str = ""
-    """Only waits that begin inside of this function of a program, `mysqld:dispatch_command`, raw (empty: all)."""
+    """Only waits that start inside this function, `mysqld:dispatch_command`, raw (empty: all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,41 +267,41 @@ class Snapshot:
     """Running totals as of `at_ns`. Two of them make a Window (window.between)."""
 
     taken_ns: int
-    """CLOCK_REALTIME, for people."""
+    """CLOCK_REALTIME, for display."""
     at_ns: int
-    """CLOCK_MONOTONIC: `so far` counts up to here."""
+    """CLOCK_MONOTONIC. Waits in progress count up to here."""
     threads: Mapping[ThreadKey, ThreadTotals] = field(default_factory=dict[ThreadKey, ThreadTotals])
     """Finished waits."""
     sites: Mapping[SiteKey, SiteTotals] = field(default_factory=dict[SiteKey, SiteTotals])
-    """Finished waits. Sites that were given back have their sums under EXITED: SiteKey(0, 0, kernel, 0)."""
+    """Finished waits. Evicted sites are summed up under EXITED, by kernel stack: SiteKey(0, 0, kernel, 0)."""
     waiting: Mapping[ThreadKey, Waiting] = field(default_factory=dict[ThreadKey, Waiting])
-    """Waits in progress; the same object while nothing about one changes."""
+    """Waits in progress. The object stays the same while nothing about the wait changes."""
     book: Book = field(default_factory=Book)
-    """What the ids in it stand for."""
+    """What the ids in this snapshot refer to."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Running counts by kind: wakings, stacks, threads, sites, events, missed_runs; those above 0."""
+    """Running counts by kind, without zeros: wakings, stacks, threads, sites, events, missed_runs."""
     cost: Cost = Cost()
     machine: Machine = Machine()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
-    """By the id of a wake of their waker: running totals; the largest is that of the last tick."""
+    """Running totals by the id of a wake of the waker; `largest` is that of the last tick."""
     caught: Sequence[Caught] = ()
-    """Of the last tick: waits that were longer than those marks that the source was told."""
+    """Waits of the last tick that passed one of the thresholds set at the source."""
     outliers: Sequence[Outlier] = ()
-    """Of the last tick, where they are known already: it was recorded."""
+    """Outliers of the last tick, if it was recorded: they are known already."""
     moves: Sequence[Move] = ()
-    """Of the last tick: what is at another site in this snapshot than in the one before, one behind the other."""
+    """Moves of the last tick, in order: time that is at another site in this snapshot than in the one before."""
     mode: str = OFFCPU
     """What was gathered: one of wake.MODES."""
     door: str = ""
-    """How the kernel tells that a thread is back: `exit`, `kprobe`, `switch`; `proc`: threads were looked at now
-    and then; `` for no kernel."""
+    """Switch-in probe: `exit`, `kprobe` or `switch`; `proc` if threads were polled; empty without a kernel."""
     filters: Filters = Filters()
     calls: Calls = NO_CALLS
-    """Of the function that filters.within names."""
+    """Calls of the function in filters.within."""
     sampling: Sampling | None = None
-    """None: every wait was seen."""
+    """None: every wait was recorded."""
     epoch: int = 0
-    """Another one where the totals do not go on from those of the snapshot before, as when a recording is taken up
-    at another time: nothing is between those two."""
+    """Changes when totals do not continue those of the snapshot before, for example when a recording is played from
+    another time. Nothing can be said about the span between those two."""
     leads: bool = False
-    """It only leads to a moment that was asked for, and what follows it comes at once: nobody need look at it."""
+    """This snapshot only leads to a moment that was requested, and the next one follows at once: it need not be
+    drawn."""

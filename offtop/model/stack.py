@@ -1,4 +1,4 @@
-"""A stack is where a thread waited: frames, leaf first, with those counted off that say nothing of it."""
+"""Stack: frames of where a thread waited, leaf first, with the scheduler's and entry frames counted apart."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -6,31 +6,31 @@ from typing import NamedTuple, Protocol
 from offtop.model.printable import printable
 
 KERNEL = "[kernel]"
-"""`Frame.file` of the core kernel; a module's frames carry its name, as `[ext4]`."""
+"""`Frame.file` of the core kernel; frames of a module have its name, as `[ext4]`."""
 GONE = "[gone]"
-"""`Frame.file` of a user frame whose process ended before its mappings were read."""
+"""`Frame.file` of a user frame whose process exited before its mappings were read."""
 CLOSED = "[not permitted]"
-"""`Frame.file` of one whose process offtop may not look into: it is another user's, and CAP_SYS_PTRACE is missing."""
+"""`Frame.file` if the process belongs to another user and CAP_SYS_PTRACE is missing."""
 ANONYMOUS = "[anon]"
-"""`Frame.file` of code without a file that no perf map names: a JIT's."""
+"""`Frame.file` of code without a file that no perf map names: JIT code."""
 JIT = "[jit]"
 """`Frame.file` of such code that a perf map names."""
 
 SIGNAL = "(signal)"
-"""`Frame.name` of the code that a signal's handler returns to: below it stands what was interrupted."""
+"""`Frame.name` of the code that a signal handler returns to; the frames below it were interrupted."""
 
 NO_STACK = 0
-"""Id of the empty stack: a kernel thread's user stack, or a wait in progress not walked yet."""
+"""Id of the empty stack: the user stack of a kernel thread, or of a wait in progress that is not unwound yet."""
 STACK_LOST = 1
-"""Id of the stack that could not be kept: its time is here, its frames are not."""
+"""Id for stacks that could not be stored: their time is counted, their frames are lost."""
 SHORT = 2
 """Stands for the kernel stack of a wait below the minimum. Never a site of a Window."""
 FILTERED = -1
-"""Stands for the kernel stack of a wait that --state or --max leaves out. Never a site of a Window."""
+"""Stands for the kernel stack of a wait excluded by --state or --max. Never a site of a Window."""
 PLACELESS = frozenset({SHORT, FILTERED})
 QUEUED = -2
-"""Stands for the kernel stack of time in the run queue, in tables by site: whatever it had waited for, it waits for a
-CPU then. Never a site of a Window."""
+"""Stands for the kernel stack of run-queue time, in tables by site: the thread now waits for a CPU, whatever it waited
+for before. Never a site of a Window."""
 FIRST_STACK = 3
 """Ids from here on are real stacks."""
 
@@ -52,39 +52,39 @@ ENDS: Mapping[str, str] = {
     ENDED: "the program had ended before it was read",
     NOT_PERMITTED: "offtop may not look into its process",
 }
-"""How a user stack may end, by what `Stack.end` and JSON call it."""
+"""How a user stack may end, by its name in `Stack.end` and JSON."""
 
 
 class Frame(NamedTuple):
-    """One return address, in a form that means the same after the process is gone."""
+    """One return address, in a form that stays valid after the process has exited."""
 
     file: str
     """Path of the binary, or of a Python function's source; or a word in brackets: `[kernel]`, `[ext4]`, `[vdso]`,
     `[anon]`, `[python]`, `[gone]`, `[not permitted]`."""
     offset: int
-    """User frames: byte offset in the file (an address where there is no file); Python's functions: the line where they
-    begin. Kernel frames: 0."""
+    """User frames: byte offset in the file, or the address if there is no file. Python functions: their first line.
+    Kernel frames: 0."""
     name: str = ""
-    """Symbol, where it is known at once (kernel, JIT, Python); else empty, and `Names.of` tells it later."""
+    """Symbol, if it is known at once (kernel, JIT, Python); otherwise empty, and `Names.of` returns it later."""
 
 
 class Stack(NamedTuple):
-    """One half (kernel or user) of where a thread waited."""
+    """The kernel or the user part of where a thread waited."""
 
     frames: tuple[Frame, ...]
-    """Leaf first, the scheduler's tail included."""
+    """Leaf first, including the scheduler's frames."""
     tail: int = 0
     """How many frames at the leaf are the scheduler's own (`__schedule`, `schedule`, …)."""
     category: str = "other"
     """Kernel stacks: id of the category whose rule matched."""
     entry: int = 0
-    """How many frames at the root are only the kernel's own entry (`do_syscall_64`, `ret_from_fork`, …)."""
+    """How many frames at the root are only the kernel's entry code (`do_syscall_64`, `ret_from_fork`, …)."""
     end: str = WHOLE
     """User stacks: how it ends, one of ENDS."""
     is_unsure: bool = False
-    """User stacks: some callers were found without the binary's word for it."""
+    """User stacks: some callers were found without unwind information."""
     guessed_in: str = ""
-    """User stacks: file of the innermost frame whose caller was found so; empty: not known."""
+    """User stacks: file of the innermost frame whose caller was found that way; empty if unknown."""
 
     @property
     def missing(self) -> str:
@@ -95,17 +95,17 @@ class Stack(NamedTuple):
 
     @property
     def is_guessed(self) -> bool:
-        """User stacks: callers may be missing, or be others."""
+        """User stacks: callers may be missing or wrong."""
         return self.is_unsure or self.end == LINKED
 
     @property
     def trimmed(self) -> tuple[Frame, ...]:
-        """The frames without the scheduler's tail: what JSON, exports and rules see."""
+        """The frames without the scheduler's: for JSON, exports and rules."""
         return self.frames[self.tail :]
 
     @property
     def told(self) -> tuple[Frame, ...]:
-        """The frames without the scheduler's tail and the kernel's entry: what screens show."""
+        """The frames without the scheduler's and the kernel's entry code: for screens."""
         return self.frames[self.tail : len(self.frames) - self.entry]
 
 
@@ -116,18 +116,18 @@ RESERVED: Mapping[int, Stack] = {NO_STACK: EMPTY, STACK_LOST: LOST}
 
 
 class Names(Protocol):
-    """What a frame is called, as far as is known by now."""
+    """Symbols of frames, as far as they are known by now."""
 
     @property
     def version(self) -> int:
-        """Another one whenever a frame is called otherwise than before."""
+        """Changes whenever a frame gets another name."""
         ...
 
     def of(self, frame: Frame) -> str:
-        """Symbol of `frame`, or `libfoo.so+0x1234` while (or because) it has none. Where the compiler put functions
-        into others all of them, as `one_name` writes them; `functions` parts them again.
+        """Return the symbol of `frame`, or `libfoo.so+0x1234` if there is none (yet).
 
-        Returns at once and never raises. The text is a stranger's: escape it before it is shown.
+        Inlined functions are included as `one_name` writes them; `functions` splits them again. Returns at once and
+        never raises. The text is untrusted: escape it before it is shown.
         """
         ...
 
@@ -137,17 +137,17 @@ INLINED = " (inlined)"
 
 
 def one_name(functions: Sequence[str]) -> str:
-    """Of a frame with these functions, innermost first: `inner (inlined) < middle (inlined) < outer`."""
+    """Join the functions of a frame, innermost first: `inner (inlined) < middle (inlined) < outer`."""
     return f"{INLINED} < ".join(functions)
 
 
 def functions(name: str) -> list[str]:
-    """Of a frame with that name, innermost first; all but the last are marked as inlined."""
+    """Split the name of a frame into its functions, innermost first; all but the last are marked as inlined."""
     *inlined, holder = name.split(f"{INLINED} < ")
     return [*(f"{one}{INLINED}" for one in inlined), holder]
 
 
 def nameless(frame: Frame) -> str:
-    """`libfoo.so+0x1234`; of a frame that lies nowhere, its word in brackets."""
+    """Return `libfoo.so+0x1234`, or the word in brackets of a frame without a file."""
     file = printable(frame.file.rpartition("/")[2])
     return f"{file}+0x{frame.offset:x}" if frame.offset else file

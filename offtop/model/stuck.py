@@ -1,7 +1,7 @@
-"""What is stuck at a moment: the waits in progress, how old they are, and where they stand.
+"""Waits in progress at one moment, their ages and places, for now and for each tick of the past.
 
-A total grows while a wait goes on, but says nothing of its age; this does, for now and for each tick of the past.
-Only waits of LEAST_AGE_NS and more are told of: younger ones are everyday, and there are a hundred times as many.
+A total grows while a wait goes on, but says nothing about its age. Only waits of at least LEAST_AGE_NS are included:
+younger ones are normal, and a hundred times as many.
 """
 
 import zlib
@@ -23,38 +23,38 @@ from offtop.units import NS_PER_S, duration
 
 LEAST_AGE_NS = NS_PER_S // 10
 _CHUNK_BYTES = 200
-"""Of one tick's ended waits, beside their columns."""
+"""Memory of one tick's ended waits, without their columns."""
 _LOW = (1 << 32) - 1
 
 
 class Age(NamedTuple):
-    """How old a wait in progress is."""
+    """Age of a wait in progress."""
 
     ns: int = 0
-    """0: there is none."""
+    """0: no wait."""
     bound: Bound = Bound.EXACT
 
     @property
     def text(self) -> str:
-        """`1.84s`, or `<=12min` where only a bound is known; nothing for none. At most 7 wide."""
+        """`1.84s`, or `<=12min` if only a bound is known; empty for no wait. At most 7 wide."""
         text = f"{_BOUNDS[self.bound]}{duration(self.ns)}" if self.ns else ""
         return text if len(text) <= _WIDEST else f"{_BOUNDS[self.bound]}{self.ns / NS_PER_S:.0f}s"
 
 
 _BOUNDS = {Bound.EXACT: "", Bound.AT_MOST: "<=", Bound.AT_LEAST: ">="}
 _WIDEST = 7
-"""As wide as its column: `<=1.5min` is `<=90s`."""
+"""Width of the column: `<=1.5min` is written `<=90s`."""
 NO_AGE = Age()
 
 
 class Stuck(NamedTuple):
-    """The waits in progress at one moment, the oldest first."""
+    """The waits in progress at one moment, oldest first."""
 
     at_ns: int
     """CLOCK_MONOTONIC."""
     waits: Sequence[Waiting] = ()
     shares: Shares | None = None
-    """The same rows as what has a leaf and can be filtered: the time of each is its age. None where there are none."""
+    """The same rows with their leaves, for filters; total_ns is the age. None if there are no rows."""
 
     def of(self, rows: Mask) -> "Stuck":
         if self.shares is None:
@@ -62,7 +62,7 @@ class Stuck(NamedTuple):
         return Stuck(self.at_ns, [self.waits[row] for row in np.flatnonzero(rows).tolist()], self.shares.of(rows))
 
     def of_age(self, keeps: Callable[[int], bool]) -> "Stuck":
-        """Those whose ages it keeps."""
+        """Return the waits whose age in ns passes `keeps`."""
         if self.shares is None:
             return self
         return self.of(np.array([keeps(age_ns) for age_ns in self.shares.total_ns.tolist()], np.bool_))
@@ -78,7 +78,7 @@ class Stuck(NamedTuple):
         return Age(self.waits[row].age_ns(self.at_ns), self.waits[row].bound)
 
     def oldest(self, codes: Ints) -> list[tuple[int, Age]]:
-        """Of each of `codes`, one for each row, the oldest wait; the oldest of all first."""
+        """Return the oldest wait for each of `codes` (one a row), the oldest of all first."""
         found, rows = np.unique(codes, return_index=True)  # the first of each: rows are in the order of age
         order = np.argsort(rows)
         return [(code, self.age(row)) for code, row in zip(found[order].tolist(), rows[order].tolist(), strict=True)]
@@ -88,7 +88,7 @@ NOTHING_STUCK = Stuck(0)
 
 
 def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns: int = LEAST_AGE_NS) -> Stuck:
-    """Those of `waits` that are as old, but for filtered ones."""
+    """Return those of `waits` that are at least `least_ns` old, without filtered ones."""
     every = list(waits)
     facts = integers(
         [(one.since_ns or one.left_ns, one.preempted, one.user, *one.site) for one in every], 3 + SITES.width
@@ -117,13 +117,13 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns
 
 
 def _category(kernel: int, preempted: bool, book: Book) -> str:
-    """The one that the time of a wait goes to while it lasts."""
+    """Return the category that the time of a wait is counted in while it lasts."""
     category = SHORT if kernel == stack.SHORT else book.stack(kernel).category
     return RUN_QUEUE if preempted and category != THROTTLE else category
 
 
 class Lasting(NamedTuple):
-    """A wait that was in progress at earlier ticks, as much as was ever known of it."""
+    """A wait that was in progress at earlier ticks, with what was known about it at the end."""
 
     wait: Waiting
     """As of `until_ns`."""
@@ -131,7 +131,7 @@ class Lasting(NamedTuple):
     """CLOCK_MONOTONIC of the last tick at which it was in progress."""
 
     def at(self, at_ns: int) -> Waiting:
-        """As it was then: whether it had been woken. Who had the lock then, nobody keeps."""
+        """Return the wait as it was at `at_ns`: runnable or not. The lock holder of that time is unknown."""
         one, earlier_ns = self.wait, self.until_ns - at_ns
         if not earlier_ns or not (one.runqueue_ns or one.holder.tid):
             return one
@@ -139,12 +139,12 @@ class Lasting(NamedTuple):
 
 
 class Past:
-    """The waits that were in progress at earlier ticks: each kept once, when it ended."""
+    """The waits that were in progress at earlier ticks; each is stored once, when it has ended."""
 
     def __init__(self) -> None:
         self.latest: Snapshot | None = None
         self._ended: deque[tuple[int, int, bytes]] = deque()
-        """(CLOCK_MONOTONIC of the tick in which they ended, of the one before, their columns)."""
+        """(CLOCK_MONOTONIC of the tick in which they ended, of the previous tick, their columns)."""
         self.bytes_held = 0
 
     def add(self, snapshot: Snapshot) -> None:
@@ -171,16 +171,16 @@ class Past:
         self.bytes_held = 0
 
     def forget(self, until_ns: int) -> None:
-        """No moment up to `until_ns` will be asked for."""
+        """Drop what is needed only for moments up to `until_ns`."""
         while self._ended and self._ended[0][0] <= until_ns:
             self.bytes_held -= len(self._ended.popleft()[-1]) + _CHUNK_BYTES
 
     def at(self, at_ns: int) -> Iterator[Waiting]:
-        """The waits in progress then."""
+        """Return the waits in progress at `at_ns`."""
         return (one.at(at_ns) for one in self.lasting(at_ns, at_ns))
 
     def lasting(self, since_ns: int, until_ns: int) -> Iterator[Lasting]:
-        """Those in progress at any moment between those two."""
+        """Return the waits in progress at any moment between the two."""
         latest, ended = self.latest, list(self._ended)
         if latest is None:
             return iter(())
@@ -198,7 +198,7 @@ def _lasting(latest: Snapshot, ended: Iterable[tuple[int, int, bytes]], until_ns
 
 
 _LEFT_NS = 4
-"""Column of the first of `numbers_of`."""
+"""Column of the first array of `numbers_of`."""
 
 
 def by_thread(some: Stuck) -> dict[ThreadKey, Age]:
@@ -212,12 +212,12 @@ def by_process(some: Stuck) -> dict[int, Age]:
 
 
 def by_wake(some: Stuck) -> dict[tuple[int, ...], Age]:
-    """By what says what they are on, the oldest first."""
+    """Return the oldest wait by wake, oldest first."""
     return {(wake,): age for wake, age in some.oldest(some.shares.ids[:, 4])} if some.shares else {}
 
 
 def by_site(some: Stuck) -> dict[tuple[int, ...], Age]:
-    """By cut.sites_of, the oldest first."""
+    """Return the oldest wait by row of cut.sites_of, oldest first."""
     if some.shares is None:
         return {}
     sites, which = sites_of(some.shares)
@@ -226,14 +226,16 @@ def by_site(some: Stuck) -> dict[tuple[int, ...], Age]:
 
 def by_cgroup(some: Stuck, group_of: Callable[[int], str]) -> dict[str, Age]:
     ages: dict[str, Age] = {}
-    for pid, age in by_process(some).items():  # the oldest first
+    for pid, age in by_process(some).items():  # oldest first
         ages.setdefault(group_of(pid), age)
     return ages
 
 
 def by_place(some: Stuck, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...], Age]:
-    """By place, as the time of the wait is counted: the user stack comes with its end. The oldest first. `places`
-    makes them of sites' ids (steps.places)."""
+    """Return the oldest wait by place, oldest first, with the user stack that its time will be counted at.
+
+    `places` maps sites' ids to places (steps.places).
+    """
     ages: dict[tuple[int, ...], Age] = {}
     found: list[list[int]] = places(integers([one.site for one in some.waits], SITES.width)).tolist()
     for row, place in enumerate(found):

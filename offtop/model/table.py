@@ -1,7 +1,6 @@
-"""A Table maps keys to totals, and holds them as columns: a tick may bring thousands of them.
+"""Table: a mapping of keys to totals, stored as columns, since a tick may bring thousands of them.
 
-To add up, to take differences and to sum by group is then one operation over all rows (NumPy); who wants one
-entry reads it as from a dict.
+Sums, differences and sums by group are one NumPy operation over all rows; a single entry is read as from a dict.
 """
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ K = TypeVar("K", ThreadKey, SiteKey)
 V = TypeVar("V", ThreadTotals, SiteTotals)
 
 WAITS, TOTAL_NS, RUNQUEUE_NS, MAX_NS = 0, 1, 2, -1
-"""Columns of `numbers`, of threads and of sites alike; the last is the maximum, which is never added up."""
+"""Columns of `numbers`, the same for threads and sites; the last is the maximum, which is never added up."""
 RUNNING_NS = ThreadTotals._fields.index("running_ns")
 """Column of threads."""
 
@@ -37,7 +36,7 @@ _BITS = 63
 
 
 class Kind(Generic[K, V]):
-    """What a table is of."""
+    """What a table holds: threads or sites."""
 
     def __init__(self, key: type[K], totals: type[V]) -> None:
         self.width = len(key._fields)
@@ -52,7 +51,7 @@ SITES = Kind(SiteKey, SiteTotals)
 
 
 class Table(Mapping[K, V]):
-    """Never changes. Rows that are not `present` are no entries: all their numbers are 0."""
+    """Immutable. Rows that are not `present` are not entries; all their numbers are 0."""
 
     __slots__ = ("_rows", "ids", "kind", "lanes", "lineage", "longest_ns", "numbers", "present", "serials")
 
@@ -68,10 +67,11 @@ class Table(Mapping[K, V]):
         lineage: object = None,
         serials: Ints | None = None,
     ) -> None:
-        """Of n rows: `ids` (n, fields of a key), `numbers` (n, fields of the totals but the histogram), `lanes`
-        (n, 40). `longest_ns`: the longest wait of each since its source began, if that is known.
-        `serials`: a number for each row, upward, that it keeps in all tables of one `lineage`: a key that is given
-        back and used again has another."""
+        """Create a table from `ids` (n, fields of a key), `numbers` (n, totals without histogram) and `lanes` (n, 40).
+
+        `longest_ns` is the longest wait of each since its source began, if known. `serials` are ascending and identify
+        a row in all tables of one `lineage`: a key that is evicted and used again gets another one.
+        """
         self.kind, self.ids, self.numbers, self.lanes = kind, ids, numbers, lanes
         self.present = np.ones(len(ids), np.bool_) if present is None else present
         self.longest_ns = numbers[:, MAX_NS] if longest_ns is None else longest_ns
@@ -105,14 +105,14 @@ class Table(Mapping[K, V]):
         return _Items(self)
 
     def with_maxima(self, longest_ns: Ints) -> "Table[K, V]":
-        """The same with other maxima, one for each row."""
+        """Return a copy with other maxima, one for each row."""
         numbers = self.numbers.copy()
         numbers[:, MAX_NS] = longest_ns
         return Table(self.kind, self.ids, numbers, self.lanes, present=self.present)
 
 
 class _Items(ItemsView[K, V]):
-    """All entries at once: a tenth of the cost of asking for one after the other."""
+    """Convert all entries at once: a tenth of the cost of one lookup after the other."""
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
         table = cast("Table[K, V]", self._mapping)
@@ -125,7 +125,7 @@ class _Items(ItemsView[K, V]):
 
 
 def table_of(kind: Kind[K, V], entries: Mapping[K, V]) -> Table[K, V]:
-    """`entries` as a table, which they may be already."""
+    """Return `entries` as a table, unconverted if it is one already."""
     if isinstance(entries, Table):
         return entries
     ids = integers(list(entries), kind.width)
@@ -134,12 +134,12 @@ def table_of(kind: Kind[K, V], entries: Mapping[K, V]) -> Table[K, V]:
 
 
 def integers(rows: Sequence[Sequence[int]], width: int) -> Ints:
-    """`rows` of `width` numbers each, of which there may be none."""
+    """Convert `rows`, of `width` numbers each, to an array; there may be no rows."""
     return np.fromiter(chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width)
 
 
 class Groups:
-    """Rows that have the same code, brought together. `codes` are those of the groups, in order."""
+    """Rows grouped by code. `codes` are those of the groups, ascending."""
 
     def __init__(self, codes: Ints) -> None:
         self._order = np.argsort(codes, kind="stable")
@@ -148,7 +148,7 @@ class Groups:
         self.codes: Ints = in_order[self._starts]
 
     def sums(self, values: Ints) -> Ints:
-        """Of each group; of a matrix, row by row."""
+        """Sum the values of each group; of a matrix, column by column."""
         return self._reduced(np.add, values)
 
     def maxima(self, values: Ints) -> Ints:
@@ -160,7 +160,7 @@ class Groups:
 
 
 def summed(kind: Kind[K, V], ids: Ints, numbers: Ints, lanes: Ints) -> Table[K, V]:
-    """One row for each key, in the order of the keys; `lanes` may end early: rows without have no histogram."""
+    """Sum up the rows of each key, in the order of keys; rows beyond the end of `lanes` have no histogram."""
     if not len(ids):
         return Table(kind, ids, numbers, lanes)
     order, starts = in_order(ids)
@@ -175,7 +175,7 @@ def summed(kind: Kind[K, V], ids: Ints, numbers: Ints, lanes: Ints) -> Table[K, 
 
 
 def in_order(ids: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The order that sorts rows of whole numbers, and where in it begins each that differs from the one before."""
+    """Return the order that sorts rows of integers, and where in it each distinct row begins."""
     codes = _codes(ids) if len(ids) else [np.zeros(0, np.int64)]
     order = np.argsort(codes[0]) if len(codes) == 1 else np.lexsort(codes[::-1])
     changes = np.zeros(max(0, len(ids) - 1), np.bool_)
@@ -186,26 +186,26 @@ def in_order(ids: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:
-    """The rows of a matrix, each once and in order, and which of them each row is."""
+    """Return the distinct rows of a matrix in order, and for each row the number of its distinct row."""
     order, starts = in_order(rows)
     return rows[order[starts]], _which(order, starts)
 
 
 def distinct_rows(rows: Ints) -> tuple[list[tuple[int, ...]], Ints]:
-    """The same as tuples."""
+    """Do what `distinct` does, with the rows as tuples."""
     once, which = distinct(rows)
     return [*map(tuple, once.tolist())], which
 
 
 def _which(order: NDArray[np.intp], starts: NDArray[np.intp]) -> Ints:
-    """The number of its group, for each row of what was brought in order."""
+    """Return for each row the number of its group."""
     which = np.empty(len(order), np.int64)
     which[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
     return which
 
 
 def _codes(ids: Ints) -> list[Ints]:
-    """Rows as few numbers in the same order: most ids are small, so that several columns have room in one number."""
+    """Pack rows into as few sortable columns as possible: most ids are small, so several fit into one integer."""
     codes: list[Ints] = []
     room = 0
     for column in np.ascontiguousarray(ids.T):
@@ -221,12 +221,12 @@ def _codes(ids: Ints) -> list[Ints]:
 
 
 def _starts(changes: Mask, length: int) -> NDArray[np.intp]:
-    """Where groups begin, by whether each row but the first differs from the one before."""
+    """Return where groups begin; `changes` says for each row but the first whether it differs from the one before."""
     return np.concatenate(([0], np.flatnonzero(changes) + 1)) if length else np.empty(0, np.intp)
 
 
 def thread_codes(ids: Ints) -> Ints:
-    """One number for the thread of each key."""
+    """Return one integer for the thread of each key."""
     return ids[:, 0] << 32 | ids[:, 1]
 
 
@@ -264,7 +264,7 @@ class SiteKeys(Sequence[SiteKey]):
         return hash(tuple(self))
 
     def mask(self, ids: Ints) -> Mask:
-        """Which of `ids` are here. By 64 bits of each: among 100,000 keys, two meet by chance once in 10^9."""
+        """Return which of `ids` are here, by a 64-bit hash: two of 100,000 keys collide once in 10^9."""
         if not len(self.ids):
             return np.zeros(len(ids), np.bool_)
         if self._marks is None:

@@ -1,5 +1,4 @@
-"""A Wake is what ended a wait: who woke the thread, through which code, what it had waited on, and who had woken that
-waker before."""
+"""Wake: what ended a wait: the waker and its stacks, the object waited on, and who woke the waker before."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,22 +7,22 @@ from offtop.model.stack import NO_STACK
 
 OFFCPU, WAKEUP, OFFWAKE, CHAIN = "offcpu", "wakeup", "offwake", "chain"
 MODES = (OFFCPU, WAKEUP, OFFWAKE, CHAIN)
-"""What is asked for, from least to most: without wakers, with them, and with the chain behind them."""
+"""What can be requested, from least to most: no wakers, wakers, and the chain of wakers behind them."""
 _LEVELS = {OFFCPU: 0, WAKEUP: 1, OFFWAKE: 1, CHAIN: 2}
 
 
 def level(mode: str) -> int:
-    """How much is gathered; of a mode that a later offtop has, nobody knows, so nothing."""
+    """Return how much a mode gathers; 0 for a mode of a newer offtop."""
     return _LEVELS.get(mode, 0)
 
 
 def gathers(gathered: str, shown: str) -> bool:
-    """Whether what was gathered in one mode is all that another one shows."""
+    """Return whether one mode gathers everything that another one shows."""
     return level(gathered) >= level(shown)
 
 
 DEFAULT_DEPTH, MOST_DEPTH = 4, 8
-"""Of a chain: how many wakers."""
+"""Number of wakers in a chain."""
 
 THREAD, IRQ, SOFTIRQ, TIMER, TIMEOUT, SIGNAL, EXIT, NOBODY = (
     *("thread", "irq", "softirq", "timer", "timeout", "signal", "exit"),
@@ -46,14 +45,14 @@ class Waker(NamedTuple):
     kind: str = NOBODY
     """One of KINDS."""
     name: str = ""
-    """Of an interrupt its handler, of a softirq or timer its function, of NOBODY why; else empty."""
+    """Handler of an interrupt, function of a softirq or timer, the reason for NOBODY; otherwise empty."""
     pid: int = 0
-    """Of threads, and of those that send a signal or end; else 0."""
+    """For threads, and processes that send a signal or exit; otherwise 0."""
     tid: int = 0
     comm: str = ""
-    """Its name then, raw: escape it before it is shown."""
+    """Raw thread name at that time: escape it before it is shown."""
     via: str = ""
-    """`softirq`: the thread's own system call ran that."""
+    """`softirq` if it ran within a system call of the thread."""
     kernel: int = NO_STACK
     """Stack id."""
     user: int = NO_STACK
@@ -70,7 +69,7 @@ class Waker(NamedTuple):
 
 
 def waker_names(one: Waker) -> tuple[str, ...]:
-    """What it can be found by."""
+    """Return the texts that a filter matches."""
     return one.label, one.kind, one.comm, one.name
 
 
@@ -79,17 +78,17 @@ class Object(NamedTuple):
 
     kind: str = ""
     """`futex`, `pipe`, `tcp`, `udp`, `unix`, `socket` (of another family), `eventfd`, `epoll`, `file`, `child`, `poll`
-    (any of several) and so on; empty: not known."""
+    (any of several) and so on; empty if unknown."""
     name: str = ""
-    """`pipe:[1234]`, `socket:[1234]`, a path; the same for all who wait on it."""
+    """`pipe:[1234]`, `socket:[1234]`, a path; the same for all threads that wait on it."""
     pid: int = 0
-    """Of the process alone in which the name means anything; 0: it means the same everywhere."""
+    """The process in which the name is valid; 0: it is valid everywhere."""
     local: str = ""
-    """`10.0.0.1:40312`, `*:80`, `[::1]:53`: of `tcp` and `udp`, the own end."""
+    """Local address of `tcp` and `udp`: `10.0.0.1:40312`, `*:80`, `[::1]:53`."""
     peer: str = ""
-    """The other end, where it is connected; of `unix` the process that made it, `postgres(4242)`. Raw."""
+    """Peer address, if connected; for `unix` the process that created the peer, `postgres(4242)`. Raw."""
     state: str = ""
-    """Of `tcp`: `established`, `listen`, `close-wait` and so on."""
+    """State of `tcp`: `established`, `listen`, `close-wait` and so on."""
 
     @property
     def label(self) -> str:
@@ -108,7 +107,7 @@ class Object(NamedTuple):
 
     @property
     def _aside(self) -> str:
-        """What is not as of most."""
+        """The TCP state, unless it is the usual one."""
         state = {"established": "", "listen": "listening"}.get(self.state, self.state)
         return f" ({state})" if state else ""
 
@@ -118,12 +117,12 @@ NO_OBJECT = Object()
 
 
 def object_names(one: Object) -> tuple[str, ...]:
-    """What it can be found by; nothing where it is not known."""
+    """Return the texts that a filter matches; none if the object is unknown."""
     return (one.label, one.name, one.kind, one.local, one.peer, one.state) if one.kind else ()
 
 
 class Link(NamedTuple):
-    """The last wait of a waker, and who ended that."""
+    """The last wait of a waker, and what ended it."""
 
     kernel: int
     """Stack id."""
@@ -148,7 +147,7 @@ class Wake(NamedTuple):
     waker: Waker = Waker()
     object: Object = NO_OBJECT
     links: tuple[Link, ...] = ()
-    """The waker's own last wait, then that of who ended it, and so on; in mode chain alone."""
+    """The waker's own last wait, then that of the one that ended it, and so on; only in mode chain."""
     end: str = UNSEEN
     """One of CHAIN_ENDS."""
 
@@ -159,7 +158,7 @@ class Wake(NamedTuple):
 
     @property
     def stacks(self) -> set[int]:
-        """The ids of the stacks in it."""
+        """Ids of its stacks."""
         found = {self.waker.kernel, self.waker.user}
         for link in self.links:
             found |= {link.kernel, link.user, link.waker.kernel, link.waker.user}
@@ -167,14 +166,14 @@ class Wake(NamedTuple):
 
 
 NOT_ASKED = Waker(NOBODY, "(nobody asked who woke it)")
-"""Where wakers are not gathered, and what was waited on is known."""
+"""If wakers are not gathered, but the object waited on is known."""
 STILL_WAITING = Waker(NOBODY, "(still waiting)")
 CPU_ALONE = Waker(NOBODY, "(it waited for a CPU alone)")
 NO_WAKE = 0
-"""Id: nobody asked, or the wait goes on; and nothing is known of what was waited on."""
+"""Id: wakers are not gathered, or the wait goes on; and the object waited on is unknown."""
 WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU = 1, 2, 3, 4
 FIRST_WAKE = 5
-"""Ids from here on are of the source."""
+"""Ids from here on are assigned by the source."""
 LOST_WAKE = Wake(Waker(NOBODY, "(waker lost)"))
 RESERVED: Mapping[int, Wake] = {
     NO_WAKE: Wake(STILL_WAITING),
@@ -186,13 +185,13 @@ RESERVED: Mapping[int, Wake] = {
 
 
 class Storm(NamedTuple):
-    """Bursts of wakings by one waker through one code path, of STORM threads and more each."""
+    """Bursts of wakeups by one waker through one code path, of at least STORM threads each."""
 
     storms: int = 0
     woken: int = 0
-    """Threads, in all of them."""
+    """Threads woken in all of them."""
     again: int = 0
-    """Of those, who left the CPU by themselves within a millisecond; of a storm's first few, some may be missing."""
+    """How many of those went back to sleep within a millisecond; some of the first few of a storm may be missing."""
     largest: int = 0
     """Threads woken in the largest of them."""
 

@@ -1,4 +1,4 @@
-"""Who wakes: the time of waits by who ended them, and by what they were for."""
+"""Time of waits by waker, and by object waited on."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, TypeVar
@@ -16,31 +16,32 @@ from offtop.model.wake import RESERVED, THREAD, Object
 
 
 class WakerKey(NamedTuple):
-    """A waker: a thread, all threads of a process, or what is no thread."""
+    """A waker: a thread, all threads of a process, or something that is no thread."""
 
     name: str
-    """As Waker.label; of a process its own name. Raw."""
+    """As Waker.label; the name of the process if `tid` is 0. Raw."""
     pid: int = 0
-    """0: no thread's."""
+    """0: not a thread."""
     tid: int = 0
-    """0: all of the process."""
+    """0: all threads of the process."""
 
 
 BELOW = WakerKey("(waits below the minimum)")
-"""Nobody looks at their wakers."""
+"""Their wakers are not gathered."""
 BELOW_OBJECT = Object(name="(waits below the minimum)")
 EXITED_WAKER = WakerKey("(exited)")
-"""Of sleepers that are no more, wakers are not kept."""
+"""Wakers of threads that exited are not kept."""
 EXITED_OBJECT = Object(name="(exited)")
 WITHOUT_WAKE = _BELOW, _EXITED = -1, -2
-"""What stands for wakes of waits that have none."""
+"""Stand for the wake of a wait that has none."""
 G = TypeVar("G", WakerKey, Object, Reason)
 KeyOf = Callable[..., G]
-"""Id of a wake, or what stands for one; or what cut.sites_of tells → what its time falls to."""
+"""From the id of a wake, or what stands for one, or a row of cut.sites_of, to the key that its time is counted
+under."""
 
 
 def waker_of(book: Book, of_threads: bool) -> KeyOf[WakerKey]:
-    """By threads, or by their processes."""
+    """Group wakers by thread, or by process."""
 
     def key_of(wake_id: int) -> WakerKey:
         if wake_id < 0:
@@ -65,7 +66,7 @@ def object_of(book: Book) -> KeyOf[Object]:
 
 
 def oldest_of(ages: Mapping[tuple[int, ...], Age], key_of: KeyOf[G]) -> dict[G, Age]:
-    """The ages of waits in progress by their wakes or sites, the oldest first, by what these are of."""
+    """Return the oldest wait in progress of each key; `ages` is by wake or site, oldest first."""
     found: dict[G, Age] = {}
     for row, age in ages.items():
         found.setdefault(key_of(*row), age)
@@ -73,18 +74,18 @@ def oldest_of(ages: Mapping[tuple[int, ...], Age], key_of: KeyOf[G]) -> dict[G, 
 
 
 def nobodys(key_of: KeyOf[G]) -> set[G]:
-    """The keys that stand for no waker, or for nothing that was waited on."""
+    """Return the keys that stand for no waker or no object."""
     return {key_of(wake) for wake in (*WITHOUT_WAKE, *RESERVED)}
 
 
 def by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
-    """(id of a wake,) → what fell to it, of the waits in `scope`; negative numbers stand for waits without one."""
+    """Return (wake id,) → time of the waits in `scope`; negative ids stand for waits without a wake."""
     some = every.in_scope(scope)
     return {(code,): part for code, part in some.by(codes(some.ids))}
 
 
 def ready_by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
-    """The run queue that followed those waits, likewise."""
+    """Return (wake id,) → the run-queue time that followed those waits."""
     kernel = np.unique(every.in_scope(scope).ids[:, 2])
     some = every.in_scope(scope._replace(category=RUN_QUEUE))
     some = some.of(np.isin(some.ids[:, 2], kernel))
@@ -92,7 +93,7 @@ def ready_by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
 
 
 def grouped(table: Mapping[tuple[int, ...], Added], key_of: KeyOf[G]) -> dict[G, Part]:
-    """A table by wakes or sites, by what these are of."""
+    """Sum up a table of wakes or sites by key."""
     sums: dict[G, Part] = {}
     for row, part in table.items():
         key = key_of(*row)
@@ -101,7 +102,7 @@ def grouped(table: Mapping[tuple[int, ...], Added], key_of: KeyOf[G]) -> dict[G,
 
 
 def top_of_wakes(every: Shares, scope: Scope, whom: Collection[G], key_of: KeyOf[G]) -> dict[G, SiteKey]:
-    """For each of `whom`, the site in `scope` with most of the time that fell to it."""
+    """Return for each of `whom` the site in `scope` with most of its time."""
     some = every.in_scope(scope)
     some = some.of(codes(some.ids) >= 0)
     wakes, which = np.unique(some.ids[:, 4], return_inverse=True)
@@ -113,6 +114,6 @@ def top_of_wakes(every: Shares, scope: Scope, whom: Collection[G], key_of: KeyOf
 
 
 def codes(ids: Ints) -> Ints:
-    """Of sites' ids: the wake of each row, or what stands for one."""
+    """Return the wake of each row of sites' ids, or what stands for one."""
     alive = np.where(np.isin(ids[:, 2], [*stack.PLACELESS]), _BELOW, ids[:, 4])
     return np.where(ids[:, 1] == EXITED.tid, _EXITED, alive)

@@ -1,7 +1,7 @@
-"""A Window is what passed between two snapshots; windows side by side merge into a longer one.
+"""Window: what happened between two snapshots. Consecutive windows merge into a longer one.
 
-The law, held by a property test: merge([between(a, b), between(b, c)]) == between(a, c), for sums and
-histograms. A maximum merges by maximum.
+A property test checks that merge([between(a, b), between(b, c)]) == between(a, c), for sums and histograms. Maxima
+merge by maximum.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,42 +58,44 @@ class Window:
     at_ns: int
     """CLOCK_MONOTONIC of its end."""
     span_ns: int
-    """Measured, not asked for."""
+    """As measured, not as requested."""
     threads: Mapping[ThreadKey, ThreadTotals] = field(default_factory=dict[ThreadKey, ThreadTotals])
     sites: Mapping[SiteKey, SiteTotals] = field(default_factory=dict[SiteKey, SiteTotals])
     still: SiteKeys = NO_SITES
-    """Sites of waits that began before this window and go on after it, all blocked: each passed the
-    whole span there, and its thread has no other entry. Kept apart because most threads of a machine just
-    wait, and one key each is all that it costs to remember them."""
+    """Sites of waits that began before this window and go on after it, blocked all the time.
+
+    Each of them spent the whole span there, and its thread has no other entry. They are kept apart because most threads
+    of a machine just wait, and this way each costs one key.
+    """
     moves: Moves = NO_MOVES
-    """What passed before this window, and by its end is counted at other sites than it was then."""
+    """Time from before this window that, by its end, is counted at other sites than it was then."""
     book: Book = field(default_factory=Book)
-    """What the ids in it stand for."""
+    """What the ids in this window refer to."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What the kernel side could not tell us, in this span: counts by kind."""
+    """Records that were lost in this span: counts by kind."""
     cost: Cost = Cost()
     machine: Machine = Machine()
-    """What took CPU time that no thread has, in this span."""
+    """CPU time in this span that no thread has."""
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
-    """Wakeup storms in this span, by the id of a wake of their waker."""
+    """Wakeup storms in this span, by the id of a wake of the waker."""
     mode: str = OFFCPU
-    """What was gathered, one of wake.MODES; of several windows what all of them have."""
+    """What was gathered, one of wake.MODES; of merged windows, what all of them have."""
     door: str = ""
     filters: Filters = Filters()
     calls: Calls = NO_CALLS
-    """Of the function that filters.within names, in this span."""
+    """Calls in this span of the function in filters.within."""
     sampling: Sampling | None = None
-    """None: every wait was seen."""
+    """None: every wait was recorded."""
 
     def each_thread(self) -> Iterator[tuple[ThreadKey, ThreadTotals]]:
-        """Every thread that waited, those of `still` included."""
+        """Iterate over every thread that waited, including those of `still`."""
         yield from self.threads.items()
         through = ThreadTotals(offcpu_ns=self.span_ns)
         for site in self.still:
             yield site.thread, through
 
     def each_site(self) -> Iterator[tuple[SiteKey, SiteTotals]]:
-        """Every site with time in it, those of `still` included."""
+        """Iterate over every site with time in it, including those of `still`."""
         yield from self.sites.items()
         through = SiteTotals(total_ns=self.span_ns)
         for site in self.still:
@@ -101,10 +103,10 @@ class Window:
 
 
 def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = None) -> Window:
-    """What passed from `earlier` to `later`, two snapshots of one source.
+    """Return what happened from `earlier` to `later`, two snapshots of one source.
 
-    `moves`: all since `earlier`; those of `later` are all of them where the two follow one another. A maximum is right
-    only then; over a longer stretch, merge windows.
+    `moves` are all moves since `earlier`; by default those of `later`, which is right if the two are consecutive.
+    Maxima are right only then; for a longer span, merge windows.
     """
     early = Moves.of(later.moves if moves is None else moves).before(earlier.at_ns)
     threads = finished(THREADS, earlier.threads, later.threads)[:3]
@@ -156,9 +158,9 @@ _Rows = tuple[Ints, Ints, Ints]
 
 
 def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> tuple[Ints, Ints, Ints, Ints]:
-    """What finished waits added: ids, numbers, lanes; and the ids of what was given back since `earlier`.
+    """Return the ids, numbers and lanes that finished waits added, and the ids evicted since `earlier`.
 
-    That has its rest under EXITED, sites by kernel stack. A maximum is the later one's own.
+    The rest of an evicted key is under EXITED (for sites, by kernel stack). A maximum is that of `later`.
     """
     a, b = table_of(kind, earlier), table_of(kind, later)
     before = np.full(len(b.ids), -1)
@@ -198,14 +200,14 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
 
 
 SoFar = Ints
-"""Rows of a site's ids, so far ns, run-queue ns of it, whether the wait began preempted."""
+"""Rows of a site's ids, ns so far, how much of that was run queue, whether the thread was preempted."""
 SO_FAR_FIELDS = SITES.width + 3
 
 
 def _in_progress(earlier: Snapshot, later: Snapshot, moved: Ints) -> tuple[SiteKeys, SoFar]:
-    """The sites of waits that just went on, and what the others came to: as of `later`, less as of `earlier`.
+    """Return the sites of waits that just went on, and the difference of the others between `earlier` and `later`.
 
-    `moved`: the codes of threads that have an entry already.
+    `moved` has the codes of the threads that have an entry already.
     """
     before, now = earlier.waiting, later.waiting
     went_on = _so_far([one for key, one in now.items() if before.get(key) is one], later.at_ns)
@@ -230,13 +232,13 @@ def _so_far(waits: Sequence[Waiting], at_ns: int) -> SoFar:
 
 
 def taken_back(was: Waiting, at_ns: int) -> tuple[int, ...]:
-    """What it had come to at `at_ns`, below zero."""
+    """Return the wait as a SoFar row at `at_ns`, with its times negated."""
     site, _, from_ns, ready_ns, preempted = was[:5]
     return (*site, from_ns - at_ns, -ready_ns, preempted)
 
 
 def thread_numbers(so_far: SoFar) -> Ints:
-    """What threads have of it, a row each."""
+    """Return what the rows add to the totals of threads, a row each."""
     kernel, (so_far_ns, ready_ns, preempted) = so_far[:, 2], so_far[:, SITES.width :].T
     numbers = np.zeros((len(so_far), THREADS.numbers), np.int64)
     for name, values, where in (
@@ -253,7 +255,7 @@ def thread_numbers(so_far: SoFar) -> Ints:
 
 
 def site_numbers(so_far: SoFar, moves: Moves) -> tuple[Ints, Ints]:
-    """Ids, and numbers: of all that has a place, and of what moves."""
+    """Return the site ids and numbers of all rows that have a stack, and of the moves."""
     placed = so_far[~np.isin(so_far[:, 2], [*PLACELESS])]
     numbers = np.zeros((len(placed), SITES.numbers), np.int64)
     numbers[:, TOTAL_NS : TOTAL_NS + 2] = placed[:, SITES.width : SITES.width + 2]
@@ -262,7 +264,7 @@ def site_numbers(so_far: SoFar, moves: Moves) -> tuple[Ints, Ints]:
 
 
 def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, V]:
-    """`rows` and those without a histogram, a row for each key that has anything in it."""
+    """Sum up `rows` and rows without a histogram; keys with nothing in them are left out."""
     table = summed(kind, np.concatenate((rows[0], ids)), np.concatenate((rows[1], numbers)), rows[2])
     some = (table.numbers[:, :MAX_NS] != 0).any(axis=1)
     if some.all():
@@ -271,20 +273,19 @@ def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, 
 
 
 def _threads_in(one: Snapshot) -> Ints:
-    """The codes of the threads that were not given back."""
+    """Return the codes of the threads that were not evicted."""
     threads = table_of(THREADS, one.threads)
     return np.concatenate((thread_codes(threads.ids[threads.present]), thread_codes(integers([*one.waiting], 2))))
 
 
 def _put_under_exited(rows: Ints, column: int, there: Ints) -> None:
-    """Have the sites that begin in `column` be those that they are when only the threads `there` were not given
-    back."""
+    """Replace the sites whose ids begin at `column` by EXITED, unless their threads are in `there`."""
     gone = ~np.isin(thread_codes(rows[:, column:]), there)
     rows[gone, column : column + 2], rows[gone, column + 3 : column + SITES.width] = EXITED, NO_STACK
 
 
 def merge(windows: Sequence[Window]) -> Window:
-    """One window over all of `windows`, which follow one another, earliest first (at least one)."""
+    """Return one window for all of `windows`, which are consecutive, earliest first, and at least one."""
     if len(windows) == 1:
         return windows[0]
     lost: dict[str, int] = {}
@@ -317,7 +318,10 @@ def merge(windows: Sequence[Window]) -> Window:
 
 
 def moved_only(moves: Moves, last: Window) -> Window:
-    """Nothing but `moves` up to `last`: what is lacking where windows are not merged, and parts of them added up."""
+    """Return a window of nothing but `moves`, up to the end of `last`.
+
+    It is what is missing if the parts of windows are summed up instead of the windows.
+    """
     ids, numbers = moves.site_rows
     sites = summed(SITES, ids, numbers, np.zeros((0, log2.LANES), np.int64))
     return Window(last.taken_ns, last.at_ns, 0, sites=sites, book=last.book, mode=last.mode, filters=last.filters)
@@ -336,13 +340,13 @@ def calls_over(windows: Iterable[Window]) -> Calls:
 
 
 def sampling_over(windows: Iterable[Window]) -> Sampling | None:
-    """None where every wait was seen in all of them."""
+    """Return the sum of all spans that were sampled; None if every wait was recorded in all of them."""
     some = [window.sampling for window in windows if window.sampling]
     return reduce(Sampling.plus, some) if some else None
 
 
 def machine_over(windows: Sequence[Window]) -> Machine:
-    """What took CPU time over `windows`; nothing of it is known where one of them does not tell."""
+    """Return the CPU time of `windows` that no thread has; unknown if it is for one of them."""
     every = [window.machine for window in windows]
     if not all(one.cpus for one in every):
         return Machine()

@@ -1,4 +1,4 @@
-"""The calls of the function that --within names: how many, how long, and how much of it they were off CPU."""
+"""Calls of the --within function: how many, how long, and how much of that was off CPU."""
 
 from operator import add, sub
 from typing import NamedTuple
@@ -7,35 +7,35 @@ from offtop.model import histogram as log2
 
 
 class Calls(NamedTuple):
-    """Running totals up to a snapshot; of a window, what passed in it. ns; blocked = offcpu_ns - runqueue_ns."""
+    """Running totals up to a snapshot; in a window, those of its span. ns; blocked = offcpu_ns - runqueue_ns."""
 
     returned: int = 0
     left: int = 0
-    """By longjmp, an exception or the thread's end, and seen later: how long they took is not known."""
+    """Left by longjmp, an exception or the thread's exit, and noticed later: their duration is unknown."""
     total_ns: int = 0
-    """This and what follows: whole calls that returned, however long before they began."""
+    """This and what follows cover whole calls that returned, however long ago they began."""
     offcpu_ns: int = 0
     runqueue_ns: int = 0
     max_ns: int = 0
     """The longest that returned in the last tick (in a Window: in its span)."""
     histogram: int = 0
     now: int = 0
-    """Calls that go on, at the end."""
+    """Calls in progress at the end."""
     oldest_ns: int = 0
-    """The age of the oldest of these, then."""
+    """Age of the oldest of these, at the end."""
 
     def plus(self, later: "Calls") -> "Calls":
-        """Of both, one after the other."""
+        """Return the sum of two consecutive spans."""
         sums = Calls(*map(add, self, later))
         return sums._replace(max_ns=max(self.max_ns, later.max_ns), now=later.now, oldest_ns=later.oldest_ns)
 
     def since(self, earlier: "Calls") -> "Calls":
-        """What passed since then."""
+        """Return what happened since `earlier`."""
         differences = Calls(*map(sub, self, earlier))
         return differences._replace(max_ns=self.max_ns, now=self.now, oldest_ns=self.oldest_ns)
 
     def are_fewer(self, earlier: "Calls") -> bool:
-        """Whether any running total has fallen since then."""
+        """Return whether any running total has fallen since `earlier`."""
         was, now = (*earlier[:5], *log2.counts(earlier.histogram)), (*self[:5], *log2.counts(self.histogram))
         return any(new < old for old, new in zip(was, now, strict=True))
 
@@ -49,7 +49,7 @@ class Calls(NamedTuple):
         return self.total_ns - self.offcpu_ns
 
     def percentile_ns(self, percent: float) -> int:
-        """Upper bound, as log2.percentile_ns has it."""
+        """Return an upper bound, as log2.percentile_ns does."""
         return log2.percentile_ns(self.histogram, percent, self.max_ns)
 
 
