@@ -1,6 +1,6 @@
-"""A Baseline is a stretch of the past that somebody calls normal: its time in a few parts, and what its ids stand for.
+"""Baseline: a span of the past that the user marked as normal, in a few parts, with what its ids refer to.
 
-It is a value by itself: it needs neither the History that it was taken of nor, where it is of a recording, the file.
+It is self-contained: it needs neither the History that it was taken from nor the file of a recording.
 """
 
 from collections import Counter
@@ -20,16 +20,16 @@ from offtop.model.window import Window, merge, sampling_over
 from offtop.units import NS_PER_S
 
 LEAST_NS = 60 * NS_PER_S
-"""What is marked as normal is so long at least, as far as it was seen."""
+"""Minimum length of what is marked as normal, if so much was recorded."""
 PARTS = 6
-"""A baseline tells by its parts how far it strays."""
+"""The variation between parts is the variation of the baseline."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Baseline:
     parts: Sequence[tuple[int, Shares]]
-    """How long each was, and its time. A wait that goes on beyond its part is where the end of that showed it, as in
-    the span that is compared."""
+    """Length and time of each part. A wait that outlasts its part is counted at its site at the end of the part, as in
+    the compared span."""
     book: Book
     names: Names
     mode: str
@@ -39,13 +39,13 @@ class Baseline:
     taken_ns: int
     """CLOCK_REALTIME of its end."""
     filters: Filters
-    """What was counted in the last of it."""
+    """What was counted in its last part."""
     sampling: Sampling | None
-    """Of all of it; None: every wait was seen."""
+    """Of all of it; None: every wait was recorded."""
     lost: Mapping[str, int]
-    """What the kernel could not tell, by kind."""
+    """Records lost in the kernel, by kind."""
     file: str = ""
-    """Name of the recording that it is of, raw; empty: it was marked, so that pids mean the same in it as now."""
+    """Raw name of the recording that it is from; empty if it was marked live, so that its pids are still valid."""
 
     @property
     def span_ns(self) -> int:
@@ -57,12 +57,12 @@ class Baseline:
 
     @cached_property
     def threads(self) -> frozenset[ThreadKey]:
-        """All that waited in it."""
+        """All threads that waited in it."""
         return frozenset(ThreadKey(*ids) for _, some in self.parts for ids in {*map(tuple, some.ids[:, :2].tolist())})
 
 
 def baseline_of(parts: Sequence[Window], idle: Idle, names: Names, file: str = "") -> Baseline:
-    """Of windows that follow one another, earliest first (at least one)."""
+    """Create a baseline from consecutive windows, earliest first (at least one)."""
     last = parts[-1]
     book = _kept(last.book, parts)
     return Baseline(
@@ -80,7 +80,7 @@ def baseline_of(parts: Sequence[Window], idle: Idle, names: Names, file: str = "
 
 
 def parts_of(ticks: Sequence[Kept]) -> list[Window]:
-    """At most PARTS windows over all of `ticks`, which are unpacked one by one: together they are too large."""
+    """Merge `ticks` into at most PARTS windows; one tick is unpacked at a time, since together they are too large."""
     count = min(PARTS, len(ticks))
     ends = [len(ticks) * number // count for number in range(count + 1)]
     return [
@@ -90,7 +90,7 @@ def parts_of(ticks: Sequence[Kept]) -> list[Window]:
 
 
 def _kept(book: Book, windows: Iterable[Window]) -> Book:
-    """What is told in `book` of these by now: its owner may drop it, and other processes may get the same pids."""
+    """Copy what `book` has for `windows`: its owner may drop it, and pids may be reused."""
     sites, threads = set[tuple[int, ...]](), set[ThreadKey]()
     for window in windows:
         sites.update(map(tuple, table_of(SITES, window.sites).ids[:, 2:].tolist()), _places(window.still))
@@ -117,7 +117,7 @@ def _places(still: SiteKeys) -> Iterable[tuple[int, ...]]:
 
 
 class KnownNames:
-    """What frames are called, also when nobody else knows it any more. Implements stack.Names."""
+    """Names of frames, kept after their source has dropped them. Implements stack.Names."""
 
     def __init__(self, names: Names, frames: Iterable[Frame]) -> None:
         self._names = names
@@ -138,7 +138,7 @@ class KnownNames:
         return self._known.get(frame) or self._names.of(frame)
 
     def _look(self) -> bool:
-        """Whether any has a name now that had none."""
+        """Return whether any frame has got a name."""
         found: Mapping[Frame, str] = {frame: self._names.of(frame) for frame in self._unnamed}
         named = {frame: name for frame, name in found.items() if name != nameless(frame)}
         self._known |= named

@@ -1,7 +1,7 @@
-"""What a row is compared with: what the baseline has of the same, whatever its pid was then, and how far that strayed.
+"""What a row is compared with: the same row of the baseline, whatever its pid was then, and its variation there.
 
-A row is told by its key where that means the same in both, else by its name: who has another pid now shares what those
-of that name had that are no more. So all changes of a table add up to the change of the whole.
+A row is identified by its key if that is valid in both, otherwise by its name: rows with new pids share the time of
+those of the same name that have disappeared. So the changes of a table add up to the change of the whole.
 """
 
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
@@ -13,30 +13,30 @@ from offtop.model.cut import NO_PART, Added, Part, total
 from offtop.units import signed, times
 
 LEAST = 0.005
-"""Average waiting threads: a change that would read 0.00 is none."""
+"""Average waiting threads: a smaller change would read 0.00 and is ignored."""
 _LEAST_PARTS = 3
-"""Of the baseline: from fewer nobody can tell how far it strays."""
+"""Fewer parts of the baseline do not show how much it varies."""
 B = TypeVar("B", bound=Hashable)
 
 
 class Gone(NamedTuple):
-    """The key of a row of which only the baseline has any time."""
+    """Key of a row that has time only in the baseline."""
 
     name: str
     """Raw."""
     process: str = ""
-    """Of a thread, raw."""
+    """Raw process name, for a thread."""
 
 
 class Before(NamedTuple):
-    """What the baseline has of a row."""
+    """A row in the baseline."""
 
     waiting: float = 0.0
-    """Average waiting threads; 0: it is new."""
+    """Average waiting threads; 0: the row is new."""
     share: float = 1.0
-    """How much of `parts` is compared with this row: less than all where several share it."""
+    """How much of `parts` this row is compared with: less than 1 if several rows share it."""
     spans_ns: tuple[int, ...] = ()
-    """Of the baseline's parts."""
+    """Lengths of the baseline's parts."""
     parts: tuple[Added, ...] = ()
 
     @property
@@ -44,8 +44,10 @@ class Before(NamedTuple):
         return _p99_ns(total(self.parts))
 
     def spread(self, span_ns: int) -> float | None:
-        """Between the smallest and the largest average of `span_ns` in the baseline; None: not known. Of a span that is
-        shorter than the parts, as far as chance alone makes it stray more."""
+        """Difference between the largest and the smallest average of the parts; None if unknown.
+
+        If `span_ns` is shorter than the parts, it is scaled up by as much as chance makes a short span vary more.
+        """
         waited = [part[1] / ns for ns, part in zip(self.spans_ns, self.parts, strict=True)]
         if len(waited) < _LEAST_PARTS:
             return None
@@ -64,10 +66,10 @@ def _p99_ns(part: Added) -> int:
 
 
 class Change(NamedTuple):
-    """Of a row, from the baseline to now."""
+    """Change of a row from the baseline to now."""
 
     waiting: float
-    """Average waiting threads, now."""
+    """Average waiting threads now."""
     p99_ns: int
     """Now."""
     span_ns: int
@@ -88,7 +90,7 @@ class Change(NamedTuple):
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is more than the baseline itself strayed."""
+        """Whether the change is larger than the baseline's own variation."""
         if not self.before.spans_ns:
             return False
         spread = self.before.spread(self.span_ns)
@@ -96,19 +98,20 @@ class Change(NamedTuple):
 
     @property
     def p99_times(self) -> float:
-        """How many times the 99th percentile of before; 0: one of the two had no waits that ended."""
+        """Ratio of the 99th percentiles; 0 if one of the two has no finished waits."""
         was_ns = self.before.p99_ns if self.p99_ns else 0
         return self.p99_ns / was_ns if was_ns else 0.0
 
     @property
     def is_p99_sure(self) -> bool:
-        """Whether it is outside of what the baseline's parts had, by a slot of the histogram at least."""
+        """Whether the percentile is outside the range of the baseline's parts, by at least one slot of the
+        histogram."""
         least_ns, most_ns = self.before.p99_range_ns
         return 0 < self.p99_ns * 2 <= least_ns or self.p99_ns >= most_ns * 2 > 0
 
     @property
     def text(self) -> str:
-        """`+1.84!`: `!` marks what is more than the baseline itself strayed."""
+        """`+1.84!`; `!` marks a change larger than the baseline's own variation."""
         return f"{signed(self.by)}{'!' if self.is_sure else ' '}"
 
     @property
@@ -118,14 +121,14 @@ class Change(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A table beside the baseline's."""
+    """A table with the baseline's values."""
 
     span_ns: int
     """Of the table."""
     before: Mapping[Any, Before]
-    """By the table's keys."""
+    """By the keys of the table."""
     gone: Sequence[tuple[Gone, Before]]
-    """What changed most comes first."""
+    """Largest change first."""
     whole: Before
 
     def change(self, key: Any, total_ns: int) -> float:
@@ -146,9 +149,12 @@ class Was(Generic[B]):
         share: float = 1.0,
         groups: Callable[[B], Sequence[tuple[Hashable, Hashable]]] | None = None,
     ) -> None:
-        """`tables`: one for each part. `name_of`: what is no more is told where that is a Gone. `share`: how much of
-        it is compared. `groups`: what else a row of the other table may stand for that holds this row: by key and by
-        name."""
+        """Create it from one table for each part.
+
+        Rows that disappeared are listed if `name_of` returns a Gone for them. `share` is how much of the table is
+        compared. `groups` returns the keys and names of other rows that may include a row, as a pool includes its
+        threads.
+        """
         self._spans_ns = tuple(spans_ns)
         self._span_ns = sum(spans_ns)
         self._share = share
@@ -172,8 +178,11 @@ class Was(Generic[B]):
         name_of: Callable[[Any], Hashable],
         there: Container[B] = (),
     ) -> Compared:
-        """`key_of`: what means the same in both; None where nothing does. `there`: who is still there, though perhaps
-        not in the table, and leaves nothing to others of the name."""
+        """Compare `table` with this one.
+
+        `key_of` returns a key that is valid in both, or None. Keys in `there` still exist, though perhaps not in the
+        table, so that others of the same name get none of their time.
+        """
         before: dict[Any, Before] = {}
         taken: set[B] = set()
         others: dict[Hashable, list[Any]] = {}
@@ -208,7 +217,7 @@ class Was(Generic[B]):
         return known
 
     def _together(self, keys: Sequence[B], among: int) -> Before:
-        """Of `among` rows each."""
+        """Return what each of `among` rows gets of `keys`."""
         share = self._share / among
         if len(keys) == 1:
             parts = self._rows[keys[0]]
@@ -219,12 +228,12 @@ class Was(Generic[B]):
 
 
 def before_of(spans_ns: Sequence[int], parts: Sequence[Part], share: float) -> Before:
-    """Of one row, `parts` being those of the baseline's parts."""
+    """Return one row, `parts` being its time in the baseline's parts."""
     span_ns, total_ns = sum(spans_ns), sum(part.total_ns for part in parts)
     return Before(share * total_ns / span_ns if span_ns else 0.0, share, tuple(spans_ns), tuple(parts))
 
 
 def summed(some: Sequence[Before | None]) -> Before | None:
-    """What rows that are summed up are compared with; nobody looks how far that strayed. None: with nothing."""
+    """Return what the sum of some rows is compared with, without variation; None: nothing."""
     known = [one.waiting for one in some if one is not None]
     return Before(sum(known)) if known else None

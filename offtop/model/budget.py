@@ -1,8 +1,8 @@
-"""The budget check: does a process wait more than its requests explain?
+"""Budget check: does a process wait more than its requests explain?
 
-Of T threads that serve R requests a second, each with C of CPU time, T - R*C are off CPU in a service that only
-waits for work. Fewer are where a request needs more CPU than C; that they wait for something else than work shows
-in the blocked part, idle-looking waits apart. Source: seed 001, "T - R x C".
+If T threads serve R requests a second, with C of CPU time each, then T - R*C threads are off CPU in a service that only
+waits for work. If fewer are, a request needs more CPU than C; if they wait for something else than work, that shows in
+the blocked part without idle waits.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from offtop.units import average, count, duration, parse_duration, percent, thre
 _NS_PER_MS = 1_000_000
 _MOST_REQUESTS = 1e12
 _NEAR = 0.1
-"""A part of the threads by which expected and measured may differ, at least half a thread."""
+"""Fraction of the threads by which expected and measured may differ; at least half a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What the person says of the requests of a process."""
+    """Request rate of a process, as given by the user."""
 
     per_s: float
     cpu_ns: int = 0
-    """CPU time that one should need; 0: as measured."""
+    """Expected CPU time of a request; 0: as measured."""
 
     @property
     def text(self) -> str:
-        """As parse_rate() takes it."""
+        """In the form that parse_rate() reads."""
         return f"{self.per_s:g}" + (f",{self.cpu_ns / _NS_PER_MS:g}ms" if self.cpu_ns else "")
 
 
 def parse_rate(text: str) -> Rate:
-    """`1500`, `1.5k/s`, `1500,1ms` or `1500 1ms`: requests a second, and the CPU time that one should need.
+    """Parse `1500`, `1.5k/s`, `1500,1ms` or `1500 1ms`: requests a second, and CPU time expected for one.
 
     Raises ValueError.
     """
@@ -49,27 +49,27 @@ def parse_rate(text: str) -> Rate:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Averages over a span, in threads, unless they say otherwise."""
+    """Averages over a span, in threads unless noted otherwise."""
 
     threads: float
     running: float
     blocked: float
-    """Outside idle-looking waits."""
+    """Without idle waits."""
     idle: float
     off_cpu: float
-    """`blocked`, `idle`, and ready to run."""
+    """`blocked`, `idle` and runnable."""
     rate: float = 0.0
-    """Requests a second; 0: not known."""
+    """Requests a second; 0: unknown."""
     cpu_ns: float = 0.0
     """CPU time of a request, as measured."""
     blocked_ns: float = 0.0
-    """What a request is blocked for, outside idle-looking waits."""
+    """Blocked time of a request, without idle waits."""
     expected: float | None = None
-    """Threads off CPU, by T - R*C; None where the person did not say C."""
+    """Threads off CPU according to T - R*C; None if C was not given."""
 
     @property
     def lines(self) -> list[str]:
-        """For a person: the shares, and what the requests explain."""
+        """The shares, and what the requests explain, for display."""
         ready = max(0.0, self.off_cpu - self.blocked - self.idle)
         blocked = "blocked" if not self.idle else "blocked otherwise"
         shares = ((self.idle, "idle"), (self.blocked, blocked), (ready, "ready to run"), (self.running, "running"))
@@ -87,7 +87,7 @@ class Budget:
 
     @property
     def verdict(self) -> str:
-        """In words: how what was measured lies to what is expected."""
+        """How the measured value compares with the expected one, in words."""
         if self.expected is None:
             return ""
         if self.expected < 0:
@@ -99,7 +99,7 @@ class Budget:
 
 
 def budget(account: Account, idle_ns: int, span_ns: int, rate: Rate | None) -> Budget | None:
-    """Of a process over `span_ns`; None where none of its threads lived."""
+    """Check a process over `span_ns`; None if none of its threads existed."""
     if not account.threads or span_ns <= 0:
         return None
     off_ns = account.ready_ns + account.blocked_ns

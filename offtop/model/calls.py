@@ -1,8 +1,8 @@
-"""A system call as a person reads it: `futex(0x7f1200004040, WAIT_PRIVATE, 2)`, `epoll_wait(5, timeout=1000ms)`.
+"""System calls as text: `futex(0x7f1200004040, WAIT_PRIVATE, 2)`, `epoll_wait(5, timeout=1000ms)`.
 
-Only what its arguments tell by themselves, since a tick reads no memory for this: descriptors, ids, timeouts and
-commands. Pointers are left out, but for a futex, whose address says which lock it is. Calls go by their names
-here and not by their numbers, which are another machine's where a recording is replayed.
+Only arguments that say something by themselves are shown, since a tick reads no memory for this: descriptors, ids,
+timeouts and commands. Pointers are left out, except a futex's address, which identifies the lock. Calls are looked up
+by name, since numbers differ between machines and a recording may be from another one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -77,13 +77,13 @@ _AT_FDCWD = -100
 
 
 def told(name: str, args: Sequence[int]) -> str:
-    """The call `name` with `args` as they are in its registers; the name alone where they tell nothing.
+    """Format the call `name` with the register values `args`; only the name if they say nothing.
 
-    Of the name nothing is asked: it may be empty, or a recording's.
+    `name` may be anything: empty, or from a recording.
     """
     if len(args) < ARGUMENTS:
         return name
-    shape = _SHAPES.get(name.removesuffix("_time64"))  # as 32-bit programs have them since 2038 is near
+    shape = _SHAPES.get(name.removesuffix("_time64"))  # 32-bit programs have these variants because of 2038
     if shape is None:
         return name
     words = [shown(args[at]) for at, shown in shape]
@@ -91,7 +91,7 @@ def told(name: str, args: Sequence[int]) -> str:
 
 
 def _int(value: int) -> int:
-    """A C int: 32 bits of the register, signed."""
+    """Convert to a C int: 32 bits of the register, signed."""
     return ((value & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
@@ -121,17 +121,17 @@ def _timeout(value: int) -> str:
 
 
 def _counted(label: str) -> _Shown:
-    """A count under its name."""
+    """Show a count with its label."""
     return lambda value: f"{label}={_signed(value)}"
 
 
 def _if_any(label: str) -> _Shown:
-    """A count under its name, unless it is 0."""
+    """Show a count with its label, unless it is 0."""
     return lambda value: f"{label}={_signed(value)}" if value else ""
 
 
 def _one_of(names: Mapping[int, str]) -> _Shown:
-    """A name for the number; the number itself where there is none."""
+    """Show the name for a number, or the number if there is none."""
     return lambda value: names.get(_int(value), _signed(value))
 
 
@@ -168,7 +168,7 @@ _OF_DESCRIPTOR = """
     mq_timedsend mq_timedreceive vmsplice epoll_ctl epoll_pwait2 timerfd_settime timerfd_gettime
     inotify_add_watch fanotify_mark finit_module io_uring_register pidfd_getfd pidfd_send_signal setns
 """
-"""Calls whose first argument is a descriptor, and of which no other is told."""
+"""Calls whose first argument is a descriptor and the only one that is shown."""
 
 _SHAPES: Mapping[str, _Shape] = dict.fromkeys(_OF_DESCRIPTOR.split(), ((0, _fd),)) | {
     "futex": ((0, _address), (1, _futex_operation), (2, _unsigned)),

@@ -1,7 +1,7 @@
-"""Categories say what a thread waits for, by rules over the names of its kernel functions; the rules are data.
+"""Categories: what a thread waits for, decided by rules over kernel function names.
 
-They stand in `offtop/categories.toml`, whose head tells their language, so that a kernel's new name for an
-old wait is one word in one file. Nothing here reads that file: its text comes in, and values go out.
+The rules are data, in `offtop/categories.toml`, which explains their syntax: a renamed kernel function is one word in
+one file. This module parses the text; it does not read the file.
 """
 
 import re
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from offtop.model.rulefile import RuleFile, compiled
 
 OTHER = "other"
-"""The category of a stack that no rule knows."""
+"""Category of a stack that no rule matches."""
 NEAR = 4
-"""How many frames from the leaf the condition `near` looks at."""
+"""How many frames from the leaf the condition `near` covers."""
 _MACHINERY = 12
-"""The scheduler, the BPF program and what called it are within so many frames from the top."""
+"""The scheduler, the BPF program and its callers are within so many frames from the leaf."""
 _PERIODS = 3
-"""So many waits of one length are an even pace."""
+"""So many waits of one length are periodic."""
 
-# How far from the leaf each condition looks: frames [first, end).
+# Frames [first, end) from the leaf that each condition covers.
 _REACH = {"leaf": (0, 1), "caller": (1, 2), "near": (0, NEAR), "any": (0, None), "not": (0, None)}
 _SAID = {
     "leaf": "innermost function = {}",
@@ -38,7 +38,7 @@ _REMEDY = "Mend that line, or reinstall offtop to get its own file back."
 
 
 class Condition(NamedTuple):
-    """Holds when one of its patterns matches one of the frames it looks at (`not`: when none does)."""
+    """Holds if one of its patterns matches one of the frames that it covers; for `not`, if none does."""
 
     where: str
     """`leaf`, `caller`, `near`, `any` or `not`."""
@@ -50,7 +50,7 @@ class Condition(NamedTuple):
         return any(self.compiled.match(name) for name in names[first:end]) != (self.where == "not")
 
     def said(self, names: Sequence[str] = ()) -> str:
-        """In words: the pattern that matched one of `names`; all patterns where no names are given."""
+        """Describe the condition: the pattern that matched one of `names`, or all patterns without names."""
         first, end = _REACH[self.where]
         seen = names[first:end] if self.where != "not" else ()
         matched = [pattern for name in seen for pattern in self.patterns if fnmatchcase(name, pattern)]
@@ -75,9 +75,9 @@ class Categories:
     ids: tuple[str, ...]
     """In the order of the file."""
     plain: Mapping[str, str]
-    """id → what it means, for somebody who knows no kernel."""
+    """id → its meaning for users without kernel knowledge."""
     idle: frozenset[str]
-    """Those that look like having nothing to do."""
+    """Categories that are always idle."""
     groups: Mapping[str, tuple[str, ...]]
     rules: tuple[Rule, ...]
     scheduler_entry: re.Pattern[str]
@@ -85,25 +85,25 @@ class Categories:
     kernel_entry: re.Pattern[str]
 
     def classify(self, kernel: Sequence[str]) -> str:
-        """Category of a kernel stack: function names, leaf first, trimmed. `other` where no rule knows it."""
+        """Return the category of a kernel stack (function names, leaf first, trimmed); `other` if no rule matches."""
         names = [bare(name) for name in kernel]
         return next((rule.category for rule in self.rules if names and rule.matches(names)), OTHER)
 
     def rule_of(self, kernel: Sequence[str]) -> str:
-        """In words, the rule that `classify` went by."""
+        """Describe the rule that `classify` applied."""
         names = [bare(name) for name in kernel]
         return next((rule.said(names) for rule in self.rules if names and rule.matches(names)), "no rule")
 
     def rules_of(self, category: str) -> tuple[str, ...]:
-        """In words, every rule that leads to `category`, in the order in which they are tried."""
+        """Describe every rule that leads to `category`, in the order in which they are tried."""
         return tuple(rule.said() for rule in self.rules if rule.category == category)
 
     def tail_length(self, kernel: Sequence[str]) -> int:
-        """How many frames at the leaf are the scheduler's, or belong to whoever looked on.
+        """Return how many frames at the leaf belong to the scheduler or to the tracer.
 
-        0 for a stack walked from outside, where the kernel leaves the scheduler out, unless it begins with
-        functions that only wait on behalf of their callers. The last entry into the scheduler counts, not
-        the first: a stack put together again from outside may hold left-over words between two of them.
+        It is 0 for a stack read from outside, where the kernel omits the scheduler, unless that begins with functions
+        that only wait on behalf of their callers. The last entry into the scheduler counts, not the first: a stack
+        rebuilt from outside may contain stale words between the two.
         """
         names = [bare(name) for name in kernel[:_MACHINERY]]
         entries = [depth for depth, name in enumerate(names) if self.scheduler_entry.match(name)]
@@ -113,9 +113,9 @@ class Categories:
         return length
 
     def entry_length(self, kernel: Sequence[str]) -> int:
-        """How many frames at the root are only the kernel's own entry, of a trimmed stack, leaf first.
+        """Return how many frames at the root of a trimmed stack (leaf first) are only the kernel's entry code.
 
-        One frame is always left: a thread put aside on its way back to user mode has no others.
+        At least one frame is left: a thread preempted on its way back to user mode has no others.
         """
         length = 0
         while length < len(kernel) - 1 and self.kernel_entry.match(bare(kernel[-1 - length])):
@@ -124,23 +124,25 @@ class Categories:
 
 
 def bare(name: str) -> str:
-    """A function's name as in the source: compilers add what follows the dot in `do_poll.constprop.0`."""
+    """Return the function's name as in the source, without a compiler's suffix: `do_poll` for `do_poll.constprop.0`."""
     return name.partition(".")[0] or name
 
 
 def is_periodic(lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether finished waits come at an even pace, for each histogram, a row of `lanes` (n, 40): at least 3, all
-    within two adjacent lanes."""
+    """Return for each histogram, a row of `lanes` (n, 40), whether the waits are periodic.
+
+    They are if there are at least 3, all in two adjacent lanes.
+    """
     some = lanes != 0
     first, last = some.argmax(axis=1), lanes.shape[1] - 1 - some[:, ::-1].argmax(axis=1)
     return (last - first <= 1) & (lanes.sum(axis=1) >= _PERIODS)
 
 
 def parse(text: str) -> Categories:
-    """The categories that the text of a `categories.toml` describes.
+    """Parse the text of a `categories.toml`.
 
-    Raises OfftopError, which names the line, for text that is no TOML, for what its language does not know,
-    and for a rule or a pattern that can never match because an earlier rule takes all that it would.
+    Raises OfftopError, naming the line, for invalid TOML, for unknown keys and values, and for a rule or pattern that
+    can never match because an earlier rule takes everything.
     """
     return _Reader(text, "categories.toml", _REMEDY).categories()
 
@@ -202,7 +204,7 @@ class _Reader(RuleFile):
         return Rule(category, tuple(conditions))
 
     def _refuse_dead(self, rules: Sequence[Rule]) -> None:
-        """A pattern is dead when an earlier rule of one condition takes every stack that it could match."""
+        """Reject dead patterns: an earlier rule with one condition takes every stack that they could match."""
         for number, rule in enumerate(rules, start=1):
             for condition in rule.conditions:
                 if condition.where == "not":
@@ -224,7 +226,7 @@ class _Reader(RuleFile):
 
 
 def _takes_all(earlier: Rule, where: str, pattern: str) -> bool:
-    """Whether `earlier` matches every stack that has a frame `pattern` at `where`."""
+    """Return whether `earlier` matches every stack that has a frame `pattern` at `where`."""
     if len(earlier.conditions) != 1:
         return False
     taker = earlier.conditions[0]

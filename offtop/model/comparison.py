@@ -1,7 +1,7 @@
-"""What the baseline of a view has of what the view looks at, in the tables and trees that the panes are made of.
+"""Baseline values for what a view shows: the tables and trees that the panes are compared with.
 
-The same filters, mutes, category and mode hold for both. Who was drilled into is looked for by pid where that means the
-same in the baseline, else by name.
+Filters, mutes, category and mode apply to both. The selected process or thread is looked up by pid if pids of the
+baseline are still valid, otherwise by name.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -32,11 +32,11 @@ from offtop.model.waking import G, KeyOf, WakerKey, by_wake, codes, grouped, obj
 from offtop.units import count
 
 _MOST_KNOWN = 64
-"""Tables and trees of the baseline; more have been looked at long ago."""
+"""Cached tables and trees of the baseline; the cache is cleared beyond that."""
 _MOST_GONE = 8
-"""Branches of the tree."""
+"""Number of branches."""
 _GONE_SHARE = 100
-"""Branches with less than this part of the baseline's time are not told to be gone."""
+"""Branches with less than this fraction of the baseline's time (1/n) are not listed as gone."""
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 _Parts = Sequence[tuple[int, Shares]]
@@ -44,18 +44,18 @@ _Tables = Sequence[Mapping[K, Added]]
 
 
 class Now(NamedTuple):
-    """What is compared."""
+    """What is compared with the baseline."""
 
     span_ns: int
     book: Book
     threads: Collection[ThreadKey]
-    """Every one that there is."""
+    """All threads that exist."""
     pids: Collection[int]
-    """Of those with time in the list of processes."""
+    """Processes with time in the list."""
     filters: Filters = Filters()
     """What is counted."""
     sampling: Sampling | None = None
-    """None: every wait is seen."""
+    """None: every wait is recorded."""
 
     @property
     def every_pid(self) -> Collection[int]:
@@ -63,16 +63,16 @@ class Now(NamedTuple):
 
 
 class _Whom(NamedTuple):
-    """Whose time in the baseline is compared with that of who was drilled into."""
+    """Whose time in the baseline the selection is compared with."""
 
     threads: frozenset[ThreadKey] | None = None
-    """None: everybody's."""
+    """None: all threads."""
     share: float = 1.0
-    """How much of it."""
+    """How much of that time."""
 
 
 class Comparison:
-    """Of one baseline; keeps what makes the next picture cheap."""
+    """Comparison with one baseline; caches what makes the next picture cheap."""
 
     def __init__(self, baseline: Baseline, rules: RuleSource) -> None:
         self.baseline = baseline
@@ -81,12 +81,12 @@ class Comparison:
         self._view = View()
         self._about: object = None
         self._whom = self._who = _Whom()
-        """Of the list, and of the other panes."""
+        """For the list, and for the other panes."""
         self._known: dict[Hashable, Any] = {}
         self._now = Now(0, Book(), (), ())
 
     def look_at(self, view: View, user: Filter, now: Now) -> None:
-        """What the other methods tell of from here on. `user`: the filter that chooses whose processes are shown."""
+        """Set what the other methods compare. `user` is the filter for the processes of one user."""
         filters = (view.filter, user, *([of_reason(view.reason)] if view.reason else []))
         self._whom = self._who = _Whom()
         if view.pool is not None:
@@ -144,7 +144,8 @@ class Comparison:
         )
 
     def listed(self, pools: Mapping[tuple[int, ...], Pool]) -> Compare | None:
-        """None where nothing can be compared. `pools`: those that stand for their threads."""
+        """Return the comparison of the list, None if there is none. `pools` are the rows that stand for several
+        threads."""
         view, book, was_book = self._view, self._now.book, self._book
         if self.lacks or view.lists_account:
             return None
@@ -193,7 +194,7 @@ class Comparison:
         return lambda table: was.compared(table, span_ns, key_of, name_of, alive)
 
     def _exact(self, key: Hashable) -> Hashable:
-        """What means the same in a baseline that was marked, and nothing in one of a file."""
+        """Return the key if it is valid in the baseline: one that was marked live, not one from a file."""
         return key if self._is_here else None
 
     def _was(
@@ -216,12 +217,12 @@ class Comparison:
         return {**grouped(table, lambda *site: reasons[site])}
 
     def threads(self) -> Compare:
-        """Of each by itself."""
+        """Compare single threads."""
         was = self._was("threads", Scope(), by_thread, _thread_of(self._book), _pools_of(self._book))
         return self._compare(was, self._exact, _thread_of(self._now.book), self._now.threads)
 
     def sites(self, names: Names) -> Compare:
-        """Of the sites of a window, with all of their time. `names`: of what is compared."""
+        """Compare the sites of a window, with all their time. `names` are for the window."""
         was = self._of(
             "sites",
             lambda: Was(
@@ -253,7 +254,7 @@ class Comparison:
         return self._of(("trees", _whoever(view.scope), shape), made)
 
     def places(self, path_of: Callable[[tuple[int, ...]], Path]) -> Compare | None:
-        """Of those in the chosen branch. `path_of`: of a place that is compared."""
+        """Compare the places in the chosen branch. `path_of` returns the path of a place of now."""
         if self.lacks:
             return None
         view, shape = self._view, self._view.tree.shape
@@ -280,7 +281,7 @@ class Comparison:
     # Whose time it is
 
     def _shares(self, whom: _Whom) -> _Parts:
-        """What mutes and filters leave of the time of these, and of what was drilled into beside them."""
+        """Return the time in the baseline that mutes, filters and the selected waker and object leave of `whom`."""
 
         def made() -> _Parts:
             found: list[tuple[int, Shares]] = []
@@ -306,7 +307,7 @@ class Comparison:
         return [(ns, some.of(through(some.ids, self._book, names, view.tree.shape, view.path))) for ns, some in shares]
 
     def _of_wakes(self, some: Shares) -> Mask:
-        """Which waits are of the waker, and on the thing, that were drilled into."""
+        """Return which waits were ended by the selected waker, and were on the selected object."""
         keep, view = np.ones(len(some.leaf), np.bool_), self._view
         if view.waker is not None:
             keep &= self._with(some, view.waker, waker_of(self._book, bool(view.waker.tid)), _named)
@@ -345,7 +346,7 @@ class Comparison:
         listed: Collection[K],
         there: Collection[K],
     ) -> tuple[set[K], float]:
-        """Those of the baseline that `key` is compared with, and how much of them: as a list does (Was.compared)."""
+        """Return which of the baseline `key` is compared with, and with how much of it, as Was.compared does."""
         name = name_of(key)
         if self._is_here and was.get(key) == name:
             return {key}, 1.0
@@ -373,7 +374,7 @@ class Trees(NamedTuple):
         return before_of(self.spans_ns, [_part_at(root, path) for root in self.parts], self.share)
 
     def gone(self, root: Node) -> list[Branch]:
-        """Where the baseline has time that the tree of `root` has not, most of it first."""
+        """Return branches with time in the baseline but not in the tree of `root`, most time first."""
         span_ns = sum(self.spans_ns)
         least_ns = max(LEAST * span_ns / self.share, self.root.total_ns / _GONE_SHARE)
         found: list[tuple[int, Path]] = []
@@ -424,7 +425,7 @@ def _by_site(some: Shares) -> dict[tuple[int, ...], Added]:
 
 
 def _site_of(book: Book, names: Names) -> Callable[[tuple[int, ...]], Hashable]:
-    """Who, and where, by names."""
+    """Identify sites by process, thread and function names."""
     known: dict[tuple[int, int], Hashable] = {}
 
     def name_of(key: tuple[int, ...]) -> Hashable:
@@ -455,7 +456,7 @@ def _cgroup(path: str) -> Gone:
 
 
 def _lasting(what: Object) -> Gone:
-    """What it is called the next time, too: the own end of a connection has another port then."""
+    """Name an object so that it matches next time: the local port of a connection changes."""
     if what.local and what.peer:
         return Gone(f"{what.kind} {what.peer}")
     if what.kind == UNIX and what.peer:
@@ -472,7 +473,7 @@ def _thread_of(book: Book) -> Callable[[tuple[int, ...]], Gone]:
 
 
 def _pools_of(book: Book) -> Callable[[tuple[int, ...]], Sequence[tuple[Hashable, Hashable]]]:
-    """The pool that a thread may be in, and what that is called."""
+    """Return the pool that a thread may be in, with its name."""
 
     def groups(key: tuple[int, ...]) -> Sequence[tuple[Hashable, Hashable]]:
         thread = ThreadKey(*key)

@@ -1,36 +1,35 @@
-r"""A container's or unit's name, from a cgroup path.
+r"""Name of a container or unit, from a cgroup path.
 
-Nobody is asked, neither a runtime nor systemd: a path is all that a recording has, and whoever makes a cgroup for
-something writes into the path what it is. By whom, and where that is written down:
+Neither a container runtime nor systemd is queried: a recording has nothing but the path, and whoever creates a cgroup
+writes into the path what it is for. These are the forms, and where they are documented:
 
-systemd (systemd.unit(5), systemd.special(7), systemd.io/CGROUP_DELEGATION): a unit is a directory of its name, in
-those of its slices. What is not allowed in a name is `\x2d`, byte by byte (systemd-escape(1)).
-`mysql.service`, `postgresql@15-main.service`, `session-3.scope` (pam_systemd(8)).
-`app-gnome-firefox-2345.scope`, `app-org.kde.kate@HEX.service`: what a desktop starts ends in something random
-(systemd.io/DESKTOP_ENVIRONMENTS). So do the scopes of snaps and of terminals' tabs: `vte-spawn-UUID.scope`.
+systemd (systemd.unit(5), systemd.special(7), systemd.io/CGROUP_DELEGATION): a unit is a directory with its name, below
+those of its slices. Characters not allowed in a name are written as `\x2d`, byte by byte (systemd-escape(1)).
+`mysql.service`, `postgresql@15-main.service`, `session-3.scope` (pam_systemd(8)). `app-gnome-firefox-2345.scope`,
+`app-org.kde.kate@HEX.service`: names of what a desktop starts end in a random part (systemd.io/DESKTOP_ENVIRONMENTS).
+So do the scopes of snaps and of terminal tabs: `vte-spawn-UUID.scope`.
 
 systemd-nspawn(1), systemd-machined(8): `machine-NAME.scope`, or `systemd-nspawn@NAME.service`; below it `payload`.
-libvirt's are named alike, `machine-lxc\x2d2\x2dNAME.scope`; its `machine-qemu\x2d1\x2dNAME.scope` is no container.
+libvirt uses the same form, `machine-lxc\x2d2\x2dNAME.scope`; its `machine-qemu\x2d1\x2dNAME.scope` is no container.
 
-runc, and all that use it or crun (runc's docs/systemd.md): `PREFIX-ID.scope`, the prefix being that of whoever asks:
-`docker`, `libpod` (Podman), `cri-containerd`, `crio`, `nerdctl`. Asked for that without systemd they make one
-directory, `kubepods-pod1a2b.slice:cri-containerd:ID` (opentelemetry-java#4507), `system.slice:docker:ID`
-(moby#45796). Docker's and containerd's ids are 64 hex digits; BuildKit's 25 digits and letters.
+runc, and what uses it or crun (runc's docs/systemd.md): `PREFIX-ID.scope`, with the prefix of the caller: `docker`,
+`libpod` (Podman), `cri-containerd`, `crio`, `nerdctl`. Without systemd the same request becomes one directory,
+`kubepods-pod1a2b.slice:cri-containerd:ID` (opentelemetry-java#4507), `system.slice:docker:ID` (moby#45796). Ids of
+Docker and containerd are 64 hex digits, those of BuildKit 25 digits and letters.
 
 Docker without systemd: `/docker/ID`, and `--cgroup-parent`/ID, which may be anything (dockerd's reference). BuildKit:
-`/docker/buildkit/ID`. Docker in Docker: `/docker/ID/docker/ID`.
-Podman (podman-run(1), `--cgroups`): `libpod-ID.scope`, rootless with `container` below; split, as by Quadlet,
-`web.service/libpod-payload-ID`. `libpod-conmon-ID.scope` holds the process that watches the container.
-CRI-O: `crio-ID.scope`, `crio-conmon-ID.scope`; without systemd `crio-ID`.
-containerd (its WithNamespaceCgroup): `/NAMESPACE/ID`: `/k8s.io/ID`, `/default/web`.
-kubelet (its pkg/kubelet/cm): `/kubepods/burstable/podUID/ID`, or with systemd
-`/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice/cri-containerd-ID.scope`, whose UID has
-`_` for `-`; static pods' UIDs are 32 hex digits. Below a prefix where the kubelet has a `--cgroup-root`, as in kind.
-ECS (amazon-ecs-agent#1119): `/ecs/TASK/ID`; on Fargate `/ecs/TASK/TASK-DIGITS` (datadog-agent#24186).
-LXC (lxc.container.conf(5), `lxc.cgroup.dir.container`): `/lxc.payload.NAME`, `/lxc.monitor.NAME`; before 4.0
-`/lxc.payload/NAME`, `/lxc/NAME`, and so it is on Proxmox.
+`/docker/buildkit/ID`. Docker in Docker: `/docker/ID/docker/ID`. Podman (podman-run(1), `--cgroups`): `libpod-ID.scope`,
+rootless with `container` below; split, as by Quadlet, `web.service/libpod-payload-ID`. `libpod-conmon-ID.scope` has the
+process that monitors the container. CRI-O: `crio-ID.scope`, `crio-conmon-ID.scope`; without systemd `crio-ID`.
+containerd (its WithNamespaceCgroup): `/NAMESPACE/ID`: `/k8s.io/ID`, `/default/web`. kubelet (its pkg/kubelet/cm):
+`/kubepods/burstable/podUID/ID`, or with systemd
+`/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice/cri-containerd-ID.scope`, whose UID has `_`
+for `-`; UIDs of static pods are 32 hex digits. Below a prefix if the kubelet has a `--cgroup-root`, as in kind. ECS
+(amazon-ecs-agent#1119): `/ecs/TASK/ID`; on Fargate `/ecs/TASK/TASK-DIGITS` (datadog-agent#24186). LXC
+(lxc.container.conf(5), `lxc.cgroup.dir.container`): `/lxc.payload.NAME`, `/lxc.monitor.NAME`; before 4.0
+`/lxc.payload/NAME`, `/lxc/NAME`, as on Proxmox.
 
-A path is a stranger's text: there is none on which these functions fail, and their time is linear in its length.
+Paths are untrusted: these functions fail on none, and take time linear in its length.
 """
 
 import re
@@ -39,27 +38,28 @@ from typing import NamedTuple
 
 
 class Container(NamedTuple):
-    """What a process runs in. All of it is strangers' text, raw: escape it before it is shown."""
+    """What a process runs in. All texts are untrusted and raw: escape them before they are shown."""
 
     kind: str
-    """`docker`, `podman`, `containerd`, `crio`, `kubernetes`, `nspawn`, `lxc`; `unit`, `session`: no container, but a
-    unit of systemd's; empty: nothing that we know."""
+    """`docker`, `podman`, `containerd`, `crio`, `kubernetes`, `nspawn`, `lxc`; `unit`, `session`: a systemd unit, not a
+    container; empty if unknown."""
     name: str
-    """Short, for a person: 12 digits of an id, `pod 1a2b3c4d/1a2b3c4d5e6f`, `mysql.service`, `session 3`. Before the
-    id of a container whose watcher this is comes `conmon` or `monitor`, and before one that BuildKit runs, `build`."""
+    """Short name for display: 12 digits of an id, `pod 1a2b3c4d/1a2b3c4d5e6f`, `mysql.service`, `session 3`. `conmon`
+    or `monitor` before the id marks the monitor of that container, `build` one that BuildKit runs."""
     full: str
-    """What programs call it by: the whole id; a pod's `UID/ID`; the unit as systemctl takes it, still escaped."""
+    """Complete name, as other programs use it: the whole id; `UID/ID` for a pod; the escaped unit name, as systemctl
+    takes it."""
 
 
 NOTHING = Container("", "", "")
 _SHORT_ID = 12
 _SHORT_UID = 8
 _NAMED_WHOLLY = frozenset({"kubernetes", "unit", "session"})
-"""Kinds whose names say what they are."""
+"""Kinds whose names need no prefix."""
 _UNITS = (".service", ".scope", ".socket", ".mount", ".swap")
-"""Ends of units in which processes are. A slice has none: it holds units."""
+"""Suffixes of units that contain processes. Slices contain units only."""
 _NAMESPACES = frozenset({"k8s.io", "default", "moby"})
-"""containerd's, of the kubelet, of ctr and nerdctl, of Docker."""
+"""containerd namespaces of the kubelet, of ctr and nerdctl, of Docker."""
 _RUNTIMES = {
     "docker": "docker",
     "libpod": "podman",
@@ -67,9 +67,9 @@ _RUNTIMES = {
     "nerdctl": "containerd",
     "crio": "crio",
 }
-"""By the prefix of what they ask runc for."""
+"""Prefix that a runtime passes to runc → kind."""
 _DELETED = " (deleted)"
-"""The kernel's word at the end of the path of a cgroup that is no more."""
+"""The kernel appends this to the path of a removed cgroup."""
 
 _UUID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}"
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -90,21 +90,22 @@ _LONG_HEX = re.compile(r"[0-9a-f]{32,}")
 
 
 def container(path: str) -> Container:
-    """The innermost container that `path` leads into, whatever of its own runs in there; without one the innermost
-    unit; else `NOTHING`."""
+    """Return the innermost container in `path`, ignoring cgroups inside it; else the innermost unit, else `NOTHING`."""
     return _found(path)[0]
 
 
 @lru_cache(maxsize=4096)
 def place(path: str) -> str:
-    """The cgroup that `container` tells of: `path`, or one above it; `path` where it says nothing that we know. So two
-    paths into one container have one place."""
+    """Return the cgroup that `container` names: `path` or one above it; `path` if it is unknown.
+
+    Two paths into one container so have the same place.
+    """
     what, end = _found(path)
     return "/".join(path.removesuffix(_DELETED).split("/")[:end]) if what.kind else path
 
 
 def _found(path: str) -> tuple[Container, int]:
-    """What `container` tells, and at how many of the path's parts its name ends."""
+    """Return what `container` does, and the number of path components up to the end of its name."""
     found, unit, pod = (NOTHING, 0), (NOTHING, 0), ""
     directories = _names(path)
     for depth, (name, end) in enumerate(directories):
@@ -120,8 +121,10 @@ def _found(path: str) -> tuple[Container, int]:
 
 
 def label(path: str) -> str:
-    """What a column shows: `docker 1a2b3c4d5e6f`, `pod 1a2b3c4d/1a2b3c4d5e6f`, `mysql.service`, the path where it
-    says nothing that we know; empty at the root, and where there is no path. Raw, as the path is."""
+    """Return the text for a column: `docker 1a2b3c4d5e6f`, `pod 1a2b3c4d/1a2b3c4d5e6f`, `mysql.service`.
+
+    It is the path if that is unknown, and empty for the root or an empty path. Raw, as the path is.
+    """
     if path in ("", "/"):
         return ""
     kind, name, _ = container(path)
@@ -131,15 +134,17 @@ def label(path: str) -> str:
 
 
 def names(path: str) -> tuple[str, ...]:
-    """All that the container or unit is called, its kind as well; nothing where there is none."""
+    """Return the texts that a filter matches, including the kind; none if there is no container or unit."""
     what = container(path)
     return (*what, label(path)) if what.kind else ()
 
 
 def _names(path: str) -> list[tuple[str, int]]:
-    """The directories of `path`, and at how many of its parts each ends, with what runc left in one,
-    `SLICE:PREFIX:ID`, as the two that it stands for. Without `..`, which leads out of our cgroup namespace: those
-    outside are called as those inside."""
+    """Return the directories of `path`, each with the number of path components up to its end.
+
+    A name that runc wrote as one, `SLICE:PREFIX:ID`, is returned as the two that it stands for. `..` leads out of our
+    cgroup namespace and is skipped, so that cgroups outside get the same names as those inside.
+    """
     parts: list[tuple[str, int]] = []
     for end, name in enumerate(path.removesuffix(_DELETED).split("/"), 1):
         match name.split(":", 3):
@@ -157,7 +162,7 @@ def _in_pod(inner: Container, pod: str) -> Container:
 
 
 def _container(name: str, above: str, depth: int) -> Container | None:
-    """The one that the directory `name` is of, which lies in `above`."""
+    """Return the container whose directory is `name`, below `above`."""
     if of := _BY_RUNTIME.fullmatch(name):
         prefix, part, id_ = of.groups()
         watches = "conmon " if part == "conmon-" else ""
@@ -201,7 +206,7 @@ def _unit(name: str) -> Container:
 
 
 def _unescaped(name: str) -> str:
-    r"""`\x2d` and the like as the bytes that they stand for, in UTF-8; what is none of it, as os.fsdecode has it."""
+    r"""Decode `\x2d` and the like as UTF-8 bytes; invalid bytes become surrogates, as with os.fsdecode."""
     return _ESCAPES.sub(
         lambda escapes: bytes.fromhex(escapes[0].replace(r"\x", "")).decode("utf-8", "surrogateescape"), name
     )

@@ -1,17 +1,16 @@
-"""A cut is a Window's time by category, and then by process, by thread or by place.
+"""Breakdown of a Window's time by category, and within that by process, thread or place.
 
-Categories partition off-CPU time. A site gives its blocked part to the category of its kernel stack and its
-run-queue part to `run-queue`; waits below the minimum give theirs to `short` and `run-queue`, filtered ones
-to `filtered` and `run-queue`. One exception: a thread that was put aside because its cgroup used up its CPU
-quota is runnable by the kernel's words, but no CPU is missing; a `throttle` site keeps all of its time.
-So the sum over categories is the sum over threads, exactly.
+Categories partition off-CPU time. The blocked part of a site goes to the category of its kernel stack, the run-queue
+part to `run-queue`. Waits below the minimum go to `short` and `run-queue`, filtered ones to `filtered` and `run-queue`.
+There is one exception: a thread whose cgroup used up its CPU quota is runnable in the kernel's terms, but no CPU is
+missing, so a `throttle` site keeps all of its time. The sum over categories is exactly the sum over threads.
 
-Each wait is counted in one category, too: a site that was only ever ready (a thread that was preempted)
-counts its waits under `run-queue`, where its time is; short waits count under `short`; all others under
-their leaf.
+Each wait is counted in one category, too: under `run-queue` if the site was only ever runnable (a preempted thread),
+under `short` if it was short, otherwise under its leaf.
 
-A window is cut once into small tables by category and by process, so that a rolling span adds up tables of
-hundreds of entries, not windows of thousands. Threads and places are tables of thousands, made when asked.
+A window is broken down once into small tables by category and by process, so that a rolling span sums up tables of
+hundreds of entries, not windows of thousands. Tables of threads and places have thousands of entries and are built on
+request.
 """
 
 from collections import defaultdict
@@ -50,10 +49,10 @@ from offtop.model.window import Window
 RUN_QUEUE = "run-queue"
 SHORT = "short"
 FILTERED = "filtered"
-"""What --max and --state leave out: a category only while one of them is set."""
+"""Waits excluded by --max and --state: a category only while one of them is set."""
 THROTTLE = "throttle"
 SLEEP = "sleep"
-"""The one category that is idle-looking by its waits (periodic ones), not by its stacks."""
+"""The only category in which single sites are idle: those whose waits are periodic."""
 ALL = ""
 """Stands for every category."""
 _LOW = (1 << 32) - 1
@@ -61,18 +60,20 @@ G = TypeVar("G")
 
 
 class Idle(NamedTuple):
-    """What looks idle."""
+    """Which waits count as idle."""
 
     categories: Collection[str] = frozenset[str]()
-    """Whatever their waits look like."""
+    """Categories that are always idle."""
     periodic: SiteKeys = NO_SITES
-    """The sites of `sleep` that do; it takes more than one window to tell (History does)."""
+    """Sites of `sleep` that are periodic. One window is not enough to decide that; History does."""
     verdicts: Verdicts = NO_VERDICTS
-    """What rules say of sites, whatever their category: the last word."""
+    """What rules say about sites, whatever their category. They override the others."""
 
     def is_periodic(self, ids: Ints) -> Mask:
-        """Which of `ids` (n, 4), sites of `sleep`, look idle. A sleep in progress stands at a site of its own, without
-        a user stack, until it ends: it looks as the others of its thread do."""
+        """Return which of `ids` (n, 4), sites of `sleep`, are idle.
+
+        A sleep in progress has no user stack and so a site of its own; it is idle if others of its thread are.
+        """
         found = self.periodic.mask(ids)
         in_progress = np.flatnonzero((ids[:, 3] == stack.NO_STACK) & (ids[:, 1] != EXITED.tid) & ~found)
         found[in_progress] = np.isin(thread_codes(ids[in_progress]), thread_codes(self.periodic.ids))
@@ -80,20 +81,20 @@ class Idle(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """What a wait was for, and whether it looks idle: a part of off-CPU time."""
+    """A part of off-CPU time: a category, idle or not."""
 
     category: str
     idle: bool = False
 
 
 class Part(NamedTuple):
-    """The time and the waits that fell to one row."""
+    """Time and waits of one row."""
 
     waits: int = 0
-    """Finished; from the minimum up, but for `short`."""
+    """Finished waits; from the minimum up, except in `short`."""
     total_ns: int = 0
     max_ns: int = 0
-    """The longest finished wait, from the minimum up."""
+    """Longest finished wait from the minimum up."""
     histogram: int = 0
     """Of finished waits from the minimum up."""
 
@@ -108,7 +109,7 @@ class Part(NamedTuple):
 
 NO_PART = Part()
 Added = tuple[int, int, int, int]
-"""The four of a Part as a plain tuple: a third of the cost, for tables of thousands."""
+"""A Part as a plain tuple, for tables of thousands: a third of the cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +119,23 @@ class Cut:
     span_ns: int = 0
     categories: Mapping[Leaf, Part] = field(default_factory=dict[Leaf, Part])
     processes: Mapping[Leaf, Mapping[int, Part]] = field(default_factory=dict[Leaf, Mapping[int, Part]])
-    """pid → its part of the category; pid 0 are threads that have exited since."""
+    """Leaf → pid → its part; pid 0 stands for threads that have exited since."""
     tops: Mapping[Leaf, Mapping[int, tuple[int, SiteKey]]] = field(
         default_factory=dict[Leaf, Mapping[int, tuple[int, SiteKey]]]
     )
-    """pid → the most time of the category at one site, and that site; of a single window only."""
+    """Leaf → pid → the most time at one site, and that site; only for a single window."""
 
 
 class Scope(NamedTuple):
-    """Which waits a table is about. What is filtered is in none but its own."""
+    """Which waits a table covers. Filtered waits are only in the scope of their own category."""
 
     category: str = ALL
     pid: int | None = None
     tid: int | None = None
     idle: bool = True
-    """Whether idle-looking waits are in it."""
+    """Whether idle waits are included."""
     blocked: bool = False
-    """Whether the run queue is in none but its own, as what follows a wakeup."""
+    """Exclude run-queue time, unless it is the category: it follows a wakeup."""
 
     def holds(self, leaf: Leaf) -> bool:
         if self.blocked and leaf.category == RUN_QUEUE != self.category:
@@ -144,18 +145,18 @@ class Scope(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where, whoever it was."""
+    """A location, without the thread that waited there."""
 
     kernel: int
-    """Stack id; in wakeup mode the pid of who was woken."""
+    """Stack id; in wakeup mode the pid of the woken process."""
     user: int
     """Stack id; in wakeup mode 0."""
     wake: int = 0
-    """Id; in off-CPU mode 0."""
+    """Wake id; in off-CPU mode 0."""
 
 
 def total(parts: Iterable[Added]) -> Part:
-    """All of `parts` as one."""
+    """Return the sum of `parts`."""
     waits = total_ns = max_ns = histogram = 0
     for more_waits, more_ns, longest_ns, more_histogram in parts:
         waits += more_waits
@@ -167,16 +168,16 @@ def total(parts: Iterable[Added]) -> Part:
 
 
 class Shares(NamedTuple):
-    """All off-CPU time of a window, in rows that each belong to one leaf: what every cut is made of.
+    """All off-CPU time of a window in rows, each of one leaf; every breakdown is made of them.
 
-    The first rows are the window's sites, in its order; only they have waits with a histogram.
+    The first rows are the window's sites, in its order; only those have waits with a histogram.
     """
 
     leaves: Sequence[Leaf]
     leaf: Ints
-    """Of each row, an index into `leaves`."""
+    """Index into `leaves`, for each row."""
     ids: Ints
-    """(n, 4): as in SiteKey; a row of short or filtered waits has that for its kernel stack."""
+    """(n, 5) as in SiteKey; rows of short and filtered waits have SHORT and FILTERED as kernel stack."""
     waits: Ints
     total_ns: Ints
     max_ns: Ints
@@ -200,7 +201,7 @@ class Shares(NamedTuple):
         return self.of(self.mask(scope))
 
     def mask(self, scope: "Scope") -> Mask:
-        """Which rows are in `scope`."""
+        """Return which rows are in `scope`."""
         wanted = np.array([scope.holds(leaf) for leaf in self.leaves], np.bool_)[self.leaf]
         if scope.pid is not None:
             wanted &= self.ids[:, 0] == scope.pid
@@ -209,7 +210,7 @@ class Shares(NamedTuple):
         return wanted
 
     def by(self, codes: Ints) -> Iterator[tuple[int, Added]]:
-        """What fell to each of `codes`, of which each row has one."""
+        """Return the sum for each distinct code; `codes` has one for each row."""
         every, of_waits = Groups(codes), Groups(codes[: len(self.lanes)])
         lanes = np.zeros((len(every.codes), self.lanes.shape[1]), np.int64)
         lanes[np.searchsorted(every.codes, of_waits.codes)] = of_waits.sums(self.lanes)
@@ -218,8 +219,10 @@ class Shares(NamedTuple):
         return zip(every.codes.tolist(), parts, strict=True)
 
     def longest(self, codes: Ints) -> Iterator[tuple[int, int, SiteKey]]:
-        """Of each of `codes`: the most time at one kernel stack, and a site there: of the user stack with most of it,
-        among those that are known if there are any, the one with most."""
+        """Return for each code the most time at one kernel stack, and a site there.
+
+        The site is that with most time at the user stack with most time; known user stacks are preferred.
+        """
         placed = np.flatnonzero((self.ids[:, 2] != stack.SHORT) & (self.ids[:, 2] != stack.FILTERED))
         if not len(placed):
             return iter(())
@@ -239,7 +242,7 @@ class Shares(NamedTuple):
 
 
 def _sums_of_runs(columns: Sequence[Ints], ns: Ints) -> tuple[Ints, Ints]:
-    """Of rows in order, the last of each run in which all `columns` stay the same, and what `ns` of it add up to."""
+    """Return the last row of each run in which all `columns` stay the same, and the sum of `ns` over it."""
     changes = np.zeros(len(ns) - 1, np.bool_)
     for column in columns:
         changes |= column[1:] != column[:-1]
@@ -248,7 +251,7 @@ def _sums_of_runs(columns: Sequence[Ints], ns: Ints) -> tuple[Ints, Ints]:
 
 
 def shares(window: Window, idle: Idle) -> Shares:
-    """The time of `window`, shared out among the leaves."""
+    """Distribute the time of `window` over the leaves."""
     numbers_of: dict[Leaf, int] = {}
 
     def number(leaf: Leaf) -> int:
@@ -308,7 +311,7 @@ def shares(window: Window, idle: Idle) -> Shares:
 
 
 def leaf_of_sites(window: Window, idle: Idle) -> dict[SiteKey, Leaf]:
-    """Of each site of `window`, what its blocked time was for; `run-queue` where it was only ever ready."""
+    """Return the leaf of the blocked time of each site; `run-queue` if it was only ever runnable."""
     every = shares(window, idle)
     count = len(window.sites) + len(window.still)
     numbers: list[int] = every.leaf[:count].tolist()
@@ -317,12 +320,12 @@ def leaf_of_sites(window: Window, idle: Idle) -> dict[SiteKey, Leaf]:
 
 
 def cut(window: Window, idle: Idle) -> Cut:
-    """`window` by category and process."""
+    """Return the breakdown of `window` by category and process."""
     return cut_of(shares(window, idle), window.span_ns)
 
 
 def cut_of(every: Shares, span_ns: int) -> Cut:
-    """`every` by category and process, of a window of `span_ns`."""
+    """Return the breakdown of `every`, the time of a window of `span_ns`, by category and process."""
     codes = every.leaf << 32 | every.ids[:, 0]
     processes: dict[Leaf, dict[int, Part]] = {}
     for code, part in every.by(codes):
@@ -334,7 +337,7 @@ def cut_of(every: Shares, span_ns: int) -> Cut:
 
 
 def merged(cuts: Sequence[Cut]) -> Cut:
-    """The cut of all the windows that `cuts` are of."""
+    """Return the breakdown of all windows that `cuts` are of."""
     if len(cuts) == 1:
         return cuts[0]
     parts: defaultdict[Leaf, defaultdict[int, list[Part]]] = defaultdict(lambda: defaultdict(list))
@@ -349,7 +352,7 @@ def merged(cuts: Sequence[Cut]) -> Cut:
 
 
 def by_category(one: Cut, idle_shown: bool = True, filtered_shown: bool = True) -> dict[str, Part]:
-    """Category → its time, its idle-looking part left out unless `idle_shown`, what is filtered likewise."""
+    """Return category → time, without idle time unless `idle_shown`, without filtered time unless `filtered_shown`."""
     table: dict[str, Part] = {}
     for leaf, part in one.categories.items():
         if (idle_shown or not leaf.idle) and (filtered_shown or leaf.category != FILTERED):
@@ -359,7 +362,7 @@ def by_category(one: Cut, idle_shown: bool = True, filtered_shown: bool = True) 
 
 
 def by_process(one: Cut, scope: Scope) -> dict[int, Part]:
-    """pid → its part of what is in `scope`."""
+    """Return pid → its time in `scope`."""
     table: dict[int, Part] = {}
     for leaf, by_pid in one.processes.items():
         if scope.holds(leaf):
@@ -370,15 +373,15 @@ def by_process(one: Cut, scope: Scope) -> dict[int, Part]:
 
 
 def by_thread(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
-    """(pid, tid) → what fell to it, of the waits in `scope`."""
+    """Return (pid, tid) → its time in `scope`."""
     some = every.in_scope(scope)
     return {(code >> 32, code & _LOW): part for code, part in some.by(thread_codes(some.ids))}
 
 
 def by_place(every: Shares, scope: Scope, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...], Added]:
-    """What fell to each place of the waits in `scope`; `places` makes them of the rows' ids (steps.places).
+    """Return the time in `scope` by place; `places` maps the rows' ids to places (steps.places).
 
-    Waits below the minimum and filtered ones have no stack, so they are in no place.
+    Waits below the minimum and filtered ones have no stack, so they are at no place.
     """
     some = every.in_scope(scope)
     some = some.of((some.ids[:, 2] != stack.SHORT) & (some.ids[:, 2] != stack.FILTERED))
@@ -387,15 +390,17 @@ def by_place(every: Shares, scope: Scope, places: Callable[[Ints], Ints]) -> dic
 
 
 def by_site(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
-    """What fell to each of `sites_of`, of the waits in `scope`."""
+    """Return the time in `scope` by row of `sites_of`."""
     some = every.in_scope(scope)
     sites, which = sites_of(some)
     return {sites[number]: part for number, part in some.by(which)}
 
 
 def sites_of(some: Shares) -> tuple[list[tuple[int, ...]], Ints]:
-    """(kernel stack, user stack, wake, pid) of the rows, each once, and which of them each row is of. Time in the run
-    queue is at stack.QUEUED."""
+    """Return the distinct (kernel stack, user stack, wake, pid) of the rows, and for each row the index of its own.
+
+    Run-queue time is at stack.QUEUED.
+    """
     if not len(some.ids):
         return [], np.zeros(0, np.int64)
     queued = np.array([leaf.category == RUN_QUEUE for leaf in some.leaves], np.bool_)[some.leaf]
@@ -405,19 +410,19 @@ def sites_of(some: Shares) -> tuple[list[tuple[int, ...]], Ints]:
 
 
 def top_of_threads(every: Shares, scope: Scope, whom: Collection[ThreadKey]) -> dict[ThreadKey, SiteKey]:
-    """For each of `whom` that waited, the site in `scope` where it spent most time."""
+    """Return for each of `whom` the site in `scope` with most of its time; none if it did not wait."""
     some = every.in_scope(scope)
     some = some.of(np.isin(thread_codes(some.ids), thread_codes(integers([*whom], 2))))
     return {site.thread: site for _, ns, site in some.longest(thread_codes(some.ids)) if ns > 0}
 
 
 def top_of_processes(one: Cut, scope: Scope, whom: Collection[int]) -> dict[int, SiteKey]:
-    """For each of `whom`, the site in `scope` where it spent most time, in the window that `one` is of."""
+    """Return for each of `whom` the site in `scope` with most of its time, in the window of `one`."""
     return top_of_groups(one, scope, {pid: pid for pid in whom})
 
 
 def top_of_groups(one: Cut, scope: Scope, group_of: Mapping[int, G]) -> dict[G, SiteKey]:
-    """The same for groups of processes: the site where one process of it spent most."""
+    """Do the same for groups of processes: the site at which one process of the group spent most time."""
     longest: dict[G, tuple[int, SiteKey]] = {}
     for leaf, by_pid in one.tops.items():
         if scope.holds(leaf):

@@ -1,4 +1,5 @@
-"""Who diagnoses: what rules say of sites, each kind of wait looked at once, and again when its functions have names."""
+"""Diagnoser: applies cause rules to sites. Each kind of wait is matched once, and again when its functions get
+names."""
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -21,33 +22,33 @@ from offtop.model.wake import NO_OBJECT, Object
 K = TypeVar("K")
 _MOST_KNOWN = 50_000
 _MOST_JUDGED = 4
-"""So many times as many places as there are may be remembered."""
+"""How many verdicts are kept, as a multiple of the number of places."""
 _MOST_UNANSWERED = 256
 _MOST_MATCHED = 500_000
 _LEAST_SHARE = 0.1
 _KEY_OF_WAKERS = "key 2"
-"""As rules say it."""
+"""As rules write it."""
 _OPTION_OF_WAKERS = "--mode wakeup"
 
 
 class Told(NamedTuple):
-    """What is said of a part of the waits."""
+    """What rules say about a part of the waits."""
 
     rule: Rule | None
     total_ns: int
     share: float
-    """Of all that it was asked of; 0 to 1."""
+    """Share of all waits in the query; 0 to 1."""
     pid: int
-    """Of the process with most of it."""
+    """Process with most of the time."""
 
     def in_short(self, book: Book, with_process: bool) -> str:
-        """`88% wait for Python's GIL (gunicorn)`"""
+        """Return `88% wait for Python's GIL (gunicorn)`."""
         process = printable(book.process(self.pid)) if with_process else ""
         name = self.rule.name if self.rule else "what no rule knows"
         return f"{100 * self.share:.0f}% wait for {name}{f' ({process})' if process else ''}"
 
     def in_full(self, book: Book, with_process: bool, with_keys: bool = True) -> str:
-        """The same with what that is, and what to look at next. `with_keys`: where there is a screen."""
+        """Return the same with an explanation and what to look at next. `with_keys`: if there is a screen."""
         says, hint = (self.rule.says, advice(self.rule, book)) if self.rule else ("", "")
         hint = hint if with_keys else hint.replace(_KEY_OF_WAKERS, _OPTION_OF_WAKERS)
         text = f"{self.in_short(book, with_process)}: {says}" if says else self.in_short(book, with_process)
@@ -55,29 +56,29 @@ class Told(NamedTuple):
 
 
 def advice(rule: Rule, book: Book) -> str:
-    """What to look at next, and where that cannot be had, that it cannot; empty: nothing."""
+    """Return what to look at next, marked if it is not available; empty for nothing."""
     lacks = not book.has_programs and _KEY_OF_WAKERS in rule.next
     return f"{rule.next} (needs BPF)" if lacks else rule.next
 
 
 def most(told: Sequence[Told]) -> Told | None:
-    """What most of it is for; None where no rule knows enough of it."""
+    """Return the largest part with a cause; None if none is large enough."""
     return next((one for one in told if one.rule and one.share >= _LEAST_SHARE), None)
 
 
 class _Kind(NamedTuple):
-    """All that decides what is said of a wait."""
+    """Everything that the cause of a wait depends on."""
 
     kernel: int
     user: int
     program: str
     what: Object
     there: tuple[str, str] | None
-    """Who is at the other end of that, as Rule.at has it."""
+    """Peer of the object, as for Rule.at."""
 
 
 class Diagnoser:
-    """Says of sites what rules say of them. For one thread at a time."""
+    """Applies cause rules to sites. Not thread-safe."""
 
     def __init__(self, names: Names, rules: RuleSource) -> None:
         self.names = names
@@ -85,39 +86,42 @@ class Diagnoser:
         self._newest, self._changes = rules.rules, 0
         self._rules = NO_RULES
         self._candidates: dict[tuple[str, str], tuple[Rule, ...]] = {}
-        """By category and program: those that may match."""
+        """(category, program) → rules that may match."""
         self.unanswered: dict[Object, int] = {}
-        """Of what `rules_of` was asked of last, that of which a rule would tell who is there, if it were known; and a
-        process that waits on each."""
+        """Objects of the last `rules_of` for which a rule would name the peer if it were known → a process that waits
+        on it."""
         self._at: dict[tuple[str, tuple[str, str]], Rule] = {}
-        """Rules of which it is known who is at the other end."""
+        """Rules with the name of the peer filled in."""
         self._known: dict[_Kind, Rule | None] = {}
         self._of_rows: dict[tuple[int, ...], tuple[str, Rule | None]] = {}
-        """The same by rows of tables, and which program that was."""
+        """The same by rows of tables, with the program at that time."""
         self._unnamed: dict[Frame, set[_Kind]] = {}
-        """Frames without a name, and where they stand."""
+        """Frames without a name → the kinds of waits that they are in."""
         self._asked: tuple[object, ...] = ()
         self._said: dict[Where, bool] = {}
         self._judged: dict[Where, str] = {}
-        """And which program that was."""
+        """Where → the program at that time."""
         self._verdicts = NO_VERDICTS
         self._matched: dict[Hashable, dict[int, bool]] = {}
         self._matched_by = names.version
 
     def apart(self) -> "Diagnoser":
-        """Another one, for sites of another book: of each, what is known is forgotten with its book."""
+        """Return an independent one for sites of another book: what is cached about sites is dropped with their
+        book."""
         return Diagnoser(self.names, self._source)
 
     def rule_of(self, site: SiteKey, book: Book) -> Rule | None:
-        """None where no rule matches, or nothing is known of where it was."""
+        """Return the rule that matches; None if none does, or if the location is unknown."""
         if site.kernel in PLACELESS:
             return None
         self._look_around(book)
         return self._of_row((site.kernel, site.user, site.wake, site.pid), book)
 
     def rules_of(self, table: Mapping[tuple[int, ...], Added], book: Book, apart: bool = False) -> list[Told]:
-        """Of a table by sites (cut.by_site): what rules say, most time first. `apart`: also rules that lead to one
-        thing."""
+        """Apply the rules to a table by site (cut.by_site); most time first.
+
+        `apart`: keep rules apart that lead to the same cause.
+        """
         self._look_around(book)
         unanswered: dict[Object, int] = {}
         sums: dict[str, int] = {}
@@ -130,7 +134,7 @@ class Diagnoser:
             rule = self._of_row(row, book)
             if rule and rule.service and may_have_ends(what := book.wake(wake).object):
                 unanswered[what] = pid
-            name = (rule.id if apart else rule.name) if rule else ""  # two rules may lead to one thing
+            name = (rule.id if apart else rule.name) if rule else ""  # two rules may lead to the same cause
             of_name = rules.setdefault(name, {})
             of_name[rule] = of_name.get(rule, 0) + total_ns
             sums[name] = sums.get(name, 0) + total_ns
@@ -145,24 +149,26 @@ class Diagnoser:
         return sorted(told, key=lambda one: -one.total_ns)
 
     def rules_at(self, sites: Iterable[tuple[int, ...]], book: Book) -> list[Rule | None]:
-        """Of each of cut.sites_of what rules say; None also where nothing is known of where it was."""
+        """Return the rule for each of cut.sites_of; None also if the location is unknown."""
         self._look_around(book)
         return [None if site[0] in PLACELESS else self._of_row(site, book) for site in sites]
 
     def reasons_at(self, sites: Sequence[tuple[int, ...]], book: Book) -> list[Reason]:
-        """The same as what a list has rows of."""
+        """Return the cause of each, as the key of a list's row."""
         return [
             Reason(rule.name) if rule else BELOW_REASON if site[0] in PLACELESS else NO_REASON
             for site, rule in zip(sites, self.rules_at(sites, book), strict=True)
         ]
 
     def is_unknown(self, site: tuple[int, ...], book: Book) -> bool:
-        """Whether no rule knows what that row of a table by sites is for, though it is known where it was."""
+        """Return whether no rule matches that row of a table by sites, although its location is known."""
         return site[0] not in PLACELESS and self._of_row(site, book) is None
 
     def matched(self, what: Hashable) -> dict[int, bool]:
-        """By stack, whether its functions are `what`, as far as somebody looked: to be filled by who asks. Functions
-        are called the same in all ticks."""
+        """Return a cache for `what`: stack → whether its functions match; the caller fills it.
+
+        It is shared by all ticks, since functions have the same names in all of them.
+        """
         many = sum(map(len, self._matched.values())) > _MOST_MATCHED
         if many or self._matched_by != self.names.version:
             self._matched, self._matched_by = {}, self.names.version
@@ -170,14 +176,14 @@ class Diagnoser:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one whenever something else may be said than before."""
+        """Changes whenever results may differ."""
         if self._source.rules is not self._newest:
             self._newest = self._source.rules
             self._changes += 1
         return self.names.version, self._changes
 
     def verdicts(self, ids: Iterable[Ints], book: Book) -> Verdicts:
-        """What is known by now, these sites included."""
+        """Return the verdicts known by now, including those for these sites."""
         self._look_around(book)
         found, _ = distinct_rows(np.concatenate([some[:, WHERE] for some in ids]))
         new = [where for where in map(_where, found) if self._judged.get(where) != book.process(where[0])]
@@ -205,7 +211,8 @@ class Diagnoser:
         return self._verdicts
 
     def _in_progress(self) -> dict[Where, bool]:
-        """A wait in progress has no user stack at first: where all that ended there look idle, so does it."""
+        """Return verdicts for waits in progress, which have no user stack at first: idle if all that ended there
+        are."""
         every: dict[tuple[int, int], set[bool]] = {}
         for pid, kernel, user in self._judged:
             if user != NO_STACK:
@@ -242,7 +249,7 @@ class Diagnoser:
         return found
 
     def _among(self, category: str, program: str) -> tuple[Rule, ...]:
-        """Those that may match."""
+        """Return the rules that may match."""
         found = self._candidates.get((category, program))
         if found is None:
             if len(self._candidates) >= _MOST_KNOWN:
@@ -258,13 +265,13 @@ class Diagnoser:
         return subject_of(of_kernel, of_user, self.names, kind.program, kind.what)
 
     def _there(self, kernel: int, what: Object, book: Book) -> tuple[str, str] | None:
-        """Who is at the other end: by its port, or else by name, where that is a process of this machine."""
+        """Return the peer: its name if it is a process of this machine, otherwise the service of its port."""
         name = printable(book.ends_of(what).name(book.stack(kernel)))
         return (name, _word(name)) if name else self._rules.service(what)
 
     def _look_around(self, book: Book) -> None:
-        """Forget what may be otherwise now."""
-        self._rules = self._source.rules  # held, so that another one cannot have its id
+        """Drop what may have changed."""
+        self._rules = self._source.rules  # the reference keeps another object from getting the same id
         asked = (id(book), id(self._rules), self.names.version, book.ends_version)
         if asked == self._asked:
             return
@@ -299,7 +306,7 @@ class Diagnoser:
 
 
 def _word(name: str) -> str:
-    """For scripts, as ids of rules are."""
+    """Return a word for scripts, in the form of rule ids."""
     return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "process"
 
 

@@ -1,7 +1,7 @@
-"""Rules that say what a wait is really for: the functions of the program above the kernel's leaf name the culprit.
+"""Cause rules: the program's functions above the kernel's leaf say what a wait is for.
 
-They stand in `offtop/rules.toml`, whose head tells their language, and before those come a person's own. Nothing here
-reads a file: texts come in, and values go out.
+They are in `offtop/rules.toml`, which explains their syntax; the user's own rules come before those. This module parses
+texts; it reads no files.
 """
 
 import re
@@ -18,32 +18,32 @@ from offtop.model.stack import INLINED, WHOLE, Frame, Names, Stack, functions, n
 from offtop.model.wake import Object, object_names
 
 NEAR = 4
-"""How many functions the condition `near` looks at."""
+"""How many functions the condition `near` covers."""
 _LIBC = re.compile(r"(libc|libpthread|libm|ld-linux[^/]*|ld-musl[^/]*)([-.].*)?\Z|\[vdso\]\Z")
 _CALLED_BY = " < "
 _OF_PYTHON = re.compile(r".+ \(.+:\d+\)")
 _OF_CXX = ("libstdc++.", "libc++.")
 _MARK = re.compile(r"\.(isra|constprop|cold|part|llvm)\b.*\Z")
 _MOST_OWN = 1_000
-"""Rules in a person's file."""
+"""Maximum number of rules in the user's file."""
 _LONGEST_TEXT = 200
 _LAST_PORT = 65_535
 _DEEPEST = 127
 
 
 class Subject(NamedTuple):
-    """What rules see of a wait. Functions are told leaf first, without what compilers add to a name."""
+    """What rules see of a wait. Functions are leaf first, without the suffixes that compilers add."""
 
     category: str
     kernel: tuple[str, ...] = ()
     libc: tuple[str, ...] = ()
-    """The functions of the C library that led into the kernel."""
+    """Functions of the C library that led into the kernel."""
     own: tuple[str, ...] = ()
-    """Those of the program outside of it that have names."""
+    """Functions of the program outside of it that have names."""
     depth: int = 0
-    """How many functions outside of it and of C++'s there are; 0: nobody knows, as callers are missing."""
+    """How many functions there are outside the C and C++ libraries; 0: unknown, since callers are missing."""
     modules: tuple[str, ...] = ()
-    """Names of the files, without directories, that the functions are in."""
+    """File names of the binaries that the functions are in, without directories."""
     program: str = ""
     object: tuple[str, ...] = ()
 
@@ -77,17 +77,17 @@ CONDITIONS = (
     *("category", "program", "object", "leaf", "kernel", "module"),
     *("libc", "own", "near", "python", "user", "not"),
 )
-"""Those that a rule may have."""
+"""Conditions that a rule may have."""
 
 
 class Condition(NamedTuple):
-    """Holds when one of its patterns matches one of the names it looks at (`not`: when none does)."""
+    """Holds if one of its patterns matches one of the names it covers; for `not`, if none does."""
 
     where: str
     patterns: tuple[str, ...]
     compiled: re.Pattern[str]
     chains: tuple[tuple[re.Pattern[str], ...], ...] = ()
-    """Of `python`: what each pattern says of the innermost function, of who called that, and so on."""
+    """For `python`: what each pattern says about the innermost function, its caller, and so on."""
 
     @classmethod
     def of(cls, where: str, patterns: tuple[str, ...]) -> "Condition":
@@ -108,25 +108,25 @@ class Condition(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     id: str
-    """A word, for scripts."""
+    """One word, for scripts."""
     name: str
-    """What is waited for, in so few words that a column has room: `Python's GIL`."""
+    """What is waited for, short enough for a column: `Python's GIL`."""
     says: str
-    """What that is, for somebody who knows neither kernel nor program."""
+    """An explanation for users who know neither the kernel nor the program."""
     next: str
     """What to look at next."""
     conditions: tuple[Condition, ...]
     depth: int = 0
-    """Only stacks that are whole and have at most so many functions of the program match; 0: all."""
+    """Only complete stacks with at most so many functions of the program match; 0: all."""
     idle: bool | None = None
-    """Whether it looks like waiting for work, whatever its category says; None: as that says."""
+    """Whether the wait is idle, whatever its category; None: the category decides."""
     service: str = ""
-    """The name where it is known who is at the other end, with `{}` for that."""
+    """The name to use if the peer is known, with `{}` for the peer."""
     origin: str = ""
-    """The file it is from, and where in it."""
+    """The file that it is from, and where in it."""
 
     def at(self, service: str, word: str) -> "Rule":
-        """The same of who is there; `word`: the port, or what else is told from other ones by it."""
+        """Return the rule with the peer's name. `word` is the port, or what else distinguishes it."""
         return replace(self, id=f"{self.id}-{word}", name=self.service.replace("{}", service), service="")
 
     def matches(self, subject: Subject) -> bool:
@@ -136,10 +136,10 @@ class Rule:
 
 
 class Reason(NamedTuple):
-    """What is waited for, as rules name it; several may lead to one."""
+    """The cause of a wait; several rules may lead to the same one."""
 
     name: str
-    """As Rule.name, which is the person's own text or ours."""
+    """As Rule.name, from the user's rules or ours."""
 
 
 NO_REASON = Reason("(what no rule knows)")
@@ -149,15 +149,15 @@ BELOW_REASON = Reason("(waits below the minimum)")
 @dataclass(frozen=True, slots=True)
 class Rules:
     rules: tuple[Rule, ...] = ()
-    """The first that matches says what it is."""
+    """The first that matches applies."""
     services: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Port → who is usually there."""
+    """Port → usual service."""
 
     def of(self, subject: Subject) -> Rule | None:
         return next((rule for rule in self.rules if rule.matches(subject)), None)
 
     def among(self, category: str, program: str) -> tuple[Rule, ...]:
-        """Those that may match a wait of that category and program."""
+        """Return the rules that may match a wait of that category and program."""
         subject = Subject(category, program=program)
         return tuple(
             rule
@@ -166,15 +166,17 @@ class Rules:
         )
 
     def service(self, what: Object) -> tuple[str, str] | None:
-        """Who is usually at the other end, and at which port; None: not known, or it came to us: who connects has the
-        higher port."""
+        """Return the usual service of the peer, and its port.
+
+        None if it is unknown or if the peer is the client: clients have the higher port.
+        """
         port, own = what.peer.rpartition(":")[2], what.local.rpartition(":")[2]
         is_asked = port.isdecimal() and not (own.isdecimal() and int(own) < int(port))
         name = self.services.get(int(port)) if is_asked else None
         return (name, port) if name else None
 
     def before(self, others: "Rules") -> "Rules":
-        """These, and behind them those of `others` whose ids are not used here."""
+        """Return these rules, followed by those of `others` whose ids are not used here."""
         own = {rule.id for rule in self.rules}
         rest = tuple(rule for rule in others.rules if rule.id not in own)
         return Rules((*self.rules, *rest), MappingProxyType({**others.services, **self.services}))
@@ -184,21 +186,21 @@ NO_RULES = Rules()
 
 
 class RuleSource(Protocol):
-    """Where rules come from, which may change at any time."""
+    """Source of rules, which may change at any time."""
 
     @property
     def rules(self) -> Rules:
-        """Those that hold now; another object whenever they are others."""
+        """Current rules; another object whenever they change."""
         ...
 
     @property
     def error(self) -> str:
-        """What is wrong with what they are read from; empty while all is well."""
+        """What is wrong with the source; empty if nothing is."""
         ...
 
 
 class Fixed(NamedTuple):
-    """Rules that stay as they are."""
+    """Rules that never change."""
 
     rules: Rules = NO_RULES
     error: str = ""
@@ -208,7 +210,7 @@ WITHOUT_RULES = Fixed()
 
 
 def subject_of(kernel: Stack, user: Stack, names: Names, program: str = "", what: Object | None = None) -> Subject:
-    """What rules see of a wait at these stacks."""
+    """Return what rules see of a wait at these stacks."""
     libc: list[str] = []
     own: list[str] = []
     depth = 0
@@ -233,7 +235,7 @@ def subject_of(kernel: Stack, user: Stack, names: Names, program: str = "", what
 
 
 def is_libc(frame: Frame) -> bool:
-    """Whether it is of the C library, with all that belongs to it, or of the kernel's page in each process."""
+    """Return whether it belongs to the C library, including the loader, or to the vDSO."""
     return bool(_LIBC.match(base_name(frame)))
 
 
@@ -242,7 +244,7 @@ def base_name(frame: Frame) -> str:
 
 
 def _functions(frame: Frame, names: Names) -> list[str]:
-    """Innermost first, as a person wrote them; none where it has no name."""
+    """Return the source names of the functions, innermost first; none if the frame has no name."""
     name = names.of(frame)
     if name == nameless(frame):
         return []
@@ -265,10 +267,9 @@ def _plain(name: str) -> str:
 
 
 def parse(text: str, name: str, remedy: str, known_categories: Iterable[str]) -> Rules:
-    """The rules that a file's text describes; one without any is none. `name`: what errors call it.
+    """Parse the text of a file of rules, which may have none. `name` is for errors.
 
-    Raises OfftopError, which names the line, for text that is no TOML, for what the language does not know, and
-    for an id that stands there twice.
+    Raises OfftopError, naming the line, for invalid TOML, unknown keys and values, and duplicate ids.
     """
     return _Reader(text, name, remedy).read(frozenset(known_categories))
 

@@ -1,7 +1,7 @@
-"""What changed between two measurements: by category, by what was waited for, by process, and by place.
+"""Changes between two measurements: by category, cause, process and place.
 
-Numbers are average waiting threads, so that two spans of different length can be compared. Processes are told by their
-names: the same service has other pids tomorrow.
+Numbers are average waiting threads, so that spans of different length can be compared. Processes are matched by name,
+since their pids change when they restart.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,15 +15,15 @@ from offtop.model.diagnoser import Diagnoser
 from offtop.model.rows import process_name
 
 PARTS = ("categories", "reasons", "processes", "places")
-"""By what it is told."""
+"""What changes can be grouped by."""
 
 
 class Measured(NamedTuple):
-    """One of the two, by everything that is compared."""
+    """One of the two measurements, grouped in every way that is compared."""
 
     span_ns: int
     parts: Mapping[str, Mapping[str, Part]]
-    """One of PARTS → name, raw → what fell to it."""
+    """One of PARTS → raw name → its time."""
 
     @property
     def waiting(self) -> float:
@@ -45,7 +45,7 @@ class Change(NamedTuple):
 
     @property
     def p99_ns(self) -> tuple[int, int]:
-        """Before and after: upper bounds, of the waits from the minimum up."""
+        """Before and after: upper bounds for waits from the minimum up."""
         before, after = (log2.percentile_ns(one.histogram, 99, one.max_ns) for one in (self.before, self.after))
         return before, after
 
@@ -59,7 +59,7 @@ class Change(NamedTuple):
 
 
 def measured(some: Shares, span_ns: int, book: Book, diagnoser: Diagnoser, idle: bool) -> Measured:
-    """What is compared of some waits; `idle`: with what looks idle."""
+    """Group some waits for the comparison; `idle`: include idle waits."""
     scope = Scope(ALL, idle=idle)
     chosen, table = some.in_scope(scope), by_site(some, scope)
     reasons = dict(zip(table, diagnoser.reasons_at([*table], book), strict=True))
@@ -93,7 +93,7 @@ def _summed(parts: Iterable[tuple[str, Added]]) -> dict[str, Part]:
 
 
 def changes(before: Measured, after: Measured, by: str) -> list[Change]:
-    """`by`: one of PARTS. What changed most comes first, whichever way."""
+    """Return the changes, largest first in either direction. `by` is one of PARTS."""
     was, now = before.parts[by], after.parts[by]
     every = [
         Change(

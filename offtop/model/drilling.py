@@ -1,4 +1,4 @@
-"""What keys do to the list: the next View, with others listed, or one level down or up."""
+"""What keys do in the list: return the next View, with another list, or one level down or up."""
 
 from dataclasses import replace
 
@@ -32,20 +32,22 @@ from offtop.model.waking import WakerKey
 
 
 def at_category(view: View, category: str) -> View:
-    """The cursor of the categories moved."""
+    """Move the cursor of the categories."""
     return about(view, category=category, cursor=None) if category != view.category else view
 
 
 def at_row(view: View, key: Key) -> View:
-    """The cursor of the list moved; where a thread was drilled into, to that one's tree."""
+    """Move the cursor of the list; if a thread is selected, select that one instead."""
     if view.thread is not None and isinstance(key, ThreadKey) and key != view.thread:
         return about(view, thread=key, cursor=key)
     return replace(view, cursor=key)
 
 
 def entered(view: View, key: Key | None) -> View:
-    """One level down, at the list's row `key`: from the categories to the list, from a cgroup to its processes, to a
-    process, to a thread, to its tree, and from a branch of that to its site."""
+    """Go one level down from row `key`.
+
+    The levels are the categories, the list, a cgroup, a process, a thread, its tree, a branch of that, its site.
+    """
     if view.focus == CATEGORIES:
         return replace(view, focus=LIST)
     if view.focus == LIST and isinstance(key, WakerKey):
@@ -76,7 +78,7 @@ def entered(view: View, key: Key | None) -> View:
 
 
 def left(view: View) -> View:
-    """One level up; the cursor stands where it stood. At the top, what was filtered is shown again."""
+    """Go one level up, with the cursor where it was; at the top, remove the filter."""
     if view.zoomed:
         return replace(view, zoomed=False)
     if view.search:
@@ -124,7 +126,7 @@ def left(view: View) -> View:
 
 
 def in_mode(view: View, mode: str) -> View:
-    """The same selection in another mode; of wakers, off-CPU time knows nothing."""
+    """Keep the selection in another mode; off-CPU mode has no wakers."""
     view = panes.waiting(view)
     if mode == view.mode:
         return view
@@ -136,7 +138,7 @@ def in_mode(view: View, mode: str) -> View:
 
 
 def objects_or_not(view: View) -> View:
-    """What is waited on, or again what was listed before."""
+    """List the objects waited on, or what was listed before."""
     if view.object is not None:
         return about(view, object=None, objects=True, reasons=False, cursor=view.object, focus=LIST)
     reasons = view.reasons and view.reason is not None
@@ -144,14 +146,14 @@ def objects_or_not(view: View) -> View:
 
 
 def reasons_or_not(view: View) -> View:
-    """What is waited for, as rules name it, or again what was listed before."""
+    """List causes, or what was listed before."""
     if view.reason is not None:
         return about(view, reason=None, reasons=True, cursor=view.reason, focus=LIST)
     return about(view, reasons=not view.reasons, cursor=None, focus=_list_or_above(view))
 
 
 def threads_or_processes(view: View) -> View:
-    """Those that wait; where wakers are listed, those that wake."""
+    """Switch between threads and processes; in wakeup mode, of the wakers."""
     if view.mode == WAKEUP:
         threads = not view.lists_wakers or not view.lists_waking_threads
         return about(view, threads=threads, wakers=(), cursor=None, **_of_whom(view), focus=_list_or_above(view))
@@ -159,7 +161,7 @@ def threads_or_processes(view: View) -> View:
 
 
 def cgroups_or_not(view: View) -> View:
-    """Containers, units and other cgroups; or again what was listed before."""
+    """List containers, units and other cgroups, or what was listed before."""
     if view.group is not None:
         return _out_of_group(view, *view.group)
     return _listing(view, threads=view.threads, cgroups=not view.lists_cgroups)
@@ -176,12 +178,12 @@ def _listing(view: View, threads: bool, cgroups: bool) -> View:
 
 
 def _of_whom(view: View) -> dict[str, bool]:
-    """What is waited on, or for, gives way to another list; where one was drilled into, it is the list above."""
+    """Leave lists of objects and causes for another list; one that was selected remains the list above."""
     return {"objects": view.objects and view.object is not None, "reasons": view.reasons and view.reason is not None}
 
 
 def folded_or_not(view: View, unfolded: bool) -> View:
-    """The threads of pools each for themselves, or a pool as one row."""
+    """List the threads of pools one by one, or each pool as one row."""
     return replace(view, unfolded=unfolded) if view.unfolded != unfolded else view
 
 

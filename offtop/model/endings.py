@@ -1,4 +1,4 @@
-"""How much of the time has its whole user stack; of the rest, why not, and behind which binary's frames."""
+"""How much of the time has a complete user stack; for the rest, why not, and in which binary."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -11,30 +11,30 @@ from offtop.model.window import Window
 
 _MOST_TOLD = 10
 _LEAST_PART = 2000
-"""What is less than one part in so many would be told as 0.0%."""
+"""Anything below one part in so many would be shown as 0.0%."""
 
 
 class Ending(NamedTuple):
-    """What user stacks that are not whole, or not for sure, have in common."""
+    """What incomplete or uncertain user stacks have in common."""
 
     end: str
     """One of stack.ENDS."""
     is_unsure: bool
     file: str
-    """Of the outermost frame that is known; empty where frame pointers were followed, whoever's."""
+    """File of the outermost known frame; empty if frame pointers were followed."""
 
 
 class Endings(NamedTuple):
     total_ns: int
     """Off-CPU time with a user stack."""
     whole_ns: int
-    """That of stacks which are whole, and for sure."""
+    """Time of complete and certain stacks."""
     others: tuple[tuple[Ending, int], ...]
-    """The rest, with its ns, most first."""
+    """ns of the others, most first."""
 
 
 def endings(windows: Iterable[Window]) -> Endings:
-    """Of all sites of `windows`."""
+    """Sum up all sites of `windows`."""
     total_ns = whole_ns = 0
     others: dict[Ending, int] = {}
     for window in windows:
@@ -58,7 +58,7 @@ def endings(windows: Iterable[Window]) -> Endings:
 
 
 def told(some: Endings) -> list[tuple[str, str]]:
-    """For people: what share of the time is whole, and of what is not, the largest parts. Raw."""
+    """Return the share of complete stacks and the largest other parts, for display. Raw."""
     if not some.total_ns:
         return []
     rows = [("user stacks whole", f"{100 * some.whole_ns / some.total_ns:.1f}% of the time that has one")]

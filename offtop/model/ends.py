@@ -1,6 +1,6 @@
-"""Ends say who is at the other end of what a thread waits on, and of an epoll what it watches.
+"""Peers: the processes at the other end of what a thread waits on, and what an epoll watches.
 
-They change while what is waited on stays the same. So waits are grouped by that, and the Book tells its ends beside it.
+They change while the object waited on stays the same, so waits are grouped by object, and the Book has its peers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +17,11 @@ ROLES: Mapping[str, str] = {
     LISTENER: "who listens where the other end is, and has not taken the connection yet",
     HOLDER: "who has the lock of a file (flock, fcntl)",
 }
-"""What a process may be to who waits."""
+"""What a process may be to a thread that waits."""
 NAMED = 8
-"""So many processes of a role are known by name."""
+"""How many processes of a role are known by name."""
 _TOLD = 3
-"""So many of them are told."""
+"""How many of those are shown."""
 _TOLD_KINDS = 3
 PIPE, EPOLL, FILE = "pipe", "epoll", "file"
 _CONNECTIONS = ("tcp", "udp")
@@ -46,7 +46,7 @@ class Side(NamedTuple):
     processes: tuple[Process, ...]
     """The first NAMED of them."""
     total: int
-    """How many they are."""
+    """How many there are."""
 
     @property
     def text(self) -> str:
@@ -59,18 +59,21 @@ class Side(NamedTuple):
 class Ends(NamedTuple):
     sides: tuple[Side, ...] = ()
     members: tuple[tuple[str, int], ...] = ()
-    """Of an epoll: kind of descriptor (`socket`, `pipe`, `eventfd`, `file` and so on) → how many it watches, most
+    """For an epoll: kind of descriptor (`socket`, `pipe`, `eventfd`, `file` and so on) → how many it watches, most
     first."""
 
     def for_who_waits(self, kernel: Stack) -> tuple[Side, ...]:
-        """The sides that a wait at that stack is for: who reads a pipe waits for those who write. All, where the stack
-        does not tell, but of who has a file's lock: for that only waits for the lock are."""
+        """Return the roles that a wait at that stack depends on: a pipe's reader waits for its writers.
+
+        If the stack does not say, these are all but the holder of a file lock, which only waits for that lock depend
+        on.
+        """
         names = [frame.name for frame in kernel.frames]
         role = next((role for part, role in _FOR.items() if any(part in name for name in names)), "")
         return tuple(side for side in self.sides if (side.role == role if role else side.role != HOLDER))
 
     def told(self, kernel: Stack) -> str:
-        """`writer: gzip(4242)`, `57 sockets, 1 eventfd`; empty where nothing is known. Raw."""
+        """Return `writer: gzip(4242)` or `57 sockets, 1 eventfd`; empty if unknown. Raw."""
         return "; ".join(
             [*([self._watched] if self.members else []), *(one.text for one in self.for_who_waits(kernel))]
         )
@@ -87,8 +90,8 @@ class Ends(NamedTuple):
         return tuple(name for side in self.sides for one in side.processes for name in (one.comm, one.label))
 
     def name(self, kernel: Stack) -> str:
-        """What all are called that a wait at that stack is for; empty where they have several names, or are not
-        known. Raw."""
+        """Return the common name of all that a wait at that stack depends on; empty if names differ or are unknown.
+        Raw."""
         sides = self.for_who_waits(kernel)
         names = {one.comm for side in sides for one in side.processes}
         are_all = all(side.total == len(side.processes) for side in sides)
@@ -100,17 +103,17 @@ _FOR = {
     **dict.fromkeys(("pipe_write", "opipe_prep", "wait_for_space"), READER),
     **dict.fromkeys(("lock_inode_wait", "fcntl_setlk", "do_lock_file_wait"), HOLDER),
 }
-"""Part of a function's name that tells what is waited for."""
+"""Part of a function's name → what is waited for."""
 NO_ENDS = Ends()
 
 
 def may_have_ends(what: Object) -> bool:
-    """Whether a process of this machine may be at its other end, or it watches others."""
+    """Return whether a process of this machine may be the peer, or whether it watches others."""
     return what.kind in (PIPE, UNIX, EPOLL, FILE) or (what.kind in _CONNECTIONS and bool(what.peer))
 
 
 def waited_on(waits: Iterable[Sequence[int]], wakes: Mapping[int, Wake]) -> dict[Object, int]:
-    """(pid, id of a wake) → what may have ends, and a process that waits on it."""
+    """Return object → a process that waits on it, for objects that may have peers; `waits` are (pid, wake id)."""
     found: dict[Object, int] = {}
     for pid, wake in waits:
         known = wakes.get(wake)

@@ -1,13 +1,12 @@
-"""A Filter says in a few words which waits and which rows are shown: `comm=mysql* max>10ms cat!=poll`.
+"""Filter: which waits and rows are shown, as typed: `comm=mysql* max>10ms cat!=poll`.
 
-Words are parted by blanks, and all of them must hold. `key=value` and `key!=value` choose waits by who waited and
-where: values are patterns as in a shell, matched against the whole and whatever the case, with commas between
-alternatives. `max>10ms` chooses rows of a list by their numbers. A word alone is looked for in all names, and
-`!word` excludes what has it.
+Words are separated by blanks, and all of them must hold. `key=value` and `key!=value` choose waits by thread and
+location. Values are shell patterns, separated by commas, that must match the whole text, ignoring case. `max>10ms`
+chooses rows of a list by their numbers. A single word is searched for in all names; `!word` excludes matches.
 
-Quotes hold together what has blanks, commas or operators in it; patterns go on working in them. A backslash takes the
-next character as it is, but not in single quotes. So `comm="G1 *"` are the threads of that family, and `"a>b"` is a
-word alone. A pattern with a bracket also matches what is written just like it: `stack=[gone]`.
+Quotes keep blanks, commas and operators together; patterns still work inside them. A backslash makes the next character
+literal, except in single quotes. So `comm="G1 *"` matches the threads of that family, and `"a>b"` is a single word. A
+pattern with a bracket also matches its own text: `stack=[gone]`.
 """
 
 import difflib
@@ -41,18 +40,18 @@ from offtop.units import count, duration, parse_duration, threads
 _LONGEST = 500
 _MOST_WORDS = 32
 _LONGEST_SHOWN = 40
-"""Of a word that an error names."""
+"""Of a word that an error quotes."""
 _LAST_ID = (1 << 31) - 1
 _NS_PER_MS = 1_000_000
 _LOW = (1 << 32) - 1
 
 _WORD = ""
-"""Stands for the key of a word alone."""
+"""Stands for the key of a single word."""
 _THREAD_THAT_WAKES, _PROCESS_THAT_WAKES, _WHAT_WAKES = "=thread", "=process", "=waker"
 _WHAT_IS_WAITED_ON = "=object"
 _WHAT_FOR = "=why"
-"""Stand for keys that nobody can type: what the list calls a thread that wakes, what else wakes, what is waited on, and
-for what."""
+"""Keys that cannot be typed: thread that wakes, process that wakes, other waker, object waited on, and cause, each as
+named in the list."""
 _IDS = {"pid": 0, "tid": 1}
 """Key → column of a site's ids."""
 _LOOKS_AT = {
@@ -78,7 +77,7 @@ _LOOKS_AT = {
     _WHAT_FOR: (_WHAT_FOR,),
     _WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program", "waker", "object", "why"),
 }
-"""Key → what of a wait it is about."""
+"""Key → what it matches of a wait."""
 _OF_FUNCTIONS = frozenset({"kernel", "leaf", "program"})
 _OF_WAKES = frozenset(
     {
@@ -127,7 +126,7 @@ _EXAMPLES = {
     "evs": "1k",
     "threads": "10",
 }
-"""Every key, and a value that it may have."""
+"""Every key, with an example."""
 
 _OPERATOR = re.compile(r"!=|>=|<=|==?|[<>]")
 _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([kKmM]?)")
@@ -137,14 +136,14 @@ _NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class FilterError(UsageError):
-    """A filter that cannot be understood."""
+    """A filter that cannot be parsed."""
 
 
 class Text(NamedTuple):
-    """Chooses the waits of which some text, of those that `key` is about, matches."""
+    """Chooses the waits for which one of the texts of `key` matches."""
 
     key: str
-    """Empty for a word alone."""
+    """Empty for a single word."""
     pattern: re.Pattern[str]
     excludes: bool
     """Chooses all others instead."""
@@ -168,9 +167,9 @@ class Bound(NamedTuple):
 
     key: str
     operator: str
-    """`=` holds for what reads the same: a screen shows no more than three digits."""
+    """`=` holds if both are displayed the same: a screen shows at most three digits."""
     limit: float
-    """In ns, where it is a time."""
+    """In ns for times."""
 
     def holds(self, row: Row) -> bool:
         return self.compares(_TIMES[self.key](row) if self.key in _TIMES else _COUNTS[self.key](row))
@@ -209,27 +208,30 @@ class Filter:
 
     @property
     def needs_details(self) -> bool:
-        """Whether it asks for what only `Book.details` tells."""
+        """Whether it needs `Book.details`."""
         return any(isinstance(one, Text) and not _OF_DETAILS.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
 
     @property
     def needs_ends(self) -> bool:
-        """Whether it asks for what only `Book.ends` tells, or for what rules make of that."""
+        """Whether it needs `Book.ends`, or causes that depend on them."""
         return any(isinstance(one, Text) and not _OF_ENDS.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
 
     @property
     def needs_wakers(self) -> bool:
-        """Whether it asks for what is not gathered in every mode; a word alone looks there, but elsewhere, too."""
+        """Whether it needs wakers, which not every mode gathers; a single word does not need them."""
         return any(isinstance(one, Text) and one.key in _OF_WAKES for one in self.waits)
 
     @property
     def needs_names(self) -> bool:
-        """Whether it asks for names of the program's functions, which come late, or for what rules make of them."""
+        """Whether it needs user function names, which are resolved later, or causes that depend on them."""
         return any(isinstance(one, Text) and not _OF_NAMES.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
 
     def mask(self, shares: Shares, book: Book, diagnoser: Diagnoser) -> Mask:
-        """Which rows of `shares` are of waits that it chooses. What is not known, as a user may not be yet, is an
-        empty text; waits below the minimum and filtered ones have no frames."""
+        """Return which rows of `shares` are of waits that it chooses.
+
+        Unknown texts, like a user not looked up yet, are empty; waits below the minimum and filtered ones have no
+        frames.
+        """
         looked = _Looked(shares, book, diagnoser)
         chosen = np.ones(len(shares.leaf), np.bool_)
         for one in self.waits:
@@ -237,11 +239,11 @@ class Filter:
         return chosen
 
     def keeps(self, row: Row) -> bool:
-        """Whether it chooses that row of a list, by its numbers. A thread counts as one thread."""
+        """Return whether it chooses a row of a list, by its numbers. A thread counts as one thread."""
         return all(bound.holds(row) for bound in self.rows)
 
     def keeps_age(self, age_ns: int) -> bool:
-        """Whether it chooses a wait in progress of that age, as far as it bounds that."""
+        """Return whether it chooses a wait in progress of that age."""
         return all(bound.compares(age_ns) for bound in self.rows if bound.key == "now")
 
 
@@ -250,13 +252,13 @@ NOTHING = Filter("")
 
 
 def of_pool(pool: Pool) -> Filter:
-    """The threads of one pool."""
+    """Return a filter for the threads of one pool."""
     name = "[0-9]+".join(map(re.escape, parts(pool.family)))
     return Filter(f"pool {pool.family}", (Ids(0, (pool.pid,), False), Text("thread", re.compile(rf"{name}\Z"), False)))
 
 
 def of_waker(key: WakerKey) -> Filter:
-    """The waits that a waker ended, or all threads of its process did."""
+    """Return a filter for the waits that one waker ended, or all threads of its process."""
     if key.tid:
         terms = {"wakerpid": str(key.pid), "wakertid": str(key.tid), _THREAD_THAT_WAKES: key.name}
     else:
@@ -265,17 +267,17 @@ def of_waker(key: WakerKey) -> Filter:
 
 
 def of_object(what: Object) -> Filter:
-    """The waits on one thing."""
+    """Return a filter for the waits on one object."""
     return Filter(f"on {what.label}", (Text(_WHAT_IS_WAITED_ON, _exactly(what.label), False),))
 
 
 def of_reason(reason: Reason) -> Filter:
-    """The waits for one thing, as rules name it."""
+    """Return a filter for the waits with one cause."""
     return Filter(f"for {reason.name}", (Text(_WHAT_FOR, _exactly(reason.name), False),))
 
 
 class _Looked:
-    """Rows of a Shares, of which each thread, process, stack and category is looked at once."""
+    """Rows of a Shares; each thread, process, stack and category is matched once."""
 
     def __init__(self, shares: Shares, book: Book, diagnoser: Diagnoser) -> None:
         name: Callable[[Frame], str] = cache(diagnoser.names.of)
@@ -291,7 +293,7 @@ class _Looked:
             "leaf": shares.leaf,
         }
         self._distinct: dict[str, tuple[list[int], Ints]] = {}
-        """Of a column: its values, and which of them each row has."""
+        """Column → its distinct values, and the index of the value of each row."""
         self._texts: Mapping[str, tuple[str, Callable[[int], Iterable[str]]]] = {
             "thread": ("thread", lambda code: (thread_name(ThreadKey(code >> 32, code & _LOW), book),)),
             "process": ("pid", lambda pid: (process_name(pid, book),)),
@@ -320,7 +322,7 @@ class _Looked:
                 lambda user: chain.from_iterable(called(name(frame)) for frame in book.stack(user).frames),
             ),
         }
-        """What of a wait → the column that it goes by, and the texts of a value there."""
+        """What of a wait → its column, and the texts of a value there."""
 
     def matching(self, one: Text | Ids) -> Mask:
         if isinstance(one, Ids):
@@ -343,7 +345,7 @@ class _Looked:
 
     @cached_property
     def _sites(self) -> "_Sites":
-        """Which costs more than the other columns."""
+        """Costs more than the other columns."""
         sites, which = sites_of(self._shares)
         diagnoser, book = self._diagnoser, self._book
         return _Sites(which, diagnoser.rules_at(sites, book), diagnoser.reasons_at(sites, book))
@@ -351,13 +353,13 @@ class _Looked:
 
 class _Sites(NamedTuple):
     which: Ints
-    """Of each row, its site."""
+    """Index of the site, for each row."""
     rules: Sequence[Rule | None]
     reasons: Sequence[Reason]
 
 
 def _waker_names(book: Book, wake: int) -> tuple[str, ...]:
-    """Those of its process, too."""
+    """Return the names of a waker, including its process."""
     if wake in WITHOUT_WAKE:
         return (waker_of(book, True)(wake).name,)
     waker = book.wake(wake).waker
@@ -367,20 +369,20 @@ def _waker_names(book: Book, wake: int) -> tuple[str, ...]:
 
 
 def _numbers(book: Book, wake: int) -> tuple[str, ...]:
-    """pid and tid of the waker, if it is a thread."""
+    """Return pid and tid of the waker, if it is a thread."""
     waker = book.wake(wake).waker
     return (str(waker.pid), str(waker.tid)) if wake not in WITHOUT_WAKE and waker.tid else ()
 
 
 def _called(name: str) -> set[str]:
-    """The functions of a frame of that name, those that have no frame of their own with and without their mark."""
+    """Return the functions of a frame; inlined ones with and without their mark."""
     return {text for function in functions(name) for text in (function, function.removesuffix(INLINED))}
 
 
 _PLAIN, _HELD, _AS_IT_IS = range(3)
-"""How a character was typed: by itself, in quotes, after a backslash."""
+"""How a character was typed: plain, in quotes, after a backslash."""
 _Letters = Sequence[tuple[str, int]]
-"""Characters, and how each was typed; a quote that opens is an empty one."""
+"""Characters, and how each was typed; an opening quote is an empty one."""
 
 
 class _Word(NamedTuple):
@@ -394,10 +396,10 @@ class _Word(NamedTuple):
 
 
 def parse(text: str, groups: Mapping[str, Sequence[str]] = _NO_GROUPS, ids: Collection[str] = ()) -> Filter:
-    """The filter that `text` describes; an empty one chooses everything.
+    """Parse a filter; an empty text chooses everything.
 
-    `groups`: names that stand for several categories. `ids`: the categories that there are (none: any may be
-    named). Raises FilterError, which names the word that cannot be understood, and says what to write.
+    `groups` are names for several categories. `ids` are the known categories (none: any name is accepted). Raises
+    FilterError, which quotes the word that is wrong and suggests another.
     """
     if len(text) > _LONGEST:
         raise FilterError(f"A filter of {len(text)} characters is too long: use patterns, {_LONGEST} are the most")
@@ -416,12 +418,12 @@ def parse(text: str, groups: Mapping[str, Sequence[str]] = _NO_GROUPS, ids: Coll
 
 
 def exactly(key: str, value: str) -> Filter:
-    """The filter `key=value` of nothing but that value, however long it is."""
+    """Return the filter `key=value` for exactly that value, of any length."""
     return Filter(f"{key}={quoted(value)}", (Text(key, _compiled([_literally(value)]), False),))
 
 
 def quoted(word: str) -> str:
-    """`word` as a filter has it, as a value or alone, so that it stands for nothing but itself."""
+    """Quote `word` so that a filter matches it literally."""
     if _NEEDS_NO_QUOTES.fullmatch(word):
         return word
     return '"' + re.sub(r'(["\\*?\[])', r"\\\1", word) + '"'
@@ -519,7 +521,7 @@ def _id(word: _Word, key: str, choice: _Letters) -> int:
 def _categories(
     word: _Word, choice: _Letters, groups: Mapping[str, Sequence[str]], ids: Collection[str]
 ) -> Iterator[str]:
-    """Patterns, as regular expressions."""
+    """Return patterns as regular expressions."""
     patterns, name = [*_patterns(choice)], _text(choice).lower()
     members = groups.get(name, ())
     known = (*ids, RUN_QUEUE, SHORT, FILTERED)
@@ -532,7 +534,7 @@ def _categories(
 
 
 def _alternatives(letters: _Letters) -> Iterator[_Letters]:
-    """Those that there are between commas."""
+    """Split at commas."""
     start = 0
     for at, letter in enumerate([*letters, (",", _PLAIN)]):
         if letter == (",", _PLAIN):
@@ -542,7 +544,7 @@ def _alternatives(letters: _Letters) -> Iterator[_Letters]:
 
 
 def _patterns(letters: _Letters) -> Iterator[str]:
-    """As regular expressions, of which none can take long: what fnmatch makes of a * never gives back what it took."""
+    """Return regular expressions, none of which can take long: fnmatch's translation of * does not backtrack."""
     glob = "".join(
         f"[{character}]" if typed == _AS_IT_IS and character in "*?[" else character for character, typed in letters
     )
@@ -552,7 +554,7 @@ def _patterns(letters: _Letters) -> Iterator[str]:
 
 
 def _exactly(text: str) -> re.Pattern[str]:
-    """Also in whether letters are large."""
+    """Match exactly, including case."""
     return re.compile(_literally(text))
 
 

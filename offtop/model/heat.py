@@ -1,4 +1,4 @@
-"""A heat map of waits: time across, latency upward, and in each cell how many waits ended there and then."""
+"""Heat map of waits: time on the x axis, latency on the y axis, and in each cell the number of waits that ended."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,13 +9,13 @@ from offtop.model.history import Kept
 
 class Heat(NamedTuple):
     cell_ns: int
-    """How much time one column stands for."""
+    """Time span of one column."""
     ends_ns: tuple[int, ...] = ()
-    """CLOCK_MONOTONIC of the end of each column, the latest last."""
+    """CLOCK_MONOTONIC of the end of each column, latest last."""
     rows: tuple[tuple[int, int], ...] = ()
     """Range of lanes (model.histogram) of each row, shortest waits first."""
     columns: tuple[tuple[int, ...] | None, ...] = ()
-    """Of each column, how many waits are in each row; None: nothing was measured then, or it is not known yet."""
+    """Waits in each row, for each column; None: nothing was measured, or it is not known yet."""
     most: int = 0
     """In one cell."""
 
@@ -23,10 +23,10 @@ class Heat(NamedTuple):
 def heat(
     ticks: Sequence[Kept], histograms: Mapping[int, int], columns: int, cell_ns: int, end_ns: int, most_rows: int
 ) -> Heat:
-    """The last `columns` stretches of `cell_ns`, the last one holding `end_ns`.
+    """Return the last `columns` columns of `cell_ns`, the last of which contains `end_ns`.
 
-    `histograms`: tick number → of the waits that ended in it. Columns begin at multiples of `cell_ns`, so that
-    what is drawn moves a whole column at a time.
+    `histograms`: tick number → waits that ended in it. Columns begin at multiples of `cell_ns`, so that the picture
+    moves by whole columns.
     """
     newest = (end_ns - 1) // cell_ns
     sums: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""A histogram is one int: 40 lanes of 64 bits, lane i counting the waits of its power of two of ns.
+"""A histogram is one int: 40 lanes of 64 bits; lane i counts the waits of one power of two of ns.
 
-One int, because adding and subtracting two of them is then one addition: exact, and cheap enough
-for thousands of sites a tick. The kernel side keeps the same lanes (`bpf/offcpu.h`).
+As one int, adding or subtracting two histograms is one exact addition, cheap enough for thousands of sites a tick. The
+BPF programs use the same lanes (`bpf/offcpu.h`).
 """
 
 import struct
@@ -21,37 +21,37 @@ EMPTY = 0
 
 
 def lane_of(wait_ns: int) -> int:
-    """The lane that counts a wait of `wait_ns`."""
+    """Return the lane that counts a wait of `wait_ns`."""
     return min(LANES - 1, max(0, wait_ns.bit_length() - 1 - FIRST_EXPONENT))
 
 
 def low_ns(lane: int) -> int:
-    """The shortest wait that `lane` holds."""
+    """Return the shortest wait that `lane` counts."""
     return 0 if lane == 0 else 1 << (FIRST_EXPONENT + lane)
 
 
 def high_ns(lane: int) -> int:
-    """The end of `lane`: every wait in it is shorter than this (for the last lane: not known)."""
+    """Return the end of `lane`: every wait in it is shorter. The last lane has no end."""
     return 1 << (FIRST_EXPONENT + lane + 1)
 
 
 def of(*waits_ns: int) -> int:
-    """The histogram of the given waits."""
+    """Return the histogram of the given waits."""
     return sum(1 << (LANE_BITS * lane_of(wait_ns)) for wait_ns in waits_ns)
 
 
 def slots(histogram: int) -> list[tuple[int, int]]:
-    """(low_ns, count) of each lane that holds a wait, shortest first: the form of JSON."""
+    """Return (low_ns, count) of each lane that is not 0, shortest first, as JSON has it."""
     return [(low_ns(lane), n) for lane, n in enumerate(counts(histogram)) if n]
 
 
 def counts(histogram: int) -> tuple[int, ...]:
-    """The count of each of the 40 lanes."""
+    """Return the counts of the 40 lanes."""
     return _ALL_LANES.unpack(histogram.to_bytes(_ALL_LANES.size, "little"))
 
 
 def of_lanes(lanes: NDArray[np.int64]) -> list[int]:
-    """The histogram of each row of `lanes` (n, 40). A difference may have lanes below 0."""
+    """Return the histogram of each row of `lanes` (n, 40). A difference may have negative lanes."""
     if lanes.size and lanes.min() < 0:
         return [sum(n << (LANE_BITS * lane) for lane, n in enumerate(row)) for row in lanes.tolist()]
     raw = lanes.tobytes()
@@ -59,12 +59,12 @@ def of_lanes(lanes: NDArray[np.int64]) -> list[int]:
 
 
 def to_lanes(histograms: Sequence[int]) -> NDArray[np.int64]:
-    """(n, 40): the counts of each of `histograms`, which may be differences."""
+    """Return the counts (n, 40) of `histograms`, which may be differences."""
     return np.array([_signed_counts(histogram) for histogram in histograms], np.int64).reshape(-1, LANES)
 
 
 def _signed_counts(histogram: int) -> list[int]:
-    """The count of each lane, where some may be below 0: such a one has borrowed from the next."""
+    """Return the counts of a difference; a negative lane has borrowed from the next one."""
     found: list[int] = []
     for _ in range(LANES):
         n = histogram & _LANE_MASK
@@ -75,14 +75,14 @@ def _signed_counts(histogram: int) -> list[int]:
 
 
 def count(histogram: int) -> int:
-    """How many waits it holds."""
+    """Return how many waits it counts."""
     return sum(counts(histogram))
 
 
 def percentile_ns(histogram: int, percent: float, max_ns: int) -> int:
-    """Upper bound of the `percent`-th percentile: the end of its lane, at most `max_ns`.
+    """Return an upper bound of the `percent`-th percentile: the end of its lane, at most `max_ns`.
 
-    Nearest-rank definition. 0 for an empty histogram. `max_ns` is the longest wait that it holds.
+    Nearest-rank definition; 0 for an empty histogram. `max_ns` is the longest wait counted.
     """
     by_lane = counts(histogram)
     total = sum(by_lane)
@@ -98,7 +98,7 @@ def percentile_ns(histogram: int, percent: float, max_ns: int) -> int:
 
 
 def ranges(histogram: int, most: int) -> tuple[tuple[int, int], ...]:
-    """(first lane, end) of at most `most` ranges of equally many lanes, that hold all that `histogram` does."""
+    """Divide the used lanes of `histogram` into at most `most` ranges of equal width: (first lane, end) of each."""
     used = [lane for lane, n in enumerate(counts(histogram)) if n]
     if not used or most < 1:
         return ()
@@ -107,5 +107,5 @@ def ranges(histogram: int, most: int) -> tuple[tuple[int, int], ...]:
 
 
 def within(by_lane: Sequence[int], lanes: tuple[int, int]) -> int:
-    """How many waits there are in that range of lanes."""
+    """Return how many waits there are in that range of lanes."""
     return sum(by_lane[lanes[0] : lanes[1]])

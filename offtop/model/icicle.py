@@ -1,7 +1,7 @@
-"""An icicle: the stack tree as boxes, each as wide as its time, hanging from those it was called by.
+"""Icicle graph: the stack tree as boxes, each as wide as its time, below its caller.
 
-Siblings stand in the order of their names, not of their time, so that a box keeps its place while numbers
-change. What is too narrow or too deep to be drawn is counted, never silence.
+Siblings are sorted by name, not by time, so that boxes stay in place while numbers change. Boxes too narrow or too deep
+to draw are counted.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Box(NamedTuple):
     width: int
     """In cells, at least 1."""
     depth: int
-    """Its row, from the top."""
+    """Row, from the top."""
     part: Part
 
 
@@ -31,25 +31,25 @@ class Icicle(NamedTuple):
     boxes: tuple[Box, ...] = ()
     """Row by row, each from left to right."""
     whole_ns: int = 0
-    """The time of the selection, whatever is zoomed."""
+    """Time of the selection, regardless of zoom."""
     rows: int = 0
-    """How many have boxes."""
+    """Number of rows with boxes."""
     dropped: int = 0
-    """Boxes for whose time there is no whole cell, each with all that is below it."""
+    """Boxes narrower than a cell, each with everything below it."""
     dropped_ns: int = 0
     dropped_deep: int = 0
-    """Boxes below the last row, each with all that is below it. Their time is in the boxes above them."""
+    """Boxes below the last row, each with everything below it. Their time is in the boxes above them."""
     above: int = 0
-    """Outermost ancestors of the zoomed box that there is no row for."""
+    """Outermost ancestors of the zoomed box for which there is no row."""
 
 
 def existing(root: Node, path: Path) -> Path:
-    """The longest beginning of `path` that is in the tree."""
+    """Return the longest prefix of `path` that is in the tree."""
     return path[: len(_nodes_along(root, path)) - 1]
 
 
 def _nodes_along(root: Node, path: Path) -> list[Node]:
-    """The root, and the nodes of `path` as far as they exist."""
+    """Return the root and the nodes of `path`, as far as they exist."""
     nodes = [root]
     for step in path:
         child = nodes[-1].children.get(step)
@@ -71,9 +71,9 @@ class _Placed(NamedTuple):
 
 
 def layout(root: Node, zoom: Path, width: int, rows: int) -> Icicle:
-    """The boxes of the branch `zoom` and, across the full width above it, of its ancestors.
+    """Return the boxes of the branch `zoom`, below its ancestors in full width.
 
-    Those and the zoomed box have half of the rows at most; the outermost are left out. The root has no box.
+    Ancestors and the zoomed box take at most half of the rows; the outermost are left out. The root has no box.
     """
     if width <= 0 or rows <= 0:
         return Icicle(whole_ns=root.total_ns)
@@ -113,11 +113,11 @@ def _by_name(child: tuple[Step, Node]) -> tuple[bool, str]:
 
 
 def _widths(times_ns: Sequence[int], parent_ns: int, width: int) -> list[int]:
-    """The cells of siblings, by largest remainder; never any for a share of less than half a cell.
+    """Distribute cells to siblings by largest remainder; none for less than half a cell.
 
-    The cells of what is dropped, and of the parent's own time, stay empty.
+    Cells of dropped siblings, and of the parent's own time, stay empty.
     """
-    # A sibling of less than nothing (a thread given back) can make the others more than their parent.
+    # A sibling with negative time (an evicted thread) can make the others larger than their parent.
     whole_ns = max(1, parent_ns, sum(times_ns))
     shares = [ns * width if 2 * ns * width >= whole_ns else 0 for ns in times_ns]
     cells = [share // whole_ns for share in shares]
@@ -128,7 +128,7 @@ def _widths(times_ns: Sequence[int], parent_ns: int, width: int) -> list[int]:
 
 
 def box_of(icicle: Icicle, path: Path) -> Box | None:
-    """The box of `path`; else its nearest ancestor's, else the first; None where there is no box."""
+    """Return the box of `path`, otherwise of its nearest ancestor, otherwise the first; None if there is no box."""
     by_path = {box.path: box for box in icicle.boxes}
     for length in range(len(path), 0, -1):
         if path[:length] in by_path:
@@ -137,9 +137,9 @@ def box_of(icicle: Icicle, path: Path) -> Box | None:
 
 
 def neighbour(icicle: Icicle, path: Path, direction: Direction) -> Box | None:
-    """Where a key leads from the box of `path` (`box_of`): along its row, up to its parent, down to its widest child.
+    """Return the next box in a direction: along the row, up to the parent, down to the widest child.
 
-    The box itself where it leads nowhere.
+    Returns the box itself if there is none.
     """
     box = box_of(icicle, path)
     if box is None:
@@ -158,5 +158,5 @@ def neighbour(icicle: Icicle, path: Path, direction: Direction) -> Box | None:
 
 
 def at(icicle: Icicle, x: int, row: int) -> Box | None:
-    """The box in that cell."""
+    """Return the box in that cell."""
     return next((box for box in icicle.boxes if box.depth == row and box.x <= x < box.x + box.width), None)

@@ -1,8 +1,8 @@
-"""Which waits and ticks are outliers, by triggers and by what is usual.
+"""Judge: decides which waits and ticks are outliers, by triggers and by what is usual.
 
-The kernel side hands out waits that have reached a mark, and knows neither programs nor categories: for each kernel
-stack and program that it meets, it is told that mark (`Judge.marks_ns`). A wait that goes on is judged when it passes
-its mark. The one thread that reads ticks asks all this.
+The BPF programs report waits that reach a threshold. They know neither programs nor categories, so each kernel stack
+and program gets its own threshold (`Judge.marks_ns`). A wait in progress is judged when it crosses its threshold. All
+this runs in the thread that reads ticks.
 """
 
 import heapq
@@ -28,17 +28,17 @@ from offtop.units import NS_PER_S
 
 LEAST_AUTO_NS = 10_000_000
 _AS_ASKED = frozenset({SLEEP, "child", "signal", "tty"})
-"""Categories of waits that last as long as the program, its child or a person wants: they are never unusual."""
+"""Categories of waits that last as long as the program, its child or a user wants: never unusual."""
 TIMES_USUAL = 20
 _MOST_OF_KIND, _MOST_IN_TICK = 50, 500
-"""More are counted, but for the first of its kind."""
+"""Beyond that, only the first of its kind is stored and others are counted."""
 _MOST_DUE = 4
-"""Times the waits in progress: more are of waits that ended."""
+"""Limit as a multiple of the waits in progress: the rest belongs to waits that ended."""
 _Identity = tuple[int, int, int]
 
 
 class _Why(NamedTuple):
-    """For what a wait is an outlier; fields of Outlier."""
+    """Why a wait is an outlier; fields of Outlier."""
 
     rule: str
     metric: str
@@ -47,10 +47,10 @@ class _Why(NamedTuple):
 
 
 class Judge:
-    """Keeps what it found in `outliers`."""
+    """Finds outliers and stores them in `outliers`."""
 
     def __init__(self, triggers: Collection[Trigger | None]) -> None:
-        """None among the triggers: by what is usual, too."""
+        """Create a judge; None among the triggers stands for `auto`."""
         self.outliers = Outliers()
         self._usual = Usual()
         self._triggers: Sequence[Trigger] = ()
@@ -58,19 +58,19 @@ class Judge:
         self.version = 0
         self._marks: dict[tuple[str, str], int] = {}
         self._due: list[tuple[int, int, int, int]] = []
-        """(when, pid, tid, left_ns) of waits in progress that may reach their mark; the next one first."""
+        """(when, pid, tid, left_ns) of waits in progress that may reach their threshold, earliest first."""
         self._waiting: Mapping[ThreadKey, Waiting] = {}
         self._going: dict[_Identity, Outlier] = {}
-        """Waits that were caught while they went on."""
+        """Waits reported while in progress."""
         self._counted: set[_Identity] = set()
-        """Those of which no more than the number was told, until they end."""
+        """Waits in progress that were only counted."""
         self._so: dict[tuple[str, str], int] = {}
-        """Since when a tick has been as a trigger says, by its text and program."""
+        """(trigger text, program) → since when the trigger's condition holds."""
         self._asked = deque[Collection[Trigger | None]]()
         self._judge_by(triggers)
 
     def ask(self, triggers: Collection[Trigger | None]) -> None:
-        """From the next tick on judge by these. For any thread."""
+        """Use these triggers from the next tick on. Thread-safe."""
         self._asked.append(triggers)
 
     def _judge_by(self, triggers: Collection[Trigger | None]) -> None:
@@ -90,7 +90,7 @@ class Judge:
         return own_ns, own_ns if category == THROTTLE else self._mark_ns(program, RUN_QUEUE)
 
     def tick(self, snapshot: Snapshot, kept: Kept) -> Sequence[Outlier]:
-        """The outliers of a tick; those that were caught while they went on come again when they end."""
+        """Return the outliers of a tick; those reported while in progress are reported again when they end."""
         while self._asked:
             self._judge_by(self._asked.popleft())
             self._waiting = {}
@@ -113,7 +113,7 @@ class Judge:
         self.version += 1
 
     def _mark_ns(self, program: str, category: str) -> int:
-        """From which length on a wait may be an outlier, if it does not look idle."""
+        """Return the length from which on a wait that is not idle may be an outlier."""
         of = program, category
         known = self._marks.get(of)
         if known is None:
@@ -130,7 +130,7 @@ class Judge:
         return min(NEVER_NS, max(LEAST_AUTO_NS, TIMES_USUAL * usual_ns)) if usual_ns else NEVER_NS
 
     def _judged(self, some: Sequence[Caught], snapshot: Snapshot, kept: Kept) -> list[Outlier]:
-        """Those that are too long, the longest first; of many of one kind, only the longest whole."""
+        """Return those that are too long, longest first; of many of one kind, only the longest in full."""
         some = sorted(some, key=lambda one: -one.length_ns(kept.at_ns))
         categories = [snapshot.book.stack(one.site.kernel).category for one in some]
         found: list[Outlier] = []
@@ -157,7 +157,7 @@ class Judge:
     def _why(
         self, one: Caught, category: str, is_idle: bool, threads: Mapping[ThreadKey, ThreadTotals], kept: Kept
     ) -> _Why | None:
-        """What it waited for is judged, and how long it was ready to run. None: nothing says that it is too long."""
+        """Judge the blocked and the run-queue part of a wait; None if neither is too long."""
         ready_ns = 0 if category == THROTTLE else one.runqueue_ns
         parts = (category, one.length_ns(kept.at_ns) - ready_ns, is_idle), (RUN_QUEUE, ready_ns, False)
         for trigger in self._triggers:
@@ -169,7 +169,7 @@ class Judge:
         for name, ns, idle in parts:
             mark_ns = self._auto_ns(one.program, name)
             if one.began_ns < self._usual.since_ns or (not one.ended_ns and ns - mark_ns > 2 * kept.span_ns):
-                continue  # it was as long before anybody knew what is usual
+                continue  # it was that long before it was known what is usual
             if ns < mark_ns or idle:
                 continue
             of_thread = threads.get(one.site.thread, ThreadTotals())
@@ -187,7 +187,7 @@ class Judge:
         )
 
     def _passed(self, snapshot: Snapshot) -> list[Caught]:
-        """The waits in progress that have come to their marks by now."""
+        """Return the waits in progress that have reached their threshold."""
         before, self._waiting = self._waiting, snapshot.waiting
         book, at_ns = snapshot.book, snapshot.at_ns
         if not before:
@@ -216,12 +216,12 @@ class Judge:
         return [*found.values()]
 
     def _expect(self, one: Waiting, mark_ns: int) -> None:
-        """It is to be looked at when it is longer than that."""
+        """Look at a wait when it becomes longer than `mark_ns`."""
         if mark_ns != NEVER_NS:
             heapq.heappush(self._due, (_began_ns(one) + mark_ns + 1, one.site.pid, one.site.tid, one.left_ns))
 
     def _ended(self, snapshot: Snapshot, kept: Kept, told: Collection[_Identity]) -> list[Outlier]:
-        """Those that went on, are over, and of which the kernel side told nothing more."""
+        """Return waits that were reported while in progress and have ended without another report."""
         found: list[Outlier] = []
         for pid, tid, began_ns in list(self._counted):
             now = snapshot.waiting.get(ThreadKey(pid, tid))
@@ -240,7 +240,7 @@ class Judge:
         return found
 
     def _of_tick(self, trigger: Trigger, snapshot: Snapshot, kept: Kept) -> list[Outlier]:
-        """What a trigger of ticks says of this one: for each program that it names, or for all together."""
+        """Apply a trigger for ticks: to each program that it names, or to all together."""
         if trigger.is_of_waits:
             return []
         found: list[Outlier] = []
@@ -264,7 +264,7 @@ class Judge:
 
 
 def _idle(some: Sequence[Caught], categories: Sequence[str], idle: Idle) -> list[bool]:
-    """Whether each looks idle, as Shares has it."""
+    """Return whether each is idle, as in Shares."""
     ids = integers([one.site for one in some], SITES.width)
     looks = np.array([category in idle.categories for category in categories], np.bool_)
     asleep = np.flatnonzero(np.array([category == SLEEP for category in categories], np.bool_))
@@ -275,7 +275,7 @@ def _idle(some: Sequence[Caught], categories: Sequence[str], idle: Idle) -> list
 
 
 def excerpt(book: Book, site: SiteKey) -> Book:
-    """What a book has of one wait."""
+    """Return what a book has about one wait."""
     wake = book.wake(site.wake)
     stacks = {site.kernel, site.user, *wake.stacks}
     threads = {site.thread, *(ThreadKey(one.pid, one.tid) for one in (wake.waker,) if one.tid)}
@@ -291,21 +291,21 @@ def excerpt(book: Book, site: SiteKey) -> Book:
 
 
 def _value_ns(one: Caught, category: str, at_ns: int) -> int:
-    """The part of a wait that a category has."""
+    """Return the part of a wait that belongs to a category."""
     if category == RUN_QUEUE:
         return one.runqueue_ns
     return one.length_ns(at_ns) - (one.runqueue_ns if category != THROTTLE else 0)
 
 
 def _judged_as(one: Waiting, book: Book) -> tuple[str, str]:
-    """Program and category."""
+    """Return program and category."""
     category = book.stack(one.site.kernel).category
     is_ready = one.preempted and category != THROTTLE
     return book.process(one.site.pid), RUN_QUEUE if is_ready else category
 
 
 def _began_ns(one: Waiting) -> int:
-    """Since when it is known to have lasted."""
+    """Return the time since which it is known to have lasted."""
     return one.since_ns if one.since_ns and one.bound is Bound.EXACT else one.left_ns
 
 
@@ -320,7 +320,7 @@ def _after(snapshot: Snapshot, caught: Caught) -> str:
 
 
 def _parts(trigger: Trigger, book: Book, kept: Kept) -> dict[str, Part]:
-    """What a trigger of ticks is about, by program; all under the empty name where it names none."""
+    """Return what a trigger for ticks covers, by program; under the empty name if it names none."""
     parts: dict[str, list[Part]] = {}
     for leaf, by_pid in kept.cut.processes.items():
         if leaf.category == FILTERED or (leaf.idle and not trigger.with_idle):

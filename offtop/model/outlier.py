@@ -1,7 +1,7 @@
-"""An outlier is a wait, or a tick, that a rule or what is usual calls too long; it is kept whole when it happens.
+"""Outlier: a wait or a tick that is too long by a trigger or by what is usual, stored in full when it happens.
 
-What an outlier names (stacks, wakes, threads) it brings along, so that it can be told when everything else of that
-moment is forgotten.
+It contains the stacks, wakes and threads that it refers to, so that it can be shown when everything else of that moment
+has been dropped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,46 +13,46 @@ from offtop.units import NS_PER_S
 NEVER_NS = (1 << 64) - 1
 MOST_KEPT = 2000
 APART_NS = 30 * NS_PER_S
-"""Outliers of one rule, program and category are told once in so long; further ones are counted."""
+"""Outliers of one rule, program and category are reported once in that time; others are counted."""
 AUTO = "auto"
-"""The rule that judges by what is usual."""
+"""Rule that judges by what is usual."""
 
 
 class Marks(Protocol):
-    """From which length on waits are wanted whole. For the thread that reads."""
+    """Thresholds from which on waits are recorded in full. For the thread that reads ticks."""
 
     @property
     def lowest_ns(self) -> int:
-        """No mark is below it; NEVER_NS: nothing is wanted."""
+        """Lower bound of all thresholds; NEVER_NS: none are set."""
         ...
 
     @property
     def version(self) -> int:
-        """Another one whenever marks may be others."""
+        """Changes whenever thresholds may change."""
         ...
 
     def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
-        """Of a program's waits at a kernel stack: how long they may be blocked, and how long ready to run."""
+        """Return how long a program may be blocked at a kernel stack, and how long runnable."""
         ...
 
 
 class Caught(NamedTuple):
-    """A wait that has reached a mark, whole. Times are CLOCK_MONOTONIC."""
+    """A wait that reached a threshold, in full. Times are CLOCK_MONOTONIC."""
 
     site: SiteKey
     began_ns: int
     ended_ns: int = 0
-    """0: it goes on."""
+    """0: in progress."""
     runqueue_ns: int = 0
-    """How much of it, at its end, was run queue."""
+    """How much of it, at its end, was run-queue time."""
     state: int = 0
-    """The thread's at leaving, as Waiting has it."""
+    """Task state at switch-out, as in Waiting."""
     cpu: int = -1
-    """On which the thread went on; -1: not known."""
+    """CPU on which the thread ran next; -1: unknown."""
     program: str = ""
-    """The process's name then, raw."""
+    """Raw process name at that time."""
     is_exact: bool = True
-    """Whether it began and ended just then; else a tick or a look is all that tells."""
+    """Whether begin and end are exact; otherwise they are known by ticks or polls."""
 
     @property
     def identity(self) -> tuple[int, int, int]:
@@ -60,37 +60,37 @@ class Caught(NamedTuple):
         return self.site.pid, self.site.tid, self.began_ns
 
     def length_ns(self, at_ns: int) -> int:
-        """As far as it had come by then."""
+        """Return its length as of `at_ns`."""
         return max(0, (min(self.ended_ns, at_ns) if self.ended_ns else at_ns) - self.began_ns)
 
 
 class Outlier(NamedTuple):
     at_ns: int
-    """CLOCK_MONOTONIC of the end of the tick in which it was caught."""
+    """CLOCK_MONOTONIC of the end of the tick in which it was found."""
     taken_ns: int
     """CLOCK_REALTIME of the same."""
     rule: str
-    """AUTO, or a trigger's text."""
+    """AUTO, or the text of a trigger."""
     metric: str
-    """One of trigger.METRICS: what `value` and `mark` are of."""
+    """One of trigger.METRICS: what `value` and `mark` measure."""
     category: str
     program: str
     """Raw."""
     value: float
-    """What it came to: ns, threads, or a number a second; of a wait that goes on, when it was caught."""
+    """ns, threads, or a rate per second; for a wait in progress, as of when it was found."""
     mark: float
     usual_ns: int = 0
-    """The 99.9th percentile of that program and category in the minutes before, at most; 0: not known."""
+    """99.9th percentile of that program and category in the minutes before, upper bound; 0: unknown."""
     wait: Caught | None = None
-    """None where it is a tick that was too much."""
+    """None for a tick."""
     after: str = ""
-    """What the thread did at the end of that tick: `running`, or a letter and category of its next wait."""
+    """What the thread did at the end of that tick: `running`, or letter and category of its next wait."""
     was_told: bool = False
-    """It was told before, while it went on, and has ended since."""
+    """It was reported before, while in progress, and has ended since."""
     more: int = 0
-    """Others of its kind in that tick, of which nothing else is kept."""
+    """Others of its kind in that tick, which are only counted."""
     book: Book = Book()
-    """Of what it names, and no more."""
+    """Only what it refers to."""
 
     @property
     def is_going_on(self) -> bool:
@@ -98,22 +98,22 @@ class Outlier(NamedTuple):
 
     @property
     def comm(self) -> str:
-        """Of its thread, raw; the program where it is of none."""
+        """Raw thread name; the program if it is not about one thread."""
         return (self.book.comm(self.wait.site.thread) if self.wait else "") or self.program
 
     @property
     def length_ns(self) -> int:
-        """0: it is no wait."""
+        """0: not a wait."""
         return self.wait.length_ns(self.at_ns if not self.wait.ended_ns else self.wait.ended_ns) if self.wait else 0
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """Those of one kind are told once in APART_NS."""
+        """Those of one kind are reported once in APART_NS."""
         return self.rule, self.program, self.category
 
 
 class Group(NamedTuple):
-    """Outliers of one kind, soon one after the other: a line of the list."""
+    """Outliers of one kind in short succession: one line of the list."""
 
     worst: Outlier
     many: int
@@ -123,7 +123,7 @@ class Group(NamedTuple):
 
 
 def groups(every: Iterable[Outlier]) -> list[Group]:
-    """The newest last, in the order of their first ones. `every`: in the order of time."""
+    """Group outliers, which are in order of time; groups are in the order of their first ones."""
     found: list[Group] = []
     open_: dict[tuple[str, str, str], int] = {}
     for one in every:
@@ -139,18 +139,18 @@ def groups(every: Iterable[Outlier]) -> list[Group]:
 
 
 class Outliers:
-    """The newest ones, in the order of time. One thread adds; any may read."""
+    """The newest outliers in order of time. One thread adds; any thread may read."""
 
     def __init__(self, known: Sequence[Outlier] = (), most: int = MOST_KEPT) -> None:
         self._most = most
         self.dropped = max(0, len(known) - most)
-        """How many there were that are kept no more."""
+        """How many are no longer stored."""
         self.every: tuple[Outlier, ...] = tuple(known[-most:])
-        """Never changes: another one takes its place."""
+        """Immutable; it is replaced."""
         self.version = 0
 
     def add(self, new: Sequence[Outlier]) -> None:
-        """Those of a tick."""
+        """Add the outliers of a tick."""
         if new:
             every = joined([*self.every, *new])
             self.dropped += max(0, len(every) - self._most)
@@ -159,11 +159,11 @@ class Outliers:
 
 
 NO_OUTLIERS = Outliers()
-"""Nobody adds to it."""
+"""Never changes."""
 
 
 def joined(every: Iterable[Outlier]) -> list[Outlier]:
-    """What is told later of a wait that was caught while it went on takes its place."""
+    """Replace waits found in progress by what was reported at their end."""
     found: list[Outlier] = []
     going: dict[tuple[int, int, int], int] = {}
     for one in every:

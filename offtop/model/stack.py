@@ -88,7 +88,7 @@ class Stack(NamedTuple):
 
     @property
     def missing(self) -> str:
-        """User stacks: why callers are missing, and behind which binary's frame; empty where none are."""
+        """User stacks: why callers are missing, and after the frame of which binary; empty if none are."""
         if self.end in (WHOLE, LINKED, ENDED, NOT_PERMITTED) or not self.frames:
             return ""
         return f"{ENDS[self.end]}: {self.frames[-1].file.rpartition('/')[2]}"

@@ -81,7 +81,7 @@ class Table(Mapping[K, V]):
 
     @property
     def rows(self) -> Mapping[K, int]:
-        """Key → row, of those that are present."""
+        """Key → row number, of the rows that are present."""
         if self._rows is None:
             numbers: list[int] = np.flatnonzero(self.present).tolist()
             self._rows = dict(zip(map(self.kind.key, self.ids[self.present].tolist()), numbers, strict=True))

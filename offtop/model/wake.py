@@ -153,7 +153,10 @@ class Wake(NamedTuple):
 
     @property
     def has_waker(self) -> bool:
-        """Whether somebody ended it, known or not: not where nobody asked, it goes on, or was for a CPU alone."""
+        """Whether something ended the wait, known or not.
+
+        False if wakers are not gathered, the wait goes on, or the thread only waited for a CPU.
+        """
         return self.waker not in (STILL_WAITING, NOT_ASKED, CPU_ALONE)
 
     @property
@@ -205,15 +208,15 @@ class Storm(NamedTuple):
 
     @property
     def is_herd(self) -> bool:
-        """Whether most of those who were woken slept again at once: for nothing, or for very little."""
+        """Whether most of the woken threads slept again at once: there was nothing, or very little, to do."""
         return self.storms > 0 and 2 * self.again > self.woken
 
     @property
     def wasted_switches(self) -> int:
-        """Each who slept again at once was switched to, and away from."""
+        """Each thread that slept again at once cost a switch in and a switch out."""
         return 2 * self.again
 
 
 NO_STORM = Storm()
 STORM = 8
-"""How many threads make one: bpf/offcpu.h has it, too."""
+"""How many threads make a storm; the same as in bpf/offcpu.h."""

@@ -45,7 +45,7 @@ class Calls(NamedTuple):
 
     @property
     def running_ns(self) -> int:
-        """All that was not off CPU: what interrupts and hypervisor took is in it."""
+        """All that was not off CPU, including steal and interrupts."""
         return self.total_ns - self.offcpu_ns
 
     def percentile_ns(self, percent: float) -> int:
