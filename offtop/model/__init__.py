@@ -1,1 +1,1 @@
-"""What it means: plain values and pure functions, without I/O, clock or screen."""
+"""The model: plain values and pure functions, without I/O, clock or screen."""

@@ -56,7 +56,7 @@ class Before(NamedTuple):
 
     @property
     def p99_range_ns(self) -> tuple[int, int]:
-        """Of the parts that have one."""
+        """Smallest and largest 99th percentile of the parts that have one."""
         some = [ns for ns in map(_p99_ns, self.parts) if ns]
         return (min(some), max(some)) if some else (0, 0)
 

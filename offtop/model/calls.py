@@ -8,10 +8,10 @@ by name, since numbers differ between machines and a recording may be from anoth
 from collections.abc import Callable, Mapping, Sequence
 
 ARGUMENTS = 6
-"""What a system call has at most."""
+"""Maximum number of arguments of a system call."""
 
 _Shown = Callable[[int], str]
-"""One argument, in words; empty: not worth a word."""
+"""Returns one argument as text; empty if it is not worth showing."""
 
 _FUTEX_OPERATIONS = (
     "WAIT",

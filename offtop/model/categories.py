@@ -70,7 +70,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """The rules, in order, and what there is to say about each category."""
+    """The category rules in order, and the properties of each category."""
 
     ids: tuple[str, ...]
     """In the order of the file."""

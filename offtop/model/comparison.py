@@ -107,7 +107,7 @@ class Comparison:
 
     @property
     def lacks(self) -> str:
-        """Why nothing can be compared of what the list and the tree show; empty where it can."""
+        """Why list and tree cannot be compared; empty if they can."""
         wants_wakers = self._view.lists_wakers or bool(self._view.wakers) or self._view.tree.shape.mode != OFFCPU
         if wants_wakers and not gathers(self.baseline.mode, self._view.mode if self._view.mode != OFFCPU else "wakeup"):
             return "the baseline does not tell who ended waits"
@@ -115,7 +115,7 @@ class Comparison:
 
     @property
     def doubt(self) -> str:
-        """Why some of what changed may be no change; empty where nothing says so."""
+        """Why some changes may be none; empty if nothing speaks for that."""
         if doubt := counted_otherwise(self.baseline, self._now, "the baseline"):
             return doubt
         kinds = ", ".join(f"{count(many)} {kind}" for kind, many in sorted(self.baseline.lost.items()) if many)
@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def waiting(self) -> float:
-        """How much waits in the baseline, of what is shown."""
+        """Average waiting threads in the baseline, of what is shown."""
         return self._categories().whole.waiting
 
     def categories(self) -> Compare:

@@ -114,7 +114,7 @@ Added = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A window by category, and by category and process: small, and all that most screens need."""
+    """Breakdown of a window by category, and by category and process: small, and enough for most screens."""
 
     span_ns: int = 0
     categories: Mapping[Leaf, Part] = field(default_factory=dict[Leaf, Part])

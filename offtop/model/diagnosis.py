@@ -253,8 +253,10 @@ def _functions(frame: Frame, names: Names) -> list[str]:
 
 @cache
 def _plain(name: str) -> str:
-    """Without C++'s parameters and what compilers add: `lock_wait(que_thr_t*)` is `lock_wait`. What stands behind a
-    blank are none: Python's functions are `handle (app.py:12)`."""
+    """Remove C++ parameters and compiler suffixes: `lock_wait(que_thr_t*)` becomes `lock_wait`.
+
+    Parentheses after a blank are kept: Python functions are `handle (app.py:12)`.
+    """
     name = _MARK.sub("", name)
     if not name.endswith((")", ") const")):
         return name

@@ -86,7 +86,7 @@ class Ends(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What it can be found by."""
+        """Texts that a filter matches."""
         return tuple(name for side in self.sides for one in side.processes for name in (one.comm, one.label))
 
     def name(self, kernel: Stack) -> str:

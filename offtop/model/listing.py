@@ -1,4 +1,5 @@
-"""The list: cgroups, processes, threads or pools of threads in order, and what is told of those that can be seen."""
+"""The list: cgroups, processes, threads, pools, wakers, objects or causes in order, with details of the visible
+ones."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -68,38 +69,38 @@ from offtop.model.waking import (
 from offtop.model.window import storms_over
 
 _LOOKED_UP_TICKS = 3
-"""A row whose waits are all short has no place in any tick: not worth looking through sixty for it."""
+"""Rows whose waits are all short have no stack in any tick: more ticks are not worth searching for one."""
 _ROWS = 500
 _EVERY_ROW = 1_000_000
 
 
 class Scene(NamedTuple):
-    """What a picture is made of."""
+    """What a picture is made from."""
 
     view: View
     sieve: Sieve
     over: Sequence[Kept]
-    """The ticks of the span."""
+    """Ticks of the span."""
     moved: Kept | None
     """What moved among them."""
     newest: Kept
-    """The last tick, also where the span is all since the start."""
+    """The last tick, even if the span is everything since the start."""
     ever: Kept | None
-    """All since the start, where that is asked for."""
+    """Everything since the start, if it is needed."""
     cut: Cut
     """What mutes and filters leave of the span."""
     threads: Collection[ThreadKey]
-    """Every one that there is, as far as it ever did anything."""
+    """All threads that have ever done anything."""
     threads_of: Mapping[int, int]
     """pid → how many of these."""
     stuck: Stuck
     """What mutes and filters leave of the waits in progress."""
     comparison: Comparison | None
-    """With what is normal, where that is asked for."""
+    """Comparison with the baseline, if it is on."""
 
     @property
     def scope(self) -> Scope:
-        """What the list is about."""
+        """Which waits the list covers."""
         return self.view.scope._replace(tid=None)
 
     @property
@@ -110,16 +111,16 @@ class Scene(NamedTuple):
 class Listed(NamedTuple):
     rows: Ranking
     cursor: int
-    """Which of the rows the keys are on."""
+    """Row under the cursor."""
     first: int
-    """Which of them is the first on the screen."""
+    """First row on the screen."""
 
 
 NOTHING_LISTED = Listed(Ranking(), 0, 0)
 
 
 class Listing:
-    """Makes one list after the other; keeps nothing but what makes the next one cheap."""
+    """Makes the list of a picture; caches only what makes the next one cheap."""
 
     def __init__(self, history: History, sums: Sums, seconds: Seconds, diagnoser: Diagnoser) -> None:
         self._history, self._sums, self._seconds = history, sums, seconds
@@ -128,7 +129,7 @@ class Listing:
         self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
 
     def of(self, scene: Scene, room: int) -> Listed:
-        """`room`: how many rows can be seen, the one included that sums up the rest."""
+        """Return the list; `room` is the number of visible rows, including the one that sums up the rest."""
         view = scene.view
         made = self._folded(scene) if view.lists_threads else UNFOLDED
         rows = self._rows(scene, made)
@@ -146,7 +147,7 @@ class Listing:
         return Listed(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
 
     def _with_rules(self, seen: Sequence[Row], scene: Scene, made: Folding) -> list[Row]:
-        """Rows told what the place is for where each waited."""
+        """Add to each row the rule for the place where it waited."""
         if not scene.view.lists_sleepers:
             return [*seen]
         short = self._short(scene, made)
@@ -158,13 +159,15 @@ class Listing:
         ]
 
     def _rule(self, row: Row, book: Book, is_short: bool) -> Rule | None:
-        """Of what many of them wait for, if it is known by now where that is; else of where it waited longest, but for
-        one that `is_short`: most of its waits have no place, and a few long ones do not tell of them."""
+        """Return the rule for what many of its threads wait for, otherwise for where it waited longest.
+
+        There is none if most of its time is short (`is_short`): a few long waits do not represent it.
+        """
         of_convoy = self._diagnoser.rule_of(row.convoy.site, book) if row.convoy.waiting else None
         return of_convoy or (None if is_short else self._diagnoser.rule_of(row.top, book))
 
     def _short(self, scene: Scene, made: Folding) -> Mapping[Key, Added]:
-        """What of each row were waits below the minimum."""
+        """Return the time of each row in waits below the minimum."""
         sieve, scope = scene.sieve, scene.scope
         if not scope.holds(Leaf(SHORT)):
             return {}
@@ -247,7 +250,7 @@ class Listing:
         )
 
     def _wakes(self, scene: Scene, order: Order) -> Ranking:
-        """Of wakers, of what is waited on, or for."""
+        """List wakers, objects or causes."""
         view, sieve, scope, book = scene.view, scene.sieve, scene.view.scope, scene.book
         about = (sieve, scope)
         ticks = scene.over, scene.moved
@@ -277,7 +280,7 @@ class Listing:
         return _grouped(waited, order, lambda *site: reasons[site], scene.view.cursor, last={NO_REASON, BELOW_REASON})
 
     def _folded(self, scene: Scene) -> Folding:
-        """Which threads of the list stand together."""
+        """Return which threads of the list are shown as pools."""
         view, pin = scene.view, _pinned_thread(scene.view)
         if view.unfolded or view.pool is not None or view.thread is not None:
             return UNFOLDED
@@ -285,12 +288,12 @@ class Listing:
         if known is None or known[0] is not scene.threads or known[1] != key:  # other names come with other threads
             those = sorted(one for one in scene.threads if one != pin and view.pid in (None, one.pid))
             made = folding(those, scene.book)
-            says_nothing = view.pid is not None and [*made.sizes.values()] == [len(those)]  # a list of one row
+            says_nothing = view.pid is not None and [*made.sizes.values()] == [len(those)]  # one row
             known = self._folding = scene.threads, key, UNFOLDED if says_nothing else made
         return known[2]
 
     def _with_convoys(self, seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row]:
-        """Rows of many threads told how many of these wait for the same thing, at the end of the newest tick."""
+        """Add to rows of many threads how many of these wait for the same thing at the end of the newest tick."""
         newest = scene.newest
         sizes = {
             row.key: row.threads for row in seen if isinstance(row.key, int | Pool) and row.threads >= LEAST_CONVOY
@@ -309,7 +312,7 @@ class Listing:
     def _found_convoys(
         self, scene: Scene, made: Folding, sizes: Mapping[int | Pool, int]
     ) -> Mapping[int | Pool, Convoy]:
-        """`sizes`: of whom, and how many threads each has."""
+        """`sizes`: key → how many threads it has."""
         newest, is_of_threads = scene.newest, scene.view.lists_threads
         pids = {key.pid if isinstance(key, Pool) else key for key in sizes}
         at_once = scene.sieve.stuck(self._history.stuck(newest, pids), newest).in_scope(scene.scope)
@@ -322,22 +325,22 @@ class Listing:
 
 
 def _storms(scene: Scene, rows: Ranking) -> list[Row]:
-    """Of those wakers that have rows."""
+    """Return rows of storms, for wakers that have rows."""
     key_of = waker_of(scene.book, scene.view.lists_waking_threads)
     storms = storms_of_rows(storms_over(tick.facts for tick in scene.over), rows, key_of)
     return storm_rows(storms, sum(tick.span_ns for tick in scene.over))
 
 
 class _Waited(NamedTuple):
-    """What was waited in a scope, by wakes or sites."""
+    """Time of waits in a scope, by wake or site."""
 
     table: Mapping[tuple[int, ...], Added]
     ready: Mapping[tuple[int, ...], Added]
-    """The run queue that followed."""
+    """Run-queue time that followed."""
     ever: Mapping[tuple[int, ...], Added] | None
     span_ns: int
     ages: Mapping[tuple[int, ...], Age]
-    """Of the waits that go on, the oldest of each wake or site; the oldest first."""
+    """The oldest wait in progress of each wake or site, oldest first."""
 
 
 def _grouped(
@@ -373,7 +376,7 @@ def _pinned_thread(view: View) -> ThreadKey | None:
 
 
 def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, diagnoser: Diagnoser) -> Sequence[Row]:
-    """Rows told where they waited, looked up in the newest of the last ticks that knows."""
+    """Add to each row where it waited longest, from the newest of the last ticks that has it."""
     sieve, scope, view = scene.sieve, scene.scope, scene.view
     if not view.lists_sleepers:
         return _with_top_wakes(seen, scene, diagnoser)
@@ -405,7 +408,7 @@ def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, diagnoser: Diag
 
 
 def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: Diagnoser) -> Sequence[Row]:
-    """The same of wakers, and of what is waited on, or for."""
+    """Do the same for wakers, objects and causes."""
     view, found = scene.view, dict[Key, SiteKey]()
     for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
         if all(row.key in found for row in seen):
@@ -429,7 +432,7 @@ def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: Diagnoser) -> 
 
 
 def _tops_of_pools(whose: Collection[Pool], some: Shares, made: Folding) -> dict[Pool, SiteKey]:
-    """Where the threads of each waited most, in the window of `some`."""
+    """Return where the threads of each pool waited most, in the window of `some`."""
     pools = [*whose]
     number = {pool: n for n, pool in enumerate(pools)}
     _, first, which = np.unique(thread_codes(some.ids), return_index=True, return_inverse=True)
@@ -440,7 +443,7 @@ def _tops_of_pools(whose: Collection[Pool], some: Shares, made: Folding) -> dict
 
 
 def _tops_of_reasons(whose: Collection[Key], some: Shares, book: Book, diagnoser: Diagnoser) -> dict[Key, SiteKey]:
-    """Where most of the time of each was waited."""
+    """Return where most time of each cause was spent."""
     reasons = [one for one in whose if isinstance(one, Reason)]
     number_of = {reason: number for number, reason in enumerate(reasons)}
     sites, which = sites_of(some)

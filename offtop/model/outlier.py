@@ -56,7 +56,7 @@ class Caught(NamedTuple):
 
     @property
     def identity(self) -> tuple[int, int, int]:
-        """No other wait has it."""
+        """Unique to the wait."""
         return self.site.pid, self.site.tid, self.began_ns
 
     def length_ns(self, at_ns: int) -> int:

@@ -1,4 +1,4 @@
-"""An outlier in words. Raw: escape it before it is shown."""
+"""Outliers as text. Raw: escape it before it is shown."""
 
 from offtop.model import where
 from offtop.model.outlier import AUTO, Outlier
@@ -9,7 +9,7 @@ from offtop.units import duration
 
 
 def who(one: Outlier) -> str:
-    """`worker-3(4250) of mysqld(4242)`; the program where it is about no one thread."""
+    """Return `worker-3(4250) of mysqld(4242)`; the program if it is not about one thread."""
     if one.wait is None:
         return one.program
     site = one.wait.site
@@ -18,23 +18,23 @@ def who(one: Outlier) -> str:
 
 
 def how_much(one: Outlier) -> str:
-    """`1.84s`, `>1.84s` of a wait that goes on."""
+    """Return `1.84s`, or `>1.84s` for a wait in progress."""
     return f"{'>' if one.is_going_on else ''}{value_told(one.metric, one.value)}"
 
 
 def against(one: Outlier) -> str:
-    """What it is too much against."""
+    """Return the threshold that it exceeds: the trigger, or what is usual."""
     if one.rule != AUTO:
         return one.rule
     return f"usually <={duration(one.usual_ns)}" if one.usual_ns else AUTO
 
 
 def place(one: Outlier, names: Names) -> str:
-    """Where it waited, and who ended that; nothing where it is no wait."""
+    """Return where it waited and what ended the wait; empty if it is not a wait."""
     return where.of_sleeper(one.book, one.wait.site, names) if one.wait else ""
 
 
 def in_line(one: Outlier, names: Names) -> str:
-    """All of that: `1.84s lock, usually <=12ms: worker-3(4250) of mysqld(4242): futex_wait < …`"""
+    """Return all of it in one line: `1.84s lock, usually <=12ms: worker-3(4250) of mysqld(4242): futex_wait < …`."""
     said = ": ".join(filter(None, (who(one), place(one, names))))
     return f"{how_much(one)} {one.category or 'in all'}, {against(one)}{f': {said}' if said else ''}"

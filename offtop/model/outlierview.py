@@ -1,4 +1,4 @@
-"""What of the outliers is on the screen: the list, newest first, and where the keys are in it."""
+"""The outliers on the screen: groups, newest first, and the cursor."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,26 +8,26 @@ from offtop.model.outlier import Group, Outliers, groups
 from offtop.units import NS_PER_S
 
 MARKED_NS = 60 * NS_PER_S
-"""For so long a row is marked of which something was caught."""
+"""How long a row stays marked after an outlier."""
 Which = tuple[int, str, str, str]
-"""What a group is known by: when its first was caught, and its kind."""
+"""Identity of a group: time of its first outlier, and its kind."""
 
 
 class OutliersPicture(NamedTuple):
     groups: Sequence[Group] = ()
-    """The newest first."""
+    """Newest first."""
     cursor: int = 0
-    """Which of them the keys are on."""
+    """Group under the cursor."""
     first: int = 0
-    """Which of them is the first on the screen."""
+    """First group on the screen."""
     dropped: int = 0
-    """How many there were that are kept no more."""
+    """How many outliers are no longer stored."""
     marked: frozenset[int | ThreadKey] = frozenset()
-    """Processes and threads of which something was caught in the last minute."""
+    """Processes and threads with an outlier in the last minute."""
 
 
 class Listed:
-    """Makes one after the other; groups are made anew only when there are others."""
+    """Makes the list of groups; rebuilds it only when there are new outliers."""
 
     def __init__(self, outliers: Outliers) -> None:
         self._outliers = outliers
@@ -35,14 +35,14 @@ class Listed:
 
     @property
     def every(self) -> Sequence[Group]:
-        """In the order of time."""
+        """In order of time."""
         every = self._outliers.every
         if self._made[0] is not every:
             self._made = every, groups(every)
         return self._made[1]
 
     def of(self, at_ns: int, cursor: Which | None, lines: int) -> OutliersPicture:
-        """As it stands, with what is marked at the tick of `at_ns`."""
+        """Return the list, with the marks as of the tick at `at_ns`."""
         every = self.every[::-1]
         on = next((row for row, one in enumerate(every) if which(one) == cursor), 0)
         first = min(max(0, on - lines // 2), max(0, len(every) - lines))

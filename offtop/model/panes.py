@@ -1,4 +1,4 @@
-"""What keys do within a pane: the next View of the tree, the icicle, what is stuck, and the outliers."""
+"""What keys do in a pane: return the next View of the tree, the icicle, the waits in progress or the outliers."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,7 +28,7 @@ from offtop.model.view import (
 
 
 def tree_or_list(view: View) -> View:
-    """The tree of the selection, or back to its list."""
+    """Open the tree of the selection, or return to its list."""
     if view.focus in (TREE, SITE):
         if view.drilled == "wakers" and view.is_at_waker:
             return out_of_waker(view)
@@ -44,7 +44,7 @@ def flame_or_not(view: View) -> View:
 
 
 def stuck_or_not(view: View) -> View:
-    """The list of what is stuck now, or back to where the keys were."""
+    """Open the list of waits in progress, or return to the previous pane."""
     if view.focus == STUCK:
         return waiting(view)
     view = replace(view, came_from=_came_from(view))
@@ -52,7 +52,7 @@ def stuck_or_not(view: View) -> View:
 
 
 def outliers_or_not(view: View) -> View:
-    """The list of what was caught, or back to where the keys were."""
+    """Open the list of outliers, or return to the previous pane."""
     if view.focus == OUTLIERS:
         return waiting(view)
     view = replace(view, came_from=_came_from(view))
@@ -60,27 +60,27 @@ def outliers_or_not(view: View) -> View:
 
 
 def _came_from(view: View) -> str:
-    """Where the keys are, or were before a pane that has the whole screen."""
+    """Return the focused pane, or the one before a pane that has the whole screen."""
     return TREE if view.focus == SITE else view.came_from if view.focus in WHOLE_SCREEN else view.focus
 
 
 def at_outlier(view: View, one: Which) -> View:
-    """The cursor of what was caught moved."""
+    """Move the cursor of the outliers."""
     return replace(view, focus=OUTLIERS, came_from=_came_from(view), zoomed=False, outliers=OutliersView(one))
 
 
 def catching(view: View, triggers: tuple[str, ...]) -> View:
-    """What is caught from now on."""
+    """Set the triggers."""
     return replace(view, triggers=triggers)
 
 
 def outlier_opened(view: View, scrolled: int = 0) -> View:
-    """What is under the cursor in full, so many lines of it above the screen."""
+    """Open the outlier under the cursor; `scrolled` lines of it are above the screen."""
     return replace(view, outliers=replace(view.outliers, opened=True, scrolled=scrolled))
 
 
 def around_outlier(view: View, one: Which, key: ThreadKey | None, category: str) -> View:
-    """All panes about the thread that it was of."""
+    """Select the outlier's thread in all panes."""
     view = replace(waiting(view), outliers=OutliersView(one), category=category)
     if key is None:
         return about(view, thread=None, pid=None, pool=None, cursor=None, focus=CATEGORIES)
@@ -89,7 +89,7 @@ def around_outlier(view: View, one: Which, key: ThreadKey | None, category: str)
 
 
 def waiting(view: View) -> View:
-    """Off-CPU time, which is what all other panes show."""
+    """Return from waits in progress or outliers to the panes of off-CPU time."""
     if view.focus not in (STUCK, OUTLIERS):
         return view
     return replace(
@@ -101,22 +101,22 @@ def waiting(view: View) -> View:
 
 
 def at_stuck(view: View, key: ThreadKey) -> View:
-    """The cursor of what is stuck moved."""
+    """Move the cursor of the waits in progress."""
     return replace(view, focus=STUCK, stuck=replace(view.stuck, cursor=key, scrolled=0))
 
 
 def stuck_opened(view: View, scrolled: int = 0) -> View:
-    """The wait under the cursor in full, so many lines of it above the screen."""
+    """Open the wait under the cursor; `scrolled` lines of it are above the screen."""
     return replace(view, stuck=replace(view.stuck, opened=True, scrolled=scrolled))
 
 
 def at_box(view: View, path: Path) -> View:
-    """The cursor of the icicle moved."""
+    """Move the cursor of the icicle."""
     return replace(view, flame=replace(view.flame, cursor=path))
 
 
 def zoomed_in(view: View, path: Path) -> View:
-    """The icicle of that box alone."""
+    """Zoom the icicle into that box."""
     return replace(view, flame=FlameView(path, path))
 
 
@@ -125,12 +125,12 @@ def scrolled_to(view: View, line: int) -> View:
 
 
 def zoomed_or_not(view: View) -> View:
-    """Some have the whole screen as it is."""
+    """Zoom the focused pane, or not; some have the whole screen already."""
     return replace(view, zoomed=not view.zoomed and view.focus not in WHOLE_SCREEN)
 
 
 def shaped(view: View, shape: Shape) -> View:
-    """The tree in another shape: its paths are others, so that nothing stays open."""
+    """Give the tree another shape. Its paths change, so nothing stays open."""
     focus = TREE if view.focus == SITE else view.focus
     return replace(view, tree=TreeView(shape), flame=FlameView(), path=(), focus=focus)
 
@@ -140,7 +140,7 @@ def inverted(view: View) -> View:
 
 
 def only_frames(view: View, frames: str) -> View:
-    """Only those of the kernel or of the user, or both again."""
+    """Show only kernel or only user frames, or both again."""
     return shaped(view, view.tree.shape._replace(frames="both" if view.tree.shape.frames == frames else frames))
 
 
@@ -153,7 +153,7 @@ def by_object_or_not(view: View) -> View:
 
 
 def at_branch(view: View, path: Path, line: int) -> View:
-    """The cursor of the tree moved to `path`, on that line of the pane."""
+    """Move the cursor of the tree to `path`, on that line of the pane."""
     return replace(view, tree=replace(view.tree, cursor=path, line=line))
 
 
@@ -172,7 +172,7 @@ def all_opened(view: View, paths: Iterable[Path]) -> View:
 
 
 def grown(view: View, large: Iterable[Path]) -> View:
-    """Branches that became large open by themselves, unless they were closed by hand."""
+    """Open branches that have become large, unless the user closed them."""
     more = frozenset(path for path in large if not any(path[: len(shut)] == shut for shut in view.tree.closed))
     if more <= view.tree.opened:
         return view

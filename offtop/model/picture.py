@@ -1,4 +1,4 @@
-"""A Picture is all that the screen shows of a History under a View: numbers and names, not yet words."""
+"""Picture: everything the screen shows of a History in a View, as numbers and names."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -57,30 +57,30 @@ from offtop.model.within import Calls
 from offtop.units import NS_PER_S
 
 Series = tuple[float | None, ...]
-"""Average waiting threads in cells of time, the latest last; None where nothing was measured."""
+"""Average waiting threads in cells of time, the latest last; None if nothing was measured."""
 
 LONGEST_ROLLING_NS = 60 * NS_PER_S
 _RECENT_NS = 10 * NS_PER_S
 _OF_WHO = ("PID", "NAME")
-"""Sorts that say nothing of a category. Those keep their order when the list is turned round, too."""
+"""Sorts that do not apply to categories. Categories then keep their order, even if the list is reversed."""
 _FLAME_NS = 2 * NS_PER_S
-"""While live, boxes move this often at most."""
+"""Minimum time between two updates of the icicle, while live."""
 _LEAST_BESIDE_ACCOUNT = 6
-"""Rows of a list that has room for an account above it, too."""
+"""The account is shown above the list if the list has at least so many rows."""
 _SMALL_BRANCH = 200
-"""Branches with less than this part of the whole are summed up: 0.5 %."""
+"""Branches below this fraction of the total (1/n, 0.5 %) are summed up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much the screen has room for; 0: not shown."""
+    """Space on the screen; 0: not shown."""
 
     rows: int = 7
-    """Rows of the list whose place is looked up: those that can be seen at once."""
+    """Visible rows of the list, for which places are looked up."""
     tree: int = 0
     """Lines."""
     stuck: int = 0
-    """Lines of the list of what is stuck, or was caught."""
+    """Lines of the list of waits in progress, or of outliers."""
     site: int = 0
     """Places."""
     flame: tuple[int, int] = (0, 0)
@@ -101,28 +101,28 @@ class TreePicture:
     root: Node
     branches: Sequence[Branch] = ()
     cursor: int = 0
-    """Which of the branches the keys are on."""
+    """Branch under the cursor."""
     first: int = 0
-    """Which of them is the first on the screen."""
+    """First branch on the screen."""
     nameless: Nameless = NO_NAMELESS
     now: Mapping[Path, Age] = field(default_factory=dict[Path, Age])
-    """Of each path, the oldest wait in progress that stands there."""
+    """Path → the oldest wait in progress there."""
     before: Mapping[Path, Before] = field(default_factory=dict[Path, Before])
-    """Of the lines on the screen, what they are compared with."""
+    """Baseline values of the visible lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class StuckPicture:
     shown: Stuck
-    """The waits in progress of the selection, the oldest first."""
+    """Waits in progress of the selection, oldest first."""
     cursor: int = 0
-    """Which of them the keys are on."""
+    """Wait under the cursor."""
     first: int = 0
-    """Which of them is the first on the screen."""
+    """First wait on the screen."""
     hidden: Stuck = Stuck(0)
-    """Those that look idle, and are not shown."""
+    """Idle waits, which are not shown."""
     rules: Mapping[int, Rule | None] = field(default_factory=dict[int, Rule | None])
-    """What rules say of those that there is room for; where something is searched, of all."""
+    """Row → its rule, for visible rows; during a search for all."""
 
     def rule(self, row: int) -> Rule | None:
         return self.rules.get(row)
@@ -131,99 +131,100 @@ class StuckPicture:
 @dataclass(frozen=True, slots=True)
 class Picture:
     view: View
-    """With the branches open that opened by themselves."""
+    """With the branches that opened by themselves."""
     newest: Kept
-    """The latest tick of it."""
+    """The latest tick shown."""
     behind_ns: int
-    """How long before the latest reading that was: 0 but while paused."""
+    """Time between that tick and the latest snapshot; 0 unless paused."""
     span_ns: int
-    """Measured; what the rows are over."""
+    """Measured length of the span that the rows cover."""
     shown: Part
-    """Of all that waits: what is neither idle-looking and hidden, nor muted."""
+    """All waits that are neither muted nor idle and hidden."""
     ready_ns: int
-    """The run-queue part of `shown`."""
+    """Run-queue part of `shown`."""
     hidden_ns: int
-    """Idle-looking, and not shown."""
+    """Idle and hidden."""
     muted_ns: int
     filtered_ns: int
-    """Left out by --max and --state."""
+    """Excluded by --max and --state."""
     other_ns: int
-    """The part of `shown` that no rule knows."""
+    """Part of `shown` that no category rule matches."""
     passing_ns: int
-    """The part of `shown` that passes the person's filter."""
+    """Part of `shown` that passes the user's filter."""
     idle_passing_ns: int
-    """What passes it beside that, hidden because it looks idle."""
+    """Idle time that passes it and is hidden."""
     over: Sequence[Kept]
-    """The ticks of the span."""
+    """Ticks of the span."""
     threads_of: Mapping[int, int]
-    """pid → how many threads of it ever waited; none of a process that ended."""
+    """pid → how many of its threads have ever waited; without processes that exited."""
     lost: Mapping[str, int]
     """Over the span, by kind."""
     calls: Calls
-    """Over the span, of the function that --within names."""
+    """Calls of the --within function over the span."""
     sampling: Sampling | None
-    """Over the span; None: every wait was seen."""
+    """Over the span; None: every wait was recorded."""
     switches_per_s: float
-    """Of the machine, over the span, or the last 10 s where that is all since the start; negative: not known."""
+    """Context switches of the machine over the span, or the last 10 s if the span is everything since the start;
+    negative: unknown."""
     book: Book
     categories: Ranking
     sparks: Mapping[str, Series]
-    """Of each category, over the last minute; of all of them under cut.ALL."""
+    """Of each category over the last minute; cut.ALL for all of them."""
     rows: Ranking
-    """The list: cgroups, processes or threads."""
+    """The list: cgroups, processes, threads and so on."""
     cursor_row: int
-    """Which of its rows the keys are on."""
+    """Row under the cursor."""
     first_row: int
-    """Which of its rows is the first on the screen."""
+    """First row on the screen."""
     tree: TreePicture | None
     places: Ranking
-    """Of the chosen branch: the whole stacks that go through it."""
+    """Complete stacks through the chosen branch."""
     stuck: StuckPicture
     outliers: OutliersPicture
     account: AccountPicture | None
-    """Of what was drilled into."""
+    """Of the selected process, pool or thread."""
     account_lines: int
-    """How many lines the list has for it."""
+    """How many lines of the list it takes."""
     unexplained_pct: float
-    """Of the CPUs' time in the newest tick: what no thread has, nor interrupts, nor the hypervisor."""
+    """CPU time of the newest tick that neither threads nor interrupts nor steal account for."""
     oldest: Age
-    """Of all that is shown."""
+    """Oldest wait of everything shown."""
     gathered: bool
-    """Whether what the mode shows was gathered in the newest tick; else there is no list, no tree and no icicle."""
+    """Whether the newest tick has what the mode shows; if not, there is no list, tree or icicle."""
     flame: Icicle | None
     flame_span_ns: int
-    """What the icicle is over: it may be older than the rest."""
+    """Span of the icicle, which may be older than the rest."""
     flame_before: Mapping[Path, Before]
-    """What its boxes are compared with."""
+    """Baseline values of its boxes."""
     uncompared: str
-    """Why what is asked for is not compared, in list and tree; empty where it is."""
+    """Why list and tree are not compared; empty if they are."""
     doubt: str
-    """Why some of what changed may be no change."""
+    """Why some changes may be none."""
     diagnosis: Sequence[Told]
-    """What rules say of the selection, most time first."""
+    """Causes of the selection, most time first."""
     unanswered: Mapping[Object, int]
-    """Of what rules would tell who is there, if it were known; and a process that waits on each."""
+    """Objects for which a rule would name the peer if it were known → a process that waits on each."""
     sites: Mapping[tuple[int, ...], Added]
     """The selection by sites (cut.by_site)."""
     latency: Part
-    """Of the selection; where wakers are gathered without the run queue, as list, tree and icicle are."""
+    """Of the selection; without run-queue time if wakers are shown, as in list, tree and icicle."""
     heat: Heat | None
     timeline: Series
     timeline_end_ns: int
-    """CLOCK_MONOTONIC that its last cell holds: of a held picture what came after it is shown, too."""
+    """CLOCK_MONOTONIC contained in its last cell. If paused, the timeline also shows later ticks."""
 
     @property
     def subject(self) -> Key | None:
-        """The process or thread that tree, latency and timeline are about; None: all of the category."""
+        """Process or thread that tree, latency and timeline show; None: all of the category."""
         return self.view.thread or self.view.pid
 
 
 def series(
     ticks: Sequence[Kept], cells: int, cell_ns: int, end_ns: int, waiting_ns: Callable[[Kept], int | None]
 ) -> Series:
-    """The average of `waiting_ns` in `cells` cells, the last holding `end_ns`; None: not known yet.
+    """Average `waiting_ns` in `cells` cells, the last of which contains `end_ns`; None if not known yet.
 
-    Cells begin at multiples of `cell_ns`, so that what is drawn moves a whole cell at a time and does not shimmer.
+    Cells begin at multiples of `cell_ns`, so that the picture moves by whole cells and does not flicker.
     """
     newest = (end_ns - 1) // cell_ns
     sums: dict[int, tuple[int, int]] = {}
@@ -242,7 +243,7 @@ class _Everyone(NamedTuple):
 
 
 class _Still:
-    """What a paused view goes on showing, though History may forget it."""
+    """What a paused view keeps, since History may drop it."""
 
     def __init__(self, history: History, at_ns: int, mode: str) -> None:
         self.at_ns = at_ns
@@ -256,15 +257,18 @@ class _Still:
             self._since_start[mode] = history.since_start(mode)
 
     def since_start(self, mode: str) -> Kept | None:
-        """Of an earlier tick, and in another mode than it was held in, only as far back as the history goes, and made
-        when it is asked for."""
+        """Return everything since the start up to the paused tick.
+
+        For an earlier tick, and for another mode than the one it was paused in, it is only as much as History has, and
+        built on request.
+        """
         if mode not in self._since_start:
             self._since_start[mode] = self._history.until(self.at_ns, mode)
         return self._since_start[mode]
 
 
 class Pictures:
-    """Makes one picture after the other of a history; keeps nothing but what makes the next one cheap."""
+    """Makes pictures of a history; caches only what makes the next one cheap."""
 
     def __init__(
         self,
@@ -275,7 +279,7 @@ class Pictures:
         *,
         goes_on: bool = True,
     ) -> None:
-        """`goes_on`: whether one tick follows the other for ever: what becomes known may wait for a later one."""
+        """`goes_on`: more ticks will follow, so that what is found out late may wait for one of them."""
         self._history = history
         self._goes_on = goes_on
         self._outliers = Listed(outliers)
@@ -297,7 +301,7 @@ class Pictures:
         self._compared: Comparison | None = None
 
     def of(self, view: View, room: Room) -> Picture | None:
-        """None while there is no tick yet."""
+        """Return the picture; None while there is no tick yet."""
         self._stop_or_go_on(view)
         minute = self._still.ticks if self._still else self._history.last(LONGEST_ROLLING_NS)
         if not minute:
@@ -306,7 +310,7 @@ class Pictures:
         newest = minute[-1]
         gathered = gathers(newest.facts.mode, view.mode)
         over = [ever] if ever and view.span_ns == SINCE_START else last_alike(minute, view.span_ns, view.mode)
-        # Nobody counts switches since the start.
+        # switches since the start are not counted
         recent = last_alike(minute, _RECENT_NS, OFFCPU) if over[0] is ever else over
         sieve = self._sieve_of(view, newest)
         sieve.forget(self._history.oldest, minute[0])
@@ -404,7 +408,7 @@ class Pictures:
         )
 
     def selected(self, picture: Picture) -> tuple[Window, Shares]:
-        """All that the picture is over as one, and what of it the selection has."""
+        """Return everything the picture covers as one window, and the selection's part of it."""
         view = picture.view
         whole = Kept.of(merge([tick.window for tick in picture.over]), picture.newest.idle)
         sieve = self._sieve_of(view, picture.newest)
@@ -427,7 +431,7 @@ class Pictures:
             self._still = _Still(self._history, view.paused_at_ns, view.mode)
 
     def _all_of_selection(self, view: View, sieve: Sieve, over: Sequence[Kept], chosen: Parts) -> Parts:
-        """What fell to what was drilled into, filters and mutes apart."""
+        """Return the time of the selected process or thread by leaf, without filters and mutes."""
         own = (of_pool(view.pool),) if view.pool else ()
         selection = sieve.selection._replace(filters=own, muted=(), path=())
         if view.subject_ids[0] is None or selection == sieve.selection:
@@ -474,7 +478,7 @@ class Pictures:
         return replace(some, rules={row: self._diagnoser.rule_of(some.shown.waits[row].place, book) for row in rows})
 
     def _stuck_of(self, sieve: Sieve, newest: Kept) -> Stuck:
-        """What passes the sieve of what is stuck at the end of a tick."""
+        """Return the waits in progress at the end of a tick that pass mutes and filters."""
         key = (sieve, newest.number, newest.at_ns)
         if self._stuck is None or self._stuck[0] != key:
             self._stuck = key, sieve.stuck(self._history.stuck(newest), newest)
@@ -483,7 +487,7 @@ class Pictures:
     def _stacks(
         self, view: View, room: Room, scene: Scene, of_selection: Stuck
     ) -> tuple[View, TreePicture | None, Ranking, Icicle | None]:
-        """The tree, the places of the chosen branch, and the icicle, as far as there is room for them."""
+        """Return the tree, the places of the chosen branch, and the icicle, as far as there is room."""
         tree, places, flame = None, Ranking(), None
         sieve, over = scene.sieve, scene.over
         if not (room.tree or room.site or room.flame[0]):
@@ -532,7 +536,7 @@ class Pictures:
         return self._steps[1].of
 
     def _with_sites(self, places: Ranking, scene: Scene, places_of: Callable[[Ints], Ints]) -> Ranking:
-        """Places told of whom, and on what, most of it is, and what rules say of that."""
+        """Add to each place the process and object with most of its time, and the rule for that."""
         if scene.view.tree.shape.mode == WAKEUP:
             return places
         queued = self._queued(scene, places_of)
@@ -555,7 +559,7 @@ class Pictures:
         return places._replace(rows=tuple(map(told, places.rows)))
 
     def _queued(self, scene: Scene, places_of: Callable[[Ints], Ints]) -> Mapping[tuple[int, ...], Added]:
-        """How much of each place was in the run queue."""
+        """Return the run-queue time of each place."""
         sieve, scope = scene.sieve, scene.view.scope
         if not scope.holds(Leaf(RUN_QUEUE)):
             return {}
@@ -567,21 +571,22 @@ class Pictures:
         )
 
     def _sites(self, scene: Scene) -> Mapping[tuple[int, ...], Added]:
-        """What fell to each of cut.sites_of in the selection."""
+        """Return the time of the selection by cut.sites_of."""
         sieve, scope = scene.sieve, scene.view.scope
         return self._sums.of(
             "sites", (sieve, scope), lambda tick: by_site(sieve.shares(tick), scope), scene.over, scene.moved
         )
 
     def _timeline_end_ns(self, view: View, room: Room, newest: Kept) -> int:
-        """Live, that is now; of a held picture, too, as long as it does not come to the left of the middle."""
+        """Return the end of the timeline: now, or if paused at most so late that the paused tick stays in its right
+        half."""
         last = self._history.newest
         if view.paused_at_ns is None or last is None:
             return newest.at_ns
         return max(newest.at_ns, min(last.at_ns, newest.at_ns + room.timeline_cells * room.timeline_cell_ns // 2))
 
     def _past(self, room: Room, newest: Kept, end_ns: int, sieve: Sieve) -> dict[int, Parts]:
-        """What fell to the selection in each tick that timeline and heat map show, as far as it is known by now."""
+        """Return the selection's time in each tick of timeline and heat map, as far as it is known by now."""
         timeline_ns = room.timeline_cells * room.timeline_cell_ns
         heat_ns = room.heat[0] * room.heat_cell_ns + end_ns - newest.at_ns
         return sieve.parts_of(self._history.last(max(timeline_ns, heat_ns), end_ns))
@@ -594,7 +599,7 @@ class Pictures:
 
 
 def _tree_picture(view: View, root: Node, lines: int, was: Trees | None) -> tuple[View, TreePicture]:
-    """The tree as the view has it open, with what is large opened by itself, and behind it what was in the baseline."""
+    """Open large branches and return the lines of the tree, followed by those only in the baseline."""
     view = panes.grown(view, trees.opened_by_share(root))
     branches = trees.flatten(root, view.tree.opened, root.part[1] // _SMALL_BRANCH)
     branches += was.gone(root) if was else []
@@ -615,13 +620,13 @@ def _before_of_boxes(flame: Icicle | None, comparison: Comparison | None) -> Map
 def _ages_of_paths(
     some: Stuck, scope: Scope, path_of: Callable[[tuple[int, ...]], Path], places: Callable[[Ints], Ints]
 ) -> Mapping[Path, Age]:
-    """Of each branch of a tree, also those that nobody sees."""
+    """Return the oldest wait of each branch of a tree, including closed ones."""
     ages: dict[Path, Age] = {}
-    for place, age in stuck.by_place(some.in_scope(scope), places).items():  # the oldest first
+    for place, age in stuck.by_place(some.in_scope(scope), places).items():  # oldest first
         path = path_of(place) or (NO_FRAMES,)
         for end in range(len(path), 0, -1):
             if path[:end] in ages:
-                break  # so are those above it
+                break  # those above have one, too
             ages[path[:end]] = age
     return ages
 
@@ -653,7 +658,7 @@ def _sums_of(every: Iterable[Parts]) -> dict[Leaf, Part]:
 
 
 def _by_category(parts: Parts, idle_shown: bool) -> dict[str, Part]:
-    """Category → its time, its idle-looking part left out unless `idle_shown`; what is filtered is none."""
+    """Return category → time, without idle time unless `idle_shown`, and without filtered time."""
     sums: dict[str, Part] = {}
     for leaf, part in parts.items():
         if (idle_shown or not leaf.idle) and leaf.category != FILTERED:
@@ -667,7 +672,7 @@ def _idle(parts: Parts) -> Part:
 
 
 def _in_category(parts: Parts, view: View) -> Part:
-    """What the view shows of `parts`, in its category."""
+    """Return the time of the view's category in `parts`."""
     return total(_in(parts, view.category, view.idle_shown))
 
 
@@ -696,8 +701,7 @@ def _sparks(
 
 
 def last_alike(minute: Sequence[Kept], span_ns: int, mode: str) -> Sequence[Kept]:
-    """As History.last, of ticks that are at hand; back to where the kernel began to count what it counts now, and to
-    gather what the mode shows."""
+    """Select ticks as History.last does, back to where filters or mode were different."""
 
     def same(tick: Kept) -> tuple[Filters, bool]:
         return _counted(tick), gathers(tick.facts.mode, mode)
@@ -709,17 +713,17 @@ def last_alike(minute: Sequence[Kept], span_ns: int, mode: str) -> Sequence[Kept
 
 
 def _counted(tick: Kept) -> Filters:
-    """Which threads and waits are in it; the minimum does not leave any out."""
+    """Return which threads and waits are counted; the minimum excludes none."""
     return replace(tick.facts.filters, min_ns=0)
 
 
 def _everyone(snapshot: Snapshot | None) -> _Everyone:
-    """The threads that ever did anything, those that were given back apart."""
+    """Return the threads that have ever done anything, without evicted ones."""
     return _counted_by_process({*snapshot.threads, *snapshot.waiting} if snapshot else ())
 
 
 def _everyone_in(ticks: Sequence[Kept]) -> _Everyone:
-    """The same of a tick of the past: of those that did anything in it, or waited."""
+    """Return the same for a past tick: the threads that did anything in it, or waited."""
     return _counted_by_process({key for key, _ in ticks[-1].window.each_thread()} if ticks else ())
 
 
@@ -733,7 +737,7 @@ def _per_second(ticks: Sequence[Kept]) -> float:
 
 
 def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Sums by kind."""
+    """Sum up by kind."""
     sums: Counter[str] = Counter()
     for some in counts:
         sums.update(some)

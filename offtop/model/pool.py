@@ -1,7 +1,7 @@
-"""A pool is the threads of a process whose names differ only by a number: `worker-1 … worker-400` are one row.
+"""Pool: the threads of a process whose names differ only by a number; `worker-1 … worker-400` are one row.
 
-What a row of many threads hides is told beside it: how they do on average, how the worst does, and whether many of
-them wait for one and the same thing, which is a convoy.
+What a row of many threads would hide is shown with it: their average, the worst one, and whether many of them wait for
+the same thing, which is a convoy.
 """
 
 import re
@@ -17,7 +17,7 @@ from offtop.model.stack import PLACELESS
 from offtop.model.stuck import Age
 
 LEAST_MEMBERS = 4
-"""Fewer threads stand each for themselves."""
+"""Fewer threads are shown one by one."""
 LEAST_CONVOY = 3
 FUTEX = "futex"
 _MOST_NAMES = 65_536
@@ -25,11 +25,11 @@ K = TypeVar("K")
 
 
 class Pool(NamedTuple):
-    """The key of its row."""
+    """Key of a pool's row."""
 
     pid: int
     family: str
-    """What the names have in common, each number in them as `*`, and `*` and `\\` escaped by a `\\`. Raw."""
+    """Common part of the names, with `*` for each number, and `*` and `\\` escaped by `\\`. Raw."""
 
     def holds(self, key: ThreadKey, book: Book) -> bool:
         return key.pid == self.pid and family(book.comm(key)) == self.family
@@ -40,11 +40,11 @@ class Convoy(NamedTuple):
 
     waiting: int = 0
     of: int = 0
-    """How many there are."""
+    """How many threads there are."""
     futex: int = 0
-    """Address of the futex that all of them wait for; 0: what they have in common is the kernel's leaf."""
+    """Address of the futex that all of them wait for; 0: they have only the kernel's leaf in common."""
     site: SiteKey = SiteKey(0, 0, 0, 0)
-    """Where one of them waits, with the user stack that was read from outside."""
+    """Where one of them waits, with the user stack read from outside."""
 
 
 NO_CONVOY = Convoy()
@@ -52,13 +52,13 @@ NO_CONVOY = Convoy()
 
 @lru_cache(maxsize=_MOST_NAMES)
 def family(name: str) -> str:
-    """A name without its numbers: `*` for each. One that is nothing but a number is a name."""
+    """Replace each number in a name by `*`. A name that is only a number stays."""
     parts = re.split(r"[0-9]+", re.sub(r"[*\\]", r"\\\g<0>", name))
     return "*".join(parts) if any(parts) else name
 
 
 def parts(shared: str) -> list[str]:
-    """What a family has between its numbers, as names have it."""
+    """Return the parts of a family between its numbers, unescaped."""
     found = [""]
     for part in re.finditer(r"\\(.)|(\*)|[^\\*]+", shared, re.DOTALL):
         if part[2]:
@@ -69,7 +69,7 @@ def parts(shared: str) -> list[str]:
 
 
 class Folding:
-    """Which threads are in which pool. In tables by thread a pool is (pid, a number below 0)."""
+    """Which threads are in which pool. In tables by thread a pool is (pid, a negative number)."""
 
     def __init__(self, members: Mapping[Pool, Collection[ThreadKey]]) -> None:
         self.pools: dict[tuple[int, ...], Pool] = {(pool.pid, -n): pool for n, pool in enumerate(members, 1)}
@@ -86,14 +86,14 @@ class Folding:
         return None if code is None else self.pools[code]
 
     def folded(self, table: Mapping[tuple[int, ...], Added]) -> dict[tuple[int, ...], Added]:
-        """`table` by thread, with those of each pool as one row."""
+        """Return `table` by thread, with the threads of each pool summed up."""
         parts: dict[tuple[int, ...], list[Added]] = {}
         for key, part in table.items():
             parts.setdefault(self.code_of.get(ThreadKey(*key), key), []).append(part)
         return {key: total(some) if len(some) > 1 else some[0] for key, some in parts.items()}
 
     def oldest(self, ages: Mapping[ThreadKey, Age]) -> dict[tuple[int, ...], Age]:
-        """The oldest wait in progress of each row."""
+        """Return the oldest wait in progress of each row."""
         found: dict[tuple[int, ...], Age] = {}
         for key, age in ages.items():
             row = self.code_of.get(key, key)
@@ -109,7 +109,7 @@ def folding(threads: Iterable[ThreadKey], book: Book) -> Folding:
 
 
 def pools(threads: Iterable[ThreadKey], book: Book, least: int = LEAST_MEMBERS) -> dict[Pool, list[ThreadKey]]:
-    """The pools among `threads`, and who is in each."""
+    """Return the pools among `threads`, and the members of each."""
     members: dict[Pool, list[ThreadKey]] = {}
     for key in threads:
         if key != EXITED:
@@ -120,7 +120,7 @@ def pools(threads: Iterable[ThreadKey], book: Book, least: int = LEAST_MEMBERS) 
 def convoys(
     waits: Iterable[Waiting], key_of: Callable[[ThreadKey], K | None], sizes: Mapping[K, int], book: Book
 ) -> dict[K, Convoy]:
-    """Of each key, the largest number of threads that wait at one futex, or else in one function of the kernel."""
+    """Return for each key the largest number of threads that wait at one futex, or else in one kernel function."""
     counts: dict[K, Counter[tuple[str, int]]] = {}
     at: dict[tuple[K, tuple[str, int]], Waiting] = {}
     for one in waits:
@@ -129,7 +129,7 @@ def convoys(
             continue
         what = _what(one, book)
         if not what[0]:
-            continue  # nobody has looked yet
+            continue  # not looked up yet
         counts.setdefault(key, Counter())[what] += 1
         at.setdefault((key, what), one)
     found: dict[K, Convoy] = {}

@@ -1,19 +1,19 @@
-"""Names of threads and symbols come from strangers: here they lose what could move a cursor or lie to a reader."""
+"""Escape untrusted names: remove what could move a cursor or mislead a reader."""
 
 import unicodedata
 from functools import lru_cache
 
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode's general categories that are not for reading: controls, formats (the right-to-left overrides
-among them), lone surrogates, private use, unassigned, line and paragraph separators."""
+"""Unicode general categories that are not readable text: controls, formats (such as right-to-left overrides), lone
+surrogates, private use, unassigned, line and paragraph separators."""
 
 
 @lru_cache(maxsize=16_384)
 def printable(text: str, ascii_only: bool = False) -> str:
-    r"""`text` with every character that is not for reading written out: `\x1b`, `\u202e`.
+    r"""Return `text` with unreadable characters escaped: `\x1b`, `\u202e`.
 
-    A backslash stays as it is: the result is for eyes, not for a parser. With `ascii_only` whatever is
-    outside ASCII is written out too. Combining marks that follow nothing are kept after a dotted circle.
+    A backslash is not escaped: the result is for people, not for a parser. `ascii_only` also escapes everything outside
+    ASCII. A combining mark at the start is put on a dotted circle.
     """
     if text.isascii() and text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""Rows are the lines of a table: the largest parts of a cut in order, and the rest summed up in one."""
+"""Rows of a table: the largest parts of a breakdown in order, and the rest summed up in one row."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,59 +21,59 @@ from offtop.model.waking import WakerKey
 from offtop.units import average, percent
 
 EXITED_NAME = "(exited)"
-"""Stands for threads that were given back."""
+"""Stands for evicted threads."""
 NOWHERE = SiteKey(0, 0, 0, 0)
 NO_CGROUP = "?"
-"""Stands for the cgroup of processes of which nobody has told yet; paths begin with `/`."""
+"""Stands for the cgroup of processes whose cgroup is not known yet; paths begin with `/`."""
 
 Key = str | int | ThreadKey | Pool | Place | WakerKey | Object | Reason | Gone
-"""What a row is about: a category's id or a cgroup's path, a pid, a thread, a pool of threads, a place, a waker, what
-is waited on, and for what; or what only the baseline has."""
+"""What a row is about: category id or cgroup path, pid, thread, pool, place, waker, object, cause, or something that
+only the baseline has."""
 K = TypeVar("K")
 G = TypeVar("G", WakerKey, Object, Reason)
 
 
 class Row(NamedTuple):
-    """One line of a table, its numbers not yet words."""
+    """One row of a table, with unformatted numbers."""
 
     key: Key
     name: str
-    """Raw, where it came from a stranger: escape it before it is shown."""
+    """Raw if it is untrusted: escape it before it is shown."""
     span_ns: int
     part: Part = NO_PART
     whole_ns: int = 0
-    """What `share_pct` is a share of: the time of all rows of the table, the elided included."""
+    """Time of all rows of the table, including elided ones; `share_pct` refers to it."""
     threads: int = 0
-    """Of a process or pool: how many it has, as far as they ever waited; of a cgroup: how many processes."""
+    """Threads of a process or pool that have ever waited; processes of a cgroup."""
     process: str = ""
-    """Of a thread: its process's own name, raw."""
+    """Raw process name, for a thread."""
     idle: bool = False
-    """All of it looks idle."""
+    """Whether all of it is idle."""
     pinned: bool = False
     lifetime_ns: int = 0
-    """Of all its time since the start, where that was asked for."""
+    """Time since the start, if requested."""
     now: Age = NO_AGE
-    """Of its oldest wait in progress."""
+    """Age of its oldest wait in progress."""
     account: Account = NO_ACCOUNT
-    """Where its seconds went, whatever its categories, if that was asked for."""
+    """Account of all its time, if requested."""
     convoy: Convoy = NO_CONVOY
-    """Of a process or pool: how many of its threads wait for the same thing now."""
+    """For a process or pool: how many of its threads wait for the same thing now."""
     ready_ns: int = 0
-    """Of a waker or object: the run queue that followed its waits."""
+    """For a waker or object: run-queue time after its waits."""
     storm: Storm = NO_STORM
-    """Of a waker: what it wakes in bursts."""
+    """For a waker: its bursts of wakeups."""
     top: SiteKey = NOWHERE
-    """Of a cgroup, process or thread: where it last waited longest (cut.tops)."""
+    """For a cgroup, process or thread: where it last waited longest (cut.tops)."""
     holder: Holder = NO_HOLDER
-    """Of a lock of the kernel's: who has it, by the oldest wait for it."""
+    """For a kernel lock: the holder, from the oldest wait for it."""
     rule: Rule | None = None
-    """Which says what that is for."""
+    """The cause rule for that."""
     before: Before | None = None
-    """What it is compared with; None: nothing."""
+    """Baseline values; None: not compared."""
 
     @property
     def change(self) -> Change | None:
-        """Since the baseline."""
+        """Change since the baseline."""
         return Change(self.waiting, self.percentile_ns(99), self.span_ns, self.before) if self.before else None
 
     @property
@@ -90,12 +90,12 @@ class Row(NamedTuple):
         return 1e9 * self.part.waits / self.span_ns if self.span_ns else 0.0
 
     def percentile_ns(self, percent: float) -> int:
-        """Upper bound, of the waits from the minimum up."""
+        """Return an upper bound for waits from the minimum up."""
         return log2.percentile_ns(self.part.histogram, percent, self.part.max_ns)
 
     @property
     def pid(self) -> int:
-        """Of a process, a thread or a waker; else 0."""
+        """For a process, thread, pool or waker; otherwise 0."""
         return (
             self.key.pid
             if isinstance(self.key, ThreadKey | Pool | WakerKey)
@@ -106,43 +106,43 @@ class Row(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Rows in order, and what they leave out, as a row: never silence."""
+    """Rows in order, and the sum of those left out."""
 
     rows: tuple[Row, ...] = ()
     elided: Row | None = None
-    """The rest summed up; `threads` is how many rows it stands for."""
+    """The rest summed up; `threads` is the number of rows."""
     whole: Part = NO_PART
-    """All rows, the elided included."""
+    """All rows, including elided ones."""
     of_ns: int = 0
-    """Where these are the rows of a part: the time of the whole."""
+    """Time of the whole, if these are rows of a part."""
     before: Before | None = None
-    """Of the whole, where it is compared."""
+    """Baseline values of the whole."""
 
 
 WAITING, CHANGE = "WAITING", "CHANGE"
-"""Sorts: by time, and by what changed most since the baseline, whichever way."""
+"""Sort by time, and by the largest change since the baseline in either direction."""
 SORTS = (WAITING, CHANGE, "MAX", "NOW", "TOTAL", "EV/S", "NAME", "PID", "P50", "P99")
-"""What a table can be sorted by, in the order in which `<` and `>` step. TOTAL is the time since the start."""
+"""Sorts of a table, in the order in which `<` and `>` step. TOTAL is the time since the start."""
 ACCOUNT_SORTS = ("RUNNING", "READY", "BLOCKED", "REST", "NAME", "PID")
-"""The same of a list that tells where the seconds went."""
+"""Sorts of a list that shows accounts."""
 _OF_ACCOUNT = {"RUNNING": "running_ns", "READY": "ready_ns", "BLOCKED": "blocked_ns", "REST": "residue_ns"}
 _FIELD = {"EV/S": 0, "WAITING": 1, "MAX": 2}
 _PERCENTS = {"P50": 50, "P99": 99}
 _GONE_SHARE = 4
-"""One row in so many may be of what only the baseline has, or as many as are free."""
+"""At most one row in so many, or as many as are free, may be for what only the baseline has."""
 
 
 class Order(NamedTuple):
-    """How a table is sorted: largest first, but names and pids upward; `reverse` turns it round."""
+    """Sort order: largest first, but names and pids ascending; `reverse` reverses that."""
 
     sort: str = WAITING
     reverse: bool = False
     limit: int = 500
-    """How many rows there may be, the one included that sums up the rest."""
+    """Maximum number of rows, including the one that sums up the rest."""
     only_waiters: bool = False
-    """Whether who only ran has no row, though it has an account."""
+    """Leave out rows that have an account but did not wait."""
     compare: Compare | None = None
-    """What the table is compared with."""
+    """Comparison with the baseline."""
 
 
 BY_WAITING = Order()
@@ -160,13 +160,13 @@ def ranked(
     now: Mapping[K, Age] | None = None,
     accounts: Mapping[K, Account] | None = None,
 ) -> Ranking:
-    """The rows of `table` in `order`.
+    """Return the rows of `table` in `order`.
 
-    Pinned rows come first, whatever their numbers, in the table or not; the row of `keep` comes last rather
-    than not at all, so that a cursor has something to stand on. Rows without time (a thread that was
-    given back can stand at less than nothing in one window) and those beyond the limit are summed up in
-    `elided`. `lifetime` is the same table since the start, for TOTAL; `now` the oldest waits in progress. Ties
-    are broken by time, then by who it is, so that rows keep still.
+    Pinned rows come first, with any numbers, even if they are not in the table. The row of `keep` is included at the
+    end if nowhere else, so that the cursor does not lose it. Rows without time (an evicted thread can have negative
+    time in one window) and rows beyond the limit are summed up in `elided`. `lifetime` is the same table since the
+    start, for TOTAL; `now` has the oldest waits in progress. Ties are broken by time, then by key, so that rows do not
+    jump.
     """
     whole, ages = total(table.values()), now or {}
     candidates = [key for key, part in table.items() if (part[1] > 0 or part[0] > 0) and key not in pinned]
@@ -220,7 +220,7 @@ def ranked(
 
 
 def _gone_rows(compared: Compared, most: int) -> list[Row]:
-    """Rows of what only the baseline has; of more than `most`, the rest as one."""
+    """Return rows for what only the baseline has; beyond `most`, the rest is one row."""
     shown = len(compared.gone) if len(compared.gone) <= most else max(0, most - 1)
     rows = [
         Row(key, key.name, compared.span_ns, process=key.process, before=before)
@@ -238,7 +238,7 @@ def _size_of_change(row: Row) -> float:
 
 
 def _together(some: Sequence[Account]) -> Account:
-    """The account of the threads of all of these."""
+    """Return the account of all these threads."""
     columns = [*zip(*some, strict=True)]
     return Account(*map(sum, columns))._replace(worst_ns=max(columns[-1])) if columns else NO_ACCOUNT
 
@@ -273,7 +273,7 @@ def _sort_key(
 
 
 def _number(key: Any) -> Any:
-    """What PID sorts by; of what has none the name."""
+    """Return the sort key of PID; names if there is no pid."""
     if isinstance(key, WakerKey):
         return not key.pid, key.pid, key.tid, key.name
     if isinstance(key, Object):
@@ -290,9 +290,9 @@ def category_rows(
     keep: str = ALL,
     now: Mapping[str, Age] | None = None,
 ) -> Ranking:
-    """A row for each category that had time; its idle-looking part is left out unless `idle_shown`.
+    """Return a row for each category with time, without its idle part unless `idle_shown`.
 
-    What is filtered is no row: it stands in the head.
+    Filtered time is no row; the header shows it.
     """
     table = by_category(one, idle_shown, filtered_shown=False)
     all_idle = {leaf.category for leaf in one.categories} - {leaf.category for leaf in one.categories if not leaf.idle}
@@ -304,7 +304,7 @@ def category_rows(
         keep=keep or None,
         now=now,
     )
-    # A category that is gone can be chosen as any other.
+    # A category that only the baseline has can be selected like any other.
     rows = (row._replace(key=row.name) if isinstance(row.key, Gone) and not row.threads else row for row in made.rows)
     return made._replace(rows=tuple(rows))
 
@@ -322,7 +322,7 @@ def process_rows(
     now: Mapping[int, Age] | None = None,
     accounts: Mapping[int, Account] | None = None,
 ) -> Ranking:
-    """A row for each process with time in `scope`. `threads`: pid → how many it has."""
+    """Return a row for each process with time in `scope`. `threads`: pid → how many it has."""
     counts = threads or {}
 
     def row_of(pid: int, part: Part) -> Row:
@@ -354,8 +354,10 @@ def cgroup_rows(
     now: Mapping[str, Age] | None = None,
     accounts: Mapping[int, Account] | None = None,
 ) -> Ranking:
-    """A row for each container, unit or other cgroup with time in `scope`. `processes`: those that there are;
-    `accounts`: by pid."""
+    """Return a row for each container, unit or other cgroup with time in `scope`.
+
+    `processes` are those that exist; `accounts` are by pid.
+    """
     counts = Counter(cgroup_of(pid, book) for pid in processes)
 
     def row_of(path: str, part: Part) -> Row:
@@ -401,7 +403,7 @@ def thread_rows(
     accounts: Mapping[tuple[int, ...], Account] | None = None,
     folding: Folding = UNFOLDED,
 ) -> Ranking:
-    """A row for each thread of `table` (cut.by_thread, or several of them added up), or for the pool that it is in."""
+    """Return a row for each thread or pool of `table` (cut.by_thread, or a sum of several)."""
     pools = folding.pools
 
     def row_of(key: tuple[int, ...], part: Part) -> Row:
@@ -437,8 +439,11 @@ def wake_rows(
     now: Mapping[G, Age] | None = None,
     last: Collection[G] = (),
 ) -> Ranking:
-    """A row for each waker, each thing that was waited on, or each reason. `ready`: the run queue that followed.
-    `last`: what comes behind all others, however much its time, as it stands for nobody and nothing."""
+    """Return a row for each waker, object or cause.
+
+    `ready` is the run-queue time that followed. Keys in `last` come after all others, whatever their time, since they
+    stand for none.
+    """
 
     def row_of(key: G, part: Part) -> Row:
         ready_ns = ready[key][1] if ready and key in ready else 0
@@ -469,13 +474,15 @@ def wake_rows(
 
 
 def _already(compared: Compared, _: Mapping[Any, Added]) -> Compared:
-    """A part of a table that was compared as a whole."""
+    """Return the comparison of the whole table, for a part of it."""
     return compared
 
 
 def storm_rows(storms: Mapping[WakerKey, Storm], span_ns: int) -> list[Row]:
-    """A row for each waker of whose bursts most sleep again at once, the worst first. It has no time of its own: the
-    waits that ended so are in the waker's."""
+    """Return a row for each waker that causes thundering herds, worst first.
+
+    It has no time: the waits that it ended are in the waker's row.
+    """
     worst = sorted(storms.items(), key=lambda item: (-item[1].again, item[0]))
     return [
         Row(
@@ -489,7 +496,7 @@ def storm_rows(storms: Mapping[WakerKey, Storm], span_ns: int) -> list[Row]:
 def storms_of_rows(
     storms: Mapping[int, Storm], ranking: Ranking, key_of: Callable[[int], WakerKey]
 ) -> dict[WakerKey, Storm]:
-    """Storms by the ids of wakes, by whom `ranking` lists: of wakers that a filter leaves out, there are none."""
+    """Return the storms of the wakers in `ranking`; `storms` is by wake id."""
     listed = {row.key for row in ranking.rows}
     found: dict[WakerKey, Storm] = {}
     for wake, storm in storms.items():
@@ -499,7 +506,7 @@ def storms_of_rows(
 
 
 STORM_OF = "storm: "
-"""What the name of such a row begins with."""
+"""Prefix of the names of storm rows."""
 
 
 def wake_name(key: WakerKey | Object | Reason) -> str:
@@ -508,7 +515,7 @@ def wake_name(key: WakerKey | Object | Reason) -> str:
 
 
 def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ranking:
-    """Those rows of `ranking` that `keeps` says, and pinned ones; all others are summed up in `elided`."""
+    """Return the pinned rows and those that pass `keeps`; all others are summed up in `elided`."""
     shown = [row for row in ranking.rows if row.pinned or keeps(row)][:limit]
     keys = {row.key for row in shown}
     others = [row._replace(threads=1) for row in ranking.rows if row.key not in keys]
@@ -519,7 +526,7 @@ def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ran
 
 
 def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
-    """These rows as one, each of which stands for as many as its `threads` says (at least one row)."""
+    """Return the sum of these rows; the `threads` of each is the number of rows that it stands for."""
     count, rest = sum(row.threads for row in others), total(row.part for row in others)
     oldest = max(row.now for row in others)
     made = Row(ALL, f"{count} more", others[0].span_ns, rest, whole_ns, threads=count, now=oldest)
@@ -531,22 +538,22 @@ def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
 def place_rows(
     table: Mapping[tuple[int, ...], Added], span_ns: int, limit: int, compare: Compare | None = None
 ) -> Ranking:
-    """A row for each place of `table`, most time first; their names are read from the stacks when drawn."""
+    """Return a row for each place of `table`, most time first; names are read from the stacks when drawn."""
     return ranked(table, Order(limit=limit, compare=compare), lambda key, part: Row(Place(*key), "", span_ns, part))
 
 
 def process_name(pid: int, book: Book) -> str:
-    """Raw. Threads that exited have no process any more."""
+    """Raw. Threads that exited no longer belong to a process."""
     return EXITED_NAME if pid == EXITED.pid else book.process(pid)
 
 
 def cgroup_of(pid: int, book: Book) -> str:
-    """The path of the container, unit or other cgroup that a process is in; NO_CGROUP while it is not known."""
+    """Return the path of a process's container, unit or other cgroup; NO_CGROUP if it is not known yet."""
     return place(book.detail(pid).cgroup) or NO_CGROUP
 
 
 def cgroup_name(path: str) -> str:
-    """What people call a cgroup: the path where that is all that it is called. Raw."""
+    """Return the usual name of a cgroup, or its path. Raw."""
     return "(not known)" if path == NO_CGROUP else label(path) or path
 
 

@@ -1,4 +1,4 @@
-"""A file of rules: TOML with a list of `[[rule]]`, of which errors say where they are and what to do."""
+"""A file of rules: TOML with a list of `[[rule]]`. Errors say where they are and what to do."""
 
 import re
 import tomllib
@@ -10,14 +10,14 @@ from offtop.errors import OfftopError
 from offtop.model.printable import printable
 
 _LONGEST_SHOWN = 60
-"""Characters of somebody's text that an error repeats."""
+"""Characters of the file's text that an error quotes."""
 
 
 class RuleFile:
-    """Checks one file, part by part. Its text is a stranger's: what errors repeat of it is short, and escaped."""
+    """Checks one file, part by part. Its text is untrusted: errors quote it shortened and escaped."""
 
     def __init__(self, text: str, name: str, remedy: str) -> None:
-        """`name`: what errors call it. Raises OfftopError for text that is no TOML."""
+        """Parse `text`; `name` is for errors. Raises OfftopError for invalid TOML."""
         self.name, self._remedy = name, remedy
         self._lines = text.splitlines()
         try:
@@ -46,7 +46,7 @@ class RuleFile:
         return patterns
 
     def named_patterns(self, table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-        """Those patterns, with what `@NAME` stands for in its place."""
+        """Return the patterns, with each `@NAME` replaced by the names it stands for."""
         return tuple(name for pattern in self.patterns(table, key, where) for name in self._named(pattern, where))
 
     def _named(self, pattern: str, where: str) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class RuleFile:
                 raise self.wrong(where, f"`{short(key)}` means nothing here; what may stand here: {may_stand}")
 
     def rule_place(self, number: int) -> str:
-        """`rule 7 (line 214)`: tomllib keeps no lines, so they are counted here."""
+        """Return `rule 7 (line 214)`; lines are counted here, since tomllib does not report them."""
         starts = [at for at, line in enumerate(self._lines, start=1) if line.split("#")[0].strip() == "[[rule]]"]
         return f"rule {number} (line {starts[number - 1]})" if number <= len(starts) else f"rule {number}"
 
@@ -92,5 +92,5 @@ def short(text: str) -> str:
 
 
 def compiled(patterns: Sequence[str]) -> re.Pattern[str]:
-    """Matches what one of these matches, whole names with * and ? as in a shell."""
+    """Return a regular expression that matches if one of the patterns (`*` and `?`) matches the whole name."""
     return re.compile("|".join(translate(pattern) for pattern in patterns))

@@ -1,7 +1,7 @@
-"""A Selection says which waits a screen is about; what it leaves of each tick is worked out once and kept.
+"""Selection: which waits a screen shows. What it leaves of each tick is computed once and cached.
 
-The person's mutes and filters come first, and what they leave is what the lists show. The other panes are about
-one process, thread or branch of the stack tree of it, where one was drilled into.
+Mutes and filters are applied first; the lists show the result. The other panes show one process, thread or branch of
+the stack tree of it, if one is selected.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,14 +21,14 @@ from offtop.model.table import SITES, Ints, Mask, distinct_rows, integers
 from offtop.model.wake import OFFCPU, WAKEUP, gathers
 
 Parts = Mapping[Leaf, Part]
-"""What fell to each leaf."""
+"""Time by leaf."""
 T = TypeVar("T")
 _FAR_BYTES = 512 * 1024
-"""So much of the packed past is looked at for one picture: about 0.1 s. The rest follows with the next ones."""
+"""Limit for unpacking past ticks for one picture: about 0.1 s. The rest follows with the next pictures."""
 _AGAIN_BYTES = _FAR_BYTES // 8
-"""The same, of what was told already and might be told otherwise by now."""
+"""The same limit for ticks whose earlier result may have changed."""
 _UNPACKED = 40
-"""How many bytes that are not packed cost as much as one that is."""
+"""So many bytes that are not packed cost as much as one packed byte."""
 _MOST_PATIENCE = 8
 """Ticks."""
 
@@ -42,7 +42,7 @@ class Selection(NamedTuple):
     tid: int | None = None
     path: Path = ()
     shape: Shape = Shape()
-    """Of the tree that `path` is a branch of."""
+    """Shape of the tree that `path` belongs to."""
 
     @property
     def is_everything(self) -> bool:
@@ -54,21 +54,21 @@ class Taken(NamedTuple):
 
     cut: Cut
     heard: Parts
-    """All that is not muted."""
+    """Everything that is not muted."""
     muted_ns: int
 
 
 class Sieve:
-    """What one selection leaves of each tick."""
+    """Cache of what one selection leaves of each tick."""
 
     def __init__(self, selection: Selection, diagnoser: Diagnoser, before: "Sieve | None" = None) -> None:
-        """`before`: what told the same until now; since then something became known of processes or functions."""
+        """`before` is the cache until now; since then more became known about processes or functions."""
         self.selection = selection
         self._diagnoser = diagnoser
         self._taken: dict[int, Taken] = {}
         self._chosen: dict[int, Parts] = {}
         self._told: dict[int, Parts] = before.told if before and before.selection == selection else {}
-        """By `before`; longest ago first."""
+        """Results of `before`, oldest first."""
         self._masked: dict[int, tuple[Mask, Mask]] = {}
         self._last: dict[int, Shares] = {}
         """Of the newest tick, and of what moved."""
@@ -77,7 +77,7 @@ class Sieve:
         """What must have been gathered."""
 
     def shares(self, tick: Kept) -> Shares:
-        """The waits of `tick` that pass mutes and filters."""
+        """Return the waits of `tick` that pass mutes and filters."""
         found = self._last.get(tick.number) if tick.number else None
         if found is None:
             found = tick.shares
@@ -92,11 +92,11 @@ class Sieve:
         self._last[tick.number] = some
 
     def _masks_at(self, tick: Kept, every: Shares) -> tuple[Mask, Mask]:
-        """Made once: several tables of a tick are asked for, and which rows they have costs more than the tables."""
+        """Cached, since several tables of a tick need them, and they cost more than the tables."""
         return _kept(self._masked, tick, lambda tick: self._masks(every, tick.facts.book))
 
     def _masks(self, every: Shares, book: Book) -> tuple[Mask, Mask]:
-        """Which rows are not muted, and which pass the filters."""
+        """Return which rows are not muted, and which pass the filters."""
         heard = passing = np.ones(len(every.leaf), np.bool_)
         for one in self.selection.muted:
             heard = heard & ~one.mask(every, book, self._diagnoser)
@@ -120,7 +120,7 @@ class Sieve:
         return Taken(cut_of(kept, tick.span_ns), parts, muted_ns)
 
     def chosen(self, tick: Kept) -> Parts:
-        """What fell to the process, thread or branch of the selection; where none was chosen, to all that is shown."""
+        """Return the time of the selected process, thread or branch; of everything shown if none is selected."""
         pid, tid, path = self.selection.pid, self.selection.tid, self.selection.path
         if tid is None and not path:
             if pid is None and self.selection.is_everything:
@@ -137,7 +137,7 @@ class Sieve:
 
     @property
     def told(self) -> dict[int, Parts]:
-        """Tick number → what fell to the selection, as far as anybody asked."""
+        """Tick number → time of the selection, as far as it was computed."""
         of_cuts = {}
         if self.selection.tid is None and not self.selection.path:
             of_cuts = {number: self._in_cut(taken.cut) for number, taken in self._taken.items()}
@@ -148,7 +148,7 @@ class Sieve:
         return {some.leaves[leaf]: Part(*part) for leaf, part in some.by(some.leaf)}
 
     def of_branch(self, some: Shares, tick: Kept) -> Shares:
-        """Those of `some` whose stack goes through the branch of the selection."""
+        """Return those of `some` whose stack goes through the selected branch."""
         return some.of(self._through(some.ids, tick)) if self.selection.path else some
 
     def _through(self, ids: Ints, tick: Kept) -> Mask:
@@ -156,14 +156,14 @@ class Sieve:
         return through(ids, tick.facts.book, self._diagnoser.names, selection.shape, selection.path)
 
     def stuck(self, every: Stuck, tick: Kept) -> Stuck:
-        """Those of `every`, at the end of `tick`, that pass mutes and filters."""
+        """Return those of `every`, at the end of `tick`, that pass mutes and filters."""
         if every.shares is None or self.selection.is_everything:
             return every
         heard, passing = self._masks(every.shares, tick.facts.book)
         return every.of(heard & passing)
 
     def chosen_stuck(self, some: Stuck, tick: Kept) -> Stuck:
-        """Those of `some` that are of the process, thread or branch of the selection."""
+        """Return those of `some` that belong to the selected process, thread or branch."""
         selection = self.selection
         if some.shares is None or (selection.pid is None and not selection.path):
             return some
@@ -173,9 +173,11 @@ class Sieve:
         return some.of(chosen)
 
     def parts_of(self, ticks: Iterable[Kept]) -> dict[int, Parts]:
-        """Tick number → what fell to the selection, as far as it is known by now: of those that must be unpacked, only
-        some are at each call, the newest first, and of those that were told before, still fewer. Where wakers are asked
-        for, ticks without are not known."""
+        """Return tick number → time of the selection, as far as it is known by now.
+
+        Each call unpacks only some ticks, newest first, and even fewer that have an earlier result. If wakers are
+        needed, ticks without them are left out.
+        """
         asked = {tick.number: tick for tick in sorted(ticks, key=lambda tick: -tick.number)}
         asked = {number: tick for number, tick in asked.items() if gathers(tick.facts.mode, self._mode)}
         bytes_left = _FAR_BYTES
@@ -206,8 +208,10 @@ class Sieve:
         return tick.number in self._taken
 
     def forget(self, oldest: Kept | None, recent: Kept) -> None:
-        """Ticks before `oldest` will not be asked for again, and of those before `recent` only what fell to the
-        selection: a cut is a hundred times larger. What moved is another each time."""
+        """Drop everything about ticks before `oldest`, and the breakdowns of ticks before `recent`.
+
+        A breakdown is a hundred times larger than the rest. What moved changes each time.
+        """
         self._last = {number: one for number, one in self._last.items() if number > 0}
         of_recent, of_all = (self._taken, self._masked), (self._chosen, self._told)
         for made, first in (*((made, recent) for made in of_recent), *((made, oldest) for made in of_all)):
@@ -216,11 +220,11 @@ class Sieve:
 
 
 class Sieves:
-    """The Sieve of what is selected, made anew when more became known of processes or functions.
+    """Returns the Sieve of the current selection, a new one when more is known about processes or functions.
 
-    On a busy machine that is the case at nearly each tick, and each time all ticks of the window have to be looked at
-    again: so what is known is waited for longer and longer, up to 8 ticks, unless the picture stands still. A new tick
-    is always looked at with all that is known by then.
+    On a busy machine that is the case at nearly each tick, and each time all ticks of the window have to be filtered
+    again. So a new one is made less and less often, at least every 8 ticks, unless the picture stands still. New ticks
+    are always filtered with everything known by then.
     """
 
     def __init__(self, diagnoser: Diagnoser) -> None:
@@ -228,11 +232,11 @@ class Sieves:
         self._sieve: Sieve | None = None
         self._knew: tuple[object, ...] = ()
         self._made = self._seen = 0
-        """Numbers of the newest tick, when it was made, and when it was asked for."""
+        """Number of the newest tick when it was made, and when it was last requested."""
         self._patience = 1
 
     def of(self, selection: Selection, newest: Kept, *, held: bool) -> Sieve:
-        """`held`: perhaps no later tick will be drawn."""
+        """Return the Sieve; `held`: perhaps no later tick will be drawn."""
         before, known = self._sieve, self._known(selection, newest.facts.book)
         stands, self._seen = held or newest.number == self._seen, newest.number
         if before and before.selection == selection:
@@ -247,7 +251,7 @@ class Sieves:
         return self._sieve
 
     def _known(self, selection: Selection, book: Book) -> tuple[object, ...]:
-        """Another one whenever more is known of what `selection` asks for."""
+        """Return a value that changes whenever more is known of what `selection` needs."""
         asked = (*selection.filters, *selection.muted)
         of_names = selection.path or any(one.needs_names for one in asked)
         return (
@@ -258,12 +262,12 @@ class Sieves:
 
 
 def _work(tick: Kept) -> int:
-    """Of looking at a tick, as bytes of what is packed."""
+    """Return the cost of filtering a tick, as bytes of packed data."""
     return tick.bytes_held if isinstance(tick.held, Packed) else tick.bytes_held // _UNPACKED
 
 
 def through(ids: Ints, book: Book, names: Names, shape: Shape, path: Path) -> Mask:
-    """Which sites have a stack that goes through the branch of `path`."""
+    """Return which sites have a stack that goes through the branch of `path`."""
     distinct, which = distinct_rows(shape.places(ids))
     steps = steps_of(book, names, shape)
     found = np.array([passes(steps(place), path) for place in distinct], np.bool_)
@@ -271,7 +275,7 @@ def through(ids: Ints, book: Book, names: Names, shape: Shape, path: Path) -> Ma
 
 
 def _kept(made: dict[int, T], tick: Kept, make: Callable[[Kept], T]) -> T:
-    """What is in `made` for `tick`, or is put there. All since the start (number 0) is another one each time."""
+    """Return the entry of `made` for `tick`, or create it. Number 0 (everything since the start) is never cached."""
     found = made.get(tick.number)
     if found is None:
         found = make(tick)

@@ -1,7 +1,7 @@
-"""What user stacks lack: callers, or names; of which binary, for how much of the time, why, and what to do about it.
+"""What user stacks lack, callers or names: in which binary, for how much of the time, why, and what to do about it.
 
-A stack may lack several things, and counts under each: so shares do not add up to anything. What the C library does
-before a program's own function begins is left out: its names would tell nothing of where it was waited.
+A stack may lack several things and counts under each, so shares do not add up. C library frames below a program's first
+function are left out: their names would not say where it waited.
 """
 
 import re
@@ -65,7 +65,7 @@ REASONS: Mapping[str, str] = {
     TOO_SLOW: "names missing: reading it failed, or took too long",
     NOT_KNOWN: "names missing: why is not known",
 }
-"""Why a stack is not whole, or not all named, by what JSON calls it."""
+"""Why a stack is incomplete or not fully named, by the name in JSON."""
 _OF_NAMES = frozenset(
     {
         *(ENDED, NOT_PERMITTED, STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF),
@@ -92,12 +92,12 @@ _REMEDIES: Mapping[str, str] = {
     UNREADABLE: "let offtop open it: as root, and on a file system that lets root in (FUSE: allow_root)",
     TOO_SLOW: "wait: it is tried again after five minutes",
 }
-"""Reasons that are not here have none."""
+"""Reasons that are missing here have no remedy."""
 _RUNTIME = re.compile(
     r"(?P<java>libjvm\.so|java$)|(?P<node>libnode\.so|node(?:js)?$)|(?P<dotnet>libcoreclr\.so|dotnet$)|"
     r"(?P<ruby>libruby|ruby[\d.]*$)|(?P<erlang>beam\.smp$)"
 )
-"""Names of binaries, or processes, of runtimes that compile code as it runs."""
+"""Names of binaries or processes of runtimes with a JIT compiler."""
 _MAPS: Mapping[str, str] = {
     "java": "write a perf map now, and once in a while: jcmd {pid} Compiler.perfmap (JDK 17 or later)",
     "node": "start it with: node --perf-basic-prof",
@@ -108,13 +108,13 @@ _MAPS: Mapping[str, str] = {
 _LINKS: Mapping[str, str] = {"java": "start it with -XX:+PreserveFramePointer: then they are most likely right"}
 """The same for callers."""
 _KEEPS_LINKS: Mapping[str, str] = {"node": "V8", "dotnet": ".NET"}
-"""Runtimes whose code keeps frame pointers, and who makes that."""
+"""Runtimes whose code keeps frame pointers, and the name of the compiler."""
 
 _MOST_KNOWN = 100_000
-"""Stacks; what nobody waits at any more is not given back else."""
+"""Stacks; cleared beyond that, since stacks no longer waited at are not dropped otherwise."""
 
 Why = Callable[[Frame], str]
-"""Why a frame has no name: one of REASONS; empty while nobody has looked."""
+"""Returns why a frame has no name: one of REASONS; empty while that is being looked up."""
 
 
 def nobody_looked(frame: Frame) -> str:
@@ -126,21 +126,21 @@ class Problem(NamedTuple):
     """What some stacks lack, for one reason."""
 
     binary: str
-    """As Frame.file has it: of the outermost frame that is known where callers are missing; of the frame that has no
-    name; empty where nobody knows."""
+    """As Frame.file: of the outermost known frame if callers are missing, of the frame without a name; empty if
+    unknown."""
     process: str
-    """Of code that is in no file: the name of the process that it is of, raw; else empty."""
+    """Raw process name if the code is in no file; otherwise empty."""
     reason: str
     """One of REASONS."""
     total_ns: int
     share: float
-    """Of the time that has a user stack; 0 to 1."""
+    """Share of the time with a user stack; 0 to 1."""
     remedy: str
-    """What to do about it; empty where there is nothing."""
+    """What to do about it; empty if there is nothing."""
 
     @property
     def label(self) -> str:
-        """The binary without its directories, and the process where that says more. Printable."""
+        """The binary without directories, and the process if that says more. Printable."""
         file = printable(self.binary.rpartition("/")[2])
         return f"{file or '?'} of {printable(self.process)}" if self.process else file or "(any)"
 
@@ -155,14 +155,14 @@ class Problem(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What is said of a part of the waits."""
+    """What user stacks lack, of some waits."""
 
     total_ns: int = 0
-    """That of waits with a user stack."""
+    """Time of waits with a user stack."""
     whole_ns: int = 0
-    """That of stacks with all callers, for sure."""
+    """Time of stacks with all callers for certain."""
     named_ns: int = 0
-    """That of stacks whose functions all have names."""
+    """Time of stacks whose functions all have names."""
     problems: tuple[Problem, ...] = ()
     """Most time first."""
 
@@ -173,7 +173,7 @@ class _Flaw(NamedTuple):
 
 
 class _Looked(NamedTuple):
-    """What is known of one stack."""
+    """What is known about one stack."""
 
     flaws: tuple[_Flaw, ...]
     runtime: str
@@ -181,17 +181,17 @@ class _Looked(NamedTuple):
 
 
 class Problems:
-    """Looks at each stack once, and again when functions have other names. For one thread."""
+    """Examines each stack once, and again when functions get other names. Not thread-safe."""
 
     def __init__(self, names: Names, why: Why = nobody_looked) -> None:
         self._names, self._why = names, why
         self._known: dict[int, _Looked] = {}
         self._unnamed: dict[Frame, tuple[str, set[int]]] = {}
-        """Frames without a name by now: why, and in which stacks they are."""
+        """Frames without a name → why, and which stacks they are in."""
         self._asked: tuple[Book | None, int] = None, 0
 
     def of(self, table: Mapping[tuple[int, ...], Added], book: Book) -> Told:
-        """Of a table by sites (cut.by_site)."""
+        """Return the problems of a table by site (cut.by_site)."""
         self._look_around(book)
         waits_ns: dict[tuple[int, int], int] = {}
         for (_, user, _, pid), (_, total_ns, _, _) in table.items():
@@ -221,7 +221,7 @@ class Problems:
         return Told(total_ns, whole_ns, named_ns, tuple(problems))
 
     def _look_around(self, book: Book) -> None:
-        """Forget what may be otherwise now."""
+        """Drop what may have changed."""
         asked = book, self._names.version
         if asked[0] is not self._asked[0] or len(self._known) >= _MOST_KNOWN:
             self._known.clear()
@@ -254,7 +254,7 @@ class Problems:
                     yield _Flaw(frame.file, reason)
 
     def _reason(self, frame: Frame) -> str | None:
-        """Why it has no name; empty while nobody has looked. None: it has one, or is a word that stands for code."""
+        """Return why it has no name, empty while that is being looked up; None if it has one or stands for code."""
         if frame.file == ANONYMOUS:
             return NO_MAP
         if frame.name or frame.file[:1] == "[" or self._names.of(frame) != nameless(frame):
@@ -282,7 +282,7 @@ def _of_callers(stack: Stack) -> Iterator[_Flaw]:
 
 
 def _outermost(frames: Sequence[Frame]) -> Frame:
-    """Of those that are a binary's: Python's functions stand between them."""
+    """Return the outermost frame of a binary; Python functions are between them."""
     return next((one for one in reversed(frames) if _is_code(one)), frames[-1])
 
 
@@ -293,7 +293,7 @@ def _is_code(frame: Frame) -> bool:
 
 
 def _told(stack: Stack) -> tuple[Frame, ...]:
-    """The frames without the one where the thread began, and without what the C library did there."""
+    """Return the frames without the one where the thread began and the C library's next to it."""
     frames = stack.frames
     if stack.end == WHOLE and len(frames) > 1:
         end = len(frames) - 1

@@ -1,11 +1,11 @@
-"""A thread's state, as ps and people write it: one letter for what the kernel keeps as bits (include/linux/sched.h)."""
+"""Task states as ps shows them: one letter for the kernel's bits (include/linux/sched.h)."""
 
 RUNNING = 1 << 31
-"""Of a thread that left while it could have run on."""
+"""Bit of a thread that was switched out while it was runnable."""
 _LETTERS = (
-    # (bits that must be set, letter), the more particular first
+    # (bits that must be set, letter), most specific first
     (RUNNING, "R"),
-    (0x402, "I"),  # TASK_UNINTERRUPTIBLE | TASK_NOLOAD: idle, as kernel threads wait
+    (0x402, "I"),  # TASK_UNINTERRUPTIBLE | TASK_NOLOAD: idle kernel threads
     (0x400, "I"),
     (0x102, "K"),  # TASK_UNINTERRUPTIBLE | TASK_WAKEKILL
     (0x40, "P"),
@@ -24,18 +24,18 @@ WORDS = {
     "P": "parked by the kernel",
     "I": "a kernel thread without work",
 }
-"""What each letter says."""
+"""Meaning of each letter."""
 MASKS = {"R": RUNNING, "S": 0x1, "D": 0x2, "K": 0x100, "T": 0x4, "t": 0x8, "P": 0x40, "I": 0x400}
-"""The bit that --state and the kernel side know each by. A wait of state K has that of D, too."""
+"""The bit by which --state and the BPF programs know each. A wait in state K has the bit of D, too."""
 
 
 def letters(mask: int) -> str:
-    """The states that a mask of bits chooses, as `D,T`; what has no letter in hexadecimal."""
+    """Return the states in a mask as `D,T`; bits without a letter in hexadecimal."""
     known = [letter for letter, bit in MASKS.items() if mask & bit]
     rest = mask & ~sum(MASKS.values())
     return ",".join([*known, *([f"{rest:#x}"] if rest else [])])
 
 
 def letter(state: int) -> str:
-    """`?` where no bit is known."""
+    """Return the letter of a state, `?` if no bit is known."""
     return next((found for bits, found in _LETTERS if state & bits == bits), "?")

@@ -1,9 +1,8 @@
-"""A path is a stack as the tree has it: the functions that led from where a program began to where it waits, and on
-to who ended the wait.
+"""Paths: stacks as the tree shows them, from where a program began to where it waits, and on to what ended the wait.
 
-What it holds depends on the mode. Of off-CPU time, the sleeper's stack. Of wakeups, the waker's, and whom it woke. Of
-both (off-wake), the sleeper's stack, and from where that ends the waker's the other way round, so that the two meet in
-the middle; in a chain, the waker's own last wait follows, who ended that, and so on.
+The contents depend on the mode. In off-CPU mode it is the sleeper's stack, in wakeup mode the waker's stack and the
+woken process. In off-wake mode it is both: the sleeper's stack, then the waker's in reverse, so that they meet in the
+middle. In chain mode the waker's own last wait follows, what ended that, and so on.
 """
 
 from collections.abc import Callable
@@ -25,9 +24,9 @@ class Step(NamedTuple):
     """Raw: escape it before it is shown."""
     kernel: bool
     is_waker: bool = False
-    """It says who woke, and is no function."""
+    """It names the waker and is no function."""
     is_object: bool = False
-    """It says what was waited on, and is no function."""
+    """It names the object waited on and is no function."""
 
 
 Path = tuple[Step, ...]
@@ -35,53 +34,53 @@ NO_THING = Step("(not known on what)", False, is_object=True)
 NO_FRAMES = Step("(no frames)", False)
 """Stands for a stack of which the shape leaves nothing."""
 STILL = Step("(still waiting)", False)
-"""Stands for the program's part of a wait in progress, which only its end tells."""
+"""Stands for the user stack of a wait in progress, which is read when the wait ends."""
 GUESSED = Step("~", False)
-"""Stands before a stack of which no binary says that its callers are these: frame pointers do, or what looks so."""
+"""Marks a stack whose callers were found by frame pointers or guesses, not by unwind information."""
 WOKEN_BY = Step("-- woken by --", False)
-"""Stands between where somebody waits and who ended that; from here on, callers follow those whom they called."""
+"""Separates where a thread waits from what ended the wait; from here on, callers follow their callees."""
 WHO_WAITED = Step("-- who had waited --", False)
-"""Stands between a waker and its own last wait."""
+"""Separates a waker from its own last wait."""
 TURNS = frozenset({WOKEN_BY, WHO_WAITED})
 _MARKS = frozenset({NO_FRAMES, STILL, GUESSED, WOKEN_BY, WHO_WAITED})
 WOKE = "-> "
-"""What the name of a step begins with that says whose process was woken."""
+"""Prefix of the step that names the woken process."""
 _MOST_HALVES = 20_000
-"""Stacks that are remembered; each is some 1 KB."""
+"""Cached stacks; each is about 1 KB."""
 _REASONS = tuple(f"({means}: " for means in ENDS.values())
 
 
 class Shape(NamedTuple):
-    """What of a stack is in the tree, and which end is its root."""
+    """What the tree contains of a stack, and which end is its root."""
 
     inverted: bool = False
-    """The leaf first: who waits in this function?"""
+    """Begin with the leaf: which callers wait in this function?"""
     frames: str = "both"
     """`both`, `kernel` or `user`."""
     machinery: bool = False
-    """Whether the scheduler's tail, that of waking and the kernel's entry are in it."""
+    """Include the frames of the scheduler, of waking and of the kernel's entry."""
     mode: str = OFFCPU
-    """Whose stacks there are: one of wake.MODES."""
+    """Whose stacks: one of wake.MODES."""
     objects: bool = False
-    """Whether what was waited on stands before each path."""
+    """Begin each path with the object waited on."""
 
     def places(self, ids: Ints) -> Ints:
-        """As the function of that name."""
+        """Call `places` for this shape."""
         return places(ids, self.mode, self.objects)
 
 
 def begins_line(step: Step) -> bool:
-    """Whether it stands on a line of its own in the tree, or before all others."""
+    """Return whether the step has a line of its own in the tree, or comes first."""
     return step in TURNS or step.is_object or step.name.startswith(WOKE)
 
 
 def woken_name(step: Step) -> str:
-    """The name of who was woken, where the step stands for that; else nothing."""
+    """Return the name of the woken process if the step stands for one, otherwise an empty string."""
     return "" if step.kernel or not step.name.startswith(WOKE) else step.name.removeprefix(WOKE)
 
 
 def is_function(step: Step) -> bool:
-    """Whether it stands for one of a program's functions, and for nothing else."""
+    """Return whether the step is a user function."""
     return (
         not step.kernel
         and not step.is_waker
@@ -92,8 +91,11 @@ def is_function(step: Step) -> bool:
 
 
 def places(ids: Ints, mode: str, objects: bool = False) -> Ints:
-    """(n, 3): of sites' ids, what their paths are made of: kernel stack, user stack and wake (off CPU alone needs it
-    for `objects`); of wakeups the pid of who was woken, 0 and the wake."""
+    """Return (n, 3), what the paths of sites' ids are made of: kernel stack, user stack and wake.
+
+    In off-CPU mode the wake is only needed for `objects`. In wakeup mode it is the pid of the woken process, 0 and the
+    wake.
+    """
     none = np.zeros(len(ids), np.int64)
     if mode == OFFCPU and not objects:
         return np.stack((ids[:, 2], ids[:, 3], none), axis=1)
@@ -103,29 +105,31 @@ def places(ids: Ints, mode: str, objects: bool = False) -> Ints:
 
 
 def steps_of(book: Book, names: Names, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
-    """Place → its path: from the program's outermost to the kernel's leaf and on, or the other way round. Empty where
-    the shape leaves none. It remembers what it has named."""
+    """Return a cached function from place to path: from the outermost function to the kernel's leaf, or inverted.
+
+    The path is empty if the shape leaves nothing.
+    """
     return Steps(book, names, shape).of
 
 
 def passes(place_steps: Path, path: Path) -> bool:
-    """Whether a stack with these steps goes through the branch of `path`; through one that ends in MORE, none does."""
+    """Return whether a stack with these steps goes through the branch of `path`; none does if that ends in MORE."""
     return (place_steps or (NO_FRAMES,))[: len(path)] == path
 
 
 class Steps:
-    """Place → its path, as steps_of has it; kept, it names most of the next ones without looking."""
+    """Maps places to paths, as steps_of does, and caches the names."""
 
     def __init__(self, book: Book, names: Names, shape: Shape) -> None:
         self._book, self._names, self._shape = book, names, shape
         self._steps: dict[bool, dict[Frame, Path]] = {True: {}, False: {}}
         self._halves: dict[tuple[int, bool], Path] = {}
         self._through: dict[Frame, set[tuple[int, bool]]] = {}
-        """Which halves each frame is in."""
+        """Frame → the halves that it is in."""
         self._after: dict[int, Path] = {}
         self._version = names.version
         self._of_place = {OFFCPU: self.sleeper, WAKEUP: self.wakeup}.get(shape.mode, self.both)
-        """The outermost function first."""
+        """Outermost function first."""
 
     def of(self, place: tuple[int, ...]) -> Path:
         path = self._of_place(place)
@@ -160,7 +164,7 @@ class Steps:
         return own + after
 
     def _woken(self, wake: Wake) -> Path:
-        """From the waker's leaf on."""
+        """Return the path from the waker's leaf on."""
         if wake.waker.kind == NOBODY:
             return (_label(wake.waker),)
         path = [WOKEN_BY, *self._of_waker(wake.waker), _label(wake.waker)]
@@ -174,11 +178,11 @@ class Steps:
         return tuple(path)
 
     def _of_waker(self, waker: Waker) -> Path:
-        """The leaf first."""
+        """Leaf first."""
         return self._half(waker.kernel, True) + self._half(waker.user, False)
 
     def _half(self, stack_id: int, kernel: bool) -> Path:
-        """The leaf first."""
+        """Leaf first."""
         if self._shape.frames == ("user" if kernel else "kernel"):
             return ()
         known = self._halves.get((stack_id, kernel))
@@ -200,7 +204,7 @@ class Steps:
         return tuple(Step(name, kernel) for name in functions(self._names.of(frame)))
 
     def look_again(self) -> None:
-        """Forget what has another name by now."""
+        """Drop what has another name by now."""
         if self._names.version == self._version and len(self._halves) < _MOST_HALVES:
             return
         self._version = self._names.version
@@ -220,13 +224,13 @@ def _label(waker: Waker) -> Step:
 
 
 def _before(stack: Stack) -> tuple[Step, ...]:
-    """What stands for callers that are not known, or not for sure."""
+    """Return what stands for callers that are missing or uncertain."""
     if stack.missing:
         return (Step(f"({stack.missing})", False),)
     return (GUESSED,) if stack.is_guessed else ()
 
 
 def _is_of_kernel(stack: Stack) -> bool:
-    """Whether it began in the kernel: a kernel thread's, or one that was lost."""
+    """Return whether it began in the kernel: a kernel thread's, or a lost one."""
     outermost = stack.frames[-1].name if stack.frames else ""
     return outermost.startswith(("ret_from_fork", "kthread", "["))

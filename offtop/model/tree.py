@@ -1,8 +1,7 @@
-"""The stack tree of a selection: its places merged by function name, and the lines of it that are shown.
+"""Stack tree of a selection: its places merged by function name, and the visible lines.
 
-A branch is named by its path from the root, never by its line: numbers, order and folding change with every
-tick, and what a person opened, or stands on, must not. Stacks are hundreds of frames deep, so nothing here
-calls itself.
+A branch is identified by its path from the root, never by its line: numbers, order and folding change with every tick,
+but opened branches and the cursor must not. Stacks are hundreds of frames deep, so nothing here is recursive.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,12 +15,12 @@ from offtop.model.stack import Names
 from offtop.model.steps import NO_FRAMES, Path, Shape, Step, begins_line, is_function, steps_of
 
 MORE = Step("…", False)
-"""The last step of the path of a line that sums up small branches."""
+"""Last step of the path of a line that sums up small branches."""
 MOST_LINES = 2_000
 
 
 class Node:
-    """What fell to the stacks that go through one branch. Nobody changes it once `tree_of` has given it."""
+    """Time of the stacks that go through one branch. Immutable once `tree_of` has returned it."""
 
     __slots__ = ("children", "histogram", "max_ns", "total_ns", "waits")
 
@@ -42,14 +41,14 @@ class Node:
 
 
 class Branch(NamedTuple):
-    """One line of the shown tree."""
+    """One line of the visible tree."""
 
     path: Path
     """Of its last step."""
     first: int
     """`path[first:]` are the steps folded into this line."""
     depth: int
-    """Of indentation, in lines."""
+    """Level of indentation."""
     part: Part
     openable: bool
     opened: bool
@@ -58,12 +57,12 @@ class Branch(NamedTuple):
 
 
 def tree_of(places: Mapping[tuple[int, ...], Added], book: Book, names: Names, shape: Shape) -> Node:
-    """The tree of `places` (cut.by_place). Its root stands for the selection, and has no name."""
+    """Return the tree of `places` (cut.by_place). Its root stands for the selection and has no name."""
     return tree_along(places, steps_of(book, names, shape))
 
 
 def tree_along(places: Mapping[tuple[int, ...], Added], of_place: Callable[[tuple[int, ...]], Path]) -> Node:
-    """The same by the paths that they have."""
+    """Return the tree of `places`, with paths from `of_place`."""
     root = Node()
     grown: list[tuple[Node, Node]] = []  # (parent, child), the upper ones first
     for place, part in places.items():
@@ -88,18 +87,18 @@ class _Line(NamedTuple):
 
     branch: Branch
     path: Path
-    """That its children's paths begin with."""
+    """Prefix of its children's paths."""
     children: Collection[_Child]
     opened: Sequence[Path]
-    """Those that begin with that path, too."""
+    """Those that begin with that path."""
     least_ns: int | None
 
 
 def flatten(root: Node, opened: Collection[Path], least_ns: int) -> list[Branch]:
-    """The lines of the tree of `root`, where what has a path in `opened`, or above one, is open.
+    """Return the lines of the tree; a branch is open if `opened` has its path or one below.
 
-    Siblings come with most time first. A run of single children is one line, up to where time ends or parts
-    ways. Siblings below `least_ns` are one line, if there are two of them; it opens as a branch does.
+    Siblings are sorted by time. A chain of single children is one line, up to where time ends or divides. Two or more
+    siblings below `least_ns` are one line, which can be opened like a branch.
     """
     lines: list[Branch] = []
     pending = _siblings((), root.children.items(), 0, list(opened), least_ns)
@@ -114,7 +113,7 @@ def flatten(root: Node, opened: Collection[Path], least_ns: int) -> list[Branch]
 def _siblings(
     path: Path, children: Collection[_Child], depth: int, opened: Sequence[Path], least_ns: int | None
 ) -> list[_Line]:
-    """The lines right below `path`, the last one first. `least_ns` None: nothing is summed up."""
+    """Return the lines directly below `path`, the last one first. `least_ns` None: nothing is summed up."""
     by_step: dict[Step, list[Path]] = {}
     for one in opened:
         if len(one) > len(path):
@@ -143,7 +142,7 @@ def _most_first(child: _Child) -> tuple[int, Step]:
 
 
 def folded(step: Step, node: Node) -> tuple[Path, Node]:
-    """The run of single children that begins here, and its last node: all that fell to one fell to the next."""
+    """Return the chain of single children that begins here, and its last node; all have the same time."""
     run = [step]
     while len(node.children) == 1:
         ((step, child),) = node.children.items()
@@ -161,7 +160,7 @@ def _folded_children(path: Path, node: Node) -> Iterable[tuple[Path, Node]]:
 
 
 def opened_by_share(root: Node, share: float = 0.10) -> frozenset[Path]:
-    """The branches that have children and at least `share` of all time: open at first."""
+    """Return the branches with children and at least `share` of all time: they are open at first."""
     least_ns = max(1, share * root.total_ns)
     found: list[Path] = []
     pending: list[tuple[Path, Node]] = [((), root)]
@@ -174,7 +173,7 @@ def opened_by_share(root: Node, share: float = 0.10) -> frozenset[Path]:
 
 
 def all_paths(root: Node) -> frozenset[Path]:
-    """All that can be opened; of a tree of more than MOST_LINES lines, what has most time."""
+    """Return everything that can be opened; beyond MOST_LINES lines, what has most time."""
     found: list[Path] = []
     waiting: list[tuple[int, Path, Node]] = []
     line_count = 0
@@ -192,8 +191,7 @@ def all_paths(root: Node) -> frozenset[Path]:
 
 
 def paths_with(root: Node, word: str) -> list[Path]:
-    """The branches whose last function has `word` in its name, large and small letters alike, as they stand on the
-    screen when all is open."""
+    """Return the branches whose last function contains `word`, ignoring case, in the order of the fully opened tree."""
     found: list[Path] = []
     pending: list[tuple[Path, Node]] = [((), root)]
     while pending:
@@ -205,12 +203,12 @@ def paths_with(root: Node, word: str) -> list[Path]:
 
 
 class Nameless(NamedTuple):
-    """How much of the program's part of a tree has no names: time, once for each function that it passed through."""
+    """How much of a tree's user functions have no names: time, counted once for each function on the path."""
 
     all_ns: int = 0
     nameless_ns: int = 0
     in_no_file_ns: int = 0
-    """The part of it that was compiled at run time."""
+    """The part compiled at run time."""
 
 
 NO_NAMELESS = Nameless()
@@ -229,7 +227,7 @@ def nameless(root: Node) -> Nameless:
 
 @lru_cache(maxsize=65_536)
 def _lacks(step: Step) -> tuple[int, ...]:
-    """The fields of Nameless that time of a step is in."""
+    """Return the fields of Nameless that time of a step counts in."""
     if not is_function(step):
         return ()
     if not (step.name.startswith("[") or "+0x" in step.name):
@@ -238,7 +236,7 @@ def _lacks(step: Step) -> tuple[int, ...]:
 
 
 def order_of(root: Node, path: Path) -> tuple[tuple[int, Step], ...]:
-    """What sorts paths as `flatten` sorts its lines; one that ends in MORE comes last among its siblings."""
+    """Return a sort key for paths in the order of `flatten`; one that ends in MORE is the last of its siblings."""
     order: list[tuple[int, Step]] = []
     node: Node | None = root
     for step in path:
@@ -248,18 +246,18 @@ def order_of(root: Node, path: Path) -> tuple[tuple[int, Step], ...]:
 
 
 def opened_with(opened: Collection[Path], path: Path) -> frozenset[Path]:
-    """`opened`, and the branch of `path`."""
+    """Return `opened` with the branch of `path`."""
     return frozenset((*opened, path))
 
 
 def closed(opened: Collection[Path], path: Path) -> frozenset[Path]:
-    """`opened` without the branch of `path` and all within it; what it stands in stays open."""
+    """Return `opened` without the branch of `path` and all below it; its parent stays open."""
     kept = frozenset(one for one in opened if one[: len(path)] != path)
     return kept | {path[:-1]} if len(path) > 1 and len(kept) < len(opened) else kept
 
 
 def index_of(branches: Sequence[Branch], path: Path) -> int:
-    """The line that holds `path`; else the closed one that may sum it up, else its nearest ancestor's; else 0."""
+    """Return the line of `path`; else the closed one that may sum it up, else its nearest ancestor's; else 0."""
 
     def nearness(line: int) -> tuple[int, bool]:
         branch = branches[line]
@@ -270,4 +268,4 @@ def index_of(branches: Sequence[Branch], path: Path) -> int:
             shared += 1
         return shared, bool(branch.more) and not branch.opened and shared == branch.first < len(path)
 
-    return max(range(len(branches)), key=nearness, default=0)  # of lines that share as much, the uppermost
+    return max(range(len(branches)), key=nearness, default=0)  # the uppermost of lines that share as much

@@ -1,6 +1,6 @@
-"""A trigger says which waits, or which ticks, are outliers: `lock.max > 500ms`, `comm:mysqld disk.p99 > 50ms for 3s`.
+"""Trigger: which waits or ticks are outliers, as `lock.max > 500ms` or `comm:mysqld disk.p99 > 50ms for 3s`.
 
-WHAT.METRIC OP VALUE [for TIME]. WHAT is a category, a group of them, or `any`: all that does not look idle.
+The syntax is WHAT.METRIC OP VALUE [for TIME]. WHAT is a category, a group, or `any`: everything that is not idle.
 """
 
 import re
@@ -39,35 +39,35 @@ _LEAST_NS = 1000
 
 
 class TriggerError(ValueError):
-    """What is wrong, and what would be right."""
+    """Its text says what is wrong, and what would be right."""
 
 
 class Trigger(NamedTuple):
     text: str
-    """As it is told."""
+    """In normal form, for display."""
     program: str
     """A pattern; empty: any."""
     categories: frozenset[str] | None
-    """None: any that does not look idle."""
+    """None: any that is not idle."""
     metric: str
     value: float
-    """ns, threads, or a number a second."""
+    """ns, threads, or a rate per second."""
     for_ns: int = 0
-    """For how long it has to be so; 0: one tick, or one wait."""
+    """How long the condition must hold; 0: one tick, or one wait."""
 
     @property
     def is_of_waits(self) -> bool:
-        """Whether single waits are judged, not ticks."""
+        """Whether it judges single waits, not ticks."""
         return self.metric in (MAX, NOW)
 
     @property
     def percent(self) -> float:
-        """0: it is of no percentile."""
+        """0: not a percentile."""
         return _PERCENTS.get(self.metric, 0.0)
 
     @property
     def with_idle(self) -> bool:
-        """Who names a category means all of it."""
+        """A named category includes its idle waits."""
         return self.categories is not None
 
     def is_about(self, program: str, category: str) -> bool:
@@ -76,14 +76,14 @@ class Trigger(NamedTuple):
 
 
 def value_told(metric: str, value: float) -> str:
-    """`1.84s`, `12.0 threads`, `950/s`"""
+    """Return `1.84s`, `12.0 threads`, `950/s`."""
     if metric == WAITING:
         return f"{three(value)} threads"
     return f"{three(value)}/s" if metric == EVENTS else duration(round(value)) or "0"
 
 
 def parse(text: str, categories: Collection[str], groups: Mapping[str, Collection[str]]) -> Trigger | None:
-    """None for `auto`. Raises TriggerError."""
+    """Parse a trigger; None for `auto`. Raises TriggerError."""
     said = " ".join(text.split())
     if said == AUTO:
         return None

@@ -1,8 +1,8 @@
-"""What is usual: how long all but one in a thousand waits of a program in a category lasted in the last minutes.
+"""Usual length of waits: the 99.9th percentile of a program in a category, over the last minutes.
 
-Learnt from finished waits, in steps of LEARN_NS: what a step has is judged by the ones before it. Of waits below the
-minimum nobody knows the category. So where a category has few waits of its own, they count as if they had been in it:
-a lock that is nearly always short is known by those.
+It is learnt from finished waits in steps of LEARN_NS; each step is judged by the ones before it. The category of waits
+below the minimum is unknown. If a category has few waits of its own, they count as if they had been in it: they
+represent a lock that is nearly always short.
 """
 
 from collections import deque
@@ -18,9 +18,9 @@ _STEPS = 30
 """Five minutes."""
 _PERCENT = 99.9
 _ENOUGH = 10
-"""From so many waits on a category is known by them alone."""
+"""With so many waits, a category is judged by them alone."""
 ENOUGH_SHORT, _ENOUGH_SHORT_PER_S = 1000, 50
-"""One in a thousand is known of a program with so many short waits, and its short waits are what it mostly does."""
+"""With so many short waits, a program has enough for a 99.9th percentile, and they are most of what it does."""
 _MOST_NAMES = 50_000
 Of = tuple[str, str]
 """Program and category."""
@@ -28,7 +28,7 @@ _LONGEST_NS = 1 << 62
 
 
 class Usual:
-    """Adds up ticks. `of` changes only when `learn` says so."""
+    """Learns from ticks. Results change only when `learn` returns True."""
 
     def __init__(self) -> None:
         self._step: dict[Of, int] = {}
@@ -40,7 +40,7 @@ class Usual:
         """When it began to learn."""
 
     def learn(self, one: Cut, programs: Mapping[int, str], min_ns: int, at_ns: int) -> bool:
-        """Add a tick's finished waits, but for those that look idle; whether something else is usual now."""
+        """Add a tick's finished waits that are not idle; return whether results have changed."""
         self._began_ns = self._began_ns or at_ns
         self.since_ns = self.since_ns or at_ns
         for leaf, by_pid in one.processes.items():
@@ -60,7 +60,7 @@ class Usual:
         return True
 
     def of(self, program: str, category: str) -> int:
-        """The percentile's upper bound in ns; 0: not known."""
+        """Return an upper bound of the percentile in ns; 0: unknown."""
         of = program, category
         known = self._known.get(of)
         if known is None:
@@ -68,7 +68,8 @@ class Usual:
         return known
 
     def is_by_short(self, program: str, category: str) -> bool:
-        """Whether that is known by the program's short waits: it holds for threads that make such."""
+        """Return whether the result is based on the program's short waits; it is valid for threads that have such
+        waits."""
         return log2.count(self._sums.get((program, category), 0)) < _ENOUGH
 
     def _percentile_ns(self, of: Of) -> int:

@@ -1,6 +1,6 @@
-"""A verdict is what a rule says of whether a wait looks idle, though its category may say otherwise.
+"""Verdicts: what rules say about whether a wait is idle, overriding its category.
 
-A tick keeps those that were known then, so that its numbers stay what they were.
+A tick keeps the verdicts known at the time, so that its numbers do not change.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from offtop.model.table import Ints
 
 WHERE = [0, 2, 3]
-"""Columns of sites' ids that a verdict goes by: process and stacks."""
+"""Columns of sites' ids that a verdict depends on: process and stacks."""
 Where = tuple[int, int, int]
 
 
 class Verdicts:
-    """Which waits look idle, or do not, whatever their category says. Never changes."""
+    """Which waits are idle, or are not, whatever their category. Immutable."""
 
     __slots__ = ("flags", "marks")
 
@@ -32,8 +32,7 @@ class Verdicts:
         return self.marks.nbytes + self.flags.nbytes
 
     def of(self, ids: Ints) -> Ints:
-        """For each of sites' ids: 1, it looks idle; -1, it does not; 0, nothing is said. By 64 bits of each, as
-        SiteKeys.mask."""
+        """Return for each of sites' ids: 1, idle; -1, not idle; 0, no verdict. By a 64-bit hash, as SiteKeys.mask."""
         if not len(self.marks):
             return np.zeros(len(ids), np.int64)
         marks = _marks(ids[:, WHERE])

@@ -1,7 +1,7 @@
-"""A View is what the person chose to look at; each key makes the next one from it.
+"""View: what the user chose to look at. Each key makes the next View from it.
 
-What keys do to the list is in drilling.py, and within a pane in panes.py; here is what they have in common, and what is
-chosen for all of the screen.
+What keys do in the list is in drilling.py, in other panes in panes.py. Here is what they have in common, and what
+applies to the whole screen.
 """
 
 from collections.abc import Iterable
@@ -24,32 +24,32 @@ from offtop.units import NS_PER_S
 
 SINCE_START = 0
 SPANS_NS = (NS_PER_S, 10 * NS_PER_S, 60 * NS_PER_S, SINCE_START)
-"""What the numbers are over; `w` steps through them."""
+"""Spans of the numbers; `w` steps through them."""
 SHORTEST_DELAY_NS, LONGEST_DELAY_NS = NS_PER_S // 10, 60 * NS_PER_S
 
 CATEGORIES, LIST, TREE, SITE, LATENCY, FLAME = "categories", "list", "tree", "site", "latency", "flame"
 STUCK, OUTLIERS = "stuck", "outliers"
-"""The panes that the keys can be in."""
+"""Panes that can have the focus."""
 WHOLE_SCREEN = (FLAME, STUCK, OUTLIERS)
-"""Those of them that have it by themselves."""
+"""Those that take the whole screen."""
 AUTO, HISTOGRAM, HEATMAP, OFF = "auto", "histogram", "heatmap", "off"
-"""What the latency pane shows; AUTO: the histogram where there is room beside the categories."""
+"""What the latency pane shows; AUTO: the histogram if there is room beside the categories."""
 LATENCIES = (AUTO, HISTOGRAM, HEATMAP, OFF)
 NAMES = ("comm", "cmdline", "cgroup")
-"""What a process is called by; `c` steps through them."""
+"""What processes are called; `c` steps through them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeView:
-    """The stack tree. What is open is kept by path, while numbers and lines change."""
+    """The stack tree. Open branches are kept by path, while numbers and lines change."""
 
     shape: Shape = Shape()
     opened: frozenset[Path] = frozenset()
     closed: frozenset[Path] = frozenset()
-    """By hand: these do not open by themselves, however large they grow."""
+    """Closed by the user: they do not open by themselves, however large they get."""
     cursor: Path = ()
     line: int = 0
-    """On which line of the pane the cursor stands: there it stays, and the tree moves around it."""
+    """Line of the pane that the cursor stays on while the tree moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class FlameView:
 
 @dataclass(frozen=True, slots=True)
 class StuckView:
-    """What is stuck now."""
+    """The waits in progress."""
 
     cursor: ThreadKey | None = None
-    """The thread that the keys are on; None: that of the oldest wait."""
+    """Thread under the cursor; None: that of the oldest wait."""
     opened: bool = False
     """Whether its wait has the whole pane."""
     scrolled: int = 0
@@ -74,10 +74,10 @@ class StuckView:
 
 @dataclass(frozen=True, slots=True)
 class OutliersView:
-    """What was caught."""
+    """The outliers."""
 
     cursor: Which | None = None
-    """The group that the keys are on, or that was gone to last; None: the newest."""
+    """Group under the cursor, or last opened; None: the newest."""
     opened: bool = False
     """Whether it has the whole pane."""
     scrolled: int = 0
@@ -91,113 +91,113 @@ class Cell:
     end_ns: int
     """CLOCK_MONOTONIC of the end of its column."""
     row: int
-    """Counted upward from the shortest waits."""
+    """Counted from the shortest waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    filters: Filters = Filters()  # frozen, as all values are
-    """What the kernel was asked to count, but for narrowing to the pin."""
+    filters: Filters = Filters()  # immutable, as all values are
+    """What the BPF programs were told to count, without narrowing to the pin."""
     delay_ns: int = NS_PER_S
     mode: str = OFFCPU
     """What is shown: one of wake.MODES."""
     depth: int = DEFAULT_DEPTH
-    """How many wakers of a chain are asked for."""
+    """Maximum number of wakers in a chain."""
     span_ns: int = 10 * NS_PER_S
     """One of SPANS_NS."""
     category: str = ALL
-    """The one under the cursor of the categories: the other panes are about it."""
+    """Category under the cursor; the other panes show it."""
     pid: int | None = None
-    """Drilled into."""
+    """Selected process."""
     pool: Pool | None = None
-    """Drilled into: all panes are about its threads."""
+    """Selected pool; all panes show its threads."""
     thread: ThreadKey | None = None
-    """Drilled into."""
+    """Selected thread."""
     wakers: tuple[WakerKey, ...] = ()
-    """Drilled into: a process that wakes, and one of its threads. All panes are about the waits that the last ended."""
+    """Selected waking process, and one of its threads. All panes show the waits that the last one ended."""
     object: Object | None = None
-    """Drilled into: all panes are about waits on that."""
+    """Selected object; all panes show waits on it."""
     objects: bool = False
-    """Whether the list shows what is waited on instead, where that is gathered."""
+    """Whether the list shows objects waited on, if they are gathered."""
     reason: Reason | None = None
-    """Drilled into: all panes are about waits for that, as rules name it."""
+    """Selected cause; all panes show waits with it."""
     reasons: bool = False
-    """Whether the list shows what is waited for instead, as rules name it."""
+    """Whether the list shows causes."""
     way: tuple[str, ...] = ()
-    """In which order these were drilled into, some of which may be left by now."""
+    """Order in which these were selected; some may no longer be."""
     path: Path = ()
-    """The branch of the tree that was drilled into."""
+    """Selected branch of the tree."""
     focus: str = CATEGORIES
-    """The pane that the keys are in."""
+    """Pane that has the focus."""
     came_from: str = CATEGORIES
-    """The pane that the keys were in before the icicle, or before what is stuck."""
+    """Pane that had the focus before one that takes the whole screen."""
     cursor: Key | None = None
-    """The row of the list that the keys are on; None: the first."""
+    """Row of the list under the cursor; None: the first."""
     threads: bool = False
-    """Whether the list shows threads even where no process was drilled into."""
+    """Whether the list shows threads even if no process is selected."""
     unfolded: bool = False
-    """Whether threads of pools stand each for themselves."""
+    """Whether threads of pools are listed one by one."""
     rate: Rate | None = None
-    """Requests of a process, as the person says."""
+    """Request rate given by the user."""
     rate_pid: int | None = None
-    """Of which one; None: of whichever is looked at."""
+    """Process that it belongs to; None: whichever is selected."""
     account: bool = False
-    """Whether the list tells where the seconds went, instead of how long waits were."""
+    """Whether the list shows accounts instead of wait times."""
     cgroups: bool = False
-    """Whether the list shows containers, units and other cgroups instead."""
+    """Whether the list shows containers, units and other cgroups."""
     group: tuple[str, Filter] | None = None
-    """The cgroup that was drilled into, and the filter before that."""
+    """Selected cgroup, and the filter before that."""
     sort: str = "WAITING"
     """One of rows.SORTS."""
     account_sort: str = ACCOUNT_SORTS[0]
-    """One of rows.ACCOUNT_SORTS: of the list while it tells where the seconds went."""
+    """One of rows.ACCOUNT_SORTS: for the list while it shows accounts."""
     reverse: bool = False
     idle_shown: bool = False
     pin: str | int | ThreadKey | None = None
-    """A cgroup's path, a pid or a thread that stays on top."""
+    """Cgroup path, pid or thread that stays on top."""
     narrowed: bool = False
-    """Whether the kernel counts only the pin."""
+    """Whether only the pin is counted in the kernel."""
     paused_at_ns: int | None = None
-    """CLOCK_MONOTONIC of the last tick that is shown; None while live."""
+    """CLOCK_MONOTONIC of the last tick shown; None while live."""
     tree: TreeView = field(default_factory=TreeView)
     flame: FlameView = field(default_factory=FlameView)
     stuck: StuckView = field(default_factory=StuckView)
     outliers: OutliersView = field(default_factory=OutliersView)
     triggers: tuple[str, ...] = ()
-    """What is caught; none where it was recorded."""
+    """What outliers are found by; empty in a recording."""
     latency: str = AUTO
     cell: Cell | None = None
-    """The chosen cell of the heat map; None: the latest column's."""
+    """Selected cell of the heat map; None: in the latest column."""
     zoomed: bool = False
-    """Whether the pane that the keys are in has the whole screen."""
+    """Whether the focused pane has the whole screen."""
     names: str = NAMES[0]
     filter: Filter = NOTHING
-    """Only waits and rows that it keeps are shown."""
+    """Only waits and rows that pass it are shown."""
     user: str = ""
-    """Only processes of this user are shown; empty: of all."""
+    """Only processes of this user are shown; empty: all."""
     found: str = ""
-    """The word that was searched, and kept as the filter."""
+    """The search that became the filter."""
     search: str = ""
-    """Lines that hold this are marked."""
+    """Lines that contain this are marked."""
     muted: tuple[Filter, ...] = ()
-    """What the person chose not to see: in no table, but accounted for in the head."""
+    """Filters for waits that the user has muted: in no table, but counted in the header."""
     hidden: frozenset[str] = frozenset()
-    """Columns and panes that are not shown, by their titles."""
+    """Columns and panes that are not shown, by title."""
     scrolled: int = 0
-    """Lines of the pane of the site above the screen."""
+    """Lines of the site pane above the screen."""
     baseline: Baseline | None = None
-    """What is normal, as the person says."""
+    """What the user marked as normal."""
     diff: bool = False
-    """Whether all that is shown is compared with that."""
+    """Whether everything shown is compared with the baseline."""
 
     @property
     def compared(self) -> Baseline | None:
-        """What all that is shown is compared with."""
+        """Baseline to compare with, if comparison is on."""
         return self.baseline if self.diff else None
 
     @property
     def scope(self) -> Scope:
-        """Which waits the list is about."""
+        """Which waits the list covers."""
         blocked = self.mode != OFFCPU
         if self.thread is not None:
             return Scope(self.category, self.thread.pid, self.thread.tid, self.idle_shown, blocked)
@@ -205,7 +205,7 @@ class View:
 
     @property
     def subject_ids(self) -> tuple[int | None, int | None]:
-        """pid and tid of what was drilled into."""
+        """pid and tid of the selection."""
         if self.thread is not None:
             return self.thread.pid, self.thread.tid
         return (self.pool.pid if self.pool is not None else self.pid), None
@@ -219,7 +219,7 @@ class View:
 
     @property
     def drilled(self) -> str:
-        """Which of these was drilled into last, and not left since; empty: none."""
+        """Which of these was selected last and still is; empty: none."""
         those = {
             "pid": self.pid is not None,
             "pool": self.pool is not None,
@@ -233,7 +233,7 @@ class View:
 
     @property
     def is_at_waker(self) -> bool:
-        """Whether a waker was drilled into that leads to its tree: there is no list of its threads."""
+        """Whether the selected waker leads to its tree, since there is no list of its threads."""
         waker = self.waker
         return self.mode == WAKEUP and waker is not None and bool(waker.tid or not waker.pid)
 
@@ -251,7 +251,7 @@ class View:
 
     @property
     def lists_waking_threads(self) -> bool:
-        """Whether wakers are listed thread by thread."""
+        """Whether wakers are listed by thread."""
         return self.threads or bool(self.wakers)
 
     @property
@@ -279,7 +279,7 @@ class View:
 
     @property
     def list_sort(self) -> str:
-        """What it is sorted by."""
+        """What the list is sorted by."""
         return self.account_sort if self.lists_account else self.table_sort
 
     @property
@@ -289,20 +289,20 @@ class View:
 
     @property
     def asked(self) -> Filters:
-        """What the kernel is to count."""
+        """What the kernel should count."""
         if not self.narrowed or self.pin is None:
             return self.filters
         if isinstance(self.pin, str):
             return replace(self.filters, cgroup=self.pin)
         if isinstance(self.pin, ThreadKey):
-            if self.pin.pid == OUTSIDE:  # whose tids may be others' tids
+            if self.pin.pid == OUTSIDE:  # its tids may belong to other threads here
                 return replace(self.filters, pids=(OUTSIDE,), tids=())
             return replace(self.filters, pids=(), tids=(self.pin.tid,))
         return replace(self.filters, pids=(self.pin,), tids=())
 
 
 def about(view: View, **changes: object) -> View:
-    """Another selection: what was opened and chosen in the old one is forgotten."""
+    """Change the selection; what was opened and chosen in the old one is dropped."""
     return replace(
         view,
         **{  # pyright: ignore[reportArgumentType]  # fields of View, as the callers below give them
@@ -318,22 +318,22 @@ def about(view: View, **changes: object) -> View:
 
 
 def into(view: View, what: str, **changes: object) -> View:
-    """One level down, into `what` of View.way."""
+    """Go one level down, into `what` of View.way."""
     return about(view, way=(*way_without(view, what), what), **changes)
 
 
 def out_of(view: View, what: str, **changes: object) -> View:
-    """Up again."""
+    """Go up again."""
     return about(view, way=way_without(view, what), **changes)
 
 
 def way_without(view: View, what: str) -> tuple[str, ...]:
-    """How `view` came to where it is, but for that."""
+    """Return View.way without `what`."""
     return tuple(name for name in view.way if name != what)
 
 
 def out_of_waker(view: View) -> View:
-    """From a thread to the wakers of its process, from these to all."""
+    """Go from a thread to the wakers of its process, and from these to all wakers."""
     if view.mode != WAKEUP:
         return out_of(view, "wakers", wakers=(), focus=LIST)
     above = view.wakers[:-1]
@@ -342,7 +342,7 @@ def out_of_waker(view: View) -> View:
 
 
 def next_pane(view: View, panes: Iterable[str], step: int) -> View:
-    """The keys in the next of `panes`, those that can be seen."""
+    """Focus the next of `panes`, the visible ones."""
     every = [*panes]
     index = every.index(view.focus) if view.focus in every else -1
     if every == [view.focus]:
@@ -351,7 +351,7 @@ def next_pane(view: View, panes: Iterable[str], step: int) -> View:
 
 
 def in_pane(view: View, pane: str) -> View:
-    """The keys in `pane`."""
+    """Focus `pane`."""
     zoomed = view.zoomed and pane not in WHOLE_SCREEN
     if pane == SITE or view.focus != SITE:
         return replace(view, focus=pane, zoomed=zoomed)
@@ -363,8 +363,10 @@ def next_span(view: View) -> View:
 
 
 def sorted_by(view: View, sort: str) -> View:
-    """Sorted by `sort`, largest first (names and pids upward), and back at the first row; where the list has no such
-    column, the categories alone."""
+    """Sort by `sort`, largest first (names and pids ascending), and go to the first row.
+
+    If the list has no such column, only the categories are sorted.
+    """
     if sort not in view.sorts:
         return view if sort == CHANGE else replace(view, sort=sort)
     if view.lists_account:
@@ -385,22 +387,22 @@ def idle_or_not(view: View) -> View:
 
 
 def marked(view: View, baseline: Baseline) -> View:
-    """That is normal."""
+    """Mark the baseline."""
     return replace(view, baseline=baseline)
 
 
 def compared_or_not(view: View) -> View:
-    """With the baseline (there is one), or by itself."""
+    """Switch comparison with the baseline on or off."""
     return replace(view, diff=not view.diff)
 
 
 def pinned(view: View, key: str | int | ThreadKey) -> View:
-    """`key` pinned; what is pinned already is let go, and what the kernel counts is widened again."""
+    """Pin `key`, or unpin it; the kernel counts everything again."""
     return replace(view, pin=None if view.pin == key else key, narrowed=False)
 
 
 def narrowed_or_widened(view: View) -> View:
-    """The kernel counts only the pin, or everything again."""
+    """Count only the pin in the kernel, or everything again."""
     return replace(view, narrowed=not view.narrowed and view.pin is not None)
 
 
@@ -409,12 +411,12 @@ def live(view: View) -> View:
 
 
 def paused_at(view: View, at_ns: int) -> View:
-    """The picture of the tick at `at_ns`, whatever is shown now."""
+    """Show the tick at `at_ns`."""
     return replace(view, paused_at_ns=at_ns)
 
 
 def with_delay(view: View, delay_ns: int) -> View:
-    """Raises ValueError outside 0.1 to 60 s."""
+    """Set the delay. Raises ValueError outside 0.1 to 60 s."""
     if not SHORTEST_DELAY_NS <= delay_ns <= LONGEST_DELAY_NS:
         raise ValueError(delay_ns)
     return replace(view, delay_ns=delay_ns)
@@ -429,7 +431,7 @@ def next_names(view: View) -> View:
 
 
 def next_latency(view: View, shown: str) -> View:
-    """After `shown`, which is what AUTO came to: histogram, heat map, off."""
+    """Switch to what follows `shown`, which is what AUTO resolved to: histogram, heat map, off."""
     after = {HISTOGRAM: HEATMAP, HEATMAP: OFF, OFF: HISTOGRAM}[shown]
     focus = LATENCY if after == HEATMAP else CATEGORIES if view.focus == LATENCY else view.focus
     return in_pane(replace(view, latency=after, cell=None), focus)
@@ -440,7 +442,7 @@ def with_latency(view: View, latency: str) -> View:
 
 
 def at_cell(view: View, cell: Cell | None) -> View:
-    """The cursor of the heat map moved."""
+    """Move the cursor of the heat map."""
     return in_pane(replace(view, cell=cell), LATENCY)
 
 
@@ -449,12 +451,12 @@ def searched(view: View, text: str) -> View:
 
 
 def filtered(view: View, chosen: Filter, found: str = "") -> View:
-    """`found`: the word that was searched for it."""
+    """Set the filter; `found` is the search that it came from."""
     return about(view, filter=chosen, found=found, search="", cursor=None, group=None)
 
 
 def in_cgroup(path: str) -> Filter:
-    """The filter that keeps what is in a cgroup of the list."""
+    """Return the filter for what is in a cgroup of the list."""
     return exactly("cgroup", "" if path == NO_CGROUP else path)
 
 
@@ -463,7 +465,7 @@ def of_user(view: View, user: str) -> View:
 
 
 def muted_or_not(view: View, what: Filter) -> View:
-    """`what` muted, or, if it is so already, heard again."""
+    """Mute `what`, or unmute it if it is muted."""
     if any(one.text == what.text for one in view.muted):
         return replace(view, muted=tuple(one for one in view.muted if one.text != what.text))
     category = ALL if view.focus == CATEGORIES else view.category
@@ -471,5 +473,5 @@ def muted_or_not(view: View, what: Filter) -> View:
 
 
 def shown_or_hidden(view: View, title: str) -> View:
-    """A column or pane shown again, or not."""
+    """Hide or show a column or pane."""
     return replace(view, hidden=view.hidden ^ {title})

@@ -1,6 +1,6 @@
-"""Who really woke a thread: an interrupt runs on top of whoever had the CPU, and the kernel's functions tell.
+"""Classify wakers: an interrupt runs on top of any thread; the kernel's functions show that it was the waker.
 
-All of it goes by names of kernel functions, leaf first, as `trimmed` leaves them.
+Everything here is based on names of kernel functions, leaf first, as `trimmed` has them.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from offtop.model.categories import bare
 from offtop.model.wake import EXIT, IRQ, SIGNAL, SOFTIRQ, THREAD, TIMEOUT, TIMER
 
 FIRST = "try_to_wake_up"
-"""What stands above it is the tracer's (kernel/sched/core.c)."""
+"""Frames above it belong to the tracer (kernel/sched/core.c)."""
 _TAIL = frozenset(
     {
         *("try_to_wake_up", "default_wake_function", "autoremove_wake_function", "woken_wake_function"),
@@ -21,35 +21,34 @@ _TAIL = frozenset(
         *("swake_up_locked", "swake_up_one", "swake_up_all"),
     }
 )
-"""How every waking looks, whatever it is for."""
+"""Functions that are part of every wakeup."""
 _X86_INTERRUPTS = (
     *("asm_common_interrupt", "asm_sysvec_", "asm_spurious_interrupt", "fred_extint"),
     "asm_exc_xen_hypervisor_callback",
 )
 _ARM_INTERRUPTS = ("el1h_64_irq", "el0t_64_irq", "el1h_64_fiq", "el0t_64_fiq", "el1_irq", "el0_irq")
 INTERRUPTS = (*_X86_INTERRUPTS, *_ARM_INTERRUPTS)
-"""What the names of the functions begin with by which interrupts enter the kernel (arch/*/kernel/entry*.S)."""
+"""Prefixes of the functions by which interrupts enter the kernel (arch/*/kernel/entry*.S)."""
 RETURNS = (
     *("irqentry_exit_to_user_mode", "exit_to_user_mode_loop", "exit_to_user_mode_prepare", "prepare_exit_to_usermode"),
     "do_notify_resume",
 )
-"""The functions in which a thread goes on to its program behind an interrupt. What it does there is its own: it takes
-its signals, ends, and does what was left for it to do (kernel/entry/common.c, arch/arm64/kernel/signal.c)."""
+"""Functions in which a thread returns to user mode after an interrupt. What it does there is its own work: it takes
+signals, exits, and runs its task work (kernel/entry/common.c, arch/arm64/kernel/signal.c)."""
 _ENTERED = ("asm_", "sysvec_", "common_interrupt", "irq_exit_rcu", "el1", "el0", "do_interrupt_handler", "call_on")
 _OWN_TIMEOUT = frozenset({"hrtimer_wakeup", "process_timeout"})
-"""Timers that wake who set them: nanosleep, poll, futex and the rest of what takes a timeout (kernel/time)."""
+"""Timers that wake the thread that set them: nanosleep, poll, futex and other calls with a timeout (kernel/time)."""
 _NOTHING_ELSE = frozenset({"try_to_wake_up", "wake_up_process", ""})
-"""What a timer called that wakes one thread and does nothing else: process_timeout, which ends in a jump, is in no
-stack."""
+"""What a timer called that only wakes one thread: process_timeout makes a tail call, so it is in no stack."""
 _JUMPED_TO = {"__queue_work": "delayed_work_timer_fn"}
-"""What a timer seems to have called → the timer's function, which ends in a jump to that (kernel/workqueue.c)."""
+"""What a timer seems to have called → the timer's function, which made a tail call to that (kernel/workqueue.c)."""
 _RUN_TIMERS = frozenset(
     {"__hrtimer_run_queues", "hrtimer_interrupt", "hrtimer_run_softirq", "call_timer_fn", "run_timer_softirq"}
     | {"__run_timers", "expire_timers", "run_timer_base", "__run_timer_base", "alarmtimer_fired"}
 )
 _RUN_SOFTIRQS = frozenset({"handle_softirqs", "__do_softirq", "__softirqentry_text_start"})
 _OWN_SOFTIRQS = frozenset({"net_rx_action", "net_tx_action"})
-"""Run by the thread that left them behind, where it sends to its own machine. The others are of whomever."""
+"""Run by the thread that raised them, when it sends to its own machine. The others may belong to any thread."""
 _ENDS = frozenset({"do_exit", "do_group_exit", "make_task_dead"})
 _SIGNALS = frozenset({"signal_wake_up_state", "signal_wake_up", "complete_signal"})
 _IN_INTERRUPTS = frozenset(
@@ -57,7 +56,7 @@ _IN_INTERRUPTS = frozenset(
     | {"generic_handle_irq", "generic_handle_domain_irq", "irq_exit", "irq_exit_rcu", "__irq_exit_rcu"}
     | {"__flush_smp_call_function_queue", "generic_smp_call_function_interrupt"}
 )
-"""What runs in interrupts on every machine, by whatever name they enter."""
+"""Functions that run in interrupts on every architecture."""
 _IDLE = frozenset({"do_idle", "cpu_startup_entry", "flush_smp_call_function_queue"})
 
 
@@ -69,24 +68,26 @@ class Kind(NamedTuple):
 
 
 def is_interrupt(name: str) -> bool:
-    """Whether interrupts enter the kernel by this function."""
+    """Return whether interrupts enter the kernel by this function."""
     return name.startswith(_X86_INTERRUPTS) or bare(name).removesuffix("_handler") in _ARM_INTERRUPTS
 
 
 def is_return(name: str) -> bool:
-    """Whether a thread goes on to its program in this function, behind an interrupt."""
+    """Return whether a thread returns to user mode in this function, after an interrupt."""
     return bare(name) in RETURNS
 
 
 def tail_length(kernel: Sequence[str]) -> int:
-    """How many frames at the leaf are how every waking looks. At least one is left."""
+    """Return how many frames at the leaf are part of every wakeup. At least one is left."""
     found = next((i for i, name in enumerate(kernel) if bare(name) not in _TAIL), len(kernel))
     return min(found, max(0, len(kernel) - 1))
 
 
 def cut_at_interrupt(kernel: Sequence[str]) -> int:
-    """How many frames of a waker's stack are its own: what is behind an interrupt's entry is whom it hit; but where a
-    thread goes on behind an interrupt, all of them are."""
+    """Return how many frames of a waker's stack are its own.
+
+    Frames after an interrupt's entry belong to the thread that it hit, unless the thread was returning to user mode.
+    """
     for i, name in enumerate(kernel):
         if is_return(name):
             break
@@ -96,7 +97,7 @@ def cut_at_interrupt(kernel: Sequence[str]) -> int:
 
 
 def entry_length(kernel: Sequence[str]) -> int:
-    """How many frames at the root are only how that interrupt was entered. At least one is left."""
+    """Return how many frames at the root are only the entry of that interrupt. At least one is left."""
     if not kernel or not is_interrupt(kernel[-1]):
         return 0
     own = next((i for i, name in enumerate(reversed(kernel)) if not name.lstrip("_").startswith(_ENTERED)), 0)
@@ -104,7 +105,7 @@ def entry_length(kernel: Sequence[str]) -> int:
 
 
 def kind_of(kernel: Sequence[str], is_thread: bool) -> Kind:
-    """What such a stack says of who woke. `is_thread`: it ran in a thread, not in an interrupt on top of one."""
+    """Classify a waker by its stack. `is_thread`: it ran in a thread, not in an interrupt on top of one."""
     names = [bare(name) for name in kernel]
     names = names[: next((i for i, name in enumerate(names) if is_return(name)), len(names))]
     found = frozenset(names)
@@ -114,7 +115,7 @@ def kind_of(kernel: Sequence[str], is_thread: bool) -> Kind:
         called = _before(names, _RUN_TIMERS)
         if found & _OWN_TIMEOUT or called in _NOTHING_ELSE:
             return Kind(TIMEOUT)
-        if in_softirq or not found & _SIGNALS:  # a signal has a sender, and that is no thread that ran the softirq
+        if in_softirq or not found & _SIGNALS:  # the sender of a signal is not the thread that ran the softirq
             return Kind(TIMER, _JUMPED_TO.get(called, _named(called)))
     softirq = _before(names, _RUN_SOFTIRQS)
     if in_softirq and not (is_thread and softirq in _OWN_SOFTIRQS and "run_ksoftirqd" not in found):
@@ -132,19 +133,18 @@ def kind_of(kernel: Sequence[str], is_thread: bool) -> Kind:
 
 
 def _before(names: Sequence[str], callers: frozenset[str]) -> str:
-    """What the leafmost of `callers` called; empty where none is there."""
+    """Return what the leafmost of `callers` called; empty if none is in the stack."""
     at = next((i for i, name in enumerate(names) if name in callers), 0)
     return names[at - 1] if at else ""
 
 
 def _named(function: str) -> str:
-    """Empty of a function that says no more than that there was a waking."""
+    """Return `function`, or nothing if it is part of every wakeup."""
     return "" if function in _TAIL else function
 
 
 def _entry(names: Sequence[str]) -> str:
-    """`call_function_single`, of the interrupt that begins there; of an idle CPU that another one told to wake:
-    `ipi`."""
+    """Return `call_function_single` for the interrupt that begins there; `ipi` for an idle CPU woken by another one."""
     for name in names:
         if name.startswith("asm_sysvec_"):
             return name.removeprefix("asm_sysvec_")

@@ -1,4 +1,4 @@
-"""Where a thread waits, in one line: the kernel's leaf, then the program's own frames up to where it began."""
+"""Location of a wait in one line: the kernel's leaf, then the program's frames up to where it began."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ _LIBC = ("libc.so", "libc-", "libpthread", "ld-linux", "ld-musl", "libc.musl", "
 
 
 def kernel_names(book: Book, kernel: int, names: Names) -> list[str]:
-    """Leaf first, without the scheduler's tail."""
+    """Leaf first, without the scheduler's frames."""
     return names_of(book.stack(kernel).trimmed, names)
 
 
@@ -24,46 +24,47 @@ def user_names(book: Book, user: int, names: Names) -> list[str]:
 
 
 def names_of(frames: Iterable[Frame], names: Names) -> list[str]:
-    """Of all functions of these frames, those without a frame of their own, too."""
+    """Return the names of all functions of these frames, including inlined ones."""
     return [name for frame in frames for name in functions(names.of(frame))]
 
 
 def in_short(book: Book, kernel: int, user: int, names: Names, wake: int = NO_WAKE) -> str:
-    """The kernel's leaf and the frames of the program that led there, the C library's left out: those say
-    nothing that the kernel's leaf does not. `wake`: its id, where it is to be told, too, who is at the other end."""
+    """Return the kernel's leaf and the program's frames that led there, without the C library's.
+
+    Those say nothing that the leaf does not. `wake` is the wake id, to include the peers.
+    """
     ends = ends_of(book, kernel, wake)
     leaf = [f"{name} ({ends})" if ends else name for name in kernel_names(book, kernel, names)[:1]]
     return " < ".join([*leaf, *_own_names(book, user, names), *_missing(book, user)])
 
 
 def ends_of(book: Book, kernel: int, wake: int) -> str:
-    """Who is at the other end of what is waited on at that kernel stack, or what that watches; empty where it is not
-    known. Raw."""
+    """Return the peers of the object waited on at that kernel stack, or what an epoll watches; empty if unknown.
+    Raw."""
     return book.ends_of(book.wake(wake).object).told(book.stack(kernel))
 
 
 def of_sleeper(book: Book, site: SiteKey, names: Names) -> str:
-    """Where it waits, and who ends that, or else is at the other end, if that is known."""
+    """Return where it waits, and the waker, or else the peers if known."""
     if _has_waker(book, site):
         return f"{in_short(book, site.kernel, site.user, names)} <- {book.wake(site.wake).waker.label}"
     return in_short(book, site.kernel, site.user, names, site.wake)
 
 
 def of_object(book: Book, site: SiteKey, names: Names) -> str:
-    """Who is at its other end, if that is known; where it is waited on, and who ends that."""
+    """Return the peers of an object if known, where it is waited on, and the waker."""
     place, ends = in_short(book, site.kernel, site.user, names), ends_of(book, site.kernel, site.wake)
     woken = f" <- {book.wake(site.wake).waker.label}" if _has_waker(book, site) else ""
     return f"{ends}; {place}{woken}" if ends else f"{place}{woken}"
 
 
 def with_rule(book: Book, site: SiteKey, rule: Rule | None, place: str) -> str:
-    """What a rule says that it is for, before the place: `an answer of PostgreSQL at 10.0.0.5:5432: tcp_recvmsg < …`.
-    Raw."""
+    """Put the cause before the place: `an answer of PostgreSQL at 10.0.0.5:5432: tcp_recvmsg < …`. Raw."""
     return f"{rule.name}{_at_the_other_end(book, site)}: {place}" if rule else place
 
 
 def _at_the_other_end(book: Book, site: SiteKey) -> str:
-    """What says more than a rule does."""
+    """Return what identifies the object beyond the rule's text."""
     what = book.wake(site.wake).object
     if what.kind == UNIX:
         return f" of {what.peer}" if what.peer and not book.ends_of(what).sides else ""
@@ -73,7 +74,7 @@ def _at_the_other_end(book: Book, site: SiteKey) -> str:
 
 
 def of_waker(book: Book, site: SiteKey, names: Names) -> str:
-    """Through which code the waker came to wake it, and whom that was; where nobody knows, where that one waits."""
+    """Return the waker's stack and the woken process; without a known waker, where the thread waits."""
     waker, woken = book.wake(site.wake).waker, book.process(site.pid)
     if waker.kind == NOBODY:
         return in_short(book, site.kernel, site.user, names)
@@ -81,7 +82,7 @@ def of_waker(book: Book, site: SiteKey, names: Names) -> str:
 
 
 def of_storm(storm: Storm, span_ns: int) -> str:
-    """How often, how many, and what they cost."""
+    """Return how often, how many, and what they cost."""
     per_s = 1e9 / span_ns if span_ns else 0.0
     again = percent(storm.again, storm.woken)
     return (
@@ -91,8 +92,10 @@ def of_storm(storm: Storm, span_ns: int) -> str:
 
 
 def of_convoy(book: Book, convoy: Convoy, names: Names, told: str = "") -> str:
-    """How many wait for the same thing, and what that is: the one futex says more than the kernel's leaf. `told`: what
-    a rule says that it is."""
+    """Return how many wait for the same thing, and what it is: the futex says more than the kernel's leaf.
+
+    `told` is the name of the cause.
+    """
     site = convoy.site
     what = ["one futex"] if convoy.futex else kernel_names(book, site.kernel, names)[:1]
     place = " < ".join([*what, *_own_names(book, site.user, names)])
@@ -104,13 +107,13 @@ def _has_waker(book: Book, site: SiteKey) -> bool:
 
 
 def _missing(book: Book, user: int) -> list[str]:
-    """Stands for callers that are not known, or not for sure."""
+    """Return marks for missing or uncertain callers."""
     stack = book.stack(user)
     return ["…"] if stack.missing else ["~"] if stack.is_guessed else []
 
 
 def _own_names(book: Book, user: int, names: Names) -> list[str]:
-    """Of the program's frames, without what comes before its main(); of the C library's, where there are no others."""
+    """Return the program's functions, without what precedes main(); the C library's if there are no others."""
     frames = book.stack(user).frames
     own = names_of([frame for frame in frames if not _is_libc(frame)], names)
     return [name for name in own if name != _ENTRY] or names_of(frames, names)
