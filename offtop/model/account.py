@@ -18,9 +18,9 @@ from offtop.model.window import Window
 from offtop.units import percent
 
 K = TypeVar("K")
-_SUSPECT = 100
+_RESIDUE_DIVISOR = 100
 """A residue above this fraction of the span (1/n) may belong to a thread that started or exited in it."""
-_LOW = (1 << 32) - 1
+_TID_MASK = (1 << 32) - 1
 _FIELD = {name: number for number, name in enumerate(ThreadTotals._fields)}
 _COLUMNS = [_FIELD[name] for name in ("running_ns", "runqueue_ns", "offcpu_ns", "waits", "involuntary")]
 
@@ -70,18 +70,18 @@ class Accounts(NamedTuple):
     span_ns: int = 0
 
     def only(self, whom: Callable[[ThreadKey], bool]) -> "Accounts":
-        return self._where(
-            np.array([whom(ThreadKey(code >> 32, code & _LOW)) for code in self.codes.tolist()], np.bool_)
+        return self._rows(
+            np.array([whom(ThreadKey(code >> 32, code & _TID_MASK)) for code in self.codes.tolist()], np.bool_)
         )
 
     def of_process(self, pid: int) -> "Accounts":
-        return self._where(self.codes >> 32 == pid)
+        return self._rows(self.codes >> 32 == pid)
 
-    def _where(self, rows: Mask) -> "Accounts":
+    def _rows(self, rows: Mask) -> "Accounts":
         return Accounts(self.codes[rows], self.numbers[rows], self.through[rows], self.span_ns)
 
     def by_thread(self) -> Mapping[ThreadKey, Account]:
-        return self._by(self.codes, lambda code: ThreadKey(code >> 32, code & _LOW))
+        return self._by(self.codes, lambda code: ThreadKey(code >> 32, code & _TID_MASK))
 
     def by_process(self) -> Mapping[int, Account]:
         return self._by(self.codes >> 32, int)
@@ -90,10 +90,10 @@ class Accounts(NamedTuple):
         """Group by what `code_of` has for a thread, and by thread if it has nothing."""
         codes = self.codes.copy()
         for row, code in enumerate(self.codes.tolist()):
-            pid, number = code_of.get(ThreadKey(code >> 32, code & _LOW), (0, 0))
+            pid, number = code_of.get(ThreadKey(code >> 32, code & _TID_MASK), (0, 0))
             if number:
-                codes[row] = pid << 32 | (number & _LOW)
-        return self._by(codes, lambda code: (code >> 32, _signed(code & _LOW)))
+                codes[row] = pid << 32 | (number & _TID_MASK)
+        return self._by(codes, lambda code: (code >> 32, _signed(code & _TID_MASK)))
 
     def of(self, pid: int | None, tid: int | None = None) -> Account:
         """Return the account of a process, of one thread, or of everything."""
@@ -101,8 +101,8 @@ class Accounts(NamedTuple):
         if pid is not None:
             chosen &= self.codes >> 32 == pid
         if tid is not None:
-            chosen &= self.codes & _LOW == tid
-        some = self._where(chosen)
+            chosen &= self.codes & _TID_MASK == tid
+        some = self._rows(chosen)
         return next(iter(some._by(np.zeros(len(some.codes), np.int64), int).values()), NO_ACCOUNT)
 
     def _by(self, codes: Ints, key_of: Callable[[int], K]) -> dict[K, Account]:
@@ -113,9 +113,9 @@ class Accounts(NamedTuple):
         worst_ns = groups.maxima(self.numbers[:, 2] - self.numbers[:, 1])
         found: dict[K, Account] = {}
         for code, row, worst in zip(groups.codes.tolist(), sums.tolist(), worst_ns.tolist(), strict=True):
-            running, ready, off, waits, aside, threads, through, residue = row
+            running, ready, off, waits, involuntary, threads, through, residue = row
             found[key_of(code)] = Account(
-                threads, through, running, ready, off - ready, residue, waits - aside, aside, worst
+                threads, through, running, ready, off - ready, residue, waits - involuntary, involuntary, worst
             )
         return found
 
@@ -146,16 +146,16 @@ def accounts(windows: Sequence[Window], whole: bool = True) -> Accounts:
     sums = groups.sums(np.concatenate(numbers)[alive])
     span_ns = sum(window.span_ns for window in windows)
     end_ns, book = windows[-1].at_ns, windows[-1].book
-    return Accounts(groups.codes, sums, _through(groups.codes, sums, span_ns, end_ns, book), span_ns)
+    return Accounts(groups.codes, sums, _existed_throughout(groups.codes, sums, span_ns, end_ns, book), span_ns)
 
 
-def _through(codes: Ints, sums: Ints, span_ns: int, end_ns: int, book: Book) -> Mask:
+def _existed_throughout(codes: Ints, sums: Ints, span_ns: int, end_ns: int, book: Book) -> Mask:
     """Return which threads existed for the whole span."""
     through = np.ones(len(codes), np.bool_)
     left_ns = span_ns - sums[:, 0] - sums[:, 2]
-    for row in np.flatnonzero(left_ns > span_ns // _SUSPECT).tolist():
+    for row in np.flatnonzero(left_ns > span_ns // _RESIDUE_DIVISOR).tolist():
         code = int(codes[row])
-        life = book.life(ThreadKey(code >> 32, code & _LOW))
+        life = book.life(ThreadKey(code >> 32, code & _TID_MASK))
         through[row] = life.from_ns <= end_ns - span_ns and not 0 < life.to_ns <= end_ns
     return through
 

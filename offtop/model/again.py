@@ -20,7 +20,7 @@ from offtop.model.wake import Storm
 from offtop.model.window import SO_FAR_FIELDS, Window, site_numbers, taken_back, thread_numbers
 from offtop.model.within import NO_CALLS
 
-_PLACE = SITES.width
+_NS_COLUMN = SITES.width
 
 
 def snapshots(
@@ -31,13 +31,13 @@ def snapshots(
     `waits` are those in progress meanwhile, as far as they were kept. `before` has the sites' totals at the beginning,
     as `ended_before` returns them.
     """
-    made: _Made | None = None
+    totals: _RunningTotals | None = None
     for window in windows:
-        if made is None:
-            made = _Made(window, waits, before)
-            yield made.snapshot(window, made.begin_ns)
-        made.add(window)
-        yield made.snapshot(window, window.at_ns)
+        if totals is None:
+            totals = _RunningTotals(window, waits, before)
+            yield totals.snapshot(window, totals.begin_ns)
+        totals.add(window)
+        yield totals.snapshot(window, window.at_ns)
 
 
 def ended_before(latest: Mapping[SiteKey, SiteTotals], windows: Iterable[Window]) -> Table[SiteKey, SiteTotals]:
@@ -57,7 +57,7 @@ def ended_before(latest: Mapping[SiteKey, SiteTotals], windows: Iterable[Window]
     return Table(SITES, left.ids[some], left.numbers[some], left.lanes[some])
 
 
-class _Seen(NamedTuple):
+class _InProgress(NamedTuple):
     """A wait as a snapshot has it."""
 
     wait: Waiting
@@ -65,7 +65,7 @@ class _Seen(NamedTuple):
     """It has been at the same site since the previous tick."""
 
 
-class _Made:
+class _RunningTotals:
     """Running totals from which snapshots are made."""
 
     def __init__(self, first: Window, waits: Sequence[Lasting], before: Mapping[SiteKey, SiteTotals]) -> None:
@@ -73,7 +73,7 @@ class _Made:
         self._threads, self._sites = Running(THREADS), Running(SITES)
         known = table_of(SITES, before)
         self._sites.begin_with(known.ids, known.numbers, known.lanes, np.zeros(len(known), np.int64), self.begin_ns)
-        self._later = sorted(waits, key=lambda one: one.wait.left_ns, reverse=True)
+        self._not_begun = sorted(waits, key=lambda one: one.wait.left_ns, reverse=True)
         self._lasting: list[Lasting] = []
         self._waiting: dict[ThreadKey, Waiting] = {}
         self._waiting = {key: seen.wait for key, seen in self._in_progress(self.begin_ns, set()).items()}
@@ -95,7 +95,7 @@ class _Made:
             [taken_back(one, was_ns) for key, one in was.items() if key not in seen or not seen[key].goes_on],
             SO_FAR_FIELDS,
         )
-        ended[:, _PLACE : _PLACE + 2] *= -1
+        ended[:, _NS_COLUMN : _NS_COLUMN + 2] *= -1
         so_far = np.concatenate((integers(rows, SO_FAR_FIELDS), ended))
         self._moves = window.moves.after(self.begin_ns)
         _add(self._threads, THREADS, window.threads, so_far[:, :2], thread_numbers(so_far), window.at_ns)
@@ -132,21 +132,21 @@ class _Made:
             sampling=self._sampling,
         )
 
-    def _in_progress(self, at_ns: int, still: set[tuple[int, ...]]) -> dict[ThreadKey, _Seen]:
+    def _in_progress(self, at_ns: int, still: set[tuple[int, ...]]) -> dict[ThreadKey, _InProgress]:
         """Return the waits in progress at `at_ns`; `still` has the sites where a wait has lasted since the previous
         snapshot."""
-        while self._later and self._later[-1].wait.left_ns <= at_ns:
-            self._lasting.append(self._later.pop())
+        while self._not_begun and self._not_begun[-1].wait.left_ns <= at_ns:
+            self._lasting.append(self._not_begun.pop())
         self._lasting = [one for one in self._lasting if one.until_ns >= at_ns]
-        found: dict[ThreadKey, _Seen] = {}
+        found: dict[ThreadKey, _InProgress] = {}
         for one in self._lasting:
             now, key = one.at(at_ns), one.wait.site.thread
             was = self._waiting.get(key)
             if was and now.site in still and (was.left_ns, was.site, was.runqueue_ns) == (now.left_ns, now.site, 0):
-                found[key] = _Seen(was if was.holder == now.holder else was._replace(holder=now.holder), True)
+                found[key] = _InProgress(was if was.holder == now.holder else was._replace(holder=now.holder), True)
             else:
                 ready_ns = min(now.runqueue_ns, at_ns - self.begin_ns)
-                found[key] = _Seen(now._replace(from_ns=at_ns - ready_ns, runqueue_ns=ready_ns), False)
+                found[key] = _InProgress(now._replace(from_ns=at_ns - ready_ns, runqueue_ns=ready_ns), False)
         return found
 
 

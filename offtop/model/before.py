@@ -168,7 +168,7 @@ class Was(Generic[B]):
                 self._by_key.setdefault(of_key, (of_name, []))[1].append(key)
                 self._by_name.setdefault(of_name, []).append(key)
         self._known: dict[tuple[Hashable, ...], Before] = {}
-        self.whole = self._together([*every], 1)
+        self.whole = self._shared_by([*every], 1)
 
     def compared(
         self,
@@ -190,19 +190,19 @@ class Was(Generic[B]):
             name, exact = name_of(key), key_of(key)
             was_name, members = self._by_key.get(exact, (None, ())) if exact is not None else (None, ())
             if members and was_name == name:
-                before[key] = self._of((exact,), members, 1)
+                before[key] = self._cached((exact,), members, 1)
                 taken.update(members)
             else:
                 others.setdefault(name, []).append(key)
         for name, keys in others.items():
             left = [key for key in self._by_name.get(name, ()) if key not in taken and key not in there]
             taken.update(left)
-            before |= dict.fromkeys(keys, self._of((tuple(left), len(keys)), left, len(keys)))
+            before |= dict.fromkeys(keys, self._cached((tuple(left), len(keys)), left, len(keys)))
         gone: dict[Gone, list[B]] = {}
         for key, name in self._names.items():
             if key not in taken and isinstance(name, Gone):
                 gone.setdefault(name, []).append(key)
-        rows = [(name, self._of((tuple(keys), 1), keys, 1)) for name, keys in gone.items()]
+        rows = [(name, self._cached((tuple(keys), 1), keys, 1)) for name, keys in gone.items()]
         large = [one for one in rows if one[1].waiting >= LEAST]
         return Compared(span_ns, before, sorted(large, key=lambda one: (-one[1].waiting, one[0])), self.whole)
 
@@ -210,13 +210,13 @@ class Was(Generic[B]):
     def _none(self) -> tuple[Added, ...]:
         return (NO_PART,) * len(self._spans_ns)
 
-    def _of(self, about: tuple[Hashable, ...], keys: Sequence[B], among: int) -> Before:
+    def _cached(self, about: tuple[Hashable, ...], keys: Sequence[B], among: int) -> Before:
         known = self._known.get(about)
         if known is None:
-            known = self._known[about] = self._together(keys, among)
+            known = self._known[about] = self._shared_by(keys, among)
         return known
 
-    def _together(self, keys: Sequence[B], among: int) -> Before:
+    def _shared_by(self, keys: Sequence[B], among: int) -> Before:
         """Return what each of `among` rows gets of `keys`."""
         share = self._share / among
         if len(keys) == 1:

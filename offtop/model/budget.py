@@ -74,16 +74,16 @@ class Budget:
         blocked = "blocked" if not self.idle else "blocked otherwise"
         shares = ((self.idle, "idle"), (self.blocked, blocked), (ready, "ready to run"), (self.running, "running"))
         parts = ", ".join(f"{percent(part, self.threads):.0f}% {word}" for part, word in shares)
-        told = [f"{self.threads:.0f} thread{'s' * (round(self.threads) != 1)}: {parts}"]
+        texts = [f"{self.threads:.0f} thread{'s' * (round(self.threads) != 1)}: {parts}"]
         if self.rate:
             each = f"{duration(round(self.cpu_ns)) or '0'} CPU + {duration(round(self.blocked_ns)) or '0'} blocked"
-            told.append(f"{count(self.rate)} requests/s: {each} each")
+            texts.append(f"{count(self.rate)} requests/s: {each} each")
         if self.expected is not None and self.expected < 0:
-            told[-1] += f"; R*C is {three(self.threads - self.expected)}, more than the threads: {self.verdict}"
+            texts[-1] += f"; R*C is {three(self.threads - self.expected)}, more than the threads: {self.verdict}"
         elif self.expected is not None:
             off = f"{three(self.expected)} off CPU, {three(self.off_cpu)} are"
-            told[-1] += f"; T-R*C expects {off}: {self.verdict}"
-        return told
+            texts[-1] += f"; T-R*C expects {off}: {self.verdict}"
+        return texts
 
     @property
     def verdict(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 ARGUMENTS = 6
 """Maximum number of arguments of a system call."""
 
-_Shown = Callable[[int], str]
+_Format = Callable[[int], str]
 """Returns one argument as text; empty if it is not worth showing."""
 
 _FUTEX_OPERATIONS = (
@@ -120,17 +120,17 @@ def _timeout(value: int) -> str:
     return f"timeout={ms}ms" if ms > 0 else f"timeout={ms}"
 
 
-def _counted(label: str) -> _Shown:
+def _with_label(label: str) -> _Format:
     """Show a count with its label."""
     return lambda value: f"{label}={_signed(value)}"
 
 
-def _if_any(label: str) -> _Shown:
+def _unless_zero(label: str) -> _Format:
     """Show a count with its label, unless it is 0."""
     return lambda value: f"{label}={_signed(value)}" if value else ""
 
 
-def _one_of(names: Mapping[int, str]) -> _Shown:
+def _one_of(names: Mapping[int, str]) -> _Format:
     """Show the name for a number, or the number if there is none."""
     return lambda value: names.get(_int(value), _signed(value))
 
@@ -155,7 +155,7 @@ def _futex_operation(value: int) -> str:
     return f"{_FUTEX_OPERATIONS[operation]}{private}{clock}"
 
 
-_Shape = tuple[tuple[int, _Shown], ...]
+_Shape = tuple[tuple[int, _Format], ...]
 """Which arguments are shown, and how."""
 
 _OF_DESCRIPTOR = """
@@ -173,17 +173,17 @@ _OF_DESCRIPTOR = """
 _SHAPES: Mapping[str, _Shape] = dict.fromkeys(_OF_DESCRIPTOR.split(), ((0, _fd),)) | {
     "futex": ((0, _address), (1, _futex_operation), (2, _unsigned)),
     "futex_wait": ((0, _address), (1, _unsigned)),
-    "futex_waitv": ((1, _counted("n")),),
-    "poll": ((1, _counted("n")), (2, _timeout)),
-    "ppoll": ((1, _counted("n")),),
-    "select": ((0, _counted("n")),),
-    "_newselect": ((0, _counted("n")),),
-    "pselect6": ((0, _counted("n")),),
+    "futex_waitv": ((1, _with_label("n")),),
+    "poll": ((1, _with_label("n")), (2, _timeout)),
+    "ppoll": ((1, _with_label("n")),),
+    "select": ((0, _with_label("n")),),
+    "_newselect": ((0, _with_label("n")),),
+    "pselect6": ((0, _with_label("n")),),
     "epoll_wait": ((0, _fd), (3, _timeout)),
     "epoll_pwait": ((0, _fd), (3, _timeout)),
-    "io_uring_enter": ((0, _fd), (1, _if_any("submit")), (2, _counted("min"))),
-    "io_getevents": ((1, _counted("min")),),
-    "io_pgetevents": ((1, _counted("min")),),
+    "io_uring_enter": ((0, _fd), (1, _unless_zero("submit")), (2, _with_label("min"))),
+    "io_getevents": ((1, _with_label("min")),),
+    "io_pgetevents": ((1, _with_label("min")),),
     "clock_nanosleep": ((0, _one_of(_CLOCKS)), (1, _absolute)),
     "wait4": ((0, _signed),),
     "waitpid": ((0, _signed),),

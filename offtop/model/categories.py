@@ -20,14 +20,14 @@ OTHER = "other"
 """Category of a stack that no rule matches."""
 NEAR = 4
 """How many frames from the leaf the condition `near` covers."""
-_MACHINERY = 12
+_LONGEST_TAIL = 12
 """The scheduler, the BPF program and its callers are within so many frames from the leaf."""
-_PERIODS = 3
+_LEAST_PERIODIC = 3
 """So many waits of one length are periodic."""
 
 # Frames [first, end) from the leaf that each condition covers.
-_REACH = {"leaf": (0, 1), "caller": (1, 2), "near": (0, NEAR), "any": (0, None), "not": (0, None)}
-_SAID = {
+_COVERED_FRAMES = {"leaf": (0, 1), "caller": (1, 2), "near": (0, NEAR), "any": (0, None), "not": (0, None)}
+_DESCRIPTIONS = {
     "leaf": "innermost function = {}",
     "caller": "called by {}",
     "near": f"one of the {NEAR} innermost functions = {{}}",
@@ -46,15 +46,15 @@ class Condition(NamedTuple):
     compiled: re.Pattern[str]
 
     def holds(self, names: Sequence[str]) -> bool:
-        first, end = _REACH[self.where]
+        first, end = _COVERED_FRAMES[self.where]
         return any(self.compiled.match(name) for name in names[first:end]) != (self.where == "not")
 
     def said(self, names: Sequence[str] = ()) -> str:
         """Describe the condition: the pattern that matched one of `names`, or all patterns without names."""
-        first, end = _REACH[self.where]
+        first, end = _COVERED_FRAMES[self.where]
         seen = names[first:end] if self.where != "not" else ()
         matched = [pattern for name in seen for pattern in self.patterns if fnmatchcase(name, pattern)]
-        return _SAID[self.where].format(matched[0] if matched else " or ".join(self.patterns))
+        return _DESCRIPTIONS[self.where].format(matched[0] if matched else " or ".join(self.patterns))
 
 
 class Rule(NamedTuple):
@@ -105,7 +105,7 @@ class Categories:
         that only wait on behalf of their callers. The last entry into the scheduler counts, not the first: a stack
         rebuilt from outside may contain stale words between the two.
         """
-        names = [bare(name) for name in kernel[:_MACHINERY]]
+        names = [bare(name) for name in kernel[:_LONGEST_TAIL]]
         entries = [depth for depth, name in enumerate(names) if self.scheduler_entry.match(name)]
         length = entries[-1] + 1 if entries else 0
         while length < len(names) and self.scheduler_tail.match(names[length]):
@@ -135,7 +135,7 @@ def is_periodic(lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
     """
     some = lanes != 0
     first, last = some.argmax(axis=1), lanes.shape[1] - 1 - some[:, ::-1].argmax(axis=1)
-    return (last - first <= 1) & (lanes.sum(axis=1) >= _PERIODS)
+    return (last - first <= 1) & (lanes.sum(axis=1) >= _LEAST_PERIODIC)
 
 
 def parse(text: str) -> Categories:
@@ -167,7 +167,7 @@ class _Reader(RuleFile):
         if OTHER not in plain:
             raise self.wrong("the file", f"there is no [category.{OTHER}]")
         rules = tuple(self._rule(number, table, plain) for number, table in enumerate(self.rules(), start=1))
-        self._refuse_dead(rules)
+        self._reject_dead_patterns(rules)
         return Categories(
             ids=tuple(plain),
             plain=MappingProxyType(plain),
@@ -189,13 +189,13 @@ class _Reader(RuleFile):
 
     def _rule(self, number: int, table: dict[str, Any], known: Mapping[str, str]) -> Rule:
         where = self.rule_place(number)
-        self.known_keys(table, {"category", *_REACH}, where)
+        self.known_keys(table, {"category", *_COVERED_FRAMES}, where)
         category = table.get("category")
         if not isinstance(category, str):
             raise self.wrong(where, "it names no `category`")
         self._known_category(category, known, where)
         conditions: list[Condition] = []
-        for key in _REACH:
+        for key in _COVERED_FRAMES:
             if key in table:
                 patterns = self.named_patterns(table, key, where)
                 conditions.append(Condition(key, patterns, compiled(patterns)))
@@ -203,7 +203,7 @@ class _Reader(RuleFile):
             raise self.wrong(where, "it has none of the conditions leaf, caller, near and any")
         return Rule(category, tuple(conditions))
 
-    def _refuse_dead(self, rules: Sequence[Rule]) -> None:
+    def _reject_dead_patterns(self, rules: Sequence[Rule]) -> None:
         """Reject dead patterns: an earlier rule with one condition takes every stack that they could match."""
         for number, rule in enumerate(rules, start=1):
             for condition in rule.conditions:
@@ -213,7 +213,7 @@ class _Reader(RuleFile):
                     if condition.patterns.count(pattern) > 1:
                         raise self.wrong(self.rule_place(number), f"`{pattern}` stands there twice")
                     for earlier, taker in enumerate(rules[: number - 1], start=1):
-                        if _takes_all(taker, condition.where, pattern):
+                        if _shadows(taker, condition.where, pattern):
                             raise self.wrong(
                                 self.rule_place(number),
                                 f"`{pattern}` can never match: {self.rule_place(earlier)} "
@@ -225,13 +225,13 @@ class _Reader(RuleFile):
             raise self.wrong(where, f"there is no category `{category}`; there are {', '.join(known)}")
 
 
-def _takes_all(earlier: Rule, where: str, pattern: str) -> bool:
+def _shadows(earlier: Rule, where: str, pattern: str) -> bool:
     """Return whether `earlier` matches every stack that has a frame `pattern` at `where`."""
     if len(earlier.conditions) != 1:
         return False
     taker = earlier.conditions[0]
-    first, end = _REACH[where]
-    taker_first, taker_end = _REACH[taker.where]
+    first, end = _COVERED_FRAMES[where]
+    taker_first, taker_end = _COVERED_FRAMES[taker.where]
     sees_it = taker_first <= first and (taker_end is None or (end is not None and end <= taker_end))
     plain = not any(wild in pattern for wild in "*?[")
     return sees_it and (pattern in taker.patterns or (plain and bool(taker.compiled.match(pattern))))

@@ -31,7 +31,7 @@ from offtop.model.wake import OFFCPU, UNIX, Object, gathers
 from offtop.model.waking import G, KeyOf, WakerKey, by_wake, codes, grouped, object_of, waker_of
 from offtop.units import count
 
-_MOST_KNOWN = 64
+_MOST_CACHED = 64
 """Cached tables and trees of the baseline; the cache is cleared beyond that."""
 _MOST_GONE = 8
 """Number of branches."""
@@ -62,7 +62,7 @@ class Now(NamedTuple):
         return {key.pid for key in self.threads}
 
 
-class _Whom(NamedTuple):
+class _Matching(NamedTuple):
     """Whose time in the baseline the selection is compared with."""
 
     threads: frozenset[ThreadKey] | None = None
@@ -76,32 +76,32 @@ class Comparison:
 
     def __init__(self, baseline: Baseline, rules: RuleSource) -> None:
         self.baseline = baseline
-        self._book, self._is_here = baseline.book, not baseline.file
+        self._book, self._are_pids_valid = baseline.book, not baseline.file
         self._diagnoser = Diagnoser(baseline.names, rules)
         self._view = View()
-        self._about: object = None
-        self._whom = self._who = _Whom()
+        self._cache_key: object = None
+        self._matching_list = self._matching_panes = _Matching()
         """For the list, and for the other panes."""
-        self._known: dict[Hashable, Any] = {}
+        self._cache: dict[Hashable, Any] = {}
         self._now = Now(0, Book(), (), ())
 
     def look_at(self, view: View, user: Filter, now: Now) -> None:
         """Set what the other methods compare. `user` is the filter for the processes of one user."""
         filters = (view.filter, user, *([of_reason(view.reason)] if view.reason else []))
-        self._whom = self._who = _Whom()
+        self._matching_list = self._matching_panes = _Matching()
         if view.pool is not None:
-            self._whom = self._who = self._of_pool(view.pool, now)
+            self._matching_list = self._matching_panes = self._of_pool(view.pool, now)
         elif view.pid is not None:
-            self._whom = self._who = self._of_process(view.pid, now)
+            self._matching_list = self._matching_panes = self._of_process(view.pid, now)
         if view.thread is not None:
-            self._who = self._of_thread(view.thread, now)
+            self._matching_panes = self._of_thread(view.thread, now)
         woken = view.waker, view.object
         of_details = view.lists_cgroups or any(one.needs_details for one in (*filters, *view.muted))
-        late = self._diagnoser.version, now.book.details_version if of_details else 0
-        about = (filters, view.muted, self._whom, self._who, woken, late)
-        if about != self._about:
-            self._about = about
-            self._known.clear()
+        versions = self._diagnoser.version, now.book.details_version if of_details else 0
+        cache_key = (filters, view.muted, self._matching_list, self._matching_panes, woken, versions)
+        if cache_key != self._cache_key:
+            self._cache_key = cache_key
+            self._cache.clear()
             self._filters = filters
         self._view, self._now = view, now
 
@@ -129,17 +129,17 @@ class Comparison:
         return self._categories().whole.waiting
 
     def categories(self) -> Compare:
-        return self._compare(self._categories(), _self, Gone)
+        return self._compare(self._categories(), _identity, Gone)
 
     def _categories(self) -> Was[str]:
         scope = Scope(idle=self._view.idle_shown)
-        return self._of(
+        return self._cached(
             ("categories", scope, self._view.path),
             lambda: Was(
                 self.baseline.spans_ns,
                 [_by_category(some.in_scope(scope)) for _, some in self._of_branch()],
                 Gone,
-                self._who.share,
+                self._matching_panes.share,
             ),
         )
 
@@ -152,21 +152,25 @@ class Comparison:
         scope = view.scope._replace(pid=None, tid=None)
         if view.lists_reasons:
             return self._compare(
-                self._was("reasons", scope, self._by_reason, lambda key: Gone(key.name)), _self, _named
+                self._baseline_table("reasons", scope, self._by_reason, lambda key: Gone(key.name)), _identity, _named
             )
         if view.lists_objects:
             things = object_of(was_book)
             table_of = _grouping(things)
-            return self._compare(self._was("objects", scope, table_of, _lasting), self._exact, _lasting)
+            return self._compare(
+                self._baseline_table("objects", scope, table_of, _stable_name), self._key_if_valid, _stable_name
+            )
         if view.lists_wakers:
             of_threads = view.lists_waking_threads
             table_of = _grouping(waker_of(was_book, of_threads))
-            return self._compare(self._was(("wakers", of_threads), scope, table_of, _named), self._exact, _named)
+            return self._compare(
+                self._baseline_table(("wakers", of_threads), scope, table_of, _named), self._key_if_valid, _named
+            )
         if view.lists_threads:
-            was = self._was("threads", scope, by_thread, _thread_of(was_book), _pools_of(was_book))
+            was = self._baseline_table("threads", scope, by_thread, _thread_of(was_book), _pools_of(was_book))
 
             def key_of(key: tuple[int, ...]) -> Hashable:
-                return self._exact(pools.get(key, key))
+                return self._key_if_valid(pools.get(key, key))
 
             return self._compare(was, key_of, _thread_or_pool_of(book, pools), self._now.threads)
         if view.lists_cgroups:
@@ -178,10 +182,10 @@ class Comparison:
                     sums[path] = sums.get(path, NO_PART).plus(Part(*part))
                 return {**sums}
 
-            was = self._was("cgroups", scope, by_cgroup, _cgroup)
-            return self._compare(was, _self, _cgroup)
-        was = self._was("processes", scope, _by_process, lambda pid: Gone(process_name(pid, was_book)))
-        return self._compare(was, self._exact, lambda pid: Gone(process_name(pid, book)), self._now.every_pid)
+            was = self._baseline_table("cgroups", scope, by_cgroup, _cgroup)
+            return self._compare(was, _identity, _cgroup)
+        was = self._baseline_table("processes", scope, _by_process, lambda pid: Gone(process_name(pid, was_book)))
+        return self._compare(was, self._key_if_valid, lambda pid: Gone(process_name(pid, book)), self._now.every_pid)
 
     def _compare(
         self,
@@ -190,14 +194,14 @@ class Comparison:
         name_of: Callable[[Any], Hashable],
         there: Collection[Any] = (),
     ) -> Compare:
-        span_ns, alive = self._now.span_ns, there if self._is_here else ()
+        span_ns, alive = self._now.span_ns, there if self._are_pids_valid else ()
         return lambda table: was.compared(table, span_ns, key_of, name_of, alive)
 
-    def _exact(self, key: Hashable) -> Hashable:
+    def _key_if_valid(self, key: Hashable) -> Hashable:
         """Return the key if it is valid in the baseline: one that was marked live, not one from a file."""
-        return key if self._is_here else None
+        return key if self._are_pids_valid else None
 
-    def _was(
+    def _baseline_table(
         self,
         what: Hashable,
         scope: Scope,
@@ -206,10 +210,10 @@ class Comparison:
         groups: Callable[[K], Sequence[tuple[Hashable, Hashable]]] | None = None,
     ) -> Was[K]:
         def made() -> Was[K]:
-            tables = [table_of(some, scope) for _, some in self._shares(self._whom)]
-            return Was(self.baseline.spans_ns, tables, name_of, self._whom.share, groups)
+            tables = [table_of(some, scope) for _, some in self._shares(self._matching_list)]
+            return Was(self.baseline.spans_ns, tables, name_of, self._matching_list.share, groups)
 
-        return self._of((what, scope), made)
+        return self._cached((what, scope), made)
 
     def _by_reason(self, some: Shares, scope: Scope) -> Mapping[Any, Added]:
         table = by_site(some, scope)
@@ -218,21 +222,21 @@ class Comparison:
 
     def threads(self) -> Compare:
         """Compare single threads."""
-        was = self._was("threads", Scope(), by_thread, _thread_of(self._book), _pools_of(self._book))
-        return self._compare(was, self._exact, _thread_of(self._now.book), self._now.threads)
+        was = self._baseline_table("threads", Scope(), by_thread, _thread_of(self._book), _pools_of(self._book))
+        return self._compare(was, self._key_if_valid, _thread_of(self._now.book), self._now.threads)
 
     def sites(self, names: Names) -> Compare:
         """Compare the sites of a window, with all their time. `names` are for the window."""
-        was = self._of(
+        was = self._cached(
             "sites",
             lambda: Was(
                 self.baseline.spans_ns,
-                [_by_site(some) for _, some in self._shares(self._whom)],
+                [_by_site(some) for _, some in self._shares(self._matching_list)],
                 _site_of(self._book, self.baseline.names),
-                self._whom.share,
+                self._matching_list.share,
             ),
         )
-        return self._compare(was, self._exact, _site_of(self._now.book, names))
+        return self._compare(was, self._key_if_valid, _site_of(self._now.book, names))
 
     # The tree
 
@@ -249,9 +253,9 @@ class Comparison:
                     every.setdefault(place, []).append(part)
             whole = {place: total(some) for place, some in every.items()}
             roots = [tree_of(table, self._book, self.baseline.names, shape) for table in (whole, *tables)]
-            return Trees(roots[0], roots[1:], self.baseline.spans_ns, self._who.share)
+            return Trees(roots[0], roots[1:], self.baseline.spans_ns, self._matching_panes.share)
 
-        return self._of(("trees", _whoever(view.scope), shape), made)
+        return self._cached(("trees", _without_ids(view.scope), shape), made)
 
     def places(self, path_of: Callable[[tuple[int, ...]], Path]) -> Compare | None:
         """Compare the places in the chosen branch. `path_of` returns the path of a place of now."""
@@ -266,22 +270,22 @@ class Comparison:
                 {place: part for place, part in table.items() if passes(paths[place], view.path)}
                 for table in self._places(view.scope, shape)
             ]
-            return Was(self.baseline.spans_ns, tables, paths.__getitem__, self._who.share)
+            return Was(self.baseline.spans_ns, tables, paths.__getitem__, self._matching_panes.share)
 
-        was = self._of(("places", _whoever(view.scope), shape, view.path), made)
+        was = self._cached(("places", _without_ids(view.scope), shape, view.path), made)
         return self._compare(was, lambda _: None, path_of)
 
     def _places(self, scope: Scope, shape: Shape) -> _Tables[tuple[int, ...]]:
-        scope = _whoever(scope)
-        return self._of(
+        scope = _without_ids(scope)
+        return self._cached(
             ("of places", scope, shape.mode, shape.objects),
-            lambda: [by_place(some, scope, shape.places) for _, some in self._shares(self._who)],
+            lambda: [by_place(some, scope, shape.places) for _, some in self._shares(self._matching_panes)],
         )
 
     # Whose time it is
 
-    def _shares(self, whom: _Whom) -> _Parts:
-        """Return the time in the baseline that mutes, filters and the selected waker and object leave of `whom`."""
+    def _shares(self, matching: _Matching) -> _Parts:
+        """Return the time in the baseline that mutes, filters and the selected waker and object leave of `matching`."""
 
         def made() -> _Parts:
             found: list[tuple[int, Shares]] = []
@@ -291,16 +295,16 @@ class Comparison:
                     keep &= ~one.mask(some, self._book, self._diagnoser)
                 for one in self._filters:
                     keep &= one.mask(some, self._book, self._diagnoser)
-                if whom.threads is not None:
-                    those = np.array([key.pid << 32 | key.tid for key in whom.threads], np.int64)
+                if matching.threads is not None:
+                    those = np.array([key.pid << 32 | key.tid for key in matching.threads], np.int64)
                     keep &= np.isin(thread_codes(some.ids), those)
                 found.append((span_ns, some.of(keep & self._of_wakes(some))))
             return found
 
-        return self._of(("shares", whom), made)
+        return self._cached(("shares", matching), made)
 
     def _of_branch(self) -> _Parts:
-        shares, view = self._shares(self._who), self._view
+        shares, view = self._shares(self._matching_panes), self._view
         if not view.path:
             return shares
         names = self.baseline.names
@@ -312,33 +316,33 @@ class Comparison:
         if view.waker is not None:
             keep &= self._with(some, view.waker, waker_of(self._book, bool(view.waker.tid)), _named)
         if view.object is not None:
-            keep &= self._with(some, view.object, object_of(self._book), _lasting)
+            keep &= self._with(some, view.object, object_of(self._book), _stable_name)
         return keep
 
     def _with(self, some: Shares, wanted: G, key_of: KeyOf[G], name_of: Callable[[G], Gone]) -> Mask:
         wakes, which = np.unique(codes(some.ids), return_inverse=True)
         keys = [key_of(wake) for wake in wakes.tolist()]
-        if self._is_here and wanted in keys:
+        if self._are_pids_valid and wanted in keys:
             return np.array([key == wanted for key in keys], np.bool_)[which]
         return np.array([name_of(key) == name_of(wanted) for key in keys], np.bool_)[which]
 
-    def _of_process(self, pid: int, now: Now) -> _Whom:
+    def _of_process(self, pid: int, now: Now) -> _Matching:
         was = {key.pid: process_name(key.pid, self._book) for key in self.baseline.threads}
-        pids, share = self._kin(pid, was, lambda one: process_name(one, now.book), now.pids, now.every_pid)
-        return _Whom(frozenset(key for key in self.baseline.threads if key.pid in pids), share)
+        pids, share = self._counterparts(pid, was, lambda one: process_name(one, now.book), now.pids, now.every_pid)
+        return _Matching(frozenset(key for key in self.baseline.threads if key.pid in pids), share)
 
-    def _of_pool(self, pool: Pool, now: Now) -> _Whom:
+    def _of_pool(self, pool: Pool, now: Now) -> _Matching:
         threads, share = self._of_process(pool.pid, now)
         those = (key for key in threads or () if family(self._book.comm(key)) == pool.family)
-        return _Whom(frozenset(those), share)
+        return _Matching(frozenset(those), share)
 
-    def _of_thread(self, thread: ThreadKey, now: Now) -> _Whom:
+    def _of_thread(self, thread: ThreadKey, now: Now) -> _Matching:
         name_of = _thread_of(self._book)
         was = {key: name_of(key) for key in self.baseline.threads}
-        keys, share = self._kin(thread, was, _thread_of(now.book), now.threads, now.threads)
-        return _Whom(frozenset(keys), share)
+        keys, share = self._counterparts(thread, was, _thread_of(now.book), now.threads, now.threads)
+        return _Matching(frozenset(keys), share)
 
-    def _kin(
+    def _counterparts(
         self,
         key: K,
         was: Mapping[K, Hashable],
@@ -348,18 +352,18 @@ class Comparison:
     ) -> tuple[set[K], float]:
         """Return which of the baseline `key` is compared with, and with how much of it, as Was.compared does."""
         name = name_of(key)
-        if self._is_here and was.get(key) == name:
+        if self._are_pids_valid and was.get(key) == name:
             return {key}, 1.0
-        heirs = [one for one in listed if name_of(one) == name and not (self._is_here and was.get(one) == name)]
-        left = {one for one, of in was.items() if of == name and not (self._is_here and one in there)}
+        heirs = [one for one in listed if name_of(one) == name and not (self._are_pids_valid and was.get(one) == name)]
+        left = {one for one, of in was.items() if of == name and not (self._are_pids_valid and one in there)}
         return left, 1 / max(1, len(heirs))
 
-    def _of(self, about: Hashable, made: Callable[[], T]) -> T:
-        if about not in self._known:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[about] = made()
-        return self._known[about]
+    def _cached(self, cache_key: Hashable, made: Callable[[], T]) -> T:
+        if cache_key not in self._cache:
+            if len(self._cache) >= _MOST_CACHED:
+                self._cache.clear()
+            self._cache[cache_key] = made()
+        return self._cache[cache_key]
 
 
 class Trees(NamedTuple):
@@ -400,7 +404,7 @@ def _part_at(root: Node, path: Path) -> Part:
     return node.part if node else NO_PART
 
 
-def _whoever(scope: Scope) -> Scope:
+def _without_ids(scope: Scope) -> Scope:
     return scope._replace(pid=None, tid=None)
 
 
@@ -443,7 +447,7 @@ def _grouping(key_of: KeyOf[G]) -> Callable[[Shares, Scope], Mapping[G, Added]]:
     return lambda some, scope: {**grouped(by_wake(some, scope), key_of)}
 
 
-def _self(key: Hashable) -> Hashable:
+def _identity(key: Hashable) -> Hashable:
     return key
 
 
@@ -455,7 +459,7 @@ def _cgroup(path: str) -> Gone:
     return Gone(cgroup_name(path))
 
 
-def _lasting(what: Object) -> Gone:
+def _stable_name(what: Object) -> Gone:
     """Name an object so that it matches next time: the local port of a connection changes."""
     if what.local and what.peer:
         return Gone(f"{what.kind} {what.peer}")

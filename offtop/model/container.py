@@ -54,7 +54,7 @@ class Container(NamedTuple):
 NOTHING = Container("", "", "")
 _SHORT_ID = 12
 _SHORT_UID = 8
-_NAMED_WHOLLY = frozenset({"kubernetes", "unit", "session"})
+_WITHOUT_PREFIX = frozenset({"kubernetes", "unit", "session"})
 """Kinds whose names need no prefix."""
 _UNITS = (".service", ".scope", ".socket", ".mount", ".swap")
 """Suffixes of units that contain processes. Slices contain units only."""
@@ -91,7 +91,7 @@ _LONG_HEX = re.compile(r"[0-9a-f]{32,}")
 
 def container(path: str) -> Container:
     """Return the innermost container in `path`, ignoring cgroups inside it; else the innermost unit, else `NOTHING`."""
-    return _found(path)[0]
+    return _innermost(path)[0]
 
 
 @lru_cache(maxsize=4096)
@@ -100,11 +100,11 @@ def place(path: str) -> str:
 
     Two paths into one container so have the same place.
     """
-    what, end = _found(path)
+    what, end = _innermost(path)
     return "/".join(path.removesuffix(_DELETED).split("/")[:end]) if what.kind else path
 
 
-def _found(path: str) -> tuple[Container, int]:
+def _innermost(path: str) -> tuple[Container, int]:
     """Return what `container` does, and the number of path components up to the end of its name."""
     found, unit, pod = (NOTHING, 0), (NOTHING, 0), ""
     directories = _names(path)
@@ -130,7 +130,7 @@ def label(path: str) -> str:
     kind, name, _ = container(path)
     if not kind:
         return path
-    return name if kind in _NAMED_WHOLLY else f"{kind} {name}"
+    return name if kind in _WITHOUT_PREFIX else f"{kind} {name}"
 
 
 def names(path: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ LOST_NOT_KNOWN = "lost: not known"
 _FEW_IDS = 3
 
 
-class _Counting(Protocol):
+class _MeasuredSpan(Protocol):
     """A span that was measured."""
 
     @property
@@ -77,7 +77,7 @@ def sampled(sampling: Sampling | None, span_ns: int) -> str:
     return f"sampled {how_sampled(sampling, span_ns)}" if sampling else ""
 
 
-def counted_otherwise(then: _Counting, now: _Counting, before: str) -> str:
+def counted_otherwise(then: _MeasuredSpan, now: _MeasuredSpan, before: str) -> str:
     """Return why a change since `before`, which was counted as `then` says, may be none; empty if nothing speaks for
     that."""
     words: list[str] = []

@@ -55,7 +55,7 @@ SLEEP = "sleep"
 """The only category in which single sites are idle: those whose waits are periodic."""
 ALL = ""
 """Stands for every category."""
-_LOW = (1 << 32) - 1
+_PID_MASK = (1 << 32) - 1
 G = TypeVar("G")
 
 
@@ -268,9 +268,9 @@ def shares(window: Window, idle: Idle) -> Shares:
     if len(asleep) and len(idle.periodic):
         leaf[asleep[idle.is_periodic(placed[asleep])]] = number(Leaf(SLEEP, True))
 
-    said = idle.verdicts.of(placed)
+    verdicts = idle.verdicts.of(placed)
     for verdict in (1, -1):
-        rows = np.flatnonzero(said == verdict)
+        rows = np.flatnonzero(verdicts == verdict)
         if len(rows):
             leaf[rows] = np.array([number(Leaf(c, verdict > 0)) for c in categories], np.int64)[which[rows]]
 
@@ -329,10 +329,10 @@ def cut_of(every: Shares, span_ns: int) -> Cut:
     codes = every.leaf << 32 | every.ids[:, 0]
     processes: dict[Leaf, dict[int, Part]] = {}
     for code, part in every.by(codes):
-        processes.setdefault(every.leaves[code >> 32], {})[code & _LOW] = Part(*part)
+        processes.setdefault(every.leaves[code >> 32], {})[code & _PID_MASK] = Part(*part)
     tops: dict[Leaf, dict[int, tuple[int, SiteKey]]] = {}
     for code, ns, site in every.longest(codes):
-        tops.setdefault(every.leaves[code >> 32], {})[code & _LOW] = ns, site
+        tops.setdefault(every.leaves[code >> 32], {})[code & _PID_MASK] = ns, site
     return Cut(span_ns, {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}, processes, tops)
 
 
@@ -375,7 +375,7 @@ def by_process(one: Cut, scope: Scope) -> dict[int, Part]:
 def by_thread(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
     """Return (pid, tid) → its time in `scope`."""
     some = every.in_scope(scope)
-    return {(code >> 32, code & _LOW): part for code, part in some.by(thread_codes(some.ids))}
+    return {(code >> 32, code & _PID_MASK): part for code, part in some.by(thread_codes(some.ids))}
 
 
 def by_place(every: Shares, scope: Scope, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...], Added]:

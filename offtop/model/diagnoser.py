@@ -21,7 +21,7 @@ from offtop.model.wake import NO_OBJECT, Object
 
 K = TypeVar("K")
 _MOST_KNOWN = 50_000
-_MOST_JUDGED = 4
+_MOST_VERDICTS = 4
 """How many verdicts are kept, as a multiple of the number of places."""
 _MOST_UNANSWERED = 256
 _MOST_MATCHED = 500_000
@@ -61,19 +61,19 @@ def advice(rule: Rule, book: Book) -> str:
     return f"{rule.next} (needs BPF)" if lacks else rule.next
 
 
-def most(told: Sequence[Told]) -> Told | None:
+def most(parts: Sequence[Told]) -> Told | None:
     """Return the largest part with a cause; None if none is large enough."""
-    return next((one for one in told if one.rule and one.share >= _LEAST_SHARE), None)
+    return next((one for one in parts if one.rule and one.share >= _LEAST_SHARE), None)
 
 
-class _Kind(NamedTuple):
+class _WaitKind(NamedTuple):
     """Everything that the cause of a wait depends on."""
 
     kernel: int
     user: int
     program: str
     what: Object
-    there: tuple[str, str] | None
+    peer: tuple[str, str] | None
     """Peer of the object, as for Rule.at."""
 
 
@@ -90,16 +90,16 @@ class Diagnoser:
         self.unanswered: dict[Object, int] = {}
         """Objects of the last `rules_of` for which a rule would name the peer if it were known → a process that waits
         on it."""
-        self._at: dict[tuple[str, tuple[str, str]], Rule] = {}
+        self._rules_with_peer: dict[tuple[str, tuple[str, str]], Rule] = {}
         """Rules with the name of the peer filled in."""
-        self._known: dict[_Kind, Rule | None] = {}
-        self._of_rows: dict[tuple[int, ...], tuple[str, Rule | None]] = {}
+        self._rule_by_kind: dict[_WaitKind, Rule | None] = {}
+        self._rule_by_row: dict[tuple[int, ...], tuple[str, Rule | None]] = {}
         """The same by rows of tables, with the program at that time."""
-        self._unnamed: dict[Frame, set[_Kind]] = {}
+        self._unnamed: dict[Frame, set[_WaitKind]] = {}
         """Frames without a name → the kinds of waits that they are in."""
-        self._asked: tuple[object, ...] = ()
-        self._said: dict[Where, bool] = {}
-        self._judged: dict[Where, str] = {}
+        self._checked: tuple[object, ...] = ()
+        self._idle_at: dict[Where, bool] = {}
+        self._program_at: dict[Where, str] = {}
         """Where → the program at that time."""
         self._verdicts = NO_VERDICTS
         self._matched: dict[Hashable, dict[int, bool]] = {}
@@ -114,7 +114,7 @@ class Diagnoser:
         """Return the rule that matches; None if none does, or if the location is unknown."""
         if site.kernel in PLACELESS:
             return None
-        self._look_around(book)
+        self._drop_outdated(book)
         return self._of_row((site.kernel, site.user, site.wake, site.pid), book)
 
     def rules_of(self, table: Mapping[tuple[int, ...], Added], book: Book, apart: bool = False) -> list[Told]:
@@ -122,7 +122,7 @@ class Diagnoser:
 
         `apart`: keep rules apart that lead to the same cause.
         """
-        self._look_around(book)
+        self._drop_outdated(book)
         unanswered: dict[Object, int] = {}
         sums: dict[str, int] = {}
         by_pid: dict[str, dict[int, int]] = {}
@@ -142,15 +142,15 @@ class Diagnoser:
             of_rule[pid] = of_rule.get(pid, 0) + total_ns
         self.unanswered = dict(islice(unanswered.items(), _MOST_UNANSWERED))
         whole_ns = sum(part[1] for part in table.values())
-        told = [
+        parts = [
             Told(_largest(rules[name]), ns, ns / whole_ns if whole_ns else 0.0, _largest(by_pid[name]))
             for name, ns in sums.items()
         ]
-        return sorted(told, key=lambda one: -one.total_ns)
+        return sorted(parts, key=lambda one: -one.total_ns)
 
     def rules_at(self, sites: Iterable[tuple[int, ...]], book: Book) -> list[Rule | None]:
         """Return the rule for each of cut.sites_of; None also if the location is unknown."""
-        self._look_around(book)
+        self._drop_outdated(book)
         return [None if site[0] in PLACELESS else self._of_row(site, book) for site in sites]
 
     def reasons_at(self, sites: Sequence[tuple[int, ...]], book: Book) -> list[Reason]:
@@ -184,71 +184,71 @@ class Diagnoser:
 
     def verdicts(self, ids: Iterable[Ints], book: Book) -> Verdicts:
         """Return the verdicts known by now, including those for these sites."""
-        self._look_around(book)
+        self._drop_outdated(book)
         found, _ = distinct_rows(np.concatenate([some[:, WHERE] for some in ids]))
-        new = [where for where in map(_where, found) if self._judged.get(where) != book.process(where[0])]
+        new = [where for where in map(_where, found) if self._program_at.get(where) != book.process(where[0])]
         if not new:
             return self._verdicts
-        before = dict(self._said)
-        if len(self._judged) > _MOST_JUDGED * len(found):
-            there = {*map(_where, found)}
-            self._judged = {where: program for where, program in self._judged.items() if where in there}
-            self._said = {where: idle for where, idle in self._said.items() if where in there}
+        before = dict(self._idle_at)
+        if len(self._program_at) > _MOST_VERDICTS * len(found):
+            peer = {*map(_where, found)}
+            self._program_at = {where: program for where, program in self._program_at.items() if where in peer}
+            self._idle_at = {where: idle for where, idle in self._idle_at.items() if where in peer}
         for where in new:
             pid, kernel, user = where
-            self._judged[where] = book.process(pid)
-            self._said.pop(where, None)
+            self._program_at[where] = book.process(pid)
+            self._idle_at.pop(where, None)
             if kernel in PLACELESS or pid == EXITED.pid:
                 continue
-            candidates = self._among(book.stack(kernel).category, self._judged[where])
+            candidates = self._candidates_for(book.stack(kernel).category, self._program_at[where])
             if all(rule.idle is None for rule in candidates):
                 continue
             rule = self._rule(pid, kernel, user, NO_OBJECT, book)
             if rule and rule.idle is not None:
-                self._said[where] = rule.idle
-        if self._said != before:
-            self._verdicts = Verdicts({**self._in_progress(), **self._said})
+                self._idle_at[where] = rule.idle
+        if self._idle_at != before:
+            self._verdicts = Verdicts({**self._in_progress(), **self._idle_at})
         return self._verdicts
 
     def _in_progress(self) -> dict[Where, bool]:
         """Return verdicts for waits in progress, which have no user stack at first: idle if all that ended there
         are."""
         every: dict[tuple[int, int], set[bool]] = {}
-        for pid, kernel, user in self._judged:
+        for pid, kernel, user in self._program_at:
             if user != NO_STACK:
-                every.setdefault((pid, kernel), set()).add(self._said.get((pid, kernel, user), False))
+                every.setdefault((pid, kernel), set()).add(self._idle_at.get((pid, kernel, user), False))
         return {(pid, kernel, NO_STACK): True for (pid, kernel), said in every.items() if said == {True}}
 
     def _of_row(self, row: tuple[int, ...], book: Book) -> Rule | None:
         kernel, user, wake, pid = row
         program = book.process(pid)
-        known = self._of_rows.get(row)
+        known = self._rule_by_row.get(row)
         if known is not None and known[0] == program:
             return known[1]
-        if len(self._of_rows) >= _MOST_KNOWN:
-            self._of_rows.clear()
+        if len(self._rule_by_row) >= _MOST_KNOWN:
+            self._rule_by_row.clear()
         found = self._rule(pid, kernel, user, book.wake(wake).object, book)
-        self._of_rows[row] = program, found
+        self._rule_by_row[row] = program, found
         return found
 
     def _rule(self, pid: int, kernel: int, user: int, what: Object, book: Book) -> Rule | None:
-        there = self._there(kernel, what, book)
-        kind = _Kind(kernel, user, book.process(pid), what, there)
-        if kind in self._known:
-            return self._known[kind]
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
+        peer = self._peer(kernel, what, book)
+        kind = _WaitKind(kernel, user, book.process(pid), what, peer)
+        if kind in self._rule_by_kind:
+            return self._rule_by_kind[kind]
+        if len(self._rule_by_kind) >= _MOST_KNOWN:
+            self._rule_by_kind.clear()
             self._unnamed.clear()
-            self._at.clear()
+            self._rules_with_peer.clear()
         subject = Subject(RUN_QUEUE, program=kind.program) if kernel == QUEUED else self._subject(kind, book)
-        candidates = self._among(subject.category, kind.program)
+        candidates = self._candidates_for(subject.category, kind.program)
         found = next((rule for rule in candidates if rule.matches(subject)), None)
-        if found and found.service and there:
-            found = self._at.setdefault((found.id, there), found.at(*there))
-        self._known[kind] = found
+        if found and found.service and peer:
+            found = self._rules_with_peer.setdefault((found.id, peer), found.at(*peer))
+        self._rule_by_kind[kind] = found
         return found
 
-    def _among(self, category: str, program: str) -> tuple[Rule, ...]:
+    def _candidates_for(self, category: str, program: str) -> tuple[Rule, ...]:
         """Return the rules that may match."""
         found = self._candidates.get((category, program))
         if found is None:
@@ -257,55 +257,55 @@ class Diagnoser:
             found = self._candidates[category, program] = self._rules.among(category, program)
         return found
 
-    def _subject(self, kind: _Kind, book: Book) -> Subject:
+    def _subject(self, kind: _WaitKind, book: Book) -> Subject:
         of_kernel, of_user = book.stack(kind.kernel), book.stack(kind.user)
         for frame in of_user.frames:
             if self.names.of(frame) == nameless(frame):
                 self._unnamed.setdefault(frame, set()).add(kind)
         return subject_of(of_kernel, of_user, self.names, kind.program, kind.what)
 
-    def _there(self, kernel: int, what: Object, book: Book) -> tuple[str, str] | None:
+    def _peer(self, kernel: int, what: Object, book: Book) -> tuple[str, str] | None:
         """Return the peer: its name if it is a process of this machine, otherwise the service of its port."""
         name = printable(book.ends_of(what).name(book.stack(kernel)))
-        return (name, _word(name)) if name else self._rules.service(what)
+        return (name, _slug(name)) if name else self._rules.service(what)
 
-    def _look_around(self, book: Book) -> None:
+    def _drop_outdated(self, book: Book) -> None:
         """Drop what may have changed."""
         self._rules = self._source.rules  # the reference keeps another object from getting the same id
-        asked = (id(book), id(self._rules), self.names.version, book.ends_version)
-        if asked == self._asked:
+        current = (id(book), id(self._rules), self.names.version, book.ends_version)
+        if current == self._checked:
             return
-        if asked[:2] != self._asked[:2]:
+        if current[:2] != self._checked[:2]:
             for known in (
                 self._candidates,
-                self._at,
-                self._known,
+                self._rules_with_peer,
+                self._rule_by_kind,
                 self._unnamed,
-                self._said,
-                self._judged,
-                self._of_rows,
+                self._idle_at,
+                self._program_at,
+                self._rule_by_row,
             ):
                 known.clear()
             self._verdicts = NO_VERDICTS
         else:
-            self._forget_those_with_names()
-        if asked[3:] != self._asked[3:]:
-            self._of_rows.clear()
-        self._asked = asked
+            self._drop_newly_named()
+        if current[3:] != self._checked[3:]:
+            self._rule_by_row.clear()
+        self._checked = current
 
-    def _forget_those_with_names(self) -> None:
+    def _drop_newly_named(self) -> None:
         named = [frame for frame in self._unnamed if self.names.of(frame) != nameless(frame)]
         kinds = {kind for frame in named for kind in self._unnamed.pop(frame)}
         if not kinds:
             return
         for kind in kinds:
-            self._known.pop(kind, None)
-        self._of_rows.clear()
+            self._rule_by_kind.pop(kind, None)
+        self._rule_by_row.clear()
         stacks = {kind[:2] for kind in kinds}
-        self._judged = {where: program for where, program in self._judged.items() if where[1:] not in stacks}
+        self._program_at = {where: program for where, program in self._program_at.items() if where[1:] not in stacks}
 
 
-def _word(name: str) -> str:
+def _slug(name: str) -> str:
     """Return a word for scripts, in the form of rule ids."""
     return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "process"
 

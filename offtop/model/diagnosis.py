@@ -21,9 +21,9 @@ NEAR = 4
 """How many functions the condition `near` covers."""
 _LIBC = re.compile(r"(libc|libpthread|libm|ld-linux[^/]*|ld-musl[^/]*)([-.].*)?\Z|\[vdso\]\Z")
 _CALLED_BY = " < "
-_OF_PYTHON = re.compile(r".+ \(.+:\d+\)")
-_OF_CXX = ("libstdc++.", "libc++.")
-_MARK = re.compile(r"\.(isra|constprop|cold|part|llvm)\b.*\Z")
+_PYTHON_FUNCTION = re.compile(r".+ \(.+:\d+\)")
+_CXX_LIBRARIES = ("libstdc++.", "libc++.")
+_COMPILER_SUFFIX = re.compile(r"\.(isra|constprop|cold|part|llvm)\b.*\Z")
 _MOST_OWN = 1_000
 """Maximum number of rules in the user's file."""
 _LONGEST_TEXT = 200
@@ -62,7 +62,7 @@ class Subject(NamedTuple):
             case "near":
                 return self.own[:NEAR]
             case "python":
-                return [*filter(_OF_PYTHON.fullmatch, self.own)]
+                return [*filter(_PYTHON_FUNCTION.fullmatch, self.own)]
             case "user" | "not":
                 return (*self.libc, *self.own)
             case "module":
@@ -216,7 +216,7 @@ def subject_of(kernel: Stack, user: Stack, names: Names, program: str = "", what
     depth = 0
     for frame in user.frames:
         found = _functions(frame, names)
-        if not (is_libc(frame) or base_name(frame).startswith(_OF_CXX)):
+        if not (is_libc(frame) or base_name(frame).startswith(_CXX_LIBRARIES)):
             depth += max(1, len(found))
         if not own and is_libc(frame):
             libc += found
@@ -248,16 +248,16 @@ def _functions(frame: Frame, names: Names) -> list[str]:
     name = names.of(frame)
     if name == nameless(frame):
         return []
-    return [_plain(one.removesuffix(INLINED)) for one in functions(name)]
+    return [_without_parameters(one.removesuffix(INLINED)) for one in functions(name)]
 
 
 @cache
-def _plain(name: str) -> str:
+def _without_parameters(name: str) -> str:
     """Remove C++ parameters and compiler suffixes: `lock_wait(que_thr_t*)` becomes `lock_wait`.
 
     Parentheses after a blank are kept: Python functions are `handle (app.py:12)`.
     """
-    name = _MARK.sub("", name)
+    name = _COMPILER_SUFFIX.sub("", name)
     if not name.endswith((")", ") const")):
         return name
     depth = 0

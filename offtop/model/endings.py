@@ -9,7 +9,7 @@ from offtop.model.stack import ENDS, FIRST_STACK, LINKED, WHOLE
 from offtop.model.table import SITES, TOTAL_NS, Groups, table_of
 from offtop.model.window import Window
 
-_MOST_TOLD = 10
+_MOST_SHOWN = 10
 _LEAST_PART = 2000
 """Anything below one part in so many would be shown as 0.0%."""
 
@@ -62,7 +62,7 @@ def told(some: Endings) -> list[tuple[str, str]]:
     if not some.total_ns:
         return []
     rows = [("user stacks whole", f"{100 * some.whole_ns / some.total_ns:.1f}% of the time that has one")]
-    for one, ns in some.others[:_MOST_TOLD]:
+    for one, ns in some.others[:_MOST_SHOWN]:
         if ns * _LEAST_PART < some.total_ns:
             break
         why = [*(["callers guessed"] if one.is_unsure else []), *([ENDS[one.end]] if one.end != WHOLE else [])]

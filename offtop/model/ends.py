@@ -20,9 +20,9 @@ ROLES: Mapping[str, str] = {
 """What a process may be to a thread that waits."""
 NAMED = 8
 """How many processes of a role are known by name."""
-_TOLD = 3
+_MOST_SHOWN = 3
 """How many of those are shown."""
-_TOLD_KINDS = 3
+_MOST_KINDS = 3
 PIPE, EPOLL, FILE = "pipe", "epoll", "file"
 _CONNECTIONS = ("tcp", "udp")
 
@@ -51,7 +51,7 @@ class Side(NamedTuple):
     @property
     def text(self) -> str:
         """`writer: gzip(4242), cat(4243), +2`; raw."""
-        told = [one.label for one in self.processes[:_TOLD]]
+        told = [one.label for one in self.processes[:_MOST_SHOWN]]
         more = [f"+{self.total - len(told)}"] if self.total > len(told) else []
         return f"{self.role}: {', '.join([*told, *more])}"
 
@@ -69,7 +69,7 @@ class Ends(NamedTuple):
         on.
         """
         names = [frame.name for frame in kernel.frames]
-        role = next((role for part, role in _FOR.items() if any(part in name for name in names)), "")
+        role = next((role for part, role in _ROLE_BY_FUNCTION.items() if any(part in name for name in names)), "")
         return tuple(side for side in self.sides if (side.role == role if role else side.role != HOLDER))
 
     def told(self, kernel: Stack) -> str:
@@ -80,9 +80,9 @@ class Ends(NamedTuple):
 
     @property
     def _watched(self) -> str:
-        told = [f"{count} {kind}{'s' * (count != 1)}" for kind, count in self.members[:_TOLD_KINDS]]
-        rest = sum(count for _, count in self.members[_TOLD_KINDS:])
-        return ", ".join([*told, *([f"{rest} more"] if rest else [])])
+        shown = [f"{count} {kind}{'s' * (count != 1)}" for kind, count in self.members[:_MOST_KINDS]]
+        rest = sum(count for _, count in self.members[_MOST_KINDS:])
+        return ", ".join([*shown, *([f"{rest} more"] if rest else [])])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class Ends(NamedTuple):
         return names.pop() if len(names) == 1 and are_all else ""
 
 
-_FOR = {
+_ROLE_BY_FUNCTION = {
     **dict.fromkeys(("pipe_read", "ipipe_prep"), WRITER),
     **dict.fromkeys(("pipe_write", "opipe_prep", "wait_for_space"), READER),
     **dict.fromkeys(("lock_inode_wait", "fcntl_setlk", "do_lock_file_wait"), HOLDER),

@@ -45,16 +45,16 @@ _LAST_ID = (1 << 31) - 1
 _NS_PER_MS = 1_000_000
 _LOW = (1 << 32) - 1
 
-_WORD = ""
+_SINGLE_WORD = ""
 """Stands for the key of a single word."""
-_THREAD_THAT_WAKES, _PROCESS_THAT_WAKES, _WHAT_WAKES = "=thread", "=process", "=waker"
-_WHAT_IS_WAITED_ON = "=object"
-_WHAT_FOR = "=why"
+_WAKER_THREAD, _WAKER_PROCESS, _OTHER_WAKER = "=thread", "=process", "=waker"
+_OBJECT = "=object"
+_CAUSE = "=why"
 """Keys that cannot be typed: thread that wakes, process that wakes, other waker, object waited on, and cause, each as
 named in the list."""
 _IDS = {"pid": 0, "tid": 1}
 """Key → column of a site's ids."""
-_LOOKS_AT = {
+_MATCHED_TEXTS = {
     "comm": ("thread", "process"),
     "thread": ("thread",),
     "proc": ("process",),
@@ -70,24 +70,24 @@ _LOOKS_AT = {
     "wakertid": ("wakertid",),
     "object": ("object", "ends"),
     "why": ("why",),
-    _THREAD_THAT_WAKES: (_THREAD_THAT_WAKES,),
-    _PROCESS_THAT_WAKES: (_PROCESS_THAT_WAKES,),
-    _WHAT_WAKES: (_WHAT_WAKES,),
-    _WHAT_IS_WAITED_ON: (_WHAT_IS_WAITED_ON,),
-    _WHAT_FOR: (_WHAT_FOR,),
-    _WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program", "waker", "object", "why"),
+    _WAKER_THREAD: (_WAKER_THREAD,),
+    _WAKER_PROCESS: (_WAKER_PROCESS,),
+    _OTHER_WAKER: (_OTHER_WAKER,),
+    _OBJECT: (_OBJECT,),
+    _CAUSE: (_CAUSE,),
+    _SINGLE_WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program", "waker", "object", "why"),
 }
 """Key → what it matches of a wait."""
 _OF_FUNCTIONS = frozenset({"kernel", "leaf", "program"})
-_OF_WAKES = frozenset(
+_NEED_WAKERS = frozenset(
     {
         *("waker", "wakerpid", "wakertid"),
-        *(_THREAD_THAT_WAKES, _PROCESS_THAT_WAKES, _WHAT_WAKES),
+        *(_WAKER_THREAD, _WAKER_PROCESS, _OTHER_WAKER),
     }
 )
-_OF_ENDS = frozenset({"ends", "why", _WHAT_FOR})
-_OF_NAMES = frozenset({"program", "why", _WHAT_FOR})
-_OF_DETAILS = frozenset({"user", "uid", "cgroup", "place", "container", "cmdline"})
+_NEED_PEERS = frozenset({"ends", "why", _CAUSE})
+_NEED_NAMES = frozenset({"program", "why", _CAUSE})
+_NEED_DETAILS = frozenset({"user", "uid", "cgroup", "place", "container", "cmdline"})
 _TIMES: Mapping[str, Callable[[Row], int]] = {
     "max": lambda row: row.part.max_ns,
     "now": lambda row: row.now.ns,
@@ -99,7 +99,7 @@ _COUNTS: Mapping[str, Callable[[Row], float]] = {
     "evs": lambda row: row.waits_per_s,
     "threads": lambda row: 1 if isinstance(row.key, ThreadKey) else row.threads,
 }
-_READS: Mapping[str, Callable[[float], str]] = {"waiting": threads, "evs": count}
+_DISPLAY: Mapping[str, Callable[[float], str]] = {"waiting": threads, "evs": count}
 _EXAMPLES = {
     "comm": "mysql*",
     "thread": "worker*",
@@ -130,7 +130,7 @@ _EXAMPLES = {
 
 _OPERATOR = re.compile(r"!=|>=|<=|==?|[<>]")
 _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([kKmM]?)")
-_TIMES_OF = {"": 1, "k": 1_000, "m": 1_000_000}
+_FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 _NEEDS_NO_QUOTES = re.compile(r"[\w./:@%+-]+")
 _NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
@@ -149,7 +149,7 @@ class Text(NamedTuple):
     """Chooses all others instead."""
 
     def matches(self, text: str) -> bool:
-        found = self.pattern.search(text) if self.key == _WORD else self.pattern.match(text)
+        found = self.pattern.search(text) if self.key == _SINGLE_WORD else self.pattern.match(text)
         return found is not None
 
 
@@ -185,10 +185,10 @@ class Bound(NamedTuple):
             case "<=":
                 return value <= self.limit
             case _:
-                return self._reads(value) == self._reads(self.limit)
+                return self._displayed(value) == self._displayed(self.limit)
 
-    def _reads(self, value: float) -> str:
-        return duration(round(value)) if self.key in _TIMES else _READS.get(self.key, "{:g}".format)(value)
+    def _displayed(self, value: float) -> str:
+        return duration(round(value)) if self.key in _TIMES else _DISPLAY.get(self.key, "{:g}".format)(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,22 +209,24 @@ class Filter:
     @property
     def needs_details(self) -> bool:
         """Whether it needs `Book.details`."""
-        return any(isinstance(one, Text) and not _OF_DETAILS.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
+        return any(
+            isinstance(one, Text) and not _NEED_DETAILS.isdisjoint(_MATCHED_TEXTS[one.key]) for one in self.waits
+        )
 
     @property
     def needs_ends(self) -> bool:
         """Whether it needs `Book.ends`, or causes that depend on them."""
-        return any(isinstance(one, Text) and not _OF_ENDS.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
+        return any(isinstance(one, Text) and not _NEED_PEERS.isdisjoint(_MATCHED_TEXTS[one.key]) for one in self.waits)
 
     @property
     def needs_wakers(self) -> bool:
         """Whether it needs wakers, which not every mode gathers; a single word does not need them."""
-        return any(isinstance(one, Text) and one.key in _OF_WAKES for one in self.waits)
+        return any(isinstance(one, Text) and one.key in _NEED_WAKERS for one in self.waits)
 
     @property
     def needs_names(self) -> bool:
         """Whether it needs user function names, which are resolved later, or causes that depend on them."""
-        return any(isinstance(one, Text) and not _OF_NAMES.isdisjoint(_LOOKS_AT[one.key]) for one in self.waits)
+        return any(isinstance(one, Text) and not _NEED_NAMES.isdisjoint(_MATCHED_TEXTS[one.key]) for one in self.waits)
 
     def mask(self, shares: Shares, book: Book, diagnoser: Diagnoser) -> Mask:
         """Return which rows of `shares` are of waits that it chooses.
@@ -232,10 +234,10 @@ class Filter:
         Unknown texts, like a user not looked up yet, are empty; waits below the minimum and filtered ones have no
         frames.
         """
-        looked = _Looked(shares, book, diagnoser)
+        matcher = _Matcher(shares, book, diagnoser)
         chosen = np.ones(len(shares.leaf), np.bool_)
         for one in self.waits:
-            chosen &= looked.matching(one) != one.excludes
+            chosen &= matcher.matching(one) != one.excludes
         return chosen
 
     def keeps(self, row: Row) -> bool:
@@ -260,28 +262,28 @@ def of_pool(pool: Pool) -> Filter:
 def of_waker(key: WakerKey) -> Filter:
     """Return a filter for the waits that one waker ended, or all threads of its process."""
     if key.tid:
-        terms = {"wakerpid": str(key.pid), "wakertid": str(key.tid), _THREAD_THAT_WAKES: key.name}
+        terms = {"wakerpid": str(key.pid), "wakertid": str(key.tid), _WAKER_THREAD: key.name}
     else:
-        terms = {_PROCESS_THAT_WAKES: str(key.pid)} if key.pid else {_WHAT_WAKES: key.name}
+        terms = {_WAKER_PROCESS: str(key.pid)} if key.pid else {_OTHER_WAKER: key.name}
     return Filter(f"woken by {key.name}", tuple(Text(name, _exactly(text), False) for name, text in terms.items()))
 
 
 def of_object(what: Object) -> Filter:
     """Return a filter for the waits on one object."""
-    return Filter(f"on {what.label}", (Text(_WHAT_IS_WAITED_ON, _exactly(what.label), False),))
+    return Filter(f"on {what.label}", (Text(_OBJECT, _exactly(what.label), False),))
 
 
 def of_reason(reason: Reason) -> Filter:
     """Return a filter for the waits with one cause."""
-    return Filter(f"for {reason.name}", (Text(_WHAT_FOR, _exactly(reason.name), False),))
+    return Filter(f"for {reason.name}", (Text(_CAUSE, _exactly(reason.name), False),))
 
 
-class _Looked:
+class _Matcher:
     """Rows of a Shares; each thread, process, stack and category is matched once."""
 
     def __init__(self, shares: Shares, book: Book, diagnoser: Diagnoser) -> None:
         name: Callable[[Frame], str] = cache(diagnoser.names.of)
-        called: Callable[[str], set[str]] = cache(_called)
+        called: Callable[[str], set[str]] = cache(_function_names)
         self._shares, self._book, self._diagnoser = shares, book, diagnoser
         self._ids = shares.ids
         self._columns = {
@@ -311,12 +313,12 @@ class _Looked:
             "wakertid": ("wake", lambda wake: _numbers(book, wake)[1:]),
             "object": ("wake", lambda wake: () if wake in WITHOUT_WAKE else object_names(book.wake(wake).object)),
             "ends": ("wake", lambda wake: () if wake in WITHOUT_WAKE else book.ends_of(book.wake(wake).object).names),
-            _THREAD_THAT_WAKES: ("wake", lambda wake: (waker_of(book, True)(wake).name,)),
-            _PROCESS_THAT_WAKES: ("wake", lambda wake: (str(waker_of(book, False)(wake).pid),)),
-            _WHAT_WAKES: ("wake", lambda wake: (key.name,) if not (key := waker_of(book, False)(wake)).pid else ()),
-            _WHAT_IS_WAITED_ON: ("wake", lambda wake: (object_of(book)(wake).label,)),
+            _WAKER_THREAD: ("wake", lambda wake: (waker_of(book, True)(wake).name,)),
+            _WAKER_PROCESS: ("wake", lambda wake: (str(waker_of(book, False)(wake).pid),)),
+            _OTHER_WAKER: ("wake", lambda wake: (key.name,) if not (key := waker_of(book, False)(wake)).pid else ()),
+            _OBJECT: ("wake", lambda wake: (object_of(book)(wake).label,)),
             "why": ("site", lambda site: (rule.name, rule.id) if (rule := self._sites.rules[site]) else ()),
-            _WHAT_FOR: ("site", lambda site: (self._sites.reasons[site].name,)),
+            _CAUSE: ("site", lambda site: (self._sites.reasons[site].name,)),
             "program": (
                 "user",
                 lambda user: chain.from_iterable(called(name(frame)) for frame in book.stack(user).frames),
@@ -329,7 +331,7 @@ class _Looked:
             return np.isin(self._ids[:, one.column], one.ids)
         matches: Callable[[str], bool] = cache(one.matches)
         found = np.zeros(len(self._ids), np.bool_)
-        for what in _LOOKS_AT[one.key]:
+        for what in _MATCHED_TEXTS[one.key]:
             column, texts = self._texts[what]
             if column not in self._distinct:
                 whole = self._sites.which if column == "site" else self._columns[column]
@@ -374,12 +376,12 @@ def _numbers(book: Book, wake: int) -> tuple[str, ...]:
     return (str(waker.pid), str(waker.tid)) if wake not in WITHOUT_WAKE and waker.tid else ()
 
 
-def _called(name: str) -> set[str]:
+def _function_names(name: str) -> set[str]:
     """Return the functions of a frame; inlined ones with and without their mark."""
     return {text for function in functions(name) for text in (function, function.removesuffix(INLINED))}
 
 
-_PLAIN, _HELD, _AS_IT_IS = range(3)
+_PLAIN, _QUOTED, _ESCAPED = range(3)
 """How a character was typed: plain, in quotes, after a backslash."""
 _Letters = Sequence[tuple[str, int]]
 """Characters, and how each was typed; an opening quote is an empty one."""
@@ -438,14 +440,14 @@ def _words(text: str) -> Iterator[_Word]:
             character = text[at]
             if character == "\\" and quote != "'" and at + 1 < len(text):
                 at += 1
-                letters.append((text[at], _AS_IT_IS))
+                letters.append((text[at], _ESCAPED))
             elif quote and character == quote:
                 quote = ""
             elif not quote and character in "\"'":
                 quote = character
-                letters.append(("", _HELD))
+                letters.append(("", _QUOTED))
             else:
-                letters.append((character, _HELD if quote else _PLAIN))
+                letters.append((character, _QUOTED if quote else _PLAIN))
             at += 1
         word = _Word(text[start:at], letters)
         if quote:
@@ -459,7 +461,7 @@ def _term(word: _Word, groups: Mapping[str, Sequence[str]], ids: Collection[str]
     bare = "".join(character if typed == _PLAIN else "\0" for character, typed in word.letters)
     found = _OPERATOR.search(bare)
     if not found:
-        return _word_alone(word)
+        return _single_word(word)
     key, operator = bare[: found.start()].lower(), found[0].replace("==", "=")
     value = word.letters[found.end() :]
     if key not in _EXAMPLES:
@@ -489,12 +491,12 @@ def _term(word: _Word, groups: Mapping[str, Sequence[str]], ids: Collection[str]
     return Text(key, _compiled(patterns), excludes)
 
 
-def _word_alone(word: _Word) -> Text:
+def _single_word(word: _Word) -> Text:
     excludes = word.letters[0] == ("!", _PLAIN)
     text = _text(word.letters[excludes:])
     if not text:
         raise word.wrong("says nothing: write a word, as nginx, or !nginx to exclude it")
-    return Text(_WORD, re.compile(re.escape(text), re.IGNORECASE), excludes)
+    return Text(_SINGLE_WORD, re.compile(re.escape(text), re.IGNORECASE), excludes)
 
 
 def _limit(word: _Word, key: str, text: str) -> float:
@@ -506,7 +508,7 @@ def _limit(word: _Word, key: str, text: str) -> float:
     number = _NUMBER.fullmatch(text)
     if not number:
         raise word.wrong(f"is no number: try {key}>{_EXAMPLES[key]}")
-    return float(number[1]) * _TIMES_OF[number[2].lower()]
+    return float(number[1]) * _FACTORS[number[2].lower()]
 
 
 def _id(word: _Word, key: str, choice: _Letters) -> int:
@@ -546,10 +548,10 @@ def _alternatives(letters: _Letters) -> Iterator[_Letters]:
 def _patterns(letters: _Letters) -> Iterator[str]:
     """Return regular expressions, none of which can take long: fnmatch's translation of * does not backtrack."""
     glob = "".join(
-        f"[{character}]" if typed == _AS_IT_IS and character in "*?[" else character for character, typed in letters
+        f"[{character}]" if typed == _ESCAPED and character in "*?[" else character for character, typed in letters
     )
     yield translate(glob)
-    if ("[", _PLAIN) in letters or ("[", _HELD) in letters:
+    if ("[", _PLAIN) in letters or ("[", _QUOTED) in letters:
         yield _literally(_text(letters))
 
 

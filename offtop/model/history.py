@@ -45,7 +45,7 @@ from offtop.units import NS_PER_S
 HISTORY_NS = 600 * NS_PER_S
 HISTORY_BYTES = 40 * 1024 * 1024
 
-_PLAIN_SHARE = 4
+_UNPACKED_SHARE = 4
 """Divisor of the budget: the part for windows that are not packed."""
 _CUT_KEPT_NS = 60 * NS_PER_S
 """How long breakdowns by process are kept: as long as the longest rolling span."""
@@ -154,7 +154,7 @@ class History:
         """
         self._idle = frozenset(idle)
         self._verdicts = verdicts
-        self._said = NO_VERDICTS
+        self._newest_verdicts = NO_VERDICTS
         self._is_periodic = is_periodic
         self._max_ns = max_ns
         self._max_bytes = max_bytes
@@ -162,35 +162,35 @@ class History:
         self._kept: deque[Kept] = deque()
         self._number = 0
         """Number of the newest tick."""
-        self._plain = 0
+        self._unpacked = 0
         """How many of the newest ticks are not packed."""
         self._with_cut = 0
         """How many of the newest ticks have their breakdown."""
-        self._plain_bytes = 0
+        self._unpacked_bytes = 0
         self._bytes = 0
         self._first: Snapshot | None = None
         self._before_wakers: Snapshot | None = None
         """The last snapshot before more was gathered than until then."""
-        self._reaching: list[Move] = []
+        self._early_moves: list[Move] = []
         """Moves of waits that were in progress at one of those two snapshots."""
-        self._largest: dict[int, int] = {}
+        self._largest_storms: dict[int, int] = {}
         """How many threads the largest storm of each waker woke since `reset`."""
         self._longest_call_ns = 0
         """Longest call of the --within function since `reset`."""
         self._latest: Snapshot | None = None
         self._periodic = NO_SITES
         self._waits = Past()
-        self._longest: Table[SiteKey, SiteTotals] | None = None
+        self._longest_waits: Table[SiteKey, SiteTotals] | None = None
         """Longest wait of each site since `reset`; None while the totals of the source are right."""
 
     def reset(self) -> None:
         """Let `since_start` begin now."""
         with self._lock:
             self._first = self._latest
-            self._longest = table_of(SITES, {})
-            self._largest.clear()
+            self._longest_waits = table_of(SITES, {})
+            self._largest_storms.clear()
             self._longest_call_ns = 0
-            self._reaching.clear()
+            self._early_moves.clear()
 
     def add(self, snapshot: Snapshot) -> Kept | None:
         """Keep what happened since the previous snapshot, and return it; None for the first snapshot."""
@@ -204,29 +204,29 @@ class History:
         is_new = not np.array_equal(periodic.ids, self._periodic.ids)
         if is_new:
             self._periodic = periodic
-        said, self._said = self._said, self._verdicts_on(snapshot, window)
-        is_new |= self._said is not said
-        idle = Idle(self._idle, self._periodic, self._said)
+        earlier_verdicts, self._newest_verdicts = self._newest_verdicts, self._verdicts_on(snapshot, window)
+        is_new |= self._newest_verdicts is not earlier_verdicts
+        idle = Idle(self._idle, self._periodic, self._newest_verdicts)
         kept = Kept.of(window, idle, self._number)
-        own = _PART_BYTES * len(kept.leaves) + (periodic.ids.nbytes + self._said.bytes_held if is_new else 0)
+        own = _PART_BYTES * len(kept.leaves) + (periodic.ids.nbytes + self._newest_verdicts.bytes_held if is_new else 0)
         kept = replace(kept, bytes_held=_bytes_of(kept) + own)
         with self._lock:
-            if self._longest is not None:
-                self._longest = _longest_of(self._longest, table_of(SITES, window.sites))
+            if self._longest_waits is not None:
+                self._longest_waits = _longer_of(self._longest_waits, table_of(SITES, window.sites))
             if not gathers(earlier.mode, snapshot.mode):
                 self._before_wakers = earlier
-                self._largest.clear()
+                self._largest_storms.clear()
             since_ns = max(one.at_ns for one in (self._first, self._before_wakers) if one)
-            self._reaching += (one for one in snapshot.moves if one.since_ns < since_ns)
+            self._early_moves += (one for one in snapshot.moves if one.since_ns < since_ns)
             for waker, storm in window.storms.items():
-                self._largest[waker] = max(storm.largest, self._largest.get(waker, 0))
+                self._largest_storms[waker] = max(storm.largest, self._largest_storms.get(waker, 0))
             self._longest_call_ns = max(self._longest_call_ns, window.calls.max_ns)
             if self._kept:
                 self._kept[-1] = replace(self._kept[-1], kept_shares=None)
             self._kept.append(kept)
-            self._plain += 1
+            self._unpacked += 1
             self._with_cut += 1
-            self._plain_bytes += kept.bytes_held
+            self._unpacked_bytes += kept.bytes_held
             self._bytes += kept.bytes_held
             self._waits.add(snapshot)
             self._make_room()
@@ -238,10 +238,10 @@ class History:
             newest, latest = self._kept[-1] if self._kept else None, self._latest
         if newest is None or latest is None or isinstance(newest.held, Packed):
             return newest
-        self._said = self._verdicts_on(latest, newest.held)
-        if self._said is newest.idle.verdicts:
+        self._newest_verdicts = self._verdicts_on(latest, newest.held)
+        if self._newest_verdicts is newest.idle.verdicts:
             return newest
-        seen = Kept.of(newest.held, newest.idle._replace(verdicts=self._said), newest.number)
+        seen = Kept.of(newest.held, newest.idle._replace(verdicts=self._newest_verdicts), newest.number)
         seen = replace(seen, bytes_held=newest.bytes_held)
         with self._lock:
             self._kept[-1] = seen
@@ -257,16 +257,16 @@ class History:
         """Drop everything: what was kept belongs to other totals."""
         with self._lock:
             # If a source was joined in the middle, its maxima cover more than what was seen of it.
-            self._longest = table_of(SITES, {}) if snapshot.epoch else None
+            self._longest_waits = table_of(SITES, {}) if snapshot.epoch else None
             self._first, self._periodic = snapshot, NO_SITES
             self._before_wakers = None
-            self._largest.clear()
+            self._largest_storms.clear()
             self._longest_call_ns = 0
-            self._reaching.clear()
+            self._early_moves.clear()
             self._kept.clear()
             self._waits.clear()
             self._waits.add(snapshot)
-            self._plain = self._with_cut = self._plain_bytes = self._bytes = 0
+            self._unpacked = self._with_cut = self._unpacked_bytes = self._bytes = 0
 
     @property
     def latest(self) -> Snapshot | None:
@@ -369,13 +369,18 @@ class History:
         The start is the first snapshot, the last `reset`, or when gathering what `mode` shows began.
         """
         with self._lock:
-            first, latest, longest, largest = self._first, self._latest, self._longest, dict(self._largest)
-            begun, reaching, longest_call_ns = self._before_wakers, [*self._reaching], self._longest_call_ns
+            first, latest, longest, largest_storms = (
+                self._first,
+                self._latest,
+                self._longest_waits,
+                dict(self._largest_storms),
+            )
+            begun, early_moves, longest_call_ns = self._before_wakers, [*self._early_moves], self._longest_call_ns
         if first and begun and mode != OFFCPU and begun.at_ns > first.at_ns:
             first = begun
         if first is None or latest is None or first is latest:
             return None
-        window = between(first, latest, [one for one in reaching if one.until_ns >= first.at_ns])
+        window = between(first, latest, [one for one in early_moves if one.until_ns >= first.at_ns])
         sites = table_of(SITES, window.sites)
         longest = table_of(SITES, latest.sites) if longest is None else longest
         row_of = np.array([longest.rows.get(key, -1) for key in sites], np.int64)
@@ -383,10 +388,12 @@ class History:
         longest_ns[row_of >= 0] = longest.longest_ns[row_of[row_of >= 0]]
         if first is begun:  # the longest wait may be from before that
             longest_ns[sites.numbers[:, WAITS] == 0] = 0
-        storms = {waker: one._replace(largest=largest.get(waker, one.largest)) for waker, one in window.storms.items()}
+        storms = {
+            waker: one._replace(largest=largest_storms.get(waker, one.largest)) for waker, one in window.storms.items()
+        }
         calls = window.calls._replace(max_ns=longest_call_ns)
         window = replace(window, sites=sites.with_maxima(longest_ns), storms=storms, calls=calls)
-        return Kept.of(window, Idle(self._idle, self._periodic, self._said))
+        return Kept.of(window, Idle(self._idle, self._periodic, self._newest_verdicts))
 
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
         """Return the sites of `sleep` whose waits so far are periodic."""
@@ -399,9 +406,9 @@ class History:
     def _make_room(self) -> None:
         """Pack windows, drop the breakdowns that no span on the screen needs, then drop ticks; never the newest."""
         every = self._kept
-        while self._plain > 1 and self._plain_bytes > self._max_bytes // _PLAIN_SHARE:
-            self._replace(len(every) - self._plain, pack_window=True)
-            self._plain -= 1
+        while self._unpacked > 1 and self._unpacked_bytes > self._max_bytes // _UNPACKED_SHARE:
+            self._replace(len(every) - self._unpacked, pack_window=True)
+            self._unpacked -= 1
         too_old_ns = every[-1].at_ns - _CUT_KEPT_NS
         while self._with_cut > 1:
             oldest = len(every) - self._with_cut
@@ -414,9 +421,9 @@ class History:
             dropped = every.popleft()
             self._waits.forget(every[0].at_ns)
             self._bytes -= dropped.bytes_held
-            if len(every) < self._plain:
-                self._plain -= 1
-                self._plain_bytes -= dropped.bytes_held
+            if len(every) < self._unpacked:
+                self._unpacked -= 1
+                self._unpacked_bytes -= dropped.bytes_held
             self._with_cut = min(self._with_cut, len(every))
 
     def _replace(self, index: int, pack_window: bool) -> None:
@@ -430,12 +437,12 @@ class History:
         self._kept[index] = smaller
         self._bytes += smaller.bytes_held - was.bytes_held
         if pack_window:
-            self._plain_bytes -= was.bytes_held
+            self._unpacked_bytes -= was.bytes_held
         elif not isinstance(held, Packed):
-            self._plain_bytes += smaller.bytes_held - was.bytes_held
+            self._unpacked_bytes += smaller.bytes_held - was.bytes_held
 
 
-def _longest_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals]) -> Table[SiteKey, SiteTotals]:
+def _longer_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals]) -> Table[SiteKey, SiteTotals]:
     """Return each site of either with the longer of its maxima, and no other numbers."""
     ids, longest_ns = np.concatenate((one.ids, other.ids)), np.append(one.numbers[:, MAX_NS], other.numbers[:, MAX_NS])
     some = longest_ns > 0

@@ -27,7 +27,7 @@ from offtop.model.wake import RESERVED as RESERVED_WAKES
 from offtop.units import NS_PER_S
 
 LEAST_AUTO_NS = 10_000_000
-_AS_ASKED = frozenset({SLEEP, "child", "signal", "tty"})
+_NEVER_UNUSUAL = frozenset({SLEEP, "child", "signal", "tty"})
 """Categories of waits that last as long as the program, its child or a user wants: never unusual."""
 TIMES_USUAL = 20
 _MOST_OF_KIND, _MOST_IN_TICK = 50, 500
@@ -37,7 +37,7 @@ _MOST_DUE = 4
 _Identity = tuple[int, int, int]
 
 
-class _Why(NamedTuple):
+class _Match(NamedTuple):
     """Why a wait is an outlier; fields of Outlier."""
 
     rule: str
@@ -60,23 +60,23 @@ class Judge:
         self._due: list[tuple[int, int, int, int]] = []
         """(when, pid, tid, left_ns) of waits in progress that may reach their threshold, earliest first."""
         self._waiting: Mapping[ThreadKey, Waiting] = {}
-        self._going: dict[_Identity, Outlier] = {}
+        self._reported: dict[_Identity, Outlier] = {}
         """Waits reported while in progress."""
         self._counted: set[_Identity] = set()
         """Waits in progress that were only counted."""
-        self._so: dict[tuple[str, str], int] = {}
+        self._true_since: dict[tuple[str, str], int] = {}
         """(trigger text, program) → since when the trigger's condition holds."""
-        self._asked = deque[Collection[Trigger | None]]()
+        self._next_triggers = deque[Collection[Trigger | None]]()
         self._judge_by(triggers)
 
     def ask(self, triggers: Collection[Trigger | None]) -> None:
         """Use these triggers from the next tick on. Thread-safe."""
-        self._asked.append(triggers)
+        self._next_triggers.append(triggers)
 
     def _judge_by(self, triggers: Collection[Trigger | None]) -> None:
         self._auto = None in triggers
         self._triggers = tuple(one for one in triggers if one)
-        self._so.clear()
+        self._true_since.clear()
         self._forget_marks()
 
     @property
@@ -91,17 +91,17 @@ class Judge:
 
     def tick(self, snapshot: Snapshot, kept: Kept) -> Sequence[Outlier]:
         """Return the outliers of a tick; those reported while in progress are reported again when they end."""
-        while self._asked:
-            self._judge_by(self._asked.popleft())
+        while self._next_triggers:
+            self._judge_by(self._next_triggers.popleft())
             self._waiting = {}
-        found = self._judged([*snapshot.caught, *self._passed(snapshot)], snapshot, kept)
+        found = self._judged([*snapshot.caught, *self._crossed(snapshot)], snapshot, kept)
         found += self._ended(snapshot, kept, {one.wait.identity for one in found if one.wait})
         found += (one for trigger in self._triggers for one in self._of_tick(trigger, snapshot, kept))
         for one in found:
             if one.is_going_on and one.wait:
-                self._going[one.wait.identity] = one
+                self._reported[one.wait.identity] = one
             elif one.wait:
-                self._going.pop(one.wait.identity, None)
+                self._reported.pop(one.wait.identity, None)
         self.outliers.add(found)
         if self._usual.learn(kept.cut, snapshot.book.processes, snapshot.filters.min_ns, kept.at_ns):
             self._forget_marks()
@@ -126,7 +126,7 @@ class Judge:
         return marks
 
     def _auto_ns(self, program: str, category: str) -> int:
-        usual_ns = self._usual.of(program, category) if self._auto and category not in _AS_ASKED else 0
+        usual_ns = self._usual.of(program, category) if self._auto and category not in _NEVER_UNUSUAL else 0
         return min(NEVER_NS, max(LEAST_AUTO_NS, TIMES_USUAL * usual_ns)) if usual_ns else NEVER_NS
 
     def _judged(self, some: Sequence[Caught], snapshot: Snapshot, kept: Kept) -> list[Outlier]:
@@ -138,12 +138,12 @@ class Judge:
         for one, category, is_idle in zip(some, categories, _idle(some, categories, kept.idle), strict=True):
             if one.identity in self._counted:
                 continue
-            known = self._going.get(one.identity)
-            why = _Why(known.rule, known.metric, known.category, known.mark) if known else None
-            why = why or self._why(one, category, is_idle, snapshot.threads, kept)
-            if why is None:
+            known = self._reported.get(one.identity)
+            match = _Match(known.rule, known.metric, known.category, known.mark) if known else None
+            match = match or self._match(one, category, is_idle, snapshot.threads, kept)
+            if match is None:
                 continue
-            numbers = of_kind.setdefault((why.rule, one.program, why.category), [])
+            numbers = of_kind.setdefault((match.rule, one.program, match.category), [])
             if known is None and numbers and (len(numbers) >= _MOST_OF_KIND or len(found) >= _MOST_IN_TICK):
                 found[numbers[0]] = found[numbers[0]]._replace(more=found[numbers[0]].more + 1)
                 if not one.ended_ns:
@@ -151,12 +151,12 @@ class Judge:
                 continue
             if known is None:
                 numbers.append(len(found))
-            found.append(self._outlier(one, why, known, snapshot, kept))
+            found.append(self._outlier(one, match, known, snapshot, kept))
         return found
 
-    def _why(
+    def _match(
         self, one: Caught, category: str, is_idle: bool, threads: Mapping[ThreadKey, ThreadTotals], kept: Kept
-    ) -> _Why | None:
+    ) -> _Match | None:
         """Judge the blocked and the run-queue part of a wait; None if neither is too long."""
         ready_ns = 0 if category == THROTTLE else one.runqueue_ns
         parts = (category, one.length_ns(kept.at_ns) - ready_ns, is_idle), (RUN_QUEUE, ready_ns, False)
@@ -165,7 +165,7 @@ class Judge:
                 continue
             for name, ns, idle in parts:
                 if ns > trigger.value and trigger.is_about(one.program, name) and (trigger.with_idle or not idle):
-                    return _Why(trigger.text, trigger.metric, name, trigger.value)
+                    return _Match(trigger.text, trigger.metric, name, trigger.value)
         for name, ns, idle in parts:
             mark_ns = self._auto_ns(one.program, name)
             if one.began_ns < self._usual.since_ns or (not one.ended_ns and ns - mark_ns > 2 * kept.span_ns):
@@ -174,19 +174,19 @@ class Judge:
                 continue
             of_thread = threads.get(one.site.thread, ThreadTotals())
             if not self._usual.is_by_short(one.program, name) or of_thread.short_waits >= ENOUGH_SHORT:
-                return _Why(AUTO, MAX, name, mark_ns)
+                return _Match(AUTO, MAX, name, mark_ns)
         return None
 
-    def _outlier(self, one: Caught, why: _Why, known: Outlier | None, snapshot: Snapshot, kept: Kept) -> Outlier:
-        value = _value_ns(one, why.category, kept.at_ns)
-        usual_ns = known.usual_ns if known else self._usual.of(one.program, why.category)
+    def _outlier(self, one: Caught, match: _Match, known: Outlier | None, snapshot: Snapshot, kept: Kept) -> Outlier:
+        value = _value_ns(one, match.category, kept.at_ns)
+        usual_ns = known.usual_ns if known else self._usual.of(one.program, match.category)
         times = kept.at_ns, kept.taken_ns
-        what = why.rule, why.metric, why.category, one.program, value, why.mark
+        what = match.rule, match.metric, match.category, one.program, value, match.mark
         return Outlier(
             *times, *what, usual_ns, one, _after(snapshot, one), bool(known), book=excerpt(snapshot.book, one.site)
         )
 
-    def _passed(self, snapshot: Snapshot) -> list[Caught]:
+    def _crossed(self, snapshot: Snapshot) -> list[Caught]:
         """Return the waits in progress that have reached their threshold."""
         before, self._waiting = self._waiting, snapshot.waiting
         book, at_ns = snapshot.book, snapshot.at_ns
@@ -194,8 +194,8 @@ class Judge:
             self._due.clear()
         for key, one in snapshot.waiting.items():
             if before.get(key) is not one and one.site.kernel >= FIRST_STACK:
-                self._expect(one, self._mark_ns(*_judged_as(one, book)))
-        told = {one.identity for one in snapshot.caught}
+                self._schedule(one, self._mark_ns(*_program_and_category(one, book)))
+        reported = {one.identity for one in snapshot.caught}
         found: dict[_Identity, Caught] = {}
         while self._due and self._due[0][0] <= at_ns:
             _, pid, tid, left_ns = heapq.heappop(self._due)
@@ -203,33 +203,33 @@ class Judge:
             if one is None or one.left_ns != left_ns or one.site.kernel < FIRST_STACK:
                 continue
             began_ns = _began_ns(one)
-            later = [ns for ns in self._every_mark_ns(*_judged_as(one, book)) if ns >= at_ns - began_ns]
-            self._expect(one, min(later, default=NEVER_NS))
+            later = [ns for ns in self._every_mark_ns(*_program_and_category(one, book)) if ns >= at_ns - began_ns]
+            self._schedule(one, min(later, default=NEVER_NS))
             ready_ns = at_ns - began_ns if one.preempted else one.runqueue_ns
             site = one.site._replace(user=one.site.user or one.user)
             is_exact = one.bound is Bound.EXACT
             caught = Caught(site, began_ns, 0, ready_ns, one.state, program=book.process(pid), is_exact=is_exact)
-            if caught.identity not in self._going and caught.identity not in told:
+            if caught.identity not in self._reported and caught.identity not in reported:
                 found[caught.identity] = caught
         if len(self._due) > _MOST_DUE * len(snapshot.waiting) + _MOST_IN_TICK:
             self._waiting = {}
         return [*found.values()]
 
-    def _expect(self, one: Waiting, mark_ns: int) -> None:
+    def _schedule(self, one: Waiting, mark_ns: int) -> None:
         """Look at a wait when it becomes longer than `mark_ns`."""
         if mark_ns != NEVER_NS:
             heapq.heappush(self._due, (_began_ns(one) + mark_ns + 1, one.site.pid, one.site.tid, one.left_ns))
 
-    def _ended(self, snapshot: Snapshot, kept: Kept, told: Collection[_Identity]) -> list[Outlier]:
+    def _ended(self, snapshot: Snapshot, kept: Kept, reported: Collection[_Identity]) -> list[Outlier]:
         """Return waits that were reported while in progress and have ended without another report."""
         found: list[Outlier] = []
         for pid, tid, began_ns in list(self._counted):
             now = snapshot.waiting.get(ThreadKey(pid, tid))
             if now is None or _began_ns(now) != began_ns:
                 self._counted.discard((pid, tid, began_ns))
-        for identity, was in self._going.items():
+        for identity, was in self._reported.items():
             now = snapshot.waiting.get(was.wait.site.thread) if was.wait else None
-            if identity not in told and was.wait and (now is None or _began_ns(now) != was.wait.began_ns):
+            if identity not in reported and was.wait and (now is None or _began_ns(now) != was.wait.began_ns):
                 wait = was.wait._replace(ended_ns=snapshot.at_ns, is_exact=False)
                 at = {
                     "at_ns": kept.at_ns,
@@ -250,28 +250,28 @@ class Judge:
             of = trigger.text, program
             is_so = value > trigger.value
             if not is_so:
-                self._so.pop(of, None)
+                self._true_since.pop(of, None)
                 continue
-            since_ns = self._so.setdefault(of, kept.at_ns - kept.span_ns)
+            since_ns = self._true_since.setdefault(of, kept.at_ns - kept.span_ns)
             lasted_ns, before_ns = kept.at_ns - since_ns, kept.at_ns - kept.span_ns - since_ns
             if lasted_ns >= trigger.for_ns and (before_ns < trigger.for_ns or not before_ns):
                 what = ", ".join(sorted(trigger.categories)) if trigger.categories else ""
                 times = kept.at_ns, kept.taken_ns
                 found.append(Outlier(*times, trigger.text, trigger.metric, what, program, value, trigger.value))
-        for of in [of for of in self._so if of[0] == trigger.text and of[1] not in parts]:
-            del self._so[of]
+        for of in [of for of in self._true_since if of[0] == trigger.text and of[1] not in parts]:
+            del self._true_since[of]
         return found
 
 
 def _idle(some: Sequence[Caught], categories: Sequence[str], idle: Idle) -> list[bool]:
     """Return whether each is idle, as in Shares."""
     ids = integers([one.site for one in some], SITES.width)
-    looks = np.array([category in idle.categories for category in categories], np.bool_)
+    is_idle = np.array([category in idle.categories for category in categories], np.bool_)
     asleep = np.flatnonzero(np.array([category == SLEEP for category in categories], np.bool_))
     if len(asleep):
-        looks[asleep] |= idle.is_periodic(ids[asleep])
+        is_idle[asleep] |= idle.is_periodic(ids[asleep])
     said = idle.verdicts.of(ids)
-    return np.where(said == 0, looks, said > 0).tolist()
+    return np.where(said == 0, is_idle, said > 0).tolist()
 
 
 def excerpt(book: Book, site: SiteKey) -> Book:
@@ -285,7 +285,7 @@ def excerpt(book: Book, site: SiteKey) -> Book:
         wakes={**RESERVED_WAKES, **({site.wake: wake} if site.wake >= FIRST_WAKE else {})},
         comms={key: comm for key in threads if (comm := book.comms.get(key))},
         processes={pid: name for pid in pids if (name := book.processes.get(pid))},
-        details={pid: told for pid in pids if (told := book.details.get(pid))},
+        details={pid: reported for pid in pids if (reported := book.details.get(pid))},
         ends={wake.object: ends} if (ends := book.ends.get(wake.object)) else {},
     )
 
@@ -297,7 +297,7 @@ def _value_ns(one: Caught, category: str, at_ns: int) -> int:
     return one.length_ns(at_ns) - (one.runqueue_ns if category != THROTTLE else 0)
 
 
-def _judged_as(one: Waiting, book: Book) -> tuple[str, str]:
+def _program_and_category(one: Waiting, book: Book) -> tuple[str, str]:
     """Return program and category."""
     category = book.stack(one.site.kernel).category
     is_ready = one.preempted and category != THROTTLE

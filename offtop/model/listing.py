@@ -286,9 +286,9 @@ class Listing:
             return UNFOLDED
         known, key = self._folding, (pin, view.pid)
         if known is None or known[0] is not scene.threads or known[1] != key:  # other names come with other threads
-            those = sorted(one for one in scene.threads if one != pin and view.pid in (None, one.pid))
-            made = folding(those, scene.book)
-            says_nothing = view.pid is not None and [*made.sizes.values()] == [len(those)]  # one row
+            wanted_wakers = sorted(one for one in scene.threads if one != pin and view.pid in (None, one.pid))
+            made = folding(wanted_wakers, scene.book)
+            says_nothing = view.pid is not None and [*made.sizes.values()] == [len(wanted_wakers)]  # one row
             known = self._folding = scene.threads, key, UNFOLDED if says_nothing else made
         return known[2]
 
@@ -419,11 +419,11 @@ def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: Diagnoser) -> 
                 {row.key for row in seen if row.key not in found}, some.in_scope(view.scope), book, diagnoser
             )
         elif view.lists_objects:
-            whom = {row.key for row in seen if isinstance(row.key, Object) and row.key not in found}
-            found |= top_of_wakes(some, view.scope, whom, object_of(book))
+            wanted = {row.key for row in seen if isinstance(row.key, Object) and row.key not in found}
+            found |= top_of_wakes(some, view.scope, wanted, object_of(book))
         else:
-            those = {row.key for row in seen if isinstance(row.key, WakerKey) and row.key not in found}
-            found |= top_of_wakes(some, view.scope, those, waker_of(book, view.lists_waking_threads))
+            wanted_wakers = {row.key for row in seen if isinstance(row.key, WakerKey) and row.key not in found}
+            found |= top_of_wakes(some, view.scope, wanted_wakers, waker_of(book, view.lists_waking_threads))
     holders: dict[Key, Holder] = {}
     for one in scene.stuck.in_scope(view.scope).waits if view.lists_objects else ():
         if one.holder.tid:
@@ -431,9 +431,9 @@ def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: Diagnoser) -> 
     return [row._replace(top=found.get(row.key, NOWHERE), holder=holders.get(row.key, NO_HOLDER)) for row in seen]
 
 
-def _tops_of_pools(whose: Collection[Pool], some: Shares, made: Folding) -> dict[Pool, SiteKey]:
+def _tops_of_pools(wanted: Collection[Pool], some: Shares, made: Folding) -> dict[Pool, SiteKey]:
     """Return where the threads of each pool waited most, in the window of `some`."""
-    pools = [*whose]
+    pools = [*wanted]
     number = {pool: n for n, pool in enumerate(pools)}
     _, first, which = np.unique(thread_codes(some.ids), return_index=True, return_inverse=True)
     threads = map(ThreadKey._make, some.ids[first, :2].tolist())
@@ -442,9 +442,9 @@ def _tops_of_pools(whose: Collection[Pool], some: Shares, made: Folding) -> dict
     return {pools[n]: site for n, _, site in some.of(numbers >= 0).longest(numbers[numbers >= 0])}
 
 
-def _tops_of_reasons(whose: Collection[Key], some: Shares, book: Book, diagnoser: Diagnoser) -> dict[Key, SiteKey]:
+def _tops_of_reasons(wanted: Collection[Key], some: Shares, book: Book, diagnoser: Diagnoser) -> dict[Key, SiteKey]:
     """Return where most time of each cause was spent."""
-    reasons = [one for one in whose if isinstance(one, Reason)]
+    reasons = [one for one in wanted if isinstance(one, Reason)]
     number_of = {reason: number for number, reason in enumerate(reasons)}
     sites, which = sites_of(some)
     of_sites = [number_of.get(reason, -1) for reason in diagnoser.reasons_at(sites, book)]

@@ -236,13 +236,13 @@ def series(
     return tuple(sums[cell][0] / sums[cell][1] if sums.get(cell, (0, 0))[1] else None for cell in range(cells))
 
 
-class _Everyone(NamedTuple):
+class _AllThreads(NamedTuple):
     threads: Collection[ThreadKey]
     of_process: Mapping[int, int]
     """pid → how many of these."""
 
 
-class _Still:
+class _PausedView:
     """What a paused view keeps, since History may drop it."""
 
     def __init__(self, history: History, at_ns: int, mode: str) -> None:
@@ -251,7 +251,7 @@ class _Still:
         self.ticks = history.last(LONGEST_ROLLING_NS, at_ns) or ([oldest] if oldest else [])
         self._history = history
         self._is_newest = history.newest is not None and history.newest.at_ns == at_ns
-        self.everyone = _everyone(history.latest) if self._is_newest else _everyone_in(self.ticks)
+        self.everyone = _all_threads(history.latest) if self._is_newest else _threads_in(self.ticks)
         self._since_start: dict[str, Kept | None] = {}
         if self._is_newest:
             self._since_start[mode] = history.since_start(mode)
@@ -285,7 +285,7 @@ class Pictures:
         self._outliers = Listed(outliers)
         self._names = names
         self._diagnoser = Diagnoser(names, rules)
-        self._still: _Still | None = None
+        self._paused: _PausedView | None = None
         self._sums = Sums(history)
         self._seconds = Seconds()
         self._listing = Listing(history, self._sums, self._seconds, self._diagnoser)
@@ -294,16 +294,16 @@ class Pictures:
         self._steps: tuple[object, Steps] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
         self._stuck: tuple[object, Stuck] | None = None
-        self._unsieved: Sieve | None = None
-        self._everyone: tuple[object, _Everyone] | None = None
+        self._unfiltered: Sieve | None = None
+        self._all_threads: tuple[object, _AllThreads] | None = None
         self._moved: tuple[object, Kept | None] | None = None
         self._rules = rules
         self._compared: Comparison | None = None
 
     def of(self, view: View, room: Room) -> Picture | None:
         """Return the picture; None while there is no tick yet."""
-        self._stop_or_go_on(view)
-        minute = self._still.ticks if self._still else self._history.last(LONGEST_ROLLING_NS)
+        self._pause_or_resume(view)
+        minute = self._paused.ticks if self._paused else self._history.last(LONGEST_ROLLING_NS)
         if not minute:
             return None
         ever = self._since_start(view.mode) if view.span_ns == SINCE_START or view.sort == "TOTAL" else None
@@ -317,14 +317,14 @@ class Pictures:
         moved = self._moved_in(over)
         added = [*over, moved] if moved else over
         taken = [sieve.taken(tick) for tick in added]
-        heard = _sums_of(one.heard for one in taken)
-        parts = _by_category(heard, view.idle_shown)
+        unmuted = _sums_of(one.unmuted for one in taken)
+        parts = _by_category(unmuted, view.idle_shown)
         one = merged([tick.cut for tick in taken])
         chosen = replace(one, categories=_sums_of(sieve.chosen(tick) for tick in added))
         passing = self._stuck_of(sieve, newest)
         of_selection = sieve.chosen_stuck(passing, newest)
         shown_ages = stuck.by_category(of_selection.in_scope(Scope(idle=view.idle_shown)))
-        every_thread, counts = self._still.everyone if self._still else self._everyone_now()
+        every_thread, counts = self._paused.everyone if self._paused else self._current_threads()
         span_ns = sum(tick.span_ns for tick in over)
         pids = by_process(one, view.scope._replace(pid=None, tid=None)).keys() if view.compared else ()
         facts, sampling = newest.facts, sampling_over(tick.facts for tick in over)
@@ -349,9 +349,9 @@ class Pictures:
             listed, tree, places, flame = NOTHING_LISTED, None, Ranking(), None
         end_ns = self._timeline_end_ns(view, room, newest)
         past = self._past(room, newest, end_ns, sieve)
-        all_ns = total(heard.values()).total_ns
+        all_ns = total(unmuted.values()).total_ns
         shown = total(parts.values())
-        filtered_ns = total(part for leaf, part in heard.items() if leaf.category == FILTERED).total_ns
+        filtered_ns = total(part for leaf, part in unmuted.items() if leaf.category == FILTERED).total_ns
         sites = self._sites(scene)
         return Picture(
             view=view,
@@ -421,14 +421,14 @@ class Pictures:
             return None
         if self._compared is None or self._compared.baseline is not baseline:
             self._compared = Comparison(baseline, self._rules)
-        self._compared.look_at(view, _of_user(view.user), now)
+        self._compared.look_at(view, _user_filter(view.user), now)
         return self._compared
 
-    def _stop_or_go_on(self, view: View) -> None:
+    def _pause_or_resume(self, view: View) -> None:
         if view.paused_at_ns is None:
-            self._still = None
-        elif self._still is None or self._still.at_ns != view.paused_at_ns:
-            self._still = _Still(self._history, view.paused_at_ns, view.mode)
+            self._paused = None
+        elif self._paused is None or self._paused.at_ns != view.paused_at_ns:
+            self._paused = _PausedView(self._history, view.paused_at_ns, view.mode)
 
     def _all_of_selection(self, view: View, sieve: Sieve, over: Sequence[Kept], chosen: Parts) -> Parts:
         """Return the time of the selected process or thread by leaf, without filters and mutes."""
@@ -436,10 +436,10 @@ class Pictures:
         selection = sieve.selection._replace(filters=own, muted=(), path=())
         if view.subject_ids[0] is None or selection == sieve.selection:
             return chosen
-        if self._unsieved is None or self._unsieved.selection != selection:
-            self._unsieved = Sieve(selection, self._diagnoser)
-        self._unsieved.forget(self._history.oldest, over[0])
-        return _sums_of(self._unsieved.chosen(tick) for tick in over)
+        if self._unfiltered is None or self._unfiltered.selection != selection:
+            self._unfiltered = Sieve(selection, self._diagnoser)
+        self._unfiltered.forget(self._history.oldest, over[0])
+        return _sums_of(self._unfiltered.chosen(tick) for tick in over)
 
     def _moved_in(self, over: Sequence[Kept]) -> Kept | None:
         since_ns = over[0].at_ns - over[0].span_ns
@@ -448,18 +448,18 @@ class Pictures:
             self._moved = key, moved_in(over, since_ns)
         return self._moved[1]
 
-    def _everyone_now(self) -> _Everyone:
+    def _current_threads(self) -> _AllThreads:
         latest = self._history.latest
-        if self._everyone is None or self._everyone[0] is not latest:
-            self._everyone = latest, _everyone(latest)
-        return self._everyone[1]
+        if self._all_threads is None or self._all_threads[0] is not latest:
+            self._all_threads = latest, _all_threads(latest)
+        return self._all_threads[1]
 
     def _since_start(self, mode: str) -> Kept | None:
-        return self._still.since_start(mode) if self._still else self._history.since_start(mode)
+        return self._paused.since_start(mode) if self._paused else self._history.since_start(mode)
 
     def _sieve_of(self, view: View, newest: Kept) -> Sieve:
         chosen = (
-            *(view.filter, _of_user(view.user)),
+            *(view.filter, _user_filter(view.user)),
             *([of_pool(view.pool)] if view.pool else []),
             *([of_waker(view.waker)] if view.waker else []),
             *([of_object(view.object)] if view.object else []),
@@ -644,7 +644,7 @@ def _stuck_picture(some: Stuck, view: View, lines: int) -> StuckPicture:
     return StuckPicture(listed, cursor, first, hidden)
 
 
-def _of_user(user: str) -> Filter:
+def _user_filter(user: str) -> Filter:
     return parse(f"user={quoted(user)}" if user else "")
 
 
@@ -717,18 +717,18 @@ def _counted(tick: Kept) -> Filters:
     return replace(tick.facts.filters, min_ns=0)
 
 
-def _everyone(snapshot: Snapshot | None) -> _Everyone:
+def _all_threads(snapshot: Snapshot | None) -> _AllThreads:
     """Return the threads that have ever done anything, without evicted ones."""
     return _counted_by_process({*snapshot.threads, *snapshot.waiting} if snapshot else ())
 
 
-def _everyone_in(ticks: Sequence[Kept]) -> _Everyone:
+def _threads_in(ticks: Sequence[Kept]) -> _AllThreads:
     """Return the same for a past tick: the threads that did anything in it, or waited."""
     return _counted_by_process({key for key, _ in ticks[-1].window.each_thread()} if ticks else ())
 
 
-def _counted_by_process(threads: Collection[ThreadKey]) -> _Everyone:
-    return _Everyone(threads, Counter(pid for pid, _ in threads))
+def _counted_by_process(threads: Collection[ThreadKey]) -> _AllThreads:
+    return _AllThreads(threads, Counter(pid for pid, _ in threads))
 
 
 def _per_second(ticks: Sequence[Kept]) -> float:

@@ -213,7 +213,9 @@ def ranked(
     oldest = max((ages[key] for key in table if key not in shown and key in ages), default=NO_AGE)
     elided = Row(ALL, f"{elided_count} more", span_ns, rest, whole.total_ns, threads=elided_count, now=oldest)
     if accounts is not None:
-        elided = elided._replace(account=_together([accounts[key] for key in (table.keys() - shown) & accounts.keys()]))
+        elided = elided._replace(
+            account=_sum_of_accounts([accounts[key] for key in (table.keys() - shown) & accounts.keys()])
+        )
     if compared:
         elided = elided._replace(before=summed([compared.before[key] for key in table if key not in shown]))
     return Ranking(rows, elided, whole, before=before)
@@ -237,7 +239,7 @@ def _size_of_change(row: Row) -> float:
     return abs(row.change.by) if row.change else 0.0
 
 
-def _together(some: Sequence[Account]) -> Account:
+def _sum_of_accounts(some: Sequence[Account]) -> Account:
     """Return the account of all these threads."""
     columns = [*zip(*some, strict=True)]
     return Account(*map(sum, columns))._replace(worst_ns=max(columns[-1])) if columns else NO_ACCOUNT
@@ -455,7 +457,7 @@ def wake_rows(
         of_these = compared._replace(gone=()) if compared and is_last else compared
         return ranked(
             {key: part for key, part in table.items() if (key in last) == is_last},
-            order._replace(compare=partial(_already, of_these) if of_these else None),
+            order._replace(compare=partial(_as_compared, of_these) if of_these else None),
             row_of,
             name_of=wake_name,
             pinned=[] if is_last else pinned,
@@ -473,7 +475,7 @@ def wake_rows(
     return Ranking(rows, elided, whole, before=compared.whole if compared else None)
 
 
-def _already(compared: Compared, _: Mapping[Any, Added]) -> Compared:
+def _as_compared(compared: Compared, _: Mapping[Any, Added]) -> Compared:
     """Return the comparison of the whole table, for a part of it."""
     return compared
 
@@ -532,7 +534,7 @@ def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
     made = Row(ALL, f"{count} more", others[0].span_ns, rest, whole_ns, threads=count, now=oldest)
     ready_ns = sum(row.ready_ns for row in others)
     before = summed([row.before for row in others])
-    return made._replace(account=_together([row.account for row in others]), ready_ns=ready_ns, before=before)
+    return made._replace(account=_sum_of_accounts([row.account for row in others]), ready_ns=ready_ns, before=before)
 
 
 def place_rows(

@@ -62,8 +62,8 @@ class Seconds:
         times = blocked(parts)
         idle_ns = sum(ns for leaf, ns in times if leaf.idle)
         is_known = machine.cpus > 0 or over[-1].facts.sampling is not None
-        told = budget(account, idle_ns, every.span_ns, view.rate_of(pid)) if is_known and tid is None else None
-        return AccountPicture(account, times, left, is_known, told)
+        check = budget(account, idle_ns, every.span_ns, view.rate_of(pid)) if is_known and tid is None else None
+        return AccountPicture(account, times, left, is_known, check)
 
     def of_list(self, view: View, over: Sequence[Kept]) -> Accounts | None:
         """Return the accounts of what the list may contain, if it shows them."""

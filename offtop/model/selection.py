@@ -23,9 +23,9 @@ from offtop.model.wake import OFFCPU, WAKEUP, gathers
 Parts = Mapping[Leaf, Part]
 """Time by leaf."""
 T = TypeVar("T")
-_FAR_BYTES = 512 * 1024
+_MOST_BYTES = 512 * 1024
 """Limit for unpacking past ticks for one picture: about 0.1 s. The rest follows with the next pictures."""
-_AGAIN_BYTES = _FAR_BYTES // 8
+_MOST_REDONE_BYTES = _MOST_BYTES // 8
 """The same limit for ticks whose earlier result may have changed."""
 _UNPACKED = 40
 """So many bytes that are not packed cost as much as one packed byte."""
@@ -53,7 +53,7 @@ class Taken(NamedTuple):
     """What mutes and filters leave of a tick."""
 
     cut: Cut
-    heard: Parts
+    unmuted: Parts
     """Everything that is not muted."""
     muted_ns: int
 
@@ -67,7 +67,7 @@ class Sieve:
         self._diagnoser = diagnoser
         self._taken: dict[int, Taken] = {}
         self._chosen: dict[int, Parts] = {}
-        self._told: dict[int, Parts] = before.told if before and before.selection == selection else {}
+        self._earlier: dict[int, Parts] = before.told if before and before.selection == selection else {}
         """Results of `before`, oldest first."""
         self._masked: dict[int, tuple[Mask, Mask]] = {}
         self._last: dict[int, Shares] = {}
@@ -82,8 +82,8 @@ class Sieve:
         if found is None:
             found = tick.shares
             if not self.selection.is_everything:
-                heard, passing = self._masks_at(tick, found)
-                found = found.of(heard & passing)
+                unmuted, passing = self._masks_at(tick, found)
+                found = found.of(unmuted & passing)
             self._remember(tick, found)
         return found
 
@@ -93,30 +93,30 @@ class Sieve:
 
     def _masks_at(self, tick: Kept, every: Shares) -> tuple[Mask, Mask]:
         """Cached, since several tables of a tick need them, and they cost more than the tables."""
-        return _kept(self._masked, tick, lambda tick: self._masks(every, tick.facts.book))
+        return _cached(self._masked, tick, lambda tick: self._masks(every, tick.facts.book))
 
     def _masks(self, every: Shares, book: Book) -> tuple[Mask, Mask]:
         """Return which rows are not muted, and which pass the filters."""
-        heard = passing = np.ones(len(every.leaf), np.bool_)
+        unmuted = passing = np.ones(len(every.leaf), np.bool_)
         for one in self.selection.muted:
-            heard = heard & ~one.mask(every, book, self._diagnoser)
+            unmuted = unmuted & ~one.mask(every, book, self._diagnoser)
         for one in self.selection.filters:
             passing = passing & one.mask(every, book, self._diagnoser)
-        return heard, passing
+        return unmuted, passing
 
     def taken(self, tick: Kept) -> Taken:
         if self.selection.is_everything:
             return Taken(tick.cut, tick.leaves, 0)
-        return _kept(self._taken, tick, self._take)
+        return _cached(self._taken, tick, self._take)
 
     def _take(self, tick: Kept) -> Taken:
         every = tick.shares
-        heard, passing = self._masks_at(tick, every)
-        all_heard = every.of(heard)
+        unmuted, passing = self._masks_at(tick, every)
+        all_heard = every.of(unmuted)
         parts = {every.leaves[leaf]: Part(*part) for leaf, part in all_heard.by(all_heard.leaf)}
-        kept = every.of(heard & passing)
+        kept = every.of(unmuted & passing)
         self._remember(tick, kept)
-        muted_ns = int(every.total_ns[~heard].sum())
+        muted_ns = int(every.total_ns[~unmuted].sum())
         return Taken(cut_of(kept, tick.span_ns), parts, muted_ns)
 
     def chosen(self, tick: Kept) -> Parts:
@@ -127,7 +127,7 @@ class Sieve:
                 return tick.leaves
             if tick.kept_cut is not None:
                 return self._in_cut(self.taken(tick).cut)
-        return _kept(self._chosen, tick, self._choose)
+        return _cached(self._chosen, tick, self._choose)
 
     def _in_cut(self, cut: Cut) -> Parts:
         pid = self.selection.pid
@@ -141,7 +141,7 @@ class Sieve:
         of_cuts = {}
         if self.selection.tid is None and not self.selection.path:
             of_cuts = {number: self._in_cut(taken.cut) for number, taken in self._taken.items()}
-        return self._told | of_cuts | self._chosen
+        return self._earlier | of_cuts | self._chosen
 
     def _choose(self, tick: Kept) -> Parts:
         some = self.of_branch(self.shares(tick).in_scope(Scope("", self.selection.pid, self.selection.tid)), tick)
@@ -159,8 +159,8 @@ class Sieve:
         """Return those of `every`, at the end of `tick`, that pass mutes and filters."""
         if every.shares is None or self.selection.is_everything:
             return every
-        heard, passing = self._masks(every.shares, tick.facts.book)
-        return every.of(heard & passing)
+        unmuted, passing = self._masks(every.shares, tick.facts.book)
+        return every.of(unmuted & passing)
 
     def chosen_stuck(self, some: Stuck, tick: Kept) -> Stuck:
         """Return those of `some` that belong to the selected process, thread or branch."""
@@ -180,22 +180,22 @@ class Sieve:
         """
         asked = {tick.number: tick for tick in sorted(ticks, key=lambda tick: -tick.number)}
         asked = {number: tick for number, tick in asked.items() if gathers(tick.facts.mode, self._mode)}
-        bytes_left = _FAR_BYTES
+        bytes_left = _MOST_BYTES
         for number in [
-            number for number, tick in asked.items() if number not in self._told and not self._is_known(tick)
+            number for number, tick in asked.items() if number not in self._earlier and not self._is_known(tick)
         ]:
             if bytes_left <= 0:
                 del asked[number]
             else:
                 bytes_left -= _work(asked[number])
-        bytes_left = min(bytes_left, _AGAIN_BYTES)
+        bytes_left = min(bytes_left, _MOST_REDONE_BYTES)
         known: dict[int, Parts] = {}
-        for number in [number for number in self._told if number in asked]:
+        for number in [number for number in self._earlier if number in asked]:
             if bytes_left > 0 or self._is_known(asked[number]):
                 bytes_left -= 0 if self._is_known(asked[number]) else _work(asked[number])
-                del self._told[number]
+                del self._earlier[number]
             else:
-                known[number] = self._told[number]
+                known[number] = self._earlier[number]
         return known | {number: self.chosen(tick) for number, tick in asked.items() if number not in known}
 
     def _is_known(self, tick: Kept) -> bool:
@@ -213,7 +213,7 @@ class Sieve:
         A breakdown is a hundred times larger than the rest. What moved changes each time.
         """
         self._last = {number: one for number, one in self._last.items() if number > 0}
-        of_recent, of_all = (self._taken, self._masked), (self._chosen, self._told)
+        of_recent, of_all = (self._taken, self._masked), (self._chosen, self._earlier)
         for made, first in (*((made, recent) for made in of_recent), *((made, oldest) for made in of_all)):
             for old in [n for n in made if first and n < first.number]:
                 del made[old]
@@ -274,7 +274,7 @@ def through(ids: Ints, book: Book, names: Names, shape: Shape, path: Path) -> Ma
     return found[which] & ~np.isin(ids[:, 2], [*PLACELESS])
 
 
-def _kept(made: dict[int, T], tick: Kept, make: Callable[[Kept], T]) -> T:
+def _cached(made: dict[int, T], tick: Kept, make: Callable[[Kept], T]) -> T:
     """Return the entry of `made` for `tick`, or create it. Number 0 (everything since the start) is never cached."""
     found = made.get(tick.number)
     if found is None:

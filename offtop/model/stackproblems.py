@@ -66,18 +66,18 @@ REASONS: Mapping[str, str] = {
     NOT_KNOWN: "names missing: why is not known",
 }
 """Why a stack is incomplete or not fully named, by the name in JSON."""
-_OF_NAMES = frozenset(
+_NAME_REASONS = frozenset(
     {
         *(ENDED, NOT_PERMITTED, STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF),
         *(OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_KNOWN),
     }
 )
-_OF_CALLERS = frozenset({ENDED, NOT_PERMITTED, *REASONS.keys() - _OF_NAMES})
-_UNWOUND = "build it with -fasynchronous-unwind-tables and keep .eh_frame, or with -fno-omit-frame-pointer"
+_CALLER_REASONS = frozenset({ENDED, NOT_PERMITTED, *REASONS.keys() - _NAME_REASONS})
+_BUILD_UNWINDABLE = "build it with -fasynchronous-unwind-tables and keep .eh_frame, or with -fno-omit-frame-pointer"
 _REMEDIES: Mapping[str, str] = {
-    NO_WAY: _UNWOUND,
-    LED_ASTRAY: _UNWOUND,
-    GUESSED: _UNWOUND,
+    NO_WAY: _BUILD_UNWINDABLE,
+    LED_ASTRAY: _BUILD_UNWINDABLE,
+    GUESSED: _BUILD_UNWINDABLE,
     LINKED: "a larger --cpu-budget, and no --unwind fp",
     NOT_COPIED: "copy more of each stack: --unwind-bytes 64K",
     NOT_FOLLOWED: "build it with -fno-omit-frame-pointer",
@@ -105,9 +105,11 @@ _MAPS: Mapping[str, str] = {
     "ruby": "start it with: ruby --yjit-perf",
     "erlang": "start it with: erl +JPperf true",
 }
-_LINKS: Mapping[str, str] = {"java": "start it with -XX:+PreserveFramePointer: then they are most likely right"}
+_FRAME_POINTER_REMEDIES: Mapping[str, str] = {
+    "java": "start it with -XX:+PreserveFramePointer: then they are most likely right"
+}
 """The same for callers."""
-_KEEPS_LINKS: Mapping[str, str] = {"node": "V8", "dotnet": ".NET"}
+_KEEPS_FRAME_POINTERS: Mapping[str, str] = {"node": "V8", "dotnet": ".NET"}
 """Runtimes whose code keeps frame pointers, and the name of the compiler."""
 
 _MOST_KNOWN = 100_000
@@ -146,12 +148,12 @@ class Problem(NamedTuple):
 
     @property
     def is_of_callers(self) -> bool:
-        return self.reason in _OF_CALLERS
+        return self.reason in _CALLER_REASONS
 
     @property
     def in_full(self) -> str:
-        told = f"{100 * self.share:.0f}% of the time with a user stack: {self.label}: {REASONS[self.reason]}."
-        return f"{told} Next: {self.remedy}." if self.remedy else told
+        text = f"{100 * self.share:.0f}% of the time with a user stack: {self.label}: {REASONS[self.reason]}."
+        return f"{text} Next: {self.remedy}." if self.remedy else text
 
 
 class Told(NamedTuple):
@@ -172,7 +174,7 @@ class _Flaw(NamedTuple):
     reason: str
 
 
-class _Looked(NamedTuple):
+class _Findings(NamedTuple):
     """What is known about one stack."""
 
     flaws: tuple[_Flaw, ...]
@@ -185,14 +187,14 @@ class Problems:
 
     def __init__(self, names: Names, why: Why = nobody_looked) -> None:
         self._names, self._why = names, why
-        self._known: dict[int, _Looked] = {}
+        self._known: dict[int, _Findings] = {}
         self._unnamed: dict[Frame, tuple[str, set[int]]] = {}
         """Frames without a name → why, and which stacks they are in."""
-        self._asked: tuple[Book | None, int] = None, 0
+        self._checked: tuple[Book | None, int] = None, 0
 
     def of(self, table: Mapping[tuple[int, ...], Added], book: Book) -> Told:
         """Return the problems of a table by site (cut.by_site)."""
-        self._look_around(book)
+        self._drop_outdated(book)
         waits_ns: dict[tuple[int, int], int] = {}
         for (_, user, _, pid), (_, total_ns, _, _) in table.items():
             if user >= FIRST_STACK and total_ns > 0 and book.stack(user).frames:
@@ -204,8 +206,8 @@ class Problems:
             flaws, runtime = self._of_stack(user, book)
             total_ns += ns
             reasons = {flaw.reason for flaw in flaws}
-            whole_ns += ns if reasons.isdisjoint(_OF_CALLERS) else 0
-            named_ns += ns if reasons.isdisjoint(_OF_NAMES) else 0
+            whole_ns += ns if reasons.isdisjoint(_CALLER_REASONS) else 0
+            named_ns += ns if reasons.isdisjoint(_NAME_REASONS) else 0
             if runtime:
                 runtimes[pid] = runtime
             for flaw in flaws:
@@ -220,33 +222,33 @@ class Problems:
         problems.sort(key=lambda one: (-one.total_ns, one[:3]))
         return Told(total_ns, whole_ns, named_ns, tuple(problems))
 
-    def _look_around(self, book: Book) -> None:
+    def _drop_outdated(self, book: Book) -> None:
         """Drop what may have changed."""
         asked = book, self._names.version
-        if asked[0] is not self._asked[0] or len(self._known) >= _MOST_KNOWN:
+        if asked[0] is not self._checked[0] or len(self._known) >= _MOST_KNOWN:
             self._known.clear()
             self._unnamed.clear()
         else:
-            renamed = asked[1] != self._asked[1]
+            renamed = asked[1] != self._checked[1]
             for frame, (reason, users) in [*self._unnamed.items()]:
                 if (renamed or not reason) and self._reason(frame) != reason:
                     del self._unnamed[frame]
                     for user in users:
                         self._known.pop(user, None)
-        self._asked = asked
+        self._checked = asked
 
-    def _of_stack(self, user: int, book: Book) -> _Looked:
+    def _of_stack(self, user: int, book: Book) -> _Findings:
         known = self._known.get(user)
         if known is None:
             stack = book.stack(user)
             flaws = tuple(dict.fromkeys((*_of_callers(stack), *self._of_names(stack, user))))
             runtimes = (_runtime(frame.file.rpartition("/")[2]) for frame in stack.frames)
             runtime = next((one for one in runtimes if one), "")
-            known = self._known[user] = _Looked(flaws, runtime)
+            known = self._known[user] = _Findings(flaws, runtime)
         return known
 
     def _of_names(self, stack: Stack, user: int) -> Iterator[_Flaw]:
-        for frame in _told(stack):
+        for frame in _examined(stack):
             reason = self._reason(frame)
             if reason is not None:
                 self._unnamed.setdefault(frame, (reason, set()))[1].add(user)
@@ -292,7 +294,7 @@ def _is_code(frame: Frame) -> bool:
     return not frame.name or frame.name == SIGNAL
 
 
-def _told(stack: Stack) -> tuple[Frame, ...]:
+def _examined(stack: Stack) -> tuple[Frame, ...]:
     """Return the frames without the one where the thread began and the C library's next to it."""
     frames = stack.frames
     if stack.end == WHOLE and len(frames) > 1:
@@ -317,9 +319,9 @@ def _remedy(flaw: _Flaw, runtime: str) -> str:
         return _MAPS.get(runtime, _REMEDIES[NO_MAP])
     if flaw.reason in (GUESSED, LED_ASTRAY, NO_WAY):
         is_made = flaw.binary[:1] == "["
-        maker = _KEEPS_LINKS.get(runtime if is_made else _runtime(flaw.binary.rpartition("/")[2]))
+        maker = _KEEPS_FRAME_POINTERS.get(runtime if is_made else _runtime(flaw.binary.rpartition("/")[2]))
         if maker and flaw.reason == GUESSED:
             return f"trust them: {maker}'s code keeps frame pointers"
         if is_made:
-            return _LINKS.get(runtime, "have its runtime keep frame pointers")
+            return _FRAME_POINTER_REMEDIES.get(runtime, "have its runtime keep frame pointers")
     return _REMEDIES.get(flaw.reason, "")

@@ -45,7 +45,7 @@ TURNS = frozenset({WOKEN_BY, WHO_WAITED})
 _MARKS = frozenset({NO_FRAMES, STILL, GUESSED, WOKEN_BY, WHO_WAITED})
 WOKE = "-> "
 """Prefix of the step that names the woken process."""
-_MOST_HALVES = 20_000
+_MOST_CACHED = 20_000
 """Cached stacks; each is about 1 KB."""
 _REASONS = tuple(f"({means}: " for means in ENDS.values())
 
@@ -123,10 +123,10 @@ class Steps:
     def __init__(self, book: Book, names: Names, shape: Shape) -> None:
         self._book, self._names, self._shape = book, names, shape
         self._steps: dict[bool, dict[Frame, Path]] = {True: {}, False: {}}
-        self._halves: dict[tuple[int, bool], Path] = {}
-        self._through: dict[Frame, set[tuple[int, bool]]] = {}
+        self._cached_paths: dict[tuple[int, bool], Path] = {}
+        self._stacks_with: dict[Frame, set[tuple[int, bool]]] = {}
         """Frame → the halves that it is in."""
-        self._after: dict[int, Path] = {}
+        self._wake_paths: dict[int, Path] = {}
         self._version = names.version
         self._of_place = {OFFCPU: self.sleeper, WAKEUP: self.wakeup}.get(shape.mode, self.both)
         """Outermost function first."""
@@ -142,11 +142,11 @@ class Steps:
 
     def sleeper(self, place: tuple[int, ...]) -> Path:
         kernel_id, user_id, _ = place
-        user = self._half(user_id, False)
+        user = self._stack_path(user_id, False)
         if user_id == NO_STACK and self._shape.frames == "both" and kernel_id != NO_STACK:
             is_lacking = self._book.has_programs and not _is_of_kernel(self._book.stack(kernel_id))
             user = (STILL,) if is_lacking else ()
-        return (self._half(kernel_id, True) + user)[::-1]
+        return (self._stack_path(kernel_id, True) + user)[::-1]
 
     def wakeup(self, place: tuple[int, ...]) -> Path:
         pid, _, wake_id = place
@@ -158,12 +158,12 @@ class Steps:
         own, wake_id = self.sleeper(place), place[2]
         if STILL in own and self._book.wake(wake_id).waker == STILL_WAITING:  # once is enough
             return own
-        after = self._after.get(wake_id)
+        after = self._wake_paths.get(wake_id)
         if after is None:
-            after = self._after[wake_id] = self._woken(self._book.wake(wake_id))
+            after = self._wake_paths[wake_id] = self._wake_path(self._book.wake(wake_id))
         return own + after
 
-    def _woken(self, wake: Wake) -> Path:
+    def _wake_path(self, wake: Wake) -> Path:
         """Return the path from the waker's leaf on."""
         if wake.waker.kind == NOBODY:
             return (_label(wake.waker),)
@@ -179,13 +179,13 @@ class Steps:
 
     def _of_waker(self, waker: Waker) -> Path:
         """Leaf first."""
-        return self._half(waker.kernel, True) + self._half(waker.user, False)
+        return self._stack_path(waker.kernel, True) + self._stack_path(waker.user, False)
 
-    def _half(self, stack_id: int, kernel: bool) -> Path:
+    def _stack_path(self, stack_id: int, kernel: bool) -> Path:
         """Leaf first."""
         if self._shape.frames == ("user" if kernel else "kernel"):
             return ()
-        known = self._halves.get((stack_id, kernel))
+        known = self._cached_paths.get((stack_id, kernel))
         if known is None:
             stack, named = self._book.stack(stack_id), self._steps[kernel]
             path: list[Step] = []
@@ -193,11 +193,11 @@ class Steps:
                 found = named.get(frame)
                 if found is None:
                     found = named[frame] = self._named(frame, kernel)
-                self._through.setdefault(frame, set()).add((stack_id, kernel))
+                self._stacks_with.setdefault(frame, set()).add((stack_id, kernel))
                 path += found
             if not kernel and path:
-                path += _before(stack)
-            known = self._halves[stack_id, kernel] = tuple(path)
+                path += _end_marks(stack)
+            known = self._cached_paths[stack_id, kernel] = tuple(path)
         return known
 
     def _named(self, frame: Frame, kernel: bool) -> Path:
@@ -205,25 +205,25 @@ class Steps:
 
     def look_again(self) -> None:
         """Drop what has another name by now."""
-        if self._names.version == self._version and len(self._halves) < _MOST_HALVES:
+        if self._names.version == self._version and len(self._cached_paths) < _MOST_CACHED:
             return
         self._version = self._names.version
-        self._after.clear()
-        if len(self._halves) >= _MOST_HALVES:
-            for known in (*self._steps.values(), self._halves, self._through):
+        self._wake_paths.clear()
+        if len(self._cached_paths) >= _MOST_CACHED:
+            for known in (*self._steps.values(), self._cached_paths, self._stacks_with):
                 known.clear()
         for kernel, named in self._steps.items():
             for frame in [frame for frame, path in named.items() if self._named(frame, kernel) != path]:
                 del named[frame]
-                for half in self._through.pop(frame, ()):
-                    self._halves.pop(half, None)
+                for half in self._stacks_with.pop(frame, ()):
+                    self._cached_paths.pop(half, None)
 
 
 def _label(waker: Waker) -> Step:
     return Step(waker.label, False, True)
 
 
-def _before(stack: Stack) -> tuple[Step, ...]:
+def _end_marks(stack: Stack) -> tuple[Step, ...]:
     """Return what stands for callers that are missing or uncertain."""
     if stack.missing:
         return (Step(f"({stack.missing})", False),)

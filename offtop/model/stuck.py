@@ -24,7 +24,7 @@ from offtop.units import NS_PER_S, duration
 LEAST_AGE_NS = NS_PER_S // 10
 _CHUNK_BYTES = 200
 """Memory of one tick's ended waits, without their columns."""
-_LOW = (1 << 32) - 1
+_TID_MASK = (1 << 32) - 1
 
 
 class Age(NamedTuple):
@@ -101,14 +101,14 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns
     facts, ages_ns = facts[old], ages_ns[old]
     ids = facts[:, 3:].copy()
     kinds, which = np.unique(ids[:, 2] * 2 + facts[:, 1], return_inverse=True)
-    names = [_category(kind >> 1, bool(kind & 1), book) for kind in kinds.tolist()]
+    names = [_current_category(kind >> 1, bool(kind & 1), book) for kind in kinds.tolist()]
     looks_idle = np.array([name in idle.categories for name in names], np.bool_)[which]
     asleep = np.flatnonzero(np.array([name == SLEEP for name in names], np.bool_)[which])
     if len(asleep) and len(idle.periodic):
         looks_idle[asleep] |= idle.is_periodic(ids[asleep])
     ids[:, 3] = facts[:, 2]
-    said = idle.verdicts.of(ids)
-    looks_idle = np.where(said == 0, looks_idle, said > 0)
+    verdicts = idle.verdicts.of(ids)
+    looks_idle = np.where(verdicts == 0, looks_idle, verdicts > 0)
     codes, leaf = np.unique(which * 2 + looks_idle, return_inverse=True)
     leaves = [Leaf(names[code >> 1], bool(code & 1)) for code in codes.tolist()]
     none = np.zeros((0, LANES), np.int64)
@@ -116,7 +116,7 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns
     return Stuck(at_ns, [every[row] for row in old.tolist()], shares)
 
 
-def _category(kernel: int, preempted: bool, book: Book) -> str:
+def _current_category(kernel: int, preempted: bool, book: Book) -> str:
     """Return the category that the time of a wait is counted in while it lasts."""
     category = SHORT if kernel == stack.SHORT else book.stack(kernel).category
     return RUN_QUEUE if preempted and category != THROTTLE else category
@@ -204,7 +204,7 @@ _LEFT_NS = 4
 def by_thread(some: Stuck) -> dict[ThreadKey, Age]:
     if some.shares is None:
         return {}
-    return {ThreadKey(code >> 32, code & _LOW): age for code, age in some.oldest(thread_codes(some.shares.ids))}
+    return {ThreadKey(code >> 32, code & _TID_MASK): age for code, age in some.oldest(thread_codes(some.shares.ids))}
 
 
 def by_process(some: Stuck) -> dict[int, Age]:

@@ -220,13 +220,13 @@ def nameless(root: Node) -> Nameless:
     while pending:
         for step, child in pending.pop().children.items():
             pending.append(child)
-            for column in _lacks(step):
+            for column in _nameless_fields(step):
                 sums[column] += child.total_ns
     return Nameless(*sums)
 
 
 @lru_cache(maxsize=65_536)
-def _lacks(step: Step) -> tuple[int, ...]:
+def _nameless_fields(step: Step) -> tuple[int, ...]:
     """Return the fields of Nameless that time of a step counts in."""
     if not is_function(step):
         return ()

@@ -84,11 +84,11 @@ def value_told(metric: str, value: float) -> str:
 
 def parse(text: str, categories: Collection[str], groups: Mapping[str, Collection[str]]) -> Trigger | None:
     """Parse a trigger; None for `auto`. Raises TriggerError."""
-    said = " ".join(text.split())
-    if said == AUTO:
+    normalized = " ".join(text.split())
+    if normalized == AUTO:
         return None
-    found = _FORM.fullmatch(said) if len(said) <= _LONGEST else None
-    shown = printable(said[:_LONGEST])
+    found = _FORM.fullmatch(normalized) if len(normalized) <= _LONGEST else None
+    shown = printable(normalized[:_LONGEST])
     if found is None:
         raise TriggerError(f"'{shown}' is no trigger. Say {_EXAMPLES}")
     metric = _ALIASES.get(found["metric"], found["metric"])
@@ -103,7 +103,7 @@ def parse(text: str, categories: Collection[str], groups: Mapping[str, Collectio
     if for_ns and metric in (MAX, NOW):
         raise TriggerError(f"'{shown}': each wait is judged by itself. Leave out 'for', or take p99 or waiting")
     value = _value(metric, found["value"], shown)
-    return Trigger(said, found["comm"] or "", those, metric, value, for_ns)
+    return Trigger(normalized, found["comm"] or "", those, metric, value, for_ns)
 
 
 def _value(metric: str, text: str, shown: str) -> float:

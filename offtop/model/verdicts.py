@@ -20,12 +20,12 @@ class Verdicts:
 
     __slots__ = ("flags", "marks")
 
-    def __init__(self, said: Mapping[Where, bool]) -> None:
-        ids = np.array([*said], np.int64).reshape(-1, len(WHERE))
+    def __init__(self, verdicts: Mapping[Where, bool]) -> None:
+        ids = np.array([*verdicts], np.int64).reshape(-1, len(WHERE))
         marks = _marks(ids)
         order = np.argsort(marks)
         self.marks: NDArray[np.uint64] = marks[order]
-        self.flags: Ints = np.array([1 if idle else -1 for idle in said.values()], np.int64)[order]
+        self.flags: Ints = np.array([1 if idle else -1 for idle in verdicts.values()], np.int64)[order]
 
     @property
     def bytes_held(self) -> int:

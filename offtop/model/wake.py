@@ -94,7 +94,7 @@ class Object(NamedTuple):
     def label(self) -> str:
         """`pipe:[1234]`, `futex 0x7f12 of 4242`, `tcp 10.0.0.5:5432 via :40312`; raw."""
         if self.local:
-            return f"{self.kind} {self._ends}{self._aside}"
+            return f"{self.kind} {self._addresses}{self._state_note}"
         if self.kind == UNIX:
             number = self.name.removeprefix("socket:")
             return f"{UNIX} {number} to {self.peer}" if self.peer else f"{UNIX} {number}"
@@ -102,11 +102,11 @@ class Object(NamedTuple):
         return f"{name} of {self.pid}" if self.pid else name
 
     @property
-    def _ends(self) -> str:
+    def _addresses(self) -> str:
         return f"{self.peer} via :{self.local.rpartition(':')[2]}" if self.peer else self.local
 
     @property
-    def _aside(self) -> str:
+    def _state_note(self) -> str:
         """The TCP state, unless it is the usual one."""
         state = {"established": "", "listen": "listening"}.get(self.state, self.state)
         return f" ({state})" if state else ""

@@ -35,12 +35,21 @@ RETURNS = (
 )
 """Functions in which a thread returns to user mode after an interrupt. What it does there is its own work: it takes
 signals, exits, and runs its task work (kernel/entry/common.c, arch/arm64/kernel/signal.c)."""
-_ENTERED = ("asm_", "sysvec_", "common_interrupt", "irq_exit_rcu", "el1", "el0", "do_interrupt_handler", "call_on")
+_ENTRY_PREFIXES = (
+    "asm_",
+    "sysvec_",
+    "common_interrupt",
+    "irq_exit_rcu",
+    "el1",
+    "el0",
+    "do_interrupt_handler",
+    "call_on",
+)
 _OWN_TIMEOUT = frozenset({"hrtimer_wakeup", "process_timeout"})
 """Timers that wake the thread that set them: nanosleep, poll, futex and other calls with a timeout (kernel/time)."""
-_NOTHING_ELSE = frozenset({"try_to_wake_up", "wake_up_process", ""})
+_ONLY_WAKES = frozenset({"try_to_wake_up", "wake_up_process", ""})
 """What a timer called that only wakes one thread: process_timeout makes a tail call, so it is in no stack."""
-_JUMPED_TO = {"__queue_work": "delayed_work_timer_fn"}
+_TAIL_CALLED = {"__queue_work": "delayed_work_timer_fn"}
 """What a timer seems to have called → the timer's function, which made a tail call to that (kernel/workqueue.c)."""
 _RUN_TIMERS = frozenset(
     {"__hrtimer_run_queues", "hrtimer_interrupt", "hrtimer_run_softirq", "call_timer_fn", "run_timer_softirq"}
@@ -100,7 +109,7 @@ def entry_length(kernel: Sequence[str]) -> int:
     """Return how many frames at the root are only the entry of that interrupt. At least one is left."""
     if not kernel or not is_interrupt(kernel[-1]):
         return 0
-    own = next((i for i, name in enumerate(reversed(kernel)) if not name.lstrip("_").startswith(_ENTERED)), 0)
+    own = next((i for i, name in enumerate(reversed(kernel)) if not name.lstrip("_").startswith(_ENTRY_PREFIXES)), 0)
     return min(own, len(kernel) - 1)
 
 
@@ -112,14 +121,14 @@ def kind_of(kernel: Sequence[str], is_thread: bool) -> Kind:
     is_thread = is_thread and not found & (_IN_INTERRUPTS | _IDLE) and not any(map(is_interrupt, names))
     in_softirq = bool(found & _RUN_SOFTIRQS)
     if found & _RUN_TIMERS and (in_softirq or not is_thread):
-        called = _before(names, _RUN_TIMERS)
-        if found & _OWN_TIMEOUT or called in _NOTHING_ELSE:
+        called = _callee_of(names, _RUN_TIMERS)
+        if found & _OWN_TIMEOUT or called in _ONLY_WAKES:
             return Kind(TIMEOUT)
         if in_softirq or not found & _SIGNALS:  # the sender of a signal is not the thread that ran the softirq
-            return Kind(TIMER, _JUMPED_TO.get(called, _named(called)))
-    softirq = _before(names, _RUN_SOFTIRQS)
+            return Kind(TIMER, _TAIL_CALLED.get(called, _unless_generic(called)))
+    softirq = _callee_of(names, _RUN_SOFTIRQS)
     if in_softirq and not (is_thread and softirq in _OWN_SOFTIRQS and "run_ksoftirqd" not in found):
-        return Kind(SOFTIRQ, _named(softirq).removesuffix("_action").removesuffix("_softirq"))
+        return Kind(SOFTIRQ, _unless_generic(softirq).removesuffix("_action").removesuffix("_softirq"))
     if found & _ENDS and is_thread:
         return Kind(EXIT)
     if in_softirq:
@@ -128,17 +137,17 @@ def kind_of(kernel: Sequence[str], is_thread: bool) -> Kind:
         return Kind(SIGNAL)
     if is_thread:
         return Kind(THREAD)
-    handler = _before(names, frozenset({"__handle_irq_event_percpu", "handle_irq_event_percpu"}))
-    return Kind(IRQ, _named(handler) or _entry(names))
+    handler = _callee_of(names, frozenset({"__handle_irq_event_percpu", "handle_irq_event_percpu"}))
+    return Kind(IRQ, _unless_generic(handler) or _entry(names))
 
 
-def _before(names: Sequence[str], callers: frozenset[str]) -> str:
+def _callee_of(names: Sequence[str], callers: frozenset[str]) -> str:
     """Return what the leafmost of `callers` called; empty if none is in the stack."""
     at = next((i for i, name in enumerate(names) if name in callers), 0)
     return names[at - 1] if at else ""
 
 
-def _named(function: str) -> str:
+def _unless_generic(function: str) -> str:
     """Return `function`, or nothing if it is part of every wakeup."""
     return "" if function in _TAIL else function
 

@@ -60,10 +60,10 @@ def of_object(book: Book, site: SiteKey, names: Names) -> str:
 
 def with_rule(book: Book, site: SiteKey, rule: Rule | None, place: str) -> str:
     """Put the cause before the place: `an answer of PostgreSQL at 10.0.0.5:5432: tcp_recvmsg < …`. Raw."""
-    return f"{rule.name}{_at_the_other_end(book, site)}: {place}" if rule else place
+    return f"{rule.name}{_identification(book, site)}: {place}" if rule else place
 
 
-def _at_the_other_end(book: Book, site: SiteKey) -> str:
+def _identification(book: Book, site: SiteKey) -> str:
     """Return what identifies the object beyond the rule's text."""
     what = book.wake(site.wake).object
     if what.kind == UNIX:

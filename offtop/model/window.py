@@ -113,9 +113,9 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
     sites = finished(SITES, earlier.sites, later.sites)[:3]
     moved = np.concatenate((thread_codes(threads[0]), thread_codes(sites[0])))
     still, so_far = _in_progress(earlier, later, moved)
-    there = _threads_in(later)
+    live = _live_threads(later)
     for rows, column in ((so_far, 0), (early.rows, WAS), (early.rows, NOW)):
-        _put_under_exited(rows, column, there)
+        _move_to_exited(rows, column, live)
     return Window(
         taken_ns=later.taken_ns,
         at_ns=later.at_ns,
@@ -127,7 +127,7 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
         book=later.book,
         lost={kind: n - earlier.lost.get(kind, 0) for kind, n in later.lost.items() if n > earlier.lost.get(kind, 0)},
         cost=later.cost,
-        machine=_taken(earlier.machine, later.machine),
+        machine=_machine_between(earlier.machine, later.machine),
         storms=_storms(earlier.storms, later.storms),
         mode=later.mode,
         door=later.door,
@@ -146,7 +146,7 @@ def _storms(earlier: Mapping[int, Storm], later: Mapping[int, Storm]) -> dict[in
     return found
 
 
-def _taken(earlier: Machine, later: Machine) -> Machine:
+def _machine_between(earlier: Machine, later: Machine) -> Machine:
     if not earlier.cpus or not later.cpus:
         return Machine()
     steal_ns, interrupt_ns = later.steal_ns - earlier.steal_ns, later.interrupt_ns - earlier.interrupt_ns
@@ -272,15 +272,15 @@ def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, 
     return Table(kind, table.ids[some], table.numbers[some], table.lanes[some])
 
 
-def _threads_in(one: Snapshot) -> Ints:
+def _live_threads(one: Snapshot) -> Ints:
     """Return the codes of the threads that were not evicted."""
     threads = table_of(THREADS, one.threads)
     return np.concatenate((thread_codes(threads.ids[threads.present]), thread_codes(integers([*one.waiting], 2))))
 
 
-def _put_under_exited(rows: Ints, column: int, there: Ints) -> None:
-    """Replace the sites whose ids begin at `column` by EXITED, unless their threads are in `there`."""
-    gone = ~np.isin(thread_codes(rows[:, column:]), there)
+def _move_to_exited(rows: Ints, column: int, live: Ints) -> None:
+    """Replace the sites whose ids begin at `column` by EXITED, unless their threads are in `live`."""
+    gone = ~np.isin(thread_codes(rows[:, column:]), live)
     rows[gone, column : column + 2], rows[gone, column + 3 : column + SITES.width] = EXITED, NO_STACK
 
 

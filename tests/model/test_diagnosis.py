@@ -423,7 +423,7 @@ def test_places_that_are_no_more_are_forgotten_and_judged_again_when_they_are() 
     for n in range(100):
         more = np.array([(1000 + n, 1, LOCK, WORKER, 0)], np.int64)
         diagnoser.verdicts([more], some)
-    assert len(diagnoser._judged) < 10  # pyright: ignore[reportPrivateUsage]
+    assert len(diagnoser._program_at) < 10  # pyright: ignore[reportPrivateUsage]
     assert diagnoser.verdicts([first], some).of(first).tolist() == [1]
 
 

@@ -137,9 +137,9 @@ def test_so_many_paths_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_HALVES", 2)
     kept = Steps(BOOK, Said(), FROM_THE_ROOT)
     first = kept.of(PLACE)
-    assert len(kept._halves) == 2  # pyright: ignore[reportPrivateUsage]
+    assert len(kept._cached_paths) == 2  # pyright: ignore[reportPrivateUsage]
     kept.look_again()
-    assert not kept._halves  # pyright: ignore[reportPrivateUsage]
+    assert not kept._cached_paths  # pyright: ignore[reportPrivateUsage]
     assert kept.of(PLACE) == first
 
 
