@@ -1,4 +1,5 @@
-"""Running, ready, blocked and residue are the span of a thread that lived through it; sums over threads add up."""
+"""Running, runnable, blocked and residue add up to the span of a thread that existed throughout; sums over threads add
+up."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -37,7 +38,7 @@ def ran(running: float = 0, ready: float = 0, blocked: float = 0, waits: int = 0
     return ThreadTotals(waits, ready_ns + blocked_ns, ready_ns, involuntary=put_aside, running_ns=running_ns)
 
 
-def test_of_10_s_a_thread_ran_4_was_ready_1_and_blocked_3_so_2_are_left() -> None:
+def test_residue_is_what_running_runnable_and_blocked_time_leave_of_the_span() -> None:
     every = accounts([window({WORKER: ran(4, 1, 3, waits=5, put_aside=2)})])
     one = every.by_thread()[WORKER]
     assert one == Account(1, 1, 4 * S, 1 * S, 3 * S, 2 * S, voluntary=3, involuntary=2, worst_ns=3 * S)
@@ -45,7 +46,7 @@ def test_of_10_s_a_thread_ran_4_was_ready_1_and_blocked_3_so_2_are_left() -> Non
     assert every.of(7) == every.of(7, 71) == every.of(None) == one
 
 
-def test_a_thread_that_waited_all_along_is_blocked_for_the_span() -> None:
+def test_thread_that_waited_all_the_time_is_blocked_for_the_span() -> None:
     every = accounts([window({WORKER: ran(4, 1, 5)}, still=[ASLEEP])])
     assert every.by_thread()[ASLEEP] == Account(1, 1, blocked_ns=10 * S, worst_ns=10 * S)
     assert (every.of(None).threads, every.of(None).blocked_ns) == (2, 15 * S)
@@ -53,7 +54,7 @@ def test_a_thread_that_waited_all_along_is_blocked_for_the_span() -> None:
     assert {*without.by_thread()} == {WORKER}
 
 
-def test_of_two_windows_those_that_waited_in_one_of_them_count_there() -> None:
+def test_thread_that_waited_in_one_of_two_windows_counts_for_that_one() -> None:
     first = window({WORKER: ran(10)}, still=[HELPER, ASLEEP])
     second = window({HELPER: ran(2, 1, 7, waits=1)}, still=[WORKER, ASLEEP], at_ns=BEGAN_NS + 20 * S)
     for whole in (True, False):
@@ -63,7 +64,7 @@ def test_of_two_windows_those_that_waited_in_one_of_them_count_there() -> None:
         assert every[ASLEEP] == Account(1, 1, blocked_ns=20 * S, worst_ns=20 * S)
 
 
-def test_processes_and_all_are_the_sums_of_their_threads() -> None:
+def test_accounts_of_processes_and_of_everything_are_sums_of_their_threads() -> None:
     every = accounts([window({WORKER: ran(4, 1, 3, 5, 2), HELPER: ran(1, 0, 9, 4), OTHER: ran(8, 2)})])
     assert every.by_process() == {
         7: Account(2, 2, 5 * S, 1 * S, 12 * S, 2 * S, voluntary=7, involuntary=2, worst_ns=9 * S),
@@ -88,7 +89,7 @@ def test_processes_and_all_are_the_sums_of_their_threads() -> None:
         (Life(BEGAN_NS + 3 * S, BEGAN_NS + 4 * S), False),
     ],
 )
-def test_who_was_born_or_ended_in_the_span_has_no_residue(life: Life, through: bool) -> None:
+def test_thread_that_started_or_exited_in_the_span_has_no_residue(life: Life, through: bool) -> None:
     every = accounts([window({WORKER: ran(1, 0, 2), OTHER: ran(10)}, book=Book(lives={WORKER: life}))])
     one = every.by_thread()[WORKER]
     assert (one.through, one.residue_ns) == ((1, 7 * S) if through else (0, 0))
@@ -97,7 +98,7 @@ def test_who_was_born_or_ended_in_the_span_has_no_residue(life: Life, through: b
     assert every.of(None).residue_ns == 7 * S * through
 
 
-def test_a_thread_that_was_born_in_the_first_of_two_windows_did_not_live_through_both() -> None:
+def test_thread_that_started_in_the_first_of_two_windows_did_not_exist_throughout() -> None:
     book = Book(lives={WORKER: Life(BEGAN_NS + 5 * S)})
     first = window({WORKER: ran(5)}, book=book)
     second = window({WORKER: ran(9)}, book=book, at_ns=BEGAN_NS + 20 * S)
@@ -105,18 +106,18 @@ def test_a_thread_that_was_born_in_the_first_of_two_windows_did_not_live_through
     assert accounts([second]).by_thread()[WORKER] == Account(1, 1, running_ns=9 * S, residue_ns=1 * S)
 
 
-def test_a_kernel_that_is_late_to_add_up_leaves_a_little_less_than_nothing() -> None:
+def test_residue_is_slightly_negative_if_the_kernel_adds_up_late() -> None:
     one = accounts([window({WORKER: ran(9, 0, 1.004)})]).by_thread()[WORKER]
     assert (one.through, one.residue_ns) == (1, -4_000_000)
 
 
-def test_those_that_were_given_back_are_nobody() -> None:
+def test_evicted_threads_have_no_account() -> None:
     every = accounts([window({EXITED: ran(1, 1, 1), OTHER: ran(10)})])
     assert {*every.by_thread()} == {OTHER}
     assert every.of(None).running_ns == 10 * S
 
 
-def test_of_nothing_there_is_nothing() -> None:
+def test_no_windows_have_an_empty_account() -> None:
     every = accounts([window({})])
     assert (every.by_thread(), every.by_process(), every.of(None), every.of(7)) == ({}, {}, NO_ACCOUNT, NO_ACCOUNT)
     assert unexplained_pct(every, Machine(2)) == 0
@@ -131,7 +132,7 @@ machines = st.lists(st.lists(cuts, min_size=1, max_size=4), min_size=1, max_size
 
 
 @given(machines, st.lists(st.integers(1, 50), min_size=4, max_size=4))
-def test_the_parts_of_each_thread_are_its_span_and_all_sums_add_up(
+def test_parts_of_each_thread_add_up_to_its_span_and_sums_add_up(
     threads: list[list[Parts]], lengths: list[int]
 ) -> None:
     """Threads two by two in a process; each lives through all windows."""
@@ -172,7 +173,7 @@ def added(those: Iterable[Account]) -> Account:
     return sums._replace(worst_ns=max(one.worst_ns for one in every))
 
 
-def test_of_a_residue_steal_and_interrupts_explain_their_share() -> None:
+def test_steal_and_interrupts_explain_their_share_of_a_residue() -> None:
     machine = Machine(2, steal_ns=2 * S, interrupt_ns=1 * S)
     assert explained(4 * S, 4 * S, machine) == Left(2 * S, 1 * S, 1 * S)
     # half of the machine's residue has half of what was taken
@@ -187,7 +188,7 @@ def test_of_a_residue_steal_and_interrupts_explain_their_share() -> None:
 
 
 @given(*[st.integers(-10 * S, 1000 * S)] * 2, *[st.integers(0, 1000 * S)] * 2)
-def test_what_explains_a_residue_is_the_residue(residue_ns: int, whole_ns: int, steal_ns: int, irq_ns: int) -> None:
+def test_explanations_add_up_to_the_residue(residue_ns: int, whole_ns: int, steal_ns: int, irq_ns: int) -> None:
     left = explained(residue_ns, whole_ns, Machine(2, steal_ns, irq_ns))
     assert sum(left) == residue_ns
     assert 0 <= left.steal_ns <= steal_ns
@@ -195,7 +196,7 @@ def test_what_explains_a_residue_is_the_residue(residue_ns: int, whole_ns: int, 
     assert left.unexplained_ns >= 0 or residue_ns < 0
 
 
-def test_unexplained_is_said_in_percent_of_all_cpus() -> None:
+def test_unexplained_time_is_a_percentage_of_all_cpus() -> None:
     every = accounts([window({WORKER: ran(4, 1, 3), OTHER: ran(9)})])  # 2 s and 1 s are left, of 10 s on 2 CPUs
     assert unexplained_pct(every, Machine(2)) == 15
     assert unexplained_pct(every, Machine(2, steal_ns=1 * S, interrupt_ns=1 * S)) == 5
@@ -205,7 +206,7 @@ def test_unexplained_is_said_in_percent_of_all_cpus() -> None:
     assert unexplained_pct(late, Machine(2)) == 0
 
 
-def test_what_fell_to_each_leaf_comes_most_first() -> None:
+def test_time_of_each_leaf_is_sorted_longest_first() -> None:
     parts = {Leaf("lock"): Part(1, 5), Leaf("poll", True): Part(1, 7), Leaf("pipe"): Part(1, 5), Leaf("tty"): Part()}
     assert blocked(parts) == [(Leaf("poll", True), 7), (Leaf("lock"), 5), (Leaf("pipe"), 5)]
     assert blocked({}) == []

@@ -1,4 +1,4 @@
-"""Snapshots that are made again of what a History keeps tell the same windows, whatever was kept of their waits."""
+"""Snapshots rebuilt from a History have the same windows between them, whatever was kept of their waits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -58,7 +58,7 @@ def same(ticks: Sequence[Kept], made: Sequence[Snapshot]) -> None:
 
 
 @given(stretches, st.sampled_from((0, 3_000_000, 1 << 60)), st.integers(0, 3), st.integers(0, 3), st.booleans())
-def test_the_windows_between_them_are_the_windows(
+def test_windows_between_rebuilt_snapshots_are_the_original_windows(
     happened: list[list[Step]], least_ns: int, first: int, last: int, packs: bool
 ) -> None:
     """Whatever was kept of the waits in progress: all, the older ones, or those at the end alone."""
@@ -73,7 +73,7 @@ def test_the_windows_between_them_are_the_windows(
 
 
 @given(stretches)
-def test_no_total_of_finished_waits_falls(happened: list[list[Step]]) -> None:
+def test_totals_of_finished_waits_never_fall(happened: list[list[Step]]) -> None:
     with patch.object(stuck, "LEAST_AGE_NS", 0):
         history = History(IDLE, never)
         for one in snapshots(happened):
@@ -99,7 +99,7 @@ def played(table: tuple[Waits, ...], ticks: int, mode: str = "offcpu") -> Histor
 
 @pytest.mark.parametrize(("table", "mode"), [(SHOP, "offcpu"), (STUCK, "offcpu"), (WAKERS, "chain")])
 @pytest.mark.parametrize("end", [3, 7, 9, 12])
-def test_of_a_part_all_else_is_the_same_too(table: tuple[Waits, ...], mode: str, end: int) -> None:
+def test_everything_else_is_the_same_for_a_part_of_the_history(table: tuple[Waits, ...], mode: str, end: int) -> None:
     history = played(table, 12, mode)
     ticks = history.last(3 * SECOND, AT_NS + end * SECOND)
     made = of(history, 3 * SECOND, ticks[-1].at_ns)
@@ -124,14 +124,14 @@ def ages(one: object, tick: Kept) -> tuple[object, ...]:
     return one.site, one.age_ns(tick.at_ns), one.bound, one.letter, one.call, one.arguments, one.user
 
 
-def test_a_wait_that_goes_on_costs_nothing_more_in_each() -> None:
+def test_wait_that_goes_on_costs_nothing_more_in_each_snapshot() -> None:
     made = of(played(STUCK, 12))
     (cp,) = (key for key in made[0].waiting if key.pid == 900)
     assert len({id(one.waiting[cp]) for one in made}) == 1
     assert all(cp not in one.threads or one.threads[cp].offcpu_ns == 0 for one in made)
 
 
-def test_what_was_lost_and_how_it_was_counted_comes_along() -> None:
+def test_losses_and_filters_are_kept() -> None:
     history = History((), never)
     filters = Filters(pids=(7,), min_ns=5)
     for second in range(4):
@@ -149,7 +149,7 @@ def test_what_was_lost_and_how_it_was_counted_comes_along() -> None:
     assert {(one.filters, one.door) for one in made} == {(filters, "exit")}
 
 
-def test_a_sleep_that_was_periodic_before_it_began_still_is() -> None:
+def test_sleep_that_was_periodic_before_the_first_snapshot_still_is() -> None:
     table = (Waits("cron", 5, "cron", 5, "sleep", "do_nanosleep", ("rest",), (900,)),)
     history = played(table, 9)
     made = of(history, SECOND)
@@ -161,7 +161,7 @@ def test_a_sleep_that_was_periodic_before_it_began_still_is() -> None:
     assert kept and [leaf.idle for leaf in kept.leaves] == [True]
 
 
-def test_of_nothing_there_is_nothing() -> None:
+def test_no_windows_have_no_snapshots() -> None:
     assert of(History((), never)) == []
     history = History((), never)
     history.add(Snapshot(0, 0))

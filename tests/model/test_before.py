@@ -1,4 +1,4 @@
-"""What a row is compared with: the same key, else the same name; and what is more than chance."""
+"""What a row is compared with: the same key, otherwise the same name; and which changes are significant."""
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ def by_name(before: Was[int], table: dict[int, Added]) -> Compared:
     return before.compared(table, SECOND, lambda _: None, lambda pid: Gone(NAMES[pid]))
 
 
-def test_the_same_pid_is_compared_with_itself() -> None:
+def test_same_pid_is_compared_with_itself() -> None:
     compared = by_pid(was({1: waited(500), 2: waited(100)}), {1: waited(700), 2: waited(100)})
     assert {pid: round(compared.change(pid, part), 3) for pid, part in ((1, 700_000_000), (2, 100_000_000))} == {
         1: 0.2,
@@ -39,26 +39,26 @@ def test_the_same_pid_is_compared_with_itself() -> None:
     assert compared.gone == []
 
 
-def test_who_was_started_anew_is_compared_with_who_had_its_name() -> None:
+def test_restarted_process_is_compared_with_the_one_of_the_same_name() -> None:
     compared = by_pid(was({2: waited(400)}), {3: waited(500)})
     assert (compared.before[3].waiting, compared.gone) == (0.4, [])
 
 
-def test_a_pid_that_is_another_program_s_now_is_not_the_same() -> None:
+def test_reused_pid_of_another_program_is_not_the_same() -> None:
     before = was({2: waited(400)})
     compared = before.compared({2: waited(500)}, SECOND, lambda pid: pid, lambda _: Gone("cron"))
     assert compared.before[2].waiting == 0
     assert [(gone.name, one.waiting) for gone, one in compared.gone] == [("java", 0.4)]
 
 
-def test_several_of_a_name_share_what_those_had_that_are_no_more() -> None:
+def test_rows_of_one_name_share_the_time_of_those_that_disappeared() -> None:
     compared = by_pid(was({2: waited(400), 3: waited(200)}), {3: waited(200), 4: waited(100), 1: waited(1)})
     assert {pid: one.waiting for pid, one in compared.before.items()} == {3: 0.2, 4: 0.4, 1: 0.0}
     compared = by_name(was({2: waited(400), 3: waited(200)}), {3: waited(200), 4: waited(100)})
     assert {pid: round(one.waiting, 3) for pid, one in compared.before.items()} == {3: 0.3, 4: 0.3}
 
 
-def test_what_is_no_more_is_told_by_its_name_the_largest_first_and_what_reads_0_is_not() -> None:
+def test_disappeared_rows_are_listed_by_name_largest_first_without_those_that_read_0() -> None:
     compared = by_pid(was({1: waited(100), 2: waited(200), 3: waited(300), 5: waited(4)}), {})
     assert [(gone.name, one.waiting) for gone, one in compared.gone] == [("java", 0.5), ("init", 0.1)]
 
@@ -77,7 +77,7 @@ tables = st.dictionaries(st.sampled_from([*NAMES]), st.integers(10, 999).map(wai
 
 
 @given(tables, tables, st.booleans())
-def test_all_changes_together_are_the_change_of_the_whole(
+def test_changes_add_up_to_the_change_of_the_whole(
     then: dict[int, Added], now: dict[int, Added], pids_mean_the_same: bool
 ) -> None:
     before = was(then)
@@ -93,27 +93,27 @@ def change(ms: int, *then_ms: int, p99_ms: int = 0) -> Change:
     return Change(ms / 1000, p99_ms * 1_000_000, SECOND, before)
 
 
-def test_a_change_is_sure_where_it_is_more_than_the_baseline_strayed() -> None:
+def test_change_is_significant_if_it_exceeds_the_variation_of_the_baseline() -> None:
     assert change(600, 300, 400, 300, 400).is_sure
     assert change(200, 300, 400, 300, 400).is_sure
     assert not change(400, 300, 400, 300, 400).is_sure
     assert not change(352, 350, 350, 350, 350).is_sure, "it reads 0.00"
 
 
-def test_a_shorter_window_strays_more() -> None:
+def test_shorter_span_varies_more() -> None:
     before = Before(0.35, 1.0, (4 * SECOND,) * 3, (waited(1200), waited(1600), waited(1400)))
     assert before.spread(4 * SECOND) == pytest.approx(0.1)
     assert before.spread(16 * SECOND) == pytest.approx(0.1)
     assert before.spread(SECOND) == pytest.approx(0.2)
 
 
-def test_of_too_short_a_baseline_nothing_is_sure_and_what_is_new_is_still_told() -> None:
+def test_too_short_baseline_makes_nothing_significant_but_new_rows_are_still_marked() -> None:
     assert not change(900, 100, 100).is_sure
     alone = Change(0.5, 1, SECOND, by_pid(was({2: waited(1)}), {1: waited(500)}).before[1])
     assert (alone.is_new, alone.is_sure, alone.text, alone.p99_text) == (True, False, "+0.50 ", "new")
 
 
-def test_what_is_new_and_what_is_gone() -> None:
+def test_new_and_disappeared_rows() -> None:
     nothing: dict[int, Added] = {}
     before = was(*({2: waited(100)} for _ in PARTS))
     new = Change(0.5, 1, SECOND, by_pid(before, {1: waited(500)}).before[1])
@@ -123,7 +123,7 @@ def test_what_is_new_and_what_is_gone() -> None:
     assert (gone.is_new, gone.is_gone, gone.is_sure, gone.text, gone.p99_text) == (False, True, True, "-0.10!", "gone")
 
 
-def test_a_percentile_is_compared_by_how_many_times_it_is_and_sure_by_a_slot() -> None:
+def test_percentile_change_is_a_ratio_and_significant_from_one_slot_on() -> None:
     then = 100, 110, 120
     slower = change(400, *then, p99_ms=400)
     assert (slower.is_p99_sure, slower.p99_text) == (True, "x3.3")
@@ -132,7 +132,7 @@ def test_a_percentile_is_compared_by_how_many_times_it_is_and_sure_by_a_slot() -
     assert (change(40, *then).p99_text, change(40, *then).is_p99_sure) == ("", False), "no wait ended"
 
 
-def test_rows_that_are_summed_up_are_compared_with_the_sum() -> None:
+def test_summed_up_rows_are_compared_with_their_sum() -> None:
     assert summed([]) is None
     assert summed([None]) is None
     rest = summed([Before(0.25), None, Before(0.5)])
@@ -140,7 +140,7 @@ def test_rows_that_are_summed_up_are_compared_with_the_sum() -> None:
     assert not Change(5.0, 0, SECOND, rest).is_sure, "nobody looks how far that strayed"
 
 
-def test_changes_in_words() -> None:
+def test_changes_as_text() -> None:
     signs = {1.844: "+1.84", -0.2: "-0.20", 0.0: "+0.00", -0.004: "+0.00", -212.6: "-212.60"}
     assert {value: signed(value) for value in signs} == signs
     factors = (0, 0.004, 0.25, 0.949, 0.96, 1, 3.14, 9.9, 12.3, 1234)

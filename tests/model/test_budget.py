@@ -10,7 +10,7 @@ S = 1_000 * MS
 BUSY = Account(threads=16, through=16, running_ns=2 * S, blocked_ns=14 * S)
 
 
-def test_without_a_rate_it_is_the_shares_of_the_threads() -> None:
+def test_without_a_rate_only_the_shares_of_the_threads_are_shown() -> None:
     told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=None)
     assert told is not None
     assert (told.threads, told.running, told.blocked, told.idle, told.expected) == (16.0, 2.0, 10.0, 4.0, None)
@@ -18,7 +18,7 @@ def test_without_a_rate_it_is_the_shares_of_the_threads() -> None:
     assert told.verdict == ""
 
 
-def test_with_a_rate_it_tells_what_each_request_took() -> None:
+def test_with_a_rate_the_time_of_each_request_is_shown() -> None:
     told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0))
     assert told is not None
     assert (told.cpu_ns, told.blocked_ns, told.expected) == (2 * MS, 10 * MS, None)
@@ -34,38 +34,36 @@ def test_with_a_rate_it_tells_what_each_request_took() -> None:
         (int(0.1 * MS), 15.9, "less: requests take more CPU"),
     ],
 )
-def test_what_is_measured_is_held_against_what_the_person_says_a_request_needs(
-    cpu_ns: int, expected: float, verdict: str
-) -> None:
+def test_measured_value_is_compared_with_the_expected_one(cpu_ns: int, expected: float, verdict: str) -> None:
     told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0, cpu_ns))
     assert told is not None and told.expected == pytest.approx(expected)  # pyright: ignore[reportUnknownMemberType]
     assert told.off_cpu == 14.0
     assert told.verdict == verdict
 
 
-def test_requests_that_need_more_cpus_than_there_are_threads_are_a_mistake_of_the_person() -> None:
+def test_requests_that_need_more_cpus_than_threads_are_reported_as_wrong_input() -> None:
     told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0, 65 * MS))
     assert told is not None and told.verdict == "one of them is wrong"
     assert told.lines[1].endswith("; R*C is 65.0, more than the threads: one of them is wrong")
 
 
-def test_who_is_ready_to_run_is_neither_blocked_nor_idle() -> None:
+def test_runnable_threads_are_neither_blocked_nor_idle() -> None:
     busy = Account(threads=4, through=4, running_ns=1 * S, ready_ns=2 * S, blocked_ns=1 * S)
     told = budget(busy, idle_ns=0, span_ns=S, rate=None)
     assert told is not None and told.lines == ["4 threads: 0% idle, 25% blocked, 50% ready to run, 25% running"]
 
 
 @pytest.mark.parametrize("rate", [Rate(1500.0), Rate(0.25, 1_500_000), Rate(2_000_000.0, 1)])
-def test_a_rate_reads_as_it_is_written(rate: Rate) -> None:
+def test_rate_text_parses_to_the_same_rate(rate: Rate) -> None:
     assert parse_rate(rate.text) == rate
 
 
-def test_over_ten_seconds_it_is_the_same() -> None:
+def test_result_is_the_same_over_ten_seconds() -> None:
     ten = Account(threads=16, through=16, running_ns=20 * S, blocked_ns=140 * S)
     assert budget(ten, 40 * S, 10 * S, Rate(1_000.0, 2 * MS)) == budget(BUSY, 4 * S, S, Rate(1_000.0, 2 * MS))
 
 
-def test_a_process_without_threads_has_none() -> None:
+def test_process_without_threads_has_no_budget() -> None:
     assert budget(NO_ACCOUNT, 0, S, Rate(1.0)) is None
     assert budget(BUSY, 0, 0, None) is None
 
@@ -80,11 +78,11 @@ def test_a_process_without_threads_has_none() -> None:
         ("10,2", Rate(10.0, 2 * MS)),
     ],
 )
-def test_a_rate_is_written_in_several_ways(text: str, rate: Rate) -> None:
+def test_rate_can_be_written_in_several_ways(text: str, rate: Rate) -> None:
     assert parse_rate(text) == rate
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-1", "1500,0", "1500,1ms,2", "inf", "nan", "1e300", "1500,x"])
-def test_what_is_no_rate_is_refused(text: str) -> None:
+def test_invalid_rate_is_rejected(text: str) -> None:
     with pytest.raises((ValueError, IndexError)):
         parse_rate(text)

@@ -1,4 +1,4 @@
-"""System calls told in words: what their arguments say by themselves, and no more."""
+"""System calls as text: only arguments that say something by themselves."""
 
 import pytest
 from hypothesis import given
@@ -51,7 +51,7 @@ GARBAGE = 0xDEAD_BEEF_0000_0000
         ("semop", (65_536, 0x7FFE_0000_0000, 1), "semop(65536)"),
     ],
 )
-def test_what_arguments_tell(name: str, args: tuple[int, ...], text: str) -> None:
+def test_arguments_are_shown_by_call(name: str, args: tuple[int, ...], text: str) -> None:
     assert told(name, args + (0,) * (ARGUMENTS - len(args))) == text
 
 
@@ -69,16 +69,16 @@ def test_what_arguments_tell(name: str, args: tuple[int, ...], text: str) -> Non
         (0xFFFF_FFFF, "0xffffffff"),
     ],
 )
-def test_a_futex_says_which_lock_and_what_is_done_to_it(operation: int, text: str) -> None:
+def test_futex_shows_the_lock_and_the_operation(operation: int, text: str) -> None:
     assert told("futex", (0x7F12_0000_4040, operation, 2, 0, 0, 0)) == f"futex(0x7f1200004040, {text}, 2)"
 
 
-def test_the_names_that_32_bit_programs_have_tell_the_same() -> None:
+def test_names_of_32_bit_variants_are_treated_alike() -> None:
     assert told("futex_time64", (0x4040, 128, 2, 0, 0, 0)) == "futex_time64(0x4040, WAIT_PRIVATE, 2)"
     assert told("clock_nanosleep_time64", (1, 0, 0, 0, 0, 0)) == "clock_nanosleep_time64(MONOTONIC)"
 
 
-def test_where_pointers_are_all_the_name_is_all() -> None:
+def test_call_with_only_pointers_shows_its_name() -> None:
     args = (0x7FFE_0000_0000,) * ARGUMENTS
     assert [told(name, args) for name in ("nanosleep", "pause", "munmap", "syscall 999", "")] == [
         "nanosleep",
@@ -89,7 +89,7 @@ def test_where_pointers_are_all_the_name_is_all() -> None:
     ]
 
 
-def test_without_arguments_the_name_is_all() -> None:
+def test_call_without_arguments_shows_its_name() -> None:
     assert told("read", ()) == "read"
     assert told("", ()) == ""
 
@@ -98,7 +98,7 @@ def test_without_arguments_the_name_is_all() -> None:
     st.sampled_from(["read", "futex", "poll", "flock", "fcntl", "waitid", "epoll_wait", "io_uring_enter", "ioctl"]),
     st.lists(st.integers(), max_size=8),
 )
-def test_no_numbers_of_a_recording_do_harm(name: str, args: list[int]) -> None:
+def test_numbers_of_a_recording_are_harmless(name: str, args: list[int]) -> None:
     text = told(name, args)
     assert text.startswith(name)
     assert text.isascii() and text.isprintable()

@@ -1,7 +1,7 @@
-"""Categories: the shipped rules against real stacks, and what a broken file of rules is told.
+"""Categories: the shipped rules against real stacks, and the errors of a broken file of rules.
 
-The stacks in stacks-6.18.json were recorded from real waits by tests/recordings/record_stacks.py: each kind
-was made to happen 23 times.
+The stacks in stacks-6.18.json were recorded from real waits by tests/recordings/record_stacks.py: each kind was made to
+happen 23 times.
 """
 
 import itertools
@@ -62,7 +62,7 @@ def test_nine_tenths_of_the_time_of_each_kind_of_wait_are_in_its_category(kind: 
 
 
 @pytest.mark.parametrize("kind", sorted(WAITS.keys() - INEXACT))
-def test_twenty_three_waits_are_twenty_three_in_the_category(kind: str) -> None:
+def test_each_category_has_the_23_waits_of_its_kind(kind: str) -> None:
     finished = WAITS[kind]["finished"]
     ours = sum(entry["waits"] for entry in finished if category_of(entry["frames"]) == WAITS[kind]["category"])
     assert ours == TIMES + (kind == "pipe")  # whose wait for its go is a pipe read too
@@ -70,26 +70,26 @@ def test_twenty_three_waits_are_twenty_three_in_the_category(kind: str) -> None:
 
 @pytest.mark.parametrize("form", ["iterator", "restored"])
 @pytest.mark.parametrize("kind", sorted(WAITS.keys() - {"run-queue", "throttle"}))
-def test_a_wait_in_progress_is_in_the_category_of_the_finished_one(kind: str, form: str) -> None:
+def test_wait_in_progress_is_in_the_category_of_the_finished_one(kind: str, form: str) -> None:
     also = {"reclaim"} if kind == "swap" else set[str]()  # to swap a page in, another must go out
     assert WAITS[kind][form]
     assert {category_of(frames) for frames in WAITS[kind][form]} <= {WAITS[kind]["category"]} | also
 
 
 @pytest.mark.parametrize("kind", sorted(WAITS.keys() - INEXACT))
-def test_a_stack_walked_from_outside_is_the_finished_one_without_its_first_frames(kind: str) -> None:
+def test_stack_read_from_outside_is_the_finished_one_without_its_first_frames(kind: str) -> None:
     finished = max(WAITS[kind]["finished"], key=lambda entry: entry["total_ns"])
     for walked in WAITS[kind]["iterator"]:
         assert trimmed(finished["frames"])[-len(trimmed(walked)) :] == trimmed(walked)
 
 
 @pytest.mark.parametrize("comm", RECORDING["kernel_threads"])
-def test_a_kernel_thread_without_work_is_idle(comm: str) -> None:
+def test_kernel_thread_without_work_is_idle(comm: str) -> None:
     forms = RECORDING["kernel_threads"][comm]
     assert {category_of(frames) for frames in forms.values()} == {"kthread-idle"}
 
 
-def test_every_category_with_a_rule_was_recorded_but_for_devices() -> None:
+def test_every_category_with_a_rule_was_recorded_except_for_devices() -> None:
     with_rules = {rule.category for rule in RULES.rules}
     recorded = {WAITS[kind]["category"] for kind in WAITS} | {"kthread-idle"}
     recorded |= {category_of(entry["frames"]) for entry in WAITS["swap"]["finished"]}
@@ -139,54 +139,54 @@ def test_every_category_with_a_rule_was_recorded_but_for_devices() -> None:
         ("7.0", "preempt_schedule_common throttle_cfs_rq_work task_work_run exit_to_user_mode_loop", "throttle"),
     ],
 )
-def test_names_of_other_kernels_are_known(kernel: str, stack: str, category: str) -> None:
+def test_names_of_other_kernels_match(kernel: str, stack: str, category: str) -> None:
     assert RULES.classify(stack.split()) == category, kernel
 
 
 # ---- the scheduler's tail
 
 
-def test_the_scheduler_and_who_looked_on_are_five_frames_of_a_sleep() -> None:
+def test_five_leaf_frames_of_a_sleep_belong_to_scheduler_and_tracer() -> None:
     frames = ["bpf_prog_1_back", "bpf_trace_run1", "__schedule", "schedule", "schedule_timeout", "msleep"]
     assert RULES.tail_length(frames) == 5
 
 
-def test_a_stack_walked_from_outside_has_no_tail() -> None:
+def test_stack_read_from_outside_has_no_tail() -> None:
     assert RULES.tail_length(["hrtimer_nanosleep", "__x64_sys_nanosleep", "do_syscall_64"]) == 0
 
 
-def test_functions_that_wait_for_their_callers_are_tail_even_without_the_scheduler_above() -> None:
+def test_functions_that_wait_for_their_callers_are_tail_without_the_scheduler_too() -> None:
     assert RULES.tail_length(["wait_woken", "sk_wait_data", "tcp_recvmsg_locked"]) == 1
 
 
-def test_a_left_over_word_between_two_frames_of_the_scheduler_is_trimmed_with_them() -> None:
+def test_stale_word_between_two_scheduler_frames_is_trimmed_with_them() -> None:
     assert RULES.tail_length(["__schedule", "wait_for_completion", "schedule", "wait_woken", "n_tty_read"]) == 4
 
 
-def test_what_tells_that_a_thread_was_put_aside_is_not_trimmed() -> None:
+def test_frame_that_shows_a_preemption_is_not_trimmed() -> None:
     frames = ["__schedule", "preempt_schedule_irq", "irqentry_exit", "asm_sysvec_apic_timer_interrupt"]
     assert RULES.tail_length(frames) == 1
     assert category_of(frames) == "run-queue"
 
 
-def test_a_kprobe_s_stack_on_arm64_lacks_who_called_the_probed_function() -> None:
+def test_kprobe_stack_on_arm64_lacks_the_caller_of_the_probed_function() -> None:
     aside = ["finish_task_switch.isra.0", "__cond_resched", "move_page_tables", "setup_arg_pages"]
     asleep = ["finish_task_switch.isra.0", "schedule", "do_nanosleep", "hrtimer_nanosleep"]
     assert [RULES.tail_length(frames) for frames in (aside, asleep)] == [1, 2]
     assert [category_of(frames) for frames in (aside, asleep)] == ["run-queue", "sleep"]
 
 
-def test_a_scheduler_deeper_than_twelve_frames_is_none() -> None:
+def test_scheduler_deeper_than_twelve_frames_is_not_trimmed() -> None:
     assert RULES.tail_length(["f"] * 11 + ["__schedule", "g"]) == 12
     assert RULES.tail_length(["f"] * 12 + ["__schedule", "g"]) == 0
 
 
-def test_a_stack_of_nothing_but_scheduler_is_all_tail_and_in_other() -> None:
+def test_stack_of_only_scheduler_frames_is_all_tail_and_in_other() -> None:
     assert RULES.tail_length(["__schedule", "schedule"]) == 2
     assert category_of(["__schedule", "schedule"]) == "other"
 
 
-def test_an_empty_stack_has_no_tail_and_is_in_other() -> None:
+def test_empty_stack_has_no_tail_and_is_in_other() -> None:
     assert RULES.tail_length([]) == 0
     assert RULES.classify([]) == "other"
     assert RULES.rule_of([]) == "no rule"
@@ -214,18 +214,18 @@ ARM64_ROOT = "el0t_64_sync_handler el0t_64_sync"
         ("[stack lost]", 0),
     ],
 )
-def test_the_kernels_entry_ends_where_a_stack_begins_to_tell_something(stack: str, length: int) -> None:
+def test_entry_code_ends_at_the_first_meaningful_frame(stack: str, length: int) -> None:
     assert RULES.entry_length(stack.split()) == length
 
 
-def test_a_stack_of_nothing_but_entry_keeps_one_frame() -> None:
+def test_stack_of_only_entry_code_keeps_one_frame() -> None:
     assert RULES.entry_length(["do_syscall_64", "entry_SYSCALL_64_after_hwframe"]) == 1
     assert RULES.entry_length(["ret_from_fork"]) == 0
     assert RULES.entry_length([]) == 0
 
 
 @pytest.mark.parametrize("kind", WAITS)
-def test_what_is_left_of_each_kind_of_wait_begins_in_no_entry(kind: str) -> None:
+def test_trimmed_stacks_of_all_kinds_begin_outside_the_entry_code(kind: str) -> None:
     for entry in WAITS[kind]["finished"]:
         left = trimmed(entry["frames"])
         assert not RULES.kernel_entry.match(left[-1 - RULES.entry_length(left)])
@@ -235,16 +235,16 @@ def test_what_is_left_of_each_kind_of_wait_begins_in_no_entry(kind: str) -> None
 
 
 @pytest.mark.parametrize("added", ["", ".isra.0", ".constprop.0", ".part.0", ".cold", ".llvm.123456", ".isra.0.cold"])
-def test_what_a_compiler_adds_to_a_name_does_not_matter(added: str) -> None:
+def test_compiler_suffixes_do_not_matter(added: str) -> None:
     assert RULES.classify([f"do_sigtimedwait{added}"]) == "signal"
 
 
-def test_a_stack_that_no_rule_knows_is_in_other() -> None:
+def test_stack_without_a_matching_rule_is_in_other() -> None:
     assert RULES.classify(["[stack lost]"]) == "other"
     assert RULES.classify(["frobnicate", "do_syscall_64"]) == "other"
 
 
-def test_a_rule_in_words_names_the_pattern_that_matched() -> None:
+def test_rule_description_names_the_pattern_that_matched() -> None:
     assert RULES.rule_of(["futex_wait_queue", "do_futex"]) == "one of the 4 innermost functions = futex_wait*"
     assert RULES.rule_of(["wait_for_completion_state", "kernel_clone"]) == (
         "one of the 4 innermost functions = kernel_clone, not below copy_process"
@@ -302,11 +302,11 @@ any = ["@wet"]
         ("nn", "other"),
     ],
 )
-def test_each_condition_looks_where_the_head_of_the_file_says(stack: str, category: str) -> None:
+def test_each_condition_covers_the_documented_frames(stack: str, category: str) -> None:
     assert categories.parse(TINY).classify(stack.split()) == category
 
 
-def test_a_parsed_file_says_what_is_in_it() -> None:
+def test_parsed_file_has_the_contents_of_the_text() -> None:
     tiny = categories.parse(TINY)
     assert tiny.ids == ("pipe", "tty", "other")
     assert tiny.plain == {"pipe": "a pipe", "tty": "a terminal", "other": "no idea"}
@@ -328,23 +328,23 @@ def test_any_stack_has_a_category_and_a_tail_within_twelve_frames(frames: list[s
 # ---- the shipped file
 
 
-def test_the_ids_are_those_of_every_screen_recording_and_report() -> None:
+def test_ids_are_the_documented_ones() -> None:
     assert RULES.ids == IDS
 
 
-def test_the_groups_are_net_and_disk() -> None:
+def test_groups_are_net_and_disk() -> None:
     assert RULES.groups == {
         "net": ("net-recv", "net-send", "connect", "accept"),
         "disk": ("disk-read", "disk-write", "fsync", "page-fault", "swap"),
     }
 
 
-def test_three_categories_look_idle() -> None:
+def test_three_categories_are_idle() -> None:
     assert RULES.idle == {"poll", "accept", "kthread-idle"}
 
 
 @pytest.mark.parametrize("category", IDS)
-def test_the_first_sentence_about_a_category_needs_no_knowledge_of_kernels(category: str) -> None:
+def test_first_sentence_about_a_category_needs_no_kernel_knowledge(category: str) -> None:
     words = RULES.plain[category]
     assert words.endswith((".", "?"))
     first = words.split(". ")[0].lower()
@@ -352,7 +352,7 @@ def test_the_first_sentence_about_a_category_needs_no_knowledge_of_kernels(categ
 
 
 def stacks_for(rule: Rule) -> list[list[str]]:
-    """A stack for each pattern of the rule's first condition, with the other conditions met."""
+    """Return a stack for each pattern of the rule's first condition that meets the other conditions."""
     found: list[list[str]] = []
     first, *rest = [condition for condition in rule.conditions if condition.where != "not"]
     for pattern in first.patterns:
@@ -411,7 +411,7 @@ def broken(find: str, put: str) -> str:
         (TINY[: TINY.index("[[rule]]")], "there is no [[rule]]"),
     ],
 )
-def test_a_broken_file_is_told_where_and_what_and_the_remedy(text: str, said: str) -> None:
+def test_broken_file_reports_place_error_and_remedy(text: str, said: str) -> None:
     with pytest.raises(OfftopError) as error:
         categories.parse(text)
     assert said in str(error.value)
@@ -439,7 +439,7 @@ def with_rules(*rules: str) -> str:
         ('near = ["n"]', 'near = ["m"]\nnot = ["n"]', False),
     ],
 )
-def test_a_pattern_that_an_earlier_rule_always_takes_is_refused(earlier: str, later: str, dead: bool) -> None:
+def test_pattern_that_an_earlier_rule_always_takes_is_rejected(earlier: str, later: str, dead: bool) -> None:
     text = with_rules(earlier, later)
     if not dead:
         assert len(categories.parse(text).rules) == 2
@@ -448,7 +448,7 @@ def test_a_pattern_that_an_earlier_rule_always_takes_is_refused(earlier: str, la
         categories.parse(text)
 
 
-def test_no_two_rules_of_the_shipped_file_are_the_same() -> None:
+def test_no_two_shipped_rules_are_the_same() -> None:
     written = [json.dumps(rule, sort_keys=True) for rule in tomllib.loads(TEXT)["rule"]]
     assert [a for a, b in itertools.pairwise(sorted(written)) if a == b] == []
 
@@ -467,13 +467,13 @@ def test_no_two_rules_of_the_shipped_file_are_the_same() -> None:
         ([10, 10, 10, 10, 10, 0], False),
     ],
 )
-def test_three_waits_within_two_neighbouring_lanes_are_an_even_pace(waits_ms: list[int], periodic: bool) -> None:
+def test_three_waits_within_two_adjacent_lanes_are_periodic(waits_ms: list[int], periodic: bool) -> None:
     assert categories.is_periodic(histogram.to_lanes([histogram.of(*(ms * 1_000_000 for ms in waits_ms))])) == [
         periodic
     ]
 
 
-def test_categories_cannot_be_changed() -> None:
+def test_categories_are_immutable() -> None:
     rules: Any = RULES
     with pytest.raises(AttributeError):
         rules.ids = ()

@@ -1,4 +1,4 @@
-"""From changes alone all snapshots can be made again, from any of them on: the same windows are between them."""
+"""All snapshots can be rebuilt from changes, starting at any of them: the windows between them are the same."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -38,12 +38,12 @@ def told(window: Window) -> dict[str, object]:
 
 
 def totals(snapshot: Snapshot) -> dict[ThreadKey, ThreadTotals]:
-    """Those above 0, without the maxima, which are of the last tick alone."""
+    """Totals above 0, without maxima, which belong to the last tick."""
     return {key: one._replace(max_ns=0) for key, one in snapshot.threads.items() if any(one)}
 
 
 @given(stretches, st.data())
-def test_windows_between_replayed_snapshots_are_those_between_the_originals(
+def test_windows_between_replayed_snapshots_are_the_original_ones(
     given_stretches: list[list[Step]], data: st.DataObject
 ) -> None:
     taken = snapshots(given_stretches)
@@ -57,7 +57,7 @@ def test_windows_between_replayed_snapshots_are_those_between_the_originals(
 
 
 @given(stretches, st.integers(0, 3), st.integers(1, 4))
-def test_ticks_that_are_left_out_are_in_the_next_with_what_moved_in_them(
+def test_change_over_skipped_ticks_includes_their_moves(
     given_stretches: list[list[Step]], first: int, left_out: int
 ) -> None:
     taken = snapshots(given_stretches)
@@ -73,7 +73,7 @@ def test_ticks_that_are_left_out_are_in_the_next_with_what_moved_in_them(
 
 
 @given(stretches)
-def test_a_change_names_the_wakes_of_what_changed_and_of_all_storms(given_stretches: list[list[Step]]) -> None:
+def test_change_names_the_wakes_of_what_changed_and_of_all_storms(given_stretches: list[list[Step]]) -> None:
     taken = snapshots(given_stretches)
     for before, now in pairwise([NOTHING, *taken]):
         named = {key.wake for key, totals in now.sites.items() if totals != before.sites.get(key)}
@@ -84,7 +84,7 @@ def test_a_change_names_the_wakes_of_what_changed_and_of_all_storms(given_stretc
         assert change(NOTHING, now).wakes == {key.wake for key in now.sites}.union(now.storms) - {NO_WAKE}
 
 
-def test_a_second_of_the_shop_holds_only_what_waited_in_it() -> None:
+def test_second_of_the_shop_contains_only_what_waited_in_it() -> None:
     source = ScriptedSource(SHOP, ticks=3)
     first, second = source.after(1), source.after(2)
     one = change(first, second)
@@ -94,7 +94,7 @@ def test_a_second_of_the_shop_holds_only_what_waited_in_it() -> None:
     assert len(change(NOTHING, second).waiting) == 1
 
 
-def test_nothing_changes_where_nothing_happens() -> None:
+def test_change_is_empty_if_nothing_happened() -> None:
     one = change(Snapshot(1, 1), Snapshot(2, 2))
     assert (len(one.sites.ids), len(one.threads.ids), len(one.waiting)) == (0, 0, 0)
     made = Replayed(BOOK)
@@ -102,7 +102,7 @@ def test_nothing_changes_where_nothing_happens() -> None:
     assert made.add(one).at_ns == 2
 
 
-def test_another_epoch_begins_a_history_anew() -> None:
+def test_another_epoch_starts_a_new_history() -> None:
     source = ScriptedSource(SHOP, ticks=3)
     history = History((), lambda lanes: lanes[:, 0] > 0)
     made = Replayed(BOOK)
@@ -141,7 +141,7 @@ waits = st.builds(
 
 
 @given(waits, st.sampled_from(["in a call", "in none", "its arguments are not known"]))
-def test_a_wait_is_made_of_its_numbers_again_and_they_fit_into_64_bits(one: Waiting, call: str) -> None:
+def test_wait_survives_conversion_to_64_bit_numbers(one: Waiting, call: str) -> None:
     if call != "in a call":
         one = one._replace(call=-1 if call == "in none" else one.call, arguments=())
     where, how = numbers_of([one])
@@ -151,7 +151,7 @@ def test_a_wait_is_made_of_its_numbers_again_and_they_fit_into_64_bits(one: Wait
     assert (type(again.bound), type(again.preempted), type(again.site)) == (Bound, bool, SiteKey)
 
 
-def test_the_64_bits_of_an_argument_are_signed_on_the_way() -> None:
+def test_arguments_are_signed_in_transit() -> None:
     one = Waiting(SiteKey(7, 8, 3, 0), 5, 5, call=202, arguments=(FUTEX, (1 << 64) - 1, 1 << 63, (1 << 63) - 1, 0, 1))
     where, how = (numbers.tolist() for numbers in numbers_of([one, one._replace(arguments=())]))
     assert how[0][4:10] == [FUTEX, -1, -(1 << 63), (1 << 63) - 1, 0, 1]
@@ -160,11 +160,11 @@ def test_the_64_bits_of_an_argument_are_signed_on_the_way() -> None:
         waiting_of(where[0], (0, 3, *how[0][2:]))
 
 
-def test_of_no_waits_there_are_no_numbers() -> None:
+def test_no_waits_have_no_numbers() -> None:
     assert [numbers.shape for numbers in numbers_of([])] == [(0, WAITING_FIELDS), (0, BEGUN_FIELDS)]
 
 
-def test_a_second_of_what_is_stuck_holds_only_what_began_or_changed_and_all_comes_again() -> None:
+def test_second_of_waits_in_progress_contains_only_what_began_or_changed() -> None:
     source = ScriptedSource(STUCK, machine=Machine(2, 3_000_000, 1_000_000))
     taken = [source.after(second) for second in range(13)]
     changes = [change(a, b) for a, b in pairwise([NOTHING, *taken])]
@@ -180,7 +180,7 @@ def test_a_second_of_what_is_stuck_holds_only_what_began_or_changed_and_all_come
     assert (connection.arguments[0], connection.since_ns) == (FUTEX, connection.left_ns - 500_000_000)
 
 
-def test_where_nobody_kept_how_a_wait_began_it_is_at_least_so_old_and_nothing_else_is_known() -> None:
+def test_wait_of_unrecorded_begin_has_an_age_of_at_least() -> None:
     first = ScriptedSource(STUCK).after(3)
     old = replace(change(NOTHING, first), begun=integers([], BEGUN_FIELDS))
     waiting = Replayed(BOOK).add(old).waiting

@@ -1,4 +1,4 @@
-"""What is shown beside a baseline: in every list, mode and pane, and whoever has another pid by now."""
+"""What is shown beside a baseline: in every list, mode and pane, and with reused pids."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -55,11 +55,11 @@ def normal(of: Machine, file: str = "") -> Baseline:
 
 
 def changed_there() -> tuple[Machine, Baseline]:
-    """A machine, and what was normal on it."""
+    """A machine, and its baseline."""
     return machine(NOW), normal(machine(THEN))
 
 
-def test_who_processes_were_stays_when_others_get_their_pids() -> None:
+def test_baseline_keeps_process_names_when_their_pids_are_reused() -> None:
     of = machine(THEN)
     book = of.history.last(NS_PER_S)[-1].facts.book
     book.details[200] = Details("root", "bank --then")
@@ -81,7 +81,7 @@ def shown(made: Machine, view: View, mode: str = OFFCPU) -> Picture:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("view", LISTS)
 @pytest.mark.parametrize("file", ["", "good.offtop"])
-def test_beside_itself_nothing_changes(mode: str, view: dict[str, bool], file: str) -> None:
+def test_no_change_beside_itself(mode: str, view: dict[str, bool], file: str) -> None:
     made = machine(THEN)
     picture = shown(made, replace(ALL_OF_IT, baseline=normal(made, file), **view), mode)
     rows = [row for row in (*picture.rows.rows, *picture.categories.rows) if not row.storm.storms]
@@ -99,7 +99,7 @@ def test_beside_itself_nothing_changes(mode: str, view: dict[str, bool], file: s
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("view", LISTS)
 @pytest.mark.parametrize("limit", [100, 3])
-def test_all_changes_of_a_list_are_the_change_of_the_whole(mode: str, view: dict[str, bool], limit: int) -> None:
+def test_changes_of_a_list_add_up_to_the_change_of_the_whole(mode: str, view: dict[str, bool], limit: int) -> None:
     made, baseline = changed_there()
     picture = made.shown(replace(ALL_OF_IT, baseline=baseline, **view), mode, replace(ROOM, categories=limit))
     for ranking in (picture.rows, picture.categories):
@@ -120,7 +120,7 @@ def told(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
     return found
 
 
-def test_who_was_started_anew_is_known_by_its_name_and_who_is_new_or_gone_is_told() -> None:
+def test_restarted_process_is_matched_by_name_and_new_and_gone_ones_are_marked() -> None:
     made, baseline = changed_there()
     of_processes = told(shown(made, replace(ALL_OF_IT, baseline=baseline)).rows.rows)
     assert of_processes["bank"] == (round(0.15 - 0.16, 2), "")
@@ -135,7 +135,7 @@ def test_who_was_started_anew_is_known_by_its_name_and_who_is_new_or_gone_is_tol
     assert of_categories["disk-read"] == (0.02, "")
 
 
-def test_a_recording_of_another_boot_is_compared_by_names_alone() -> None:
+def test_recording_of_another_boot_is_compared_by_names_only() -> None:
     then = [one._replace(pid=one.pid + 7_000, tid=one.tid + 7_000) for one in THEN]
     baseline, made = normal(machine(then), "good.offtop"), machine(THEN)
     for view in LISTS[:4]:
@@ -145,7 +145,7 @@ def test_a_recording_of_another_boot_is_compared_by_names_alone() -> None:
 
 
 @pytest.mark.parametrize("file", ["", "good.offtop"])
-def test_what_was_drilled_into_is_compared_with_its_own_past(file: str) -> None:
+def test_selection_is_compared_with_its_own_past(file: str) -> None:
     made, baseline = changed_there()
     baseline = replace(baseline, file=file)
     bank = View(focus=LIST, idle_shown=True, pid=210, baseline=baseline, diff=True)
@@ -173,7 +173,7 @@ def test_each_row_leads_to_panes_with_its_own_change() -> None:
                 assert change == pytest.approx(row.change.by, abs=1e-6), (mode, lists, row)
 
 
-def test_filters_mutes_and_idle_hold_for_both() -> None:
+def test_filters_mutes_and_idle_apply_to_both() -> None:
     made, baseline = changed_there()
     for view in (
         replace(ALL_OF_IT, filter=parse("cat=lock")),
@@ -187,7 +187,7 @@ def test_filters_mutes_and_idle_hold_for_both() -> None:
     assert (nobody.rows.rows, nobody.rows.before and nobody.rows.before.waiting) == ((), 0.0)
 
 
-def test_sorted_by_change_what_changed_most_comes_first_whichever_way() -> None:
+def test_sort_by_change_puts_the_largest_first_in_either_direction() -> None:
     made, baseline = changed_there()
     for reverse in (False, True):
         view = replace(ALL_OF_IT, baseline=baseline, sort="CHANGE", reverse=reverse, threads=True)
@@ -197,7 +197,7 @@ def test_sorted_by_change_what_changed_most_comes_first_whichever_way() -> None:
             assert sizes == sorted(sizes, reverse=not backward)
 
 
-def test_the_tree_and_the_site_mark_what_is_new_and_what_is_gone_stands_behind_the_tree() -> None:
+def test_tree_and_site_mark_new_branches_and_list_gone_ones_at_the_end() -> None:
     made, baseline = changed_there()
     view = replace(ALL_OF_IT, focus=TREE, baseline=baseline)
     picture = shown(made, view)
@@ -214,7 +214,7 @@ def test_the_tree_and_the_site_mark_what_is_new_and_what_is_gone_stands_behind_t
     assert [row.change.p99_text for row in site.places.rows if row.change] == ["new"]
 
 
-def test_where_wakers_were_not_gathered_then_it_is_said() -> None:
+def test_missing_wakers_of_the_baseline_are_reported() -> None:
     made = machine(THEN, mode=OFFCPU)
     baseline = normal(made)
     made.go_on(TICKS, CHAIN)
@@ -226,7 +226,7 @@ def test_where_wakers_were_not_gathered_then_it_is_said() -> None:
         assert all(row.change for row in picture.categories.rows)
 
 
-def test_what_was_counted_otherwise_or_lost_then_is_said() -> None:
+def test_other_filters_and_losses_of_the_baseline_are_reported() -> None:
     made = machine(THEN)
     baseline = normal(made)
 
@@ -243,7 +243,7 @@ def test_what_was_counted_otherwise_or_lost_then_is_said() -> None:
     assert doubt(replace(baseline, lost={"sites": 2_000, "stacks": 3})) == "the baseline lost 2.0k sites, 3 stacks"
 
 
-def test_a_baseline_outlives_what_its_source_forgets() -> None:
+def test_baseline_outlives_what_its_source_drops() -> None:
     made = machine(THEN)
     baseline = normal(made)
     made.source.name("take_order", "give_order")
@@ -255,7 +255,7 @@ def test_a_baseline_outlives_what_its_source_forgets() -> None:
     assert "take_order" in {frame.name for stack in baseline.book.stacks.values() for frame in stack.frames}
 
 
-def test_parts_are_six_at_most_and_all_of_it() -> None:
+def test_parts_are_at_most_six_and_cover_everything() -> None:
     ticks = machine(THEN).history.last(60 * NS_PER_S)
     for count in (1, 2, 5, 6, 7, 12):
         parts = parts_of(ticks[:count])

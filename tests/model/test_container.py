@@ -1,4 +1,4 @@
-"""A path says by whom and for what a cgroup was made, to whoever knows how each of them writes it."""
+"""A cgroup path names its container or unit, in the form of the software that created it."""
 
 import pytest
 from hypothesis import given
@@ -108,19 +108,19 @@ NEITHER = (
 
 
 @pytest.mark.parametrize(("path", "kind", "name", "full"), CONTAINERS)
-def test_a_container_is_named_by_whoever_made_it(path: str, kind: str, name: str, full: str) -> None:
+def test_container_is_named_by_the_runtime_that_created_it(path: str, kind: str, name: str, full: str) -> None:
     assert container(path) == Container(kind, name, full)
 
 
 @pytest.mark.parametrize(("path", "kind", "name", "full"), CONTAINERS)
-def test_whatever_runs_in_a_container_is_that_container(path: str, kind: str, name: str, full: str) -> None:
+def test_cgroups_inside_a_container_belong_to_it(path: str, kind: str, name: str, full: str) -> None:
     path = path.removesuffix(" (deleted)")
     for inside in ("/system.slice/mysql.service", "/user.slice/user-0.slice/session-1.scope", "/init.scope", "/x y"):
         assert container(path + inside) == container(path)
 
 
 @pytest.mark.parametrize(("path", "kind", "name", "full"), CONTAINERS)
-def test_of_containers_in_containers_it_is_the_innermost(path: str, kind: str, name: str, full: str) -> None:
+def test_innermost_of_nested_containers_is_named(path: str, kind: str, name: str, full: str) -> None:
     path = path.removesuffix(" (deleted)")
     if kind == "kubernetes" and "/" not in name:
         path = f"{path}/{SHORT}/{ID}"  # a pod has not begun a container here, else the next one would be its own
@@ -130,26 +130,26 @@ def test_of_containers_in_containers_it_is_the_innermost(path: str, kind: str, n
 
 
 @pytest.mark.parametrize(("path", "name"), UNITS)
-def test_without_a_container_it_is_the_innermost_unit(path: str, name: str) -> None:
+def test_innermost_unit_is_named_without_a_container(path: str, name: str) -> None:
     found = container(path)
     assert (found.kind, found.name) == ("unit", name)
     assert found.full in path.split(" ")[0].split("/")  # what systemctl takes
     assert label(path) == name
 
 
-def test_a_session_is_called_by_its_number() -> None:
+def test_session_is_named_by_its_number() -> None:
     assert container(f"{USER}/session-3.scope") == Container("session", "session 3", "session-3.scope")
     assert label(f"{USER}/session-c1.scope") == "session c1"
     assert container(f"{USER}/session-x.scope").kind == "unit"
 
 
 @pytest.mark.parametrize("path", NEITHER)
-def test_what_says_nothing_that_we_know_is_shown_as_it_is(path: str) -> None:
+def test_unknown_path_is_shown_unchanged(path: str) -> None:
     assert container(path) == NOTHING == ("", "", "")
     assert label(path) == ("" if path == "/" else path)
 
 
-def test_a_label_says_the_kind_where_the_name_does_not() -> None:
+def test_label_includes_the_kind_if_the_name_does_not() -> None:
     assert label(f"/docker/{ID}") == "docker 1a2b3c4d5e6f"
     assert label(f"/machine.slice/libpod-conmon-{ID}.scope") == "podman conmon 1a2b3c4d5e6f"
     assert label(f"/kubepods/pod{UID}/{ID}") == "pod 5d6e7f80/1a2b3c4d5e6f"
@@ -180,12 +180,12 @@ def test_a_label_says_the_kind_where_the_name_does_not() -> None:
         ("", ""),
     ],
 )
-def test_all_that_is_in_one_container_or_unit_has_one_place(path: str, of: str) -> None:
+def test_everything_in_one_container_or_unit_has_one_place(path: str, of: str) -> None:
     assert place(path) == of
     assert container(of) == container(path)
 
 
-def test_the_names_of_a_container_are_all_that_it_is_called() -> None:
+def test_names_of_a_container_are_all_its_forms() -> None:
     assert names(f"/docker/{ID}/x") == ("docker", SHORT, ID, f"docker {SHORT}")
     assert names("/system.slice/mysql.service") == ("unit", *["mysql.service"] * 3)
     assert names("/user.slice") == names("/") == names("") == ()
@@ -203,7 +203,7 @@ REPEATED = (
 
 
 @given(st.one_of(st.text(st.characters()), st.lists(st.sampled_from(PARTS), max_size=12).map("".join)))
-def test_there_is_no_text_on_which_it_fails(path: str) -> None:
+def test_no_text_makes_it_fail(path: str) -> None:
     kind, name, full = container(path)
     assert bool(kind) == bool(name) == bool(full)
     assert kind in {"", "docker", "podman", "containerd", "crio", "kubernetes", "nspawn", "lxc", "unit", "session"}
@@ -214,7 +214,7 @@ def test_there_is_no_text_on_which_it_fails(path: str) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("form", ["{}", "/{}", "machine-{}.scop", "app-{}.scope", "x{}.scope"])
-def test_a_path_of_any_length_takes_time_in_proportion(form: str) -> None:
-    """Were it as the square of the length, each of these would take minutes."""
+def test_time_is_linear_in_the_length_of_the_path(form: str) -> None:
+    """With quadratic time, each of these would take minutes."""
     for part in (*PARTS, *REPEATED):
         label(form.format(part * (300_000 // len(part))))

@@ -1,4 +1,4 @@
-"""Rules that name what a wait is for: offtop's own against what real programs show, and what a broken file is told."""
+"""Cause rules: offtop's own against stacks of real programs, and the errors of a broken file."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ RULE = 'id = "it"\nname = "it"\nsays = "It is so."\n'
 
 
 class Said:
-    """Names that are the frames' own, or are told later."""
+    """Names that are the frames' own, or are resolved later."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -46,7 +46,7 @@ class Said:
 
 
 def frames(*functions: str, file: str = "/opt/prog") -> tuple[Frame, ...]:
-    """`lib:function` is of the C library, `file!function` of another; a number is a function without a name."""
+    """`lib:function` is in the C library, `file!function` in another file; a number is a function without a name."""
     made: list[Frame] = []
     for at, function in enumerate(functions, 1):
         where, own = file, function
@@ -163,14 +163,14 @@ ON_A_QUEUE = (
         ("kernel-thread", "kswapd0", "kthread-idle", (), ("kswapd",)),
     ],
 )
-def test_the_rules_say_what_real_programs_wait_for(
+def test_rules_name_what_real_programs_wait_for(
     expected: str, program: str, category: str, functions: tuple[str, ...], kernel: tuple[str, ...]
 ) -> None:
     what = Object("udp", "socket:[1]", local="10.0.0.9:40000", peer="10.0.0.1:53") if expected == "dns-server" else None
     assert told(program, category, *functions, kernel=kernel or ("do_wait",), what=what) == expected
 
 
-def test_each_rule_of_offtop_s_own_is_said_in_few_words_and_sentences() -> None:
+def test_texts_of_shipped_rules_are_short_and_complete() -> None:
     assert len({rule.id for rule in PACKAGED.rules}) == len(PACKAGED.rules) > 70
     for rule in PACKAGED.rules:
         assert len(rule.name) <= 34, rule.id
@@ -205,7 +205,7 @@ def test_each_rule_of_offtop_s_own_is_said_in_few_words_and_sentences() -> None:
         ('own = ["@some"]', Subject("x", own=("b",)), True),
     ],
 )
-def test_a_rule_holds_when_all_of_its_conditions_do(rule: str, subject: Subject, holds: bool) -> None:
+def test_rule_matches_if_all_its_conditions_do(rule: str, subject: Subject, holds: bool) -> None:
     if rule.startswith("["):
         assert parsed(rule) == Rules()
         return
@@ -249,7 +249,7 @@ def test_a_rule_holds_when_all_of_its_conditions_do(rule: str, subject: Subject,
         (f'[[rule]]\n{RULE}"\\u001b[2J" = ["a"]', "`\\x1b[2J` means nothing here"),
     ],
 )
-def test_a_broken_file_is_told_where_and_what(text: str, said: str) -> None:
+def test_broken_file_reports_place_and_error(text: str, said: str) -> None:
     with pytest.raises(OfftopError) as refused:
         parsed(text)
     assert said in str(refused.value)
@@ -257,7 +257,7 @@ def test_a_broken_file_is_told_where_and_what(text: str, said: str) -> None:
     assert "\x1b" not in str(refused.value)
 
 
-def test_a_person_s_rules_come_first_and_one_with_an_id_of_ours_takes_its_place() -> None:
+def test_user_rules_come_first_and_replace_ours_of_the_same_id() -> None:
     own = parsed('[services]\n5432 = "billing"\n[[rule]]\nid = "gil"\nname = "the GIL"\nsays = "x"\nprogram = ["web"]')
     both = own.before(PACKAGED)
     assert len(both.rules) == len(PACKAGED.rules)
@@ -269,7 +269,7 @@ def test_a_person_s_rules_come_first_and_one_with_an_id_of_ours_takes_its_place(
 DEEP = f"deep(int){INLINED} < shallow.isra.0(void (*)(int)) const{INLINED} < (anonymous namespace)::run(x)"
 
 
-def test_functions_are_told_without_what_compilers_add() -> None:
+def test_compiler_suffixes_are_removed_from_functions() -> None:
     stack = Stack(
         (
             *frames("lib:futex", "lib:pthread_cond_wait"),
@@ -323,7 +323,7 @@ def window(*sites: tuple[SiteKey, int]) -> Window:
     return Window(0, 10**9, 10**9, sites={key: SiteTotals(1, ns, 0, ns) for key, ns in sites}, book=book())
 
 
-def test_what_most_of_it_is_for_comes_first_and_two_rules_of_one_name_are_one_thing() -> None:
+def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None:
     some = window(
         *((SiteKey(7, 71, LOCK, WORKER), 30), (SiteKey(7, 72, LOCK, 9), 10), (SiteKey(8, 81, LOCK, 8), 50)),
         *((SiteKey(8, 82, LOCK, NO_STACK), 10), (SiteKey(8, 83, SHORT, NO_STACK), 0)),
@@ -342,7 +342,7 @@ def test_what_most_of_it_is_for_comes_first_and_two_rules_of_one_name_are_one_th
     assert diagnoser.rule_of(SiteKey(8, 83, SHORT, NO_STACK), some.book) is None
 
 
-def test_a_wait_is_told_anew_when_its_functions_have_names() -> None:
+def test_wait_is_matched_again_when_its_functions_get_names() -> None:
     names, some = Said(), book()
     diagnoser = Diagnoser(names, Fixed(IDLE_RULES))
     site = SiteKey(7, 71, LOCK, LATE)
@@ -357,7 +357,7 @@ def test_a_wait_is_told_anew_when_its_functions_have_names() -> None:
     assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1]
 
 
-def test_other_rules_are_taken_at_once() -> None:
+def test_changed_rules_apply_at_once() -> None:
     source = _Changing(IDLE_RULES)
     diagnoser, some = Diagnoser(Said(), source), book()
     ids = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
@@ -374,7 +374,7 @@ class _Changing:
         self.rules = rules
 
 
-def test_a_rule_has_the_last_word_on_what_looks_idle() -> None:
+def test_rule_overrides_whether_a_wait_is_idle() -> None:
     some = window(
         (SiteKey(7, 71, LOCK, WORKER), 10),
         (SiteKey(7, 72, POLL, LOOP), 20),
@@ -389,7 +389,7 @@ def test_a_rule_has_the_last_word_on_what_looks_idle() -> None:
     assert sum(parts.values()) == sum(part.total_ns for part in cut(some, Idle({"poll"})).categories.values())
 
 
-def test_a_wait_in_progress_without_a_user_stack_looks_as_all_others_of_its_process_there() -> None:
+def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_process() -> None:
     some, diagnoser = book(), Diagnoser(Said(), Fixed(IDLE_RULES))
     ids = np.array([(7, 71, LOCK, WORKER, 0), (7, 72, LOCK, NO_STACK, 0), (8, 81, LOCK, NO_STACK, 0)], np.int64)
     assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1, 1, 0]
@@ -399,7 +399,7 @@ def test_a_wait_in_progress_without_a_user_stack_looks_as_all_others_of_its_proc
     assert diagnoser.verdicts([another], some).of(ids).tolist() == [1, 0, 0], "of those, one works"
 
 
-def test_a_tick_keeps_what_was_known_when_it_passed() -> None:
+def test_tick_keeps_the_verdicts_of_its_time() -> None:
     names, made = Said(), book()
     diagnoser = Diagnoser(names, Fixed(IDLE_RULES))
     history = History((), never, verdicts=diagnoser.verdicts)
@@ -416,7 +416,7 @@ def test_a_tick_keeps_what_was_known_when_it_passed() -> None:
     assert {*first.cut.categories} == {*cut(first.window, first.idle).categories}
 
 
-def test_places_that_are_no_more_are_forgotten_and_judged_again_when_they_are() -> None:
+def test_places_that_disappear_are_dropped_and_judged_again_when_they_return() -> None:
     diagnoser, some = Diagnoser(Said(), Fixed(IDLE_RULES)), book()
     first = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
     assert diagnoser.verdicts([first], some).of(first).tolist() == [1]
@@ -431,14 +431,14 @@ def never(lanes: Ints) -> Mask:
     return np.zeros(len(lanes), np.bool_)
 
 
-def test_verdicts_say_nothing_of_what_they_were_not_asked() -> None:
+def test_verdicts_are_empty_for_unknown_sites() -> None:
     said = Verdicts({(7, 3, 5): True, (7, 3, 6): False})
     ids = np.array([(7, 1, 3, 5, 9), (7, 2, 3, 6, 0), (7, 1, 3, 7, 0), (8, 1, 3, 5, 0)], np.int64)
     assert said.of(ids).tolist() == [1, -1, 0, 0]
     assert Verdicts({}).of(ids).tolist() == [0] * 4
 
 
-def test_who_is_at_the_other_end_is_told_by_its_port() -> None:
+def test_peer_is_named_by_its_port() -> None:
     some = book()
     some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
     peers = {10: "10.0.0.5:5432", 11: "[::1]:6379", 12: "10.0.0.5:9999", 13: ""}
@@ -454,13 +454,13 @@ def test_who_is_at_the_other_end_is_told_by_its_port() -> None:
     assert diagnoser.rule_of(SiteKey(7, 72, 10, 9, 10), some) is found[0]
 
 
-def test_who_came_to_us_is_no_service_by_the_port_it_came_from() -> None:
+def test_client_is_not_named_by_its_port() -> None:
     came = Object("tcp", "socket:[1]", local="10.0.0.1:8080", peer="10.0.0.5:33060")
     went = came._replace(local="10.0.0.1:50000")
     assert (PACKAGED.service(came), PACKAGED.service(went)) == (None, ("MySQL", "33060"))
 
 
-def test_what_is_said_of_one_name_is_what_the_rule_with_most_of_it_says() -> None:
+def test_text_of_a_cause_is_that_of_the_rule_with_most_of_its_time() -> None:
     rule = '[[rule]]\nid = "{}"\nname = "it"\nsays = "{}"\nown = ["{}"]\n'
     rules = parsed(rule.format("a", "Little.", "work") + rule.format("b", "Much.", "other"))
     some = window((SiteKey(7, 71, LOCK, 8), 10), (SiteKey(7, 72, LOCK, 9), 90))
@@ -473,7 +473,7 @@ def test_what_is_said_of_one_name_is_what_the_rule_with_most_of_it_says() -> Non
     assert [(one.rule and one.rule.id, one.total_ns) for one in apart] == [("b", 90), ("a", 10)]
 
 
-def test_a_hint_to_the_wakers_says_where_they_cannot_be_had() -> None:
+def test_hint_about_wakers_says_where_they_are_not_available() -> None:
     rule = '[[rule]]\nid = "{0}"\nname = "{0}"\nsays = "It is."\nnext = "{1}"\nown = ["{0}"]\n'
     rules = parsed(rule.format("work", "who does: key 2") + rule.format("other", "see the log")).rules
     traced, sampled = book(), replace(book(), has_programs=False)
@@ -481,7 +481,7 @@ def test_a_hint_to_the_wakers_says_where_they_cannot_be_had() -> None:
     assert [advice(one, sampled) for one in rules] == ["who does: key 2 (needs BPF)", "see the log"]
 
 
-def test_a_hint_to_the_wakers_names_the_option_where_there_are_no_keys() -> None:
+def test_hint_about_wakers_names_the_option_if_there_are_no_keys() -> None:
     rules = parsed('[[rule]]\nid = "a"\nname = "a"\nsays = "It is."\nnext = "who does: key 2"\nown = ["work"]\n').rules
     told = Told(rules[0], 5, 0.5, 7)
     assert told.in_full(book(), with_process=False) == "50% wait for a: It is. Next: who does: key 2."
@@ -489,7 +489,7 @@ def test_a_hint_to_the_wakers_names_the_option_where_there_are_no_keys() -> None
     assert without == "50% wait for a: It is. Next: who does: --mode wakeup."
 
 
-def test_another_program_of_the_same_process_is_told_anew() -> None:
+def test_another_program_of_the_same_process_is_matched_again() -> None:
     some = book()
     diagnoser = Diagnoser(Said(), Fixed(PACKAGED))
     some.stacks[12] = Stack((Frame(KERNEL, 0, "do_wait"),), 0, "child")
@@ -502,7 +502,7 @@ def test_another_program_of_the_same_process_is_told_anew() -> None:
     assert told == [("launcher", 1), ("child", 0), ("launcher", 1)]
 
 
-def test_where_the_port_says_nothing_the_process_at_the_other_end_is_who_is_there() -> None:
+def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
     some = book()
     some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
     some.stacks[11] = Stack((Frame(KERNEL, 0, "pipe_read"),), 0, "pipe")

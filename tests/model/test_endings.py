@@ -1,4 +1,4 @@
-"""How much of the time has its whole user stack: by hand, for each way in which a stack may end."""
+"""How much of the time has a complete user stack, for each way in which a stack may end."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ S = 1_000_000_000
 
 
 def window(*stacks: tuple[Stack | None, int]) -> Window:
-    """Of waits at such user stacks, for so many ns; None: without one."""
+    """Waits at such user stacks, for so many ns; None: without one."""
     book, sites = Book(), dict[SiteKey, SiteTotals]()
     for number, (stack, ns) in enumerate(stacks, FIRST_STACK):
         if stack is not None:
@@ -28,7 +28,7 @@ def of(end: str = WHOLE, file: str = "/bin/it", unsure: bool = False) -> Stack:
     return Stack((Frame("/lib/libc.so", 1), Frame(file, 2)), end=end, is_unsure=unsure)
 
 
-def test_the_share_that_is_whole_and_by_binary_what_is_not_most_first() -> None:
+def test_complete_share_comes_first_and_the_rest_by_binary() -> None:
     some = endings(
         [
             window((of(), 60 * S), (of(NO_WAY, "/lib/libfoo.so"), 5 * S), (None, 1000 * S)),
@@ -49,17 +49,17 @@ def test_the_share_that_is_whole_and_by_binary_what_is_not_most_first() -> None:
     ]
 
 
-def test_a_wait_that_went_on_all_the_while_counts_with_the_whole_span() -> None:
+def test_wait_that_went_on_counts_with_the_whole_span() -> None:
     some = window((of(NO_WAY), S // 2))
     still = replace(some, sites={}, still=SiteKeys(integers([SiteKey(7, 7, FIRST_STACK, FIRST_STACK)], SITES.width)))
     assert endings([still]).total_ns == S
     assert endings([still]).others == ((Ending(NO_WAY, False, "/bin/it"), S),)
 
 
-def test_where_nothing_waits_nothing_is_told() -> None:
+def test_no_waits_have_no_text() -> None:
     assert told(endings([])) == told(endings([window((None, S))])) == []
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_each_way_to_end_is_told_in_words(end: str) -> None:
+def test_each_way_to_end_has_a_text(end: str) -> None:
     assert told(endings([window((of(end), S))]))[0][1].startswith("100.0%" if end == WHOLE else "0.0%")

@@ -1,4 +1,4 @@
-"""Who is at the other end, in words: for who reads a pipe its writers, and of many three."""
+"""Peers as text: a pipe's writers for its reader, and three names of many."""
 
 import pytest
 
@@ -52,37 +52,37 @@ def stack(*functions: str) -> Stack:
         ("do_poll", "reader: less(77); writer: gzip(4242)"),
     ],
 )
-def test_who_waits_on_a_pipe_is_told_of_its_other_end(function: str, told: str) -> None:
+def test_wait_on_a_pipe_shows_its_other_end(function: str, told: str) -> None:
     assert OF_PIPE.told(stack("schedule", function, "vfs_it")) == told
 
 
-def test_who_has_a_lock_of_a_file_is_told_to_who_waits_for_that_alone() -> None:
+def test_holder_of_a_file_lock_is_shown_only_for_waits_for_the_lock() -> None:
     ends = Ends((Side(HOLDER, (Process(77, "apt"),), 1),))
     for lock in ("flock_lock_inode_wait", "locks_lock_inode_wait", "fcntl_setlk64", "do_lock_file_wait"):
         assert ends.told(stack("schedule", lock, "do_it")) == "holder: apt(77)"
     assert ends.told(stack("schedule", "io_schedule", "read_it")) == ""
 
 
-def test_of_many_three_are_told_and_how_many_there_are_beside_them() -> None:
+def test_three_of_many_peers_are_shown_with_the_number_of_others() -> None:
     some = tuple(Process(n, "web") for n in range(1, 9))
     assert Ends((Side(PEER, some[:3], 3),)).told(stack()) == "peer: web(1), web(2), web(3)"
     assert Ends((Side(PEER, some, 50),)).told(stack()) == "peer: web(1), web(2), web(3), +47"
 
 
-def test_what_an_epoll_watches_is_told_by_kinds() -> None:
+def test_epoll_shows_what_it_watches_by_kind() -> None:
     assert Ends(members=(("socket", 57), ("eventfd", 1))).told(stack()) == "57 sockets, 1 eventfd"
     assert Ends(members=tuple((kind, 2) for kind in "abcde")).told(stack()) == "2 as, 2 bs, 2 cs, 4 more"
     assert NO_ENDS.told(stack()) == ""
 
 
-def test_they_are_called_by_one_name_where_all_have_it() -> None:
+def test_common_name_is_used_if_all_peers_have_it() -> None:
     read, asked = stack("pipe_read"), stack("tcp_recvmsg")
     assert (OF_PIPE.name(read), OF_PIPE.name(asked), NO_ENDS.name(read)) == ("gzip", "", "")
     assert Ends((Side(LISTENER, (Process(1, "web"), Process(2, "web")), 2),)).name(asked) == "web"
     assert Ends((Side(LISTENER, (Process(1, "web"), Process(2, "web")), 9),)).name(asked) == ""
 
 
-def test_only_what_a_process_of_this_machine_may_have_is_asked_for() -> None:
+def test_only_objects_with_possible_peers_are_looked_up() -> None:
     file = Object("file", "/x")
     asked = [PIPE, TCP, EPOLL, file, Object("unix", "socket:[1]"), Object("udp", "socket:[2]", 0, "*:1", "[::1]:2")]
     not_asked = [NO_OBJECT, Object("tcp", "socket:[3]", 0, "*:80"), Object("futex", "0x1", 7)]
@@ -93,7 +93,7 @@ def test_only_what_a_process_of_this_machine_may_have_is_asked_for() -> None:
 
 
 def book() -> Book:
-    """Wake 10 is on the pipe and goes on, 11 was ended by cat, 12 is on what nobody is known to have."""
+    """Wake 10 is on the pipe and in progress, 11 was ended by cat, 12 is on an object without known peers."""
     cat = Waker(THREAD, "", 5, 5, "cat")
     return Book(
         stacks={3: stack("pipe_read"), 4: Stack((Frame("/opt/it", 1, "ask"),))},
@@ -102,7 +102,7 @@ def book() -> Book:
     )
 
 
-def test_a_place_is_told_with_who_is_at_the_other_end_unless_it_is_known_who_ended_it() -> None:
+def test_place_shows_the_peers_unless_the_waker_is_known() -> None:
     told = [where.of_sleeper(book(), SiteKey(1, 1, 3, 4, wake), Said()) for wake in (10, 11, 12)]
     assert told == ["pipe_read (writer: gzip(4242)) < ask", "pipe_read < ask <- cat", "pipe_read < ask"]
     told = [where.of_object(book(), SiteKey(1, 1, 3, 4, wake), Said()) for wake in (10, 11, 12)]
@@ -113,7 +113,7 @@ def test_a_place_is_told_with_who_is_at_the_other_end_unless_it_is_known_who_end
     ]
 
 
-def test_object_finds_who_is_at_the_other_end_and_a_word_alone_does_not() -> None:
+def test_object_filter_matches_peers_and_a_single_word_does_not() -> None:
     one = book()
     sites = {SiteKey(1, tid, 3, 4, wake): SiteTotals(1, 5, 0, 5, 1) for tid, wake in ((71, 10), (72, 11), (73, 12))}
     every = shares(Window(0, 0, 1, sites=sites, book=one), Idle())

@@ -1,4 +1,4 @@
-"""A filter chooses what it says, and what it cannot mean it says so that it can be mended."""
+"""A filter chooses what it says; one that cannot be parsed reports what to write."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ EVERY = range(len(ROWS))
 
 
 class Named:
-    """The names of frames that are made up."""
+    """Names of made-up frames."""
 
     version = 0
 
@@ -170,11 +170,11 @@ def chosen(text: str) -> list[int]:
         ("COMM=java CAT=LOCK", [2]),
     ],
 )
-def test_what_each_filter_chooses(text: str, rows: Sequence[int]) -> None:
+def test_each_filter_chooses_these_rows(text: str, rows: Sequence[int]) -> None:
     assert chosen(text) == [*rows]
 
 
-def test_nothing_asked_is_everything_and_nothing_there_is_nothing() -> None:
+def test_empty_filter_chooses_everything_and_empty_input_gives_nothing() -> None:
     assert parse("") == NOTHING
     assert not NOTHING.chooses_waits
     assert not NOTHING.chooses_rows
@@ -184,7 +184,7 @@ def test_nothing_asked_is_everything_and_nothing_there_is_nothing() -> None:
         assert parse(text).mask(shares(Window(0, 0, 0), Idle()), Book(), JUDGE).tolist() == []
 
 
-def test_a_filter_knows_what_it_needs() -> None:
+def test_filter_knows_what_it_needs() -> None:
     waits_and_rows = parse("comm=a max>1")
     assert (waits_and_rows.chooses_waits, waits_and_rows.chooses_rows, waits_and_rows.text) == (
         True,
@@ -200,7 +200,7 @@ def test_a_filter_knows_what_it_needs() -> None:
 
 
 @given(st.text())
-def test_what_is_exactly_something_is_what_its_text_says(value: str) -> None:
+def test_exact_filter_is_the_same_as_its_text(value: str) -> None:
     made = exactly("cgroup", value)
     assert [one.matches(value) for one in made.waits if isinstance(one, Text)] == [True]
     if len(made.text) <= 500:
@@ -224,7 +224,7 @@ PROCESS = Row(
         "threads<0.1M", "max>1 threads>1", "comm=other",
     ],
 )  # fmt: skip
-def test_a_row_is_kept_by_its_numbers(text: str) -> None:
+def test_row_is_kept_by_its_numbers(text: str) -> None:
     assert parse(text).keeps(PROCESS)
 
 
@@ -235,11 +235,11 @@ def test_a_row_is_kept_by_its_numbers(text: str) -> None:
         "threads>12", "threads=11", "max>1 threads>12",
     ],
 )  # fmt: skip
-def test_and_is_not_by_others(text: str) -> None:
+def test_row_is_dropped_by_its_numbers(text: str) -> None:
     assert not parse(text).keeps(PROCESS)
 
 
-def test_a_thread_is_one_thread_and_a_row_without_waits_has_no_numbers() -> None:
+def test_thread_counts_as_one_and_a_row_without_waits_has_no_numbers() -> None:
     thread = Row(ThreadKey(1, 11), "connection", SECOND)
     assert parse("threads=1 max<1us p99=0 waiting=0 evs=0").keeps(thread)
     assert not parse("max>0").keeps(thread)
@@ -276,14 +276,14 @@ def test_a_thread_is_one_thread_and_a_row_without_waits_has_no_numbers() -> None
         (33 * "x ", "A filter of 33 words is too long: use commas, 32 are the most"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_said_with_its_remedy(text: str, said: str) -> None:
+def test_invalid_filter_is_reported_with_a_remedy(text: str, said: str) -> None:
     with pytest.raises(FilterError, match="^" + re.escape(said)) as raised:
         parse(text, GROUPS, IDS)
     assert isinstance(raised.value, UsageError)
     assert str(raised.value).isprintable()
 
 
-def test_where_the_categories_are_not_known_any_may_be_named() -> None:
+def test_any_category_is_accepted_if_they_are_unknown() -> None:
     assert parse("cat=anything").chooses_waits
 
 
@@ -293,7 +293,7 @@ parsed_or_not = st.one_of(shell, words, st.lists(shell, max_size=40).map(" ".joi
 
 
 @given(parsed_or_not, st.sampled_from(("", "comm=", "cat=", "pid=", "max>", "stack!=", "!")))
-def test_any_text_is_a_filter_or_an_error_that_can_be_shown(text: str, before: str) -> None:
+def test_any_text_is_a_filter_or_a_printable_error(text: str, before: str) -> None:
     try:
         made = parse(before + text, GROUPS, IDS)
     except FilterError as error:
@@ -322,7 +322,7 @@ rows = st.lists(
 
 
 @given(rows, terms, terms)
-def test_what_two_words_choose_each_of_them_chooses(rows: list[tuple[str, int, int, int, int]], a: str, b: str) -> None:
+def test_two_words_choose_what_each_of_them_chooses(rows: list[tuple[str, int, int, int, int]], a: str, b: str) -> None:
     every = waits(rows)
     masks = [parse(text, GROUPS, IDS).mask(every, BOOK, JUDGE) for text in (a, b, f"{a} {b}")]
     assert masks[2].tolist() == (masks[0] & masks[1]).tolist()
@@ -332,7 +332,7 @@ def test_what_two_words_choose_each_of_them_chooses(rows: list[tuple[str, int, i
     rows,
     st.sampled_from(("comm", "thread", "proc", "user", "cat", "stack", "leaf", "cgroup", "container", "pid", "tid")),
 )
-def test_unequal_chooses_all_that_equal_does_not(rows: list[tuple[str, int, int, int, int]], key: str) -> None:
+def test_unequal_chooses_exactly_what_equal_does_not(rows: list[tuple[str, int, int, int, int]], key: str) -> None:
     every = waits(rows)
     value = {"pid": "1,3", "tid": "11,21", "cat": "lock"}.get(key, "*o*,mysql")
     equal, unequal = (parse(f"{key}{operator}{value}").mask(every, BOOK, JUDGE) for operator in ("=", "!="))
@@ -340,7 +340,7 @@ def test_unequal_chooses_all_that_equal_does_not(rows: list[tuple[str, int, int,
 
 
 @given(rows, st.sampled_from(("mysql", "lock", "o", "main")))
-def test_an_excluded_word_leaves_all_that_the_word_does_not(
+def test_excluded_word_chooses_exactly_what_the_word_does_not(
     rows: list[tuple[str, int, int, int, int]], word: str
 ) -> None:
     every = waits(rows)
@@ -348,7 +348,7 @@ def test_an_excluded_word_leaves_all_that_the_word_does_not(
 
 
 @given(stretches, st.sampled_from(("lock", "poll", "short", "run-queue", "s*")))
-def test_a_category_and_all_others_make_up_a_window(stretches: list[list[Step]], category: str) -> None:
+def test_category_and_all_others_make_up_a_window(stretches: list[list[Step]], category: str) -> None:
     taken = snapshots(stretches)
     window = merge([between(a, b) for a, b in pairwise(taken)])
     every = shares(window, Idle())
@@ -357,7 +357,7 @@ def test_a_category_and_all_others_make_up_a_window(stretches: list[list[Step]],
 
 
 @given(words | shell, words | shell)
-def test_a_quoted_word_is_that_word_and_no_other(word: str, other: str) -> None:
+def test_quoted_word_matches_only_that_word(word: str, other: str) -> None:
     book = Book(comms={ThreadKey(1, 1): word, ThreadKey(1, 2): other})
     two = waits([("lock", 1, 1, 3, 0), ("lock", 1, 2, 3, 0)])
     is_same = word.casefold() == other.casefold() or word.lower() == other.lower()
@@ -370,8 +370,8 @@ def test_a_quoted_word_is_that_word_and_no_other(word: str, other: str) -> None:
         assert parse(quoted(word)).mask(two, book, JUDGE).tolist()[0]
 
 
-def test_a_pattern_cannot_take_long() -> None:
-    """Each of these takes ages where every star is tried at every place; here they are done before one could tell."""
+def test_patterns_do_not_take_long() -> None:
+    """With backtracking, each of these would take ages."""
     book = Book(comms={ThreadKey(1, 1): 256 * "a"}, details={1: Details("", 4096 * "a")})
     one = waits([("lock", 1, 1, 3, 0)])
     for pattern in (120 * "*a" + "*b", 200 * "*" + "b", 100 * "*?" + "b", 60 * "*[a-z]a" + "c", 490 * "a" + "b"):

@@ -1,4 +1,4 @@
-"""A frame may be of several functions: each is a step of the tree, a name of the stack, and found by filters."""
+"""A frame may contain several functions: each is a step of the tree, a name of the stack, and found by filters."""
 
 import pytest
 from hypothesis import given
@@ -33,18 +33,18 @@ class Late:
         return frame.name or NAMED[frame.offset]
 
 
-def test_a_frame_of_one_function_has_its_name() -> None:
+def test_frame_of_one_function_has_its_name() -> None:
     assert (one_name(["main"]), functions("main"), functions("")) == ("main", ["main"], [""])
     assert functions("operator<") == ["operator<"]
 
 
-def test_all_but_the_last_are_marked_as_inlined() -> None:
+def test_all_but_the_last_function_are_marked_as_inlined() -> None:
     assert one_name(["nap", "rest", "serve"]) == "nap (inlined) < rest (inlined) < serve"
     assert functions("nap (inlined) < rest (inlined) < serve") == ["nap (inlined)", "rest (inlined)", "serve"]
 
 
 @given(st.lists(st.sampled_from(["f", "operator<", "operator< <int>", "a < b", "g()"]), min_size=1, max_size=5))
-def test_a_name_parts_into_what_it_was_made_of(made_of: list[str]) -> None:
+def test_name_splits_into_its_functions(made_of: list[str]) -> None:
     parted = functions(one_name(made_of))
     assert [name.removesuffix(" (inlined)") for name in parted] == made_of
     assert one_name(made_of) == " < ".join(parted)
@@ -54,12 +54,12 @@ def names_of(path: Path) -> list[str]:
     return [step.name for step in path]
 
 
-def test_each_is_a_step_of_the_tree_from_either_end() -> None:
+def test_each_function_is_a_step_of_the_tree_from_either_end() -> None:
     assert names_of(steps_of(BOOK, Late(), Shape())((4, 3, NO_WAKE))) == [*WHOLE[::-1], "do_nanosleep"]
     assert names_of(steps_of(BOOK, Late(), Shape(inverted=True))((4, 3, NO_WAKE))) == ["do_nanosleep", *WHOLE]
 
 
-def test_each_is_a_name_of_the_stack() -> None:
+def test_each_function_is_a_name_of_the_stack() -> None:
     assert where.user_names(BOOK, 3, Late()) == WHOLE
     assert where.in_short(BOOK, 4, 3, Late()) == " < ".join(["do_nanosleep", *WHOLE])
 
@@ -77,5 +77,5 @@ def test_each_is_a_name_of_the_stack() -> None:
         ("!rest", False),
     ],
 )
-def test_each_is_found_by_filters(text: str, chosen: bool) -> None:
+def test_each_function_is_found_by_filters(text: str, chosen: bool) -> None:
     assert parse(text).mask(waits([("sleep", 1, 1, 4, 3)]), BOOK, Diagnoser(Late(), WITHOUT_RULES)).tolist() == [chosen]

@@ -1,4 +1,4 @@
-"""A heat map: columns of whole stretches of time, rows of powers of two, and how many waits ended in each cell."""
+"""Heat map: columns of time, rows of powers of two, and in each cell the number of waits that ended."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,21 +13,21 @@ SECOND, MS = 10**9, 10**6
 
 
 def tick(number: int) -> Kept:
-    """The one that ends `number` seconds after the start of the clock."""
+    """The tick that ends `number` seconds after the start of the clock."""
     return Kept.of(Window(0, number * SECOND, SECOND), Idle(), number)
 
 
 def made(waits: dict[int, int], columns: int, cell_s: int, end: int, rows: int = 9) -> Heat:
-    """Tick → the ns of a wait that ended in it."""
+    """Tick → ns of a wait that ended in it."""
     histograms = {number: log2.of(ns) if ns else 0 for number, ns in waits.items()}
     return heat([tick(number) for number in waits], histograms, columns, cell_s * SECOND, end * SECOND, rows)
 
 
-def test_nothing_measured_is_no_row_and_no_column() -> None:
+def test_no_measurements_give_no_rows_and_columns() -> None:
     assert made({}, 3, 5, 12) == Heat(5 * SECOND, (5 * SECOND, 10 * SECOND, 15 * SECOND), (), (None,) * 3, 0)
 
 
-def test_ticks_stand_in_the_column_that_holds_their_end() -> None:
+def test_tick_is_in_the_column_that_contains_its_end() -> None:
     map_ = made(dict.fromkeys(range(4, 13), 3 * MS), 3, 5, 12)
     assert map_.ends_ns == (5 * SECOND, 10 * SECOND, 15 * SECOND)
     assert map_.columns == ((2,), (5,), (2,))
@@ -35,17 +35,17 @@ def test_ticks_stand_in_the_column_that_holds_their_end() -> None:
     assert map_.most == 5
 
 
-def test_a_column_without_waits_is_measured_and_one_without_ticks_is_not() -> None:
+def test_column_without_waits_is_measured_but_one_without_ticks_is_not() -> None:
     map_ = made({7: 0, 12: 3 * MS}, 4, 5, 12)
     assert map_.columns == (None, None, (0,), (1,))
 
 
-def test_a_tick_that_is_not_known_yet_is_left_out() -> None:
+def test_tick_that_is_not_known_yet_is_left_out() -> None:
     map_ = heat([tick(1), tick(2)], {2: log2.of(3 * MS)}, 1, 5 * SECOND, 2 * SECOND, 9)
     assert map_.columns == ((1,),)
 
 
-def test_rows_go_up_from_the_shortest_wait_and_are_no_more_than_there_is_room_for() -> None:
+def test_rows_begin_at_the_shortest_wait_and_fit_into_the_room() -> None:
     waits = {1: 1 * MS, 2: 2 * MS, 3: 4 * MS, 4: 500 * MS}
     map_ = made(waits, 1, 5, 4, rows=3)
     assert len(map_.rows) <= 3

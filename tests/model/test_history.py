@@ -1,4 +1,4 @@
-"""History keeps minutes within its bytes, hands out spans, and a rolling sum over it is the sum over the span."""
+"""History keeps minutes within its memory and returns spans; a rolling sum over it is the sum over the span."""
 
 import tracemalloc
 from itertools import pairwise
@@ -39,7 +39,7 @@ def filled(ticks: int, max_ns: int = 600 * SECOND, max_bytes: int = 40 * 2**20, 
     return history
 
 
-def test_the_first_snapshot_is_no_tick() -> None:
+def test_first_snapshot_is_no_tick() -> None:
     history = History((), never)
     assert history.add(Snapshot(0, 0)) is None
     assert history.newest is None
@@ -47,7 +47,7 @@ def test_the_first_snapshot_is_no_tick() -> None:
 
 
 @given(stretches, st.integers(0, 3))
-def test_all_since_a_reset_is_what_the_ticks_since_then_merge_into(happened: list[list[Step]], after: int) -> None:
+def test_everything_since_a_reset_is_the_merger_of_the_ticks_since_then(happened: list[list[Step]], after: int) -> None:
     taken = snapshots(happened)
     history = History(IDLE, never)
     kept: list[Kept] = []
@@ -75,7 +75,7 @@ def test_all_since_a_reset_is_what_the_ticks_since_then_merge_into(happened: lis
     assert all(site.thread in {*alive, EXITED} for site, _ in whole.each_site()), "who exited stands together"
 
 
-def test_the_last_10_s_are_10_ticks_and_before_there_are_10_those_there_are() -> None:
+def test_last_10_s_are_10_ticks_or_as_many_as_there_are() -> None:
     assert len(filled(4).last(10 * SECOND)) == 4
     history = filled(25)
     assert [tick.number for tick in history.last(10 * SECOND)] == list(range(16, 26))
@@ -83,7 +83,7 @@ def test_the_last_10_s_are_10_ticks_and_before_there_are_10_those_there_are() ->
     assert history.reach_ns == 25 * SECOND
 
 
-def test_a_span_may_end_in_the_past_and_is_never_empty_while_anything_was_kept_then() -> None:
+def test_span_may_end_in_the_past_and_is_not_empty_if_anything_was_kept() -> None:
     history = filled(25)
     twelfth = history.tick(12)
     assert twelfth is not None
@@ -92,7 +92,7 @@ def test_a_span_may_end_in_the_past_and_is_never_empty_while_anything_was_kept_t
     assert history.last(SECOND, 0) == []
 
 
-def test_ticks_that_come_a_little_late_make_as_many_a_span() -> None:
+def test_ticks_that_are_slightly_late_make_as_many_a_span() -> None:
     history = History((), never)
     at_ns = 0
     for number in range(40):
@@ -102,14 +102,14 @@ def test_ticks_that_come_a_little_late_make_as_many_a_span() -> None:
             assert len(history.last(10 * SECOND)) == 10
 
 
-def test_what_is_older_than_its_time_is_dropped() -> None:
+def test_ticks_that_are_too_old_are_dropped() -> None:
     history = filled(30, max_ns=12 * SECOND)
     assert history.tick(18) is None
     assert history.tick(19) is not None
     assert history.reach_ns == 12 * SECOND
 
 
-def test_over_its_bytes_it_packs_then_drops_and_stays_below() -> None:
+def test_history_over_its_budget_packs_then_drops() -> None:
     history = filled(80, max_bytes=400_000, sites=100)
     assert history.bytes_held <= 400_000
     assert history.reach_ns < 80 * SECOND
@@ -119,7 +119,7 @@ def test_over_its_bytes_it_packs_then_drops_and_stays_below() -> None:
     assert len(oldest.window.sites) == 100
 
 
-def test_bytes_held_are_what_tracemalloc_sees_within_a_factor_of_2() -> None:
+def test_bytes_held_are_those_of_tracemalloc_within_a_factor_of_2() -> None:
     for sites, max_bytes in ((400, 40 * 2**20), (400, 4 * 2**20)):
         source = BusySource(sites, still=200)
         taken = [source.read() for _ in range(41)]
@@ -135,7 +135,7 @@ def test_bytes_held_are_what_tracemalloc_sees_within_a_factor_of_2() -> None:
 
 
 @given(stretches)
-def test_a_packed_window_is_the_window(given_stretches: list[list[Step]]) -> None:
+def test_packed_window_is_the_window(given_stretches: list[list[Step]]) -> None:
     for a, b in pairwise(snapshots(given_stretches)):
         window = between(a, b)
         again = pack(window).window()
@@ -145,7 +145,7 @@ def test_a_packed_window_is_the_window(given_stretches: list[list[Step]]) -> Non
 
 
 @given(stretches)
-def test_since_the_start_is_the_sum_of_all_ticks_whatever_was_dropped(given_stretches: list[list[Step]]) -> None:
+def test_since_start_is_the_sum_of_all_ticks_including_dropped_ones(given_stretches: list[list[Step]]) -> None:
     history = History(IDLE, never, max_ns=1)
     taken = snapshots(given_stretches)
     for snapshot in taken:
@@ -163,7 +163,7 @@ def test_since_the_start_is_the_sum_of_all_ticks_whatever_was_dropped(given_stre
 
 
 @given(stretches, stretches, st.integers(1, 4), st.sampled_from(("", "lock", "run-queue", "short", "sleep")))
-def test_a_rolling_sum_is_the_sum_over_its_span(
+def test_rolling_sum_is_the_sum_over_its_span(
     some: list[list[Step]], more: list[list[Step]], length: int, category: str
 ) -> None:
     history = History(IDLE, lambda lanes: lanes.sum(axis=1) > 0, max_bytes=20_000)
@@ -190,7 +190,7 @@ def test_a_rolling_sum_is_the_sum_over_its_span(
         }
 
 
-def test_a_rolling_sum_begins_anew_where_ticks_do_not_follow() -> None:
+def test_rolling_sum_restarts_if_ticks_are_not_consecutive() -> None:
     history = filled(30)
     rolling = Rolling(lambda tick: by_thread(tick.shares, Scope()))
     for span_ns, end in ((10, 20), (10, 25), (5, 25), (20, 25), (3, 7), (10, 30)):
@@ -203,14 +203,14 @@ def test_a_rolling_sum_begins_anew_where_ticks_do_not_follow() -> None:
 SLEEPER = Waits("cron", 5, "cron", 5, "sleep", "do_nanosleep", waits_ms=(10,))
 
 
-def test_a_sleep_looks_idle_from_the_tick_on_in_which_it_proved_periodic() -> None:
+def test_sleep_is_idle_from_the_tick_on_in_which_it_proved_periodic() -> None:
     source = ScriptedSource([SLEEPER])
     history = History((), lambda lanes: lanes[:, log2.lane_of(10_000_000)] >= 3)
     ticks = [history.add(source.after(seconds)) for seconds in range(6)]
     assert [set(tick.leaves) for tick in ticks if tick] == [{Leaf("sleep")}] * 2 + [{Leaf("sleep", True)}] * 3
 
 
-def test_a_timeline_has_a_cell_for_each_stretch_and_nothing_where_nothing_was_measured() -> None:
+def test_timeline_has_a_cell_for_each_interval_and_none_without_measurements() -> None:
     history = filled(10)
     ticks = history.last(60 * SECOND)
     end_ns = ticks[-1].at_ns
@@ -219,7 +219,7 @@ def test_a_timeline_has_a_cell_for_each_stretch_and_nothing_where_nothing_was_me
     assert series([], 4, SECOND, end_ns, lambda tick: 1) == (None,) * 4
 
 
-def test_merged_cuts_of_all_ticks_are_what_since_start_says() -> None:
+def test_merged_breakdowns_of_all_ticks_are_that_since_the_start() -> None:
     history = filled(15)
     since = history.since_start()
     assert since is not None
@@ -231,7 +231,7 @@ def test_merged_cuts_of_all_ticks_are_what_since_start_says() -> None:
     assert ALL not in {leaf.category for leaf in one.categories}
 
 
-def test_a_picture_begins_anew_where_the_kernel_began_to_count_something_else() -> None:
+def test_picture_restarts_where_filters_changed() -> None:
     source, history = ScriptedSource(), History((), never)
     pictures = Pictures(history, source)
     spans: list[int] = []
@@ -243,7 +243,7 @@ def test_a_picture_begins_anew_where_the_kernel_began_to_count_something_else() 
     assert spans == [0, 1, 2, 3, 1, 2]
 
 
-def test_the_longest_of_a_site_where_no_wait_has_ended_is_nothing() -> None:
+def test_site_without_finished_waits_has_no_maximum() -> None:
     waits_on = Waits("nginx", 7, "nginx", 7, "poll", "do_epoll_wait", waits_on=True)
     source, history = ScriptedSource([waits_on, SLEEPER]), History((), never)
     for seconds in range(3):
@@ -254,7 +254,7 @@ def test_the_longest_of_a_site_where_no_wait_has_ended_is_nothing() -> None:
     assert longest_ns == {7: 0, 5: 10_000_000}
 
 
-def test_sleeps_of_threads_that_exited_are_not_idle_because_one_of_them_was() -> None:
+def test_sleeps_of_exited_threads_are_not_idle_because_one_of_them_was() -> None:
     periodic = SiteKeys(integers([SiteKey(0, 0, 3, NO_STACK), SiteKey(9, 90, 3, NO_STACK)], SITES.width))
     exited, thread = SiteKey(0, 0, 4, NO_STACK), SiteKey(9, 90, 4, NO_STACK)
     assert Idle((), periodic).is_periodic(integers([exited, thread, periodic[0]], SITES.width)).tolist() == [

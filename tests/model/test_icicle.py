@@ -1,4 +1,4 @@
-"""The icicle: boxes as wide as their time, which neither overlap nor leave their parents, and what is not drawn."""
+"""Icicle: boxes as wide as their time, that neither overlap nor leave their parents, and what is not drawn."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -30,7 +30,7 @@ DATABASE = [("a b c", 1, 40), ("a b d", 1, 20), ("a e", 1, 10), ("f", 1, 30)]
 # ---- the boxes
 
 
-def test_each_box_is_as_wide_as_its_time_and_hangs_from_the_one_that_called_it() -> None:
+def test_box_is_as_wide_as_its_time_and_below_its_caller() -> None:
     icicle = of(DATABASE)
     assert drawn(icicle, 10) == [
         "aaaaaaafff",
@@ -44,22 +44,22 @@ def test_each_box_is_as_wide_as_its_time_and_hangs_from_the_one_that_called_it()
     assert first.part.waits == 3
 
 
-def test_siblings_stand_in_the_order_of_their_names_the_kernels_last() -> None:
+def test_siblings_are_sorted_by_name_with_the_kernel_last() -> None:
     assert drawn(of([("[k]a", 1, 1), ("c", 1, 1), ("b", 1, 3)], 5), 5) == ["bbbca"]
     assert drawn(of([("[k]a", 1, 3), ("c", 1, 1), ("b", 1, 1)], 5), 5) == ["bcaaa"]
 
 
-def test_time_that_ends_in_a_function_hangs_nothing_from_it() -> None:
+def test_time_that_ends_in_a_function_has_no_box_below_it() -> None:
     assert drawn(of([("a", 1, 5), ("a b", 1, 5)]), 10) == ["aaaaaaaaaa", "bbbbb     "]
 
 
-def test_cells_left_over_go_to_the_largest_remainders() -> None:
+def test_spare_cells_go_to_the_largest_remainders() -> None:
     assert drawn(of([("a", 1, 34), ("b", 1, 33), ("c", 1, 33)]), 10) == ["aaaabbbccc"]
     assert drawn(of([("a", 1, 17), ("b", 1, 17), ("c", 1, 66)]), 10) == ["aabbcccccc"]
     assert drawn(of([("a", 1, 6), ("b", 1, 94)]), 10) == ["abbbbbbbbb"]
 
 
-def test_what_has_no_whole_cell_is_dropped_and_counted_once() -> None:
+def test_box_without_a_whole_cell_is_dropped_and_counted_once() -> None:
     icicle = of([("a", 1, 960), ("b x", 1, 30), ("b y", 1, 5), ("c", 1, 5)])
     assert drawn(icicle, 10) == ["aaaaaaaaaa"]
     assert (icicle.dropped, icicle.dropped_ns) == (2, 40)
@@ -67,20 +67,20 @@ def test_what_has_no_whole_cell_is_dropped_and_counted_once() -> None:
     assert (icicle.boxes, icicle.rows, icicle.dropped, icicle.dropped_ns) == ((), 0, 25, 100)
 
 
-def test_what_is_below_the_last_row_is_counted() -> None:
+def test_boxes_below_the_last_row_are_counted() -> None:
     icicle = of(DATABASE, rows=2)
     assert drawn(icicle, 10) == ["aaaaaaafff", "bbbbbbe   "]
     assert (icicle.dropped_deep, icicle.dropped, icicle.rows) == (2, 0, 2)
     assert of([("a b c", 1, 1), ("a d", 1, 1), ("a e", 1, 1)], rows=1).dropped_deep == 3
 
 
-def test_what_a_thread_gave_back_has_no_box() -> None:
+def test_negative_time_of_an_evicted_thread_has_no_box() -> None:
     icicle = of([("a b", 1, 15), ("a c", 0, -5), ("d", 0, -1)])
     assert drawn(icicle, 10) == ["aaaaaaaaaa", "bbbbbbbbbb"]
     assert icicle.dropped == 0
 
 
-def test_nothing_waited_or_there_is_no_room() -> None:
+def test_no_time_or_no_room_gives_no_boxes() -> None:
     assert of([]) == Icicle()
     assert of([("a b", 1, 0)]) == Icicle()
     assert of(DATABASE, width=0) == of(DATABASE, rows=0) == Icicle(whole_ns=100)
@@ -89,14 +89,14 @@ def test_nothing_waited_or_there_is_no_room() -> None:
 # ---- zoom
 
 
-def test_the_zoomed_box_and_its_ancestors_have_the_full_width() -> None:
+def test_zoomed_box_and_its_ancestors_have_the_full_width() -> None:
     icicle = of(DATABASE, zoom="a b")
     assert drawn(icicle, 10) == ["aaaaaaaaaa", "bbbbbbbbbb", "cccccccddd"]
     assert [box.part.total_ns for box in icicle.boxes] == [70, 60, 40, 20]
     assert icicle.whole_ns == 100
 
 
-def test_the_zoom_on_a_branch_that_is_gone_is_on_what_is_left_of_it() -> None:
+def test_zoom_on_a_branch_that_is_gone_moves_to_its_nearest_ancestor() -> None:
     assert of(DATABASE, zoom="a b x y") == of(DATABASE, zoom="a b")
     assert of(DATABASE, zoom="x") == of(DATABASE)
     assert existing(grown(DATABASE), path_of("a b x y")) == path_of("a b")
@@ -136,20 +136,20 @@ def test_keys_lead_to_the_next_box_the_parent_and_the_widest_child() -> None:
         assert (start, direction, written(found.path)) == (start, direction, end)
 
 
-def test_keys_pass_no_box_by() -> None:
+def test_keys_skip_no_box() -> None:
     icicle = of([(name, 1, 1) for name in "abcde"])
     right, left = (neighbour(icicle, path_of("c"), direction) for direction in ("right", "left"))
     assert right and left
     assert (left.name, right.name) == ("b", "d")
 
 
-def test_without_boxes_no_key_leads_anywhere() -> None:
+def test_keys_lead_nowhere_without_boxes() -> None:
     assert neighbour(Icicle(), path_of("a"), "down") is None
     assert box_of(Icicle(), ()) is None
     assert at(Icicle(), 0, 0) is None
 
 
-def test_the_mouse_points_at_the_box_in_its_cell() -> None:
+def test_mouse_points_at_the_box_in_its_cell() -> None:
     icicle = of(DATABASE)
     for row, cells in enumerate(drawn(icicle, 10)):
         for x, name in enumerate(cells):
@@ -188,9 +188,7 @@ def test_boxes_stay_within_their_parents_and_beside_their_siblings(
 
 
 @given(selections, paths, sizes)
-def test_a_share_of_a_cell_is_a_cell_and_no_width_is_a_cell_off(
-    waited: list[Waited], zoom: Path, size: tuple[int, int]
-) -> None:
+def test_width_is_off_by_less_than_a_cell(waited: list[Waited], zoom: Path, size: tuple[int, int]) -> None:
     root = grown(waited)
     icicle = layout(root, zoom, *size)
     by_path = {box.path: box for box in icicle.boxes}
@@ -229,7 +227,7 @@ def test_all_time_is_in_a_box_or_counted(waited: list[Waited], zoom: Path, size:
 
 
 @given(selections, paths, sizes, paths, st.sampled_from(["left", "right", "up", "down"]))
-def test_a_key_leads_to_a_box_while_there_is_one(
+def test_key_leads_to_a_box_while_there_is_one(
     waited: list[Waited], zoom: Path, size: tuple[int, int], path: Path, direction: Direction
 ) -> None:
     icicle = layout(grown(waited), zoom, *size)

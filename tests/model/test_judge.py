@@ -1,4 +1,4 @@
-"""Which waits and ticks are outliers: by rules, by what is usual; once when they pass, once when they end."""
+"""Outliers by triggers and by what is usual: reported when they cross the threshold, and again when they end."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ def rules(*texts: str) -> list[Trigger | None]:
 
 
 class Machine:
-    """Of which each second a snapshot is judged."""
+    """A source with a snapshot to judge each second."""
 
     def __init__(self, *texts: str) -> None:
         self.judge = Judge(rules(*texts))
@@ -57,7 +57,7 @@ class Machine:
         caught: Sequence[Caught] = (),
         short: int = 0,
     ) -> Sequence[Outlier]:
-        """A second in which worker waited so."""
+        """A second in which worker waited like that."""
         self.at_ns += S
         ns, histogram = sum(waits_ms) * MS, log2.of(*(ms * MS for ms in waits_ms))
         site = SiteKey(*ONE, kernel, USER)
@@ -87,7 +87,7 @@ class Machine:
             assert self.tick(waits_ms, kernel, short=short) == []
 
     def wait(self, length_ms: int, kernel: int = LOCK, key: ThreadKey = ONE, ready_ms: int = 0) -> Caught:
-        """One that ends in the next tick, as the kernel side hands it out."""
+        """A wait that ends in the next tick, as the BPF programs report it."""
         ended_ns = self.at_ns + S // 2
         site = SiteKey(*key, kernel, USER, FIRST_WAKE)
         return Caught(site, ended_ns - length_ms * MS, ended_ns, ready_ms * MS, 1, 3, "shop")
@@ -98,14 +98,14 @@ class Machine:
         return Waiting(SiteKey(*key, kernel, NO_STACK), left_ns, left_ns, state=1)
 
 
-def test_without_rules_nothing_is_wanted_and_nothing_is_told() -> None:
+def test_no_triggers_report_nothing() -> None:
     machine = Machine()
     assert machine.judge.lowest_ns == NEVER_NS
     assert machine.tick(caught=[machine.wait(90_000)]) == []
     assert machine.judge.outliers.every == ()
 
 
-def test_a_rule_catches_what_is_longer_and_nothing_else() -> None:
+def test_trigger_reports_only_what_is_longer() -> None:
     machine = Machine("lock.max > 500ms")
     assert machine.judge.lowest_ns == 500 * MS
     assert machine.judge.marks_ns("shop", LOCK, machine.book) == (500 * MS, NEVER_NS)
@@ -121,7 +121,7 @@ def test_a_rule_catches_what_is_longer_and_nothing_else() -> None:
     assert machine.judge.outliers.every == (one,)
 
 
-def test_a_rule_may_name_the_program_and_any_category_that_does_not_look_idle() -> None:
+def test_trigger_may_name_the_program_and_any_category_that_is_not_idle() -> None:
     machine = Machine("comm:sh* any.max > 1s")
     assert [one.category for one in machine.tick(caught=[machine.wait(1500), machine.wait(1500, POLL, TWO)])] == [
         "lock"
@@ -132,7 +132,7 @@ def test_a_rule_may_name_the_program_and_any_category_that_does_not_look_idle() 
     assert [one.category for one in named.tick(caught=[named.wait(1500, POLL)])] == ["poll"]
 
 
-def test_the_run_queue_part_of_a_wait_is_judged_by_itself() -> None:
+def test_run_queue_part_of_a_wait_is_judged_by_itself() -> None:
     machine = Machine("lock.max > 500ms", "runq.max > 200ms")
     assert machine.judge.marks_ns("shop", LOCK, machine.book) == (500 * MS, 200 * MS)
     (one,) = machine.tick(caught=[machine.wait(600, ready_ms=300)])
@@ -142,7 +142,7 @@ def test_the_run_queue_part_of_a_wait_is_judged_by_itself() -> None:
     assert (other.category, other.value, other.length_ns) == ("lock", 601 * MS, 800 * MS)
 
 
-def test_auto_waits_until_it_knows_what_is_usual() -> None:
+def test_auto_reports_nothing_until_it_knows_what_is_usual() -> None:
     machine = Machine(AUTO)
     assert machine.judge.lowest_ns == LEAST_AUTO_NS
     assert machine.judge.marks_ns("shop", LOCK, machine.book) == (NEVER_NS, NEVER_NS)
@@ -156,14 +156,14 @@ def test_auto_waits_until_it_knows_what_is_usual() -> None:
     assert (one.rule, one.mark, one.usual_ns) == (AUTO, MARK_NS, USUALLY)
 
 
-def test_auto_never_judges_what_looks_idle_or_lasts_as_asked() -> None:
+def test_auto_ignores_idle_waits_and_those_of_intended_length() -> None:
     for kernel in (POLL, SLEEP):
         machine = Machine(AUTO)
         machine.learn(3, 3, 3, kernel=kernel)
         assert machine.tick(caught=[machine.wait(90_000, kernel)]) == []
 
 
-def test_a_wait_among_short_ones_is_an_outlier_by_those() -> None:
+def test_wait_among_short_ones_is_judged_by_those() -> None:
     machine = Machine(AUTO)
     machine.learn(short=1000)
     (one,) = machine.tick(caught=[machine.wait(1500)])
@@ -171,13 +171,13 @@ def test_a_wait_among_short_ones_is_an_outlier_by_those() -> None:
     assert machine.tick(caught=[machine.wait(1500, key=TWO)]) == []  # which has made none
 
 
-def test_a_wait_that_began_before_anything_was_known_is_not_judged_by_what_is_usual() -> None:
+def test_wait_that_began_before_learning_is_not_judged_by_what_is_usual() -> None:
     machine = Machine(AUTO)
     machine.learn(3, 3, 3)
     assert machine.tick(caught=[machine.wait(60_000)]) == []
 
 
-def test_a_wait_in_progress_is_caught_when_it_passes_and_told_again_when_it_ends() -> None:
+def test_wait_in_progress_is_reported_when_it_crosses_and_again_when_it_ends() -> None:
     machine = Machine("lock.max > 2s")
     going = machine.going(900)
     assert machine.tick(waiting=[going]) == []
@@ -194,7 +194,7 @@ def test_a_wait_in_progress_is_caught_when_it_passes_and_told_again_when_it_ends
     assert machine.tick() == []
 
 
-def test_one_whose_end_nobody_told_ended_about_then() -> None:
+def test_wait_without_an_end_record_ends_at_the_tick() -> None:
     machine = Machine("any.now > 1s")
     going = machine.going(1500, FSYNC)
     (one,) = machine.tick(waiting=[going])
@@ -204,19 +204,19 @@ def test_one_whose_end_nobody_told_ended_about_then() -> None:
     assert (end.wait.is_exact, end.length_ns, end.was_told) == (False, 2500 * MS, True)
 
 
-def test_now_is_about_waits_in_progress_alone() -> None:
+def test_now_covers_only_waits_in_progress() -> None:
     machine = Machine("lock.now > 1s")
     assert machine.tick(caught=[machine.wait(5000)]) == []
 
 
-def test_a_wait_that_ends_while_its_end_is_told_is_told_once() -> None:
+def test_wait_that_ends_while_its_end_is_reported_is_reported_once() -> None:
     machine = Machine("lock.max > 1s")
     going = machine.going(1500)
     ended = Caught(going.site, going.left_ns, machine.at_ns + S + 1, 0, 1, 3, "shop")
     assert [one.is_going_on for one in machine.tick(waiting=[going], caught=[ended])] == [False]
 
 
-def test_what_waited_long_before_anybody_knew_is_no_outlier_by_what_is_usual() -> None:
+def test_long_wait_from_before_learning_is_no_outlier_by_what_is_usual() -> None:
     machine = Machine(AUTO, "lock.now > 60s")
     old = machine.going(50_000, key=TWO)
     found: Sequence[Outlier] = ()
@@ -226,7 +226,7 @@ def test_what_waited_long_before_anybody_knew_is_no_outlier_by_what_is_usual() -
     assert [one.value for one in found] == [61_000 * MS]
 
 
-def test_a_bound_is_not_taken_for_an_age() -> None:
+def test_bound_is_not_taken_for_an_age() -> None:
     machine = Machine("lock.now > 5s")
     going = machine.going(500)
     old = going._replace(since_ns=going.left_ns - 60 * S, bound=Bound.AT_MOST)
@@ -235,7 +235,7 @@ def test_a_bound_is_not_taken_for_an_age() -> None:
     assert [one.value for one in machine.tick(waiting=[exact])] == [61_500 * MS]
 
 
-def test_a_wait_of_which_only_a_bound_is_known_is_not_exact() -> None:
+def test_wait_with_only_a_bound_is_not_exact() -> None:
     for bound in Bound:
         machine = Machine("lock.now > 5s")
         (one,) = machine.tick(waiting=[machine.going(5500)._replace(bound=bound)])
@@ -243,14 +243,14 @@ def test_a_wait_of_which_only_a_bound_is_known_is_not_exact() -> None:
         assert one.wait.is_exact == (bound is Bound.EXACT)
 
 
-def test_of_many_of_a_kind_the_longest_are_told_and_the_rest_is_counted() -> None:
+def test_longest_of_many_of_a_kind_are_reported_and_others_counted() -> None:
     machine = Machine("lock.max > 100ms")
     found = machine.tick(caught=[machine.wait(200 + n) for n in range(80)])
     assert len(found) == 50
     assert (found[0].length_ns, found[0].more, found[1].more) == (279 * MS, 30, 0)
 
 
-def test_those_that_were_only_counted_are_not_told_again_while_they_go_on_nor_when_they_end() -> None:
+def test_counted_waits_are_not_reported_later() -> None:
     machine = Machine("lock.now > 1s")
     waits = [machine.going(1500 + n, key=ThreadKey(10, 100 + n)) for n in range(80)]
     first = machine.tick(waiting=waits)
@@ -262,7 +262,7 @@ def test_those_that_were_only_counted_are_not_told_again_while_they_go_on_nor_wh
     assert (len(last), {one.was_told for one in last}, sum(one.more for one in last)) == (50, {True}, 0)
 
 
-def test_a_wait_is_not_judged_by_itself() -> None:
+def test_wait_is_not_judged_by_itself() -> None:
     for ticks in range(11, 24):
         machine = Machine(AUTO)
         for _ in range(ticks):
@@ -270,13 +270,13 @@ def test_a_wait_is_not_judged_by_itself() -> None:
         assert len(machine.tick((1500,), caught=[machine.wait(1500)._replace(began_ns=machine.at_ns - S)])) == 1
 
 
-def test_what_lasts_for_days_is_never_unusual() -> None:
+def test_waits_that_last_for_days_are_never_unusual() -> None:
     machine = Machine(AUTO)
     machine.learn(*[60 * 3600 * 1000] * 10)
     assert machine.judge.marks_ns("shop", LOCK, machine.book) == (NEVER_NS, NEVER_NS)
 
 
-def test_rules_may_change_while_it_goes_on() -> None:
+def test_triggers_may_change_at_run_time() -> None:
     machine = Machine("lock.max > 100ms")
     version = machine.judge.version
     machine.judge.ask(rules("fsync.max > 100ms"))
@@ -284,7 +284,7 @@ def test_rules_may_change_while_it_goes_on() -> None:
     assert machine.judge.version > version
 
 
-def test_a_tick_is_judged_by_its_percentile_its_threads_and_its_waits() -> None:
+def test_tick_is_judged_by_percentile_threads_and_rate() -> None:
     machine = Machine("lock.p99 > 50ms", "lock.waiting > 0.5", "comm:shop lock.events > 9")
     assert machine.judge.lowest_ns == NEVER_NS
     assert machine.tick([3] * 9) == []
@@ -295,7 +295,7 @@ def test_a_tick_is_judged_by_its_percentile_its_threads_and_its_waits() -> None:
     assert (of_shop.metric, of_shop.program, of_shop.value) == ("events", "shop", 10.0)
 
 
-def test_a_tick_s_rule_may_ask_for_a_while_and_tells_once_until_it_is_over() -> None:
+def test_trigger_for_ticks_may_have_a_duration_and_reports_once() -> None:
     machine = Machine("lock.p99 > 50ms for 3s")
     told = [len(machine.tick([90])) for _ in range(5)]
     assert told == [0, 0, 1, 0, 0]

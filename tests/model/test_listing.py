@@ -1,4 +1,4 @@
-"""The list of wakers and of what was waited on: its sums, its order, its storms, and where nothing was gathered."""
+"""The lists of wakers, objects and causes: sums, order, storms, and missing wakers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -70,7 +70,7 @@ def after(ticks: int, table: tuple[Waits, ...] = WAKERS, rules: Rules = NO_RULES
 
 
 def ms_a_second(picture: Picture) -> dict[object, int]:
-    """Key → ms in each second, storms apart."""
+    """Key → ms in each second, without storms."""
     seconds = picture.span_ns // NS_PER_S
     return {row.key: row.part.total_ns // MS // seconds for row in picture.rows.rows if not row.storm.storms}
 
@@ -82,7 +82,7 @@ def names(picture: Picture) -> list[str]:
 # ---- sums
 
 
-def test_the_rows_of_wakers_are_all_blocked_time_and_the_run_queue_stands_beside_them() -> None:
+def test_rows_of_wakers_are_all_blocked_time_with_the_run_queue_beside_it() -> None:
     picture = after(12).shown(ALL_OF_IT)
     assert ms_a_second(picture) == {
         SHOP: 500,
@@ -100,13 +100,13 @@ def test_the_rows_of_wakers_are_all_blocked_time_and_the_run_queue_stands_beside
     assert sum(row.share_pct for row in picture.rows.rows) == pytest.approx(100)
 
 
-def test_by_threads_each_waking_thread_has_a_row() -> None:
+def test_each_waking_thread_has_a_row() -> None:
     picture = after(12).shown(replace(ALL_OF_IT, threads=True))
     assert {key: ms for key, ms in ms_a_second(picture).items() if key in (CLERK, TELLER)} == {CLERK: 500, TELLER: 100}
     assert picture.rows.whole.total_ns == picture.shown.total_ns - picture.ready_ns
 
 
-def test_what_was_waited_on_has_all_blocked_time_too() -> None:
+def test_objects_have_all_blocked_time_too() -> None:
     view = replace(ALL_OF_IT, objects=True)
     for mode in (WAKEUP, OFFWAKE, CHAIN):
         picture = after(12).shown(view, mode)
@@ -130,7 +130,7 @@ RULES = diagnosis.parse(
 )
 
 
-def test_what_was_waited_for_has_all_of_the_time_the_run_queue_as_a_cpu() -> None:
+def test_causes_have_all_time_with_the_run_queue_as_a_cpu() -> None:
     machine = after(12, rules=RULES)
     picture = machine.shown(replace(ALL_OF_IT, reasons=True), OFFCPU)
     found = ms_a_second(picture)
@@ -170,7 +170,7 @@ MACHINE = after(12, rules=RULES)
 
 
 @given(VIEWS, st.sampled_from(MODES))
-def test_rows_and_what_they_leave_out_are_the_blocked_time_of_the_scope(view: View, mode: str) -> None:
+def test_rows_and_elided_rows_are_the_blocked_time_of_the_scope(view: View, mode: str) -> None:
     picture = MACHINE.shown(view, mode)
     listed = total(row.part for row in picture.rows.rows)
     assert listed.total_ns + rest_of(picture) == picture.rows.whole.total_ns
@@ -182,7 +182,7 @@ def test_rows_and_what_they_leave_out_are_the_blocked_time_of_the_scope(view: Vi
 
 
 @given(VIEWS, st.sampled_from([WAKEUP, OFFWAKE, CHAIN]))
-def test_tree_icicle_and_list_are_about_the_same_waits(view: View, mode: str) -> None:
+def test_tree_icicle_and_list_cover_the_same_waits(view: View, mode: str) -> None:
     view = replace(view, objects=False, reasons=False, filter=parse(""))
     picture = MACHINE.shown(view, mode)
     assert picture.tree is not None
@@ -190,7 +190,7 @@ def test_tree_icicle_and_list_are_about_the_same_waits(view: View, mode: str) ->
     assert picture.tree.root.total_ns == picture.rows.whole.total_ns - placeless
 
 
-def test_a_drilled_thread_has_the_wakers_of_its_own_waits() -> None:
+def test_selected_thread_has_the_wakers_of_its_own_waits() -> None:
     machine = after(12)
     of_teller = View(focus=TREE, pid=200, thread=ThreadKey(200, 201))
     assert ms_a_second(machine.shown(of_teller)) == {DISK: 60}
@@ -198,7 +198,7 @@ def test_a_drilled_thread_has_the_wakers_of_its_own_waits() -> None:
     assert ms_a_second(machine.shown(of_bank)) == {DISK: 60, TIMEOUT: 50, UNSEEN: 30, BRIEF: 20}
 
 
-def test_drilled_into_a_row_the_panes_have_what_the_row_said() -> None:
+def test_panes_of_a_selected_row_have_the_numbers_of_the_row() -> None:
     machine = after(12, rules=RULES)
     lists = {"threads": True}, {"objects": True}, {"reasons": True}
     for view in (ALL_OF_IT, *(replace(ALL_OF_IT, **one) for one in lists)):
@@ -217,7 +217,7 @@ def test_drilled_into_a_row_the_panes_have_what_the_row_said() -> None:
 # ---- order
 
 
-def test_what_nobody_knows_stands_last_in_every_order() -> None:
+def test_unknown_keys_come_last_in_every_order() -> None:
     machine = after(12)
     wanted: Mapping[str, list[WakerKey]] = {
         "WAITING": [SHOP, BANK, DISK, TIMEOUT],
@@ -240,7 +240,7 @@ def test_what_nobody_knows_stands_last_in_every_order() -> None:
             assert {row.key for row in rows[-4:]} == {GOES_ON, UNSEEN, BRIEF, BELOW}
 
 
-def test_pid_sorts_threads_by_their_process_and_number() -> None:
+def test_pid_sorts_threads_by_pid_and_tid() -> None:
     table = tuple(
         Waits(
             *("p", 1, "w", tid, "lock", "futex_do_wait"),
@@ -253,12 +253,12 @@ def test_pid_sorts_threads_by_their_process_and_number() -> None:
     assert names(picture) == ["c", "b", "a"]
 
 
-def test_the_oldest_wait_in_progress_is_told_of_those_that_nobody_has_woken() -> None:
+def test_oldest_wait_in_progress_is_shown_without_a_waker() -> None:
     rows = after(12).shown(ALL_OF_IT).rows.rows
     assert {row.key: row.now for row in rows if row.now != NO_AGE} == {GOES_ON: Age(12 * NS_PER_S, Bound.EXACT)}
 
 
-def test_the_pin_stands_first_by_thread_and_by_process() -> None:
+def test_pin_comes_first_by_thread_and_by_process() -> None:
     machine = after(12)
     for pin, threads, key in ((200, False, BANK), (ThreadKey(200, 201), True, TELLER)):
         rows = machine.shown(replace(ALL_OF_IT, pin=pin, threads=threads)).rows.rows
@@ -267,7 +267,7 @@ def test_the_pin_stands_first_by_thread_and_by_process() -> None:
     assert not any(row.pinned for row in machine.shown(replace(ALL_OF_IT, pin=7)).rows.rows)
 
 
-def test_total_is_since_wakers_are_gathered() -> None:
+def test_total_begins_when_wakers_are_gathered() -> None:
     rows = after(12).shown(replace(ALL_OF_IT, sort="TOTAL")).rows.rows
     assert {row.key: row.lifetime_ns // MS for row in rows if row.key in (SHOP, DISK)} == {SHOP: 6_000, DISK: 720}
 
@@ -282,7 +282,7 @@ MANY = tuple(
 )
 
 
-def test_more_wakers_than_rows_are_summed_up_in_one() -> None:
+def test_wakers_beyond_the_limit_are_summed_up_in_one_row() -> None:
     picture = after(3, (*MANY, WAKERS[5], WAKERS[0])).shown(replace(ALL_OF_IT, threads=True))
     assert (len(picture.rows.rows), picture.rows.rows[-1].key) == (500, UNSEEN)
     rest = picture.rows.elided
@@ -294,7 +294,7 @@ def test_more_wakers_than_rows_are_summed_up_in_one() -> None:
     assert turned.elided.ready_ns == 300 * MS  # clerk's is among those without a row
 
 
-def test_rows_that_a_filter_does_not_keep_are_summed_up_too() -> None:
+def test_rows_that_do_not_pass_the_filter_are_summed_up_too() -> None:
     picture = after(12).shown(replace(ALL_OF_IT, filter=parse("max>80ms")))
     assert [*ms_a_second(picture)] == [SHOP, BANK]
     rest = picture.rows.elided
@@ -304,7 +304,7 @@ def test_rows_that_a_filter_does_not_keep_are_summed_up_too() -> None:
     assert names(after(12).shown(replace(ALL_OF_IT, filter=parse("max>9s")))) == []
 
 
-def test_a_cursor_on_a_waker_that_wakes_no_more_goes_to_the_first_row() -> None:
+def test_cursor_on_a_waker_that_disappeared_goes_to_the_first_row() -> None:
     machine = after(3)
     view = drilling.in_mode(ALL_OF_IT, WAKEUP)
     on_bank = machine.shown(replace(view, cursor=BANK))
@@ -320,7 +320,7 @@ def storms(picture: Picture) -> dict[str, Storm]:
     return {row.name: row.storm for row in picture.rows.rows if row.storm.storms}
 
 
-def test_a_storm_has_a_row_above_and_no_time_of_its_own() -> None:
+def test_storm_has_a_row_above_without_time() -> None:
     picture = after(12).shown(ALL_OF_IT)
     assert storms(picture) == {"storm: shop": Storm(20, 200, 180, 12)}
     row = picture.rows.rows[0]
@@ -328,7 +328,7 @@ def test_a_storm_has_a_row_above_and_no_time_of_its_own() -> None:
     assert storms(after(12).shown(replace(ALL_OF_IT, threads=True))) == {"storm: clerk": Storm(20, 200, 180, 12)}
 
 
-def test_only_storms_for_nothing_of_wakers_that_are_listed_are_told() -> None:
+def test_only_herds_of_listed_wakers_have_rows() -> None:
     machine = after(12)
     assert storms(machine.shown(View(focus=LIST, category="pipe"))) == {}
     assert storms(machine.shown(replace(ALL_OF_IT, objects=True))) == {}
@@ -337,7 +337,7 @@ def test_only_storms_for_nothing_of_wakers_that_are_listed_are_told() -> None:
     assert storms(after(12, useful).shown(ALL_OF_IT)) == {}
 
 
-def test_since_the_start_the_largest_storm_is_the_largest_of_all() -> None:
+def test_largest_storm_since_the_start_is_the_largest_of_all() -> None:
     early = WAKERS[1]._replace(storm=Storm(1, 99, 90, 99), ends=4)
     late = WAKERS[1]._replace(storm=Storm(1, 10, 9, 10), begins=4)
     machine = after(12, (early, late))
@@ -349,7 +349,7 @@ def test_since_the_start_the_largest_storm_is_the_largest_of_all() -> None:
 # ---- where wakers were not gathered
 
 
-def test_the_span_goes_back_only_to_where_wakers_are_gathered() -> None:
+def test_span_goes_back_only_to_where_wakers_are_gathered() -> None:
     machine = Machine(mode=OFFCPU)
     machine.go_on(5)
     machine.go_on(3, WAKEUP)
@@ -371,7 +371,7 @@ def test_the_span_goes_back_only_to_where_wakers_are_gathered() -> None:
 
 @pytest.mark.parametrize("mode", [WAKEUP, OFFWAKE, CHAIN])
 @pytest.mark.parametrize("span_ns", [10 * NS_PER_S, SINCE_START])
-def test_a_tick_without_wakers_has_no_list_no_tree_and_no_icicle(mode: str, span_ns: int) -> None:
+def test_tick_without_wakers_has_no_list_tree_or_icicle(mode: str, span_ns: int) -> None:
     machine = Machine(mode=OFFCPU)
     machine.go_on(5)
     machine.go_on(5, mode)
@@ -386,7 +386,7 @@ def test_a_tick_without_wakers_has_no_list_no_tree_and_no_icicle(mode: str, span
     assert machine.shown(replace(ALL_OF_IT, paused_at_ns=third), OFFCPU).rows.rows
 
 
-def test_a_site_of_wakers_is_no_place_where_they_were_not_gathered() -> None:
+def test_site_of_wakers_has_no_places_if_they_were_not_gathered() -> None:
     machine = Machine(mode=OFFCPU)
     machine.go_on(5)
     view = drilling.in_mode(ALL_OF_IT, OFFWAKE)
@@ -395,7 +395,7 @@ def test_a_site_of_wakers_is_no_place_where_they_were_not_gathered() -> None:
     assert (picture.gathered, picture.rows.rows, picture.places.rows) == (False, (), ())
 
 
-def test_the_timeline_of_a_waker_has_a_gap_where_wakers_were_not_gathered() -> None:
+def test_timeline_of_a_waker_has_a_gap_where_wakers_were_not_gathered() -> None:
     machine = Machine(mode=OFFCPU)
     machine.go_on(9)
     machine.go_on(9, WAKEUP)
@@ -409,14 +409,14 @@ def test_the_timeline_of_a_waker_has_a_gap_where_wakers_were_not_gathered() -> N
         assert typed.timeline == (before,) * 9 + (0.1,) * 9
 
 
-def test_of_a_machine_that_does_not_wait_there_is_nothing_to_list() -> None:
+def test_idle_machine_has_nothing_to_list() -> None:
     for table in ((), TABLE[-2:-1]):
         for mode in MODES:
             picture = after(3, table).shown(View(focus=LIST), mode)
             assert (picture.rows.rows, picture.rows.elided, picture.gathered) == ((), None, True)
 
 
-def test_without_a_second_reading_there_is_no_picture_in_any_mode() -> None:
+def test_first_snapshot_makes_no_picture_in_any_mode() -> None:
     machine = Machine()
     for mode in MODES:
         assert machine.pictures.of(drilling.in_mode(View(), mode), ROOM) is None
@@ -434,7 +434,7 @@ def test_without_a_second_reading_there_is_no_picture_in_any_mode() -> None:
         (CHAIN, ["(still waiting)"]),
     ],
 )
-def test_branches_tell_of_the_oldest_wait_that_stands_there_in_each_mode(mode: str, path: list[str]) -> None:
+def test_branches_have_the_oldest_wait_in_each_mode(mode: str, path: list[str]) -> None:
     picture = after(12).shown(ALL_OF_IT, mode)
     assert picture.tree is not None
     outermost = {key[0].name: age.text for key, age in picture.tree.now.items() if len(key) == 1}
@@ -444,7 +444,7 @@ def test_branches_tell_of_the_oldest_wait_that_stands_there_in_each_mode(mode: s
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_icicle_has_a_box_for_each_function_in_each_mode(mode: str) -> None:
+def test_icicle_has_a_box_for_each_function_in_each_mode(mode: str) -> None:
     picture = after(12).shown(ALL_OF_IT, mode)
     assert picture.flame is not None
     boxes = {box.name for box in picture.flame.boxes}
@@ -454,7 +454,7 @@ def test_the_icicle_has_a_box_for_each_function_in_each_mode(mode: str) -> None:
     assert picture.flame.whole_ns in (17_600 * MS, 12 * 1_760 * MS, 18_600 * MS, 12 * 1_860 * MS)
 
 
-def test_a_branch_behind_the_turn_can_be_drilled_into() -> None:
+def test_branch_beyond_the_waker_separator_can_be_selected() -> None:
     machine = after(12)
     picture = machine.shown(ALL_OF_IT, CHAIN)
     assert picture.tree is not None
@@ -467,7 +467,7 @@ def test_a_branch_behind_the_turn_can_be_drilled_into() -> None:
     assert [row.part.total_ns // MS for row in site.places.rows] == [3_000, 2_000]
 
 
-def test_rows_tell_through_which_code_they_wake_in_the_newest_tick_that_knows() -> None:
+def test_rows_show_the_waking_code_from_the_newest_tick_that_has_it() -> None:
     book_of = after(12).shown(ALL_OF_IT)
     tops = {row.key: row.top for row in book_of.rows.rows}
     assert book_of.book.wake(tops[SHOP].wake).waker.comm == "clerk"
@@ -478,7 +478,7 @@ def ticks_of(machine: Machine) -> list[Kept]:
     return machine.history.last(10**12)
 
 
-def test_packed_ticks_know_their_wakers_too() -> None:
+def test_packed_ticks_have_their_wakers_too() -> None:
     machine = Machine()
     machine.history = History(("poll",), never, max_bytes=150_000)
     machine.pictures = Pictures(machine.history, machine.source.names)

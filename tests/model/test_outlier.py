@@ -1,4 +1,4 @@
-"""Outliers in the order of time: joined when they end, in groups for the list, and no more of them than are kept."""
+"""Outliers in order of time: joined when they end, grouped for the list, and limited in number."""
 
 from offtop.model.book import SiteKey, ThreadKey
 from offtop.model.outlier import APART_NS, AUTO, Caught, Outlier, Outliers, groups, joined
@@ -23,12 +23,12 @@ def ended(was: Outlier, at_s: int) -> Outlier:
     return was._replace(at_ns=at_s * S, wait=wait, value=length_ns, was_told=True)
 
 
-def test_there_may_be_none() -> None:
+def test_list_may_be_empty() -> None:
     assert groups([]) == joined([]) == []
     assert Outliers().every == ()
 
 
-def test_how_long_a_wait_is() -> None:
+def test_length_of_a_wait() -> None:
     going = outlier(10, 3, going=True)
     assert going.is_going_on
     assert going.length_ns == 3 * S
@@ -36,7 +36,7 @@ def test_how_long_a_wait_is() -> None:
     assert Outlier(0, 0, AUTO, "p99", "lock", "shop", 1, 0).length_ns == 0
 
 
-def test_one_that_has_ended_takes_the_place_of_itself() -> None:
+def test_ended_outlier_replaces_itself() -> None:
     first, other = outlier(10, 3, going=True), outlier(11, 1, tid=2)
     found = joined([first, other, ended(first, 12)])
     assert [one.at_ns // S for one in found] == [10, 11]
@@ -46,7 +46,7 @@ def test_one_that_has_ended_takes_the_place_of_itself() -> None:
     assert len(joined([first, ended(first, 12), again])) == 2
 
 
-def test_those_of_one_kind_are_one_line_for_a_while() -> None:
+def test_outliers_of_one_kind_are_one_line_for_a_while() -> None:
     apart_s = APART_NS // S
     every = [
         outlier(10, 1),
@@ -64,7 +64,7 @@ def test_those_of_one_kind_are_one_line_for_a_while() -> None:
     assert found[0].last.at_ns // S == 10 + apart_s - 1
 
 
-def test_the_oldest_go_and_are_counted() -> None:
+def test_oldest_are_dropped_and_counted() -> None:
     kept = Outliers(most=3)
     kept.add([outlier(at) for at in (1, 2)])
     version = kept.version
@@ -75,7 +75,7 @@ def test_the_oldest_go_and_are_counted() -> None:
     assert (kept.dropped, kept.version > version) == (1, True)
 
 
-def test_the_list_has_the_newest_first_and_marks_who_was_caught_in_the_last_minute() -> None:
+def test_list_is_newest_first_and_marks_threads_of_the_last_minute() -> None:
     kept = Outliers()
     kept.add([outlier(10), outlier(100, tid=2), outlier(200, tid=3)])
     listed = Listed(kept)

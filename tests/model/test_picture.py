@@ -1,4 +1,4 @@
-"""What stands on the screen adds up, whatever is chosen."""
+"""The numbers on the screen add up, whatever is chosen."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ ROOM = Room(rows=100, tree=50, flame=(80, 20), latency=True, heat=(60, 9), categ
 
 
 class Plain:
-    """Names that are known from the first."""
+    """Names that are known from the start."""
 
     version = 0
 
@@ -80,7 +80,7 @@ VIEWS = st.builds(
 
 
 @given(stretches, VIEWS)
-def test_what_is_shown_hidden_muted_and_filtered_is_all_that_waited(happened: list[list[Step]], view: View) -> None:
+def test_shown_hidden_muted_and_filtered_time_is_all_waiting_time(happened: list[list[Step]], view: View) -> None:
     history, pictures = of_world(happened)
     picture = drawn(pictures, view)
     ever = history.since_start()
@@ -93,7 +93,7 @@ def test_what_is_shown_hidden_muted_and_filtered_is_all_that_waited(happened: li
 
 
 @given(stretches, VIEWS)
-def test_categories_list_tree_and_latency_are_about_the_same_waits(happened: list[list[Step]], view: View) -> None:
+def test_categories_list_tree_and_latency_cover_the_same_waits(happened: list[list[Step]], view: View) -> None:
     picture = drawn(of_world(happened)[1], view)
     rows = {row.key: row.part for row in picture.categories.rows}
     assert total(rows.values()).total_ns + (
@@ -114,7 +114,7 @@ def test_categories_list_tree_and_latency_are_about_the_same_waits(happened: lis
 
 
 @given(stretches, VIEWS)
-def test_the_tree_is_what_the_histogram_counts(happened: list[list[Step]], view: View) -> None:
+def test_tree_has_what_the_histogram_counts(happened: list[list[Step]], view: View) -> None:
     picture = drawn(of_world(happened)[1], view)
     assert picture.tree is not None
     assert picture.tree.root.histogram == picture.latency.histogram or view.category == RUN_QUEUE
@@ -124,7 +124,7 @@ def test_the_tree_is_what_the_histogram_counts(happened: list[list[Step]], view:
 
 
 @given(stretches, VIEWS)
-def test_a_thread_is_what_its_row_in_the_list_says(happened: list[list[Step]], view: View) -> None:
+def test_selected_thread_has_the_numbers_of_its_row(happened: list[list[Step]], view: View) -> None:
     _, pictures = of_world(happened)
     view = replace(view, pid=None, threads=True, cgroups=False, cursor=None, pin=None, filter=parse(""))
     listed = drawn(pictures, view)
@@ -137,7 +137,7 @@ def test_a_thread_is_what_its_row_in_the_list_says(happened: list[list[Step]], v
 
 
 @given(stretches)
-def test_the_last_column_of_the_timeline_and_the_sparks_is_the_last_stretch(happened: list[list[Step]]) -> None:
+def test_last_column_of_timeline_and_sparks_is_the_last_interval(happened: list[list[Step]]) -> None:
     history, pictures = of_world(happened)
     picture = drawn(pictures, View(idle_shown=True, span_ns=SPANS_NS[1]))
     ticks = history.last(5 * SECOND)
@@ -150,7 +150,7 @@ def test_the_last_column_of_the_timeline_and_the_sparks_is_the_last_stretch(happ
 
 
 @given(st.lists(stretches, min_size=2, max_size=3), VIEWS)
-def test_a_picture_that_grew_tick_by_tick_is_as_one_made_at_once(parts: list[list[list[Step]]], view: View) -> None:
+def test_picture_made_tick_by_tick_is_the_same_as_one_made_at_once(parts: list[list[list[Step]]], view: View) -> None:
     taken: list[Snapshot] = snapshots([stretch for part in parts for stretch in part])
     history = History(IDLE, never)
     pictures = Pictures(history, Plain())
@@ -168,14 +168,14 @@ def test_a_picture_that_grew_tick_by_tick_is_as_one_made_at_once(parts: list[lis
     assert (grew.heat, grew.timeline) == (at_once.heat, at_once.timeline)
 
 
-def test_there_is_no_picture_before_the_first_tick() -> None:
+def test_no_picture_before_the_first_tick() -> None:
     history = History((), never)
     assert Pictures(history, Plain()).of(View(), ROOM) is None
     history.add(Snapshot(0, 0))
     assert Pictures(history, Plain()).of(View(), ROOM) is None
 
 
-def test_nothing_waits_is_a_picture_without_rows() -> None:
+def test_picture_without_waits_has_no_rows() -> None:
     history = History((), never)
     for at_s in range(3):
         history.add(Snapshot(0, at_s * SECOND))
@@ -184,7 +184,7 @@ def test_nothing_waits_is_a_picture_without_rows() -> None:
     assert picture.tree is not None and not picture.tree.branches
 
 
-def test_the_numbers_of_shop_by_process_category_and_branch() -> None:
+def test_numbers_of_shop_by_process_category_and_branch() -> None:
     _, pictures = of_shop(12)
     picture = drawn(pictures, View())
     assert [(row.key, row.part.total_ns // MS, row.threads) for row in picture.rows.rows] == [
@@ -204,7 +204,7 @@ def test_the_numbers_of_shop_by_process_category_and_branch() -> None:
     assert len(site.places.rows) == 9
 
 
-def test_a_branch_of_an_inverted_tree_is_the_leaf_whoever_called() -> None:
+def test_branch_of_an_inverted_tree_is_the_leaf_of_any_caller() -> None:
     _, pictures = of_shop(12)
     view = panes.inverted(View())
     picture = drawn(pictures, view)
@@ -222,7 +222,7 @@ def test_a_branch_of_an_inverted_tree_is_the_leaf_whoever_called() -> None:
     assert view.tree.shape == Shape(inverted=True)
 
 
-def test_a_paused_picture_stays_though_history_goes_on_and_forgets() -> None:
+def test_paused_picture_stays_while_history_goes_on_and_drops_ticks() -> None:
     source, history = ScriptedSource(SHOP, ticks=300), History(("poll",), never, max_ns=20 * SECOND)
     for _ in range(13):
         snapshot = source.read()
@@ -244,7 +244,7 @@ def test_a_paused_picture_stays_though_history_goes_on_and_forgets() -> None:
     assert after.sparks == before.sparks
 
 
-def test_boxes_stand_still_for_two_seconds_and_tell_over_what_they_are() -> None:
+def test_boxes_stay_for_two_seconds_and_say_what_they_cover() -> None:
     source, history = ScriptedSource(SHOP, ticks=12), History(("poll",), never)
     pictures = Pictures(history, source.names)
     seen: list[tuple[int, int]] = []

@@ -30,7 +30,7 @@ def waits_at(key: ThreadKey, stack: int = FUTEX_STACK, address: int = 0) -> Wait
     return Waiting(site, 1, 1, call=CALL, arguments=(address, 0, 0, 0, 0, 0))
 
 
-def test_a_family_is_the_name_without_its_numbers() -> None:
+def test_family_is_the_name_without_its_numbers() -> None:
     assert family("worker-12") == "worker-*"
     assert family("kworker/0:1") == "kworker/*:*"
     assert family("42") == "42"
@@ -53,7 +53,7 @@ def test_four_threads_of_a_family_are_a_pool_and_three_are_not() -> None:
     assert pools([MAIN, *WORKERS[:3]], told) == {}
 
 
-def test_a_thread_that_calls_itself_by_the_name_of_a_pool_is_none_of_it() -> None:
+def test_thread_with_the_name_of_a_pool_is_not_in_it() -> None:
     told = book()
     told.comms[MAIN] = "worker-*"
     assert pools([MAIN, *WORKERS], told) == {POOL: WORKERS}
@@ -63,14 +63,14 @@ def test_a_thread_that_calls_itself_by_the_name_of_a_pool_is_none_of_it() -> Non
     assert all(POOL.holds(key, told) for key in WORKERS) and not POOL.holds(MAIN, told)
 
 
-def test_the_same_names_in_two_processes_are_two_pools() -> None:
+def test_same_names_in_two_processes_are_two_pools() -> None:
     told = book()
     others = [ThreadKey(8, 200 + n) for n in range(4)]
     told.comms |= {key: f"worker-{n}" for n, key in enumerate(others)}
     assert set(pools([*WORKERS, *others], told)) == {POOL, Pool(8, "worker-*")}
 
 
-def test_a_table_by_thread_has_one_row_for_a_pool() -> None:
+def test_table_by_thread_has_one_row_for_a_pool() -> None:
     made = folding([MAIN, *WORKERS], book())
     table: dict[tuple[int, ...], tuple[int, int, int, int]] = {MAIN: (1, 5, 5, 0)}
     table |= {key: (2, 10, n, 1) for n, key in enumerate(WORKERS)}
@@ -93,13 +93,13 @@ def test_four_of_five_that_wait_for_one_futex_are_a_convoy() -> None:
     assert found == {POOL: Convoy(4, 5, 0x1000, SiteKey(*WORKERS[0], FUTEX_STACK, 0))}
 
 
-def test_without_a_futex_the_function_of_the_kernel_is_what_they_have_in_common() -> None:
+def test_convoy_without_a_futex_has_the_kernel_function_in_common() -> None:
     waits = [waits_at(key, PIPE_STACK) for key in WORKERS[:3]] + [waits_at(key) for key in WORKERS[3:]]
     found = convoys(waits, lambda _: 7, {7: 6}, book())
     assert (found[7].waiting, found[7].of, found[7].futex, found[7].site.kernel) == (3, 6, 0, PIPE_STACK)
 
 
-def test_two_are_no_convoy_and_who_was_put_aside_waits_for_nothing() -> None:
+def test_two_threads_are_no_convoy_and_preempted_threads_do_not_count() -> None:
     told = book()
     assert convoys([waits_at(key) for key in WORKERS[:2]], lambda _: 7, {7: 5}, told) == {}
     aside = [waits_at(key)._replace(preempted=True) for key in WORKERS]

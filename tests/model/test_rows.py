@@ -1,4 +1,4 @@
-"""Rows are in order, and what there is no room for is a row."""
+"""Rows are in order, and those beyond the limit are summed up in a row."""
 
 from offtop.model import histogram as log2
 from offtop.model.account import NO_ACCOUNT, Account
@@ -40,7 +40,7 @@ def keys(ranking: Ranking) -> list[object]:
     return [row.key for row in ranking.rows]
 
 
-def test_a_category_shows_its_threads_share_and_rate() -> None:
+def test_category_shows_its_threads_share_and_rate() -> None:
     ranking = category_rows(CUT)
     assert keys(ranking) == ["poll", "lock"]
     lock = ranking.rows[1]
@@ -48,7 +48,7 @@ def test_a_category_shows_its_threads_share_and_rate() -> None:
     assert [row.idle for row in ranking.rows] == [True, False]
 
 
-def test_hidden_idle_leaves_the_others_and_their_shares() -> None:
+def test_hiding_idle_time_changes_the_shares_of_the_others() -> None:
     ranking = category_rows(CUT, idle_shown=False)
     assert keys(ranking) == ["lock"]
     assert ranking.rows[0].share_pct == 100
@@ -93,7 +93,7 @@ ACCOUNTS = {
 }
 
 
-def test_each_sort_of_a_list_of_seconds() -> None:
+def test_each_sort_of_a_list_of_accounts() -> None:
     expected = {
         "RUNNING": [7, 8, 1],
         "READY": [1, 8, 7],
@@ -112,7 +112,7 @@ def test_each_sort_of_a_list_of_seconds() -> None:
     assert keys(nobody) == keys(thread_rows(THREADS, SECOND, BOOK)), "by time, where no account is asked for"
 
 
-def test_the_row_of_the_rest_has_the_account_of_the_rest() -> None:
+def test_row_of_the_rest_has_the_account_of_the_rest() -> None:
     of_two = Account(2, 2, 60, 15, 41, 84, 5, 1, 40)
     ranking = thread_rows(THREADS, SECOND, BOOK, Order("READY", limit=2), accounts=ACCOUNTS)
     assert (keys(ranking), ranking.elided and ranking.elided.account) == ([(1, 1)], of_two)
@@ -125,7 +125,7 @@ def test_the_row_of_the_rest_has_the_account_of_the_rest() -> None:
     assert plain.elided and plain.elided.account == NO_ACCOUNT
 
 
-def test_rows_beyond_the_limit_are_one_row_that_sums_them_up() -> None:
+def test_rows_beyond_the_limit_are_summed_up_in_one_row() -> None:
     ranking = thread_rows(THREADS, SECOND, BOOK, Order(limit=2))
     assert keys(ranking) == [(2, 8)]
     assert ranking.elided is not None
@@ -134,12 +134,12 @@ def test_rows_beyond_the_limit_are_one_row_that_sums_them_up() -> None:
     assert ranking.whole == (12, 5 * SECOND, 80, 0)
 
 
-def test_as_many_rows_as_there_is_room_for_need_no_row_for_the_rest() -> None:
+def test_rows_within_the_limit_need_no_row_for_the_rest() -> None:
     ranking = thread_rows(THREADS, SECOND, BOOK, Order(limit=3))
     assert (len(ranking.rows), ranking.elided) == (3, None)
 
 
-def test_of_thousands_the_largest_come_first() -> None:
+def test_largest_of_thousands_come_first() -> None:
     table = {(1, n): (1, n, n, 0) for n in range(1, 5_001)}
     ranking = thread_rows(table, SECOND, BOOK, Order(limit=3))
     assert keys(ranking) == [(1, 5_000), (1, 4_999)]
@@ -147,7 +147,7 @@ def test_of_thousands_the_largest_come_first() -> None:
     assert (ranking.elided.name, ranking.elided.part.total_ns) == ("4998 more", sum(range(4_999)))
 
 
-def test_a_pinned_row_is_first_whatever_its_numbers_even_with_none() -> None:
+def test_pinned_row_is_first_even_without_numbers() -> None:
     ranking = thread_rows(THREADS, SECOND, BOOK, pinned=[ThreadKey(2, 7)])
     assert keys(ranking) == [(2, 7), (2, 8), (1, 1)]
     assert [row.pinned for row in ranking.rows] == [True, False, False]
@@ -156,7 +156,7 @@ def test_a_pinned_row_is_first_whatever_its_numbers_even_with_none() -> None:
     assert gone.rows[0].part == Part()
 
 
-def test_the_row_under_the_cursor_is_last_rather_than_gone() -> None:
+def test_row_under_the_cursor_is_kept_at_the_end() -> None:
     ranking = thread_rows(THREADS, SECOND, BOOK, Order(limit=2), keep=ThreadKey(2, 7))
     assert keys(ranking) == [(2, 7)]
     gone = thread_rows(THREADS, SECOND, BOOK, keep=ThreadKey(3, 3))
@@ -164,7 +164,7 @@ def test_the_row_under_the_cursor_is_last_rather_than_gone() -> None:
     assert keys(thread_rows(THREADS, SECOND, BOOK, keep=ThreadKey(2, 8))) == keys(thread_rows(THREADS, SECOND, BOOK))
 
 
-def test_less_than_nothing_is_no_row_but_stays_in_the_sum() -> None:
+def test_negative_time_has_no_row_but_stays_in_the_sum() -> None:
     table = {(1, 1): (0, -5, 0, 0), (0, 0): (1, 12, 7, 0)}
     ranking = thread_rows(table, SECOND, BOOK)
     assert [(row.key, row.name) for row in ranking.rows] == [(EXITED, "(exited)")]
@@ -191,7 +191,7 @@ OF_FIVE = Cut(
 """Five processes, of which nobody has told of the last."""
 
 
-def test_cgroups_are_those_of_containers_and_units_with_all_that_is_in_them() -> None:
+def test_cgroups_are_containers_and_units_with_everything_in_them() -> None:
     ranking = cgroup_rows(OF_FIVE, Scope("lock"), IN_CGROUPS, processes=[1, 2, 3, 4, 9, 10])
     assert [(row.key, row.name, row.threads, row.waiting, row.part.max_ns) for row in ranking.rows] == [
         (NO_CGROUP, "(not known)", 2, 5.0, 50),
@@ -204,7 +204,7 @@ def test_cgroups_are_those_of_containers_and_units_with_all_that_is_in_them() ->
     assert {row.pid for row in ranking.rows} == {0}
 
 
-def test_cgroups_are_sorted_limited_and_pinned_as_processes_are() -> None:
+def test_cgroups_are_sorted_limited_and_pinned_like_processes() -> None:
     now = {"/": Age(9), SERVICE: Age(3)}
 
     def those(order: Order, **more: str) -> list[object]:
@@ -225,7 +225,7 @@ def test_cgroups_are_sorted_limited_and_pinned_as_processes_are() -> None:
     assert those(Order(), pin="/gone") == ["/gone", NO_CGROUP, SERVICE, docker, "/"]
 
 
-def test_nothing_has_no_rows() -> None:
+def test_empty_table_has_no_rows() -> None:
     empty = Ranking((), None, Part())
     assert cgroup_rows(Cut(), Scope(), BOOK) == empty
     assert category_rows(Cut()) == empty

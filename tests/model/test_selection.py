@@ -1,4 +1,4 @@
-"""What filters, mutes and the drilled-down leave of a tick, and that together it is the tick."""
+"""What filters, mutes and the selection leave of a tick; the parts add up to the tick."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ from tests.ui.scripted import SHOP, ScriptedSource
 
 
 class Plain:
-    """Names that are known from the first."""
+    """Names that are known from the start."""
 
     version = 0
 
@@ -54,8 +54,7 @@ def ticks(happened: Sequence[Sequence[Step]], max_bytes: int = 40 * 2**20) -> li
 
 
 def sums(every: Iterable[Parts]) -> dict[Leaf, tuple[int, int, int]]:
-    """Leaf → waits, ns, histogram of all of them together; what is nothing is left out, and what is filtered, which
-    no pane is about."""
+    """Leaf → waits, ns, histogram of all of them together, without empty and filtered ones."""
     found: dict[Leaf, Part] = {}
     for parts in every:
         for leaf, part in parts.items():
@@ -68,9 +67,7 @@ def sums(every: Iterable[Parts]) -> dict[Leaf, tuple[int, int, int]]:
 
 
 @given(stretches, st.sampled_from(["", "waker=one", "waker!=one", "object=*", "cat=lock"]), st.booleans())
-def test_ticks_and_what_moved_among_them_are_together_what_they_merge_into(
-    happened: list[list[Step]], text: str, wakers: bool
-) -> None:
+def test_ticks_and_their_moves_are_what_they_merge_into(happened: list[list[Step]], text: str, wakers: bool) -> None:
     every = ticks(happened)
     since_ns = every[0].at_ns - every[0].span_ns
     moved = moved_in(every, since_ns)
@@ -123,7 +120,7 @@ def of_shop(text: str) -> tuple[Kept, Sieve]:
         ("cat=poll", 1_000),
     ],
 )
-def test_what_a_filter_leaves_of_a_second(text: str, total_ms: int) -> None:
+def test_filter_leaves_its_part_of_a_second(text: str, total_ms: int) -> None:
     tick, sieve = of_shop(text)
     taken = sieve.taken(tick)
     assert sum(part.total_ns for part in taken.cut.categories.values()) == total_ms * 10**6
@@ -137,7 +134,7 @@ KINDS = st.sampled_from(
 
 
 @given(stretches, KINDS)
-def test_a_filter_and_its_opposite_leave_everything(happened: list[list[Step]], text: str) -> None:
+def test_filter_and_its_opposite_leave_everything(happened: list[list[Step]], text: str) -> None:
     passing = Sieve(Selection((parse(text),)), JUDGE)
     others = Sieve(Selection((parse(text.replace("=", "!=", 1)),)), JUDGE)
     for tick in ticks(happened):
@@ -146,7 +143,7 @@ def test_a_filter_and_its_opposite_leave_everything(happened: list[list[Step]], 
 
 
 @given(stretches, KINDS, KINDS)
-def test_what_is_muted_and_what_is_heard_are_everything(happened: list[list[Step]], a: str, b: str) -> None:
+def test_muted_and_unmuted_time_is_everything(happened: list[list[Step]], a: str, b: str) -> None:
     sieve = Sieve(Selection((), (parse(a), parse(b))), JUDGE)
     for tick in ticks(happened):
         taken = sieve.taken(tick)
@@ -158,7 +155,7 @@ def test_what_is_muted_and_what_is_heard_are_everything(happened: list[list[Step
 
 
 @given(stretches, st.sampled_from(["", "cat=lock,poll"]))
-def test_what_fell_to_processes_and_to_threads_is_everything_that_passes(happened: list[list[Step]], text: str) -> None:
+def test_time_of_processes_and_threads_is_everything_that_passes(happened: list[list[Step]], text: str) -> None:
     filters = (parse(text),) if text else ()
     pids = {0, *PIDS.values()}
     tids = [(pid, tid) for tid, pid in PIDS.items()] + [(0, 0)]
@@ -172,7 +169,7 @@ def test_what_fell_to_processes_and_to_threads_is_everything_that_passes(happene
 
 
 @given(stretches, st.booleans(), st.sampled_from(["both", "kernel", "user"]))
-def test_what_falls_to_a_branch_is_what_the_tree_says(happened: list[list[Step]], inverted: bool, frames: str) -> None:
+def test_time_of_a_branch_is_that_of_the_tree(happened: list[list[Step]], inverted: bool, frames: str) -> None:
     shape = Shape(inverted, frames)
     for tick in ticks(happened):
         root = tree_of(by_place(tick.shares, Scope(), partial(places, mode=shape.mode)), BOOK, NAMES, shape)
@@ -193,7 +190,7 @@ SELECTIONS = (
 
 
 @given(st.lists(stretches, min_size=1, max_size=3), st.sampled_from(SELECTIONS))
-def test_packed_ticks_give_what_they_gave_before(parts: list[list[list[Step]]], selection: Selection) -> None:
+def test_packed_ticks_have_the_same_results_as_before(parts: list[list[list[Step]]], selection: Selection) -> None:
     happened = [stretch for part in parts for stretch in part]
     plain, packed = ticks(happened), ticks(happened, max_bytes=200_000)
     by_number = {tick.number: tick for tick in plain}
@@ -211,7 +208,7 @@ class Late(Plain):
         return "late" if self.version and frame.name == "serve" else frame.name
 
 
-def test_a_filter_finds_a_name_that_came_late_in_ticks_that_were_looked_at_before() -> None:
+def test_filter_finds_a_late_name_in_ticks_that_were_filtered_before() -> None:
     names = Late()
     diagnoser, chosen = Diagnoser(names, WITHOUT_RULES), Selection((parse("stack=late"),))
     tick, by_serve = of_shop("stack=serve")
@@ -222,7 +219,7 @@ def test_a_filter_finds_a_name_that_came_late_in_ticks_that_were_looked_at_befor
 
 
 class Ticking:
-    """Asks for the sieve of a filter at one tick after the other."""
+    """Requests the sieve of a filter at consecutive ticks."""
 
     def __init__(self) -> None:
         self.names = Late()
@@ -240,14 +237,14 @@ class Ticking:
         return self.at(self.number)
 
 
-def test_where_more_becomes_known_at_each_tick_the_past_is_looked_at_again_more_and_more_seldom() -> None:
+def test_past_is_filtered_again_less_and_less_often_if_each_tick_adds_names() -> None:
     ticking = Ticking()
     seen = [ticking.next() for _ in range(40)]
     made = [number for number, (one, other) in enumerate(pairwise(seen), 2) if one is not other]
     assert made == [2, 4, 8, 16, 24, 32, 40]
 
 
-def test_what_becomes_known_is_looked_at_when_the_wait_for_it_is_over() -> None:
+def test_new_names_are_used_when_the_interval_is_over() -> None:
     ticking = Ticking()
     first = [ticking.next() for _ in range(17)][-1]
     assert {ticking.next(knows_more=False) for _ in range(6)} == {first}
@@ -257,7 +254,7 @@ def test_what_becomes_known_is_looked_at_when_the_wait_for_it_is_over() -> None:
     assert ticking.next() is not last
 
 
-def test_a_picture_that_stands_still_tells_at_once_what_became_known() -> None:
+def test_picture_that_stands_still_uses_new_names_at_once() -> None:
     ticking = Ticking()
     sieve = [ticking.next() for _ in range(17)][-1]
     ticking.names.version += 1
@@ -271,7 +268,7 @@ def test_a_picture_that_stands_still_tells_at_once_what_became_known() -> None:
     assert ticking.at(12) is not held
 
 
-def test_another_filter_is_not_waited_for() -> None:
+def test_another_filter_applies_at_once() -> None:
     ticking = Ticking()
     sieve = [ticking.next() for _ in range(17)][-1]
     other = ticking.at(18, "stack=serve")
@@ -281,7 +278,7 @@ def test_another_filter_is_not_waited_for() -> None:
     assert ticking.at(19, "stack=serve") is not other
 
 
-def test_each_tick_is_looked_at_once_for_all_that_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_tick_is_filtered_once_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     mask = Filter.mask
 
@@ -299,7 +296,7 @@ def test_each_tick_is_looked_at_once_for_all_that_is_asked_of_it(monkeypatch: py
 
 
 class _Looking(Sieve):
-    """Names the ticks that it looks at."""
+    """Names the ticks that it filters."""
 
     def __init__(self, selection: Selection, diagnoser: Diagnoser, before: Sieve) -> None:
         super().__init__(selection, diagnoser, before)
@@ -310,7 +307,7 @@ class _Looking(Sieve):
         return super().chosen(tick)
 
 
-def test_of_a_long_packed_past_the_newest_are_known_first_and_at_last_all() -> None:
+def test_newest_ticks_of_a_long_packed_past_are_known_first_and_all_in_the_end() -> None:
     history = History((), never, max_bytes=40 * 2**20)
     source = BusySource(1_000)
     for _ in range(120):

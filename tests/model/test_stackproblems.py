@@ -1,4 +1,4 @@
-"""What user stacks lack: by hand, for each reason, and what is looked at again when more is known."""
+"""What user stacks lack, for each reason, and what is examined again when more is known."""
 
 import pytest
 
@@ -42,7 +42,7 @@ APP, LIBRARY, LIBC = "/opt/app/bin/app", "/usr/lib/libfoo.so.2", "/lib/x86_64-li
 
 
 class Said:
-    """Names that are told when a test says so, and why there are none."""
+    """Names that are resolved when a test says so, and why there are none."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -60,7 +60,7 @@ class Said:
 
 
 class Machine:
-    """Processes that waited: each `waits` is a stack, for so long, of one of them."""
+    """Processes that waited: each `waits` is a stack, a time, and one of them."""
 
     def __init__(self) -> None:
         self.book, self.said = Book(), Said()
@@ -86,7 +86,7 @@ def named(file: str, at: int = 1) -> Frame:
 MAIN = (named(APP), named(LIBC))
 
 
-def test_where_nothing_waits_nothing_is_said() -> None:
+def test_no_waits_have_no_problems() -> None:
     machine = Machine()
     assert machine.told == Told()
     machine.waits(NO_STACK, 5 * S)
@@ -94,7 +94,7 @@ def test_where_nothing_waits_nothing_is_said() -> None:
     assert machine.told == Told()
 
 
-def test_a_stack_that_is_whole_and_named_has_no_problem() -> None:
+def test_complete_and_named_stack_has_no_problem() -> None:
     machine = Machine()
     machine.waits(Stack(MAIN), 2 * S)
     assert machine.told == Told(2 * S, 2 * S, 2 * S)
@@ -118,7 +118,7 @@ def test_each_binary_and_reason_has_its_time_most_first() -> None:
     assert "--unwind-bytes" in second.remedy
 
 
-def test_what_is_guessed_stands_under_the_binary_that_says_nothing() -> None:
+def test_guess_is_listed_under_the_binary_without_unwind_information() -> None:
     machine = Machine()
     machine.waits(Stack(MAIN, is_unsure=True, guessed_in=LIBRARY), S)
     machine.waits(Stack(MAIN, is_unsure=True), 2 * S)
@@ -128,7 +128,7 @@ def test_what_is_guessed_stands_under_the_binary_that_says_nothing() -> None:
     assert (told.problems[0].label, told.problems[0].remedy) == ("(any)", "")
 
 
-def test_a_stack_that_lacks_two_things_counts_under_both() -> None:
+def test_stack_that_lacks_two_things_counts_under_both() -> None:
     machine = Machine()
     machine.said.reasons[LIBRARY] = STRIPPED
     machine.waits(Stack((Frame(LIBRARY, 16), named(APP)), end=NOT_COPIED, is_unsure=True, guessed_in=APP), S)
@@ -141,7 +141,7 @@ def test_a_stack_that_lacks_two_things_counts_under_both() -> None:
     assert (told.whole_ns, told.named_ns) == (0, 0)
 
 
-def test_what_a_guess_led_to_is_blamed_on_who_made_it_guess() -> None:
+def test_result_of_a_guess_is_listed_under_the_binary_that_required_it() -> None:
     machine = Machine()
     frames = named(LIBC), Frame(LIBRARY, 1), Frame(APP, 2)
     machine.said.told = {frames[1]: "in_library", frames[2]: "work"}
@@ -155,7 +155,7 @@ def test_what_a_guess_led_to_is_blamed_on_who_made_it_guess() -> None:
     ]
 
 
-def test_functions_of_python_are_no_binaries() -> None:
+def test_python_functions_are_no_binaries() -> None:
     machine = Machine()
     python = Frame("/usr/bin/python3.11", 1)
     machine.said.told[python] = "Py_RunMain"
@@ -164,7 +164,7 @@ def test_functions_of_python_are_no_binaries() -> None:
     assert [one.binary for one in machine.told.problems] == ["/usr/bin/python3.11"]
 
 
-def test_why_a_name_is_missing_is_what_the_source_says() -> None:
+def test_reason_of_a_missing_name_is_that_of_the_source() -> None:
     machine = Machine()
     machine.said.reasons = {APP: STRIPPED, LIBRARY: OVERWRITTEN}
     machine.waits(Stack((Frame(LIBRARY, 1), Frame(APP, 2), Frame(APP, 3), named(APP, 4), named(LIBC)), end=WHOLE), S)
@@ -174,7 +174,7 @@ def test_why_a_name_is_missing_is_what_the_source_says() -> None:
     ]
 
 
-def test_a_name_that_is_still_looked_for_is_no_problem_and_asked_for_again() -> None:
+def test_pending_name_is_no_problem_and_is_looked_up_again() -> None:
     machine, frame = Machine(), Frame(APP, 16)
     machine.waits(Stack((frame, *MAIN)), S)
     assert (machine.told.problems, machine.told.named_ns) == ((), S)
@@ -185,7 +185,7 @@ def test_a_name_that_is_still_looked_for_is_no_problem_and_asked_for_again() -> 
     assert machine.told.problems == ()
 
 
-def test_what_is_known_of_a_stack_is_not_asked_for_again() -> None:
+def test_known_stack_is_not_examined_again() -> None:
     machine = Machine()
     machine.said.told[Frame(APP, 16)] = "work"
     machine.waits(Stack((Frame(APP, 16), *MAIN)), S)
@@ -205,7 +205,7 @@ def test_another_book_has_other_stacks() -> None:
     assert other.told.problems == ()
 
 
-def test_where_a_thread_begins_names_say_nothing_but_only_of_a_stack_that_is_whole() -> None:
+def test_names_where_a_thread_begins_are_ignored_in_complete_stacks() -> None:
     machine = Machine()
     machine.said.reasons = {APP: STRIPPED, LIBC: STRIPPED}
     start = Frame(LIBC, 1), Frame(LIBC, 2), Frame(APP, 3)
@@ -219,14 +219,14 @@ def test_where_a_thread_begins_names_say_nothing_but_only_of_a_stack_that_is_who
     }
 
 
-def test_in_the_c_library_where_it_waits_names_are_missed() -> None:
+def test_missing_names_in_the_c_library_count_where_it_waits() -> None:
     machine = Machine()
     machine.said.reasons = {LIBC: STRIPPED}
     machine.waits(Stack((Frame(LIBC, 9), named(APP), named(LIBC), named(APP))), S)
     assert [(one.binary, one.reason) for one in machine.told.problems] == [(LIBC, STRIPPED)]
 
 
-def test_of_what_has_exited_no_process_is_named_in_a_remedy() -> None:
+def test_remedy_names_no_process_that_has_exited() -> None:
     machine = Machine()
     made = Stack((named(LIBC), Frame(ANONYMOUS, 0x7000), named("/usr/lib/libjvm.so"), named(APP)))
     machine.waits(made, S, pid=EXITED.pid, process="java")
@@ -244,7 +244,7 @@ def test_of_what_has_exited_no_process_is_named_in_a_remedy() -> None:
         (APP, "javascript", "/tmp/perf-PID.map"),
     ],
 )
-def test_code_made_at_run_time_is_named_by_what_its_runtime_can_write(file: str, process: str, remedy: str) -> None:
+def test_remedy_for_jit_code_is_the_perf_map_of_its_runtime(file: str, process: str, remedy: str) -> None:
     machine = Machine()
     jit = Frame(ANONYMOUS, 0x7000), Frame(ANONYMOUS, 0x7010)
     machine.waits(Stack((named(LIBC), *jit, named(APP))), S, pid=8, process=process)
@@ -256,7 +256,7 @@ def test_code_made_at_run_time_is_named_by_what_its_runtime_can_write(file: str,
     assert theirs.label == f"[anon] of {process}"
 
 
-def test_callers_of_code_made_at_run_time_are_the_runtime_s_matter() -> None:
+def test_remedy_for_callers_of_jit_code_depends_on_the_runtime() -> None:
     machine = Machine()
     jit = Frame(ANONYMOUS, 0x7000)
     for pid, process in enumerate(("java", "node", "app"), 7):
@@ -271,7 +271,7 @@ def test_callers_of_code_made_at_run_time_are_the_runtime_s_matter() -> None:
     assert next(one.remedy for one in machine.told.problems if "node" in one.binary) == remedies["node"]
 
 
-def test_of_a_process_that_had_ended_all_is_missing_and_there_is_nothing_to_do() -> None:
+def test_process_that_exited_lacks_everything_without_remedy() -> None:
     machine = Machine()
     machine.waits(Stack((Frame(GONE, 0),), end=ENDED), S, process="true")
     told = machine.told
@@ -281,7 +281,7 @@ def test_of_a_process_that_had_ended_all_is_missing_and_there_is_nothing_to_do()
     assert "Next" not in told.problems[0].in_full
 
 
-def test_frame_pointers_that_nobody_has_checked_are_nobody_s_binary() -> None:
+def test_unchecked_frame_pointers_are_listed_under_no_binary() -> None:
     machine = Machine()
     machine.waits(Stack(MAIN, end=LINKED), S)
     machine.waits(Stack((named(LIBRARY),), end=LINKED), S)
@@ -289,7 +289,7 @@ def test_frame_pointers_that_nobody_has_checked_are_nobody_s_binary() -> None:
     assert (one.binary, one.reason, one.total_ns) == ("", LINKED, 2 * S)
 
 
-def test_names_of_files_are_written_out_for_the_screen() -> None:
+def test_file_names_are_escaped_for_the_screen() -> None:
     machine = Machine()
     machine.said.reasons["/tmp/\x1b[2Jit"] = NOT_KNOWN
     machine.waits(Stack((Frame("/tmp/\x1b[2Jit", 5), *MAIN)), S)
@@ -298,7 +298,7 @@ def test_names_of_files_are_written_out_for_the_screen() -> None:
     assert one.remedy == ""
 
 
-def test_each_way_in_which_a_stack_ends_early_is_a_reason() -> None:
+def test_each_early_end_of_a_stack_is_a_reason() -> None:
     assert {*ENDS} - {WHOLE} <= {*REASONS}
     machine = Machine()
     for end in ENDS:

@@ -1,4 +1,4 @@
-"""A thread's state in a letter: what ps calls it, from the bits that the kernel keeps."""
+"""Task states as one letter: as in ps, from the kernel's bits."""
 
 import pytest
 from hypothesis import given
@@ -37,23 +37,23 @@ WAKEKILL, NOLOAD, FREEZABLE, RTLOCK, FROZEN = 0x100, 0x400, 0x2000, 0x1000, 0x80
         (0, "?"),
     ],
 )
-def test_a_state_is_the_letter_that_people_know(state: int, said: str) -> None:
+def test_state_has_the_letter_that_ps_shows(state: int, said: str) -> None:
     assert letter(state) == said
 
 
 @given(st.integers(0, (1 << 32) - 1))
-def test_every_state_has_one_letter_and_those_that_are_known_have_words(state: int) -> None:
+def test_every_state_has_one_letter_and_known_ones_have_a_text(state: int) -> None:
     assert letter(state) == "?" or letter(state) in WORDS
     assert (letter(state) == "R") == bool(state & RUNNING)
 
 
-def test_each_letter_that_can_be_asked_for_has_words_and_a_bit_that_means_it() -> None:
+def test_each_letter_of_the_option_has_a_text_and_a_bit() -> None:
     assert MASKS.keys() == WORDS.keys()
     assert {one: letter(bit) for one, bit in MASKS.items() if one != "K"} == {one: one for one in MASKS if one != "K"}
     assert letter(MASKS["K"] | MASKS["D"]) == "K"
 
 
-def test_who_is_woken_or_was_put_aside_is_ready_whatever_it_was_before() -> None:
+def test_woken_or_preempted_thread_is_runnable_whatever_its_state_was() -> None:
     asleep = Waiting(SiteKey(7, 8, 3, 0), 100, 100, state=UNINTERRUPTIBLE)
     assert asleep.letter == "D"
     assert asleep._replace(runqueue_ns=1).letter == "R"

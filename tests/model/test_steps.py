@@ -1,4 +1,4 @@
-"""Paths: the functions of a stack as the tree has them, from the sleeper's to those of who ended its wait."""
+"""Paths: the functions of a stack as the tree has them, from the sleeper's to those of the waker."""
 
 from typing import Any
 
@@ -79,26 +79,26 @@ def told(place: tuple[int, ...], shape: Shape = FROM_THE_ROOT, book: Book = BOOK
         (Shape(True, "kernel", True), "[k]__schedule [k]futex_wait [k]sys_futex [k]do_syscall_64"),
     ],
 )
-def test_a_place_is_told_from_the_root_or_from_the_leaf(shape: Shape, path: str) -> None:
+def test_path_begins_at_the_root_or_at_the_leaf(shape: Shape, path: str) -> None:
     assert told(PLACE, shape) == path
 
 
-def test_a_wait_in_progress_has_the_kernels_frames_and_says_so() -> None:
+def test_wait_in_progress_has_kernel_frames_and_is_marked() -> None:
     assert told((3, NO_STACK, NO_WAKE)) == "(still waiting) [k]sys_futex [k]futex_wait"
     assert told((3, NO_STACK, NO_WAKE), Shape(frames="kernel")) == "[k]sys_futex [k]futex_wait"
 
 
-def test_a_kernel_thread_has_the_kernels_frames_alone() -> None:
+def test_kernel_thread_has_only_kernel_frames() -> None:
     frames = tuple(Frame(KERNEL, 0, name) for name in ("schedule", "worker_thread", "kthread", "ret_from_fork"))
     book = Book({3: Stack(frames, tail=1, entry=1)})
     assert told((3, NO_STACK, NO_WAKE), book=book) == "[k]kthread [k]worker_thread"
 
 
-def test_a_stack_that_was_lost_says_so() -> None:
+def test_lost_stack_is_marked() -> None:
     assert told((3, STACK_LOST, NO_WAKE), Shape(frames="user")) == "[stack lost]"
 
 
-def test_where_the_shape_leaves_no_frame_the_time_is_still_there() -> None:
+def test_time_without_any_frame_is_kept() -> None:
     root = tree_of({PLACE: (1, 30, 30, 0), (3, NO_STACK, NO_WAKE): (0, 70, 0, 0)}, BOOK, Said(), Shape(frames="user"))
     assert shown(flatten(root, (), 0)) == ["  (no frames) 70", "  main › pthread_cond_wait 30"]
     assert told((3, NO_STACK, NO_WAKE), Shape(frames="user")) == ""
@@ -107,7 +107,7 @@ def test_where_the_shape_leaves_no_frame_the_time_is_still_there() -> None:
 
 
 class Renamed(Said):
-    """Has other names at another version."""
+    """Has other names in another version."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
@@ -121,9 +121,7 @@ class Renamed(Said):
     st.lists(st.tuples(st.sampled_from(["main", "pthread_cond_wait", "futex_wait"]), st.sampled_from("ab"))),
     st.sampled_from([Shape(), Shape(inverted=True), Shape(frames="user"), Shape(machinery=True)]),
 )
-def test_paths_that_are_kept_are_those_that_would_be_made_anew_whatever_names_change(
-    changes: list[tuple[str, str]], shape: Shape
-) -> None:
+def test_cached_paths_are_the_same_as_new_ones_after_renames(changes: list[tuple[str, str]], shape: Shape) -> None:
     names, some = Renamed(), [PLACE, (3, NO_STACK, NO_WAKE), (NO_STACK, 4, NO_WAKE)]
     kept = Steps(BOOK, names, shape)
     for name, other in changes:
@@ -133,7 +131,7 @@ def test_paths_that_are_kept_are_those_that_would_be_made_anew_whatever_names_ch
         assert [kept.of(place) for place in some] == [*map(steps_of(BOOK, names, shape), some)]
 
 
-def test_so_many_paths_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_cached_paths_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_HALVES", 2)
     kept = Steps(BOOK, Said(), FROM_THE_ROOT)
     first = kept.of(PLACE)
@@ -144,14 +142,14 @@ def test_so_many_paths_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def path_with(**of_user: Any) -> str:
-    """The steps of a place whose user stack is like that."""
+    """The steps of a place with that user stack."""
     book, places = measured([("row_search lock_wait [k]futex_wait", 1, 5)])
     (place,) = places
     book.stacks[place[1]] = book.stacks[place[1]]._replace(**of_user)
     return written(steps_of(book, Said(), FROM_THE_ROOT)(place), " › ")
 
 
-def test_what_stands_for_callers_that_are_not_known_says_why_and_behind_which_binary() -> None:
+def test_missing_callers_are_marked_with_reason_and_binary() -> None:
     rest = "row_search › lock_wait › [k]futex_wait"
     assert path_with() == rest
     assert path_with(end=NO_WAY) == f"(no unwind information: it) › {rest}"
@@ -201,7 +199,7 @@ BY_TELLER = "-- who had waited -- serve ask [k]pipe_read -- woken by -- [k]pipe_
 BY_DISK = f"-- who had waited -- {OWN} -- woken by -- [k]blk_mq_end_request [k]nvme_irq irq (nvme_irq)"
 
 
-def test_a_wakeup_is_the_waker_from_its_outermost_on_and_whom_it_woke() -> None:
+def test_wakeup_path_is_the_waker_from_its_outermost_function_and_the_woken_process() -> None:
     shape = Shape(mode=WAKEUP)
     assert told((7, 0, 10), shape) == "clerk serve unlock [k]futex_wake -> shop"
     assert told((8, 0, 17), shape) == "irq (nvme_irq) [k]nvme_irq [k]blk_mq_end_request -> bank"
@@ -211,19 +209,19 @@ def test_a_wakeup_is_the_waker_from_its_outermost_on_and_whom_it_woke() -> None:
     assert told((0, 0, 10), shape).endswith("-> (exited)")
 
 
-def test_a_wakeup_tells_of_the_chain_nothing() -> None:
+def test_wakeup_path_ignores_the_chain() -> None:
     assert {told((7, 0, wake), Shape(mode=WAKEUP)) for wake in range(11, 17)} == {
         "clerk serve unlock [k]futex_wake -> shop"
     }
 
 
-def test_off_wake_lets_both_stacks_meet_in_the_middle() -> None:
+def test_off_wake_path_joins_both_stacks_in_the_middle() -> None:
     assert told((3, 4, 10), Shape(mode=OFFWAKE)) == f"{OWN} {BY_CLERK}"
     assert told((3, 4, 11), Shape(mode=OFFWAKE)) == f"{OWN} {BY_CLERK}"
     assert told((3, NO_STACK, 10), Shape(mode=OFFWAKE)) == f"(still waiting) [k]sys_futex [k]futex_wait {BY_CLERK}"
 
 
-def test_a_chain_goes_on_with_the_wait_of_the_waker_and_says_how_it_ends() -> None:
+def test_chain_path_continues_with_the_waker_s_wait_and_says_how_it_ends() -> None:
     shape = Shape(mode=CHAIN)
     assert told((3, 4, 11), shape) == f"{OWN} {BY_CLERK} {BY_TELLER} {BY_DISK}"
     assert told((3, 4, 12), shape) == f"{OWN} {BY_CLERK} {BY_TELLER} (there is more than --depth)"
@@ -252,11 +250,11 @@ def test_a_chain_goes_on_with_the_wait_of_the_waker_and_says_how_it_ends() -> No
         (99, "(waker lost)"),  # given back
     ],
 )
-def test_where_nobody_knows_the_waker_the_path_says_so_behind_the_sleepers(mode: str, wake: int, said: str) -> None:
+def test_unknown_waker_is_marked_after_the_sleeper_s_stack(mode: str, wake: int, said: str) -> None:
     assert told((3, 4, wake), Shape(mode=mode)) == f"{OWN} {said}"
 
 
-def test_of_a_wait_in_progress_it_is_said_once_that_it_goes_on() -> None:
+def test_wait_in_progress_is_marked_once() -> None:
     for mode in (OFFCPU, OFFWAKE, CHAIN):
         assert told((3, NO_STACK, NO_WAKE), Shape(mode=mode)) == "(still waiting) [k]sys_futex [k]futex_wait"
     assert told((7, 0, NO_WAKE), Shape(mode=WAKEUP)) == "(still waiting) -> shop"
@@ -267,14 +265,14 @@ def test_of_a_wait_in_progress_it_is_said_once_that_it_goes_on() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("frames", ["both", "kernel", "user"])
 @pytest.mark.parametrize("machinery", [False, True])
-def test_turned_round_it_is_the_same_from_the_other_end(mode: str, frames: str, machinery: bool) -> None:
+def test_inverted_path_is_the_same_in_reverse(mode: str, frames: str, machinery: bool) -> None:
     shape = Shape(False, frames, machinery, mode)
     for place in ((3, 4, 13), (3, 4, WAKE_LOST), (7, 0, 11), (3, NO_STACK, NO_WAKE)):
         of_place, turned = (steps_of(BOOK, Said(), shape._replace(inverted=yes)) for yes in (False, True))
         assert turned(place) == of_place(place)[::-1]
 
 
-def test_frames_of_the_kernel_or_of_the_program_alone_and_the_machinery_of_waking() -> None:
+def test_frames_can_be_only_kernel_or_only_user_with_or_without_machinery() -> None:
     user, of_kernel, all_of_it = (
         Shape(False, *what, OFFWAKE) for what in (("user", False), ("kernel", False), ("both", True))
     )
@@ -285,7 +283,7 @@ def test_frames_of_the_kernel_or_of_the_program_alone_and_the_machinery_of_wakin
     assert told((3, 4, 10), all_of_it) == f"{own} {waking}"
 
 
-def test_where_no_frames_are_left_who_woke_is_still_told() -> None:
+def test_waker_is_shown_even_without_frames() -> None:
     assert told((3, NO_STACK, 17), Shape(frames="user", mode=OFFWAKE)) == "-- woken by -- irq (nvme_irq)"
     assert told((8, 0, 17), Shape(frames="user", mode=WAKEUP)) == "irq (nvme_irq) -> bank"
 
@@ -293,7 +291,7 @@ def test_where_no_frames_are_left_who_woke_is_still_told() -> None:
 # ---- what paths are made of
 
 
-def test_places_of_sites_are_stacks_and_wake_and_of_wakeups_the_woken_process_and_wake() -> None:
+def test_places_are_stacks_and_wake_or_woken_process_and_wake() -> None:
     ids = integers([(7, 71, 3, 4, 10), (8, 81, 3, NO_STACK, NO_WAKE)], SITES.width)
     assert places(ids, OFFCPU).tolist() == [[3, 4, NO_WAKE], [3, NO_STACK, NO_WAKE]]
     assert places(ids, WAKEUP).tolist() == [[7, 0, 10], [8, 0, NO_WAKE]]
@@ -303,7 +301,7 @@ def test_places_of_sites_are_stacks_and_wake_and_of_wakeups_the_woken_process_an
         assert places(np.zeros((0, SITES.width), np.int64), mode).shape == (0, 3)
 
 
-def test_only_functions_are_counted_among_the_programs_frames() -> None:
+def test_only_functions_count_among_the_program_s_frames() -> None:
     path: Path = steps_of(BOOK, Said(), Shape(mode=CHAIN))((3, 4, 12))
     assert [step.name for step in path if is_function(step)] == [
         *("main", "pthread_cond_wait", "unlock", "serve", "serve", "ask", "pay")
@@ -315,7 +313,7 @@ def test_only_functions_are_counted_among_the_programs_frames() -> None:
     assert nameless(root).all_ns == 40  # main, pthread_cond_wait, unlock, serve
 
 
-def test_a_waker_called_as_a_function_is_another_branch() -> None:
+def test_waker_named_like_a_function_is_another_branch() -> None:
     book = Book(stacks={**BOOK.stacks, 20: Stack((Frame("/bin/it", 1, "clerk"),))})
     book.wakes |= {20: Wake(Waker(THREAD, "", 7, 71, "clerk")), 21: Wake(Waker(IRQ, "x", user=20))}
     root = tree_of({(3, 4, 20): (1, 5, 5, 0), (3, 4, 21): (1, 7, 7, 0)}, book, Said(), Shape(mode=OFFWAKE))
@@ -331,7 +329,7 @@ def lines_of(shape: Shape, table: dict[tuple[int, ...], tuple[int, int, int, int
     return shown(flatten(root, all_paths(root), 0))
 
 
-def test_a_line_begins_where_the_path_turns_to_who_woke_and_to_what_that_one_had_waited_for() -> None:
+def test_line_begins_where_the_path_turns_to_the_waker_or_to_its_wait() -> None:
     assert lines_of(Shape(mode=CHAIN), {(3, 4, 12): (1, 10, 10, 0)}) == [
         "- main › pthread_cond_wait › [k]sys_futex › [k]futex_wait 10",
         "  - -- woken by -- › [k]futex_wake › unlock › serve › clerk 10",
@@ -348,7 +346,7 @@ def test_a_line_begins_where_the_path_turns_to_who_woke_and_to_what_that_one_had
     ]
 
 
-def test_waits_of_one_place_are_merged_and_part_at_their_wakers() -> None:
+def test_waits_of_one_place_merge_and_split_at_their_wakers() -> None:
     table = {(3, 4, 10): (2, 60, 50, 0), (3, 4, 17): (1, 30, 30, 0), (3, 4, WAKE_SHORT): (1, 5, 5, 0)}
     assert lines_of(Shape(mode=OFFWAKE), table) == [
         "- main › pthread_cond_wait › [k]sys_futex › [k]futex_wait 95",
@@ -360,5 +358,5 @@ def test_waits_of_one_place_are_merged_and_part_at_their_wakers() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_waited_is_no_line_in_any_mode(mode: str) -> None:
+def test_no_waits_have_no_lines_in_any_mode(mode: str) -> None:
     assert lines_of(Shape(mode=mode), {}) == []

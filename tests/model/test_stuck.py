@@ -1,4 +1,4 @@
-"""What is stuck: which waits, how old, in which order, and the same for every tick of the past."""
+"""Waits in progress: which, how old, in which order, and the same for every past tick."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -50,7 +50,7 @@ def tids(some: Sequence[Waiting]) -> list[int]:
     return [one.site.tid for one in some]
 
 
-def test_only_waits_of_100_ms_and_more_are_told_of_the_oldest_first() -> None:
+def test_only_waits_of_100_ms_and_more_are_included_oldest_first() -> None:
     waits = [wait(1, 2 * S), wait(2, LEAST_AGE_NS - 1), wait(3, LEAST_AGE_NS), wait(4, 5 * S), wait(5, -3)]
     some = stuck(waits, NOW_NS, BOOK, NONE_IDLE)
     assert LEAST_AGE_NS == 100 * MS
@@ -60,18 +60,18 @@ def test_only_waits_of_100_ms_and_more_are_told_of_the_oldest_first() -> None:
     assert tids(stuck(waits, NOW_NS, BOOK, NONE_IDLE, least_ns=3 * S).waits) == [4]
 
 
-def test_waits_of_one_age_stand_by_process_and_thread() -> None:
+def test_waits_of_one_age_are_sorted_by_process_and_thread() -> None:
     waits = [wait(9, S), wait(2, S, pid=8), wait(3, S)]
     assert tids(stuck(waits, NOW_NS, BOOK, NONE_IDLE).waits) == [3, 9, 2]
 
 
-def test_a_wait_is_as_old_as_its_beginning_which_nobody_may_have_seen() -> None:
+def test_age_counts_from_the_begin_even_if_that_was_not_seen() -> None:
     older = wait(1, 2 * S, since_ns=NOW_NS - 9 * S, bound=Bound.AT_MOST)
     some = stuck([wait(2, 3 * S), older], NOW_NS, BOOK, NONE_IDLE)
     assert (tids(some.waits), some.age(0)) == ([1, 2], Age(9 * S, Bound.AT_MOST))
 
 
-def test_nothing_is_stuck_where_nothing_waits() -> None:
+def test_no_waits_give_nothing() -> None:
     for waits in ([], [wait(1, MS)], [wait(1, S, FILTERED)]):
         some = stuck(waits, NOW_NS, BOOK, POLL_IDLE)
         assert (some.waits, some.shares) == ((), None)
@@ -95,7 +95,7 @@ def test_nothing_is_stuck_where_nothing_waits() -> None:
         (wait(1, S, STACK_LOST), Leaf("other")),
     ],
 )
-def test_its_category_is_where_its_time_goes(waiting: Waiting, leaf: Leaf) -> None:
+def test_wait_is_in_the_category_of_its_time(waiting: Waiting, leaf: Leaf) -> None:
     assert stuck([waiting], NOW_NS, BOOK, POLL_IDLE).leaf(0) == leaf
     before = Snapshot(0, NOW_NS - MS, waiting={waiting.site.thread: waiting}, book=BOOK)
     after = Snapshot(0, NOW_NS, waiting={waiting.site.thread: waiting}, book=BOOK)
@@ -115,7 +115,7 @@ def test_filtered_waits_are_left_out() -> None:
     assert tids(stuck([wait(1, S, FILTERED), wait(2, S)], NOW_NS, BOOK, NONE_IDLE).waits) == [2]
 
 
-def test_a_sleep_looks_idle_where_the_sleeps_of_its_thread_are_periodic() -> None:
+def test_sleep_is_idle_if_the_sleeps_of_its_thread_are_periodic() -> None:
     periodic = SiteKeys(integers([SiteKey(7, 1, SLEEP, USER)], SITES.width))
     waits = [wait(1, 4 * S, SLEEP), wait(2, 3 * S, SLEEP), wait(1, 2 * S, LOCK, pid=8), wait(1, S, LOCK)]
     some = stuck(waits, NOW_NS, BOOK, Idle((), periodic))
@@ -135,7 +135,7 @@ SOME = [
 ]
 
 
-def test_the_longest_of_each_thread_process_place_and_category() -> None:
+def test_oldest_of_each_thread_process_place_and_category() -> None:
     some = stuck(SOME, NOW_NS, BOOK, POLL_IDLE)
     minute = Age(60 * S, Bound.AT_MOST)
     assert by_thread(some) == {
@@ -152,7 +152,7 @@ def test_the_longest_of_each_thread_process_place_and_category() -> None:
     assert [*by_category(some)] == ["lock", "poll"]  # the oldest first
 
 
-def test_a_part_of_it_is_by_scope_and_in_the_same_order() -> None:
+def test_scope_selects_a_part_in_the_same_order() -> None:
     some = stuck(SOME, NOW_NS, BOOK, POLL_IDLE)
     assert tids(some.in_scope(Scope(idle=False)).waits) == [12, 13, 21]
     assert tids(some.in_scope(Scope("poll")).waits) == [11, 22]
@@ -178,12 +178,12 @@ def test_a_part_of_it_is_by_scope_and_in_the_same_order() -> None:
         (Age(26 * 3600 * S, Bound.AT_LEAST), ">=1.1d"),
     ],
 )
-def test_an_age_says_how_it_is_meant(age: Age, text: str) -> None:
+def test_age_shows_how_exact_it_is(age: Age, text: str) -> None:
     assert age.text == text
 
 
 @given(st.integers(1, 20 * 365 * 86400 * S), st.sampled_from(Bound))
-def test_an_age_has_room_in_its_column(ns: int, bound: Bound) -> None:
+def test_age_fits_into_its_column(ns: int, bound: Bound) -> None:
     assert 0 < len(Age(ns, bound).text) <= 7
 
 
@@ -206,7 +206,7 @@ def never(lanes: Ints) -> Mask:
 
 
 def snapshots(threads: list[Steps], ticks: list[int]) -> list[Snapshot]:
-    """One after each of so many ms; a Waiting stays the same object while it is the same."""
+    """One after each of so many ms; a Waiting stays the same object while it does not change."""
     waits: list[tuple[Waiting, int, int, bool]] = []
     for number, steps in enumerate(threads):
         now_ns = S
@@ -242,7 +242,7 @@ def old(snapshot: Snapshot) -> dict[ThreadKey, Waiting]:
 
 
 @given(steps_of_threads, ticks_ms)
-def test_what_was_in_progress_at_each_earlier_tick_is_what_its_snapshot_said(
+def test_waits_in_progress_at_each_earlier_tick_are_those_of_its_snapshot(
     threads: list[Steps], ticks: list[int]
 ) -> None:
     taken = snapshots(threads, ticks)
@@ -257,7 +257,7 @@ def test_what_was_in_progress_at_each_earlier_tick_is_what_its_snapshot_said(
 
 
 @given(steps_of_threads, ticks_ms, st.integers(0, 13))
-def test_what_is_forgotten_is_only_what_came_before(threads: list[Steps], ticks: list[int], first: int) -> None:
+def test_forget_drops_only_what_came_before(threads: list[Steps], ticks: list[int], first: int) -> None:
     taken = snapshots(threads, ticks)
     first = min(first, len(taken) - 1)
     past, whole = Past(), Past()
@@ -272,7 +272,7 @@ def test_what_is_forgotten_is_only_what_came_before(threads: list[Steps], ticks:
     assert past.bytes_held == 0
 
 
-def test_each_wait_is_kept_once_when_it_ended_and_forgotten_with_its_last_tick() -> None:
+def test_each_wait_is_stored_once_when_it_ends_and_dropped_with_its_last_tick() -> None:
     # 10 threads wait for 1 s, with 10 ticks in it; then they run
     threads: list[Steps] = [[(0, 1_000, False, 0)] for _ in range(10)]
     taken = snapshots(threads, [95] * 10 + [100, 100])
@@ -293,14 +293,14 @@ def test_each_wait_is_kept_once_when_it_ended_and_forgotten_with_its_last_tick()
     assert list(past.at(taken[9].at_ns)) == []
 
 
-def test_waits_that_were_over_before_they_were_old_are_not_kept() -> None:
+def test_waits_that_ended_young_are_not_stored() -> None:
     past = Past()
     for snapshot in snapshots([[(0, 99, False, 0)] * 5], [50] * 10):
         past.add(snapshot)
     assert past.bytes_held == 0
 
 
-def test_before_the_first_snapshot_and_after_all_is_cleared_there_is_nothing() -> None:
+def test_past_is_empty_before_the_first_snapshot_and_after_clear() -> None:
     past = Past()
     assert list(past.at(NOW_NS)) == []
     taken = snapshots([[(0, 500, False, 0)]], [300, 300])
@@ -315,7 +315,7 @@ def test_before_the_first_snapshot_and_after_all_is_cleared_there_is_nothing() -
     assert len(list(past.at(taken[0].at_ns))) == 1
 
 
-def test_who_was_woken_at_last_was_not_ready_before() -> None:
+def test_thread_that_is_runnable_at_the_end_was_not_before_its_wakeup() -> None:
     # woken 150 ms before its end at 1.5 s: ready for 50 ms at 1.4 s, and not yet at 1.3 s
     taken = snapshots([[(0, 500, False, 150)]], [300, 100, 200])
     past = Past()
@@ -325,7 +325,7 @@ def test_who_was_woken_at_last_was_not_ready_before() -> None:
         assert told == [[("S", 0)], [("R", 50)], []][: number + 1]
 
 
-def test_who_has_a_lock_now_may_not_have_had_it_before() -> None:
+def test_lock_holder_of_now_is_not_assumed_for_the_past() -> None:
     one = wait(1, 10 * S, holder=Holder(7, 8, "ip"))
     first, last = (Snapshot(0, NOW_NS + ns, waiting={one.site.thread: one}) for ns in (0, S))
     past = Past()
@@ -337,7 +337,7 @@ def test_who_has_a_lock_now_may_not_have_had_it_before() -> None:
 
 
 @given(steps_of_threads, ticks_ms)
-def test_a_history_tells_of_live_and_rewound_ticks_alike(threads: list[Steps], ticks: list[int]) -> None:
+def test_history_has_waits_of_live_and_past_ticks_alike(threads: list[Steps], ticks: list[int]) -> None:
     history = History(("poll",), never)
     taken = snapshots(threads, ticks)
     live: list[list[Waiting]] = []
@@ -356,7 +356,7 @@ def test_a_history_tells_of_live_and_rewound_ticks_alike(threads: list[Steps], t
         assert ages == sorted(ages, reverse=True)
 
 
-def test_a_history_that_drops_its_old_ticks_forgets_their_waits() -> None:
+def test_history_that_drops_old_ticks_drops_their_waits() -> None:
     history = History((), never, max_ns=S)
     taken = snapshots([[(0, 150, False, 0)] * 40], [100] * 60)
     most = 0
@@ -384,7 +384,7 @@ def test_another_epoch_has_none_of_the_waits_before() -> None:
     assert history._waits.bytes_held == 0  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_tick_that_is_a_merger_tells_of_its_end() -> None:
+def test_merged_tick_has_the_waits_at_its_end() -> None:
     taken = snapshots([[(0, 400, False, 0)]], [150, 150, 200])
     windows = [between(a, b) for a, b in pairwise(taken)]
     whole = merge(windows)

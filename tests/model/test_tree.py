@@ -1,4 +1,4 @@
-"""The stack tree: what it adds up, which lines are shown, and that what was opened stays open."""
+"""Stack tree: its sums, its visible lines, and that opened branches stay open."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -46,7 +46,7 @@ def written(path: Path, between: str = " ") -> str:
 
 
 def measured(waited: Sequence[Waited]) -> tuple[Book, dict[tuple[int, ...], Added]]:
-    """A book and its places, each of them a place of its own."""
+    """A book and its places, each of them distinct."""
     book, places = Book(), dict[tuple[int, ...], Added]()
     for number, (where, waits, ns) in enumerate(waited, FIRST_STACK):
         kernel_id, user_id = 2 * number, 2 * number + 1
@@ -100,7 +100,7 @@ paths = stacks.map(path_of) | st.tuples(stacks, st.just((MORE,))).map(lambda two
 # ---- the tree
 
 
-def test_stacks_are_merged_by_the_names_of_their_functions() -> None:
+def test_stacks_are_merged_by_function_name() -> None:
     root = grown([("main read", 2, 10), ("main write", 1, 40), ("main read", 3, 20), ("[k]main", 1, 1)])
     assert root.part == (7, 71, 20, 2 * log2.of(10) + log2.of(40) + 3 * log2.of(20) + log2.of(1))
     read = root.children[Step("main", False)].children[Step("read", False)]
@@ -109,7 +109,7 @@ def test_stacks_are_merged_by_the_names_of_their_functions() -> None:
 
 
 @given(selections, shapes)
-def test_a_branch_has_what_the_stacks_that_pass_it_have(waited: list[Waited], shape: Shape) -> None:
+def test_branch_has_the_time_of_the_stacks_through_it(waited: list[Waited], shape: Shape) -> None:
     book, places = measured(waited)
     of_place = steps_of(book, Said(), shape)
     for path, node in branches_of(tree_of(places, book, Said(), shape)):
@@ -117,7 +117,7 @@ def test_a_branch_has_what_the_stacks_that_pass_it_have(waited: list[Waited], sh
         assert node.part == total(through)
 
 
-def test_nothing_waited() -> None:
+def test_tree_without_waits_is_empty() -> None:
     root = grown([])
     assert root.part == (0, 0, 0, 0)
     assert flatten(root, (), 0) == []
@@ -129,11 +129,11 @@ def test_nothing_waited() -> None:
 # ---- the lines
 
 
-def test_closed_the_tree_is_its_outermost_functions_most_time_first() -> None:
+def test_closed_tree_is_its_outermost_functions_most_time_first() -> None:
     assert shown(flatten(grown(DATABASE), (), 0)) == ["+ main 95", "  [k]kthread › [k]worker 5"]
 
 
-def test_open_it_shows_runs_of_single_children_as_one_line() -> None:
+def test_open_tree_shows_chains_of_single_children_as_one_line() -> None:
     root = grown(DATABASE)
     assert shown(flatten(root, all_paths(root), 0)) == [
         "- main 95",
@@ -145,11 +145,11 @@ def test_open_it_shows_runs_of_single_children_as_one_line() -> None:
     ]
 
 
-def test_equals_stand_in_the_order_of_their_names() -> None:
+def test_equal_times_are_sorted_by_name() -> None:
     assert shown(flatten(grown([("c", 1, 5), ("a", 1, 5), ("b", 1, 5)]), (), 0)) == ["  a 5", "  b 5", "  c 5"]
 
 
-def test_where_time_ends_a_run_ends() -> None:
+def test_chain_ends_where_time_ends() -> None:
     root = grown([("main loop poll", 1, 10), ("main loop", 0, 1)])
     assert shown(flatten(root, all_paths(root), 0)) == ["- main › loop 11", "    poll 10"]
 
@@ -173,7 +173,7 @@ def test_small_branches_are_one_line_that_can_be_opened() -> None:
     ]
 
 
-def test_each_line_that_sums_up_is_opened_on_its_own() -> None:
+def test_each_summary_line_is_opened_on_its_own() -> None:
     root = grown([(f"{caller} f{n}", 1, n) for caller in ("a", "b") for n in range(1, 4)])
     opened = {path_of("a"), path_of("b"), (*path_of("b"), MORE)}
     assert shown(flatten(root, opened, 4)) == [
@@ -187,17 +187,17 @@ def test_each_line_that_sums_up_is_opened_on_its_own() -> None:
     ]
 
 
-def test_a_single_small_branch_is_shown_as_it_is() -> None:
+def test_single_small_branch_is_shown_unchanged() -> None:
     assert shown(flatten(grown(SMALL), {path_of("main")}, 2))[-1] == "    f1 › g 1"
 
 
-def test_what_a_thread_gave_back_is_small_even_where_nothing_is_summed_up() -> None:
+def test_negative_time_of_an_evicted_thread_is_small_even_without_summary_lines() -> None:
     root = grown([("a", 1, 10), ("b", 0, -2), ("c", 0, -3)])
     assert shown(flatten(root, (), 0)) == ["  a 10", "+ … -5"]
 
 
 @given(selections, shapes, st.lists(paths, max_size=5), st.integers(0, 300))
-def test_the_outermost_lines_add_up_to_the_selection(
+def test_outermost_lines_add_up_to_the_selection(
     waited: list[Waited], shape: Shape, opened: list[Path], least_ns: int
 ) -> None:
     root = grown(waited, shape)
@@ -206,7 +206,7 @@ def test_the_outermost_lines_add_up_to_the_selection(
 
 
 @given(selections, shapes)
-def test_all_open_each_function_is_in_one_line_below_the_one_that_called_it(waited: list[Waited], shape: Shape) -> None:
+def test_fully_opened_tree_has_each_function_in_one_line_below_its_caller(waited: list[Waited], shape: Shape) -> None:
     root = grown(waited, shape)
     branches = flatten(root, all_paths(root), 0)
     folded = [branch.path[:length] for branch in branches for length in range(branch.first + 1, len(branch.path) + 1)]
@@ -222,15 +222,13 @@ def test_all_open_each_function_is_in_one_line_below_the_one_that_called_it(wait
 
 
 @given(selections, st.lists(paths, max_size=5), st.integers(0, 300))
-def test_what_was_opened_is_open_whatever_the_numbers_are(
-    waited: list[Waited], opened: list[Path], least_ns: int
-) -> None:
+def test_opened_branch_stays_open_whatever_the_numbers(waited: list[Waited], opened: list[Path], least_ns: int) -> None:
     for branch in flatten(grown(waited), opened, least_ns):
         within = any(path[: len(branch.path)] == branch.path for path in opened)
         assert branch.opened == (branch.openable and within)
 
 
-def test_an_open_branch_is_still_open_when_its_run_grows_and_parts() -> None:
+def test_open_branch_stays_open_when_its_chain_grows_and_splits() -> None:
     opened = {path_of("a b")}
     assert shown(flatten(grown([("a b c", 1, 1), ("a b d", 1, 2)]), opened, 0)) == ["- a › b 3", "    d 2", "    c 1"]
     assert shown(flatten(grown([("a b d", 1, 2)]), opened, 0)) == ["  a › b › d 2"]
@@ -246,13 +244,13 @@ def test_an_open_branch_is_still_open_when_its_run_grows_and_parts() -> None:
 # ---- opening and closing
 
 
-def test_what_has_a_tenth_of_the_time_is_open_at_first() -> None:
+def test_branches_with_a_tenth_of_the_time_are_open_at_first() -> None:
     assert opened_by_share(grown(DATABASE)) == {path_of("main"), path_of("main query")}
     assert opened_by_share(grown(DATABASE), 0.9) == {path_of("main")}
     assert opened_by_share(grown([("a b", 0, 0), ("a c", 0, 0)])) == frozenset()
 
 
-def test_closing_a_branch_closes_all_within_it_and_nothing_around_it() -> None:
+def test_closing_a_branch_closes_everything_in_it_and_nothing_else() -> None:
     root = grown([("a b c d", 1, 4), ("a b c e", 1, 3), ("a b f", 1, 2), ("a g", 1, 1)])
     opened = opened_with((), path_of("a b c"))
     assert [branch.opened for branch in flatten(root, opened, 0)] == [True, True, True, False, False, False, False]
@@ -264,7 +262,7 @@ def test_closing_a_branch_closes_all_within_it_and_nothing_around_it() -> None:
 
 
 @given(selections, st.lists(paths, max_size=5), st.integers(0, 300), st.data())
-def test_closing_a_line_leaves_the_others_as_they_are(
+def test_closing_a_line_leaves_the_others_unchanged(
     waited: list[Waited], opened: list[Path], least_ns: int, data: st.DataObject
 ) -> None:
     root = grown(waited)
@@ -287,7 +285,7 @@ def test_opening_a_line_opens_it(waited: list[Waited], opened: list[Path], least
     assert after[before.index(chosen)] == chosen._replace(opened=chosen.openable)
 
 
-def test_of_a_tree_of_too_many_lines_what_has_most_time_is_opened() -> None:
+def test_too_large_tree_opens_what_has_most_time() -> None:
     root = grown([(f"f{n // 2} g{n}", 1, 10_000 - n) for n in range(2 * MOST_LINES)])
     assert len(root.children) == MOST_LINES
     assert all_paths(root) == frozenset()
@@ -298,7 +296,7 @@ def test_of_a_tree_of_too_many_lines_what_has_most_time_is_opened() -> None:
     assert path_of("main f699") not in opened
 
 
-def test_stacks_as_deep_as_they_get_need_no_recursion() -> None:
+def test_deepest_stacks_need_no_recursion() -> None:
     root = grown([(" ".join(f"f{n}" for n in range(depth)), 1, 1) for depth in range(1, 255)])
     branches = flatten(root, all_paths(root), 0)
     assert [branch.depth for branch in branches] == [*range(254)]
@@ -308,7 +306,7 @@ def test_stacks_as_deep_as_they_get_need_no_recursion() -> None:
 # ---- the cursor
 
 
-def test_the_cursor_stays_on_its_branch_or_goes_to_what_is_left_of_it() -> None:
+def test_cursor_stays_on_its_branch_or_goes_to_the_nearest_ancestor() -> None:
     root = grown(DATABASE)
     branches = flatten(root, all_paths(root), 0)
     where: Mapping[str, int] = {
@@ -326,7 +324,7 @@ def test_the_cursor_stays_on_its_branch_or_goes_to_what_is_left_of_it() -> None:
     assert {path: index_of(branches, path_of(path)) for path in where} == where
 
 
-def test_the_cursor_on_a_branch_that_got_small_goes_to_the_line_that_sums_it_up() -> None:
+def test_cursor_on_a_branch_that_became_small_goes_to_its_summary_line() -> None:
     root = grown(SMALL)
     branches = flatten(root, {path_of("main")}, 5)
     assert index_of(branches, path_of("main f2 g")) == 2
@@ -340,7 +338,7 @@ def test_the_cursor_on_a_branch_that_got_small_goes_to_the_line_that_sums_it_up(
 
 
 @given(selections, st.lists(paths, max_size=5), st.integers(0, 300), paths)
-def test_any_path_has_a_line_and_each_line_is_its_own_paths(
+def test_any_path_has_a_line_and_each_line_has_its_own_path(
     waited: list[Waited], opened: list[Path], least_ns: int, path: Path
 ) -> None:
     branches = flatten(grown(waited), opened, least_ns)

@@ -1,4 +1,4 @@
-"""What a person may say is to be caught, and what they are told where it cannot be."""
+"""Triggers that can be given, and the errors of invalid ones."""
 
 import pytest
 
@@ -18,11 +18,11 @@ def said(text: str) -> str:
     return sentence
 
 
-def test_auto_is_no_rule_of_its_own() -> None:
+def test_auto_is_not_a_trigger_of_its_own() -> None:
     assert parse(" auto ", IDS, GROUPS) is None
 
 
-def test_the_examples_of_the_help_mean_what_they_say() -> None:
+def test_examples_of_the_help_mean_what_they_say() -> None:
     one = parse("lock.max > 500ms", IDS, GROUPS)
     assert one
     assert (one.categories, one.metric, one.value, one.program) == (frozenset({"lock"}), MAX, 500 * MS, "")
@@ -42,13 +42,13 @@ def test_the_examples_of_the_help_mean_what_they_say() -> None:
 
 
 @pytest.mark.parametrize(("word", "metric"), [("blocked", WAITING), ("ev/s", EVENTS), ("p99.9", "p999")])
-def test_other_words_for_the_same(word: str, metric: str) -> None:
+def test_aliases_are_accepted(word: str, metric: str) -> None:
     one = parse(f"lock.{word} > 5{'ms' if metric == 'p999' else ''}", IDS, GROUPS)
     assert one
     assert one.metric == metric
 
 
-def test_whom_and_what_a_rule_is_about() -> None:
+def test_trigger_covers_programs_and_categories() -> None:
     one = parse("comm:my* lock.max > 1s", IDS, GROUPS)
     assert one
     assert one.is_about("mysqld", "lock")
@@ -78,11 +78,11 @@ def test_whom_and_what_a_rule_is_about() -> None:
         (f"lock.max > {'9' * 300}ms", "is no trigger"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_remedy(text: str, sentence: str) -> None:
+def test_invalid_trigger_is_rejected_with_a_remedy(text: str, sentence: str) -> None:
     assert sentence in said(text)
 
 
-def test_values_are_told_in_their_units() -> None:
+def test_values_are_shown_in_their_units() -> None:
     assert value_told(MAX, 1_840_000_000.0) == "1.84s"
     assert value_told("p99", 0.0) == "0"
     assert value_told(WAITING, 12.04) == "12.0 threads"

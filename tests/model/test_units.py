@@ -1,4 +1,4 @@
-"""Numbers are words of at most three significant digits, and of widths that tables can count on."""
+"""Numbers have at most three significant digits, and widths that fit into tables."""
 
 import pytest
 from hypothesis import given
@@ -30,12 +30,12 @@ from offtop import units
         (181_440_000_000_000, "2.1d"),
     ],
 )
-def test_a_duration_reads_as_on_the_screen(ns: int, words: str) -> None:
+def test_duration_reads_as_on_the_screen(ns: int, words: str) -> None:
     assert units.duration(ns) == words
 
 
 @given(st.integers(1, 90 * 86_400 * 10**9))
-def test_a_duration_is_at_most_6_wide(ns: int) -> None:
+def test_duration_is_at_most_6_wide(ns: int) -> None:
     assert 2 < len(units.duration(ns)) <= 6
 
 
@@ -55,7 +55,7 @@ def test_a_duration_is_at_most_6_wide(ns: int) -> None:
         (1_234 * 10**9, "1234s"),
     ],
 )
-def test_a_span_has_no_more_digits_than_it_needs(ns: int, words: str) -> None:
+def test_span_has_no_more_digits_than_needed(ns: int, words: str) -> None:
     assert units.span(ns) == words
 
 
@@ -76,14 +76,14 @@ def test_bytes_are_in_powers_of_1024() -> None:
     assert [units.size(n) for n in (0, 999, 2048, 62 * 2**20)] == ["0B", "999B", "2.0KB", "62MB"]
 
 
-def test_nothing_divided_by_no_time_is_nothing() -> None:
+def test_average_over_no_time_is_0() -> None:
     assert units.average(5, 0) == 0
     assert units.percent(5, 0) == 0
     assert units.average(5, 10) == 0.5
     assert units.percent(5, 10) == 50
 
 
-def test_a_typed_duration_has_a_unit_or_that_of_its_question() -> None:
+def test_typed_duration_has_a_unit_or_the_default_one() -> None:
     assert units.parse_duration("1ms", 1) == 1_000_000
     assert units.parse_duration("1.5s", 1) == 1_500_000_000
     assert units.parse_duration("200", 1_000) == 200_000
@@ -91,6 +91,6 @@ def test_a_typed_duration_has_a_unit_or_that_of_its_question() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "abc", "-1", "ms", "nan", "1e99", "inf", "1 2"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         units.parse_duration(text, 1)

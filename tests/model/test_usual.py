@@ -1,4 +1,4 @@
-"""What is usual, learnt from finished waits."""
+"""Usual length of waits, learnt from finished ones."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def tick(category: str, *waits_ms: int, idle: bool = False, pid: int = 1, short:
 
 
 def taught(*ticks: Cut, min_ns: int = MS) -> Usual:
-    """After the step that these are in."""
+    """After the step with these waits."""
     usual = Usual()
     for number, one in enumerate((*ticks, Cut(S))):
         at_ns = 100 * S + number * S if number < len(ticks) else 100 * S + LEARN_NS
@@ -37,31 +37,31 @@ def test_nothing_is_usual_at_first() -> None:
     assert Usual().of("", "") == 0
 
 
-def test_it_is_what_all_but_one_in_a_thousand_are_below() -> None:
+def test_usual_is_what_999_of_1000_waits_are_below() -> None:
     usual = taught(tick("lock", *[3] * 999, 500), tick("lock", *[3] * 1000))
     assert usual.of("shop", "lock") == log2.high_ns(log2.lane_of(3 * MS))
     assert taught(tick("lock", *[3] * 997, 500, 500, 500)).of("shop", "lock") == log2.high_ns(log2.lane_of(500 * MS))
 
 
-def test_few_waits_say_nothing_and_programs_and_categories_are_apart() -> None:
+def test_few_waits_are_not_enough_and_programs_and_categories_are_separate() -> None:
     usual = taught(tick("lock", *[20] * 9), tick("fsync", *[20] * 10), tick("lock", *[90] * 10, pid=2))
     assert usual.of("shop", "lock") == 0
     assert usual.of("shop", "fsync") == log2.high_ns(log2.lane_of(20 * MS))
     assert usual.of("bank", "lock") == log2.high_ns(log2.lane_of(90 * MS))
 
 
-def test_what_looks_idle_teaches_nothing() -> None:
+def test_idle_waits_are_not_learnt() -> None:
     assert taught(tick("lock", *[20] * 50, idle=True)).of("shop", "lock") == 0
 
 
 @pytest.mark.parametrize(("short", "known"), [(999, False), (1000, True)])
-def test_a_program_that_waits_briefly_all_the_time_is_known_by_that(short: int, known: bool) -> None:
+def test_program_of_mostly_short_waits_is_judged_by_those(short: int, known: bool) -> None:
     usual = taught(tick("lock", 1500, short=short))
     assert usual.of("shop", "lock") == (log2.high_ns(log2.lane_of(MS)) if known else 0)
     assert usual.of("bank", "lock") == 0
 
 
-def test_what_is_five_minutes_old_is_forgotten() -> None:
+def test_waits_older_than_five_minutes_are_dropped() -> None:
     usual = taught(tick("lock", *[900] * 50))
     at_ns = 100 * S + LEARN_NS
     for _ in range(29):

@@ -147,7 +147,7 @@ def pressed(those: tuple[View, list[Press]]) -> View:
 
 
 @given(presses)
-def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Press]]) -> None:
+def test_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
     assert bool(view.path) is (view.focus == SITE)
     assert view.thread is None or view.scope.pid == view.thread.pid
@@ -171,14 +171,14 @@ def test_a_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Press
     assert view.scope.blocked is (view.mode != OFFCPU)
 
 
-def test_a_closed_branch_in_which_one_was_opened_and_closed_again_is_open() -> None:
+def test_closed_branch_in_which_another_was_opened_and_closed_is_open() -> None:
     view = panes.branch_closed(View(), (MAIN, SERVE))
     view = panes.branch_closed(panes.branch_opened(view, (MAIN, SERVE, LEAF)), (MAIN, SERVE, LEAF))
     assert (view.tree.opened, view.tree.closed) == ({(MAIN, SERVE)}, {(MAIN, SERVE, LEAF)})
 
 
 @given(presses)
-def test_what_is_stuck_is_a_list_when_one_comes_to_it_and_leads_back(those: tuple[View, list[Press]]) -> None:
+def test_waits_in_progress_open_as_a_list_and_lead_back(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
     stuck = panes.stuck_or_not(panes.waiting(view))
     assert (stuck.focus, stuck.stuck.opened, stuck.path, stuck.stuck.cursor) == (STUCK, False, (), view.stuck.cursor)
@@ -190,7 +190,7 @@ def test_what_is_stuck_is_a_list_when_one_comes_to_it_and_leads_back(those: tupl
     assert panes.stuck_or_not(panes.waiting(opened)).stuck == views.StuckView(WORKER)
 
 
-def test_what_is_stuck_leads_past_the_icicle_and_the_site_to_where_those_came_from() -> None:
+def test_waits_in_progress_lead_back_to_the_pane_before_icicle_or_site() -> None:
     flame = panes.flame_or_not(View(focus=LIST))
     assert [panes.waiting(panes.stuck_or_not(view)).focus for view in (flame, STARTS[2])] == [LIST, TREE]
     assert panes.flame_or_not(panes.flame_or_not(panes.stuck_or_not(View(focus=LIST)))).focus == LIST
@@ -208,7 +208,7 @@ def test_escape_leads_to_the_top_from_everywhere_and_changes_nothing_there(those
 
 
 @given(presses)
-def test_what_turns_something_over_turns_it_back(those: tuple[View, list[Press]]) -> None:
+def test_toggles_pressed_twice_change_nothing(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
     for turn in (views.reversed_order, views.idle_or_not, panes.zoomed_or_not):
         assert turn(turn(view)) == view
@@ -227,7 +227,7 @@ def test_what_turns_something_over_turns_it_back(those: tuple[View, list[Press]]
     assert views.muted_or_not(muted, parse("leaf=z")).muted == view.muted
 
 
-def test_enter_goes_down_level_by_level_and_escape_up_by_the_same() -> None:
+def test_enter_goes_down_level_by_level_and_escape_back_up() -> None:
     top = View(category="lock")
     in_list = drilling.entered(top, None)
     process = drilling.entered(in_list, 7)
@@ -245,13 +245,13 @@ def test_enter_goes_down_level_by_level_and_escape_up_by_the_same() -> None:
     assert drilling.left(drilling.left(up)).category == ALL
 
 
-def test_the_scope_of_a_thread_is_its_process_and_its_number() -> None:
+def test_scope_of_a_thread_is_its_pid_and_tid() -> None:
     assert View().scope == Scope(idle=False)
     assert View(category="lock", pid=7, idle_shown=True).scope == Scope("lock", 7)
     assert View(thread=WORKER).scope == Scope("", 7, 8, idle=False)
 
 
-def test_a_narrowed_view_asks_the_kernel_for_the_pin_and_keeps_what_else_it_asks() -> None:
+def test_narrowed_view_adds_the_pin_to_the_kernel_s_filters() -> None:
     view = View(filters=Filters(who="user"), pin=WORKER)
     assert view.asked == Filters(who="user")
     assert views.narrowed_or_widened(view).asked == Filters(tids=(8,), who="user")
@@ -262,13 +262,13 @@ def test_a_narrowed_view_asks_the_kernel_for_the_pin_and_keeps_what_else_it_asks
     assert not views.pinned(replace(view, narrowed=True), WORKER).narrowed
 
 
-def test_a_cgroup_that_is_pinned_is_what_the_kernel_is_asked_for_among_those_that_it_counts_anyway() -> None:
+def test_pinned_cgroup_is_added_to_the_kernel_s_filters() -> None:
     view = View(filters=Filters(pids=(7,), cgroup="/a"), pin="/a/b")
     assert view.asked == Filters(pids=(7,), cgroup="/a")
     assert views.narrowed_or_widened(view).asked == Filters(pids=(7,), cgroup="/a/b")
 
 
-def test_enter_on_a_cgroup_goes_to_its_processes_and_escape_back_to_it_with_the_filter_of_before() -> None:
+def test_enter_on_a_cgroup_goes_to_its_processes_and_escape_back_with_the_earlier_filter() -> None:
     before = parse("cat=lock max>1ms")
     listed = drilling.cgroups_or_not(View(focus=LIST, filter=before, threads=True))
     assert (listed.lists_cgroups, listed.lists_threads) == (True, False)
@@ -286,7 +286,7 @@ def test_enter_on_a_cgroup_goes_to_its_processes_and_escape_back_to_it_with_the_
     assert len(long.filter.text) > 4000
 
 
-def test_h_leaves_cgroups_for_threads_and_another_filter_stays_among_processes() -> None:
+def test_h_leaves_cgroups_for_threads_and_another_filter_keeps_processes() -> None:
     listed = View(focus=LIST, cgroups=True)
     threads = drilling.threads_or_processes(listed)
     assert (threads.lists_threads, threads.lists_cgroups) == (True, False)
@@ -297,14 +297,14 @@ def test_h_leaves_cgroups_for_threads_and_another_filter_stays_among_processes()
 
 
 @pytest.mark.parametrize("delay_ns", [0, NS_PER_S // 10 - 1, 60 * NS_PER_S + 1])
-def test_a_delay_has_its_bounds(delay_ns: int) -> None:
+def test_delay_has_bounds(delay_ns: int) -> None:
     with pytest.raises(ValueError, match=str(delay_ns)):
         views.with_delay(View(), delay_ns)
     assert views.with_delay(View(), NS_PER_S // 10).delay_ns == NS_PER_S // 10
 
 
 @given(st.lists(paths, max_size=5), st.lists(paths, max_size=5))
-def test_what_was_closed_by_hand_does_not_grow_open(shut: list[Path], large: list[Path]) -> None:
+def test_branch_closed_by_the_user_does_not_open_by_itself(shut: list[Path], large: list[Path]) -> None:
     view = View()
     for path in shut:
         view = panes.branch_closed(view, path)
@@ -316,14 +316,14 @@ def test_what_was_closed_by_hand_does_not_grow_open(shut: list[Path], large: lis
         assert path in view.tree.opened or any(path[: len(one)] == one for one in shut)
 
 
-def test_another_category_forgets_what_was_open_but_not_the_shape() -> None:
+def test_another_category_drops_what_was_open_but_keeps_the_shape() -> None:
     view = panes.branch_opened(panes.inverted(View()), (LEAF,))
     other = drilling.at_category(view, "lock")
     assert (other.tree.opened, other.tree.shape.inverted) == (frozenset(), True)
     assert drilling.at_category(other, "lock") is other
 
 
-def test_tab_goes_round_the_panes_it_is_given() -> None:
+def test_tab_goes_round_the_given_panes() -> None:
     panes = [CATEGORIES, LIST, TREE]
     view = View()
     assert [(view := views.next_pane(view, panes, 1)).focus for _ in panes] == [LIST, TREE, CATEGORIES]
@@ -332,7 +332,7 @@ def test_tab_goes_round_the_panes_it_is_given() -> None:
     assert views.next_pane(replace(view, focus=FLAME), panes, 1).focus == CATEGORIES
 
 
-def test_no_way_out_of_a_site_keeps_its_branch() -> None:
+def test_every_way_out_of_a_site_leaves_its_branch() -> None:
     site = STARTS[2]
     ways = [
         *(
@@ -358,7 +358,7 @@ GIL = Reason("Python's GIL")
 TOP = drilling.in_mode(View(focus=LIST), WAKEUP)
 
 
-def test_enter_leads_from_a_waking_process_to_its_threads_and_to_the_tree_of_one_and_escape_back() -> None:
+def test_enter_leads_from_a_waking_process_to_its_threads_to_a_tree_and_escape_back() -> None:
     process = drilling.entered(TOP, SHOP)
     thread = drilling.entered(process, COOK)
     assert (process.wakers, process.focus, process.lists_waking_threads) == ((SHOP,), LIST, True)
@@ -370,7 +370,7 @@ def test_enter_leads_from_a_waking_process_to_its_threads_and_to_the_tree_of_one
     assert drilling.left(up).focus == CATEGORIES
 
 
-def test_what_is_no_thread_and_a_thread_among_all_lead_to_their_tree_at_once() -> None:
+def test_wakers_without_a_list_of_threads_lead_to_their_tree() -> None:
     by_threads = drilling.threads_or_processes(TOP)
     for view, key in ((TOP, TIMEOUT), (by_threads, COOK)):
         inside = drilling.entered(view, key)
@@ -383,12 +383,12 @@ def test_what_is_no_thread_and_a_thread_among_all_lead_to_their_tree_at_once() -
         assert (up.wakers, up.focus) == ((SHOP,), LIST)
 
 
-def test_a_storm_leads_to_the_waker_that_it_is_of() -> None:
+def test_storm_leads_to_its_waker() -> None:
     assert drilling.entered(TOP, WakerKey("storm: shop", 7)).wakers == (SHOP,)
     assert drilling.entered(drilling.entered(TOP, SHOP), WakerKey("storm: cook", 7, 72)).wakers == (SHOP, COOK)
 
 
-def test_h_lists_waking_threads_or_their_processes_and_leaves_the_sleepers_as_they_are() -> None:
+def test_h_switches_between_waking_threads_and_processes_and_keeps_the_sleepers() -> None:
     of_worker = replace(TOP, pid=7, thread=WORKER)
     by_threads = drilling.threads_or_processes(of_worker)
     assert (by_threads.lists_waking_threads, by_threads.thread, by_threads.pid) == (True, WORKER, 7)
@@ -398,7 +398,7 @@ def test_h_lists_waking_threads_or_their_processes_and_leaves_the_sleepers_as_th
     assert (up.wakers, up.lists_waking_threads) == ((), False)
 
 
-def test_what_is_waited_on_is_a_list_of_its_own_and_a_thing_leads_to_those_who_waited_or_woke_there() -> None:
+def test_list_of_objects_leads_to_the_threads_that_waited_or_woke_there() -> None:
     sleepers = "lists_sleepers"
     for mode, what in ((OFFCPU, sleepers), (WAKEUP, "lists_wakers"), (OFFWAKE, sleepers), (CHAIN, sleepers)):
         listed = drilling.objects_or_not(drilling.in_mode(View(focus=LIST), mode))
@@ -411,7 +411,7 @@ def test_what_is_waited_on_is_a_list_of_its_own_and_a_thing_leads_to_those_who_w
         assert not drilling.objects_or_not(listed).lists_objects
 
 
-def test_what_is_waited_for_is_a_list_of_its_own_and_a_reason_leads_to_those_who_waited_for_it() -> None:
+def test_list_of_causes_leads_to_the_threads_that_waited_for_them() -> None:
     for mode, what in ((OFFCPU, "lists_sleepers"), (WAKEUP, "lists_wakers")):
         listed = drilling.reasons_or_not(drilling.in_mode(View(focus=LIST), mode))
         assert (listed.lists_reasons, getattr(listed, what)) == (True, False)
@@ -429,7 +429,7 @@ def test_what_is_waited_for_is_a_list_of_its_own_and_a_reason_leads_to_those_who
     assert (of_pipe.reason, of_pipe.pid, of_pipe.lists_objects) == (GIL, 7, True)
 
 
-def test_h_and_c_leave_what_is_waited_on_for_their_own_lists() -> None:
+def test_h_and_c_leave_objects_for_their_own_lists() -> None:
     listed = drilling.objects_or_not(drilling.in_mode(View(focus=LIST), OFFWAKE))
     assert drilling.threads_or_processes(listed).lists_threads
     assert drilling.cgroups_or_not(listed).lists_cgroups
@@ -439,7 +439,7 @@ def test_h_and_c_leave_what_is_waited_on_for_their_own_lists() -> None:
     assert (inside.lists_threads, inside.object, drilling.left(inside).lists_objects) == (True, PIPE, True)
 
 
-def test_escape_leaves_what_was_entered_last_whatever_it_is() -> None:
+def test_escape_leaves_what_was_entered_last() -> None:
     things = drilling.objects_or_not(drilling.in_mode(View(focus=LIST), OFFWAKE))
     on_pipe = drilling.entered(things, PIPE)
     process = drilling.entered(on_pipe, 7)
@@ -467,7 +467,7 @@ def test_escape_leaves_what_was_entered_last_whatever_it_is() -> None:
     assert (up.object, up.pid) == (None, 7)
 
 
-def test_a_waker_stays_chosen_in_modes_that_know_wakers_and_is_left_in_one_step_there() -> None:
+def test_waker_stays_selected_in_modes_with_wakers_and_is_left_in_one_step() -> None:
     thread = drilling.entered(drilling.entered(TOP, SHOP), COOK)
     for mode in (OFFWAKE, CHAIN):
         view = drilling.in_mode(thread, mode)
@@ -481,7 +481,7 @@ def test_a_waker_stays_chosen_in_modes_that_know_wakers_and_is_left_in_one_step_
         assert (back.wakers, drilling.left(back).pid, back.scope.pid) == ((SHOP, COOK), None, 9)
 
 
-def test_off_cpu_time_keeps_nothing_that_it_cannot_show() -> None:
+def test_off_cpu_mode_keeps_nothing_that_it_cannot_show() -> None:
     things = drilling.objects_or_not(TOP)
     inside = drilling.entered(things, PIPE)
     for view in (drilling.entered(drilling.entered(TOP, SHOP), COOK), inside, things):
@@ -506,7 +506,7 @@ def test_another_mode_keeps_the_selection(those: tuple[View, list[Press]], mode:
         assert (other.tree.opened, other.flame.zoom, other.path, other.cell) == (frozenset(), (), (), None)
 
 
-def test_the_list_is_about_the_thread_that_was_drilled_into_where_it_is_of_wakers() -> None:
+def test_list_of_wakers_covers_the_selected_thread() -> None:
     view = drilling.in_mode(View(pid=7, thread=WORKER, focus=TREE), WAKEUP)
     assert view.scope == Scope("", 7, 8, idle=False, blocked=True)
     assert drilling.at_row(replace(view, focus=LIST), COOK).cursor == COOK

@@ -1,4 +1,4 @@
-"""Who really woke, by the names of the kernel's functions: a thread, or an interrupt on top of one."""
+"""Classification of wakers by kernel function names: a thread, or an interrupt on top of one."""
 
 import pytest
 
@@ -119,28 +119,28 @@ OF_INTERRUPTS = {
 
 
 @pytest.mark.parametrize("stack", OF_THREADS)
-def test_a_stack_of_a_thread_says_who_woke(stack: str) -> None:
+def test_stack_of_a_thread_is_classified(stack: str) -> None:
     assert kind_of(["try_to_wake_up", *stack.split()], is_thread=True) == OF_THREADS[stack]
     assert kind_of(stack.split(), is_thread=True) == OF_THREADS[stack]
 
 
 @pytest.mark.parametrize("stack", OF_INTERRUPTS)
-def test_a_stack_of_an_interrupt_says_which(stack: str) -> None:
+def test_stack_of_an_interrupt_is_classified(stack: str) -> None:
     assert kind_of(["try_to_wake_up", *stack.split()], is_thread=False) == OF_INTERRUPTS[stack]
 
 
-def test_of_no_stack_only_that_is_known_whether_a_thread_was_there() -> None:
+def test_empty_stack_shows_only_whether_a_thread_ran() -> None:
     assert kind_of([], is_thread=True) == Kind(THREAD)
     assert kind_of([], is_thread=False) == Kind(IRQ)
 
 
-def test_what_compilers_append_to_names_changes_nothing() -> None:
+def test_compiler_suffixes_change_nothing() -> None:
     names = ["try_to_wake_up.part.0", "hrtimer_wakeup.cold", "__hrtimer_run_queues.constprop.0", "hrtimer_interrupt"]
     assert kind_of(names, is_thread=False) == Kind(TIMEOUT)
     assert tail_length(names) == 1
 
 
-def test_how_every_waking_looks_is_the_tail_and_one_frame_is_left() -> None:
+def test_tail_is_what_every_wakeup_has_and_one_frame_is_left() -> None:
     assert tail_length(f"try_to_wake_up wake_up_q futex_wake {SYSCALL}".split()) == 2
     assert tail_length(["try_to_wake_up", "pollwake", "__wake_up_common", "eventfd_write"]) == 3
     assert tail_length(["try_to_wake_up", "kick_pool", "__queue_work"]) == 1
@@ -149,7 +149,7 @@ def test_how_every_waking_looks_is_the_tail_and_one_frame_is_left() -> None:
     assert tail_length([]) == 0
 
 
-def test_behind_the_entry_of_an_interrupt_nothing_is_its_own() -> None:
+def test_frames_after_an_interrupt_s_entry_are_not_its_own() -> None:
     cut = f"try_to_wake_up hrtimer_wakeup __hrtimer_run_queues {TICK}".split()
     assert cut_at_interrupt([*cut, *INNOCENT.split()]) == len(cut)
     assert cut_at_interrupt(cut) == len(cut)
@@ -159,7 +159,7 @@ def test_behind_the_entry_of_an_interrupt_nothing_is_its_own() -> None:
     assert cut_at_interrupt([]) == 0
 
 
-def test_a_thread_that_goes_on_behind_an_interrupt_has_a_stack_of_its_own() -> None:
+def test_thread_that_returns_to_user_mode_after_an_interrupt_has_its_own_stack() -> None:
     own = f"try_to_wake_up do_notify_parent do_exit get_signal exit_to_user_mode_loop.isra.0 {KICKED}".split()
     assert cut_at_interrupt(own) == len(own)
     hit = f"try_to_wake_up hrtimer_wakeup __hrtimer_run_queues {TICK}".split()
@@ -167,7 +167,7 @@ def test_a_thread_that_goes_on_behind_an_interrupt_has_a_stack_of_its_own() -> N
     assert entry_length(own[1:]) == 1
 
 
-def test_system_calls_faults_and_look_alikes_are_no_interrupts() -> None:
+def test_system_calls_faults_and_similar_names_are_no_interrupts() -> None:
     assert [name for name in INTERRUPTS if not is_interrupt(name)] == []
     others = [
         "entry_SYSCALL_64_after_hwframe",

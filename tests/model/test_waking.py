@@ -1,4 +1,4 @@
-"""Who wakes: what falls to a waker is all the blocked time of the waits that it ended, and no time falls to two."""
+"""Wakers: each has all blocked time of the waits that it ended, and no time counts twice."""
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ BLOCKED = Scope(blocked=True)
 
 
 def second(*sites: tuple[SiteKey, SiteTotals], short: ThreadTotals | None = None, idle: Idle | None = None) -> Shares:
-    """Of a second with these sites, and the short waits of thread 19 of process 1."""
+    """A second with these sites, and the short waits of thread 19 of process 1."""
     threads = {ThreadKey(1, 19): short} if short else {}
     return shares(Window(0, 0, 10**9, threads=threads, sites=dict(sites), book=BOOK), idle or Idle())
 
@@ -112,21 +112,21 @@ def ns(table: dict[tuple[int, ...], tuple[int, int, int, int]]) -> dict[int, int
 # ---- by wake
 
 
-def test_the_blocked_time_falls_to_what_ended_it() -> None:
+def test_blocked_time_goes_to_the_waker() -> None:
     by_id = {10: 400, 11: 200, 12: 60, 13: 7, NO_WAKE: 1000, WAKE_UNSEEN: 20, _EXITED: 40, _BELOW: 30}
     assert ns(by_wake(EVERY, BLOCKED)) == by_id
     assert by_wake(EVERY, BLOCKED)[(10,)] == (1, 400, 500, log2.of(500))  # the wait is a whole one
     assert total(by_wake(EVERY, BLOCKED).values()).total_ns == sum(by_id.values()) == 1757
 
 
-def test_the_run_queue_that_followed_is_beside_it() -> None:
+def test_run_queue_time_that_followed_is_separate() -> None:
     assert ns(ready_by_wake(EVERY, BLOCKED)) == {10: 100, 12: 30, _BELOW: 3}
     assert ns(ready_by_wake(EVERY, Scope("pipe", blocked=True))) == {12: 30}
     assert ns(ready_by_wake(EVERY, Scope("lock", blocked=True))) == {10: 100}
     assert ns(by_wake(EVERY, Scope(RUN_QUEUE, blocked=True))) == {10: 100, 12: 30, _BELOW: 3}
 
 
-def test_a_scope_is_of_a_category_a_process_or_a_thread() -> None:
+def test_scope_is_a_category_a_process_or_a_thread() -> None:
     assert ns(by_wake(EVERY, Scope("pipe", blocked=True))) == {12: 60, 13: 7}
     assert ns(by_wake(EVERY, Scope(pid=1, tid=12, blocked=True))) == {11: 200}
     assert ns(by_wake(EVERY, Scope(pid=2, blocked=True))) == {}
@@ -134,12 +134,12 @@ def test_a_scope_is_of_a_category_a_process_or_a_thread() -> None:
     assert ns(by_wake(every, Scope(idle=False, blocked=True))) == {10: 3}
 
 
-def test_what_is_filtered_is_nobodys() -> None:
+def test_filtered_waits_have_no_waker() -> None:
     left_out = ThreadTotals(1, 50, 20, filtered_ns=50, filtered_runqueue_ns=20)
     assert by_wake(second(short=left_out), BLOCKED) == {}
 
 
-def test_nothing_waited() -> None:
+def test_no_waits_have_no_wakers() -> None:
     assert by_wake(second(), BLOCKED) == ready_by_wake(second(), BLOCKED) == {}
     assert grouped({}, waker_of(BOOK, True)) == {}
     assert top_of_wakes(second(), BLOCKED, {WakerKey("clerk", 7, 71)}, waker_of(BOOK, True)) == {}
@@ -157,7 +157,7 @@ def test_exited_short_and_filtered_waits_have_no_wake() -> None:
 # ---- by waker, by what was waited on
 
 
-def test_wakers_are_threads_or_all_threads_of_a_process_and_what_is_no_thread() -> None:
+def test_wakers_are_threads_processes_or_no_thread() -> None:
     table = by_wake(EVERY, BLOCKED)
     others = {
         WakerKey("irq (nvme_irq)"): 7,
@@ -181,11 +181,11 @@ def test_wakers_are_threads_or_all_threads_of_a_process_and_what_is_no_thread() 
     assert by_process[WakerKey("shop", 7)] == Part(2, 600, 500, log2.of(500) + log2.of(200))
 
 
-def test_a_process_without_a_name_is_called_as_its_thread() -> None:
+def test_process_without_a_name_is_named_by_its_thread() -> None:
     assert waker_of(Book(wakes={10: Wake(CLERK)}), False)(10) == WakerKey("clerk", 7)
 
 
-def test_what_was_waited_on_has_what_all_waited_there_whoever_woke_them() -> None:
+def test_object_has_the_time_of_all_waits_on_it_whatever_the_waker() -> None:
     every = second(
         *((site(tid, LOCK, wake), waited(1, 10)) for tid, wake in enumerate((10, 11, 12, 15, 13, WAKE_LOST), 1))
     )
@@ -214,14 +214,14 @@ def test_what_was_waited_on_has_what_all_waited_there_whoever_woke_them() -> Non
         (Waker(), "unknown", WakerKey("unknown")),
     ],
 )
-def test_what_each_kind_of_waker_is_called(waker: Waker, label: str, by_process: WakerKey) -> None:
+def test_label_of_each_kind_of_waker(waker: Waker, label: str, by_process: WakerKey) -> None:
     book = Book(processes={7: "shop"}, wakes={10: Wake(waker)})
     assert waker.label == label
     assert waker_of(book, True)(10) == WakerKey(label, waker.pid, waker.tid)
     assert waker_of(book, False)(10) == by_process
 
 
-def test_a_thing_is_called_by_kind_and_name_and_by_the_process_where_only_that_one_knows_it() -> None:
+def test_label_of_an_object_has_kind_name_and_the_process_if_it_is_local() -> None:
     labels = {
         MUTEX: "futex 0x7f40 of 7",
         QUEUE: "pipe:[77]",
@@ -232,7 +232,7 @@ def test_a_thing_is_called_by_kind_and_name_and_by_the_process_where_only_that_o
     assert {one: one.label for one in labels} == labels
 
 
-def test_the_top_of_a_waker_is_where_most_of_what_it_ended_had_waited() -> None:
+def test_top_of_a_waker_is_where_most_of_the_time_that_it_ended_was_spent() -> None:
     every = second(
         (site(11, LOCK, 10), waited(1, 50)),
         (site(12, PIPE, 15), waited(1, 70)),
@@ -260,7 +260,7 @@ SECONDS = st.dictionaries(
 
 
 @given(SECONDS, st.sampled_from(["", "lock", "poll", "short"]), st.booleans(), st.booleans())
-def test_wakers_and_things_have_all_blocked_time_between_them(
+def test_wakers_and_objects_have_all_blocked_time_between_them(
     sites: dict[SiteKey, SiteTotals], category: str, idle_shown: bool, of_threads: bool
 ) -> None:
     short = ThreadTotals(1, 99, 9, short_waits=1, short_ns=99, short_runqueue_ns=9)
@@ -288,9 +288,7 @@ def left_by(chosen: Filter, every: Shares) -> dict[int, int]:
 
 
 @given(SECONDS, st.booleans())
-def test_what_a_row_says_is_what_is_left_when_one_drills_into_it(
-    sites: dict[SiteKey, SiteTotals], of_threads: bool
-) -> None:
+def test_selecting_a_row_leaves_the_time_of_the_row(sites: dict[SiteKey, SiteTotals], of_threads: bool) -> None:
     short = ThreadTotals(1, 99, 9, short_waits=1, short_ns=99, short_runqueue_ns=9)
     every = second(*sites.items(), (SiteKey(*EXITED, LOCK, NO_STACK), waited(2, 40)), short=short)
     table = by_wake(every, BLOCKED)
@@ -301,7 +299,7 @@ def test_what_a_row_says_is_what_is_left_when_one_drills_into_it(
             assert sum(left_by(of_object(thing), every).values()) == part.total_ns
 
 
-def test_a_waker_called_as_another_kind_of_waker_is_not_that_one() -> None:
+def test_waker_named_like_another_kind_of_waker_is_not_that_one() -> None:
     names = {
         20: Waker(THREAD, "", 6, 61, "timeout"),  # the command
         21: Waker(TIMEOUT),
@@ -329,7 +327,7 @@ def test_a_waker_called_as_another_kind_of_waker_is_not_that_one() -> None:
 # ---- modes, and storms
 
 
-def test_a_chain_has_all_that_wakers_need_and_these_nothing_of_it() -> None:
+def test_chain_mode_gathers_everything_that_wakeup_mode_needs_but_not_vice_versa() -> None:
     shown_of = {gathered: [shown for shown in MODES if gathers(gathered, shown)] for gathered in MODES}
     assert shown_of == {
         OFFCPU: [OFFCPU],
@@ -344,7 +342,7 @@ def taken(at: int, mode: str = CHAIN, **storms: Storm) -> Snapshot:
     return Snapshot(0, at, storms={int(waker[1:]): one for waker, one in storms.items()}, mode=mode)
 
 
-def test_windows_have_the_storms_of_their_span_and_merge_into_the_window_over_all() -> None:
+def test_windows_have_the_storms_of_their_span_and_merge() -> None:
     first, second_, third = (
         taken(0),
         taken(10, w10=Storm(1, 20, 18, 20)),
@@ -358,7 +356,7 @@ def test_windows_have_the_storms_of_their_span_and_merge_into_the_window_over_al
     assert storms_over([]) == {}
 
 
-def test_several_windows_have_gathered_what_each_of_them_has() -> None:
+def test_merged_windows_have_the_mode_that_all_of_them_have() -> None:
     windows = {mode: between(taken(0), taken(1, mode)) for mode in MODES}
     assert [one.mode for one in windows.values()] == [*MODES]
     for modes, least in (
@@ -372,7 +370,7 @@ def test_several_windows_have_gathered_what_each_of_them_has() -> None:
     assert merge([windows[CHAIN], later]).mode == later.mode
 
 
-def test_a_storm_is_for_nothing_where_most_of_the_woken_sleep_again() -> None:
+def test_storm_is_a_herd_if_most_woken_threads_sleep_again() -> None:
     assert [Storm(1, 10, again).is_herd for again in (0, 5, 6, 10)] == [False, False, True, True]
     assert not NO_STORM.is_herd
     assert Storm(2, 20, 18, 12).wasted_switches == 36
@@ -416,13 +414,13 @@ def test_a_storm_is_for_nothing_where_most_of_the_woken_sleep_again() -> None:
         ("waker=clerk object=pipe", [15]),
     ],
 )
-def test_waits_are_chosen_by_who_ended_them_and_by_what_they_were_for(text: str, wakes: list[int]) -> None:
+def test_waits_are_filtered_by_waker_and_object(text: str, wakes: list[int]) -> None:
     ids = [10, 11, 12, 13, 14, 15, NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN]
     every = second(*((site(tid, LOCK, wake), waited(1, 10)) for tid, wake in enumerate(ids, 1)))
     assert every.ids[parse(text).mask(every, BOOK, Diagnoser(Said(), WITHOUT_RULES)), 4].tolist() == wakes
 
 
-def test_short_waits_and_those_of_threads_that_ended_have_no_waker_to_be_chosen_by() -> None:
+def test_short_waits_and_those_of_exited_threads_have_no_waker_to_filter_by() -> None:
     chosen = {
         text: left_by(parse(text), EVERY)
         for text in ("waker=*wait*", 'waker="(waits below the minimum)"', 'waker="(exited)"', "wakertid=71", "object=*")
@@ -436,7 +434,7 @@ def test_short_waits_and_those_of_threads_that_ended_have_no_waker_to_be_chosen_
     }
 
 
-def test_a_filter_knows_whether_it_needs_wakers_and_none_chooses_among_nothing() -> None:
+def test_filter_knows_whether_it_needs_wakers_and_handles_empty_input() -> None:
     asks = dict.fromkeys(("waker=a", "waker!=a", "wakerpid=1", "wakertid=1"), True)
     asks |= dict.fromkeys(("", "a", "!a", "comm=a", "stack=a", "max>1", "pid=1", "object=a"), False)
     assert {text: parse(text).needs_wakers for text in asks} == asks

@@ -1,4 +1,4 @@
-"""Windows that follow one another merge into the window over all of them, and categories partition their time."""
+"""Consecutive windows merge into the window over all of them, and categories partition their time."""
 
 from dataclasses import replace
 from functools import partial
@@ -46,7 +46,7 @@ def idle_with(periodic_tids: set[int]) -> Idle:
 
 
 def thread_sums(window: Window) -> dict[ThreadKey, tuple[int, ...]]:
-    """All but the maximum, of threads that have anything."""
+    """All but the maximum, for threads that have anything."""
     sums: dict[ThreadKey, tuple[int, ...]] = {}
     for key, totals in window.each_thread():
         assert key not in sums, "a thread has one entry"
@@ -67,13 +67,13 @@ def added_up(sums: dict[ThreadKey, tuple[int, ...]] | dict[SiteKey, tuple[int, .
 
 
 def is_alive(key: ThreadKey, taken: list[Snapshot]) -> bool:
-    """Whether it was never given back: then all its time stands under its own key."""
+    """Whether it was never evicted: then all its time is under its own key."""
     there = [key in one.threads or key in one.waiting for one in taken]
     return not any(was and not now for was, now in pairwise(there))
 
 
 @given(stretches)
-def test_windows_side_by_side_merge_into_the_window_over_all_of_them(given_stretches: list[list[Step]]) -> None:
+def test_consecutive_windows_merge_into_the_window_over_all_of_them(given_stretches: list[list[Step]]) -> None:
     taken = snapshots(given_stretches)
     moves = [move for one in taken[1:] for move in one.moves]
     whole, parts = between(taken[0], taken[-1], moves), merge([between(a, b) for a, b in pairwise(taken)])
@@ -94,7 +94,7 @@ def test_windows_side_by_side_merge_into_the_window_over_all_of_them(given_stret
 
 
 @given(stretches)
-def test_a_maximum_merges_by_maximum(given_stretches: list[list[Step]]) -> None:
+def test_maximum_merges_by_maximum(given_stretches: list[list[Step]]) -> None:
     taken = snapshots(given_stretches)
     windows = [between(a, b) for a, b in pairwise(taken)]
     for key, totals in merge(windows).threads.items():
@@ -102,7 +102,7 @@ def test_a_maximum_merges_by_maximum(given_stretches: list[list[Step]]) -> None:
 
 
 @given(stretches, st.sets(st.integers(1, 8)))
-def test_the_sum_over_categories_is_the_sum_over_threads(
+def test_sum_over_categories_is_the_sum_over_threads(
     given_stretches: list[list[Step]], periodic_tids: set[int]
 ) -> None:
     idle = idle_with(periodic_tids)
@@ -160,24 +160,24 @@ def one_window(*entries: tuple[int, SiteTotals]) -> Window:
     return Window(0, 0, 10**9, threads={ThreadKey(11, 1): thread}, sites=sites, book=BOOK)
 
 
-def test_a_wait_of_10_of_which_3_ready_is_7_of_lock_and_3_of_run_queue_and_one_wait_of_lock() -> None:
+def test_wait_of_10_with_3_runnable_is_7_of_lock_and_3_of_run_queue() -> None:
     shown = by_category(cut(one_window((LOCK, SiteTotals(1, 10, 3, 10, 1))), Idle()))
     assert (shown["lock"].total_ns, shown["lock"].waits) == (7, 1)
     assert (shown["run-queue"].total_ns, shown["run-queue"].waits) == (3, 0)
 
 
-def test_a_thread_that_was_only_ever_ready_waits_in_run_queue_alone() -> None:
+def test_thread_that_was_only_runnable_waits_in_run_queue() -> None:
     shown = by_category(cut(one_window((LOCK, SiteTotals(4, 40, 40, 12, 4))), Idle()))
     assert list(shown) == ["run-queue"]
     assert shown["run-queue"] == (4, 40, 12, 4)
 
 
-def test_a_thread_put_aside_by_its_quota_keeps_all_of_its_time_in_throttle() -> None:
+def test_throttled_thread_keeps_all_of_its_time_in_throttle() -> None:
     shown = by_category(cut(one_window((THROTTLE, SiteTotals(2, 90, 90, 50, 2))), Idle()))
     assert shown == {"throttle": (2, 90, 50, 2)}
 
 
-def test_idle_time_is_left_out_when_asked_but_its_run_queue_part_is_not() -> None:
+def test_idle_time_is_left_out_on_request_but_not_its_run_queue_part() -> None:
     made = cut(one_window((POLL, SiteTotals(1, 10, 3, 10, 1)), (LOCK, SiteTotals(1, 5, 0, 5, 1))), Idle(IDLE))
     assert {name: part.total_ns for name, part in by_category(made, idle_shown=False).items()} == {
         "run-queue": 3,
@@ -186,7 +186,7 @@ def test_idle_time_is_left_out_when_asked_but_its_run_queue_part_is_not() -> Non
     assert by_category(made, idle_shown=True)["poll"].total_ns == 7
 
 
-def test_a_sleep_of_12_s_shows_one_second_in_each_tick_and_12_s_in_all() -> None:
+def test_sleep_of_12_s_has_one_second_in_each_tick_and_12_s_in_total() -> None:
     thread, site = ThreadKey(11, 1), SiteKey(11, 1, 6, NO_STACK)
     second = 10**9
     waiting = Waiting(site, 0, 0)
@@ -207,7 +207,7 @@ def test_a_sleep_of_12_s_shows_one_second_in_each_tick_and_12_s_in_all() -> None
     assert dict(merge(windows).each_site())[site] == done
 
 
-def test_nothing_waited() -> None:
+def test_window_without_waits_is_empty() -> None:
     empty = between(Snapshot(0, 0), Snapshot(5, 10))
     assert (empty.threads, empty.sites, empty.still, empty.lost, empty.span_ns) == ({}, {}, (), {}, 10)
     assert cut(empty, Idle()) == Cut(10)
@@ -224,7 +224,7 @@ def test_lost_counts_are_those_of_the_window() -> None:
     assert merge([between(first, second), between(second, third)]).lost == {"sites": 3}
 
 
-def test_where_a_process_waits_is_where_its_threads_wait_together() -> None:
+def test_place_of_a_process_is_where_its_threads_wait_most_together() -> None:
     pipe, lock = CATEGORIES.index("other") + 3, LOCK
     sites = {
         SiteKey(11, 1, pipe, 20): SiteTotals(0, 900),
@@ -243,7 +243,7 @@ def test_where_a_process_waits_is_where_its_threads_wait_together() -> None:
     }
 
 
-def test_what_took_cpu_time_is_known_over_windows_only_where_each_of_them_tells() -> None:
+def test_machine_time_is_known_only_if_each_window_has_it() -> None:
     def window(machine: Machine) -> Window:
         return replace(between(Snapshot(0, 0), Snapshot(1_000, 1_000)), machine=machine)
 

@@ -1,10 +1,10 @@
-"""Calls of the function that --within names, added up."""
+"""Calls of the --within function, added up."""
 
 from offtop.model import histogram as log2
 from offtop.model.within import Calls
 
 
-def test_the_parts_of_calls_add_up() -> None:
+def test_parts_of_calls_add_up() -> None:
     one = Calls(2, 1, 100, 60, 10, 70, log2.of(30, 70), 3, 40)
     two = Calls(1, 0, 50, 20, 5, 50, log2.of(50), 1, 9)
     both = one.plus(two)
