@@ -103,7 +103,7 @@ def test_off_is_no_rule() -> None:
         None,
         "net.max > 1s",
     ]
-    with pytest.raises(UsageError, match=r"^here: 'off' is no trigger"):
+    with pytest.raises(UsageError, match=r"^here: 'off' is not a trigger"):
         catching.triggers(["auto", "off"], RULES, MS, "here")
 
 

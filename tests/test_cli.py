@@ -135,9 +135,9 @@ def test_batch_imports_no_screen() -> None:
         ("--window 2s", '\'2s\' is not one of "1s", "10s", "60s", "start"'),
         ("-u nosuch", "'nosuch' is not a user: this machine knows no such name, nor is it a number"),
         ("-u=", "is not a user"),
-        ("--filter foo=1", "--filter: 'foo' is nothing to filter by: comm, thread,"),
-        ("--filter comm>1", "--filter: 'comm>1' cannot be: comm takes = and !="),
-        ("--filter cat=loch", "--filter: 'cat=loch' is no category: try lock, "),
+        ("--filter foo=1", "--filter: 'foo' is not a filter key: comm, thread,"),
+        ("--filter comm>1", "--filter: 'comm>1' is not valid: comm takes = and !="),
+        ("--filter cat=loch", "--filter: 'cat=loch' is not a category: try lock, "),
         ("--json --filter max>10ms", "--filter: max> chooses rows of a table, and --json has none"),
         ("--rate 100", "--rate in batch is about the processes that -p names. Give -p PID, too"),
         ("--json --rate 100 -p 1", "--rate checks a budget in words, and --json has none. Leave it out"),
@@ -307,7 +307,7 @@ def test_the_command_line_is_told_off_before_the_file(no_settings: Path) -> None
 @pytest.mark.parametrize(
     ("mute", "says"),
     [
-        ("foo=1", "'foo' is nothing to filter by: comm,"),
+        ("foo=1", "'foo' is not a filter key: comm,"),
         ("max>10ms", "'max>10ms' chooses rows, and waits are muted. Try comm=mysql* or cat=poll"),
         (" ", "' ' chooses nothing, and waits are muted"),
     ],

@@ -143,7 +143,7 @@ def test_a_filter_chooses_on_both_sides(before: str, after: str) -> None:
     [
         (("nowhere.offtop", "nowhere.offtop"), "nowhere.offtop"),
         (("--filter", "max>1ms"), "rows of a table"),
-        (("--filter", "colour=red"), "'colour' is nothing to filter by"),
+        (("--filter", "colour=red"), "'colour' is not a filter key"),
     ],
 )
 def test_what_cannot_be_is_said(before: str, after: str, arguments: tuple[str, ...], says: str) -> None:

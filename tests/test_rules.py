@@ -114,7 +114,7 @@ def test_the_command_checks_the_files_beside_the_settings(tmp_path: Path) -> Non
     (tmp_path / "rules.toml").write_text(OWN.replace("program", "programme"))
     done = command.run("rules", "--check", "--config", str(settings))
     assert (done.status, done.out) == (1, "")
-    assert done.err.startswith(f"offtop: {tmp_path / 'rules.toml'}, rule 1 (line 1): `programme` means nothing here")
+    assert done.err.startswith(f"offtop: {tmp_path / 'rules.toml'}, rule 1 (line 1): `programme` is unknown here")
 
 
 def test_the_command_tells_what_each_rule_matches_in_a_recording(tmp_path: Path) -> None:

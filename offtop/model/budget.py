@@ -91,11 +91,11 @@ class Budget:
         if self.expected is None:
             return ""
         if self.expected < 0:
-            return "one of them is wrong"
+            return "one of the numbers is wrong"
         apart = self.off_cpu - self.expected
         if abs(apart) <= max(0.5, _NEAR * self.threads):
             return "as expected"
-        return "less: requests take more CPU" if apart < 0 else "more: look what they are blocked for"
+        return "less: requests take more CPU" if apart < 0 else "more: see what they are blocked for"
 
 
 def budget(account: Account, idle_ns: int, span_ns: int, rate: Rate | None) -> Budget | None:

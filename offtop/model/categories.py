@@ -34,7 +34,7 @@ _DESCRIPTIONS = {
     "any": "below {}",
     "not": "not below {}",
 }
-_REMEDY = "Mend that line, or reinstall offtop to get its own file back."
+_REMEDY = "Fix that line, or reinstall offtop to get its own file back."
 
 
 class Condition(NamedTuple):
@@ -192,7 +192,7 @@ class _Reader(RuleFile):
         self.known_keys(table, {"category", *_COVERED_FRAMES}, where)
         category = table.get("category")
         if not isinstance(category, str):
-            raise self.wrong(where, "it names no `category`")
+            raise self.wrong(where, "`category` is missing")
         self._known_category(category, known, where)
         conditions: list[Condition] = []
         for key in _COVERED_FRAMES:
@@ -211,13 +211,13 @@ class _Reader(RuleFile):
                     continue
                 for pattern in condition.patterns:
                     if condition.patterns.count(pattern) > 1:
-                        raise self.wrong(self.rule_place(number), f"`{pattern}` stands there twice")
+                        raise self.wrong(self.rule_place(number), f"`{pattern}` is listed twice")
                     for earlier, taker in enumerate(rules[: number - 1], start=1):
                         if _shadows(taker, condition.where, pattern):
                             raise self.wrong(
                                 self.rule_place(number),
                                 f"`{pattern}` can never match: {self.rule_place(earlier)} "
-                                f"(category {taker.category}) comes first and takes it",
+                                f"(category {taker.category}) comes first and matches it",
                             )
 
     def _known_category(self, category: str, known: Mapping[str, str], where: str) -> None:

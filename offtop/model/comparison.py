@@ -110,7 +110,7 @@ class Comparison:
         """Why list and tree cannot be compared; empty if they can."""
         wants_wakers = self._view.lists_wakers or bool(self._view.wakers) or self._view.tree.shape.mode != OFFCPU
         if wants_wakers and not gathers(self.baseline.mode, self._view.mode if self._view.mode != OFFCPU else "wakeup"):
-            return "the baseline does not tell who ended waits"
+            return "the baseline has no wakers"
         return ""
 
     @property

@@ -282,11 +282,11 @@ class _Reader(RuleFile):
         rules: dict[str, Rule] = {}
         tables = self.rules() if "rule" in self.file else []
         if len(tables) > _MOST_OWN:
-            raise self.wrong("the file", f"it has {len(tables):,} rules; {_MOST_OWN:,} are the most")
+            raise self.wrong("the file", f"it has {len(tables):,} rules; the limit is {_MOST_OWN:,}")
         for number, table in enumerate(tables, start=1):
             rule = self._rule(number, table, known)
             if rule.id in rules:
-                raise self.wrong(self.rule_place(number), f"the id `{rule.id}` stands there twice")
+                raise self.wrong(self.rule_place(number), f"the id `{rule.id}` is used twice")
             rules[rule.id] = rule
         return Rules(tuple(rules.values()), MappingProxyType(dict(self._services())))
 
@@ -295,15 +295,15 @@ class _Reader(RuleFile):
             return
         for port, name in self.table(self.file, "services", "the file").items():
             if not port.isascii() or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
-                raise self.wrong("[services]", f'`{port[:20]!r}` is no port: write 5432 = "PostgreSQL"')
-            yield int(port), self._text({port: name}, port, "[services]", "who is there")
+                raise self.wrong("[services]", f'`{port[:20]!r}` is not a port: write 5432 = "PostgreSQL"')
+            yield int(port), self._text({port: name}, port, "[services]", "the service at that port")
 
     def _rule(self, number: int, table: dict[str, Any], known: frozenset[str]) -> Rule:
         where = self.rule_place(number)
         self.known_keys(table, {"id", "name", "says", "next", "idle", "service", "depth", *CONDITIONS}, where)
         depth = table.get("depth", 0)
         if "depth" in table and (type(depth) is not int or not 0 < depth <= _DEEPEST):
-            raise self.wrong(where, f"`depth` is no number of functions: write 1 to {_DEEPEST}")
+            raise self.wrong(where, f"`depth` is not a number of functions: write 1 to {_DEEPEST}")
         conditions: list[Condition] = []
         for key in CONDITIONS:
             if key in table:
@@ -316,10 +316,10 @@ class _Reader(RuleFile):
                 where, f"it has none of the conditions {', '.join(one for one in CONDITIONS if one != 'not')}"
             )
         if "idle" in table and "object" in table:
-            raise self.wrong(where, "`idle` goes by where a wait is, so it cannot stand beside `object`")
+            raise self.wrong(where, "`idle` depends on the stack, so it cannot be combined with `object`")
         word = self._text(table, "id", where, "a word for scripts")
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", word):
-            raise self.wrong(where, "`id` is no word of a to z, 0 to 9 and -")
+            raise self.wrong(where, "`id` may only have a to z, 0 to 9 and -")
         return Rule(
             word,
             self._text(table, "name", where, "what is waited for, in a few words"),
@@ -328,9 +328,7 @@ class _Reader(RuleFile):
             tuple(conditions),
             depth,
             self.flag(table, "idle", where) if "idle" in table else None,
-            self._text(table, "service", where, "the name where it is known who is there")
-            if "service" in table
-            else "",
+            self._text(table, "service", where, "the name if the peer is known") if "service" in table else "",
             f"{self.name}, {where}",
         )
 

@@ -61,7 +61,7 @@ def told(some: Endings) -> list[tuple[str, str]]:
     """Return the share of complete stacks and the largest other parts, for display. Raw."""
     if not some.total_ns:
         return []
-    rows = [("user stacks whole", f"{100 * some.whole_ns / some.total_ns:.1f}% of the time that has one")]
+    rows = [("user stacks whole", f"{100 * some.whole_ns / some.total_ns:.1f}% of the time with a user stack")]
     for one, ns in some.others[:_MOST_SHOWN]:
         if ns * _LEAST_PART < some.total_ns:
             break

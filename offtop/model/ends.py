@@ -11,11 +11,11 @@ from offtop.model.wake import UNIX, Object, Wake
 
 READER, WRITER, PEER, LISTENER, HOLDER = "reader", "writer", "peer", "listener", "holder"
 ROLES: Mapping[str, str] = {
-    READER: "of a pipe, for who writes",
-    WRITER: "of a pipe, for who reads",
-    PEER: "who has the other end of a connection open",
-    LISTENER: "who listens where the other end is, and has not taken the connection yet",
-    HOLDER: "who has the lock of a file (flock, fcntl)",
+    READER: "reads the pipe that the thread writes to",
+    WRITER: "writes to the pipe that the thread reads",
+    PEER: "has the other end of the connection open",
+    LISTENER: "listens at the other end and has not accepted the connection yet",
+    HOLDER: "holds the file lock (flock, fcntl)",
 }
 """What a process may be to a thread that waits."""
 NAMED = 8

@@ -404,10 +404,10 @@ def parse(text: str, groups: Mapping[str, Sequence[str]] = _NO_GROUPS, ids: Coll
     FilterError, which quotes the word that is wrong and suggests another.
     """
     if len(text) > _LONGEST:
-        raise FilterError(f"A filter of {len(text)} characters is too long: use patterns, {_LONGEST} are the most")
+        raise FilterError(f"A filter of {len(text)} characters is too long: use patterns; the limit is {_LONGEST}")
     words = [*_words(text)]
     if len(words) > _MOST_WORDS:
-        raise FilterError(f"A filter of {len(words)} words is too long: use commas, {_MOST_WORDS} are the most")
+        raise FilterError(f"A filter of {len(words)} words is too long: use commas; the limit is {_MOST_WORDS}")
     waits: list[Text | Ids] = []
     rows: list[Bound] = []
     for word in words:
@@ -451,7 +451,7 @@ def _words(text: str) -> Iterator[_Word]:
             at += 1
         word = _Word(text[start:at], letters)
         if quote:
-            raise word.wrong(f"has a quote that does not end: put a {quote} behind it")
+            raise word.wrong(f"has an open quote: add a {quote} at the end")
         if letters:
             yield word
         at += 1
@@ -466,19 +466,19 @@ def _term(word: _Word, groups: Mapping[str, Sequence[str]], ids: Collection[str]
     value = word.letters[found.end() :]
     if key not in _EXAMPLES:
         if key.startswith("!") and key[1:] in _EXAMPLES:
-            raise word.wrong(f"cannot be: to exclude what it chooses, try {key[1:]}!=")
+            raise word.wrong(f"is not valid: to exclude matches, try {key[1:]}!=")
         if key.isalnum():
-            raise word._replace(typed=key).wrong(f"is nothing to filter by: {', '.join(_EXAMPLES)}")
-        raise word.wrong(f"has {operator} in it: put it in quotes to look for it as text, or try comm=mysql*")
+            raise word._replace(typed=key).wrong(f"is not a filter key: {', '.join(_EXAMPLES)}")
+        raise word.wrong(f"contains {operator}: put it in quotes to search for the text, or try comm=mysql*")
     compares = key in _TIMES or key in _COUNTS
     if operator not in (("=", ">", ">=", "<", "<=") if compares else ("=", "!=")):
         takes = "> >= < <= and =" if compares else "= and !="
-        raise word.wrong(f"cannot be: {key} takes {takes}")
+        raise word.wrong(f"is not valid: {key} takes {takes}")
     if compares:
         return Bound(key, operator, _limit(word, key, _text(value)))
     choices = [*_alternatives(value)]
     if not choices:
-        raise word.wrong(f"says nothing: put a value behind it, as in {key}{operator}{_EXAMPLES[key]}")
+        raise word.wrong(f"has no value: try {key}{operator}{_EXAMPLES[key]}")
     excludes = operator == "!="
     if key in _IDS:
         return Ids(_IDS[key], tuple(_id(word, key, choice) for choice in choices), excludes)
@@ -495,7 +495,7 @@ def _single_word(word: _Word) -> Text:
     excludes = word.letters[0] == ("!", _PLAIN)
     text = _text(word.letters[excludes:])
     if not text:
-        raise word.wrong("says nothing: write a word, as nginx, or !nginx to exclude it")
+        raise word.wrong("is empty: write a word such as nginx, or !nginx to exclude it")
     return Text(_SINGLE_WORD, re.compile(re.escape(text), re.IGNORECASE), excludes)
 
 
@@ -504,19 +504,17 @@ def _limit(word: _Word, key: str, text: str) -> float:
         try:
             return parse_duration(text, _NS_PER_MS)
         except ValueError:
-            raise word.wrong(f"is no length of time: try {key}>{_EXAMPLES[key]}") from None
+            raise word.wrong(f"is not a duration: try {key}>{_EXAMPLES[key]}") from None
     number = _NUMBER.fullmatch(text)
     if not number:
-        raise word.wrong(f"is no number: try {key}>{_EXAMPLES[key]}")
+        raise word.wrong(f"is not a number: try {key}>{_EXAMPLES[key]}")
     return float(number[1]) * _FACTORS[number[2].lower()]
 
 
 def _id(word: _Word, key: str, choice: _Letters) -> int:
     text = _text(choice)
     if not text.isascii() or not text.isdecimal() or int(text) > _LAST_ID:
-        raise word.wrong(
-            f"is no number of a {'process' if key.endswith('pid') else 'thread'}: try {key}={_EXAMPLES[key]}"
-        )
+        raise word.wrong(f"is not a {'process' if key.endswith('pid') else 'thread'} id: try {key}={_EXAMPLES[key]}")
     return int(text)
 
 
@@ -529,7 +527,7 @@ def _categories(
     known = (*ids, RUN_QUEUE, SHORT, FILTERED)
     if ids and not members and not any(map(_compiled(patterns).match, known)):
         first, *others = difflib.get_close_matches(name, [*ids, *groups], 3, 0)
-        raise word.wrong(f"is no category: try {' or '.join([', '.join([first, *others[:-1]]), *others[-1:]])}")
+        raise word.wrong(f"is not a category: try {' or '.join([', '.join([first, *others[:-1]]), *others[-1:]])}")
     yield from patterns
     for member in members:
         yield _literally(member)

@@ -34,7 +34,7 @@ class RuleFile:
     def table(self, within: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
         table = within.get(key)
         if not isinstance(table, dict):
-            raise self.wrong(where, f"`{key}` is missing, or no table")
+            raise self.wrong(where, f"`{key}` is missing or not a table")
         return cast(dict[str, Any], table)
 
     def patterns(self, table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class RuleFile:
         names = self.table(self.file, "names", "the file")
         if pattern[1:] not in names:
             shown = ", ".join(map(short, names)) or "none"
-            raise self.wrong(where, f"`{short(pattern)}` stands for nothing: [names] has {shown}")
+            raise self.wrong(where, f"`{short(pattern)}` is unknown: [names] has {shown}")
         return self.patterns(names, pattern[1:], "[names]")
 
     def flag(self, table: Mapping[str, Any], key: str, where: str) -> bool:
@@ -74,7 +74,7 @@ class RuleFile:
         for key in table:
             if key not in known:
                 may_stand = ", ".join(sorted(known))
-                raise self.wrong(where, f"`{short(key)}` means nothing here; what may stand here: {may_stand}")
+                raise self.wrong(where, f"`{short(key)}` is unknown here; known keys: {may_stand}")
 
     def rule_place(self, number: int) -> str:
         """Return `rule 7 (line 214)`; lines are counted here, since tomllib does not report them."""

@@ -41,16 +41,16 @@ WHOLE, LINKED, DEEP, NOT_COPIED, NOT_FOLLOWED, NOT_IN_MEMORY, ASTRAY, NO_WAY, EN
 )
 NOT_PERMITTED = "not-permitted"
 ENDS: Mapping[str, str] = {
-    WHOLE: "whole: it ends where its thread began",
-    LINKED: "along frame pointers, which nobody has checked",
+    WHOLE: "whole: ends where the thread began",
+    LINKED: "frame pointers, not checked",
     DEEP: "more than 127 frames",
-    NOT_COPIED: "more of the stack is needed than was copied",
-    NOT_FOLLOWED: "a register is needed that is not known",
+    NOT_COPIED: "too little of the stack was copied",
+    NOT_FOLLOWED: "a needed register is unknown",
     NOT_IN_MEMORY: "the stack is not in memory",
-    ASTRAY: "what should be the caller is no code",
+    ASTRAY: "the caller's address is not code",
     NO_WAY: "no unwind information",
-    ENDED: "the program had ended before it was read",
-    NOT_PERMITTED: "offtop may not look into its process",
+    ENDED: "the process exited before it was read",
+    NOT_PERMITTED: "offtop may not read the process",
 }
 """How a user stack may end, by its name in `Stack.end` and JSON."""
 

@@ -44,26 +44,26 @@ OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_KNOWN = (
 )
 REASONS: Mapping[str, str] = {
     NO_WAY: "callers missing: no unwind information",
-    LED_ASTRAY: "callers missing: no unwind information, and a guess went astray",
+    LED_ASTRAY: "callers missing: no unwind information, and a guess failed",
     GUESSED: "callers guessed: no unwind information",
-    UNSURE: "callers unsure: which of them is not known",
-    LINKED: "callers unchecked: along frame pointers",
+    UNSURE: "callers unsure: which ones is unknown",
+    LINKED: "callers unchecked: frame pointers",
     NOT_COPIED: "callers missing: too little of the stack was copied",
-    NOT_FOLLOWED: "callers missing: a register is needed that is not known",
+    NOT_FOLLOWED: "callers missing: a needed register is unknown",
     NOT_IN_MEMORY: "callers missing: the stack is not in memory",
-    ASTRAY: "callers missing: what should be the caller is no code",
+    ASTRAY: "callers missing: the caller's address is not code",
     DEEP: "callers missing: more than 127 frames",
-    ENDED: "all missing: it had ended before it was read",
-    NOT_PERMITTED: "all missing: offtop may not look into its process",
+    ENDED: "all missing: the process exited before it was read",
+    NOT_PERMITTED: "all missing: offtop may not read the process",
     STRIPPED: "names missing: stripped of its symbols",
-    NO_SYMBOL: "names missing: its symbols leave that code out",
-    NO_MAP: "names missing: made at run time, in no perf map",
+    NO_SYMBOL: "names missing: no symbol for that code",
+    NO_MAP: "names missing: JIT code, not in a perf map",
     OVERWRITTEN: "names missing: the file was overwritten",
-    NO_ELF: "names missing: no ELF file",
-    FILE_GONE: "names missing: file and process were gone before it was read",
+    NO_ELF: "names missing: not an ELF file",
+    FILE_GONE: "names missing: file and process were gone before the file was read",
     UNREADABLE: "names missing: the file cannot be opened",
     TOO_SLOW: "names missing: reading it failed, or took too long",
-    NOT_KNOWN: "names missing: why is not known",
+    NOT_KNOWN: "names missing: unknown reason",
 }
 """Why a stack is incomplete or not fully named, by the name in JSON."""
 _NAME_REASONS = frozenset(
@@ -78,19 +78,19 @@ _REMEDIES: Mapping[str, str] = {
     NO_WAY: _BUILD_UNWINDABLE,
     LED_ASTRAY: _BUILD_UNWINDABLE,
     GUESSED: _BUILD_UNWINDABLE,
-    LINKED: "a larger --cpu-budget, and no --unwind fp",
-    NOT_COPIED: "copy more of each stack: --unwind-bytes 64K",
+    LINKED: "use a larger --cpu-budget, and not --unwind fp",
+    NOT_COPIED: "copy more of each stack with --unwind-bytes 64K",
     NOT_FOLLOWED: "build it with -fno-omit-frame-pointer",
-    NOT_IN_MEMORY: "more memory, so that it is not swapped out",
-    ASTRAY: "its unwind information is wrong there: assembly needs .cfi directives",
-    NOT_PERMITTED: "let it: sudo offtop, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+    NOT_IN_MEMORY: "add memory, so that stacks are not swapped out",
+    ASTRAY: "its unwind information is wrong there; assembly code needs .cfi directives",
+    NOT_PERMITTED: "run it with sudo, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
     STRIPPED: "install its debug symbols (a -dbgsym, -dbg or -debuginfo package), or try --debuginfod; leave your own "
     "unstripped",
     NO_SYMBOL: "install its debug symbols, or try --debuginfod; assembly needs .type and .size",
     NO_MAP: "have its runtime write /tmp/perf-PID.map",
-    OVERWRITTEN: "start that program again: its file is another one by now",
-    UNREADABLE: "let offtop open it: as root, and on a file system that lets root in (FUSE: allow_root)",
-    TOO_SLOW: "wait: it is tried again after five minutes",
+    OVERWRITTEN: "restart the program: its file has been replaced",
+    UNREADABLE: "run offtop as root, on a file system that lets root in (FUSE: allow_root)",
+    TOO_SLOW: "wait: offtop tries again after five minutes",
 }
 """Reasons that are missing here have no remedy."""
 _RUNTIME = re.compile(
@@ -106,7 +106,7 @@ _MAPS: Mapping[str, str] = {
     "erlang": "start it with: erl +JPperf true",
 }
 _FRAME_POINTER_REMEDIES: Mapping[str, str] = {
-    "java": "start it with -XX:+PreserveFramePointer: then they are most likely right"
+    "java": "start it with -XX:+PreserveFramePointer, which makes them most likely right"
 }
 """The same for callers."""
 _KEEPS_FRAME_POINTERS: Mapping[str, str] = {"node": "V8", "dotnet": ".NET"}

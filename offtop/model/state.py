@@ -15,14 +15,14 @@ _LETTERS = (
     (0x1, "S"),
 )
 WORDS = {
-    "R": "ready to run, and no CPU is free",
+    "R": "runnable, waiting for a CPU",
     "S": "sleeps until what it waits for or a signal comes",
-    "D": "waits, and no signal wakes it",
-    "K": "waits, and only a deadly signal wakes it",
+    "D": "waits, not woken by signals",
+    "K": "waits, woken only by fatal signals",
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
     "P": "parked by the kernel",
-    "I": "a kernel thread without work",
+    "I": "idle kernel thread",
 }
 """Meaning of each letter."""
 MASKS = {"R": RUNNING, "S": 0x1, "D": 0x2, "K": 0x100, "T": 0x4, "t": 0x8, "P": 0x40, "I": 0x400}

@@ -18,11 +18,11 @@ MAX, NOW, WAITING, EVENTS = "max", "now", "waiting", "events"
 _PERCENTS: Mapping[str, float] = MappingProxyType({"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9})
 METRICS: Mapping[str, str] = MappingProxyType(
     {
-        MAX: "a wait that is, or was, longer",
-        NOW: "a wait in progress that is older",
+        MAX: "a wait that is, or was, longer than the value",
+        NOW: "a wait in progress that is older than the value",
         **dict.fromkeys(_PERCENTS, "the percentile of a tick's waits"),
-        WAITING: "threads that wait on average over a tick",
-        EVENTS: "waits a second",
+        WAITING: "average waiting threads over a tick",
+        EVENTS: "waits per second",
     }
 )
 _ALIASES: Mapping[str, str] = MappingProxyType(
@@ -33,7 +33,7 @@ _FORM = re.compile(
     r"(?:\s+for\s+(?P<time>[\d.]+\s*[a-z]+))?",
     re.ASCII,
 )
-_EXAMPLES = "as 'lock.max > 500ms', 'comm:mysqld disk.p99 > 50ms for 3s', 'any.now > 5s', or auto"
+_EXAMPLES = "'lock.max > 500ms', 'comm:mysqld disk.p99 > 50ms for 3s', 'any.now > 5s', or auto"
 _LONGEST = 200
 _LEAST_NS = 1000
 
@@ -90,18 +90,18 @@ def parse(text: str, categories: Collection[str], groups: Mapping[str, Collectio
     found = _FORM.fullmatch(normalized) if len(normalized) <= _LONGEST else None
     shown = printable(normalized[:_LONGEST])
     if found is None:
-        raise TriggerError(f"'{shown}' is no trigger. Say {_EXAMPLES}")
+        raise TriggerError(f"'{shown}' is not a trigger. Try {_EXAMPLES}")
     metric = _ALIASES.get(found["metric"], found["metric"])
     if metric not in METRICS:
-        raise TriggerError(f"'{shown}': there is no {printable(found['metric'])}. There are {', '.join(METRICS)}")
+        raise TriggerError(f"'{shown}': unknown metric {printable(found['metric'])}. Known: {', '.join(METRICS)}")
     what = _ALIASES.get(found["what"], found["what"])
     if what != ANY and what not in groups and what not in categories:
         near = ", ".join(sorted({*groups, *categories}))
-        raise TriggerError(f"'{shown}': there is no category {printable(what)}. There are any, {near}")
+        raise TriggerError(f"'{shown}': unknown category {printable(what)}. Known: any, {near}")
     those = None if what == ANY else frozenset(groups.get(what, (what,)))
     for_ns = _time(found["time"], shown) if found["time"] else 0
     if for_ns and metric in (MAX, NOW):
-        raise TriggerError(f"'{shown}': each wait is judged by itself. Leave out 'for', or take p99 or waiting")
+        raise TriggerError(f"'{shown}': each wait is judged by itself. Leave out 'for', or use p99 or waiting")
     value = _value(metric, found["value"], shown)
     return Trigger(normalized, found["comm"] or "", those, metric, value, for_ns)
 
@@ -113,10 +113,10 @@ def _value(metric: str, text: str, shown: str) -> float:
         except ValueError:
             raise TriggerError(f"'{shown}': {metric} is a number, as {metric} > 4") from None
     if not text.strip()[-1:].isalpha():
-        raise TriggerError(f"'{shown}': say of what {printable(text)} is, as {printable(text)}ms")
+        raise TriggerError(f"'{shown}': {printable(text)} needs a unit, as {printable(text)}ms")
     value_ns = _time(text, shown)
     if value_ns < _LEAST_NS:
-        raise TriggerError(f"'{shown}': nothing waits less than 1us. Name a longer time")
+        raise TriggerError(f"'{shown}': waits are at least 1us long. Use a longer time")
     return value_ns
 
 
@@ -124,4 +124,4 @@ def _time(text: str, shown: str) -> int:
     try:
         return parse_duration(text.replace(" ", ""), 1)
     except ValueError:
-        raise TriggerError(f"'{shown}': '{printable(text)}' is no time. Say 500ms, 3s or 2m") from None
+        raise TriggerError(f"'{shown}': '{printable(text)}' is not a duration. Try 500ms, 3s or 2m") from None

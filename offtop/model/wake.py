@@ -30,13 +30,13 @@ THREAD, IRQ, SOFTIRQ, TIMER, TIMEOUT, SIGNAL, EXIT, NOBODY = (
 )
 KINDS: Mapping[str, str] = {
     THREAD: "another thread",
-    IRQ: "an interrupt of a device, or of another CPU; whom it hit has nothing to do with it",
-    SOFTIRQ: "the work that an interrupt leaves behind, as for packets that came in",
+    IRQ: "an interrupt from a device or another CPU; the interrupted thread is unrelated",
+    SOFTIRQ: "deferred work of an interrupt, such as received packets",
     TIMER: "a timer of the kernel or of a program",
-    TIMEOUT: "the wait's own time was over",
+    TIMEOUT: "the timeout of the wait itself",
     SIGNAL: "a signal to the thread that waited",
-    EXIT: "a thread or process that ended",
-    NOBODY: "nobody knows",
+    EXIT: "a thread or process that exited",
+    NOBODY: "unknown",
 }
 """What may end a wait."""
 
@@ -133,12 +133,12 @@ class Link(NamedTuple):
 
 WHOLE, DEPTH, LOOP, BRIEF, UNSEEN, LOST = "whole", "depth", "loop", "short", "unseen", "lost"
 CHAIN_ENDS: Mapping[str, str] = {
-    WHOLE: "whole: who comes last is no thread",
+    WHOLE: "whole: the last waker is not a thread",
     DEPTH: "there is more than --depth",
-    LOOP: "who comes last has been there before",
-    BRIEF: "the last wait of who comes last was below the minimum",
-    UNSEEN: "nobody saw the last wait of who comes last",
-    LOST: "the rest could not be kept",
+    LOOP: "the last waker is already in the chain",
+    BRIEF: "the last waker's own wait was below the minimum",
+    UNSEEN: "the last waker's own wait was not seen",
+    LOST: "the rest was lost",
 }
 """How a chain may end."""
 

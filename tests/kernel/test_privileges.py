@@ -149,7 +149,7 @@ def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(n
     (problem,) = (one for one in tick["user_stack_problems"] if one["process"] == "naps")
     assert (problem["reason"], problem["remedy"]) == (
         "not-permitted",
-        "let it: sudo offtop, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+        "run it with sudo, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
     )
 
 

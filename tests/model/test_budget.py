@@ -30,7 +30,7 @@ def test_with_a_rate_the_time_of_each_request_is_shown() -> None:
     [
         (2 * MS, 14.0, "as expected"),
         (1 * MS, 15.0, "as expected"),
-        (8 * MS, 8.0, "more: look what they are blocked for"),
+        (8 * MS, 8.0, "more: see what they are blocked for"),
         (int(0.1 * MS), 15.9, "less: requests take more CPU"),
     ],
 )
@@ -43,8 +43,8 @@ def test_measured_value_is_compared_with_the_expected_one(cpu_ns: int, expected:
 
 def test_requests_that_need_more_cpus_than_threads_are_reported_as_wrong_input() -> None:
     told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0, 65 * MS))
-    assert told is not None and told.verdict == "one of them is wrong"
-    assert told.lines[1].endswith("; R*C is 65.0, more than the threads: one of them is wrong")
+    assert told is not None and told.verdict == "one of the numbers is wrong"
+    assert told.lines[1].endswith("; R*C is 65.0, more than the threads: one of the numbers is wrong")
 
 
 def test_runnable_threads_are_neither_blocked_nor_idle() -> None:

@@ -61,7 +61,7 @@ def frames(*functions: str, file: str = "/opt/prog") -> tuple[Frame, ...]:
 def told(
     program: str, category: str, *functions: str, kernel: Sequence[str] = ("futex_wait",), what: Object | None = None
 ) -> str:
-    """The id of the rule."""
+    """Return the id of the rule that matches."""
     of_kernel = Stack(tuple(Frame(KERNEL, 0, name) for name in kernel), 0, category)
     subject = subject_of(of_kernel, Stack(frames(*functions)), Said(), program, what)
     rule = PACKAGED.of(subject)
@@ -220,33 +220,33 @@ def test_rule_matches_if_all_its_conditions_do(rule: str, subject: Subject, hold
         (f"[[rule]]\n{RULE}", "rule 1 (line 1): it has none of the conditions category, "),
         (f'[[rule]]\n{RULE}not = ["a"]', "rule 1 (line 1): it has none of the conditions"),
         (f'[[rule]]\n{RULE}own = "a"', "`own` is not a list of names"),
-        (f'[[rule]]\n{RULE}colour = ["a"]', "`colour` means nothing here; what may stand here: category, "),
+        (f'[[rule]]\n{RULE}colour = ["a"]', "`colour` is unknown here; known keys: category, "),
         (f'[[rule]]\n{RULE}own = ["@nobody"]', "`names` is missing"),
         *(
-            (f'[[rule]]\n{RULE}own = ["a"]\ndepth = {said}', "`depth` is no number")
+            (f'[[rule]]\n{RULE}own = ["a"]\ndepth = {said}', "`depth` is not a number")
             for said in ("0", "true", "128", '"2"')
         ),
         (f'[[rule]]\n{RULE}category = ["locks"]', "there is no category `locks`"),
         (f'[[rule]]\n{RULE}own = ["a"]\nidle = "no"', "`idle` is neither true nor false"),
         (
             f'\n[[rule]]\n{RULE}own = ["a"]\n\n[[rule]]\n{RULE}own = ["b"]',
-            "rule 2 (line 8): the id `it` stands",
+            "rule 2 (line 8): the id `it` is used twice",
         ),
-        ('[[rule]]\nid = "A word"\nname = "x"\nsays = "y"\nown = ["a"]', "`id` is no word of a to z"),
+        ('[[rule]]\nid = "A word"\nname = "x"\nsays = "y"\nown = ["a"]', "`id` may only have a to z"),
         ('[[rule]]\nid = "it"\nsays = "y"\nown = ["a"]', "`name`, what is waited for, in a few words, is missing"),
         ('[[rule]]\nid = "it"\nname = "x"\nown = ["a"]', "`says`, what that is, in a sentence, is missing"),
         (f'[[rule]]\nid = "it"\nname = "{"x" * 201}"\nsays = "y"\nown = ["a"]', "`name` has more than 200 characters"),
-        ('[services]\nmany = "x"', "is no port"),
-        ('[services]\n70000 = "x"', "is no port"),
-        ("[services]\n80 = 7", "`80`, who is there, is missing"),
-        ("colour = 7", "`colour` means nothing here"),
+        ('[services]\nmany = "x"', "is not a port"),
+        ('[services]\n70000 = "x"', "is not a port"),
+        ("[services]\n80 = 7", "`80`, the service at that port, is missing"),
+        ("colour = 7", "`colour` is unknown here"),
         (
             f'[[rule]]\n{RULE}object = ["pipe"]\nidle = true',
-            "`idle` goes by where a wait is, so it cannot",
+            "`idle` depends on the stack, so it cannot",
         ),
         ("rule = 7", "there is no [[rule]]"),
         ("rule = [7]", "there is no [[rule]]"),
-        (f'[[rule]]\n{RULE}"\\u001b[2J" = ["a"]', "`\\x1b[2J` means nothing here"),
+        (f'[[rule]]\n{RULE}"\\u001b[2J" = ["a"]', "`\\x1b[2J` is unknown here"),
     ],
 )
 def test_broken_file_reports_place_and_error(text: str, said: str) -> None:

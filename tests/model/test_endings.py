@@ -42,9 +42,9 @@ def test_complete_share_comes_first_and_the_rest_by_binary() -> None:
         (Ending(WHOLE, True, "/bin/it"), 10 * S),
     )
     assert told(some) == [
-        ("user stacks whole", "60.0% of the time that has one"),
+        ("user stacks whole", "60.0% of the time with a user stack"),
         ("20.0% not", "no unwind information in libfoo.so"),
-        ("10.0% not", "along frame pointers, which nobody has checked"),
+        ("10.0% not", "frame pointers, not checked"),
         ("10.0% not", "callers guessed in it"),
     ]
 

@@ -264,7 +264,7 @@ def test_remedy_for_callers_of_jit_code_depends_on_the_runtime() -> None:
     remedies = {one.process: one.remedy for one in machine.told.problems if one.reason == GUESSED}
     assert remedies == {
         "app": "have its runtime keep frame pointers",
-        "java": "start it with -XX:+PreserveFramePointer: then they are most likely right",
+        "java": "start it with -XX:+PreserveFramePointer, which makes them most likely right",
         "node": "trust them: V8's code keeps frame pointers",
     }
     machine.waits(Stack(MAIN, is_unsure=True, guessed_in="/usr/bin/node"), S)

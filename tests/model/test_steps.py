@@ -132,7 +132,7 @@ def test_cached_paths_are_the_same_as_new_ones_after_renames(changes: list[tuple
 
 
 def test_number_of_cached_paths_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_HALVES", 2)
+    monkeypatch.setattr(module, "_MOST_CACHED", 2)
     kept = Steps(BOOK, Said(), FROM_THE_ROOT)
     first = kept.of(PLACE)
     assert len(kept._cached_paths) == 2  # pyright: ignore[reportPrivateUsage]
@@ -227,12 +227,12 @@ def test_chain_path_continues_with_the_waker_s_wait_and_says_how_it_ends() -> No
     assert told((3, 4, 12), shape) == f"{OWN} {BY_CLERK} {BY_TELLER} (there is more than --depth)"
     round_again = f"-- who had waited -- {OWN} {BY_CLERK}"
     assert told((3, 4, 13), shape) == (
-        f"{OWN} {BY_CLERK} {BY_TELLER} {round_again} (who comes last has been there before)"
+        f"{OWN} {BY_CLERK} {BY_TELLER} {round_again} (the last waker is already in the chain)"
     )
     ends = {
-        14: "(the last wait of who comes last was below the minimum)",
-        15: "(nobody saw the last wait of who comes last)",
-        16: "(the rest could not be kept)",
+        14: "(the last waker's own wait was below the minimum)",
+        15: "(the last waker's own wait was not seen)",
+        16: "(the rest was lost)",
     }
     assert {wake: told((3, 4, wake), shape).removeprefix(f"{OWN} {BY_CLERK} ") for wake in ends} == ends
     assert told((3, 4, 17), shape) == f"{OWN} {BY_DISK.removeprefix(f'-- who had waited -- {OWN} ')}"

@@ -64,18 +64,18 @@ def test_trigger_covers_programs_and_categories() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "is no trigger. Say as 'lock.max > 500ms'"),
-        ("lock > 500ms", "is no trigger"),
-        ("lock.max < 500ms", "is no trigger"),
-        ("lock.long > 500ms", "there is no long. There are max, now, p50"),
-        ("luck.max > 500ms", "there is no category luck. There are any, disk, disk-read"),
-        ("lock.max > 500", "say of what 500 is, as 500ms"),
-        ("lock.max > 5ks", "is no time. Say 500ms, 3s or 2m"),
-        ("lock.max > 10ns", "nothing waits less than 1us"),
+        ("", "is not a trigger. Try 'lock.max > 500ms'"),
+        ("lock > 500ms", "is not a trigger"),
+        ("lock.max < 500ms", "is not a trigger"),
+        ("lock.long > 500ms", "unknown metric long. Known: max, now, p50"),
+        ("luck.max > 500ms", "unknown category luck. Known: any, disk, disk-read"),
+        ("lock.max > 500", "500 needs a unit, as 500ms"),
+        ("lock.max > 5ks", "is not a duration. Try 500ms, 3s or 2m"),
+        ("lock.max > 10ns", "waits are at least 1us long"),
         ("lock.max > 1s for 3s", "each wait is judged by itself"),
         ("lock.waiting > 5ms", "waiting is a number, as waiting > 4"),
-        ("lock.max > 5ms\x1b[2J", "is no trigger"),
-        (f"lock.max > {'9' * 300}ms", "is no trigger"),
+        ("lock.max > 5ms\x1b[2J", "is not a trigger"),
+        (f"lock.max > {'9' * 300}ms", "is not a trigger"),
     ],
 )
 def test_invalid_trigger_is_rejected_with_a_remedy(text: str, sentence: str) -> None:

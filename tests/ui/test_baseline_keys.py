@@ -171,7 +171,7 @@ async def test_wakers_that_were_not_gathered_then_are_said_to_be_missing() -> No
         await until(lambda: source.mode == "wakeup")
         source.go_on(24)
         await until(lambda: app.picture is not None and app.picture.newest.number == 24)
-        assert "the baseline does not tell who ended waits" in line_with(app, "who ends waits")
+        assert "the baseline has no wakers" in line_with(app, "who ends waits")
         await pilot.press("B")
         await until(lambda: not line_with(app, "the baseline does not"))
         assert "compared with it already" in alert(app)

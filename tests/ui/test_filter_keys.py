@@ -126,7 +126,7 @@ async def test_an_expression_chooses_waits_in_every_pane(key: str) -> None:
 async def test_a_wrong_expression_stays_to_be_mended_and_says_what_is_wrong() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         await pilot.press("\\", *"cat=lick", "enter")
-        assert screen(app)[-2].startswith("'cat=lick' is no category: try lock")
+        assert screen(app)[-2].startswith("'cat=lick' is not a category: try lock")
         assert screen(app)[-2].endswith(": cat=lick")
         assert app.view.filter.text == ""
         await pilot.press("end", "left", "left", "backspace", "o", "enter")

@@ -89,7 +89,7 @@ async def test_the_newest_stands_first_and_the_one_under_the_cursor_is_told_belo
         told = "\n".join(screen(app))
         assert " >2.00s purge(4270) of mysqld(4242)  from 02:00:10.000 and it went on" in told
         assert f"caught by {OTHER}; usual: not known (mysqld, fsync)" in told
-        assert "D: waits, and no signal wakes it" in told
+        assert "D: waits, not woken by signals" in told
         assert "[k]jbd2_log_wait_commit" in told
         await pilot.press("down")
         assert "connection(4268) of mysqld(4242)" in "\n".join(screen(app))

@@ -459,7 +459,7 @@ async def test_an_earlier_tick_shows_the_waits_of_then() -> None:
         await pilot.press("[", "[", "end")
         assert chosen(app) == LATE
         assert rows(app)[-1][:4] == ["3.00s", "801", "late", "R"]
-        assert any("R: ready to run, and no CPU is free, woken 500ms ago" in line for line in screen(app))
+        assert any("R: runnable, waiting for a CPU, woken 500ms ago" in line for line in screen(app))
         await pilot.press("[")
         assert rows(app)[-1][:4] == ["2.00s", "801", "late", "S"]  # not yet woken
         await pilot.press("enter")
