@@ -125,7 +125,7 @@ def _signed(low: int) -> int:
 
 
 def accounts(windows: Sequence[Window], whole: bool = True) -> Accounts:
-    """Return the accounts of all threads over `windows`, which are consecutive and at least one.
+    """Return the accounts of all threads over consecutive `windows` (at least one).
 
     `whole`: include the threads that waited all the time.
     """
@@ -185,7 +185,10 @@ def explained(residue_ns: int, whole_ns: int, machine: Machine) -> Left:
 
 
 def unexplained_pct(every: Accounts, machine: Machine) -> float:
-    """Return the CPU time that nothing accounts for, or that threads have beyond it, in percent; 0 if unknown."""
+    """Return the CPU time that nothing accounts for, in percent; 0 if unknown.
+
+    It includes time that threads have beyond what the CPUs have.
+    """
     cpu_ns = machine.cpus * every.span_ns
     if not cpu_ns:
         return 0.0

@@ -26,7 +26,7 @@ _NS_COLUMN = SITES.width
 def snapshots(
     windows: Iterable[Window], waits: Sequence[Lasting], before: Mapping[SiteKey, SiteTotals]
 ) -> Iterator[Snapshot]:
-    """Yield one snapshot before the first of `windows`, which are consecutive, and one after each.
+    """Yield one snapshot before the first of the consecutive `windows`, and one after each.
 
     `waits` are those in progress meanwhile, as far as they were kept. `before` has the sites' totals at the beginning,
     as `ended_before` returns them.
@@ -133,8 +133,10 @@ class _RunningTotals:
         )
 
     def _in_progress(self, at_ns: int, still: set[tuple[int, ...]]) -> dict[ThreadKey, _InProgress]:
-        """Return the waits in progress at `at_ns`; `still` has the sites where a wait has lasted since the previous
-        snapshot."""
+        """Return the waits in progress at `at_ns`.
+
+        `still` has the sites where a wait has lasted since the previous snapshot.
+        """
         while self._not_begun and self._not_begun[-1].wait.left_ns <= at_ns:
             self._lasting.append(self._not_begun.pop())
         self._lasting = [one for one in self._lasting if one.until_ns >= at_ns]

@@ -1,6 +1,7 @@
-"""Baseline: a span of the past that the user marked as normal, in a few parts, with what its ids refer to.
+"""Baseline: a span of the past that the user marked as normal.
 
-It is self-contained: it needs neither the History that it was taken from nor the file of a recording.
+It has a few parts, and what their ids refer to. It is self-contained: it needs neither the History that it was taken
+from nor the file of a recording.
 """
 
 from collections import Counter
@@ -80,7 +81,10 @@ def baseline_of(parts: Sequence[Window], idle: Idle, names: Names, file: str = "
 
 
 def parts_of(ticks: Sequence[Kept]) -> list[Window]:
-    """Merge `ticks` into at most PARTS windows; one tick is unpacked at a time, since together they are too large."""
+    """Merge `ticks` into at most PARTS windows.
+
+    One tick is unpacked at a time, since together they are too large.
+    """
     count = min(PARTS, len(ticks))
     ends = [len(ticks) * number // count for number in range(count + 1)]
     return [

@@ -1,4 +1,4 @@
-"""What a row is compared with: the same row of the baseline, whatever its pid was then, and its variation there.
+"""What a row is compared with: the same row of the baseline, and its variation there.
 
 A row is identified by its key if that is valid in both, otherwise by its name: rows with new pids share the time of
 those of the same name that have disappeared. So the changes of a table add up to the change of the whole.
@@ -104,8 +104,10 @@ class Change(NamedTuple):
 
     @property
     def is_p99_sure(self) -> bool:
-        """Whether the percentile is outside the range of the baseline's parts, by at least one slot of the
-        histogram."""
+        """Whether the percentile is outside the range of the baseline's parts.
+
+        It has to be outside by at least one slot of the histogram.
+        """
         least_ns, most_ns = self.before.p99_range_ns
         return 0 < self.p99_ns * 2 <= least_ns or self.p99_ns >= most_ns * 2 > 0
 

@@ -1,4 +1,4 @@
-"""Book: a catalog of what ids refer to: stacks, wakes, thread and process names, process details.
+"""Book: a catalog of what ids refer to: stacks, wakes, names and process details.
 
 One Book is shared by all snapshots and windows of a source: a copy in each of 600 windows would cost more than the
 windows. The source owns it, only adds to it, and drops an entry when no window that a History may hold can refer to it.
@@ -23,7 +23,10 @@ class ThreadKey(NamedTuple):
 
 
 class SiteKey(NamedTuple):
-    """A thread and where it waited. Each wait is counted in exactly one site, or is short or filtered."""
+    """A thread and where it waited.
+
+    Each wait is counted in exactly one site, or is short or filtered.
+    """
 
     pid: int
     tid: int
@@ -40,7 +43,10 @@ class SiteKey(NamedTuple):
 
 
 class Details(NamedTuple):
-    """Details of a process. All texts are untrusted and raw: escape them before they are shown."""
+    """Details of a process.
+
+    All texts are untrusted and raw: escape them before they are shown.
+    """
 
     user: str = ""
     """Name of its effective user, as in ps, or the number if that has no name; empty if unknown."""

@@ -31,9 +31,9 @@ class Rate:
 
 
 def parse_rate(text: str) -> Rate:
-    """Parse `1500`, `1.5k/s`, `1500,1ms` or `1500 1ms`: requests a second, and CPU time expected for one.
+    """Parse a rate: `1500`, `1.5k/s`, `1500,1ms` or `1500 1ms`.
 
-    Raises ValueError.
+    It has requests a second, and optionally the CPU time expected for one. Raises ValueError.
     """
     rate, *rest = text.replace(",", " ").split()
     if len(rest) > 1:

@@ -1,4 +1,4 @@
-"""System calls as text: `futex(0x7f1200004040, WAIT_PRIVATE, 2)`, `epoll_wait(5, timeout=1000ms)`.
+"""System calls as text: `futex(0x7f1200004040, WAIT_PRIVATE, 2)`.
 
 Only arguments that say something by themselves are shown, since a tick reads no memory for this: descriptors, ids,
 timeouts and commands. Pointers are left out, except a futex's address, which identifies the lock. Calls are looked up
@@ -77,7 +77,9 @@ _AT_FDCWD = -100
 
 
 def told(name: str, args: Sequence[int]) -> str:
-    """Format the call `name` with the register values `args`; only the name if they say nothing.
+    """Format the call `name` with the register values `args`.
+
+    The result is only the name if the arguments say nothing.
 
     `name` may be anything: empty, or from a recording.
     """

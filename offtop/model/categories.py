@@ -38,7 +38,10 @@ _REMEDY = "Fix that line, or reinstall offtop to get its own file back."
 
 
 class Condition(NamedTuple):
-    """Holds if one of its patterns matches one of the frames that it covers; for `not`, if none does."""
+    """Holds if one of its patterns matches one of the frames that it covers.
+
+    `not` holds if none does.
+    """
 
     where: str
     """`leaf`, `caller`, `near`, `any` or `not`."""
@@ -50,7 +53,7 @@ class Condition(NamedTuple):
         return any(self.compiled.match(name) for name in names[first:end]) != (self.where == "not")
 
     def said(self, names: Sequence[str] = ()) -> str:
-        """Describe the condition: the pattern that matched one of `names`, or all patterns without names."""
+        """Describe the condition: the pattern that matched `names`, or all patterns."""
         first, end = _COVERED_FRAMES[self.where]
         seen = names[first:end] if self.where != "not" else ()
         matched = [pattern for name in seen for pattern in self.patterns if fnmatchcase(name, pattern)]
@@ -85,7 +88,10 @@ class Categories:
     kernel_entry: re.Pattern[str]
 
     def classify(self, kernel: Sequence[str]) -> str:
-        """Return the category of a kernel stack (function names, leaf first, trimmed); `other` if no rule matches."""
+        """Return the category of a kernel stack (function names, leaf first, trimmed).
+
+        It is `other` if no rule matches.
+        """
         names = [bare(name) for name in kernel]
         return next((rule.category for rule in self.rules if names and rule.matches(names)), OTHER)
 
@@ -113,9 +119,10 @@ class Categories:
         return length
 
     def entry_length(self, kernel: Sequence[str]) -> int:
-        """Return how many frames at the root of a trimmed stack (leaf first) are only the kernel's entry code.
+        """Return how many frames at the root of a trimmed stack are only entry code.
 
-        At least one frame is left: a thread preempted on its way back to user mode has no others.
+        The stack is leaf first. At least one frame is left: a thread preempted on its way back to user mode has no
+        others.
         """
         length = 0
         while length < len(kernel) - 1 and self.kernel_entry.match(bare(kernel[-1 - length])):
@@ -124,7 +131,10 @@ class Categories:
 
 
 def bare(name: str) -> str:
-    """Return the function's name as in the source, without a compiler's suffix: `do_poll` for `do_poll.constprop.0`."""
+    """Return the function's name as in the source, without a compiler's suffix.
+
+    `do_poll.constprop.0` is `do_poll`.
+    """
     return name.partition(".")[0] or name
 
 
@@ -204,7 +214,7 @@ class _Reader(RuleFile):
         return Rule(category, tuple(conditions))
 
     def _reject_dead_patterns(self, rules: Sequence[Rule]) -> None:
-        """Reject dead patterns: an earlier rule with one condition takes every stack that they could match."""
+        """Reject dead patterns: all stacks that they match are taken by one earlier condition."""
         for number, rule in enumerate(rules, start=1):
             for condition in rule.conditions:
                 if condition.where == "not":

@@ -1,4 +1,6 @@
-"""Change: what one tick changed in a snapshot. All snapshots can be rebuilt from their changes.
+"""Change: what one tick changed in a snapshot.
+
+All snapshots can be rebuilt from their changes.
 
 Its size depends on what happened, not on what exists. A complete snapshot is a change, too: that of an empty one.
 """
@@ -105,7 +107,9 @@ NOTHING = Snapshot(0, 0)
 
 
 def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = None) -> Change:
-    """Return what changed from `earlier` to `later` of one source; for NOTHING, all of `later`.
+    """Return what changed from `earlier` to `later` of one source.
+
+    If `earlier` is NOTHING, that is all of `later`.
 
     `moves` are as in window.between.
     """

@@ -19,7 +19,10 @@ _HEAD = struct.Struct("<BBII")
 
 
 def packed(columns: Sequence[Ints]) -> bytes:
-    """Write column by column, as 32-bit integers if they fit. Each of `columns` has one or two dimensions."""
+    """Write column by column, as 32-bit integers if they fit.
+
+    Each of `columns` has one or two dimensions.
+    """
     parts: list[bytes] = []
     small = np.iinfo(np.int32)
     for column in columns:
@@ -52,15 +55,18 @@ def unpacked(raw: bytes) -> list[Ints]:
 
 
 def of_table(kind: Kind[K, V], entries: Mapping[K, V]) -> list[Ints]:
-    """Return four columns; of the histograms, which are mostly zeros, the positions and values of the others."""
+    """Return a table as four columns.
+
+    Histograms are mostly zeros, so only positions and values of the others are stored.
+    """
     table = table_of(kind, entries)
     return [table.ids, table.numbers, *sparse(table.lanes)]
 
 
 def to_table(kind: Kind[K, V], columns: Iterator[Ints], width: int | None = None) -> Table[K, V]:
-    """Read a table from the next four of `columns`, with `width` numbers in a row (None: as the kind has).
+    """Read a table from the next four of `columns`.
 
-    Raises ValueError if they are not a table of that kind.
+    It has `width` numbers in a row (None: as the kind has). Raises ValueError if they are not a table of that kind.
     """
     ids, numbers, where, counts = (_next(columns) for _ in range(4))
     rows = len(ids)

@@ -1,4 +1,4 @@
-"""Baseline values for what a view shows: the tables and trees that the panes are compared with.
+"""Baseline values for what a view shows: tables and trees to compare the panes with.
 
 Filters, mutes, category and mode apply to both. The selected process or thread is looked up by pid if pids of the
 baseline are still valid, otherwise by name.
@@ -144,8 +144,10 @@ class Comparison:
         )
 
     def listed(self, pools: Mapping[tuple[int, ...], Pool]) -> Compare | None:
-        """Return the comparison of the list, None if there is none. `pools` are the rows that stand for several
-        threads."""
+        """Return the comparison of the list, None if there is none.
+
+        `pools` are the rows that stand for several threads.
+        """
         view, book, was_book = self._view, self._now.book, self._book
         if self.lacks or view.lists_account:
             return None
@@ -198,7 +200,7 @@ class Comparison:
         return lambda table: was.compared(table, span_ns, key_of, name_of, alive)
 
     def _key_if_valid(self, key: Hashable) -> Hashable:
-        """Return the key if it is valid in the baseline: one that was marked live, not one from a file."""
+        """Return the key if it is valid in the baseline: only if that was marked live."""
         return key if self._are_pids_valid else None
 
     def _baseline_table(
@@ -285,7 +287,7 @@ class Comparison:
     # Whose time it is
 
     def _shares(self, matching: _Matching) -> _Parts:
-        """Return the time in the baseline that mutes, filters and the selected waker and object leave of `matching`."""
+        """Return the baseline's time of `matching` that mutes, filters and the selection leave."""
 
         def made() -> _Parts:
             found: list[tuple[int, Shares]] = []
@@ -350,7 +352,10 @@ class Comparison:
         listed: Collection[K],
         there: Collection[K],
     ) -> tuple[set[K], float]:
-        """Return which of the baseline `key` is compared with, and with how much of it, as Was.compared does."""
+        """Return which keys of the baseline `key` is compared with, and their share.
+
+        The rules are those of Was.compared.
+        """
         name = name_of(key)
         if self._are_pids_valid and was.get(key) == name:
             return {key}, 1.0
@@ -378,7 +383,7 @@ class Trees(NamedTuple):
         return before_of(self.spans_ns, [_part_at(root, path) for root in self.parts], self.share)
 
     def gone(self, root: Node) -> list[Branch]:
-        """Return branches with time in the baseline but not in the tree of `root`, most time first."""
+        """Return the largest branches of the baseline that the tree of `root` does not have."""
         span_ns = sum(self.spans_ns)
         least_ns = max(LEAST * span_ns / self.share, self.root.total_ns / _GONE_SHARE)
         found: list[tuple[int, Path]] = []

@@ -38,7 +38,10 @@ from typing import NamedTuple
 
 
 class Container(NamedTuple):
-    """What a process runs in. All texts are untrusted and raw: escape them before they are shown."""
+    """What a process runs in.
+
+    All texts are untrusted and raw: escape them before they are shown.
+    """
 
     kind: str
     """`docker`, `podman`, `containerd`, `crio`, `kubernetes`, `nspawn`, `lxc`; `unit`, `session`: a systemd unit, not a
@@ -90,13 +93,18 @@ _LONG_HEX = re.compile(r"[0-9a-f]{32,}")
 
 
 def container(path: str) -> Container:
-    """Return the innermost container in `path`, ignoring cgroups inside it; else the innermost unit, else `NOTHING`."""
+    """Return the innermost container in `path`, ignoring cgroups inside it.
+
+    Without one, return the innermost unit, otherwise `NOTHING`.
+    """
     return _innermost(path)[0]
 
 
 @lru_cache(maxsize=4096)
 def place(path: str) -> str:
-    """Return the cgroup that `container` names: `path` or one above it; `path` if it is unknown.
+    """Return the cgroup that `container` names: `path` or one above it.
+
+    It is `path` itself if that is unknown.
 
     Two paths into one container so have the same place.
     """
@@ -105,7 +113,7 @@ def place(path: str) -> str:
 
 
 def _innermost(path: str) -> tuple[Container, int]:
-    """Return what `container` does, and the number of path components up to the end of its name."""
+    """Return what `container` does, and where its name ends, as a number of components."""
     found, unit, pod = (NOTHING, 0), (NOTHING, 0), ""
     directories = _names(path)
     for depth, (name, end) in enumerate(directories):
@@ -121,7 +129,7 @@ def _innermost(path: str) -> tuple[Container, int]:
 
 
 def label(path: str) -> str:
-    """Return the text for a column: `docker 1a2b3c4d5e6f`, `pod 1a2b3c4d/1a2b3c4d5e6f`, `mysql.service`.
+    """Return the text for a column: `docker 1a2b3c4d5e6f`, `mysql.service`.
 
     It is the path if that is unknown, and empty for the root or an empty path. Raw, as the path is.
     """
@@ -134,7 +142,10 @@ def label(path: str) -> str:
 
 
 def names(path: str) -> tuple[str, ...]:
-    """Return the texts that a filter matches, including the kind; none if there is no container or unit."""
+    """Return the texts that a filter matches, including the kind.
+
+    There are none without a container or unit.
+    """
     what = container(path)
     return (*what, label(path)) if what.kind else ()
 

@@ -27,7 +27,10 @@ class _MeasuredSpan(Protocol):
 
 
 def counted(filters: Filters) -> str:
-    """Return what is counted, empty if everything is. The --within function has a line of its own."""
+    """Return what is counted, empty if everything is.
+
+    The --within function has a line of its own.
+    """
     words: list[str] = []
     for word, ids in (("pid", filters.pids), ("tid", filters.tids)):
         if ids:
@@ -51,8 +54,10 @@ def counted_in_full(filters: Filters) -> str:
 
 
 def how_sure(sampling: Sampling, span_ns: int) -> list[str]:
-    """Return how much shorter waits may be (the gap between two polls, at each end), and how many threads may wait
-    elsewhere."""
+    """Return how much shorter waits may be, and how many threads may wait elsewhere.
+
+    A wait may be shorter by the gap between two polls at each end.
+    """
     shorter, elsewhere = span(2 * sampling.apart_ns(span_ns)), threads(average(sampling.guessed_ns, span_ns))
     return [f"waits up to {shorter} shorter", f"up to {elsewhere} elsewhere"]
 
@@ -78,8 +83,10 @@ def sampled(sampling: Sampling | None, span_ns: int) -> str:
 
 
 def counted_otherwise(then: _MeasuredSpan, now: _MeasuredSpan, before: str) -> str:
-    """Return why a change since `before`, which was counted as `then` says, may be none; empty if nothing speaks for
-    that."""
+    """Return why a change since `before`, which was counted as `then` says, may be none.
+
+    It is empty if nothing speaks for that.
+    """
     words: list[str] = []
     if (then.sampling is None) != (now.sampling is None):
         words.append(f"{before} was {'not ' if then.sampling is None else ''}sampled")

@@ -114,7 +114,7 @@ Added = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Breakdown of a window by category, and by category and process: small, and enough for most screens."""
+    """Breakdown of a window by category and process: small, and enough for most screens."""
 
     span_ns: int = 0
     categories: Mapping[Leaf, Part] = field(default_factory=dict[Leaf, Part])
@@ -242,7 +242,7 @@ class Shares(NamedTuple):
 
 
 def _sums_of_runs(columns: Sequence[Ints], ns: Ints) -> tuple[Ints, Ints]:
-    """Return the last row of each run in which all `columns` stay the same, and the sum of `ns` over it."""
+    """Return the last row of each run of equal `columns`, and the sum of `ns` over it."""
     changes = np.zeros(len(ns) - 1, np.bool_)
     for column in columns:
         changes |= column[1:] != column[:-1]
@@ -311,7 +311,10 @@ def shares(window: Window, idle: Idle) -> Shares:
 
 
 def leaf_of_sites(window: Window, idle: Idle) -> dict[SiteKey, Leaf]:
-    """Return the leaf of the blocked time of each site; `run-queue` if it was only ever runnable."""
+    """Return the leaf of the blocked time of each site.
+
+    It is `run-queue` if the site was only ever runnable.
+    """
     every = shares(window, idle)
     count = len(window.sites) + len(window.still)
     numbers: list[int] = every.leaf[:count].tolist()
@@ -325,7 +328,7 @@ def cut(window: Window, idle: Idle) -> Cut:
 
 
 def cut_of(every: Shares, span_ns: int) -> Cut:
-    """Return the breakdown of `every`, the time of a window of `span_ns`, by category and process."""
+    """Return the breakdown by category and process of `every`, over `span_ns`."""
     codes = every.leaf << 32 | every.ids[:, 0]
     processes: dict[Leaf, dict[int, Part]] = {}
     for code, part in every.by(codes):
@@ -352,7 +355,7 @@ def merged(cuts: Sequence[Cut]) -> Cut:
 
 
 def by_category(one: Cut, idle_shown: bool = True, filtered_shown: bool = True) -> dict[str, Part]:
-    """Return category → time, without idle time unless `idle_shown`, without filtered time unless `filtered_shown`."""
+    """Return category → time, optionally without idle and filtered time."""
     table: dict[str, Part] = {}
     for leaf, part in one.categories.items():
         if (idle_shown or not leaf.idle) and (filtered_shown or leaf.category != FILTERED):
@@ -379,7 +382,9 @@ def by_thread(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
 
 
 def by_place(every: Shares, scope: Scope, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...], Added]:
-    """Return the time in `scope` by place; `places` maps the rows' ids to places (steps.places).
+    """Return the time in `scope` by place.
+
+    `places` maps the rows' ids to places (steps.places).
 
     Waits below the minimum and filtered ones have no stack, so they are at no place.
     """
@@ -397,9 +402,9 @@ def by_site(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
 
 
 def sites_of(some: Shares) -> tuple[list[tuple[int, ...]], Ints]:
-    """Return the distinct (kernel stack, user stack, wake, pid) of the rows, and for each row the index of its own.
+    """Return the distinct sites of the rows, and for each row the index of its site.
 
-    Run-queue time is at stack.QUEUED.
+    A site here is (kernel stack, user stack, wake, pid). Run-queue time is at stack.QUEUED.
     """
     if not len(some.ids):
         return [], np.zeros(0, np.int64)
@@ -410,19 +415,22 @@ def sites_of(some: Shares) -> tuple[list[tuple[int, ...]], Ints]:
 
 
 def top_of_threads(every: Shares, scope: Scope, whom: Collection[ThreadKey]) -> dict[ThreadKey, SiteKey]:
-    """Return for each of `whom` the site in `scope` with most of its time; none if it did not wait."""
+    """Return for each of `whom` the site in `scope` with most of its time.
+
+    Threads that did not wait are left out.
+    """
     some = every.in_scope(scope)
     some = some.of(np.isin(thread_codes(some.ids), thread_codes(integers([*whom], 2))))
     return {site.thread: site for _, ns, site in some.longest(thread_codes(some.ids)) if ns > 0}
 
 
 def top_of_processes(one: Cut, scope: Scope, whom: Collection[int]) -> dict[int, SiteKey]:
-    """Return for each of `whom` the site in `scope` with most of its time, in the window of `one`."""
+    """Return for each of `whom` the site in `scope` with most of its time."""
     return top_of_groups(one, scope, {pid: pid for pid in whom})
 
 
 def top_of_groups(one: Cut, scope: Scope, group_of: Mapping[int, G]) -> dict[G, SiteKey]:
-    """Do the same for groups of processes: the site at which one process of the group spent most time."""
+    """Return for each group of processes the site at which one of them spent most time."""
     longest: dict[G, tuple[int, SiteKey]] = {}
     for leaf, by_pid in one.tops.items():
         if scope.holds(leaf):

@@ -1,5 +1,7 @@
-"""Diagnoser: applies cause rules to sites. Each kind of wait is matched once, and again when its functions get
-names."""
+"""Diagnoser: applies cause rules to sites.
+
+Each kind of wait is matched once, and again when its functions get names.
+"""
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -48,7 +50,10 @@ class Told(NamedTuple):
         return f"{100 * self.share:.0f}% wait for {name}{f' ({process})' if process else ''}"
 
     def in_full(self, book: Book, with_process: bool, with_keys: bool = True) -> str:
-        """Return the same with an explanation and what to look at next. `with_keys`: if there is a screen."""
+        """Return the same with an explanation and what to look at next.
+
+        `with_keys`: if there is a screen.
+        """
         says, hint = (self.rule.says, advice(self.rule, book)) if self.rule else ("", "")
         hint = hint if with_keys else hint.replace(_KEY_OF_WAKERS, _OPTION_OF_WAKERS)
         text = f"{self.in_short(book, with_process)}: {says}" if says else self.in_short(book, with_process)
@@ -106,8 +111,10 @@ class Diagnoser:
         self._matched_by = names.version
 
     def apart(self) -> "Diagnoser":
-        """Return an independent one for sites of another book: what is cached about sites is dropped with their
-        book."""
+        """Return an independent one for sites of another book.
+
+        What is cached about sites is dropped with their book.
+        """
         return Diagnoser(self.names, self._source)
 
     def rule_of(self, site: SiteKey, book: Book) -> Rule | None:
@@ -161,7 +168,7 @@ class Diagnoser:
         ]
 
     def is_unknown(self, site: tuple[int, ...], book: Book) -> bool:
-        """Return whether no rule matches that row of a table by sites, although its location is known."""
+        """Return whether no rule matches that row, although its location is known."""
         return site[0] not in PLACELESS and self._of_row(site, book) is None
 
     def matched(self, what: Hashable) -> dict[int, bool]:
@@ -211,8 +218,10 @@ class Diagnoser:
         return self._verdicts
 
     def _in_progress(self) -> dict[Where, bool]:
-        """Return verdicts for waits in progress, which have no user stack at first: idle if all that ended there
-        are."""
+        """Return verdicts for waits in progress, which have no user stack at first.
+
+        They are idle if all that ended there are.
+        """
         every: dict[tuple[int, int], set[bool]] = {}
         for pid, kernel, user in self._program_at:
             if user != NO_STACK:
@@ -265,7 +274,7 @@ class Diagnoser:
         return subject_of(of_kernel, of_user, self.names, kind.program, kind.what)
 
     def _peer(self, kernel: int, what: Object, book: Book) -> tuple[str, str] | None:
-        """Return the peer: its name if it is a process of this machine, otherwise the service of its port."""
+        """Return the peer: the name of a local process, or the service of the port."""
         name = printable(book.ends_of(what).name(book.stack(kernel)))
         return (name, _slug(name)) if name else self._rules.service(what)
 

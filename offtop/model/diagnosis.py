@@ -32,7 +32,10 @@ _DEEPEST = 127
 
 
 class Subject(NamedTuple):
-    """What rules see of a wait. Functions are leaf first, without the suffixes that compilers add."""
+    """What rules see of a wait.
+
+    Functions are leaf first, without the suffixes that compilers add.
+    """
 
     category: str
     kernel: tuple[str, ...] = ()
@@ -81,7 +84,10 @@ CONDITIONS = (
 
 
 class Condition(NamedTuple):
-    """Holds if one of its patterns matches one of the names it covers; for `not`, if none does."""
+    """Holds if one of its patterns matches one of the names it covers.
+
+    `not` holds if none does.
+    """
 
     where: str
     patterns: tuple[str, ...]
@@ -244,7 +250,10 @@ def base_name(frame: Frame) -> str:
 
 
 def _functions(frame: Frame, names: Names) -> list[str]:
-    """Return the source names of the functions, innermost first; none if the frame has no name."""
+    """Return the source names of the functions, innermost first.
+
+    There are none if the frame has no name.
+    """
     name = names.of(frame)
     if name == nameless(frame):
         return []
@@ -253,7 +262,7 @@ def _functions(frame: Frame, names: Names) -> list[str]:
 
 @cache
 def _without_parameters(name: str) -> str:
-    """Remove C++ parameters and compiler suffixes: `lock_wait(que_thr_t*)` becomes `lock_wait`.
+    """Remove C++ parameters and compiler suffixes: `lock_wait(que_thr_t*)` → `lock_wait`.
 
     Parentheses after a blank are kept: Python functions are `handle (app.py:12)`.
     """

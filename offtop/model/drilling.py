@@ -1,4 +1,4 @@
-"""What keys do in the list: return the next View, with another list, or one level down or up."""
+"""What keys do in the list: another list, or one level down or up."""
 
 from dataclasses import replace
 
@@ -178,7 +178,10 @@ def _listing(view: View, threads: bool, cgroups: bool) -> View:
 
 
 def _of_whom(view: View) -> dict[str, bool]:
-    """Leave lists of objects and causes for another list; one that was selected remains the list above."""
+    """Leave lists of objects and causes for another list.
+
+    One that was selected remains the list above.
+    """
     return {"objects": view.objects and view.object is not None, "reasons": view.reasons and view.reason is not None}
 
 

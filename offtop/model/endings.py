@@ -1,4 +1,4 @@
-"""How much of the time has a complete user stack; for the rest, why not, and in which binary."""
+"""How much of the time has a complete user stack, and why the rest has not."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -1,6 +1,7 @@
-"""Peers: the processes at the other end of what a thread waits on, and what an epoll watches.
+"""Peers: the processes at the other end of what a thread waits on.
 
-They change while the object waited on stays the same, so waits are grouped by object, and the Book has its peers.
+For an epoll, it is what it watches. They change while the object waited on stays the same, so waits are grouped by
+object, and the Book has its peers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,10 +64,10 @@ class Ends(NamedTuple):
     first."""
 
     def for_who_waits(self, kernel: Stack) -> tuple[Side, ...]:
-        """Return the roles that a wait at that stack depends on: a pipe's reader waits for its writers.
+        """Return the roles that a wait at that stack depends on.
 
-        If the stack does not say, these are all but the holder of a file lock, which only waits for that lock depend
-        on.
+        A pipe's reader waits for its writers, for example. If the stack does not say, these are all but the holder of a
+        file lock, which only waits for that lock depend on.
         """
         names = [frame.name for frame in kernel.frames]
         role = next((role for part, role in _ROLE_BY_FUNCTION.items() if any(part in name for name in names)), "")
@@ -90,8 +91,10 @@ class Ends(NamedTuple):
         return tuple(name for side in self.sides for one in side.processes for name in (one.comm, one.label))
 
     def name(self, kernel: Stack) -> str:
-        """Return the common name of all that a wait at that stack depends on; empty if names differ or are unknown.
-        Raw."""
+        """Return the common name of all that a wait at that stack depends on.
+
+        It is empty if names differ or are unknown. Raw.
+        """
         sides = self.for_who_waits(kernel)
         names = {one.comm for side in sides for one in side.processes}
         are_all = all(side.total == len(side.processes) for side in sides)
@@ -113,7 +116,10 @@ def may_have_ends(what: Object) -> bool:
 
 
 def waited_on(waits: Iterable[Sequence[int]], wakes: Mapping[int, Wake]) -> dict[Object, int]:
-    """Return object → a process that waits on it, for objects that may have peers; `waits` are (pid, wake id)."""
+    """Return object → a process that waits on it, for objects that may have peers.
+
+    `waits` are (pid, wake id).
+    """
     found: dict[Object, int] = {}
     for pid, wake in waits:
         known = wakes.get(wake)

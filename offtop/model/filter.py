@@ -225,7 +225,10 @@ class Filter:
 
     @property
     def needs_names(self) -> bool:
-        """Whether it needs user function names, which are resolved later, or causes that depend on them."""
+        """Whether it needs user function names, or causes that depend on them.
+
+        Those are resolved later than the rest.
+        """
         return any(isinstance(one, Text) and not _NEED_NAMES.isdisjoint(_MATCHED_TEXTS[one.key]) for one in self.waits)
 
     def mask(self, shares: Shares, book: Book, diagnoser: Diagnoser) -> Mask:
@@ -241,7 +244,10 @@ class Filter:
         return chosen
 
     def keeps(self, row: Row) -> bool:
-        """Return whether it chooses a row of a list, by its numbers. A thread counts as one thread."""
+        """Return whether it chooses a row of a list, by its numbers.
+
+        A thread counts as one thread.
+        """
         return all(bound.holds(row) for bound in self.rows)
 
     def keeps_age(self, age_ns: int) -> bool:
@@ -544,7 +550,10 @@ def _alternatives(letters: _Letters) -> Iterator[_Letters]:
 
 
 def _patterns(letters: _Letters) -> Iterator[str]:
-    """Return regular expressions, none of which can take long: fnmatch's translation of * does not backtrack."""
+    """Return regular expressions, none of which can take long.
+
+    fnmatch's translation of * does not backtrack.
+    """
     glob = "".join(
         f"[{character}]" if typed == _ESCAPED and character in "*?[" else character for character, typed in letters
     )

@@ -1,4 +1,4 @@
-"""Heat map of waits: time on the x axis, latency on the y axis, and in each cell the number of waits that ended."""
+"""Heat map: time on the x axis, latency on the y axis, and finished waits in each cell."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

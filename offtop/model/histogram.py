@@ -1,4 +1,6 @@
-"""A histogram is one int: 40 lanes of 64 bits; lane i counts the waits of one power of two of ns.
+"""A histogram is one int: 40 lanes of 64 bits.
+
+Lane i counts the waits of one power of two of ns.
 
 As one int, adding or subtracting two histograms is one exact addition, cheap enough for thousands of sites a tick. The
 BPF programs use the same lanes (`bpf/offcpu.h`).
@@ -51,7 +53,10 @@ def counts(histogram: int) -> tuple[int, ...]:
 
 
 def of_lanes(lanes: NDArray[np.int64]) -> list[int]:
-    """Return the histogram of each row of `lanes` (n, 40). A difference may have negative lanes."""
+    """Return the histogram of each row of `lanes` (n, 40).
+
+    A difference may have negative lanes.
+    """
     if lanes.size and lanes.min() < 0:
         return [sum(n << (LANE_BITS * lane) for lane, n in enumerate(row)) for row in lanes.tolist()]
     raw = lanes.tobytes()
@@ -80,7 +85,7 @@ def count(histogram: int) -> int:
 
 
 def percentile_ns(histogram: int, percent: float, max_ns: int) -> int:
-    """Return an upper bound of the `percent`-th percentile: the end of its lane, at most `max_ns`.
+    """Return an upper bound of the `percent`-th percentile: the end of its lane.
 
     Nearest-rank definition; 0 for an empty histogram. `max_ns` is the longest wait counted.
     """
@@ -98,7 +103,10 @@ def percentile_ns(histogram: int, percent: float, max_ns: int) -> int:
 
 
 def ranges(histogram: int, most: int) -> tuple[tuple[int, int], ...]:
-    """Divide the used lanes of `histogram` into at most `most` ranges of equal width: (first lane, end) of each."""
+    """Divide the used lanes of `histogram` into at most `most` ranges of equal width.
+
+    A range is (first lane, end).
+    """
     used = [lane for lane, n in enumerate(counts(histogram)) if n]
     if not used or most < 1:
         return ()

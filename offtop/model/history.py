@@ -1,8 +1,8 @@
-"""History: the last minutes, as a Window and its breakdown for each tick, within a memory budget.
+"""History: a Window and its breakdown for each tick of the last minutes.
 
-A snapshot is added at every tick, whatever the screen does. The newest windows are kept as they are, older ones are
-packed into columns and compressed, and the oldest are dropped. One thread adds; any thread may read, since what is
-returned never changes.
+It stays within a memory budget. A snapshot is added at every tick, whatever the screen does. The newest windows are
+kept as they are, older ones are packed into columns and compressed, and the oldest are dropped. One thread adds; any
+thread may read, since what is returned never changes.
 """
 
 import zlib
@@ -193,7 +193,10 @@ class History:
             self._early_moves.clear()
 
     def add(self, snapshot: Snapshot) -> Kept | None:
-        """Keep what happened since the previous snapshot, and return it; None for the first snapshot."""
+        """Keep what happened since the previous snapshot, and return it.
+
+        None for the first snapshot.
+        """
         earlier, self._latest = self._latest, snapshot
         if earlier is None or earlier.epoch != snapshot.epoch:
             self._begin(snapshot)
@@ -233,7 +236,7 @@ class History:
         return kept
 
     def look_again(self) -> Kept | None:
-        """Apply the rules to the newest tick again, since more of its functions may have names by now."""
+        """Apply the rules to the newest tick again: more functions may have names by now."""
         with self._lock:
             newest, latest = self._kept[-1] if self._kept else None, self._latest
         if newest is None or latest is None or isinstance(newest.held, Packed):
@@ -248,7 +251,7 @@ class History:
         return seen
 
     def _verdicts_on(self, snapshot: Snapshot, window: Window) -> Verdicts:
-        """Apply the rules to all sites: a wait in progress is judged by those that ended before it."""
+        """Apply the rules to all sites: waits in progress are judged by finished ones."""
         known = table_of(SITES, snapshot.sites)
         sites = known.ids[known.present], table_of(SITES, window.sites).ids, window.still.ids
         return self._verdicts(sites, window.book)
@@ -298,7 +301,9 @@ class History:
             return self._kept[-1].at_ns - self._kept[0].at_ns + self._kept[0].span_ns if self._kept else 0
 
     def last(self, span_ns: int, end_ns: int | None = None) -> list[Kept]:
-        """Return the ticks of the `span_ns` up to `end_ns` (None: now), earliest first; at least one, if any is kept.
+        """Return the ticks of the `span_ns` up to `end_ns` (None: now), earliest first.
+
+        There is at least one, if any is kept.
 
         A tick belongs to the span if its middle does, so a span has the same number of ticks at each tick.
         """
@@ -317,8 +322,10 @@ class History:
         return list(islice(every, begin, end))
 
     def again(self, span_ns: int, end_ns: int | None = None) -> Iterator[Snapshot]:
-        """Rebuild the snapshots of `last`: one before its first tick and one after each, with totals that start
-        there."""
+        """Rebuild the snapshots of `last`: one before its first tick and one after each.
+
+        Their totals start at 0.
+        """
         with self._lock:
             ticks = self._last(span_ns, end_ns)
             if not ticks:
@@ -347,14 +354,14 @@ class History:
         return stuck([one for one in waits if one.site.pid in pids], tick.at_ns, tick.facts.book, tick.idle, 0)
 
     def taken_by(self, taken_ns: int) -> Kept | None:
-        """Return the last tick taken by that time (CLOCK_REALTIME), or None if it is not kept any more."""
+        """Return the last tick taken by that time (CLOCK_REALTIME); None if it was dropped."""
         with self._lock:
             return next((kept for kept in reversed(self._kept) if kept.taken_ns <= taken_ns), None)
 
     def until(self, at_ns: int, mode: str = OFFCPU) -> Kept | None:
-        """Return everything up to the tick at `at_ns` as one tick, as far back as `mode` was gathered.
+        """Return everything up to the tick at `at_ns` as one tick.
 
-        The tick at `at_ns` is included in any mode.
+        It goes back as far as `mode` was gathered. The tick at `at_ns` is included in any mode.
         """
         every = self.last(self._max_ns, at_ns)
         if not every:
@@ -404,7 +411,10 @@ class History:
         return SiteKeys(sites.ids[rows[self._is_periodic(sites.lanes[rows])]])
 
     def _make_room(self) -> None:
-        """Pack windows, drop the breakdowns that no span on the screen needs, then drop ticks; never the newest."""
+        """Pack windows, drop the breakdowns that no span on the screen needs, then drop ticks.
+
+        The newest tick is left unchanged.
+        """
         every = self._kept
         while self._unpacked > 1 and self._unpacked_bytes > self._max_bytes // _UNPACKED_SHARE:
             self._replace(len(every) - self._unpacked, pack_window=True)
@@ -427,7 +437,7 @@ class History:
             self._with_cut = min(self._with_cut, len(every))
 
     def _replace(self, index: int, pack_window: bool) -> None:
-        """Replace the tick at `index` by a smaller one: with its window packed, or without its breakdown."""
+        """Replace the tick at `index` by one with a packed window, or without breakdown."""
         was = self._kept[index]
         held = pack(was.window) if pack_window else was.held
         kept_cut, kept_moves = (was.kept_cut, was.kept_moves) if pack_window else (None, None)

@@ -128,7 +128,10 @@ def _widths(times_ns: Sequence[int], parent_ns: int, width: int) -> list[int]:
 
 
 def box_of(icicle: Icicle, path: Path) -> Box | None:
-    """Return the box of `path`, otherwise of its nearest ancestor, otherwise the first; None if there is no box."""
+    """Return the box of `path`, otherwise of its nearest ancestor, otherwise the first.
+
+    None if there is no box.
+    """
     by_path = {box.path: box for box in icicle.boxes}
     for length in range(len(path), 0, -1):
         if path[:length] in by_path:
@@ -137,7 +140,7 @@ def box_of(icicle: Icicle, path: Path) -> Box | None:
 
 
 def neighbour(icicle: Icicle, path: Path, direction: Direction) -> Box | None:
-    """Return the next box in a direction: along the row, up to the parent, down to the widest child.
+    """Return the next box in a direction: in the row, the parent, or the widest child.
 
     Returns the box itself if there is none.
     """

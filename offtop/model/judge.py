@@ -90,7 +90,10 @@ class Judge:
         return own_ns, own_ns if category == THROTTLE else self._mark_ns(program, RUN_QUEUE)
 
     def tick(self, snapshot: Snapshot, kept: Kept) -> Sequence[Outlier]:
-        """Return the outliers of a tick; those reported while in progress are reported again when they end."""
+        """Return the outliers of a tick.
+
+        Those reported while in progress are reported again when they end.
+        """
         while self._next_triggers:
             self._judge_by(self._next_triggers.popleft())
             self._waiting = {}
@@ -130,7 +133,10 @@ class Judge:
         return min(NEVER_NS, max(LEAST_AUTO_NS, TIMES_USUAL * usual_ns)) if usual_ns else NEVER_NS
 
     def _judged(self, some: Sequence[Caught], snapshot: Snapshot, kept: Kept) -> list[Outlier]:
-        """Return those that are too long, longest first; of many of one kind, only the longest in full."""
+        """Return those that are too long, longest first.
+
+        If there are many of one kind, only the longest are returned in full.
+        """
         some = sorted(some, key=lambda one: -one.length_ns(kept.at_ns))
         categories = [snapshot.book.stack(one.site.kernel).category for one in some]
         found: list[Outlier] = []
@@ -320,7 +326,10 @@ def _after(snapshot: Snapshot, caught: Caught) -> str:
 
 
 def _parts(trigger: Trigger, book: Book, kept: Kept) -> dict[str, Part]:
-    """Return what a trigger for ticks covers, by program; under the empty name if it names none."""
+    """Return what a trigger for ticks covers, by program.
+
+    Everything is under the empty name if the trigger names no program.
+    """
     parts: dict[str, list[Part]] = {}
     for leaf, by_pid in kept.cut.processes.items():
         if leaf.category == FILTERED or (leaf.idle and not trigger.with_idle):

@@ -1,5 +1,4 @@
-"""The list: cgroups, processes, threads, pools, wakers, objects or causes in order, with details of the visible
-ones."""
+"""The list, from cgroups to causes, in order, with details of the visible rows."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -129,7 +128,10 @@ class Listing:
         self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
 
     def of(self, scene: Scene, room: int) -> Listed:
-        """Return the list; `room` is the number of visible rows, including the one that sums up the rest."""
+        """Return the list.
+
+        `room` is the number of visible rows, including the one that sums up the rest.
+        """
         view = scene.view
         made = self._folded(scene) if view.lists_threads else UNFOLDED
         rows = self._rows(scene, made)
@@ -159,7 +161,7 @@ class Listing:
         ]
 
     def _rule(self, row: Row, book: Book, is_short: bool) -> Rule | None:
-        """Return the rule for what many of its threads wait for, otherwise for where it waited longest.
+        """Return the rule for what many of its threads wait for, or where it waited longest.
 
         There is none if most of its time is short (`is_short`): a few long waits do not represent it.
         """
@@ -293,7 +295,10 @@ class Listing:
         return known[2]
 
     def _with_convoys(self, seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row]:
-        """Add to rows of many threads how many of these wait for the same thing at the end of the newest tick."""
+        """Add to rows of many threads how many of these wait for the same thing now.
+
+        Now is the end of the newest tick.
+        """
         newest = scene.newest
         sizes = {
             row.key: row.threads for row in seen if isinstance(row.key, int | Pool) and row.threads >= LEAST_CONVOY

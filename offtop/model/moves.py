@@ -1,4 +1,4 @@
-"""Moves as columns: the time of a wait that ended at another site than it was shown at goes to where it ended.
+"""Moves as columns: time that moves to the site where its wait ended.
 
 Running totals are corrected at once: the old site loses that time. A Window contains what happened in its span, so that
 nothing in it is negative, and carries the moves that reach back before it; whoever sums up windows applies them as far

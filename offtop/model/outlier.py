@@ -1,7 +1,7 @@
-"""Outlier: a wait or a tick that is too long by a trigger or by what is usual, stored in full when it happens.
+"""Outlier: a wait or tick that is too long by a trigger or by what is usual.
 
-It contains the stacks, wakes and threads that it refers to, so that it can be shown when everything else of that moment
-has been dropped.
+It is stored in full when it happens. It contains the stacks, wakes and threads that it refers to, so that it can be
+shown when everything else of that moment has been dropped.
 """
 
 from collections.abc import Iterable, Sequence

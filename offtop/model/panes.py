@@ -1,4 +1,4 @@
-"""What keys do in a pane: return the next View of the tree, the icicle, the waits in progress or the outliers."""
+"""What keys do in a pane: tree, icicle, waits in progress or outliers."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -222,7 +222,9 @@ class Picture:
 def series(
     ticks: Sequence[Kept], cells: int, cell_ns: int, end_ns: int, waiting_ns: Callable[[Kept], int | None]
 ) -> Series:
-    """Average `waiting_ns` in `cells` cells, the last of which contains `end_ns`; None if not known yet.
+    """Average `waiting_ns` in `cells` cells, the last of which contains `end_ns`.
+
+    A cell is None if it is not known yet.
 
     Cells begin at multiples of `cell_ns`, so that the picture moves by whole cells and does not flicker.
     """
@@ -279,7 +281,7 @@ class Pictures:
         *,
         goes_on: bool = True,
     ) -> None:
-        """`goes_on`: more ticks will follow, so that what is found out late may wait for one of them."""
+        """Create it; `goes_on`: more ticks will follow, so late results may wait for one."""
         self._history = history
         self._goes_on = goes_on
         self._outliers = Listed(outliers)
@@ -487,7 +489,7 @@ class Pictures:
     def _stacks(
         self, view: View, room: Room, scene: Scene, of_selection: Stuck
     ) -> tuple[View, TreePicture | None, Ranking, Icicle | None]:
-        """Return the tree, the places of the chosen branch, and the icicle, as far as there is room."""
+        """Return the tree, the places of the chosen branch, and the icicle, if there is room."""
         tree, places, flame = None, Ranking(), None
         sieve, over = scene.sieve, scene.over
         if not (room.tree or room.site or room.flame[0]):
@@ -578,15 +580,14 @@ class Pictures:
         )
 
     def _timeline_end_ns(self, view: View, room: Room, newest: Kept) -> int:
-        """Return the end of the timeline: now, or if paused at most so late that the paused tick stays in its right
-        half."""
+        """Return the end of the timeline: now, or at most half its width after a paused tick."""
         last = self._history.newest
         if view.paused_at_ns is None or last is None:
             return newest.at_ns
         return max(newest.at_ns, min(last.at_ns, newest.at_ns + room.timeline_cells * room.timeline_cell_ns // 2))
 
     def _past(self, room: Room, newest: Kept, end_ns: int, sieve: Sieve) -> dict[int, Parts]:
-        """Return the selection's time in each tick of timeline and heat map, as far as it is known by now."""
+        """Return the selection's time in each tick of timeline and heat map, if known by now."""
         timeline_ns = room.timeline_cells * room.timeline_cell_ns
         heat_ns = room.heat[0] * room.heat_cell_ns + end_ns - newest.at_ns
         return sieve.parts_of(self._history.last(max(timeline_ns, heat_ns), end_ns))
@@ -599,7 +600,10 @@ class Pictures:
 
 
 def _tree_picture(view: View, root: Node, lines: int, was: Trees | None) -> tuple[View, TreePicture]:
-    """Open large branches and return the lines of the tree, followed by those only in the baseline."""
+    """Open large branches and return the lines of the tree.
+
+    Branches that only the baseline has come last.
+    """
     view = panes.grown(view, trees.opened_by_share(root))
     branches = trees.flatten(root, view.tree.opened, root.part[1] // _SMALL_BRANCH)
     branches += was.gone(root) if was else []
@@ -658,7 +662,7 @@ def _sums_of(every: Iterable[Parts]) -> dict[Leaf, Part]:
 
 
 def _by_category(parts: Parts, idle_shown: bool) -> dict[str, Part]:
-    """Return category → time, without idle time unless `idle_shown`, and without filtered time."""
+    """Return category → time, without filtered and optionally without idle time."""
     sums: dict[str, Part] = {}
     for leaf, part in parts.items():
         if (idle_shown or not leaf.idle) and leaf.category != FILTERED:

@@ -1,4 +1,6 @@
-"""Pool: the threads of a process whose names differ only by a number; `worker-1 … worker-400` are one row.
+"""Pool: the threads of a process whose names differ only by a number.
+
+`worker-1 … worker-400` are one row.
 
 What a row of many threads would hide is shown with it: their average, the worst one, and whether many of them wait for
 the same thing, which is a convoy.
@@ -120,7 +122,7 @@ def pools(threads: Iterable[ThreadKey], book: Book, least: int = LEAST_MEMBERS) 
 def convoys(
     waits: Iterable[Waiting], key_of: Callable[[ThreadKey], K | None], sizes: Mapping[K, int], book: Book
 ) -> dict[K, Convoy]:
-    """Return for each key the largest number of threads that wait at one futex, or else in one kernel function."""
+    """Return for each key the largest convoy: threads at one futex or kernel function."""
     counts: dict[K, Counter[tuple[str, int]]] = {}
     at: dict[tuple[K, tuple[str, int]], Waiting] = {}
     for one in waits:

@@ -1,4 +1,4 @@
-"""Rolling sums over the last windows of a History: new ticks are added, old ones subtracted.
+"""Rolling sums over the last windows of a History: new ticks added, old subtracted.
 
 Summing up ten windows of thousands of threads at each tick would cost more than everything else; this way a tick costs
 two windows, however long the span is.
@@ -43,7 +43,7 @@ class Sums:
         over: Sequence[Kept],
         moved: Kept | None = None,
     ) -> Table:
-        """Return the sum of `table_of` over all ticks of `over` (at least one), and over what moved among them."""
+        """Return the sum of `table_of` over `over` (at least one tick) and `moved`."""
         if not over[-1].number or len(over) == 1:
             return table_of(over[-1])
         summed = self._rolling(what, about, table_of).follow(over, self._history.tick)
@@ -80,7 +80,10 @@ class Rolling:
         """Small tables of ticks in the sum; to save memory, a large one is built again when its tick leaves."""
 
     def follow(self, ticks: Sequence[Kept], earlier: Callable[[int], Kept | None]) -> Table:
-        """Return the sum over `ticks`, earliest first. `earlier` returns a tick by its number while it is kept."""
+        """Return the sum over `ticks`, earliest first.
+
+        `earlier` returns a tick by its number while it is kept.
+        """
         if not ticks:
             return {}
         first, last = ticks[0].number, ticks[-1].number

@@ -1,4 +1,4 @@
-"""Rows of a table: the largest parts of a breakdown in order, and the rest summed up in one row."""
+"""Rows of a table: the largest parts of a breakdown, and the rest as one row."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -517,7 +517,10 @@ def wake_name(key: WakerKey | Object | Reason) -> str:
 
 
 def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ranking:
-    """Return the pinned rows and those that pass `keeps`; all others are summed up in `elided`."""
+    """Return the pinned rows and those that pass `keeps`.
+
+    All others are summed up in `elided`.
+    """
     shown = [row for row in ranking.rows if row.pinned or keeps(row)][:limit]
     keys = {row.key for row in shown}
     others = [row._replace(threads=1) for row in ranking.rows if row.key not in keys]
@@ -528,7 +531,10 @@ def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ran
 
 
 def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
-    """Return the sum of these rows; the `threads` of each is the number of rows that it stands for."""
+    """Return the sum of these rows.
+
+    The `threads` of each is the number of rows that it stands for.
+    """
     count, rest = sum(row.threads for row in others), total(row.part for row in others)
     oldest = max(row.now for row in others)
     made = Row(ALL, f"{count} more", others[0].span_ns, rest, whole_ns, threads=count, now=oldest)
@@ -540,7 +546,10 @@ def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
 def place_rows(
     table: Mapping[tuple[int, ...], Added], span_ns: int, limit: int, compare: Compare | None = None
 ) -> Ranking:
-    """Return a row for each place of `table`, most time first; names are read from the stacks when drawn."""
+    """Return a row for each place of `table`, most time first.
+
+    Names are read from the stacks when drawn.
+    """
     return ranked(table, Order(limit=limit, compare=compare), lambda key, part: Row(Place(*key), "", span_ns, part))
 
 
@@ -550,7 +559,10 @@ def process_name(pid: int, book: Book) -> str:
 
 
 def cgroup_of(pid: int, book: Book) -> str:
-    """Return the path of a process's container, unit or other cgroup; NO_CGROUP if it is not known yet."""
+    """Return the path of a process's container, unit or other cgroup.
+
+    It is NO_CGROUP if it is not known yet.
+    """
     return place(book.detail(pid).cgroup) or NO_CGROUP
 
 

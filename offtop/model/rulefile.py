@@ -1,4 +1,7 @@
-"""A file of rules: TOML with a list of `[[rule]]`. Errors say where they are and what to do."""
+"""A file of rules: TOML with a list of `[[rule]]`.
+
+Errors say where they are and what to do.
+"""
 
 import re
 import tomllib
@@ -14,7 +17,10 @@ _LONGEST_SHOWN = 60
 
 
 class RuleFile:
-    """Checks one file, part by part. Its text is untrusted: errors quote it shortened and escaped."""
+    """Checks one file, part by part.
+
+    Its text is untrusted: errors quote it shortened and escaped.
+    """
 
     def __init__(self, text: str, name: str, remedy: str) -> None:
         """Parse `text`; `name` is for errors. Raises OfftopError for invalid TOML."""
@@ -92,5 +98,8 @@ def short(text: str) -> str:
 
 
 def compiled(patterns: Sequence[str]) -> re.Pattern[str]:
-    """Return a regular expression that matches if one of the patterns (`*` and `?`) matches the whole name."""
+    """Return a regular expression that matches whole names with any of the patterns.
+
+    Patterns have `*` and `?` as in a shell.
+    """
     return re.compile("|".join(translate(pattern) for pattern in patterns))

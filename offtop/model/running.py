@@ -1,4 +1,4 @@
-"""Running totals: a row for each thread or site, added to at each tick and copied for each snapshot."""
+"""Running totals of threads or sites, added to at each tick and copied for snapshots."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic
@@ -70,7 +70,10 @@ class Running(Mapping[K, V], Generic[K, V]):
         return new
 
     def begin_with(self, ids: Ints, numbers: Ints, lanes: Ints, longest_ns: Ints, at_ns: int) -> None:
-        """Add the first rows, with distinct keys; `longest_ns` is the maximum of each since its source began."""
+        """Add the first rows, with distinct keys.
+
+        `longest_ns` is the maximum of each since its source began.
+        """
         self.add(list(map(self._kind.key, ids.tolist())), numbers, lanes, at_ns)
         self._longest_ns[: len(ids)] = longest_ns
 

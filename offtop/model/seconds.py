@@ -1,4 +1,4 @@
-"""Accounts for the screen: of the selection, of each row of the list, and of the whole machine."""
+"""Accounts for the screen: of the selection, the rows of the list, and the machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +50,10 @@ class Seconds:
         return known[1]
 
     def of_selection(self, view: View, over: Sequence[Kept], parts: Parts) -> AccountPicture | None:
-        """Return the account of the selection; None if nothing is selected. `parts` is all its time."""
+        """Return the account of the selection; None if nothing is selected.
+
+        `parts` is all its time.
+        """
         pid, tid = view.subject_ids
         if pid is None:
             return None
@@ -78,7 +81,10 @@ class Seconds:
         return every if group is None else every.only(lambda key: cgroup_of(key.pid, book) == group[0])
 
     def unexplained_pct(self, newest: Kept) -> float:
-        """Return the CPU time of a tick that neither threads nor interrupts nor steal account for; 0 if unknown."""
+        """Return the CPU time of a tick that neither threads nor interrupts nor steal account for.
+
+        It is 0 if that is unknown.
+        """
         machine: Machine = newest.facts.machine
         if not machine.cpus or not _is_all(newest.facts.filters):
             return 0.0
@@ -90,5 +96,8 @@ def _of_pool(every: Accounts, pool: Pool, book: Book) -> Account:
 
 
 def _is_all(filters: Filters) -> bool:
-    """Return whether every thread is counted. If not, the steal of the counted ones is unknown."""
+    """Return whether every thread is counted.
+
+    If not, the steal of the counted ones is unknown.
+    """
     return not (filters.pids or filters.tids or filters.cgroup or filters.who != "all")

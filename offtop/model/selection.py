@@ -1,4 +1,6 @@
-"""Selection: which waits a screen shows. What it leaves of each tick is computed once and cached.
+"""Selection: which waits a screen shows.
+
+What it leaves of each tick is computed once and cached.
 
 Mutes and filters are applied first; the lists show the result. The other panes show one process, thread or branch of
 the stack tree of it, if one is selected.
@@ -62,7 +64,10 @@ class Sieve:
     """Cache of what one selection leaves of each tick."""
 
     def __init__(self, selection: Selection, diagnoser: Diagnoser, before: "Sieve | None" = None) -> None:
-        """`before` is the cache until now; since then more became known about processes or functions."""
+        """Create an empty cache; `before` is the one until now.
+
+        Since that was made, more became known about processes or functions.
+        """
         self.selection = selection
         self._diagnoser = diagnoser
         self._taken: dict[int, Taken] = {}
@@ -120,7 +125,10 @@ class Sieve:
         return Taken(cut_of(kept, tick.span_ns), parts, muted_ns)
 
     def chosen(self, tick: Kept) -> Parts:
-        """Return the time of the selected process, thread or branch; of everything shown if none is selected."""
+        """Return the time of the selected process, thread or branch.
+
+        It is the time of everything shown if none is selected.
+        """
         pid, tid, path = self.selection.pid, self.selection.tid, self.selection.path
         if tid is None and not path:
             if pid is None and self.selection.is_everything:
@@ -208,7 +216,7 @@ class Sieve:
         return tick.number in self._taken
 
     def forget(self, oldest: Kept | None, recent: Kept) -> None:
-        """Drop everything about ticks before `oldest`, and the breakdowns of ticks before `recent`.
+        """Drop what is cached about ticks before `oldest`, and breakdowns before `recent`.
 
         A breakdown is a hundred times larger than the rest. What moved changes each time.
         """
@@ -220,7 +228,7 @@ class Sieve:
 
 
 class Sieves:
-    """Returns the Sieve of the current selection, a new one when more is known about processes or functions.
+    """Creates the Sieve of the selection, and a new one when more names are known.
 
     On a busy machine that is the case at nearly each tick, and each time all ticks of the window have to be filtered
     again. So a new one is made less and less often, at least every 8 ticks, unless the picture stands still. New ticks
@@ -275,7 +283,10 @@ def through(ids: Ints, book: Book, names: Names, shape: Shape, path: Path) -> Ma
 
 
 def _cached(made: dict[int, T], tick: Kept, make: Callable[[Kept], T]) -> T:
-    """Return the entry of `made` for `tick`, or create it. Number 0 (everything since the start) is never cached."""
+    """Return the entry of `made` for `tick`, or create it.
+
+    Number 0 (everything since the start) is never cached.
+    """
     found = made.get(tick.number)
     if found is None:
         found = make(tick)

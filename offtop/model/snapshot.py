@@ -65,7 +65,10 @@ class ThreadTotals(NamedTuple):
 
 
 class SiteTotals(NamedTuple):
-    """Totals of the waits of one site that reached the minimum. All times in ns; blocked = total_ns - runqueue_ns."""
+    """Totals of the waits of one site that reached the minimum.
+
+    All times in ns; blocked = total_ns - runqueue_ns.
+    """
 
     waits: int = 0
     total_ns: int = 0
@@ -112,7 +115,10 @@ NO_HOLDER = Holder(0, 0, "")
 
 
 class Waiting(NamedTuple):
-    """A wait in progress. At time t it has lasted t - from_ns so far, of which runqueue_ns were on the run queue."""
+    """A wait in progress.
+
+    At time t it has lasted t - from_ns so far, of which runqueue_ns were on the run queue.
+    """
 
     site: SiteKey
     """Where the thread waits now; `site.kernel` is SHORT while the wait is below the minimum, FILTERED if it is
@@ -156,9 +162,10 @@ class Waiting(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Part of one wait, from `since_ns` to `until_ns` (CLOCK_MONOTONIC), that moves to another site of the same thread.
+    """Part of a wait that moves to another site of the same thread.
 
-    It was counted at `was`, and belongs to `now`, where the wait ended or was found later.
+    It lasted from `since_ns` to `until_ns` (CLOCK_MONOTONIC). It was counted at `was`, and belongs to `now`, where the
+    wait ended or was found later.
     """
 
     was: SiteKey
@@ -199,7 +206,10 @@ class Cost(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How numbers were sampled, if threads are polled: running totals (in a Window: of its span)."""
+    """How numbers were sampled, if threads are polled.
+
+    These are running totals (in a Window: of its span).
+    """
 
     looks: int = 0
     """How often all threads were polled."""

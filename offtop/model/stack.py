@@ -1,4 +1,7 @@
-"""Stack: frames of where a thread waited, leaf first, with the scheduler's and entry frames counted apart."""
+"""Stack: the frames of a wait, leaf first.
+
+The frames of the scheduler and of the entry code are counted apart.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -88,7 +91,10 @@ class Stack(NamedTuple):
 
     @property
     def missing(self) -> str:
-        """User stacks: why callers are missing, and after the frame of which binary; empty if none are."""
+        """User stacks: why callers are missing, and after the frame of which binary.
+
+        It is empty if none are.
+        """
         if self.end in (WHOLE, LINKED, ENDED, NOT_PERMITTED) or not self.frames:
             return ""
         return f"{ENDS[self.end]}: {self.frames[-1].file.rpartition('/')[2]}"
@@ -137,12 +143,15 @@ INLINED = " (inlined)"
 
 
 def one_name(functions: Sequence[str]) -> str:
-    """Join the functions of a frame, innermost first: `inner (inlined) < middle (inlined) < outer`."""
+    """Join the functions of a frame, innermost first: `inner (inlined) < outer`."""
     return f"{INLINED} < ".join(functions)
 
 
 def functions(name: str) -> list[str]:
-    """Split the name of a frame into its functions, innermost first; all but the last are marked as inlined."""
+    """Split the name of a frame into its functions, innermost first.
+
+    All but the last are marked as inlined.
+    """
     *inlined, holder = name.split(f"{INLINED} < ")
     return [*(f"{one}{INLINED}" for one in inlined), holder]
 

@@ -1,4 +1,4 @@
-"""What user stacks lack, callers or names: in which binary, for how much of the time, why, and what to do about it.
+"""What user stacks lack, callers or names: where, how often, why, and the remedy.
 
 A stack may lack several things and counts under each, so shares do not add up. C library frames below a program's first
 function are left out: their names would not say where it waited.
@@ -256,7 +256,10 @@ class Problems:
                     yield _Flaw(frame.file, reason)
 
     def _reason(self, frame: Frame) -> str | None:
-        """Return why it has no name, empty while that is being looked up; None if it has one or stands for code."""
+        """Return why it has no name, empty while that is being looked up.
+
+        None if it has one or stands for code.
+        """
         if frame.file == ANONYMOUS:
             return NO_MAP
         if frame.name or frame.file[:1] == "[" or self._names.of(frame) != nameless(frame):

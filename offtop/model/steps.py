@@ -1,4 +1,4 @@
-"""Paths: stacks as the tree shows them, from where a program began to where it waits, and on to what ended the wait.
+"""Paths: stacks as the tree shows them, from a program's start to the waker.
 
 The contents depend on the mode. In off-CPU mode it is the sleeper's stack, in wakeup mode the waker's stack and the
 woken process. In off-wake mode it is both: the sleeper's stack, then the waker's in reverse, so that they meet in the
@@ -75,7 +75,7 @@ def begins_line(step: Step) -> bool:
 
 
 def woken_name(step: Step) -> str:
-    """Return the name of the woken process if the step stands for one, otherwise an empty string."""
+    """Return the name of the woken process if the step has one, or an empty string."""
     return "" if step.kernel or not step.name.startswith(WOKE) else step.name.removeprefix(WOKE)
 
 
@@ -91,10 +91,10 @@ def is_function(step: Step) -> bool:
 
 
 def places(ids: Ints, mode: str, objects: bool = False) -> Ints:
-    """Return (n, 3), what the paths of sites' ids are made of: kernel stack, user stack and wake.
+    """Return what the paths of sites' ids are made of: kernel stack, user stack and wake.
 
-    In off-CPU mode the wake is only needed for `objects`. In wakeup mode it is the pid of the woken process, 0 and the
-    wake.
+    The shape is (n, 3). In off-CPU mode the wake is only needed for `objects`. In wakeup mode it is the pid of the
+    woken process, 0 and the wake.
     """
     none = np.zeros(len(ids), np.int64)
     if mode == OFFCPU and not objects:
@@ -105,15 +105,19 @@ def places(ids: Ints, mode: str, objects: bool = False) -> Ints:
 
 
 def steps_of(book: Book, names: Names, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
-    """Return a cached function from place to path: from the outermost function to the kernel's leaf, or inverted.
+    """Return a cached function from place to path.
 
-    The path is empty if the shape leaves nothing.
+    A path goes from the outermost function to the kernel's leaf, or is inverted. The path is empty if the shape leaves
+    nothing.
     """
     return Steps(book, names, shape).of
 
 
 def passes(place_steps: Path, path: Path) -> bool:
-    """Return whether a stack with these steps goes through the branch of `path`; none does if that ends in MORE."""
+    """Return whether a stack with these steps goes through the branch of `path`.
+
+    None does if that ends in MORE.
+    """
     return (place_steps or (NO_FRAMES,))[: len(path)] == path
 
 

@@ -1,4 +1,4 @@
-"""Waits in progress at one moment, their ages and places, for now and for each tick of the past.
+"""Waits in progress, their ages and places, for now and each past tick.
 
 A total grows while a wait goes on, but says nothing about its age. Only waits of at least LEAST_AGE_NS are included:
 younger ones are normal, and a hundred times as many.
@@ -131,7 +131,10 @@ class Lasting(NamedTuple):
     """CLOCK_MONOTONIC of the last tick at which it was in progress."""
 
     def at(self, at_ns: int) -> Waiting:
-        """Return the wait as it was at `at_ns`: runnable or not. The lock holder of that time is unknown."""
+        """Return the wait as it was at `at_ns`: runnable or not.
+
+        The lock holder of that time is unknown.
+        """
         one, earlier_ns = self.wait, self.until_ns - at_ns
         if not earlier_ns or not (one.runqueue_ns or one.holder.tid):
             return one
@@ -139,7 +142,10 @@ class Lasting(NamedTuple):
 
 
 class Past:
-    """The waits that were in progress at earlier ticks; each is stored once, when it has ended."""
+    """The waits that were in progress at earlier ticks.
+
+    Each is stored once, when it has ended.
+    """
 
     def __init__(self) -> None:
         self.latest: Snapshot | None = None
@@ -232,9 +238,9 @@ def by_cgroup(some: Stuck, group_of: Callable[[int], str]) -> dict[str, Age]:
 
 
 def by_place(some: Stuck, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...], Age]:
-    """Return the oldest wait by place, oldest first, with the user stack that its time will be counted at.
+    """Return the oldest wait by place, oldest first.
 
-    `places` maps sites' ids to places (steps.places).
+    The user stack is the one that the time will be counted at. `places` maps sites' ids to places (steps.places).
     """
     ages: dict[tuple[int, ...], Age] = {}
     found: list[list[int]] = places(integers([one.site for one in some.waits], SITES.width)).tolist()

@@ -1,4 +1,4 @@
-"""Table: a mapping of keys to totals, stored as columns, since a tick may bring thousands of them.
+"""Table: a mapping of keys to totals, stored as columns for thousands of entries.
 
 Sums, differences and sums by group are one NumPy operation over all rows; a single entry is read as from a dict.
 """
@@ -67,10 +67,11 @@ class Table(Mapping[K, V]):
         lineage: object = None,
         serials: Ints | None = None,
     ) -> None:
-        """Create a table from `ids` (n, fields of a key), `numbers` (n, totals without histogram) and `lanes` (n, 40).
+        """Create a table of n rows.
 
-        `longest_ns` is the longest wait of each since its source began, if known. `serials` are ascending and identify
-        a row in all tables of one `lineage`: a key that is evicted and used again gets another one.
+        `ids` is (n, fields of a key), `numbers` (n, totals without histogram), `lanes` (n, 40). `longest_ns` is the
+        longest wait of each since its source began, if known. `serials` are ascending and identify a row in all tables
+        of one `lineage`: a key that is evicted and used again gets another one.
         """
         self.kind, self.ids, self.numbers, self.lanes = kind, ids, numbers, lanes
         self.present = np.ones(len(ids), np.bool_) if present is None else present
@@ -160,7 +161,10 @@ class Groups:
 
 
 def summed(kind: Kind[K, V], ids: Ints, numbers: Ints, lanes: Ints) -> Table[K, V]:
-    """Sum up the rows of each key, in the order of keys; rows beyond the end of `lanes` have no histogram."""
+    """Sum up the rows of each key, in the order of keys.
+
+    Rows beyond the end of `lanes` have no histogram.
+    """
     if not len(ids):
         return Table(kind, ids, numbers, lanes)
     order, starts = in_order(ids)
@@ -186,7 +190,7 @@ def in_order(ids: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct rows of a matrix in order, and for each row the number of its distinct row."""
+    """Return the distinct rows of a matrix in order, and the index of each row's own."""
     order, starts = in_order(rows)
     return rows[order[starts]], _which(order, starts)
 
@@ -205,7 +209,10 @@ def _which(order: NDArray[np.intp], starts: NDArray[np.intp]) -> Ints:
 
 
 def _codes(ids: Ints) -> list[Ints]:
-    """Pack rows into as few sortable columns as possible: most ids are small, so several fit into one integer."""
+    """Pack rows into as few sortable columns as possible.
+
+    Most ids are small, so several fit into one integer.
+    """
     codes: list[Ints] = []
     room = 0
     for column in np.ascontiguousarray(ids.T):
@@ -221,7 +228,10 @@ def _codes(ids: Ints) -> list[Ints]:
 
 
 def _starts(changes: Mask, length: int) -> NDArray[np.intp]:
-    """Return where groups begin; `changes` says for each row but the first whether it differs from the one before."""
+    """Return where groups begin.
+
+    `changes` says for each row but the first whether it differs from the one before.
+    """
     return np.concatenate(([0], np.flatnonzero(changes) + 1)) if length else np.empty(0, np.intp)
 
 
@@ -264,7 +274,10 @@ class SiteKeys(Sequence[SiteKey]):
         return hash(tuple(self))
 
     def mask(self, ids: Ints) -> Mask:
-        """Return which of `ids` are here, by a 64-bit hash: two of 100,000 keys collide once in 10^9."""
+        """Return which of `ids` are here, by a 64-bit hash.
+
+        Two of 100,000 keys collide once in 10^9.
+        """
         if not len(self.ids):
             return np.zeros(len(ids), np.bool_)
         if self._marks is None:

@@ -57,7 +57,10 @@ class Branch(NamedTuple):
 
 
 def tree_of(places: Mapping[tuple[int, ...], Added], book: Book, names: Names, shape: Shape) -> Node:
-    """Return the tree of `places` (cut.by_place). Its root stands for the selection and has no name."""
+    """Return the tree of `places` (cut.by_place).
+
+    Its root stands for the selection and has no name.
+    """
     return tree_along(places, steps_of(book, names, shape))
 
 
@@ -113,7 +116,10 @@ def flatten(root: Node, opened: Collection[Path], least_ns: int) -> list[Branch]
 def _siblings(
     path: Path, children: Collection[_Child], depth: int, opened: Sequence[Path], least_ns: int | None
 ) -> list[_Line]:
-    """Return the lines directly below `path`, the last one first. `least_ns` None: nothing is summed up."""
+    """Return the lines directly below `path`, the last one first.
+
+    `least_ns` None: nothing is summed up.
+    """
     by_step: dict[Step, list[Path]] = {}
     for one in opened:
         if len(one) > len(path):
@@ -142,7 +148,10 @@ def _most_first(child: _Child) -> tuple[int, Step]:
 
 
 def folded(step: Step, node: Node) -> tuple[Path, Node]:
-    """Return the chain of single children that begins here, and its last node; all have the same time."""
+    """Return the chain of single children that begins here, and its last node.
+
+    All have the same time.
+    """
     run = [step]
     while len(node.children) == 1:
         ((step, child),) = node.children.items()
@@ -160,7 +169,7 @@ def _folded_children(path: Path, node: Node) -> Iterable[tuple[Path, Node]]:
 
 
 def opened_by_share(root: Node, share: float = 0.10) -> frozenset[Path]:
-    """Return the branches with children and at least `share` of all time: they are open at first."""
+    """Return the branches with children and at least `share` of all time, open at first."""
     least_ns = max(1, share * root.total_ns)
     found: list[Path] = []
     pending: list[tuple[Path, Node]] = [((), root)]
@@ -191,7 +200,10 @@ def all_paths(root: Node) -> frozenset[Path]:
 
 
 def paths_with(root: Node, word: str) -> list[Path]:
-    """Return the branches whose last function contains `word`, ignoring case, in the order of the fully opened tree."""
+    """Return the branches whose last function contains `word`, ignoring case.
+
+    The order is that of the fully opened tree.
+    """
     found: list[Path] = []
     pending: list[tuple[Path, Node]] = [((), root)]
     while pending:
@@ -203,7 +215,10 @@ def paths_with(root: Node, word: str) -> list[Path]:
 
 
 class Nameless(NamedTuple):
-    """How much of a tree's user functions have no names: time, counted once for each function on the path."""
+    """How much of a tree's user functions have no names.
+
+    Time counts once for each function on the path.
+    """
 
     all_ns: int = 0
     nameless_ns: int = 0
@@ -236,7 +251,10 @@ def _nameless_fields(step: Step) -> tuple[int, ...]:
 
 
 def order_of(root: Node, path: Path) -> tuple[tuple[int, Step], ...]:
-    """Return a sort key for paths in the order of `flatten`; one that ends in MORE is the last of its siblings."""
+    """Return a sort key for paths in the order of `flatten`.
+
+    One that ends in MORE is the last of its siblings.
+    """
     order: list[tuple[int, Step]] = []
     node: Node | None = root
     for step in path:

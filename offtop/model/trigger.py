@@ -1,4 +1,4 @@
-"""Trigger: which waits or ticks are outliers, as `lock.max > 500ms` or `comm:mysqld disk.p99 > 50ms for 3s`.
+"""Trigger: which waits or ticks are outliers, such as `lock.max > 500ms`.
 
 The syntax is WHAT.METRIC OP VALUE [for TIME]. WHAT is a category, a group, or `any`: everything that is not idle.
 """

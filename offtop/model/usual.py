@@ -1,4 +1,4 @@
-"""Usual length of waits: the 99.9th percentile of a program in a category, over the last minutes.
+"""Usual length of waits: the 99.9th percentile of a program in a category.
 
 It is learnt from finished waits in steps of LEARN_NS; each step is judged by the ones before it. The category of waits
 below the minimum is unknown. If a category has few waits of its own, they count as if they had been in it: they
@@ -68,8 +68,10 @@ class Usual:
         return known
 
     def is_by_short(self, program: str, category: str) -> bool:
-        """Return whether the result is based on the program's short waits; it is valid for threads that have such
-        waits."""
+        """Return whether the result is based on the program's short waits.
+
+        It is valid for threads that have such waits.
+        """
         return log2.count(self._sums.get((program, category), 0)) < _ENOUGH
 
     def _percentile_ns(self, of: Of) -> int:

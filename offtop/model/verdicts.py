@@ -32,7 +32,10 @@ class Verdicts:
         return self.marks.nbytes + self.flags.nbytes
 
     def of(self, ids: Ints) -> Ints:
-        """Return for each of sites' ids: 1, idle; -1, not idle; 0, no verdict. By a 64-bit hash, as SiteKeys.mask."""
+        """Return for each of sites' ids 1 if idle, -1 if not, and 0 without a verdict.
+
+        They are looked up by a 64-bit hash, as in SiteKeys.mask.
+        """
         if not len(self.marks):
             return np.zeros(len(ids), np.int64)
         marks = _marks(ids[:, WHERE])

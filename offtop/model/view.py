@@ -431,7 +431,7 @@ def next_names(view: View) -> View:
 
 
 def next_latency(view: View, shown: str) -> View:
-    """Switch to what follows `shown`, which is what AUTO resolved to: histogram, heat map, off."""
+    """Switch to what follows `shown`, which AUTO resolved to: histogram, heat map, off."""
     after = {HISTOGRAM: HEATMAP, HEATMAP: OFF, OFF: HISTOGRAM}[shown]
     focus = LATENCY if after == HEATMAP else CATEGORIES if view.focus == LATENCY else view.focus
     return in_pane(replace(view, latency=after, cell=None), focus)

@@ -1,4 +1,4 @@
-"""Wake: what ended a wait: the waker and its stacks, the object waited on, and who woke the waker before."""
+"""Wake: what ended a wait: waker, object waited on, and the wakers before."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -208,7 +208,7 @@ class Storm(NamedTuple):
 
     @property
     def is_herd(self) -> bool:
-        """Whether most of the woken threads slept again at once: there was nothing, or very little, to do."""
+        """Whether most of the woken threads slept again at once, with little or no work."""
         return self.storms > 0 and 2 * self.again > self.woken
 
     @property

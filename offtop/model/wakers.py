@@ -1,4 +1,6 @@
-"""Classify wakers: an interrupt runs on top of any thread; the kernel's functions show that it was the waker.
+"""Classify wakers: an interrupt runs on top of any thread.
+
+The kernel's functions show that it was the waker.
 
 Everything here is based on names of kernel functions, leaf first, as `trimmed` has them.
 """
@@ -106,7 +108,10 @@ def cut_at_interrupt(kernel: Sequence[str]) -> int:
 
 
 def entry_length(kernel: Sequence[str]) -> int:
-    """Return how many frames at the root are only the entry of that interrupt. At least one is left."""
+    """Return how many frames at the root are only the entry of that interrupt.
+
+    At least one is left.
+    """
     if not kernel or not is_interrupt(kernel[-1]):
         return 0
     own = next((i for i, name in enumerate(reversed(kernel)) if not name.lstrip("_").startswith(_ENTRY_PREFIXES)), 0)
@@ -114,7 +119,10 @@ def entry_length(kernel: Sequence[str]) -> int:
 
 
 def kind_of(kernel: Sequence[str], is_thread: bool) -> Kind:
-    """Classify a waker by its stack. `is_thread`: it ran in a thread, not in an interrupt on top of one."""
+    """Classify a waker by its stack.
+
+    `is_thread`: it ran in a thread, not in an interrupt on top of one.
+    """
     names = [bare(name) for name in kernel]
     names = names[: next((i for i, name in enumerate(names) if is_return(name)), len(names))]
     found = frozenset(names)
@@ -153,7 +161,10 @@ def _unless_generic(function: str) -> str:
 
 
 def _entry(names: Sequence[str]) -> str:
-    """Return `call_function_single` for the interrupt that begins there; `ipi` for an idle CPU woken by another one."""
+    """Return `call_function_single` for the interrupt that begins there.
+
+    `ipi` for an idle CPU woken by another one.
+    """
     for name in names:
         if name.startswith("asm_sysvec_"):
             return name.removeprefix("asm_sysvec_")

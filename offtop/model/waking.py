@@ -79,7 +79,10 @@ def nobodys(key_of: KeyOf[G]) -> set[G]:
 
 
 def by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
-    """Return (wake id,) → time of the waits in `scope`; negative ids stand for waits without a wake."""
+    """Return (wake id,) → time of the waits in `scope`.
+
+    Negative ids stand for waits without a wake.
+    """
     some = every.in_scope(scope)
     return {(code,): part for code, part in some.by(codes(some.ids))}
 

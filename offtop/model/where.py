@@ -1,4 +1,4 @@
-"""Location of a wait in one line: the kernel's leaf, then the program's frames up to where it began."""
+"""Location of a wait in one line: the kernel's leaf, then the program's frames."""
 
 from collections.abc import Iterable
 
@@ -29,7 +29,7 @@ def names_of(frames: Iterable[Frame], names: Names) -> list[str]:
 
 
 def in_short(book: Book, kernel: int, user: int, names: Names, wake: int = NO_WAKE) -> str:
-    """Return the kernel's leaf and the program's frames that led there, without the C library's.
+    """Return the kernel's leaf and the program's frames, without the C library's.
 
     Those say nothing that the leaf does not. `wake` is the wake id, to include the peers.
     """
@@ -39,8 +39,10 @@ def in_short(book: Book, kernel: int, user: int, names: Names, wake: int = NO_WA
 
 
 def ends_of(book: Book, kernel: int, wake: int) -> str:
-    """Return the peers of the object waited on at that kernel stack, or what an epoll watches; empty if unknown.
-    Raw."""
+    """Return the peers of the object waited on at that kernel stack, or what an epoll watches.
+
+    Empty if unknown. Raw.
+    """
     return book.ends_of(book.wake(wake).object).told(book.stack(kernel))
 
 
@@ -59,7 +61,10 @@ def of_object(book: Book, site: SiteKey, names: Names) -> str:
 
 
 def with_rule(book: Book, site: SiteKey, rule: Rule | None, place: str) -> str:
-    """Put the cause before the place: `an answer of PostgreSQL at 10.0.0.5:5432: tcp_recvmsg < …`. Raw."""
+    """Put the cause before the place. Raw.
+
+    `an answer of PostgreSQL at 10.0.0.5:5432: tcp_recvmsg < …`
+    """
     return f"{rule.name}{_identification(book, site)}: {place}" if rule else place
 
 
@@ -74,7 +79,10 @@ def _identification(book: Book, site: SiteKey) -> str:
 
 
 def of_waker(book: Book, site: SiteKey, names: Names) -> str:
-    """Return the waker's stack and the woken process; without a known waker, where the thread waits."""
+    """Return the waker's stack and the woken process.
+
+    Without a known waker, where the thread waits.
+    """
     waker, woken = book.wake(site.wake).waker, book.process(site.pid)
     if waker.kind == NOBODY:
         return in_short(book, site.kernel, site.user, names)
@@ -92,9 +100,9 @@ def of_storm(storm: Storm, span_ns: int) -> str:
 
 
 def of_convoy(book: Book, convoy: Convoy, names: Names, told: str = "") -> str:
-    """Return how many wait for the same thing, and what it is: the futex says more than the kernel's leaf.
+    """Return how many wait for the same thing, and for what.
 
-    `told` is the name of the cause.
+    The futex says more than the kernel's leaf. `told` is the name of the cause.
     """
     site = convoy.site
     what = ["one futex"] if convoy.futex else kernel_names(book, site.kernel, names)[:1]
@@ -113,7 +121,10 @@ def _missing(book: Book, user: int) -> list[str]:
 
 
 def _own_names(book: Book, user: int, names: Names) -> list[str]:
-    """Return the program's functions, without what precedes main(); the C library's if there are no others."""
+    """Return the program's functions, without what precedes main().
+
+    The C library's if there are no others.
+    """
     frames = book.stack(user).frames
     own = names_of([frame for frame in frames if not _is_libc(frame)], names)
     return [name for name in own if name != _ENTRY] or names_of(frames, names)

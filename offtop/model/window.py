@@ -1,4 +1,6 @@
-"""Window: what happened between two snapshots. Consecutive windows merge into a longer one.
+"""Window: what happened between two snapshots.
+
+Consecutive windows merge into a longer one.
 
 A property test checks that merge([between(a, b), between(b, c)]) == between(a, c), for sums and histograms. Maxima
 merge by maximum.
@@ -158,9 +160,10 @@ _Rows = tuple[Ints, Ints, Ints]
 
 
 def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the ids, numbers and lanes that finished waits added, and the ids evicted since `earlier`.
+    """Return what finished waits added, and the ids evicted since `earlier`.
 
-    The rest of an evicted key is under EXITED (for sites, by kernel stack). A maximum is that of `later`.
+    What was added is ids, numbers and lanes. The rest of an evicted key is under EXITED (for sites, by kernel stack). A
+    maximum is that of `later`.
     """
     a, b = table_of(kind, earlier), table_of(kind, later)
     before = np.full(len(b.ids), -1)
@@ -205,7 +208,7 @@ SO_FAR_FIELDS = SITES.width + 3
 
 
 def _in_progress(earlier: Snapshot, later: Snapshot, moved: Ints) -> tuple[SiteKeys, SoFar]:
-    """Return the sites of waits that just went on, and the difference of the others between `earlier` and `later`.
+    """Return the sites of waits that just went on, and what the others changed by.
 
     `moved` has the codes of the threads that have an entry already.
     """
@@ -279,13 +282,16 @@ def _live_threads(one: Snapshot) -> Ints:
 
 
 def _move_to_exited(rows: Ints, column: int, live: Ints) -> None:
-    """Replace the sites whose ids begin at `column` by EXITED, unless their threads are in `live`."""
+    """Replace sites of threads that are not in `live` by EXITED.
+
+    The ids of a site begin at `column`.
+    """
     gone = ~np.isin(thread_codes(rows[:, column:]), live)
     rows[gone, column : column + 2], rows[gone, column + 3 : column + SITES.width] = EXITED, NO_STACK
 
 
 def merge(windows: Sequence[Window]) -> Window:
-    """Return one window for all of `windows`, which are consecutive, earliest first, and at least one."""
+    """Return one window for consecutive `windows` (at least one), earliest first."""
     if len(windows) == 1:
         return windows[0]
     lost: dict[str, int] = {}
@@ -340,7 +346,10 @@ def calls_over(windows: Iterable[Window]) -> Calls:
 
 
 def sampling_over(windows: Iterable[Window]) -> Sampling | None:
-    """Return the sum of all spans that were sampled; None if every wait was recorded in all of them."""
+    """Return the sum of all spans that were sampled.
+
+    None if every wait was recorded in all of them.
+    """
     some = [window.sampling for window in windows if window.sampling]
     return reduce(Sampling.plus, some) if some else None
 

@@ -7,7 +7,10 @@ from offtop.model import histogram as log2
 
 
 class Calls(NamedTuple):
-    """Running totals up to a snapshot; in a window, those of its span. ns; blocked = offcpu_ns - runqueue_ns."""
+    """Running totals up to a snapshot; in a window, those of its span.
+
+    ns; blocked = offcpu_ns - runqueue_ns.
+    """
 
     returned: int = 0
     left: int = 0

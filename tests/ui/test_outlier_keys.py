@@ -149,7 +149,7 @@ async def test_what_is_caught_may_be_changed_and_wrong_words_are_told() -> None:
         await pilot.press("!")
         assert f"catch (auto; lock.max > 500ms; off): {RULE}; {OTHER}"[:70] in screen(app)[-2]
         await pilot.press("ctrl+u", *"lock.long > 1s", "enter")
-        assert "there is no long" in screen(app)[-2]
+        assert "unknown metric long" in screen(app)[-2]
         await pilot.press("ctrl+u", *"auto ; any.now > 9s", "enter")
         assert app.view.triggers == ("auto", "any.now > 9s")
         await pilot.press("O")

@@ -145,7 +145,7 @@ async def test_below_the_list_stands_the_wait_under_the_cursor() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), (100, 24)) as (app, pilot):
         await pilot.press("5")
         said = [
-            ("<=112s cp(900) of cp(900)  last had a CPU at 01:58:20, before offtop watched", "D: waits, and no signal"),
+            ("<=112s cp(900) of cp(900)  last had a CPU at 01:58:20, before offtop watched", "D: waits, not woken"),
             ("12.5s connection(4268) of mysqld(4242)  since 01:59:59", "futex(0x7f1200004040, WAIT_PRIVATE, 2)"),
             (">=12.0s gdb(901) of gdb(901)  seen since 02:00:00, may be older", "t: stopped by a debugger"),
             ("2.00s purge(4270) of mysqld(4242)  since 02:00:10", "fsync(7)"),
