@@ -198,9 +198,9 @@ class Diagnoser:
             return self._verdicts
         before = dict(self._idle_at)
         if len(self._program_at) > _MOST_VERDICTS * len(found):
-            peer = {*map(_where, found)}
-            self._program_at = {where: program for where, program in self._program_at.items() if where in peer}
-            self._idle_at = {where: idle for where, idle in self._idle_at.items() if where in peer}
+            present = {*map(_where, found)}
+            self._program_at = {where: program for where, program in self._program_at.items() if where in present}
+            self._idle_at = {where: idle for where, idle in self._idle_at.items() if where in present}
         for where in new:
             pid, kernel, user = where
             self._program_at[where] = book.process(pid)
@@ -226,7 +226,7 @@ class Diagnoser:
         for pid, kernel, user in self._program_at:
             if user != NO_STACK:
                 every.setdefault((pid, kernel), set()).add(self._idle_at.get((pid, kernel, user), False))
-        return {(pid, kernel, NO_STACK): True for (pid, kernel), said in every.items() if said == {True}}
+        return {(pid, kernel, NO_STACK): True for (pid, kernel), idle in every.items() if idle == {True}}
 
     def _of_row(self, row: tuple[int, ...], book: Book) -> Rule | None:
         kernel, user, wake, pid = row

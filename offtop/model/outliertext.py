@@ -39,5 +39,5 @@ def in_line(one: Outlier, names: Names) -> str:
 
     `1.84s lock, usually <=12ms: worker-3(4250) of mysqld(4242): futex_wait < …`
     """
-    said = ": ".join(filter(None, (who(one), place(one, names))))
-    return f"{how_much(one)} {one.category or 'in all'}, {against(one)}{f': {said}' if said else ''}"
+    location = ": ".join(filter(None, (who(one), place(one, names))))
+    return f"{how_much(one)} {one.category or 'in all'}, {against(one)}{f': {location}' if location else ''}"

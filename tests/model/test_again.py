@@ -28,7 +28,7 @@ from tests.ui.scripted import AT_NS, SHOP, STUCK, WAKERS, ScriptedSource, Waits
 SECOND = 10**9
 
 
-class Told(NamedTuple):
+class WindowContents(NamedTuple):
     """All that a window says, however it is held."""
 
     rest: Window
@@ -37,10 +37,10 @@ class Told(NamedTuple):
     moves: frozenset[tuple[object, ...]]
 
 
-def told(window: Window, begin_ns: int = 0) -> Told:
+def told(window: Window, begin_ns: int = 0) -> WindowContents:
     threads, sites = dict(window.each_thread()), dict(window.each_site())
     empty = replace(window, threads={}, sites={}, still=type(window.still)(window.still.ids[:0]), moves=Moves.of(()))
-    return Told(empty, threads, sites, frozenset(window.moves.after(begin_ns)))
+    return WindowContents(empty, threads, sites, frozenset(window.moves.after(begin_ns)))
 
 
 def of(history: History, span_ns: int = 1 << 60, end_ns: int | None = None) -> list[Snapshot]:

@@ -56,7 +56,7 @@ def test_nine_tenths_of_the_time_of_each_kind_of_wait_are_in_its_category(kind: 
         by_category[category_of(entry["frames"])] += entry["total_ns"]
     ours_ns = by_category[WAITS[kind]["category"]]
     if kind == "throttle":
-        del by_category["run-queue"]  # a thread that always wants its CPU is also put aside for others
+        del by_category["run-queue"]  # a thread that always wants its CPU is also preempted
     assert ours_ns
     assert 10 * ours_ns >= 9 * by_category.total()
 
@@ -65,7 +65,7 @@ def test_nine_tenths_of_the_time_of_each_kind_of_wait_are_in_its_category(kind: 
 def test_each_category_has_the_23_waits_of_its_kind(kind: str) -> None:
     finished = WAITS[kind]["finished"]
     ours = sum(entry["waits"] for entry in finished if category_of(entry["frames"]) == WAITS[kind]["category"])
-    assert ours == TIMES + (kind == "pipe")  # whose wait for its go is a pipe read too
+    assert ours == TIMES + (kind == "pipe")  # its wait for the start signal is a pipe read too
 
 
 @pytest.mark.parametrize("form", ["iterator", "restored"])

@@ -34,7 +34,7 @@ PACKAGED = parsed(TEXT)
 RULE = 'id = "it"\nname = "it"\nsays = "It is so."\n'
 
 
-class Said:
+class FixedNames:
     """Names that are the frames' own, or are resolved later."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def told(
 ) -> str:
     """Return the id of the rule that matches."""
     of_kernel = Stack(tuple(Frame(KERNEL, 0, name) for name in kernel), 0, category)
-    subject = subject_of(of_kernel, Stack(frames(*functions)), Said(), program, what)
+    subject = subject_of(of_kernel, Stack(frames(*functions)), FixedNames(), program, what)
     rule = PACKAGED.of(subject)
     return rule.id if rule else ""
 
@@ -282,7 +282,7 @@ def test_compiler_suffixes_are_removed_from_functions() -> None:
             *frames("lib:start_thread", "work.cold"),
         )
     )
-    subject = subject_of(Stack((Frame(KERNEL, 0, "futex_wait.constprop.0"),), 0, "lock"), stack, Said())
+    subject = subject_of(Stack((Frame(KERNEL, 0, "futex_wait.constprop.0"),), 0, "lock"), stack, FixedNames())
     assert subject.kernel == ("futex_wait",)
     assert subject.libc == ("futex", "pthread_cond_wait")
     assert subject.own[:3] == ("deep", "shallow", "(anonymous namespace)::run")
@@ -290,7 +290,7 @@ def test_compiler_suffixes_are_removed_from_functions() -> None:
     assert subject.modules == ("libc.so.6", "prog")
 
 
-# ---- who diagnoses
+# ---- the diagnoser
 
 LOCK, POLL = 3, 4
 WORKER, LATE, LOOP = 5, 6, 7
@@ -328,7 +328,7 @@ def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None
         *((SiteKey(7, 71, LOCK, WORKER), 30), (SiteKey(7, 72, LOCK, 9), 10), (SiteKey(8, 81, LOCK, 8), 50)),
         *((SiteKey(8, 82, LOCK, NO_STACK), 10), (SiteKey(8, 83, SHORT, NO_STACK), 0)),
     )
-    diagnoser = Diagnoser(Said(), Fixed(IDLE_RULES))
+    diagnoser = Diagnoser(FixedNames(), Fixed(IDLE_RULES))
     found = diagnoser.rules_of(by_site(shares(some, Idle()), Scope()), some.book)
     assert [(one.rule and one.rule.name, one.total_ns, one.pid) for one in found] == [
         ("plain", 50, 8),
@@ -343,7 +343,7 @@ def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None
 
 
 def test_wait_is_matched_again_when_its_functions_get_names() -> None:
-    names, some = Said(), book()
+    names, some = FixedNames(), book()
     diagnoser = Diagnoser(names, Fixed(IDLE_RULES))
     site = SiteKey(7, 71, LOCK, LATE)
     assert diagnoser.rule_of(site, some) is None
@@ -359,7 +359,7 @@ def test_wait_is_matched_again_when_its_functions_get_names() -> None:
 
 def test_changed_rules_apply_at_once() -> None:
     source = _Changing(IDLE_RULES)
-    diagnoser, some = Diagnoser(Said(), source), book()
+    diagnoser, some = Diagnoser(FixedNames(), source), book()
     ids = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
     assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1]
     source.rules = NO_RULES
@@ -381,7 +381,7 @@ def test_rule_overrides_whether_a_wait_is_idle() -> None:
         (SiteKey(7, 73, POLL, WORKER), 30),
         (SiteKey(7, 74, LOCK, 8), 40),
     )
-    diagnoser = Diagnoser(Said(), Fixed(IDLE_RULES))
+    diagnoser = Diagnoser(FixedNames(), Fixed(IDLE_RULES))
     ids = shares(some, Idle()).ids
     idle = Idle({"poll"}, verdicts=diagnoser.verdicts([ids], some.book))
     parts = {leaf: part.total_ns for leaf, part in cut(some, idle).categories.items()}
@@ -390,7 +390,7 @@ def test_rule_overrides_whether_a_wait_is_idle() -> None:
 
 
 def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_process() -> None:
-    some, diagnoser = book(), Diagnoser(Said(), Fixed(IDLE_RULES))
+    some, diagnoser = book(), Diagnoser(FixedNames(), Fixed(IDLE_RULES))
     ids = np.array([(7, 71, LOCK, WORKER, 0), (7, 72, LOCK, NO_STACK, 0), (8, 81, LOCK, NO_STACK, 0)], np.int64)
     assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1, 1, 0]
     more = np.array([(7, 73, LOCK, 8, 0)], np.int64)
@@ -400,7 +400,7 @@ def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_proc
 
 
 def test_tick_keeps_the_verdicts_of_its_time() -> None:
-    names, made = Said(), book()
+    names, made = FixedNames(), book()
     diagnoser = Diagnoser(names, Fixed(IDLE_RULES))
     history = History((), never, verdicts=diagnoser.verdicts)
     site, sums = SiteKey(7, 71, LOCK, LATE), SiteTotals()
@@ -417,7 +417,7 @@ def test_tick_keeps_the_verdicts_of_its_time() -> None:
 
 
 def test_places_that_disappear_are_dropped_and_judged_again_when_they_return() -> None:
-    diagnoser, some = Diagnoser(Said(), Fixed(IDLE_RULES)), book()
+    diagnoser, some = Diagnoser(FixedNames(), Fixed(IDLE_RULES)), book()
     first = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
     assert diagnoser.verdicts([first], some).of(first).tolist() == [1]
     for n in range(100):
@@ -443,7 +443,7 @@ def test_peer_is_named_by_its_port() -> None:
     some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
     peers = {10: "10.0.0.5:5432", 11: "[::1]:6379", 12: "10.0.0.5:9999", 13: ""}
     some.wakes |= {n: Wake(object=Object("tcp", f"socket:[{n}]", peer=peer)) for n, peer in peers.items()}
-    diagnoser = Diagnoser(Said(), Fixed(PACKAGED))
+    diagnoser = Diagnoser(FixedNames(), Fixed(PACKAGED))
     found = [diagnoser.rule_of(SiteKey(7, 71, 10, 8, wake), some) for wake in peers]
     assert [(rule.id, rule.name) for rule in found if rule] == [
         ("answer-5432", "an answer of PostgreSQL"),
@@ -464,7 +464,7 @@ def test_text_of_a_cause_is_that_of_the_rule_with_most_of_its_time() -> None:
     rule = '[[rule]]\nid = "{}"\nname = "it"\nsays = "{}"\nown = ["{}"]\n'
     rules = parsed(rule.format("a", "Little.", "work") + rule.format("b", "Much.", "other"))
     some = window((SiteKey(7, 71, LOCK, 8), 10), (SiteKey(7, 72, LOCK, 9), 90))
-    diagnoser = Diagnoser(Said(), Fixed(rules))
+    diagnoser = Diagnoser(FixedNames(), Fixed(rules))
     table = by_site(shares(some, Idle()), Scope())
     assert [one.in_full(some.book, with_process=False) for one in diagnoser.rules_of(table, some.book)] == [
         "100% wait for it: Much."
@@ -491,7 +491,7 @@ def test_hint_about_wakers_names_the_option_if_there_are_no_keys() -> None:
 
 def test_another_program_of_the_same_process_is_matched_again() -> None:
     some = book()
-    diagnoser = Diagnoser(Said(), Fixed(PACKAGED))
+    diagnoser = Diagnoser(FixedNames(), Fixed(PACKAGED))
     some.stacks[12] = Stack((Frame(KERNEL, 0, "do_wait"),), 0, "child")
     site, ids = SiteKey(7, 71, 12, NO_STACK), np.array([(7, 71, 12, 0, 0)], np.int64)
     told: list[tuple[str, int]] = []
@@ -510,7 +510,7 @@ def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
     what = {n: Object("tcp", f"socket:[{n}]", local="[::1]:40000", peer=peer) for n, peer in peers.items()}
     what[13] = Object("pipe", "pipe:[13]")
     some.wakes |= {n: Wake(object=one) for n, one in what.items()}
-    diagnoser = Diagnoser(Said(), Fixed(PACKAGED))
+    diagnoser = Diagnoser(FixedNames(), Fixed(PACKAGED))
 
     def found() -> list[tuple[str, str]]:
         rules = [diagnoser.rule_of(SiteKey(7, 71, 11 if wake == 13 else 10, 8, wake), some) for wake in what]

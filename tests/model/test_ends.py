@@ -25,7 +25,7 @@ from offtop.model.snapshot import SiteTotals
 from offtop.model.stack import KERNEL, Frame, Stack
 from offtop.model.wake import NO_OBJECT, STILL_WAITING, THREAD, Object, Wake, Waker
 from offtop.model.window import Window
-from tests.model.test_diagnosis import Said
+from tests.model.test_diagnosis import FixedNames
 
 PIPE, TCP, EPOLL = (
     Object("pipe", "pipe:[7]"),
@@ -103,9 +103,9 @@ def book() -> Book:
 
 
 def test_place_shows_the_peers_unless_the_waker_is_known() -> None:
-    told = [where.of_sleeper(book(), SiteKey(1, 1, 3, 4, wake), Said()) for wake in (10, 11, 12)]
+    told = [where.of_sleeper(book(), SiteKey(1, 1, 3, 4, wake), FixedNames()) for wake in (10, 11, 12)]
     assert told == ["pipe_read (writer: gzip(4242)) < ask", "pipe_read < ask <- cat", "pipe_read < ask"]
-    told = [where.of_object(book(), SiteKey(1, 1, 3, 4, wake), Said()) for wake in (10, 11, 12)]
+    told = [where.of_object(book(), SiteKey(1, 1, 3, 4, wake), FixedNames()) for wake in (10, 11, 12)]
     assert told == [
         "writer: gzip(4242); pipe_read < ask",
         "writer: gzip(4242); pipe_read < ask <- cat",
@@ -119,7 +119,7 @@ def test_object_filter_matches_peers_and_a_single_word_does_not() -> None:
     every = shares(Window(0, 0, 1, sites=sites, book=one), Idle())
 
     def left(text: str) -> list[int]:
-        return sorted(every.ids[parse(text).mask(every, one, Diagnoser(Said(), WITHOUT_RULES)), 1].tolist())
+        return sorted(every.ids[parse(text).mask(every, one, Diagnoser(FixedNames(), WITHOUT_RULES)), 1].tolist())
 
     assert (left("object=gzip"), left("object=gzip(4242)"), left("object=pipe*")) == ([71, 72], [71, 72], [71, 72, 73])
     assert (left("gzip"), left("object!=gzip")) == ([], [73])

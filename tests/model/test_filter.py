@@ -125,7 +125,7 @@ def chosen(text: str) -> list[int]:
         ("cmd=*--port*", [0, 1, 4]),
         ('cmd="*-jar shop*"', [2, 5]),
         ("cgroup=*/mysql.service", [0, 1, 4]),
-        ("cgroup=mysql", []),  # a value is the whole
+        ("cgroup=mysql", []),  # a value must match the whole text
         ("cgroup=/system.slice/mysql.service", [0, 1, 4]),  # of the unit
         ("cgroup=/system.slice/mysql.service/io", [0, 1, 4]),  # its own
         ("cgroup=/system.slice/mysql.service/i", []),

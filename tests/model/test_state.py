@@ -28,7 +28,7 @@ WAKEKILL, NOLOAD, FREEZABLE, RTLOCK, FROZEN = 0x100, 0x400, 0x2000, 0x1000, 0x80
         (TRACED | WAKEKILL, "t"),  # TASK_TRACED
         (PARKED, "P"),
         (UNINTERRUPTIBLE | NOLOAD, "I"),  # TASK_IDLE
-        (NOLOAD, "I"),  # what the kernel side makes of that
+        (NOLOAD, "I"),  # as the BPF programs encode it
         (RUNNING, "R"),
         (RUNNING | INTERRUPTIBLE, "R"),  # preempted on its way to sleep
         (RUNNING | UNINTERRUPTIBLE | NOLOAD, "R"),

@@ -51,7 +51,7 @@ from offtop.model.wake import (
     Wake,
     Waker,
 )
-from tests.model.test_tree import FROM_THE_ROOT, Said, measured, path_of, shown, written
+from tests.model.test_tree import FROM_THE_ROOT, FixedNames, measured, path_of, shown, written
 
 PLACE = (3, 4, NO_WAKE)
 BOOK = Book(processes={7: "shop", 8: "bank"})
@@ -62,7 +62,7 @@ BOOK.stacks[4] = Stack((Frame("/lib/libc.so.6", 8, "pthread_cond_wait"), Frame("
 
 
 def told(place: tuple[int, ...], shape: Shape = FROM_THE_ROOT, book: Book = BOOK) -> str:
-    return written(steps_of(book, Said(), shape)(place))
+    return written(steps_of(book, FixedNames(), shape)(place))
 
 
 # ---- of those that wait
@@ -99,14 +99,16 @@ def test_lost_stack_is_marked() -> None:
 
 
 def test_time_without_any_frame_is_kept() -> None:
-    root = tree_of({PLACE: (1, 30, 30, 0), (3, NO_STACK, NO_WAKE): (0, 70, 0, 0)}, BOOK, Said(), Shape(frames="user"))
+    root = tree_of(
+        {PLACE: (1, 30, 30, 0), (3, NO_STACK, NO_WAKE): (0, 70, 0, 0)}, BOOK, FixedNames(), Shape(frames="user")
+    )
     assert shown(flatten(root, (), 0)) == ["  (no frames) 70", "  main › pthread_cond_wait 30"]
     assert told((3, NO_STACK, NO_WAKE), Shape(frames="user")) == ""
     assert passes((), (NO_FRAMES,))
     assert not passes((), path_of("main"))
 
 
-class Renamed(Said):
+class Renamed(FixedNames):
     """Has other names in another version."""
 
     def __init__(self) -> None:
@@ -133,7 +135,7 @@ def test_cached_paths_are_the_same_as_new_ones_after_renames(changes: list[tuple
 
 def test_number_of_cached_paths_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_CACHED", 2)
-    kept = Steps(BOOK, Said(), FROM_THE_ROOT)
+    kept = Steps(BOOK, FixedNames(), FROM_THE_ROOT)
     first = kept.of(PLACE)
     assert len(kept._cached_paths) == 2  # pyright: ignore[reportPrivateUsage]
     kept.look_again()
@@ -146,7 +148,7 @@ def path_with(**of_user: Any) -> str:
     book, places = measured([("row_search lock_wait [k]futex_wait", 1, 5)])
     (place,) = places
     book.stacks[place[1]] = book.stacks[place[1]]._replace(**of_user)
-    return written(steps_of(book, Said(), FROM_THE_ROOT)(place), " › ")
+    return written(steps_of(book, FixedNames(), FROM_THE_ROOT)(place), " › ")
 
 
 def test_missing_callers_are_marked_with_reason_and_binary() -> None:
@@ -204,7 +206,7 @@ def test_wakeup_path_is_the_waker_from_its_outermost_function_and_the_woken_proc
     assert told((7, 0, 10), shape) == "clerk serve unlock [k]futex_wake -> shop"
     assert told((8, 0, 17), shape) == "irq (nvme_irq) [k]nvme_irq [k]blk_mq_end_request -> bank"
     assert told((8, 0, 18), shape) == "softirq (net_rx) [k][stack lost] -> bank"
-    assert told((8, 0, 19), shape) == "clerk [k]futex_wake -> bank"  # which nobody could walk
+    assert told((8, 0, 19), shape) == "clerk [k]futex_wake -> bank"  # the stack could not be unwound
     assert told((9, 0, 10), shape) == "clerk serve unlock [k]futex_wake -> ?"
     assert told((0, 0, 10), shape).endswith("-> (exited)")
 
@@ -247,7 +249,7 @@ def test_chain_path_continues_with_the_waker_s_wait_and_says_how_it_ends() -> No
         (WAKE_UNSEEN, "(nobody saw who woke it)"),
         (WAKE_CPU, "(it waited for a CPU alone)"),
         (NO_WAKE, "(still waiting)"),
-        (99, "(waker lost)"),  # given back
+        (99, "(waker lost)"),  # dropped
     ],
 )
 def test_unknown_waker_is_marked_after_the_sleeper_s_stack(mode: str, wake: int, said: str) -> None:
@@ -268,7 +270,7 @@ def test_wait_in_progress_is_marked_once() -> None:
 def test_inverted_path_is_the_same_in_reverse(mode: str, frames: str, machinery: bool) -> None:
     shape = Shape(False, frames, machinery, mode)
     for place in ((3, 4, 13), (3, 4, WAKE_LOST), (7, 0, 11), (3, NO_STACK, NO_WAKE)):
-        of_place, turned = (steps_of(BOOK, Said(), shape._replace(inverted=yes)) for yes in (False, True))
+        of_place, turned = (steps_of(BOOK, FixedNames(), shape._replace(inverted=yes)) for yes in (False, True))
         assert turned(place) == of_place(place)[::-1]
 
 
@@ -302,21 +304,21 @@ def test_places_are_stacks_and_wake_or_woken_process_and_wake() -> None:
 
 
 def test_only_functions_count_among_the_program_s_frames() -> None:
-    path: Path = steps_of(BOOK, Said(), Shape(mode=CHAIN))((3, 4, 12))
+    path: Path = steps_of(BOOK, FixedNames(), Shape(mode=CHAIN))((3, 4, 12))
     assert [step.name for step in path if is_function(step)] == [
         *("main", "pthread_cond_wait", "unlock", "serve", "serve", "ask", "pay")
     ]
     assert not any(map(is_function, (NO_FRAMES, STILL, WOKEN_BY, WHO_WAITED, Step("-> shop", False))))
     assert is_function(Step("clerk", False))
     assert not is_function(Step("clerk", False, True))
-    root = tree_of({(3, 4, 10): (1, 10, 10, 0)}, BOOK, Said(), Shape(mode=OFFWAKE))
+    root = tree_of({(3, 4, 10): (1, 10, 10, 0)}, BOOK, FixedNames(), Shape(mode=OFFWAKE))
     assert nameless(root).all_ns == 40  # main, pthread_cond_wait, unlock, serve
 
 
 def test_waker_named_like_a_function_is_another_branch() -> None:
     book = Book(stacks={**BOOK.stacks, 20: Stack((Frame("/bin/it", 1, "clerk"),))})
     book.wakes |= {20: Wake(Waker(THREAD, "", 7, 71, "clerk")), 21: Wake(Waker(IRQ, "x", user=20))}
-    root = tree_of({(3, 4, 20): (1, 5, 5, 0), (3, 4, 21): (1, 7, 7, 0)}, book, Said(), Shape(mode=OFFWAKE))
+    root = tree_of({(3, 4, 20): (1, 5, 5, 0), (3, 4, 21): (1, 7, 7, 0)}, book, FixedNames(), Shape(mode=OFFWAKE))
     lines = shown(flatten(root, all_paths(root), 0))
     assert lines[1:] == ["  - -- woken by -- 12", "      clerk › irq (x) 7", "      clerk 5"]
 
@@ -325,7 +327,7 @@ def test_waker_named_like_a_function_is_another_branch() -> None:
 
 
 def lines_of(shape: Shape, table: dict[tuple[int, ...], tuple[int, int, int, int]]) -> list[str]:
-    root = tree_of(table, BOOK, Said(), shape)
+    root = tree_of(table, BOOK, FixedNames(), shape)
     return shown(flatten(root, all_paths(root), 0))
 
 

@@ -30,7 +30,7 @@ Waited = tuple[str, int, int]
 FROM_THE_ROOT = Shape()
 
 
-class Said:
+class FixedNames:
     version = 0
 
     def of(self, frame: Frame) -> str:
@@ -60,7 +60,7 @@ def measured(waited: Sequence[Waited]) -> tuple[Book, dict[tuple[int, ...], Adde
 
 def grown(waited: Sequence[Waited], shape: Shape = FROM_THE_ROOT) -> Node:
     book, places = measured(waited)
-    return tree_of(places, book, Said(), shape)
+    return tree_of(places, book, FixedNames(), shape)
 
 
 def shown(branches: Sequence[Branch]) -> list[str]:
@@ -111,8 +111,8 @@ def test_stacks_are_merged_by_function_name() -> None:
 @given(selections, shapes)
 def test_branch_has_the_time_of_the_stacks_through_it(waited: list[Waited], shape: Shape) -> None:
     book, places = measured(waited)
-    of_place = steps_of(book, Said(), shape)
-    for path, node in branches_of(tree_of(places, book, Said(), shape)):
+    of_place = steps_of(book, FixedNames(), shape)
+    for path, node in branches_of(tree_of(places, book, FixedNames(), shape)):
         through = [part for place, part in places.items() if passes(of_place(place), path)]
         assert node.part == total(through)
 

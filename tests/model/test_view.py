@@ -258,7 +258,7 @@ def test_narrowed_view_adds_the_pin_to_the_kernel_s_filters() -> None:
     assert replace(view, pin=7, narrowed=True).asked == Filters(pids=(7,), who="user")
     assert views.narrowed_or_widened(View()).asked == Filters()
     beyond = replace(view, pin=ThreadKey(OUTSIDE, 8), narrowed=True)
-    assert beyond.asked == Filters(pids=(OUTSIDE,), who="user")  # its tid may be another's in here
+    assert beyond.asked == Filters(pids=(OUTSIDE,), who="user")  # its tid may belong to another thread in here
     assert not views.pinned(replace(view, narrowed=True), WORKER).narrowed
 
 
@@ -407,7 +407,7 @@ def test_list_of_objects_leads_to_the_threads_that_waited_or_woke_there() -> Non
         assert (inside.object, inside.lists_objects, getattr(inside, what), inside.cursor) == (PIPE, False, True, None)
         for out in (drilling.left(inside), drilling.objects_or_not(inside)):
             assert (out.object, out.lists_objects, out.cursor, out.focus) == (None, True, PIPE, LIST)
-        assert drilling.entered(listed, Object(name="(exited)")) == listed  # nobody knows what that was
+        assert drilling.entered(listed, Object(name="(exited)")) == listed  # it is unknown what that was
         assert not drilling.objects_or_not(listed).lists_objects
 
 

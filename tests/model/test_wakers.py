@@ -31,7 +31,7 @@ OF_THREADS = {
     f"__x64_sys_exit_group {SYSCALL}": Kind(EXIT),
     f"__wake_up_common child_wait_callback do_notify_parent exit_notify do_exit make_task_dead {SYSCALL}": Kind(EXIT),
     f"wake_up_q futex_wake mm_release exit_mm_release do_exit __x64_sys_exit {SYSCALL}": Kind(EXIT),
-    # behind an interrupt of its program it takes its signals, ends, and does what was left for it
+    # after an interrupt, on the way to user mode, it takes signals, exits and runs its task work
     "__wake_up_common child_wait_callback do_notify_parent do_exit do_group_exit get_signal arch_do_signal_or_restart "
     f"{KICKED}": Kind(EXIT),
     f"signal_wake_up_state complete_signal do_notify_parent_cldstop do_signal_stop get_signal {KICKED}": Kind(SIGNAL),
@@ -40,7 +40,7 @@ OF_THREADS = {
     "__el0_irq_handler_common el0t_64_irq_handler el0t_64_irq": Kind(EXIT),
     # hit by another interrupt right there
     f"complete nvme_irq {DEVICE} task_work_run {KICKED}": Kind(IRQ, "nvme_irq"),
-    # ksoftirqd is a thread, and yet nobody
+    # ksoftirqd is a thread, but not the waker
     f"sock_def_readable tcp_v4_rcv napi_poll net_rx_action handle_softirqs run_ksoftirqd smpboot_thread_fn {KTHREAD}": (
         Kind(SOFTIRQ, "net_rx")
     ),
@@ -48,7 +48,7 @@ OF_THREADS = {
     # a timer that runs where a thread enables softirqs again has nothing to do with the thread
     f"process_timeout call_timer_fn __run_timers run_timer_softirq __do_softirq do_softirq __local_bh_enable_ip "
     f"tcp_sendmsg {SYSCALL}": Kind(TIMEOUT),
-    # nor has what others left behind for whoever comes next
+    # nor has deferred work of other threads
     f"swake_up_one rcu_core handle_softirqs {INLINE}": Kind(SOFTIRQ, "rcu_core"),
     f"complete blk_end_sync_rq blk_complete_reqs blk_done_softirq handle_softirqs {INLINE}": Kind(SOFTIRQ, "blk_done"),
     f"complete usb_giveback_urb_bh tasklet_action_common tasklet_action handle_softirqs {INLINE}": (
@@ -57,11 +57,11 @@ OF_THREADS = {
     f"swake_up_one rcu_core handle_softirqs do_softirq __local_bh_enable_ip do_exit {SYSCALL}": (
         Kind(SOFTIRQ, "rcu_core")
     ),
-    # its end closes its connections
+    # its exit closes its connections
     "sock_def_readable tcp_fin net_rx_action handle_softirqs do_softirq __local_bh_enable_ip tcp_close do_exit": (
         Kind(EXIT)
     ),
-    # who runs a softirq sends no signal
+    # the thread that runs a softirq is not the sender of a signal
     f"{SIGIO} tcp_v4_rcv net_rx_action handle_softirqs {INLINE}": Kind(THREAD, "", SOFTIRQ),
     f"{SIGIO} tcp_v4_rcv net_rx_action handle_softirqs run_ksoftirqd smpboot_thread_fn {KTHREAD}": (
         Kind(SOFTIRQ, "net_rx")
@@ -72,10 +72,10 @@ OF_THREADS = {
     # ksoftirqd itself is woken by what finds too much to do
     f"handle_softirqs {INLINE}": Kind(SOFTIRQ),
     f"wake_up_process handle_softirqs {INLINE}": Kind(SOFTIRQ),
-    # interrupts, where the kernel side did not cut
+    # interrupts that were not trimmed in BPF
     f"hrtimer_wakeup __hrtimer_run_queues {TICK} {INNOCENT}": Kind(TIMEOUT),
     f"complete nvme_irq {DEVICE} {INNOCENT}": Kind(IRQ, "nvme_irq"),
-    # on a machine whose ways in have other names
+    # on a machine with other entry functions
     "complete nvme_irq __handle_irq_event_percpu handle_irq_event plic_handle_irq do_irq handle_exception vfs_read": (
         Kind(IRQ, "nvme_irq")
     ),
@@ -93,7 +93,7 @@ OF_INTERRUPTS = {
     f"kick_pool __queue_work queue_work_on vring_interrupt {DEVICE}": Kind(IRQ, "vring_interrupt"),
     f"hrtimer_wakeup __hrtimer_run_queues {TICK}": Kind(TIMEOUT),
     f"process_timeout call_timer_fn __run_timers run_timer_softirq {AFTER_TICK}": Kind(TIMEOUT),
-    # it ends in a jump, and is no frame
+    # it makes a tail call and is in no frame
     f"call_timer_fn __run_timers run_timer_softirq {AFTER_TICK}": Kind(TIMEOUT),
     f"kick_pool __queue_work delayed_work_timer_fn call_timer_fn run_timer_softirq {AFTER_TICK}": (
         Kind(TIMER, "delayed_work_timer_fn")

@@ -115,7 +115,7 @@ def ns(table: dict[tuple[int, ...], tuple[int, int, int, int]]) -> dict[int, int
 def test_blocked_time_goes_to_the_waker() -> None:
     by_id = {10: 400, 11: 200, 12: 60, 13: 7, NO_WAKE: 1000, WAKE_UNSEEN: 20, _EXITED: 40, _BELOW: 30}
     assert ns(by_wake(EVERY, BLOCKED)) == by_id
-    assert by_wake(EVERY, BLOCKED)[(10,)] == (1, 400, 500, log2.of(500))  # the wait is a whole one
+    assert by_wake(EVERY, BLOCKED)[(10,)] == (1, 400, 500, log2.of(500))  # the wait counts in full
     assert total(by_wake(EVERY, BLOCKED).values()).total_ns == sum(by_id.values()) == 1757
 
 
@@ -276,7 +276,7 @@ def test_wakers_and_objects_have_all_blocked_time_between_them(
 # ---- drilled into one of them
 
 
-class Said:
+class FixedNames:
     version = 0
 
     def of(self, frame: Frame) -> str:
@@ -284,7 +284,7 @@ class Said:
 
 
 def left_by(chosen: Filter, every: Shares) -> dict[int, int]:
-    return ns(by_wake(every.of(chosen.mask(every, BOOK, Diagnoser(Said(), WITHOUT_RULES))), BLOCKED))
+    return ns(by_wake(every.of(chosen.mask(every, BOOK, Diagnoser(FixedNames(), WITHOUT_RULES))), BLOCKED))
 
 
 @given(SECONDS, st.booleans())
@@ -313,7 +313,7 @@ def test_waker_named_like_another_kind_of_waker_is_not_that_one() -> None:
     every = second(*((site(tid, LOCK, tid), waited(1, 10)) for tid in names))
 
     def left(chosen: Filter) -> list[int]:
-        return every.ids[chosen.mask(every, book, Diagnoser(Said(), WITHOUT_RULES)), 4].tolist()
+        return every.ids[chosen.mask(every, book, Diagnoser(FixedNames(), WITHOUT_RULES)), 4].tolist()
 
     assert left(of_waker(WakerKey("timeout", 6, 61))) == [20]
     assert left(of_waker(WakerKey("timeout", 6))) == [20]
@@ -417,7 +417,7 @@ def test_storm_is_a_herd_if_most_woken_threads_sleep_again() -> None:
 def test_waits_are_filtered_by_waker_and_object(text: str, wakes: list[int]) -> None:
     ids = [10, 11, 12, 13, 14, 15, NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN]
     every = second(*((site(tid, LOCK, wake), waited(1, 10)) for tid, wake in enumerate(ids, 1)))
-    assert every.ids[parse(text).mask(every, BOOK, Diagnoser(Said(), WITHOUT_RULES)), 4].tolist() == wakes
+    assert every.ids[parse(text).mask(every, BOOK, Diagnoser(FixedNames(), WITHOUT_RULES)), 4].tolist() == wakes
 
 
 def test_short_waits_and_those_of_exited_threads_have_no_waker_to_filter_by() -> None:
@@ -441,4 +441,4 @@ def test_filter_knows_whether_it_needs_wakers_and_handles_empty_input() -> None:
     assert of_waker(WakerKey("irq")).needs_wakers
     assert not of_object(QUEUE).needs_wakers
     for one in (parse("waker=a object=b"), of_waker(WakerKey("irq")), of_object(QUEUE)):
-        assert one.mask(second(), BOOK, Diagnoser(Said(), WITHOUT_RULES)).tolist() == []
+        assert one.mask(second(), BOOK, Diagnoser(FixedNames(), WITHOUT_RULES)).tolist() == []

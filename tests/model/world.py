@@ -1,4 +1,4 @@
-"""A made-up machine whose snapshots obey accounting.md by construction, for property tests to drive."""
+"""A made-up machine whose snapshots follow accounting.md by construction, for property tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ BOOK.wakes |= {
 }
 
 Step = tuple[str, int, int, int, int, int]
-"""What happens, to which tid, at which kernel stack, for how many ns, how many of them ready (in percent), and the wake
+"""What happens, to which tid, at which kernel stack, for how many ns, what percentage of them runnable, and the wake
 that ends it."""
 
 steps = st.lists(
@@ -66,7 +66,7 @@ class World:
     sites: dict[SiteKey, SiteTotals] = field(default_factory=dict[SiteKey, SiteTotals])
     waiting: dict[ThreadKey, Waiting] = field(default_factory=dict[ThreadKey, Waiting])
     gone: set[ThreadKey] = field(default_factory=set[ThreadKey])
-    """A tid is not used again."""
+    """Tids are not reused."""
     storms: dict[int, Storm] = field(default_factory=dict[int, Storm])
     moves: list[Move] = field(default_factory=list[Move])
     """Since the last snapshot."""
@@ -116,13 +116,13 @@ class World:
             later_ns = self.now_ns - max(was.from_ns, self.shown_ns)
             self._finish(ended, so_far_ns, was.runqueue_ns + later_ns * ready_pct // 100)
         elif what == "exit":
-            self._give_back(thread)
+            self._evict(thread)
         elif what == "storm":
             some = Storm(1, STORM + tid, tid, STORM + tid)
             self.storms[wake] = self.storms.get(wake, Storm()).plus(some)
 
     def _move(self, was: Waiting, now: SiteKey) -> None:
-        """What was shown of a wait is there now."""
+        """Move what was shown of a wait to its new site."""
         if was.from_ns < self.shown_ns and now != was.site:
             self.moves.append(Move(was.site, now, was.from_ns, self.shown_ns, was.runqueue_ns))
 
@@ -140,8 +140,8 @@ class World:
     def _add_thread(self, thread: ThreadKey, more: ThreadTotals) -> None:
         self.threads[thread] = self.threads.get(thread, ThreadTotals()).plus(more)
 
-    def _give_back(self, thread: ThreadKey) -> None:
-        """It exits, and all that stood under it goes to EXITED."""
+    def _evict(self, thread: ThreadKey) -> None:
+        """Exit, and add everything of the thread to EXITED."""
         self.gone.add(thread)
         if thread in self.waiting:
             was = self.waiting.pop(thread)
@@ -154,7 +154,7 @@ class World:
 
 
 def snapshots(stretches: Sequence[Sequence[Step]]) -> list[Snapshot]:
-    """One before the first stretch, and one after each."""
+    """Return one snapshot before the first stretch, and one after each."""
     world = World()
     taken = [world.snapshot()]
     for stretch in stretches:

@@ -20,7 +20,7 @@ from offtop.person import person
 from offtop.recording import writer
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
-from tests.model.test_again import Told, told
+from tests.model.test_again import WindowContents, told
 from tests.ui.scripted import SHOP, WAKERS, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
@@ -38,7 +38,7 @@ def demo() -> Generator[tuple[RecordedSource, History]]:
     source.close()
 
 
-def numbers(tick: Kept, begin_ns: int) -> Told:
+def numbers(tick: Kept, begin_ns: int) -> WindowContents:
     return told(replace(tick.window, book=Book()), begin_ns)
 
 
