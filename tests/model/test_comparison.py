@@ -221,7 +221,7 @@ def test_missing_wakers_of_the_baseline_are_reported() -> None:
     assert made.shown(replace(ALL_OF_IT, baseline=baseline), OFFCPU).uncompared == ""
     for mode in (WAKEUP, OFFWAKE, CHAIN):
         picture = made.shown(replace(ALL_OF_IT, baseline=baseline), mode)
-        assert "does not tell" in picture.uncompared
+        assert "has no wakers" in picture.uncompared
         assert not any(row.change for row in picture.rows.rows)
         assert all(row.change for row in picture.categories.rows)
 
