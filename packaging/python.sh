@@ -13,5 +13,5 @@ for python in "${PYTHON:-${candidates[@]}}"; do
     fi
 done
 echo "offtop: no Python 3.11 or later with venv (tried ${PYTHON:-/usr/bin/python3, python3.11 to 3.14, python3})." \
-    "Install python3.11 and python3.11-venv, or say PYTHON=/path/to/python" >&2
+    "Install python3.11 (on Debian and Ubuntu python3.11-venv, too), or say PYTHON=/path/to/python" >&2
 exit 1

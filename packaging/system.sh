@@ -47,12 +47,16 @@ install_debs() {
     fi
 }
 
-# Where the system's own Python is too old (Ubuntu 22.04), the release may keep a newer one beside it.
+# If the system's own Python is too old (Ubuntu 22.04, RHEL 9, Amazon Linux 2023), the release may have a newer one.
 install_newer_python() {
     local version
     for version in 3.13 3.12 3.11; do
-        if apt-cache show "python$version-venv" >/dev/null 2>&1; then
-            apt_get install -y --no-install-recommends "python$version-venv"
+        if command -v apt-get >/dev/null; then
+            if apt-cache show "python$version-venv" >/dev/null 2>&1; then
+                apt_get install -y --no-install-recommends "python$version-venv"
+                return
+            fi
+        elif "${as_root[@]}" dnf install -y "python$version" </dev/null; then
             return
         fi
     done
@@ -80,6 +84,6 @@ for purpose in "$@"; do
         exit 1
     fi
 done
-if command -v apt-get >/dev/null && ! "$here/python.sh" >/dev/null 2>&1; then
+if ! "$here/python.sh" >/dev/null 2>&1; then
     install_newer_python
 fi

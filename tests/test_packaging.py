@@ -1,5 +1,6 @@
 """What is installed is whole, and works without the checkout; `make setup` finds a Python that fits."""
 
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -78,6 +79,25 @@ def test_a_python_is_found_that_can_make_environments_and_a_wrong_one_is_refused
     )
     assert refused.returncode == 1
     assert "Python 3.11" in refused.stderr and "/bin/false" in refused.stderr
+
+
+def test_where_python_is_too_old_the_newest_that_dnf_has_is_installed(tmp_path: Path) -> None:
+    for name in ("awk", "bash", "dirname", "id"):
+        (tmp_path / name).symlink_to(shutil.which(name) or name)
+    log = tmp_path / "log"
+    for name, script in (
+        ("sudo", 'exec "$@"'),
+        ("rpm", "exit 0"),
+        ("dnf", f'echo "$*" >>{log}; [ "$3" != python3.13 ]'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    subprocess.run(
+        ["/bin/bash", _ROOT / "packaging" / "system.sh", "run"],
+        env={"PATH": str(tmp_path), "PYTHON": "/bin/false"},
+        check=True,
+    )
+    assert log.read_text().splitlines() == ["install -y python3.13", "install -y python3.12"]
 
 
 def test_every_system_package_has_a_purpose_and_fedora_s_name() -> None:

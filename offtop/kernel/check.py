@@ -1,6 +1,5 @@
 """What a check of the doctor says, and what several of them go by."""
 
-import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Literal
 
 from offtop.errors import KernelError
 from offtop.kernel import features
+from offtop.kernel.distribution import install
 from offtop.kernel.features import Features
 from offtop.kernel.libbpf import KernelTypes
 
@@ -67,8 +67,3 @@ def btf() -> Check:
 def unknown(name: str) -> Check:
     """Where the kernel's types would tell it."""
     return Check(name, "warn", "unknown without BTF", btf().remedy, state="unknown")
-
-
-def install(deb: str, rpm: str) -> str:
-    """The command, by the names that the two families of distributions have for a package."""
-    return f"sudo dnf install {rpm}" if shutil.which("dnf") else f"sudo apt install {deb}"

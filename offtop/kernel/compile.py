@@ -12,7 +12,8 @@ import base64
 import contextlib
 import ctypes as ct
 import hashlib
-import importlib
+import importlib.machinery
+import importlib.util
 import json
 import os
 import re
@@ -23,12 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_DIST_PACKAGES = (
-    "/usr/lib/python3/dist-packages",
-    f"/usr/lib/python3.{sys.version_info[1]}/site-packages",
-    f"/usr/lib64/python3.{sys.version_info[1]}/site-packages",
-    "/usr/lib/python3/site-packages",
+_PACKAGE_DIRECTORIES = (
+    "usr/lib/python3/dist-packages",
+    "usr/lib64/python3*/site-packages",
+    "usr/lib/python3*/site-packages",
 )
+"""Where distributions install Python packages, below the root: Debian; Fedora, RHEL and Amazon Linux."""
 _TRACING = 26  # BPF_PROG_TYPE_TRACING
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _TRACE_RAW_TP = 23  # BPF_TRACE_RAW_TP
@@ -113,14 +114,32 @@ class _TypesInformation(ct.Structure):
     _fields_ = (("btf", ct.c_uint64), ("btf_size", ct.c_uint32), ("id", ct.c_uint32))
 
 
-def import_bcc() -> Any:
-    """The distribution's bcc: plain ctypes, so any Python 3 can import it from where another one has it."""
-    sys.path.extend(path for path in _DIST_PACKAGES if path not in sys.path)
-    import bcc  # pyright: ignore[reportMissingImports]
+def import_bcc(root: Path = Path("/")) -> Any:
+    """Import the distribution's bcc. Raises ImportError if it is not installed.
 
-    if not hasattr(bcc, "BPF"):  # PyPI's `bcc` is another project
-        raise ImportError(f"{bcc.__file__} is not the BPF Compiler Collection")
+    bcc is plain ctypes, so any Python 3 can import it, whichever minor version it was packaged for. Nothing else is
+    imported from the directory that has it: a NumPy of another minor version would not load.
+    """
+    directory = find_bcc(root)
+    spec = importlib.machinery.PathFinder.find_spec("bcc", [str(directory)]) if directory else None
+    if spec is None or spec.loader is None:
+        raise ImportError("the BPF Compiler Collection's Python module, bcc, is not installed")
+    bcc = sys.modules["bcc"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bcc)
     return bcc
+
+
+def find_bcc(root: Path = Path("/")) -> Path | None:
+    """The directory that has bcc: one on sys.path, else the distribution's, newest Python first.
+
+    libbcc.py tells the BPF Compiler Collection from PyPI's `bcc`, which is another project.
+    """
+    found = [directory for pattern in _PACKAGE_DIRECTORIES for directory in root.glob(pattern)]
+    found.sort(
+        key=lambda directory: [int(number) for number in re.findall(r"\d+", directory.parent.name)], reverse=True
+    )
+    places = [*map(Path, sys.path), *found]
+    return next((directory for directory in places if (directory / "bcc" / "libbcc.py").is_file()), None)
 
 
 def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from offtop.errors import KernelError
 from offtop.kernel import cpython, elf, golang, inlined
+from offtop.kernel.distribution import install
 
 _Pointer = ct.c_void_p
 _SEGMENT_LOAD = 1
@@ -74,9 +75,7 @@ def library() -> ct.CDLL:
     try:
         dw = ct.CDLL("libdw.so.1")
     except OSError as error:
-        raise KernelError(
-            "The library libdw is missing. Install it: sudo apt install libdw1   (Fedora: elfutils-libs)."
-        ) from error
+        raise KernelError(f"The library libdw is missing. Install it: {install('libdw1', 'elfutils-libs')}") from error
     dw.dwfl_begin.restype = _Pointer
     dw.dwfl_begin.argtypes = [ct.POINTER(_Callbacks)]
     dw.dwfl_report_elf.restype = _Pointer

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError
 from offtop.kernel import dwfl, namespace, program, ready
-from offtop.kernel.check import Check, features_found, install, kernel_types, unknown
+from offtop.kernel.check import Check, features_found, kernel_types, unknown
+from offtop.kernel.distribution import install
 from offtop.kernel.program import AUTO
 from offtop.model.printable import printable
 

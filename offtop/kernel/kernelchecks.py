@@ -10,7 +10,8 @@ from pathlib import Path
 from offtop.errors import KernelError
 from offtop.kernel import features, probes, within
 from offtop.kernel import privileges as rights
-from offtop.kernel.check import Check, features_found, install, kernel_types, unknown
+from offtop.kernel.check import Check, features_found, kernel_types, unknown
+from offtop.kernel.distribution import install
 from offtop.kernel.libbpf import library
 from offtop.kernel.privileges import CAPABILITIES
 

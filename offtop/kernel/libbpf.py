@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from offtop.errors import KernelError
+from offtop.kernel.distribution import install
 from offtop.kernel.syscalls import number_of
 
 _NAMES = ("libbpf.so.1", "libbpf.so.0")
@@ -91,7 +92,7 @@ def library() -> ct.CDLL:
         lib.bpf_raw_tracepoint_open.argtypes = [ct.c_char_p, ct.c_int]
         lib.bpf_obj_get_info_by_fd.argtypes = [ct.c_int, ct.c_void_p, ct.POINTER(ct.c_uint32)]
         return lib
-    raise KernelError("The library libbpf is missing. Install it: sudo apt install libbpf1   (Fedora: libbpf).")
+    raise KernelError(f"The library libbpf is missing. Install it: {install('libbpf1', 'libbpf')}")
 
 
 class RingBuffer:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from offtop import paths
 from offtop.errors import KernelError, OfftopError, PrivilegeError
 from offtop.kernel import layout, libbpf, namespace, ready, syscalls
+from offtop.kernel.distribution import install
 from offtop.kernel.features import Features, choose_door
 from offtop.kernel.libbpf import Map
 from offtop.kernel.userwalk import code_addresses
@@ -402,7 +403,7 @@ def _explain(answer: dict[str, Any], output: str, door: str) -> OfftopError:
     if answer["error"] == "import":
         return KernelError(
             "The Python module 'bcc' is missing. It comes from your distribution, not from PyPI: "
-            "sudo apt install python3-bpfcc   (Fedora: sudo dnf install python3-bcc)."
+            f"{install('python3-bpfcc', 'python3-bcc')}"
         )
     if answer.get("errno") == 1:
         return PrivilegeError(
