@@ -360,18 +360,14 @@ static inline __attribute__((always_inline)) void find_object(struct object *o, 
 #endif
 }
 
-static inline __attribute__((always_inline)) u64 hash_of_object(struct object *o)
-{
-	u64 *words = (u64 *)o, a = 0, b = 0, c = 0, d = 0;
+#define OBJECT_WORDS (sizeof(struct object) / sizeof(u64))
 
+/* By the first keys. */
+static inline __attribute__((always_inline)) void hash_object(struct hash *hash, struct object *o, struct hash_keys *keys)
+{
 #pragma unroll
-	for (u32 i = 0; i < sizeof(*o) / sizeof(u64); i += 4) {
-		a = mix(a, words[i]);
-		b = mix(b, words[i + 1]);
-		c = mix(c, words[i + 2]);
-		d = mix(d, words[i + 3]);
-	}
-	return mix(mix(a, b), mix(c, d));
+	for (u32 i = 0; i < OBJECT_WORDS; i++)
+		hash_word(hash, ((u64 *)o)[i], &keys->words[i]);
 }
 
 /*
@@ -384,13 +380,16 @@ static inline __attribute__((always_inline)) u64 waited_on(u32 which, struct thr
 	u32 zero = 0;
 	struct waited *w = waited_scratch.lookup(&zero);
 	u64 *sites = object_sites.lookup(&which);
+	struct hash_keys *keys = hash_keys();
+	struct hash hash = {};
 
-	if (!w || !sites)
+	if (!w || !sites || !keys)
 		return NO_WAKE;
 	find_object(&w->object, task, AT_SWITCH);
 	w->id = NO_WAKE;
 	if (w->object.kind) {
-		w->id = hash_of_object(&w->object) | OF_OBJECT;
+		hash_object(&hash, &w->object, keys);
+		w->id = hash_end(&hash, keys) | OF_OBJECT;
 		if (*sites >= SITES / 2 ||
 		    (!objects.lookup(&w->id) && (thread->objects >= MOST_OBJECTS || objects.update(&w->id, &w->object))))
 			w->id = WAKE_UNTOLD;

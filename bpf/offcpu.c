@@ -287,7 +287,7 @@ static inline __attribute__((always_inline)) u32 walk_kernel(void *ctx, struct s
 static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
 {
 	u32 slot = AT_SWITCH;
-	struct stack *stack = scratch.lookup(&slot);
+	struct stack *stack = (struct stack *)scratch.lookup(&slot);
 	u32 depth = stack ? walk_kernel(ctx, stack) : 0;
 
 	return depth ? keep_kernel_stack(stack, depth) : STACK_LOST;

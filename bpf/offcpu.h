@@ -480,11 +480,42 @@ static inline __attribute__((always_inline)) u32 lane_of(u64 ns)
  * has what it wrote in registers, of which the verifier knows on each way something else. */
 #define READ_AGAIN asm volatile("" ::: "memory")
 
-/* Identity of a stack by its frames. 64 bits: among 16,384 stacks, two meet by chance once in 10^11. */
-static inline __attribute__((always_inline)) u64 mix(u64 hash, u64 word)
+/*
+ * Ids of what a program can choose (its stacks, what it waits on, how it is woken) are hashes by keys that are drawn at
+ * each start, so that nobody can make two that meet. NH (Black, Halevi and others, UMAC, 1999), twice, the second time
+ * with keys moved by one: of any two inputs, as they are hashed here, the sums are equal for one choice of keys in
+ * about 2^62. The words are added up in any order, and no addition waits for another one. By chance two of 16,384
+ * stacks meet once in 10^11.
+ */
+#define HASH_KEYS 136      /* one for each word of the longest input, a stack with its depth and end, and a few more */
+struct hash_keys {
+	u64 words[HASH_KEYS];
+};
+
+struct hash {
+	u64 a;
+	u64 b;
+};
+
+static inline __attribute__((always_inline)) u64 product(u64 sum)
 {
-	hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
-	return hash ^ (hash >> 29);
+	return (sum & 0xffffffff) * (sum >> 32);
+}
+
+/* `key`: that of the word's place in the input. The next one is used, too. */
+static inline __attribute__((always_inline)) void hash_word(struct hash *hash, u64 word, u64 *key)
+{
+	hash->a += product(word + key[0]);
+	hash->b += product(word + key[1]);
+}
+
+/* All 64 bits depend on both sums, so that some of them may be used for other things. */
+static inline __attribute__((always_inline)) u64 hash_end(struct hash *hash, struct hash_keys *keys)
+{
+	u64 id = hash->a + hash->b * (keys->words[HASH_KEYS - 2] | 1);
+
+	id = (id ^ id >> 32) * (keys->words[HASH_KEYS - 1] | 1);
+	return id ^ id >> 29;
 }
 
 #endif

@@ -32,28 +32,45 @@
 BPF_TABLE("hash", u64, struct stack, user_stacks, STACKS);
 /* Larger than a program's own stack. Two, because an interrupt may wake somebody while a wait is being walked. */
 enum { AT_SWITCH, AT_WAKING, SLOTS };
-BPF_PERCPU_ARRAY(scratch, struct stack, SLOTS);
 
-/* Id of `depth` frames in `stack`, what is above them being 0. Four lanes, because a multiplication waits for
- * the one before it. One way out of the loop, because the verifier walks each to the end of the program. */
+/* A stack on its way to the map where it stays, and beside it the keys of its id: no other pointer, which the verifier
+ * would have to follow through every walk. */
+struct scratch {
+	struct stack stack;
+	struct hash_keys keys;
+	struct hash hash; /* so far */
+};
+BPF_PERCPU_ARRAY(scratch, struct scratch, SLOTS);
+
+static inline __attribute__((always_inline)) struct hash_keys *hash_keys(void)
+{
+	u32 slot = AT_SWITCH;
+	struct scratch *s = scratch.lookup(&slot);
+
+	return s ? &s->keys : 0;
+}
+
+/* Id of `depth` frames in `stack`, which is in a struct scratch; what is above them is 0. One way out of the loop,
+ * because the verifier walks each to the end of the program. */
 static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 depth)
 {
-	u64 a = depth, b = stack->end, c = 0, d = 0;
+	struct hash_keys *keys = &((struct scratch *)stack)->keys;
+	struct hash *hash = &((struct scratch *)stack)->hash;
 
 	stack->depth = depth;
+	hash->a = hash->b = 0;
+	hash_word(hash, depth, &keys->words[FRAMES + 1]);
+	hash_word(hash, stack->end, &keys->words[FRAMES + 2]);
 #pragma clang loop unroll(disable)
-	for (u32 i = 0; i < FRAMES + 1; i += 16) {
+	for (u32 i = 0; i < FRAMES + 1; i += 8) {
+		READ_AGAIN;
 		if (i >= depth)
 			continue;
 #pragma unroll
-		for (u32 j = i; j < i + 16; j += 4) {
-			a = mix(a, stack->frames[j]);
-			b = mix(b, stack->frames[j + 1]);
-			c = mix(c, stack->frames[j + 2]);
-			d = mix(d, stack->frames[j + 3]);
-		}
+		for (u32 j = i; j < i + 8; j++)
+			hash_word(hash, stack->frames[j], &keys->words[j]);
 	}
-	u64 id = mix(mix(a, b), mix(c, d)) & ~COPIED;
+	u64 id = hash_end(hash, keys) & ~COPIED;
 	return id < FIRST_ID ? id + FIRST_ID : id;
 }
 
@@ -244,7 +261,7 @@ static inline __attribute__((always_inline)) u64 keep_user_stack(u32 slot, struc
 /* Along frame pointers, as the kernel does it. */
 static inline __attribute__((always_inline)) u64 linked_stack(void *ctx, u32 slot)
 {
-	struct stack *stack = scratch.lookup(&slot);
+	struct stack *stack = (struct stack *)scratch.lookup(&slot);
 
 	if (!stack)
 		return STACK_LOST;
@@ -317,7 +334,8 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot,
 		if (rest && !bpf_probe_read_user(copy->stack + i * 1024, rest, (void *)(from + i * 1024)))
 			copy->head.bytes += rest;
 	}
-	copy->head.id = mix(mix(bpf_ktime_get_ns(), bpf_get_smp_processor_id()), copy->head.tid) | COPIED;
+	/* Of no two copies within 13 days, on 8192 CPUs. */
+	copy->head.id = bpf_ktime_get_ns() << 13 | bpf_get_smp_processor_id() | COPIED;
 	u64 size = sizeof(copy->head) + copy->head.bytes;
 	asm volatile("" : "+r"(size));
 	if (size > sizeof(*copy))
@@ -481,7 +499,7 @@ static inline __attribute__((always_inline)) void from_leaf(struct copy_head *he
  * hundreds of ways on which 128 steps can end. */
 static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot, void *task, u32 pid, u32 tid)
 {
-	struct stack *stack = scratch.lookup(&slot);
+	struct stack *stack = (struct stack *)scratch.lookup(&slot);
 	struct copy *copy = copy_scratch.lookup(&slot);
 	struct space *space = spaces.lookup(&pid);
 	struct rule_key key = {};

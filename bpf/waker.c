@@ -39,9 +39,10 @@ struct waking {
 };
 BPF_PERCPU_ARRAY(waking_scratch, struct waking, 1);
 
-static inline __attribute__((always_inline)) u64 kept_id(u64 id)
+static inline __attribute__((always_inline)) u64 kept_id(struct hash *hash, struct hash_keys *keys)
 {
-	id &= ~OF_OBJECT;
+	u64 id = hash_end(hash, keys) & ~OF_OBJECT;
+
 	return id < FIRST_ID ? id + FIRST_ID : id;
 }
 
@@ -86,15 +87,20 @@ static inline __attribute__((always_inline)) void count_burst(struct record *r, 
 	u32 zero = 0, by = bpf_get_smp_processor_id() | BY_CPU;
 	struct burst *b = burst_of_cpu.lookup(&zero);
 	u32 *now = half.lookup(&zero);
-	u64 path = mix(waker->kernel, waker->tid), ip = 0;
+	struct hash_keys *keys = hash_keys();
+	struct hash hash = {};
+	u64 ip = 0;
 
-	if (!b || !now)
+	if (!b || !now || !keys)
 		return;
 #ifdef REG_IP
 	if (waker->tid) /* where its program calls: a user stack may be known better from one waking to the next */
 		bpf_probe_read_kernel(&ip, sizeof(ip), (char *)bpf_task_pt_regs(current_task()) + REG_IP);
 #endif
-	path = mix(path, ip);
+	hash_word(&hash, waker->kernel, &keys->words[0]);
+	hash_word(&hash, waker->tid, &keys->words[1]);
+	hash_word(&hash, ip, &keys->words[2]);
+	u64 path = hash_end(&hash, keys);
 	if (of_waker) {
 		b = &of_waker->burst;
 		by = waker->tid;
@@ -127,7 +133,7 @@ static inline __attribute__((always_inline)) bool is_in(struct code *code, u64 f
 static inline __attribute__((always_inline)) u64 waking_stack(void *ctx, struct config *c, struct waking *w)
 {
 	u32 slot = AT_WAKING;
-	struct stack *stack = scratch.lookup(&slot);
+	struct stack *stack = (struct stack *)scratch.lookup(&slot);
 
 	w->depth = stack ? walk_kernel(ctx, stack) : 0;
 	if (!stack || !w->depth)
@@ -152,9 +158,17 @@ static inline __attribute__((always_inline)) u64 waking_stack(void *ctx, struct 
 static inline __attribute__((always_inline)) u64 keep_waker(struct waker *w)
 {
 	u64 *name = (u64 *)w->comm;
-	u64 id = mix(mix(mix(w->kernel, w->user), (u64)w->pid << 32 | w->tid), mix(name[0], name[1]));
+	struct hash_keys *keys = hash_keys();
+	struct hash hash = {};
 
-	id = kept_id(id);
+	if (!keys)
+		return WAKE_LOST;
+	hash_word(&hash, w->kernel, &keys->words[0]);
+	hash_word(&hash, w->user, &keys->words[1]);
+	hash_word(&hash, (u64)w->pid << 32 | w->tid, &keys->words[2]);
+	hash_word(&hash, name[0], &keys->words[3]);
+	hash_word(&hash, name[1], &keys->words[4]);
+	u64 id = kept_id(&hash, keys);
 	if (wakers.lookup(&id) || !wakers.update(&id, w))
 		return id;
 	count_lost(LOST_WAKES);
@@ -195,18 +209,24 @@ static inline __attribute__((always_inline)) void find_chain(struct wake *wake, 
 
 static inline __attribute__((always_inline)) u64 id_of_wake(struct wake *wake)
 {
-	u64 a = wake->waker, b = hash_of_object(&wake->object), c = 0;
-	u64 d = (u32)wake->depth << 16 | wake->end;
+	struct hash_keys *keys = hash_keys();
+	struct hash hash = {};
 
+	if (!keys)
+		return WAKE_LOST;
+	u64 *key = &keys->words[OBJECT_WORDS];
+	hash_object(&hash, &wake->object, keys);
+	hash_word(&hash, wake->waker, key);
+	hash_word(&hash, (u32)wake->depth << 16 | wake->end, key + 1);
 #pragma unroll
 	for (u32 i = 0; i < LINKS; i++) {
 		if (i >= wake->depth)
 			continue;
-		a = mix(a, wake->links[i].kernel);
-		b = mix(b, wake->links[i].user);
-		c = mix(c, wake->links[i].waker);
+		hash_word(&hash, wake->links[i].kernel, key + 2 + 3 * i);
+		hash_word(&hash, wake->links[i].user, key + 3 + 3 * i);
+		hash_word(&hash, wake->links[i].waker, key + 4 + 3 * i);
 	}
-	return kept_id(mix(mix(a, b), mix(c, d)));
+	return kept_id(&hash, keys);
 }
 
 /* Who wakes the thread of `r`, which is off CPU. */

@@ -157,6 +157,8 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
         names.append(name)
         fds.append(fd)
 
+    for name in request["random"]:
+        fill_with_random_bytes(lib.bpf_table_fd(program.module, name.encode()))
     for function, tracepoint in request["raw_tracepoints"].items():
         loaded = program.load_func(function, bcc.BPF.RAW_TRACEPOINT)
         keep(f"program {tracepoint}", loaded.fd)
@@ -254,6 +256,16 @@ def _inform(fd: int, info: ct.Structure) -> None:
     size = ct.c_uint32(ct.sizeof(info))
     if libbpf().bpf_obj_get_info_by_fd(fd, ct.byref(info), ct.byref(size)):
         raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+
+
+def fill_with_random_bytes(fd: int) -> None:
+    """The same ones in every entry of a per-CPU array, on each CPU. Raises OSError."""
+    info = _MapInformation()
+    _inform(fd, info)
+    value = os.urandom(info.value_size) * libbpf().libbpf_num_possible_cpus()
+    for number in range(info.max_entries):
+        if libbpf().bpf_map_update_elem(fd, ct.byref(ct.c_uint32(number)), value, ct.c_uint64(0)):
+            raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
 
 
 def libbpf() -> ct.CDLL:

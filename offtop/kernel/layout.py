@@ -90,12 +90,14 @@ MODE_MASK, MODE_NARROW = (0x10, 0x10) if _IS_ARM else (0xFFFFFFFF, 0x23)
 """By what in its mode a program is one of 32 bits: arm64's PSR_MODE32_BIT, x86-64's __USER32_CS."""
 WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{OTHERS}QQQ{OBJECT.size}s{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
 
+HASH_KEYS = 136
 SIZES = {
     "config": (4, CONFIG.size),
     "half": (4, 4),
     "walk_mode": (4, 4),
     "clock": (4, 8),
     "apart": (4, 8),
+    "scratch": (4, STACK.size + 8 * (HASH_KEYS + 2)),
     "lost": (4, 8),
     "only_pids": (4, 4),
     "only_tids": (4, 4),

@@ -147,6 +147,7 @@ class Program:
             "kprobes": {},
             "iterators": {},
             "uprobes": [],
+            "random": [],
             "typed_tracepoints": {"on_waking": ["sched_waking", typed]},
             "maps": [],
         }
@@ -279,6 +280,7 @@ def _attach_through(
         "kprobes": {"on_finish": features.kprobe_symbol} if door == "kprobe" else {},
         "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
         "functions": functions,
+        "random": ["scratch"],
         "uprobes": ["on_call", "on_return"] if "WITHIN" in defines else [],
         "maps": [
             *("record", *layout.SIZES),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from offtop.kernel.compile import fill_with_random_bytes
 from offtop.kernel.libbpf import attach_kprobe, library
 
 VARIABLE = "OFFTOP_CACHE"
@@ -168,6 +169,8 @@ def _loaded(kept: Any, request: Mapping[str, Any], undo: contextlib.ExitStack) -
         for name in [*inner, *wanted - inner - request["given"].keys()]:
             holder = undo if name in request["maps"] else until_loaded
             maps[name] = _held(_made_map(name, kept["maps"][name], maps), holder)
+        for name in request["random"]:
+            fill_with_random_bytes(maps[name])
         return {**_attached(programs, request, maps, undo), **{f"map {name}": maps[name] for name in request["maps"]}}
 
 
