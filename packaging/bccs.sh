@@ -9,7 +9,7 @@ trap 'rm -rf "$place"' EXIT
 
 made() { # a root of suite $1 in $2; of an archive that is kept as it was, the dates have passed
     mmdebstrap -q --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
-        --include=python3-venv,python3-bpfcc,libbpf1,libdw1,ca-certificates "$1" "$2"
+        --include=python3-venv,python3-bpfcc,libbpf1,libdw1,libseccomp2,ca-certificates "$1" "$2"
 }
 
 tried() { # in a mount namespace of its own, so that nothing stays mounted

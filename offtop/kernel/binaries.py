@@ -7,20 +7,21 @@ too slow with, is left alone for five minutes. After four of them in a minute al
 import os
 import select
 import socket
+import stat
 import struct
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from offtop.kernel import cpython, reader
+from offtop.kernel import cpython, reader, sandbox
+from offtop.kernel.confinement import RefusedError
 from offtop.kernel.cpython import Interpreter
 from offtop.kernel.files import File
 from offtop.model.printable import printable
-from offtop.model.stackproblems import FILE_GONE, NO_ELF, TOO_SLOW, UNREADABLE
+from offtop.model.stackproblems import FILE_GONE, NO_ELF, NOT_CONFINED, TOO_SLOW, UNREADABLE
 
 _MOST_OPEN = 16
 _LEFT_ALONE_S = 300.0
@@ -35,33 +36,20 @@ _LONGEST_NAME = 10_010
 """1000 characters, each of which may be spelled out."""
 _CPU_CLOCK = 2
 """With a pid before it: a clock of what that process takes of CPUs (the kernel's CPUCLOCK_SCHED)."""
-_START = "import sys; sys.path.append(sys.argv[1]); from offtop.kernel import reader; reader.main()"
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class _Child:
-    """A running symbol reader. What it says is a stranger's word: the file that it reads may have taken it over."""
+    """A running symbol reader. Its answers are not trusted: the file that it reads may have taken it over."""
 
     def __init__(self, answer_s: float, nice: int, debug_directory: str) -> None:
         self.is_asked = False
         self._answer_s, self._has_begun = answer_s, False
+        self._lacking: list[str] = []
         self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._socket.settimeout(_BEGIN_S)
         with theirs:
-            # -I and -S: no code from where offtop was started, and no packages but the standard library.
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-I", "-S", "-c", _START, str(_ROOT)),
-                    *(str(nice), str(theirs.fileno()), debug_directory),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                cwd="/",
-                env={},
-                start_new_session=True,  # a ctrl-C on the terminal is the parent's to answer
-            )
+            number = theirs.fileno()
+            self._process = sandbox.start("reader", [str(nice), str(number), debug_directory], fds=[number])
 
     @property
     def pid(self) -> int:
@@ -70,6 +58,26 @@ class _Child:
     @property
     def is_running(self) -> bool:
         return self._process.poll() is None
+
+    def begin(self) -> list[str]:
+        """Wait until it is confined, and return what is lacking for that (confinement.confine).
+
+        Raises RefusedError if it is not, and has ended; OSError if it does not begin in time.
+        """
+        if not self._has_begun:
+            _, *said = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
+            self._socket.settimeout(self._answer_s)
+            self._has_begun = True
+            self._lacking = [printable(one) for one in said[1:]]
+            if said[:1] == [reader.NO]:
+                raise RefusedError(self._lacking[0])
+            if not said:
+                raise ConnectionError("the symbol reader has ended")
+        return self._lacking
+
+    def take_debug_file(self, number: int, fd: int) -> None:
+        """The file that its debug link names. Raises OSError."""
+        self._tell(reader.BESIDE, number, fds=[fd])
 
     def close(self, number: int) -> None:
         """Returns at once. Raises OSError where it has ended, or does not listen."""
@@ -81,14 +89,14 @@ class _Child:
         socket.send_fds(self._socket, [reader.HEAD.pack(kind, number) + rest], fds)
 
     def ask(self, answers: int, kind: bytes, number: int, rest: bytes, fds: Sequence[int] = ()) -> list[str]:
-        """So many answers, printable. Raises OSError where they do not come in time, or are not what was asked."""
-        self._tell(kind, number, rest, fds)
+        """So many answers, printable.
+
+        Raises OSError if they do not come in time, or are not what was asked; RefusedError as begin() does.
+        """
         self.is_asked = True
         try:
-            if not self._has_begun:
-                self._socket.recv(_LONGEST_ANSWER)
-                self._socket.settimeout(self._answer_s)
-                self._has_begun = True
+            self.begin()
+            self._tell(kind, number, rest, fds)
             _, *said = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
         finally:
             self.is_asked = False
@@ -118,6 +126,8 @@ class Binaries:
         self._failures_s: deque[float] = deque(maxlen=_MOST_FAILURES)
         self.failures = 0
         """How often the child died, or was too slow and had to be ended."""
+        self.refused = ""
+        """Why no file is read: what RefusedError says. Empty: they are, as far as is known."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -180,6 +190,15 @@ class Binaries:
             self._child = _Child(self._answer_s, self._nice, self._debug_directory)
         return self._child
 
+    def begin(self) -> list[str]:
+        """Start the child, and wait until it is confined: what is lacking for that. Raises OSError where it cannot be
+        started; no file is read if `refused` says something then."""
+        try:
+            return [] if self.refused else self.start().begin()
+        except RefusedError as refused:
+            self._refuse(refused)
+            return []
+
     def close(self) -> None:
         """Close all files; they are opened again when they are needed."""
         while self._open:
@@ -196,6 +215,9 @@ class Binaries:
         try:
             if not self._is_left_alone(file) and self._is_open(child := self.start(), file):
                 return child.ask(1, kind, self._open[file], b"")[0]
+        except RefusedError as refused:
+            self._refuse(refused)
+            file.unreadable = NOT_CONFINED
         except OSError:
             self._leave_alone(file)
         return ""
@@ -206,11 +228,21 @@ class Binaries:
                 child = self.start()
                 if self._is_open(child, file):
                     return child.ask(len(offsets), kind, self._open[file], struct.pack(f"={len(offsets)}Q", *offsets))
+        except RefusedError as refused:
+            self._refuse(refused)
+            file.unreadable = NOT_CONFINED
         except OSError:
             self._leave_alone(file)
         return [""] * len(offsets)
 
+    def _refuse(self, refused: RefusedError) -> None:
+        self.refused = str(refused)
+        self.end()
+
     def _is_left_alone(self, file: File) -> bool:
+        if self.refused:
+            file.unreadable = NOT_CONFINED
+            return True
         until_s = self._left_alone.get(file)
         if until_s is None:
             return False
@@ -252,11 +284,18 @@ class Binaries:
         if len(self._open) >= _MOST_OPEN:
             self._close(next(iter(self._open)))
         self._open[file] = fd
-        if child.ask(1, reader.OPEN, fd, os.fsencode(file.path), [fd]) != [reader.YES]:
+        answer, _, link = child.ask(1, reader.OPEN, fd, os.fsencode(file.path), [fd])[0].partition(" ")
+        if answer != reader.YES:
             file.unreadable = NO_ELF
             os.close(self._open.pop(file))
             return False
         file.unreadable = ""
+        debug_file = _beside(file.path, link) if link else None
+        if debug_file is not None:
+            try:
+                child.take_debug_file(fd, debug_file)
+            finally:
+                os.close(debug_file)
         return True
 
     def _close(self, file: File) -> None:
@@ -267,3 +306,24 @@ class Binaries:
                 self._child.close(fd)
             except OSError:
                 self.end()
+
+
+def _beside(path: str, name: str) -> int | None:
+    """A descriptor of the debug file called `name` that lies beside a binary or in .debug there, as libdw looks for it.
+
+    The child can open nothing by its path. The name is the binary's word: so it is opened only if it is a file, in
+    that directory, which anybody may read.
+    """
+    if name != Path(name).name:
+        return None
+    directory = Path(path).parent
+    for candidate in (directory / name, directory / ".debug" / name):
+        with suppress(OSError, ValueError):
+            found = os.open(candidate, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)  # a device must not be opened
+            try:
+                mode = os.fstat(found).st_mode
+                if stat.S_ISREG(mode) and mode & stat.S_IROTH:
+                    return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+            finally:
+                os.close(found)
+    return None

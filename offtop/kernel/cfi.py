@@ -72,7 +72,8 @@ class _OddError(Exception):
 
 
 @cache
-def _library() -> ct.CDLL:
+def library() -> ct.CDLL:
+    """libdw, with what is needed of it here."""
     dw = dwfl.library()
     for name in ("dwfl_module_eh_cfi", "dwfl_module_dwarf_cfi"):
         getattr(dw, name).restype = _Pointer
@@ -112,7 +113,7 @@ class Unwinding:
         for name in ("dwfl_module_eh_cfi", "dwfl_module_dwarf_cfi"):
             table, bias = self._table(name)
             frame = _Pointer()
-            if not table or _library().dwarf_cfi_addrframe(table, address - bias, ct.byref(frame)):
+            if not table or library().dwarf_cfi_addrframe(table, address - bias, ct.byref(frame)):
                 continue
             try:
                 return _rule(frame, self._machine, address)
@@ -127,13 +128,13 @@ class Unwinding:
     def _table(self, name: str) -> tuple[int, int]:
         if name not in self._tables:
             bias = ct.c_uint64()
-            table = getattr(_library(), name)(self._binary.module, ct.byref(bias)) or 0
+            table = getattr(library(), name)(self._binary.module, ct.byref(bias)) or 0
             self._tables[name] = table, bias.value
         return self._tables[name]
 
 
 def _rule(frame: ct.c_void_p, machine: Machine, address: int) -> Rule:
-    dw = _library()
+    dw = library()
     ops, count = ct.POINTER(_Op)(), ct.c_size_t()
     signal = ct.c_bool()
     ip = dw.dwarf_frame_info(frame, None, None, ct.byref(signal))
@@ -160,7 +161,7 @@ def _kept(frame: ct.c_void_p, number: int, address: int) -> Value:
 def _register(frame: ct.c_void_p, number: int, address: int) -> Value:
     memory = (_Op * 3)()
     ops, count = ct.POINTER(_Op)(), ct.c_size_t()
-    if _library().dwarf_frame_register(frame, number, memory, ct.byref(ops), ct.byref(count)):
+    if library().dwarf_frame_register(frame, number, memory, ct.byref(ops), ct.byref(count)):
         return Value(UNDEFINED)
     if not count.value:  # a null pointer: the same as here
         return Value(UNDEFINED) if ops else Value(number)

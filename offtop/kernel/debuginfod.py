@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offtop.errors import OfftopError, UsageError
+from offtop.kernel import sandbox
 
 FOUND, FAILED, UNKNOWN = range(3)
 """How a child ends: with the file; because a server could not be asked; because none has it."""
@@ -32,8 +32,6 @@ _MOST_BYTES = 2 << 30
 _FETCH_S = 600.0
 _CLOSE_S = 2.0
 _MOST_QUEUED = 10_000
-_START = "import sys; sys.path.append(sys.argv[1]); from offtop.kernel import fetch; fetch.main()"
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 def servers(said: str, environ: Mapping[str, str], directory: Path = _KNOWN) -> list[str]:
@@ -142,26 +140,7 @@ class DebugFiles:
             with self._changed:
                 if self._closing:
                     return FAILED
-                self._child = subprocess.Popen(
-                    # -I and -S: no code from where offtop was started, and no packages but the standard library.
-                    [
-                        sys.executable,
-                        "-I",
-                        "-S",
-                        "-c",
-                        _START,
-                        str(_ROOT),
-                        str(self._left_bytes),
-                        build_id,
-                        *self._servers,
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.DEVNULL,
-                    cwd="/",
-                    env={},
-                    start_new_session=True,
-                )
+                self._child = sandbox.start("fetch", [str(self._left_bytes), build_id, *self._servers], stdout=file)
             with suppress(subprocess.TimeoutExpired):
                 self._child.wait(_FETCH_S)
             self._child.kill()

@@ -64,6 +64,7 @@ def conditions() -> list[Check]:
         hostchecks.bcc(),
         hostchecks.kept_programs(),
         hostchecks.libdw(),
+        hostchecks.sandbox(),
         hostchecks.user_stacks(),
         hostchecks.pid_namespace(),
         hostchecks.sudo_path(),

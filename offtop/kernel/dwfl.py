@@ -8,9 +8,10 @@ before an address where none holds it, so its answers are checked here: a wrong 
 import ctypes as ct
 import os
 import struct
+import zlib
 from contextlib import suppress
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offtop.errors import KernelError
 from offtop.kernel import cpython, elf, golang, inlined
@@ -25,8 +26,10 @@ _CODE_TYPES = (0, 2, 10)
 """Symbol types that can be code: without a type (as assembly has), function, indirect function."""
 
 
-_debug_directories = ct.c_char_p(b":.debug:/usr/lib/debug")
+_INSTALLED = "/usr/lib/debug"
+_debug_directories = ct.c_char_p(f":.debug:{_INSTALLED}".encode())
 """Where separate debug files are looked for, as libdw itself does: beside the binary, and by build id."""
+_READ_BYTES = 1 << 20
 
 
 class Symbol(NamedTuple):
@@ -35,6 +38,13 @@ class Symbol(NamedTuple):
     start: int
     """Address within the file, as its headers count (ELF's virtual address)."""
     size_bytes: int
+
+
+_FIND_ARGUMENTS = (
+    *(_Pointer, _Pointer, ct.c_char_p, ct.c_uint64, ct.c_char_p, ct.c_char_p, ct.c_uint32),
+    ct.POINTER(_Pointer),
+)
+"""Of find_debuginfo of `struct Dwfl_Callbacks` (elfutils/libdwfl.h)."""
 
 
 class _Callbacks(ct.Structure):
@@ -89,6 +99,11 @@ def library() -> ct.CDLL:
     ] * 3
     dw.dwfl_module_getsymtab.argtypes = [_Pointer]
     dw.dwfl_module_build_id.argtypes = [_Pointer, ct.POINTER(ct.POINTER(ct.c_ubyte)), ct.POINTER(ct.c_uint64)]
+    dw.dwfl_module_getelf.restype = _Pointer
+    dw.dwfl_module_getelf.argtypes = [_Pointer, ct.POINTER(ct.c_uint64)]
+    dw.dwelf_elf_gnu_debuglink.restype = ct.c_char_p
+    dw.dwelf_elf_gnu_debuglink.argtypes = [_Pointer, ct.POINTER(ct.c_uint32)]
+    dw.dwfl_standard_find_debuginfo.argtypes = _FIND_ARGUMENTS
     dw.dwfl_module_info.restype = ct.c_char_p
     dw.dwfl_module_info.argtypes = [_Pointer] * 7 + [ct.POINTER(ct.c_char_p)]
     inlined.declare(dw)
@@ -100,15 +115,64 @@ def _callbacks() -> _Callbacks:
     dw = library()
     address = [
         ct.cast(function, _Pointer).value
-        for function in (dw.dwfl_build_id_find_elf, dw.dwfl_standard_find_debuginfo, dw.dwfl_offline_section_address)
+        for function in (dw.dwfl_build_id_find_elf, _find_debug_file, dw.dwfl_offline_section_address)
     ]
     return _Callbacks(*address, ct.addressof(_debug_directories))
+
+
+_beside: dict[int, int] = {}
+"""Module of libdwfl → descriptor of the debug file that lies beside the binary."""
+
+
+@ct.CFUNCTYPE(ct.c_int, *_FIND_ARGUMENTS)
+def _find_debug_file(
+    module: int,
+    user_data: int,
+    module_name: bytes,
+    base: int,
+    file_name: bytes,
+    link: bytes | None,
+    checksum: int,
+    found_name: Any,
+) -> int:
+    """A descriptor, or -1: what libdw finds, else the file beside the binary that the parent has opened.
+
+    Of a file beside a file beside the binary (as dwz makes them) there is none.
+    """
+    fd: int = library().dwfl_standard_find_debuginfo(
+        module, user_data, module_name, base, file_name, link, checksum, found_name
+    )
+    if fd >= 0 or link is None or module not in _beside or _checksum(_beside[module]) != checksum:
+        return fd
+    found_name[0] = _libc().strdup(link)
+    return os.dup(_beside[module])
+
+
+def _checksum(fd: int) -> int:
+    """Of a whole file, as .gnu_debuglink has it."""
+    found, at = 0, 0
+    while part := os.pread(fd, _READ_BYTES, at):
+        found, at = zlib.crc32(part, found), at + len(part)
+    return found
+
+
+@cache
+def _libc() -> ct.CDLL:
+    libc = ct.CDLL(None)
+    libc.strdup.restype = _Pointer
+    libc.strdup.argtypes = [ct.c_char_p]
+    return libc
 
 
 def look_in(directory: str) -> None:
     """For separate debug files, too, in its `.build-id`; empty: nowhere else."""
     if directory:
-        _debug_directories.value = b":.debug:/usr/lib/debug:" + os.fsencode(directory)
+        _debug_directories.value = os.fsencode(f":.debug:{_INSTALLED}:{directory}")
+
+
+def debug_directories() -> list[str]:
+    """Where separate debug files are looked for, but for those beside the binary."""
+    return [directory for directory in os.fsdecode(_debug_directories.value or b"").split(":") if "/" in directory]
 
 
 class Binary:
@@ -120,6 +184,7 @@ class Binary:
         Raises OSError for what is not an ELF file that libdw can read, KernelError without libdw.
         """
         self._dwfl, self._fd, self._path = None, fd, path
+        self.module = 0
         self._go: golang.Functions | None = None
         try:
             self._dw = library()
@@ -138,12 +203,29 @@ class Binary:
         self._dw.dwfl_report_end(self._dwfl, None, None)
         self._inlined: inlined.Inlined | None = None
 
+    @property
+    def debug_link(self) -> str:
+        """The name of the file that has its symbols and debug information; empty if it names none."""
+        bias, checksum = ct.c_uint64(), ct.c_uint32()
+        elf_file = self._dw.dwfl_module_getelf(self.module, ct.byref(bias))
+        return os.fsdecode(self._dw.dwelf_elf_gnu_debuglink(elf_file, ct.byref(checksum)) or b"")
+
+    def take_debug_file(self, fd: int) -> None:
+        """Take over a file that lies beside the binary under the name debug_link, and use it if it is the right one."""
+        self._close_debug_file()
+        _beside[self.module] = fd
+
+    def _close_debug_file(self) -> None:
+        if self.module in _beside:
+            os.close(_beside.pop(self.module))
+
     def close(self) -> None:
         """May be called twice."""
         if self._go:
             self._go.close()
             self._go = None
         if self._dwfl:
+            self._close_debug_file()
             self._dw.dwfl_end(self._dwfl)
             self._dwfl = None
 

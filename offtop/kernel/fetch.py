@@ -13,8 +13,8 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 
 from offtop import __version__
+from offtop.kernel.confinement import confine, set_name
 from offtop.kernel.debuginfod import FAILED, FOUND, UNKNOWN
-from offtop.kernel.reader import give_up_privileges
 
 _SILENCE_S = 20.0
 
@@ -23,7 +23,8 @@ def main() -> None:
     """The last arguments: how many bytes a file may have, the build id, and the servers, to be asked in turn."""
     most_bytes, build_id, *servers = sys.argv[2:]
     codecs.lookup("idna")  # of servers' names; nobody might not be let at it
-    give_up_privileges("offtop-fetch", int(most_bytes))
+    confine(int(most_bytes), network=True)  # an exception ends it with status 1, which is FAILED
+    set_name("offtop-fetch")
     failed = False
     for server in servers:
         outcome = _fetch(f"{server.rstrip('/')}/buildid/{build_id}/debuginfo")

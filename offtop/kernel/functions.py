@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offtop.errors import UsageError
-from offtop.kernel import elf, x86
+from offtop.kernel import elf, sandbox, x86
+from offtop.kernel.confinement import NOT_NOBODY, RefusedError, confine, set_name
 from offtop.kernel.demangle import demangled
-from offtop.kernel.reader import give_up_privileges
 from offtop.model.printable import printable
 
 _DEBUG = Path("/usr/lib/debug/.build-id")
@@ -43,8 +43,6 @@ _CLONES = frozenset({"constprop", "isra", "lto_priv", "llvm", "localalias"})
 """Behind the name of a function that a compiler has made of another one, and that is called like that one."""
 _ROW = struct.Struct("<ii")
 _ANSWER_S = 60.0
-_START = "import sys; sys.path.append(sys.argv[1]); from offtop.kernel import functions; functions.main()"
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Function(NamedTuple):
@@ -67,20 +65,13 @@ class NotThereError(UsageError):
 def find(fd: int, path: str, name: str) -> Function:
     """The function that is called so in an open file. Raises UsageError, which says why it cannot be watched;
     NotThereError where there is none."""
-    # -I and -S: no code from where offtop was started, and no packages but the standard library.
-    command = [sys.executable, "-I", "-S", "-c", _START, str(_ROOT), str(fd), path, name]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            timeout=_ANSWER_S,
-            check=True,
-            pass_fds=[fd],
-            cwd="/",
-            env={},
-            stdin=subprocess.DEVNULL,
-        )
-        said = json.loads(done.stdout)
+        with sandbox.start("functions", [str(fd), path, name], fds=[fd], stdout=subprocess.PIPE) as child:
+            try:
+                answer, _ = child.communicate(timeout=_ANSWER_S)
+            finally:
+                child.kill()
+        said = json.loads(answer)
         if said["why"]:
             why = printable(str(said["why"])[:_LONGEST_WHY])
             raise UsageError(why) if said["is_there"] else NotThereError(why)
@@ -96,14 +87,17 @@ def find(fd: int, path: str, name: str) -> Function:
 def main() -> None:
     """Of the child: tells of the file whose descriptor, path and function are the last arguments."""
     fd, path, name = int(sys.argv[-3]), sys.argv[-2], sys.argv[-1]
-    demangled("_Z1fv")  # what that needs is loaded by now
-    give_up_privileges("offtop-reader", most_file_bytes=elf.MOST_BYTES)
+    demangled("_Z1fv")  # what must be imported, or loaded, is by now: then it can no more
     said: dict[str, Any] = {"why": "", "is_there": True}
     try:
+        confine(most_file_bytes=elf.MOST_BYTES, readable=[str(_DEBUG)])
+        set_name("offtop-reader")
         found = _Binary(fd, path).function(name)
         said |= {"name": found.name, "offsets": [found.begins, *found.ends], "elsewhere": found.elsewhere}
     except UsageError as error:
         said |= {"why": str(error), "is_there": not isinstance(error, NotThereError)}
+    except RefusedError as refused:
+        said["why"] = f"--within: {short(path)} is not read: {NOT_NOBODY.format(refused)}"
     json.dump(said, sys.stdout)
     sys.stdout.flush()
 

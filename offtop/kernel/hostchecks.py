@@ -13,7 +13,9 @@ from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError
 from offtop.kernel import dwfl, namespace, program, ready
+from offtop.kernel.binaries import Binaries
 from offtop.kernel.check import Check, features_found, kernel_types, unknown
+from offtop.kernel.confinement import NOT_NOBODY
 from offtop.kernel.distribution import install
 from offtop.kernel.program import AUTO
 from offtop.model.printable import printable
@@ -21,6 +23,7 @@ from offtop.model.printable import printable
 _SECURE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What sudo looks through, where it does not tell (only root may ask it)."""
 _MOST_NAMED = 12
+_ANSWER_S = 10.0
 
 
 def bcc() -> Check:
@@ -75,6 +78,31 @@ def libdw() -> Check:
             "libdw", "FAIL", "libdw.so.1 is missing", install("libdw1", "elfutils-libs"), "user stacks and their names"
         )
     return Check("libdw", "ok", "user stacks by .eh_frame, and names with size checks")
+
+
+def sandbox() -> Check:
+    """What the children that read programs' files have given up. One of them says it."""
+    name, loses = "sandbox", "names of functions in programs, and callers by .eh_frame: no file is read"
+    binaries = Binaries(_ANSWER_S)
+    try:
+        lacking = binaries.begin()
+    except OSError as error:
+        return Check(name, "warn", f"no child could be started: {error.strerror}", "see ulimit -u", loses)
+    finally:
+        binaries.end()
+    if binaries.refused:
+        what, remedy = NOT_NOBODY.format(binaries.refused).split(". ", 1)
+        return Check(name, "warn", what, remedy, loses)
+    who = "as nobody" if os.geteuid() == 0 else "without capabilities"
+    if lacking:
+        return Check(
+            name,
+            "warn",
+            f"files of programs are read {who}, but not confined by {', '.join(lacking)}",
+            f"{install('libseccomp2', 'libseccomp')}; a kernel with seccomp filters, and landlock in its option lsm=",
+            "a second wall around the process that reads untrusted files",
+        )
+    return Check(name, "ok", f"files of programs are read {who}, confined by seccomp and Landlock")
 
 
 def user_stacks() -> Check:

@@ -25,6 +25,7 @@ from offtop.kernel import (
 )
 from offtop.kernel.allowance import Allowance
 from offtop.kernel.caught import Catcher
+from offtop.kernel.confinement import NOT_NOBODY
 from offtop.kernel.copies import Copies
 from offtop.kernel.cost import CostMeter
 from offtop.kernel.debuginfod import DebugFiles
@@ -234,7 +235,9 @@ class LiveSource(Happening):
         """Of what it does without, though much is lost by that: what, the remedy, and then the loss: a narrow screen
         shows how it begins."""
         no_symbols = f"{self._hidden} {_NO_SYMBOLS}" if self._hidden else ""
-        return [*filter(None, (no_symbols, self._kept_out))]
+        refused = self._names.refused
+        no_names = f"Names of functions and .eh_frame are off: {NOT_NOBODY.format(refused)}." if refused else ""
+        return [*filter(None, (no_symbols, self._kept_out, no_names))]
 
     @property
     def notice(self) -> str:

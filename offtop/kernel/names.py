@@ -29,6 +29,8 @@ _ANSWER_S = 60.0
 """For one part, with the symbols of a big binary before it."""
 _IDLE_S = 10.0
 """After this long without work all binaries are closed."""
+_BEGIN_S = 2.0
+"""How long to wait until the reader has said whether it could be confined, which it does in a tenth of that."""
 _CLOSE_S = 2.0
 """A binary on a file system that hangs may never answer: then the thread is left behind."""
 
@@ -49,6 +51,7 @@ class NameWorker:
         self._closing = False
         self._changed = threading.Condition()
         self._binaries = Binaries(_ANSWER_S, debug_directory=str(debug_files.directory) if debug_files else "")
+        self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="offtop-names", daemon=True)
         self._thread.start()
 
@@ -114,10 +117,17 @@ class NameWorker:
         """Of its child; 0 where there is none."""
         return self._binaries.pid
 
+    @property
+    def refused(self) -> str:
+        """Why no file is read: what RefusedError says; empty: they are. Waits for a reader that is just starting."""
+        self._begun.wait(_BEGIN_S)
+        return self._binaries.refused
+
     def _run(self) -> None:
         binaries = self._binaries
         with suppress(OSError):  # then the first question says so
-            binaries.start()
+            binaries.begin()
+        self._begun.set()
         while part := self._next_part(binaries):
             file, offsets = part
             names = dict(zip(offsets, binaries.names(file, offsets), strict=True))

@@ -38,8 +38,8 @@ from offtop.model.stack import (
 
 GUESSED, LED_ASTRAY, UNSURE = "guessed", "guessed-astray", "unsure"
 STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF = "stripped", "no-symbol", "no-perf-map", "no-elf-file"
-OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_KNOWN = (
-    *("overwritten", "file-gone", "unreadable", "too-slow"),
+OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_CONFINED, NOT_KNOWN = (
+    *("overwritten", "file-gone", "unreadable", "too-slow", "not-confined"),
     "not-known",
 )
 REASONS: Mapping[str, str] = {
@@ -63,13 +63,14 @@ REASONS: Mapping[str, str] = {
     FILE_GONE: "names missing: file and process were gone before the file was read",
     UNREADABLE: "names missing: the file cannot be opened",
     TOO_SLOW: "names missing: reading it failed, or took too long",
+    NOT_CONFINED: "names missing: no file is read as root",
     NOT_KNOWN: "names missing: unknown reason",
 }
 """Why a stack is incomplete or not fully named, by the name in JSON."""
 _NAME_REASONS = frozenset(
     {
         *(ENDED, NOT_PERMITTED, STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF),
-        *(OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_KNOWN),
+        *(OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_CONFINED, NOT_KNOWN),
     }
 )
 _CALLER_REASONS = frozenset({ENDED, NOT_PERMITTED, *REASONS.keys() - _NAME_REASONS})
@@ -91,6 +92,7 @@ _REMEDIES: Mapping[str, str] = {
     OVERWRITTEN: "restart the program: its file has been replaced",
     UNREADABLE: "run offtop as root, on a file system that lets root in (FUSE: allow_root)",
     TOO_SLOW: "wait: offtop tries again after five minutes",
+    NOT_CONFINED: "give offtop CAP_SETUID and CAP_SETGID, so that its readers can become nobody",
 }
 """Reasons that are missing here have no remedy."""
 _RUNTIME = re.compile(

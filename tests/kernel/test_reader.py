@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from offtop.kernel import binaries as binaries_module
-from offtop.kernel import rules
+from offtop.kernel import rules, sandbox
 from offtop.kernel.binaries import Binaries
 from offtop.kernel.files import File, Files
 from offtop.kernel.mappings import Processes
@@ -197,8 +197,7 @@ def test_a_reader_that_does_not_answer_is_replaced(seen: Seen, libraries: list[P
 
 
 def test_how_long_a_reader_takes_to_begin_is_no_file_s_fault(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = binaries_module._START  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(binaries_module, "_START", f"import time; time.sleep(3); {start}")
+    monkeypatch.setattr(sandbox, "START", f"import time; time.sleep(3); {sandbox.START}")
     binaries = Binaries(2)
     file, offset = seen.file("main")
     assert (binaries.names(file, [offset]), binaries.failures) == (["main"], 0)

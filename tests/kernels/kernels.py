@@ -21,7 +21,7 @@ _TIMEOUT_S = 300
 _CX16 = 4 * 32 + 13
 """X86_FEATURE_CX16 (asm/cpufeatures.h): at a cmpxchg16b that is emulated 6.12 has double faults; task storage of 7.x
 does not do without."""
-_SYSTEM = ("python3", "python3-bpfcc", "libbpf1", "libdw1", "busybox-static")
+_SYSTEM = ("python3", "python3-bpfcc", "libbpf1", "libdw1", "libseccomp2", "busybox-static")
 TRIPLES = {"arm64": "aarch64-linux-gnu"}
 """What Debian calls a machine → what compilers do."""
 

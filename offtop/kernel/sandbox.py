@@ -1,0 +1,31 @@
+"""Starts the children that handle what is not trusted: binaries, and what servers of debug files send.
+
+Each is a Python of its own, with nothing but the standard library and offtop, an empty environment, and the
+descriptors that it is given. What it does first is to confine itself (confinement.py).
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+START = "import sys; sys.path.append(sys.argv[1]); from offtop.kernel import {0}; {0}.main()"
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(
+    module: str, arguments: Sequence[str], fds: Sequence[int] = (), stdout: int | IO[bytes] = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Run `main()` of a module of offtop.kernel, which finds `arguments` at the end of sys.argv. Raises OSError."""
+    return subprocess.Popen(
+        # -I and -S: no code from where offtop was started, and no packages but the standard library.
+        [sys.executable, "-I", "-S", "-c", START.format(module), str(_ROOT), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+        pass_fds=fds,
+        cwd="/",
+        env={},  # without DEBUGINFOD_URLS, too: libdw would ask those servers
+        start_new_session=True,  # a ctrl-C on the terminal is the parent's to answer
+    )
