@@ -10,6 +10,7 @@ where its own functions are.
 
 import difflib
 import functools
+import importlib.util
 import json
 import lzma
 import os
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offtop.errors import UsageError
-from offtop.kernel import elf, sandbox, x86
+from offtop.kernel import elf, sandbox
 from offtop.kernel.confinement import NOT_NOBODY, RefusedError, confine, set_name
 from offtop.kernel.demangle import demangled
 from offtop.model.printable import printable
@@ -31,6 +32,7 @@ from offtop.model.printable import printable
 _DEBUG = Path("/usr/lib/debug/.build-id")
 _OBJECT, _FUNCTION, _IFUNC = 1, 2, 10
 _NO_CODE = frozenset({0, _OBJECT, 5, 6})
+_X86_64 = 62  # EM_X86_64
 _GO = frozenset({b".gopclntab", b".data.rel.ro.gopclntab", b".go.buildinfo"})
 _MOST_FOLLOWED, _MOST_ENDS = 64, 200
 """Functions that one jumps to at its end, and all instructions by which it may be left."""
@@ -65,8 +67,13 @@ class NotThereError(UsageError):
 def find(fd: int, path: str, name: str) -> Function:
     """The function that is called so in an open file. Raises UsageError, which says why it cannot be watched;
     NotThereError where there is none."""
+    capstone = importlib.util.find_spec("capstone")
+    assert capstone and capstone.origin, "a dependency"
+    packages = [str(Path(capstone.origin).parents[1])]  # only the child loads it (10 MB)
     try:
-        with sandbox.start("functions", [str(fd), path, name], fds=[fd], stdout=subprocess.PIPE) as child:
+        with sandbox.start(
+            "functions", [str(fd), path, name], fds=[fd], stdout=subprocess.PIPE, packages=packages
+        ) as child:
             try:
                 answer, _ = child.communicate(timeout=_ANSWER_S)
             finally:
@@ -85,9 +92,14 @@ def find(fd: int, path: str, name: str) -> Function:
 
 
 def main() -> None:
-    """Of the child: tells of the file whose descriptor, path and function are the last arguments."""
+    """Run as the child: print what is known of the function that the last arguments name, by descriptor, path and
+    name."""
+    from offtop.kernel import x86
+
     fd, path, name = int(sys.argv[-3]), sys.argv[-2], sys.argv[-1]
-    demangled("_Z1fv")  # what must be imported, or loaded, is by now: then it can no more
+    # The libraries that these two need are loaded before the child confines itself.
+    demangled("_Z1fv")
+    x86.exits(b"\xc3", 0)
     said: dict[str, Any] = {"why": "", "is_there": True}
     try:
         confine(most_file_bytes=elf.MOST_BYTES, readable=[str(_DEBUG)])
@@ -116,7 +128,7 @@ class _Binary:
                 f"--within: {self.shown} is no program or library of 64 bits (ELF). A script's functions are those of "
                 "its interpreter: take -p and --filter stack="
             ) from None
-        if machine != x86.MACHINE:
+        if machine != _X86_64:
             raise UsageError(f"--within: {self.shown} is of another machine than x86-64. Name another file")
         if _GO & self.sections.keys():
             raise UsageError(
@@ -216,7 +228,10 @@ class _Binary:
         return Function(self.fd, self.shown, demangled(os.fsdecode(one.name)), begins, ends, elsewhere)
 
     def _ways_out(self, one: elf.Named, name: str) -> tuple[int, tuple[int, ...], int]:
-        """Offsets of where it begins, and is left; at how many of these it hands over. Raises UsageError."""
+        """Return the offsets at which it begins and is left, and at how many of these it hands over. Raises
+        UsageError."""
+        from offtop.kernel import x86
+
         own = (one.address, one.address + one.size_bytes) if one.size_bytes else self.function_at(one.address)
         if own is None or own[1] - own[0] > _MOST_BYTES:
             raise UsageError(
@@ -227,19 +242,17 @@ class _Binary:
         elsewhere: set[int] = set()
         unseen = 0
         """Jumps on a condition: no probe tells whether they are made, and where they lead others come, too."""
+        starts: set[int] = set()
+        targets: set[int] = set()
         followed, left = {own}, [own]
         while left:
             begins, behind = function = left.pop()
             try:
                 found = x86.exits(elf.at(self.fd, begins, behind - begins), begins)
             except (ValueError, struct.error):
-                if function == own:
-                    raise UsageError(
-                        f"--within: {short(name)} of {self.shown} has instructions that offtop cannot read, so that "
-                        "its ways out are not known. Name what calls it"
-                    ) from None
-                elsewhere.add(begins)
-                continue
+                raise self._unreadable(name) from None
+            starts |= found.starts
+            targets.update(jump.to for jump in found.jumps if jump.to is not None)
             ends.update(found.returns)
             if (found.begins_anew and function == own) or any(jump.to == own[0] for jump in found.jumps):
                 raise UsageError(
@@ -257,6 +270,8 @@ class _Binary:
                     elsewhere.add(jump.at)
                 else:
                     unseen += 1
+        if any(begins <= to < behind and to not in starts for to in targets for begins, behind in followed):
+            raise self._unreadable(name)  # its pieces jump to one another, and disagree about the instructions there
         if own[0] in ends | elsewhere:
             raise UsageError(
                 f"--within: {short(name)} of {self.shown} is a single instruction, a return or a jump. Name what "
@@ -271,6 +286,12 @@ class _Binary:
         if begin is None:
             raise UsageError(f"--within: {short(name)} of {self.shown} is nowhere in that file. Name another function")
         return begin, tuple(sorted(offset for offset in at.values() if offset is not None)), len(elsewhere) + unseen
+
+    def _unreadable(self, name: str) -> UsageError:
+        return UsageError(
+            f"--within: {short(name)} of {self.shown} has instructions that offtop cannot read, so that its ways out "
+            "are not known. Name what calls it"
+        )
 
     def _is_piece(self, address: int, name: bytes) -> bool:
         """Whether a compiler has put a part of the function of that name there."""

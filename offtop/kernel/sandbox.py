@@ -10,17 +10,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-START = "import sys; sys.path.append(sys.argv[1]); from offtop.kernel import {0}; {0}.main()"
+START = "import sys; sys.path += sys.argv[2 : 2 + int(sys.argv[1])]; from offtop.kernel import {0}; {0}.main()"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(
-    module: str, arguments: Sequence[str], fds: Sequence[int] = (), stdout: int | IO[bytes] = subprocess.DEVNULL
+    module: str,
+    arguments: Sequence[str],
+    fds: Sequence[int] = (),
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    packages: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Run `main()` of a module of offtop.kernel, which finds `arguments` at the end of sys.argv. Raises OSError."""
+    """Run `main()` of a module of offtop.kernel, which finds `arguments` at the end of sys.argv. Raises OSError.
+
+    `packages`: directories of packages that it imports besides the standard library.
+    """
+    path = [str(_ROOT), *packages]
     return subprocess.Popen(
-        # -I and -S: no code from where offtop was started, and no packages but the standard library.
-        [sys.executable, "-I", "-S", "-c", START.format(module), str(_ROOT), *arguments],
+        # -I and -S: no code from the current directory, and no .pth files.
+        [sys.executable, "-I", "-S", "-c", START.format(module), str(len(path)), *path, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=subprocess.DEVNULL,

@@ -36,6 +36,10 @@ KEPT void handle_or_jump(int jumps) { doze(5); if (jumps) longjmp(out, 1); asm v
 KEPT void handle_to_the_end(void) { doze(5); pthread_exit(0); }
 KEPT void nothing(void) { }
 asm(".type spin, @function\nspin: nop\n jne spin\n ret\n.size spin, . - spin\n");
+asm(".type torn, @function\ntorn: test %edi, %edi\n js torn.cold\n1: mov $0xc3c3, %eax\n ret\n.size torn, . - torn\n"
+    ".type torn.cold, @function\ntorn.cold: nop\n jmp 1b + 1\n.size torn.cold, . - torn.cold\n");
+asm(".type worn, @function\nworn: test %edi, %edi\n js worn.cold\n ret\n.size worn, . - worn\n"
+    ".type worn.cold, @function\nworn.cold: nop\n .byte 6\n ret\n.size worn.cold, . - worn.cold\n");
 KEPT void finish(void) { doze(5); asm volatile(""); }
 KEPT void hand_over(int ms) { doze(ms); finish(); }
 KEPT int pick(int how) {
@@ -311,6 +315,8 @@ def test_what_is_not_there_is_refused_with_what_may_be_meant(waits: Path, tmp_pa
     assert "is a single instruction" in why(f"{waits}:nothing")
     assert "spin of" in (again := why(f"{waits}:spin")) and "jumps back to where it begins" in again
     assert "is no function, but data" in why(f"{waits}:done")
+    assert "torn of" in (unreadable := why(f"{waits}:torn")) and "instructions that offtop cannot read" in unreadable
+    assert "instructions that offtop cannot read" in why(f"{waits}:worn")
     assert f"{waits} has usleep from a library" in why(f"{waits}:usleep")
     assert "no program or library of 64 bits" in why(f"{__file__}:handle")
     assert "IFUNC" in why("libc.so.6:strlen")
