@@ -15,7 +15,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop hundreds of times: a third of such a start would be compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test setup-bench run test bench flaky incidents consumers kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-test setup-bench run test bench flaky incidents consumers exits kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -53,7 +53,7 @@ test: setup-test ## all checks: format, lint, types, walls, tests
 	check $(bin)/ruff check; \
 	check $(bin)/lint-imports --no-cache; \
 	check chrt --idle 0 $(bin)/pyright; \
-	check chrt --idle 0 $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not guest' -n 3 --dist worksteal $(ARGS); \
+	check chrt --idle 0 $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest' -n 3 --dist worksteal $(ARGS); \
 	flock --unlock 9; \
 	echo "== $${kernel[*]}"; tail --pid=$$! -n +1 -f "$$log"; wait $$! || failed+=("$${kernel[*]}"); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
@@ -73,6 +73,10 @@ incidents: setup-bench ## real programs in trouble, and what offtop says of each
 consumers: setup-test ## what offtop exports, opened in the programs that it is for
 	@packaging/system.sh consumer
 	@$(bin)/pytest -p no:cacheprovider -m consumer tests/consumers $(ARGS)
+
+exits: setup-test ## the ends of functions that --within finds in large programs, compared with objdump's, in 10 minutes
+	@packaging/system.sh exits
+	@$(bin)/pytest -p no:cacheprovider -m exits tests/exits $(ARGS)
 
 bccs: ## offtop on Debian 12, 13 and sid, each with its own bcc and Python, on this kernel; as root, with mmdebstrap
 	@$(as_root) packaging/bccs.sh $(ARGS)

@@ -102,6 +102,6 @@ def test_where_python_is_too_old_the_newest_that_dnf_has_is_installed(tmp_path: 
 
 def test_every_system_package_has_a_purpose_and_fedora_s_name() -> None:
     lines = [line.split() for line in (_ROOT / "packaging" / "packages.txt").read_text().splitlines() if line[0] != "#"]
-    assert {line[0] for line in lines} == {"run", "test", "bench", "incident", "consumer", "guest"}
+    assert {line[0] for line in lines} == {"run", "test", "bench", "incident", "consumer", "exits", "guest"}
     assert all(len(line) > 4 and line[3] == "#" for line in lines)
     assert "python3-bpfcc" in {line[1] for line in lines if line[0] == "run"}
