@@ -1,8 +1,11 @@
 """One function of a binary: where it begins in the file, and where it is left.
 
-A function is named as people or as linkers name it. Nothing is put on its stack (bpf/within.c says why), so each
-instruction by which it may be left is looked for: its returns, and those of functions to which it jumps at its end.
-Where it jumps into another file, or to wherever a pointer says, that is taken for its end.
+A function is named as people or as linkers name it. Its copies that the compiler specialized (.constprop, .isra) are
+watched with it, and so is one that a linker renamed (.llvm). Its pieces (.cold, .part) are never taken for it.
+
+Nothing is put on its stack (bpf/within.c says why), so each instruction by which it may be left is looked for: its
+returns, and those of functions to which it jumps at its end. Where it jumps into another file, or to wherever a pointer
+says, that is taken for its end.
 
 The binary is a stranger's, so a child reads it, as nobody, and one binary alone: the most that it can lie about is
 where its own functions are.
@@ -41,8 +44,12 @@ _MOST_BYTES = 1 << 22
 _MOST_NAMED, _MOST_NEAR, _MOST_COMPARED = 10, 4, 4000
 _LONGEST_SHOWN = 120
 _LONGEST_WHY = 2000
-_CLONES = frozenset({"constprop", "isra", "lto_priv", "llvm", "localalias"})
-"""Behind the name of a function that a compiler has made of another one, and that is called like that one."""
+_SUFFIXES = re.compile(rb"(?:\.(?:llvm|lto_priv|localalias|__uniq|constprop|isra|cold|part)(?:\.\d+)?)+\Z")
+"""What compilers and linkers put behind a name."""
+_COPY, _COLD, _PIECE = re.compile(rb"\.(constprop|isra)\b"), re.compile(rb"\.cold\b"), re.compile(rb"\.(cold|part)\b")
+"""Among suffixes: of a copy that was specialized beside the function or in its place; of code that the function jumps
+to, where a call never begins; of that, or of a part of the function whose rest was put into the callers. With the other
+suffixes it is the function itself."""
 _ROW = struct.Struct("<ii")
 _ANSWER_S = 60.0
 
@@ -54,7 +61,9 @@ class Function(NamedTuple):
     file: str
     """Its path, printable."""
     name: str
-    begins: int
+    """What was found for the name that was asked for, with copies."""
+    begins: tuple[int, ...]
+    """More than one if there are copies of it."""
     ends: tuple[int, ...]
     elsewhere: int
     """At how many of these it hands over to code that is not followed."""
@@ -83,10 +92,10 @@ def find(fd: int, path: str, name: str) -> Function:
             why = printable(str(said["why"])[:_LONGEST_WHY])
             raise UsageError(why) if said["is_there"] else NotThereError(why)
         size_bytes = os.fstat(fd).st_size
-        begins, *ends = (int(offset) for offset in said["offsets"])
-        if not all(0 <= offset < size_bytes for offset in (begins, *ends)) or len(ends) > _MOST_ENDS:
+        begins, ends = (tuple(int(offset) for offset in said[key]) for key in ("begins", "ends"))
+        if not all(0 <= offset < size_bytes for offset in (*begins, *ends)) or len(begins + ends) > _MOST_ENDS:
             raise ValueError("beyond the file")
-        return Function(fd, short(path), short(str(said["name"])), begins, tuple(ends), int(said["elsewhere"]))
+        return Function(fd, short(path), short(str(said["name"])), begins, ends, int(said["elsewhere"]))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         raise UsageError(f"--within: {short(path)} could not be read to its end. Name another file") from None
 
@@ -105,7 +114,7 @@ def main() -> None:
         confine(most_file_bytes=elf.MOST_BYTES, readable=[str(_DEBUG)])
         set_name("offtop-reader")
         found = _Binary(fd, path).function(name)
-        said |= {"name": found.name, "offsets": [found.begins, *found.ends], "elsewhere": found.elsewhere}
+        said |= {"name": found.name, "begins": found.begins, "ends": found.ends, "elsewhere": found.elsewhere}
     except UsageError as error:
         said |= {"why": str(error), "is_there": not isinstance(error, NotThereError)}
     except RefusedError as refused:
@@ -211,7 +220,10 @@ class _Binary:
     def function(self, name: str) -> Function:
         """Raises UsageError where there is none, or more than one, or none that can be watched; NotThereError for the
         first of these."""
-        found = _called(name, [one for one in self.symbols if one.is_here])
+        at: dict[int, elf.Named] = {}
+        for one in _called(name, [one for one in self.symbols if one.is_here]):
+            at.setdefault(one.address, one)
+        found = sorted(at.values(), key=_is_copy)
         if not found:
             raise self._not_there(name)
         if any(one.kind == _IFUNC for one in found):
@@ -219,32 +231,40 @@ class _Binary:
                 f"--within: which code {short(name)} of {self.shown} is, was chosen when the program began (IFUNC). "
                 "Name that, as __memcpy_avx_unaligned_erms"
             )
-        if len({one.address for one in found}) > 1:
+        if len({_stem(one) for one in found}) > 1 or sum(not _is_copy(one) for one in found) > 1:
             raise self._too_many(name, found)
-        one = found[0]
-        if one.kind in _NO_CODE:
+        if found[0].kind in _NO_CODE:
             raise UsageError(f"--within: {short(name)} of {self.shown} is no function, but data. Name a function")
-        begins, ends, elsewhere = self._ways_out(one, name)
-        return Function(self.fd, self.shown, demangled(os.fsdecode(one.name)), begins, ends, elsewhere)
+        if _COLD.search(_suffix(found[0])):
+            raise UsageError(
+                f"--within: {short(name)} of {self.shown} is no function, but code that a function jumps to. Name "
+                f"{short(demangled(os.fsdecode(_stem(found[0]))))}"
+            )
+        begins, ends, elsewhere = self._ways_out(found, name)
+        return Function(self.fd, self.shown, ", ".join(map(_person_s, found)), begins, ends, elsewhere)
 
-    def _ways_out(self, one: elf.Named, name: str) -> tuple[int, tuple[int, ...], int]:
-        """Return the offsets at which it begins and is left, and at how many of these it hands over. Raises
-        UsageError."""
+    def _ways_out(self, ones: Sequence[elf.Named], name: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Return the offsets at which a function and its copies begin and are left, and at how many of the latter they
+        hand over. Raises UsageError."""
         from offtop.kernel import x86
 
-        own = (one.address, one.address + one.size_bytes) if one.size_bytes else self.function_at(one.address)
-        if own is None or own[1] - own[0] > _MOST_BYTES:
-            raise UsageError(
-                f"--within: nothing says where {short(name)} of {self.shown} ends, as of code in assembly. Name what "
-                "calls it"
-            )
+        own: set[tuple[int, int]] = set()
+        for one in ones:
+            extent = (one.address, one.address + one.size_bytes) if one.size_bytes else self.function_at(one.address)
+            if extent is None or extent[1] - extent[0] > _MOST_BYTES:
+                raise UsageError(
+                    f"--within: nothing says where {short(name)} of {self.shown} ends, as of code in assembly. Name "
+                    "what calls it"
+                )
+            own.add(extent)
+        first = {begins for begins, _ in own}
         ends: set[int] = set()
         elsewhere: set[int] = set()
         unseen = 0
         """Jumps on a condition: no probe tells whether they are made, and where they lead others come, too."""
         starts: set[int] = set()
         targets: set[int] = set()
-        followed, left = {own}, [own]
+        followed, left = {*own}, [*own]
         while left:
             begins, behind = function = left.pop()
             try:
@@ -254,7 +274,7 @@ class _Binary:
             starts |= found.starts
             targets.update(jump.to for jump in found.jumps if jump.to is not None)
             ends.update(found.returns)
-            if (found.begins_anew and function == own) or any(jump.to == own[0] for jump in found.jumps):
+            if (found.begins_anew and function in own) or any(jump.to in first for jump in found.jumps):
                 raise UsageError(
                     f"--within: {short(name)} of {self.shown} jumps back to where it begins, so that its calls cannot "
                     "be told from one another. Name what calls it"
@@ -263,7 +283,7 @@ class _Binary:
                 to = None if jump.to is None else self.function_at(jump.to)
                 if to in followed:
                     continue
-                if to is not None and len(followed) < _MOST_FOLLOWED and self._is_piece(to[0], one.name):
+                if to is not None and len(followed) < _MOST_FOLLOWED and self._is_piece(to[0], ones):
                     followed.add(to)
                     left.append(to)
                 elif jump.always:
@@ -272,20 +292,21 @@ class _Binary:
                     unseen += 1
         if any(begins <= to < behind and to not in starts for to in targets for begins, behind in followed):
             raise self._unreadable(name)  # its pieces jump to one another, and disagree about the instructions there
-        if own[0] in ends | elsewhere:
+        if first & (ends | elsewhere):
             raise UsageError(
                 f"--within: {short(name)} of {self.shown} is a single instruction, a return or a jump. Name what "
                 "calls it, or what it jumps to"
             )
-        at = {address: elf.offset_of(self.fd, address) for address in (own[0], *ends, *elsewhere)}
+        at = {address: elf.offset_of(self.fd, address) for address in (*first, *ends, *elsewhere)}
         if len(at) > _MOST_ENDS:
             raise UsageError(
                 f"--within: {short(name)} of {self.shown} is left in {len(at):,} places. Name what calls it"
             )
-        begin = at.pop(own[0])
-        if begin is None:
+        begins_at = [offset for address in first if (offset := at.pop(address)) is not None]
+        if len(begins_at) < len(first):
             raise UsageError(f"--within: {short(name)} of {self.shown} is nowhere in that file. Name another function")
-        return begin, tuple(sorted(offset for offset in at.values() if offset is not None)), len(elsewhere) + unseen
+        ends_at = sorted(offset for offset in at.values() if offset is not None)
+        return tuple(sorted(begins_at)), tuple(ends_at), len(elsewhere) + unseen
 
     def _unreadable(self, name: str) -> UsageError:
         return UsageError(
@@ -293,9 +314,10 @@ class _Binary:
             "are not known. Name what calls it"
         )
 
-    def _is_piece(self, address: int, name: bytes) -> bool:
-        """Whether a compiler has put a part of the function of that name there."""
-        parts = tuple(name.split(b".cold")[0].split(b".part.")[0] + word for word in (b".cold", b".part."))
+    def _is_piece(self, address: int, ones: Sequence[elf.Named]) -> bool:
+        """Whether a compiler has put a part of one of these functions there."""
+        whole = [one.name.split(b".cold")[0].split(b".part.")[0] for one in ones]
+        parts = tuple(name + word for name in whole for word in (b".cold", b".part."))
         return any(one.address == address and one.name.startswith(parts) for one in self.symbols)
 
     def _not_there(self, name: str) -> NotThereError:
@@ -305,7 +327,14 @@ class _Binary:
                 f"--within: {self.shown} has {short(name)} from a library. Name that, as libc.so.6:{short(name)}"
             )
         functions = [one for one in self.symbols if one.kind == _FUNCTION and one.is_here]
-        near = _near(name, functions)
+        if pieces := _called(name, functions, are_pieces=True):
+            parts = sorted({short(_person_s(one)) for one in pieces if not _COLD.search(_suffix(one))})
+            left = f", but for {', '.join(parts[:_MOST_NAMED])}. Name that, or" if parts else ". Name"
+            return NotThereError(
+                f"--within: {self.shown} has no {short(name)} of its own: the compiler put it into the functions that "
+                f"call it{left} one of those"
+            )
+        near = _near(name, [one for one in functions if not _COLD.search(_suffix(one))])
         remedy = f" Is it {' or '.join(near)}?" if near else ""
         if b".symtab" not in self.sections and not self._debug_file.exists():
             remedy += " It is stripped: for others install its debug symbols (a -dbgsym, -dbg or -debuginfo package)"
@@ -323,32 +352,51 @@ class _Binary:
         )
 
 
-def _called(name: str, symbols: Sequence[elf.Named]) -> list[elf.Named]:
-    """Those that are meant: first by what linkers call them, or by address; then by the whole of what people do; then
-    without arguments, and as clones; then without namespaces and template arguments. Functions come first."""
-    exact = [one for one in symbols if one.name == os.fsencode(name)]
-    if re.fullmatch("0x[0-9a-fA-F]{1,16}", name):
-        exact = [one for one in symbols if one.address == int(name, 16) and one.kind == _FUNCTION][:1]
-    if exact:
-        return exact
+def _called(name: str, symbols: Sequence[elf.Named], are_pieces: bool = False) -> list[elf.Named]:
+    """Those that are meant: first by address, or by what linkers call them with a suffix; then without suffixes by what
+    linkers call them, or by the whole of what people do; then without arguments; then without namespaces and template
+    arguments. Only pieces of such a function with `are_pieces`, else none unless `name` has their suffix."""
+    raw = os.fsencode(name)
+    if not are_pieces:
+        exact = [one for one in symbols if one.name == raw and _suffix(one)]
+        if re.fullmatch("0x[0-9a-fA-F]{1,16}", name):
+            exact = [one for one in symbols if one.address == int(name, 16) and one.kind == _FUNCTION][:1]
+        if exact:
+            return exact
     last = re.search(r"(\w+)$", _plain(name))
-    some = [
-        one
-        for one in symbols
-        if one.kind in (_FUNCTION, _IFUNC) and (not last or last[1].encode(errors="replace") in one.name)
-    ]
     levels: tuple[list[elf.Named], list[elf.Named], list[elf.Named]] = ([], [], [])
-    for one in some:
-        symbol, person_s = os.fsdecode(one.name), _person_s(one)
-        bare = _bare(person_s)
-        base, _, clone = symbol.partition(".")
-        if person_s == name:
+    for one in symbols:
+        if one.name == raw:
             levels[0].append(one)
-        elif bare == name or (base == name and clone.partition(".")[0] in _CLONES):
+            continue
+        if one.kind not in (_FUNCTION, _IFUNC) or (last and last[1].encode(errors="replace") not in one.name):
+            continue
+        if are_pieces != bool(_PIECE.search(_suffix(one))):
+            continue
+        person_s = demangled(os.fsdecode(_stem(one)))
+        bare = _bare(person_s)
+        if name in (os.fsdecode(_stem(one)), person_s):
+            levels[0].append(one)
+        elif bare == name:
             levels[1].append(one)
         elif f"::{_plain(bare)}".endswith(f"::{name}"):
             levels[2].append(one)
     return next((level for level in levels if level), levels[0])
+
+
+def _suffix(one: elf.Named) -> bytes:
+    """What a compiler or linker put behind its name; empty: nothing."""
+    found = _SUFFIXES.search(one.name)
+    return found[0] if found else b""
+
+
+def _stem(one: elf.Named) -> bytes:
+    """Its name without that."""
+    return one.name.removesuffix(_suffix(one))
+
+
+def _is_copy(one: elf.Named) -> bool:
+    return bool(_COPY.search(_suffix(one)))
 
 
 def _person_s(one: elf.Named) -> str:

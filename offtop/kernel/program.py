@@ -189,11 +189,11 @@ class Program:
             else:
                 os.close(self._fds.pop("link sched_waking"))
 
-    def watch_calls(self, path: str, begins: int, ends: Collection[int]) -> None:
-        """Have calls of a function noticed, by offsets in its file. Raises OSError."""
+    def watch_calls(self, path: str, begins: Collection[int], ends: Collection[int]) -> None:
+        """Attach the programs that notice calls of a function, at offsets in its file. Raises OSError."""
         with self._changing:
             self._check_open()
-            for function, offsets in (("on_call", (begins,)), ("on_return", ends)):
+            for function, offsets in (("on_call", begins), ("on_return", ends)):
                 for offset in offsets:
                     name = f"link {function} {len(self._fds)}"
                     self._fds[name] = libbpf.attach_uprobe(self.programs[function], path, offset)

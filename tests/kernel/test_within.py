@@ -42,6 +42,15 @@ asm(".type worn, @function\nworn: test %edi, %edi\n js worn.cold\n ret\n.size wo
     ".type worn.cold, @function\nworn.cold: nop\n .byte 6\n ret\n.size worn.cold, . - worn.cold\n");
 KEPT void finish(void) { doze(5); asm volatile(""); }
 KEPT void hand_over(int ms) { doze(ms); finish(); }
+KEPT void copied(int ms) { doze(ms); asm volatile(""); }
+KEPT void copied_for_5(void) asm("copied.constprop.0");
+KEPT void copied_for_5(void) { doze(5); asm volatile("nop"); }
+KEPT void promoted(int ms) asm("promoted.llvm.4711");
+KEPT void promoted(int ms) { doze(ms); asm volatile("nop\n nop"); }
+#define CODE(name) asm(".type " name ", @function\n" name ": nop\n ret\n.size " name ", . - " name "\n")
+CODE("copied.cold"); CODE("promoted.llvm.4711.cold"); CODE("shaken.isra.0"); CODE("shaken.isra.0.cold");
+CODE("inlined.cold"); CODE("parted.part.0"); CODE("parted.part.0.cold");
+CODE("twice.llvm.1"); CODE("twice.llvm.2"); CODE("_ZN4shop4sellEi"); CODE("_ZN4shop4sellEi.cold"); CODE("sell.cold");
 KEPT int pick(int how) {
 	switch (how) {
 	case 1: return getpid();
@@ -74,6 +83,7 @@ static void make(char how)
 		for (int i = 0; i < 5; i++) { pthread_create(&other, 0, ends_inside, 0); pthread_join(other, 0); doze(3); }
 		break;
 	case 'o': for (int i = 0; i < 9; i++) { hand_over(5); doze(3); } break;
+	case 'c': for (int i = 0; i < 6; i++) { copied(5); copied_for_5(); copied_for_5(); promoted(5); doze(3); } break;
 	case 'p': for (int i = 0; i < 10; i++) { pick(i % 6 + 1); pick(7); doze(3); } break;
 	case 's': pthread_create(&other, 0, stays, 0); break;
 	}
@@ -210,6 +220,26 @@ def test_what_a_function_hands_over_to_at_its_end_is_not_inside(waits: Path) -> 
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("function", "times", "taken"),
+    [
+        ("copied", 18, "copied, copied.constprop.0"),
+        ("copied.constprop.0", 12, "copied.constprop.0"),
+        ("promoted", 6, "promoted.llvm.4711"),
+    ],
+)
+def test_copies_of_a_function_count_as_it_and_what_was_taken_is_said(
+    waits: Path, function: str, times: int, taken: str
+) -> None:
+    with within(waits, function) as (live, child):
+        calls, count, ns = did(live, child, b"c")
+        assert f"{taken} in {waits}; " in dict(live.source.about())["within"]
+    assert (calls.returned, calls.left) == (times, 0)
+    assert count == times
+    assert ns >= times * 5 * MS
+
+
+@pytest.mark.kernel
 def test_a_switch_is_no_way_out(waits: Path) -> None:
     with within(waits, "pick") as (live, child):
         calls, count, _ = did(live, child, b"p")
@@ -323,6 +353,27 @@ def test_what_is_not_there_is_refused_with_what_may_be_meant(waits: Path, tmp_pa
     stripped = tmp_path / "stripped"
     subprocess.run(["strip", "-o", str(stripped), str(waits)], check=True, timeout=30)
     assert "It is stripped: for others install its debug symbols" in why(f"{stripped}:handle")
+
+
+def test_a_piece_of_a_function_is_never_taken_for_it(waits: Path) -> None:
+    def taken(name: str) -> str:
+        watched = Watched(f"{waits}:{name}")
+        watched.close()
+        return watched.functions[0].name
+
+    def why(name: str) -> str:
+        with pytest.raises(UsageError) as refused:
+            Watched(f"{waits}:{name}")
+        return str(refused.value)
+
+    assert taken("shaken") == "shaken.isra.0"
+    assert taken("sell") == taken("shop::sell") == taken("shop::sell(int)") == "shop::sell(int)"
+    assert taken("parted.part.0") == "parted.part.0"
+    assert "has no inlined of its own: the compiler put it into the functions that call it. Name one" in why("inlined")
+    assert "but for parted.part.0. Name that, or one of those" in why("parted")
+    assert "2 functions twice: twice.llvm.1" in why("twice")
+    assert "is no function, but code that a function jumps to. Name copied" in why("copied.cold")
+    assert "is no function, but code that a function jumps to. Name shop::sell(int)" in why("_ZN4shop4sellEi.cold")
 
 
 @pytest.mark.skipif(not shutil.which("go"), reason="there is no go")
