@@ -301,7 +301,7 @@ def test_what_the_file_may_not_say_is_refused_with_its_name_and_status_2(
 def test_the_command_line_is_told_off_before_the_file(no_settings: Path) -> None:
     no_settings.write_text("delay = 0")
     assert "'61' is not a number of seconds" in command.run("-b", "-d", "61").sentence
-    assert "--filter: 'foo' is nothing" in command.run("-b", "--filter", "foo=1").sentence
+    assert "--filter: 'foo' is not a filter key" in command.run("-b", "--filter", "foo=1").sentence
 
 
 @pytest.mark.parametrize(
@@ -571,7 +571,7 @@ def test_batch_takes_what_concerns_it_from_the_file_and_mutes_nothing(no_setting
     no_settings.write_text("delay = 0.2\nthreads = true\nidle = true\nsort = '-PID'\nmuted = ['comm=*', 'nosuch>']")
     ended = command.run(*command.QUICK, "-b", "-n", "1")
     assert (ended.status, ended.err) == (0, "")
-    assert " span 19" in ended.out or " span 2" in ended.out
+    assert re.search(r" span \d{2,3}ms ", ended.out)  # of 0.2 s, not of the usual second
     assert re.search(r"^ +PID +TID COMMAND", ended.out, re.MULTILINE)
     pids = [int(line.split()[0]) for line in ended.out.splitlines() if re.match(r" *\d+ +\d+ ", line)]
     assert pids == sorted(pids, reverse=True)
