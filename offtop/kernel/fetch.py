@@ -21,7 +21,7 @@ _SILENCE_S = 20.0
 
 def main() -> None:
     """The last arguments: how many bytes a file may have, the build id, and the servers, to be asked in turn."""
-    most_bytes, build_id, *servers = sys.argv[2:]
+    most_bytes, build_id, *servers = sys.argv[1:]
     codecs.lookup("idna")  # of servers' names; nobody might not be let at it
     confine(int(most_bytes), network=True)  # an exception ends it with status 1, which is FAILED
     set_name("offtop-fetch")

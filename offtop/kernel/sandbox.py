@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-START = "import sys; sys.path += sys.argv[2 : 2 + int(sys.argv[1])]; from offtop.kernel import {0}; {0}.main()"
+START = (
+    "import sys; n = int(sys.argv[1]); sys.path += sys.argv[2 : 2 + n]; del sys.argv[1 : 2 + n]; "
+    "from offtop.kernel import {0}; {0}.main()"
+)
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,7 +24,7 @@ def start(
     stdout: int | IO[bytes] = subprocess.DEVNULL,
     packages: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Run `main()` of a module of offtop.kernel, which finds `arguments` at the end of sys.argv. Raises OSError.
+    """Run `main()` of a module of offtop.kernel, which finds `arguments` in sys.argv[1:]. Raises OSError.
 
     `packages`: directories of packages that it imports besides the standard library.
     """
