@@ -15,7 +15,7 @@ from offtop.kernel.cgroups import Quota, content_of, mounted, quota_of
 from offtop.kernel.processes import Reading, reading
 from offtop.kernel.status import status_of
 from offtop.model.container import container, label
-from offtop.model.snapshot import OUTSIDE, UNNAMED
+from offtop.model.snapshot import OUTSIDE
 
 _NOT_PERMITTED = "not permitted"
 _STATES = {
@@ -51,8 +51,6 @@ def facts(pid: int) -> tuple[tuple[str, str], ...]:
     """
     if pid == OUTSIDE:
         return (("process", "all threads outside of this container, by the host's ids"),)
-    if pid == UNNAMED.pid:
-        return (("process", "threads that ended when there was no room to keep which they were"),)
     gone = (("process", f"{pid} is not there any more"),)
     try:
         process = psutil.Process(pid)

@@ -1,9 +1,7 @@
 """Task states as ps shows them: one letter for the kernel's bits (include/linux/sched.h)."""
 
 RUNNING = 1 << 31
-"""Of a thread that left while it could have run on."""
-NEW = 0x800
-"""TASK_NEW (include/linux/sched.h). With RUNNING: the thread is new, and waits for its first CPU."""
+"""Bit of a thread that was switched out while it was runnable."""
 _LETTERS = (
     # (bits that must be set, letter), most specific first
     (RUNNING, "R"),

@@ -83,8 +83,6 @@ counted in the head.
 brackets, as (no unwind information: libfoo.so), stand for callers that are not known. V tells for each binary how \
 much of the time that is, why, and what to do about it; below, About this session tells how each binary is walked.
 lost         what the kernel side could not tell, by kind. While it is 0, the sums are exact.
-[ended, not named]  threads that ended when there was no room to keep which they were: `lost` counts them, and their \
-time is here.
 Cost         what offtop takes itself: its BPF programs, and its processes, in percent of one CPU.
 """
 """Words, and what they mean, a line each."""
