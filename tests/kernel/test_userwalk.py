@@ -425,6 +425,7 @@ def leavings() -> Generator[Map]:
         "raw_tracepoints": {"on_switch": "sched_switch"},
         "kprobes": {},
         "iterators": {},
+        "random": [],
         "typed_tracepoints": {},
         "uprobes": {},
         "maps": ["left"],
