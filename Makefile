@@ -39,23 +39,18 @@ run: setup ## run this checkout on this machine, live, or else a recording; ARGS
 	    echo 'So here is what offtop recorded on another machine, in 5 s: offtop demo' >&2; sleep 5; \
 	    $(bin)/offtop demo; }
 
-# Every check runs, whichever fails. The kernel tests run at the same time: they wait much of it, and the other tests
-# give way to them. Their output comes last, so that pytest's closing line closes it.
+# Every check runs, whichever fails, and pytest last, so that its closing line closes the output.
 test: setup-test ## all checks: format, lint, types, walls, tests
-	@$(as_root) true; \
-	failed=(); log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
+	@failed=(); \
 	check() { echo "== $$*"; "$$@" || failed+=("$$*"); }; \
-	kernel=($(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
-	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) tests/kernel/run.sh "$$log" $(bin)/pytest -m kernel $(ARGS)); \
-	exec 9<"$$log"; flock 9; \
-	env --default-signal=INT "$${kernel[@]}" >"$$log" 2>&1 9<&- & \
 	check $(bin)/ruff format --check; \
 	check $(bin)/ruff check; \
+	check $(bin)/pyright; \
 	check $(bin)/lint-imports --no-cache; \
-	check chrt --idle 0 $(bin)/pyright; \
-	check chrt --idle 0 $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest' -n 3 --dist worksteal $(ARGS); \
-	flock --unlock 9; \
-	echo "== $${kernel[*]}"; tail --pid=$$! -n +1 -f "$$log"; wait $$! || failed+=("$${kernel[*]}"); \
+	check $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest' -n 3 --dist worksteal $(ARGS); \
+	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
+	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
+	    tests/kernel/run.sh $(bin)/pytest -m kernel $(ARGS); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
 # Half of a day holds all of them; whatever is left of it then is not run, and the run fails.

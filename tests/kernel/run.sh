@@ -1,17 +1,14 @@
 #!/bin/bash
-# Runs the kernel tests: run.sh LOCK PYTEST.. They wait most of the time, so that two files run at once; the tests of
-# one file may share a live source. What fails in such company is flaky or broken: it must pass alone, when nobody
-# holds the lock on the file LOCK any more. The summary of that second run lists the flaky tests as PASSED, just above
-# pytest's closing line. Any other end is final: a run that was broken off, and a law of accounting that did not hold
-# (tests/conftest.py).
+# Runs the kernel tests with the pytest command line that is given. The tests wait most of the time, so that two files
+# run at once; the tests of one file may share a live source. What fails in such company is flaky or broken: it must
+# pass alone. The summary of that second run lists the flaky tests as PASSED, just above pytest's closing line.
+# Any other end is final: a run that was broken off, and a law of accounting that did not hold (tests/conftest.py).
 set -uo pipefail
 cache=$(mktemp -d --tmpdir offtop-kernel-tests.XXXXXX) || exit
 trap 'rm -rf "$cache"' EXIT
-lock=$1
-shift
 
 "$@" -o cache_dir="$cache" -n 2 --dist loadfile
 status=$?
 [ "$status" = 1 ] || exit "$status"
 echo '== what failed in company, alone: below, PASSED means flaky'
-flock "$lock" "$@" -o cache_dir="$cache" --last-failed --last-failed-no-failures none -rfEsp
+"$@" -o cache_dir="$cache" --last-failed --last-failed-no-failures none -rfEsp

@@ -1,6 +1,5 @@
 """How run.sh runs the kernel tests: what fails in company is run alone and called flaky; a broken law is final."""
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -22,7 +21,7 @@ def ends(tmp_path: Path, first: int, second: int = 0) -> tuple[int, int]:
         f'#!/bin/sh\necho "$@" >>{told}\ncase "$*" in *--last-failed*) exit {second};; esac\nexit {first}\n'
     )
     fake.chmod(0o755)
-    status = subprocess.run([RUN, tmp_path, fake], timeout=20).returncode
+    status = subprocess.run([RUN, fake], timeout=20).returncode
     return status, len(told.read_text().splitlines())
 
 
@@ -35,32 +34,12 @@ def test_what_fails_is_run_again_and_that_holds(tmp_path: Path, alone: int) -> N
     assert ends(tmp_path, 1, alone) == (alone, 2)
 
 
-def test_what_is_run_alone_waits_until_the_lock_is_free(tmp_path: Path) -> None:
-    told, fake, lock = tmp_path / "told", tmp_path / "pytest", tmp_path / "lock"
-    fake.write_text(f'#!/bin/sh\ncase "$*" in *--last-failed*) echo alone >{told}; exit 0;; esac\nexit 1\n')
-    fake.chmod(0o755)
-    with lock.open("w") as held, subprocess.Popen([RUN, lock, fake], stdout=subprocess.PIPE, text=True) as run:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert run.stdout
-        assert run.stdout.readline().startswith("== what failed in company")
-        with pytest.raises(subprocess.TimeoutExpired):
-            run.wait(0.3)
-        assert not told.exists()
-        fcntl.flock(held, fcntl.LOCK_UN)
-        assert run.wait(20) == 0
-    assert told.exists()
-
-
 def test_the_flaky_tests_are_listed_just_above_the_closing_line(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import os\ndef test_steady(): pass\ndef test_flaky(): assert 'PYTEST_XDIST_WORKER' not in os.environ\n"
     )
     ended = subprocess.run(
-        [RUN, tmp_path, sys.executable, "-m", "pytest", "-p", "xdist"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [RUN, sys.executable, "-m", "pytest", "-p", "xdist"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 0, ended.stdout
     *_, flaky, closing = ended.stdout.splitlines()
