@@ -490,8 +490,13 @@ class OfftopApp(Mouse):
             self._alert = ""
             if not event.is_forwarded and len(self.screen_stack) == 1 and await self._acted_on(event):
                 return
+            if not event.is_forwarded and isinstance(self.screen, Help) and await self.screen.take(event):
+                return
         if isinstance(event, events.Paste) and not event.is_forwarded and self._prompt.is_open:
             self._prompt.paste(event.text)
+            return
+        if isinstance(event, events.Paste) and not event.is_forwarded and isinstance(self.screen, Help):
+            self.screen.paste(event.text)
             return
         await super().on_event(event)
 
@@ -659,7 +664,7 @@ class OfftopApp(Mouse):
         end_ns = self._picture.newest.at_ns if self._picture else None
         stacks = endings.endings(one.window for one in self._history.last(_ABOUT_NS, end_ns))
         about = [*endings.told(stacks), ("theme", self.theme), *self._source.about(), ("history", self._reach())]
-        self.push_screen(Help(self._categories, self.chosen_keys, about, self._glyphs))
+        self.push_screen(Help(self._view.focus, self._categories, self.chosen_keys, about, self._glyphs))
 
     def action_redraw(self) -> None:
         self.screen.refresh(layout=True)

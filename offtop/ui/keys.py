@@ -1,147 +1,219 @@
-"""The keys, as a table: what the app binds, what the key bar, the palette and help name, and what can be remapped."""
+"""Table of all keys: the app binds them; key bar, palette, help and manual describe them; a config file remaps them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from textual.binding import Binding, BindingType
 
 from offtop.errors import UsageError
+from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE
 
 
 class KeyRow(NamedTuple):
     id: str
-    """What a config file calls it."""
+    """Its name in the config file."""
     keys: str
-    """As Textual names them, parted by commas."""
+    """Textual's names of the keys, separated by commas."""
     action: str
     says: str = ""
-    """What it does, for help and palette; empty: as the row before."""
+    """What the key does, for help, palette and manual; empty: the row before describes it too."""
     bar: str = ""
-    """As the key bar names it; empty: it does not."""
+    """Its text in the key bar; empty: it is not in the bar."""
+    group: str = ""
+    """Heading above it in help and manual; empty: as the row before."""
     priority: bool = False
-    """Whether it works in an input line too."""
+    """Whether the key also works in an input line."""
 
 
 KEYS = (
-    KeyRow("down", "down,j", "move(1)", "move; on the heat map and among boxes, too"),
+    KeyRow("down", "down,j", "move(1)", "move, also on the heat map and between boxes of the icicle", group="Move"),
     KeyRow("up", "up,k", "move(-1)"),
-    KeyRow("page_down", "pagedown", "page(1)", "move a page, to the first or to the last row"),
+    KeyRow("page_down", "pagedown", "page(1)", "move by a page, to the first row, to the last row"),
     KeyRow("page_up", "pageup", "page(-1)"),
     KeyRow("first", "home", "first"),
     KeyRow("last", "end", "last"),
-    KeyRow("next_pane", "tab", "next_pane(1)", "to the next pane, or the one before"),
+    KeyRow("next_pane", "tab", "next_pane(1)", "go to the next pane, or to the previous one"),
     KeyRow("previous_pane", "shift+tab", "next_pane(-1)"),
     KeyRow(
         "drill",
         "enter",
         "drill",
-        "down: category, process, thread, stack tree, site; a box of the icicle: only it; a cell of the heat map: all "
-        "panes as they were then",
-        "ENTER drill",
+        "go one level down: category, process, thread, stack tree, whole stack",
+        bar="ENTER drill",
     ),
-    KeyRow("back", "escape,backspace", "leave", "up again; at the top: clear the filter", "ESC back"),
-    KeyRow("right", "right", "aside(1)", "in tables down and up, in the tree open and close, else move"),
+    KeyRow("back", "escape,backspace", "leave", "go one level up; at the top: clear the filter", bar="ESC back"),
+    KeyRow(
+        "right",
+        "right",
+        "aside(1)",
+        "in tables: one level down or up; in the tree: open or close a branch; elsewhere: move",
+    ),
     KeyRow("left", "left", "aside(-1)"),
     KeyRow(
         "threads",
         "H",
         "look('threads')",
-        "processes or threads, of those that wait or (2) of those that wake",
-        "H threads",
+        "list processes or threads; with 2: processes or threads that woke others",
+        bar="H threads",
+        group="Views",
     ),
-    KeyRow("cgroups", "C", "look('cgroups')", "containers, units and other cgroups; ENTER on one: its processes"),
-    KeyRow("account", "A", "look('account')", "the list: how long waits were, or where each second went", "A Account"),
-    KeyRow("tree", "t,f5", "look('tree')", "the stack tree of the selection", "t Tree"),
-    KeyRow("offcpu", "1", "mode('offcpu')", "off-CPU time: where threads wait; wakeups: who ended the waits"),
-    KeyRow("wakeup", "2", "mode('wakeup')", bar="2 wakers"),
     KeyRow(
-        "offwake", "3", "mode('offwake')", "both stacks, meeting in the middle; and the chain: who had woken the waker"
+        "cgroups", "C", "look('cgroups')", "list containers, units and other cgroups; Enter on one lists its processes"
     ),
+    KeyRow("account", "A", "look('account')", "list how long waits took, or where each second went", bar="A Account"),
+    KeyRow("tree", "t,f5", "look('tree')", "show the stack tree of the selection", bar="t Tree"),
+    KeyRow("offcpu", "1", "mode('offcpu')", "mode: where threads wait; who woke them"),
+    KeyRow("wakeup", "2", "mode('wakeup')", bar="2 wakers"),
+    KeyRow("offwake", "3", "mode('offwake')", "mode: both stacks, joined; the chain of wakers"),
     KeyRow("chain", "4", "mode('chain')"),
-    KeyRow("objects", "G", "objects", "what is waited on; ENTER: who waits there, or wakes (2)"),
-    KeyRow("stuck", "5", "look('stuck')", "what is stuck now, and since when", "5 stuck"),
-    KeyRow("outliers", "O", "look('outliers')", "what was caught: outliers, newest first", "O outliers"),
-    KeyRow("triggers", "exclamation_mark", "triggers", "say what is caught: auto; lock.max > 500ms"),
-    KeyRow("reasons", "L", "reasons", "what is waited for, as rules name it; ENTER: who waits for that", "L why"),
-    KeyRow("flame", "g", "look('flame')", "the icicle (flame graph from the top) of the selection", "g Flame"),
-    KeyRow("latency", "l", "latency", "latency of the selection: histogram, heat map, off", "l Latency"),
-    KeyRow("zoom", "x", "look('zoom')", "this pane on the whole screen, and back"),
+    KeyRow(
+        "objects",
+        "G",
+        "objects",
+        "list what threads wait on: locks, sockets, pipes, files; Enter lists who waits there",
+    ),
+    KeyRow("stuck", "5", "look('stuck')", "list waits in progress, oldest first", bar="5 stuck"),
+    KeyRow("outliers", "O", "look('outliers')", "list outliers, newest first", bar="O outliers"),
+    KeyRow(
+        "triggers",
+        "exclamation_mark",
+        "triggers",
+        "choose what counts as an outlier: auto, or rules such as lock.max > 500ms",
+    ),
+    KeyRow(
+        "reasons",
+        "L",
+        "reasons",
+        "list causes: what threads wait for, named by the cause rules; Enter lists who waits for it",
+        bar="L why",
+    ),
+    KeyRow(
+        "flame",
+        "g",
+        "look('flame')",
+        "show the icicle of the selection: a flame graph with the root on top",
+        bar="g Flame",
+    ),
+    KeyRow("latency", "l", "latency", "show latency as a histogram, as a heat map, or not at all", bar="l Latency"),
+    KeyRow("zoom", "x", "look('zoom')", "give this pane the whole screen, or end that"),
     KeyRow(
         "open",
         "plus",
         "open",
-        "in the tree: open the branch, close it, open all; among threads: unfold, fold pools",
+        "tree: open a branch, close it, open all branches; list of threads: unfold or fold pools",
     ),
     KeyRow("close", "minus", "close"),
     KeyRow("open_all", "asterisk", "open_all"),
-    KeyRow("invert", "v", "look('invert')", "tree and icicle: root first or leaf first"),
-    KeyRow("kernel_frames", "K", "look('kernel_frames')", "tree and icicle: only the kernel's frames, or all"),
-    KeyRow("user_frames", "U", "look('user_frames')", "tree and icicle: only the program's frames, or all"),
+    KeyRow("invert", "v", "look('invert')", "tree and icicle: start at the root or at the leaf"),
+    KeyRow("kernel_frames", "K", "look('kernel_frames')", "tree and icicle: show only kernel frames, or all"),
+    KeyRow("user_frames", "U", "look('user_frames')", "tree and icicle: show only user frames, or all"),
     KeyRow(
-        "machinery", "full_stop", "look('machinery')", "tree and icicle: the scheduler's and the entry's frames, too"
+        "machinery",
+        "full_stop",
+        "look('machinery')",
+        "tree and icicle: show or hide frames of the scheduler and of kernel entry",
     ),
-    KeyRow("by_object", "J", "look('by_object')", "tree and icicle: by what is waited on, or all together"),
+    KeyRow("by_object", "J", "look('by_object')", "tree and icicle: group stacks by what they wait on, or not"),
     KeyRow(
         "search",
         "slash,f3",
         "search",
-        "search: marks what has the words; ENTER keeps them as a filter; !word excludes",
-        "/ filter",
+        "search: highlights matches; Enter turns the word into a filter; !word excludes",
+        bar="/ filter",
+        group="Select",
+    ),
+    KeyRow("next_hit", "n", "next_hit(1)", "go to the next or previous match; without a search: outlier"),
+    KeyRow("previous_hit", "N", "next_hit(-1)"),
+    KeyRow("filter", "backslash,f4,o", "filter", "filter, e.g. comm=mysql* max>10ms cat!=poll; empty: show everything"),
+    KeyRow("user", "u", "user", "show only one user's processes; empty: all users"),
+    KeyRow("states", "S", "states", "show only waits in some thread states: R, S, D, T and so on"),
+    KeyRow("rate", "Q", "rate", "enter the request rate of this process: does it wait more than its requests explain?"),
+    KeyRow("facts", "Y", "facts", "show details of this process: command line, user, start, files, memory, limits"),
+    KeyRow(
+        "stack_problems",
+        "V",
+        "stack_problems",
+        "show which binaries have broken or unnamed user stacks, why, and the fix",
     ),
     KeyRow(
-        "next_hit",
-        "n",
-        "next_hit(1)",
-        "to the next or the previous line that the search found; without a search, outlier",
+        "mute", "X", "mute", "mute the category, process, thread pool, waker or function under the cursor; f unmutes"
     ),
-    KeyRow("previous_hit", "N", "next_hit(-1)"),
-    KeyRow("filter", "backslash,f4,o", "filter", "filter: comm=mysql* max>10ms cat!=poll; empty: all"),
-    KeyRow("user", "u", "user", "only one user's processes; empty: all"),
-    KeyRow("states", "S", "states", "only waits in some states: R, S, D, T and so on"),
-    KeyRow("rate", "Q", "rate", "requests a second of the process looked at: does it wait more than they explain?"),
-    KeyRow("facts", "Y", "facts", "details of the process under the cursor: command line, user, start, files, limits"),
-    KeyRow("stack_problems", "V", "stack_problems", "why user stacks are not whole, or lack names, and what to do"),
-    KeyRow("mute", "X", "mute", "mute the category, thread group, waker or function under the cursor; f undoes it"),
-    KeyRow("idle", "i", "look('idle')", "show idle-looking waits too, marked ~", "i Idle"),
-    KeyRow("pin", "p", "pin", "pin the process, thread or cgroup under the cursor: it stays on top, marked *", "p Pin"),
-    KeyRow("narrow", "F", "narrow", "let the kernel count only the pin, which costs less; again: all"),
-    KeyRow("pause", "space,z,Z", "pause", "hold the picture; the measuring goes on, a recording waits", "SPACE pause"),
-    KeyRow("tick_back", "left_square_bracket", "step(-1)", "one tick back or on, one minute; pauses", "[ ] Rewind"),
+    KeyRow("idle", "i", "look('idle')", "show or hide idle waits (marked ~)", bar="i Idle"),
+    KeyRow(
+        "pin", "p", "pin", "pin the process, thread or cgroup: it stays on top, marked *; again: unpin", bar="p Pin"
+    ),
+    KeyRow("narrow", "F", "narrow", "measure only what is pinned, which costs less; again: measure everything"),
+    KeyRow(
+        "pause",
+        "space,z,Z",
+        "pause",
+        "pause the screen; measuring goes on, a replay waits",
+        bar="SPACE pause",
+        group="Time",
+    ),
+    KeyRow(
+        "tick_back",
+        "left_square_bracket",
+        "step(-1)",
+        "pause, and step one tick or one minute back or forward",
+        bar="[ ] Rewind",
+    ),
     KeyRow("tick_on", "right_square_bracket", "step(1)"),
     KeyRow("minute_back", "left_curly_bracket", "skip(-60)"),
     KeyRow("minute_on", "right_curly_bracket", "skip(60)"),
-    KeyRow("go_to", "b", "go_to", "go to a time of day (02:10:55), or so far back or on (-5m, +30s)"),
-    KeyRow("live", "0", "live", "live again; of a recording, to its end"),
-    KeyRow("record", "a", "record", "record all that is measured to a file, from now on; again: end it"),
-    KeyRow("snapshot", "s", "snapshot", "keep the last minutes, or what led to the picture that is held, in a file"),
-    KeyRow("window", "w", "look('window')", "numbers over the last 1 s, 10 s, 60 s, or since the start", "w Window"),
-    KeyRow("mark", "B", "mark", "what is on the screen, the last minute at least, is normal from now on"),
-    KeyRow("diff", "D", "diff", "what changed since normal (B, --baseline); !: by more than normal itself strays"),
-    KeyRow("reset", "r", "reset", "let the numbers since the start begin anew"),
-    KeyRow("delay", "d", "delay", "seconds between two readings"),
-    KeyRow("minimum", "m", "minimum", "from which length of wait on stacks are taken"),
-    KeyRow("names", "c", "look('names')", "name, command line or container (unit, cgroup) of processes"),
-    KeyRow("sort_waiting", "P", "sort('WAITING')", "sort by WAITING, MAX, total since the start, EV/S"),
+    KeyRow("go_to", "b", "go_to", "jump to a time of day (02:10:55), or back or forward (-5m, +30s)"),
+    KeyRow("live", "0", "live", "return to live; in a replay: to its end"),
+    KeyRow("record", "a", "record", "start recording everything to a file; again: stop", group="Keep"),
+    KeyRow(
+        "snapshot", "s", "snapshot", "save a clip: the last minutes, or what led to a paused screen, as a recording"
+    ),
+    KeyRow(
+        "window",
+        "w",
+        "look('window')",
+        "numbers over the last 1 s, 10 s, 60 s, or since the start",
+        bar="w Window",
+        group="Time",
+    ),
+    KeyRow("mark", "B", "mark", "baseline: what is shown now, at least the last minute, is normal"),
+    KeyRow("diff", "D", "diff", "compare with the baseline, or stop; ! marks a change larger than normal variation"),
+    KeyRow("reset", "r", "reset", "reset the cumulative numbers"),
+    KeyRow("delay", "d", "delay", "set the seconds between ticks"),
+    KeyRow("minimum", "m", "minimum", "set the shortest wait that gets a stack"),
+    KeyRow(
+        "names",
+        "c",
+        "look('names')",
+        "show processes by name, by command line, or by container (unit, cgroup)",
+        group="Sort and columns",
+    ),
+    KeyRow("sort_waiting", "P", "sort('WAITING')", "sort by WAITING, by MAX, by total since the start, by EV/S"),
     KeyRow("sort_max", "M", "sort('MAX')"),
     KeyRow("sort_total", "T", "sort('TOTAL')"),
     KeyRow("sort_events", "E", "sort('EV/S')"),
     KeyRow(
-        "sort_left", "less_than_sign", "next_sort(-1)", "sort by the next column to the left or right, or choose it"
+        "sort_left", "less_than_sign", "next_sort(-1)", "sort by the column to the left, to the right, or choose one"
     ),
     KeyRow("sort_right", "greater_than_sign", "next_sort(1)"),
     KeyRow("sort_by", "f6", "sort_by"),
-    KeyRow("reverse", "R,I", "reverse", "turn the order round"),
-    KeyRow("setup", "f,f2", "setup", "choose columns and panes, and what stays muted"),
-    KeyRow("copy", "y", "copy", "copy the row, or the stack in folded form, to the terminal's clipboard"),
-    KeyRow("export", "e", "export", "write the selection to a file: flame graph, folded, speedscope, pprof, CSV"),
-    KeyRow("write", "W", "write", "write these choices to the config file"),
-    KeyRow("palette", "ctrl+p", "command_palette", "every action by name, themes, and the mouse switch"),
-    KeyRow("screenshot", "f12", "save_screen", "write the screen to an SVG file in this directory"),
-    KeyRow("help", "question_mark,h,f1", "help", "this help", "? Help"),
-    KeyRow("redraw", "ctrl+l", "redraw", "draw the screen again"),
-    KeyRow("suspend", "ctrl+z", "suspend_process", "suspend; fg comes back", priority=True),
-    KeyRow("quit", "q,f10", "leave_offtop", "quit; in an overlay: close it", "q Quit"),
+    KeyRow("reverse", "R,I", "reverse", "reverse the sort order"),
+    KeyRow("setup", "f,f2", "setup", "choose columns and panes, and unmute"),
+    KeyRow("copy", "y", "copy", "copy the row, or the folded stack, to the terminal's clipboard"),
+    KeyRow("export", "e", "export", "write the selection to a file: flame graph, folded, speedscope, pprof or CSV"),
+    KeyRow("write", "W", "write", "save the current settings to the config file"),
+    KeyRow(
+        "palette",
+        "ctrl+p",
+        "command_palette",
+        "open the command palette: every action by name, themes, mouse on or off",
+        group="offtop",
+    ),
+    KeyRow("screenshot", "f12", "save_screen", "save the screen as an SVG file in the current directory", group="Keep"),
+    KeyRow("help", "question_mark,h,f1", "help", "show this help; / searches in it", bar="? Help", group="offtop"),
+    KeyRow("redraw", "ctrl+l", "redraw", "redraw the screen"),
+    KeyRow("suspend", "ctrl+z", "suspend_process", "suspend; fg resumes", priority=True),
+    KeyRow("quit", "q,f10", "leave_offtop", "quit; in an overlay: close it", bar="q Quit"),
     KeyRow("interrupt", "ctrl+c,ctrl+q", "leave_offtop", priority=True),
 )
 
@@ -236,13 +308,139 @@ def _named(keys: str) -> str:
     return ",".join(names.get(key, key) for key in (key.strip() for key in keys.split(",")) if key)
 
 
-def told(chosen: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(keys, what they do) for help, rows that belong together on one line."""
-    keys: list[str] = []
-    says = ""
-    for row in (*KEYS, KeyRow("", "", "", " ")):
-        if row.says and keys:
-            yield " ".join(keys), says
-            keys = []
-        says = row.says or says
-        keys += [shown(key) for key in chosen.get(row.id, row.keys).split(",")]
+class Group(NamedTuple):
+    title: str
+    rows: list[tuple[str, str]]
+    """(keys, what they do)."""
+
+
+def grouped(chosen: Mapping[str, str]) -> list[Group]:
+    """KEYS as help and manual list them. Rows that share a text are one row.
+
+    `chosen` maps actions to their keys, if these differ from KEYS.
+    """
+    groups: dict[str, Group] = {}
+    title = ""
+    for row in KEYS:
+        title = row.group or title
+        rows = groups.setdefault(title, Group(title, [])).rows
+        keys = keys_of(row, chosen)
+        if row.says:
+            rows.append((keys, row.says))
+        else:
+            before, says = rows.pop()
+            rows.append((f"{before} {keys}", says))
+    return list(groups.values())
+
+
+def keys_of(row: KeyRow, chosen: Mapping[str, str]) -> str:
+    return " ".join(shown(key) for key in chosen.get(row.id, row.keys).split(","))
+
+
+class Pane(NamedTuple):
+    title: str
+    keys: tuple[tuple[str, str], ...]
+    """(ids of KEYS, separated by commas; what these keys do in this pane)."""
+
+    def rows(self, chosen: Mapping[str, str]) -> list[tuple[str, str]]:
+        """(keys, what they do)."""
+        named = {row.id: keys_of(row, chosen) for row in KEYS}
+        return [(" ".join(named[one] for one in ids.split(",")), says) for ids, says in self.keys]
+
+
+_STACKS = (
+    ("invert", "start at the root or at the leaf"),
+    ("kernel_frames,user_frames,machinery", "only kernel frames; only user frames; the scheduler's frames too"),
+    ("by_object", "group stacks by what they wait on"),
+    ("search,next_hit,previous_hit", "search for a function; go to the next or previous match"),
+    ("mute", "mute the function under the cursor"),
+    ("copy,export", "copy as folded stacks; write to a file"),
+)
+_SORTS = (
+    "sort_waiting,sort_max,sort_total,sort_events,sort_left,sort_right,sort_by,reverse",
+    "sort; reverse the order",
+)
+PANES: Mapping[str, Pane] = MappingProxyType(
+    {
+        CATEGORIES: Pane(
+            "list of categories",
+            (
+                ("drill", "list who waits in this category; all other panes follow"),
+                ("reasons,objects", "list causes, or what threads wait on, instead of processes"),
+                ("tree,flame,latency", "stack tree, icicle, or latency of this category"),
+                ("mute", "mute this category"),
+                ("idle", "show idle waits too"),
+                ("next_pane", "go to the list below"),
+            ),
+        ),
+        LIST: Pane(
+            "list of processes or threads",
+            (
+                ("drill", "go down: process, thread, stack tree"),
+                ("threads,cgroups", "list threads or processes; list containers and units"),
+                ("account", "show where each second went, instead of how long waits took"),
+                ("open,close", "unfold or fold pools of threads"),
+                ("pin,narrow", "pin this row; measure only what is pinned"),
+                ("facts,stack_problems", "details of the process; why its user stacks are broken"),
+                ("names", "names, command lines, or containers"),
+                ("mute", "mute this process or pool"),
+                _SORTS,
+            ),
+        ),
+        TREE: Pane(
+            "stack tree",
+            (
+                ("drill", "show the whole stack, its category rule and its cause"),
+                ("right,left", "open or close the branch"),
+                ("open,close,open_all", "open the branch; close it; open all branches"),
+                *_STACKS,
+                ("tree", "leave the tree"),
+            ),
+        ),
+        SITE: Pane(
+            "whole stack",
+            (
+                ("down,up,page_down,page_up", "scroll"),
+                ("copy", "copy it as a folded stack"),
+                ("back", "return to the tree"),
+            ),
+        ),
+        FLAME: Pane(
+            "icicle",
+            (
+                ("down,up,left,right", "move between boxes"),
+                ("drill,back", "zoom into the box; zoom out"),
+                *_STACKS,
+                ("flame", "leave the icicle"),
+            ),
+        ),
+        LATENCY: Pane(
+            "heat map",
+            (
+                ("down,up,left,right", "move between cells"),
+                ("drill", "show all panes as they were at that time"),
+                ("latency", "histogram, heat map, or neither"),
+            ),
+        ),
+        STUCK: Pane(
+            "waits in progress",
+            (
+                ("drill,back", "show the whole wait, one frame a line; return to the list"),
+                ("objects", "list what threads wait on, and who holds it"),
+                ("search,next_hit,previous_hit", "search; go to the next or previous match"),
+                ("stuck", "leave the list"),
+            ),
+        ),
+        OUTLIERS: Pane(
+            "outliers",
+            (
+                ("drill", "show the whole wait; again: all panes as they were at that time"),
+                ("next_hit,previous_hit", "go to the next or previous outlier"),
+                ("triggers", "choose what counts as an outlier"),
+                ("snapshot", "save what led to it as a clip"),
+                ("outliers", "leave the list"),
+            ),
+        ),
+    }
+)
+"""What keys do in one pane, by View.focus. Help shows the pane's own keys first."""

@@ -737,7 +737,7 @@ async def test_y_copies_a_row_a_category_or_says_what_it_wants() -> None:
 @asynchronous
 async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
     chosen = keymap("vim", {"flame": "ctrl+o", "idle": "ctrl+y, ;"})
-    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50), keymap=chosen) as (app, pilot):
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 150), keymap=chosen) as (app, pilot):
         assert "Ctrl-O Flame" in screen(app)[-1]
         assert "L Latency" in screen(app)[-1] and "? Help" in screen(app)[-1]
         await pilot.press("l", "l")
