@@ -15,7 +15,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop hundreds of times: a third of such a start would be compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test setup-bench run test bench flaky incidents consumers exits kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-test setup-bench run test docs bench flaky incidents consumers exits kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -57,6 +57,10 @@ test: setup-test ## all checks: format, lint, types, walls, tests
 flaky: setup-test ## each kernel test 20 times, of which none may fail; ARGS='tests/kernel/test_caught.py' chooses
 	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m kernel --count 20 -n 2 --dist loadfile \
 	    --session-timeout 43200 $(ARGS)
+
+# -W: a link that leads nowhere is an error.
+docs: setup-test ## the manual as HTML: build/docs/index.html
+	@$(bin)/sphinx-build -q -W --keep-going -d build/doctrees docs build/docs && echo build/docs/index.html
 
 bench: setup-bench ## what offtop costs, side by side with its peers
 	@$(as_root) $(bin)/python -m bench $(ARGS)

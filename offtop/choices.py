@@ -110,10 +110,9 @@ def of_user(user: str, chosen: Filter) -> Filter:
 
 def check_theme(loaded: "Loaded") -> None:
     theme, where = loaded.settings.theme, loaded.origin["theme"]
-    if theme and not (paths.themes() / f"{theme}.toml").is_file():
-        names = ", ".join(sorted(path.stem for path in paths.themes().glob("*.toml")))
+    if theme and theme not in (names := paths.theme_names()):
         said = f"There is no theme '{theme}'" if where == "command line" else f"{where}: there is no theme '{theme}'"
-        raise UsageError(f"{said}. Take one of: {names}")
+        raise UsageError(f"{said}. Take one of: {', '.join(names)}")
 
 
 def view(

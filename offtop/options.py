@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from offtop import __version__
+from offtop import __version__, paths
 from offtop.errors import UsageError
 from offtop.model.budget import parse_rate
 from offtop.model.printable import printable
@@ -62,7 +62,7 @@ def values_joined(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def live() -> argparse.ArgumentParser:
-    """Of `offtop` itself."""
+    """Parser of `offtop` without a command."""
     parser = Parser(
         prog="offtop",
         description="top for waiting: where every thread's time goes while it is not running",
@@ -73,21 +73,14 @@ def live() -> argparse.ArgumentParser:
     _paced(parser)
     _counted(parser)
     _woken(parser)
-    _caught(parser)
-    parser.add_argument(
-        "--freeze", action="store_true", help="screen: pause when something is caught for the first time"
-    )
-    parser.add_argument(
-        "--fail-on-trigger", action="store_true", help="batch: end with status 5 if anything was caught"
-    )
+    _caught(parser, live=True)
     _shown(parser)
-    parser.add_argument("--record", metavar="FILE", help="write all that is measured to this file; replay shows it")
-    _kept(parser)
+    _kept(parser, records=True)
     parser.add_argument(
-        "--show-config", action="store_true", help="print each setting and where it comes from, and end"
+        "--show-config", action="store_true", help="print each setting and where its value comes from, then exit"
     )
     parser.add_argument(
-        "-V", "--version", action="version", version=f"offtop {__version__}", help="print the version and end"
+        "-V", "--version", action="version", version=f"offtop {__version__}", help="print the version and exit"
     )
     return parser
 
@@ -95,29 +88,37 @@ def live() -> argparse.ArgumentParser:
 def record() -> argparse.ArgumentParser:
     parser = Parser(
         prog="offtop record",
-        description="write all that is measured to a file, without a screen, until ctrl-C or for a time",
-        epilog="offtop replay FILE shows it",
+        description="record everything to a file, without a screen, for a time or until ctrl-C",
+        epilog="Open the file with: offtop replay FILE",
         allow_abbrev=False,
     )
-    parser.add_argument("duration", nargs="?", type=_duration, metavar="TIME", help="for so long, as 30s, 10m, 2h")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file (default offtop-HOST-TIME.offtop, here)")
-    parser.add_argument("-n", "--iterations", type=_count, metavar="N", help="stop after N ticks")
+    parser.add_argument(
+        "duration",
+        nargs="?",
+        type=_duration,
+        metavar="TIME",
+        help="how long to record: 30s, 10m, 2h (default: until ctrl-C)",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: offtop-HOST-TIME.offtop)")
+    parser.add_argument("-n", "--iterations", type=_count, metavar="N", help="exit after N ticks")
     _paced(parser)
     _counted(parser)
     _woken(parser)
     _caught(parser)
     _kept(parser)
-    parser.add_argument("--config", metavar="FILE", help="read the settings from this file")
+    parser.add_argument("--config", metavar="FILE", help="read settings from this file")
     return parser
 
 
 def replay() -> argparse.ArgumentParser:
     parser = Parser(
         prog="offtop replay",
-        description="show a recording as it was live: the same screen, the same keys; no root is needed",
+        description="open a recording on the same screen, with the same keys; needs no root",
         allow_abbrev=False,
     )
-    parser.add_argument("file", metavar="FILE", help="what offtop record, --record or the key a has written")
+    parser.add_argument(
+        "file", metavar="FILE", help="the recording: written by offtop record, --record, or the keys a and s"
+    )
     _played(parser)
     _in_text(parser)
     _woken(parser)
@@ -128,7 +129,7 @@ def replay() -> argparse.ArgumentParser:
 def demo() -> argparse.ArgumentParser:
     parser = Parser(
         prog="offtop demo",
-        description="show a recording of a busy machine that offtop brings along; no root is needed",
+        description="replay a recording of a busy database that comes with offtop; needs no root",
         allow_abbrev=False,
     )
     _played(parser)
@@ -139,9 +140,9 @@ def demo() -> argparse.ArgumentParser:
 
 
 def report() -> argparse.ArgumentParser:
-    parser = Parser(prog="offtop report", description="tell on one page what is in a recording", allow_abbrev=False)
+    parser = Parser(prog="offtop report", description="summarise a recording on one page", allow_abbrev=False)
     parser.add_argument("file", metavar="FILE", help="the recording")
-    parser.add_argument("-w", "--width", type=_count, default=0, metavar="N", help="cut lines at N columns")
+    parser.add_argument("-w", "--width", type=_count, default=0, metavar="N", help="truncate lines to N columns")
     return parser
 
 
@@ -150,44 +151,44 @@ def export() -> argparse.ArgumentParser:
 
     parser = Parser(
         prog="offtop export",
-        description="write a recording, or this machine's next seconds, for other programs to open",
+        description="convert a recording, or the next seconds of this machine, to a format other programs open",
         epilog="; ".join(f"{name}: {what}" for name, what in COMMANDS.items()),
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("format", choices=tuple(COMMANDS), metavar="FORMAT", help=f"one of {', '.join(COMMANDS)}")
-    add("file", nargs="?", metavar="FILE", help="a recording (default: this machine, now)")
-    add("-o", "--output", metavar="OUT", help="the file to write, 0600 (default: stdout)")
-    add("-n", "--iterations", type=_count, metavar="N", help="of N ticks (10; a recording: all)")
+    add("file", nargs="?", metavar="FILE", help="a recording (default: this machine, live)")
+    add("-o", "--output", metavar="OUT", help="the file to write, mode 0600 (default: stdout)")
+    add("-n", "--iterations", type=_count, metavar="N", help="export N ticks (default: 10 live, all of a recording)")
     add(
         "--begin",
         metavar="T",
-        help="of a recording: from then on, as 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m",
+        help="recording: start here: 02:10:55, 2026-11-21T02:10, +5m, or -5m (before the end)",
     )
-    add("--end", metavar="T", help="of a recording: up to then")
-    add("--baseline", metavar="FILE", help="a recording to compare with, in svg and folded")
-    add("--title", default="", metavar="TEXT", help="what the picture is called")
+    add("--end", metavar="T", help="recording: stop here")
+    add("--baseline", metavar="FILE", help="svg, folded: compare with this recording")
+    add("--title", default="", metavar="TEXT", help="title of the flame graph")
     _folded(parser)
     _paced(parser)
     _counted(parser)
     _woken(parser)
     _chosen(parser)
-    add("--config", metavar="FILE", help="read the settings from this file")
+    add("--config", metavar="FILE", help="read settings from this file")
     return parser
 
 
 def diff() -> argparse.ArgumentParser:
     parser = Parser(
         prog="offtop diff",
-        description="tell what changed between two recordings; no root is needed",
-        epilog="offtop export svg AFTER --baseline BEFORE draws it",
+        description="show what changed between two recordings; needs no root",
+        epilog="As a flame graph: offtop export svg AFTER --baseline BEFORE",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("before", metavar="BEFORE", help="the recording to compare with")
-    add("after", metavar="AFTER", help="the recording that is compared")
-    add("--json", action="store_true", help="one JSON object")
-    add("-w", "--width", type=_count, default=0, metavar="N", help="cut lines at N columns")
+    add("before", metavar="BEFORE", help="the recording taken as normal")
+    add("after", metavar="AFTER", help="the recording to compare with it")
+    add("--json", action="store_true", help="print one JSON object")
+    add("-w", "--width", type=_count, default=0, metavar="N", help="truncate lines to N columns")
     _chosen(parser)
     return parser
 
@@ -195,113 +196,120 @@ def diff() -> argparse.ArgumentParser:
 def rules() -> argparse.ArgumentParser:
     parser = Parser(
         prog="offtop rules",
-        description="check the rules that name what waits are for, and tell what each matches here, or in a recording",
+        description="check the cause rules, and show what each matches on this machine or in a recording",
         allow_abbrev=False,
     )
-    parser.add_argument("file", nargs="?", metavar="FILE", help="a recording (default: this machine, now)")
-    parser.add_argument("--check", action="store_true", help="only check the files of rules; no root is needed")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a recording (default: this machine, live)")
+    parser.add_argument("--check", action="store_true", help="only check the rule files; needs no root")
     parser.add_argument(
-        "-n", "--iterations", type=_count, metavar="N", help="look on for N ticks (5; a recording: all)"
+        "-n", "--iterations", type=_count, metavar="N", help="measure N ticks (default: 5 live, all of a recording)"
     )
     _paced(parser)
     _counted(parser)
     _woken(parser)
-    parser.add_argument("--config", metavar="FILE", help="read the settings from this file; rules.toml is beside it")
+    parser.add_argument(
+        "--config", metavar="FILE", help="read settings from this file, and rules from rules.toml next to it"
+    )
     return parser
 
 
 def doctor() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="offtop doctor", description="check this machine, a line each, with what mends it", allow_abbrev=False
+        prog="offtop doctor",
+        description="check what offtop needs of this machine, and print the fix for what is missing",
+        allow_abbrev=False,
     )
-    parser.add_argument("--json", action="store_true", help="the checks as a JSON array")
+    parser.add_argument("--json", action="store_true", help="print the checks as a JSON array")
     return parser
 
 
 def schema() -> argparse.ArgumentParser:
-    return Parser(prog="offtop schema", description="print the JSON Schema of --json", allow_abbrev=False)
+    return Parser(prog="offtop schema", description="print the JSON Schema of the --json output", allow_abbrev=False)
 
 
 def _in_text(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("-b", "--batch", action="store_true", help="text tables on stdout, as top -b (also where there is no terminal)")
-    add("-n", "--iterations", type=_count, metavar="N", help="stop after N ticks")
-    add("-w", "--width", type=_count, default=0, metavar="N", help="batch: cut lines at N columns")
-    written = parser.add_mutually_exclusive_group()
-    written.add_argument("--json", action="store_true", help="one JSON object a tick (see: offtop schema)")
+    group = parser.add_argument_group("text and JSON")
+    add = group.add_argument
+    add("-b", "--batch", action="store_true", help="print text tables, like top -b (also if stdout is no terminal)")
+    add("-n", "--iterations", type=_count, metavar="N", help="exit after N ticks")
+    add("-w", "--width", type=_count, default=0, metavar="N", help="batch: truncate lines to N columns")
+    written = group.add_mutually_exclusive_group()
+    written.add_argument("--json", action="store_true", help="print one JSON object a tick (see: offtop schema)")
     written.add_argument(
-        "-f", "--folded", action="store_true", help="at the end, folded stacks of it all, as flamegraph.pl reads them"
+        "-f", "--folded", action="store_true", help="print folded stacks of the whole run at exit, for flamegraph.pl"
     )
     _folded(parser)
 
 
 def _folded(parser: argparse.ArgumentParser) -> None:
-    """How folded stacks are written."""
-    add = parser.add_argument
+    """Add the options that shape folded stacks."""
+    add = parser.add_argument_group("folded stacks").add_argument
     add(
         "--delimiter",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="folded: a - between the program's functions and the kernel's",
+        help="put a - between user and kernel frames",
     )
     add(
         "--per",
         type=_per,
         default=frozenset(),
         metavar="WHAT,…",
-        help="folded: a line for each thread (comm-tid in front), category, or both (default: name of threads)",
+        help="one line per thread (comm-tid first), category, or both (default: per thread name)",
     )
 
 
 def _paced(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-d", "--delay", type=_setting("delay"), metavar="S", help="seconds between two ticks (default 1)"
-    )
+    parser.add_argument("-d", "--delay", type=_setting("delay"), metavar="S", help="seconds between ticks (default 1)")
 
 
 def _played(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--begin", metavar="T", help="begin there: 02:10:55, 2026-11-21T02:10, +5m or, from the end, -5m"
+        "--begin", metavar="T", help="start here: 02:10:55, 2026-11-21T02:10, +5m, or -5m (before the end)"
     )
     parser.add_argument(
-        "--at", choices=("outlier",), help="begin at the first outlier, and hold it there; n and N go to the others"
+        "--at", choices=("outlier",), help="start paused at the first outlier; n and N go to the others"
     )
     parser.add_argument(
-        "--speed", type=_speed, default=1.0, metavar="N", help="play N recorded seconds in one (default 1)"
+        "--speed", type=_speed, default=1.0, metavar="N", help="play N recorded seconds per second (default 1)"
     )
 
 
-def _kept(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--keep", type=_duration, metavar="TIME", help="recording: drop what is older (default 48h)")
-    add("--max-size", type=_size, metavar="SIZE", help="recording: drop the oldest above this (default 2G)")
-    add("--cmdlines", action="store_true", help="recording: keep command lines, too; there may be secrets in them")
+def _kept(parser: argparse.ArgumentParser, *, records: bool = False) -> None:
+    """Add the options of a recording; `records`: a recording is made only if `--record` names a file."""
+    add = parser.add_argument_group("recording").add_argument
+    if records:
+        add("--record", metavar="FILE", help="record everything to this file while showing it")
+    add("--keep", type=_duration, metavar="TIME", help="drop what is older than this (default 48h)")
+    add("--max-size", type=_size, metavar="SIZE", help="drop the oldest ticks above this size (default 2G)")
+    add("--cmdlines", action="store_true", help="record command lines too; they may hold secrets")
 
 
 def _counted(parser: argparse.ArgumentParser) -> None:
-    """What the kernel side counts."""
-    add = parser.add_argument
+    """Add the options that decide what the BPF programs count."""
+    group = parser.add_argument_group("what to measure")
+    add = group.add_argument
     add(
         "-p",
         "--pid",
         type=_pids,
         default=(),
         metavar="PID,…",
-        help="only these processes; CONTAINER:PID is one by its id in there",
+        help="only these processes; CONTAINER:PID takes the PID inside a container",
     )
     add("-t", "--tid", type=_ids, default=(), metavar="TID,…", help="only these threads")
     add(
         "--cgroup",
         metavar="PATH",
-        help="only this control group and those below: its path, its directory, a container's id or a unit's name",
+        help="only this cgroup and those below it: a path, a directory, a container id or a unit name",
     )
     add(
         "--within",
         metavar="PROGRAM:FUNCTION",
-        help="only waits inside of this function, and how long its calls are: mysqld:dispatch_command, "
+        help="only waits inside this function, and how long its calls take: mysqld:dispatch_command, "
         "libpq.so.5:PQexec, /path/of/it:function or, with -p, :function",
     )
-    who = parser.add_mutually_exclusive_group()
+    who = group.add_mutually_exclusive_group()
     who.add_argument("--user-threads", dest="who", action="store_const", const="user", help="only user threads")
     who.add_argument("--kernel-threads", dest="who", action="store_const", const="kernel", help="only kernel threads")
     add(
@@ -309,13 +317,13 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         type=_state,
         default=0,
         metavar="STATE,…",
-        help=f"only waits that begin so: {', '.join(STATES)}, a letter as ps has it, or a mask",
+        help=f"only waits that begin in these states: {', '.join(STATES)}, a letter as in ps, or a mask",
     )
     add(
         "--min",
         type=_setting("min"),
         metavar="TIME",
-        help="take stacks of waits from here up (default 1ms; bare: us)",
+        help="shortest wait that gets a stack (default 1ms; a bare number is us); shorter waits are only counted",
     )
     add("--max", type=_wait, default=0, metavar="TIME", help="leave out waits longer than this")
     add(
@@ -324,14 +332,13 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         const="auto",
         type=_setting("debuginfod"),
         metavar="URL,…",
-        help="ask these servers for debug files, by build id; without URL those that this machine knows",
+        help="download missing debug files from these servers; without a URL, from those set up on this machine",
     )
     add(
         "--source",
         type=_setting("source"),
         metavar="SOURCE",
-        help="bpf sees every wait, proc looks at /proc now and then and needs no root; auto, the default: bpf, or else "
-        "proc",
+        help="bpf sees every wait; proc samples /proc and needs no root; auto takes bpf if it can (default auto)",
     )
     add(
         "--door",
@@ -343,32 +350,32 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         "--unwind",
         choices=WAYS,
         default=WAYS[0],
-        help="how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)",
+        help="how to unwind user stacks: auto, dwarf (.eh_frame only), fp (frame pointers only), off (default auto)",
     )
     add(
         "--unwind-bytes",
         type=_stack_bytes,
         default=_STACK_BYTES,
         metavar="SIZE",
-        help="how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)",
+        help="how much of a stack to copy if the kernel cannot unwind it yet, 1K to 64K (default 16K)",
     )
     add(
         "--cpu-budget",
         type=_percent,
         default=5.0,
         metavar="PCT",
-        help="of one CPU, for all of offtop: walking stacks, or looking at /proc, has what the rest leaves (default 5)",
+        help="CPU for all of offtop, in percent of one CPU (default 5): unwinding and sampling use what is left of it",
     )
 
 
 def _woken(parser: argparse.ArgumentParser) -> None:
-    """Who ended the waits."""
-    add = parser.add_argument
+    """Add the options about who ended the waits."""
+    add = parser.add_argument_group("wakers").add_argument
     add(
         "--mode",
         type=_setting("mode"),
         metavar="MODE",
-        help=f"{', '.join(MODES[:-1])} or {MODES[-1]}: where threads wait, who woke them, both, and who woke those "
+        help=f"{', '.join(MODES[:-1])} or {MODES[-1]}: where threads wait, who woke them, both, or the chain of wakers "
         f"(default {MODES[0]})",
     )
     add(
@@ -376,75 +383,78 @@ def _woken(parser: argparse.ArgumentParser) -> None:
         type=_depth,
         default=DEFAULT_DEPTH,
         metavar="N",
-        help=f"wakers of a chain, 2 to {MOST_DEPTH} (default {DEFAULT_DEPTH})",
+        help=f"wakers in a chain, 2 to {MOST_DEPTH} (default {DEFAULT_DEPTH})",
     )
 
 
-def _caught(parser: argparse.ArgumentParser) -> None:
-    """What is caught whole."""
-    add = parser.add_argument
+def _caught(parser: argparse.ArgumentParser, *, live: bool = False) -> None:
+    """Add the options about outliers; `live`: also what screen and batch do when there is one."""
+    add = parser.add_argument_group("outliers").add_argument
     add(
         "--trigger",
         action="append",
         metavar="RULE",
-        help="catch what is so, as 'lock.max > 500ms', 'comm:mysqld disk.p99 > 50ms for 3s', 'any.now > 5s'; auto, "
-        "the default: what is far longer than usual; off. May be given more than once",
+        help="keep waits that match, e.g. 'lock.max > 500ms', 'comm:mysqld disk.p99 > 50ms for 3s', 'any.now > 5s'; "
+        "auto (the default): far longer than usual; off. May be given more than once",
     )
     add(
         "--on-trigger",
         metavar="COMMAND",
-        help="run this by the rights of who typed sudo if something is caught; OFFTOP_* in its environment say what",
+        help="run this command at each outlier, as the user who typed sudo; OFFTOP_* variables describe the outlier",
     )
+    if live:
+        add("--freeze", action="store_true", help="screen: pause at the first outlier")
+        add("--fail-on-trigger", action="store_true", help="batch: exit with status 5 if there was an outlier")
 
 
 def _chosen(parser: argparse.ArgumentParser) -> None:
-    """Which waits are written."""
-    add = parser.add_argument
+    """Add the options that decide which waits are written."""
+    add = parser.add_argument_group("what to show").add_argument
     add("-u", "--user", type=_user, metavar="NAME", help="only this user's processes (name or id)")
-    add("--filter", default="", metavar="EXPR", help="only waits that pass, as 'comm=mysql* cat=lock'")
-    add("-i", "--idle", action="store_true", default=None, help="with what looks idle")
+    add("--filter", default="", metavar="EXPR", help="only waits that match, e.g. 'comm=mysql* cat=lock'")
+    add("-i", "--idle", action="store_true", default=None, help="include idle waits")
 
 
 def _shown(parser: argparse.ArgumentParser) -> None:
-    """What screen and tables show of it."""
-    add = parser.add_argument
-    add("-u", "--user", type=_user, metavar="NAME", help="show only this user's processes (name or id)")
-    add("--filter", default="", metavar="EXPR", help="show only waits and rows that pass, as 'comm=mysql* max>10ms'")
-    add("-H", "--threads", action="store_true", default=None, help="begin with threads instead of processes")
+    """Add the options that decide what screen and tables show."""
+    add = parser.add_argument_group("what to show").add_argument
+    add("-u", "--user", type=_user, metavar="NAME", help="only this user's processes (name or id)")
+    add("--filter", default="", metavar="EXPR", help="only waits and rows that match, e.g. 'comm=mysql* max>10ms'")
+    add("-H", "--threads", action="store_true", default=None, help="list threads instead of processes")
     add(
         "--rate",
         type=_rate,
         metavar="R[,C]",
-        help="requests a second of the process looked at, and CPU time of one, as 1500,1ms: checks T - R*C",
+        help="requests/s of the process you look at, and CPU time per request, e.g. 1500,1ms: checks T - R*C",
     )
-    add("--stuck", action="store_true", help="begin with what is stuck now; in batch, print it too")
-    add("-i", "--idle", action="store_true", default=None, help="begin with idle-looking waits shown")
+    add("--stuck", action="store_true", help="start with the waits in progress; batch: print them too")
+    add("-i", "--idle", action="store_true", default=None, help="show idle waits too")
     add(
         "-o",
         "--sort",
         type=_setting("sort"),
         metavar="FIELD",
-        help=f"sort by {', '.join(SORTS[:-1])} or {SORTS[-1]}; -FIELD the other way round",
+        help=f"sort by {', '.join(SORTS[:-1])} or {SORTS[-1]}; -FIELD reverses the order",
     )
     add("--baseline", metavar="FILE", help="compare with this recording: what changed, what is new, what is gone")
-    add("--window", type=_setting("window"), metavar="SPAN", help="screen: numbers over 1s, 10s, 60s, or start")
+    add("--window", type=_setting("window"), metavar="SPAN", help="screen: numbers over 1s, 10s, 60s, or since start")
     add(
         "--history",
         type=_setting("history"),
         metavar="TIME",
-        help="screen: how far back to remember (default 10m)",
+        help="screen: how far back you can rewind (default 10m)",
     )
     add(
         "--snapshot-dir",
         type=lambda text: text if text.startswith("~/") else str(Path.cwd() / text),
         metavar="DIR",
-        help="screen: where the key s writes snapshots (default: here)",
+        help="screen: where the key s saves clips (default: the current directory)",
     )
-    add("--theme", type=_setting("theme"), metavar="NAME", help="screen: colours; the README names the themes")
-    add("--color", choices=("auto", "always", "never"), help="screen: whether to use colours; always beats NO_COLOR")
+    add("--theme", type=_setting("theme"), metavar="NAME", help=f"screen: {', '.join(paths.theme_names())}")
+    add("--color", choices=("auto", "always", "never"), help="screen: use colours or not; always overrides NO_COLOR")
     add("--ascii", action="store_true", default=None, help="screen: draw with ASCII characters only")
-    add("--mouse", action=argparse.BooleanOptionalAction, help="screen: take the mouse's clicks and wheel (default)")
-    add("--config", metavar="FILE", help="read the settings from this file")
+    add("--mouse", action=argparse.BooleanOptionalAction, help="screen: use the mouse (default)")
+    add("--config", metavar="FILE", help="read settings from this file")
 
 
 def _argument(parse: Callable[[str], T], expected: str) -> Callable[[str], T]:

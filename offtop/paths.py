@@ -20,6 +20,11 @@ def themes() -> Path:
     return _found("themes")
 
 
+def theme_names() -> list[str]:
+    """Names of the themes, sorted."""
+    return sorted(path.stem for path in themes().glob("*.toml"))
+
+
 def categories() -> Path:
     """The rules by which a stack gets its category."""
     return _PACKAGE / "categories.toml"

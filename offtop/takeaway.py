@@ -24,11 +24,11 @@ from offtop.tick import passing
 from offtop.whole import INTERRUPTED, not_gathered, whole_of
 
 FORMATS = {
-    "folded": "a line a stack and its us, for flamegraph.pl, speedscope and scripts",
+    "folded": "one stack and its microseconds per line, for flamegraph.pl, speedscope and scripts",
     "svg": "a flame graph in one file, for a browser",
     "speedscope": "for speedscope.app, or npx speedscope",
     "pprof": "gzipped, for go tool pprof, Pyroscope, Parca and Perfetto",
-    "csv": "a row a stack of each thread",
+    "csv": "one stack of one thread per row",
 }
 LINES = "jsonl"
 """The format that is of ticks, and not of all of them as one."""
@@ -36,8 +36,8 @@ TIMELINE = "perfetto"
 """The format that is of what was caught."""
 COMMANDS = {
     **FORMATS,
-    TIMELINE: "of a recording, the caught waits on a time line, with arrows from who ended them, for ui.perfetto.dev",
-    LINES: "a line of JSON a tick, as --json prints it, with what looks idle, marked",
+    TIMELINE: "outliers of a recording on a time line, with arrows from their wakers, for ui.perfetto.dev",
+    LINES: "one JSON object per tick, as --json prints it, idle waits included",
 }
 ENDINGS = {"folded": "folded", "svg": "svg", "speedscope": "speedscope.json", "pprof": "pb.gz", "csv": "csv"}
 """Of files."""

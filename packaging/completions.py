@@ -1,13 +1,14 @@
-"""Writes the shell completions of offtop from its parsers: `.venv/bin/python packaging/completions.py`.
+"""Write shell completions of offtop into a directory: `python packaging/completions.py DIR`.
 
-A command of offtop is a parser of its own (offtop/options.py), so that `offtop` alone needs none; shtab wants one
-parser with subparsers, which is built here and parses nothing.
+Each command of offtop has a parser of its own (offtop/options.py), so that `offtop` builds only one of them. shtab
+and argparse-manpage need one parser with subparsers: it is built here and parses nothing.
 """
 
 import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import shtab
 
@@ -20,10 +21,10 @@ _VALUES = {
     "sort": rows.SORTS,
     "source": config.SOURCES,
     "state": tuple(options.STATES),
-    "theme": tuple(sorted(theme.stem for theme in paths.themes().glob("*.toml"))),
+    "theme": tuple(paths.theme_names()),
     "window": tuple(config._WINDOWS),  # pyright: ignore[reportPrivateUsage]
 }
-"""What may stand behind an option that is no argparse choice, since the parser takes other spellings, too."""
+"""Values of options that are no argparse choices, because the parser takes other spellings too."""
 _COMPLETERS: Mapping[str, Mapping[str, str | dict[str, str]]] = {
     "FILE": shtab.FILE,
     "OUT": shtab.FILE,
@@ -42,33 +43,50 @@ _COMPLETERS: Mapping[str, Mapping[str, str | dict[str, str]]] = {
         "preamble": {"bash": '_offtop_users() { compgen -u -- "$1"; }\n'},
     },
 }
-"""By what the help calls the value. A theme is a NAME, too, and goes by _VALUES."""
+"""Completers by metavar. A theme is a NAME too, and is in _VALUES."""
 
 
-def everything() -> argparse.ArgumentParser:
-    """`offtop` with its commands as subparsers."""
+_COMMANDS = (
+    options.record,
+    options.replay,
+    options.report,
+    options.export,
+    options.diff,
+    options.demo,
+    options.rules,
+    options.doctor,
+    options.schema,
+)
+
+
+def parser_of_everything() -> tuple[argparse.ArgumentParser, list[argparse.ArgumentParser]]:
+    """Return the parser of `offtop` with its commands as subparsers, and those of the commands."""
+    parsers = {parser.prog: parser for parser in (make() for make in _COMMANDS)}
+
+    def made(*, prog: str, **_: object) -> argparse.ArgumentParser:
+        return parsers[prog]
+
     top = options.live()
-    commands = top.add_subparsers()
-    for parser_of in (
-        options.record,
-        options.replay,
-        options.report,
-        options.export,
-        options.diff,
-        options.demo,
-        options.rules,
-        options.doctor,
-        options.schema,
-    ):
-        parser = parser_of()
-        name, says = parser.prog.split()[1], parser.description
-        _completed(commands.add_parser(name, help=says, description=says, parents=[parser], add_help=False))
-    _completed(top)
-    return top
+    top.usage = "offtop [OPTION]... | offtop COMMAND [OPTION]..."
+    commands = top.add_subparsers(
+        title="commands",
+        prog=top.prog,
+        parser_class=cast(type[argparse.ArgumentParser], made),
+    )
+    for parser in parsers.values():
+        parser.usage = " ".join([parser.prog, "[OPTION]...", *_operands(parser)])
+        commands.add_parser(parser.prog.split()[1], help=parser.description)
+        _add_completers(parser)
+    _add_completers(top)
+    return top, [*parsers.values()]
 
 
-def _completed(parser: argparse.ArgumentParser) -> None:
-    """The same parser, whose values the shells know."""
+def _operands(parser: argparse.ArgumentParser) -> list[str]:
+    operands = [action for action in parser._actions if not action.option_strings]  # pyright: ignore[reportPrivateUsage]
+    return [f"[{one.metavar}]" if one.nargs == "?" else str(one.metavar) for one in operands]
+
+
+def _add_completers(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
         if action.dest in _VALUES:
             action.choices = _VALUES[action.dest]
@@ -77,10 +95,12 @@ def _completed(parser: argparse.ArgumentParser) -> None:
 
 
 def write(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    parser, _ = parser_of_everything()
     for shell, name in _FILES.items():
-        lines = shtab.complete(everything(), shell).splitlines()
+        lines = shtab.complete(parser, shell).splitlines()
         (directory / name).write_text("".join(f"{line.rstrip()}\n" for line in lines))
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("completions"))
+    write(Path(sys.argv[1]))

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Copies offtop into an environment of its own, $PREFIX/lib/offtop, with $PREFIX/bin/offtop leading there,
-# so that `sudo offtop` finds it and the checkout may go away; the man page and the completions of bash, zsh and
+# so that `sudo offtop` finds it and the checkout may go away. The man page and the completions of bash, zsh and
 # fish go into $PREFIX/share. $DESTDIR goes before every path written to.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -20,9 +20,17 @@ python=$("$root/packaging/python.sh")
 sed -i "1s|.*|#!$home/bin/python -I|" "$staged/bin/offtop"
 mkdir -p "${DESTDIR:-}$prefix/bin"
 ln -sfn ../lib/offtop/bin/offtop "${DESTDIR:-}$prefix/bin/offtop"
+# Man page and completions are generated from the installed offtop, by tools that are not installed with it.
 share=${DESTDIR:-}$prefix/share
-completions=$root/packaging/completions
-gzip -9nc "$root/packaging/offtop.8" | install -Dm 644 /dev/stdin "$share/man/man8/offtop.8.gz"
+made=$(mktemp -d)
+trap 'rm -rf "$made"' EXIT
+mapfile -t tools < <("$root/packaging/group.sh" generate)
+"$staged/bin/python" -m pip install -q --disable-pip-version-check --target "$made/tools" "${tools[@]}" </dev/null
+completions=$made/completions
+export PYTHONPATH=$made/tools PYTHONDONTWRITEBYTECODE=1
+"$staged/bin/python" "$root/packaging/completions.py" "$completions"
+"$staged/bin/python" "$root/packaging/manpage.py" >"$made/offtop.8"
+gzip -9nc "$made/offtop.8" | install -Dm 644 /dev/stdin "$share/man/man8/offtop.8.gz"
 install -Dm 644 "$completions/offtop.bash" "$share/bash-completion/completions/offtop"
 install -Dm 644 "$completions/_offtop" "$share/zsh/site-functions/_offtop"
 install -Dm 644 "$completions/offtop.fish" "$share/fish/vendor_completions.d/offtop.fish"

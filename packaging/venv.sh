@@ -15,8 +15,7 @@ if cmp -s "$root/pyproject.toml" "$made_from" && [ -x "$venv/bin/offtop" ]; then
 fi
 extra=()
 if [ "${1:-}" = dev ]; then
-    read_group='import sys, tomllib; print(*tomllib.load(sys.stdin.buffer)["dependency-groups"]["dev"], sep="\n")'
-    mapfile -t extra < <("$venv/bin/python" -c "$read_group" <"$root/pyproject.toml")
+    mapfile -t extra < <("$root/packaging/group.sh" dev; "$root/packaging/group.sh" generate)
 fi
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --editable "$root" "${extra[@]}" </dev/null
 cp "$root/pyproject.toml" "$made_from"

@@ -321,8 +321,9 @@ def test_a_mute_that_cannot_be_is_refused_with_the_file_s_name_and_the_terminal_
     assert (ended.status, ended.screen) == (2, b"")
 
 
-def test_the_config_file_of_the_readme_can_be(no_settings: Path) -> None:
-    text, _ = re.findall(r"^```toml\n(.*?)^```", (_ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+def test_the_config_file_of_the_manual_is_valid(no_settings: Path) -> None:
+    page = (_ROOT / "docs" / "settings.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     no_settings.write_text(text)
     table = tomllib.loads(text)
     assert [*settings().values()].count(str(no_settings)) == 6 == len(table) - 1 + len(table["keys"])

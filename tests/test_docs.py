@@ -1,10 +1,13 @@
-"""What the README says is what offtop has: each key, each flag, each exit status, each `make` target."""
+"""The manual builds without a dead link, names each key and option, and its commands are ones that offtop takes."""
 
+import argparse
 import importlib
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,141 +15,111 @@ from textual.binding import Binding
 from textual.dom import DOMNode
 
 import offtop.ui
-from offtop import cli, errors
+from docs import tables
+from offtop import cli, config, errors, options
+from offtop.ui import keys
 
 _ROOT = Path(__file__).parents[1]
-_README = (_ROOT / "README.md").read_text()
-_OFFTOP = Path(sys.executable).with_name("offtop")
-
-_SPELLED = {
-    "↑": "up",
-    "↓": "down",
-    "←": "left",
-    "→": "right",
-    "[": "left_square_bracket",
-    "]": "right_square_bracket",
-    "{": "left_curly_bracket",
-    "}": "right_curly_bracket",
-    "PgUp": "pageup",
-    "PgDn": "pagedown",
-    "Esc": "escape",
-    "?": "question_mark",
-    "!": "exclamation_mark",
-    "<": "less_than_sign",
-    ">": "greater_than_sign",
-    "/": "slash",
-    "\\": "backslash",
-    ".": "full_stop",
-    "+": "plus",
-    "-": "minus",
-    "*": "asterisk",
-}
-"""How the README writes keys whose Textual name is another."""
+_DOCS = _ROOT / "docs"
+_DOCUMENTS = [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *sorted(_DOCS.glob("*.md"))]
+COMMANDS = sorted(cli._COMMANDS)  # pyright: ignore[reportPrivateUsage]
 
 
-def rows(heading: str) -> list[list[str]]:
-    """The cells of the tables under a heading of the README, their own headings left out."""
-    section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", _README, re.MULTILINE | re.DOTALL)
-    assert section, f"the README has no section {heading}"
-    tables = re.findall(r"(?:^\|.*\n)+", section[1], re.MULTILINE)
-    return [
-        [cell.strip() for cell in line.strip("|\n").split(" | ")] for table in tables for line in table.splitlines()[2:]
-    ]
+def parser_of(command: str) -> argparse.ArgumentParser:
+    return getattr(options, command or "live")()
 
 
-def code(cell: str) -> list[str]:
-    """What a cell has between backticks."""
-    return re.findall(r"`([^`]+)`", cell)
+def flags_of(command: str) -> set[str]:
+    """The options of a command, but for --help; of `offtop` itself if it is empty."""
+    every = parser_of(command)._option_string_actions  # pyright: ignore[reportPrivateUsage]
+    return {*every} - {"-h", "--help"}
 
 
-def keys_in_readme() -> set[str]:
-    written = [key for row in rows("Keys") for key in code(row[0])]
-    return {_SPELLED.get(key, key if len(key) == 1 else key.lower().replace("-", "+")) for key in written}
+def commands_in(text: str) -> Iterator[list[str]]:
+    """The words of each `offtop …` that a code block shows, up to what the shell takes from there."""
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            words: list[str] = []
+            tokens = shlex.shlex(line, posix=True, punctuation_chars=True)
+            tokens.whitespace_split = True
+            for word, is_operator in [*((token, token[0] in "|&;<>") for token in tokens), (";", True)]:
+                if not is_operator:
+                    words.append(word)
+                    continue
+                if "offtop" in words[:2]:
+                    yield words[words.index("offtop") + 1 :]
+                words = []
 
 
-def keys_bound() -> set[str]:
-    """Every key in the BINDINGS of any screen or widget that offtop itself defines."""
+def test_commands_are_found_as_a_shell_would() -> None:
+    text = "offtop no\n```sh\nmake x # y\nsudo offtop -b -n 1 | jq . # z\nofftop a 'b c' > d && offtop e\n```\n"
+    assert [*commands_in(text)] == [["-b", "-n", "1"], ["a", "b c"], ["e"]]
+    assert [*commands_in("")] == []
+
+
+def test_the_manual_builds_without_a_warning_or_a_dead_link(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "trees", _DOCS]
+    done = subprocess.run([*command, tmp_path / "html"], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    pages = {page.stem for page in _DOCS.glob("*.md")}
+    assert len(pages) > 15 and pages <= {page.stem for page in (tmp_path / "html").glob("*.html")}
+
+
+@pytest.mark.parametrize("document", _DOCUMENTS[:2], ids=lambda path: path.name)
+def test_each_link_of_a_document_leads_to_a_file(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
+    assert links and [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: path.name)
+def test_each_command_in_a_code_block_is_one_that_offtop_takes(document: Path) -> None:
+    for words in commands_in(document.read_text(encoding="utf-8")):
+        name = words[0] if words and words[0] in COMMANDS else ""
+        parser_of(name).parse_args(options.values_joined(words[1:] if name else words))
+
+
+def test_the_key_tables_have_every_key() -> None:
+    every = tables.all_tables()
+    for row in keys.KEYS:
+        assert all(f"`{keys.shown(key)}`" in every["keys"] for key in row.keys.split(",")), row.id
+        assert f"`{row.id}`" in every["actions"]
+    rows = [row for group in keys.grouped({}) for row in group.rows]
+    assert sum(len(pressed.split()) for pressed, _ in rows) == sum(len(row.keys.split(",")) for row in keys.KEYS)
+    assert all(pane.title in every["panes"] for pane in keys.PANES.values())
+
+
+def test_every_key_that_a_screen_of_offtop_binds_is_in_the_table_of_keys() -> None:
     bound: set[str] = set()
     for module_info in pkgutil.walk_packages(offtop.ui.__path__, "offtop.ui."):
         for value in vars(importlib.import_module(module_info.name)).values():
             if isinstance(value, type) and issubclass(value, DOMNode) and value.__module__.startswith("offtop."):
                 bound |= {binding.key for binding in Binding.make_bindings(vars(value).get("BINDINGS", []))}
-    return bound
+    assert bound == {key for row in keys.KEYS for key in row.keys.split(",")}
 
 
-def flags_of(help_text: str) -> set[str]:
-    """The options that lines of a help text begin with."""
-    options = [re.split(r"\s{2,}", line.strip())[0] for line in help_text.splitlines() if re.match(r"\s+-", line)]
-    return {flag for option in options for flag in re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", option)}
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_the_option_tables_have_every_option_of(command: str) -> None:
+    title = f"offtop {command}".rstrip()
+    (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", tables.all_tables()["options"], re.M | re.S)
+    cells = re.findall(r"^\| (`.*?) \| \S", section, re.MULTILINE)
+    assert {flag for cell in cells for flag in re.findall(r"(?<!\w)--?[A-Za-z][\w-]*", cell)} == flags_of(command)
 
 
-def help_text(*command: str) -> str:
-    return subprocess.run(
-        [_OFFTOP, *command, "--help"], capture_output=True, text=True, check=True, timeout=60, env={"COLUMNS": "200"}
-    ).stdout
+def test_the_table_of_settings_has_every_setting() -> None:
+    written = tables.all_tables()["settings"]
+    assert [setting.name for setting in config.SETTINGS if f"| `{setting.name}` |" not in written] == []
 
 
-def test_the_readme_s_tables_are_found() -> None:
-    assert len(rows("Keys")) > 10
-    assert len(rows("Options")) > 10
-    assert code("`-n N`, `--iterations N`") == ["-n N", "--iterations N"]
-    assert code("no code") == []
-
-
-def test_help_text_is_read_as_a_person_would() -> None:
-    assert flags_of("") == set()
-    assert flags_of("usage: x [--not]\n\n  -n N, --top-n N   at most N, see --other\n  name   --neither\n") == {
-        "-n",
-        "--top-n",
-    }
-
-
-def test_every_key_is_in_the_readme_and_every_key_there_works() -> None:
-    assert keys_bound() == keys_in_readme()
-
-
-def test_every_flag_is_in_the_readme_and_every_flag_there_exists() -> None:
-    options = [row for row in rows("Options") if row[0].startswith("`-")]
-    written = {flag for row in options for word in code(row[0]) for flag in flags_of(f"  {word}")}
-    assert flags_of(help_text()) == written
-
-
-@pytest.mark.parametrize("command", [code(row[0])[0] for row in rows("Options") if row[0].startswith("`offtop")])
-def test_each_command_in_the_readme_exists_with_its_flags(command: str) -> None:
-    name = command.split()[1]
-    of_all = {
-        flag for row in rows("Options") if row[0].startswith("`-") for flag in flags_of(f"  {' '.join(code(row[0]))}")
-    }
-    written, has = {*re.findall(r"(?<!\w)--?[a-z][a-z-]*", command)}, flags_of(help_text(name))
-    assert written <= has
-    assert has - {"-h", "--help"} <= written | of_all
-
-
-def test_each_command_is_in_the_readme() -> None:
-    written = {code(row[0])[0].split()[1] for row in rows("Options") if row[0].startswith("`offtop")}
-    assert written == set(cli._COMMANDS)  # pyright: ignore[reportPrivateUsage]
-
-
-def test_exit_statuses_are_those_of_the_errors() -> None:
-    written = {
-        int(n) for row in rows("When it does not work") for n in re.findall(r"^[\d, ]+$", row[0]) for n in n.split(",")
-    }
-    raised = {
-        kind.status
-        for kind in (
-            errors.OfftopError,
-            errors.UsageError,
-            errors.PrivilegeError,
-            errors.KernelError,
-            errors.CaughtError,
-        )
-    }
+def test_the_exit_statuses_are_those_of_the_errors() -> None:
+    text = (_DOCS / "json.md").read_text(encoding="utf-8").partition("## Exit status")[2]
+    kinds = (errors.OfftopError, errors.UsageError, errors.PrivilegeError, errors.KernelError, errors.CaughtError)
+    raised = {kind.status for kind in kinds}
+    written = {int(status) for cell in re.findall(r"^\| ([\d, ]+) \|", text, re.M) for status in cell.split(",")}
     assert written == {0, *raised, 129, 130, 143}
 
 
-def test_each_make_target_that_the_documents_name_exists() -> None:
-    makefile = (_ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    documents = _README + (_ROOT / "CONTRIBUTING.md").read_text()
-    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", documents, re.MULTILINE))
+def test_each_make_target_that_a_document_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in _DOCUMENTS)
+    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE))
     assert named and named <= targets

@@ -1,8 +1,7 @@
-"""The man page and the shell completions say what offtop has: each command, each flag, each exit status."""
+"""The man page and the shell completions, as `make install` generates them, have each command, option and key."""
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -11,176 +10,115 @@ from pathlib import Path
 
 import pytest
 
-from offtop import cli, options
 from offtop.model.rows import SORTS
-from tests.test_docs import code, flags_of, help_text, rows
+from offtop.ui import keys
+from tests.test_docs import COMMANDS, flags_of
 
 _PACKAGING = Path(__file__).parents[1] / "packaging"
-_PAGE = _PACKAGING / "offtop.8"
-_COMPLETIONS = _PACKAGING / "completions"
-_COMMANDS = set(cli._COMMANDS)  # pyright: ignore[reportPrivateUsage]
-_ALL = sorted({"offtop", *_COMMANDS})
-"""As the headings of the man page name them: `offtop` is the one without a command."""
-_PARSERS = {
-    "offtop": options.live,
-    "record": options.record,
-    "replay": options.replay,
-    "report": options.report,
-    "demo": options.demo,
-    "rules": options.rules,
-}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    page = tmp_path_factory.mktemp("man") / "offtop.8"
+    with page.open("w", encoding="utf-8") as out:
+        subprocess.run([sys.executable, _PACKAGING / "manpage.py"], stdout=out, check=True, timeout=60)
+    return page
+
+
+@pytest.fixture(scope="module")
+def completions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("completions")
+    subprocess.run([sys.executable, _PACKAGING / "completions.py", directory], check=True, timeout=60)
+    return directory
 
 
 def plain(roff: str) -> str:
     """The text without fonts and escapes; lines stay lines."""
-
-    def words(macro: re.Match[str]) -> str:
-        found = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', macro[2])]
-        return (" " if len(macro[1]) == 1 else "").join(found)  # .BR and its like take turns, without a blank
-
-    text = re.sub(r"^\.([BI]|BR|RB|BI|IB|IR|RI) (.*)$", words, roff, flags=re.MULTILINE)
-    return re.sub(r"\\f[BIRP]", "", text).replace("\\-", "-").replace("\\(aq", "'").replace("\\e", "\\")
+    text = re.sub(r"\\f[BIRP]|\\,|\\/|\\&", "", re.sub(r"^\.[BI] ", "", roff, flags=re.MULTILINE))
+    return text.replace("\\-", "-").replace("\\(ti", "~").replace("\\e", "\\").replace("\\(dq", '"')
 
 
-def sections(roff: str, macro: str) -> dict[str, str]:
-    """What stands under each heading that this macro makes."""
-    parts = re.split(rf'^\.{macro} "?(.*?)"?$', roff, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+def section(roff: str, macro: str, title: str) -> str:
+    """What stands below a heading, up to the next one of its kind or above it."""
+    found = re.search(rf'^\.{macro} (?:\\fB)?"?{title}(?:\\fR)?"?\n(.*?)(?=^\.{macro} |^\.SH |\Z)', roff, re.M | re.S)
+    assert found, f"no {title}"
+    return found[1]
 
 
 def tags(roff: str) -> list[str]:
-    """What the paragraphs with a hanging tag are about."""
-    return plain("\n".join(re.findall(r"^\.TP.*\n(.*)$", roff, re.MULTILINE))).splitlines()
-
-
-_SECTIONS = sections(_PAGE.read_text(), "SH")
+    """The hanging tags of its paragraphs."""
+    return plain("\n".join(re.findall(r"^\.TP\n(.*)$", roff, re.MULTILINE))).splitlines()
 
 
 def of_a(command: str) -> list[str]:
-    return [] if command == "offtop" else [command]
+    return [command] if command else []
 
 
-def in_page(command: str) -> set[str]:
-    """The flags under the headings that name this command in parentheses."""
-    found: set[str] = set()
-    for heading, text in sections(_SECTIONS["OPTIONS"], "SS").items():
-        named = re.search(r"\((.*)\)", heading)
-        if named and command in named[1].split(", "):
-            found |= {flag for tag in tags(text) for flag in flags_of(f"  {tag}")}
-    return found
+def in_page(command: str, page: Path, _: Path) -> set[str]:
+    text = page.read_text(encoding="utf-8")
+    part = section(text, "SS", f"offtop {command}") if command else text.partition(".SH\nCOMMANDS")[0]
+    return {flag for tag in tags(part) for flag in re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", tag)}
 
 
-def in_bash(command: str) -> set[str]:
+def in_bash(command: str, _: Path, completions: Path) -> set[str]:
     prefix = "_".join(["_shtab_offtop", *of_a(command)])
-    found = re.search(rf"^{prefix}_option_strings=\((.*)\)$", (_COMPLETIONS / "offtop.bash").read_text(), re.MULTILINE)
+    text = (completions / "offtop.bash").read_text()
+    found = re.search(rf"^{prefix}_option_strings=\((.*)\)$", text, re.MULTILINE)
     assert found, f"bash knows no {command}"
-    return set(found[1].split())
+    return set(found[1].replace("'", "").split()) - {"-h", "--help"}
 
 
-def in_zsh(command: str) -> set[str]:
+def in_zsh(command: str, _: Path, completions: Path) -> set[str]:
     prefix = "_".join(["_shtab_offtop", *of_a(command)])
-    found = re.search(rf"^{prefix}_options=\(\n(.*?)^\)", (_COMPLETIONS / "_offtop").read_text(), re.M | re.S)
+    found = re.search(rf"^{prefix}_options=\(\n(.*?)^\)", (completions / "_offtop").read_text(), re.M | re.S)
     assert found, f"zsh knows no {command}"
     names = re.findall(r'^  (?:"\(- : \*\)")?(?:\{([^}]*)\}|"\*?(-[^\[]*))', found[1], re.MULTILINE)
-    return {flag for several, one in names for flag in (several or one).split(",")}
+    return {flag for several, one in names for flag in (several or one).split(",")} - {"-h", "--help"}
 
 
-def in_fish(command: str) -> set[str]:
+def in_fish(command: str, _: Path, completions: Path) -> set[str]:
     using = " ".join(["_shtab_offtop_using", *of_a(command)])
-    script = (_COMPLETIONS / "offtop.fish").read_text()
+    script = (completions / "offtop.fish").read_text()
     lines = re.findall(rf"^complete -c offtop -n (?:'{using}'|{using}) (-[sl] .*)$", script, re.MULTILINE)
     heads = [re.match(r"(?:-[sl] \S+ ?)+", line) for line in lines]
     found = re.findall(r"-([sl]) (\S+)", " ".join(head[0] for head in heads if head))
-    return {f"{'-' if length == 's' else '--'}{name}" for length, name in found}
+    return {f"{'-' if length == 's' else '--'}{name}" for length, name in found} - {"-h", "--help"}
 
 
 def test_roff_is_read_as_a_person_would() -> None:
-    assert plain('.BR \\-\\-sort ", " \\e\n.B top \\-b') == "--sort, \\\ntop -b"
-    assert plain("a \\fIN\\fR, \\(aqb c\\(aq") == "a N, 'b c'"
-    assert sections('.SH A\nb\n.SH "C D"\n.SH E\n', "SH") == {"A": "\nb\n", "C D": "\n", "E": "\n"}
-    assert tags(".TP\n\\fB\\-n\\fR \\fIN\\fR\nmore\n.PP\nno\n") == ["-n N"]
+    assert plain("\\fB\\-n\\fR \\fI\\,N\\/\\fR, \\(ti\\e") == "-n N, ~\\"
+    assert tags(".TP\n\\fB\\-n\\fR \\fIN\\fR\nmore\n.PP\nno\n.TP\n.B k\n") == ["-n N", "k"]
+    assert section(".SH A\nb\n.SS c\nd\n.SH E\n", "SS", "c") == "d\n"
     assert tags("") == []
 
 
-def test_the_man_page_is_without_warnings() -> None:
-    checks = {"mandoc": ["-T", "lint", "-W", "warning"], "groff": ["-ww", "-man", "-z"]}
-    found = [program for program in checks if shutil.which(program)]
-    if not found:
-        pytest.skip("neither mandoc nor groff is here: apt-get install mandoc")
-    for program in found:
-        said = subprocess.run([program, *checks[program], _PAGE], capture_output=True, text=True, timeout=60)
-        assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+@pytest.mark.parametrize(
+    "check", [["mandoc", "-T", "lint", "-W", "warning"], ["groff", "-ww", "-man", "-z"]], ids=["mandoc", "groff"]
+)
+def test_the_man_page_is_without_warnings(check: list[str], page: Path) -> None:
+    if shutil.which(check[0]) is None:
+        pytest.skip(f"no {check[0]} is here: apt-get install {check[0]}")
+    said = subprocess.run([*check, page], capture_output=True, text=True, timeout=60)
+    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
 
 
-def test_every_command_is_in_the_man_page_and_every_command_there_exists() -> None:
-    assert set(tags(_SECTIONS["COMMANDS"])) == _COMMANDS
-    assert set(re.findall(r"^offtop ([a-z]+)", plain(_SECTIONS["SYNOPSIS"]), re.MULTILINE)) == _COMMANDS
-    headings = " ".join(re.findall(r"\((.*)\)$", "\n".join(sections(_SECTIONS["OPTIONS"], "SS")), re.MULTILINE))
-    assert set(re.findall(r"\w+", headings)) == {"offtop", *_COMMANDS}
+def test_the_man_page_has_every_command_and_every_key(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\.SS \\fBofftop (\w+)\\fR$", text, re.MULTILINE)) == COMMANDS
+    pressed = " ".join(tags(section(text, "SH", "KEYS"))).split()
+    assert sorted(pressed) == sorted(keys.shown(key) for row in keys.KEYS for key in row.keys.split(","))
 
 
-@pytest.mark.parametrize("command", _ALL)
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 @pytest.mark.parametrize("written", [in_page, in_bash, in_zsh, in_fish])
-def test_every_flag_is_written_down_and_every_flag_there_exists(
-    written: Callable[[str], set[str]], command: str
+def test_every_option_is_there_and_no_other(
+    written: Callable[[str, Path, Path], set[str]], command: str, page: Path, completions: Path
 ) -> None:
-    assert written(command) == flags_of(help_text(*of_a(command)))
+    assert written(command, page, completions) == flags_of(command)
 
 
-def test_what_can_be_sorted_by_is_the_same_everywhere() -> None:
-    said = ", ".join(SORTS[:-1]) + f" or {SORTS[-1]};"
-    ((_, readme),) = [row for row in rows("Options") if "--sort FIELD" in row[0]]
-    assert code(readme) == [*SORTS, "-FIELD"]
-    assert said in " ".join(options.live().format_help().split())
-    assert said in " ".join(plain(_SECTIONS["OPTIONS"]).split())
-    assert f"({' '.join(SORTS)})" in (_COMPLETIONS / "_offtop").read_text()
-
-
-def test_every_key_in_the_man_page_is_in_the_readme() -> None:
-    names = {"Up": "↑", "Down": "↓"}
-    written = [names.get(key, key) for tag in tags(_SECTIONS["KEYS"]) for key in tag.split(", ")]
-    assert len(written) > 20
-    assert set(written) <= {key for row in rows("Keys") for key in code(row[0])}
-
-
-def test_exit_statuses_are_those_of_the_readme() -> None:
-    of_readme = [row[0] for row in rows("When it does not work") if re.fullmatch(r"[\d, ]+", row[0])]
-    written = re.findall(r"\d+", " ".join(tags(_SECTIONS["EXIT STATUS"])))
-    assert written == re.findall(r"\d+", " ".join(of_readme))
-
-
-def test_every_variable_and_config_file_of_the_readme_is_in_the_man_page() -> None:
-    assert tags(_SECTIONS["ENVIRONMENT"]) == [
-        "NO_COLOR",
-        "OFFTOP_CONFIG",
-        "OFFTOP_CACHE",
-        "OFFTOP_TRACEBACK",
-        "XDG_CONFIG_HOME",
-        "DEBUGINFOD_URLS",
-        "SUDO_UID",
-    ]
-    places = re.findall(r"^[$~/]\S+", plain(_SECTIONS["FILES"].replace("\\(ti", "~")), re.MULTILINE)
-    assert len(places) == 4
-    readme = (_PACKAGING.parent / "README.md").read_text()
-    assert [place for place in places if f"`{place}`" not in readme] == []
-
-
-def test_every_example_is_a_command_line_that_offtop_takes() -> None:
-    lines = re.findall(r"^[#$] offtop (.*)$", plain(_SECTIONS["EXAMPLES"]), re.MULTILINE)
-    assert 6 <= len(lines) <= 20
-    for line in lines:
-        name, *rest = words = shlex.split(line.split(" | ")[0])
-        if name in _PARSERS:
-            _PARSERS[name]().parse_args(options.values_joined(rest))
-        elif name not in _COMMANDS:
-            options.live().parse_args(options.values_joined(words))
-
-
-def test_the_completions_are_what_the_parsers_make_now(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, _PACKAGING / "completions.py", tmp_path], check=True, timeout=60)
-    made = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    committed = {file.name: file.read_text() for file in _COMPLETIONS.iterdir()}
-    assert made == committed, "run: .venv/bin/python packaging/completions.py"
+def test_what_can_be_sorted_by_is_completed(completions: Path) -> None:
+    assert f"({' '.join(SORTS)})" in (completions / "_offtop").read_text()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +136,7 @@ def test_the_completions_are_what_the_parsers_make_now(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_a_shell_offers(shell: str, typed: str, offered: set[str], tmp_path: Path) -> None:
+def test_a_shell_offers(shell: str, typed: str, offered: set[str], completions: Path, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} is here")
     (tmp_path / "mine.offtop").touch()
@@ -208,7 +146,7 @@ def test_a_shell_offers(shell: str, typed: str, offered: set[str], tmp_path: Pat
         "fish": "source $argv[1]; complete -C $argv[2]",
     }
     said = subprocess.run(
-        [shell, "-c", programs[shell], _COMPLETIONS / f"offtop.{shell}", typed],
+        [shell, "-c", programs[shell], completions / f"offtop.{shell}", typed],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"},
         capture_output=True,
@@ -220,8 +158,8 @@ def test_a_shell_offers(shell: str, typed: str, offered: set[str], tmp_path: Pat
 
 
 @pytest.mark.parametrize(("shell", "name"), [("bash", "offtop.bash"), ("zsh", "_offtop"), ("fish", "offtop.fish")])
-def test_each_script_is_one_of_its_shell(shell: str, name: str) -> None:
+def test_each_script_is_one_of_its_shell(shell: str, name: str, completions: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} is here")
-    said = subprocess.run([shell, "-n", _COMPLETIONS / name], capture_output=True, text=True, timeout=60)
+    said = subprocess.run([shell, "-n", completions / name], capture_output=True, text=True, timeout=60)
     assert (said.returncode, said.stderr) == (0, "")

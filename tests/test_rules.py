@@ -132,8 +132,9 @@ def test_the_command_tells_what_each_rule_matches_in_a_recording(tmp_path: Path)
     assert " rules matched nothing." in done.out.splitlines()[-1]
 
 
-def test_the_rules_of_the_readme_can_be(own: Path) -> None:
-    _, text = re.findall(r"^```toml\n(.*?)^```", (paths.rules().parents[1] / "README.md").read_text(), re.M | re.S)
+def test_the_rules_of_the_manual_are_valid(own: Path) -> None:
+    page = (paths.rules().parents[1] / "docs" / "causes.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
     own.write_text(text)
     files = RuleFiles(own, person(), CATEGORIES)
     assert ids(files)[0] == "billing-queue"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
+from offtop import paths
 from offtop.ui import theme
 from offtop.ui.keys import KEYS, shown
 
@@ -19,7 +20,7 @@ class Actions(Provider):
             if row.action != "command_palette":
                 keys = " ".join(shown(key) for key in chosen.get(row.id, row.keys).split(","))
                 yield f"{row.id.replace('_', ' ')}  {keys}", says, self._runs(row.action)
-        for name in theme.names():
+        for name in paths.theme_names():
             yield f"theme {name}", theme.says(name), self._runs(f"theme('{name}')")
         yield "mouse", "let the terminal select text, or give the mouse to offtop", self._runs("mouse")
 

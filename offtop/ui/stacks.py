@@ -79,9 +79,7 @@ def _on_names(shown: TreePicture) -> str:
     if share < _MUCH_PCT:
         return ""
     if shown.nameless.in_no_file_ns * 2 > shown.nameless.nameless_ns:
-        return (
-            f" {share:.0f}% of the program's frames have no names: run-time code without a /tmp/perf-PID.map (README)"
-        )
+        return f" {share:.0f}% of the program's frames have no names: run-time code without a /tmp/perf-PID.map"
     return f" {share:.0f}% of the program's frames (file+0x1234) have no names here; debug symbols have them"
 
 

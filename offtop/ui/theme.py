@@ -177,11 +177,6 @@ for borders that cannot be seen among them; explanations too dim to read; and an
 have different opinions."""
 
 
-def names() -> list[str]:
-    """The themes there are."""
-    return sorted(path.stem for path in paths.themes().glob("*.toml"))
-
-
 def load(name: str) -> Theme:
     """The theme of that name. Raises UsageError if there is none, or if its file lacks something."""
     return _made(_file(name), name)
@@ -210,7 +205,7 @@ def _file(name: str) -> dict[str, Any]:
     try:
         return _checked(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"There is no theme {name!r}: choose one of {', '.join(names())}.") from None
+        raise UsageError(f"There is no theme {name!r}: choose one of {', '.join(paths.theme_names())}.") from None
     except ValueError as wrong:
         raise UsageError(f"{path}: {wrong}") from None
 

@@ -146,10 +146,10 @@ async def offered(app: OfftopApp, query: str = "") -> list[str]:
 async def test_the_palette_has_every_action_with_its_keys_every_theme_and_the_mouse() -> None:
     async with shown(ScriptedSource(SHOP, ticks=2), keymap={"flame": "ctrl+g"}) as (app, _):
         every = await offered(app)
-        assert len(every) == len(KEYS) - 1 + len(theme.names()) + 1
+        assert len(every) == len(KEYS) - 1 + len(theme.paths.theme_names()) + 1
         assert "sort waiting  P" in every
         assert "flame  Ctrl-G" in every
-        assert {f"theme {name}" for name in theme.names()} <= {*every}
+        assert {f"theme {name}" for name in theme.paths.theme_names()} <= {*every}
         assert every[-1] == "mouse"
         assert "latency  l" in await offered(app, "histogram")
         assert await offered(app, "xyzzy") == []

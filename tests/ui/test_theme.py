@@ -126,10 +126,10 @@ def test_distances_and_contrasts_are_those_that_are_known() -> None:
 
 
 def test_there_are_six_themes() -> None:
-    assert theme.names() == ["ansi", "colourblind", "contrast", "dark", "light", "mono"]
+    assert theme.paths.theme_names() == ["ansi", "colourblind", "contrast", "dark", "light", "mono"]
 
 
-@pytest.mark.parametrize("name", theme.names())
+@pytest.mark.parametrize("name", theme.paths.theme_names())
 def test_a_theme_has_a_look_for_each_token(name: str) -> None:
     made = theme.load(name)
     wanted = {f"{token}-{part}" for token in theme.TOKENS for part in ("color", "background", "style")}
@@ -143,7 +143,7 @@ def test_each_category_has_a_token() -> None:
     assert {category for family in FAMILIES for category in family} <= ids
 
 
-@pytest.mark.parametrize("name", theme.names())
+@pytest.mark.parametrize("name", theme.paths.theme_names())
 def test_a_theme_says_in_a_sentence_what_it_is_for(name: str) -> None:
     said = theme.says(name)
     assert 10 < len(said) <= 60
@@ -327,7 +327,7 @@ async def test_nothing_on_the_screen_has_another_colour_than_the_terminal_s(name
             assert kinds_of_colours_shown(app) == KINDS_OF_COLOURS[name]
 
 
-@pytest.mark.parametrize("name", theme.names())
+@pytest.mark.parametrize("name", theme.paths.theme_names())
 @asynchronous
 async def test_what_is_chosen_and_where_one_writes_can_be_seen_in_each_theme(name: str) -> None:
     app = Everything(name)
@@ -347,7 +347,7 @@ def looks_other(one: Style, other: Style) -> bool:
     return (one.reverse, one.underline, one.bgcolor) != (other.reverse, other.underline, other.bgcolor)
 
 
-@pytest.mark.parametrize("name", theme.names())
+@pytest.mark.parametrize("name", theme.paths.theme_names())
 @asynchronous
 async def test_the_app_starts_in_each_theme_and_its_cursor_stands_out_without_colour(name: str) -> None:
     async with shown(ScriptedSource(), theme_name=name) as (app, pilot):
