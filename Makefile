@@ -107,5 +107,5 @@ uninstall: ## take it away again
 	    '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/offtop.fish' '$(DESTDIR)/var/cache/offtop'
 
 clean: ## remove all that make made in this directory
-	@rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf .venv dist build docs/generated .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
