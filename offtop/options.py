@@ -1,6 +1,6 @@
-"""The options of each command, and what may stand behind them.
+"""Parsers of each command. Their texts are also the man page, the completions and the manual's tables.
 
-What may also stand in the config file has no default here: config knows it, and checks it.
+An option that is also a setting has no default here: offtop/config.py has it, and checks the value.
 """
 
 import argparse
