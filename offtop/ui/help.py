@@ -82,6 +82,8 @@ counted in the head.
 ~ (in stacks)  callers found without the binary's word for it: along frame pointers, or by what looks so. Words in \
 brackets, as (no unwind information: libfoo.so), stand for callers that are not known. V tells for each binary how \
 much of the time that is, why, and what to do about it; below, About this session tells how each binary is walked.
+[not read]   its process, or the file system of its program, did not answer in time: something holds its memory, or \
+hangs. `lost` counts such stacks as `unread`; About this session names who hangs. They are back when it goes on.
 lost         what the kernel side could not tell, by kind. While it is 0, the sums are exact.
 [ended, not named]  threads that ended when there was no room to keep which they were: `lost` counts them, and their \
 time is here.
