@@ -266,8 +266,8 @@ SCHEMA: dict[str, Any] = {
             "lost": {
                 "type": "object",
                 "description": "what the kernel could not tell, by kind; a kind without losses is absent. Of threads, "
-                "the time is in the thread [ended, not named], and that of their waits with stacks under their own ids. unread: "
-                "user stacks of processes that were not read in time ([not read])",
+                "the time is in the thread [ended, not named], and that of their waits with stacks under their own ids."
+                " unread: user stacks of processes that were not read in time ([not read])",
                 "additionalProperties": _COUNT,
             },
             "cost": _object(
