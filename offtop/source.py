@@ -33,8 +33,9 @@ class Source(Protocol):
     def host(self) -> str: ...
 
     @property
-    def notice(self) -> str:
-        """A sentence that a person has to read first; empty: there is none."""
+    def notices(self) -> Sequence[str]:
+        """What it does without, a sentence or two each: what, the remedy, and then the loss, because a narrow screen
+        shows the beginning only. Empty if it has all that was asked for."""
         ...
 
     @property
@@ -136,8 +137,8 @@ class Happening:
         return None
 
     @property
-    def notice(self) -> str:
-        return ""
+    def notices(self) -> Sequence[str]:
+        return ()
 
     def drain(self) -> None:
         """Nothing fills up."""
