@@ -334,10 +334,12 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         "proc",
     )
     add(
+        "--probe",
         "--door",
+        dest="door",
         choices=("auto", "exit", "kprobe", "switch"),
         default="auto",
-        help="how to notice that a thread is back",
+        help="the switch-in probe, which tells that a thread is back on a CPU",
     )
     add(
         "--unwind",

@@ -51,7 +51,7 @@ function _shtab_offtop_using
 end
 
 set -g _shtab_offtop_commands record replay report export diff demo rules doctor schema
-set -g _shtab_offtop_opts_with_value --at --baseline --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --end --filter --history --iterations --keep --max --max-size --min --mode --on-trigger --output --per --pid --rate --record --snapshot-dir --sort --source --speed --state --theme --tid --title --trigger --unwind --unwind-bytes --user --width --window --within -d -n -o -p -t -u -w
+set -g _shtab_offtop_opts_with_value --at --baseline --begin --cgroup --color --config --cpu-budget --debuginfod --delay --depth --door --end --filter --history --iterations --keep --max --max-size --min --mode --on-trigger --output --per --pid --probe --rate --record --snapshot-dir --sort --source --speed --state --theme --tid --title --trigger --unwind --unwind-bytes --user --width --window --within -d -n -o -p -t -u -w
 
 complete -c offtop -e
 complete -c offtop -f
@@ -76,7 +76,7 @@ complete -c offtop -n _shtab_offtop_using -l min -x -d 'take stacks of waits fro
 complete -c offtop -n _shtab_offtop_using -l max -x -d 'leave out waits longer than this'
 complete -c offtop -n _shtab_offtop_using -l debuginfod -x -d 'ask these servers for debug files, by build id; without URL those that this machine knows'
 complete -c offtop -n _shtab_offtop_using -l source -xka "auto bpf proc" -d 'bpf sees every wait, proc looks at /proc now and then and needs no root; auto, the default: bpf, or else proc'
-complete -c offtop -n _shtab_offtop_using -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
+complete -c offtop -n _shtab_offtop_using -l probe -l door -xka "auto exit kprobe switch" -d 'the switch-in probe, which tells that a thread is back on a CPU'
 complete -c offtop -n _shtab_offtop_using -l unwind -xka "auto dwarf fp off" -d 'how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)'
 complete -c offtop -n _shtab_offtop_using -l unwind-bytes -x -d 'how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)'
 complete -c offtop -n _shtab_offtop_using -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks, or looking at /proc, has what the rest leaves (default 5)'
@@ -124,7 +124,7 @@ complete -c offtop -n '_shtab_offtop_using record' -l min -x -d 'take stacks of 
 complete -c offtop -n '_shtab_offtop_using record' -l max -x -d 'leave out waits longer than this'
 complete -c offtop -n '_shtab_offtop_using record' -l debuginfod -x -d 'ask these servers for debug files, by build id; without URL those that this machine knows'
 complete -c offtop -n '_shtab_offtop_using record' -l source -xka "auto bpf proc" -d 'bpf sees every wait, proc looks at /proc now and then and needs no root; auto, the default: bpf, or else proc'
-complete -c offtop -n '_shtab_offtop_using record' -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
+complete -c offtop -n '_shtab_offtop_using record' -l probe -l door -xka "auto exit kprobe switch" -d 'the switch-in probe, which tells that a thread is back on a CPU'
 complete -c offtop -n '_shtab_offtop_using record' -l unwind -xka "auto dwarf fp off" -d 'how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)'
 complete -c offtop -n '_shtab_offtop_using record' -l unwind-bytes -x -d 'how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)'
 complete -c offtop -n '_shtab_offtop_using record' -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks, or looking at /proc, has what the rest leaves (default 5)'
@@ -193,7 +193,7 @@ complete -c offtop -n '_shtab_offtop_using export' -l min -x -d 'take stacks of 
 complete -c offtop -n '_shtab_offtop_using export' -l max -x -d 'leave out waits longer than this'
 complete -c offtop -n '_shtab_offtop_using export' -l debuginfod -x -d 'ask these servers for debug files, by build id; without URL those that this machine knows'
 complete -c offtop -n '_shtab_offtop_using export' -l source -xka "auto bpf proc" -d 'bpf sees every wait, proc looks at /proc now and then and needs no root; auto, the default: bpf, or else proc'
-complete -c offtop -n '_shtab_offtop_using export' -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
+complete -c offtop -n '_shtab_offtop_using export' -l probe -l door -xka "auto exit kprobe switch" -d 'the switch-in probe, which tells that a thread is back on a CPU'
 complete -c offtop -n '_shtab_offtop_using export' -l unwind -xka "auto dwarf fp off" -d 'how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)'
 complete -c offtop -n '_shtab_offtop_using export' -l unwind-bytes -x -d 'how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)'
 complete -c offtop -n '_shtab_offtop_using export' -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks, or looking at /proc, has what the rest leaves (default 5)'
@@ -258,7 +258,7 @@ complete -c offtop -n '_shtab_offtop_using rules' -l min -x -d 'take stacks of w
 complete -c offtop -n '_shtab_offtop_using rules' -l max -x -d 'leave out waits longer than this'
 complete -c offtop -n '_shtab_offtop_using rules' -l debuginfod -x -d 'ask these servers for debug files, by build id; without URL those that this machine knows'
 complete -c offtop -n '_shtab_offtop_using rules' -l source -xka "auto bpf proc" -d 'bpf sees every wait, proc looks at /proc now and then and needs no root; auto, the default: bpf, or else proc'
-complete -c offtop -n '_shtab_offtop_using rules' -l door -xka "auto exit kprobe switch" -d 'how to notice that a thread is back'
+complete -c offtop -n '_shtab_offtop_using rules' -l probe -l door -xka "auto exit kprobe switch" -d 'the switch-in probe, which tells that a thread is back on a CPU'
 complete -c offtop -n '_shtab_offtop_using rules' -l unwind -xka "auto dwarf fp off" -d 'how user stacks are walked: auto, dwarf (.eh_frame alone), fp (frame pointers alone), off (default auto)'
 complete -c offtop -n '_shtab_offtop_using rules' -l unwind-bytes -x -d 'how much of a stack is copied that the kernel cannot walk yet, 1K to 64K (default 16K)'
 complete -c offtop -n '_shtab_offtop_using rules' -l cpu-budget -x -d 'of one CPU, for all of offtop: walking stacks, or looking at /proc, has what the rest leaves (default 5)'
