@@ -18,14 +18,11 @@ from offtop.model.printable import printable
 
 VDSO = "[vdso]"
 VDSO_32 = "[vdso32]"
-"""What the kernel maps into a 32-bit process, under the same name."""
+"""What the kernel maps into a 32-bit process, under the same name. It is not read, so its functions have no names."""
 _DELETED = " (deleted)"
 _MOST_FILES = 8192
 _MOST_BYTES = 1 << 32
 """No program is larger; a file that is was made to keep us busy."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_OF_A_FILE = 1 << 61
-"""Of a page, in /proc/PID/pagemap: it is no copy that the process has made for itself, and may have written to."""
 _MOMENT_NS = 50_000_000
 """Processes met in one tick share their libraries: one look at each will do."""
 _LOCAL = frozenset({"bcachefs", "btrfs", "ecryptfs", "overlay", "ramfs", "tmpfs", "zfs"})
@@ -150,33 +147,6 @@ class Vdso(File):
         return None
 
 
-class Vdso32(File):
-    """The same for processes of 32 bits: read out of one of them, if it is still as the kernel mapped it."""
-
-    __slots__ = ()
-
-    def __init__(self, mapping: Mapping) -> None:
-        super().__init__(VDSO_32, VDSO_32, "00:00", 0, mapping, written_ns=1)
-
-    def open(self) -> int | None:
-        pid, start, end = self.mapping
-        try:
-            code = _read(f"/proc/{pid}/mem", end - start, start)
-            pages = _read(f"/proc/{pid}/pagemap", (end - start) // _PAGE_BYTES * 8, start // _PAGE_BYTES * 8)
-        except OSError:
-            return None
-        is_whole = len(code) == end - start and all(page & _OF_A_FILE for page in memoryview(pages).cast("Q"))
-        return _unnamed(code) if is_whole else None
-
-
-def _read(path: str, size_bytes: int, offset: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(fd, size_bytes, offset)
-    finally:
-        os.close(fd)
-
-
 def _unnamed(code: bytes) -> int:
     """A file that is nowhere, written when `written_ns` of both says."""
     fd = os.memfd_create("vdso")
@@ -221,13 +191,6 @@ class Files:
         self._order.pop(file, None)
         self._order[file] = None
         return file
-
-    def seen_vdso_32(self, mapping: Mapping) -> File:
-        """The vDSO of a process of 32 bits: one for all."""
-        with self._lock:
-            file = self._by_label.setdefault(VDSO_32, Vdso32(mapping))
-            _remap(file, mapping)
-            return file
 
     def forget_names(self, most: int) -> None:
         """Drop names, those of the files seen longest ago first, until at most `most` are left."""

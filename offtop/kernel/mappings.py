@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from offtop.kernel import probes
-from offtop.kernel.files import VDSO, Files, Mapping
+from offtop.kernel.files import VDSO, VDSO_32, Files, Mapping
 from offtop.kernel.layout import EXACT
 from offtop.kernel.perfmap import PerfMap
 from offtop.model.printable import printable
@@ -225,7 +225,7 @@ class Processes:
         if path.startswith("/") and inode:
             return self._files.seen(path, device, inode, mapping).label, made
         if path == VDSO and mapping.end < 1 << 32:
-            return self._files.seen_vdso_32(mapping).label, False
+            return VDSO_32, False
         return ANONYMOUS if made else printable(path), made
 
 
