@@ -135,7 +135,8 @@ def programs_by_unwind_information() -> tuple[list[str], list[str]]:
     """Names of the binaries of running processes: those with .eh_frame's table, and those without."""
     names: dict[bool, set[str]] = {True: set(), False: set()}
     seen: set[tuple[int, int]] = set()
-    for process in Path("/proc").glob("[0-9]*/exe"):
+    for directory in Path("/proc").glob("[0-9]*"):
+        process = directory / "exe"  # not in the pattern: glob raises if the file system of one of them is gone
         try:
             fd = os.open(process, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:  # a kernel thread, one that has ended, or another user's
