@@ -38,9 +38,9 @@ def test_the_flaky_tests_are_listed_just_above_the_closing_line(tmp_path: Path) 
     (tmp_path / "test_it.py").write_text(
         "import os\ndef test_steady(): pass\ndef test_flaky(): assert 'PYTEST_XDIST_WORKER' not in os.environ\n"
     )
-    ended = subprocess.run(
-        [RUN, sys.executable, "-m", "pytest", "-p", "xdist"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    command = [RUN, sys.executable, "-m", "pytest", "-p", "xdist"]
+    ended = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stdout
     *_, flaky, closing = ended.stdout.splitlines()
     assert flaky == "PASSED test_it.py::test_flaky"

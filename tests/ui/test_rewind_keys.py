@@ -203,7 +203,7 @@ async def test_what_changes_a_measurement_is_refused_with_a_reason(file: Path) -
             await pilot.press(key)
             assert words in screen(app)[-2]
         await pilot.press("m", "5", "enter")
-        assert "This is a recording" in screen(app)[-2]
+        assert "A recording cannot be measured again" in screen(app)[-2]
 
 
 @asynchronous
