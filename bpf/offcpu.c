@@ -97,7 +97,7 @@ static inline __attribute__((always_inline)) void count_lost(u32 kind)
 
 static inline __attribute__((always_inline)) bool is_own(struct config *c, u32 pid)
 {
-	return pid == c->self || pid == c->readers[0] || pid == c->readers[1];
+	return pid == c->self || pid == c->readers[0] || pid == c->readers[1] || pid == c->readers[2];
 }
 
 /* Whether a thread is in the cgroup that is asked for, or below it. Of the current one, in version 2, the kernel tells

@@ -73,13 +73,12 @@ struct config {
 	u32 states;        /* waits left in another state are filtered; all ones: none are */
 	u32 select;        /* enum select; 0: every thread */
 	u32 self;          /* offtop's own pid, never counted */
-	u32 readers[2];    /* nor are its children */
+	u32 readers[3];    /* nor are its children */
 	u32 asked;         /* another number whenever another choice of threads is asked for */
+	u32 depth;         /* 0: nobody asks for wakers; 1: the waker of each wait; more: the chain behind it, too */
 	u64 cgroup;        /* ONLY_CGROUP: its id (in kernfs, as inode numbers of its files are) */
 	u32 cgroup_level;  /* how far it is below the root of its hierarchy */
 	u32 cgroup_at;     /* CGROUP_V1: offset in css_set of the hierarchy's state; else of the cgroup itself */
-	u32 depth;         /* 0: nobody asks for wakers; 1: the waker of each wait; more: the chain behind it, too */
-	u32 unused;
 	u64 wakes;         /* all ones where somebody asks for wakers, else 0 */
 	u64 mark_ns;       /* the lowest of the marks: from here on a wait may be caught; all ones: none is */
 	struct code interrupts[INTERRUPTS]; /* by which these enter the kernel */

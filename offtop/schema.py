@@ -3,7 +3,7 @@
 from typing import Any
 
 from offtop.model.ends import NAMED, ROLES
-from offtop.model.stack import ANONYMOUS, CLOSED, ENDS, GONE
+from offtop.model.stack import ANONYMOUS, CLOSED, ENDS, GONE, UNREAD
 from offtop.model.stackproblems import REASONS
 from offtop.model.trigger import METRICS
 from offtop.model.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
@@ -530,7 +530,8 @@ SCHEMA: dict[str, Any] = {
                             "guessed, or that led astray: of the innermost whose caller is; where names are missing: "
                             "of what has none. "
                             f"In brackets what is in no file: {ANONYMOUS} made at run time, {GONE} not known any more, "
-                            f"{CLOSED} of a process that offtop may not look into",
+                            f"{CLOSED} of a process that offtop may not look into, {UNREAD} of one that was "
+                            "not read in time",
                             "nobody knows, or any",
                         ),
                         "process": _or_null("string", "name of that which has it, of what is in no file", "of a file"),

@@ -7,7 +7,6 @@ too slow with, is left alone for five minutes. After four of them in a minute al
 import os
 import select
 import socket
-import stat
 import struct
 import subprocess
 import time
@@ -19,7 +18,8 @@ from pathlib import Path
 from offtop.kernel import cpython, reader, sandbox
 from offtop.kernel.confinement import RefusedError
 from offtop.kernel.cpython import Interpreter
-from offtop.kernel.files import File
+from offtop.kernel.files import File, OpenedFile
+from offtop.kernel.guardedreads import GuardedReads
 from offtop.model.printable import printable
 from offtop.model.stackproblems import FILE_GONE, NO_ELF, NOT_CONFINED, TOO_SLOW, UNREADABLE
 
@@ -31,6 +31,8 @@ _BEGIN_S = 15.0
 """A child may take so long to begin, which is no file's fault: seconds where the machine is slow, or busy."""
 _END_S = 1.0
 """A child that waits for a file system may take its time to die; it does so without us then."""
+_OPEN_S = 1.0
+"""A file system that takes longer to open a file hangs, or might as well."""
 _LONGEST_ANSWER = 1 << 18
 _LONGEST_NAME = 10_010
 """1000 characters, each of which may be spelled out."""
@@ -89,14 +91,18 @@ class _Child:
         socket.send_fds(self._socket, [reader.HEAD.pack(kind, number) + rest], fds)
 
     def ask(self, answers: int, kind: bytes, number: int, rest: bytes, fds: Sequence[int] = ()) -> list[str]:
-        """So many answers, printable.
+        """So many answers, printable. `fds` are closed as soon as the child has them.
 
         Raises OSError if they do not come in time, or are not what was asked; RefusedError as begin() does.
         """
         self.is_asked = True
         try:
-            self.begin()
-            self._tell(kind, number, rest, fds)
+            try:
+                self.begin()
+                self._tell(kind, number, rest, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
             _, *said = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
         finally:
             self.is_asked = False
@@ -114,13 +120,17 @@ class _Child:
 class Binaries:
     """Asks a child of its own about files, for one thread, and keeps open those used last."""
 
-    def __init__(self, answer_s: float, nice: int = reader.NICE, debug_directory: str = "") -> None:
+    def __init__(
+        self, answer_s: float, nice: int = reader.NICE, debug_directory: str = "", reads: GuardedReads | None = None
+    ) -> None:
         """`answer_s`: a child that takes longer for an answer is ended. `nice`: how much it gives way to others.
-        `debug_directory`: as dwfl.look_in has it."""
+        `debug_directory`: as dwfl.look_in has it. `reads`: by which files are opened."""
+        self._reads = (reads or GuardedReads()).channel(_OPEN_S)
         self._answer_s, self._nice, self._debug_directory = answer_s, nice, debug_directory
         self._child: _Child | None = None
-        self._open: dict[File, int] = {}
-        """Descriptors, by which the child knows the files, and to see whether they change."""
+        self._open: dict[File, tuple[int, OpenedFile]] = {}
+        """A number, by which the child knows the file, and the file, to see whether it changes."""
+        self._next = 1
         self._left_alone: dict[File, float] = {}
         """Until when, on CLOCK_MONOTONIC."""
         self._failures_s: deque[float] = deque(maxlen=_MOST_FAILURES)
@@ -214,7 +224,7 @@ class Binaries:
     def _ask_once(self, kind: bytes, file: File) -> str:
         try:
             if not self._is_left_alone(file) and self._is_open(child := self.start(), file):
-                return child.ask(1, kind, self._open[file], b"")[0]
+                return child.ask(1, kind, self._open[file][0], b"")[0]
         except RefusedError as refused:
             self._refuse(refused)
             file.unreadable = NOT_CONFINED
@@ -227,7 +237,8 @@ class Binaries:
             if offsets and not self._is_left_alone(file):
                 child = self.start()
                 if self._is_open(child, file):
-                    return child.ask(len(offsets), kind, self._open[file], struct.pack(f"={len(offsets)}Q", *offsets))
+                    words = struct.pack(f"={len(offsets)}Q", *offsets)
+                    return child.ask(len(offsets), kind, self._open[file][0], words)
         except RefusedError as refused:
             self._refuse(refused)
             file.unreadable = NOT_CONFINED
@@ -264,66 +275,83 @@ class Binaries:
 
     def _is_open(self, child: _Child, file: File) -> bool:
         """Whether `file` is open in the child by now: not if it cannot be, is no ELF, or was overwritten."""
-        fd = self._open.get(file)
-        if fd is not None and os.fstat(fd).st_mtime_ns != file.written_ns:
-            self._close(file)
-            file.retired = True
-        elif fd is not None and file.explained and self._debug_directory:
-            file.explained = False
-            self._close(file)
-            fd = None
-        if file.retired:
-            return False
-        if fd is not None:
-            self._open[file] = self._open.pop(file)  # at the end: the others are closed first
-            return True
-        fd = file.open()
-        if fd is None:
+        try:
+            self._look_again(file)
+            if file.retired:
+                return False
+            if file in self._open:
+                self._open[file] = self._open.pop(file)  # at the end: the others are closed first
+                return True
+            found = file.open(self._reads)
+        except TimeoutError:
+            return self._hangs(file)
+        if found is None:
             file.unreadable = UNREADABLE if Path(f"/proc/{file.mapping.pid}").exists() else FILE_GONE
             return False
         if len(self._open) >= _MOST_OPEN:
             self._close(next(iter(self._open)))
-        self._open[file] = fd
-        answer, _, link = child.ask(1, reader.OPEN, fd, os.fsencode(file.path), [fd])[0].partition(" ")
+        number, self._next = self._next, self._next + 1
+        self._open[file] = number, found
+        answer, _, link = child.ask(1, reader.OPEN, number, os.fsencode(file.path), [found.fd])[0].partition(" ")
         if answer != reader.YES:
             file.unreadable = NO_ELF
-            os.close(self._open.pop(file))
+            self._open.pop(file)[1].let_go(self._reads)
             return False
         file.unreadable = ""
-        debug_file = _beside(file.path, link) if link else None
+        debug_file = self._beside(file, link) if link else None
         if debug_file is not None:
             try:
-                child.take_debug_file(fd, debug_file)
+                child.take_debug_file(number, debug_file)
             finally:
                 os.close(debug_file)
         return True
 
+    def _look_again(self, file: File) -> None:
+        """Close it, if it was overwritten or explained since it was opened. Raises TimeoutError."""
+        if file not in self._open:
+            return
+        try:
+            written_ns = self._open[file][1].written_ns(self._reads)
+        except TimeoutError:
+            raise
+        except OSError:  # that child has died: it is opened again
+            self._close(file)
+            return
+        if written_ns not in (None, file.written_ns):
+            self._close(file)
+            file.retired = True
+        elif file.explained and self._debug_directory:
+            file.explained = False
+            self._close(file)
+
+    def _beside(self, file: File, name: str) -> int | None:
+        """A descriptor of the debug file called `name` that lies beside a binary or in .debug there, as libdw looks for
+        it.
+
+        The child can open nothing by its path. The name is the binary's word: so it is opened only if it is a file, in
+        that directory, which anybody may read.
+        """
+        if name != Path(name).name:
+            return None
+        directory = Path(file.path).parent
+        for candidate in (directory / name, directory / ".debug" / name):
+            with suppress(OSError):
+                return self._reads.open(file.device, str(candidate), function="opened_of_anybody")[1]
+        return None
+
+    def _hangs(self, file: File) -> bool:
+        """It is left alone as one that the child was too slow with, but no child is to blame."""
+        self._left_alone[file] = time.monotonic() + _LEFT_ALONE_S
+        file.unreadable = TOO_SLOW
+        if file in self._open:
+            self._close(file)
+        return False
+
     def _close(self, file: File) -> None:
-        fd = self._open.pop(file)
-        os.close(fd)
+        number, found = self._open.pop(file)
+        found.let_go(self._reads)
         if self._child:
             try:
-                self._child.close(fd)
+                self._child.close(number)
             except OSError:
                 self.end()
-
-
-def _beside(path: str, name: str) -> int | None:
-    """A descriptor of the debug file called `name` that lies beside a binary or in .debug there, as libdw looks for it.
-
-    The child can open nothing by its path. The name is the binary's word: so it is opened only if it is a file, in
-    that directory, which anybody may read.
-    """
-    if name != Path(name).name:
-        return None
-    directory = Path(path).parent
-    for candidate in (directory / name, directory / ".debug" / name):
-        with suppress(OSError, ValueError):
-            found = os.open(candidate, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)  # a device must not be opened
-            try:
-                mode = os.fstat(found).st_mode
-                if stat.S_ISREG(mode) and mode & stat.S_IROTH:
-                    return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
-            finally:
-                os.close(found)
-    return None

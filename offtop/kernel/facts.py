@@ -12,6 +12,7 @@ import psutil
 
 from offtop import units
 from offtop.kernel.cgroups import Quota, content_of, mounted, quota_of
+from offtop.kernel.guardedreads import Channel
 from offtop.kernel.processes import Reading, reading
 from offtop.kernel.status import status_of
 from offtop.model.container import container, label
@@ -39,15 +40,15 @@ class _Asked:
     quota: Quota | None
 
 
-def facts(pid: int) -> tuple[tuple[str, str], ...]:
+def facts(pid: int, reads: Channel) -> tuple[tuple[str, str], ...]:
     """Label and value, in the order in which a person reads them.
 
     What does not apply, or went while it was read, is left out; what we may not read says so. A process that is not
     there has one fact, that; and so has one that ended meanwhile, whose pid may be another's by now. Raw: values are
     strangers' text, to be escaped before they are shown.
 
-    Never raises. May take long, as long as anything on this machine can: a command line waits for the process's
-    mmap_lock, a user's name for another machine. So never call it in the thread that polls or in the one that draws.
+    Never raises. May take long: a command line that waits for the process's mmap_lock is `[not read]` after a second,
+    but a user's name may wait for another machine. So never call it in the thread that polls or in the one that draws.
     """
     if pid == OUTSIDE:
         return (("process", "all threads outside of this container, by the host's ids"),)
@@ -55,7 +56,7 @@ def facts(pid: int) -> tuple[tuple[str, str], ...]:
     try:
         process = psutil.Process(pid)
         quota = quota_of(content_of(pid), mounted())
-        asked = _Asked(process, status_of(pid), reading(pid), quota)
+        asked = _Asked(process, status_of(pid), reading(reads, pid), quota)
         told = tuple((name, value) for name, fact in _FACTS if (value := _value(fact, asked)))
         return told if process.is_running() else gone
     except (PermissionError, psutil.AccessDenied):

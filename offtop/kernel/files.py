@@ -7,13 +7,15 @@ path get two labels (`/usr/bin/app`, `/usr/bin/app (2)`), and none is opened wit
 
 import ctypes as ct
 import os
-import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from offtop.kernel.guardedreads import Channel, GuardedReads
+from offtop.kernel.perfmap import PerfMaps
 from offtop.model.printable import printable
 
 VDSO = "[vdso]"
@@ -21,6 +23,7 @@ VDSO_32 = "[vdso32]"
 """What the kernel maps into a 32-bit process, under the same name."""
 _DELETED = " (deleted)"
 _MOST_FILES = 8192
+_MOST_MOUNTS_BYTES = 1 << 24
 _MOST_BYTES = 1 << 32
 """No program is larger; a file that is was made to keep us busy."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -43,6 +46,19 @@ class Mapping(NamedTuple):
     def link(self) -> str:
         """For root only (CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE)."""
         return f"/proc/{self.pid}/map_files/{self.start:x}-{self.end:x}"
+
+
+class MappedFile(NamedTuple):
+    """A file as /proc/PID/maps tells of it."""
+
+    path: str
+    device: str
+    inode: int
+    mapping: Mapping
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        return self.path.removesuffix(_DELETED), self.device, self.inode
 
 
 class File:
@@ -100,38 +116,61 @@ class File:
         for offset in [offset for offset, name in [*self.names.items()] if not name]:
             self.names.pop(offset, None)
 
-    def open(self) -> int | None:
-        """A descriptor of this very file, to be closed by the caller; None where it cannot be had any more."""
-        for path in self._ways():
+    def open(self, reads: Channel) -> "OpenedFile | None":
+        """This very file; None where it cannot be had any more. Raises TimeoutError where it was not opened in time."""
+        pid, device = self.mapping.pid, self.device
+        if device in reads.hung:
+            raise TimeoutError
+        hung = False
+        # The first way waits for the process's mmap_lock, and all of them for the file system.
+        paths = (f"/proc/{pid}/exe", f"/proc/{pid}/root{self.path}", self.path)
+        for subject, path in ((pid, self.mapping.link), *((device, path) for path in paths)):
             try:
-                found = os.open(path, os.O_PATH | os.O_CLOEXEC)  # a device must not be opened to look at it
-            except (OSError, ValueError):
+                status, kept, fd = reads.keep(subject, path, self.inode)
+            except TimeoutError:
+                hung = True
                 continue
-            try:
-                if self._is_this(os.fstat(found)):
-                    return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue
-            finally:
-                os.close(found)
+            found = OpenedFile(fd, device, kept)
+            if self._is_this(*status):
+                return found
+            os.close(fd)
+            found.let_go(reads)
+        if hung:
+            raise TimeoutError
         return None
 
-    def _ways(self) -> Iterator[str]:
-        yield self.mapping.link
-        yield f"/proc/{self.mapping.pid}/exe"
-        yield f"/proc/{self.mapping.pid}/root{self.path}"
-        yield self.path
-
-    def _is_this(self, found: os.stat_result) -> bool:
-        if not stat.S_ISREG(found.st_mode) or found.st_ino != self.inode or found.st_size > _MOST_BYTES:
+    def _is_this(self, device: int, inode: int, size_bytes: int, written_ns: int) -> bool:
+        if inode != self.inode or size_bytes > _MOST_BYTES:
             return False
         major, minor = (int(number, 16) for number in self.device.split(":"))
         # btrfs and overlayfs give stat() another device than maps, both without a major number.
-        if (os.major(found.st_dev), os.minor(found.st_dev)) != (major, minor) and (major or os.major(found.st_dev)):
+        if (os.major(device), os.minor(device)) != (major, minor) and (major or os.major(device)):
             return False
-        self.written_ns = self.written_ns or found.st_mtime_ns
-        self.retired = self.written_ns != found.st_mtime_ns
+        self.written_ns = self.written_ns or written_ns
+        self.retired = self.written_ns != written_ns
         return not self.retired
+
+
+class OpenedFile(NamedTuple):
+    """A file that was opened by the read child, which keeps it open, too."""
+
+    fd: int
+    """To be handed over and closed at once: closing it later may hang, and so may ending with it open."""
+    device: str = ""
+    kept: tuple[int, int] | None = None
+    """By what the read child knows it; None: it is in memory, and stays as it is."""
+
+    def written_ns(self, reads: Channel) -> int | None:
+        """When it was last written; None: it stays as it is. Raises OSError, and TimeoutError if it was not read."""
+        return None if self.kept is None else reads.ask(self.device, "kept_was_written_ns", *self.kept)
+
+    def let_go(self, reads: Channel) -> None:
+        """Have the read child close it."""
+        with suppress(OSError):  # it is closed late, or has been closed as that child died
+            if self.kept is not None:
+                reads.ask(self.device, "let_go", *self.kept)
 
 
 class Vdso(File):
@@ -142,11 +181,11 @@ class Vdso(File):
     def __init__(self) -> None:
         super().__init__(VDSO, VDSO, "00:00", 0, Mapping(os.getpid(), 0, 0), written_ns=1)
 
-    def open(self) -> int | None:
+    def open(self, reads: Channel) -> OpenedFile | None:
         for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n"):
             if line.endswith(VDSO):
                 start, end = (int(address, 16) for address in line.split(" ", 1)[0].split("-"))
-                return _unnamed(ct.string_at(start, end - start))
+                return OpenedFile(_unnamed(ct.string_at(start, end - start)))
         return None
 
 
@@ -158,23 +197,18 @@ class Vdso32(File):
     def __init__(self, mapping: Mapping) -> None:
         super().__init__(VDSO_32, VDSO_32, "00:00", 0, mapping, written_ns=1)
 
-    def open(self) -> int | None:
+    def open(self, reads: Channel) -> OpenedFile | None:
         pid, start, end = self.mapping
+        flags_at, flags_bytes = start // _PAGE_BYTES * 8, (end - start) // _PAGE_BYTES * 8
         try:
-            code = _read(f"/proc/{pid}/mem", end - start, start)
-            pages = _read(f"/proc/{pid}/pagemap", (end - start) // _PAGE_BYTES * 8, start // _PAGE_BYTES * 8)
+            code: bytes = reads.ask(pid, "piece", f"/proc/{pid}/mem", end - start, start)
+            pages: bytes = reads.ask(pid, "piece", f"/proc/{pid}/pagemap", flags_bytes, flags_at)
+        except TimeoutError:
+            raise
         except OSError:
             return None
         is_whole = len(code) == end - start and all(page & _OF_A_FILE for page in memoryview(pages).cast("Q"))
-        return _unnamed(code) if is_whole else None
-
-
-def _read(path: str, size_bytes: int, offset: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(fd, size_bytes, offset)
-    finally:
-        os.close(fd)
+        return OpenedFile(_unnamed(code)) if is_whole else None
 
 
 def _unnamed(code: bytes) -> int:
@@ -186,9 +220,13 @@ def _unnamed(code: bytes) -> int:
 
 
 class Files:
-    """All files seen mapped, the 8192 most recently seen of them. For any thread."""
+    """All files seen mapped, the 8192 most recently seen of them. For any thread; its lock is never held while a file
+    is read."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads: GuardedReads | None = None) -> None:
+        """`reads`: by which whoever has these files reads them, and the processes that have them mapped."""
+        self.reads = reads or GuardedReads()
+        self.perf_maps = PerfMaps(self.reads)
         vdso = Vdso()
         self._by_label: dict[str, File] = {vdso.label: vdso}
         self._by_identity: dict[tuple[str, str, int], File] = {}
@@ -200,22 +238,30 @@ class Files:
     def get(self, label: str) -> File | None:
         return self._by_label.get(label)
 
-    def seen(self, path: str, device: str, inode: int, mapping: Mapping) -> File:
-        """The file that a process has mapped, new or known."""
-        with self._lock:
-            return self._seen(path, device, inode, mapping)
-
-    def _seen(self, path: str, device: str, inode: int, mapping: Mapping) -> File:
-        identity = (path.removesuffix(_DELETED), device, inode)
-        file = self._by_identity.get(identity)
+    def seen(self, mapped: Sequence[MappedFile], reads: Channel) -> list[File]:
+        """The files that a process has mapped, each new or known."""
         now_ns = time.monotonic_ns()
-        if file is None or now_ns - file.checked_ns > _MOMENT_NS:
-            written_ns = self._written_ns(device, mapping)
+        with self._lock:
+            unchecked = [one for one in mapped if self._is_unchecked(one, now_ns)]
+        written_ns = self._written_ns(unchecked, reads)
+        with self._lock:
+            return [self._seen(one, written_ns.get(one)) for one in mapped]
+
+    def _is_unchecked(self, mapped: MappedFile, now_ns: int) -> bool:
+        file = self._by_identity.get(mapped.identity)
+        return file is None or now_ns - file.checked_ns > _MOMENT_NS
+
+    def _seen(self, mapped: MappedFile, written_ns: int | None) -> File:
+        """`written_ns`: 0 where it is not known; None: it was not asked, because the file was checked a moment ago."""
+        path, device, inode, mapping = mapped
+        file = self._by_identity.get(mapped.identity)
+        if file is None or written_ns is not None:
+            written_ns = written_ns or 0
             if file is None or file.retired or (written_ns and file.written_ns not in (0, written_ns)):
                 file = File(self._new_label(path), path, device, inode, mapping, written_ns)
                 self._make_room()
-                self._by_label[file.label] = self._by_identity[identity] = file
-            file.checked_ns = now_ns
+                self._by_label[file.label] = self._by_identity[mapped.identity] = file
+            file.checked_ns = time.monotonic_ns()
         file.path = path
         _remap(file, mapping)
         self._order.pop(file, None)
@@ -254,15 +300,28 @@ class Files:
             times += 1
         return label if times == 1 else f"{label} ({times})"
 
-    def _written_ns(self, device: str, mapping: Mapping) -> int:
-        """0 where asking is not allowed, or might wait for a network: this thread must not."""
-        try:
-            answers = self._answers_stat.get(device)
-            if answers is None:
-                answers = self._answers_stat[device] = _is_local(device, mapping.pid)
-            return Path(mapping.link).stat().st_mtime_ns if answers else 0
-        except OSError:
-            return 0
+    def _written_ns(self, files: Sequence[MappedFile], reads: Channel) -> dict[MappedFile, int]:
+        """When each was last written; 0 where asking is not allowed, might wait for a network, or has no answer."""
+        of_devices: dict[str, list[MappedFile]] = {}
+        for one in files:
+            of_devices.setdefault(one.device, []).append(one)
+        found = dict.fromkeys(files, 0)
+        for device, those in of_devices.items():
+            if self._answers(device, those[0].mapping.pid, reads):
+                with suppress(OSError):
+                    told: list[int] = reads.ask(device, "written_ns", [one.mapping.link for one in those])
+                    found.update(zip(those, told, strict=True))
+        return found
+
+    def _answers(self, device: str, pid: int, reads: Channel) -> bool:
+        """Whether stat() of files of that device answers at once, or should."""
+        known = self._answers_stat.get(device)
+        if known is None:
+            try:
+                known = self._answers_stat[device] = _is_local(device, pid, reads)
+            except OSError:
+                return False
+        return known
 
 
 def _remap(file: File, mapping: Mapping) -> None:
@@ -273,12 +332,13 @@ def _remap(file: File, mapping: Mapping) -> None:
             file.unreadable, file.names = "", {}
 
 
-def _is_local(device: str, pid: int) -> bool:
-    """Whether the file system of `device`, as process `pid` has it mounted, is on this machine."""
+def _is_local(device: str, pid: int, reads: Channel) -> bool:
+    """Whether the file system of `device`, as process `pid` has it mounted, is on this machine. Raises TimeoutError."""
     major, minor = (int(number, 16) for number in device.split(":"))
     if major:
         return True
-    for line in os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes()).split("\n"):
+    (mounts,) = reads.ask(pid, "contents", [f"/proc/{pid}/mountinfo"], _MOST_MOUNTS_BYTES)
+    for line in os.fsdecode(mounts).split("\n"):
         fields = line.split(" ")
         if len(fields) > 8 and fields[2] == f"{major}:{minor}":
             return fields[fields.index("-") + 1] in _LOCAL

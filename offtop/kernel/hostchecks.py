@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError
@@ -17,6 +18,7 @@ from offtop.kernel.binaries import Binaries
 from offtop.kernel.check import Check, features_found, kernel_types, unknown
 from offtop.kernel.confinement import NOT_NOBODY
 from offtop.kernel.distribution import install
+from offtop.kernel.guardedreads import GuardedReads
 from offtop.kernel.program import AUTO
 from offtop.model.printable import printable
 
@@ -24,6 +26,8 @@ _SECURE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What sudo looks through, where it does not tell (only root may ask it)."""
 _MOST_NAMED = 12
 _ANSWER_S = 10.0
+_OPEN_S = 0.5
+"""A file system that takes longer to open a program hangs, or might as well."""
 
 
 def bcc() -> Check:
@@ -118,8 +122,10 @@ def user_stacks() -> Check:
             "build what you want to see whole with -fno-omit-frame-pointer; kernel stacks are whole anyway",
             "the callers in user stacks of programs without frame pointers",
         )
-    ruled, others = programs_by_unwind_information()
+    ruled, others, hung = programs_by_unwind_information()
     what = f".eh_frame in {len(ruled)} of {len(ruled) + len(others)} programs that run: {_some(ruled)}"
+    if hung:
+        what += f"; not read, for their file system hangs: {_some(hung)}"
     if not others:
         return Check("user stacks", "ok", what)
     return Check(
@@ -131,25 +137,33 @@ def user_stacks() -> Check:
     )
 
 
-def programs_by_unwind_information() -> tuple[list[str], list[str]]:
-    """Names of the binaries of running processes: those with .eh_frame's table, and those without."""
+def programs_by_unwind_information() -> tuple[list[str], list[str], list[str]]:
+    """Names of the binaries of running processes: those with .eh_frame's table, those without, and those that could not
+    be opened in time."""
     names: dict[bool, set[str]] = {True: set(), False: set()}
+    hung: set[str] = set()
     seen: set[tuple[int, int]] = set()
+    reads = GuardedReads()
+    opens = reads.channel(_OPEN_S)
     for process in Path("/proc").glob("[0-9]*/exe"):
         try:
-            fd = os.open(process, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            (device, inode, _, _), fd = opens.open(process, str(process))
+        except TimeoutError:
+            with suppress(OSError):
+                hung.add(printable(process.readlink().name))
+            continue
         except OSError:  # a kernel thread, one that has ended, or another user's
             continue
         try:
-            found = os.fstat(fd)
-            if (found.st_dev, found.st_ino) not in seen:
-                seen.add((found.st_dev, found.st_ino))
+            if (device, inode) not in seen:
+                seen.add((device, inode))
                 names[dwfl.has_unwind_table(fd)].add(printable(process.readlink().name))
         except OSError:
             continue
         finally:
             os.close(fd)
-    return sorted(names[True]), sorted(names[False])
+    reads.close()
+    return sorted(names[True]), sorted(names[False]), sorted(hung)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ WALK_ALONE = 16
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
 LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "caught", "chains")
 
-CONFIG = struct.Struct("=QQIIIIIIQIIIIQQ12Q")
+CONFIG = struct.Struct("=QQIIIIIIIIQIIQQ12Q")
 THREAD = struct.Struct(f"=25Q4I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16sQ{THREAD.size}s")

@@ -32,6 +32,7 @@ from offtop.kernel.debuginfod import DebugFiles
 from offtop.kernel.drain import Drain, Sites
 from offtop.kernel.ends import EndsWorker
 from offtop.kernel.files import Files
+from offtop.kernel.guardedreads import GuardedReads
 from offtop.kernel.kallsyms import HiddenSymbols, KernelSymbols
 from offtop.kernel.ledger import Ledger
 from offtop.kernel.libbpf import Map
@@ -66,6 +67,10 @@ _PRIME_NS = 60 * 1_000_000_000
 _PRIME_CGROUP_NS = 10 * 1_000_000_000
 """The same of a cgroup: who is moved into it, or out of it, while they wait is noticed only then."""
 _CLOSE_SECONDS = 2.0
+_PATIENCE_S, _PATIENCE_A_TICK_S = 0.1, 0.25
+"""How long a tick waits for one read of another process, and for all reads together that miss their deadline."""
+_FACTS_S = 1.0
+"""The same of what a person asks of a process: no tick waits for that."""
 _FILE_CALLS = (
     "read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 recvfrom recvmsg recvmmsg sendto sendmsg "
     "sendmmsg accept accept4 connect flock fsync fdatasync sync_file_range syncfs ioctl fcntl io_uring_enter vmsplice "
@@ -82,6 +87,7 @@ _NAMED_BY = {
 }
 """How a system call names what it waits on. Those with two descriptors (splice, tee, sendfile, copy_file_range) may
 wait on either. restart_syscall goes on with a poll that was interrupted."""
+_MOST_TOLD = 10
 _ZERO = bytes(4)
 _KEPT_OUT = (
     "Missing CAP_SYS_PTRACE (sudo offtop): no user stacks{} of processes that it may not look into, nor what they have "
@@ -109,7 +115,10 @@ class LiveSource(Happening):
         OfftopError that says what is missing and how to get it; nothing is left attached then."""
         held = privileges.capabilities()
         privileges.check(held)
-        closed = "" if "CAP_SYS_PTRACE" in held else closed_to_us()
+        self._reads = GuardedReads()
+        self._reads.start()
+        self._facts = self._reads.channel(_FACTS_S)
+        closed = "" if "CAP_SYS_PTRACE" in held else closed_to_us(self._facts)
         self._kept_out = _KEPT_OUT.format(" while they wait" if closed == "memory" else "") if closed else ""
         """What of some processes is not known, and the remedy; empty: all is."""
         self._hidden = ""
@@ -130,6 +139,7 @@ class LiveSource(Happening):
         self._servers = debuginfod
         self._closed = self._was_last = False
         self._opened = contextlib.ExitStack()
+        self._opened.callback(self._reads.close)
         try:
             types = libbpf.KernelTypes()
             self._features = features.find(types)
@@ -137,7 +147,7 @@ class LiveSource(Happening):
             self._defines = namespace.defines(types)
             if filters.within and (why := within.lacking(self._features)):
                 raise KernelError(f"--within: {why}. Take -p, or --filter stack=, instead")
-            self._watched = Watched(filters.within, filters.pids) if filters.within else None
+            self._watched = Watched(filters.within, filters.pids, self._facts) if filters.within else None
             if self._watched:
                 self._opened.callback(self._watched.close)
                 self._filters = self._given = self._watched.narrowed(filters)
@@ -160,8 +170,10 @@ class LiveSource(Happening):
 
     def _start(self, categories: Categories, unwind: Unwind) -> None:
         maps = self._program.maps
-        files = Files()
-        self._processes = Processes(files)
+        files = Files(self._reads)
+        self._opened.callback(files.perf_maps.close)
+        self._procfs = self._reads.channel(_PATIENCE_S, _PATIENCE_A_TICK_S)
+        self._processes = Processes(files, self._procfs)
         self._unwind = unwind
         self._pythons = Pythons(maps.get("pythons"))
         self._user_stacks = _user_stacks(files, unwind, maps, self._pythons)
@@ -175,7 +187,7 @@ class LiveSource(Happening):
         self._book = Book()
         if self._defines:
             self._book.processes[OUTSIDE], self._book.details[OUTSIDE] = "(outside)", UNKNOWN
-        self._details = DetailsWorker(self._book)
+        self._details = DetailsWorker(self._book, self._reads)
         self._opened.callback(self._details.close)
         self._stacks = Stacks(
             maps["kernel_stacks"],
@@ -191,7 +203,7 @@ class LiveSource(Happening):
             self._user_stacks.has_rule,
         )
         raw = maps["wakers"], maps["wakes"], maps["objects"]
-        self._wakes = Wakes(*raw, self._book, self._stacks.of_waker, symbols.variable)
+        self._wakes = Wakes(*raw, self._book, self._stacks.of_waker, symbols.variable, self._procfs)
         self._ends = EndsWorker(self._book, self._wakes.epolls)
         self._opened.callback(self._ends.close)
         for name, what in _NAMED_BY.items():
@@ -209,7 +221,7 @@ class LiveSource(Happening):
         self._marks: Marks | None = None
         self._lowest_mark_ns = NEVER_NS
         self._asked = self._filters
-        self._readers = (0, 0)
+        self._readers = (0, 0, 0)
         self._configure(self._filters, Filters())
         now_ns = time.monotonic_ns()
         sites = Sites(self._stacks, self._wakes, self._book)
@@ -221,6 +233,7 @@ class LiveSource(Happening):
         self._catcher = Catcher(maps["caught"], maps["marks"], self._book, sites.site, self._stacks.kernel)
         self._opened.callback(self._catcher.close)
         self._cost = CostMeter(self._program.programs, now_ns)
+        self._facts.start()
         self._opened.callback(self._cost.close)
 
     def _symbols(self) -> KernelSymbols | HiddenSymbols:
@@ -273,7 +286,8 @@ class LiveSource(Happening):
         asked, in_effect, anew = self._asked, self._filters, False
         mode = self._mode[0]
         known_readers = self._readers
-        readers = (self._names.reader_pid, self._user_stacks.reader_pid)
+        self._procfs.refill()
+        readers = (self._names.reader_pid, self._user_stacks.reader_pid, self._reads.pid)
         followed = self._follow(asked.cgroup)
         if asked != self._filters or readers != self._readers or followed:
             anew = followed or _selection(asked) != _selection(self._filters)
@@ -325,7 +339,8 @@ class LiveSource(Happening):
         sites = self._drain.sites(drained)
         caught = self._catcher.take(self._marks)
         gone = self._drain.gone(drained, at_ns, threads, ran)
-        new_readers = {self._names.reader_pid, self._user_stacks.reader_pid}.difference(known_readers)
+        pids = {self._names.reader_pid, self._user_stacks.reader_pid, self._reads.pid}
+        new_readers = pids.difference(known_readers)
         if new_readers:  # the kernel has counted them in this tick
             threads = [(key, record) for key, record in threads if key.pid not in new_readers]
             sites = sites.without([row for row, key in enumerate(sites.keys) if key.pid in new_readers])
@@ -377,8 +392,8 @@ class LiveSource(Happening):
         self._ends.tell()
         cost, missed = self._cost.read(at_ns, self._readers)
         self._user_stacks.fill(at_ns, cost.cpu_pct)
-        if missed:
-            lost = {**lost, "missed_runs": missed}
+        unread = self._processes.unread + self._user_stacks.unread
+        lost = lost | {kind: n for kind, n in (("missed_runs", missed), ("unread", unread)) if n}
         return Snapshot(
             taken_ns=taken_ns,
             at_ns=at_ns,
@@ -406,9 +421,9 @@ class LiveSource(Happening):
         if not of_python:
             self._pythons.ask(pid, frames)
             return frames, False
-        image = self._processes.image(pid)
-        if image is not None:
-            self._pythons.meet(pid, image)
+        with suppress(TimeoutError):
+            if image := self._processes.image(pid):
+                self._pythons.meet(pid, image)
         mixed = self._pythons.mixed(pid, frames, of_python, is_whole)
         if mixed.unnamed and self._user_stacks.name(pid, mixed.unnamed):
             mixed = self._pythons.mixed(pid, frames, of_python, is_whole)
@@ -499,7 +514,7 @@ class LiveSource(Happening):
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         from offtop.kernel.facts import facts  # psutil takes a tenth of a second to load, and few ask
 
-        return facts(pid)
+        return facts(pid, self._facts)
 
     def about(self) -> list[tuple[str, str]]:
         maps, doors = self._program.maps, {"exit": "tracepoint sched_exit_tp", "kprobe": self._features.kprobe_symbol}
@@ -515,11 +530,20 @@ class LiveSource(Happening):
             ("maps", f"sites {maps['sites_0'].entries:,}, ended threads {maps['gone_0'].entries:,} a tick"),
             ("stacks", f"kernel {kernel_fill:.0%}, user {user_fill:.0%} of {maps['user_stacks'].entries:,}"),
             ("processes gone before they were read", f"{self._processes.gone:,}"),
+            *([("not read", told)] if (told := self._on_hung()) else []),
             ("user stacks", self._on_user_stacks()),
             *self._user_stacks.about(),
             *([("debug files", self._debug_files.told)] if self._debug_files else []),
             *([("process ids", namespace.told(self._defines))] if self._defines else []),
         ]
+
+    def _on_hung(self) -> str:
+        """Which processes and devices hang who reads them; empty: none."""
+        named = self._book.process
+        hung = sorted(f"{named(one)}({one})" if isinstance(one, int) else f"files of {one}" for one in self._reads.hung)
+        many = f" and {len(hung) - _MOST_TOLD} more" if len(hung) > _MOST_TOLD else ""
+        full = "; no others are read until one of them goes on" if self._reads.is_full else ""
+        return f"{', '.join(hung[:_MOST_TOLD])}{many}{full}" if hung else ""
 
     def _on_user_stacks(self) -> str:
         way, refused = self._program.unwind, self._drain.count("copies")
@@ -563,8 +587,8 @@ class LiveSource(Happening):
             _ZERO,
             layout.CONFIG.pack(
                 *(filters.min_ns, filters.max_ns or _ALL_ONES, states, select, own_pid, *self._readers),
-                *(self._choice & 0xFFFFFFFF, *of_cgroup),
-                *(self._depth, 0, _ALL_ONES if self._depth else 0, self._lowest_mark_ns),
+                *(self._choice & 0xFFFFFFFF, self._depth, *of_cgroup),
+                *(_ALL_ONES if self._depth else 0, self._lowest_mark_ns),
                 *chain.from_iterable((*interrupts, *returns)),
             ),
         )

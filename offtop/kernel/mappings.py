@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Literal
 
 from offtop.kernel import probes
-from offtop.kernel.files import VDSO, Files, Mapping
+from offtop.kernel.files import VDSO, File, Files, MappedFile, Mapping
+from offtop.kernel.guardedreads import Channel
 from offtop.kernel.layout import EXACT
 from offtop.kernel.perfmap import PerfMap
 from offtop.model.printable import printable
-from offtop.model.stack import ANONYMOUS, CLOSED, GONE, JIT, SIGNAL, Frame
+from offtop.model.stack import ANONYMOUS, CLOSED, GONE, JIT, SIGNAL, UNREAD, Frame
 
 UNKNOWN = "[unknown]"
 """No code is there: the walk went astray in a binary without frame pointers, or the code is gone since."""
@@ -30,6 +31,8 @@ UNKNOWN = "[unknown]"
 _GONE = (Frame(GONE, 0),)
 NOT_PERMITTED = (Frame(CLOSED, 0),)
 """All of a user stack of a process that we may not look into."""
+NOT_READ = (Frame(UNREAD, 0),)
+"""All of a user stack of a process whose mappings were not read in time."""
 _UNKNOWN = Frame(UNKNOWN, 0)
 _CODE = re.compile(
     rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-]x[ps] ([0-9a-f]{1,16}) ([0-9a-f]+:[0-9a-f]+) ([0-9]+) *(.*)$",
@@ -43,7 +46,9 @@ _THRIFT = 50
 """Reading maps for the sake of unexplained addresses takes a fiftieth of the time at most."""
 _MOST_IMAGES = 4096
 _MOST_FRAMES = 4096
-_MOST_TASKS = 16
+_CHECKED_NS = 1_000_000_000
+_PATIENCE_S = 0.5
+"""So long the mappings of one process may take to be read."""
 _SPACES = itertools.count(1)
 """No number is used twice, whoever reads mappings: the kernel side may know rules by it."""
 
@@ -81,25 +86,36 @@ class Image:
 class Processes:
     """Turns user addresses into frames. For use by one thread."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, reads: Channel | None = None) -> None:
+        """`reads`: by which mappings are read; one of its own, if none is given."""
         self.gone = 0
         """Stacks whose process ended before its mappings were read."""
+        self.unread = 0
+        """Stacks whose process did not let its mappings be read in time."""
         self._files = files
+        self._reads = reads or files.reads.channel(_PATIENCE_S)
         self._images: dict[int, Image] = {}
+        self._checked_ns: dict[int, int] = {}
+        """Until when the memory of a process is taken to be readable."""
         self._spaces: dict[int, int] = {}
         """Hash of where code lies → its space."""
         self.doubts = False
         """Mappings could not be read again for an address that they do not explain: too little time has passed."""
 
     def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
-        """Frames of a user stack, leaf first: one for each address, or `[gone]` or `[not permitted]` alone.
+        """Frames of a user stack, leaf first: one for each address, or `[gone]`, `[not permitted]` or `[not read]`
+        alone.
 
         All but the leaf are return addresses, and stand for the call before them: `address - 1`; but not those that
         are marked (layout.EXACT).
         """
         if not addresses:
             return ()
-        image = self._image(pid)
+        try:
+            image = self._image(pid)
+        except TimeoutError:
+            self.unread += 1
+            return NOT_READ
         if image is None and is_closed(pid):
             return NOT_PERMITTED
         if image is None:
@@ -115,12 +131,28 @@ class Processes:
                 frames[number] = frames[number]._replace(name=SIGNAL)
         return tuple(frames)
 
+    def check(self, pid: int) -> None:
+        """Raises TimeoutError where the memory of a process cannot be read, because its mmap_lock is held. What was
+        checked a moment ago is not checked again."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._checked_ns.get(pid, 0):
+            return
+        with suppress(PermissionError, FileNotFoundError, ProcessLookupError):  # whoever reads it is told
+            self._reads.ask(pid, "piece", f"/proc/{pid}/pagemap", 8, 0)
+        if len(self._checked_ns) >= _MOST_IMAGES:
+            self._checked_ns.clear()
+        self._checked_ns[pid] = now_ns + _CHECKED_NS
+
+    def hangs(self, pid: int) -> bool:
+        """Whether the last read of the process hangs. For any thread."""
+        return pid in self._reads.hung
+
     def image(self, pid: int) -> "Image | None":
-        """The code of a process as it is now; None of one that is gone."""
+        """The code of a process as it is now; None of one that is gone. Raises TimeoutError where it was not read."""
         return self._image(pid)
 
     def look(self, pid: int) -> "Image | None":
-        """The same, read anew."""
+        """The same, read anew. Raises TimeoutError where it was not read."""
         if pid in self._images:
             self._images[pid].old_ns = 0
         return self._image(pid)
@@ -133,7 +165,7 @@ class Processes:
 
     def renamed(self) -> list[int]:
         """Processes whose perf map names code by now that it did not name before, so that it makes other frames."""
-        return [pid for pid, image in self._images.items() if image.unnamed and _has_names(image)]
+        return [pid for pid, image in self._images.items() if image.unnamed and self._has_names(image)]
 
     def forget(self, pid: int) -> None:
         """The process has ended, or begun another program."""
@@ -154,9 +186,10 @@ class Processes:
                 del self._images[next(iter(self._images))]
             self._images[pid] = image
         elif time.monotonic_ns() > image.old_ns:
-            self._read(pid, image)
+            with suppress(TimeoutError):  # what was known of it holds
+                self._read(pid, image)
             if image.perf_map:
-                image.perf_map.refresh()
+                self._files.perf_maps.refresh(image.perf_map)
         return image
 
     def _frame(self, pid: int, image: Image, address: int) -> Frame:
@@ -167,34 +200,62 @@ class Processes:
             if time.monotonic_ns() < image.next_ns:
                 self.doubts = True
                 return _UNKNOWN
-            if not self._read(pid, image):
+            try:
+                has_code = self._read(pid, image)
+            except TimeoutError:
+                self.doubts = True
+                return _UNKNOWN
+            if not has_code:
                 return _UNKNOWN
             at = _index(image, address)
             if at < 0:
                 return _UNKNOWN
         if image.made[at]:
-            return _made_at_run_time(pid, image, at, address)
+            return self._made_at_run_time(pid, image, at, address)
         if len(image.frames) >= _MOST_FRAMES:
             image.frames.clear()
         frame = Frame(image.labels[at], address - image.starts[at] + image.offsets[at])
         image.frames[address] = frame
         return frame
 
+    def _made_at_run_time(self, pid: int, image: Image, at: int, address: int) -> Frame:
+        """Not remembered: the next time other code may be there."""
+        maps = self._files.perf_maps
+        if image.perf_map is None:
+            image.perf_map = maps.of(pid, image.identity)
+        if name := maps.name(image.perf_map, address):
+            return Frame(JIT, address, name)
+        if len(image.unnamed) < _MOST_FRAMES:
+            image.unnamed.add(address)
+        if image.labels[at] == ANONYMOUS:
+            return Frame(ANONYMOUS, address)
+        return Frame(image.labels[at], address - image.starts[at] + image.offsets[at])
+
+    def _has_names(self, image: Image) -> bool:
+        """Whether there are more of them since the last time."""
+        told = image.perf_map
+        if told is None:
+            return False
+        self._files.perf_maps.refresh(told)
+        if told.size_bytes == image.told_bytes:
+            return False
+        image.told_bytes = told.size_bytes
+        named = {address for address in image.unnamed if told.known(address)}
+        image.unnamed -= named
+        return bool(named)
+
     def _read(self, pid: int, image: Image) -> bool:
-        """Whether the process has code; what was known of it stays if it has not."""
+        """Whether the process has code; what was known of it stays if it has not. Raises TimeoutError."""
         began_ns = time.monotonic_ns()
-        found: list[tuple[bytes, ...]] = _CODE.findall(_maps(pid))
+        found: list[tuple[bytes, ...]] = _CODE.findall(_maps(self._reads, pid))
         if found:
             starts, ends, offsets = array("Q"), array("Q"), array("Q")
             labels: list[str] = []
             made = bytearray()
-            known: dict[tuple[bytes, bytes, bytes], tuple[str, bool]] = {}
+            known = self._labels(pid, found)
             for start_hex, end_hex, offset_hex, device, inode, path in found:
                 start, end = int(start_hex, 16), int(end_hex, 16)
-                label = known.get((device, inode, path))
-                if label is None:
-                    label = self._label(os.fsdecode(path), device.decode(), int(inode), Mapping(pid, start, end))
-                    known[device, inode, path] = label
+                label = known[device, inode, path]
                 starts.append(start)
                 ends.append(end)
                 offsets.append(int(offset_hex, 16))
@@ -219,14 +280,25 @@ class Processes:
             del self._spaces[next(iter(self._spaces))]
         return space
 
-    def _label(self, path: str, device: str, inode: int, mapping: Mapping) -> tuple[str, bool]:
-        """What `Frame.file` says, and whether a JIT may have written the code."""
-        made = is_made_at_run_time(path)
-        if path.startswith("/") and inode:
-            return self._files.seen(path, device, inode, mapping).label, made
-        if path == VDSO and mapping.end < 1 << 32:
-            return self._files.seen_vdso_32(mapping).label, False
-        return ANONYMOUS if made else printable(path), made
+    def _labels(
+        self, pid: int, found: Sequence[tuple[bytes, ...]]
+    ) -> dict[tuple[bytes, bytes, bytes], tuple[str, bool]]:
+        """By device, inode and path: what `Frame.file` says, and whether a JIT may have written the code."""
+        mapped: dict[tuple[bytes, bytes, bytes], MappedFile] = {}
+        for start, end, _, device, inode, path in found:
+            one = MappedFile(os.fsdecode(path), device.decode(), int(inode), Mapping(pid, int(start, 16), int(end, 16)))
+            mapped.setdefault((device, inode, path), one)
+        files = {key: one for key, one in mapped.items() if one.path.startswith("/") and one.inode}
+        seen = dict(zip(files, self._files.seen([*files.values()], self._reads), strict=True))
+        return {key: self._label(one, seen.get(key)) for key, one in mapped.items()}
+
+    def _label(self, mapped: MappedFile, file: File | None) -> tuple[str, bool]:
+        made = is_made_at_run_time(mapped.path)
+        if file is not None:
+            return file.label, made
+        if mapped.path == VDSO and mapped.mapping.end < 1 << 32:
+            return self._files.seen_vdso_32(mapped.mapping).label, False
+        return ANONYMOUS if made else printable(mapped.path), made
 
 
 def is_closed(pid: int) -> bool:
@@ -236,11 +308,11 @@ def is_closed(pid: int) -> bool:
     except PermissionError:
         return True
     except OSError:
-        return _is_there(pid)  # /proc is mounted with hidepid
+        return probes.is_there(pid)  # /proc is mounted with hidepid
     return False
 
 
-def closed_to_us() -> Literal["", "memory", "mappings"]:
+def closed_to_us(reads: Channel) -> Literal["", "memory", "mappings"]:
     """What of some process we may not see: its memory, or not even what lies where in it (with CAP_PERFMON alone some
     kernels let us: 87ad827a2780); empty: we may look into all that there are."""
     found: Literal["", "mappings"] = ""
@@ -248,18 +320,10 @@ def closed_to_us() -> Literal["", "memory", "mappings"]:
     for pid in listed | {1}:  # which is always there, also where /proc is mounted with hidepid
         if probes.memory_of(pid) == errno.EPERM:
             found = "mappings"
-            with suppress(OSError):  # it has ended, or it protects itself
-                if Path(f"/proc/{pid}/maps").read_bytes():
+            with suppress(OSError):  # it has ended, it protects itself, or it hangs who reads it
+                if reads.ask(pid, "code_of", pid):
                     return "memory"
     return found
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return True
 
 
 def is_made_at_run_time(path: str) -> bool:
@@ -271,33 +335,6 @@ def _index(image: Image, address: int) -> int:
     """Which mapping holds `address`; -1 for none."""
     at = bisect_right(image.starts, address) - 1
     return at if at >= 0 and address < image.ends[at] else -1
-
-
-def _made_at_run_time(pid: int, image: Image, at: int, address: int) -> Frame:
-    """Not remembered: the next time other code may be there."""
-    if image.perf_map is None:
-        image.perf_map = PerfMap(pid)
-    if name := image.perf_map.name(address):
-        return Frame(JIT, address, name)
-    if len(image.unnamed) < _MOST_FRAMES:
-        image.unnamed.add(address)
-    if image.labels[at] == ANONYMOUS:
-        return Frame(ANONYMOUS, address)
-    return Frame(image.labels[at], address - image.starts[at] + image.offsets[at])
-
-
-def _has_names(image: Image) -> bool:
-    """Whether there are more of them since the last time."""
-    told = image.perf_map
-    if told is None:
-        return False
-    told.refresh()
-    if told.size_bytes == image.told_bytes:
-        return False
-    image.told_bytes = told.size_bytes
-    named = {address for address in image.unnamed if told.known(address)}
-    image.unnamed -= named
-    return bool(named)
 
 
 def _identity(pid: int) -> tuple[bytes, ...]:
@@ -318,14 +355,7 @@ def _identity(pid: int) -> tuple[bytes, ...]:
     return (*fields[19:20], *fields[23:26], *fields[42:49])
 
 
-def _maps(pid: int) -> bytes:
-    """Nothing for a kernel thread and for a process that is gone."""
-    with suppress(OSError):
-        if text := Path(f"/proc/{pid}/maps").read_bytes():
-            return text
-        # A main thread that has ended while others go on has no memory any more: theirs is the same.
-        for task in itertools.islice(Path(f"/proc/{pid}/task").iterdir(), _MOST_TASKS):
-            with suppress(OSError):
-                if text := (task / "maps").read_bytes():
-                    return text
-    return b""
+def _maps(reads: Channel, pid: int) -> bytes:
+    """Those of code. Nothing for a kernel thread and for a process that is gone. Raises TimeoutError."""
+    code: bytes = reads.ask(pid, "code_of", pid)
+    return code

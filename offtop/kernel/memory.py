@@ -2,6 +2,10 @@
 
 What is not in memory is not asked for: bringing it in would take as long as a disk does, and a page of a stranger's
 file system (FUSE) comes when the stranger likes.
+
+A process whose mmap_lock is held hangs who reads it. That happens in pagemap, which is read first and where a thread
+can be killed, so that offtop ends all the same; process_vm_readv() cannot be (mm/process_vm_access.c), but hangs only
+if the lock is taken in the microsecond between the two.
 """
 
 import ctypes as ct

@@ -50,7 +50,8 @@ class NameWorker:
         self.version = 0
         self._closing = False
         self._changed = threading.Condition()
-        self._binaries = Binaries(_ANSWER_S, debug_directory=str(debug_files.directory) if debug_files else "")
+        debug_directory = str(debug_files.directory) if debug_files else ""
+        self._binaries = Binaries(_ANSWER_S, debug_directory=debug_directory, reads=files.reads)
         self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="offtop-names", daemon=True)
         self._thread.start()

@@ -12,6 +12,7 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 from offtop.kernel import layout
+from offtop.kernel.guardedreads import Channel
 from offtop.kernel.layout import ObjectRecord
 from offtop.model.book import Book
 from offtop.model.wake import NO_OBJECT, UNIX, Object
@@ -43,9 +44,10 @@ _MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ...(.) ([0-9a-f]+) [0-9a-f:]+ (
 class Objects:
     """For the polling thread."""
 
-    def __init__(self, book: Book, variable: Callable[[int], str] = lambda _: "") -> None:
-        """`variable`: what the kernel calls its own that lies at an address; empty: nobody knows."""
-        self._book, self._variable = book, variable
+    def __init__(self, book: Book, reads: Channel, variable: Callable[[int], str] = lambda _: "") -> None:
+        """`reads`: by which the mappings of processes are read. `variable`: what the kernel calls its own that lies at
+        an address; empty: nobody knows."""
+        self._book, self._reads, self._variable = book, reads, variable
         self._known: dict[tuple[int, ObjectRecord], Object] = {}
         self._private: dict[tuple[int, int], int] = {}
         """Who waits, and on what by where that is in the kernel, which nobody needs to know, → a number of ours. In
@@ -103,8 +105,22 @@ class Objects:
                 return NO_OBJECT
 
     def _futex(self, pid: int, found: ObjectRecord) -> Object:
-        shared = "" if found.how or not self._may_look(_LOOKS_OF_MAPS) else _shared(pid, found.argument)
+        shared = "" if found.how or not self._may_look(_LOOKS_OF_MAPS) else self._shared(pid, found.argument)
         return Object("futex", shared) if shared else Object("futex", f"{found.argument:#x}", pid)
+
+    def _shared(self, pid: int, address: int) -> str:
+        """Where a futex lies in what several processes have mapped: a file and an offset; empty: in the process's own
+        memory, or nobody knows."""
+        try:
+            found = _MAPPING.match(self._reads.ask(pid, "mapping_of", pid, address))
+        except TimeoutError:
+            self._was_refused = True  # a later tick may know
+            return ""
+        if not found or found[3] != b"s":
+            return ""
+        path = found[6].decode(errors="replace")
+        file = f"{path} {int(found[5])}" if path.endswith(" (deleted)") else path
+        return f"{file}+{address - int(found[1], 16) + int(found[4], 16):#x}"
 
     def _file(self, pid: int, found: ObjectRecord) -> Object:
         if found.magic == layout.MAGIC_PIPES:
@@ -203,25 +219,9 @@ def _child(pid: int, found: ObjectRecord) -> Object:
 
 def _name_of(pid: int, fd: int, inode: int) -> str:
     """Of what a descriptor is open on; empty where that is another `inode` by now; 0: any will do. It asks no file
-    system, which may be what everybody waits for."""
+    system, which may be what everybody waits for, and takes no lock of the process's memory."""
     with suppress(OSError):
         told = inode and re.search(r"^ino:\t(\d+)$", Path(f"/proc/{pid}/fdinfo/{fd}").read_text(), re.MULTILINE)
         if not told or int(told[1]) == inode:  # not told before 3845f256a8b5, 5.14
             return os.fsencode(Path(f"/proc/{pid}/fd/{fd}").readlink()).decode(errors="replace")
-    return ""
-
-
-def _shared(pid: int, address: int) -> str:
-    """Where a futex lies in what several processes have mapped: a file and an offset; empty: in the process's own
-    memory, or nobody knows."""
-    with suppress(OSError), Path(f"/proc/{pid}/maps").open("rb") as maps:
-        for line in maps:
-            found = _MAPPING.match(line.rstrip(b"\n"))
-            if not found or not int(found[1], 16) <= address < int(found[2], 16):
-                continue
-            path = found[6].decode(errors="replace")
-            if found[3] != b"s":
-                return ""
-            file = f"{path} {int(found[5])}" if path.endswith(" (deleted)") else path
-            return f"{file}+{address - int(found[1], 16) + int(found[4], 16):#x}"
     return ""

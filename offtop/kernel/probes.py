@@ -9,6 +9,7 @@ import errno
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from offtop.errors import KernelError
 from offtop.kernel.libbpf import Map, enable_statistics, library
@@ -85,13 +86,37 @@ def statistics() -> int | None:
 
 
 def memory_of(pid: int) -> int:
-    """To read in another process's memory; at an address where nothing is, but who may not is told so first."""
+    """To read in another process's memory. It is opened, which the kernel checks, and not read, which may hang. ESRCH
+    for one that has none: a thread of the kernel's, or one that has ended."""
+    if _own_memory() == errno.EPERM:  # seccomp: nobody's may be read
+        return errno.EPERM
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
+        os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115
+    except PermissionError:
+        return errno.EPERM
+    except OSError:
+        is_hidden = not Path(f"/proc/{pid}").exists() and is_there(pid)  # /proc is mounted with hidepid
+        return errno.EPERM if is_hidden else errno.ESRCH
+    return 0
+
+
+def _own_memory() -> int:
+    """To read in our own memory as if it were another's; at an address where nothing is."""
     vector = (ct.c_size_t * 2)(ct.addressof(ct.create_string_buffer(1)), 1)
     nowhere = (ct.c_size_t * 2)(0, 1)
     libc = ct.CDLL(None, use_errno=True)
-    libc.process_vm_readv(pid, vector, ct.c_ulong(1), nowhere, ct.c_ulong(1), ct.c_ulong(0))
-    found = ct.get_errno()
-    return 0 if found == errno.EFAULT else found
+    libc.process_vm_readv(os.getpid(), vector, ct.c_ulong(1), nowhere, ct.c_ulong(1), ct.c_ulong(0))
+    return ct.get_errno()
+
+
+def is_there(pid: int) -> bool:
+    """Whether there is a process of that id, shown in /proc or not."""
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def _map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:

@@ -1,7 +1,8 @@
 """Who a process is: its user, command line and cgroup, read by a worker when somebody asks, so that nobody waits.
 
-A command line is read out of the process's own memory and waits for its mmap_lock; a user's name may come from
-another machine. So neither is read where a tick or a key would have to wait for it. Nor does everything get read: a
+A command line is read out of the process's own memory and waits for its mmap_lock: it is read with a deadline
+(guardedreads.py), and is `[not read]` where it is missed. A user's name may come from another machine. So neither is
+read where a tick or a key would have to wait for it. Nor does everything get read: a
 view that shows no users costs nothing, and one that filters by them a few hundred readings a second at most.
 
 What was told of a process stays when it has ended, as its name does, because earlier windows still show it. It goes
@@ -13,12 +14,14 @@ import pwd
 import threading
 import time
 from collections.abc import Callable, Collection
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from offtop.kernel.cgroups import cgroup_of, content_of, mounted
+from offtop.kernel.guardedreads import Channel, GuardedReads
 from offtop.kernel.status import fields_of
 from offtop.model.book import Book, Details
+from offtop.model.stack import UNREAD
 
 _OLD_S = 10.0
 """What was read so long ago is read again when asked for: a program may have begun another one."""
@@ -27,6 +30,8 @@ _REST_S = 0.1
 """After so many readings: 200 a second are 1 % of a CPU."""
 _MOST_QUEUED = 4096
 _MOST_TOLD = 20_000
+_CMDLINE_S = 1.0
+"""So long it may take to read one command line."""
 _LONGEST_CMDLINE = 4096
 """Bytes."""
 _LONGEST_FILE = 1 << 16
@@ -45,9 +50,12 @@ class Reading(NamedTuple):
 class DetailsWorker:
     """Puts into a Book who processes are. For use by any thread."""
 
-    def __init__(self, book: Book, read: Callable[[int], Reading | None] | None = None) -> None:
+    def __init__(
+        self, book: Book, reads: GuardedReads | None = None, read: Callable[[int], Reading | None] | None = None
+    ) -> None:
+        """`reads`: by which command lines are read. `read`: in place of `reading`."""
         self._book = book
-        self._read = read or reading
+        self._read = read or partial(reading, (reads or GuardedReads()).channel(_CMDLINE_S))
         self._told: dict[int, tuple[bytes, float]] = {}
         """pid → when the process began, and when it was read (monotonic)."""
         self._new: dict[int, None] = {}
@@ -140,8 +148,8 @@ class DetailsWorker:
         if found is None:
             return
         details = found.details
-        if is_same and not details.cmdline:  # the main thread has ended while others go on
-            details = details._replace(cmdline=self._book.detail(pid).cmdline)
+        if is_same and details.cmdline in ("", UNREAD):  # not read, or the main thread has ended while others go on
+            details = details._replace(cmdline=self._book.detail(pid).cmdline or details.cmdline)
         self._told.pop(pid, None)
         while len(self._told) >= _MOST_TOLD:
             self._forget(next(iter(self._told)))
@@ -151,8 +159,9 @@ class DetailsWorker:
             self._book.details_version += 1
 
 
-def reading(pid: int) -> Reading | None:
-    """Who `pid` is, as far as we may know; None for a process that has ended. Never raises, may take long.
+def reading(reads: Channel, pid: int) -> Reading | None:
+    """Who `pid` is, as far as we may know; None for a process that has ended. Never raises; may take long, for the name
+    of a user.
 
     Not with psutil, which has the kernel add up the times of all threads first (/proc/PID/stat), and reads two
     megabytes of arguments to the end.
@@ -163,7 +172,7 @@ def reading(pid: int) -> Reading | None:
     uid = _effective_uid(_content(pid, "status"))
     details = Details(
         user="" if uid < 0 else _user_name(uid),
-        cmdline=_cmdline(_content(pid, "cmdline", _LONGEST_CMDLINE + 1)),
+        cmdline=_command_line(reads, pid),
         cgroup=cgroup_of(content_of(pid), mounted()),
         uid=uid,
     )
@@ -182,6 +191,14 @@ def _began(pid: int) -> bytes:
 def _effective_uid(status: bytes) -> int:
     real_effective = fields_of(status).get("Uid", "").split()
     return int(real_effective[1]) if len(real_effective) > 1 else -1
+
+
+def _command_line(reads: Channel, pid: int) -> str:
+    try:
+        (content,) = reads.ask(pid, "contents", [f"/proc/{pid}/cmdline"], _LONGEST_CMDLINE + 1)
+    except TimeoutError:
+        return UNREAD
+    return _cmdline(content)
 
 
 def _cmdline(content: bytes) -> str:

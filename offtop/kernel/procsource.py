@@ -17,6 +17,7 @@ from offtop.errors import KernelError, OfftopError, UsageError
 from offtop.kernel import procfs, times
 from offtop.kernel.cgroups import content_of, lines_of, mounted
 from offtop.kernel.cost import context_switches
+from offtop.kernel.guardedreads import GuardedReads
 from offtop.kernel.privileges import CAPABILITIES, is_confined
 from offtop.kernel.procaccount import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
 from offtop.kernel.processes import DetailsWorker
@@ -34,6 +35,8 @@ from offtop.units import NS_PER_S
 
 DOOR = "proc"
 _ROOT = "/proc"
+_FACTS_S = 1.0
+"""So long one read may take for what a person asks of a process."""
 _LEAST_S, _MOST_S = 0.01, 10.0
 """Between two looks. And so much CPU time each kind of what is looked up may take at least."""
 _LEAST_PART = 5
@@ -97,7 +100,9 @@ class ProcSource(Happening):
         self._share_pct, self._walk_pct = cpu_pct, cpu_pct
         self._book = Book(has_programs=False)
         self._names = KernelNames()
-        self._details = DetailsWorker(self._book)
+        self._reads = GuardedReads()
+        self._facts = self._reads.channel(_FACTS_S)
+        self._details = DetailsWorker(self._book, self._reads)
         self._account = Account(self._book, time.monotonic_ns(), LATE_NS if _has_ticks() else LATE_WITHOUT_TICKS_NS)
         self._stacks: dict[tuple[Frame, ...], int] = {}
         self._next_stack = FIRST_STACK
@@ -413,7 +418,7 @@ class ProcSource(Happening):
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         from offtop.kernel.facts import facts  # as in live.py
 
-        return facts(pid)
+        return facts(pid, self._facts)
 
     @property
     def _where(self) -> str:
@@ -447,6 +452,7 @@ class ProcSource(Happening):
         if self._lock.acquire(timeout=_CLOSE_SECONDS):
             self._tasks.close()
             self._details.close()
+            self._reads.close()
             self._lock.release()
 
 

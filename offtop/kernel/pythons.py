@@ -162,6 +162,13 @@ class Pythons:
                 process.codes.pop(at, None)
             self.begin_anew(pid)
 
+    def put_off(self, pid: int) -> None:
+        """It could not be looked at for now."""
+        self._asked.pop(pid, None)
+        with self._lock:
+            if self._looked_s.pop(pid, None) is not None:
+                self._looked_s[pid] = time.monotonic()
+
     def begin_anew(self, pid: int) -> None:
         """Have the kernel side make other stacks of the same frames: those that it has made stay as they were read."""
         with self._lock:

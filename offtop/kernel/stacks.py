@@ -30,7 +30,9 @@ from offtop.model.stack import (
     NOT_FOLLOWED,
     NOT_IN_MEMORY,
     NOT_PERMITTED,
+    NOT_READ,
     STACK_LOST,
+    UNREAD,
     WHOLE,
     Frame,
     Stack,
@@ -113,9 +115,11 @@ class Stacks:
         """tid → raw ids → site."""
         self._gone = set[int]()
         """Processes of which this tick has found that they have ended: nobody can look there any more."""
+        self._not_read = set[int]()
+        """Processes that could not be read in time in this tick, but may be in the next."""
         self._passing: list[tuple[int, tuple[int, int]]] = []
-        """Of those sites the ones of this tick alone: they have a copy, or are of a process that has ended, whose id
-        another may have soon."""
+        """Of those sites the ones of this tick alone: they have a copy, are of a process that has ended, whose id
+        another may have soon, or of one that could not be read in time."""
         self.unread = 0
         """Stacks that a record named and the kernel no longer had: their time is under [stack lost]."""
 
@@ -128,7 +132,9 @@ class Stacks:
         if site is None or site.pid != pid:  # in one tick a tid may be of several processes, one after the other
             site = SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
             of_thread[kernel, user] = site
-            if user & layout.COPIED or pid in self._gone:  # asked about twice where it is a record's first
+            if (
+                user & layout.COPIED or pid in self._gone or pid in self._not_read
+            ):  # asked about twice where it is a record's first
                 self._passing.append((tid, (kernel, user)))
         return site
 
@@ -180,6 +186,7 @@ class Stacks:
             self._sites.get(tid, {}).pop(raw, None)
         self._passing.clear()
         self._gone.clear()
+        self._not_read.clear()
         if len(self._walked_ids) > _MOST_WALKED:
             self._walked_ids.clear()
         if self._kernel.make_room(at_once):
@@ -263,11 +270,13 @@ class Stacks:
             if not is_old:
                 if frames == _NO_PROGRAM:
                     self._gone.add(pid)
+                if frames[-1:] and frames[-1].file == UNREAD:
+                    self._not_read.add(pid)
                 is_whole = end == layout.END_WHOLE
                 frames, misplaced = self._with_python(pid, frames, addresses[own:], is_whole)
                 unsure = unsure or misplaced
             known = self._intern_user(frames, _ENDS[end], unsure)
-            if pid not in self._gone:
+            if pid not in self._gone and pid not in self._not_read:
                 of_process[raw_id] = known
         return known
 
@@ -289,6 +298,8 @@ class Stacks:
             end, unsure = ENDED, False
         elif frames[-1].file == CLOSED:
             end, unsure = NOT_PERMITTED, False
+        elif frames[-1].file == UNREAD:
+            end, unsure = NOT_READ, False
 
         def made() -> Stack:
             without = (frame.file for frame in frames if not self._has_rule(frame))

@@ -17,7 +17,7 @@ from offtop.kernel import layout
 from offtop.kernel.allowance import Allowance
 from offtop.kernel.copies import Copies, Copy
 from offtop.kernel.layout import WalkedStack
-from offtop.kernel.walker import Found, Walker
+from offtop.kernel.walker import UNREAD, Found, Walker
 from offtop.model.book import ThreadKey
 from offtop.model.snapshot import Waiting
 from offtop.model.stack import Frame
@@ -86,6 +86,8 @@ class UserStacks:
         self._met: dict[ThreadKey, tuple[int, WalkedStack]] = {}
         """left_ns and registers of waits that are too young yet."""
         self._asked: dict[ThreadKey, tuple[int, WalkedStack]] = {}
+        self._unread: dict[ThreadKey, tuple[int, WalkedStack]] = {}
+        """Those whose process hangs its readers: to be read when it does not any more."""
         self._queue: deque[Copy] = deque()
         self._unnamed: deque[_Unnamed] = deque()
         self._is_late = False
@@ -98,6 +100,8 @@ class UserStacks:
         self._ended = set[int]()
         """Processes that the walker need not remember."""
         self._of_hung = self._late = 0
+        self.unread = 0
+        """Stacks whose process did not let itself be read in time."""
         self._filled_ns = self._walked = self._in_tick = 0
         self._at: tuple[int, float] | None = None
         """Whose memory is being read, and since when."""
@@ -127,6 +131,8 @@ class UserStacks:
         self._met = young
         with self._changed:
             self._leave_hung()
+            for key in [key for key in self._unread if key not in waiting or not self._walker.hangs(key.pid)]:
+                self._met[key] = self._unread.pop(key)
             room = _MOST_ASKED - len(self._asked)
             allowed = sorted((key for key in asked if key.pid not in self._hung), key=lambda key: asked[key][0])
             self._asked.update((key, asked[key]) for key in allowed[:room])
@@ -327,7 +333,11 @@ class UserStacks:
                 self._walked += not isinstance(work, _Unnamed)
                 if isinstance(found, Read):
                     self._found.append(found)
+                    if found.found is UNREAD and not isinstance(work, Copy | _Unnamed | int):
+                        self.unread += 1
+                        self._unread[found.key] = work[1]
                 elif isinstance(work, Copy) and found is not None and work.id not in self._told:
+                    self.unread += found is UNREAD
                     self._of_copies[work.id] = OfCopy(work.execs, work.fallback, found)
 
 

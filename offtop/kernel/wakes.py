@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from offtop.kernel import layout
+from offtop.kernel.guardedreads import Channel
 from offtop.kernel.idtable import IdTable
 from offtop.kernel.layout import ObjectRecord
 from offtop.kernel.libbpf import Map
@@ -76,11 +77,12 @@ class Wakes:
         book: Book,
         stacks_of: StacksOf,
         variable: Callable[[int], str],
+        reads: Channel,
     ) -> None:
-        """`variable`: as Objects has it."""
+        """`variable` and `reads`: as Objects has them."""
         self._wakers, self._wakes = IdTable(raw_wakers, _raw_waker), IdTable(raw_wakes, _raw_wake)
         self._waited_on = IdTable(raw_objects, ObjectRecord.of)
-        self._objects = Objects(book, variable)
+        self._objects = Objects(book, reads, variable)
         self._book, self._stacks_of = book, stacks_of
         self._known_wakers: dict[int, Waker] = {}
         self._ids: dict[tuple[int, int, bool], int] = {}

@@ -13,7 +13,7 @@ from offtop.kernel.copies import Copy
 from offtop.kernel.files import Files
 from offtop.kernel.layout import WalkedStack
 from offtop.kernel.libbpf import Map
-from offtop.kernel.mappings import NOT_PERMITTED, Image, Processes, is_closed
+from offtop.kernel.mappings import NOT_PERMITTED, NOT_READ, Image, Processes, is_closed
 from offtop.kernel.memory import Memory
 from offtop.kernel.pythons import NO_PYTHONS, Pythons, code_objects
 from offtop.kernel.rulebook import Rulebook
@@ -58,6 +58,10 @@ class Found(NamedTuple):
     """Some of its steps were made without a rule of the binary."""
 
 
+UNREAD = Found(NOT_READ, layout.END_ASTRAY)
+"""Of a process that did not let itself be read in time."""
+
+
 class Taught(NamedTuple):
     """The kernel side's maps of what it was taught."""
 
@@ -72,7 +76,7 @@ class Walker:
         """`way`: `fp`, `dwarf` or `auto`. `taught`: None where the kernel side follows no rules."""
         self._files, self._way, self._taught, self._pythons = files, way, taught, pythons
         self._processes = Processes(files)
-        self._binaries = Binaries(_ANSWER_S, _NICE)
+        self._binaries = Binaries(_ANSWER_S, _NICE, reads=files.reads)
         self._rulebook = Rulebook(self._binaries)
         self._looked: dict[int, tuple[float, int, bool]] = {}
         """Process → when its code was looked at, its space, and whether its words are of 32 bits; in that order."""
@@ -146,14 +150,21 @@ class Walker:
     def look(self, pid: int) -> None:
         """Have the kernel side begin anew with a process that has other code by now."""
         self._next_look_s = time.monotonic() + _LOOK_S
-        if pid not in self._looked or time.monotonic() - self._looked[pid][0] <= _OLD_S:
-            image = self._processes.image(pid)
-            if image is not None:
-                self._find_python(pid, image)
-            self._pythons.look(pid)
+        known = self._looked.get(pid)
+        try:
+            self._processes.check(pid)
+            if known is None or time.monotonic() - known[0] <= _OLD_S:
+                if image := self._processes.image(pid):
+                    self._find_python(pid, image)
+                self._pythons.look(pid)
+                return
+            image = self._processes.look(pid) if Path(f"/proc/{pid}").exists() else None
+        except TimeoutError:
+            self._pythons.put_off(pid)
+            if known is not None:
+                self._looked[pid] = time.monotonic(), *self._looked.pop(pid)[1:]
             return
         _, space, is_narrow = self._looked.pop(pid)
-        image = self._processes.look(pid) if Path(f"/proc/{pid}").exists() else None
         if image is None or self._taught is None:
             return
         if image.space != space:
@@ -165,14 +176,23 @@ class Walker:
         self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
     ) -> Found | None:
         """The stack of a thread that is blocked; None where it is gone, or has run meanwhile."""
+        try:
+            self._processes.check(key.pid)
+            return self._of_thread(key, stack, is_narrow, has_run)
+        except TimeoutError:
+            return UNREAD
+
+    def _of_thread(
+        self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
+    ) -> Found | None:
         with Memory(key.tid) as memory:
             if self._taught is None or (is_narrow and _NARROW is None):
                 addresses = userwalk.walk(memory, stack.ip, stack.bp, "i386" if is_narrow else _MACHINE)
                 found = Found(self._processes.frames(key.pid, addresses), layout.END_LINKED)
                 found = _closed(found) if memory.is_closed else found
-                of_python = self._of_thread(key.pid, stack, memory)
+                of_python = self._python_of_thread(key.pid, stack, memory)
                 return None if has_run() else self._with_python(key.pid, found, of_python, memory)
-            of_python = self._of_thread(key.pid, stack, memory)
+            of_python = self._python_of_thread(key.pid, stack, memory)
             kept = (stack.others[0], None, None) if is_narrow else stack.others[: len(_NATIVE.kept)]
             state = State(stack.ip, stack.sp, stack.bp, kept, stack.arguments[0])
             found = self._walked(key.pid, state, memory.stack, memory, is_narrow, has_run)
@@ -186,10 +206,14 @@ class Walker:
     def of_copy(self, copy: Copy) -> Found | None:
         """The stack that a copy was made of; None where its process is gone, or runs another program by now, or where
         nobody knows how such programs keep their registers."""
-        with Memory(copy.pid) as memory:  # for the code alone, which outlives the thread
-            before = self.frames(copy.pid, copy.walked)
-            found = self._walked(copy.pid, copy.state, copy.read, memory, copy.is_narrow, _never, before)
-            found = found and self._with_python(copy.pid, found, copy.of_python, memory)
+        try:
+            self._processes.check(copy.pid)
+            with Memory(copy.pid) as memory:  # for the code alone, which outlives the thread
+                before = self.frames(copy.pid, copy.walked)
+                found = self._walked(copy.pid, copy.state, copy.read, memory, copy.is_narrow, _never, before)
+                found = found and self._with_python(copy.pid, found, copy.of_python, memory)
+        except TimeoutError:
+            return UNREAD
         if found is None or not found.frames:  # where its leaf was there is no code any more
             return None
         end = layout.END_NOT_COPIED if found.end == layout.END_MEMORY else found.end
@@ -228,8 +252,14 @@ class Walker:
 
     def name(self, pid: int, addresses: Collection[int]) -> None:
         """Read what Python's functions are called, by their code objects."""
-        with Memory(pid) as memory:
-            self._pythons.read(pid, addresses, memory)
+        with suppress(TimeoutError):
+            self._processes.check(pid)
+            with Memory(pid) as memory:
+                self._pythons.read(pid, addresses, memory)
+
+    def hangs(self, pid: int) -> bool:
+        """Whether the process does not let itself be read. For any thread."""
+        return self._processes.hangs(pid)
 
     def _find_python(self, pid: int, image: Image) -> None:
         """Have the kernel side read Python's frames, if the process runs Python."""
@@ -237,7 +267,7 @@ class Walker:
             file = self._files.get(label)
             self._pythons.learn(label, self._binaries.python(file) if file else None)
 
-    def _of_thread(self, pid: int, stack: WalkedStack, memory: Memory) -> tuple[int, ...]:
+    def _python_of_thread(self, pid: int, stack: WalkedStack, memory: Memory) -> tuple[int, ...]:
         image = self._processes.image(pid)
         if image is None:
             return ()

@@ -21,6 +21,7 @@ from offtop.kernel import libbpf
 from offtop.kernel.features import Features
 from offtop.kernel.files import File, Mapping
 from offtop.kernel.functions import Function, NotThereError, find, short
+from offtop.kernel.guardedreads import Channel
 from offtop.kernel.program import Program
 from offtop.model.snapshot import Filters
 
@@ -45,14 +46,14 @@ def lacking(features: Features, machine: str = platform.machine()) -> str:
 class Watched:
     """All that --within names. Close it."""
 
-    def __init__(self, asked: str, pids: Collection[int] = ()) -> None:
-        """`pids`: only of these processes, if there are any. Raises UsageError that says what is not there, or why it
-        cannot be."""
+    def __init__(self, asked: str, pids: Collection[int], reads: Channel) -> None:
+        """`pids`: only of these processes, if there are any. `reads`: by which they and their files are read. Raises
+        UsageError that says what is not there, or why it cannot be."""
         self._asked = asked
         program, name = parted(asked)
         with ExitStack() as opened:
-            files = _Files(name, opened)
-            places = _places(program, pids)
+            files = _Files(name, opened, reads)
+            places = _places(program, pids, reads)
             self.functions = _functions(files, places, name)
             own = {one.file for one in self.functions if _base(one.file) == program}
             is_shared = not pids and len(own) < len(self.functions)
@@ -107,8 +108,8 @@ class _Files:
     """The function in the files that a program's name may mean, each read once. They stay open until `opened` is
     closed."""
 
-    def __init__(self, name: str, opened: ExitStack) -> None:
-        self._name, self._opened = name, opened
+    def __init__(self, name: str, opened: ExitStack, reads: Channel) -> None:
+        self._name, self._opened, self.reads = name, opened, reads
         self._known: dict[tuple[int, int], Function | UsageError] = {}
 
     def function(self, path: str, fd: int | None, only_if_named: bool) -> Function:
@@ -176,7 +177,7 @@ def _functions(files: _Files, places: Sequence[tuple[int, Sequence[_Place]]], na
     return [*found.values()]
 
 
-def _places(program: str, pids: Collection[int]) -> Sequence[tuple[int, Sequence[_Place]]]:
+def _places(program: str, pids: Collection[int], reads: Channel) -> Sequence[tuple[int, Sequence[_Place]]]:
     """Programs, each with its libraries behind it, and the processes that were meant (0: none); at least one. Raises
     UsageError."""
     if not program:
@@ -184,18 +185,18 @@ def _places(program: str, pids: Collection[int]) -> Sequence[tuple[int, Sequence
             raise UsageError(
                 "--within: :FUNCTION is one of the processes that -p names. Give -p, or say PROGRAM:FUNCTION"
             )
-        return [(pid, _of_process(pid)) for pid in pids]
+        return [(pid, _of_process(pid, reads)) for pid in pids]
     if "/" in program:
         return [(0, [_of_path(program)])]
     every = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal()]
     named = [pid for pid in every if program in _names(pid)]
     running = [pid for pid in named if not pids or pid in pids]
     if running:
-        return [(pid, _of_process(pid)) for pid in running]
+        return [(pid, _of_process(pid, reads)) for pid in running]
     if named:
         raise UsageError(f"--within: no process of -p is called {short(program)}. Take one of: {_some(named)}")
     if ".so" in program:
-        mapped = [found for pid in pids or every for found in _mapped(pid) if _is_library(found.path, program)]
+        mapped = [found for pid in pids or every for found in _mapped(pid, reads) if _is_library(found.path, program)]
         distinct = {(found.device, found.inode): found for found in mapped}
         known = [] if mapped else [path for path in _libraries() if _base(path) == program]
         if mapped or known:
@@ -207,29 +208,37 @@ def _places(program: str, pids: Collection[int]) -> Sequence[tuple[int, Sequence
     raise UsageError(f"--within: there is no process, library or command {short(program)}. {hint}")
 
 
-def _of_process(pid: int) -> Sequence[_Place]:
+def _of_process(pid: int, reads: Channel) -> Sequence[_Place]:
     """Its program, and what else of files it has mapped as code."""
 
     def of_program(files: _Files, only_if_named: bool) -> Function:
         path, fd = f"/proc/{pid}/exe", None
         with suppress(OSError):
             path = str(Path(f"/proc/{pid}/exe").readlink())
-            fd = os.open(f"/proc/{pid}/exe", os.O_RDONLY | os.O_CLOEXEC)
+            fd = files.reads.open(("exe", pid), f"/proc/{pid}/exe")[1]
         return files.function(path, fd, only_if_named)
 
-    return [of_program, *map(_of_file, _mapped(pid)[1:])]
+    return [of_program, *map(_of_file, _mapped(pid, reads)[1:])]
 
 
 def _of_file(file: File) -> _Place:
-    return lambda files, only_if_named: files.function(file.path, file.open(), only_if_named)
+    def of_file(files: _Files, only_if_named: bool) -> Function:
+        fd = None
+        with suppress(TimeoutError):
+            if found := file.open(files.reads):
+                found.let_go(files.reads)
+                fd = found.fd
+        return files.function(file.path, fd, only_if_named)
+
+    return of_file
 
 
 def _of_path(path: str) -> _Place:
     def of_path(files: _Files, only_if_named: bool) -> Function:
         fd = None
         with suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # which a FIFO would hold up
-        return files.function(os.path.realpath(path), fd, only_if_named)
+            fd = files.reads.open(path, str(Path.cwd() / path))[1]
+        return files.function(os.path.realpath(path) if fd else path, fd, only_if_named)
 
     return of_path
 
@@ -249,11 +258,11 @@ def _names(pid: int) -> set[str]:
     return found
 
 
-def _mapped(pid: int) -> list[File]:
+def _mapped(pid: int, reads: Channel) -> list[File]:
     """The files that it has mapped as code, each once."""
     found: dict[tuple[str, int], File] = {}
     with suppress(OSError):
-        for line in os.fsdecode(Path(f"/proc/{pid}/maps").read_bytes()).split("\n"):
+        for line in os.fsdecode(reads.ask(pid, "code_of", pid)).split("\n"):
             fields = line.split(maxsplit=5)
             if len(fields) == 6 and "x" in fields[1] and fields[4] != "0":
                 start, end = (int(address, 16) for address in fields[0].split("-"))

@@ -14,6 +14,8 @@ GONE = "[gone]"
 """`Frame.file` of a user frame whose process exited before its mappings were read."""
 CLOSED = "[not permitted]"
 """`Frame.file` if the process belongs to another user and CAP_SYS_PTRACE is missing."""
+UNREAD = "[not read]"
+"""`Frame.file` if the mappings of the process were not read in time, because its mmap_lock is held."""
 ANONYMOUS = "[anon]"
 """`Frame.file` of code without a file that no perf map names: JIT code."""
 JIT = "[jit]"
@@ -42,7 +44,7 @@ WHOLE, LINKED, DEEP, NOT_COPIED, NOT_FOLLOWED, NOT_IN_MEMORY, ASTRAY, NO_WAY, EN
     *("whole", "frame-pointers", "too-deep", "not-copied", "not-followed", "not-in-memory", "astray", "no-unwind-info"),
     "process-ended",
 )
-NOT_PERMITTED = "not-permitted"
+NOT_PERMITTED, NOT_READ = "not-permitted", "not-read"
 ENDS: Mapping[str, str] = {
     WHOLE: "whole: ends where the thread began",
     LINKED: "frame pointers, not checked",
@@ -54,6 +56,7 @@ ENDS: Mapping[str, str] = {
     NO_WAY: "no unwind information",
     ENDED: "the process exited before it was read",
     NOT_PERMITTED: "offtop may not read the process",
+    NOT_READ: "the process was not read in time",
 }
 """How a user stack may end, by its name in `Stack.end` and JSON."""
 
@@ -63,7 +66,7 @@ class Frame(NamedTuple):
 
     file: str
     """Path of the binary, or of a Python function's source; or a word in brackets: `[kernel]`, `[ext4]`, `[vdso]`,
-    `[anon]`, `[python]`, `[gone]`, `[not permitted]`."""
+    `[anon]`, `[python]`, `[gone]`, `[not permitted]`, `[not read]`."""
     offset: int
     """User frames: byte offset in the file, or the address if there is no file. Python functions: their first line.
     Kernel frames: 0."""
@@ -95,7 +98,7 @@ class Stack(NamedTuple):
 
         It is empty if none are.
         """
-        if self.end in (WHOLE, LINKED, ENDED, NOT_PERMITTED) or not self.frames:
+        if self.end in (WHOLE, LINKED, ENDED, NOT_PERMITTED, NOT_READ) or not self.frames:
             return ""
         return f"{ENDS[self.end]}: {self.frames[-1].file.rpartition('/')[2]}"
 

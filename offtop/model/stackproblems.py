@@ -28,7 +28,9 @@ from offtop.model.stack import (
     NOT_FOLLOWED,
     NOT_IN_MEMORY,
     NOT_PERMITTED,
+    NOT_READ,
     SIGNAL,
+    UNREAD,
     WHOLE,
     Frame,
     Names,
@@ -55,6 +57,7 @@ REASONS: Mapping[str, str] = {
     DEEP: "callers missing: more than 127 frames",
     ENDED: "all missing: the process exited before it was read",
     NOT_PERMITTED: "all missing: offtop may not read the process",
+    NOT_READ: "all missing: the process was not read in time",
     STRIPPED: "names missing: stripped of its symbols",
     NO_SYMBOL: "names missing: no symbol for that code",
     NO_MAP: "names missing: JIT code, not in a perf map",
@@ -69,11 +72,11 @@ REASONS: Mapping[str, str] = {
 """Why a stack is incomplete or not fully named, by the name in JSON."""
 _NAME_REASONS = frozenset(
     {
-        *(ENDED, NOT_PERMITTED, STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF),
+        *(ENDED, NOT_PERMITTED, NOT_READ, STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF),
         *(OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_CONFINED, NOT_KNOWN),
     }
 )
-_CALLER_REASONS = frozenset({ENDED, NOT_PERMITTED, *REASONS.keys() - _NAME_REASONS})
+_CALLER_REASONS = frozenset({ENDED, NOT_PERMITTED, NOT_READ, *REASONS.keys() - _NAME_REASONS})
 _BUILD_UNWINDABLE = "build it with -fasynchronous-unwind-tables and keep .eh_frame, or with -fno-omit-frame-pointer"
 _REMEDIES: Mapping[str, str] = {
     NO_WAY: _BUILD_UNWINDABLE,
@@ -85,6 +88,7 @@ _REMEDIES: Mapping[str, str] = {
     NOT_IN_MEMORY: "add memory, so that stacks are not swapped out",
     ASTRAY: "its unwind information is wrong there; assembly code needs .cfi directives",
     NOT_PERMITTED: "run it with sudo, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+    NOT_READ: "find what blocks it: its threads in D state are in mode 1; its stacks return when it goes on",
     STRIPPED: "install its debug symbols (a -dbgsym, -dbg or -debuginfo package), or try --debuginfod; leave your own "
     "unstripped",
     NO_SYMBOL: "install its debug symbols, or try --debuginfod; assembly needs .type and .size",
@@ -274,6 +278,8 @@ def _of_callers(stack: Stack) -> Iterator[_Flaw]:
         yield _Flaw(GONE, ENDED)
     elif stack.end == NOT_PERMITTED:
         yield _Flaw(CLOSED, NOT_PERMITTED)
+    elif stack.end == NOT_READ:
+        yield _Flaw(UNREAD, NOT_READ)
     elif stack.end == LINKED:
         yield _Flaw("", LINKED)
     elif stack.end == ASTRAY and stack.is_unsure and stack.guessed_in:

@@ -21,7 +21,7 @@ from offtop.model.ends import NAMED, ROLES, Ends, Process, Side
 from offtop.model.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.printable import printable
 from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Sampling
-from offtop.model.stack import CLOSED, ENDS, FILTERED, GONE, LINKED, NO_STACK, WHOLE, Frame, Stack
+from offtop.model.stack import CLOSED, ENDS, FILTERED, GONE, LINKED, NO_STACK, UNREAD, WHOLE, Frame, Stack
 from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V, integers
 from offtop.model.wake import (
     CHAIN_ENDS,
@@ -440,7 +440,7 @@ def category_of(stack: Stack) -> str:
 
 def _is_user_stack(frames: Sequence[Frame]) -> bool:
     """Return whether these are user frames: kernel frames have no offset."""
-    return any(frame.offset or frame.file in (GONE, CLOSED) for frame in frames)
+    return any(frame.offset or frame.file in (GONE, CLOSED, UNREAD) for frame in frames)
 
 
 def stack_of(frames: Sequence[Frame], tail: object, entry: object, category: object) -> Stack:

@@ -16,6 +16,7 @@ from offtop.kernel.cgroups import Mount, Quota, cgroup_of, content_of, mounted, 
 from offtop.kernel.processes import reading
 from tests.conftest import lacks
 from tests.kernel.programs import build, running, until
+from tests.kernel.reads import READS
 
 MS = 1_000_000
 UNIFIED = rb"""
@@ -278,7 +279,7 @@ def test_a_spinner_that_is_throttled_is_told_by_its_quota() -> None:
 @pytest.mark.kernel
 def test_a_process_is_told_to_be_where_it_is_with_any_name() -> None:
     with group(os.fsdecode(b"a:b \r\xff (deleted)\xc3\xa9")) as place, child(place, "sleep", "1000") as pid:
-        found = reading(pid)
+        found = reading(READS, pid)
         assert found
         systemd = [
             line for line in content_of(pid).split(b"\n") if b":name=systemd:" in line and not line.endswith(b":/")

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from offtop.kernel import files, mappings, perfmap
 from offtop.kernel.files import Files
+from offtop.kernel.guardedreads import Channel
 from offtop.kernel.mappings import Processes
 from offtop.model.printable import printable
 from offtop.model.stack import Frame
 from tests.kernel.programs import Program, build, running
+from tests.kernel.reads import READS
 
 ONE = r"""
 __attribute__((noinline)) int one(int a) { return getpid() + a; }
@@ -65,7 +67,7 @@ int main(void) {
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read again only now and then is read again at once."""
     monkeypatch.setattr(mappings, "_THRIFT", 0)
-    monkeypatch.setattr(perfmap, "_THRIFT", 0)
+    monkeypatch.setattr(perfmap, "_PATIENCE_S", 10)
     monkeypatch.setattr(files, "_MOMENT_NS", -1)
 
 
@@ -230,12 +232,22 @@ def test_a_hostile_path_cannot_write_to_the_terminal(one: Path, tmp_path: Path, 
     assert frame.file == str(tmp_path / r"a\x1b[31m\u202eb")
 
 
+def named(processes: Processes, program: Program, addresses: list[int], count: int) -> tuple[Frame, ...]:
+    """Frames, when so many of them are named by the perf map."""
+    deadline = time.monotonic() + 30
+    while True:
+        frames = processes.frames(program.pid, addresses)
+        if sum(frame.file == "[jit]" for frame in frames) == count or time.monotonic() > deadline:
+            return frames
+        time.sleep(0.005)
+
+
 def test_code_made_at_run_time_is_named_by_the_perf_map(jit: tuple[Program, Path], processes: Processes) -> None:
     program, perf_map = jit
     code = program.at["code"]
     assert processes.frames(program.pid, [code + 4]) == (Frame("[anon]", code + 4),)
     perf_map.write_text(f"{code:x} 10 Main::loop()\n0x{code + 16:x} 0x8 evil\x1b[31m name\n")
-    frames = processes.frames(program.pid, [code + 15, code + 17, code + 24, code + 25])
+    frames = named(processes, program, [code + 15, code + 17, code + 24, code + 25], 3)
     assert frames == (
         Frame("[jit]", code + 15, "Main::loop()"),
         Frame("[jit]", code + 16, r"evil\x1b[31m name"),  # of a return address the byte before it
@@ -253,6 +265,7 @@ def test_a_perf_map_that_grows_is_read_on_and_its_newest_entry_holds(
     assert processes.frames(program.pid, [code]) == (Frame("[jit]", code, "old"),)
     with perf_map.open("a") as file:
         file.write(f"shed\n{code + 512:x} 10 other\n{code:x} 20 new\n")
+    named(processes, program, [code + 256], 1)
     frames = processes.frames(program.pid, [code + 256, code + 1, code + 0x41])
     assert [frame.name for frame in frames] == ["unfinished", "new", "old"]
 
@@ -271,6 +284,7 @@ def test_a_perf_map_written_anew_is_read_anew(jit: tuple[Program, Path], process
     perf_map.write_text(f"{code:x} 10 one\n")
     processes.frames(program.pid, [code])
     perf_map.write_text(f"{code + 16:x} 10 two\n{code + 32:x} 10 three\n")
+    named(processes, program, [code + 16], 1)
     frames = processes.frames(program.pid, [code + 16, code + 33, code + 1])
     assert [(frame.file, frame.name) for frame in frames] == [("[jit]", "two"), ("[jit]", "three"), ("[anon]", "")]
 
@@ -297,9 +311,10 @@ def test_no_perf_map_makes_it_fail(parts: list[bytes]) -> None:
     perf_map = Path(f"/tmp/perf-{os.getpid()}.map")
     perf_map.write_bytes(b"".join(parts))
     try:
-        found = mappings.PerfMap(os.getpid())
+        found = perfmap.PerfMap(os.getpid())
+        found.read(READS)
         for address in (0, 0x7F00, (1 << 64) - 1):
-            assert printable(found.name(address)) == found.name(address)
+            assert printable(found.known(address)) == found.known(address)
     finally:
         perf_map.unlink()
 
@@ -322,7 +337,7 @@ MAPS = [
 @given(st.lists(st.sampled_from(MAPS) | st.binary(max_size=8)), st.lists(st.integers(0, (1 << 64) - 1), max_size=4))
 def test_no_maps_make_it_fail(parts: list[bytes], addresses: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mappings, "_maps", lambda _pid: b"".join(parts))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        patch.setattr(mappings, "_maps", lambda _reads, _pid: b"".join(parts))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
         frames = Processes(Files()).frames(os.getpid(), [0x400010, 0x7F0000000010, *addresses])
     assert len(frames) in (1, 2 + len(addresses))
     assert all(printable(frame.file) == frame.file for frame in frames)
@@ -332,9 +347,9 @@ def test_astray_addresses_do_not_have_maps_read_time_and_again(one: Path, monkey
     monkeypatch.setattr(mappings, "_THRIFT", 1_000_000)
     read, readings = mappings._maps, itertools.count()  # pyright: ignore[reportPrivateUsage]
 
-    def counted(pid: int) -> bytes:
+    def counted(reads: Channel, pid: int) -> bytes:
         next(readings)
-        return read(pid)
+        return read(reads, pid)
 
     monkeypatch.setattr(mappings, "_maps", counted)
     processes = Processes(Files())
@@ -349,7 +364,7 @@ def test_what_was_read_long_ago_is_read_again(one: Path, processes: Processes, m
     text = b"400000-401000 r-xp 00000000 08:01 12 /bin/%s\n"
     with running([one]) as program:
         for name in (b"before", b"after"):
-            monkeypatch.setattr(mappings, "_maps", lambda _pid, name=name: text % name)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+            monkeypatch.setattr(mappings, "_maps", lambda _reads, _pid, name=name: text % name)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
             assert processes.frames(program.pid, [0x400123]) == (Frame(f"/bin/{name.decode()}", 0x123),)
 
 

@@ -279,7 +279,7 @@ def test_a_program_rewritten_in_place_keeps_its_names_and_gives_none_to_the_next
 ) -> None:
     monkeypatch.setattr(files_module, "_MOMENT_NS", -1)
     if remote:  # there nobody asks when a file was written, until it is opened
-        monkeypatch.setattr(files_module, "_is_local", lambda _device, _pid: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        monkeypatch.setattr(files_module, "_is_local", lambda _device, _pid, _reads: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     path, other = program(tmp_path / "app", "old_one"), program(tmp_path / "other", "new_one")
     with running([path]) as old:
         frame, unasked = namer.frame(old.pid, old.at["function"]), namer.frame(old.pid, old.at["last"])

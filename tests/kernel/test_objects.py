@@ -16,6 +16,7 @@ from offtop.kernel.layout import ObjectRecord
 from offtop.kernel.objects import Objects
 from offtop.model.book import Book
 from offtop.model.wake import NO_OBJECT, Object
+from tests.kernel.reads import READS
 
 PIPES, ANONYMOUS, EXT4 = 0x50495045, 0x09041934, 0xEF53
 TCP, UDP = 6, 17
@@ -52,7 +53,7 @@ def socket_of(family: int, protocol: int, local: str, peer: str = "", state: int
 
 
 def told(found: ObjectRecord, pid: int = OWN, book: Book | None = None) -> Object:
-    return Objects(book or Book()).of(pid, found)[0]
+    return Objects(book or Book(), READS).of(pid, found)[0]
 
 
 def inode_of(fd: int) -> int:
@@ -148,7 +149,7 @@ def test_a_lock_of_the_kernel_is_told_by_what_it_is_in_or_called() -> None:
             (lock._replace(state=layout.PLACE_PIPE, magic=PIPES), "mutex of pipe:[9]"),
         ):
             assert told(found).label == label
-    objects = Objects(Book(), lambda at: "rtnl_mutex" if at == 0xF10 else "")
+    objects = Objects(Book(), READS, lambda at: "rtnl_mutex" if at == 0xF10 else "")
     assert objects.of(OWN, lock._replace(file=0xF10))[0] == Object("mutex", "rtnl_mutex")
     assert objects.of(OWN, lock)[0] == Object("mutex", "mutex#1")
     assert objects.of(1, lock)[0] == Object("mutex", "mutex#1"), "of another process the same"
@@ -156,7 +157,7 @@ def test_a_lock_of_the_kernel_is_told_by_what_it_is_in_or_called() -> None:
 
 
 def test_what_has_no_name_is_of_its_process_alone_and_looked_at_again() -> None:
-    objects = Objects(Book())
+    objects = Objects(Book(), READS)
     with os.fdopen(os.eventfd(0), "rb") as one:
         found = record(magic=ANONYMOUS, inode=7, argument=one.fileno())
         mine, _ = objects.of(OWN, found)
@@ -194,7 +195,7 @@ def test_a_futex_is_of_its_process_or_of_the_file_that_several_have_mapped() -> 
 
 
 def test_a_tick_looks_for_so_many_and_the_rest_is_told_in_the_next(tmp_path: Path) -> None:
-    objects, files = Objects(Book()), [(tmp_path / str(n)).open("wb") for n in range(60)]
+    objects, files = Objects(Book(), READS), [(tmp_path / str(n)).open("wb") for n in range(60)]
     fds = [one.fileno() for one in files]
     found = [record(magic=EXT4, inode=inode_of(fd), argument=fd, file=fd) for fd in fds]
     first = [objects.of(OWN, one) for one in found]

@@ -121,7 +121,13 @@ def test_without_cap_dac_read_search_callers_of_what_waits_now_are_not_permitted
     assert len(held["user"]) > 1
 
 
-CLOSED = "from offtop.kernel.mappings import closed_to_us; print(closed_to_us() and 'closed', flush=True)"
+CLOSED = """
+from offtop.kernel.guardedreads import GuardedReads
+from offtop.kernel.mappings import closed_to_us
+reads = GuardedReads()
+print(closed_to_us(reads.channel(5)) and 'closed', flush=True)
+reads.close()
+"""
 ROOT_WITHOUT = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all")
 
 

@@ -15,6 +15,7 @@ from offtop.kernel.processes import DetailsWorker, Reading, cgroup_of, reading
 from offtop.model.book import UNKNOWN, Book, Details
 from tests.kernel import watch
 from tests.kernel.programs import build, running, until
+from tests.kernel.reads import READS
 from tests.kernel.watch import MS
 
 WAITS = ("sh", "-c", "read line")
@@ -45,9 +46,9 @@ def reads() -> list[int]:
 def worker(book: Book, reads: list[int]) -> Generator[DetailsWorker]:
     def read(pid: int) -> Reading | None:
         reads.append(pid)
-        return reading(pid)
+        return reading(READS, pid)
 
-    made = DetailsWorker(book, read)
+    made = DetailsWorker(book, read=read)
     yield made
     made.close()
 
@@ -131,7 +132,7 @@ def test_the_owner_is_the_user_it_acts_as_and_one_without_a_name_is_its_number(
 def test_the_user_that_a_process_acts_as_is_not_the_one_that_began_it(tmp_path: Path) -> None:
     acting = build(tmp_path / "app", "int main(void) { if (seteuid(65534)) return 1; next(); }")
     with running([acting]) as app:
-        found = reading(app.pid)
+        found = reading(READS, app.pid)
         assert found is not None
         assert found.details.uid == 65534
 
@@ -145,7 +146,7 @@ def test_what_ended_while_it_was_read_was_not_read(monkeypatch: pytest.MonkeyPat
             return "/"
 
         monkeypatch.setattr(processes, "cgroup_of", late)
-        assert reading(one.pid) is None
+        assert reading(READS, one.pid) is None
 
 
 @pytest.mark.kernel
@@ -173,12 +174,12 @@ def test_of_what_is_not_there_nothing_is_told(worker: DetailsWorker, book: Book)
     worker.describe([one.pid, 0, -1, NOBODY])
     told(worker, book, os.getpid())  # asked for after them
     assert [*book.details] == [os.getpid()]
-    assert reading(one.pid) is None
+    assert reading(READS, one.pid) is None
 
 
 def test_nobody_asked_is_nobody_read(book: Book) -> None:
     read: list[int] = []
-    worker = DetailsWorker(book, lambda pid: read.append(pid))
+    worker = DetailsWorker(book, read=lambda pid: read.append(pid))
     before = {*threading.enumerate()}  # some of which end yet
     worker.describe([])
     worker.met(1)
@@ -194,11 +195,11 @@ def test_nobody_asked_is_nobody_read(book: Book) -> None:
 
 def test_a_process_that_only_waits_to_be_reaped_has_ended() -> None:
     with child() as one:
-        assert reading(one.pid) is not None
+        assert reading(READS, one.pid) is not None
         one.kill()
         os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
         assert Path(f"/proc/{one.pid}").exists()
-        assert reading(one.pid) is None
+        assert reading(READS, one.pid) is None
 
 
 def test_one_that_goes_on_without_its_main_thread_keeps_its_arguments(
@@ -209,7 +210,7 @@ def test_one_that_goes_on_without_its_main_thread_keeps_its_arguments(
         assert before.cmdline == f"{tmp_path}/app mark"
         app.go_on_alone()
         until(lambda: Path(f"/proc/{app.pid}/cmdline").read_bytes() == b"")
-        headless = reading(app.pid)
+        headless = reading(READS, app.pid)
         assert headless is not None
         assert headless.details == before._replace(cmdline="")
         worker.ended(app.pid)
@@ -252,7 +253,7 @@ def test_an_end_that_nobody_heard_of_is_found_out_by_asking_again(
 def test_a_pid_that_turns_up_again_is_not_told_of_as_the_process_that_had_it(book: Book) -> None:
     """With a kernel that is made up: pids come round in their own time."""
     began, user = [b"100"], ["first"]
-    worker = DetailsWorker(book, lambda _: Reading(began[0], Details(user[0])))
+    worker = DetailsWorker(book, read=lambda _: Reading(began[0], Details(user[0])))
     assert told(worker, book, 7).user == "first"
     worker.met(7)  # it still lives
     assert book.details[7].user == "first"
@@ -283,7 +284,7 @@ def test_what_was_being_read_when_its_pid_turned_up_again_is_not_taken(book: Boo
         goes_on.acquire()
         return answer
 
-    worker = DetailsWorker(book, slowly)
+    worker = DetailsWorker(book, read=slowly)
     worker.describe([7])
     at.acquire()
     worker.ended(7)
@@ -331,7 +332,7 @@ def test_a_process_that_never_answers_keeps_nobody_waiting(book: Book) -> None:
         stuck.set()
         goes_on.wait(SECONDS)
 
-    worker = DetailsWorker(book, never)
+    worker = DetailsWorker(book, read=never)
     worker.describe([1])
     assert stuck.wait(SECONDS)
     worker.describe([1, 2])
@@ -358,7 +359,7 @@ def test_more_than_can_be_queued_is_left_out_and_old_ones_give_way(book: Book, m
         assert goes_on.wait(SECONDS)
         return Reading(b"1", Details(str(pid)))
 
-    worker = DetailsWorker(book, count)
+    worker = DetailsWorker(book, read=count)
     worker.describe([1])
     assert first.wait(SECONDS)
     worker.describe(range(2, 1000))
@@ -373,7 +374,7 @@ def test_more_than_can_be_queued_is_left_out_and_old_ones_give_way(book: Book, m
 
 def test_after_some_readings_it_rests(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_REST_S", SECONDS)
-    worker = DetailsWorker(book, lambda pid: Reading(b"1", Details(str(pid))))
+    worker = DetailsWorker(book, read=lambda pid: Reading(b"1", Details(str(pid))))
     worker.describe(range(1, 100))
     until(lambda: 20 in book.details)
     worker.close()

@@ -315,4 +315,6 @@ def test_readers_are_never_counted_nor_is_one_that_takes_the_place_of_another() 
         assert names.reader_pid not in (0, before)
         later = {key.pid for _ in range(3) for key, _ in live.tick(0.1).each_thread()}
         assert os.getppid() in shown & later
-        assert not {before, names.reader_pid} & (shown | later)
+        reads = live.source._reads.pid  # pyright: ignore[reportPrivateUsage]
+        assert reads
+        assert not {before, names.reader_pid, reads} & (shown | later)

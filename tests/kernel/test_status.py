@@ -14,6 +14,7 @@ from offtop.kernel.facts import facts
 from offtop.kernel.perfmap import PerfMap
 from offtop.kernel.processes import reading
 from offtop.kernel.status import fields_of, status_of
+from tests.kernel.reads import READS
 
 _CALL_ONESELF = """
 import os, sys
@@ -59,9 +60,9 @@ def test_a_name_passes_for_no_line(name: bytes) -> None:
     nobody = 65534
     with nobody_called(name) as pid:
         assert status_of(pid)["Uid"].split() == [str(nobody)] * 4
-        found = reading(pid)
+        found = reading(READS, pid)
         assert found is not None and found.details.uid == nobody
-        assert dict(facts(pid))["user"] == f"{pwd.getpwuid(nobody).pw_name}, uid {nobody}"
+        assert dict(facts(pid, READS))["user"] == f"{pwd.getpwuid(nobody).pw_name}, uid {nobody}"
         assert name_in_map(pid, nobody) == "mine"
 
 
@@ -78,6 +79,8 @@ def name_in_map(pid: int, uid: int) -> str:
     path.write_text("1000 10 mine\n")
     try:
         os.chown(path, uid, uid)
-        return PerfMap(pid).name(0x1008)
+        found = PerfMap(pid)
+        found.read(READS)
+        return found.known(0x1008)
     finally:
         path.unlink()

@@ -29,6 +29,7 @@ from offtop.model.stack import NO_STACK
 from offtop.model.stuck import Stuck, stuck
 from offtop.model.window import Window
 from tests.kernel import programs, waits, watch
+from tests.kernel.reads import GUARDED
 from tests.kernel.test_counts import wait_until_asleep
 from tests.kernel.test_processes import child_with_pid
 from tests.kernel.watch import MS, S, Watch
@@ -421,7 +422,7 @@ class Watched(Walker):
     """A walker that has `before` called with each thread first, and `after` when it has walked its stack."""
 
     def __init__(self, before: Callable[[int], object], after: Callable[[], object]) -> None:
-        super().__init__(Files(), "fp", None)
+        super().__init__(Files(GUARDED), "fp", None)
         self._calls = before, after
 
     def another(self) -> Walker:

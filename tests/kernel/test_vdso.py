@@ -12,6 +12,7 @@ from offtop.kernel.files import VDSO_32, Files, Mapping
 from offtop.kernel.rules import NO_RULE, read
 from offtop.model.stackproblems import UNREADABLE
 from tests.kernel.programs import Program, build, running
+from tests.kernel.reads import READS
 
 PROGRAM = r"""
 #include <sys/auxv.h>
@@ -43,7 +44,9 @@ def mapping(child: Program) -> Mapping:
 def test_it_is_a_library_whose_functions_have_names_and_rules(child: Program, tmp_path: Path) -> None:
     file = Files().seen_vdso_32(mapping(child))
     assert file.label == VDSO_32
-    fd = file.open()
+    found = file.open(READS)
+    assert found
+    fd = found.fd
     assert fd is not None
     code = os.pread(fd, 1 << 16, 0)
     os.close(fd)
@@ -60,11 +63,13 @@ def test_it_is_a_library_whose_functions_have_names_and_rules(child: Program, tm
 def test_it_is_one_file_for_all_processes_and_the_latest_is_read(child: Program) -> None:
     files = Files()
     gone = files.seen_vdso_32(Mapping(1 << 22, 0xF000_0000, 0xF000_2000))
-    assert gone.open() is None
+    assert gone.open(READS) is None
     gone.unreadable = UNREADABLE
     file = files.seen_vdso_32(mapping(child))
     assert (file is gone, file.unreadable, files.get(VDSO_32) is file) == (True, "", True)
-    fd = file.open()
+    found = file.open(READS)
+    assert found
+    fd = found.fd
     assert fd is not None
     os.close(fd)
 
@@ -77,4 +82,4 @@ def test_one_that_somebody_has_written_to_is_not_believed(child: Program) -> Non
         pytest.skip("this kernel lets nobody write there")
     finally:
         os.close(fd)
-    assert Files().seen_vdso_32(mapping(child)).open() is None
+    assert Files().seen_vdso_32(mapping(child)).open(READS) is None

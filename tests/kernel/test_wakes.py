@@ -36,6 +36,7 @@ from offtop.model.wake import (
     Waker,
 )
 from offtop.model.window import between
+from tests.kernel.reads import READS
 
 PID, SLEEPER = 100, 101
 FUTEX_WAKE, TIMER, ENDED, ALARM, SIGIO, RCU = range(FIRST_STACK, FIRST_STACK + 6)
@@ -148,7 +149,7 @@ class Kernel:
             self.book.stacks[stack] = Stack(tuple(Frame("[kernel]", 0, name) for name in names))
         self.objects = FakeMap(1 << 20, layout.OBJECT.size)
         wakers, wakes, objects = (cast(Map, one) for one in (self.wakers, self.wakes, self.objects))
-        self.read = Wakes(wakers, wakes, objects, self.book, _as_they_are, lambda _: "")
+        self.read = Wakes(wakers, wakes, objects, self.book, _as_they_are, lambda _: "", READS)
         self._next = layout.FIRST_ID
 
     def waker(self, tid: int, kernel: int = FUTEX_WAKE, user: int = NO_STACK, pid: int = PID, comm: str = "") -> int:
@@ -372,7 +373,7 @@ def test_when_the_kernel_has_other_functions_there_a_waker_s_stack_is_another() 
     def stacks(_pid: int, _kernel: int, _user: int) -> tuple[int, int]:
         return found[0], NO_STACK
 
-    table = Wakes(cast(Map, of_wakers), cast(Map, of_wakes), cast(Map, FakeMap()), book, stacks, lambda _: "")
+    table = Wakes(cast(Map, of_wakers), cast(Map, of_wakes), cast(Map, FakeMap()), book, stacks, lambda _: "", READS)
 
     def told() -> str:
         return book.stack(book.wakes[table.id_of(40, 7, 7)].waker.kernel).frames[0].name

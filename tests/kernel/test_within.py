@@ -19,6 +19,7 @@ from offtop.model.within import Calls
 from tests import command
 from tests.kernel import programs, watch
 from tests.kernel.programs import Program
+from tests.kernel.reads import READS
 from tests.kernel.watch import MS, Watch
 
 WAITS = r"""
@@ -189,11 +190,11 @@ def test_a_call_that_an_exception_leaves_is_left_and_the_program_lives(tmp_path:
 def test_functions_of_one_name_are_listed(tmp_path: Path) -> None:
     program = programs.build(tmp_path / "offtop_throws", THROWS, "-O1", language="c++")
     with pytest.raises(UsageError, match=r"2 functions pay: shop::Cart::pay\(int(, int)?\) \(0x"):
-        Watched(f"{program}:pay")
+        Watched(f"{program}:pay", (), READS)
     with pytest.raises(UsageError, match="2 functions"):
-        Watched(f"{program}:shop::Cart::pay")
+        Watched(f"{program}:shop::Cart::pay", (), READS)
     for name in ("shop::Cart::pay(int, int)", "_ZN4shop4Cart3payEii"):
-        watched = Watched(f"{program}:{name}")
+        watched = Watched(f"{program}:{name}", (), READS)
         assert watched.functions[0].name == "shop::Cart::pay(int, int)"
         watched.close()
 
@@ -209,7 +210,7 @@ def test_threads_that_end_inside_are_forgotten(waits: Path) -> None:
 @pytest.mark.kernel
 def test_what_a_function_hands_over_to_at_its_end_is_not_inside(waits: Path) -> None:
     """hand_over ends with a jump to finish, which others call, too: a probe there would slow all of them."""
-    watched = Watched(f"{waits}:hand_over")
+    watched = Watched(f"{waits}:hand_over", (), READS)
     assert (watched.functions[0].elsewhere, len(watched.functions[0].ends)) == (1, 1)
     watched.close()
     with within(waits, "hand_over") as (live, child):
@@ -333,7 +334,7 @@ def test_a_recording_and_an_export_are_of_those_waits(waits: Path, tmp_path: Pat
 def test_what_is_not_there_is_refused_with_what_may_be_meant(waits: Path, tmp_path: Path) -> None:
     def why(asked: str) -> str:
         with pytest.raises(UsageError) as refused:
-            Watched(asked)
+            Watched(asked, (), READS)
         return str(refused.value)
 
     assert "names no function" in why("mysqld")
@@ -380,4 +381,4 @@ def test_a_piece_of_a_function_is_never_taken_for_it(waits: Path) -> None:
 def test_go_is_refused(tmp_path: Path) -> None:
     go = Path(shutil.which("go") or "").resolve()
     with pytest.raises(UsageError, match="is a Go program"):
-        Watched(f"{go}:main.main")
+        Watched(f"{go}:main.main", (), READS)
