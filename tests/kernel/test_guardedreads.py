@@ -120,7 +120,7 @@ def test_late_descriptors_are_closed(channel: Channel, tmp_path: Path, fifo: Pat
         channel.open("file", str(fifo))
     before = len([*Path("/proc/self/fd").iterdir()])
     impatient = channel._reads.channel(0)  # pyright: ignore[reportPrivateUsage]
-    impatient.ask("first", "contents", [], 0)  # has its socket now
+    impatient.start()
 
     def missed() -> bool:
         try:
@@ -151,7 +151,7 @@ def test_so_many_reads_may_hang_and_then_none_begins(
 
 def test_a_tick_waits_for_all_that_hang_no_longer_than_its_allowance(reads: GuardedReads, fifo: Path) -> None:
     channel = reads.channel(0.1, 0.2)
-    channel.ask("first", "contents", [], 0)
+    channel.start()
     began_s = time.monotonic()
     for subject in range(20):
         with pytest.raises(TimeoutError):
