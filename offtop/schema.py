@@ -265,7 +265,8 @@ SCHEMA: dict[str, Any] = {
             "left_out_ns": {"type": "integer", "description": "ns of waits that do not pass the filter; 0: no filter"},
             "lost": {
                 "type": "object",
-                "description": "what the kernel could not tell, by kind; a kind without losses is absent",
+                "description": "what the kernel could not tell, by kind; a kind without losses is absent. unread: user "
+                "stacks of processes that did not answer in time ([not read])",
                 "additionalProperties": _COUNT,
             },
             "cost": _object(

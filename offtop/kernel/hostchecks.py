@@ -145,7 +145,7 @@ def programs_by_unwind_information() -> tuple[list[str], list[str], list[str]]:
     seen: set[tuple[int, int]] = set()
     reads = GuardedReads()
     opens = reads.channel(_OPEN_S)
-    for process in Path("/proc").glob("[0-9]*/exe"):
+    for process in [one / "exe" for one in Path("/proc").iterdir() if one.name.isdecimal()]:
         try:
             (device, inode, _, _), fd = opens.open(process, str(process))
         except TimeoutError:

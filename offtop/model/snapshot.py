@@ -289,7 +289,7 @@ class Snapshot:
     book: Book = field(default_factory=Book)
     """What the ids in this snapshot refer to."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Running counts by kind, without zeros: wakings, stacks, threads, sites, events, missed_runs."""
+    """Running counts by kind, without zeros: wakings, stacks, threads, sites, events, missed_runs, unread."""
     cost: Cost = Cost()
     machine: Machine = Machine()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])

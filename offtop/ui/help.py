@@ -59,6 +59,8 @@ baseline's own variation (its largest sixth minus its smallest).
 p99 x        with D: p99 as a multiple of the baseline's; new: not in the baseline; gone: only in the baseline.
 ~ in stacks  callers that were guessed: from frame pointers, or from what looks like a return address. Brackets, as in \
 (no unwind information: libfoo.so), stand for missing callers. V shows why, and the fix.
+[not read]   in stacks: the process or its file system did not answer in time. `lost` counts these stacks as `unread`; \
+About this session names what hangs.
 wakers       2 lists who woke the waiting threads, with the blocked time that each ended. The waker need not be the \
 cause: the thread that released a lock woke only the next waiter.
 RUNQ         with 2: how long the woken threads then waited for a CPU; not part of WAITING.

@@ -13,7 +13,7 @@ import pytest
 
 from tests import command
 from tests.conftest import bpf_reason
-from tests.kernel import trouble, waits
+from tests.kernel import hangs, programs, trouble, waits
 from tests.kernel.conftest import no_settings
 from tests.kernel.test_batch_live import check_laws, started
 from tests.kernel.test_hostile_names import CONTROL, NAMES, SAFE, napping
@@ -201,3 +201,102 @@ def test_on_the_screen_in_recordings_reports_and_exports_they_are_escaped(tmp_pa
         assert (ended.status, ended.err) == (0, "")
         assert not CONTROL.search(ended.out.replace("\r\n", "\n"))
         assert "[6n[red]" in ended.out
+
+
+NAPS = r"""
+#include <time.h>
+static __attribute__((noinline)) void nap(void)
+{
+	const struct timespec three_ms = {0, 3000000};
+	nanosleep(&three_ms, 0);
+	__asm__ volatile("");
+}
+int main(void)
+{
+	tell("nap", nap);
+	next();
+	for (;;)
+		nap();
+}
+"""
+HANGS = pytest.mark.parametrize("kind", ["mmap_lock", "fuse-silent", "fuse-stopped"])
+_END_S = 15
+
+
+@contextmanager
+def hanging(kind: str, directory: Path) -> Generator[int]:
+    """A process whose mmap_lock is held while it naps on, or whose program lies on a FUSE file system that does not
+    answer: a thread of it is in D state, or whoever reads its file is."""
+    if kind == "mmap_lock":
+        with hangs.stuck(directory) as child:
+            yield child.pid
+        return
+    naps = programs.build(directory / "naps", NAPS)
+    with hangs.fuse(directory, naps) as fuse, programs.running([fuse.program]) as child:
+        child.go_on_alone()
+        if kind == "fuse-silent":
+            fuse.fall_silent()
+        else:
+            fuse.stop()
+        yield child.pid
+
+
+@contextmanager
+def beside(pid: int, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
+    """offtop in batch mode; the tests' own looks at /proc would hang with that process. It ends soon, and leaves
+    nothing."""
+    process = command.start("--json", "-d", "0.5", *arguments)
+    try:
+        yield process
+        left = trouble.Left(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr
+        said = process.stderr.read().decode()
+        check_said(said)
+        assert process.wait(_END_S) == 130, said
+        left.check()
+    finally:
+        process.kill()
+
+
+@HANGS
+@pytest.mark.parametrize("chosen", [True, False], ids=["-p", "all"])
+def test_a_process_that_hangs_its_readers_delays_no_tick_of_batch_mode(kind: str, chosen: bool, tmp_path: Path) -> None:
+    with hanging(kind, tmp_path) as pid, beside(pid, *(("-p", str(pid)) if chosen else command.QUICK)) as process:
+        assert process.stdout
+        ticks = [json.loads(process.stdout.readline()) for _ in range(5)]
+    for tick in ticks:
+        check_laws(tick)
+    assert sum(one["waits"] for tick in ticks for one in tick["threads"] if one["pid"] == pid) > 100
+    if kind == "mmap_lock" and chosen:  # without --unwind there are no user stacks
+        stacks = [(site["user"], site["user_end"]) for tick in ticks for site in tick["sites"] if site["pid"] == pid]
+        assert (["[not read]"], "not-read") in stacks
+        assert all(tick["lost"].get("unread") for tick in ticks[1:])
+
+
+@HANGS
+def test_a_process_that_hangs_its_readers_delays_no_screen_and_no_recording(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "it.offtop"
+    with hanging(kind, tmp_path) as pid, shown("--record", str(file), "-d", "0.5", "-p", str(pid)) as terminal:
+        terminal.read_until(b"CATEGORY")
+        left = trouble.Left(terminal.pid)
+        for key in (b"\r", b"i", UP, b"H", b"?", UP, b"t", b"2"):
+            terminal.press(key)
+            terminal.look_on(0.5)
+        terminal.press(b"\x03\x03")
+        assert terminal.status(_END_S) == 0
+        terminal.assert_sane()
+        left.check()
+    again = command.run("replay", str(file), "--json")
+    ticks = [json.loads(line) for line in again.out.splitlines()]
+    assert len(ticks) >= 5
+    if kind == "mmap_lock":
+        assert any(site["user"] == ["[not read]"] for tick in ticks for site in tick["sites"])
+
+
+@HANGS
+def test_a_process_that_hangs_its_readers_keeps_the_doctor_not_waiting(kind: str, tmp_path: Path) -> None:
+    with hanging(kind, tmp_path):
+        ended = command.run("doctor")
+    assert (ended.status, ended.err) == (0, "")
+    assert ("not read, for their file system hangs: program" in ended.out) == (kind != "mmap_lock")
