@@ -45,6 +45,8 @@ class GuardedReads:
         self._control: socket.socket | None = None
         self._started_s = float("-inf")
         self._is_closed = False
+        self.has_begun = False
+        """Whether the child has answered anything yet."""
         self._channels: list[Channel] = []
         self._lock = threading.Lock()
 
@@ -93,7 +95,7 @@ class GuardedReads:
             return
         if time.monotonic() - self._started_s < _AGAIN_S:
             raise BlockingIOError
-        self._started_s = time.monotonic()
+        self._started_s, self.has_begun = time.monotonic(), False
         if self._control:
             self._control.close()
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -142,10 +144,8 @@ class Channel:
     def start(self) -> None:
         """Have the child begin, and wait until it answers: no read then misses its deadline for that. Where it cannot
         begin, reads are not answered."""
-        patience_s, self._patience_s = self._patience_s, _BEGIN_S
         with suppress(TimeoutError):
             self.ask(None, "contents", [], 0)
-        self._patience_s = patience_s
 
     def refill(self) -> None:
         """A tick begins: the whole allowance is there again. Late answers are heard."""
@@ -193,12 +193,15 @@ class Channel:
     def _answer(self, asked: socket.socket, number: int) -> tuple[int, bytes, list[int]]:
         began_s = time.monotonic()
         patience_s = max(_LEAST_S, min(self._patience_s, self._left_s))
+        if not self._reads.has_begun and self._allowance_s == float("inf"):  # which is no subject's fault
+            patience_s = _BEGIN_S
         while (left_s := began_s + patience_s - time.monotonic()) > 0:
             asked.settimeout(left_s)
             try:
                 answered, kind, raw, fds = _received(asked)
             except TimeoutError:
                 break
+            self._reads.has_begun = True
             if answered == number:
                 return kind, raw, fds
             self._forget(answered, fds)
