@@ -358,13 +358,13 @@ def test_what_is_not_there_is_refused_with_what_may_be_meant(waits: Path, tmp_pa
 
 def test_a_piece_of_a_function_is_never_taken_for_it(waits: Path) -> None:
     def taken(name: str) -> str:
-        watched = Watched(f"{waits}:{name}")
+        watched = Watched(f"{waits}:{name}", (), READS)
         watched.close()
         return watched.functions[0].name
 
     def why(name: str) -> str:
         with pytest.raises(UsageError) as refused:
-            Watched(f"{waits}:{name}")
+            Watched(f"{waits}:{name}", (), READS)
         return str(refused.value)
 
     assert taken("shaken") == "shaken.isra.0"
