@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from offtop.kernel import binaries, hostchecks, sandbox
+from offtop.kernel import hostchecks, sandbox
 from offtop.kernel.binaries import Binaries
-from offtop.kernel.files import Files
+from offtop.kernel.files import File, Files, Mapping
+from offtop.kernel.guardedreads import GuardedReads
 from offtop.kernel.mappings import Processes
 from offtop.model.stackproblems import NOT_CONFINED
 from tests import command
@@ -221,10 +222,13 @@ def test_a_debug_link_opens_a_file_beside_the_binary_that_anybody_may_read_and_n
     (tmp_path / ".debug").mkdir()
     (tmp_path / ".debug" / "inner").write_text("others")
     (tmp_path / ".debug" / "inner").chmod(0o644)
+    reads = GuardedReads()
+    asking, app = Binaries(1.0, reads=reads), File("app", str(binary), "0:0", 1, Mapping(os.getpid(), 0, 0))
     opened = {
-        name: binaries._beside(str(binary), name)  # pyright: ignore[reportPrivateUsage]
+        name: asking._beside(app, name)  # pyright: ignore[reportPrivateUsage]
         for name in ("app.debug", "inner", "secret", "link", "pipe", "nowhere", "..", "../app.debug", "/etc/passwd", "")
     }
+    reads.close()
     found = {name: os.pread(fd, 99, 0) for name, fd in opened.items() if fd is not None}
     for fd in filter(None, opened.values()):
         os.close(fd)
