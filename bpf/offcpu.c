@@ -21,17 +21,20 @@
  * An application's stack stands still while it is off CPU, so it is walked on return, and only when the
  * wait reached the minimum. DOOR_SWITCH has no such moment and walks at every leaving, as other tools do.
  *
+ * All of this runs under a run queue's lock. So each hash is preallocated (bcc's default: no BPF_F_NO_PREALLOC), and task
+ * storage and ring buffers are used only where offtop/kernel/switch_maps.py finds them safe.
+ *
  * A thread's half that is written is written in its own context only (DOOR_SWITCH: under its run queue's
  * lock), one CPU at a time, so nothing here is atomic.
  *
- * -D: THREADS, SITES, STACKS, MARKS, CAUGHT (map sizes; of CAUGHT, in pages); TASK_* and RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC,
+ * -D: THREADS, SITES, STACKS, MARKS, CAUGHT (map sizes; of CAUGHT, in pages, and absent if the kernel's ring buffers are
+ * not safe here); TASK_* and RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC,
  * EXEC_START, START_TIME (offsets in task_struct, from BTF); TASK_CGROUPS and CGROUP_* (the way from there to a
  * cgroup's id); REG_* (offsets in pt_regs of the system call's number, its arguments, ip, sp, frame pointer and
  * what else calls keep);
- * TYPED_TASK (the verifier knows what the current thread is: since 3ca1032ab7ab, 5.11);
- * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TASK (no task storage:
- * there is none, or records are reached from elsewhere than their thread's own context, or listed: they are found by
- * where their task is);
+ * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TASK (records are in a preallocated
+ * hash by the address of their task, not in task storage: because the kernel cannot create that safely here, or they are
+ * reached from another thread's context, or listed);
  * NAMESPACE (whose ids are shown: namespace.h).
  */
 #include "offcpu.h"
@@ -57,8 +60,11 @@ BPF_TABLE("hash", struct site_key, struct site, sites_0, SITES);
 BPF_TABLE("hash", struct site_key, struct site, sites_1, SITES);
 BPF_ARRAY(object_sites, u64, 2);
 BPF_TABLE("hash", u64, struct stack, kernel_stacks, STACKS);
+#ifdef CAUGHT
 BPF_TABLE("hash", struct mark_key, struct mark, marks, MARKS);
 BPF_RINGBUF_OUTPUT(caught, CAUGHT);
+BPF_PERCPU_ARRAY(caught_scratch, struct caught, 1);
+#endif
 BPF_TABLE("lru_hash", u32, u32, execs, EXECS); /* of who called exec: which program it is in its life, by its count */
 
 /* Updating an array of maps waits until no program uses what was there (maybe_wait_bpf_programs):
@@ -68,7 +74,6 @@ BPF_ARRAY_OF_MAPS(barrier, "nobody", 1);
 
 /* Too large for a program's own stack. The blanks are never written. */
 BPF_PERCPU_ARRAY(gone_scratch, struct gone, 1);
-BPF_PERCPU_ARRAY(caught_scratch, struct caught, 1);
 BPF_ARRAY(blank_site, struct site, 1);
 
 #ifdef BY_TASK
@@ -78,13 +83,8 @@ BPF_ARRAY(blank_record, struct record, 1);
 BPF_TASK_STORAGE(record, struct record);
 #endif
 
-#ifdef TYPED_TASK
 #define MEMBER(type, pointer, offset) (*(type *)((char *)(pointer) + (offset)))
 #define current_task() ((struct task_struct *)bpf_get_current_task_btf())
-#else
-#define MEMBER(type, pointer, offset) ({ type member = 0; bpf_probe_read_kernel(&member, sizeof(member), (char *)(pointer) + (offset)); member; })
-#define current_task() ((struct task_struct *)bpf_get_current_task())
-#endif
 #define is_on_cpu(task) MEMBER(u8, task, TASK_ON_CPU) /* an int, and of one byte in 7.3 */
 
 static inline __attribute__((always_inline)) void count_lost(u32 kind)
@@ -345,12 +345,14 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	}
 	u32 had = *(volatile u32 *)&r->tid; /* a walk on another CPU may be about to give it its own */
 	if (had != tid || r->pid != pid) {
-		/* One that calls exec takes its main thread's id, and its beginning. Who had the id may wait for a CPU
-		 * still, to leave for good: its record is to come. */
-		bool has_taken = had && had != tid;
-		if (has_taken)
+		/* A thread that calls exec takes its main thread's id, and its start time. The thread that had the id may
+		 * still wait for a CPU to exit: its record is to come. BY_TASK: of another process it is the record of a
+		 * thread whose exit was missed, and whose task's memory is this one's by now. */
+		bool is_other = had && had != tid;
+		bool is_exec = is_other && r->pid == pid;
+		if (is_other)
 			keep_gone(task, r, which);
-		give_id(r, pid, tid, has_taken ? bpf_ktime_get_ns() : MEMBER(u64, task, START_TIME));
+		give_id(r, pid, tid, is_exec ? bpf_ktime_get_ns() : MEMBER(u64, task, START_TIME));
 	}
 #ifdef NAMESPACE
 	r->host = id;
@@ -384,6 +386,7 @@ static inline __attribute__((always_inline)) void count_in(u64 *histogram, u64 l
 		histogram[lane] += 1;
 }
 
+#ifdef CAUGHT
 /* A wait has reached the lowest of the marks: hand it out, if its own mark is no higher, or nobody has told one yet. */
 static inline __attribute__((always_inline)) void catch_wait(struct record *r, void *task, struct site_key *key, u64 left_ns, u64 off_ns, u64 runqueue_ns)
 {
@@ -414,6 +417,7 @@ static inline __attribute__((always_inline)) void catch_wait(struct record *r, v
 	if (caught.ringbuf_output(c, sizeof(*c), BPF_RB_NO_WAKEUP))
 		count_lost(LOST_CAUGHT);
 }
+#endif
 
 /* What is known of a wait that has ended. It is kept in memory, of which the verifier remembers nothing: else it would
  * walk each way to here once more for each way through the stacks, and that to the end of the program. */
@@ -496,8 +500,10 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		e->key.kernel = kernel_stack(ctx);
 		e->key.user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 #endif
+#ifdef CAUGHT
 		if (e->off_ns >= c->mark_ns)
 			catch_wait(r, task, &e->key, e->left_ns, e->off_ns, e->runqueue_ns);
+#endif
 		lane = lane_of(e->off_ns); /* here, for the verifier walks each way through it to the end of the program */
 		struct site *site = site_of(which, &e->key, thread);
 		if (site) {

@@ -21,7 +21,8 @@
  *
  * Without UNWIND_KB, the kernel's own walk along frame pointers is all there is.
  *
- * -D: STACKS, RULES, SPACES, COPIES (map sizes; of copies, in pages), UNWIND_KB (how much of a stack is copied),
+ * -D: STACKS, RULES, SPACES, COPIES (map sizes; of copies, in pages), CPUS (how many there may be), UNWIND_KB (how much of
+ * a stack is copied),
  * REGISTERS (how many words of pt_regs a copy has), CODE_ADDRESSES (arm64: the bits of a return address that are no
  * signature), TASK_FS_BASE (offset in task_struct: what a thread's own memory is found by), or TASK_THREAD_PID,
  * PID_LEVEL, PID_NUMBERS, UPID_NUMBER, UPID_BYTES (the way to its id in its own namespace), PYTHONS, PYTHON_THREADS (map sizes),
@@ -293,7 +294,13 @@ struct copy {
 	u64 link;                     /* what x30 has, 0: not known */
 #endif
 };
-BPF_PERCPU_ARRAY(copy_scratch, struct copy, SLOTS);
+/*
+ * Per CPU and slot, but no per-CPU map: an entry of those has no more than 32 KB (PCPU_MIN_UNIT_SIZE). The CPU's number
+ * finds it as safely as a per-CPU map would, because no other program comes between while an entry is in use. Those AT_SWITCH
+ * run inside of the scheduler, which neither preempts nor migrates there; an interrupt may come into on_exit(), and can
+ * only wake somebody, which is AT_WAKING. Wakings hold a lock with interrupts off.
+ */
+BPF_ARRAY(copy_scratch, struct copy, SLOTS * CPUS);
 
 /*
  * A piece of the stack goes out with what was walked until `head->sp`: from there user space goes on. The id of
@@ -500,7 +507,8 @@ static inline __attribute__((always_inline)) void from_leaf(struct copy_head *he
 static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot, void *task, u32 pid, u32 tid)
 {
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);
-	struct copy *copy = copy_scratch.lookup(&slot);
+	u32 at = bpf_get_smp_processor_id() * SLOTS + slot;
+	struct copy *copy = copy_scratch.lookup(&at);
 	struct space *space = spaces.lookup(&pid);
 	struct rule_key key = {};
 

@@ -186,7 +186,9 @@ def run(
                     _add_up(sums, moved, source.names, wanted)
             elif as_json:
                 source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
-                made = tick_object(tick, source.names, diagnoser, moved, problems, pace.outliers, comparison)
+                made = tick_object(
+                    tick, source.names, diagnoser, moved, problems, pace.outliers, comparison, source.notices
+                )
                 out.write(f"{json.dumps(made, separators=(',', ':'))}\n")  # at once: ctrl-C leaves no half line
             else:
                 ever = history.since_start() if wanted.sort == "TOTAL" else None

@@ -243,7 +243,12 @@ SCHEMA: dict[str, Any] = {
             },
             "door": {
                 "type": "string",
-                "description": "how it is told that a thread is back; proc: by looking",
+                "description": "the switch-in probe: how it is told that a thread is back; proc: by looking",
+            },
+            "notices": {
+                "type": "array",
+                "description": "what offtop does without on this machine, a sentence or two each, with the remedy",
+                "items": {"type": "string"},
             },
             "filters": _object(
                 {

@@ -33,8 +33,9 @@ class Source(Protocol):
     def host(self) -> str: ...
 
     @property
-    def notice(self) -> str:
-        """A sentence that a person has to read first; empty: there is none."""
+    def notices(self) -> Sequence[str]:
+        """What it does without, a sentence or two each: what, the remedy, and then the loss, because a narrow screen
+        shows the beginning only. Empty if it has all that was asked for."""
         ...
 
     @property
@@ -129,8 +130,8 @@ class Happening:
         return None
 
     @property
-    def notice(self) -> str:
-        return ""
+    def notices(self) -> Sequence[str]:
+        return ()
 
     def go_to(self, taken_ns: int, after: bool = False) -> int:
         """There is no other time than now."""

@@ -82,11 +82,12 @@ def live(
             if wanted == "bpf" or asked.door != "auto":
                 raise
             refused = error
+    is_sampled = source is None
     source = source or _sampled(rules, filters, asked, loaded, keep_ns, refused)
-    if source.notice:
-        aside.say(f"offtop: {source.notice}")
-        if idle := options.for_tracing(asked):
-            aside.say(f"offtop: without BPF this does nothing: {', '.join(idle)}")
+    for notice in source.notices:
+        aside.say(f"offtop: {notice}")
+    if is_sampled and (idle := options.for_tracing(asked)):
+        aside.say(f"offtop: without BPF this does nothing: {', '.join(idle)}")
     try:
         yield source
     finally:

@@ -52,11 +52,12 @@ def tick_object(
     problems: Problems | None = None,
     outliers: Sequence[Outlier] = (),
     comparison: Comparison | None = None,
+    notices: Sequence[str] = (),
 ) -> dict[str, Any]:
     """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable.
 
     `moved`: what of earlier ticks is at other sites now. `problems`: looks for what user stacks lack.
-    `comparison`: with a baseline."""
+    `comparison`: with a baseline. `notices`: what the source does without."""
     kept = tick.kept
     window, book = kept.window, kept.window.book
     cost, filters = window.cost, window.filters
@@ -76,6 +77,7 @@ def tick_object(
         "span_ns": window.span_ns,
         "mode": window.mode,
         "door": window.door,
+        "notices": [printable(one) for one in notices],
         "filters": filters_object(filters),
         "sampling": sampling_object(window.sampling, window.span_ns),
         "within": _calls_object(window) if filters.within else None,

@@ -167,13 +167,7 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
             raise OSError(ct.get_errno(), f"attaching to {tracepoint}: {os.strerror(ct.get_errno())}")
         keep(f"link {tracepoint}", link)
     for function, symbol in request["kprobes"].items():
-        loaded = program.load_func(function, bcc.BPF.KPROBE)
-        keep(f"program {symbol}", loaded.fd)
-        event = f"offtop_{os.getpid()}_{function}".encode()
-        link = lib.bpf_attach_kprobe(loaded.fd, 0, event, symbol.encode(), 0, 0)
-        if link < 0:
-            raise OSError(ct.get_errno(), f"attaching to {symbol}: {os.strerror(ct.get_errno())}")
-        keep(f"link {symbol}", link)
+        keep(f"program {symbol}", program.load_func(function, bcc.BPF.KPROBE).fd)
     for function in request["uprobes"]:
         keep(f"program {function}", program.load_func(function, bcc.BPF.KPROBE).fd)
     for function, over in request["iterators"].items():

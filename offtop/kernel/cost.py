@@ -29,15 +29,15 @@ class _Count(NamedTuple):
     switches: int
     """Runs of the program that runs once a switch."""
     missed: int
-    """Runs that were left out because a program was running already, since the start."""
+    """Runs that the kernel left out since the start, because a program or a kprobe was running on that CPU already."""
 
 
 class CostMeter:
     """Asked once a tick; holds the descriptor that makes the kernel count."""
 
-    def __init__(self, programs: Mapping[str, int], at_ns: int) -> None:
+    def __init__(self, programs: Mapping[str, int], at_ns: int, kprobe_links: Sequence[int] = ()) -> None:
         """`programs`: descriptors by what they are attached to; `sched_switch` is among them."""
-        self._programs = dict(programs)
+        self._programs, self._kprobe_links = dict(programs), kprobe_links
         self._processes = {0: psutil.Process()}
         """Children by their pid, and ourselves by 0."""
         self._ticks = 0
@@ -116,7 +116,8 @@ class CostMeter:
             switch_ns=sum(one.run_time_ns for one in counted.values()) - walk_ns,
             walk_ns=walk_ns,
             switches=counted["sched_switch"].run_cnt,
-            missed=sum(one.recursion_misses for one in counted.values()),
+            missed=sum(one.recursion_misses for one in counted.values())
+            + sum(map(libbpf.kprobe_misses, self._kprobe_links)),
         )
 
     def _usage(self) -> tuple[dict[int, float], int]:

@@ -1,6 +1,6 @@
 """`offtop doctor`: what works on this machine, what does not, and the command that mends it.
 
-Each check asks for the feature itself and never goes by the kernel's version. It changes nothing, and
+Each check asks for the feature itself; only the oldest kernel is a version. It changes nothing, and
 needs no privilege: what cannot be seen without one is said to be unknown. What is not needed here, for there is
 something better, is said to be so.
 """
@@ -38,19 +38,14 @@ def conditions() -> list[Check]:
         kernelchecks.lockdown(),
         kernelchecks.libbpf(),
         kernelchecks.bpf(held),
-        kernelchecks.memlock(held),
         btf(),
         kernelchecks.task_struct(),
         kernelchecks.raw_tracepoints(held),
         kernelchecks.state_at_leaving(),
-        kernelchecks.door(),
+        kernelchecks.switch_in_probe(),
         kernelchecks.kprobes(),
-        kernelchecks.tracefs(),
         kernelchecks.perf_event_paranoid(held),
-        kernelchecks.current_task(held),
         kernelchecks.task_storage(),
-        kernelchecks.task_iterator(),
-        kernelchecks.batches(held),
         kernelchecks.ring_buffer(held),
         kernelchecks.run_delay(),
         kernelchecks.schedstat(),
@@ -58,7 +53,6 @@ def conditions() -> list[Check]:
         kernelchecks.uprobes(),
         kernelchecks.statistics(held),
         kernelchecks.kernel_symbols(held),
-        kernelchecks.stack_walks(held),
         kernelchecks.registers(),
         kernelchecks.other_processes(held),
         hostchecks.bcc(),

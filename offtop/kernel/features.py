@@ -1,17 +1,20 @@
-"""What this kernel has of what offtop can use: each asked for as a feature, never as a version."""
+"""What this kernel has of what offtop can use. Each is asked for as a feature; only the oldest kernel is a version."""
 
-import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from offtop.errors import KernelError, UsageError
-from offtop.kernel.libbpf import KernelTypes
+from offtop.kernel.libbpf import KPROBES, KernelTypes
+from offtop.kernel.switch_maps import map_internals, safe_maps
 
 DOORS = ("exit", "kprobe", "switch")
-"""Ways to learn that a thread is back, best first."""
-_KPROBE_TARGET = "finish_task_switch"
+"""Switch-in probes: ways to learn that a thread is back on a CPU, best first."""
+_OLDEST = 5, 14
+_SWITCH_IN_FUNCTION = re.compile(r"finish_task_switch(\.(isra|constprop|llvm)\.\d+)*")
+"""Compilers rename the whole function so. `.cold` and `.part.N` are pieces of it, which most switches do not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +22,9 @@ class Features:
     """Offsets are in bytes; None where the kernel has no such thing."""
 
     doors: tuple[str, ...]
-    """Those that can be tried, best first."""
+    """The switch-in probes that can be tried, best first."""
     kprobe_symbol: str
-    """What `finish_task_switch` is called here (`.isra.0` and friends); empty: cannot be probed."""
+    """The name of `finish_task_switch` in this kernel (`.isra.0` and so on); empty if it cannot be probed."""
     pid: int
     tgid: int
     state: int
@@ -33,6 +36,7 @@ class Features:
     stack_pointer: int | None
     """Of the thread's kernel stack, in task_struct."""
     run_delay: int | None
+    """The kernel keeps it wherever it has the member: sched_info_on() is a constant since c5895d3f06cb (5.14)."""
     last_arrival: int | None
     last_queued: int | None
     turns: int | None
@@ -46,9 +50,10 @@ class Features:
     """Of a number that each exec changes."""
     state_argument: bool
     """sched_switch passes prev_state (kernel commit fa2c3254d7cf, 5.18)."""
-    typed_task: bool
-    """The verifier lets programs read the current thread directly (bpf_get_current_task_btf: 3ca1032ab7ab, 5.11)."""
     task_storage: bool
+    """Programs at sched_switch may create task storage (switch_maps.py)."""
+    ring_buffer: bool
+    """They may write to a ring buffer (switch_maps.py)."""
     user_registers: bool
     """bpf_task_pt_regs can be called."""
     registers: Mapping[str, int]
@@ -81,8 +86,25 @@ class Features:
         return self.run_delay is None
 
 
+def too_old(release: str) -> str:
+    """Why offtop does not run on the kernel of this release; empty if it does.
+
+    The one place where a version decides: offtop is not tested on older kernels, whatever features they have. RHEL 9's
+    kernel is called 5.14 and has features of much later ones, which is why everything else is asked for by feature.
+    """
+    found = re.match(r"(\d+)\.(\d+)", release)
+    if not found or (int(found[1]), int(found[2])) >= _OLDEST:
+        return ""
+    return (
+        f"This kernel is Linux {release}, and offtop traces Linux 5.14 and newer. Update the kernel, or sample /proc: "
+        "offtop --source proc"
+    )
+
+
 def find(types: KernelTypes) -> Features:
     """Ask the running kernel. Raises KernelError where a thing is missing that offtop cannot do without."""
+    if why := too_old(platform.release()):
+        raise KernelError(why)
 
     def needed(member: str) -> int:
         offset = types.offset("task_struct", member)
@@ -93,10 +115,6 @@ def find(types: KernelTypes) -> Features:
             )
         return offset
 
-    if not types.has_struct("bpf_iter__task"):
-        raise KernelError(
-            "This kernel has no BPF task iterator, which offtop reads threads with. Use Linux 5.8 or newer."
-        )
     sched_info = types.offset("task_struct", "sched_info")
 
     def in_sched_info(member: str) -> int | None:
@@ -113,6 +131,7 @@ def find(types: KernelTypes) -> Features:
     available = {"exit": types.has_tracepoint("sched_exit_tp"), "kprobe": bool(symbol), "switch": True}
     state = types.offset("task_struct", "__state")
     cgroup = _cgroup(types)
+    safe = safe_maps(map_internals(types))
     return Features(
         doors=tuple(door for door in DOORS if available[door]),
         kprobe_symbol=symbol,
@@ -133,8 +152,8 @@ def find(types: KernelTypes) -> Features:
         start_time=needed("start_time"),
         execs=needed("self_exec_id"),
         state_argument=types.tracepoint_arguments("sched_switch") >= 4,
-        typed_task=types.has_function("bpf_get_current_task_btf"),
-        task_storage=types.has_function("bpf_task_storage_get"),
+        task_storage=safe.task_storage,
+        ring_buffer=safe.ring_buffer,
         user_registers=types.has_function("bpf_task_pt_regs"),
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},
         fs_base=None if thread is None or fs_base is None else thread + fs_base,
@@ -313,24 +332,21 @@ def _registers(types: KernelTypes) -> Mapping[str, int]:
 
 
 def choose_door(features: Features, asked: str) -> tuple[str, ...]:
-    """Doors to try, in order. Raises UsageError for one that this kernel lacks."""
+    """The switch-in probes to try, in order. Raises UsageError for one that this kernel lacks."""
     if asked == "auto":
         return features.doors
     if asked not in features.doors:
-        raise UsageError(f"--door {asked}: this kernel does not have it. Leave --door away, or try: offtop doctor")
+        raise UsageError(f"--probe {asked}: this kernel does not have it. Leave --probe out, or see: offtop doctor")
     return (asked,)
 
 
 def kprobe_symbol(kallsyms: str = "/proc/kallsyms") -> str:
-    """The name under which finish_task_switch can be probed; empty where kprobes or the function are missing."""
-    if not Path("/sys/bus/event_source/devices/kprobe").exists() and not any(
-        os.access(f"{place}/kprobe_events", os.F_OK)  # Path.exists raises where tracefs is closed to us
-        for place in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
-    ):
+    """The name under which finish_task_switch can be probed; empty if kprobes or the function are missing."""
+    if not KPROBES.exists():
         return ""
     with Path(kallsyms).open(encoding="ascii", errors="replace") as lines:
         for line in lines:
             name = line.split()[2]
-            if name == _KPROBE_TARGET or name.startswith((f"{_KPROBE_TARGET}.isra.", f"{_KPROBE_TARGET}.constprop.")):
+            if _SWITCH_IN_FUNCTION.fullmatch(name):
                 return name
     return ""

@@ -230,8 +230,9 @@ def attaching(so_far: Sequence[Check]) -> Check:
         return Check("attaching", "FAIL", str(error), "the sentence says it; if not, report it", "all that BPF tells")
     attached.close()
     made = "kept from an earlier start" if failed else f"compiled by bcc {attached.bcc_version}"
-    what = f"{made}, attached through the door '{attached.door}'"
-    if attached.unwind == AUTO or not AUTO.is_ruled(known):
+    what = f"{made}, attached with the switch-in probe '{attached.door}', which is called"
+    if not attached.notices:
         return Check("attaching", "ok", what)
-    lost = "user stacks by .eh_frame: they go along frame pointers"
-    return Check("attaching", "warn", f"{what}, without rules for user stacks", "report it, with uname -r", lost)
+    return Check(
+        "attaching", "warn", what, "see above; if nothing is said there, report it", " ".join(attached.notices)
+    )

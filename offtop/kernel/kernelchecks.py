@@ -4,7 +4,6 @@ import errno
 import os
 import platform
 import re
-import resource
 from pathlib import Path
 
 from offtop.errors import KernelError
@@ -14,10 +13,10 @@ from offtop.kernel.check import Check, features_found, kernel_types, unknown
 from offtop.kernel.distribution import install
 from offtop.kernel.libbpf import library
 from offtop.kernel.privileges import CAPABILITIES
+from offtop.kernel.switch_maps import MapInternals, map_internals, safe_maps
 
-_GET_STACK, _GET_CURRENT_TASK_BTF = 67, 158  # enum bpf_func_id
-_BIG_MAP_BYTES = 16 << 20
-_REMEDY_FOR_DOOR = "use a kernel with CONFIG_KPROBES=y, or one with sched_exit_tp (Linux 6.16)"
+_REMEDY_FOR_PROBE = "use a kernel with CONFIG_KPROBES=y, or one with sched_exit_tp (Linux 6.16)"
+_EVERYTHING = "all that BPF tells: the kernel lets nobody else watch it"
 _OUTSIDE = "sudo offtop, outside of it: a rootless container cannot"
 _LOW_COST = "the low cost: stacks are walked at every switch, as other tools do; and what waits that ended were on"
 
@@ -25,7 +24,7 @@ _LOW_COST = "the low cost: stacks are walked at every switch, as other tools do;
 def privileges(held: frozenset[str], confined: bool | None = None) -> Check:
     """`confined`: privileges.is_confined(), if not asked."""
     who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
-    everything = "all that BPF tells: the kernel lets nobody else watch it"
+    everything = _EVERYTHING
     if rights.is_confined() if confined is None else confined:
         return Check("privileges", "FAIL", f"{who} of a user namespace only", _OUTSIDE, everything)
     missing = [name for name in (*rights.NEEDED, *rights.WANTED) if name not in held]
@@ -47,8 +46,12 @@ def capability(name: str, held: frozenset[str]) -> Check:
     return Check(name, "warn", "not held", remedy, CAPABILITIES[name].loses)
 
 
-def kernel() -> Check:
-    return Check("kernel", "ok", f"{platform.system()} {platform.release()} {platform.machine()}")
+def kernel(release: str = platform.release()) -> Check:
+    """The one check of a version, see features.too_old()."""
+    what = f"{platform.system()} {release} {platform.machine()}"
+    if not features.too_old(release):
+        return Check("kernel", "ok", what)
+    return Check("kernel", "FAIL", f"{what}: offtop traces Linux 5.14 and newer", "update the kernel", _EVERYTHING)
 
 
 def lockdown(file: str = "/sys/kernel/security/lockdown") -> Check:
@@ -100,32 +103,13 @@ def _is_refused() -> bool:
     return probes.a_map(8) == errno.EPERM
 
 
-def memlock(held: frozenset[str]) -> Check:
-    """Until d5299b67dd59 (5.11) maps counted against RLIMIT_MEMLOCK; since then against the memory cgroup."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    shown = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KB"
-    if limit == resource.RLIM_INFINITY:
-        return Check("locked memory", "ok", f"limit {shown}")
-    if probes.a_map(_BIG_MAP_BYTES) == 0:
-        what = f"limit {shown}, which this kernel does not count maps against: one of {_BIG_MAP_BYTES >> 20} MB fits"
-        return Check("locked memory", "ok", what, state="unneeded")
-    if "CAP_BPF" not in held or probes.a_map(8) != 0:
-        what = f"limit {shown}; whether it matters is unknown without bpf(2)"
-        return Check("locked memory", "ok", what, state="unknown")
-    return Check(
-        "locked memory",
-        "warn",
-        f"limit {shown}, and this kernel counts maps against it",
-        "ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)",
-        "room for many threads and stacks",
-    )
-
-
 def task_struct() -> Check:
     """Whether the kernel's description of a thread has what offtop reads of it."""
     types = kernel_types()
     if types is None:
         return unknown("task_struct")
+    if features.too_old(platform.release()):
+        return Check("task_struct", "warn", "not looked at: the kernel is too old", kernel().remedy, state="unknown")
     try:
         features.find(types)
     except KernelError as error:
@@ -134,7 +118,7 @@ def task_struct() -> Check:
 
 
 def raw_tracepoints(held: frozenset[str]) -> Check:
-    """Came with c4f6699dfcb8 (4.17)."""
+    """Whether a program can be attached."""
     failed = probes.raw_tracepoint("sched_switch") if _may_load(held) else None
     if failed is None:
         return _unasked("raw tracepoints", held)
@@ -144,7 +128,7 @@ def raw_tracepoints(held: frozenset[str]) -> Check:
         "raw tracepoints",
         "FAIL",
         f"sched_switch cannot be attached to: {os.strerror(failed)}",
-        "use a kernel from 4.17 on with CONFIG_BPF_EVENTS=y, as the distributions' kernels are",
+        "use a kernel with CONFIG_BPF_EVENTS=y, as the distributions' kernels are",
         "everything: when a thread leaves its CPU",
     )
 
@@ -165,27 +149,22 @@ def state_at_leaving() -> Check:
     )
 
 
-def door() -> Check:
-    """How the kernel can tell that a thread is back."""
-    known = features_found()
+def switch_in_probe() -> Check:
+    """How the kernel tells that a thread is back on a CPU."""
+    name, known = "switch-in probe", features_found()
     if known is None:
-        return unknown("door")
+        return unknown(name)
     late = "stacks are walked on return, and only for long waits"
     if known.doors[0] == "exit":
-        return Check("door", "ok", f"exit (sched_exit_tp): {late}")
+        return Check(name, "ok", f"exit (sched_exit_tp): {late}")
     if known.doors[0] == "kprobe":
-        return Check("door", "ok", f"kprobe ({known.kprobe_symbol}): {late}")
-    return Check(
-        "door",
-        "warn",
-        "switch: neither sched_exit_tp nor a kprobe on finish_task_switch",
-        _REMEDY_FOR_DOOR,
-        _LOW_COST,
-    )
+        return Check(name, "ok", f"kprobe ({known.kprobe_symbol}): {late}")
+    what = "switch: neither sched_exit_tp nor a kprobe on finish_task_switch"
+    return Check(name, "warn", what, _REMEDY_FOR_PROBE, _LOW_COST)
 
 
 def kprobes() -> Check:
-    """Only for the door of that name."""
+    """Only the switch-in probe of that name needs them."""
     known = features_found()
     if known is None:
         return unknown("kprobes")
@@ -194,95 +173,54 @@ def kprobes() -> Check:
     what = "none, or not of finish_task_switch"
     if known.doors[0] == "exit":
         return Check("kprobes", "ok", f"{what}; not needed, with sched_exit_tp", state="unneeded")
-    return Check("kprobes", "warn", what, _REMEDY_FOR_DOOR, _LOW_COST)
-
-
-def tracefs() -> Check:
-    """Only kprobes of old kernels go through it; raw tracepoints never do."""
-    for place in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing"):
-        try:
-            if (Path(place) / "events").is_dir():
-                return Check("tracefs", "ok", place)
-        except PermissionError:
-            return Check("tracefs", "ok", f"{place}, for root only")
-    known = features_found()
-    if known is not None and known.doors[0] == "exit":
-        return Check("tracefs", "ok", "not mounted, and not needed for this door", state="unneeded")
-    return Check(
-        "tracefs",
-        "warn",
-        "not mounted",
-        "sudo mount -t tracefs nodev /sys/kernel/tracing",
-        "kprobes, where the kernel has no other way to attach them",
-    )
-
-
-def current_task(held: frozenset[str]) -> Check:
-    """Came with 3ca1032ab7ab (5.11)."""
-    known, remedy = features_found(), "use a kernel from 5.11 on"
-    if known is None or known.typed_task:
-        return _helper("current task", _GET_CURRENT_TASK_BTF, "bpf_get_current_task_btf", remedy, held)
-    return Check(
-        "current task",
-        "warn",
-        "no bpf_get_current_task_btf; what is read of a thread is copied first",
-        remedy,
-        "some of the low cost: each switch makes these copies",
-    )
+    return Check("kprobes", "warn", what, _REMEDY_FOR_PROBE, _LOW_COST)
 
 
 def task_storage() -> Check:
-    """Came with a10787e6d58c (5.11) and, for tracing programs, 4cf1bc1f1045."""
-    known = features_found()
-    if known is None:
-        return unknown("task storage")
-    if known.task_storage:
-        return Check("task storage", "ok", "a thread's record is kept with the thread")
-    return Check(
-        "task storage",
-        "warn",
-        "none; threads' records are kept in a table",
-        "use a kernel from 5.11 on",
-        "some of the low cost: each switch looks its thread up",
-    )
-
-
-def task_iterator() -> Check:
-    """Came with eaaacd23910f (5.8)."""
+    """Whether programs may create it in sched_switch (switch_maps.py)."""
     types = kernel_types()
-    if types is None:
-        return unknown("task iterator")
-    if types.has_struct("bpf_iter__task"):
-        return Check("task iterator", "ok", "waits in progress are seen, those from before offtop too")
-    return Check(
-        "task iterator",
-        "FAIL",
-        "this kernel cannot walk its tasks for BPF",
-        "use a kernel from 5.8 on",
-        "everything: names of threads and waits in progress",
-    )
+    return unknown("task storage") if types is None else task_storage_of(map_internals(types))
 
 
-def batches(held: frozenset[str]) -> Check:
-    """Came with 057996380a42 (5.6)."""
-    failed = probes.batches() if "CAP_BPF" in held else None
-    if failed is None or _is_refused():
-        return _unasked("batch operations", held)
-    if not failed:
-        return Check("batch operations", "ok", "a table is emptied in a few calls")
-    what, lost = f"a table cannot be emptied at once: {os.strerror(failed)}", "everything: what was counted is read so"
-    return Check("batch operations", "FAIL", what, "use a kernel from 5.6 on", lost)
+def task_storage_of(internals: MapInternals, machine: str = platform.machine()) -> Check:
+    name = "task storage"
+    if safe_maps(internals, machine).task_storage:
+        return Check(name, "ok", f"a thread's record is kept with the thread ({internals.storage_allocator})")
+    what = "creating it is not safe at a switch ({}), so threads' records are in a preallocated table"
+    loses = "some of the low cost: a switch takes about 70 ns more"
+    if internals.storage_allocator == "kmalloc":
+        why = "this kernel allocates it by kmalloc, which may deadlock there"
+        return Check(name, "warn", what.format(why), "use a kernel from 6.4 on", loses)
+    why = "kmalloc_nolock() fails there on a real-time kernel"
+    if not internals.spinlocks_sleep:
+        why = f"kmalloc_nolock() fails on {machine}"
+    return Check(name, "ok", what.format(why), state="unneeded")
 
 
 def ring_buffer(held: frozenset[str]) -> Check:
-    """Came with 457f44363a88 (5.8)."""
+    """Whether programs may write to one in sched_switch (switch_maps.py)."""
+    types = kernel_types()
+    if types is None:
+        return unknown("ring buffer")
+    if not safe_maps(map_internals(types)).ring_buffer:
+        return _without_ring_buffer()
     failed = probes.ring_buffer() if "CAP_BPF" in held else None
     if failed is None or _is_refused():
         return _unasked("ring buffer", held)
     if not failed:
         return Check("ring buffer", "ok", "stacks are copied and long waits are told through one")
     what = f"none could be made: {os.strerror(failed)}"
-    return Check("ring buffer", "FAIL", what, "use a kernel from 5.8 on", "everything: its programs have one")
+    return Check("ring buffer", "FAIL", what, "see dmesg for the reason", "everything: its programs have one")
+
+
+def _without_ring_buffer() -> Check:
+    return Check(
+        "ring buffer",
+        "warn",
+        "on this real-time kernel its lock may sleep, so offtop does without",
+        "use a kernel from 6.12 on",
+        "single outliers, and user stacks by .eh_frame: they follow frame pointers",
+    )
 
 
 def run_delay() -> Check:
@@ -314,7 +252,7 @@ def schedstat() -> Check:
 
 def wakers() -> Check:
     """Whether who ends a wait can be told: by the program at sched_waking, where run-queue time needs that anyway; else
-    by one of the type that came with f1b9509c2fb0 (5.5), loaded once somebody asks."""
+    by one that knows its argument's type, loaded once somebody asks."""
     known = features_found()
     if known is None:
         return unknown("wakers")
@@ -326,7 +264,7 @@ def wakers() -> Check:
         "wakers",
         "warn",
         "the kernel does not describe its tracepoint sched_waking",
-        "use a kernel from 5.5 on with CONFIG_DEBUG_INFO_BTF=y; or stay with: offtop --mode offcpu",
+        "use a kernel with CONFIG_DEBUG_INFO_BTF=y; or stay with: offtop --mode offcpu",
         "the modes wakeup, offwake and chain: who ends a wait",
     )
 
@@ -343,13 +281,13 @@ def uprobes(machine: str = platform.machine()) -> Check:
 
 
 def statistics(held: frozenset[str]) -> Check:
-    """BPF_ENABLE_STATS came with d46edd671a14 (5.8) and asks for CAP_SYS_ADMIN."""
+    """BPF_ENABLE_STATS asks for CAP_SYS_ADMIN."""
     failed = probes.statistics()
     if failed is None:
         return Check("own cost", "warn", "unknown without libbpf", libbpf().remedy, state="unknown")
     if not failed:
         return Check("own cost", "ok", "the kernel counts what BPF programs take")
-    remedy = "use a kernel from 5.8 on" if "CAP_SYS_ADMIN" in held else "sudo offtop, or add CAP_SYS_ADMIN"
+    remedy = "sudo offtop, or add CAP_SYS_ADMIN"
     remedy = _OUTSIDE if rights.is_confined() else remedy
     return Check("own cost", "warn", os.strerror(failed), remedy, "the ns per switch in the header")
 
@@ -368,21 +306,6 @@ def kernel_symbols(held: frozenset[str]) -> Check:
     remedy = "sudo sysctl kernel.kptr_restrict=1" if "CAP_SYSLOG" in held else "sudo offtop"
     remedy = _OUTSIDE if rights.is_confined() else remedy
     return Check("kernel symbols", "warn", "/proc/kallsyms shows no addresses", remedy, lost)
-
-
-def stack_walks(held: frozenset[str]) -> Check:
-    """Came with c195651e565a (4.18)."""
-    return _helper("stack walks", _GET_STACK, "bpf_get_stack", "use a kernel from 4.18 on", held)
-
-
-def _helper(name: str, number: int, function: str, remedy: str, held: frozenset[str]) -> Check:
-    """Whether programs may call one of the kernel's functions without which offtop's cannot be."""
-    found = probes.helper(number) if _may_load(held) else None
-    if found is None:
-        return _unasked(name, held)
-    if found:
-        return Check(name, "ok", f"programs may call {function}")
-    return Check(name, "FAIL", f"programs may not call {function}", remedy, "all that BPF tells")
 
 
 def registers() -> Check:

@@ -116,12 +116,12 @@ SIZES = {
     "calls": (4, 4),
     "objects": (8, OBJECT.size),
     "execs": (4, 4),
-    "marks": (MARK_KEY.size, MARK.size),
-    "caught": (0, 0),
     "barrier": (4, 4),
     "nobody": (4, 4),
 }
 """Key and value bytes of each map."""
+CAUGHT_SIZES = {"marks": (MARK_KEY.size, MARK.size), "caught": (0, 0)}
+"""The same of those that report single waits, which need a ring buffer."""
 UNWIND_SIZES = {
     "rules": (RULE_KEY.size, RULE.size),
     "spaces": (4, SPACE.size),

@@ -230,9 +230,11 @@ class LiveSource(Happening):
         self._drain = Drain(
             self._program, self._book, self._stacks, self._wakes, sites, self._details, met, self._ledger.begin
         )
-        self._catcher = Catcher(maps["caught"], maps["marks"], self._book, sites.site, self._stacks.kernel)
-        self._opened.callback(self._catcher.close)
-        self._cost = CostMeter(self._program.programs, now_ns)
+        self._catcher: Catcher | None = None
+        if "caught" in maps:
+            self._catcher = Catcher(maps["caught"], maps["marks"], self._book, sites.site, self._stacks.kernel)
+            self._opened.callback(self._catcher.close)
+        self._cost = CostMeter(self._program.programs, now_ns, self._program.kprobe_links)
         self._facts.start()
         self._opened.callback(self._cost.close)
 
@@ -244,17 +246,11 @@ class LiveSource(Happening):
             return HiddenSymbols()
 
     @property
-    def lacking(self) -> Sequence[str]:
-        """Of what it does without, though much is lost by that: what, the remedy, and then the loss: a narrow screen
-        shows how it begins."""
+    def notices(self) -> Sequence[str]:
         no_symbols = f"{self._hidden} {_NO_SYMBOLS}" if self._hidden else ""
         refused = self._names.refused
         no_names = f"Names of functions and .eh_frame are off: {NOT_NOBODY.format(refused)}." if refused else ""
-        return [*filter(None, (no_symbols, self._kept_out, no_names))]
-
-    @property
-    def notice(self) -> str:
-        return " ".join(self.lacking)
+        return [*filter(None, (no_symbols, self._kept_out, no_names)), *self._program.notices]
 
     @property
     def host(self) -> str:
@@ -326,7 +322,8 @@ class LiveSource(Happening):
         if self._kernel_symbols.renamed():
             self._stacks.kernel_renamed()
             self._wakes.kernel_renamed()
-            self._catcher.forget()
+            if self._catcher:
+                self._catcher.forget()
         for pid in self._processes.renamed():
             self._stacks.renamed(pid)
             self._wakes.renamed(pid)
@@ -337,7 +334,7 @@ class LiveSource(Happening):
             of_tick = self._drain.calls(drained, at_ns)
             self._calls = self._calls.plus(of_tick)._replace(max_ns=of_tick.max_ns)
         sites = self._drain.sites(drained)
-        caught = self._catcher.take(self._marks)
+        caught = self._catcher.take(self._marks) if self._catcher else []
         gone = self._drain.gone(drained, at_ns, threads, ran)
         pids = {self._names.reader_pid, self._user_stacks.reader_pid, self._reads.pid}
         new_readers = pids.difference(known_readers)
@@ -520,9 +517,10 @@ class LiveSource(Happening):
         maps, doors = self._program.maps, {"exit": "tracepoint sched_exit_tp", "kprobe": self._features.kprobe_symbol}
         kernel_fill, user_fill = self._stacks.fill
         return [
-            *(("missing", one) for one in self.lacking),
+            *(("missing", one) for one in self.notices),
             ("kernel", f"{platform.release()} {platform.machine()}"),
             ("door", f"{self._program.door} ({doors.get(self._program.door, 'tracepoint sched_switch')})"),
+            ("thread records", "task storage" if self._program.in_task_storage else "a preallocated table"),
             ("run-queue time", "tracepoint sched_waking" if self._program.waking else "the kernel's run_delay"),
             ("wakers", "tracepoint sched_waking" if self._depth else "not asked for (keys 2, 3 and 4)"),
             *([("within", self._watched.told)] if self._watched else []),

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from offtop.errors import KernelError
-from offtop.kernel.libbpf import Map, enable_statistics, library
+from offtop.kernel.libbpf import enable_statistics, library
 
 _HASH, _ARRAY, _RING_BUFFER = 1, 2, 27  # enum bpf_map_type
 _RAW_TRACEPOINT = 17  # BPF_PROG_TYPE_RAW_TRACEPOINT
@@ -30,25 +30,6 @@ def ring_buffer() -> int | None:
     return _tried(partial(_map, _RING_BUFFER, 0, 0, os.sysconf("SC_PAGE_SIZE")))
 
 
-def batches() -> int | None:
-    """To take what is in a map out of it in one call."""
-    try:
-        fd = _map(_HASH, 4, 8, 8)
-    except KernelError:
-        return None
-    if fd < 0:
-        return _errno(fd)
-    try:
-        made = Map(fd)
-        made.update(*_RECORD)
-        drained = [(bytes(keys), bytes(values)) for keys, values in made.drain()]
-    except OSError as error:
-        return error.errno
-    finally:
-        os.close(fd)
-    return 0 if drained == [_RECORD] else errno.EIO
-
-
 def raw_tracepoint(name: str) -> int | None:
     """Attach a program there that does nothing."""
     try:
@@ -64,15 +45,6 @@ def raw_tracepoint(name: str) -> int | None:
         return _tried(partial(lib.bpf_raw_tracepoint_open, name.encode(), fd))
     finally:
         os.close(fd)
-
-
-def helper(number: int) -> bool | None:
-    """Whether a program at a raw tracepoint may call it. Ask only where such a program may be loaded."""
-    try:
-        found = library().libbpf_probe_bpf_helper(_RAW_TRACEPOINT, number, None)
-    except (KernelError, AttributeError):
-        return None
-    return None if found < 0 else bool(found)
 
 
 def statistics() -> int | None:

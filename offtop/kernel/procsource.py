@@ -132,13 +132,13 @@ class ProcSource(Happening):
         self._thread.start()
 
     @property
-    def notice(self) -> str:
+    def notices(self) -> Sequence[str]:
         whose = "/proc is"
         if self.own_only:
             whose = "your own processes alone are"
         elif self._container_only:
             whose = "this container's processes alone are"
-        return f"{whose} sampled{self._why}: not known are {self._missing}"
+        return (f"{whose} sampled{self._why}: not known are {self._missing}",)
 
     @property
     def _missing(self) -> str:

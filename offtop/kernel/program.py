@@ -11,6 +11,7 @@ import platform
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _SPACES = 16_384
 _PYTHONS, _PYTHON_THREADS = 4096, 16_384
 _MARKS = 16_384
 _CLOSERS = 64
+SWITCH_IN_TRACEPOINTS = {"exit": "sched_exit_tp"}
 _CAUGHT_BYTES = 1 << 20
 """Room for 10,000 long waits in a tick."""
 
@@ -75,18 +77,32 @@ class Unwind(NamedTuple):
     """How much of one CPU offtop may take in all; walking has what the rest leaves."""
 
     def is_ruled(self, features: Features) -> bool:
-        """Whether the kernel side follows rules: on x86-64 and arm64, where it is told a program's registers."""
-        return self.way in ("auto", "dwarf") and "REG_OTHER_0" in features.registers
+        """Whether the BPF programs follow unwind rules, as was asked for. They need a thread's registers (x86-64,
+        arm64), and a ring buffer for the copies of stacks from which user space learns the rules."""
+        return self.asks_for_rules and "REG_OTHER_0" in features.registers and features.ring_buffer
+
+    @property
+    def asks_for_rules(self) -> bool:
+        return self.way in ("auto", "dwarf")
 
     def defines(self, features: Features) -> dict[str, int]:
         found = {"USER_STACKS": int(self.way != "off")}
         if self.is_ruled(features):
             found |= {"UNWIND_KB": self.stack_kb, "RULES": _RULES, "SPACES": _SPACES, "COPIES": _copies_pages(self)}
-            found |= {"REGISTERS": layout.REGISTERS, "CODE_ADDRESSES": code_addresses()}
+            found |= {"REGISTERS": layout.REGISTERS, "CODE_ADDRESSES": code_addresses(), "CPUS": possible_cpus()}
         return found
 
 
 AUTO = Unwind()
+
+
+class _RefusedError(KernelError):
+    """The kernel, or the compiler, refused a program."""
+
+    def __init__(self, text: str, why: str) -> None:
+        """`why`: its middle part, without remedy."""
+        super().__init__(text)
+        self.why = why
 
 
 def _copies_pages(unwind: Unwind) -> int:
@@ -105,12 +121,16 @@ class Program:
         bcc_version: str,
         unwind: Unwind,
         request: Mapping[str, Any],
+        in_task_storage: bool,
     ) -> None:
-        """`request`: of which the compiler made it."""
+        """`request`: of which the compiler made it. `in_task_storage`: where threads' records are; else in a hash."""
         self.door, self.waking, self.bcc_version = door, waking, bcc_version
         self._request = request
         self.unwind = unwind
-        """As it is walked; along frame pointers where the kernel refuses rules."""
+        """How stacks are walked; along frame pointers if the kernel refused rules."""
+        self.in_task_storage = in_task_storage
+        self.notices: tuple[str, ...] = ()
+        """What it does without, a sentence each with its remedy: nothing of what was asked for is left out silently."""
         self._fds = dict(fds)
         self._changing = Lock()
         """Held while descriptors come or go."""
@@ -118,8 +138,15 @@ class Program:
         self.programs = {name.removeprefix("program "): fd for name, fd in fds.items() if name.startswith("program ")}
         self.walk_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
         """Descriptors of the iterators that make a walk, in their order."""
+        self.kprobe_links = [fds[f"link {symbol}"] for symbol in request["kprobes"].values()]
         cpus = possible_cpus()
-        sizes = {**layout.SIZES, **layout.UNWIND_SIZES, **layout.PYTHON_SIZES, **layout.WITHIN_SIZES}
+        sizes = {
+            **layout.SIZES,
+            **layout.CAUGHT_SIZES,
+            **layout.UNWIND_SIZES,
+            **layout.PYTHON_SIZES,
+            **layout.WITHIN_SIZES,
+        }
         self.maps = {
             name: Map(fds[f"map {name}"], cpus if name in layout.PER_CPU else 1)
             for name in sizes
@@ -226,24 +253,92 @@ def attach(
     unwind: Unwind = AUTO,
     anew: bool = False,
 ) -> Program:
-    """Compile and attach through the first door that opens; nothing is left attached on failure.
+    """Compile and attach with the first switch-in probe that works; nothing is left attached on failure.
 
-    `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking though the
-    kernel has its own count. `defines`: more of them (namespace.defines, and WITHIN, where calls are to be watched).
-    `unwind`: how user stacks are walked. `anew`: compile also what was compiled before.
-    Raises OfftopError with the remedy.
+    `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking though the kernel has its
+    own count. `defines`: more of them (namespace.defines, and WITHIN, where calls are to be watched). `unwind`: how
+    user stacks are walked. `anew`: compile also what was compiled before.
+    Raises OfftopError with the remedy. What it does without is in Program.notices.
     """
     sizes = sizes or sizes_for_machine()
-    failure: OfftopError | None = None
+    failures: list[KernelError] = []
+    notices = [] if features.ring_buffer else [_WITHOUT_RING_BUFFER]
+    if unwind.asks_for_rules and not unwind.is_ruled(features) and features.ring_buffer:
+        notices.append(_WITHOUT_REGISTERS)
     ways = (unwind, unwind._replace(way="fp")) if unwind.is_ruled(features) else (unwind,)
-    for candidate in choose_door(features, door):
-        for way in ways:  # a door that costs less is worth more than whole user stacks
+    doors = choose_door(features, door)
+    for candidate in doors:
+        for way in ways:  # a probe that costs less is worth more than whole user stacks
             try:
-                return _attach_through(candidate, features, sizes, waking, defines, way, anew)
+                program = _attach_through(candidate, features, sizes, waking, defines, way, anew)
             except KernelError as error:
-                failure = failure or error
-    assert failure
-    raise failure
+                failures.append(error)
+                continue
+            if not _is_called(program, features):
+                program.close()
+                failures.append(_never_called(candidate))
+                break
+            if candidate != doors[0]:
+                notices.append(
+                    f"The switch-in probe '{doors[0]}' does not work here ({_why(failures[0])}), so offtop uses "
+                    f"'{candidate}'. Please report it, with the output of: offtop doctor."
+                )
+            if way != unwind:
+                notices.append(
+                    "User stacks follow frame pointers only, because the program that unwinds by .eh_frame could not "
+                    f"be loaded ({_why(failures[-1])}). Please report it, with the output of: offtop doctor."
+                )
+            if program.door == "switch" and door == "auto":
+                notices.append(_BY_SWITCH)
+            program.notices = tuple(notices)
+            return program
+    raise failures[0]
+
+
+_WITHOUT_RING_BUFFER = (
+    "This real-time kernel's BPF ring buffers use a lock that may sleep, so single outliers are not reported and user "
+    "stacks follow frame pointers only. Use Linux 6.12 or newer."
+)
+_WITHOUT_REGISTERS = (
+    "User stacks follow frame pointers only, because BPF programs cannot read a thread's registers here. Use Linux "
+    "5.15 or newer, on x86-64 or arm64."
+)
+_BY_SWITCH = (
+    "Stacks are walked at every switch, which costs about 3 µs each, and what a wait was on is unknown. Use a kernel "
+    "with CONFIG_KPROBES=y, or Linux 6.16 or newer."
+)
+_SLEEPS, _SLEEP_S = 100, 0.001
+
+
+def _is_called(program: Program, features: Features) -> bool:
+    """Whether the switch-in probe is called when a thread comes back: the compiler may have inlined the function.
+
+    Sleeps for a moment, counting nobody, until back_current() in offcpu.c has noted offtop's own arrival.
+    """
+    if program.door == "switch" or features.last_arrival is None:  # what is called anyway, and where nothing is noted
+        return True
+    config, clock = program.maps["config"], program.maps["clock"]
+    nobody = layout.CONFIG.pack(*(0, 0, 0, layout.ONLY_PIDS, os.getpid()), *[0] * 23)
+    config.update(bytes(4), nobody)
+    try:
+        for _ in range(_SLEEPS):
+            time.sleep(_SLEEP_S)
+            if any(clock.lookup(bytes(4)) or b""):
+                return True
+        return False
+    finally:
+        config.update(bytes(4), bytes(len(nobody)))
+
+
+def _never_called(door: str) -> KernelError:
+    why = "it is attached, but the kernel never calls it"
+    return _RefusedError(
+        f"The switch-in probe '{door}' does not work here: {why}. Leave --probe out, or see: offtop doctor", why
+    )
+
+
+def _why(error: KernelError) -> str:
+    return error.why if isinstance(error, _RefusedError) else str(error)
 
 
 def _attach_through(
@@ -258,16 +353,17 @@ def _attach_through(
     waking = waking or features.waking or door == "switch"
     raw = {"on_switch": "sched_switch", "on_exec": "sched_process_exec"}
     functions = [defines[name] for name in namespace.FUNCTIONS if name in defines]
-    if door == "exit":
-        raw["on_exit"] = "sched_exit_tp"
+    if door in SWITCH_IN_TRACEPOINTS:
+        raw["on_exit"] = SWITCH_IN_TRACEPOINTS[door]
     if waking:
         raw["on_waking"] = "sched_waking"
-    # Task storage is reached from a thread's own context only, and nobody can list it.
+    # Programs reach the task storage of the current thread only, and nobody can list it.
     by_task = waking or bool(functions) or not features.task_storage
     is_ruled = unwind.is_ruled(features)
     if is_ruled:
         raw["on_fork"] = "sched_process_fork"
     known = {**_defines(door, features, sizes, waking, by_task), **unwind.defines(features), **defines}
+    kprobes = {"on_finish": features.kprobe_symbol} if door == "kprobe" else {}
     request = {
         "source": str(paths.bpf() / "offcpu.c"),
         "headers": str(paths.bpf() / "headers"),
@@ -277,13 +373,14 @@ def _attach_through(
         "given": {},
         "inner": {"barrier": "nobody"},
         "bpf": syscalls.number_of("bpf"),
-        "kprobes": {"on_finish": features.kprobe_symbol} if door == "kprobe" else {},
+        "kprobes": kprobes,
         "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
         "functions": functions,
         "random": ["scratch"],
         "uprobes": ["on_call", "on_return"] if "WITHIN" in defines else [],
         "maps": [
             *("record", *layout.SIZES),
+            *(layout.CAUGHT_SIZES if features.ring_buffer else ()),
             *(layout.UNWIND_SIZES if is_ruled else ()),
             *(layout.PYTHON_SIZES if features.tells_pythons else ()),
             *(("within_call", *layout.WITHIN_SIZES) if "WITHIN" in defines else ()),
@@ -294,10 +391,15 @@ def _attach_through(
         raise _explain(answer, output, door)
     named = dict(zip(answer["fds"], fds, strict=True))
     try:
-        return Program(door, waking, named, answer["bcc"], unwind, {**request, "waking_type": features.waking_type})
-    except BaseException:
-        for fd in fds:
+        for symbol in kprobes.values():
+            named[f"link {symbol}"] = libbpf.attach_kprobe(named[f"program {symbol}"], symbol)
+        kept = {**request, "waking_type": features.waking_type}
+        return Program(door, waking, named, answer["bcc"], unwind, kept, in_task_storage=not by_task)
+    except BaseException as error:
+        for fd in named.values():
             os.close(fd)
+        if isinstance(error, OSError):
+            raise _refused(door, f"attaching to {features.kprobe_symbol}: {error.strerror}") from error
         raise
 
 
@@ -313,11 +415,10 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_task:
         "WAKES": sizes.wakes,
         "STORMS": sizes.storms,
         "MARKS": _MARKS,
-        "CAUGHT": _CAUGHT_BYTES // os.sysconf("SC_PAGE_SIZE"),
+        "CAUGHT": _CAUGHT_BYTES // os.sysconf("SC_PAGE_SIZE") if features.ring_buffer else None,
         f"DOOR_{door.upper()}": 1,
         "WAKING": 1 if waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
-        "TYPED_TASK": 1 if features.typed_task else None,
         "BY_TASK": 1 if by_task else None,
         "TASK_PID": features.pid,
         "TASK_TGID": features.tgid,
@@ -416,7 +517,12 @@ def _explain(answer: dict[str, Any], output: str, door: str) -> OfftopError:
     last = [line.strip() for line in output.splitlines() if line.strip()]
     hint = next((line for line in last if "error:" in line), last[-1] if last else "")
     what = " ".join((what or "the compiler ended").split())
-    return KernelError(
-        f"offtop's program could not be loaded through the door '{door}': {what}"
-        f"{f' ({printable(hint[:200])})' if hint else ''}. See what is missing: offtop doctor"
+    return _refused(door, f"{what}{f' ({printable(hint[:200])})' if hint else ''}")
+
+
+def _refused(door: str, why: str) -> _RefusedError:
+    return _RefusedError(
+        f"offtop's program could not be loaded with the switch-in probe '{door}': {why}. See what is missing: "
+        "offtop doctor",
+        why,
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from offtop.kernel.compile import fill_with_random_bytes
-from offtop.kernel.libbpf import attach_kprobe, library
+from offtop.kernel.libbpf import library
 
 VARIABLE = "OFFTOP_CACHE"
 """Of the environment: another directory; empty: none."""
@@ -188,7 +188,7 @@ def _attached(
         fd = loaded(tracepoint, function, _RAW_TRACEPOINT)
         found[f"link {tracepoint}"] = _held(lib.bpf_raw_tracepoint_open(tracepoint.encode(), fd), undo)
     for function, symbol in request["kprobes"].items():
-        found[f"link {symbol}"] = _held(attach_kprobe(loaded(symbol, function, _KPROBE), symbol), undo)
+        loaded(symbol, function, _KPROBE)
     for function in request["uprobes"]:
         loaded(function, function, _KPROBE)
     for function, over in request["iterators"].items():

@@ -112,8 +112,8 @@ class RecordedSource:
         return self._recording.host
 
     @property
-    def notice(self) -> str:
-        return ""
+    def notices(self) -> Sequence[str]:
+        return ()
 
     @property
     def recorded(self) -> Recorded:

@@ -210,8 +210,8 @@ class OfftopApp(Mouse):
                 self.exit(128 + self.came[0])
             self.set_interval(1.0, self._look_at_terminal)
         self._draw()
-        if self._source.notice:
-            self._say(self._source.notice)
+        if self._source.notices:
+            self._say(" ".join(self._source.notices))
         self._poll.start()
 
     def on_unmount(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from offtop.kernel import doctor, hostchecks, kernelchecks, privileges, probes
 from offtop.kernel.check import Check
+from offtop.kernel.switch_maps import Allocator, MapInternals
 
 _ROOT = Path(__file__).parents[2]
 _PRINT = (
@@ -104,14 +105,43 @@ def test_wakers_need_the_tracepoint_to_be_described_or_to_be_used_anyway(
     assert ("offtop --mode offcpu" in check.remedy) == (said == "warn")
 
 
-@pytest.mark.parametrize(("typed_task", "verdict"), [(True, "FAIL"), (False, "warn")])
-def test_only_where_programs_are_made_to_call_it_must_they_be_given_the_current_task(
-    monkeypatch: pytest.MonkeyPatch, typed_task: bool, verdict: str
+@pytest.mark.parametrize(
+    ("allocator", "spinlocks_sleep", "machine", "verdict", "said"),
+    [
+        ("bpf_mem_alloc", False, "x86_64", "ok", "a thread's record is kept with the thread (bpf_mem_alloc)"),
+        ("kmalloc", False, "x86_64", "warn", "kmalloc, which may deadlock"),
+        ("kmalloc", True, "x86_64", "warn", "kmalloc, which may deadlock"),
+        ("kmalloc_nolock", True, "x86_64", "ok", "fails there on a real-time kernel"),
+        ("kmalloc_nolock", False, "riscv64", "ok", "fails on riscv64"),
+    ],
+)
+def test_task_storage_is_reported_as_used_or_with_the_reason_why_it_is_not(
+    allocator: Allocator, spinlocks_sleep: bool, machine: str, verdict: str, said: str
 ) -> None:
-    monkeypatch.setattr(kernelchecks, "features_found", lambda: SimpleNamespace(typed_task=typed_task))
-    monkeypatch.setattr(probes, "helper", lambda number: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    monkeypatch.setattr(probes, "a_map", lambda size: 0)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    assert kernelchecks.current_task(frozenset(privileges.NEEDED)).verdict == verdict
+    check = kernelchecks.task_storage_of(MapInternals(allocator, "raw_spinlock_t", spinlocks_sleep), machine)
+    assert check.verdict == verdict
+    assert said in check.what
+    assert ("preallocated table" in check.what) == (check.what.startswith("creating it is not safe"))
+
+
+def test_a_real_time_kernel_with_sleeping_ring_buffers_is_told_what_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for lock, verdict in (("spinlock_t", "warn"), ("raw_spinlock_t", "ok")):
+        found = MapInternals("bpf_mem_alloc", lock, spinlocks_sleep=True)
+        monkeypatch.setattr(kernelchecks, "map_internals", lambda _types, found=found: found)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        monkeypatch.setattr(probes, "ring_buffer", lambda: 0)
+        monkeypatch.setattr(probes, "a_map", lambda size: 0)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        check = kernelchecks.ring_buffer(frozenset(privileges.NEEDED))
+        assert check.verdict == verdict
+        assert check.loses.startswith("single outliers, and user stacks by .eh_frame") == (verdict == "warn")
+
+
+def test_a_kernel_below_5_14_fails_and_a_newer_one_does_not() -> None:
+    for release, verdict in (("5.13.19-generic", "FAIL"), ("5.14.0-503.el9.x86_64", "ok"), ("7.0.1", "ok")):
+        check = kernelchecks.kernel(release)
+        assert (check.verdict, release in check.what) == (verdict, True)
+        assert check.remedy == ("update the kernel" if verdict == "FAIL" else "")
 
 
 @pytest.mark.kernel
@@ -121,7 +151,8 @@ def test_this_machine_can_run_offtop() -> None:
     assert found["kernel"].what.split()[1] == Path("/proc/sys/kernel/osrelease").read_text().strip()
     assert "/bcc/__init__.py" in found["bcc"].what
     assert found["wakers"].what.startswith("at sched_waking, ")
-    needed = ("raw tracepoints", "current task", "batch operations", "ring buffer", "stack walks", "other processes")
+    assert found["attaching"].verdict == "ok" and found["attaching"].what.endswith("which is called")
+    needed = ("raw tracepoints", "ring buffer", "other processes")
     assert {found[name].state for name in (*needed, *privileges.CAPABILITIES)} == {"there"}
 
 
@@ -129,8 +160,7 @@ def test_this_machine_can_run_offtop() -> None:
 def test_the_kernel_answers_of_what_it_has_not_too() -> None:
     assert probes.raw_tracepoint("sched_switch") == 0
     assert probes.raw_tracepoint("sched_no_such_thing") == errno.ENOENT
-    assert (probes.helper(67), probes.helper(9999)) == (True, False)
-    assert probes.a_map(8) == probes.batches() == probes.ring_buffer() == 0
+    assert probes.a_map(8) == probes.ring_buffer() == 0
     assert probes.memory_of(os.getppid()) == 0
     assert probes.memory_of(1 << 22) == errno.ESRCH  # no pid is so high
 
@@ -143,7 +173,7 @@ def test_without_capabilities_it_is_the_privileges_that_fail() -> None:
     assert "CAP_BPF" in found["privileges"].what
     assert found["kernel symbols"].what == "/proc/kallsyms shows no addresses"
     assert found["bpf(2)"].what == "unknown without CAP_BPF"
-    for name in ("raw tracepoints", "current task", "stack walks"):
+    for name in ("raw tracepoints", "ring buffer"):
         assert (found[name].state, found[name].what) == ("unknown", "unknown without CAP_BPF, CAP_PERFMON")
     assert "--cap-add BPF, or SYS_ADMIN" in found["CAP_BPF"].remedy
     assert found["CAP_SYSLOG"].state == "missing" and found["CAP_SYSLOG"].remedy.endswith("--cap-add SYSLOG")

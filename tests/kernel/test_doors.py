@@ -38,14 +38,21 @@ def found() -> Features:
     return features.find(libbpf.KernelTypes())
 
 
-@pytest.fixture(scope="module", params=[(door, waking) for door in DOORS for waking in (False, True)])
+_WAYS = [*((door, waking, True) for door in DOORS for waking in (False, True)), ("exit", False, False)]
+
+
+@pytest.fixture(scope="module", params=_WAYS)
 def through(request: pytest.FixtureRequest) -> Generator[Watch]:
-    """A live source that goes through one of the doors, with run-queue time from sched_waking or not."""
-    door, waking = request.param
+    """A live source with one of the switch-in probes, with run-queue time from sched_waking or not, and with threads'
+    records in task storage if the kernel may create it at a switch."""
+    door, waking, may_store = request.param
     demand(door)
-    with watch.watching(door=door, waking=waking) as live:
-        assert live.last.door == door
-        yield live
+    with pytest.MonkeyPatch.context() as patch:
+        if not may_store:
+            watch.without(patch, "task_storage")
+        with watch.watching(door=door, waking=waking) as live:
+            assert live.last.door == door
+            yield live
 
 
 def demand(door: str) -> None:
@@ -288,7 +295,7 @@ def test_run_queue_time_from_wakings_is_that_of_the_kernels_own_count(door: str,
 
 def test_the_door_that_is_asked_for_and_not_there_is_refused_with_a_sentence() -> None:
     for door in DOORS:
-        refused = rf"^--door {door}: this kernel does not have it\. Leave --door away, or try: offtop doctor$"
+        refused = rf"^--probe {door}: this kernel does not have it\. Leave --probe out, or see: offtop doctor$"
         without = replace(found(), doors=tuple(other for other in DOORS if other != door))
         with pytest.raises(UsageError, match=refused):
             features.choose_door(without, door)

@@ -11,10 +11,15 @@ import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+import pytest
+
 from offtop import paths
+from offtop.kernel import features, libbpf
+from offtop.kernel.features import Features
 from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Unwind
 from offtop.model import categories
@@ -103,6 +108,16 @@ def watching(
 
 watching_kernel_stacks = partial(watching, unwind=Unwind("off"))
 """The same without user stacks, for what they say nothing of: it begins in a third of the time."""
+
+
+def without(monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
+    """Sources from here on find that the kernel lacks this member of Features."""
+    find = features.find
+
+    def found(types: libbpf.KernelTypes) -> Features:
+        return replace(find(types), **{feature: False})
+
+    monkeypatch.setattr(features, "find", found)
 
 
 @cache

@@ -1,6 +1,6 @@
 """A scripted source whose threads are only looked at, 20 times a second."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -26,8 +26,8 @@ class SampledSource(ScriptedSource):
         self._seen = seen or Sampling(own_only=own_only)
 
     @property
-    def notice(self) -> str:
-        return NOTICE
+    def notices(self) -> Sequence[str]:
+        return (NOTICE,)
 
     def after(self, seconds: int) -> Snapshot:
         some = self._seen._replace(looks=20 * seconds, guessed_ns=self._guessed_ns * seconds)

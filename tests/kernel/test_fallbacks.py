@@ -1,0 +1,93 @@
+"""Nothing of what was asked for is left out silently: each fallback is a sentence at start, in the help and in JSON."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel import features, layout, libbpf, program
+from offtop.kernel.copies import Copies, Copy
+from offtop.kernel.program import Program, Unwind
+from tests.kernel import programs
+
+pytestmark = pytest.mark.kernel
+
+DEEP = r"""
+#include <unistd.h>
+static __attribute__((noinline)) void deep(void)
+{
+	volatile char room[50000];
+	for (int i = 0; i < sizeof(room); i++) /* only what is in memory can be copied */
+		room[i] = i;
+	usleep(20000);
+	room[0] = 2;
+}
+int main(void)
+{
+	while (next())
+		deep();
+	return 0;
+}
+"""
+"""At each go it sleeps with 50 KB of stack between it and main()."""
+
+
+def attached(unwind: Unwind, **defines: int) -> Program:
+    return program.attach(features.find(libbpf.KernelTypes()), unwind=unwind, defines=defines)
+
+
+def copied(unwind: Unwind, binary: Path) -> Copy:
+    """The copy of its stack while it waited in deep(), of which no rule is known yet."""
+    running = attached(unwind)
+    try:
+        assert (running.unwind, running.notices) == (unwind, ())
+        maps = running.maps
+        copies = Copies(maps["copies"], maps["allowed"])
+        copies.take(10)
+        with programs.running([binary]) as child:
+            maps["only_pids"].update(child.pid.to_bytes(4, "little"), bytes(4))
+            never = (1 << 64) - 1
+            wanted = (10_000_000, never, 0xFFFFFFFF, layout.ONLY_PIDS, os.getpid(), *[0] * 9, never, *[0] * 13)
+            maps["config"].update(bytes(4), layout.CONFIG.pack(*wanted))
+            child.go()
+            found = [one for one in copies.take(10) if one.pid == child.pid]
+        copies.close()
+        return max(found, key=lambda one: len(one.stack))  # it may have waited for its go, too, in main()
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize(("stack_kb", "least"), [(16, 16 << 10), (64, 50_000)])
+def test_so_much_of_a_stack_is_copied_as_was_asked_for(stack_kb: int, least: int, tmp_path: Path) -> None:
+    binary = programs.build(tmp_path / "deep", DEEP, "-D_GNU_SOURCE", "-O1", "-fomit-frame-pointer")
+    assert least <= len(copied(Unwind(stack_kb=stack_kb), binary).stack) <= stack_kb << 10
+
+
+def test_rules_that_the_kernel_refuses_give_way_to_frame_pointers_with_a_sentence() -> None:
+    running = attached(Unwind(), RULES=0)  # a map without room for anything cannot be made
+    running.close()
+    assert running.unwind == Unwind("fp")
+    (notice,) = running.notices
+    assert notice.startswith("User stacks follow frame pointers only, because the program that unwinds by .eh_frame ")
+    assert notice.endswith("Please report it, with the output of: offtop doctor.")
+
+
+_ON_A_REAL_TIME_KERNEL = """
+from dataclasses import replace
+from offtop.kernel import features
+find = features.find
+features.find = lambda types: replace(find(types), ring_buffer=False)
+from offtop.start import main
+main()
+"""
+
+
+def test_what_offtop_does_without_is_said_at_start_and_in_each_tick_of_json() -> None:
+    command = [sys.executable, "-c", _ON_A_REAL_TIME_KERNEL, "-b", "--json", "-n", "1", "-d", "0.2"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=True)
+    (notice,) = json.loads(done.stdout)["notices"]
+    assert notice.startswith("This real-time kernel's BPF ring buffers use a lock that may sleep")
+    assert done.stderr == f"offtop: {notice}\n"
