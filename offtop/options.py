@@ -341,10 +341,12 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         help="bpf sees every wait; proc samples /proc and needs no root; auto takes bpf if it can (default auto)",
     )
     add(
+        "--probe",
         "--door",
+        dest="door",
         choices=("auto", "exit", "kprobe", "switch"),
         default="auto",
-        help="how to notice that a thread is back",
+        help="the switch-in probe, which tells that a thread is back on a CPU",
     )
     add(
         "--unwind",

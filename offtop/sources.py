@@ -74,7 +74,7 @@ def live(
     wanted, refused = loaded.settings.source, None
     source: Source | None = None
     if wanted == "proc" and asked.door != "auto":
-        raise UsageError("--door is BPF's: sampling /proc needs none. Leave it out, or add --source bpf")
+        raise UsageError("--probe is BPF's: sampling /proc needs none. Leave it out, or add --source bpf")
     if wanted != "proc":
         try:
             source = _traced(rules, filters, asked, loaded, keep_ns)

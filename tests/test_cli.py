@@ -428,7 +428,7 @@ def test_another_user_is_told_of_their_own_processes_and_why() -> None:
         ),
         ("--state D", "--state needs BPF: sampling /proc does not see single waits. Leave it out"),
         ("--max 5s", "--max needs BPF: sampling /proc does not see single waits. Leave it out"),
-        ("--door exit", "--door is BPF's: sampling /proc needs none. Leave it out, or add --source bpf"),
+        ("--probe exit", "--probe is BPF's: sampling /proc needs none. Leave it out, or add --source bpf"),
         ("-p 4194303", "No process 4194303. Look it up with: pgrep NAME"),
     ],
 )

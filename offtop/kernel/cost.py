@@ -97,7 +97,7 @@ class CostMeter:
         try:
             self._statistics_fd = libbpf.enable_statistics()
         except OSError:
-            return  # before 5.8, or without CAP_SYS_ADMIN: the cost stays unknown, and is shown so
+            return  # without CAP_SYS_ADMIN: the cost stays unknown, and is shown so
         if self._switches_counted >= _FEWEST_SWITCHES:
             self._switches_counted = self._switch_ns = self._walk_ns = self._counted_ns = 0
         self._before, self._counted_from_ns = self._count(), at_ns

@@ -320,7 +320,7 @@ def kprobe_misses(link_fd: int) -> int:
 
 
 def enable_statistics() -> int:
-    """A descriptor for as long as which the kernel counts run times. Raises OSError before 5.8.
+    """A descriptor for as long as which the kernel counts run times. Raises OSError without CAP_SYS_ADMIN.
 
     The descriptor, never the sysctl: that would outlive a kill.
     """
@@ -350,7 +350,7 @@ class KernelTypes:
                 raise KernelError("There is no /sys here, which offtop reads. Mount it: mount -t sysfs sysfs /sys")
             raise KernelError(
                 "This kernel does not describe its types (no /sys/kernel/btf/vmlinux), which offtop reads. "
-                "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as the distributions' kernels since 5.8 are; "
+                "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as the distributions' kernels are; "
                 "in a container, see to it that /sys is mounted."
             )
 

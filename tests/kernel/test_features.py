@@ -1,4 +1,4 @@
-"""What is asked of a kernel before anything is loaded: its age, and under which name its switch-in function is probed."""
+"""What is asked of a kernel before anything is loaded: its version, and the name of its switch-in function."""
 
 import time
 from pathlib import Path

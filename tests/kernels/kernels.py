@@ -49,7 +49,6 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
     {
         "6.1": Kernel("debian", "bookworm", "6.1", is_needed=True),
         "6.12": Kernel("debian", "trixie", "6.12", is_needed=True, asked=f"clearcpuid={_CX16}"),
-        "5.10": Kernel("debian-security", "bullseye-security", "5.10"),
         "6.18": Kernel("debian", "trixie-backports", "6.18"),
         "newest": Kernel("debian", "trixie-backports", ""),
         "arm64": Kernel("debian", "bookworm", "6.1", machine="arm64"),
