@@ -109,14 +109,14 @@ class _Walks:
     def add(self, raw: bytes) -> bool:
         """Whether it is one of them."""
         head = layout.COPY_HEAD.unpack_from(raw)
-        *_, pid, tid, _space, narrow, depth, unsure, _end, execs, _, walked_end = head[:-_FRAMES]
+        *_, pid, tid, _space, _unused, depth, unsure, _end, execs, _, walked_end = head[:-_FRAMES]
         of = self._servers.named.get(pid, "")
         if walked_end and of and self._count[of] < _MOST_KEPT:
             self._count[of] += 1
             state = leaf(head[2 : 2 + layout.REGISTERS])
             walked = head[-_FRAMES:][:depth]
             stack = raw[layout.COPY_HEAD.size :]
-            copy = Copy(0, 0, pid, tid, tuple(walked), bool(unsure), state, bool(narrow), execs, state.sp, stack)
+            copy = Copy(0, 0, pid, tid, tuple(walked), bool(unsure), state, execs, state.sp, stack)
             with self._lock:
                 self._given.append((copy, walked_end))
         return bool(walked_end)

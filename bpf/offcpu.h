@@ -366,7 +366,6 @@ struct rule {
 
 struct space {
 	u32 id;
-	u32 narrow;        /* words of 32 bits */
 };
 
 /* Where CPython has what it runs (userstack.c): offsets in its structs, of the version that a process has. */
@@ -406,7 +405,7 @@ struct copy_head {
 	u32 pid;
 	u32 tid;
 	u32 space;
-	u32 narrow;
+	u32 unused;
 	u32 depth;         /* of what is in `frames` already; 0: all registers are those at pc */
 	u32 unsure;
 	u32 end;

@@ -288,8 +288,6 @@ struct copy {
 	u64 from;
 	u64 bytes;
 	u64 words[2];                 /* what read_stack() found */
-	u64 size;                     /* of its program's words, in bytes */
-	u64 mask;                     /* what a word of ours has of one of them */
 #ifdef REG_LINK
 	u64 link;                     /* what x30 has, 0: not known */
 #endif
@@ -369,12 +367,12 @@ static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, 
 		copy->bytes = READ_BYTES;
 		if (bpf_probe_read_user(copy->stack, READ_BYTES, (void *)copy->from)) { /* some of it is not in memory */
 			copy->bytes = 0;
-			if (bpf_probe_read_user(copy->stack + off, 2 * (copy->size & 15), (void *)at))
+			if (bpf_probe_read_user(copy->stack + off, 2 * sizeof(u64), (void *)at))
 				return false;
 		}
 	}
-	copy->words[0] = *(u64 *)(copy->stack + off) & copy->mask;
-	copy->words[1] = *(u64 *)(copy->stack + off + (copy->size & 15)) & copy->mask;
+	copy->words[0] = *(u64 *)(copy->stack + off);
+	copy->words[1] = *(u64 *)(copy->stack + off + sizeof(u64));
 	return true;
 }
 
@@ -470,10 +468,8 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 		return 0;
 	}
 	u64 cfa = (how == HOW_SP ? head->sp : head->bp) + (s64)rule->cfa;
-	u64 size = copy->size & 15;
 	if (how == HOW_AT_BP) {
-		words[0] = 0;
-		if (bpf_probe_read_user(words, size, (void *)cfa))
+		if (bpf_probe_read_user(words, sizeof(u64), (void *)cfa))
 			return END_MEMORY;
 		cfa = words[0];
 	}
@@ -481,7 +477,7 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 		return END_WHOLE;
 	if (cfa - head->sp - 1 >= LARGEST_FRAME)
 		return END_ASTRAY;
-	if (!read_stack(copy, cfa - 2 * size))
+	if (!read_stack(copy, cfa - 2 * sizeof(u64)))
 		return END_MEMORY;
 	head->pc = copy->words[1];
 	head->at = copy->words[1] - 1; /* the call */
@@ -519,18 +515,17 @@ static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot
 	from_leaf(head);
 	if (!head->sp)
 		return NO_STACK; /* a thread that has none */
+	if ((*(u64 *)((char *)head->registers + REG_MODE) & MODE_MASK) == MODE_NARROW)
+		return linked_stack(ctx, slot); /* a program of 32 bits: its rules are not read */
 	head->pid = pid;
 	head->tid = tid;
 	head->execs = MEMBER(u32, task, TASK_EXECS);
 	head->space = space ? space->id : 0;
-	head->narrow = space ? space->narrow : 0;
 	head->end = space ? 0 : END_NO_RULE;
 	head->depth = head->unsure = head->walked_end = copy->bytes = 0;
 #ifdef REG_LINK
 	copy->link = *(u64 *)((char *)head->registers + REG_LINK);
 #endif
-	copy->size = head->narrow ? 4 : 8;
-	copy->mask = head->narrow ? 0xffffffff : ~0ULL;
 	key.space = head->space;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < FRAMES + 1; i++) {

@@ -6,10 +6,10 @@ from functools import cache
 from typing import NamedTuple
 
 from offtop.kernel import dwfl
-from offtop.kernel.rules import AARCH64, CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
+from offtop.kernel.rules import AARCH64, CFA, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
 
 _Pointer = ct.c_void_p
-_MACHINES = {62: X86_64, 3: I386, 183: AARCH64}
+_MACHINES = {62: X86_64, 183: AARCH64}
 """By ELF's e_machine."""
 _RESTORER = bytes.fromhex("48c7c00f0000000f05")
 """mov $15,%rax; syscall: rt_sigreturn(2), as debuggers know it where no rule is there (musl, Go)."""

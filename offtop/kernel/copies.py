@@ -16,9 +16,9 @@ _AT_ONCE = 64
 _A_SECOND, _SAVED = 100, 512
 """So many copies may be made; those that were not, later, up to this: at the start every stack is new."""
 _IS_ARM = platform.machine() == "aarch64"
-_LEAF, _MODE, _DI = ((32, 31, 29), 33, 0) if _IS_ARM else ((16, 19, 4), 17, 14)
-_KEPT, _NARROW_KEPT = (AARCH64.kept, ()) if _IS_ARM else ((5, 3, 2, 1, 0), (5, 13, 14))
-"""Where struct pt_regs has the registers of rules.AARCH64, or those of rules.X86_64 and rules.I386."""
+_LEAF, _DI = ((32, 31, 29), 0) if _IS_ARM else ((16, 19, 4), 14)
+_KEPT = AARCH64.kept if _IS_ARM else (5, 3, 2, 1, 0)
+"""Where struct pt_regs has the registers of rules.AARCH64, or those of rules.X86_64."""
 
 
 class Copy(NamedTuple):
@@ -35,7 +35,6 @@ class Copy(NamedTuple):
     unsure: bool
     state: State
     """Behind those."""
-    is_narrow: bool
     execs: int
     """Of which program: another number after each exec."""
     at: int
@@ -85,11 +84,10 @@ class Copies:
     def _add(self, raw: bytes) -> None:
         id_, fallback, *rest = layout.COPY_HEAD.unpack_from(raw)
         registers, rest = rest[: layout.REGISTERS], rest[layout.REGISTERS :]
-        pc, sp, bp, size, _at, pid, tid, _space, _narrow, depth, unsure, _end, execs, pythons, _walked_end, *frames = (
+        pc, sp, bp, size, _at, pid, tid, _space, _unused, depth, unsure, _end, execs, pythons, _walked_end, *frames = (
             rest
         )
-        is_narrow = layout.is_narrow(registers[_MODE])
-        kept = tuple(registers[n] for n in (_NARROW_KEPT if is_narrow else _KEPT))
+        kept = tuple(registers[n] for n in _KEPT)
         is_exact = not depth or bool(pc & layout.EXACT)
         state = State(pc & ~layout.EXACT, sp, bp, kept, registers[_DI], is_exact, _IS_ARM and bool(unsure))
         if depth:  # these have changed since
@@ -97,7 +95,7 @@ class Copies:
         head = layout.COPY_HEAD.size
         self._found.append(
             Copy(
-                *(id_, fallback, pid, tid, tuple(frames[:depth]), bool(unsure), state, is_narrow, execs, sp),
+                *(id_, fallback, pid, tid, tuple(frames[:depth]), bool(unsure), state, execs, sp),
                 raw[head : head + size],
                 tuple(frames[layout.FRAMES + 1 :][:pythons]),
             )

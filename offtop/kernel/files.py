@@ -20,15 +20,12 @@ from offtop.model.printable import printable
 
 VDSO = "[vdso]"
 VDSO_32 = "[vdso32]"
-"""What the kernel maps into a 32-bit process, under the same name."""
+"""What the kernel maps into a 32-bit process, under the same name. It is not read, so its functions have no names."""
 _DELETED = " (deleted)"
 _MOST_FILES = 8192
 _MOST_MOUNTS_BYTES = 1 << 24
 _MOST_BYTES = 1 << 32
 """No program is larger; a file that is was made to keep us busy."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_OF_A_FILE = 1 << 61
-"""Of a page, in /proc/PID/pagemap: it is no copy that the process has made for itself, and may have written to."""
 _MOMENT_NS = 50_000_000
 """Processes met in one tick share their libraries: one look at each will do."""
 _LOCAL = frozenset({"bcachefs", "btrfs", "ecryptfs", "overlay", "ramfs", "tmpfs", "zfs"})
@@ -189,28 +186,6 @@ class Vdso(File):
         return None
 
 
-class Vdso32(File):
-    """The same for processes of 32 bits: read out of one of them, if it is still as the kernel mapped it."""
-
-    __slots__ = ()
-
-    def __init__(self, mapping: Mapping) -> None:
-        super().__init__(VDSO_32, VDSO_32, "00:00", 0, mapping, written_ns=1)
-
-    def open(self, reads: Channel) -> OpenedFile | None:
-        pid, start, end = self.mapping
-        flags_at, flags_bytes = start // _PAGE_BYTES * 8, (end - start) // _PAGE_BYTES * 8
-        try:
-            code: bytes = reads.ask(pid, "piece", f"/proc/{pid}/mem", end - start, start)
-            pages: bytes = reads.ask(pid, "piece", f"/proc/{pid}/pagemap", flags_bytes, flags_at)
-        except TimeoutError:
-            raise
-        except OSError:
-            return None
-        is_whole = len(code) == end - start and all(page & _OF_A_FILE for page in memoryview(pages).cast("Q"))
-        return OpenedFile(_unnamed(code)) if is_whole else None
-
-
 def _unnamed(code: bytes) -> int:
     """A file that is nowhere, written when `written_ns` of both says."""
     fd = os.memfd_create("vdso")
@@ -267,13 +242,6 @@ class Files:
         self._order.pop(file, None)
         self._order[file] = None
         return file
-
-    def seen_vdso_32(self, mapping: Mapping) -> File:
-        """The vDSO of a process of 32 bits: one for all."""
-        with self._lock:
-            file = self._by_label.setdefault(VDSO_32, Vdso32(mapping))
-            _remap(file, mapping)
-            return file
 
     def forget_names(self, most: int) -> None:
         """Drop names, those of the files seen longest ago first, until at most `most` are left."""

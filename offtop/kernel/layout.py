@@ -79,7 +79,7 @@ HOW_NONE, HOW_SP, HOW_BP, HOW_AT_BP, HOW_LINK, HOW_SIGNAL, HOW_ODD, HOW_END = ra
 SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP, SAVED_LINK = range(5)
 RULE_KEY = struct.Struct("=QII")
 RULE = struct.Struct("=ihBBI")
-SPACE = struct.Struct("=II")
+SPACE = struct.Struct("=I")
 _IS_ARM = platform.machine() == "aarch64"
 REGISTERS = 34 if _IS_ARM else 21
 COPY_HEAD = struct.Struct(f"=QQ{REGISTERS}QQQQQQ10I{FRAMES + 1 + PYTHON_FRAMES}Q")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from offtop.kernel import probes
-from offtop.kernel.files import VDSO, File, Files, MappedFile, Mapping
+from offtop.kernel.files import VDSO, VDSO_32, File, Files, MappedFile, Mapping
 from offtop.kernel.guardedreads import Channel
 from offtop.kernel.layout import EXACT
 from offtop.kernel.perfmap import PerfMap
@@ -297,7 +297,7 @@ class Processes:
         if file is not None:
             return file.label, made
         if mapped.path == VDSO and mapped.mapping.end < 1 << 32:
-            return self._files.seen_vdso_32(mapped.mapping).label, False
+            return VDSO_32, False
         return ANONYMOUS if made else printable(mapped.path), made
 
 

@@ -11,12 +11,13 @@ from offtop.kernel import layout
 CFA = 100
 """In a Value: the stack pointer in the caller (DWARF 5, 6.4: canonical frame address)."""
 UNDEFINED = 101
+WORD_BYTES = 8
+"""Programs of 32 bits are walked along frame pointers only."""
 
 
 class Machine(NamedTuple):
     """How a machine's registers are numbered (its psABI, DWARF register number mapping)."""
 
-    word_bytes: int
     sp: int
     bp: int
     kept: tuple[int, ...]
@@ -28,9 +29,8 @@ class Machine(NamedTuple):
     """The last of `kept`, where calls leave the return address in a register: who calls on keeps that on the stack."""
 
 
-X86_64 = Machine(8, 7, 6, (3, 12, 13, 14, 15), 16, 5)
-I386 = Machine(4, 4, 5, (3, 6, 7), 8)
-AARCH64 = Machine(8, 31, 29, (*range(19, 29), 30), 32, link=30)
+X86_64 = Machine(7, 6, (3, 12, 13, 14, 15), 16, 5)
+AARCH64 = Machine(31, 29, (*range(19, 29), 30), 32, link=30)
 
 
 class Value(NamedTuple):
@@ -61,7 +61,7 @@ class Rule(NamedTuple):
         """Whether it is that of a function which keeps a frame pointer: the CFA right above what that points to; on
         arm64 it stands below the return address."""
         is_arm = self.cfa.base in (AARCH64.sp, AARCH64.bp)
-        return self.bp.is_at and (is_arm or self.cfa in (Value(X86_64.bp, 16), Value(I386.bp, 8)))
+        return self.bp.is_at and (is_arm or self.cfa == Value(X86_64.bp, 2 * WORD_BYTES))
 
 
 NO_RULE = Rule(Value(UNDEFINED), Value(UNDEFINED), Value(UNDEFINED), ())
@@ -116,12 +116,12 @@ def packed(rule: Rule, machine: Machine) -> bytes:
 
 def _called(rule: Rule, machine: Machine) -> tuple[int | None, int]:
     """`saved` and `bp` of struct rule, where a call leaves the return address on the stack."""
-    word, bp = machine.word_bytes, rule.bp
-    if rule.ip != Value(CFA, -word, True):
+    bp = rule.bp
+    if rule.ip != Value(CFA, -WORD_BYTES, True):
         return None, 0
     if not bp.is_at:
         return (layout.SAVED_NOT if bp in (Value(machine.bp), Value(UNDEFINED)) else None), 0
-    if (bp.base, bp.offset) == (CFA, -2 * word):
+    if (bp.base, bp.offset) == (CFA, -2 * WORD_BYTES):
         return layout.SAVED_BELOW, 0
     return {CFA: layout.SAVED_AT, machine.bp: layout.SAVED_AT_BP}.get(bp.base), bp.offset
 
@@ -154,11 +154,11 @@ def ended(end: int, unsure: bool = False) -> bytes:
     return layout.RULE.pack(0, 0, layout.HOW_END + end, 0, unsure)
 
 
-def guessed(cfa: int, is_linked: bool, bp: int | None, machine: Machine) -> bytes:
+def guessed(cfa: int, is_linked: bool, bp: int | None) -> bytes:
     """The `struct rule` of a step that .eh_frame says nothing of: `cfa` from the frame pointer if `is_linked`, else
     from the stack pointer. `bp`: where the caller's frame pointer is, from the CFA; None: it is not saved."""
     how = layout.HOW_LINK if is_linked else layout.HOW_SP
     if bp is None:
         return layout.RULE.pack(cfa, 0, how, layout.SAVED_NOT, 1)
-    saved = layout.SAVED_BELOW if bp == -2 * machine.word_bytes else layout.SAVED_AT
+    saved = layout.SAVED_BELOW if bp == -2 * WORD_BYTES else layout.SAVED_AT
     return layout.RULE.pack(cfa, 0 if saved == layout.SAVED_BELOW else bp, how, saved, 1)

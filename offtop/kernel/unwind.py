@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from offtop.kernel import layout, rules
-from offtop.kernel.rules import CFA, NO_RULE, UNDEFINED, Machine, Rule, Value
+from offtop.kernel.rules import CFA, NO_RULE, UNDEFINED, WORD_BYTES, Machine, Rule, Value
 from offtop.kernel.userwalk import code_addresses
 from offtop.model.stack import ANONYMOUS, JIT, SIGNAL, Frame
 
@@ -107,7 +107,7 @@ def walk(
             found.end = _step(state, rule, read, machine)
         elif machine.link is not None and (guess or state.is_loose):
             found.unsure, found.end = True, _along_frames(state, read)
-            packed = packed or rules.guessed(2 * machine.word_bytes, True, -2 * machine.word_bytes, machine)
+            packed = packed or rules.guessed(2 * WORD_BYTES, True, -2 * WORD_BYTES)
         elif guess:
             packed, found.end = _guess(state, frame, frame_of, read, code, machine)
             found.unsure = found.unsure or found.end in (0, layout.END_WHOLE)
@@ -128,7 +128,7 @@ def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
     known = {machine.sp: state.sp, machine.bp: state.bp, **dict(zip(machine.kept, state.kept, strict=False))}
     if machine.di is not None:
         known[machine.di] = state.di
-    word, mask = machine.word_bytes, (1 << 8 * machine.word_bytes) - 1
+    word, mask = WORD_BYTES, (1 << 8 * WORD_BYTES) - 1
 
     def value(one: Value) -> int | None:
         base = known.get(one.base)
@@ -193,7 +193,7 @@ def _guess(
     where nothing was called), and the nearest behind a call that does not show whom it calls. Where nothing calls, and
     the frame pointer is cleared, as it is for what has no caller (x86-64's psABI, 3.4.1), the stack ends.
     """
-    word, is_made = machine.word_bytes, here.file in (ANONYMOUS, JIT)
+    word, is_made = WORD_BYTES, here.file in (ANONYMOUS, JIT)
 
     def target(address: int) -> int | None:
         return called(address, code, word) if address >= _LOWEST and frame_of(address - 1) else None
@@ -231,12 +231,12 @@ def _guess(
     state.kept, state.di, state.is_exact = (None,) * len(state.kept), None, False
     if linked is not None and state.sp + slot == linked[0] + word:
         state.sp, state.bp, state.pc = linked[0] + 2 * word, linked[1], linked[2]
-        return rules.guessed(2 * word, True, -2 * word, machine), 0
+        return rules.guessed(2 * word, True, -2 * word), 0
     bp = popped.get(slot)
     if bp is not None:
         state.bp = _word(stack, bp, word)
     state.sp, state.pc = state.sp + slot + word, _word(stack, slot, word)
-    return rules.guessed(slot + word, False, None if bp is None else bp - slot - word, machine), 0
+    return rules.guessed(slot + word, False, None if bp is None else bp - slot - word), 0
 
 
 def _word(stack: bytes, at: int, word: int) -> int:

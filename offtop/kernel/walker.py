@@ -17,7 +17,7 @@ from offtop.kernel.mappings import NOT_PERMITTED, NOT_READ, Image, Processes, is
 from offtop.kernel.memory import Memory
 from offtop.kernel.pythons import NO_PYTHONS, Pythons, code_objects
 from offtop.kernel.rulebook import Rulebook
-from offtop.kernel.rules import AARCH64, I386, NO_RULE, X86_64, Rule
+from offtop.kernel.rules import AARCH64, NO_RULE, X86_64, Rule
 from offtop.kernel.unwind import Read, State, Walk
 from offtop.model.book import ThreadKey
 from offtop.model.stack import ANONYMOUS, JIT, SIGNAL, Frame
@@ -32,8 +32,7 @@ _OLD_S = 10.0
 _LOOK_S = 0.05
 """So many seconds for each process at least: a look takes 0.3 ms and more."""
 _MACHINE = platform.machine()
-_NATIVE, _NARROW = (AARCH64, None) if _MACHINE == "aarch64" else (X86_64, I386)
-"""Of programs of 64 and of 32 bits."""
+_NATIVE = AARCH64 if _MACHINE == "aarch64" else X86_64
 
 
 def _closed(found: "Found") -> "Found":
@@ -78,8 +77,8 @@ class Walker:
         self._processes = Processes(files)
         self._binaries = Binaries(_ANSWER_S, _NICE, reads=files.reads)
         self._rulebook = Rulebook(self._binaries)
-        self._looked: dict[int, tuple[float, int, bool]] = {}
-        """Process → when its code was looked at, its space, and whether its words are of 32 bits; in that order."""
+        self._looked: dict[int, tuple[float, int]] = {}
+        """Process → when its code was looked at, and its space; in that order."""
         self._next_look_s = 0.0
 
     def another(self) -> "Walker":
@@ -164,13 +163,13 @@ class Walker:
             if known is not None:
                 self._looked[pid] = time.monotonic(), *self._looked.pop(pid)[1:]
             return
-        _, space, is_narrow = self._looked.pop(pid)
+        _, space = self._looked.pop(pid)
         if image is None or self._taught is None:
             return
         if image.space != space:
             with suppress(OSError):
-                self._taught.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(image.space, is_narrow))
-        self._looked[pid] = time.monotonic(), image.space, is_narrow
+                self._taught.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(image.space))
+        self._looked[pid] = time.monotonic(), image.space
 
     def of_thread(
         self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
@@ -186,16 +185,16 @@ class Walker:
         self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
     ) -> Found | None:
         with Memory(key.tid) as memory:
-            if self._taught is None or (is_narrow and _NARROW is None):
+            if self._taught is None or is_narrow:
                 addresses = userwalk.walk(memory, stack.ip, stack.bp, "i386" if is_narrow else _MACHINE)
                 found = Found(self._processes.frames(key.pid, addresses), layout.END_LINKED)
                 found = _closed(found) if memory.is_closed else found
                 of_python = self._python_of_thread(key.pid, stack, memory)
                 return None if has_run() else self._with_python(key.pid, found, of_python, memory)
             of_python = self._python_of_thread(key.pid, stack, memory)
-            kept = (stack.others[0], None, None) if is_narrow else stack.others[: len(_NATIVE.kept)]
+            kept = stack.others[: len(_NATIVE.kept)]
             state = State(stack.ip, stack.sp, stack.bp, kept, stack.arguments[0])
-            found = self._walked(key.pid, state, memory.stack, memory, is_narrow, has_run)
+            found = self._walked(key.pid, state, memory.stack, memory, has_run)
             found = _closed(found) if found and memory.is_closed else found
             return found and self._with_python(key.pid, found, of_python, memory)
 
@@ -210,7 +209,7 @@ class Walker:
             self._processes.check(copy.pid)
             with Memory(copy.pid) as memory:  # for the code alone, which outlives the thread
                 before = self.frames(copy.pid, copy.walked)
-                found = self._walked(copy.pid, copy.state, copy.read, memory, copy.is_narrow, _never, before)
+                found = self._walked(copy.pid, copy.state, copy.read, memory, _never, before)
                 found = found and self._with_python(copy.pid, found, copy.of_python, memory)
         except TimeoutError:
             return UNREAD
@@ -225,15 +224,12 @@ class Walker:
         state: State,
         read: Read,
         memory: Memory,
-        is_narrow: bool,
         has_run: Callable[[], bool],
         before: tuple[Frame, ...] = (),
     ) -> Found | None:
-        machine, image = _NARROW if is_narrow else _NATIVE, self._processes.image(pid)
+        image = self._processes.image(pid)
         if image is None:
             return Found(NOT_PERMITTED, layout.END_ASTRAY) if is_closed(pid) else None
-        if machine is None:
-            return None
 
         def frame_of(address: int) -> Frame | None:
             return self._processes.at(pid, image, address)
@@ -242,12 +238,12 @@ class Walker:
         guess = self._way == "auto"
         self._rulebook.begin()
         self._processes.doubts = False
-        walk = unwind.walk(state, frame_of, self._rule, read, memory.code, machine, guess, len(before))
+        walk = unwind.walk(state, frame_of, self._rule, read, memory.code, _NATIVE, guess, len(before))
         if has_run():
             return None
         is_doubted = self._rulebook.doubts or (walk.end == layout.END_ASTRAY and self._processes.doubts)
         if walk.frames and not is_doubted:
-            self._teach(pid, image.space, walk, is_narrow)
+            self._teach(pid, image.space, walk)
         return Found((*before, *walk.frames), walk.end, walk.unsure)
 
     def name(self, pid: int, addresses: Collection[int]) -> None:
@@ -288,14 +284,14 @@ class Walker:
         file = None if frame.name else self._files.get(frame.file)
         return NO_RULE if file is None else self._rulebook.of(file, frame.offset)
 
-    def _teach(self, pid: int, space: int, walk: Walk, is_narrow: bool) -> None:
+    def _teach(self, pid: int, space: int, walk: Walk) -> None:
         """So that the kernel side can make the same walk on its own. What it knows already is told once more: it may
         have forgotten it, for it keeps what it uses."""
         if self._taught is None:
             return
         looked_s = self._looked[pid][0] if pid in self._looked else time.monotonic()
-        self._looked[pid] = looked_s, space, is_narrow
+        self._looked[pid] = looked_s, space
         with suppress(OSError):  # full for a moment: then it asks again
             for address, rule in walk.steps:
                 self._taught.rules.update(layout.RULE_KEY.pack(address, space, 0), rule)
-            self._taught.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(space, is_narrow))
+            self._taught.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(space))

@@ -12,14 +12,14 @@ import pytest
 
 from offtop.kernel import cfi, dwfl, layout, rules
 from offtop.kernel.cfi import Unwinding
-from offtop.kernel.rules import AARCH64, CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
+from offtop.kernel.rules import AARCH64, CFA, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
 from tests.kernel.programs import build
 
 _LIBC = next((path for path in Path("/lib").glob("x86_64-linux-gnu/libc.so.6")), Path("/lib64/libc.so.6"))
 _LIBC_ARM = next((path for at in ("lib", "usr") for path in Path("/", at).glob("aarch64-linux-gnu/**/libc.so.6")), None)
 """This machine's own, or that for which a cross compiler builds."""
 _RESTORER = bytes.fromhex("48c7c00f0000000f05")
-_NAMES = {X86_64: {"rsp": 7, "rbp": 6}, I386: {"esp": 4, "ebp": 5}}
+_NAMES = {X86_64: {"rsp": 7, "rbp": 6}}
 _MOST_ROWS = 4000
 
 ALLOCA = r"""
@@ -92,14 +92,6 @@ def test_libc_s_rules_are_those_that_readelf_tells() -> None:
 @pytest.mark.parametrize("flags", [("-O2",), ("-O0", "-fno-pie", "-no-pie"), ("-O2", "-static"), ("-O2", "-s")])
 def test_a_program_s_rules_are_those_that_readelf_tells(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert check(build(tmp_path / "program", ALLOCA, *flags), X86_64) > 5
-
-
-def test_so_are_those_of_a_program_of_32_bits(tmp_path: Path) -> None:
-    try:
-        program = build(tmp_path / "program", ALLOCA, "-m32", "-O2")
-    except subprocess.CalledProcessError:
-        pytest.skip("no gcc-multilib")
-    assert check(program, I386) > 5
 
 
 def test_so_are_those_of_arm64_where_a_leaf_keeps_its_return_address_in_a_register() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 from offtop.kernel import features, layout, libbpf, program
 from offtop.kernel.copies import Copies, Copy
 from offtop.kernel.program import Program, Unwind
-from tests.kernel import programs
+from offtop.model.snapshot import Filters
+from offtop.model.stack import LINKED
+from tests.conftest import lacks
+from tests.kernel import programs, watch
 
 pytestmark = pytest.mark.kernel
 
@@ -91,3 +95,53 @@ def test_what_offtop_does_without_is_said_at_start_and_in_each_tick_of_json() ->
     (notice,) = json.loads(done.stdout)["notices"]
     assert notice.startswith("This real-time kernel's BPF ring buffers use a lock that may sleep")
     assert done.stderr == f"offtop: {notice}\n"
+
+
+NARROW = r"""
+	.data
+each:	.long 0, 20000000
+	.text
+	.globl _start, alpha, beta
+	.type _start, @function
+	.type alpha, @function
+	.type beta, @function
+beta:	push %ebp
+	mov %esp, %ebp
+	mov $162, %eax
+	lea each, %ebx
+	xor %ecx, %ecx
+	int $0x80
+	pop %ebp
+	ret
+	.size beta, .-beta
+alpha:	push %ebp
+	mov %esp, %ebp
+	call beta
+	pop %ebp
+	ret
+	.size alpha, .-alpha
+_start:	xor %ebp, %ebp
+1:	call alpha
+	jmp 1b
+	.size _start, .-_start
+"""
+"""For ever it sleeps 20 ms, by nanosleep(2) of 32 bits."""
+
+
+def test_a_program_of_32_bits_is_walked_along_frame_pointers(tmp_path: Path) -> None:
+    if platform.machine() != "x86_64":
+        lacks("x86-64's 32-bit mode")
+    code, binary = tmp_path / "narrow.o", tmp_path / "narrow"
+    subprocess.run(["as", "--32", "-o", code], input=NARROW.encode(), check=True)
+    subprocess.run(["ld", "-m", "elf_i386", "-o", binary, code], check=True)
+    with subprocess.Popen([binary]) as child, watch.watching(Filters(pids=(child.pid,))) as live:
+        try:
+            live.tick()
+            window = live.tick(0.5)
+            found = live.user_stacks(window, child.pid)
+            stacks = [window.book.stack(key.user) for key, _ in window.each_site()]
+        finally:
+            child.kill()
+    waits = {names: totals.waits for names, totals in found.items() if totals.waits}
+    assert [*waits] == [("beta", "alpha", "_start")] and waits["beta", "alpha", "_start"] > 10
+    assert {stack.end for stack in stacks if stack.frames} == {LINKED}

@@ -21,7 +21,7 @@ from offtop.kernel.layout import (
     SAVED_LINK,
     SAVED_NOT,
 )
-from offtop.kernel.rules import AARCH64, CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
+from offtop.kernel.rules import AARCH64, CFA, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
 
 SP, BP, RBX = X86_64.sp, X86_64.bp, 3
 CALLED = Value(CFA, -8, True)
@@ -51,11 +51,11 @@ def test_text_that_is_no_rule_says_nothing(text: str) -> None:
 
 @given(st.text(max_size=60))
 def test_whatever_a_stranger_writes_is_a_rule_that_can_be_packed(text: str) -> None:
-    for machine in (X86_64, I386, AARCH64):
+    for machine in (X86_64, AARCH64):
         assert len(rules.packed(rules.read(text), machine)) == layout.RULE.size
 
 
-@given(RULES, st.sampled_from([X86_64, I386, AARCH64]))
+@given(RULES, st.sampled_from([X86_64, AARCH64]))
 def test_whatever_a_rule_says_it_can_be_packed(rule: Rule, machine: Machine) -> None:
     *_, how, saved, unsure = layout.RULE.unpack(rules.packed(rule, machine))
     assert how in (HOW_SP, HOW_BP, HOW_AT_BP, HOW_SIGNAL, HOW_ODD, HOW_END + END_WHOLE)
@@ -136,19 +136,13 @@ def test_a_signal_s_frame_on_arm64_is_where_the_kernel_puts_it() -> None:
 def test_a_signal_s_frame_is_one_for_x86_64_alone_and_only_where_it_always_is() -> None:
     usual = Rule(Value(SP, 160, True), Value(SP, 168, True), Value(SP, 120, True), (), is_signal=True)
     assert layout.RULE.unpack(rules.packed(usual, X86_64)) == (0, 0, HOW_SIGNAL, 0, 0)
-    assert layout.RULE.unpack(rules.packed(usual, I386)) == ODD
+    assert layout.RULE.unpack(rules.packed(usual, AARCH64)) == ODD
     assert layout.RULE.unpack(rules.packed(usual._replace(ip=Value(SP, 176, True)), X86_64)) == ODD
-
-
-def test_32_bit_programs_have_words_of_4_bytes() -> None:
-    rule = Rule(Value(5, 8), Value(CFA, -4, True), Value(CFA, -8, True), ())
-    assert layout.RULE.unpack(rules.packed(rule, I386)) == (8, 0, HOW_BP, SAVED_BELOW, 0)
-    assert layout.RULE.unpack(rules.packed(rule, X86_64))[2] == HOW_ODD
 
 
 def test_how_a_stack_ends_and_what_was_guessed_are_rules_too() -> None:
     assert layout.RULE.unpack(rules.ended(END_ASTRAY)) == (0, 0, HOW_END + END_ASTRAY, 0, 0)
     assert layout.RULE.unpack(rules.ended(END_WHOLE, unsure=True)) == (0, 0, HOW_END + END_WHOLE, 0, 1)
-    assert layout.RULE.unpack(rules.guessed(16, True, -16, X86_64)) == (16, 0, HOW_LINK, SAVED_BELOW, 1)
-    assert layout.RULE.unpack(rules.guessed(48, False, -24, X86_64)) == (48, -24, HOW_SP, SAVED_AT, 1)
-    assert layout.RULE.unpack(rules.guessed(8, False, None, I386)) == (8, 0, HOW_SP, SAVED_NOT, 1)
+    assert layout.RULE.unpack(rules.guessed(16, True, -16)) == (16, 0, HOW_LINK, SAVED_BELOW, 1)
+    assert layout.RULE.unpack(rules.guessed(48, False, -24)) == (48, -24, HOW_SP, SAVED_AT, 1)
+    assert layout.RULE.unpack(rules.guessed(8, False, None)) == (8, 0, HOW_SP, SAVED_NOT, 1)

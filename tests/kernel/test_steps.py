@@ -18,7 +18,7 @@ from offtop.kernel.layout import (
     FRAMES,
     LARGEST_FRAME,
 )
-from offtop.kernel.rules import AARCH64, CFA, I386, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
+from offtop.kernel.rules import AARCH64, CFA, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
 from offtop.kernel.unwind import State, Walk, called
 from offtop.model.stack import Frame
 
@@ -37,11 +37,11 @@ def pushed(size_bytes: int) -> Rule:
 class Made:
     """A program of made-up functions of 0x1000 bytes, and its stack."""
 
-    def __init__(self, words: Sequence[int] = (), by_function: Mapping[int, Rule] = {}, word: int = 8) -> None:
-        self.stack = struct.pack(f"<{len(words)}{'Q' if word == 8 else 'I'}", *words)
+    def __init__(self, words: Sequence[int] = (), by_function: Mapping[int, Rule] = {}) -> None:
+        self.stack = struct.pack(f"<{len(words)}Q", *words)
         self.rules = by_function
         self.code: dict[int, bytes] = {}
-        self.machine: Machine = X86_64 if word == 8 else I386
+        self.machine: Machine = X86_64
 
     def put(self, address: int, code: bytes) -> int:
         """Some code; the address behind it."""
@@ -306,14 +306,6 @@ def test_what_stands_right_before_a_return_address_is_a_call(before: bytes, whom
 def test_code_that_cannot_be_read_is_no_call() -> None:
     assert called(0x1000, lambda address, size: b"") is None
     assert called(3, lambda address, size: b"\xff\xd0") is None
-
-
-def test_32_bit_code_is_walked_by_words_of_4_bytes() -> None:
-    first = Rule(Value(4, 4), Value(UNDEFINED), Value(5), ())
-    rule = Rule(Value(4, 8), Value(CFA, -4, True), Value(5), tuple(map(Value, I386.kept)))
-    made = Made([7, CODE + 0x1010], {0: rule, 1: first}, word=4)
-    walk = made.walk(State(CODE + 0x10, STACK, 0, (None,) * 3))
-    assert (offsets(walk), walk.end) == ([0x10, 0x100F], END_WHOLE)
 
 
 # ---- arm64, where calls leave the return address in x30

@@ -99,8 +99,7 @@ def system(kernel: Kernel) -> Path:
 
 
 def compiler(kernel: Kernel) -> Path:
-    """A system of this machine's kind with a C compiler for the kernel's: none can be installed beside gcc-multilib,
-    which tests need. Raises NotToBeHadError."""
+    """A system of this machine's kind with a C compiler for the kernel's. Raises NotToBeHadError."""
     return _system(kernel, "amd64", "compiler", (f"gcc-{TRIPLES[kernel.machine]}", f"libc6-dev-{kernel.machine}-cross"))
 
 
