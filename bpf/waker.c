@@ -66,7 +66,6 @@ static inline __attribute__((always_inline)) void add_to_storm(u32 which, struct
 	if (waker)
 		storm->waker = waker;
 	storm->begun |= woken == STORM;
-	/* Never 0, which is known here: of an addition of that clang makes an `or`, which came with 981f94c3e921 (5.12). */
 	if (woken)
 		__sync_fetch_and_add(&storm->woken, woken);
 	if (again)
