@@ -300,6 +300,19 @@ def test_an_ascii_locale_and_a_dumb_terminal_are_named() -> None:
     assert checked(LC_ALL="C.UTF-8", TERM="xterm")["terminal"].verdict == "ok"
 
 
+def test_a_program_whose_file_system_is_gone_does_not_end_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a FUSE mount whose server died: whatever looks at the file fails."""
+    stat = Path.stat
+
+    def looked(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.name == "exe":
+            raise ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", looked)
+    assert any(name.startswith("python") for names in hostchecks.programs_by_unwind_information() for name in names)
+
+
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
