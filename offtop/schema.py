@@ -241,10 +241,11 @@ SCHEMA: dict[str, Any] = {
                 "enum": [*MODES],
                 "description": "what was gathered: from wakeup on who ended each wait, in chain who had woken that one",
             },
-            "door": {
+            "probe": {
                 "type": "string",
-                "description": "the switch-in probe: how it is told that a thread is back; proc: by looking",
+                "description": "the switch-in probe, which tells that a thread is on a CPU again; proc: sampled",
             },
+            "door": {"type": "string", "description": "the same as probe, under its older name"},
             "notices": {
                 "type": "array",
                 "description": "what offtop does without on this machine, a sentence or two each, with the remedy",

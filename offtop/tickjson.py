@@ -76,6 +76,7 @@ def tick_object(
         "taken_ns": window.taken_ns,
         "span_ns": window.span_ns,
         "mode": window.mode,
+        "probe": window.door,
         "door": window.door,
         "notices": [printable(one) for one in notices],
         "filters": filters_object(filters),
