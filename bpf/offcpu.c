@@ -12,7 +12,8 @@
  *         walk:    iterator over tasks, twice a tick (walk.c)
  * maps    record: per thread, its wait in progress and what ended, in two halves. sites_*: what ended, by
  *         stack; object_sites: how many of them are there for what was waited on (object.c). gone_*: the records
- *         of threads that ended. `half` says which halves are written; the others are read and emptied meanwhile.
+ *         of threads that ended; gone_rest: the sums, per CPU, of those that had no room there. `half` says which
+ *         halves are written; the others are read and emptied meanwhile.
  *         kernel_stacks: frames by id; userstack.c has those of users. marks: from which length on waits are handed
  *         out whole, through the ring buffer caught; user space writes them
  * units   ns of bpf_ktime_get_ns()
@@ -20,6 +21,11 @@
  *
  * An application's stack stands still while it is off CPU, so it is walked on return, and only when the
  * wait reached the minimum. DOOR_SWITCH has no such moment and walks at every leaving, as other tools do.
+ *
+ * A new thread waits for its first CPU in a run queue, and was never switched out before: its run_delay when that
+ * happens for the first time, or at its end, is this wait. It is counted then, as one wait, all of it run queue, and
+ * neither preempted nor at a stack. Until then the scan of the tasks (walk.c) reports it. Without sched_info
+ * (CONFIG_SCHED_INFO) it is not known.
  *
  * All of this runs under a run queue's lock. So each hash is preallocated (bcc's default: no BPF_F_NO_PREALLOC), and task
  * storage and ring buffers are used only where offtop/kernel/switch_maps.py finds them safe.
@@ -56,6 +62,7 @@ BPF_ARRAY(only_cgroup, u32, 1);
 
 BPF_TABLE("hash", struct gone_key, struct gone, gone_0, THREADS);
 BPF_TABLE("hash", struct gone_key, struct gone, gone_1, THREADS);
+BPF_PERCPU_ARRAY(gone_rest, struct thread, 2);
 BPF_TABLE("hash", struct site_key, struct site, sites_0, SITES);
 BPF_TABLE("hash", struct site_key, struct site, sites_1, SITES);
 BPF_ARRAY(object_sites, u64, 2);
@@ -74,6 +81,7 @@ BPF_ARRAY_OF_MAPS(barrier, "nobody", 1);
 
 /* Too large for a program's own stack. The blanks are never written. */
 BPF_PERCPU_ARRAY(gone_scratch, struct gone, 1);
+BPF_PERCPU_ARRAY(end_scratch, struct record, 1); /* of who ends without a record; blank otherwise, but for its ids */
 BPF_ARRAY(blank_site, struct site, 1);
 
 #ifdef BY_TASK
@@ -196,41 +204,91 @@ static inline __attribute__((always_inline)) void give_id(struct record *r, u32 
 /* Move one half to where it is found when nobody will walk its thread again; whether there was room. */
 static inline __attribute__((always_inline)) bool keep_half(struct gone *gone, struct gone_key *key, u32 which, struct thread *thread, bool is_older)
 {
-	if (!thread->state)
-		return true;
 	thread->left_ns = 0;
 	thread->is_older = is_older;
 	__builtin_memcpy(&gone->thread, thread, sizeof(gone->thread));
-	bool kept = !(which ? gone_1.update(key, gone) : gone_0.update(key, gone));
-	__builtin_memset(thread, 0, sizeof(*thread));
-	return kept;
+	return !(which ? gone_1.update(key, gone) : gone_0.update(key, gone));
+}
+
+/* What `from` did comes before what `to` did. */
+static inline __attribute__((always_inline)) void add_thread(struct thread *to, struct thread *from)
+{
+	if (from->waits) {
+		to->first_left_ns = from->first_left_ns;
+		to->first_off_ns = from->first_off_ns;
+		to->first_runqueue_ns = from->first_runqueue_ns;
+		to->first_kernel = from->first_kernel;
+		to->first_user = from->first_user;
+		to->first_wake = from->first_wake;
+		to->first_kind = from->first_kind;
+	}
+	if (!to->state) {
+		to->state = from->state;
+		to->born_ns = from->born_ns;
+		to->exec_ns = from->exec_ns;
+	}
+	to->waits += from->waits;
+	to->offcpu_ns += from->offcpu_ns;
+	to->runqueue_ns += from->runqueue_ns;
+	to->preempted_ns += from->preempted_ns;
+	to->involuntary += from->involuntary;
+	to->short_waits += from->short_waits;
+	to->short_ns += from->short_ns;
+	to->short_runqueue_ns += from->short_runqueue_ns;
+	to->filtered_waits += from->filtered_waits;
+	to->filtered_ns += from->filtered_ns;
+	to->filtered_runqueue_ns += from->filtered_runqueue_ns;
+	to->lost_waits += from->lost_waits;
+	to->lost_ns += from->lost_ns;
+	to->lost_runqueue_ns += from->lost_runqueue_ns;
+	if (from->max_ns > to->max_ns)
+		to->max_ns = from->max_ns;
+#pragma unroll
+	for (int lane = 0; lane < LANES; lane++)
+		to->histogram[lane] += from->histogram[lane];
 }
 
 /*
  * A thread ends. If its idle half has not been walked yet, it never will be: both halves go the same way, the
  * older first, so that they come out in order (Drain.gone looks there for those that are of its tick, before it is
- * their turn); or both are lost, so that no half stands for all.
+ * their turn). Where there is room for one, that has both: with one half alone in a tick, the sites of both would be
+ * counted. What has no room at all is added to the CPU's gone_rest: its time is not lost, but whose it was is.
  */
 static inline __attribute__((always_inline)) void keep_gone(struct task_struct *task, struct record *r, u32 which)
 {
 	u32 zero = 0;
 	struct gone *gone = gone_scratch.lookup(&zero);
 	struct gone_key key = {.at_ns = bpf_ktime_get_ns(), .pid = r->pid, .tid = r->tid};
+	struct thread *older = which ? &r->half[0] : &r->half[1], *last = which ? &r->half[1] : &r->half[0];
+	bool has_older = older->state;
 
 	if (!gone)
 		return;
 	bpf_probe_read_kernel(gone->comm, sizeof(gone->comm), (char *)task + TASK_COMM);
 	gone->start_ns = MEMBER(u64, task, START_TIME);
-	bool kept = keep_half(gone, &key, which, which ? &r->half[0] : &r->half[1], true);
+	bool is_apart = has_older && keep_half(gone, &key, which, older, true);
 	key.at_ns += 1;
-	if (keep_half(gone, &key, which, which ? &r->half[1] : &r->half[0], false) && kept)
-		return;
-	count_lost(LOST_THREADS);
-	for (int i = 0; i < 2; i++, key.at_ns -= 1)
-		if (which)
-			gone_1.delete(&key);
-		else
-			gone_0.delete(&key);
+	bool is_kept = (!has_older || is_apart) && (!last->state || keep_half(gone, &key, which, last, false));
+	if (!is_kept) {
+		key.at_ns -= 1;
+		if (is_apart) /* it may have been taken out meanwhile */
+			has_older = !(which ? gone_1.delete(&key) : gone_0.delete(&key));
+		if (has_older)
+			add_thread(last, older);
+		key.at_ns += 1;
+		is_kept = has_older && keep_half(gone, &key, which, last, false);
+	}
+	if (!is_kept) {
+		struct thread *rest = gone_rest.lookup(&which);
+
+		count_lost(LOST_THREADS);
+		if (rest)
+			add_thread(rest, last);
+	}
+	if (older->state)
+		__builtin_memset(older, 0, sizeof(*older));
+	if (last->state)
+		__builtin_memset(last, 0, sizeof(*last));
 }
 
 /*
@@ -302,82 +360,6 @@ static inline __attribute__((always_inline)) u32 state_of(u32 state)
 #include "object.c"
 #include "waker.c"
 
-/* The thread leaves the CPU. */
-static inline __attribute__((always_inline)) void leave(void *ctx, bool preempted, u32 state)
-{
-	u32 zero = 0;
-	u64 id = bpf_get_current_pid_tgid();
-	u32 pid = id >> 32, tid = id;
-	struct config *c = config.lookup(&zero);
-	u32 *now = half.lookup(&zero);
-
-	if (!tid || !c || !c->self || !now) /* without self: nobody has said yet whom to count */
-		return;
-	u32 which = *(volatile u32 *)now & 1; /* read once: it may change meanwhile */
-	struct task_struct *task = current_task();
-	bool dead = state & TASK_DEAD;
-	if (dead)
-		forget_call(task);
-	u32 asked = *(volatile u32 *)&c->asked; /* before what it is about, which may change meanwhile */
-	/* Wanted or not: what was wanted once must be given back. */
-	if (!dead && !(show(task, id, &pid, &tid) && wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))))
-		return;
-	struct record *r = record_of(task, !dead);
-	if (!r)
-		return;
-	if (r->left_ns) /* it was back, and nobody saw it */
-		count_lost(LOST_EVENTS);
-	struct thread *thread = &r->half[which];
-	r->state = preempted ? RUNNING : state_of(state);
-	if (dead) {
-		thread->state = r->state;
-		thread->born_ns = r->born_ns;
-		thread->exec_ns = MEMBER(u64, task, SUM_EXEC);
-		thread->exec_at_ns = 0;
-		r->left_ns = 0;
-		keep_gone(task, r, which);
-#ifdef BY_TASK
-		u64 at = (u64)task;
-
-		record.delete(&at);
-#endif
-		return;
-	}
-	u32 had = *(volatile u32 *)&r->tid; /* a walk on another CPU may be about to give it its own */
-	if (had != tid || r->pid != pid) {
-		/* A thread that calls exec takes its main thread's id, and its start time. The thread that had the id may
-		 * still wait for a CPU to exit: its record is to come. BY_TASK: of another process it is the record of a
-		 * thread whose exit was missed, and whose task's memory is this one's by now. */
-		bool is_other = had && had != tid;
-		bool is_exec = is_other && r->pid == pid;
-		if (is_other)
-			keep_gone(task, r, which);
-		give_id(r, pid, tid, is_exec ? bpf_ktime_get_ns() : MEMBER(u64, task, START_TIME));
-	}
-#ifdef NAMESPACE
-	r->host = id;
-	r->host_tid = id;
-#endif
-	thread->state = r->state;
-	thread->born_ns = r->born_ns;
-#ifndef WAKING
-	r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
-#endif
-#ifdef DOOR_SWITCH
-	r->kernel = kernel_stack(ctx);
-	r->user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
-#endif
-	u64 now_ns = bpf_ktime_get_ns();
-	thread->left_ns = now_ns;
-	r->older = 0;
-	if (!(r->state & RUNNING) || r->asked != asked) /* what it waited for while nobody asked about it is not known */
-		r->wake = WAKE_UNSEEN & c->wakes;
-	if (!(r->state & RUNNING) && r->storm.at_ns)
-		sleeps_again(r, which, now_ns);
-	r->asked = asked;
-	r->left_ns = now_ns;
-}
-
 /* The check is there for the verifier (that of 6.1 has lost the bound by here), so clang must not drop it. */
 static inline __attribute__((always_inline)) void count_in(u64 *histogram, u64 lane)
 {
@@ -426,8 +408,218 @@ struct ended {
 	u64 left_ns;
 	u64 off_ns;
 	u64 runqueue_ns;
+	u32 which;         /* half of the sites */
+	u32 lane;          /* of histograms */
 };
 BPF_PERCPU_ARRAY(ended_scratch, struct ended, 1);
+
+/* A wait that has no stack: it is left out, or too short. Its kind; KIND_NONE: it has one. */
+static inline __attribute__((always_inline)) u32 count_elsewhere(struct config *c, u32 state, struct thread *thread, struct ended *e)
+{
+	if (e->off_ns > c->max_ns || !(state & c->states)) {
+		thread->filtered_waits += 1;
+		thread->filtered_ns += e->off_ns;
+		thread->filtered_runqueue_ns += e->runqueue_ns;
+		return KIND_FILTERED;
+	}
+	if (e->off_ns < c->min_ns) {
+		thread->short_waits += 1;
+		thread->short_ns += e->off_ns;
+		thread->short_runqueue_ns += e->runqueue_ns;
+		return KIND_SHORT;
+	}
+	return KIND_NONE;
+}
+
+/* All others. */
+static inline __attribute__((always_inline)) u32 count_at_site(u32 which, struct thread *thread, struct ended *e)
+{
+	struct site *site = site_of(which, &e->key, thread);
+
+	if (!site) {
+		count_lost(LOST_SITES);
+		thread->lost_waits += 1;
+		thread->lost_ns += e->off_ns;
+		thread->lost_runqueue_ns += e->runqueue_ns;
+		return KIND_LOST;
+	}
+	site->waits += 1;
+	site->total_ns += e->off_ns;
+	site->runqueue_ns += e->runqueue_ns;
+	if (e->off_ns > site->max_ns)
+		site->max_ns = e->off_ns;
+	count_in(site->histogram, e->lane);
+	return KIND_SITE;
+}
+
+/* Every wait, whatever its kind. */
+static inline __attribute__((always_inline)) void count_wait(struct thread *thread, struct ended *e, u32 kind)
+{
+	if (!thread->waits) {
+		thread->first_kind = kind;
+		thread->first_left_ns = e->left_ns;
+		thread->first_off_ns = e->off_ns;
+		thread->first_runqueue_ns = e->runqueue_ns;
+		thread->first_kernel = e->key.kernel;
+		thread->first_user = e->key.user;
+		thread->first_wake = e->key.wake;
+	}
+	thread->left_ns = 0;
+	thread->waits += 1;
+	thread->offcpu_ns += e->off_ns;
+	thread->runqueue_ns += e->runqueue_ns;
+	if (e->off_ns > thread->max_ns)
+		thread->max_ns = e->off_ns;
+	count_in(thread->histogram, e->lane);
+}
+
+/* How often a thread has been given a CPU; all ones: not known, or its first wait is in no function that is asked for. */
+static inline __attribute__((always_inline)) u64 turns_of(struct task_struct *task)
+{
+#if defined(TURNS) && defined(RUN_DELAY) && !defined(WITHIN)
+	return MEMBER(u64, task, TURNS);
+#else
+	return ~0ULL;
+#endif
+}
+
+/* How long a thread that is on its first CPU waited for it; 0: it is not, or that was before anybody asked for it.
+ * `left_ns`: since when a scan of the tasks has counted this wait, or 0; afterwards since when it lasted. */
+static inline __attribute__((always_inline)) u64 first_wait_ns(struct config *c, struct task_struct *task, u64 *left_ns)
+{
+#ifdef RUN_DELAY
+	if (turns_of(task) != 1)
+		return 0;
+	u64 ns = MEMBER(u64, task, RUN_DELAY), start_ns = MEMBER(u64, task, START_TIME);
+	if (start_ns > c->since_ns) {
+		*left_ns = *left_ns ? *left_ns : start_ns;
+		return ns;
+	}
+	return *left_ns && start_ns + ns > *left_ns ? start_ns + ns - *left_ns : 0;
+#else
+	return 0;
+#endif
+}
+
+/* A thread is switched out for the first time: whose its record is, and its wait for its first CPU. To count that when
+ * the wait is over would take a look at each switch whether the thread is new, and a record of each that ends soon. */
+static inline __attribute__((always_inline)) void begin(struct config *c, struct task_struct *task, struct record *r, struct thread *thread, u32 which, u32 pid, u32 tid)
+{
+	u32 zero = 0;
+	struct ended *e = ended_scratch.lookup(&zero);
+	u64 left_ns = r->left_ns, off_ns = first_wait_ns(c, task, &left_ns);
+
+	r->left_ns = 0;
+	give_id(r, pid, tid, MEMBER(u64, task, START_TIME));
+	if (!e || !off_ns)
+		return;
+	r->state = RUNNING | TASK_NEW;
+	e->left_ns = left_ns;
+	e->off_ns = e->runqueue_ns = off_ns;
+	e->key.pid = pid;
+	e->key.tid = tid;
+	e->key.kernel = e->key.user = NO_STACK;
+	e->key.wake = WAKE_CPU & c->wakes;
+	e->key.born_ns = r->born_ns;
+	e->which = which;
+	e->lane = lane_of(off_ns);
+	READ_AGAIN;
+	u32 kind = count_elsewhere(c, r->state, thread, e);
+	if (!kind) {
+#ifdef CAUGHT
+		if (e->off_ns >= c->mark_ns)
+			catch_wait(r, task, &e->key, e->left_ns, e->off_ns, e->off_ns);
+#endif
+		kind = count_at_site(e->which & 1, thread, e);
+	}
+	count_wait(thread, e, kind | KIND_NEW);
+}
+
+/* The thread leaves the CPU. */
+static inline __attribute__((always_inline)) void leave(void *ctx, bool preempted, u32 state)
+{
+	u32 zero = 0;
+	u64 id = bpf_get_current_pid_tgid();
+	u32 pid = id >> 32, tid = id;
+	struct config *c = config.lookup(&zero);
+	u32 *now = half.lookup(&zero);
+
+	if (!tid || !c || !c->self || !now) /* without self: nobody has said yet whom to count */
+		return;
+	u32 which = *(volatile u32 *)now & 1; /* read once: it may change meanwhile */
+	struct task_struct *task = current_task();
+	bool dead = state & TASK_DEAD;
+	if (dead)
+		forget_call(task);
+	u32 asked = *(volatile u32 *)&c->asked; /* before what it is about, which may change meanwhile */
+	/* Wanted or not: what was wanted once must be given back. */
+	if (!dead && !(show(task, id, &pid, &tid) && wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))))
+		return;
+	struct record *r = record_of(task, !dead);
+	if (!r && dead && turns_of(task) == 1 && show(task, id, &pid, &tid) &&
+	    wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))) {
+		r = end_scratch.lookup(&zero); /* its first switch-out is its last */
+		if (r)
+			r->tid = r->left_ns = 0;
+	}
+	if (!r)
+		return;
+	if (r->left_ns && r->tid) /* it was back, and nobody saw it */
+		count_lost(LOST_EVENTS);
+	struct thread *thread = &r->half[which];
+	if (dead) {
+		if (!r->tid && show(task, id, &pid, &tid))
+			begin(c, task, r, thread, which, pid, tid);
+		thread->state = r->state = state_of(state);
+		thread->born_ns = r->born_ns;
+		thread->exec_ns = MEMBER(u64, task, SUM_EXEC);
+		thread->exec_at_ns = 0;
+		r->left_ns = 0;
+		if (r->tid) /* in a container, one on its way out has no id there any more */
+			keep_gone(task, r, which);
+#ifdef BY_TASK
+		u64 at = (u64)task;
+
+		record.delete(&at);
+#endif
+		return;
+	}
+	u32 had = *(volatile u32 *)&r->tid; /* a walk on another CPU may be about to give it its own */
+	if (!had) {
+		begin(c, task, r, thread, which, pid, tid);
+	} else if (had != tid || r->pid != pid) {
+		/* A thread that calls exec takes its main thread's id, and its start time. The thread that had the id may
+		 * still wait for a CPU to exit: its record is to come. BY_TASK: of another process it is the record of a
+		 * thread whose exit was missed, and whose task's memory is this one's by now. */
+		bool is_exec = had != tid && r->pid == pid;
+		if (had != tid)
+			keep_gone(task, r, which);
+		give_id(r, pid, tid, is_exec ? bpf_ktime_get_ns() : MEMBER(u64, task, START_TIME));
+	}
+	r->state = preempted ? RUNNING : state_of(state);
+#ifdef NAMESPACE
+	r->host = id;
+	r->host_tid = id;
+#endif
+	thread->state = r->state;
+	thread->born_ns = r->born_ns;
+#ifndef WAKING
+	r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
+#endif
+#ifdef DOOR_SWITCH
+	r->kernel = kernel_stack(ctx);
+	r->user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
+#endif
+	u64 now_ns = bpf_ktime_get_ns();
+	thread->left_ns = now_ns;
+	r->older = 0;
+	if (!(r->state & RUNNING) || r->asked != asked) /* what it waited for while nobody asked about it is not known */
+		r->wake = WAKE_UNSEEN & c->wakes;
+	if (!(r->state & RUNNING) && r->storm.at_ns)
+		sleeps_again(r, which, now_ns);
+	r->asked = asked;
+	r->left_ns = now_ns;
+}
 
 /* The thread has the CPU again: count its wait, once. */
 static inline __attribute__((always_inline)) void back(void *ctx, struct config *c, struct record *r, void *task)
@@ -477,20 +669,10 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	e->key.tid = r->tid;
 	e->key.born_ns = r->born_ns;
 	e->key.wake = (r->wake & slept) | (WAKE_CPU & c->wakes & ~slept);
-	u64 lane;
-	u32 kind;
 
 	READ_AGAIN;
-	if (e->off_ns > c->max_ns || !(r->state & c->states)) {
-		kind = KIND_FILTERED;
-		thread->filtered_ns += e->off_ns;
-		thread->filtered_runqueue_ns += e->runqueue_ns;
-	} else if (e->off_ns < c->min_ns) {
-		kind = KIND_SHORT;
-		thread->short_waits += 1;
-		thread->short_ns += e->off_ns;
-		thread->short_runqueue_ns += e->runqueue_ns;
-	} else {
+	u32 kind = count_elsewhere(c, r->state, thread, e);
+	if (!kind) {
 #ifdef DOOR_SWITCH
 		e->key.kernel = r->kernel;
 		e->key.user = r->user;
@@ -504,45 +686,16 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		if (e->off_ns >= c->mark_ns)
 			catch_wait(r, task, &e->key, e->left_ns, e->off_ns, e->runqueue_ns);
 #endif
-		lane = lane_of(e->off_ns); /* here, for the verifier walks each way through it to the end of the program */
-		struct site *site = site_of(which, &e->key, thread);
-		if (site) {
-			kind = KIND_SITE;
-			site->waits += 1;
-			site->total_ns += e->off_ns;
-			site->runqueue_ns += e->runqueue_ns;
-			if (e->off_ns > site->max_ns)
-				site->max_ns = e->off_ns;
-			count_in(site->histogram, lane);
-		} else {
-			kind = KIND_LOST;
-			count_lost(LOST_SITES);
-			thread->lost_waits += 1;
-			thread->lost_ns += e->off_ns;
-			thread->lost_runqueue_ns += e->runqueue_ns;
-		}
 	}
-	if (!thread->waits) {
-		thread->first_kind = kind;
-		thread->first_left_ns = e->left_ns;
-		thread->first_off_ns = e->off_ns;
-		thread->first_runqueue_ns = e->runqueue_ns;
-		thread->first_kernel = e->key.kernel;
-		thread->first_user = e->key.user;
-		thread->first_wake = e->key.wake;
-	}
+	e->lane = lane_of(e->off_ns);
+	READ_AGAIN;
+	if (!kind)
+		kind = count_at_site(which, thread, e);
 	if (!(r->state & RUNNING) && e->key.wake) {
 		r->last_kernel = e->key.kernel;
 		r->last_user = e->key.user & COPIED ? NO_STACK : e->key.user;
 	}
-	lane = lane_of(e->off_ns);
-	thread->left_ns = 0;
-	thread->waits += 1;
-	thread->offcpu_ns += e->off_ns;
-	thread->runqueue_ns += e->runqueue_ns;
-	if (e->off_ns > thread->max_ns)
-		thread->max_ns = e->off_ns;
-	count_in(thread->histogram, lane);
+	count_wait(thread, e, kind);
 	add_to_call(task, e->off_ns, e->runqueue_ns);
 }
 
@@ -570,7 +723,7 @@ static inline __attribute__((always_inline)) int back_current(void *ctx)
 		return 0;
 	}
 	struct record *r = record_of(task, false);
-	if (!r || !r->left_ns)
+	if (!r || !r->left_ns || !r->tid) /* without tid it is on its first CPU: begin() counts that wait */
 		return 0;
 	if (r->asked != c->asked && !wanted(c, task, true, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS))) {
 		r->left_ns = 0;
@@ -596,7 +749,7 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 	struct config *c = config.lookup(&zero);
 	struct record *r = record_of(next, false);
 
-	if (!c || !r || !r->left_ns)
+	if (!c || !r || !r->left_ns || !r->tid)
 		return 0;
 	u32 flags = 0;
 	bpf_probe_read_kernel(&flags, sizeof(flags), (char *)next + TASK_FLAGS);

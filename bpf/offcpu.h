@@ -32,6 +32,7 @@
 
 #define RUNNING (1u << 31) /* state at leaving of a thread that could have gone on */
 #define TASK_DEAD 0x80     /* include/linux/sched.h */
+#define TASK_NEW 0x800     /* likewise: no run queue has it yet. With RUNNING: it waits there for its first CPU */
 #define TASK_NOLOAD 0x400  /* with TASK_UNINTERRUPTIBLE: idle, as kernel threads wait */
 #define TASK_HELD 0xc      /* stopped, or traced: killable, too, but no wait of the thread's own */
 #define PF_KTHREAD 0x200000
@@ -50,6 +51,7 @@ enum lost {
 	LOST_KINDS
 };
 enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
+#define KIND_NEW 0x10      /* with one of them: the wait of a new thread for its first CPU */
 enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8, ONLY_CGROUP = 16, CGROUP_V1 = 32 };
 enum walk_mode { WALK_WAITS = 1, WALK_PRIME = 2, WALK_HALF_0 = 4, WALK_HALF_1 = 8, WALK_ALONE = 16 };
 enum walked_flag {
@@ -59,6 +61,7 @@ enum walked_flag {
 	WALKED_RAN = 8,
 	WALKED_OLDER = 16,
 	WALKED_HOLDER = 32,
+	WALKED_STARTED = 64,
 };
 
 /* A piece of the kernel's code. */
@@ -81,6 +84,7 @@ struct config {
 	u32 cgroup_at;     /* CGROUP_V1: offset in css_set of the hierarchy's state; else of the cgroup itself */
 	u64 wakes;         /* all ones where somebody asks for wakers, else 0 */
 	u64 mark_ns;       /* the lowest of the marks: from here on a wait may be caught; all ones: none is */
+	u64 since_ns;      /* when this choice of threads began: the first wait of an older thread is not counted */
 	struct code interrupts[INTERRUPTS]; /* by which these enter the kernel */
 	struct code returns[RETURNS]; /* by which a thread goes on to its program, once an interrupt is over */
 };
@@ -118,6 +122,7 @@ struct thread {
 	u64 short_waits;
 	u64 short_ns;
 	u64 short_runqueue_ns;
+	u64 filtered_waits;
 	u64 filtered_ns;
 	u64 filtered_runqueue_ns;
 	u64 lost_waits;    /* long, but their site could not be kept */
@@ -133,14 +138,15 @@ struct thread {
 	u64 exec_at_ns;    /* when that was; 0: nothing more is known of that moment */
 	u64 exec_off_ns;   /* its off-CPU time by then, since the last tick, its wait in progress included */
 	u64 born_ns;       /* since when it has its id: who had that before may be heard of later than who has it now */
-	u32 first_kind;
+	u32 first_kind;    /* enum kind, and KIND_NEW */
 	u32 state;         /* at the last leaving; 0: nothing happened in this tick */
 	u32 objects;       /* of MOST_OBJECTS */
 	u32 is_older;      /* of one that has ended: of the tick before, which no walk came to tell */
 	u64 histogram[LANES];
 };
 
-/* All that is kept of one thread while it lives. left_ns is 0 while it runs. */
+/* All that is kept of one thread while it lives. left_ns is 0 while it runs. tid is 0 until it is switched out for the
+ * first time: until then left_ns, if it is set, is when a scan of the tasks found it queued for its first CPU. */
 struct record {
 	u64 left_ns;
 	u64 run_delay_ns;  /* of the kernel's own count (with WAKING: when it was woken) */
@@ -418,7 +424,8 @@ struct copy_head {
 
 /* What a task walk says of a thread. WALKED_THREAD: a struct thread follows, then, with WALKED_STACK,
  * its stack. WALKED_RAN: it has run, and did nothing else in this tick. WALKED_OLDER: the wait began after
- * arrived_ns, and before left_ns, when the walk first met it. WALKED_HOLDER: another one holds the lock by now. */
+ * arrived_ns, and before left_ns, when the walk first met it. WALKED_HOLDER: another one holds the lock by now.
+ * WALKED_STARTED: it is on its first CPU since it was made, and waited for that from left_ns on, for first_ns. */
 struct walked {
 	u64 left_ns;       /* off CPU since, at the moment of the walk; 0: it runs */
 	u64 queued_ns;     /* on the scheduler's clock: in the run queue since; 0: not queued */
@@ -427,6 +434,7 @@ struct walked {
 	u64 exec_at_ns;    /* when that was, if it was on a CPU then; else 0 */
 	u64 start_ns;      /* when the thread began */
 	u64 born_ns;       /* as struct thread has it */
+	u64 first_ns;      /* WALKED_STARTED */
 	u32 pid;
 	u32 tid;
 	u32 state;

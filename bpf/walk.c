@@ -46,11 +46,47 @@ static inline __attribute__((always_inline)) u64 so_far_ns(struct record *r, u64
 	return left_ns && left_ns < now_ns ? now_ns - left_ns : 0;
 }
 
+/* Whether a thread has been queued since it was made, and not had a CPU yet. */
+static inline __attribute__((always_inline)) bool is_new(struct task_struct *task, u32 state)
+{
+	return !state && !is_on_cpu(task) && !turns_of(task);
+}
+
+/* Since when it is. Until it gets a CPU, run_delay has what it was queued on others for. */
+static inline __attribute__((always_inline)) u64 queued_since(struct task_struct *task)
+{
+	u64 start_ns = MEMBER(u64, task, START_TIME);
+#if defined(LAST_QUEUED) && defined(RUN_DELAY)
+	u32 zero = 0;
+	u64 *apart_ns = apart.lookup(&zero), last_ns = MEMBER(u64, task, LAST_QUEUED);
+	if (apart_ns && *apart_ns && last_ns) {
+		u64 queued_ns = last_ns + *apart_ns - MEMBER(u64, task, RUN_DELAY);
+		if (queued_ns > start_ns)
+			return queued_ns;
+	}
+#endif
+	return start_ns;
+}
+
+/* That it is on its first CPU, and what it waited for it: begin() will count that, when it is switched out. */
+static inline __attribute__((always_inline)) void tell_first(struct config *c, struct task_struct *task, struct walked *walked, struct record *r)
+{
+	u64 left_ns = r->left_ns;
+
+	if (r->tid || !is_on_cpu(task))
+		return;
+	walked->first_ns = first_wait_ns(c, task, &left_ns);
+	if (!walked->first_ns)
+		return;
+	walked->left_ns = left_ns;
+	walked->flags |= WALKED_STARTED;
+}
+
 /*
  * What one thread did in the half that nobody writes any more; it is emptied. `alone`: no walk of the waits came
  * before, so that how long it ran is told here.
  */
-static inline __attribute__((always_inline)) void give_half(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, struct thread *idle, struct thread *now, bool alone)
+static inline __attribute__((always_inline)) void give_half(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, struct config *c, struct thread *idle, struct thread *now, bool alone)
 {
 	walked->start_ns = MEMBER(u64, task, START_TIME);
 	if (alone) {
@@ -64,6 +100,7 @@ static inline __attribute__((always_inline)) void give_half(struct seq_file *seq
 			walked->flags = WALKED_RAN;
 			if (now->state) /* since the halves changed it was off CPU, too */
 				walked->exec_at_ns = 0;
+			tell_first(c, task, walked, r);
 		}
 		r->exec_ns = exec_ns;
 	}
@@ -143,11 +180,25 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 {
 	u64 now_ns = bpf_ktime_get_ns();
 
-	if (is_on_cpu(task) || walked->state & TASK_DEAD)
+	if (is_on_cpu(task) || walked->state & (TASK_DEAD | TASK_NEW))
 		return false;
-	if (prime && !r->left_ns) {
-		if (r->tid != walked->tid) /* it called exec, as leave() has it */
-			give_id(r, walked->pid, walked->tid, now_ns);
+	if (!r->tid && is_new(task, walked->state)) {
+		if (!r->left_ns) {
+			r->older = MEMBER(u64, task, START_TIME) <= c->since_ns;
+			r->state = RUNNING | TASK_NEW;
+			r->asked = c->asked;
+			r->left_ns = r->older ? now_ns : queued_since(task);
+			if (turns_of(task)) { /* it has got its first CPU in between */
+				r->left_ns = 0;
+				return false;
+			}
+		}
+	} else if (!r->tid && r->left_ns) { /* it was switched out while nobody asked for it */
+		r->left_ns = 0;
+		return false;
+	} else if (prime && !r->left_ns) {
+		if (r->tid != walked->tid) /* it called exec, as leave() has it; or it began before anybody watched */
+			give_id(r, walked->pid, walked->tid, r->tid ? now_ns : MEMBER(u64, task, START_TIME));
 		r->state = state_of(walked->state);
 #ifdef WAKING
 		r->run_delay_ns = 0;
@@ -202,16 +253,16 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 #endif
 	if (exec_ns != r->exec_ns && !now->state)
 		walked->flags |= WALKED_RAN;
+	tell_first(c, task, walked, r);
 	if (now->state) {
 		now->exec_ns = exec_ns; /* goes out with the half */
 		now->exec_at_ns = bpf_ktime_get_ns();
 		now->exec_off_ns = now->offcpu_ns + so_far_ns(r, now->exec_at_ns);
 		r->exec_ns = exec_ns;
 	}
-	if (!(walked->flags & (WALKED_RUNNABLE | WALKED_STACK | WALKED_RAN | WALKED_HOLDER)))
+	if (!(walked->flags & (WALKED_RUNNABLE | WALKED_STACK | WALKED_RAN | WALKED_HOLDER | WALKED_STARTED)))
 		return;
 	walked->exec_ns = exec_ns;
-	walked->born_ns = r->born_ns;
 	walked->start_ns = MEMBER(u64, task, START_TIME);
 #ifdef LAST_ARRIVAL
 	walked->arrived_ns = MEMBER(u64, task, LAST_ARRIVAL);
@@ -250,8 +301,8 @@ static inline __attribute__((always_inline)) void give(struct seq_file *seq, str
 	walked.execs = MEMBER(u32, task, TASK_EXECS);
 	bool is_first = !(*mode & (WALK_HALF_0 | WALK_HALF_1));
 	bool prime = *mode & WALK_PRIME;
-	/* One that runs, and has not left a CPU yet, is told of, too. */
-	bool make = is_first && is_wanted && !(walked.state & TASK_DEAD) && (prime || is_on_cpu(task));
+	/* One that was not switched out yet is told of, too. */
+	bool make = is_first && is_wanted && !(walked.state & TASK_DEAD) && (prime || is_on_cpu(task) || is_new(task, walked.state));
 	struct record *r = record_of(task, make);
 	if (!r)
 		return;
@@ -262,16 +313,18 @@ static inline __attribute__((always_inline)) void give(struct seq_file *seq, str
 		else
 			is_wanted = true;
 	}
-	if (!is_first) {
+	walked.born_ns = MEMBER(u64, task, START_TIME);
+	READ_AGAIN; /* or one load is made for both, from either pointer, which the verifier refuses */
+	if (r->tid)
+		walked.born_ns = r->born_ns;
+	if (!is_first && r->tid) {
 		walked.pid = r->pid;
 		walked.tid = r->tid;
-	} else if (make && !r->tid) { /* it may end before it leaves a CPU for the first time */
-		give_id(r, walked.pid, walked.tid, MEMBER(u64, task, START_TIME));
 	}
 	if (*mode & WALK_HALF_0)
-		give_half(seq, task, &walked, r, &r->half[0], &r->half[1], *mode & WALK_ALONE);
+		give_half(seq, task, &walked, r, c, &r->half[0], &r->half[1], *mode & WALK_ALONE);
 	else if (*mode & WALK_HALF_1)
-		give_half(seq, task, &walked, r, &r->half[1], &r->half[0], *mode & WALK_ALONE);
+		give_half(seq, task, &walked, r, c, &r->half[1], &r->half[0], *mode & WALK_ALONE);
 	else if (is_wanted)
 		give_wait(seq, task, &walked, r, c, prime, *which & 1);
 }
@@ -302,7 +355,7 @@ BPF_ITER(task)
 
 		if (MEMBER(u32, task, TASK_STATE) & TASK_DEAD || record_of(task, false))
 			continue;
-		if (!(*mode & WALK_PRIME) && !is_on_cpu(task))
+		if (!(*mode & WALK_PRIME) && !is_on_cpu(task) && !is_new(task, MEMBER(u32, task, TASK_STATE)))
 			continue;
 		if (!find_ids(task, &pid, &tid) || !wanted(c, task, false, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
 			continue;

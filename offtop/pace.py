@@ -15,6 +15,8 @@ from offtop.units import NS_PER_S
 
 FIRST_TICK_NS = NS_PER_S // 4
 """From the first reading to the first tick: there is something to see before a whole delay has passed."""
+_DRAIN_NS = NS_PER_S
+"""The longest time between two readings without a drain: the kernel's tables have room for thousands of exits."""
 
 
 class Recorder(Protocol):
@@ -85,14 +87,22 @@ class Pace:
 
     def _wait_after(self, last_ns: int, is_first: bool) -> int | None:
         """Return when the next reading is due, after the one of `last_ns`, with its time; None when stopped."""
-        with self._changed:
-            while not self._stopped:
+        drained_ns = last_ns
+        while not self._stopped:
+            with self._changed:
                 delay_ns = self._first_tick_ns if is_first else self._delay_ns
                 due_ns = last_ns + delay_ns
-                late_ns = monotonic_ns() - due_ns
+                now_ns = monotonic_ns()
+                late_ns = now_ns - due_ns
                 if late_ns >= 0:
                     return due_ns + late_ns // delay_ns * delay_ns
-                self._changed.wait(-late_ns / NS_PER_S)
+                # In equal parts, so that none comes right before the reading.
+                drain_ns = drained_ns + (due_ns - drained_ns) // max(1, -((drained_ns - due_ns) // _DRAIN_NS))
+                if now_ns < drain_ns:
+                    self._changed.wait((drain_ns - now_ns) / NS_PER_S)
+                    continue
+            self._source.drain()  # without the lock, for which a screen may wait
+            drained_ns = now_ns
         return None
 
     def set_delay(self, delay_ns: int) -> None:

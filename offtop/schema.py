@@ -271,8 +271,9 @@ SCHEMA: dict[str, Any] = {
             "left_out_ns": {"type": "integer", "description": "ns of waits that do not pass the filter; 0: no filter"},
             "lost": {
                 "type": "object",
-                "description": "what the kernel could not tell, by kind; a kind without losses is absent. unread: user "
-                "stacks of processes that did not answer in time ([not read])",
+                "description": "what the kernel could not tell, by kind; no losses of a kind: absent. threads: their "
+                "time is in the thread [ended, not named], and that of their waits with stacks under their own ids. "
+                "unread: user stacks of processes that did not answer in time ([not read])",
                 "additionalProperties": _COUNT,
             },
             "cost": _object(
@@ -324,7 +325,10 @@ SCHEMA: dict[str, Any] = {
                             "little below 0 where the kernel was late to add up",
                             "not known, or the thread began or ended in this tick",
                         ),
-                        "voluntary": {**_COUNT, "description": "waits that the thread began by itself"},
+                        "voluntary": {
+                            **_COUNT,
+                            "description": "waits that the thread began by itself; a new thread's first, for a CPU",
+                        },
                         "involuntary": {**_COUNT, "description": "waits of a thread that was put aside"},
                         "max_ns": _COUNT,
                         "short_waits": _COUNT,

@@ -51,6 +51,13 @@ class Source(Protocol):
         """
         ...
 
+    def drain(self) -> None:
+        """Take out what would fill up until the next read: the thread that reads calls it at least once a second.
+
+        Raises an OfftopError that a person can act on.
+        """
+        ...
+
     def go_to(self, taken_ns: int, after: bool = False) -> int:
         """Take up that moment (CLOCK_REALTIME), or the first tick `after` it, perhaps in another epoch: what was
         recorded before it comes first, and at once. Returns when the tick was taken that is seen then. What happens
@@ -132,6 +139,9 @@ class Happening:
     @property
     def notices(self) -> Sequence[str]:
         return ()
+
+    def drain(self) -> None:
+        """Nothing fills up."""
 
     def go_to(self, taken_ns: int, after: bool = False) -> int:
         """There is no other time than now."""

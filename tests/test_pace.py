@@ -3,6 +3,9 @@
 from threading import Event, Thread
 from time import monotonic_ns, sleep
 
+import pytest
+
+from offtop import pace as paces
 from offtop.model.categories import is_periodic
 from offtop.model.history import History
 from offtop.model.outlier import Marks
@@ -55,6 +58,27 @@ def test_readings_that_were_missed_while_one_was_slow_are_left_out_not_made_up_f
     due = [1, 2, 3, 6, 7, 8, 9, 10]  # the fourth reading began at 3 and took 3.5 delays
     assert all(at_ns - source.began_ns >= step * delay_ns for at_ns, step in zip(later, due, strict=False))
     assert len(later) == 9
+
+
+class Drained(Clocked):
+    """Notes when it was drained."""
+
+    def __init__(self, ticks: int) -> None:
+        super().__init__(ticks)
+        self.drained_at_ns: list[int] = []
+
+    def drain(self) -> None:
+        self.drained_at_ns.append(monotonic_ns())
+
+
+def test_between_two_readings_that_are_far_apart_the_source_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paces, "_DRAIN_NS", 40 * MS)
+    source = Drained(ticks=3)
+    list(Pace(source, history(), 110 * MS, first_tick_ns=30 * MS).ticks())
+    first, second, *later = source.read_at_ns
+    assert not [at_ns for at_ns in source.drained_at_ns if first < at_ns < second], "they are near"
+    for read_ns, next_ns in zip([second, *later], later, strict=False):
+        assert len([at_ns for at_ns in source.drained_at_ns if read_ns < at_ns < next_ns]) == 2
 
 
 def test_a_new_delay_counts_at_once_and_stop_ends_the_wait() -> None:

@@ -13,12 +13,12 @@ from offtop.kernel.layout import ThreadRecord, WalkedRecord, WalkedStack
 from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import Program
 from offtop.kernel.stacks import Stacks
-from offtop.kernel.told import Ended, Ran, Walked
+from offtop.kernel.told import Ended, Ran, Started, Walked
 from offtop.kernel.userstacks import UserStacks
 from offtop.kernel.wakes import Wakes
 from offtop.model import histogram as log2
-from offtop.model.book import CALL_32_BIT, Book, SiteKey, ThreadKey
-from offtop.model.snapshot import NO_HOLDER, OUTSIDE, Bound, Holder
+from offtop.model.book import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
+from offtop.model.snapshot import NO_HOLDER, OUTSIDE, UNNAMED, UNNAMED_NAME, Bound, Holder
 from offtop.model.table import Ints, integers
 from offtop.model.wake import Storm
 from offtop.model.within import NO_CALLS, Calls
@@ -86,13 +86,15 @@ class Drain:
         self._maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
         return b"".join(map(libbpf.walk, self._walk_links))
 
-    def waits(self, walk: bytes, ran: list[Ran]) -> Iterator[Walked]:
+    def waits(self, walk: bytes, ran: list[Ran], started: list[Started]) -> Iterator[Walked]:
         """The waits in progress that are new, that became ready to run, or for a lock that another one holds by now;
-        all of them when it primed. Into `ran` comes how long those have run that did nothing else."""
+        all of them when it primed. Into `ran` comes how long those have run that did nothing else, into `started` the
+        new threads that are on their first CPU."""
         apart_ns = self._clock()
         for key, record in self._records(walk):
-            if record.flags & layout.WALKED_RAN:
-                self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
+            self._note_running(key, record, ran, started)
+            if record.state & layout.TASK_NEW:
+                self._begin(key, record.start_ns)
             if record.flags & (layout.WALKED_RUNNABLE | layout.WALKED_STACK | layout.WALKED_HOLDER):
                 yield self._walked(key, record, apart_ns)
 
@@ -107,13 +109,14 @@ class Drain:
         maps["barrier"].update(_ZERO, maps["nobody"].fd.to_bytes(4, "little"))
         return drained, at_ns, taken_ns
 
-    def threads(self, half: int, ran: list[Ran], alone: bool) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        """What each thread did in `half`, which is emptied; into `ran` as waits() has it. `alone`: in this tick nobody
-        asked for the waits in progress."""
+    def threads(
+        self, half: int, ran: list[Ran], started: list[Started], alone: bool
+    ) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
+        """What each thread did in `half`, which is emptied; into `ran` and `started` as waits() has it. `alone`: in
+        this tick nobody asked for the waits in progress."""
         for key, record in self._records(self.walk(layout.WALK_HALVES[half] | (layout.WALK_ALONE if alone else 0))):
-            if record.flags & layout.WALKED_RAN:
-                self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
-            elif record.thread is not None:
+            self._note_running(key, record, ran, started)
+            if record.thread is not None:
                 self._note_run(_ran(key, record.thread, record.start_ns), ran)
                 yield key, record.thread
 
@@ -163,6 +166,22 @@ class Drain:
         threads[:0] = records
         ran[:0] = ended
         return {key: end_ns for end_ns, key, *_ in found if key not in alive}
+
+    def unnamed(self, half: int) -> list[tuple[ThreadKey, ThreadRecord]]:
+        """What threads did that ended in the tick, and had no room for their records, as one record; none: all had.
+
+        It has none of their waits at sites: each site has its thread's id, and is counted in the thread when its record
+        has not come for some ticks (offtop/kernel/late.py).
+        """
+        maps, key = self._maps, half.to_bytes(4, "little")
+        raw = maps["gone_rest"].lookup(key) or b""
+        of_cpus = [ThreadRecord._make(fields) for fields in layout.THREAD.iter_unpack(raw)]
+        rest = [_without_sites(one) for one in of_cpus if one.state]
+        if rest:
+            maps["gone_rest"].update(key, bytes(len(raw)))
+            self._book.comms[UNNAMED] = self._book.processes[UNNAMED.pid] = UNNAMED_NAME
+            self._book.details[UNNAMED.pid] = UNKNOWN
+        return [(UNNAMED, one) for one in rest]
 
     def storms(self, half: int) -> dict[int, Storm]:
         """As Wakes.storms has them."""
@@ -269,6 +288,13 @@ class Drain:
                 self._book.calls[call] = name
         return call, () if is_32_bit else stack.arguments
 
+    def _note_running(self, key: ThreadKey, record: WalkedRecord, ran: list[Ran], started: list[Started]) -> None:
+        if record.flags & layout.WALKED_RAN:
+            self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
+        if record.flags & layout.WALKED_STARTED:
+            self._begin(key, record.start_ns)
+            started.append(Started(key, record.left_ns, record.first_ns, record.born_ns))
+
     def _note_run(self, one: Ran, ran: list[Ran]) -> None:
         self._begin(one.key, one.start_ns)
         if one.exec_ns:
@@ -311,6 +337,31 @@ def _ended(
             record = ThreadRecord._make(layout.THREAD.unpack(thread))
             found.append((at_ns, ThreadKey(pid, tid), comm, start_ns, record))
     return sorted(found)
+
+
+def _without_sites(r: ThreadRecord) -> ThreadRecord:
+    """The waits of a record that are at no site: it was short, left out, or there was no room for its site."""
+    waits = r.short_waits + r.filtered_waits + r.lost_waits
+    offcpu_ns = r.short_ns + r.filtered_ns + r.lost_ns
+    runqueue_ns = r.short_runqueue_ns + r.filtered_runqueue_ns + r.lost_runqueue_ns
+    lanes = np.frombuffer(r.histogram, np.int64)
+    # Short ones are shorter than all others. Of the others the longest are taken: those that --max leaves out.
+    short = np.diff(np.minimum(np.cumsum(lanes), r.short_waits), prepend=0)
+    others = np.diff(np.minimum(np.cumsum((lanes - short)[::-1]), waits - r.short_waits), prepend=0)[::-1]
+    return r._replace(
+        waits=waits,
+        offcpu_ns=offcpu_ns,
+        runqueue_ns=runqueue_ns,
+        preempted_ns=min(r.preempted_ns, runqueue_ns),  # how much of it was at sites is not known
+        involuntary=min(r.involuntary, waits),
+        max_ns=min(r.max_ns, offcpu_ns),
+        left_ns=0,
+        first_kind=0,
+        first_left_ns=0,
+        first_off_ns=0,
+        first_runqueue_ns=0,
+        histogram=(short + others).tobytes(),
+    )
 
 
 def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> Ran:

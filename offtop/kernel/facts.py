@@ -16,7 +16,7 @@ from offtop.kernel.guardedreads import Channel
 from offtop.kernel.processes import Reading, reading
 from offtop.kernel.status import status_of
 from offtop.model.container import container, label
-from offtop.model.snapshot import OUTSIDE
+from offtop.model.snapshot import OUTSIDE, UNNAMED
 
 _NOT_PERMITTED = "not permitted"
 _STATES = {
@@ -52,6 +52,8 @@ def facts(pid: int, reads: Channel) -> tuple[tuple[str, str], ...]:
     """
     if pid == OUTSIDE:
         return (("process", "all threads outside of this container, by the host's ids"),)
+    if pid == UNNAMED.pid:
+        return (("process", "threads that ended when there was no room to keep which they were"),)
     gone = (("process", f"{pid} is not there any more"),)
     try:
         process = psutil.Process(pid)

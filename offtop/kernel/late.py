@@ -68,7 +68,9 @@ class Late:
         self._shown = OrderedDict[Whose, Shown]()
         self._given_up = OrderedDict[Whose, SiteTotals]()
         """Whose records were taken for lost: what was counted in their place."""
-        self._threads_lost = 0
+        self._threads_lost = self._threads_lost_before = 0
+        """How many records the kernel could not keep until the last tick, and until the one before. One that ended
+        while the last tick was read is counted there, but its sites are of this one."""
 
     def sites(self) -> Iterator[SiteKey]:
         """Where what is held back ended."""
@@ -83,9 +85,9 @@ class Late:
         absent = [row for row, (site, born_ns) in enumerate(whose) if (site[0], site[1], born_ns) not in heard]
         for row in absent:
             place = ended.keys[row], born[row]
-            was = held.get(place, _Held(0, at_ns, self._threads_lost, SiteTotals()))
+            was = held.get(place, _Held(0, at_ns, self._threads_lost_before, SiteTotals()))
             held[place] = was._replace(totals=was.totals.plus(ended.totals(row)))
-        self._threads_lost = threads_lost
+        self._threads_lost_before, self._threads_lost = self._threads_lost, threads_lost
         found = Sorted(ended.without(absent) if absent else ended, [], [])
         for (site, born_ns), one in held.items():
             least_ns = 0 if threads_lost > one.threads_lost else _LATEST_NS

@@ -12,17 +12,19 @@ WALK_FRAMES = 64
 WALK_WORDS = 64
 
 KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST = 1, 2, 3, 4
+KIND_NEW = 0x10
 RUNNING = 1 << 31
+TASK_NEW = 0x800
 WALKED_RUNNABLE, WALKED_THREAD, WALKED_STACK, WALKED_RAN, WALKED_OLDER = 1, 2, 4, 8, 16
-WALKED_HOLDER = 32
+WALKED_HOLDER, WALKED_STARTED = 32, 64
 WALK_WAITS, WALK_PRIME = 1, 2
 WALK_HALVES = (4, 8)
 WALK_ALONE = 16
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
 LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "caught", "chains")
 
-CONFIG = struct.Struct("=QQIIIIIIIIQIIQQ12Q")
-THREAD = struct.Struct(f"=25Q4I{LANES * 8}s")
+CONFIG = struct.Struct("=QQIIIIIIIIQIIQQQ12Q")
+THREAD = struct.Struct(f"=26Q4I{LANES * 8}s")
 GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16sQ{THREAD.size}s")
 SITE_KEY = struct.Struct("=IIQQQQ")
@@ -83,7 +85,7 @@ SPACE = struct.Struct("=I")
 _IS_ARM = platform.machine() == "aarch64"
 REGISTERS = 34 if _IS_ARM else 21
 COPY_HEAD = struct.Struct(f"=QQ{REGISTERS}QQQQQQ10I{FRAMES + 1 + PYTHON_FRAMES}Q")
-WALKED = struct.Struct("=7Q8I16s")
+WALKED = struct.Struct("=8Q8I16s")
 ARGUMENTS = 6
 OTHERS = 11
 MODE_MASK, MODE_NARROW = (0x10, 0x10) if _IS_ARM else (0xFFFFFFFF, 0x23)
@@ -104,6 +106,7 @@ SIZES = {
     "only_cgroup": (4, 4),
     "gone_0": (GONE_KEY.size, GONE.size),
     "gone_1": (GONE_KEY.size, GONE.size),
+    "gone_rest": (4, THREAD.size),
     "sites_0": (SITE_KEY.size, SITE.size),
     "sites_1": (SITE_KEY.size, SITE.size),
     "object_sites": (4, 8),
@@ -134,7 +137,7 @@ PYTHON_SIZES = {"pythons": (4, PYTHON_LAYOUT.size)}
 """And where Python's own frames are read."""
 WITHIN_SIZES = {"within_calls": (4, CALLS_WITHIN.size), "within_now": (4, CALLS_NOW.size)}
 """And where only waits inside of one function are counted."""
-PER_CPU = ("lost", "within_calls")
+PER_CPU = ("lost", "gone_rest", "within_calls")
 
 
 def is_narrow(mode: int) -> bool:
@@ -155,6 +158,7 @@ class ThreadRecord(NamedTuple):
     short_waits: int
     short_ns: int
     short_runqueue_ns: int
+    filtered_waits: int
     filtered_ns: int
     filtered_runqueue_ns: int
     lost_waits: int
@@ -172,6 +176,7 @@ class ThreadRecord(NamedTuple):
     born_ns: int
     """Since when it has its id, which another may have had before: CLOCK_MONOTONIC."""
     first_kind: int
+    """KIND_*, and KIND_NEW where it was the thread's wait for its first CPU."""
     state: int
     objects: int
     is_older: int
@@ -239,6 +244,7 @@ class WalkedRecord(NamedTuple):
     exec_at_ns: int
     start_ns: int
     born_ns: int
+    first_ns: int
     pid: int
     tid: int
     state: int
@@ -270,7 +276,7 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
     at = 0
     while at < len(data):
         head = WALKED.unpack_from(data, at)
-        flags: int = head[10]
+        flags: int = head[11]
         at += WALKED.size
         thread = stack = None
         if flags & WALKED_THREAD:

@@ -19,7 +19,7 @@ from offtop.kernel import layout
 from offtop.kernel.late import Late
 from offtop.kernel.layout import ThreadRecord
 from offtop.kernel.runs import Runs
-from offtop.kernel.told import Ended, Ran, Walked
+from offtop.kernel.told import Ended, Ran, Started, Walked
 from offtop.model import histogram as log2
 from offtop.model.book import Book, Life, SiteKey, ThreadKey
 from offtop.model.running import Running
@@ -33,6 +33,9 @@ _MOST_NAMES = 50_000
 """Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
 _SILENT_NS = 60 * NS_PER_S
 """Whether a thread that is not off CPU still lives is asked when it has not waited for so long: its end may be lost."""
+_MOST_ENDED = 1 << 15
+"""Threads that ended since the last snapshot and are shown by name in the next one. The sums of more stand under
+EXITED: each takes 1 KB and more, and 2,000 may end in a second, of which a snapshot may have 60."""
 
 
 _Records = Sequence[tuple[ThreadKey, ThreadRecord]]
@@ -95,9 +98,15 @@ class Ledger:
         self._states = 0
         self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
         self._restless: set[ThreadKey] = set()
+        self._begun: set[ThreadKey] = set()
+        """Whose wait in progress no snapshot has shown yet, though it may have begun before the last one."""
         self._runs = Runs(at_ns)
         self._exited: dict[ThreadKey, int] = {}
-        """Threads that ended in the last tick, and when."""
+        """Threads that ended in the last tick, or since the last snapshot, and when."""
+        self._snapshot_ns = at_ns
+        """As of when the last snapshot was."""
+        self._window_from_ns = at_ns
+        """And the one before."""
         self._born_ns: dict[ThreadKey, int] = {}
         """Of who has an id now, or had it last."""
         self._late = Late()
@@ -116,23 +125,30 @@ class Ledger:
         *,
         gone: Mapping[ThreadKey, int] | None = None,
         ran: Sequence[Ran] = (),
+        started: Sequence[Started] = (),
         primed_ns: int = 0,
         anew: bool = False,
         states: int = 0,
         max_ns: int = 0,
         storms: Mapping[int, Storm] = MappingProxyType({}),
         threads_lost: int = 0,
+        has_snapshot: bool = True,
     ) -> list[ThreadKey]:
         """Add one tick. `gone`: the threads that ended in it, and when. `ran`: how long threads have run in all, where
-        it has changed. `primed_ns`: when the walk began, if `walked` has
-        every thread off CPU. `anew`: the choice of threads has changed, so that of a wait which nobody asked about
-        only what passed since the last tick counts. `states` and `max_ns` are those of Filters. `threads_lost`: how
-        many records of threads the kernel could not keep until now.
+        it has changed. `started`: the new threads that are on their first CPU. `primed_ns`: when the walk began, if
+        `walked` has every thread off CPU. `anew`: the choice of threads has changed, so that of a wait which nobody
+        asked about only what passed since the last tick counts. `states` and `max_ns` are those of Filters.
+        `threads_lost`: how many records of threads the kernel could not keep until now. `has_snapshot`: whether a
+        snapshot follows. If not, what a snapshot has of its last tick (maxima, moves) goes on until there is one, and
+        threads that have ended are kept until one has shown them.
 
         Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot. Returns the
         threads that will be given back, because they have ended.
         """
-        delta, self.moves = _Delta(), []
+        delta, follows_snapshot = _Delta(), self.follows_snapshot
+        if follows_snapshot:
+            self.moves = []
+            self._begun.clear()
         gone = gone or {}
         by_key = {one.key: one for one in walked}
         threads, returned = [*threads], dict[ThreadKey, ThreadRecord]()
@@ -149,6 +165,11 @@ class Ledger:
                 self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
             else:
                 running.add(key)
+        for one in walked:
+            if one.state & layout.TASK_NEW:
+                self._begin_new(one, returned.get(one.key), at_ns, states, delta)
+        for one in started:
+            self._end_new(one, returned.get(one.key), at_ns, min_ns, states, max_ns, delta)
         sites, lost = self._hold_back(sites, threads, at_ns, threads_lost, delta)
         silent: list[ThreadKey] = []
         if primed_ns:
@@ -167,29 +188,39 @@ class Ledger:
                 self._lives_on(one)
         every = max_ns or states != self._states
         for key in tuple(self.waiting) if every else self._restless.union(by_key.keys() - returned.keys()):
-            self._place(key, by_key.get(key), at_ns, min_ns, states, max_ns, delta)
+            self._place(key, by_key.get(key), at_ns, min_ns, states, max_ns, delta, has_snapshot)
         self._states = states
         exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]
         late = {key: self._exited[key] for key in before & self._exited.keys() if key not in returned}
         kept = returned.keys() | self.waiting.keys() | late.keys()
-        self._give_back([key for key in exited if key not in kept], at_ns)
-        self._apply(delta, sites, at_ns)
-        self._count_storms(storms, at_ns)
+        exited = [key for key in exited if key not in kept]
+        unseen = 0 if follows_snapshot else _MOST_ENDED
+        self._give_back(exited[: max(0, len(exited) - unseen)], at_ns)
+        unseen_ns = {key: self._exited[key] for key in exited[max(0, len(exited) - unseen) :]}
+        self._apply(delta, sites, at_ns, follows_snapshot)
+        self._count_storms(storms, at_ns, follows_snapshot)
         ended = {key: end_ns for key, end_ns in gone.items() if key not in before or key in returned}
-        self._exited = {**late, **dict.fromkeys((*lost, *silent), at_ns), **ended}
-        for key, end_ns in self._exited.items():
+        ended = {**late, **dict.fromkeys((*lost, *silent), at_ns), **ended}
+        self._exited = {**unseen_ns, **ended}
+        for key, end_ns in ended.items():
             self._end(key, end_ns)
         self.at_ns = at_ns
-        return [*self._exited]
+        if has_snapshot:
+            self._window_from_ns, self._snapshot_ns = self._snapshot_ns, at_ns
+        return [*ended]
 
-    def _count_storms(self, storms: Mapping[int, Storm], at_ns: int) -> None:
-        for wake, was in self.storms.items():
-            if was.largest and wake not in storms:
-                self.storms[wake] = was._replace(largest=0)
+    @property
+    def follows_snapshot(self) -> bool:
+        """Whether there is a snapshot of the last tick."""
+        return self._snapshot_ns == self.at_ns
+
+    def _count_storms(self, storms: Mapping[int, Storm], at_ns: int, follows_snapshot: bool) -> None:
+        if follows_snapshot:
+            self.storms = {wake: was._replace(largest=0) if was.largest else was for wake, was in self.storms.items()}
         for wake, one in storms.items():
             self._stormed_ns[wake] = at_ns
-            sums = self.storms.get(wake, Storm()).plus(one)
-            self.storms[wake] = sums._replace(largest=one.largest)
+            was = self.storms.get(wake, Storm())
+            self.storms[wake] = was.plus(one)._replace(largest=max(was.largest, one.largest))
 
     def _lives_on(self, ran: Ran) -> None:
         """Of one that was taken for ended, because its main thread was when it called exec."""
@@ -260,7 +291,7 @@ class Ledger:
 
     def drop_wakes(self, most: int) -> set[int]:
         """Give back, before their time, the ids of wakes that were named longest ago, so that `most` are left, and all
-        that this tick has named; those that were dropped.
+        that the last snapshot is the first to name; those that were dropped.
 
         The sums of their sites move to those given back. A window of before that names one has lost it, and nothing
         else: the stacks of such sites stay in the book for as long as others do.
@@ -277,7 +308,7 @@ class Ledger:
             named_ns[wake] = max(ns, named_ns.get(wake, 0))
         own = [wake for wake in self.book.wakes if wake >= FIRST_WAKE]
         oldest = sorted(own, key=named_ns.__getitem__)[: max(0, len(own) - most)]
-        dropped = {wake for wake in oldest if named_ns[wake] < self.at_ns}
+        dropped = {wake for wake in oldest if named_ns[wake] <= self._window_from_ns}
         threads: set[ThreadKey] = set()
         for key, _ in added:
             if key.wake in dropped:
@@ -303,21 +334,25 @@ class Ledger:
         r, is_whole = self._late.rest(whose, r)
         born_ns = self._born_ns.get(key, r.born_ns)
         waiting = self.waiting.pop(key, None) if born_ns <= r.born_ns else None
-        left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self.at_ns
+        if key in self._begun:
+            waiting = None
+        left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self._snapshot_ns
         shown = self._late.shown_of(whose)
         if r.born_ns < born_ns or (waiting is None and shown):
-            left_ns, shown_to_ns = shown or (0, self.at_ns)
+            left_ns, shown_to_ns = shown or (0, self._snapshot_ns)
             if anew:  # in between nobody may have asked for it
                 shown_to_ns = self.at_ns
         if r.born_ns >= born_ns:
             self._born_ns[key] = r.born_ns
             if waiting and born_ns < r.born_ns:
-                self._late.keep_shown((key, born_ns), left_ns, self.at_ns)
+                self._late.keep_shown((key, born_ns), left_ns, self._snapshot_ns)
         is_first_whole = r.waits > 0 and is_whole
         was_known = is_first_whole and 0 < left_ns == r.first_left_ns
         if was_known:
             self._late.forget_shown(whose)
-        was_asked = is_first_whole and anew and waiting is None
+        was_asked = is_first_whole and anew and waiting is None and key not in self._begun
+        if was_asked:
+            shown_to_ns = self.at_ns
         site = self._first_site(key, r) if was_known or was_asked else None
         moved_ns = moved_runqueue_ns = 0
         if waiting is not None:
@@ -336,9 +371,10 @@ class Ledger:
             rest_runqueue_ns = min(rest_ns, r.first_runqueue_ns)  # a wait is ready at its end, if at all
             taken_ns = r.first_off_ns - rest_ns
             taken_runqueue_ns = r.first_runqueue_ns - rest_runqueue_ns
-        of_short = r.first_kind == layout.KIND_SHORT
-        of_filtered = r.first_kind == layout.KIND_FILTERED
-        was_preempted = waiting.preempted if waiting else r.involuntary > 0 and r.first_runqueue_ns == r.first_off_ns
+        of_short = _kind(r) == layout.KIND_SHORT
+        of_filtered = _kind(r) == layout.KIND_FILTERED
+        is_ready = r.involuntary > 0 and r.first_runqueue_ns == r.first_off_ns
+        was_preempted = waiting.preempted if waiting else is_ready and not r.first_kind & layout.KIND_NEW
         ended = (
             r.waits,
             r.offcpu_ns - taken_ns,
@@ -362,9 +398,9 @@ class Ledger:
 
     def _first_site(self, key: ThreadKey, r: ThreadRecord) -> SiteKey | None:
         """Where the first wait of a record ended; None: at no site."""
-        if r.first_kind == layout.KIND_LOST:
+        if _kind(r) == layout.KIND_LOST:
             return _lost_site(key)
-        if r.first_kind != layout.KIND_SITE:
+        if _kind(r) != layout.KIND_SITE:
             return None
         return self._locate(key.pid, key.tid, r.first_kernel, r.first_user, r.first_wake)
 
@@ -373,10 +409,10 @@ class Ledger:
         is, and how much of it run queue."""
         if w.site.kernel in PLACELESS:
             return 0, 0
-        moved_ns = min(whole_ns, max(0, self.at_ns - w.from_ns))
+        moved_ns = min(whole_ns, max(0, self._snapshot_ns - w.from_ns))
         moved_runqueue_ns = min(w.runqueue_ns, moved_ns)
         if moved_ns and now != w.site:
-            self.moves.append(Move(w.site, now, self.at_ns - moved_ns, self.at_ns, moved_runqueue_ns))
+            self.moves.append(Move(w.site, now, self._snapshot_ns - moved_ns, self._snapshot_ns, moved_runqueue_ns))
             self._retired[w.site.kernel] = self._retired[w.site.user] = self.at_ns
             self._retired_wakes[w.site.wake] = self.at_ns
         return moved_ns, moved_runqueue_ns
@@ -392,10 +428,8 @@ class Ledger:
         for site, born_ns, totals in found.lost:
             key = site.thread
             is_now = born_ns >= self._born_ns.get(key, born_ns)
-            if is_now and key in self.waiting:  # it has been shown as waiting all the time since it left
-                waiting = self.waiting.pop(key)
-                self._late.keep_shown((key, born_ns), waiting.left_ns, self.at_ns)
-                self._settle(key, waiting, delta)
+            if is_now:  # it has been shown as waiting all the time since it left
+                self._leave_to_late(key, delta)
             rest = self._late.give_up((key, born_ns), totals)
             numbers = (rest.waits, rest.total_ns, rest.runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, rest.max_ns)
             delta.threads.append((key, numbers, rest.histogram.to_bytes(log2.LANES * 8, "little")))
@@ -404,9 +438,19 @@ class Ledger:
                 lost.add(key)
         return found.now, lost
 
-    def _settle(self, key: ThreadKey, w: Waiting, delta: _Delta, moved_ns: int = 0, moved_runqueue_ns: int = 0) -> None:
-        """What a snapshot has shown of a wait in progress becomes finished: where it was shown, but for what moved."""
-        shown_ns, ready_ns = max(0, self.at_ns - w.from_ns), w.runqueue_ns
+    def _settle(
+        self,
+        key: ThreadKey,
+        w: Waiting,
+        delta: _Delta,
+        moved_ns: int = 0,
+        moved_runqueue_ns: int = 0,
+        until_ns: int = 0,
+    ) -> None:
+        """What a snapshot has shown of a wait in progress becomes finished: where it was shown, but for what moved.
+        `until_ns`: all of it until then instead."""
+        shown_ns = max(0, (until_ns or self._snapshot_ns) - w.from_ns)
+        ready_ns = min(shown_ns, w.runqueue_ns)  # of one that is ready all along, that is as of the last tick
         kernel = w.site.kernel
         if w.user != NO_STACK:
             self._retired[w.user] = self.at_ns
@@ -423,6 +467,7 @@ class Ledger:
         """A wait in progress that no snapshot has shown: where the walk says, or else short for now."""
         kernel, wake, holder = SHORT, NO_WAKE, NO_HOLDER
         self._restless.add(key)
+        self._begun.add(key)
         if states and not state & states:
             kernel = FILTERED
         elif walked is not None and walked.left_ns == left_ns and walked.kernel is not None:
@@ -435,7 +480,7 @@ class Ledger:
             left_ns,
             from_ns,
             0,
-            bool(state & layout.RUNNING),
+            bool(state & layout.RUNNING and not state & layout.TASK_NEW),
             since_ns,
             bound,
             state,
@@ -444,14 +489,55 @@ class Ledger:
             holder=holder,
         )
 
+    def _begin_new(self, one: Walked, record: ThreadRecord | None, at_ns: int, states: int, delta: _Delta) -> None:
+        """A new thread waits for its first CPU: nothing but the scan of the tasks reports that. `record`: what it did
+        in this tick, or what a thread did that had its id before."""
+        was = self.waiting.get(one.key)
+        if (record and record.born_ns >= one.born_ns) or (was and was.left_ns == one.left_ns):
+            return
+        self._leave_to_late(one.key, delta)
+        self._born_ns[one.key] = one.born_ns
+        self._begin(one.key, one.left_ns, min(one.left_ns, at_ns), one.state, states, one)
+
+    def _end_new(
+        self,
+        one: Started,
+        record: ThreadRecord | None,
+        at_ns: int,
+        min_ns: int,
+        states: int,
+        max_ns: int,
+        delta: _Delta,
+    ) -> None:
+        """A new thread has its first CPU. The time that it waited passed in this tick, or before; as a wait it counts
+        when its record comes, which may be much later: it has not been switched out yet."""
+        whose, until_ns = (one.key, one.born_ns), one.left_ns + one.first_ns
+        if until_ns > at_ns or (record and record.born_ns >= one.born_ns) or self._late.shown_of(whose):
+            return
+        was = self.waiting.get(one.key)
+        if was and was.left_ns == one.left_ns:
+            until_ns = until_ns if one.key in self._begun else max(until_ns, self._snapshot_ns)
+        else:
+            self._leave_to_late(one.key, delta)
+            self._born_ns[one.key] = one.born_ns
+            self._begin(one.key, one.left_ns, one.left_ns, layout.RUNNING | layout.TASK_NEW, states, None)
+        self._place(one.key, None, until_ns, min_ns, states, max_ns, delta)
+        self._settle(one.key, self.waiting.pop(one.key), delta, until_ns=until_ns)
+        self._late.keep_shown(whose, one.left_ns, until_ns)
+
+    def _leave_to_late(self, key: ThreadKey, delta: _Delta) -> None:
+        """A wait in progress, if there is one, is of a thread that had this id before."""
+        was = self.waiting.pop(key, None)
+        if was and key not in self._begun:
+            self._late.keep_shown((key, self._born_ns.get(key, 0)), was.left_ns, self._snapshot_ns)
+            self._settle(key, was, delta)
+
     def _prime(self, walked: Sequence[Walked], walk_ns: int, at_ns: int, states: int, delta: _Delta) -> None:
         """Take over the word of the walk that began at `walk_ns` on who waits: some may have begun before anybody
         watched."""
         seen = {one.key for one in walked}
         for key in [key for key, w in self.waiting.items() if key not in seen and w.left_ns < walk_ns]:
-            w = self.waiting.pop(key)
-            self._late.keep_shown((key, self._born_ns.get(key, 0)), w.left_ns, self.at_ns)
-            self._settle(key, w, delta)
+            self._leave_to_late(key, delta)
             self._restless.discard(key)
         for one in walked:
             if one.key not in self.waiting and one.kernel is not None:
@@ -467,6 +553,7 @@ class Ledger:
         states: int,
         max_ns: int,
         delta: _Delta,
+        has_snapshot: bool = True,
     ) -> None:
         """Where a wait in progress stands at this tick, and how much of it is run queue."""
         w = self.waiting.get(key)
@@ -488,18 +575,18 @@ class Ledger:
             site = SiteKey(key.pid, key.tid, kernel, user, wake)
         from_ns = max(w.from_ns, min(w.left_ns, at_ns))  # it may have left just after its first snapshot
         runqueue_ns = w.runqueue_ns
-        if site != w.site and from_ns < self.at_ns:
+        if site != w.site and from_ns < self._snapshot_ns and key not in self._begun:
             if w.site.kernel in PLACELESS or site.kernel in PLACELESS:
                 self._settle(key, w, delta)
-                from_ns, runqueue_ns = self.at_ns, 0
+                from_ns, runqueue_ns = self._snapshot_ns, 0
             else:
                 self._move(w, site, at_ns - from_ns)
         so_far_ns = at_ns - from_ns
-        if w.preempted:
+        if w.is_ready:
             runqueue_ns = so_far_ns
-        elif walked is not None and walked.runnable and walked.queued_ns:
+        elif has_snapshot and walked is not None and walked.runnable and walked.queued_ns:
             ready_ns = at_ns - max(w.left_ns, walked.queued_ns)
-            grown_ns = runqueue_ns + at_ns - max(from_ns, self.at_ns)
+            grown_ns = runqueue_ns + at_ns - max(from_ns, self._snapshot_ns)  # what was shown blocked stays so
             runqueue_ns = max(runqueue_ns, min(ready_ns, grown_ns, so_far_ns))
         if site.kernel in (SHORT, FILTERED, NO_STACK) or runqueue_ns:
             self._restless.add(key)
@@ -514,9 +601,10 @@ class Ledger:
         if walked is not None and walked.holder != w.holder:
             self.waiting[key] = w._replace(holder=walked.holder)
 
-    def _apply(self, delta: _Delta, ended: Ended, at_ns: int) -> None:
-        self.threads.begin_tick()
-        self.sites.begin_tick()
+    def _apply(self, delta: _Delta, ended: Ended, at_ns: int, follows_snapshot: bool) -> None:
+        if follows_snapshot:
+            self.threads.begin_tick()
+            self.sites.begin_tick()
         if delta.threads:
             keys, numbers, lanes = zip(*delta.threads, strict=True)
             of_waits = np.frombuffer(b"".join(lanes), np.int64).reshape(-1, log2.LANES)
@@ -574,6 +662,11 @@ def _told(walked: Walked | None, left_ns: int) -> tuple[int, Bound, int, tuple[i
     if walked is None or walked.left_ns != left_ns or walked.kernel is None:
         return None
     return walked.since_ns, walked.bound, walked.call, walked.arguments
+
+
+def _kind(r: ThreadRecord) -> int:
+    """Of the first wait of a record."""
+    return r.first_kind & ~layout.KIND_NEW
 
 
 def _lost_site(key: ThreadKey) -> SiteKey:

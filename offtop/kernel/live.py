@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -42,7 +42,7 @@ from offtop.kernel.processes import DetailsWorker
 from offtop.kernel.program import AUTO, Unwind, attach
 from offtop.kernel.pythons import Pythons
 from offtop.kernel.stacks import Stacks
-from offtop.kernel.told import Ran
+from offtop.kernel.told import Ran, Started
 from offtop.kernel.userstacks import UserStacks
 from offtop.kernel.wakes import Wakes
 from offtop.kernel.walker import Taught, Walker
@@ -52,8 +52,8 @@ from offtop.kernel.within import Watched
 from offtop.model import wakers
 from offtop.model.book import UNKNOWN, Book, ThreadKey
 from offtop.model.categories import Categories
-from offtop.model.outlier import NEVER_NS, Marks
-from offtop.model.snapshot import OUTSIDE, Filters, Machine, Snapshot
+from offtop.model.outlier import NEVER_NS, Caught, Marks
+from offtop.model.snapshot import OUTSIDE, PSEUDO_PIDS, Filters, Machine, Snapshot
 from offtop.model.stack import Frame
 from offtop.model.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object
 from offtop.model.within import NO_CALLS
@@ -130,6 +130,8 @@ class LiveSource(Happening):
         """Those that were asked for, by what Filters call them."""
         self._choice = 0
         """Counts up whenever another choice of threads is asked for."""
+        self._choice_ns = 0
+        """When this one was."""
         _check_alive([*filters.pids], [*filters.tids])
         self._given = filters
         self._mode = self._asked_mode = OFFCPU, DEFAULT_DEPTH
@@ -215,6 +217,10 @@ class LiveSource(Happening):
         self._walks = Walks()
         self._prime, self._primed_ns = True, 0
         self._calls = NO_CALLS
+        self._caught: list[Caught] = []
+        """What was caught since the last snapshot."""
+        self._snapshot_ns = 0
+        """As of when that was."""
         self._lost: dict[str, int] = {}
         self._full: dict[str, int] = {}
         """How often a table of the kernel's had no room."""
@@ -222,6 +228,7 @@ class LiveSource(Happening):
         self._lowest_mark_ns = NEVER_NS
         self._asked = self._filters
         self._readers = (0, 0, 0)
+        self._choice_ns = time.monotonic_ns()
         self._configure(self._filters, Filters())
         now_ns = time.monotonic_ns()
         sites = Sites(self._stacks, self._wakes, self._book)
@@ -269,9 +276,27 @@ class LiveSource(Happening):
         if self._was_last:
             return None
         self._was_last = self._asked == self._given and not _any_alive(self._given)
+        with self._open() as is_open:
+            return self._read() if is_open else None
+
+    def drain(self) -> None:
+        """Take out what has ended since the last call; the next snapshot has it. Tables have room for what is usual in
+        a second, and a display may be drawn once a minute.
+
+        It is a tick like those of read(), but nothing new is asked for, and what waits is not looked at unless threads
+        were lost: who draws that reads a snapshot. Raises KernelError if the kernel refuses.
+        """
+        with self._open() as is_open:
+            if is_open and self._snapshot_ns:
+                primed = self._begin_to_prime(self._prime)
+                self._tick(self._filters, is_prime=primed, is_walked=primed, anew=False, has_snapshot=False)
+
+    @contextlib.contextmanager
+    def _open(self) -> Generator[bool]:
+        """Whether it is still open; until the block ends it stays so."""
         try:
             with self._lock:
-                return None if self._closed else self._read()
+                yield not self._closed
         except OSError as error:
             raise KernelError(
                 f"The kernel refused to hand over what it counted ({error.strerror}). Start offtop again; "
@@ -292,6 +317,7 @@ class LiveSource(Happening):
                 self._prime or anew or readers != self._readers or _left_out(asked) != _left_out(self._filters)
             )
             self._choice += anew or readers != self._readers
+            self._choice_ns = time.monotonic_ns() if anew else self._choice_ns
             self._readers = readers
             self._configure(asked, self._filters)
             self._filters = asked
@@ -300,24 +326,84 @@ class LiveSource(Happening):
         if lowest_ns != self._lowest_mark_ns:
             self._lowest_mark_ns = lowest_ns
             self._configure(self._filters, self._filters)
-        walk_ns = time.monotonic_ns()
-        primed = self._prime or walk_ns - self._primed_ns > (_PRIME_CGROUP_NS if asked.cgroup else _PRIME_NS)
-        is_walked = primed or self._walks.is_due
-        if primed:
-            self._prime, self._primed_ns = False, walk_ns
+        every_ns = _PRIME_CGROUP_NS if asked.cgroup else _PRIME_NS
+        primed = self._begin_to_prime(self._prime or time.monotonic_ns() - self._primed_ns > every_ns)
+        at_ns, taken_ns, machine = self._tick(
+            asked,
+            is_prime=primed,
+            is_walked=primed or self._walks.is_due,
+            anew=anew,
+            has_snapshot=True,
+            known_readers=known_readers,
+            mode=mode,
+        )
+        if (most := self._wakes.most_kept) is not None:
+            self._wakes.forget(set(), self._ledger.drop_wakes(most))
+        self._ends.tell()
+        cost, missed = self._cost.read(at_ns, self._readers)
+        self._user_stacks.fill(at_ns, cost.cpu_pct)
+        unread = self._processes.unread + self._user_stacks.unread
+        lost = self._lost | {kind: n for kind, n in (("missed_runs", missed), ("unread", unread)) if n}
+        caught, self._caught = self._caught, []
+        self._snapshot_ns = at_ns
+        return Snapshot(
+            taken_ns=taken_ns,
+            at_ns=at_ns,
+            threads=self._ledger.threads.frozen(),
+            sites=self._ledger.sites.frozen(),
+            waiting=dict(self._ledger.waiting),
+            book=self._book,
+            lost=lost,
+            cost=cost._replace(walk_ns=self._walks.took_ns, walk_every=self._walks.every),
+            machine=Machine() if self._watched else machine,  # of a thread's time only a part is counted
+            storms=dict(self._ledger.storms),
+            caught=caught,
+            moves=self._ledger.moves,
+            mode=mode,
+            door=self._program.door,
+            filters=in_effect,
+            calls=self._calls,
+        )
+
+    def _begin_to_prime(self, is_due: bool) -> bool:
+        if is_due:
+            self._prime, self._primed_ns = False, time.monotonic_ns()
             _give_memory_back()
+        return is_due
+
+    def _tick(
+        self,
+        asked: Filters,
+        *,
+        is_prime: bool,
+        is_walked: bool,
+        anew: bool,
+        has_snapshot: bool,
+        known_readers: tuple[int, int, int] | None = None,
+        mode: str = "",
+    ) -> tuple[int, int, Machine]:
+        """Take what has ended out of the kernel's tables, into the ledger: when that was, on both clocks, and what took
+        CPU time until then.
+
+        `asked`: what is counted. `is_walked`: look at the waits in progress; `is_prime`: at all of them. `anew` and
+        `has_snapshot`: as Ledger.tick has them. `known_readers`: those that were left out in this tick. `mode`: which
+        was gathered; those that are now, otherwise.
+        """
+        known_readers, mode = known_readers or self._readers, mode or self._mode[0]
+        walk_ns = time.monotonic_ns()
         ran: list[Ran] = []
+        started: list[Started] = []
         walks_at_ns = time.thread_time_ns()  # what it costs: on a busy machine it is put aside, too
         # First, because the flip itself wakes threads of the kernel.
-        in_progress = self._drain.walk(layout.WALK_WAITS | (layout.WALK_PRIME if primed else 0)) if is_walked else b""
+        in_progress = self._drain.walk(layout.WALK_WAITS | (layout.WALK_PRIME if is_prime else 0)) if is_walked else b""
         took_ns = time.thread_time_ns() - walks_at_ns
         drained, at_ns, taken_ns = self._drain.flip()
         machine = times.machine()
         read_at_ns = time.thread_time_ns()
-        walked = list(self._drain.waits(in_progress, ran))
+        walked = list(self._drain.waits(in_progress, ran, started))
         took_ns += time.thread_time_ns() - read_at_ns
-        if not primed:  # which is rare, and looks up every stack
-            self._walks.add(took_ns if is_walked else -1, at_ns - self._ledger.at_ns)
+        if has_snapshot and not is_prime:  # which is rare, and looks up every stack
+            self._walks.add(took_ns if is_walked else -1, at_ns - self._snapshot_ns)
         self._user_stacks.settle()
         if self._kernel_symbols.renamed():
             self._stacks.kernel_renamed()
@@ -329,13 +415,15 @@ class LiveSource(Happening):
             self._wakes.renamed(pid)
         if self._watched:
             self._program.maps["within_now"].update(_ZERO, bytes(layout.CALLS_NOW.size))
-        threads = list(self._drain.threads(drained, ran, not is_walked))
+        threads = list(self._drain.threads(drained, ran, started, not is_walked))
         if self._watched:
             of_tick = self._drain.calls(drained, at_ns)
-            self._calls = self._calls.plus(of_tick)._replace(max_ns=of_tick.max_ns)
+            max_ns = of_tick.max_ns if self._ledger.follows_snapshot else max(of_tick.max_ns, self._calls.max_ns)
+            self._calls = self._calls.plus(of_tick)._replace(max_ns=max_ns)
         sites = self._drain.sites(drained)
         caught = self._catcher.take(self._marks) if self._catcher else []
         gone = self._drain.gone(drained, at_ns, threads, ran)
+        threads += self._drain.unnamed(drained)
         pids = {self._names.reader_pid, self._user_stacks.reader_pid, self._reads.pid}
         new_readers = pids.difference(known_readers)
         if new_readers:  # the kernel has counted them in this tick
@@ -344,6 +432,8 @@ class LiveSource(Happening):
             walked = [one for one in walked if one.key.pid not in new_readers]
             caught = [one for one in caught if one.site.pid not in new_readers]
             ran = [one for one in ran if one.key.pid not in new_readers]
+            started = [one for one in started if one.key.pid not in new_readers]
+        self._caught += caught
         # Of waits that were known before: they stand there in this tick already.
         self._place_user_stacks(at_ns, are_all=False)
         ended = self._ledger.tick(
@@ -354,12 +444,14 @@ class LiveSource(Happening):
             walked,
             gone=gone,
             ran=ran,
-            primed_ns=walk_ns if primed else 0,
+            started=started,
+            primed_ns=walk_ns if is_prime else 0,
             anew=anew,
             states=asked.states,
             max_ns=asked.max_ns,
             storms=self._drain.storms(drained) if mode != OFFCPU else {},
             threads_lost=self._drain.count("threads"),
+            has_snapshot=has_snapshot,
         )
         self._place_user_stacks(at_ns, are_all=True)
         for key in ended:
@@ -383,32 +475,8 @@ class LiveSource(Happening):
         if dropped:
             self._stacks.forget(dropped.stacks)
             self._wakes.forget(*dropped)
-        if (most := self._wakes.most_kept) is not None:
-            self._wakes.forget(set(), self._ledger.drop_wakes(most))
         self._details.drop_unnamed()
-        self._ends.tell()
-        cost, missed = self._cost.read(at_ns, self._readers)
-        self._user_stacks.fill(at_ns, cost.cpu_pct)
-        unread = self._processes.unread + self._user_stacks.unread
-        lost = lost | {kind: n for kind, n in (("missed_runs", missed), ("unread", unread)) if n}
-        return Snapshot(
-            taken_ns=taken_ns,
-            at_ns=at_ns,
-            threads=self._ledger.threads.frozen(),
-            sites=self._ledger.sites.frozen(),
-            waiting=dict(self._ledger.waiting),
-            book=self._book,
-            lost=lost,
-            cost=cost._replace(walk_ns=self._walks.took_ns, walk_every=self._walks.every),
-            machine=Machine() if self._watched else machine,  # of a thread's time only a part is counted
-            storms=dict(self._ledger.storms),
-            caught=caught,
-            moves=self._ledger.moves,
-            mode=mode,
-            door=self._program.door,
-            filters=in_effect,
-            calls=self._calls,
-        )
+        return at_ns, taken_ns, machine
 
     def _with_python(
         self, pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], is_whole: bool
@@ -503,7 +571,7 @@ class LiveSource(Happening):
         return self._names.why_nameless(frame)
 
     def describe(self, pids: Collection[int]) -> None:
-        self._details.describe([pid for pid in pids if pid != OUTSIDE])
+        self._details.describe([pid for pid in pids if pid not in PSEUDO_PIDS])
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
         self._ends.find(waited_on)
@@ -586,7 +654,7 @@ class LiveSource(Happening):
             layout.CONFIG.pack(
                 *(filters.min_ns, filters.max_ns or _ALL_ONES, states, select, own_pid, *self._readers),
                 *(self._choice & 0xFFFFFFFF, self._depth, *of_cgroup),
-                *(_ALL_ONES if self._depth else 0, self._lowest_mark_ns),
+                *(_ALL_ONES if self._depth else 0, self._lowest_mark_ns, self._choice_ns),
                 *chain.from_iterable((*interrupts, *returns)),
             ),
         )
@@ -630,7 +698,7 @@ def _give_memory_back() -> None:
 
 
 def _is_alive(key: ThreadKey) -> bool:
-    return key.pid == OUTSIDE or Path(f"/proc/{key.pid}/task/{key.tid}").exists()
+    return key.pid in PSEUDO_PIDS or Path(f"/proc/{key.pid}/task/{key.tid}").exists()
 
 
 def _any_alive(filters: Filters) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Set
 
+from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
 from offtop.kernel.told import Ran
 from offtop.model.book import ThreadKey
@@ -36,7 +37,9 @@ class Runs:
             was_ns = None
         exec_ns = ran.exec_ns
         if ran.at_ns:  # since then it has run, but for what it was off CPU
-            exec_ns += at_ns - ran.at_ns - (_off_ns(record, at_ns) - ran.off_ns)
+            # Its first wait, as a new thread, was over before it ran at all; a record may come to have it later.
+            first_ns = record.first_off_ns if record and record.first_kind & layout.KIND_NEW else 0
+            exec_ns += at_ns - ran.at_ns - (_off_ns(record, at_ns) - max(ran.off_ns, first_ns))
         ran_ns = 0 if was_ns is None else exec_ns - was_ns
         if was_ns is not None and -_LATE_NS < ran_ns <= 0:
             ran_ns = 0  # of one on a CPU a little too much was told: the rest is less

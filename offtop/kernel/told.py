@@ -38,6 +38,18 @@ class Walked(NamedTuple):
     """As ThreadRecord has it."""
 
 
+class Started(NamedTuple):
+    """A thread is on its first CPU: its wait for that is over, and will be in its record when it is switched out."""
+
+    key: ThreadKey
+    left_ns: int
+    """When that wait began, on our clock: first_left_ns of the record."""
+    first_ns: int
+    """How long it was."""
+    born_ns: int
+    """As ThreadRecord has it."""
+
+
 class Ran(NamedTuple):
     """What the walk says of a thread's time on a CPU."""
 

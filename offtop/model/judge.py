@@ -211,7 +211,7 @@ class Judge:
             began_ns = _began_ns(one)
             later = [ns for ns in self._every_mark_ns(*_program_and_category(one, book)) if ns >= at_ns - began_ns]
             self._schedule(one, min(later, default=NEVER_NS))
-            ready_ns = at_ns - began_ns if one.preempted else one.runqueue_ns
+            ready_ns = at_ns - began_ns if one.is_ready else one.runqueue_ns
             site = one.site._replace(user=one.site.user or one.user)
             is_exact = one.bound is Bound.EXACT
             caught = Caught(site, began_ns, 0, ready_ns, one.state, program=book.process(pid), is_exact=is_exact)
@@ -306,7 +306,7 @@ def _value_ns(one: Caught, category: str, at_ns: int) -> int:
 def _program_and_category(one: Waiting, book: Book) -> tuple[str, str]:
     """Return program and category."""
     category = book.stack(one.site.kernel).category
-    is_ready = one.preempted and category != THROTTLE
+    is_ready = one.is_ready and category != THROTTLE
     return book.process(one.site.pid), RUN_QUEUE if is_ready else category
 
 

@@ -127,7 +127,7 @@ def convoys(
     at: dict[tuple[K, tuple[str, int]], Waiting] = {}
     for one in waits:
         key = key_of(one.site.thread)
-        if key is None or one.preempted or one.site.kernel in PLACELESS:
+        if key is None or one.is_ready or one.site.kernel in PLACELESS:
             continue
         what = _what(one, book)
         if not what[0]:

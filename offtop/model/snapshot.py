@@ -13,7 +13,7 @@ from typing import NamedTuple
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.outlier import Caught, Outlier
 from offtop.model.stack import NO_STACK
-from offtop.model.state import letter
+from offtop.model.state import NEW, letter
 from offtop.model.wake import OFFCPU, Storm
 from offtop.model.within import NO_CALLS, Calls
 from offtop.units import NS_PER_S
@@ -21,8 +21,14 @@ from offtop.units import NS_PER_S
 EXITED = ThreadKey(0, 0)
 """Key for the totals of evicted threads and sites (no real thread has tid 0)."""
 OUTSIDE = 9_999_999
-"""In a container: the pid under which all threads outside of it are counted, by their tids on the host. No real pid is
-above 4,194,304 (PID_MAX_LIMIT, include/linux/threads.h)."""
+"""In a container: the pid under which all threads outside of it are counted, by the host's tids. No real one is above
+4,194,304 (PID_MAX_LIMIT, include/linux/threads.h)."""
+UNNAMED = ThreadKey(9_999_998, 9_999_998)
+"""Has the time of threads that ended when the BPF programs had no room for their records: which thread waited is lost,
+how long is not."""
+UNNAMED_NAME = "[ended, not named]"
+PSEUDO_PIDS = frozenset({OUTSIDE, UNNAMED.pid})
+"""They are no processes: /proc has nothing about them."""
 
 
 class ThreadTotals(NamedTuple):
@@ -60,7 +66,8 @@ class ThreadTotals(NamedTuple):
 
     @property
     def voluntary(self) -> int:
-        """Finished waits in which the thread blocked or slept."""
+        """Finished waits that the thread began by itself; as a new thread's first one, for a CPU, was not preempted,
+        that is among them."""
         return self.waits - self.involuntary
 
 
@@ -130,14 +137,15 @@ class Waiting(NamedTuple):
     runqueue_ns: int = 0
     """How much of the time so far the thread was runnable, as of the snapshot."""
     preempted: bool = False
-    """The thread was preempted: all of the wait is run-queue time."""
+    """The wait began still runnable: all of it is run queue. Not set for a new thread's first wait (is_ready)."""
     since_ns: int = 0
     """When the wait began, as far as is known: at time t its age is t - since_ns. Earlier than left_ns for a wait that
     began before offtop was attached."""
     bound: Bound = Bound.EXACT
     """Whether that age is exact."""
     state: int = 0
-    """Task state when it was switched out, as the kernel encodes it; bit 31: it was still runnable."""
+    """The thread's state at leaving, as the kernel has it; bit 31: it could have run on; with state.NEW: it has not had
+    a CPU yet."""
     call: int = -1
     """Number of the system call that the thread is in; -1: none, or unknown."""
     arguments: tuple[int, ...] = ()
@@ -151,6 +159,11 @@ class Waiting(NamedTuple):
     def place(self) -> SiteKey:
         """The site, with the user stack as far as it is known by now."""
         return self.site._replace(user=self.user)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all of it is run queue: the thread was preempted, or has not had its first CPU yet."""
+        return self.preempted or bool(self.state & NEW)
 
     @property
     def letter(self) -> str:

@@ -1,7 +1,9 @@
 """Task states as ps shows them: one letter for the kernel's bits (include/linux/sched.h)."""
 
 RUNNING = 1 << 31
-"""Bit of a thread that was switched out while it was runnable."""
+"""Of a thread that left while it could have run on."""
+NEW = 0x800
+"""TASK_NEW (include/linux/sched.h). With RUNNING: the thread is new, and waits for its first CPU."""
 _LETTERS = (
     # (bits that must be set, letter), most specific first
     (RUNNING, "R"),

@@ -91,7 +91,7 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns
     """Return those of `waits` that are at least `least_ns` old, without filtered ones."""
     every = list(waits)
     facts = integers(
-        [(one.since_ns or one.left_ns, one.preempted, one.user, *one.site) for one in every], 3 + SITES.width
+        [(one.since_ns or one.left_ns, one.is_ready, one.user, *one.site) for one in every], 3 + SITES.width
     )
     ages_ns = np.maximum(0, at_ns - facts[:, 0])
     old = np.flatnonzero((ages_ns >= least_ns) & (facts[:, 5] != stack.FILTERED))
@@ -116,10 +116,10 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns
     return Stuck(at_ns, [every[row] for row in old.tolist()], shares)
 
 
-def _current_category(kernel: int, preempted: bool, book: Book) -> str:
+def _current_category(kernel: int, is_ready: bool, book: Book) -> str:
     """Return the category that the time of a wait is counted in while it lasts."""
     category = SHORT if kernel == stack.SHORT else book.stack(kernel).category
-    return RUN_QUEUE if preempted and category != THROTTLE else category
+    return RUN_QUEUE if is_ready and category != THROTTLE else category
 
 
 class Lasting(NamedTuple):

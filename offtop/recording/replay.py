@@ -142,6 +142,9 @@ class RecordedSource:
                 self._changed.wait(None if wait_ns is None else wait_ns / NS_PER_S)
         return None
 
+    def drain(self) -> None:
+        """Nothing fills up."""
+
     def go_to(self, taken_ns: int, after: bool = False) -> int:
         """Jump to a moment and return when its tick was taken; the ticks before it come first, without waiting.
 

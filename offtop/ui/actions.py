@@ -20,7 +20,7 @@ from offtop.model.picture import Picture
 from offtop.model.pool import Pool, family, parts
 from offtop.model.printable import printable
 from offtop.model.rows import NO_CGROUP, NOWHERE, STORM_OF, Key, Row
-from offtop.model.snapshot import EXITED
+from offtop.model.snapshot import EXITED, UNNAMED
 from offtop.model.stackproblems import Problems
 from offtop.model.stackproblems import Told as StacksTold
 from offtop.model.state import MASKS, WORDS
@@ -406,7 +406,7 @@ class Actions(Catching, Comparing):
             or (None if view.focus == LIST and not view.lists_sleepers else view.thread)
             or (self._key_under_cursor() if view.focus == LIST else view.pid or view.pin)
         )
-        if isinstance(key, str | int | ThreadKey) and key not in (EXITED, EXITED.pid, NO_CGROUP):
+        if isinstance(key, str | int | ThreadKey) and key not in (EXITED, EXITED.pid, UNNAMED, UNNAMED.pid, NO_CGROUP):
             self._ask_kernel(views.pinned(self._view, key))
         elif isinstance(key, WakerKey) and key.pid:
             self._ask_kernel(views.pinned(self._view, ThreadKey(key.pid, key.tid) if key.tid else key.pid))

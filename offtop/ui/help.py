@@ -61,6 +61,8 @@ p99 x        with D: p99 as a multiple of the baseline's; new: not in the baseli
 (no unwind information: libfoo.so), stand for missing callers. V shows why, and the fix.
 [not read]   in stacks: the process or its file system did not answer in time. `lost` counts these stacks as `unread`; \
 About this session names what hangs.
+[ended, not named]  threads that exited when there was no room for their record: `lost` counts them, and their time \
+is in this row.
 wakers       2 lists who woke the waiting threads, with the blocked time that each ended. The waker need not be the \
 cause: the thread that released a lock woke only the next waiter.
 RUNQ         with 2: how long the woken threads then waited for a CPU; not part of WAITING.

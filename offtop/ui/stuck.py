@@ -218,7 +218,7 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
         Bound.AT_LEAST: f"seen since {since}, may be older",
     }[age.bound]
     state = one.letter
-    ready = f", woken {duration(one.runqueue_ns)} ago" if state == "R" and not one.preempted else ""
+    ready = f", woken {duration(one.runqueue_ns)} ago" if state == "R" and not one.is_ready else ""
     details = book.detail(one.site.pid)
     lines = [
         plain(fit(f" {age.text} {who}  {began}", pen.width, pen.glyphs), "title"),

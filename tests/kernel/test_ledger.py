@@ -1,5 +1,6 @@
 """The ledger against a made-up kernel, whose every wait is known: time stands where and when it passed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from offtop.kernel import layout
 from offtop.kernel.layout import ThreadRecord
 from offtop.kernel.ledger import Ledger
-from offtop.kernel.told import Ended, Walked
+from offtop.kernel.told import Ended, Started, Walked
 from offtop.model import histogram as log2
 from offtop.model.book import Book, SiteKey, ThreadKey
 from offtop.model.running import Running
@@ -19,6 +20,7 @@ from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Stack
 from offtop.model.table import SITES
 from offtop.model.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
 from offtop.model.window import Window, between, merge
+from tests.kernel.watch import check_sums
 
 MIN_NS = 1_000
 TICK_NS = 10_000
@@ -111,6 +113,7 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         short_waits=len(short),
         short_ns=sum(w.off_ns for w in short),
         short_runqueue_ns=sum(w.runqueue_ns for w in short),
+        filtered_waits=0,
         filtered_ns=0,
         filtered_runqueue_ns=0,
         lost_waits=0,
@@ -157,15 +160,19 @@ def snapshot(ledger: Ledger) -> Snapshot:
     return Snapshot(0, ledger.at_ns, *kept, ledger.book, moves=ledger.moves)
 
 
-def run(all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1, lag_ns: int = 0) -> list[Window]:
-    """Windows of TICK_NS until every wait has ended; the walk is seen at each `walk_every`-th tick only.
+def run(
+    all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1, lag_ns: int = 0, snapshot_every: int = 1
+) -> list[Window]:
+    """Windows until every wait has ended, of `snapshot_every` ticks of TICK_NS; the walk is seen at each
+    `walk_every`-th tick only, and only where a snapshot follows.
 
     The halves change `lag_ns` after the moment that a snapshot is of.
     """
     end_ns = max((w.back_ns for waits in all_waits.values() for w in waits), default=0)
     ledger = Ledger(0)
     taken = [snapshot(ledger)]
-    for number, at_ns in enumerate(range(TICK_NS, max(end_ns, 1) + TICK_NS, TICK_NS)):
+    for number, at_ns in enumerate(range(TICK_NS, max(end_ns, 1) + TICK_NS * snapshot_every, TICK_NS)):
+        has_snapshot = (number + 1) % snapshot_every == 0
         from_ns, to_ns = at_ns - TICK_NS + (lag_ns if number else 0), at_ns + lag_ns
         records = {key: record_of(waits, from_ns, to_ns) for key, waits in all_waits.items()}
         ledger.tick(
@@ -174,10 +181,12 @@ def run(all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1, lag_ns: int
             [(key, record) for key, record in records.items() if record],
             Ended.of(site for key, waits in all_waits.items() for site in site_records(key, waits, from_ns, to_ns)),
             [one for key, w in all_waits.items() for one in walked_of(key, w, at_ns)]
-            if number % walk_every == 0
+            if number % walk_every == 0 and has_snapshot
             else [],
+            has_snapshot=has_snapshot,
         )
-        taken.append(snapshot(ledger))
+        if has_snapshot:
+            taken.append(snapshot(ledger))
     return [between(a, b) for a, b in pairwise(taken)]
 
 
@@ -189,22 +198,24 @@ def keyed(threads: list[list[Step]]) -> dict[ThreadKey, list[Wait]]:
     return {ThreadKey(7, tid): waits_of(steps) for tid, steps in enumerate(threads, 100)}
 
 
-@given(threads_of_steps, st.integers(1, 3))
-def test_each_window_has_the_time_that_passed_in_it(threads: list[list[Step]], walk_every: int) -> None:
+@given(threads_of_steps, st.integers(1, 3), st.integers(1, 4))
+def test_each_window_has_the_time_that_passed_in_it(
+    threads: list[list[Step]], walk_every: int, snapshot_every: int
+) -> None:
     all_waits = keyed(threads)
-    for window in run(all_waits, walk_every):
+    for window in run(all_waits, walk_every, snapshot_every=snapshot_every):
         totals = dict(window.each_thread())
         for key, waits in all_waits.items():
-            off_ns = passed(waits, window.at_ns - TICK_NS, window.at_ns)
+            off_ns = passed(waits, window.at_ns - window.span_ns, window.at_ns)
             # a wait that began at 0 is told as one that began at 1: no wait has left at 0
             assert abs(totals.get(key, ThreadTotals()).offcpu_ns - off_ns) <= 1
 
 
-@given(threads_of_steps, st.integers(1, 3), st.integers(0, TICK_NS // 2))
+@given(threads_of_steps, st.integers(1, 3), st.integers(0, TICK_NS // 2), st.integers(1, 4))
 def test_sites_and_short_waits_make_up_each_thread_and_nothing_is_negative(
-    threads: list[list[Step]], walk_every: int, lag_ns: int
+    threads: list[list[Step]], walk_every: int, lag_ns: int, snapshot_every: int
 ) -> None:
-    for window in run(keyed(threads), walk_every, lag_ns):
+    for window in run(keyed(threads), walk_every, lag_ns, snapshot_every):
         of_sites: dict[ThreadKey, int] = {}
         for site, totals in window.each_site():
             assert 0 <= totals.runqueue_ns <= totals.total_ns
@@ -214,10 +225,12 @@ def test_sites_and_short_waits_make_up_each_thread_and_nothing_is_negative(
             assert 0 <= totals.preempted_ns <= totals.runqueue_ns <= totals.offcpu_ns
 
 
-@given(threads_of_steps, st.integers(0, TICK_NS // 2))
-def test_when_every_wait_has_ended_all_is_as_the_kernel_counted(threads: list[list[Step]], lag_ns: int) -> None:
+@given(threads_of_steps, st.integers(0, TICK_NS // 2), st.integers(1, 4))
+def test_when_every_wait_has_ended_all_is_as_the_kernel_counted(
+    threads: list[list[Step]], lag_ns: int, snapshot_every: int
+) -> None:
     all_waits = keyed(threads)
-    windows = run(all_waits, lag_ns=lag_ns)
+    windows = run(all_waits, lag_ns=lag_ns, snapshot_every=snapshot_every)
     for key, waits in all_waits.items():
         mine = [totals for window in windows for one, totals in window.each_thread() if one == key]
         assert sum(t.waits for t in mine) == len(waits)
@@ -229,12 +242,12 @@ def test_when_every_wait_has_ended_all_is_as_the_kernel_counted(threads: list[li
         assert max((t.max_ns for t in mine), default=0) == max((w.off_ns for w in waits), default=0)
 
 
-@given(threads_of_steps, st.integers(1, 3))
+@given(threads_of_steps, st.integers(1, 3), st.integers(1, 4))
 def test_over_all_windows_each_wait_is_where_it_ended_whatever_was_shown_of_it_before(
-    threads: list[list[Step]], walk_every: int
+    threads: list[list[Step]], walk_every: int, snapshot_every: int
 ) -> None:
     all_waits = keyed(threads)
-    found = dict(merge(run(all_waits, walk_every)).sites)
+    found = dict(merge(run(all_waits, walk_every, snapshot_every=snapshot_every)).sites)
     for key, waits in all_waits.items():
         ended: dict[SiteKey, list[Wait]] = {}
         for w in waits:
@@ -275,6 +288,101 @@ def test_ready_time_in_progress_is_run_queue_before_the_wait_ends() -> None:
     wait = Wait(left_ns=1_000, back_ns=29_000, ready_ns=14_000, preempted=False, kernel=3, user=13)
     windows = run({ThreadKey(7, 100): [wait]})
     assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [0, 6_000, 9_000]
+
+
+def test_ready_time_in_progress_is_run_queue_though_ticks_without_a_snapshot_lie_in_between() -> None:
+    wait = Wait(left_ns=1_000, back_ns=79_000, ready_ns=44_000, preempted=False, kernel=3, user=13)
+    windows = run({ThreadKey(7, 100): [wait]}, snapshot_every=4)
+    assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [0, 35_000]
+
+
+def test_a_thread_that_ends_between_two_snapshots_is_in_the_next_one_by_its_name_and_then_is_not() -> None:
+    key, ledger = ThreadKey(7, 100), Ledger(0)
+    wait = Wait(left_ns=1_000, back_ns=6_000, ready_ns=6_000, preempted=False, kernel=3, user=13)
+    first = snapshot(ledger)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    sites = Ended.of(site_records(key, [wait], 0, TICK_NS))
+    ledger.tick(10_000, MIN_NS, [(key, record)], sites, [], gone={key: 7_000}, has_snapshot=False)
+    for at_ns in (20_000, 30_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], has_snapshot=at_ns == 30_000)
+    window = between(first, snapshot(ledger))
+    totals = dict(window.each_thread())[key]
+    assert (totals.waits, totals.offcpu_ns, totals.max_ns) == (1, 5_000, 5_000)
+    ledger.tick(40_000, MIN_NS, [], NOTHING, [])
+    assert set(ledger.threads) == {EXITED}
+
+
+NEW = layout.RUNNING | layout.TASK_NEW
+
+
+def new_thread(left_ns: int, off_ns: int, waits: list[Wait], to_ns: int) -> ThreadRecord:
+    """A record whose first wait was that for its first CPU."""
+    first = Wait(left_ns, left_ns + off_ns, left_ns, preempted=True, kernel=NO_STACK, user=NO_STACK)
+    record = record_of([first, *waits], 0, to_ns)
+    assert record
+    kind = record.first_kind | layout.KIND_NEW
+    involuntary, preempted_ns = record.involuntary - 1, record.preempted_ns - off_ns
+    return record._replace(first_kind=kind, involuntary=involuntary, preempted_ns=preempted_ns, born_ns=500)
+
+
+@pytest.mark.parametrize("scanned", [True, False], ids=["scanned while it waited", "scanned once it ran"])
+@pytest.mark.parametrize("later", [0, 1, 3], ids=["switched out at once", "a tick later", "3 ticks later"])
+def test_the_first_wait_of_a_new_thread_is_run_queue_in_the_ticks_in_which_it_passed(scanned: bool, later: int) -> None:
+    key, ledger = ThreadKey(7, 100), Ledger(0)
+    preempted = Wait(26_000 + later * TICK_NS, 28_000 + later * TICK_NS, 26_000 + later * TICK_NS, True, 3, 13)
+    taken = [snapshot(ledger)]
+
+    def tick(
+        threads: list[tuple[ThreadKey, ThreadRecord]],
+        sites: Ended = NOTHING,
+        walked: Sequence[Walked] = (),
+        started: Sequence[Started] = (),
+    ) -> Window:
+        ledger.tick(taken[-1].at_ns + TICK_NS, MIN_NS, threads, sites, walked, started=started)
+        taken.append(snapshot(ledger))
+        return between(taken[-2], taken[-1])
+
+    waits_now = Walked(key, 2_000, True, 0, 9, NEW, born_ns=500)
+    windows = [tick([], walked=[waits_now] if scanned else [])]
+    if scanned:
+        assert ledger.waiting[key].is_ready
+        assert not ledger.waiting[key].preempted
+    started = Started(key, 2_000, 21_000, 500)  # until 23,000
+    windows.append(tick([]))
+    for _ in range(later):
+        windows.append(tick([], started=[started]))
+        assert key not in ledger.waiting
+    record = new_thread(2_000, 21_000, [preempted], taken[-1].at_ns + TICK_NS)
+    ended = [
+        *site_records(key, [preempted], 0, taken[-1].at_ns + TICK_NS),
+        (SiteKey(*key, NO_STACK, NO_STACK), SiteTotals(1, 21_000, 21_000, 21_000, log2.of(21_000))),
+    ]
+    sites = Ended.of(ended)._replace(born_ns=[500] * len(ended))
+    windows.append(tick([(key, record)], sites, started=[started]))
+    for window in windows:
+        check_sums(window)
+    totals = [dict(window.each_thread()).get(key, ThreadTotals()) for window in windows]
+    assert [one.runqueue_ns - one.preempted_ns for one in totals] == [
+        *((8_000, 10_000, 3_000) if scanned else (0, 0, 21_000)),
+        *[0] * later,
+    ]
+    assert all(one.offcpu_ns == one.runqueue_ns for one in totals)
+    assert [one.waits for one in totals] == [*[0] * (len(totals) - 1), 2]
+    assert (totals[-1].involuntary, totals[-1].preempted_ns) == (1, 2_000)
+
+
+def test_a_new_thread_that_takes_the_id_of_one_that_waited_leaves_its_time_alone() -> None:
+    key, ledger = ThreadKey(7, 100), Ledger(0)
+    old = record_of([Wait(1_000, 99_000, 99_000, False, 3, 13)], 0, TICK_NS)
+    assert old
+    ledger.tick(10_000, MIN_NS, [(key, old._replace(born_ns=400))], NOTHING, [])
+    before = snapshot(ledger)
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [Walked(key, 15_000, True, 0, 9, NEW, born_ns=14_000)])
+    window = between(before, snapshot(ledger))
+    check_sums(window)
+    assert dict(window.each_thread())[key].offcpu_ns == 5_000
+    assert ledger.waiting[key].left_ns == 15_000
 
 
 def test_nothing_comes_of_nothing() -> None:
@@ -384,7 +492,8 @@ def test_what_ended_where_waits_for_a_thread_that_waits_for_a_cpu_to_end(lost_be
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
-    ledger.tick(5_000, MIN_NS, [], NOTHING, [], threads_lost=lost_before)
+    for at_ns in (4_000, 5_000):  # what is lost while a tick is read may be of the next one
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=lost_before)
     ended = Ended.of(site_records(key, [wait], 0, TICK_NS))
     ledger.tick(10_000, MIN_NS, [], ended, [], threads_lost=lost_before)
     for at_ns in range(20_000, 90_000, 10_000):

@@ -18,9 +18,12 @@ from offtop.kernel.live import LiveSource
 from offtop.kernel.program import Sizes
 from offtop.kernel.told import Ended
 from offtop.model.book import ThreadKey
-from offtop.model.snapshot import EXITED, Filters, SiteTotals
+from offtop.model.categories import is_periodic
+from offtop.model.history import History
+from offtop.model.snapshot import EXITED, UNNAMED, Filters, SiteTotals
 from offtop.model.stack import STACK_LOST
 from offtop.model.window import Window
+from offtop.pace import Pace
 from tests.conftest import lacks
 from tests.kernel import programs, waits, watch
 from tests.kernel.test_counts import count_23_sleeps
@@ -72,6 +75,55 @@ int main(int argc, char **argv)
 }
 """
 """At each go so many threads begin, sleep so often and so long, each at one of so many depths, and end."""
+
+EXITS = r"""
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+static atomic_long waited_ns, over;
+static long now_ns(clockid_t clock)
+{
+	struct timespec t;
+	clock_gettime(clock, &t);
+	return t.tv_sec * 1000000000 + t.tv_nsec;
+}
+static void *brief(void *made_ns)
+{
+	struct timespec shorter = {0, 300000}, longer = {0, 1500000};
+	for (int i = 0; i < 20; i++)
+		nanosleep(i % 4 ? &shorter : &longer, 0);
+	waited_ns += now_ns(CLOCK_MONOTONIC) - *(long *)made_ns - now_ns(CLOCK_THREAD_CPUTIME_ID);
+	free(made_ns);
+	over++;
+	return 0;
+}
+int main(int argc, char **argv)
+{
+	long a_second = atol(argv[1]), seconds = atol(argv[2]), made = 0;
+	pthread_t thread;
+	pthread_attr_t small;
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, 65536);
+	pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
+	next();
+	for (long began_ns = now_ns(CLOCK_MONOTONIC); made < a_second * seconds; usleep(1000))
+		for (long due = (now_ns(CLOCK_MONOTONIC) - began_ns) / 1000 * a_second / 1000000; made < due; made++) {
+			long *made_ns = malloc(sizeof(*made_ns));
+			*made_ns = now_ns(CLOCK_MONOTONIC);
+			pthread_create(&thread, &small, brief, made_ns);
+		}
+	while (over < made)
+		usleep(1000);
+	usleep(20000);
+	tell("waited", (void *)waited_ns);
+	tell("made", (void *)made);
+	next();
+	return 0;
+}
+"""
+"""At its go it makes so many threads a second, for so many seconds, of which each waits 20 times, mostly below the
+minimum, and ends. Then it tells how many it made, and how long they waited in all."""
 
 
 @pytest.fixture(scope="module")
@@ -353,3 +405,52 @@ def test_what_others_did_before_the_filters_were_set_is_in_no_window(
         with watching_only(child) as live:
             windows = [live.tick(0.1) for _ in range(3)]
         assert {key.pid for window in windows for key, _ in window.each_thread()} == {child.pid}
+
+
+@pytest.fixture(scope="module")
+def exits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.build(tmp_path_factory.mktemp("exits") / "exits", EXITS, *_C)
+
+
+def test_the_time_of_threads_that_ended_without_room_for_their_records_is_in_one_row(
+    monkeypatch: pytest.MonkeyPatch, exits: Path
+) -> None:
+    give_room(monkeypatch, threads=TINY)
+    with programs.running([exits, "300", "3"]) as child, watching_only(child) as tiny:
+        tiny.tick()
+        child.go_on_alone()
+        windows = [tiny.tick(0.2) for _ in range(15)]
+        child.listen()
+        windows += [tiny.tick(0.1) for _ in range(6)]  # until what is held back is counted
+        made = child.at["made"]
+        threads_lost = lost(windows)["threads"]
+        assert lost(windows).keys() == {"threads"}
+        assert made // 3 < threads_lost <= made
+        every = Counter[ThreadKey]()
+        for window in windows:
+            for key, totals in window.each_thread():
+                every[key] += totals.offcpu_ns
+        del every[ThreadKey(child.pid, child.pid)]
+        print(every[UNNAMED], sum(every.values()), child.at, threads_lost)
+        assert every[UNNAMED] > 0
+        assert sum(every.values()) == pytest.approx(child.at["waited"], rel=0.05)
+        book = windows[-1].book
+        assert book.comm(UNNAMED) == book.process(UNNAMED.pid) == "[ended, not named]"
+
+
+def test_exits_between_two_readings_that_are_far_apart_have_room(monkeypatch: pytest.MonkeyPatch, exits: Path) -> None:
+    give_room(monkeypatch, threads=2048)
+    with programs.running([exits, "1000", "5"]) as child, watching_only(child) as live:
+        child.go_on_alone()
+        pace = Pace(live.source, History((), is_periodic), 6 * S)
+        windows: list[Window] = []
+        for kept in pace.ticks():
+            watch.check_sums(kept.window)
+            windows.append(kept.window)
+            if kept.window.span_ns > 5 * S:
+                pace.stop()
+        child.listen()
+        assert lost(windows) == {}
+        mine = {key: totals for key, totals in windows[-1].each_thread() if key.pid == child.pid}
+        assert len(mine) > 4000, "each by its name"
+        assert max(totals.max_ns for totals in mine.values()) > 0
