@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
-from offtop import aside
 from offtop.catching import Catch
+from offtop.errors import warn
 from offtop.export import folded
 from offtop.export.folded import AS_BCC, Style
 from offtop.model import calls, stuck, where
@@ -220,7 +220,7 @@ def run(
     finally:
         out.writelines(f"{line}\n" for line in folded.lines(sums))
     if ungathered:
-        aside.say(f"offtop: {_UNGATHERED.format(count=ungathered)}")
+        warn(f"offtop: {_UNGATHERED.format(count=ungathered)}")
     return printed != iterations
 
 

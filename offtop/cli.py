@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from offtop import aside, faults, options, paths, watch
-from offtop.errors import OfftopError
+from offtop import faults, options, paths, watch
+from offtop.errors import OfftopError, warn
 from offtop.model.printable import printable
 
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             status = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except OfftopError as error:
-        aside.say(f"offtop: {error}")
+        warn(f"offtop: {error}")
         status = error.status
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = 0  # as `offtop -b | head` means it
         _drop_output()
     except OSError as error:
-        aside.say(f"offtop: {_refused(error)}")
+        warn(f"offtop: {_refused(error)}")
         status = OfftopError.status
         _drop_output()
     except Exception as error:

@@ -1,4 +1,7 @@
-"""Everything offtop can fail with, as a tree; each error says what is wrong and then what to do."""
+"""Errors that offtop reports; each says what is wrong and how to fix it. And how lines get to stderr."""
+
+import os
+import sys
 
 
 class OfftopError(Exception):
@@ -29,3 +32,14 @@ class KernelError(OfftopError):
     """This kernel, or this bcc, cannot do what is needed."""
 
     status = 4
+
+
+def warn(line: str) -> None:
+    """Print a line to stderr, if that is open and its terminal still exists; otherwise do nothing."""
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]  # `offtop 2>&-`
+        return
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        # Otherwise Python writes the line again when it exits, fails, and changes the exit status.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from offtop import __version__, aside
+from offtop import __version__
+from offtop.errors import warn
 from offtop.model.printable import printable
 
 VERBOSE = "OFFTOP_TRACEBACK"
@@ -39,8 +40,8 @@ def tell(error: BaseException, thread: str = "") -> None:
     """On stderr."""
     if os.environ.get(VERBOSE):
         for line in "".join(traceback.format_exception(error)).splitlines():
-            aside.say(printable(line))
-    aside.say(f"offtop: {told(error, thread)}")
+            warn(printable(line))
+    warn(f"offtop: {told(error, thread)}")
 
 
 @contextmanager

@@ -6,8 +6,8 @@ import os
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
-from offtop import aside, options
-from offtop.errors import KernelError, OfftopError, PrivilegeError, UsageError
+from offtop import options
+from offtop.errors import KernelError, OfftopError, PrivilegeError, UsageError, warn
 from offtop.model import categories
 from offtop.model.snapshot import Filters
 from offtop.source import Source
@@ -85,9 +85,9 @@ def live(
     is_sampled = source is None
     source = source or _sampled(rules, filters, asked, loaded, keep_ns, refused)
     for notice in source.notices:
-        aside.say(f"offtop: {notice}")
+        warn(f"offtop: {notice}")
     if is_sampled and (idle := options.for_tracing(asked)):
-        aside.say(f"offtop: without BPF this does nothing: {', '.join(idle)}")
+        warn(f"offtop: without BPF this does nothing: {', '.join(idle)}")
     try:
         yield source
     finally:

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from offtop import aside, batch
-from offtop.errors import OfftopError, UsageError
+from offtop import batch
+from offtop.errors import OfftopError, UsageError, warn
 from offtop.export import flamegraph, folded, perfetto, pprof, speedscope, table
 from offtop.export.folded import AS_BCC, Style
 from offtop.export.profile import Profile, profile_of
@@ -119,7 +119,7 @@ def write_lines(
         except KeyboardInterrupt:
             if source.recorded:
                 raise
-            aside.say(INTERRUPTED)
+            warn(INTERRUPTED)
 
 
 def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, whose: Person) -> None:
@@ -127,7 +127,7 @@ def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, whose:
     some = [one for one in source.outliers() if begin_ns <= one.taken_ns <= (end_ns or one.taken_ns)]
     waits = [*perfetto.waits_of(some, source.names)]
     if not waits:
-        aside.say("offtop: no wait was caught, so nothing is in it")
+        warn("offtop: no wait was caught, so nothing is in it")
     at_ns, taken_ns = (some[-1].at_ns, some[-1].taken_ns) if some else (0, 0)
     content = perfetto.packed(waits, at_ns, taken_ns)
     if path:
@@ -149,11 +149,11 @@ def write(
     else:
         sys.stdout.buffer.write(content)
     if not one.samples:
-        aside.say("offtop: nothing passes, so nothing is in it")
+        warn("offtop: nothing passes, so nothing is in it")
     for doubt in one.doubts:
-        aside.say(f"offtop: {doubt}")
+        warn(f"offtop: {doubt}")
     for doubt in baseline.doubts if baseline else []:
-        aside.say(f"offtop: the baseline: {doubt}")
+        warn(f"offtop: the baseline: {doubt}")
 
 
 def _refuse_missing_directories(file: Path) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from offtop import aside, batch, choices, keeping, sources
-from offtop.errors import CaughtError, OfftopError, UsageError
+from offtop import batch, choices, keeping, sources
+from offtop.errors import CaughtError, OfftopError, UsageError, warn
 from offtop.export.folded import Style
 from offtop.model import categories
 from offtop.model.filter import Filter
@@ -91,13 +91,13 @@ def live(asked: argparse.Namespace) -> int:
                 source, rules, files, loaded, choices.of_user(user, chosen), asked, recorder, baseline, catch
             )
             if catch.alarm.failure:
-                aside.say(f"offtop: {catch.alarm.failure}")
+                warn(f"offtop: {catch.alarm.failure}")
             if asked.fail_on_trigger and catch.alarm.count:
                 raise CaughtError(f"{catch.alarm.count:,} caught (--fail-on-trigger). See: offtop -b, or --json")
             return status
         finally:
             if recorder:
-                aside.say(f"offtop: {recorder.close()}")
+                warn(f"offtop: {recorder.close()}")
 
 
 def recorded(asked: argparse.Namespace, path: Path) -> int:
@@ -190,7 +190,7 @@ def record(asked: argparse.Namespace) -> int:
         pace = Pace(source, history, loaded.settings.delay_ns, judge=catch.judge)
         pace.recorder, pace.alarm = recorder, catch.alarm
         try:
-            aside.say(f"offtop: recording to {printable(str(recorder.path))}; ctrl-C ends it")
+            warn(f"offtop: recording to {printable(str(recorder.path))}; ctrl-C ends it")
             first_ns = 0
             for number, kept in enumerate(pace.ticks(), 1):
                 first_ns = first_ns or kept.at_ns - kept.span_ns
@@ -198,11 +198,11 @@ def record(asked: argparse.Namespace) -> int:
                 if over or number == asked.iterations or recorder.failure:
                     break
         except KeyboardInterrupt:
-            aside.say("")  # behind the ^C
+            warn("")  # behind the ^C
         finally:
             said = recorder.close()
             if not recorder.failure:
-                aside.say(f"offtop: {said}")
+                warn(f"offtop: {said}")
         if recorder.failure:
             raise OfftopError(f"{recorder.failure}. What was written until then can be replayed")
     return 0
@@ -396,7 +396,7 @@ def _batch(
             catch=catch,
         )
     if ended and source.recorded is None:
-        aside.say("offtop: what was watched has ended")
+        warn("offtop: what was watched has ended")
     return 0
 
 
@@ -481,7 +481,7 @@ def _no_screen(asked: argparse.Namespace) -> str | None:
 def _say_that_it_is_text(why: str | None) -> None:
     """Where nobody asked for it, and once nothing is in its way."""
     if why:
-        aside.say(f"offtop: {why}, so this is batch mode (-b)")
+        warn(f"offtop: {why}, so this is batch mode (-b)")
 
 
 @contextlib.contextmanager

@@ -3,9 +3,8 @@
 import itertools
 from collections.abc import Iterable
 
-from offtop import aside
 from offtop.batch import look_up
-from offtop.errors import OfftopError
+from offtop.errors import OfftopError, warn
 from offtop.model.baseline import PARTS, Baseline, baseline_of
 from offtop.model.book import Book
 from offtop.model.categories import Categories, is_periodic
@@ -64,7 +63,7 @@ def whole_of(
     except KeyboardInterrupt:
         if last is None or source.recorded:
             raise
-        aside.say(INTERRUPTED)
+        warn(INTERRUPTED)
     if last is None:
         raise OfftopError("There was no whole tick: what passes between two readings. Take a longer time")
     if chosen.needs_wakers and not gathers(last.facts.mode, WAKEUP):

@@ -23,9 +23,9 @@ from textual.command import CommandPalette
 from textual.message import Message
 from textual.screen import Screen
 
-from offtop import aside, faults, pace
+from offtop import faults, pace
 from offtop.catching import Catch
-from offtop.errors import OfftopError
+from offtop.errors import OfftopError, warn
 from offtop.model import endings, panes
 from offtop.model import view as views
 from offtop.model.categories import Categories, is_periodic
@@ -775,7 +775,7 @@ def run(
         app.leave_terminal()
         said = app.close_recordings()
         if said:
-            aside.say(f"offtop: {said}")
+            warn(f"offtop: {said}")
     if app.failure is not None:
         raise app.failure
     return app.return_code or 0 if status is None else status
