@@ -101,3 +101,13 @@ def libc() -> ct.CDLL:
     lib.process_vm_readv.argtypes = [ct.c_int, ct.c_void_p, ct.c_ulong, ct.c_void_p, ct.c_ulong, ct.c_ulong]
     lib.process_vm_readv.restype = ct.c_ssize_t
     return lib
+
+
+@cache
+def code_addresses() -> int:
+    """Mask of the bits that user addresses use on this machine; arm64 signs return addresses in those above.
+
+    Libraries, libc among them, lie near the top of the user address space.
+    """
+    libc_function = ct.cast(libc().process_vm_readv, ct.c_void_p).value or 0
+    return (1 << libc_function.bit_length()) - 1

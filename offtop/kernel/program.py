@@ -26,7 +26,7 @@ from offtop.kernel import layout, libbpf, namespace, ready, syscalls
 from offtop.kernel.distribution import install
 from offtop.kernel.features import Features, choose_door
 from offtop.kernel.libbpf import Map
-from offtop.kernel.userwalk import code_addresses
+from offtop.kernel.memory import code_addresses
 from offtop.model.printable import printable
 
 _COMPILE_SECONDS = 600.0

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from offtop.kernel import layout, rules
+from offtop.kernel.memory import code_addresses
 from offtop.kernel.rules import CFA, NO_RULE, UNDEFINED, WORD_BYTES, Machine, Rule, Value
-from offtop.kernel.userwalk import code_addresses
 from offtop.model.stack import ANONYMOUS, JIT, SIGNAL, Frame
 
 Read = Callable[[int, int], bytes]

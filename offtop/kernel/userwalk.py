@@ -6,13 +6,11 @@ blocked its stack stands still, so its frame pointers are followed from here, an
 when it has ended. Whether the thread has run meanwhile is for the caller to find out.
 """
 
-import ctypes as ct
 import platform
 import struct
-from functools import cache
 
 from offtop.kernel.layout import FRAMES
-from offtop.kernel.memory import Memory, libc
+from offtop.kernel.memory import Memory, code_addresses
 
 _MACHINE = platform.machine()
 _FRAME = struct.Struct("=QQ")
@@ -39,13 +37,3 @@ def walk(memory: Memory, ip: int, bp: int, machine: str = _MACHINE) -> tuple[int
             break
         bp = above
     return tuple(frames)
-
-
-@cache
-def code_addresses() -> int:
-    """The bits of a user address on this machine: in those above, ARM signs return addresses.
-
-    Libraries lie near the top of what user addresses there are, and libc is one.
-    """
-    place = ct.cast(libc().process_vm_readv, ct.c_void_p).value or 0
-    return (1 << place.bit_length()) - 1
