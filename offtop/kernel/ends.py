@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.kernel import layout
+from offtop.kernel.procfs import status_of
 from offtop.kernel.sockdiag import sockets_of
-from offtop.kernel.status import status_of
 from offtop.model.book import Book
 from offtop.model.ends import (
     EPOLL,

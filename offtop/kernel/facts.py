@@ -14,7 +14,7 @@ from offtop import units
 from offtop.kernel.cgroups import Quota, content_of, mounted, quota_of
 from offtop.kernel.guardedreads import Channel
 from offtop.kernel.processes import Reading, reading
-from offtop.kernel.status import status_of
+from offtop.kernel.procfs import status_of
 from offtop.model.container import container, label
 from offtop.model.snapshot import OUTSIDE, UNNAMED
 

@@ -18,8 +18,8 @@ from offtop.kernel import (
     libbpf,
     namespace,
     privileges,
+    procfs,
     syscalls,
-    times,
     whichcgroup,
     within,
 )
@@ -398,7 +398,7 @@ class LiveSource(Happening):
         in_progress = self._drain.walk(layout.WALK_WAITS | (layout.WALK_PRIME if is_prime else 0)) if is_walked else b""
         took_ns = time.thread_time_ns() - walks_at_ns
         drained, at_ns, taken_ns = self._drain.flip()
-        machine = times.machine()
+        machine = procfs.machine()
         read_at_ns = time.thread_time_ns()
         walked = list(self._drain.waits(in_progress, ran, started))
         took_ns += time.thread_time_ns() - read_at_ns

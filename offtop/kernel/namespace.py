@@ -18,7 +18,7 @@ from typing import NamedTuple
 from offtop.errors import KernelError, PrivilegeError, UsageError
 from offtop.kernel.cgroups import cgroup_of, content_of, mounted
 from offtop.kernel.libbpf import KernelTypes
-from offtop.kernel.status import status_of
+from offtop.kernel.procfs import status_of
 from offtop.model.container import container, label
 from offtop.model.printable import printable
 from offtop.model.snapshot import OUTSIDE

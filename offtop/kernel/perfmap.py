@@ -18,7 +18,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from offtop.kernel.guardedreads import Channel, GuardedReads
-from offtop.kernel.status import status_of
+from offtop.kernel.procfs import status_of
 from offtop.model.printable import printable
 
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.+)$", re.MULTILINE)

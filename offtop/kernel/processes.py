@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from offtop.kernel.cgroups import cgroup_of, content_of, mounted
 from offtop.kernel.guardedreads import Channel, GuardedReads
-from offtop.kernel.status import fields_of
+from offtop.kernel.procfs import fields_of
 from offtop.model.book import Book, Details
 from offtop.model.stack import UNREAD
 

@@ -1,4 +1,4 @@
-"""What /proc says of threads: which there are, how long each has run and was ready to run, and where it waits.
+"""Read /proc: which threads there are, how long each ran and was ready to run, and where it waits; process status.
 
 A thread's schedstat is kept open and read again: that takes a tenth of all else, and as long as it says the same, the
 thread has not run, and is where it was.
@@ -9,15 +9,17 @@ import platform
 import re
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from offtop.errors import KernelError
 from offtop.kernel import syscalls
-from offtop.kernel.status import fields_of
 from offtop.model.book import CALL_32_BIT, ThreadKey
+from offtop.model.snapshot import Machine
 from offtop.model.stack import KERNEL, Frame
 from offtop.model.state import MASKS
 from offtop.units import NS_PER_S
@@ -340,3 +342,28 @@ def _call(syscall: bytes, frames: tuple[Frame, ...]) -> tuple[int, tuple[int, ..
     if 0 < max(sp, pc) < 1 << 32 or any(_OF_32_BIT.search(frame.name) for frame in frames):
         return number | CALL_32_BIT, ()
     return number, tuple(arguments)
+
+
+def status_of(pid: int | str) -> Mapping[str, str]:
+    """The fields of /proc/PID/status by name, values raw. Raises OSError if there is no such process."""
+    return fields_of(Path(f"/proc/{pid}/status").read_bytes())
+
+
+def fields_of(content: bytes) -> Mapping[str, str]:
+    """Fields of such a file by name.
+
+    Lines end at newlines only. A process chooses its Name: the kernel escapes newlines in it, but not the other
+    characters at which str.splitlines() splits, so it could pass off a part of its name as another field.
+    """
+    lines = [line.partition(":\t") for line in os.fsdecode(content).split("\n")]
+    return {name: value for name, _, value in lines}
+
+
+def machine() -> Machine:
+    """CPU time that belongs to no thread, from /proc/stat, in steps of 10 ms (USER_HZ).
+
+    Guest time is not in it: the threads that run the guests have that.
+    """
+    now = psutil.cpu_times()
+    steal_s, irq_s = getattr(now, "steal", 0.0), getattr(now, "irq", 0.0) + getattr(now, "softirq", 0.0)
+    return Machine(psutil.cpu_count() or 1, round(steal_s * NS_PER_S), round(irq_s * NS_PER_S))

@@ -14,15 +14,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError, UsageError
-from offtop.kernel import procfs, times
+from offtop.kernel import procfs
 from offtop.kernel.cgroups import content_of, lines_of, mounted
 from offtop.kernel.cost import context_switches
 from offtop.kernel.guardedreads import GuardedReads
 from offtop.kernel.privileges import CAPABILITIES, is_confined
 from offtop.kernel.procaccount import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
 from offtop.kernel.processes import DetailsWorker
-from offtop.kernel.procfs import READY, Seen, Tasks, Told
-from offtop.kernel.status import status_of
+from offtop.kernel.procfs import READY, Seen, Tasks, Told, status_of
 from offtop.model.book import Book, ThreadKey
 from offtop.model.categories import Categories
 from offtop.model.outlier import Marks
@@ -209,7 +208,7 @@ class ProcSource(Happening):
             book=self._book,
             lost={"threads": self._lost} if self._lost else {},
             cost=self._cost(at_ns),
-            machine=Machine() if self.own_only else times.machine(),
+            machine=Machine() if self.own_only else procfs.machine(),
             caught=caught,
             door=DOOR,
             filters=in_effect,

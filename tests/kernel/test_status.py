@@ -13,7 +13,7 @@ import pytest
 from offtop.kernel.facts import facts
 from offtop.kernel.perfmap import PerfMap
 from offtop.kernel.processes import reading
-from offtop.kernel.status import fields_of, status_of
+from offtop.kernel.procfs import fields_of, status_of
 from tests.kernel.reads import READS
 
 _CALL_ONESELF = """
