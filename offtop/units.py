@@ -1,5 +1,7 @@
 """Nanoseconds and counts, as words of at most three significant digits; the only division by a power of ten."""
 
+from datetime import datetime, time, timedelta
+
 NS_PER_S = 1_000_000_000
 _LONGEST_NS = 100 * 365 * 86400 * NS_PER_S
 """A hundred years: what the kernel side keeps in 64 bits, and more than anybody waits."""
@@ -119,3 +121,30 @@ def parse_size(text: str) -> int:
     if not 1 << 20 <= value < 1 << 60:
         raise ValueError(text)
     return round(value)
+
+
+def parse_moment(text: str, shown_ns: int, newest_ns: int) -> int:
+    """Parse a time as people type it: `02:10`, `02:10:55`, `2026-11-21T02:10`, or `-5m` and `+30s` from `shown_ns`.
+
+    Returns ns of CLOCK_REALTIME. A time of day is the latest one up to `newest_ns`, in the local time zone.
+    Raises ValueError.
+    """
+    text = text.strip()
+    if text[:1] in ("+", "-"):
+        apart_ns = parse_duration(text[1:], NS_PER_S)
+        return shown_ns + apart_ns if text[0] == "+" else shown_ns - apart_ns
+    try:
+        of_day = time.fromisoformat(text)
+    except ValueError:
+        when = datetime.fromisoformat(text)
+    else:
+        if of_day.tzinfo:
+            raise ValueError(text)
+        newest = datetime.fromtimestamp(newest_ns // NS_PER_S)
+        when = datetime.combine(newest.date(), of_day)
+        if when > newest:
+            when -= timedelta(days=1)
+    try:
+        return round(when.timestamp()) * NS_PER_S
+    except (OverflowError, OSError):
+        raise ValueError(text) from None

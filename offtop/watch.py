@@ -220,11 +220,11 @@ def report(asked: argparse.Namespace) -> int:
 
 
 def _begin(text: str, recorded: Recorded, option: str = "--begin") -> int:
-    from offtop.moment import moment
+    from offtop.units import parse_moment
 
     began_ns, ended_ns = recorded.began_ns, recorded.ended_ns
     try:
-        at_ns = moment(text, began_ns if text.strip().startswith("+") else ended_ns, ended_ns)
+        at_ns = parse_moment(text, began_ns if text.strip().startswith("+") else ended_ns, ended_ns)
         if not began_ns - NS_PER_S < at_ns <= ended_ns + NS_PER_S:
             ends = [datetime.fromtimestamp(ns // NS_PER_S).strftime("%Y-%m-%dT%H:%M:%S") for ns in (began_ns, ended_ns)]
             raise UsageError(f"{option}: the recording is from {ends[0]} to {ends[1]}. Name a moment in it")

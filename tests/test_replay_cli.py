@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from offtop import paths
-from offtop.moment import moment
 from offtop.person import person
 from offtop.recording.writer import Recorder
-from offtop.units import NS_PER_S, parse_size
+from offtop.units import NS_PER_S, parse_moment, parse_size
 from tests.command import run, run_on_terminal
 from tests.ui.scripted import SHOP, START_NS, ScriptedSource
 
@@ -135,13 +134,13 @@ def test_on_a_terminal_it_is_the_screen_and_says_recorded(file: str) -> None:
 def test_a_moment_is_the_last_such_time_of_day() -> None:
     newest = datetime(2026, 11, 21, 2, 10, 55, tzinfo=UTC).astimezone().replace(tzinfo=None)
     newest_ns = round(newest.timestamp()) * NS_PER_S
-    assert moment(newest.strftime("%H:%M:%S"), 0, newest_ns) == newest_ns
+    assert parse_moment(newest.strftime("%H:%M:%S"), 0, newest_ns) == newest_ns
     later = (newest.hour + 1) % 24
-    assert newest_ns - moment(f"{later:02}:00", 0, newest_ns) > 22 * 3600 * NS_PER_S or later == 0
-    assert moment("+2m", 5 * NS_PER_S, newest_ns) == 125 * NS_PER_S
+    assert newest_ns - parse_moment(f"{later:02}:00", 0, newest_ns) > 22 * 3600 * NS_PER_S or later == 0
+    assert parse_moment("+2m", 5 * NS_PER_S, newest_ns) == 125 * NS_PER_S
     for wrong in ("", "x", "25:00", "+", "-x", "2026-13-01"):
         with pytest.raises(ValueError):  # whatever it says
-            moment(wrong, 0, newest_ns)
+            parse_moment(wrong, 0, newest_ns)
 
 
 def test_a_size_is_a_number_with_a_word() -> None:

@@ -13,9 +13,8 @@ from offtop.model import view as views
 from offtop.model.history import History, Kept
 from offtop.model.picture import Picture
 from offtop.model.view import View
-from offtop.moment import moment
 from offtop.source import Source
-from offtop.units import NS_PER_S, span
+from offtop.units import NS_PER_S, parse_moment, span
 
 
 class Rewind(App[int]):
@@ -93,7 +92,7 @@ class Rewind(App[int]):
             return None
         last_ns = self._source.recorded.ended_ns if self._source.recorded else newest.taken_ns
         try:
-            self._go_to(moment(text, picture.newest.taken_ns, last_ns))
+            self._go_to(parse_moment(text, picture.newest.taken_ns, last_ns))
         except ValueError:
             return f"{text!r} is no moment: try 02:10:55, 2026-11-21T02:10, -5m or +30s"
         return None
