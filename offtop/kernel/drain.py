@@ -25,6 +25,11 @@ from offtop.model.within import NO_CALLS, Calls
 
 FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
 """Categories of waits that a system call may meet on its way, whatever it is called for."""
+_SCAN_SHARE = 20
+"""The scan of waits in progress may take one part in 20 of the time between two ticks: 50 ms of a second."""
+_SCAN_EVERY_MAX = 10
+_SCAN_WEIGHT = 4
+"""One scan counts a quarter in the average, so that one that was held up changes little."""
 _ZERO = bytes(4)
 
 
@@ -366,3 +371,30 @@ def _without_sites(r: ThreadRecord) -> ThreadRecord:
 
 def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> Ran:
     return Ran(key, record.exec_ns, start_ns, record.exec_at_ns, record.exec_off_ns)
+
+
+class ScanCadence:
+    """How often waits in progress are scanned: every tick, or less often if that would cost too much."""
+
+    def __init__(self) -> None:
+        self.took_ns = -1
+        """Moving average of what a scan took; -1: there was none yet."""
+        self.every = 1
+        """One scan in this many ticks."""
+        self._left = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self._left <= 0
+
+    def add(self, took_ns: int, tick_ns: int) -> None:
+        """Count a tick of `tick_ns`, and what its scan took; -1: it had none."""
+        if took_ns < 0:
+            self._left -= 1
+            return
+        if self.took_ns < 0:
+            self.took_ns = took_ns
+        else:
+            self.took_ns += (took_ns - self.took_ns) // _SCAN_WEIGHT
+        self.every = max(1, min(_SCAN_EVERY_MAX, -(-self.took_ns * _SCAN_SHARE // max(1, tick_ns))))
+        self._left = self.every - 1

@@ -29,7 +29,7 @@ from offtop.kernel.confinement import NOT_NOBODY
 from offtop.kernel.copies import Copies
 from offtop.kernel.cost import CostMeter
 from offtop.kernel.debuginfod import DebugFiles
-from offtop.kernel.drain import Drain, Sites
+from offtop.kernel.drain import Drain, ScanCadence, Sites
 from offtop.kernel.ends import EndsWorker
 from offtop.kernel.files import Files
 from offtop.kernel.guardedreads import GuardedReads
@@ -46,7 +46,6 @@ from offtop.kernel.told import Ran, Started
 from offtop.kernel.userstacks import UserStacks
 from offtop.kernel.wakes import Wakes
 from offtop.kernel.walker import Taught, Walker
-from offtop.kernel.walks import Walks
 from offtop.kernel.whichcgroup import Cgroup
 from offtop.kernel.within import Watched
 from offtop.model import wakers
@@ -214,7 +213,7 @@ class LiveSource(Happening):
                 maps["calls"].update(number.to_bytes(4, "little"), what.to_bytes(4, "little"))
         self._interrupts = symbols.ranges(wakers.INTERRUPTS, wakers.is_interrupt)[: layout.INTERRUPTS]
         self._returns = symbols.ranges(wakers.RETURNS, wakers.is_return)[: layout.RETURNS]
-        self._walks = Walks()
+        self._scan_cadence = ScanCadence()
         self._prime, self._primed_ns = True, 0
         self._calls = NO_CALLS
         self._caught: list[Caught] = []
@@ -331,7 +330,7 @@ class LiveSource(Happening):
         at_ns, taken_ns, machine = self._tick(
             asked,
             is_prime=primed,
-            is_walked=primed or self._walks.is_due,
+            is_walked=primed or self._scan_cadence.is_due,
             anew=anew,
             has_snapshot=True,
             known_readers=known_readers,
@@ -354,7 +353,7 @@ class LiveSource(Happening):
             waiting=dict(self._ledger.waiting),
             book=self._book,
             lost=lost,
-            cost=cost._replace(walk_ns=self._walks.took_ns, walk_every=self._walks.every),
+            cost=cost._replace(walk_ns=self._scan_cadence.took_ns, walk_every=self._scan_cadence.every),
             machine=Machine() if self._watched else machine,  # of a thread's time only a part is counted
             storms=dict(self._ledger.storms),
             caught=caught,
@@ -403,7 +402,7 @@ class LiveSource(Happening):
         walked = list(self._drain.waits(in_progress, ran, started))
         took_ns += time.thread_time_ns() - read_at_ns
         if has_snapshot and not is_prime:  # which is rare, and looks up every stack
-            self._walks.add(took_ns if is_walked else -1, at_ns - self._snapshot_ns)
+            self._scan_cadence.add(took_ns if is_walked else -1, at_ns - self._snapshot_ns)
         self._user_stacks.settle()
         if self._kernel_symbols.renamed():
             self._stacks.kernel_renamed()

@@ -5,14 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from offtop.kernel.drain import Drain
-from offtop.kernel.walks import Walks
+from offtop.kernel.drain import Drain, ScanCadence
 from tests.kernel import watch
 
 MS = 1_000_000
 
 
-def ticks(walks: Walks, took_ns: int, tick_ns: int, count: int) -> list[bool]:
+def ticks(walks: ScanCadence, took_ns: int, tick_ns: int, count: int) -> list[bool]:
     """In which of `count` ticks the walk is made."""
     made: list[bool] = []
     for _ in range(count):
@@ -22,27 +21,27 @@ def ticks(walks: Walks, took_ns: int, tick_ns: int, count: int) -> list[bool]:
 
 
 def test_before_the_first_one_it_is_due_and_nothing_is_known() -> None:
-    assert (Walks().is_due, Walks().every, Walks().took_ns) == (True, 1, -1)
+    assert (ScanCadence().is_due, ScanCadence().every, ScanCadence().took_ns) == (True, 1, -1)
 
 
 def test_a_walk_of_50_ms_is_made_in_each_second() -> None:
-    walks = Walks()
+    walks = ScanCadence()
     assert ticks(walks, 50 * MS, 1000 * MS, 5) == [True] * 5
     assert (walks.every, walks.took_ns) == (1, 50 * MS)
 
 
 def test_one_of_120_ms_is_made_in_every_third() -> None:
-    walks = Walks()
+    walks = ScanCadence()
     assert ticks(walks, 120 * MS, 1000 * MS, 7) == [True, False, False, True, False, False, True]
     assert walks.every == 3
 
 
 def test_with_a_tenth_of_a_second_between_ticks_5_ms_are_much() -> None:
-    assert ticks(Walks(), 10 * MS, 100 * MS, 4) == [True, False, True, False]
+    assert ticks(ScanCadence(), 10 * MS, 100 * MS, 4) == [True, False, True, False]
 
 
 def test_it_is_made_at_least_in_every_tenth_and_more_often_again_when_it_is_short() -> None:
-    walks = Walks()
+    walks = ScanCadence()
     assert ticks(walks, 10_000 * MS, 1000 * MS, 11) == [True, *[False] * 9, True]
     for _ in range(200):
         walks.add(1 * MS if walks.is_due else -1, 1000 * MS)
