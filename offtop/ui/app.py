@@ -46,7 +46,7 @@ from offtop.model.view import CATEGORIES, HEATMAP, LATENCY, LIST, OUTLIERS, SITE
 from offtop.model.wake import Object
 from offtop.model.window import Window
 from offtop.source import Source
-from offtop.ui import diagnosis, flame, head, latency, outliers, stacks, stuck, tables, terminal, theme
+from offtop.ui import flame, head, latency, outliers, stacks, stuck, tables, terminal, theme
 from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.help import Help
 from offtop.ui.keeping import Recorder, Said
@@ -466,7 +466,7 @@ class OfftopApp(Mouse):
             return f"pinned process {self._view.pin} has ended; p lets it go"
         if self._rules.error:
             return self._rules.error
-        if picture and (told := diagnosis.in_full(picture)):
+        if picture and (told := stacks.cause_line(picture)):
             return whole_sentences(told, width)
         said = f"{category}: {self._categories.plain.get(category, '')}" if category != ALL else _WHAT_ALL_IS
         return whole_sentences(" ".join(said.split()), width)

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from offtop.model import where
 from offtop.model.book import Book
-from offtop.model.diagnoser import advice
+from offtop.model.diagnoser import advice, most
 from offtop.model.picture import Picture, TreePicture
 from offtop.model.printable import printable
 from offtop.model.rows import Place, Row
@@ -17,7 +17,7 @@ from offtop.model.stuck import NO_AGE
 from offtop.model.tree import MORE, Branch
 from offtop.model.view import TREE
 from offtop.model.wake import CHAIN, CHAIN_ENDS, NOBODY, OFFCPU, WAKEUP, WHOLE, Waker
-from offtop.ui import account, diagnosis
+from offtop.ui import account
 from offtop.ui.columns import Column, heads, line_of, that_fit
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
@@ -36,7 +36,7 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
     """The lines of the tree around its cursor."""
     shown = picture.tree
     shape = picture.view.tree.shape
-    told = diagnosis.heading(picture)
+    told = _cause_heading(picture)
     about = f"stack tree: {selection(picture, pen.glyphs)}{_in_words(shape)}"
     lines = [rule(f"{about}: {told}" if told else about, pen)]
     if picture.view.thread is not None and _tells_account(picture, pen):
@@ -303,3 +303,14 @@ def _on_callers(stack: Stack) -> list[str]:
     return [f"(~ {ENDS[LINKED] if stack.end == LINKED else 'some callers are what looks so in the stack'})"] * (
         stack.is_guessed
     )
+
+
+def cause_line(picture: Picture) -> str:
+    """The main cause of what is selected, and what to look at next; empty if too little of it has a known cause."""
+    cause = most(picture.diagnosis)
+    return cause.in_full(picture.book, picture.view.pid is None) if cause else ""
+
+
+def _cause_heading(picture: Picture) -> str:
+    cause = most(picture.diagnosis)
+    return cause.in_short(picture.book, with_process=False) if cause else ""
