@@ -54,7 +54,7 @@ test: setup-test ## all checks: format, lint, types, walls, tests
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
 # Half of a day holds all of them; whatever is left of it then is not run, and the run fails.
-flaky: setup-test ## each kernel test 20 times, of which none may fail; ARGS='tests/kernel/test_caught.py' chooses
+flaky: setup-test ## each kernel test 20 times, of which none may fail; ARGS='tests/kernel/accounting/test_outlier_events.py' chooses
 	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m kernel --count 20 -n 2 --dist loadfile \
 	    --session-timeout 43200 $(ARGS)
 

@@ -12,8 +12,8 @@ from bench.answer import Answer, Bar, UnanswerableError, table
 from bench.machine import need
 from bench.servers import Servers, serving
 from offtop import paths
+from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
-from offtop.kernel.program import Unwind
 from offtop.model import categories
 from offtop.model.snapshot import Filters
 from offtop.model.stack import WHOLE, Stack

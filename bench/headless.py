@@ -4,8 +4,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from offtop import paths
+from offtop.kernel.bpf.program import AUTO, Unwind
 from offtop.kernel.live import LiveSource
-from offtop.kernel.program import AUTO, Unwind
 from offtop.model import categories
 from offtop.model.snapshot import Filters, Snapshot
 

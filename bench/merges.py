@@ -17,13 +17,13 @@ from bench.answer import Answer, Bar, UnanswerableError, table
 from bench.machine import need
 from bench.servers import Servers, serving
 from offtop import paths
-from offtop.kernel import layout
-from offtop.kernel.copies import Copies, Copy, leaf
-from offtop.kernel.features import Features
-from offtop.kernel.files import Files
+from offtop.kernel.binary.files import Files
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.features import Features
+from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
-from offtop.kernel.program import Unwind
-from offtop.kernel.walker import Found, Walker
+from offtop.kernel.unwind.stack_copies import Copies, Copy, leaf
+from offtop.kernel.unwind.unwinder import Found, Walker
 from offtop.model import categories
 from offtop.model.snapshot import Filters
 from offtop.model.stack import Frame

@@ -17,7 +17,7 @@ from typing import IO
 
 from bench.answer import UnanswerableError
 from bench.machine import need
-from offtop.kernel import libbpf
+from offtop.kernel.bpf import libbpf
 
 OFFTOP = "offtop"
 OFFCPUTIME = "offcputime"

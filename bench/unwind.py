@@ -20,11 +20,11 @@ from statistics import median
 from bench import headless, tools, wholeness
 from bench.answer import Answer, Bar, UnanswerableError, middle, table
 from bench.workload import Stacks, build_stacks
-from offtop.kernel import features, layout, libbpf
-from offtop.kernel.copies import Copies
-from offtop.kernel.files import Files
-from offtop.kernel.program import Program, Unwind, attach
-from offtop.kernel.walker import Taught, Walker
+from offtop.kernel.binary.files import Files
+from offtop.kernel.bpf import features, layout, libbpf
+from offtop.kernel.bpf.program import Program, Unwind, attach
+from offtop.kernel.unwind.stack_copies import Copies
+from offtop.kernel.unwind.unwinder import Taught, Walker
 from offtop.model.snapshot import Filters
 
 _ROUNDS = 3

@@ -18,7 +18,7 @@ from bench import headless, tools
 from bench.answer import Answer, Bar, UnanswerableError, middle, table
 from bench.machine import need
 from bench.workload import Threads
-from offtop.kernel import features
+from offtop.kernel.bpf import features
 from offtop.kernel.live import LiveSource
 from offtop.model.wake import CHAIN, OFFCPU, WAKEUP
 

@@ -9,7 +9,7 @@
  *
  * A task iterator sees no more than its reader's pid namespace does (eaaacd23910f, 5.8). Those outside can only be
  * listed by functions of the kernel's (kfuncs: TASK_FROM_PID and so on are their numbers, from BTF;
- * offtop/kernel/compile.py makes calls of them). A kernel that has them not all (c68a78ffe2cb, 6.7) does not count
+ * offtop/kernel/bpf/compile.py makes calls of them). A kernel that has them not all (c68a78ffe2cb, 6.7) does not count
  * those outside.
  */
 #ifndef OFFTOP_NAMESPACE_H

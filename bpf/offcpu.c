@@ -28,7 +28,7 @@
  * (CONFIG_SCHED_INFO) it is not known.
  *
  * All of this runs under a run queue's lock. So each hash is preallocated (bcc's default: no BPF_F_NO_PREALLOC), and task
- * storage and ring buffers are used only where offtop/kernel/switch_maps.py finds them safe.
+ * storage and ring buffers are used only where offtop/kernel/bpf/switch_maps.py finds them safe.
  *
  * A thread's half that is written is written in its own context only (DOOR_SWITCH: under its run queue's
  * lock), one CPU at a time, so nothing here is atomic.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* What offcpu.c and offtop/kernel/layout.py agree on. Times are ns of bpf_ktime_get_ns(). */
+/* What offcpu.c and offtop/kernel/bpf/layout.py agree on. Times are ns of bpf_ktime_get_ns(). */
 #ifndef OFFTOP_OFFCPU_H
 #define OFFTOP_OFFCPU_H
 
@@ -21,7 +21,7 @@
 #define WAKE_UNTOLD 5      /* nobody asked who woke it; what it waited on is one of too many */
 #define OF_OBJECT (1ULL << 63) /* of a wake's id: nobody asked who woke it, and it is that of a struct object */
 #define MOST_OBJECTS 64    /* sites that a thread begins in a tick for what it waits on */
-#define LINKS 7            /* of a chain, behind the waker itself: offtop/kernel/layout.py */
+#define LINKS 7            /* of a chain, behind the waker itself: offtop/kernel/bpf/layout.py */
 #define INTERRUPTS 2
 #define RETURNS 4
 #define STORM 8            /* wakings in one burst: model/wake.py has it, too */

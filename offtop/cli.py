@@ -96,7 +96,7 @@ def _rules(arguments: Sequence[str]) -> int:
 
 
 def _doctor(arguments: Sequence[str]) -> int:
-    from offtop.kernel import doctor
+    from offtop.kernel.doctor import report as doctor
 
     as_json = options.doctor().parse_args(arguments).json
     checks = doctor.checks()

@@ -24,7 +24,7 @@ _AGAIN_S = 0.01
 
 
 def told(error: BaseException, thread: str = "") -> str:
-    """What it was and where: `A fault of offtop 0.1: KeyError(5) at kernel/ledger.py:230. …`; or that there is no room,
+    """What it was and where: `A fault of offtop 0.1: KeyError(5) at kernel/live.py:230. …`; or that there is no room,
     which is nobody's fault."""
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error)):
         return NO_ROOM

@@ -20,7 +20,7 @@ from offtop.person import NO_USER, is_user
 from offtop.units import NS_PER_S, parse_duration, parse_size
 
 WAYS = ("auto", "dwarf", "fp", "off")
-"""--unwind's words: kernel/program.py says what they mean."""
+"""--unwind's words: kernel/bpf/program.py says what they mean."""
 STATES = {
     "running": 1 << 31,
     "interruptible": 0x1,

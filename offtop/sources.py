@@ -25,9 +25,9 @@ def filters(asked: argparse.Namespace, loaded: "Loaded") -> Filters:
         raise UsageError("--max is below --min, so no wait would be shown. Give a larger --max or a smaller --min")
     cgroup = ""
     if asked.cgroup is not None:
-        from offtop.kernel import whichcgroup
+        from offtop.kernel.procfs import cgroup_selector
 
-        cgroup = whichcgroup.find(asked.cgroup).path
+        cgroup = cgroup_selector.find(asked.cgroup).path
     return Filters(
         pids=_pids(asked.pid),
         tids=asked.tid,
@@ -45,7 +45,7 @@ def _within(asked: argparse.Namespace) -> str:
         return ""
     if getattr(asked, "rate", None):
         raise UsageError("--rate is about whole seconds of threads, and --within counts parts of them. Leave one out")
-    from offtop.kernel import within
+    from offtop.kernel.scope import within
 
     within.parted(asked.within)
     return asked.within
@@ -56,9 +56,9 @@ def _pids(asked: tuple[int | tuple[str, int], ...]) -> tuple[int, ...]:
     named = [one for one in asked if not isinstance(one, int)]
     if not named:
         return tuple(one for one in asked if isinstance(one, int))
-    from offtop.kernel import namespace
+    from offtop.kernel.bpf import pid_namespace
 
-    return tuple(sorted({one if isinstance(one, int) else namespace.pid_in(*one) for one in asked}))
+    return tuple(sorted({one if isinstance(one, int) else pid_namespace.pid_in(*one) for one in asked}))
 
 
 @contextlib.contextmanager
@@ -97,8 +97,8 @@ def live(
 def _traced(
     rules: categories.Categories, filters: Filters, asked: argparse.Namespace, loaded: "Loaded", keep_ns: int
 ) -> Source:
+    from offtop.kernel.bpf.program import Unwind
     from offtop.kernel.live import LiveSource
-    from offtop.kernel.program import Unwind
 
     return LiveSource(
         rules,
@@ -121,7 +121,7 @@ def _sampled(
     refused: OfftopError | None,
 ) -> Source:
     """`refused`: why there is no BPF. It is said, too, where what was asked for needs that."""
-    from offtop.kernel.procsource import NeedsBpfError, ProcSource
+    from offtop.kernel.sampling.source import NeedsBpfError, ProcSource
 
     try:
         return ProcSource(rules, filters, asked.cpu_budget, keep_ns, loaded.settings.mode, refused)
@@ -135,6 +135,6 @@ def _servers(said: str) -> Sequence[str]:
     """Raises UsageError where none is known."""
     if not said:
         return ()
-    from offtop.kernel import debuginfod
+    from offtop.kernel.binary import debuginfod
 
     return debuginfod.servers(said, os.environ)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from offtop.kernel import libbpf
+from offtop.kernel.bpf import libbpf
 
 OFFTOP = Path(sys.executable).with_name("offtop")
 TIMEOUT_S = 60

@@ -38,7 +38,7 @@ def bpf_reason() -> str | None:
 
     By the machine's conditions only: that offtop's program would not load is what the tests are to find.
     """
-    from offtop.kernel import doctor  # not above: the model's tests must run when this room is broken
+    from offtop.kernel.doctor import report as doctor  # not above: the model's tests must run when this room is broken
 
     failed = [check for check in doctor.conditions() if check.verdict == "FAIL"]
     return f"{failed[0].name}: {failed[0].what} -> {failed[0].remedy}" if failed else None
@@ -47,13 +47,14 @@ def bpf_reason() -> str | None:
 @cache
 def machine_is_able() -> bool:
     """Root, types and BPF: whatever else is missing can be installed, and so is no excuse."""
-    from offtop.kernel import kernelchecks, privileges
+    from offtop.kernel.bpf import privileges
+    from offtop.kernel.doctor import kernel_checks
 
     held = privileges.capabilities()
     return (
         {"CAP_BPF", "CAP_PERFMON"} <= held
         and Path("/sys/kernel/btf/vmlinux").exists()
-        and kernelchecks.bpf(held).verdict != "FAIL"
+        and kernel_checks.bpf(held).verdict != "FAIL"
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from offtop import cli, faults, watch
-from offtop.kernel import libbpf
+from offtop.kernel.bpf import libbpf
 from offtop.ui import keeping
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import asynchronous, screen, shown, until

@@ -12,42 +12,35 @@ from itertools import chain
 from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError, UsageError
-from offtop.kernel import (
-    features,
-    layout,
-    libbpf,
-    namespace,
-    privileges,
-    procfs,
-    syscalls,
-    whichcgroup,
-    within,
-)
-from offtop.kernel.allowance import Allowance
-from offtop.kernel.caught import Catcher
-from offtop.kernel.confinement import NOT_NOBODY
-from offtop.kernel.copies import Copies
-from offtop.kernel.cost import CostMeter
-from offtop.kernel.debuginfod import DebugFiles
-from offtop.kernel.drain import Drain, ScanCadence, Sites
-from offtop.kernel.ends import EndsWorker
-from offtop.kernel.files import Files
-from offtop.kernel.guardedreads import GuardedReads
-from offtop.kernel.kallsyms import HiddenSymbols, KernelSymbols
-from offtop.kernel.ledger import Ledger
-from offtop.kernel.libbpf import Map
-from offtop.kernel.mappings import Processes, closed_to_us
-from offtop.kernel.names import NameWorker
-from offtop.kernel.processes import DetailsWorker
-from offtop.kernel.program import AUTO, Unwind, attach
-from offtop.kernel.pythons import Pythons
-from offtop.kernel.stacks import Stacks
-from offtop.kernel.told import Ran, Started
-from offtop.kernel.userstacks import UserStacks
-from offtop.kernel.wakes import Wakes
-from offtop.kernel.walker import Taught, Walker
-from offtop.kernel.whichcgroup import Cgroup
-from offtop.kernel.within import Watched
+from offtop.kernel.accounting.drain import Drain, ScanCadence, Sites
+from offtop.kernel.accounting.ledger import Ledger
+from offtop.kernel.accounting.outlier_events import Catcher
+from offtop.kernel.accounting.tick_records import Ran, Started
+from offtop.kernel.binary.confinement import NOT_NOBODY
+from offtop.kernel.binary.debuginfod import DebugFiles
+from offtop.kernel.binary.files import Files
+from offtop.kernel.bpf import features, layout, libbpf, pid_namespace, privileges
+from offtop.kernel.bpf.cost import CostMeter
+from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.bpf.program import AUTO, Unwind, attach
+from offtop.kernel.procfs import cgroup_selector, syscalls
+from offtop.kernel.procfs import threads as procfs
+from offtop.kernel.procfs.cgroup_selector import Cgroup
+from offtop.kernel.procfs.guarded_reads import GuardedReads
+from offtop.kernel.procfs.processes import DetailsWorker
+from offtop.kernel.resolve.peers import EndsWorker
+from offtop.kernel.resolve.stacks import Stacks
+from offtop.kernel.resolve.wakes import Wakes
+from offtop.kernel.scope import within
+from offtop.kernel.scope.within import Watched
+from offtop.kernel.symbols.kallsyms import HiddenSymbols, KernelSymbols
+from offtop.kernel.symbols.mappings import Processes, closed_to_us
+from offtop.kernel.symbols.names import NameWorker
+from offtop.kernel.unwind.cpu_allowance import Allowance
+from offtop.kernel.unwind.cpython_frames import Pythons
+from offtop.kernel.unwind.stack_copies import Copies
+from offtop.kernel.unwind.unwinder import Taught, Walker
+from offtop.kernel.unwind.user_stacks import UserStacks
 from offtop.model import wakers
 from offtop.model.book import UNKNOWN, Book, ThreadKey
 from offtop.model.categories import Categories
@@ -122,7 +115,7 @@ class LiveSource(Happening):
         """What of some processes is not known, and the remedy; empty: all is."""
         self._hidden = ""
         """Why the kernel's symbols are not known; empty: they are."""
-        namespace.own()
+        pid_namespace.own()
         self._filters = filters
         self._cgroups: dict[str, Cgroup] = {}
         self._counted_cgroup: Cgroup | None = None
@@ -145,7 +138,7 @@ class LiveSource(Happening):
             types = libbpf.KernelTypes()
             self._features = features.find(types)
             self._look_for(filters.cgroup)
-            self._defines = namespace.defines(types)
+            self._defines = pid_namespace.defines(types)
             if filters.within and (why := within.lacking(self._features)):
                 raise KernelError(f"--within: {why}. Take -p, or --filter stack=, instead")
             self._watched = Watched(filters.within, filters.pids, self._facts) if filters.within else None
@@ -547,7 +540,7 @@ class LiveSource(Happening):
         """Raises UsageError for one that is not there."""
         if not cgroup:
             return
-        found = whichcgroup.find(cgroup)
+        found = cgroup_selector.find(cgroup)
         if found.hierarchy not in self._features.hierarchies:
             raise UsageError("--cgroup: this kernel does not tell how to find a thread's cgroup. Take -p")
         self._cgroups[cgroup] = found
@@ -576,7 +569,7 @@ class LiveSource(Happening):
         self._ends.find(waited_on)
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
-        from offtop.kernel.facts import facts  # psutil takes a tenth of a second to load, and few ask
+        from offtop.kernel.procfs.process_details import facts  # psutil takes a tenth of a second to load, and few ask
 
         return facts(pid, self._facts)
 
@@ -599,7 +592,7 @@ class LiveSource(Happening):
             ("user stacks", self._on_user_stacks()),
             *self._user_stacks.about(),
             *([("debug files", self._debug_files.told)] if self._debug_files else []),
-            *([("process ids", namespace.told(self._defines))] if self._defines else []),
+            *([("process ids", pid_namespace.told(self._defines))] if self._defines else []),
         ]
 
     def _on_hung(self) -> str:
@@ -683,7 +676,7 @@ def _user_stacks(files: Files, unwind: Unwind, maps: Mapping[str, Map], pythons:
 
 def _check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:
     for pid in pids:
-        if not namespace.is_there(pid):
+        if not pid_namespace.is_there(pid):
             raise UsageError(f"No process {pid}. Look it up with: pgrep NAME")
     for tid in tids:
         if not Path(f"/proc/{tid}").exists():
@@ -703,7 +696,7 @@ def _is_alive(key: ThreadKey) -> bool:
 def _any_alive(filters: Filters) -> bool:
     """Whether there is anything to watch yet: always so, without -p and -t."""
     ids = (*filters.pids, *filters.tids)
-    return not ids or any(map(namespace.is_there, ids))
+    return not ids or any(map(pid_namespace.is_there, ids))
 
 
 def _selection(filters: Filters) -> tuple[Sequence[int], Sequence[int], str, str]:

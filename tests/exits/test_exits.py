@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offtop.kernel import x86
+from offtop.kernel.binary import x86
 from tests.kernel import objdump
 
 pytestmark = [pytest.mark.exits, pytest.mark.timeout(1200)]

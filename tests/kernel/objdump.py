@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from offtop.kernel import elf, x86
+from offtop.kernel.binary import elf, x86
 
 _FUNCTION = 2
 _UNWOUND = re.compile(r" FDE .* pc=([0-9a-f]+)\.\.([0-9a-f]+)$")

@@ -1,6 +1,6 @@
 """Guarded reads for tests of what reads other processes; none of these hangs."""
 
-from offtop.kernel.guardedreads import GuardedReads
+from offtop.kernel.procfs.guarded_reads import GuardedReads
 
 GUARDED = GuardedReads()
 READS = GUARDED.channel(10)

@@ -20,7 +20,7 @@ import pytest
 
 from offtop import batch
 from offtop.batch import Wanted, waiters
-from offtop.kernel import libbpf
+from offtop.kernel.bpf import libbpf
 from offtop.kernel.live import LiveSource
 from offtop.model.categories import is_periodic
 from offtop.model.diagnoser import Diagnoser

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from offtop.kernel import compile as compiler
-from offtop.kernel import distribution, hostchecks, program
+from offtop.kernel.bpf import compile as compiler
+from offtop.kernel.bpf import distribution, program
+from offtop.kernel.doctor import host_checks
 
 _COMPILER = Path(compiler.__file__)
 _IMPORT = """
@@ -106,5 +107,5 @@ def test_error_and_doctor_name_the_command_of_the_distribution(
     assert distribution.install("python3-bpfcc", "python3-bcc") == command
     error = program._explain({"error": "import"}, "", "exit")  # pyright: ignore[reportPrivateUsage]
     assert str(error).endswith(f"not from PyPI: {command}")
-    monkeypatch.setattr(hostchecks, "__file__", "/nowhere/hostchecks.py")  # there is no compile.py
-    assert hostchecks.bcc().remedy.startswith(command)
+    monkeypatch.setattr(host_checks, "__file__", "/nowhere/hostchecks.py")  # there is no compile.py
+    assert host_checks.bcc().remedy.startswith(command)

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from offtop.errors import UsageError
-from offtop.kernel import features, libbpf, whichcgroup
-from offtop.kernel.cgroups import Mount, mounted
-from offtop.kernel.whichcgroup import Cgroup, find
+from offtop.kernel.bpf import features, libbpf
+from offtop.kernel.procfs import cgroup_selector
+from offtop.kernel.procfs.cgroup_selector import Cgroup, find
+from offtop.kernel.procfs.cgroups import Mount, mounted
 from offtop.model.snapshot import Filters
 from tests.conftest import lacks
 from tests.kernel import waits, watch
-from tests.kernel.test_cgroups import remove
+from tests.kernel.procfs.test_cgroups import remove
 from tests.kernel.test_counts import wait_until_asleep
 from tests.kernel.test_filters import counted, is_settled, keys_of, since
 from tests.kernel.watch import MS
@@ -313,7 +314,7 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Mount, ...
     def depth_of_root(hierarchy: str) -> int:
         return 0 if hierarchy else 2
 
-    monkeypatch.setattr(whichcgroup, "_depth_of_root", depth_of_root)
+    monkeypatch.setattr(cgroup_selector, "_depth_of_root", depth_of_root)
     for at, processes in {
         "v2/system.slice/mysql.service": 1,
         "v2/system.slice/mysql.service/io": 1,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from offtop.errors import UsageError
-from offtop.kernel import features, libbpf
-from offtop.kernel.features import DOORS, Features
+from offtop.kernel.bpf import features, libbpf
+from offtop.kernel.bpf.features import DOORS, Features
 from offtop.kernel.live import LiveSource
 from offtop.model.book import Life, ThreadKey
 from offtop.model.snapshot import Filters

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from offtop.kernel import features, layout, libbpf, program
-from offtop.kernel.copies import Copies, Copy
-from offtop.kernel.program import Program, Unwind
+from offtop.kernel.bpf import features, layout, libbpf, program
+from offtop.kernel.bpf.program import Program, Unwind
+from offtop.kernel.unwind.stack_copies import Copies, Copy
 from offtop.model.snapshot import Filters
 from offtop.model.stack import LINKED
 from tests.conftest import lacks
@@ -81,7 +81,7 @@ def test_rules_that_the_kernel_refuses_give_way_to_frame_pointers_with_a_sentenc
 
 _ON_A_REAL_TIME_KERNEL = """
 from dataclasses import replace
-from offtop.kernel import features
+from offtop.kernel.bpf import features
 find = features.find
 features.find = lambda types: replace(find(types), ring_buffer=False)
 from offtop.start import main

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offtop.errors import UsageError
-from offtop.kernel import layout
+from offtop.kernel.bpf import layout
 from offtop.model.book import ThreadKey
 from offtop.model.snapshot import Filters
 from offtop.model.stack import FIRST_STACK

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offtop.errors import UsageError
-from offtop.kernel import cpython, dwfl, elf, functions, perfmap, reader, rules, x86
-from offtop.kernel.cfi import Unwinding
-from offtop.kernel.guardedreads import GuardedReads
+from offtop.kernel.binary import cpython_layout, dwfl, elf, functions, perf_map, reader, unwind_rules, x86
+from offtop.kernel.binary.cfi import Unwinding
+from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.model.printable import printable
 from tests.kernel import programs
 
@@ -83,7 +83,7 @@ def test_what_is_read_of_a_spoilt_file_is_something_or_refused(
         lambda fd: [*elf.named(fd)],
         lambda fd: elf.symbols(fd, (b"outer", b"main")),
         lambda fd: elf.at(fd, 0x1000, 64),
-        lambda fd: cpython.interpreter(fd, "/usr/bin/python3.13"),
+        lambda fd: cpython_layout.interpreter(fd, "/usr/bin/python3.13"),
         dwfl.has_unwind_table,
     ]
     with file_of(spoilt(whole, some, length)) as fd:
@@ -122,7 +122,7 @@ def test_the_reader_s_rules_of_a_spoilt_file_are_rules(
             unwinding = Unwinding(binary)
             for offset in offsets:
                 rule = unwinding.rule(offset)
-                assert rules.read(rules.written(rule)) == rule
+                assert unwind_rules.read(unwind_rules.written(rule)) == rule
         finally:
             binary.close()
 
@@ -130,8 +130,8 @@ def test_the_reader_s_rules_of_a_spoilt_file_are_rules(
 @ANY
 @given(st.text(max_size=60) | st.lists(st.integers().map(str), max_size=30).map(" ".join))
 def test_whatever_the_reader_says_is_a_rule_or_none_and_an_interpreter_or_none(said: str) -> None:
-    assert isinstance(rules.read(said), rules.Rule)
-    cpython.read(said)
+    assert isinstance(unwind_rules.read(said), unwind_rules.Rule)
+    cpython_layout.read(said)
 
 
 @ANY
@@ -177,10 +177,10 @@ def test_a_huge_perf_map_is_read_in_bounded_time_and_memory() -> None:
     path.write_bytes(b"".join(b"%x 1 x\n" % (at * 7919 & 0xFFFF) for at in range(3_000_000)))
     try:
         began_s = time.process_time()
-        perfmap.PerfMap(os.getpid()).read(reads)
+        perf_map.PerfMap(os.getpid()).read(reads)
         took_s = time.process_time() - began_s
         tracemalloc.start()  # makes it slower
-        perfmap.PerfMap(os.getpid()).read(reads)
+        perf_map.PerfMap(os.getpid()).read(reads)
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     finally:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from offtop.kernel import layout
-from offtop.kernel.program import Unwind
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.program import Unwind
 from tests.kernel import watch
 from tests.kernel.programs import Program, build, running
 

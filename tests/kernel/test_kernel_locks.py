@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.kernel import features, libbpf
+from offtop.kernel.bpf import features, libbpf
 from offtop.model.book import ThreadKey
 from offtop.model.snapshot import NO_HOLDER, Filters, Holder, Waiting
 from offtop.model.stack import FIRST_STACK

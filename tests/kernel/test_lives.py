@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from offtop.kernel import late
-from offtop.kernel.layout import ThreadRecord
-from offtop.kernel.ledger import Ledger
-from offtop.kernel.told import Ended, Ran, Walked
+from offtop.kernel.accounting import deferred
+from offtop.kernel.accounting.ledger import Ledger
+from offtop.kernel.accounting.tick_records import Ended, Ran, Walked
+from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.model import histogram as log2
 from offtop.model.book import ThreadKey
 from offtop.model.window import between
 from offtop.units import NS_PER_S
 from tests.kernel import watch
-from tests.kernel.test_ledger import MIN_NS, NOTHING, Wait, record_of, site_records, snapshot
+from tests.kernel.accounting.test_ledger import MIN_NS, NOTHING, Wait, record_of, site_records, snapshot
 
 KEY = ThreadKey(7, 7)
 TICK_NS = 10_000
@@ -443,7 +443,7 @@ def test_sites_that_are_left_out_take_nobody_else_s_time_with_them() -> None:
 
 
 def test_what_is_remembered_of_threads_that_were_lost_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late, "_MOST_LOST", 2)
+    monkeypatch.setattr(deferred, "_MOST_LOST", 2)
     ticks = Ticks()
     for born_ns in range(1, 6):
         ticks.tick([], ended(born_ns, [sleep(5_000, 9_000)], 0, 10_000))
@@ -456,7 +456,7 @@ def test_what_is_remembered_of_threads_that_were_lost_is_bounded(monkeypatch: py
 
 
 def test_what_is_remembered_of_threads_that_had_an_id_before_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late, "_MOST_LOST", 2)
+    monkeypatch.setattr(deferred, "_MOST_LOST", 2)
     ticks = Ticks()
     waits = {born_ns: sleep(ticks.now_ns + born_ns * TICK_NS - 4_000, 900_000) for born_ns in range(1, 6)}
     for born_ns, wait in waits.items():

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import pytest
 
 from offtop import paths
-from offtop.kernel import compile as compiler
-from offtop.kernel import features, libbpf
-from offtop.kernel.program import Unwind, _defines, sizes_for_machine  # pyright: ignore[reportPrivateUsage]
+from offtop.kernel.bpf import compile as compiler
+from offtop.kernel.bpf import features, libbpf
+from offtop.kernel.bpf.program import Unwind, _defines, sizes_for_machine  # pyright: ignore[reportPrivateUsage]
 
 pytestmark = pytest.mark.kernel
 

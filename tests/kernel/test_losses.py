@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from offtop.kernel import program
-from offtop.kernel.drain import Drain
-from offtop.kernel.layout import ThreadRecord
+from offtop.kernel.accounting.drain import Drain
+from offtop.kernel.accounting.tick_records import Ended
+from offtop.kernel.bpf import program
+from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.kernel.bpf.program import Sizes
 from offtop.kernel.live import LiveSource
-from offtop.kernel.program import Sizes
-from offtop.kernel.told import Ended
 from offtop.model.book import ThreadKey
 from offtop.model.categories import is_periodic
 from offtop.model.history import History

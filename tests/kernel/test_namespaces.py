@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from offtop.errors import UsageError
-from offtop.kernel import namespace
-from offtop.kernel.namespace import pid_in
+from offtop.kernel.bpf import pid_namespace
+from offtop.kernel.bpf.pid_namespace import pid_in
 from offtop.model.snapshot import OUTSIDE
 from tests import command
 from tests.conftest import lacks
 from tests.kernel import programs
-from tests.kernel.test_cgroups import group, remove
+from tests.kernel.procfs.test_cgroups import group, remove
 from tests.kernel.watch import MS, S
 
 pytestmark = pytest.mark.kernel
@@ -318,15 +318,15 @@ def test_threads_of_a_namespace_below_have_the_ids_of_ours(family: Path) -> None
         assert {(1, 1), (our_first, our_first), (ours, ours)} < found
         assert {key[0] for key in found} == {1, our_first, ours}
         assert pid_in(str(one.first), ours) == pid_in(str(inner), theirs) == last
-        assert run_inside(one, f"from offtop.kernel.namespace import pid_in; print(pid_in('{our_first}', 1))") == (
-            our_first
-        )
+        assert run_inside(
+            one, f"from offtop.kernel.bpf.pid_namespace import pid_in; print(pid_in('{our_first}', 1))"
+        ) == (our_first)
 
 
 def test_a_kernel_without_functions_for_it_counts_the_container_alone(family: Path) -> None:
     script = """
 import json
-from offtop.kernel import namespace
+from offtop.kernel.bpf import pid_namespace as namespace
 from tests.kernel import watch
 namespace.FUNCTIONS["TASK_FROM_PID"] = "no_such_function"
 with watch.watching() as live:
@@ -415,7 +415,7 @@ def refuses(name: str, pid: int, said: str) -> None:
 
 
 def test_the_machine_s_own_namespace_needs_nothing() -> None:
-    if namespace.own():
+    if pid_namespace.own():
         lacks("its own pid namespace for the tests")
-    assert namespace.told({}) == "the machine's own"
-    assert not namespace.is_there(OUTSIDE)
+    assert pid_namespace.told({}) == "the machine's own"
+    assert not pid_namespace.is_there(OUTSIDE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.kernel import features, libbpf
+from offtop.kernel.bpf import features, libbpf
 from offtop.model.book import ThreadKey
 from offtop.model.cut import Idle
 from offtop.model.snapshot import Filters, ThreadTotals

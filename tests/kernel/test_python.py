@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from offtop.kernel import cpython, features, layout
-from offtop.kernel.cpython import Interpreter
-from offtop.kernel.features import Features
-from offtop.kernel.libbpf import KernelTypes, Map
-from offtop.kernel.mappings import Image
-from offtop.kernel.memory import Memory
-from offtop.kernel.program import Unwind
-from offtop.kernel.pythons import Pythons
+from offtop.kernel.binary import cpython_layout
+from offtop.kernel.binary.cpython_layout import Interpreter
+from offtop.kernel.bpf import features, layout
+from offtop.kernel.bpf.features import Features
+from offtop.kernel.bpf.libbpf import KernelTypes, Map
+from offtop.kernel.bpf.program import Unwind
+from offtop.kernel.procfs.memory import Memory
+from offtop.kernel.symbols.mappings import Image
+from offtop.kernel.unwind.cpython_frames import Pythons
 from offtop.model.book import SiteKey
 from offtop.model.snapshot import Filters
 from offtop.model.stack import Frame
@@ -394,7 +395,7 @@ class Given(Memory):
 LIB = "/usr/lib/libpython3.12.so.1.0"
 BASE = 0x7F0000000000
 RUNTIME, CODE_TYPE, EVAL = 0x900, 0x800, 0x2000
-KNOWN = Interpreter((3, 12), RUNTIME, CODE_TYPE, EVAL, EVAL + 0x100, cpython.LAYOUTS[3, 12])
+KNOWN = Interpreter((3, 12), RUNTIME, CODE_TYPE, EVAL, EVAL + 0x100, cpython_layout.LAYOUTS[3, 12])
 IN_EVAL, IN_LIB, IN_LIBC = Frame(LIB, EVAL + 8), Frame(LIB, 0x5000), Frame("/lib/libc.so.6", 0x100)
 START = Frame("/lib/libc.so.6", 0x900)
 
@@ -541,7 +542,7 @@ def test_a_code_object_that_is_another_one_by_now_is_read_anew(monkeypatch: pyte
     files = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "r-xp" in line]
     path = next((one for one in files if "libpython" in one), str(binary))
     with Path(path).open("rb") as opened:
-        found = cpython.interpreter(opened.fileno(), path)
+        found = cpython_layout.interpreter(opened.fileno(), path)
     assert found
     pid, image, pythons = os.getpid(), Image((b"1",)), Pythons(table := Table())
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -576,18 +577,26 @@ def test_a_code_object_that_is_another_one_by_now_is_read_anew(monkeypatch: pyte
 
 
 def test_what_a_binary_says_of_itself_is_held_within_bounds() -> None:
-    assert cpython.read(cpython.written(KNOWN)) == KNOWN
-    for text in ("", "3", "3 12 x", cpython.written(KNOWN) + " 1", cpython.written(KNOWN).rpartition(" ")[0]):
-        assert cpython.read(text) is None
+    assert cpython_layout.read(cpython_layout.written(KNOWN)) == KNOWN
+    for text in (
+        "",
+        "3",
+        "3 12 x",
+        cpython_layout.written(KNOWN) + " 1",
+        cpython_layout.written(KNOWN).rpartition(" ")[0],
+    ):
+        assert cpython_layout.read(text) is None
     for change in ({"threads": 1 << 40}, {"line": -8}, {"frame_holder": 1 << 33}, {"code_mask": 1 << 65}):
-        assert cpython.read(cpython.written(KNOWN._replace(layout=KNOWN.layout._replace(**change)))) is None
-    assert cpython.read(cpython.written(KNOWN._replace(runtime=1 << 50))) is None
+        assert (
+            cpython_layout.read(cpython_layout.written(KNOWN._replace(layout=KNOWN.layout._replace(**change)))) is None
+        )
+    assert cpython_layout.read(cpython_layout.written(KNOWN._replace(runtime=1 << 50))) is None
     assert len(KNOWN.python_at(BASE, 70_000)) == layout.PYTHON_LAYOUT.size
 
 
 def test_no_python_is_found_in_other_binaries() -> None:
     with Path("/bin/true").open("rb") as opened:
-        assert cpython.interpreter(opened.fileno(), "/bin/python3.11") is None
+        assert cpython_layout.interpreter(opened.fileno(), "/bin/python3.11") is None
 
 
 @pytest.mark.parametrize(
@@ -601,4 +610,4 @@ def test_no_python_is_found_in_other_binaries() -> None:
     ],
 )
 def test_by_its_name_a_binary_may_hold_python(path: str, may_be: bool) -> None:
-    assert cpython.may_be_python(path) is may_be
+    assert cpython_layout.may_be_python(path) is may_be

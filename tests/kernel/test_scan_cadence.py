@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from offtop.kernel.drain import Drain, ScanCadence
+from offtop.kernel.accounting.drain import Drain, ScanCadence
 from tests.kernel import watch
 
 MS = 1_000_000

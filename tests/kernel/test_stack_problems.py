@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
-from offtop.kernel.program import Unwind
 from offtop.model.cut import ALL, Idle, Scope, by_site, shares
 from offtop.model.snapshot import Filters
 from offtop.model.stack import ANONYMOUS, ENDED, GONE, LINKED, NO_WAY

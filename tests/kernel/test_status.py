@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from offtop.kernel.facts import facts
-from offtop.kernel.perfmap import PerfMap
-from offtop.kernel.processes import reading
-from offtop.kernel.procfs import fields_of, status_of
+from offtop.kernel.binary.perf_map import PerfMap
+from offtop.kernel.procfs.process_details import facts
+from offtop.kernel.procfs.processes import reading
+from offtop.kernel.procfs.threads import fields_of, status_of
 from tests.kernel.reads import READS
 
 _CALL_ONESELF = """

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.kernel import layout, rules, unwind
-from offtop.kernel.layout import (
+from offtop.kernel.binary import unwind_rules
+from offtop.kernel.binary.unwind_rules import AARCH64, CFA, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.layout import (
     END_ASTRAY,
     END_DEEP,
     END_MEMORY,
@@ -18,8 +20,8 @@ from offtop.kernel.layout import (
     FRAMES,
     LARGEST_FRAME,
 )
-from offtop.kernel.rules import AARCH64, CFA, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
-from offtop.kernel.unwind import State, Walk, called
+from offtop.kernel.unwind import step as unwind
+from offtop.kernel.unwind.step import State, Walk, called
 from offtop.model.stack import Frame
 
 SP, BP, RBX = X86_64.sp, X86_64.bp, 3
@@ -133,7 +135,7 @@ def test_code_that_calls_itself_for_ever_ends_after_127_frames() -> None:
 def test_what_returns_to_where_no_code_is_went_astray_and_the_kernel_is_told() -> None:
     walk = Made([0x1234], {0: pushed(8)}).walk(state(CODE + 0x10))
     assert (offsets(walk), walk.end) == ([0x10], END_ASTRAY)
-    assert walk.steps[-1] == (0x1233, rules.ended(END_ASTRAY))
+    assert walk.steps[-1] == (0x1233, unwind_rules.ended(END_ASTRAY))
 
 
 def test_who_was_interrupted_is_at_that_very_instruction_on_whatever_stack() -> None:
@@ -190,7 +192,7 @@ def test_whatever_lies_on_the_stack_a_walk_ends(words: list[int], made_of: list[
 def test_without_a_rule_a_walk_ends_unless_it_may_guess() -> None:
     walk = Made([CODE + 0x1010]).walk(state(CODE + 0x10))
     assert (offsets(walk), walk.end, walk.unsure) == ([0x10], END_NO_WAY, False)
-    assert walk.steps == [(CODE + 0x10, rules.ended(END_NO_WAY))]
+    assert walk.steps == [(CODE + 0x10, unwind_rules.ended(END_NO_WAY))]
 
 
 def guessed(made: Made, pc: int = CODE + 0x10, bp: int = 1) -> tuple[Walk, list[int]]:

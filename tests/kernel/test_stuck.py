@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import pytest
 
-from offtop.kernel import userstacks
-from offtop.kernel.allowance import Allowance
-from offtop.kernel.files import Files
-from offtop.kernel.layout import OBJECT, OTHERS, ObjectRecord, WalkedStack
-from offtop.kernel.syscalls import name_of
-from offtop.kernel.userstacks import OLD_NS, UserStacks
-from offtop.kernel.walker import Found, Walker
+from offtop.kernel.binary.files import Files
+from offtop.kernel.bpf.layout import OBJECT, OTHERS, ObjectRecord, WalkedStack
+from offtop.kernel.procfs.syscalls import name_of
+from offtop.kernel.unwind import user_stacks
+from offtop.kernel.unwind.cpu_allowance import Allowance
+from offtop.kernel.unwind.unwinder import Found, Walker
+from offtop.kernel.unwind.user_stacks import OLD_NS, UserStacks
 from offtop.model.account import Account, accounts, explained
 from offtop.model.book import ThreadKey
 from offtop.model.categories import is_periodic
@@ -29,9 +29,9 @@ from offtop.model.stack import NO_STACK
 from offtop.model.stuck import Stuck, stuck
 from offtop.model.window import Window
 from tests.kernel import programs, waits, watch
+from tests.kernel.procfs.test_processes import child_with_pid
 from tests.kernel.reads import GUARDED
 from tests.kernel.test_counts import wait_until_asleep
-from tests.kernel.test_processes import child_with_pid
 from tests.kernel.watch import MS, S, Watch
 
 NOTHING = ObjectRecord.of(bytes(OBJECT.size))
@@ -489,7 +489,7 @@ def test_a_stack_is_thrown_away_when_its_thread_ran_while_it_was_read(built: Pat
 def test_a_process_that_does_not_let_its_memory_be_read_keeps_nobody_waiting_for_long(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(userstacks, "_HUNG_S", 0.1)
+    monkeypatch.setattr(user_stacks, "_HUNG_S", 0.1)
     let_go = threading.Event()
     with programs.running([built / "sleeps"]) as hung, programs.running([built / "sleeps"]) as child:
         for one in (hung, child):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from offtop.kernel import layout, program
-from offtop.kernel.program import Sizes
+from offtop.kernel.bpf import layout, program
+from offtop.kernel.bpf.program import Sizes
 from offtop.model.book import ThreadKey
 from offtop.model.snapshot import Filters
 from offtop.model.wake import NO_OBJECT, NOT_ASKED, OFFCPU, OFFWAKE, STILL_WAITING, Object

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from offtop.errors import KernelError
-from offtop.kernel import program, ready, wakes
-from offtop.kernel.drain import FOR_SOMETHING_ELSE
+from offtop.kernel.accounting.drain import FOR_SOMETHING_ELSE
+from offtop.kernel.bpf import cache, program
+from offtop.kernel.bpf.program import Sizes
 from offtop.kernel.live import LiveSource
-from offtop.kernel.program import Sizes
+from offtop.kernel.resolve import wakes
 from offtop.model import wakers
 from offtop.model.book import ThreadKey
 from offtop.model.snapshot import EXITED, OUTSIDE, Filters, SiteTotals
@@ -650,7 +651,7 @@ def opened() -> set[tuple[str, str]]:
 
 
 def test_without_room_to_load_it_says_so_and_with_room_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ready.VARIABLE, "")
+    monkeypatch.setenv(cache.VARIABLE, "")
     with wakings.running("futex") as child, watch.watching(of(child)) as live:
         before = opened()
         with monkeypatch.context() as patch:
@@ -665,7 +666,7 @@ def test_without_room_to_load_it_says_so_and_with_room_it_loads(monkeypatch: pyt
 
 
 def test_who_closes_while_wakers_are_loaded_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ready.VARIABLE, "")
+    monkeypatch.setenv(cache.VARIABLE, "")
 
     def bpf_ones() -> set[tuple[str, str]]:
         return {one for one in opened() if "bpf" in one[1]}

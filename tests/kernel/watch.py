@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from offtop import paths
-from offtop.kernel import features, libbpf
-from offtop.kernel.features import Features
+from offtop.kernel.bpf import features, libbpf
+from offtop.kernel.bpf.features import Features
+from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
-from offtop.kernel.program import Unwind
 from offtop.model import categories
 from offtop.model import histogram as log2
 from offtop.model.book import SiteKey, ThreadKey

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from offtop.faults import VERBOSE
-from offtop.kernel import features, libbpf, program
-from offtop.kernel.features import Features
+from offtop.kernel.bpf import features, libbpf, program
+from offtop.kernel.bpf.features import Features
 from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE
 from tests.kernel.programs import Program, running
 from tests.kernels.guests import PASSED, PROGRAMS

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from offtop.kernel.libbpf import KernelTypes, walk  # noqa: E402
+from offtop.kernel.bpf.libbpf import KernelTypes, walk  # noqa: E402
 from offtop.model import categories  # noqa: E402
 from tests.kernel import waits  # noqa: E402
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from offtop.kernel.libbpf import Map, library
+from offtop.kernel.bpf.libbpf import Map, library
+from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
-from offtop.kernel.program import Unwind
 from offtop.model.categories import is_periodic
 from offtop.model.diagnoser import Diagnoser
 from offtop.model.diagnosis import WITHOUT_RULES

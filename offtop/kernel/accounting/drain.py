@@ -1,0 +1,402 @@
+"""What the kernel side has written down since the last tick: taken out of its tables and walks, for the ledger."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from offtop.kernel.accounting.tick_records import Ended, Ran, Started, Walked
+from offtop.kernel.bpf import layout, libbpf
+from offtop.kernel.bpf.layout import ThreadRecord, WalkedRecord, WalkedStack
+from offtop.kernel.bpf.program import Program
+from offtop.kernel.procfs import syscalls
+from offtop.kernel.procfs.processes import DetailsWorker
+from offtop.kernel.resolve.stacks import Stacks
+from offtop.kernel.resolve.wakes import Wakes
+from offtop.kernel.symbols.kallsyms import HIDDEN
+from offtop.kernel.unwind import user_stacks as userstacks
+from offtop.kernel.unwind.user_stacks import UserStacks
+from offtop.model import histogram as log2
+from offtop.model.book import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
+from offtop.model.snapshot import NO_HOLDER, OUTSIDE, UNNAMED, UNNAMED_NAME, Bound, Holder
+from offtop.model.table import Ints, integers
+from offtop.model.wake import Storm
+from offtop.model.within import NO_CALLS, Calls
+
+FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
+"""Categories of waits that a system call may meet on its way, whatever it is called for."""
+_SCAN_SHARE = 20
+"""The scan of waits in progress may take one part in 20 of the time between two ticks: 50 ms of a second."""
+_SCAN_EVERY_MAX = 10
+_SCAN_WEIGHT = 4
+"""One scan counts a quarter in the average, so that one that was held up changes little."""
+_ZERO = bytes(4)
+
+
+class Sites:
+    """Where records say that somebody waited, by their raw ids."""
+
+    def __init__(self, stacks: Stacks, wakes: Wakes, book: Book) -> None:
+        self._stacks, self._wakes, self._book = stacks, wakes, book
+
+    def site(self, pid: int, tid: int, kernel: int, user: int, wake: int) -> SiteKey:
+        site = self._stacks.site(pid, tid, kernel, user)
+        return self._with_wake(site, wake) if wake else site
+
+    def every(self, raw: Sequence[tuple[int, int, int, int, int]]) -> list[SiteKey]:
+        """The same of many."""
+        sites = self._stacks.sites(raw)
+        return [self._with_wake(site, key[-1]) if key[-1] else site for site, key in zip(sites, raw, strict=True)]
+
+    def is_on_object(self, kernel: int) -> bool:
+        """Whether who waits there, by the book's id, waits on what its system call names."""
+        stack = self._book.stack(kernel)
+        return stack.category not in FOR_SOMETHING_ELSE and HIDDEN not in stack.frames[:1]
+
+    def _with_wake(self, site: SiteKey, raw: int) -> SiteKey:
+        pid, tid, kernel, user, _ = site
+        return SiteKey(pid, tid, kernel, user, self._wakes.id_of(raw, pid, tid, self.is_on_object(kernel)))
+
+
+class Drain:
+    """For the thread that reads. What it meets is put into the book."""
+
+    def __init__(
+        self,
+        program: Program,
+        book: Book,
+        stacks: Stacks,
+        wakes: Wakes,
+        sites: Sites,
+        details: DetailsWorker,
+        user_stacks: UserStacks | None,
+        begin: Callable[[ThreadKey, int], None],
+    ) -> None:
+        """`user_stacks`: who reads those of waits in progress; None: nobody asked for them. `begin`: is told who was
+        met, and since when that one lives."""
+        self._maps, self._walk_links = program.maps, program.walk_links
+        self._book, self._stacks, self._wakes, self._sites, self._details = book, stacks, wakes, sites, details
+        self._user_stacks, self._begin = user_stacks, begin
+        self.with_wakers = False
+        """Whether what waits in progress are on is told, too, as those that ended have it."""
+        self.renamed: list[ThreadKey] = []
+        """Main threads with another name than before, until somebody has taken them."""
+        self._half = 0
+        self._clock_apart_ns = 0
+        self._met: set[ThreadKey] = set()
+        """By the walks of this tick."""
+
+    def walk(self, mode: int) -> bytes:
+        """What the walks of all threads have to say, by layout.WALK_*."""
+        self._maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
+        return b"".join(map(libbpf.walk, self._walk_links))
+
+    def waits(self, walk: bytes, ran: list[Ran], started: list[Started]) -> Iterator[Walked]:
+        """The waits in progress that are new, that became ready to run, or for a lock that another one holds by now;
+        all of them when it primed. Into `ran` comes how long those have run that did nothing else, into `started` the
+        new threads that are on their first CPU."""
+        apart_ns = self._clock()
+        for key, record in self._records(walk):
+            self._note_running(key, record, ran, started)
+            if record.state & layout.TASK_NEW:
+                self._begin(key, record.start_ns)
+            if record.flags & (layout.WALKED_RUNNABLE | layout.WALKED_STACK | layout.WALKED_HOLDER):
+                yield self._walked(key, record, apart_ns)
+
+    def flip(self) -> tuple[int, int, int]:
+        """The half that was written until now, once nobody writes it any more; and when that was, on both clocks."""
+        maps = self._maps
+        drained, self._half = self._half, 1 - self._half
+        half, other = maps["half"], self._half.to_bytes(4, "little")
+        maps["object_sites"].update(other, bytes(8))
+        at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
+        half.update(_ZERO, other)  # right behind: what ends in between counts as ended by then
+        maps["barrier"].update(_ZERO, maps["nobody"].fd.to_bytes(4, "little"))
+        return drained, at_ns, taken_ns
+
+    def threads(
+        self, half: int, ran: list[Ran], started: list[Started], alone: bool
+    ) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
+        """What each thread did in `half`, which is emptied; into `ran` and `started` as waits() has it. `alone`: in
+        this tick nobody asked for the waits in progress."""
+        for key, record in self._records(self.walk(layout.WALK_HALVES[half] | (layout.WALK_ALONE if alone else 0))):
+            self._note_running(key, record, ran, started)
+            if record.thread is not None:
+                self._note_run(_ran(key, record.thread, record.start_ns), ran)
+                yield key, record.thread
+
+    def sites(self, half: int) -> Ended:
+        """What ended where in `half`, which is emptied. Behind the walk, which tells what each process runs."""
+        found, born_ns, parts = list[SiteKey](), list[int](), list[Ints]()
+        for keys, values in self._maps[f"sites_{half}"].drain():
+            found += self._sites.every([*layout.SITE_PLACE.iter_unpack(keys)])
+            born_ns += np.frombuffer(keys, np.uint64).reshape(len(keys) // layout.SITE_KEY.size, -1)[:, -1].tolist()
+            parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
+        columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
+        return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], born_ns)
+
+    def gone(
+        self, half: int, at_ns: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]
+    ) -> dict[ThreadKey, int]:
+        """The threads that ended until `at_ns`, and when; what they did is put before `threads`: a tid may be in use
+        again, by one that called exec, too, which goes on under the id of its main thread. And what those did until
+        then that have ended since, before the walk came to them."""
+        alive = {key for key, _ in threads}
+        found = _ended(self._maps[f"gone_{half}"].drain())
+        records: list[tuple[ThreadKey, ThreadRecord]] = []
+        ended: list[Ran] = []
+        for _, key, comm, start_ns, record in found:
+            if key not in self._met:  # else it has that name already, or another has its id by now
+                self._note_name(key, comm)
+            # Of one that ended behind the walk, the older half has what it had run by then: the newer one has all.
+            told = _ran(key, record, start_ns)._replace(at_ns=0, ended=not record.exec_at_ns, born_ns=record.born_ns)
+            self._note_run(told, ended)
+            records.append((key, record))
+        since = self._maps[f"gone_{1 - half}"]
+        ended_since = {
+            (end_ns, key): (comm, start_ns, record) for end_ns, key, comm, start_ns, record in _ended(since.read())
+        }
+        for (end_ns, key), (comm, start_ns, record) in ended_since.items():
+            if not record.is_older:
+                continue
+            since.delete(layout.GONE_KEY.pack(end_ns, *key))
+            if key not in self._met:
+                self._note_name(key, comm)
+            *_, last = ended_since.get((end_ns + 1, key), (None,))
+            if last and last.waits and last.first_left_ns < at_ns:  # it was off CPU at that moment
+                record = record._replace(left_ns=last.first_left_ns)
+            self._note_run(_ran(key, record, start_ns), ended)
+            records.append((key, record))
+        self._met.clear()
+        threads[:0] = records
+        ran[:0] = ended
+        return {key: end_ns for end_ns, key, *_ in found if key not in alive}
+
+    def unnamed(self, half: int) -> list[tuple[ThreadKey, ThreadRecord]]:
+        """What threads did that ended in the tick, and had no room for their records, as one record; none: all had.
+
+        It has none of their waits at sites: each site has its thread's id, and is counted in the thread when its record
+        has not come for some ticks (offtop/kernel/accounting/deferred.py).
+        """
+        maps, key = self._maps, half.to_bytes(4, "little")
+        raw = maps["gone_rest"].lookup(key) or b""
+        of_cpus = [ThreadRecord._make(fields) for fields in layout.THREAD.iter_unpack(raw)]
+        rest = [_without_sites(one) for one in of_cpus if one.state]
+        if rest:
+            maps["gone_rest"].update(key, bytes(len(raw)))
+            self._book.comms[UNNAMED] = self._book.processes[UNNAMED.pid] = UNNAMED_NAME
+            self._book.details[UNNAMED.pid] = UNKNOWN
+        return [(UNNAMED, one) for one in rest]
+
+    def storms(self, half: int) -> dict[int, Storm]:
+        """As Wakes.storms has them."""
+        found: list[tuple[tuple[int, int], tuple[int, ...]]] = []
+        for keys, values in self._maps[f"storms_{half}"].drain():
+            for (at_ns, cpu, _), storm in zip(
+                layout.STORM_KEY.iter_unpack(keys), layout.STORM.iter_unpack(values), strict=True
+            ):
+                found.append(((at_ns, cpu), storm))
+        return self._wakes.storms(found)
+
+    def calls(self, half: int, at_ns: int) -> Calls:
+        """What ended in the tick, and goes on."""
+        maps, key = self._maps, half.to_bytes(4, "little")
+        raw = maps["within_calls"].lookup(key) or b""
+        maps["within_calls"].update(key, bytes(len(raw)))
+        of_tick = NO_CALLS
+        for numbers in layout.CALLS_WITHIN.iter_unpack(raw):
+            lanes = np.array([numbers[-layout.LANES :]], np.int64)
+            of_cpu = Calls(*numbers[: -layout.LANES])._replace(histogram=log2.of_lanes(lanes)[0])
+            of_tick = of_tick.plus(of_cpu)
+        now, began_ns, _ = layout.CALLS_NOW.unpack(maps["within_now"].lookup(_ZERO) or bytes(layout.CALLS_NOW.size))
+        return of_tick._replace(now=now, oldest_ns=max(0, at_ns - began_ns) if now else 0)
+
+    def lost(self) -> dict[str, int]:
+        """All that could not be kept or read since the start, by kind."""
+        lost: dict[str, int] = {}
+        for kind in layout.LOST_KINDS:
+            count = self.count(kind)
+            if count and kind != "copies":  # of whose waits nothing is lost but callers
+                shown = {"chains": "wakes", "caught": "outliers"}.get(kind, kind)
+                lost[shown] = lost.get(shown, 0) + count
+        if self._wakes.unread:
+            lost["wakes"] = lost.get("wakes", 0) + self._wakes.unread
+        if self._stacks.unread:
+            lost["stacks"] = lost.get("stacks", 0) + self._stacks.unread
+        return lost
+
+    def count(self, kind: str) -> int:
+        """What the kernel side could not keep, one of layout.LOST_KINDS."""
+        per_cpu = self._maps["lost"].lookup(layout.LOST_KINDS.index(kind).to_bytes(4, "little")) or b""
+        return sum(memoryview(per_cpu).cast("Q"))
+
+    def _records(self, walk: bytes) -> Iterator[tuple[ThreadKey, WalkedRecord]]:
+        for record in layout.walked_records(walk):
+            key = ThreadKey(record.pid, record.tid)
+            self._met.add(key)
+            self._stacks.runs(key.pid, record.execs)
+            self._note_name(key, record.comm)
+            if record.tid == record.pid:
+                self._details.met(record.pid)
+            yield key, record
+
+    def _walked(self, key: ThreadKey, record: WalkedRecord, apart_ns: int) -> Walked:
+        stack, since_ns, bound = record.stack, 0, Bound.EXACT
+        call, arguments, kernel, wake = -1, (), None, layout.NO_WAKE
+        if record.flags & layout.WALKED_OLDER:
+            is_known = record.arrived_ns and apart_ns
+            since_ns, bound = (record.arrived_ns + apart_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
+            since_ns = min(since_ns, record.left_ns)
+        if stack is not None:
+            call, arguments = self._call(stack)
+            if key.pid != OUTSIDE and self._user_stacks:
+                self._user_stacks.met(key, record.left_ns, stack)
+            kernel = self._stacks.walked(stack.frames, stack.words)
+            if stack.object.kind and not record.state & layout.RUNNING:
+                wake = self._wakes.waiting_on(stack.object, key.pid, self.with_wakers, self._sites.is_on_object(kernel))
+        return Walked(
+            key,
+            record.left_ns,
+            bool(record.flags & layout.WALKED_RUNNABLE),
+            record.queued_ns + apart_ns if record.queued_ns and apart_ns else 0,
+            kernel,
+            record.state,
+            since_ns,
+            bound,
+            call,
+            arguments,
+            wake,
+            self._holder(record),
+            record.born_ns,
+        )
+
+    def _holder(self, record: WalkedRecord) -> Holder:
+        """With its name, which is looked up where the thread has not been met: it may not be one that is counted."""
+        pid, tid = record.holder_pid, record.holder_tid
+        if not tid:
+            return NO_HOLDER
+        comm = self._book.comms.get(ThreadKey(pid, tid), "")
+        if not comm:
+            with suppress(OSError):
+                comm = layout.text_of(Path(f"/proc/{pid}/task/{tid}/comm").read_bytes().rstrip(b"\n"))
+        return Holder(pid, tid, comm)
+
+    def _call(self, stack: WalkedStack) -> tuple[int, tuple[int, ...]]:
+        """The system call as the book has it, and its arguments; -1 where the thread is in none."""
+        if stack.call < 0:
+            return -1, ()
+        is_32_bit = userstacks.is_32_bit(stack)
+        call = stack.call | CALL_32_BIT if is_32_bit else stack.call
+        if call not in self._book.calls:
+            name = syscalls.name_of(stack.call, syscalls.NARROW) if is_32_bit else syscalls.name_of(stack.call)
+            if name:
+                self._book.calls[call] = name
+        return call, () if is_32_bit else stack.arguments
+
+    def _note_running(self, key: ThreadKey, record: WalkedRecord, ran: list[Ran], started: list[Started]) -> None:
+        if record.flags & layout.WALKED_RAN:
+            self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
+        if record.flags & layout.WALKED_STARTED:
+            self._begin(key, record.start_ns)
+            started.append(Started(key, record.left_ns, record.first_ns, record.born_ns))
+
+    def _note_run(self, one: Ran, ran: list[Ran]) -> None:
+        self._begin(one.key, one.start_ns)
+        if one.exec_ns:
+            ran.append(one)
+
+    def _note_name(self, key: ThreadKey, raw: bytes) -> None:
+        comm = layout.text_of(raw)
+        if self._book.comms.get(key) == comm:
+            return
+        self._book.comms[key] = comm
+        if key.tid == key.pid:
+            if self._book.processes.get(key.pid, comm) != comm:
+                self.renamed.append(key)  # most likely another program by now
+            self._book.processes[key.pid] = comm
+        elif key.pid not in self._book.processes:
+            with suppress(OSError):
+                name = Path(f"/proc/{key.pid}/comm").read_bytes().rstrip(b"\n")
+                self._book.processes[key.pid] = layout.text_of(name)
+
+    def _clock(self) -> int:
+        """How far our clock is ahead of the scheduler's: the least seen in the last tick; 0: not known."""
+        clock = self._maps["clock"]
+        least = int.from_bytes(clock.lookup(_ZERO) or b"", "little")
+        clock.update(_ZERO, bytes(8))
+        if least:
+            self._clock_apart_ns = least - (1 << 64) if least >> 63 else least
+            self._maps["apart"].update(_ZERO, least.to_bytes(8, "little"))
+        return self._clock_apart_ns
+
+
+def _ended(
+    parts: Iterable[tuple[memoryview, memoryview]],
+) -> list[tuple[int, ThreadKey, bytes, int, ThreadRecord]]:
+    """When each ended, its name, since when it was there, and what it did; in that order."""
+    found: list[tuple[int, ThreadKey, bytes, int, ThreadRecord]] = []
+    for keys, values in parts:
+        for (at_ns, pid, tid), (comm, start_ns, thread) in zip(
+            layout.GONE_KEY.iter_unpack(keys), layout.GONE.iter_unpack(values), strict=True
+        ):
+            record = ThreadRecord._make(layout.THREAD.unpack(thread))
+            found.append((at_ns, ThreadKey(pid, tid), comm, start_ns, record))
+    return sorted(found)
+
+
+def _without_sites(r: ThreadRecord) -> ThreadRecord:
+    """The waits of a record that are at no site: it was short, left out, or there was no room for its site."""
+    waits = r.short_waits + r.filtered_waits + r.lost_waits
+    offcpu_ns = r.short_ns + r.filtered_ns + r.lost_ns
+    runqueue_ns = r.short_runqueue_ns + r.filtered_runqueue_ns + r.lost_runqueue_ns
+    lanes = np.frombuffer(r.histogram, np.int64)
+    # Short ones are shorter than all others. Of the others the longest are taken: those that --max leaves out.
+    short = np.diff(np.minimum(np.cumsum(lanes), r.short_waits), prepend=0)
+    others = np.diff(np.minimum(np.cumsum((lanes - short)[::-1]), waits - r.short_waits), prepend=0)[::-1]
+    return r._replace(
+        waits=waits,
+        offcpu_ns=offcpu_ns,
+        runqueue_ns=runqueue_ns,
+        preempted_ns=min(r.preempted_ns, runqueue_ns),  # how much of it was at sites is not known
+        involuntary=min(r.involuntary, waits),
+        max_ns=min(r.max_ns, offcpu_ns),
+        left_ns=0,
+        first_kind=0,
+        first_left_ns=0,
+        first_off_ns=0,
+        first_runqueue_ns=0,
+        histogram=(short + others).tobytes(),
+    )
+
+
+def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> Ran:
+    return Ran(key, record.exec_ns, start_ns, record.exec_at_ns, record.exec_off_ns)
+
+
+class ScanCadence:
+    """How often waits in progress are scanned: every tick, or less often if that would cost too much."""
+
+    def __init__(self) -> None:
+        self.took_ns = -1
+        """Moving average of what a scan took; -1: there was none yet."""
+        self.every = 1
+        """One scan in this many ticks."""
+        self._left = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self._left <= 0
+
+    def add(self, took_ns: int, tick_ns: int) -> None:
+        """Count a tick of `tick_ns`, and what its scan took; -1: it had none."""
+        if took_ns < 0:
+            self._left -= 1
+            return
+        if self.took_ns < 0:
+            self.took_ns = took_ns
+        else:
+            self.took_ns += (took_ns - self.took_ns) // _SCAN_WEIGHT
+        self.every = max(1, min(_SCAN_EVERY_MAX, -(-self.took_ns * _SCAN_SHARE // max(1, tick_ns))))
+        self._left = self.every - 1

@@ -1,0 +1,673 @@
+"""The ledger turns each tick's records into running totals, so that every wait is counted once.
+
+A record knows whole waits; a snapshot must show the part of each that passed until then. So a wait in
+progress is shown as it grows (`Waiting`), and where it ends at another site than it was shown at, a Move says how
+much of it was shown elsewhere. No total of a thread ever falls, and the sums of accounting hold at every
+snapshot. It asks nobody for the time and imports no bcc: a test can be its kernel.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from offtop.kernel.accounting.deferred import Late
+from offtop.kernel.accounting.run_times import Runs
+from offtop.kernel.accounting.tick_records import Ended, Ran, Started, Walked
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.model import histogram as log2
+from offtop.model.book import Book, Life, SiteKey, ThreadKey
+from offtop.model.running import Running
+from offtop.model.snapshot import EXITED, NO_HOLDER, Bound, Move, SiteTotals, Waiting
+from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
+from offtop.model.table import RUNNING_NS, SITES, THREADS, integers
+from offtop.model.wake import FIRST_WAKE, NO_WAKE, Storm
+from offtop.units import NS_PER_S
+
+_MOST_NAMES = 50_000
+"""Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
+_SILENT_NS = 60 * NS_PER_S
+"""Whether a thread that is not off CPU still lives is asked when it has not waited for so long: its end may be lost."""
+_MOST_ENDED = 1 << 15
+"""Threads that ended since the last snapshot and are shown by name in the next one. The sums of more stand under
+EXITED: each takes 1 KB and more, and 2,000 may end in a second, of which a snapshot may have 60."""
+
+
+_Records = Sequence[tuple[ThreadKey, ThreadRecord]]
+_UNTOLD: tuple[int, Bound, int, tuple[int, ...]] = 0, Bound.EXACT, -1, ()
+
+Locate = Callable[[int, int, int, int, int], SiteKey]
+"""(pid, tid, raw kernel stack id, raw user stack id, raw id of the wake) → site."""
+
+
+class Dropped(NamedTuple):
+    """Ids that the book gave back."""
+
+    stacks: set[int]
+    wakes: set[int]
+
+
+@dataclass(slots=True)
+class _Delta:
+    """What a tick adds, entry by entry; what the kernel counted by site comes as a whole beside it."""
+
+    threads: list[tuple[ThreadKey, tuple[int, ...], bytes]] = field(
+        default_factory=list[tuple[ThreadKey, tuple[int, ...], bytes]]
+    )
+    """The fields of ThreadTotals but the histogram, and its lanes."""
+    settled: list[tuple[ThreadKey, tuple[int, ...]]] = field(default_factory=list[tuple[ThreadKey, tuple[int, ...]]])
+    """As above, of waits in progress: no histogram."""
+    ran: list[tuple[ThreadKey, int]] = field(default_factory=list[tuple[ThreadKey, int]])
+    """Time on a CPU."""
+    sites: list[tuple[SiteKey, tuple[int, ...]]] = field(default_factory=list[tuple[SiteKey, tuple[int, ...]]])
+    """The fields of SiteTotals but the histogram: what has none."""
+    late: list[tuple[SiteKey, SiteTotals]] = field(default_factory=list[tuple[SiteKey, SiteTotals]])
+    """What ended in earlier ticks."""
+    renamed: dict[SiteKey, SiteKey] = field(default_factory=dict[SiteKey, SiteKey])
+    """What ended at a site of which only the walk knows the stack → the site that has it."""
+
+
+class Ledger:
+    """Running totals, and the waits in progress, as of the last tick."""
+
+    def __init__(
+        self,
+        at_ns: int,
+        locate: Locate = SiteKey,
+        book: Book | None = None,
+        is_alive: Callable[[ThreadKey], bool] = lambda _: False,
+    ) -> None:
+        """Nothing is known before `at_ns`. `locate` turns a record's raw stack ids into a site."""
+        self.at_ns = self._began_ns = at_ns
+        self.book = book or Book()
+        self._locate, self._is_alive = locate, is_alive
+        self.threads = Running(THREADS)
+        self.sites = Running(SITES)
+        self.waiting: dict[ThreadKey, Waiting] = {}
+        self.moves: list[Move] = []
+        """Of the last tick."""
+        self.storms: dict[int, Storm] = {}
+        """By the id of a wake of their waker."""
+        self._stormed_ns: dict[int, int] = {}
+        """When that changed last."""
+        self._states = 0
+        self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
+        self._restless: set[ThreadKey] = set()
+        self._begun: set[ThreadKey] = set()
+        """Whose wait in progress no snapshot has shown yet, though it may have begun before the last one."""
+        self._runs = Runs(at_ns)
+        self._exited: dict[ThreadKey, int] = {}
+        """Threads that ended in the last tick, or since the last snapshot, and when."""
+        self._snapshot_ns = at_ns
+        """As of when the last snapshot was."""
+        self._window_from_ns = at_ns
+        """And the one before."""
+        self._born_ns: dict[ThreadKey, int] = {}
+        """Of who has an id now, or had it last."""
+        self._late = Late()
+        self._retired: dict[int, int] = {}
+        self._retired_wakes: dict[int, int] = {}
+        self._aged_at_ns = at_ns
+        self._forgotten: deque[tuple[int, ThreadKey]] = deque()
+
+    def tick(
+        self,
+        at_ns: int,
+        min_ns: int,
+        threads: Iterable[tuple[ThreadKey, ThreadRecord]],
+        sites: Ended,
+        walked: Sequence[Walked],
+        *,
+        gone: Mapping[ThreadKey, int] | None = None,
+        ran: Sequence[Ran] = (),
+        started: Sequence[Started] = (),
+        primed_ns: int = 0,
+        anew: bool = False,
+        states: int = 0,
+        max_ns: int = 0,
+        storms: Mapping[int, Storm] = MappingProxyType({}),
+        threads_lost: int = 0,
+        has_snapshot: bool = True,
+    ) -> list[ThreadKey]:
+        """Add one tick. `gone`: the threads that ended in it, and when. `ran`: how long threads have run in all, where
+        it has changed. `started`: the new threads that are on their first CPU. `primed_ns`: when the walk began, if
+        `walked` has every thread off CPU. `anew`: the choice of threads has changed, so that of a wait which nobody
+        asked about only what passed since the last tick counts. `states` and `max_ns` are those of Filters.
+        `threads_lost`: how many records of threads the kernel could not keep until now. `has_snapshot`: whether a
+        snapshot follows. If not, what a snapshot has of its last tick (maxima, moves) goes on until there is one, and
+        threads that have ended are kept until one has shown them.
+
+        Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot. Returns the
+        threads that will be given back, because they have ended.
+        """
+        delta, follows_snapshot = _Delta(), self.follows_snapshot
+        if follows_snapshot:
+            self.moves = []
+            self._begun.clear()
+        gone = gone or {}
+        by_key = {one.key: one for one in walked}
+        threads, returned = [*threads], dict[ThreadKey, ThreadRecord]()
+        running: set[ThreadKey] = set()
+        before: set[ThreadKey] = set()
+        had_ns = {one.key: self._born_ns.get(one.key, 0) for one in ran if one.ended}
+        for key, record in threads:
+            if self._count_thread(key, record, anew, delta):
+                before.add(key)
+                continue
+            returned[key] = record
+            if record.left_ns:
+                running.discard(key)
+                self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
+            else:
+                running.add(key)
+        for one in walked:
+            if one.state & layout.TASK_NEW:
+                self._begin_new(one, returned.get(one.key), at_ns, states, delta)
+        for one in started:
+            self._end_new(one, returned.get(one.key), at_ns, min_ns, states, max_ns, delta)
+        sites, lost = self._hold_back(sites, threads, at_ns, threads_lost, delta)
+        silent: list[ThreadKey] = []
+        if primed_ns:
+            heard = returned.keys() | by_key.keys()
+            old = self.threads.not_added_since(at_ns - _SILENT_NS)
+            silent = [key for key in old if key.tid and key not in heard and not self._is_alive(key)]
+            self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
+        if primed_ns:  # everybody who is asked for has been heard of
+            self._runs.asked_only(by_key.keys() | {one.key for one in ran})
+        for one in ran:
+            if one.ended and one.born_ns < had_ns[one.key]:
+                continue  # of who has had that id since an earlier tick its account says nothing
+            if ran_ns := self._runs.new_ns(one, returned.get(one.key), self.at_ns, at_ns):
+                delta.ran.append((one.key, ran_ns))
+            if one.key in self.book.lives:
+                self._lives_on(one)
+        every = max_ns or states != self._states
+        for key in tuple(self.waiting) if every else self._restless.union(by_key.keys() - returned.keys()):
+            self._place(key, by_key.get(key), at_ns, min_ns, states, max_ns, delta, has_snapshot)
+        self._states = states
+        exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]
+        late = {key: self._exited[key] for key in before & self._exited.keys() if key not in returned}
+        kept = returned.keys() | self.waiting.keys() | late.keys()
+        exited = [key for key in exited if key not in kept]
+        unseen = 0 if follows_snapshot else _MOST_ENDED
+        self._give_back(exited[: max(0, len(exited) - unseen)], at_ns)
+        unseen_ns = {key: self._exited[key] for key in exited[max(0, len(exited) - unseen) :]}
+        self._apply(delta, sites, at_ns, follows_snapshot)
+        self._count_storms(storms, at_ns, follows_snapshot)
+        ended = {key: end_ns for key, end_ns in gone.items() if key not in before or key in returned}
+        ended = {**late, **dict.fromkeys((*lost, *silent), at_ns), **ended}
+        self._exited = {**unseen_ns, **ended}
+        for key, end_ns in ended.items():
+            self._end(key, end_ns)
+        self.at_ns = at_ns
+        if has_snapshot:
+            self._window_from_ns, self._snapshot_ns = self._snapshot_ns, at_ns
+        return [*ended]
+
+    @property
+    def follows_snapshot(self) -> bool:
+        """Whether there is a snapshot of the last tick."""
+        return self._snapshot_ns == self.at_ns
+
+    def _count_storms(self, storms: Mapping[int, Storm], at_ns: int, follows_snapshot: bool) -> None:
+        if follows_snapshot:
+            self.storms = {wake: was._replace(largest=0) if was.largest else was for wake, was in self.storms.items()}
+        for wake, one in storms.items():
+            self._stormed_ns[wake] = at_ns
+            was = self.storms.get(wake, Storm())
+            self.storms[wake] = was.plus(one)._replace(largest=max(was.largest, one.largest))
+
+    def _lives_on(self, ran: Ran) -> None:
+        """Of one that was taken for ended, because its main thread was when it called exec."""
+        life = self.book.life(ran.key)
+        if life.to_ns and self._runs.is_last(ran):
+            self.book.lives[ran.key] = life._replace(to_ns=0)
+            self._exited.pop(ran.key, None)
+
+    def begin(self, key: ThreadKey, from_ns: int) -> None:
+        """A thread is met that began, or is counted, only since `from_ns`; or the same once more; or one that ended
+        before another took its id."""
+        if from_ns > max(self._began_ns, self.book.life(key).from_ns):
+            self.book.lives[key] = Life(from_ns)
+
+    def _end(self, key: ThreadKey, at_ns: int) -> None:
+        life = self.book.life(key)
+        if at_ns >= life.from_ns:  # else another has its id by now
+            self.book.lives[key] = life._replace(to_ns=at_ns)
+
+    def read_user(self, key: ThreadKey, left_ns: int, user: int) -> None:
+        """The user stack of a wait in progress was read from outside."""
+        waiting = self.waiting.get(key)
+        if waiting is not None and waiting.left_ns == left_ns:
+            self.waiting[key] = waiting._replace(user=user)
+            self._restless.add(key)  # from the next tick on it stands there
+
+    def age(self, keep_ns: int) -> Dropped | None:
+        """Once in `keep_ns`: give back what has not been used for as long; ids of stacks and wakes dropped with it.
+
+        None when it is not yet time. A live thread's site without a wait for keep_ns moves its sums to
+        the site of those given back; stacks and wakes that nothing names any more leave the book.
+        """
+        if self.at_ns - self._aged_at_ns < keep_ns:
+            return None
+        waiting = {w.site for w in self.waiting.values()}
+        for key in self.sites.not_added_since(self.at_ns - keep_ns):
+            if key.tid and key not in waiting:
+                self._retire_site(key)
+                of_thread = self._sites_of.get(key.thread)
+                if of_thread:
+                    of_thread.remove(key)
+        before_ns = self.at_ns - keep_ns
+        sites = [*self.sites, *self._late.sites(), *waiting]
+        wakes = {key.wake for key in sites}.union(wake for wake, ns in self._stormed_ns.items() if ns >= before_ns)
+        dropped_wakes = {
+            wake
+            for wake in self.book.wakes
+            if wake >= FIRST_WAKE and wake not in wakes and self._retired_wakes.get(wake, 0) < before_ns
+        }
+        for wake in dropped_wakes:
+            self._drop_wake(wake)
+        used = {stack for key in sites for stack in (key.kernel, key.user)}
+        used.update(site.kernel for site in waiting)
+        used.update(w.user for w in self.waiting.values())
+        used.update(stack for wake in self.book.wakes.values() for stack in wake.stacks)
+        dropped = {
+            stack
+            for stack in self.book.stacks
+            if stack >= FIRST_STACK and stack not in used and self._retired.get(stack, 0) < before_ns
+        }
+        for stack in dropped:
+            del self.book.stacks[stack]
+            self._retired.pop(stack, None)
+        while self._forgotten and self._forgotten[0][0] < before_ns:
+            self._forget_name()
+        self._aged_at_ns = self.at_ns
+        return Dropped(dropped, dropped_wakes)
+
+    def drop_wakes(self, most: int) -> set[int]:
+        """Give back, before their time, the ids of wakes that were named longest ago, so that `most` are left, and all
+        that the last snapshot is the first to name; those that were dropped.
+
+        The sums of their sites move to those given back. A window of before that names one has lost it, and nothing
+        else: the stacks of such sites stay in the book for as long as others do.
+        """
+        named_ns = {**dict.fromkeys(self.book.wakes, 0), **self._retired_wakes}
+        added = self.sites.added()
+        named = (
+            [(key.wake, ns) for key, ns in added],
+            self._stormed_ns.items(),
+            [(site.wake, self.at_ns) for site in self._late.sites()],
+            [(w.site.wake, self.at_ns) for w in self.waiting.values()],
+        )
+        for wake, ns in chain(*named):
+            named_ns[wake] = max(ns, named_ns.get(wake, 0))
+        own = [wake for wake in self.book.wakes if wake >= FIRST_WAKE]
+        oldest = sorted(own, key=named_ns.__getitem__)[: max(0, len(own) - most)]
+        dropped = {wake for wake in oldest if named_ns[wake] <= self._window_from_ns}
+        threads: set[ThreadKey] = set()
+        for key, _ in added:
+            if key.wake in dropped:
+                self._retired[key.kernel] = self._retired[key.user] = self.at_ns
+                self._retire_site(key)
+                threads.add(key.thread)
+        for thread in threads:
+            self._sites_of[thread] = [one for one in self._sites_of.get(thread, ()) if one.wake not in dropped]
+        for wake in dropped:
+            self._drop_wake(wake)
+        return dropped
+
+    def _drop_wake(self, wake: int) -> None:
+        """With its storms, which are running totals: they stay as long as their id does."""
+        del self.book.wakes[wake]
+        for table in (self._retired_wakes, self._stormed_ns, self.storms):
+            table.pop(wake, None)
+
+    def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> bool:
+        """Add what ended, less what was shown of the first of those waits while it was in progress. Whether it is of
+        who had that id before."""
+        whose = key, r.born_ns
+        r, is_whole = self._late.rest(whose, r)
+        born_ns = self._born_ns.get(key, r.born_ns)
+        waiting = self.waiting.pop(key, None) if born_ns <= r.born_ns else None
+        if key in self._begun:
+            waiting = None
+        left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self._snapshot_ns
+        shown = self._late.shown_of(whose)
+        if r.born_ns < born_ns or (waiting is None and shown):
+            left_ns, shown_to_ns = shown or (0, self._snapshot_ns)
+            if anew:  # in between nobody may have asked for it
+                shown_to_ns = self.at_ns
+        if r.born_ns >= born_ns:
+            self._born_ns[key] = r.born_ns
+            if waiting and born_ns < r.born_ns:
+                self._late.keep_shown((key, born_ns), left_ns, self._snapshot_ns)
+        is_first_whole = r.waits > 0 and is_whole
+        was_known = is_first_whole and 0 < left_ns == r.first_left_ns
+        if was_known:
+            self._late.forget_shown(whose)
+        was_asked = is_first_whole and anew and waiting is None and key not in self._begun
+        if was_asked:
+            shown_to_ns = self.at_ns
+        site = self._first_site(key, r) if was_known or was_asked else None
+        moved_ns = moved_runqueue_ns = 0
+        if waiting is not None:
+            if was_known and site:
+                now = site
+                if site.kernel == NO_STACK and waiting.site.kernel >= FIRST_STACK:  # primed: only the walk knows
+                    now = delta.renamed[site] = waiting.site._replace(wake=site.wake)
+                moved_ns, moved_runqueue_ns = self._move(waiting, now, r.first_off_ns)
+            self._settle(key, waiting, delta, moved_ns, moved_runqueue_ns)
+        is_before = r.born_ns < born_ns
+        if not r.waits and is_whole:
+            return is_before
+        taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
+        if was_known or was_asked:
+            rest_ns = max(0, r.first_off_ns - max(0, shown_to_ns - r.first_left_ns))
+            rest_runqueue_ns = min(rest_ns, r.first_runqueue_ns)  # a wait is ready at its end, if at all
+            taken_ns = r.first_off_ns - rest_ns
+            taken_runqueue_ns = r.first_runqueue_ns - rest_runqueue_ns
+        of_short = _kind(r) == layout.KIND_SHORT
+        of_filtered = _kind(r) == layout.KIND_FILTERED
+        is_ready = r.involuntary > 0 and r.first_runqueue_ns == r.first_off_ns
+        was_preempted = waiting.preempted if waiting else is_ready and not r.first_kind & layout.KIND_NEW
+        ended = (
+            r.waits,
+            r.offcpu_ns - taken_ns,
+            r.runqueue_ns - taken_runqueue_ns,
+            r.preempted_ns - (taken_ns if was_preempted else 0),
+            r.involuntary,
+            r.short_waits,
+            r.short_ns - (taken_ns if of_short else 0),
+            r.short_runqueue_ns - (taken_runqueue_ns if of_short else 0),
+            r.filtered_ns - (taken_ns if of_filtered else 0),
+            r.filtered_runqueue_ns - (taken_runqueue_ns if of_filtered else 0),
+            0,
+            r.max_ns,
+        )
+        delta.threads.append((key, ended, r.histogram))
+        if r.lost_waits:
+            delta.sites.append((_lost_site(key), (r.lost_waits, r.lost_ns, r.lost_runqueue_ns, 0)))
+        if site and taken_ns:
+            delta.sites.append((site, (0, moved_ns - taken_ns, moved_runqueue_ns - taken_runqueue_ns, 0)))
+        return is_before
+
+    def _first_site(self, key: ThreadKey, r: ThreadRecord) -> SiteKey | None:
+        """Where the first wait of a record ended; None: at no site."""
+        if _kind(r) == layout.KIND_LOST:
+            return _lost_site(key)
+        if _kind(r) != layout.KIND_SITE:
+            return None
+        return self._locate(key.pid, key.tid, r.first_kernel, r.first_user, r.first_wake)
+
+    def _move(self, w: Waiting, now: SiteKey, whole_ns: int) -> tuple[int, int]:
+        """All that was shown of a wait is at another site now, as far as it was no more than `whole_ns`: how much that
+        is, and how much of it run queue."""
+        if w.site.kernel in PLACELESS:
+            return 0, 0
+        moved_ns = min(whole_ns, max(0, self._snapshot_ns - w.from_ns))
+        moved_runqueue_ns = min(w.runqueue_ns, moved_ns)
+        if moved_ns and now != w.site:
+            self.moves.append(Move(w.site, now, self._snapshot_ns - moved_ns, self._snapshot_ns, moved_runqueue_ns))
+            self._retired[w.site.kernel] = self._retired[w.site.user] = self.at_ns
+            self._retired_wakes[w.site.wake] = self.at_ns
+        return moved_ns, moved_runqueue_ns
+
+    def _hold_back(
+        self, ended: Ended, threads: _Records, at_ns: int, threads_lost: int, delta: _Delta
+    ) -> tuple[Ended, set[ThreadKey]]:
+        """Keep the sites of threads that are not heard of for a later tick; the threads whose records are lost."""
+        heard = {(pid, tid, record.born_ns) for (pid, tid), record in threads}
+        found = self._late.sort(ended, heard, at_ns, threads_lost)
+        delta.late += found.late
+        lost: set[ThreadKey] = set()
+        for site, born_ns, totals in found.lost:
+            key = site.thread
+            is_now = born_ns >= self._born_ns.get(key, born_ns)
+            if is_now:  # it has been shown as waiting all the time since it left
+                self._leave_to_late(key, delta)
+            rest = self._late.give_up((key, born_ns), totals)
+            numbers = (rest.waits, rest.total_ns, rest.runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, rest.max_ns)
+            delta.threads.append((key, numbers, rest.histogram.to_bytes(log2.LANES * 8, "little")))
+            delta.late.append((site, rest))
+            if is_now:
+                lost.add(key)
+        return found.now, lost
+
+    def _settle(
+        self,
+        key: ThreadKey,
+        w: Waiting,
+        delta: _Delta,
+        moved_ns: int = 0,
+        moved_runqueue_ns: int = 0,
+        until_ns: int = 0,
+    ) -> None:
+        """What a snapshot has shown of a wait in progress becomes finished: where it was shown, but for what moved.
+        `until_ns`: all of it until then instead."""
+        shown_ns = max(0, (until_ns or self._snapshot_ns) - w.from_ns)
+        ready_ns = min(shown_ns, w.runqueue_ns)  # of one that is ready all along, that is as of the last tick
+        kernel = w.site.kernel
+        if w.user != NO_STACK:
+            self._retired[w.user] = self.at_ns
+        short = (shown_ns, ready_ns) if kernel == SHORT else (0, 0)
+        filtered = (shown_ns, ready_ns) if kernel == FILTERED else (0, 0)
+        preempted_ns = shown_ns if w.preempted else 0
+        delta.settled.append((key, (0, shown_ns, ready_ns, preempted_ns, 0, 0, *short, *filtered, 0, 0)))
+        if kernel not in PLACELESS and (shown_ns, ready_ns) != (moved_ns, moved_runqueue_ns):
+            delta.sites.append((w.site, (0, shown_ns - moved_ns, ready_ns - moved_runqueue_ns, 0)))
+
+    def _begin(
+        self, key: ThreadKey, left_ns: int, from_ns: int, state: int, states: int, walked: Walked | None
+    ) -> None:
+        """A wait in progress that no snapshot has shown: where the walk says, or else short for now."""
+        kernel, wake, holder = SHORT, NO_WAKE, NO_HOLDER
+        self._restless.add(key)
+        self._begun.add(key)
+        if states and not state & states:
+            kernel = FILTERED
+        elif walked is not None and walked.left_ns == left_ns and walked.kernel is not None:
+            kernel, wake, holder = walked.kernel, walked.wake, walked.holder
+            if kernel >= FIRST_STACK and not state & layout.RUNNING and not walked.runnable:
+                self._restless.discard(key)
+        since_ns, bound, call, arguments = _told(walked, left_ns) or _UNTOLD
+        self.waiting[key] = Waiting(
+            SiteKey(key.pid, key.tid, kernel, NO_STACK, wake),
+            left_ns,
+            from_ns,
+            0,
+            bool(state & layout.RUNNING and not state & layout.TASK_NEW),
+            since_ns,
+            bound,
+            state,
+            call,
+            arguments,
+            holder=holder,
+        )
+
+    def _begin_new(self, one: Walked, record: ThreadRecord | None, at_ns: int, states: int, delta: _Delta) -> None:
+        """A new thread waits for its first CPU: nothing but the scan of the tasks reports that. `record`: what it did
+        in this tick, or what a thread did that had its id before."""
+        was = self.waiting.get(one.key)
+        if (record and record.born_ns >= one.born_ns) or (was and was.left_ns == one.left_ns):
+            return
+        self._leave_to_late(one.key, delta)
+        self._born_ns[one.key] = one.born_ns
+        self._begin(one.key, one.left_ns, min(one.left_ns, at_ns), one.state, states, one)
+
+    def _end_new(
+        self,
+        one: Started,
+        record: ThreadRecord | None,
+        at_ns: int,
+        min_ns: int,
+        states: int,
+        max_ns: int,
+        delta: _Delta,
+    ) -> None:
+        """A new thread has its first CPU. The time that it waited passed in this tick, or before; as a wait it counts
+        when its record comes, which may be much later: it has not been switched out yet."""
+        whose, until_ns = (one.key, one.born_ns), one.left_ns + one.first_ns
+        if until_ns > at_ns or (record and record.born_ns >= one.born_ns) or self._late.shown_of(whose):
+            return
+        was = self.waiting.get(one.key)
+        if was and was.left_ns == one.left_ns:
+            until_ns = until_ns if one.key in self._begun else max(until_ns, self._snapshot_ns)
+        else:
+            self._leave_to_late(one.key, delta)
+            self._born_ns[one.key] = one.born_ns
+            self._begin(one.key, one.left_ns, one.left_ns, layout.RUNNING | layout.TASK_NEW, states, None)
+        self._place(one.key, None, until_ns, min_ns, states, max_ns, delta)
+        self._settle(one.key, self.waiting.pop(one.key), delta, until_ns=until_ns)
+        self._late.keep_shown(whose, one.left_ns, until_ns)
+
+    def _leave_to_late(self, key: ThreadKey, delta: _Delta) -> None:
+        """A wait in progress, if there is one, is of a thread that had this id before."""
+        was = self.waiting.pop(key, None)
+        if was and key not in self._begun:
+            self._late.keep_shown((key, self._born_ns.get(key, 0)), was.left_ns, self._snapshot_ns)
+            self._settle(key, was, delta)
+
+    def _prime(self, walked: Sequence[Walked], walk_ns: int, at_ns: int, states: int, delta: _Delta) -> None:
+        """Take over the word of the walk that began at `walk_ns` on who waits: some may have begun before anybody
+        watched."""
+        seen = {one.key for one in walked}
+        for key in [key for key, w in self.waiting.items() if key not in seen and w.left_ns < walk_ns]:
+            self._leave_to_late(key, delta)
+            self._restless.discard(key)
+        for one in walked:
+            if one.key not in self.waiting and one.kernel is not None:
+                self._born_ns[one.key] = max(one.born_ns, self._born_ns.get(one.key, 0))
+                self._begin(one.key, one.left_ns, at_ns, one.state, states, one)
+
+    def _place(
+        self,
+        key: ThreadKey,
+        walked: Walked | None,
+        at_ns: int,
+        min_ns: int,
+        states: int,
+        max_ns: int,
+        delta: _Delta,
+        has_snapshot: bool = True,
+    ) -> None:
+        """Where a wait in progress stands at this tick, and how much of it is run queue."""
+        w = self.waiting.get(key)
+        if w is None:
+            self._restless.discard(key)
+            return
+        if walked is not None and walked.left_ns != w.left_ns:
+            walked = None  # the walk saw an earlier wait of this thread
+        site = w.site
+        kernel, wake, age_ns = site.kernel, site.wake, at_ns - w.left_ns
+        if (states and not w.state & states) or (max_ns and age_ns > max_ns):
+            kernel, wake = FILTERED, NO_WAKE
+        elif walked is not None and walked.kernel is not None:
+            kernel, wake = walked.kernel, walked.wake
+        elif kernel in (SHORT, FILTERED):
+            kernel = SHORT if age_ns < min_ns else NO_STACK
+        user = NO_STACK if kernel < FIRST_STACK else w.user
+        if (kernel, user, wake) != site[2:]:
+            site = SiteKey(key.pid, key.tid, kernel, user, wake)
+        from_ns = max(w.from_ns, min(w.left_ns, at_ns))  # it may have left just after its first snapshot
+        runqueue_ns = w.runqueue_ns
+        if site != w.site and from_ns < self._snapshot_ns and key not in self._begun:
+            if w.site.kernel in PLACELESS or site.kernel in PLACELESS:
+                self._settle(key, w, delta)
+                from_ns, runqueue_ns = self._snapshot_ns, 0
+            else:
+                self._move(w, site, at_ns - from_ns)
+        so_far_ns = at_ns - from_ns
+        if w.is_ready:
+            runqueue_ns = so_far_ns
+        elif has_snapshot and walked is not None and walked.runnable and walked.queued_ns:
+            ready_ns = at_ns - max(w.left_ns, walked.queued_ns)
+            grown_ns = runqueue_ns + at_ns - max(from_ns, self._snapshot_ns)  # what was shown blocked stays so
+            runqueue_ns = max(runqueue_ns, min(ready_ns, grown_ns, so_far_ns))
+        if site.kernel in (SHORT, FILTERED, NO_STACK) or runqueue_ns:
+            self._restless.add(key)
+        else:
+            self._restless.discard(key)
+        if site is not w.site or from_ns != w.from_ns or runqueue_ns != w.runqueue_ns:
+            w = self.waiting[key] = w._replace(site=site, from_ns=from_ns, runqueue_ns=runqueue_ns)
+        told = _told(walked, w.left_ns)
+        if told and told != (w.since_ns, w.bound, w.call, w.arguments):
+            since_ns, bound, call, arguments = told
+            w = self.waiting[key] = w._replace(since_ns=since_ns, bound=bound, call=call, arguments=arguments)
+        if walked is not None and walked.holder != w.holder:
+            self.waiting[key] = w._replace(holder=walked.holder)
+
+    def _apply(self, delta: _Delta, ended: Ended, at_ns: int, follows_snapshot: bool) -> None:
+        if follows_snapshot:
+            self.threads.begin_tick()
+            self.sites.begin_tick()
+        if delta.threads:
+            keys, numbers, lanes = zip(*delta.threads, strict=True)
+            of_waits = np.frombuffer(b"".join(lanes), np.int64).reshape(-1, log2.LANES)
+            self.threads.add(keys, integers(numbers, THREADS.numbers), of_waits, at_ns)
+        if delta.settled:
+            keys, numbers = zip(*delta.settled, strict=True)
+            self.threads.add(keys, integers(numbers, THREADS.numbers), None, at_ns)
+        if delta.ran:
+            keys, times = zip(*delta.ran, strict=True)
+            numbers = np.zeros((len(keys), THREADS.numbers), np.int64)
+            numbers[:, RUNNING_NS] = times
+            self.threads.add(keys, numbers, None, at_ns)
+        keys = [delta.renamed.get(key, key) for key in ended.keys] if delta.renamed else ended.keys
+        new = self.sites.add(keys, ended.numbers, ended.lanes, at_ns)
+        if delta.sites:
+            sites = [delta.renamed.get(site, site) for site, _ in delta.sites]
+            numbers = integers([numbers for _, numbers in delta.sites], SITES.numbers)
+            new += self.sites.add(sites, numbers, None, at_ns)
+        if delta.late:
+            late = Ended.of(delta.late)
+            keys = [delta.renamed.get(key, key) for key in late.keys]
+            new += self.sites.add(keys, late.numbers, late.lanes, at_ns)
+        for key in new:
+            if key.tid:
+                self._sites_of.setdefault(key.thread, []).append(key)
+
+    def _give_back(self, keys: Sequence[ThreadKey], at_ns: int) -> None:
+        """Threads that ended before the last snapshot: their sums stay, under EXITED."""
+        for key in keys:
+            self.threads.move(key, EXITED)
+            self._runs.forget(key)
+            self._born_ns.pop(key, None)
+            for site in self._sites_of.pop(key, ()):
+                self._retired[site.kernel] = self._retired[site.user] = at_ns
+                self._retired_wakes[site.wake] = at_ns
+                self._retire_site(site)
+            self._forgotten.append((at_ns, key))
+        while len(self._forgotten) > _MOST_NAMES:
+            self._forget_name()
+
+    def _forget_name(self) -> None:
+        _, key = self._forgotten.popleft()
+        if key not in self.threads and key not in self.waiting:
+            self.book.comms.pop(key, None)
+            self.book.lives.pop(key, None)
+            if key.tid == key.pid:
+                self.book.processes.pop(key.pid, None)
+
+    def _retire_site(self, key: SiteKey) -> None:
+        self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
+
+
+def _told(walked: Walked | None, left_ns: int) -> tuple[int, Bound, int, tuple[int, ...]] | None:
+    """What the walk said of the wait that began at `left_ns`, with its stack; the fields of Waiting."""
+    if walked is None or walked.left_ns != left_ns or walked.kernel is None:
+        return None
+    return walked.since_ns, walked.bound, walked.call, walked.arguments
+
+
+def _kind(r: ThreadRecord) -> int:
+    """Of the first wait of a record."""
+    return r.first_kind & ~layout.KIND_NEW
+
+
+def _lost_site(key: ThreadKey) -> SiteKey:
+    return SiteKey(key.pid, key.tid, STACK_LOST, STACK_LOST)

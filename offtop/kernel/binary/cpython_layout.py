@@ -1,0 +1,163 @@
+"""Where CPython has its threads, their frames and what these are called: of 3.9 to 3.14, as its headers lay it out.
+
+From 3.13 on an interpreter publishes that itself (_Py_DebugOffsets, for tools that look at it from outside). For those
+before it is written down here, as the headers of CPython 3.9.18, 3.10.13, 3.11.2, 3.11.7 and 3.12.1 have it for 64 bits
+(Include/internal/pycore_runtime.h, pycore_interp.h, pycore_frame.h, Include/cpython/pystate.h, code.h,
+unicodeobject.h): within one minor version these structs do not change. Free-threaded builds lay objects out in another
+way, and are left alone.
+"""
+
+import platform
+import re
+import struct
+from typing import NamedTuple
+
+from offtop.kernel.binary import elf
+from offtop.kernel.bpf import layout
+
+_RUNTIME, _EVAL, _VERSION, _CODE_TYPE = b"_PyRuntime", b"_PyEval_EvalFrameDefault", b"Py_Version", b"PyCode_Type"
+_OF_NAME = re.compile(r"python(3)\.(\d{1,2})")
+_COOKIE = b"xdebugpy"
+_OFFSETS = struct.Struct("=8s47Q")
+"""_Py_DebugOffsets, up to the last that is needed."""
+_LARGEST_OFFSET = 1 << 24
+_PAST_RUNTIME = 1 << 40
+_NO_TAGS = (1 << 64) - 1
+
+
+class Layout(NamedTuple):
+    """Offsets in bytes; the first ones as bpf/offcpu.h's struct python has them."""
+
+    interpreters: int
+    """Of _PyRuntime: the pointer to the first interpreter."""
+    code_mask: int
+    next_interpreter: int
+    threads: int
+    next_thread: int
+    thread_id: int
+    frame: int
+    frame_holder: int
+    code: int
+    caller: int
+    mark: int
+    marks: int
+    """layout.MARKS_*"""
+    file_name: int
+    """Of a code object, as are the next ones: a string."""
+    name: int
+    """The qualified one from 3.11 on."""
+    line: int
+    """The first one of the function: 32 bits."""
+    ascii_bytes: int
+    """Where the characters of a string begin, if they are all ASCII."""
+    compact_bytes: int
+    """And if they are not."""
+
+
+_NO_HOLDER = layout.PYTHON_NO_HOLDER
+_FROM_3_9 = Layout(*(32, _NO_TAGS, 0, 8, 8, 176, 24, _NO_HOLDER, 32, 24, 0, layout.MARKS_ALL), *(104, 112, 40, 48, 72))
+LAYOUTS = {
+    (3, 9): _FROM_3_9,
+    (3, 10): _FROM_3_9,
+    (3, 11): Layout(*(40, _NO_TAGS, 0, 16, 8, 152, 8, 56, 32, 48, 68, layout.MARKS_ENTRY), *(112, 128, 72, 48, 72)),
+    (3, 12): Layout(*(40, _NO_TAGS, 0, 72, 8, 136, 0, 56, 0, 8, 70, layout.MARKS_SHIM), *(112, 128, 68, 40, 56)),
+}
+_PUBLISHED = {
+    (3, 13): (_NO_TAGS, (5, 8, 9, 21, 24, 23, 30, 29, 33, 35, 37, 39)),
+    (3, 14): (_NO_TAGS & ~3, (5, 8, 9, 24, 27, 26, 33, 32, 36, 40, 42, 44)),
+}
+"""What of the word in a frame is the code object's address; and, in words from the beginning of _Py_DebugOffsets, where
+it says: interpreters_head; next, threads_head of an interpreter; next, thread_id, current_frame of a thread;
+executable, previous, owner of a frame; filename, qualname, firstlineno of a code object."""
+_HAS_FS_BASE = platform.machine() == "x86_64"
+_WITHOUT_NATIVE_ID = (3, 9), (3, 10)
+"""Elsewhere a thread is known by native_thread_id, which is right behind thread_id since 3.11
+(Include/cpython/pystate.h): what gettid() gives."""
+STATE_OFFSET, LENGTH_OFFSET, TYPE_OFFSET = 32, 16, 8
+"""Of a string: how it is kept, and how many characters it has; of any object: its type."""
+
+
+class Interpreter(NamedTuple):
+    """What a binary says: where in it CPython is."""
+
+    version: tuple[int, int]
+    runtime: int
+    """_PyRuntime, as if its data lay where its code does in the file: to that, add where the code is mapped and take
+    away the offset of that mapping."""
+    code_type: int
+    """PyCode_Type, likewise."""
+    eval_start: int
+    """Offsets in the file of the function that runs Python code."""
+    eval_end: int
+    layout: Layout
+
+    def python_at(self, runtime: int, generation: int) -> bytes:
+        """layout.PYTHON_LAYOUT, of a process where _PyRuntime is at `runtime`."""
+        first, *rest = self.layout[:12]
+        return layout.PYTHON_LAYOUT.pack(runtime + first, *rest, generation & 0xFFFF, 0, 0, 0)
+
+
+def may_be_python(label: str) -> bool:
+    """Whether a binary may hold CPython, by its path."""
+    name = label.rpartition("/")[2]
+    return "python" in name and ".cpython-" not in name  # which is in the names of its modules
+
+
+def interpreter(fd: int, path: str) -> Interpreter | None:
+    """What an ELF file says; None of one that is no CPython that is known here. Raises ValueError or struct.error."""
+    found = elf.symbols(fd, (_RUNTIME, _EVAL, _VERSION, _CODE_TYPE))
+    if not found.keys() >= {_RUNTIME, _EVAL, _CODE_TYPE}:
+        return None
+    version = (0, 0)
+    if _VERSION in found:
+        number = int.from_bytes(elf.at(fd, found[_VERSION].address, 4), "little")
+        version = number >> 24, number >> 16 & 0xFF
+    elif told := _OF_NAME.search(path.rpartition("/")[2]):
+        version = int(told[1]), int(told[2])
+    runtime = found[_RUNTIME].address
+    known = LAYOUTS.get(version) or _published(version, elf.at(fd, runtime, _OFFSETS.size))
+    if known and not _HAS_FS_BASE:
+        known = known._replace(thread_id=known.thread_id + 8) if version not in _WITHOUT_NATIVE_ID else None
+    start = elf.offset_of(fd, found[_EVAL].address)
+    if known is None or start is None:
+        return None
+    bias = found[_EVAL].address - start
+    return Interpreter(
+        *(version, runtime - bias, found[_CODE_TYPE].address - bias, start, start + found[_EVAL].size_bytes), known
+    )
+
+
+def written(found: Interpreter | None) -> str:
+    """For the wire; nothing of None."""
+    return "" if found is None else " ".join(map(str, (*found.version, *found[1:5], *found.layout)))
+
+
+def read(text: str) -> Interpreter | None:
+    """What `written` has written, by a stranger perhaps."""
+    try:
+        major, minor, *numbers = (int(word) for word in text.split())
+        where, offsets = numbers[:4], numbers[4:]
+        found = Interpreter._make(((major, minor), *where, Layout(*offsets)))
+    except (ValueError, TypeError):
+        return None
+    plain = found.layout._replace(code_mask=0, frame_holder=0)
+    is_sane = all(0 <= number < _LARGEST_OFFSET for number in plain) and 0 <= found.layout.code_mask <= _NO_TAGS
+    is_sane = is_sane and 0 <= found.layout.frame_holder <= _NO_HOLDER
+    return found if is_sane and all(abs(number) < _PAST_RUNTIME for number in where) else None
+
+
+def _published(version: tuple[int, int], raw: bytes) -> Layout | None:
+    if version not in _PUBLISHED or len(raw) < _OFFSETS.size:
+        return None
+    cookie, *words = _OFFSETS.unpack(raw)
+    is_free_threaded = words[1]
+    if cookie != _COOKIE or is_free_threaded or (words[0] >> 24, words[0] >> 16 & 0xFF) != version:
+        return None
+    mask, where = _PUBLISHED[version]
+    head, next_interp, threads, next_thread, id_, frame, code, caller, owner, file_name, name, line = (
+        words[at - 1] for at in where
+    )
+    return Layout(
+        *(head, mask, next_interp, threads, next_thread, id_, frame, _NO_HOLDER, code, caller, owner),
+        *(layout.MARKS_SHIM, file_name, name, line, *LAYOUTS[3, 12][-2:]),
+    )

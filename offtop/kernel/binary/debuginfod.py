@@ -1,0 +1,153 @@
+"""Debug files from servers of debuginfod, for a person who asked for that: nothing else in offtop uses a network.
+
+A thread has a child (fetch.py) get one after another, into a directory of our own that goes with us. There libdw finds
+them by build id. So the child that reads strangers' binaries has no network, and the one that has it reads none.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from offtop.errors import OfftopError, UsageError
+from offtop.kernel.binary import sandbox
+
+FOUND, FAILED, UNKNOWN = range(3)
+"""How a child ends: with the file; because a server could not be asked; because none has it."""
+AUTO = "auto"
+"""Stands for the servers that this machine knows."""
+_KNOWN = Path("/etc/debuginfod")
+"""Where distributions put the addresses of theirs, one file each (elfutils' profile.d reads them, too)."""
+_ADDRESS = re.compile(r"https?://[!-+\--~]+")
+_BUILD_ID = re.compile("[0-9a-f]{6,128}")
+_MOST_BYTES = 2 << 30
+"""Of all files together."""
+_FETCH_S = 600.0
+_CLOSE_S = 2.0
+_MOST_QUEUED = 10_000
+
+
+def servers(said: str, environ: Mapping[str, str], directory: Path = _KNOWN) -> list[str]:
+    """Their addresses. Raises UsageError where AUTO stands for none."""
+    if said != AUTO:
+        return _parted(said)
+    texts = [environ.get("DEBUGINFOD_URLS", "")]
+    if not texts[0].strip():
+        for file in sorted(directory.glob("*.urls")):
+            with suppress(OSError):
+                texts.append(file.read_text(errors="replace"))
+    found = [one for one in _parted(" ".join(texts)) if _ADDRESS.fullmatch(one)]
+    if not found:
+        raise UsageError(
+            "--debuginfod: neither DEBUGINFOD_URLS (which sudo drops) nor /etc/debuginfod names a server. "
+            "Name one, as: --debuginfod https://debuginfod.elfutils.org"
+        )
+    return found
+
+
+def _parted(text: str) -> list[str]:
+    return [one for one in re.split(r"[\s,]+", text) if one]
+
+
+class _Wanted(NamedTuple):
+    build_id: str
+    arrived: Callable[[], None]
+
+
+class DebugFiles:
+    """Fetches what it is asked for, each file once. `want` is for any thread."""
+
+    def __init__(self, servers: Sequence[str]) -> None:
+        """Raises OfftopError where there is no place for them."""
+        self._servers = servers
+        try:
+            self.directory = Path(tempfile.mkdtemp(prefix="offtop-debug-"))
+            """Holds `.build-id`, as /usr/lib/debug does."""
+        except OSError as error:
+            raise OfftopError(
+                f"--debuginfod: there is no place for debug files ({error.strerror}). Name one: TMPDIR=DIRECTORY"
+            ) from error
+        self.directory.chmod(0o755)  # for the child that reads them, as nobody
+        self._queue: deque[_Wanted] = deque()
+        self._outcomes = dict.fromkeys((FOUND, FAILED, UNKNOWN), 0)
+        self._left_bytes = _MOST_BYTES
+        self._child: subprocess.Popen[bytes] | None = None
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="offtop-debug", daemon=True)
+        self._thread.start()
+
+    @property
+    def told(self) -> str:
+        """What came of it until now."""
+        counts = zip(("fetched", "failed", "not there"), self._outcomes.values(), strict=True)
+        return f"{', '.join(f'{count} {what}' for what, count in counts)}; {' '.join(self._servers)}"
+
+    def want(self, build_id: str, arrived: Callable[[], None]) -> None:
+        """`arrived` is called, from another thread, when the file is there; not at all if no server has it."""
+        if not _BUILD_ID.fullmatch(build_id):  # a stranger's word
+            return
+        with self._changed:
+            if len(self._queue) < _MOST_QUEUED and not self._closing:
+                self._queue.append(_Wanted(build_id, arrived))
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop, and remove what was fetched. May be called twice."""
+        with self._changed:
+            self._closing = True
+            if self._child:
+                self._child.kill()
+            self._changed.notify_all()
+        self._thread.join(_CLOSE_S)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _run(self) -> None:
+        tried = set[str]()
+        while wanted := self._next():
+            path = self.directory / ".build-id" / wanted.build_id[:2] / f"{wanted.build_id[2:]}.debug"
+            if wanted.build_id not in tried:
+                tried.add(wanted.build_id)
+                try:
+                    outcome = self._fetch(wanted.build_id, path)
+                except OSError:
+                    outcome = FAILED
+                self._outcomes[outcome] += 1
+            if path.exists() and not self._closing:
+                wanted.arrived()
+
+    def _next(self) -> _Wanted | None:
+        """None: there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            return None if self._closing else self._queue.popleft()
+
+    def _fetch(self, build_id: str, path: Path) -> int:
+        """Raises OSError where there is no room, and no way to start a child."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for directory in (path.parent, path.parent.parent):
+            directory.chmod(0o755)
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            os.fchmod(file.fileno(), 0o644)
+            with self._changed:
+                if self._closing:
+                    return FAILED
+                self._child = sandbox.start("fetch", [str(self._left_bytes), build_id, *self._servers], stdout=file)
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(_FETCH_S)
+            self._child.kill()
+            outcome = self._child.wait()
+            self._left_bytes -= os.fstat(file.fileno()).st_size if outcome == FOUND else 0
+        if outcome == FOUND:
+            part.rename(path)
+        else:
+            part.unlink()
+        return outcome if outcome in self._outcomes else FAILED

@@ -1,0 +1,447 @@
+"""One function of a binary: where it begins in the file, and where it is left.
+
+A function is named as people or as linkers name it. Its copies that the compiler specialized (.constprop, .isra) are
+watched with it, and so is one that a linker renamed (.llvm). Its pieces (.cold, .part) are never taken for it.
+
+Nothing is put on its stack (bpf/within.c says why), so each instruction by which it may be left is looked for: its
+returns, and those of functions to which it jumps at its end. Where it jumps into another file, or to wherever a pointer
+says, that is taken for its end.
+
+The binary is a stranger's, so a child reads it, as nobody, and one binary alone: the most that it can lie about is
+where its own functions are.
+"""
+
+import difflib
+import functools
+import importlib.util
+import json
+import lzma
+import os
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offtop.errors import UsageError
+from offtop.kernel.binary import elf, sandbox
+from offtop.kernel.binary.confinement import NOT_NOBODY, RefusedError, confine, set_name
+from offtop.kernel.binary.demangle import demangled
+from offtop.model.printable import printable
+
+_DEBUG = Path("/usr/lib/debug/.build-id")
+_OBJECT, _FUNCTION, _IFUNC = 1, 2, 10
+_NO_CODE = frozenset({0, _OBJECT, 5, 6})
+_X86_64 = 62  # EM_X86_64
+_GO = frozenset({b".gopclntab", b".data.rel.ro.gopclntab", b".go.buildinfo"})
+_MOST_FOLLOWED, _MOST_ENDS = 64, 200
+"""Functions that one jumps to at its end, and all instructions by which it may be left."""
+_MOST_BYTES = 1 << 22
+"""Of one function."""
+_MOST_NAMED, _MOST_NEAR, _MOST_COMPARED = 10, 4, 4000
+_LONGEST_SHOWN = 120
+_LONGEST_WHY = 2000
+_SUFFIXES = re.compile(rb"(?:\.(?:llvm|lto_priv|localalias|__uniq|constprop|isra|cold|part)(?:\.\d+)?)+\Z")
+"""What compilers and linkers put behind a name."""
+_COPY, _COLD, _PIECE = re.compile(rb"\.(constprop|isra)\b"), re.compile(rb"\.cold\b"), re.compile(rb"\.(cold|part)\b")
+"""Among suffixes: of a copy that was specialized beside the function or in its place; of code that the function jumps
+to, where a call never begins; of that, or of a part of the function whose rest was put into the callers. With the other
+suffixes it is the function itself."""
+_ROW = struct.Struct("<ii")
+_ANSWER_S = 60.0
+
+
+class Function(NamedTuple):
+    """A function in one file, by offsets in that."""
+
+    fd: int
+    file: str
+    """Its path, printable."""
+    name: str
+    """What was found for the name that was asked for, with copies."""
+    begins: tuple[int, ...]
+    """More than one if there are copies of it."""
+    ends: tuple[int, ...]
+    elsewhere: int
+    """At how many of these it hands over to code that is not followed."""
+
+
+class NotThereError(UsageError):
+    """The file has no such function; another one may."""
+
+
+def find(fd: int, path: str, name: str) -> Function:
+    """The function that is called so in an open file. Raises UsageError, which says why it cannot be watched;
+    NotThereError where there is none."""
+    capstone = importlib.util.find_spec("capstone")
+    assert capstone and capstone.origin, "a dependency"
+    packages = [str(Path(capstone.origin).parents[1])]  # only the child loads it (10 MB)
+    try:
+        with sandbox.start(
+            "functions", [str(fd), path, name], fds=[fd], stdout=subprocess.PIPE, packages=packages
+        ) as child:
+            try:
+                answer, _ = child.communicate(timeout=_ANSWER_S)
+            finally:
+                child.kill()
+        said = json.loads(answer)
+        if said["why"]:
+            why = printable(str(said["why"])[:_LONGEST_WHY])
+            raise UsageError(why) if said["is_there"] else NotThereError(why)
+        size_bytes = os.fstat(fd).st_size
+        begins, ends = (tuple(int(offset) for offset in said[key]) for key in ("begins", "ends"))
+        if not all(0 <= offset < size_bytes for offset in (*begins, *ends)) or len(begins + ends) > _MOST_ENDS:
+            raise ValueError("beyond the file")
+        return Function(fd, short(path), short(str(said["name"])), begins, ends, int(said["elsewhere"]))
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        raise UsageError(f"--within: {short(path)} could not be read to its end. Name another file") from None
+
+
+def main() -> None:
+    """Run as the child: print what is known of the function that the last arguments name, by descriptor, path and
+    name."""
+    from offtop.kernel.binary import x86
+
+    fd, path, name = int(sys.argv[-3]), sys.argv[-2], sys.argv[-1]
+    # The libraries that these two need are loaded before the child confines itself.
+    demangled("_Z1fv")
+    x86.exits(b"\xc3", 0)
+    said: dict[str, Any] = {"why": "", "is_there": True}
+    try:
+        confine(most_file_bytes=elf.MOST_BYTES, readable=[str(_DEBUG)])
+        set_name("offtop-reader")
+        found = _Binary(fd, path).function(name)
+        said |= {"name": found.name, "begins": found.begins, "ends": found.ends, "elsewhere": found.elsewhere}
+    except UsageError as error:
+        said |= {"why": str(error), "is_there": not isinstance(error, NotThereError)}
+    except RefusedError as refused:
+        said["why"] = f"--within: {short(path)} is not read: {NOT_NOBODY.format(refused)}"
+    json.dump(said, sys.stdout)
+    sys.stdout.flush()
+
+
+class _Binary:
+    """One open file."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        """Raises UsageError for one whose functions cannot be watched."""
+        self.fd, self.shown = fd, short(path)
+        try:
+            self.sections = elf.sections(fd)[1]
+            machine = struct.unpack("<H", os.pread(fd, 2, 18))[0]
+        except (ValueError, struct.error, OSError):
+            raise UsageError(
+                f"--within: {self.shown} is no program or library of 64 bits (ELF). A script's functions are those of "
+                "its interpreter: take -p and --filter stack="
+            ) from None
+        if machine != _X86_64:
+            raise UsageError(f"--within: {self.shown} is of another machine than x86-64. Name another file")
+        if _GO & self.sections.keys():
+            raise UsageError(
+                f"--within: {self.shown} is a Go program: its calls move among threads and stacks, so that no thread "
+                "is inside of one. Take -p and --filter stack="
+            )
+
+    @functools.cached_property
+    def symbols(self) -> Sequence[elf.Named]:
+        """All that there are, in its debug file, too."""
+        found = _symbols_of(self.fd)
+        if small := self._small_table():
+            fd = os.memfd_create("symbols")
+            try:
+                os.write(fd, small)
+                found += _symbols_of(fd)
+            finally:
+                os.close(fd)
+        with suppress(OSError):
+            fd = os.open(self._debug_file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found += _symbols_of(fd)
+            finally:
+                os.close(fd)
+        return found
+
+    def _small_table(self) -> bytes:
+        """The compressed one that stripped files of Fedora have."""
+        section = self.sections.get(b".gnu_debugdata")
+        with suppress(lzma.LZMAError, OSError):
+            if section:
+                packed = os.pread(self.fd, min(section.size_bytes, elf.MOST_BYTES), section.offset)
+                return lzma.LZMADecompressor().decompress(packed, elf.MOST_BYTES)
+        return b""
+
+    @property
+    def _debug_file(self) -> Path:
+        """Where it is, if it is installed."""
+        note = self.sections.get(b".note.gnu.build-id")
+        build_id = os.pread(self.fd, min(note.size_bytes, 64), note.offset)[16:].hex() if note else ""
+        return _DEBUG / build_id[:2] / f"{build_id[2:]}.debug"
+
+    def function_at(self, address: int) -> tuple[int, int] | None:
+        """Begin and end of the function that has this address, as .eh_frame or a symbol says; None for a stub that
+        leads to another file, and where nothing says."""
+        for name, section in self.sections.items():
+            if name.startswith(b".plt") and section.address <= address < section.address + section.size_bytes:
+                return None
+        if found := self._unwound(address):
+            return found
+        for one in self.symbols:
+            if one.kind == _FUNCTION and one.is_here and one.address <= address < one.address + one.size_bytes:
+                return one.address, one.address + one.size_bytes
+        return None
+
+    def _unwound(self, address: int) -> tuple[int, int] | None:
+        """By the sorted table of .eh_frame_hdr, as linkers write it (LSB 5, 10.6.2)."""
+        section, table = self.sections.get(b".eh_frame_hdr"), self._table
+        if section is None or table[:4] != b"\x01\x1b\x03\x3b":
+            return None
+        low, high = 0, min(int.from_bytes(table[8:12], "little"), (len(table) - 12) // _ROW.size)
+        while low < high:
+            middle = (low + high) // 2
+            is_before = section.address + _ROW.unpack_from(table, 12 + middle * _ROW.size)[0] <= address
+            low, high = (middle + 1, high) if is_before else (low, middle)
+        if not low:
+            return None
+        begins, entry = (at + section.address for at in _ROW.unpack_from(table, 12 + (low - 1) * _ROW.size))
+        with suppress(struct.error, ValueError, OSError):
+            relative, size_bytes = struct.unpack("<iI", elf.at(self.fd, entry + 8, 8))
+            if entry + 8 + relative == begins and begins <= address < begins + size_bytes:
+                return begins, begins + size_bytes
+        return None
+
+    @functools.cached_property
+    def _table(self) -> bytes:
+        section = self.sections[b".eh_frame_hdr"]
+        return os.pread(self.fd, min(section.size_bytes, elf.MOST_BYTES), section.offset)
+
+    def function(self, name: str) -> Function:
+        """Raises UsageError where there is none, or more than one, or none that can be watched; NotThereError for the
+        first of these."""
+        at: dict[int, elf.Named] = {}
+        for one in _called(name, [one for one in self.symbols if one.is_here]):
+            at.setdefault(one.address, one)
+        found = sorted(at.values(), key=_is_copy)
+        if not found:
+            raise self._not_there(name)
+        if any(one.kind == _IFUNC for one in found):
+            raise UsageError(
+                f"--within: which code {short(name)} of {self.shown} is, was chosen when the program began (IFUNC). "
+                "Name that, as __memcpy_avx_unaligned_erms"
+            )
+        if len({_stem(one) for one in found}) > 1 or sum(not _is_copy(one) for one in found) > 1:
+            raise self._too_many(name, found)
+        if found[0].kind in _NO_CODE:
+            raise UsageError(f"--within: {short(name)} of {self.shown} is no function, but data. Name a function")
+        if _COLD.search(_suffix(found[0])):
+            raise UsageError(
+                f"--within: {short(name)} of {self.shown} is no function, but code that a function jumps to. Name "
+                f"{short(demangled(os.fsdecode(_stem(found[0]))))}"
+            )
+        begins, ends, elsewhere = self._ways_out(found, name)
+        return Function(self.fd, self.shown, ", ".join(map(_person_s, found)), begins, ends, elsewhere)
+
+    def _ways_out(self, ones: Sequence[elf.Named], name: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Return the offsets at which a function and its copies begin and are left, and at how many of the latter they
+        hand over. Raises UsageError."""
+        from offtop.kernel.binary import x86
+
+        own: set[tuple[int, int]] = set()
+        for one in ones:
+            extent = (one.address, one.address + one.size_bytes) if one.size_bytes else self.function_at(one.address)
+            if extent is None or extent[1] - extent[0] > _MOST_BYTES:
+                raise UsageError(
+                    f"--within: nothing says where {short(name)} of {self.shown} ends, as of code in assembly. Name "
+                    "what calls it"
+                )
+            own.add(extent)
+        first = {begins for begins, _ in own}
+        ends: set[int] = set()
+        elsewhere: set[int] = set()
+        unseen = 0
+        """Jumps on a condition: no probe tells whether they are made, and where they lead others come, too."""
+        starts: set[int] = set()
+        targets: set[int] = set()
+        followed, left = {*own}, [*own]
+        while left:
+            begins, behind = function = left.pop()
+            try:
+                found = x86.exits(elf.at(self.fd, begins, behind - begins), begins)
+            except (ValueError, struct.error):
+                raise self._unreadable(name) from None
+            starts |= found.starts
+            targets.update(jump.to for jump in found.jumps if jump.to is not None)
+            ends.update(found.returns)
+            if (found.begins_anew and function in own) or any(jump.to in first for jump in found.jumps):
+                raise UsageError(
+                    f"--within: {short(name)} of {self.shown} jumps back to where it begins, so that its calls cannot "
+                    "be told from one another. Name what calls it"
+                )
+            for jump in found.jumps:
+                to = None if jump.to is None else self.function_at(jump.to)
+                if to in followed:
+                    continue
+                if to is not None and len(followed) < _MOST_FOLLOWED and self._is_piece(to[0], ones):
+                    followed.add(to)
+                    left.append(to)
+                elif jump.always:
+                    elsewhere.add(jump.at)
+                else:
+                    unseen += 1
+        if any(begins <= to < behind and to not in starts for to in targets for begins, behind in followed):
+            raise self._unreadable(name)  # its pieces jump to one another, and disagree about the instructions there
+        if first & (ends | elsewhere):
+            raise UsageError(
+                f"--within: {short(name)} of {self.shown} is a single instruction, a return or a jump. Name what "
+                "calls it, or what it jumps to"
+            )
+        at = {address: elf.offset_of(self.fd, address) for address in (*first, *ends, *elsewhere)}
+        if len(at) > _MOST_ENDS:
+            raise UsageError(
+                f"--within: {short(name)} of {self.shown} is left in {len(at):,} places. Name what calls it"
+            )
+        begins_at = [offset for address in first if (offset := at.pop(address)) is not None]
+        if len(begins_at) < len(first):
+            raise UsageError(f"--within: {short(name)} of {self.shown} is nowhere in that file. Name another function")
+        ends_at = sorted(offset for offset in at.values() if offset is not None)
+        return tuple(sorted(begins_at)), tuple(ends_at), len(elsewhere) + unseen
+
+    def _unreadable(self, name: str) -> UsageError:
+        return UsageError(
+            f"--within: {short(name)} of {self.shown} has instructions that offtop cannot read, so that its ways out "
+            "are not known. Name what calls it"
+        )
+
+    def _is_piece(self, address: int, ones: Sequence[elf.Named]) -> bool:
+        """Whether a compiler has put a part of one of these functions there."""
+        whole = [one.name.split(b".cold")[0].split(b".part.")[0] for one in ones]
+        parts = tuple(name + word for name in whole for word in (b".cold", b".part."))
+        return any(one.address == address and one.name.startswith(parts) for one in self.symbols)
+
+    def _not_there(self, name: str) -> NotThereError:
+        elsewhere = any(one.name == os.fsencode(name) for one in self.symbols if not one.is_here)
+        if elsewhere:
+            return NotThereError(
+                f"--within: {self.shown} has {short(name)} from a library. Name that, as libc.so.6:{short(name)}"
+            )
+        functions = [one for one in self.symbols if one.kind == _FUNCTION and one.is_here]
+        if pieces := _called(name, functions, are_pieces=True):
+            parts = sorted({short(_person_s(one)) for one in pieces if not _COLD.search(_suffix(one))})
+            left = f", but for {', '.join(parts[:_MOST_NAMED])}. Name that, or" if parts else ". Name"
+            return NotThereError(
+                f"--within: {self.shown} has no {short(name)} of its own: the compiler put it into the functions that "
+                f"call it{left} one of those"
+            )
+        near = _near(name, [one for one in functions if not _COLD.search(_suffix(one))])
+        remedy = f" Is it {' or '.join(near)}?" if near else ""
+        if b".symtab" not in self.sections and not self._debug_file.exists():
+            remedy += " It is stripped: for others install its debug symbols (a -dbgsym, -dbg or -debuginfo package)"
+        elif not near:
+            remedy += f" List them with: nm -C {self.shown}"
+        return NotThereError(f"--within: {self.shown} has no function {short(name)}.{remedy}")
+
+    def _too_many(self, name: str, found: Sequence[elf.Named]) -> UsageError:
+        each = {one.address: one for one in found}
+        told = [f"{short(_person_s(one))} ({one.address:#x})" for one in [*each.values()][:_MOST_NAMED]]
+        more = f" and {len(each) - _MOST_NAMED} more" if len(each) > _MOST_NAMED else ""
+        return UsageError(
+            f"--within: {self.shown} has {len(each)} functions {short(name)}: {', '.join(told)}{more}. "
+            "Name one in full, or by its address"
+        )
+
+
+def _called(name: str, symbols: Sequence[elf.Named], are_pieces: bool = False) -> list[elf.Named]:
+    """Those that are meant: first by address, or by what linkers call them with a suffix; then without suffixes by what
+    linkers call them, or by the whole of what people do; then without arguments; then without namespaces and template
+    arguments. Only pieces of such a function with `are_pieces`, else none unless `name` has their suffix."""
+    raw = os.fsencode(name)
+    if not are_pieces:
+        exact = [one for one in symbols if one.name == raw and _suffix(one)]
+        if re.fullmatch("0x[0-9a-fA-F]{1,16}", name):
+            exact = [one for one in symbols if one.address == int(name, 16) and one.kind == _FUNCTION][:1]
+        if exact:
+            return exact
+    last = re.search(r"(\w+)$", _plain(name))
+    levels: tuple[list[elf.Named], list[elf.Named], list[elf.Named]] = ([], [], [])
+    for one in symbols:
+        if one.name == raw:
+            levels[0].append(one)
+            continue
+        if one.kind not in (_FUNCTION, _IFUNC) or (last and last[1].encode(errors="replace") not in one.name):
+            continue
+        if are_pieces != bool(_PIECE.search(_suffix(one))):
+            continue
+        person_s = demangled(os.fsdecode(_stem(one)))
+        bare = _bare(person_s)
+        if name in (os.fsdecode(_stem(one)), person_s):
+            levels[0].append(one)
+        elif bare == name:
+            levels[1].append(one)
+        elif f"::{_plain(bare)}".endswith(f"::{name}"):
+            levels[2].append(one)
+    return next((level for level in levels if level), levels[0])
+
+
+def _suffix(one: elf.Named) -> bytes:
+    """What a compiler or linker put behind its name; empty: nothing."""
+    found = _SUFFIXES.search(one.name)
+    return found[0] if found else b""
+
+
+def _stem(one: elf.Named) -> bytes:
+    """Its name without that."""
+    return one.name.removesuffix(_suffix(one))
+
+
+def _is_copy(one: elf.Named) -> bool:
+    return bool(_COPY.search(_suffix(one)))
+
+
+def _person_s(one: elf.Named) -> str:
+    return demangled(os.fsdecode(one.name))
+
+
+def _bare(called: str) -> str:
+    """Without arguments and what stands behind them, and without the type that a template returns."""
+    depth = 0
+    called = re.sub(r"( const| volatile| &&?| \[.*\]| noexcept)+$", "", called)
+    for at in reversed(range(len(called))) if called.endswith(")") else ():
+        depth += {")": 1, "(": -1}.get(called[at], 0)
+        if not depth:
+            called = called[:at]
+            break
+    depth = 0
+    for at in reversed(range(len(called))):
+        depth += {">": 1, ")": 1, "<": -1, "(": -1}.get(called[at], 0)
+        if called[at] == " " and not depth and "operator" not in called:
+            return called[at + 1 :]
+    return called
+
+
+def _plain(called: str) -> str:
+    """Without template arguments at its end."""
+    bare = _bare(called)
+    return re.sub(r"<.*>$", "", bare) if "operator" not in bare else bare
+
+
+def _near(name: str, functions: Sequence[elf.Named]) -> list[str]:
+    """Names that look alike."""
+    words = [word[:3].lower().encode() for word in re.findall(r"[A-Za-z][a-z0-9]{2,}|[A-Z]{3,}", name)]
+    some = [one for one in functions if any(word in one.name.lower() for word in words)][:_MOST_COMPARED]
+    known = {_bare(_person_s(one)) for one in some}
+    return [short(one) for one in difflib.get_close_matches(name, known, _MOST_NEAR)]
+
+
+def _symbols_of(fd: int) -> list[elf.Named]:
+    try:
+        return [*elf.named(fd)]
+    except (ValueError, struct.error, OSError):
+        return []
+
+
+def short(text: str) -> str:
+    """Printable, and no longer than a person reads."""
+    shown = printable(text)
+    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[: _LONGEST_SHOWN - 1]}…"

@@ -1,0 +1,200 @@
+"""Names of code that a process makes as it runs, from the map it leaves in /tmp/perf-PID.map (Java, Node.js, .NET, …).
+
+The file grows while the process runs, to 100,000 lines and more. It is read from where the last reading
+ended, only when an address is met that it does not explain, and by a thread of its own: no tick waits for it. All maps
+of all processes together have a fiftieth of a CPU.
+"""
+
+import os
+import re
+import threading
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
+from offtop.kernel.procfs.threads import status_of
+from offtop.model.printable import printable
+
+_LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.+)$", re.MULTILINE)
+_MOST_BYTES = 16 * 1024 * 1024
+_MOST_ENTRIES = 300_000
+"""More than so many bytes have, unless somebody means to keep us busy: those behind them are not looked at."""
+_LONGEST_NAME = 1000
+_TAIL_BYTES = 256
+"""If these stand where they stood, the file has only grown."""
+_SHARE = 0.02
+"""Of a CPU, for reading all maps."""
+_SAVED_S = 0.5
+"""What was not used can be used later, up to this: a map of 16 MB takes about so long."""
+_PATIENCE_S = 0.02
+"""How long a tick waits for a map that it meets for the first time."""
+_ANSWER_S = 2.0
+"""So long a file system may take to hand over a map."""
+_LOOK_BACK = 16
+"""How many entries before an address are tried: code is replaced, and entries of old code overlap new ones."""
+
+
+class _Entries(NamedTuple):
+    """What has been read of a map."""
+
+    starts: "array[int]" = array("Q")
+    sizes: "array[int]" = array("Q")
+    at: "array[int]" = array("I")
+    """Where in `text` the name is."""
+    order: Sequence[int] = ()
+    """Entries by start; those of one start in the order in which they were written."""
+    ordered_starts: "array[int]" = array("Q")
+    text: bytes = b""
+    inode: int = 0
+
+
+class PerfMap:
+    """The map of one process. It is read by one thread, and asked by any."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._paths, self._owners = _places(pid)
+        self._entries = _Entries()
+        self.is_read = False
+        """Whether it has been looked for."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what has been read of it."""
+        return len(self._entries.text)
+
+    def read(self, reads: Channel) -> None:
+        """Add what it says more than before. Raises TimeoutError where it was not read in time."""
+        known = self._entries
+        tail = known.text[-_TAIL_BYTES:]
+        at = len(known.text) - len(tail)
+        inode, is_new, more = reads.ask(
+            self._pid, "appended", self._paths, self._owners, known.inode, tail, at, _MOST_BYTES
+        )
+        if is_new:
+            known = _Entries(inode=inode)
+        if lines := more[: more.rfind(b"\n") + 1]:
+            self._entries = _with(known, lines)
+        elif is_new:
+            self._entries = known
+
+    def known(self, address: int) -> str:
+        """What lies at `address`, the newest if several do; nothing where what has been read does not say."""
+        entries = self._entries
+        end = bisect_right(entries.ordered_starts, address)
+        newest = -1
+        for entry in entries.order[max(0, end - _LOOK_BACK) : end]:
+            if entry > newest and address - entries.starts[entry] < entries.sizes[entry]:
+                newest = entry
+        if newest < 0:
+            return ""
+        at = entries.at[newest]
+        name = entries.text[at : entries.text.index(b"\n", at)]
+        return printable(name[:_LONGEST_NAME].decode(errors="surrogateescape"))
+
+
+class PerfMaps:
+    """Reads maps in a thread of its own, one after the other, with one allowance of CPU time for all. For any thread.
+
+    The thread begins with the first map: most machines have none.
+    """
+
+    def __init__(self, reads: GuardedReads) -> None:
+        self._reads = reads.channel(_ANSWER_S)
+        self._maps = WeakValueDictionary[tuple[int, tuple[bytes, ...]], PerfMap]()
+        self._asked: dict[PerfMap, None] = {}
+        """To be read, in that order."""
+        self._left_s, self._filled_s = _SAVED_S, time.monotonic()
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def of(self, pid: int, identity: tuple[bytes, ...]) -> PerfMap:
+        """The map of a process that runs the program `identity` (mappings.Image), while anybody has it."""
+        with self._changed:
+            found = self._maps.get((pid, identity))
+            if found is None:
+                found = self._maps[pid, identity] = PerfMap(pid)
+            return found
+
+    def name(self, one: PerfMap, address: int) -> str:
+        """What lies at `address` by what has been read; a map that does not say is read again soon. Waits a moment for
+        one that has never been read."""
+        if name := one.known(address):
+            return name
+        self.refresh(one)
+        if one.is_read:
+            return ""
+        with self._changed:
+            # Nobody waits while others are read: one moment is all that a tick may lose.
+            if [*self._asked] == [one] and self._left_s > 0:
+                self._changed.wait_for(lambda: one.is_read, _PATIENCE_S)
+        return one.known(address)
+
+    def refresh(self, one: PerfMap) -> None:
+        """Have it read again, soon."""
+        with self._changed:
+            self._asked[one] = None
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, name="offtop-perfmaps", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Have the thread end when it can. Returns at once; may be called twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closing and not (self._asked and self._fill() > 0):
+                    self._changed.wait(-self._left_s / _SHARE if self._asked else None)
+                if self._closing:
+                    return
+                one = next(iter(self._asked))
+            began_s = time.thread_time()
+            with suppress(OSError):
+                one.read(self._reads)
+            with self._changed:
+                self._left_s -= time.thread_time() - began_s
+                self._asked.pop(one)
+                one.is_read = True
+                self._changed.notify_all()
+
+    def _fill(self) -> float:
+        """The CPU time that is left, in seconds."""
+        now_s = time.monotonic()
+        self._left_s = min(_SAVED_S, self._left_s + _SHARE * (now_s - self._filled_s))
+        self._filled_s = now_s
+        return self._left_s
+
+
+def _with(known: _Entries, lines: bytes) -> _Entries:
+    starts, sizes, at = known.starts[:], known.sizes[:], known.at[:]
+    base = len(known.text)
+    for line in islice(_LINE.finditer(lines), _MOST_ENTRIES - len(starts)):
+        starts.append(int(line[1], 16))
+        sizes.append(int(line[2], 16))
+        at.append(base + line.start(3))
+    order = sorted(range(len(starts)), key=starts.__getitem__)
+    return _Entries(
+        starts, sizes, at, order, array("Q", map(starts.__getitem__, order)), known.text + lines, known.inode
+    )
+
+
+def _places(pid: int) -> tuple[list[str], list[int]]:
+    """Where the map may be, by the number that the process has for itself, and who may have written it."""
+    inner, owners = str(pid), {0, os.geteuid()}
+    with suppress(OSError, KeyError):
+        status = status_of(pid)
+        inner = status["NSpid"].split()[-1]
+        owners.update(map(int, status["Uid"].split()))
+    return [f"/proc/{pid}/root/tmp/perf-{inner}.map", f"/tmp/perf-{pid}.map"], [*owners]

@@ -1,0 +1,529 @@
+"""The BPF program of a mode, loaded and attached: its maps, links and what it costs.
+
+The compiler runs in a child process (compile.py), which hands over descriptors and ends; everything here
+lives as long as they are open, and is gone from the kernel with this process, however it ends.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock, Thread
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from offtop import paths
+from offtop.errors import KernelError, OfftopError, PrivilegeError
+from offtop.kernel.bpf import cache, layout, libbpf, pid_namespace
+from offtop.kernel.bpf.distribution import install
+from offtop.kernel.bpf.features import Features, choose_door
+from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.procfs import syscalls
+from offtop.kernel.procfs.memory import code_addresses
+from offtop.model.printable import printable
+
+_COMPILE_SECONDS = 600.0
+"""What takes one or two on a quiet machine; the verifier's part of it cannot be hurried."""
+_MOST_DESCRIPTORS = 64
+_RULES = 65_536
+"""Addresses of which the kernel side knows the rule: 5 MB; those not used for longest make room for others."""
+_SPACES = 16_384
+_PYTHONS, _PYTHON_THREADS = 4096, 16_384
+_MARKS = 16_384
+_CLOSERS = 64
+SWITCH_IN_TRACEPOINTS = {"exit": "sched_exit_tp"}
+_CAUGHT_BYTES = 1 << 20
+"""Room for 10,000 long waits in a tick."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many entries the maps have, from the size of the machine."""
+
+    threads: int
+    sites: int
+    stacks: int
+    wakes: int = 8192
+    storms: int = 4096
+
+
+def sizes_for_machine(loadavg: str = "/proc/loadavg") -> Sizes:
+    """Room for twice the threads of now, for thousands to end in one tick, and for each to wait in a few places.
+
+    `loadavg`: proc(5). How many threads there are it tells of the whole machine, in a container, too.
+    """
+    threads = int(Path(loadavg).read_text().split()[3].partition("/")[2])
+    room = 1 << max(13, min(18, (2 * threads + 2048 - 1).bit_length()))
+    kept = max(8192, min(32768, room))
+    return Sizes(threads=room, sites=min(1 << 18, 2 * room), stacks=kept, wakes=kept)
+
+
+class Unwind(NamedTuple):
+    """How user stacks are walked."""
+
+    way: str = "auto"
+    """`auto`: as .eh_frame says, and else by frame pointers and what looks like a return address;
+    `dwarf`: as .eh_frame says, and no further; `fp`: along frame pointers alone; `off`: not at all."""
+    stack_kb: int = 16
+    """How much of a stack is copied that the kernel side cannot walk yet."""
+    cpu_pct: float = 5.0
+    """How much of one CPU offtop may take in all; walking has what the rest leaves."""
+
+    def is_ruled(self, features: Features) -> bool:
+        """Whether the BPF programs follow unwind rules, as was asked for. They need a thread's registers (x86-64,
+        arm64), and a ring buffer for the copies of stacks from which user space learns the rules."""
+        return self.asks_for_rules and "REG_OTHER_0" in features.registers and features.ring_buffer
+
+    @property
+    def asks_for_rules(self) -> bool:
+        return self.way in ("auto", "dwarf")
+
+    def defines(self, features: Features) -> dict[str, int]:
+        found = {"USER_STACKS": int(self.way != "off")}
+        if self.is_ruled(features):
+            found |= {"UNWIND_KB": self.stack_kb, "RULES": _RULES, "SPACES": _SPACES, "COPIES": _copies_pages(self)}
+            found |= {"REGISTERS": layout.REGISTERS, "CODE_ADDRESSES": code_addresses(), "CPUS": possible_cpus()}
+        return found
+
+
+AUTO = Unwind()
+
+
+class _RefusedError(KernelError):
+    """The kernel, or the compiler, refused a program."""
+
+    def __init__(self, text: str, why: str) -> None:
+        """`why`: its middle part, without remedy."""
+        super().__init__(text)
+        self.why = why
+
+
+def _copies_pages(unwind: Unwind) -> int:
+    """Room for 64 copies and their heads; a power of two, as ring buffers are."""
+    return 1 << (64 * (unwind.stack_kb + 2) * 1024 // os.sysconf("SC_PAGE_SIZE") - 1).bit_length()
+
+
+class Program:
+    """An attached BPF program. Close it, or end, to detach."""
+
+    def __init__(
+        self,
+        door: str,
+        waking: bool,
+        fds: Mapping[str, int],
+        bcc_version: str,
+        unwind: Unwind,
+        request: Mapping[str, Any],
+        in_task_storage: bool,
+    ) -> None:
+        """`request`: of which the compiler made it. `in_task_storage`: where threads' records are; else in a hash."""
+        self.door, self.waking, self.bcc_version = door, waking, bcc_version
+        self._request = request
+        self.unwind = unwind
+        """How stacks are walked; along frame pointers if the kernel refused rules."""
+        self.in_task_storage = in_task_storage
+        self.notices: tuple[str, ...] = ()
+        """What it does without, a sentence each with its remedy: nothing of what was asked for is left out silently."""
+        self._fds = dict(fds)
+        self._changing = Lock()
+        """Held while descriptors come or go."""
+        self._is_closed = False
+        self.programs = {name.removeprefix("program "): fd for name, fd in fds.items() if name.startswith("program ")}
+        self.walk_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
+        """Descriptors of the iterators that make a walk, in their order."""
+        self.kprobe_links = [fds[f"link {symbol}"] for symbol in request["kprobes"].values()]
+        cpus = possible_cpus()
+        sizes = {
+            **layout.SIZES,
+            **layout.CAUGHT_SIZES,
+            **layout.UNWIND_SIZES,
+            **layout.PYTHON_SIZES,
+            **layout.WITHIN_SIZES,
+        }
+        self.maps = {
+            name: Map(fds[f"map {name}"], cpus if name in layout.PER_CPU else 1)
+            for name in sizes
+            if f"map {name}" in fds
+        }
+        for name, found in self.maps.items():
+            key_bytes, value_bytes = sizes[name]
+            if (found.key_bytes, found.value_bytes) != (key_bytes, value_bytes):
+                raise KernelError(f"offtop's parts do not fit together (map {name}). Install offtop anew, whole.")
+
+    def load_waking(self) -> None:
+        """Have the program ready that finds wakers. It takes a second, which only those spend who ask for wakers.
+
+        Raises KernelError where this kernel cannot tell them, or all is closed by then; OSError.
+        """
+        if self.waking or "sched_waking" in self.programs:
+            return
+        typed = self._request["waking_type"]
+        if typed is None:
+            raise KernelError("Wakers cannot be told: this kernel does not describe sched_waking. See: offtop doctor")
+        request = {
+            **self._request,
+            "flags": [*self._request["flags"], "-DTYPED_WAKING=1"],
+            "raw_tracepoints": {},
+            "kprobes": {},
+            "iterators": {},
+            "uprobes": [],
+            "random": [],
+            "typed_tracepoints": {"on_waking": ["sched_waking", typed]},
+            "maps": [],
+        }
+        with contextlib.ExitStack() as copies:  # close() does not wait for a compiler
+            given: dict[str, int] = {}
+            with self._changing:
+                self._check_open()
+                for name, fd in self._fds.items():
+                    if name.startswith("map "):
+                        given[name.removeprefix("map ")] = copy = os.dup(fd)
+                        copies.callback(os.close, copy)
+            answer, fds, output = _ready_or_compiled({**request, "given": given}, [*given.values()])
+        if "error" in answer:
+            raise _explain(answer, output, self.door)
+        if not fds:
+            why = " ".join(answer["refused"].split())
+            raise KernelError(f"Wakers cannot be told: {printable(why[:300])}. See what is missing: offtop doctor")
+        with contextlib.ExitStack() as failed:
+            failed.callback(os.close, fds[0])
+            try:
+                os.close(libbpf.attach_typed(fds[0]))  # whether it may be attached is told now, not amid a reading
+            except OSError as error:
+                raise KernelError(
+                    f"Wakers cannot be told: {error.strerror}. See what is missing: offtop doctor"
+                ) from error
+            with self._changing:
+                self._check_open()
+                self.programs["sched_waking"] = self._fds["program sched_waking"] = fds[0]
+            failed.pop_all()
+
+    def watch_wakings(self, wanted: bool) -> None:
+        """Attach the program at sched_waking, or detach it: only wakers need it, but where run-queue time comes from
+        there, too. Raises OSError."""
+        if self.waking or wanted == ("link sched_waking" in self._fds):
+            return
+        with self._changing:
+            if wanted:
+                self._fds["link sched_waking"] = libbpf.attach_typed(self.programs["sched_waking"])
+            else:
+                os.close(self._fds.pop("link sched_waking"))
+
+    def watch_calls(self, path: str, begins: Collection[int], ends: Collection[int]) -> None:
+        """Attach the programs that notice calls of a function, at offsets in its file. Raises OSError."""
+        with self._changing:
+            self._check_open()
+            for function, offsets in (("on_call", begins), ("on_return", ends)):
+                for offset in offsets:
+                    name = f"link {function} {len(self._fds)}"
+                    self._fds[name] = libbpf.attach_uprobe(self.programs[function], path, offset)
+
+    def close(self) -> None:
+        with self._changing:
+            self._is_closed = True
+            # To take a breakpoint out the kernel waits for all CPUs; for all of them at once it waits as long.
+            with ThreadPoolExecutor(_CLOSERS) as pool:
+                list(pool.map(os.close, self._fds.values()))
+            self._fds = {}
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise KernelError("Wakers cannot be told any more: offtop watches no longer. Start it again")
+
+
+def possible_cpus() -> int:
+    """CPUs that per-CPU maps have values for, online or not."""
+    last = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")[-1].split("-")[-1]
+    return int(last) + 1
+
+
+def attach(
+    features: Features,
+    door: str = "auto",
+    sizes: Sizes | None = None,
+    waking: bool = False,
+    defines: Mapping[str, int] = MappingProxyType({}),
+    unwind: Unwind = AUTO,
+    anew: bool = False,
+) -> Program:
+    """Compile and attach with the first switch-in probe that works; nothing is left attached on failure.
+
+    `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking though the kernel has its
+    own count. `defines`: more of them (namespace.defines, and WITHIN, where calls are to be watched). `unwind`: how
+    user stacks are walked. `anew`: compile also what was compiled before.
+    Raises OfftopError with the remedy. What it does without is in Program.notices.
+    """
+    sizes = sizes or sizes_for_machine()
+    failures: list[KernelError] = []
+    notices = [] if features.ring_buffer else [_WITHOUT_RING_BUFFER]
+    if unwind.asks_for_rules and not unwind.is_ruled(features) and features.ring_buffer:
+        notices.append(_WITHOUT_REGISTERS)
+    ways = (unwind, unwind._replace(way="fp")) if unwind.is_ruled(features) else (unwind,)
+    doors = choose_door(features, door)
+    for candidate in doors:
+        for way in ways:  # a probe that costs less is worth more than whole user stacks
+            try:
+                program = _attach_through(candidate, features, sizes, waking, defines, way, anew)
+            except KernelError as error:
+                failures.append(error)
+                continue
+            if not _is_called(program, features):
+                program.close()
+                failures.append(_never_called(candidate))
+                break
+            if candidate != doors[0]:
+                notices.append(
+                    f"The switch-in probe '{doors[0]}' does not work here ({_why(failures[0])}), so offtop uses "
+                    f"'{candidate}'. Please report it, with the output of: offtop doctor."
+                )
+            if way != unwind:
+                notices.append(
+                    "User stacks follow frame pointers only, because the program that unwinds by .eh_frame could not "
+                    f"be loaded ({_why(failures[-1])}). Please report it, with the output of: offtop doctor."
+                )
+            if program.door == "switch" and door == "auto":
+                notices.append(_BY_SWITCH)
+            program.notices = tuple(notices)
+            return program
+    raise failures[0]
+
+
+_WITHOUT_RING_BUFFER = (
+    "This real-time kernel's BPF ring buffers use a lock that may sleep, so single outliers are not reported and user "
+    "stacks follow frame pointers only. Use Linux 6.12 or newer."
+)
+_WITHOUT_REGISTERS = (
+    "User stacks follow frame pointers only, because BPF programs cannot read a thread's registers here. Use Linux "
+    "5.15 or newer, on x86-64 or arm64."
+)
+_BY_SWITCH = (
+    "Stacks are walked at every switch, which costs about 3 µs each, and what a wait was on is unknown. Use a kernel "
+    "with CONFIG_KPROBES=y, or Linux 6.16 or newer."
+)
+_SLEEPS, _SLEEP_S = 100, 0.001
+
+
+def _is_called(program: Program, features: Features) -> bool:
+    """Whether the switch-in probe is called when a thread comes back: the compiler may have inlined the function.
+
+    Sleeps for a moment, counting nobody, until back_current() in offcpu.c has noted offtop's own arrival.
+    """
+    if program.door == "switch" or features.last_arrival is None:  # what is called anyway, and where nothing is noted
+        return True
+    config, clock = program.maps["config"], program.maps["clock"]
+    nobody = layout.CONFIG.pack(*(0, 0, 0, layout.ONLY_PIDS, os.getpid()), *[0] * 23)
+    config.update(bytes(4), nobody)
+    try:
+        for _ in range(_SLEEPS):
+            time.sleep(_SLEEP_S)
+            if any(clock.lookup(bytes(4)) or b""):
+                return True
+        return False
+    finally:
+        config.update(bytes(4), bytes(len(nobody)))
+
+
+def _never_called(door: str) -> KernelError:
+    why = "it is attached, but the kernel never calls it"
+    return _RefusedError(
+        f"The switch-in probe '{door}' does not work here: {why}. Leave --probe out, or see: offtop doctor", why
+    )
+
+
+def _why(error: KernelError) -> str:
+    return error.why if isinstance(error, _RefusedError) else str(error)
+
+
+def _attach_through(
+    door: str,
+    features: Features,
+    sizes: Sizes,
+    waking: bool,
+    defines: Mapping[str, int],
+    unwind: Unwind,
+    anew: bool,
+) -> Program:
+    waking = waking or features.waking or door == "switch"
+    raw = {"on_switch": "sched_switch", "on_exec": "sched_process_exec"}
+    functions = [defines[name] for name in pid_namespace.FUNCTIONS if name in defines]
+    if door in SWITCH_IN_TRACEPOINTS:
+        raw["on_exit"] = SWITCH_IN_TRACEPOINTS[door]
+    if waking:
+        raw["on_waking"] = "sched_waking"
+    # Programs reach the task storage of the current thread only, and nobody can list it.
+    by_task = waking or bool(functions) or not features.task_storage
+    is_ruled = unwind.is_ruled(features)
+    if is_ruled:
+        raw["on_fork"] = "sched_process_fork"
+    known = {**_defines(door, features, sizes, waking, by_task), **unwind.defines(features), **defines}
+    kprobes = {"on_finish": features.kprobe_symbol} if door == "kprobe" else {}
+    request = {
+        "source": str(paths.bpf() / "offcpu.c"),
+        "headers": str(paths.bpf() / "headers"),
+        "flags": [f"-D{name}={value}" for name, value in known.items()],
+        "raw_tracepoints": raw,
+        "typed_tracepoints": {},
+        "given": {},
+        "inner": {"barrier": "nobody"},
+        "bpf": syscalls.number_of("bpf"),
+        "kprobes": kprobes,
+        "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
+        "functions": functions,
+        "random": ["scratch"],
+        "uprobes": ["on_call", "on_return"] if "WITHIN" in defines else [],
+        "maps": [
+            *("record", *layout.SIZES),
+            *(layout.CAUGHT_SIZES if features.ring_buffer else ()),
+            *(layout.UNWIND_SIZES if is_ruled else ()),
+            *(layout.PYTHON_SIZES if features.tells_pythons else ()),
+            *(("within_call", *layout.WITHIN_SIZES) if "WITHIN" in defines else ()),
+        ],
+    }
+    answer, fds, output = _ready_or_compiled(request, anew=anew)
+    if "error" in answer:
+        raise _explain(answer, output, door)
+    named = dict(zip(answer["fds"], fds, strict=True))
+    try:
+        for symbol in kprobes.values():
+            named[f"link {symbol}"] = libbpf.attach_kprobe(named[f"program {symbol}"], symbol)
+        kept = {**request, "waking_type": features.waking_type}
+        return Program(door, waking, named, answer["bcc"], unwind, kept, in_task_storage=not by_task)
+    except BaseException as error:
+        for fd in named.values():
+            os.close(fd)
+        if isinstance(error, OSError):
+            raise _refused(door, f"attaching to {features.kprobe_symbol}: {error.strerror}") from error
+        raise
+
+
+def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_task: bool) -> dict[str, int]:
+    release = [int("".join(c for c in part if c.isdigit()) or 0) for part in platform.release().split(".")[:3]] + [
+        0
+    ] * 3
+    defines: dict[str, int | None] = {
+        "LINUX_VERSION_CODE": (release[0] << 16) + (release[1] << 8) + min(255, release[2]),
+        "THREADS": sizes.threads,
+        "SITES": sizes.sites,
+        "STACKS": sizes.stacks,
+        "WAKES": sizes.wakes,
+        "STORMS": sizes.storms,
+        "MARKS": _MARKS,
+        "CAUGHT": _CAUGHT_BYTES // os.sysconf("SC_PAGE_SIZE") if features.ring_buffer else None,
+        f"DOOR_{door.upper()}": 1,
+        "WAKING": 1 if waking else None,
+        "STATE_ARGUMENT": 1 if features.state_argument else None,
+        "BY_TASK": 1 if by_task else None,
+        "TASK_PID": features.pid,
+        "TASK_TGID": features.tgid,
+        "TASK_STATE": features.state,
+        "TASK_COMM": features.comm,
+        "TASK_LEADER": features.leader,
+        "TASK_FLAGS": features.flags,
+        "TASK_ON_CPU": features.on_cpu,
+        "TASK_SP": features.stack_pointer,
+        "RUN_DELAY": features.run_delay,
+        "LAST_ARRIVAL": features.last_arrival,
+        "LAST_QUEUED": features.last_queued,
+        "TURNS": features.turns,
+        "SUM_EXEC": features.sum_exec,
+        "EXEC_START": features.exec_start,
+        "START_TIME": features.start_time,
+        "TASK_EXECS": features.execs,
+        "TASK_FS_BASE": features.fs_base,
+        "PYTHONS": _PYTHONS,
+        "PYTHON_THREADS": _PYTHON_THREADS,
+        "MODE_MASK": layout.MODE_MASK,
+        "MODE_NARROW": layout.MODE_NARROW,
+        **features.own_id,
+        **features.registers,
+        **features.cgroup,
+        **features.files,
+        **features.sockets,
+        **features.locks,
+    }
+    return {name: value for name, value in defines.items() if value is not None}
+
+
+def _ready_or_compiled(
+    request: Mapping[str, Any], shared: Sequence[int] = (), anew: bool = False
+) -> tuple[dict[str, Any], list[int], str]:
+    """As the next."""
+    file = cache.place(request)
+    if file and not anew and (found := cache.load(file, request)):
+        return *found, ""
+    return _ask_compiler({**request, "keep": str(file or "")}, shared)
+
+
+def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
+    """The child's answer, the descriptors, and all that it printed. `shared`: descriptors that it has, too."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, os.fdopen(os.memfd_create("offtop-compiler"), "w+b") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-I", str(Path(__file__).with_name("compile.py")), str(theirs.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=[theirs.fileno(), *shared],
+            start_new_session=True,  # a ctrl-C on the terminal is the parent's to answer
+        )
+        theirs.close()
+        ours.settimeout(_COMPILE_SECONDS)
+        fds: list[int] = []
+        try:
+            assert child.stdin
+            with child.stdin as stdin:
+                stdin.write(json.dumps(request).encode())
+            message, fds, _, _ = socket.recv_fds(ours, 1 << 20, _MOST_DESCRIPTORS)
+            answer: dict[str, Any] = json.loads(message) if message else {"error": "ended", "what": ""}
+            if message:
+                ours.send(b"!")
+        except TimeoutError:
+            answer = {"error": "slow", "what": f"no answer within {_COMPILE_SECONDS:.0f} s"}
+        except OSError as error:
+            answer = {"error": "ended", "what": str(error)}
+        if "error" in answer:
+            child.kill()
+            child.wait()
+            for fd in fds:
+                os.close(fd)
+            fds = []
+        else:  # it keeps what it made, for which nobody waits
+            Thread(target=child.wait, name="offtop-compiler", daemon=True).start()
+        output.seek(0)
+        return answer, fds, output.read().decode(errors="replace")
+
+
+def _explain(answer: dict[str, Any], output: str, door: str) -> OfftopError:
+    """One sentence and its remedy, of what the compiler's child said."""
+    what = str(answer.get("what", ""))
+    if answer["error"] == "import":
+        return KernelError(
+            "The Python module 'bcc' is missing. It comes from your distribution, not from PyPI: "
+            f"{install('python3-bpfcc', 'python3-bcc')}"
+        )
+    if answer.get("errno") == 1:
+        return PrivilegeError(
+            "The kernel does not let offtop load BPF programs (operation not permitted). Try: sudo offtop   "
+            "In a container, it needs CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG, and bpf(2) among the system "
+            "calls that are let through (systemd-nspawn --system-call-filter=bpf); lockdown forbids it always."
+        )
+    last = [line.strip() for line in output.splitlines() if line.strip()]
+    hint = next((line for line in last if "error:" in line), last[-1] if last else "")
+    what = " ".join((what or "the compiler ended").split())
+    return _refused(door, f"{what}{f' ({printable(hint[:200])})' if hint else ''}")
+
+
+def _refused(door: str, why: str) -> _RefusedError:
+    return _RefusedError(
+        f"offtop's program could not be loaded with the switch-in probe '{door}': {why}. See what is missing: "
+        "offtop doctor",
+        why,
+    )

@@ -1,0 +1,110 @@
+"""`offtop doctor`: what works on this machine, what does not, and the command that mends it.
+
+Each check asks for the feature itself; only the oldest kernel is a version. It changes nothing, and
+needs no privilege: what cannot be seen without one is said to be unknown. What is not needed here, for there is
+something better, is said to be so.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from offtop.kernel.bpf.privileges import CAPABILITIES, capabilities
+from offtop.kernel.doctor import host_checks, kernel_checks
+from offtop.kernel.doctor.check import Check, btf
+
+_WITHOUT_COMPILER = "modes and filters whose programs no earlier start has kept"
+
+
+def checks() -> list[Check]:
+    """All of them, the most fundamental first; the last attaches offtop's program for a moment."""
+    found = conditions()
+    attached = host_checks.attaching(found)
+    if attached.state != "unknown" and attached.verdict != "FAIL":  # by a program that was kept, where bcc is missing
+        found = [
+            replace(check, verdict="warn", loses=_WITHOUT_COMPILER) if check.verdict == "FAIL" else check
+            for check in found
+        ]
+    return [*found, attached]
+
+
+def conditions() -> list[Check]:
+    """What this machine is like, whatever offtop's own program makes of it."""
+    held = capabilities()
+    return [
+        kernel_checks.privileges(held),
+        *(kernel_checks.capability(name, held) for name in CAPABILITIES),
+        kernel_checks.kernel(),
+        kernel_checks.lockdown(),
+        kernel_checks.libbpf(),
+        kernel_checks.bpf(held),
+        btf(),
+        kernel_checks.task_struct(),
+        kernel_checks.raw_tracepoints(held),
+        kernel_checks.state_at_leaving(),
+        kernel_checks.switch_in_probe(),
+        kernel_checks.kprobes(),
+        kernel_checks.perf_event_paranoid(held),
+        kernel_checks.task_storage(),
+        kernel_checks.ring_buffer(held),
+        kernel_checks.run_delay(),
+        kernel_checks.schedstat(),
+        kernel_checks.wakers(),
+        kernel_checks.uprobes(),
+        kernel_checks.statistics(held),
+        kernel_checks.kernel_symbols(held),
+        kernel_checks.registers(),
+        kernel_checks.other_processes(held),
+        host_checks.bcc(),
+        host_checks.kept_programs(),
+        host_checks.libdw(),
+        host_checks.sandbox(),
+        host_checks.user_stacks(),
+        host_checks.pid_namespace(),
+        host_checks.sudo_path(),
+        host_checks.character_set(),
+        host_checks.terminal(),
+    ]
+
+
+def status(found: Sequence[Check]) -> int:
+    """The exit status: 3 for a missing privilege, else 4 for a kernel or a bcc that cannot, else 0."""
+    failed = {check.name for check in found if check.verdict == "FAIL"}
+    if "privileges" in failed:
+        return 3
+    return 4 if failed else 0
+
+
+def render(found: Sequence[Check]) -> str:
+    """A line per check; under one that is not ok, what is lost and how to mend it. A verdict closes it."""
+    lines: list[str] = []
+    for check in found:
+        lines.append(f"{check.verdict:<5} {check.name:<20} {check.what}")
+        if check.loses:
+            lines.append(f"{'':<26} without it: {check.loses}")
+        if check.remedy:
+            lines.append(f"{'':<26} -> {check.remedy}")
+    failed = [check.name for check in found if check.verdict == "FAIL"]
+    warned = [check.name for check in found if check.verdict == "warn"]
+    if failed and _samples(found):
+        lines.append(f"offtop cannot use BPF here, and samples /proc instead: {', '.join(failed)}")
+    elif failed:
+        lines.append(f"offtop cannot run here: {', '.join(failed)}")
+    elif warned:
+        lines.append(f"offtop runs here; it would be better with: {', '.join(warned)}")
+    else:
+        lines.append("offtop runs here, and lacks nothing")
+    return "\n".join(lines)
+
+
+def _samples(found: Sequence[Check]) -> bool:
+    """Whether what fails is BPF's, and the other source has what it needs."""
+    verdicts = {check.name: check.verdict for check in found}
+    has_schedstat = any(check.name == "schedstat" and check.state != "unneeded" for check in found)
+    return has_schedstat and "FAIL" not in (verdicts.get("libdw"), verdicts.get("pid namespace"))
+
+
+def as_json(found: Sequence[Check]) -> str:
+    """An array of objects with the members of a Check; each has a state."""
+    states = {check.name: check.state or ("there" if check.verdict == "ok" else "missing") for check in found}
+    return json.dumps([{**asdict(check), "state": states[check.name]} for check in found], indent=2)

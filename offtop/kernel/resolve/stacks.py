@@ -1,0 +1,343 @@
+"""Turns the kernel side's stack ids into the book's: read once, named by what is mapped where, kept by content.
+
+Kernel stacks are the same when their functions are; user stacks when their (file, offset)s are, whichever
+process they are of and wherever it has its libraries. So forked workers share their stacks.
+"""
+
+import platform
+from collections.abc import Callable, Iterable, Sequence
+
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.id_table import IdTable
+from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.symbols.kallsyms import HIDDEN
+from offtop.kernel.unwind.unwinder import Found
+from offtop.kernel.unwind.user_stacks import OfCopy
+from offtop.model import wakers
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.categories import OTHER, Categories
+from offtop.model.stack import (
+    ASTRAY,
+    CLOSED,
+    DEEP,
+    ENDED,
+    FIRST_STACK,
+    GONE,
+    LINKED,
+    NO_STACK,
+    NO_WAY,
+    NOT_COPIED,
+    NOT_FOLLOWED,
+    NOT_IN_MEMORY,
+    NOT_PERMITTED,
+    NOT_READ,
+    STACK_LOST,
+    UNREAD,
+    WHOLE,
+    Frame,
+    Stack,
+)
+
+_TRACER_FRAMES = 12
+_MOST_WALKED = 16_384
+"""Stale words of a thread's stack make a few more of them than there are stacks."""
+
+_SIGNED = 0xFFFF << 48 if platform.machine() == "aarch64" else 0
+"""What arm64 may have signed of a return address in the kernel (CONFIG_ARM64_PTR_AUTH_KERNEL): else it is all ones."""
+
+KernelFrame = Callable[[int], Frame]
+"""Address → frame."""
+UserFrames = Callable[[int, Sequence[int]], tuple[Frame, ...]]
+"""(pid, addresses leaf first) → frames."""
+WithPython = Callable[[int, tuple[Frame, ...], Sequence[int], bool], tuple[tuple[Frame, ...], bool]]
+"""(pid, frames, Python's own as the kernel side has them, whether the frames go to where the thread began) → all in one
+stack, and whether some may be at another place."""
+Copied = Callable[[int], OfCopy | None]
+"""Id of a copy → what it was, and has become of it; None: it was lost."""
+CalledExec = Callable[[int], int | None]
+"""pid → which program it runs by now, as `runs` has it; None: the one that it ran at first."""
+_END = layout.END_UNSURE - 1
+_PYTHON_COUNT = (1 << layout.END_GENERATION - layout.END_PYTHON) - 1
+_NO_PROGRAM = (Frame(GONE, 0),)
+"""Of a process that has ended, or runs another program by now."""
+_ENDS = {
+    layout.END_WHOLE: WHOLE,
+    layout.END_LINKED: LINKED,
+    layout.END_DEEP: DEEP,
+    layout.END_MEMORY: NOT_IN_MEMORY,
+    layout.END_ASTRAY: ASTRAY,
+    layout.END_NO_WAY: NO_WAY,
+    layout.END_ODD: NOT_FOLLOWED,
+    layout.END_NOT_COPIED: NOT_COPIED,
+}
+
+
+def _stack_of(value: bytes | memoryview) -> tuple[tuple[int, ...], int]:
+    """Addresses, leaf first, and layout.END_*."""
+    depth, end, *frames = layout.STACK.unpack(value)
+    return tuple(frames[: min(depth, layout.FRAMES)]), end
+
+
+class Stacks:
+    """Gives sites their stack ids, and the book its stacks."""
+
+    def __init__(
+        self,
+        kernel: Map,
+        user: Map,
+        book: Book,
+        categories: Categories,
+        kernel_frame: KernelFrame,
+        user_frames: UserFrames,
+        sched_text: tuple[int, int],
+        copied: Copied = lambda _: None,
+        called_exec: CalledExec = lambda _: None,
+        with_python: WithPython = lambda _pid, frames, _python, _whole: (frames, False),
+        has_rule: Callable[[Frame], bool] = lambda _: True,
+        signed: int = _SIGNED,
+    ) -> None:
+        """`sched_text`: first and end address of the kernel's __sched functions. `has_rule`: whether a frame's binary
+        says who called it. `signed`: bits of a return address on the kernel's stack that are set without a signature.
+        """
+        self._kernel, self._user = IdTable(kernel, _stack_of), IdTable(user, _stack_of)
+        self._book, self._categories = book, categories
+        self._kernel_frame, self._user_frames, self._copied = kernel_frame, user_frames, copied
+        self._called_exec, self._with_python, self._has_rule = called_exec, with_python, has_rule
+        self._sched_text, self._signed = sched_text, signed
+        self._next_id = FIRST_STACK
+        self._by_frames: dict[tuple[tuple[Frame, ...], str, bool], int] = {}
+        self._kernel_ids: dict[int, int] = {}
+        self._walked_ids: dict[tuple[int | bytes, ...], int] = {}
+        self._user_ids: dict[int, dict[int, int]] = {}
+        self._execs: dict[int, int] = {}
+        """pid → what `runs` told last."""
+        self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
+        """tid → raw ids → site."""
+        self._gone = set[int]()
+        """Processes of which this tick has found that they have ended: nobody can look there any more."""
+        self._not_read = set[int]()
+        """Processes that could not be read in time in this tick, but may be in the next."""
+        self._passing: list[tuple[int, tuple[int, int]]] = []
+        """Of those sites the ones of this tick alone: they have a copy, are of a process that has ended, whose id
+        another may have soon, or of one that could not be read in time."""
+        self.unread = 0
+        """Stacks that a record named and the kernel no longer had: their time is under [stack lost]."""
+
+    def site(self, pid: int, tid: int, kernel: int, user: int) -> SiteKey:
+        """The site of a record's raw ids."""
+        of_thread = self._sites.get(tid)
+        if of_thread is None:
+            of_thread = self._sites[tid] = {}
+        site = of_thread.get((kernel, user))
+        if site is None or site.pid != pid:  # in one tick a tid may be of several processes, one after the other
+            site = SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
+            of_thread[kernel, user] = site
+            if (
+                user & layout.COPIED or pid in self._gone or pid in self._not_read
+            ):  # asked about twice where it is a record's first
+                self._passing.append((tid, (kernel, user)))
+        return site
+
+    def sites(self, raw: Iterable[tuple[int, int, int, int, int]]) -> list[SiteKey]:
+        """The sites of many records' raw ids: pid, tid, kernel and user stack, wake."""
+        known, found = self._sites, list[SiteKey]()
+        for pid, tid, kernel, user, _ in raw:
+            of_thread = known.get(tid)
+            site = of_thread.get((kernel, user)) if of_thread is not None else None
+            found.append(site if site is not None and site[0] == pid else self.site(pid, tid, kernel, user))
+        return found
+
+    def kernel(self, raw_id: int) -> int:
+        """The id of a kernel stack, by its raw one."""
+        return self._kernel_id(raw_id)
+
+    def of_waker(self, pid: int, kernel: int, user: int) -> tuple[int, int]:
+        """The ids of a waker's stacks, by its raw ones."""
+        return self._kernel_id(kernel), self._user_id(pid, user)
+
+    def user(self, found: Found) -> int:
+        """The id of a user stack as it was walked here."""
+        return self._intern_user(found.frames, _ENDS[found.end], found.unsure)
+
+    def walked(self, frames: bytes, words: bytes) -> int:
+        """The stack that the task walk gave, with its __sched functions put back.
+
+        bpf_get_task_stack leaves those out; they are the words of the thread's kernel stack that lie in
+        their section, above the first frame that it does give.
+        """
+        first, end = self._sched_text
+        leaf = int.from_bytes(frames[:8], "little")
+        on_top: list[int] = []
+        for word in map(self._signed.__or__, memoryview(words).cast("Q")):
+            if word == leaf:
+                break
+            if first <= word < end:
+                on_top.append(word)
+        given = (*on_top, frames)
+        known = self._walked_ids.get(given)
+        if known is None:
+            addresses = (*on_top, *memoryview(frames).cast("Q"))
+            known = self._walked_ids[given] = self._intern_kernel(addresses)
+        return known
+
+    def make_room(self, at_once: bool) -> None:
+        """Once a tick: keep the kernel's tables from filling up. `at_once`: one has."""
+        for tid, raw in self._passing:
+            self._sites.get(tid, {}).pop(raw, None)
+        self._passing.clear()
+        self._gone.clear()
+        self._not_read.clear()
+        if len(self._walked_ids) > _MOST_WALKED:
+            self._walked_ids.clear()
+        if self._kernel.make_room(at_once):
+            self._kernel_ids.clear()
+            self._sites.clear()
+        if self._user.make_room(at_once):
+            self._user_ids.clear()
+            self._sites.clear()
+
+    @property
+    def fill(self) -> tuple[float, float]:
+        """How much of the kernel's tables of kernel and user stacks is taken, 0 to 1."""
+        return self._kernel.fill, self._user.fill
+
+    def forget_thread(self, key: ThreadKey) -> None:
+        """It has ended. With a main thread, so has its process; or it is another program by now (exec)."""
+        self._sites.pop(key.tid, None)
+        if key.tid == key.pid:
+            self._user_ids.pop(key.pid, None)
+            self._execs.pop(key.pid, None)
+
+    def renamed(self, pid: int) -> None:
+        """What lies in that process has other names: its stacks are others from now on."""
+        self._user_ids.pop(pid, None)
+        self._sites = {
+            tid: sites for tid, sites in self._sites.items() if all(one.pid != pid for one in sites.values())
+        }
+
+    def kernel_renamed(self) -> None:
+        """What lies in the kernel has other names: its stacks are others from now on."""
+        self._kernel_ids.clear()
+        self._walked_ids.clear()
+        self._sites.clear()
+
+    def forget(self, dropped: set[int]) -> None:
+        """The book gave these ids back."""
+        self._by_frames = {what: i for what, i in self._by_frames.items() if i not in dropped}
+        self._kernel_ids.clear()
+        self._walked_ids.clear()
+        self._user_ids.clear()
+        self._sites.clear()
+
+    def _kernel_id(self, raw_id: int) -> int:
+        if raw_id < layout.FIRST_ID:
+            return raw_id
+        known = self._kernel_ids.get(raw_id)
+        if known is None:
+            found = self._kernel.read(raw_id)
+            if found is None:
+                self.unread += 1
+                return STACK_LOST
+            known = self._kernel_ids[raw_id] = self._intern_kernel(found[0])
+        return known
+
+    def _user_id(self, pid: int, raw_id: int) -> int:
+        if raw_id & layout.COPIED:
+            copy = self._copied(raw_id) or OfCopy(0, STACK_LOST)
+            raw_id = copy.fallback
+            if copy.found is not None:
+                if raw_id >= layout.FIRST_ID:
+                    self._user.meet(raw_id)
+                is_old = self._is_of_another(pid, copy.execs)
+                return self._intern_user(_NO_PROGRAM, ENDED, False) if is_old else self.user(copy.found)
+            self.unread += raw_id == STACK_LOST
+        if raw_id < layout.FIRST_ID:
+            return raw_id
+        of_process = self._user_ids.setdefault(pid, {})
+        known = of_process.get(raw_id)
+        if known is None:
+            read = self._user.read(raw_id)
+            if read is None:
+                self.unread += 1
+                return STACK_LOST
+            addresses, end = read
+            unsure, count = bool(end & layout.END_UNSURE), end >> layout.END_PYTHON & _PYTHON_COUNT
+            own = len(addresses) - count
+            is_gone = pid in self._gone and own > 0
+            is_old = (count or not is_gone) and self._is_of_another(pid, end >> layout.END_EXECS)
+            end &= _END
+            frames = _NO_PROGRAM if is_old or is_gone else self._user_frames(pid, addresses[:own])
+            if not is_old:
+                if frames == _NO_PROGRAM:
+                    self._gone.add(pid)
+                if frames[-1:] and frames[-1].file == UNREAD:
+                    self._not_read.add(pid)
+                is_whole = end == layout.END_WHOLE
+                frames, misplaced = self._with_python(pid, frames, addresses[own:], is_whole)
+                unsure = unsure or misplaced
+            known = self._intern_user(frames, _ENDS[end], unsure)
+            if pid not in self._gone and pid not in self._not_read:
+                of_process[raw_id] = known
+        return known
+
+    def runs(self, pid: int, execs: int) -> None:
+        """Which program a process runs by now: another number after each exec."""
+        self._execs[pid] = execs
+
+    def _is_of_another(self, pid: int, execs: int) -> bool:
+        """Whether that was a program which the process does not run any more: nobody can tell now what lay where."""
+        now = self._execs.get(pid)
+        if now is None:  # who is not counted is in no walk
+            now = self._called_exec(pid)
+        return now is not None and now != execs
+
+    def _intern_user(self, frames: tuple[Frame, ...], end: str, unsure: bool) -> int:
+        if not frames:
+            return NO_STACK
+        if frames[-1].file == GONE:
+            end, unsure = ENDED, False
+        elif frames[-1].file == CLOSED:
+            end, unsure = NOT_PERMITTED, False
+        elif frames[-1].file == UNREAD:
+            end, unsure = NOT_READ, False
+
+        def made() -> Stack:
+            without = (frame.file for frame in frames if not self._has_rule(frame))
+            return Stack(frames, end=end, is_unsure=unsure, guessed_in=next(without, "") if unsure else "")
+
+        return self._intern(frames, end, unsure, made)
+
+    def _intern_kernel(self, addresses: Sequence[int]) -> int:
+        if not addresses:
+            return STACK_LOST
+        frames = tuple(self._kernel_frame(address) for address in addresses)
+        if frames[0] == HIDDEN:
+            frames = frames[:1]
+        names = [frame.name for frame in frames]
+        for i, name in enumerate(names[:_TRACER_FRAMES]):
+            if name in ("__schedule", wakers.FIRST):  # what is above is the tracer: this program, and what called it
+                frames, names = frames[i:], names[i:]
+                break
+        if names[0] == wakers.FIRST:
+            frames = frames[: wakers.cut_at_interrupt(names)]
+            tail = wakers.tail_length(names)
+        else:
+            tail = self._categories.tail_length(names)
+
+        def made() -> Stack:
+            trimmed = names[tail : len(frames)]
+            if names[0] == wakers.FIRST:
+                return Stack(
+                    frames, tail, OTHER, wakers.entry_length(trimmed) or self._categories.entry_length(trimmed)
+                )
+            return Stack(frames, tail, self._categories.classify(trimmed), self._categories.entry_length(trimmed))
+
+        return self._intern(frames, WHOLE, False, made)
+
+    def _intern(self, frames: tuple[Frame, ...], end: str, unsure: bool, made: Callable[[], Stack]) -> int:
+        known = self._by_frames.get((frames, end, unsure))
+        if known is None:
+            known = self._by_frames[frames, end, unsure] = self._next_id
+            self._next_id += 1
+            self._book.stacks[known] = made()
+        return known

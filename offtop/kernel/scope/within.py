@@ -1,0 +1,291 @@
+"""The files and processes that --within names, and the calls of its function that the kernel is to notice there.
+
+It is said as PROGRAM:FUNCTION. The program is a path, the name of a process, of a library or of a command; what a
+process has not itself may be in one of its libraries. functions.py finds the function in a file.
+"""
+
+import difflib
+import errno
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from offtop.errors import KernelError, UsageError
+from offtop.kernel.binary.files import File, Mapping
+from offtop.kernel.binary.functions import Function, NotThereError, find, short
+from offtop.kernel.bpf import libbpf
+from offtop.kernel.bpf.features import Features
+from offtop.kernel.bpf.program import Program
+from offtop.kernel.procfs.guarded_reads import Channel
+from offtop.model.snapshot import Filters
+
+_MOST_NAMED, _MOST_NEAR = 10, 4
+_MOST_IDS = 1024
+"""As many as the kernel side has room for (only_pids in bpf/offcpu.c)."""
+_PART_BYTES = 1 << 22
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def lacking(features: Features, machine: str = platform.machine()) -> str:
+    """Why this machine cannot do it; empty: it can."""
+    if machine != "x86_64":
+        return f"only code of x86-64 can be read for it, and this machine is {machine}"
+    if not libbpf.UPROBES.exists():
+        return "this kernel has no uprobes (CONFIG_UPROBE_EVENTS)"
+    if "REG_SP" not in features.registers:
+        return "this kernel does not tell where a program stands (bpf_task_pt_regs)"
+    return ""
+
+
+class Watched:
+    """All that --within names. Close it."""
+
+    def __init__(self, asked: str, pids: Collection[int], reads: Channel) -> None:
+        """`pids`: only of these processes, if there are any. `reads`: by which they and their files are read. Raises
+        UsageError that says what is not there, or why it cannot be."""
+        self._asked = asked
+        program, name = parted(asked)
+        with ExitStack() as opened:
+            files = _Files(name, opened, reads)
+            places = _places(program, pids, reads)
+            self.functions = _functions(files, places, name)
+            own = {one.file for one in self.functions if _base(one.file) == program}
+            is_shared = not pids and len(own) < len(self.functions)
+            self._pids = tuple(sorted(pid for pid, _ in places if pid)) if is_shared else ()
+            """Of the processes that are called so, where others run that code, too. Empty: whoever runs it."""
+            if len(self._pids) > _MOST_IDS:
+                raise UsageError(
+                    f"--within: {len(self._pids):,} processes are called {short(program)}. Choose some of them with -p"
+                )
+            self._opened = opened.pop_all()
+
+    def attach(self, program: Program) -> None:
+        """Raises KernelError where the kernel refuses."""
+        try:
+            for one in self.functions:
+                program.watch_calls(f"/proc/self/fd/{one.fd}", one.begins, one.ends)
+        except OSError as error:
+            raise KernelError(
+                f"--within: the kernel does not let offtop watch {short(self._asked)} ({error.strerror}). "
+                f"{'Raise the limit: ulimit -n 4096' if error.errno == errno.EMFILE else 'See: offtop doctor'}"
+            ) from error
+
+    def narrowed(self, filters: Filters) -> Filters:
+        """To the processes that are meant, where that was left open."""
+        return filters if filters.pids else replace(filters, pids=self._pids)
+
+    @property
+    def told(self) -> str:
+        """What is watched, for people."""
+        ends, elsewhere = sum(len(one.ends) for one in self.functions), sum(one.elsewhere for one in self.functions)
+        handed = f", {elsewhere} of them to code that does not count as inside" if elsewhere else ""
+        files = ", ".join(dict.fromkeys(one.file for one in self.functions))
+        return f"{self.functions[0].name} in {files}; {ends} ways out{handed}"
+
+    def close(self) -> None:
+        """May be called twice."""
+        self._opened.close()
+
+
+def parted(asked: str) -> tuple[str, str]:
+    """Program and function. Raises UsageError where there are not both."""
+    program, colon, name = asked.partition(":")
+    if not colon or not name or "\0" in asked:
+        raise UsageError(
+            f"--within: '{short(asked)}' names no function. Give PROGRAM:FUNCTION, as mysqld:dispatch_command, "
+            "libpq.so.5:PQexec, /path/of/it:function or, with -p, :function"
+        )
+    return program, name
+
+
+class _Files:
+    """The function in the files that a program's name may mean, each read once. They stay open until `opened` is
+    closed."""
+
+    def __init__(self, name: str, opened: ExitStack, reads: Channel) -> None:
+        self._name, self._opened, self.reads = name, opened, reads
+        self._known: dict[tuple[int, int], Function | UsageError] = {}
+
+    def function(self, path: str, fd: int | None, only_if_named: bool) -> Function:
+        """Raises UsageError. `fd` is taken over. `only_if_named`: the file need not be read unless it has that name
+        somewhere."""
+        if fd is None:
+            raise NotThereError(f"--within: {short(path)} cannot be read. Name a file that is there, as root")
+        self._opened.callback(os.close, fd)
+        status = os.fstat(fd)
+        identity = status.st_dev, status.st_ino
+        if identity not in self._known:
+            try:
+                if only_if_named and not _has(fd, self._name):
+                    raise NotThereError(f"--within: {short(path)} has no function {short(self._name)}. Name another")
+                self._known[identity] = find(fd, path, self._name)
+            except UsageError as error:
+                self._known[identity] = error
+        known = self._known[identity]
+        if isinstance(known, UsageError):
+            raise known
+        return known
+
+
+def _has(fd: int, name: str) -> bool:
+    """Whether a file has the last word of `name` anywhere."""
+    words = re.findall(rb"\w+", os.fsencode(name.partition("(")[0]))
+    at, before = 0, b""
+    while words and (part := os.pread(fd, _PART_BYTES, at)):
+        if words[-1] in before + part:
+            return True
+        at, before = at + len(part), part[-len(words[-1]) :]
+    return not words
+
+
+_Place = Callable[[_Files, bool], Function]
+"""A file, in which the function is looked for."""
+
+
+def _functions(files: _Files, places: Sequence[tuple[int, Sequence[_Place]]], name: str) -> Sequence[Function]:
+    """In each file that is meant. Raises UsageError."""
+    found: dict[int, Function] = {}
+    problem: UsageError | None = None
+    for _, (first, *libraries) in places:
+        try:
+            one = first(files, False)
+            found[one.fd] = one
+            continue
+        except NotThereError as error:
+            problem = problem or error
+        except UsageError as error:  # anybody may call a program of theirs so: it is no reason to refuse others
+            problem = error
+            continue
+        there: dict[int, Function] = {}
+        for library in libraries:
+            with suppress(UsageError):
+                one = library(files, True)
+                there[one.fd] = one
+        if len(there) > 1:
+            those = ", ".join(one.file for one in [*there.values()][:_MOST_NAMED])
+            raise UsageError(f"--within: several libraries have a function {short(name)}: {those}. Name one of them")
+        found |= there
+    if not found:
+        assert problem
+        raise problem
+    return [*found.values()]
+
+
+def _places(program: str, pids: Collection[int], reads: Channel) -> Sequence[tuple[int, Sequence[_Place]]]:
+    """Programs, each with its libraries behind it, and the processes that were meant (0: none); at least one. Raises
+    UsageError."""
+    if not program:
+        if not pids:
+            raise UsageError(
+                "--within: :FUNCTION is one of the processes that -p names. Give -p, or say PROGRAM:FUNCTION"
+            )
+        return [(pid, _of_process(pid, reads)) for pid in pids]
+    if "/" in program:
+        return [(0, [_of_path(program)])]
+    every = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal()]
+    named = [pid for pid in every if program in _names(pid)]
+    running = [pid for pid in named if not pids or pid in pids]
+    if running:
+        return [(pid, _of_process(pid, reads)) for pid in running]
+    if named:
+        raise UsageError(f"--within: no process of -p is called {short(program)}. Take one of: {_some(named)}")
+    if ".so" in program:
+        mapped = [found for pid in pids or every for found in _mapped(pid, reads) if _is_library(found.path, program)]
+        distinct = {(found.device, found.inode): found for found in mapped}
+        known = [] if mapped else [path for path in _libraries() if _base(path) == program]
+        if mapped or known:
+            return [(0, [one]) for one in (*map(_of_file, distinct.values()), *map(_of_path, known[:1]))]
+    elif not pids and (command := shutil.which(program) or shutil.which(program, path=_SYSTEM_PATH)):
+        return [(0, [_of_path(command)])]
+    near = difflib.get_close_matches(program, {name for pid in every for name in _names(pid)}, _MOST_NEAR)
+    hint = f"Is it {' or '.join(map(short, near))}?" if near else "Give its path, or begin it first"
+    raise UsageError(f"--within: there is no process, library or command {short(program)}. {hint}")
+
+
+def _of_process(pid: int, reads: Channel) -> Sequence[_Place]:
+    """Its program, and what else of files it has mapped as code."""
+
+    def of_program(files: _Files, only_if_named: bool) -> Function:
+        path, fd = f"/proc/{pid}/exe", None
+        with suppress(OSError):
+            path = str(Path(f"/proc/{pid}/exe").readlink())
+            fd = files.reads.open(("exe", pid), f"/proc/{pid}/exe")[1]
+        return files.function(path, fd, only_if_named)
+
+    return [of_program, *map(_of_file, _mapped(pid, reads)[1:])]
+
+
+def _of_file(file: File) -> _Place:
+    def of_file(files: _Files, only_if_named: bool) -> Function:
+        fd = None
+        with suppress(TimeoutError):
+            if found := file.open(files.reads):
+                found.let_go(files.reads)
+                fd = found.fd
+        return files.function(file.path, fd, only_if_named)
+
+    return of_file
+
+
+def _of_path(path: str) -> _Place:
+    def of_path(files: _Files, only_if_named: bool) -> Function:
+        fd = None
+        with suppress(OSError):
+            fd = files.reads.open(path, str(Path.cwd() / path))[1]
+        return files.function(os.path.realpath(path) if fd else path, fd, only_if_named)
+
+    return of_path
+
+
+def _is_library(path: str, name: str) -> bool:
+    """`libpq.so.5` is /usr/lib/libpq.so.5.15, too."""
+    base = _base(path.removesuffix(" (deleted)"))
+    return base == name or base.startswith(f"{name}.")
+
+
+def _names(pid: int) -> set[str]:
+    """What a process is called: its name, and that of its program."""
+    found: set[str] = set()
+    with suppress(OSError):
+        found.add(os.fsdecode(Path(f"/proc/{pid}/comm").read_bytes().rstrip(b"\n")))
+        found.add(_base(str(Path(f"/proc/{pid}/exe").readlink()).removesuffix(" (deleted)")))
+    return found
+
+
+def _mapped(pid: int, reads: Channel) -> list[File]:
+    """The files that it has mapped as code, each once."""
+    found: dict[tuple[str, int], File] = {}
+    with suppress(OSError):
+        for line in os.fsdecode(reads.ask(pid, "code_of", pid)).split("\n"):
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and "x" in fields[1] and fields[4] != "0":
+                start, end = (int(address, 16) for address in fields[0].split("-"))
+                path, device, inode = fields[5], fields[3], int(fields[4])
+                found.setdefault((device, inode), File(path, path, device, inode, Mapping(pid, start, end)))
+    return [*found.values()]
+
+
+def _libraries() -> Iterator[str]:
+    """Paths of those that the dynamic linker knows."""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = shutil.which("ldconfig", path=_SYSTEM_PATH) or "ldconfig"
+        said = subprocess.run([command, "-p"], capture_output=True, timeout=10, check=True, env={}).stdout
+        for line in os.fsdecode(said).split("\n"):
+            name, arrow, path = line.rpartition(" => ")
+            if arrow and "x86-64" in name:
+                yield path
+
+
+def _base(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _some(pids: Sequence[int]) -> str:
+    listed = sorted(pids)
+    return ", ".join(map(str, listed[:_MOST_NAMED])) + (", …" if len(listed) > _MOST_NAMED else "")

@@ -1,0 +1,371 @@
+"""Python's own frames: which processes run CPython, what their code objects are called, and where in a stack they go.
+
+The kernel side reads the frames of a thread where it walks its stack (bpf/userstack.c), as addresses of code objects.
+What these are called is read from the process when they are first met, and looked at again every 10 s: where a code
+object was another one may lie by then. In the stack each call of the interpreter (`_PyEval_EvalFrameDefault`) gives way
+to the Python functions that ran in it; all other frames stay, those of C between two of Python's among them.
+"""
+
+import itertools
+import struct
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from offtop.kernel.binary import cpython_layout
+from offtop.kernel.binary.cpython_layout import Interpreter, Layout
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.procfs.memory import Memory
+from offtop.kernel.symbols.mappings import Image
+from offtop.model.printable import printable
+from offtop.model.stack import Frame
+
+_OLD_S = 10.0
+_MOST_PROCESSES = 4096
+_MOST_SPACES = 16_384
+_MOST_NAMES = 16_384
+"""Of one process."""
+_LONGEST_NAME, _LONGEST_PATH = 200, 400
+"""Characters."""
+_MOST_THREADS = 1024
+"""That are looked at to find one."""
+_WORD, _LINE = struct.Struct("=Q"), struct.Struct("=i")
+_KINDS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+"""Bytes of a character → how they are written."""
+_NAMELESS = Frame("[python]", 0)
+"""A function whose name could not be read."""
+_MORE = Frame("[python]", 0, "(more functions of Python)")
+"""Stands for the outermost ones, where there are too many, or their memory could not be read."""
+_STATE_SHIFTS = (2, 16, 8)
+"""Where in a string's state the bits begin that tell how it is kept: up to 3.13; from 3.14 on; in case of others."""
+
+
+class Mixed(NamedTuple):
+    """A stack with Python's frames in it."""
+
+    frames: tuple[Frame, ...]
+    unsure: bool = False
+    """They are in their order, but perhaps not between the right ones of C."""
+    unnamed: tuple[int, ...] = ()
+    """Addresses of code objects whose names are not known yet; their frames are left out."""
+
+
+class _Code(NamedTuple):
+    """What is remembered of a code object."""
+
+    identity: tuple[int, ...]
+    frame: Frame
+
+
+class _Process(NamedTuple):
+    """A process that runs CPython."""
+
+    identity: tuple[bytes, ...]
+    """Of its program, as mappings.Image has it."""
+    space: int
+    label: str
+    """Of the binary that CPython is in."""
+    interpreter: Interpreter
+    base: int
+    """What makes Interpreter's numbers addresses."""
+    codes: dict[int, _Code]
+    generation: int = 0
+    """Another one when names have changed."""
+
+
+class Pythons:
+    """For any thread; only `read` and `look` read a process's memory."""
+
+    def __init__(self, table: Map | None) -> None:
+        """`table`: the kernel side's `pythons`; None where it cannot read Python's frames."""
+        self._table = table
+        self._known: dict[str, Interpreter | None] = {}
+        """By the label of a binary."""
+        self._processes: dict[int, _Process] = {}
+        self._looked_s: dict[int, float] = {}
+        """Process → when its names were last held against its memory, in that order."""
+        self._none: set[int] = set()
+        """Spaces without CPython."""
+        self._asked: dict[int, None] = {}
+        """Processes that are to be looked at."""
+        self._lock = threading.Lock()
+
+    def unknown(self, image: Image) -> str:
+        """A binary of these that may hold CPython and has not been asked; empty where there is none."""
+        if self._table is None or image.space in self._none:
+            return ""
+        return next((one for one in image.labels if one not in self._known and cpython_layout.may_be_python(one)), "")
+
+    def learn(self, label: str, found: Interpreter | None) -> None:
+        """What that binary said."""
+        self._known[label] = found
+
+    def meet(self, pid: int, image: Image) -> bool:
+        """Have the kernel side read the frames of a process, if it is one of CPython of which all is known here."""
+        if self._table is None or image.space in self._none:
+            return False
+        with self._lock:
+            known = self._processes.get(pid)
+            if known and known.identity == image.identity and known.space == image.space:
+                return True
+            for label, start, offset in zip(image.labels, image.starts, image.offsets, strict=True):
+                found = self._known.get(label)
+                if found is None:
+                    continue
+                same = known is not None and known.identity == image.identity
+                codes, generation = (known.codes, known.generation) if known and same else ({}, 0)
+                process = _Process(image.identity, image.space, label, found, start - offset, codes, generation)
+                self._forget(pid)
+                while len(self._processes) >= _MOST_PROCESSES:
+                    self._forget(next(iter(self._processes)))
+                self._processes[pid] = process
+                self._looked_s[pid] = time.monotonic()
+                self._tell(pid)
+                return True
+            if not any(one not in self._known and cpython_layout.may_be_python(one) for one in image.labels):
+                if len(self._none) >= _MOST_SPACES:
+                    self._none.clear()
+                self._none.add(image.space)
+        return False
+
+    def ask(self, pid: int, frames: Iterable[Frame]) -> None:
+        """A process with these frames may run CPython: have it looked at."""
+        if self._table is None or pid in self._processes or pid in self._asked:
+            return
+        if any(
+            cpython_layout.may_be_python(frame.file) and self._known.get(frame.file, _ASK) is not None
+            for frame in frames
+        ):
+            self._asked[pid] = None
+
+    @property
+    def due(self) -> int:
+        """A process that is to be looked at; 0 where there is none for now."""
+        if self._asked:
+            return next(iter(self._asked))
+        with self._lock:
+            pid = next(iter(self._looked_s), 0)
+            return pid if pid and time.monotonic() - self._looked_s[pid] > _OLD_S else 0
+
+    def look(self, pid: int) -> None:
+        """Hold what is remembered of a process against its memory."""
+        self._asked.pop(pid, None)
+        with self._lock:
+            process = self._processes.get(pid)
+            if process is None or self._looked_s.pop(pid, None) is None:
+                return
+            self._looked_s[pid] = time.monotonic()
+            codes = [*process.codes.items()]
+        with Memory(pid) as memory:
+            changed = [at for at, code in codes if _identity(memory, process, at) != code.identity]
+        if changed:
+            for at in changed:
+                process.codes.pop(at, None)
+            self.begin_anew(pid)
+
+    def put_off(self, pid: int) -> None:
+        """It could not be looked at for now."""
+        self._asked.pop(pid, None)
+        with self._lock:
+            if self._looked_s.pop(pid, None) is not None:
+                self._looked_s[pid] = time.monotonic()
+
+    def begin_anew(self, pid: int) -> None:
+        """Have the kernel side make other stacks of the same frames: those that it has made stay as they were read."""
+        with self._lock:
+            process = self._processes.get(pid)
+            if process is not None:
+                self._processes[pid] = process._replace(generation=process.generation + 1)
+                self._tell(pid)
+
+    def forget(self, pid: int) -> None:
+        """The process has ended, or begun another program."""
+        self._asked.pop(pid, None)
+        with self._lock:
+            self._forget(pid)
+
+    def read(self, pid: int, addresses: Collection[int], memory: Memory) -> None:
+        """Read what the code objects there are called."""
+        process = self._processes.get(pid)
+        if process is None:
+            return
+        if len(process.codes) > _MOST_NAMES:
+            process.codes.clear()
+        for at in addresses:
+            if at not in process.codes:
+                identity = _identity(memory, process, at)
+                process.codes[at] = _Code(identity, _frame(memory, process.interpreter.layout, identity))
+
+    def of_thread(self, pid: int, thread: int, memory: Memory) -> tuple[int, ...]:
+        """The frames of a thread that is blocked, as the kernel side would give them. `thread`: what Python knows it by
+        (WalkedStack.thread)."""
+        process = self._processes.get(pid)
+        if process is None or not thread:
+            return ()
+        return tuple(_frames_of(memory, process.interpreter.layout, process.base + process.interpreter.runtime, thread))
+
+    def mixed(self, pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], is_whole: bool) -> Mixed:
+        """Python's frames, as the kernel side gave them, put into the stack `frames`. `is_whole`: that goes to where
+        its thread began."""
+        process = self._processes.get(pid)
+        if process is None or not of_python:
+            return Mixed(frames)
+        calls, is_cut = _calls(of_python)
+        told: list[list[Frame]] = []
+        unnamed: list[int] = []
+        for call in calls:
+            named = [process.codes.get(at) for at in call]
+            unnamed += [at for at, code in zip(call, named, strict=True) if code is None]
+            told.append([code.frame for code in named if code])
+        if is_cut and told:
+            told[-1].append(_MORE)
+        return _put_in(frames, told, process, is_whole, is_cut)._replace(unnamed=tuple(unnamed))
+
+    def _tell(self, pid: int) -> None:
+        process = self._processes[pid]
+        found = process.interpreter
+        with suppress(OSError, struct.error):
+            if self._table is not None:
+                place = found.python_at(process.base + found.runtime, process.generation)
+                self._table.update(pid.to_bytes(4, "little"), place)
+
+    def _forget(self, pid: int) -> None:
+        self._processes.pop(pid, None)
+        self._looked_s.pop(pid, None)
+
+
+NO_PYTHONS = Pythons(None)
+"""Where nobody looks for any."""
+
+
+def code_objects(of_python: Iterable[int]) -> set[int]:
+    """The addresses that the kernel side's frames tell."""
+    return {word & layout.PYTHON_ADDRESS for word in of_python} - {0}
+
+
+_ASK = Interpreter((0, 0), 0, 0, 0, 0, Layout(*[0] * 17))
+"""Stands for a binary that has not been asked."""
+
+
+def _calls(of_python: Sequence[int]) -> tuple[list[list[int]], bool]:
+    """Code objects by calls of the interpreter, leaf first; whether there are more, of which nothing is known."""
+    calls: list[list[int]] = [[]]
+    is_cut = False
+    for word in of_python:
+        code = word & layout.PYTHON_ADDRESS
+        if code:
+            calls[-1].append(code)
+        if word & layout.PYTHON_ENTRY:
+            calls.append([])
+        elif not code:
+            is_cut = True
+    while calls and not calls[-1]:  # 3.14 has a frame of no function where a thread begins
+        calls.pop()
+    return calls, is_cut
+
+
+def _put_in(
+    frames: tuple[Frame, ...], calls: Sequence[Sequence[Frame]], process: _Process, is_whole: bool, is_cut: bool
+) -> Mixed:
+    """The leafmost call for the leafmost frame of the interpreter, and so on. Calls for which there is none go with the
+    last one: in order, but C's functions between them may be others'."""
+    start, end = process.interpreter.eval_start, process.interpreter.eval_end
+    is_own = [frame.file == process.label for frame in frames]
+    places = [n for n, frame in enumerate(frames) if is_own[n] and start <= frame.offset < end]
+    rest = tuple(itertools.chain.from_iterable(calls[len(places) :]))
+    replaced = {n: tuple(call) or (frames[n],) for n, call in zip(places, calls, strict=False)}
+    if rest and not is_whole:
+        replaced[len(frames)] = rest
+    elif rest and places:
+        replaced[places[-1]] += rest
+    elif rest:  # an interpreter that runs Python in other functions
+        n = next((n for n, own in enumerate(is_own) if own), len(frames))
+        replaced[n] = (*rest, *frames[n : n + 1])
+    whole = [replaced.get(n, frames[n : n + 1]) for n in range(len(frames) + 1)]
+    is_sure = len(places) == len(calls) or (is_cut if len(places) > len(calls) else not is_whole)
+    return Mixed(tuple(itertools.chain.from_iterable(whole)), not is_sure)
+
+
+def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iterable[int]:
+    """As take_python() in bpf/userstack.c finds them."""
+    interpreter, state, frame = _word(memory, runtime + known.interpreters), 0, 0
+    for _ in range(_MOST_THREADS):
+        if frame or not interpreter:
+            break
+        if not state:
+            state = _word(memory, interpreter + known.threads)
+        if state and _word(memory, state + known.thread_id) == thread:
+            holder = (
+                state if known.frame_holder == layout.PYTHON_NO_HOLDER else _word(memory, state + known.frame_holder)
+            )
+            frame = _word(memory, holder + known.frame) if holder else 0
+        if state and not frame:
+            state = _word(memory, state + known.next_thread)
+        if not state:
+            interpreter = _word(memory, interpreter + known.next_interpreter)
+    for left in reversed(range(layout.PYTHON_FRAMES)):
+        if not frame:
+            return
+        mark = memory.code(frame + known.mark, 1)
+        if not mark:
+            yield layout.PYTHON
+            return
+        caller = _word(memory, frame + known.caller)
+        if caller and not left:
+            yield layout.PYTHON
+            return
+        code = _word(memory, frame + known.code) & known.code_mask & layout.PYTHON_ADDRESS
+        if known.marks == layout.MARKS_SHIM:
+            yield layout.PYTHON | (layout.PYTHON_ENTRY if mark[0] >= layout.MARKS_SHIM_OWNER else code)
+        else:
+            is_entry = known.marks == layout.MARKS_ALL or mark[0]
+            yield layout.PYTHON | code | (layout.PYTHON_ENTRY if is_entry else 0)
+        frame = caller
+
+
+def _identity(memory: Memory, process: _Process, at: int) -> tuple[int, ...]:
+    """What tells a code object from another one that lies in its place; empty of what is none."""
+    known = process.interpreter.layout
+    if _word(memory, at + cpython_layout.TYPE_OFFSET) != process.base + process.interpreter.code_type:
+        return ()
+    line = memory.code(at + known.line, _LINE.size)
+    if len(line) < _LINE.size:
+        return ()
+    return _word(memory, at + known.file_name), _word(memory, at + known.name), *_LINE.unpack(line)
+
+
+def _frame(memory: Memory, known: Layout, identity: tuple[int, ...]) -> Frame:
+    """What stands for the function of a code object."""
+    if not identity:
+        return _NAMELESS
+    file_at, name_at, line = identity
+    file, name = _string(memory, known, file_at, _LONGEST_PATH), _string(memory, known, name_at, _LONGEST_NAME)
+    if not name:
+        return _NAMELESS
+    source = file.rpartition("/")[2]
+    told = f"{name} ({source}:{line})" if source else name
+    return Frame(printable(file) or _NAMELESS.file, max(0, line), printable(told))
+
+
+def _string(memory: Memory, known: Layout, at: int, most: int) -> str:
+    """Up to `most` characters of a string, of paths their end; nothing where it cannot be read."""
+    length = _word(memory, at + cpython_layout.LENGTH_OFFSET)
+    state = int.from_bytes(memory.code(at + cpython_layout.STATE_OFFSET, 4), "little")
+    for shift in _STATE_SHIFTS:
+        bits = state >> shift
+        kind, is_compact, is_ascii = bits & 7, bits >> 3 & 1, bits >> 4 & 1
+        if kind in _KINDS and is_compact:
+            begin = known.ascii_bytes if is_ascii else known.compact_bytes
+            size = min(length, most)
+            raw = memory.code(at + begin + (length - size) * kind * (most == _LONGEST_PATH), size * kind)
+            return raw.decode(_KINDS[kind], errors="replace")
+    return ""
+
+
+def _word(memory: Memory, address: int) -> int:
+    """0 where it cannot be read."""
+    raw = memory.code(address, _WORD.size)
+    return int(_WORD.unpack(raw)[0]) if len(raw) == _WORD.size else 0

@@ -1,0 +1,102 @@
+"""The copies that the kernel side made of stacks, taken out of their ring buffer."""
+
+import platform
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from offtop.kernel.binary.unwind_rules import AARCH64
+from offtop.kernel.bpf import layout, libbpf
+from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.unwind.step import State
+
+_AT_ONCE = 64
+"""Copies that may be made until somebody looks again: 1 MB."""
+_A_SECOND, _SAVED = 100, 512
+"""So many copies may be made; those that were not, later, up to this: at the start every stack is new."""
+_IS_ARM = platform.machine() == "aarch64"
+_LEAF, _DI = ((32, 31, 29), 0) if _IS_ARM else ((16, 19, 4), 14)
+_KEPT = AARCH64.kept if _IS_ARM else (5, 3, 2, 1, 0)
+"""Where struct pt_regs has the registers of rules.AARCH64, or those of rules.X86_64."""
+
+
+class Copy(NamedTuple):
+    """A stack, as far as the kernel side has walked it, and a piece of memory to go on from there."""
+
+    id: int
+    """What the site of its wait has for a user stack."""
+    fallback: int
+    """Id of its stack along frame pointers."""
+    pid: int
+    tid: int
+    walked: tuple[int, ...]
+    """Addresses, leaf first."""
+    unsure: bool
+    state: State
+    """Behind those."""
+    execs: int
+    """Of which program: another number after each exec."""
+    at: int
+    """Where `stack` was."""
+    stack: bytes
+    of_python: tuple[int, ...] = ()
+    """Python's own frames, leaf first (layout.PYTHON)."""
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        """What was there."""
+        start = address - self.at
+        return self.stack[start : start + size_bytes] if start >= 0 else b""
+
+
+def leaf(registers: Sequence[int]) -> State:
+    """Where a program of 64 bits stood when it entered the kernel, by the words of struct pt_regs."""
+    ip, sp, bp = (registers[n] for n in _LEAF)
+    return State(ip, sp, bp, tuple(registers[n] for n in _KEPT))
+
+
+class Copies:
+    """Takes copies, and says how many there may be. `take` is for any thread."""
+
+    def __init__(self, ring: Map, allowed: Map, a_second: int = _A_SECOND) -> None:
+        """`a_second`: how many there may be. Raises OSError where the ring buffer cannot be read."""
+        self._allowed, self._a_second = allowed, a_second
+        self._found: list[Copy] = []
+        self._saved, self._taken_s = float(_SAVED), time.monotonic()
+        self._lock = threading.Lock()
+        self._ring = libbpf.RingBuffer(ring.fd, self._add)
+
+    def take(self, most: int) -> list[Copy]:
+        """Those made since the last call. `most`: so many others there may be, until they are taken."""
+        with self._lock:
+            self._ring.consume()
+            found, self._found = self._found, []
+            self._saved = min(_SAVED, self._saved + (time.monotonic() - self._taken_s) * self._a_second) - len(found)
+            self._taken_s = time.monotonic()
+            now = max(0, min(_AT_ONCE, most, int(self._saved)))
+            self._allowed.update(bytes(4), now.to_bytes(8, "little"))
+        return found
+
+    def close(self) -> None:
+        with self._lock:
+            self._ring.close()
+
+    def _add(self, raw: bytes) -> None:
+        id_, fallback, *rest = layout.COPY_HEAD.unpack_from(raw)
+        registers, rest = rest[: layout.REGISTERS], rest[layout.REGISTERS :]
+        pc, sp, bp, size, _at, pid, tid, _space, _unused, depth, unsure, _end, execs, pythons, _walked_end, *frames = (
+            rest
+        )
+        kept = tuple(registers[n] for n in _KEPT)
+        is_exact = not depth or bool(pc & layout.EXACT)
+        state = State(pc & ~layout.EXACT, sp, bp, kept, registers[_DI], is_exact, _IS_ARM and bool(unsure))
+        if depth:  # these have changed since
+            state.kept, state.di = (None,) * len(kept), None
+        head = layout.COPY_HEAD.size
+        self._found.append(
+            Copy(
+                *(id_, fallback, pid, tid, tuple(frames[:depth]), bool(unsure), state, execs, sp),
+                raw[head : head + size],
+                tuple(frames[layout.FRAMES + 1 :][:pythons]),
+            )
+        )

@@ -1,0 +1,337 @@
+"""One walk up a user stack, by rules where the binary has them, else by what the code itself shows.
+
+It is given registers and a way to read memory: of a thread that is blocked, or of a copy of its stack. No library
+walks here: libdw only reads rules, in a process of its own, so that a walk costs 50 µs and no stranger's file is
+parsed by a process that may do anything.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from offtop.kernel.binary import unwind_rules
+from offtop.kernel.binary.unwind_rules import CFA, NO_RULE, UNDEFINED, WORD_BYTES, Machine, Rule, Value
+from offtop.kernel.bpf import layout
+from offtop.kernel.procfs.memory import code_addresses
+from offtop.model.stack import ANONYMOUS, JIT, SIGNAL, Frame
+
+Read = Callable[[int, int], bytes]
+"""(address, size in bytes) → the bytes there, fewer where there are no more."""
+_SCANNED_BYTES = 2048
+"""Of a stack: how far a return address is looked for where nothing says where it is."""
+_LARGEST_FUNCTION = 1 << 16
+_FARTHEST_LINK = 1 << 20
+_CALL_BYTES = 7
+_CALL_NEAR = 0xE8
+_CALL_BY = 0xFF
+_JUMP_NEAR = 0xE9
+_JUMP_BY = b"\xff\x25"
+_ENDBR = b"\xf3\x0f\x1e\xfa"
+_BND = b"\xf2"
+_CLEAR_BP = b"\x31\xed"
+_RETURN = 0xC3
+_POP, _POP_BP, _POP_NEW = 0x58, 0x5D, 0x41
+"""Pop any register, the frame pointer; the prefix for those that only x86-64 has."""
+_ADD_SP_SHORT, _ADD_SP = b"\x83\xc4", b"\x81\xc4"
+_ENTRY_BYTES = 16
+_AHEAD_BYTES = 256
+_NEAR_BYTES = 48
+_LOWEST = 4096
+
+
+FrameOf = Callable[[int], Frame | None]
+"""Address → what lies there; None where no code is."""
+RuleOf = Callable[[Frame], Rule]
+
+
+@dataclass(slots=True)
+class State:
+    """Where a walk stands."""
+
+    pc: int
+    sp: int
+    bp: int
+    kept: tuple[int | None, ...] = ()
+    """What the registers of Machine.kept hold, as far as they are known."""
+    di: int | None = None
+    """Machine.di, of the leaf."""
+    is_exact: bool = True
+    """`pc` was interrupted there; else it is a return address."""
+    is_loose: bool = False
+    """`sp` is no more than a bound: on arm64, behind a step along frame pointers."""
+
+
+@dataclass(slots=True)
+class Walk:
+    """What a walk found."""
+
+    frames: list[Frame] = field(default_factory=list[Frame])
+    """Leaf first."""
+    end: int = layout.END_WHOLE
+    """layout.END_*"""
+    unsure: bool = False
+    """Some steps were made without a rule of the binary."""
+    steps: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    """Address and `struct rule`: what the kernel needs to make the same walk."""
+
+
+def walk(
+    state: State,
+    frame_of: FrameOf,
+    rule_of: RuleOf,
+    read: Read,
+    code: Read,
+    machine: Machine,
+    guess: bool,
+    depth: int = 0,
+) -> Walk:
+    """From `state` on, up to where the thread began; `depth` frames are known already.
+
+    `read` reads the stack, `code` the program. `guess`: go on along frame pointers, and by what looks like a return
+    address, where the binary has no rule.
+    """
+    found = Walk()
+    while depth + len(found.frames) < layout.FRAMES:
+        at = state.pc if state.is_exact else state.pc - 1
+        frame = frame_of(at)
+        if frame is None:
+            found.end = layout.END_ASTRAY
+            found.steps.append((at, unwind_rules.ended(layout.END_ASTRAY)))
+            return found
+        rule = rule_of(frame)
+        # A signal's handler returns to the first byte of code that nothing called.
+        restorer = frame_of(state.pc) if rule.is_signal and not state.is_exact else None
+        found.frames.append(restorer._replace(name=SIGNAL) if restorer else frame)
+        packed = None if rule == NO_RULE else unwind_rules.packed(rule, machine)
+        if state.is_loose and rule.is_signal:
+            found.end = layout.END_ASTRAY
+        elif packed is not None and (not state.is_loose or rule.ip.base == UNDEFINED):
+            found.end = _step(state, rule, read, machine)
+        elif machine.link is not None and (guess or state.is_loose):
+            found.unsure, found.end = True, _along_frames(state, read)
+            packed = packed or unwind_rules.guessed(2 * WORD_BYTES, True, -2 * WORD_BYTES)
+        elif guess:
+            packed, found.end = _guess(state, frame, frame_of, read, code, machine)
+            found.unsure = found.unsure or found.end in (0, layout.END_WHOLE)
+        else:
+            packed, found.end = unwind_rules.ended(layout.END_NO_WAY), layout.END_NO_WAY
+        if packed is not None:
+            found.steps.append((at, packed))
+        if found.end:
+            return found
+    found.end = layout.END_DEEP
+    return found
+
+
+def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
+    """Go to the caller. 0, or how the stack ends here."""
+    if rule.ip.base == UNDEFINED:
+        return layout.END_WHOLE
+    known = {machine.sp: state.sp, machine.bp: state.bp, **dict(zip(machine.kept, state.kept, strict=False))}
+    if machine.di is not None:
+        known[machine.di] = state.di
+    word, mask = WORD_BYTES, (1 << 8 * WORD_BYTES) - 1
+
+    def value(one: Value) -> int | None:
+        base = known.get(one.base)
+        if base is None:
+            return None
+        if not one.is_at:
+            return base + one.offset & mask
+        raw = read(base + one.offset & mask, word)
+        return int.from_bytes(raw, "little") if len(raw) == word else -1
+
+    cfa = value(rule.cfa)
+    if cfa is None:
+        return layout.END_ODD
+    known[CFA] = cfa
+    pc, sp, bp = value(rule.ip), value(rule.sp), value(rule.bp)
+    if cfa < 0 or pc is None or sp is None or pc < 0 or sp < 0:
+        return layout.END_MEMORY
+    least = word if rule.ip.is_at else 0
+    if not rule.is_signal and not least <= sp - state.sp <= layout.LARGEST_FRAME:
+        return layout.END_ASTRAY
+    state.kept = tuple(None if one is None or one < 0 else one for one in map(value, rule.kept))
+    if machine.link is not None:
+        pc &= code_addresses()
+        if not rule.is_signal:  # what it holds by now nobody knows
+            state.kept = (*state.kept[:-1], None)
+    state.pc, state.sp, state.is_exact, state.di = pc, sp, rule.is_signal, None
+    if bp is not None:
+        if bp < 0:
+            return layout.END_MEMORY
+        state.bp = bp
+    return 0 if pc else layout.END_WHOLE
+
+
+def _along_frames(state: State, read: Read) -> int:
+    """Go to the caller as arm64's frame pointers lead, where the binary has no rule. 0, or how the stack ends here.
+
+    They stand at the lower end of a frame, wherever the function put that: behind them nobody knows where its caller's
+    frame begins.
+    """
+    if not state.bp:
+        return layout.END_WHOLE
+    if state.bp % 16 or not 0 <= state.bp - state.sp < layout.LARGEST_FRAME:
+        return layout.END_ASTRAY
+    raw = read(state.bp, 16)
+    if len(raw) < 16:
+        return layout.END_MEMORY
+    state.sp = state.bp + 16
+    state.bp, state.pc = _word(raw, 0, 8), _word(raw, 8, 8) & code_addresses()
+    state.kept, state.is_exact, state.is_loose = (None,) * len(state.kept), False, True
+    return 0 if state.pc else layout.END_WHOLE
+
+
+def _guess(
+    state: State, here: Frame, frame_of: FrameOf, read: Read, code: Read, machine: Machine
+) -> tuple[bytes | None, int]:
+    """Go to the caller without a rule: the step as a rule for the kernel, None for none; and how the stack ends, 0 if
+    it goes on.
+
+    The nearest word that is a return address behind a call of this very function: so a leaf without a frame is found,
+    and code with frame pointers, too. Else the return address below which the code ahead returns, the one that the
+    frame pointer leads to (in code made at run time without a call, too: functions of Java's interpreter return to
+    where nothing was called), and the nearest behind a call that does not show whom it calls. Where nothing calls, and
+    the frame pointer is cleared, as it is for what has no caller (x86-64's psABI, 3.4.1), the stack ends.
+    """
+    word, is_made = WORD_BYTES, here.file in (ANONYMOUS, JIT)
+
+    def target(address: int) -> int | None:
+        return called(address, code, word) if address >= _LOWEST and frame_of(address - 1) else None
+
+    def is_begun(start: int, most_before: int = 0) -> bool:
+        """Whether `start` may be where this function begins."""
+        there = frame_of(start) if -most_before <= state.pc - start < _LARGEST_FUNCTION else None
+        return there is not None and there.file == here.file
+
+    linked = _link(state, read, word)
+    is_first = not state.bp or (linked is not None and not linked[1])
+    if linked and target(linked[2]) is None and not (is_made and linked[0] < linked[1] and frame_of(linked[2] - 1)):
+        linked = None
+    size = linked[0] + 2 * word - state.sp if linked else _SCANNED_BYTES
+    stack = read(state.sp, min(size, _SCANNED_BYTES))
+    slot = likely = -1
+    for at in range(0, len(stack) - word + 1, word):
+        whom = target(_word(stack, at, word))
+        if whom and (is_begun(whom) or any(is_begun(to, _LARGEST_FUNCTION) for to in _jumps(whom, code, word))):
+            slot = at
+            break
+        if whom == 0 and likely < 0:
+            likely = at
+    popped = {size: bp for size, bp in _popped(state, code, word) if target(_word(stack, size, word)) is not None}
+    if slot < 0 and popped:
+        slot = next(iter(popped))
+    elif slot < 0 and linked:
+        slot = linked[0] + word - state.sp
+    elif slot < 0 and (is_first or _is_outermost(state, code)):
+        return unwind_rules.ended(layout.END_WHOLE, unsure=True), layout.END_WHOLE
+    slot = likely if slot < 0 else slot
+    if slot < 0:
+        is_cut = len(stack) < min(size, _SCANNED_BYTES)
+        return (None, layout.END_MEMORY) if is_cut else (unwind_rules.ended(layout.END_NO_WAY), layout.END_NO_WAY)
+    state.kept, state.di, state.is_exact = (None,) * len(state.kept), None, False
+    if linked is not None and state.sp + slot == linked[0] + word:
+        state.sp, state.bp, state.pc = linked[0] + 2 * word, linked[1], linked[2]
+        return unwind_rules.guessed(2 * word, True, -2 * word), 0
+    bp = popped.get(slot)
+    if bp is not None:
+        state.bp = _word(stack, bp, word)
+    state.sp, state.pc = state.sp + slot + word, _word(stack, slot, word)
+    return unwind_rules.guessed(slot + word, False, None if bp is None else bp - slot - word), 0
+
+
+def _word(stack: bytes, at: int, word: int) -> int:
+    """0 behind its end."""
+    return int.from_bytes(stack[at : at + word], "little") if at + word <= len(stack) else 0
+
+
+def _popped(state: State, code: Read, word: int) -> Iterator[tuple[int, int | None]]:
+    """For each return in the code ahead: how much it takes off the stack before that, and where in this it finds the
+    frame pointer."""
+    ahead = code(state.pc, _AHEAD_BYTES)
+    for end, byte in enumerate(ahead):
+        if byte != _RETURN:
+            continue
+        at, pops = end, list[int]()
+        while at and ahead[at - 1] & 0xF8 == _POP:
+            is_new = at > 1 and ahead[at - 2] == _POP_NEW
+            pops.append(-1 if is_new else ahead[at - 1])
+            at -= 1 + is_new
+        size = 0
+        if ahead[max(0, at - 3) : at - 1] == _ADD_SP_SHORT:
+            size = int.from_bytes(ahead[at - 1 : at], "little", signed=True)
+        elif ahead[max(0, at - 6) : max(0, at - 4)] == _ADD_SP:
+            size = int.from_bytes(ahead[at - 4 : at], "little", signed=True)
+        pops.reverse()
+        bp = size + word * pops.index(_POP_BP) if _POP_BP in pops else None
+        size += word * len(pops)
+        if 0 <= size < _SCANNED_BYTES and (state.is_exact or size % 16 == 16 - word):  # calls find the stack aligned
+            yield size, bp
+
+
+def _is_outermost(state: State, code: Read) -> bool:
+    """Whether the frame pointer is cleared right before the call, as _start and clone do."""
+    return not state.is_exact and _CLEAR_BP in code(state.pc - _NEAR_BYTES, _NEAR_BYTES)
+
+
+def _link(state: State, read: Read, word: int) -> tuple[int, int, int] | None:
+    """What the frame pointer leads to: (where, the caller's frame pointer, return address)."""
+    if state.bp % word or not 0 <= state.bp - state.sp < _FARTHEST_LINK:
+        return None
+    raw = read(state.bp, 2 * word)
+    if len(raw) < 2 * word:
+        return None
+    return state.bp, int.from_bytes(raw[:word], "little"), int.from_bytes(raw[word:], "little")
+
+
+def called(address: int, code: Read, word: int = 8) -> int | None:
+    """Whom the call right before `address` calls: 0 where it does not show; None: there is no call."""
+    before = code(address - _CALL_BYTES, _CALL_BYTES)
+    if len(before) < _CALL_BYTES:
+        return None
+    if before[2] == _CALL_NEAR:
+        return _landing(_jumped(address, before[3:]), code, word)
+    for size in (2, 3, 4, 6, 7):  # call by register or memory: ff /2, with what follows its ModR/M byte
+        at = _CALL_BYTES - size
+        if before[at] == _CALL_BY and before[at + 1] >> 3 & 7 == 2 and _call_size(before[at + 1 :]) == size - 1:
+            return 0
+    return None
+
+
+def _jumped(address: int, offset: bytes) -> int:
+    return address + int.from_bytes(offset, "little", signed=True) & (1 << 64) - 1
+
+
+def _landing(target: int, code: Read, word: int) -> int:
+    """Where a call of `target` lands, which may be an entry of a PLT: 0 where that does not show."""
+    there = code(target, _ENTRY_BYTES)
+    at = 4 if there.startswith(_ENDBR) else 0
+    at += there[at : at + 1] == _BND
+    if there[at : at + 2] != _JUMP_BY:
+        return target
+    if word != 8:  # by an address that is not relative to the code
+        return 0
+    at += 6
+    return int.from_bytes(code(_jumped(target + at, there[at - 4 : at]), word), "little")
+
+
+def _jumps(target: int, code: Read, word: int) -> Iterator[int]:
+    """Where a function that begins at `target` may go on instead of returning."""
+    start = code(target, _NEAR_BYTES)
+    for at in range(len(start) - 4):
+        if start[at] == _JUMP_NEAR:
+            yield _landing(_jumped(target + at + 5, start[at + 1 : at + 5]), code, word)
+
+
+def _call_size(rest: Sequence[int]) -> int:
+    """Bytes of ModR/M and what follows it (Intel's manual, volume 2, 2.1.5)."""
+    mode, base = rest[0] >> 6, rest[0] & 7
+    if mode == 3:
+        return 1
+    has_sib = base == 4
+    size = 2 if has_sib else 1
+    if mode == 1:
+        return size + 1
+    if mode == 2 or base == 5 or (has_sib and len(rest) > 1 and rest[1] & 7 == 5):
+        return size + 4
+    return size

@@ -1,0 +1,803 @@
+"""The ledger against a made-up kernel, whose every wait is known: time stands where and when it passed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop.kernel.accounting.ledger import Ledger
+from offtop.kernel.accounting.tick_records import Ended, Started, Walked
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.model import histogram as log2
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.running import Running
+from offtop.model.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Stack
+from offtop.model.table import SITES
+from offtop.model.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
+from offtop.model.window import Window, between, merge
+from tests.kernel.watch import check_sums
+
+MIN_NS = 1_000
+TICK_NS = 10_000
+NOTHING = Ended.of(())
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One wait, as a kernel would see it."""
+
+    left_ns: int
+    back_ns: int
+    ready_ns: int
+    """When it was made runnable; left_ns for one that was preempted."""
+    preempted: bool
+    kernel: int
+    user: int
+
+    @property
+    def off_ns(self) -> int:
+        return self.back_ns - self.left_ns
+
+    @property
+    def wake(self) -> int:
+        """Those at the first stack have none."""
+        return 0 if self.kernel == FIRST_STACK or self.preempted else self.kernel + 20
+
+    @property
+    def on(self) -> int:
+        """The wake that the walk tells of it: that of its end, another one, or none."""
+        return {FIRST_STACK + 1: self.wake, FIRST_STACK + 2: 99}.get(self.kernel, 0)
+
+    @property
+    def runqueue_ns(self) -> int:
+        return self.back_ns - self.ready_ns
+
+    @property
+    def kind(self) -> int:
+        return layout.KIND_SITE if self.off_ns >= MIN_NS else layout.KIND_SHORT
+
+
+Step = tuple[int, int, int, bool, int]
+"""ns running, ns waiting, percent of it ready, preempted, which stack."""
+
+threads_of_steps = st.lists(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3 * TICK_NS),
+            st.one_of(st.integers(1, 2 * MIN_NS), st.integers(MIN_NS, 4 * TICK_NS)),
+            st.integers(0, 100),
+            st.booleans(),
+            st.integers(FIRST_STACK, FIRST_STACK + 2),
+        ),
+        max_size=12,
+    ),
+    max_size=4,
+)
+
+
+def waits_of(steps: list[Step]) -> list[Wait]:
+    waits: list[Wait] = []
+    now_ns = 1  # 0 stands for no time at all
+    for running_ns, waiting_ns, ready_pct, preempted, stack in steps:
+        left_ns = now_ns + running_ns
+        now_ns = left_ns + waiting_ns
+        ready_ns = left_ns if preempted else now_ns - waiting_ns * ready_pct // 100
+        waits.append(Wait(left_ns, now_ns, ready_ns, preempted, stack, stack + 10))
+        now_ns += 1
+    return waits
+
+
+def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | None:
+    """What `struct thread` would hold of the events after from_ns, up to to_ns."""
+    ended = [w for w in waits if from_ns < w.back_ns <= to_ns]
+    left = [w for w in waits if from_ns < w.left_ns <= to_ns or (from_ns == 0 == w.left_ns)]
+    if not ended and not left:
+        return None
+    current = next((w for w in waits if w.left_ns <= to_ns < w.back_ns), None)
+    short = [w for w in ended if w.kind == layout.KIND_SHORT]
+    first = ended[0] if ended else None
+    state_of = (left or ended)[-1]
+    return ThreadRecord(
+        left_ns=(current.left_ns or 1) if current else 0,
+        waits=len(ended),
+        offcpu_ns=sum(w.off_ns for w in ended),
+        runqueue_ns=sum(w.runqueue_ns for w in ended),
+        max_ns=max((w.off_ns for w in ended), default=0),
+        preempted_ns=sum(w.off_ns for w in ended if w.preempted),
+        involuntary=sum(w.preempted for w in ended),
+        short_waits=len(short),
+        short_ns=sum(w.off_ns for w in short),
+        short_runqueue_ns=sum(w.runqueue_ns for w in short),
+        filtered_waits=0,
+        filtered_ns=0,
+        filtered_runqueue_ns=0,
+        lost_waits=0,
+        lost_ns=0,
+        lost_runqueue_ns=0,
+        first_left_ns=(first.left_ns or 1) if first else 0,
+        first_off_ns=first.off_ns if first else 0,
+        first_runqueue_ns=first.runqueue_ns if first else 0,
+        first_kernel=first.kernel if first and first.kind == layout.KIND_SITE else 0,
+        first_user=first.user if first and first.kind == layout.KIND_SITE else 0,
+        first_wake=first.wake if first and first.kind == layout.KIND_SITE else 0,
+        exec_ns=0,
+        exec_at_ns=0,
+        exec_off_ns=0,
+        born_ns=0,
+        first_kind=first.kind if first else 0,
+        state=layout.RUNNING if state_of.preempted else 1,
+        objects=0,
+        is_older=0,
+        histogram=log2.of(*(w.off_ns for w in ended)).to_bytes(layout.LANES * 8, "little"),
+    )
+
+
+def site_records(key: ThreadKey, waits: list[Wait], from_ns: int, to_ns: int) -> list[tuple[SiteKey, SiteTotals]]:
+    return [
+        (SiteKey(*key, w.kernel, w.user, w.wake), SiteTotals(1, w.off_ns, w.runqueue_ns, w.off_ns, log2.of(w.off_ns)))
+        for w in waits
+        if from_ns < w.back_ns <= to_ns and w.kind == layout.KIND_SITE
+    ]
+
+
+def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[Walked]:
+    """Every thread that is off CPU; its stack once it has waited long enough."""
+    return [
+        Walked(key, w.left_ns or 1, ready := w.ready_ns <= at_ns, w.ready_ns if ready else 0, stack, wake=w.on)
+        for w in waits
+        if w.left_ns <= at_ns < w.back_ns
+        for stack in [w.kernel if at_ns - w.left_ns >= MIN_NS else None]
+    ]
+
+
+def snapshot(ledger: Ledger) -> Snapshot:
+    kept = ledger.threads.frozen(), ledger.sites.frozen(), dict(ledger.waiting)
+    return Snapshot(0, ledger.at_ns, *kept, ledger.book, moves=ledger.moves)
+
+
+def run(
+    all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1, lag_ns: int = 0, snapshot_every: int = 1
+) -> list[Window]:
+    """Windows until every wait has ended, of `snapshot_every` ticks of TICK_NS; the walk is seen at each
+    `walk_every`-th tick only, and only where a snapshot follows.
+
+    The halves change `lag_ns` after the moment that a snapshot is of.
+    """
+    end_ns = max((w.back_ns for waits in all_waits.values() for w in waits), default=0)
+    ledger = Ledger(0)
+    taken = [snapshot(ledger)]
+    for number, at_ns in enumerate(range(TICK_NS, max(end_ns, 1) + TICK_NS * snapshot_every, TICK_NS)):
+        has_snapshot = (number + 1) % snapshot_every == 0
+        from_ns, to_ns = at_ns - TICK_NS + (lag_ns if number else 0), at_ns + lag_ns
+        records = {key: record_of(waits, from_ns, to_ns) for key, waits in all_waits.items()}
+        ledger.tick(
+            at_ns,
+            MIN_NS,
+            [(key, record) for key, record in records.items() if record],
+            Ended.of(site for key, waits in all_waits.items() for site in site_records(key, waits, from_ns, to_ns)),
+            [one for key, w in all_waits.items() for one in walked_of(key, w, at_ns)]
+            if number % walk_every == 0 and has_snapshot
+            else [],
+            has_snapshot=has_snapshot,
+        )
+        if has_snapshot:
+            taken.append(snapshot(ledger))
+    return [between(a, b) for a, b in pairwise(taken)]
+
+
+def passed(waits: list[Wait], from_ns: int, to_ns: int) -> int:
+    return sum(max(0, min(w.back_ns, to_ns) - max(w.left_ns, from_ns)) for w in waits)
+
+
+def keyed(threads: list[list[Step]]) -> dict[ThreadKey, list[Wait]]:
+    return {ThreadKey(7, tid): waits_of(steps) for tid, steps in enumerate(threads, 100)}
+
+
+@given(threads_of_steps, st.integers(1, 3), st.integers(1, 4))
+def test_each_window_has_the_time_that_passed_in_it(
+    threads: list[list[Step]], walk_every: int, snapshot_every: int
+) -> None:
+    all_waits = keyed(threads)
+    for window in run(all_waits, walk_every, snapshot_every=snapshot_every):
+        totals = dict(window.each_thread())
+        for key, waits in all_waits.items():
+            off_ns = passed(waits, window.at_ns - window.span_ns, window.at_ns)
+            # a wait that began at 0 is told as one that began at 1: no wait has left at 0
+            assert abs(totals.get(key, ThreadTotals()).offcpu_ns - off_ns) <= 1
+
+
+@given(threads_of_steps, st.integers(1, 3), st.integers(0, TICK_NS // 2), st.integers(1, 4))
+def test_sites_and_short_waits_make_up_each_thread_and_nothing_is_negative(
+    threads: list[list[Step]], walk_every: int, lag_ns: int, snapshot_every: int
+) -> None:
+    for window in run(keyed(threads), walk_every, lag_ns, snapshot_every):
+        of_sites: dict[ThreadKey, int] = {}
+        for site, totals in window.each_site():
+            assert 0 <= totals.runqueue_ns <= totals.total_ns
+            of_sites[site.thread] = of_sites.get(site.thread, 0) + totals.total_ns
+        for key, totals in window.each_thread():
+            assert of_sites.get(key, 0) + totals.short_ns + totals.filtered_ns == totals.offcpu_ns
+            assert 0 <= totals.preempted_ns <= totals.runqueue_ns <= totals.offcpu_ns
+
+
+@given(threads_of_steps, st.integers(0, TICK_NS // 2), st.integers(1, 4))
+def test_when_every_wait_has_ended_all_is_as_the_kernel_counted(
+    threads: list[list[Step]], lag_ns: int, snapshot_every: int
+) -> None:
+    all_waits = keyed(threads)
+    windows = run(all_waits, lag_ns=lag_ns, snapshot_every=snapshot_every)
+    for key, waits in all_waits.items():
+        mine = [totals for window in windows for one, totals in window.each_thread() if one == key]
+        assert sum(t.waits for t in mine) == len(waits)
+        assert sum(t.histogram for t in mine) == log2.of(*(w.off_ns for w in waits))
+        assert sum(t.involuntary for t in mine) == sum(w.preempted for w in waits)
+        assert abs(sum(t.offcpu_ns for t in mine) - sum(w.off_ns for w in waits)) <= 1
+        assert abs(sum(t.runqueue_ns for t in mine) - sum(w.runqueue_ns for w in waits)) <= 1
+        assert abs(sum(t.preempted_ns for t in mine) - sum(w.off_ns for w in waits if w.preempted)) <= 1
+        assert max((t.max_ns for t in mine), default=0) == max((w.off_ns for w in waits), default=0)
+
+
+@given(threads_of_steps, st.integers(1, 3), st.integers(1, 4))
+def test_over_all_windows_each_wait_is_where_it_ended_whatever_was_shown_of_it_before(
+    threads: list[list[Step]], walk_every: int, snapshot_every: int
+) -> None:
+    all_waits = keyed(threads)
+    found = dict(merge(run(all_waits, walk_every, snapshot_every=snapshot_every)).sites)
+    for key, waits in all_waits.items():
+        ended: dict[SiteKey, list[Wait]] = {}
+        for w in waits:
+            if w.kind == layout.KIND_SITE:
+                ended.setdefault(SiteKey(*key, w.kernel, w.user, w.wake), []).append(w)
+        assert {*ended} == {site for site, totals in found.items() if site.thread == key and totals.total_ns}
+        for site, those in ended.items():
+            while_short_ns = sum(w.off_ns for w in those) - found[site].total_ns
+            assert 0 <= while_short_ns <= len(those) * MIN_NS
+            assert found[site].runqueue_ns <= sum(w.runqueue_ns for w in those)
+
+
+def test_a_wait_of_12_ticks_shows_in_each_of_them_and_ends_in_its_full_site() -> None:
+    wait = Wait(left_ns=5_000, back_ns=125_000, ready_ns=125_000, preempted=False, kernel=3, user=13)
+    key = ThreadKey(7, 100)
+    windows = run({key: [wait]})
+    assert [dict(w.each_thread()).get(key, ThreadTotals()).offcpu_ns for w in windows] == [
+        5_000,
+        *[10_000] * 11,
+        5_000,
+    ]
+    while_waiting, full = SiteKey(7, 100, 3, NO_STACK), SiteKey(7, 100, 3, 13)
+    assert sum(dict(w.each_site()).get(while_waiting, SiteTotals()).total_ns for w in windows) == 115_000
+    assert dict(merge(windows).sites) == {full: SiteTotals(1, 120_000, 0, 120_000, log2.of(120_000))}
+    last_three = merge(windows[-3:])
+    assert dict(last_three.sites) == {full: SiteTotals(1, 25_000, 0, 120_000, log2.of(120_000))}
+    assert [*last_three.moves] == [Move(while_waiting, full, 5_000, 100_000)]
+    assert dict(windows[-1].each_site()) == {full: SiteTotals(1, 5_000, 0, 120_000, log2.of(120_000))}
+
+
+def test_a_wait_that_the_walk_never_showed_is_counted_all_the_same() -> None:
+    wait = Wait(left_ns=5_000, back_ns=25_000, ready_ns=25_000, preempted=False, kernel=3, user=13)
+    windows = run({ThreadKey(7, 100): [wait]}, walk_every=100)
+    assert [sum(t.total_ns for _, t in w.each_site()) for w in windows] == [5_000, 10_000, 5_000]
+
+
+def test_ready_time_in_progress_is_run_queue_before_the_wait_ends() -> None:
+    wait = Wait(left_ns=1_000, back_ns=29_000, ready_ns=14_000, preempted=False, kernel=3, user=13)
+    windows = run({ThreadKey(7, 100): [wait]})
+    assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [0, 6_000, 9_000]
+
+
+def test_ready_time_in_progress_is_run_queue_though_ticks_without_a_snapshot_lie_in_between() -> None:
+    wait = Wait(left_ns=1_000, back_ns=79_000, ready_ns=44_000, preempted=False, kernel=3, user=13)
+    windows = run({ThreadKey(7, 100): [wait]}, snapshot_every=4)
+    assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [0, 35_000]
+
+
+def test_a_thread_that_ends_between_two_snapshots_is_in_the_next_one_by_its_name_and_then_is_not() -> None:
+    key, ledger = ThreadKey(7, 100), Ledger(0)
+    wait = Wait(left_ns=1_000, back_ns=6_000, ready_ns=6_000, preempted=False, kernel=3, user=13)
+    first = snapshot(ledger)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    sites = Ended.of(site_records(key, [wait], 0, TICK_NS))
+    ledger.tick(10_000, MIN_NS, [(key, record)], sites, [], gone={key: 7_000}, has_snapshot=False)
+    for at_ns in (20_000, 30_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], has_snapshot=at_ns == 30_000)
+    window = between(first, snapshot(ledger))
+    totals = dict(window.each_thread())[key]
+    assert (totals.waits, totals.offcpu_ns, totals.max_ns) == (1, 5_000, 5_000)
+    ledger.tick(40_000, MIN_NS, [], NOTHING, [])
+    assert set(ledger.threads) == {EXITED}
+
+
+NEW = layout.RUNNING | layout.TASK_NEW
+
+
+def new_thread(left_ns: int, off_ns: int, waits: list[Wait], to_ns: int) -> ThreadRecord:
+    """A record whose first wait was that for its first CPU."""
+    first = Wait(left_ns, left_ns + off_ns, left_ns, preempted=True, kernel=NO_STACK, user=NO_STACK)
+    record = record_of([first, *waits], 0, to_ns)
+    assert record
+    kind = record.first_kind | layout.KIND_NEW
+    involuntary, preempted_ns = record.involuntary - 1, record.preempted_ns - off_ns
+    return record._replace(first_kind=kind, involuntary=involuntary, preempted_ns=preempted_ns, born_ns=500)
+
+
+@pytest.mark.parametrize("scanned", [True, False], ids=["scanned while it waited", "scanned once it ran"])
+@pytest.mark.parametrize("later", [0, 1, 3], ids=["switched out at once", "a tick later", "3 ticks later"])
+def test_the_first_wait_of_a_new_thread_is_run_queue_in_the_ticks_in_which_it_passed(scanned: bool, later: int) -> None:
+    key, ledger = ThreadKey(7, 100), Ledger(0)
+    preempted = Wait(26_000 + later * TICK_NS, 28_000 + later * TICK_NS, 26_000 + later * TICK_NS, True, 3, 13)
+    taken = [snapshot(ledger)]
+
+    def tick(
+        threads: list[tuple[ThreadKey, ThreadRecord]],
+        sites: Ended = NOTHING,
+        walked: Sequence[Walked] = (),
+        started: Sequence[Started] = (),
+    ) -> Window:
+        ledger.tick(taken[-1].at_ns + TICK_NS, MIN_NS, threads, sites, walked, started=started)
+        taken.append(snapshot(ledger))
+        return between(taken[-2], taken[-1])
+
+    waits_now = Walked(key, 2_000, True, 0, 9, NEW, born_ns=500)
+    windows = [tick([], walked=[waits_now] if scanned else [])]
+    if scanned:
+        assert ledger.waiting[key].is_ready
+        assert not ledger.waiting[key].preempted
+    started = Started(key, 2_000, 21_000, 500)  # until 23,000
+    windows.append(tick([]))
+    for _ in range(later):
+        windows.append(tick([], started=[started]))
+        assert key not in ledger.waiting
+    record = new_thread(2_000, 21_000, [preempted], taken[-1].at_ns + TICK_NS)
+    ended = [
+        *site_records(key, [preempted], 0, taken[-1].at_ns + TICK_NS),
+        (SiteKey(*key, NO_STACK, NO_STACK), SiteTotals(1, 21_000, 21_000, 21_000, log2.of(21_000))),
+    ]
+    sites = Ended.of(ended)._replace(born_ns=[500] * len(ended))
+    windows.append(tick([(key, record)], sites, started=[started]))
+    for window in windows:
+        check_sums(window)
+    totals = [dict(window.each_thread()).get(key, ThreadTotals()) for window in windows]
+    assert [one.runqueue_ns - one.preempted_ns for one in totals] == [
+        *((8_000, 10_000, 3_000) if scanned else (0, 0, 21_000)),
+        *[0] * later,
+    ]
+    assert all(one.offcpu_ns == one.runqueue_ns for one in totals)
+    assert [one.waits for one in totals] == [*[0] * (len(totals) - 1), 2]
+    assert (totals[-1].involuntary, totals[-1].preempted_ns) == (1, 2_000)
+
+
+def test_a_new_thread_that_takes_the_id_of_one_that_waited_leaves_its_time_alone() -> None:
+    key, ledger = ThreadKey(7, 100), Ledger(0)
+    old = record_of([Wait(1_000, 99_000, 99_000, False, 3, 13)], 0, TICK_NS)
+    assert old
+    ledger.tick(10_000, MIN_NS, [(key, old._replace(born_ns=400))], NOTHING, [])
+    before = snapshot(ledger)
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [Walked(key, 15_000, True, 0, 9, NEW, born_ns=14_000)])
+    window = between(before, snapshot(ledger))
+    check_sums(window)
+    assert dict(window.each_thread())[key].offcpu_ns == 5_000
+    assert ledger.waiting[key].left_ns == 15_000
+
+
+def test_nothing_comes_of_nothing() -> None:
+    [window] = run({})
+    assert (window.span_ns, dict(window.each_thread()), dict(window.each_site())) == (TICK_NS, {}, {})
+
+
+def primed(kernel: int | None = 3) -> Ledger:
+    ledger = Ledger(1_000)
+    ledger.tick(2_000, MIN_NS, [], NOTHING, [Walked(ThreadKey(7, 100), 1_500, False, 0, kernel)], primed_ns=1_400)
+    return ledger
+
+
+def test_a_wait_that_began_before_us_counts_from_when_we_came() -> None:
+    ledger = primed()
+    a = snapshot(ledger)
+    ledger.tick(12_000, MIN_NS, [], NOTHING, [])
+    assert between(a, snapshot(ledger)).still == (SiteKey(7, 100, 3, NO_STACK),)
+
+
+def test_a_wait_whose_end_nobody_saw_ends_when_the_thread_leaves_again() -> None:
+    ledger = primed()
+    a = snapshot(ledger)
+    wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
+    record = record_of([wait], 2_000, 12_000)
+    assert record
+    ledger.tick(12_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [])
+    assert dict(between(a, snapshot(ledger)).each_thread())[ThreadKey(7, 100)].offcpu_ns == 7_000
+
+
+def test_when_the_choice_of_threads_changes_those_left_out_keep_what_they_had() -> None:
+    ledger = primed()
+    ledger.tick(12_000, MIN_NS, [], NOTHING, [])
+    a = snapshot(ledger)
+    ledger.tick(22_000, MIN_NS, [], NOTHING, [Walked(ThreadKey(8, 200), 20_000, False, 0, 4)], primed_ns=21_000)
+    b = snapshot(ledger)
+    ledger.tick(32_000, MIN_NS, [], NOTHING, [])
+    assert dict(between(a, b).each_thread()) == {}
+    assert [key for key, _ in between(b, snapshot(ledger)).each_thread()] == [ThreadKey(8, 200)]
+
+
+def test_a_wait_that_ends_just_as_its_thread_is_asked_for_counts_from_the_last_tick_on() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=1_000, back_ns=18_000, ready_ns=16_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 10_000, 20_000)
+    assert record
+    ledger = Ledger(0)
+    ledger.tick(10_000, MIN_NS, [], NOTHING, [])
+    a = snapshot(ledger)
+    ended = Ended.of(site_records(key, [wait], 10_000, 20_000))
+    ledger.tick(20_000, MIN_NS, [(key, record)], ended, [], primed_ns=19_000, anew=True)
+    window = between(a, snapshot(ledger))
+    assert (window.threads[key].offcpu_ns, window.threads[key].runqueue_ns) == (8_000, 2_000)
+    assert window.sites[SiteKey(7, 100, 3, 13)] == SiteTotals(1, 8_000, 2_000, 17_000, log2.of(17_000))
+
+
+def test_a_thread_that_left_while_all_were_walked_waits_from_then_on() -> None:
+    wait = Wait(left_ns=1_700, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
+    record = record_of([wait], 0, 2_000)
+    assert record
+    ledger = Ledger(1_000)
+    ledger.tick(2_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [], primed_ns=1_600)
+    a = snapshot(ledger)
+    ledger.tick(12_000, MIN_NS, [], NOTHING, [])
+    assert dict(between(a, snapshot(ledger)).each_thread())[ThreadKey(7, 100)].offcpu_ns == 10_000
+
+
+def test_a_thread_that_came_back_while_all_were_walked_runs() -> None:
+    wait = Wait(left_ns=1_500, back_ns=1_900, ready_ns=1_900, preempted=False, kernel=4, user=14)
+    record = record_of([wait], 0, 2_000)
+    assert record
+    ledger = Ledger(1_000)
+    walked = Walked(ThreadKey(7, 100), 1_500, False, 0, 4)
+    ledger.tick(2_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [walked], primed_ns=1_400)
+    assert ledger.waiting == {}
+
+
+def test_what_ended_where_is_counted_when_its_thread_is_heard_of() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    ledger.tick(10_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    assert (ledger.threads, ledger.sites) == ({}, {})
+    ledger.tick(20_000, MIN_NS, [(key, record)], NOTHING, [], gone={key: 0})
+    assert (ledger.threads[key].offcpu_ns, ledger.sites[SiteKey(7, 100, 3, 13)].total_ns) == (3_000, 3_000)
+
+
+def test_of_a_thread_whose_record_was_lost_the_sites_are_known_and_then_it_is_given_back() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    ledger = Ledger(0)
+    ledger.tick(10_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    for at_ns in (20_000, 30_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=1)
+    assert (ledger.threads[key].waits, ledger.threads[key].offcpu_ns) == (1, 3_000)
+    ledger.tick(40_000, MIN_NS, [], NOTHING, [], threads_lost=1)
+    assert {key: totals.offcpu_ns for key, totals in ledger.threads.items()} == {EXITED: 3_000}
+    assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
+
+
+@pytest.mark.parametrize("lost_before", [0, 3])
+def test_what_ended_where_waits_for_a_thread_that_waits_for_a_cpu_to_end(lost_before: int) -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    for at_ns in (4_000, 5_000):  # what is lost while a tick is read may be of the next one
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=lost_before)
+    ended = Ended.of(site_records(key, [wait], 0, TICK_NS))
+    ledger.tick(10_000, MIN_NS, [], ended, [], threads_lost=lost_before)
+    for at_ns in range(20_000, 90_000, 10_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=lost_before)
+        assert (ledger.threads, ledger.sites) == ({}, {})
+    ledger.tick(90_000, MIN_NS, [(key, record)], NOTHING, [], gone={key: 0}, threads_lost=lost_before)
+    assert (ledger.threads[key].waits, ledger.threads[key].offcpu_ns) == (1, 3_000)
+    assert ledger.sites[SiteKey(7, 100, 3, 13)].waits == 1
+
+
+def test_what_the_kernel_does_not_say_it_lost_is_taken_for_lost_in_the_end() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    ledger = Ledger(0)
+    ledger.tick(10_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    for at_ns in (4 * 10**9, 8 * 10**9):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
+        assert ledger.threads == {}
+    ledger.tick(12 * 10**9, MIN_NS, [], NOTHING, [])
+    assert ledger.threads[key].waits == ledger.sites[SiteKey(7, 100, 3, 13)].waits == 1
+
+
+def test_a_record_that_the_kernel_lost_in_the_tick_in_which_its_wait_ended_is_not_waited_for_long() -> None:
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    ended = Ended.of(site_records(ThreadKey(7, 100), [wait], 0, TICK_NS))
+    ledger = Ledger(0)
+    for number, sites in enumerate((ended, NOTHING), 1):
+        ledger.tick(number * TICK_NS, MIN_NS, [], sites, [], threads_lost=1)
+        assert ledger.threads == {}
+    ledger.tick(3 * TICK_NS, MIN_NS, [], NOTHING, [], threads_lost=1)
+    assert ledger.threads[ThreadKey(7, 100)].offcpu_ns == 3_000
+
+
+def test_of_a_thread_whose_record_was_lost_what_was_shown_of_its_wait_is_not_counted_again() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=100, back_ns=3_500, ready_ns=3_500, preempted=False, kernel=3, user=13)
+    ledger = Ledger(0)
+    first = snapshot(ledger)
+    walked = Walked(key, 100, False, 0, 3)
+    ledger.tick(1_000, MIN_NS, [], NOTHING, [walked], primed_ns=900)
+    ledger.tick(3_000, MIN_NS, [], NOTHING, [walked])
+    ledger.tick(4_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, 4_000)), [])
+    for at_ns in (5_000, 6_000, 7_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=1)
+    window = between(first, snapshot(ledger))
+    assert sum(totals.offcpu_ns for _, totals in window.each_thread()) == 4_000  # shown until it was found out
+    assert sum(totals.total_ns for _, totals in window.each_site()) == 4_000
+    assert sum(totals.waits for _, totals in window.each_thread()) == 1
+
+
+def test_a_thread_that_ended_is_given_back_and_its_sums_stay() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    first = snapshot(ledger)
+    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of(site_records(key, [wait], 0, TICK_NS)), [], gone={key: 0})
+    assert set(ledger.threads) == {key}
+    second = snapshot(ledger)
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [])
+    third = snapshot(ledger)
+    assert set(ledger.threads) == {EXITED}
+    assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
+    assert dict(between(second, third).each_thread()) == {}
+    assert dict(between(first, third).each_thread())[EXITED].offcpu_ns == 3_000
+
+
+def test_a_thread_whose_end_was_lost_is_given_back_when_it_has_been_silent_for_a_minute() -> None:
+    key, minute_ns = ThreadKey(7, 100), 60 * 10**9
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    assert ledger.tick(minute_ns, MIN_NS, [], NOTHING, [], primed_ns=minute_ns - 1) == []
+    walked = Walked(key, 20_000, False, 0, 3)
+    assert ledger.tick(minute_ns + 10_001, MIN_NS, [], NOTHING, [walked], primed_ns=minute_ns + 1) == []
+    assert ledger.tick(3 * minute_ns, MIN_NS, [], NOTHING, [], primed_ns=3 * minute_ns - 1) == [key]
+    ledger.tick(3 * minute_ns + 10_000, MIN_NS, [], NOTHING, [])
+    assert set(ledger.threads) == {EXITED}
+    assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
+
+
+def test_what_nobody_has_used_for_long_leaves_the_book() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    ledger.book.stacks.update({3: Stack(()), 13: Stack(()), 14: Stack(())})
+    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    assert ledger.age(keep_ns=50_000) is None
+    for at_ns in range(60_000, 60_000 + 3 * 60_000, 60_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
+        ledger.age(keep_ns=50_000)
+    assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}, "a live thread's old site gives up its user stack"
+    assert 3 in ledger.book.stacks and not {13, 14} & set(ledger.book.stacks)
+
+
+def test_a_wait_that_was_primed_ends_where_the_walk_saw_it_with_who_ended_it() -> None:
+    key, wake = ThreadKey(7, 100), 33
+    wait = Wait(left_ns=1_500, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=0, user=0)
+    record = record_of([wait], 2_000, 12_000)
+    assert record
+    record = record._replace(first_kind=layout.KIND_SITE, first_kernel=0, first_user=0, first_wake=wake)
+    ledger = primed(kernel=FIRST_STACK + 3)
+    ended = Ended.of([(SiteKey(*key, 0, 0, wake), SiteTotals(1, 6_500, 0, 6_500, log2.of(6_500)))])
+    ledger.tick(12_000, MIN_NS, [(key, record)], ended, [])
+    at = SiteKey(7, 100, FIRST_STACK + 3, NO_STACK)
+    assert ledger.sites[at._replace(wake=wake)].waits == 1
+    assert sum(totals.total_ns for totals in dict(ledger.sites).values()) == 6_000, "from the walk on, or the tick"
+    assert {site.kernel for site in ledger.sites} == {FIRST_STACK + 3}
+
+
+def test_storms_are_added_up_and_the_largest_is_that_of_the_last_tick() -> None:
+    ledger = Ledger(0)
+    steps: list[dict[int, Storm]] = [
+        {},
+        {9: Storm(1, 60, 5, 60)},
+        {9: Storm(0, 40, 30, 100), 10: Storm(2, 20, 0, 12)},
+        {},
+    ]
+    snapshots: list[dict[int, Storm]] = []
+    for tick, storms in enumerate(steps):
+        ledger.tick(TICK_NS * (tick + 1), MIN_NS, [], NOTHING, [], storms=storms)
+        snapshots.append(dict(ledger.storms))
+    assert snapshots == [
+        {},
+        {9: Storm(1, 60, 5, 60)},
+        {9: Storm(1, 100, 35, 100), 10: Storm(2, 20, 0, 12)},
+        {9: Storm(1, 100, 35, 0), 10: Storm(2, 20, 0, 0)},
+    ]
+
+
+def test_wakes_leave_the_book_with_the_last_that_names_them_and_their_stacks_with_them() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=FIRST_STACK + 1, user=0)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    of_wait, of_storm = wait.wake, wait.wake + 1
+    ledger.book.stacks.update({FIRST_STACK + n: Stack(()) for n in range(1, 4)})
+    ledger.book.wakes[of_wait] = Wake(Waker(kernel=FIRST_STACK + 2))
+    ledger.book.wakes[of_storm] = Wake(Waker(), NO_OBJECT, (Link(FIRST_STACK + 3, NO_STACK, Waker()),))
+    ended = Ended.of(site_records(key, [wait], 0, TICK_NS))
+    ledger.tick(10_000, MIN_NS, [(key, record)], ended, [], storms={of_storm: Storm(1, 8, 0, 8)})
+    kept: list[tuple[set[int], set[int]]] = []
+    for at_ns in (60_000, 120_000, 180_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
+        dropped = ledger.age(keep_ns=45_000)
+        assert dropped
+        kept.append(({one for one in ledger.book.wakes if one >= FIRST_WAKE}, dropped.wakes))
+    assert kept[-1][0] == set()
+    assert {wake for _, gone in kept for wake in gone} == {of_wait, of_storm}
+    assert ledger.storms == {}
+    assert not {FIRST_STACK + 2, FIRST_STACK + 3} & ledger.book.stacks.keys()
+    assert ledger.book.wakes.keys() == Book().wakes.keys(), "those that are none stay"
+
+
+def test_what_a_wait_in_progress_is_on_stands_with_its_time_and_in_the_book_for_as_long_as_it_does() -> None:
+    key, stack, on = ThreadKey(7, 100), FIRST_STACK, FIRST_WAKE + 7
+    wait = Wait(left_ns=9_500, back_ns=10**9, ready_ns=10**9, preempted=False, kernel=stack, user=0)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    ledger.book.stacks[stack], ledger.book.wakes[on] = Stack(()), Wake(object=Object("pipe", "pipe:[7]"))
+    ledger.tick(10_000, MIN_NS, [(key, record)], NOTHING, [])
+    assert ledger.waiting[key].site == SiteKey(*key, SHORT, NO_STACK), "where nobody knows yet"
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [Walked(key, 9_500, False, 0, stack, wake=on)])
+    site = SiteKey(*key, stack, NO_STACK, on)
+    for at_ns in (60_000, 120_000, 180_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
+        assert (ledger.waiting[key].site, ledger.moves) == (site, [])
+        dropped = ledger.age(keep_ns=45_000)
+        assert dropped and not dropped.wakes
+    assert ledger.drop_wakes(0) == set()
+    ledger.tick(190_000, MIN_NS, [], NOTHING, [Walked(key, 9_500, False, 0, stack, wake=on + 1)])
+    assert ledger.moves == [Move(site, site._replace(wake=on + 1), 10_000, 180_000)], "it is on another one by now"
+    ledger.tick(200_000, MIN_NS, [], NOTHING, [], max_ns=1)
+    assert ledger.waiting[key].site == SiteKey(*key, FILTERED, NO_STACK)
+
+
+def test_storms_of_a_wake_that_a_site_still_names_stay_so_that_no_window_shows_less_than_none() -> None:
+    key, ledger = ThreadKey(7, 100), Ledger(0)
+    at = SiteKey(*key, FIRST_STACK + 1, NO_STACK, wake=33)
+    ledger.book.wakes[33] = Wake()
+    snapshots: list[Snapshot] = []
+    for tick, storms in enumerate(({33: Storm(100, 900, 90, 9)}, {}, {}, {33: Storm(1, 8, 0, 8)}), 1):
+        ended = Ended.of([(at, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000)))])
+        ledger.tick(tick * TICK_NS, MIN_NS, [], ended, [], storms=storms)
+        ledger.age(keep_ns=TICK_NS)
+        snapshots.append(replace(snapshot(ledger), storms=dict(ledger.storms)))
+    assert [between(a, b).storms for a, b in pairwise(snapshots)] == [{}, {}, {33: Storm(1, 8, 0, 8)}]
+    assert between(snapshots[0], snapshots[-1]).storms == {33: Storm(1, 8, 0, 8)}
+
+
+def test_what_waits_for_the_record_of_its_thread_stays_in_the_book() -> None:
+    at = SiteKey(7, 100, FIRST_STACK + 1, FIRST_STACK + 2, wake=33)
+    ledger = Ledger(0)
+    ledger.book.stacks.update({FIRST_STACK + 1: Stack(()), FIRST_STACK + 2: Stack(())})
+    ledger.book.wakes[33] = Wake()
+    ledger.tick(TICK_NS, MIN_NS, [], Ended.of([(at, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000)))]), [])
+    dropped = ledger.age(keep_ns=TICK_NS)
+    assert dropped == (set(), set())
+    for tick in range(2, 4):
+        ledger.tick(tick * TICK_NS, MIN_NS, [], NOTHING, [], threads_lost=1)
+    assert ledger.sites[at].waits == 1, "its record is lost"
+
+
+def test_short_is_no_site() -> None:
+    wait = Wait(left_ns=9_500, back_ns=9_900, ready_ns=9_900, preempted=False, kernel=3, user=13)
+    in_progress = Wait(left_ns=9_950, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
+    window = run({ThreadKey(7, 100): [wait, in_progress]})[0]
+    assert not any(site.kernel == SHORT for site, _ in window.each_site())
+    assert dict(window.each_thread())[ThreadKey(7, 100)].short_ns == 450
+
+
+def test_ready_time_that_was_shown_while_short_is_not_shown_again() -> None:
+    wait = Wait(left_ns=9_500, back_ns=25_000, ready_ns=9_700, preempted=False, kernel=3, user=13)
+    windows = run({ThreadKey(7, 100): [wait]})
+    totals = [dict(w.each_thread())[ThreadKey(7, 100)] for w in windows]
+    assert [t.runqueue_ns for t in totals] == [300, 10_000, 5_000]
+    assert [t.short_ns for t in totals] == [500, 0, 0]
+
+
+def test_names_of_threads_that_ended_are_bounded() -> None:
+    ledger = Ledger(0)
+    for number in range(60):
+        keys = [ThreadKey(tid, tid) for tid in range(1 + 1000 * number, 1001 + 1000 * number)]
+        for key in keys:
+            ledger.book.comms[key] = ledger.book.processes[key.pid] = "child"
+        ledger.tick(1_000 * (number + 1), MIN_NS, [], NOTHING, [], gone=dict.fromkeys(keys, 0))
+    assert len(ledger.book.comms) == len(ledger.book.processes) == 51_000, "those of the last tick are still there"
+
+
+def test_a_wait_in_progress_in_a_state_that_is_left_out_is_filtered_from_its_start() -> None:
+    wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    first = snapshot(ledger)
+    ledger.tick(10_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [], states=layout.RUNNING)
+    second = snapshot(ledger)
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [], states=layout.RUNNING)
+    windows = [between(first, second), between(second, snapshot(ledger))]
+    assert [dict(w.each_thread())[ThreadKey(7, 100)].filtered_ns for w in windows] == [5_000, 10_000]
+    assert [list(w.each_site()) for w in windows] == [[], []]
+
+
+def test_a_wait_in_progress_is_filtered_once_it_is_longer_than_the_maximum() -> None:
+    wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    taken = [snapshot(ledger)]
+    for number in (1, 2, 3):
+        at_ns = number * TICK_NS
+        records = [(ThreadKey(7, 100), record)] if number == 1 else []
+        ledger.tick(at_ns, MIN_NS, records, NOTHING, walked_of(ThreadKey(7, 100), [wait], at_ns), max_ns=12_000)
+        taken.append(snapshot(ledger))
+    windows = [between(a, b) for a, b in pairwise(taken)]
+    assert [dict(w.each_thread())[ThreadKey(7, 100)].filtered_ns for w in windows] == [0, 10_000, 10_000]
+    assert [sum(t.total_ns for _, t in w.each_site()) for w in windows] == [5_000, 0, 0]
+
+
+def test_a_site_that_is_used_again_after_it_was_given_back_has_only_what_is_new() -> None:
+    key, site = ThreadKey(7, 100), SiteKey(7, 100, 3, 13)
+    totals = SiteTotals(1, 2_000, 0, 2_000, log2.of(2_000))
+    running = Running(SITES)
+    add(running, site, totals)
+    first = Snapshot(0, 0, sites=running.frozen())
+    for tid in range(1000, 5000):
+        other = site._replace(tid=tid)
+        add(running, other, totals)
+        running.move(other, SiteKey(*EXITED, 3, NO_STACK))
+    running.move(site, SiteKey(*EXITED, 3, NO_STACK))
+    add(running, site, totals._replace(total_ns=1_000))
+    before = len(running.frozen().ids)
+    assert before < 4000, "rows given back have closed up"
+    window = between(first, Snapshot(0, 1, sites=running.frozen()))
+    assert window.sites[site] == SiteTotals(1, 1_000, 0, 2_000, log2.of(2_000))
+    assert window.sites[SiteKey(*EXITED, 3, NO_STACK)].total_ns == 4000 * 2_000
+    assert key not in window.threads
+
+
+def add(running: Running[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals) -> None:
+    ended = Ended.of([(key, totals)])
+    running.add(ended.keys, ended.numbers, ended.lanes, 0)
+
+
+def test_a_user_stack_that_was_read_is_of_one_wait_alone() -> None:
+    ledger, one_key = primed(), ThreadKey(7, 100)
+    one = ledger.waiting[one_key]
+    for key, left_ns in ((one_key, one.left_ns - 1), (one_key, one.left_ns + 1), (ThreadKey(7, 101), one.left_ns)):
+        ledger.read_user(key, left_ns, 9)
+        assert ledger.waiting == {one_key: one}
+    ledger.read_user(one_key, one.left_ns, 9)
+    assert ledger.waiting == {one_key: one._replace(user=9)}
+    # the time that it has been shown with stays where it is, and from now on it stands there
+    a = snapshot(ledger)
+    ledger.tick(12_000, MIN_NS, [], NOTHING, [])
+    b = snapshot(ledger)
+    assert dict(between(a, b).each_site()) == {SiteKey(7, 100, 3, 9): SiteTotals(0, 10_000)}
+    ledger.tick(22_000, MIN_NS, [], NOTHING, [])
+    assert dict(between(b, snapshot(ledger)).each_site()) == {SiteKey(7, 100, 3, 9): SiteTotals(0, 10_000)}
+    assert dict(between(a, snapshot(ledger)).each_site()) == {SiteKey(7, 100, 3, 9): SiteTotals(0, 20_000)}

@@ -1,0 +1,239 @@
+"""Waits that reach their mark come whole out of the kernel, one for one; those below it do not come at all."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from offtop.kernel.accounting.outlier_events import Catcher
+from offtop.kernel.bpf import layout, libbpf
+from offtop.kernel.bpf.libbpf import Map, RingBuffer
+from offtop.kernel.resolve.stacks import Stacks
+from offtop.model import where
+from offtop.model.book import Book, SiteKey
+from offtop.model.outlier import NEVER_NS, Caught
+from offtop.model.snapshot import Filters
+from offtop.model.stack import NO_STACK, Frame
+from tests.command import QUICK, run
+from tests.kernel import programs, waits, watch
+from tests.kernel.test_doors import most_unseen
+
+pytestmark = pytest.mark.kernel
+
+MS = 1_000_000
+_PING_PONG = (
+    "import os, sys\na, b = os.pipe(), os.pipe()\n"
+    "if os.fork():\n"
+    "    os.close(a[0]); os.close(b[1]); print('ready', flush=True)\n"
+    "    while os.write(a[1], b'x') and os.read(b[0], 1): pass\n"
+    "os.close(a[1]); os.close(b[0])\n"
+    "while os.read(a[0], 1) and os.write(b[1], b'x'): pass\n"
+)
+
+
+class Fixed:
+    """One mark for one category, and another for the rest."""
+
+    def __init__(self, category: str, mark_ns: int, others_ns: int = NEVER_NS) -> None:
+        self.category, self.of_it_ns, self.others_ns = category, mark_ns, others_ns
+        self.version = 0
+        self.asked: set[tuple[str, str]] = set()
+
+    @property
+    def lowest_ns(self) -> int:
+        return min(self.of_it_ns, self.others_ns)
+
+    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+        category = book.stack(kernel).category
+        self.asked.add((program, category))
+        return self.of_it_ns if category == self.category else self.others_ns, NEVER_NS
+
+
+class Every(Fixed):
+    """The same for what is ready to run, too."""
+
+    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+        mark_ns, _ = super().marks_ns(program, kernel, book)
+        return mark_ns, mark_ns
+
+
+def caught_of(live: watch.Watch, tid: int) -> list[Caught]:
+    return [one for one in live.last.caught if one.site.tid == tid]
+
+
+@pytest.mark.parametrize("door", ["exit", "switch"])
+def test_each_wait_over_its_mark_comes_once_and_whole(door: str) -> None:
+    with waits.running("sleep", times=23, each_ms=20) as child, watch.watching(door=door) as live:
+        live.source.catch(Fixed("sleep", 15 * MS))
+        live.tick()
+        child.go()
+        child.finish()
+        window = live.tick()
+        book = window.book
+        asleep = [one for one in caught_of(live, child.tid) if book.stack(one.site.kernel).category == "sleep"]
+        caught = sorted(asleep, key=lambda one: one.began_ns)
+        unseen = most_unseen(door, 23)
+        assert 23 - unseen <= len(caught) <= 23
+        users = {one.site.user for one in caught}
+        live.source.wait_for_names({frame for user in users for frame in book.stack(user).frames}, 30)
+        for user in users:  # the first of them may have been walked by frame pointers
+            names = where.user_names(book, user, live.source.names)
+            assert (names[0], "main" in names) == (child.user[0], True)
+        for one in caught:
+            assert one.length_ns(one.ended_ns) >= 20 * MS
+            assert 0 <= one.runqueue_ns <= one.length_ns(one.ended_ns)
+            assert (one.site.pid, one.program, one.state & 1) == (child.pid, book.process(child.pid), 1)
+            assert one.cpu in os.sched_getaffinity(0)
+        assert all(a.ended_ns < b.began_ns for a, b in pairwise(caught))
+        sites = watch.sites_of(window, child.tid)
+        assert sum(sites[site].waits for site in {one.site for one in caught}) == len(caught)
+        those_ns = sum(sites[site].total_ns for site in {one.site for one in caught})
+        assert those_ns == sum(one.ended_ns - one.began_ns for one in caught)
+
+
+def test_without_marks_nothing_comes() -> None:
+    with waits.running("sleep", times=5, each_ms=20) as child, watch.watching_kernel_stacks() as live:
+        live.source.catch(Fixed("sleep", NEVER_NS))
+        live.tick()
+        child.go()
+        child.finish()
+        live.tick()
+        assert live.last.caught == []
+
+
+def test_the_kernel_side_is_told_the_mark_of_each_stack_that_it_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_out: list[int] = []
+    """Whose waits the kernel side has handed out."""
+
+    def ring(fd: int, add: Callable[[bytes], None]) -> RingBuffer:
+        def noted(raw: bytes) -> None:
+            handed_out.append(layout.CAUGHT.unpack(raw)[7])
+            add(raw)
+
+        return RingBuffer(fd, noted)
+
+    monkeypatch.setattr(libbpf, "RingBuffer", ring)
+    marks = Fixed("lock", 15 * MS, 10_000 * MS)
+    with waits.running("sleep", times=1000, each_ms=20) as child, watch.watching_kernel_stacks() as live:
+        live.source.catch(marks)
+        live.tick()
+        child.go()
+        live.tick(0.3)
+        assert child.tid in handed_out
+        assert (live.last.book.process(child.pid), "sleep") in marks.asked
+        assert caught_of(live, child.tid) == []  # they have not reached their mark
+        for _ in range(20):  # what ended while it was being told; and again when another traces switches, too
+            handed_out.clear()
+            live.tick(0.2)
+            assert caught_of(live, child.tid) == []
+            if child.tid not in handed_out:
+                break
+        assert child.tid not in handed_out
+        marks.others_ns, marks.version = 15 * MS, 1
+        live.tick()
+        live.tick(0.2)
+        assert len(caught_of(live, child.tid)) >= 2
+
+
+def test_what_has_no_room_is_counted() -> None:
+    with (
+        programs.running([sys.executable, "-c", _PING_PONG]) as child,
+        watch.watching_kernel_stacks(Filters(pids=(child.pid,), min_ns=0)) as live,
+    ):
+        live.source.catch(Every("pipe", 1, 1))
+        live.tick()
+        for seconds in (1, 2, 4, 8):
+            live.tick(seconds)
+            if live.last.lost:
+                break
+        assert live.last.lost["outliers"] > 0
+        assert len(live.last.caught) > 1000
+
+
+def test_an_outlier_is_told_in_text_and_json_recorded_and_replayed(tmp_path: Path) -> None:
+    file = tmp_path / "it.offtop"
+    ran = tmp_path / "ran"
+    with waits.running("sleep", times=2000, each_ms=20) as child:
+        child.go()
+        rule = f"comm:{Path(f'/proc/{child.pid}/comm').read_text().strip()} sleep.max > 15ms"
+        asked = ("--json", "-n", "3", "-d", "0.5", "--trigger", rule, "--record", str(file), "--mode", "wakeup")
+        live = run(*asked, "--fail-on-trigger", "--on-trigger", f"echo $OFFTOP_PID >>{ran}")
+        text = run("-b", "-n", "1", "-d", "0.5", "--trigger", rule, *QUICK)
+    assert live.status == 5
+    assert "caught (--fail-on-trigger)" in live.err
+    ticks = [json.loads(line) for line in live.out.splitlines()]
+    told = [one for tick in ticks for one in tick["outliers"]]
+    assert {one["rule"] for one in told} == {rule}
+    assert {one["wait"]["pid"] for one in told} == {child.pid}
+    assert len(told) >= 30
+    one = next(one for one in told if not one["wait"]["going_on"])
+    assert one["wait"]["user"][0] == child.user[0]
+    assert "main" in one["wait"]["user"]
+    assert one["wait"]["waker"]["kind"] == "timeout"
+    assert one["value"] + one["wait"]["runqueue_ns"] == one["wait"]["length_ns"] >= 20 * MS
+    assert ran.read_text() == f"{child.pid}\n"
+    again = run("replay", str(file), "--json")
+    assert (again.status, again.out) == (0, live.out)
+    held = run("replay", str(file), "--json", "-n", "1", "--at", "outlier")
+    assert json.loads(held.out)["outliers"]
+    assert text.status == 0
+    assert "outlier x" in text.out
+    assert f"{rule}: " in text.out
+
+
+def test_a_recording_without_outliers_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "it.offtop"
+    assert run("--record", str(file), "--json", "-n", "1", "-d", "0.5", "--trigger", "off", *QUICK).status == 0
+    none = run("replay", str(file), "--json", "--at", "outlier")
+    assert (none.status, none.out) == (1, "")
+    assert "has no outlier in it" in none.err
+
+
+def test_when_the_kernel_has_other_functions_there_marks_are_those_of_other_stacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, frames = ["nfs_wait", "dlm_wait"], (1, 0, 0xFFFF_FFFF_C000_1010, *[0] * layout.FRAMES)
+    of = layout.MARK_KEY.pack(20, b"x")
+    raw = layout.CAUGHT.pack(0, 5 * MS, 0, 20, NO_STACK, 0, 7, 7, 1, 0, of)
+    told = dict[bytes, bytes]()
+    ring = SimpleNamespace(close=lambda: None)
+
+    class Marked(Fixed):
+        def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+            return MS if book.stack(kernel).frames[0].name == "dlm_wait" else 100 * MS, NEVER_NS
+
+    def ring_of(_fd: int, add: Callable[[bytes], None]) -> SimpleNamespace:
+        ring.consume = lambda: add(raw)
+        return ring
+
+    def lookup(_: bytes) -> bytes:
+        return layout.STACK.pack(*frames)
+
+    def frame(_: int) -> Frame:
+        return Frame("[module]", 0, names[0])
+
+    monkeypatch.setattr(libbpf, "RingBuffer", ring_of)
+    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
+    book = Book()
+    stacks = Stacks(kept, kept, book, watch.rules(), frame, cast(Any, None), (0, 0))
+    marked = cast(Map, SimpleNamespace(entries=16, update=told.__setitem__, delete=told.pop))
+
+    def site(pid: int, tid: int, kernel: int, user: int, _wake: int) -> SiteKey:
+        return stacks.site(pid, tid, kernel, user)
+
+    catcher = Catcher(cast(Map, SimpleNamespace(fd=0)), marked, book, site, stacks.kernel)
+    marks = Marked("", MS)
+    assert catcher.take(marks) == []
+    assert told == {of: layout.MARK.pack(100 * MS, NEVER_NS)}
+    del names[0]
+    stacks.kernel_renamed()
+    catcher.forget()
+    assert told == {}
+    assert [one.ended_ns for one in catcher.take(marks)] == [5 * MS]
+    assert told == {of: layout.MARK.pack(MS, NEVER_NS)}

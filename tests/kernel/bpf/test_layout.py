@@ -1,0 +1,171 @@
+"""bpf/offcpu.h and offtop/kernel/bpf/layout.py agree on the offset of every field, as gcc lays the structs out."""
+
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from offtop import paths
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.compile import whole
+from offtop.kernel.bpf.layout import ObjectRecord, ThreadRecord, WalkedRecord, WalkedStack, walked_records
+from offtop.model import histogram as log2
+from offtop.model import wake
+
+FORMATS = {
+    "config": (layout.CONFIG, 0),
+    "thread": (layout.THREAD, 0),
+    "gone_key": (layout.GONE_KEY, 0),
+    "gone": (layout.GONE, 0),
+    "site_key": (layout.SITE_KEY, 0),
+    "site": (layout.SITE, 0),
+    "stack": (layout.STACK, 0),
+    "rule_key": (layout.RULE_KEY, 0),
+    "rule": (layout.RULE, 0),
+    "space": (layout.SPACE, 0),
+    "python": (layout.PYTHON_LAYOUT, 0),
+    "copy_head": (layout.COPY_HEAD, 0),
+    "mark_key": (layout.MARK_KEY, 0),
+    "mark": (layout.MARK, 0),
+    "caught": (layout.CAUGHT, 0),
+    "waker": (layout.WAKER, 0),
+    "wake": (layout.WAKE, 0),
+    "object": (layout.OBJECT, 0),
+    "storm_key": (layout.STORM_KEY, 0),
+    "storm": (layout.STORM, 0),
+    "walked": (layout.WALKED, 0),
+    "walked_stack": (layout.WALKED_FRAMES, 0),
+}
+"""Each struct that user space reads or writes, and how it is unpacked."""
+_NUMBER_BYTES = {"Q": 8, "q": 8, "I": 4, "i": 4, "H": 2, "h": 2, "B": 1}
+
+
+def fields_of(struct_name: str) -> list[str]:
+    """The names of its fields, in the order of the header."""
+    found = re.search(rf"^struct {struct_name} \{{(.*?)^\}};", _header(), re.MULTILINE | re.DOTALL)
+    assert found, f"no struct {struct_name} in offcpu.h"
+    code = re.sub(r"/\*.*?\*/", "", found[1], flags=re.DOTALL)
+    return re.findall(r"(\w+)(?:\[[^]]*\])?;", code)
+
+
+def _header() -> str:
+    return (paths.bpf() / "offcpu.h").read_text()
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """What gcc says: `sizeof struct`, `offset` and `size` of each field, and the value of each constant."""
+    if not shutil.which("gcc"):
+        pytest.skip("no gcc: sudo apt install gcc libc6-dev")
+    says = [f'say("{name} sizeof", sizeof(struct {name}));' for name in FORMATS]
+    for name in FORMATS:
+        for field in fields_of(name):
+            says.append(f'say("{name}.{field} offset", offsetof(struct {name}, {field}));')
+            says.append(f'say("{name}.{field} size", sizeof(((struct {name} *)0)->{field}));')
+    says += [f'say("{name}", {name});' for name in constants()]
+    says.append('say("link sizeof", sizeof(struct link));')
+    says += [f'say("lane {ns}", lane_of({ns}ull));' for ns in LANES_OF]
+    source = f"""
+        #include <stddef.h>
+        #include <stdint.h>
+        #include <stdio.h>
+        typedef uint8_t u8;
+        typedef uint16_t u16;
+        typedef int16_t s16;
+        typedef int32_t s32;
+        typedef uint32_t u32;
+        typedef uint64_t u64;
+        typedef int64_t s64;
+        #include "{paths.bpf() / "offcpu.h"}"
+        static void say(const char *what, u64 value) {{ printf("%s=%llu\\n", what, (unsigned long long)value); }}
+        int main(void) {{ {" ".join(says)} return 0; }}
+    """
+    program = tmp_path_factory.mktemp("layout") / "layout"
+    subprocess.run(["gcc", "-o", program, "-x", "c", "-"], input=source.encode(), check=True, timeout=60)
+    lines = subprocess.run([program], capture_output=True, check=True, timeout=10).stdout.decode().splitlines()
+    return {what: int(value) for what, value in (line.split("=") for line in lines)}
+
+
+LANES_OF = [0, 1, 511, 512, 513, 1023, 1024, *(1 << n for n in range(11, 64)), *((1 << n) - 1 for n in range(11, 65))]
+"""Every boundary between two lanes, and the numbers beside it."""
+
+
+def constants() -> list[str]:
+    """Every name that both sides have."""
+    names = set(re.findall(r"^#define (\w+) +(?!asm)\S", _header(), re.MULTILINE))
+    for values in re.findall(r"^enum \w+ \{(.*?)\};", _header(), re.MULTILINE | re.DOTALL):
+        names.update(re.findall(r"([A-Z]\w+)", values))
+    return sorted(names)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_field_is_unpacked_from_where_gcc_puts_it(name: str, measured: dict[str, int]) -> None:
+    form, at = FORMATS[name]
+    assert form.size == measured[f"{name} sizeof"]
+    steps = step_bytes(form)
+    for field in fields_of(name):
+        assert measured[f"{name}.{field} offset"] == at, field
+        end = at + measured[f"{name}.{field} size"]
+        while at < end:
+            at += next(steps)
+        assert at == end, f"{field} ends within a number of the format"
+    assert at == form.size
+    assert list(steps) == [], "the format has more than the struct"
+
+
+def step_bytes(form: struct.Struct) -> Iterator[int]:
+    """The bytes of each number or text that `form` unpacks."""
+    for count, code in re.findall(r"(\d*)([QqIiHhBs])", form.format):
+        if code == "s":
+            yield int(count)
+        else:
+            yield from [_NUMBER_BYTES[code]] * int(count or 1)
+
+
+def test_the_records_name_the_fields_in_the_order_of_the_header() -> None:
+    assert list(ThreadRecord._fields) == fields_of("thread")
+    assert [*fields_of("walked"), "thread", "stack"] == list(WalkedRecord._fields)
+    assert list(ObjectRecord._fields) == fields_of("object")
+    assert fields_of("walked_stack") == ["depth", *WalkedStack._fields]
+
+
+def test_constants_are_the_same_on_both_sides(measured: dict[str, int]) -> None:
+    known = {name: value for name, value in vars(layout).items() if name in constants() and isinstance(value, int)}
+    assert known == {name: measured[name] for name in known}
+    assert len(known) >= 15
+    assert (measured["WALK_HALF_0"], measured["WALK_HALF_1"]) == layout.WALK_HALVES
+    assert len(layout.LOST_KINDS) == measured["LOST_KINDS"]
+    assert [measured[f"LOST_{kind.upper()}"] for kind in layout.LOST_KINDS] == list(range(len(layout.LOST_KINDS)))
+
+
+def test_the_model_s_storms_and_ids_of_wakes_are_the_kernel_s(measured: dict[str, int]) -> None:
+    names = "NO_WAKE", "WAKE_LOST", "WAKE_SHORT", "WAKE_UNSEEN", "STORM"
+    assert [measured[name] for name in names] == [getattr(wake, name) for name in names]
+    assert measured["LINKS"] == wake.MOST_DEPTH - 1
+    assert measured["wake.links size"] == layout.LINKS * measured["link sizeof"] == layout.LINKS * 3 * 8
+    assert len(wake.RESERVED) == wake.FIRST_WAKE == measured["WAKE_UNTOLD"], "which has none of the book's"
+
+
+def test_the_kernel_puts_a_wait_into_the_lane_that_the_model_reads(measured: dict[str, int]) -> None:
+    assert (measured["LANES"], measured["FIRST_EXPONENT"]) == (log2.LANES, log2.FIRST_EXPONENT)
+    assert {ns: measured[f"lane {ns}"] for ns in LANES_OF} == {ns: log2.lane_of(ns) for ns in LANES_OF}
+
+
+def test_a_walk_of_nothing_has_no_records() -> None:
+    assert list(walked_records(b"")) == []
+
+
+def test_a_histogram_of_the_kernel_is_the_models_own_number() -> None:
+    lanes = [0] * log2.LANES
+    lanes[log2.lane_of(10_000_000)] = 23
+    raw = struct.pack(f"={log2.LANES}Q", *lanes)
+    assert log2.slots(int.from_bytes(raw, "little")) == [(8_388_608, 23)]
+
+
+def test_offcpu_c_and_its_reader_name_the_same_maps() -> None:
+    text = whole(paths.bpf() / "offcpu.c")
+    made = set(re.findall(r"^BPF_\w+\((?:\"\w+\", [^,]+, [^,]+, )?(\w+)", text, re.M))
+    assert {*layout.SIZES, *layout.UNWIND_SIZES} <= made

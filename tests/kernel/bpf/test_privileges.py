@@ -1,0 +1,197 @@
+"""Capabilities in the place of root: with four of them all is there, and of each that is missing the loss is said."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offtop.kernel.symbols import kallsyms
+from tests import command
+from tests.kernel import programs
+from tests.kernel.watch import MS
+
+pytestmark = pytest.mark.kernel
+
+Tick = dict[str, Any]
+FOUR = ("bpf", "perfmon", "sys_ptrace", "syslog")
+NAPS = r"""
+#include <sys/syscall.h>
+#include <time.h>
+static const struct timespec ten_ms = {0, 10000000};
+static __attribute__((noinline)) void nap(void)
+{
+	syscall(SYS_nanosleep, &ten_ms, 0);
+	__asm__ volatile("");
+}
+int main(void)
+{
+	next();
+	for (int i = 0; i < 23; i++)
+		nap();
+	next();
+	return 0;
+}
+"""
+"""Sleeps 23 times. It is root's, whoever watches."""
+
+
+@pytest.fixture(scope="module")
+def naps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("privileges") / "naps"
+    programs.build(program, NAPS, "-D_GNU_SOURCE", "-fno-omit-frame-pointer")
+    programs.let_nobody_in(program)
+    return program
+
+
+@pytest.fixture
+def napping(naps: Path) -> Generator[programs.Program]:
+    with programs.running([naps]) as program:
+        yield program
+
+
+def as_nobody(*capabilities: str) -> tuple[str, ...]:
+    """What offtop is started with that is to have these and no others."""
+    held = "".join(f",+{name}" for name in capabilities)
+    return (
+        *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+        *(f"--inh-caps=-all{held}", f"--ambient-caps=-all{held}", f"--bounding-set=-all{held}"),
+    )
+
+
+def watched(napping: programs.Program, *capabilities: str) -> tuple[Tick, str]:
+    """What offtop tells of the second in which the 23 naps are, and what it said besides."""
+    return second_tick(napping, as_nobody(*capabilities), "-p", str(napping.pid))
+
+
+def second_tick(napping: programs.Program, before: Sequence[str], *line: str) -> tuple[Tick, str]:
+    """In which the 23 naps are, of an offtop that `before` starts."""
+    process = command.start("-b", "--json", "-n", "2", *line, before=before)
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        napping.go_on_alone()
+        ended = command.ended(process)
+    finally:
+        process.kill()
+    assert ended.status == 0, ended.err
+    return json.loads(ended.out), ended.err
+
+
+def naps_in(tick: Tick, aside: int = 0) -> Tick:
+    """The site of the naps, all 23 of which are counted, and at most `aside` other waits."""
+    found = max(tick["sites"], key=lambda site: site["waits"])
+    assert 23 <= found["waits"] <= 23 + aside
+    assert 230 * MS <= found["total_ns"] <= tick["span_ns"]
+    return found
+
+
+def test_four_capabilities_do_what_root_does_but_for_the_cost(napping: programs.Program) -> None:
+    tick, said = watched(napping, *FOUR)
+    assert said == ""
+    site = naps_in(tick)
+    assert site["category"] == "sleep"
+    assert "nap" in site["user"]
+    assert tick["cost"]["bpf_ns_per_switch"] is None
+
+
+def test_without_cap_sys_ptrace_waits_are_counted_and_what_is_closed_is_said(napping: programs.Program) -> None:
+    tick, said = watched(napping, "bpf", "perfmon", "syslog")
+    assert said.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks")
+    assert said.count("\n") == 1
+    site = naps_in(tick)
+    assert site["category"] == "sleep"
+    if "while they wait" in said:  # this kernel lets CAP_PERFMON see what lies where
+        assert "nap" in site["user"]
+    else:
+        assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
+
+
+@pytest.mark.parametrize("more", [(), ("dac_read_search",)], ids=["without", "with"])
+def test_without_cap_dac_read_search_callers_of_what_waits_now_are_not_permitted(
+    napping: programs.Program, more: tuple[str, ...]
+) -> None:
+    ended = command.run("-b", "--json", "-n", "1", "-p", str(napping.pid), before=as_nobody(*FOUR, *more))
+    (held,) = json.loads(ended.out)["still_blocked"]
+    assert ("main" in held["user"], held["user_end"] == "not-permitted") == ((True, False) if more else (False, True))
+    assert (held["user"][-1] == "[not permitted]") == (not more)
+    assert len(held["user"]) > 1
+
+
+CLOSED = """
+from offtop.kernel.procfs.guarded_reads import GuardedReads
+from offtop.kernel.symbols.mappings import closed_to_us
+reads = GuardedReads()
+print(closed_to_us(reads.channel(5)) and 'closed', flush=True)
+reads.close()
+"""
+ROOT_WITHOUT = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all")
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        (ROOT_WITHOUT, "closed"),
+        (("unshare", "--pid", "--fork", "--mount-proc", *ROOT_WITHOUT), ""),
+    ],
+)
+def test_who_may_look_into_all_that_there_are_lacks_nothing(before: Sequence[str], says: str) -> None:
+    """Also root's own processes are closed to a root that may do less; in a container there may be no such."""
+    program = [*before, sys.executable, "-c", CLOSED]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (ended.stdout.strip(), ended.stderr) == (says, "")
+
+
+def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(napping: programs.Program) -> None:
+    before = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$0" "$@"')
+    tick, said = second_tick(napping, (*before, *as_nobody("bpf", "perfmon", "syslog")))
+    assert said.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks of processes ")
+    assert said.count("\n") == 1
+    site = naps_in({**tick, "sites": [site for site in tick["sites"] if site["pid"] == napping.pid]})
+    assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
+    (problem,) = (one for one in tick["user_stack_problems"] if one["process"] == "naps")
+    assert (problem["reason"], problem["remedy"]) == (
+        "not-permitted",
+        "run it with sudo, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+    )
+
+
+def test_without_cap_syslog_waits_are_counted_and_categories_are_said_to_be_unknown(napping: programs.Program) -> None:
+    tick, said = watched(napping, "bpf", "perfmon", "sys_ptrace")
+    assert said.startswith("offtop: Missing CAP_SYSLOG (sudo offtop): the kernel hides its addresses. There are no ca")
+    assert said.count("\n") == 1
+    (thread,) = tick["threads"]
+    site = naps_in(tick, thread["involuntary"])  # all stacks of the kernel are one, those of who was put aside, too
+    assert site["category"] == "other"
+    assert site["kernel"] == [kallsyms.HIDDEN.name]
+    assert "nap" in site["user"]
+
+
+def test_without_cap_syslog_wakers_are_refused_for_interrupts_could_not_be_told() -> None:
+    ended = command.run("-b", "-n", "1", "--mode", "wakeup", before=as_nobody("bpf", "perfmon", "sys_ptrace"))
+    assert ended.sentence.startswith("Wakers cannot be told without the names of the kernel's functions")
+    assert ended.status == 4
+
+
+@pytest.mark.parametrize("missing", ["bpf", "perfmon"])
+def test_without_what_bpf_itself_needs_the_one_that_is_missing_is_named(missing: str) -> None:
+    ended = command.run(
+        "-b", "-n", "1", "--source", "bpf", before=as_nobody(*(name for name in FOUR if name != missing))
+    )
+    assert ended.sentence.startswith(f"offtop lacks CAP_{missing.upper()}, without which")
+    assert ended.status == 3
+
+
+def test_root_of_a_user_namespace_is_told_to_start_it_outside() -> None:
+    ended = command.run("-b", "-n", "1", "--source", "bpf", before=("unshare", "--user", "--map-root-user"))
+    assert ended.sentence.endswith("Start it outside: sudo offtop")
+    assert ended.status == 3
+
+
+def test_without_root_a_process_of_another_user_is_refused_with_a_sentence() -> None:
+    ended = command.run("-b", "-n", "1", "-p", "2", before=as_nobody())
+    assert ended.status == 2
+    assert ended.sentence.startswith("Process 2 is not your own") and ended.sentence.endswith("sudo offtop -p 2")

@@ -1,0 +1,247 @@
+"""What runs in sched_switch allocates nothing, and takes no lock that may sleep: here, and by other kernels' types."""
+
+import itertools
+import json
+import os
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from offtop.errors import KernelError
+from offtop.kernel.bpf import cache, features, libbpf, program, switch_maps
+from offtop.kernel.bpf.switch_maps import Allocator, MapInternals, SafeMaps, safe_maps
+from tests.kernel import programs, waits, watch
+from tests.kernel.test_batch_live import wait_for
+from tests.kernel.test_counts import count_23_sleeps
+from tests.kernel.test_doors import BRIEF
+from tests.kernel.watch import Watch
+
+_NO_PREALLOC = 1  # BPF_F_NO_PREALLOC
+_HASHES = (1, 5, 9, 10)  # BPF_MAP_TYPE_HASH, PERCPU_HASH, LRU_HASH, LRU_PERCPU_HASH
+_ALLOCATORS: tuple[Allocator, ...] = ("kmalloc", "bpf_mem_alloc", "kmalloc_nolock")
+_LOCKS = ("", "spinlock_t", "raw_spinlock_t", "rqspinlock_t")
+
+
+@pytest.mark.parametrize(
+    ("allocator", "sleep", "machine"), [*itertools.product(_ALLOCATORS, (False, True), ("x86_64", "riscv64"))]
+)
+def test_task_storage_is_used_only_where_creating_it_takes_no_sleeping_lock_and_no_slab(
+    allocator: Allocator, sleep: bool, machine: str
+) -> None:
+    is_safe = allocator == "bpf_mem_alloc" or (allocator, sleep, machine) == ("kmalloc_nolock", False, "x86_64")
+    assert safe_maps(MapInternals(allocator, "rqspinlock_t", sleep), machine).task_storage == is_safe
+
+
+@pytest.mark.parametrize(("lock", "sleep"), [*itertools.product(_LOCKS, (False, True))])
+def test_ring_buffers_are_used_only_where_their_lock_cannot_sleep(lock: str, sleep: bool) -> None:
+    is_safe = not sleep or lock in ("raw_spinlock_t", "rqspinlock_t")
+    assert safe_maps(MapInternals("bpf_mem_alloc", lock, sleep)).ring_buffer == is_safe
+
+
+class _Types(libbpf.KernelTypes):
+    """The types of another kernel, as far as they are asked for here."""
+
+    def __init__(self, members: dict[tuple[str, str], str]) -> None:
+        """`members`: (struct, member) to the name of its type."""
+        self._known = members
+
+    def offset(self, struct: str, member: str) -> int | None:
+        return 0 if (struct, member) in self._known else None
+
+    def member_type(self, struct: str, member: str) -> str:
+        return self._known.get((struct, member), "")
+
+
+_STORAGE, _RING, _LOCK = "bpf_local_storage_map", ("bpf_ringbuf", "spinlock"), ("spinlock", "rlock")
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ({_RING: "spinlock_t", _LOCK: "raw_spinlock"}, SafeMaps(False, True)),  # 5.14 to 6.3
+        ({_RING: "spinlock_t"}, SafeMaps(False, False)),  # the same, real-time
+        ({(_STORAGE, "storage_ma"): "bpf_mem_alloc", _RING: "spinlock_t", _LOCK: "raw_spinlock"}, SafeMaps(True, True)),
+        ({(_STORAGE, "storage_ma"): "bpf_mem_alloc", _RING: "spinlock_t"}, SafeMaps(True, False)),  # 6.4 to 6.11
+        ({(_STORAGE, "storage_ma"): "bpf_mem_alloc", _RING: "raw_spinlock_t"}, SafeMaps(True, True)),  # 6.12
+        (
+            {(_STORAGE, "use_kmalloc_nolock"): "bool", _RING: "rqspinlock_t", _LOCK: "raw_spinlock"},
+            SafeMaps(True, True),
+        ),
+        ({(_STORAGE, "use_kmalloc_nolock"): "bool", _RING: "rqspinlock_t"}, SafeMaps(False, True)),  # 6.19, real-time
+    ],
+)
+def test_the_types_of_each_kernel_decide(members: dict[tuple[str, str], str], expected: SafeMaps) -> None:
+    assert safe_maps(switch_maps.map_internals(_Types(members)), "x86_64") == expected
+
+
+@pytest.mark.kernel
+def test_this_kernel_s_types_are_read() -> None:
+    types = libbpf.KernelTypes()
+    internals = switch_maps.map_internals(types)
+    assert internals.ring_buffer_lock in _LOCKS[1:]
+    assert internals.spinlocks_sleep == ("PREEMPT_RT" in os.uname().version)
+    assert types.member_type("bpf_ringbuf", "no_such_member") == types.member_type("no_such_struct", "spinlock") == ""
+
+
+@pytest.fixture
+def by_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources from here on keep threads' records in the hash, as on a kernel below 6.4."""
+    watch.without(monkeypatch, "task_storage")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("task_storage", [True, False])
+def test_every_hash_is_preallocated(task_storage: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    found = replace(features.find(libbpf.KernelTypes()), task_storage=task_storage)
+    attached = program.attach(found, anew=True)
+    assert attached.in_task_storage == task_storage
+    attached.close()
+    wait_for(lambda: bool([*tmp_path.glob("cache/*.json")]), 30)
+    (kept,) = tmp_path.glob("cache/*.json")
+    maps = json.loads(kept.read_bytes().partition(b"\n")[2])["maps"]
+    hashes = {name: one for name, one in maps.items() if one["kind"] in _HASHES}
+    assert ("record" in hashes) == (not task_storage)
+    assert {"sites_0", "gone_1", "kernel_stacks", "user_stacks", "execs"} <= hashes.keys()
+    assert [name for name, one in hashes.items() if one["flags"] & _NO_PREALLOC] == []
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("by_hash")
+def test_with_the_hash_23_sleeps_are_counted_and_the_help_screen_says_where_records_are() -> None:
+    with waits.running("sleep", times=23, each_ms=10) as child, watch.watching_kernel_stacks() as live:
+        count_23_sleeps(live, child)
+        assert dict(live.source.about())["thread records"] == "a preallocated table"
+        assert live.source.notices == []
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("by_hash")
+def test_with_the_hash_the_record_of_a_thread_goes_when_it_exits_and_is_no_other_thread_s(tmp_path: Path) -> None:
+    """Each child has slept 20 times; later ones get the memory of the tasks of earlier ones."""
+    binary = programs.build(tmp_path / "brief", BRIEF, "-D_GNU_SOURCE")
+    with watch.watching_kernel_stacks() as live:
+        brief = subprocess.Popen([binary], start_new_session=True)
+        try:
+            windows = [live.tick(0.1) for _ in range(25)]  # in each the sums are held
+        finally:
+            os.killpg(brief.pid, signal.SIGKILL)
+            brief.wait()
+        windows += [live.tick(0.2) for _ in range(2)]
+        records = _pids(live)
+    waits_of: dict[int, int] = {}
+    for window in windows:
+        for key, thread in window.each_thread():
+            life = window.book.life(key)
+            if window.book.comm(key) == "brief" and key.pid != brief.pid and life.to_ns - life.from_ns > 200_000_000:
+                waits_of[key.pid] = waits_of.get(key.pid, 0) + thread.waits - thread.involuntary
+    exited = {pid: count for pid, count in waits_of.items() if not Path(f"/proc/{pid}").exists()}
+    assert len(exited) > 100
+    assert sum(20 <= count <= 22 for count in exited.values()) >= 0.95 * len(exited), exited
+    assert os.getppid() in records and not records & exited.keys()
+
+
+_IDS = struct.Struct("=52xIIIIIQ")
+"""Of struct record: pid, tid, older, asked, unused, born_ns."""
+
+
+def _record_map(live: Watch) -> libbpf.Map:
+    return libbpf.Map(live.source._program._fds["map record"])  # pyright: ignore[reportPrivateUsage]
+
+
+def _pids(live: Watch) -> set[int]:
+    """Those in the hash of threads' records."""
+    record = _record_map(live)
+    size = record.value_bytes
+    return {_IDS.unpack_from(v, at)[0] for _, v in record.read() for at in range(0, len(v), size)}
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("by_hash")
+def test_a_thread_in_the_memory_of_one_whose_exit_was_missed_has_its_own_ids_and_start_time() -> None:
+    with waits.running("sleep", times=23, each_ms=10) as child, watch.watching_kernel_stacks() as live:
+        live.tick(0.05)
+        record = _record_map(live)
+        size = record.value_bytes
+        key, value = next(
+            (bytes(keys[at * 8 :][:8]), bytearray(values[at * size :][:size]))
+            for keys, values in record.read()
+            for at in range(len(keys) // 8)
+            if _IDS.unpack_from(values, at * size)[:2] == (child.pid, child.pid)
+        )
+        born_ns = _IDS.unpack_from(value)[-1]
+        _IDS.pack_into(value, 0, 4_000_000, 4_000_001, *_IDS.unpack_from(value)[2:])
+        record.update(key, bytes(value))
+        child.go()
+        child.finish()
+        found = _IDS.unpack_from(record.lookup(key) or b"")
+        assert (found[:2], found[-1]) == ((child.pid, child.pid), born_ns)
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("by_hash")
+def test_with_the_hash_threads_without_room_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "sizes_for_machine", lambda: program.Sizes(16, 8192, 8192))
+    with watch.watching_kernel_stacks() as live:
+        assert live.tick(0.2).lost["threads"] > 0
+
+
+@pytest.mark.kernel
+def test_without_a_ring_buffer_the_rest_is_counted_and_a_sentence_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch.without(monkeypatch, "ring_buffer")
+    with watch.watching() as live, waits.running("sleep", times=23, each_ms=10) as child:
+        live.tick()
+        child.go()
+        child.finish()
+        assert watch.by_category(live.tick(0.02), child.tid)["sleep"].waits == 23
+        (notice,) = live.source.notices
+        assert "ring buffers use a lock that may sleep" in notice and "frame pointers only" in notice
+        assert ("missing", notice) in live.source.about()
+        assert not {"map caught", "map copies"} & live.source._program._fds.keys()  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.fixture
+def deaf_exit(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """The switch-in probe `exit` is attached to a tracepoint that is never hit."""
+    monkeypatch.setitem(program.SWITCH_IN_TRACEPOINTS, "exit", "sched_process_hang")
+    yield
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("deaf_exit")
+def test_a_switch_in_probe_that_is_never_called_is_left_for_the_next_with_a_sentence() -> None:
+    with watch.watching_kernel_stacks() as live, waits.running("sleep", times=23, each_ms=10) as child:
+        assert live.last.door == "switch"
+        live.tick()
+        child.go()
+        child.finish()
+        assert 21 <= watch.by_category(live.tick(0.02), child.tid)["sleep"].waits <= 23
+        first, second = live.source.notices
+        assert first.startswith("The switch-in probe 'exit' does not work here (it is attached, but the kernel never")
+        assert second.startswith("Stacks are walked at every switch")
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("deaf_exit")
+def test_the_probe_that_was_asked_for_is_refused_if_it_is_never_called() -> None:
+    with pytest.raises(KernelError, match=r"^The switch-in probe 'exit' does not work here: .* Leave --probe out"):
+        program.attach(features.find(libbpf.KernelTypes()), "exit")
+
+
+@pytest.mark.kernel
+def test_nobody_is_counted_while_the_probe_is_tested() -> None:
+    attached = program.attach(features.find(libbpf.KernelTypes()))
+    try:
+        time.sleep(0.05)
+        assert attached.maps["config"].lookup(bytes(4)) == bytes(attached.maps["config"].value_bytes)
+        assert sum(len(keys) for name in ("sites_0", "gone_0") for keys, _ in attached.maps[name].read()) == 0
+    finally:
+        attached.close()

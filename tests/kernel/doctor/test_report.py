@@ -1,0 +1,341 @@
+"""The doctor, on this machine as it is, and with its privileges, its bcc and its pid namespace taken away."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from offtop.kernel.bpf import privileges, probes
+from offtop.kernel.bpf.switch_maps import Allocator, MapInternals
+from offtop.kernel.doctor import host_checks, kernel_checks, report
+from offtop.kernel.doctor.check import Check
+
+_ROOT = Path(__file__).parents[3]
+_PRINT = (
+    f"import sys; sys.path.insert(0, {str(_ROOT)!r})\n"
+    "from offtop.kernel.doctor import report as doctor\n"
+    "print(doctor.as_json(doctor.checks()))"
+)
+
+
+def checked(*wrapper: str, **environment: str) -> dict[str, Check]:
+    """What a child of this Python finds, run under `wrapper`, by name."""
+    command = [*wrapper, "env", *(f"{k}={v}" for k, v in environment.items()), sys.executable, "-c", _PRINT]
+    return by_name(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+
+def by_name(answer: str) -> dict[str, Check]:
+    return {check["name"]: Check(**check) for check in json.loads(answer)}
+
+
+def test_nothing_to_check_is_a_healthy_machine() -> None:
+    assert report.status([]) == 0
+    assert report.render([]) == "offtop runs here, and lacks nothing"
+    assert report.as_json([]) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("failed", "status"), [((), 0), (("bcc",), 4), (("privileges",), 3), (("bcc", "privileges"), 3)]
+)
+def test_a_missing_privilege_is_3_and_anything_else_missing_4(failed: tuple[str, ...], status: int) -> None:
+    found = [Check(name, "FAIL" if name in failed else "ok", "-") for name in ("privileges", "kernel", "bcc")]
+    assert report.status(found) == status
+    assert report.status([*found, Check("libdw", "warn", "-")]) == status
+
+
+def test_a_check_is_a_line_and_what_is_not_ok_says_what_it_costs_and_what_mends_it() -> None:
+    found = [Check("BTF", "ok", "there"), Check("libdw", "warn", "missing", "sudo apt install libdw1", "names")]
+    assert report.render(found).splitlines() == [
+        "ok    BTF                  there",
+        "warn  libdw                missing",
+        "                           without it: names",
+        "                           -> sudo apt install libdw1",
+        "offtop runs here; it would be better with: libdw",
+    ]
+    refused, there = Check("bcc", "FAIL", "-"), Check("schedstat", "ok", "-")
+    assert report.render([refused]).endswith("offtop cannot run here: bcc")
+    assert report.render([refused, Check("schedstat", "ok", "-", state="unneeded")]).endswith("cannot run here: bcc")
+    assert report.render([refused, there]).endswith("offtop cannot use BPF here, and samples /proc instead: bcc")
+    assert report.render([Check("libdw", "FAIL", "-"), there]).endswith("offtop cannot run here: libdw")
+
+
+def test_every_check_has_a_name_of_its_own_and_ok_means_nothing_to_mend() -> None:
+    found = report.checks()
+    assert len({check.name for check in found}) == len(found)
+    for check in found:
+        if check.verdict == "ok":
+            assert not check.remedy and not check.loses, check
+        else:
+            assert check.remedy, check
+
+
+def test_json_tells_of_each_whether_it_is_there_missing_not_needed_or_unknown() -> None:
+    found = [
+        Check("BTF", "ok", "there"),
+        Check("libdw", "warn", "missing", "install it", "names"),
+        Check("kprobes", "ok", "none", state="unneeded"),
+        Check("wakers", "warn", "unknown without BTF", "mend that", state="unknown"),
+    ]
+    told = by_name(report.as_json(found))
+    assert [one.state for one in told.values()] == ["there", "missing", "unneeded", "unknown"]
+    for one in by_name(report.as_json(report.checks())).values():
+        assert one.loses if one.state == "missing" else not one.loses, one
+
+
+@pytest.mark.parametrize(
+    ("waking", "doors", "waking_type", "said"),
+    [
+        (False, ("exit", "switch"), 7, "ok"),
+        (True, ("exit", "switch"), None, "ok"),
+        (False, ("switch",), None, "ok"),
+        (False, ("kprobe", "switch"), None, "warn"),
+    ],
+)
+def test_wakers_need_the_tracepoint_to_be_described_or_to_be_used_anyway(
+    monkeypatch: pytest.MonkeyPatch, waking: bool, doors: tuple[str, ...], waking_type: int | None, said: str
+) -> None:
+    found = SimpleNamespace(waking=waking, doors=doors, waking_type=waking_type)
+    monkeypatch.setattr(kernel_checks, "features_found", lambda: found)
+    check = kernel_checks.wakers()
+    assert check.verdict == said
+    assert ("offtop --mode offcpu" in check.remedy) == (said == "warn")
+
+
+@pytest.mark.parametrize(
+    ("allocator", "spinlocks_sleep", "machine", "verdict", "said"),
+    [
+        ("bpf_mem_alloc", False, "x86_64", "ok", "a thread's record is kept with the thread (bpf_mem_alloc)"),
+        ("kmalloc", False, "x86_64", "warn", "kmalloc, which may deadlock"),
+        ("kmalloc", True, "x86_64", "warn", "kmalloc, which may deadlock"),
+        ("kmalloc_nolock", True, "x86_64", "ok", "fails there on a real-time kernel"),
+        ("kmalloc_nolock", False, "riscv64", "ok", "fails on riscv64"),
+    ],
+)
+def test_task_storage_is_reported_as_used_or_with_the_reason_why_it_is_not(
+    allocator: Allocator, spinlocks_sleep: bool, machine: str, verdict: str, said: str
+) -> None:
+    check = kernel_checks.task_storage_of(MapInternals(allocator, "raw_spinlock_t", spinlocks_sleep), machine)
+    assert check.verdict == verdict
+    assert said in check.what
+    assert ("preallocated table" in check.what) == (check.what.startswith("creating it is not safe"))
+
+
+def test_a_real_time_kernel_with_sleeping_ring_buffers_is_told_what_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for lock, verdict in (("spinlock_t", "warn"), ("raw_spinlock_t", "ok")):
+        found = MapInternals("bpf_mem_alloc", lock, spinlocks_sleep=True)
+        monkeypatch.setattr(kernel_checks, "map_internals", lambda _types, found=found: found)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        monkeypatch.setattr(probes, "ring_buffer", lambda: 0)
+        monkeypatch.setattr(probes, "a_map", lambda size: 0)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        check = kernel_checks.ring_buffer(frozenset(privileges.NEEDED))
+        assert check.verdict == verdict
+        assert check.loses.startswith("single outliers, and user stacks by .eh_frame") == (verdict == "warn")
+
+
+def test_a_kernel_below_5_14_fails_and_a_newer_one_does_not() -> None:
+    for release, verdict in (("5.13.19-generic", "FAIL"), ("5.14.0-503.el9.x86_64", "ok"), ("7.0.1", "ok")):
+        check = kernel_checks.kernel(release)
+        assert (check.verdict, release in check.what) == (verdict, True)
+        assert check.remedy == ("update the kernel" if verdict == "FAIL" else "")
+
+
+@pytest.mark.kernel
+def test_this_machine_can_run_offtop() -> None:
+    found = checked()
+    assert [check for check in found.values() if check.verdict == "FAIL"] == []
+    assert found["kernel"].what.split()[1] == Path("/proc/sys/kernel/osrelease").read_text().strip()
+    assert "/bcc/__init__.py" in found["bcc"].what
+    assert found["wakers"].what.startswith("at sched_waking, ")
+    assert found["attaching"].verdict == "ok" and found["attaching"].what.endswith("which is called")
+    needed = ("raw tracepoints", "ring buffer", "other processes")
+    assert {found[name].state for name in (*needed, *privileges.CAPABILITIES)} == {"there"}
+
+
+@pytest.mark.kernel
+def test_the_kernel_answers_of_what_it_has_not_too() -> None:
+    assert probes.raw_tracepoint("sched_switch") == 0
+    assert probes.raw_tracepoint("sched_no_such_thing") == errno.ENOENT
+    assert probes.a_map(8) == probes.ring_buffer() == 0
+    assert probes.memory_of(os.getppid()) == 0
+    assert probes.memory_of(1 << 22) == errno.ESRCH  # no pid is so high
+
+
+@pytest.mark.kernel
+def test_without_capabilities_it_is_the_privileges_that_fail() -> None:
+    found = checked("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+    assert {check.name for check in found.values() if check.verdict == "FAIL"} == {"privileges"}
+    assert found["privileges"].remedy == "sudo offtop"
+    assert "CAP_BPF" in found["privileges"].what
+    assert found["kernel symbols"].what == "/proc/kallsyms shows no addresses"
+    assert found["bpf(2)"].what == "unknown without CAP_BPF"
+    for name in ("raw tracepoints", "ring buffer"):
+        assert (found[name].state, found[name].what) == ("unknown", "unknown without CAP_BPF, CAP_PERFMON")
+    assert "--cap-add BPF, or SYS_ADMIN" in found["CAP_BPF"].remedy
+    assert found["CAP_SYSLOG"].state == "missing" and found["CAP_SYSLOG"].remedy.endswith("--cap-add SYSLOG")
+
+
+@pytest.mark.kernel
+def test_four_capabilities_are_enough_but_for_the_cost() -> None:
+    found = checked("setpriv", "--bounding-set=-all,+bpf,+perfmon,+sys_ptrace,+syslog", "--inh-caps=-all")
+    assert found["privileges"].verdict == "ok"
+    assert found["bpf(2)"].verdict == "ok"
+    assert found["kernel symbols"].verdict == "ok"
+    assert found["own cost"].verdict == "warn"
+    missing = {name for name in privileges.CAPABILITIES if found[name].state == "missing"}
+    assert missing == {"CAP_SYS_ADMIN", "CAP_DAC_READ_SEARCH", "CAP_CHECKPOINT_RESTORE"}
+    assert found["attaching"].verdict == "ok"
+
+
+@pytest.mark.kernel
+def test_root_of_a_user_namespace_is_told_that_it_is_no_root() -> None:
+    found = checked("unshare", "--user", "--map-root-user")
+    assert found["privileges"].verdict == "FAIL"
+    assert found["privileges"].what == "root of a user namespace only"
+    assert "rootless" in found["privileges"].remedy
+
+
+@pytest.mark.kernel
+def test_without_cap_sys_ptrace_other_users_processes_are_closed() -> None:
+    nobody = "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"
+    check = checked(*nobody)["other processes"]
+    assert (check.verdict, check.remedy) == ("warn", "sudo offtop")
+
+
+@pytest.mark.kernel
+def test_a_container_s_pid_namespace_is_told_from_the_machine_s() -> None:
+    assert checked()["pid namespace"].what == "the machine's own"
+    inside = checked("unshare", "--pid", "--fork", "--mount-proc")["pid namespace"]
+    assert (inside.verdict, inside.remedy) == ("ok", "")
+    assert "(outside)" in inside.what
+    with_another_s_proc = checked("unshare", "--pid", "--fork")["pid namespace"]
+    assert with_another_s_proc.verdict == "FAIL"
+    assert "--mount-proc" in with_another_s_proc.remedy
+
+
+@pytest.mark.kernel
+def test_pypi_s_bcc_in_the_way_does_not_matter_and_no_bcc_at_all_does(tmp_path: Path) -> None:
+    (tmp_path / "bcc.py").write_text("__version__ = 'of lattices'")
+    assert checked("env", "-C", str(tmp_path), PYTHONPATH=str(tmp_path))["bcc"].verdict == "ok"
+    hidden = f'mount -t tmpfs none /usr/lib/python3/dist-packages/bcc && exec {sys.executable} -c "$0"'
+    if not Path("/usr/lib/python3/dist-packages/bcc").is_dir():
+        pytest.skip("bcc is not where Debian has it")
+
+    def without(cache: str) -> dict[str, Check]:
+        child = subprocess.run(
+            ["unshare", "--mount", "env", f"OFFTOP_CACHE={cache}", "sh", "-c", hidden, _PRINT],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return by_name(child.stdout)
+
+    found = without("")
+    assert report.status([*found.values()]) == 4
+    assert found["bcc"].verdict == "FAIL"
+    assert "python3-bpfcc" in found["bcc"].remedy and "PyPI" in found["bcc"].remedy
+    assert found["attaching"].what == "not tried"
+    kept = str(tmp_path / "kept")
+    started = [sys.executable, "-m", "offtop", "-b", "-n", "1"]
+    subprocess.run(started, env={**os.environ, "OFFTOP_CACHE": kept}, check=True, capture_output=True, timeout=60)
+    found = without(kept)
+    assert report.status([*found.values()]) == 0
+    assert found["bcc"].verdict == "warn" and "no earlier start" in found["bcc"].loses
+    assert found["attaching"].what.startswith("kept from an earlier start")
+
+
+@pytest.mark.kernel
+def test_what_a_user_namespace_keeps_away_is_to_be_had_outside_of_it_alone() -> None:
+    found = checked("unshare", "--user", "--map-root-user")
+    for name in ("privileges", "bpf(2)", "own cost", "kernel symbols", "other processes"):
+        assert found[name].verdict != "ok" and found[name].remedy.startswith("sudo offtop, outside of it"), found[name]
+
+
+@pytest.mark.kernel
+def test_the_command_prints_what_the_checks_found_and_exits_by_them() -> None:
+    offtop = Path(sys.executable).with_name("offtop")
+    healthy = subprocess.run([offtop, "doctor"], capture_output=True, text=True, timeout=60)
+    assert healthy.returncode == 0
+    assert healthy.stdout.startswith("ok    privileges")
+    powerless = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", offtop, "doctor", "--json"]
+    refused = subprocess.run(powerless, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 3
+    assert by_name(refused.stdout)["privileges"].verdict == "FAIL"
+
+
+def test_where_compiled_programs_are_kept_is_told_and_why_they_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, new, others, file = (tmp_path / name for name in ("ours", "new", "others", "file"))
+    ours.mkdir()
+    others.mkdir()
+    others.chmod(0o777)
+    file.touch()
+    (tmp_path / "link").symlink_to(ours)
+    unneeded, half = "unneeded", "half of the time that a start takes: the BPF programs are compiled each time"
+    for place, verdict, what in (
+        (ours, "ok", f"in {ours}"),
+        (new, "ok", f"in {new}"),
+        (others, "warn", f"none, in {others}: others can write to it"),
+        (file, "warn", f"none, in {file}: it is no directory"),
+        (tmp_path / "link", "warn", f"none, in {tmp_path / 'link'}: it is no directory"),
+        (new / "deeper", "warn", f"none, in {new / 'deeper'}: it cannot be made there"),
+        ("rel", "warn", "none, in rel: its path is not absolute"),
+        ("", "ok", "none by OFFTOP_CACHE"),
+    ):
+        monkeypatch.setenv("OFFTOP_CACHE", str(place))
+        found = host_checks.kept_programs()
+        assert (found.verdict, found.what) == (verdict, what)
+        assert found.loses == (half if verdict == "warn" else "")
+        assert (found.state == unneeded) == (place == "")
+    assert {one.name for one in tmp_path.iterdir()} == {"ours", "others", "file", "link"}
+
+
+def test_an_ascii_locale_and_a_dumb_terminal_are_named() -> None:
+    found = checked(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", TERM="dumb")
+    assert found["character set"].verdict == "warn"
+    assert found["terminal"].verdict == "warn"
+    assert checked(LC_ALL="C.UTF-8", TERM="xterm")["terminal"].verdict == "ok"
+
+
+def test_a_program_whose_file_system_is_gone_does_not_end_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a FUSE mount whose server died: whatever looks at the file fails."""
+    stat = Path.stat
+
+    def looked(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.name == "exe":
+            raise ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", looked)
+    assert any(name.startswith("python") for names in host_checks.programs_by_unwind_information() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("[none] integrity confidentiality\n", "ok"),
+        ("none [integrity] confidentiality\n", "ok"),
+        ("none integrity [confidentiality]\n", "FAIL"),
+    ],
+)
+def test_only_lockdown_for_confidentiality_forbids_bpf(tmp_path: Path, text: str, verdict: str) -> None:
+    (tmp_path / "lockdown").write_text(text)
+    assert kernel_checks.lockdown(str(tmp_path / "lockdown")).verdict == verdict
+    assert kernel_checks.lockdown(str(tmp_path / "absent")).verdict == "ok"
+
+
+def test_capabilities_are_read_bit_by_bit(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tx\nCapEff:\t0000000000000000\n")
+    assert privileges.capabilities(str(status)) == frozenset()
+    status.write_text(f"CapEff:\t{1 << 39 | 1 << 34:016x}\n")
+    assert privileges.capabilities(str(status)) == {"CAP_BPF", "CAP_SYSLOG"}
+    status.write_text(f"CapEff:\t{1 << 21:016x}\n")
+    brought = {"CAP_BPF", "CAP_PERFMON", "CAP_CHECKPOINT_RESTORE"}
+    assert privileges.capabilities(str(status)) == {"CAP_SYS_ADMIN", *brought}
+    status.write_text(f"CapEff:\t{1 << 1:016x}\n")
+    assert privileges.capabilities(str(status)) == {"CAP_DAC_READ_SEARCH"}

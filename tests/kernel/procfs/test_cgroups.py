@@ -1,0 +1,348 @@
+"""Which cgroup a process is in, and its quota, on machines of each layout, of which this one is real."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop.kernel.procfs.cgroups import Mount, Quota, cgroup_of, content_of, mounted, mounts_of, quota_at, quota_of
+from offtop.kernel.procfs.processes import reading
+from tests.conftest import lacks
+from tests.kernel.programs import build, running, until
+from tests.kernel.reads import READS
+
+MS = 1_000_000
+UNIFIED = rb"""
+22 27 0:21 / /proc rw,relatime - proc proc rw
+35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate
+36 24 0:31 / /sys/fs/net\040cls rw,nosuid shared:10 master:1 - cgroup cgroup rw,net_cls
+"""
+HYBRID = rb"""
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup systemd rw,xattr,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+"""
+NS_ROOT = "/offtop-inside"
+
+
+def test_mounts_are_told_by_mountinfo() -> None:
+    v2, net_cls = mounts_of(UNIFIED)
+    assert v2 == Mount("/sys/fs/cgroup", "/", frozenset(), is_v2=True)
+    assert net_cls == Mount("/sys/fs/net cls", "/", frozenset({"rw", "net_cls"}), is_v2=False)
+    assert [mount.is_v2 for mount in mounts_of(HYBRID)] == [False, False, False, True]
+    assert mounts_of(HYBRID)[0].controllers >= {"cpu", "cpuacct"}
+    assert mounts_of(HYBRID)[2].controllers >= {"name=systemd"}
+
+
+def test_what_mountinfo_writes_in_octal_is_read_as_it_is() -> None:
+    line = b"1 2 0:3 /a\\040b\\134c\\012d\r /at\\011\xff ro - cgroup2 x - y ro\n"
+    assert mounts_of(line) == (Mount("/at\t\udcff", "/a b\\c\nd\r", frozenset(), is_v2=True),)
+
+
+def test_without_mounts_nothing_is_mounted() -> None:
+    assert mounts_of(b"") == mounts_of(b"\n\nnonsense\n1 2 - cgroup2\n") == ()
+
+
+@given(st.binary(), st.binary())
+def test_there_is_no_content_on_which_they_fail(mountinfo: bytes, content: bytes) -> None:
+    places = mounts_of(mountinfo + b"\n1 2 0:3 / /nowhere/" + mountinfo.replace(b"\n", b"") + b" ro - cgroup2 x ro\n")
+    assert isinstance(cgroup_of(content, places), str)
+    assert quota_of(content, places) is None
+
+
+DOCKER_BY_FILES = (
+    b"12:pids:/docker/1\n2:cpu,cpuacct:/docker/1\n1:name=systemd:/docker/1\n0::/system.slice/containerd.service\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "on_unified", "on_hybrid"),
+    [
+        (b"0::/a\n", "/a", "/a"),
+        (b"0::/\n", "/", "/"),
+        (b"", "", ""),
+        (b"nonsense\n", "", ""),
+        (b"4:net_cls:/vpn\n0::/user.slice\n", "/user.slice", "/vpn"),
+        (b"12:pids:/a\n1:name=systemd:/b\n0::/c\n", "/c", "/b"),
+        (DOCKER_BY_FILES, "/system.slice/containerd.service", "/docker/1"),
+        (b"9:name=systemd:/\n4:memory:/api/1\n1:cpu:/\n0::/\n", "/api/1", "/api/1"),
+        (b"9:memory:/m\n8:pids:/p\n2:cpu,cpuacct:/c\n1:name=systemd:/s\n0::/\n", "/s", "/s"),
+        (b"9:memory:/longer\n8:pids:/p\n2:cpu,cpuacct:/c\n1:name=systemd:/\n0::/\n", "/c", "/c"),
+        (b"9:memory:/m\n8:pids:/longer\n2:cpuacct:/longest\n1:cpu:/\n", "/m", "/m"),
+        (b"9:pids:/p\n8:freezer:/longer\n", "/p", "/p"),
+        (b"9:blkio:/b\n8:freezer:/longer\n7:devices:/c\n", "/longer", "/longer"),
+        (b"9:memory:/\n1:name=systemd:/..\n0::/\n", "/", "/"),
+        (b"9:memory:/\n1:name=systemd:/../..\n0::/../x\n", "/../x", "/../x"),
+        (b"1:name=systemd:/../../system.slice/a:b\n0::/\n", "/../../system.slice/a:b", "/../../system.slice/a:b"),
+        (b"0::/gone (deleted)\n", "/gone (deleted)", "/gone (deleted)"),
+        (b"0::/odd\r0::\x0b\xff:\xc3\xa9\n", "/odd\r0::\x0b\udcff:é", "/odd\r0::\x0b\udcff:é"),
+        (b"2:cpu:/x\n0::/told by its name\n0::/\n", "/x", "/x"),  # a name with a newline, before 5.13
+    ],
+)
+def test_of_several_paths_it_is_the_one_that_says_most(content: bytes, on_unified: str, on_hybrid: str) -> None:
+    assert cgroup_of(content) == cgroup_of(content, mounts_of(UNIFIED)) == on_unified
+    assert cgroup_of(content, mounts_of(HYBRID)) == on_hybrid
+
+
+def test_what_is_mounted_here_is_there() -> None:
+    found = mounted()
+    assert found == mounts_of(Path("/proc/self/mountinfo").read_bytes())
+    assert all((Path(mount.point) / "cgroup.procs").exists() for mount in found)
+
+
+V2 = (Mount("v2", "/", frozenset(), is_v2=True),)
+V1 = (Mount("v2", "/", frozenset(), is_v2=True), Mount("v1", "/", frozenset({"rw", "cpu"}), is_v2=False))
+"""Below a directory that is made up, where a test is: files as the kernel writes them, without a kernel."""
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Version 2 with a quota of 20 ms in 100 ms at /a, and version 1 with one of 250 ms in 100 ms at /x."""
+    monkeypatch.chdir(tmp_path)
+    stat = "usage_usec 9\nnr_periods 340\nnr_throttled 12\nthrottled_usec 1500\nnr_bursts 0\nburst_usec 0\n"
+    for directory, quota in (("v2/a", "20000 100000\n"), ("v2/a/b", "max 100000\n"), ("v2/max", "max 100000\n")):
+        (tmp_path / directory).mkdir(parents=True)
+        (tmp_path / directory / "cpu.max").write_text(quota)
+        (tmp_path / directory / "cpu.stat").write_text(stat)
+    (tmp_path / "v2/a/b/without-cpu").mkdir()
+    for directory, quota in (("v1", "-1\n"), ("v1/x", "250000\n"), ("v1/x/y", "-1\n")):
+        (tmp_path / directory).mkdir(parents=True)
+        (tmp_path / directory / "cpu.cfs_quota_us").write_text(quota)
+        (tmp_path / directory / "cpu.cfs_period_us").write_text("100000\n")
+        (tmp_path / directory / "cpu.stat").write_text("nr_periods 7\nnr_throttled 0\nthrottled_time 1500\n")
+    return tmp_path
+
+
+OF_A = Quota("/a", quota_ns=20 * MS, period_ns=100 * MS, periods=340, throttled=12, throttled_ns=1_500_000)
+OF_X = Quota("/x", quota_ns=250 * MS, period_ns=100 * MS, periods=7, throttled=0, throttled_ns=1500)
+
+
+@pytest.mark.usefixtures("made_up")
+def test_a_quota_is_that_of_the_nearest_cgroup_that_has_one() -> None:
+    for path in ("/a", "/a/b", "/a/b/without-cpu", "/a/b/gone (deleted)", "/a//b/"):
+        assert quota_at(path, V2) == OF_A
+    assert OF_A.cpus == 0.2
+    for path in ("/x", "/x/y", "/x/gone"):
+        assert quota_at(path, V1) == OF_X
+    assert OF_X.cpus == 2.5
+
+
+def test_a_file_that_is_longer_than_one_reading_is_read_to_its_end(made_up: Path) -> None:
+    stat = made_up / "v2/a/cpu.stat"
+    stat.write_text("usage_usec 9\n" * 10_000 + stat.read_text())
+    assert quota_at("/a", V2) == OF_A
+
+
+@pytest.mark.usefixtures("made_up")
+def test_without_a_quota_there_is_none() -> None:
+    for path in (
+        "",
+        "/",
+        "/max",
+        "/gone",
+        "a/../a",
+        "/a/../a",
+        "/../a",
+        "/./a",
+        "/\0",
+        "/\ud800",
+        "/x" * 500,
+        "x" * 5000,
+    ):
+        assert quota_at(path, V2) is None
+    for path in ("", "/", "/a"):
+        assert quota_at(path, V1) is None
+    assert quota_at("/a", ()) is None
+
+
+@pytest.mark.usefixtures("made_up")
+def test_the_quota_of_a_process_is_looked_for_where_the_cpu_controller_is() -> None:
+    content = b"3:memory:/a\n2:cpu,cpuacct:/x/y\n1:name=systemd:/a\n0::/a/b\n"
+    assert quota_of(content, V1) == OF_X
+    assert quota_of(content, V2) == OF_A
+    assert quota_of(b"1:name=systemd:/a\n", V1) is None
+    assert quota_of(b"", V2) is None
+    assert quota_of(content, ()) is None
+
+
+@pytest.mark.usefixtures("made_up")
+def test_a_mount_may_begin_below_the_root_and_outside_of_our_namespace() -> None:
+    def at(root: str) -> tuple[Mount, ...]:
+        return (Mount("v2", root, frozenset(), is_v2=True),)
+
+    assert quota_at("/docker/1/a/b", at("/docker/1")) == OF_A._replace(path="/docker/1/a")
+    assert quota_at("/../../a/b", at("/../..")) == OF_A._replace(path="/../../a")
+    itself = (Mount("v2/a", "/docker/1", frozenset(), is_v2=True),)  # as in a container, whose own is all it sees
+    for path in ("/docker/1", "/docker/1/b", "/docker/1/gone"):
+        assert quota_at(path, itself) == OF_A._replace(path="/docker/1")
+    for path, root in (("/docker/2/a", "/docker/1"), ("/a", "/.."), ("/../a", "/../.."), ("/../../a", "/..")):
+        assert quota_at(path, at(root)) is None  # there is no way to it, or none that we know the names of
+
+
+@pytest.mark.parametrize(
+    "stat", ["", "nr_periods 1\n", "nr_periods\n", "nr_periods x\nnr_throttled 0\nthrottled_usec 0\n"]
+)
+def test_what_is_torn_is_not_told(made_up: Path, stat: str) -> None:
+    (made_up / "v2/a/cpu.stat").write_text(stat)
+    assert quota_at("/a", V2) is None
+    (made_up / "v2/max/cpu.max").write_text("1000 0\n")
+    assert quota_at("/max", V2) is None
+
+
+# --- a real kernel ---
+
+
+def write(group: Path, name: str, value: str) -> None:
+    (group / name).write_text(value)
+
+
+@contextmanager
+def group(name: str, quota_us: int = 0) -> Generator[Path]:
+    """A cgroup of the hierarchy that has the CPU controller, with a quota in each 100 ms. Removed with the block."""
+    v1 = [mount for mount in mounted() if "cpu" in mount.controllers]
+    v2 = [mount for mount in mounted() if mount.is_v2]
+    if not v1 and not (v2 and "cpu" in (Path(v2[0].point) / "cgroup.controllers").read_text().split()):
+        lacks("a CPU controller of control groups")
+    top = Path((v1 or v2)[0].point)
+    if not v1:
+        write(top, "cgroup.subtree_control", "+cpu")
+    made = top / f"offtop-{os.getpid()}-{name}"
+    made.mkdir()
+    try:
+        if quota_us and v1:
+            write(made, "cpu.cfs_period_us", "100000")
+            write(made, "cpu.cfs_quota_us", str(quota_us))
+        elif quota_us:
+            write(made, "cpu.max", f"{quota_us} 100000")
+        yield made
+    finally:
+        remove(made)
+
+
+def remove(group: Path) -> None:
+    """When the last process in it has ended for the kernel, too."""
+    end_s = time.monotonic() + 10
+    while group.exists():
+        try:
+            group.rmdir()
+        except OSError:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+
+
+@contextmanager
+def child(place: Path, *command: str) -> Generator[int]:
+    """The pid of a process in the cgroup `place`; ended with the block."""
+    script = 'echo $$ > "$1/cgroup.procs" && shift && echo in && exec "$@"'
+    process = subprocess.Popen(["sh", "-c", script, "sh", str(place), *command], stdout=subprocess.PIPE)
+    assert process.stdout
+    try:
+        assert process.stdout.readline() == b"in\n"
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()
+
+
+@pytest.mark.kernel
+def test_a_spinner_that_is_throttled_is_told_by_its_quota() -> None:
+    with group("spins", quota_us=10_000) as place:
+        inner = place / "inner"  # without a quota of its own
+        inner.mkdir()
+        try:
+            with child(inner, "sh", "-c", "while :; do :; done") as pid:
+                first = quota_of(content_of(pid), mounted())
+                assert first
+                assert (first.quota_ns, first.period_ns, first.cpus) == (10 * MS, 100 * MS, 0.1)
+                assert first.path == f"/{place.name}"
+                began_ns = time.monotonic_ns()
+                while (now := quota_of(content_of(pid), mounted())) and now.throttled < first.throttled + 5:
+                    assert time.monotonic_ns() < began_ns + 30_000 * MS
+                    time.sleep(0.05)
+                assert now
+                assert now.periods >= now.throttled
+                assert MS < now.throttled_ns - first.throttled_ns < time.monotonic_ns() - began_ns + 200 * MS
+        finally:
+            remove(inner)
+
+
+@pytest.mark.kernel
+def test_a_process_is_told_to_be_where_it_is_with_any_name() -> None:
+    with group(os.fsdecode(b"a:b \r\xff (deleted)\xc3\xa9")) as place, child(place, "sleep", "1000") as pid:
+        found = reading(READS, pid)
+        assert found
+        systemd = [
+            line for line in content_of(pid).split(b"\n") if b":name=systemd:" in line and not line.endswith(b":/")
+        ]
+        if not systemd:  # else it is where we are, and says that
+            assert found.details.cgroup == f"/{place.name}"
+        assert quota_of(content_of(pid), mounted()) is None
+
+
+HEADLESS = r"""
+#include <pthread.h>
+static void *other(void *unused) { for (;;) pause(); return unused; }
+int main(void) {
+    pthread_t ends, stays;
+    pthread_create(&ends, 0, (void *(*)(void *))pthread_exit, 0);
+    pthread_create(&stays, 0, other, 0);
+    next();
+    pthread_exit(0);
+}
+"""
+
+
+@pytest.mark.kernel
+def test_a_process_stays_where_it_is_when_its_main_thread_ends(tmp_path: Path) -> None:
+    with (
+        group("headless", quota_us=50_000) as place,
+        running([build(tmp_path / "a) Z (b", HEADLESS, "-pthread")]) as app,
+    ):
+        write(place, "cgroup.procs", str(app.pid))
+        before = content_of(app.pid)
+        assert f":/{place.name}\n".encode() in before
+        app.go_on_alone()
+        until(lambda: b") Z " in Path(f"/proc/{app.pid}/stat").read_bytes())
+        assert content_of(app.pid) == before
+        assert quota_of(before, mounted())
+
+
+def test_of_a_process_that_has_ended_there_is_nothing_or_the_root() -> None:
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert content_of(process.pid) == Path(f"/proc/{process.pid}/cgroup").read_bytes()
+    process.wait(10)
+    assert content_of(process.pid) == content_of(-1) == b""
+
+
+@pytest.mark.kernel
+def test_no_name_can_have_a_newline() -> None:
+    with pytest.raises(OSError), group("a\nb"):
+        pass
+
+
+@pytest.mark.kernel
+def test_from_within_a_namespace_what_is_outside_has_its_quota_all_the_same() -> None:
+    """A process in a cgroup namespace reads of one beside it, and has the whole hierarchy mounted."""
+    if not shutil.which("unshare"):
+        lacks("unshare")
+    with group("inside") as inside, group("beside", quota_us=50_000) as beside, child(beside, "sleep", "1000") as pid:
+        script = f'echo $$ > "{inside}/cgroup.procs" && exec unshare -C cat /proc/{pid}/cgroup /proc/self/mountinfo'
+        told = subprocess.run(["sh", "-c", script], capture_output=True, check=True, timeout=30).stdout
+        places = mounts_of(told)
+        seen = told[: told.index(b" - ")]
+        assert f":/../{beside.name}\n".encode() in seen
+        found = quota_of(told, places)
+        assert found
+        assert (found.path, found.cpus) == (f"/../{beside.name}", 0.5)
+        assert {mount.root for mount in places} >= {"/.."}

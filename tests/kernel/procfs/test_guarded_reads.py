@@ -1,0 +1,271 @@
+"""Reads that hang: each misses its deadline, keeps only its own subject waiting, and is known again when it goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel.binary import perf_map as perfmap
+from offtop.kernel.binary.binaries import Binaries
+from offtop.kernel.binary.files import File, Files, Mapping
+from offtop.kernel.binary.perf_map import PerfMap, PerfMaps
+from offtop.kernel.procfs import guarded_reads
+from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
+from offtop.kernel.procfs.processes import reading
+from offtop.kernel.symbols import mappings
+from offtop.kernel.symbols.mappings import Processes
+from offtop.model.stack import Frame
+from offtop.model.stackproblems import TOO_SLOW
+from tests.kernel import hangs
+from tests.kernel.programs import build, running, until
+
+UNREAD = (Frame("[not read]", 0),)
+NAPS = r"""
+#include <time.h>
+static __attribute__((noinline)) void nap(void) { struct timespec ms = {0, 3000000}; nanosleep(&ms, 0); __asm__(""); }
+int main(void) { tell("nap", nap); next(); for (;;) nap(); }
+"""
+_SOON_S = 0.3
+_STUCK = """
+import sys, time
+from offtop.kernel.procfs.guarded_reads import GuardedReads
+channel = GuardedReads().channel(10)
+channel.start()
+impatient = channel._reads.channel(0.2)
+try:
+    impatient.ask("it", "opened", sys.argv[1], 0) if sys.argv[2:] else impatient.ask("it", "contents", [sys.argv[1]], 9)
+except TimeoutError:
+    print("missed", flush=True)
+"""
+
+
+@pytest.fixture
+def reads() -> Generator[GuardedReads]:
+    made = GuardedReads()
+    made.channel(10).start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def channel(reads: GuardedReads) -> Channel:
+    return reads.channel(_SOON_S)
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    """Who opens it hangs, until it is written to."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+def content(channel: Channel, subject: str, path: Path) -> list[bytes]:
+    return channel.ask(subject, "contents", [str(path)], 100)
+
+
+def let_go(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY))
+
+
+def test_a_read_that_hangs_keeps_its_own_subject_waiting_and_no_other(channel: Channel, fifo: Path) -> None:
+    other = fifo.with_name("other")
+    other.write_bytes(b"here")
+    with pytest.raises(TimeoutError):
+        content(channel, "hangs", fifo)
+    began_s = time.monotonic()
+    with pytest.raises(TimeoutError):  # and does not wait a second time
+        content(channel, "hangs", other)
+    assert time.monotonic() - began_s < _SOON_S / 2
+    assert content(channel, "other", other) == [b"here"]
+    assert channel.hung == {"hangs"}
+
+
+def test_a_subject_is_asked_again_when_the_late_answer_has_come(channel: Channel, fifo: Path) -> None:
+    with pytest.raises(TimeoutError):
+        content(channel, "hangs", fifo)
+    let_go(fifo)
+
+    def is_heard() -> bool:
+        channel.refill()
+        return not channel.hung
+
+    until(is_heard)
+    fifo.unlink()
+    fifo.write_bytes(b"anew")
+    assert content(channel, "hangs", fifo) == [b"anew"]
+
+
+def test_late_descriptors_are_closed(channel: Channel, tmp_path: Path, fifo: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    (_, inode, size, written_ns), fd = channel.open("file", str(path))
+    assert (inode, size, written_ns) == (path.stat().st_ino, 5, path.stat().st_mtime_ns)
+    assert os.pread(fd, 9, 0) == b"12345"
+    os.close(fd)
+    status, kept, fd = channel.keep("file", str(path), inode)
+    os.close(fd)
+    assert status[1:] == [inode, 5, written_ns]
+    assert channel.ask("file", "kept_was_written_ns", *kept) == written_ns
+    channel.ask("file", "let_go", *kept)
+    for known in (kept, (1, kept[1])):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            channel.ask("file", "kept_was_written_ns", *known)
+    with pytest.raises(FileNotFoundError):
+        channel.open("file", str(path), inode + 1)
+    with pytest.raises(FileNotFoundError):
+        channel.open("file", str(fifo))
+    before = len([*Path("/proc/self/fd").iterdir()])
+    impatient = channel._reads.channel(0)  # pyright: ignore[reportPrivateUsage]
+    impatient.start()
+
+    def missed() -> bool:
+        try:
+            os.close(impatient.open(time.monotonic_ns(), str(path))[1])
+        except TimeoutError:
+            return True
+        return False
+
+    until(missed)
+    until(lambda: impatient.refill() is None and not impatient.hung)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before + 1
+
+
+def test_so_many_reads_may_hang_and_then_none_begins(
+    channel: Channel, reads: GuardedReads, fifo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_reads, "MOST_HUNG", 3)
+    for subject in "abc":
+        assert not reads.is_full
+        with pytest.raises(TimeoutError):
+            content(channel, subject, fifo)
+    assert reads.is_full
+    with pytest.raises(TimeoutError):
+        content(channel, "d", Path("/proc/self/stat"))
+    assert reads.hung == {"a", "b", "c"}
+    assert content(reads.channel(10), "d", Path("/proc/self/comm"))[0]  # another kind of reads goes on
+
+
+def test_a_tick_waits_for_all_that_hang_no_longer_than_its_allowance(reads: GuardedReads, fifo: Path) -> None:
+    channel = reads.channel(0.1, 0.2)
+    channel.start()
+    began_s = time.monotonic()
+    for subject in range(20):
+        with pytest.raises(TimeoutError):
+            channel.ask(subject, "contents", [str(fifo)], 100)
+    assert time.monotonic() - began_s < 0.2 + 20 * 0.005 + 0.5
+
+
+def test_a_child_that_dies_is_replaced_and_what_hung_in_it_is_asked_again(
+    channel: Channel, reads: GuardedReads, fifo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_reads, "_AGAIN_S", 0)
+    with pytest.raises(TimeoutError):
+        content(channel, "hangs", fifo)
+    before = reads.pid
+    os.kill(before, signal.SIGKILL)
+
+    def answers() -> bool:
+        try:
+            return content(channel, "hangs", Path("/proc/self/comm")) != [b""]
+        except TimeoutError:
+            return False
+
+    until(answers)
+    assert reads.pid not in (0, before)
+
+
+def test_a_large_answer_comes_whole(channel: Channel, tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * 4096)
+    (whole,) = channel.ask("it", "contents", [str(path)], 1 << 21)
+    assert whole == path.read_bytes()
+
+
+def test_whoever_has_reads_that_hang_ends_all_the_same(fifo: Path) -> None:
+    began_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", _STUCK, fifo], capture_output=True, timeout=60, check=True, text=True)
+    assert (done.stdout, done.stderr) == ("missed\n", "")
+    assert time.monotonic() - began_s < 30
+
+
+@pytest.mark.kernel
+def test_a_process_whose_mmap_lock_is_held_is_not_read_and_others_are(
+    reads: GuardedReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mappings, "_CHECKED_NS", 0)
+    naps = build(tmp_path / "naps", NAPS)
+    files = Files(reads)
+    processes = Processes(files, reads.channel(_SOON_S))
+    with running([naps]) as other, hangs.stuck(tmp_path) as child:
+        assert hangs.hangs(Path(f"/proc/{child.pid}/maps"))
+        assert processes.frames(child.pid, [child.at["nap"]]) == UNREAD
+        assert processes.unread == 1
+        with pytest.raises(TimeoutError):
+            processes.check(child.pid)
+        assert processes.frames(other.pid, [other.at["nap"]])[0].file == str(naps)
+        found = reading(reads.channel(_SOON_S), child.pid)
+        assert found is not None and found.details.cmdline == "[not read]"
+        hangs.thaw(tmp_path / "frozen")
+
+        def is_read() -> bool:
+            return processes.frames(child.pid, [child.at["nap"]]) != UNREAD
+
+        until(is_read)
+        assert processes.frames(child.pid, [child.at["nap"]])[0].file == str(tmp_path / "frozen" / "stuck")
+        hangs.freeze(tmp_path / "frozen")
+
+
+@pytest.mark.kernel
+def test_files_whose_file_system_does_not_answer_are_left_alone(reads: GuardedReads, tmp_path: Path) -> None:
+    naps = build(tmp_path / "naps", NAPS)
+    binaries = Binaries(10, reads=reads)
+    binaries._reads = reads.channel(_SOON_S)  # pyright: ignore[reportPrivateUsage]
+    with hangs.fuse(tmp_path, naps) as fuse, running([fuse.program]) as child:
+        files = Files(reads)
+        (frame,) = Processes(files, reads.channel(_SOON_S)).frames(child.pid, [child.at["nap"]])
+        file = files.get(frame.file)
+        assert file
+        assert binaries.names(file, [frame.offset]) == ["nap"]
+        fuse.fall_silent()
+        began_s = time.monotonic()
+        assert binaries.names(file, [frame.offset]) == [""]
+        other = File("other", file.path, file.device, file.inode, Mapping(child.pid, 0, 0))
+        assert binaries.names(other, [frame.offset]) == [""]
+        assert (file.unreadable, other.unreadable) == (TOO_SLOW, TOO_SLOW)
+        assert time.monotonic() - began_s < 5
+        began_s = time.monotonic()
+        command = [sys.executable, "-c", _STUCK, str(fuse.program), "open"]
+        done = subprocess.run(command, capture_output=True, timeout=60, check=True, text=True)
+        assert (done.stdout, done.stderr) == ("missed\n", "")
+        assert time.monotonic() - began_s < 30
+        perf_map = PerfMap(child.pid)
+        perf_map._paths = [str(fuse.program)]  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(TimeoutError):
+            perf_map.read(reads.channel(_SOON_S))
+    binaries.end()
+
+
+def test_many_perf_maps_share_one_allowance_and_are_read_by_another_thread(
+    reads: GuardedReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(perfmap, "_SAVED_S", 0.01)
+    path = tmp_path / "perf.map"
+    path.write_bytes(b"".join(b"%x 1 x\n" % at for at in range(100_000)))  # takes 0.1 s and more, and is paid for 5 s
+    maps = PerfMaps(reads)
+    many = [maps.of(os.getpid(), (b"%d" % n,)) for n in range(40)]
+    own_s = time.thread_time()
+    for one in many:
+        one._paths = [str(path)]  # pyright: ignore[reportPrivateUsage]
+        maps.name(one, 1)
+    assert time.thread_time() - own_s < 0.2
+    until(lambda: many[0].is_read)
+    time.sleep(2)
+    assert [one.is_read for one in many] == [True] + [False] * 39
+    maps.close()
+    assert maps.name(many[0], 1) == "x"

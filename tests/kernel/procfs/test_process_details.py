@@ -1,0 +1,260 @@
+"""What a person is told of one process, of real ones: whatever it calls itself, and whether it is still there."""
+
+import os
+import pwd
+import subprocess
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import pytest
+
+from offtop.kernel.procfs import process_details as module
+from offtop.kernel.procfs import processes
+from offtop.kernel.procfs.cgroups import Quota, cgroup_of, content_of, mounted
+from offtop.kernel.procfs.process_details import facts
+from tests.kernel.procfs.test_cgroups import HEADLESS, group
+from tests.kernel.programs import build, running, until
+from tests.kernel.reads import READS
+
+NAMES = (
+    "command line", "executable", "user", "started", "parent", "state", "threads", "open files", "memory", "cgroup",
+    "container", "cpu quota", "throttled",
+)  # fmt: skip
+MS = 1_000_000
+ESCAPES = "\x1b[2J\n\x07"
+NAMED = r"""
+#include <pthread.h>
+#include <sys/prctl.h>
+static void *other(void *unused) { for (;;) pause(); return unused; }
+int main(int count, char **words) {
+    pthread_t thread;
+    if (count > 2)
+        pthread_create(&thread, 0, other, 0);
+    prctl(PR_SET_NAME, words[1]);
+    next();
+}
+"""
+"""Calls itself by its first argument; with a second one it has a second thread."""
+
+
+@pytest.fixture(scope="session")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("named") / "named", NAMED, "-pthread")
+
+
+@contextmanager
+def child(*command: str, user: int | None = None, limit: int = 0) -> Generator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        ["sh", "-c", f'{f"ulimit -Sn {limit};" if limit else ""} exec "$@"', "sh", *(command or ("sleep", "1000"))],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        user=user,
+    )
+    try:
+        name = (command or ("sleep",))[0].encode()
+        until(lambda: name in Path(f"/proc/{process.pid}/cmdline").read_bytes()[:20])
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def wait_for_state(pid: int, state: str) -> None:
+    until(lambda: f") {state} " in Path(f"/proc/{pid}/stat").read_text())
+
+
+def giving(value: object) -> Callable[..., object]:
+    """A function that gives this, whatever it is asked."""
+
+    def give(*_: object) -> object:
+        return value
+
+    return give
+
+
+def test_our_own_process_is_told_of_as_it_is() -> None:
+    told = dict(facts(os.getpid(), READS))
+    assert [name for name in NAMES if name in told] == [*told]  # in that order
+    assert told["command line"].split()[0] in Path("/proc/self/cmdline").read_text()
+    assert told["executable"] == str(Path("/proc/self/exe").readlink())
+    assert told["user"] == f"{pwd.getpwuid(os.geteuid()).pw_name}, uid {os.geteuid()}"
+    assert told["parent"] == f"{os.getppid()} {Path(f'/proc/{os.getppid()}/comm').read_text().rstrip()}"
+    assert int(told["threads"]) >= 1  # how many, exactly: by a child's, below; a thread of ours may end meanwhile
+    assert told["memory"].endswith("MB resident")
+    assert told["cgroup"] == cgroup_of(content_of(os.getpid()), mounted())
+    assert "state" not in told
+
+
+def test_a_child_is_told_of_with_its_arguments_its_limit_and_when_it_began() -> None:
+    began = datetime.now()
+    with child("sleep", "1000", "0", limit=100) as one:
+        told = dict(facts(one.pid, READS))
+        assert told["command line"] == "sleep 1000 0"
+        assert told["executable"].endswith(("/sleep", "/coreutils", "/busybox"))
+        assert told["open files"] == "3, limit 100"
+        assert told["threads"] == "1"
+        assert told["parent"].startswith(f"{os.getpid()} ")
+        when, age = told["started"].split(", ")
+        assert abs((datetime.fromisoformat(when) - began).total_seconds()) < 60
+        assert age.endswith("s ago")
+        assert 0 <= int(age.removesuffix("s ago")) < 60
+
+
+def test_who_has_escape_codes_for_a_name_is_told_of_raw(named: Path) -> None:
+    with running([named, ESCAPES, "second\x1b[31m"]) as one:
+        told = dict(facts(one.pid, READS))
+        assert told["command line"] == f"{named} {ESCAPES} second\x1b[31m"
+        assert told["threads"] == "2"
+    with child("sh", "-c", 'exec 3>"/proc/$$/comm"; printf "\\033[2J" >&3; sleep 1000; :') as parent:
+        until(lambda: [one.name() for one in psutil.Process(parent.pid).children()] == ["sleep"])
+        [only] = psutil.Process(parent.pid).children()
+        try:
+            assert dict(facts(only.pid, READS))["parent"] == f"{parent.pid} \x1b[2J"
+        finally:
+            only.kill()
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["Uid:\t0\t0\t0", "Threads:\t77", "State:\tZ", ") Z (", "a\nUid:\t0\t0\t0"])
+def test_who_is_called_like_a_line_of_the_kernels_is_not_taken_for_it(named: Path, name: str) -> None:
+    with running([named, name]) as one:
+        told = dict(facts(one.pid, READS))
+        assert told["user"] == f"{pwd.getpwuid(os.geteuid()).pw_name}, uid {os.geteuid()}"
+        assert told["threads"] == "1"
+        assert "state" not in told
+    program = named.parent / "nobodys"
+    with running(["setpriv", "--reuid=65534", "--clear-groups", build(program, NAMED, "-pthread"), name]) as one:
+        assert dict(facts(one.pid, READS))["user"] == f"{pwd.getpwuid(65534).pw_name}, uid 65534"
+
+
+@pytest.mark.kernel
+def test_a_user_that_acts_as_another_is_told_of_as_both(tmp_path: Path) -> None:
+    with running([build(tmp_path / "app", "int main(void) { if (seteuid(54321)) return 1; next(); }")]) as one:
+        assert dict(facts(one.pid, READS))["user"] == "uid 54321 (real: root, uid 0)"
+
+
+@pytest.mark.kernel
+def test_a_kernel_thread_has_neither_program_nor_memory() -> None:
+    told = dict(facts(2, READS))
+    assert told["user"] == "root, uid 0"
+    assert told["threads"] == "1"
+    assert not {"command line", "executable", "memory", "parent", "state", "cpu quota"} & {*told}
+
+
+def test_a_program_that_was_replaced_says_so(named: Path) -> None:
+    program = build(named.parent / "old", NAMED, "-pthread")
+    with running([program, "old"]) as one:
+        program.unlink()
+        assert dict(facts(one.pid, READS))["executable"] == f"{program} (deleted)"
+
+
+def test_one_that_has_ended_is_not_there() -> None:
+    with child() as one:
+        assert len(facts(one.pid, READS)) > 5
+    assert facts(one.pid, READS) == (("process", f"{one.pid} is not there any more"),)
+    for pid in (0, -1, 1 << 30, 1 << 31, 1 << 70):
+        assert facts(pid, READS) == (("process", f"{pid} is not there any more"),)
+
+
+def test_one_that_ended_while_it_was_read_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    with child() as one:
+
+        def late(_: int) -> dict[str, str]:
+            one.kill()
+            one.wait(10)
+            return {}
+
+        monkeypatch.setattr(module, "status_of", late)
+        assert facts(one.pid, READS) == (("process", f"{one.pid} is not there any more"),)
+
+
+def test_a_zombie_says_that_it_is_one() -> None:
+    with child() as one:
+        one.kill()
+        os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+        told = dict(facts(one.pid, READS))
+        assert told["state"] == "zombie: it has ended, and its parent has not asked how"
+        assert told["parent"].startswith(f"{os.getpid()} ")
+        assert {"user", "started", "threads"} < {*told}
+        assert not {"command line", "open files", "memory", "cgroup"} & {*told}
+
+
+def test_one_that_is_stopped_says_so() -> None:
+    with child() as one:
+        psutil.Process(one.pid).suspend()
+        wait_for_state(one.pid, "T")
+        assert dict(facts(one.pid, READS))["state"] == "stopped"
+
+
+def test_one_that_goes_on_without_its_main_thread_says_so(tmp_path: Path) -> None:
+    with running([build(tmp_path / "app", HEADLESS, "-pthread")]) as app:
+        app.go_on_alone()
+        wait_for_state(app.pid, "Z")
+        until(lambda: len([*Path(f"/proc/{app.pid}/task").iterdir()]) == 2)  # the third ends by itself
+        told = dict(facts(app.pid, READS))
+        assert told["state"] == "its main thread has ended, others go on"
+        assert told["threads"] == "2"
+        assert told["cgroup"] == cgroup_of(content_of(os.getpid()), mounted())
+        assert "open files" not in told  # the main thread has none any more
+
+
+@pytest.mark.kernel
+def test_what_we_may_not_read_says_so() -> None:
+    """As nobody, of root's."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setuid(65534)
+            told = dict(facts(os.getppid(), READS))
+            assert told["executable"] == told["open files"] == "not permitted"
+            assert told["user"] == "root, uid 0"
+            assert told["cgroup"]
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.kernel
+def test_a_quota_is_told_with_how_much_was_throttled() -> None:
+    with group("facts", quota_us=10_000) as place, child("sh", "-c", "while :; do :; done") as one:
+        (place / "cgroup.procs").write_text(str(one.pid))
+        until(lambda: not dict(facts(one.pid, READS))["throttled"].startswith("never"))
+        told = dict(facts(one.pid, READS))
+        assert told["cpu quota"].startswith("0.1 CPUs: 10ms in each 100ms")
+        count, _, periods, _, time_, *over = told["throttled"].removeprefix("in ").replace(",", "").split()
+        assert 1 <= int(count) <= int(periods)
+        assert time_[0].isdigit()
+        assert over == ["over", "all", "CPUs"]
+
+
+@pytest.mark.parametrize(
+    ("quota", "told"),
+    [
+        (None, None),
+        (Quota("/a", 250 * MS, 100 * MS, 0, 0, 0), ("2.5 CPUs: 250ms in each 100ms", "never, in 0 periods")),
+        (
+            Quota("/b", 1 * MS, 1000 * MS, 340, 12, 1_840 * MS),
+            ("0.001 CPUs: 1.0ms in each 1.00s, of /b", "in 12 of 340 periods, 1.84s over all CPUs"),
+        ),
+    ],
+)
+def test_a_quota_in_words(monkeypatch: pytest.MonkeyPatch, quota: Quota | None, told: tuple[str, str] | None) -> None:
+    monkeypatch.setattr(module, "quota_of", giving(quota))
+    monkeypatch.setattr(processes, "cgroup_of", giving("/a"))
+    found = dict(facts(os.getpid(), READS))
+    assert found["cgroup"] == "/a"
+    assert "container" not in found
+    assert (found.get("cpu quota"), found.get("throttled")) == (told or (None, None))
+
+
+def test_a_container_is_told_by_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"/docker/1a2b3c4d5e6f{52 * '0'}"
+    monkeypatch.setattr(processes, "cgroup_of", giving(path))
+    told = dict(facts(os.getpid(), READS))
+    assert (told["cgroup"], told["container"]) == (path, "docker 1a2b3c4d5e6f")

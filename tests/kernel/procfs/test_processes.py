@@ -1,0 +1,426 @@
+"""Who a process is, told of real ones: soon, as it is, and never what another process was."""
+
+import os
+import pwd
+import subprocess
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel.procfs import processes
+from offtop.kernel.procfs.processes import DetailsWorker, Reading, cgroup_of, reading
+from offtop.model.book import UNKNOWN, Book, Details
+from tests.kernel import watch
+from tests.kernel.programs import build, running, until
+from tests.kernel.reads import READS
+from tests.kernel.watch import MS
+
+WAITS = ("sh", "-c", "read line")
+SECONDS = 30.0
+NOBODY = 1 << 30
+"""More than any pid."""
+HEADLESS = r"""
+#include <pthread.h>
+static void *other(void *unused) { for (;;) pause(); return unused; }
+int main(void) { pthread_t thread; pthread_create(&thread, 0, other, 0); next(); pthread_exit(0); }
+"""
+"""Its main thread ends when it is let go on."""
+LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+@pytest.fixture
+def reads() -> list[int]:
+    """What the worker has read, in order."""
+    return []
+
+
+@pytest.fixture
+def worker(book: Book, reads: list[int]) -> Generator[DetailsWorker]:
+    def read(pid: int) -> Reading | None:
+        reads.append(pid)
+        return reading(READS, pid)
+
+    made = DetailsWorker(book, read=read)
+    yield made
+    made.close()
+
+
+@contextmanager
+def child(command: Sequence[str] = WAITS, user: int | None = None) -> Generator[subprocess.Popen[bytes]]:
+    """A process that waits to be written to; ended with the block."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, user=user)
+    assert process.stdin
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdin.close()
+
+
+@contextmanager
+def child_with_pid(pid: int, command: Sequence[str]) -> Generator[None]:
+    """The same, with a pid that is free."""
+    last = LAST_PID.read_text()
+    for _ in range(100):
+        LAST_PID.write_text(str(pid - 1))
+        with child(command) as one:
+            LAST_PID.write_text(last)  # or others would have pids that have just been used, too
+            if one.pid == pid:
+                yield
+                return
+    pytest.fail("others were faster each time")
+
+
+def told(worker: DetailsWorker, book: Book, pid: int) -> Details:
+    """What is told of `pid` in the end."""
+    worker.describe([pid])
+    until(lambda: pid in book.details)
+    return book.details[pid]
+
+
+def ask_again(worker: DetailsWorker, reads: list[int], pid: int) -> None:
+    """Return when `pid` has been read once more, and what came of it was told."""
+    times = reads.count(pid)
+    worker.describe([pid])
+    until(lambda: reads.count(pid) > times)
+    worker.describe([NOBODY])
+    until(lambda: reads[-1] == NOBODY)
+
+
+def test_our_own_process_is_told_of_as_it_is(worker: DetailsWorker, book: Book) -> None:
+    us = told(worker, book, os.getpid())
+    assert us.user == pwd.getpwuid(os.geteuid()).pw_name
+    assert us.uid == os.geteuid()
+    assert us.cmdline == " ".join(
+        os.fsdecode(word) for word in Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
+    )
+    assert us.cgroup == cgroup_of(Path("/proc/self/cgroup").read_bytes())
+    assert us.cgroup.startswith("/")
+
+
+def test_arguments_are_kept_raw(worker: DetailsWorker, book: Book) -> None:
+    with child((*WAITS, "\x1b[2J", "two  blanks", os.fsdecode(b"\xff"))) as one:
+        assert told(worker, book, one.pid).cmdline == "sh -c read line \x1b[2J two  blanks \udcff"
+
+
+def test_long_arguments_end_early_and_say_so(worker: DetailsWorker, book: Book) -> None:
+    fitting = 4096 - len("sh -c read line ")
+    with child((*WAITS, fitting * "x")) as whole, child((*WAITS, 100_000 * "x")) as cut:
+        assert told(worker, book, whole.pid).cmdline == f"sh -c read line {fitting * 'x'}"
+        assert told(worker, book, cut.pid).cmdline == f"sh -c read line {fitting * 'x'}…"
+
+
+@pytest.mark.kernel
+def test_the_owner_is_the_user_it_acts_as_and_one_without_a_name_is_its_number(
+    worker: DetailsWorker, book: Book
+) -> None:
+    with child(user=65534) as nobody, child(user=54321) as number:
+        assert told(worker, book, nobody.pid)[0::3] == (pwd.getpwuid(65534).pw_name, 65534)
+        assert told(worker, book, number.pid)[0::3] == ("54321", 54321)
+
+
+@pytest.mark.kernel
+def test_the_user_that_a_process_acts_as_is_not_the_one_that_began_it(tmp_path: Path) -> None:
+    acting = build(tmp_path / "app", "int main(void) { if (seteuid(65534)) return 1; next(); }")
+    with running([acting]) as app:
+        found = reading(READS, app.pid)
+        assert found is not None
+        assert found.details.uid == 65534
+
+
+def test_what_ended_while_it_was_read_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with child() as one:
+
+        def late(*_: object) -> str:
+            one.kill()
+            one.wait(10)
+            return "/"
+
+        monkeypatch.setattr(processes, "cgroup_of", late)
+        assert reading(READS, one.pid) is None
+
+
+@pytest.mark.kernel
+def test_a_kernel_thread_has_no_arguments(worker: DetailsWorker, book: Book) -> None:
+    assert told(worker, book, 2) == Details("root", "", "/", 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "cgroup"),
+    [
+        (b"", ""),
+        (b"0::/system.slice/mysql.service\n", "/system.slice/mysql.service"),
+        (b"12:cpu,cpuacct:/docker/1\n3:memory:/docker/2\n", "/docker/1"),
+        (b"12:pids:/a\n1:name=systemd:/b\n0::/c\n", "/c"),
+        (b"0::/with:colons (deleted)\n", "/with:colons (deleted)"),
+    ],
+)
+def test_the_cgroup_is_that_of_version_2_or_else_the_first(content: bytes, cgroup: str) -> None:
+    assert cgroup_of(content) == cgroup
+
+
+def test_of_what_is_not_there_nothing_is_told(worker: DetailsWorker, book: Book) -> None:
+    with child() as one:
+        pass
+    worker.describe([one.pid, 0, -1, NOBODY])
+    told(worker, book, os.getpid())  # asked for after them
+    assert [*book.details] == [os.getpid()]
+    assert reading(READS, one.pid) is None
+
+
+def test_nobody_asked_is_nobody_read(book: Book) -> None:
+    read: list[int] = []
+    worker = DetailsWorker(book, read=lambda pid: read.append(pid))
+    before = {*threading.enumerate()}  # some of which end yet
+    worker.describe([])
+    worker.met(1)
+    worker.ended(1)
+    worker.drop_unnamed()
+    assert not {*threading.enumerate()} - before
+    worker.close()
+    worker.close()
+    worker.describe([1])
+    assert not {*threading.enumerate()} - before
+    assert (read, book.details) == ([], {})
+
+
+def test_a_process_that_only_waits_to_be_reaped_has_ended() -> None:
+    with child() as one:
+        assert reading(READS, one.pid) is not None
+        one.kill()
+        os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{one.pid}").exists()
+        assert reading(READS, one.pid) is None
+
+
+def test_one_that_goes_on_without_its_main_thread_keeps_its_arguments(
+    worker: DetailsWorker, book: Book, reads: list[int], tmp_path: Path
+) -> None:
+    with running([build(tmp_path / "app", HEADLESS, "-pthread"), "mark"]) as app:
+        before = told(worker, book, app.pid)
+        assert before.cmdline == f"{tmp_path}/app mark"
+        app.go_on_alone()
+        until(lambda: Path(f"/proc/{app.pid}/cmdline").read_bytes() == b"")
+        headless = reading(READS, app.pid)
+        assert headless is not None
+        assert headless.details == before._replace(cmdline="")
+        worker.ended(app.pid)
+        ask_again(worker, reads, app.pid)
+        assert book.details[app.pid] == before
+        worker.met(app.pid)  # its main thread does not come back
+        assert book.details == {}
+
+
+def test_what_was_told_of_a_process_stays_until_its_name_is_dropped(
+    worker: DetailsWorker, book: Book, reads: list[int]
+) -> None:
+    with child() as one:
+        book.processes[one.pid] = "sh"
+        first = told(worker, book, one.pid)
+    worker.ended(one.pid)
+    worker.drop_unnamed()
+    ask_again(worker, reads, one.pid)
+    worker.drop_unnamed()
+    assert book.details == {one.pid: first}
+    del book.processes[one.pid]
+    worker.drop_unnamed()
+    assert book.details == {}
+
+
+def test_an_end_that_nobody_heard_of_is_found_out_by_asking_again(
+    worker: DetailsWorker, book: Book, reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_OLD_S", 0.0)
+    with child() as one:
+        told(worker, book, one.pid)
+        worker.drop_unnamed()
+        assert one.pid in book.details
+    ask_again(worker, reads, one.pid)
+    assert one.pid in book.details
+    worker.drop_unnamed()
+    assert one.pid not in book.details
+
+
+def test_a_pid_that_turns_up_again_is_not_told_of_as_the_process_that_had_it(book: Book) -> None:
+    """With a kernel that is made up: pids come round in their own time."""
+    began, user = [b"100"], ["first"]
+    worker = DetailsWorker(book, read=lambda _: Reading(began[0], Details(user[0])))
+    assert told(worker, book, 7).user == "first"
+    worker.met(7)  # it still lives
+    assert book.details[7].user == "first"
+    worker.ended(7)
+    assert book.details[7].user == "first"
+    worker.met(7)
+    assert 7 not in book.details
+
+    began[0], user[0] = b"200", "second"
+    assert told(worker, book, 7).user == "second"
+    worker.met(7)
+    worker.ended(7)
+    began[0], user[0] = b"300", "third"
+    worker.describe([7])
+    until(lambda: book.details[7].user == "third")
+    worker.met(7)  # no longer one that has ended
+    assert book.details[7].user == "third"
+    worker.close()
+
+
+def test_what_was_being_read_when_its_pid_turned_up_again_is_not_taken(book: Book) -> None:
+    at, goes_on = threading.Semaphore(0), threading.Semaphore(0)
+    answers = iter([Reading(b"100", Details("first")), Reading(b"200", Details("second"))])
+
+    def slowly(_: int) -> Reading:
+        answer = next(answers)
+        at.release()
+        goes_on.acquire()
+        return answer
+
+    worker = DetailsWorker(book, read=slowly)
+    worker.describe([7])
+    at.acquire()
+    worker.ended(7)
+    worker.met(7)
+    goes_on.release()
+    until(lambda: worker.describe([7]) is None and at.acquire(blocking=False))
+    assert book.details == {}
+    goes_on.release()
+    until(lambda: 7 in book.details)
+    assert book.details[7].user == "second"
+    worker.close()
+
+
+@pytest.mark.kernel
+def test_a_real_pid_that_is_used_again(worker: DetailsWorker, book: Book) -> None:
+    with child((*WAITS, "first")) as one:
+        assert told(worker, book, one.pid).cmdline.endswith("first")
+    worker.ended(one.pid)
+    with child_with_pid(one.pid, (*WAITS, "second")):
+        worker.describe([one.pid])
+        until(lambda: book.details[one.pid].cmdline.endswith("second"))
+
+
+def test_another_program_of_the_same_process_is_told_of_when_asked_again(
+    worker: DetailsWorker, book: Book, reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with child(("sh", "-c", "read line; exec sleep 1000")) as one:
+        assert one.stdin
+        assert told(worker, book, one.pid).cmdline == "sh -c read line; exec sleep 1000"
+        one.stdin.write(b"\n")
+        one.stdin.flush()
+        until(lambda: Path(f"/proc/{one.pid}/cmdline").read_bytes() == b"sleep\x001000\0")
+        worker.describe([one.pid])
+        told(worker, book, os.getpid())
+        assert book.details[one.pid].cmdline.startswith("sh")  # it has just been read
+        monkeypatch.setattr(processes, "_OLD_S", 0.0)
+        ask_again(worker, reads, one.pid)
+        assert book.details[one.pid].cmdline == "sleep 1000"
+
+
+def test_a_process_that_never_answers_keeps_nobody_waiting(book: Book) -> None:
+    stuck, goes_on = threading.Event(), threading.Event()
+
+    def never(_: int) -> None:
+        stuck.set()
+        goes_on.wait(SECONDS)
+
+    worker = DetailsWorker(book, read=never)
+    worker.describe([1])
+    assert stuck.wait(SECONDS)
+    worker.describe([1, 2])
+    worker.ended(1)
+    worker.met(1)
+    worker.drop_unnamed()
+    worker.close()
+    assert not goes_on.is_set()
+    goes_on.set()
+    until(lambda: not any(thread.name == "offtop-details" for thread in threading.enumerate()))
+    assert book.details == {}
+
+
+def test_more_than_can_be_queued_is_left_out_and_old_ones_give_way(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_REST_S", 0.0)
+    monkeypatch.setattr(processes, "_MOST_QUEUED", 30)
+    monkeypatch.setattr(processes, "_MOST_TOLD", 10)
+    first, goes_on = threading.Event(), threading.Event()
+    read: list[int] = []
+
+    def count(pid: int) -> Reading:
+        read.append(pid)
+        first.set()
+        assert goes_on.wait(SECONDS)
+        return Reading(b"1", Details(str(pid)))
+
+    worker = DetailsWorker(book, read=count)
+    worker.describe([1])
+    assert first.wait(SECONDS)
+    worker.describe(range(2, 1000))
+    goes_on.set()
+    until(lambda: 31 in book.details)
+    worker.describe([2000])
+    until(lambda: 2000 in book.details)
+    assert read == [*range(1, 32), 2000]
+    assert [*book.details] == [*range(23, 32), 2000]
+    worker.close()
+
+
+def test_after_some_readings_it_rests(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_REST_S", SECONDS)
+    worker = DetailsWorker(book, read=lambda pid: Reading(b"1", Details(str(pid))))
+    worker.describe(range(1, 100))
+    until(lambda: 20 in book.details)
+    worker.close()
+    until(lambda: not any(thread.name == "offtop-details" for thread in threading.enumerate()))
+    assert [*book.details] == [*range(1, 21)]
+
+
+def test_what_is_not_told_is_unknown() -> None:
+    assert Book().detail(1) is UNKNOWN
+    assert UNKNOWN == ("", "", "", -1)
+
+
+@pytest.mark.kernel
+def test_a_live_source_tells_of_a_child_until_no_window_can_name_it() -> None:
+    with watch.watching(keep_ns=200 * MS) as live:
+        book = live.last.book
+        with child((*WAITS, "mark")) as one:
+            live.tick()
+            live.source.describe([one.pid])
+            until(lambda: one.pid in book.details)
+            live.tick()
+            live.tick()
+            assert book.details[one.pid].cmdline == "sh -c read line mark"
+        live.tick()
+        assert book.details[one.pid].cmdline == "sh -c read line mark"
+        assert book.processes[one.pid] == "sh"
+
+        def is_dropped() -> bool:
+            live.tick(after_s=0.05)
+            return one.pid not in book.processes
+
+        until(is_dropped)
+        assert one.pid not in book.details
+
+
+@pytest.mark.kernel
+def test_a_live_source_does_not_tell_of_a_process_as_the_one_that_had_its_pid() -> None:
+    with watch.watching() as live:
+        book = live.last.book
+        with child() as one:
+            live.tick()
+            live.source.describe([one.pid])
+            until(lambda: one.pid in book.details)
+        live.tick()
+        assert one.pid in book.details
+        with child_with_pid(one.pid, WAITS):
+            live.tick(after_s=0.05)
+            live.tick()
+            assert one.pid not in book.details

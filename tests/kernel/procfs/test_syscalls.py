@@ -1,0 +1,104 @@
+"""Numbers of system calls get the names of this machine's own headers and processes, and those of other machines."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel.accounting.drain import Drain
+from offtop.kernel.bpf.layout import OBJECT, OTHERS, ObjectRecord, WalkedStack
+from offtop.kernel.procfs.syscalls import name_of
+from offtop.model.book import CALL_32_BIT, Book
+from offtop.model.calls import told
+
+NOTHING = ObjectRecord.of(bytes(OBJECT.size))
+
+REMOVED = {
+    "_sysctl",
+    "afs_syscall",
+    "create_module",
+    "get_kernel_syms",
+    "getpmsg",
+    "nfsservctl",
+    "putpmsg",
+    "query_module",
+    "security",
+    "tuxcall",
+    "uselib",
+    "vserver",
+}
+"""Headers keep their numbers; no kernel in use has them."""
+
+
+@pytest.mark.parametrize(
+    ("machine", "numbers"),
+    [
+        ("x86_64", {"read": 0, "poll": 7, "futex": 202, "epoll_wait": 232, "io_uring_enter": 426, "futex_waitv": 449}),
+        ("aarch64", {"read": 63, "ppoll": 73, "futex": 98, "epoll_pwait": 22, "io_uring_enter": 426}),
+        ("i386", {"read": 3, "futex": 240, "futex_time64": 422}),
+        ("i686", {"read": 3}),
+        ("armv7l", {"read": 3, "futex": 240}),
+        ("riscv64", {"read": 63, "futex": 98}),
+        ("ppc64le", {"read": 3, "futex": 221}),
+        ("s390x", {"read": 3, "futex": 238}),
+    ],
+)
+def test_each_machine_has_its_own_numbers(machine: str, numbers: dict[str, int]) -> None:
+    assert {name_of(number, machine): number for number in numbers.values()} == numbers
+
+
+def test_minus_1_is_no_call_however_wide() -> None:
+    assert [name_of(number) for number in (-1, (1 << 32) - 1, (1 << 64) - 1)] == ["", "", ""]
+
+
+def test_what_nobody_knows_has_no_name_and_keeps_its_number() -> None:
+    assert [name_of(999), name_of(0, "pdp11"), name_of((1 << 64) - 2)] == ["", "", ""]
+    book = Book(calls={202: "futex", CALL_32_BIT | 240: "futex"})
+    told = [book.call(number) for number in (202, 999, CALL_32_BIT | 240, CALL_32_BIT | 999)]
+    assert told == ["futex", "syscall 999", "futex", "syscall 999"]
+
+
+def test_of_all_numbers_that_a_program_may_show_only_those_with_a_name_are_kept() -> None:
+    drain, native, low = Drain.__new__(Drain), 1 << 46, 1 << 30
+    drain._book = Book()  # pyright: ignore[reportPrivateUsage]
+    for sp, flag in ((native, 0), (low, CALL_32_BIT)):
+        for number in (*range(3_000), (1 << 29) - 1):
+            stack = WalkedStack(1, number, (0,) * 6, 1 << 20, sp, 0, (0,) * OTHERS, 0, 0, NOTHING, b"", b"")
+            assert drain._call(stack)[0] == number | flag  # pyright: ignore[reportPrivateUsage]
+    names = drain._book.calls  # pyright: ignore[reportPrivateUsage]
+    assert 600 < len(names) < 1_200
+    assert not any(name.startswith("syscall ") for name in names.values())
+    assert drain._book.call(2_999) == drain._book.call(CALL_32_BIT | 2_999) == "syscall 2999"  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_names_are_those_of_this_machines_header() -> None:
+    compiled = subprocess.run(
+        ["gcc", "-E", "-dM", "-include", "sys/syscall.h", "-x", "c", os.devnull], capture_output=True, text=True
+    )
+    numbers = re.findall(r"^#define __NR_(\w+) (\d+)$", compiled.stdout, re.MULTILINE)
+    if not numbers:
+        pytest.skip("no gcc or no headers: sudo apt install gcc libc6-dev")
+    assert len(numbers) > 250
+    wrong = {name: name_of(int(number)) for name, number in numbers if name_of(int(number)) != name}
+    assert set(wrong) <= REMOVED
+
+
+def test_a_child_that_reads_its_input_is_told_so() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import os; os.read(0, 1)"], stdin=subprocess.PIPE)
+    try:
+        while (text := Path(f"/proc/{child.pid}/syscall").read_text()) == "running\n" or in_words(text) != "read(0)":
+            assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait(10)
+        assert child.stdin
+        child.stdin.close()
+
+
+def in_words(text: str) -> str:
+    """What /proc/PID/syscall says of a thread that is off CPU."""
+    number, *args = (int(word, 0) for word in text.split())
+    return told(name_of(number), args[:6])

@@ -1,0 +1,217 @@
+"""What is read of /proc, from trees that are made here: which threads there are, and what is said of each."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from offtop.errors import KernelError
+from offtop.kernel.procfs import threads
+from offtop.kernel.procfs.threads import Counters, Seen, Tasks
+from offtop.model.book import ThreadKey
+from offtop.model.stack import KERNEL, Frame
+from offtop.units import NS_PER_S
+
+KEY = ThreadKey(10, 11)
+STAT = f"11 ({{name}}) {{state}} 1 1 1 0 -1 4194304 {'0 ' * 12} 1234 0"
+"""It began 1234 ticks of the clock after the machine."""
+STACK = "[<0>] futex_do_wait+0x61/0xb0\n[<0>] xfs_read+0x1/0x2 [xfs]\n"
+
+
+def made(root: Path, key: ThreadKey, **files: str | bytes) -> None:
+    directory = root / str(key.pid) / "task" / str(key.tid)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in {"schedstat": "1000 200 3\n", **files}.items():
+        (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def walked(tasks: Tasks) -> tuple[dict[ThreadKey, Counters], list[ThreadKey]]:
+    found, ended, _ = tasks.walk()
+    return {one.key: threads.counters(one.schedstat) for one in found}, ended
+
+
+def wanting(*pids: int) -> Callable[[int], bool]:
+    return lambda pid: pid in pids
+
+
+def test_each_thread_of_the_processes_that_are_wanted_is_found_with_its_counters(tmp_path: Path) -> None:
+    for key in (KEY, ThreadKey(10, 10), ThreadKey(20, 20)):
+        made(tmp_path, key)
+    (tmp_path / "self").mkdir()
+    tasks = Tasks(str(tmp_path), wanting(10))
+    assert walked(tasks) == ({KEY: Counters(1000, 200, 3), ThreadKey(10, 10): Counters(1000, 200, 3)}, [])
+    tasks.close()
+
+
+def test_only_these_threads(tmp_path: Path) -> None:
+    for key in (KEY, ThreadKey(10, 10)):
+        made(tmp_path, key)
+    tasks = Tasks(str(tmp_path), wanting(10), [11])
+    assert [*walked(tasks)[0]] == [KEY]
+    tasks.close()
+
+
+def test_one_that_comes_is_found_at_the_next_look(tmp_path: Path) -> None:
+    made(tmp_path, KEY)
+    tasks = Tasks(str(tmp_path), wanting(10))
+    tasks.walk()
+    made(tmp_path, ThreadKey(10, 12), schedstat="5 6 7\n")
+    assert walked(tasks)[0][ThreadKey(10, 12)] == Counters(5, 6, 7)
+    tasks.close()
+
+
+def test_one_that_comes_in_the_place_of_another_is_found_at_the_look_that_misses_that(tmp_path: Path) -> None:
+    made(tmp_path, KEY)
+    tasks = Tasks(str(tmp_path), wanting(10))
+    tasks.walk()
+    made(tmp_path, KEY, schedstat="")
+    (tmp_path / "10" / "task" / "11").rename(tmp_path / "gone")
+    made(tmp_path, ThreadKey(10, 12))
+    assert walked(tasks) == ({ThreadKey(10, 12): Counters(1000, 200, 3)}, [KEY])
+    tasks.close()
+
+
+def test_processes_that_come_to_be_wanted_or_are_no_more_are_found_out_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid in (10, 20):
+        made(tmp_path, ThreadKey(pid, pid))
+    pids = [10]
+    tasks = Tasks(str(tmp_path), lambda pid: pid in pids)
+    assert [*walked(tasks)[0]] == [(10, 10)]
+    pids[:] = [20]
+    assert [*walked(tasks)[0]] == [(10, 10)]
+    monkeypatch.setattr(threads, "_AGAIN_NS", 0)
+    found, ended, left = tasks.walk()
+    assert ([one.key for one in found], ended, left) == ([(20, 20)], [], [(10, 10)])
+    pids[:] = [10, 20]
+    assert [*walked(tasks)[0]] == [(20, 20), (10, 10)]
+    tasks.close()
+
+
+def test_one_whose_file_says_nothing_any_more_has_ended(tmp_path: Path) -> None:
+    made(tmp_path, KEY)
+    tasks = Tasks(str(tmp_path), wanting(10))
+    tasks.walk()
+    made(tmp_path, KEY, schedstat="")  # as a read of the kernel's fails then
+    assert walked(tasks) == ({}, [KEY])
+    tasks.close()
+
+
+def test_without_room_for_descriptors_files_are_opened_each_time(tmp_path: Path) -> None:
+    made(tmp_path, KEY)
+    tasks = Tasks(str(tmp_path), wanting(10))
+    tasks._most_open = 0  # pyright: ignore[reportPrivateUsage]
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(2):
+        assert walked(tasks)[0] == {KEY: Counters(1000, 200, 3)}
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    tasks.close()
+
+
+def test_a_thread_that_waits_tells_its_name_state_call_and_stack(tmp_path: Path) -> None:
+    call = "202 0x7f00 0x80 0x0 0x0 0x0 0xffffffffffffffff 0x7ffc00000000 0x7fb500000000\n"
+    made(tmp_path, KEY, stat=STAT.format(name="a ) (b", state="S"), syscall=call, stack=STACK, wchan="futex_do_wait")
+    assert _seen(tmp_path) == Seen(
+        "a ) (b",
+        "S",
+        (Frame(KERNEL, 0, "futex_do_wait"), Frame("[xfs]", 0, "xfs_read")),
+        202,
+        (0x7F00, 0x80, 0, 0, 0, (1 << 64) - 1),
+        has_stack=True,
+    )
+
+
+def test_without_its_stack_the_function_and_the_call_that_it_waits_in_are_its_frames(tmp_path: Path) -> None:
+    syscall = "0 0x1 0 0 0 0 0 0x7ffc00000000 0x7fb500000000\n"
+    made(tmp_path, KEY, stat=STAT.format(name="a", state="D"), syscall=syscall, wchan="pipe_read")
+    seen = threads.seen(str(tmp_path), KEY)
+    assert seen
+    assert [frame.name for frame in seen.frames] == ["pipe_read", *([f"{threads.ENTRY}read"])]
+
+
+@pytest.mark.parametrize(
+    ("registers", "stack"),
+    [
+        ("0x7ffc00000000 0x7fb500000000", "[<0>] hrtimer_nanosleep+0x1/0x2\n[<0>] do_int80_emulation+0x1/0x2\n"),
+        ("0x7ffc00000000 0x7fb500000000", "[<0>] __ia32_sys_nanosleep_time32+0x1/0x2\n"),
+        ("0xffc00000 0xf7b50000", ""),
+    ],
+)
+def test_a_32_bit_program_has_other_numbers_and_no_arguments_that_are_known(
+    tmp_path: Path, registers: str, stack: str
+) -> None:
+    """162 is sync for others."""
+    syscall = f"162 0x1 0 0 0 0 0 {registers}\n"
+    made(tmp_path, KEY, stat=STAT.format(name="a", state="S"), syscall=syscall, wchan="hrtimer_nanosleep", stack=stack)
+    seen = threads.seen(str(tmp_path), KEY)
+    assert seen
+    assert (threads.call_name(seen.call), seen.arguments) == ("nanosleep", ())
+    assert not [frame for frame in seen.frames if frame.name.startswith(threads.ENTRY)]
+
+
+def test_where_nothing_may_be_read_nothing_is_said(tmp_path: Path) -> None:
+    made(tmp_path, KEY, stat=STAT.format(name="a", state="S"), wchan="0")
+    assert _seen(tmp_path) == Seen("a", "S")
+
+
+def test_when_a_thread_began_is_told_on_our_clock(tmp_path: Path) -> None:
+    made(tmp_path, KEY, stat=STAT.format(name="a", state="S"))
+    made(tmp_path, ThreadKey(10, 12), stat=STAT.format(name="a", state="R").replace(" 1234 ", " 1534 "))
+    first, other = (threads.seen(str(tmp_path), ThreadKey(10, tid)) for tid in (11, 12))
+    assert first
+    assert other
+    passed_ns = 300 * NS_PER_S // os.sysconf("SC_CLK_TCK")
+    assert abs(other.began_ns - first.began_ns - passed_ns) < passed_ns / 10
+    before_ns = time.monotonic_ns()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        after_ns = time.monotonic_ns()
+        seen = threads.seen("/proc", ThreadKey(child.pid, child.pid))
+        child.kill()
+    assert seen
+    tick_ns = NS_PER_S // os.sysconf("SC_CLK_TCK")
+    assert before_ns - tick_ns <= seen.began_ns <= after_ns + tick_ns
+
+
+def _seen(root: Path) -> Seen | None:
+    seen = threads.seen(str(root), KEY)
+    return seen and seen._replace(began_ns=0)
+
+
+@pytest.mark.parametrize("state", ["Z", "X"])
+def test_one_that_is_only_waited_for_has_ended(tmp_path: Path, state: str) -> None:
+    made(tmp_path, KEY, stat=STAT.format(name="a", state=state))
+    assert threads.seen(str(tmp_path), KEY) is None
+    assert threads.seen(str(tmp_path), ThreadKey(1, 1)) is None
+
+
+def test_a_thread_of_the_kernel_is_in_no_system_call(tmp_path: Path) -> None:
+    stat = STAT.format(name="kworker", state="I").replace("4194304", "69238880")
+    made(tmp_path, KEY, stat=stat, syscall="0 0x0 0x0 0x0 0x0 0x0 0x0 0x0 0x0\n", stack=STACK)
+    seen = threads.seen(str(tmp_path), KEY)
+    assert seen
+    assert (seen.call, seen.state, seen.bits) == (-1, "I", 0x402)
+
+
+def test_switches_are_taken_from_the_lines_that_the_kernel_wrote(tmp_path: Path) -> None:
+    status = "Name:\tvoluntary_ctxt_switches:\t9\nvoluntary_ctxt_switches:\t3\nnonvoluntary_ctxt_switches:\t4\n"
+    made(tmp_path, KEY, status=status)
+    assert threads.switches(str(tmp_path), KEY) == (3, 4)
+    assert threads.switches(str(tmp_path), ThreadKey(1, 1)) is None
+
+
+def test_a_kernel_that_counts_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "10").mkdir()
+    (tmp_path / "self").symlink_to("10")
+    for content in ("0 0 0\n", ""):
+        (tmp_path / "self" / "schedstat").write_text(content)
+        with pytest.raises(KernelError, match="CONFIG_SCHED_INFO"):
+            threads.check_counted(str(tmp_path))
+
+
+def test_one_without_us_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match="mount -t proc"):
+        threads.check_counted(str(tmp_path))

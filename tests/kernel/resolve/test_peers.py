@@ -1,0 +1,503 @@
+"""Who is at the other end of a pipe or socket, and what an epoll watches: of real children that hold them."""
+
+import fcntl
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel.procfs.sock_diag import sockets_of
+from offtop.kernel.resolve import peers as module
+from offtop.kernel.resolve.peers import EndsWorker, watched
+from offtop.model.book import Book, ThreadKey
+from offtop.model.ends import LISTENER, NO_ENDS, PEER, READER, WRITER, Ends, Process, waited_on
+from offtop.model.snapshot import Filters
+from offtop.model.stack import Stack
+from offtop.model.wake import Object
+from tests.command import run
+from tests.kernel import watch
+from tests.kernel.programs import until
+from tests.kernel.watch import MS
+
+SECONDS = 30.0
+OWN = os.getpid()
+SLEEPS = ("sleep", "1000")
+_ELSEWHERE = r"""
+import fcntl, json, os, socket, struct, sys
+with socket.socket() as any:
+    fcntl.ioctl(any, 0x8914, struct.pack("16sh14x", b"lo", 0x49))
+listening = socket.create_server(("127.0.0.1", 4242))
+client = socket.create_connection(("127.0.0.1", 4242))
+server, _ = listening.accept()
+print(json.dumps([os.fstat(client.fileno()).st_ino, client.getsockname()[1]]), flush=True)
+sys.stdin.read()
+"""
+"""A connection in a network of its own, whose loopback is brought up first (SIOCSIFFLAGS: IFF_UP, IFF_RUNNING)."""
+
+
+_POLLS = """
+import select, socket
+poll, pairs = select.epoll(), [socket.socketpair() for _ in range(3)]
+for one, _ in pairs:
+    poll.register(one, select.EPOLLIN)
+poll.poll()
+"""
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+@pytest.fixture
+def epolls() -> dict[Object, int]:
+    return {}
+
+
+@pytest.fixture
+def worker(book: Book, epolls: dict[Object, int], monkeypatch: pytest.MonkeyPatch) -> Generator[EndsWorker]:
+    monkeypatch.setattr(module, "_REST_S", 0.0)
+    monkeypatch.setattr(module, "_REST_TIMES", 0)
+    made = EndsWorker(book, epolls)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """What was sought, each time that the files of all processes were read."""
+    found: list[set[str]] = []
+    held = EndsWorker._held  # pyright: ignore[reportPrivateUsage]
+
+    def counted(self: EndsWorker, sought: set[str]) -> object:
+        found.append({*sought})
+        return held(self, sought)
+
+    monkeypatch.setattr(EndsWorker, "_held", counted)
+    return found
+
+
+@contextmanager
+def child(*, stdin: int | socket.socket | None = None, stdout: int | None = None) -> Generator[Process]:
+    """Who has these, and does nothing with them."""
+    process = subprocess.Popen(
+        SLEEPS, stdin=stdin.fileno() if isinstance(stdin, socket.socket) else stdin, stdout=stdout
+    )
+    try:
+        yield Process(process.pid, "sleep")
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@contextmanager
+def pipe_of(readers: int, writers: int) -> Generator[tuple[Object, list[Process], list[Process]]]:
+    """One that so many have open to read, and so many to write."""
+    read, write = os.pipe()
+    what = Object("pipe", f"pipe:[{os.fstat(read).st_ino}]")
+    with ExitStack() as opened:
+        has_it = [opened.enter_context(child(stdin=read)) for _ in range(readers)]
+        fills_it = [opened.enter_context(child(stdout=write)) for _ in range(writers)]
+        os.close(read)
+        os.close(write)
+        yield what, has_it, fills_it
+
+
+def inet(one: socket.socket, kind: str = "tcp") -> Object:
+    ends = (at(one), one.getpeername()[:2])
+    shown = (f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address, port in ends)
+    return Object(kind, f"socket:[{inode(one)}]", 0, *shown)
+
+
+def at(one: socket.socket) -> tuple[str, int]:
+    return one.getsockname()[:2]
+
+
+def inode(one: socket.socket) -> int:
+    return os.fstat(one.fileno()).st_ino
+
+
+def told(worker: EndsWorker, book: Book, *those: Object, pid: int = OWN) -> list[Ends]:
+    """What is told of these, once all of them have been looked at."""
+    ask(worker, dict.fromkeys(those, pid))
+    return [book.ends_of(one) for one in those]
+
+
+def ask(worker: EndsWorker, waited_on: dict[Object, int]) -> None:
+    """Return when all of it has been looked at, and is in the book."""
+    worker.find(waited_on)
+    until(lambda: not worker._asked and all(worker._look_s[what] < float("inf") for what in waited_on))  # pyright: ignore[reportPrivateUsage]
+    worker.tell()
+
+
+def by_role(ends: Ends) -> dict[str, set[Process]]:
+    return {side.role: {*side.processes} for side in ends.sides}
+
+
+def test_a_pipe_has_readers_and_writers(worker: EndsWorker, book: Book) -> None:
+    with pipe_of(readers=1, writers=2) as (pipe, readers, writers):
+        (found,) = told(worker, book, pipe)
+        assert by_role(found) == {READER: {*readers}, WRITER: {*writers}}
+        assert [side.total for side in found.sides] == [1, 2]
+
+
+def test_who_has_both_ends_of_a_pipe_is_both_and_once(worker: EndsWorker, book: Book) -> None:
+    read, write = os.pipe()
+    again = os.dup(read)
+    (found,) = told(worker, book, Object("pipe", f"pipe:[{os.fstat(read).st_ino}]"))
+    for fd in (read, write, again):
+        os.close(fd)
+    assert [(side.role, [one.pid for one in side.processes], side.total) for side in found.sides] == [
+        (READER, [OWN], 1),
+        (WRITER, [OWN], 1),
+    ]
+
+
+def test_many_are_named_in_part_and_counted_in_full(worker: EndsWorker, book: Book) -> None:
+    with pipe_of(readers=1, writers=12) as (pipe, _, writers):
+        side = told(worker, book, pipe)[0].sides[1]
+        assert (len(side.processes), side.total, {*side.processes} <= {*writers}) == (8, 12, True)
+        assert side.text.startswith("writer: sleep(")
+        assert side.text.endswith("), +9")
+
+
+def test_nobody_is_told_of_what_no_process_has_open(worker: EndsWorker, book: Book) -> None:
+    nowhere = Object("tcp", "socket:[1]", 0, "127.0.0.1:1", "127.0.0.1:2")
+    unheard = Object("tcp", "socket:[1]", 0, "*:1", "127.0.0.1:2")
+    ask(worker, dict.fromkeys([Object("pipe", "pipe:[1]"), Object("unix", "socket:[1]"), nowhere, unheard], OWN))
+    assert (book.ends, book.ends_version) == ({}, 0)
+    worker.find({Object("futex", "0x7f00", OWN): OWN, Object("tcp", "socket:[1]", 0, "*:80"): OWN})
+    assert not worker._asked, "which have no other end"  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_connection_on_this_machine_has_a_peer_at_each_end(address: str, worker: EndsWorker, book: Book) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with (
+        socket.create_server((address, 0), family=family) as listening,
+        socket.create_connection(at(listening)) as client,
+    ):
+        server, _ = listening.accept()
+        with child(stdin=server) as process:
+            of_client, of_server = inet(client), inet(server)
+            server.close()
+            assert by_role(*told(worker, book, of_client)) == {PEER: {process}}
+            (there,) = told(worker, book, of_server, pid=process.pid)
+            assert [one.pid for side in there.sides for one in side.processes] == [OWN]
+
+
+def test_a_server_of_both_families_is_found_by_a_client_of_one(worker: EndsWorker, book: Book) -> None:
+    with (
+        socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening,
+        socket.create_connection(("127.0.0.1", at(listening)[1])) as client,
+    ):
+        server, _ = listening.accept()
+        with server, child(stdin=server) as process:
+            assert process in by_role(*told(worker, book, inet(client)))[PEER]
+
+
+def test_a_connection_that_nobody_has_taken_is_for_who_listens(worker: EndsWorker, book: Book) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(at(listening)) as client:
+        with child(stdin=listening) as process:
+            (found,) = told(worker, book, inet(client))
+        assert {role: process in those for role, those in by_role(found).items()} == {LISTENER: True}
+
+
+def test_datagrams_go_to_who_has_that_port(worker: EndsWorker, book: Book) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as server, socket.socket(type=socket.SOCK_DGRAM) as client:
+        server.bind(("127.0.0.1", 0))
+        client.connect(at(server))
+        with child(stdin=server) as process:
+            assert process in by_role(*told(worker, book, inet(client, "udp")))[PEER]
+
+
+def test_a_unix_socket_has_a_peer(worker: EndsWorker, book: Book) -> None:
+    mine, yours = socket.socketpair()
+    with mine, child(stdin=yours) as process:
+        yours.close()
+        assert by_role(*told(worker, book, Object("unix", f"socket:[{inode(mine)}]"))) == {PEER: {process}}
+
+
+def test_a_network_of_its_own_is_asked_for_its_own_connections(worker: EndsWorker, book: Book) -> None:
+    command = ["unshare", "--net", sys.executable, "-c", _ELSEWHERE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        number, port = json.loads(process.stdout.readline())
+        what = Object("tcp", f"socket:[{number}]", 0, f"127.0.0.1:{port}", "127.0.0.1:4242", "established")
+        with sockets_of(OWN) as sockets:
+            assert sockets.other_end("tcp", number, what.local, what.peer) is None, "in ours"
+        (found,) = told(worker, book, what, pid=process.pid)
+        assert [(side.role, [one.pid for one in side.processes]) for side in found.sides] == [(PEER, [process.pid])]
+        with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_connection(at(ours)) as client:
+            (mine,) = told(worker, book, inet(client))
+            assert [side.role for side in mine.sides] == [LISTENER], "the worker has come back"
+        process.communicate()
+
+
+def test_an_epoll_watches_descriptors_of_some_kinds(worker: EndsWorker, book: Book, epolls: dict[Object, int]) -> None:
+    pairs = [socket.socketpair() for _ in range(3)]
+    read, write = os.pipe()
+    eventfd = os.eventfd(0)
+    with select.epoll() as epoll:
+        for one in (*(mine for mine, _ in pairs), read, eventfd):
+            epoll.register(one)
+        what = Object("epoll", "epoll#1", OWN)
+        epolls[what] = epoll.fileno()
+        (found,) = told(worker, book, what)
+        assert found.members == (("socket", 3), ("eventfd", 1), ("pipe", 1))
+        assert found.told(Stack(())) == "3 sockets, 1 eventfd, 1 pipe"
+    assert watched(OWN, read) == (), "no epoll"
+    assert watched(OWN, 1 << 20) == (), "no descriptor"
+    for one in (read, write, eventfd):
+        os.close(one)
+    for mine, yours in pairs:
+        mine.close()
+        yours.close()
+
+
+def test_an_epoll_of_a_process_that_may_have_very_many_files_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with select.epoll() as epoll, socket.socket() as one:
+        epoll.register(one)
+        assert watched(OWN, epoll.fileno()) == (("socket", 1),)
+        monkeypatch.setattr(module, "_MOST_WATCHED", 8)
+        assert watched(OWN, epoll.fileno()) == ()
+
+
+def test_all_files_are_read_once_for_all_that_is_asked_and_not_again_while_it_is_so(
+    worker: EndsWorker, book: Book, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_OLD_S", 0.0)
+    with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, writers):
+        told(worker, book, first, second)
+        assert readings == [{first.name, second.name}]
+        before = told(worker, book, first, second)
+        assert (len(readings), book.ends_version) == (1, 2)
+        os.kill(writers[0].pid, 9)
+        until(lambda: not Path(f"/proc/{writers[0].pid}/fd/1").exists())
+        after = told(worker, book, first, second)
+        assert (readings[1:], book.ends_version) == ([{second.name}], 3)
+        assert (after[0], after[1].sides) == (before[0], before[1].sides[:1])
+
+
+def test_what_was_open_when_all_files_were_read_is_told_at_once_and_what_is_newer_waits_for_the_next_time(
+    worker: EndsWorker, book: Book, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REST_S", 1_000_000.0)
+    with pipe_of(1, 1) as (first, _, _), pipe_of(1, 2) as (second, readers, writers), pipe_of(1, 1) as (third, _, gone):
+        told(worker, book, first)
+        with pipe_of(1, 1) as (newer, _, _):
+            worker.find({newer: OWN})
+            until(lambda: not worker._asked)  # pyright: ignore[reportPrivateUsage]
+            (found,) = told(worker, book, second)
+            assert by_role(found) == {READER: {*readers}, WRITER: {*writers}}
+            os.kill(gone[0].pid, 9)
+            until(lambda: not Path(f"/proc/{gone[0].pid}/fd/1").exists())
+            worker.find({third: OWN})
+            told(worker, book, first, second)
+            assert (book.ends_of(newer), book.ends_of(third)) == (NO_ENDS, NO_ENDS)
+            assert readings == [{first.name}]
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_where_too_many_pipes_and_sockets_are_open_none_is_remembered(
+    most: int, worker: EndsWorker, book: Book, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_MET", most)
+    with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _):
+        told(worker, book, first)
+        (found,) = told(worker, book, second)
+        assert [side.total for side in found.sides] == [1, 1]
+        assert len(readings) == (1 if most else 2)
+
+
+def test_what_was_looked_at_a_moment_ago_is_not_looked_at(
+    worker: EndsWorker, book: Book, readings: list[set[str]]
+) -> None:
+    with pipe_of(1, 1) as (pipe, _, _):
+        nothing = Object("pipe", "pipe:[1]")
+        for _ in range(3):
+            told(worker, book, pipe, nothing)
+        assert len(readings) == 1
+
+
+def test_on_a_machine_with_too_many_files_nobody_is_told(
+    worker: EndsWorker, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_FILES", 3)
+    with pipe_of(1, 1) as (pipe, _, _):
+        assert told(worker, book, pipe) == [NO_ENDS]
+
+
+def test_reading_rests_in_between_and_ends_at_once_when_it_is_closed(
+    worker: EndsWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    at = threading.Semaphore(0)
+
+    def wait(self: EndsWorker, seconds: float) -> None:
+        if seconds > 0:
+            rests.append(seconds)
+            at.release()
+
+    monkeypatch.setattr(module, "_AT_ONCE_S", 0.0)
+    monkeypatch.setattr(EndsWorker, "_wait", wait)
+    worker.find({Object("pipe", "pipe:[1]"): OWN})
+    assert at.acquire(timeout=SECONDS)
+    assert at.acquire(timeout=SECONDS)
+    thread = worker._thread  # pyright: ignore[reportPrivateUsage]
+    worker.close()
+    assert thread
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    worker.find({Object("pipe", "pipe:[2]"): OWN})
+
+
+def test_no_more_is_asked_nor_told_than_there_is_room_for(
+    worker: EndsWorker, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_TOLD", 2)
+    monkeypatch.setattr(module, "_MOST_LOOKED_AT", 2)
+    with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _), pipe_of(1, 1) as (third, _, _):
+        for one in (first, second, third):
+            ask(worker, {one: OWN})
+        assert [*book.ends] == [second, third]
+        assert len(worker._look_s) <= 2 >= len(worker._holders)  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.kernel
+def test_who_reads_a_pipe_waits_for_its_writer_and_who_writes_for_its_reader() -> None:
+    with pipe_between("exec cat", "exec sleep 1000") as (reads, sleeps):
+        assert waits_for(reads) == [f"writer: sleep({sleeps})"]
+    with pipe_between("exec sleep 1000", "exec cat /dev/zero") as (sleeps, writes):
+        assert waits_for(writes) == [f"reader: sleep({sleeps})"]
+
+
+_LOCKS = """
+import fcntl, sys, time
+file = open(sys.argv[2], "w")
+getattr(fcntl, sys.argv[1])(file, fcntl.LOCK_EX)
+print("has it", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("how", ["flock", "lockf"])
+def test_who_waits_for_a_lock_of_a_file_waits_for_who_has_it(how: str, tmp_path: Path) -> None:
+    command = (sys.executable, "-c", _LOCKS, how, str(tmp_path / "lock"))
+    with ExitStack() as opened:
+        both: list[subprocess.Popen[bytes]] = []
+        for _ in range(2):
+            both.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+            opened.callback(both[-1].wait)
+            opened.callback(both[-1].kill)
+            assert both[0].stdout and (len(both) > 1 or both[0].stdout.readline())
+        comm = Path(f"/proc/{both[0].pid}/comm").read_text().strip()
+        assert waits_for(both[1].pid) == [f"holder: {comm}({both[0].pid})"]
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("keeps", "left"),
+    [
+        ("exec sleep 1000", ["sleep"]),
+        ("sleep 1000; :", ["sh", "sleep"]),
+        ("exec 8>&9 9>&-; exec sleep 1000", ["sleep"]),
+    ],
+)
+def test_a_lock_that_was_left_by_who_took_it_is_of_all_that_have_the_file_open(
+    keeps: str, left: list[str], tmp_path: Path
+) -> None:
+    """flock(1) takes it, and ends: /proc/locks goes on to tell its pid."""
+    file = tmp_path / "lock"
+    with ExitStack() as opened:
+
+        def begun(command: str, *pass_fds: int) -> subprocess.Popen[str]:
+            made = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True, start_new_session=True)
+            opened.callback(made.wait)
+            opened.callback(os.killpg, made.pid, signal.SIGKILL)
+            assert made.stdout and made.stdout.readline() == "it is on\n"
+            return made
+
+        has_it = begun(f"exec 9>{file}; flock 9; echo it is on; {keeps}")
+        took = int(next(line.split()[4] for line in locks() if line.split()[5].endswith(f":{file.stat().st_ino}")))
+        assert not Path(f"/proc/{took}").exists()
+        waits = begun(f"exec 9>{file}; echo it is on; exec flock 9")
+        until(lambda: Path(f"/proc/{waits.pid}/comm").read_text() == "flock\n")
+        (told,) = waits_for(waits.pid)
+        assert re.fullmatch(r"holder: " + ", ".join(rf"{comm}\(\d+\)" for comm in left), told)
+        assert f"({has_it.pid})" in told and f"({took})" not in told
+
+
+def locks() -> list[str]:
+    return Path("/proc/locks").read_text().splitlines()
+
+
+def test_the_pid_of_a_stranger_in_the_line_of_a_lock_is_not_told(tmp_path: Path) -> None:
+    """As one has that came to have it by now: this process has the file open, and no lock."""
+    file = tmp_path / "lock"
+    with file.open("w") as opened, file.open("w") as another:
+        fcntl.flock(another, fcntl.LOCK_EX)
+        (line,) = (line for line in locks() if line.split()[5].endswith(f":{file.stat().st_ino}"))
+        held = " ".join(line.split()[1:])
+        fds = (f"{one.fileno()}" for one in (opened, another))
+        assert [held in module.locks_by(OWN, fd) for fd in fds] == [False, True]
+
+
+def test_of_a_file_that_nobody_waits_to_lock_nobody_is_told(worker: EndsWorker, book: Book, tmp_path: Path) -> None:
+    assert told(worker, book, Object("file", str(tmp_path / "lock"))) == [NO_ENDS]
+
+
+@pytest.mark.kernel
+def test_json_tells_ends_and_what_an_epoll_watches() -> None:
+    epolls = subprocess.Popen([sys.executable, "-c", _POLLS])
+    try:
+        with pipe_between("exec cat", "exec sleep 1000") as (reads, sleeps):
+            out = run("--json", "-n", "4", "-d", "1", "-p", f"{reads},{epolls.pid}").out
+            ticks = [json.loads(line) for line in out.splitlines()]
+            on = [{one["pid"]: one["object"] for one in tick["still_blocked"] if one["object"]} for tick in ticks]
+            assert on[-1][reads]["ends"] == [{"role": "writer", "pid": sleeps, "comm": "sleep"}]
+            assert (on[-1][reads]["ends_more"], on[-1][reads]["members"]) == (0, None)
+            assert (on[-1][epolls.pid]["members"], on[-1][epolls.pid]["ends"]) == ({"socket": 3}, None)
+    finally:
+        epolls.kill()
+        epolls.wait(10)
+
+
+@contextmanager
+def pipe_between(reader: str, writer: str) -> Generator[tuple[int, int]]:
+    """The pids of two commands of a shell."""
+    read, write = os.pipe()
+    with ExitStack() as opened:
+        pids: list[int] = []
+        for command, stdin, stdout in ((reader, read, subprocess.DEVNULL), (writer, subprocess.DEVNULL, write)):
+            process = subprocess.Popen(["sh", "-c", command], stdin=stdin, stdout=stdout)
+            opened.callback(process.wait)
+            opened.callback(process.kill)
+            pids.append(process.pid)
+        os.close(read)
+        os.close(write)
+        yield pids[0], pids[1]
+
+
+def waits_for(pid: int) -> list[str]:
+    """Who is at the other end of what its wait in progress is on."""
+    with watch.watching(Filters(min_ns=MS, pids=(pid,))) as live:
+        for _ in range(100):
+            live.tick(0.1)
+            book, one = live.last.book, live.last.waiting.get(ThreadKey(pid, pid))
+            if one is not None and (on := waited_on([(pid, one.site.wake)], book.wakes)):
+                live.source.find_ends(on)
+                if told := [text for what in on if (text := book.ends_of(what).told(book.stack(one.site.kernel)))]:
+                    return told
+    return []

@@ -1,0 +1,131 @@
+"""The ids that stacks and sites have, against tables of the kernel that are made up."""
+
+from array import array
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.resolve.stacks import Stacks
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.stack import GONE, KERNEL, NO_STACK, STACK_LOST, Frame
+from tests.kernel import watch
+
+
+def test_an_id_that_is_used_in_another_process_stands_in_another_site() -> None:
+    no_map = cast(Map, None)  # ids of no stack are looked up nowhere
+    no_frames = cast(Any, None)
+    stacks = Stacks(no_map, no_map, Book(), watch.rules(), no_frames, no_frames, (0, 0))
+    assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
+    assert stacks.site(100, 100, NO_STACK, NO_STACK) == SiteKey(100, 100, NO_STACK, NO_STACK)
+    assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
+
+
+def test_a_copy_that_was_lost_is_counted_once_a_tick_however_often_it_is_asked_about() -> None:
+    roomy, no_frames = cast(Map, SimpleNamespace(entries=100)), cast(Any, None)
+    stacks = Stacks(roomy, roomy, Book(), watch.rules(), no_frames, no_frames, (0, 0), copied=lambda _: None)
+    raw = (7, 100, NO_STACK, layout.COPIED | 5)
+    for tick in (1, 2):
+        sites = [stacks.site(*raw), *stacks.sites([(*raw, 0)])]  # as a record's first wait, and where it ended
+        assert sites == [SiteKey(7, 100, NO_STACK, STACK_LOST)] * 2
+        assert stacks.unread == tick
+        stacks.make_room(at_once=False)
+
+
+def test_in_a_process_that_has_ended_is_looked_once_a_tick_and_its_python_is_told_all_the_same() -> None:
+    code, asked, book = 0x7F00_0000, list[int](), Book()
+
+    def lookup(key: bytes) -> bytes:
+        number = int.from_bytes(key, "little")
+        of_python = number % 2
+        end = layout.END_LINKED | of_python << layout.END_PYTHON
+        addresses = [code + number, *[1 << 40 | 8] * of_python]
+        return layout.STACK.pack(len(addresses), end, *addresses, *[0] * (layout.FRAMES + 1 - len(addresses)))
+
+    def frames(pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
+        asked.append(pid)
+        return (Frame(GONE, 0),) if pid == 7 else tuple(Frame("/bin/it", one) for one in addresses)
+
+    def with_python(
+        _pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], _whole: bool
+    ) -> tuple[tuple[Frame, ...], bool]:
+        return (*(Frame("it.py", 0, "main") for _ in of_python), *frames), False
+
+    def told(pid: int) -> list[list[str]]:
+        ids = [stacks.site(pid, pid, NO_STACK, layout.FIRST_ID + number).user for number in range(4)]
+        return [[frame.file for frame in book.stacks[one].frames] for one in ids]
+
+    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
+    stacks = Stacks(kept, kept, book, watch.rules(), cast(Any, None), frames, (0, 0), with_python=with_python)
+    for looked in ([7, 8, 8, 8, 8], [7], [7]):  # what lies where in 8 is known by then
+        assert told(7) == [[GONE], ["it.py", GONE]] * 2
+        assert told(8) == [["/bin/it"], ["it.py", "/bin/it"]] * 2
+        assert asked == looked
+        asked.clear()
+        stacks.make_room(at_once=False)
+        if looked != [7]:
+            stacks.forget_thread(ThreadKey(7, 7))
+
+
+def test_when_the_kernel_has_other_functions_there_the_same_addresses_are_another_stack() -> None:
+    address = 0xFFFF_FFFF_C000_1010
+    value = layout.STACK.pack(1, 0, address, *[0] * layout.FRAMES)
+    book, names = Book(), {address: "nfs_wait"}
+
+    def lookup(_: bytes) -> bytes:
+        return value
+
+    def frame(address: int) -> Frame:
+        return Frame("[module]", 0, names[address])
+
+    def told() -> list[str]:
+        ids = stacks.site(7, 100, layout.FIRST_ID, NO_STACK).kernel, stacks.walked(address.to_bytes(8, "little"), b"")
+        return [book.stack(one).frames[0].name for one in ids]
+
+    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
+    stacks = Stacks(kept, kept, book, watch.rules(), frame, cast(Any, None), (0, 0))
+    assert told() == ["nfs_wait"] * 2
+    names[address] = "dlm_wait"
+    assert told() == ["nfs_wait"] * 2
+    stacks.kernel_renamed()
+    assert told() == ["dlm_wait"] * 2
+
+
+@pytest.mark.parametrize(("signed", "top"), [(0xFFFF << 48, ["down_write"]), (0, ["mutex_lock"])])
+def test_what_waits_in_the_scheduler_s_functions_is_found_by_signed_return_addresses_too(
+    signed: int, top: list[str]
+) -> None:
+    book, no_map, no_frames = Book(), cast(Map, None), cast(Any, None)
+    first, end = 0xFFFF_8000_0900_0000, 0xFFFF_8000_0900_1000
+    names = {first + 8: "down_write", first + 16: "mutex_lock", end + 8: "vfs_write"}
+
+    def frame(address: int) -> Frame:
+        return Frame(KERNEL, 0, names[address])
+
+    stacks = Stacks(no_map, no_map, book, watch.rules(), frame, no_frames, (first, end), signed=signed)
+    words = [7, (first + 8) & ~(0xFF7F << 48), (end + 8) & ~(0x1234 << 48), first + 16]  # the last is stale
+    found = stacks.walked((end + 8).to_bytes(8, "little"), array("Q", words).tobytes())
+    assert [frame.name for frame in book.stacks[found].frames] == [*top, "vfs_write"]
+
+
+def test_what_a_process_that_had_an_id_left_behind_is_not_shown_of_the_next() -> None:
+    """The first one's stack is looked up when it has been waited for, and has not left its CPU for good yet."""
+    files, book = [GONE], Book()
+    value = layout.STACK.pack(1, layout.END_LINKED, 0x7F00_0000, *[0] * layout.FRAMES)
+
+    def lookup(_: bytes) -> bytes:
+        return value
+
+    def frames(_pid: int, _addresses: Sequence[int]) -> tuple[Frame, ...]:
+        return (Frame(files[0], 0),)
+
+    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
+    stacks = Stacks(kept, kept, book, watch.rules(), cast(Any, None), frames, (0, 0))
+    for file in (GONE, "/bin/it", "/bin/it"):
+        files[:] = [file]
+        sites = [stacks.site(7, 7, NO_STACK, layout.FIRST_ID), *stacks.sites([(7, 7, NO_STACK, layout.FIRST_ID, 0)])]
+        assert [book.stack(site.user).frames[0].file for site in sites] == [file, file]
+        stacks.make_room(at_once=False)

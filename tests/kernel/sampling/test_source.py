@@ -1,0 +1,401 @@
+"""The source that samples /proc beside the one that sees every wait, on waits of 50 ms and longer."""
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from offtop.errors import KernelError, UsageError
+from offtop.kernel.procfs import cgroups, threads
+from offtop.kernel.sampling.source import DOOR, ProcSource
+from offtop.model.book import ThreadKey
+from offtop.model.cut import Part
+from offtop.model.snapshot import Bound, Filters, Snapshot, ThreadTotals
+from offtop.model.steps import Shape, Steps
+from offtop.model.window import Window, between
+from tests.conftest import lacks
+from tests.kernel import waits, watch
+from tests.kernel.watch import MS, Watch
+
+pytestmark = pytest.mark.kernel
+
+_TIMES, _EACH_MS = 30, 50
+_SPIN = "while True: pass"
+_MANY = """
+import threading, time
+def nap():
+    while True:
+        time.sleep(.05)
+for _ in range(199):
+    threading.Thread(target=nap).start()
+nap()
+"""
+_NAP = "import time\nwhile True: time.sleep(.01)"
+_OPENS = """
+import gc, os
+from tests.kernel.sampling.test_source import sampling
+def opened():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+with sampling():
+    pass
+before = opened()
+with sampling() as sampled:
+    sampled.tick()
+    during = opened()
+print(before, during, opened())
+"""
+
+
+class Sampled:
+    """A ProcSource, and where its last tick ended."""
+
+    def __init__(self, filters: Filters = Filters(), cpu_pct: float = 20) -> None:
+        self.source = ProcSource(watch.rules(), filters, cpu_pct)
+        self.last = self.read()
+
+    def read(self) -> Snapshot:
+        snapshot = self.source.read()
+        assert snapshot is not None
+        return snapshot
+
+    def tick(self, after_s: float = 0) -> Window:
+        """What passed since the last tick, with the sums of accounting held in it."""
+        time.sleep(after_s)
+        earlier, self.last = self.last, self.read()
+        window = between(earlier, self.last)
+        watch.check_sums(window)
+        return window
+
+
+@contextlib.contextmanager
+def sampling(filters: Filters = Filters(), cpu_pct: float = 20) -> Generator[Sampled]:
+    sampled = Sampled(filters, cpu_pct)
+    try:
+        yield sampled
+    finally:
+        sampled.source.close()
+
+
+@contextlib.contextmanager
+def started(*command: str | Path) -> Generator[int]:
+    with subprocess.Popen(command) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def beside(traced: Watch, run: contextlib.AbstractContextManager[None]) -> tuple[Window, Window]:
+    """What both saw while `run` was entered and left: the one that sees all, and the one that samples."""
+    with sampling() as sampled:
+        traced.tick()
+        sampled.tick()
+        with run:
+            pass
+        return traced.tick(), sampled.tick()
+
+
+def within(part: float, share: float, of: float) -> bool:
+    return abs(part - of) <= share * of
+
+
+def test_the_totals_of_known_waits_are_within_a_tenth_of_the_traced_ones(live: Watch) -> None:
+    kinds = ("sleep", "futex", "pipe", "poll", "child", "tcp")
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(waits.running(kind, _TIMES, _EACH_MS)) for kind in kinds]
+
+        @contextlib.contextmanager
+        def run() -> Generator[None]:
+            for child in children:
+                child.go()
+            for child in children:
+                child.finish()
+            yield
+
+        traced, sampled = beside(live, run())
+        for child in children:
+            category = child.wait.category
+            whole, estimate = (_of(window, child.tid, category) for window in (traced, sampled))
+            # Before its go and behind its end it waits in a pipe: then, by how long each of the two looked on.
+            longer = traced.span_ns / sampled.span_ns if category == "pipe" else 1
+            assert within(longer * estimate.total_ns, 0.1, whole.total_ns), (child.name, estimate, whole)
+            one, other = watch.thread(traced, child.tid), watch.thread(sampled, child.tid)
+            assert abs(one.waits - other.waits) <= 1, "waits are counted, not estimated"
+            assert abs(one.runqueue_ns - other.runqueue_ns) <= 10 * MS
+
+
+def test_a_disk_that_is_waited_for(live: Watch) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            child = stack.enter_context(waits.running("read", _TIMES, _EACH_MS))
+        except waits.UnavailableError as why:
+            lacks(str(why))
+
+        @contextlib.contextmanager
+        def run() -> Generator[None]:
+            child.go()
+            child.finish()
+            yield
+
+        traced, sampled = beside(live, run())
+    whole, estimate = (_of(window, child.tid, child.wait.category) for window in (traced, sampled))
+    assert within(estimate.total_ns, 0.1, whole.total_ns), (estimate, whole)
+
+
+def test_threads_that_fight_for_a_cpu_are_in_the_run_queue_and_not_blocked(live: Watch) -> None:
+    with contextlib.ExitStack() as stack:
+        pids = [stack.enter_context(started("taskset", "-c", "0", sys.executable, "-c", _SPIN)) for _ in range(3)]
+        time.sleep(0.5)
+
+        @contextlib.contextmanager
+        def run() -> Generator[None]:
+            time.sleep(2)
+            yield
+
+        traced, sampled = beside(live, run())
+    every, estimate = (_sum([watch.thread(window, pid) for pid in pids]) for window in (traced, sampled))
+    per_s, guessed_per_s = every.runqueue_ns / traced.span_ns, estimate.runqueue_ns / sampled.span_ns
+    assert within(guessed_per_s, 0.1, per_s), (guessed_per_s, per_s)
+    assert estimate.blocked_ns <= 0.05 * sampled.span_ns
+    assert estimate.preempted_ns >= 0.9 * estimate.runqueue_ns
+
+
+def test_one_that_is_woken_and_gets_no_cpu_is_in_the_run_queue_and_its_time_is_counted_once() -> None:
+    """At the least priority, beside one that takes all of its CPU."""
+    idle = ("taskset", "-c", "0", "chrt", "-i", "0", sys.executable, "-c", _NAP)
+    with started("taskset", "-c", "0", sys.executable, "-c", _SPIN), started(*idle) as pid:
+        time.sleep(0.5)
+        with sampling(Filters(pids=(pid,))) as sampled:
+            was_ns = before_ns = queued_ns(pid)
+            while before_ns == was_ns:  # all that is added from now on has passed from now on
+                before_ns = queued_ns(pid)
+            windows = [sampled.tick(0.5) for _ in range(10)]
+            least_ns = queued_ns(pid) - before_ns
+    every, span_ns = _sum([watch.thread(one, pid) for one in windows]), sum(one.span_ns for one in windows)
+    assert within(every.offcpu_ns + every.running_ns, 0.05, span_ns), (every, span_ns)
+    guessed_ns = sum(one.sampling.guessed_ns for one in windows if one.sampling)
+    assert least_ns > 0.1 * span_ns
+    assert 0.5 * least_ns <= every.runqueue_ns, (every, least_ns)
+    assert every.runqueue_ns + guessed_ns >= 0.9 * least_ns, (every, guessed_ns, least_ns)
+
+
+def queued_ns(pid: int) -> int:
+    """By the kernel, which adds what is over."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+
+
+def test_the_rate_follows_the_budget_and_is_told(live: Watch) -> None:
+    rates: list[float] = []
+    for cpu_pct in (2, 40):
+        with sampling(cpu_pct=cpu_pct) as sampled:
+            sampled.tick(1)
+            window = sampled.tick(1)
+            assert window.sampling
+            rates.append(window.sampling.rate_hz(window.span_ns))
+            assert sampled.last.door == DOOR
+    assert rates[0] * 2 < rates[1]
+
+
+def test_more_than_the_budget_allows_is_not_looked_up_and_the_totals_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[ThreadKey] = []
+
+    def seen(root: str, key: ThreadKey) -> threads.Seen | None:
+        looked_up.append(key)
+        until_s = time.thread_time() + 0.002
+        while time.thread_time() < until_s:
+            pass
+        return see(root, key)
+
+    see = threads.seen
+    monkeypatch.setattr(threads, "seen", seen)
+    with started(sys.executable, "-c", _MANY) as pid:
+        time.sleep(0.5)
+        with sampling(Filters(pids=(pid,)), cpu_pct=5) as sampled:
+            sampled.tick(0.2)
+            looked_up.clear()
+            window = sampled.tick(0.5)
+            totals = [totals for _, totals in window.each_thread()]
+            assert len(looked_up) < 100
+            assert sum(one.waits > 0 for one in totals) > 190
+            assert within(_sum(totals).offcpu_ns, 0.1, 200 * window.span_ns)
+
+
+def test_what_ticks_take_is_paid_for_by_fewer_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(root: str, key: ThreadKey) -> bool:
+        until_s = time.thread_time() + 0.01
+        while time.thread_time() < until_s:
+            pass
+        return False
+
+    looks: list[int] = []
+    with started("sleep", "60") as pid:
+        for _ in range(2):
+            with sampling(Filters(pids=(pid,)), cpu_pct=5) as sampled:
+                windows = [sampled.tick(0.05) for _ in range(20)]
+                looks.append(sum(one.sampling.looks for one in windows if one.sampling))
+            monkeypatch.setattr(threads, "is_ready", asked)
+    assert looks[0] > 1.5 * looks[1]
+
+
+def test_one_wait_through_many_looks_is_one_and_its_age_grows_with_the_clock() -> None:
+    with started("sleep", "60") as pid, sampling(Filters(pids=(pid,))) as sampled:
+        time.sleep(0.2)
+        first = sampled.tick()
+        one = next(iter(sampled.last.waiting.values()))
+        window = sampled.tick(0.5)
+        assert sampled.last.waiting[one.site.thread] is one
+        assert (watch.thread(window, pid).offcpu_ns, watch.thread(window, pid).waits) == (window.span_ns, 0)
+        assert _of(window, pid, "sleep").total_ns == window.span_ns
+        assert sampled.last.book.call(one.call) in {"clock_nanosleep", "nanosleep"}
+        assert one.bound in (Bound.AT_LEAST, Bound.AT_MOST)
+        assert {key.pid for key, _ in first.each_thread()} == {pid}
+
+
+def test_the_tree_has_the_functions_of_the_kernel_alone_and_calls_no_wait_unended() -> None:
+    with started("sleep", "60") as pid, sampling(Filters(pids=(pid,))) as sampled:
+        window = sampled.tick(0.2)
+        steps = Steps(window.book, sampled.source.names, Shape())
+        (site,) = watch.sites_of(window, pid)
+        names = [step.name for step in steps.sleeper((site.kernel, site.user, site.wake))]
+        assert "hrtimer_nanosleep" in names
+        assert not [name for name in names if name.startswith("(")]
+
+
+def test_the_end_of_all_that_was_asked_for_is_the_end() -> None:
+    with started("sleep", "60") as pid, sampling(Filters(pids=(pid,))) as sampled:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        assert sampled.source.read() is not None
+        assert sampled.source.read() is None
+
+
+def test_only_what_is_asked_for_is_counted_from_the_next_tick_on() -> None:
+    with started("sleep", "60") as pid, sampling() as sampled:
+        assert len({key.pid for key, _ in sampled.tick(0.1).each_thread()}) > 1
+        sampled.source.set_filters(Filters(pids=(pid,)))
+        sampled.tick(0.1)
+        assert {key.pid for key, _ in sampled.tick(0.1).each_thread()} == {pid}
+        sampled.source.set_filters(Filters(who="kernel"))
+        sampled.tick(0.1)
+        window = sampled.tick(0.1)
+        assert (2, 2) in dict(window.each_thread()), "kthreadd"
+        assert pid not in {key.pid for key, _ in window.each_thread()}
+
+
+def test_what_cannot_be_told_is_refused_with_a_sentence() -> None:
+    with sampling() as sampled:
+        for filters in (Filters(within="a:b"), Filters(states=1), Filters(max_ns=5)):
+            with pytest.raises(UsageError, match="needs BPF"):
+                sampled.source.set_filters(filters)
+        with pytest.raises(UsageError, match="--cgroup needs BPF"):
+            sampled.source.set_filters(Filters(cgroup=f"{cgroups.mounted()[0].point}/x"))
+        with pytest.raises(UsageError, match="Mode chain needs BPF"):
+            sampled.source.set_mode("chain", 4)
+        with pytest.raises(UsageError, match="No process"):
+            sampled.source.set_filters(Filters(pids=(4_194_303,)))
+
+
+def test_the_sums_hold_while_threads_come_and_go() -> None:
+    storm = (
+        "import threading, time\nwhile 1:\n t = [threading.Thread(target=time.sleep, args=(.02,)) for _ in range(9)]\n"
+    )
+    storm += " [x.start() for x in t]; [x.join() for x in t]"
+    with started(sys.executable, "-c", storm), sampling() as sampled:
+        for _ in range(12):
+            sampled.tick(0.1)
+
+
+def test_threads_that_come_and_go_between_two_looks_are_lost_and_counted() -> None:
+    with sampling(cpu_pct=0.1) as sampled:
+        sampled.tick()
+        for _ in range(50):
+            subprocess.run(["true"], check=True)
+        lost = sampled.tick().lost["threads"]
+        assert lost > 25
+        sampled.source.set_filters(Filters(who="user"))
+        assert [_lost_known(sampled.tick()) for _ in range(2)] == [True, False], "from the next tick on"
+        sampled.source.set_filters(Filters())
+        assert not _lost_known(sampled.tick())
+        for _ in range(50):
+            subprocess.run(["true"], check=True)
+        window = sampled.tick()
+        assert _lost_known(window)
+        assert window.lost["threads"] > 25
+
+
+def test_threads_that_begin_and_end_between_ticks_have_all_that_they_waited(live: Watch) -> None:
+    pids: list[int] = []
+
+    @contextlib.contextmanager
+    def run() -> Generator[None]:
+        for _ in range(16):
+            with subprocess.Popen(["sleep", ".2"]) as child:
+                pids.append(child.pid)
+        yield
+
+    windows = beside(live, run())
+    every, estimate = (_sum([watch.thread(window, pid) for pid in pids]) for window in windows)
+    assert within(estimate.offcpu_ns, 0.2, every.offcpu_ns), (estimate, every)
+    assert estimate.waits >= len(pids)
+
+
+def test_where_it_cannot_be_known_how_many_threads_are_lost_that_is_said() -> None:
+    with sampling(Filters(who="user")) as sampled:
+        assert sampled.source.notices[0].endswith("nor how many threads came and went in between")
+    with sampling() as sampled:
+        assert sampled.source.notices[0].endswith("two looks were")
+
+
+@pytest.mark.parametrize(
+    ("failure", "told", "says"),
+    [
+        (ValueError("not a number"), ValueError, "not a number"),
+        (OSError(errno.EMFILE, "Too many open files"), KernelError, "ulimit -n"),
+        (OSError(errno.ENOENT, "No such file"), KernelError, "mount -t proc"),
+    ],
+)
+def test_what_ends_the_looks_is_told_to_who_reads(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, told: type[Exception], says: str
+) -> None:
+    failed = threading.Event()
+
+    def walk(tasks: threads.Tasks) -> None:
+        failed.set()
+        raise failure
+
+    with sampling() as sampled:
+        monkeypatch.setattr(threads.Tasks, "walk", walk)
+        assert failed.wait(60)
+        with pytest.raises(told, match=says):
+            sampled.read()
+
+
+def test_nothing_is_left_open() -> None:
+    """In a process of its own: the other source, here, opens the files of whatever this machine runs."""
+    ended = subprocess.run([sys.executable, "-c", _OPENS], capture_output=True, text=True, check=True, timeout=60)
+    before, during, after = map(int, ended.stdout.split())
+    assert before == after < during
+
+
+def _of(window: Window, tid: int, category: str) -> Part:
+    found: Mapping[str, Part] = watch.by_category(window, tid)
+    return found.get(category, Part())
+
+
+def _lost_known(window: Window) -> bool:
+    return window.sampling is not None and window.sampling.lost_known
+
+
+def _sum(some: Sequence[ThreadTotals]) -> ThreadTotals:
+    total = ThreadTotals()
+    for one in some:
+        total = total.plus(one)
+    return total

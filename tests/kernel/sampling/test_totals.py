@@ -1,0 +1,412 @@
+"""What comes of looks at threads: each test is the kernel, and moves a thread by hand. Times are in ms."""
+
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop.kernel.procfs.threads import Counters, Seen
+from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
+from offtop.model import histogram as log2
+from offtop.model.book import Book, SiteKey, ThreadKey
+from offtop.model.snapshot import Bound, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.stack import KERNEL, NO_STACK, Frame, Stack
+from offtop.model.window import Window, between
+from tests.kernel.watch import check_sums
+
+MS = 1_000_000
+KEY = ThreadKey(4242, 4243)
+SLEEP, LOCK = 3, 4
+MET_MS = 100
+OVER_NS = 500_000
+"""As soon behind the last look the ticks of the tests that count in it come at the latest."""
+
+
+class Looked:
+    """An Account of one thread, and the snapshots of it."""
+
+    def __init__(self, late_ns: int = LATE_NS) -> None:
+        self.passed_ns = 0
+        """Off-CPU and running time of the thread, in all windows."""
+        book = Book()
+        for number, category in ((SLEEP, "sleep"), (LOCK, "lock")):
+            book.stacks[number] = Stack((Frame(KERNEL, 0, category),), category=category)
+        self.account = Account(book, 0, late_ns)
+        self.last = Snapshot(0, 0)
+
+    def look(self, at: float, ran: float, queued: float, turns: int, place: int | None, began: float = 0) -> None:
+        """`place`: None where it is ready. `ran`, `queued` and `turns` are sums since the thread began."""
+        counters = Counters(round(ran * MS), round(queued * MS), turns)
+        seen = Seen("thread", "R" if place is None else "S", began_ns=round(began * MS))
+        known = not self.account.must_look(KEY, counters)
+        at_ns = round(at * MS)
+        self.account.looked(KEY, at_ns, counters, None if known else seen, NO_STACK if place is None else place)
+
+    def tick(self, at: float) -> Window:
+        """What passed since the last one, with the sums of accounting held in it."""
+        at_ns, before = round(at * MS), self.last
+        waiting, _ = self.account.end_tick(at_ns)
+        threads, sites = self.account.threads.frozen(), self.account.sites.frozen()
+        self.last = Snapshot(at_ns, at_ns, threads, sites, waiting, self.account.book)
+        window = between(before, self.last)
+        check_sums(window)
+        thread = of_thread(window)
+        self.passed_ns += thread.offcpu_ns + thread.running_ns
+        assert self.passed_ns <= max(0, at_ns - MET_MS * MS) + OVER_NS, "more than there was"
+        return window
+
+
+def of_thread(window: Window) -> ThreadTotals:
+    return dict(window.each_thread()).get(KEY, ThreadTotals())
+
+
+def at(window: Window, place: int) -> SiteTotals:
+    return dict(window.each_site()).get(SiteKey(*KEY, place, NO_STACK), SiteTotals())
+
+
+def begun(place: int | None = SLEEP) -> Looked:
+    """It has run for 5 ms in 2 turns when it is met, at 100."""
+    looked = Looked()
+    looked.look(100, 5, 1, 2, place)
+    looked.tick(100)
+    return looked
+
+
+def test_as_long_as_the_counters_stand_still_it_is_one_wait_and_nothing_is_guessed() -> None:
+    looked = begun()
+    for ms in (150, 190):
+        looked.look(ms, 5, 1, 2, SLEEP)
+    window = looked.tick(200)
+    assert at(window, SLEEP) == SiteTotals(total_ns=100 * MS)
+    assert of_thread(window) == ThreadTotals(offcpu_ns=100 * MS)
+    assert looked.account.guessed_ns == 0
+    assert looked.tick(300).still == [SiteKey(*KEY, SLEEP, NO_STACK)]
+
+
+def test_the_longest_time_between_two_looks_is_told_of_each_tick() -> None:
+    looked = begun()
+    looked.look(130, 5, 1, 2, SLEEP)
+    looked.look(190, 15, 1, 3, LOCK)
+    looked.look(200, 15, 1, 3, LOCK)
+    looked.tick(200)
+    assert looked.account.apart_ns == 60 * MS
+    looked.look(240, 15, 1, 3, LOCK)
+    looked.tick(240)
+    assert looked.account.apart_ns == 40 * MS
+
+
+def test_of_a_wait_that_was_met_it_is_known_that_it_is_at_least_so_old() -> None:
+    looked = begun()
+    one = looked.last.waiting[KEY]
+    assert (one.since_ns, one.bound, one.state) == (100 * MS, Bound.AT_LEAST, 1)
+
+
+def test_one_that_began_between_two_looks_is_at_most_as_old_as_what_it_did_not_run_since() -> None:
+    looked = begun()
+    looked.look(140, 25, 1, 3, LOCK)
+    one = looked.account.end_tick(150 * MS)[0][KEY]
+    assert (one.since_ns, one.bound) == (120 * MS, Bound.AT_MOST)
+
+
+def test_run_queue_and_running_are_the_kernels_own_and_the_rest_is_blocked() -> None:
+    """From 100 on it sleeps, is ready for 4 ms, runs for 6 ms, and is on the CPU at 200."""
+    looked = begun()
+    looked.look(200, 11, 5, 3, None)
+    window = looked.tick(200)
+    assert at(window, SLEEP)[:3] == (1, 94 * MS, 4 * MS)
+    assert of_thread(window)[:3] == (1, 94 * MS, 4 * MS)
+    assert of_thread(window).running_ns == 6 * MS
+    assert looked.account.guessed_ns == 0
+
+
+def test_between_two_places_the_time_that_nobody_saw_is_halved_and_counted_as_guessed() -> None:
+    looked = begun()
+    looked.look(160, 5, 1, 2, SLEEP)
+    looked.look(200, 15, 1, 3, LOCK)
+    window = looked.tick(200)
+    assert (at(window, SLEEP).total_ns, at(window, LOCK).total_ns) == (75 * MS, 15 * MS)
+    assert looked.account.guessed_ns == 30 * MS
+
+
+def test_all_waits_are_counted_where_it_was_seen_before_and_behind() -> None:
+    """41 turns in 100 ms: 21 waits here, 20 there."""
+    looked = begun()
+    looked.look(200, 15, 1, 43, LOCK)
+    window = looked.tick(200)
+    assert (at(window, SLEEP).waits, at(window, LOCK).waits) == (21, 20)
+    assert of_thread(window).waits == 41
+
+
+def test_where_both_looks_find_it_ready_only_the_run_queue_is_known() -> None:
+    looked = begun(None)
+    looked.look(200, 55, 46, 12, None)
+    window = looked.tick(200)
+    thread = of_thread(window)
+    assert (thread.waits, thread.offcpu_ns, thread.runqueue_ns) == (10, 45 * MS, 45 * MS)
+    assert (thread.short_waits, thread.short_ns, thread.running_ns) == (10, 45 * MS, 50 * MS)
+
+
+def test_what_the_kernel_has_not_added_yet_to_a_running_thread_is_no_wait() -> None:
+    looked = begun(None)
+    looked.look(200, 98, 1, 2, None)
+    assert of_thread(looked.tick(200)) == ThreadTotals(running_ns=93 * MS)
+    looked.look(300, 202, 1, 2, SLEEP)
+    window = looked.tick(300)
+    assert of_thread(window).offcpu_ns == 3 * MS, "of 200 ms it has run for 197"
+
+
+def test_one_that_blocked_unseen_is_short_and_one_that_was_robbed_of_its_cpu_did_not_wait() -> None:
+    for by_itself, short_ms in ((3, 60), (0, 0)):
+        looked = begun(None)
+        looked.account.switched(KEY, 10, 10)
+        looked.look(200, 45, 1, 8, None)
+        looked.account.switched(KEY, 10 + by_itself, 13)
+        thread = of_thread(looked.tick(200))
+        assert (thread.short_ns, thread.waits) == (short_ms * MS, 6)
+        assert looked.account.guessed_ns == short_ms * MS
+
+
+def test_how_much_of_the_run_queue_was_being_put_aside_goes_by_the_count_of_that() -> None:
+    looked = begun(None)
+    looked.account.switched(KEY, 0, 0)
+    looked.look(200, 65, 41, 6, None)
+    looked.account.switched(KEY, 1, 3)
+    thread = of_thread(looked.tick(200))
+    assert (thread.involuntary, thread.voluntary) == (3, 1)
+    assert (thread.preempted_ns, thread.runqueue_ns) == (30 * MS, 40 * MS)
+
+
+def test_one_that_is_ready_and_gets_no_cpu_is_in_the_run_queue_while_that_goes_on() -> None:
+    looked = begun(None)
+    for ms in (140, 200):
+        looked.look(ms, 5, 1, 2, None)
+    window = looked.tick(200)
+    assert of_thread(window)[1:4] == (100 * MS, 100 * MS, 100 * MS)
+    looked.look(300, 8, 196, 3, None)
+    window = looked.tick(300)
+    assert of_thread(window)[:4] == (1, 95 * MS, 95 * MS, 0)
+
+
+def test_one_that_was_woken_and_gets_no_cpu_is_counted_once_and_what_was_told_wrongly_is_guessed() -> None:
+    """Woken at 200, it gets a CPU at 5100: only then do its counters say so."""
+    looked = begun()
+    for ms in range(1000, 6000, 1000):
+        looked.look(ms, 5, 1, 2, SLEEP)
+        looked.tick(ms)
+    looked.look(5200, 105, 4901, 3, None)
+    thread = of_thread(looked.tick(5200))
+    assert (thread.offcpu_ns, thread.running_ns, looked.passed_ns) == (100 * MS, 100 * MS, 5100 * MS)
+    assert looked.account.guessed_ns == 4800 * MS
+
+
+def test_once_it_is_seen_to_be_ready_its_wait_is_run_queue() -> None:
+    looked = begun()
+    looked.look(1000, 5, 1, 2, SLEEP)
+    assert looked.account.standing == [KEY]
+    looked.account.is_ready(KEY, 1000 * MS)
+    assert looked.account.standing == []
+    looked.tick(1000)
+    looked.look(2000, 5, 1, 2, SLEEP)
+    assert of_thread(looked.tick(2000))[1:3] == (1000 * MS, 1000 * MS)
+    assert looked.last.waiting[KEY].letter == "R"
+    looked.look(2200, 105, 1901, 3, None)
+    assert of_thread(looked.tick(2200))[1:3] == (100 * MS, 100 * MS)
+    assert looked.account.guessed_ns == 800 * MS
+
+
+def test_what_it_was_in_the_run_queue_before_it_was_met_is_none_of_ours() -> None:
+    looked = begun(None)
+    looked.look(150, 15, 9001, 3, SLEEP)
+    assert of_thread(looked.tick(150))[1:3] == (40 * MS, 40 * MS)
+
+
+def test_run_queue_that_the_kernel_adds_later_is_no_robbed_time() -> None:
+    """It ran to 120 and was put aside, got a CPU at 220, and ran on."""
+    looked = begun(None)
+    looked.account.switched(KEY, 0, 0)
+    looked.look(180, 25, 1, 2, None)
+    looked.account.switched(KEY, 0, 1)
+    looked.tick(180)
+    looked.look(240, 45, 101, 3, None)
+    assert of_thread(looked.tick(240))[1:3] == (100 * MS, 100 * MS)
+
+
+def test_a_wait_that_was_over_when_it_was_shown_makes_the_next_one_begin_later() -> None:
+    """It slept to 140, ran to 160, and sleeps again; a tick told at 150 that it slept."""
+    looked = begun()
+    looked.account.end_tick(150 * MS)
+    looked.look(160, 25, 1, 3, SLEEP)
+    waiting, _ = looked.account.end_tick(165 * MS)
+    assert waiting == {}, "10 ms of it were told before"
+    waiting, _ = looked.account.end_tick(180 * MS)
+    assert (waiting[KEY].from_ns, waiting[KEY].left_ns) == (170 * MS, 160 * MS)
+
+
+def test_where_cpus_have_a_tick_a_second_one_whose_counters_stand_still_for_less_runs() -> None:
+    looked = Looked(LATE_WITHOUT_TICKS_NS)
+    for ms in (100, 1000):
+        looked.look(ms, 5, 1, 2, None)
+    assert of_thread(looked.tick(1000)) == ThreadTotals()
+    looked.look(1300, 5, 1, 2, None)
+    assert of_thread(looked.tick(1300)).runqueue_ns == 1200 * MS
+
+
+def test_a_thread_that_ends_keeps_what_was_shown_and_then_stands_with_those_that_ended() -> None:
+    looked = begun()
+    looked.account.ended(KEY)
+    assert looked.tick(200).threads == {}
+    assert KEY not in looked.last.waiting
+    assert [*looked.account.threads] == [KEY]
+    looked.tick(300)
+    assert [*looked.account.threads] == [(0, 0)]
+    assert looked.account.book.life(KEY).to_ns == 200 * MS
+
+
+def test_one_that_ends_between_two_looks_waited_for_half_of_that_most_likely_and_that_is_guessed() -> None:
+    looked = begun()
+    looked.look(140, 5, 1, 2, SLEEP)
+    looked.account.ended(KEY, 200 * MS)
+    thread = of_thread(looked.tick(200))
+    assert (thread.offcpu_ns, thread.waits, thread.max_ns) == (70 * MS, 1, 100 * MS)
+    assert looked.account.guessed_ns == 30 * MS
+
+
+def test_of_one_that_began_since_the_last_look_all_counts() -> None:
+    """At 130; it was in the run queue for 5 ms, ran for 10 in 3 turns, and sleeps."""
+    looked = Looked()
+    for ms in (100, 120, 200):
+        looked.account.begin_look(ms * MS)
+    looked.look(200, 10, 5, 3, SLEEP, began=130)
+    thread = of_thread(looked.tick(200))
+    assert (thread.running_ns, thread.offcpu_ns, thread.runqueue_ns, thread.waits) == (10 * MS, 60 * MS, 5 * MS, 2)
+    assert looked.account.guessed_ns == 55 * MS
+    assert looked.last.waiting[KEY].bound == Bound.AT_MOST
+
+
+def test_of_one_that_began_before_all_were_met_or_others_were_chosen_nothing_does() -> None:
+    for began, anew in ((119, False), (130, True)):
+        looked = Looked()
+        for ms in (100, 120, 200):
+            looked.account.begin_look(ms * MS, anew)
+        looked.look(200, 10, 5, 3, SLEEP, began)
+        assert of_thread(looked.tick(200)) == ThreadTotals()
+        assert looked.last.waiting[KEY].bound == Bound.AT_LEAST
+
+
+def test_another_thread_with_the_same_id_begins_anew() -> None:
+    looked = begun()
+    looked.look(200, 1, 0, 1, SLEEP)
+    assert of_thread(looked.tick(250)).offcpu_ns == 50 * MS
+    looked.account.begin_look(250 * MS)
+    looked.account.begin_look(300 * MS)
+    looked.look(350, 0, 0, 1, SLEEP, began=300)
+    assert of_thread(looked.tick(350)).offcpu_ns == 50 * MS, "of the other; half of 200 to 300 was told of the first"
+
+
+def test_no_percentile_of_waits_of_which_only_the_sum_is_known_is_too_low() -> None:
+    """Of 40 waits that are 100 ms together, half are 5 ms or shorter, and none is longer than 100."""
+    looked = begun(None)
+    looked.look(200, 5, 1, 42, LOCK)
+    thread = of_thread(looked.tick(200))
+    assert log2.count(thread.histogram) == 40
+    assert 2.5 * MS <= log2.percentile_ns(thread.histogram, 50, thread.max_ns) <= 10 * MS
+    assert thread.max_ns == 100 * MS
+
+
+class Marked(NamedTuple):
+    """Waits of 50 ms and more are wanted."""
+
+    lowest_ns: int = 50 * MS
+    version: int = 0
+
+    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+        return self.lowest_ns, self.lowest_ns
+
+
+def test_where_there_is_no_time_to_look_it_is_where_it_was_and_all_of_that_is_guessed() -> None:
+    """From 100 on it sleeps, is ready for 4 ms, runs for 6 ms, and waits again."""
+    looked = begun()
+    looked.account.assume(KEY, 200 * MS, Counters(11 * MS, 5 * MS, 3))
+    window = looked.tick(200)
+    assert at(window, SLEEP)[:3] == (1, 94 * MS, 4 * MS)
+    assert of_thread(window).running_ns == 6 * MS
+    assert looked.account.guessed_ns == 94 * MS
+    one = looked.last.waiting[KEY]
+    assert (one.left_ns, one.site.kernel, one.letter) == (200 * MS, SLEEP, "S")
+
+
+def test_one_that_was_ready_is_ready_where_there_is_no_time_to_look() -> None:
+    looked = begun(None)
+    looked.account.assume(KEY, 200 * MS, Counters(55 * MS, 46 * MS, 12))
+    assert of_thread(looked.tick(200))[:3] == (10, 45 * MS, 45 * MS)
+    assert looked.last.waiting == {}
+
+
+def test_a_wait_is_caught_when_it_ends_if_it_was_seen_for_so_long() -> None:
+    for seen_ms, caught in ((140, 0), (160, 1)):
+        looked = begun()
+        looked.account.marks = Marked()
+        looked.look(seen_ms, 5, 1, 2, SLEEP)
+        looked.look(200, 15, 1, 3, LOCK)
+        _, some = looked.account.end_tick(200 * MS)
+        assert len(some) == caught
+        assert all(one.site.kernel == SLEEP and not one.is_exact for one in some)
+        assert all((one.began_ns, one.ended_ns) == (100 * MS, 160 * MS) for one in some)
+
+
+def test_waits_that_were_never_seen_for_so_long_are_not_caught_however_long_they_can_have_been() -> None:
+    """It is woken every 50 ms, and looked at once a second."""
+    looked = begun()
+    for turns in range(3, 6):
+        looked.account.marks = Marked()
+        ms = 1000 * (turns - 2)
+        looked.look(ms, 5 + turns, 1, 20 * turns, SLEEP)
+        waiting, caught = looked.account.end_tick((ms + 1) * MS)
+        assert (waiting[KEY].left_ns, waiting[KEY].bound, caught) == (ms * MS, Bound.AT_MOST, [])
+        assert waiting[KEY].since_ns < ms * MS
+
+
+def test_what_is_not_used_for_long_is_given_back_and_the_sums_stay() -> None:
+    looked = begun()
+    looked.look(150, 15, 1, 3, LOCK)
+    looked.tick(150)
+    total_ns = looked.account.sites[SiteKey(*KEY, SLEEP, NO_STACK)].total_ns
+    for ms in (300, 600):
+        assert next(iter(looked.account.sites)).tid == KEY.tid
+        looked.tick(ms)
+        looked.account.age(200 * MS)
+    assert {key: one.total_ns for key, one in looked.account.sites.items()}[SiteKey(0, 0, SLEEP, NO_STACK)] == total_ns
+    assert SiteKey(*KEY, SLEEP, NO_STACK) not in looked.account.sites
+    looked.tick(700)
+
+
+steps = st.tuples(
+    *(st.floats(0.1, 80), st.floats(0, 1), st.floats(0, 1), st.integers(0, 5)),
+    *(st.sampled_from([None, SLEEP, LOCK]), st.sampled_from(["", "tick", "asked"])),
+)
+
+
+@given(st.lists(steps, max_size=30))
+def test_the_sums_hold_and_nothing_falls_and_no_time_is_counted_twice_whatever_a_thread_does(
+    done: list[tuple[float, float, float, int, int | None, str]],
+) -> None:
+    """In a step it either goes on as it was, by and by in the run queue, or has had `new` turns and is at `there`."""
+    looked, now, ran, queued, turns, waits = begun(), 100.0, 5.0, 1.0, 2, 0.0
+    place: int | None = SLEEP
+    for passed, running, ready, new, there, end in done:
+        now += passed
+        if new:
+            ran += passed * running
+            queued += waits + passed * (1 - running) * ready
+            turns, place, waits = turns + new, there, 0.0
+        elif place is None and not waits and running > 0.5:
+            ran += passed * running
+        else:
+            waits += passed * (ready if waits or place is not None else 1 - running)
+        looked.look(now, ran, queued, turns, place)
+        if end == "asked" and waits and looked.account.standing:
+            looked.account.is_ready(KEY, round(now * MS))
+        if end:
+            now += 0.5
+            thread = of_thread(looked.tick(now))
+            assert min(thread[:9]) >= 0

@@ -1,0 +1,384 @@
+"""--within: only waits inside of one function, however it is left; and how long its calls were."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from offtop.errors import UsageError
+from offtop.kernel.bpf.program import Unwind
+from offtop.kernel.scope.within import Watched
+from offtop.model import histogram as log2
+from offtop.model.snapshot import Filters
+from offtop.model.within import Calls
+from tests import command
+from tests.kernel import programs, watch
+from tests.kernel.programs import Program
+from tests.kernel.reads import READS
+from tests.kernel.watch import MS, Watch
+
+WAITS = r"""
+#include <pthread.h>
+#include <setjmp.h>
+#include <string.h>
+#define KEPT __attribute__((noinline, noclone, used))
+static jmp_buf out;
+static volatile int done;
+
+static void doze(int ms) { usleep(1000 * ms); }
+KEPT void handle(int ms) { doze(ms); asm volatile(""); }
+KEPT void handle_again(int times) { doze(5); if (times > 1) handle_again(times - 1); doze(5); asm volatile(""); }
+KEPT void handle_or_jump(int jumps) { doze(5); if (jumps) longjmp(out, 1); asm volatile(""); }
+KEPT void handle_to_the_end(void) { doze(5); pthread_exit(0); }
+KEPT void nothing(void) { }
+asm(".type spin, @function\nspin: nop\n jne spin\n ret\n.size spin, . - spin\n");
+asm(".type torn, @function\ntorn: test %edi, %edi\n js torn.cold\n1: mov $0xc3c3, %eax\n ret\n.size torn, . - torn\n"
+    ".type torn.cold, @function\ntorn.cold: nop\n jmp 1b + 1\n.size torn.cold, . - torn.cold\n");
+asm(".type worn, @function\nworn: test %edi, %edi\n js worn.cold\n ret\n.size worn, . - worn\n"
+    ".type worn.cold, @function\nworn.cold: nop\n .byte 6\n ret\n.size worn.cold, . - worn.cold\n");
+KEPT void finish(void) { doze(5); asm volatile(""); }
+KEPT void hand_over(int ms) { doze(ms); finish(); }
+KEPT void copied(int ms) { doze(ms); asm volatile(""); }
+KEPT void copied_for_5(void) asm("copied.constprop.0");
+KEPT void copied_for_5(void) { doze(5); asm volatile("nop"); }
+KEPT void promoted(int ms) asm("promoted.llvm.4711");
+KEPT void promoted(int ms) { doze(ms); asm volatile("nop\n nop"); }
+#define CODE(name) asm(".type " name ", @function\n" name ": nop\n ret\n.size " name ", . - " name "\n")
+CODE("copied.cold"); CODE("promoted.llvm.4711.cold"); CODE("shaken.isra.0"); CODE("shaken.isra.0.cold");
+CODE("inlined.cold"); CODE("parted.part.0"); CODE("parted.part.0.cold");
+CODE("twice.llvm.1"); CODE("twice.llvm.2"); CODE("_ZN4shop4sellEi"); CODE("_ZN4shop4sellEi.cold"); CODE("sell.cold");
+KEPT int pick(int how) {
+	switch (how) {
+	case 1: return getpid();
+	case 2: return getppid();
+	case 3: return getuid();
+	case 4: return getgid();
+	case 5: return geteuid();
+	case 6: return getegid();
+	default: doze(how); return 0;
+	}
+}
+static void *bystander(void *unused) { while (!done) doze(5); return 0; }
+static void *ends_inside(void *unused) { handle_to_the_end(); return 0; }
+static void *stays(void *unused) { handle(600000); return 0; }
+
+static void make(char how)
+{
+	pthread_t other;
+	switch (how) {
+	case 'h':
+		done = 0;
+		pthread_create(&other, 0, bystander, 0);
+		for (int i = 0; i < 23; i++) { handle(5); doze(3); }
+		done = 1;
+		pthread_join(other, 0);
+		break;
+	case 'a': for (int i = 0; i < 7; i++) { handle_again(3); doze(3); } break;
+	case 'j': for (int i = 0; i < 8; i++) { if (!setjmp(out)) handle_or_jump(i % 2); doze(3); } break;
+	case 'e':
+		for (int i = 0; i < 5; i++) { pthread_create(&other, 0, ends_inside, 0); pthread_join(other, 0); doze(3); }
+		break;
+	case 'o': for (int i = 0; i < 9; i++) { hand_over(5); doze(3); } break;
+	case 'c': for (int i = 0; i < 6; i++) { copied(5); copied_for_5(); copied_for_5(); promoted(5); doze(3); } break;
+	case 'p': for (int i = 0; i < 10; i++) { pick(i % 6 + 1); pick(7); doze(3); } break;
+	case 's': pthread_create(&other, 0, stays, 0); break;
+	}
+}
+int main(void) { for (char how; (how = next());) make(how); return 0; }
+"""
+THROWS = r"""
+static void doze(int ms) { usleep(1000 * ms); }
+namespace shop { struct Cart {
+	__attribute__((noinline)) void pay(int fails) { doze(5); if (fails) throw fails; asm volatile(""); }
+	__attribute__((noinline)) void pay(int fails, int again) { pay(fails); doze(again); }
+}; }
+int main() {
+	shop::Cart cart;
+	while (next())
+		for (int i = 0; i < 8; i++) {
+			try { cart.pay(i % 2); } catch (int) { }
+			doze(3);
+			if (i > 100) cart.pay(0, i);
+		}
+	return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def waits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.build(tmp_path_factory.mktemp("within") / "offtop_waits", WAITS, "-O2", "-pthread")
+
+
+@contextmanager
+def within(program: Path, function: str, door: str = "auto", mode: str = "offcpu") -> Generator[tuple[Watch, Program]]:
+    """The program, and what is watched of it, by its path."""
+    with (
+        programs.running([program]) as child,
+        watch.watching(
+            Filters(within=f"{program}:{function}"), door=door, mode=mode, unwind=Unwind("fp", cpu_pct=200)
+        ) as live,
+    ):
+        yield live, child
+
+
+def did(live: Watch, child: Program, what: bytes) -> tuple[Calls, int, int]:
+    """What its calls came to while it did that; waits (but for those where it was put aside) and
+    their ns of all threads that were counted."""
+    live.tick()
+    child.write(what)
+    child.listen()
+    window = live.tick()
+    every = [totals for _, totals in window.each_thread()]
+    return window.calls, sum(one.voluntary for one in every), sum(one.offcpu_ns for one in every)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("door", ["auto", "switch"])
+def test_23_calls_wait_inside_and_nothing_else_counts(waits: Path, door: str) -> None:
+    """The same thread sleeps outside, too, and another one in the same system call without the function."""
+    with within(waits, "handle", door) as (live, child):
+        calls, count, ns = did(live, child, b"h")
+        lost = live.last.lost.get("events", 0)
+        threads = {key.tid for key, _ in live.tick().each_thread()}
+    assert (calls.returned, calls.left, calls.now) == (23, 0, 0)
+    assert count == 23 - lost
+    assert (23 - lost) * 5 * MS <= ns == calls.offcpu_ns <= calls.total_ns
+    assert calls.max_ns >= 5 * MS
+    assert log2.count(calls.histogram) == 23
+    assert calls.blocked_ns >= (23 - lost) * 4 * MS
+    assert not threads
+
+
+@pytest.mark.kernel
+def test_a_function_that_calls_itself_is_one_call_from_its_first_begin_to_its_last_end(waits: Path) -> None:
+    with within(waits, "handle_again") as (live, child):
+        calls, count, ns = did(live, child, b"a")
+    assert (calls.returned, calls.left) == (7, 0)
+    assert count == 7 * 6
+    assert ns >= 7 * 6 * 5 * MS
+    assert calls.max_ns >= 6 * 5 * MS
+
+
+@pytest.mark.kernel
+def test_a_call_that_longjmp_leaves_is_left_and_what_follows_is_outside(waits: Path) -> None:
+    with within(waits, "handle_or_jump") as (live, child):
+        calls, count, ns = did(live, child, b"j")
+    assert (calls.returned, calls.left, calls.now) == (4, 4, 0)
+    assert count == 8  # inside, of both kinds
+    assert calls.offcpu_ns < ns  # of what was left it is not known how long it took
+
+
+@pytest.mark.kernel
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
+def test_a_call_that_an_exception_leaves_is_left_and_the_program_lives(tmp_path: Path) -> None:
+    program = programs.build(tmp_path / "offtop_throws", THROWS, "-O1", language="c++")
+    with within(program, "shop::Cart::pay(int)") as (live, child):
+        calls, count, _ = did(live, child, b"t")
+        again, *_ = did(live, child, b"t")
+    assert (calls.returned, calls.left) == (again.returned, again.left) == (4, 4)
+    assert count == 8
+
+
+@pytest.mark.kernel
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
+def test_functions_of_one_name_are_listed(tmp_path: Path) -> None:
+    program = programs.build(tmp_path / "offtop_throws", THROWS, "-O1", language="c++")
+    with pytest.raises(UsageError, match=r"2 functions pay: shop::Cart::pay\(int(, int)?\) \(0x"):
+        Watched(f"{program}:pay", (), READS)
+    with pytest.raises(UsageError, match="2 functions"):
+        Watched(f"{program}:shop::Cart::pay", (), READS)
+    for name in ("shop::Cart::pay(int, int)", "_ZN4shop4Cart3payEii"):
+        watched = Watched(f"{program}:{name}", (), READS)
+        assert watched.functions[0].name == "shop::Cart::pay(int, int)"
+        watched.close()
+
+
+@pytest.mark.kernel
+def test_threads_that_end_inside_are_forgotten(waits: Path) -> None:
+    with within(waits, "handle_to_the_end") as (live, child):
+        calls, count, _ = did(live, child, b"e")
+    assert (calls.returned, calls.left, calls.now) == (0, 5, 0)
+    assert count >= 5
+
+
+@pytest.mark.kernel
+def test_what_a_function_hands_over_to_at_its_end_is_not_inside(waits: Path) -> None:
+    """hand_over ends with a jump to finish, which others call, too: a probe there would slow all of them."""
+    watched = Watched(f"{waits}:hand_over", (), READS)
+    assert (watched.functions[0].elsewhere, len(watched.functions[0].ends)) == (1, 1)
+    watched.close()
+    with within(waits, "hand_over") as (live, child):
+        calls, count, ns = did(live, child, b"o")
+    assert (calls.returned, calls.left) == (9, 0)
+    assert count == 9
+    assert ns >= 9 * 5 * MS
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("function", "times", "taken"),
+    [
+        ("copied", 18, "copied, copied.constprop.0"),
+        ("copied.constprop.0", 12, "copied.constprop.0"),
+        ("promoted", 6, "promoted.llvm.4711"),
+    ],
+)
+def test_copies_of_a_function_count_as_it_and_what_was_taken_is_said(
+    waits: Path, function: str, times: int, taken: str
+) -> None:
+    with within(waits, function) as (live, child):
+        calls, count, ns = did(live, child, b"c")
+        assert f"{taken} in {waits}; " in dict(live.source.about())["within"]
+    assert (calls.returned, calls.left) == (times, 0)
+    assert count == times
+    assert ns >= times * 5 * MS
+
+
+@pytest.mark.kernel
+def test_a_switch_is_no_way_out(waits: Path) -> None:
+    with within(waits, "pick") as (live, child):
+        calls, count, _ = did(live, child, b"p")
+    assert (calls.returned, calls.left) == (20, 0)
+    assert count == 10
+
+
+@pytest.mark.kernel
+def test_a_call_that_goes_on_is_told_with_its_age(waits: Path) -> None:
+    with within(waits, "handle") as (live, child):
+        did(live, child, b"s")
+        live.tick(after_s=0.1)
+        window = live.tick(after_s=0.1)
+        assert (window.calls.now, window.calls.returned) == (1, 0)
+        waited_ns = sum(totals.offcpu_ns for _, totals in window.each_thread())
+        assert waited_ns == window.span_ns < window.calls.oldest_ns
+
+
+@pytest.mark.kernel
+def test_a_call_from_before_is_not_known(waits: Path) -> None:
+    with programs.running([waits]) as child:
+        child.write(b"s")
+        child.listen()
+        with watch.watching(Filters(within=f"{waits}:handle"), unwind=Unwind("off")) as live:
+            window = live.tick(after_s=0.05)
+    assert not [*window.each_thread()]
+    assert window.calls == Calls()
+
+
+@pytest.mark.kernel
+def test_with_a_process_both_must_hold(waits: Path) -> None:
+    with programs.running([waits]) as child, programs.running([waits]) as stranger:
+        filters = Filters(pids=(child.pid,), within=":handle")
+        with watch.watching(filters, unwind=Unwind("off")) as live:
+            calls, *_ = did(live, stranger, b"h")
+            assert calls == Calls()
+            calls, *_ = did(live, child, b"h")
+            assert calls.returned == 23
+
+
+@pytest.mark.kernel
+def test_a_function_of_a_library_counts_in_the_processes_that_are_called_so(waits: Path, tmp_path: Path) -> None:
+    stranger_s = Path(shutil.copy(waits, tmp_path / "stranger"))
+    filters = Filters(within="offtop_waits:usleep")
+    with programs.running([waits]) as child, programs.running([stranger_s]) as stranger:
+        with watch.watching(filters, unwind=Unwind("off")) as live:
+            assert live.last.filters.pids == (child.pid,)
+            live.source.set_filters(replace(filters, min_ns=0))
+            calls, *_ = did(live, stranger, b"a")
+            assert calls == Calls()
+            calls, count, ns = did(live, child, b"a")
+            assert live.last.filters == replace(filters, min_ns=0, pids=(child.pid,))
+        assert calls.returned == count == 7 * 7
+        assert ns == calls.offcpu_ns
+        library = next(
+            line.split()[5] for line in Path(f"/proc/{child.pid}/maps").read_text().splitlines() if "/libc" in line
+        )
+        named = Filters(pids=(stranger.pid,), within=f"{Path(library).name}:usleep")
+        with watch.watching(named, unwind=Unwind("off")) as live:
+            calls, *_ = did(live, stranger, b"a")
+        assert calls.returned == 7 * 7
+
+
+@pytest.mark.kernel
+def test_with_wakers_only_waits_inside_are_counted(waits: Path) -> None:
+    with within(waits, "handle", mode="chain") as (live, child):
+        calls, count, _ = did(live, child, b"h")
+        sites = [key for key, totals in live.last.sites.items() if totals.waits]
+    assert calls.returned == 23
+    assert count == 23
+    assert all(live.last.book.wake(site.wake).has_waker for site in sites)
+
+
+@pytest.mark.kernel
+def test_a_recording_and_an_export_are_of_those_waits(waits: Path, tmp_path: Path) -> None:
+    asked, file = f"{waits}:handle", str(tmp_path / "it.offtop")
+    with programs.running([waits]) as child:
+        child.write(b"s")
+        child.listen()
+        before = command.run("record", "-n", "3", "-d", "0.2", "-o", file, "--within", asked, *command.QUICK)
+        assert before.status == 0, before.err
+        child.write(b"s")
+        child.listen()
+        none = command.run("export", "folded", "-n", "1", "-d", "0.2", "--within", asked, *command.QUICK)
+    assert (none.status, none.out) == (0, "")
+    ticks = [json.loads(line) for line in command.run("replay", file, "--json").out.splitlines()]
+    assert [tick["filters"]["within"] for tick in ticks] == [asked] * len(ticks)
+    assert [(tick["within"]["calls"], tick["threads"]) for tick in ticks] == [(0, [])] * len(ticks)
+
+
+def test_what_is_not_there_is_refused_with_what_may_be_meant(waits: Path, tmp_path: Path) -> None:
+    def why(asked: str) -> str:
+        with pytest.raises(UsageError) as refused:
+            Watched(asked, (), READS)
+        return str(refused.value)
+
+    assert "names no function" in why("mysqld")
+    assert "names no function" in why("mysqld:")
+    assert "Give -p" in why(":handle")
+    assert "there is no process, library or command offtop-nobody" in why("offtop-nobody:handle")
+    assert "cannot be read" in why(f"{tmp_path}/nothing:handle")
+    assert f"{waits} has no function handel. Is it handle" in why(f"{waits}:handel")
+    assert "is a single instruction" in why(f"{waits}:nothing")
+    assert "spin of" in (again := why(f"{waits}:spin")) and "jumps back to where it begins" in again
+    assert "is no function, but data" in why(f"{waits}:done")
+    assert "torn of" in (unreadable := why(f"{waits}:torn")) and "instructions that offtop cannot read" in unreadable
+    assert "instructions that offtop cannot read" in why(f"{waits}:worn")
+    assert f"{waits} has usleep from a library" in why(f"{waits}:usleep")
+    assert "no program or library of 64 bits" in why(f"{__file__}:handle")
+    assert "IFUNC" in why("libc.so.6:strlen")
+    stripped = tmp_path / "stripped"
+    subprocess.run(["strip", "-o", str(stripped), str(waits)], check=True, timeout=30)
+    assert "It is stripped: for others install its debug symbols" in why(f"{stripped}:handle")
+
+
+def test_a_piece_of_a_function_is_never_taken_for_it(waits: Path) -> None:
+    def taken(name: str) -> str:
+        watched = Watched(f"{waits}:{name}", (), READS)
+        watched.close()
+        return watched.functions[0].name
+
+    def why(name: str) -> str:
+        with pytest.raises(UsageError) as refused:
+            Watched(f"{waits}:{name}", (), READS)
+        return str(refused.value)
+
+    assert taken("shaken") == "shaken.isra.0"
+    assert taken("sell") == taken("shop::sell") == taken("shop::sell(int)") == "shop::sell(int)"
+    assert taken("parted.part.0") == "parted.part.0"
+    assert "has no inlined of its own: the compiler put it into the functions that call it. Name one" in why("inlined")
+    assert "but for parted.part.0. Name that, or one of those" in why("parted")
+    assert "2 functions twice: twice.llvm.1" in why("twice")
+    assert "is no function, but code that a function jumps to. Name copied" in why("copied.cold")
+    assert "is no function, but code that a function jumps to. Name shop::sell(int)" in why("_ZN4shop4sellEi.cold")
+
+
+@pytest.mark.skipif(not shutil.which("go"), reason="there is no go")
+def test_go_is_refused(tmp_path: Path) -> None:
+    go = Path(shutil.which("go") or "").resolve()
+    with pytest.raises(UsageError, match="is a Go program"):
+        Watched(f"{go}:main.main", (), READS)

@@ -1,0 +1,460 @@
+"""Names of user frames: of real programs, and only true ones."""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel.binary import files as files_module
+from offtop.kernel.binary.files import Files
+from offtop.kernel.symbols import names as names_module
+from offtop.kernel.symbols.mappings import Processes
+from offtop.kernel.symbols.names import NameWorker
+from offtop.model.stack import GONE, Frame, nameless
+from offtop.model.stackproblems import FILE_GONE, NO_ELF, NO_SYMBOL, NOT_KNOWN, OVERWRITTEN, STRIPPED
+from tests.kernel.programs import build, let_nobody_in, running
+
+PYTHON = "/usr/bin/python3"
+SOURCE = r"""
+#include <dlfcn.h>
+int NAME(int a) { return a + getpid(); }
+__attribute__((noinline)) static int hidden(int a) { return write(2, "", 0) + a; }
+int last(int a) { return hidden(a) + 1; }
+int main(int count, char **words) {
+    tell("function", NAME); tell("hidden", hidden); tell("last", last);
+    if (count > 1) tell("plugin", dlsym(dlopen(words[1], RTLD_NOW), "plugin"));
+    next();
+    return NAME(1) + last(2);
+}
+"""
+BOX = r"""
+namespace shop {
+template <typename T> struct Box { __attribute__((noinline)) int wait(T n) { return getpid() + n; } };
+}
+int main() {
+    int (shop::Box<int>::*wait)(int) = &shop::Box<int>::wait;
+    tell("wait", *(void **)&wait);
+    next();
+    return shop::Box<int>().wait(1);
+}
+"""
+RUST = r"""
+use std::io::{Read, Write};
+mod till {
+    pub struct Box<T>(pub T);
+    pub trait Wait { fn wait(&self) -> u32; }
+    impl Wait for Box<u32> { #[inline(never)] fn wait(&self) -> u32 { std::process::id() + self.0 } }
+}
+use till::Wait;
+fn main() {
+    println!("wait {:x}\nready", <till::Box<u32> as Wait>::wait as *const () as usize);
+    std::io::stdout().flush().unwrap();
+    std::io::stdin().read(&mut [0]).unwrap();
+    println!("{}", till::Box(1).wait());
+}
+"""
+
+
+class Namer:
+    """What a source has: processes, and a worker that names their frames."""
+
+    def __init__(self) -> None:
+        self.files = Files()
+        self.processes = Processes(self.files)
+        self.worker = NameWorker(self.files)
+
+    def frame(self, pid: int, address: int) -> Frame:
+        (frame,) = self.processes.frames(pid, [address])
+        return frame
+
+    def name(self, pid: int, address: int) -> str:
+        """The best name there is."""
+        return self.best(self.frame(pid, address))
+
+    def best(self, frame: Frame) -> str:
+        assert self.worker.wait({frame}, 30)
+        assert bool(self.why(frame)) == (self.worker.of(frame) == nameless(frame))
+        return self.worker.of(frame)
+
+    def why(self, frame: Frame) -> str:
+        """Why it has no name, which it was looked for."""
+        return self.worker.why_nameless(frame)
+
+
+@pytest.fixture
+def namer() -> Generator[Namer]:
+    made = Namer()
+    yield made
+    made.worker.close()
+
+
+def program(path: Path, name: str = "function", *options: str) -> Path:
+    """A program whose first function is called `name`."""
+    return build(path, SOURCE, f"-DNAME={name}", "-rdynamic", "-fno-toplevel-reorder", *options)
+
+
+def stripped(path: Path, name: str = "function") -> Path:
+    program(path, name)
+    subprocess.run(["strip", str(path)], check=True)
+    return path
+
+
+def rewrite(path: Path, other: Path) -> None:
+    """Put the content of `other` into the file `path`, which stays the same file."""
+    path.write_bytes(other.read_bytes())
+    os.utime(path, ns=(1, 1))
+
+
+def opened() -> list[str]:
+    """What this process has open."""
+    found: list[str] = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.append(str(link.readlink()))
+    return found
+
+
+def test_no_frames_need_no_waiting(namer: Namer) -> None:
+    assert namer.worker.wait(set(), 0)
+
+
+def test_a_name_is_asked_for_at_once_and_there_in_the_end(namer: Namer, tmp_path: Path) -> None:
+    with running([program(tmp_path / "app")]) as app:
+        frame = namer.frame(app.pid, app.at["function"])
+        assert namer.worker.of(frame) in (f"app+0x{frame.offset:x}", "function")
+        assert namer.best(frame) == "function"
+        assert namer.name(app.pid, app.at["hidden"]) == "hidden"
+
+
+def test_a_stripped_binary_names_what_it_exports_and_nothing_else(namer: Namer, tmp_path: Path) -> None:
+    with running([stripped(tmp_path / "app")]) as app:
+        hidden = namer.frame(app.pid, app.at["hidden"])
+        assert app.at["function"] < app.at["hidden"] < app.at["last"]
+        assert namer.name(app.pid, app.at["function"]) == "function"
+        assert namer.why(hidden) == ""
+        version = namer.worker.version
+        assert namer.best(hidden) == f"app+0x{hidden.offset:x}"
+        assert namer.why(hidden) == STRIPPED
+        assert namer.worker.version == version  # it is called as before
+        assert namer.name(app.pid, app.at["last"]) == "last"
+        assert namer.worker.version > version
+
+
+def test_code_that_no_symbol_holds_is_not_called_stripped(namer: Namer, tmp_path: Path) -> None:
+    source = '__asm__(".text; sizeless: nop; nop; ret"); extern int sizeless(void);'
+    path = build(tmp_path / "app", f'{source} int main(void) {{ tell("sizeless", sizeless); return next(); }}')
+    with running([path]) as app:
+        frame = namer.frame(app.pid, app.at["sizeless"] + 1)
+        assert namer.best(frame) == f"app+0x{frame.offset:x}"
+        assert namer.why(frame) == NO_SYMBOL
+
+
+def test_what_has_no_name_is_its_byte_in_the_file_in_every_process(namer: Namer, tmp_path: Path) -> None:
+    path = program(tmp_path / "app")
+    text = subprocess.run(["readelf", "-sW", str(path)], capture_output=True, text=True, check=True).stdout
+    (address,) = (int(line.split()[1], 16) for line in text.splitlines() if line.endswith(" hidden"))
+    text = subprocess.run(["readelf", "-lW", str(path)], capture_output=True, text=True, check=True).stdout
+    (code,) = (line.split() for line in text.splitlines() if " LOAD " in line and " R E " in line)
+    offset = address - int(code[2], 16) + int(code[1], 16)
+    subprocess.run(["strip", str(path)], check=True)
+    seen: set[int] = set()
+    for _ in range(3):
+        with running([path]) as app:
+            seen.add(app.at["hidden"])
+            assert namer.name(app.pid, app.at["hidden"]) == f"app+0x{offset:x}"
+    assert len(seen) > 1  # loaded elsewhere each time
+
+
+def away(path: Path, name: str) -> Path:
+    """The symbols of the program, in another file, to which a link is left."""
+    debug = path.with_name(name)
+    subprocess.run(["objcopy", "--only-keep-debug", str(path), str(debug)], check=True)
+    subprocess.run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", str(path)], check=True)
+    let_nobody_in(debug)
+    return debug
+
+
+def test_symbols_in_a_file_beside_it_name_it(namer: Namer, tmp_path: Path) -> None:
+    path = program(tmp_path / "app")
+    away(path, "app.debug")
+    with running([path]) as app:
+        assert namer.name(app.pid, app.at["hidden"]) == "hidden"
+
+
+@pytest.mark.kernel
+def test_symbols_that_nobody_may_read_name_nothing(namer: Namer, tmp_path: Path) -> None:
+    path = program(tmp_path / "app")
+    away(path, "app.debug").chmod(0o600)
+    with running([path]) as app:
+        hidden = namer.frame(app.pid, app.at["hidden"])
+        assert namer.best(hidden) == f"app+0x{hidden.offset:x}"
+        assert namer.why(hidden) == STRIPPED
+        assert namer.name(app.pid, app.at["last"]) == "last"  # which it exports
+
+
+def test_a_program_that_nobody_may_read_is_named(namer: Namer, tmp_path: Path) -> None:
+    path = program(tmp_path / "app")
+    path.chmod(0o700)
+    with running([path]) as app:
+        assert namer.name(app.pid, app.at["hidden"]) == "hidden"
+
+
+def test_compressed_symbols_name_it(namer: Namer, tmp_path: Path) -> None:
+    """As Fedora and RHEL have them: in section .gnu_debugdata."""
+    path, small = program(tmp_path / "app"), tmp_path / "small"
+    subprocess.run(["objcopy", "-S", "--keep-symbol=hidden", str(path), str(small)], check=True)
+    subprocess.run(["xz", str(small)], check=True)
+    subprocess.run(
+        ["objcopy", "--strip-all", f"--add-section=.gnu_debugdata={small}.xz", str(path)],
+        check=True,
+    )
+    with running([path]) as app:
+        assert namer.name(app.pid, app.at["hidden"]) == "hidden"
+
+
+@pytest.mark.skipif(not shutil.which("rustc"), reason="no rustc")
+def test_rust_is_named_as_it_was_written(namer: Namer, tmp_path: Path) -> None:
+    """By whichever of its two manglings this compiler has."""
+    source, path = tmp_path / "shop.rs", tmp_path / "shop"
+    source.write_text(RUST)
+    subprocess.run(["rustc", "-O", "-o", path, source], check=True, timeout=100)
+    with running([path]) as shop:
+        assert namer.name(shop.pid, shop.at["wait"]) == "<shop::till::Box<u32> as shop::till::Wait>::wait"
+
+
+def test_cxx_is_named_as_it_was_written(namer: Namer, tmp_path: Path) -> None:
+    with running([build(tmp_path / "box", BOX, language="c++")]) as box:
+        assert namer.name(box.pid, box.at["wait"]) == "shop::Box<int>::wait(int)"
+
+
+def test_a_library_opened_at_run_time_is_named(namer: Namer, tmp_path: Path) -> None:
+    library = build(tmp_path / "plugin.so", "int plugin(void) { return getpid(); }", "-shared", "-fPIC")
+    with running([program(tmp_path / "app"), library]) as app:
+        assert namer.name(app.pid, app.at["plugin"]) == "plugin"
+
+
+@pytest.mark.kernel
+def test_a_program_deleted_while_it_runs_is_named_and_its_successor_by_its_own_names(
+    namer: Namer, tmp_path: Path
+) -> None:
+    path = program(tmp_path / "app", "old_one")
+    with running([path]) as old:
+        path.unlink()
+        with running([program(path, "new_one")]) as new:
+            old_frame, new_frame = namer.frame(old.pid, old.at["function"]), namer.frame(new.pid, new.at["function"])
+            assert old_frame.offset == new_frame.offset
+            assert (namer.best(old_frame), namer.best(new_frame)) == ("old_one", "new_one")
+
+
+def test_after_the_end_of_a_replaced_program_it_has_no_name_rather_than_its_successors(
+    namer: Namer, tmp_path: Path
+) -> None:
+    path = program(tmp_path / "app", "old_one")
+    with running([path]) as old:
+        frame = namer.frame(old.pid, old.at["function"])
+        path.rename(tmp_path / "kept")  # so that its inode is not given to the next one
+        program(path, "new_one")
+        shutil.copystat(tmp_path / "kept", path)
+    assert namer.best(frame) == f"app+0x{frame.offset:x}"
+    assert namer.why(frame) == FILE_GONE
+
+
+def test_a_program_that_ended_is_named_from_its_file(namer: Namer, tmp_path: Path) -> None:
+    with running([program(tmp_path / "app")]) as app:
+        frame = namer.frame(app.pid, app.at["function"])
+    assert namer.best(frame) == "function"
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_program_rewritten_in_place_keeps_its_names_and_gives_none_to_the_next(
+    namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
+) -> None:
+    monkeypatch.setattr(files_module, "_MOMENT_NS", -1)
+    if remote:  # there nobody asks when a file was written, until it is opened
+        monkeypatch.setattr(files_module, "_is_local", lambda _device, _pid, _reads: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    path, other = program(tmp_path / "app", "old_one"), program(tmp_path / "other", "new_one")
+    with running([path]) as old:
+        frame, unasked = namer.frame(old.pid, old.at["function"]), namer.frame(old.pid, old.at["last"])
+        assert namer.best(frame) == "old_one"
+    rewrite(path, other)
+    assert namer.best(unasked) == f"app+0x{unasked.offset:x}"
+    assert namer.why(unasked) == OVERWRITTEN
+    with running([path]) as new:
+        assert namer.name(new.pid, new.at["function"]) == "new_one"
+    assert namer.best(frame) == "old_one"
+
+
+@pytest.mark.kernel
+def test_a_program_rewritten_before_it_was_opened_has_no_names(namer: Namer, tmp_path: Path) -> None:
+    path, other = program(tmp_path / "app", "old_one"), program(tmp_path / "other", "new_one")
+    with running([path]) as old:
+        frame = namer.frame(old.pid, old.at["function"])
+    rewrite(path, other)
+    assert namer.best(frame) == f"app+0x{frame.offset:x}"
+
+
+@pytest.mark.kernel
+def test_a_library_deleted_while_it_is_mapped_is_named(namer: Namer, tmp_path: Path) -> None:
+    library = build(tmp_path / "plugin.so", "int plugin(void) { return getpid(); }", "-shared", "-fPIC")
+    with running([program(tmp_path / "app"), library]) as app:
+        library.unlink()
+        assert namer.name(app.pid, app.at["plugin"]) == "plugin"
+
+
+def test_a_file_that_could_not_be_opened_is_tried_again_where_it_is_mapped_next(namer: Namer, tmp_path: Path) -> None:
+    path = program(tmp_path / "app")
+    with running([path]) as first:
+        frame = namer.frame(first.pid, first.at["function"])
+        path.rename(tmp_path / "away")
+    assert namer.best(frame) == f"app+0x{frame.offset:x}"
+    (tmp_path / "away").rename(path)
+    with running([path]) as second:
+        assert namer.frame(second.pid, second.at["function"]) == frame
+        assert namer.best(frame) == "function"
+
+
+@pytest.mark.kernel
+def test_the_same_path_in_a_mount_namespace_of_its_own_is_another_file(namer: Namer, tmp_path: Path) -> None:
+    ours, theirs = program(tmp_path / "app", "of_the_host"), program(tmp_path / "other", "of_the_container")
+    enter = ["unshare", "-m", "sh", "-c", f"mount --bind {theirs} {ours} && exec {ours}"]
+    with running([ours]) as host, running(enter) as container:
+        frames = [namer.frame(app.pid, app.at["function"]) for app in (host, container)]
+        assert frames[0].file == str(ours)
+        assert frames[0].offset == frames[1].offset
+        assert [namer.best(frame) for frame in frames] == ["of_the_host", "of_the_container"]
+
+
+def test_the_interpreters_own_functions_are_named(namer: Namer) -> None:
+    code = """if True:
+        import ctypes, sys
+        print("PyEval_EvalCode %x" % ctypes.cast(ctypes.pythonapi.PyEval_EvalCode, ctypes.c_void_p).value)
+        print("ready", flush=True)
+        sys.stdin.read(1)
+    """
+    with running([PYTHON, "-c", code]) as python:
+        assert namer.name(python.pid, python.at["PyEval_EvalCode"]) == "PyEval_EvalCode"
+
+
+def test_the_vdso_is_named(namer: Namer) -> None:
+    frames = {Frame("[vdso]", offset) for offset in range(0, 0x2000, 8)}
+    assert namer.worker.wait(frames, 30)
+    names = {namer.worker.of(frame) for frame in frames}
+    assert any(re.fullmatch(r"__(vdso|kernel)_clock_gettime", name) for name in names)
+    assert namer.worker.of(Frame("[vdso]", 0)) == "[vdso]"
+
+
+def test_hostile_symbols_cannot_write_to_the_terminal(namer: Namer, tmp_path: Path) -> None:
+    path, evil = program(tmp_path / "app"), "\x1b[2J\u202e"
+    subprocess.run(["objcopy", f"--redefine-sym=hidden={evil}{5000 * 'x'}", str(path)], check=True)
+    with running([path]) as app:
+        assert namer.name(app.pid, app.at["hidden"]) == r"\x1b[2J\u202e" + 995 * "x" + "…"
+
+
+def test_a_file_that_is_no_elf_leaves_its_frames_unnamed(namer: Namer, tmp_path: Path) -> None:
+    path = tmp_path / "code"
+    path.write_bytes(4096 * b"\xc3")
+    fd = os.open(path, os.O_RDONLY)
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    address = libc.mmap(None, ctypes.c_size_t(4096), 5, 2, fd, ctypes.c_long(0))
+    os.close(fd)
+    frame = namer.frame(os.getpid(), address + 16)
+    assert (namer.best(frame), namer.why(frame)) == ("code+0x10", NO_ELF)
+    libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(4096))
+
+
+def test_frames_that_lie_in_no_file_are_named_at_once(namer: Namer) -> None:
+    frames = [Frame(GONE, 0), Frame("[anon]", 0x7F00), Frame("[jit]", 16, "Main::loop"), Frame("/never/seen.so", 0x20)]
+    assert namer.worker.wait(set(frames), 0)
+    assert [namer.worker.of(frame) for frame in frames] == ["[gone]", "[anon]+0x7f00", "Main::loop", "seen.so+0x20"]
+    assert [namer.why(frame) for frame in frames] == [NOT_KNOWN, NOT_KNOWN, "", NOT_KNOWN]
+    assert namer.worker.of(Frame("/never/\x1b[2J", 0, "")) == r"\x1b[2J"
+
+
+def test_many_threads_may_ask_for_the_same_names(namer: Namer, tmp_path: Path) -> None:
+    with running([program(tmp_path / "app")]) as app:
+        frames = {namer.frame(app.pid, app.at["function"] + n) for n in range(-200, 200)}
+        found: list[bool] = []
+        askers = [threading.Thread(target=lambda: found.append(namer.worker.wait(frames, 30))) for _ in range(4)]
+        for asker in askers:
+            asker.start()
+        for asker in askers:
+            asker.join(60)
+    assert found == [True] * 4
+
+
+def test_names_are_given_back_when_there_are_too_many(
+    namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names_module, "_MOST_NAMES", 10)
+    with running([program(tmp_path / "app")]) as app:
+        for n in range(50):
+            assert namer.name(app.pid, app.at["function"] + n)
+            file = namer.files.get(str(tmp_path / "app"))
+            assert file
+            assert len(file.names) <= 11
+        assert namer.name(app.pid, app.at["function"]) == "function"
+
+
+def test_more_than_can_be_queued_is_asked_for_again(
+    namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names_module, "_MOST_QUEUED", 3)
+    with running([program(tmp_path / "app")]) as app:
+        frames = {namer.frame(app.pid, app.at["function"] + n) for n in range(100)}
+        assert namer.worker.wait(frames, 30)
+
+
+def test_idle_workers_hold_no_file_open(namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names_module, "_IDLE_S", 0.01)
+    path = program(tmp_path / "app")
+    with running([path]) as app:
+        assert namer.name(app.pid, app.at["function"]) == "function"
+        deadline = time.monotonic() + 30
+        while str(path) in opened() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert str(path) not in opened()
+        assert namer.name(app.pid, app.at["last"]) == "last"
+
+
+def test_closing_ends_the_thread_and_keeps_what_is_known(tmp_path: Path) -> None:
+    before = {*threading.enumerate()}  # some of which end yet
+    namer = Namer()
+    assert len({*threading.enumerate()} - before) == 1
+    with running([program(tmp_path / "app")]) as app:
+        known, unknown = namer.frame(app.pid, app.at["function"]), namer.frame(app.pid, app.at["last"])
+        assert namer.best(known) == "function"
+        namer.worker.close()
+        namer.worker.close()
+        assert not {*threading.enumerate()} - before
+        assert namer.worker.of(known) == "function"
+        assert namer.worker.of(unknown) == f"app+0x{unknown.offset:x}"
+        assert not namer.worker.wait({unknown}, 30)
+
+
+def test_a_machine_without_libdw_is_told_what_to_install() -> None:
+    code = """if True:
+        import ctypes
+        from offtop.errors import KernelError
+        def missing(name): raise OSError(name)
+        ctypes.CDLL = missing
+        from offtop.kernel.binary import dwfl
+        try:
+            dwfl.library()
+        except KernelError as error:
+            print(error)
+    """
+    python = shutil.which("python3")
+    assert python
+    said = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3]
+    )
+    assert "apt install libdw1" in said.stdout, said.stderr

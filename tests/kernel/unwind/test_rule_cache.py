@@ -1,0 +1,66 @@
+"""Rules that are remembered: what could not be asked is not taken for the binary's word."""
+
+import os
+import signal
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel.binary import binaries as binaries_module
+from offtop.kernel.binary.binaries import Binaries
+from offtop.kernel.binary.files import File, Files
+from offtop.kernel.binary.unwind_rules import NO_RULE, X86_64, Value
+from offtop.kernel.symbols.mappings import Processes
+from offtop.kernel.unwind import rule_cache as rulebook_module
+from offtop.kernel.unwind.rule_cache import Rulebook
+from tests.kernel.programs import build, running
+
+
+@pytest.fixture
+def function(tmp_path: Path) -> Generator[tuple[File, int]]:
+    """A function of a program that runs: its file, and where in that."""
+    program = build(tmp_path / "app", 'int main(void) { tell("main", main); next(); return 0; }')
+    files = Files()
+    with running([program]) as app:
+        (frame,) = Processes(files).frames(app.pid, [app.at["main"]])
+        file = files.get(frame.file)
+        assert file
+        yield file, frame.offset
+
+
+def test_a_rule_is_asked_for_once(function: tuple[File, int]) -> None:
+    binaries = Binaries(30)
+    book = Rulebook(binaries)
+    book.begin()
+    rule = book.of(*function)
+    assert rule.cfa == Value(X86_64.sp, 8)
+    binaries.end()
+    assert (book.of(*function), binaries.pid, book.doubts) == (rule, 0, False)
+    assert [*book.ways.values()] == [(0, 1, 0)]
+
+
+def test_of_what_a_reader_died_of_nothing_is_remembered_and_the_walk_is_in_doubt(
+    function: tuple[File, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binaries_module, "_BEGIN_S", 0.2)
+    binaries = Binaries(0.2)
+    book = Rulebook(binaries)
+    book.begin()
+    os.kill(binaries.start().pid, signal.SIGSTOP)
+    assert (book.of(*function), book.doubts, binaries.failures) == (NO_RULE, True, 1)
+    book.begin()
+    assert not book.doubts
+    assert (book.of(*function), book.doubts) == (NO_RULE, True)  # left alone for a while
+    assert not book.ways
+    binaries.end()
+
+
+def test_a_walk_that_has_asked_for_too_long_asks_no_more(
+    function: tuple[File, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binaries = Binaries(30)
+    book = Rulebook(binaries)
+    monkeypatch.setattr(rulebook_module, "_LONGEST_S", -1.0)
+    book.begin()
+    assert (book.of(*function), book.doubts, binaries.pid) == (NO_RULE, True, 0)
