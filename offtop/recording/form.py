@@ -45,6 +45,8 @@ APPLICATION_ID = 0x6F667470
 """`oftp`, where file(1) and SQLite expect it."""
 BESIDE = ("-wal", "-shm", "-journal")
 """Suffixes of the files that SQLite creates beside a database."""
+NOTICE = "notice "
+"""Prefix of the keys in `about` under which what the recording machine lacked is stored, a sentence each."""
 FORMAT = 2
 """Stored as user_version. A newer format is refused; an older offtop ignores what is added to this one."""
 TABLES = {

@@ -23,6 +23,7 @@ from offtop.model.snapshot import Filters, Snapshot
 from offtop.model.stack import FIRST_STACK, Frame, Stack
 from offtop.model.table import SITES, table_of
 from offtop.model.wake import FIRST_WAKE, Object, Storm
+from offtop.recording import form
 from offtop.recording.form import MOST_CALLS, Entry
 from offtop.recording.reader import Recording
 from offtop.source import Recorded
@@ -113,7 +114,8 @@ class RecordedSource:
 
     @property
     def notices(self) -> Sequence[str]:
-        return ()
+        about = self._recording.about
+        return [value for key, value in sorted(about.items()) if key.startswith(form.NOTICE)]
 
     @property
     def recorded(self) -> Recorded:

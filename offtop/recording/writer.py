@@ -420,7 +420,8 @@ class Recorder:
         return database
 
     def _about(self) -> Mapping[str, str]:
-        return {what: value for what, value in self._source.about() if what in ("kernel", "door", "run-queue time")}
+        about = {what: value for what, value in self._source.about() if what in ("kernel", "door", "run-queue time")}
+        return about | {f"{form.NOTICE}{number}": notice for number, notice in enumerate(self._source.notices)}
 
     def _write_all(self, database: sqlite3.Connection) -> None:
         while (written := self._next()) is not None:
