@@ -23,6 +23,8 @@ MOST_HUNG = 64
 """Reads of one channel that may hang at once; each keeps a thread of the child. Then no more begin."""
 _LEAST_S = 0.005
 """A read gets so much time also where the allowance of a tick is used up: most take 0.2 ms."""
+_STARVED_S = 1.0
+"""How long a read, and all reads of a tick, may wait for the child to get a CPU, beyond their deadlines."""
 _AGAIN_S = 1.0
 """From one start of the child to the next, at least."""
 _BEGIN_S = 15.0
@@ -129,7 +131,7 @@ class Channel:
 
     def __init__(self, reads: GuardedReads, patience_s: float, allowance_s: float) -> None:
         self._reads, self._patience_s, self._allowance_s = reads, patience_s, allowance_s
-        self._left_s = allowance_s
+        self._left_s, self._starved_left_s = allowance_s, _STARVED_S
         self._socket: socket.socket | None = None
         self._next = 1
         self._hung: dict[int, Hashable] = {}
@@ -149,7 +151,7 @@ class Channel:
 
     def refill(self) -> None:
         """A tick begins: the whole allowance is there again. Late answers are heard."""
-        self._left_s = self._allowance_s
+        self._left_s, self._starved_left_s = self._allowance_s, _STARVED_S
         with self._lock:
             self._hear()
 
@@ -191,22 +193,43 @@ class Channel:
         return _result(*result)
 
     def _answer(self, asked: socket.socket, number: int) -> tuple[int, bytes, list[int]]:
+        """Wait for the answer to request `number`. Raises _MissedError.
+
+        A child that gets no CPU misses deadlines, too, and that is not the subject's fault. So a request that cannot
+        hang follows one that missed its deadline. It is served by another thread: once it is answered, the child runs.
+        """
         began_s = time.monotonic()
         patience_s = max(_LEAST_S, min(self._patience_s, self._left_s))
         if not self._reads.has_begun and self._allowance_s == float("inf"):  # which is no subject's fault
             patience_s = _BEGIN_S
-        while (left_s := began_s + patience_s - time.monotonic()) > 0:
+        until_s, probe = began_s + patience_s, 0
+        while True:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                if probe:
+                    break
+                probe, self._next = self._next, self._next + 1
+                asked.send(marshal.dumps((probe, "contents", ([], 0))))
+                starved_s = _STARVED_S if self._allowance_s == float("inf") else self._starved_left_s
+                until_s = time.monotonic() + (left_s := max(_LEAST_S, starved_s))
             asked.settimeout(left_s)
             try:
                 answered, kind, raw, fds = _received(asked)
             except TimeoutError:
-                break
+                continue
             self._reads.has_begun = True
             if answered == number:
+                self._count_starved(began_s + patience_s)
                 return kind, raw, fds
             self._forget(answered, fds)
-        self._left_s -= time.monotonic() - began_s
+            if answered == probe:
+                until_s = time.monotonic() + _LEAST_S
+        self._left_s -= patience_s
+        self._count_starved(began_s + patience_s)
         raise _MissedError
+
+    def _count_starved(self, deadline_s: float) -> None:
+        self._starved_left_s -= max(0.0, time.monotonic() - deadline_s)
 
     def _hear(self) -> None:
         """Take late answers: their subjects can be asked again."""

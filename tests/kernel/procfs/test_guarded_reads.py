@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -73,6 +74,26 @@ def let_go(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY))
 
 
+def test_a_read_is_not_given_up_while_the_child_gets_no_cpu(reads: GuardedReads, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"here")
+    channel = reads.channel(0.05, 0.05)
+    os.kill(reads.pid, signal.SIGSTOP)
+    threading.Timer(0.4, os.kill, (reads.pid, signal.SIGCONT)).start()
+    assert content(channel, "starved", tmp_path / "file") == [b"here"]
+
+
+def test_a_child_that_never_gets_a_cpu_delays_a_tick_by_a_second_in_all(reads: GuardedReads, tmp_path: Path) -> None:
+    channel = reads.channel(0.05, 0.05)
+    channel.refill()
+    os.kill(reads.pid, signal.SIGSTOP)
+    began_s = time.monotonic()
+    for subject in "abcdefgh":
+        with pytest.raises(TimeoutError):
+            content(channel, subject, tmp_path)
+    assert 1.0 <= time.monotonic() - began_s < 2.5
+    os.kill(reads.pid, signal.SIGCONT)
+
+
 def test_a_read_that_hangs_keeps_its_own_subject_waiting_and_no_other(channel: Channel, fifo: Path) -> None:
     other = fifo.with_name("other")
     other.write_bytes(b"here")
@@ -101,7 +122,7 @@ def test_a_subject_is_asked_again_when_the_late_answer_has_come(channel: Channel
     assert content(channel, "hangs", fifo) == [b"anew"]
 
 
-def test_late_descriptors_are_closed(channel: Channel, tmp_path: Path, fifo: Path) -> None:
+def test_late_descriptors_are_closed(channel: Channel, reads: GuardedReads, tmp_path: Path, fifo: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     (_, inode, size, written_ns), fd = channel.open("file", str(path))
@@ -121,17 +142,13 @@ def test_late_descriptors_are_closed(channel: Channel, tmp_path: Path, fifo: Pat
     with pytest.raises(FileNotFoundError):
         channel.open("file", str(fifo))
     before = len([*Path("/proc/self/fd").iterdir()])
-    impatient = channel._reads.channel(0)  # pyright: ignore[reportPrivateUsage]
+    impatient = reads.channel(0)
     impatient.start()
 
-    def missed() -> bool:
-        try:
-            os.close(impatient.open(time.monotonic_ns(), str(path))[1])
-        except TimeoutError:
-            return True
-        return False
-
-    until(missed)
+    os.kill(reads.pid, signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        impatient.open("late", str(path))
+    os.kill(reads.pid, signal.SIGCONT)
     until(lambda: impatient.refill() is None and not impatient.hung)
     assert len([*Path("/proc/self/fd").iterdir()]) == before + 1
 
