@@ -14,9 +14,9 @@ from bench.servers import Servers, serving
 from offtop import paths
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
-from offtop.model import categories
-from offtop.model.snapshot import Filters
-from offtop.model.stack import WHOLE, Stack
+from offtop.model.classify import categories
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.stack import WHOLE, Stack
 
 _THREADS = 300
 """Of each CPython."""

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from offtop import paths
 from offtop.kernel.bpf.program import AUTO, Unwind
 from offtop.kernel.live import LiveSource
-from offtop.model import categories
-from offtop.model.snapshot import Filters, Snapshot
+from offtop.model.classify import categories
+from offtop.model.values.snapshot import Filters, Snapshot
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
 from offtop.kernel.unwind.stack_copies import Copies, Copy, leaf
 from offtop.kernel.unwind.unwinder import Found, Walker
-from offtop.model import categories
-from offtop.model.snapshot import Filters
-from offtop.model.stack import Frame
+from offtop.model.classify import categories
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.stack import Frame
 
 _SECONDS = 12
 _MOST_DIFFERENT_PCT = 0.1

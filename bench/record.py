@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 
 from bench.answer import Answer, Bar, middle, table
-from offtop.model.change import NOTHING, Replayed, change
-from offtop.model.snapshot import Snapshot
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.windows.change import NOTHING, Replayed, change
 from offtop.person import person
 from offtop.recording.writer import Recorder
 from offtop.units import size

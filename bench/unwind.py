@@ -25,7 +25,7 @@ from offtop.kernel.bpf import features, layout, libbpf
 from offtop.kernel.bpf.program import Program, Unwind, attach
 from offtop.kernel.unwind.stack_copies import Copies
 from offtop.kernel.unwind.unwinder import Taught, Walker
-from offtop.model.snapshot import Filters
+from offtop.model.values.snapshot import Filters
 
 _ROUNDS = 3
 _SETTINGS = struct.Struct("=QQIIIIII")

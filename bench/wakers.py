@@ -20,7 +20,7 @@ from bench.machine import need
 from bench.workload import Threads
 from offtop.kernel.bpf import features
 from offtop.kernel.live import LiveSource
-from offtop.model.wake import CHAIN, OFFCPU, WAKEUP
+from offtop.model.values.wake import CHAIN, OFFCPU, WAKEUP
 
 _ROUNDS = 5
 _PASSES = 60_000

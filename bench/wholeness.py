@@ -20,9 +20,9 @@ from bench import databases, headless, tools
 from bench.answer import Answer, Bar, UnanswerableError, table
 from bench.workload import Stacks
 from offtop.kernel.live import LiveSource
-from offtop.model.snapshot import Filters, Snapshot
-from offtop.model.stack import NO_STACK, STACK_LOST, WHOLE
-from offtop.model.window import between
+from offtop.model.values.snapshot import Filters, Snapshot
+from offtop.model.values.stack import NO_STACK, STACK_LOST, WHOLE
+from offtop.model.windows.window import between
 from offtop.units import NS_PER_S
 
 _SETTLE_SECONDS, _LEARN_SECONDS, _SECONDS = 1, 3, 6

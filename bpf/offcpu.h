@@ -3,7 +3,7 @@
 #ifndef OFFTOP_OFFCPU_H
 #define OFFTOP_OFFCPU_H
 
-#define LANES 40           /* of a histogram: offtop/model/histogram.py */
+#define LANES 40           /* of a histogram: offtop/model/values/histogram.py */
 #define FIRST_EXPONENT 8
 #define FRAMES 127         /* the kernel's own limit: perf_event_max_stack */
 #define WALK_FRAMES 64
@@ -24,7 +24,7 @@
 #define LINKS 7            /* of a chain, behind the waker itself: offtop/kernel/bpf/layout.py */
 #define INTERRUPTS 2
 #define RETURNS 4
-#define STORM 8            /* wakings in one burst: model/wake.py has it, too */
+#define STORM 8            /* wakings in one burst: model/values/wake.py has it, too */
 #define EXECS 8192         /* processes of which it is known that they called exec */
 #define BURST_NS 100000    /* no longer from one of them to the next */
 #define BY_CPU (1u << 31)

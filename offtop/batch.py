@@ -15,36 +15,11 @@ from offtop.catching import Catch
 from offtop.errors import warn
 from offtop.export import folded
 from offtop.export.folded import AS_BCC, Style
-from offtop.model import calls, stuck, where
-from offtop.model.account import accounts
-from offtop.model.baseline import Baseline
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.budget import Rate, budget
-from offtop.model.categories import Categories, is_periodic
-from offtop.model.comparison import Comparison
-from offtop.model.counted import LOST_NOT_KNOWN, how_sampled, how_sure
-from offtop.model.cut import (
-    ALL,
-    FILTERED,
-    NO_PART,
-    RUN_QUEUE,
-    Scope,
-    by_category,
-    by_site,
-    by_thread,
-    top_of_processes,
-    top_of_threads,
-    total,
-)
-from offtop.model.diagnoser import Diagnoser, most
-from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
-from offtop.model.ends import waited_on
-from offtop.model.filter import NOTHING, Filter
-from offtop.model.history import History, Kept, moved_in
-from offtop.model.outlier import Outlier, groups
-from offtop.model.outliertext import in_line
-from offtop.model.printable import printable
-from offtop.model.rows import (
+from offtop.model.aggregate import location
+from offtop.model.aggregate.account import accounts
+from offtop.model.aggregate.budget import Rate, budget
+from offtop.model.aggregate.filter import NOTHING, Filter
+from offtop.model.aggregate.rows import (
     CHANGE,
     NOWHERE,
     WAITING,
@@ -60,15 +35,51 @@ from offtop.model.rows import (
     thread_rows,
     wake_rows,
 )
-from offtop.model.snapshot import EXITED, Snapshot
-from offtop.model.stack import Frame, Names
-from offtop.model.stackproblems import Problems
-from offtop.model.steps import Shape
-from offtop.model.stuck import Stuck
-from offtop.model.view import TreeView, View
-from offtop.model.wake import NO_STORM, OFFCPU, WAKEUP, gathers
-from offtop.model.waking import WakerKey, by_wake, grouped, nobodys, oldest_of, ready_by_wake, top_of_wakes, waker_of
-from offtop.model.window import Window
+from offtop.model.aggregate.scope_text import LOST_NOT_KNOWN, how_sampled, how_sure
+from offtop.model.aggregate.stack_problems import Problems
+from offtop.model.aggregate.steps import Shape
+from offtop.model.aggregate.waker_rows import (
+    WakerKey,
+    by_wake,
+    grouped,
+    nobodys,
+    oldest_of,
+    ready_by_wake,
+    top_of_wakes,
+    waker_of,
+)
+from offtop.model.classify.categories import Categories, is_periodic
+from offtop.model.classify.cause_finder import Diagnoser, most
+from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
+from offtop.model.outliers.text import in_line
+from offtop.model.printable import printable
+from offtop.model.values import calls
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.outlier import Outlier, groups
+from offtop.model.values.peers import waited_on
+from offtop.model.values.snapshot import EXITED, Snapshot
+from offtop.model.values.stack import Frame, Names
+from offtop.model.values.wake import NO_STORM, OFFCPU, WAKEUP, gathers
+from offtop.model.viewmodel.comparison import Comparison
+from offtop.model.viewmodel.view import TreeView, View
+from offtop.model.windows import stuck
+from offtop.model.windows.baseline import Baseline
+from offtop.model.windows.breakdown import (
+    ALL,
+    FILTERED,
+    NO_PART,
+    RUN_QUEUE,
+    Scope,
+    by_category,
+    by_site,
+    by_thread,
+    top_of_processes,
+    top_of_threads,
+    total,
+)
+from offtop.model.windows.history import History, Kept, moved_in
+from offtop.model.windows.stuck import Stuck
+from offtop.model.windows.window import Window
 from offtop.pace import Pace, Recorder
 from offtop.source import Source
 from offtop.tick import Tick, in_progress, passing
@@ -358,10 +369,12 @@ def tick_text(
 
     def where_of(row: Row) -> str:
         if row.storm != NO_STORM:
-            return where.of_storm(row.storm, row.span_ns)
-        of = where.of_waker if wanted.mode == WAKEUP else where.of_sleeper
+            return location.of_storm(row.storm, row.span_ns)
+        of = location.of_waker if wanted.mode == WAKEUP else location.of_sleeper
         rule = diagnoser.rule_of(row.top, book) if wanted.mode != WAKEUP and row.top != NOWHERE else None
-        return "" if row.top == NOWHERE else printable(where.with_rule(book, row.top, rule, of(book, row.top, names)))
+        return (
+            "" if row.top == NOWHERE else printable(location.with_rule(book, row.top, rule, of(book, row.top, names)))
+        )
 
     who, width_of = ("WAKER", _WAKER_WIDTH) if wanted.mode == WAKEUP else ("COMMAND", _COMM_WIDTH)
 
@@ -461,8 +474,8 @@ def stuck_line(shown: Stuck, row: int, book: Book, names: Names, diagnoser: Diag
     who = printable(book.comm(one.site.thread))[:16]
     category = f"{'~' if leaf.idle else ''}{leaf.category}"
     call = printable(calls.told(book.call(one.call), one.arguments)) if one.call >= 0 else ""
-    place = where.in_short(book, one.site.kernel, one.user, names, one.site.wake)
-    place = printable(where.with_rule(book, one.place, diagnoser.rule_of(one.place, book), place))
+    place = location.in_short(book, one.site.kernel, one.user, names, one.site.wake)
+    place = printable(location.with_rule(book, one.place, diagnoser.rule_of(one.place, book), place))
     return f"{age:>8} {one.site.pid:>7} {one.site.tid:>7} {who:<16} {one.letter} {category:<15} {call:<24}  {place}"
 
 

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from offtop.errors import UsageError
-from offtop.model.categories import Categories
-from offtop.model.judge import Judge
-from offtop.model.outlier import APART_NS, Outlier
+from offtop.model.classify.categories import Categories
+from offtop.model.outliers.detector import Judge
+from offtop.model.outliers.trigger import MAX, NOW, Trigger, TriggerError, parse
 from offtop.model.printable import printable
-from offtop.model.trigger import MAX, NOW, Trigger, TriggerError, parse
+from offtop.model.values.outlier import APART_NS, Outlier
 from offtop.person import Person
 from offtop.units import duration
 

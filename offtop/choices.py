@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from offtop import paths
 from offtop.errors import UsageError
-from offtop.model import categories
-from offtop.model.filter import NOTHING, Filter, FilterError, parse, quoted
+from offtop.model.aggregate.filter import NOTHING, Filter, FilterError, parse, quoted
+from offtop.model.aggregate.rows import CHANGE
+from offtop.model.classify import categories
 from offtop.model.printable import printable
-from offtop.model.rows import CHANGE
-from offtop.model.snapshot import Filters
+from offtop.model.values.snapshot import Filters
 
 if TYPE_CHECKING:  # not to be loaded for --help
     from offtop.catching import Catch
     from offtop.config import Loaded
-    from offtop.model.view import View
+    from offtop.model.viewmodel.view import View
     from offtop.person import Person
     from offtop.rules import RuleFiles
 
@@ -124,8 +124,8 @@ def view(
     asked: argparse.Namespace,
 ) -> "View":
     """What the screen begins with."""
-    from offtop.model.steps import Shape
-    from offtop.model.view import CATEGORIES, STUCK, TreeView, View
+    from offtop.model.aggregate.steps import Shape
+    from offtop.model.viewmodel.view import CATEGORIES, STUCK, TreeView, View
 
     settings = loaded.settings
     return View(

@@ -4,15 +4,15 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TextIO
 
-from offtop.model.before import LEAST
-from offtop.model.categories import Categories
-from offtop.model.counted import counted_in_full, counted_otherwise, sampled
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.diagnosis import RuleSource
-from offtop.model.difference import PARTS, Change, Measured, changes, measured
-from offtop.model.filter import Filter
+from offtop.model.aggregate.baseline_rows import LEAST
+from offtop.model.aggregate.difference import PARTS, Change, Measured, changes, measured
+from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.scope_text import counted_in_full, counted_otherwise, sampled
+from offtop.model.classify.categories import Categories
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import RuleSource
 from offtop.model.printable import printable
-from offtop.model.snapshot import Filters, Sampling
+from offtop.model.values.snapshot import Filters, Sampling
 from offtop.source import Source
 from offtop.tick import passing
 from offtop.tickjson import filters_object, sampling_object

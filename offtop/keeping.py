@@ -12,7 +12,7 @@ from offtop.source import Source
 
 if TYPE_CHECKING:  # not to be loaded for --help
     from offtop.config import Loaded
-    from offtop.model.view import View
+    from offtop.model.viewmodel.view import View
     from offtop.person import Person
     from offtop.recording.writer import Recorder
 

@@ -11,11 +11,11 @@ from typing import NoReturn, TypeVar
 
 from offtop import __version__, paths
 from offtop.errors import UsageError
-from offtop.model.budget import parse_rate
+from offtop.model.aggregate.budget import parse_rate
+from offtop.model.aggregate.rows import SORTS
 from offtop.model.printable import printable
-from offtop.model.rows import SORTS
-from offtop.model.state import MASKS
-from offtop.model.wake import DEFAULT_DEPTH, MODES, MOST_DEPTH
+from offtop.model.values.state import MASKS
+from offtop.model.values.wake import DEFAULT_DEPTH, MODES, MOST_DEPTH
 from offtop.person import NO_USER, is_user
 from offtop.units import NS_PER_S, parse_duration, parse_size
 

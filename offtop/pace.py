@@ -6,10 +6,10 @@ from threading import Condition
 from time import monotonic_ns
 from typing import Protocol
 
-from offtop.model.history import History, Kept
-from offtop.model.judge import Judge
-from offtop.model.outlier import Outlier
-from offtop.model.snapshot import Snapshot
+from offtop.model.outliers.detector import Judge
+from offtop.model.values.outlier import Outlier
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.windows.history import History, Kept
 from offtop.source import Source
 from offtop.units import NS_PER_S
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import TextIO
 
-from offtop.model import where
-from offtop.model.categories import Categories
-from offtop.model.cut import ALL, Scope, by_site
-from offtop.model.diagnoser import Diagnoser, Told
-from offtop.model.history import Kept
+from offtop.model.aggregate import location
+from offtop.model.classify.categories import Categories
+from offtop.model.classify.cause_finder import Diagnoser, Told
 from offtop.model.printable import printable
+from offtop.model.windows.breakdown import ALL, Scope, by_site
+from offtop.model.windows.history import Kept
 from offtop.rules import RuleFiles
 from offtop.source import Source
 from offtop.units import duration, threads
@@ -52,7 +52,7 @@ def write(
             out.write(f"{_numbers(one, whole)}  (no rule)\n")
     unknown = [(part[1], site) for site, part in sites.items() if diagnoser.is_unknown(site, book)]
     for ns, (kernel, user, _, pid) in sorted(unknown, reverse=True)[:_UNKNOWN]:
-        words = printable(where.in_short(book, kernel, user, source.names))
+        words = printable(location.in_short(book, kernel, user, source.names))
         out.write(f"{threads(ns / whole.span_ns):>8}       {printable(book.process(pid))}({pid}): {words}\n")
     silent = len(files.rules.rules) - sum(one.rule is not None for one in told)
     out.write(f"{silent} rules matched nothing.\n")

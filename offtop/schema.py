@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from offtop.model.ends import NAMED, ROLES
-from offtop.model.stack import ANONYMOUS, CLOSED, ENDS, GONE, UNREAD
-from offtop.model.stackproblems import REASONS
-from offtop.model.trigger import METRICS
-from offtop.model.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
+from offtop.model.aggregate.stack_problems import REASONS
+from offtop.model.outliers.trigger import METRICS
+from offtop.model.values.peers import NAMED, ROLES
+from offtop.model.values.stack import ANONYMOUS, CLOSED, ENDS, GONE, UNREAD
+from offtop.model.values.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
 
 _NS = {"type": "integer", "description": "ns"}
 _COUNT = {"type": "integer", "minimum": 0}

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from offtop.model.outlier import Marks, Outlier
-from offtop.model.snapshot import Filters, Snapshot
-from offtop.model.stack import Frame, Names
-from offtop.model.wake import Object
+from offtop.model.values.outlier import Marks, Outlier
+from offtop.model.values.snapshot import Filters, Snapshot
+from offtop.model.values.stack import Frame, Names
+from offtop.model.values.wake import Object
 
 
 class Recorded(NamedTuple):

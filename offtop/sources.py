@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from offtop import options
 from offtop.errors import KernelError, OfftopError, PrivilegeError, UsageError, warn
-from offtop.model import categories
-from offtop.model.snapshot import Filters
+from offtop.model.classify import categories
+from offtop.model.values.snapshot import Filters
 from offtop.source import Source
 from offtop.units import NS_PER_S
 

@@ -11,13 +11,13 @@ from offtop.errors import OfftopError, UsageError, warn
 from offtop.export import flamegraph, folded, perfetto, pprof, speedscope, table
 from offtop.export.folded import AS_BCC, Style
 from offtop.export.profile import Profile, profile_of
-from offtop.model.categories import Categories
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.diagnosis import RuleSource
-from offtop.model.filter import Filter
+from offtop.model.aggregate.filter import Filter
+from offtop.model.classify.categories import Categories
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import RuleSource
 from offtop.model.printable import printable
-from offtop.model.snapshot import Snapshot
-from offtop.model.wake import WAKEUP, gathers
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.values.wake import WAKEUP, gathers
 from offtop.person import Person, write_theirs, writing_theirs
 from offtop.source import Source
 from offtop.tick import passing

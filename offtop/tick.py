@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from offtop.model.account import Account, accounts
-from offtop.model.book import ThreadKey
-from offtop.model.cut import Cut, Idle, Shares, cut_of
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.filter import Filter
-from offtop.model.history import Kept
-from offtop.model.snapshot import Snapshot
-from offtop.model.stack import PLACELESS
-from offtop.model.stuck import NOTHING_STUCK, Stuck, stuck
+from offtop.model.aggregate.account import Account, accounts
+from offtop.model.aggregate.filter import Filter
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.values.stack import PLACELESS
+from offtop.model.windows.breakdown import Cut, Idle, Shares, cut_of
+from offtop.model.windows.history import Kept
+from offtop.model.windows.stuck import NOTHING_STUCK, Stuck, stuck
 
 
 class Tick(NamedTuple):

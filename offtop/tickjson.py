@@ -6,12 +6,26 @@ from types import MappingProxyType
 from typing import Any
 
 from offtop import __version__
-from offtop.model import histogram as log2
-from offtop.model import where
-from offtop.model.before import Compared
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.comparison import Comparison, Now
-from offtop.model.cut import (
+from offtop.model.aggregate import location
+from offtop.model.aggregate.baseline_rows import Compared
+from offtop.model.aggregate.filter import NOTHING
+from offtop.model.aggregate.rows import Row
+from offtop.model.aggregate.stack_ends import Endings, endings
+from offtop.model.aggregate.stack_problems import Problem, Problems
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import Rule
+from offtop.model.printable import printable
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.outlier import Outlier
+from offtop.model.values.snapshot import EXITED, Bound, Filters, Holder, Sampling, SiteTotals, ThreadTotals
+from offtop.model.values.stack import NO_STACK, QUEUED, Names, Stack
+from offtop.model.values.state import letter
+from offtop.model.values.table import SITES
+from offtop.model.values.wake import CHAIN, NO_OBJECT, NO_WAKE, Waker
+from offtop.model.viewmodel.comparison import Comparison, Now
+from offtop.model.viewmodel.view import View
+from offtop.model.windows.breakdown import (
     ALL,
     NO_PART,
     RUN_QUEUE,
@@ -25,22 +39,8 @@ from offtop.model.cut import (
     by_thread,
     leaf_of_sites,
 )
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.diagnosis import Rule
-from offtop.model.endings import Endings, endings
-from offtop.model.filter import NOTHING
-from offtop.model.outlier import Outlier
-from offtop.model.printable import printable
-from offtop.model.rows import Row
-from offtop.model.snapshot import EXITED, Bound, Filters, Holder, Sampling, SiteTotals, ThreadTotals
-from offtop.model.stack import NO_STACK, QUEUED, Names, Stack
-from offtop.model.stackproblems import Problem, Problems
-from offtop.model.state import letter
-from offtop.model.stuck import Stuck
-from offtop.model.table import SITES
-from offtop.model.view import View
-from offtop.model.wake import CHAIN, NO_OBJECT, NO_WAKE, Waker
-from offtop.model.window import Window
+from offtop.model.windows.stuck import Stuck
+from offtop.model.windows.window import Window
 from offtop.tick import Tick
 
 
@@ -195,8 +195,8 @@ def outlier_object(one: Outlier, names: Names, diagnoser: Diagnoser) -> dict[str
         "cpu": wait.cpu if wait.cpu >= 0 else None,
         "state": letter(wait.state),
         "after": one.after or None,
-        "kernel": _printable(where.kernel_names(book, site.kernel, names)),
-        "user": _printable(where.user_names(book, site.user, names)),
+        "kernel": _printable(location.kernel_names(book, site.kernel, names)),
+        "user": _printable(location.user_names(book, site.user, names)),
         "user_end": _end_of(book.stack(site.user)),
         "user_unsure": book.stack(site.user).is_guessed,
         "diagnosis": rule.id if rule else None,
@@ -386,8 +386,8 @@ def _blocked_object(some: Stuck, row: int, book: Book, names: Names, diagnoser: 
         "diagnosis": rule.id if rule else None,
         "syscall": printable(book.call(one.call)) if one.call >= 0 else None,
         "arguments": list(one.arguments),
-        "kernel": _printable(where.kernel_names(book, one.site.kernel, names)),
-        "user": _printable(where.user_names(book, one.user, names)),
+        "kernel": _printable(location.kernel_names(book, one.site.kernel, names)),
+        "user": _printable(location.user_names(book, one.user, names)),
         "user_end": _end_of(book.stack(one.user)),
         "user_unsure": book.stack(one.user).is_guessed,
         "object": _named(one.site, book),
@@ -434,8 +434,8 @@ def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names
         "blocked_ns": totals.blocked_ns,
         "runqueue_ns": totals.runqueue_ns,
         "max_ns": totals.max_ns,
-        "kernel": _printable(where.kernel_names(book, key.kernel, names)),
-        "user": _printable(where.user_names(book, key.user, names)),
+        "kernel": _printable(location.kernel_names(book, key.kernel, names)),
+        "user": _printable(location.user_names(book, key.user, names)),
         "user_end": _end_of(book.stack(key.user)),
         "user_unsure": book.stack(key.user).is_guessed,
         "histogram": log2.slots(totals.histogram),
@@ -544,8 +544,8 @@ class _Woken:
                 "tid": waker.tid,
                 "comm": printable(waker.comm),
                 "via": waker.via,
-                "kernel": _printable(where.kernel_names(self._book, waker.kernel, self._names)),
-                "user": _printable(where.user_names(self._book, waker.user, self._names)),
+                "kernel": _printable(location.kernel_names(self._book, waker.kernel, self._names)),
+                "user": _printable(location.user_names(self._book, waker.user, self._names)),
             }
         return found
 
@@ -553,8 +553,8 @@ class _Woken:
         """Of both stacks, leaf first."""
         found = self._functions.get((kernel, user))
         if found is None:
-            names = where.kernel_names(self._book, kernel, self._names)
-            names += where.user_names(self._book, user, self._names)
+            names = location.kernel_names(self._book, kernel, self._names)
+            names += location.user_names(self._book, user, self._names)
             found = self._functions[kernel, user] = _printable(names)
         return found
 

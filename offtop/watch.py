@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, NoReturn
 from offtop import batch, choices, keeping, sources
 from offtop.errors import CaughtError, OfftopError, UsageError, warn
 from offtop.export.folded import Style
-from offtop.model import categories
-from offtop.model.filter import Filter
+from offtop.model.aggregate.filter import Filter
+from offtop.model.classify import categories
 from offtop.model.printable import printable
-from offtop.model.snapshot import Filters
-from offtop.model.wake import OFFCPU
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.wake import OFFCPU
 from offtop.source import Recorded, Source
 from offtop.units import NS_PER_S
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:  # not to be loaded for --help
     from offtop.catching import Catch
     from offtop.config import Loaded
     from offtop.export.profile import Profile
-    from offtop.model.baseline import Baseline
-    from offtop.model.outlier import Group
-    from offtop.model.view import View
+    from offtop.model.values.outlier import Group
+    from offtop.model.viewmodel.view import View
+    from offtop.model.windows.baseline import Baseline
     from offtop.recording.writer import Recorder
     from offtop.rules import RuleFiles
 
@@ -139,7 +139,7 @@ def _baseline(
     """What --baseline names."""
     if asked.baseline is None:
         return None
-    from offtop.model.diagnoser import Diagnoser
+    from offtop.model.classify.cause_finder import Diagnoser
     from offtop.recording.replay import RecordedSource
     from offtop.whole import EVER_NS, baseline_in
 
@@ -151,7 +151,7 @@ def _baseline(
 
 def _first_outlier(source: Source, path: Path) -> "Group":
     """Raises OfftopError where there is none."""
-    from offtop.model.outlier import groups
+    from offtop.model.values.outlier import groups
 
     found = groups(source.outliers())
     if not found:
@@ -160,9 +160,9 @@ def _first_outlier(source: Source, path: Path) -> "Group":
 
 
 def _around(view: "View", group: "Group", rules: categories.Categories) -> "View":
-    from offtop.model import panes
-    from offtop.model import view as views
-    from offtop.model.outlierview import which
+    from offtop.model.viewmodel import panes
+    from offtop.model.viewmodel import view as views
+    from offtop.model.viewmodel.outlier_list import which
 
     one = group.worst
     category = one.category if one.category in rules.ids else views.ALL
@@ -171,8 +171,8 @@ def _around(view: "View", group: "Group", rules: categories.Categories) -> "View
 
 def record(asked: argparse.Namespace) -> int:
     """This machine, into a file and nowhere else."""
-    from offtop.model.diagnoser import Diagnoser
-    from offtop.model.history import History
+    from offtop.model.classify.cause_finder import Diagnoser
+    from offtop.model.windows.history import History
     from offtop.pace import Pace
 
     rules = choices.packaged()

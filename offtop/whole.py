@@ -5,17 +5,17 @@ from collections.abc import Iterable
 
 from offtop.batch import look_up
 from offtop.errors import OfftopError, warn
-from offtop.model.baseline import PARTS, Baseline, baseline_of
-from offtop.model.book import Book
-from offtop.model.categories import Categories, is_periodic
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.ends import waited_on
-from offtop.model.filter import NOTHING, Filter
-from offtop.model.history import History, Kept
+from offtop.model.aggregate.filter import NOTHING, Filter
+from offtop.model.classify.categories import Categories, is_periodic
+from offtop.model.classify.cause_finder import Diagnoser
 from offtop.model.printable import printable
-from offtop.model.stack import Frame
-from offtop.model.wake import WAKEUP, gathers
-from offtop.model.window import Window, merge
+from offtop.model.values.catalog import Book
+from offtop.model.values.peers import waited_on
+from offtop.model.values.stack import Frame
+from offtop.model.values.wake import WAKEUP, gathers
+from offtop.model.windows.baseline import PARTS, Baseline, baseline_of
+from offtop.model.windows.history import History, Kept
+from offtop.model.windows.window import Window, merge
 from offtop.pace import Pace
 from offtop.source import Source
 

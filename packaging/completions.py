@@ -13,7 +13,8 @@ from typing import cast
 import shtab
 
 from offtop import config, options, paths
-from offtop.model import rows, wake
+from offtop.model.aggregate import rows
+from offtop.model.values import wake
 
 _FILES = {"bash": "offtop.bash", "zsh": "_offtop", "fish": "offtop.fish"}
 _VALUES = {

@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from offtop import paths
 from offtop.kernel.live import LiveSource
-from offtop.model.book import Book, Details, SiteKey, ThreadKey
-from offtop.model.categories import parse
-from offtop.model.outlier import Marks
-from offtop.model.snapshot import Filters, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.stack import Frame, Names
-from offtop.model.wake import CHAIN, Object
+from offtop.model.classify.categories import parse
+from offtop.model.values.catalog import Book, Details, SiteKey, ThreadKey
+from offtop.model.values.outlier import Marks
+from offtop.model.values.snapshot import Filters, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.values.stack import Frame, Names
+from offtop.model.values.wake import CHAIN, Object
 from offtop.person import person
 from offtop.recording.writer import Recorder
 from offtop.source import Happening

@@ -14,10 +14,10 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from offtop import paths
-from offtop.model import diagnosis
-from offtop.model.categories import parse
-from offtop.model.diagnosis import Fixed
-from offtop.model.view import View
+from offtop.model.classify import causes
+from offtop.model.classify.categories import parse
+from offtop.model.classify.causes import Fixed
+from offtop.model.viewmodel.view import View
 from offtop.recording.replay import RecordedSource
 from offtop.ui.app import OfftopApp
 from offtop.units import NS_PER_S
@@ -66,7 +66,7 @@ async def take(shot: Shot) -> str:
     assert recorded is not None
     at_ns = source.go_to(recorded.began_ns + (shot.normal or shot.second) * NS_PER_S)
     source.hold(True)
-    named = diagnosis.parse(paths.rules().read_text(encoding="utf-8"), "rules.toml", "", rules.ids)
+    named = causes.parse(paths.rules().read_text(encoding="utf-8"), "rules.toml", "", rules.ids)
     app = OfftopApp(source, View(), rules, theme_name=shot.theme, rules=Fixed(named))
     async with app.run_test(size=shot.size) as pilot:
         try:

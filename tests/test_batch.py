@@ -6,10 +6,10 @@ import json
 import pytest
 
 from offtop import batch, paths
-from offtop.model import diagnosis
-from offtop.model.diagnosis import WITHOUT_RULES, Fixed, RuleSource
-from offtop.model.filter import parse
-from offtop.model.wake import OFFCPU, WAKEUP
+from offtop.model.aggregate.filter import parse
+from offtop.model.classify import causes
+from offtop.model.classify.causes import WITHOUT_RULES, Fixed, RuleSource
+from offtop.model.values.wake import OFFCPU, WAKEUP
 from tests.recording.woken import WokenSource
 from tests.ui.scripted import FILLED, MS, PIPE, READER, SHOP, STUCK, BrokenSource, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES
@@ -122,7 +122,7 @@ def test_the_worst_of_what_callers_lack_is_said_in_a_line_where_it_is_a_tenth() 
 def test_in_json_what_a_quota_held_back_is_no_wait_for_a_cpu() -> None:
     held = Waits("shop", 100, "shop", 100, "throttle", "throttle_cfs_rq", (), (900,), ready_ms=900)
     queued = Waits("bank", 200, "bank", 200, "lock", "futex_do_wait", ("main",), (500,), ready_ms=200)
-    rules = diagnosis.parse(paths.rules().read_text(), "rules.toml", "Mend it", CATEGORIES.ids)
+    rules = causes.parse(paths.rules().read_text(), "rules.toml", "Mend it", CATEGORIES.ids)
     source = ScriptedSource([held, queued], ticks=2, ends=True)
     (line,) = printed(source, batch.Wanted(), as_json=True, rules=Fixed(rules))
     tick = json.loads(line)

@@ -9,9 +9,9 @@ import pytest
 from offtop import catching, paths
 from offtop.catching import Alarm, environment
 from offtop.errors import UsageError
-from offtop.model import categories
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.outlier import APART_NS, AUTO, Caught, Outlier
+from offtop.model.classify import categories
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.outlier import APART_NS, AUTO, Caught, Outlier
 from offtop.person import person
 from offtop.units import NS_PER_S
 

@@ -21,9 +21,9 @@ import pytest
 
 from offtop import choices, options, paths
 from offtop.keeping import Kept
-from offtop.model import categories
-from offtop.model.filter import NOTHING
-from offtop.model.snapshot import Filters
+from offtop.model.aggregate.filter import NOTHING
+from offtop.model.classify import categories
+from offtop.model.values.snapshot import Filters
 from offtop.ui import keys
 from tests import command
 from tests.command import OFFTOP

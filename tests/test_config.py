@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from offtop import config
 from offtop.config import SETTINGS, Loaded, Settings, load, save, shown, toml_of, written
 from offtop.errors import OfftopError, UsageError
-from offtop.model.rows import SORTS
-from offtop.model.view import SINCE_START
+from offtop.model.aggregate.rows import SORTS
+from offtop.model.viewmodel.view import SINCE_START
 from offtop.person import Person
 from offtop.units import NS_PER_S
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from offtop.model.book import SiteKey, ThreadKey
-from offtop.model.snapshot import EXITED, Filters, SiteTotals, ThreadTotals
-from offtop.model.stack import KERNEL, NO_STACK, Frame, Stack
+from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.snapshot import EXITED, Filters, SiteTotals, ThreadTotals
+from offtop.model.values.stack import KERNEL, NO_STACK, Frame, Stack
 from offtop.person import person
 from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S

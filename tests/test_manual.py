@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.model.rows import SORTS
+from offtop.model.aggregate.rows import SORTS
 from offtop.ui import keys
 from tests.test_docs import COMMANDS, flags_of
 

@@ -6,10 +6,10 @@ from time import monotonic_ns, sleep
 import pytest
 
 from offtop import pace as paces
-from offtop.model.categories import is_periodic
-from offtop.model.history import History
-from offtop.model.outlier import Marks
-from offtop.model.snapshot import Snapshot
+from offtop.model.classify.categories import is_periodic
+from offtop.model.values.outlier import Marks
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.windows.history import History
 from offtop.pace import Pace
 from tests.ui.scripted import ScriptedSource
 

@@ -11,7 +11,7 @@ import pytest
 
 from offtop import paths, rules
 from offtop.errors import OfftopError
-from offtop.model import categories
+from offtop.model.classify import categories
 from offtop.person import person
 from offtop.rules import RuleFiles
 from tests import command

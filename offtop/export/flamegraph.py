@@ -9,10 +9,10 @@ from html import escape
 from typing import NamedTuple
 
 from offtop.export.profile import Profile, Sample
-from offtop.model import steps
+from offtop.model.aggregate import steps
+from offtop.model.aggregate.steps import Step
 from offtop.model.printable import printable
-from offtop.model.steps import Step
-from offtop.model.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
+from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.units import duration, threads
 
 _WIDTH, _LINE, _TOP, _MARGIN = 1200, 16, 56, 10

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from offtop.export.protobuf import fixed, message, number, text
-from offtop.model import where
-from offtop.model.outlier import Outlier
+from offtop.model.aggregate import location
 from offtop.model.printable import printable
-from offtop.model.stack import Names
-from offtop.model.wake import THREAD
+from offtop.model.values.outlier import Outlier
+from offtop.model.values.stack import Names
+from offtop.model.values.wake import THREAD
 
 _PACKET = 1
 _CLOCKS, _TIMESTAMP, _SEQUENCE, _EVENT, _CLOCK, _TRACK = 6, 8, 10, 11, 58, 60
@@ -67,8 +67,8 @@ def waits_of(outliers: Iterable[Outlier], names: Names) -> Iterator[CaughtWait]:
             one.wait.began_ns,
             one.wait.ended_ns,
             one.wait.runqueue_ns,
-            where.kernel_names(book, site.kernel, names),
-            where.user_names(book, site.user, names),
+            location.kernel_names(book, site.kernel, names),
+            location.user_names(book, site.user, names),
             by,
         )
 

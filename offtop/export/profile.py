@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model import stack, steps
-from offtop.model.book import ThreadKey
-from offtop.model.counted import sampled
-from offtop.model.cut import ALL, Scope, Shares
-from offtop.model.rows import process_name, thread_name
-from offtop.model.snapshot import Sampling
-from offtop.model.stack import Names
-from offtop.model.steps import Path, Shape, Step
-from offtop.model.table import distinct_rows
-from offtop.model.wake import OFFCPU
-from offtop.model.window import Window
+from offtop.model.aggregate import steps
+from offtop.model.aggregate.rows import process_name, thread_name
+from offtop.model.aggregate.scope_text import sampled
+from offtop.model.aggregate.steps import Path, Shape, Step
+from offtop.model.values import stack
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Sampling
+from offtop.model.values.stack import Names
+from offtop.model.values.table import distinct_rows
+from offtop.model.values.wake import OFFCPU
+from offtop.model.windows.breakdown import ALL, Scope, Shares
+from offtop.model.windows.window import Window
 
 BELOW = Step("(waits below the minimum)", False)
 """Stands for the stack of short waits, which have none."""

@@ -41,14 +41,14 @@ from offtop.kernel.unwind.cpython_frames import Pythons
 from offtop.kernel.unwind.stack_copies import Copies
 from offtop.kernel.unwind.unwinder import Taught, Walker
 from offtop.kernel.unwind.user_stacks import UserStacks
-from offtop.model import wakers
-from offtop.model.book import UNKNOWN, Book, ThreadKey
-from offtop.model.categories import Categories
-from offtop.model.outlier import NEVER_NS, Caught, Marks
-from offtop.model.snapshot import OUTSIDE, PSEUDO_PIDS, Filters, Machine, Snapshot
-from offtop.model.stack import Frame
-from offtop.model.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object
-from offtop.model.within import NO_CALLS
+from offtop.model.classify import wakers
+from offtop.model.classify.categories import Categories
+from offtop.model.values.catalog import UNKNOWN, Book, ThreadKey
+from offtop.model.values.outlier import NEVER_NS, Caught, Marks
+from offtop.model.values.snapshot import OUTSIDE, PSEUDO_PIDS, Filters, Machine, Snapshot
+from offtop.model.values.stack import Frame
+from offtop.model.values.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object
+from offtop.model.values.within import NO_CALLS
 from offtop.source import Happening
 
 _ALL_ONES = (1 << 64) - 1

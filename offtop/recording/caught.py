@@ -8,11 +8,11 @@ import json
 import zlib
 from collections.abc import Callable
 
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.outlier import Caught, Outlier
-from offtop.model.stack import FIRST_STACK, Stack
-from offtop.model.trigger import METRICS
-from offtop.model.wake import FIRST_WAKE
+from offtop.model.outliers.trigger import METRICS
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.outlier import Caught, Outlier
+from offtop.model.values.stack import FIRST_STACK, Stack
+from offtop.model.values.wake import FIRST_WAKE
 from offtop.recording import checked, form
 
 _LEVEL = 4

@@ -8,7 +8,7 @@ import re
 import zlib
 from typing import Any, cast
 
-from offtop.model.table import Ints
+from offtop.model.values.table import Ints
 
 _MOST_BYTES = 64 << 20
 """Largest tick, decompressed."""

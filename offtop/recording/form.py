@@ -13,17 +13,16 @@ from itertools import chain
 
 import numpy as np
 
-from offtop.model import columns
-from offtop.model import histogram as log2
-from offtop.model.book import Details, Life, ThreadKey
-from offtop.model.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
-from offtop.model.ends import NAMED, ROLES, Ends, Process, Side
-from offtop.model.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.printable import printable
-from offtop.model.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Sampling
-from offtop.model.stack import CLOSED, ENDS, FILTERED, GONE, LINKED, NO_STACK, UNREAD, WHOLE, Frame, Stack
-from offtop.model.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V, integers
-from offtop.model.wake import (
+from offtop.model.values import columns
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Details, Life, ThreadKey
+from offtop.model.values.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
+from offtop.model.values.peers import NAMED, ROLES, Ends, Process, Side
+from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Sampling
+from offtop.model.values.stack import CLOSED, ENDS, FILTERED, GONE, LINKED, NO_STACK, UNREAD, WHOLE, Frame, Stack
+from offtop.model.values.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V, integers
+from offtop.model.values.wake import (
     CHAIN_ENDS,
     FIRST_WAKE,
     KINDS,
@@ -38,7 +37,8 @@ from offtop.model.wake import (
     Wake,
     Waker,
 )
-from offtop.model.within import NO_CALLS, Calls
+from offtop.model.values.within import NO_CALLS, Calls
+from offtop.model.windows.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
 from offtop.recording import checked
 
 APPLICATION_ID = 0x6F667470

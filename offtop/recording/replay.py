@@ -13,16 +13,16 @@ from time import monotonic_ns
 from typing import TypeVar
 
 from offtop.errors import OfftopError, UsageError
-from offtop.model.book import Book, ThreadKey
-from offtop.model.categories import OTHER
-from offtop.model.change import Change, Replayed
-from offtop.model.container import label
-from offtop.model.outlier import Marks, Outlier, joined
+from offtop.model.classify.categories import OTHER
 from offtop.model.printable import printable
-from offtop.model.snapshot import Filters, Snapshot
-from offtop.model.stack import FIRST_STACK, Frame, Stack
-from offtop.model.table import SITES, table_of
-from offtop.model.wake import FIRST_WAKE, Object, Storm
+from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.container import label
+from offtop.model.values.outlier import Marks, Outlier, joined
+from offtop.model.values.snapshot import Filters, Snapshot
+from offtop.model.values.stack import FIRST_STACK, Frame, Stack
+from offtop.model.values.table import SITES, table_of
+from offtop.model.values.wake import FIRST_WAKE, Object, Storm
+from offtop.model.windows.change import Change, Replayed
 from offtop.recording import form
 from offtop.recording.form import MOST_CALLS, Entry
 from offtop.recording.reader import Recording

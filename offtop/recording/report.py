@@ -12,34 +12,24 @@ from typing import NamedTuple, TextIO
 import numpy as np
 
 from offtop import batch
-from offtop.model import where
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.categories import Categories, is_periodic
-from offtop.model.cut import ALL, FILTERED, Added, Idle, Scope
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
-from offtop.model.history import History, Kept, moved_in
-from offtop.model.outlier import Group, groups
-from offtop.model.outliertext import in_line
+from offtop.model.aggregate import location
+from offtop.model.aggregate.stack_problems import Problems
+from offtop.model.aggregate.waker_rows import by_wake
+from offtop.model.classify.categories import Categories, is_periodic
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
+from offtop.model.outliers.text import in_line
 from offtop.model.printable import printable
-from offtop.model.snapshot import EXITED, Snapshot
-from offtop.model.stack import NO_STACK, Names
-from offtop.model.stackproblems import Problems
-from offtop.model.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
-from offtop.model.table import (
-    NO_SITES,
-    SITES,
-    THREADS,
-    K,
-    Kind,
-    Table,
-    V,
-    summed,
-    table_of,
-)
-from offtop.model.wake import KINDS, NOBODY, STILL_WAITING, THREAD, WAKEUP, Storm, Waker, gathers
-from offtop.model.waking import by_wake
-from offtop.model.window import Window, merge
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.outlier import Group, groups
+from offtop.model.values.snapshot import EXITED, Snapshot
+from offtop.model.values.stack import NO_STACK, Names
+from offtop.model.values.table import NO_SITES, SITES, THREADS, K, Kind, Table, V, summed, table_of
+from offtop.model.values.wake import KINDS, NOBODY, STILL_WAITING, THREAD, WAKEUP, Storm, Waker, gathers
+from offtop.model.windows.breakdown import ALL, FILTERED, Added, Idle, Scope
+from offtop.model.windows.history import History, Kept, moved_in
+from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
+from offtop.model.windows.window import Window, merge
 from offtop.recording.replay import RecordedSource
 from offtop.tick import in_progress, passing
 from offtop.units import NS_PER_S, average, count, duration, threads
@@ -148,7 +138,7 @@ class _Wakers:
         if ids not in self._places:
             if len(self._places) >= _PLACES:
                 self._places.clear()
-            self._places[ids] = printable(where.in_short(book, *ids, self._names))
+            self._places[ids] = printable(location.in_short(book, *ids, self._names))
         return self._places[ids]
 
 
@@ -292,7 +282,7 @@ def _with_longest(longest: list[_Longest], kept: Kept, source: RecordedSource) -
     if len(longest) == _LONGEST and max_ns[row] <= min(longest).max_ns:
         return longest
     site, book = SITES.key(shares.ids[row].tolist()), kept.facts.book
-    here = where.in_short(book, site.kernel, site.user, source.names)
+    here = location.in_short(book, site.kernel, site.user, source.names)
     words = f"{printable(book.process(site.pid))}({site.pid}) {printable(book.comm(site.thread))}({site.tid})  {here}"
     category = shares.leaves[int(shares.leaf[row])].category
     one = _Longest(int(max_ns[row]), kept.taken_ns, site, category, printable(words))

@@ -21,13 +21,13 @@ import numpy as np
 
 from offtop import __version__
 from offtop.errors import OfftopError
-from offtop.model.book import Book, Details, Life, ThreadKey
-from offtop.model.change import NOTHING, Change, change
-from offtop.model.ends import EPOLL, Ends, waited_on
 from offtop.model.printable import printable
-from offtop.model.snapshot import Move, Snapshot
-from offtop.model.stack import FIRST_STACK, Frame, Stack, nameless
-from offtop.model.wake import FIRST_WAKE, Object, Wake
+from offtop.model.values.catalog import Book, Details, Life, ThreadKey
+from offtop.model.values.peers import EPOLL, Ends, waited_on
+from offtop.model.values.snapshot import Move, Snapshot
+from offtop.model.values.stack import FIRST_STACK, Frame, Stack, nameless
+from offtop.model.values.wake import FIRST_WAKE, Object, Wake
+from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import Person, as_person
 from offtop.recording import caught, form
 from offtop.source import Source

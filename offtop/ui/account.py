@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from offtop.model.account import Account
-from offtop.model.cut import RUN_QUEUE
-from offtop.model.picture import Picture
-from offtop.model.rows import Row
-from offtop.model.seconds import AccountPicture
+from offtop.model.aggregate.account import Account
+from offtop.model.aggregate.rows import Row
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.seconds import AccountPicture
+from offtop.model.windows.breakdown import RUN_QUEUE
 from offtop.ui.columns import Column
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.lines import Line, Pen, cut_spans, fit, plain

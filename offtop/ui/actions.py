@@ -7,27 +7,28 @@ from threading import Thread
 from textual.message import Message
 
 from offtop.export import folded
-from offtop.model import drilling, panes, where
-from offtop.model import tree as trees
-from offtop.model import view as views
-from offtop.model.before import Gone
-from offtop.model.book import ThreadKey
-from offtop.model.budget import parse_rate
-from offtop.model.cut import ALL
-from offtop.model.diagnosis import BELOW_REASON, NO_REASON, Reason
-from offtop.model.filter import Filter, FilterError, parse, quoted
-from offtop.model.picture import Picture
-from offtop.model.pool import Pool, family, parts
+from offtop.model.aggregate import location
+from offtop.model.aggregate import tree as trees
+from offtop.model.aggregate.baseline_rows import Gone
+from offtop.model.aggregate.budget import parse_rate
+from offtop.model.aggregate.filter import Filter, FilterError, parse, quoted
+from offtop.model.aggregate.pool import Pool, family, parts
+from offtop.model.aggregate.rows import NO_CGROUP, NOWHERE, STORM_OF, Key, Row
+from offtop.model.aggregate.stack_problems import Problems
+from offtop.model.aggregate.stack_problems import Told as StacksTold
+from offtop.model.aggregate.steps import NO_FRAMES, NO_THING, TURNS, WOKE, Path, Step
+from offtop.model.aggregate.waker_rows import WakerKey
+from offtop.model.classify.causes import BELOW_REASON, NO_REASON, Reason
 from offtop.model.printable import printable
-from offtop.model.rows import NO_CGROUP, NOWHERE, STORM_OF, Key, Row
-from offtop.model.snapshot import EXITED, UNNAMED
-from offtop.model.stackproblems import Problems
-from offtop.model.stackproblems import Told as StacksTold
-from offtop.model.state import MASKS, WORDS
-from offtop.model.steps import NO_FRAMES, NO_THING, TURNS, WOKE, Path, Step
-from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
-from offtop.model.wake import Object
-from offtop.model.waking import WakerKey
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import EXITED, UNNAMED
+from offtop.model.values.state import MASKS, WORDS
+from offtop.model.values.wake import Object
+from offtop.model.viewmodel import drilling, panes
+from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
+from offtop.model.windows.breakdown import ALL
 from offtop.person import NO_USER, is_user
 from offtop.ui import flame, latency, outliers, stacks, stuck, wakers
 from offtop.ui.catching import Catching
@@ -543,7 +544,7 @@ class Actions(Catching, Comparing):
     def _text_of(self, row: Row, picture: Picture) -> str:
         if not self._view.lists_sleepers:
             return f"{row.name} {wakers.told(picture, row, self._pen(LIST))}"
-        place = "" if row.top == NOWHERE else where.of_sleeper(picture.book, row.top, self._pen(LIST).names)
+        place = "" if row.top == NOWHERE else location.of_sleeper(picture.book, row.top, self._pen(LIST).names)
         return f"{row.name} {row.process} {place}"
 
     def _pen(self, panel: str) -> Pen:

@@ -26,25 +26,26 @@ from textual.screen import Screen
 from offtop import faults, pace
 from offtop.catching import Catch
 from offtop.errors import OfftopError, warn
-from offtop.model import endings, panes
-from offtop.model import view as views
-from offtop.model.categories import Categories, is_periodic
-from offtop.model.cut import ALL, Shares
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.diagnosis import WITHOUT_RULES, RuleSource
-from offtop.model.ends import waited_on
-from offtop.model.filter import NOTHING
-from offtop.model.history import HISTORY_NS, History
-from offtop.model.outlier import Outliers
-from offtop.model.outliertext import in_line
-from offtop.model.outlierview import Listed
-from offtop.model.picture import Picture, Pictures
+from offtop.model.aggregate import stack_ends
+from offtop.model.aggregate.filter import NOTHING
+from offtop.model.aggregate.rows import NOWHERE
+from offtop.model.aggregate.stack_problems import Problems
+from offtop.model.classify.categories import Categories, is_periodic
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
+from offtop.model.outliers.text import in_line
 from offtop.model.printable import printable
-from offtop.model.rows import NOWHERE
-from offtop.model.stackproblems import Problems
-from offtop.model.view import CATEGORIES, HEATMAP, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
-from offtop.model.wake import Object
-from offtop.model.window import Window
+from offtop.model.values.outlier import Outliers
+from offtop.model.values.peers import waited_on
+from offtop.model.values.wake import Object
+from offtop.model.viewmodel import panes
+from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel.outlier_list import Listed
+from offtop.model.viewmodel.picture import Picture, Pictures
+from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
+from offtop.model.windows.breakdown import ALL, Shares
+from offtop.model.windows.history import HISTORY_NS, History
+from offtop.model.windows.window import Window
 from offtop.source import Source
 from offtop.ui import flame, head, latency, outliers, stacks, stuck, tables, terminal, theme
 from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
@@ -662,8 +663,8 @@ class OfftopApp(Mouse):
 
     def action_help(self) -> None:
         end_ns = self._picture.newest.at_ns if self._picture else None
-        stacks = endings.endings(one.window for one in self._history.last(_ABOUT_NS, end_ns))
-        about = [*endings.told(stacks), ("theme", self.theme), *self._source.about(), ("history", self._reach())]
+        stacks = stack_ends.endings(one.window for one in self._history.last(_ABOUT_NS, end_ns))
+        about = [*stack_ends.told(stacks), ("theme", self.theme), *self._source.about(), ("history", self._reach())]
         self.push_screen(Help(self._view.focus, self._categories, self.chosen_keys, about, self._glyphs))
 
     def action_redraw(self) -> None:

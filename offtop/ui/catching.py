@@ -2,14 +2,14 @@
 
 from offtop.catching import Catch
 from offtop.errors import OfftopError
-from offtop.model import panes
-from offtop.model.cut import ALL
-from offtop.model.outlier import Group
-from offtop.model.outliertext import in_line
-from offtop.model.outlierview import Listed, which
-from offtop.model.picture import Picture
+from offtop.model.outliers.text import in_line
 from offtop.model.printable import printable
-from offtop.model.view import OUTLIERS
+from offtop.model.values.outlier import Group
+from offtop.model.viewmodel import panes
+from offtop.model.viewmodel.outlier_list import Listed, which
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import OUTLIERS
+from offtop.model.windows.breakdown import ALL
 from offtop.ui import outliers
 from offtop.ui.keeping import Keeping
 from offtop.ui.lines import Pen

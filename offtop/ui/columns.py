@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from offtop.model.rows import Row
-from offtop.model.view import View
+from offtop.model.aggregate.rows import Row
+from offtop.model.viewmodel.view import View
 from offtop.ui.lines import Line, Pen, fit
 
 

@@ -6,11 +6,11 @@ from threading import Thread
 
 from textual.message import Message
 
-from offtop.model import view as views
-from offtop.model.baseline import LEAST_NS, Baseline, baseline_of, parts_of
-from offtop.model.history import Kept
-from offtop.model.picture import last_alike
-from offtop.model.view import SINCE_START
+from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel.picture import last_alike
+from offtop.model.viewmodel.view import SINCE_START
+from offtop.model.windows.baseline import LEAST_NS, Baseline, baseline_of, parts_of
+from offtop.model.windows.history import Kept
 from offtop.ui.keeping import Keeping
 from offtop.units import span
 

@@ -2,12 +2,12 @@
 
 from zlib import crc32
 
-from offtop.model import icicle
-from offtop.model.icicle import Box, Direction, Icicle
-from offtop.model.picture import Picture
+from offtop.model.aggregate import icicle
+from offtop.model.aggregate.icicle import Box, Direction, Icicle
+from offtop.model.aggregate.rows import Row
+from offtop.model.aggregate.steps import Path
 from offtop.model.printable import printable
-from offtop.model.rows import Row
-from offtop.model.steps import Path
+from offtop.model.viewmodel.picture import Picture
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule
 from offtop.ui.stacks import no_stack

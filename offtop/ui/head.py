@@ -5,16 +5,16 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
-from offtop.model.baseline import Baseline
-from offtop.model.book import ThreadKey
-from offtop.model.counted import LOST_NOT_KNOWN, counted, how_sure, rate, whose
-from offtop.model.cut import ALL
-from offtop.model.picture import Picture
+from offtop.model.aggregate.rows import cgroup_name
+from offtop.model.aggregate.scope_text import LOST_NOT_KNOWN, counted, how_sure, rate, whose
 from offtop.model.printable import printable
-from offtop.model.rows import cgroup_name
-from offtop.model.snapshot import Cost
-from offtop.model.view import SINCE_START, STUCK
-from offtop.model.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Cost
+from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import SINCE_START, STUCK
+from offtop.model.windows.baseline import Baseline
+from offtop.model.windows.breakdown import ALL
 from offtop.source import Recorded
 from offtop.ui.glyphs import Glyphs, sparkline
 from offtop.ui.layout import Layout

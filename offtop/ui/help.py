@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from offtop.model.categories import Categories
+from offtop.model.classify.categories import Categories
 from offtop.model.printable import printable
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.keys import PANES, Group, grouped

@@ -14,12 +14,12 @@ from offtop.batch import look_up
 from offtop.errors import OfftopError
 from offtop.export import folded
 from offtop.export.profile import profile_of
-from offtop.model.cut import Shares
-from offtop.model.outlier import Outliers
-from offtop.model.picture import Picture
 from offtop.model.printable import printable
-from offtop.model.view import SINCE_START
-from offtop.model.window import Window
+from offtop.model.values.outlier import Outliers
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import SINCE_START
+from offtop.model.windows.breakdown import Shares
+from offtop.model.windows.window import Window
 from offtop.takeaway import ENDINGS, FORMATS, in_form
 from offtop.ui.chooser import Choice, Chooser
 from offtop.ui.head import clock, selection

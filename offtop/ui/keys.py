@@ -7,7 +7,7 @@ from typing import NamedTuple
 from textual.binding import Binding, BindingType
 
 from offtop.errors import UsageError
-from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE
+from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE
 
 
 class KeyRow(NamedTuple):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from offtop.model.picture import Room
-from offtop.model.view import (
+from offtop.model.viewmodel.picture import Room
+from offtop.model.viewmodel.view import (
     AUTO,
     CATEGORIES,
     FLAME,

@@ -19,7 +19,7 @@ from textual.theme import Theme
 from textual.widget import Widget
 
 from offtop.model.printable import printable
-from offtop.model.stack import Names
+from offtop.model.values.stack import Names
 from offtop.ui import theme
 from offtop.ui.glyphs import Glyphs
 

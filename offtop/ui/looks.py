@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from offtop.model import drilling, panes
-from offtop.model import view as views
-from offtop.model.view import FLAME, LIST, SITE, TREE, View
-from offtop.model.wake import WAKEUP
+from offtop.model.values.wake import WAKEUP
+from offtop.model.viewmodel import drilling, panes
+from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel.view import FLAME, LIST, SITE, TREE, View
 from offtop.ui.layout import Layout
 from offtop.ui.rewind import Rewind
 

@@ -1,11 +1,11 @@
 """What a click or a turn of the wheel does: it chooses; a click on what is chosen goes down, as ENTER does."""
 
-from offtop.model import drilling, panes
-from offtop.model import view as views
-from offtop.model.cut import ALL
-from offtop.model.outlierview import which
-from offtop.model.picture import Picture
-from offtop.model.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, STUCK, TREE
+from offtop.model.viewmodel import drilling, panes
+from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel.outlier_list import which
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, STUCK, TREE
+from offtop.model.windows.breakdown import ALL
 from offtop.ui import flame
 from offtop.ui.columns import sort_at
 from offtop.ui.head import moment_at

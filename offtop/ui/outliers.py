@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from offtop.model import where
-from offtop.model.book import Book
-from offtop.model.outlier import AUTO, Group, Outlier
-from offtop.model.outliertext import against, how_much, place, who
-from offtop.model.picture import Picture
+from offtop.model.aggregate import location
+from offtop.model.outliers.text import against, how_much, place, who
+from offtop.model.outliers.trigger import value_told
 from offtop.model.printable import printable
-from offtop.model.stack import Names
-from offtop.model.state import WORDS, letter
-from offtop.model.trigger import value_told
-from offtop.model.view import OUTLIERS
+from offtop.model.values.catalog import Book
+from offtop.model.values.outlier import AUTO, Group, Outlier
+from offtop.model.values.stack import Names
+from offtop.model.values.state import WORDS, letter
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import OUTLIERS
 from offtop.ui.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.lines import Line, Pen, fit, plain, rule
 from offtop.ui.stuck import frame_lines, halves, told_frames
@@ -183,7 +183,7 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
     lines.append(line(f"   caught by {caught}; usual: {usual} ({one.program}, {one.category})"))
     wake = one.book.wake(wait.site.wake)
     on = [f"on {wake.object.label}"] if wake.object.kind else []
-    on += filter(None, [where.ends_of(one.book, wait.site.kernel, wait.site.wake)])
+    on += filter(None, [location.ends_of(one.book, wait.site.kernel, wait.site.wake)])
     on.append(f"woken by {wake.waker.label}" if wake.has_waker else "" if one.is_going_on else _no_waker(one.book))
     lines.append(line(f"   {'; '.join(filter(None, on))}"))
     return lines

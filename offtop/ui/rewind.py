@@ -9,10 +9,10 @@ from collections.abc import Callable
 from textual.app import App
 
 from offtop.errors import OfftopError
-from offtop.model import view as views
-from offtop.model.history import History, Kept
-from offtop.model.picture import Picture
-from offtop.model.view import View
+from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import View
+from offtop.model.windows.history import History, Kept
 from offtop.source import Source
 from offtop.units import NS_PER_S, parse_moment, span
 

@@ -3,14 +3,14 @@ or where nothing is searched, from one outlier to the next."""
 
 from collections.abc import Callable, Sequence
 
-from offtop.model import drilling, panes
-from offtop.model import tree as trees
-from offtop.model import view as views
-from offtop.model.filter import quoted
-from offtop.model.outlierview import which
-from offtop.model.picture import TreePicture
-from offtop.model.steps import Path
-from offtop.model.view import FLAME, LIST, OUTLIERS, STUCK, TREE
+from offtop.model.aggregate import tree as trees
+from offtop.model.aggregate.filter import quoted
+from offtop.model.aggregate.steps import Path
+from offtop.model.viewmodel import drilling, panes
+from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel.outlier_list import which
+from offtop.model.viewmodel.picture import TreePicture
+from offtop.model.viewmodel.view import FLAME, LIST, OUTLIERS, STUCK, TREE
 from offtop.ui import flame, outliers, stuck
 from offtop.ui.actions import Actions
 

@@ -1,7 +1,7 @@
 """The keys that sort the tables, and clicks on the heads of columns; what is not on the screen is not sorted."""
 
-from offtop.model import view as views
-from offtop.model.view import CATEGORIES, LIST
+from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel.view import CATEGORIES, LIST
 from offtop.ui.chooser import Choice, Chooser
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.looks import FOR_LIST, Looks

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from offtop.model.stackproblems import REASONS, Problem, Told
+from offtop.model.aggregate.stack_problems import REASONS, Problem, Told
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.lines import Line, fit
 from offtop.ui.over import Read

@@ -5,18 +5,18 @@ from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len
 
-from offtop.model import where
-from offtop.model.book import Book
-from offtop.model.diagnoser import advice, most
-from offtop.model.picture import Picture, TreePicture
+from offtop.model.aggregate import location
+from offtop.model.aggregate.rows import Place, Row
+from offtop.model.aggregate.steps import TURNS, WHO_WAITED, WOKEN_BY, Shape, Step, begins_line
+from offtop.model.aggregate.tree import MORE, Branch
+from offtop.model.classify.cause_finder import advice, most
 from offtop.model.printable import printable
-from offtop.model.rows import Place, Row
-from offtop.model.stack import ENDS, LINKED, Names, Stack
-from offtop.model.steps import TURNS, WHO_WAITED, WOKEN_BY, Shape, Step, begins_line
-from offtop.model.stuck import NO_AGE
-from offtop.model.tree import MORE, Branch
-from offtop.model.view import TREE
-from offtop.model.wake import CHAIN, CHAIN_ENDS, NOBODY, OFFCPU, WAKEUP, WHOLE, Waker
+from offtop.model.values.catalog import Book
+from offtop.model.values.stack import ENDS, LINKED, Names, Stack
+from offtop.model.values.wake import CHAIN, CHAIN_ENDS, NOBODY, OFFCPU, WAKEUP, WHOLE, Waker
+from offtop.model.viewmodel.picture import Picture, TreePicture
+from offtop.model.viewmodel.view import TREE
+from offtop.model.windows.stuck import NO_AGE
 from offtop.ui import account
 from offtop.ui.columns import Column, heads, line_of, that_fit
 from offtop.ui.head import selection
@@ -233,7 +233,7 @@ def _whole_stack(
     if picture.view.tree.shape.mode == WAKEUP:
         what = f"wakes {printable(book.process(place.kernel), pen.glyphs.is_ascii)}({place.kernel})"
     else:
-        what = f"{book.stack(place.kernel).category}: {rule_of(where.kernel_names(book, place.kernel, pen.names))}"
+        what = f"{book.stack(place.kernel).category}: {rule_of(location.kernel_names(book, place.kernel, pen.names))}"
     lines = [
         Line(),
         plain(fit(said, pen.width, pen.glyphs), "title"),
@@ -290,8 +290,8 @@ def _waker(book: Book, waker: Waker, names: Names) -> _Frames:
 def _of_stacks(book: Book, kernel: int, user: int, names: Names) -> _Frames:
     """Leaf first."""
     return [
-        *((name, "[k]", "kernel") for name in where.kernel_names(book, kernel, names)),
-        *((name, "   ", "user") for name in where.user_names(book, user, names)),
+        *((name, "[k]", "kernel") for name in location.kernel_names(book, kernel, names)),
+        *((name, "   ", "user") for name in location.user_names(book, user, names)),
         *((said, "   ", "user") for said in _on_callers(book.stack(user))),
     ]
 

@@ -4,17 +4,18 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from offtop.model import calls, where
-from offtop.model.book import Book
-from offtop.model.container import label
-from offtop.model.picture import Picture
+from offtop.model.aggregate import location
+from offtop.model.aggregate.rows import process_name, thread_name
 from offtop.model.printable import printable
-from offtop.model.rows import process_name, thread_name
-from offtop.model.snapshot import Bound, Waiting
-from offtop.model.stack import NO_STACK, PLACELESS, Names
-from offtop.model.state import WORDS
-from offtop.model.stuck import LEAST_AGE_NS
-from offtop.model.view import STUCK
+from offtop.model.values import calls
+from offtop.model.values.catalog import Book
+from offtop.model.values.container import label
+from offtop.model.values.snapshot import Bound, Waiting
+from offtop.model.values.stack import NO_STACK, PLACELESS, Names
+from offtop.model.values.state import WORDS
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import STUCK
+from offtop.model.windows.stuck import LEAST_AGE_NS
 from offtop.ui.head import clock, selection
 from offtop.ui.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of
@@ -123,13 +124,13 @@ def text_of(picture: Picture, row: int, names: Names) -> str:
 def _for_what(picture: Picture, row: int, names: Names) -> str:
     """What a rule says that it is for, and its stack in short."""
     one, book = picture.stuck.shown.waits[row], picture.book
-    return where.with_rule(book, one.place, picture.stuck.rule(row), _stack_in_short(one, book, names))
+    return location.with_rule(book, one.place, picture.stuck.rule(row), _stack_in_short(one, book, names))
 
 
 def _stack_in_short(one: Waiting, book: Book, names: Names) -> str:
     if one.site.kernel in PLACELESS:
         return "(short for a stack)"
-    return where.in_short(book, one.site.kernel, one.user, names, one.site.wake)
+    return location.in_short(book, one.site.kernel, one.user, names, one.site.wake)
 
 
 def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
@@ -199,9 +200,9 @@ def _halves(one: Waiting, book: Book, names: Names) -> Halves:
 def halves(kernel_id: int, user_id: int, book: Book, names: Names) -> Halves:
     kernel = () if kernel_id in PLACELESS else book.stack(kernel_id).told
     user = book.stack(user_id)
-    named = where.names_of(user.frames, names)
+    named = location.names_of(user.frames, names)
     return (
-        ("[k]", "kernel", where.names_of(kernel, names)),
+        ("[k]", "kernel", location.names_of(kernel, names)),
         (_GUESSED if user.is_guessed else "", "user", [*named, *([f"({user.missing})"] if user.missing else [])]),
     )
 
@@ -239,7 +240,7 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
     what = book.wake(one.site.wake).object
     if what.kind:
         held = f", held by {one.holder.label}" if one.holder.tid else ""
-        on = [f"on {what.label}{held}", where.ends_of(book, one.site.kernel, one.site.wake)]
+        on = [f"on {what.label}{held}", location.ends_of(book, one.site.kernel, one.site.wake)]
         lines.append(plain(fit(f"   {'  '.join(filter(None, on))}", pen.width, pen.glyphs), "text"))
     whose = "  ".join(filter(None, (label(details.cgroup), details.user, details.cmdline)))
     if whose:

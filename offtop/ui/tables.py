@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from offtop.model import where
-from offtop.model.book import Details, ThreadKey
-from offtop.model.counted import whose
-from offtop.model.cut import ALL
-from offtop.model.picture import Picture
-from offtop.model.pool import Pool
-from offtop.model.rows import CHANGE, NOWHERE, Row, cgroup_name
-from offtop.model.snapshot import EXITED
-from offtop.model.view import CATEGORIES, LIST, View
-from offtop.model.wake import NO_STORM, OFFCPU, OFFWAKE, gathers
+from offtop.model.aggregate import location
+from offtop.model.aggregate.pool import Pool
+from offtop.model.aggregate.rows import CHANGE, NOWHERE, Row, cgroup_name
+from offtop.model.aggregate.scope_text import whose
+from offtop.model.values.catalog import Details, ThreadKey
+from offtop.model.values.snapshot import EXITED
+from offtop.model.values.wake import NO_STORM, OFFCPU, OFFWAKE, gathers
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import CATEGORIES, LIST, View
+from offtop.model.windows.breakdown import ALL
 from offtop.ui import account, wakers
 from offtop.ui.columns import Column, heads, line_of, that_fit, width_of
 from offtop.ui.glyphs import sparkline
@@ -315,10 +315,10 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     if left >= 8 and "WHERE" not in view.hidden:
 
         def where_of(row: Row) -> str:
-            place = "" if row.top == NOWHERE else where.of_sleeper(book, row.top, pen.names)
+            place = "" if row.top == NOWHERE else location.of_sleeper(book, row.top, pen.names)
             if row.convoy.waiting:
-                return where.of_convoy(book, row.convoy, pen.names, row.rule.name if row.rule else "")
-            return where.with_rule(book, row.top, row.rule, place)
+                return location.of_convoy(book, row.convoy, pen.names, row.rule.name if row.rule else "")
+            return location.with_rule(book, row.top, row.rule, place)
 
         columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
     return columns

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from offtop.model import where
-from offtop.model.picture import Picture
-from offtop.model.rows import NOWHERE, Row
-from offtop.model.wake import NO_STORM
+from offtop.model.aggregate import location
+from offtop.model.aggregate.rows import NOWHERE, Row
+from offtop.model.values.wake import NO_STORM
+from offtop.model.viewmodel.picture import Picture
 from offtop.ui.columns import Column, line_of, that_fit, width_of
 from offtop.ui.lines import Line, Pen
 from offtop.units import average, threads
@@ -33,7 +33,7 @@ def columns(picture: Picture, pen: Pen, numbers: Sequence[Column]) -> list[Colum
     if view.lists_objects and left < _LEAST_FOR_ENDS:
 
         def with_ends(row: Row) -> str:
-            return "  ".join(filter(None, (row.name, where.ends_of(picture.book, row.top.kernel, row.top.wake))))
+            return "  ".join(filter(None, (row.name, location.ends_of(picture.book, row.top.kernel, row.top.wake))))
 
         chosen = [replace(one, text_of=with_ends) if one.sort == "NAME" else one for one in chosen]
     if left >= 8:
@@ -56,15 +56,15 @@ READY = Column("RUNQ", 6, ready, least_width=76)
 def told(picture: Picture, row: Row, pen: Pen) -> str:
     """Through which code it wakes, and whom; of a storm, what it costs; of a lock of the kernel's, who has it."""
     if row.storm != NO_STORM:
-        return where.of_storm(row.storm, row.span_ns)
+        return location.of_storm(row.storm, row.span_ns)
     if row.top == NOWHERE:
         return ""
     if picture.view.lists_wakers:
-        return where.of_waker(picture.book, row.top, pen.names)
+        return location.of_waker(picture.book, row.top, pen.names)
     if picture.view.lists_objects:
         held = f"held by {row.holder.label}: " if row.holder.tid else ""
-        return f"{held}{where.of_object(picture.book, row.top, pen.names)}"
-    return f"{picture.book.process(row.top.pid)}: {where.of_sleeper(picture.book, row.top, pen.names)}"
+        return f"{held}{location.of_object(picture.book, row.top, pen.names)}"
+    return f"{picture.book.process(row.top.pid)}: {location.of_sleeper(picture.book, row.top, pen.names)}"
 
 
 def storm_line(picture: Picture, row: Row, mark: str, base: str, pen: Pen) -> Line:

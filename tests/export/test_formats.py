@@ -19,9 +19,9 @@ from offtop import paths
 from offtop.export import flamegraph, folded, pprof, speedscope, table
 from offtop.export.folded import Style
 from offtop.export.profile import BELOW, Profile, Sample
-from offtop.model.snapshot import Sampling
-from offtop.model.steps import WHO_WAITED, WOKEN_BY, Step
-from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE, WAKEUP
+from offtop.model.aggregate.steps import WHO_WAITED, WOKEN_BY, Step
+from offtop.model.values.snapshot import Sampling
+from offtop.model.values.wake import CHAIN, MODES, OFFCPU, OFFWAKE, WAKEUP
 from tests import command
 from tests.test_diff import recorded_of
 from tests.ui.sampled import SampledSource

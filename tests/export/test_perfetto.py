@@ -7,8 +7,8 @@ from typing import Any
 
 from offtop.export import perfetto
 from offtop.export.perfetto import CaughtWait, Who
-from offtop.model.outlier import Caught, Outlier
-from offtop.model.wake import CHAIN
+from offtop.model.values.outlier import Caught, Outlier
+from offtop.model.values.wake import CHAIN
 from offtop.person import person
 from offtop.recording.writer import Recorder
 from tests import command

@@ -22,13 +22,13 @@ from offtop import batch
 from offtop.batch import Wanted, waiters
 from offtop.kernel.bpf import libbpf
 from offtop.kernel.live import LiveSource
-from offtop.model.categories import is_periodic
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.diagnosis import WITHOUT_RULES
-from offtop.model.filter import parse
-from offtop.model.history import History, Kept
-from offtop.model.snapshot import Filters
-from offtop.model.stack import Names
+from offtop.model.aggregate.filter import parse
+from offtop.model.classify.categories import is_periodic
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import WITHOUT_RULES
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.stack import Names
+from offtop.model.windows.history import History, Kept
 from offtop.tick import passing
 from offtop.tickjson import tick_object
 from tests import command

@@ -15,7 +15,7 @@ from offtop.kernel.bpf import features, libbpf
 from offtop.kernel.procfs import cgroup_selector
 from offtop.kernel.procfs.cgroup_selector import Cgroup, find
 from offtop.kernel.procfs.cgroups import Mount, mounted
-from offtop.model.snapshot import Filters
+from offtop.model.values.snapshot import Filters
 from tests.conftest import lacks
 from tests.kernel import waits, watch
 from tests.kernel.procfs.test_cgroups import remove

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from offtop.model.snapshot import OUTSIDE
+from offtop.model.values.snapshot import OUTSIDE
 from tests import command
 
 pytestmark = pytest.mark.kernel

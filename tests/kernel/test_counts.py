@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from offtop.model.cut import Part
-from offtop.model.window import Window
+from offtop.model.windows.breakdown import Part
+from offtop.model.windows.window import Window
 from tests.kernel import programs, waits, watch
 from tests.kernel.watch import MS, S, Watch
 

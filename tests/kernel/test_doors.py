@@ -16,8 +16,8 @@ from offtop.errors import UsageError
 from offtop.kernel.bpf import features, libbpf
 from offtop.kernel.bpf.features import DOORS, Features
 from offtop.kernel.live import LiveSource
-from offtop.model.book import Life, ThreadKey
-from offtop.model.snapshot import Filters
+from offtop.model.values.catalog import Life, ThreadKey
+from offtop.model.values.snapshot import Filters
 from tests.conftest import lacks
 from tests.kernel import programs, waits, watch
 from tests.kernel.test_counts import (

@@ -12,8 +12,8 @@ import pytest
 from offtop.kernel.bpf import features, layout, libbpf, program
 from offtop.kernel.bpf.program import Program, Unwind
 from offtop.kernel.unwind.stack_copies import Copies, Copy
-from offtop.model.snapshot import Filters
-from offtop.model.stack import LINKED
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.stack import LINKED
 from tests.conftest import lacks
 from tests.kernel import programs, watch
 

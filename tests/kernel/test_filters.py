@@ -10,10 +10,10 @@ import pytest
 
 from offtop.errors import UsageError
 from offtop.kernel.bpf import layout
-from offtop.model.book import ThreadKey
-from offtop.model.snapshot import Filters
-from offtop.model.stack import FIRST_STACK
-from offtop.model.window import Window
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.stack import FIRST_STACK
+from offtop.model.windows.window import Window
 from tests.kernel import programs, waits, watch
 from tests.kernel.test_counts import SPIN, wait_until_asleep
 from tests.kernel.watch import MS, S, Watch

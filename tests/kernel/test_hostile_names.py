@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from offtop import batch
 from offtop.batch import Wanted, waiters
-from offtop.model.categories import is_periodic
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.diagnosis import WITHOUT_RULES
-from offtop.model.filter import NOTHING
-from offtop.model.history import History
-from offtop.model.snapshot import Filters
-from offtop.model.stackproblems import Problems
+from offtop.model.aggregate.filter import NOTHING
+from offtop.model.aggregate.stack_problems import Problems
+from offtop.model.classify.categories import is_periodic
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import WITHOUT_RULES
+from offtop.model.values.snapshot import Filters
+from offtop.model.windows.history import History
 from offtop.tick import passing
 from offtop.tickjson import tick_object
 from tests.kernel import programs, watch

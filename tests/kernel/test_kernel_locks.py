@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from offtop.kernel.bpf import features, libbpf
-from offtop.model.book import ThreadKey
-from offtop.model.snapshot import NO_HOLDER, Filters, Holder, Waiting
-from offtop.model.stack import FIRST_STACK
-from offtop.model.wake import OFFWAKE, Object
-from offtop.model.window import merge
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import NO_HOLDER, Filters, Holder, Waiting
+from offtop.model.values.stack import FIRST_STACK
+from offtop.model.values.wake import OFFWAKE, Object
+from offtop.model.windows.window import merge
 from tests.conftest import lacks
 from tests.kernel import programs, watch
 from tests.kernel.programs import Program

@@ -12,9 +12,9 @@ from offtop.kernel.accounting import deferred
 from offtop.kernel.accounting.ledger import Ledger
 from offtop.kernel.accounting.tick_records import Ended, Ran, Walked
 from offtop.kernel.bpf.layout import ThreadRecord
-from offtop.model import histogram as log2
-from offtop.model.book import ThreadKey
-from offtop.model.window import between
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.windows.window import between
 from offtop.units import NS_PER_S
 from tests.kernel import watch
 from tests.kernel.accounting.test_ledger import MIN_NS, NOTHING, Wait, record_of, site_records, snapshot

@@ -17,12 +17,12 @@ from offtop.kernel.bpf import program
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.kernel.bpf.program import Sizes
 from offtop.kernel.live import LiveSource
-from offtop.model.book import ThreadKey
-from offtop.model.categories import is_periodic
-from offtop.model.history import History
-from offtop.model.snapshot import EXITED, UNNAMED, Filters, SiteTotals
-from offtop.model.stack import STACK_LOST
-from offtop.model.window import Window
+from offtop.model.classify.categories import is_periodic
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import EXITED, UNNAMED, Filters, SiteTotals
+from offtop.model.values.stack import STACK_LOST
+from offtop.model.windows.history import History
+from offtop.model.windows.window import Window
 from offtop.pace import Pace
 from tests.conftest import lacks
 from tests.kernel import programs, waits, watch

@@ -16,7 +16,7 @@ import pytest
 from offtop.errors import UsageError
 from offtop.kernel.bpf import pid_namespace
 from offtop.kernel.bpf.pid_namespace import pid_in
-from offtop.model.snapshot import OUTSIDE
+from offtop.model.values.snapshot import OUTSIDE
 from tests import command
 from tests.conftest import lacks
 from tests.kernel import programs

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from offtop.kernel.bpf import features, libbpf
-from offtop.model.book import ThreadKey
-from offtop.model.cut import Idle
-from offtop.model.snapshot import Filters, ThreadTotals
-from offtop.model.stuck import stuck
-from offtop.model.window import Window
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Filters, ThreadTotals
+from offtop.model.windows.breakdown import Idle
+from offtop.model.windows.stuck import stuck
+from offtop.model.windows.window import Window
 from tests.conftest import lacks
 from tests.kernel import programs, watch
 from tests.kernel.watch import MS, S, Watch

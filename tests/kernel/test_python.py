@@ -19,11 +19,11 @@ from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.procfs.memory import Memory
 from offtop.kernel.symbols.mappings import Image
 from offtop.kernel.unwind.cpython_frames import Pythons
-from offtop.model.book import SiteKey
-from offtop.model.snapshot import Filters
-from offtop.model.stack import Frame
-from offtop.model.wake import WAKEUP
-from offtop.model.window import Window
+from offtop.model.values.catalog import SiteKey
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.stack import Frame
+from offtop.model.values.wake import WAKEUP
+from offtop.model.windows.window import Window
 from tests.kernel import watch
 from tests.kernel.programs import Program, running
 

@@ -12,12 +12,12 @@ import pytest
 
 from offtop import snapshotfile
 from offtop.kernel.live import LiveSource
-from offtop.model.categories import is_periodic
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.filter import NOTHING
-from offtop.model.history import History, Kept, moved_in
-from offtop.model.snapshot import Filters
-from offtop.model.stackproblems import Problems
+from offtop.model.aggregate.filter import NOTHING
+from offtop.model.aggregate.stack_problems import Problems
+from offtop.model.classify.categories import is_periodic
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.values.snapshot import Filters
+from offtop.model.windows.history import History, Kept, moved_in
 from offtop.pace import Pace
 from offtop.person import person
 from offtop.rules import RuleFiles

@@ -11,10 +11,10 @@ import pytest
 
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
-from offtop.model.cut import ALL, Idle, Scope, by_site, shares
-from offtop.model.snapshot import Filters
-from offtop.model.stack import ANONYMOUS, ENDED, GONE, LINKED, NO_WAY
-from offtop.model.stackproblems import GUESSED, NO_MAP, STRIPPED, Problem, Problems
+from offtop.model.aggregate.stack_problems import GUESSED, NO_MAP, STRIPPED, Problem, Problems
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.stack import ANONYMOUS, ENDED, GONE, LINKED, NO_WAY
+from offtop.model.windows.breakdown import ALL, Idle, Scope, by_site, shares
 from tests.kernel import watch
 from tests.kernel.chains import CHAINS, c, ran
 from tests.kernel.programs import Program, build, running

@@ -22,7 +22,7 @@ from offtop.kernel.bpf.layout import (
 )
 from offtop.kernel.unwind import step as unwind
 from offtop.kernel.unwind.step import State, Walk, called
-from offtop.model.stack import Frame
+from offtop.model.values.stack import Frame
 
 SP, BP, RBX = X86_64.sp, X86_64.bp, 3
 STACK, CODE, LIBRARY = 0x7000_0000, 0x40_0000, 0x7F00_0000

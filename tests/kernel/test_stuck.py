@@ -19,15 +19,15 @@ from offtop.kernel.unwind import user_stacks
 from offtop.kernel.unwind.cpu_allowance import Allowance
 from offtop.kernel.unwind.unwinder import Found, Walker
 from offtop.kernel.unwind.user_stacks import OLD_NS, UserStacks
-from offtop.model.account import Account, accounts, explained
-from offtop.model.book import ThreadKey
-from offtop.model.categories import is_periodic
-from offtop.model.cut import Idle
-from offtop.model.history import History
-from offtop.model.snapshot import Bound, Snapshot, Waiting
-from offtop.model.stack import NO_STACK
-from offtop.model.stuck import Stuck, stuck
-from offtop.model.window import Window
+from offtop.model.aggregate.account import Account, accounts, explained
+from offtop.model.classify.categories import is_periodic
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Bound, Snapshot, Waiting
+from offtop.model.values.stack import NO_STACK
+from offtop.model.windows.breakdown import Idle
+from offtop.model.windows.history import History
+from offtop.model.windows.stuck import Stuck, stuck
+from offtop.model.windows.window import Window
 from tests.kernel import programs, waits, watch
 from tests.kernel.procfs.test_processes import child_with_pid
 from tests.kernel.reads import GUARDED

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from offtop.model.book import SiteKey, ThreadKey
-from offtop.model.snapshot import SiteTotals, ThreadTotals
-from offtop.model.stack import NO_STACK
-from offtop.model.window import Window, merge
+from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.snapshot import SiteTotals, ThreadTotals
+from offtop.model.values.stack import NO_STACK
+from offtop.model.windows.window import Window, merge
 from tests.kernel import programs, watch
 from tests.kernel.watch import S, Watch
 

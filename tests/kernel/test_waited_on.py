@@ -8,10 +8,10 @@ import pytest
 
 from offtop.kernel.bpf import layout, program
 from offtop.kernel.bpf.program import Sizes
-from offtop.model.book import ThreadKey
-from offtop.model.snapshot import Filters
-from offtop.model.wake import NO_OBJECT, NOT_ASKED, OFFCPU, OFFWAKE, STILL_WAITING, Object
-from offtop.model.window import Window, merge
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.wake import NO_OBJECT, NOT_ASKED, OFFCPU, OFFWAKE, STILL_WAITING, Object
+from offtop.model.windows.window import Window, merge
 from tests.kernel import wakings, watch
 from tests.kernel.programs import Program
 from tests.kernel.watch import MS, Watch

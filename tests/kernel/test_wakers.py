@@ -21,11 +21,11 @@ from offtop.kernel.bpf import cache, program
 from offtop.kernel.bpf.program import Sizes
 from offtop.kernel.live import LiveSource
 from offtop.kernel.resolve import wakes
-from offtop.model import wakers
-from offtop.model.book import ThreadKey
-from offtop.model.snapshot import EXITED, OUTSIDE, Filters, SiteTotals
-from offtop.model.stack import ENDED, NO_STACK
-from offtop.model.wake import (
+from offtop.model.classify import wakers
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import EXITED, OUTSIDE, Filters, SiteTotals
+from offtop.model.values.stack import ENDED, NO_STACK
+from offtop.model.values.wake import (
     CHAIN,
     DEFAULT_DEPTH,
     DEPTH,
@@ -49,7 +49,7 @@ from offtop.model.wake import (
     Storm,
     Wake,
 )
-from offtop.model.window import Window, merge
+from offtop.model.windows.window import Window, merge
 from tests.kernel import programs, wakings, watch
 from tests.kernel.programs import Program, running
 from tests.kernel.test_counts import SPIN
@@ -530,7 +530,7 @@ def test_by_every_door_the_waker_is_told(door: str, waking: bool) -> None:
 def test_in_a_container_who_wakes_from_outside_is_outside() -> None:
     script = """
 import json, sys
-from offtop.model.snapshot import Filters
+from offtop.model.values.snapshot import Filters
 from tests.kernel import watch
 with watch.watching(mode="wakeup") as live:
     live.tick(0.1)

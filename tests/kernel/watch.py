@@ -22,14 +22,14 @@ from offtop.kernel.bpf import features, libbpf
 from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
-from offtop.model import categories
-from offtop.model import histogram as log2
-from offtop.model.book import SiteKey, ThreadKey
-from offtop.model.cut import Idle, Part, cut, shares
-from offtop.model.snapshot import EXITED, Filters, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.stack import FILTERED, SHORT
-from offtop.model.wake import DEFAULT_DEPTH, OFFCPU
-from offtop.model.window import Window, between
+from offtop.model.classify import categories
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.snapshot import EXITED, Filters, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.values.stack import FILTERED, SHORT
+from offtop.model.values.wake import DEFAULT_DEPTH, OFFCPU
+from offtop.model.windows.breakdown import Idle, Part, cut, shares
+from offtop.model.windows.window import Window, between
 
 MS = 1_000_000
 S = 1_000_000_000

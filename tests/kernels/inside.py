@@ -23,7 +23,7 @@ from typing import Any
 from offtop.faults import VERBOSE
 from offtop.kernel.bpf import features, libbpf, program
 from offtop.kernel.bpf.features import Features
-from offtop.model.wake import CHAIN, MODES, OFFCPU, OFFWAKE
+from offtop.model.values.wake import CHAIN, MODES, OFFCPU, OFFWAKE
 from tests.kernel.programs import Program, running
 from tests.kernels.guests import PASSED, PROGRAMS
 

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.model import where
-from offtop.model.book import Book
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.diagnosis import WITHOUT_RULES
-from offtop.model.filter import parse
-from offtop.model.stack import Frame, Stack, functions, one_name
-from offtop.model.steps import Path, Shape, steps_of
-from offtop.model.wake import NO_WAKE
-from tests.model.test_filter import waits
+from offtop.model.aggregate import location
+from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.steps import Path, Shape, steps_of
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import WITHOUT_RULES
+from offtop.model.values.catalog import Book
+from offtop.model.values.stack import Frame, Stack, functions, one_name
+from offtop.model.values.wake import NO_WAKE
+from tests.model.aggregate.test_filter import waits
 
 NAMED = {
     0: "nanosleep",
@@ -60,8 +60,8 @@ def test_each_function_is_a_step_of_the_tree_from_either_end() -> None:
 
 
 def test_each_function_is_a_name_of_the_stack() -> None:
-    assert where.user_names(BOOK, 3, Late()) == WHOLE
-    assert where.in_short(BOOK, 4, 3, Late()) == " < ".join(["do_nanosleep", *WHOLE])
+    assert location.user_names(BOOK, 3, Late()) == WHOLE
+    assert location.in_short(BOOK, 4, 3, Late()) == " < ".join(["do_nanosleep", *WHOLE])
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from offtop.model import histogram as log2
-from offtop.model.book import Book, Details, SiteKey, ThreadKey
-from offtop.model.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals, Waiting
-from offtop.model.stack import KERNEL, NO_STACK, SHORT, Frame, Stack
-from offtop.model.wake import (
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, Details, SiteKey, ThreadKey
+from offtop.model.values.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.values.stack import KERNEL, NO_STACK, SHORT, Frame, Stack
+from offtop.model.values.wake import (
     CHAIN,
     DEPTH,
     FIRST_WAKE,

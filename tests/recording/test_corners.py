@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from offtop.errors import OfftopError
-from offtop.model.book import ThreadKey
-from offtop.model.categories import is_periodic
-from offtop.model.change import NOTHING, Replayed, change
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.diagnosis import WITHOUT_RULES
-from offtop.model.history import History
-from offtop.model.snapshot import Snapshot
-from offtop.model.stack import KERNEL, Frame, Stack
-from offtop.model.table import Ints
-from offtop.model.window import between
+from offtop.model.classify.categories import is_periodic
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import WITHOUT_RULES
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.values.stack import KERNEL, Frame, Stack
+from offtop.model.values.table import Ints
+from offtop.model.windows.change import NOTHING, Replayed, change
+from offtop.model.windows.history import History
+from offtop.model.windows.window import between
 from offtop.person import person
 from offtop.recording import form, writer
 from offtop.recording.reader import Recording

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from offtop import paths
-from offtop.model import stuck
-from offtop.model.book import Book
-from offtop.model.categories import is_periodic
-from offtop.model.cut import by_category
-from offtop.model.history import History, Kept
-from offtop.model.wake import FIRST_WAKE
-from offtop.model.window import between
+from offtop.model.classify.categories import is_periodic
+from offtop.model.values.catalog import Book
+from offtop.model.values.wake import FIRST_WAKE
+from offtop.model.windows import stuck
+from offtop.model.windows.breakdown import by_category
+from offtop.model.windows.history import History, Kept
+from offtop.model.windows.window import between
 from offtop.person import person
 from offtop.recording import writer
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
-from tests.model.test_again import WindowContents, told
+from tests.model.windows.test_rebuilt import WindowContents, told
 from tests.ui.scripted import SHOP, WAKERS, ScriptedSource
 from tests.ui.shown import CATEGORIES
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offtop.model.stack import ENDS, KERNEL, LINKED, WHOLE, Frame, Stack
+from offtop.model.values.stack import ENDS, KERNEL, LINKED, WHOLE, Frame, Stack
 from offtop.recording import form
 
 USER = (Frame("/usr/lib/libc.so.6", 0x1234), Frame("/bin/app", 0x5678))

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from offtop import batch
 from offtop.errors import OfftopError
-from offtop.model import columns
-from offtop.model.change import NOTHING, Change, change
+from offtop.model.values import columns
+from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import person
 from offtop.recording import form, report
 from offtop.recording.replay import RecordedSource

@@ -11,14 +11,14 @@ import jsonschema
 import pytest
 
 from offtop import batch
-from offtop.model.book import Life, ThreadKey
-from offtop.model.budget import Rate
-from offtop.model.categories import is_periodic
-from offtop.model.change import NOTHING, change
-from offtop.model.columns import unpacked
-from offtop.model.filter import parse
-from offtop.model.history import History
-from offtop.model.snapshot import Bound, Cost, Filters, Holder, Machine, Snapshot, Waiting
+from offtop.model.aggregate.budget import Rate
+from offtop.model.aggregate.filter import parse
+from offtop.model.classify.categories import is_periodic
+from offtop.model.values.catalog import Life, ThreadKey
+from offtop.model.values.columns import unpacked
+from offtop.model.values.snapshot import Bound, Cost, Filters, Holder, Machine, Snapshot, Waiting
+from offtop.model.windows.change import NOTHING, change
+from offtop.model.windows.history import History
 from offtop.person import person
 from offtop.recording import form
 from offtop.recording.replay import RecordedSource

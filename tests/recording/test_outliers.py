@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.outlier import AUTO, Caught, Outlier
-from offtop.model.snapshot import Snapshot
-from offtop.model.stack import EMPTY, KERNEL, Frame, Stack
-from offtop.model.wake import FIRST_WAKE, THREAD, WHOLE, Object, Wake, Waker
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.outlier import AUTO, Caught, Outlier
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.values.stack import EMPTY, KERNEL, Frame, Stack
+from offtop.model.values.wake import FIRST_WAKE, THREAD, WHOLE, Object, Wake, Waker
 from offtop.person import person
 from offtop.recording import caught, report
 from offtop.recording.replay import RecordedSource

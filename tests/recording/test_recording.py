@@ -14,11 +14,11 @@ import pytest
 
 from offtop import batch
 from offtop.errors import OfftopError
-from offtop.model.book import ThreadKey
-from offtop.model.change import NOTHING, change
-from offtop.model.snapshot import Filters, Snapshot
-from offtop.model.stack import NO_WAY, Stack, one_name
-from offtop.model.stackproblems import GUESSED, NOT_KNOWN, STRIPPED, UNSURE
+from offtop.model.aggregate.stack_problems import GUESSED, NOT_KNOWN, STRIPPED, UNSURE
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Filters, Snapshot
+from offtop.model.values.stack import NO_WAY, Stack, one_name
+from offtop.model.windows.change import NOTHING, change
 from offtop.person import Person, person
 from offtop.recording import form
 from offtop.recording.reader import Recording

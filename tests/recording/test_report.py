@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.model.wake import TIMEOUT, Wake, Waker
+from offtop.model.values.wake import TIMEOUT, Wake, Waker
 from offtop.person import person
 from offtop.recording import report
 from offtop.recording.writer import Recorder

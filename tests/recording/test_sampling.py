@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from offtop import batch
-from offtop.model.change import NOTHING, change
-from offtop.model.snapshot import Sampling
-from offtop.model.window import between, merge
+from offtop.model.values.snapshot import Sampling
+from offtop.model.windows.change import NOTHING, change
+from offtop.model.windows.window import between, merge
 from offtop.person import person
 from offtop.recording import form
 from offtop.recording.replay import RecordedSource

@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 
 from offtop import batch
 from offtop.errors import OfftopError
-from offtop.model import columns
-from offtop.model.change import NOTHING, change
-from offtop.model.ends import NAMED, ROLES, Ends, Process, Side
-from offtop.model.stack import ENDED as PROCESS_ENDED
-from offtop.model.stack import GONE, WHOLE, Frame, Stack
-from offtop.model.wake import (
+from offtop.model.values import columns
+from offtop.model.values.peers import NAMED, ROLES, Ends, Process, Side
+from offtop.model.values.stack import ENDED as PROCESS_ENDED
+from offtop.model.values.stack import GONE, WHOLE, Frame, Stack
+from offtop.model.values.wake import (
     CHAIN_ENDS,
     FIRST_WAKE,
     KINDS,
@@ -39,6 +38,7 @@ from offtop.model.wake import (
     Wake,
     Waker,
 )
+from offtop.model.windows.change import NOTHING, change
 from offtop.person import person
 from offtop.recording import form, replay
 from offtop.recording.reader import Recording

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from offtop import batch
-from offtop.model.change import NOTHING, change
+from offtop.model.windows.change import NOTHING, change
 from offtop.person import person
 from offtop.recording import form
 from offtop.recording.replay import RecordedSource

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from offtop.model.book import SiteKey
-from offtop.model.ends import PEER, Ends, Process, Side
-from offtop.model.snapshot import EXITED, SiteTotals, Snapshot
-from offtop.model.stack import KERNEL, NO_STACK, Frame, Stack
-from offtop.model.wake import (
+from offtop.model.values.catalog import SiteKey
+from offtop.model.values.peers import PEER, Ends, Process, Side
+from offtop.model.values.snapshot import EXITED, SiteTotals, Snapshot
+from offtop.model.values.stack import KERNEL, NO_STACK, Frame, Stack
+from offtop.model.values.wake import (
     CHAIN,
     DEPTH,
     EXIT,

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from offtop.kernel.bpf.libbpf import KernelTypes, walk  # noqa: E402
-from offtop.model import categories  # noqa: E402
+from offtop.model.classify import categories  # noqa: E402
 from tests.kernel import waits  # noqa: E402
 
 _TRACING = 26  # BPF_PROG_TYPE_TRACING

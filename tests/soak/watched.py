@@ -14,12 +14,12 @@ from pathlib import Path
 from offtop.kernel.bpf.libbpf import Map, library
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
-from offtop.model.categories import is_periodic
-from offtop.model.diagnoser import Diagnoser
-from offtop.model.diagnosis import WITHOUT_RULES
-from offtop.model.filter import NOTHING
-from offtop.model.history import History, Kept
-from offtop.model.snapshot import Filters
+from offtop.model.aggregate.filter import NOTHING
+from offtop.model.classify.categories import is_periodic
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import WITHOUT_RULES
+from offtop.model.values.snapshot import Filters
+from offtop.model.windows.history import History, Kept
 from offtop.tick import passing
 from offtop.tickjson import tick_object
 from offtop.units import NS_PER_S

@@ -3,13 +3,13 @@
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from offtop.model import histogram as log2
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.outlier import Marks
-from offtop.model.snapshot import Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
-from offtop.model.stack import FIRST_STACK, KERNEL, Frame, Names, Stack
-from offtop.model.stackproblems import NOT_KNOWN
-from offtop.model.wake import Object
+from offtop.model.aggregate.stack_problems import NOT_KNOWN
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.outlier import Marks
+from offtop.model.values.snapshot import Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.values.stack import FIRST_STACK, KERNEL, Frame, Names, Stack
+from offtop.model.values.wake import Object
 from offtop.source import Happening
 from offtop.units import NS_PER_S
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from offtop.model import histogram as log2
-from offtop.model.snapshot import Snapshot
-from offtop.model.within import Calls
+from offtop.model.values import histogram as log2
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.values.within import Calls
 from tests.ui.scripted import MS, SHOP, ScriptedSource
 
 NAME = "shop:Cart::pay"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from offtop.model.snapshot import Sampling, Snapshot
+from offtop.model.values.snapshot import Sampling, Snapshot
 from tests.ui.scripted import MS, SHOP, ScriptedSource
 
 NOTICE = "/proc is sampled"

@@ -5,11 +5,12 @@ from threading import Event
 from typing import NamedTuple
 
 from offtop.errors import OfftopError
-from offtop.model import histogram as log2
-from offtop.model.book import Book, Details, SiteKey, ThreadKey
-from offtop.model.ends import WRITER, Ends, Process, Side
-from offtop.model.outlier import Marks, Outlier
-from offtop.model.snapshot import (
+from offtop.model.aggregate.stack_problems import NOT_KNOWN, STRIPPED
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, Details, SiteKey, ThreadKey
+from offtop.model.values.outlier import Marks, Outlier
+from offtop.model.values.peers import WRITER, Ends, Process, Side
+from offtop.model.values.snapshot import (
     NO_HOLDER,
     Bound,
     Cost,
@@ -21,9 +22,8 @@ from offtop.model.snapshot import (
     ThreadTotals,
     Waiting,
 )
-from offtop.model.stack import FIRST_STACK, KERNEL, NO_STACK, NO_WAY, Frame, Names, Stack, nameless
-from offtop.model.stackproblems import NOT_KNOWN, STRIPPED
-from offtop.model.wake import (
+from offtop.model.values.stack import FIRST_STACK, KERNEL, NO_STACK, NO_WAY, Frame, Names, Stack, nameless
+from offtop.model.values.wake import (
     BRIEF,
     CHAIN,
     DEPTH,

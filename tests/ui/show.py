@@ -10,9 +10,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from offtop import paths
 from offtop.errors import KernelError, OfftopError
-from offtop.model.categories import parse
-from offtop.model.snapshot import Snapshot
-from offtop.model.view import View
+from offtop.model.classify.categories import parse
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.viewmodel.view import View
 from offtop.source import Source
 from offtop.ui.app import run
 from offtop.units import NS_PER_S

@@ -12,8 +12,8 @@ from textual.strip import Strip
 
 from offtop import paths
 from offtop.catching import Alarm, Catch
-from offtop.model.categories import parse
-from offtop.model.view import View
+from offtop.model.classify.categories import parse
+from offtop.model.viewmodel.view import View
 from offtop.person import person
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import ScriptedSource

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from offtop.model.book import Details, ThreadKey
-from offtop.model.budget import Rate
-from offtop.model.pool import Pool
-from offtop.model.snapshot import Filters, Machine
-from offtop.model.view import LIST, View
+from offtop.model.aggregate.budget import Rate
+from offtop.model.aggregate.pool import Pool
+from offtop.model.values.catalog import Details, ThreadKey
+from offtop.model.values.snapshot import Filters, Machine
+from offtop.model.viewmodel.view import LIST, View
 from tests.ui.scripted import FUTEX, ScriptedSource, Waits
 from tests.ui.shown import asynchronous, screen, shown, until
 

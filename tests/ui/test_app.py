@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.errors import KernelError
-from offtop.model import view as views
+from offtop.model.viewmodel import view as views
 from offtop.ui.app import OfftopApp
 from offtop.ui.glyphs import ASCII, UNICODE, sparkline
 from offtop.ui.layout import arrange

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.model.view import LIST, TREE, View
+from offtop.model.viewmodel.view import LIST, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.test_diff import recorded
 from tests.ui.scripted import SHOP, WAKERS, ScriptedSource, Waits

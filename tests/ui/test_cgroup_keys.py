@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from offtop.errors import UsageError
-from offtop.model.book import Details
-from offtop.model.rows import NO_CGROUP
-from offtop.model.snapshot import Filters
-from offtop.model.view import CATEGORIES, LIST
+from offtop.model.aggregate.rows import NO_CGROUP
+from offtop.model.values.catalog import Details
+from offtop.model.values.snapshot import Filters
+from offtop.model.viewmodel.view import CATEGORIES, LIST
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import MS, SHOP, TABLE, ScriptedSource
 from tests.ui.shown import asynchronous, screen, shown, until

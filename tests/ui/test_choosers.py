@@ -5,9 +5,9 @@ from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from offtop.model.filter import parse
-from offtop.model.rows import SORTS
-from offtop.model.view import HEATMAP, OFF, View
+from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.rows import SORTS
+from offtop.model.viewmodel.view import HEATMAP, OFF, View
 from offtop.ui import theme
 from offtop.ui.app import OfftopApp
 from offtop.ui.chooser import Chooser

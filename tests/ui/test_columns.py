@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from offtop.model.picture import Picture
-from offtop.model.rows import ACCOUNT_SORTS, SORTS
-from offtop.model.view import CATEGORIES, NAMES, View
+from offtop.model.aggregate.rows import ACCOUNT_SORTS, SORTS
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import CATEGORIES, NAMES, View
 from offtop.ui.columns import Column, that_fit, width_of
 from offtop.ui.glyphs import UNICODE
 from offtop.ui.lines import Pen

@@ -2,16 +2,16 @@
 
 import pytest
 
-from offtop.model import diagnosis
-from offtop.model.book import ThreadKey
-from offtop.model.cut import Place
-from offtop.model.diagnosis import Fixed
-from offtop.model.view import STUCK as PANE
-from offtop.model.view import View
+from offtop.model.classify import causes
+from offtop.model.classify.causes import Fixed
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.viewmodel.view import STUCK as PANE
+from offtop.model.viewmodel.view import View
+from offtop.model.windows.breakdown import Place
 from tests.ui.scripted import SHOP, STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES, QUICK_NS, asynchronous, screen, shown
 
-RULES = diagnosis.parse(
+RULES = causes.parse(
     '[[rule]]\nid = "orders"\nname = "the order book"\nsays = "Orders are taken one by one."\nnext = "the clerk"\n'
     'program = ["shop"]\nown = ["take_order"]\n'
     '[[rule]]\nid = "door"\nname = "guests"\nsays = "Nobody comes."\nprogram = ["door"]\n'
@@ -126,7 +126,7 @@ QUEUED = (
     Waits("shop", 100, "worker-1", 101, "lock", "futex_do_wait", ("take_order", "main"), (200,), ready_ms=190),
     Waits("shop", 100, "worker-2", 102, "lock", "futex_do_wait", ("take_order", "serve", "main"), (200,), ready_ms=90),
 )
-CPU = diagnosis.parse(
+CPU = causes.parse(
     '[[rule]]\nid = "cpu"\nname = "a CPU"\nsays = "Too few."\ncategory = ["run-queue"]\n',
     "rules.toml",
     "Mend it",
@@ -174,7 +174,7 @@ async def test_a_row_of_mostly_short_waits_is_not_told_by_its_few_long_ones(
 @asynchronous
 async def test_n_goes_to_what_is_stuck_for_what_was_searched_wherever_that_is(height: int) -> None:
     text = '[[rule]]\nid = "journal"\nname = "the journal"\nsays = "x"\ncategory = ["fsync"]\n'
-    rules = diagnosis.parse(text, "rules.toml", "Mend it", CATEGORIES.ids)
+    rules = causes.parse(text, "rules.toml", "Mend it", CATEGORIES.ids)
     async with shown(ScriptedSource(STUCK, ticks=12), (160, height), rules=Fixed(rules)) as (app, pilot):
         await pilot.press("5")
         assert any("the journal: " in line for line in screen(app)) == (height == 30)
@@ -186,7 +186,7 @@ async def test_n_goes_to_what_is_stuck_for_what_was_searched_wherever_that_is(he
 @asynchronous
 async def test_what_is_stuck_says_what_it_is_for() -> None:
     text = '[[rule]]\nid = "row"\nname = "a row lock"\nsays = "x"\nown = ["lock_wait"]\n'
-    rules = diagnosis.parse(text, "rules.toml", "Mend it", CATEGORIES.ids)
+    rules = causes.parse(text, "rules.toml", "Mend it", CATEGORIES.ids)
     async with shown(ScriptedSource(STUCK, ticks=3), (160, 30), rules=Fixed(rules)) as (app, pilot):
         await pilot.press("5")
         found = [line for line in screen(app) if " connection " in line]

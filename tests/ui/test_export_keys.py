@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.model.view import View
+from offtop.model.viewmodel.view import View
 from offtop.source import Source
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until

@@ -4,10 +4,10 @@ import pytest
 from textual.events import Key, Paste
 from textual.widgets import Input
 
-from offtop.model.book import ThreadKey
-from offtop.model.filter import parse
-from offtop.model.snapshot import Machine
-from offtop.model.view import CATEGORIES, LIST, SITE, TREE, View
+from offtop.model.aggregate.filter import parse
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Machine
+from offtop.model.viewmodel.view import CATEGORIES, LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import MS, SHOP, TABLE, WHO, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until

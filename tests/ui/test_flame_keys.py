@@ -1,7 +1,7 @@
 """The icicle: moving among boxes, one of them alone, and the way back."""
 
-from offtop.model.steps import Step
-from offtop.model.view import CATEGORIES, FLAME, LIST, TREE
+from offtop.model.aggregate.steps import Step
+from offtop.model.viewmodel.view import CATEGORIES, FLAME, LIST, TREE
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import asynchronous, coloured, screen, shown, until

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from offtop.model.snapshot import Machine, Sampling, Snapshot
+from offtop.model.values.snapshot import Machine, Sampling, Snapshot
 from tests.ui.sampled import NOTICE, SampledSource
 from tests.ui.scripted import ScriptedSource, Waits
 from tests.ui.shown import asynchronous, screen, shown, until

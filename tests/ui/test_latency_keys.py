@@ -2,7 +2,7 @@
 
 import pytest
 
-from offtop.model.view import CATEGORIES, HEATMAP, HISTOGRAM, LATENCY, LIST, OFF, TREE, View
+from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, HISTOGRAM, LATENCY, LIST, OFF, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import AT_NS, MS, SHOP, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until

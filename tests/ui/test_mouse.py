@@ -4,9 +4,9 @@ import pytest
 from textual import events
 from textual.pilot import Pilot
 
-from offtop.model.book import ThreadKey
-from offtop.model.steps import Step
-from offtop.model.view import CATEGORIES, FLAME, HEATMAP, HISTOGRAM, LATENCY, LIST, SITE, TREE, View
+from offtop.model.aggregate.steps import Step
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.viewmodel.view import CATEGORIES, FLAME, HEATMAP, HISTOGRAM, LATENCY, LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import AT_NS, MS, SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown

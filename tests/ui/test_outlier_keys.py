@@ -7,10 +7,10 @@ import pytest
 from textual import events
 
 from offtop.catching import Catch
-from offtop.model.book import ThreadKey
-from offtop.model.outlier import AUTO
-from offtop.model.snapshot import Bound
-from offtop.model.view import CATEGORIES, LIST, OUTLIERS, TREE, View
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.outlier import AUTO
+from offtop.model.values.snapshot import Bound
+from offtop.model.viewmodel.view import CATEGORIES, LIST, OUTLIERS, TREE, View
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from offtop.model.book import ThreadKey
-from offtop.model.view import LIST, TREE, View
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.viewmodel.view import LIST, TREE, View
 from tests.ui.scripted import TABLE, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown
 

@@ -1,8 +1,8 @@
 """a records what is measured from then on, and ends it; a recording that fails is told of, and watching goes on."""
 
 from offtop.errors import OfftopError
-from offtop.model.snapshot import Snapshot
-from offtop.model.view import View
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.viewmodel.view import View
 from offtop.source import Source
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until

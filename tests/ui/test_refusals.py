@@ -2,7 +2,7 @@
 
 import pytest
 
-from offtop.model.view import CATEGORIES, LIST, STUCK, TREE
+from offtop.model.viewmodel.view import CATEGORIES, LIST, STUCK, TREE
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.scripted import STUCK as WAITS
 from tests.ui.shown import asynchronous, screen, shown

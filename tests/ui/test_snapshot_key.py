@@ -8,10 +8,10 @@ import pytest
 
 from offtop import snapshotfile
 from offtop.errors import OfftopError
-from offtop.model.outlier import Caught, Outlier
-from offtop.model.snapshot import Snapshot
-from offtop.model.view import View
-from offtop.model.window import between
+from offtop.model.values.outlier import Caught, Outlier
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.viewmodel.view import View
+from offtop.model.windows.window import between
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder

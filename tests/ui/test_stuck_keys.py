@@ -8,13 +8,13 @@ from rich.cells import cell_len
 from textual import events
 from textual.pilot import Pilot
 
-from offtop.model.book import Details, ThreadKey
-from offtop.model.snapshot import NO_HOLDER, Bound, Filters, Holder
-from offtop.model.stack import one_name
-from offtop.model.steps import Step
-from offtop.model.view import CATEGORIES, LIST, TREE, StuckView, View
-from offtop.model.view import STUCK as PANE
-from offtop.model.wake import Object
+from offtop.model.aggregate.steps import Step
+from offtop.model.values.catalog import Details, ThreadKey
+from offtop.model.values.snapshot import NO_HOLDER, Bound, Filters, Holder
+from offtop.model.values.stack import one_name
+from offtop.model.values.wake import Object
+from offtop.model.viewmodel.view import CATEGORIES, LIST, TREE, StuckView, View
+from offtop.model.viewmodel.view import STUCK as PANE
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder

@@ -14,8 +14,8 @@ from textual.containers import VerticalScroll
 from textual.widgets import Input, Static
 
 from offtop.errors import UsageError
-from offtop.model.cut import FILTERED, RUN_QUEUE, SHORT
-from offtop.model.view import View
+from offtop.model.viewmodel.view import View
+from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT
 from offtop.ui import theme
 from offtop.ui.app import run
 from offtop.ui.lines import Line, Panel

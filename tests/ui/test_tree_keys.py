@@ -2,7 +2,7 @@
 
 import pytest
 
-from offtop.model.view import LIST, SITE, TREE, View
+from offtop.model.viewmodel.view import LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
 from offtop.units import NS_PER_S
 from tests.ui.scripted import SHOP, ScriptedSource, Waits

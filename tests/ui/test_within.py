@@ -2,7 +2,7 @@
 
 import pytest
 
-from offtop.model.within import Calls
+from offtop.model.values.within import Calls
 from tests.ui.calling import A_SECOND, CallingSource
 from tests.ui.scripted import ScriptedSource
 from tests.ui.shown import asynchronous, screen, shown

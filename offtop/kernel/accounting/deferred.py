@@ -13,9 +13,9 @@ import numpy as np
 
 from offtop.kernel.accounting.tick_records import Ended
 from offtop.kernel.bpf.layout import ThreadRecord
-from offtop.model import histogram as log2
-from offtop.model.book import SiteKey, ThreadKey
-from offtop.model.snapshot import SiteTotals
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.snapshot import SiteTotals
 from offtop.units import NS_PER_S
 
 _LATEST_TICKS = 2

@@ -18,12 +18,12 @@ from offtop.kernel.resolve.wakes import Wakes
 from offtop.kernel.symbols.kallsyms import HIDDEN
 from offtop.kernel.unwind import user_stacks as userstacks
 from offtop.kernel.unwind.user_stacks import UserStacks
-from offtop.model import histogram as log2
-from offtop.model.book import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
-from offtop.model.snapshot import NO_HOLDER, OUTSIDE, UNNAMED, UNNAMED_NAME, Bound, Holder
-from offtop.model.table import Ints, integers
-from offtop.model.wake import Storm
-from offtop.model.within import NO_CALLS, Calls
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
+from offtop.model.values.snapshot import NO_HOLDER, OUTSIDE, UNNAMED, UNNAMED_NAME, Bound, Holder
+from offtop.model.values.table import Ints, integers
+from offtop.model.values.wake import Storm
+from offtop.model.values.within import NO_CALLS, Calls
 
 FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
 """Categories of waits that a system call may meet on its way, whatever it is called for."""

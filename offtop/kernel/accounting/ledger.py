@@ -20,13 +20,13 @@ from offtop.kernel.accounting.run_times import Runs
 from offtop.kernel.accounting.tick_records import Ended, Ran, Started, Walked
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
-from offtop.model import histogram as log2
-from offtop.model.book import Book, Life, SiteKey, ThreadKey
-from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, NO_HOLDER, Bound, Move, SiteTotals, Waiting
-from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
-from offtop.model.table import RUNNING_NS, SITES, THREADS, integers
-from offtop.model.wake import FIRST_WAKE, NO_WAKE, Storm
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, Life, SiteKey, ThreadKey
+from offtop.model.values.running import Running
+from offtop.model.values.snapshot import EXITED, NO_HOLDER, Bound, Move, SiteTotals, Waiting
+from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
+from offtop.model.values.table import RUNNING_NS, SITES, THREADS, integers
+from offtop.model.values.wake import FIRST_WAKE, NO_WAKE, Storm
 from offtop.units import NS_PER_S
 
 _MOST_NAMES = 50_000

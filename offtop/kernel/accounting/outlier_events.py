@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.libbpf import Map
-from offtop.model.book import Book, SiteKey
-from offtop.model.outlier import Caught, Marks
+from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.outlier import Caught, Marks
 
 Locate = Callable[[int, int, int, int, int], SiteKey]
 """(pid, tid, raw kernel stack id, raw user stack id, raw id of the wake) → site."""

@@ -5,7 +5,7 @@ from collections.abc import Set
 from offtop.kernel.accounting.tick_records import Ran
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
-from offtop.model.book import ThreadKey
+from offtop.model.values.catalog import ThreadKey
 from offtop.units import NS_PER_S
 
 _LATE_NS = NS_PER_S // 10

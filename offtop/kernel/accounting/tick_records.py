@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model import histogram as log2
-from offtop.model.book import SiteKey, ThreadKey
-from offtop.model.snapshot import NO_HOLDER, Bound, Holder, SiteTotals
-from offtop.model.table import SITES, Ints, integers
-from offtop.model.wake import NO_WAKE
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, SiteTotals
+from offtop.model.values.table import SITES, Ints, integers
+from offtop.model.values.wake import NO_WAKE
 
 
 class Walked(NamedTuple):

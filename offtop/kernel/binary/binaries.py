@@ -20,8 +20,8 @@ from offtop.kernel.binary.confinement import RefusedError
 from offtop.kernel.binary.cpython_layout import Interpreter
 from offtop.kernel.binary.files import File, OpenedFile
 from offtop.kernel.procfs.guarded_reads import GuardedReads
+from offtop.model.aggregate.stack_problems import FILE_GONE, NO_ELF, NOT_CONFINED, TOO_SLOW, UNREADABLE
 from offtop.model.printable import printable
-from offtop.model.stackproblems import FILE_GONE, NO_ELF, NOT_CONFINED, TOO_SLOW, UNREADABLE
 
 _MOST_OPEN = 16
 _LEFT_ALONE_S = 300.0

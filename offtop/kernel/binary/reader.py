@@ -16,7 +16,7 @@ from offtop.kernel.binary import cfi, dwfl, unwind_rules
 from offtop.kernel.binary.cfi import Unwinding
 from offtop.kernel.binary.confinement import RefusedError, confine, set_name
 from offtop.kernel.binary.demangle import demangled
-from offtop.model.stack import one_name
+from offtop.model.values.stack import one_name
 
 HEAD = struct.Struct("=cI")
 """What is asked, and which file it is about, by a number that the parent chose. More follows:"""

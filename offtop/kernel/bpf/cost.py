@@ -10,7 +10,7 @@ from typing import NamedTuple
 import psutil
 
 from offtop.kernel.bpf import libbpf
-from offtop.model.snapshot import Cost
+from offtop.model.values.snapshot import Cost
 
 _OF_TICKS = 10
 _COUNTED_TICKS = 3

@@ -15,8 +15,8 @@ from offtop.kernel.procfs.cgroups import Quota, content_of, mounted, quota_of
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.procfs.processes import Reading, reading
 from offtop.kernel.procfs.threads import status_of
-from offtop.model.container import container, label
-from offtop.model.snapshot import OUTSIDE, UNNAMED
+from offtop.model.values.container import container, label
+from offtop.model.values.snapshot import OUTSIDE, UNNAMED
 
 _NOT_PERMITTED = "not permitted"
 _STATES = {

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from offtop.kernel.procfs.cgroups import cgroup_of, content_of, mounted
 from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
 from offtop.kernel.procfs.threads import fields_of
-from offtop.model.book import Book, Details
-from offtop.model.stack import UNREAD
+from offtop.model.values.catalog import Book, Details
+from offtop.model.values.stack import UNREAD
 
 _OLD_S = 10.0
 """What was read so long ago is read again when asked for: a program may have begun another one."""

@@ -18,10 +18,10 @@ import psutil
 
 from offtop.errors import KernelError
 from offtop.kernel.procfs import syscalls
-from offtop.model.book import CALL_32_BIT, ThreadKey
-from offtop.model.snapshot import Machine
-from offtop.model.stack import KERNEL, Frame
-from offtop.model.state import MASKS
+from offtop.model.values.catalog import CALL_32_BIT, ThreadKey
+from offtop.model.values.snapshot import Machine
+from offtop.model.values.stack import KERNEL, Frame
+from offtop.model.values.state import MASKS
 from offtop.units import NS_PER_S
 
 _LEFT_OPEN = 256

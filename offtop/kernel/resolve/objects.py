@@ -14,8 +14,8 @@ from pathlib import Path
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ObjectRecord
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.model.book import Book
-from offtop.model.wake import NO_OBJECT, UNIX, Object
+from offtop.model.values.catalog import Book
+from offtop.model.values.wake import NO_OBJECT, UNIX, Object
 
 _KNOWN = 65_536
 _LOOKED_AT_TICKS = 10

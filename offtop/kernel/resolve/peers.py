@@ -25,8 +25,8 @@ import numpy as np
 from offtop.kernel.bpf import layout
 from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.procfs.threads import status_of
-from offtop.model.book import Book
-from offtop.model.ends import (
+from offtop.model.values.catalog import Book
+from offtop.model.values.peers import (
     EPOLL,
     FILE,
     HOLDER,
@@ -42,7 +42,7 @@ from offtop.model.ends import (
     Side,
     may_have_ends,
 )
-from offtop.model.wake import UNIX, Object
+from offtop.model.values.wake import UNIX, Object
 
 _OLD_S = 10.0
 """What was told so long ago is looked at again when asked for."""

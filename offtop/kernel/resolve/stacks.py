@@ -13,10 +13,10 @@ from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.symbols.kallsyms import HIDDEN
 from offtop.kernel.unwind.unwinder import Found
 from offtop.kernel.unwind.user_stacks import OfCopy
-from offtop.model import wakers
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.categories import OTHER, Categories
-from offtop.model.stack import (
+from offtop.model.classify import wakers
+from offtop.model.classify.categories import OTHER, Categories
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.stack import (
     ASTRAY,
     CLOSED,
     DEEP,

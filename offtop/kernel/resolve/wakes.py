@@ -9,10 +9,10 @@ from offtop.kernel.bpf.layout import ObjectRecord
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.resolve.objects import Objects
-from offtop.model import wakers
-from offtop.model.book import Book
-from offtop.model.stack import NO_STACK
-from offtop.model.wake import (
+from offtop.model.classify import wakers
+from offtop.model.values.catalog import Book
+from offtop.model.values.stack import NO_STACK
+from offtop.model.values.wake import (
     BRIEF,
     DEPTH,
     EXIT,

@@ -22,13 +22,13 @@ from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.procfs.threads import READY, Seen, Tasks, Told, status_of
 from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
-from offtop.model.book import Book, ThreadKey
-from offtop.model.categories import Categories
-from offtop.model.outlier import Marks
+from offtop.model.classify.categories import Categories
 from offtop.model.printable import printable
-from offtop.model.snapshot import Cost, Filters, Machine, Sampling, Snapshot
-from offtop.model.stack import FIRST_STACK, NO_STACK, Frame, Stack, nameless
-from offtop.model.wake import OFFCPU, Object
+from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.outlier import Marks
+from offtop.model.values.snapshot import Cost, Filters, Machine, Sampling, Snapshot
+from offtop.model.values.stack import FIRST_STACK, NO_STACK, Frame, Stack, nameless
+from offtop.model.values.wake import OFFCPU, Object
 from offtop.source import Happening
 from offtop.units import NS_PER_S
 

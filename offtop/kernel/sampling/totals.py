@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.kernel.procfs.threads import READY, Counters, Seen
-from offtop.model import histogram as log2
-from offtop.model.book import Book, Life, SiteKey, ThreadKey
-from offtop.model.outlier import Caught, Marks
-from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, Bound, SiteTotals, ThreadTotals, Waiting
-from offtop.model.stack import FIRST_STACK, NO_STACK
-from offtop.model.state import RUNNING, letter
-from offtop.model.table import SITES, THREADS, Ints, integers
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, Life, SiteKey, ThreadKey
+from offtop.model.values.outlier import Caught, Marks
+from offtop.model.values.running import Running
+from offtop.model.values.snapshot import EXITED, Bound, SiteTotals, ThreadTotals, Waiting
+from offtop.model.values.stack import FIRST_STACK, NO_STACK
+from offtop.model.values.state import RUNNING, letter
+from offtop.model.values.table import SITES, THREADS, Ints, integers
 
 LATE_NS = 25_000_000
 """The kernel adds to the time of a thread on a CPU at its ticks, every 1 to 10 ms: less than this is no wait yet."""

@@ -23,7 +23,7 @@ from offtop.kernel.bpf import libbpf
 from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.program import Program
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.model.snapshot import Filters
+from offtop.model.values.snapshot import Filters
 
 _MOST_NAMED, _MOST_NEAR = 10, 4
 _MOST_IDS = 1024

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError, PrivilegeError
 from offtop.model.printable import printable
-from offtop.model.stack import KERNEL, Frame
+from offtop.model.values.stack import KERNEL, Frame
 
 _TEXT = b"tTwW"
 """Types of functions."""

@@ -16,9 +16,9 @@ from offtop.kernel.binary.binaries import Binaries
 from offtop.kernel.binary.debuginfod import DebugFiles
 from offtop.kernel.binary.files import File, Files
 from offtop.kernel.symbols.mappings import is_made_at_run_time
+from offtop.model.aggregate.stack_problems import NO_MAP, NO_SYMBOL, NOT_KNOWN, OVERWRITTEN, STRIPPED
 from offtop.model.printable import printable
-from offtop.model.stack import Frame, nameless
-from offtop.model.stackproblems import NO_MAP, NO_SYMBOL, NOT_KNOWN, OVERWRITTEN, STRIPPED
+from offtop.model.values.stack import Frame, nameless
 
 _PART = 32
 """Names looked up before another file has its turn, and before those that wait are told."""

@@ -12,7 +12,7 @@ from offtop.kernel.binary import unwind_rules
 from offtop.kernel.binary.unwind_rules import CFA, NO_RULE, UNDEFINED, WORD_BYTES, Machine, Rule, Value
 from offtop.kernel.bpf import layout
 from offtop.kernel.procfs.memory import code_addresses
-from offtop.model.stack import ANONYMOUS, JIT, SIGNAL, Frame
+from offtop.model.values.stack import ANONYMOUS, JIT, SIGNAL, Frame
 
 Read = Callable[[int, int], bytes]
 """(address, size in bytes) → the bytes there, fewer where there are no more."""

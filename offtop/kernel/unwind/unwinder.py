@@ -20,8 +20,8 @@ from offtop.kernel.unwind.cpython_frames import NO_PYTHONS, Pythons, code_object
 from offtop.kernel.unwind.rule_cache import Rulebook
 from offtop.kernel.unwind.stack_copies import Copy
 from offtop.kernel.unwind.step import Read, State, Walk
-from offtop.model.book import ThreadKey
-from offtop.model.stack import ANONYMOUS, JIT, SIGNAL, Frame
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.stack import ANONYMOUS, JIT, SIGNAL, Frame
 
 _ANSWER_S = 10.0
 """On a slow or busy machine a large library takes seconds. What takes longer is left alone for minutes."""

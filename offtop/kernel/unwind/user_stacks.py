@@ -18,9 +18,9 @@ from offtop.kernel.bpf.layout import WalkedStack
 from offtop.kernel.unwind.cpu_allowance import Allowance
 from offtop.kernel.unwind.stack_copies import Copies, Copy
 from offtop.kernel.unwind.unwinder import UNREAD, Found, Walker
-from offtop.model.book import ThreadKey
-from offtop.model.snapshot import Waiting
-from offtop.model.stack import Frame
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Waiting
+from offtop.model.values.stack import Frame
 from offtop.units import NS_PER_S
 
 OLD_NS = 3 * NS_PER_S // 10

@@ -12,14 +12,14 @@ from offtop.kernel.accounting.ledger import Ledger
 from offtop.kernel.accounting.tick_records import Ended, Started, Walked
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
-from offtop.model import histogram as log2
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.running import Running
-from offtop.model.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Stack
-from offtop.model.table import SITES
-from offtop.model.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
-from offtop.model.window import Window, between, merge
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.running import Running
+from offtop.model.values.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Stack
+from offtop.model.values.table import SITES
+from offtop.model.values.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
+from offtop.model.windows.window import Window, between, merge
 from tests.kernel.watch import check_sums
 
 MIN_NS = 1_000

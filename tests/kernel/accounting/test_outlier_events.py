@@ -15,11 +15,11 @@ from offtop.kernel.accounting.outlier_events import Catcher
 from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.libbpf import Map, RingBuffer
 from offtop.kernel.resolve.stacks import Stacks
-from offtop.model import where
-from offtop.model.book import Book, SiteKey
-from offtop.model.outlier import NEVER_NS, Caught
-from offtop.model.snapshot import Filters
-from offtop.model.stack import NO_STACK, Frame
+from offtop.model.aggregate import location
+from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.outlier import NEVER_NS, Caught
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.stack import NO_STACK, Frame
 from tests.command import QUICK, run
 from tests.kernel import programs, waits, watch
 from tests.kernel.test_doors import most_unseen
@@ -83,7 +83,7 @@ def test_each_wait_over_its_mark_comes_once_and_whole(door: str) -> None:
         users = {one.site.user for one in caught}
         live.source.wait_for_names({frame for user in users for frame in book.stack(user).frames}, 30)
         for user in users:  # the first of them may have been walked by frame pointers
-            names = where.user_names(book, user, live.source.names)
+            names = location.user_names(book, user, live.source.names)
             assert (names[0], "main" in names) == (child.user[0], True)
         for one in caught:
             assert one.length_ns(one.ended_ns) >= 20 * MS

@@ -5,9 +5,9 @@ from itertools import pairwise
 from offtop.kernel.accounting.ledger import Ledger
 from offtop.kernel.accounting.run_times import Runs
 from offtop.kernel.accounting.tick_records import Ran
-from offtop.model.book import Life, ThreadKey
-from offtop.model.snapshot import EXITED, ThreadTotals
-from offtop.model.window import between
+from offtop.model.values.catalog import Life, ThreadKey
+from offtop.model.values.snapshot import EXITED, ThreadTotals
+from offtop.model.windows.window import between
 from offtop.units import NS_PER_S
 from tests.kernel.accounting.test_ledger import MIN_NS, NOTHING, TICK_NS, snapshot
 

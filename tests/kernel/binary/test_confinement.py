@@ -17,7 +17,7 @@ from offtop.kernel.binary.files import File, Files, Mapping
 from offtop.kernel.doctor import host_checks
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.symbols.mappings import Processes
-from offtop.model.stackproblems import NOT_CONFINED
+from offtop.model.aggregate.stack_problems import NOT_CONFINED
 from tests import command
 from tests.kernel.programs import build, let_nobody_in, running
 

@@ -18,7 +18,7 @@ from offtop.kernel.binary.debuginfod import DebugFiles, servers
 from offtop.kernel.binary.files import File, Files
 from offtop.kernel.symbols.mappings import Processes
 from offtop.kernel.symbols.names import NameWorker
-from offtop.model.stack import Frame
+from offtop.model.values.stack import Frame
 from tests import command
 from tests.kernel.binary.test_inlines import INLINE, SOURCE, WHOLE
 from tests.kernel.programs import build, let_nobody_in, running

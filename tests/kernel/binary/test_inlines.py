@@ -15,7 +15,7 @@ from offtop.kernel.binary.dwfl import Binary
 from offtop.kernel.binary.files import File, Files, Mapping
 from offtop.kernel.symbols.mappings import Processes
 from offtop.kernel.symbols.names import NameWorker
-from offtop.model.stack import functions
+from offtop.model.values.stack import functions
 from tests import command
 from tests.kernel.programs import build, let_nobody_in, running
 

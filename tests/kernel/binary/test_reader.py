@@ -17,7 +17,7 @@ from offtop.kernel.binary.files import File, Files
 from offtop.kernel.binary.unwind_rules import Value
 from offtop.kernel.symbols.mappings import Processes
 from offtop.kernel.symbols.names import NameWorker
-from offtop.model.stack import Frame
+from offtop.model.values.stack import Frame
 from tests.kernel import waits, watch
 from tests.kernel.programs import Program, build, running
 

@@ -20,8 +20,8 @@ from offtop.kernel.bpf import cache as ready
 from offtop.kernel.bpf import compile as compiler
 from offtop.kernel.bpf import features, libbpf, pid_namespace, program
 from offtop.kernel.bpf.program import Program, Unwind
-from offtop.model.snapshot import Filters
-from offtop.model.wake import CHAIN
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.wake import CHAIN
 from tests.kernel import waits, wakings, watch
 from tests.kernel.test_batch_live import started, wait_for
 from tests.kernel.test_counts import check_23_sleeps

@@ -12,8 +12,8 @@ from offtop import paths
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.compile import whole
 from offtop.kernel.bpf.layout import ObjectRecord, ThreadRecord, WalkedRecord, WalkedStack, walked_records
-from offtop.model import histogram as log2
-from offtop.model import wake
+from offtop.model.values import histogram as log2
+from offtop.model.values import wake
 
 FORMATS = {
     "config": (layout.CONFIG, 0),

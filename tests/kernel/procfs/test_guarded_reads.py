@@ -20,8 +20,8 @@ from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
 from offtop.kernel.procfs.processes import reading
 from offtop.kernel.symbols import mappings
 from offtop.kernel.symbols.mappings import Processes
-from offtop.model.stack import Frame
-from offtop.model.stackproblems import TOO_SLOW
+from offtop.model.aggregate.stack_problems import TOO_SLOW
+from offtop.model.values.stack import Frame
 from tests.kernel import hangs
 from tests.kernel.programs import build, running, until
 

@@ -12,7 +12,7 @@ import pytest
 
 from offtop.kernel.procfs import processes
 from offtop.kernel.procfs.processes import DetailsWorker, Reading, cgroup_of, reading
-from offtop.model.book import UNKNOWN, Book, Details
+from offtop.model.values.catalog import UNKNOWN, Book, Details
 from tests.kernel import watch
 from tests.kernel.programs import build, running, until
 from tests.kernel.reads import READS

@@ -11,8 +11,8 @@ import pytest
 from offtop.kernel.accounting.drain import Drain
 from offtop.kernel.bpf.layout import OBJECT, OTHERS, ObjectRecord, WalkedStack
 from offtop.kernel.procfs.syscalls import name_of
-from offtop.model.book import CALL_32_BIT, Book
-from offtop.model.calls import told
+from offtop.model.values.calls import told
+from offtop.model.values.catalog import CALL_32_BIT, Book
 
 NOTHING = ObjectRecord.of(bytes(OBJECT.size))
 

@@ -11,8 +11,8 @@ import pytest
 from offtop.errors import KernelError
 from offtop.kernel.procfs import threads
 from offtop.kernel.procfs.threads import Counters, Seen, Tasks
-from offtop.model.book import ThreadKey
-from offtop.model.stack import KERNEL, Frame
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.stack import KERNEL, Frame
 from offtop.units import NS_PER_S
 
 KEY = ThreadKey(10, 11)

@@ -14,8 +14,8 @@ import pytest
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ObjectRecord
 from offtop.kernel.resolve.objects import Objects
-from offtop.model.book import Book
-from offtop.model.wake import NO_OBJECT, Object
+from offtop.model.values.catalog import Book
+from offtop.model.values.wake import NO_OBJECT, Object
 from tests.kernel.reads import READS
 
 PIPES, ANONYMOUS, EXT4 = 0x50495045, 0x09041934, 0xEF53

@@ -19,11 +19,11 @@ import pytest
 from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.resolve import peers as module
 from offtop.kernel.resolve.peers import EndsWorker, watched
-from offtop.model.book import Book, ThreadKey
-from offtop.model.ends import LISTENER, NO_ENDS, PEER, READER, WRITER, Ends, Process, waited_on
-from offtop.model.snapshot import Filters
-from offtop.model.stack import Stack
-from offtop.model.wake import Object
+from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.peers import LISTENER, NO_ENDS, PEER, READER, WRITER, Ends, Process, waited_on
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.stack import Stack
+from offtop.model.values.wake import Object
 from tests.command import run
 from tests.kernel import watch
 from tests.kernel.programs import until

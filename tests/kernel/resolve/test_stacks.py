@@ -10,8 +10,8 @@ import pytest
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.resolve.stacks import Stacks
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.stack import GONE, KERNEL, NO_STACK, STACK_LOST, Frame
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.stack import GONE, KERNEL, NO_STACK, STACK_LOST, Frame
 from tests.kernel import watch
 
 

@@ -14,11 +14,11 @@ from offtop.kernel.bpf.layout import ObjectRecord, ThreadRecord
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.resolve import wakes
 from offtop.kernel.resolve.wakes import Wakes
-from offtop.model import histogram as log2
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.snapshot import SiteTotals, Snapshot
-from offtop.model.stack import FIRST_STACK, NO_STACK, Frame, Stack
-from offtop.model.wake import (
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.snapshot import SiteTotals, Snapshot
+from offtop.model.values.stack import FIRST_STACK, NO_STACK, Frame, Stack
+from offtop.model.values.wake import (
     BRIEF,
     DEPTH,
     EXIT,
@@ -36,7 +36,7 @@ from offtop.model.wake import (
     Wake,
     Waker,
 )
-from offtop.model.window import between
+from offtop.model.windows.window import between
 from tests.kernel.reads import READS
 
 PID, SLEEPER = 100, 101

@@ -15,11 +15,11 @@ import pytest
 from offtop.errors import KernelError, UsageError
 from offtop.kernel.procfs import cgroups, threads
 from offtop.kernel.sampling.source import DOOR, ProcSource
-from offtop.model.book import ThreadKey
-from offtop.model.cut import Part
-from offtop.model.snapshot import Bound, Filters, Snapshot, ThreadTotals
-from offtop.model.steps import Shape, Steps
-from offtop.model.window import Window, between
+from offtop.model.aggregate.steps import Shape, Steps
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Bound, Filters, Snapshot, ThreadTotals
+from offtop.model.windows.breakdown import Part
+from offtop.model.windows.window import Window, between
 from tests.conftest import lacks
 from tests.kernel import waits, watch
 from tests.kernel.watch import MS, Watch

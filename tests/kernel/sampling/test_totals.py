@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from offtop.kernel.procfs.threads import Counters, Seen
 from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
-from offtop.model import histogram as log2
-from offtop.model.book import Book, SiteKey, ThreadKey
-from offtop.model.snapshot import Bound, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.stack import KERNEL, NO_STACK, Frame, Stack
-from offtop.model.window import Window, between
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.snapshot import Bound, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.values.stack import KERNEL, NO_STACK, Frame, Stack
+from offtop.model.windows.window import Window, between
 from tests.kernel.watch import check_sums
 
 MS = 1_000_000

@@ -13,9 +13,9 @@ import pytest
 from offtop.errors import UsageError
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.scope.within import Watched
-from offtop.model import histogram as log2
-from offtop.model.snapshot import Filters
-from offtop.model.within import Calls
+from offtop.model.values import histogram as log2
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.within import Calls
 from tests import command
 from tests.kernel import programs, watch
 from tests.kernel.programs import Program

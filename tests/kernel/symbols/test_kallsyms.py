@@ -12,8 +12,8 @@ from offtop.errors import KernelError, OfftopError, PrivilegeError
 from offtop.kernel.bpf import layout
 from offtop.kernel.symbols import kallsyms
 from offtop.kernel.symbols.kallsyms import KernelSymbols
-from offtop.model import wakers
-from offtop.model.stack import Frame
+from offtop.model.classify import wakers
+from offtop.model.values.stack import Frame
 from offtop.units import NS_PER_S
 
 CORE = """\

@@ -20,7 +20,7 @@ from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.symbols import mappings
 from offtop.kernel.symbols.mappings import Processes
 from offtop.model.printable import printable
-from offtop.model.stack import Frame
+from offtop.model.values.stack import Frame
 from tests.kernel.programs import Program, build, running
 from tests.kernel.reads import READS
 

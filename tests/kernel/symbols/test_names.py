@@ -18,8 +18,8 @@ from offtop.kernel.binary.files import Files
 from offtop.kernel.symbols import names as names_module
 from offtop.kernel.symbols.mappings import Processes
 from offtop.kernel.symbols.names import NameWorker
-from offtop.model.stack import GONE, Frame, nameless
-from offtop.model.stackproblems import FILE_GONE, NO_ELF, NO_SYMBOL, NOT_KNOWN, OVERWRITTEN, STRIPPED
+from offtop.model.aggregate.stack_problems import FILE_GONE, NO_ELF, NO_SYMBOL, NOT_KNOWN, OVERWRITTEN, STRIPPED
+from offtop.model.values.stack import GONE, Frame, nameless
 from tests.kernel.programs import build, let_nobody_in, running
 
 PYTHON = "/usr/bin/python3"

@@ -16,9 +16,9 @@ from offtop.kernel.binary.demangle import demangled
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
 from offtop.kernel.unwind import unwinder
-from offtop.model.snapshot import Filters
-from offtop.model.stack import LINKED, NO_WAY, WHOLE, Frame, Stack, functions
-from offtop.model.window import Window
+from offtop.model.values.snapshot import Filters
+from offtop.model.values.stack import LINKED, NO_WAY, WHOLE, Frame, Stack, functions
+from offtop.model.windows.window import Window
 from tests.kernel import chains, watch
 from tests.kernel.chains import CHAINS, WAITS, Chain
 from tests.kernel.programs import Program, running

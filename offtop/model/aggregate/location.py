@@ -1,0 +1,134 @@
+"""Location of a wait in one line: the kernel's leaf, then the program's frames."""
+
+from collections.abc import Iterable
+
+from offtop.model.aggregate.pool import Convoy
+from offtop.model.classify.causes import Rule
+from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.stack import Frame, Names, functions
+from offtop.model.values.wake import FIRST_WAKE, NO_WAKE, NOBODY, UNIX, Storm
+from offtop.units import count, percent
+
+_ENTRY = "_start"
+_LIBC = ("libc.so", "libc-", "libpthread", "ld-linux", "ld-musl", "libc.musl", "[vdso]")
+
+
+def kernel_names(book: Book, kernel: int, names: Names) -> list[str]:
+    """Leaf first, without the scheduler's frames."""
+    return names_of(book.stack(kernel).trimmed, names)
+
+
+def user_names(book: Book, user: int, names: Names) -> list[str]:
+    """Leaf first."""
+    return names_of(book.stack(user).frames, names)
+
+
+def names_of(frames: Iterable[Frame], names: Names) -> list[str]:
+    """Return the names of all functions of these frames, including inlined ones."""
+    return [name for frame in frames for name in functions(names.of(frame))]
+
+
+def in_short(book: Book, kernel: int, user: int, names: Names, wake: int = NO_WAKE) -> str:
+    """Return the kernel's leaf and the program's frames, without the C library's.
+
+    Those say nothing that the leaf does not. `wake` is the wake id, to include the peers.
+    """
+    ends = ends_of(book, kernel, wake)
+    leaf = [f"{name} ({ends})" if ends else name for name in kernel_names(book, kernel, names)[:1]]
+    return " < ".join([*leaf, *_own_names(book, user, names), *_missing(book, user)])
+
+
+def ends_of(book: Book, kernel: int, wake: int) -> str:
+    """Return the peers of the object waited on at that kernel stack, or what an epoll watches.
+
+    Empty if unknown. Raw.
+    """
+    return book.ends_of(book.wake(wake).object).told(book.stack(kernel))
+
+
+def of_sleeper(book: Book, site: SiteKey, names: Names) -> str:
+    """Return where it waits, and the waker, or else the peers if known."""
+    if _has_waker(book, site):
+        return f"{in_short(book, site.kernel, site.user, names)} <- {book.wake(site.wake).waker.label}"
+    return in_short(book, site.kernel, site.user, names, site.wake)
+
+
+def of_object(book: Book, site: SiteKey, names: Names) -> str:
+    """Return the peers of an object if known, where it is waited on, and the waker."""
+    place, ends = in_short(book, site.kernel, site.user, names), ends_of(book, site.kernel, site.wake)
+    woken = f" <- {book.wake(site.wake).waker.label}" if _has_waker(book, site) else ""
+    return f"{ends}; {place}{woken}" if ends else f"{place}{woken}"
+
+
+def with_rule(book: Book, site: SiteKey, rule: Rule | None, place: str) -> str:
+    """Put the cause before the place. Raw.
+
+    `an answer of PostgreSQL at 10.0.0.5:5432: tcp_recvmsg < …`
+    """
+    return f"{rule.name}{_identification(book, site)}: {place}" if rule else place
+
+
+def _identification(book: Book, site: SiteKey) -> str:
+    """Return what identifies the object beyond the rule's text."""
+    what = book.wake(site.wake).object
+    if what.kind == UNIX:
+        return f" of {what.peer}" if what.peer and not book.ends_of(what).sides else ""
+    if what.peer:
+        return f" at {what.peer}"
+    return f" on {what.name}" if what.kind == "file" and what.name.startswith("/") else ""
+
+
+def of_waker(book: Book, site: SiteKey, names: Names) -> str:
+    """Return the waker's stack and the woken process.
+
+    Without a known waker, where the thread waits.
+    """
+    waker, woken = book.wake(site.wake).waker, book.process(site.pid)
+    if waker.kind == NOBODY:
+        return in_short(book, site.kernel, site.user, names)
+    return f"{in_short(book, waker.kernel, waker.user, names)} -> {woken}".lstrip()
+
+
+def of_storm(storm: Storm, span_ns: int) -> str:
+    """Return how often, how many, and what they cost."""
+    per_s = 1e9 / span_ns if span_ns else 0.0
+    again = percent(storm.again, storm.woken)
+    return (
+        f"{count(storm.storms * per_s)}/s wake up to {storm.largest:,}; {again:.0f}% sleep again within 1 ms: "
+        f"{count(storm.wasted_switches * per_s)} switches/s"
+    )
+
+
+def of_convoy(book: Book, convoy: Convoy, names: Names, told: str = "") -> str:
+    """Return how many wait for the same thing, and for what.
+
+    The futex says more than the kernel's leaf. `told` is the name of the cause.
+    """
+    site = convoy.site
+    what = ["one futex"] if convoy.futex else kernel_names(book, site.kernel, names)[:1]
+    place = " < ".join([*what, *_own_names(book, site.user, names)])
+    return f"{convoy.waiting}/{convoy.of} {f'{told}: ' if told else ''}{place}"
+
+
+def _has_waker(book: Book, site: SiteKey) -> bool:
+    return site.wake >= FIRST_WAKE and book.wake(site.wake).has_waker
+
+
+def _missing(book: Book, user: int) -> list[str]:
+    """Return marks for missing or uncertain callers."""
+    stack = book.stack(user)
+    return ["…"] if stack.missing else ["~"] if stack.is_guessed else []
+
+
+def _own_names(book: Book, user: int, names: Names) -> list[str]:
+    """Return the program's functions, without what precedes main().
+
+    The C library's if there are no others.
+    """
+    frames = book.stack(user).frames
+    own = names_of([frame for frame in frames if not _is_libc(frame)], names)
+    return [name for name in own if name != _ENTRY] or names_of(frames, names)
+
+
+def _is_libc(frame: Frame) -> bool:
+    return frame.file.rpartition("/")[2].startswith(_LIBC)

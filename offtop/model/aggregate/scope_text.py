@@ -1,0 +1,100 @@
+"""Which threads and waits were counted, in words."""
+
+from dataclasses import replace
+from typing import Protocol
+
+from offtop.model.aggregate.rows import cgroup_name
+from offtop.model.printable import printable
+from offtop.model.values.snapshot import Filters, Sampling
+from offtop.model.values.state import letters
+from offtop.units import average, duration, span, threads
+
+_OWN_ONLY = "own processes only"
+_CONTAINER_ONLY = "this container only"
+LOST_NOT_KNOWN = "lost: not known"
+"""If threads that came and went between two polls are not counted."""
+_FEW_IDS = 3
+
+
+class _MeasuredSpan(Protocol):
+    """A span that was measured."""
+
+    @property
+    def filters(self) -> Filters: ...
+
+    @property
+    def sampling(self) -> Sampling | None: ...
+
+
+def counted(filters: Filters) -> str:
+    """Return what is counted, empty if everything is.
+
+    The --within function has a line of its own.
+    """
+    words: list[str] = []
+    for word, ids in (("pid", filters.pids), ("tid", filters.tids)):
+        if ids:
+            few = f"{word} {','.join(map(str, ids))}"
+            words.append(f"only {few if len(ids) <= _FEW_IDS else f'{len(ids)} {word}s'}")
+    if filters.cgroup:
+        words.append(f"only cgroup {printable(cgroup_name(filters.cgroup))}")
+    if filters.who != "all":
+        words.append(f"{filters.who} threads")
+    if filters.states:
+        words.append(f"state {letters(filters.states)}")
+    if filters.max_ns:
+        words.append(f"max {duration(filters.max_ns)}")
+    return " ".join(words)
+
+
+def counted_in_full(filters: Filters) -> str:
+    within = f"within {printable(filters.within)}" if filters.within else ""
+    words = " ".join(filter(None, (counted(filters), within)))
+    return f"{words or 'all threads'}, minimum {span(filters.min_ns)}"
+
+
+def how_sure(sampling: Sampling, span_ns: int) -> list[str]:
+    """Return how much shorter waits may be, and how many threads may wait elsewhere.
+
+    A wait may be shorter by the gap between two polls at each end.
+    """
+    shorter, elsewhere = span(2 * sampling.apart_ns(span_ns)), threads(average(sampling.guessed_ns, span_ns))
+    return [f"waits up to {shorter} shorter", f"up to {elsewhere} elsewhere"]
+
+
+def rate(sampling: Sampling, span_ns: int) -> str:
+    """Return `~21 Hz`."""
+    return f"~{sampling.rate_hz(span_ns):.0f} Hz"
+
+
+def how_sampled(sampling: Sampling, span_ns: int) -> str:
+    """Return `~21 Hz, own processes only`."""
+    return ", ".join(filter(None, (rate(sampling, span_ns), whose(sampling))))
+
+
+def whose(sampling: Sampling) -> str:
+    """Return which processes alone are visible; empty if all are."""
+    return _OWN_ONLY if sampling.own_only else _CONTAINER_ONLY if sampling.container_only else ""
+
+
+def sampled(sampling: Sampling | None, span_ns: int) -> str:
+    """Return `sampled ~21 Hz, own processes only`; empty if every wait was recorded."""
+    return f"sampled {how_sampled(sampling, span_ns)}" if sampling else ""
+
+
+def counted_otherwise(then: _MeasuredSpan, now: _MeasuredSpan, before: str) -> str:
+    """Return why a change since `before`, which was counted as `then` says, may be none.
+
+    It is empty if nothing speaks for that.
+    """
+    words: list[str] = []
+    if (then.sampling is None) != (now.sampling is None):
+        words.append(f"{before} was {'not ' if then.sampling is None else ''}sampled")
+    was, is_now = (whose(one.sampling) if one.sampling else "" for one in (then, now))
+    if was != is_now:
+        words.append(f"{before} has {was or 'processes of all users'}")
+    if replace(then.filters, min_ns=0) != replace(now.filters, min_ns=0):
+        words.append(f"{before} counted other threads or waits")
+    elif then.filters.min_ns != now.filters.min_ns:
+        words.append(f"the minimum of {before} was {span(then.filters.min_ns)}")
+    return "; ".join(words)

@@ -1,0 +1,295 @@
+"""Selection: which waits a screen shows.
+
+What it leaves of each tick is computed once and cached.
+
+Mutes and filters are applied first; the lists show the result. The other panes show one process, thread or branch of
+the stack tree of it, if one is selected.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.steps import Path, Shape, passes, steps_of
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.values.catalog import Book
+from offtop.model.values.stack import PLACELESS, Names
+from offtop.model.values.table import SITES, Ints, Mask, distinct_rows, integers
+from offtop.model.values.wake import OFFCPU, WAKEUP, gathers
+from offtop.model.windows.breakdown import Cut, Leaf, Part, Scope, Shares, cut_of
+from offtop.model.windows.history import Kept, Packed
+from offtop.model.windows.stuck import Stuck
+
+Parts = Mapping[Leaf, Part]
+"""Time by leaf."""
+T = TypeVar("T")
+_MOST_BYTES = 512 * 1024
+"""Limit for unpacking past ticks for one picture: about 0.1 s. The rest follows with the next pictures."""
+_MOST_REDONE_BYTES = _MOST_BYTES // 8
+"""The same limit for ticks whose earlier result may have changed."""
+_UNPACKED = 40
+"""So many bytes that are not packed cost as much as one packed byte."""
+_MOST_PATIENCE = 8
+"""Ticks."""
+
+
+class Selection(NamedTuple):
+    filters: tuple[Filter, ...] = ()
+    """What is shown passes all of them."""
+    muted: tuple[Filter, ...] = ()
+    """What is shown passes none of them."""
+    pid: int | None = None
+    tid: int | None = None
+    path: Path = ()
+    shape: Shape = Shape()
+    """Shape of the tree that `path` belongs to."""
+
+    @property
+    def is_everything(self) -> bool:
+        return not self.filters and not self.muted
+
+
+class Taken(NamedTuple):
+    """What mutes and filters leave of a tick."""
+
+    cut: Cut
+    unmuted: Parts
+    """Everything that is not muted."""
+    muted_ns: int
+
+
+class Sieve:
+    """Cache of what one selection leaves of each tick."""
+
+    def __init__(self, selection: Selection, diagnoser: Diagnoser, before: "Sieve | None" = None) -> None:
+        """Create an empty cache; `before` is the one until now.
+
+        Since that was made, more became known about processes or functions.
+        """
+        self.selection = selection
+        self._diagnoser = diagnoser
+        self._taken: dict[int, Taken] = {}
+        self._chosen: dict[int, Parts] = {}
+        self._earlier: dict[int, Parts] = before.told if before and before.selection == selection else {}
+        """Results of `before`, oldest first."""
+        self._masked: dict[int, tuple[Mask, Mask]] = {}
+        self._last: dict[int, Shares] = {}
+        """Of the newest tick, and of what moved."""
+        of_wakers = any(one.needs_wakers for one in selection.filters)
+        self._mode = selection.shape.mode if selection.path else WAKEUP if of_wakers else OFFCPU
+        """What must have been gathered."""
+
+    def shares(self, tick: Kept) -> Shares:
+        """Return the waits of `tick` that pass mutes and filters."""
+        found = self._last.get(tick.number) if tick.number else None
+        if found is None:
+            found = tick.shares
+            if not self.selection.is_everything:
+                unmuted, passing = self._masks_at(tick, found)
+                found = found.of(unmuted & passing)
+            self._remember(tick, found)
+        return found
+
+    def _remember(self, tick: Kept, some: Shares) -> None:
+        self._last = {number: one for number, one in self._last.items() if (number < 0) != (tick.number < 0)}
+        self._last[tick.number] = some
+
+    def _masks_at(self, tick: Kept, every: Shares) -> tuple[Mask, Mask]:
+        """Cached, since several tables of a tick need them, and they cost more than the tables."""
+        return _cached(self._masked, tick, lambda tick: self._masks(every, tick.facts.book))
+
+    def _masks(self, every: Shares, book: Book) -> tuple[Mask, Mask]:
+        """Return which rows are not muted, and which pass the filters."""
+        unmuted = passing = np.ones(len(every.leaf), np.bool_)
+        for one in self.selection.muted:
+            unmuted = unmuted & ~one.mask(every, book, self._diagnoser)
+        for one in self.selection.filters:
+            passing = passing & one.mask(every, book, self._diagnoser)
+        return unmuted, passing
+
+    def taken(self, tick: Kept) -> Taken:
+        if self.selection.is_everything:
+            return Taken(tick.cut, tick.leaves, 0)
+        return _cached(self._taken, tick, self._take)
+
+    def _take(self, tick: Kept) -> Taken:
+        every = tick.shares
+        unmuted, passing = self._masks_at(tick, every)
+        all_heard = every.of(unmuted)
+        parts = {every.leaves[leaf]: Part(*part) for leaf, part in all_heard.by(all_heard.leaf)}
+        kept = every.of(unmuted & passing)
+        self._remember(tick, kept)
+        muted_ns = int(every.total_ns[~unmuted].sum())
+        return Taken(cut_of(kept, tick.span_ns), parts, muted_ns)
+
+    def chosen(self, tick: Kept) -> Parts:
+        """Return the time of the selected process, thread or branch.
+
+        It is the time of everything shown if none is selected.
+        """
+        pid, tid, path = self.selection.pid, self.selection.tid, self.selection.path
+        if tid is None and not path:
+            if pid is None and self.selection.is_everything:
+                return tick.leaves
+            if tick.kept_cut is not None:
+                return self._in_cut(self.taken(tick).cut)
+        return _cached(self._chosen, tick, self._choose)
+
+    def _in_cut(self, cut: Cut) -> Parts:
+        pid = self.selection.pid
+        if pid is None:
+            return cut.categories
+        return {leaf: by_pid[pid] for leaf, by_pid in cut.processes.items() if pid in by_pid}
+
+    @property
+    def told(self) -> dict[int, Parts]:
+        """Tick number → time of the selection, as far as it was computed."""
+        of_cuts = {}
+        if self.selection.tid is None and not self.selection.path:
+            of_cuts = {number: self._in_cut(taken.cut) for number, taken in self._taken.items()}
+        return self._earlier | of_cuts | self._chosen
+
+    def _choose(self, tick: Kept) -> Parts:
+        some = self.of_branch(self.shares(tick).in_scope(Scope("", self.selection.pid, self.selection.tid)), tick)
+        return {some.leaves[leaf]: Part(*part) for leaf, part in some.by(some.leaf)}
+
+    def of_branch(self, some: Shares, tick: Kept) -> Shares:
+        """Return those of `some` whose stack goes through the selected branch."""
+        return some.of(self._through(some.ids, tick)) if self.selection.path else some
+
+    def _through(self, ids: Ints, tick: Kept) -> Mask:
+        selection = self.selection
+        return through(ids, tick.facts.book, self._diagnoser.names, selection.shape, selection.path)
+
+    def stuck(self, every: Stuck, tick: Kept) -> Stuck:
+        """Return those of `every`, at the end of `tick`, that pass mutes and filters."""
+        if every.shares is None or self.selection.is_everything:
+            return every
+        unmuted, passing = self._masks(every.shares, tick.facts.book)
+        return every.of(unmuted & passing)
+
+    def chosen_stuck(self, some: Stuck, tick: Kept) -> Stuck:
+        """Return those of `some` that belong to the selected process, thread or branch."""
+        selection = self.selection
+        if some.shares is None or (selection.pid is None and not selection.path):
+            return some
+        chosen = some.shares.mask(Scope("", selection.pid, selection.tid))
+        if selection.path:
+            chosen &= self._through(integers([one.site for one in some.waits], SITES.width), tick)
+        return some.of(chosen)
+
+    def parts_of(self, ticks: Iterable[Kept]) -> dict[int, Parts]:
+        """Return tick number → time of the selection, as far as it is known by now.
+
+        Each call unpacks only some ticks, newest first, and even fewer that have an earlier result. If wakers are
+        needed, ticks without them are left out.
+        """
+        asked = {tick.number: tick for tick in sorted(ticks, key=lambda tick: -tick.number)}
+        asked = {number: tick for number, tick in asked.items() if gathers(tick.facts.mode, self._mode)}
+        bytes_left = _MOST_BYTES
+        for number in [
+            number for number, tick in asked.items() if number not in self._earlier and not self._is_known(tick)
+        ]:
+            if bytes_left <= 0:
+                del asked[number]
+            else:
+                bytes_left -= _work(asked[number])
+        bytes_left = min(bytes_left, _MOST_REDONE_BYTES)
+        known: dict[int, Parts] = {}
+        for number in [number for number in self._earlier if number in asked]:
+            if bytes_left > 0 or self._is_known(asked[number]):
+                bytes_left -= 0 if self._is_known(asked[number]) else _work(asked[number])
+                del self._earlier[number]
+            else:
+                known[number] = self._earlier[number]
+        return known | {number: self.chosen(tick) for number, tick in asked.items() if number not in known}
+
+    def _is_known(self, tick: Kept) -> bool:
+        if tick.number in self._chosen:
+            return True
+        if self.selection.tid is not None or self.selection.path:
+            return False
+        if self.selection.is_everything:
+            return self.selection.pid is None or tick.kept_cut is not None
+        return tick.number in self._taken
+
+    def forget(self, oldest: Kept | None, recent: Kept) -> None:
+        """Drop what is cached about ticks before `oldest`, and breakdowns before `recent`.
+
+        A breakdown is a hundred times larger than the rest. What moved changes each time.
+        """
+        self._last = {number: one for number, one in self._last.items() if number > 0}
+        of_recent, of_all = (self._taken, self._masked), (self._chosen, self._earlier)
+        for made, first in (*((made, recent) for made in of_recent), *((made, oldest) for made in of_all)):
+            for old in [n for n in made if first and n < first.number]:
+                del made[old]
+
+
+class Sieves:
+    """Creates the Sieve of the selection, and a new one when more names are known.
+
+    On a busy machine that is the case at nearly each tick, and each time all ticks of the window have to be filtered
+    again. So a new one is made less and less often, at least every 8 ticks, unless the picture stands still. New ticks
+    are always filtered with everything known by then.
+    """
+
+    def __init__(self, diagnoser: Diagnoser) -> None:
+        self._diagnoser = diagnoser
+        self._sieve: Sieve | None = None
+        self._knew: tuple[object, ...] = ()
+        self._made = self._seen = 0
+        """Number of the newest tick when it was made, and when it was last requested."""
+        self._patience = 1
+
+    def of(self, selection: Selection, newest: Kept, *, held: bool) -> Sieve:
+        """Return the Sieve; `held`: perhaps no later tick will be drawn."""
+        before, known = self._sieve, self._known(selection, newest.facts.book)
+        stands, self._seen = held or newest.number == self._seen, newest.number
+        if before and before.selection == selection:
+            early = self._made <= newest.number < self._made + self._patience
+            if known == self._knew or (early and not stands):
+                return before
+            self._patience = min(2 * self._patience, _MOST_PATIENCE)
+        else:
+            self._patience = 1
+        self._knew, self._made = known, newest.number
+        self._sieve = Sieve(selection, self._diagnoser, before)
+        return self._sieve
+
+    def _known(self, selection: Selection, book: Book) -> tuple[object, ...]:
+        """Return a value that changes whenever more is known of what `selection` needs."""
+        asked = (*selection.filters, *selection.muted)
+        of_names = selection.path or any(one.needs_names for one in asked)
+        return (
+            self._diagnoser.version if of_names else None,
+            book.details_version if any(one.needs_details for one in asked) else 0,
+            book.ends_version if any(one.needs_ends for one in asked) else 0,
+        )
+
+
+def _work(tick: Kept) -> int:
+    """Return the cost of filtering a tick, as bytes of packed data."""
+    return tick.bytes_held if isinstance(tick.held, Packed) else tick.bytes_held // _UNPACKED
+
+
+def through(ids: Ints, book: Book, names: Names, shape: Shape, path: Path) -> Mask:
+    """Return which sites have a stack that goes through the branch of `path`."""
+    distinct, which = distinct_rows(shape.places(ids))
+    steps = steps_of(book, names, shape)
+    found = np.array([passes(steps(place), path) for place in distinct], np.bool_)
+    return found[which] & ~np.isin(ids[:, 2], [*PLACELESS])
+
+
+def _cached(made: dict[int, T], tick: Kept, make: Callable[[Kept], T]) -> T:
+    """Return the entry of `made` for `tick`, or create it.
+
+    Number 0 (everything since the start) is never cached.
+    """
+    found = made.get(tick.number)
+    if found is None:
+        found = make(tick)
+        if tick.number:
+            made[tick.number] = found
+    return found

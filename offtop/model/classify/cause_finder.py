@@ -1,0 +1,337 @@
+"""Diagnoser: applies cause rules to sites.
+
+Each kind of wait is matched once, and again when its functions get names.
+"""
+
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from offtop.model.classify.causes import (
+    BELOW_REASON,
+    NO_REASON,
+    NO_RULES,
+    Reason,
+    Rule,
+    RuleSource,
+    Subject,
+    subject_of,
+)
+from offtop.model.printable import printable
+from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.peers import may_have_ends
+from offtop.model.values.snapshot import EXITED
+from offtop.model.values.stack import NO_STACK, PLACELESS, QUEUED, Frame, Names, nameless
+from offtop.model.values.table import Ints, distinct_rows
+from offtop.model.values.wake import NO_OBJECT, Object
+from offtop.model.windows.breakdown import RUN_QUEUE, Added
+from offtop.model.windows.idle_verdicts import NO_VERDICTS, WHERE, Verdicts, Where
+
+K = TypeVar("K")
+_MOST_KNOWN = 50_000
+_MOST_VERDICTS = 4
+"""How many verdicts are kept, as a multiple of the number of places."""
+_MOST_UNANSWERED = 256
+_MOST_MATCHED = 500_000
+_LEAST_SHARE = 0.1
+_KEY_OF_WAKERS = "key 2"
+"""As rules write it."""
+_OPTION_OF_WAKERS = "--mode wakeup"
+
+
+class Told(NamedTuple):
+    """What rules say about a part of the waits."""
+
+    rule: Rule | None
+    total_ns: int
+    share: float
+    """Share of all waits in the query; 0 to 1."""
+    pid: int
+    """Process with most of the time."""
+
+    def in_short(self, book: Book, with_process: bool) -> str:
+        """Return `88% wait for Python's GIL (gunicorn)`."""
+        process = printable(book.process(self.pid)) if with_process else ""
+        name = self.rule.name if self.rule else "what no rule knows"
+        return f"{100 * self.share:.0f}% wait for {name}{f' ({process})' if process else ''}"
+
+    def in_full(self, book: Book, with_process: bool, with_keys: bool = True) -> str:
+        """Return the same with an explanation and what to look at next.
+
+        `with_keys`: if there is a screen.
+        """
+        says, hint = (self.rule.says, advice(self.rule, book)) if self.rule else ("", "")
+        hint = hint if with_keys else hint.replace(_KEY_OF_WAKERS, _OPTION_OF_WAKERS)
+        text = f"{self.in_short(book, with_process)}: {says}" if says else self.in_short(book, with_process)
+        return f"{text} Next: {hint}." if hint else text
+
+
+def advice(rule: Rule, book: Book) -> str:
+    """Return what to look at next, marked if it is not available; empty for nothing."""
+    lacks = not book.has_programs and _KEY_OF_WAKERS in rule.next
+    return f"{rule.next} (needs BPF)" if lacks else rule.next
+
+
+def most(parts: Sequence[Told]) -> Told | None:
+    """Return the largest part with a cause; None if none is large enough."""
+    return next((one for one in parts if one.rule and one.share >= _LEAST_SHARE), None)
+
+
+class _WaitKind(NamedTuple):
+    """Everything that the cause of a wait depends on."""
+
+    kernel: int
+    user: int
+    program: str
+    what: Object
+    peer: tuple[str, str] | None
+    """Peer of the object, as for Rule.at."""
+
+
+class Diagnoser:
+    """Applies cause rules to sites. Not thread-safe."""
+
+    def __init__(self, names: Names, rules: RuleSource) -> None:
+        self.names = names
+        self._source = rules
+        self._newest, self._changes = rules.rules, 0
+        self._rules = NO_RULES
+        self._candidates: dict[tuple[str, str], tuple[Rule, ...]] = {}
+        """(category, program) → rules that may match."""
+        self.unanswered: dict[Object, int] = {}
+        """Objects of the last `rules_of` for which a rule would name the peer if it were known → a process that waits
+        on it."""
+        self._rules_with_peer: dict[tuple[str, tuple[str, str]], Rule] = {}
+        """Rules with the name of the peer filled in."""
+        self._rule_by_kind: dict[_WaitKind, Rule | None] = {}
+        self._rule_by_row: dict[tuple[int, ...], tuple[str, Rule | None]] = {}
+        """The same by rows of tables, with the program at that time."""
+        self._unnamed: dict[Frame, set[_WaitKind]] = {}
+        """Frames without a name → the kinds of waits that they are in."""
+        self._checked: tuple[object, ...] = ()
+        self._idle_at: dict[Where, bool] = {}
+        self._program_at: dict[Where, str] = {}
+        """Where → the program at that time."""
+        self._verdicts = NO_VERDICTS
+        self._matched: dict[Hashable, dict[int, bool]] = {}
+        self._matched_by = names.version
+
+    def apart(self) -> "Diagnoser":
+        """Return an independent one for sites of another book.
+
+        What is cached about sites is dropped with their book.
+        """
+        return Diagnoser(self.names, self._source)
+
+    def rule_of(self, site: SiteKey, book: Book) -> Rule | None:
+        """Return the rule that matches; None if none does, or if the location is unknown."""
+        if site.kernel in PLACELESS:
+            return None
+        self._drop_outdated(book)
+        return self._of_row((site.kernel, site.user, site.wake, site.pid), book)
+
+    def rules_of(self, table: Mapping[tuple[int, ...], Added], book: Book, apart: bool = False) -> list[Told]:
+        """Apply the rules to a table by site (cut.by_site); most time first.
+
+        `apart`: keep rules apart that lead to the same cause.
+        """
+        self._drop_outdated(book)
+        unanswered: dict[Object, int] = {}
+        sums: dict[str, int] = {}
+        by_pid: dict[str, dict[int, int]] = {}
+        rules: dict[str, dict[Rule | None, int]] = {}
+        for row, (_, total_ns, _, _) in table.items():
+            kernel, _, wake, pid = row
+            if kernel in PLACELESS or total_ns <= 0:
+                continue
+            rule = self._of_row(row, book)
+            if rule and rule.service and may_have_ends(what := book.wake(wake).object):
+                unanswered[what] = pid
+            name = (rule.id if apart else rule.name) if rule else ""  # two rules may lead to the same cause
+            of_name = rules.setdefault(name, {})
+            of_name[rule] = of_name.get(rule, 0) + total_ns
+            sums[name] = sums.get(name, 0) + total_ns
+            of_rule = by_pid.setdefault(name, {})
+            of_rule[pid] = of_rule.get(pid, 0) + total_ns
+        self.unanswered = dict(islice(unanswered.items(), _MOST_UNANSWERED))
+        whole_ns = sum(part[1] for part in table.values())
+        parts = [
+            Told(_largest(rules[name]), ns, ns / whole_ns if whole_ns else 0.0, _largest(by_pid[name]))
+            for name, ns in sums.items()
+        ]
+        return sorted(parts, key=lambda one: -one.total_ns)
+
+    def rules_at(self, sites: Iterable[tuple[int, ...]], book: Book) -> list[Rule | None]:
+        """Return the rule for each of cut.sites_of; None also if the location is unknown."""
+        self._drop_outdated(book)
+        return [None if site[0] in PLACELESS else self._of_row(site, book) for site in sites]
+
+    def reasons_at(self, sites: Sequence[tuple[int, ...]], book: Book) -> list[Reason]:
+        """Return the cause of each, as the key of a list's row."""
+        return [
+            Reason(rule.name) if rule else BELOW_REASON if site[0] in PLACELESS else NO_REASON
+            for site, rule in zip(sites, self.rules_at(sites, book), strict=True)
+        ]
+
+    def is_unknown(self, site: tuple[int, ...], book: Book) -> bool:
+        """Return whether no rule matches that row, although its location is known."""
+        return site[0] not in PLACELESS and self._of_row(site, book) is None
+
+    def matched(self, what: Hashable) -> dict[int, bool]:
+        """Return a cache for `what`: stack → whether its functions match; the caller fills it.
+
+        It is shared by all ticks, since functions have the same names in all of them.
+        """
+        many = sum(map(len, self._matched.values())) > _MOST_MATCHED
+        if many or self._matched_by != self.names.version:
+            self._matched, self._matched_by = {}, self.names.version
+        return self._matched.setdefault(what, {})
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Changes whenever results may differ."""
+        if self._source.rules is not self._newest:
+            self._newest = self._source.rules
+            self._changes += 1
+        return self.names.version, self._changes
+
+    def verdicts(self, ids: Iterable[Ints], book: Book) -> Verdicts:
+        """Return the verdicts known by now, including those for these sites."""
+        self._drop_outdated(book)
+        found, _ = distinct_rows(np.concatenate([some[:, WHERE] for some in ids]))
+        new = [where for where in map(_where, found) if self._program_at.get(where) != book.process(where[0])]
+        if not new:
+            return self._verdicts
+        before = dict(self._idle_at)
+        if len(self._program_at) > _MOST_VERDICTS * len(found):
+            present = {*map(_where, found)}
+            self._program_at = {where: program for where, program in self._program_at.items() if where in present}
+            self._idle_at = {where: idle for where, idle in self._idle_at.items() if where in present}
+        for where in new:
+            pid, kernel, user = where
+            self._program_at[where] = book.process(pid)
+            self._idle_at.pop(where, None)
+            if kernel in PLACELESS or pid == EXITED.pid:
+                continue
+            candidates = self._candidates_for(book.stack(kernel).category, self._program_at[where])
+            if all(rule.idle is None for rule in candidates):
+                continue
+            rule = self._rule(pid, kernel, user, NO_OBJECT, book)
+            if rule and rule.idle is not None:
+                self._idle_at[where] = rule.idle
+        if self._idle_at != before:
+            self._verdicts = Verdicts({**self._in_progress(), **self._idle_at})
+        return self._verdicts
+
+    def _in_progress(self) -> dict[Where, bool]:
+        """Return verdicts for waits in progress, which have no user stack at first.
+
+        They are idle if all that ended there are.
+        """
+        every: dict[tuple[int, int], set[bool]] = {}
+        for pid, kernel, user in self._program_at:
+            if user != NO_STACK:
+                every.setdefault((pid, kernel), set()).add(self._idle_at.get((pid, kernel, user), False))
+        return {(pid, kernel, NO_STACK): True for (pid, kernel), idle in every.items() if idle == {True}}
+
+    def _of_row(self, row: tuple[int, ...], book: Book) -> Rule | None:
+        kernel, user, wake, pid = row
+        program = book.process(pid)
+        known = self._rule_by_row.get(row)
+        if known is not None and known[0] == program:
+            return known[1]
+        if len(self._rule_by_row) >= _MOST_KNOWN:
+            self._rule_by_row.clear()
+        found = self._rule(pid, kernel, user, book.wake(wake).object, book)
+        self._rule_by_row[row] = program, found
+        return found
+
+    def _rule(self, pid: int, kernel: int, user: int, what: Object, book: Book) -> Rule | None:
+        peer = self._peer(kernel, what, book)
+        kind = _WaitKind(kernel, user, book.process(pid), what, peer)
+        if kind in self._rule_by_kind:
+            return self._rule_by_kind[kind]
+        if len(self._rule_by_kind) >= _MOST_KNOWN:
+            self._rule_by_kind.clear()
+            self._unnamed.clear()
+            self._rules_with_peer.clear()
+        subject = Subject(RUN_QUEUE, program=kind.program) if kernel == QUEUED else self._subject(kind, book)
+        candidates = self._candidates_for(subject.category, kind.program)
+        found = next((rule for rule in candidates if rule.matches(subject)), None)
+        if found and found.service and peer:
+            found = self._rules_with_peer.setdefault((found.id, peer), found.at(*peer))
+        self._rule_by_kind[kind] = found
+        return found
+
+    def _candidates_for(self, category: str, program: str) -> tuple[Rule, ...]:
+        """Return the rules that may match."""
+        found = self._candidates.get((category, program))
+        if found is None:
+            if len(self._candidates) >= _MOST_KNOWN:
+                self._candidates.clear()
+            found = self._candidates[category, program] = self._rules.among(category, program)
+        return found
+
+    def _subject(self, kind: _WaitKind, book: Book) -> Subject:
+        of_kernel, of_user = book.stack(kind.kernel), book.stack(kind.user)
+        for frame in of_user.frames:
+            if self.names.of(frame) == nameless(frame):
+                self._unnamed.setdefault(frame, set()).add(kind)
+        return subject_of(of_kernel, of_user, self.names, kind.program, kind.what)
+
+    def _peer(self, kernel: int, what: Object, book: Book) -> tuple[str, str] | None:
+        """Return the peer: the name of a local process, or the service of the port."""
+        name = printable(book.ends_of(what).name(book.stack(kernel)))
+        return (name, _slug(name)) if name else self._rules.service(what)
+
+    def _drop_outdated(self, book: Book) -> None:
+        """Drop what may have changed."""
+        self._rules = self._source.rules  # the reference keeps another object from getting the same id
+        current = (id(book), id(self._rules), self.names.version, book.ends_version)
+        if current == self._checked:
+            return
+        if current[:2] != self._checked[:2]:
+            for known in (
+                self._candidates,
+                self._rules_with_peer,
+                self._rule_by_kind,
+                self._unnamed,
+                self._idle_at,
+                self._program_at,
+                self._rule_by_row,
+            ):
+                known.clear()
+            self._verdicts = NO_VERDICTS
+        else:
+            self._drop_newly_named()
+        if current[3:] != self._checked[3:]:
+            self._rule_by_row.clear()
+        self._checked = current
+
+    def _drop_newly_named(self) -> None:
+        named = [frame for frame in self._unnamed if self.names.of(frame) != nameless(frame)]
+        kinds = {kind for frame in named for kind in self._unnamed.pop(frame)}
+        if not kinds:
+            return
+        for kind in kinds:
+            self._rule_by_kind.pop(kind, None)
+        self._rule_by_row.clear()
+        stacks = {kind[:2] for kind in kinds}
+        self._program_at = {where: program for where, program in self._program_at.items() if where[1:] not in stacks}
+
+
+def _slug(name: str) -> str:
+    """Return a word for scripts, in the form of rule ids."""
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "process"
+
+
+def _where(ids: Sequence[int]) -> Where:
+    pid, kernel, user = ids
+    return pid, kernel, user
+
+
+def _largest(parts: Mapping[K, int]) -> K:
+    return max(parts, key=parts.__getitem__)

@@ -1,0 +1,349 @@
+"""Judge: decides which waits and ticks are outliers, by triggers and by what is usual.
+
+The BPF programs report waits that reach a threshold. They know neither programs nor categories, so each kernel stack
+and program gets its own threshold (`Judge.marks_ns`). A wait in progress is judged when it crosses its threshold. All
+this runs in the thread that reads ticks.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from offtop.model.outliers.trigger import EVENTS, MAX, NOW, WAITING, Trigger
+from offtop.model.outliers.usual import ENOUGH_SHORT, Usual
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.outlier import AUTO, NEVER_NS, Caught, Outlier, Outliers
+from offtop.model.values.snapshot import Bound, Snapshot, ThreadTotals, Waiting
+from offtop.model.values.stack import FIRST_STACK, PLACELESS
+from offtop.model.values.table import SITES, integers
+from offtop.model.values.wake import FIRST_WAKE
+from offtop.model.values.wake import RESERVED as RESERVED_WAKES
+from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Part, total
+from offtop.model.windows.history import Kept
+from offtop.units import NS_PER_S
+
+LEAST_AUTO_NS = 10_000_000
+_NEVER_UNUSUAL = frozenset({SLEEP, "child", "signal", "tty"})
+"""Categories of waits that last as long as the program, its child or a user wants: never unusual."""
+TIMES_USUAL = 20
+_MOST_OF_KIND, _MOST_IN_TICK = 50, 500
+"""Beyond that, only the first of its kind is stored and others are counted."""
+_MOST_DUE = 4
+"""Limit as a multiple of the waits in progress: the rest belongs to waits that ended."""
+_Identity = tuple[int, int, int]
+
+
+class _Match(NamedTuple):
+    """Why a wait is an outlier; fields of Outlier."""
+
+    rule: str
+    metric: str
+    category: str
+    mark: float
+
+
+class Judge:
+    """Finds outliers and stores them in `outliers`."""
+
+    def __init__(self, triggers: Collection[Trigger | None]) -> None:
+        """Create a judge; None among the triggers stands for `auto`."""
+        self.outliers = Outliers()
+        self._usual = Usual()
+        self._triggers: Sequence[Trigger] = ()
+        self._auto = False
+        self.version = 0
+        self._marks: dict[tuple[str, str], int] = {}
+        self._due: list[tuple[int, int, int, int]] = []
+        """(when, pid, tid, left_ns) of waits in progress that may reach their threshold, earliest first."""
+        self._waiting: Mapping[ThreadKey, Waiting] = {}
+        self._reported: dict[_Identity, Outlier] = {}
+        """Waits reported while in progress."""
+        self._counted: set[_Identity] = set()
+        """Waits in progress that were only counted."""
+        self._true_since: dict[tuple[str, str], int] = {}
+        """(trigger text, program) → since when the trigger's condition holds."""
+        self._next_triggers = deque[Collection[Trigger | None]]()
+        self._judge_by(triggers)
+
+    def ask(self, triggers: Collection[Trigger | None]) -> None:
+        """Use these triggers from the next tick on. Thread-safe."""
+        self._next_triggers.append(triggers)
+
+    def _judge_by(self, triggers: Collection[Trigger | None]) -> None:
+        self._auto = None in triggers
+        self._triggers = tuple(one for one in triggers if one)
+        self._true_since.clear()
+        self._forget_marks()
+
+    @property
+    def lowest_ns(self) -> int:
+        of_waits = [int(one.value) for one in self._triggers if one.is_of_waits]
+        return min([NEVER_NS, *of_waits, *([LEAST_AUTO_NS] if self._auto else [])])
+
+    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+        category = book.stack(kernel).category
+        own_ns = self._mark_ns(program, category)
+        return own_ns, own_ns if category == THROTTLE else self._mark_ns(program, RUN_QUEUE)
+
+    def tick(self, snapshot: Snapshot, kept: Kept) -> Sequence[Outlier]:
+        """Return the outliers of a tick.
+
+        Those reported while in progress are reported again when they end.
+        """
+        while self._next_triggers:
+            self._judge_by(self._next_triggers.popleft())
+            self._waiting = {}
+        found = self._judged([*snapshot.caught, *self._crossed(snapshot)], snapshot, kept)
+        found += self._ended(snapshot, kept, {one.wait.identity for one in found if one.wait})
+        found += (one for trigger in self._triggers for one in self._of_tick(trigger, snapshot, kept))
+        for one in found:
+            if one.is_going_on and one.wait:
+                self._reported[one.wait.identity] = one
+            elif one.wait:
+                self._reported.pop(one.wait.identity, None)
+        self.outliers.add(found)
+        if self._usual.learn(kept.cut, snapshot.book.processes, snapshot.filters.min_ns, kept.at_ns):
+            self._forget_marks()
+            self._waiting = {}
+        return found
+
+    def _forget_marks(self) -> None:
+        self._marks.clear()
+        self.version += 1
+
+    def _mark_ns(self, program: str, category: str) -> int:
+        """Return the length from which on a wait that is not idle may be an outlier."""
+        of = program, category
+        known = self._marks.get(of)
+        if known is None:
+            known = self._marks[of] = min(self._every_mark_ns(program, category))
+        return known
+
+    def _every_mark_ns(self, program: str, category: str) -> list[int]:
+        marks = [self._auto_ns(program, category)]
+        marks += (int(one.value) for one in self._triggers if one.is_of_waits and one.is_about(program, category))
+        return marks
+
+    def _auto_ns(self, program: str, category: str) -> int:
+        usual_ns = self._usual.of(program, category) if self._auto and category not in _NEVER_UNUSUAL else 0
+        return min(NEVER_NS, max(LEAST_AUTO_NS, TIMES_USUAL * usual_ns)) if usual_ns else NEVER_NS
+
+    def _judged(self, some: Sequence[Caught], snapshot: Snapshot, kept: Kept) -> list[Outlier]:
+        """Return those that are too long, longest first.
+
+        If there are many of one kind, only the longest are returned in full.
+        """
+        some = sorted(some, key=lambda one: -one.length_ns(kept.at_ns))
+        categories = [snapshot.book.stack(one.site.kernel).category for one in some]
+        found: list[Outlier] = []
+        of_kind: dict[tuple[str, str, str], list[int]] = {}
+        for one, category, is_idle in zip(some, categories, _idle(some, categories, kept.idle), strict=True):
+            if one.identity in self._counted:
+                continue
+            known = self._reported.get(one.identity)
+            match = _Match(known.rule, known.metric, known.category, known.mark) if known else None
+            match = match or self._match(one, category, is_idle, snapshot.threads, kept)
+            if match is None:
+                continue
+            numbers = of_kind.setdefault((match.rule, one.program, match.category), [])
+            if known is None and numbers and (len(numbers) >= _MOST_OF_KIND or len(found) >= _MOST_IN_TICK):
+                found[numbers[0]] = found[numbers[0]]._replace(more=found[numbers[0]].more + 1)
+                if not one.ended_ns:
+                    self._counted.add(one.identity)
+                continue
+            if known is None:
+                numbers.append(len(found))
+            found.append(self._outlier(one, match, known, snapshot, kept))
+        return found
+
+    def _match(
+        self, one: Caught, category: str, is_idle: bool, threads: Mapping[ThreadKey, ThreadTotals], kept: Kept
+    ) -> _Match | None:
+        """Judge the blocked and the run-queue part of a wait; None if neither is too long."""
+        ready_ns = 0 if category == THROTTLE else one.runqueue_ns
+        parts = (category, one.length_ns(kept.at_ns) - ready_ns, is_idle), (RUN_QUEUE, ready_ns, False)
+        for trigger in self._triggers:
+            if trigger.metric != MAX and (trigger.metric != NOW or one.ended_ns):
+                continue
+            for name, ns, idle in parts:
+                if ns > trigger.value and trigger.is_about(one.program, name) and (trigger.with_idle or not idle):
+                    return _Match(trigger.text, trigger.metric, name, trigger.value)
+        for name, ns, idle in parts:
+            mark_ns = self._auto_ns(one.program, name)
+            if one.began_ns < self._usual.since_ns or (not one.ended_ns and ns - mark_ns > 2 * kept.span_ns):
+                continue  # it was that long before it was known what is usual
+            if ns < mark_ns or idle:
+                continue
+            of_thread = threads.get(one.site.thread, ThreadTotals())
+            if not self._usual.is_by_short(one.program, name) or of_thread.short_waits >= ENOUGH_SHORT:
+                return _Match(AUTO, MAX, name, mark_ns)
+        return None
+
+    def _outlier(self, one: Caught, match: _Match, known: Outlier | None, snapshot: Snapshot, kept: Kept) -> Outlier:
+        value = _value_ns(one, match.category, kept.at_ns)
+        usual_ns = known.usual_ns if known else self._usual.of(one.program, match.category)
+        times = kept.at_ns, kept.taken_ns
+        what = match.rule, match.metric, match.category, one.program, value, match.mark
+        return Outlier(
+            *times, *what, usual_ns, one, _after(snapshot, one), bool(known), book=excerpt(snapshot.book, one.site)
+        )
+
+    def _crossed(self, snapshot: Snapshot) -> list[Caught]:
+        """Return the waits in progress that have reached their threshold."""
+        before, self._waiting = self._waiting, snapshot.waiting
+        book, at_ns = snapshot.book, snapshot.at_ns
+        if not before:
+            self._due.clear()
+        for key, one in snapshot.waiting.items():
+            if before.get(key) is not one and one.site.kernel >= FIRST_STACK:
+                self._schedule(one, self._mark_ns(*_program_and_category(one, book)))
+        reported = {one.identity for one in snapshot.caught}
+        found: dict[_Identity, Caught] = {}
+        while self._due and self._due[0][0] <= at_ns:
+            _, pid, tid, left_ns = heapq.heappop(self._due)
+            one = snapshot.waiting.get(ThreadKey(pid, tid))
+            if one is None or one.left_ns != left_ns or one.site.kernel < FIRST_STACK:
+                continue
+            began_ns = _began_ns(one)
+            later = [ns for ns in self._every_mark_ns(*_program_and_category(one, book)) if ns >= at_ns - began_ns]
+            self._schedule(one, min(later, default=NEVER_NS))
+            ready_ns = at_ns - began_ns if one.is_ready else one.runqueue_ns
+            site = one.site._replace(user=one.site.user or one.user)
+            is_exact = one.bound is Bound.EXACT
+            caught = Caught(site, began_ns, 0, ready_ns, one.state, program=book.process(pid), is_exact=is_exact)
+            if caught.identity not in self._reported and caught.identity not in reported:
+                found[caught.identity] = caught
+        if len(self._due) > _MOST_DUE * len(snapshot.waiting) + _MOST_IN_TICK:
+            self._waiting = {}
+        return [*found.values()]
+
+    def _schedule(self, one: Waiting, mark_ns: int) -> None:
+        """Look at a wait when it becomes longer than `mark_ns`."""
+        if mark_ns != NEVER_NS:
+            heapq.heappush(self._due, (_began_ns(one) + mark_ns + 1, one.site.pid, one.site.tid, one.left_ns))
+
+    def _ended(self, snapshot: Snapshot, kept: Kept, reported: Collection[_Identity]) -> list[Outlier]:
+        """Return waits that were reported while in progress and have ended without another report."""
+        found: list[Outlier] = []
+        for pid, tid, began_ns in list(self._counted):
+            now = snapshot.waiting.get(ThreadKey(pid, tid))
+            if now is None or _began_ns(now) != began_ns:
+                self._counted.discard((pid, tid, began_ns))
+        for identity, was in self._reported.items():
+            now = snapshot.waiting.get(was.wait.site.thread) if was.wait else None
+            if identity not in reported and was.wait and (now is None or _began_ns(now) != was.wait.began_ns):
+                wait = was.wait._replace(ended_ns=snapshot.at_ns, is_exact=False)
+                at = {
+                    "at_ns": kept.at_ns,
+                    "taken_ns": kept.taken_ns,
+                    "value": _value_ns(wait, was.category, kept.at_ns),
+                }
+                found.append(was._replace(wait=wait, was_told=True, more=0, **at))
+        return found
+
+    def _of_tick(self, trigger: Trigger, snapshot: Snapshot, kept: Kept) -> list[Outlier]:
+        """Apply a trigger for ticks: to each program that it names, or to all together."""
+        if trigger.is_of_waits:
+            return []
+        found: list[Outlier] = []
+        parts = _parts(trigger, snapshot.book, kept)
+        for program, part in parts.items():
+            value = _measured(trigger, part, kept.span_ns)
+            of = trigger.text, program
+            is_so = value > trigger.value
+            if not is_so:
+                self._true_since.pop(of, None)
+                continue
+            since_ns = self._true_since.setdefault(of, kept.at_ns - kept.span_ns)
+            lasted_ns, before_ns = kept.at_ns - since_ns, kept.at_ns - kept.span_ns - since_ns
+            if lasted_ns >= trigger.for_ns and (before_ns < trigger.for_ns or not before_ns):
+                what = ", ".join(sorted(trigger.categories)) if trigger.categories else ""
+                times = kept.at_ns, kept.taken_ns
+                found.append(Outlier(*times, trigger.text, trigger.metric, what, program, value, trigger.value))
+        for of in [of for of in self._true_since if of[0] == trigger.text and of[1] not in parts]:
+            del self._true_since[of]
+        return found
+
+
+def _idle(some: Sequence[Caught], categories: Sequence[str], idle: Idle) -> list[bool]:
+    """Return whether each is idle, as in Shares."""
+    ids = integers([one.site for one in some], SITES.width)
+    is_idle = np.array([category in idle.categories for category in categories], np.bool_)
+    asleep = np.flatnonzero(np.array([category == SLEEP for category in categories], np.bool_))
+    if len(asleep):
+        is_idle[asleep] |= idle.is_periodic(ids[asleep])
+    said = idle.verdicts.of(ids)
+    return np.where(said == 0, is_idle, said > 0).tolist()
+
+
+def excerpt(book: Book, site: SiteKey) -> Book:
+    """Return what a book has about one wait."""
+    wake = book.wake(site.wake)
+    stacks = {site.kernel, site.user, *wake.stacks}
+    threads = {site.thread, *(ThreadKey(one.pid, one.tid) for one in (wake.waker,) if one.tid)}
+    pids = {key.pid for key in threads}
+    return Book(
+        stacks={one: book.stack(one) for one in stacks},
+        wakes={**RESERVED_WAKES, **({site.wake: wake} if site.wake >= FIRST_WAKE else {})},
+        comms={key: comm for key in threads if (comm := book.comms.get(key))},
+        processes={pid: name for pid in pids if (name := book.processes.get(pid))},
+        details={pid: reported for pid in pids if (reported := book.details.get(pid))},
+        ends={wake.object: ends} if (ends := book.ends.get(wake.object)) else {},
+    )
+
+
+def _value_ns(one: Caught, category: str, at_ns: int) -> int:
+    """Return the part of a wait that belongs to a category."""
+    if category == RUN_QUEUE:
+        return one.runqueue_ns
+    return one.length_ns(at_ns) - (one.runqueue_ns if category != THROTTLE else 0)
+
+
+def _program_and_category(one: Waiting, book: Book) -> tuple[str, str]:
+    """Return program and category."""
+    category = book.stack(one.site.kernel).category
+    is_ready = one.is_ready and category != THROTTLE
+    return book.process(one.site.pid), RUN_QUEUE if is_ready else category
+
+
+def _began_ns(one: Waiting) -> int:
+    """Return the time since which it is known to have lasted."""
+    return one.since_ns if one.since_ns and one.bound is Bound.EXACT else one.left_ns
+
+
+def _after(snapshot: Snapshot, caught: Caught) -> str:
+    now = snapshot.waiting.get(caught.site.thread)
+    if now is None:
+        return "running" if caught.site.thread in snapshot.threads else "ended"
+    if not caught.ended_ns:
+        return ""
+    category = SHORT if now.site.kernel in PLACELESS else snapshot.book.stack(now.site.kernel).category
+    return f"{now.letter} {category}"
+
+
+def _parts(trigger: Trigger, book: Book, kept: Kept) -> dict[str, Part]:
+    """Return what a trigger for ticks covers, by program.
+
+    Everything is under the empty name if the trigger names no program.
+    """
+    parts: dict[str, list[Part]] = {}
+    for leaf, by_pid in kept.cut.processes.items():
+        if leaf.category == FILTERED or (leaf.idle and not trigger.with_idle):
+            continue
+        for pid, part in by_pid.items():
+            program = book.process(pid)
+            if trigger.is_about(program, leaf.category):
+                parts.setdefault(program if trigger.program else "", []).append(part)
+    return {program: total(some) for program, some in parts.items()}
+
+
+def _measured(trigger: Trigger, part: Part, span_ns: int) -> float:
+    if trigger.metric == WAITING:
+        return part.total_ns / span_ns
+    if trigger.metric == EVENTS:
+        return part.waits * NS_PER_S / span_ns
+    return log2.percentile_ns(part.histogram, trigger.percent, part.max_ns)

@@ -1,0 +1,43 @@
+"""Outliers as text. Raw: escape it before it is shown."""
+
+from offtop.model.aggregate import location as where
+from offtop.model.aggregate.rows import thread_name
+from offtop.model.outliers.trigger import value_told
+from offtop.model.values.outlier import AUTO, Outlier
+from offtop.model.values.stack import Names
+from offtop.units import duration
+
+
+def who(one: Outlier) -> str:
+    """Return `worker-3(4250) of mysqld(4242)`; the program if it is not about one thread."""
+    if one.wait is None:
+        return one.program
+    site = one.wait.site
+    comm = thread_name(site.thread, one.book) or one.program
+    return f"{comm}({site.tid})" if site.tid == site.pid else f"{comm}({site.tid}) of {one.program}({site.pid})"
+
+
+def how_much(one: Outlier) -> str:
+    """Return `1.84s`, or `>1.84s` for a wait in progress."""
+    return f"{'>' if one.is_going_on else ''}{value_told(one.metric, one.value)}"
+
+
+def against(one: Outlier) -> str:
+    """Return the threshold that it exceeds: the trigger, or what is usual."""
+    if one.rule != AUTO:
+        return one.rule
+    return f"usually <={duration(one.usual_ns)}" if one.usual_ns else AUTO
+
+
+def place(one: Outlier, names: Names) -> str:
+    """Return where it waited and what ended the wait; empty if it is not a wait."""
+    return where.of_sleeper(one.book, one.wait.site, names) if one.wait else ""
+
+
+def in_line(one: Outlier, names: Names) -> str:
+    """Return all of it in one line.
+
+    `1.84s lock, usually <=12ms: worker-3(4250) of mysqld(4242): futex_wait < …`
+    """
+    location = ": ".join(filter(None, (who(one), place(one, names))))
+    return f"{how_much(one)} {one.category or 'in all'}, {against(one)}{f': {location}' if location else ''}"

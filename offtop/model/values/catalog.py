@@ -1,0 +1,134 @@
+"""Book: a catalog of what ids refer to: stacks, wakes, names and process details.
+
+One Book is shared by all snapshots and windows of a source: a copy in each of 600 windows would cost more than the
+windows. The source owns it, only adds to it, and drops an entry when no window that a History may hold can refer to it.
+Any thread may read it. Ids are never reused. Wakes may be too many for that: the ones used longest ago are dropped
+first, and older windows then show them as lost.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from offtop.model.values.peers import NO_ENDS, Ends
+from offtop.model.values.stack import EMPTY, RESERVED, Stack
+from offtop.model.values.wake import LOST_WAKE, NO_WAKE, Object, Wake
+from offtop.model.values.wake import RESERVED as RESERVED_WAKES
+
+
+class ThreadKey(NamedTuple):
+    pid: int
+    """Process id (the kernel's tgid)."""
+    tid: int
+    """Thread id (the kernel's pid)."""
+
+
+class SiteKey(NamedTuple):
+    """A thread and where it waited.
+
+    Each wait is counted in exactly one site, or is short or filtered.
+    """
+
+    pid: int
+    tid: int
+    kernel: int
+    """Stack id."""
+    user: int
+    """Stack id."""
+    wake: int = NO_WAKE
+    """Id of what ended the wait, if that is gathered."""
+
+    @property
+    def thread(self) -> ThreadKey:
+        return ThreadKey(self.pid, self.tid)
+
+
+class Details(NamedTuple):
+    """Details of a process.
+
+    All texts are untrusted and raw: escape them before they are shown.
+    """
+
+    user: str = ""
+    """Name of its effective user, as in ps, or the number if that has no name; empty if unknown."""
+    cmdline: str = ""
+    """Arguments, joined by blanks; empty for a kernel thread, or if unknown."""
+    cgroup: str = ""
+    """Path below the root of the hierarchy: `/system.slice/mysql.service`; empty if unknown."""
+    uid: int = -1
+    """Effective user id; -1 if unknown."""
+
+
+UNKNOWN = Details()
+
+
+class Life(NamedTuple):
+    """Lifetime of a thread, as far as it began or ended while offtop ran."""
+
+    from_ns: int = 0
+    """CLOCK_MONOTONIC when it started, or when offtop began to count it; 0: before offtop."""
+    to_ns: int = 0
+    """CLOCK_MONOTONIC when it exited; 0: it has not."""
+
+
+ALL_ALONG = Life()
+CALL_32_BIT = 1 << 30
+"""Marks a system call number of a 32-bit program on a 64-bit machine: such programs have other numbers, and pass
+arguments in other registers."""
+
+
+@dataclass(slots=True)
+class Book:
+    stacks: dict[int, Stack] = field(default_factory=lambda: dict(RESERVED))
+    wakes: dict[int, Wake] = field(default_factory=lambda: dict(RESERVED_WAKES))
+    comms: dict[ThreadKey, str] = field(default_factory=dict[ThreadKey, str])
+    """Raw thread names: escape them before they are shown."""
+    processes: dict[int, str] = field(default_factory=dict[int, str])
+    """pid → raw process name."""
+    details: dict[int, Details] = field(default_factory=dict[int, Details])
+    """pid → details of the processes that were requested (Source.describe) and still existed.
+
+    Like the name, they stay when the process has exited. They are never those of another process that had the pid
+    before.
+    """
+
+    lives: dict[ThreadKey, Life] = field(default_factory=dict[ThreadKey, Life])
+    """Threads that started after offtop did, or have exited."""
+    calls: dict[int, str] = field(default_factory=dict[int, str])
+    """System call number → name on that machine, for numbers that occurred and have a name: a traced program may show
+    any number. With CALL_32_BIT for 32-bit programs."""
+    details_version: int = 0
+    """Changes whenever `details` has something new about a process."""
+    ends: dict[Object, Ends] = field(default_factory=dict[Object, Ends])
+    """Peers of the objects that were requested (Source.find_ends), if found. Changes only between two ticks, so that a
+    recorded tick shows the same."""
+    ends_version: int = 0
+    """Changes whenever `ends` does."""
+    has_programs: bool = True
+    """Whether user stacks and wakers are gathered at all. If not, a wait without them need not be in progress."""
+
+    def stack(self, stack_id: int) -> Stack:
+        return self.stacks.get(stack_id, EMPTY)
+
+    def wake(self, wake_id: int) -> Wake:
+        """Return the wake of that id, LOST_WAKE if it was dropped."""
+        return self.wakes.get(wake_id, LOST_WAKE)
+
+    def comm(self, key: ThreadKey) -> str:
+        return self.comms.get(key, "")
+
+    def detail(self, pid: int) -> Details:
+        return self.details.get(pid, UNKNOWN)
+
+    def ends_of(self, what: Object) -> Ends:
+        return self.ends.get(what, NO_ENDS)
+
+    def life(self, key: ThreadKey) -> Life:
+        return self.lives.get(key, ALL_ALONG)
+
+    def call(self, number: int) -> str:
+        """Return the name of a system call, as `futex`; `syscall 999` if unknown."""
+        return self.calls.get(number) or f"syscall {number & ~CALL_32_BIT}"
+
+    def process(self, pid: int) -> str:
+        """Return the name of the process, or that of its main thread if only that is known."""
+        return self.processes.get(pid) or self.comms.get(ThreadKey(pid, pid), "")

@@ -1,0 +1,101 @@
+"""Columns of integers as few bytes, and back, for packed windows and recordings.
+
+The bytes describe themselves and may be untrusted: invalid ones raise ValueError, and never allocate more than the rows
+that they hold.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from offtop.model.values.histogram import LANES
+from offtop.model.values.table import Ints, K, Kind, Table, V, table_of
+
+MOST_ROWS = 1 << 20
+"""Limit for one table: more than the BPF maps have room for."""
+_HEAD = struct.Struct("<BBII")
+"""Bytes of one integer, dimensions, rows, columns."""
+
+
+def packed(columns: Sequence[Ints]) -> bytes:
+    """Write column by column, as 32-bit integers if they fit.
+
+    Each of `columns` has one or two dimensions.
+    """
+    parts: list[bytes] = []
+    small = np.iinfo(np.int32)
+    for column in columns:
+        fits = not column.size or (small.min <= column.min() and column.max() <= small.max)
+        narrow = column.T.astype("<i4" if fits else "<i8")
+        rows, width = column.shape if column.ndim == 2 else (len(column), 1)
+        parts += (_HEAD.pack(narrow.dtype.itemsize, column.ndim, rows, width), narrow.tobytes())
+    return b"".join(parts)
+
+
+def unpacked(raw: bytes) -> list[Ints]:
+    """Return the columns that `packed` wrote. Raises ValueError for other bytes."""
+    columns: list[Ints] = []
+    at = 0
+    while at < len(raw):
+        if len(raw) - at < _HEAD.size:
+            raise ValueError("the head of a column is cut off")
+        width, dimensions, rows, cells = _HEAD.unpack_from(raw, at)
+        at += _HEAD.size
+        length = width * rows * cells
+        if width not in (4, 8) or dimensions not in (1, 2) or (dimensions == 1 and cells != 1):
+            raise ValueError("not a column of integers")
+        if length > len(raw) - at:
+            raise ValueError("a column is cut off")
+        flat = np.frombuffer(raw, f"<i{width}", rows * cells, at)
+        column = flat if dimensions == 1 else flat.reshape(cells, rows).T
+        columns.append(np.ascontiguousarray(column, np.int64))
+        at += length
+    return columns
+
+
+def of_table(kind: Kind[K, V], entries: Mapping[K, V]) -> list[Ints]:
+    """Return a table as four columns.
+
+    Histograms are mostly zeros, so only positions and values of the others are stored.
+    """
+    table = table_of(kind, entries)
+    return [table.ids, table.numbers, *sparse(table.lanes)]
+
+
+def to_table(kind: Kind[K, V], columns: Iterator[Ints], width: int | None = None) -> Table[K, V]:
+    """Read a table from the next four of `columns`.
+
+    It has `width` numbers in a row (None: as the kind has). Raises ValueError if they are not a table of that kind.
+    """
+    ids, numbers, where, counts = (_next(columns) for _ in range(4))
+    rows = len(ids)
+    if ids.shape != (rows, kind.width) or numbers.shape != (rows, width or kind.numbers):
+        raise ValueError("not a table of that kind")
+    return Table(kind, ids, numbers, dense(where, counts, rows))
+
+
+def sparse(lanes: Ints) -> tuple[Ints, Ints]:
+    """Return the positions and values of the nonzero lanes of histograms (n, 40)."""
+    flat = lanes.ravel()
+    where = np.flatnonzero(flat)
+    return where, flat[where]
+
+
+def dense(where: Ints, counts: Ints, rows: int) -> Ints:
+    """Return the histograms (rows, 40) again. Raises ValueError if they are invalid."""
+    if rows > MOST_ROWS:
+        raise ValueError(f"{rows} rows are too many")
+    if where.ndim != 1 or where.shape != counts.shape:
+        raise ValueError("not histograms")
+    if len(where) and not (where.min() >= 0 and where.max() < rows * LANES):
+        raise ValueError("a histogram of no row")
+    lanes = np.zeros((rows, LANES), np.int64)
+    lanes.ravel()[where] = counts
+    return lanes
+
+
+def _next(columns: Iterator[Ints]) -> Ints:
+    for column in columns:
+        return column
+    raise ValueError("a column is missing")

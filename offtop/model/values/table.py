@@ -1,0 +1,294 @@
+"""Table: a mapping of keys to totals, stored as columns for thousands of entries.
+
+Sums, differences and sums by group are one NumPy operation over all rows; a single entry is read as from a dict.
+"""
+
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, Generic, TypeVar, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.snapshot import SiteTotals, ThreadTotals
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+K = TypeVar("K", ThreadKey, SiteKey)
+V = TypeVar("V", ThreadTotals, SiteTotals)
+
+WAITS, TOTAL_NS, RUNQUEUE_NS, MAX_NS = 0, 1, 2, -1
+"""Columns of `numbers`, the same for threads and sites; the last is the maximum, which is never added up."""
+RUNNING_NS = ThreadTotals._fields.index("running_ns")
+"""Column of threads."""
+
+_MIX = np.array(
+    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 0xFF51AFD7ED558CCD],
+    dtype=np.uint64,
+)
+
+
+_BITS = 63
+
+
+class Kind(Generic[K, V]):
+    """What a table holds: threads or sites."""
+
+    def __init__(self, key: type[K], totals: type[V]) -> None:
+        self.width = len(key._fields)
+        self.numbers = len(totals._fields) - 1
+        make = cast(Callable[..., Any], tuple.__new__)  # pyright: ignore[reportUnknownMemberType]
+        self.key: Callable[[Iterable[int]], K] = partial(make, key)
+        self.totals: Callable[[Iterable[int]], V] = partial(make, totals)
+
+
+THREADS = Kind(ThreadKey, ThreadTotals)
+SITES = Kind(SiteKey, SiteTotals)
+
+
+class Table(Mapping[K, V]):
+    """Immutable. Rows that are not `present` are not entries; all their numbers are 0."""
+
+    __slots__ = ("_rows", "ids", "kind", "lanes", "lineage", "longest_ns", "numbers", "present", "serials")
+
+    def __init__(
+        self,
+        kind: Kind[K, V],
+        ids: Ints,
+        numbers: Ints,
+        lanes: Ints,
+        *,
+        present: Mask | None = None,
+        longest_ns: Ints | None = None,
+        lineage: object = None,
+        serials: Ints | None = None,
+    ) -> None:
+        """Create a table of n rows.
+
+        `ids` is (n, fields of a key), `numbers` (n, totals without histogram), `lanes` (n, 40). `longest_ns` is the
+        longest wait of each since its source began, if known. `serials` are ascending and identify a row in all tables
+        of one `lineage`: a key that is evicted and used again gets another one.
+        """
+        self.kind, self.ids, self.numbers, self.lanes = kind, ids, numbers, lanes
+        self.present = np.ones(len(ids), np.bool_) if present is None else present
+        self.longest_ns = numbers[:, MAX_NS] if longest_ns is None else longest_ns
+        self.lineage = lineage
+        self.serials = np.arange(len(ids)) if serials is None else serials
+        self._rows: dict[K, int] | None = None
+
+    @property
+    def rows(self) -> Mapping[K, int]:
+        """Key → row number, of the rows that are present."""
+        if self._rows is None:
+            numbers: list[int] = np.flatnonzero(self.present).tolist()
+            self._rows = dict(zip(map(self.kind.key, self.ids[self.present].tolist()), numbers, strict=True))
+        return self._rows
+
+    @property
+    def bytes_held(self) -> int:
+        return self.ids.nbytes + self.numbers.nbytes + self.lanes.nbytes
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.present))
+
+    def __iter__(self) -> Iterator[K]:
+        return map(self.kind.key, self.ids[self.present].tolist())
+
+    def __getitem__(self, key: K) -> V:
+        row = self.rows[key]
+        return self.kind.totals((*self.numbers[row].tolist(), *log2.of_lanes(self.lanes[row : row + 1])))
+
+    def items(self) -> ItemsView[K, V]:
+        return _Items(self)
+
+    def with_maxima(self, longest_ns: Ints) -> "Table[K, V]":
+        """Return a copy with other maxima, one for each row."""
+        numbers = self.numbers.copy()
+        numbers[:, MAX_NS] = longest_ns
+        return Table(self.kind, self.ids, numbers, self.lanes, present=self.present)
+
+
+class _Items(ItemsView[K, V]):
+    """Convert all entries at once: a tenth of the cost of one lookup after the other."""
+
+    def __iter__(self) -> Iterator[tuple[K, V]]:
+        table = cast("Table[K, V]", self._mapping)
+        rows = table.present
+        kind, histograms = table.kind, log2.of_lanes(table.lanes[rows])
+        for ids, numbers, histogram in zip(
+            table.ids[rows].tolist(), table.numbers[rows].tolist(), histograms, strict=True
+        ):
+            yield kind.key(ids), kind.totals((*numbers, histogram))
+
+
+def table_of(kind: Kind[K, V], entries: Mapping[K, V]) -> Table[K, V]:
+    """Return `entries` as a table, unconverted if it is one already."""
+    if isinstance(entries, Table):
+        return entries
+    ids = integers(list(entries), kind.width)
+    numbers = integers([totals[:-1] for totals in entries.values()], kind.numbers)
+    return Table(kind, ids, numbers, log2.to_lanes([totals[-1] for totals in entries.values()]))
+
+
+def integers(rows: Sequence[Sequence[int]], width: int) -> Ints:
+    """Convert `rows`, of `width` numbers each, to an array; there may be no rows."""
+    return np.fromiter(chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width)
+
+
+class Groups:
+    """Rows grouped by code. `codes` are those of the groups, ascending."""
+
+    def __init__(self, codes: Ints) -> None:
+        self._order = np.argsort(codes, kind="stable")
+        in_order = codes[self._order]
+        self._starts = _starts(in_order[1:] != in_order[:-1], len(in_order))
+        self.codes: Ints = in_order[self._starts]
+
+    def sums(self, values: Ints) -> Ints:
+        """Sum the values of each group; of a matrix, column by column."""
+        return self._reduced(np.add, values)
+
+    def maxima(self, values: Ints) -> Ints:
+        return self._reduced(np.maximum, values)
+
+    def _reduced(self, by: np.ufunc, values: Ints) -> Ints:
+        there = values[self._order]
+        return there if len(self._starts) == len(there) else by.reduceat(there, self._starts, axis=0)
+
+
+def summed(kind: Kind[K, V], ids: Ints, numbers: Ints, lanes: Ints) -> Table[K, V]:
+    """Sum up the rows of each key, in the order of keys.
+
+    Rows beyond the end of `lanes` have no histogram.
+    """
+    if not len(ids):
+        return Table(kind, ids, numbers, lanes)
+    order, starts = in_order(ids)
+    in_order_numbers = numbers[order]
+    sums = np.add.reduceat(in_order_numbers, starts, axis=0)
+    sums[:, MAX_NS] = np.maximum.reduceat(in_order_numbers[:, MAX_NS], starts)
+    whole = np.zeros((len(starts), log2.LANES), np.int64)
+    if len(lanes):
+        of_keys = Groups(_which(order, starts)[: len(lanes)])
+        whole[of_keys.codes] = of_keys.sums(lanes)
+    return Table(kind, ids[order[starts]], sums, whole)
+
+
+def in_order(ids: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the order that sorts rows of integers, and where in it each distinct row begins."""
+    codes = _codes(ids) if len(ids) else [np.zeros(0, np.int64)]
+    order = np.argsort(codes[0]) if len(codes) == 1 else np.lexsort(codes[::-1])
+    changes = np.zeros(max(0, len(ids) - 1), np.bool_)
+    for column in codes:
+        column = column[order]
+        changes |= column[1:] != column[:-1]
+    return order, _starts(changes, len(ids))
+
+
+def distinct(rows: Ints) -> tuple[Ints, Ints]:
+    """Return the distinct rows of a matrix in order, and the index of each row's own."""
+    order, starts = in_order(rows)
+    return rows[order[starts]], _which(order, starts)
+
+
+def distinct_rows(rows: Ints) -> tuple[list[tuple[int, ...]], Ints]:
+    """Do what `distinct` does, with the rows as tuples."""
+    once, which = distinct(rows)
+    return [*map(tuple, once.tolist())], which
+
+
+def _which(order: NDArray[np.intp], starts: NDArray[np.intp]) -> Ints:
+    """Return for each row the number of its group."""
+    which = np.empty(len(order), np.int64)
+    which[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+    return which
+
+
+def _codes(ids: Ints) -> list[Ints]:
+    """Pack rows into as few sortable columns as possible.
+
+    Most ids are small, so several fit into one integer.
+    """
+    codes: list[Ints] = []
+    room = 0
+    for column in np.ascontiguousarray(ids.T):
+        lowest = int(column.min())
+        bits = (int(column.max()) - lowest).bit_length()
+        if bits < room:
+            codes[-1] = codes[-1] << bits | (column - lowest)
+            room -= bits
+        else:
+            codes.append(column - lowest if bits < _BITS else column)
+            room = _BITS - bits
+    return codes
+
+
+def _starts(changes: Mask, length: int) -> NDArray[np.intp]:
+    """Return where groups begin.
+
+    `changes` says for each row but the first whether it differs from the one before.
+    """
+    return np.concatenate(([0], np.flatnonzero(changes) + 1)) if length else np.empty(0, np.intp)
+
+
+def thread_codes(ids: Ints) -> Ints:
+    """Return one integer for the thread of each key."""
+    return ids[:, 0] << 32 | ids[:, 1]
+
+
+class SiteKeys(Sequence[SiteKey]):
+    """Keys of sites as one array."""
+
+    __slots__ = ("_marks", "ids")
+
+    def __init__(self, ids: Ints) -> None:
+        self.ids = ids
+        self._marks: NDArray[np.uint64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> SiteKey: ...
+    @overload
+    def __getitem__(self, index: slice) -> "SiteKeys": ...
+    def __getitem__(self, index: int | slice) -> "SiteKey | SiteKeys":
+        if isinstance(index, slice):
+            return SiteKeys(self.ids[index])
+        return SITES.key(self.ids[index].tolist())
+
+    def __iter__(self) -> Iterator[SiteKey]:
+        return map(SITES.key, self.ids.tolist())
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, SiteKey) and bool(self.mask(integers([key], SITES.width))[0])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(cast(Sequence[object], other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def mask(self, ids: Ints) -> Mask:
+        """Return which of `ids` are here, by a 64-bit hash.
+
+        Two of 100,000 keys collide once in 10^9.
+        """
+        if not len(self.ids):
+            return np.zeros(len(ids), np.bool_)
+        if self._marks is None:
+            self._marks = np.sort(_marks(self.ids))
+        marks = _marks(ids)
+        at = np.minimum(np.searchsorted(self._marks, marks), len(self._marks) - 1)
+        return self._marks[at] == marks
+
+
+def _marks(ids: Ints) -> NDArray[np.uint64]:
+    return ids.view(np.uint64) @ _MIX
+
+
+NO_SITES = SiteKeys(integers([], SITES.width))

@@ -1,0 +1,501 @@
+"""Baseline values for what a view shows: tables and trees to compare the panes with.
+
+Filters, mutes, category and mode apply to both. The selected process or thread is looked up by pid if pids of the
+baseline are still valid, otherwise by name.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from offtop.model.aggregate import location
+from offtop.model.aggregate.baseline_rows import LEAST, Before, Compare, Gone, Was, before_of
+from offtop.model.aggregate.filter import Filter, of_reason
+from offtop.model.aggregate.pool import Pool, family
+from offtop.model.aggregate.rows import cgroup_name, cgroup_of, process_name, wake_name
+from offtop.model.aggregate.scope_text import counted_otherwise
+from offtop.model.aggregate.selection import through
+from offtop.model.aggregate.steps import Path, Shape, passes, steps_of
+from offtop.model.aggregate.tree import Branch, Node, folded, tree_of
+from offtop.model.aggregate.waker_rows import G, KeyOf, WakerKey, by_wake, codes, grouped, object_of, waker_of
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import RuleSource
+from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.snapshot import Filters, Sampling
+from offtop.model.values.stack import PLACELESS, Names
+from offtop.model.values.table import Mask, thread_codes
+from offtop.model.values.wake import OFFCPU, UNIX, Object, gathers
+from offtop.model.viewmodel.view import View
+from offtop.model.windows.baseline import Baseline
+from offtop.model.windows.breakdown import NO_PART, Added, Part, Scope, Shares, by_place, by_site, by_thread, total
+from offtop.units import count
+
+_MOST_CACHED = 64
+"""Cached tables and trees of the baseline; the cache is cleared beyond that."""
+_MOST_GONE = 8
+"""Number of branches."""
+_GONE_SHARE = 100
+"""Branches with less than this fraction of the baseline's time (1/n) are not listed as gone."""
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+_Parts = Sequence[tuple[int, Shares]]
+_Tables = Sequence[Mapping[K, Added]]
+
+
+class Now(NamedTuple):
+    """What is compared with the baseline."""
+
+    span_ns: int
+    book: Book
+    threads: Collection[ThreadKey]
+    """All threads that exist."""
+    pids: Collection[int]
+    """Processes with time in the list."""
+    filters: Filters = Filters()
+    """What is counted."""
+    sampling: Sampling | None = None
+    """None: every wait is recorded."""
+
+    @property
+    def every_pid(self) -> Collection[int]:
+        return {key.pid for key in self.threads}
+
+
+class _Matching(NamedTuple):
+    """Whose time in the baseline the selection is compared with."""
+
+    threads: frozenset[ThreadKey] | None = None
+    """None: all threads."""
+    share: float = 1.0
+    """How much of that time."""
+
+
+class Comparison:
+    """Comparison with one baseline; caches what makes the next picture cheap."""
+
+    def __init__(self, baseline: Baseline, rules: RuleSource) -> None:
+        self.baseline = baseline
+        self._book, self._are_pids_valid = baseline.book, not baseline.file
+        self._diagnoser = Diagnoser(baseline.names, rules)
+        self._view = View()
+        self._cache_key: object = None
+        self._matching_list = self._matching_panes = _Matching()
+        """For the list, and for the other panes."""
+        self._cache: dict[Hashable, Any] = {}
+        self._now = Now(0, Book(), (), ())
+
+    def look_at(self, view: View, user: Filter, now: Now) -> None:
+        """Set what the other methods compare. `user` is the filter for the processes of one user."""
+        filters = (view.filter, user, *([of_reason(view.reason)] if view.reason else []))
+        self._matching_list = self._matching_panes = _Matching()
+        if view.pool is not None:
+            self._matching_list = self._matching_panes = self._of_pool(view.pool, now)
+        elif view.pid is not None:
+            self._matching_list = self._matching_panes = self._of_process(view.pid, now)
+        if view.thread is not None:
+            self._matching_panes = self._of_thread(view.thread, now)
+        woken = view.waker, view.object
+        of_details = view.lists_cgroups or any(one.needs_details for one in (*filters, *view.muted))
+        versions = self._diagnoser.version, now.book.details_version if of_details else 0
+        cache_key = (filters, view.muted, self._matching_list, self._matching_panes, woken, versions)
+        if cache_key != self._cache_key:
+            self._cache_key = cache_key
+            self._cache.clear()
+            self._filters = filters
+        self._view, self._now = view, now
+
+    @property
+    def lacks(self) -> str:
+        """Why list and tree cannot be compared; empty if they can."""
+        wants_wakers = self._view.lists_wakers or bool(self._view.wakers) or self._view.tree.shape.mode != OFFCPU
+        if wants_wakers and not gathers(self.baseline.mode, self._view.mode if self._view.mode != OFFCPU else "wakeup"):
+            return "the baseline has no wakers"
+        return ""
+
+    @property
+    def doubt(self) -> str:
+        """Why some changes may be none; empty if nothing speaks for that."""
+        if doubt := counted_otherwise(self.baseline, self._now, "the baseline"):
+            return doubt
+        kinds = ", ".join(f"{count(many)} {kind}" for kind, many in sorted(self.baseline.lost.items()) if many)
+        return f"the baseline lost {kinds}" if kinds else ""
+
+    # Tables
+
+    @property
+    def waiting(self) -> float:
+        """Average waiting threads in the baseline, of what is shown."""
+        return self._categories().whole.waiting
+
+    def categories(self) -> Compare:
+        return self._compare(self._categories(), _identity, Gone)
+
+    def _categories(self) -> Was[str]:
+        scope = Scope(idle=self._view.idle_shown)
+        return self._cached(
+            ("categories", scope, self._view.path),
+            lambda: Was(
+                self.baseline.spans_ns,
+                [_by_category(some.in_scope(scope)) for _, some in self._of_branch()],
+                Gone,
+                self._matching_panes.share,
+            ),
+        )
+
+    def listed(self, pools: Mapping[tuple[int, ...], Pool]) -> Compare | None:
+        """Return the comparison of the list, None if there is none.
+
+        `pools` are the rows that stand for several threads.
+        """
+        view, book, was_book = self._view, self._now.book, self._book
+        if self.lacks or view.lists_account:
+            return None
+        scope = view.scope._replace(pid=None, tid=None)
+        if view.lists_reasons:
+            return self._compare(
+                self._baseline_table("reasons", scope, self._by_reason, lambda key: Gone(key.name)), _identity, _named
+            )
+        if view.lists_objects:
+            things = object_of(was_book)
+            table_of = _grouping(things)
+            return self._compare(
+                self._baseline_table("objects", scope, table_of, _stable_name), self._key_if_valid, _stable_name
+            )
+        if view.lists_wakers:
+            of_threads = view.lists_waking_threads
+            table_of = _grouping(waker_of(was_book, of_threads))
+            return self._compare(
+                self._baseline_table(("wakers", of_threads), scope, table_of, _named), self._key_if_valid, _named
+            )
+        if view.lists_threads:
+            was = self._baseline_table("threads", scope, by_thread, _thread_of(was_book), _pools_of(was_book))
+
+            def key_of(key: tuple[int, ...]) -> Hashable:
+                return self._key_if_valid(pools.get(key, key))
+
+            return self._compare(was, key_of, _thread_or_pool_of(book, pools), self._now.threads)
+        if view.lists_cgroups:
+
+            def by_cgroup(some: Shares, scope: Scope) -> dict[str, Added]:
+                sums: dict[str, Part] = {}
+                for pid, part in _by_process(some, scope).items():
+                    path = cgroup_of(pid, was_book)
+                    sums[path] = sums.get(path, NO_PART).plus(Part(*part))
+                return {**sums}
+
+            was = self._baseline_table("cgroups", scope, by_cgroup, _cgroup)
+            return self._compare(was, _identity, _cgroup)
+        was = self._baseline_table("processes", scope, _by_process, lambda pid: Gone(process_name(pid, was_book)))
+        return self._compare(was, self._key_if_valid, lambda pid: Gone(process_name(pid, book)), self._now.every_pid)
+
+    def _compare(
+        self,
+        was: Was[Any],
+        key_of: Callable[[Any], Hashable],
+        name_of: Callable[[Any], Hashable],
+        there: Collection[Any] = (),
+    ) -> Compare:
+        span_ns, alive = self._now.span_ns, there if self._are_pids_valid else ()
+        return lambda table: was.compared(table, span_ns, key_of, name_of, alive)
+
+    def _key_if_valid(self, key: Hashable) -> Hashable:
+        """Return the key if it is valid in the baseline: only if that was marked live."""
+        return key if self._are_pids_valid else None
+
+    def _baseline_table(
+        self,
+        what: Hashable,
+        scope: Scope,
+        table_of: Callable[[Shares, Scope], Mapping[K, Added]],
+        name_of: Callable[[K], Hashable],
+        groups: Callable[[K], Sequence[tuple[Hashable, Hashable]]] | None = None,
+    ) -> Was[K]:
+        def made() -> Was[K]:
+            tables = [table_of(some, scope) for _, some in self._shares(self._matching_list)]
+            return Was(self.baseline.spans_ns, tables, name_of, self._matching_list.share, groups)
+
+        return self._cached((what, scope), made)
+
+    def _by_reason(self, some: Shares, scope: Scope) -> Mapping[Any, Added]:
+        table = by_site(some, scope)
+        reasons = dict(zip(table, self._diagnoser.reasons_at([*table], self._book), strict=True))
+        return {**grouped(table, lambda *site: reasons[site])}
+
+    def threads(self) -> Compare:
+        """Compare single threads."""
+        was = self._baseline_table("threads", Scope(), by_thread, _thread_of(self._book), _pools_of(self._book))
+        return self._compare(was, self._key_if_valid, _thread_of(self._now.book), self._now.threads)
+
+    def sites(self, names: Names) -> Compare:
+        """Compare the sites of a window, with all their time. `names` are for the window."""
+        was = self._cached(
+            "sites",
+            lambda: Was(
+                self.baseline.spans_ns,
+                [_by_site(some) for _, some in self._shares(self._matching_list)],
+                _site_of(self._book, self.baseline.names),
+                self._matching_list.share,
+            ),
+        )
+        return self._compare(was, self._key_if_valid, _site_of(self._now.book, names))
+
+    # The tree
+
+    def trees(self) -> "Trees | None":
+        if self.lacks:
+            return None
+        view, shape = self._view, self._view.tree.shape
+
+        def made() -> Trees:
+            tables = self._places(view.scope, shape)
+            every: dict[tuple[int, ...], list[Added]] = {}
+            for table in tables:
+                for place, part in table.items():
+                    every.setdefault(place, []).append(part)
+            whole = {place: total(some) for place, some in every.items()}
+            roots = [tree_of(table, self._book, self.baseline.names, shape) for table in (whole, *tables)]
+            return Trees(roots[0], roots[1:], self.baseline.spans_ns, self._matching_panes.share)
+
+        return self._cached(("trees", _without_ids(view.scope), shape), made)
+
+    def places(self, path_of: Callable[[tuple[int, ...]], Path]) -> Compare | None:
+        """Compare the places in the chosen branch. `path_of` returns the path of a place of now."""
+        if self.lacks:
+            return None
+        view, shape = self._view, self._view.tree.shape
+        was_path_of = steps_of(self._book, self.baseline.names, shape)
+
+        def made() -> Was[tuple[int, ...]]:
+            paths = {place: was_path_of(place) for table in self._places(view.scope, shape) for place in table}
+            tables = [
+                {place: part for place, part in table.items() if passes(paths[place], view.path)}
+                for table in self._places(view.scope, shape)
+            ]
+            return Was(self.baseline.spans_ns, tables, paths.__getitem__, self._matching_panes.share)
+
+        was = self._cached(("places", _without_ids(view.scope), shape, view.path), made)
+        return self._compare(was, lambda _: None, path_of)
+
+    def _places(self, scope: Scope, shape: Shape) -> _Tables[tuple[int, ...]]:
+        scope = _without_ids(scope)
+        return self._cached(
+            ("of places", scope, shape.mode, shape.objects),
+            lambda: [by_place(some, scope, shape.places) for _, some in self._shares(self._matching_panes)],
+        )
+
+    # Whose time it is
+
+    def _shares(self, matching: _Matching) -> _Parts:
+        """Return the baseline's time of `matching` that mutes, filters and the selection leave."""
+
+        def made() -> _Parts:
+            found: list[tuple[int, Shares]] = []
+            for span_ns, some in self.baseline.parts:
+                keep = np.ones(len(some.leaf), np.bool_)
+                for one in self._view.muted:
+                    keep &= ~one.mask(some, self._book, self._diagnoser)
+                for one in self._filters:
+                    keep &= one.mask(some, self._book, self._diagnoser)
+                if matching.threads is not None:
+                    those = np.array([key.pid << 32 | key.tid for key in matching.threads], np.int64)
+                    keep &= np.isin(thread_codes(some.ids), those)
+                found.append((span_ns, some.of(keep & self._of_wakes(some))))
+            return found
+
+        return self._cached(("shares", matching), made)
+
+    def _of_branch(self) -> _Parts:
+        shares, view = self._shares(self._matching_panes), self._view
+        if not view.path:
+            return shares
+        names = self.baseline.names
+        return [(ns, some.of(through(some.ids, self._book, names, view.tree.shape, view.path))) for ns, some in shares]
+
+    def _of_wakes(self, some: Shares) -> Mask:
+        """Return which waits were ended by the selected waker, and were on the selected object."""
+        keep, view = np.ones(len(some.leaf), np.bool_), self._view
+        if view.waker is not None:
+            keep &= self._with(some, view.waker, waker_of(self._book, bool(view.waker.tid)), _named)
+        if view.object is not None:
+            keep &= self._with(some, view.object, object_of(self._book), _stable_name)
+        return keep
+
+    def _with(self, some: Shares, wanted: G, key_of: KeyOf[G], name_of: Callable[[G], Gone]) -> Mask:
+        wakes, which = np.unique(codes(some.ids), return_inverse=True)
+        keys = [key_of(wake) for wake in wakes.tolist()]
+        if self._are_pids_valid and wanted in keys:
+            return np.array([key == wanted for key in keys], np.bool_)[which]
+        return np.array([name_of(key) == name_of(wanted) for key in keys], np.bool_)[which]
+
+    def _of_process(self, pid: int, now: Now) -> _Matching:
+        was = {key.pid: process_name(key.pid, self._book) for key in self.baseline.threads}
+        pids, share = self._counterparts(pid, was, lambda one: process_name(one, now.book), now.pids, now.every_pid)
+        return _Matching(frozenset(key for key in self.baseline.threads if key.pid in pids), share)
+
+    def _of_pool(self, pool: Pool, now: Now) -> _Matching:
+        threads, share = self._of_process(pool.pid, now)
+        those = (key for key in threads or () if family(self._book.comm(key)) == pool.family)
+        return _Matching(frozenset(those), share)
+
+    def _of_thread(self, thread: ThreadKey, now: Now) -> _Matching:
+        name_of = _thread_of(self._book)
+        was = {key: name_of(key) for key in self.baseline.threads}
+        keys, share = self._counterparts(thread, was, _thread_of(now.book), now.threads, now.threads)
+        return _Matching(frozenset(keys), share)
+
+    def _counterparts(
+        self,
+        key: K,
+        was: Mapping[K, Hashable],
+        name_of: Callable[[K], Hashable],
+        listed: Collection[K],
+        there: Collection[K],
+    ) -> tuple[set[K], float]:
+        """Return which keys of the baseline `key` is compared with, and their share.
+
+        The rules are those of Was.compared.
+        """
+        name = name_of(key)
+        if self._are_pids_valid and was.get(key) == name:
+            return {key}, 1.0
+        heirs = [one for one in listed if name_of(one) == name and not (self._are_pids_valid and was.get(one) == name)]
+        left = {one for one, of in was.items() if of == name and not (self._are_pids_valid and one in there)}
+        return left, 1 / max(1, len(heirs))
+
+    def _cached(self, cache_key: Hashable, made: Callable[[], T]) -> T:
+        if cache_key not in self._cache:
+            if len(self._cache) >= _MOST_CACHED:
+                self._cache.clear()
+            self._cache[cache_key] = made()
+        return self._cache[cache_key]
+
+
+class Trees(NamedTuple):
+    """The baseline's stack tree."""
+
+    root: Node
+    parts: Sequence[Node]
+    spans_ns: tuple[int, ...]
+    share: float
+
+    def before(self, path: Path) -> Before:
+        return before_of(self.spans_ns, [_part_at(root, path) for root in self.parts], self.share)
+
+    def gone(self, root: Node) -> list[Branch]:
+        """Return the largest branches of the baseline that the tree of `root` does not have."""
+        span_ns = sum(self.spans_ns)
+        least_ns = max(LEAST * span_ns / self.share, self.root.total_ns / _GONE_SHARE)
+        found: list[tuple[int, Path]] = []
+        pending: list[tuple[Path, Node, Node]] = [((), self.root, root)]
+        while pending:
+            path, was, now = pending.pop()
+            for step, child in was.children.items():
+                if child.total_ns < least_ns:
+                    continue
+                there = now.children.get(step)
+                if there is None or there.total_ns <= 0:
+                    found.append((child.total_ns, path + folded(step, child)[0]))
+                else:
+                    pending.append(((*path, step), child, there))
+        largest = sorted(found, key=lambda one: (-one[0], one[1]))[:_MOST_GONE]
+        return [Branch(path, 0, 0, NO_PART, False, False) for _, path in largest]
+
+
+def _part_at(root: Node, path: Path) -> Part:
+    node: Node | None = root
+    for step in path:
+        node = node.children.get(step) if node else None
+    return node.part if node else NO_PART
+
+
+def _without_ids(scope: Scope) -> Scope:
+    return scope._replace(pid=None, tid=None)
+
+
+def _by_category(some: Shares) -> dict[str, Added]:
+    sums: dict[str, Part] = {}
+    for leaf, part in some.by(some.leaf):
+        category = some.leaves[leaf].category
+        sums[category] = sums.get(category, NO_PART).plus(Part(*part))
+    return {**sums}
+
+
+def _by_process(some: Shares, scope: Scope) -> dict[int, Added]:
+    chosen = some.in_scope(scope)
+    return dict(chosen.by(chosen.ids[:, 0]))
+
+
+def _by_site(some: Shares) -> dict[tuple[int, ...], Added]:
+    placed = some.of(~np.isin(some.ids[:, 2], [*PLACELESS]))
+    ids, which = np.unique(placed.ids, axis=0, return_inverse=True)
+    keys: list[list[int]] = ids.tolist()
+    return {tuple(keys[number]): part for number, part in placed.by(which.reshape(-1))}
+
+
+def _site_of(book: Book, names: Names) -> Callable[[tuple[int, ...]], Hashable]:
+    """Identify sites by process, thread and function names."""
+    known: dict[tuple[int, int], Hashable] = {}
+
+    def name_of(key: tuple[int, ...]) -> Hashable:
+        pid, tid, kernel, user, _ = key
+        place = known.get((kernel, user))
+        if place is None:
+            functions = (*location.kernel_names(book, kernel, names), "", *location.user_names(book, user, names))
+            place = known[kernel, user] = functions
+        return process_name(pid, book), book.comm(ThreadKey(pid, tid)), place
+
+    return name_of
+
+
+def _grouping(key_of: KeyOf[G]) -> Callable[[Shares, Scope], Mapping[G, Added]]:
+    return lambda some, scope: {**grouped(by_wake(some, scope), key_of)}
+
+
+def _identity(key: Hashable) -> Hashable:
+    return key
+
+
+def _named(key: WakerKey | Any) -> Gone:
+    return Gone(key.name)
+
+
+def _cgroup(path: str) -> Gone:
+    return Gone(cgroup_name(path))
+
+
+def _stable_name(what: Object) -> Gone:
+    """Name an object so that it matches next time: the local port of a connection changes."""
+    if what.local and what.peer:
+        return Gone(f"{what.kind} {what.peer}")
+    if what.kind == UNIX and what.peer:
+        return Gone(f"{UNIX} to {what.peer.rpartition('(')[0] or what.peer}")
+    return Gone(wake_name(what))
+
+
+def _thread_of(book: Book) -> Callable[[tuple[int, ...]], Gone]:
+    def name_of(key: tuple[int, ...]) -> Gone:
+        thread = ThreadKey(*key)
+        return Gone(book.comm(thread), process_name(thread.pid, book))
+
+    return name_of
+
+
+def _pools_of(book: Book) -> Callable[[tuple[int, ...]], Sequence[tuple[Hashable, Hashable]]]:
+    """Return the pool that a thread may be in, with its name."""
+
+    def groups(key: tuple[int, ...]) -> Sequence[tuple[Hashable, Hashable]]:
+        thread = ThreadKey(*key)
+        pool = Pool(thread.pid, family(book.comm(thread)))
+        return ((pool, _pool_name(pool, book)),)
+
+    return groups
+
+
+def _thread_or_pool_of(book: Book, pools: Mapping[tuple[int, ...], Pool]) -> Callable[[tuple[int, ...]], Hashable]:
+    of_thread = _thread_of(book)
+    return lambda key: _pool_name(pools[key], book) if key in pools else of_thread(key)
+
+
+def _pool_name(pool: Pool, book: Book) -> Hashable:
+    return "pool", pool.family, process_name(pool.pid, book)

@@ -1,0 +1,458 @@
+"""The list, from cgroups to causes, in order, with details of the visible rows."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from offtop.model.aggregate.pool import LEAST_CONVOY, UNFOLDED, Convoy, Folding, Pool, convoys, folding
+from offtop.model.aggregate.rows import (
+    NOWHERE,
+    Key,
+    Order,
+    Ranking,
+    Row,
+    cgroup_of,
+    cgroup_rows,
+    kept_rows,
+    process_rows,
+    storm_rows,
+    storms_of_rows,
+    thread_rows,
+    wake_rows,
+)
+from offtop.model.aggregate.selection import Sieve
+from offtop.model.aggregate.waker_rows import (
+    G,
+    KeyOf,
+    WakerKey,
+    by_wake,
+    grouped,
+    nobodys,
+    object_of,
+    oldest_of,
+    ready_by_wake,
+    top_of_wakes,
+    waker_of,
+)
+from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.causes import BELOW_REASON, NO_REASON, Reason, Rule
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.snapshot import NO_HOLDER, Holder
+from offtop.model.values.table import thread_codes
+from offtop.model.values.wake import Object
+from offtop.model.viewmodel.comparison import Comparison
+from offtop.model.viewmodel.seconds import Seconds
+from offtop.model.viewmodel.view import View
+from offtop.model.windows import stuck
+from offtop.model.windows.breakdown import (
+    NO_PART,
+    SHORT,
+    Added,
+    Cut,
+    Leaf,
+    Scope,
+    Shares,
+    by_process,
+    by_site,
+    by_thread,
+    sites_of,
+    top_of_groups,
+    top_of_processes,
+    top_of_threads,
+    total,
+)
+from offtop.model.windows.history import History, Kept
+from offtop.model.windows.rolling import Sums
+from offtop.model.windows.stuck import Age, Stuck
+from offtop.model.windows.window import storms_over
+
+_LOOKED_UP_TICKS = 3
+"""Rows whose waits are all short have no stack in any tick: more ticks are not worth searching for one."""
+_ROWS = 500
+_EVERY_ROW = 1_000_000
+
+
+class Scene(NamedTuple):
+    """What a picture is made from."""
+
+    view: View
+    sieve: Sieve
+    over: Sequence[Kept]
+    """Ticks of the span."""
+    moved: Kept | None
+    """What moved among them."""
+    newest: Kept
+    """The last tick, even if the span is everything since the start."""
+    ever: Kept | None
+    """Everything since the start, if it is needed."""
+    cut: Cut
+    """What mutes and filters leave of the span."""
+    threads: Collection[ThreadKey]
+    """All threads that have ever done anything."""
+    threads_of: Mapping[int, int]
+    """pid → how many of these."""
+    stuck: Stuck
+    """What mutes and filters leave of the waits in progress."""
+    comparison: Comparison | None
+    """Comparison with the baseline, if it is on."""
+
+    @property
+    def scope(self) -> Scope:
+        """Which waits the list covers."""
+        return self.view.scope._replace(tid=None)
+
+    @property
+    def book(self) -> Book:
+        return self.over[-1].facts.book
+
+
+class Listed(NamedTuple):
+    rows: Ranking
+    cursor: int
+    """Row under the cursor."""
+    first: int
+    """First row on the screen."""
+
+
+NOTHING_LISTED = Listed(Ranking(), 0, 0)
+
+
+class Listing:
+    """Makes the list of a picture; caches only what makes the next one cheap."""
+
+    def __init__(self, history: History, sums: Sums, seconds: Seconds, diagnoser: Diagnoser) -> None:
+        self._history, self._sums, self._seconds = history, sums, seconds
+        self._diagnoser = diagnoser
+        self._folding: tuple[object, object, Folding] | None = None
+        self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
+
+    def of(self, scene: Scene, room: int) -> Listed:
+        """Return the list.
+
+        `room` is the number of visible rows, including the one that sums up the rest.
+        """
+        view = scene.view
+        made = self._folded(scene) if view.lists_threads else UNFOLDED
+        rows = self._rows(scene, made)
+        if view.filter.chooses_rows:
+            rows = kept_rows(rows, view.filter.keeps, _ROWS)
+        if view.lists_wakers:
+            rows = rows._replace(rows=(*_storms(scene, rows), *rows.rows))
+        room = max(1, room - (rows.elided is not None))
+        on = view.thread if view.thread and view.lists_sleepers else view.cursor
+        cursor = next((i for i, row in enumerate(rows.rows) if row.key == on), 0)
+        first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
+        seen = rows.rows[first : first + room]
+        seen = _with_tops(seen, scene, made, self._diagnoser)
+        seen = self._with_rules(self._with_convoys(seen, scene, made), scene, made)
+        return Listed(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
+
+    def _with_rules(self, seen: Sequence[Row], scene: Scene, made: Folding) -> list[Row]:
+        """Add to each row the rule for the place where it waited."""
+        if not scene.view.lists_sleepers:
+            return [*seen]
+        short = self._short(scene, made)
+        return [
+            row._replace(rule=self._rule(row, scene.book, 2 * short.get(row.key, NO_PART)[1] > row.part.total_ns))
+            if row.top != NOWHERE
+            else row
+            for row in seen
+        ]
+
+    def _rule(self, row: Row, book: Book, is_short: bool) -> Rule | None:
+        """Return the rule for what many of its threads wait for, or where it waited longest.
+
+        There is none if most of its time is short (`is_short`): a few long waits do not represent it.
+        """
+        of_convoy = self._diagnoser.rule_of(row.convoy.site, book) if row.convoy.waiting else None
+        return of_convoy or (None if is_short else self._diagnoser.rule_of(row.top, book))
+
+    def _short(self, scene: Scene, made: Folding) -> Mapping[Key, Added]:
+        """Return the time of each row in waits below the minimum."""
+        sieve, scope = scene.sieve, scene.scope
+        if not scope.holds(Leaf(SHORT)):
+            return {}
+        only = scope._replace(category=SHORT)
+        if scene.view.lists_threads:
+            table = self._sums.of(
+                "short", (sieve, only), lambda tick: by_thread(sieve.shares(tick), only), scene.over, scene.moved
+            )
+            return {made.pools.get(key, ThreadKey(*key)): part for key, part in made.folded(table).items()}
+        parts = by_process(scene.cut, only)
+        if not scene.view.lists_cgroups:
+            return {**parts}
+        of_cgroups: dict[Key, Added] = {}
+        for pid, part in parts.items():
+            path = cgroup_of(pid, scene.book)
+            of_cgroups[path] = total((of_cgroups.get(path, NO_PART), part))
+        return of_cgroups
+
+    def _rows(self, scene: Scene, made: Folding) -> Ranking:
+        view, scope, book = scene.view, scene.scope, scene.book
+        own = view.group[1] if view.group is not None else view.filter
+        order = Order(
+            view.list_sort,
+            view.reverse,
+            _EVERY_ROW if view.filter.chooses_rows else _ROWS,
+            only_waiters=bool(own.chooses_waits or view.user or view.muted),
+            compare=scene.comparison.listed(made.pools) if scene.comparison else None,
+        )
+        if not view.lists_sleepers:
+            return self._wakes(scene, order)
+        went = self._seconds.of_list(view, scene.over)
+        if view.lists_threads:
+            pin = _pinned_thread(view)
+            return thread_rows(
+                self._sums.of(
+                    "threads",
+                    (scene.sieve, scope),
+                    lambda tick: by_thread(scene.sieve.shares(tick), scope),
+                    scene.over,
+                    scene.moved,
+                ),
+                sum(tick.span_ns for tick in scene.over),
+                book,
+                order,
+                pinned=[pin] if pin else [],
+                lifetime=by_thread(scene.sieve.shares(scene.ever), scope) if scene.ever else None,
+                keep=view.thread or (view.cursor if isinstance(view.cursor, ThreadKey | Pool) else None),
+                now=stuck.by_thread(scene.stuck.in_scope(scope)),
+                accounts=went.by(made.code_of) if went else None,
+                folding=made,
+            )
+        in_progress = scene.stuck.in_scope(scope)
+        accounts = went.by_process() if went else None
+        lifetime = scene.sieve.taken(scene.ever).cut if scene.ever else None
+        if view.lists_cgroups:
+            return cgroup_rows(
+                scene.cut,
+                scope,
+                book,
+                order,
+                processes=scene.threads_of,
+                pinned=[view.pin] if isinstance(view.pin, str) else [],
+                lifetime=lifetime,
+                keep=view.cursor if isinstance(view.cursor, str) else None,
+                now=stuck.by_cgroup(in_progress, lambda pid: cgroup_of(pid, book)),
+                accounts=accounts,
+            )
+        pid = view.pin.pid if isinstance(view.pin, ThreadKey) else view.pin
+        return process_rows(
+            scene.cut,
+            scope,
+            book,
+            order,
+            threads=scene.threads_of,
+            pinned=[pid] if isinstance(pid, int) else [],
+            lifetime=lifetime,
+            keep=view.cursor if isinstance(view.cursor, int) else None,
+            now=stuck.by_process(in_progress),
+            accounts=accounts,
+        )
+
+    def _wakes(self, scene: Scene, order: Order) -> Ranking:
+        """List wakers, objects or causes."""
+        view, sieve, scope, book = scene.view, scene.sieve, scene.view.scope, scene.book
+        about = (sieve, scope)
+        ticks = scene.over, scene.moved
+        if view.lists_reasons:
+            return self._reasons(scene, order)
+        table = self._sums.of("wakes", about, lambda tick: by_wake(sieve.shares(tick), scope), *ticks)
+        ready = self._sums.of("ready", about, lambda tick: ready_by_wake(sieve.shares(tick), scope), *ticks)
+        ever = by_wake(sieve.shares(scene.ever), scope) if scene.ever else None
+        span_ns = sum(tick.span_ns for tick in scene.over)
+        waited = _Waited(table, ready, ever, span_ns, stuck.by_wake(scene.stuck.in_scope(scope)))
+        if view.lists_objects:
+            things = object_of(book)
+            return _grouped(waited, order, things, view.cursor, last=nobodys(things))
+        wakers = waker_of(book, view.lists_waking_threads)
+        return _grouped(waited, order, wakers, view.cursor, view.pin, last=nobodys(wakers))
+
+    def _reasons(self, scene: Scene, order: Order) -> Ranking:
+        sieve, scope = scene.sieve, scene.view.scope
+        sites = self._sums.of(
+            "sites", (sieve, scope), lambda tick: by_site(sieve.shares(tick), scope), scene.over, scene.moved
+        )
+        ever = by_site(sieve.shares(scene.ever), scope) if scene.ever else None
+        ages = stuck.by_site(scene.stuck.in_scope(scope))
+        every = [*{**sites, **(ever or {}), **ages}]
+        reasons = dict(zip(every, self._diagnoser.reasons_at(every, scene.book), strict=True))
+        waited = _Waited(sites, {}, ever, sum(tick.span_ns for tick in scene.over), ages)
+        return _grouped(waited, order, lambda *site: reasons[site], scene.view.cursor, last={NO_REASON, BELOW_REASON})
+
+    def _folded(self, scene: Scene) -> Folding:
+        """Return which threads of the list are shown as pools."""
+        view, pin = scene.view, _pinned_thread(scene.view)
+        if view.unfolded or view.pool is not None or view.thread is not None:
+            return UNFOLDED
+        known, key = self._folding, (pin, view.pid)
+        if known is None or known[0] is not scene.threads or known[1] != key:  # other names come with other threads
+            wanted_wakers = sorted(one for one in scene.threads if one != pin and view.pid in (None, one.pid))
+            made = folding(wanted_wakers, scene.book)
+            says_nothing = view.pid is not None and [*made.sizes.values()] == [len(wanted_wakers)]  # one row
+            known = self._folding = scene.threads, key, UNFOLDED if says_nothing else made
+        return known[2]
+
+    def _with_convoys(self, seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row]:
+        """Add to rows of many threads how many of these wait for the same thing now.
+
+        Now is the end of the newest tick.
+        """
+        newest = scene.newest
+        sizes = {
+            row.key: row.threads for row in seen if isinstance(row.key, int | Pool) and row.threads >= LEAST_CONVOY
+        }
+        if not sizes:
+            return seen
+        key = newest.number, newest.at_ns, scene.sieve, scene.scope, sizes
+        if self._convoys is None or self._convoys[0] != key:
+            self._convoys = key, self._found_convoys(scene, made, sizes)
+        found = self._convoys[1]
+        return [
+            row._replace(convoy=found[row.key]) if isinstance(row.key, int | Pool) and row.key in found else row
+            for row in seen
+        ]
+
+    def _found_convoys(
+        self, scene: Scene, made: Folding, sizes: Mapping[int | Pool, int]
+    ) -> Mapping[int | Pool, Convoy]:
+        """`sizes`: key → how many threads it has."""
+        newest, is_of_threads = scene.newest, scene.view.lists_threads
+        pids = {key.pid if isinstance(key, Pool) else key for key in sizes}
+        at_once = scene.sieve.stuck(self._history.stuck(newest, pids), newest).in_scope(scene.scope)
+
+        def key_of(thread: ThreadKey) -> int | Pool | None:
+            key = made.pool_of(thread) if is_of_threads else thread.pid
+            return key if key in sizes else None
+
+        return convoys(at_once.waits, key_of, sizes, scene.book)
+
+
+def _storms(scene: Scene, rows: Ranking) -> list[Row]:
+    """Return rows of storms, for wakers that have rows."""
+    key_of = waker_of(scene.book, scene.view.lists_waking_threads)
+    storms = storms_of_rows(storms_over(tick.facts for tick in scene.over), rows, key_of)
+    return storm_rows(storms, sum(tick.span_ns for tick in scene.over))
+
+
+class _Waited(NamedTuple):
+    """Time of waits in a scope, by wake or site."""
+
+    table: Mapping[tuple[int, ...], Added]
+    ready: Mapping[tuple[int, ...], Added]
+    """Run-queue time that followed."""
+    ever: Mapping[tuple[int, ...], Added] | None
+    span_ns: int
+    ages: Mapping[tuple[int, ...], Age]
+    """The oldest wait in progress of each wake or site, oldest first."""
+
+
+def _grouped(
+    waited: _Waited,
+    order: Order,
+    key_of: KeyOf[G],
+    cursor: Key | None,
+    pin: str | int | ThreadKey | None = None,
+    *,
+    last: Collection[G],
+) -> Ranking:
+    every = grouped(waited.table, key_of)
+    return wake_rows(
+        every,
+        waited.span_ns,
+        order,
+        pinned=[key for key in every if isinstance(key, WakerKey) and _is_pinned(key, pin)],
+        ready=grouped(waited.ready, key_of),
+        lifetime=grouped(waited.ever, key_of) if waited.ever is not None else None,
+        keep=next((key for key in every if key == cursor), None),
+        now=oldest_of(waited.ages, key_of),
+        last=last,
+    )
+
+
+def _is_pinned(key: WakerKey, pin: str | int | ThreadKey | None) -> bool:
+    return bool(key.pid) and pin == (ThreadKey(key.pid, key.tid) if key.tid else key.pid)
+
+
+def _pinned_thread(view: View) -> ThreadKey | None:
+    pin = view.pin
+    return pin if isinstance(pin, ThreadKey) and view.pid in (None, pin.pid) else None
+
+
+def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, diagnoser: Diagnoser) -> Sequence[Row]:
+    """Add to each row where it waited longest, from the newest of the last ticks that has it."""
+    sieve, scope, view = scene.sieve, scene.scope, scene.view
+    if not view.lists_sleepers:
+        return _with_top_wakes(seen, scene, diagnoser)
+    missing = {row.key for row in seen if isinstance(row.key, str | int | ThreadKey | Pool)}
+    found: dict[str | int | ThreadKey | Pool, SiteKey] = {}
+    for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
+        if not missing:
+            break
+        of_threads = {key for key in missing if isinstance(key, ThreadKey)}
+        of_pools = {key for key in missing if isinstance(key, Pool)}
+        if of_threads:
+            found |= top_of_threads(sieve.shares(tick), scope, of_threads)
+        if of_pools:
+            found |= _tops_of_pools(of_pools, sieve.shares(tick).in_scope(scope), made)
+        if view.lists_cgroups:
+            taken, book = sieve.taken(tick).cut, tick.facts.book
+            pids = {pid for by_pid in taken.tops.values() for pid in by_pid}
+            group_of = {pid: path for pid in pids if (path := cgroup_of(pid, book)) in missing}
+            found |= top_of_groups(taken, scope, group_of)
+        elif not view.lists_threads:
+            found |= top_of_processes(sieve.taken(tick).cut, scope, {key for key in missing if isinstance(key, int)})
+        missing -= found.keys()
+    return [
+        row._replace(top=found[row.key])
+        if isinstance(row.key, str | int | ThreadKey | Pool) and row.key in found
+        else row
+        for row in seen
+    ]
+
+
+def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: Diagnoser) -> Sequence[Row]:
+    """Do the same for wakers, objects and causes."""
+    view, found = scene.view, dict[Key, SiteKey]()
+    for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
+        if all(row.key in found for row in seen):
+            break
+        some, book = scene.sieve.shares(tick), tick.facts.book
+        if view.lists_reasons:
+            found |= _tops_of_reasons(
+                {row.key for row in seen if row.key not in found}, some.in_scope(view.scope), book, diagnoser
+            )
+        elif view.lists_objects:
+            wanted = {row.key for row in seen if isinstance(row.key, Object) and row.key not in found}
+            found |= top_of_wakes(some, view.scope, wanted, object_of(book))
+        else:
+            wanted_wakers = {row.key for row in seen if isinstance(row.key, WakerKey) and row.key not in found}
+            found |= top_of_wakes(some, view.scope, wanted_wakers, waker_of(book, view.lists_waking_threads))
+    holders: dict[Key, Holder] = {}
+    for one in scene.stuck.in_scope(view.scope).waits if view.lists_objects else ():
+        if one.holder.tid:
+            holders.setdefault(scene.book.wake(one.site.wake).object, one.holder)
+    return [row._replace(top=found.get(row.key, NOWHERE), holder=holders.get(row.key, NO_HOLDER)) for row in seen]
+
+
+def _tops_of_pools(wanted: Collection[Pool], some: Shares, made: Folding) -> dict[Pool, SiteKey]:
+    """Return where the threads of each pool waited most, in the window of `some`."""
+    pools = [*wanted]
+    number = {pool: n for n, pool in enumerate(pools)}
+    _, first, which = np.unique(thread_codes(some.ids), return_index=True, return_inverse=True)
+    threads = map(ThreadKey._make, some.ids[first, :2].tolist())
+    found = [number.get(pool, -1) if (pool := made.pool_of(key)) else -1 for key in threads]
+    numbers = np.array(found, np.int64)[which]
+    return {pools[n]: site for n, _, site in some.of(numbers >= 0).longest(numbers[numbers >= 0])}
+
+
+def _tops_of_reasons(wanted: Collection[Key], some: Shares, book: Book, diagnoser: Diagnoser) -> dict[Key, SiteKey]:
+    """Return where most time of each cause was spent."""
+    reasons = [one for one in wanted if isinstance(one, Reason)]
+    number_of = {reason: number for number, reason in enumerate(reasons)}
+    sites, which = sites_of(some)
+    of_sites = [number_of.get(reason, -1) for reason in diagnoser.reasons_at(sites, book)]
+    numbers = np.array(of_sites, np.int64)[which] if sites else which
+    chosen = numbers >= 0
+    return {reasons[number]: site for number, ns, site in some.of(chosen).longest(numbers[chosen]) if ns > 0}

@@ -1,0 +1,179 @@
+"""What keys do in a pane: tree, icicle, waits in progress or outliers."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from offtop.model.aggregate import tree
+from offtop.model.aggregate.steps import Path, Shape
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.viewmodel.outlier_list import Which
+from offtop.model.viewmodel.view import (
+    CATEGORIES,
+    FLAME,
+    LIST,
+    OUTLIERS,
+    SITE,
+    STUCK,
+    TREE,
+    WHOLE_SCREEN,
+    FlameView,
+    OutliersView,
+    StuckView,
+    TreeView,
+    View,
+    about,
+    into,
+    out_of_waker,
+)
+
+
+def tree_or_list(view: View) -> View:
+    """Open the tree of the selection, or return to its list."""
+    if view.focus in (TREE, SITE):
+        if view.drilled == "wakers" and view.is_at_waker:
+            return out_of_waker(view)
+        back = about(view, thread=None, cursor=view.thread, focus=LIST) if view.thread else view
+        return replace(back, focus=LIST, path=())
+    return replace(view, focus=TREE, path=())
+
+
+def flame_or_not(view: View) -> View:
+    if view.focus == FLAME:
+        return replace(view, focus=view.came_from)
+    return replace(view, focus=FLAME, path=(), came_from=_came_from(view), zoomed=False)
+
+
+def stuck_or_not(view: View) -> View:
+    """Open the list of waits in progress, or return to the previous pane."""
+    if view.focus == STUCK:
+        return waiting(view)
+    view = replace(view, came_from=_came_from(view))
+    return replace(view, focus=STUCK, path=(), zoomed=False, stuck=StuckView(view.stuck.cursor))
+
+
+def outliers_or_not(view: View) -> View:
+    """Open the list of outliers, or return to the previous pane."""
+    if view.focus == OUTLIERS:
+        return waiting(view)
+    view = replace(view, came_from=_came_from(view))
+    return replace(view, focus=OUTLIERS, path=(), zoomed=False, outliers=OutliersView(view.outliers.cursor))
+
+
+def _came_from(view: View) -> str:
+    """Return the focused pane, or the one before a pane that has the whole screen."""
+    return TREE if view.focus == SITE else view.came_from if view.focus in WHOLE_SCREEN else view.focus
+
+
+def at_outlier(view: View, one: Which) -> View:
+    """Move the cursor of the outliers."""
+    return replace(view, focus=OUTLIERS, came_from=_came_from(view), zoomed=False, outliers=OutliersView(one))
+
+
+def catching(view: View, triggers: tuple[str, ...]) -> View:
+    """Set the triggers."""
+    return replace(view, triggers=triggers)
+
+
+def outlier_opened(view: View, scrolled: int = 0) -> View:
+    """Open the outlier under the cursor; `scrolled` lines of it are above the screen."""
+    return replace(view, outliers=replace(view.outliers, opened=True, scrolled=scrolled))
+
+
+def around_outlier(view: View, one: Which, key: ThreadKey | None, category: str) -> View:
+    """Select the outlier's thread in all panes."""
+    view = replace(waiting(view), outliers=OutliersView(one), category=category)
+    if key is None:
+        return about(view, thread=None, pid=None, pool=None, cursor=None, focus=CATEGORIES)
+    view = about(view, pid=key.pid, pool=None, object=None, reason=None, wakers=(), cursor=key)
+    return into(view, "thread", thread=key, cursor=key, focus=TREE)
+
+
+def waiting(view: View) -> View:
+    """Return from waits in progress or outliers to the panes of off-CPU time."""
+    if view.focus not in (STUCK, OUTLIERS):
+        return view
+    return replace(
+        view,
+        focus=view.came_from,
+        stuck=StuckView(view.stuck.cursor),
+        outliers=OutliersView(view.outliers.cursor),
+    )
+
+
+def at_stuck(view: View, key: ThreadKey) -> View:
+    """Move the cursor of the waits in progress."""
+    return replace(view, focus=STUCK, stuck=replace(view.stuck, cursor=key, scrolled=0))
+
+
+def stuck_opened(view: View, scrolled: int = 0) -> View:
+    """Open the wait under the cursor; `scrolled` lines of it are above the screen."""
+    return replace(view, stuck=replace(view.stuck, opened=True, scrolled=scrolled))
+
+
+def at_box(view: View, path: Path) -> View:
+    """Move the cursor of the icicle."""
+    return replace(view, flame=replace(view.flame, cursor=path))
+
+
+def zoomed_in(view: View, path: Path) -> View:
+    """Zoom the icicle into that box."""
+    return replace(view, flame=FlameView(path, path))
+
+
+def scrolled_to(view: View, line: int) -> View:
+    return replace(view, scrolled=line)
+
+
+def zoomed_or_not(view: View) -> View:
+    """Zoom the focused pane, or not; some have the whole screen already."""
+    return replace(view, zoomed=not view.zoomed and view.focus not in WHOLE_SCREEN)
+
+
+def shaped(view: View, shape: Shape) -> View:
+    """Give the tree another shape. Its paths change, so nothing stays open."""
+    focus = TREE if view.focus == SITE else view.focus
+    return replace(view, tree=TreeView(shape), flame=FlameView(), path=(), focus=focus)
+
+
+def inverted(view: View) -> View:
+    return shaped(view, view.tree.shape._replace(inverted=not view.tree.shape.inverted))
+
+
+def only_frames(view: View, frames: str) -> View:
+    """Show only kernel or only user frames, or both again."""
+    return shaped(view, view.tree.shape._replace(frames="both" if view.tree.shape.frames == frames else frames))
+
+
+def machinery_or_not(view: View) -> View:
+    return shaped(view, view.tree.shape._replace(machinery=not view.tree.shape.machinery))
+
+
+def by_object_or_not(view: View) -> View:
+    return shaped(view, view.tree.shape._replace(objects=not view.tree.shape.objects))
+
+
+def at_branch(view: View, path: Path, line: int) -> View:
+    """Move the cursor of the tree to `path`, on that line of the pane."""
+    return replace(view, tree=replace(view.tree, cursor=path, line=line))
+
+
+def branch_opened(view: View, path: Path) -> View:
+    opened = tree.opened_with(view.tree.opened, path)
+    return replace(view, tree=replace(view.tree, opened=opened, closed=view.tree.closed - {path}))
+
+
+def branch_closed(view: View, path: Path) -> View:
+    opened = tree.closed(view.tree.opened, path)
+    return replace(view, tree=replace(view.tree, opened=opened, closed=(view.tree.closed - opened) | {path}))
+
+
+def all_opened(view: View, paths: Iterable[Path]) -> View:
+    return replace(view, tree=replace(view.tree, opened=frozenset(paths), closed=frozenset()))
+
+
+def grown(view: View, large: Iterable[Path]) -> View:
+    """Open branches that have become large, unless the user closed them."""
+    more = frozenset(path for path in large if not any(path[: len(shut)] == shut for shut in view.tree.closed))
+    if more <= view.tree.opened:
+        return view
+    return replace(view, tree=replace(view.tree, opened=view.tree.opened | more))

@@ -1,0 +1,112 @@
+"""Accounts for the screen: of the selection, the rows of the list, and the machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offtop.model.aggregate.account import (
+    NO_LEFT,
+    Account,
+    Accounts,
+    Left,
+    accounts,
+    blocked,
+    explained,
+    unexplained_pct,
+)
+from offtop.model.aggregate.budget import Budget, budget
+from offtop.model.aggregate.pool import Pool
+from offtop.model.aggregate.rows import cgroup_of
+from offtop.model.aggregate.selection import Parts
+from offtop.model.values.catalog import Book
+from offtop.model.values.snapshot import Filters, Machine
+from offtop.model.viewmodel.view import View
+from offtop.model.windows.breakdown import Leaf
+from offtop.model.windows.history import Kept
+from offtop.model.windows.window import machine_over
+
+
+@dataclass(frozen=True, slots=True)
+class AccountPicture:
+    """Where the time of the selection went: a process, a pool or a thread."""
+
+    account: Account
+    parts: Sequence[tuple[Leaf, int]]
+    """Blocked and runnable ns of each leaf, longest first, without any filter or mute."""
+    left: Left
+    """What explains the residue."""
+    is_known: bool
+    """Whether running time is known: old recordings have none."""
+    budget: Budget | None
+    """Of a process or pool."""
+
+    @property
+    def lines(self) -> int:
+        """Lines on the screen: a bar, its figures, and the budget."""
+        return 2 + len(self.budget.lines if self.budget else []) if self.is_known else 1
+
+
+class Seconds:
+    """Accounts of the spans on the screen; caches the last of each."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[object, Accounts]] = {}
+
+    def of_all(self, over: Sequence[Kept], what: str = "over", whole: bool = True) -> Accounts:
+        key = (over[0].number, over[-1].number, over[-1].at_ns)
+        known = self._known.get(what)
+        if known is None or known[0] != key:
+            known = self._known[what] = key, accounts([tick.window for tick in over], whole)
+        return known[1]
+
+    def of_selection(self, view: View, over: Sequence[Kept], parts: Parts) -> AccountPicture | None:
+        """Return the account of the selection; None if nothing is selected.
+
+        `parts` is all its time.
+        """
+        pid, tid = view.subject_ids
+        if pid is None:
+            return None
+        every, book = self.of_all(over), over[-1].facts.book
+        pool = view.pool if tid is None else None
+        account = _of_pool(every, pool, book) if pool else every.of(pid, tid)
+        machine, filters = machine_over([tick.facts for tick in over]), over[-1].facts.filters
+        left = explained(account.residue_ns, every.of(None).residue_ns, machine) if _is_all(filters) else NO_LEFT
+        times = blocked(parts)
+        idle_ns = sum(ns for leaf, ns in times if leaf.idle)
+        is_known = machine.cpus > 0 or over[-1].facts.sampling is not None
+        check = budget(account, idle_ns, every.span_ns, view.rate_of(pid)) if is_known and tid is None else None
+        return AccountPicture(account, times, left, is_known, check)
+
+    def of_list(self, view: View, over: Sequence[Kept]) -> Accounts | None:
+        """Return the accounts of what the list may contain, if it shows them."""
+        if not view.lists_account:
+            return None
+        every, book = self.of_all(over), over[-1].facts.book
+        pid, group, pool = view.scope.pid, view.group, view.pool
+        if pool is not None:
+            return every.only(lambda key: pool.holds(key, book))
+        if pid is not None:
+            return every.of_process(pid)
+        return every if group is None else every.only(lambda key: cgroup_of(key.pid, book) == group[0])
+
+    def unexplained_pct(self, newest: Kept) -> float:
+        """Return the CPU time of a tick that neither threads nor interrupts nor steal account for.
+
+        It is 0 if that is unknown.
+        """
+        machine: Machine = newest.facts.machine
+        if not machine.cpus or not _is_all(newest.facts.filters):
+            return 0.0
+        return unexplained_pct(self.of_all([newest], "newest", whole=False), machine)
+
+
+def _of_pool(every: Accounts, pool: Pool, book: Book) -> Account:
+    return every.only(lambda key: pool.holds(key, book)).of(None)
+
+
+def _is_all(filters: Filters) -> bool:
+    """Return whether every thread is counted.
+
+    If not, the steal of the counted ones is unknown.
+    """
+    return not (filters.pids or filters.tids or filters.cgroup or filters.who != "all")

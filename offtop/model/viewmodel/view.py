@@ -1,0 +1,477 @@
+"""View: what the user chose to look at. Each key makes the next View from it.
+
+What keys do in the list is in drilling.py, in other panes in panes.py. Here is what they have in common, and what
+applies to the whole screen.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from offtop.model.aggregate.budget import Rate
+from offtop.model.aggregate.filter import NOTHING, Filter, exactly
+from offtop.model.aggregate.pool import Pool
+from offtop.model.aggregate.rows import ACCOUNT_SORTS, CHANGE, NO_CGROUP, SORTS, WAITING, Key
+from offtop.model.aggregate.steps import Path, Shape
+from offtop.model.aggregate.waker_rows import WakerKey
+from offtop.model.classify.causes import Reason
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import OUTSIDE, Filters
+from offtop.model.values.wake import DEFAULT_DEPTH, OFFCPU, WAKEUP, Object
+from offtop.model.viewmodel.outlier_list import Which
+from offtop.model.windows.baseline import Baseline
+from offtop.model.windows.breakdown import ALL, Scope
+from offtop.units import NS_PER_S
+
+SINCE_START = 0
+SPANS_NS = (NS_PER_S, 10 * NS_PER_S, 60 * NS_PER_S, SINCE_START)
+"""Spans of the numbers; `w` steps through them."""
+SHORTEST_DELAY_NS, LONGEST_DELAY_NS = NS_PER_S // 10, 60 * NS_PER_S
+
+CATEGORIES, LIST, TREE, SITE, LATENCY, FLAME = "categories", "list", "tree", "site", "latency", "flame"
+STUCK, OUTLIERS = "stuck", "outliers"
+"""Panes that can have the focus."""
+WHOLE_SCREEN = (FLAME, STUCK, OUTLIERS)
+"""Those that take the whole screen."""
+AUTO, HISTOGRAM, HEATMAP, OFF = "auto", "histogram", "heatmap", "off"
+"""What the latency pane shows; AUTO: the histogram if there is room beside the categories."""
+LATENCIES = (AUTO, HISTOGRAM, HEATMAP, OFF)
+NAMES = ("comm", "cmdline", "cgroup")
+"""What processes are called; `c` steps through them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeView:
+    """The stack tree. Open branches are kept by path, while numbers and lines change."""
+
+    shape: Shape = Shape()
+    opened: frozenset[Path] = frozenset()
+    closed: frozenset[Path] = frozenset()
+    """Closed by the user: they do not open by themselves, however large they get."""
+    cursor: Path = ()
+    line: int = 0
+    """Line of the pane that the cursor stays on while the tree moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlameView:
+    """The icicle."""
+
+    zoom: Path = ()
+    cursor: Path = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StuckView:
+    """The waits in progress."""
+
+    cursor: ThreadKey | None = None
+    """Thread under the cursor; None: that of the oldest wait."""
+    opened: bool = False
+    """Whether its wait has the whole pane."""
+    scrolled: int = 0
+    """Lines of that wait above the screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutliersView:
+    """The outliers."""
+
+    cursor: Which | None = None
+    """Group under the cursor, or last opened; None: the newest."""
+    opened: bool = False
+    """Whether it has the whole pane."""
+    scrolled: int = 0
+    """Lines of it above the screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of the heat map."""
+
+    end_ns: int
+    """CLOCK_MONOTONIC of the end of its column."""
+    row: int
+    """Counted from the shortest waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    filters: Filters = Filters()  # immutable, as all values are
+    """What the BPF programs were told to count, without narrowing to the pin."""
+    delay_ns: int = NS_PER_S
+    mode: str = OFFCPU
+    """What is shown: one of wake.MODES."""
+    depth: int = DEFAULT_DEPTH
+    """Maximum number of wakers in a chain."""
+    span_ns: int = 10 * NS_PER_S
+    """One of SPANS_NS."""
+    category: str = ALL
+    """Category under the cursor; the other panes show it."""
+    pid: int | None = None
+    """Selected process."""
+    pool: Pool | None = None
+    """Selected pool; all panes show its threads."""
+    thread: ThreadKey | None = None
+    """Selected thread."""
+    wakers: tuple[WakerKey, ...] = ()
+    """Selected waking process, and one of its threads. All panes show the waits that the last one ended."""
+    object: Object | None = None
+    """Selected object; all panes show waits on it."""
+    objects: bool = False
+    """Whether the list shows objects waited on, if they are gathered."""
+    reason: Reason | None = None
+    """Selected cause; all panes show waits with it."""
+    reasons: bool = False
+    """Whether the list shows causes."""
+    way: tuple[str, ...] = ()
+    """Order in which these were selected; some may no longer be."""
+    path: Path = ()
+    """Selected branch of the tree."""
+    focus: str = CATEGORIES
+    """Pane that has the focus."""
+    came_from: str = CATEGORIES
+    """Pane that had the focus before one that takes the whole screen."""
+    cursor: Key | None = None
+    """Row of the list under the cursor; None: the first."""
+    threads: bool = False
+    """Whether the list shows threads even if no process is selected."""
+    unfolded: bool = False
+    """Whether threads of pools are listed one by one."""
+    rate: Rate | None = None
+    """Request rate given by the user."""
+    rate_pid: int | None = None
+    """Process that it belongs to; None: whichever is selected."""
+    account: bool = False
+    """Whether the list shows accounts instead of wait times."""
+    cgroups: bool = False
+    """Whether the list shows containers, units and other cgroups."""
+    group: tuple[str, Filter] | None = None
+    """Selected cgroup, and the filter before that."""
+    sort: str = "WAITING"
+    """One of rows.SORTS."""
+    account_sort: str = ACCOUNT_SORTS[0]
+    """One of rows.ACCOUNT_SORTS: for the list while it shows accounts."""
+    reverse: bool = False
+    idle_shown: bool = False
+    pin: str | int | ThreadKey | None = None
+    """Cgroup path, pid or thread that stays on top."""
+    narrowed: bool = False
+    """Whether only the pin is counted in the kernel."""
+    paused_at_ns: int | None = None
+    """CLOCK_MONOTONIC of the last tick shown; None while live."""
+    tree: TreeView = field(default_factory=TreeView)
+    flame: FlameView = field(default_factory=FlameView)
+    stuck: StuckView = field(default_factory=StuckView)
+    outliers: OutliersView = field(default_factory=OutliersView)
+    triggers: tuple[str, ...] = ()
+    """What outliers are found by; empty in a recording."""
+    latency: str = AUTO
+    cell: Cell | None = None
+    """Selected cell of the heat map; None: in the latest column."""
+    zoomed: bool = False
+    """Whether the focused pane has the whole screen."""
+    names: str = NAMES[0]
+    filter: Filter = NOTHING
+    """Only waits and rows that pass it are shown."""
+    user: str = ""
+    """Only processes of this user are shown; empty: all."""
+    found: str = ""
+    """The search that became the filter."""
+    search: str = ""
+    """Lines that contain this are marked."""
+    muted: tuple[Filter, ...] = ()
+    """Filters for waits that the user has muted: in no table, but counted in the header."""
+    hidden: frozenset[str] = frozenset()
+    """Columns and panes that are not shown, by title."""
+    scrolled: int = 0
+    """Lines of the site pane above the screen."""
+    baseline: Baseline | None = None
+    """What the user marked as normal."""
+    diff: bool = False
+    """Whether everything shown is compared with the baseline."""
+
+    @property
+    def compared(self) -> Baseline | None:
+        """Baseline to compare with, if comparison is on."""
+        return self.baseline if self.diff else None
+
+    @property
+    def scope(self) -> Scope:
+        """Which waits the list covers."""
+        blocked = self.mode != OFFCPU
+        if self.thread is not None:
+            return Scope(self.category, self.thread.pid, self.thread.tid, self.idle_shown, blocked)
+        return Scope(self.category, self.pid, None, self.idle_shown, blocked)
+
+    @property
+    def subject_ids(self) -> tuple[int | None, int | None]:
+        """pid and tid of the selection."""
+        if self.thread is not None:
+            return self.thread.pid, self.thread.tid
+        return (self.pool.pid if self.pool is not None else self.pid), None
+
+    def rate_of(self, pid: int) -> Rate | None:
+        return self.rate if self.rate_pid in (None, pid) else None
+
+    @property
+    def waker(self) -> WakerKey | None:
+        return self.wakers[-1] if self.wakers else None
+
+    @property
+    def drilled(self) -> str:
+        """Which of these was selected last and still is; empty: none."""
+        those = {
+            "pid": self.pid is not None,
+            "pool": self.pool is not None,
+            "object": self.object is not None,
+            "reason": self.reason is not None,
+            "wakers": bool(self.wakers),
+            "thread": self.thread is not None,
+        }
+        known = [name for name in those if name not in self.way]
+        return next((name for name in reversed((*known, *self.way)) if those[name]), "")
+
+    @property
+    def is_at_waker(self) -> bool:
+        """Whether the selected waker leads to its tree, since there is no list of its threads."""
+        waker = self.waker
+        return self.mode == WAKEUP and waker is not None and bool(waker.tid or not waker.pid)
+
+    @property
+    def lists_objects(self) -> bool:
+        return self.objects and self.object is None and not self.lists_reasons
+
+    @property
+    def lists_reasons(self) -> bool:
+        return self.reasons and self.reason is None
+
+    @property
+    def lists_wakers(self) -> bool:
+        return self.mode == WAKEUP and not (self.lists_objects or self.lists_reasons)
+
+    @property
+    def lists_waking_threads(self) -> bool:
+        """Whether wakers are listed by thread."""
+        return self.threads or bool(self.wakers)
+
+    @property
+    def lists_sleepers(self) -> bool:
+        return not (self.lists_wakers or self.lists_objects or self.lists_reasons)
+
+    @property
+    def lists_threads(self) -> bool:
+        return self.lists_sleepers and (self.pid is not None or (self.threads and not self.cgroups))
+
+    @property
+    def lists_cgroups(self) -> bool:
+        return self.lists_sleepers and self.cgroups and self.pid is None
+
+    @property
+    def lists_account(self) -> bool:
+        return self.account and self.lists_sleepers
+
+    @property
+    def sorts(self) -> tuple[str, ...]:
+        """What the list can be sorted by."""
+        if self.lists_account:
+            return ACCOUNT_SORTS
+        return SORTS if self.compared else tuple(sort for sort in SORTS if sort != CHANGE)
+
+    @property
+    def list_sort(self) -> str:
+        """What the list is sorted by."""
+        return self.account_sort if self.lists_account else self.table_sort
+
+    @property
+    def table_sort(self) -> str:
+        """What the categories are sorted by."""
+        return WAITING if self.sort == CHANGE and not self.compared else self.sort
+
+    @property
+    def asked(self) -> Filters:
+        """What the kernel should count."""
+        if not self.narrowed or self.pin is None:
+            return self.filters
+        if isinstance(self.pin, str):
+            return replace(self.filters, cgroup=self.pin)
+        if isinstance(self.pin, ThreadKey):
+            if self.pin.pid == OUTSIDE:  # its tids may belong to other threads here
+                return replace(self.filters, pids=(OUTSIDE,), tids=())
+            return replace(self.filters, pids=(), tids=(self.pin.tid,))
+        return replace(self.filters, pids=(self.pin,), tids=())
+
+
+def about(view: View, **changes: object) -> View:
+    """Change the selection; what was opened and chosen in the old one is dropped."""
+    return replace(
+        view,
+        **{  # pyright: ignore[reportArgumentType]  # fields of View, as the callers below give them
+            "tree": TreeView(view.tree.shape),
+            "flame": FlameView(),
+            "cell": None,
+            "path": (),
+            "scrolled": 0,
+            "focus": TREE if view.focus == SITE else view.focus,
+            **changes,
+        },
+    )
+
+
+def into(view: View, what: str, **changes: object) -> View:
+    """Go one level down, into `what` of View.way."""
+    return about(view, way=(*way_without(view, what), what), **changes)
+
+
+def out_of(view: View, what: str, **changes: object) -> View:
+    """Go up again."""
+    return about(view, way=way_without(view, what), **changes)
+
+
+def way_without(view: View, what: str) -> tuple[str, ...]:
+    """Return View.way without `what`."""
+    return tuple(name for name in view.way if name != what)
+
+
+def out_of_waker(view: View) -> View:
+    """Go from a thread to the wakers of its process, and from these to all wakers."""
+    if view.mode != WAKEUP:
+        return out_of(view, "wakers", wakers=(), focus=LIST)
+    above = view.wakers[:-1]
+    way = view.way if above else way_without(view, "wakers")
+    return about(view, wakers=above, cursor=view.waker, focus=LIST, way=way)
+
+
+def next_pane(view: View, panes: Iterable[str], step: int) -> View:
+    """Focus the next of `panes`, the visible ones."""
+    every = [*panes]
+    index = every.index(view.focus) if view.focus in every else -1
+    if every == [view.focus]:
+        return replace(in_pane(view, CATEGORIES), zoomed=False)
+    return in_pane(view, every[(index + step) % len(every)]) if every else view
+
+
+def in_pane(view: View, pane: str) -> View:
+    """Focus `pane`."""
+    zoomed = view.zoomed and pane not in WHOLE_SCREEN
+    if pane == SITE or view.focus != SITE:
+        return replace(view, focus=pane, zoomed=zoomed)
+    return replace(view, focus=pane, path=(), zoomed=zoomed)
+
+
+def next_span(view: View) -> View:
+    return replace(view, span_ns=SPANS_NS[(SPANS_NS.index(view.span_ns) + 1) % len(SPANS_NS)])
+
+
+def sorted_by(view: View, sort: str) -> View:
+    """Sort by `sort`, largest first (names and pids ascending), and go to the first row.
+
+    If the list has no such column, only the categories are sorted.
+    """
+    if sort not in view.sorts:
+        return view if sort == CHANGE else replace(view, sort=sort)
+    if view.lists_account:
+        return replace(view, account_sort=sort, reverse=False, cursor=None)
+    return replace(view, sort=sort, reverse=False, cursor=None)
+
+
+def next_sort(view: View, step: int) -> View:
+    return sorted_by(view, view.sorts[(view.sorts.index(view.list_sort) + step) % len(view.sorts)])
+
+
+def reversed_order(view: View) -> View:
+    return replace(view, reverse=not view.reverse)
+
+
+def idle_or_not(view: View) -> View:
+    return replace(view, idle_shown=not view.idle_shown)
+
+
+def marked(view: View, baseline: Baseline) -> View:
+    """Mark the baseline."""
+    return replace(view, baseline=baseline)
+
+
+def compared_or_not(view: View) -> View:
+    """Switch comparison with the baseline on or off."""
+    return replace(view, diff=not view.diff)
+
+
+def pinned(view: View, key: str | int | ThreadKey) -> View:
+    """Pin `key`, or unpin it; the kernel counts everything again."""
+    return replace(view, pin=None if view.pin == key else key, narrowed=False)
+
+
+def narrowed_or_widened(view: View) -> View:
+    """Count only the pin in the kernel, or everything again."""
+    return replace(view, narrowed=not view.narrowed and view.pin is not None)
+
+
+def live(view: View) -> View:
+    return replace(view, paused_at_ns=None)
+
+
+def paused_at(view: View, at_ns: int) -> View:
+    """Show the tick at `at_ns`."""
+    return replace(view, paused_at_ns=at_ns)
+
+
+def with_delay(view: View, delay_ns: int) -> View:
+    """Set the delay. Raises ValueError outside 0.1 to 60 s."""
+    if not SHORTEST_DELAY_NS <= delay_ns <= LONGEST_DELAY_NS:
+        raise ValueError(delay_ns)
+    return replace(view, delay_ns=delay_ns)
+
+
+def with_minimum(view: View, min_ns: int) -> View:
+    return replace(view, filters=replace(view.filters, min_ns=min_ns))
+
+
+def next_names(view: View) -> View:
+    return replace(view, names=NAMES[(NAMES.index(view.names) + 1) % len(NAMES)])
+
+
+def next_latency(view: View, shown: str) -> View:
+    """Switch to what follows `shown`, which AUTO resolved to: histogram, heat map, off."""
+    after = {HISTOGRAM: HEATMAP, HEATMAP: OFF, OFF: HISTOGRAM}[shown]
+    focus = LATENCY if after == HEATMAP else CATEGORIES if view.focus == LATENCY else view.focus
+    return in_pane(replace(view, latency=after, cell=None), focus)
+
+
+def with_latency(view: View, latency: str) -> View:
+    return replace(view, latency=latency, focus=CATEGORIES if view.focus == LATENCY else view.focus, cell=None)
+
+
+def at_cell(view: View, cell: Cell | None) -> View:
+    """Move the cursor of the heat map."""
+    return in_pane(replace(view, cell=cell), LATENCY)
+
+
+def searched(view: View, text: str) -> View:
+    return replace(view, search=text)
+
+
+def filtered(view: View, chosen: Filter, found: str = "") -> View:
+    """Set the filter; `found` is the search that it came from."""
+    return about(view, filter=chosen, found=found, search="", cursor=None, group=None)
+
+
+def in_cgroup(path: str) -> Filter:
+    """Return the filter for what is in a cgroup of the list."""
+    return exactly("cgroup", "" if path == NO_CGROUP else path)
+
+
+def of_user(view: View, user: str) -> View:
+    return about(view, user=user, cursor=None)
+
+
+def muted_or_not(view: View, what: Filter) -> View:
+    """Mute `what`, or unmute it if it is muted."""
+    if any(one.text == what.text for one in view.muted):
+        return replace(view, muted=tuple(one for one in view.muted if one.text != what.text))
+    category = ALL if view.focus == CATEGORIES else view.category
+    return about(view, muted=(*view.muted, what), category=category, cursor=None)
+
+
+def shown_or_hidden(view: View, title: str) -> View:
+    """Hide or show a column or pane."""
+    return replace(view, hidden=view.hidden ^ {title})

@@ -1,0 +1,150 @@
+"""Baseline: a span of the past that the user marked as normal.
+
+It has a few parts, and what their ids refer to. It is self-contained: it needs neither the History that it was taken
+from nor the file of a recording.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from itertools import pairwise
+
+from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.snapshot import Filters, Sampling
+from offtop.model.values.stack import Frame, Names, nameless
+from offtop.model.values.table import SITES, SiteKeys, table_of
+from offtop.model.values.wake import level
+from offtop.model.windows.breakdown import Idle, Shares, shares
+from offtop.model.windows.history import Kept
+from offtop.model.windows.window import Window, merge, sampling_over
+from offtop.units import NS_PER_S
+
+LEAST_NS = 60 * NS_PER_S
+"""Minimum length of what is marked as normal, if so much was recorded."""
+PARTS = 6
+"""The variation between parts is the variation of the baseline."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Baseline:
+    parts: Sequence[tuple[int, Shares]]
+    """Length and time of each part. A wait that outlasts its part is counted at its site at the end of the part, as in
+    the compared span."""
+    book: Book
+    names: Names
+    mode: str
+    """What was gathered in all of it, one of wake.MODES."""
+    began_ns: int
+    """CLOCK_REALTIME."""
+    taken_ns: int
+    """CLOCK_REALTIME of its end."""
+    filters: Filters
+    """What was counted in its last part."""
+    sampling: Sampling | None
+    """Of all of it; None: every wait was recorded."""
+    lost: Mapping[str, int]
+    """Records lost in the kernel, by kind."""
+    file: str = ""
+    """Raw name of the recording that it is from; empty if it was marked live, so that its pids are still valid."""
+
+    @property
+    def span_ns(self) -> int:
+        return sum(span_ns for span_ns, _ in self.parts)
+
+    @property
+    def spans_ns(self) -> tuple[int, ...]:
+        return tuple(span_ns for span_ns, _ in self.parts)
+
+    @cached_property
+    def threads(self) -> frozenset[ThreadKey]:
+        """All threads that waited in it."""
+        return frozenset(ThreadKey(*ids) for _, some in self.parts for ids in {*map(tuple, some.ids[:, :2].tolist())})
+
+
+def baseline_of(parts: Sequence[Window], idle: Idle, names: Names, file: str = "") -> Baseline:
+    """Create a baseline from consecutive windows, earliest first (at least one)."""
+    last = parts[-1]
+    book = _kept(last.book, parts)
+    return Baseline(
+        [(one.span_ns, shares(one, idle)) for one in parts],
+        book,
+        KnownNames(names, {frame for stack in book.stacks.values() for frame in stack.frames}),
+        min((one.mode for one in parts), key=level),
+        parts[0].taken_ns - parts[0].span_ns,
+        last.taken_ns,
+        last.filters,
+        sampling_over(parts),
+        sum((Counter(one.lost) for one in parts), Counter[str]()),
+        file,
+    )
+
+
+def parts_of(ticks: Sequence[Kept]) -> list[Window]:
+    """Merge `ticks` into at most PARTS windows.
+
+    One tick is unpacked at a time, since together they are too large.
+    """
+    count = min(PARTS, len(ticks))
+    ends = [len(ticks) * number // count for number in range(count + 1)]
+    return [
+        reduce(lambda window, tick: merge([window, tick.window]), ticks[begin + 1 : end], ticks[begin].window)
+        for begin, end in pairwise(ends)
+    ]
+
+
+def _kept(book: Book, windows: Iterable[Window]) -> Book:
+    """Copy what `book` has for `windows`: its owner may drop it, and pids may be reused."""
+    sites, threads = set[tuple[int, ...]](), set[ThreadKey]()
+    for window in windows:
+        sites.update(map(tuple, table_of(SITES, window.sites).ids[:, 2:].tolist()), _places(window.still))
+        threads.update(key for key, _ in window.each_thread())
+        threads.update(key.thread for key in window.sites)
+    wakes = {wake: book.wake(wake) for _, _, wake in sites}
+    stacks = {stack for kernel, user, _ in sites for stack in (kernel, user)}
+    stacks = stacks.union(*(wake.stacks for wake in wakes.values()))
+    wakers = {one.waker for one in wakes.values()}
+    threads |= {ThreadKey(waker.pid, waker.tid) for waker in wakers}
+    pids = {key.pid for key in threads}
+    return Book(
+        {one: book.stack(one) for one in stacks},
+        wakes,
+        {key: book.comm(key) for key in threads},
+        {pid: book.process(pid) for pid in pids},
+        {pid: details for pid in pids if (details := book.details.get(pid)) is not None},
+        ends=dict(book.ends),
+    )
+
+
+def _places(still: SiteKeys) -> Iterable[tuple[int, ...]]:
+    return map(tuple, still.ids[:, 2:].tolist())
+
+
+class KnownNames:
+    """Names of frames, kept after their source has dropped them. Implements stack.Names."""
+
+    def __init__(self, names: Names, frames: Iterable[Frame]) -> None:
+        self._names = names
+        self._asked = names.version
+        self._known: dict[Frame, str] = {}
+        self._unnamed = {*frames}
+        self._version = 0
+        self._look()
+
+    @property
+    def version(self) -> int:
+        if self._unnamed and self._names.version != self._asked:
+            self._asked = self._names.version
+            self._version += self._look()
+        return self._version
+
+    def of(self, frame: Frame) -> str:
+        return self._known.get(frame) or self._names.of(frame)
+
+    def _look(self) -> bool:
+        """Return whether any frame has got a name."""
+        found: Mapping[Frame, str] = {frame: self._names.of(frame) for frame in self._unnamed}
+        named = {frame: name for frame, name in found.items() if name != nameless(frame)}
+        self._known |= named
+        self._unnamed -= named.keys()
+        return bool(named)

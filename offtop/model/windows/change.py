@@ -1,0 +1,234 @@
+"""Change: what one tick changed in a snapshot.
+
+All snapshots can be rebuilt from their changes.
+
+Its size depends on what happened, not on what exists. A complete snapshot is a change, too: that of an empty one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+
+import numpy as np
+
+from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.moves import NO_MOVES, NOW, SINCE, WAS, Moves
+from offtop.model.values.running import Running
+from offtop.model.values.snapshot import (
+    EXITED,
+    Bound,
+    Cost,
+    Filters,
+    Holder,
+    Machine,
+    Move,
+    Sampling,
+    Snapshot,
+    ThreadTotals,
+    Waiting,
+)
+from offtop.model.values.stack import NO_STACK
+from offtop.model.values.table import SITES, THREADS, Ints, K, Kind, V, integers, table_of
+from offtop.model.values.wake import NO_WAKE, Storm
+from offtop.model.values.within import NO_CALLS, Calls
+from offtop.model.windows.window import finished
+
+WAITING_FIELDS = 9
+"""pid, tid, kernel, user, left_ns, from_ns, runqueue_ns, preempted, wake."""
+BEGUN_FIELDS = 11
+"""since_ns, bound, state, call, six arguments (as signed 64-bit), user stack read from outside. A call with unknown
+arguments is stored as -2 - call."""
+NO_ARGUMENTS = (0, 0, 0, 0, 0, 0)
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What was added to threads, or to sites."""
+
+    ids: Ints
+    """(n, fields of a key)"""
+    numbers: Ints
+    """(n, totals without histogram); the last is the longest wait of the tick, not a difference."""
+    lanes: Ints
+    """(n, 40)"""
+    gone: Ints
+    """(m, fields of a key): evicted, before the others are added."""
+    longest_ns: Ints
+    """(n,) The longest wait of each since its source began, in the change of an empty snapshot; otherwise empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    taken_ns: int
+    at_ns: int
+    threads: Rows
+    sites: Rows
+    waiting: Ints
+    """(n, 9) Waits in progress that are new or changed."""
+    begun: Ints
+    """(n, 11) How those waits began; (0, 11) if that was not recorded."""
+    ended: Ints
+    """(m, 2) pid, tid of threads that are no longer in a wait."""
+    lost: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Running counts, as in the snapshot."""
+    cost: Cost = Cost()
+    machine: Machine = Machine()
+    mode: str = "offcpu"
+    door: str = ""
+    filters: Filters = Filters()
+    storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
+    """Running totals, as in the snapshot."""
+    moves: Moves = NO_MOVES
+    """Since the previous snapshot."""
+    calls: Calls = NO_CALLS
+    """Running totals, as in the snapshot."""
+    holders: Mapping[ThreadKey, Holder] = field(default_factory=dict[ThreadKey, Holder])
+    """Holders of the kernel locks that threads in `waiting` wait for, if known."""
+    sampling: Sampling | None = None
+    """Running totals, as in the snapshot."""
+
+    @property
+    def wakes(self) -> set[int]:
+        """Ids of its wakes."""
+        moved = self.moves.rows[:, [NOW - 1, SINCE - 1]].ravel()
+        ids = np.unique(np.concatenate((self.sites.ids[:, -1], self.waiting[:, -1], moved)))
+        return {*ids.tolist(), *self.storms}.difference((NO_WAKE,))
+
+    @property
+    def stacks(self) -> set[int]:
+        """Ids of its stacks, without those of its wakes."""
+        moved = (self.moves.rows[:, at + 2 : at + 4].ravel() for at in (WAS, NOW))
+        ids = self.sites.ids[:, 2:4].ravel(), self.waiting[:, 2:4].ravel(), self.begun[:, -1]
+        return {*np.concatenate((*ids, *moved)).tolist()}
+
+
+NOTHING = Snapshot(0, 0)
+
+
+def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = None) -> Change:
+    """Return what changed from `earlier` to `later` of one source.
+
+    If `earlier` is NOTHING, that is all of `later`.
+
+    `moves` are as in window.between.
+    """
+    before, now = earlier.waiting, later.waiting
+    waiting = [one for key, one in now.items() if before.get(key) is not one]
+    return Change(
+        later.taken_ns,
+        later.at_ns,
+        _rows(THREADS, earlier.threads, later.threads, earlier is NOTHING),
+        _rows(SITES, earlier.sites, later.sites, earlier is NOTHING),
+        *numbers_of(waiting),
+        integers([key for key in before if key not in now], 2),
+        later.lost,
+        later.cost,
+        later.machine,
+        later.mode,
+        later.door,
+        later.filters,
+        later.storms,
+        NO_MOVES if earlier is NOTHING else Moves.of(later.moves if moves is None else moves),
+        later.calls,
+        {one.site.thread: one.holder for one in waiting if one.holder.tid},
+        later.sampling,
+    )
+
+
+def numbers_of(waits: Sequence[Waiting]) -> tuple[Ints, Ints]:
+    """Return the WAITING_FIELDS and BEGUN_FIELDS of each wait; `waiting_of` reads them."""
+    sites = integers([one.site for one in waits], SITES.width)
+    times = integers([one[1:5] for one in waits], 4)
+    calls = [one.call if one.arguments or one.call < 0 else -2 - one.call for one in waits]
+    began = integers([(*one[5:8], call) for one, call in zip(waits, calls, strict=True)], 4)
+    words = chain.from_iterable(one.arguments or NO_ARGUMENTS for one in waits)
+    arguments = np.fromiter(words, np.uint64, len(NO_ARGUMENTS) * len(waits)).view(np.int64)
+    users = integers([(one.user,) for one in waits], 1)
+    where = np.concatenate((sites[:, :4], times, sites[:, 4:]), axis=1)
+    return where, np.concatenate((began, arguments.reshape(-1, len(NO_ARGUMENTS)), users), axis=1)
+
+
+_UNKNOWN = (0, Bound.AT_LEAST, 0, -1, *NO_ARGUMENTS, NO_STACK)
+"""For a recording without this: the wait may be older than the recording knows."""
+
+
+def waiting_of(fields: Sequence[int], begun: Sequence[int]) -> Waiting:
+    """Return the wait that `numbers_of` wrote. Raises ValueError for an unknown bound."""
+    pid, tid, kernel, user, left_ns, from_ns, ready_ns, preempted, wake = fields
+    since_ns, bound, state, call, *arguments, read_user = begun
+    return Waiting(
+        SITES.key((pid, tid, kernel, user, wake)),
+        left_ns,
+        from_ns,
+        ready_ns,
+        bool(preempted),
+        since_ns,
+        Bound(bound),
+        state,
+        call if call >= -1 else -2 - call,
+        tuple(word & _WORD for word in arguments) if call >= 0 else (),
+        read_user,
+    )
+
+
+def _rows(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V], whole: bool) -> Rows:
+    if whole:
+        table = table_of(kind, later)
+        some = table.present
+        return Rows(
+            table.ids[some], table.numbers[some], table.lanes[some], integers([], kind.width), table.longest_ns[some]
+        )
+    ids, numbers, lanes, gone = finished(kind, earlier, later)
+    return Rows(ids, numbers, lanes, gone, np.empty(0, np.int64))
+
+
+class Replayed:
+    """Rebuilds snapshots from consecutive changes, beginning with that of an empty snapshot."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._threads: Running[ThreadKey, ThreadTotals] = Running(THREADS)
+        self._sites = Running(SITES)
+        self._waiting: dict[ThreadKey, Waiting] = {}
+
+    def add(self, one: Change, epoch: int = 0) -> Snapshot:
+        """Return the snapshot after `one`."""
+        self._book.has_programs = one.sampling is None
+        _add(self._threads, THREADS, one.threads, one.at_ns)
+        _add(self._sites, SITES, one.sites, one.at_ns)
+        for key in map(ThreadKey._make, one.ended.tolist()):
+            self._waiting.pop(key, None)
+        begun = one.begun.tolist() or repeat(_UNKNOWN)
+        for waiting in map(waiting_of, one.waiting.tolist(), begun):
+            key = waiting.site.thread
+            self._waiting[key] = waiting._replace(holder=one.holders[key]) if key in one.holders else waiting
+        return Snapshot(
+            taken_ns=one.taken_ns,
+            at_ns=one.at_ns,
+            threads=self._threads.frozen(),
+            sites=self._sites.frozen(),
+            waiting=dict(self._waiting),
+            book=self._book,
+            lost=one.lost,
+            cost=one.cost,
+            machine=one.machine,
+            storms=one.storms,
+            moves=[*one.moves],
+            mode=one.mode,
+            door=one.door,
+            filters=one.filters,
+            calls=one.calls,
+            sampling=one.sampling,
+            epoch=epoch,
+        )
+
+
+def _add(running: Running[K, V], kind: Kind[K, V], rows: Rows, at_ns: int) -> None:
+    if len(rows.longest_ns):
+        running.begin_with(rows.ids, rows.numbers, rows.lanes, rows.longest_ns, at_ns)
+        return
+    for ids in rows.gone.tolist():
+        running.move(kind.key(ids), kind.key((*EXITED, *ids[2:3], *[NO_STACK] * len(ids[3:]))))
+    running.begin_tick()
+    running.add(list(map(kind.key, rows.ids.tolist())), rows.numbers, rows.lanes, at_ns)

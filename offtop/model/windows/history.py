@@ -1,0 +1,484 @@
+"""History: a Window and its breakdown for each tick of the last minutes.
+
+It stays within a memory budget. A snapshot is added at every tick, whatever the screen does. The newest windows are
+kept as they are, older ones are packed into columns and compressed, and the oldest are dropped. One thread adds; any
+thread may read, since what is returned never changes.
+"""
+
+import zlib
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from threading import Lock
+
+import numpy as np
+
+from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.columns import of_table, packed, to_table, unpacked
+from offtop.model.values.histogram import LANES
+from offtop.model.values.moves import NO_MOVES, Moves
+from offtop.model.values.snapshot import Move, SiteTotals, Snapshot
+from offtop.model.values.table import (
+    MAX_NS,
+    NO_SITES,
+    SITES,
+    THREADS,
+    WAITS,
+    Ints,
+    Mask,
+    SiteKeys,
+    Table,
+    distinct_rows,
+    summed,
+    table_of,
+)
+from offtop.model.values.wake import OFFCPU, gathers
+from offtop.model.windows import rebuilt
+from offtop.model.windows.breakdown import SLEEP, Cut, Idle, Leaf, Part, Shares, cut, cut_of, shares
+from offtop.model.windows.idle_verdicts import NO_VERDICTS, Verdicts
+from offtop.model.windows.stuck import Past, Stuck, stuck
+from offtop.model.windows.window import Window, between, merge, moved_only
+from offtop.units import NS_PER_S
+
+HISTORY_NS = 600 * NS_PER_S
+HISTORY_BYTES = 40 * 1024 * 1024
+
+_UNPACKED_SHARE = 4
+"""Divisor of the budget: the part for windows that are not packed."""
+_CUT_KEPT_NS = 60 * NS_PER_S
+"""How long breakdowns by process are kept: as long as the longest rolling span."""
+
+_KEPT_BYTES = 4_000
+_PART_BYTES = 500
+"""Memory of one entry of a breakdown, with its keys and its share of the dicts. Measured with tracemalloc; a test
+checks it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A window's entries as compressed columns."""
+
+    rest: Window
+    """The window without its entries."""
+    columns: bytes
+
+    def window(self) -> Window:
+        columns = iter(unpacked(zlib.decompress(self.columns)))
+        sites, threads = to_table(SITES, columns), to_table(THREADS, columns)
+        still, moves = SiteKeys(next(columns)), Moves(next(columns))
+        return replace(self.rest, sites=sites, threads=threads, still=still, moves=moves)
+
+
+def pack(window: Window) -> Packed:
+    columns = [*of_table(SITES, window.sites), *of_table(THREADS, window.threads), window.still.ids]
+    rest = replace(window, sites={}, threads={}, still=NO_SITES, moves=NO_MOVES)
+    return Packed(rest, zlib.compress(packed([*columns, window.moves.rows]), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One tick of the past."""
+
+    number: int
+    """Consecutive number of the tick."""
+    taken_ns: int
+    """CLOCK_REALTIME of its end."""
+    at_ns: int
+    """CLOCK_MONOTONIC of its end."""
+    span_ns: int
+    bytes_held: int
+    """Estimate."""
+    leaves: Mapping[Leaf, Part]
+    """What timelines and heat maps draw."""
+    held: Window | Packed
+    idle: Idle
+    """What counted as idle in this tick."""
+    kept_cut: Cut | None
+    kept_moves: Moves | None
+    kept_shares: Shares | None
+    """Only for the newest tick, which is drawn most often: shares are as large as their window."""
+
+    @property
+    def window(self) -> Window:
+        return self.held.window() if isinstance(self.held, Packed) else self.held
+
+    @property
+    def facts(self) -> Window:
+        """The window, perhaps without its entries: for its cost, losses, filters and book."""
+        return self.held.rest if isinstance(self.held, Packed) else self.held
+
+    @classmethod
+    def of(cls, window: Window, idle: Idle, number: int = 0) -> "Kept":
+        """Build a tick from `window`, with bytes_held still 0."""
+        every = shares(window, idle)
+        made = cut_of(every, window.span_ns)
+        times = window.taken_ns, window.at_ns, window.span_ns
+        return cls(number, *times, 0, made.categories, window, idle, made, window.moves, every)
+
+    @property
+    def waits(self) -> list[list[int]]:
+        """Distinct (pid, wake id) of its waits."""
+        return np.unique(self.shares.ids[:, [0, 4]], axis=0).tolist()
+
+    @property
+    def moves(self) -> Moves:
+        return self.window.moves if self.kept_moves is None else self.kept_moves
+
+    @property
+    def shares(self) -> Shares:
+        return self.kept_shares or shares(self.window, self.idle)
+
+    @property
+    def cut(self) -> Cut:
+        return self.kept_cut or cut(self.window, self.idle)
+
+
+class History:
+    """The last `max_ns` in at most `max_bytes`, and everything since the start as one window."""
+
+    def __init__(
+        self,
+        idle: Iterable[str],
+        is_periodic: Callable[[Ints], Mask],
+        max_ns: int = HISTORY_NS,
+        max_bytes: int = HISTORY_BYTES,
+        verdicts: Callable[[Iterable[Ints], Book], Verdicts] = lambda _, __: NO_VERDICTS,
+    ) -> None:
+        """Create an empty history.
+
+        `idle` names the categories that are always idle. `is_periodic` decides for each histogram of a `sleep` site, a
+        row of lanes over everything seen of it, whether the sleep is periodic. `verdicts` applies the rules to sites'
+        ids (Diagnoser.verdicts); it is called in the thread that adds.
+        """
+        self._idle = frozenset(idle)
+        self._verdicts = verdicts
+        self._newest_verdicts = NO_VERDICTS
+        self._is_periodic = is_periodic
+        self._max_ns = max_ns
+        self._max_bytes = max_bytes
+        self._lock = Lock()
+        self._kept: deque[Kept] = deque()
+        self._number = 0
+        """Number of the newest tick."""
+        self._unpacked = 0
+        """How many of the newest ticks are not packed."""
+        self._with_cut = 0
+        """How many of the newest ticks have their breakdown."""
+        self._unpacked_bytes = 0
+        self._bytes = 0
+        self._first: Snapshot | None = None
+        self._before_wakers: Snapshot | None = None
+        """The last snapshot before more was gathered than until then."""
+        self._early_moves: list[Move] = []
+        """Moves of waits that were in progress at one of those two snapshots."""
+        self._largest_storms: dict[int, int] = {}
+        """How many threads the largest storm of each waker woke since `reset`."""
+        self._longest_call_ns = 0
+        """Longest call of the --within function since `reset`."""
+        self._latest: Snapshot | None = None
+        self._periodic = NO_SITES
+        self._waits = Past()
+        self._longest_waits: Table[SiteKey, SiteTotals] | None = None
+        """Longest wait of each site since `reset`; None while the totals of the source are right."""
+
+    def reset(self) -> None:
+        """Let `since_start` begin now."""
+        with self._lock:
+            self._first = self._latest
+            self._longest_waits = table_of(SITES, {})
+            self._largest_storms.clear()
+            self._longest_call_ns = 0
+            self._early_moves.clear()
+
+    def add(self, snapshot: Snapshot) -> Kept | None:
+        """Keep what happened since the previous snapshot, and return it.
+
+        None for the first snapshot.
+        """
+        earlier, self._latest = self._latest, snapshot
+        if earlier is None or earlier.epoch != snapshot.epoch:
+            self._begin(snapshot)
+            return None
+        self._number += 1
+        window = between(earlier, snapshot)
+        periodic = self._periodic_in(snapshot)
+        is_new = not np.array_equal(periodic.ids, self._periodic.ids)
+        if is_new:
+            self._periodic = periodic
+        earlier_verdicts, self._newest_verdicts = self._newest_verdicts, self._verdicts_on(snapshot, window)
+        is_new |= self._newest_verdicts is not earlier_verdicts
+        idle = Idle(self._idle, self._periodic, self._newest_verdicts)
+        kept = Kept.of(window, idle, self._number)
+        own = _PART_BYTES * len(kept.leaves) + (periodic.ids.nbytes + self._newest_verdicts.bytes_held if is_new else 0)
+        kept = replace(kept, bytes_held=_bytes_of(kept) + own)
+        with self._lock:
+            if self._longest_waits is not None:
+                self._longest_waits = _longer_of(self._longest_waits, table_of(SITES, window.sites))
+            if not gathers(earlier.mode, snapshot.mode):
+                self._before_wakers = earlier
+                self._largest_storms.clear()
+            since_ns = max(one.at_ns for one in (self._first, self._before_wakers) if one)
+            self._early_moves += (one for one in snapshot.moves if one.since_ns < since_ns)
+            for waker, storm in window.storms.items():
+                self._largest_storms[waker] = max(storm.largest, self._largest_storms.get(waker, 0))
+            self._longest_call_ns = max(self._longest_call_ns, window.calls.max_ns)
+            if self._kept:
+                self._kept[-1] = replace(self._kept[-1], kept_shares=None)
+            self._kept.append(kept)
+            self._unpacked += 1
+            self._with_cut += 1
+            self._unpacked_bytes += kept.bytes_held
+            self._bytes += kept.bytes_held
+            self._waits.add(snapshot)
+            self._make_room()
+        return kept
+
+    def look_again(self) -> Kept | None:
+        """Apply the rules to the newest tick again: more functions may have names by now."""
+        with self._lock:
+            newest, latest = self._kept[-1] if self._kept else None, self._latest
+        if newest is None or latest is None or isinstance(newest.held, Packed):
+            return newest
+        self._newest_verdicts = self._verdicts_on(latest, newest.held)
+        if self._newest_verdicts is newest.idle.verdicts:
+            return newest
+        seen = Kept.of(newest.held, newest.idle._replace(verdicts=self._newest_verdicts), newest.number)
+        seen = replace(seen, bytes_held=newest.bytes_held)
+        with self._lock:
+            self._kept[-1] = seen
+        return seen
+
+    def _verdicts_on(self, snapshot: Snapshot, window: Window) -> Verdicts:
+        """Apply the rules to all sites: waits in progress are judged by finished ones."""
+        known = table_of(SITES, snapshot.sites)
+        sites = known.ids[known.present], table_of(SITES, window.sites).ids, window.still.ids
+        return self._verdicts(sites, window.book)
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        """Drop everything: what was kept belongs to other totals."""
+        with self._lock:
+            # If a source was joined in the middle, its maxima cover more than what was seen of it.
+            self._longest_waits = table_of(SITES, {}) if snapshot.epoch else None
+            self._first, self._periodic = snapshot, NO_SITES
+            self._before_wakers = None
+            self._largest_storms.clear()
+            self._longest_call_ns = 0
+            self._early_moves.clear()
+            self._kept.clear()
+            self._waits.clear()
+            self._waits.add(snapshot)
+            self._unpacked = self._with_cut = self._unpacked_bytes = self._bytes = 0
+
+    @property
+    def latest(self) -> Snapshot | None:
+        return self._latest
+
+    @property
+    def newest(self) -> Kept | None:
+        return self._kept[-1] if self._kept else None
+
+    @property
+    def oldest(self) -> Kept | None:
+        return self._kept[0] if self._kept else None
+
+    @property
+    def oldest_ns(self) -> int:
+        """CLOCK_REALTIME of the oldest tick; 0 if there is none."""
+        oldest = self.oldest
+        return oldest.taken_ns if oldest else 0
+
+    @property
+    def bytes_held(self) -> int:
+        """Estimate, without what windows share with the source (the Book)."""
+        return self._bytes + self._waits.bytes_held
+
+    @property
+    def reach_ns(self) -> int:
+        """How far back it goes."""
+        with self._lock:
+            return self._kept[-1].at_ns - self._kept[0].at_ns + self._kept[0].span_ns if self._kept else 0
+
+    def last(self, span_ns: int, end_ns: int | None = None) -> list[Kept]:
+        """Return the ticks of the `span_ns` up to `end_ns` (None: now), earliest first.
+
+        There is at least one, if any is kept.
+
+        A tick belongs to the span if its middle does, so a span has the same number of ticks at each tick.
+        """
+        with self._lock:
+            return self._last(span_ns, end_ns)
+
+    def _last(self, span_ns: int, end_ns: int | None) -> list[Kept]:
+        every = self._kept
+        end = len(every) if end_ns is None else bisect_left(every, end_ns + 1, key=lambda kept: kept.at_ns)
+        if not end:
+            return []
+        from_ns = every[end - 1].at_ns - span_ns
+        begin = end - 1
+        while begin and every[begin - 1].at_ns - every[begin - 1].span_ns // 2 > from_ns:
+            begin -= 1
+        return list(islice(every, begin, end))
+
+    def again(self, span_ns: int, end_ns: int | None = None) -> Iterator[Snapshot]:
+        """Rebuild the snapshots of `last`: one before its first tick and one after each.
+
+        Their totals start at 0.
+        """
+        with self._lock:
+            ticks = self._last(span_ns, end_ns)
+            if not ticks:
+                return iter(())
+            since = list(islice(self._kept, ticks[0].number - self._kept[0].number, None))
+            waits = self._waits.lasting(ticks[0].at_ns - ticks[0].span_ns, ticks[-1].at_ns)
+            latest = self._waits.latest
+        before = rebuilt.ended_before(latest.sites if latest else {}, (kept.window for kept in since))
+        return rebuilt.snapshots((kept.window for kept in ticks), [*waits], before)
+
+    def tick(self, number: int) -> Kept | None:
+        """Return the tick of that number, or None if it is not kept any more."""
+        with self._lock:
+            index = number - self._kept[0].number if self._kept else -1
+            return self._kept[index] if 0 <= index < len(self._kept) else None
+
+    def stuck(self, tick: Kept, pids: Collection[int] | None = None) -> Stuck:
+        """Return the waits that were in progress at the end of `tick`.
+
+        For `pids` that includes the young ones, as far as they are known: only at the newest tick.
+        """
+        with self._lock:
+            waits = list(self._waits.at(tick.at_ns))
+        if pids is None:
+            return stuck(waits, tick.at_ns, tick.facts.book, tick.idle)
+        return stuck([one for one in waits if one.site.pid in pids], tick.at_ns, tick.facts.book, tick.idle, 0)
+
+    def taken_by(self, taken_ns: int) -> Kept | None:
+        """Return the last tick taken by that time (CLOCK_REALTIME); None if it was dropped."""
+        with self._lock:
+            return next((kept for kept in reversed(self._kept) if kept.taken_ns <= taken_ns), None)
+
+    def until(self, at_ns: int, mode: str = OFFCPU) -> Kept | None:
+        """Return everything up to the tick at `at_ns` as one tick.
+
+        It goes back as far as `mode` was gathered. The tick at `at_ns` is included in any mode.
+        """
+        every = self.last(self._max_ns, at_ns)
+        if not every:
+            return None
+        lacking = (index for index in reversed(range(len(every) - 1)) if not gathers(every[index].facts.mode, mode))
+        every = every[next(lacking, -1) + 1 :]
+        return Kept.of(merge([kept.window for kept in every]), every[-1].idle)
+
+    def since_start(self, mode: str = OFFCPU) -> Kept | None:
+        """Return everything since the start as one tick; threads that exited are summed up.
+
+        The start is the first snapshot, the last `reset`, or when gathering what `mode` shows began.
+        """
+        with self._lock:
+            first, latest, longest, largest_storms = (
+                self._first,
+                self._latest,
+                self._longest_waits,
+                dict(self._largest_storms),
+            )
+            begun, early_moves, longest_call_ns = self._before_wakers, [*self._early_moves], self._longest_call_ns
+        if first and begun and mode != OFFCPU and begun.at_ns > first.at_ns:
+            first = begun
+        if first is None or latest is None or first is latest:
+            return None
+        window = between(first, latest, [one for one in early_moves if one.until_ns >= first.at_ns])
+        sites = table_of(SITES, window.sites)
+        longest = table_of(SITES, latest.sites) if longest is None else longest
+        row_of = np.array([longest.rows.get(key, -1) for key in sites], np.int64)
+        longest_ns = np.zeros(len(row_of), np.int64)
+        longest_ns[row_of >= 0] = longest.longest_ns[row_of[row_of >= 0]]
+        if first is begun:  # the longest wait may be from before that
+            longest_ns[sites.numbers[:, WAITS] == 0] = 0
+        storms = {
+            waker: one._replace(largest=largest_storms.get(waker, one.largest)) for waker, one in window.storms.items()
+        }
+        calls = window.calls._replace(max_ns=longest_call_ns)
+        window = replace(window, sites=sites.with_maxima(longest_ns), storms=storms, calls=calls)
+        return Kept.of(window, Idle(self._idle, self._periodic, self._newest_verdicts))
+
+    def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
+        """Return the sites of `sleep` whose waits so far are periodic."""
+        sites = table_of(SITES, snapshot.sites)
+        stacks, which = distinct_rows(sites.ids[:, 2:3])
+        asleep = np.array([snapshot.book.stack(one).category == SLEEP for (one,) in stacks], np.bool_)[which]
+        rows = np.flatnonzero(asleep & (sites.numbers[:, WAITS] > 0))
+        return SiteKeys(sites.ids[rows[self._is_periodic(sites.lanes[rows])]])
+
+    def _make_room(self) -> None:
+        """Pack windows, drop the breakdowns that no span on the screen needs, then drop ticks.
+
+        The newest tick is left unchanged.
+        """
+        every = self._kept
+        while self._unpacked > 1 and self._unpacked_bytes > self._max_bytes // _UNPACKED_SHARE:
+            self._replace(len(every) - self._unpacked, pack_window=True)
+            self._unpacked -= 1
+        too_old_ns = every[-1].at_ns - _CUT_KEPT_NS
+        while self._with_cut > 1:
+            oldest = len(every) - self._with_cut
+            if every[oldest].at_ns > too_old_ns:
+                break
+            self._replace(oldest, pack_window=False)
+            self._with_cut -= 1
+        from_ns = every[-1].at_ns - self._max_ns
+        while len(every) > 1 and (self.bytes_held > self._max_bytes or every[0].at_ns <= from_ns):
+            dropped = every.popleft()
+            self._waits.forget(every[0].at_ns)
+            self._bytes -= dropped.bytes_held
+            if len(every) < self._unpacked:
+                self._unpacked -= 1
+                self._unpacked_bytes -= dropped.bytes_held
+            self._with_cut = min(self._with_cut, len(every))
+
+    def _replace(self, index: int, pack_window: bool) -> None:
+        """Replace the tick at `index` by one with a packed window, or without breakdown."""
+        was = self._kept[index]
+        held = pack(was.window) if pack_window else was.held
+        kept_cut, kept_moves = (was.kept_cut, was.kept_moves) if pack_window else (None, None)
+        smaller = replace(was, held=held, kept_cut=kept_cut, kept_moves=kept_moves)
+        bytes_held = was.bytes_held + _bytes_of(smaller) - _bytes_of(was)
+        smaller = replace(smaller, bytes_held=bytes_held)
+        self._kept[index] = smaller
+        self._bytes += smaller.bytes_held - was.bytes_held
+        if pack_window:
+            self._unpacked_bytes -= was.bytes_held
+        elif not isinstance(held, Packed):
+            self._unpacked_bytes += smaller.bytes_held - was.bytes_held
+
+
+def _longer_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals]) -> Table[SiteKey, SiteTotals]:
+    """Return each site of either with the longer of its maxima, and no other numbers."""
+    ids, longest_ns = np.concatenate((one.ids, other.ids)), np.append(one.numbers[:, MAX_NS], other.numbers[:, MAX_NS])
+    some = longest_ns > 0
+    numbers = np.zeros((np.count_nonzero(some), SITES.numbers), np.int64)
+    numbers[:, MAX_NS] = longest_ns[some]
+    return summed(SITES, ids[some], numbers, np.zeros((0, LANES), np.int64))
+
+
+def _bytes_of(kept: Kept) -> int:
+    held, own = kept.held, _KEPT_BYTES
+    if isinstance(held, Packed):
+        own += len(held.columns)
+    else:
+        tables = table_of(SITES, held.sites), table_of(THREADS, held.threads)
+        own += sum(table.bytes_held for table in tables) + held.still.ids.nbytes + held.moves.rows.nbytes
+    if kept.kept_cut:
+        own += _PART_BYTES * sum(map(len, kept.kept_cut.processes.values()))
+    if kept.kept_moves and kept.kept_moves is not kept.facts.moves:
+        own += kept.kept_moves.rows.nbytes
+    return own
+
+
+def moved_in(ticks: Sequence[Kept], since_ns: int) -> Kept | None:
+    """Return a tick of what moved in `ticks`, back to `since_ns`; None if nothing did.
+
+    It has to be added if consecutive `ticks` are summed up part by part. Its number is negative, since it is no tick.
+    """
+    last, moves = ticks[-1], Moves.all(tick.moves for tick in ticks).after(since_ns)
+    return Kept.of(moved_only(moves, last.facts), last.idle, -last.number) if moves else None

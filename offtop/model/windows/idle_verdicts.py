@@ -1,0 +1,53 @@
+"""Verdicts: what rules say about whether a wait is idle, overriding its category.
+
+A tick keeps the verdicts known at the time, so that its numbers do not change.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offtop.model.values.table import Ints
+
+WHERE = [0, 2, 3]
+"""Columns of sites' ids that a verdict depends on: process and stacks."""
+Where = tuple[int, int, int]
+
+
+class Verdicts:
+    """Which waits are idle, or are not, whatever their category. Immutable."""
+
+    __slots__ = ("flags", "marks")
+
+    def __init__(self, verdicts: Mapping[Where, bool]) -> None:
+        ids = np.array([*verdicts], np.int64).reshape(-1, len(WHERE))
+        marks = _marks(ids)
+        order = np.argsort(marks)
+        self.marks: NDArray[np.uint64] = marks[order]
+        self.flags: Ints = np.array([1 if idle else -1 for idle in verdicts.values()], np.int64)[order]
+
+    @property
+    def bytes_held(self) -> int:
+        return self.marks.nbytes + self.flags.nbytes
+
+    def of(self, ids: Ints) -> Ints:
+        """Return for each of sites' ids 1 if idle, -1 if not, and 0 without a verdict.
+
+        They are looked up by a 64-bit hash, as in SiteKeys.mask.
+        """
+        if not len(self.marks):
+            return np.zeros(len(ids), np.int64)
+        marks = _marks(ids[:, WHERE])
+        at = np.minimum(np.searchsorted(self.marks, marks), len(self.marks) - 1)
+        return np.where(self.marks[at] == marks, self.flags[at], 0)
+
+
+_MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
+
+
+def _marks(ids: Ints) -> NDArray[np.uint64]:
+    return np.ascontiguousarray(ids).view(np.uint64) @ _MIX
+
+
+NO_VERDICTS = Verdicts({})

@@ -1,0 +1,149 @@
+"""Rolling sums over the last windows of a History: new ticks added, old subtracted.
+
+Summing up ten windows of thousands of threads at each tick would cost more than everything else; this way a tick costs
+two windows, however long the span is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from offtop.model.windows.breakdown import Added
+from offtop.model.windows.history import History, Kept
+
+Table = Mapping[tuple[int, ...], Added]
+
+_SMALL = 512
+"""Up to so many entries, a table is kept instead of built again."""
+
+
+class _Sum:
+    """An Added that grows and shrinks."""
+
+    __slots__ = ("histogram", "longest", "total_ns", "waits")
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.total_ns = 0
+        self.histogram = 0
+        self.longest: list[tuple[int, int]] = []
+        """(tick, max_ns), ticks ascending and maxima descending: the first is the maximum, the next follows it."""
+
+
+class Sums:
+    """Rolling sums over a History; each is continued while its `about` stays the same."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._known: dict[str, tuple[object, Rolling]] = {}
+
+    def of(
+        self,
+        what: str,
+        about: object,
+        table_of: Callable[[Kept], Table],
+        over: Sequence[Kept],
+        moved: Kept | None = None,
+    ) -> Table:
+        """Return the sum of `table_of` over `over` (at least one tick) and `moved`."""
+        if not over[-1].number or len(over) == 1:
+            return table_of(over[-1])
+        summed = self._rolling(what, about, table_of).follow(over, self._history.tick)
+        return _together(summed, table_of(moved)) if moved else summed
+
+    def _rolling(self, what: str, about: object, table_of: Callable[[Kept], Table]) -> "Rolling":
+        was = self._known.get(what)
+        if was is None or was[0] != about:
+            was = self._known[what] = (about, Rolling(table_of))
+        return was[1]
+
+
+def _together(sums: Table, moved: Table) -> Table:
+    """Add what moved, without going below 0.
+
+    A sum could fall below 0 if time counted as idle when it was shown and not when it moved, or the other way round.
+    """
+    both = dict(sums)
+    for key, (_, moved_ns, _, _) in moved.items():
+        waits, total_ns, max_ns, histogram = both.get(key, (0, 0, 0, 0))
+        both[key] = waits, max(0, total_ns + moved_ns), max_ns, histogram
+    return both
+
+
+class Rolling:
+    """The sum of `table_of` over consecutive ticks."""
+
+    def __init__(self, table_of: Callable[[Kept], Table]) -> None:
+        self._table_of = table_of
+        self._first = self._last = 0
+        """Numbers of the first and last tick in the sum; both 0 while it is empty."""
+        self._sums: dict[tuple[int, ...], _Sum] = {}
+        self._small: dict[int, Table] = {}
+        """Small tables of ticks in the sum; to save memory, a large one is built again when its tick leaves."""
+
+    def follow(self, ticks: Sequence[Kept], earlier: Callable[[int], Kept | None]) -> Table:
+        """Return the sum over `ticks`, earliest first.
+
+        `earlier` returns a tick by its number while it is kept.
+        """
+        if not ticks:
+            return {}
+        first, last = ticks[0].number, ticks[-1].number
+        leaving = self._leaving(first, earlier) if self._first <= first <= self._last <= last else None
+        if leaving is None:
+            self._sums.clear()
+            self._small.clear()
+            self._last = first - 1
+        for number, table in leaving or ():
+            self._take_away(number, table)
+        for tick in ticks:
+            if tick.number > self._last:
+                self._add(tick)
+        self._first, self._last = first, last
+        return {
+            key: (row.waits, row.total_ns, row.longest[0][1] if row.longest else 0, row.histogram)
+            for key, row in self._sums.items()
+        }
+
+    def _leaving(self, first: int, earlier: Callable[[int], Kept | None]) -> list[tuple[int, Table]] | None:
+        """Return the tables of the ticks before `first`; None if one is not kept any more."""
+        leaving: list[tuple[int, Table]] = []
+        for number in range(self._first, first):
+            table = self._small.pop(number, None)
+            if table is None:
+                tick = earlier(number)
+                if tick is None:
+                    return None
+                table = self._table_of(tick)
+            leaving.append((number, table))
+        return leaving
+
+    def _add(self, tick: Kept) -> None:
+        sums, number = self._sums, tick.number
+        table = self._table_of(tick)
+        if len(table) <= _SMALL:
+            self._small[number] = table
+        for key, (waits, total_ns, max_ns, histogram) in table.items():
+            row = sums.get(key)
+            if row is None:
+                row = sums[key] = _Sum()
+            row.waits += waits
+            row.total_ns += total_ns
+            row.histogram += histogram
+            if max_ns:
+                longest = row.longest
+                while longest and longest[-1][1] <= max_ns:
+                    longest.pop()
+                longest.append((number, max_ns))
+
+    def _take_away(self, number: int, table: Table) -> None:
+        sums = self._sums
+        for key, (waits, total_ns, max_ns, histogram) in table.items():
+            row = sums.get(key)
+            if row is None:
+                row = sums[key] = _Sum()
+            row.waits -= waits
+            row.total_ns -= total_ns
+            row.histogram -= histogram
+            if max_ns and row.longest[0][0] == number:
+                row.longest.pop(0)
+            if not (row.waits or row.total_ns or row.histogram):
+                del sums[key]

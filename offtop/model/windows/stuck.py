@@ -1,0 +1,258 @@
+"""Waits in progress, their ages and places, for now and each past tick.
+
+A total grows while a wait goes on, but says nothing about its age. Only waits of at least LEAST_AGE_NS are included:
+younger ones are normal, and a hundred times as many.
+"""
+
+import zlib
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from offtop.model.values import columns, stack
+from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.histogram import LANES
+from offtop.model.values.snapshot import NO_HOLDER, Bound, Snapshot, Waiting
+from offtop.model.values.table import SITES, Ints, Mask, integers, thread_codes
+from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares, sites_of
+from offtop.model.windows.change import numbers_of, waiting_of
+from offtop.units import NS_PER_S, duration
+
+LEAST_AGE_NS = NS_PER_S // 10
+_CHUNK_BYTES = 200
+"""Memory of one tick's ended waits, without their columns."""
+_TID_MASK = (1 << 32) - 1
+
+
+class Age(NamedTuple):
+    """Age of a wait in progress."""
+
+    ns: int = 0
+    """0: no wait."""
+    bound: Bound = Bound.EXACT
+
+    @property
+    def text(self) -> str:
+        """`1.84s`, or `<=12min` if only a bound is known; empty for no wait. At most 7 wide."""
+        text = f"{_BOUNDS[self.bound]}{duration(self.ns)}" if self.ns else ""
+        return text if len(text) <= _WIDEST else f"{_BOUNDS[self.bound]}{self.ns / NS_PER_S:.0f}s"
+
+
+_BOUNDS = {Bound.EXACT: "", Bound.AT_MOST: "<=", Bound.AT_LEAST: ">="}
+_WIDEST = 7
+"""Width of the column: `<=1.5min` is written `<=90s`."""
+NO_AGE = Age()
+
+
+class Stuck(NamedTuple):
+    """The waits in progress at one moment, oldest first."""
+
+    at_ns: int
+    """CLOCK_MONOTONIC."""
+    waits: Sequence[Waiting] = ()
+    shares: Shares | None = None
+    """The same rows with their leaves, for filters; total_ns is the age. None if there are no rows."""
+
+    def of(self, rows: Mask) -> "Stuck":
+        if self.shares is None:
+            return self
+        return Stuck(self.at_ns, [self.waits[row] for row in np.flatnonzero(rows).tolist()], self.shares.of(rows))
+
+    def of_age(self, keeps: Callable[[int], bool]) -> "Stuck":
+        """Return the waits whose age in ns passes `keeps`."""
+        if self.shares is None:
+            return self
+        return self.of(np.array([keeps(age_ns) for age_ns in self.shares.total_ns.tolist()], np.bool_))
+
+    def in_scope(self, scope: Scope) -> "Stuck":
+        return self if self.shares is None else self.of(self.shares.mask(scope))
+
+    def leaf(self, row: int) -> Leaf:
+        assert self.shares
+        return self.shares.leaves[int(self.shares.leaf[row])]
+
+    def age(self, row: int) -> Age:
+        return Age(self.waits[row].age_ns(self.at_ns), self.waits[row].bound)
+
+    def oldest(self, codes: Ints) -> list[tuple[int, Age]]:
+        """Return the oldest wait for each of `codes` (one a row), the oldest of all first."""
+        found, rows = np.unique(codes, return_index=True)  # the first of each: rows are in the order of age
+        order = np.argsort(rows)
+        return [(code, self.age(row)) for code, row in zip(found[order].tolist(), rows[order].tolist(), strict=True)]
+
+
+NOTHING_STUCK = Stuck(0)
+
+
+def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns: int = LEAST_AGE_NS) -> Stuck:
+    """Return those of `waits` that are at least `least_ns` old, without filtered ones."""
+    every = list(waits)
+    facts = integers(
+        [(one.since_ns or one.left_ns, one.is_ready, one.user, *one.site) for one in every], 3 + SITES.width
+    )
+    ages_ns = np.maximum(0, at_ns - facts[:, 0])
+    old = np.flatnonzero((ages_ns >= least_ns) & (facts[:, 5] != stack.FILTERED))
+    if not len(old):
+        return Stuck(at_ns)
+    old = old[np.lexsort((facts[old, 4], facts[old, 3], -ages_ns[old]))]
+    facts, ages_ns = facts[old], ages_ns[old]
+    ids = facts[:, 3:].copy()
+    kinds, which = np.unique(ids[:, 2] * 2 + facts[:, 1], return_inverse=True)
+    names = [_current_category(kind >> 1, bool(kind & 1), book) for kind in kinds.tolist()]
+    looks_idle = np.array([name in idle.categories for name in names], np.bool_)[which]
+    asleep = np.flatnonzero(np.array([name == SLEEP for name in names], np.bool_)[which])
+    if len(asleep) and len(idle.periodic):
+        looks_idle[asleep] |= idle.is_periodic(ids[asleep])
+    ids[:, 3] = facts[:, 2]
+    verdicts = idle.verdicts.of(ids)
+    looks_idle = np.where(verdicts == 0, looks_idle, verdicts > 0)
+    codes, leaf = np.unique(which * 2 + looks_idle, return_inverse=True)
+    leaves = [Leaf(names[code >> 1], bool(code & 1)) for code in codes.tolist()]
+    none = np.zeros((0, LANES), np.int64)
+    shares = Shares(leaves, leaf, ids, np.zeros_like(ages_ns), ages_ns, ages_ns, none)
+    return Stuck(at_ns, [every[row] for row in old.tolist()], shares)
+
+
+def _current_category(kernel: int, is_ready: bool, book: Book) -> str:
+    """Return the category that the time of a wait is counted in while it lasts."""
+    category = SHORT if kernel == stack.SHORT else book.stack(kernel).category
+    return RUN_QUEUE if is_ready and category != THROTTLE else category
+
+
+class Lasting(NamedTuple):
+    """A wait that was in progress at earlier ticks, with what was known about it at the end."""
+
+    wait: Waiting
+    """As of `until_ns`."""
+    until_ns: int
+    """CLOCK_MONOTONIC of the last tick at which it was in progress."""
+
+    def at(self, at_ns: int) -> Waiting:
+        """Return the wait as it was at `at_ns`: runnable or not.
+
+        The lock holder of that time is unknown.
+        """
+        one, earlier_ns = self.wait, self.until_ns - at_ns
+        if not earlier_ns or not (one.runqueue_ns or one.holder.tid):
+            return one
+        return one._replace(runqueue_ns=max(0, one.runqueue_ns - earlier_ns), holder=NO_HOLDER)
+
+
+class Past:
+    """The waits that were in progress at earlier ticks.
+
+    Each is stored once, when it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.latest: Snapshot | None = None
+        self._ended: deque[tuple[int, int, bytes]] = deque()
+        """(CLOCK_MONOTONIC of the tick in which they ended, of the previous tick, their columns)."""
+        self.bytes_held = 0
+
+    def add(self, snapshot: Snapshot) -> None:
+        before, self.latest = self.latest, snapshot
+        if before is None:
+            return
+        now, at_ns = snapshot.waiting, before.at_ns
+        began_by_ns = at_ns - LEAST_AGE_NS
+        ended = [
+            was
+            for key, was in before.waiting.items()
+            if (one := now.get(key)) is not was
+            and (one is None or one.left_ns != was.left_ns)
+            and (was.since_ns or was.left_ns) <= began_by_ns
+        ]
+        if ended:
+            packed = zlib.compress(columns.packed(numbers_of(ended)), 1)
+            self._ended.append((snapshot.at_ns, at_ns, packed))
+            self.bytes_held += len(packed) + _CHUNK_BYTES
+
+    def clear(self) -> None:
+        self.latest = None
+        self._ended.clear()
+        self.bytes_held = 0
+
+    def forget(self, until_ns: int) -> None:
+        """Drop what is needed only for moments up to `until_ns`."""
+        while self._ended and self._ended[0][0] <= until_ns:
+            self.bytes_held -= len(self._ended.popleft()[-1]) + _CHUNK_BYTES
+
+    def at(self, at_ns: int) -> Iterator[Waiting]:
+        """Return the waits in progress at `at_ns`."""
+        return (one.at(at_ns) for one in self.lasting(at_ns, at_ns))
+
+    def lasting(self, since_ns: int, until_ns: int) -> Iterator[Lasting]:
+        """Return the waits in progress at any moment between the two."""
+        latest, ended = self.latest, list(self._ended)
+        if latest is None:
+            return iter(())
+        return _lasting(latest, ended[bisect_right(ended, since_ns, key=lambda one: one[0]) :], until_ns)
+
+
+def _lasting(latest: Snapshot, ended: Iterable[tuple[int, int, bytes]], until_ns: int) -> Iterator[Lasting]:
+    for one in latest.waiting.values():
+        if one.left_ns <= until_ns:
+            yield Lasting(one, latest.at_ns)
+    for _, seen_ns, packed in ended:
+        numbers, how = columns.unpacked(zlib.decompress(packed))
+        for row in np.flatnonzero(numbers[:, _LEFT_NS] <= until_ns).tolist():
+            yield Lasting(waiting_of(numbers[row].tolist(), how[row].tolist()), seen_ns)
+
+
+_LEFT_NS = 4
+"""Column of the first array of `numbers_of`."""
+
+
+def by_thread(some: Stuck) -> dict[ThreadKey, Age]:
+    if some.shares is None:
+        return {}
+    return {ThreadKey(code >> 32, code & _TID_MASK): age for code, age in some.oldest(thread_codes(some.shares.ids))}
+
+
+def by_process(some: Stuck) -> dict[int, Age]:
+    return dict(some.oldest(some.shares.ids[:, 0])) if some.shares else {}
+
+
+def by_wake(some: Stuck) -> dict[tuple[int, ...], Age]:
+    """Return the oldest wait by wake, oldest first."""
+    return {(wake,): age for wake, age in some.oldest(some.shares.ids[:, 4])} if some.shares else {}
+
+
+def by_site(some: Stuck) -> dict[tuple[int, ...], Age]:
+    """Return the oldest wait by row of cut.sites_of, oldest first."""
+    if some.shares is None:
+        return {}
+    sites, which = sites_of(some.shares)
+    return {sites[number]: age for number, age in some.oldest(which)}
+
+
+def by_cgroup(some: Stuck, group_of: Callable[[int], str]) -> dict[str, Age]:
+    ages: dict[str, Age] = {}
+    for pid, age in by_process(some).items():  # oldest first
+        ages.setdefault(group_of(pid), age)
+    return ages
+
+
+def by_place(some: Stuck, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...], Age]:
+    """Return the oldest wait by place, oldest first.
+
+    The user stack is the one that the time will be counted at. `places` maps sites' ids to places (steps.places).
+    """
+    ages: dict[tuple[int, ...], Age] = {}
+    found: list[list[int]] = places(integers([one.site for one in some.waits], SITES.width)).tolist()
+    for row, place in enumerate(found):
+        ages.setdefault(tuple(place), some.age(row))
+    return ages
+
+
+def by_category(some: Stuck) -> dict[str, Age]:
+    if some.shares is None:
+        return {}
+    ages: dict[str, Age] = {}
+    for leaf, age in some.oldest(some.shares.leaf):
+        ages.setdefault(some.shares.leaves[leaf].category, age)
+    return ages

@@ -1,0 +1,371 @@
+"""Window: what happened between two snapshots.
+
+Consecutive windows merge into a longer one.
+
+A property test checks that merge([between(a, b), between(b, c)]) == between(a, c), for sums and histograms. Maxima
+merge by maximum.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+import numpy as np
+
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.moves import NO_MOVES, NOW, WAS, Moves
+from offtop.model.values.snapshot import (
+    EXITED,
+    Cost,
+    Filters,
+    Machine,
+    Move,
+    Sampling,
+    SiteTotals,
+    Snapshot,
+    ThreadTotals,
+    Waiting,
+)
+from offtop.model.values.stack import FILTERED, NO_STACK, PLACELESS, SHORT
+from offtop.model.values.table import (
+    MAX_NS,
+    NO_SITES,
+    SITES,
+    THREADS,
+    TOTAL_NS,
+    Ints,
+    K,
+    Kind,
+    SiteKeys,
+    Table,
+    V,
+    integers,
+    summed,
+    table_of,
+    thread_codes,
+)
+from offtop.model.values.wake import OFFCPU, Storm, level
+from offtop.model.values.within import NO_CALLS, Calls
+
+_THREAD_FIELDS = {name: number for number, name in enumerate(ThreadTotals._fields)}
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What changed in `span_ns`, sparse: a thread or site without a wait has no entry."""
+
+    taken_ns: int
+    """CLOCK_REALTIME of its end."""
+    at_ns: int
+    """CLOCK_MONOTONIC of its end."""
+    span_ns: int
+    """As measured, not as requested."""
+    threads: Mapping[ThreadKey, ThreadTotals] = field(default_factory=dict[ThreadKey, ThreadTotals])
+    sites: Mapping[SiteKey, SiteTotals] = field(default_factory=dict[SiteKey, SiteTotals])
+    still: SiteKeys = NO_SITES
+    """Sites of waits that began before this window and go on after it, blocked all the time.
+
+    Each of them spent the whole span there, and its thread has no other entry. They are kept apart because most threads
+    of a machine just wait, and this way each costs one key.
+    """
+    moves: Moves = NO_MOVES
+    """Time from before this window that, by its end, is counted at other sites than it was then."""
+    book: Book = field(default_factory=Book)
+    """What the ids in this window refer to."""
+    lost: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Records that were lost in this span: counts by kind."""
+    cost: Cost = Cost()
+    machine: Machine = Machine()
+    """CPU time in this span that no thread has."""
+    storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
+    """Wakeup storms in this span, by the id of a wake of the waker."""
+    mode: str = OFFCPU
+    """What was gathered, one of wake.MODES; of merged windows, what all of them have."""
+    door: str = ""
+    filters: Filters = Filters()
+    calls: Calls = NO_CALLS
+    """Calls in this span of the function in filters.within."""
+    sampling: Sampling | None = None
+    """None: every wait was recorded."""
+
+    def each_thread(self) -> Iterator[tuple[ThreadKey, ThreadTotals]]:
+        """Iterate over every thread that waited, including those of `still`."""
+        yield from self.threads.items()
+        through = ThreadTotals(offcpu_ns=self.span_ns)
+        for site in self.still:
+            yield site.thread, through
+
+    def each_site(self) -> Iterator[tuple[SiteKey, SiteTotals]]:
+        """Iterate over every site with time in it, including those of `still`."""
+        yield from self.sites.items()
+        through = SiteTotals(total_ns=self.span_ns)
+        for site in self.still:
+            yield site, through
+
+
+def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = None) -> Window:
+    """Return what happened from `earlier` to `later`, two snapshots of one source.
+
+    `moves` are all moves since `earlier`; by default those of `later`, which is right if the two are consecutive.
+    Maxima are right only then; for a longer span, merge windows.
+    """
+    early = Moves.of(later.moves if moves is None else moves).before(earlier.at_ns)
+    threads = finished(THREADS, earlier.threads, later.threads)[:3]
+    sites = finished(SITES, earlier.sites, later.sites)[:3]
+    moved = np.concatenate((thread_codes(threads[0]), thread_codes(sites[0])))
+    still, so_far = _in_progress(earlier, later, moved)
+    live = _live_threads(later)
+    for rows, column in ((so_far, 0), (early.rows, WAS), (early.rows, NOW)):
+        _move_to_exited(rows, column, live)
+    return Window(
+        taken_ns=later.taken_ns,
+        at_ns=later.at_ns,
+        span_ns=later.at_ns - earlier.at_ns,
+        threads=_added(THREADS, threads, so_far[:, :2], thread_numbers(so_far)),
+        sites=_added(SITES, sites, *site_numbers(so_far, early.undone)),
+        still=still,
+        moves=early,
+        book=later.book,
+        lost={kind: n - earlier.lost.get(kind, 0) for kind, n in later.lost.items() if n > earlier.lost.get(kind, 0)},
+        cost=later.cost,
+        machine=_machine_between(earlier.machine, later.machine),
+        storms=_storms(earlier.storms, later.storms),
+        mode=later.mode,
+        door=later.door,
+        filters=later.filters,
+        calls=later.calls.since(earlier.calls),
+        sampling=later.sampling.since(earlier.sampling) if later.sampling else None,
+    )
+
+
+def _storms(earlier: Mapping[int, Storm], later: Mapping[int, Storm]) -> dict[int, Storm]:
+    found: dict[int, Storm] = {}
+    for waker, now in later.items():
+        was = earlier.get(waker, Storm())
+        if now[:3] != was[:3]:
+            found[waker] = Storm(now.storms - was.storms, now.woken - was.woken, now.again - was.again, now.largest)
+    return found
+
+
+def _machine_between(earlier: Machine, later: Machine) -> Machine:
+    if not earlier.cpus or not later.cpus:
+        return Machine()
+    steal_ns, interrupt_ns = later.steal_ns - earlier.steal_ns, later.interrupt_ns - earlier.interrupt_ns
+    return Machine(later.cpus, max(0, steal_ns), max(0, interrupt_ns))
+
+
+_Rows = tuple[Ints, Ints, Ints]
+"""Ids, numbers, lanes."""
+
+
+def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return what finished waits added, and the ids evicted since `earlier`.
+
+    What was added is ids, numbers and lanes. The rest of an evicted key is under EXITED (for sites, by kernel stack). A
+    maximum is that of `later`.
+    """
+    a, b = table_of(kind, earlier), table_of(kind, later)
+    before = np.full(len(b.ids), -1)
+    if a.lineage is not None and a.lineage is b.lineage:
+        in_b = np.searchsorted(b.serials, a.serials)
+        found = in_b < len(b.serials)
+        found[found] = b.serials[in_b[found]] == a.serials[found]
+        rows, in_b = np.flatnonzero(found), in_b[found]
+        before[in_b] = rows
+        given_back = a.present.copy()
+        given_back[rows] &= ~b.present[in_b]
+    else:
+        given_back = a.present.copy()
+        for key, row in a.rows.items():
+            found = b.rows.get(key)
+            if found is not None:
+                before[found] = row
+                given_back[row] = False
+    was_there = before >= 0
+    numbers = b.numbers.copy()
+    numbers[was_there] -= a.numbers[before[was_there]]
+    numbers[:, MAX_NS] = b.numbers[:, MAX_NS]
+    changed = b.present & (numbers[:, :MAX_NS] != 0).any(axis=1)
+    lanes, before = b.lanes[changed], before[changed]
+    was_there = before >= 0
+    lanes[was_there] -= a.lanes[before[was_there]]
+    if not given_back.any():
+        return b.ids[changed], numbers[changed], lanes, integers([], kind.width)
+    rest, rest_numbers = a.ids[given_back], -a.numbers[given_back]
+    rest[:, :2], rest[:, 3:], rest_numbers[:, MAX_NS] = EXITED, NO_STACK, 0
+    return (
+        np.concatenate((b.ids[changed], rest)),
+        np.concatenate((numbers[changed], rest_numbers)),
+        np.concatenate((lanes, -a.lanes[given_back])),
+        a.ids[given_back],
+    )
+
+
+SoFar = Ints
+"""Rows of a site's ids, ns so far, how much of that was run queue, whether the thread was preempted."""
+SO_FAR_FIELDS = SITES.width + 3
+
+
+def _in_progress(earlier: Snapshot, later: Snapshot, moved: Ints) -> tuple[SiteKeys, SoFar]:
+    """Return the sites of waits that just went on, and what the others changed by.
+
+    `moved` has the codes of the threads that have an entry already.
+    """
+    before, now = earlier.waiting, later.waiting
+    went_on = _so_far([one for key, one in now.items() if before.get(key) is one], later.at_ns)
+    ready, kernel = went_on[:, SITES.width + 1], went_on[:, 2]
+    is_still = (ready == 0) & ~np.isin(kernel, [*PLACELESS])
+    is_still &= ~np.isin(thread_codes(went_on), moved)
+    others = went_on[~is_still]
+    new = _so_far([one for key, one in now.items() if before.get(key) is not one], later.at_ns)
+    over = _so_far([was for key, was in before.items() if now.get(key) is not was], earlier.at_ns)
+    others_before = others.copy()
+    others_before[:, SITES.width] -= later.at_ns - earlier.at_ns
+    for past in (others_before, over):
+        past[:, SITES.width : SITES.width + 2] *= -1
+    return SiteKeys(went_on[is_still, : SITES.width]), np.concatenate((new, others, others_before, over))
+
+
+def _so_far(waits: Sequence[Waiting], at_ns: int) -> SoFar:
+    sites = integers([one.site for one in waits], SITES.width)
+    numbers = integers([one[2:5] for one in waits], SO_FAR_FIELDS - SITES.width)
+    numbers[:, 0] = at_ns - numbers[:, 0]
+    return np.concatenate((sites, numbers), axis=1)
+
+
+def taken_back(was: Waiting, at_ns: int) -> tuple[int, ...]:
+    """Return the wait as a SoFar row at `at_ns`, with its times negated."""
+    site, _, from_ns, ready_ns, preempted = was[:5]
+    return (*site, from_ns - at_ns, -ready_ns, preempted)
+
+
+def thread_numbers(so_far: SoFar) -> Ints:
+    """Return what the rows add to the totals of threads, a row each."""
+    kernel, (so_far_ns, ready_ns, preempted) = so_far[:, 2], so_far[:, SITES.width :].T
+    numbers = np.zeros((len(so_far), THREADS.numbers), np.int64)
+    for name, values, where in (
+        ("offcpu_ns", so_far_ns, None),
+        ("runqueue_ns", ready_ns, None),
+        ("preempted_ns", so_far_ns, preempted != 0),
+        ("short_ns", so_far_ns, kernel == SHORT),
+        ("short_runqueue_ns", ready_ns, kernel == SHORT),
+        ("filtered_ns", so_far_ns, kernel == FILTERED),
+        ("filtered_runqueue_ns", ready_ns, kernel == FILTERED),
+    ):
+        numbers[:, _THREAD_FIELDS[name]] = values if where is None else values * where
+    return numbers
+
+
+def site_numbers(so_far: SoFar, moves: Moves) -> tuple[Ints, Ints]:
+    """Return the site ids and numbers of all rows that have a stack, and of the moves."""
+    placed = so_far[~np.isin(so_far[:, 2], [*PLACELESS])]
+    numbers = np.zeros((len(placed), SITES.numbers), np.int64)
+    numbers[:, TOTAL_NS : TOTAL_NS + 2] = placed[:, SITES.width : SITES.width + 2]
+    ids_moved, numbers_moved = moves.site_rows
+    return np.concatenate((placed[:, : SITES.width], ids_moved)), np.concatenate((numbers, numbers_moved))
+
+
+def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, V]:
+    """Sum up `rows` and rows without a histogram; keys with nothing in them are left out."""
+    table = summed(kind, np.concatenate((rows[0], ids)), np.concatenate((rows[1], numbers)), rows[2])
+    some = (table.numbers[:, :MAX_NS] != 0).any(axis=1)
+    if some.all():
+        return table
+    return Table(kind, table.ids[some], table.numbers[some], table.lanes[some])
+
+
+def _live_threads(one: Snapshot) -> Ints:
+    """Return the codes of the threads that were not evicted."""
+    threads = table_of(THREADS, one.threads)
+    return np.concatenate((thread_codes(threads.ids[threads.present]), thread_codes(integers([*one.waiting], 2))))
+
+
+def _move_to_exited(rows: Ints, column: int, live: Ints) -> None:
+    """Replace sites of threads that are not in `live` by EXITED.
+
+    The ids of a site begin at `column`.
+    """
+    gone = ~np.isin(thread_codes(rows[:, column:]), live)
+    rows[gone, column : column + 2], rows[gone, column + 3 : column + SITES.width] = EXITED, NO_STACK
+
+
+def merge(windows: Sequence[Window]) -> Window:
+    """Return one window for consecutive `windows` (at least one), earliest first."""
+    if len(windows) == 1:
+        return windows[0]
+    lost: dict[str, int] = {}
+    still_ns: dict[SiteKey, int] = {}
+    for window in windows:
+        for kind, n in window.lost.items():
+            lost[kind] = lost.get(kind, 0) + n
+        for site in window.still:
+            still_ns[site] = still_ns.get(site, 0) + window.span_ns
+    span_ns = sum(window.span_ns for window in windows)
+    moves, began_ns = Moves.all(window.moves for window in windows), windows[-1].at_ns - span_ns
+    still = [site for site, through_ns in still_ns.items() if through_ns == span_ns]
+    moved = integers([(*site, ns, 0, 0) for site, ns in still_ns.items() if ns != span_ns], SO_FAR_FIELDS)
+    threads = _rows_of([table_of(THREADS, window.threads) for window in windows])
+    sites = _rows_of([table_of(SITES, window.sites) for window in windows])
+    return replace(
+        windows[-1],
+        span_ns=span_ns,
+        threads=_added(THREADS, threads, moved[:, :2], thread_numbers(moved)),
+        sites=_added(SITES, sites, *site_numbers(moved, moves.after(began_ns))),
+        still=SiteKeys(integers(still, SITES.width)),
+        moves=moves.before(began_ns),
+        lost=lost,
+        machine=machine_over(windows),
+        storms=storms_over(windows),
+        mode=min((window.mode for window in windows), key=level),
+        calls=calls_over(windows),
+        sampling=sampling_over(windows),
+    )
+
+
+def moved_only(moves: Moves, last: Window) -> Window:
+    """Return a window of nothing but `moves`, up to the end of `last`.
+
+    It is what is missing if the parts of windows are summed up instead of the windows.
+    """
+    ids, numbers = moves.site_rows
+    sites = summed(SITES, ids, numbers, np.zeros((0, log2.LANES), np.int64))
+    return Window(last.taken_ns, last.at_ns, 0, sites=sites, book=last.book, mode=last.mode, filters=last.filters)
+
+
+def storms_over(windows: Iterable[Window]) -> dict[int, Storm]:
+    sums: dict[int, Storm] = {}
+    for window in windows:
+        for waker, one in window.storms.items():
+            sums[waker] = sums[waker].plus(one) if waker in sums else one
+    return sums
+
+
+def calls_over(windows: Iterable[Window]) -> Calls:
+    return reduce(Calls.plus, (window.calls for window in windows), NO_CALLS)
+
+
+def sampling_over(windows: Iterable[Window]) -> Sampling | None:
+    """Return the sum of all spans that were sampled.
+
+    None if every wait was recorded in all of them.
+    """
+    some = [window.sampling for window in windows if window.sampling]
+    return reduce(Sampling.plus, some) if some else None
+
+
+def machine_over(windows: Sequence[Window]) -> Machine:
+    """Return the CPU time of `windows` that no thread has; unknown if it is for one of them."""
+    every = [window.machine for window in windows]
+    if not all(one.cpus for one in every):
+        return Machine()
+    steal_ns, interrupt_ns = (sum(column) for column in zip(*(one[1:] for one in every), strict=True))
+    return Machine(every[-1].cpus, steal_ns, interrupt_ns)
+
+
+def _rows_of(tables: Sequence[Table[K, V]]) -> _Rows:
+    return (
+        np.concatenate([table.ids for table in tables]),
+        np.concatenate([table.numbers for table in tables]),
+        np.concatenate([table.lanes for table in tables]),
+    )

@@ -1,0 +1,537 @@
+"""Cause rules: offtop's own against stacks of real programs, and the errors of a broken file."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from offtop import paths
+from offtop.errors import OfftopError
+from offtop.model.classify import categories, causes
+from offtop.model.classify.cause_finder import Diagnoser, Told, advice, most
+from offtop.model.classify.causes import NO_RULES, Fixed, Rules, Subject, subject_of
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.peers import PEER, WRITER, Ends, Process, Side
+from offtop.model.values.snapshot import SiteTotals, Snapshot
+from offtop.model.values.stack import INLINED, KERNEL, NO_STACK, SHORT, Frame, Stack, nameless
+from offtop.model.values.table import Ints, Mask
+from offtop.model.values.wake import Object, Wake
+from offtop.model.windows.breakdown import Idle, Leaf, Part, Scope, by_site, cut, shares
+from offtop.model.windows.history import History
+from offtop.model.windows.idle_verdicts import Verdicts
+from offtop.model.windows.window import Window
+
+CATEGORIES = categories.parse(paths.categories().read_text())
+TEXT = paths.rules().read_text()
+
+
+def parsed(text: str) -> Rules:
+    return causes.parse(text, "rules.toml", "Mend it", CATEGORIES.ids)
+
+
+PACKAGED = parsed(TEXT)
+RULE = 'id = "it"\nname = "it"\nsays = "It is so."\n'
+
+
+class FixedNames:
+    """Names that are the frames' own, or are resolved later."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.later: dict[Frame, str] = {}
+
+    def of(self, frame: Frame) -> str:
+        return frame.name or self.later.get(frame) or nameless(frame)
+
+
+def frames(*functions: str, file: str = "/opt/prog") -> tuple[Frame, ...]:
+    """`lib:function` is in the C library, `file!function` in another file; a number is a function without a name."""
+    made: list[Frame] = []
+    for at, function in enumerate(functions, 1):
+        where, own = file, function
+        if function.startswith("lib:"):
+            where, own = "/lib/x86_64-linux-gnu/libc.so.6", function[4:]
+        elif "!" in function:
+            where, _, own = function.partition("!")
+        made.append(Frame(where, int(own), "") if own.isdigit() else Frame(where, at, own))
+    return tuple(made)
+
+
+def told(
+    program: str, category: str, *functions: str, kernel: Sequence[str] = ("futex_wait",), what: Object | None = None
+) -> str:
+    """Return the id of the rule that matches."""
+    of_kernel = Stack(tuple(Frame(KERNEL, 0, name) for name in kernel), 0, category)
+    subject = subject_of(of_kernel, Stack(frames(*functions)), FixedNames(), program, what)
+    rule = PACKAGED.of(subject)
+    return rule.id if rule else ""
+
+
+WAIT = "lib:pthread_cond_timedwait"
+ON_A_QUEUE = (
+    "lib:sem_clockwait",
+    "PyThread_acquire_lock_timed",
+    "Condition.wait (threading.py:295)",
+    "Queue.get (queue.py:154)",
+)
+
+
+@pytest.mark.parametrize(
+    ("expected", "program", "category", "functions", "kernel"),
+    [
+        ("gil", "gunicorn", "lock", (WAIT, "77", "PyEval_RestoreThread", "99", "_PyEval_EvalFrameDefault"), ()),
+        ("gil", "python3", "lock", (WAIT, "5", "_PyEval_EvalFrameDefault", "PyEval_EvalCode"), ()),
+        ("gil", "python3", "lock", (WAIT, "5", "Server.handle (app.py:12)", "PyEval_EvalCode"), ()),
+        ("gil", "python3", "lock", (WAIT, "5", "<module> (<string>:1)", "PyEval_EvalCode"), ()),
+        ("python-pool", "python3", "lock", ("lib:sem_wait", "PyThread_acquire_lock", "_worker (thread.py:81)"), ()),
+        ("python-lock", "python3", "lock", ("lib:sem_clockwait", "PyThread_acquire_lock_timed", "4"), ()),
+        ("python-worker", "python3", "lock", (*ON_A_QUEUE, "consume (app.py:7)", "Thread.run (threading.py:982)"), ()),
+        (
+            "python-worker",
+            "python3",
+            "lock",
+            (*ON_A_QUEUE, "run (app.py:7)", "_bootstrap_inner (threading.py:1045)"),
+            (),
+        ),
+        (
+            "python-lock",
+            "python3",
+            "lock",
+            (*ON_A_QUEUE, "ask (app.py:7)", "handle (app.py:9)", "run (threading.py:9)"),
+            (),
+        ),
+        ("python-lock", "python3", "lock", ON_A_QUEUE, ()),
+        ("postgres-row-lock", "postgres", "poll", ("lib:epoll_wait", "WaitLatch", "ProcSleep", "LockAcquire"), ()),
+        ("postgres-wal", "postgres", "fsync", ("lib:fdatasync", "issue_xlog_fsync", "XLogWrite", "XLogFlush"), ()),
+        ("postgres-wal", "postgres", "lock", ("lib:sem_wait", "LWLockAcquireOrWait", "XLogFlush"), ()),
+        ("postgres-lwlock", "postgres", "lock", ("lib:sem_wait", "PGSemaphoreLock", "LWLockAcquire", "GetPage"), ()),
+        (
+            "postgres-client",
+            "postgres",
+            "poll",
+            ("lib:epoll_wait", "WaitEventSetWait", "secure_read", "PostgresMain"),
+            (),
+        ),
+        ("postgres-idle", "postgres", "poll", ("lib:epoll_wait", "WaitLatch", "WalWriterMain"), ()),
+        ("innodb-row-lock", "mysqld", "lock", (WAIT, "lock_wait(que_thr_t*)", "row_mysql_handle_errors(int)"), ()),
+        ("innodb-row-lock-stripped", "mariadbd", "lock", (WAIT, "1", "2", "handler::ha_index_read_map(int, int)"), ()),
+        ("mysql-metadata-lock", "mariadbd", "lock", (WAIT, "MDL_wait::timed_wait(x) const", "MDL_context::y()"), ()),
+        ("mysql-client", "mariadbd", "poll", ("lib:__poll", "vio_io_wait", "7", "my_net_read_packet"), ()),
+        ("mysql-sleep", "mariadbd", "lock", (WAIT, "Interruptible_wait::wait(a, b)", "Item_func_sleep::val_int()"), ()),
+        ("redis-idle", "redis-server", "poll", ("lib:epoll_wait", "aeProcessEvents", "main"), ()),
+        ("client-redis-cli", "redis-cli", "pipe", ("lib:read", "5"), ("unix_stream_read_generic",)),
+        ("client-postgres", "web", "poll", ("lib:__poll", "/usr/lib/libpq.so.5.15!PQgetResult", "query"), ()),
+        ("client-mysql", "web", "net-recv", ("lib:recv", "/usr/lib/libmariadb.so.3!4", "query"), ()),
+        ("dns", "getent", "poll", ("lib:__poll", "lib:__res_context_send", "lib:getaddrinfo", "main"), ()),
+        ("dns-server", "dig", "net-recv", ("lib:recv",), ()),
+        ("curl", "web", "poll", ("lib:__poll", "/usr/lib/libcurl.so.4!curl_multi_poll"), ()),
+        ("tls-handshake", "web", "net-recv", ("lib:read", "/usr/lib/libssl.so.3!SSL_do_handshake"), ()),
+        ("go-idle", "etcd", "lock", ("runtime.futex.abi0", "runtime.futexsleep", "runtime.notesleep"), ()),
+        ("go-lock", "etcd", "lock", ("runtime.futex.abi0", "runtime.futexsleep", "runtime.lock2"), ()),
+        ("java-monitor", "java", "lock", (WAIT, "PlatformEvent::park()", "ObjectMonitor::enter(JavaThread*)"), ()),
+        ("java-park", "java", "lock", (WAIT, "Parker::park(bool, long)", "Unsafe_Park"), ()),
+        ("event-loop", "nginx", "poll", ("lib:epoll_wait", "ngx_epoll_process_events"), ()),
+        ("malloc", "web", "lock", ("lib:__lll_lock_wait_private", "lib:malloc", "work"), ()),
+        ("mutex", "web", "lock", ("lib:__lll_lock_wait", "lib:pthread_mutex_lock", "work"), ()),
+        ("condition", "web", "lock", ("lib:pthread_cond_wait", "ask", "serve", "work"), ()),
+        ("condition", "web", "lock", ("lib:pthread_cond_wait", "main"), ()),
+        ("worker", "web", "lock", ("lib:pthread_cond_wait", "work", "lib:start_thread"), ()),
+        ("condition", "web", "lock", (WAIT, "1", "_start", "lib:__libc_start_main"), ()),
+        ("worker", "web", "lock", (WAIT, "/usr/lib/libstdc++.so.6!wait", "1", "/usr/lib/libstdc++.so.6!run"), ()),
+        ("postgres-postmaster", "postgres", "poll", ("lib:select", "5", "PostmasterMain", "main"), ()),
+        (
+            "python-lock",
+            "python3",
+            "lock",
+            ("lib:sem_wait", "PyThread_acquire_lock", "a (a.py:1)", "_worker (thread.py:2)"),
+            (),
+        ),
+        ("rust-channel", "web", "lock", ("lib:syscall", "1", "<std::sync::mpmc::list::Channel<u8>>::recv"), ()),
+        ("rust-park", "web", "lock", ("lib:syscall", "<std::thread::thread::Thread>::park", "serve"), ()),
+        ("shell-input", "bash", "poll", ("lib:pselect", "shtimer_select", "main"), ("poll_schedule_timeout",)),
+        ("pipe-full", "bash", "pipe", ("lib:write", "main"), ("pipe_write",)),
+        ("sleep", "web", "sleep", ("lib:nanosleep", "work", "main"), ()),
+        ("poll", "web", "poll", ("lib:poll", "serve", "main"), ()),
+        ("launcher", "bash", "child", ("lib:wait4", "waitchld", "main"), ()),
+        ("join", "web", "lock", ("lib:pthread_join", "main"), ()),
+        ("pipe-full", "yes", "pipe", ("lib:write", "main"), ("pipe_write", "vfs_write")),
+        ("page-fault", "web", "page-fault", ("work",), ("folio_wait_bit", "filemap_fault")),
+        ("mmap-lock", "web", "kernel-lock", ("work",), ("down_read", "do_user_addr_fault")),
+        ("inode-lock", "web", "kernel-lock", ("lib:write",), ("down_write", "ext4_buffered_write_iter")),
+        ("kernel-lock", "web", "kernel-lock", ("lib:ioctl",), ("mutex_lock", "some_driver")),
+        ("kernel-thread", "kswapd0", "kthread-idle", (), ("kswapd",)),
+    ],
+)
+def test_rules_name_what_real_programs_wait_for(
+    expected: str, program: str, category: str, functions: tuple[str, ...], kernel: tuple[str, ...]
+) -> None:
+    what = Object("udp", "socket:[1]", local="10.0.0.9:40000", peer="10.0.0.1:53") if expected == "dns-server" else None
+    assert told(program, category, *functions, kernel=kernel or ("do_wait",), what=what) == expected
+
+
+def test_texts_of_shipped_rules_are_short_and_complete() -> None:
+    assert len({rule.id for rule in PACKAGED.rules}) == len(PACKAGED.rules) > 70
+    for rule in PACKAGED.rules:
+        assert len(rule.name) <= 34, rule.id
+        assert rule.says.endswith(".") and not rule.next.endswith("."), rule.id
+        assert rule.origin.startswith(f"rules.toml, rule {PACKAGED.rules.index(rule) + 1} (line ")
+    assert PACKAGED.services[5432] == "PostgreSQL"
+
+
+@pytest.mark.parametrize(
+    ("rule", "subject", "holds"),
+    [
+        ('category = ["lock"]', Subject("lock"), True),
+        ('category = ["lock"]', Subject("poll"), False),
+        ('leaf = ["a"]', Subject("x", ("a", "b")), True),
+        ('leaf = ["b"]', Subject("x", ("a", "b")), False),
+        ('kernel = ["b"]', Subject("x", ("a", "b")), True),
+        ('libc = ["b*"]', Subject("x", libc=("read", "bcd")), True),
+        ('libc = ["b*"]', Subject("x", own=("bcd",)), False),
+        ('own = ["a"]', Subject("x", own=("a", "b")), True),
+        ('own = ["b"]', Subject("x", own=("a", "b")), False),
+        ('near = ["d"]', Subject("x", own=("a", "b", "c", "d", "e")), True),
+        ('near = ["e"]', Subject("x", own=("a", "b", "c", "d", "e")), False),
+        ('user = ["e"]', Subject("x", own=("a", "b", "c", "d", "e")), True),
+        ('user = ["read"]', Subject("x", libc=("read",)), True),
+        ('module = ["libpq.so*"]', Subject("x", modules=("prog", "libpq.so.5")), True),
+        ('program = ["Web"]', Subject("x", program="web"), False),
+        ('program = ["we?"]', Subject("x", program="web"), True),
+        ('object = ["pipe"]', Subject("x", object=("pipe:[1]", "pipe:[1]", "pipe")), True),
+        ('category = ["lock"]\nnot = ["work"]', Subject("lock", own=("main",)), True),
+        ('category = ["lock"]\nnot = ["work"]', Subject("lock", own=("work", "main")), False),
+        ('[names]\nnone = ["x"]\nsome = ["a", "b"]\n', Subject("x"), False),
+        ('own = ["@some"]', Subject("x", own=("b",)), True),
+    ],
+)
+def test_rule_matches_if_all_its_conditions_do(rule: str, subject: Subject, holds: bool) -> None:
+    if rule.startswith("["):
+        assert parsed(rule) == Rules()
+        return
+    rules = parsed(f'[names]\nsome = ["a", "b"]\n[[rule]]\n{RULE}{rule}\n')
+    assert (rules.of(subject) is not None) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[rule]\n", "rules.toml is not valid TOML"),
+        (f"[[rule]]\n{RULE}", "rule 1 (line 1): it has none of the conditions category, "),
+        (f'[[rule]]\n{RULE}not = ["a"]', "rule 1 (line 1): it has none of the conditions"),
+        (f'[[rule]]\n{RULE}own = "a"', "`own` is not a list of names"),
+        (f'[[rule]]\n{RULE}colour = ["a"]', "`colour` is unknown here; known keys: category, "),
+        (f'[[rule]]\n{RULE}own = ["@nobody"]', "`names` is missing"),
+        *(
+            (f'[[rule]]\n{RULE}own = ["a"]\ndepth = {said}', "`depth` is not a number")
+            for said in ("0", "true", "128", '"2"')
+        ),
+        (f'[[rule]]\n{RULE}category = ["locks"]', "there is no category `locks`"),
+        (f'[[rule]]\n{RULE}own = ["a"]\nidle = "no"', "`idle` is neither true nor false"),
+        (
+            f'\n[[rule]]\n{RULE}own = ["a"]\n\n[[rule]]\n{RULE}own = ["b"]',
+            "rule 2 (line 8): the id `it` is used twice",
+        ),
+        ('[[rule]]\nid = "A word"\nname = "x"\nsays = "y"\nown = ["a"]', "`id` may only have a to z"),
+        ('[[rule]]\nid = "it"\nsays = "y"\nown = ["a"]', "`name`, what is waited for, in a few words, is missing"),
+        ('[[rule]]\nid = "it"\nname = "x"\nown = ["a"]', "`says`, what that is, in a sentence, is missing"),
+        (f'[[rule]]\nid = "it"\nname = "{"x" * 201}"\nsays = "y"\nown = ["a"]', "`name` has more than 200 characters"),
+        ('[services]\nmany = "x"', "is not a port"),
+        ('[services]\n70000 = "x"', "is not a port"),
+        ("[services]\n80 = 7", "`80`, the service at that port, is missing"),
+        ("colour = 7", "`colour` is unknown here"),
+        (
+            f'[[rule]]\n{RULE}object = ["pipe"]\nidle = true',
+            "`idle` depends on the stack, so it cannot",
+        ),
+        ("rule = 7", "there is no [[rule]]"),
+        ("rule = [7]", "there is no [[rule]]"),
+        (f'[[rule]]\n{RULE}"\\u001b[2J" = ["a"]', "`\\x1b[2J` is unknown here"),
+    ],
+)
+def test_broken_file_reports_place_and_error(text: str, said: str) -> None:
+    with pytest.raises(OfftopError) as refused:
+        parsed(text)
+    assert said in str(refused.value)
+    assert str(refused.value).endswith(". Mend it")
+    assert "\x1b" not in str(refused.value)
+
+
+def test_user_rules_come_first_and_replace_ours_of_the_same_id() -> None:
+    own = parsed('[services]\n5432 = "billing"\n[[rule]]\nid = "gil"\nname = "the GIL"\nsays = "x"\nprogram = ["web"]')
+    both = own.before(PACKAGED)
+    assert len(both.rules) == len(PACKAGED.rules)
+    assert both.rules[0].name == "the GIL"
+    assert (both.services[5432], both.services[6379]) == ("billing", "Redis")
+    assert NO_RULES.before(PACKAGED).rules == PACKAGED.rules
+
+
+DEEP = f"deep(int){INLINED} < shallow.isra.0(void (*)(int)) const{INLINED} < (anonymous namespace)::run(x)"
+
+
+def test_compiler_suffixes_are_removed_from_functions() -> None:
+    stack = Stack(
+        (
+            *frames("lib:futex", "lib:pthread_cond_wait"),
+            Frame(
+                "/opt/prog",
+                1,
+                DEEP,
+            ),
+            Frame("/opt/prog", 2, ""),
+            *frames("lib:start_thread", "work.cold"),
+        )
+    )
+    subject = subject_of(Stack((Frame(KERNEL, 0, "futex_wait.constprop.0"),), 0, "lock"), stack, FixedNames())
+    assert subject.kernel == ("futex_wait",)
+    assert subject.libc == ("futex", "pthread_cond_wait")
+    assert subject.own[:3] == ("deep", "shallow", "(anonymous namespace)::run")
+    assert subject.own[3:] == ("start_thread", "work")
+    assert subject.modules == ("libc.so.6", "prog")
+
+
+# ---- the diagnoser
+
+LOCK, POLL = 3, 4
+WORKER, LATE, LOOP = 5, 6, 7
+LATE_FRAME = Frame("/opt/prog", 0x99, "")
+IDLE_RULES = parsed(
+    f'[[rule]]\n{RULE}own = ["serve"]\nidle = true\n'
+    '[[rule]]\nid = "busy"\nname = "busy"\nsays = "x"\nown = ["row_lock"]\nidle = false\n'
+    '[[rule]]\nid = "plain"\nname = "plain"\nsays = "x"\nown = ["work"]\n'
+    '[[rule]]\nid = "same"\nname = "it"\nsays = "x"\nown = ["other"]\n'
+)
+
+
+def book() -> Book:
+    made = Book()
+    made.stacks |= {
+        LOCK: Stack((Frame(KERNEL, 0, "futex_wait"),), 0, "lock"),
+        POLL: Stack((Frame(KERNEL, 0, "ep_poll"),), 0, "poll"),
+        WORKER: Stack(frames("lib:wait", "serve")),
+        LATE: Stack((LATE_FRAME,)),
+        LOOP: Stack(frames("lib:epoll_wait", "row_lock")),
+        8: Stack(frames("work")),
+        9: Stack(frames("other")),
+    }
+    made.processes |= {7: "web", 8: "db"}
+    made.comms[ThreadKey(7, 71)] = "main"
+    return made
+
+
+def window(*sites: tuple[SiteKey, int]) -> Window:
+    return Window(0, 10**9, 10**9, sites={key: SiteTotals(1, ns, 0, ns) for key, ns in sites}, book=book())
+
+
+def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None:
+    some = window(
+        *((SiteKey(7, 71, LOCK, WORKER), 30), (SiteKey(7, 72, LOCK, 9), 10), (SiteKey(8, 81, LOCK, 8), 50)),
+        *((SiteKey(8, 82, LOCK, NO_STACK), 10), (SiteKey(8, 83, SHORT, NO_STACK), 0)),
+    )
+    diagnoser = Diagnoser(FixedNames(), Fixed(IDLE_RULES))
+    found = diagnoser.rules_of(by_site(shares(some, Idle()), Scope()), some.book)
+    assert [(one.rule and one.rule.name, one.total_ns, one.pid) for one in found] == [
+        ("plain", 50, 8),
+        ("it", 40, 7),
+        (None, 10, 8),
+    ]
+    assert most(found) is found[0]
+    assert found[0].in_short(some.book, with_process=True) == "50% wait for plain (db)"
+    assert found[1].in_full(some.book, with_process=False) == "40% wait for it: It is so."
+    assert most(found[2:]) is None
+    assert diagnoser.rule_of(SiteKey(8, 83, SHORT, NO_STACK), some.book) is None
+
+
+def test_wait_is_matched_again_when_its_functions_get_names() -> None:
+    names, some = FixedNames(), book()
+    diagnoser = Diagnoser(names, Fixed(IDLE_RULES))
+    site = SiteKey(7, 71, LOCK, LATE)
+    assert diagnoser.rule_of(site, some) is None
+    ids = np.array([site], np.int64)
+    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [0]
+    names.later[LATE_FRAME] = "serve"
+    assert diagnoser.rule_of(site, some) is None, "nobody said that there are other names"
+    names.version += 1
+    rule = diagnoser.rule_of(site, some)
+    assert rule and rule.id == "it"
+    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1]
+
+
+def test_changed_rules_apply_at_once() -> None:
+    source = _Changing(IDLE_RULES)
+    diagnoser, some = Diagnoser(FixedNames(), source), book()
+    ids = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
+    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1]
+    source.rules = NO_RULES
+    assert diagnoser.rule_of(SiteKey(7, 71, LOCK, WORKER), some) is None
+    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [0]
+
+
+class _Changing:
+    error = ""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+
+def test_rule_overrides_whether_a_wait_is_idle() -> None:
+    some = window(
+        (SiteKey(7, 71, LOCK, WORKER), 10),
+        (SiteKey(7, 72, POLL, LOOP), 20),
+        (SiteKey(7, 73, POLL, WORKER), 30),
+        (SiteKey(7, 74, LOCK, 8), 40),
+    )
+    diagnoser = Diagnoser(FixedNames(), Fixed(IDLE_RULES))
+    ids = shares(some, Idle()).ids
+    idle = Idle({"poll"}, verdicts=diagnoser.verdicts([ids], some.book))
+    parts = {leaf: part.total_ns for leaf, part in cut(some, idle).categories.items()}
+    assert parts == {Leaf("lock", True): 10, Leaf("poll"): 20, Leaf("poll", True): 30, Leaf("lock"): 40}
+    assert sum(parts.values()) == sum(part.total_ns for part in cut(some, Idle({"poll"})).categories.values())
+
+
+def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_process() -> None:
+    some, diagnoser = book(), Diagnoser(FixedNames(), Fixed(IDLE_RULES))
+    ids = np.array([(7, 71, LOCK, WORKER, 0), (7, 72, LOCK, NO_STACK, 0), (8, 81, LOCK, NO_STACK, 0)], np.int64)
+    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1, 1, 0]
+    more = np.array([(7, 73, LOCK, 8, 0)], np.int64)
+    diagnoser.verdicts([more], some)
+    another = np.array([(7, 74, POLL, WORKER, 0)], np.int64)
+    assert diagnoser.verdicts([another], some).of(ids).tolist() == [1, 0, 0], "of those, one works"
+
+
+def test_tick_keeps_the_verdicts_of_its_time() -> None:
+    names, made = FixedNames(), book()
+    diagnoser = Diagnoser(names, Fixed(IDLE_RULES))
+    history = History((), never, verdicts=diagnoser.verdicts)
+    site, sums = SiteKey(7, 71, LOCK, LATE), SiteTotals()
+    for second in range(3):
+        if second == 2:
+            names.later[LATE_FRAME] = "serve"
+            names.version += 1
+        sums = sums.plus(SiteTotals(1, 5, 0, 5, 1))
+        history.add(Snapshot(0, second * 10**9, sites={site: sums._replace(max_ns=5)}, book=made))
+    first, second = history.last(10**10)
+    assert {*first.leaves} == {*first.cut.categories} == {Leaf("lock")}
+    assert {*second.leaves} == {Leaf("lock", True)}
+    assert {*first.cut.categories} == {*cut(first.window, first.idle).categories}
+
+
+def test_places_that_disappear_are_dropped_and_judged_again_when_they_return() -> None:
+    diagnoser, some = Diagnoser(FixedNames(), Fixed(IDLE_RULES)), book()
+    first = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
+    assert diagnoser.verdicts([first], some).of(first).tolist() == [1]
+    for n in range(100):
+        more = np.array([(1000 + n, 1, LOCK, WORKER, 0)], np.int64)
+        diagnoser.verdicts([more], some)
+    assert len(diagnoser._program_at) < 10  # pyright: ignore[reportPrivateUsage]
+    assert diagnoser.verdicts([first], some).of(first).tolist() == [1]
+
+
+def never(lanes: Ints) -> Mask:
+    return np.zeros(len(lanes), np.bool_)
+
+
+def test_verdicts_are_empty_for_unknown_sites() -> None:
+    said = Verdicts({(7, 3, 5): True, (7, 3, 6): False})
+    ids = np.array([(7, 1, 3, 5, 9), (7, 2, 3, 6, 0), (7, 1, 3, 7, 0), (8, 1, 3, 5, 0)], np.int64)
+    assert said.of(ids).tolist() == [1, -1, 0, 0]
+    assert Verdicts({}).of(ids).tolist() == [0] * 4
+
+
+def test_peer_is_named_by_its_port() -> None:
+    some = book()
+    some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
+    peers = {10: "10.0.0.5:5432", 11: "[::1]:6379", 12: "10.0.0.5:9999", 13: ""}
+    some.wakes |= {n: Wake(object=Object("tcp", f"socket:[{n}]", peer=peer)) for n, peer in peers.items()}
+    diagnoser = Diagnoser(FixedNames(), Fixed(PACKAGED))
+    found = [diagnoser.rule_of(SiteKey(7, 71, 10, 8, wake), some) for wake in peers]
+    assert [(rule.id, rule.name) for rule in found if rule] == [
+        ("answer-5432", "an answer of PostgreSQL"),
+        ("answer-6379", "an answer of Redis"),
+        ("answer", "an answer over the network"),
+        ("answer", "an answer over the network"),
+    ]
+    assert diagnoser.rule_of(SiteKey(7, 72, 10, 9, 10), some) is found[0]
+
+
+def test_client_is_not_named_by_its_port() -> None:
+    came = Object("tcp", "socket:[1]", local="10.0.0.1:8080", peer="10.0.0.5:33060")
+    went = came._replace(local="10.0.0.1:50000")
+    assert (PACKAGED.service(came), PACKAGED.service(went)) == (None, ("MySQL", "33060"))
+
+
+def test_text_of_a_cause_is_that_of_the_rule_with_most_of_its_time() -> None:
+    rule = '[[rule]]\nid = "{}"\nname = "it"\nsays = "{}"\nown = ["{}"]\n'
+    rules = parsed(rule.format("a", "Little.", "work") + rule.format("b", "Much.", "other"))
+    some = window((SiteKey(7, 71, LOCK, 8), 10), (SiteKey(7, 72, LOCK, 9), 90))
+    diagnoser = Diagnoser(FixedNames(), Fixed(rules))
+    table = by_site(shares(some, Idle()), Scope())
+    assert [one.in_full(some.book, with_process=False) for one in diagnoser.rules_of(table, some.book)] == [
+        "100% wait for it: Much."
+    ]
+    apart = diagnoser.rules_of(table, some.book, apart=True)
+    assert [(one.rule and one.rule.id, one.total_ns) for one in apart] == [("b", 90), ("a", 10)]
+
+
+def test_hint_about_wakers_says_where_they_are_not_available() -> None:
+    rule = '[[rule]]\nid = "{0}"\nname = "{0}"\nsays = "It is."\nnext = "{1}"\nown = ["{0}"]\n'
+    rules = parsed(rule.format("work", "who does: key 2") + rule.format("other", "see the log")).rules
+    traced, sampled = book(), replace(book(), has_programs=False)
+    assert [advice(one, traced) for one in rules] == ["who does: key 2", "see the log"]
+    assert [advice(one, sampled) for one in rules] == ["who does: key 2 (needs BPF)", "see the log"]
+
+
+def test_hint_about_wakers_names_the_option_if_there_are_no_keys() -> None:
+    rules = parsed('[[rule]]\nid = "a"\nname = "a"\nsays = "It is."\nnext = "who does: key 2"\nown = ["work"]\n').rules
+    told = Told(rules[0], 5, 0.5, 7)
+    assert told.in_full(book(), with_process=False) == "50% wait for a: It is. Next: who does: key 2."
+    without = told.in_full(book(), with_process=False, with_keys=False)
+    assert without == "50% wait for a: It is. Next: who does: --mode wakeup."
+
+
+def test_another_program_of_the_same_process_is_matched_again() -> None:
+    some = book()
+    diagnoser = Diagnoser(FixedNames(), Fixed(PACKAGED))
+    some.stacks[12] = Stack((Frame(KERNEL, 0, "do_wait"),), 0, "child")
+    site, ids = SiteKey(7, 71, 12, NO_STACK), np.array([(7, 71, 12, 0, 0)], np.int64)
+    told: list[tuple[str, int]] = []
+    for program in ("bash", "psql", "bash"):
+        some.processes[7] = program
+        rule = diagnoser.rule_of(site, some)
+        told.append((rule.id if rule else "", int(diagnoser.verdicts([ids], some).of(ids)[0])))
+    assert told == [("launcher", 1), ("child", 0), ("launcher", 1)]
+
+
+def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
+    some = book()
+    some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
+    some.stacks[11] = Stack((Frame(KERNEL, 0, "pipe_read"),), 0, "pipe")
+    peers = {10: "[::1]:9999", 11: "[::1]:5432", 12: "[::1]:9998"}
+    what = {n: Object("tcp", f"socket:[{n}]", local="[::1]:40000", peer=peer) for n, peer in peers.items()}
+    what[13] = Object("pipe", "pipe:[13]")
+    some.wakes |= {n: Wake(object=one) for n, one in what.items()}
+    diagnoser = Diagnoser(FixedNames(), Fixed(PACKAGED))
+
+    def found() -> list[tuple[str, str]]:
+        rules = [diagnoser.rule_of(SiteKey(7, 71, 11 if wake == 13 else 10, 8, wake), some) for wake in what]
+        return [(rule.id, rule.name) for rule in rules if rule]
+
+    def unanswered(*wakes: int) -> dict[Object, int]:
+        diagnoser.rules_of({(11 if wake == 13 else 10, 8, wake, 7): Part(1, 10) for wake in wakes}, some)
+        return diagnoser.unanswered
+
+    before = [("answer", "an answer over the network"), ("answer-5432", "an answer of PostgreSQL")]
+    assert found() == [*before, before[0], ("pipe-empty", "data from a pipe")]
+    assert unanswered(*what) == {what[10]: 7, what[12]: 7, what[13]: 7}
+    assert unanswered(11, 12) == {what[12]: 7}, "the others are over"
+    of = {10: (PEER, "My App\x1b"), 11: (PEER, "proxy"), 13: (WRITER, "gzip")}
+    some.ends = {
+        what[n]: Ends((Side(role, (Process(5, name), Process(6, name)), 2),)) for n, (role, name) in of.items()
+    }
+    assert found() == [*before, before[0], ("pipe-empty", "data from a pipe")], "until the next tick"
+    some.ends_version += 1
+    assert found() == [
+        ("answer-my-app-x1b", "an answer of My App\\x1b"),
+        *(("answer-proxy", "an answer of proxy"), before[0]),
+        ("pipe-empty-gzip", "data that gzip writes to a pipe"),
+    ]

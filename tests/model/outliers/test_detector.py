@@ -1,0 +1,303 @@
+"""Outliers by triggers and by what is usual: reported when they cross the threshold, and again when they end."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from offtop.model.outliers.detector import LEAST_AUTO_NS, TIMES_USUAL, Judge
+from offtop.model.outliers.trigger import Trigger, parse
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.outlier import AUTO, NEVER_NS, Caught, Outlier
+from offtop.model.values.snapshot import Bound, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.values.stack import KERNEL, NO_STACK, Frame, Stack
+from offtop.model.values.table import Ints, Mask
+from offtop.model.values.wake import FIRST_WAKE, THREAD, Wake, Waker
+from offtop.model.windows.history import History
+from offtop.units import NS_PER_S
+
+MS, S = 1_000_000, NS_PER_S
+LOCK, FSYNC, POLL, SLEEP, USER = 20, 21, 22, 23, 30
+IDS = ("lock", "fsync", "poll", "sleep", "run-queue")
+ONE, TWO = ThreadKey(10, 11), ThreadKey(10, 12)
+USUALLY = log2.high_ns(log2.lane_of(3 * MS))
+MARK_NS = TIMES_USUAL * USUALLY
+"""Of who usually waits 3 ms: 84 ms."""
+
+
+def never(lanes: Ints) -> Mask:
+    return np.zeros(len(lanes), np.bool_)
+
+
+def rules(*texts: str) -> list[Trigger | None]:
+    return [parse(text, IDS, {}) for text in texts]
+
+
+class Machine:
+    """A source with a snapshot to judge each second."""
+
+    def __init__(self, *texts: str) -> None:
+        self.judge = Judge(rules(*texts))
+        self.book = Book()
+        for number, name in ((LOCK, "lock"), (FSYNC, "fsync"), (POLL, "poll"), (SLEEP, "sleep"), (USER, "other")):
+            self.book.stacks[number] = Stack((Frame(KERNEL, 0, name),), 0, name)
+        self.book.processes[10], self.book.comms[ONE] = "shop", "worker"
+        self.book.wakes[FIRST_WAKE] = Wake(Waker(THREAD, "", 10, 12, "clerk", kernel=LOCK))
+        self._history = History({"poll"}, never)
+        self._threads: dict[ThreadKey, ThreadTotals] = {}
+        self._sites: dict[SiteKey, SiteTotals] = {}
+        self.at_ns = 1_000 * S
+        self.tick()
+
+    def tick(
+        self,
+        waits_ms: Sequence[int] = (),
+        kernel: int = LOCK,
+        waiting: Sequence[Waiting] = (),
+        caught: Sequence[Caught] = (),
+        short: int = 0,
+    ) -> Sequence[Outlier]:
+        """A second in which worker waited like that."""
+        self.at_ns += S
+        ns, histogram = sum(waits_ms) * MS, log2.of(*(ms * MS for ms in waits_ms))
+        site = SiteKey(*ONE, kernel, USER)
+        longest_ns = max(waits_ms, default=0) * MS
+        of_thread = ThreadTotals(
+            len(waits_ms) + short, ns + short * 1000, short_waits=short, short_ns=short * 1000, max_ns=longest_ns
+        )
+        self._threads[ONE] = self._threads.get(ONE, ThreadTotals()).plus(of_thread)
+        totals = SiteTotals(len(waits_ms), ns, 0, longest_ns, histogram)
+        self._sites[site] = self._sites.get(site, SiteTotals()).plus(totals)
+        in_progress = {one.site.thread: one for one in waiting}
+        snapshot = Snapshot(
+            self.at_ns + 5 * S,
+            self.at_ns,
+            dict(self._threads),
+            dict(self._sites),
+            in_progress,
+            self.book,
+            caught=caught,
+        )
+        kept = self._history.add(snapshot)
+        return self.judge.tick(snapshot, kept) if kept else ()
+
+    def learn(self, *waits_ms: int, kernel: int = LOCK, short: int = 0) -> None:
+        """11 s in which nothing else happens."""
+        for _ in range(11):
+            assert self.tick(waits_ms, kernel, short=short) == []
+
+    def wait(self, length_ms: int, kernel: int = LOCK, key: ThreadKey = ONE, ready_ms: int = 0) -> Caught:
+        """A wait that ends in the next tick, as the BPF programs report it."""
+        ended_ns = self.at_ns + S // 2
+        site = SiteKey(*key, kernel, USER, FIRST_WAKE)
+        return Caught(site, ended_ns - length_ms * MS, ended_ns, ready_ms * MS, 1, 3, "shop")
+
+    def going(self, since_ms: int, kernel: int = LOCK, key: ThreadKey = ONE) -> Waiting:
+        """A wait in progress that began so long before the next tick."""
+        left_ns = self.at_ns + S - since_ms * MS
+        return Waiting(SiteKey(*key, kernel, NO_STACK), left_ns, left_ns, state=1)
+
+
+def test_no_triggers_report_nothing() -> None:
+    machine = Machine()
+    assert machine.judge.lowest_ns == NEVER_NS
+    assert machine.tick(caught=[machine.wait(90_000)]) == []
+    assert machine.judge.outliers.every == ()
+
+
+def test_trigger_reports_only_what_is_longer() -> None:
+    machine = Machine("lock.max > 500ms")
+    assert machine.judge.lowest_ns == 500 * MS
+    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (500 * MS, NEVER_NS)
+    assert machine.judge.marks_ns("shop", FSYNC, machine.book) == (NEVER_NS, NEVER_NS)
+    caught = [machine.wait(500), machine.wait(501), machine.wait(900, FSYNC)]
+    (one,) = machine.tick(caught=caught)
+    assert (one.rule, one.metric, one.category, one.program) == ("lock.max > 500ms", "max", "lock", "shop")
+    assert (one.value, one.mark, one.usual_ns, one.length_ns) == (501 * MS, 500 * MS, 0, 501 * MS)
+    assert (one.comm, one.is_going_on, one.was_told, one.more) == ("worker", False, False, 0)
+    assert one.book.stack(LOCK).category == "lock"
+    assert one.book.wake(FIRST_WAKE).waker.comm == "clerk"
+    assert one.book.processes == {10: "shop"}
+    assert machine.judge.outliers.every == (one,)
+
+
+def test_trigger_may_name_the_program_and_any_category_that_is_not_idle() -> None:
+    machine = Machine("comm:sh* any.max > 1s")
+    assert [one.category for one in machine.tick(caught=[machine.wait(1500), machine.wait(1500, POLL, TWO)])] == [
+        "lock"
+    ]
+    machine.book.processes[10] = "bank"
+    assert machine.tick(caught=[machine.wait(1500)._replace(program="bank")]) == []
+    named = Machine("poll.max > 1s")
+    assert [one.category for one in named.tick(caught=[named.wait(1500, POLL)])] == ["poll"]
+
+
+def test_run_queue_part_of_a_wait_is_judged_by_itself() -> None:
+    machine = Machine("lock.max > 500ms", "runq.max > 200ms")
+    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (500 * MS, 200 * MS)
+    (one,) = machine.tick(caught=[machine.wait(600, ready_ms=300)])
+    assert (one.category, one.value) == ("run-queue", 300 * MS)
+    assert machine.tick(caught=[machine.wait(600, ready_ms=199)]) == []
+    (other,) = machine.tick(caught=[machine.wait(800, ready_ms=199)])
+    assert (other.category, other.value, other.length_ns) == ("lock", 601 * MS, 800 * MS)
+
+
+def test_auto_reports_nothing_until_it_knows_what_is_usual() -> None:
+    machine = Machine(AUTO)
+    assert machine.judge.lowest_ns == LEAST_AUTO_NS
+    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (NEVER_NS, NEVER_NS)
+    assert machine.tick(caught=[machine.wait(90_000)]) == []
+    version = machine.judge.version
+    machine.learn(3, 3, 3)
+    assert machine.judge.version > version
+    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (MARK_NS, NEVER_NS)
+    assert machine.tick(caught=[machine.wait(MARK_NS // MS)]) == []
+    (one,) = machine.tick(caught=[machine.wait(MARK_NS // MS + 1)])
+    assert (one.rule, one.mark, one.usual_ns) == (AUTO, MARK_NS, USUALLY)
+
+
+def test_auto_ignores_idle_waits_and_those_of_intended_length() -> None:
+    for kernel in (POLL, SLEEP):
+        machine = Machine(AUTO)
+        machine.learn(3, 3, 3, kernel=kernel)
+        assert machine.tick(caught=[machine.wait(90_000, kernel)]) == []
+
+
+def test_wait_among_short_ones_is_judged_by_those() -> None:
+    machine = Machine(AUTO)
+    machine.learn(short=1000)
+    (one,) = machine.tick(caught=[machine.wait(1500)])
+    assert (one.rule, one.usual_ns) == (AUTO, log2.high_ns(log2.lane_of(MS)))
+    assert machine.tick(caught=[machine.wait(1500, key=TWO)]) == []  # which has made none
+
+
+def test_wait_that_began_before_learning_is_not_judged_by_what_is_usual() -> None:
+    machine = Machine(AUTO)
+    machine.learn(3, 3, 3)
+    assert machine.tick(caught=[machine.wait(60_000)]) == []
+
+
+def test_wait_in_progress_is_reported_when_it_crosses_and_again_when_it_ends() -> None:
+    machine = Machine("lock.max > 2s")
+    going = machine.going(900)
+    assert machine.tick(waiting=[going]) == []
+    assert machine.tick(waiting=[going]) == []
+    (one,) = machine.tick(waiting=[going])
+    assert (one.value, one.is_going_on, one.was_told, one.after) == (2900 * MS, True, False, "")
+    assert machine.tick(waiting=[going]) == []
+    ended_ns = machine.at_ns + S // 2
+    caught = Caught(going.site._replace(user=USER, wake=FIRST_WAKE), going.left_ns, ended_ns, 0, 1, 3, "shop")
+    (end,) = machine.tick(caught=[caught])
+    assert (end.value, end.is_going_on, end.was_told, end.after) == (4400 * MS, False, True, "running")
+    (kept,) = machine.judge.outliers.every
+    assert (kept.at_ns, kept.length_ns, kept.was_told) == (one.at_ns, 4400 * MS, False)
+    assert machine.tick() == []
+
+
+def test_wait_without_an_end_record_ends_at_the_tick() -> None:
+    machine = Machine("any.now > 1s")
+    going = machine.going(1500, FSYNC)
+    (one,) = machine.tick(waiting=[going])
+    assert one.metric == "now"
+    (end,) = machine.tick()
+    assert end.wait
+    assert (end.wait.is_exact, end.length_ns, end.was_told) == (False, 2500 * MS, True)
+
+
+def test_now_covers_only_waits_in_progress() -> None:
+    machine = Machine("lock.now > 1s")
+    assert machine.tick(caught=[machine.wait(5000)]) == []
+
+
+def test_wait_that_ends_while_its_end_is_reported_is_reported_once() -> None:
+    machine = Machine("lock.max > 1s")
+    going = machine.going(1500)
+    ended = Caught(going.site, going.left_ns, machine.at_ns + S + 1, 0, 1, 3, "shop")
+    assert [one.is_going_on for one in machine.tick(waiting=[going], caught=[ended])] == [False]
+
+
+def test_long_wait_from_before_learning_is_no_outlier_by_what_is_usual() -> None:
+    machine = Machine(AUTO, "lock.now > 60s")
+    old = machine.going(50_000, key=TWO)
+    found: Sequence[Outlier] = ()
+    for _ in range(12):
+        found = machine.tick((3, 3, 3), waiting=[old])
+    assert [one.rule for one in machine.judge.outliers.every] == ["lock.now > 60s"]
+    assert [one.value for one in found] == [61_000 * MS]
+
+
+def test_bound_is_not_taken_for_an_age() -> None:
+    machine = Machine("lock.now > 5s")
+    going = machine.going(500)
+    old = going._replace(since_ns=going.left_ns - 60 * S, bound=Bound.AT_MOST)
+    assert machine.tick(waiting=[old]) == []
+    exact = old._replace(bound=Bound.EXACT)
+    assert [one.value for one in machine.tick(waiting=[exact])] == [61_500 * MS]
+
+
+def test_wait_with_only_a_bound_is_not_exact() -> None:
+    for bound in Bound:
+        machine = Machine("lock.now > 5s")
+        (one,) = machine.tick(waiting=[machine.going(5500)._replace(bound=bound)])
+        assert one.wait
+        assert one.wait.is_exact == (bound is Bound.EXACT)
+
+
+def test_longest_of_many_of_a_kind_are_reported_and_others_counted() -> None:
+    machine = Machine("lock.max > 100ms")
+    found = machine.tick(caught=[machine.wait(200 + n) for n in range(80)])
+    assert len(found) == 50
+    assert (found[0].length_ns, found[0].more, found[1].more) == (279 * MS, 30, 0)
+
+
+def test_counted_waits_are_not_reported_later() -> None:
+    machine = Machine("lock.now > 1s")
+    waits = [machine.going(1500 + n, key=ThreadKey(10, 100 + n)) for n in range(80)]
+    first = machine.tick(waiting=waits)
+    assert (len(first), sum(one.more for one in first)) == (50, 30)
+    for _ in range(22):
+        assert machine.tick(waiting=waits) == []
+    ended = [Caught(one.site, one.left_ns, machine.at_ns + 1, 0, 1, 3, "shop") for one in waits]
+    last = machine.tick(caught=ended)
+    assert (len(last), {one.was_told for one in last}, sum(one.more for one in last)) == (50, {True}, 0)
+
+
+def test_wait_is_not_judged_by_itself() -> None:
+    for ticks in range(11, 24):
+        machine = Machine(AUTO)
+        for _ in range(ticks):
+            machine.tick((3, 3, 3))
+        assert len(machine.tick((1500,), caught=[machine.wait(1500)._replace(began_ns=machine.at_ns - S)])) == 1
+
+
+def test_waits_that_last_for_days_are_never_unusual() -> None:
+    machine = Machine(AUTO)
+    machine.learn(*[60 * 3600 * 1000] * 10)
+    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (NEVER_NS, NEVER_NS)
+
+
+def test_triggers_may_change_at_run_time() -> None:
+    machine = Machine("lock.max > 100ms")
+    version = machine.judge.version
+    machine.judge.ask(rules("fsync.max > 100ms"))
+    assert [one.category for one in machine.tick(caught=[machine.wait(200), machine.wait(200, FSYNC)])] == ["fsync"]
+    assert machine.judge.version > version
+
+
+def test_tick_is_judged_by_percentile_threads_and_rate() -> None:
+    machine = Machine("lock.p99 > 50ms", "lock.waiting > 0.5", "comm:shop lock.events > 9")
+    assert machine.judge.lowest_ns == NEVER_NS
+    assert machine.tick([3] * 9) == []
+    (one,) = machine.tick([3, 3, 90])
+    assert (one.metric, one.value, one.wait, one.length_ns) == ("p99", 90 * MS, None, 0)
+    assert [one.metric for one in machine.tick([60] * 9)] == ["waiting"]  # the first rule is as it was
+    (of_shop,) = machine.tick([1] * 10)
+    assert (of_shop.metric, of_shop.program, of_shop.value) == ("events", "shop", 10.0)
+
+
+def test_trigger_for_ticks_may_have_a_duration_and_reports_once() -> None:
+    machine = Machine("lock.p99 > 50ms for 3s")
+    told = [len(machine.tick([90])) for _ in range(5)]
+    assert told == [0, 0, 1, 0, 0]
+    assert machine.tick([3]) == []
+    assert [len(machine.tick([90])) for _ in range(3)] == [0, 0, 1]
