@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "packaging"))
 
 from completions import parser_of_everything
 
-from offtop import config, paths
+from offtop import paths
+from offtop.settings import config
 from offtop.ui import help as helps
 from offtop.ui import keys
 

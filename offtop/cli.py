@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from offtop import faults, options, paths, watch
+from offtop import faults, paths
+from offtop.commands import options, watch
 from offtop.errors import OfftopError, warn
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -106,7 +107,7 @@ def _doctor(arguments: Sequence[str]) -> int:
 
 
 def _schema(arguments: Sequence[str]) -> int:
-    from offtop.schema import SCHEMA
+    from offtop.reports.schema import SCHEMA
 
     options.schema().parse_args(arguments)
     with watch.written():

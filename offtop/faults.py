@@ -11,7 +11,7 @@ from pathlib import Path
 
 from offtop import __version__
 from offtop.errors import warn
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 VERBOSE = "OFFTOP_TRACEBACK"
 """Variable of the environment: who looks for the cause sets it, and has the traceback, too."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from offtop.errors import OfftopError, PrivilegeError
-from offtop.model.printable import printable
+from offtop.printable import printable
 from offtop.units import size
 
 LIMIT_BYTES = 64 * 1024

@@ -1,6 +1,6 @@
 """Write shell completions of offtop into a directory: `python packaging/completions.py DIR`.
 
-Each command of offtop has a parser of its own (offtop/options.py), so that `offtop` builds only one of them. shtab
+Each command of offtop has a parser of its own (offtop/commands/options.py), so `offtop` builds only one of them. shtab
 and argparse-manpage need one parser with subparsers: it is built here and parses nothing.
 """
 
@@ -12,9 +12,11 @@ from typing import cast
 
 import shtab
 
-from offtop import config, options, paths
+from offtop import paths
+from offtop.commands import options
 from offtop.model.aggregate import rows
 from offtop.model.values import wake
+from offtop.settings import config
 
 _FILES = {"bash": "offtop.bash", "zsh": "_offtop", "fish": "offtop.fish"}
 _VALUES = {

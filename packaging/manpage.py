@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from completions import parser_of_everything
 
-from offtop import __version__, config
+from offtop import __version__
+from offtop.settings import config
 from offtop.ui import help as helps
 from offtop.ui import keys
 

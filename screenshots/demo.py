@@ -23,6 +23,7 @@ from typing import TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from offtop import paths
+from offtop.feed.source import Happening
 from offtop.kernel.live import LiveSource
 from offtop.model.classify.categories import parse
 from offtop.model.values.catalog import Book, Details, SiteKey, ThreadKey
@@ -32,7 +33,6 @@ from offtop.model.values.stack import Frame, Names
 from offtop.model.values.wake import CHAIN, Object
 from offtop.person import person
 from offtop.recording.writer import Recorder
-from offtop.source import Happening
 
 SECONDS = 75
 HOST = "db7"

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from offtop.schema import SCHEMA
+from offtop.reports.schema import SCHEMA
 from offtop.units import NS_PER_S
 from tests.command import run
 from tests.test_diff import BUSIER, recorded, recorded_of

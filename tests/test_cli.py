@@ -19,8 +19,9 @@ from termios import TIOCSWINSZ
 
 import pytest
 
-from offtop import choices, options, paths
-from offtop.keeping import Kept
+from offtop import paths
+from offtop.commands import choices, options
+from offtop.commands.keeping import Kept
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.classify import categories
 from offtop.model.values.snapshot import Filters

@@ -16,7 +16,9 @@ from textual.dom import DOMNode
 
 import offtop.ui
 from docs import tables
-from offtop import cli, config, errors, options
+from offtop import cli, errors
+from offtop.commands import options
+from offtop.settings import config
 from offtop.ui import keys
 
 _ROOT = Path(__file__).parents[1]

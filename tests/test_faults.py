@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from offtop import cli, faults, watch
+from offtop import cli, faults
+from offtop.commands import watch
 from offtop.kernel.bpf import libbpf
 from offtop.ui import keeping
 from tests.ui.scripted import SHOP, ScriptedSource

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from offtop.export.profile import Profile, Sample
 from offtop.model.aggregate import steps
 from offtop.model.aggregate.steps import Step
-from offtop.model.printable import printable
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
+from offtop.printable import printable
 from offtop.units import duration, threads
 
 _WIDTH, _LINE, _TOP, _MARGIN = 1200, 16, 56, 10

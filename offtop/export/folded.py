@@ -15,13 +15,13 @@ from offtop.export.profile import Profile
 from offtop.model.aggregate import steps
 from offtop.model.aggregate.rows import thread_name
 from offtop.model.aggregate.steps import NO_FRAMES, Path, Shape, Step
-from offtop.model.printable import printable
 from offtop.model.values import stack
 from offtop.model.values.catalog import Book, ThreadKey
 from offtop.model.values.stack import Names
 from offtop.model.values.table import distinct_rows, thread_codes
 from offtop.model.values.wake import OFFCPU, WAKEUP
 from offtop.model.windows.breakdown import RUN_QUEUE, Shares
+from offtop.printable import printable
 
 PER = ("thread", "category")
 """What lines may be split by, besides the thread name."""

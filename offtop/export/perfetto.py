@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from offtop.export.protobuf import fixed, message, number, text
 from offtop.model.aggregate import location
-from offtop.model.printable import printable
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.stack import Names
 from offtop.model.values.wake import THREAD
+from offtop.printable import printable
 
 _PACKET = 1
 _CLOCKS, _TIMESTAMP, _SEQUENCE, _EVENT, _CLOCK, _TRACK = 6, 8, 10, 11, 58, 60

@@ -7,7 +7,7 @@ import gzip
 
 from offtop.export.profile import Profile
 from offtop.export.protobuf import message, number, numbers, text
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 _SAMPLE_TYPE, _SAMPLE, _LOCATION, _FUNCTION, _STRING = 1, 2, 4, 5, 6
 _TIME, _DURATION, _PERIOD_TYPE, _PERIOD, _COMMENT, _DEFAULT = 9, 10, 11, 12, 13, 14

@@ -9,7 +9,7 @@ from typing import Any
 
 from offtop import __version__
 from offtop.export.profile import Profile, Sample
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _MOST_PROCESSES = 200

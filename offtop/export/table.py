@@ -5,7 +5,7 @@ import io
 
 from offtop.export import folded
 from offtop.export.profile import Profile
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 HEAD = ("category", "process", "pid", "thread", "tid", "waits", "total_ns", "max_ns", "stack")
 

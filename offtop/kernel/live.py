@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError, UsageError
+from offtop.feed.source import Happening
 from offtop.kernel.accounting.drain import Drain, ScanCadence, Sites
 from offtop.kernel.accounting.ledger import Ledger
 from offtop.kernel.accounting.outlier_events import Catcher
@@ -49,7 +50,6 @@ from offtop.model.values.snapshot import OUTSIDE, PSEUDO_PIDS, Filters, Machine,
 from offtop.model.values.stack import Frame
 from offtop.model.values.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object
 from offtop.model.values.within import NO_CALLS
-from offtop.source import Happening
 
 _ALL_ONES = (1 << 64) - 1
 _KEEP_NS = 15 * 60 * 1_000_000_000

@@ -13,7 +13,6 @@ from itertools import chain
 
 import numpy as np
 
-from offtop.model.printable import printable
 from offtop.model.values import columns
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Details, Life, ThreadKey
@@ -39,6 +38,7 @@ from offtop.model.values.wake import (
 )
 from offtop.model.values.within import NO_CALLS, Calls
 from offtop.model.windows.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
+from offtop.printable import printable
 from offtop.recording import checked
 
 APPLICATION_ID = 0x6F667470

@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 from offtop.errors import OfftopError
 from offtop.model.aggregate.stack_problems import NOT_KNOWN, REASONS
-from offtop.model.printable import printable
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.stack import EMPTY, Frame, Stack, nameless
+from offtop.printable import printable
 from offtop.recording import caught, checked, form
 
 _MOST_VALUE_BYTES = 32 << 20

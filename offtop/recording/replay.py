@@ -13,8 +13,8 @@ from time import monotonic_ns
 from typing import TypeVar
 
 from offtop.errors import OfftopError, UsageError
+from offtop.feed.source import Recorded
 from offtop.model.classify.categories import OTHER
-from offtop.model.printable import printable
 from offtop.model.values.catalog import Book, ThreadKey
 from offtop.model.values.container import label
 from offtop.model.values.outlier import Marks, Outlier, joined
@@ -23,10 +23,10 @@ from offtop.model.values.stack import FIRST_STACK, Frame, Stack
 from offtop.model.values.table import SITES, table_of
 from offtop.model.values.wake import FIRST_WAKE, Object, Storm
 from offtop.model.windows.change import Change, Replayed
+from offtop.printable import printable
 from offtop.recording import form
 from offtop.recording.form import MOST_CALLS, Entry
 from offtop.recording.reader import Recording
-from offtop.source import Recorded
 from offtop.units import NS_PER_S, count, duration
 
 K = TypeVar("K")

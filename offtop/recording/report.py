@@ -11,7 +11,6 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from offtop import batch
 from offtop.model.aggregate import location
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.waker_rows import by_wake
@@ -19,7 +18,6 @@ from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import Diagnoser
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.outliers.text import in_line
-from offtop.model.printable import printable
 from offtop.model.values.catalog import Book, SiteKey, ThreadKey
 from offtop.model.values.outlier import Group, groups
 from offtop.model.values.snapshot import EXITED, Snapshot
@@ -30,8 +28,10 @@ from offtop.model.windows.breakdown import ALL, FILTERED, Added, Idle, Scope
 from offtop.model.windows.history import History, Kept, moved_in
 from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
 from offtop.model.windows.window import Window, merge
+from offtop.printable import printable
 from offtop.recording.replay import RecordedSource
-from offtop.tick import in_progress, passing
+from offtop.reports import batch
+from offtop.reports.tick import in_progress, passing
 from offtop.units import NS_PER_S, average, count, duration, threads
 
 _ROWS = 10

@@ -21,7 +21,7 @@ import numpy as np
 
 from offtop import __version__
 from offtop.errors import OfftopError
-from offtop.model.printable import printable
+from offtop.feed.source import Source
 from offtop.model.values.catalog import Book, Details, Life, ThreadKey
 from offtop.model.values.peers import EPOLL, Ends, waited_on
 from offtop.model.values.snapshot import Move, Snapshot
@@ -29,8 +29,8 @@ from offtop.model.values.stack import FIRST_STACK, Frame, Stack, nameless
 from offtop.model.values.wake import FIRST_WAKE, Object, Wake
 from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import Person, as_person
+from offtop.printable import printable
 from offtop.recording import caught, form
-from offtop.source import Source
 from offtop.units import NS_PER_S, size
 
 KEEP_NS = 48 * 3600 * NS_PER_S

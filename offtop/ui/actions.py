@@ -19,7 +19,6 @@ from offtop.model.aggregate.stack_problems import Told as StacksTold
 from offtop.model.aggregate.steps import NO_FRAMES, NO_THING, TURNS, WOKE, Path, Step
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import BELOW_REASON, NO_REASON, Reason
-from offtop.model.printable import printable
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import EXITED, UNNAMED
 from offtop.model.values.state import MASKS, WORDS
@@ -30,6 +29,7 @@ from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
 from offtop.model.windows.breakdown import ALL
 from offtop.person import NO_USER, is_user
+from offtop.printable import printable
 from offtop.ui import flame, latency, outliers, stacks, stuck, wakers
 from offtop.ui.catching import Catching
 from offtop.ui.chooser import Choice, Chooser

@@ -23,9 +23,11 @@ from textual.command import CommandPalette
 from textual.message import Message
 from textual.screen import Screen
 
-from offtop import faults, pace
-from offtop.catching import Catch
+from offtop import faults
 from offtop.errors import OfftopError, warn
+from offtop.feed import pace
+from offtop.feed.outlier_actions import Catch
+from offtop.feed.source import Source
 from offtop.model.aggregate import stack_ends
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.rows import NOWHERE
@@ -34,7 +36,6 @@ from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import Diagnoser
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.outliers.text import in_line
-from offtop.model.printable import printable
 from offtop.model.values.outlier import Outliers
 from offtop.model.values.peers import waited_on
 from offtop.model.values.wake import Object
@@ -46,7 +47,7 @@ from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, LATENCY, LIST, OUTL
 from offtop.model.windows.breakdown import ALL, Shares
 from offtop.model.windows.history import HISTORY_NS, History
 from offtop.model.windows.window import Window
-from offtop.source import Source
+from offtop.printable import printable
 from offtop.ui import flame, head, latency, outliers, stacks, stuck, tables, terminal, theme
 from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.help import Help

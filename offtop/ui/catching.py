@@ -1,15 +1,15 @@
 """The keys of what is caught: the list of outliers, from one to the next, and what is to be caught."""
 
-from offtop.catching import Catch
 from offtop.errors import OfftopError
+from offtop.feed.outlier_actions import Catch
 from offtop.model.outliers.text import in_line
-from offtop.model.printable import printable
 from offtop.model.values.outlier import Group
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.outlier_list import Listed, which
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import OUTLIERS
 from offtop.model.windows.breakdown import ALL
+from offtop.printable import printable
 from offtop.ui import outliers
 from offtop.ui.keeping import Keeping
 from offtop.ui.lines import Pen

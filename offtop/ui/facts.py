@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from offtop.model.printable import printable
+from offtop.printable import printable
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.lines import Line, fit
 from offtop.ui.over import Read

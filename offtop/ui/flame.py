@@ -6,8 +6,8 @@ from offtop.model.aggregate import icicle
 from offtop.model.aggregate.icicle import Box, Direction, Icicle
 from offtop.model.aggregate.rows import Row
 from offtop.model.aggregate.steps import Path
-from offtop.model.printable import printable
 from offtop.model.viewmodel.picture import Picture
+from offtop.printable import printable
 from offtop.ui.head import selection
 from offtop.ui.lines import Line, Pen, fit, plain, rule
 from offtop.ui.stacks import no_stack

@@ -5,9 +5,9 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
+from offtop.feed.source import Recorded
 from offtop.model.aggregate.rows import cgroup_name
 from offtop.model.aggregate.scope_text import LOST_NOT_KNOWN, counted, how_sure, rate, whose
-from offtop.model.printable import printable
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Cost
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
@@ -15,7 +15,7 @@ from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import SINCE_START, STUCK
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import ALL
-from offtop.source import Recorded
+from offtop.printable import printable
 from offtop.ui.glyphs import Glyphs, sparkline
 from offtop.ui.layout import Layout
 from offtop.ui.lines import Line, fit, spread, width_of

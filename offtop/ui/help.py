@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from offtop.model.classify.categories import Categories
-from offtop.model.printable import printable
+from offtop.printable import printable
 from offtop.ui.glyphs import Glyphs
 from offtop.ui.keys import PANES, Group, grouped
 from offtop.ui.lines import NO_LINE, Line, Panel, marked, plain

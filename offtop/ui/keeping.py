@@ -9,18 +9,18 @@ from typing import Protocol
 
 from textual.message import Message
 
-from offtop import pace
-from offtop.batch import look_up
 from offtop.errors import OfftopError
 from offtop.export import folded
 from offtop.export.profile import profile_of
-from offtop.model.printable import printable
+from offtop.feed import pace
 from offtop.model.values.outlier import Outliers
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import SINCE_START
 from offtop.model.windows.breakdown import Shares
 from offtop.model.windows.window import Window
-from offtop.takeaway import ENDINGS, FORMATS, in_form
+from offtop.printable import printable
+from offtop.reports.batch import look_up
+from offtop.reports.exports import ENDINGS, FORMATS, in_form
 from offtop.ui.chooser import Choice, Chooser
 from offtop.ui.head import clock, selection
 from offtop.ui.modes import Modes

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from math import log
 
-from offtop.model.printable import printable
 from offtop.model.values import histogram as log2
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import LATENCY, Cell
 from offtop.model.windows.heat import Heat
+from offtop.printable import printable
 from offtop.ui.head import clock, selection
 from offtop.ui.layout import HEAT_SCALE
 from offtop.ui.lines import Line, Pen, fit, plain, rule

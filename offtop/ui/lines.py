@@ -18,8 +18,8 @@ from textual.strip import Strip
 from textual.theme import Theme
 from textual.widget import Widget
 
-from offtop.model.printable import printable
 from offtop.model.values.stack import Names
+from offtop.printable import printable
 from offtop.ui import theme
 from offtop.ui.glyphs import Glyphs
 

@@ -5,9 +5,9 @@ from threading import Lock, Thread, current_thread
 from textual.message import Message
 
 from offtop.errors import OfftopError
+from offtop.feed.source import Source
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.viewmodel import drilling
-from offtop.source import Source
 from offtop.ui.looks import OF_OBJECTS
 from offtop.ui.sorting import Sorting
 

@@ -6,13 +6,13 @@ from datetime import datetime
 from offtop.model.aggregate import location
 from offtop.model.outliers.text import against, how_much, place, who
 from offtop.model.outliers.trigger import value_told
-from offtop.model.printable import printable
 from offtop.model.values.catalog import Book
 from offtop.model.values.outlier import AUTO, Group, Outlier
 from offtop.model.values.stack import Names
 from offtop.model.values.state import WORDS, letter
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import OUTLIERS
+from offtop.printable import printable
 from offtop.ui.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.lines import Line, Pen, fit, plain, rule
 from offtop.ui.stuck import frame_lines, halves, told_frames

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from textual.app import App
 
 from offtop.errors import OfftopError
+from offtop.feed.source import Source
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.history import History, Kept
-from offtop.source import Source
 from offtop.units import NS_PER_S, parse_moment, span
 
 

@@ -10,13 +10,13 @@ from offtop.model.aggregate.rows import Place, Row
 from offtop.model.aggregate.steps import TURNS, WHO_WAITED, WOKEN_BY, Shape, Step, begins_line
 from offtop.model.aggregate.tree import MORE, Branch
 from offtop.model.classify.cause_finder import advice, most
-from offtop.model.printable import printable
 from offtop.model.values.catalog import Book
 from offtop.model.values.stack import ENDS, LINKED, Names, Stack
 from offtop.model.values.wake import CHAIN, CHAIN_ENDS, NOBODY, OFFCPU, WAKEUP, WHOLE, Waker
 from offtop.model.viewmodel.picture import Picture, TreePicture
 from offtop.model.viewmodel.view import TREE
 from offtop.model.windows.stuck import NO_AGE
+from offtop.printable import printable
 from offtop.ui import account
 from offtop.ui.columns import Column, heads, line_of, that_fit
 from offtop.ui.head import selection

@@ -6,7 +6,6 @@ from rich.cells import cell_len
 
 from offtop.model.aggregate import location
 from offtop.model.aggregate.rows import process_name, thread_name
-from offtop.model.printable import printable
 from offtop.model.values import calls
 from offtop.model.values.catalog import Book
 from offtop.model.values.container import label
@@ -16,6 +15,7 @@ from offtop.model.values.state import WORDS
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import STUCK
 from offtop.model.windows.stuck import LEAST_AGE_NS
+from offtop.printable import printable
 from offtop.ui.head import clock, selection
 from offtop.ui.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.lines import Line, Pen, fit, plain, rule, width_of

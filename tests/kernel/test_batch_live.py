@@ -18,8 +18,6 @@ from typing import Any, cast
 import jsonschema
 import pytest
 
-from offtop import batch
-from offtop.batch import Wanted, waiters
 from offtop.kernel.bpf import libbpf
 from offtop.kernel.live import LiveSource
 from offtop.model.aggregate.filter import parse
@@ -29,8 +27,10 @@ from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import Names
 from offtop.model.windows.history import History, Kept
-from offtop.tick import passing
-from offtop.tickjson import tick_object
+from offtop.reports import batch
+from offtop.reports.batch import Wanted, waiters
+from offtop.reports.tick import passing
+from offtop.reports.tick_json import tick_object
 from tests import command
 from tests.kernel import programs, waits, watch
 from tests.kernel.watch import MS

@@ -18,7 +18,7 @@ from offtop.errors import UsageError
 from offtop.kernel.binary import cpython_layout, dwfl, elf, functions, perf_map, reader, unwind_rules, x86
 from offtop.kernel.binary.cfi import Unwinding
 from offtop.kernel.procfs.guarded_reads import GuardedReads
-from offtop.model.printable import printable
+from offtop.printable import printable
 from tests.kernel import programs
 
 _C = ("-g", "-fno-omit-frame-pointer")

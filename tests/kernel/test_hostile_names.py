@@ -12,8 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offtop import batch
-from offtop.batch import Wanted, waiters
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.classify.categories import is_periodic
@@ -21,8 +19,10 @@ from offtop.model.classify.cause_finder import Diagnoser
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values.snapshot import Filters
 from offtop.model.windows.history import History
-from offtop.tick import passing
-from offtop.tickjson import tick_object
+from offtop.reports import batch
+from offtop.reports.batch import Wanted, waiters
+from offtop.reports.tick import passing
+from offtop.reports.tick_json import tick_object
 from tests.kernel import programs, watch
 
 pytestmark = pytest.mark.kernel

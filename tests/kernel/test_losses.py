@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from offtop.feed.pace import Pace
 from offtop.kernel.accounting.drain import Drain
 from offtop.kernel.accounting.tick_records import Ended
 from offtop.kernel.bpf import program
@@ -23,7 +24,6 @@ from offtop.model.values.snapshot import EXITED, UNNAMED, Filters, SiteTotals
 from offtop.model.values.stack import STACK_LOST
 from offtop.model.windows.history import History
 from offtop.model.windows.window import Window
-from offtop.pace import Pace
 from tests.conftest import lacks
 from tests.kernel import programs, waits, watch
 from tests.kernel.test_counts import count_23_sleeps

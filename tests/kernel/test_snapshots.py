@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from offtop import snapshotfile
+from offtop.commands import snapshot_file
+from offtop.feed.pace import Pace
 from offtop.kernel.live import LiveSource
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.stack_problems import Problems
@@ -18,11 +19,10 @@ from offtop.model.classify.categories import is_periodic
 from offtop.model.classify.cause_finder import Diagnoser
 from offtop.model.values.snapshot import Filters
 from offtop.model.windows.history import History, Kept, moved_in
-from offtop.pace import Pace
 from offtop.person import person
-from offtop.rules import RuleFiles
-from offtop.tick import passing
-from offtop.tickjson import stacks_of, tick_object
+from offtop.reports.tick import passing
+from offtop.reports.tick_json import stacks_of, tick_object
+from offtop.settings.rule_files import RuleFiles
 from tests.command import run
 from tests.kernel import watch
 
@@ -79,7 +79,7 @@ def test_it_says_what_was_shown(tmp_path: Path, waits: int, mode: str) -> None:
             stacks = stacks_of(passing(kept, NOTHING, diagnoser, history.stuck(kept)))
             source.wait_for_names({frame for one in stacks for frame in kept.facts.book.stack(one).frames}, 30)
         ticks = history.last(1 << 62)[2:-1]
-        recorder = snapshotfile.begin(source, person(), tmp_path, "all", ticks[-1].taken_ns)
+        recorder = snapshot_file.begin(source, person(), tmp_path, "all", ticks[-1].taken_ns)
         for one in history.again(len(ticks) * _DELAY_NS, ticks[-1].at_ns):
             recorder.add(one)
         assert recorder.close().startswith(f"recorded {len(ticks)} ticks")

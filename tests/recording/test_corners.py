@@ -25,8 +25,8 @@ from offtop.recording import form, writer
 from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
+from offtop.reports.whole import baseline_in
 from offtop.units import NS_PER_S
-from offtop.whole import baseline_in
 from tests.recording.test_recording import in_json, recorded
 from tests.ui.scripted import MS, SHOP, START_NS, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offtop import batch
 from offtop.errors import OfftopError
 from offtop.model.values import columns
 from offtop.model.windows.change import NOTHING, Change, change
@@ -25,6 +24,7 @@ from offtop.person import person
 from offtop.recording import form, report
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
+from offtop.reports import batch
 from tests.recording.test_recording import in_json, recorded
 from tests.ui.scripted import STUCK, ScriptedSource
 from tests.ui.shown import CATEGORIES

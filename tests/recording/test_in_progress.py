@@ -10,7 +10,7 @@ from typing import Any, cast
 import jsonschema
 import pytest
 
-from offtop import batch
+from offtop.feed.source import Source
 from offtop.model.aggregate.budget import Rate
 from offtop.model.aggregate.filter import parse
 from offtop.model.classify.categories import is_periodic
@@ -23,8 +23,8 @@ from offtop.person import person
 from offtop.recording import form
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
-from offtop.schema import SCHEMA
-from offtop.source import Source
+from offtop.reports import batch
+from offtop.reports.schema import SCHEMA
 from offtop.units import NS_PER_S
 from tests.recording import test_recording
 from tests.recording.test_recording import ALL

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from offtop import batch
 from offtop.errors import OfftopError
+from offtop.feed.source import Source
 from offtop.model.aggregate.stack_problems import GUESSED, NOT_KNOWN, STRIPPED, UNSURE
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Filters, Snapshot
@@ -24,7 +24,7 @@ from offtop.recording import form
 from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
-from offtop.source import Source
+from offtop.reports import batch
 from offtop.units import NS_PER_S
 from tests.ui.scripted import SHOP, START_NS, WHO, BrokenSource, ScriptedSource
 from tests.ui.shown import CATEGORIES

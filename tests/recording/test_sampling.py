@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from offtop import batch
+from offtop.feed.source import Source
 from offtop.model.values.snapshot import Sampling
 from offtop.model.windows.change import NOTHING, change
 from offtop.model.windows.window import between, merge
@@ -17,8 +17,8 @@ from offtop.person import person
 from offtop.recording import form
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
-from offtop.schema import SCHEMA
-from offtop.source import Source
+from offtop.reports import batch
+from offtop.reports.schema import SCHEMA
 from offtop.units import NS_PER_S
 from tests import command
 from tests.test_diff import recorded_of

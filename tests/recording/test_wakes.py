@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop import batch
 from offtop.errors import OfftopError
+from offtop.feed.source import Source
 from offtop.model.values import columns
 from offtop.model.values.peers import NAMED, ROLES, Ends, Process, Side
 from offtop.model.values.stack import ENDED as PROCESS_ENDED
@@ -44,8 +44,8 @@ from offtop.recording import form, replay
 from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
-from offtop.schema import SCHEMA
-from offtop.source import Source
+from offtop.reports import batch
+from offtop.reports.schema import SCHEMA
 from offtop.units import NS_PER_S
 from tests.recording import test_recording
 from tests.recording.test_hostile import refused, reworded, told

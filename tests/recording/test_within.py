@@ -9,14 +9,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from offtop import batch
+from offtop.feed.source import Source
 from offtop.model.windows.change import NOTHING, change
 from offtop.person import person
 from offtop.recording import form
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
-from offtop.schema import SCHEMA
-from offtop.source import Source
+from offtop.reports import batch
+from offtop.reports.schema import SCHEMA
 from offtop.units import NS_PER_S
 from tests.ui.calling import NAME, CallingSource
 from tests.ui.scripted import MS, SHOP, ScriptedSource

@@ -20,8 +20,8 @@ from offtop.model.classify.cause_finder import Diagnoser
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values.snapshot import Filters
 from offtop.model.windows.history import History, Kept
-from offtop.tick import passing
-from offtop.tickjson import tick_object
+from offtop.reports.tick import passing
+from offtop.reports.tick_json import tick_object
 from offtop.units import NS_PER_S
 from tests import command
 from tests.kernel import watch

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from offtop.feed.source import Happening
 from offtop.model.aggregate.stack_problems import NOT_KNOWN
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Book, SiteKey, ThreadKey
@@ -10,7 +11,6 @@ from offtop.model.values.outlier import Marks
 from offtop.model.values.snapshot import Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import FIRST_STACK, KERNEL, Frame, Names, Stack
 from offtop.model.values.wake import Object
-from offtop.source import Happening
 from offtop.units import NS_PER_S
 
 LEAVES = {

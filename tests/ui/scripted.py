@@ -5,6 +5,7 @@ from threading import Event
 from typing import NamedTuple
 
 from offtop.errors import OfftopError
+from offtop.feed.source import Happening
 from offtop.model.aggregate.stack_problems import NOT_KNOWN, STRIPPED
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Book, Details, SiteKey, ThreadKey
@@ -48,7 +49,6 @@ from offtop.model.values.wake import (
     Wake,
     Waker,
 )
-from offtop.source import Happening
 from offtop.units import NS_PER_S
 
 MS = 1_000_000

@@ -10,10 +10,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from offtop import paths
 from offtop.errors import KernelError, OfftopError
+from offtop.feed.source import Source
 from offtop.model.classify.categories import parse
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.viewmodel.view import View
-from offtop.source import Source
 from offtop.ui.app import run
 from offtop.units import NS_PER_S
 from tests.ui.busy import BusySource

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 
 from offtop import paths
-from offtop.catching import Alarm, Catch
+from offtop.feed.outlier_actions import Alarm, Catch
 from offtop.model.classify.categories import parse
 from offtop.model.viewmodel.view import View
 from offtop.person import person

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from offtop.feed.source import Source
 from offtop.model.viewmodel.view import View
-from offtop.source import Source
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 from tests.ui.test_keys import ToldRecorder

@@ -9,11 +9,11 @@ import pytest
 from textual.command import CommandPalette
 
 from offtop.errors import KernelError, UsageError
+from offtop.feed.source import Source
 from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.snapshot import Filters, Snapshot
 from offtop.model.values.stack import one_name
 from offtop.model.viewmodel.view import CATEGORIES, FLAME, HISTOGRAM, LATENCY, LIST, SINCE_START, SITE, TREE, View
-from offtop.source import Source
 from offtop.ui import glyphs, stacks
 from offtop.ui.app import OfftopApp
 from offtop.ui.chooser import Chooser

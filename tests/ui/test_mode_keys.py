@@ -9,10 +9,10 @@ from rich.cells import cell_len
 
 from offtop.errors import KernelError, OfftopError
 from offtop.model.aggregate.tree import MORE
-from offtop.model.printable import printable
 from offtop.model.values.peers import WRITER, Ends, Process, Side
 from offtop.model.values.wake import CHAIN, MODES, OFFCPU, OFFWAKE, THREAD, WAKEUP, Object, Storm
 from offtop.model.viewmodel.view import CATEGORIES, FLAME, LIST, SITE, STUCK, TREE, View
+from offtop.printable import printable
 from offtop.ui.app import OfftopApp
 from tests.ui.sampled import SampledSource
 from tests.ui.scripted import CLERK, MUTEX, PIPE, WAKERS, By, ScriptedSource, Then, Waits, Woken

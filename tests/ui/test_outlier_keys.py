@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from textual import events
 
-from offtop.catching import Catch
+from offtop.feed.outlier_actions import Catch
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.outlier import AUTO
 from offtop.model.values.snapshot import Bound

@@ -1,9 +1,9 @@
 """a records what is measured from then on, and ends it; a recording that fails is told of, and watching goes on."""
 
 from offtop.errors import OfftopError
+from offtop.feed.source import Source
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.viewmodel.view import View
-from offtop.source import Source
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 from tests.ui.test_keys import Told, ToldRecorder

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from offtop import snapshotfile
+from offtop.commands import snapshot_file
 from offtop.errors import OfftopError
+from offtop.feed.source import Source
 from offtop.model.values.outlier import Caught, Outlier
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.viewmodel.view import View
@@ -15,7 +16,6 @@ from offtop.model.windows.window import between
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
-from offtop.source import Source
 from tests.ui.scripted import SHOP, START_NS, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 from tests.ui.test_keys import Told, ToldRecorder
@@ -30,7 +30,7 @@ class Here(Told):
     directory: Path
 
     def snapshot(self, source: Source, what: str, taken_ns: int) -> Recorder:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return snapshotfile.begin(source, person(), self.directory, what, taken_ns)
+        return snapshot_file.begin(source, person(), self.directory, what, taken_ns)
 
 
 class Refused(Told):

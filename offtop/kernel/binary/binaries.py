@@ -21,7 +21,7 @@ from offtop.kernel.binary.cpython_layout import Interpreter
 from offtop.kernel.binary.files import File, OpenedFile
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.model.aggregate.stack_problems import FILE_GONE, NO_ELF, NOT_CONFINED, TOO_SLOW, UNREADABLE
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 _MOST_OPEN = 16
 _LEFT_ALONE_S = 300.0

@@ -11,7 +11,7 @@ from functools import cache
 from math import prod
 
 from offtop.kernel.binary import rust_names
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 _LONGEST = 1000
 _MOST_EXPANDED = 1 << 26

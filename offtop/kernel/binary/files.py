@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from offtop.kernel.binary.perf_map import PerfMaps
 from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 VDSO = "[vdso]"
 VDSO_32 = "[vdso32]"

@@ -30,7 +30,7 @@ from offtop.errors import UsageError
 from offtop.kernel.binary import elf, sandbox
 from offtop.kernel.binary.confinement import NOT_NOBODY, RefusedError, confine, set_name
 from offtop.kernel.binary.demangle import demangled
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 _DEBUG = Path("/usr/lib/debug/.build-id")
 _OBJECT, _FUNCTION, _IFUNC = 1, 2, 10

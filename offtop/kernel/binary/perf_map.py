@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
 from offtop.kernel.procfs.threads import status_of
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.+)$", re.MULTILINE)
 _MOST_BYTES = 16 * 1024 * 1024

@@ -19,9 +19,9 @@ from offtop.errors import KernelError, PrivilegeError, UsageError
 from offtop.kernel.bpf.libbpf import KernelTypes
 from offtop.kernel.procfs.cgroups import cgroup_of, content_of, mounted
 from offtop.kernel.procfs.threads import status_of
-from offtop.model.printable import printable
 from offtop.model.values.container import container, label
 from offtop.model.values.snapshot import OUTSIDE
+from offtop.printable import printable
 
 _MACHINE_S_OWN = 0xEFFFFFFC
 """Inode of the first pid namespace (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""

@@ -28,7 +28,7 @@ from offtop.kernel.bpf.features import Features, choose_door
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.procfs import syscalls
 from offtop.kernel.procfs.memory import code_addresses
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 _COMPILE_SECONDS = 600.0
 """What takes one or two on a quiet machine; the verifier's part of it cannot be hurried."""

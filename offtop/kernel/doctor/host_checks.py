@@ -22,7 +22,7 @@ from offtop.kernel.bpf.distribution import install
 from offtop.kernel.bpf.program import AUTO
 from offtop.kernel.doctor.check import Check, features_found, kernel_types, unknown
 from offtop.kernel.procfs.guarded_reads import GuardedReads
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 _SECURE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What sudo looks through, where it does not tell (only root may ask it)."""

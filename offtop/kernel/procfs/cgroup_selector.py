@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from offtop.errors import UsageError
 from offtop.kernel.procfs.cgroups import Mount, content_of, lines_of, mounted
-from offtop.model.printable import printable
 from offtop.model.values.container import NOTHING, container, label, place
+from offtop.printable import printable
 
 _CONTROLLERS = (
     *("cpu", "memory", "pids", "cpuacct", "cpuset", "blkio", "devices", "freezer"),

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError, UsageError
+from offtop.feed.source import Happening
 from offtop.kernel.bpf.cost import context_switches
 from offtop.kernel.bpf.privileges import CAPABILITIES, is_confined
 from offtop.kernel.procfs import threads as procfs
@@ -23,13 +24,12 @@ from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.procfs.threads import READY, Seen, Tasks, Told, status_of
 from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
 from offtop.model.classify.categories import Categories
-from offtop.model.printable import printable
 from offtop.model.values.catalog import Book, ThreadKey
 from offtop.model.values.outlier import Marks
 from offtop.model.values.snapshot import Cost, Filters, Machine, Sampling, Snapshot
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, Frame, Stack, nameless
 from offtop.model.values.wake import OFFCPU, Object
-from offtop.source import Happening
+from offtop.printable import printable
 from offtop.units import NS_PER_S
 
 DOOR = "proc"

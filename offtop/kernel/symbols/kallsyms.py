@@ -16,8 +16,8 @@ from operator import gt
 from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError, PrivilegeError
-from offtop.model.printable import printable
 from offtop.model.values.stack import KERNEL, Frame
+from offtop.printable import printable
 
 _TEXT = b"tTwW"
 """Types of functions."""

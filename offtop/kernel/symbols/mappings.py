@@ -22,8 +22,8 @@ from offtop.kernel.binary.perf_map import PerfMap
 from offtop.kernel.bpf import probes
 from offtop.kernel.bpf.layout import EXACT
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.model.printable import printable
 from offtop.model.values.stack import ANONYMOUS, CLOSED, GONE, JIT, SIGNAL, UNREAD, Frame
+from offtop.printable import printable
 
 UNKNOWN = "[unknown]"
 """No code is there: the walk went astray in a binary without frame pointers, or the code is gone since."""

@@ -17,8 +17,8 @@ from offtop.kernel.binary.debuginfod import DebugFiles
 from offtop.kernel.binary.files import File, Files
 from offtop.kernel.symbols.mappings import is_made_at_run_time
 from offtop.model.aggregate.stack_problems import NO_MAP, NO_SYMBOL, NOT_KNOWN, OVERWRITTEN, STRIPPED
-from offtop.model.printable import printable
 from offtop.model.values.stack import Frame, nameless
+from offtop.printable import printable
 
 _PART = 32
 """Names looked up before another file has its turn, and before those that wait are told."""

@@ -20,8 +20,8 @@ from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.procfs.memory import Memory
 from offtop.kernel.symbols.mappings import Image
-from offtop.model.printable import printable
 from offtop.model.values.stack import Frame
+from offtop.printable import printable
 
 _OLD_S = 10.0
 _MOST_PROCESSES = 4096

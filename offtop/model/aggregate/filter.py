@@ -27,7 +27,6 @@ from offtop.model.aggregate.rows import Row, process_name, thread_name
 from offtop.model.aggregate.waker_rows import WITHOUT_WAKE, WakerKey, codes, object_of, waker_of
 from offtop.model.classify.cause_finder import Diagnoser
 from offtop.model.classify.causes import Reason, Rule
-from offtop.model.printable import printable
 from offtop.model.values.catalog import Book, ThreadKey
 from offtop.model.values.container import names as container_names
 from offtop.model.values.container import place
@@ -35,6 +34,7 @@ from offtop.model.values.stack import INLINED, Frame, functions
 from offtop.model.values.table import Ints, Mask, thread_codes
 from offtop.model.values.wake import NOT_ASKED, Object, object_names, waker_names
 from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT, Shares, sites_of
+from offtop.printable import printable
 from offtop.units import count, duration, parse_duration, threads
 
 _LONGEST = 500

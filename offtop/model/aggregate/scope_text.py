@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from offtop.model.aggregate.rows import cgroup_name
-from offtop.model.printable import printable
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.model.values.state import letters
+from offtop.printable import printable
 from offtop.units import average, duration, span, threads
 
 _OWN_ONLY = "own processes only"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from offtop.model.classify.causes import is_libc
-from offtop.model.printable import printable
 from offtop.model.values.catalog import Book
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.stack import (
@@ -37,6 +36,7 @@ from offtop.model.values.stack import (
     nameless,
 )
 from offtop.model.windows.breakdown import Added
+from offtop.printable import printable
 
 GUESSED, LED_ASTRAY, UNSURE = "guessed", "guessed-astray", "unsure"
 STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF = "stripped", "no-symbol", "no-perf-map", "no-elf-file"

@@ -20,7 +20,6 @@ from offtop.model.classify.causes import (
     Subject,
     subject_of,
 )
-from offtop.model.printable import printable
 from offtop.model.values.catalog import Book, SiteKey
 from offtop.model.values.peers import may_have_ends
 from offtop.model.values.snapshot import EXITED
@@ -29,6 +28,7 @@ from offtop.model.values.table import Ints, distinct_rows
 from offtop.model.values.wake import NO_OBJECT, Object
 from offtop.model.windows.breakdown import RUN_QUEUE, Added
 from offtop.model.windows.idle_verdicts import NO_VERDICTS, WHERE, Verdicts, Where
+from offtop.printable import printable
 
 K = TypeVar("K")
 _MOST_KNOWN = 50_000

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 from offtop.model.classify.categories import bare
 from offtop.model.classify.rule_file import RuleFile, compiled
-from offtop.model.printable import printable
 from offtop.model.values.stack import INLINED, WHOLE, Frame, Names, Stack, functions, nameless
 from offtop.model.values.wake import Object, object_names
+from offtop.printable import printable
 
 NEAR = 4
 """How many functions the condition `near` covers."""

@@ -10,7 +10,7 @@ from fnmatch import translate
 from typing import Any, cast
 
 from offtop.errors import OfftopError
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 _LONGEST_SHOWN = 60
 """Characters of the file's text that an error quotes."""

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import NamedTuple
 
-from offtop.model.printable import printable
 from offtop.model.values.outlier import AUTO
+from offtop.printable import printable
 from offtop.units import duration, parse_duration, three
 
 ANY = "any"

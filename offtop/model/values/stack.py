@@ -6,7 +6,7 @@ The frames of the scheduler and of the entry code are counted apart.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 KERNEL = "[kernel]"
 """`Frame.file` of the core kernel; frames of a module have its name, as `[ext4]`."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from offtop.kernel.binary import rust_names
 from offtop.kernel.binary.demangle import demangled
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 CORE = "NtCsgEmfK2I1SDS_4core"
 

@@ -19,8 +19,8 @@ from offtop.kernel.binary.files import Files
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.symbols import mappings
 from offtop.kernel.symbols.mappings import Processes
-from offtop.model.printable import printable
 from offtop.model.values.stack import Frame
+from offtop.printable import printable
 from tests.kernel.programs import Program, build, running
 from tests.kernel.reads import READS
 

@@ -18,26 +18,27 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from offtop import batch, choices, keeping, sources
+from offtop.commands import choices, keeping, sources
 from offtop.errors import CaughtError, OfftopError, UsageError, warn
 from offtop.export.folded import Style
+from offtop.feed.source import Recorded, Source
 from offtop.model.aggregate.filter import Filter
 from offtop.model.classify import categories
-from offtop.model.printable import printable
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.wake import OFFCPU
-from offtop.source import Recorded, Source
+from offtop.printable import printable
+from offtop.reports import batch
 from offtop.units import NS_PER_S
 
 if TYPE_CHECKING:  # not to be loaded for --help
-    from offtop.catching import Catch
-    from offtop.config import Loaded
     from offtop.export.profile import Profile
+    from offtop.feed.outlier_actions import Catch
     from offtop.model.values.outlier import Group
     from offtop.model.viewmodel.view import View
     from offtop.model.windows.baseline import Baseline
     from offtop.recording.writer import Recorder
-    from offtop.rules import RuleFiles
+    from offtop.settings.config import Loaded
+    from offtop.settings.rule_files import RuleFiles
 
 _EXPORT_TICKS = 10
 _RULES_TICKS = 5
@@ -46,7 +47,7 @@ _RECORD_NS, _RECORD_BYTES = 5 * NS_PER_S, 1 << 20
 
 
 def show_config(asked: argparse.Namespace) -> int:
-    from offtop import config
+    from offtop.settings import config
 
     loaded, _ = choices.load(asked)
     choices.check_theme(loaded)
@@ -141,7 +142,7 @@ def _baseline(
         return None
     from offtop.model.classify.cause_finder import Diagnoser
     from offtop.recording.replay import RecordedSource
-    from offtop.whole import EVER_NS, baseline_in
+    from offtop.reports.whole import EVER_NS, baseline_in
 
     path = Path(asked.baseline)
     with contextlib.closing(RecordedSource(path, categories=known.ids, keep_ns=EVER_NS)) as source:
@@ -171,9 +172,9 @@ def _around(view: "View", group: "Group", rules: categories.Categories) -> "View
 
 def record(asked: argparse.Namespace) -> int:
     """This machine, into a file and nowhere else."""
+    from offtop.feed.pace import Pace
     from offtop.model.classify.cause_finder import Diagnoser
     from offtop.model.windows.history import History
-    from offtop.pace import Pace
 
     rules = choices.packaged()
     loaded, whose = choices.load(asked)
@@ -237,34 +238,34 @@ def _begin(text: str, recorded: Recorded, option: str = "--begin") -> int:
 
 def rules(asked: argparse.Namespace) -> int:
     """The rules that name what waits are for: checked, and what each matches."""
-    from offtop import rulespage
+    from offtop.reports import rules_page
 
     known = choices.packaged()
     loaded, whose = choices.load(asked)
     with choices.rule_files(known, loaded, whose) as files, written():
-        print("\n".join(rulespage.checked(files)), flush=True)
+        print("\n".join(rules_page.checked(files)), flush=True)
         if asked.check:
             return 0
         settings = loaded.settings
         if asked.file:
             from offtop.recording.replay import RecordedSource
-            from offtop.whole import EVER_NS
+            from offtop.reports.whole import EVER_NS
 
             file = RecordedSource(Path(asked.file), categories=known.ids, keep_ns=EVER_NS)
             with contextlib.closing(file) as recording:
-                rulespage.write(recording, known, files, settings.delay_ns, asked.iterations, sys.stdout)
+                rules_page.write(recording, known, files, settings.delay_ns, asked.iterations, sys.stdout)
             return 0
         filters = sources.filters(asked, loaded)
         with _ended_by_signals(), sources.live(known, filters, asked, loaded) as source:
-            rulespage.write(source, known, files, settings.delay_ns, asked.iterations or _RULES_TICKS, sys.stdout)
+            rules_page.write(source, known, files, settings.delay_ns, asked.iterations or _RULES_TICKS, sys.stdout)
     return 0
 
 
 def export(asked: argparse.Namespace) -> int:
     """A recording, or this machine for a while, in a form that other programs open."""
-    from offtop import takeaway
     from offtop.recording.replay import RecordedSource
-    from offtop.whole import EVER_NS
+    from offtop.reports import exports
+    from offtop.reports.whole import EVER_NS
 
     known = choices.packaged()
     chosen = choices.of_waits(asked.filter, known)
@@ -276,11 +277,11 @@ def export(asked: argparse.Namespace) -> int:
     mode = asked.mode or (OFFCPU if asked.file else settings.mode)
 
     style = Style(asked.delimiter, asked.per)
-    if asked.format == takeaway.TIMELINE and not asked.file:
+    if asked.format == exports.TIMELINE and not asked.file:
         raise UsageError("perfetto is of what was caught in a recording. Name one: offtop record makes it")
-    if asked.format == takeaway.TIMELINE and chosen.chooses_waits:
+    if asked.format == exports.TIMELINE and chosen.chooses_waits:
         raise UsageError("perfetto has all that was caught. Leave --filter and -u out, or choose by --begin and --end")
-    takeaway.check(asked.format, asked.baseline is not None, asked.output or "", style)
+    exports.check(asked.format, asked.baseline is not None, asked.output or "", style)
     if asked.file is None and chosen.needs_wakers and mode == OFFCPU:
         raise UsageError("--filter asks who ended waits, which is not gathered in mode offcpu. Add --mode wakeup")
 
@@ -307,31 +308,31 @@ def export(asked: argparse.Namespace) -> int:
 
         def whole(source: Source, ticks: int | None = None, end_ns: int = 0) -> "Profile":
             idle, delay_ns = settings.idle, settings.delay_ns
-            return takeaway.profile(source, known, files, chosen, mode, idle, delay_ns, ticks, end_ns)
+            return exports.profile(source, known, files, chosen, mode, idle, delay_ns, ticks, end_ns)
 
         baseline, out = None, asked.output or ""
         if asked.baseline:
             with of_file(asked.baseline) as (source, _):
                 baseline = whole(source)
         with of_file(asked.file, asked.begin, asked.end) if asked.file else of_now() as (source, end_ns):
-            if asked.format == takeaway.TIMELINE:
+            if asked.format == exports.TIMELINE:
                 begin_ns = _begin(asked.begin, source.recorded) if asked.begin and source.recorded else 0
-                takeaway.write_timeline(source, begin_ns, end_ns, out, whose)
+                exports.write_timeline(source, begin_ns, end_ns, out, whose)
                 return 0
-            if asked.format == takeaway.LINES:
+            if asked.format == exports.LINES:
                 delay_ns = settings.delay_ns
-                takeaway.write_lines(source, known, files, chosen, delay_ns, ticks, end_ns, out, whose)
+                exports.write_lines(source, known, files, chosen, delay_ns, ticks, end_ns, out, whose)
                 return 0
             made = whole(source, ticks, end_ns)
-        takeaway.write(asked.format, made, baseline, out, asked.title, whose, style)
+        exports.write(asked.format, made, baseline, out, asked.title, whose, style)
     return 0
 
 
 def diff(asked: argparse.Namespace) -> int:
     """What changed between two recordings."""
-    from offtop import diffpage
     from offtop.recording.replay import RecordedSource
-    from offtop.whole import EVER_NS
+    from offtop.reports import diff_page
+    from offtop.reports.whole import EVER_NS
 
     known = choices.packaged()
     chosen = choices.of_user(asked.user or "", choices.of_waits(asked.filter, known))
@@ -339,14 +340,14 @@ def diff(asked: argparse.Namespace) -> int:
 
     with choices.rule_files(known, loaded, whose) as files, written():
 
-        def of_file(name: str) -> diffpage.Compared:
+        def of_file(name: str) -> diff_page.Compared:
             with contextlib.closing(RecordedSource(Path(name), categories=known.ids, keep_ns=EVER_NS)) as source:
                 idle, delay_ns = bool(asked.idle), loaded.settings.delay_ns
-                return diffpage.compared(source, Path(name).name, known, files, chosen, idle, delay_ns)
+                return diff_page.compared(source, Path(name).name, known, files, chosen, idle, delay_ns)
 
         before, after = of_file(asked.before), of_file(asked.after)
         _escape_what_the_locale_has_not()
-        diffpage.write(before, after, sys.stdout, asked.json, asked.width)
+        diff_page.write(before, after, sys.stdout, asked.json, asked.width)
     return 0
 
 

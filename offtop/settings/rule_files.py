@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from offtop import paths
-from offtop.config import EVERYBODYS
 from offtop.errors import OfftopError
 from offtop.model.classify.causes import Rules, parse
-from offtop.model.printable import printable
 from offtop.person import Person, as_person, is_roots, read_theirs
 from offtop.person import person as whoever_runs
+from offtop.printable import printable
+from offtop.settings.config import EVERYBODYS
 
 NAME = "rules.toml"
 _LOOK_SECONDS = 2.0

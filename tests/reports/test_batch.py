@@ -5,11 +5,12 @@ import json
 
 import pytest
 
-from offtop import batch, paths
+from offtop import paths
 from offtop.model.aggregate.filter import parse
 from offtop.model.classify import causes
 from offtop.model.classify.causes import WITHOUT_RULES, Fixed, RuleSource
 from offtop.model.values.wake import OFFCPU, WAKEUP
+from offtop.reports import batch
 from tests.recording.woken import WokenSource
 from tests.ui.scripted import FILLED, MS, PIPE, READER, SHOP, STUCK, BrokenSource, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES

@@ -5,12 +5,12 @@ from time import monotonic_ns, sleep
 
 import pytest
 
-from offtop import pace as paces
+from offtop.feed import pace as paces
+from offtop.feed.pace import Pace
 from offtop.model.classify.categories import is_periodic
 from offtop.model.values.outlier import Marks
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.windows.history import History
-from offtop.pace import Pace
 from tests.ui.scripted import ScriptedSource
 
 MS = 1_000_000

@@ -1,6 +1,6 @@
 """Parsers of each command. Their texts are also the man page, the completions and the manual's tables.
 
-An option that is also a setting has no default here: offtop/config.py has it, and checks the value.
+An option that is also a setting has no default here: offtop/settings/config.py has it, and checks the value.
 """
 
 import argparse
@@ -13,10 +13,10 @@ from offtop import __version__, paths
 from offtop.errors import UsageError
 from offtop.model.aggregate.budget import parse_rate
 from offtop.model.aggregate.rows import SORTS
-from offtop.model.printable import printable
 from offtop.model.values.state import MASKS
 from offtop.model.values.wake import DEFAULT_DEPTH, MODES, MOST_DEPTH
 from offtop.person import NO_USER, is_user
+from offtop.printable import printable
 from offtop.units import NS_PER_S, parse_duration, parse_size
 
 WAYS = ("auto", "dwarf", "fp", "off")
@@ -147,7 +147,7 @@ def report() -> argparse.ArgumentParser:
 
 
 def export() -> argparse.ArgumentParser:
-    from offtop.takeaway import COMMANDS
+    from offtop.reports.exports import COMMANDS
 
     parser = Parser(
         prog="offtop export",
@@ -487,7 +487,7 @@ def _setting(name: str) -> Callable[[str], str]:
     """For argparse: the text, once it can be a value of that setting, as config takes it."""
 
     def said(text: str) -> str:
-        from offtop import config
+        from offtop.settings import config
 
         setting = next(one for one in config.SETTINGS if one.name == name)
         try:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
-from offtop.catching import Catch
 from offtop.errors import warn
 from offtop.export import folded
 from offtop.export.folded import AS_BCC, Style
+from offtop.feed.outlier_actions import Catch
+from offtop.feed.pace import Pace, Recorder
+from offtop.feed.source import Source
 from offtop.model.aggregate import location
 from offtop.model.aggregate.account import accounts
 from offtop.model.aggregate.budget import Rate, budget
@@ -52,7 +54,6 @@ from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import Diagnoser, most
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.outliers.text import in_line
-from offtop.model.printable import printable
 from offtop.model.values import calls
 from offtop.model.values.catalog import Book, SiteKey, ThreadKey
 from offtop.model.values.outlier import Outlier, groups
@@ -80,10 +81,9 @@ from offtop.model.windows.breakdown import (
 from offtop.model.windows.history import History, Kept, moved_in
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
-from offtop.pace import Pace, Recorder
-from offtop.source import Source
-from offtop.tick import Tick, in_progress, passing
-from offtop.tickjson import now_of, stacks_of, tick_object
+from offtop.printable import printable
+from offtop.reports.tick import Tick, in_progress, passing
+from offtop.reports.tick_json import now_of, stacks_of, tick_object
 from offtop.units import NS_PER_S, count, duration, percent, threads
 
 _NAMES_SECONDS = 10.0

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from offtop import catching, paths
-from offtop.catching import Alarm, environment
+from offtop import paths
 from offtop.errors import UsageError
+from offtop.feed import outlier_actions
+from offtop.feed.outlier_actions import Alarm, environment
 from offtop.model.classify import categories
 from offtop.model.values.catalog import Book, SiteKey, ThreadKey
 from offtop.model.values.outlier import APART_NS, AUTO, Caught, Outlier
@@ -91,23 +92,23 @@ def test_a_command_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyP
     def refused(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(catching.subprocess, "Popen", refused)
+    monkeypatch.setattr(outlier_actions.subprocess, "Popen", refused)
     alarm = Alarm("true", person())
     alarm.add([outlier()])
     assert alarm.failure == "--on-trigger could not be run (Cannot allocate memory)"
 
 
 def test_off_is_no_rule() -> None:
-    assert catching.triggers(["off"], RULES, MS, "x") == []
-    assert [one and one.text for one in catching.triggers(["auto", "net.max > 1s"], RULES, MS, "x")] == [
+    assert outlier_actions.triggers(["off"], RULES, MS, "x") == []
+    assert [one and one.text for one in outlier_actions.triggers(["auto", "net.max > 1s"], RULES, MS, "x")] == [
         None,
         "net.max > 1s",
     ]
     with pytest.raises(UsageError, match=r"^here: 'off' is not a trigger"):
-        catching.triggers(["auto", "off"], RULES, MS, "here")
+        outlier_actions.triggers(["auto", "off"], RULES, MS, "here")
 
 
 def test_single_waits_below_the_minimum_cannot_be_caught() -> None:
     with pytest.raises(UsageError, match=r"below the minimum of 5.0ms are not told one by one. Give a longer time"):
-        catching.triggers(["lock.max > 2ms"], RULES, 5 * MS, "x")
-    assert catching.triggers(["lock.p99 > 2ms"], RULES, 5 * MS, "x")
+        outlier_actions.triggers(["lock.max > 2ms"], RULES, 5 * MS, "x")
+    assert outlier_actions.triggers(["lock.p99 > 2ms"], RULES, 5 * MS, "x")

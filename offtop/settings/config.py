@@ -23,11 +23,11 @@ from tomlkit.container import Container
 
 from offtop.errors import OfftopError, UsageError
 from offtop.model.aggregate.rows import SORTS
-from offtop.model.printable import printable
 from offtop.model.values.wake import MODES, OFFCPU, WAKEUP
 from offtop.model.viewmodel.view import LATENCIES, LONGEST_DELAY_NS, NAMES, SHORTEST_DELAY_NS, SPANS_NS
 from offtop.person import Person, is_roots, read_theirs, write_theirs
 from offtop.person import person as whoever_runs
+from offtop.printable import printable
 from offtop.units import NS_PER_S, parse_duration
 
 EVERYBODYS = Path("/etc/offtop/config.toml")

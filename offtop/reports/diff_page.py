@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TextIO
 
+from offtop.feed.source import Source
 from offtop.model.aggregate.baseline_rows import LEAST
 from offtop.model.aggregate.difference import PARTS, Change, Measured, changes, measured
 from offtop.model.aggregate.filter import Filter
@@ -11,13 +12,12 @@ from offtop.model.aggregate.scope_text import counted_in_full, counted_otherwise
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import Diagnoser
 from offtop.model.classify.causes import RuleSource
-from offtop.model.printable import printable
 from offtop.model.values.snapshot import Filters, Sampling
-from offtop.source import Source
-from offtop.tick import passing
-from offtop.tickjson import filters_object, sampling_object
+from offtop.printable import printable
+from offtop.reports.tick import passing
+from offtop.reports.tick_json import filters_object, sampling_object
+from offtop.reports.whole import whole_of
 from offtop.units import duration, signed, threads
-from offtop.whole import whole_of
 
 _HEADS = {"categories": "CATEGORY", "reasons": "WAITED FOR", "processes": "PROCESS", "places": "WHERE"}
 _MOST_ROWS = 20

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.model.printable import printable
+from offtop.printable import printable
 
 
 def test_plain_name_is_unchanged() -> None:

@@ -13,10 +13,10 @@ from datetime import datetime
 from pathlib import Path
 
 from offtop.errors import OfftopError, UsageError
-from offtop.model.printable import printable
+from offtop.feed.source import Source
 from offtop.person import Person, as_person
+from offtop.printable import printable
 from offtop.recording.writer import Recorder
-from offtop.source import Source
 from offtop.units import NS_PER_S
 
 _ELSEWHERE = Path("/var/tmp")

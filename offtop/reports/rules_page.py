@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from typing import TextIO
 
+from offtop.feed.source import Source
 from offtop.model.aggregate import location
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import Diagnoser, Told
-from offtop.model.printable import printable
 from offtop.model.windows.breakdown import ALL, Scope, by_site
 from offtop.model.windows.history import Kept
-from offtop.rules import RuleFiles
-from offtop.source import Source
+from offtop.printable import printable
+from offtop.reports.whole import whole_of
+from offtop.settings.rule_files import RuleFiles
 from offtop.units import duration, threads
-from offtop.whole import whole_of
 
 _UNKNOWN = 10
 """Places of which no rule knows what they are for."""

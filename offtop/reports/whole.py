@@ -3,12 +3,12 @@
 import itertools
 from collections.abc import Iterable
 
-from offtop.batch import look_up
 from offtop.errors import OfftopError, warn
+from offtop.feed.pace import Pace
+from offtop.feed.source import Source
 from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import Diagnoser
-from offtop.model.printable import printable
 from offtop.model.values.catalog import Book
 from offtop.model.values.peers import waited_on
 from offtop.model.values.stack import Frame
@@ -16,8 +16,8 @@ from offtop.model.values.wake import WAKEUP, gathers
 from offtop.model.windows.baseline import PARTS, Baseline, baseline_of
 from offtop.model.windows.history import History, Kept
 from offtop.model.windows.window import Window, merge
-from offtop.pace import Pace
-from offtop.source import Source
+from offtop.printable import printable
+from offtop.reports.batch import look_up
 
 _HISTORY_BYTES = 1 << 20
 _NAMES_SECONDS = 10.0

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from offtop import paths, snapshotfile
+from offtop import paths
+from offtop.commands import snapshot_file
 from offtop.errors import OfftopError, UsageError
 from offtop.person import Person, person
 from offtop.recording.writer import Recorder
@@ -30,14 +31,14 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
         directory.chmod(mode)
     monkeypatch.chdir(here)
     monkeypatch.setenv("TZ", "UTC")
-    monkeypatch.setattr(snapshotfile, "_ELSEWHERE", place)
+    monkeypatch.setattr(snapshot_file, "_ELSEWHERE", place)
     yield place
     shutil.rmtree(both)
 
 
 def begun(whose: Person, directory: Path | None = None, what: str = "") -> Path:
     source = ScriptedSource(SHOP)
-    recorder = snapshotfile.begin(source, whose, directory, what, START_NS)
+    recorder = snapshot_file.begin(source, whose, directory, what, START_NS)
     assert isinstance(recorder, Recorder)
     recorder.add(source.after(0))
     recorder.close()
@@ -87,7 +88,7 @@ def test_a_place_that_was_named_is_the_only_one(ann: Person, elsewhere: Path) ->
     (ann.home / "slow").mkdir(mode=0o700)
     if os.geteuid() == 0:
         os.chown(ann.home / "slow", ann.uid, ann.gid)
-    named = snapshotfile.named("~/slow", ann)
+    named = snapshot_file.named("~/slow", ann)
     assert named == ann.home / "slow"
     assert begun(ann, named).parent == named
     assert named
@@ -98,11 +99,11 @@ def test_a_place_that_was_named_is_the_only_one(ann: Person, elsewhere: Path) ->
 
 
 def test_a_place_where_nobody_can_write_is_told_before_anything_begins(ann: Person, tmp_path: Path) -> None:
-    assert snapshotfile.named("", ann) is None
+    assert snapshot_file.named("", ann) is None
     for wrong in (tmp_path / "nosuch", tmp_path / "file"):
         (tmp_path / "file").write_text("")
         with pytest.raises(UsageError, match=f"snapshot directory {wrong}: .* cannot write there"):
-            snapshotfile.named(str(wrong), person())
+            snapshot_file.named(str(wrong), person())
     ended = command.run_on_terminal("replay", str(paths.demo()), "--snapshot-dir", str(tmp_path / "nosuch"))
     assert b"cannot write there (No such file or directory)" in ended.screen + ended.err.encode()
     assert ended.status == 2

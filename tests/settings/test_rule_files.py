@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from offtop import paths, rules
+from offtop import paths
 from offtop.errors import OfftopError
 from offtop.model.classify import categories
 from offtop.person import person
-from offtop.rules import RuleFiles
+from offtop.settings import rule_files
+from offtop.settings.rule_files import RuleFiles
 from tests import command
 
 CATEGORIES = categories.parse(paths.categories().read_text()).ids
@@ -23,8 +24,8 @@ DEMO = str(paths.demo())
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(rules, "EVERYBODYS", tmp_path / "etc" / "config.toml")
-    monkeypatch.setattr(rules, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(rule_files, "EVERYBODYS", tmp_path / "etc" / "config.toml")
+    monkeypatch.setattr(rule_files, "_LOOK_SECONDS", 0.01)
     (tmp_path / "etc").mkdir()
     return tmp_path / "rules.toml"
 

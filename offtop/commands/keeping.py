@@ -7,14 +7,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offtop.model.printable import printable
-from offtop.source import Source
+from offtop.feed.source import Source
+from offtop.printable import printable
 
 if TYPE_CHECKING:  # not to be loaded for --help
-    from offtop.config import Loaded
     from offtop.model.viewmodel.view import View
     from offtop.person import Person
     from offtop.recording.writer import Recorder
+    from offtop.settings.config import Loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Kept:
 
     def checked(self) -> "Kept":
         """Raises UsageError for a place where the person cannot write."""
-        from offtop import snapshotfile
+        from offtop.commands import snapshot_file
 
-        return replace(self, snapshots=snapshotfile.named(self.loaded.settings.snapshot_dir, self.whose))
+        return replace(self, snapshots=snapshot_file.named(self.loaded.settings.snapshot_dir, self.whose))
 
     def keep(self, view: "View", theme: str, mouse: bool) -> str:
-        from offtop import config
+        from offtop.settings import config
 
         before = self.loaded.settings
         settings = replace(
@@ -84,7 +84,7 @@ class Kept:
         )
 
     def snapshot(self, source: Source, what: str, taken_ns: int) -> "Recorder":
-        from offtop import snapshotfile
+        from offtop.commands import snapshot_file
 
         cmdlines = getattr(self.asked, "cmdlines", False)
-        return snapshotfile.begin(source, self.whose, self.snapshots, what, taken_ns, cmdlines=cmdlines)
+        return snapshot_file.begin(source, self.whose, self.snapshots, what, taken_ns, cmdlines=cmdlines)

@@ -13,9 +13,9 @@ from offtop.errors import UsageError
 from offtop.model.classify.categories import Categories
 from offtop.model.outliers.detector import Judge
 from offtop.model.outliers.trigger import MAX, NOW, Trigger, TriggerError, parse
-from offtop.model.printable import printable
 from offtop.model.values.outlier import APART_NS, Outlier
 from offtop.person import Person
+from offtop.printable import printable
 from offtop.units import duration
 
 OFF = "off"

@@ -6,11 +6,11 @@ from threading import Condition
 from time import monotonic_ns
 from typing import Protocol
 
+from offtop.feed.source import Source
 from offtop.model.outliers.detector import Judge
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.windows.history import History, Kept
-from offtop.source import Source
 from offtop.units import NS_PER_S
 
 FIRST_TICK_NS = NS_PER_S // 4

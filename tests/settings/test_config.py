@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given as supposing
 from hypothesis import strategies as st
 
-from offtop import config
-from offtop.config import SETTINGS, Loaded, Settings, load, save, shown, toml_of, written
 from offtop.errors import OfftopError, UsageError
 from offtop.model.aggregate.rows import SORTS
 from offtop.model.viewmodel.view import SINCE_START
 from offtop.person import Person
+from offtop.settings import config
+from offtop.settings.config import SETTINGS, Loaded, Settings, load, save, shown, toml_of, written
 from offtop.units import NS_PER_S
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another person's place")

@@ -6,15 +6,15 @@ import os
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
-from offtop import options
+from offtop.commands import options
 from offtop.errors import KernelError, OfftopError, PrivilegeError, UsageError, warn
+from offtop.feed.source import Source
 from offtop.model.classify import categories
 from offtop.model.values.snapshot import Filters
-from offtop.source import Source
 from offtop.units import NS_PER_S
 
 if TYPE_CHECKING:  # not to be loaded for --help
-    from offtop.config import Loaded
+    from offtop.settings.config import Loaded
 
 _GRACE_NS = 300 * NS_PER_S
 

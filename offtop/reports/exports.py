@@ -6,22 +6,22 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from offtop import batch
 from offtop.errors import OfftopError, UsageError, warn
 from offtop.export import flamegraph, folded, perfetto, pprof, speedscope, table
 from offtop.export.folded import AS_BCC, Style
 from offtop.export.profile import Profile, profile_of
+from offtop.feed.source import Source
 from offtop.model.aggregate.filter import Filter
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import Diagnoser
 from offtop.model.classify.causes import RuleSource
-from offtop.model.printable import printable
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.wake import WAKEUP, gathers
 from offtop.person import Person, write_theirs, writing_theirs
-from offtop.source import Source
-from offtop.tick import passing
-from offtop.whole import INTERRUPTED, not_gathered, whole_of
+from offtop.printable import printable
+from offtop.reports import batch
+from offtop.reports.tick import passing
+from offtop.reports.whole import INTERRUPTED, not_gathered, whole_of
 
 FORMATS = {
     "folded": "one stack and its microseconds per line, for flamegraph.pl, speedscope and scripts",

@@ -1,4 +1,4 @@
-"""A tick as JSON: what `--json` prints, and offtop/schema.py describes."""
+"""A tick as JSON: what `--json` prints, and offtop/reports/schema.py describes."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,7 +14,6 @@ from offtop.model.aggregate.stack_ends import Endings, endings
 from offtop.model.aggregate.stack_problems import Problem, Problems
 from offtop.model.classify.cause_finder import Diagnoser
 from offtop.model.classify.causes import Rule
-from offtop.model.printable import printable
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Book, SiteKey, ThreadKey
 from offtop.model.values.outlier import Outlier
@@ -41,7 +40,8 @@ from offtop.model.windows.breakdown import (
 )
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
-from offtop.tick import Tick
+from offtop.printable import printable
+from offtop.reports.tick import Tick
 
 
 def tick_object(

@@ -13,20 +13,21 @@ from offtop.errors import UsageError
 from offtop.model.aggregate.filter import NOTHING, Filter, FilterError, parse, quoted
 from offtop.model.aggregate.rows import CHANGE
 from offtop.model.classify import categories
-from offtop.model.printable import printable
 from offtop.model.values.snapshot import Filters
+from offtop.printable import printable
 
 if TYPE_CHECKING:  # not to be loaded for --help
-    from offtop.catching import Catch
-    from offtop.config import Loaded
+    from offtop.feed.outlier_actions import Catch
     from offtop.model.viewmodel.view import View
     from offtop.person import Person
-    from offtop.rules import RuleFiles
+    from offtop.settings.config import Loaded
+    from offtop.settings.rule_files import RuleFiles
 
 
 def load(asked: argparse.Namespace) -> "tuple[Loaded, Person]":
     """The settings of this run, and whose they are."""
-    from offtop import config, person
+    from offtop import person
+    from offtop.settings import config
 
     if getattr(asked, "within", None) and getattr(asked, "idle", False) is None:
         asked.idle = True  # who waits for a function calls none of its waits idle
@@ -42,7 +43,7 @@ def packaged() -> categories.Categories:
 @contextlib.contextmanager
 def rule_files(rules: categories.Categories, loaded: "Loaded", whose: "Person") -> "Generator[RuleFiles]":
     """Those by which waits are told what they are for, looked at again while they change."""
-    from offtop.rules import NAME, RuleFiles
+    from offtop.settings.rule_files import NAME, RuleFiles
 
     files = RuleFiles(loaded.path.with_name(NAME), whose, rules.ids)
     files.watch()
@@ -74,7 +75,7 @@ def chosen(asked: argparse.Namespace) -> tuple[categories.Categories, Filter, st
 
 
 def catch(loaded: "Loaded", rules: categories.Categories, whose: "Person", freeze: bool = False) -> "Catch":
-    from offtop.catching import Alarm, Catch
+    from offtop.feed.outlier_actions import Alarm, Catch
 
     settings = loaded.settings
     said = loaded.origin["trigger"]
