@@ -13,8 +13,8 @@ from completions import parser_of_everything
 
 from offtop import paths
 from offtop.settings import config
-from offtop.ui import help as helps
-from offtop.ui import keys
+from offtop.ui.kit import keys
+from offtop.ui.panes import help as helps
 
 
 def write(directory: Path) -> None:

@@ -18,8 +18,8 @@ from completions import parser_of_everything
 
 from offtop import __version__
 from offtop.settings import config
-from offtop.ui import help as helps
-from offtop.ui import keys
+from offtop.ui.kit import keys
+from offtop.ui.panes import help as helps
 
 _DESCRIPTION = "top for waiting: where every thread's time goes while it is not running"
 

@@ -25,7 +25,7 @@ from offtop.commands.keeping import Kept
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.classify import categories
 from offtop.model.values.snapshot import Filters
-from offtop.ui import keys
+from offtop.ui.kit import keys
 from tests import command
 from tests.command import OFFTOP
 

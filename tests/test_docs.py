@@ -19,7 +19,7 @@ from docs import tables
 from offtop import cli, errors
 from offtop.commands import options
 from offtop.settings import config
-from offtop.ui import keys
+from offtop.ui.kit import keys
 
 _ROOT = Path(__file__).parents[1]
 _DOCS = _ROOT / "docs"

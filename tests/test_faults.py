@@ -13,7 +13,7 @@ import pytest
 from offtop import cli, faults
 from offtop.commands import watch
 from offtop.kernel.bpf import libbpf
-from offtop.ui import keeping
+from offtop.ui.actions import files as keeping
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import asynchronous, screen, shown, until
 from tests.ui.terminal import terminal

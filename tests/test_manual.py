@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from offtop.model.aggregate.rows import SORTS
-from offtop.ui import keys
+from offtop.ui.kit import keys
 from tests.test_docs import COMMANDS, flags_of
 
 _PACKAGING = Path(__file__).parents[1] / "packaging"

@@ -156,7 +156,7 @@ def keymap(loaded: "Loaded") -> Mapping[str, str]:
     settings = loaded.settings
     if settings.preset == "top" and not settings.keys:
         return {}
-    from offtop.ui import keys
+    from offtop.ui.kit import keys
 
     try:
         return keys.keymap(settings.preset, settings.keys)

@@ -436,7 +436,8 @@ def _screen(
     catch: "Catch | None" = None,
     held_ns: int | None = None,
 ) -> int:
-    from offtop.ui import app, terminal
+    from offtop.ui import app
+    from offtop.ui.kit import terminal
 
     settings = loaded.settings
     if settings.color == "always":

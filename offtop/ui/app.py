@@ -48,17 +48,18 @@ from offtop.model.windows.breakdown import ALL, Shares
 from offtop.model.windows.history import HISTORY_NS, History
 from offtop.model.windows.window import Window
 from offtop.printable import printable
-from offtop.ui import flame, head, latency, outliers, stacks, stuck, tables, terminal, theme
-from offtop.ui.glyphs import ASCII, UNICODE, Glyphs
-from offtop.ui.help import Help
-from offtop.ui.keeping import Recorder, Said
-from offtop.ui.keys import BINDINGS, KEYS, shown
-from offtop.ui.layout import Layout, Rect, arrange
-from offtop.ui.lines import Line, Panel, Pen, exact, fit, marked, plain, whole_sentences
-from offtop.ui.mouse import Mouse
-from offtop.ui.palette import Actions as PaletteActions
-from offtop.ui.prompt import Prompt
-from offtop.ui.stackproblems import StackProblems
+from offtop.ui.actions.files import Recorder, Said
+from offtop.ui.actions.mouse import Mouse
+from offtop.ui.kit import terminal, theme
+from offtop.ui.kit.glyphs import ASCII, UNICODE, Glyphs
+from offtop.ui.kit.keys import BINDINGS, KEYS, shown
+from offtop.ui.kit.layout import Layout, Rect, arrange
+from offtop.ui.kit.lines import Line, Panel, Pen, exact, fit, marked, plain, whole_sentences
+from offtop.ui.kit.palette import Actions as PaletteActions
+from offtop.ui.kit.prompt import Prompt
+from offtop.ui.panes import head, icicle, latency, outliers, stacks, stuck, tables
+from offtop.ui.panes.help import Help
+from offtop.ui.panes.stack_problems import StackProblems
 from offtop.units import NS_PER_S, count, size, span
 
 _ALERT_SECONDS = 6.0
@@ -437,7 +438,7 @@ class OfftopApp(Mouse):
             case views.LATENCY:
                 return (latency.heat_map if layout.latency == HEATMAP else latency.histogram)(picture, pen)
             case views.FLAME:
-                return flame.flame(picture, pen)
+                return icicle.flame(picture, pen)
             case views.STUCK:
                 return stuck.stuck(picture, pen)
             case views.OUTLIERS:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from offtop.errors import KernelError
 from offtop.model.viewmodel import view as views
 from offtop.ui.app import OfftopApp
-from offtop.ui.glyphs import ASCII, UNICODE, sparkline
-from offtop.ui.layout import arrange
-from offtop.ui.lines import NO_LINE, Line, cut_spans, fit, spread, whole_sentences, width_of
+from offtop.ui.kit.glyphs import ASCII, UNICODE, sparkline
+from offtop.ui.kit.layout import arrange
+from offtop.ui.kit.lines import NO_LINE, Line, cut_spans, fit, spread, whole_sentences, width_of
 from tests.ui.scripted import ScriptedSource
 from tests.ui.shown import CATEGORIES, QUICK_NS, View, asynchronous, screen, shown, until
 

@@ -8,12 +8,12 @@ from textual.widgets import Input
 from offtop.model.aggregate.filter import parse
 from offtop.model.aggregate.rows import SORTS
 from offtop.model.viewmodel.view import HEATMAP, OFF, View
-from offtop.ui import theme
 from offtop.ui.app import OfftopApp
-from offtop.ui.chooser import Chooser
-from offtop.ui.keys import KEYS
-from offtop.ui.palette import Actions
-from offtop.ui.tables import CHOOSABLE
+from offtop.ui.kit import theme
+from offtop.ui.kit.keys import KEYS
+from offtop.ui.kit.palette import Actions
+from offtop.ui.panes.chooser import Chooser
+from offtop.ui.panes.tables import CHOOSABLE
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 

@@ -9,9 +9,9 @@ import pytest
 
 from offtop.feed.source import Source
 from offtop.model.viewmodel.view import View
+from tests.ui.kit.test_keys import ToldRecorder
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
-from tests.ui.test_keys import ToldRecorder
 
 
 class Written:

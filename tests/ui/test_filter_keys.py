@@ -191,7 +191,7 @@ async def test_the_rest_of_a_list_stands_in_the_pane_s_last_line_wherever_the_cu
 
 def known(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Have this machine know those users."""
-    monkeypatch.setattr("offtop.ui.actions.is_user", lambda text: text in names or text.isdecimal())  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType, reportUnknownMemberType]
+    monkeypatch.setattr("offtop.ui.actions.dispatch.is_user", lambda text: text in names or text.isdecimal())  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType, reportUnknownMemberType]
 
 
 @asynchronous

@@ -4,9 +4,9 @@ from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.viewmodel.view import View
+from tests.ui.kit.test_keys import Told, ToldRecorder
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
-from tests.ui.test_keys import Told, ToldRecorder
 
 
 class FullRecorder(ToldRecorder):

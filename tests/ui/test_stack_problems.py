@@ -2,7 +2,7 @@
 
 import pytest
 
-from offtop.ui.stackproblems import StackProblems
+from offtop.ui.panes.stack_problems import StackProblems
 from tests.ui.scripted import SHOP, BrokenSource, ScriptedSource, Waits
 from tests.ui.shown import asynchronous, screen, shown, until
 

@@ -411,7 +411,7 @@ async def test_a_filter_leaves_out_what_does_not_pass(text: str, left: list[int]
 
 @asynchronous
 async def test_what_is_muted_is_not_listed_and_of_a_user_only_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offtop.ui.actions.is_user", "ann".__eq__)
+    monkeypatch.setattr("offtop.ui.actions.dispatch.is_user", "ann".__eq__)
     async with shown(ScriptedSource(STUCK, ticks=12, who=WHO)) as (app, pilot):
         await pilot.press("down", "X", "5")
         assert tids(app) == [900, 901, 4270]

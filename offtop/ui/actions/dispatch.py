@@ -1,0 +1,578 @@
+"""What each key does: nearly always, the next View from this one and from what is on the screen."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from threading import Thread
+
+from textual.message import Message
+
+from offtop.export import folded
+from offtop.model.aggregate import location
+from offtop.model.aggregate import tree as trees
+from offtop.model.aggregate.baseline_rows import Gone
+from offtop.model.aggregate.budget import parse_rate
+from offtop.model.aggregate.filter import Filter, FilterError, parse, quoted
+from offtop.model.aggregate.pool import Pool, family, parts
+from offtop.model.aggregate.rows import NO_CGROUP, NOWHERE, STORM_OF, Key, Row
+from offtop.model.aggregate.stack_problems import Problems
+from offtop.model.aggregate.stack_problems import Told as StacksTold
+from offtop.model.aggregate.steps import NO_FRAMES, NO_THING, TURNS, WOKE, Path, Step
+from offtop.model.aggregate.waker_rows import WakerKey
+from offtop.model.classify.causes import BELOW_REASON, NO_REASON, Reason
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import EXITED, UNNAMED
+from offtop.model.values.state import MASKS, WORDS
+from offtop.model.values.wake import Object
+from offtop.model.viewmodel import drilling, panes
+from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
+from offtop.model.windows.breakdown import ALL
+from offtop.person import NO_USER, is_user
+from offtop.printable import printable
+from offtop.ui.actions.comparing import Comparing
+from offtop.ui.actions.outliers import Catching
+from offtop.ui.kit.lines import Line, Pen
+from offtop.ui.panes import icicle, latency, outliers, stacks, stuck, wakers
+from offtop.ui.panes.chooser import Choice, Chooser
+from offtop.ui.panes.process_details import Facts
+from offtop.ui.panes.stack_problems import StackProblems
+from offtop.ui.panes.tables import CHOOSABLE
+from offtop.units import NS_PER_S, parse_duration, span
+
+_NS_PER_MS = 1_000_000
+"""The minimum is shown in ms, so a bare number at its prompt is one; `--min` takes us, as bcc's tools do."""
+_PANES = ("timeline", "latency", "tree")
+"""Panes that `f` can hide; latency is hidden by OFF."""
+_WHOLE_LINES = 10_000
+"""What is copied is not cut to the screen."""
+_LINE_END = "\n"
+
+
+class FactsTold(Message):
+    """What a source knows of a process."""
+
+    def __init__(self, pid: int, told: Sequence[tuple[str, str]]) -> None:
+        super().__init__()
+        self.pid, self.told = pid, told
+
+
+class Actions(Catching, Comparing):
+    """The actions of the keys. Whoever shows the screen gives them what is on it."""
+
+    _groups: Mapping[str, tuple[str, ...]]
+    _problems: Problems
+
+    # What the app itself does
+
+    def _ask_kernel(self, view: View) -> None:
+        raise NotImplementedError
+
+    # Moving
+
+    def action_move(self, step: int) -> None:
+        self._move(step)
+
+    def action_page(self, pages: int) -> None:
+        pane = self._layout.panels.get(self._view.focus)
+        self._move(pages * max(1, (pane.height if pane else 3) - 3))
+
+    def action_first(self) -> None:
+        self._move(-1_000_000)
+
+    def action_last(self) -> None:
+        self._move(1_000_000)
+
+    def _move(self, step: int) -> None:
+        """The cursor of the pane that the keys are in, so many rows down."""
+        picture, view = self._picture, self._view
+        if picture is None:
+            return
+        if view.focus == CATEGORIES:
+            keys = [ALL, *(row.key for row in picture.categories.rows if isinstance(row.key, str))]
+            index = keys.index(view.category) if view.category in keys else 0
+            self._look(drilling.at_category(view, keys[_within(index + step, keys)]))
+        elif view.focus == LIST and picture.rows.rows:
+            self._look(
+                drilling.at_row(view, picture.rows.rows[_within(picture.cursor_row + step, picture.rows.rows)].key)
+            )
+        elif view.focus == TREE and picture.tree and picture.tree.branches:
+            self._at_branch(picture, _within(picture.tree.cursor + step, picture.tree.branches))
+        elif view.focus == SITE:
+            pane = self._layout.panels.get(SITE)
+            last = max(0, stacks.site_length(picture, self._pen(SITE)) - (pane.height - 1 if pane else 0))
+            self._look(panes.scrolled_to(view, max(0, min(last, view.scrolled + step))))
+        elif view.focus == LATENCY:
+            self._look(views.at_cell(view, latency.moved(picture, 0, -step)))
+        elif view.focus == STUCK:
+            self._move_stuck(picture, step)
+        elif view.focus == OUTLIERS:
+            self._move_outlier(picture, step)
+        elif view.focus == FLAME:
+            for _ in range(min(abs(step), 20)):
+                view = panes.at_box(view, icicle.neighbour(replace(picture, view=view), "down" if step > 0 else "up"))
+            self._look(view)
+
+    def _move_stuck(self, picture: Picture, step: int) -> None:
+        """In the list, or among the lines of the wait that has the whole pane."""
+        view, waits = self._view, picture.stuck.shown.waits
+        if not waits:
+            return
+        if view.stuck.opened:
+            pen = self._pen(STUCK)
+            last = max(0, len(stuck.in_full(picture, pen)) - pen.height + 1)
+            self._look(panes.stuck_opened(view, max(0, min(last, view.stuck.scrolled + step))))
+        else:
+            row = _within(picture.stuck.cursor + step, waits)
+            self._look(panes.at_stuck(view, waits[row].site.thread))
+
+    def _at_branch(self, picture: Picture, index: int) -> None:
+        shown = picture.tree
+        if shown is None:
+            return
+        pane = self._layout.panels.get(TREE)
+        lines = max(1, (pane.height if pane else 3) - 2)
+        line = max(0, min(lines - 1, index - shown.first))
+        self._look(panes.at_branch(self._view, shown.branches[index].path, line))
+
+    def action_next_pane(self, step: int) -> None:
+        self._look(views.next_pane(self._view, self._layout.panes, step))
+
+    def action_drill(self) -> None:
+        picture, view = self._picture, self._view
+        if picture is None:
+            return
+        if view.focus == TREE:
+            branch = self._branch()
+            if branch is None:
+                return
+            if branch.more:
+                self.action_open()
+            else:
+                self._look(drilling.entered(panes.at_branch(view, branch.path, view.tree.line), None))
+        elif view.focus == STUCK:
+            if picture.stuck.shown.waits and not view.stuck.opened:
+                self._move_stuck(picture, 0)
+                self._look(panes.stuck_opened(self._view))
+        elif view.focus == OUTLIERS:
+            self._enter_outlier(picture)
+        elif view.focus == FLAME:
+            self._look(panes.zoomed_in(view, icicle.chosen(picture)))
+        elif view.focus == LATENCY:
+            cell = latency.moved(picture, 0, 0)
+            if cell and latency.is_measured(picture):
+                self._look(replace(views.paused_at(view, cell.end_ns), zoomed=False))
+            else:
+                self._say("nothing was measured then")
+        else:
+            key = self._key_under_cursor()
+            self._look(drilling.entered(view, key))
+            if isinstance(key, Gone):
+                self._say("this is in the baseline alone: nobody waits there now")
+            elif view.focus == LIST and isinstance(key, Object) and not key.kind:
+                self._say("nobody knows what these waits were for: 1 shows where they were")
+
+    def action_leave(self) -> None:
+        self._look(drilling.left(self._view))
+
+    def action_aside(self, step: int) -> None:
+        """Right (1) or left (-1)."""
+        picture, focus = self._picture, self._view.focus
+        if picture is None:
+            return
+        if focus == TREE:
+            self.action_open() if step > 0 else self.action_close()
+        elif focus == LATENCY:
+            self._look(views.at_cell(self._view, latency.moved(picture, step, 0)))
+        elif focus == FLAME:
+            self._look(panes.at_box(self._view, icicle.neighbour(picture, "right" if step > 0 else "left")))
+        elif step > 0:
+            self.action_drill()
+        else:
+            self.action_leave()
+
+    def _key_under_cursor(self) -> Key | None:
+        picture = self._picture
+        if picture is None or not picture.rows.rows:
+            return None
+        return picture.rows.rows[picture.cursor_row].key
+
+    # The tree
+
+    def action_open(self) -> None:
+        if self._view.focus == LIST:
+            self._fold(False)
+            return
+        branch = self._branch()
+        if branch is not None and branch.openable:
+            self._look(panes.branch_opened(self._view, branch.path))
+
+    def action_close(self) -> None:
+        """The branch closed; one that is closed already, its parent."""
+        if self._view.focus == LIST:
+            self._fold(True)
+            return
+        branch, shown = self._branch(), self._picture.tree if self._picture else None
+        if branch is None or shown is None:
+            return
+        if branch.opened:
+            self._look(panes.branch_closed(self._view, branch.path))
+        elif branch.first:
+            self._at_branch_of(branch.path[: branch.first])
+
+    def _fold(self, folded: bool) -> None:
+        """Threads whose names differ only by a number in one row, or each in its own."""
+        if self._view.lists_threads:
+            self._look(drilling.folded_or_not(self._view, not folded))
+        elif self._view.lists_sleepers:
+            self._say("+ and - unfold and fold pools of threads: H lists threads")
+        else:
+            self._say("+ and - unfold and fold pools of threads that wait: 1 lists them")
+
+    def _at_branch_of(self, path: Path) -> None:
+        picture = self._picture
+        if picture and picture.tree:
+            self._at_branch(picture, trees.index_of(picture.tree.branches, path))
+
+    def action_open_all(self) -> None:
+        if not self._lacks("the stack tree: t shows it", TREE) and self._picture and self._picture.tree:
+            self._look(panes.all_opened(self._view, trees.all_paths(self._picture.tree.root)))
+
+    def _branch(self) -> trees.Branch | None:
+        """The one under the cursor, if the keys are in the tree."""
+        shown = self._picture.tree if self._picture else None
+        if self._view.focus != TREE or shown is None or not shown.branches:
+            empty = "there is no stack here" if self._view.focus == TREE else ""
+            self._say(empty or "this key is for the stack tree: t shows it")
+            return None
+        return shown.branches[shown.cursor]
+
+    # Latency
+
+    def action_latency(self) -> None:
+        """Where there is no room for it beside the pane that the keys are in, beside the categories."""
+        view = views.next_latency(self._view, self._layout.latency)
+        if view.latency != views.OFF and not self._has_room(LATENCY, view):
+            view = replace(views.in_pane(view, CATEGORIES), zoomed=False)
+            if not self._has_room(LATENCY, view):
+                self._say("no room here for latency: it takes a higher terminal")
+                return
+        self._look(view)
+
+    def _has_room(self, pane: str, view: View) -> bool:
+        return pane in self._arranged(view).panels
+
+    # Search and filters
+
+    def action_filter(self) -> None:
+        self._ask("filter (as comm=mysql* max>10ms cat!=poll): ", self._filter_by, self._view.filter.text)
+
+    def _filter_by(self, text: str, found: str = "") -> str | None:
+        try:
+            chosen = parse(text.strip(), self._groups, self._ids)
+        except FilterError as wrong:
+            return str(wrong)
+        self._look(views.filtered(self._view, chosen, found))
+        return None
+
+    def action_user(self) -> None:
+        self._ask("only this user's processes (name or id; empty: all): ", self._of_user, self._view.user)
+
+    def _of_user(self, text: str) -> str | None:
+        """A recording may know users that this machine does not."""
+        user = text.strip()
+        try:
+            parse(f"user={quoted(user)}")
+        except FilterError as wrong:
+            return str(wrong)
+        if user and not self._source.recorded and not is_user(user):
+            return f"'{printable(user)}' is not {NO_USER}"
+        self._look(views.of_user(self._view, user))
+        return None
+
+    def action_states(self) -> None:
+        def choices() -> list[Choice]:
+            mask = self._view.filters.states
+            return [Choice(one, f"{one}  {WORDS[one]}", bool(mask & bit)) for one, bit in MASKS.items()]
+
+        self.push_screen(Chooser("only waits that begin so (none chosen: all)", choices, self._of_state, self._glyphs))
+
+    def _of_state(self, letter: str) -> None:
+        filters = self._view.filters
+        self._ask_kernel(replace(self._view, filters=replace(filters, states=filters.states ^ MASKS[letter])))
+
+    def action_rate(self) -> None:
+        view = self._view
+        now = view.rate.text if view.rate and view.rate_pid in (None, view.subject_ids[0]) else ""
+        self._ask("requests a second, and CPU time of one (1500 or 1500,1ms; empty: none): ", self._of_rate, now)
+
+    def _of_rate(self, text: str) -> str | None:
+        try:
+            rate = parse_rate(text) if text.strip() else None
+        except ValueError:
+            return f"{text!r} is no rate: try 1500, 1.5k or 1500,1ms"
+        pid = self._view.subject_ids[0]
+        self._look(replace(self._view, rate=rate, rate_pid=pid))
+        if rate and pid is None:
+            self._say("the budget is told of the process that you drill into")
+        return None
+
+    def _subject_pid(self) -> int:
+        """Of the process that the cursor is on, or that was drilled into; 0: none."""
+        picture, view = self._picture, self._view
+        thread = self._stuck_thread()
+        if thread is not None:
+            return thread.pid
+        if view.focus == LIST and picture and picture.rows.rows:
+            return picture.rows.rows[picture.cursor_row].pid
+        return view.subject_ids[0] or 0
+
+    def action_facts(self) -> None:
+        pid = self._subject_pid()
+        if not pid:
+            self._say(f"Y tells of the process under the cursor: {self._way_to_processes}")
+            return
+        Thread(target=self._ask_facts, args=(pid,), name="offtop-facts", daemon=True).start()
+
+    def _ask_facts(self, pid: int) -> None:
+        """In a thread of its own: a process's command line may take long."""
+        told = self._source.facts(pid)
+        self.post_message(FactsTold(pid, told))
+
+    def on_facts_told(self, message: FactsTold) -> None:
+        if len(self.screen_stack) == 1:
+            title = f"process {message.pid}"
+            self.push_screen(Facts(title, message.told or [("", "nothing is known of it any more")], self._glyphs))
+
+    def action_stack_problems(self) -> None:
+        if self._picture is not None:
+            self.push_screen(StackProblems(self._told_of_stacks, self._glyphs, self._picture.sampling is not None))
+
+    def _told_of_stacks(self) -> tuple[StacksTold, int]:
+        """Of the selection, and the span."""
+        picture = self._picture
+        return (self._problems.of(picture.sites, picture.book), picture.span_ns) if picture else (StacksTold(), 0)
+
+    def action_mute(self) -> None:
+        try:
+            what = self._under_cursor_as_filter()
+        except FilterError as too_long:
+            self._say(str(too_long))
+            return
+        if what is None:
+            self._say("X mutes the category, process, thread group or function under the cursor")
+            return
+        self._look(views.muted_or_not(self._view, what))
+        if any(one.text == what.text for one in self._view.muted):
+            self._say(f"muted {what.text}; it is counted in the head. f undoes it, W keeps it")
+        else:
+            self._say(f"{what.text} is muted no more")
+
+    def _under_cursor_as_filter(self) -> Filter | None:
+        """What the cursor is on, as a filter that chooses its waits."""
+        picture, view = self._picture, self._view
+        if picture is None:
+            return None
+        if view.focus == CATEGORIES and view.category != ALL:
+            return parse(f"cat={view.category}")
+        if view.focus == LIST and picture.rows.rows:
+            row = picture.rows.rows[picture.cursor_row]
+            if isinstance(row.key, str):
+                return parse(views.in_cgroup(row.key).text)
+            if isinstance(row.key, WakerKey):
+                return parse(f"waker={quoted(row.key.name.removeprefix(STORM_OF))}")
+            if isinstance(row.key, Object):
+                return parse(f"object={quoted(row.key.label)}") if row.key.kind else None
+            if isinstance(row.key, Reason):
+                known = row.key not in (NO_REASON, BELOW_REASON)
+                return parse(f"why={quoted(row.key.name)}") if known else None
+            if row.pid:
+                key = "thread" if isinstance(row.key, ThreadKey | Pool) else "proc"
+                return parse(f"{key}={_family(row)}")
+        path: Path = ()
+        if view.focus == TREE and picture.tree and picture.tree.branches:
+            path = picture.tree.branches[picture.tree.cursor].path
+        elif view.focus == FLAME:
+            path = icicle.chosen(picture)
+        elif view.focus == SITE:
+            path = view.path
+        return _of_step(path[-1]) if path else None
+
+    # The list
+
+    def action_pin(self) -> None:
+        view = self._view
+        key = (
+            self._stuck_thread()
+            or (None if view.focus == LIST and not view.lists_sleepers else view.thread)
+            or (self._key_under_cursor() if view.focus == LIST else view.pid or view.pin)
+        )
+        if isinstance(key, str | int | ThreadKey) and key not in (EXITED, EXITED.pid, UNNAMED, UNNAMED.pid, NO_CGROUP):
+            self._ask_kernel(views.pinned(self._view, key))
+        elif isinstance(key, WakerKey) and key.pid:
+            self._ask_kernel(views.pinned(self._view, ThreadKey(key.pid, key.tid) if key.tid else key.pid))
+        elif isinstance(key, Pool):
+            self._say("a pool cannot be pinned: ENTER shows its threads, and p pins one of them")
+        elif isinstance(key, WakerKey):
+            self._say("this waker is no process and no thread: p pins those")
+        else:
+            self._say(f"p pins a process, thread or cgroup: {self._way_to_processes}")
+
+    @property
+    def _way_to_processes(self) -> str:
+        return "TAB goes to their list" if self._view.lists_sleepers else "1 lists them"
+
+    def _stuck_thread(self) -> ThreadKey | None:
+        """The one under the cursor of what is stuck, if the keys are there."""
+        shown = self._picture.stuck if self._picture else None
+        if self._view.focus != STUCK or shown is None:
+            return None
+        if self._view.stuck.opened:
+            return self._view.stuck.cursor
+        return shown.shown.waits[shown.cursor].site.thread if shown.shown.waits else None
+
+    def action_narrow(self) -> None:
+        if self._view.pin is None:
+            self._say("F lets the kernel count only the pin, and nothing is pinned: p pins")
+            return
+        if self._view.pin == "/":
+            self._say("everything is in the cgroup / or below it: there is nothing to narrow to")
+            return
+        self._ask_kernel(views.narrowed_or_widened(self._view))
+        if self._view.narrowed:
+            self._say("only the pin is counted from now on; F counts all again")
+
+    # What is shown at all
+
+    def action_setup(self) -> None:
+        self.push_screen(Chooser("columns, panes, mutes", self._setup, self._set_up, self._glyphs))
+
+    def _setup(self) -> list[Choice]:
+        view = self._view
+        columns = [Choice(f"column {title}", f"column {title}", title not in view.hidden) for title in CHOOSABLE]
+        panes = [Choice(f"pane {title}", f"pane {title}", self._is_shown(title)) for title in _PANES]
+        muted = [Choice(f"muted {one.text}", f"muted {printable(one.text)}", True) for one in view.muted]
+        return [*columns, *panes, *muted]
+
+    def _is_shown(self, pane: str) -> bool:
+        return self._view.latency != views.OFF if pane == "latency" else pane not in self._view.hidden
+
+    def _set_up(self, choice: str) -> None:
+        kind, _, title = choice.partition(" ")
+        view = self._view
+        if kind == "muted":
+            self._look(views.muted_or_not(view, next(one for one in view.muted if one.text == title)))
+        elif kind == "pane" and title == "latency":
+            self._look(views.with_latency(view, views.OFF if view.latency != views.OFF else views.AUTO))
+        else:
+            self._look(views.shown_or_hidden(view, title))
+
+    # Time
+
+    def action_delay(self) -> None:
+        if self._source.recorded:
+            self._say("a recording keeps its own pace: --speed plays it faster")
+            return
+        now = span(self._view.delay_ns)
+        self._ask(f"seconds between two readings, 0.1 to 60 (now {now}): ", self._set_delay)
+
+    def _set_delay(self, text: str) -> str | None:
+        if not text.strip():
+            return None
+        try:
+            view = views.with_delay(self._view, parse_duration(text.strip(), NS_PER_S))
+        except ValueError:
+            return f"{text!r} is no delay from 0.1 to 60 s: try 2, 0.5 or 500ms"
+        self._look(view)
+        return None
+
+    def action_minimum(self) -> None:
+        now = span(self._view.filters.min_ns)
+        self._ask(f"take stacks of waits from this length on (now {now}): ", self._set_minimum)
+
+    def _set_minimum(self, text: str) -> str | None:
+        if not text.strip():
+            return None
+        try:
+            min_ns = parse_duration(text.strip(), _NS_PER_MS)
+        except ValueError:
+            return f"{text!r} is no length of time: try 200us, 1ms or 0; a bare number is milliseconds"
+        self._ask_kernel(views.with_minimum(self._view, min_ns))
+        if self._catch and (deaf := self._catch.deaf(min_ns)):
+            self._say(f"'{printable(deaf)}' catches waits of {span(min_ns)} and longer only: shorter ones are not told")
+        return None
+
+    # Taking away
+
+    def action_copy(self) -> None:
+        """The chosen stack in folded form, else the row."""
+        text = self._to_copy()
+        if not text:
+            self._say("y copies the row or the branch under the cursor: TAB goes to one")
+            return
+        self.copy_to_clipboard(text)
+        self._say(f"copied: {text.partition(_LINE_END)[0]}")
+
+    def _to_copy(self) -> str:
+        picture, view = self._picture, self._view
+        if picture is None:
+            return ""
+        if view.focus in (TREE, SITE, FLAME):
+            path, part = view.path, picture.latency
+            if view.focus == FLAME and picture.flame:
+                path = icicle.chosen(picture)
+                part = next((box.part for box in picture.flame.boxes if box.path == path), part)
+            elif view.focus == TREE and picture.tree and picture.tree.branches:
+                branch = picture.tree.branches[picture.tree.cursor]
+                path, part = branch.path, branch.part
+            if not path:
+                return ""
+            path = path[::-1] if view.tree.shape.inverted else path
+            return f"{folded.one_line(path)} {part.total_ns // 1000}"
+        if view.focus == LIST and picture.rows.rows:
+            row = picture.rows.rows[picture.cursor_row]
+            key = printable(row.key) if isinstance(row.key, str) else row.pid
+            named = not isinstance(row.key, WakerKey | Object | Reason | Gone) or row.pid
+            return f"{f'{key} ' if named else ''}{printable(self._text_of(row, picture))} {row.waiting:.2f}"
+        if view.focus == OUTLIERS and picture.outliers.groups:
+            return _text(outliers.in_full(picture, self._pen(OUTLIERS)._replace(width=_WHOLE_LINES)))
+        if view.focus == STUCK and picture.stuck.shown.waits:
+            return _text(stuck.in_full(picture, self._pen(STUCK)._replace(width=_WHOLE_LINES)))
+        category = view.category
+        return next((f"{row.name} {row.waiting:.2f}" for row in picture.categories.rows if row.key == category), "")
+
+    def _text_of(self, row: Row, picture: Picture) -> str:
+        if not self._view.lists_sleepers:
+            return f"{row.name} {wakers.told(picture, row, self._pen(LIST))}"
+        place = "" if row.top == NOWHERE else location.of_sleeper(picture.book, row.top, self._pen(LIST).names)
+        return f"{row.name} {row.process} {place}"
+
+    def _pen(self, panel: str) -> Pen:
+        raise NotImplementedError
+
+
+def _text(lines: Iterable[Line]) -> str:
+    return "\n".join("".join(text for text, _ in line.spans).rstrip() for line in lines)
+
+
+def _of_step(step: Step) -> Filter | None:
+    """What goes through it; None where it stands for nothing that a filter can name."""
+    if step in (trees.MORE, NO_FRAMES, NO_THING) or step in TURNS:
+        return None
+    if step.is_object:
+        return parse(f"object={quoted(step.name)}")
+    if step.is_waker:
+        return parse(f"waker={quoted(step.name)}")
+    if step.name.startswith(WOKE):
+        return parse(f"proc={quoted(step.name.removeprefix(WOKE))}")
+    return parse(f"stack={quoted(step.name)}")
+
+
+def _within(index: int, rows: Sequence[object]) -> int:
+    return max(0, min(len(rows) - 1, index))
+
+
+def _family(row: Row) -> str:
+    """A pattern for all threads whose names differ from this one only by numbers; a number alone is a name."""
+    shared = parts(row.key.family if isinstance(row.key, Pool) else family(row.name))
+    return "*".join(quoted(part) if part else "" for part in shared) if any(shared) else quoted(row.name)

@@ -1,0 +1,202 @@
+"""The keys that write a file: a snapshot of the last minutes, the selection for other programs, and the screen."""
+
+import re
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from threading import Thread
+from typing import Protocol
+
+from textual.message import Message
+
+from offtop.errors import OfftopError
+from offtop.export import folded
+from offtop.export.profile import profile_of
+from offtop.feed import pace
+from offtop.model.values.outlier import Outliers
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import SINCE_START
+from offtop.model.windows.breakdown import Shares
+from offtop.model.windows.window import Window
+from offtop.printable import printable
+from offtop.reports.batch import look_up
+from offtop.reports.exports import ENDINGS, FORMATS, in_form
+from offtop.ui.actions.modes import Modes
+from offtop.ui.panes.chooser import Choice, Chooser
+from offtop.ui.panes.head import clock, selection
+from offtop.units import NS_PER_S, parse_duration, size, span
+
+_ALL, _ALL_NS = "all", 1 << 62
+"""What is typed for as far back as there is, and more than that."""
+_MINUTE = "1m"
+_PARTED = {"threads": ("thread",), "categories": ("category",)}
+"""Folded stacks, otherwise."""
+_FORMS = {
+    "folded": FORMATS["folded"],
+    "threads": "the same, of each thread by itself",
+    "categories": "the same, below their categories",
+    **FORMATS,
+}
+"""What is offered. Ticks as JSON are not: the selection is of a span."""
+
+
+class Exported(Message):
+    """What was asked for is there to be written."""
+
+    def __init__(self, form: str, content: str | bytes) -> None:
+        super().__init__()
+        self.form, self.content = form, content
+
+
+class Said(Message):
+    """Something that another thread did came to an end."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class Recorder(pace.Recorder, Protocol):
+    """Writes what is measured to a file."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def failure(self) -> str:
+        """Why it writes no more; empty while all is well."""
+        ...
+
+    @property
+    def bytes_written(self) -> int: ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether, now that it is closed, all that was handed over is in the file."""
+        ...
+
+    def close(self) -> str:
+        """End the file, which may take seconds; says what came of it."""
+        ...
+
+
+class Keeping(Modes):
+    _outliers: Outliers
+
+    _saving: Thread | None = None
+    _saved = ""
+    """What came of it."""
+
+    def action_snapshot(self) -> None:
+        """All that was measured in the last minutes; while the picture is held, in the span up to that."""
+        picture, view = self._picture, self._view
+        if picture is None:
+            self._say("there is nothing to keep yet")
+        elif self._saving is not None and self._saving.is_alive():
+            self._say("a snapshot is being written already")
+        elif view.paused_at_ns is None:
+            self._ask("snapshot of the last (90s, 10m, all): ", self._snapshot, _MINUTE)
+        else:
+            shown = _ALL if view.span_ns == SINCE_START else span(view.span_ns)
+            self._ask(f"snapshot up to {clock(picture, picture.newest.at_ns)}, of the last: ", self._snapshot, shown)
+
+    def _snapshot(self, text: str) -> str | None:
+        picture, asked = self._picture, text.strip()
+        if picture is None or not asked:
+            return None
+        try:
+            span_ns = _ALL_NS if asked == _ALL else parse_duration(asked, NS_PER_S)
+        except ValueError:
+            return f"{text!r} is no length of time: try 90s, 10m or all"
+        end_ns = None if self._view.paused_at_ns is None else picture.newest.at_ns
+        self._say("writing the snapshot…")
+        self._saving = Thread(target=self._save, args=(span_ns, end_ns, _about(picture)), name="offtop-snapshot")
+        self._saving.start()
+        return None
+
+    def _save(self, span_ns: int, end_ns: int | None, what: str) -> None:
+        """In a thread of its own: ten minutes of a busy machine take seconds."""
+        try:
+            self._saved = self._save_ticks(span_ns, end_ns, what)
+        except OfftopError as refused:
+            self._saved = str(refused)
+        if self.is_running:
+            self.post_message(Said(self._saved))
+
+    def _save_ticks(self, span_ns: int, end_ns: int | None, what: str) -> str:
+        ticks = self._history.last(span_ns, end_ns)
+        if not ticks:
+            return "there is nothing to keep yet"
+        last = ticks[-1]
+        look_up(self._source, last, ())
+        recorder = self._snapshot_file(what, last.taken_ns)
+        begin_ns = ticks[0].at_ns - ticks[0].span_ns
+        caught = [one for one in self._outliers.every if one.at_ns > begin_ns]
+        for one in self._history.again(span_ns, last.at_ns):
+            recorder.add(replace(one, outliers=[outlier for outlier in caught if outlier.at_ns == one.at_ns]))
+        said = recorder.close()
+        if not recorder.is_whole:
+            return said
+        return f"saved {size(recorder.bytes_written)}; view: offtop replay {printable(str(recorder.path))}"
+
+    def saved(self) -> str:
+        """Wait for a snapshot that is being written, and say what came of it; nothing where none is."""
+        if self._saving is None or not self._saving.is_alive():
+            return ""
+        self._saving.join()
+        return self._saved
+
+    def _snapshot_file(self, what: str, taken_ns: int) -> Recorder:
+        raise NotImplementedError
+
+    def action_export(self) -> None:
+        """What is selected, over the span that is shown."""
+        if self._picture is None or not self._picture.gathered:
+            self._say("there is nothing to write yet")
+            return
+        choices = [Choice(name, f"{name:<10} {what}") for name, what in _FORMS.items()]
+        self.push_screen(Chooser("write the selection as", lambda: choices, self._export, self._glyphs, closes=True))
+
+    def _export(self, form: str) -> None:
+        if self._picture is not None:
+            self._say("writing…")
+            Thread(target=self._exported, args=(form, self._picture), name="offtop-export", daemon=True).start()
+
+    def _exported(self, form: str, picture: Picture) -> None:
+        """In a thread of its own: a minute of thousands of stacks takes seconds."""
+        window, shares = self._selected(picture)
+        mode, idle, host = picture.view.mode, picture.view.idle_shown, self._source.host
+        made = profile_of(window, shares, self._source.names, host, mode, idle)
+        style = folded.Style(per=frozenset(_PARTED.get(form, ())))
+        form = "folded" if form in _PARTED else form
+        self.post_message(Exported(form, in_form(form, made, selection(picture, self._glyphs), style=style)))
+
+    def on_exported(self, message: Exported) -> None:
+        machine = re.sub(r"[^A-Za-z0-9.-]", "_", self._source.host)
+        self._write(Path(f"offtop-{machine}-{_now()}.{ENDINGS[message.form]}"), message.content)
+
+    def action_save_screen(self) -> None:
+        self._write(Path(f"offtop-{_now()}.svg"), self.export_screenshot())
+
+    def _write(self, file: Path, content: str | bytes) -> None:
+        try:
+            self._say(self._write_file(file, content))
+        except OfftopError as refused:
+            self._say(str(refused))
+
+    def _selected(self, picture: Picture) -> tuple[Window, Shares]:
+        raise NotImplementedError
+
+    def _write_file(self, path: Path, content: str | bytes) -> str:
+        raise NotImplementedError
+
+
+def _about(picture: Picture) -> str:
+    """What was drilled into: `lock-mysqld`."""
+    pid = picture.view.subject_ids[0]
+    process = picture.book.process(pid) if pid is not None else ""
+    return "-".join(filter(None, (picture.view.category, process)))
+
+
+def _now() -> str:
+    return datetime.now().strftime("%Y%m%dT%H%M%S")

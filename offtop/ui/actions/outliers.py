@@ -1,0 +1,105 @@
+"""The keys of what is caught: the list of outliers, from one to the next, and what is to be caught."""
+
+from offtop.errors import OfftopError
+from offtop.feed.outlier_actions import Catch
+from offtop.model.outliers.text import in_line
+from offtop.model.values.outlier import Group
+from offtop.model.viewmodel import panes
+from offtop.model.viewmodel.outlier_list import Listed, which
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import OUTLIERS
+from offtop.model.windows.breakdown import ALL
+from offtop.printable import printable
+from offtop.ui.actions.files import Keeping
+from offtop.ui.kit.lines import Pen
+from offtop.ui.panes import outliers
+from offtop.units import NS_PER_S
+
+
+class Catching(Keeping):
+    """The actions of these keys. Whoever shows the screen gives them what is on it."""
+
+    _ids: tuple[str, ...]
+    """Of all categories."""
+    _listed: Listed
+    _catch: Catch | None = None
+    """None: it was recorded what was caught."""
+
+    def _pen(self, panel: str) -> Pen:
+        raise NotImplementedError
+
+    def action_triggers(self) -> None:
+        if self._catch is None:
+            self._say("this is a recording: what was caught then is all there is")
+            return
+        self._ask("catch (auto; lock.max > 500ms; off): ", self._triggers_said, "; ".join(self._view.triggers))
+
+    def _triggers_said(self, text: str) -> str | None:
+        said = [one for part in text.split(";") if (one := " ".join(part.split()))] or ["off"]
+        if self._catch is not None:
+            try:
+                self._catch.ask(said, self._view.filters.min_ns)
+            except OfftopError as refused:
+                return str(refused)
+        self._look(panes.catching(self._view, tuple(said)))
+        return None
+
+    def _move_outlier(self, picture: Picture, step: int) -> None:
+        """In the list, or among the lines of the one that has the whole pane."""
+        view, shown = self._view, picture.outliers
+        if not shown.groups:
+            return
+        if view.outliers.opened:
+            pen = self._pen(OUTLIERS)
+            last = max(0, len(outliers.in_full(picture, pen)) - pen.height + 1)
+            self._look(panes.outlier_opened(view, max(0, min(last, view.outliers.scrolled + step))))
+        else:
+            row = max(0, min(len(shown.groups) - 1, shown.cursor + step))
+            self._look(panes.at_outlier(view, which(shown.groups[row])))
+
+    def _enter_outlier(self, picture: Picture) -> None:
+        """Into the one under the cursor, and from there to its moment."""
+        shown = picture.outliers
+        if shown.groups and self._view.outliers.opened:
+            self._go_to_outlier(shown.groups[shown.cursor])
+        elif shown.groups:
+            self._move_outlier(picture, 0)
+            self._look(panes.outlier_opened(self._view))
+
+    def _next_outlier(self, step: int) -> None:
+        """To the next one after the moment that is shown, or the last one before it."""
+        picture, every = self._picture, self._listed.every
+        if picture is None or not every:
+            self._say("nothing was caught yet: ! says what is; / searches")
+            return
+        here = next((i for i, one in enumerate(every) if which(one) == self._view.outliers.cursor), None)
+        now_ns = picture.newest.taken_ns
+        if here is not None and self._view.paused_at_ns is not None and every[here].worst.taken_ns == now_ns:
+            target = here + step
+        elif step > 0:
+            target = next((i for i, one in enumerate(every) if one.worst.taken_ns > now_ns), len(every))
+        else:
+            target = next((i for i in reversed(range(len(every))) if every[i].worst.taken_ns <= now_ns), -1)
+        if 0 <= target < len(every):
+            self._go_to_outlier(every[target])
+        elif step > 0:
+            is_there = here is not None and self._view.paused_at_ns is not None
+            self._say("this is the newest outlier" if is_there else "there is no later outlier: N goes back")
+        else:
+            self._say("there is no earlier outlier")
+
+    def _go_to_outlier(self, group: Group) -> None:
+        """All panes as they were then, about its thread."""
+        one, recorded = group.worst, self._source.recorded
+        picture, oldest = self._picture, self._history.oldest
+        if picture is None or oldest is None:
+            return
+        if not recorded and one.taken_ns < oldest.taken_ns - oldest.span_ns:
+            self._look(panes.outlier_opened(panes.at_outlier(self._view, which(group))))
+            ago_s = (picture.newest.taken_ns - one.taken_ns) // NS_PER_S
+            self._say(f"that was {ago_s // 60} min ago, longer than offtop remembers: this is what was kept of it")
+            return
+        category = one.category if one.category in self._ids else ALL
+        self._look(panes.around_outlier(self._view, which(group), one.wait.site.thread if one.wait else None, category))
+        self._go_to(one.taken_ns)
+        self._say(f"outlier: {printable(in_line(one, self._source.names))}")

@@ -1,0 +1,47 @@
+"""The keys that sort the tables, and clicks on the heads of columns; what is not on the screen is not sorted."""
+
+from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel.view import CATEGORIES, LIST
+from offtop.ui.actions.view import FOR_LIST, Looks
+from offtop.ui.kit.glyphs import Glyphs
+from offtop.ui.panes.chooser import Choice, Chooser
+
+_FOR_TABLES = "the tables, which are not on the screen"
+
+
+class Sorting(Looks):
+    """The actions of these keys. Whoever shows the screen gives them what is on it."""
+
+    _glyphs: Glyphs
+
+    def action_sort(self, sort: str) -> None:
+        view = self._view
+        if self._lacks(_FOR_TABLES, CATEGORIES, LIST):
+            return
+        if sort in view.sorts:
+            self._look(views.sorted_by(view, sort))
+        elif self._lacks("what A hides: A goes back to it", CATEGORIES):
+            return
+        else:
+            self._look(views.sorted_by(view, sort))
+            self._say(f"what A lists has no {sort}: the categories alone go by it; < and > sort the list")
+
+    def action_next_sort(self, step: int) -> None:
+        if not self._lacks(_FOR_TABLES, CATEGORIES, LIST):
+            self._look(views.next_sort(self._view, step))
+
+    def action_sort_by(self) -> None:
+        def choices() -> list[Choice]:
+            return [Choice(sort, sort, sort == self._view.list_sort) for sort in self._view.sorts]
+
+        if not self._lacks(_FOR_TABLES, CATEGORIES, LIST):
+            self.push_screen(Chooser("sort by", choices, self.action_sort, self._glyphs, closes=True))
+
+    def action_reverse(self) -> None:
+        if not self._lacks(FOR_LIST, LIST):
+            self._look(views.reversed_order(self._view))
+
+    def _sort_at(self, sort: str) -> None:
+        """The head of a column that sorts so was clicked."""
+        if sort:
+            self.action_reverse() if sort == self._view.list_sort else self.action_sort(sort)

@@ -1,0 +1,226 @@
+"""A line is text with the names of its styles; a Panel shows lines, and draws again only those that changed."""
+
+import re
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, RenderableType
+from rich.control import Control
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual._compositor import ChopsUpdate
+from textual.geometry import Region
+from textual.message import Message
+from textual.strip import Strip
+from textual.theme import Theme
+from textual.widget import Widget
+
+from offtop.model.values.stack import Names
+from offtop.printable import printable
+from offtop.ui.kit import theme
+from offtop.ui.kit.glyphs import Glyphs
+
+
+class Line(NamedTuple):
+    spans: tuple[tuple[str, str], ...] = ()
+    """(text, token) from left to right; the text is printable already."""
+    base: str = "text"
+    """The token of the whole line, under those of its spans."""
+
+
+class Pen(NamedTuple):
+    """What a pane is drawn with."""
+
+    width: int
+    height: int
+    glyphs: Glyphs
+    names: Names
+
+
+NO_LINE = Line()
+WHOLE_LINE = frozenset({"cursor", "cursor-away", "menu-chosen"})
+"""Tokens that, as the base of a line, stand above those of its spans."""
+
+
+def plain(text: str, token: str = "text") -> Line:
+    return Line(((text, token),))
+
+
+def fit(text: str, width: int, glyphs: Glyphs) -> str:
+    """`text`, escaped, in exactly `width` cells: cut with an ellipsis, or filled up."""
+    shown = printable(text, glyphs.is_ascii)
+    if cell_len(shown) <= width:
+        return shown + " " * (width - cell_len(shown))
+    return set_cell_size(shown, max(0, width - 1)) + glyphs.ellipsis if width > 0 else ""
+
+
+def whole_sentences(text: str, width: int) -> str:
+    """As many sentences of `text` as have room in `width`; the first in any case."""
+    kept, *sentences = re.split(r"(?<=\.) ", text)
+    for sentence in sentences:
+        if cell_len(f"{kept} {sentence}") > width:
+            break
+        kept = f"{kept} {sentence}"
+    return kept
+
+
+def width_of(spans: Sequence[tuple[str, str]]) -> int:
+    return sum(cell_len(text) for text, _ in spans)
+
+
+def cut_spans(spans: Sequence[tuple[str, str]], width: int) -> tuple[tuple[str, str], ...]:
+    """The first `width` cells of `spans`."""
+    kept: list[tuple[str, str]] = []
+    for text, token in spans:
+        cells = cell_len(text)
+        if cells >= width:
+            kept.append((set_cell_size(text, max(0, width)), token))
+            break
+        kept.append((text, token))
+        width -= cells
+    return tuple(kept)
+
+
+def spread(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], width: int) -> Line:
+    """`left` at the left edge and `right` at the right one; where both do not fit, the left is cut."""
+    room = width - width_of(right)
+    if room <= 0:
+        return Line(cut_spans(right, width))
+    left = cut_spans(left, room - 1 if right else room)
+    return Line((*left, (" " * (room - width_of(left)), "text"), *right))
+
+
+def rule(title: str, pen: Pen) -> Line:
+    """The title of a pane, in a line across it."""
+    shown = f" {title} "
+    spans = (
+        (pen.glyphs.rule * 2, "rule"),
+        (shown, "title"),
+        (pen.glyphs.rule * max(0, pen.width - 2 - cell_len(shown)), "rule"),
+    )
+    return Line(cut_spans(spans, pen.width))
+
+
+def marked(line: Line, search: str) -> Line:
+    """The line with each occurrence of `search` in one span marked, large and small letters alike."""
+    if not search or line.base in WHOLE_LINE:
+        return line
+    spans: list[tuple[str, str]] = []
+    for text, token in line.spans:
+        for part in re.split(f"({re.escape(search)})", text, flags=re.IGNORECASE):
+            spans.append((part, "match" if part.casefold() == search.casefold() else token))
+    return line._replace(spans=tuple(span for span in spans if span[0]))
+
+
+def changes(was: Line | None, now: Line | None, width: int) -> list[tuple[int, int]]:
+    """The cells in which `now` differs from `was`, a line of `width` cells: (the first, how many), span by span."""
+    if was is None or now is None or was.base != now.base:
+        return [(0, width)]
+    found: list[tuple[int, int]] = []
+    x = 0
+    for old, new in zip_longest(was.spans, now.spans, fillvalue=("", "")):
+        cells = cell_len(new[0])
+        if cells != cell_len(old[0]):
+            found.append((x, max(1, width - x)))  # all that follows has moved
+            break
+        if old != new:
+            found.append((x, cells))
+        x += cells
+    return found
+
+
+class _Exact(ChopsUpdate):
+    """A part of the screen to be drawn, and no cell beside it: Textual's own begins at the left of the line."""
+
+    def render_segments(self, console: Console) -> str:
+        drawn: list[str] = []
+        for y, first, end in self.spans:
+            for strip_end, (x, strip) in zip(self.chop_ends[y], self.chops[y].items(), strict=False):
+                start, stop = max(x, first), min(strip_end, end)
+                if strip is not None and start < stop:
+                    move = Control.move_to(start, y).segment.text
+                    drawn += (move, strip.crop(start - x, stop - x).render(console))
+        return "".join(drawn)
+
+
+def exact(update: RenderableType | None) -> RenderableType | None:
+    """What Textual is about to draw, without the cells that have not changed."""
+    return _Exact(update.chops, update.spans, update.chop_ends) if isinstance(update, ChopsUpdate) else update
+
+
+class Clicked(Message):
+    """A click, or a turn of the wheel, on a panel."""
+
+    def __init__(self, panel: str, x: int, y: int, turns: int = 0) -> None:
+        super().__init__()
+        self.panel = panel
+        self.x = x
+        self.y = y
+        self.turns = turns
+        """Of the wheel, down; 0: a click."""
+
+
+class Panel(Widget):
+    """Shows the lines it was given, and holds nothing else."""
+
+    def __init__(self, id: str, classes: str = "") -> None:  # noqa: A002  # Textual's word
+        super().__init__(id=id, classes=classes)
+        self._lines: Sequence[Line] = ()
+        self._strips: dict[int, Strip] = {}
+        self._looks: dict[str, Style] = {}
+        """By token; Textual's component classes would be matched anew, all of them, whenever a style changes."""
+        self._drawn_for = (0, "")
+        """The width and the theme of both."""
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """Draw `lines` from the top; those beyond the panel's height are not drawn."""
+        was, self._lines = self._lines, tuple(lines)
+        for y, (old, new) in enumerate(zip_longest(was, self._lines)):
+            if old != new:
+                self._strips.pop(y, None)
+                width = self.size.width
+                self.refresh(*(Region(x, y, cells, 1) for x, cells in changes(old, new, width)))
+
+    def on_click(self, event: events.Click) -> None:
+        self.post_message(Clicked(str(self.id), event.x, event.y))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self.post_message(Clicked(str(self.id), event.x, event.y, turns=1))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self.post_message(Clicked(str(self.id), event.x, event.y, turns=-1))
+
+    @property
+    def lines(self) -> Sequence[Line]:
+        return self._lines
+
+    def render_line(self, y: int) -> Strip:
+        if self._drawn_for != (self.size.width, self._theme.name):
+            self._drawn_for = (self.size.width, self._theme.name)
+            self._strips.clear()
+            self._looks.clear()
+        strip = self._strips.get(y)
+        if strip is None:
+            strip = self._strips[y] = self._strip(self._lines[y] if y < len(self._lines) else NO_LINE)
+        return strip
+
+    def _strip(self, line: Line) -> Strip:
+        """A line with a look of its own, as that of the cursor, has one look from edge to edge."""
+        base = self._look(line.base)
+        own = line.base in WHOLE_LINE
+        segments = [Segment(text, base if own else self._look(token)) for text, token in line.spans if text]
+        # Neighbours of one look become one: each look is 20 bytes more on the wire.
+        return Strip(segments).adjust_cell_length(self.size.width, base).simplify()
+
+    def _look(self, token: str) -> Style:
+        look = self._looks.get(token)
+        if look is None:
+            look = self._looks[token] = theme.look(self._theme, token)
+        return look
+
+    @property
+    def _theme(self) -> Theme:
+        return self.app.current_theme  # pyright: ignore[reportUnknownMemberType]  # an app of whatever result

@@ -1,0 +1,148 @@
+"""Where the seconds of threads went, as a bar and as figures: running, ready to run, blocked for what, and the rest."""
+
+from collections.abc import Sequence
+
+from offtop.model.aggregate.account import Account
+from offtop.model.aggregate.rows import Row
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.seconds import AccountPicture
+from offtop.model.windows.breakdown import RUN_QUEUE
+from offtop.ui.kit.columns import Column
+from offtop.ui.kit.glyphs import Glyphs
+from offtop.ui.kit.lines import Line, Pen, cut_spans, fit, plain
+from offtop.units import average, count, percent, threads
+
+BAR_CELLS = 16
+_BEFORE_REST = 2
+"""Running and run queue stand before the rest, and that before what may be cut off."""
+Spans = list[tuple[str, str]]
+
+
+def lines(picture: Picture, pen: Pen) -> list[Line]:
+    """Of what was drilled into; none where nothing was."""
+    told = picture.account
+    if told is None:
+        return []
+    if not told.is_known:
+        within = picture.newest.facts.filters.within
+        why = "with --within only a part of its time is counted" if within else "this recording has none of it"
+        return [plain(fit(f" How long it ran is not known: {why}.", pen.width, pen.glyphs), "dim")]
+    whole_ns = max(1, told.account.sum_ns)
+    name = f" {threads(average(told.account.sum_ns, picture.span_ns))} "
+    segments = _segments(told)
+    drawn = bar([(ns, token, fill) for _, ns, token, fill in segments], pen.width - len(name) - 1, pen.glyphs)
+    figures: Spans = [(" ", "text")]
+    for number, (text, ns, token, _) in enumerate(segments):
+        if number == _BEFORE_REST:
+            figures += _rest(told, whole_ns)
+        if number < _BEFORE_REST or ns * 2000 >= whole_ns:
+            figures.append((f"{text} {_share(ns, whole_ns)}  ", token))
+    if len(segments) <= _BEFORE_REST:
+        figures += _rest(told, whole_ns)
+    return [
+        Line(((name, "waiting"), *drawn)),
+        Line(cut_spans(figures, pen.width)),
+        *(plain(fit(f" {text}", pen.width, pen.glyphs)) for text in (told.budget.lines if told.budget else [])),
+    ]
+
+
+def _segments(told: AccountPicture) -> list[tuple[str, int, str, str]]:
+    """Words, ns, token and fill of each part but the rest, in the order of the bar."""
+    account = told.account
+    blocked = [(leaf, ns) for leaf, ns in told.parts if leaf.category != RUN_QUEUE]
+    ready_ns = sum(ns for leaf, ns in told.parts if leaf.category == RUN_QUEUE)
+    missing_ns = account.ready_ns + account.blocked_ns - ready_ns - sum(ns for _, ns in blocked)
+    segments = [("running", account.running_ns, "title", "run")]
+    segments.append(("run queue", ready_ns, "cat-run-queue", "ready"))  # who is throttled is ready, too, but not in it
+    for leaf, ns in blocked:
+        token = "idle" if leaf.idle else f"cat-{leaf.category}"
+        segments.append(
+            (f"~{leaf.category}" if leaf.idle else leaf.category, ns, token, "idle" if leaf.idle else "wait")
+        )
+    if missing_ns > account.sum_ns // 1000:
+        segments.append(("left out", missing_ns, "dim", "idle"))
+    return [one for one in segments if one[1] > 0 or one[0] in ("running", "run queue")]
+
+
+def _rest(told: AccountPicture, whole_ns: int) -> Spans:
+    residue_ns = _told(told.account.residue_ns, whole_ns)
+    if not told.account.through:
+        return [("rest unknown: it began or ended meanwhile  ", "dim")]
+    why = [
+        f"{word} {_share(ns, whole_ns)}"
+        for word, ns in (("steal", told.left.steal_ns), ("irq", told.left.interrupt_ns))
+        if ns * 1000 > whole_ns
+    ]
+    named = f" ({' '.join(why)}, by the machine's shares)" if why else ""
+    return [(f"rest {_share(residue_ns, whole_ns)}{named}  ", "alert" if abs(residue_ns) * 50 > whole_ns else "dim")]
+
+
+def _told(residue_ns: int, whole_ns: int) -> int:
+    """Below 0 where the kernel's account and ours have both counted something, as they do of each switch; but for what
+    is too little to be read."""
+    return residue_ns if residue_ns >= 0 or residue_ns * -200 > whole_ns else 0
+
+
+def _share(ns: int, whole_ns: int) -> str:
+    share = percent(ns, whole_ns)
+    return f"{share:.1f}%" if share < 9.95 else f"{share:.0f}%"
+
+
+def bar(parts: Sequence[tuple[int, str, str]], cells: int, glyphs: Glyphs) -> Spans:
+    """ns, token and fill of each part, as so many cells in all; a part that has any has a cell if there is room."""
+    whole_ns = sum(max(0, ns) for ns, _, _ in parts)
+    fills = {"run": glyphs.bar[-1], "ready": glyphs.shades[2], "wait": glyphs.shades[1], "idle": glyphs.shades[0]}
+    spans: Spans = []
+    used = 0
+    passed_ns = 0
+    for ns, token, fill in parts:
+        passed_ns += max(0, ns)
+        end = round(cells * passed_ns / whole_ns) if whole_ns else 0
+        if end > used:
+            spans.append((fills[fill] * (end - used), token))
+            used = end
+    return [*spans, (" " * max(0, cells - used), "text")]
+
+
+def _part(ns: int, row: Row) -> str:
+    return threads(average(ns, row.span_ns)) if row.account.threads else ""
+
+
+def _rest_of(row: Row) -> str:
+    return _part(_told(row.account.residue_ns, row.span_ns), row) if row.account.through else ""
+
+
+def _mean(row: Row) -> str:
+    many = row.account.threads
+    return _part(row.account.blocked_ns // many, row) if many > 1 else ""
+
+
+def _worst(row: Row) -> str:
+    return _part(row.account.worst_ns, row) if row.account.threads > 1 else ""
+
+
+def _per_s(row: Row, n: int) -> str:
+    return count(1e9 * n / row.span_ns) if n and row.span_ns else ""
+
+
+COLUMNS = (
+    Column("RUNNING", 7, lambda row: _part(row.account.running_ns, row), sort="RUNNING", stays=True),
+    Column("READY", 6, lambda row: _part(row.account.ready_ns, row), sort="READY", least_width=44),
+    Column("BLOCKED", 7, lambda row: _part(row.account.blocked_ns, row), sort="BLOCKED"),
+    Column("REST", 6, _rest_of, sort="REST", least_width=60),
+    Column("VOL/S", 5, lambda row: _per_s(row, row.account.voluntary), least_width=76),
+    Column("INV/S", 5, lambda row: _per_s(row, row.account.involuntary), least_width=70),
+    Column("AVG", 5, _mean, least_width=100),
+    Column("WORST", 5, _worst, least_width=100),
+)
+"""Those of a list that tells where the seconds went."""
+
+
+def row_bar(account: Account, cells: int, glyphs: Glyphs) -> str:
+    parts = [
+        (account.running_ns, "", "run"),
+        (account.ready_ns, "", "ready"),
+        (account.blocked_ns, "", "wait"),
+        (max(0, account.residue_ns), "", "idle"),
+    ]
+    return "".join(text for text, _ in bar(parts, cells, glyphs)) if account.threads else ""

@@ -1,0 +1,365 @@
+"""The head says who and when, how much waits, what offtop itself costs and what it lost."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
+
+from offtop.feed.source import Recorded
+from offtop.model.aggregate.rows import cgroup_name
+from offtop.model.aggregate.scope_text import LOST_NOT_KNOWN, counted, how_sure, rate, whose
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Cost
+from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import SINCE_START, STUCK
+from offtop.model.windows.baseline import Baseline
+from offtop.model.windows.breakdown import ALL
+from offtop.printable import printable
+from offtop.ui.kit.glyphs import Glyphs, sparkline
+from offtop.ui.kit.layout import Layout
+from offtop.ui.kit.lines import Line, fit, spread, width_of
+from offtop.units import NS_PER_S, average, count, duration, percent, size, span, threads, three
+
+MODES = (
+    *(("1", "off-CPU", OFFCPU), ("2", "wakeup", WAKEUP), ("3", "off-wake", OFFWAKE), ("4", "chain", CHAIN)),
+    ("5", "stuck", STUCK),
+)
+"""Key, word, id of each mode there is."""
+
+Spans = list[tuple[str, str]]
+_TIMELINE_X = 5
+_MUCH_UNEXPLAINED_PCT = 2.0
+"""From here on it is told."""
+_LEAST_BOTH = 60
+"""Columns that it takes to tell over what time numbers are, too, where threads are only looked at."""
+_LEAST_NAME = 24
+"""So many are named, more are counted."""
+
+
+def head(
+    picture: Picture,
+    host: str,
+    layout: Layout,
+    glyphs: Glyphs,
+    recorded: Recorded | None = None,
+    written_bytes: int | None = None,
+    is_over: bool = False,
+) -> list[Line]:
+    """`written_bytes`: of the recording that is being made. `is_over`: there will be no more ticks."""
+    lines = [_who(picture, host, layout, recorded, written_bytes, is_over), _waiting(picture, layout)]
+    if layout.calls:
+        lines.append(_calls(picture, layout, glyphs))
+    if layout.cost:
+        lines.append(_cost(picture, layout))
+    if layout.timeline:
+        lines.append(_timeline(picture, layout, glyphs, recorded is not None))
+    if layout.crumb:
+        lines.append(_crumb(picture, layout, glyphs))
+    return lines
+
+
+def one_line(picture: Picture, layout: Layout, recorded: bool) -> list[Line]:
+    """All that fits on a terminal that has room for one line."""
+    view = picture.view
+    name = ("RECORDED ", "paused") if recorded else ("offtop ", "dim")
+    sampled: Spans = [("SAMPLED ", "alert")] if picture.sampling else []
+    spans: Spans = [name, *sampled, (three(average(picture.shown.total_ns, picture.span_ns)), "waiting")]
+    spans.append((" waiting", "text"))
+    if view.paused_at_ns is not None:
+        spans.append((" PAUSED", "paused"))
+    if picture.lost:
+        spans.append((f" lost {count(sum(picture.lost.values()))}", "lost"))
+    if picture.categories.rows:
+        top = picture.categories.rows[0]
+        longest = duration(top.part.max_ns)
+        spans.append((f", {top.name} {three(top.waiting)}{f' max {longest}' if longest else ''}", "text"))
+    return [spread(spans, [], layout.width)]
+
+
+def _who(
+    picture: Picture,
+    host: str,
+    layout: Layout,
+    recorded: Recorded | None,
+    written_bytes: int | None,
+    is_over: bool,
+) -> Line:
+    view, at = picture.view, clock(picture, picture.newest.at_ns)
+    mode = STUCK if view.focus == STUCK else view.mode
+    modes = [one for one in MODES if picture.sampling is None or one[-1] in (OFFCPU, STUCK, mode)]
+    tabs: Spans = [
+        (f"|{key} {word}|" if of == mode else f" {key} {word} ", "tab" if of == mode else "dim")
+        for key, word, of in modes
+    ]
+    short: Spans = [
+        (f"|{key} {word}|" if of == mode else f" {key} ", "tab" if of == mode else "dim") for key, word, of in modes
+    ]
+    alone: Spans = [] if mode == OFFCPU else [one for one in tabs if one[1] == "tab"]
+    right: Spans = [(f"{_window(picture)}  ", "text")]
+    if picture.sampling:
+        right = right if layout.width >= _LEAST_BOTH else []
+        right.append((f"SAMPLED {rate(picture.sampling, picture.span_ns)}  ", "alert"))
+    if view.paused_at_ns is not None and any(
+        one.worst.at_ns == picture.newest.at_ns for one in picture.outliers.groups
+    ):
+        right.append(("outlier  ", "alert"))
+    if recorded:
+        day = datetime.fromtimestamp(picture.newest.taken_ns // 10**9).strftime("%Y-%m-%d")
+        where = f" on {printable(host)}"
+        lefts: list[Spans] = [
+            [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *tabs],
+            [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *short],
+            [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *alone],
+            [("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *alone],
+            [("RECORDED", "paused"), (f" {at} ", "text"), *alone],
+            [("RECORDED", "paused")],
+        ]
+        playing = ("ENDED", "paused") if is_over else ("PLAYING", "live")
+        right.append(playing if view.paused_at_ns is None else ("PAUSED", "paused"))
+        return _fitting(lefts, right, layout.width)
+    name: Spans = [("offtop", "title")]
+    left: Spans = [*name, (f" - {printable(host)}  {at}  ", "text")]
+    if written_bytes is not None:
+        right.append((f"REC {size(written_bytes)}  ", "live"))
+    if view.paused_at_ns is None and is_over:
+        right.append(("ENDED", "paused"))
+    elif view.paused_at_ns is None:
+        right.append((f"LIVE {span(view.delay_ns)}", "live"))
+    else:
+        right.append((f"PAUSED -{span(picture.behind_ns // 10**9 * 10**9)}", "paused"))
+    lefts = [[*left, *tabs], [*left, *short], [*left, *alone], [*name, (" ", "text"), *alone], name]
+    return _fitting(lefts, right, layout.width)
+
+
+def clock(picture: Picture, at_ns: int) -> str:
+    """The wall clock's time at CLOCK_MONOTONIC `at_ns`."""
+    taken_ns = picture.newest.taken_ns + at_ns - picture.newest.at_ns
+    return datetime.fromtimestamp(taken_ns // 10**9).astimezone().strftime("%H:%M:%S")
+
+
+def _fitting(lefts: Sequence[Spans], right: Spans, width: int) -> Line:
+    """The first of `lefts` for which there is room beside `right`."""
+    left = next((left for left in lefts if width_of([*left, *right]) < width), lefts[-1])
+    return spread(left, right, width)
+
+
+def _window(picture: Picture) -> str:
+    asked_ns, measured_ns = picture.view.span_ns, picture.span_ns
+    if asked_ns == SINCE_START:
+        return f"since start {span(round(measured_ns, -9))}"
+    if measured_ns < asked_ns * 0.9:
+        return f"window {span(round(measured_ns, -8))} of {span(asked_ns)}"
+    return f"window {span(max(asked_ns, round(measured_ns, -8)))}"
+
+
+def _waiting(picture: Picture, layout: Layout) -> Line:
+    span_ns, shown_ns = picture.span_ns, picture.shown.total_ns
+    ready = threads(average(picture.ready_ns, span_ns))
+    blocked = threads(average(shown_ns - picture.ready_ns, span_ns))
+    idle = threads(average(picture.hidden_ns, span_ns))
+    whole: Spans = [("Waiting ", "text"), (threads(average(shown_ns, span_ns)), "waiting")]
+    hidden: Spans = [("   idle shown (i)" if picture.view.idle_shown else "", "dim")]
+    hidden_in_short = hidden
+    if picture.hidden_ns:
+        hidden, hidden_in_short = [(f"   +{idle} idle hidden (i)", "dim")], [(f" +{idle} idle (i)", "dim")]
+    if picture.view.muted:
+        muted = [(f" +{threads(average(picture.muted_ns, span_ns))} muted (f)", "muted")]
+        hidden, hidden_in_short = [*hidden, *muted], [*hidden_in_short, *muted]
+    right: Spans = [] if layout.cost or not picture.lost else [*lost(picture), (" ", "text")]
+    if caught := len(picture.outliers.groups):
+        right.append((f" {caught} outlier{'s' * (caught != 1)} (O)", "alert"))
+    words = counted(picture.newest.facts.filters)
+    right += [(f" {words}", "pin")] if words else []
+    if picture.filtered_ns:
+        right.append((f" filtered {threads(average(picture.filtered_ns, span_ns))}", "pin"))
+    if layout.cost:
+        right.append((f" other {percent(picture.other_ns, shown_ns):.0f}%", "dim"))
+    lefts: list[Spans] = [
+        [*whole, (f" = {blocked} blocked + {ready} run queue", "text"), *hidden],
+        [*whole, (f" = {blocked} + {ready} run queue", "text"), *hidden_in_short],
+        [*whole, *hidden_in_short],
+        whole,
+    ]
+    return _fitting(lefts, right, layout.width)
+
+
+def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
+    """The function that --within names: how often, how long, of what that was made, and what goes on."""
+    calls = picture.calls
+    name = fit(picture.newest.facts.filters.within, 1000, glyphs).rstrip()
+    most = max(_LEAST_NAME, layout.width // 3)
+    within: Spans = [("Within ", "text"), (name if len(name) <= most else fit(name, most, glyphs), "pin")]
+    now = [(f"  {calls.now} now, oldest {duration(calls.oldest_ns) or '0'}", "text")] if calls.now else []
+    left = [(f"  {count(calls.left)} left otherwise", "lost")] if calls.left else []
+    if not calls.returned:
+        none = "" if calls.now or calls.left else ": what began before offtop did is not known"
+        lefts = [[*within, (f"  no call has returned{text}", "text"), *now, *left] for text in (none, "")]
+        return _fitting([*lefts, within], [], layout.width)
+    rate = f"  {three(calls.returned * NS_PER_S / picture.span_ns)}/s"
+    p50, p99 = (f" p{p}<={duration(calls.percentile_ns(p))}" for p in (50, 99))
+    longest = f" max {duration(calls.max_ns)}"
+    blocked, ready, running = (
+        f"{percent(part_ns, calls.total_ns):.0f}%"
+        for part_ns in (calls.blocked_ns, calls.runqueue_ns, calls.running_ns)
+    )
+    whole = f"  = {blocked} blocked + {ready} run queue + {running} running"
+    short = f"  {blocked} blocked {ready} ready"
+    texts = [
+        f"{rate} {p50}{p99}{longest}{whole}",
+        f"{rate} {p50}{p99}{longest}{short}",
+        f"{rate} {p99}{longest}{short}",
+        f"{rate} {p99}{longest}",
+        rate,
+    ]
+    told = [[*within, (text, "text"), *end] for text in texts for end in ([*now, *left], now)]
+    return _fitting([*told, [*within, (rate, "text")], within], [], layout.width)
+
+
+def _cost(picture: Picture, layout: Layout) -> Line:
+    """What is wrong stands first, and each part is whole or not there: half of one reads as another."""
+    cost: Cost = picture.newest.facts.cost
+    wrong: Spans = []
+    if picture.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
+        wrong.append((f"  {picture.unexplained_pct:.0f}% of cpu time unexplained", "lost"))
+    if cost.walk_every > 1:
+        wrong.append((f"  waits looked up every {cost.walk_every} ticks", "lost"))
+    own = [
+        f" bpf {cost.bpf_pct:.1f}%" if cost.bpf_pct >= 0 else "",
+        f" {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else "",
+        f" ui {cost.cpu_pct:.1f}% of 1 cpu" if cost.cpu_pct >= 0 else "",
+    ]
+    switches = f"  {count(picture.switches_per_s)} switches/s" if picture.switches_per_s >= 0 else ""
+
+    def left(*parts: str, of_wrong: int = len(wrong)) -> Spans:
+        told = "".join(parts)
+        costs: Spans = [(f"  Cost{told}", "text")] if told else []
+        return [*lost(picture), *wrong[:of_wrong], *costs]
+
+    lefts = [left(*own, switches), left(*own), left(own[0], own[2]), left(own[0]), left(), left(of_wrong=1)]
+    right: Spans = [(f"min {span(picture.newest.facts.filters.min_ns)}", "text")]
+    if picture.sampling:
+        parts = [*filter(None, [whose(picture.sampling)]), *how_sure(picture.sampling, picture.span_ns)]
+        while parts[1:] and width_of(lost(picture)) + len(", ".join(parts)) >= layout.width:
+            parts.pop()
+        right = [(", ".join(parts), "alert")]
+    return _fitting([*lefts, lost(picture)], right, layout.width)
+
+
+def lost(picture: Picture) -> Spans:
+    """What the kernel could not tell, by kind."""
+    if not picture.lost:
+        is_known = picture.sampling is None or picture.sampling.lost_known
+        return [("lost 0" if is_known else LOST_NOT_KNOWN, "text")]
+    kinds = " ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
+    return [(f"lost {kinds}", "lost")]
+
+
+def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs, recorded: bool) -> Line:
+    minutes, cell_ns = picture_minutes(layout), layout.room.timeline_cell_ns
+    drawn = sparkline(picture.timeline, glyphs)
+    cells = [(cell, "spark") for cell in drawn]
+
+    def put(at_ns: int, glyph: str, token: str) -> None:
+        at = len(drawn) - 1 - ((picture.timeline_end_ns - 1) // cell_ns - (at_ns - 1) // cell_ns)
+        if at < len(drawn):
+            cells[max(0, at)] = glyph, token
+
+    begin_ns = picture.timeline_end_ns - len(drawn) * cell_ns
+    for group in picture.outliers.groups:
+        if group.worst.at_ns > begin_ns:
+            put(group.worst.at_ns, glyphs.mark, "alert")
+    if picture.view.paused_at_ns is not None:
+        put(picture.newest.at_ns, "^", "paused")
+    drawn_spans = (("".join(cell for cell, _ in some), token) for token, some in groupby(cells, itemgetter(1)))
+    spans: Spans = [(f"{minutes:>4} ", "dim"), *drawn_spans]
+    is_now = not recorded and picture.view.paused_at_ns is None
+    spans.append((" now" if is_now else "    ", "dim"))
+    values = [value for value in picture.timeline if value is not None]
+    right: Spans = [(f"max {three(max(values))}", "dim")] if values else []
+    return spread(spans, right, layout.width)
+
+
+def moment_at(picture: Picture, layout: Layout, x: int, y: int) -> int | None:
+    """CLOCK_REALTIME of the end of the timeline's cell at that place of the head; None where there is none."""
+    room, cell = layout.room, x - _TIMELINE_X
+    if not layout.timeline or y != 2 + layout.calls + layout.cost or not 0 <= cell < room.timeline_cells:
+        return None
+    newest, end_ns = picture.newest, picture.timeline_end_ns
+    begun = (end_ns - 1) // room.timeline_cell_ns - (room.timeline_cells - 1 - cell)
+    return newest.taken_ns - newest.at_ns + min(end_ns, (begun + 1) * room.timeline_cell_ns)
+
+
+def picture_minutes(layout: Layout) -> str:
+    """How far back the timeline goes."""
+    return f"-{span(layout.timeline_cells * layout.room.timeline_cell_ns)}"
+
+
+def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
+    view = picture.view
+    words = ["All", *_chosen(picture, glyphs)]
+    if view.path:
+        words.append(printable(view.path[-1].name, glyphs.is_ascii))
+    left: Spans = [(" > ".join(words), "crumb")]
+    right: Spans = []
+    chosen = view.group[1] if view.group else view.filter  # what is named at the left is not named again
+    for word, text in (("filter", chosen.text), ("user", view.user), ("search", view.search)):
+        if text:
+            right.append((f"{word} {printable(text, glyphs.is_ascii)}  ", "filter"))
+    if (view.filter.chooses_waits or view.user) and view.pool is None:  # else it is what passes of the pool
+        right.append((f"{threads(average(picture.passing_ns, picture.span_ns))} pass  ", "filter"))
+    if view.zoomed:
+        right.append(("zoomed (x)  ", "filter"))
+    if view.compared:
+        right.append((f"vs {normal(view.compared, glyphs)} (D)  ", "filter"))
+    pin = who(picture, view.pin, glyphs) if view.pin is not None else "-"
+    right += [
+        (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),
+        (f"  sort {view.list_sort}{' reversed' if view.reverse else ''}", "dim"),
+    ]
+    if width_of(left) + width_of(right) >= layout.width:
+        right = right[:-1]
+    return spread(left, right, layout.width)
+
+
+def normal(baseline: Baseline, glyphs: Glyphs) -> str:
+    """`14:02:10`, when it ended, or the recording's name."""
+    if baseline.file:
+        return printable(baseline.file, glyphs.is_ascii)
+    return datetime.fromtimestamp(baseline.taken_ns // 10**9).strftime("%H:%M:%S")
+
+
+def _chosen(picture: Picture, glyphs: Glyphs) -> list[str]:
+    view = picture.view
+    words = [view.category] if view.category != ALL else []
+    if view.group is not None:
+        words.append(who(picture, view.group[0], glyphs))
+    pid, _ = view.subject_ids
+    if pid is not None:
+        words.append(who(picture, pid, glyphs))
+    if view.pool is not None:
+        words.append(f"{printable(view.pool.family, glyphs.is_ascii)}")
+    if view.thread is not None:
+        words.append(who(picture, view.thread, glyphs))
+    if view.object is not None:
+        words.append(f"on {printable(view.object.label, glyphs.is_ascii)}")
+    if view.reason is not None:
+        words.append(f"for {printable(view.reason.name, glyphs.is_ascii)}")
+    if view.waker is not None:
+        number = view.waker.tid or view.waker.pid
+        words.append(f"woken by {printable(view.waker.name, glyphs.is_ascii)}{f'({number})' if number else ''}")
+    return words
+
+
+def selection(picture: Picture, glyphs: Glyphs) -> str:
+    """What a pane is about: `lock > mysqld(4242)`."""
+    return " > ".join(_chosen(picture, glyphs)) or "all"
+
+
+def who(picture: Picture, key: str | int | ThreadKey, glyphs: Glyphs) -> str:
+    """`mysqld(4242)`, `connection(4268)`, `mysql.service`, printable."""
+    if isinstance(key, str):
+        return printable(cgroup_name(key), glyphs.is_ascii)
+    name = picture.book.comm(key) if isinstance(key, ThreadKey) else picture.book.process(key)
+    number = key.tid if isinstance(key, ThreadKey) else key
+    return f"{printable(name, glyphs.is_ascii) or '?'}({number})"

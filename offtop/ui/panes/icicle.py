@@ -1,0 +1,112 @@
+"""The icicle: the stack tree as boxes, each as wide as the time that was waited below it."""
+
+from zlib import crc32
+
+from offtop.model.aggregate import icicle
+from offtop.model.aggregate.icicle import Box, Direction, Icicle
+from offtop.model.aggregate.rows import Row
+from offtop.model.aggregate.steps import Path
+from offtop.model.viewmodel.picture import Picture
+from offtop.printable import printable
+from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
+from offtop.ui.panes.head import selection
+from offtop.ui.panes.stacks import no_stack
+from offtop.ui.panes.tables import changes_of
+from offtop.units import average, count, duration, percent, threads
+
+_HUES = 3
+TITLE_LINES = 1
+"""Above the boxes."""
+
+
+def chosen(picture: Picture) -> Path:
+    """The box that the keys are on: the nearest one that there still is."""
+    box = icicle.box_of(picture.flame, picture.view.flame.cursor) if picture.flame else None
+    return box.path if box else ()
+
+
+def neighbour(picture: Picture, direction: Direction) -> Path:
+    """The box that a key leads to."""
+    box = icicle.neighbour(picture.flame, chosen(picture), direction) if picture.flame else None
+    return box.path if box else ()
+
+
+def at(picture: Picture, x: int, y: int) -> Path:
+    """The box in a cell of the pane."""
+    box = icicle.at(picture.flame, x, y - TITLE_LINES) if picture.flame else None
+    return box.path if box else ()
+
+
+def flame(picture: Picture, pen: Pen) -> list[Line]:
+    shown = picture.flame
+    title = f"icicle: {selection(picture, pen.glyphs)}  width = time waiting"
+    if picture.flame_before:
+        title += ", colour = change"
+    if shown is None or not shown.boxes:
+        return [
+            rule(title, pen),
+            plain(fit(no_stack(picture), pen.width, pen.glyphs), "dim"),
+        ]
+    cursor = chosen(picture)
+    rows: list[list[Box]] = [[] for _ in range(shown.rows)]
+    for box in shown.boxes:
+        rows[box.depth].append(box)
+    lines = [rule(f"{title} ({threads(average(shown.whole_ns, picture.flame_span_ns))} threads)", pen)]
+    lines += [_line(row, cursor, picture, pen) for row in rows]
+    lines += [Line()] * (pen.height - len(lines) - 2)
+    at_cursor = next((box for box in shown.boxes if box.path == cursor), shown.boxes[0])
+    return [
+        *lines,
+        plain(fit(_told(at_cursor, shown, picture), pen.width, pen.glyphs), "bar-mark"),
+        _left_out(shown, pen),
+    ]
+
+
+def _line(boxes: list[Box], cursor: Path, picture: Picture, pen: Pen) -> Line:
+    spans: list[tuple[str, str]] = []
+    end = 0
+    for box in boxes:
+        if box.x > end:
+            spans.append((" " * (box.x - end), "text"))
+        name = ("[k]" if box.kernel else "") + box.name
+        spans.append((pen.glyphs.edge + fit(name, box.width - 1, pen.glyphs), _token(box, cursor, picture)))
+        end = box.x + box.width
+    return Line(tuple(spans))
+
+
+def _token(box: Box, cursor: Path, picture: Picture) -> str:
+    search = picture.view.search
+    if box.path == cursor:
+        return "flame-cursor"
+    if search and search.casefold() in box.name.casefold():
+        return "flame-match"
+    change = _row(box, picture).change
+    if change:
+        return "flame-same" if not change.is_sure else "flame-grew" if change.by > 0 else "flame-shrank"
+    hue = crc32(box.name.encode("utf-8", "replace")) % _HUES + 1
+    return f"flame-{'kernel' if box.kernel else 'user'}-{hue}"
+
+
+def _row(box: Box, picture: Picture) -> Row:
+    """As of a table."""
+    return Row("", "", picture.flame_span_ns, box.part, before=picture.flame_before.get(box.path))
+
+
+def _told(box: Box, shown: Icicle, picture: Picture) -> str:
+    part = box.part
+    waits = f"  {count(part.waits)} waits" if part.waits else ""
+    longest = f"  max {duration(part.max_ns)}" if part.max_ns else ""
+    share = percent(part.total_ns, shown.whole_ns)
+    row = _row(box, picture)
+    waiting = "  ".join(filter(None, (f"{threads(row.waiting)} waiting", changes_of(row))))
+    return f" {printable(box.name)}  {waiting} ({share:.1f}%){waits}{longest}"
+
+
+def _left_out(shown: Icicle, pen: Pen) -> Line:
+    words = ["arrows move", "ENTER zoom", "ESC out", "v invert", "/ search", "g close"]
+    if shown.dropped:
+        share = percent(shown.dropped_ns, shown.whole_ns)
+        words.insert(0, f"{shown.dropped} boxes too narrow ({share:.1f}%)")
+    if shown.dropped_deep:
+        words.insert(0, f"{shown.dropped_deep} below the screen")
+    return plain(fit(" " + "   ".join(words), pen.width, pen.glyphs), "dim")

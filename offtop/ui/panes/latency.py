@@ -1,0 +1,190 @@
+"""How long the waits of the selection were: as a histogram, or as a heat map over the last minutes."""
+
+from collections.abc import Sequence
+from math import log
+
+from offtop.model.values import histogram as log2
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import LATENCY, Cell
+from offtop.model.windows.heat import Heat
+from offtop.printable import printable
+from offtop.ui.kit.layout import HEAT_SCALE
+from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
+from offtop.ui.panes.head import clock, selection
+from offtop.units import count, duration, span
+
+_PERCENTS = (50, 90, 99, 99.9)
+_HEATS = 6
+_LEAST_BARS = 5
+"""Lines of a histogram that is of use."""
+_NO_WAIT, _NO_CALL = " No wait from the minimum up has ended here.", " No call has returned."
+_BESIDE_BAR = 14 + 9 + 7
+"""The range, the count and the marks."""
+Spans = list[tuple[str, str]]
+
+
+def histogram(picture: Picture, pen: Pen) -> list[Line]:
+    """Of the waits; where there is room, of the calls of the function that --within names, too."""
+    part, calls, within = picture.latency, picture.calls, picture.newest.facts.filters.within
+    title = f"latency of: {selection(picture, pen.glyphs)}"
+    if not within or pen.height < 2 * _LEAST_BARS:
+        return _bars(title, part.histogram, part.max_ns, _NO_WAIT, pen)
+    upper = pen._replace(height=pen.height // 2)
+    lines = _bars(title, part.histogram, part.max_ns, _NO_WAIT, upper)
+    lines += [Line()] * (upper.height - len(lines))
+    lower, title = pen._replace(height=pen.height - upper.height), f"calls of: {printable(within, pen.glyphs.is_ascii)}"
+    return [*lines, *_bars(title, calls.histogram, calls.max_ns, _NO_CALL, lower)]
+
+
+def _bars(title: str, histogram: int, max_ns: int, none: str, pen: Pen) -> list[Line]:
+    """A bar for each range of powers of two, and the percentiles, upper bounds of theirs."""
+    lines = [rule(title, pen)]
+    ranges = log2.ranges(histogram, pen.height - 2)
+    if not ranges:
+        return [*lines, plain(fit(none, pen.width, pen.glyphs), "dim")]
+    by_lane = log2.counts(histogram)
+    lines.append(plain(fit(_percentiles(histogram, max_ns, pen.width), pen.width, pen.glyphs), "bar-mark"))
+    most = max(log2.within(by_lane, lanes) for lanes in ranges)
+    marks = _marks(histogram, ranges)
+    bar_width = max(1, pen.width - _BESIDE_BAR)
+    for lanes in ranges:
+        n = log2.within(by_lane, lanes)
+        bar = _bar(n / most * bar_width, pen)
+        counted = f"{n:,}" if n < 1_000_000 else count(n)
+        lines.append(
+            Line(
+                (
+                    (f" {_range(lanes):>11} |", "dim"),
+                    (f"{bar:<{bar_width}}", "bar"),
+                    (f"|{counted:>7} ", "value"),
+                    (marks.get(lanes, ""), "bar-mark"),
+                )
+            )
+        )
+    return lines
+
+
+def _percentiles(histogram: int, max_ns: int, width: int) -> str:
+    """As many as there is room for."""
+    told = {p: f"p{p:g}<={duration(log2.percentile_ns(histogram, p, max_ns))}" for p in _PERCENTS}
+    said = ""
+    for left_out in ((), (90,), (90, 99.9)):
+        words = [text for percent, text in told.items() if percent not in left_out]
+        said = f" {'  '.join([*words, f'max {duration(max_ns)}'])}"
+        if len(said) <= width:
+            break
+    return said
+
+
+def _marks(histogram: int, ranges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    """Which percentiles lie in each range."""
+    marks: dict[tuple[int, int], str] = {}
+    for percent in (50, 99):
+        lane = log2.lane_of(max(0, log2.percentile_ns(histogram, percent, 1 << 62) - 1))
+        for lanes in ranges:
+            if lanes[0] <= lane < lanes[1]:
+                marks[lanes] = f"{marks.get(lanes, '')} p{percent}".strip()
+    return marks
+
+
+def _range(lanes: tuple[int, int]) -> str:
+    low, high = log2.low_ns(lanes[0]), log2.high_ns(lanes[1] - 1)
+    return f"{duration(low) or '0'}-{duration(high)}" if lanes[1] <= log2.LANES - 1 else f">{duration(low)}"
+
+
+def _bar(cells: float, pen: Pen) -> str:
+    """At least a mark for what is more than nothing."""
+    whole = int(cells)
+    if pen.glyphs.is_ascii:
+        return pen.glyphs.bar[-1] * max(whole, int(cells > 0))
+    part = int((cells - whole) * 8)
+    return (
+        pen.glyphs.bar[-1] * whole + (pen.glyphs.bar[max(part, int(not whole)) - 1] if part or not whole else "")
+        if cells
+        else ""
+    )
+
+
+def heat_map(picture: Picture, pen: Pen) -> list[Line]:
+    heat = picture.heat
+    if heat is None:
+        return []
+    minutes = span(len(heat.columns) * heat.cell_ns)
+    lines = [rule(f"latency of: {selection(picture, pen.glyphs)}, last {minutes}", pen)]
+    if not heat.rows:
+        return [*lines, plain(fit(_NO_WAIT, pen.width, pen.glyphs), "dim")]
+    chosen = chosen_cell(picture)
+    for row in reversed(range(len(heat.rows))):
+        spans: Spans = [(f"{_range(heat.rows[row]):>{HEAT_SCALE - 2}} ", "dim")]
+        for column, counts in enumerate(heat.columns):
+            text, token = _cell(counts, row, heat, pen)
+            at_cursor = picture.view.focus == LATENCY and chosen == (column, row)
+            spans.append(("X" if at_cursor and text == " " else text, "cursor" if at_cursor else token))
+        lines.append(Line(_joined(spans)))
+    axis = f"-{minutes}"
+    end = "now" if picture.view.paused_at_ns is None else "^"
+    lines.append(plain(f"{'':>{HEAT_SCALE - 1}}{axis:<{max(0, len(heat.columns) - len(end))}}{end}", "dim"))
+    lines.append(plain(fit(_told(picture, heat, chosen), pen.width, pen.glyphs), "bar-mark"))
+    return lines
+
+
+def _cell(counts: Sequence[int] | None, row: int, heat: Heat, pen: Pen) -> tuple[str, str]:
+    """Nothing where nothing was measured, a dot where no wait ended."""
+    if counts is None:
+        return " ", "dim"
+    n = counts[row]
+    if not n:
+        return ".", "rule"
+    share = log(1 + n) / log(1 + heat.most)
+    levels = pen.glyphs.spark
+    token = f"heat-{min(_HEATS, 1 + int(share * _HEATS))}"
+    return levels[min(len(levels) - 1, int(share * len(levels)))], token
+
+
+def _joined(spans: Spans) -> tuple[tuple[str, str], ...]:
+    """Neighbours that look alike as one."""
+    joined: Spans = []
+    for text, token in spans:
+        if joined and joined[-1][1] == token:
+            joined[-1] = (joined[-1][0] + text, token)
+        else:
+            joined.append((text, token))
+    return tuple(joined)
+
+
+def chosen_cell(picture: Picture) -> tuple[int, int]:
+    """Column and row that the keys are on: where nothing was chosen, the latest column's fullest."""
+    heat, cell = picture.heat, picture.view.cell
+    if heat is None or not heat.columns or not heat.rows:
+        return 0, 0
+    if cell is None:
+        last = len(heat.columns) - 1
+        counts = heat.columns[last] or (0,)
+        return last, counts.index(max(counts))
+    column = len(heat.columns) - 1 - (heat.ends_ns[-1] - cell.end_ns) // heat.cell_ns
+    return max(0, min(len(heat.columns) - 1, column)), max(0, min(len(heat.rows) - 1, cell.row))
+
+
+def is_measured(picture: Picture) -> bool:
+    """Whether there is a tick in the column that the keys are on."""
+    heat = picture.heat
+    return heat is not None and bool(heat.columns) and heat.columns[chosen_cell(picture)[0]] is not None
+
+
+def moved(picture: Picture, columns: int, rows: int) -> Cell | None:
+    """The cell so far from the chosen one, within the map."""
+    heat = picture.heat
+    if heat is None or not heat.columns or not heat.rows:
+        return None
+    column, row = chosen_cell(picture)
+    column = max(0, min(len(heat.columns) - 1, column + columns))
+    return Cell(heat.ends_ns[column], max(0, min(len(heat.rows) - 1, row + rows)))
+
+
+def _told(picture: Picture, heat: Heat, chosen: tuple[int, int]) -> str:
+    column, row = chosen
+    counts = heat.columns[column]
+    until_ns = heat.ends_ns[column]
+    when = f"{clock(picture, until_ns - heat.cell_ns)}-{clock(picture, until_ns)}"
+    how_many = "not measured" if counts is None else f"{counts[row]:,} waits"
+    return f" {when}  {_range(heat.rows[row])}: {how_many}   most in a cell {heat.most:,}"

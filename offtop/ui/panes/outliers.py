@@ -1,0 +1,200 @@
+"""What was caught: the outliers, the newest first, and the one under the cursor in full."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from offtop.model.aggregate import location
+from offtop.model.outliers.text import against, how_much, place, who
+from offtop.model.outliers.trigger import value_told
+from offtop.model.values.catalog import Book
+from offtop.model.values.outlier import AUTO, Group, Outlier
+from offtop.model.values.stack import Names
+from offtop.model.values.state import WORDS, letter
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import OUTLIERS
+from offtop.printable import printable
+from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
+from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
+from offtop.ui.panes.stuck import frame_lines, halves, told_frames
+from offtop.units import NS_PER_S, duration
+
+_RULE_WIDTH = 120
+"""From here on a line says against what it was too much."""
+
+
+def outliers(picture: Picture, pen: Pen) -> list[Line]:
+    shown, view = picture.outliers, picture.view
+    if view.outliers.opened and shown.groups:
+        lines = in_full(picture, pen)
+        top = max(0, min(view.outliers.scrolled, len(lines) - pen.height + 1))
+        title = "an outlier (Enter: all panes as they were then, Esc goes back)"
+        return [rule(title, pen), *lines[top : top + pen.height - 1]]
+    lines = [rule(_title(picture), pen)]
+    if not shown.groups:
+        return [*lines, *(plain(fit(f" {text}", pen.width, pen.glyphs), "dim") for text in _nothing(picture))]
+    lines.append(
+        plain(
+            " "
+            + "".join(f" {title:>{width}}" if right else f" {title:<{width}}" for title, width, right in _columns(pen)),
+            "head",
+        )
+    )
+    room = stuck_lines(pen.height)
+    for row in range(shown.first, min(len(shown.groups), shown.first + room)):
+        chosen = row == shown.cursor
+        base = ("cursor" if view.focus == OUTLIERS else "cursor-away") if chosen else "text"
+        lines.append(Line(tuple(_row(shown.groups[row], chosen, pen)), base))
+    below = pen.height - STUCK_FRAME - room
+    if below > 1:
+        lines += [Line()] * (STUCK_FRAME + room - len(lines))
+        lines += _told(shown.groups[shown.cursor].worst, pen)[:below]
+    return lines
+
+
+def _title(picture: Picture) -> str:
+    shown = picture.outliers
+    many = f"{len(shown.groups)}, newest first" if shown.groups else "none"
+    lost = picture.newest.facts.lost.get("outliers", 0)
+    gone = "".join(
+        f", {n:,} {what}" for n, what in ((shown.dropped, "older ones dropped"), (lost, "lost in this tick")) if n
+    )
+    triggers = picture.view.triggers
+    caught = f"; caught is {printable('; '.join(triggers))} (!)" if triggers else ""
+    return f"outliers: {many}{gone}{caught}"
+
+
+def _nothing(picture: Picture) -> Sequence[str]:
+    if not picture.view.triggers:
+        return ("Nothing was caught in this recording.",)
+    if picture.view.triggers == ("off",):
+        return ("Nothing is caught: ! says what is to be, as auto, or lock.max > 500ms.",)
+    return (
+        "Nothing was caught yet.",
+        "auto: waits 20 times longer than all but one in a thousand of that program and category in the last minutes;",
+        "to learn that takes 10 s. ! adds rules, as lock.max > 500ms, or comm:mysqld disk.p99 > 50ms for 3s.",
+    )
+
+
+def _columns(pen: Pen) -> list[tuple[str, int, bool]]:
+    """Title, width, and whether it stands at the right."""
+    columns = [("WHEN", 8, False), ("LENGTH", 7, True), ("", 5, False), ("TID", 7, True)]
+    columns += [("THREAD", 15 if pen.width >= 64 else 8, False)]
+    if pen.width >= _RULE_WIDTH:
+        columns.append(("PROCESS", 15, False))
+    columns.append(("CATEGORY", 13 if pen.width >= 50 else 6, False))
+    if pen.width >= _RULE_WIDTH:
+        columns.append(("AGAINST", 20, False))
+    left = pen.width - 2 - sum(width + 1 for _, width, _ in columns)
+    return [*columns, ("WHERE", left, False)] if left >= 6 else columns
+
+
+def _row(group: Group, chosen: bool, pen: Pen) -> list[tuple[str, str]]:
+    one = group.worst
+    texts = {
+        "WHEN": (clock(group.first.taken_ns), "value"),
+        "LENGTH": (how_much(one), "waiting"),
+        "": (f"x{group.many}" if group.many > 1 else "", "dim"),
+        "TID": (str(one.wait.site.tid) if one.wait else "", "value"),
+        "THREAD": (one.comm, "name"),
+        "PROCESS": (one.program, "name"),
+        "CATEGORY": (one.category or "all", _colour(one)),
+        "AGAINST": (against(one), "dim"),
+        "WHERE": (place(one, pen.names), "where"),
+    }
+    spans: list[tuple[str, str]] = [(">" if chosen else " ", "text")]
+    for title, width, right in _columns(pen):
+        text, token = texts[title]
+        shown = fit(text, width, pen.glyphs)
+        spans.append((f" {shown.rstrip():>{width}}" if right else f" {shown}", token))
+    return spans
+
+
+def _colour(one: Outlier) -> str:
+    return f"cat-{one.category}" if one.wait else "text"
+
+
+def text_of(group: Group, names: Names) -> str:
+    """All that a search looks at."""
+    one = group.worst
+    return f"{who(one)} {one.category} {against(one)} {place(one, names)}"
+
+
+def _told(one: Outlier, pen: Pen) -> list[Line]:
+    """What it was; then all its frames, as many in a line as fit."""
+    lines = _facts(one, pen)
+    if one.wait:
+        lines += told_frames(halves(one.wait.site.kernel, one.wait.site.user, one.book, pen.names), pen)
+    return lines
+
+
+def in_full(picture: Picture, pen: Pen) -> list[Line]:
+    """The same, a frame a line, and those of who woke it; nothing where there is none."""
+    shown = picture.outliers
+    if not shown.groups:
+        return []
+    one = shown.groups[shown.cursor].worst
+    lines = _facts(one, pen)
+    if one.wait is None:
+        return lines
+    lines += [Line(), *frame_lines(halves(one.wait.site.kernel, one.wait.site.user, one.book, pen.names), pen)]
+    waker = one.book.wake(one.wait.site.wake).waker
+    if waker.kernel or waker.user:
+        lines += [Line(), plain(fit(f"   woken by {waker.label}:", pen.width, pen.glyphs), "title")]
+        lines += frame_lines(halves(waker.kernel, waker.user, one.book, pen.names), pen)
+    return lines
+
+
+def _facts(one: Outlier, pen: Pen) -> list[Line]:
+    def line(text: str, token: str = "text") -> Line:
+        return plain(fit(text, pen.width, pen.glyphs), token)
+
+    wait = one.wait
+    if wait is None:
+        over = f" of {one.program}" if one.program else ""
+        return [
+            line(f" {how_much(one)} {one.metric} {one.category or 'of all that does not look idle'}{over}", "title"),
+            line(f"   in the tick that ended at {clock(one.taken_ns)}; caught by {one.rule}"),
+        ]
+    began_ns = one.taken_ns - (one.at_ns - wait.began_ns)
+    ended = (
+        f"to {'' if wait.is_exact else 'about '}{clock(began_ns + one.length_ns, 3)}"
+        if wait.ended_ns
+        else ("and it went on")
+    )
+    lines = [line(f" {how_much(one)} {who(one)}  from {clock(began_ns, 3)} {ended}", "title")]
+    state = letter(wait.state)
+    facts = [f"{state}: {WORDS.get(state, 'its state is not known')}"]
+    if wait.runqueue_ns:
+        facts.append(f"of it {duration(wait.runqueue_ns)} ready to run")
+    if wait.cpu >= 0:
+        facts.append(f"went on on cpu {wait.cpu}")
+    if one.after:
+        facts.append(f"at the end of the tick {one.after}")
+    lines.append(
+        Line(
+            (
+                (f"   {one.category}", _colour(one)),
+                (fit(f"  {', '.join(facts)}", max(0, pen.width - 3 - len(one.category)), pen.glyphs), "text"),
+            )
+        )
+    )
+    usual = f"<={duration(one.usual_ns)} but for one in 1000" if one.usual_ns else "not known"
+    caught = f"{AUTO} from {value_told(one.metric, one.mark)}" if one.rule == AUTO else one.rule
+    lines.append(line(f"   caught by {caught}; usual: {usual} ({one.program}, {one.category})"))
+    wake = one.book.wake(wait.site.wake)
+    on = [f"on {wake.object.label}"] if wake.object.kind else []
+    on += filter(None, [location.ends_of(one.book, wait.site.kernel, wait.site.wake)])
+    on.append(f"woken by {wake.waker.label}" if wake.has_waker else "" if one.is_going_on else _no_waker(one.book))
+    lines.append(line(f"   {'; '.join(filter(None, on))}"))
+    return lines
+
+
+def _no_waker(book: Book) -> str:
+    keys = "2, 3 and 4 do" if book.has_programs else "it needs BPF"
+    return f"who woke it was not gathered ({keys})"
+
+
+def clock(taken_ns: int, digits: int = 0) -> str:
+    """`02:10:55`, with so many digits of the second."""
+    seconds = datetime.fromtimestamp(taken_ns // NS_PER_S).strftime("%H:%M:%S")
+    return f"{seconds}.{taken_ns % NS_PER_S:09}"[: 9 + digits] if digits else seconds

@@ -1,0 +1,316 @@
+"""The stack tree, and the site: one branch of it with its whole stacks, a frame a line."""
+
+import textwrap
+from collections.abc import Callable, Sequence
+
+from rich.cells import cell_len
+
+from offtop.model.aggregate import location
+from offtop.model.aggregate.rows import Place, Row
+from offtop.model.aggregate.steps import TURNS, WHO_WAITED, WOKEN_BY, Shape, Step, begins_line
+from offtop.model.aggregate.tree import MORE, Branch
+from offtop.model.classify.cause_finder import advice, most
+from offtop.model.values.catalog import Book
+from offtop.model.values.stack import ENDS, LINKED, Names, Stack
+from offtop.model.values.wake import CHAIN, CHAIN_ENDS, NOBODY, OFFCPU, WAKEUP, WHOLE, Waker
+from offtop.model.viewmodel.picture import Picture, TreePicture
+from offtop.model.viewmodel.view import TREE
+from offtop.model.windows.stuck import NO_AGE
+from offtop.printable import printable
+from offtop.ui.kit.columns import Column, heads, line_of, that_fit
+from offtop.ui.kit.lines import Line, Pen, fit, plain, rule, width_of
+from offtop.ui.panes import account
+from offtop.ui.panes.head import selection
+from offtop.ui.panes.tables import NOW, NUMBERS, SHARE, WAITING, beside, changes_of, not_gathered, nothing
+from offtop.units import count, duration, percent, threads
+
+_MUCH_PCT = 10
+_LEAST_NAME = 8
+_LEAST_WITH_ACCOUNT = 14
+_LEAST_LABEL = 24
+"""Cells that the names of a line have, however deep it stands."""
+Spans = list[tuple[str, str]]
+
+
+def tree(picture: Picture, pen: Pen) -> list[Line]:
+    """The lines of the tree around its cursor."""
+    shown = picture.tree
+    shape = picture.view.tree.shape
+    told = _cause_heading(picture)
+    about = f"stack tree: {selection(picture, pen.glyphs)}{_in_words(shape)}"
+    lines = [rule(f"{about}: {told}" if told else about, pen)]
+    if picture.view.thread is not None and _tells_account(picture, pen):
+        lines += account.lines(picture, pen)
+    if shown is None or not shown.branches:
+        return [
+            *lines,
+            plain(fit(no_stack(picture), pen.width, pen.glyphs), "dim"),
+        ]
+    numbers = _tree_numbers(picture, pen)
+    heading = heads(numbers, "WAITING", 1)
+    lines.append(heading._replace(spans=(*heading.spans, ("   STACK  ([k] kernel)", "head"))))
+    for index in range(shown.first, min(len(shown.branches), shown.first + pen.height - len(lines))):
+        lines.append(_branch(picture, shown, index, numbers, pen))
+    below = _in_full(shown, pen, pen.height - len(lines))
+    note = _on_names(shown)
+    if not note:
+        return [*lines, *below]
+    filled = [*lines, *below, *([Line()] * pen.height)][: pen.height - 1]
+    return [*filled, plain(fit(note, pen.width, pen.glyphs), "dim")]
+
+
+def _tells_account(picture: Picture, pen: Pen) -> bool:
+    """Where the list does not stand beside it, and there is room."""
+    return pen.height >= _LEAST_WITH_ACCOUNT and picture.view.focus == TREE and not picture.view.zoomed
+
+
+def no_stack(picture: Picture) -> str:
+    """Why there is none."""
+    if not picture.gathered:
+        return not_gathered(picture)
+    if not picture.latency.total_ns:
+        return nothing(picture)
+    return " No stack here: waits below the minimum (m) have none."
+
+
+def _on_names(shown: TreePicture) -> str:
+    """What is missing where much of the program's part has no names."""
+    share = percent(shown.nameless.nameless_ns, shown.nameless.all_ns)
+    if share < _MUCH_PCT:
+        return ""
+    if shown.nameless.in_no_file_ns * 2 > shown.nameless.nameless_ns:
+        return f" {share:.0f}% of the program's frames have no names: run-time code without a /tmp/perf-PID.map"
+    return f" {share:.0f}% of the program's frames (file+0x1234) have no names here; debug symbols have them"
+
+
+def _in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
+    """All functions from the root down to the line of the cursor, below the tree where that leaves room."""
+    path = shown.branches[shown.cursor].path
+    if path[-1] == MORE or room < 3:
+        return []
+    lines: list[list[tuple[str, str]]] = [[("   ", "text")]]
+    left = pen.width - 3
+    for number, step in enumerate(path):
+        text = ("[k]" if step.kernel else "") + printable(step.name, pen.glyphs.is_ascii)
+        text = f" {pen.glyphs.fold} {text}" if number else text
+        if cell_len(text) > left and left < pen.width - 3:
+            lines.append([("  ", "text")])
+            left = pen.width - 2
+        text = fit(text, left, pen.glyphs) if cell_len(text) > left else text
+        lines[-1].append((text, _token(step)))
+        left -= cell_len(text)
+    return [Line(), *(Line(tuple(spans)) for spans in lines)][:room]
+
+
+def _in_words(shape: Shape) -> str:
+    words = [
+        *(["leaf first (v)"] if shape.inverted else []),
+        *([f"{shape.frames} only ({shape.frames[0].upper()})"] if shape.frames != "both" else []),
+        *(["all frames (.)"] if shape.machinery else []),
+        *(["by what is waited on (J)"] if shape.objects else []),
+    ]
+    return f"  {', '.join(words)}" if words else ""
+
+
+def _tree_numbers(picture: Picture, pen: Pen) -> list[Column]:
+    events, _, _, longest = NUMBERS
+    wide = [longest, events] if pen.width >= 90 else [longest] if pen.width >= 70 else []
+    numbers = [WAITING, SHARE, *wide, NOW]
+    return that_fit(numbers if picture.uncompared else beside(picture.view, numbers), pen.width, picture.view, "", 1)
+
+
+def _branch(picture: Picture, shown: TreePicture, index: int, numbers: Sequence[Column], pen: Pen) -> Line:
+    branch = shown.branches[index]
+    at_cursor = index == shown.cursor and picture.view.focus == TREE
+    now = shown.now.get(branch.path, NO_AGE)
+    before = shown.before.get(branch.path)
+    row = Row("", "", picture.span_ns, branch.part, shown.root.total_ns, now=now, before=before)
+    line = line_of(numbers, row, ">" if at_cursor else " ", "cursor" if at_cursor else "text", pen)
+    room = pen.width - width_of(line.spans) - 1
+    indent = min(branch.depth * (2 if pen.width >= 80 else 1), max(0, room - _LEAST_LABEL))
+    arrow = (pen.glyphs.opened if branch.opened else pen.glyphs.closed) if branch.openable else " "
+    label: Spans = [(f" {' ' * indent}{arrow} ", "fold")]
+    if branch.more:
+        label.append((f"{pen.glyphs.ellipsis} {branch.more} more", "dim"))
+    else:
+        label += _names(branch, room - indent - 2, pen)
+    return line._replace(spans=(*line.spans, *label))
+
+
+def _names(branch: Branch, room: int, pen: Pen) -> Spans:
+    """The functions of a line, as many of those at its leaf as there is room for beside the first; of who woke as many
+    of those that did it as there is room for beside who that was."""
+    steps: list[Step | None] = [*branch.path[branch.first :]]
+    if steps[0] == WOKEN_BY and _cells(steps, pen) > room:
+        steps = _who_first(branch.path[branch.first :], room, pen)
+    elif len(steps) > 2 and _cells(steps, pen) > room:
+        first, *rest = steps
+        steps = [first, None, rest.pop()]
+        while rest and _cells([*steps, rest[-1]], pen) <= room:
+            steps.insert(2, rest.pop())
+    shortened = max(_LEAST_NAME, room - _cells(steps[1:], pen) - 3) if len(steps) > 1 else room
+    if steps[0] in TURNS:
+        shortened = room
+    spans: Spans = []
+    in_kernel: bool | None = branch.path[branch.first - 1].kernel if branch.first else None
+    for number, step in enumerate(steps):
+        if number:
+            spans.append((f" {pen.glyphs.fold} ", "fold"))
+        if step is None:
+            spans.append((pen.glyphs.ellipsis, "fold"))
+            continue
+        turn = ("[k]" if step.kernel else "[u]" if in_kernel else "") if step.kernel != in_kernel else ""
+        if begins_line(step) or step.is_waker:
+            turn = ""
+        in_kernel = None if step.is_waker or step.is_object else step.kernel
+        text = turn + printable(step.name, pen.glyphs.is_ascii)
+        left = min(room - width_of(spans), room if number else shortened)
+        if cell_len(text) > left:
+            text = fit(text, max(0, left), pen.glyphs)
+        spans.append((text, _token(step)))
+    return spans
+
+
+def _who_first(steps: Sequence[Step], room: int, pen: Pen) -> list[Step | None]:
+    """Of a line that says who woke: that name, and of the functions that did it as many as there is room for."""
+    who = max((number for number, step in enumerate(steps) if step.is_waker), default=len(steps) - 1)
+    shown, room = 1, room - (4 if who + 1 < len(steps) else 0)  # for what follows, cut
+    while shown < who and _cells([*steps[: shown + 1], None, steps[who]], pen) <= room:
+        shown += 1
+    return [*steps[:shown], *([None] if shown < who else []), *steps[max(shown, who) :]]
+
+
+def _token(step: Step) -> str:
+    return (
+        "dim" if step in TURNS else "title" if step.is_waker or step.is_object else "kernel" if step.kernel else "user"
+    )
+
+
+def _cells(steps: Sequence[Step | None], pen: Pen) -> int:
+    return sum(3 + (cell_len(printable(step.name, pen.glyphs.is_ascii)) if step else 1) for step in steps)
+
+
+def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) -> list[Line]:
+    """All of the pane; what `view.scrolled` leaves is for the caller to cut off. `rule_of`: in words, why a kernel
+    stack has its category."""
+    if not picture.gathered:
+        title = rule(f"site: {selection(picture, pen.glyphs)}", pen)
+        return [title, plain(fit(not_gathered(picture), pen.width, pen.glyphs), "dim")]
+    path = picture.view.path
+    name = printable(path[-1].name, pen.glyphs.is_ascii) if path else ""
+    part = picture.latency
+    lines: list[Line] = []
+    row = Row("", "", picture.span_ns, part, picture.places.of_ns, before=picture.places.before)
+    shown = [WAITING, SHARE, *NUMBERS]
+    numbers = that_fit(shown if picture.uncompared else beside(picture.view, shown), pen.width, picture.view, "", 1)
+    lines += [heads(numbers, "", 1), line_of(numbers, row, " ", "text", pen)]
+    for ordinal, place in enumerate(picture.places.rows, 1):
+        if isinstance(place.key, Place):
+            lines += _whole_stack(picture, ordinal, place, place.key, rule_of, pen)
+    if picture.places.elided:
+        more = picture.places.elided
+        lines.append(plain(f" {more.name}: {threads(more.waiting)} waiting", "dim"))
+    top = max(0, min(picture.view.scrolled, len(lines) - pen.height + 1))
+    return [rule(f"site: {name}  in {selection(picture, pen.glyphs)}", pen), *lines[top : top + pen.height - 1]]
+
+
+def site_length(picture: Picture, pen: Pen) -> int:
+    """How many lines the site has below its title."""
+    places = [row.key for row in picture.places.rows if isinstance(row.key, Place)]
+    frames = sum(len(_frames(picture, place, pen.names)) for place in places)
+    said = sum(len(_why(picture, row, pen)) for row in picture.places.rows)
+    return 2 + 3 * len(places) + said + frames + (picture.places.elided is not None)
+
+
+def _whole_stack(
+    picture: Picture, ordinal: int, row: Row, place: Place, rule_of: Callable[[Sequence[str]], str], pen: Pen
+) -> list[Line]:
+    book = picture.book
+    waits = f"  {count(row.waits_per_s)}/s" if row.part.waits else ""
+    longest = f"  max {duration(row.part.max_ns)}" if row.part.max_ns else ""
+    waiting = "  ".join(filter(None, (f"{threads(row.waiting)} waiting", changes_of(row))))
+    said = f" #{ordinal}  {waiting}  {row.share_pct:.0f}%{waits}{longest}"
+    if picture.view.tree.shape.mode == WAKEUP:
+        what = f"wakes {printable(book.process(place.kernel), pen.glyphs.is_ascii)}({place.kernel})"
+    else:
+        what = f"{book.stack(place.kernel).category}: {rule_of(location.kernel_names(book, place.kernel, pen.names))}"
+    lines = [
+        Line(),
+        plain(fit(said, pen.width, pen.glyphs), "title"),
+        plain(fit(f"   {what}", pen.width, pen.glyphs), "dim"),
+    ]
+    lines += [plain(fit(f"   {text}", pen.width, pen.glyphs)) for text in _why(picture, row, pen)]
+    for name, mark, token in _frames(picture, place, pen.names):
+        lines.append(Line((("   " + mark + " ", "fold"), (fit(name, pen.width - 7, pen.glyphs).rstrip(), token))))
+    return lines
+
+
+def _why(picture: Picture, row: Row, pen: Pen) -> list[str]:
+    """What it is for, as a rule says it, and what to look at next; and on what, where that is known."""
+    said: list[str] = []
+    if row.rule:
+        said.append(f"for {row.rule.name}: {row.rule.says}")
+        said += [f"next: {hint}"] if (hint := advice(row.rule, picture.book)) else []
+    what = picture.book.wake(row.top.wake).object
+    said += [f"mostly on {printable(what.label, pen.glyphs.is_ascii)}"] if what.kind else []
+    return [line for text in said for line in textwrap.wrap(text, max(20, pen.width - 4))]
+
+
+_Frames = list[tuple[str, str, str]]
+"""A name, what marks it, and its token, a line each."""
+
+
+def _frames(picture: Picture, place: Place, names: Names) -> _Frames:
+    """Of the sleeper, leaf first; of who ended its wait, the other way round above it, so that the two meet; of
+    wakeups, of the waker alone."""
+    book, mode = picture.book, picture.view.tree.shape.mode
+    wake = book.wake(place.wake)
+    if mode == WAKEUP:
+        return [*_of_stacks(book, wake.waker.kernel, wake.waker.user, names), (wake.waker.label, "   ", "title")]
+    own = _of_stacks(book, place.kernel, place.user, names)
+    if mode == OFFCPU:
+        return own
+    if wake.waker.kind == NOBODY:
+        return [(wake.waker.label, "   ", "dim"), *own]
+    above = [*_waker(book, wake.waker, names), *own]
+    for link in wake.links if mode == CHAIN else ():
+        waited = _of_stacks(book, link.kernel, link.user, names)
+        above = [*_waker(book, link.waker, names), *waited, (WHO_WAITED.name, "   ", "dim"), *above]
+    if mode == CHAIN and wake.end != WHOLE:
+        above.insert(0, (f"({CHAIN_ENDS[wake.end]})", "   ", "dim"))
+    return above
+
+
+def _waker(book: Book, waker: Waker, names: Names) -> _Frames:
+    """The outermost first."""
+    frames = _of_stacks(book, waker.kernel, waker.user, names)[::-1]
+    return [(waker.label, "   ", "title"), *frames, (WOKEN_BY.name, "   ", "dim")]
+
+
+def _of_stacks(book: Book, kernel: int, user: int, names: Names) -> _Frames:
+    """Leaf first."""
+    return [
+        *((name, "[k]", "kernel") for name in location.kernel_names(book, kernel, names)),
+        *((name, "   ", "user") for name in location.user_names(book, user, names)),
+        *((said, "   ", "user") for said in _on_callers(book.stack(user))),
+    ]
+
+
+def _on_callers(stack: Stack) -> list[str]:
+    """A line below the program's frames, where they may be wrong or are not all."""
+    if stack.missing:
+        return [f"({stack.missing})"]
+    return [f"(~ {ENDS[LINKED] if stack.end == LINKED else 'some callers are what looks so in the stack'})"] * (
+        stack.is_guessed
+    )
+
+
+def cause_line(picture: Picture) -> str:
+    """The main cause of what is selected, and what to look at next; empty if too little of it has a known cause."""
+    cause = most(picture.diagnosis)
+    return cause.in_full(picture.book, picture.view.pid is None) if cause else ""
+
+
+def _cause_heading(picture: Picture) -> str:
+    cause = most(picture.diagnosis)
+    return cause.in_short(picture.book, with_process=False) if cause else ""

@@ -1,0 +1,248 @@
+"""What is stuck now: the waits in progress, the oldest first, and the one under the cursor in full."""
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+
+from offtop.model.aggregate import location
+from offtop.model.aggregate.rows import process_name, thread_name
+from offtop.model.values import calls
+from offtop.model.values.catalog import Book
+from offtop.model.values.container import label
+from offtop.model.values.snapshot import Bound, Waiting
+from offtop.model.values.stack import NO_STACK, PLACELESS, Names
+from offtop.model.values.state import WORDS
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import STUCK
+from offtop.model.windows.stuck import LEAST_AGE_NS
+from offtop.printable import printable
+from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
+from offtop.ui.kit.lines import Line, Pen, fit, plain, rule, width_of
+from offtop.ui.panes.head import clock, selection
+from offtop.units import duration
+
+_GUESSED = "~"
+"""Marks the program's part where no binary says that the callers are these."""
+_PROCESS_WIDTH, _CGROUP_WIDTH = 110, 140
+"""From here on a line names the process, and the cgroup."""
+
+
+def stuck(picture: Picture, pen: Pen) -> list[Line]:
+    if picture.view.stuck.opened:
+        return _in_full(picture, pen)
+    shown, view = picture.stuck.shown, picture.view
+    lines = [rule(_title(picture, pen), pen)]
+    if not shown.waits:
+        return [*lines, plain(fit(_nothing(picture), pen.width, pen.glyphs), "dim")]
+    lines.append(plain(_heads(pen), "head"))
+    room = stuck_lines(pen.height)
+    first = picture.stuck.first
+    for row in range(first, min(len(shown.waits), first + room)):
+        chosen = row == picture.stuck.cursor
+        base = ("cursor" if view.focus == STUCK else "cursor-away") if chosen else "text"
+        lines.append(Line(tuple(_row(picture, row, chosen, pen)), base))
+    below = pen.height - STUCK_FRAME - room
+    if below > 1:
+        lines += [Line()] * (STUCK_FRAME + room - len(lines))
+        lines += told(picture, picture.stuck.cursor, pen)[:below]
+    return lines
+
+
+def _title(picture: Picture, pen: Pen) -> str:
+    shown, hidden = picture.stuck.shown, picture.stuck.hidden
+    what = selection(picture, pen.glyphs)
+    of = f" in {what}" if what != "all" else ""
+    idle = f", and {len(hidden.waits)} idle-looking hidden (i)" if hidden.waits else ""
+    many = f"{len(shown.waits)} threads wait" if len(shown.waits) != 1 else "1 thread waits"
+    return f"stuck now{of}: {many} for {duration(LEAST_AGE_NS)} or longer{idle}"
+
+
+def _nothing(picture: Picture) -> str:
+    hidden = picture.stuck.hidden
+    if hidden.waits:
+        oldest = hidden.age(0).text
+        many = f"{len(hidden.waits)} threads look" if len(hidden.waits) != 1 else "1 thread looks"
+        return f" Nothing is stuck. {many} idle, the longest for {oldest} (press i to see them)."
+    passes = " that passes the filter" if picture.view.filter.text or picture.view.user else ""
+    return f" Nothing{passes} waits for {duration(LEAST_AGE_NS)} or longer."
+
+
+def _heads(pen: Pen) -> str:
+    return " " + "".join(
+        f" {title:>{width}}" if right else f" {title:<{width}}" for title, width, right in _columns(pen)
+    )
+
+
+def _columns(pen: Pen) -> list[tuple[str, int, bool]]:
+    """Title, width, and whether it stands at the right."""
+    columns = [("AGE", 7, True), ("TID", 7, True), ("THREAD", 15 if pen.width >= 64 else 8, False)]
+    if pen.width >= _PROCESS_WIDTH:
+        columns.append(("PROCESS", 15, False))
+    columns += [("S", 1, False), ("CATEGORY", 13 if pen.width >= 50 else 6, False)]
+    if pen.width >= 70:
+        columns.append(("SYSCALL", 30 if pen.width >= _CGROUP_WIDTH else 12, False))
+    if pen.width >= _CGROUP_WIDTH:
+        columns.append(("CGROUP", 24, False))
+    left = pen.width - 2 - sum(width + 1 for _, width, _ in columns)
+    return [*columns, ("STACK", left, False)] if left >= 6 else columns
+
+
+def _row(picture: Picture, row: int, chosen: bool, pen: Pen) -> list[tuple[str, str]]:
+    shown, book = picture.stuck.shown, picture.book
+    one, leaf = shown.waits[row], shown.leaf(row)
+    texts = {
+        "AGE": (shown.age(row).text, "waiting"),
+        "TID": (str(one.site.tid), "value"),
+        "THREAD": (thread_name(one.site.thread, book), "name"),
+        "PROCESS": (process_name(one.site.pid, book), "name"),
+        "S": (one.letter, "value"),
+        "CATEGORY": (f"~{leaf.category}" if leaf.idle else leaf.category, f"cat-{leaf.category}"),
+        "SYSCALL": (call_of(one, book), "where"),
+        "CGROUP": (label(book.detail(one.site.pid).cgroup), "name"),
+        "STACK": (_for_what(picture, row, pen.names), "where"),
+    }
+    spans: list[tuple[str, str]] = [(">" if chosen else " ", "text")]
+    for title, width, right in _columns(pen):
+        text, token = texts[title]
+        spans.append((f" {text:>{width}}" if right else f" {fit(text, width, pen.glyphs)}", token))
+    return spans
+
+
+def call_of(one: Waiting, book: Book) -> str:
+    """The system call that it is in, as `futex(0x7f12…, WAIT)`; nothing where it is in none. Raw."""
+    return calls.told(book.call(one.call), one.arguments) if one.call >= 0 else ""
+
+
+def text_of(picture: Picture, row: int, names: Names) -> str:
+    """All that a search looks at."""
+    book, one = picture.book, picture.stuck.shown.waits[row]
+    who = f"{thread_name(one.site.thread, book)} {process_name(one.site.pid, book)}"
+    for_what = _for_what(picture, row, names)
+    return f"{who} {picture.stuck.shown.leaf(row).category} {call_of(one, book)} {for_what}"
+
+
+def _for_what(picture: Picture, row: int, names: Names) -> str:
+    """What a rule says that it is for, and its stack in short."""
+    one, book = picture.stuck.shown.waits[row], picture.book
+    return location.with_rule(book, one.place, picture.stuck.rule(row), _stack_in_short(one, book, names))
+
+
+def _stack_in_short(one: Waiting, book: Book, names: Names) -> str:
+    if one.site.kernel in PLACELESS:
+        return "(short for a stack)"
+    return location.in_short(book, one.site.kernel, one.user, names, one.site.wake)
+
+
+def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
+    """Who waits, since when, for what; then all its frames, as many in a line as fit."""
+    one = picture.stuck.shown.waits[row]
+    return [*_facts(picture, row, pen), *told_frames(_halves(one, picture.book, pen.names), pen)]
+
+
+Halves = Sequence[tuple[str, str, Sequence[str]]]
+"""Mark, colour, and functions leaf first, of kernel and program."""
+
+
+def told_frames(both: Halves, pen: Pen) -> list[Line]:
+    """As many in a line as fit."""
+    lines: list[Line] = []
+    spans: list[tuple[str, str]] = [("   ", "text")]
+    for mark, token, frames in both:
+        for number, frame in enumerate(frames):
+            name = f"{'' if number else mark}{printable(frame, pen.glyphs.is_ascii)}"
+            text = f" < {name}" if len(spans) > 1 else name
+            if width_of(spans) + cell_len(text) > pen.width and len(spans) > 1:
+                lines.append(Line(tuple(spans)))
+                spans = [("   ", "text")]
+                text = f"< {name}"
+            spans.append((fit(text, min(cell_len(text), pen.width - 3), pen.glyphs), token))
+    return [*lines, Line(tuple(spans))]
+
+
+def _in_full(picture: Picture, pen: Pen) -> list[Line]:
+    title, lines = rule("a wait in progress (Esc goes back)", pen), in_full(picture, pen)
+    if not lines:
+        return [
+            title,
+            plain(fit(" It has ended, or is no longer among those that are shown.", pen.width, pen.glyphs), "dim"),
+        ]
+    top = max(0, min(picture.view.stuck.scrolled, len(lines) - pen.height + 1))
+    return [title, *lines[top : top + pen.height - 1]]
+
+
+def in_full(picture: Picture, pen: Pen) -> list[Line]:
+    """The same, a frame a line; nothing where the wait that was opened has ended."""
+    waits, view = picture.stuck.shown.waits, picture.view.stuck
+    if not waits or (view.opened and waits[picture.stuck.cursor].site.thread != view.cursor):
+        return []
+    lines = [*_facts(picture, picture.stuck.cursor, pen), Line()]
+    one = picture.stuck.shown.waits[picture.stuck.cursor]
+    lines += frame_lines(_halves(one, picture.book, pen.names), pen)
+    if one.user == NO_STACK and one.site.kernel not in PLACELESS and one.call >= 0:
+        why = "has not been read" if picture.book.has_programs else "needs BPF"
+        lines.append(plain(fit(f"   (the program's part {why})", pen.width, pen.glyphs), "dim"))
+    return lines
+
+
+def frame_lines(both: Halves, pen: Pen) -> list[Line]:
+    """A frame a line."""
+    return [
+        Line(((f"   {mark or '   '} ", "fold"), (fit(frame, pen.width - 7, pen.glyphs).rstrip(), token)))
+        for mark, token, frames in both
+        for frame in frames
+    ]
+
+
+def _halves(one: Waiting, book: Book, names: Names) -> Halves:
+    return halves(one.site.kernel, one.user, book, names)
+
+
+def halves(kernel_id: int, user_id: int, book: Book, names: Names) -> Halves:
+    kernel = () if kernel_id in PLACELESS else book.stack(kernel_id).told
+    user = book.stack(user_id)
+    named = location.names_of(user.frames, names)
+    return (
+        ("[k]", "kernel", location.names_of(kernel, names)),
+        (_GUESSED if user.is_guessed else "", "user", [*named, *([f"({user.missing})"] if user.missing else [])]),
+    )
+
+
+def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
+    shown, book = picture.stuck.shown, picture.book
+    one, age = shown.waits[row], shown.age(row)
+    who = f"{thread_name(one.site.thread, book)}({one.site.tid}) of {process_name(one.site.pid, book)}({one.site.pid})"
+    since = clock(picture, shown.at_ns - age.ns)
+    unseen = "between two looks" if picture.sampling else "before offtop watched"
+    began = {
+        Bound.EXACT: f"since {since}",
+        Bound.AT_MOST: f"last had a CPU at {since}, {unseen}",
+        Bound.AT_LEAST: f"seen since {since}, may be older",
+    }[age.bound]
+    state = one.letter
+    ready = f", woken {duration(one.runqueue_ns)} ago" if state == "R" and not one.is_ready else ""
+    details = book.detail(one.site.pid)
+    lines = [
+        plain(fit(f" {age.text} {who}  {began}", pen.width, pen.glyphs), "title"),
+        Line(
+            (
+                (f"   {shown.leaf(row).category}", f"cat-{shown.leaf(row).category}"),
+                (
+                    fit(
+                        f"  {state}: {WORDS.get(state, 'its state is not known')}{ready}  {call_of(one, book)}",
+                        max(0, pen.width - 3 - len(shown.leaf(row).category)),
+                        pen.glyphs,
+                    ),
+                    "text",
+                ),
+            )
+        ),
+    ]
+    what = book.wake(one.site.wake).object
+    if what.kind:
+        held = f", held by {one.holder.label}" if one.holder.tid else ""
+        on = [f"on {what.label}{held}", location.ends_of(book, one.site.kernel, one.site.wake)]
+        lines.append(plain(fit(f"   {'  '.join(filter(None, on))}", pen.width, pen.glyphs), "text"))
+    whose = "  ".join(filter(None, (label(details.cgroup), details.user, details.cmdline)))
+    if whose:
+        lines.append(plain(fit(f"   {whose}", pen.width, pen.glyphs), "dim"))
+    return lines

@@ -1,0 +1,336 @@
+"""The tables of categories, and of processes, threads or pools."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from offtop.model.aggregate import location
+from offtop.model.aggregate.pool import Pool
+from offtop.model.aggregate.rows import CHANGE, NOWHERE, Row, cgroup_name
+from offtop.model.aggregate.scope_text import whose
+from offtop.model.values.catalog import Details, ThreadKey
+from offtop.model.values.snapshot import EXITED
+from offtop.model.values.wake import NO_STORM, OFFCPU, OFFWAKE, gathers
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import CATEGORIES, LIST, View
+from offtop.model.windows.breakdown import ALL
+from offtop.ui.kit.columns import Column, heads, line_of, that_fit, width_of
+from offtop.ui.kit.glyphs import sparkline
+from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
+from offtop.ui.panes import account, wakers
+from offtop.ui.panes.head import who
+from offtop.units import average, count, duration, threads
+
+
+def _percent(row: Row) -> str:
+    return f"{row.share_pct:.0f}%" if row.part.total_ns > 0 else ""
+
+
+NUMBERS = (
+    Column("EV/S", 5, lambda row: count(row.waits_per_s) if row.part.waits else "", sort="EV/S", least_width=58),
+    Column("p50<=", 6, lambda row: duration(row.percentile_ns(50)), sort="P50", least_width=76),
+    Column("p99<=", 6, lambda row: duration(row.percentile_ns(99)), sort="P99", least_width=52),
+    Column("MAX", 6, lambda row: duration(row.part.max_ns), sort="MAX"),
+)
+
+
+def _change_token(row: Row) -> str:
+    if row.change is None or not row.change.is_sure:
+        return "dim"
+    return "grew" if row.change.by > 0 else "shrank"
+
+
+def _times_token(row: Row) -> str:
+    if row.change is None or not (row.change.is_new or row.change.is_gone or row.change.is_p99_sure):
+        return "dim"
+    return "grew" if row.change.is_new or row.change.p99_times > 1 else "shrank"
+
+
+def _change(row: Row) -> str:
+    return row.change.text if row.change else ""
+
+
+CHANGES = (
+    Column(CHANGE, 8, _change, sort=CHANGE, stays=True, token_of=_change_token),
+    Column("p99 x", 5, lambda row: row.change.p99_text if row.change else "", token_of=_times_token),
+)
+"""Beside the baseline: average waiting threads more or less, and how many times the 99th percentile; or whether it is
+new, or gone."""
+
+
+def changes_of(row: Row) -> str:
+    """The same in a text; empty where it is not compared."""
+    return " ".join(filter(None, (column.text_of(row).strip() for column in CHANGES)))
+
+
+_LEAST_COMPARED, _LEAST_COMPARED_LIST, _WIDER_COMPARED = 90, 120, 30
+"""Beside what they are compared with, other numbers have room from this width on, or so much later."""
+NOW = Column("NOW", 7, lambda row: row.now.text, sort="NOW")
+WAITING = Column(
+    "WAITING",
+    8,
+    lambda row: threads(row.waiting) if row.part.total_ns > 0 else "",
+    "waiting",
+    sort="WAITING",
+    stays=True,
+)
+SHARE = Column("%", 4, _percent, least_width=44)
+TOTAL = Column("TOTAL", 6, lambda row: duration(row.lifetime_ns), sort="TOTAL")
+"""Shown where rows are sorted by it."""
+_LEAST_BAR = 8
+USER_WIDTH = 130
+"""From here on a list names the user."""
+CGROUP_WIDTH = 160
+"""From here on also the container, unit or cgroup."""
+_OBJECT_WIDTH = 190
+"""From here on also what is waited on most where it waits most."""
+_WIDE_WAKERS = 120
+"""From here on their list has all numbers beside the code through which they wake."""
+CATEGORY_MARK, LIST_MARK = 1, 2
+"""Cells at the left: whether the cursor is on a row, and in the list whether it is pinned."""
+CHOOSABLE = (
+    *("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR"),
+    *("USER", "WAITING ON", "CGROUP", "PROCESS", "WHERE"),
+)
+"""Columns that `f` can hide; `spark` is the last minute of a category."""
+
+
+def category_columns(picture: Picture, pen: Pen) -> list[Column]:
+    view = picture.view
+    cells = max((len(spark) for spark in picture.sparks.values()), default=0)
+    spark = Column(
+        "last 60s",
+        cells,
+        lambda row: sparkline(picture.sparks.get(str(row.key), ()), pen.glyphs) if not row.threads else "",
+        "spark",
+        left=True,
+        least_width=70,
+    )
+    name = Column("CATEGORY", 13, lambda row: row.name, left=True, sort="NAME", stays=True, token_of=_category_token)
+    total = [TOTAL] if view.sort == "TOTAL" else []
+    columns = [
+        name,
+        *beside(view, [WAITING, SHARE, *([] if "spark" in view.hidden else [spark]), *total, *NUMBERS, NOW]),
+    ]
+    return that_fit(columns, pen.width, view, view.table_sort, CATEGORY_MARK)
+
+
+def beside(view: View, numbers: Sequence[Column], least_width: int = _LEAST_COMPARED) -> list[Column]:
+    """`numbers`, the first of which is WAITING, with what they are compared with; the others from that width on."""
+    if view.compared is None:
+        return [*numbers]
+    first, *others = numbers
+    wide = [
+        replace(one, least_width=0 if one is NOW else max(one.least_width + _WIDER_COMPARED, least_width))
+        for one in others
+    ]
+    return [first, *CHANGES, *wide]
+
+
+def _category_token(row: Row) -> str:
+    return f"cat-{row.key}" if row.key and isinstance(row.key, str) else "name"
+
+
+def categories(picture: Picture, pen: Pen) -> list[Line]:
+    """The table of categories of what was drilled into, all of them together as its first row."""
+    columns = category_columns(picture, pen)
+    view, ranking = picture.view, picture.categories
+    everything = Row(
+        ALL, "all", picture.span_ns, ranking.whole, ranking.whole.total_ns, now=picture.oldest, before=ranking.before
+    )
+    lines = [heads(columns, view.table_sort, CATEGORY_MARK)]
+    for row in (everything, *ranking.rows):
+        chosen = row.key == view.category
+        base = ("cursor" if view.focus == CATEGORIES else "cursor-away") if chosen else "text"
+        shown = row._replace(name=f"~{row.name}") if row.idle else row
+        lines.append(line_of(columns, shown, ">" if chosen else " ", base, pen))
+    if ranking.elided:
+        lines.append(line_of(columns, ranking.elided, " ", "text", pen))
+    return lines
+
+
+def rows(picture: Picture, pen: Pen) -> list[Line]:
+    """The list of cgroups, processes or threads, with its title."""
+    view, ranking = picture.view, picture.rows
+    what = _what(view)
+    pid = view.pool.pid if view.pool is not None else view.pid
+    inside = pid if pid is not None else view.group[0] if view.group else None
+    if view.lists_wakers and view.thread is not None:
+        inside = view.thread
+    of = f" of {who(picture, inside, pen.glyphs)}" if inside is not None else ""
+    about = f" waiting on: {view.category if view.category != ALL else 'anything'}"
+    if view.lists_account:
+        about = ": where each second went"
+    elif not view.lists_sleepers:
+        about = f": {view.category if view.category != ALL else 'anything'}"
+    title = f"{what}{of}{about}"
+    if picture.uncompared or picture.doubt:
+        title += f"  ({picture.uncompared or picture.doubt})"
+    lines = [rule(title, pen)]
+    if picture.account_lines:
+        lines += account.lines(picture, pen)
+    if not picture.gathered:
+        return [*lines, plain(fit(not_gathered(picture), pen.width, pen.glyphs), "dim")]
+    if not ranking.rows:
+        lines.append(plain(fit(_nothing(picture), pen.width, pen.glyphs), "dim"))
+        if not ranking.elided or not view.filter.chooses_rows:
+            return lines
+    columns = list_columns(picture, pen)
+    lines.append(heads(columns, view.list_sort, LIST_MARK))
+    for index, row in enumerate(seen_rows(picture, pen), picture.first_row):
+        is_at_it = view.focus == LIST or (view.thread is not None if view.lists_sleepers else view.is_at_waker)
+        chosen = index == picture.cursor_row and is_at_it
+        caught = pen.glyphs.mark if row.key in picture.outliers.marked else " "
+        mark = (">" if chosen else " ") + ("*" if row.pinned else caught)
+        base = ("cursor" if view.focus == LIST else "cursor-away") if chosen else "text"
+        if row.storm != NO_STORM:
+            lines.append(wakers.storm_line(picture, row, mark, base, pen))
+        else:
+            lines.append(line_of(columns, row, mark, base, pen))
+    if ranking.elided and len(lines) < pen.height:
+        lines.append(line_of(columns, ranking.elided, "  ", "text", pen))
+    return lines
+
+
+def _what(view: View) -> str:
+    if view.lists_objects:
+        return "what is waited on"
+    if view.lists_reasons:
+        return "what is waited for"
+    if view.lists_wakers:
+        return "who ends waits"
+    return "threads" if view.lists_threads else "cgroups" if view.lists_cgroups else "processes"
+
+
+def not_gathered(picture: Picture) -> str:
+    """Why there is nothing of what the mode shows, and which key shows what there is."""
+    if gathers(picture.newest.facts.mode, OFFWAKE):
+        return " The chain behind the waker was not gathered then, or is not yet: 3 shows who ended these waits."
+    return " Who ended these waits was not gathered then, or is not yet: 1 shows where they were."
+
+
+def seen_rows(picture: Picture, pen: Pen) -> Sequence[Row]:
+    """The rows of the list that are on the screen: above them title, seconds and heads, below them the rest in one."""
+    room = pen.height - 2 - picture.account_lines
+    room = max(min(1, room), room - (picture.rows.elided is not None))
+    return picture.rows.rows[picture.first_row : picture.first_row + room]
+
+
+def _nothing(picture: Picture) -> str:
+    view = picture.view
+    if view.mode == OFFCPU and view.filter.needs_wakers and not picture.passing_ns:
+        return f' nothing matches "{view.filter.text}": wakers are gathered in the modes 2, 3 and 4. Esc clears'
+    if view.filter.text or view.user:
+        chosen = " ".join(
+            ([view.filter.text] if view.filter.text else []) + ([f"user={view.user}"] if view.user else [])
+        )
+        if picture.passing_ns and not view.filter.chooses_rows:
+            passing = threads(average(picture.passing_ns, picture.span_ns))
+            return f' nothing that matches "{chosen}" waits here; {passing} pass elsewhere (Esc goes up)'
+        if picture.idle_passing_ns and not view.filter.chooses_rows:
+            idle = threads(average(picture.idle_passing_ns, picture.span_ns))
+            return f' what matches "{chosen}" looks idle: {idle} threads (press i to see them)'
+        if view.group or view.pool or view.wakers or view.object or view.reason:
+            return f' no thread matches "{chosen}" here. Esc goes up'
+        return f' no thread matches "{chosen}" ({sum(picture.threads_of.values())} threads seen). Esc clears'
+    if picture.hidden_ns and not view.idle_shown:
+        idle = threads(average(picture.hidden_ns, picture.span_ns))
+        return f" Nothing interesting is blocked here: {idle} threads look idle (press i to see them)."
+    return nothing(picture)
+
+
+def nothing(picture: Picture) -> str:
+    """Where nothing waits: whose waits are not seen."""
+    here = whose(picture.sampling) if picture.sampling else ""
+    return f" Nothing waits here{f' ({here})' if here else ''}."
+
+
+def list_columns(picture: Picture, pen: Pen) -> list[Column]:
+    view, width, book = picture.view, pen.width, picture.book
+    if not view.lists_sleepers:
+        total = [TOTAL] if view.sort == "TOTAL" else []
+        events, p50, p99, longest = NUMBERS
+        wide = [p50, p99, longest, NOW] if width >= _WIDE_WAKERS or "WHERE" in view.hidden else [p99, longest]
+        shown = [WAITING, SHARE, *total, *([] if view.lists_reasons else [wakers.READY]), events, *wide]
+        return wakers.columns(picture, pen, shown if picture.uncompared else beside(view, shown, _LEAST_COMPARED_LIST))
+    in_full = view.names != "comm"
+    name_width = min(48, max(15, width - 50)) if in_full else 15 if width >= 56 else 10
+
+    def name_of(row: Row) -> str:
+        details = book.details.get(row.pid) if in_full else None
+        told = (details.cmdline if view.names == "cmdline" else _cgroup_of(details)) if details else ""
+        return told or row.name
+
+    title = {"comm": "", "cmdline": "COMMAND LINE", "cgroup": "CGROUP"}[view.names]
+    if view.lists_cgroups:
+        name_width = min(48, max(10, min(20, width - 41), width - 56))
+        columns = [
+            Column("CGROUP", name_width, lambda row: row.name, "name", left=True, sort="NAME", stays=True),
+            Column("PROC", 5, lambda row: count(row.threads) if row.threads and row.key else "", least_width=50),
+        ]
+    elif view.lists_threads:
+        columns = [
+            Column("TID", 7, _tid, sort="PID"),
+            Column(title or "THREAD", name_width, name_of, "name", left=True, sort="NAME", stays=True),
+        ]
+        if view.pid is None:
+            columns.append(Column("PROCESS", 10, lambda row: row.process, "name", left=True, least_width=90))
+    else:
+        columns = [
+            Column("PID", 7, _tid, sort="PID"),
+            Column(title or "COMMAND", name_width, name_of, "name", left=True, sort="NAME", stays=True),
+            Column("THR", 4, lambda row: count(row.threads) if row.threads and row.pid else "", least_width=64),
+        ]
+
+    def user_of(row: Row) -> str:
+        details = book.details.get(row.pid)
+        return details.user if details else ""
+
+    def cgroup_of(row: Row) -> str:
+        details = book.details.get(row.pid)
+        return _cgroup_of(details) if details else ""
+
+    def waiting_on(row: Row) -> str:
+        return "" if row.top == NOWHERE else book.wake(row.top.wake).object.label
+
+    if not view.lists_cgroups:
+        columns.append(Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH))
+        columns.append(Column("WAITING ON", 26, waiting_on, "name", left=True, least_width=_OBJECT_WIDTH))
+        if view.names != "cgroup":
+            columns.append(Column("CGROUP", 20, cgroup_of, "name", left=True, least_width=CGROUP_WIDTH))
+    if view.lists_account:
+        columns = that_fit([*columns, *account.COLUMNS], width, view, view.list_sort, LIST_MARK)
+        left = width - width_of(columns, LIST_MARK) - 1
+        if left >= _LEAST_BAR:
+            cells = min(left, account.BAR_CELLS * 2)
+            columns.append(
+                Column("", cells, lambda row: account.row_bar(row.account, cells, pen.glyphs), "spark", left=True)
+            )
+        return columns
+    roomy = width >= 90 or "WHERE" in view.hidden
+    numbers = [one for one in NUMBERS if roomy or one.title not in ("p50<=", "EV/S") or one.sort == view.sort]
+    shown = [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
+    columns += shown if picture.uncompared else beside(view, shown, _LEAST_COMPARED_LIST)
+    columns = that_fit(columns, width, view, view.list_sort, LIST_MARK)
+    left = width - width_of(columns, LIST_MARK) - 2
+    if left >= 8 and "WHERE" not in view.hidden:
+
+        def where_of(row: Row) -> str:
+            place = "" if row.top == NOWHERE else location.of_sleeper(book, row.top, pen.names)
+            if row.convoy.waiting:
+                return location.of_convoy(book, row.convoy, pen.names, row.rule.name if row.rule else "")
+            return location.with_rule(book, row.top, row.rule, place)
+
+        columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
+    return columns
+
+
+def _cgroup_of(details: Details) -> str:
+    return cgroup_name(details.cgroup)
+
+
+def _tid(row: Row) -> str:
+    if isinstance(row.key, Pool):
+        return f"x{count(row.threads)}"
+    if isinstance(row.key, ThreadKey):
+        return str(row.key.tid) if row.key != EXITED else ""
+    return str(row.key) if isinstance(row.key, int) and row.key else ""

@@ -1,0 +1,300 @@
+"""On a real terminal: however offtop ends, the terminal is as it was, and the status says why."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from offtop.ui.kit.terminal import ENDING, ending_later
+from tests.ui.terminal import ALTERNATE_OFF, ALTERNATE_ON, Terminal, show, terminal
+
+SMALL, LARGE = (80, 24), (160, 50)
+NOTHING = (b"", b"CATEGORY")
+OVERLAYS = {
+    "nothing": NOTHING,
+    "prompt": (b"d", b"seconds between two readings"),
+    "palette": (b"\x10", b"Search for commands"),
+    "chooser": (b"f", b"columns, panes, mutes"),
+    "help": (b"?", b"offtop shows where every thread waits"),
+}
+"""What may be open: the key that opens it, and what it shows."""
+_DELAY_S = 0.25
+_STALL_S = 14.0
+
+
+def opened(shown: Terminal, overlay: tuple[bytes, bytes]) -> None:
+    key, shows = overlay
+    shown.read_until(b"CATEGORY")
+    if key:
+        shown.press(key)
+        shown.read_until(shows)
+
+
+def with_each_open(check: Callable[[str], None]) -> None:
+    """`check` with each of OVERLAYS, all at the same time."""
+
+    def checked(overlay: str) -> None:
+        try:
+            check(overlay)
+        except BaseException as failed:
+            failed.add_note(f"with {overlay} open")
+            raise
+
+    with ThreadPoolExecutor(len(OVERLAYS)) as threads:
+        assert [*threads.map(checked, OVERLAYS)] == [None] * len(OVERLAYS)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "size", "mouse"),
+    [("TERM", 143, SMALL, "--mouse"), ("HUP", 129, LARGE, ""), ("INT", 130, SMALL, ""), ("TERM", 143, LARGE, "")],
+)
+def test_a_signal_ends_it_with_the_terminal_as_it_was(
+    name: str, status: int, size: tuple[int, int], mouse: str
+) -> None:
+    def check(overlay: str) -> None:
+        with terminal(show(*mouse.split()), *size) as shown:
+            opened(shown, OVERLAYS[overlay])
+            shown.process.send_signal(signal.Signals[f"SIG{name}"])
+            assert shown.status() == status
+            shown.assert_sane()
+            assert (b"\x1b[?1000h" in shown.drawn) == bool(mouse)
+
+    with_each_open(check)
+
+
+@pytest.mark.parametrize(
+    ("key", "size"), [(b"q", SMALL), (b"\x03", LARGE), (b"\x11", SMALL)], ids=["q", "ctrl-c", "ctrl-q"]
+)
+def test_a_key_ends_it_with_status_0(key: bytes, size: tuple[int, int]) -> None:
+    with terminal(show("--mouse"), *size) as shown:
+        opened(shown, NOTHING)
+        shown.press(key)
+        assert shown.status() == 0
+        shown.assert_sane()
+
+
+def test_the_mouse_switched_on_by_hand_is_off_at_the_end() -> None:
+    with terminal(show()) as shown:
+        opened(shown, OVERLAYS["palette"])
+        assert b"\x1b[?1000h" not in shown.seen
+        shown.press(b"mouse")
+        shown.read_until(b"mouse")
+        shown.look_on(1)
+        shown.press(b"\r")
+        shown.read_until(b"the mouse is offtop's")
+        assert b"\x1b[?1000h" in shown.seen
+        shown.press(b"q")
+        assert shown.status() == 0
+        shown.assert_sane()
+
+
+def test_ctrl_z_gives_the_terminal_back_and_going_on_draws_it_again() -> None:
+    def check(overlay: str) -> None:
+        with terminal(show("--mouse"), *(LARGE if overlay == "nothing" else SMALL)) as shown:
+            opened(shown, OVERLAYS[overlay])
+            shown.press(b"\x1a")
+            shown.wait_until_stopped()
+            shown.read_rest()
+            shown.assert_sane()
+            shown.forget()
+            shown.process.send_signal(signal.SIGCONT)
+            shown.read_until(ALTERNATE_ON)
+            shown.read_until(OVERLAYS[overlay][1])
+            shown.press(b"\x03\x03")  # the first closes what is open
+            assert shown.status() == 0
+            shown.assert_sane()
+
+    with_each_open(check)
+
+
+def test_sigtstp_by_itself_suspends_it_too() -> None:
+    with terminal(show(), *LARGE) as shown:
+        opened(shown, NOTHING)
+        shown.process.send_signal(signal.SIGTSTP)
+        shown.wait_until_stopped()
+        shown.read_rest()
+        shown.assert_sane()
+        shown.forget()
+        shown.process.send_signal(signal.SIGCONT)
+        shown.read_until(b"CATEGORY")
+        shown.process.send_signal(signal.SIGTERM)
+        assert shown.status() == 143
+        shown.assert_sane()
+
+
+def test_what_is_told_to_end_while_it_is_suspended_does_so_and_draws_nothing() -> None:
+    """As by a shell's `kill %1`."""
+    with terminal(show(), *LARGE) as shown:
+        opened(shown, NOTHING)
+        shown.press(b"\x1a")
+        shown.wait_until_stopped()
+        shown.read_rest()
+        shown.forget()
+        shown.process.send_signal(signal.SIGTERM)
+        shown.process.send_signal(signal.SIGCONT)
+        assert shown.status() == 143
+        shown.read_rest()
+        assert shown.seen == b""
+        shown.assert_sane()
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "told to go on, which it does"])
+def test_what_is_stopped_from_outside_comes_back_and_leaves_the_terminal_as_it_was(stopped: bool) -> None:
+    with terminal(show(), *LARGE) as shown:
+        opened(shown, NOTHING)
+        for _ in range(2):
+            if stopped:
+                shown.process.send_signal(signal.SIGSTOP)
+                shown.wait_until_stopped()
+            shown.read_rest()
+            shown.forget()
+            shown.process.send_signal(signal.SIGCONT)
+            shown.read_until(ALTERNATE_ON)
+            shown.read_until(b"CATEGORY")
+        shown.press(b"q")
+        assert shown.status() == 0
+        shown.assert_sane()
+
+
+def test_a_closed_terminal_ends_it_even_where_its_signal_is_ignored() -> None:
+    def check(overlay: str) -> None:
+        with terminal(show()) as shown:
+            opened(shown, OVERLAYS[overlay])
+            shown.hang_up()
+            assert shown.status() == 129
+
+    with_each_open(check)
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.1, 0.3])
+def test_what_comes_while_it_is_quitting_neither_keeps_it_nor_the_terminal(pause_s: float) -> None:
+    for what in (signal.SIGTERM, signal.SIGHUP, None):
+        with terminal(show()) as shown:
+            opened(shown, NOTHING)
+            shown.press(b"q")
+            shown.look_on(pause_s)
+            if what is None:
+                shown.hang_up()
+                assert shown.status() in (0, 129)
+                continue
+            with suppress(ProcessLookupError):
+                os.kill(shown.pid, what)
+            assert shown.status() in (0, 128 + what, -what)  # the last: once all is left behind
+            shown.assert_sane()
+
+
+def test_a_broken_pipe_elsewhere_is_no_reason_to_end() -> None:
+    with terminal(show("--delay", "0.1")) as shown:
+        opened(shown, NOTHING)
+        shown.process.send_signal(signal.SIGPIPE)
+        shown.forget()
+        shown.read_until(b"LIVE")
+        shown.press(b"q")
+        assert shown.status() == 0
+
+
+def test_an_error_of_the_source_is_a_line_once_the_terminal_is_as_it_was() -> None:
+    with terminal(show("--fail")) as shown:
+        assert shown.status() == 4
+        shown.assert_sane()
+        end = shown.seen[shown.seen.rfind(ALTERNATE_OFF) :]
+        assert b"the kernel took the probe away. Start offtop again" in end
+        assert b"Traceback" not in shown.seen
+
+
+def test_without_utf8_and_without_colour_there_is_neither() -> None:
+    with terminal(show(), PYTHONUTF8="0", LC_ALL="C", PYTHONCOERCECLOCALE="0", NO_COLOR="1") as shown:
+        opened(shown, NOTHING)
+        shown.look_on(1.5)
+        shown.press(b"q")
+        assert shown.status() == 0
+        assert shown.seen.isascii()
+        assert b"\\u" not in shown.seen
+        assert b"38;" not in shown.seen
+        assert b"48;" not in shown.seen
+
+
+def test_a_resize_at_any_moment_is_drawn() -> None:
+    def check(overlay: str) -> None:
+        with terminal(show()) as shown:
+            opened(shown, OVERLAYS[overlay])
+            for width, height in ((20, 4), LARGE, (1, 1), (60, 12), (90, 30)):
+                shown.resize(width, height, signal=signal.SIGWINCH)
+                shown.look_on(0.3)
+            shown.forget()
+            shown.resize(*LARGE)
+            shown.read_until(b"\x1b[50;1H")
+            if overlay == "palette":  # it has closed itself where it had no line, if it saw that size at all
+                assert shown.wait_for(re.compile("CATEGORY|Search for commands"), 30)
+            else:
+                shown.read_until(OVERLAYS[overlay][1])
+            shown.press(b"\x03\x03")
+            assert shown.status() == 0
+            shown.assert_sane()
+
+    with_each_open(check)
+
+
+def test_a_resize_whose_signal_got_lost_is_drawn_too() -> None:
+    with terminal(show()) as shown:
+        opened(shown, NOTHING)
+        shown.resize(*LARGE)
+        shown.read_until(b"\x1b[50;1H")
+        shown.press(b"q")
+        assert shown.status() == 0
+
+
+def test_a_terminal_that_stops_reading_costs_the_measuring_nothing_and_is_told_so(tmp_path: Path) -> None:
+    """The whole 45 s are in `make bench`."""
+    reads = tmp_path / "reads"
+    with terminal(show("--delay", str(_DELAY_S), "--reads", str(reads)), *LARGE) as shown:
+        opened(shown, NOTHING)
+        shown.look_on(8 * _DELAY_S)
+        shown.stall(_STALL_S)
+        shown.forget()
+        shown.read_until(b"the screen stood still for ")
+        shown.look_on(8 * _DELAY_S)
+        newest, ended_ns = newest_reading(shown), time.monotonic_ns()
+        shown.press(b"q")
+        assert shown.status() == 0
+        shown.assert_sane()
+    read_ns: list[int] = json.loads(reads.read_text())
+    # A reading that waited for the screen would have come as late as the whole stall.
+    assert max(b - a for a, b in pairwise(read_ns)) < _STALL_S / 2 * 1e9
+    assert len(read_ns) > _STALL_S / _DELAY_S / 2
+    assert 0 <= ended_ns - read_ns[newest - 1] < _STALL_S / 2 * 1e9
+
+
+def newest_reading(shown: Terminal) -> int:
+    """The number of the newest reading that was drawn: each tells of one second more, since 02:03:20."""
+    hours, minutes, seconds = map(int, re.findall(r"(\d\d):(\d\d):(\d\d)  ", shown.text)[-1])
+    return 3600 * hours + 60 * minutes + seconds - (2 * 3600 + 3 * 60 + 20)
+
+
+def test_while_it_begins_no_signal_ends_it_whichever_thread_takes_it() -> None:
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    before = [signal.getsignal(number) for number in ENDING]
+    sent = [signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    with ending_later() as came:
+        for number in sent:
+            for send, to in ((os.kill, os.getpid()), (signal.pthread_kill, other.ident or 0)):
+                least, end = len(came) + 1, time.monotonic() + 20
+                send(to, number)
+                # The other thread may get no CPU for long, and would then find the handlers of before.
+                while len(came) < least and time.monotonic() < end:
+                    time.sleep(0.001)
+    over.set()
+    other.join()
+    assert came == [number for number in sent for _ in range(2)] and {*came} == {*ENDING}
+    assert [signal.getsignal(number) for number in ENDING] == before

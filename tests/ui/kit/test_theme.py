@@ -1,0 +1,367 @@
+"""Each theme has a look for all there is, can be read, and tells apart what it should to the colour-blind, too."""
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise, product
+from typing import Any
+
+import pytest
+from rich.color import ColorType
+from rich.style import Style
+from textual.app import App, ComposeResult
+from textual.color import Color
+from textual.command import CommandList
+from textual.containers import VerticalScroll
+from textual.widgets import Input, Static
+
+from offtop.errors import UsageError
+from offtop.model.viewmodel.view import View
+from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT
+from offtop.ui.app import run
+from offtop.ui.kit import theme
+from offtop.ui.kit.lines import Line, Panel
+from tests.ui.scripted import ScriptedSource
+from tests.ui.shown import CATEGORIES, asynchronous, coloured, screen, shown, until
+
+COLOURED = ("colourblind", "contrast", "dark", "light")
+KINDS_OF_COLOURS = {"ansi": {ColorType.DEFAULT, ColorType.STANDARD}, "mono": {ColorType.DEFAULT}}
+NOT_READ = {*theme.HEAT_TOKENS, "rule", "border"}
+"""Shapes, for which WCAG asks 3:1 and no more."""
+FAMILIES = (
+    ("lock", "kernel-lock"),
+    ("disk-read", "disk-write", "fsync", "page-fault"),
+    ("net-recv", "net-send"),
+    ("pipe",),
+    ("run-queue", "throttle"),
+    ("sleep",),
+)
+"""The twelve most usual categories; those of one line may look alike, but not the same."""
+NOTICEABLE = 0.02
+"""A distance in Oklab that can just be noticed, as CSS Color 4 has it."""
+
+# Machado, Oliveira, Fernandes 2009: what is seen of red, green and blue light without one kind of cone.
+SEES_ALL = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+PROTAN = ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998))
+DEUTAN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
+TRITAN = ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900))
+# Ottosson 2020: light to cones, and their cube roots to lightness and two hues.
+CONES = (
+    (0.4122214708, 0.5363325363, 0.0514459929),
+    (0.2119034982, 0.6806995451, 0.1073969566),
+    (0.0883024619, 0.2817188376, 0.6299787005),
+)
+OKLAB = (
+    (0.2104542553, 0.7936177850, -0.0040720468),
+    (1.9779984951, -2.4285922050, 0.4505937099),
+    (0.0259040371, 0.7827717662, -0.8086757660),
+)
+
+Three = tuple[float, float, float]
+Matrix = tuple[Three, Three, Three]
+
+
+def times(matrix: Matrix, vector: Three) -> Three:
+    one, two, three = (sum(m * v for m, v in zip(row, vector, strict=True)) for row in matrix)
+    return one, two, three
+
+
+def light(colour: str) -> Three:
+    """How much red, green and blue light a colour is."""
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in Color.parse(colour).normalized
+    )
+    return red, green, blue
+
+
+def luminance(colour: str) -> float:
+    red, green, blue = light(colour)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def distance(one: str, other: str, eyes: Matrix = SEES_ALL) -> float:
+    def seen(colour: str) -> Three:
+        red, green, blue = (min(1.0, max(0.0, part)) for part in times(eyes, light(colour)))
+        long, medium, short = (cone ** (1 / 3) for cone in times(CONES, (red, green, blue)))
+        return times(OKLAB, (long, medium, short))
+
+    return sum((a - b) ** 2 for a, b in zip(seen(one), seen(other), strict=True)) ** 0.5
+
+
+def eyes_of(name: str) -> tuple[Matrix, ...]:
+    """For whom a theme is made."""
+    return (SEES_ALL, DEUTAN, PROTAN, TRITAN) if name == "colourblind" else (SEES_ALL, DEUTAN, PROTAN)
+
+
+class Looks:
+    """What a theme says of a token."""
+
+    def __init__(self, name: str) -> None:
+        self.theme = theme.load(name)
+
+    def colour(self, token: str) -> str:
+        return self.theme.variables[f"{token}-color"]
+
+    def background(self, token: str) -> str:
+        background = self.theme.variables[f"{token}-background"]
+        return (self.theme.background or "") if background == "transparent" else background
+
+    def style(self, token: str) -> str:
+        return self.theme.variables[f"{token}-style"]
+
+
+DARK = (theme.paths.themes() / "dark.toml").read_text()
+
+
+def test_distances_and_contrasts_are_those_that_are_known() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+    assert distance("#000000", "#ffffff") == pytest.approx(1, abs=0.001)
+    assert distance("#123456", "#123456") == 0
+    assert distance("#ff0000", "#00ff00") > 0.5
+    assert distance("#b04000", "#707000", DEUTAN) < 0.5 * distance("#b04000", "#707000")
+
+
+def test_there_are_six_themes() -> None:
+    assert theme.paths.theme_names() == ["ansi", "colourblind", "contrast", "dark", "light", "mono"]
+
+
+@pytest.mark.parametrize("name", theme.paths.theme_names())
+def test_a_theme_has_a_look_for_each_token(name: str) -> None:
+    made = theme.load(name)
+    wanted = {f"{token}-{part}" for token in theme.TOKENS for part in ("color", "background", "style")}
+    assert wanted <= made.variables.keys()
+    assert len(set(theme.TOKENS)) == len(theme.TOKENS)
+
+
+def test_each_category_has_a_token() -> None:
+    ids = {*CATEGORIES.ids, SHORT, FILTERED, RUN_QUEUE}
+    assert set(theme.CATEGORY_TOKENS) == {f"cat-{category}" for category in ids}
+    assert {category for family in FAMILIES for category in family} <= ids
+
+
+@pytest.mark.parametrize("name", theme.paths.theme_names())
+def test_a_theme_says_in_a_sentence_what_it_is_for(name: str) -> None:
+    said = theme.says(name)
+    assert 10 < len(said) <= 60
+    assert said.endswith(".")
+
+
+def test_a_theme_that_lacks_a_token_or_has_an_unknown_one_is_an_error() -> None:
+    with pytest.raises(ValueError, match="token: lost"):
+        theme.parse("\n".join(line for line in DARK.splitlines() if not line.startswith("lost")), "broken")
+    with pytest.raises(ValueError, match="token: sparkle"):
+        theme.parse(DARK + "\nsparkle = {}\n", "broken")
+    with pytest.raises(ValueError, match=r"token: .*cat-lock.*value"):
+        theme.parse(DARK.partition("[tokens]")[0], "broken")
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "wrong"),
+    [
+        ('live = { color = "$blue"', 'live = { blink = "yes"', "live: unknown blink"),
+        ('live = { color = "$blue"', 'live = { color = "$bleu"', r"live: \$bleu is not in the palette"),
+        ('primary = "$blue"', 'primary = "$bleu"', r"primary: \$bleu is not in the palette"),
+        ('blue = "#5fafff"', 'blue = "#5fafzz"', "primary: '#5fafzz' is no colour"),
+        ('bar = { color = "$blue" }', 'bar = { style = "bold loud" }', "bar: no style: loud"),
+        ('primary = "$blue"', "", "colour: primary"),
+        ("says =", "said =", "part: said, says"),
+        ("[palette]", "[pallet]", "part: pallet"),
+        ("dark = true", "dark = ", "Invalid value"),
+    ],
+)
+def test_what_is_wrong_in_a_theme_is_named(written: str, instead: str, wrong: str) -> None:
+    assert written in DARK
+    with pytest.raises(ValueError, match=wrong):
+        theme.parse(DARK.replace(written, instead), "broken")
+
+
+def test_a_palette_is_not_needed() -> None:
+    mono = (theme.paths.themes() / "mono.toml").read_text()
+    assert "[palette]" not in mono
+    assert theme.parse(mono, "mono") == theme.load("mono")
+
+
+def test_an_unknown_theme_is_a_usage_error_that_names_those_there_are() -> None:
+    named = r"choose one of .*dark.*light.*mono"
+    for ask in (theme.load, theme.says):
+        with pytest.raises(UsageError, match=named):
+            ask("../dark x")
+    with pytest.raises(UsageError, match=named):
+        run(ScriptedSource(), View(), CATEGORIES, theme="../dark x")
+
+
+@pytest.mark.parametrize("name", COLOURED)
+def test_every_text_can_be_read_on_its_background(name: str) -> None:
+    looks = Looks(name)
+    least = 7.0 if name == "contrast" else 4.5
+    for token in theme.TOKENS:
+        has = contrast(looks.colour(token), looks.background(token))
+        assert has >= (3.0 if token in NOT_READ else least), f"{token}: {has:.2f}"
+
+
+@pytest.mark.parametrize("name", COLOURED)
+def test_the_twelve_most_usual_categories_can_be_told_apart_by_the_colour_blind(name: str) -> None:
+    looks = Looks(name)
+    family_of = {category: family for family in FAMILIES for category in family}
+    for eyes in eyes_of(name):
+        for one, other in combinations(family_of, 2):
+            apart = distance(looks.colour(f"cat-{one}"), looks.colour(f"cat-{other}"), eyes) / NOTICEABLE
+            assert apart >= (2.5 if family_of[one] == family_of[other] else 3.0), f"{one}, {other}: {apart:.2f}"
+
+
+@pytest.mark.parametrize("name", COLOURED)
+def test_more_waits_stand_out_more_in_a_heat_map(name: str) -> None:
+    looks = Looks(name)
+    stands_out = [contrast(looks.colour(token), looks.theme.background or "") for token in theme.HEAT_TOKENS]
+    assert all(more >= 1.2 * less for less, more in pairwise(stands_out))
+    for one, other in pairwise(theme.HEAT_TOKENS):
+        assert all(
+            distance(looks.colour(one), looks.colour(other), eyes) >= 2 * NOTICEABLE
+            for eyes in (SEES_ALL, DEUTAN, PROTAN, TRITAN)
+        )
+
+
+@pytest.mark.parametrize("name", COLOURED)
+def test_boxes_of_the_icicle_differ_from_their_neighbours_and_the_kernel_s_from_the_program_s(name: str) -> None:
+    looks = Looks(name)
+    for eyes in eyes_of(name):
+        for flames in (theme.USER_FLAMES, theme.KERNEL_FLAMES):
+            for one, other in combinations(flames, 2):
+                assert distance(looks.background(one), looks.background(other), eyes) >= 2 * NOTICEABLE
+        for one, other in product(
+            (*theme.USER_FLAMES, *theme.KERNEL_FLAMES, "flame-match"), ("flame-cursor", "flame-match")
+        ):
+            if one != other:
+                assert distance(looks.background(one), looks.background(other), eyes) >= 3 * NOTICEABLE
+        for one, other in product(theme.USER_FLAMES, theme.KERNEL_FLAMES):
+            assert distance(looks.background(one), looks.background(other), eyes) >= 3 * NOTICEABLE, (one, other)
+
+
+def test_the_terminal_s_own_themes_name_no_colour_but_the_terminal_s() -> None:
+    for name, allowed in (("ansi", ("ansi_", "transparent")), ("mono", ("ansi_default", "transparent"))):
+        looks = Looks(name)
+        assert looks.theme.ansi
+        for token in theme.TOKENS:
+            assert looks.colour(token).startswith(allowed)
+            assert looks.background(token).startswith(allowed)
+            assert set(looks.style(token).split()) <= {"none", "bold", "underline", "reverse", "dim"}
+    assert "color" not in (theme.paths.themes() / "mono.toml").read_text().replace("colours", "")
+
+
+def test_in_the_terminal_s_own_colours_the_usual_categories_and_the_boxes_look_different_in_some_way() -> None:
+    looks = Looks("ansi")
+    usual = [f"cat-{category}" for family in FAMILIES for category in family]
+    assert len({(looks.colour(token), looks.style(token)) for token in usual}) == 12
+    for name in ("ansi", "mono"):
+        looks = Looks(name)
+        boxes = (*theme.USER_FLAMES, *theme.KERNEL_FLAMES, "flame-cursor", "flame-match")
+        assert len({(looks.colour(b), looks.background(b), looks.style(b)) for b in boxes}) == len(boxes)
+
+
+@pytest.mark.parametrize("name", ["ansi", "mono"])
+def test_textual_s_own_variables_name_no_colour_but_the_terminal_s(name: str) -> None:
+    allowed = ("transparent", "ansi_default") if name == "mono" else ("transparent", "ansi_")
+    styles = {"none", "not", "b", "bold", "underline", "reverse", "dim"}
+    for variable, value in theme.load(name).to_color_system().generate().items():
+        if not set(value.split()) <= styles:
+            assert value.startswith(allowed), f"{variable}: {value}"
+
+
+class Everything(App[None]):
+    """Each token in a line, and what Textual brings: a list, a line to write on, a scroll bar."""
+
+    CSS = f"""
+    Screen {{ background: $background; color: $foreground; }}
+    Panel {{ height: {len(theme.TOKENS)}; background: $background; color: $foreground; }}
+    VerticalScroll {{ height: 3; }}
+    {theme.TEXTUAL}
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.register_theme(theme.load(name))
+        self.theme = name
+        self.animation_level = "none"
+
+    def compose(self) -> ComposeResult:
+        yield Panel("tokens")
+        yield Input("an answer")
+        with VerticalScroll():
+            yield Static("\n".join("many lines"))
+
+    def on_mount(self) -> None:
+        self.query_one(Panel).show([Line(((token, token),)) for token in theme.TOKENS])
+        self.query_one(Input).focus()
+
+
+def styles_shown(app: App[Any]) -> Iterator[tuple[str, Style]]:
+    for strip in app.screen._compositor.render_strips():  # pyright: ignore[reportPrivateUsage]
+        for segment in strip:
+            yield segment.text.strip(), segment.style or Style.null()
+
+
+def kinds_of_colours_shown(app: App[Any]) -> set[ColorType]:
+    """Of the terminal's codes for colours: STANDARD is the 16, EIGHT_BIT the 256, TRUECOLOR all."""
+    return {colour.type for _, style in styles_shown(app) for colour in (style.color, style.bgcolor) if colour}
+
+
+@pytest.mark.parametrize("name", ["ansi", "mono"])
+@asynchronous
+async def test_nothing_on_the_screen_has_another_colour_than_the_terminal_s(name: str) -> None:
+    app = Everything(name)
+    async with app.run_test(size=(80, len(theme.TOKENS) + 20)) as pilot:
+        await pilot.pause()
+        shown = dict(styles_shown(app))
+        assert shown.keys() >= set(theme.TOKENS)
+        assert shown["menu-chosen"].reverse
+        for palette_open in (False, True):
+            if palette_open:
+                await pilot.press("ctrl+p", "t")
+                await until(lambda: app.screen.query_one(CommandList).option_count > 0)
+                await pilot.press("down")
+                await pilot.pause()
+            assert kinds_of_colours_shown(app) == KINDS_OF_COLOURS[name]
+
+
+@pytest.mark.parametrize("name", theme.paths.theme_names())
+@asynchronous
+async def test_what_is_chosen_and_where_one_writes_can_be_seen_in_each_theme(name: str) -> None:
+    app = Everything(name)
+    async with app.run_test(size=(80, 30)) as pilot:
+        await pilot.press("end", "x")
+        written = [style for text, style in styles_shown(app) if text == "an answerx"]
+        cursor = app.query_one(Input).get_component_rich_style("input--cursor")
+        assert written and looks_other(cursor, written[0])
+        await pilot.press("ctrl+p", "t")
+        await until(lambda: app.screen.query_one(CommandList).option_count > 1)
+        commands = app.screen.query_one(CommandList)
+        chosen = commands.get_visual_style("option-list--option", "option-list--option-highlighted").rich_style
+        assert looks_other(chosen, commands.get_visual_style("option-list--option").rich_style)
+
+
+def looks_other(one: Style, other: Style) -> bool:
+    return (one.reverse, one.underline, one.bgcolor) != (other.reverse, other.underline, other.bgcolor)
+
+
+@pytest.mark.parametrize("name", theme.paths.theme_names())
+@asynchronous
+async def test_the_app_starts_in_each_theme_and_its_cursor_stands_out_without_colour(name: str) -> None:
+    async with shown(ScriptedSource(), theme_name=name) as (app, pilot):
+        await pilot.press("down")
+        assert kinds_of_colours_shown(app) <= KINDS_OF_COLOURS.get(name, {ColorType.TRUECOLOR})
+        assert next(line for line in screen(app) if line.startswith(">")).startswith("> lock")
+
+
+@asynchronous
+async def test_another_theme_is_drawn_at_once_in_every_panel() -> None:
+    async with shown(ScriptedSource(ticks=3), theme_name="light") as (light, _):
+        expected = coloured(light)
+    async with shown(ScriptedSource(ticks=3), theme_name="dark") as (app, pilot):
+        assert coloured(app) != expected
+        app.action_theme("light")
+        await pilot.pause()
+        assert coloured(app) == expected

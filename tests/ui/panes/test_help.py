@@ -1,0 +1,82 @@
+"""Help shows the keys of the current pane first, and can be searched."""
+
+import pytest
+
+from offtop.ui.kit.keys import KEYS, PANES
+from offtop.ui.kit.keys import shown as shown_key
+from tests.ui.scripted import ScriptedSource
+from tests.ui.shown import asynchronous, screen, shown
+
+
+@pytest.mark.parametrize(
+    ("keys", "title"),
+    [
+        ((), "list of categories"),
+        (("tab",), "list of processes or threads"),
+        (("t",), "stack tree"),
+        (("g",), "icicle"),
+        (("5",), "waits in progress"),
+        (("O",), "outliers"),
+    ],
+)
+@asynchronous
+async def test_the_keys_of_the_current_pane_come_first(keys: tuple[str, ...], title: str) -> None:
+    async with shown(ScriptedSource()) as (app, pilot):
+        await pilot.press(*keys, "?")
+        await pilot.pause()
+        lines = screen(app)
+        assert lines[2].rstrip() == f"Keys in this pane: {title}"
+        pressed, _ = PANES[app.view.focus].rows({})[0]
+        assert lines[3].split()[: len(pressed.split())] == pressed.split()
+
+
+def test_the_keys_of_each_pane_are_in_the_table_of_keys() -> None:
+    known = {row.id for row in KEYS}
+    assert {one for pane in PANES.values() for ids, _ in pane.keys for one in ids.split(",")} <= known
+    rows = PANES["flame"].rows({"drill": "f9"})
+    assert rows[1][0] == f"{shown_key('f9')} Esc Backspace"
+
+
+@asynchronous
+async def test_a_search_goes_to_the_line_and_n_to_the_next_one() -> None:
+    async with shown(ScriptedSource()) as (app, pilot):
+        await pilot.press("?", "/", *"Icicle", "enter")
+        await pilot.pause()
+        first = screen(app)
+        assert "icicle" in first[0] and "'Icicle'" in first[-1]
+        await pilot.press("n")
+        await pilot.pause()
+        second = screen(app)
+        assert "icicle" in second[0] and second[0] != first[0]
+        await pilot.press("N")
+        await pilot.pause()
+        assert screen(app) == first
+
+
+@asynchronous
+async def test_letters_are_the_word_and_escape_closes_the_search_alone() -> None:
+    async with shown(ScriptedSource()) as (app, pilot):
+        await pilot.press("?", "/", *"qh? j")
+        await pilot.pause()
+        assert screen(app)[-1].rstrip() == "search: qh? j"
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "/ search" in screen(app)[-1]
+        await pilot.press("escape")
+        await pilot.pause()
+        assert any("CATEGORY" in line for line in screen(app))
+
+
+@asynchronous
+async def test_a_word_that_no_line_has_is_said_and_nothing_moves() -> None:
+    async with shown(ScriptedSource()) as (app, pilot):
+        await pilot.press("?")
+        await pilot.pause()
+        before = screen(app)[:-1]
+        await pilot.press("/", *"xyzzy", "enter")
+        await pilot.pause()
+        assert screen(app)[-1].startswith("no line has 'xyzzy'")
+        assert screen(app)[:-1] == before
+        await pilot.press("escape", "n")
+        await pilot.pause()
+        assert screen(app)[:-1] == before
