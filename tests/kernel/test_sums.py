@@ -3,13 +3,15 @@
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from offtop.kernel.accounting.drain import Drain
 from offtop.model.values.catalog import SiteKey, ThreadKey
-from offtop.model.values.snapshot import SiteTotals, ThreadTotals
+from offtop.model.values.snapshot import Filters, SiteTotals, ThreadTotals
 from offtop.model.values.stack import NO_STACK
 from offtop.model.windows.window import Window, merge
 from tests.kernel import programs, watch
@@ -104,6 +106,64 @@ int main(void)
 """
 """Four threads that for 2 s sleep 10 ms and spin 0, 1, 2 or 3 ms, and stand still before and after."""
 
+SLOW_EXIT = r"""
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+static void sleep_10_times(void)
+{
+	for (int i = 0; i < 10; i++)
+		usleep(2000);
+}
+int main(void)
+{
+	struct sched_param none = {0}, spinners = {.sched_priority = 1}, first = {.sched_priority = 2};
+	char byte = 0;
+	int to_child[2], to_parent[2], to_spinner[2];
+	cpu_set_t one;
+	if (pipe(to_child) || pipe(to_parent) || pipe(to_spinner))
+		return 1;
+	CPU_ZERO(&one);
+	CPU_SET(sysconf(_SC_NPROCESSORS_ONLN) - 1, &one);
+	sched_setaffinity(0, sizeof(one), &one);
+	pid_t child = fork();
+	if (!child) {
+		read(to_child[0], &byte, 1);
+		sleep_10_times();
+		write(to_parent[1], &byte, 1);
+		read(to_child[0], &byte, 1);
+		sleep_10_times();
+		sched_setscheduler(0, SCHED_IDLE, &none);
+		_exit(0);
+	}
+	pid_t spinner = fork();
+	if (!spinner) {
+		sched_setscheduler(0, SCHED_FIFO, &spinners);
+		read(to_spinner[0], &byte, 1);
+		for (;;)
+			;
+	}
+	signal(SIGCHLD, SIG_IGN); /* the child unhashes itself, then removes its /proc entries, and may be preempted */
+	sched_setscheduler(0, SCHED_FIFO, &first); /* when the child's exit wakes it, it takes the CPU at once */
+	tell("child", (void *)(long)child);
+	next();
+	write(to_child[1], &byte, 1);
+	read(to_parent[0], &byte, 1);
+	next();
+	write(to_child[1], &byte, 1);
+	waitpid(child, 0, 0);
+	write(to_spinner[1], &byte, 1);
+	next();
+	kill(spinner, SIGKILL);
+	waitpid(spinner, 0, 0);
+	usleep(200000); /* the child has the CPU, and leaves it for good */
+	next();
+	return 0;
+}
+"""
+"""Its child sleeps 10 times at the first go, and 10 times at the second. Then it exits: no scan of the tasks has it any
+more, but it gets no CPU to be switched out for the last time until the third go."""
+
 
 @pytest.fixture(scope="module")
 def storm(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -137,6 +197,37 @@ def test_processes_that_come_and_go_run_no_more_than_the_cpus_have(live: Watch) 
     whole = merge(windows)
     ran_ns = sum(totals.running_ns for _, totals in whole.each_thread())
     assert 0.3 * whole.span_ns < ran_ns < 1.05 * (os.cpu_count() or 1) * whole.span_ns
+
+
+def test_a_thread_whose_exit_lasts_longer_than_a_tick_counts_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The scan of the tasks comes too late, so one of its halves has waits of the first tick and the third."""
+    flip, goes = Drain.flip, list[Callable[[], None]]()
+
+    def flip_and_go(drain: Drain) -> tuple[int, int, int]:
+        found = flip(drain)
+        if goes:
+            goes.pop()()
+        return found
+
+    monkeypatch.setattr(Drain, "flip", flip_and_go)
+    binary = programs.build(tmp_path / "slow-exit", SLOW_EXIT, "-D_GNU_SOURCE")
+    with programs.running([binary]) as program, watch.watching_kernel_stacks(Filters(who="user")) as live:
+        live.tick(0.05)
+        child = program.at["child"]
+        assert [*Path(f"/proc/{child}/task/{child}/fd").iterdir()], "entries that it will remove"
+        program.go()
+        windows = list[Window]()
+        for goes_on in (True, True, False):
+            if goes_on:
+                goes.append(program.go)
+            windows.append(live.tick(0.05))  # holds the sums, or raises
+        windows += [live.tick(0.05) for _ in range(3)]
+    waits = sum(watch.thread(window, child).waits for window in windows)
+    sleeps = sum(part.waits for window in windows if (part := watch.by_category(window, child).get("sleep")))
+    assert sleeps == 20
+    assert waits >= 22
 
 
 def test_a_thread_s_running_and_waiting_are_its_whole_time_but_for_3_in_1000(

@@ -33,6 +33,14 @@ _SCAN_EVERY_MAX = 10
 _SCAN_WEIGHT = 4
 """One scan counts a quarter in the average, so that one that was held up changes little."""
 _ZERO = bytes(4)
+_SUMMED = (
+    *("waits", "offcpu_ns", "runqueue_ns", "preempted_ns", "involuntary", "short_waits", "short_ns"),
+    *("short_runqueue_ns", "filtered_waits", "filtered_ns", "filtered_runqueue_ns", "lost_waits", "lost_ns"),
+    "lost_runqueue_ns",
+)
+"""Fields of a ThreadRecord."""
+_Gone = tuple[int, ThreadKey, bytes, int, ThreadRecord]
+"""When a thread ended, its name, since when it was there, and what it did."""
 
 
 class Sites:
@@ -83,7 +91,7 @@ class Drain:
         """Whether what waits in progress are on is told, too, as those that ended have it."""
         self.renamed: list[ThreadKey] = []
         """Main threads with another name than before, until somebody has taken them."""
-        self._half = 0
+        self._half = self._flipped_ns = 0
         self._clock_apart_ns = 0
         self._met: set[ThreadKey] = set()
         """By the walks of this tick."""
@@ -144,7 +152,8 @@ class Drain:
         again, by one that called exec, too, which goes on under the id of its main thread. And what those did until
         then that have ended since, before the walk came to them."""
         alive = {key for key, _ in threads}
-        found = _ended(self._maps[f"gone_{half}"].drain())
+        found = _joined(_ended(self._maps[f"gone_{half}"].drain()), self._flipped_ns)
+        self._flipped_ns = at_ns
         records: list[tuple[ThreadKey, ThreadRecord]] = []
         ended: list[Ran] = []
         for _, key, comm, start_ns, record in found:
@@ -159,12 +168,12 @@ class Drain:
             (end_ns, key): (comm, start_ns, record) for end_ns, key, comm, start_ns, record in _ended(since.read())
         }
         for (end_ns, key), (comm, start_ns, record) in ended_since.items():
-            if not record.is_older:
+            *_, last = ended_since.get((end_ns + 1, key), (None,))
+            if not record.is_older or (last and _is_mixed(last, at_ns)):
                 continue
             since.delete(layout.GONE_KEY.pack(end_ns, *key))
             if key not in self._met:
                 self._note_name(key, comm)
-            *_, last = ended_since.get((end_ns + 1, key), (None,))
             if last and last.waits and last.first_left_ns < at_ns:  # it was off CPU at that moment
                 record = record._replace(left_ns=last.first_left_ns)
             self._note_run(_ran(key, record, start_ns), ended)
@@ -332,11 +341,40 @@ class Drain:
         return self._clock_apart_ns
 
 
+def _is_mixed(last: ThreadRecord, flipped_ns: int) -> bool:
+    """Whether the newer half of a thread that exited after `flipped_ns`, when the halves changed, has waits of the tick
+    before the last, too: the task scan came after the thread was unhashed, and it got no CPU to exit until two ticks
+    later.
+
+    The sites of that tick are held back until a record comes. So both halves must come in one tick, or those sites
+    would be counted without their waits.
+    """
+    return last.waits > 0 and last.first_left_ns + last.first_off_ns < flipped_ns
+
+
+def _joined(ended: list[_Gone], flipped_ns: int) -> list[_Gone]:
+    """Make one record of both halves where they are mixed: neither is the older one."""
+    by_end = {one[:2]: one for one in ended}
+    for end_ns, key, comm, start_ns, last in ended:
+        older = by_end.get((end_ns - 1, key))
+        if older and older[-1].is_older and _is_mixed(last, flipped_ns):
+            del by_end[end_ns - 1, key]
+            by_end[end_ns, key] = end_ns, key, comm, start_ns, _sum(older[-1], last)
+    return [*by_end.values()]
+
+
+def _sum(one: ThreadRecord, last: ThreadRecord) -> ThreadRecord:
+    """Both as one record, that begins and ends as `last` does."""
+    lanes = np.frombuffer(one.histogram, np.int64) + np.frombuffer(last.histogram, np.int64)
+    summed = {name: getattr(one, name) + getattr(last, name) for name in _SUMMED}
+    return last._replace(**summed, max_ns=max(one.max_ns, last.max_ns), histogram=lanes.tobytes())
+
+
 def _ended(
     parts: Iterable[tuple[memoryview, memoryview]],
-) -> list[tuple[int, ThreadKey, bytes, int, ThreadRecord]]:
-    """When each ended, its name, since when it was there, and what it did; in that order."""
-    found: list[tuple[int, ThreadKey, bytes, int, ThreadRecord]] = []
+) -> list[_Gone]:
+    """In the order in which they ended."""
+    found: list[_Gone] = []
     for keys, values in parts:
         for (at_ns, pid, tid), (comm, start_ns, thread) in zip(
             layout.GONE_KEY.iter_unpack(keys), layout.GONE.iter_unpack(values), strict=True
