@@ -193,8 +193,10 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 				return false;
 			}
 		}
-	} else if (!r->tid && r->left_ns) { /* it was switched out while nobody asked for it */
-		r->left_ns = 0;
+	} else if (!r->tid && r->left_ns) {
+		/* It was switched out while nobody asked for it; or it is about to have its first CPU, and begin() needs left_ns. */
+		if (walked->state || turns_of(task) != 1)
+			r->left_ns = 0;
 		return false;
 	} else if (prime && !r->left_ns) {
 		if (r->tid != walked->tid) /* it called exec, as leave() has it; or it began before anybody watched */
