@@ -1,16 +1,22 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /*
- * The ids by which a thread is shown: in a container those that are seen in there, for its own threads and those of
- * namespaces below it. All other threads have none; they are those of one process, OUTSIDE, by the host's ids.
+ * The pid and tid under which a thread is shown. In a container, threads of its pid namespace and of the namespaces
+ * below it are shown by their ids in that namespace. All other threads have no id there: they are shown as one process,
+ * OUTSIDE, with the host's tids.
  *
- * -D: NAMESPACE (the inode of the pid namespace, as in /proc/self/ns/pid; without it the host's ids are shown, and
- * this costs nothing), OUTSIDE; offsets, from BTF: TASK_THREAD_PID and TASK_LEADER in task_struct, PID_LEVEL and
- * PID_NUMBERS in struct pid, UPID_NR, UPID_NS and UPID_SIZE of struct upid, NAMESPACE_INUM in struct pid_namespace.
+ * -D:
+ *   NAMESPACE           inode of the pid namespace, as in /proc/self/ns/pid. Not set: the host's ids are shown, and
+ *                       this file costs nothing
+ *   OUTSIDE             the pid that stands for all threads outside of the namespace
+ *   TASK_THREAD_PID, TASK_LEADER    offsets in task_struct (these and all below from BTF)
+ *   PID_LEVEL, PID_NUMBERS          offsets in struct pid
+ *   UPID_NR, UPID_NS, UPID_SIZE     offsets in struct upid, and its size
+ *   NAMESPACE_INUM                  offset in struct pid_namespace
+ *   TASK_FROM_PID, TASK_RELEASE, TASK_ITER_NEW, TASK_ITER_NEXT, TASK_ITER_DESTROY    kfunc numbers
  *
- * A task iterator sees no more than its reader's pid namespace does (eaaacd23910f, 5.8). Those outside can only be
- * listed by functions of the kernel's (kfuncs: TASK_FROM_PID and so on are their numbers, from BTF;
- * offtop/kernel/bpf/compile.py makes calls of them). A kernel that has them not all (c68a78ffe2cb, 6.7) does not count
- * those outside.
+ * A task iterator sees only the pid namespace of its reader (eaaacd23910f, 5.8). Threads outside can only be listed
+ * with kfuncs; offtop/kernel/bpf/compile.py turns calls through the numbers above into kfunc calls. Without all of
+ * these kfuncs (c68a78ffe2cb, 6.7) threads outside are not counted.
  */
 #ifndef OFFTOP_NAMESPACE_H
 #define OFFTOP_NAMESPACE_H
@@ -18,15 +24,15 @@
 #ifdef NAMESPACE
 #define MOST_LEVELS 32 /* MAX_PID_NS_LEVEL, include/linux/pid_namespace.h */
 
-/* What a struct pid is called in our namespace; 0: nothing, it is of another one, or none. */
-static inline __attribute__((always_inline)) u32 id_inside(char *of)
+/* Return the number of a struct pid in our namespace, or 0 if it has none there or the pointer is NULL. */
+static inline __attribute__((always_inline)) u32 id_inside(char *pid_struct)
 {
 	u32 level = 0;
 
-	bpf_probe_read_kernel(&level, sizeof(level), of + PID_LEVEL);
+	bpf_probe_read_kernel(&level, sizeof(level), pid_struct + PID_LEVEL);
 #pragma clang loop unroll(disable)
 	for (u32 i = 1; i <= MOST_LEVELS; i++) { /* level 0 is the host's */
-		char *upid = of + PID_NUMBERS + i * UPID_SIZE, *namespace = 0;
+		char *upid = pid_struct + PID_NUMBERS + i * UPID_SIZE, *namespace = 0;
 		u32 inode = 0, id = 0;
 
 		if (i > level)
@@ -41,24 +47,24 @@ static inline __attribute__((always_inline)) u32 id_inside(char *of)
 	return 0;
 }
 
-/* Make the host's ids of a thread those that are shown; false: it is on its way out, and has none any more. */
+/* Replace a thread's host ids by those that are shown. Return false if it is exiting and has none any more. */
 static inline __attribute__((always_inline)) bool find_ids(void *task, u32 *pid, u32 *tid)
 {
-	char *leader = 0, *of = 0;
+	char *leader = 0, *thread_pid = 0;
 
-	bpf_probe_read_kernel(&of, sizeof(of), (char *)task + TASK_THREAD_PID);
-	if (!of)
+	bpf_probe_read_kernel(&thread_pid, sizeof(thread_pid), (char *)task + TASK_THREAD_PID);
+	if (!thread_pid)
 		return false;
-	u32 own = id_inside(of);
-	if (!own) {
+	u32 own_id = id_inside(thread_pid);
+	if (!own_id) {
 		*pid = OUTSIDE;
 		return true;
 	}
-	*pid = *tid = own;
+	*pid = *tid = own_id;
 	bpf_probe_read_kernel(&leader, sizeof(leader), (char *)task + TASK_LEADER);
 	if (leader != task) {
-		bpf_probe_read_kernel(&of, sizeof(of), leader + TASK_THREAD_PID);
-		*pid = id_inside(of);
+		bpf_probe_read_kernel(&thread_pid, sizeof(thread_pid), leader + TASK_THREAD_PID);
+		*pid = id_inside(thread_pid);
 	}
 	return *pid;
 }

@@ -2,40 +2,47 @@
 /*
  * What does a thread wait on?
  *
- * Part of offcpu.c, which includes it (the compiler's child puts this text in its place).
+ * Part of offcpu.c, which includes it (offtop/kernel/bpf/compile.py replaces the #include by this text).
  *
- * hooks   none of its own: at the end of a wait that reached the minimum, in a waking (waker.c), and in the walk of
- *         the waits in progress
- * maps    calls: which system calls name what they wait on, and how. objects: what was waited on where nobody asks
- *         for wakers, by its hash, which a site's key names
- * units   ports are the machine's own numbers, addresses as packets have them
- * cost    bpf/README.md has it measured
+ * hooks: none of its own. Runs at the end of a wait that reached the minimum, at wakeups (waker.c), and in the scan of
+ * the waits in progress (walk.c)
  *
- * A thread that waits is in its system call, whose registers stand still. So what that names is read when the wait is
- * over, or goes on, and nothing is noted when a system call begins. A socket's addresses and state are read beside it:
- * they are what they were then. What poll and select name is in the program's memory, which cannot be read from
- * outside; but they have a table on the kernel stack of what is to wake them. A lock of the kernel's own comes before what
- * the system call names.
+ * maps
+ *   calls    by system call number: whether and how its arguments name what it waits on
+ *   objects  objects by their hash, which a site's key refers to; used while wakers are off
  *
- * -D: WAKES (map size), TASK_FILES, FILES_TABLE, TABLE_FILES, FILE_INODE, FILE_PRIVATE, INODE_NUMBER, INODE_SUPER,
- * SUPER_MAGIC, SUPER_DEVICE (the way from a thread's descriptor to what is open there), SOCKET_SOCK and SOCK_* (the way
- * from there to its addresses), SOCK_PEER_PID, PID_NUMBERS, UPID_NUMBER (to who made the other end of a Unix socket),
- * POLL_*, ENTRY_*, WAIT_* (in the table of a poll, to its files), TASK_BLOCKER (the lock that a
- * thread waits for, with CONFIG_DETECT_HUNG_TASK_BLOCKER), *_OWNER, INODE_*, MM_*, FILE_POSITION_LOCK, PIPE_MUTEX (who holds it, and
- * what it is in).
+ * units: ports in host byte order, addresses in network byte order
+ *
+ * cost: see bpf/README.md
+ *
+ * A thread that waits is inside of its system call, so its user registers do not change. They are read when the wait is
+ * over, or while it goes on; nothing is recorded when a system call begins. A socket's addresses and state are read at
+ * that moment, too, and are those of that moment. The descriptors of poll and select are in the program's memory, which
+ * cannot be read from another thread; but poll keeps a table on the kernel stack of what is to wake it. A lock inside
+ * the kernel takes precedence over what the system call names.
+ *
+ * -D:
+ *   WAKES                  map size
+ *   TASK_FILES, FILES_TABLE, TABLE_FILES, FILE_INODE, FILE_PRIVATE, INODE_NUMBER, INODE_SUPER, SUPER_MAGIC,
+ *   SUPER_DEVICE           from a thread's descriptor to its open file
+ *   SOCKET_SOCK, SOCK_*    from there to a socket's addresses
+ *   SOCK_PEER_PID, PID_NUMBERS, UPID_NUMBER    to the process that made the other end of a Unix socket
+ *   POLL_*, ENTRY_*, WAIT_*    in the table of a poll, to its files
+ *   TASK_BLOCKER           the lock that a thread waits for, with CONFIG_DETECT_HUNG_TASK_BLOCKER
+ *   *_OWNER, INODE_*, MM_*, FILE_POSITION_LOCK, PIPE_MUTEX    its holder, and what it is part of
  */
 
 BPF_ARRAY(calls, u32, CALLS);
 BPF_TABLE("hash", u64, struct object, objects, WAKES);
 
-/* Larger than a program's own stack. */
+/* Too large for the BPF stack. */
 struct waited {
 	struct object object;
 	u64 id;
 };
 BPF_PERCPU_ARRAY(waited_scratch, struct waited, 1);
 
-/* A socket's protocol, addresses and state. */
+/* Read a socket's protocol, addresses and state. */
 static inline __attribute__((always_inline)) void find_ends(struct object *o)
 {
 #ifdef SOCKET_SOCK
@@ -73,17 +80,17 @@ static inline __attribute__((always_inline)) void find_ends(struct object *o)
 }
 
 #ifdef TASK_FILES
-/* A thread's descriptors. */
+/* Return a thread's table of descriptors. */
 static inline __attribute__((always_inline)) char *table_of(struct task_struct *task)
 {
-	char *at = 0;
+	char *table = 0;
 
-	bpf_probe_read_kernel(&at, sizeof(at), (char *)task + TASK_FILES);
-	bpf_probe_read_kernel(&at, sizeof(at), at + FILES_TABLE);
-	return at;
+	bpf_probe_read_kernel(&table, sizeof(table), (char *)task + TASK_FILES);
+	bpf_probe_read_kernel(&table, sizeof(table), table + FILES_TABLE);
+	return table;
 }
 
-/* What the argument is open on; 0: it is not open. */
+/* Return the open file of the descriptor in `argument`, or NULL. */
 static inline __attribute__((always_inline)) char *file_of(struct object *o, struct task_struct *task)
 {
 	char *at = table_of(task);
@@ -128,10 +135,12 @@ static inline __attribute__((always_inline)) void find_file(struct object *o, ch
 #if defined(POLL_TASK) && defined(TASK_SP) && POLL_BYTES <= 8 * (POLL_WORDS + POLL_HEAD)
 #define POLL_IS_TOLD 1
 #define POLL_WAIT (POLL_ENTRIES + ENTRY_WAIT) /* of the first entry */
-#define UNLISTED 0x22 /* LIST_POISON1 ^ LIST_POISON2: what is no longer in a list points to these */
+#define UNLISTED 0x22 /* LIST_POISON1 ^ LIST_POISON2: pointers of an entry that was removed from its list */
 
-/* A piece of a kernel stack, or of a table of descriptors, and what is sought in it. One for each context, since one may
- * come between in another. */
+/*
+ * A copy of a piece of a kernel stack, or of a descriptor table, and what is searched for in it. One per context,
+ * because an interrupt may come while another is in use.
+ */
 struct polled {
 	u64 words[POLL_WORDS + POLL_HEAD];
 	u64 sought;
@@ -139,19 +148,22 @@ struct polled {
 };
 BPF_PERCPU_ARRAY(poll_scratch, struct polled, SLOTS + 1);
 
-/* A value that the verifier knows nothing of: that of a variable in memory. */
+/* A value that the verifier knows nothing about: it is read from memory. */
 #define UNKNOWN(x) (*(volatile u64 *)&(x))
 
-/* All ones where both are the same, else 0. No branch: of each in a loop the verifier walks both ways to its end. */
+/*
+ * Return all ones if a == b, else 0. Without a branch: the verifier would follow both sides of each one in a loop to
+ * the end.
+ */
 static inline __attribute__((always_inline)) u64 ones_if_same(u64 a, u64 b)
 {
 	u64 differ = a ^ b, negative = -differ;
 
-	asm volatile("" : "+r"(negative)); /* clang must not see what this is, or it makes a branch of it */
+	asm volatile("" : "+r"(negative)); /* keeps clang from recognizing this and making a branch of it */
 	return ((differ | negative) >> 63) - 1;
 }
 
-/* All ones where what the first entry is queued with leads back to it, else 0. */
+/* Return all ones if the first entry of a poll table is linked in a wait queue, else 0. */
 static inline __attribute__((always_inline)) u64 ones_if_queued(u64 table)
 {
 	u64 next = 0, back = 0, entry = table + POLL_WAIT + WAIT_ENTRY;
@@ -162,9 +174,11 @@ static inline __attribute__((always_inline)) u64 ones_if_queued(u64 table)
 }
 
 /*
- * The table of poll or select; 0: there is none. It is on the kernel stack, not far from where the thread went to
- * sleep, and known by itself: it names its thread, its first entry names it, and that is queued. Calls before have left
- * others there, which look the same where some of them has been overwritten: so both the first and the last are tried.
+ * Return the table of poll or select, or 0 if there is none.
+ *
+ * It is on the kernel stack, near where the thread went to sleep, and recognized by its contents: it points to its
+ * thread, and its first entry points to the table and is queued. Earlier calls leave stale tables behind, which look
+ * the same if partly overwritten; so both the first and the last match are tried.
  */
 static inline __attribute__((always_inline)) u64 poll_table(struct polled *p, struct task_struct *task)
 {
@@ -187,25 +201,25 @@ static inline __attribute__((always_inline)) u64 poll_table(struct polled *p, st
 	return (first & ones_if_queued(first)) | (last & ones_if_queued(last));
 }
 
-/* The one file that poll or select waits for; else 0, and how many there are. */
+/* Return the only file that poll or select waits for. If there are several, or none, return 0 and set their number. */
 static inline __attribute__((always_inline)) u64 polled_file(struct object *o, struct polled *p, struct task_struct *task)
 {
-	u64 table = poll_table(p, task), file = 0, many = 0;
+	u64 table = poll_table(p, task), file = 0, files = 0;
 
-	bpf_probe_read_kernel(p->words, POLL_BYTES, (void *)table); /* or nothing but zeros */
+	bpf_probe_read_kernel(p->words, POLL_BYTES, (void *)table); /* all zeros if table is 0 */
 	u64 entries = *(u32 *)&p->words[POLL_COUNT / 8], more = p->words[POLL_TABLE / 8];
 #pragma unroll
 	for (u32 i = 0; i < (POLL_BYTES - POLL_ENTRIES) / ENTRY_BYTES; i++) {
-		u64 next = p->words[(POLL_ENTRIES + i * ENTRY_BYTES + ENTRY_FILE) / 8], is_one = -((i - entries) >> 63);
-		many -= is_one & ~ones_if_same(next, file); /* a file may have an entry for reading and one for writing */
-		file = (file & ~is_one) | (next & is_one);
+		u64 next = p->words[(POLL_ENTRIES + i * ENTRY_BYTES + ENTRY_FILE) / 8], used = -((i - entries) >> 63);
+		files -= used & ~ones_if_same(next, file); /* a file may have entries for reading and writing */
+		file = (file & ~used) | (next & used);
 	}
-	o->how = many;
-	o->argument = ~ones_if_same(more, 0) & 1; /* there are more than fit in there */
-	return file & ones_if_same(many, 1) & ones_if_same(more, 0);
+	o->how = files;
+	o->argument = ~ones_if_same(more, 0) & 1; /* more than fit into the table on the stack */
+	return file & ones_if_same(files, 1) & ones_if_same(more, 0);
 }
 
-/* Of the descriptors that every table has, the last by which a file is open. */
+/* Return the last descriptor of a file among those that fit into every table. */
 static inline __attribute__((always_inline)) u64 descriptor_of(struct polled *p, struct task_struct *task, u64 file)
 {
 	char *at = table_of(task);
@@ -216,8 +230,8 @@ static inline __attribute__((always_inline)) u64 descriptor_of(struct polled *p,
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < DESCRIPTORS; i++) {
 		READ_AGAIN;
-		u64 is_it = ones_if_same(p->words[i], file);
-		found = (found & ~is_it) | (i & is_it);
+		u64 is_match = ones_if_same(p->words[i], file);
+		found = (found & ~is_match) | (i & is_match);
 	}
 	return found;
 }
@@ -232,15 +246,15 @@ static inline __attribute__((always_inline)) void find_polled(struct object *o, 
 	u64 file = UNKNOWN(p->sought);
 	if (!file)
 		return;
-	o->kind = OBJECT_FILE; /* as if it had read from there */
+	o->kind = OBJECT_FILE; /* as if it were a read of that file */
 	o->how = 0;
 	find_file(o, (char *)file);
 	o->argument = descriptor_of(p, task, file);
 }
 #endif
 
-/* What a thread's system call names. */
-static inline __attribute__((always_inline)) void find_named(struct object *o, struct task_struct *task, u32 at)
+/* Find what a thread's system call names. */
+static inline __attribute__((always_inline)) void find_named(struct object *o, struct task_struct *task, u32 slot)
 {
 #ifdef REG_CALL
 	u64 call = 0, mode = 0, sp = 0;
@@ -250,10 +264,10 @@ static inline __attribute__((always_inline)) void find_named(struct object *o, s
 	char *regs = (void *)bpf_task_pt_regs(task);
 	bpf_probe_read_kernel(&call, sizeof(call), regs + REG_CALL);
 	bpf_probe_read_kernel(&sp, sizeof(sp), regs + REG_SP);
-	if (!sp) /* a thread without a program, as those of io_uring: all its registers are 0, which is a system call, too */
+	if (!sp) /* no user registers, as in io_uring threads: all 0, which is a valid system call number, too */
 		return;
 	bpf_probe_read_kernel(&mode, sizeof(mode), regs + REG_MODE);
-	if ((mode & MODE_MASK) == MODE_NARROW) /* one of 32 bits, whose system calls have other numbers */
+	if ((mode & MODE_MASK) == MODE_NARROW) /* 32-bit program: its system call numbers are others */
 		return;
 	u32 number = call;
 	u32 *kind = calls.lookup(&number);
@@ -264,10 +278,10 @@ static inline __attribute__((always_inline)) void find_named(struct object *o, s
 	if (o->kind == OBJECT_POLL) {
 		o->argument = 0;
 #ifdef POLL_IS_TOLD
-		find_polled(o, task, at);
+		find_polled(o, task, slot);
 #endif
 		if (o->kind == OBJECT_POLL && !o->how)
-			o->kind = OBJECT_NONE; /* it sleeps, or nobody knows */
+			o->kind = OBJECT_NONE; /* sleeping only, or unknown */
 	} else if (o->kind == OBJECT_FILE || o->kind == OBJECT_EPOLL) {
 #ifdef TASK_FILES
 		find_file(o, file_of(o, task));
@@ -286,7 +300,7 @@ static inline __attribute__((always_inline)) void find_named(struct object *o, s
 }
 
 #ifdef LOCK_IS_TOLD
-/* A lock of the kernel's own that a thread waits for on the way; the object is what its system call names. */
+/* Find a lock inside the kernel that a thread waits for. On entry, the object is what its system call names. */
 static inline __attribute__((always_inline)) void find_lock(struct object *o, struct task_struct *task, u64 blocker)
 {
 	char *lock = (char *)(blocker & ~(u64)LOCK_TYPES), *file = 0, *inode = 0, *at = 0;
@@ -303,7 +317,7 @@ static inline __attribute__((always_inline)) void find_lock(struct object *o, st
 		place = PLACE_PIPE;
 	} else {
 		__builtin_memset(o, 0, sizeof(*o));
-		if (blocker & LOCK_RWSEM) { /* what may be in a struct of some kind is, if that points to itself */
+		if (blocker & LOCK_RWSEM) { /* a guessed struct is one if it points back to itself */
 			bpf_probe_read_kernel(&at, sizeof(at), lock - INODE_RWSEM + INODE_MAPPING);
 			if (at == lock - INODE_RWSEM + INODE_DATA) {
 				place = PLACE_INODE;
@@ -328,31 +342,33 @@ static inline __attribute__((always_inline)) void find_lock(struct object *o, st
 	o->state = place;
 }
 
-/* Who holds the lock that a thread waits for, pid << 32 | tid, as the host has them; 0: nobody, or several may, or it is
- * not known. Readers of an rwsem are not told, but for one who may have left. */
+/*
+ * Return the holder of the lock that a thread waits for, as the host's pid << 32 | tid. 0: none, possibly several, or
+ * unknown. Readers of an rwsem are not reported: the kernel records only the last one, which may have left.
+ */
 static inline __attribute__((always_inline)) u64 holder_of(struct task_struct *task)
 {
-	u64 blocker = MEMBER(u64, task, TASK_BLOCKER), owner = 0, again = 0;
+	u64 blocker = MEMBER(u64, task, TASK_BLOCKER), owner = 0, owner_after = 0;
 	u32 pid = 0, tid = 0;
 
 	if (!blocker || (blocker & LOCK_TYPES) == LOCK_SEMAPHORE)
 		return 0;
 	char *at = (char *)(blocker & ~(u64)LOCK_TYPES) + (blocker & LOCK_RWSEM ? RWSEM_OWNER : MUTEX_OWNER);
-	u64 free = blocker & LOCK_RWSEM ? RWSEM_READERS : MUTEX_HANDED_OVER;
+	u64 no_holder = blocker & LOCK_RWSEM ? RWSEM_READERS : MUTEX_HANDED_OVER;
 
 	bpf_probe_read_kernel(&owner, sizeof(owner), at);
 	bpf_probe_read_kernel(&pid, sizeof(pid), (char *)(owner & ~(u64)OWNER_FLAGS) + TASK_TGID);
 	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)(owner & ~(u64)OWNER_FLAGS) + TASK_PID);
-	bpf_probe_read_kernel(&again, sizeof(again), at); /* while it held that, it was there */
-	return owner & free || (owner ^ again) & ~(u64)OWNER_FLAGS ? 0 : (u64)pid << 32 | tid;
+	bpf_probe_read_kernel(&owner_after, sizeof(owner_after), at); /* unchanged: it existed when its ids were read */
+	return owner & no_holder || (owner ^ owner_after) & ~(u64)OWNER_FLAGS ? 0 : (u64)pid << 32 | tid;
 }
 #endif
 
-/* What a thread waits on. `at`: the context in which this is asked. */
-static inline __attribute__((always_inline)) void find_object(struct object *o, struct task_struct *task, u32 at)
+/* Find what a thread waits on. `slot`: index of the scratch memory for the calling context. */
+static inline __attribute__((always_inline)) void find_object(struct object *o, struct task_struct *task, u32 slot)
 {
 	__builtin_memset(o, 0, sizeof(*o));
-	find_named(o, task, at);
+	find_named(o, task, slot);
 #ifdef LOCK_IS_TOLD
 	u64 blocker = MEMBER(u64, task, TASK_BLOCKER);
 	if (blocker)
@@ -362,7 +378,7 @@ static inline __attribute__((always_inline)) void find_object(struct object *o, 
 
 #define OBJECT_WORDS (sizeof(struct object) / sizeof(u64))
 
-/* By the first keys. */
+/* Hash an object, with the first keys. */
 static inline __attribute__((always_inline)) void hash_object(struct hash *hash, struct object *o, struct hash_keys *keys)
 {
 #pragma unroll
@@ -371,9 +387,10 @@ static inline __attribute__((always_inline)) void hash_object(struct hash *hash,
 }
 
 /*
- * What the current thread has waited on, where nobody asks who ended that: the id of a struct object, as that of a
- * wake. It comes before the stacks, by way of memory, of which the verifier remembers nothing: else it would walk each
- * way through here once more for each way through them.
+ * Return the id of what the current thread waited on, as that of a wake. Used while wakers are off.
+ *
+ * Called before the stacks are walked. The id goes through memory, where the verifier tracks no values: otherwise it
+ * would follow each path through here once more for each path through the walks.
  */
 static inline __attribute__((always_inline)) u64 waited_on(u32 which, struct thread *thread, void *task)
 {

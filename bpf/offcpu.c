@@ -2,46 +2,56 @@
 /*
  * Where does every thread wait, and for how long?
  *
- * hooks   leaving: raw_tp sched_switch, in the thread that leaves
- *         back:    DOOR_EXIT    raw_tp sched_exit_tp (6.16), in the thread that is back
- *                  DOOR_KPROBE  kprobe finish_task_switch*, in the thread that is back
- *                  DOOR_SWITCH  raw_tp sched_switch, in the thread that leaves: stacks at leaving
- *         woken:   WAKING       sched_waking, where the kernel keeps no run_delay
- *                  TYPED_WAKING tp_btf sched_waking, attached while somebody asks for wakers (waker.c)
- *         code:    raw_tp sched_process_exec and, for user stacks by rules, sched_process_fork
- *         walk:    iterator over tasks, twice a tick (walk.c)
- * maps    record: per thread, its wait in progress and what ended, in two halves. sites_*: what ended, by
- *         stack; object_sites: how many of them are there for what was waited on (object.c). gone_*: the records
- *         of threads that ended; gone_rest: the sums, per CPU, of those that had no room there. `half` says which
- *         halves are written; the others are read and emptied meanwhile.
- *         kernel_stacks: frames by id; userstack.c has those of users. marks: from which length on waits are handed
- *         out whole, through the ring buffer caught; user space writes them
- * units   ns of bpf_ktime_get_ns()
- * cost    bpf/README.md has it measured
+ * hooks
+ *   switch-out     raw_tp sched_switch, in the thread that is switched out
+ *   switch-in      one of these switch-in probes:
+ *                  DOOR_EXIT    raw_tp sched_exit_tp (6.16), in the thread that is switched in
+ *                  DOOR_KPROBE  kprobe finish_task_switch*, in the thread that is switched in
+ *                  DOOR_SWITCH  raw_tp sched_switch, in the thread that is switched out: stacks at switch-out
+ *   wakeup         WAKING       sched_waking, if the kernel keeps no run_delay
+ *                  TYPED_WAKING tp_btf sched_waking, attached while wakers are on (waker.c)
+ *   program code   raw_tp sched_process_exec and, for user stacks by unwind rules, sched_process_fork
+ *   scan           iterator over tasks, twice a tick (walk.c)
  *
- * An application's stack stands still while it is off CPU, so it is walked on return, and only when the
- * wait reached the minimum. DOOR_SWITCH has no such moment and walks at every leaving, as other tools do.
+ * maps
+ *   record         per thread: its wait in progress, and what ended, in a double buffer
+ *   sites_*        ended waits by stack; object_sites: how many of these sites are there for an object (object.c)
+ *   gone_*         records of exited threads; gone_rest: their sums, per CPU, when gone_* is full
+ *   half           which buffers are being written; user space meanwhile reads and empties the others
+ *   kernel_stacks  frames by stack id; user stacks are in userstack.c
+ *   marks          outlier thresholds, written by user space; caught: ring buffer of outliers
  *
- * A new thread waits for its first CPU in a run queue, and was never switched out before: its run_delay when that
- * happens for the first time, or at its end, is this wait. It is counted then, as one wait, all of it run queue, and
- * neither preempted nor at a stack. Until then the scan of the tasks (walk.c) reports it. Without sched_info
- * (CONFIG_SCHED_INFO) it is not known.
+ * units: ns of bpf_ktime_get_ns()
  *
- * All of this runs under a run queue's lock. So each hash is preallocated (bcc's default: no BPF_F_NO_PREALLOC), and task
- * storage and ring buffers are used only where offtop/kernel/bpf/switch_maps.py finds them safe.
+ * cost: see bpf/README.md
  *
- * A thread's half that is written is written in its own context only (DOOR_SWITCH: under its run queue's
- * lock), one CPU at a time, so nothing here is atomic.
+ * An application's stack does not change while it is off CPU, so it is walked at switch-in, and only if the wait
+ * reached the minimum. DOOR_SWITCH runs in the wrong thread for that and walks at every switch-out, as other tools do.
  *
- * -D: THREADS, SITES, STACKS, MARKS, CAUGHT (map sizes; of CAUGHT, in pages, and absent if the kernel's ring buffers are
- * not safe here); TASK_* and RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC,
- * EXEC_START, START_TIME (offsets in task_struct, from BTF); TASK_CGROUPS and CGROUP_* (the way from there to a
- * cgroup's id); REG_* (offsets in pt_regs of the system call's number, its arguments, ip, sp, frame pointer and
- * what else calls keep);
- * STATE_ARGUMENT (sched_switch passes prev_state: since fa2c3254d7cf, 5.18); BY_TASK (records are in a preallocated
- * hash by the address of their task, not in task storage: because the kernel cannot create that safely here, or they are
- * reached from another thread's context, or listed);
- * NAMESPACE (whose ids are shown: namespace.h).
+ * A new thread waits on a run queue for its first CPU without having been switched out. This wait is its run_delay at
+ * its first switch-out, or at its exit if it was never switched out before. It is counted then: as one wait, all of it
+ * run queue, not preempted, and without a stack. Until then the scan of the tasks (walk.c) reports it. Without
+ * sched_info (CONFIG_SCHED_INFO) it is unknown.
+ *
+ * All of this runs under a run queue's lock. So all hashes are preallocated (bcc's default: no BPF_F_NO_PREALLOC), and
+ * task storage and ring buffers are used only if offtop/kernel/bpf/switch_maps.py finds them safe.
+ *
+ * The buffer that is being written is written only in its thread's own context (DOOR_SWITCH: under its run queue's
+ * lock), on one CPU at a time, so nothing here is atomic.
+ *
+ * -D:
+ *   THREADS, SITES, STACKS, MARKS    map sizes
+ *   CAUGHT                  ring buffer size in pages; not set if ring buffers are not safe on this kernel
+ *   TASK_*, RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC, EXEC_START, START_TIME
+ *                           offsets in task_struct, from BTF
+ *   TASK_CGROUPS, CGROUP_*  how to get from a task to its cgroup's id
+ *   REG_*                   offsets in pt_regs: system call number and arguments, ip, sp, frame pointer, other
+ *                           callee-saved registers
+ *   STATE_ARGUMENT          sched_switch passes prev_state (since fa2c3254d7cf, 5.18)
+ *   BY_TASK                 records are in a preallocated hash by task address instead of task storage: because the
+ *                           kernel cannot create task storage safely here, or because records are used from another
+ *                           thread's context, or listed
+ *   NAMESPACE               show ids of this pid namespace (namespace.h)
  */
 #include "offcpu.h"
 #include "namespace.h"
@@ -55,7 +65,7 @@ BPF_PERCPU_ARRAY(lost, u64, LOST_KINDS);
 BPF_HASH(only_pids, u32, u32, 1024);
 BPF_HASH(only_tids, u32, u32, 1024);
 #ifdef TASK_CGROUPS
-BPF_CGROUP_ARRAY(only_cgroup, 1); /* of version 2 */
+BPF_CGROUP_ARRAY(only_cgroup, 1); /* cgroup v2 */
 #else
 BPF_ARRAY(only_cgroup, u32, 1);
 #endif
@@ -72,16 +82,18 @@ BPF_TABLE("hash", struct mark_key, struct mark, marks, MARKS);
 BPF_RINGBUF_OUTPUT(caught, CAUGHT);
 BPF_PERCPU_ARRAY(caught_scratch, struct caught, 1);
 #endif
-BPF_TABLE("lru_hash", u32, u32, execs, EXECS); /* of who called exec: which program it is in its life, by its count */
+BPF_TABLE("lru_hash", u32, u32, execs, EXECS); /* by pid: self_exec_id after its last exec */
 
-/* Updating an array of maps waits until no program uses what was there (maybe_wait_bpf_programs):
- * after it, the idle half is idle. */
+/*
+ * Updating an array of maps waits until no program uses the old map (maybe_wait_bpf_programs), so after an update of
+ * `barrier` no program writes to the idle buffers any more.
+ */
 BPF_TABLE("hash", u32, u32, nobody, 1);
 BPF_ARRAY_OF_MAPS(barrier, "nobody", 1);
 
-/* Too large for a program's own stack. The blanks are never written. */
+/* Too large for the BPF stack. The blanks are never written. */
 BPF_PERCPU_ARRAY(gone_scratch, struct gone, 1);
-BPF_PERCPU_ARRAY(end_scratch, struct record, 1); /* of who ends without a record; blank otherwise, but for its ids */
+BPF_PERCPU_ARRAY(end_scratch, struct record, 1); /* for a thread that exits without a record; zeros but for its ids */
 BPF_ARRAY(blank_site, struct site, 1);
 
 #ifdef BY_TASK
@@ -93,7 +105,7 @@ BPF_TASK_STORAGE(record, struct record);
 
 #define MEMBER(type, pointer, offset) (*(type *)((char *)(pointer) + (offset)))
 #define current_task() ((struct task_struct *)bpf_get_current_task_btf())
-#define is_on_cpu(task) MEMBER(u8, task, TASK_ON_CPU) /* an int, and of one byte in 7.3 */
+#define is_on_cpu(task) MEMBER(u8, task, TASK_ON_CPU) /* an int; in 7.3 one byte */
 
 static inline __attribute__((always_inline)) void count_lost(u32 kind)
 {
@@ -108,8 +120,10 @@ static inline __attribute__((always_inline)) bool is_own(struct config *c, u32 p
 	return pid == c->self || pid == c->readers[0] || pid == c->readers[1] || pid == c->readers[2];
 }
 
-/* Whether a thread is in the cgroup that is asked for, or below it. Of the current one, in version 2, the kernel tells
- * that at a tenth of the cost. */
+/*
+ * Return whether a thread is in the selected cgroup or below it. For the current thread and cgroup v2 a helper does
+ * this at a tenth of the cost.
+ */
 static inline __attribute__((always_inline)) bool in_cgroup(struct config *c, void *task, bool is_current)
 {
 #ifdef TASK_CGROUPS
@@ -156,20 +170,20 @@ static inline __attribute__((always_inline)) bool chosen(struct config *c, void 
 	return !(c->select & ONLY_CGROUP) || in_cgroup(c, task, is_current);
 }
 
-/* What is kept of a thread; made when it is not there and `make` says so. */
+/* Return the record of a thread. If it has none, make one if `make`, or else return NULL. */
 static inline __attribute__((always_inline)) struct record *record_of(struct task_struct *task, bool make)
 {
 #ifdef BY_TASK
-	u64 at = (u64)task;
-	struct record *r = record.lookup(&at);
+	u64 key = (u64)task;
+	struct record *r = record.lookup(&key);
 	u32 zero = 0;
 
 	if (r || !make)
 		return r;
 	struct record *blank = blank_record.lookup(&zero);
 	if (blank)
-		record.insert(&at, blank);
-	r = record.lookup(&at);
+		record.insert(&key, blank);
+	r = record.lookup(&key);
 #else
 	struct record *r = record.task_storage_get((void *)task, 0, make ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);
 #endif
@@ -179,7 +193,9 @@ static inline __attribute__((always_inline)) struct record *record_of(struct tas
 }
 
 #ifdef NAMESPACE
-/* find_ids(), which takes a while, only of a thread that has not left a CPU yet. `host`: bpf_get_current_pid_tgid() */
+/*
+ * find_ids() is slow: call it only for threads that have not been switched out yet. `host`: bpf_get_current_pid_tgid()
+ */
 static inline __attribute__((always_inline)) bool show(struct task_struct *task, u64 host, u32 *pid, u32 *tid)
 {
 	struct record *r = record_of(task, false);
@@ -201,7 +217,7 @@ static inline __attribute__((always_inline)) void give_id(struct record *r, u32 
 	r->born_ns = born_ns;
 }
 
-/* Move one half to where it is found when nobody will walk its thread again; whether there was room. */
+/* Move one buffer of an exiting thread to gone_*. Return false if that is full. */
 static inline __attribute__((always_inline)) bool keep_half(struct gone *gone, struct gone_key *key, u32 which, struct thread *thread, bool is_older)
 {
 	thread->left_ns = 0;
@@ -210,7 +226,7 @@ static inline __attribute__((always_inline)) bool keep_half(struct gone *gone, s
 	return !(which ? gone_1.update(key, gone) : gone_0.update(key, gone));
 }
 
-/* What `from` did comes before what `to` did. */
+/* Add `from` to the later `to`. */
 static inline __attribute__((always_inline)) void add_thread(struct thread *to, struct thread *from)
 {
 	if (from->waits) {
@@ -249,10 +265,10 @@ static inline __attribute__((always_inline)) void add_thread(struct thread *to, 
 }
 
 /*
- * A thread ends. If its idle half has not been walked yet, it never will be: both halves go the same way, the
- * older first, so that they come out in order (Drain.gone looks there for those that are of its tick, before it is
- * their turn). Where there is room for one, that has both: with one half alone in a tick, the sites of both would be
- * counted. What has no room at all is added to the CPU's gone_rest: its time is not lost, but whose it was is.
+ * Save the buffers of an exiting thread. No scan will read its idle buffer any more, so both go to gone_*, the older
+ * one first, to keep them in order (Drain.gone collects those of its own tick from there early). If there is room for
+ * one entry only, it gets the sum of both: one buffer alone would be paired with the sites of both. If there is no room
+ * at all, the sum goes to the CPU's gone_rest: the time is kept, but not whose it was.
  */
 static inline __attribute__((always_inline)) void keep_gone(struct task_struct *task, struct record *r, u32 which)
 {
@@ -266,12 +282,12 @@ static inline __attribute__((always_inline)) void keep_gone(struct task_struct *
 		return;
 	bpf_probe_read_kernel(gone->comm, sizeof(gone->comm), (char *)task + TASK_COMM);
 	gone->start_ns = MEMBER(u64, task, START_TIME);
-	bool is_apart = has_older && keep_half(gone, &key, which, older, true);
+	bool older_is_kept = has_older && keep_half(gone, &key, which, older, true);
 	key.at_ns += 1;
-	bool is_kept = (!has_older || is_apart) && (!last->state || keep_half(gone, &key, which, last, false));
+	bool is_kept = (!has_older || older_is_kept) && (!last->state || keep_half(gone, &key, which, last, false));
 	if (!is_kept) {
 		key.at_ns -= 1;
-		if (is_apart) /* it may have been taken out meanwhile */
+		if (older_is_kept) /* user space may have removed it meanwhile */
 			has_older = !(which ? gone_1.delete(&key) : gone_0.delete(&key));
 		if (has_older)
 			add_thread(last, older);
@@ -292,8 +308,11 @@ static inline __attribute__((always_inline)) void keep_gone(struct task_struct *
 }
 
 /*
- * Threads that wait on something else each time would fill the sites: beyond so many in a tick, of one thread and of
- * all, each is left untold. Hardly a branch for that: the verifier has many ways to come here.
+ * Return the site of a wait, made if there is none yet.
+ *
+ * Threads that wait on a new object each time would fill the sites. Beyond a limit per tick, for one thread and for
+ * all, new sites are kept without their object. This code is nearly free of branches because the verifier reaches it on
+ * many paths.
  */
 static inline __attribute__((always_inline)) struct site *site_of(u32 which, struct site_key *key, struct thread *thread)
 {
@@ -305,12 +324,12 @@ static inline __attribute__((always_inline)) struct site *site_of(u32 which, str
 	struct site *blank = blank_site.lookup(&zero);
 	if (!blank)
 		return 0;
-	u64 is_object = key->wake >> 63, is_told = ((u64)thread->objects - MOST_OBJECTS) >> 63;
-	key->wake = is_object & ~is_told ? WAKE_UNTOLD : key->wake;
-	thread->objects += is_object & is_told;
-	u64 *sites = object_sites.lookup(&which);
-	if (sites)
-		__sync_fetch_and_add(sites, is_object & is_told);
+	u64 is_object = key->wake >> 63, has_room = ((u64)thread->objects - MOST_OBJECTS) >> 63;
+	key->wake = is_object & ~has_room ? WAKE_UNTOLD : key->wake;
+	thread->objects += is_object & has_room;
+	u64 *count = object_sites.lookup(&which);
+	if (count)
+		__sync_fetch_and_add(count, is_object & has_room);
 	if (which)
 		sites_1.insert(key, blank);
 	else
@@ -331,7 +350,7 @@ static inline __attribute__((always_inline)) u64 keep_kernel_stack(struct stack 
 	return id;
 }
 
-/* How many frames of the kernel there are; 0: none could be had, which is counted. */
+/* Return the number of kernel frames. 0: the walk failed, which is counted. */
 static inline __attribute__((always_inline)) u32 walk_kernel(void *ctx, struct stack *stack)
 {
 	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), 0);
@@ -351,7 +370,7 @@ static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
 	return depth ? keep_kernel_stack(stack, depth) : STACK_LOST;
 }
 
-/* What filters and people know it by: idle and stopped threads have a bit of another state, too. */
+/* Return the state as filters and people know it: idle and stopped threads also have bits of other states. */
 static inline __attribute__((always_inline)) u32 state_of(u32 state)
 {
 	return !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state & TASK_HELD ? state & TASK_HELD : state;
@@ -360,7 +379,10 @@ static inline __attribute__((always_inline)) u32 state_of(u32 state)
 #include "object.c"
 #include "waker.c"
 
-/* The check is there for the verifier (that of 6.1 has lost the bound by here), so clang must not drop it. */
+/*
+ * Count one wait. The check is for the verifier (that of 6.1 has lost the bound here); the asm keeps clang from
+ * dropping it.
+ */
 static inline __attribute__((always_inline)) void count_in(u64 *histogram, u64 lane)
 {
 	asm volatile("" : "+r"(lane));
@@ -369,7 +391,7 @@ static inline __attribute__((always_inline)) void count_in(u64 *histogram, u64 l
 }
 
 #ifdef CAUGHT
-/* A wait has reached the lowest of the marks: hand it out, if its own mark is no higher, or nobody has told one yet. */
+/* Report a wait that reached the lowest outlier threshold, if it reached its own or user space has set none for it. */
 static inline __attribute__((always_inline)) void catch_wait(struct record *r, void *task, struct site_key *key, u64 left_ns, u64 off_ns, u64 runqueue_ns)
 {
 	u32 zero = 0;
@@ -401,19 +423,23 @@ static inline __attribute__((always_inline)) void catch_wait(struct record *r, v
 }
 #endif
 
-/* What is known of a wait that has ended. It is kept in memory, of which the verifier remembers nothing: else it would
- * walk each way to here once more for each way through the stacks, and that to the end of the program. */
+/*
+ * A wait that has ended. It is kept in a map because the verifier tracks no values there: otherwise it would follow
+ * every path up to here once for each path through the stack walks, to the end of the program.
+ */
 struct ended {
 	struct site_key key;
 	u64 left_ns;
 	u64 off_ns;
 	u64 runqueue_ns;
-	u32 which;         /* half of the sites */
-	u32 lane;          /* of histograms */
+	u32 which;         /* which buffer of the sites */
+	u32 lane;          /* histogram bucket */
 };
 BPF_PERCPU_ARRAY(ended_scratch, struct ended, 1);
 
-/* A wait that has no stack: it is left out, or too short. Its kind; KIND_NONE: it has one. */
+/*
+ * Count a wait that gets no stack because it is filtered or short. Return its kind, or KIND_NONE for all other waits.
+ */
 static inline __attribute__((always_inline)) u32 count_elsewhere(struct config *c, u32 state, struct thread *thread, struct ended *e)
 {
 	if (e->off_ns > c->max_ns || !(state & c->states)) {
@@ -431,7 +457,7 @@ static inline __attribute__((always_inline)) u32 count_elsewhere(struct config *
 	return KIND_NONE;
 }
 
-/* All others. */
+/* Count a wait at its site. Return its kind. */
 static inline __attribute__((always_inline)) u32 count_at_site(u32 which, struct thread *thread, struct ended *e)
 {
 	struct site *site = site_of(which, &e->key, thread);
@@ -452,7 +478,7 @@ static inline __attribute__((always_inline)) u32 count_at_site(u32 which, struct
 	return KIND_SITE;
 }
 
-/* Every wait, whatever its kind. */
+/* Count a wait of any kind for its thread. */
 static inline __attribute__((always_inline)) void count_wait(struct thread *thread, struct ended *e, u32 kind)
 {
 	if (!thread->waits) {
@@ -473,7 +499,7 @@ static inline __attribute__((always_inline)) void count_wait(struct thread *thre
 	count_in(thread->histogram, e->lane);
 }
 
-/* How often a thread has been given a CPU; all ones: not known, or its first wait is in no function that is asked for. */
+/* Return how often a thread got a CPU. All ones: unknown, or its first wait is never counted (WITHIN). */
 static inline __attribute__((always_inline)) u64 turns_of(struct task_struct *task)
 {
 #if defined(TURNS) && defined(RUN_DELAY) && !defined(WITHIN)
@@ -483,8 +509,11 @@ static inline __attribute__((always_inline)) u64 turns_of(struct task_struct *ta
 #endif
 }
 
-/* How long a thread that is on its first CPU waited for it; 0: it is not, or that was before anybody asked for it.
- * `left_ns`: since when a scan of the tasks has counted this wait, or 0; afterwards since when it lasted. */
+/*
+ * Return how long a thread on its first CPU waited for it. 0: not on its first CPU, or the wait was over before the
+ * thread was selected. `left_ns`: in, since when a scan of the tasks has reported this wait, or 0; out, start of the
+ * wait.
+ */
 static inline __attribute__((always_inline)) u64 first_wait_ns(struct config *c, struct task_struct *task, u64 *left_ns)
 {
 #ifdef RUN_DELAY
@@ -501,8 +530,11 @@ static inline __attribute__((always_inline)) u64 first_wait_ns(struct config *c,
 #endif
 }
 
-/* A thread is switched out for the first time: whose its record is, and its wait for its first CPU. To count that when
- * the wait is over would take a look at each switch whether the thread is new, and a record of each that ends soon. */
+/*
+ * Initialize the record of a thread at its first switch-out and count its wait for its first CPU. Counting it at the
+ * end of that wait would need a check at each switch whether the thread is new, and a record for every short-lived
+ * thread.
+ */
 static inline __attribute__((always_inline)) void begin(struct config *c, struct task_struct *task, struct record *r, struct thread *thread, u32 which, u32 pid, u32 tid)
 {
 	u32 zero = 0;
@@ -535,36 +567,38 @@ static inline __attribute__((always_inline)) void begin(struct config *c, struct
 	count_wait(thread, e, kind | KIND_NEW);
 }
 
-/* The thread leaves the CPU. */
+/* The current thread is switched out. */
 static inline __attribute__((always_inline)) void leave(void *ctx, bool preempted, u32 state)
 {
 	u32 zero = 0;
 	u64 id = bpf_get_current_pid_tgid();
 	u32 pid = id >> 32, tid = id;
 	struct config *c = config.lookup(&zero);
-	u32 *now = half.lookup(&zero);
+	u32 *current_half = half.lookup(&zero);
 
-	if (!tid || !c || !c->self || !now) /* without self: nobody has said yet whom to count */
+	if (!tid || !c || !c->self || !current_half) /* without c->self the selection has not been set yet */
 		return;
-	u32 which = *(volatile u32 *)now & 1; /* read once: it may change meanwhile */
+	u32 which = *(volatile u32 *)current_half & 1; /* read once: it may change meanwhile */
 	struct task_struct *task = current_task();
 	bool dead = state & TASK_DEAD;
 	if (dead)
 		forget_call(task);
-	u32 asked = *(volatile u32 *)&c->asked; /* before what it is about, which may change meanwhile */
-	/* Wanted or not: what was wanted once must be given back. */
+	u32 asked = *(volatile u32 *)&c->asked; /* read before the selection itself, which may change meanwhile */
+	/*
+	 * An exiting thread is handled even if it is not selected: it may have been, and then its record must be freed.
+	 */
 	if (!dead && !(show(task, id, &pid, &tid) && wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))))
 		return;
 	struct record *r = record_of(task, !dead);
 	if (!r && dead && turns_of(task) == 1 && show(task, id, &pid, &tid) &&
 	    wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))) {
-		r = end_scratch.lookup(&zero); /* its first switch-out is its last */
+		r = end_scratch.lookup(&zero); /* its first switch-out is its exit */
 		if (r)
 			r->tid = r->left_ns = 0;
 	}
 	if (!r)
 		return;
-	if (r->left_ns && r->tid) /* it was back, and nobody saw it */
+	if (r->left_ns && r->tid) /* it was switched in, unseen */
 		count_lost(LOST_EVENTS);
 	struct thread *thread = &r->half[which];
 	if (dead) {
@@ -575,24 +609,27 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 		thread->exec_ns = MEMBER(u64, task, SUM_EXEC);
 		thread->exec_at_ns = 0;
 		r->left_ns = 0;
-		if (r->tid) /* in a container, one on its way out has no id there any more */
+		if (r->tid) /* tid 0: in a container, an exiting thread has no id any more */
 			keep_gone(task, r, which);
 #ifdef BY_TASK
-		u64 at = (u64)task;
+		u64 key = (u64)task;
 
-		record.delete(&at);
+		record.delete(&key);
 #endif
 		return;
 	}
-	u32 had = *(volatile u32 *)&r->tid; /* a walk on another CPU may be about to give it its own */
-	if (!had) {
+	u32 known_tid = *(volatile u32 *)&r->tid; /* read once: a scan on another CPU may be setting it */
+	if (!known_tid) {
 		begin(c, task, r, thread, which, pid, tid);
-	} else if (had != tid || r->pid != pid) {
-		/* A thread that calls exec takes its main thread's id, and its start time. The thread that had the id may
-		 * still wait for a CPU to exit: its record is to come. BY_TASK: of another process it is the record of a
-		 * thread whose exit was missed, and whose task's memory is this one's by now. */
-		bool is_exec = had != tid && r->pid == pid;
-		if (had != tid)
+	} else if (known_tid != tid || r->pid != pid) {
+		/*
+		 * A thread that calls exec takes over the tid and the start time of its main thread. The previous owner
+		 * of the tid may still wait for a CPU to exit, and its record arrive later. BY_TASK, if the process
+		 * differs, too: this is the record of a thread whose exit was missed and whose task_struct has been
+		 * reused.
+		 */
+		bool is_exec = known_tid != tid && r->pid == pid;
+		if (known_tid != tid)
 			keep_gone(task, r, which);
 		give_id(r, pid, tid, is_exec ? bpf_ktime_get_ns() : MEMBER(u64, task, START_TIME));
 	}
@@ -613,7 +650,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	u64 now_ns = bpf_ktime_get_ns();
 	thread->left_ns = now_ns;
 	r->older = 0;
-	if (!(r->state & RUNNING) || r->asked != asked) /* what it waited for while nobody asked about it is not known */
+	if (!(r->state & RUNNING) || r->asked != asked) /* a wakeup while the thread was not selected went unseen */
 		r->wake = WAKE_UNSEEN & c->wakes;
 	if (!(r->state & RUNNING) && r->storm.at_ns)
 		sleeps_again(r, which, now_ns);
@@ -621,16 +658,16 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	r->left_ns = now_ns;
 }
 
-/* The thread has the CPU again: count its wait, once. */
+/* The thread is switched in: count its wait, once. */
 static inline __attribute__((always_inline)) void back(void *ctx, struct config *c, struct record *r, void *task)
 {
 	u32 zero = 0;
-	u32 *now = half.lookup(&zero);
+	u32 *current_half = half.lookup(&zero);
 	struct ended *e = ended_scratch.lookup(&zero);
 
-	if (!now || !e)
+	if (!current_half || !e)
 		return;
-	u32 which = *(volatile u32 *)now & 1; /* read once: thread and site go to the same half */
+	u32 which = *(volatile u32 *)current_half & 1; /* read once: thread and site must go to the same buffer */
 	u64 now_ns = bpf_ktime_get_ns();
 	u64 left_ns = r->left_ns;
 	r->left_ns = 0;
@@ -662,13 +699,13 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		thread->involuntary += 1;
 	}
 
-	/* All ones but for a thread that was put aside; no branch, for the verifier walks each way to the end. */
-	u64 slept = (u64)(r->state >> 31) - 1;
+	/* All ones, or 0 if the thread was preempted. No branch, because the verifier follows each to the end. */
+	u64 slept_mask = (u64)(r->state >> 31) - 1;
 	e->key.kernel = e->key.user = 0;
 	e->key.pid = r->pid;
 	e->key.tid = r->tid;
 	e->key.born_ns = r->born_ns;
-	e->key.wake = (r->wake & slept) | (WAKE_CPU & c->wakes & ~slept);
+	e->key.wake = (r->wake & slept_mask) | (WAKE_CPU & c->wakes & ~slept_mask);
 
 	READ_AGAIN;
 	u32 kind = count_elsewhere(c, r->state, thread, e);
@@ -677,7 +714,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 		e->key.kernel = r->kernel;
 		e->key.user = r->user;
 #else
-		if (slept && !c->wakes)
+		if (slept_mask && !c->wakes)
 			e->key.wake = waited_on(which, thread, task);
 		e->key.kernel = kernel_stack(ctx);
 		e->key.user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
@@ -713,17 +750,20 @@ static inline __attribute__((always_inline)) int back_current(void *ctx)
 		return 0;
 	struct task_struct *task = current_task();
 	if (show(task, id, &pid, &tid) && pid == c->self) {
-		/* Our own arrival tells how far the scheduler's clock is from ours: the least seen is nearest. */
+		/*
+		 * Calibrate the scheduler's clock against ours at offtop's own switch-in: the smallest difference is
+		 * the nearest.
+		 */
 #ifdef LAST_ARRIVAL
-		u64 apart_ns = bpf_ktime_get_ns() - MEMBER(u64, task, LAST_ARRIVAL);
-		u64 *least_ns = clock.lookup(&zero);
-		if (least_ns && (!*least_ns || apart_ns < *least_ns))
-			*least_ns = apart_ns;
+		u64 offset_ns = bpf_ktime_get_ns() - MEMBER(u64, task, LAST_ARRIVAL);
+		u64 *least_offset_ns = clock.lookup(&zero);
+		if (least_offset_ns && (!*least_offset_ns || offset_ns < *least_offset_ns))
+			*least_offset_ns = offset_ns;
 #endif
 		return 0;
 	}
 	struct record *r = record_of(task, false);
-	if (!r || !r->left_ns || !r->tid) /* without tid it is on its first CPU: begin() counts that wait */
+	if (!r || !r->left_ns || !r->tid) /* tid 0: on its first CPU; begin() counts that wait */
 		return 0;
 	if (r->asked != c->asked && !wanted(c, task, true, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS))) {
 		r->left_ns = 0;
@@ -787,7 +827,7 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 		u32 number = MEMBER(u32, task, TASK_EXECS);
 		execs.update(&pid, &number);
 #ifdef UNWIND_KB
-		spaces.delete(&pid); /* it has other code by now */
+		spaces.delete(&pid); /* its code has changed */
 #endif
 #ifdef PYTHON_IS_TOLD
 		pythons.delete(&pid);
@@ -796,20 +836,20 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 #ifdef NAMESPACE
 	struct record *r = record_of(task, false);
 	if (r)
-		r->host_tid = host; /* it may have its main thread's by now */
+		r->host_tid = host; /* it may have taken over its main thread's */
 #endif
 	return 0;
 }
 
 #if defined(WAKING) || defined(TYPED_WAKING)
-/* Somebody is woken, in the context of who does it, or of an interrupt. Attached while somebody asks who it was. */
+/* A thread is being woken. Runs in the context of its waker, or in an interrupt. Attached while wakers are on. */
 int on_waking(struct bpf_raw_tracepoint_args *ctx)
 {
 	u32 zero = 0, flags = 0;
 	struct task_struct *task;
 	struct config *c = config.lookup(&zero);
 
-	asm volatile("" : "=r"(task) : "0"(ctx->args[0])); /* bcc must not see where it comes from: it would read it anew */
+	asm volatile("" : "=r"(task) : "0"(ctx->args[0])); /* hides where it comes from: bcc would read it again */
 #ifdef TYPED_WAKING
 	flags = MEMBER(u32, task, TASK_FLAGS);
 #else
@@ -819,7 +859,7 @@ int on_waking(struct bpf_raw_tracepoint_args *ctx)
 	if (!r || !c)
 		return 0;
 #ifdef WAKING
-	r->run_delay_ns = bpf_ktime_get_ns(); /* of a thread that has not left yet, too: it is woken on its way to sleep */
+	r->run_delay_ns = bpf_ktime_get_ns(); /* even before it is switched out: on its way to sleep */
 #endif
 	if (!c->depth || !r->left_ns || r->state & RUNNING)
 		return 0;

@@ -1,41 +1,59 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0-only)
 /*
- * Through which code of its own program did a thread come to where it waits?
+ * Through which code of its own program did a thread get to where it waits?
  *
- * Part of offcpu.c, which includes it: nothing here is attached but what keeps `spaces` true. The compiler's
- * child puts this text in its place, because bcc rewrites map calls in the main text alone.
+ * Part of offcpu.c, which includes it: only the hooks below, which keep `spaces` and `pythons` up to date, are
+ * attached. offtop/kernel/bpf/compile.py replaces the #include by this text, because bcc rewrites map calls in the main
+ * file only.
  *
- * hooks   raw_tp sched_process_fork (a child has its parent's code), sched_process_exec (other code)
- * maps    rules: how to step from an address to its caller, as .eh_frame has it. User space reads that in the
- *         binary, for the addresses that were met. spaces: whose code lies where: rules are of a space, and
- *         processes with the same binaries at the same places share one. copies: what met an address without
- *         a rule, with a piece of the stack, so that user space can go on from there, and learn. user_stacks:
- *         frames by id. allowed: how many copies there may be yet. pythons: where CPython has its threads, of the
- *         processes that it runs in; user space fills it. python_threads: where it has one thread.
- * units   addresses of the process; bytes
- * cost    bpf/README.md has it measured
+ * hooks: raw_tp sched_process_fork (a child has its parent's code), sched_process_exec (the code is replaced)
  *
- * What makes two waits the same stack is that all their addresses are the same, each of them walked anew by
- * exact rules: nothing is taken for another because it looks like it. A rule may only be out of date (a library
- * was unloaded, another one lies there now); user space looks every 10 s.
+ * maps
+ *   rules           how to step from an address to its caller, as .eh_frame describes it. User space reads that from
+ *                   the binary, for addresses that were encountered
+ *   spaces          address space of a process, to which rules belong. Processes with the same binaries at the same
+ *                   addresses share one
+ *   copies          unwinds that met an address without a rule, with a piece of the stack: user space continues from
+ *                   there, and adds the rules
+ *   allowed         how many more copies may be made
+ *   user_stacks     frames by stack id
+ *   pythons         where CPython keeps its threads, in processes that run it; filled by user space
+ *   python_threads  where CPython keeps one thread
  *
- * Without UNWIND_KB, the kernel's own walk along frame pointers is all there is.
+ * units: addresses of the process; bytes
  *
- * -D: STACKS, RULES, SPACES, COPIES (map sizes; of copies, in pages), CPUS (how many there may be), UNWIND_KB (how much of
- * a stack is copied),
- * REGISTERS (how many words of pt_regs a copy has), CODE_ADDRESSES (arm64: the bits of a return address that are no
- * signature), TASK_FS_BASE (offset in task_struct: what a thread's own memory is found by), or TASK_THREAD_PID,
- * PID_LEVEL, PID_NUMBERS, UPID_NUMBER, UPID_BYTES (the way to its id in its own namespace), PYTHONS, PYTHON_THREADS (map sizes),
- * USER_STACKS (0: none are walked), REG_IP, REG_SP, REG_BP, REG_LINK (offsets in pt_regs; the last on arm64), VERIFY (a copy is made of what was
- * walked, too, from its leaf on: bench/merges.py holds the two against each other).
+ * cost: see bpf/README.md
+ *
+ * Two waits have the same stack only if all addresses match, each found anew by exact rules: no heuristics merge
+ * similar stacks. At worst a rule is out of date, if a library was unloaded and another one was mapped there; user
+ * space checks every 10 s.
+ *
+ * Without UNWIND_KB, stacks are only walked by the kernel, along frame pointers.
+ *
+ * -D:
+ *   STACKS, RULES, SPACES, PYTHONS, PYTHON_THREADS    map sizes
+ *   COPIES          ring buffer size in pages
+ *   CPUS            number of possible CPUs
+ *   UNWIND_KB       how much of a stack is copied
+ *   USER_STACKS     0: no user stacks
+ *   REGISTERS       words of pt_regs in a copy
+ *   REG_IP, REG_SP, REG_BP, REG_LINK    offsets in pt_regs; the last on arm64 only
+ *   CODE_ADDRESSES  arm64: mask of a return address without its signature
+ *   TASK_FS_BASE    offset in task_struct of the thread pointer; or else
+ *   TASK_THREAD_PID, PID_LEVEL, PID_NUMBERS, UPID_NUMBER, UPID_BYTES    the way to its tid in its own namespace
+ *   VERIFY          also copy stacks that were unwound by rules, from the leaf on: bench/merges.py compares the two
  */
 
 BPF_TABLE("hash", u64, struct stack, user_stacks, STACKS);
-/* Larger than a program's own stack. Two, because an interrupt may wake somebody while a wait is being walked. */
+/*
+ * Too large for the BPF stack. Two slots, because an interrupt may wake a thread while another stack is being walked.
+ */
 enum { AT_SWITCH, AT_WAKING, SLOTS };
 
-/* A stack on its way to the map where it stays, and beside it the keys of its id: no other pointer, which the verifier
- * would have to follow through every walk. */
+/*
+ * A stack on its way to its map, together with the keys of its id: a separate pointer to these would have to be tracked
+ * by the verifier through every walk.
+ */
 struct scratch {
 	struct stack stack;
 	struct hash_keys keys;
@@ -51,8 +69,10 @@ static inline __attribute__((always_inline)) struct hash_keys *hash_keys(void)
 	return s ? &s->keys : 0;
 }
 
-/* Id of `depth` frames in `stack`, which is in a struct scratch; what is above them is 0. One way out of the loop,
- * because the verifier walks each to the end of the program. */
+/*
+ * Return the id of `depth` frames in `stack`, which is in a struct scratch; frames beyond must be 0. The loop has one
+ * exit only, because the verifier follows each one to the end of the program.
+ */
 static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 depth)
 {
 	struct hash_keys *keys = &((struct scratch *)stack)->keys;
@@ -77,33 +97,35 @@ static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 
 
 #if defined(TASK_FS_BASE) || defined(TASK_THREAD_PID)
 #define PYTHON_IS_TOLD 1
-#define PYTHON_SEARCH 256      /* threads and interpreters that are looked at to find one */
-#define PYTHON_AGAIN_NS 100000000 /* a thread that was not among them is looked for again after so long */
-#define PYTHON_BYTES 80        /* of a frame: all that is asked of it */
+#define PYTHON_SEARCH 256      /* most threads and interpreters searched for one thread */
+#define PYTHON_AGAIN_NS 100000000 /* before a thread that was not among them is searched for again */
+#define PYTHON_BYTES 80        /* how much of a frame is read */
 
 BPF_TABLE("lru_hash", u32, struct python, pythons, PYTHONS);
 struct python_thread {
-	u64 at;                /* of the process; 0: Python does not know the thread */
+	u64 at;                /* address in the process; 0: unknown to Python */
 	u64 asked_ns;
 };
 BPF_TABLE("lru_hash", u32, struct python_thread, python_threads, PYTHON_THREADS);
 
-/* What is known of Python's part so far. */
+/* State of the Python part of a walk. */
 struct of_python {
 	struct python_thread thread;
 	u64 id;
 	u64 interpreter;
-	u64 frame;             /* the next one; 0: there are no more */
-	u64 words[16];         /* PYTHON_BYTES of it, and room for any offset */
+	u64 frame;             /* the next one; 0: no more */
+	u64 words[16];         /* PYTHON_BYTES of it, with room for any offset */
 	u32 generation;
 	u32 depth;
-	u32 total;             /* with the frames of the machine's own stack */
+	u32 total;             /* including native frames */
 	u64 frames[PYTHON_FRAMES];
 };
 BPF_PERCPU_ARRAY(python_scratch, struct of_python, SLOTS);
 
-/* What Python knows a thread by: pthread_self(), or where nobody says how far that is from the thread's own memory,
- * gettid(). */
+/*
+ * Return what Python identifies a thread by: pthread_self(), or gettid() if the distance of that from the thread
+ * pointer is unknown.
+ */
 static inline __attribute__((always_inline)) u64 python_id(void *task)
 {
 #ifdef TASK_FS_BASE
@@ -126,8 +148,10 @@ static inline __attribute__((always_inline)) u64 word_at(u64 address)
 	return word;
 }
 
-/* The thread's innermost frame, if what Python keeps of the thread is at s->thread.at. Of one interpreter: a thread may
- * be known to several, and run in another one. */
+/*
+ * Find the thread's innermost frame if Python's struct of the thread is at s->thread.at, of one interpreter. Several
+ * interpreters may know a thread, and it may be running in another one.
+ */
 static inline __attribute__((always_inline)) void begin_at_leaf(struct of_python *s, struct python *p)
 {
 	u64 from = s->thread.at;
@@ -140,7 +164,7 @@ static inline __attribute__((always_inline)) void begin_at_leaf(struct of_python
 		s->frame = word_at(from + p->frame);
 }
 
-/* All threads are listed, the latest first, by interpreters. */
+/* Search for the thread, interpreter by interpreter. Each lists all of its threads, latest first. */
 static inline __attribute__((always_inline)) void find_thread(struct of_python *s, struct python *p)
 {
 	s->thread.at = 0;
@@ -164,12 +188,12 @@ static inline __attribute__((always_inline)) void find_thread(struct of_python *
 	}
 }
 
-/* One of Python's frames into its place, and on to its caller. */
+/* Store one Python frame and step to its caller. */
 static inline __attribute__((always_inline)) void python_step(struct of_python *s, struct python *p, u32 i)
 {
 	u64 *at = &s->frames[i];
 
-	asm volatile("" : "+r"(at)); /* not from the last round: clang would enter the loop in its middle (READ_AGAIN) */
+	asm volatile("" : "+r"(at)); /* not kept from the last round (READ_AGAIN) */
 	s->depth = i + 1;
 	*at = PYTHON;
 	if (bpf_probe_read_user(s->words, PYTHON_BYTES, (void *)s->frame)) {
@@ -186,7 +210,7 @@ static inline __attribute__((always_inline)) void python_step(struct of_python *
 }
 #endif
 
-/* Python's own frames of the current thread, for the stacks that are kept of it. */
+/* Read the Python frames of the current thread, for all stacks that are kept of it now. */
 static inline __attribute__((always_inline)) void take_python(u32 slot, void *task, u32 pid, u32 tid)
 {
 #ifdef PYTHON_IS_TOLD
@@ -222,7 +246,10 @@ static inline __attribute__((always_inline)) void take_python(u32 slot, void *ta
 #endif
 }
 
-/* Python's frames go behind the others, of which the outermost give way: how many there are in all. */
+/*
+ * Append the Python frames to the native ones, dropping outermost native frames if there are too many. Return the
+ * total.
+ */
 static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct stack *stack, u32 depth)
 {
 #ifdef PYTHON_IS_TOLD
@@ -259,7 +286,7 @@ static inline __attribute__((always_inline)) u64 keep_user_stack(u32 slot, struc
 	return user_stacks.lookup(&id) || !user_stacks.update(&id, stack) ? id : STACK_LOST;
 }
 
-/* Along frame pointers, as the kernel does it. */
+/* Walk along frame pointers, with the kernel's own walker. */
 static inline __attribute__((always_inline)) u64 linked_stack(void *ctx, u32 slot)
 {
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);
@@ -268,7 +295,7 @@ static inline __attribute__((always_inline)) u64 linked_stack(void *ctx, u32 slo
 		return STACK_LOST;
 	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), BPF_F_USER_STACK);
 	if (bytes <= 0)
-		return NO_STACK; /* a thread that has none, or is on its way out */
+		return NO_STACK; /* no user stack, or exiting */
 	stack->frames[FRAMES] = 0;
 	stack->end = END_LINKED;
 	return keep_user_stack(slot, stack, (u32)bytes / 8);
@@ -276,7 +303,7 @@ static inline __attribute__((always_inline)) u64 linked_stack(void *ctx, u32 slo
 
 #ifdef UNWIND_KB
 #define READ_BYTES 1024
-#define READ_BELOW 48 /* of a return address and the word below it: where registers are kept */
+#define READ_BELOW 48 /* bytes read below a return address and the word under it: saved registers are there */
 
 BPF_TABLE("lru_hash", struct rule_key, struct rule, rules, RULES);
 BPF_TABLE("lru_hash", u32, struct space, spaces, SPACES);
@@ -284,25 +311,25 @@ BPF_ARRAY(allowed, s64, 1);
 BPF_RINGBUF_OUTPUT(copies, COPIES);
 struct copy {
 	struct copy_head head;
-	char stack[UNWIND_KB * 1024]; /* while it is walked: what was read last, `bytes` from `from` on */
+	char stack[UNWIND_KB * 1024]; /* during the unwind: what was last read, `bytes` from `from` on */
 	u64 from;
 	u64 bytes;
-	u64 words[2];                 /* what read_stack() found */
+	u64 words[2];                 /* result of read_stack() */
 #ifdef REG_LINK
-	u64 link;                     /* what x30 has, 0: not known */
+	u64 link;                     /* value of x30; 0: unknown */
 #endif
 };
 /*
- * Per CPU and slot, but no per-CPU map: an entry of those has no more than 32 KB (PCPU_MIN_UNIT_SIZE). The CPU's number
- * finds it as safely as a per-CPU map would, because no other program comes between while an entry is in use. Those AT_SWITCH
- * run inside of the scheduler, which neither preempts nor migrates there; an interrupt may come into on_exit(), and can
- * only wake somebody, which is AT_WAKING. Wakings hold a lock with interrupts off.
+ * One per CPU and slot, but not in a per-CPU map, whose entries are limited to 32 KB (PCPU_MIN_UNIT_SIZE). Indexing by
+ * CPU is as safe as a per-CPU map because no other program can use an entry that is in use. AT_SWITCH code runs inside
+ * of the scheduler, which neither preempts nor migrates there; on_exit() may be interrupted, but an interrupt can only
+ * wake threads, which is AT_WAKING. Wakeups hold a lock with interrupts off.
  */
 BPF_ARRAY(copy_scratch, struct copy, SLOTS * CPUS);
 
 /*
- * A piece of the stack goes out with what was walked until `head->sp`: from there user space goes on. The id of
- * what will come of it; that of the stack along frame pointers when no copy may be made.
+ * Send a piece of the stack to user space, with the frames unwound so far: user space continues from `head->sp`. Return
+ * the id of the stack that will come of it, or that of the stack along frame pointers if no copy can be made.
  */
 static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot, struct copy *copy)
 {
@@ -334,12 +361,12 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot,
 			copy->head.bytes += 1024;
 			continue;
 		}
-		u64 rest = -from & 1023; /* up to the end of the last page that is there */
+		u64 rest = -from & 1023; /* up to the end of the last page that is present */
 		copy->head.end = 1;
 		if (rest && !bpf_probe_read_user(copy->stack + i * 1024, rest, (void *)(from + i * 1024)))
 			copy->head.bytes += rest;
 	}
-	/* Of no two copies within 13 days, on 8192 CPUs. */
+	/* Unique for 13 days, on up to 8192 CPUs. */
 	copy->head.id = bpf_ktime_get_ns() << 13 | bpf_get_smp_processor_id() | COPIED;
 	u64 size = sizeof(copy->head) + copy->head.bytes;
 	asm volatile("" : "+r"(size));
@@ -350,13 +377,15 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot,
 		return copy->head.fallback;
 	}
 #ifdef DOOR_SWITCH
-	return copy->head.fallback; /* nobody knows yet how long it will wait: for so long no id of a copy lasts */
+	return copy->head.fallback; /* how long it will wait is unknown yet, and ids of copies do not last */
 #endif
 	return copy->head.id;
 }
 
-/* The word of the stack at `at`, and the one above it, into copy->words. They are read with what is around them: of
- * 1 KB that takes half as long again as of 8 bytes. */
+/*
+ * Read the word of the stack at `at`, and the one above it, into copy->words, together with what is around them:
+ * reading 1 KB takes only half as long again as 8 bytes.
+ */
 static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, u64 at)
 {
 	u64 off = at - copy->from;
@@ -365,7 +394,7 @@ static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, 
 		off = READ_BELOW;
 		copy->from = at - off;
 		copy->bytes = READ_BYTES;
-		if (bpf_probe_read_user(copy->stack, READ_BYTES, (void *)copy->from)) { /* some of it is not in memory */
+		if (bpf_probe_read_user(copy->stack, READ_BYTES, (void *)copy->from)) { /* part of it is not resident */
 			copy->bytes = 0;
 			if (bpf_probe_read_user(copy->stack + off, 2 * sizeof(u64), (void *)at))
 				return false;
@@ -377,12 +406,13 @@ static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, 
 }
 
 #ifdef REG_LINK
-#define SIGNAL_X29 544 /* of arm64's rt_sigframe, from the stack pointer in the restorer on */
+#define SIGNAL_X29 544 /* offset in arm64's rt_sigframe, from the stack pointer in the restorer */
 #define IS_LOOSE(head) ((head)->unsure)
 
 /*
- * To the caller, where a call leaves its return address in x30: who calls on keeps that above its caller's x29. Behind a
- * step along these alone the stack pointer is not known, so that all further ones are such steps, too.
+ * Step to the caller where a call leaves its return address in x30: functions that call others save that above their
+ * caller's x29. After a step that follows frame pointers alone the stack pointer is unknown, so all further steps must
+ * do the same.
  */
 static inline __attribute__((always_inline)) u32 linked_step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
 {
@@ -406,7 +436,7 @@ static inline __attribute__((always_inline)) u32 linked_step(struct copy *copy, 
 		return 0;
 	}
 	if (IS_LOOSE(head)) {
-		if (!head->bp) /* so the first frame of a chain is marked */
+		if (!head->bp) /* marks the outermost frame of a chain */
 			return END_WHOLE;
 		cfa = head->bp + 2 * sizeof(u64);
 		at = -2 * (s64)sizeof(u64);
@@ -427,17 +457,17 @@ static inline __attribute__((always_inline)) u32 linked_step(struct copy *copy, 
 	link &= CODE_ADDRESSES;
 	head->sp = cfa;
 	head->pc = link;
-	head->at = link - 1; /* the call */
+	head->at = link - 1; /* the call instruction */
 	return link ? 0 : END_WHOLE;
 }
 #else
-#define SIGNAL_BP 120 /* of x86-64's rt_sigframe, from the stack pointer in the restorer on */
+#define SIGNAL_BP 120 /* offset in x86-64's rt_sigframe, from the stack pointer in the restorer */
 #define IS_LOOSE(head) 0
 #endif
 
 /*
- * One step by `rule`, from where `head` stands to the caller. Registers but ip, sp and the frame pointer are not
- * followed: a rule that asks for them is ODD.
+ * Make one step by `rule`, from the state in `head` to the caller. Only ip, sp and the frame pointer are tracked: a
+ * rule that needs other registers is HOW_ODD. Return 0, or enum end.
  */
 static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
 {
@@ -446,7 +476,7 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 
 	if (how == HOW_ODD && !IS_LOOSE(head))
 		return END_ODD;
-	if (how == HOW_END + END_ASTRAY) /* no code is there */
+	if (how == HOW_END + END_ASTRAY) /* no code at this address */
 		return END_ASTRAY;
 	stack->frames[i] = head->pc;
 	head->depth = i + 1;
@@ -457,8 +487,8 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 	return linked_step(copy, rule, stack, i);
 #else
 	if (how == HOW_SIGNAL) {
-		stack->frames[i] |= EXACT; /* nothing called what a handler returns to */
-		/* from where rt_sigreturn(2) takes them: rbp, rbx, rdx, rax, rcx, rsp, rip */
+		stack->frames[i] |= EXACT; /* the restorer: a handler returns to it, but no call precedes it */
+		/* saved for rt_sigreturn(2): rbp, rbx, rdx, rax, rcx, rsp, rip */
 		if (bpf_probe_read_user(words, sizeof(words), (void *)(head->sp + SIGNAL_BP)))
 			return END_MEMORY;
 		head->bp = words[0];
@@ -473,14 +503,14 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 			return END_MEMORY;
 		cfa = words[0];
 	}
-	if (how == HOW_LINK && !head->bp) /* so the first frame of a chain is marked */
+	if (how == HOW_LINK && !head->bp) /* marks the outermost frame of a chain */
 		return END_WHOLE;
 	if (cfa - head->sp - 1 >= LARGEST_FRAME)
 		return END_ASTRAY;
 	if (!read_stack(copy, cfa - 2 * sizeof(u64)))
 		return END_MEMORY;
 	head->pc = copy->words[1];
-	head->at = copy->words[1] - 1; /* the call */
+	head->at = copy->words[1] - 1; /* the call instruction */
 	if (rule->saved > SAVED_BELOW && !read_stack(copy, (rule->saved == SAVED_AT_BP ? head->bp : cfa) + (s64)rule->bp))
 		return END_MEMORY;
 	if (rule->saved)
@@ -490,7 +520,7 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 #endif
 }
 
-/* Begin where the thread left its program, with all registers. */
+/* Start with all registers, where the thread entered the kernel. */
 static inline __attribute__((always_inline)) void from_leaf(struct copy_head *head)
 {
 	head->pc = head->at = *(u64 *)((char *)head->registers + REG_IP);
@@ -498,8 +528,10 @@ static inline __attribute__((always_inline)) void from_leaf(struct copy_head *he
 	head->bp = *(u64 *)((char *)head->registers + REG_BP);
 }
 
-/* What the walk knows is kept in memory, of which the verifier remembers nothing: else it would follow each of the
- * hundreds of ways on which 128 steps can end. */
+/*
+ * Unwind by rules. The state of the unwind is kept in memory, where the verifier tracks no values: otherwise it would
+ * follow each of the hundreds of paths on which 128 steps can end.
+ */
 static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot, void *task, u32 pid, u32 tid)
 {
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);
@@ -514,9 +546,9 @@ static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot
 	bpf_probe_read_kernel(head->registers, sizeof(head->registers), (void *)bpf_task_pt_regs(task));
 	from_leaf(head);
 	if (!head->sp)
-		return NO_STACK; /* a thread that has none */
+		return NO_STACK; /* no user stack */
 	if ((*(u64 *)((char *)head->registers + REG_MODE) & MODE_MASK) == MODE_NARROW)
-		return linked_stack(ctx, slot); /* a program of 32 bits: its rules are not read */
+		return linked_stack(ctx, slot); /* 32-bit program: its unwind information is not read */
 	head->pid = pid;
 	head->tid = tid;
 	head->execs = MEMBER(u32, task, TASK_EXECS);
@@ -560,29 +592,29 @@ static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot
 	return copy_stack(ctx, slot, copy);
 }
 
-/* A process begins as a copy of another one. */
+/* A new process has a copy of its parent's address space. */
 int on_fork(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct task_struct *parent = (void *)ctx->args[0], *child = (void *)ctx->args[1];
-	u32 pid = 0, tid = 0, parents = 0;
+	u32 pid = 0, tid = 0, parent_pid = 0;
 
 	bpf_probe_read_kernel(&pid, sizeof(pid), (char *)child + TASK_TGID);
 	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)child + TASK_PID);
 	if (pid != tid)
-		return 0; /* a thread */
-	bpf_probe_read_kernel(&parents, sizeof(parents), (char *)parent + TASK_TGID);
+		return 0; /* a new thread */
+	bpf_probe_read_kernel(&parent_pid, sizeof(parent_pid), (char *)parent + TASK_TGID);
 #ifdef NAMESPACE
-	if (!find_ids(child, &pid, &tid) || !find_ids(parent, &parents, &tid))
+	if (!find_ids(child, &pid, &tid) || !find_ids(parent, &parent_pid, &tid))
 		return 0;
 #endif
-	execs.delete(&pid); /* of one that had this pid before */
-	struct space *space = spaces.lookup(&parents);
+	execs.delete(&pid); /* of an earlier process with this pid */
+	struct space *space = spaces.lookup(&parent_pid);
 	if (space)
 		spaces.update(&pid, space);
 	else
 		spaces.delete(&pid);
 #ifdef PYTHON_IS_TOLD
-	struct python *python = pythons.lookup(&parents);
+	struct python *python = pythons.lookup(&parent_pid);
 	if (python)
 		pythons.update(&pid, python);
 	else
@@ -595,7 +627,7 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx)
 static inline __attribute__((always_inline)) u64 user_stack(void *ctx, u32 slot, void *task, u32 pid, u32 tid, u32 flags)
 {
 #if USER_STACKS
-	if (flags & PF_KTHREAD || IS_OUTSIDE(pid)) /* whose files we could not see */
+	if (flags & PF_KTHREAD || IS_OUTSIDE(pid)) /* its files are out of our reach */
 		return NO_STACK;
 	take_python(slot, task, pid, tid);
 #ifdef UNWIND_KB

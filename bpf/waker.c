@@ -1,23 +1,28 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0-only)
 /*
- * Who ended a wait, through which code, and what had that thread waited for?
+ * What ended a wait, through which code, and what had the waker itself waited for?
  *
- * Part of offcpu.c, which includes it (the compiler's child puts this text in its place).
+ * Part of offcpu.c, which includes it (offtop/kernel/bpf/compile.py replaces the #include by this text).
  *
- * hooks   sched_waking: in the thread that wakes another one, or in an interrupt that hit somebody
- * maps    wakers: who, and the stacks. wakes: what ended a wait: a waker, what was waited on, and the chain behind
- *         it. Both by their hash. storms_*: bursts of wakings, in two halves, as sites are
- * units   ns of bpf_ktime_get_ns()
- * cost    bpf/README.md has it measured
+ * hooks: sched_waking, in the thread that wakes another one, or in an interrupt that hit some thread
  *
- * The waker's stacks are walked only when the sleeper has waited for the minimum. An interrupt's stack is cut where
- * the interrupt begins: what is below is the code of a thread that has nothing to do with it. But on the way back
- * from an interrupt to its program a thread takes its signals, and may end: what it wakes there, it wakes itself.
+ * maps
+ *   wakers    by hash: a thread or interrupt, and its stacks
+ *   wakes     by hash: what ended a wait: a waker, the object waited on, and the chain behind the waker
+ *   storms_*  bursts of wakeups, in a double buffer like that of the sites
  *
- * A chain is made of what is known already: who ended a thread's last wait stays with its record, and goes on into
- * the wakes of whom it wakes. So no event leaves the kernel side.
+ * units: ns of bpf_ktime_get_ns()
  *
- * -D: WAKES, STORMS (map sizes).
+ * cost: see bpf/README.md
+ *
+ * The waker's stacks are walked only if the sleeper has waited for the minimum. An interrupt's stack is cut at the
+ * entry of the interrupt: the frames below are those of an unrelated thread. But a thread that returns from an
+ * interrupt to user space handles signals, and may exit: wakeups from there are its own.
+ *
+ * A chain is built from what is already known: what ended a thread's last wait is kept in its record, and is copied
+ * into the wakes of the threads that it wakes. So no events are sent to user space.
+ *
+ * -D: WAKES, STORMS (map sizes)
  */
 
 BPF_TABLE("hash", u64, struct waker, wakers, WAKES);
@@ -25,16 +30,18 @@ BPF_TABLE("hash", u64, struct wake, wakes, WAKES);
 BPF_TABLE("hash", struct storm_key, struct storm, storms_0, STORMS);
 BPF_TABLE("hash", struct storm_key, struct storm, storms_1, STORMS);
 
-/* Of interrupts, and of threads that are not counted. */
+/* For interrupts, and for threads that are not counted. */
 BPF_PERCPU_ARRAY(burst_of_cpu, struct burst, 1);
 
-/* What is known of a waking so far: larger than a program's own stack, and in memory, of which the verifier remembers
- * nothing (userstack.c). Wakings hold a lock with interrupts off, so none comes between. */
+/*
+ * A wakeup being recorded. Too large for the BPF stack, and in memory because the verifier tracks no values there
+ * (userstack.c). Wakeups hold a lock with interrupts off, so an entry is not used twice at once.
+ */
 struct waking {
 	struct wake wake;
 	struct waker waker;
-	u64 interrupted;   /* 0: the waker is a thread; else how many frames of the stack are the interrupt's */
-	u64 returning;     /* the waker is a thread for which an interrupt is over, whose entry is in the stack */
+	u64 interrupted;   /* 0: the waker is a thread; else the number of stack frames of the interrupt */
+	u64 returning;     /* the waker is a thread returning from an interrupt, whose entry code is on the stack */
 	u64 depth;
 };
 BPF_PERCPU_ARRAY(waking_scratch, struct waking, 1);
@@ -72,7 +79,10 @@ static inline __attribute__((always_inline)) void add_to_storm(u32 which, struct
 		__sync_fetch_and_add(&storm->again, again);
 }
 
-/* Who was woken in a burst leaves the CPU by itself: for nothing, or nearly so, if it had that for so short a time. */
+/*
+ * A thread that was woken in a burst is switched out by itself: it was woken for (almost) nothing if it ran that
+ * briefly.
+ */
 static inline __attribute__((always_inline)) void sleeps_again(struct record *r, u32 which, u64 now_ns)
 {
 	if (now_ns - r->back_ns < IDLED_NS)
@@ -80,20 +90,20 @@ static inline __attribute__((always_inline)) void sleeps_again(struct record *r,
 	r->storm.at_ns = 0;
 }
 
-/* The sleeper may be one of many that are woken one behind the other. */
+/* Count a wakeup into the waker's current burst, and into a storm once that has STORM wakeups. */
 static inline __attribute__((always_inline)) void count_burst(struct record *r, struct record *of_waker, struct waker *waker, u64 plain, u64 now_ns)
 {
 	u32 zero = 0, by = bpf_get_smp_processor_id() | BY_CPU;
 	struct burst *b = burst_of_cpu.lookup(&zero);
-	u32 *now = half.lookup(&zero);
+	u32 *current_half = half.lookup(&zero);
 	struct hash_keys *keys = hash_keys();
 	struct hash hash = {};
 	u64 ip = 0;
 
-	if (!b || !now || !keys)
+	if (!b || !current_half || !keys)
 		return;
 #ifdef REG_IP
-	if (waker->tid) /* where its program calls: a user stack may be known better from one waking to the next */
+	if (waker->tid) /* of the program's call: the user stack may get more complete from one wakeup to the next */
 		bpf_probe_read_kernel(&ip, sizeof(ip), (char *)bpf_task_pt_regs(current_task()) + REG_IP);
 #endif
 	hash_word(&hash, waker->kernel, &keys->words[0]);
@@ -109,7 +119,7 @@ static inline __attribute__((always_inline)) void count_burst(struct record *r, 
 		b->first_ns = now_ns;
 		b->wakings = 0;
 	} else if (r->storm.by == by && r->last_burst_ns == b->first_ns) {
-		b->last_ns = now_ns; /* who is woken again and again is one thread */
+		b->last_ns = now_ns; /* the same thread woken again counts once */
 		return;
 	}
 	b->last_ns = now_ns;
@@ -118,9 +128,10 @@ static inline __attribute__((always_inline)) void count_burst(struct record *r, 
 	r->storm.by = by;
 	r->storm.at_ns = b->first_ns;
 	r->storm.is_storm = b->wakings >= STORM;
-	r->back_ns = ~0ULL; /* until it is back: now_ns - back_ns is small only then */
+	r->back_ns = ~0ULL; /* until it is switched in, this keeps now_ns - back_ns large */
 	if (b->wakings >= STORM)
-		add_to_storm(*(volatile u32 *)now & 1, &r->storm, plain, b->wakings == STORM ? STORM : 1, 0, true);
+		add_to_storm(*(volatile u32 *)current_half & 1, &r->storm, plain, b->wakings == STORM ? STORM : 1, 0,
+			     true);
 }
 
 static inline __attribute__((always_inline)) bool is_in(struct code *code, u64 frame)
@@ -128,7 +139,7 @@ static inline __attribute__((always_inline)) bool is_in(struct code *code, u64 f
 	return frame - code->start < code->bytes;
 }
 
-/* The kernel stack of who wakes another thread; of an interrupt, up to where that begins. */
+/* Return the kernel stack of a waker; of an interrupt, cut at its entry. */
 static inline __attribute__((always_inline)) u64 waking_stack(void *ctx, struct config *c, struct waking *w)
 {
 	u32 slot = AT_WAKING;
@@ -174,35 +185,35 @@ static inline __attribute__((always_inline)) u64 keep_waker(struct waker *w)
 	return WAKE_LOST;
 }
 
-/* The waker's own last wait, who ended that, and so on, as far as it is known and asked for. */
+/* Find the waker's own last wait, what ended that, and so on, as far as known and configured. */
 static inline __attribute__((always_inline)) void find_chain(struct wake *wake, struct record *r, u32 depth)
 {
 	u64 id = r ? r->wake : NO_WAKE;
-	struct wake *before = id < FIRST_ID ? 0 : wakes.lookup(&id);
+	struct wake *previous = id < FIRST_ID ? 0 : wakes.lookup(&id);
 
 	wake->depth = 0;
-	wake->end = before ? FIRST_ID : id < FIRST_ID ? id : WAKE_LOST;
-	if (!before && id >= FIRST_ID)
+	wake->end = previous ? FIRST_ID : id < FIRST_ID ? id : WAKE_LOST;
+	if (!previous && id >= FIRST_ID)
 		count_lost(LOST_CHAINS);
-	if (!before)
+	if (!previous)
 		return;
 	wake->links[0].kernel = r->last_kernel;
 	wake->links[0].user = r->last_user;
-	wake->links[0].waker = before->plain;
+	wake->links[0].waker = previous->plain;
 	wake->depth = 1;
-	wake->end = before->end;
+	wake->end = previous->end;
 #pragma unroll
 	for (u32 i = 1; i < LINKS; i++) {
-		if (i > before->depth)
+		if (i > previous->depth)
 			continue;
 		if (i + 1 >= depth) {
 			wake->end = FIRST_ID;
 			continue;
 		}
-		wake->links[i] = before->links[i - 1];
+		wake->links[i] = previous->links[i - 1];
 		wake->depth = i + 1;
 	}
-	if (before->depth >= LINKS)
+	if (previous->depth >= LINKS)
 		wake->end = FIRST_ID;
 }
 
@@ -228,7 +239,7 @@ static inline __attribute__((always_inline)) u64 id_of_wake(struct wake *wake)
 	return kept_id(&hash, keys);
 }
 
-/* Who wakes the thread of `r`, which is off CPU. */
+/* Record what wakes the off-CPU thread of `r`. */
 static inline __attribute__((always_inline)) void find_waker(void *ctx, struct config *c, struct record *r, struct task_struct *task)
 {
 	u32 zero = 0;
@@ -246,13 +257,13 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 		return;
 #ifdef TYPED_WAKING
 	find_object(&w->wake.object, task, AT_WAKING);
-#else /* elsewhere the verifier does not know the task whose registers these would be */
+#else /* in other program types the verifier does not know the task whose registers would be read */
 	__builtin_memset(&w->wake.object, 0, sizeof(w->wake.object));
 #endif
 	__builtin_memset(&w->waker, 0, sizeof(w->waker));
 	w->interrupted = w->returning = 0;
 	w->waker.kernel = waking_stack(ctx, c, w);
-	struct record *of_waker = 0; /* none of one that is not counted, or was not when it waited */
+	struct record *of_waker = 0; /* NULL if the waker is not counted, or was not selected when it waited */
 	if (!w->interrupted && show(current, host, &pid, &tid)) {
 		u32 flags = MEMBER(u32, current, TASK_FLAGS);
 		w->waker.pid = pid;

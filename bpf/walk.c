@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0-only)
 /*
- * Twice a tick: who waits now, since when, where and on what; and what did each thread do since the tick before?
+ * Which threads wait now, since when, where and on what; and what did each thread do since the last tick?
  *
- * Part of offcpu.c, which includes it (the compiler's child puts this text in its place).
+ * Part of offcpu.c, which includes it (offtop/kernel/bpf/compile.py replaces the #include by this text).
  *
- * hooks   none of a switch: an iterator over tasks, which user space reads; within a pid namespace, one over records
- * maps    walk_mode: which of the two walks it is. The idle halves of records are emptied
- * units   ns of bpf_ktime_get_ns()
- * cost    bpf/README.md has it measured
+ * hooks: none in the scheduler. An iterator over tasks, read by user space twice a tick; within a pid namespace also
+ * one over records
  *
- * The first walk tells the waits in progress, before the halves change; where it would cost too much, it is left out
- * now and then. The second one tells what ended, from the half that nobody writes any more.
+ * maps: walk_mode: which of the two scans it is. The idle buffers of records are emptied
+ *
+ * units: ns of bpf_ktime_get_ns()
+ *
+ * cost: see bpf/README.md
+ *
+ * The first scan of a tick reports the waits in progress, before the buffers are swapped; if it would cost too much it
+ * is left out now and then. The second scan reports what ended, from the buffer that is no longer written.
  */
 
 struct seq_file;
@@ -21,24 +25,24 @@ struct bpf_iter__bpf_map_elem { struct bpf_iter_meta *meta; struct bpf_map *map;
 BPF_PERCPU_ARRAY(walk_scratch, struct walked_stack, 1);
 
 /*
- * How long a thread has run in all. The kernel adds to that at its own ticks only, so what a thread that is on a CPU
- * has run since is added, where the clocks are known to agree: exec_start is on the scheduler's, but for what
- * interrupts and hypervisor took.
+ * Return how long a thread has run in total. The kernel updates that at its own ticks only, so for a thread on a CPU
+ * the time since is added, if the offset between the clocks is known: exec_start is on the scheduler's clock, which
+ * leaves out time taken by interrupts and the hypervisor.
  */
 static inline __attribute__((always_inline)) u64 ran_ns(struct task_struct *task, u64 *at_ns)
 {
 	u64 exec_ns = MEMBER(u64, task, SUM_EXEC);
 	u32 zero = 0;
-	u64 *apart_ns = apart.lookup(&zero);
+	u64 *offset_ns = apart.lookup(&zero);
 
 	*at_ns = is_on_cpu(task) ? bpf_ktime_get_ns() : 0;
-	if (!apart_ns || !*apart_ns || !*at_ns)
+	if (!offset_ns || !*offset_ns || !*at_ns)
 		return exec_ns;
-	u64 since_ns = *at_ns - *apart_ns - MEMBER(u64, task, EXEC_START);
+	u64 since_ns = *at_ns - *offset_ns - MEMBER(u64, task, EXEC_START);
 	return since_ns < LATEST_TICK_NS ? exec_ns + since_ns : exec_ns;
 }
 
-/* How long its wait in progress has lasted by then. */
+/* Return how long the wait in progress has lasted by then. */
 static inline __attribute__((always_inline)) u64 so_far_ns(struct record *r, u64 now_ns)
 {
 	u64 left_ns = r->left_ns;
@@ -46,21 +50,21 @@ static inline __attribute__((always_inline)) u64 so_far_ns(struct record *r, u64
 	return left_ns && left_ns < now_ns ? now_ns - left_ns : 0;
 }
 
-/* Whether a thread has been queued since it was made, and not had a CPU yet. */
+/* Return whether a thread is queued for its first CPU. */
 static inline __attribute__((always_inline)) bool is_new(struct task_struct *task, u32 state)
 {
 	return !state && !is_on_cpu(task) && !turns_of(task);
 }
 
-/* Since when it is. Until it gets a CPU, run_delay has what it was queued on others for. */
+/* Return when a new thread was queued. Until it gets a CPU, run_delay is the time it was queued on other CPUs. */
 static inline __attribute__((always_inline)) u64 queued_since(struct task_struct *task)
 {
 	u64 start_ns = MEMBER(u64, task, START_TIME);
 #if defined(LAST_QUEUED) && defined(RUN_DELAY)
 	u32 zero = 0;
-	u64 *apart_ns = apart.lookup(&zero), last_ns = MEMBER(u64, task, LAST_QUEUED);
-	if (apart_ns && *apart_ns && last_ns) {
-		u64 queued_ns = last_ns + *apart_ns - MEMBER(u64, task, RUN_DELAY);
+	u64 *offset_ns = apart.lookup(&zero), last_ns = MEMBER(u64, task, LAST_QUEUED);
+	if (offset_ns && *offset_ns && last_ns) {
+		u64 queued_ns = last_ns + *offset_ns - MEMBER(u64, task, RUN_DELAY);
 		if (queued_ns > start_ns)
 			return queued_ns;
 	}
@@ -68,7 +72,7 @@ static inline __attribute__((always_inline)) u64 queued_since(struct task_struct
 	return start_ns;
 }
 
-/* That it is on its first CPU, and what it waited for it: begin() will count that, when it is switched out. */
+/* Report that a thread is on its first CPU, and its wait for that, which begin() will count at its switch-out. */
 static inline __attribute__((always_inline)) void tell_first(struct config *c, struct task_struct *task, struct walked *walked, struct record *r)
 {
 	u64 left_ns = r->left_ns;
@@ -83,8 +87,8 @@ static inline __attribute__((always_inline)) void tell_first(struct config *c, s
 }
 
 /*
- * What one thread did in the half that nobody writes any more; it is emptied. `alone`: no walk of the waits came
- * before, so that how long it ran is told here.
+ * Report what a thread did, from the buffer that is no longer written, and empty it. `alone`: there was no scan of the
+ * waits before, so the run time is reported here.
  */
 static inline __attribute__((always_inline)) void give_half(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, struct config *c, struct thread *idle, struct thread *now, bool alone)
 {
@@ -98,7 +102,7 @@ static inline __attribute__((always_inline)) void give_half(struct seq_file *seq
 		} else if (exec_ns != r->exec_ns) {
 			walked->exec_ns = exec_ns;
 			walked->flags = WALKED_RAN;
-			if (now->state) /* since the halves changed it was off CPU, too */
+			if (now->state) /* it was also off CPU since the buffers were swapped */
 				walked->exec_at_ns = 0;
 			tell_first(c, task, walked, r);
 		}
@@ -112,13 +116,12 @@ static inline __attribute__((always_inline)) void give_half(struct seq_file *seq
 		return;
 	}
 	walked->flags = WALKED_THREAD;
-	/* What does not fit into this read is asked for again in the next: nothing is emptied before it is out. */
+	/* What does not fit into this read() is repeated in the next one: empty nothing before it is out. */
 	if (!bpf_seq_write(seq, walked, sizeof(*walked)) && !bpf_seq_write(seq, idle, sizeof(*idle)))
 		__builtin_memset(idle, 0, sizeof(*idle));
 }
 
-/* The kernel stack of a thread that is off CPU, what it asked of the kernel and waits on, and where its program
- * stands. */
+/* Read the kernel stack of an off-CPU thread, its system call, what it waits on, and its user registers. */
 static inline __attribute__((always_inline)) void take_stack(struct task_struct *task, struct walked_stack *s)
 {
 	find_object(&s->object, task, AT_WALK);
@@ -171,10 +174,10 @@ static inline __attribute__((always_inline)) void take_stack(struct task_struct 
 }
 
 /*
- * Of a thread that is off CPU: that it is ready to run, if it waits for a CPU; its kernel stack, once its wait
- * has reached the minimum, and once only. With `prime`, a thread of which nothing is known has left now, and
- * every stack is given. The thread may run meanwhile: what is said holds for left_ns, and only for that.
- * Whether `s` is to be given, too.
+ * Fill in the wait in progress of an off-CPU thread: whether it is runnable, and, once the wait has reached the
+ * minimum, its kernel stack, which is reported only once. With `prime`, a thread without a known wait is taken as
+ * switched out now, and every stack is reported. The thread may start to run at any time: the data is valid for the
+ * wait that began at left_ns only. Return whether `s` is to be reported.
  */
 static inline __attribute__((always_inline)) bool take_wait(struct task_struct *task, struct walked *walked, struct record *r, struct walked_stack *s, struct config *c, bool prime)
 {
@@ -188,18 +191,21 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 			r->state = RUNNING | TASK_NEW;
 			r->asked = c->asked;
 			r->left_ns = r->older ? now_ns : queued_since(task);
-			if (turns_of(task)) { /* it has got its first CPU in between */
+			if (turns_of(task)) { /* it got its first CPU meanwhile */
 				r->left_ns = 0;
 				return false;
 			}
 		}
 	} else if (!r->tid && r->left_ns) {
-		/* It was switched out while nobody asked for it; or it is about to have its first CPU, and begin() needs left_ns. */
+		/*
+		 * It was switched out while it was not selected; or it is just getting its first CPU, and begin() needs
+		 * left_ns.
+		 */
 		if (walked->state || turns_of(task) != 1)
 			r->left_ns = 0;
 		return false;
 	} else if (prime && !r->left_ns) {
-		if (r->tid != walked->tid) /* it called exec, as leave() has it; or it began before anybody watched */
+		if (r->tid != walked->tid) /* it called exec, as in leave(); or it started before it was watched */
 			give_id(r, walked->pid, walked->tid, r->tid ? now_ns : MEMBER(u64, task, START_TIME));
 		r->state = state_of(walked->state);
 #ifdef WAKING
@@ -213,7 +219,7 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 		r->older = 1;
 		r->asked = c->asked;
 		r->left_ns = now_ns;
-		if (is_on_cpu(task)) { /* it came back in between, unseen */
+		if (is_on_cpu(task)) { /* it was switched in meanwhile, unseen */
 			r->left_ns = 0;
 			return false;
 		}
@@ -236,7 +242,7 @@ static inline __attribute__((always_inline)) bool take_wait(struct task_struct *
 	return r->left_ns == left_ns;
 }
 
-/* What the first walk of a tick has to say of a thread: its wait in progress, or that it ran and did nothing else. */
+/* Report a thread in the first scan of a tick: its wait in progress, or that it ran and did nothing else. */
 static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq, struct task_struct *task, struct walked *walked, struct record *r, struct config *c, bool prime, u32 which)
 {
 	u32 zero = 0;
@@ -257,7 +263,7 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 		walked->flags |= WALKED_RAN;
 	tell_first(c, task, walked, r);
 	if (now->state) {
-		now->exec_ns = exec_ns; /* goes out with the half */
+		now->exec_ns = exec_ns; /* reported with the buffer */
 		now->exec_at_ns = bpf_ktime_get_ns();
 		now->exec_off_ns = now->offcpu_ns + so_far_ns(r, now->exec_at_ns);
 		r->exec_ns = exec_ns;
@@ -269,7 +275,7 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 #ifdef LAST_ARRIVAL
 	walked->arrived_ns = MEMBER(u64, task, LAST_ARRIVAL);
 #endif
-	walked->state = r->left_ns ? r->state : walked->state; /* at leaving, which says whether it was preempted */
+	walked->state = r->left_ns ? r->state : walked->state; /* at switch-out: tells whether it was preempted */
 	bpf_probe_read_kernel(walked->comm, sizeof(walked->comm), (char *)task + TASK_COMM);
 	long full = bpf_seq_write(seq, walked, sizeof(*walked));
 	if (s && walked->flags & WALKED_STACK && !full) {
@@ -283,7 +289,9 @@ static inline __attribute__((always_inline)) void give_wait(struct seq_file *seq
 	}
 }
 
-/* Twice a tick: before the halves change, the waits in progress; after it, what each thread did. */
+/*
+ * Report a thread to user space, twice a tick: its wait in progress before the buffers are swapped; what it did after.
+ */
 static inline __attribute__((always_inline)) void give(struct seq_file *seq, struct task_struct *task)
 {
 	u32 zero = 0;
@@ -303,12 +311,14 @@ static inline __attribute__((always_inline)) void give(struct seq_file *seq, str
 	walked.execs = MEMBER(u32, task, TASK_EXECS);
 	bool is_first = !(*mode & (WALK_HALF_0 | WALK_HALF_1));
 	bool prime = *mode & WALK_PRIME;
-	/* One that was not switched out yet is told of, too. */
+	/* Threads that were never switched out are reported, too. */
 	bool make = is_first && is_wanted && !(walked.state & TASK_DEAD) && (prime || is_on_cpu(task) || is_new(task, walked.state));
 	struct record *r = record_of(task, make);
 	if (!r)
 		return;
-	/* A wait belongs to the cgroup that it began in; one that still goes on, to that of its thread by now. */
+	/*
+	 * A wait belongs to the cgroup in which it began; one that is still in progress, to its thread's current one.
+	 */
 	if (is_shown && !is_wanted && is_first && r->left_ns && r->asked == c->asked) {
 		if (prime)
 			r->left_ns = 0;
@@ -316,7 +326,7 @@ static inline __attribute__((always_inline)) void give(struct seq_file *seq, str
 			is_wanted = true;
 	}
 	walked.born_ns = MEMBER(u64, task, START_TIME);
-	READ_AGAIN; /* or one load is made for both, from either pointer, which the verifier refuses */
+	READ_AGAIN; /* otherwise clang merges both loads into one, from either pointer, which the verifier rejects */
 	if (r->tid)
 		walked.born_ns = r->born_ns;
 	if (!is_first && r->tid) {
@@ -339,8 +349,10 @@ BPF_ITER(task)
 	return 0;
 }
 #else
-/* That iterator stays within its reader's pid namespace. So it does no more than to meet, once a walk, all threads
- * of the machine that give() would make a record for; then an iterator over the records gives what it gives. */
+/*
+ * The task iterator is limited to its reader's pid namespace. So here it only makes records, once a scan, for all
+ * threads of the machine for which give() would make one; then an iterator over the records calls give().
+ */
 BPF_ITER(task)
 {
 	struct every_task every;

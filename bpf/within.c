@@ -1,40 +1,44 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0-only)
 /*
- * Which waits are inside of one function of a program, and how long does that function take?
+ * Which waits happen inside of one function of a program, and how long does that function take?
  *
- * Part of offcpu.c, which includes it (the compiler's child puts this text in its place).
+ * Part of offcpu.c, which includes it (offtop/kernel/bpf/compile.py replaces the #include by this text).
  *
- * hooks   uprobes: where the function begins, and at each instruction by which it is left
- * maps    within_call: per thread, its call that goes on. within_calls: all that have ended, in two halves, per CPU.
- *         within_now: those that go on, as the last walk met them
- * units   ns of bpf_ktime_get_ns()
- * cost    bpf/README.md has it measured
+ * hooks: uprobes at the function's entry, and at each instruction that may leave it
  *
- * No uretprobe: the kernel makes one by putting an address of its own in place of the return address, which ends a
- * C++ program that throws through the function, cuts every user stack there, and breaks Go.
+ * maps
+ *   within_call   per thread: its call in progress
+ *   within_calls  all calls that ended, in a double buffer, per CPU
+ *   within_now    calls in progress, as the last scan found them
  *
- * A call is known by where its return address is: the stack grows downwards, so whoever calls or returns deeper than
- * that is inside of it, and whoever is higher has left it, by longjmp or an exception. Each time that the thread leaves
- * the CPU it is looked at whether its program stands deeper, and the return address is still there: what is called
- * behind such an end puts its own in that place, or others over it. A coroutine that changes stacks would be taken for
- * one that ends so.
+ * units: ns of bpf_ktime_get_ns()
  *
- * -D: WITHIN (without it every wait is counted, and this costs nothing).
+ * cost: see bpf/README.md
+ *
+ * There is no uretprobe: the kernel implements it by replacing the return address on the stack, which kills a C++
+ * program that throws through the function, truncates every user stack there, and breaks Go.
+ *
+ * A call is identified by where its return address is: the stack grows downwards, so calls and returns deeper than that
+ * are inside of it, and any higher up mean that it was left, by longjmp or an exception. At each switch-out it is
+ * checked that the program's stack pointer is still deeper, and that the return address is still there: code that is
+ * called after such an exit overwrites it. A coroutine that switches stacks is mistaken for such an exit.
+ *
+ * -D: WITHIN (not set: every wait counts, and this file costs nothing)
  */
 
 #ifdef WITHIN
 struct call {
-	u64 sp;            /* of its return address; 0: there is none */
+	u64 sp;            /* address of its return address; 0: no call */
 	u64 returns_to;
 	u64 began_ns;
-	u64 offcpu_ns;     /* of the waits in it that are over */
+	u64 offcpu_ns;     /* of ended waits in it */
 	u64 runqueue_ns;
 };
 
 struct calls {
 	u64 returned;
-	u64 left;          /* in another way, or the thread ended: how long they took is not known */
-	u64 total_ns;      /* this and what follows: of those that returned */
+	u64 left;          /* left in another way, or the thread exited: duration unknown */
+	u64 total_ns;      /* this and the fields below: of those that returned */
 	u64 offcpu_ns;
 	u64 runqueue_ns;
 	u64 max_ns;
@@ -43,8 +47,8 @@ struct calls {
 
 struct calls_now {
 	u64 calls;
-	u64 began_ns;      /* the first of them */
-	u64 tid;           /* of the last that was met: a walk may meet a thread twice, one time behind the other */
+	u64 began_ns;      /* of the oldest */
+	u64 tid;           /* of the last one seen: a scan may see a thread twice in a row */
 };
 
 BPF_PERCPU_ARRAY(within_calls, struct calls, 2);
@@ -58,13 +62,13 @@ BPF_TASK_STORAGE(within_call, struct call);
 static inline __attribute__((always_inline)) struct call *call_of(void *task, bool make)
 {
 #ifdef BY_TASK
-	u64 at = (u64)task;
-	struct call *call = within_call.lookup(&at);
+	u64 key = (u64)task;
+	struct call *call = within_call.lookup(&key);
 	if (call || !make)
 		return call;
 	struct call blank = {};
-	within_call.insert(&at, &blank);
-	call = within_call.lookup(&at);
+	within_call.insert(&key, &blank);
+	call = within_call.lookup(&key);
 #else
 	struct call *call = within_call.task_storage_get(task, 0, make ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);
 #endif
@@ -73,7 +77,10 @@ static inline __attribute__((always_inline)) struct call *call_of(void *task, bo
 	return call;
 }
 
-/* The thread runs; a wait that would end with its next one, outside, came back unseen. */
+/*
+ * The thread runs. If a wait is still in progress, its end was missed: drop it, so that the next switch-in, outside of
+ * the function, does not end it.
+ */
 static inline __attribute__((always_inline)) void lose_wait(u32 which)
 {
 	struct record *r = record_of(current_task(), false);
@@ -87,12 +94,12 @@ static inline __attribute__((always_inline)) void lose_wait(u32 which)
 	thread->left_ns = r->left_ns = 0;
 }
 
-/* A call of the current thread. Sums are of a CPU, but who adds to them may lose that meanwhile. */
+/* End a call of the current thread. Sums are per CPU, but added atomically: the thread may lose the CPU meanwhile. */
 static inline __attribute__((always_inline)) void end_call(struct call *call, bool returns)
 {
 	u32 zero = 0;
-	u32 *now = half.lookup(&zero);
-	u32 which = now ? *(volatile u32 *)now & 1 : 0;
+	u32 *current_half = half.lookup(&zero);
+	u32 which = current_half ? *(volatile u32 *)current_half & 1 : 0;
 	struct calls *calls = within_calls.lookup(&which);
 	u64 ns = bpf_ktime_get_ns() - call->began_ns;
 
@@ -116,7 +123,7 @@ static inline __attribute__((always_inline)) void end_call(struct call *call, bo
 		__sync_fetch_and_add(&calls->histogram[lane], 1);
 }
 
-/* Whether the thread is in a call. `is_current`: where its program stands can be told. */
+/* Return whether the thread is in a call. `is_current`: its user stack pointer can be checked. */
 static inline __attribute__((always_inline)) bool is_inside(void *task, bool is_current)
 {
 	struct call *call = call_of(task, false);
@@ -148,7 +155,7 @@ static inline __attribute__((always_inline)) void add_to_call(void *task, u64 of
 	call->runqueue_ns += runqueue_ns;
 }
 
-/* The thread ends, or begins another program. */
+/* The thread exits, or calls exec. */
 static inline __attribute__((always_inline)) void forget_call(void *task)
 {
 	struct call *call = call_of(task, false);
@@ -156,9 +163,9 @@ static inline __attribute__((always_inline)) void forget_call(void *task)
 	if (call && call->sp)
 		end_call(call, false);
 #ifdef BY_TASK
-	u64 at = (u64)task;
+	u64 key = (u64)task;
 
-	within_call.delete(&at);
+	within_call.delete(&key);
 #endif
 }
 
@@ -176,7 +183,7 @@ static inline __attribute__((always_inline)) void tell_call(void *task)
 		now->began_ns = call->began_ns;
 }
 
-/* The function is called; by itself, perhaps. */
+/* The function is entered, perhaps recursively. */
 int on_call(void *ctx)
 {
 	u32 zero = 0;
@@ -199,7 +206,7 @@ int on_call(void *ctx)
 	return 0;
 }
 
-/* An instruction by which the function may be left, or another one to which it has handed over. */
+/* Reached an instruction that may leave the function, or one that it has handed over to (tail call). */
 int on_return(void *ctx)
 {
 	u64 sp = MEMBER(u64, ctx, REG_SP), returns_to = 0;
