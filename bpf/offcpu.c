@@ -584,9 +584,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	if (dead)
 		forget_call(task);
 	u32 asked = *(volatile u32 *)&c->asked; /* read before the selection itself, which may change meanwhile */
-	/*
-	 * An exiting thread is handled even if it is not selected: it may have been, and then its record must be freed.
-	 */
+	/* An exiting thread is handled even if it is not selected: if it was, its record must be freed. */
 	if (!dead && !(show(task, id, &pid, &tid) && wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))))
 		return;
 	struct record *r = record_of(task, !dead);
@@ -624,9 +622,8 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	} else if (known_tid != tid || r->pid != pid) {
 		/*
 		 * A thread that calls exec takes over the tid and the start time of its main thread. The previous owner
-		 * of the tid may still wait for a CPU to exit, and its record arrive later. BY_TASK, if the process
-		 * differs, too: this is the record of a thread whose exit was missed and whose task_struct has been
-		 * reused.
+		 * of the tid may still wait for a CPU to exit, and its record arrive later. BY_TASK: if the process
+		 * differs, this is the record of a thread whose exit was missed and whose task_struct was reused.
 		 */
 		bool is_exec = known_tid != tid && r->pid == pid;
 		if (known_tid != tid)
