@@ -1,8 +1,9 @@
-"""Threads that are heard of late, or never: what was counted and shown of each, so that nothing counts twice.
+"""Keeps the sites of threads whose record has not arrived yet, so that no wait is counted twice.
 
-For a moment, or until it has a CPU once more, a thread that ends can no longer be walked and is not gone yet; another
-may have its id by then. Of one that stays away, the kernel could not keep the record (and says so): its sites are all
-that is known of it.
+An exiting thread leaves the task list before it is switched out for the last time, and it may need another turn on a
+CPU for that. In between, the task scan cannot see it and its exit record does not exist; another thread may even have
+its tid by then. If the record never arrives, the BPF programs had no room for it (and count it as lost), so its sites
+are all that is known of the thread.
 """
 
 from collections import OrderedDict
@@ -18,123 +19,141 @@ from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import SiteTotals
 from offtop.units import NS_PER_S
 
-_LATEST_TICKS = 2
-"""How long sites wait for the record of their thread, where the kernel has lost some."""
-_LATEST_NS = 10 * NS_PER_S
-"""The same where it says that it has lost none: one that ends may wait for a CPU to do so."""
+_MAX_HELD_TICKS = 2
+"""How many ticks sites wait for their thread's record if the BPF programs have lost records."""
+_MAX_HELD_NS = 10 * NS_PER_S
+"""The same if no record was lost. It is long because an exiting thread may sit on the run queue."""
 _MOST_LOST = 1 << 16
-"""Threads that were taken for lost, or had an id before, of which it is known what was counted of them."""
+"""How many written-off threads and previous owners of a tid are remembered, with what was counted of them."""
 
 Whose = tuple[ThreadKey, int]
-"""Id, and since when it has that (ThreadRecord.born_ns): others had it before, and may be heard of still."""
+"""Thread identity: the key, and when the thread acquired its tid (ThreadRecord.born_ns). A record of a previous owner
+of the tid may still arrive."""
 
 
 class Shown(NamedTuple):
-    """What was shown of a wait in progress of a thread that another has the id of by now, or that was taken for lost.
-    It may be heard of all the same: it waits for a CPU to leave for good."""
+    """Time already credited to a wait of a thread whose tid was reused, or that was written off.
+
+    Its record may still arrive: an exiting thread can sit on the run queue for seconds.
+    """
 
     left_ns: int
-    """Since when, but for what has been taken off a place already."""
+    """Start of the part that has not been deducted from a site yet (CLOCK_MONOTONIC)."""
     at_ns: int
-    """Until when."""
+    """End of the time shown (CLOCK_MONOTONIC)."""
 
 
 class _Held(NamedTuple):
-    """What ended at a site of a thread that is not heard of yet."""
+    """Finished waits at a site of a thread whose record has not arrived yet."""
 
     ticks: int
-    """Since so many."""
+    """For how many ticks it has been held."""
     since_ns: int
     threads_lost: int
-    """How many the kernel had lost before."""
+    """How many thread records had been lost when it was first held."""
     totals: SiteTotals
 
 
 class Sorted(NamedTuple):
-    """What ended, now and before, by whether its thread is heard of. What is in none of these is held back."""
+    """Finished waits, by the state of their thread's record. What is in none of these lists is still held back."""
 
     now: Ended
-    """In this tick, of threads that are heard of."""
+    """Finished in this tick, and the thread's record is in this tick, too."""
     late: list[tuple[SiteKey, SiteTotals]]
-    """In earlier ticks, of the same."""
+    """Finished in earlier ticks, and the thread's record has arrived in this one."""
     lost: list[tuple[SiteKey, int, SiteTotals]]
-    """Of threads that are taken for lost, and since when each has its id."""
+    """Sites of written-off threads, each with the time at which the thread acquired its tid."""
 
 
 class Late:
     def __init__(self) -> None:
         self._held: dict[tuple[SiteKey, int], _Held] = {}
-        """By site, and since when its thread has its id."""
+        """Keyed by site and the time at which its thread acquired its tid."""
         self._shown = OrderedDict[Whose, Shown]()
         self._given_up = OrderedDict[Whose, SiteTotals]()
-        """Whose records were taken for lost: what was counted in their place."""
+        """Written-off threads, and what was counted of them in place of their record."""
         self._threads_lost = self._threads_lost_before = 0
-        """How many records the kernel could not keep until the last tick, and until the one before. One that ended
-        while the last tick was read is counted there, but its sites are of this one."""
+        """Number of lost thread records as of the last tick, and as of the tick before.
+
+        A thread that exited while the last tick was being read is counted in the former, but its sites belong to this
+        tick.
+        """
 
     def sites(self) -> Iterator[SiteKey]:
-        """Where what is held back ended."""
+        """Yield the sites of everything held back."""
         return (site for site, _ in self._held)
 
     def sort(self, ended: Ended, heard: Set[tuple[int, int, int]], at_ns: int, threads_lost: int) -> Sorted:
-        """`heard`: pid, tid and born_ns of whom there are records in this tick. `threads_lost`: how many the kernel
-        could not keep until now."""
+        """Sort finished waits by whether their thread's record has arrived.
+
+        `heard` is (pid, tid, born_ns) of every record in this tick, `threads_lost` the number of lost thread records so
+        far.
+        """
         held, self._held = self._held, {}
         born = ended.born_ns or [0] * len(ended.keys)
-        whose = zip(ended.keys, born, strict=True)
-        absent = [row for row, (site, born_ns) in enumerate(whose) if (site[0], site[1], born_ns) not in heard]
+        rows = enumerate(zip(ended.keys, born, strict=True))
+        absent = [row for row, (site, born_ns) in rows if (site[0], site[1], born_ns) not in heard]
         for row in absent:
-            place = ended.keys[row], born[row]
-            was = held.get(place, _Held(0, at_ns, self._threads_lost_before, SiteTotals()))
-            held[place] = was._replace(totals=was.totals.plus(ended.totals(row)))
+            key = ended.keys[row], born[row]
+            entry = held.get(key, _Held(0, at_ns, self._threads_lost_before, SiteTotals()))
+            held[key] = entry._replace(totals=entry.totals.plus(ended.totals(row)))
         self._threads_lost_before, self._threads_lost = self._threads_lost, threads_lost
         found = Sorted(ended.without(absent) if absent else ended, [], [])
         for (site, born_ns), one in held.items():
-            least_ns = 0 if threads_lost > one.threads_lost else _LATEST_NS
+            min_held_ns = 0 if threads_lost > one.threads_lost else _MAX_HELD_NS
             if (site.pid, site.tid, born_ns) in heard:
                 found.late.append((site, one.totals))
-            elif one.ticks < _LATEST_TICKS or at_ns - one.since_ns < least_ns:
+            elif one.ticks < _MAX_HELD_TICKS or at_ns - one.since_ns < min_held_ns:
                 self._held[site, born_ns] = one._replace(ticks=one.ticks + 1)
             else:
                 found.lost.append((site, born_ns, one.totals))
         return found
 
-    def keep_shown(self, whose: Whose, left_ns: int, at_ns: int) -> None:
-        """Until `at_ns` a wait of its was shown as in progress, and none is any more."""
-        self._shown[whose] = Shown(left_ns, at_ns)
-        _shorten(self._shown)
+    def keep_shown(self, identity: Whose, left_ns: int, at_ns: int) -> None:
+        """Note that a wait was shown as in progress until `at_ns`, and no longer is."""
+        self._shown[identity] = Shown(left_ns, at_ns)
+        _evict(self._shown)
 
-    def shown_of(self, whose: Whose) -> Shown | None:
-        return self._shown.get(whose)
+    def shown_of(self, identity: Whose) -> Shown | None:
+        return self._shown.get(identity)
 
-    def forget_shown(self, whose: Whose) -> None:
-        self._shown.pop(whose, None)
+    def forget_shown(self, identity: Whose) -> None:
+        self._shown.pop(identity, None)
 
-    def give_up(self, whose: Whose, totals: SiteTotals) -> SiteTotals:
-        """It is taken for lost: what is to count of `totals`, of a site of its, beside what was shown of it."""
-        self._given_up[whose] = self._given_up.pop(whose, SiteTotals()).plus(totals)
-        _shorten(self._given_up)
+    def give_up(self, identity: Whose, totals: SiteTotals) -> SiteTotals:
+        """Write a thread off: return what of `totals`, at one of its sites, still has to be counted.
+
+        What was already shown of its wait in progress is deducted.
+        """
+        self._given_up[identity] = self._given_up.pop(identity, SiteTotals()).plus(totals)
+        _evict(self._given_up)
         waits, total_ns, runqueue_ns, max_ns, histogram = totals
-        if shown := self._shown.get(whose):
+        if shown := self._shown.get(identity):
             taken_ns = min(total_ns, max(0, shown.at_ns - shown.left_ns))
             total_ns -= taken_ns
-            self._shown[whose] = shown._replace(left_ns=shown.left_ns + taken_ns)
+            self._shown[identity] = shown._replace(left_ns=shown.left_ns + taken_ns)
         return SiteTotals(waits, total_ns, min(runqueue_ns, total_ns), max_ns, histogram)
 
-    def rest(self, whose: Whose, r: ThreadRecord) -> tuple[ThreadRecord, bool]:
-        """What is to count of a record, and whether that is all: one that was taken for lost may come all the same."""
-        given_up = self._given_up.pop(whose, None)
+    def rest(self, identity: Whose, r: ThreadRecord) -> tuple[ThreadRecord, bool]:
+        """Return what still has to be counted of a record, and whether that is all of it.
+
+        It is not if the thread was written off and its record arrived all the same.
+        """
+        given_up = self._given_up.pop(identity, None)
         if given_up is None:
             return r, True
-        r, of_other = _less(r, given_up)
-        if of_other.waits:
-            self._given_up[whose] = of_other
+        r, remainder = _less(r, given_up)
+        if remainder.waits:
+            self._given_up[identity] = remainder
         return r, False
 
 
 def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTotals]:
-    """What is left of a record that was taken for lost, and comes all the same: its sites were counted already, with
-    what was shown of its first wait. And of those what a record of the same thread, which is to come, has."""
+    """Subtract what was counted for a written-off thread from its record; return both remainders.
+
+    Its sites were counted already, together with what was shown of its first wait. The second value is what was counted
+    beyond this record, for another record of the same thread that is still to come.
+    """
     waits = min(given_up.waits, r.waits - r.short_waits - r.lost_waits)
     total_ns = min(given_up.total_ns, r.offcpu_ns - r.short_ns - r.filtered_ns - r.lost_ns)
     at_sites_ns = r.runqueue_ns - r.short_runqueue_ns - r.filtered_runqueue_ns - r.lost_runqueue_ns
@@ -146,7 +165,7 @@ def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTota
         waits=r.waits - waits,
         offcpu_ns=r.offcpu_ns - total_ns,
         runqueue_ns=r.runqueue_ns - runqueue_ns,
-        preempted_ns=min(r.preempted_ns, r.runqueue_ns - runqueue_ns),  # of sites nobody knows how much was
+        preempted_ns=min(r.preempted_ns, r.runqueue_ns - runqueue_ns),  # the share at the sites is unknown
         histogram=(of_record - lanes).tobytes(),
     )
     rest = SiteTotals(
@@ -159,7 +178,7 @@ def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTota
     return left, rest
 
 
-def _shorten(table: OrderedDict[Whose, Shown] | OrderedDict[Whose, SiteTotals]) -> None:
-    """Forget the oldest of too many."""
+def _evict(table: OrderedDict[Whose, Shown] | OrderedDict[Whose, SiteTotals]) -> None:
+    """Evict the oldest entries beyond the limit."""
     while len(table) > _MOST_LOST:
         table.popitem(last=False)

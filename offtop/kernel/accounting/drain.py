@@ -1,4 +1,4 @@
-"""What the kernel side has written down since the last tick: taken out of its tables and walks, for the ledger."""
+"""Drains the BPF maps and task scans of one tick, and resolves raw ids, for the ledger."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from offtop.model.values.wake import Storm
 from offtop.model.values.within import NO_CALLS, Calls
 
 FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
-"""Categories of waits that a system call may meet on its way, whatever it is called for."""
+"""Categories of waits that any system call may run into, whatever it waits for otherwise."""
 _SCAN_SHARE = 20
 """The scan of waits in progress may take one part in 20 of the time between two ticks: 50 ms of a second."""
 _SCAN_EVERY_MAX = 10
@@ -38,13 +38,13 @@ _SUMMED = (
     *("short_runqueue_ns", "filtered_waits", "filtered_ns", "filtered_runqueue_ns", "lost_waits", "lost_ns"),
     "lost_runqueue_ns",
 )
-"""Fields of a ThreadRecord."""
-_Gone = tuple[int, ThreadKey, bytes, int, ThreadRecord]
-"""When a thread ended, its name, since when it was there, and what it did."""
+"""Fields of a ThreadRecord that two records of one thread add up."""
+_Exit = tuple[int, ThreadKey, bytes, int, ThreadRecord]
+"""Exit time, key, raw name, start time and record of an exited thread."""
 
 
 class Sites:
-    """Where records say that somebody waited, by their raw ids."""
+    """Sites of records, resolved from raw ids."""
 
     def __init__(self, stacks: Stacks, wakes: Wakes, book: Book) -> None:
         self._stacks, self._wakes, self._book = stacks, wakes, book
@@ -54,12 +54,12 @@ class Sites:
         return self._with_wake(site, wake) if wake else site
 
     def every(self, raw: Sequence[tuple[int, int, int, int, int]]) -> list[SiteKey]:
-        """The same of many."""
+        """Resolve many raw keys at once."""
         sites = self._stacks.sites(raw)
         return [self._with_wake(site, key[-1]) if key[-1] else site for site, key in zip(sites, raw, strict=True)]
 
     def is_on_object(self, kernel: int) -> bool:
-        """Whether who waits there, by the book's id, waits on what its system call names."""
+        """Return whether a wait at this kernel stack (catalog id) is on what its system call names."""
         stack = self._book.stack(kernel)
         return stack.category not in FOR_SOMETHING_ELSE and HIDDEN not in stack.frames[:1]
 
@@ -69,7 +69,8 @@ class Sites:
 
 
 class Drain:
-    """For the thread that reads. What it meets is put into the book."""
+    """Reads everything that BPF recorded in a tick, and adds new names and stacks to the catalog. For the polling
+    thread."""
 
     def __init__(
         self,
@@ -82,63 +83,74 @@ class Drain:
         user_stacks: UserStacks | None,
         begin: Callable[[ThreadKey, int], None],
     ) -> None:
-        """`user_stacks`: who reads those of waits in progress; None: nobody asked for them. `begin`: is told who was
-        met, and since when that one lives."""
+        """`user_stacks` reads the user stacks of waits in progress; None if they are off. `begin` is called with each
+        thread seen and its start time."""
         self._maps, self._walk_links = program.maps, program.walk_links
         self._book, self._stacks, self._wakes, self._sites, self._details = book, stacks, wakes, sites, details
         self._user_stacks, self._begin = user_stacks, begin
         self.with_wakers = False
-        """Whether what waits in progress are on is told, too, as those that ended have it."""
+        """True to name wait objects as finished waits with wakers do."""
         self.renamed: list[ThreadKey] = []
-        """Main threads with another name than before, until somebody has taken them."""
-        self._half = self._flipped_ns = 0
-        self._clock_apart_ns = 0
+        """Main threads whose name has changed; the caller clears the list."""
+        self._buffer = self._flipped_ns = 0
+        self._clock_offset_ns = 0
         self._met: set[ThreadKey] = set()
-        """By the walks of this tick."""
+        """Threads seen by the task scans of this tick."""
 
     def walk(self, mode: int) -> bytes:
-        """What the walks of all threads have to say, by layout.WALK_*."""
+        """Run the task scans; `mode` is of layout.WALK_*. Return their raw output."""
         self._maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
         return b"".join(map(libbpf.walk, self._walk_links))
 
     def waits(self, walk: bytes, ran: list[Ran], started: list[Started]) -> Iterator[Walked]:
-        """The waits in progress that are new, that became ready to run, or for a lock that another one holds by now;
-        all of them when it primed. Into `ran` comes how long those have run that did nothing else, into `started` the
-        new threads that are on their first CPU."""
-        apart_ns = self._clock()
+        """Yield waits in progress that are new, became runnable, or wait for a lock with another holder; all if
+        priming.
+
+        Appends to `ran` the CPU time of threads that did nothing but run, and to `started` new threads on their first
+        CPU.
+        """
+        clock_offset_ns = self._update_clock_offset()
         for key, record in self._records(walk):
             self._note_running(key, record, ran, started)
             if record.state & layout.TASK_NEW:
                 self._begin(key, record.start_ns)
             if record.flags & (layout.WALKED_RUNNABLE | layout.WALKED_STACK | layout.WALKED_HOLDER):
-                yield self._walked(key, record, apart_ns)
+                yield self._walked(key, record, clock_offset_ns)
 
     def flip(self) -> tuple[int, int, int]:
-        """The half that was written until now, once nobody writes it any more; and when that was, on both clocks."""
+        """Switch the BPF programs to the other buffer, and wait until none writes the old one.
+
+        Returns the index of the old buffer, and the time of the switch on CLOCK_MONOTONIC and CLOCK_REALTIME.
+        """
         maps = self._maps
-        drained, self._half = self._half, 1 - self._half
-        half, other = maps["half"], self._half.to_bytes(4, "little")
+        drained, self._buffer = self._buffer, 1 - self._buffer
+        active, other = maps["half"], self._buffer.to_bytes(4, "little")
         maps["object_sites"].update(other, bytes(8))
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
-        half.update(_ZERO, other)  # right behind: what ends in between counts as ended by then
+        active.update(_ZERO, other)  # immediately: a wait that ends in between counts as finished at at_ns
         maps["barrier"].update(_ZERO, maps["nobody"].fd.to_bytes(4, "little"))
         return drained, at_ns, taken_ns
 
     def threads(
-        self, half: int, ran: list[Ran], started: list[Started], alone: bool
+        self, buffer: int, ran: list[Ran], started: list[Started], alone: bool
     ) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        """What each thread did in `half`, which is emptied; into `ran` and `started` as waits() has it. `alone`: in
-        this tick nobody asked for the waits in progress."""
-        for key, record in self._records(self.walk(layout.WALK_HALVES[half] | (layout.WALK_ALONE if alone else 0))):
+        """Yield each thread's record from buffer `half`, and clear it. `ran` and `started`: as in waits().
+
+        `alone`: this tick has no scan of waits in progress.
+        """
+        for key, record in self._records(self.walk(layout.WALK_HALVES[buffer] | (layout.WALK_ALONE if alone else 0))):
             self._note_running(key, record, ran, started)
             if record.thread is not None:
                 self._note_run(_ran(key, record.thread, record.start_ns), ran)
                 yield key, record.thread
 
-    def sites(self, half: int) -> Ended:
-        """What ended where in `half`, which is emptied. Behind the walk, which tells what each process runs."""
+    def sites(self, buffer: int) -> Ended:
+        """Drain the finished waits by site from buffer `half`.
+
+        Call it after the task scan, which reports the program that each process runs.
+        """
         found, born_ns, parts = list[SiteKey](), list[int](), list[Ints]()
-        for keys, values in self._maps[f"sites_{half}"].drain():
+        for keys, values in self._maps[f"sites_{buffer}"].drain():
             found += self._sites.every([*layout.SITE_PLACE.iter_unpack(keys)])
             born_ns += np.frombuffer(keys, np.uint64).reshape(len(keys) // layout.SITE_KEY.size, -1)[:, -1].tolist()
             parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
@@ -146,35 +158,38 @@ class Drain:
         return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], born_ns)
 
     def gone(
-        self, half: int, at_ns: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]
+        self, buffer: int, at_ns: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]
     ) -> dict[ThreadKey, int]:
-        """The threads that ended until `at_ns`, and when; what they did is put before `threads`: a tid may be in use
-        again, by one that called exec, too, which goes on under the id of its main thread. And what those did until
-        then that have ended since, before the walk came to them."""
+        """Return the threads that exited until `at_ns`, and when; put their records before `threads`.
+
+        They come first because a tid may be in use again, also by a thread that called exec() and took over its main
+        thread's tid. Includes the part up to `at_ns` of threads that exited after it, before the task scan reached
+        them.
+        """
         alive = {key for key, _ in threads}
-        found = _joined(_ended(self._maps[f"gone_{half}"].drain()), self._flipped_ns)
+        found = _merge_mixed(_exits(self._maps[f"gone_{buffer}"].drain()), self._flipped_ns)
         self._flipped_ns = at_ns
         records: list[tuple[ThreadKey, ThreadRecord]] = []
         ended: list[Ran] = []
         for _, key, comm, start_ns, record in found:
-            if key not in self._met:  # else it has that name already, or another has its id by now
+            if key not in self._met:  # otherwise it has that name already, or another thread has its tid
                 self._note_name(key, comm)
-            # Of one that ended behind the walk, the older half has what it had run by then: the newer one has all.
-            told = _ran(key, record, start_ns)._replace(at_ns=0, ended=not record.exec_at_ns, born_ns=record.born_ns)
-            self._note_run(told, ended)
+            # If it exited after the task scan, the older buffer has its CPU time up to then, the newer one its total.
+            run = _ran(key, record, start_ns)._replace(at_ns=0, ended=not record.exec_at_ns, born_ns=record.born_ns)
+            self._note_run(run, ended)
             records.append((key, record))
-        since = self._maps[f"gone_{1 - half}"]
-        ended_since = {
-            (end_ns, key): (comm, start_ns, record) for end_ns, key, comm, start_ns, record in _ended(since.read())
+        newer = self._maps[f"gone_{1 - buffer}"]
+        exited_later = {
+            (end_ns, key): (comm, start_ns, record) for end_ns, key, comm, start_ns, record in _exits(newer.read())
         }
-        for (end_ns, key), (comm, start_ns, record) in ended_since.items():
-            *_, last = ended_since.get((end_ns + 1, key), (None,))
+        for (end_ns, key), (comm, start_ns, record) in exited_later.items():
+            *_, last = exited_later.get((end_ns + 1, key), (None,))
             if not record.is_older or (last and _is_mixed(last, at_ns)):
                 continue
-            since.delete(layout.GONE_KEY.pack(end_ns, *key))
+            newer.delete(layout.GONE_KEY.pack(end_ns, *key))
             if key not in self._met:
                 self._note_name(key, comm)
-            if last and last.waits and last.first_left_ns < at_ns:  # it was off CPU at that moment
+            if last and last.waits and last.first_left_ns < at_ns:  # it was off CPU at the switch
                 record = record._replace(left_ns=last.first_left_ns)
             self._note_run(_ran(key, record, start_ns), ended)
             records.append((key, record))
@@ -183,35 +198,35 @@ class Drain:
         ran[:0] = ended
         return {key: end_ns for end_ns, key, *_ in found if key not in alive}
 
-    def unnamed(self, half: int) -> list[tuple[ThreadKey, ThreadRecord]]:
-        """What threads did that ended in the tick, and had no room for their records, as one record; none: all had.
+    def unnamed(self, buffer: int) -> list[tuple[ThreadKey, ThreadRecord]]:
+        """Return one record for all threads that exited in the tick and whose records were lost; [] if none were.
 
-        It has none of their waits at sites: each site has its thread's id, and is counted in the thread when its record
-        has not come for some ticks (offtop/kernel/accounting/deferred.py).
+        It has none of their waits at sites: each site has its thread's id, and is counted in the thread if its record
+        has not arrived after some ticks (offtop/kernel/accounting/deferred.py).
         """
-        maps, key = self._maps, half.to_bytes(4, "little")
+        maps, key = self._maps, buffer.to_bytes(4, "little")
         raw = maps["gone_rest"].lookup(key) or b""
-        of_cpus = [ThreadRecord._make(fields) for fields in layout.THREAD.iter_unpack(raw)]
-        rest = [_without_sites(one) for one in of_cpus if one.state]
+        per_cpu = [ThreadRecord._make(fields) for fields in layout.THREAD.iter_unpack(raw)]
+        rest = [_without_sites(one) for one in per_cpu if one.state]
         if rest:
             maps["gone_rest"].update(key, bytes(len(raw)))
             self._book.comms[UNNAMED] = self._book.processes[UNNAMED.pid] = UNNAMED_NAME
             self._book.details[UNNAMED.pid] = UNKNOWN
         return [(UNNAMED, one) for one in rest]
 
-    def storms(self, half: int) -> dict[int, Storm]:
-        """As Wakes.storms has them."""
+    def storms(self, buffer: int) -> dict[int, Storm]:
+        """Drain the storms of one tick; see Wakes.storms."""
         found: list[tuple[tuple[int, int], tuple[int, ...]]] = []
-        for keys, values in self._maps[f"storms_{half}"].drain():
+        for keys, values in self._maps[f"storms_{buffer}"].drain():
             for (at_ns, cpu, _), storm in zip(
                 layout.STORM_KEY.iter_unpack(keys), layout.STORM.iter_unpack(values), strict=True
             ):
                 found.append(((at_ns, cpu), storm))
         return self._wakes.storms(found)
 
-    def calls(self, half: int, at_ns: int) -> Calls:
-        """What ended in the tick, and goes on."""
-        maps, key = self._maps, half.to_bytes(4, "little")
+    def calls(self, buffer: int, at_ns: int) -> Calls:
+        """Return the calls of the watched function that finished in the tick, and those in progress."""
+        maps, key = self._maps, buffer.to_bytes(4, "little")
         raw = maps["within_calls"].lookup(key) or b""
         maps["within_calls"].update(key, bytes(len(raw)))
         of_tick = NO_CALLS
@@ -223,11 +238,11 @@ class Drain:
         return of_tick._replace(now=now, oldest_ns=max(0, at_ns - began_ns) if now else 0)
 
     def lost(self) -> dict[str, int]:
-        """All that could not be kept or read since the start, by kind."""
+        """Everything that was lost since the start, by kind."""
         lost: dict[str, int] = {}
         for kind in layout.LOST_KINDS:
             count = self.count(kind)
-            if count and kind != "copies":  # of whose waits nothing is lost but callers
+            if count and kind != "copies":  # these waits lose only their callers
                 shown = {"chains": "wakes", "caught": "outliers"}.get(kind, kind)
                 lost[shown] = lost.get(shown, 0) + count
         if self._wakes.unread:
@@ -237,7 +252,7 @@ class Drain:
         return lost
 
     def count(self, kind: str) -> int:
-        """What the kernel side could not keep, one of layout.LOST_KINDS."""
+        """How many of a kind the BPF programs could not record; one of layout.LOST_KINDS."""
         per_cpu = self._maps["lost"].lookup(layout.LOST_KINDS.index(kind).to_bytes(4, "little")) or b""
         return sum(memoryview(per_cpu).cast("Q"))
 
@@ -251,12 +266,12 @@ class Drain:
                 self._details.met(record.pid)
             yield key, record
 
-    def _walked(self, key: ThreadKey, record: WalkedRecord, apart_ns: int) -> Walked:
+    def _walked(self, key: ThreadKey, record: WalkedRecord, clock_offset_ns: int) -> Walked:
         stack, since_ns, bound = record.stack, 0, Bound.EXACT
         call, arguments, kernel, wake = -1, (), None, layout.NO_WAKE
         if record.flags & layout.WALKED_OLDER:
-            is_known = record.arrived_ns and apart_ns
-            since_ns, bound = (record.arrived_ns + apart_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
+            is_known = record.arrived_ns and clock_offset_ns
+            since_ns, bound = (record.arrived_ns + clock_offset_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
             since_ns = min(since_ns, record.left_ns)
         if stack is not None:
             call, arguments = self._call(stack)
@@ -269,7 +284,7 @@ class Drain:
             key,
             record.left_ns,
             bool(record.flags & layout.WALKED_RUNNABLE),
-            record.queued_ns + apart_ns if record.queued_ns and apart_ns else 0,
+            record.queued_ns + clock_offset_ns if record.queued_ns and clock_offset_ns else 0,
             kernel,
             record.state,
             since_ns,
@@ -282,7 +297,7 @@ class Drain:
         )
 
     def _holder(self, record: WalkedRecord) -> Holder:
-        """With its name, which is looked up where the thread has not been met: it may not be one that is counted."""
+        """The lock's holder with its name, which is read from /proc if the thread is not one of those counted."""
         pid, tid = record.holder_pid, record.holder_tid
         if not tid:
             return NO_HOLDER
@@ -293,7 +308,7 @@ class Drain:
         return Holder(pid, tid, comm)
 
     def _call(self, stack: WalkedStack) -> tuple[int, tuple[int, ...]]:
-        """The system call as the book has it, and its arguments; -1 where the thread is in none."""
+        """The system call as the catalog numbers it, and its arguments; -1 if the thread is in none."""
         if stack.call < 0:
             return -1, ()
         is_32_bit = userstacks.is_32_bit(stack)
@@ -323,58 +338,58 @@ class Drain:
         self._book.comms[key] = comm
         if key.tid == key.pid:
             if self._book.processes.get(key.pid, comm) != comm:
-                self.renamed.append(key)  # most likely another program by now
+                self.renamed.append(key)  # most likely an exec()
             self._book.processes[key.pid] = comm
         elif key.pid not in self._book.processes:
             with suppress(OSError):
                 name = Path(f"/proc/{key.pid}/comm").read_bytes().rstrip(b"\n")
                 self._book.processes[key.pid] = layout.text_of(name)
 
-    def _clock(self) -> int:
-        """How far our clock is ahead of the scheduler's: the least seen in the last tick; 0: not known."""
+    def _update_clock_offset(self) -> int:
+        """Offset of CLOCK_MONOTONIC from the scheduler's clock: the smallest of the last tick; 0 if unknown."""
         clock = self._maps["clock"]
         least = int.from_bytes(clock.lookup(_ZERO) or b"", "little")
         clock.update(_ZERO, bytes(8))
         if least:
-            self._clock_apart_ns = least - (1 << 64) if least >> 63 else least
+            self._clock_offset_ns = least - (1 << 64) if least >> 63 else least
             self._maps["apart"].update(_ZERO, least.to_bytes(8, "little"))
-        return self._clock_apart_ns
+        return self._clock_offset_ns
 
 
 def _is_mixed(last: ThreadRecord, flipped_ns: int) -> bool:
-    """Whether the newer half of a thread that exited after `flipped_ns`, when the halves changed, has waits of the tick
-    before the last, too: the task scan came after the thread was unhashed, and it got no CPU to exit until two ticks
-    later.
+    """Return whether the newer buffer of a thread that exited after the switch at `flipped_ns` has waits of the tick
+    before.
 
-    The sites of that tick are held back until a record comes. So both halves must come in one tick, or those sites
-    would be counted without their waits.
+    The task scan came after the thread was unhashed, and the thread got no CPU to exit until two ticks later. The sites
+    of that tick are held back until a record arrives. So both buffers must come in one tick, or those sites would be
+    counted without their waits.
     """
     return last.waits > 0 and last.first_left_ns + last.first_off_ns < flipped_ns
 
 
-def _joined(ended: list[_Gone], flipped_ns: int) -> list[_Gone]:
-    """Make one record of both halves where they are mixed: neither is the older one."""
+def _merge_mixed(ended: list[_Exit], flipped_ns: int) -> list[_Exit]:
+    """Merge the records of both buffers of a thread if the newer one is mixed."""
     by_end = {one[:2]: one for one in ended}
     for end_ns, key, comm, start_ns, last in ended:
         older = by_end.get((end_ns - 1, key))
         if older and older[-1].is_older and _is_mixed(last, flipped_ns):
             del by_end[end_ns - 1, key]
-            by_end[end_ns, key] = end_ns, key, comm, start_ns, _sum(older[-1], last)
+            by_end[end_ns, key] = end_ns, key, comm, start_ns, _merge(older[-1], last)
     return [*by_end.values()]
 
 
-def _sum(one: ThreadRecord, last: ThreadRecord) -> ThreadRecord:
-    """Both as one record, that begins and ends as `last` does."""
+def _merge(one: ThreadRecord, last: ThreadRecord) -> ThreadRecord:
+    """Merge two records; the result starts and ends as `last` does."""
     lanes = np.frombuffer(one.histogram, np.int64) + np.frombuffer(last.histogram, np.int64)
     summed = {name: getattr(one, name) + getattr(last, name) for name in _SUMMED}
     return last._replace(**summed, max_ns=max(one.max_ns, last.max_ns), histogram=lanes.tobytes())
 
 
-def _ended(
+def _exits(
     parts: Iterable[tuple[memoryview, memoryview]],
-) -> list[_Gone]:
-    """In the order in which they ended."""
-    found: list[_Gone] = []
+) -> list[_Exit]:
+    """Parse exit records, ordered by exit time."""
+    found: list[_Exit] = []
     for keys, values in parts:
         for (at_ns, pid, tid), (comm, start_ns, thread) in zip(
             layout.GONE_KEY.iter_unpack(keys), layout.GONE.iter_unpack(values), strict=True
@@ -385,19 +400,19 @@ def _ended(
 
 
 def _without_sites(r: ThreadRecord) -> ThreadRecord:
-    """The waits of a record that are at no site: it was short, left out, or there was no room for its site."""
+    """Reduce a record to its waits without a site: short, filtered, or without room for their site."""
     waits = r.short_waits + r.filtered_waits + r.lost_waits
     offcpu_ns = r.short_ns + r.filtered_ns + r.lost_ns
     runqueue_ns = r.short_runqueue_ns + r.filtered_runqueue_ns + r.lost_runqueue_ns
     lanes = np.frombuffer(r.histogram, np.int64)
-    # Short ones are shorter than all others. Of the others the longest are taken: those that --max leaves out.
+    # Short waits are the shortest; of the rest take the longest, which are those that --max leaves out.
     short = np.diff(np.minimum(np.cumsum(lanes), r.short_waits), prepend=0)
     others = np.diff(np.minimum(np.cumsum((lanes - short)[::-1]), waits - r.short_waits), prepend=0)[::-1]
     return r._replace(
         waits=waits,
         offcpu_ns=offcpu_ns,
         runqueue_ns=runqueue_ns,
-        preempted_ns=min(r.preempted_ns, runqueue_ns),  # how much of it was at sites is not known
+        preempted_ns=min(r.preempted_ns, runqueue_ns),  # the share at the sites is unknown
         involuntary=min(r.involuntary, waits),
         max_ns=min(r.max_ns, offcpu_ns),
         left_ns=0,
@@ -418,7 +433,7 @@ class ScanCadence:
 
     def __init__(self) -> None:
         self.took_ns = -1
-        """Moving average of what a scan took; -1: there was none yet."""
+        """Moving average of a scan's cost; -1 before the first one."""
         self.every = 1
         """One scan in this many ticks."""
         self._left = 0
@@ -428,7 +443,7 @@ class ScanCadence:
         return self._left <= 0
 
     def add(self, took_ns: int, tick_ns: int) -> None:
-        """Count a tick of `tick_ns`, and what its scan took; -1: it had none."""
+        """Account for a tick of `tick_ns` whose scan took `took_ns`; -1 if it had none."""
         if took_ns < 0:
             self._left -= 1
             return

@@ -1,9 +1,9 @@
-"""The ledger turns each tick's records into running totals, so that every wait is counted once.
+"""Adds each tick's records to running totals, so that every wait is counted exactly once.
 
-A record knows whole waits; a snapshot must show the part of each that passed until then. So a wait in
-progress is shown as it grows (`Waiting`), and where it ends at another site than it was shown at, a Move says how
-much of it was shown elsewhere. No total of a thread ever falls, and the sums of accounting hold at every
-snapshot. It asks nobody for the time and imports no bcc: a test can be its kernel.
+A record has whole waits; a snapshot must show the part of each that has passed so far. So a wait in progress is shown
+as it grows (`Waiting`), and if it ends at another site than it was shown at, a `Move` says how much of it was shown
+elsewhere. No total of a thread ever decreases, and the accounting sums hold at every snapshot. The ledger reads no
+clock and imports no bcc, so that a test can play the kernel.
 """
 
 from collections import deque
@@ -30,23 +30,24 @@ from offtop.model.values.wake import FIRST_WAKE, NO_WAKE, Storm
 from offtop.units import NS_PER_S
 
 _MOST_NAMES = 50_000
-"""Of threads that ended: a machine that forks 2,000 times a second would else fill 400 MB with them."""
-_SILENT_NS = 60 * NS_PER_S
-"""Whether a thread that is not off CPU still lives is asked when it has not waited for so long: its end may be lost."""
+"""How many names of exited threads are kept: without a limit they would take 400 MB on a machine that forks 2,000 times
+a second."""
+_CHECK_ALIVE_AFTER_NS = 60 * NS_PER_S
+"""A running thread that has not waited for so long is checked in /proc: its exit record may have been lost."""
 _MOST_ENDED = 1 << 15
-"""Threads that ended since the last snapshot and are shown by name in the next one. The sums of more stand under
-EXITED: each takes 1 KB and more, and 2,000 may end in a second, of which a snapshot may have 60."""
+"""How many threads that exited since the last snapshot the next one shows by name. The sums of the others go to EXITED:
+each takes 1 KB or more, and 2,000 may exit per second, with up to 60 s between snapshots."""
 
 
 _Records = Sequence[tuple[ThreadKey, ThreadRecord]]
-_UNTOLD: tuple[int, Bound, int, tuple[int, ...]] = 0, Bound.EXACT, -1, ()
+_NO_DETAILS: tuple[int, Bound, int, tuple[int, ...]] = 0, Bound.EXACT, -1, ()
 
 Locate = Callable[[int, int, int, int, int], SiteKey]
-"""(pid, tid, raw kernel stack id, raw user stack id, raw id of the wake) → site."""
+"""(pid, tid, raw kernel stack id, raw user stack id, raw wake id) → site."""
 
 
 class Dropped(NamedTuple):
-    """Ids that the book gave back."""
+    """Ids evicted from the catalog."""
 
     stacks: set[int]
     wakes: set[int]
@@ -54,26 +55,26 @@ class Dropped(NamedTuple):
 
 @dataclass(slots=True)
 class _Delta:
-    """What a tick adds, entry by entry; what the kernel counted by site comes as a whole beside it."""
+    """What a tick adds to the totals, one entry each. The site counts of the BPF programs are added in bulk instead."""
 
     threads: list[tuple[ThreadKey, tuple[int, ...], bytes]] = field(
         default_factory=list[tuple[ThreadKey, tuple[int, ...], bytes]]
     )
-    """The fields of ThreadTotals but the histogram, and its lanes."""
+    """The fields of ThreadTotals without the histogram, and the histogram's lanes."""
     settled: list[tuple[ThreadKey, tuple[int, ...]]] = field(default_factory=list[tuple[ThreadKey, tuple[int, ...]]])
-    """As above, of waits in progress: no histogram."""
+    """The same for waits in progress, without a histogram."""
     ran: list[tuple[ThreadKey, int]] = field(default_factory=list[tuple[ThreadKey, int]])
-    """Time on a CPU."""
+    """CPU time in ns."""
     sites: list[tuple[SiteKey, tuple[int, ...]]] = field(default_factory=list[tuple[SiteKey, tuple[int, ...]]])
-    """The fields of SiteTotals but the histogram: what has none."""
+    """The fields of SiteTotals without the histogram, for entries that have none."""
     late: list[tuple[SiteKey, SiteTotals]] = field(default_factory=list[tuple[SiteKey, SiteTotals]])
-    """What ended in earlier ticks."""
+    """Waits that finished in earlier ticks."""
     renamed: dict[SiteKey, SiteKey] = field(default_factory=dict[SiteKey, SiteKey])
-    """What ended at a site of which only the walk knows the stack → the site that has it."""
+    """Site without a kernel stack → the same with the stack from the task scan."""
 
 
 class Ledger:
-    """Running totals, and the waits in progress, as of the last tick."""
+    """Running totals and the waits in progress, as of the last tick."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Ledger:
         book: Book | None = None,
         is_alive: Callable[[ThreadKey], bool] = lambda _: False,
     ) -> None:
-        """Nothing is known before `at_ns`. `locate` turns a record's raw stack ids into a site."""
+        """Start counting at `at_ns`. `locate` turns a record's raw ids into a site."""
         self.at_ns = self._began_ns = at_ns
         self.book = book or Book()
         self._locate, self._is_alive = locate, is_alive
@@ -90,25 +91,26 @@ class Ledger:
         self.sites = Running(SITES)
         self.waiting: dict[ThreadKey, Waiting] = {}
         self.moves: list[Move] = []
-        """Of the last tick."""
+        """Moves in the last tick, or since the last snapshot."""
         self.storms: dict[int, Storm] = {}
-        """By the id of a wake of their waker."""
+        """Totals by the catalog id of a wake with the storm's waker."""
         self._stormed_ns: dict[int, int] = {}
-        """When that changed last."""
+        """Time of the last change of each entry of `storms`."""
         self._states = 0
         self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
-        self._restless: set[ThreadKey] = set()
+        self._unsettled: set[ThreadKey] = set()
+        """Threads whose wait in progress is updated every tick: its site or its run-queue time still changes."""
         self._begun: set[ThreadKey] = set()
-        """Whose wait in progress no snapshot has shown yet, though it may have begun before the last one."""
+        """Threads whose wait in progress no snapshot has shown yet, even if it began before the last one."""
         self._runs = Runs(at_ns)
         self._exited: dict[ThreadKey, int] = {}
-        """Threads that ended in the last tick, or since the last snapshot, and when."""
+        """Threads that exited in the last tick or since the last snapshot, and when."""
         self._snapshot_ns = at_ns
-        """As of when the last snapshot was."""
+        """Time of the last snapshot."""
         self._window_from_ns = at_ns
-        """And the one before."""
+        """Time of the snapshot before the last."""
         self._born_ns: dict[ThreadKey, int] = {}
-        """Of who has an id now, or had it last."""
+        """When the current or last owner of each tid acquired it."""
         self._late = Late()
         self._retired: dict[int, int] = {}
         self._retired_wakes: dict[int, int] = {}
@@ -134,16 +136,18 @@ class Ledger:
         threads_lost: int = 0,
         has_snapshot: bool = True,
     ) -> list[ThreadKey]:
-        """Add one tick. `gone`: the threads that ended in it, and when. `ran`: how long threads have run in all, where
-        it has changed. `started`: the new threads that are on their first CPU. `primed_ns`: when the walk began, if
-        `walked` has every thread off CPU. `anew`: the choice of threads has changed, so that of a wait which nobody
-        asked about only what passed since the last tick counts. `states` and `max_ns` are those of Filters.
-        `threads_lost`: how many records of threads the kernel could not keep until now. `has_snapshot`: whether a
-        snapshot follows. If not, what a snapshot has of its last tick (maxima, moves) goes on until there is one, and
-        threads that have ended are kept until one has shown them.
+        """Add one tick, and return the threads that exited in it and will be evicted.
 
-        Afterwards the totals are those as of `at_ns`, and handing out copies of them is a snapshot. Returns the
-        threads that will be given back, because they have ended.
+        `gone` has the threads that exited, and when; `ran` the total CPU time of threads for which it has changed;
+        `started` the new threads on their first CPU. `primed_ns` is the start of the task scan if `walked` has every
+        off-CPU thread, 0 otherwise. `anew`: the thread filter has changed, so a wait that was not being counted counts
+        only from the last tick on. `states` and `max_ns` are those of Filters. `threads_lost` is the number of thread
+        records lost so far.
+
+        `has_snapshot`: a snapshot follows. If not, what a snapshot shows of its last tick (maxima, moves) accumulates
+        until there is one, and exited threads are kept until one has shown them.
+
+        Afterwards the totals are as of `at_ns`, and copying them out makes a snapshot.
         """
         delta, follows_snapshot = _Delta(), self.follows_snapshot
         if follows_snapshot:
@@ -153,11 +157,11 @@ class Ledger:
         by_key = {one.key: one for one in walked}
         threads, returned = [*threads], dict[ThreadKey, ThreadRecord]()
         running: set[ThreadKey] = set()
-        before: set[ThreadKey] = set()
-        had_ns = {one.key: self._born_ns.get(one.key, 0) for one in ran if one.ended}
+        previous_owners: set[ThreadKey] = set()
+        acquired_before_ns = {one.key: self._born_ns.get(one.key, 0) for one in ran if one.ended}
         for key, record in threads:
             if self._count_thread(key, record, anew, delta):
-                before.add(key)
+                previous_owners.add(key)
                 continue
             returned[key] = record
             if record.left_ns:
@@ -173,25 +177,25 @@ class Ledger:
         sites, lost = self._hold_back(sites, threads, at_ns, threads_lost, delta)
         silent: list[ThreadKey] = []
         if primed_ns:
-            heard = returned.keys() | by_key.keys()
-            old = self.threads.not_added_since(at_ns - _SILENT_NS)
-            silent = [key for key in old if key.tid and key not in heard and not self._is_alive(key)]
+            reported = returned.keys() | by_key.keys()
+            old = self.threads.not_added_since(at_ns - _CHECK_ALIVE_AFTER_NS)
+            silent = [key for key in old if key.tid and key not in reported and not self._is_alive(key)]
             self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
-        if primed_ns:  # everybody who is asked for has been heard of
+        if primed_ns:  # every counted thread has been reported
             self._runs.asked_only(by_key.keys() | {one.key for one in ran})
         for one in ran:
-            if one.ended and one.born_ns < had_ns[one.key]:
-                continue  # of who has had that id since an earlier tick its account says nothing
+            if one.ended and one.born_ns < acquired_before_ns[one.key]:
+                continue  # a previous owner of the tid: its counter says nothing
             if ran_ns := self._runs.new_ns(one, returned.get(one.key), self.at_ns, at_ns):
                 delta.ran.append((one.key, ran_ns))
             if one.key in self.book.lives:
-                self._lives_on(one)
-        every = max_ns or states != self._states
-        for key in tuple(self.waiting) if every else self._restless.union(by_key.keys() - returned.keys()):
+                self._revive(one)
+        all_change = max_ns or states != self._states
+        for key in tuple(self.waiting) if all_change else self._unsettled.union(by_key.keys() - returned.keys()):
             self._place(key, by_key.get(key), at_ns, min_ns, states, max_ns, delta, has_snapshot)
         self._states = states
         exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]
-        late = {key: self._exited[key] for key in before & self._exited.keys() if key not in returned}
+        late = {key: self._exited[key] for key in previous_owners & self._exited.keys() if key not in returned}
         kept = returned.keys() | self.waiting.keys() | late.keys()
         exited = [key for key in exited if key not in kept]
         unseen = 0 if follows_snapshot else _MOST_ENDED
@@ -199,7 +203,7 @@ class Ledger:
         unseen_ns = {key: self._exited[key] for key in exited[max(0, len(exited) - unseen) :]}
         self._apply(delta, sites, at_ns, follows_snapshot)
         self._count_storms(storms, at_ns, follows_snapshot)
-        ended = {key: end_ns for key, end_ns in gone.items() if key not in before or key in returned}
+        ended = {key: end_ns for key, end_ns in gone.items() if key not in previous_owners or key in returned}
         ended = {**late, **dict.fromkeys((*lost, *silent), at_ns), **ended}
         self._exited = {**unseen_ns, **ended}
         for key, end_ns in ended.items():
@@ -211,7 +215,7 @@ class Ledger:
 
     @property
     def follows_snapshot(self) -> bool:
-        """Whether there is a snapshot of the last tick."""
+        """Whether a snapshot was taken of the last tick."""
         return self._snapshot_ns == self.at_ns
 
     def _count_storms(self, storms: Mapping[int, Storm], at_ns: int, follows_snapshot: bool) -> None:
@@ -222,36 +226,38 @@ class Ledger:
             was = self.storms.get(wake, Storm())
             self.storms[wake] = was.plus(one)._replace(largest=max(was.largest, one.largest))
 
-    def _lives_on(self, ran: Ran) -> None:
-        """Of one that was taken for ended, because its main thread was when it called exec."""
+    def _revive(self, ran: Ran) -> None:
+        """Revive a thread that was marked as exited because its main thread was, when it called exec()."""
         life = self.book.life(ran.key)
         if life.to_ns and self._runs.is_last(ran):
             self.book.lives[ran.key] = life._replace(to_ns=0)
             self._exited.pop(ran.key, None)
 
     def begin(self, key: ThreadKey, from_ns: int) -> None:
-        """A thread is met that began, or is counted, only since `from_ns`; or the same once more; or one that ended
-        before another took its id."""
+        """Note that a thread began, or is counted, since `from_ns`.
+
+        The same thread may be noted twice, and so may a previous owner of the tid.
+        """
         if from_ns > max(self._began_ns, self.book.life(key).from_ns):
             self.book.lives[key] = Life(from_ns)
 
     def _end(self, key: ThreadKey, at_ns: int) -> None:
         life = self.book.life(key)
-        if at_ns >= life.from_ns:  # else another has its id by now
+        if at_ns >= life.from_ns:  # otherwise another thread has its tid
             self.book.lives[key] = life._replace(to_ns=at_ns)
 
     def read_user(self, key: ThreadKey, left_ns: int, user: int) -> None:
-        """The user stack of a wait in progress was read from outside."""
+        """Set the user stack of a wait in progress, which was unwound in user space."""
         waiting = self.waiting.get(key)
         if waiting is not None and waiting.left_ns == left_ns:
             self.waiting[key] = waiting._replace(user=user)
-            self._restless.add(key)  # from the next tick on it stands there
+            self._unsettled.add(key)  # its site changes in the next tick
 
     def age(self, keep_ns: int) -> Dropped | None:
-        """Once in `keep_ns`: give back what has not been used for as long; ids of stacks and wakes dropped with it.
+        """Once every `keep_ns`, evict what was not used for that long; return the ids of dropped stacks and wakes.
 
-        None when it is not yet time. A live thread's site without a wait for keep_ns moves its sums to
-        the site of those given back; stacks and wakes that nothing names any more leave the book.
+        Returns None before its time. A live thread's site without a wait for keep_ns moves its sums to the site of
+        exited threads; stacks and wakes that nothing refers to any more leave the catalog.
         """
         if self.at_ns - self._aged_at_ns < keep_ns:
             return None
@@ -290,11 +296,11 @@ class Ledger:
         return Dropped(dropped, dropped_wakes)
 
     def drop_wakes(self, most: int) -> set[int]:
-        """Give back, before their time, the ids of wakes that were named longest ago, so that `most` are left, and all
-        that the last snapshot is the first to name; those that were dropped.
+        """Evict the least recently used wakes until `most` are left; return the ids dropped.
 
-        The sums of their sites move to those given back. A window of before that names one has lost it, and nothing
-        else: the stacks of such sites stay in the book for as long as others do.
+        Keeps those that the last snapshot was the first to refer to. The sums of their sites move to those of exited
+        threads. An older window that refers to a dropped wake loses the wake and nothing else: the stacks of such sites
+        stay in the catalog as long as others do.
         """
         named_ns = {**dict.fromkeys(self.book.wakes, 0), **self._retired_wakes}
         added = self.sites.added()
@@ -322,25 +328,27 @@ class Ledger:
         return dropped
 
     def _drop_wake(self, wake: int) -> None:
-        """With its storms, which are running totals: they stay as long as their id does."""
+        """Drop a wake with its storms: they are running totals, which last as long as their id."""
         del self.book.wakes[wake]
         for table in (self._retired_wakes, self._stormed_ns, self.storms):
             table.pop(wake, None)
 
     def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> bool:
-        """Add what ended, less what was shown of the first of those waits while it was in progress. Whether it is of
-        who had that id before."""
-        whose = key, r.born_ns
-        r, is_whole = self._late.rest(whose, r)
+        """Add a record's finished waits, minus what was shown of the first one while it was in progress.
+
+        Returns whether the record is of a previous owner of the tid.
+        """
+        identity = key, r.born_ns
+        r, is_whole = self._late.rest(identity, r)
         born_ns = self._born_ns.get(key, r.born_ns)
         waiting = self.waiting.pop(key, None) if born_ns <= r.born_ns else None
         if key in self._begun:
             waiting = None
         left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self._snapshot_ns
-        shown = self._late.shown_of(whose)
+        shown = self._late.shown_of(identity)
         if r.born_ns < born_ns or (waiting is None and shown):
             left_ns, shown_to_ns = shown or (0, self._snapshot_ns)
-            if anew:  # in between nobody may have asked for it
+            if anew:  # it may not have been counted in between
                 shown_to_ns = self.at_ns
         if r.born_ns >= born_ns:
             self._born_ns[key] = r.born_ns
@@ -349,7 +357,7 @@ class Ledger:
         is_first_whole = r.waits > 0 and is_whole
         was_known = is_first_whole and 0 < left_ns == r.first_left_ns
         if was_known:
-            self._late.forget_shown(whose)
+            self._late.forget_shown(identity)
         was_asked = is_first_whole and anew and waiting is None and key not in self._begun
         if was_asked:
             shown_to_ns = self.at_ns
@@ -358,21 +366,21 @@ class Ledger:
         if waiting is not None:
             if was_known and site:
                 now = site
-                if site.kernel == NO_STACK and waiting.site.kernel >= FIRST_STACK:  # primed: only the walk knows
+                if site.kernel == NO_STACK and waiting.site.kernel >= FIRST_STACK:  # only the scan has it
                     now = delta.renamed[site] = waiting.site._replace(wake=site.wake)
                 moved_ns, moved_runqueue_ns = self._move(waiting, now, r.first_off_ns)
             self._settle(key, waiting, delta, moved_ns, moved_runqueue_ns)
-        is_before = r.born_ns < born_ns
+        is_previous_owner = r.born_ns < born_ns
         if not r.waits and is_whole:
-            return is_before
+            return is_previous_owner
         taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
         if was_known or was_asked:
             rest_ns = max(0, r.first_off_ns - max(0, shown_to_ns - r.first_left_ns))
-            rest_runqueue_ns = min(rest_ns, r.first_runqueue_ns)  # a wait is ready at its end, if at all
+            rest_runqueue_ns = min(rest_ns, r.first_runqueue_ns)  # run-queue time is the end of a wait
             taken_ns = r.first_off_ns - rest_ns
             taken_runqueue_ns = r.first_runqueue_ns - rest_runqueue_ns
-        of_short = _kind(r) == layout.KIND_SHORT
-        of_filtered = _kind(r) == layout.KIND_FILTERED
+        is_short = _kind(r) == layout.KIND_SHORT
+        is_filtered = _kind(r) == layout.KIND_FILTERED
         is_ready = r.involuntary > 0 and r.first_runqueue_ns == r.first_off_ns
         was_preempted = waiting.preempted if waiting else is_ready and not r.first_kind & layout.KIND_NEW
         ended = (
@@ -382,10 +390,10 @@ class Ledger:
             r.preempted_ns - (taken_ns if was_preempted else 0),
             r.involuntary,
             r.short_waits,
-            r.short_ns - (taken_ns if of_short else 0),
-            r.short_runqueue_ns - (taken_runqueue_ns if of_short else 0),
-            r.filtered_ns - (taken_ns if of_filtered else 0),
-            r.filtered_runqueue_ns - (taken_runqueue_ns if of_filtered else 0),
+            r.short_ns - (taken_ns if is_short else 0),
+            r.short_runqueue_ns - (taken_runqueue_ns if is_short else 0),
+            r.filtered_ns - (taken_ns if is_filtered else 0),
+            r.filtered_runqueue_ns - (taken_runqueue_ns if is_filtered else 0),
             0,
             r.max_ns,
         )
@@ -394,10 +402,10 @@ class Ledger:
             delta.sites.append((_lost_site(key), (r.lost_waits, r.lost_ns, r.lost_runqueue_ns, 0)))
         if site and taken_ns:
             delta.sites.append((site, (0, moved_ns - taken_ns, moved_runqueue_ns - taken_runqueue_ns, 0)))
-        return is_before
+        return is_previous_owner
 
     def _first_site(self, key: ThreadKey, r: ThreadRecord) -> SiteKey | None:
-        """Where the first wait of a record ended; None: at no site."""
+        """The site of a record's first wait, or None if it has no site."""
         if _kind(r) == layout.KIND_LOST:
             return _lost_site(key)
         if _kind(r) != layout.KIND_SITE:
@@ -405,8 +413,10 @@ class Ledger:
         return self._locate(key.pid, key.tid, r.first_kernel, r.first_user, r.first_wake)
 
     def _move(self, w: Waiting, now: SiteKey, whole_ns: int) -> tuple[int, int]:
-        """All that was shown of a wait is at another site now, as far as it was no more than `whole_ns`: how much that
-        is, and how much of it run queue."""
+        """Move what was shown of a wait, at most `whole_ns`, to another site.
+
+        Returns how much was moved, and how much of that was run queue.
+        """
         if w.site.kernel in PLACELESS:
             return 0, 0
         moved_ns = min(whole_ns, max(0, self._snapshot_ns - w.from_ns))
@@ -420,21 +430,21 @@ class Ledger:
     def _hold_back(
         self, ended: Ended, threads: _Records, at_ns: int, threads_lost: int, delta: _Delta
     ) -> tuple[Ended, set[ThreadKey]]:
-        """Keep the sites of threads that are not heard of for a later tick; the threads whose records are lost."""
-        heard = {(pid, tid, record.born_ns) for (pid, tid), record in threads}
-        found = self._late.sort(ended, heard, at_ns, threads_lost)
+        """Hold back the sites of threads whose record has not arrived; return the rest, and the written-off threads."""
+        reported = {(pid, tid, record.born_ns) for (pid, tid), record in threads}
+        found = self._late.sort(ended, reported, at_ns, threads_lost)
         delta.late += found.late
         lost: set[ThreadKey] = set()
         for site, born_ns, totals in found.lost:
             key = site.thread
-            is_now = born_ns >= self._born_ns.get(key, born_ns)
-            if is_now:  # it has been shown as waiting all the time since it left
-                self._leave_to_late(key, delta)
+            is_current = born_ns >= self._born_ns.get(key, born_ns)
+            if is_current:  # it was shown as waiting ever since it was switched out
+                self._settle_as_shown(key, delta)
             rest = self._late.give_up((key, born_ns), totals)
             numbers = (rest.waits, rest.total_ns, rest.runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, rest.max_ns)
             delta.threads.append((key, numbers, rest.histogram.to_bytes(log2.LANES * 8, "little")))
             delta.late.append((site, rest))
-            if is_now:
+            if is_current:
                 lost.add(key)
         return found.now, lost
 
@@ -447,10 +457,12 @@ class Ledger:
         moved_runqueue_ns: int = 0,
         until_ns: int = 0,
     ) -> None:
-        """What a snapshot has shown of a wait in progress becomes finished: where it was shown, but for what moved.
-        `until_ns`: all of it until then instead."""
+        """Turn what was shown of a wait in progress into finished time at its site, except what was moved.
+
+        `until_ns`: settle everything up to this time instead.
+        """
         shown_ns = max(0, (until_ns or self._snapshot_ns) - w.from_ns)
-        ready_ns = min(shown_ns, w.runqueue_ns)  # of one that is ready all along, that is as of the last tick
+        ready_ns = min(shown_ns, w.runqueue_ns)  # if it has been runnable from the start, that is as of the last tick
         kernel = w.site.kernel
         if w.user != NO_STACK:
             self._retired[w.user] = self.at_ns
@@ -464,17 +476,17 @@ class Ledger:
     def _begin(
         self, key: ThreadKey, left_ns: int, from_ns: int, state: int, states: int, walked: Walked | None
     ) -> None:
-        """A wait in progress that no snapshot has shown: where the walk says, or else short for now."""
+        """Add a wait in progress that no snapshot has shown: at the stack from the task scan, or as short for now."""
         kernel, wake, holder = SHORT, NO_WAKE, NO_HOLDER
-        self._restless.add(key)
+        self._unsettled.add(key)
         self._begun.add(key)
         if states and not state & states:
             kernel = FILTERED
         elif walked is not None and walked.left_ns == left_ns and walked.kernel is not None:
             kernel, wake, holder = walked.kernel, walked.wake, walked.holder
             if kernel >= FIRST_STACK and not state & layout.RUNNING and not walked.runnable:
-                self._restless.discard(key)
-        since_ns, bound, call, arguments = _told(walked, left_ns) or _UNTOLD
+                self._unsettled.discard(key)
+        since_ns, bound, call, arguments = _wait_details(walked, left_ns) or _NO_DETAILS
         self.waiting[key] = Waiting(
             SiteKey(key.pid, key.tid, kernel, NO_STACK, wake),
             left_ns,
@@ -490,12 +502,14 @@ class Ledger:
         )
 
     def _begin_new(self, one: Walked, record: ThreadRecord | None, at_ns: int, states: int, delta: _Delta) -> None:
-        """A new thread waits for its first CPU: nothing but the scan of the tasks reports that. `record`: what it did
-        in this tick, or what a thread did that had its id before."""
+        """Add a new thread's wait for its first CPU, which only the task scan reports.
+
+        `record` is what the thread did in this tick, or what a previous owner of its tid did.
+        """
         was = self.waiting.get(one.key)
         if (record and record.born_ns >= one.born_ns) or (was and was.left_ns == one.left_ns):
             return
-        self._leave_to_late(one.key, delta)
+        self._settle_as_shown(one.key, delta)
         self._born_ns[one.key] = one.born_ns
         self._begin(one.key, one.left_ns, min(one.left_ns, at_ns), one.state, states, one)
 
@@ -509,36 +523,41 @@ class Ledger:
         max_ns: int,
         delta: _Delta,
     ) -> None:
-        """A new thread has its first CPU. The time that it waited passed in this tick, or before; as a wait it counts
-        when its record comes, which may be much later: it has not been switched out yet."""
-        whose, until_ns = (one.key, one.born_ns), one.left_ns + one.first_ns
-        if until_ns > at_ns or (record and record.born_ns >= one.born_ns) or self._late.shown_of(whose):
+        """Settle a new thread's wait for its first CPU.
+
+        The time passed in this tick or before. As a wait it counts when the thread's record arrives, which may be much
+        later: the thread has not been switched out yet.
+        """
+        identity, until_ns = (one.key, one.born_ns), one.left_ns + one.first_ns
+        if until_ns > at_ns or (record and record.born_ns >= one.born_ns) or self._late.shown_of(identity):
             return
         was = self.waiting.get(one.key)
         if was and was.left_ns == one.left_ns:
             until_ns = until_ns if one.key in self._begun else max(until_ns, self._snapshot_ns)
         else:
-            self._leave_to_late(one.key, delta)
+            self._settle_as_shown(one.key, delta)
             self._born_ns[one.key] = one.born_ns
             self._begin(one.key, one.left_ns, one.left_ns, layout.RUNNING | layout.TASK_NEW, states, None)
         self._place(one.key, None, until_ns, min_ns, states, max_ns, delta)
         self._settle(one.key, self.waiting.pop(one.key), delta, until_ns=until_ns)
-        self._late.keep_shown(whose, one.left_ns, until_ns)
+        self._late.keep_shown(identity, one.left_ns, until_ns)
 
-    def _leave_to_late(self, key: ThreadKey, delta: _Delta) -> None:
-        """A wait in progress, if there is one, is of a thread that had this id before."""
+    def _settle_as_shown(self, key: ThreadKey, delta: _Delta) -> None:
+        """Settle a wait in progress that belongs to a previous owner of the tid or a written-off thread.
+
+        It is kept as shown in case a record of that thread still arrives.
+        """
         was = self.waiting.pop(key, None)
         if was and key not in self._begun:
             self._late.keep_shown((key, self._born_ns.get(key, 0)), was.left_ns, self._snapshot_ns)
             self._settle(key, was, delta)
 
     def _prime(self, walked: Sequence[Walked], walk_ns: int, at_ns: int, states: int, delta: _Delta) -> None:
-        """Take over the word of the walk that began at `walk_ns` on who waits: some may have begun before anybody
-        watched."""
+        """Adopt the waits in progress from the task scan that began at `walk_ns`: some began before tracing did."""
         seen = {one.key for one in walked}
         for key in [key for key, w in self.waiting.items() if key not in seen and w.left_ns < walk_ns]:
-            self._leave_to_late(key, delta)
-            self._restless.discard(key)
+            self._settle_as_shown(key, delta)
+            self._unsettled.discard(key)
         for one in walked:
             if one.key not in self.waiting and one.kernel is not None:
                 self._born_ns[one.key] = max(one.born_ns, self._born_ns.get(one.key, 0))
@@ -555,13 +574,13 @@ class Ledger:
         delta: _Delta,
         has_snapshot: bool = True,
     ) -> None:
-        """Where a wait in progress stands at this tick, and how much of it is run queue."""
+        """Update a wait in progress: its site at this tick, and how much of it is run queue."""
         w = self.waiting.get(key)
         if w is None:
-            self._restless.discard(key)
+            self._unsettled.discard(key)
             return
         if walked is not None and walked.left_ns != w.left_ns:
-            walked = None  # the walk saw an earlier wait of this thread
+            walked = None  # the scan saw an earlier wait of this thread
         site = w.site
         kernel, wake, age_ns = site.kernel, site.wake, at_ns - w.left_ns
         if (states and not w.state & states) or (max_ns and age_ns > max_ns):
@@ -573,7 +592,7 @@ class Ledger:
         user = NO_STACK if kernel < FIRST_STACK else w.user
         if (kernel, user, wake) != site[2:]:
             site = SiteKey(key.pid, key.tid, kernel, user, wake)
-        from_ns = max(w.from_ns, min(w.left_ns, at_ns))  # it may have left just after its first snapshot
+        from_ns = max(w.from_ns, min(w.left_ns, at_ns))  # it may have been switched out just after its first snapshot
         runqueue_ns = w.runqueue_ns
         if site != w.site and from_ns < self._snapshot_ns and key not in self._begun:
             if w.site.kernel in PLACELESS or site.kernel in PLACELESS:
@@ -586,17 +605,17 @@ class Ledger:
             runqueue_ns = so_far_ns
         elif has_snapshot and walked is not None and walked.runnable and walked.queued_ns:
             ready_ns = at_ns - max(w.left_ns, walked.queued_ns)
-            grown_ns = runqueue_ns + at_ns - max(from_ns, self._snapshot_ns)  # what was shown blocked stays so
+            grown_ns = runqueue_ns + at_ns - max(from_ns, self._snapshot_ns)  # time shown as blocked stays blocked
             runqueue_ns = max(runqueue_ns, min(ready_ns, grown_ns, so_far_ns))
         if site.kernel in (SHORT, FILTERED, NO_STACK) or runqueue_ns:
-            self._restless.add(key)
+            self._unsettled.add(key)
         else:
-            self._restless.discard(key)
+            self._unsettled.discard(key)
         if site is not w.site or from_ns != w.from_ns or runqueue_ns != w.runqueue_ns:
             w = self.waiting[key] = w._replace(site=site, from_ns=from_ns, runqueue_ns=runqueue_ns)
-        told = _told(walked, w.left_ns)
-        if told and told != (w.since_ns, w.bound, w.call, w.arguments):
-            since_ns, bound, call, arguments = told
+        details = _wait_details(walked, w.left_ns)
+        if details and details != (w.since_ns, w.bound, w.call, w.arguments):
+            since_ns, bound, call, arguments = details
             w = self.waiting[key] = w._replace(since_ns=since_ns, bound=bound, call=call, arguments=arguments)
         if walked is not None and walked.holder != w.holder:
             self.waiting[key] = w._replace(holder=walked.holder)
@@ -632,7 +651,7 @@ class Ledger:
                 self._sites_of.setdefault(key.thread, []).append(key)
 
     def _give_back(self, keys: Sequence[ThreadKey], at_ns: int) -> None:
-        """Threads that ended before the last snapshot: their sums stay, under EXITED."""
+        """Move the sums of threads that exited before the last snapshot to EXITED."""
         for key in keys:
             self.threads.move(key, EXITED)
             self._runs.forget(key)
@@ -657,15 +676,15 @@ class Ledger:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
 
 
-def _told(walked: Walked | None, left_ns: int) -> tuple[int, Bound, int, tuple[int, ...]] | None:
-    """What the walk said of the wait that began at `left_ns`, with its stack; the fields of Waiting."""
+def _wait_details(walked: Walked | None, left_ns: int) -> tuple[int, Bound, int, tuple[int, ...]] | None:
+    """The Waiting fields from the task scan for the wait that began at `left_ns`, if the scan has its stack."""
     if walked is None or walked.left_ns != left_ns or walked.kernel is None:
         return None
     return walked.since_ns, walked.bound, walked.call, walked.arguments
 
 
 def _kind(r: ThreadRecord) -> int:
-    """Of the first wait of a record."""
+    """Kind of a record's first wait."""
     return r.first_kind & ~layout.KIND_NEW
 
 

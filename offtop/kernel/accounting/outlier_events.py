@@ -1,8 +1,8 @@
-"""Waits that have reached their mark, out of the kernel side's ring buffer; and the marks, which it is told in turn.
+"""Outliers from the BPF programs' ring buffer, and the thresholds that are loaded into BPF for them.
 
-It knows a mark by kernel stack and program. What it has none for it hands out from the lowest of all marks on: then
-it is told. Such a wait goes no further where it has not reached its own mark, for on a machine with too few CPUs all
-waits of all programs that come and go are among them.
+BPF keeps a threshold for each pair of kernel stack and program. For a pair that it has none for, it reports every wait
+above the lowest threshold of all; user space then loads the pair's own threshold. Such a wait is dropped if it has not
+reached its own threshold: on a machine short of CPUs, waits of every short-lived program are among them.
 """
 
 from collections.abc import Callable
@@ -13,75 +13,75 @@ from offtop.model.values.catalog import Book, SiteKey
 from offtop.model.values.outlier import Caught, Marks
 
 Locate = Callable[[int, int, int, int, int], SiteKey]
-"""(pid, tid, raw kernel stack id, raw user stack id, raw id of the wake) → site."""
+"""(pid, tid, raw kernel stack id, raw user stack id, raw wake id) → site."""
 KernelStack = Callable[[int], int]
-"""Raw kernel stack id → the book's."""
+"""Raw kernel stack id → catalog id."""
 
 _Known = tuple[str, int, tuple[int, int]]
-"""Program, kernel stack (the book's id), and the marks of such waits."""
+"""Program, kernel stack (catalog id), and the thresholds for such waits (blocked, run queue) in ns."""
 
 
 class Catcher:
-    """For the thread that reads. Close it."""
+    """Reads outliers and loads thresholds. For the polling thread; call close() at the end."""
 
     def __init__(self, ring: Map, marks: Map, book: Book, locate: Locate, kernel_stack: KernelStack) -> None:
-        """Raises OSError where the ring buffer cannot be read."""
+        """Open the ring buffer. Raises OSError if it cannot be read."""
         self._map, self._book, self._locate, self._kernel_stack = marks, book, locate, kernel_stack
         self._raw: list[bytes] = []
-        self._told: dict[bytes, _Known] = {}
-        """What the kernel side knows, by its key."""
-        self._marks: Marks | None = None
+        self._loaded: dict[bytes, _Known] = {}
+        """What is loaded into BPF, by its map key."""
+        self._thresholds: Marks | None = None
         self._version = -1
         self._ring = libbpf.RingBuffer(ring.fd, self._raw.append)
 
     def take(self, marks: Marks | None) -> list[Caught]:
-        """Those since the last call. `marks`: what is wanted from now on."""
+        """Return the outliers since the last call. `marks`: the thresholds from now on."""
         self._ring.consume()
         raw, self._raw[:] = [*self._raw], []
         if marks is None:
             return []
-        if marks is not self._marks or marks.version != self._version:
-            self._marks, self._version = marks, marks.version
-            self._tell_anew(marks)
+        if marks is not self._thresholds or marks.version != self._version:
+            self._thresholds, self._version = marks, marks.version
+            self._reload(marks)
         return [one for one in (self._caught(one, marks) for one in raw) if one]
 
     def forget(self) -> None:
-        """What the kernel side was told is not so any more: its stacks have other names, and so other marks."""
-        for of in self._told:
-            self._map.delete(of)
-        self._told.clear()
+        """Delete all thresholds in BPF: the kernel's symbols have changed, so stacks and their thresholds differ."""
+        for key in self._loaded:
+            self._map.delete(key)
+        self._loaded.clear()
 
     def close(self) -> None:
         self._ring.close()
 
     def _caught(self, raw: bytes, marks: Marks) -> Caught | None:
-        """None: it is shorter than its mark, of which the kernel side had not been told."""
-        left_ns, back_ns, runqueue_ns, kernel, user, wake, pid, tid, state, cpu, of = layout.CAUGHT.unpack(raw)
-        known = self._told.get(of)
+        """Return None if it is below its threshold, which had not been loaded into BPF."""
+        left_ns, back_ns, runqueue_ns, kernel, user, wake, pid, tid, state, cpu, key = layout.CAUGHT.unpack(raw)
+        known = self._loaded.get(key)
         if known is None:
-            known = self._tell(of, marks)
+            known = self._load(key, marks)
         program, _, (blocked_ns, ready_ns) = known
         if back_ns - left_ns - runqueue_ns < blocked_ns and runqueue_ns < ready_ns:
             return None
         return Caught(self._locate(pid, tid, kernel, user, wake), left_ns, back_ns, runqueue_ns, state, cpu, program)
 
-    def _tell(self, of: bytes, marks: Marks) -> _Known:
-        if len(self._told) >= self._map.entries // 2:
+    def _load(self, key: bytes, marks: Marks) -> _Known:
+        if len(self._loaded) >= self._map.entries // 2:
             self.forget()
-        raw_kernel, name = layout.MARK_KEY.unpack(of)
+        raw_kernel, name = layout.MARK_KEY.unpack(key)
         program, kernel = layout.text_of(name), self._kernel_stack(raw_kernel)
         marks_ns = marks.marks_ns(program, kernel, self._book)
-        self._map.update(of, layout.MARK.pack(*marks_ns))
-        self._told[of] = program, kernel, marks_ns
-        return self._told[of]
+        self._map.update(key, layout.MARK.pack(*marks_ns))
+        self._loaded[key] = program, kernel, marks_ns
+        return self._loaded[key]
 
-    def _tell_anew(self, marks: Marks) -> None:
-        for of, (program, kernel, was_ns) in list(self._told.items()):
-            if kernel not in self._book.stacks:  # given back: it is told when it comes again
-                self._map.delete(of)
-                del self._told[of]
+    def _reload(self, marks: Marks) -> None:
+        for key, (program, kernel, loaded_ns) in list(self._loaded.items()):
+            if kernel not in self._book.stacks:  # evicted: loaded again at its next wait
+                self._map.delete(key)
+                del self._loaded[key]
                 continue
             marks_ns = marks.marks_ns(program, kernel, self._book)
-            if marks_ns != was_ns:
-                self._map.update(of, layout.MARK.pack(*marks_ns))
-                self._told[of] = program, kernel, marks_ns
+            if marks_ns != loaded_ns:
+                self._map.update(key, layout.MARK.pack(*marks_ns))
+                self._loaded[key] = program, kernel, marks_ns

@@ -1,5 +1,4 @@
-"""What the kernel side tells of a tick beside the records of threads, for the ledger: who waits, who ran, what ended
-where."""
+"""Records of one tick for the ledger, besides the per-thread records: waits in progress, run times, finished waits."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -14,70 +13,73 @@ from offtop.model.values.wake import NO_WAKE
 
 
 class Walked(NamedTuple):
-    """What the task walk says of one thread that is off CPU."""
+    """One off-CPU thread, as the task scan found it."""
 
     key: ThreadKey
     left_ns: int
     runnable: bool
     queued_ns: int
-    """In the run queue since, on our clock; 0: not known."""
+    """Start of its time on the run queue (CLOCK_MONOTONIC), or 0 if unknown."""
     kernel: int | None
-    """Stack id; None where the walk gave no stack."""
+    """Stack id, or None if the scan did not collect the stack."""
     state: int = 1
-    """As records have it: layout.RUNNING, or the kernel's."""
+    """The task's state as in ThreadRecord: layout.RUNNING, or the kernel's bits."""
     since_ns: int = 0
-    """When the wait began, on our clock, if that was before left_ns; 0: it began at left_ns."""
+    """Start of the wait (CLOCK_MONOTONIC) if it was before left_ns; 0 if it began at left_ns."""
     bound: Bound = Bound.EXACT
     call: int = -1
     arguments: tuple[int, ...] = ()
     wake: int = NO_WAKE
-    """Id of what says what it waits on."""
+    """Id of the catalog entry for the object it waits on."""
     holder: Holder = NO_HOLDER
-    """Who holds the lock of the kernel's that it waits for."""
+    """The thread that holds the kernel lock it waits for."""
     born_ns: int = 0
-    """As ThreadRecord has it."""
+    """As in ThreadRecord."""
 
 
 class Started(NamedTuple):
-    """A thread is on its first CPU: its wait for that is over, and will be in its record when it is switched out."""
+    """A new thread on its first CPU.
+
+    Its wait for that CPU is over, and will be in its record once the thread is switched out.
+    """
 
     key: ThreadKey
     left_ns: int
-    """When that wait began, on our clock: first_left_ns of the record."""
+    """Start of that wait (CLOCK_MONOTONIC): first_left_ns of the record."""
     first_ns: int
-    """How long it was."""
+    """Length of that wait."""
     born_ns: int
-    """As ThreadRecord has it."""
+    """As in ThreadRecord."""
 
 
 class Ran(NamedTuple):
-    """What the walk says of a thread's time on a CPU."""
+    """A thread's CPU time, from the task scan or from its exit record."""
 
     key: ThreadKey
     exec_ns: int
-    """In all."""
+    """Total since the thread began."""
     start_ns: int
-    """When the thread began, on our clock."""
+    """Start time of the thread (CLOCK_MONOTONIC)."""
     at_ns: int = 0
-    """When that was; 0: at the end of the tick, or since then it has not run."""
+    """When exec_ns was read. 0 if that was at the end of the tick, or if the thread has not run since."""
     off_ns: int = 0
-    """What its record of the tick had of off-CPU time by then."""
+    """Off-CPU time that its record of this tick contained at at_ns."""
     ended: bool = False
-    """It is what it had run at its end."""
+    """True if the thread has exited: exec_ns is final."""
     born_ns: int = 0
-    """As ThreadRecord has it; of one that has ended."""
+    """As in ThreadRecord. Set only if the thread has exited."""
 
 
 class Ended(NamedTuple):
-    """What ended where in a tick: a row for each of `keys`, which may repeat."""
+    """Finished waits of one tick by site: one row for each of `keys`, which may repeat."""
 
     keys: list[SiteKey]
     numbers: Ints
-    """(n, 4): the fields of SiteTotals but the histogram."""
+    """(n, 4): the fields of SiteTotals except the histogram."""
     lanes: Ints
     """(n, 40)"""
     born_ns: Sequence[int] = ()
-    """Of each row that of layout.ThreadRecord; none: all are 0."""
+    """One value per row, as in layout.ThreadRecord. Empty if all are 0."""
 
     @classmethod
     def of(cls, entries: Iterable[tuple[SiteKey, SiteTotals]]) -> "Ended":
