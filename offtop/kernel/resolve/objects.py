@@ -1,7 +1,8 @@
-"""Says in people's words what a thread waits on: of a struct object, as the kernel side found it.
+"""Describes what a thread waits on for people: a kernel object, as the BPF programs found it.
 
-Most of it is in there. What only /proc tells (the path of a file, which file a shared futex lies in) is looked up so
-many times a tick, and remembered: a tick never waits long for it, and what there was no time for is told by its number.
+Most of it is in the record. What only /proc knows (the path of a file, which file holds a shared futex) is looked up, a
+limited number of times per tick, and cached, so that a tick never waits long for it. An object whose lookup did not fit
+into the tick is shown by its number.
 """
 
 import os
@@ -17,17 +18,17 @@ from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.model.values.catalog import Book
 from offtop.model.values.wake import NO_OBJECT, UNIX, Object
 
-_KNOWN = 65_536
-_LOOKED_AT_TICKS = 10
-"""How long what was found out of a descriptor is taken to be so."""
-_LOOKS = 50
-"""In a tick: of 20 µs each."""
-_LOOKS_OF_MAPS = 10
-"""What reading a process's mappings counts for."""
+_MAX_CACHED = 65_536
+_CACHE_TICKS = 10
+"""How long the object behind a descriptor is cached, in ticks."""
+_LOOKUPS = 50
+"""Lookups per tick, 20 µs each."""
+_MAPPING_LOOKUPS = 10
+"""How many lookups reading a process's mappings counts as."""
 _ANONYMOUS = 0x09041934
-"""Magic number of a file system (include/uapi/linux/magic.h)."""
+"""Magic number of anon_inodefs (include/uapi/linux/magic.h)."""
 _LOCKS = {layout.LOCK_SEMAPHORE: "semaphore", layout.LOCK_RWSEM: "rwsem"}
-"""All others are mutexes."""
+"""Kinds of kernel lock; all others are mutexes."""
 _MINOR_BITS = 20
 _PROTOCOLS = {6: "tcp", 17: "udp"}
 _TCP = 6
@@ -35,60 +36,62 @@ _STATES = (
     *("", "established", "syn-sent", "syn-recv", "fin-wait-1", "fin-wait-2", "time-wait", "close", "close-wait"),
     *("last-ack", "listen", "closing", "syn-recv"),
 )
-"""include/net/tcp_states.h; the words are those of ss(8)."""
+"""By number in include/net/tcp_states.h, in the words of ss(8)."""
 _ANY_CHILD, _CHILD, _GROUP = range(3)
-"""What waitid(2) calls P_ALL, P_PID and P_PGID."""
+"""P_ALL, P_PID and P_PGID of waitid(2)."""
 _MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ...(.) ([0-9a-f]+) [0-9a-f:]+ (\d+) *(.*)")
 
 
 class Objects:
-    """For the polling thread."""
+    """Describes wait objects. For the polling thread."""
 
     def __init__(self, book: Book, reads: Channel, variable: Callable[[int], str] = lambda _: "") -> None:
-        """`reads`: by which the mappings of processes are read. `variable`: what the kernel calls its own that lies at
-        an address; empty: nobody knows."""
+        """`reads` reads the mappings of processes. `variable` returns the name of the kernel variable at an address, or
+        ""."""
         self._book, self._reads, self._variable = book, reads, variable
-        self._known: dict[tuple[int, ObjectRecord], Object] = {}
-        self._private: dict[tuple[int, int], int] = {}
-        """Who waits, and on what by where that is in the kernel, which nobody needs to know, → a number of ours. In
-        another process the same place may have become something else; but locks are everybody's (0)."""
+        self._cache: dict[tuple[int, ObjectRecord], Object] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
+        """(pid, kernel address of the object) → a number of ours, since nobody needs to see the address.
+
+        It is by process because an address may be reused for another object; kernel locks are shared by all (pid 0).
+        """
         self._next_number = 1
         self._ticks = 0
-        self._left = _LOOKS
+        self._lookups_left = _LOOKUPS
         self.epolls: dict[Object, int] = {}
-        """A descriptor of each, by which its process waited on it last."""
-        self._was_refused = False
-        """The last one would have needed a look, and there were too many."""
+        """Epoll → the descriptor by which its process last waited on it."""
+        self._was_deferred = False
+        """True if the last object needed a lookup that did not fit into this tick."""
 
     def of(self, pid: int, found: ObjectRecord) -> tuple[Object, bool]:
-        """What a thread of that process waits on; and whether more of it may be known in a later tick."""
-        known = self._known.get((pid, found))
+        """Return what a thread of that process waits on, and whether a later tick may know more."""
+        known = self._cache.get((pid, found))
         if known is not None:
             return known, False
-        self._was_refused = False
-        told = self._told(pid, found)
-        if not self._was_refused:
-            self._known[pid, found] = told
-        return told, self._was_refused
+        self._was_deferred = False
+        resolved = self._resolve(pid, found)
+        if not self._was_deferred:
+            self._cache[pid, found] = resolved
+        return resolved, self._was_deferred
 
     def tick(self) -> None:
-        """Another one has begun."""
-        self._left = _LOOKS
+        """Start a new tick."""
+        self._lookups_left = _LOOKUPS
         self._ticks += 1
-        if self._ticks % _LOOKED_AT_TICKS == 0 or len(self._known) >= _KNOWN:
-            self._known.clear()  # a descriptor may be another file's by now
-        if len(self._private) >= _KNOWN:
-            self._private.clear()
-        if len(self.epolls) >= _KNOWN:
+        if self._ticks % _CACHE_TICKS == 0 or len(self._cache) >= _MAX_CACHED:
+            self._cache.clear()  # a descriptor may refer to another file by now
+        if len(self._numbers) >= _MAX_CACHED:
+            self._numbers.clear()
+        if len(self.epolls) >= _MAX_CACHED:
             self.epolls.clear()
 
-    def _may_look(self, looks: int = 1) -> bool:
-        self._was_refused = self._left < looks
-        if not self._was_refused:
-            self._left -= looks
-        return not self._was_refused
+    def _take_lookups(self, lookups: int = 1) -> bool:
+        self._was_deferred = self._lookups_left < lookups
+        if not self._was_deferred:
+            self._lookups_left -= lookups
+        return not self._was_deferred
 
-    def _told(self, pid: int, found: ObjectRecord) -> Object:
+    def _resolve(self, pid: int, found: ObjectRecord) -> Object:
         match found.kind:
             case layout.OBJECT_FUTEX | layout.OBJECT_FUTEX_WAIT:
                 return self._futex(pid, found)
@@ -105,16 +108,15 @@ class Objects:
                 return NO_OBJECT
 
     def _futex(self, pid: int, found: ObjectRecord) -> Object:
-        shared = "" if found.how or not self._may_look(_LOOKS_OF_MAPS) else self._shared(pid, found.argument)
+        shared = "" if found.how or not self._take_lookups(_MAPPING_LOOKUPS) else self._shared_at(pid, found.argument)
         return Object("futex", shared) if shared else Object("futex", f"{found.argument:#x}", pid)
 
-    def _shared(self, pid: int, address: int) -> str:
-        """Where a futex lies in what several processes have mapped: a file and an offset; empty: in the process's own
-        memory, or nobody knows."""
+    def _shared_at(self, pid: int, address: int) -> str:
+        """The file and offset of a futex in shared memory; "" if it is in private memory or unknown."""
         try:
             found = _MAPPING.match(self._reads.ask(pid, "mapping_of", pid, address))
         except TimeoutError:
-            self._was_refused = True  # a later tick may know
+            self._was_deferred = True  # a later tick may read it in time
             return ""
         if not found or found[3] != b"s":
             return ""
@@ -128,14 +130,14 @@ class Objects:
         if found.magic == layout.MAGIC_SOCKETS:
             return self._socket(found)
         if found.magic == _ANONYMOUS:
-            return self._nameless(pid, found)
+            return self._anonymous(pid, found)
         return Object("file", self._path(pid, found))
 
     def _path(self, pid: int, found: ObjectRecord) -> str:
         if found.magic == layout.MAGIC_PIPES:
             return f"pipe:[{found.inode}]"
         is_open = found.argument != layout.NO_DESCRIPTOR
-        name = _name_of(pid, found.argument, found.inode) if is_open and self._may_look() else ""
+        name = _name_of(pid, found.argument, found.inode) if is_open and self._take_lookups() else ""
         device = f"{found.device >> _MINOR_BITS}:{found.device & (1 << _MINOR_BITS) - 1}"
         return name or f"inode {found.inode} of {device}"
 
@@ -153,24 +155,24 @@ class Objects:
             case _:
                 return Object(kind, self._variable(found.file) or f"{kind}#{self._number_of(0, found.file)}")
 
-    def _number_of(self, pid: int, at: int) -> int:
-        number = self._private.get((pid, at))
+    def _number_of(self, pid: int, address: int) -> int:
+        number = self._numbers.get((pid, address))
         if number is None:
-            number = self._private[pid, at] = self._next_number
+            number = self._numbers[pid, address] = self._next_number
             self._next_number += 1
         return number
 
-    def _nameless(self, pid: int, found: ObjectRecord) -> Object:
+    def _anonymous(self, pid: int, found: ObjectRecord) -> Object:
         number = self._number_of(pid, found.file)
         kind = "epoll"
         if found.kind != layout.OBJECT_EPOLL:
-            name = _name_of(pid, found.argument, 0) if self._may_look() else ""
+            name = _name_of(pid, found.argument, 0) if self._take_lookups() else ""
             kind = name.removeprefix("anon_inode:").strip("[]") if name.startswith("anon_inode:") else "file"
             kind = "epoll" if kind == "eventpoll" else kind
-        told = Object(kind, f"{kind}#{number}", pid)
+        resolved = Object(kind, f"{kind}#{number}", pid)
         if found.kind == layout.OBJECT_EPOLL:
-            self.epolls[told] = found.argument
-        return told
+            self.epolls[resolved] = found.argument
+        return resolved
 
     def _socket(self, found: ObjectRecord) -> Object:
         name = f"socket:[{found.inode}]"
@@ -192,7 +194,7 @@ class Objects:
 
 
 def _address(family: int, raw: bytes) -> str:
-    """`10.0.0.5`, `[::1]`; `*` for all of the machine's own."""
+    """`10.0.0.5` or `[::1]`; `*` for any local address."""
     if family == layout.FAMILY_IPV4:
         four = IPv4Address(raw[:4])
     else:
@@ -204,24 +206,26 @@ def _address(family: int, raw: bytes) -> str:
 
 
 def _child(pid: int, found: ObjectRecord) -> Object:
-    """Whose end is waited for."""
-    whose = (found.argument & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
+    """The process or processes whose exit is awaited."""
+    target = (found.argument & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
     how = found.how
     if found.kind == layout.OBJECT_CHILD:
-        how = _CHILD if whose > 0 else _ANY_CHILD if whose == -1 else _GROUP
-        whose = abs(whose)
+        how = _CHILD if target > 0 else _ANY_CHILD if target == -1 else _GROUP
+        target = abs(target)
     if how == _CHILD:
-        return Object("child", str(whose))
+        return Object("child", str(target))
     if how == _GROUP:
-        return Object("child", f"child (of group {whose})" if whose else "child (of its group)", pid)
+        return Object("child", f"child (of group {target})" if target else "child (of its group)", pid)
     return Object("child", "child (any)", pid) if how == _ANY_CHILD else NO_OBJECT
 
 
 def _name_of(pid: int, fd: int, inode: int) -> str:
-    """Of what a descriptor is open on; empty where that is another `inode` by now; 0: any will do. It asks no file
-    system, which may be what everybody waits for, and takes no lock of the process's memory."""
+    """The name of the file that a descriptor refers to; "" if it is another inode by now (`inode` 0 accepts any).
+
+    This calls into no file system, which may be what everybody waits for, and takes no lock of the process's memory.
+    """
     with suppress(OSError):
-        told = inode and re.search(r"^ino:\t(\d+)$", Path(f"/proc/{pid}/fdinfo/{fd}").read_text(), re.MULTILINE)
-        if not told or int(told[1]) == inode:  # not told before 3845f256a8b5, 5.14
+        now = inode and re.search(r"^ino:\t(\d+)$", Path(f"/proc/{pid}/fdinfo/{fd}").read_text(), re.MULTILINE)
+        if not now or int(now[1]) == inode:  # reported since 3845f256a8b5, 5.14
             return os.fsencode(Path(f"/proc/{pid}/fd/{fd}").readlink()).decode(errors="replace")
     return ""

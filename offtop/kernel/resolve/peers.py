@@ -1,12 +1,13 @@
-"""Finds who is at the other end of pipes and sockets, and what epolls watch: by a worker, when somebody asks.
+"""Finds the processes at the other end of pipes, sockets and file locks, and what epolls watch, in a worker thread.
 
-Whose a pipe is, or a socket, only /proc/PID/fd tells, and that of every process has to be read: 4 to 7 µs for each
-open file, 1.1 s of one CPU for 10,000 processes with 16 files each. So it is read for all that is asked for at once, a
-bit at a time, at 2 % of a CPU and no more often than every few seconds, and only while something is asked for that is
-not known, or that somebody has closed: to see that takes one look at each. Who opens it in addition is not noticed.
-All pipes and sockets that were met are remembered until the next time, so that who asks for others is answered at once,
-and only what is newer waits for that. Who has the lock of a file is asked of the process that took it first, and of all
-others only where that no more has it: who took it with flock() may have ended, and left it to who has the file open.
+Only /proc/PID/fd says which process has a pipe or socket open, so every process has to be scanned: 4 to 7 µs for each
+open file, 1.1 s of one CPU for 10,000 processes with 16 files each. One scan therefore serves all pending requests. It
+runs in small steps at 2 % of a CPU, no more often than every few seconds, and only if a requested object is unknown or
+one of its holders has closed it (which costs one readlink per holder to check). Additional holders are not noticed.
+
+All pipes and sockets seen are remembered until the next scan, so that requests for others are answered immediately and
+only newer ones wait. For a file lock, the process that took it is checked first, and all others only if it no longer
+holds the lock: a process that took it with flock() may have exited and left it to others that share the open file.
 """
 
 import os
@@ -45,81 +46,82 @@ from offtop.model.values.peers import (
 from offtop.model.values.wake import UNIX, Object
 
 _OLD_S = 10.0
-"""What was told so long ago is looked at again when asked for."""
+"""Age at which a result is checked again on request."""
 _NOTHING_S = 60.0
-"""The same where nobody was found."""
+"""The same if nothing was found."""
 _REST_S, _REST_TIMES = 3.0, 50
-"""From one time that all files are read to the next, at least, and how often what it took of a CPU."""
+"""Time from one scan of all files to the next: at least so many seconds, and so many times the CPU time that it took.
+"""
 _AT_ONCE_S, _PAUSE_TIMES = 0.02, 10
-"""After so much time of a CPU a pause, so many times as long."""
+"""After so much CPU time the worker pauses, so many times as long."""
 _PART = 256
 _MOST_FILES = 1_000_000
-"""On a machine with more of them nobody is told."""
+"""A scan gives up on a machine with more open files than this."""
 _MOST_ASKED = 2_048
 _MOST_TOLD, _MOST_LOOKED_AT = 4_096, 16_384
 _MOST_MET = 200_000
-"""Pipes and sockets that are remembered, at 24 bytes; where more are open none are."""
+"""How many pipes and sockets are remembered, at 24 bytes each; if more are open, none are."""
 _MOST_WATCHED = 1_024
-"""A process that may have more files open is not asked what its epolls watch: the kernel keeps the epoll locked while
-it tells, 1 ms for so many."""
+"""The epolls of a process that may have more files open are not read: the kernel keeps the epoll locked while fdinfo is
+read, 1 ms for this many."""
 _WATCHED_BYTES = _LOCKS_BYTES = 1 << 20
 _READS, _WRITES = 0o400, 0o200
 _EVENTPOLL, _SOCKET, _PIPE = "anon_inode:[eventpoll]", "socket:[", "pipe:["
 _WATCHES = re.compile(r"^tfd: *(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
-"""Of /proc/PID/fdinfo/FD (77493f04b74c, 4.13)."""
+"""A watched descriptor in /proc/PID/fdinfo/FD (77493f04b74c, 4.13)."""
 
 
 class Holder(NamedTuple):
-    """Who has something open."""
+    """A process that has something open."""
 
     pid: int
     fd: str
 
     @property
     def mode(self) -> int:
-        """The bits _READS and _WRITES; 0 where it has been closed."""
+        """The bits _READS and _WRITES; 0 if it was closed."""
         with suppress(OSError):
             return os.lstat(f"/proc/{self.pid}/fd/{self.fd}").st_mode & (_READS | _WRITES)
         return 0
 
 
 class Lock(NamedTuple):
-    """Of a file, that somebody waits for."""
+    """A file lock that a thread waits for."""
 
     line: str
-    """As /proc/locks has it, and fdinfo of who has it, behind its number there."""
+    """Its line in /proc/locks without the number, which is also in fdinfo of its holder."""
     pid: int
-    """Who took it; -1: not told (open file description locks)."""
+    """PID of the process that took it; -1 if unknown (open file description locks)."""
 
 
 class EndsWorker:
-    """Puts into a Book who is at the other end. `tell` is for the thread that polls, all else for any."""
+    """Finds peers and puts them into a catalog. `tell` is for the polling thread, everything else for any thread."""
 
     def __init__(self, book: Book, epolls: Mapping[Object, int]) -> None:
-        """`epolls`: a descriptor by which its process waits on each."""
+        """`epolls`: epoll → the descriptor by which its process waits on it."""
         self._book, self._epolls = book, epolls
         self._asked: dict[Object, int] = {}
-        """And a process that waits on each."""
+        """Requested objects, each with a process that waits on it."""
         self._look_s: dict[Object, float] = {}
-        """When each may be looked at again."""
+        """Object → when it may be looked up again (time.monotonic())."""
         self._found: dict[Object, Ends] = {}
-        """Not yet in the Book."""
+        """Results that are not in the catalog yet."""
         self._holders: dict[str, Sequence[Holder]] = {}
-        """By what /proc/PID/fd calls it; of those that were looked for."""
+        """Holders of the requested pipes and sockets, by link text in /proc/PID/fd."""
         self._lockers: dict[Object, Sequence[int]] = {}
-        """Who had locks that others took, when all files were read."""
-        self._met = np.zeros((0, 3), np.int64)
-        """Of all pipes and sockets when all files were read last: `_code`, process and descriptor."""
-        self._read_s, self._rest_s = float("-inf"), _REST_S
-        """When the files of all processes were read, and how long until they may be again."""
-        self._rested_s = 0.0
-        """Of the thread's time, what it had used when it paused last."""
+        """Processes that held locks taken by others, as of the last scan."""
+        self._scanned = np.zeros((0, 3), np.int64)
+        """All pipes and sockets of the last scan: `_code`, process and descriptor."""
+        self._scanned_at_s, self._rest_s = float("-inf"), _REST_S
+        """When the last scan was, and how long until the next one may start."""
+        self._paused_at_s = 0.0
+        """The worker's CPU time at its last pause."""
         self._closing = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def find(self, waited_on: Mapping[Object, int]) -> None:
-        """Have the Book tell the ends of these, soon; of each, a process that waits on it."""
+        """Request the peers of these objects; the value is a process that waits on the object."""
         now_s = time.monotonic()
         with self._changed:
             for what, pid in waited_on.items():
@@ -133,71 +135,71 @@ class EndsWorker:
             self._changed.notify_all()
 
     def tell(self) -> None:
-        """Put what has been found into the Book: here, so that a recording has it with the tick that shows it first."""
+        """Put new results into the catalog: here, so that a recording has them with the tick that shows them first."""
         if not self._found:
             return
         with self._changed:
             found, self._found = self._found, {}
-        told = self._book.ends
+        known = self._book.ends
         for what, ends in found.items():
-            if told.get(what, NO_ENDS) != ends:
+            if known.get(what, NO_ENDS) != ends:
                 self._book.ends_version += 1
-            if told.pop(what, None) is not None or ends != NO_ENDS:
-                told[what] = ends
-        while len(told) > _MOST_TOLD:
-            del told[next(iter(told))]
+            if known.pop(what, None) is not None or ends != NO_ENDS:
+                known[what] = ends
+        while len(known) > _MOST_TOLD:
+            del known[next(iter(known))]
 
     def close(self) -> None:
-        """Have the thread end when it can. Returns at once; may be called twice."""
+        """Ask the worker to stop, and return immediately. May be called twice."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def _run(self) -> None:
         unknown: dict[Object, int] = {}
-        """What is told by nothing less than reading all files."""
+        """What only a scan of all files can answer."""
         while not self._closing:
             with self._changed:
-                rest_s = self._read_s + self._rest_s - time.monotonic() if unknown else None
+                rest_s = self._scanned_at_s + self._rest_s - time.monotonic() if unknown else None
                 self._changed.wait_for(lambda: self._closing or self._asked, rest_s)
                 asked, self._asked = self._asked, {}
                 self._look_s |= dict.fromkeys(asked, float("inf"))
-            unknown |= self._look(asked)
-            if unknown and not self._closing and time.monotonic() >= self._read_s + self._rest_s:
-                self._read(unknown)
+            unknown |= self._look_up(asked)
+            if unknown and not self._closing and time.monotonic() >= self._scanned_at_s + self._rest_s:
+                self._scan(unknown)
                 unknown = {}
 
-    def _look(self, asked: Mapping[Object, int]) -> dict[Object, int]:
-        """Tell what is known of these; the others."""
+    def _look_up(self, asked: Mapping[Object, int]) -> dict[Object, int]:
+        """Publish what is known without a scan; return the rest."""
         epolls = {what: fd for what in asked if what.kind == EPOLL and (fd := self._epolls.get(what)) is not None}
         for what, fd in epolls.items():
             self._put({what: Ends(members=watched(what.pid, fd))})
-            self._breathe()
+            self._throttle()
         files = {what: pid for what, pid in asked.items() if what.kind == FILE}
         locks = awaited_locks(files)
         likely = {pid for what, lock in locks.items() for pid in (lock.pid, *self._lockers.get(what, ()))}
         lockers = self._lockers_of(locks, likely)
         self._put_lockers({what: lockers.get(what, ()) for what in files if what in lockers or what not in locks})
         sought = other_ends(asked)
-        self._breathe()
-        self._remember(self._met_with({one for one, _ in sought.values() if not self._is_as_it_was(one)}))
-        new = {what for what, (one, _) in sought.items() if not self._is_as_it_was(one)}
-        told = {*epolls, *files, *new}
-        self._put_ends([what for what in asked if what not in told], sought)
+        self._throttle()
+        self._remember(self._scanned_holders({one for one, _ in sought.values() if not self._is_unchanged(one)}))
+        new = {what for what, (one, _) in sought.items() if not self._is_unchanged(one)}
+        handled = {*epolls, *files, *new}
+        self._put_ends([what for what in asked if what not in handled], sought)
         return {what: asked[what] for what in {*new, *locks}.difference(lockers)}
 
-    def _read(self, unknown: Mapping[Object, int]) -> None:
-        """Read all files, and tell of these."""
+    def _scan(self, unknown: Mapping[Object, int]) -> None:
+        """Scan all files, and publish the peers of these objects."""
         files = {what: pid for what, pid in unknown.items() if what.kind == FILE}
         others = {what: pid for what, pid in unknown.items() if what not in files}
         sought, locks = other_ends(others), awaited_locks(files)
-        new = {one for one, _ in sought.values() if not self._is_as_it_was(one)}
+        new = {one for one, _ in sought.values() if not self._is_unchanged(one)}
         began_s = time.thread_time()
         if new:
             self._remember({**dict.fromkeys(new, ()), **self._held(new)})
-        lockers = self._lockers_of(locks, _every_pid()) if locks else {}
+        lockers = self._lockers_of(locks, _pids()) if locks else {}
         if new or locks:
-            self._read_s = time.monotonic()
+            self._scanned_at_s = time.monotonic()
             self._rest_s = max(_REST_S, _REST_TIMES * (time.thread_time() - began_s))
         self._lockers |= lockers
         while len(self._lockers) > _MOST_TOLD:
@@ -210,9 +212,9 @@ class EndsWorker:
         while len(self._holders) > _MOST_TOLD:
             del self._holders[next(iter(self._holders))]
 
-    def _put_ends(self, those: Iterable[Object], sought: Mapping[Object, tuple[str, str]]) -> None:
+    def _put_ends(self, objects: Iterable[Object], sought: Mapping[Object, tuple[str, str]]) -> None:
         found = {what: _ends(self._holders.get(one, ()), role) for what, (one, role) in sought.items()}
-        self._put({what: found.get(what, NO_ENDS) for what in those})
+        self._put({what: found.get(what, NO_ENDS) for what in objects})
 
     def _put_lockers(self, found: Mapping[Object, Sequence[int]]) -> None:
         self._put({what: _ends([Holder(pid, "") for pid in pids], HOLDER) for what, pids in found.items()})
@@ -227,8 +229,8 @@ class EndsWorker:
             while len(self._look_s) > _MOST_LOOKED_AT:
                 del self._look_s[next(iter(self._look_s))]
 
-    def _is_as_it_was(self, one: str) -> bool:
-        """Whether all who had it open still have."""
+    def _is_unchanged(self, one: str) -> bool:
+        """Return whether all known holders still have it open."""
         with suppress(OSError):
             holders = self._holders.get(one, ())
             links = (Path(f"/proc/{holder.pid}/fd/{holder.fd}").readlink() for holder in holders)
@@ -236,64 +238,67 @@ class EndsWorker:
         return False
 
     def _held(self, sought: Collection[str]) -> dict[str, list[Holder]]:
-        """By whom each of these is held open; nothing where there are too many files."""
+        """Scan for the holders of each of these; {} if there are too many files."""
         files = 0
         held: dict[str, list[Holder]] = {}
-        met = array("q")
-        self._met = self._met[:0]
-        for pid in _every_pid():
-            for looked_at, found in _open_in(pid, _is_pipe_or_socket):
-                files += looked_at
+        scanned = array("q")
+        self._scanned = self._scanned[:0]
+        for pid in _pids():
+            for count, found in _open_in(pid, _is_pipe_or_socket):
+                files += count
                 for one, fd in found:
                     if one in sought:
                         held.setdefault(one, []).append(Holder(pid, fd))
-                    if len(met) <= 3 * _MOST_MET:
-                        met.extend((_code(one), pid, int(fd)))
-                self._breathe()
+                    if len(scanned) <= 3 * _MOST_MET:
+                        scanned.extend((_code(one), pid, int(fd)))
+                self._throttle()
                 if self._closing or files > _MOST_FILES:
                     return {}
-        if len(met) <= 3 * _MOST_MET:
-            self._met = np.array(met, np.int64).reshape(-1, 3)
+        if len(scanned) <= 3 * _MOST_MET:
+            self._scanned = np.array(scanned, np.int64).reshape(-1, 3)
         return held
 
     def _lockers_of(self, locks: Mapping[Object, Lock], pids: Iterable[int]) -> dict[Object, list[int]]:
-        """Which of these processes have each lock. All that have the file open that it was taken by have it, whoever
-        took it (`lock:` in fdinfo, 4.1)."""
+        """Find which of these processes hold each lock.
+
+        All processes that share the open file by which it was taken hold it, whichever took it (`lock:` in fdinfo,
+        4.1).
+        """
         of_names: dict[str, list[Object]] = {}
         for what in locks:
             of_names.setdefault(_last_part(what.name), []).append(what)
         files = 0
         found: dict[Object, list[int]] = {}
         for pid in pids:
-            for looked_at, those in _open_in(pid, lambda link: _last_part(link) in of_names):
-                files += looked_at
-                for link, fd in those:
-                    told = locks_by(pid, fd)
+            for count, opened in _open_in(pid, lambda link: _last_part(link) in of_names):
+                files += count
+                for link, fd in opened:
+                    held = locks_by(pid, fd)
                     for what in of_names[_last_part(link)]:
-                        if locks[what].line in told and pid not in found.get(what, ()):
+                        if locks[what].line in held and pid not in found.get(what, ()):
                             found.setdefault(what, []).append(pid)
-                self._breathe()
+                self._throttle()
                 if self._closing or files > _MOST_FILES:
                     return {}
         return found
 
-    def _met_with(self, sought: Collection[str]) -> dict[str, list[Holder]]:
-        """By whom each of these was held open when all files were read last."""
+    def _scanned_holders(self, sought: Collection[str]) -> dict[str, list[Holder]]:
+        """The holders of each of these as of the last scan."""
         of_codes = {_code(one): one for one in sought}
         held: dict[str, list[Holder]] = {}
-        for code, pid, fd in self._met[np.isin(self._met[:, 0], [*of_codes])].tolist():
+        for code, pid, fd in self._scanned[np.isin(self._scanned[:, 0], [*of_codes])].tolist():
             held.setdefault(of_codes[code], []).append(Holder(pid, str(fd)))
         return held
 
-    def _breathe(self) -> None:
-        """Pause, when enough was done without."""
-        used_s = time.thread_time() - self._rested_s
+    def _throttle(self) -> None:
+        """Pause if enough CPU time was used since the last pause."""
+        used_s = time.thread_time() - self._paused_at_s
         if used_s > _AT_ONCE_S:
             self._wait(_PAUSE_TIMES * used_s)
-            self._rested_s = time.thread_time()
+            self._paused_at_s = time.thread_time()
 
     def _wait(self, seconds: float) -> None:
-        """Or until it is closed."""
+        """Sleep, but return early on close()."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing, max(0.0, seconds))
 
@@ -305,16 +310,18 @@ def _code(link: str) -> int:
 
 
 def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]:
-    """What /proc/PID/fd calls the other end of each, and the role of who has it open; of a pipe, which is one for both
-    ends, that depends on how they have."""
+    """Return the link text in /proc/PID/fd of each object's other end, and the role of its holders.
+
+    The role is "" for a pipe, which is the same for both ends: there it depends on each holder's open mode.
+    """
     found = {what: (what.name, "") for what in waited_on if what.kind == PIPE}
     of_processes: dict[int, list[Object]] = {}
     for what, pid in waited_on.items():
         if what.name.startswith(_SOCKET):
             of_processes.setdefault(pid, []).append(what)
-    for pid, those in of_processes.items():
+    for pid, objects in of_processes.items():
         with suppress(OSError), sockets_of(pid) as sockets:
-            for what in those:
+            for what in objects:
                 inode = int(what.name[len(_SOCKET) : -1])
                 if what.kind == UNIX:
                     there, role = sockets.unix_peer(inode), PEER
@@ -327,8 +334,10 @@ def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]
 
 
 def awaited_locks(waited_on: Mapping[Object, int]) -> dict[Object, Lock]:
-    """The lock of each file that the process beside it waits for; nothing where that waits for several, or for none.
-    `1: -> FLOCK ADVISORY WRITE 4242 …` waits for what the line `1: FLOCK …` holds (fs/locks.c)."""
+    """Return the lock of each file that its process waits for; none if that waits for several, or for none.
+
+    `1: -> FLOCK ADVISORY WRITE 4242 …` waits for the holder in the line `1: FLOCK …` (fs/locks.c).
+    """
     held: dict[str, Lock] = {}
     awaited: dict[int, set[str]] = {}
     if not waited_on:
@@ -349,30 +358,30 @@ def awaited_locks(waited_on: Mapping[Object, int]) -> dict[Object, Lock]:
 
 
 def locks_by(pid: int, fd: str) -> set[str]:
-    """The locks of the file that a descriptor is open on which are held by that."""
+    """Return the file locks held by this descriptor's open file."""
     with suppress(OSError), Path(f"/proc/{pid}/fdinfo/{fd}").open("rb") as file:
-        told = file.read(_LOCKS_BYTES).decode().splitlines()
-        return {" ".join(words[2:]) for line in told if (words := line.split())[:1] == ["lock:"]}
+        lines = file.read(_LOCKS_BYTES).decode().splitlines()
+        return {" ".join(words[2:]) for line in lines if (words := line.split())[:1] == ["lock:"]}
     return set()
 
 
 def watched(pid: int, fd: int) -> tuple[tuple[str, int], ...]:
-    """What an epoll watches, by kinds, most first; nothing where that is not known."""
+    """Return what an epoll watches as (kind, count), most frequent first; () if unknown."""
     with suppress(OSError, KeyError, ValueError):
         if int(status_of(pid)["FDSize"]) > _MOST_WATCHED:
             return ()
-        with _files_of(pid) as files:
+        with _fd_directory(pid) as files:
             if os.readlink(str(fd), dir_fd=files) != _EVENTPOLL:
                 return ()
             with Path(f"/proc/{pid}/fdinfo/{fd}").open("rb") as file:
-                told = file.read(_WATCHED_BYTES).decode()
-            kinds = Counter(_kind(files, one, int(inode, 16)) for one, inode in _WATCHES.findall(told))
+                text = file.read(_WATCHED_BYTES).decode()
+            kinds = Counter(_kind(files, one, int(inode, 16)) for one, inode in _WATCHES.findall(text))
         return tuple(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
     return ()
 
 
 def _kind(files: int, fd: str, inode: int) -> str:
-    """Of a descriptor; `other` where it is closed, or another by now, though what it was is watched."""
+    """The kind of a descriptor; `other` if it was closed or reused, even though its old file is still watched."""
     try:
         link = os.readlink(fd, dir_fd=files)
     except OSError:
@@ -387,8 +396,8 @@ def _kind(files: int, fd: str, inode: int) -> str:
 
 
 @contextmanager
-def _files_of(pid: int) -> Generator[int]:
-    """The directory of what a process has open. Raises OSError where it has ended."""
+def _fd_directory(pid: int) -> Generator[int]:
+    """Open /proc/PID/fd. Raises OSError if the process has exited."""
     directory = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield directory
@@ -396,14 +405,13 @@ def _files_of(pid: int) -> Generator[int]:
         os.close(directory)
 
 
-def _every_pid() -> list[int]:
+def _pids() -> list[int]:
     return [int(place.name) for place in Path("/proc").iterdir() if place.name.isdecimal()]
 
 
 def _open_in(pid: int, wanted: Callable[[str], bool]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    """What a process has open of what is wanted, as /proc/PID/fd calls it, and by which descriptor, a part of its files
-    at a time; and how many files those are."""
-    with suppress(OSError), _files_of(pid) as directory:
+    """Yield a process's wanted open files as (link, descriptor), in parts, with the number of files per part."""
+    with suppress(OSError), _fd_directory(pid) as directory:
         with os.scandir(directory) as entries:
             files = [entry.name for entry in entries]
         for first in range(0, len(files), _PART):
@@ -425,12 +433,12 @@ def _is_pipe_or_socket(link: str) -> bool:
 
 
 def _last_part(path: str) -> str:
-    """What it is called in its directory: the rest may differ from one mount namespace to another."""
+    """The last component of a path: the rest may differ between mount namespaces."""
     return os.fsencode(path).decode(errors="replace").rpartition("/")[2]
 
 
 def _ends(holders: Sequence[Holder], role: str) -> Ends:
-    """`role`: of all of them; empty: of a pipe."""
+    """`role`: that of all holders; "" for a pipe."""
     if role:
         return Ends(_side(role, holders))
     modes = [(one, one.mode) for one in holders]
@@ -439,13 +447,13 @@ def _ends(holders: Sequence[Holder], role: str) -> Ends:
 
 
 def _side(role: str, holders: Sequence[Holder]) -> tuple[Side, ...]:
-    """None, where nobody has it open so."""
+    """Return () if there are no holders."""
     pids = [*dict.fromkeys(one.pid for one in holders)]
     return (Side(role, tuple(Process(pid, _comm(pid)) for pid in pids[:NAMED]), len(pids)),) if pids else ()
 
 
 def _comm(pid: int) -> str:
-    """Raw; empty where it has ended."""
+    """Raw name; "" if the process has exited."""
     with suppress(OSError):
         return layout.text_of(Path(f"/proc/{pid}/comm").read_bytes().rstrip(b"\n"))
     return ""

@@ -1,7 +1,7 @@
-"""Turns the kernel side's stack ids into the book's: read once, named by what is mapped where, kept by content.
+"""Resolves BPF stack ids to catalog ids: stacks are read once, symbolized by process, and merged by content.
 
-Kernel stacks are the same when their functions are; user stacks when their (file, offset)s are, whichever
-process they are of and wherever it has its libraries. So forked workers share their stacks.
+Kernel stacks are equal if their functions are; user stacks if their (file, offset) pairs are, in any process and
+wherever its libraries are mapped. So forked workers share their stacks.
 """
 
 import platform
@@ -39,27 +39,28 @@ from offtop.model.values.stack import (
 )
 
 _TRACER_FRAMES = 12
-_MOST_WALKED = 16_384
-"""Stale words of a thread's stack make a few more of them than there are stacks."""
+_MAX_SCANNED = 16_384
+"""Limit of the cache for scanned stacks: stale words on a thread's stack make a few more keys than there are stacks."""
 
 _SIGNED = 0xFFFF << 48 if platform.machine() == "aarch64" else 0
-"""What arm64 may have signed of a return address in the kernel (CONFIG_ARM64_PTR_AUTH_KERNEL): else it is all ones."""
+"""Bits of a kernel return address that arm64 may have signed (CONFIG_ARM64_PTR_AUTH_KERNEL). Unsigned they are all
+ones."""
 
 KernelFrame = Callable[[int], Frame]
 """Address → frame."""
 UserFrames = Callable[[int, Sequence[int]], tuple[Frame, ...]]
 """(pid, addresses leaf first) → frames."""
 WithPython = Callable[[int, tuple[Frame, ...], Sequence[int], bool], tuple[tuple[Frame, ...], bool]]
-"""(pid, frames, Python's own as the kernel side has them, whether the frames go to where the thread began) → all in one
-stack, and whether some may be at another place."""
+"""(pid, frames, Python frames from BPF, whether the frames reach the start of the thread) → both kinds of frame in one
+stack, and whether some may be misplaced."""
 Copied = Callable[[int], OfCopy | None]
-"""Id of a copy → what it was, and has become of it; None: it was lost."""
+"""Copy id → the copy and its result; None if it was lost."""
 CalledExec = Callable[[int], int | None]
-"""pid → which program it runs by now, as `runs` has it; None: the one that it ran at first."""
+"""pid → number of its current program, as in `runs`; None if that is still the first one."""
 _END = layout.END_UNSURE - 1
 _PYTHON_COUNT = (1 << layout.END_GENERATION - layout.END_PYTHON) - 1
-_NO_PROGRAM = (Frame(GONE, 0),)
-"""Of a process that has ended, or runs another program by now."""
+_EXITED_STACK = (Frame(GONE, 0),)
+"""Stack of a process that exited or called exec() since."""
 _ENDS = {
     layout.END_WHOLE: WHOLE,
     layout.END_LINKED: LINKED,
@@ -73,13 +74,13 @@ _ENDS = {
 
 
 def _stack_of(value: bytes | memoryview) -> tuple[tuple[int, ...], int]:
-    """Addresses, leaf first, and layout.END_*."""
+    """Addresses, leaf first, and one of layout.END_* with its flags."""
     depth, end, *frames = layout.STACK.unpack(value)
     return tuple(frames[: min(depth, layout.FRAMES)]), end
 
 
 class Stacks:
-    """Gives sites their stack ids, and the book its stacks."""
+    """Assigns stack ids to sites and adds stacks to the catalog."""
 
     def __init__(
         self,
@@ -96,9 +97,8 @@ class Stacks:
         has_rule: Callable[[Frame], bool] = lambda _: True,
         signed: int = _SIGNED,
     ) -> None:
-        """`sched_text`: first and end address of the kernel's __sched functions. `has_rule`: whether a frame's binary
-        says who called it. `signed`: bits of a return address on the kernel's stack that are set without a signature.
-        """
+        """`sched_text`: start and end address of the kernel's __sched functions. `has_rule`: whether a frame's binary
+        has an unwind rule for it. `signed`: bits of a kernel return address that are set if it is not signed."""
         self._kernel, self._user = IdTable(kernel, _stack_of), IdTable(user, _stack_of)
         self._book, self._categories = book, categories
         self._kernel_frame, self._user_frames, self._copied = kernel_frame, user_frames, copied
@@ -107,39 +107,42 @@ class Stacks:
         self._next_id = FIRST_STACK
         self._by_frames: dict[tuple[tuple[Frame, ...], str, bool], int] = {}
         self._kernel_ids: dict[int, int] = {}
-        self._walked_ids: dict[tuple[int | bytes, ...], int] = {}
+        self._scanned_ids: dict[tuple[int | bytes, ...], int] = {}
         self._user_ids: dict[int, dict[int, int]] = {}
         self._execs: dict[int, int] = {}
-        """pid → what `runs` told last."""
+        """pid → program number, as `runs` was last called."""
         self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
         """tid → raw ids → site."""
-        self._gone = set[int]()
-        """Processes of which this tick has found that they have ended: nobody can look there any more."""
-        self._not_read = set[int]()
-        """Processes that could not be read in time in this tick, but may be in the next."""
-        self._passing: list[tuple[int, tuple[int, int]]] = []
-        """Of those sites the ones of this tick alone: they have a copy, are of a process that has ended, whose id
-        another may have soon, or of one that could not be read in time."""
+        self._exited = set[int]()
+        """Processes found to have exited in this tick: their memory cannot be read any more."""
+        self._unread_pids = set[int]()
+        """Processes that could not be read in time in this tick; they may be in the next."""
+        self._this_tick_only: list[tuple[int, tuple[int, int]]] = []
+        """Cached sites that are valid in this tick only.
+
+        They come from a stack copy, or from a process that exited (another may soon have its pid) or could not be read
+        in time.
+        """
         self.unread = 0
-        """Stacks that a record named and the kernel no longer had: their time is under [stack lost]."""
+        """Stacks that a record refers to but the kernel no longer had: their time is under [stack lost]."""
 
     def site(self, pid: int, tid: int, kernel: int, user: int) -> SiteKey:
-        """The site of a record's raw ids."""
+        """Return the site for a record's raw ids."""
         of_thread = self._sites.get(tid)
         if of_thread is None:
             of_thread = self._sites[tid] = {}
         site = of_thread.get((kernel, user))
-        if site is None or site.pid != pid:  # in one tick a tid may be of several processes, one after the other
+        if site is None or site.pid != pid:  # within a tick, several processes may use a tid in turn
             site = SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
             of_thread[kernel, user] = site
             if (
-                user & layout.COPIED or pid in self._gone or pid in self._not_read
-            ):  # asked about twice where it is a record's first
-                self._passing.append((tid, (kernel, user)))
+                user & layout.COPIED or pid in self._exited or pid in self._unread_pids
+            ):  # a record's first site is resolved twice
+                self._this_tick_only.append((tid, (kernel, user)))
         return site
 
     def sites(self, raw: Iterable[tuple[int, int, int, int, int]]) -> list[SiteKey]:
-        """The sites of many records' raw ids: pid, tid, kernel and user stack, wake."""
+        """Return the sites of many records by their raw ids: pid, tid, kernel and user stack, wake."""
         known, found = self._sites, list[SiteKey]()
         for pid, tid, kernel, user, _ in raw:
             of_thread = known.get(tid)
@@ -148,22 +151,22 @@ class Stacks:
         return found
 
     def kernel(self, raw_id: int) -> int:
-        """The id of a kernel stack, by its raw one."""
+        """Return the catalog id of a kernel stack by its raw id."""
         return self._kernel_id(raw_id)
 
     def of_waker(self, pid: int, kernel: int, user: int) -> tuple[int, int]:
-        """The ids of a waker's stacks, by its raw ones."""
+        """Return the catalog ids of a waker's stacks by their raw ids."""
         return self._kernel_id(kernel), self._user_id(pid, user)
 
     def user(self, found: Found) -> int:
-        """The id of a user stack as it was walked here."""
+        """Return the catalog id of a user stack that was unwound in user space."""
         return self._intern_user(found.frames, _ENDS[found.end], found.unsure)
 
     def walked(self, frames: bytes, words: bytes) -> int:
-        """The stack that the task walk gave, with its __sched functions put back.
+        """Return the catalog id of a kernel stack from the task scan, with its __sched functions added.
 
-        bpf_get_task_stack leaves those out; they are the words of the thread's kernel stack that lie in
-        their section, above the first frame that it does give.
+        bpf_get_task_stack omits those. They are found among the words of the thread's kernel stack: those in the
+        __sched section that lie above the first frame that it does return.
         """
         first, end = self._sched_text
         leaf = int.from_bytes(frames[:8], "little")
@@ -174,21 +177,21 @@ class Stacks:
             if first <= word < end:
                 on_top.append(word)
         given = (*on_top, frames)
-        known = self._walked_ids.get(given)
+        known = self._scanned_ids.get(given)
         if known is None:
             addresses = (*on_top, *memoryview(frames).cast("Q"))
-            known = self._walked_ids[given] = self._intern_kernel(addresses)
+            known = self._scanned_ids[given] = self._intern_kernel(addresses)
         return known
 
     def make_room(self, at_once: bool) -> None:
-        """Once a tick: keep the kernel's tables from filling up. `at_once`: one has."""
-        for tid, raw in self._passing:
+        """Keep the kernel's tables from filling up; call it once per tick. `at_once`: one is full."""
+        for tid, raw in self._this_tick_only:
             self._sites.get(tid, {}).pop(raw, None)
-        self._passing.clear()
-        self._gone.clear()
-        self._not_read.clear()
-        if len(self._walked_ids) > _MOST_WALKED:
-            self._walked_ids.clear()
+        self._this_tick_only.clear()
+        self._exited.clear()
+        self._unread_pids.clear()
+        if len(self._scanned_ids) > _MAX_SCANNED:
+            self._scanned_ids.clear()
         if self._kernel.make_room(at_once):
             self._kernel_ids.clear()
             self._sites.clear()
@@ -198,34 +201,34 @@ class Stacks:
 
     @property
     def fill(self) -> tuple[float, float]:
-        """How much of the kernel's tables of kernel and user stacks is taken, 0 to 1."""
+        """Fill level of the tables of kernel and user stacks, 0 to 1."""
         return self._kernel.fill, self._user.fill
 
     def forget_thread(self, key: ThreadKey) -> None:
-        """It has ended. With a main thread, so has its process; or it is another program by now (exec)."""
+        """Forget a thread that exited. For a main thread, also its process, which may have called exec() instead."""
         self._sites.pop(key.tid, None)
         if key.tid == key.pid:
             self._user_ids.pop(key.pid, None)
             self._execs.pop(key.pid, None)
 
     def renamed(self, pid: int) -> None:
-        """What lies in that process has other names: its stacks are others from now on."""
+        """Forget stacks of a process whose mappings or symbols changed: its addresses have other names now."""
         self._user_ids.pop(pid, None)
         self._sites = {
             tid: sites for tid, sites in self._sites.items() if all(one.pid != pid for one in sites.values())
         }
 
     def kernel_renamed(self) -> None:
-        """What lies in the kernel has other names: its stacks are others from now on."""
+        """Forget kernel stacks after symbols changed: their addresses have other names now."""
         self._kernel_ids.clear()
-        self._walked_ids.clear()
+        self._scanned_ids.clear()
         self._sites.clear()
 
     def forget(self, dropped: set[int]) -> None:
-        """The book gave these ids back."""
+        """Forget ids that were evicted from the catalog."""
         self._by_frames = {what: i for what, i in self._by_frames.items() if i not in dropped}
         self._kernel_ids.clear()
-        self._walked_ids.clear()
+        self._scanned_ids.clear()
         self._user_ids.clear()
         self._sites.clear()
 
@@ -248,8 +251,8 @@ class Stacks:
             if copy.found is not None:
                 if raw_id >= layout.FIRST_ID:
                     self._user.meet(raw_id)
-                is_old = self._is_of_another(pid, copy.execs)
-                return self._intern_user(_NO_PROGRAM, ENDED, False) if is_old else self.user(copy.found)
+                is_old = self._has_execed(pid, copy.execs)
+                return self._intern_user(_EXITED_STACK, ENDED, False) if is_old else self.user(copy.found)
             self.unread += raw_id == STACK_LOST
         if raw_id < layout.FIRST_ID:
             return raw_id
@@ -263,31 +266,31 @@ class Stacks:
             addresses, end = read
             unsure, count = bool(end & layout.END_UNSURE), end >> layout.END_PYTHON & _PYTHON_COUNT
             own = len(addresses) - count
-            is_gone = pid in self._gone and own > 0
-            is_old = (count or not is_gone) and self._is_of_another(pid, end >> layout.END_EXECS)
+            is_exited = pid in self._exited and own > 0
+            is_old = (count or not is_exited) and self._has_execed(pid, end >> layout.END_EXECS)
             end &= _END
-            frames = _NO_PROGRAM if is_old or is_gone else self._user_frames(pid, addresses[:own])
+            frames = _EXITED_STACK if is_old or is_exited else self._user_frames(pid, addresses[:own])
             if not is_old:
-                if frames == _NO_PROGRAM:
-                    self._gone.add(pid)
+                if frames == _EXITED_STACK:
+                    self._exited.add(pid)
                 if frames[-1:] and frames[-1].file == UNREAD:
-                    self._not_read.add(pid)
+                    self._unread_pids.add(pid)
                 is_whole = end == layout.END_WHOLE
                 frames, misplaced = self._with_python(pid, frames, addresses[own:], is_whole)
                 unsure = unsure or misplaced
             known = self._intern_user(frames, _ENDS[end], unsure)
-            if pid not in self._gone and pid not in self._not_read:
+            if pid not in self._exited and pid not in self._unread_pids:
                 of_process[raw_id] = known
         return known
 
     def runs(self, pid: int, execs: int) -> None:
-        """Which program a process runs by now: another number after each exec."""
+        """Note a process's program number, which changes with each exec()."""
         self._execs[pid] = execs
 
-    def _is_of_another(self, pid: int, execs: int) -> bool:
-        """Whether that was a program which the process does not run any more: nobody can tell now what lay where."""
+    def _has_execed(self, pid: int, execs: int) -> bool:
+        """Return whether the process has called exec() since: its old addresses cannot be resolved any more."""
         now = self._execs.get(pid)
-        if now is None:  # who is not counted is in no walk
+        if now is None:  # threads that are not counted are in no scan
             now = self._called_exec(pid)
         return now is not None and now != execs
 
@@ -301,11 +304,11 @@ class Stacks:
         elif frames[-1].file == UNREAD:
             end, unsure = NOT_READ, False
 
-        def made() -> Stack:
+        def make() -> Stack:
             without = (frame.file for frame in frames if not self._has_rule(frame))
             return Stack(frames, end=end, is_unsure=unsure, guessed_in=next(without, "") if unsure else "")
 
-        return self._intern(frames, end, unsure, made)
+        return self._intern(frames, end, unsure, make)
 
     def _intern_kernel(self, addresses: Sequence[int]) -> int:
         if not addresses:
@@ -315,7 +318,7 @@ class Stacks:
             frames = frames[:1]
         names = [frame.name for frame in frames]
         for i, name in enumerate(names[:_TRACER_FRAMES]):
-            if name in ("__schedule", wakers.FIRST):  # what is above is the tracer: this program, and what called it
+            if name in ("__schedule", wakers.FIRST):  # frames above are the tracer's: the BPF program and its caller
                 frames, names = frames[i:], names[i:]
                 break
         if names[0] == wakers.FIRST:
@@ -324,7 +327,7 @@ class Stacks:
         else:
             tail = self._categories.tail_length(names)
 
-        def made() -> Stack:
+        def make() -> Stack:
             trimmed = names[tail : len(frames)]
             if names[0] == wakers.FIRST:
                 return Stack(
@@ -332,12 +335,12 @@ class Stacks:
                 )
             return Stack(frames, tail, self._categories.classify(trimmed), self._categories.entry_length(trimmed))
 
-        return self._intern(frames, WHOLE, False, made)
+        return self._intern(frames, WHOLE, False, make)
 
-    def _intern(self, frames: tuple[Frame, ...], end: str, unsure: bool, made: Callable[[], Stack]) -> int:
+    def _intern(self, frames: tuple[Frame, ...], end: str, unsure: bool, make: Callable[[], Stack]) -> int:
         known = self._by_frames.get((frames, end, unsure))
         if known is None:
             known = self._by_frames[frames, end, unsure] = self._next_id
             self._next_id += 1
-            self._book.stacks[known] = made()
+            self._book.stacks[known] = make()
         return known

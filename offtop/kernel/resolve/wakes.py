@@ -1,4 +1,4 @@
-"""Turns the kernel side's ids of wakes into the book's: who woke, by the waker's stack, and what had been waited on."""
+"""Resolves BPF wake ids to catalog ids: the waker, its stack, and the object waited on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -35,14 +35,14 @@ from offtop.model.values.wake import (
 )
 
 StacksOf = Callable[[int, int, int], tuple[int, int]]
-"""(pid, raw kernel stack id, raw user stack id) → the ids in the book."""
-_KNOWN = 65_536
+"""(pid, raw kernel stack id, raw user stack id) → catalog ids."""
+_MAX_CACHED = 65_536
 _ENDS = {layout.NO_WAKE: UNSEEN, layout.WAKE_UNSEEN: UNSEEN, layout.WAKE_LOST: LOST, layout.WAKE_SHORT: BRIEF}
 _LOST = Waker(name="(waker lost)")
 _RawWaker = tuple[int, int, int, int, str]
 _WITH_THREAD = (THREAD, SIGNAL, EXIT)
 _MOST_CHAINS, _MOST_WAKES = 16_384, 65_536
-"""In the book at once: threads that wake each other at random make another chain each time."""
+"""Limits for the catalog: threads that wake each other at random make a new chain each time."""
 
 
 def _raw_waker(value: bytes | memoryview) -> _RawWaker:
@@ -57,7 +57,7 @@ class _RawWake(NamedTuple):
     object: ObjectRecord
     end: int
     links: list[tuple[int, int, int]]
-    """Kernel and user stack, and who ended that wait."""
+    """Raw kernel stack id, raw user stack id, and raw id of the waker that ended that wait."""
 
 
 def _raw_wake(value: bytes | memoryview) -> _RawWake:
@@ -67,7 +67,7 @@ def _raw_wake(value: bytes | memoryview) -> _RawWake:
 
 
 class Wakes:
-    """Gives sites the ids of what ended them, and the book those wakes. For the polling thread."""
+    """Assigns wake ids to sites and adds wakes to the catalog. For the polling thread."""
 
     def __init__(
         self,
@@ -79,26 +79,29 @@ class Wakes:
         variable: Callable[[int], str],
         reads: Channel,
     ) -> None:
-        """`variable` and `reads`: as Objects has them."""
+        """`variable` and `reads`: see Objects."""
         self._wakers, self._wakes = IdTable(raw_wakers, _raw_waker), IdTable(raw_wakes, _raw_wake)
         self._waited_on = IdTable(raw_objects, ObjectRecord.of)
         self._objects = Objects(book, reads, variable)
         self._book, self._stacks_of = book, stacks_of
         self._known_wakers: dict[int, Waker] = {}
         self._ids: dict[tuple[int, int, bool], int] = {}
-        """By raw id, sleeper, who may be where a chain closes, and whether it waited on the object."""
+        """Catalog id by raw id, the waiting thread (where a chain may close) and whether it waited on the object."""
         self._by_wake: dict[Wake, int] = {}
         self._next_id = FIRST_WAKE
         self._open: dict[tuple[int, int], tuple[int, int]] = {}
-        """Key of a storm that the last tick had → its raw waker, and how many it had woken by then."""
+        """Storms of the last tick: key → raw waker id, and how many threads it had woken by then."""
         self.unread = 0
-        """Wakes that a record named and the kernel no longer had, or the book has no room for, or for their chains."""
+        """Wakes that a record refers to but the kernel no longer had, and wakes or chains that the catalog has no room
+        for."""
         self.most_kept: int | None = None
-        """How many the book may go on with: a new one has come near to where it has no room. None: with all."""
+        """How many wakes the catalog may keep now that it is nearly full; None: all."""
 
     def id_of(self, raw_id: int, pid: int, tid: int, is_on_object: bool = True) -> int:
-        """The id in the book of what ended a wait of that thread. `is_on_object`: it waited on what its system call
-        names, if not on a lock of the kernel's."""
+        """Return the catalog id of what ended a wait of that thread.
+
+        `is_on_object`: the wait was on what its system call names. Kernel locks are named either way.
+        """
         if raw_id < layout.FIRST_ID:
             return raw_id if raw_id != layout.WAKE_UNTOLD else layout.NO_WAKE
         known = self._ids.get((raw_id, tid, is_on_object))
@@ -110,19 +113,21 @@ class Wakes:
         if found is None:
             self.unread += 1
             return layout.WAKE_LOST
-        made = self._made(found, pid, tid)
-        what, is_for_now = self._what(found.object, pid, is_on_object)
-        known = self._intern(made._replace(object=what))
-        if known != layout.WAKE_LOST and not is_for_now:
+        wake = self._resolve(found, pid, tid)
+        object_, is_provisional = self._object(found.object, pid, is_on_object)
+        known = self._intern(wake._replace(object=object_))
+        if known != layout.WAKE_LOST and not is_provisional:
             self._remember(raw_id, tid, is_on_object, known)
         return known
 
-    def waiting_on(self, found: ObjectRecord, pid: int, wakers_asked: bool, is_on_object: bool = True) -> int:
-        """The id in the book of what a wait in progress is on; NO_WAKE where nobody knows. Where nobody asks for
-        wakers, it stays the same when the wait ends."""
-        return self._on(STILL_WAITING if wakers_asked else NOT_ASKED, found, pid, is_on_object)[0]
+    def waiting_on(self, found: ObjectRecord, pid: int, with_wakers: bool, is_on_object: bool = True) -> int:
+        """Return the catalog id of what a wait in progress is on; NO_WAKE if unknown.
 
-    def _what(self, found: ObjectRecord, pid: int, is_on_object: bool) -> tuple[Object, bool]:
+        If wakers are not requested, the id stays the same when the wait ends.
+        """
+        return self._on(STILL_WAITING if with_wakers else NOT_ASKED, found, pid, is_on_object)[0]
+
+    def _object(self, found: ObjectRecord, pid: int, is_on_object: bool) -> tuple[Object, bool]:
         if not is_on_object and found.kind != layout.OBJECT_LOCK:
             return NO_OBJECT, False
         return self._objects.of(pid, found)
@@ -132,53 +137,55 @@ class Wakes:
         if found is None:
             self.unread += 1
             return layout.NO_WAKE
-        known, is_for_now = self._on(NOT_ASKED, found, pid, is_on_object)
-        if not is_for_now:
+        known, is_provisional = self._on(NOT_ASKED, found, pid, is_on_object)
+        if not is_provisional:
             self._remember(raw_id, tid, is_on_object, known)
         return known
 
     def _on(self, waker: Waker, found: ObjectRecord, pid: int, is_on_object: bool) -> tuple[int, bool]:
-        """Of a wait that nobody is known to have ended; and whether more of it may be known in a later tick."""
-        what, is_for_now = self._what(found, pid, is_on_object)
-        known = self._intern(Wake(waker, what)) if what != NO_OBJECT else layout.NO_WAKE
-        return (layout.NO_WAKE, True) if known == layout.WAKE_LOST else (known, is_for_now)
+        """The id of a wait whose waker is unknown, and whether a later tick may know more about its object."""
+        object_, is_provisional = self._object(found, pid, is_on_object)
+        known = self._intern(Wake(waker, object_)) if object_ != NO_OBJECT else layout.NO_WAKE
+        return (layout.NO_WAKE, True) if known == layout.WAKE_LOST else (known, is_provisional)
 
     def _remember(self, raw_id: int, tid: int, is_on_object: bool, known: int) -> None:
-        if len(self._ids) >= _KNOWN:
+        if len(self._ids) >= _MAX_CACHED:
             self._ids.clear()
         self._ids[raw_id, tid, is_on_object] = known
 
     def storms(self, drained: Sequence[tuple[tuple[int, int], Sequence[int]]]) -> dict[int, Storm]:
-        """By the wake ids of their wakers, what the storms of one tick came to; a storm that goes on over its end is
-        one."""
+        """Return one tick's storms by the catalog id of their waker.
+
+        A storm that goes on across the end of a tick is counted once.
+        """
         found: dict[int, Storm] = {}
         open_before, self._open = self._open, {}
-        for key, (raw_waker, woken, again, begun) in drained:
-            was_waker, was_woken = open_before.get(key, (0, 0))
-            raw_waker = raw_waker or was_waker  # where only those who slept again came after the end of a tick
-            self._open[key] = raw_waker, was_woken + woken
+        for key, (raw_waker, woken, slept_again, storms_begun) in drained:
+            last_waker, last_woken = open_before.get(key, (0, 0))
+            raw_waker = raw_waker or last_waker  # only threads that slept again arrived after the end of the tick
+            self._open[key] = raw_waker, last_woken + woken
             waker = self._waker(raw_waker)
-            if waker.kind == TIMEOUT or not raw_waker:  # each of them had asked for its own
+            if waker.kind == TIMEOUT or not raw_waker:  # every thread's own timeout ended its wait
                 continue
             wake = self._intern(Wake(waker))
             if wake != layout.WAKE_LOST:
-                largest = was_woken + woken if woken else 0
-                found[wake] = found.get(wake, Storm()).plus(Storm(begun, woken, again, largest))
+                largest = last_woken + woken if woken else 0
+                found[wake] = found.get(wake, Storm()).plus(Storm(storms_begun, woken, slept_again, largest))
         return found
 
     def make_room(self, at_once: bool) -> None:
-        """Once a tick: keep the kernel's tables from filling up. `at_once`: one has."""
-        rooms = self._wakes.make_room(at_once), self._waited_on.make_room(at_once)
-        if any(rooms):
+        """Keep the kernel's tables from filling up; call it once per tick. `at_once`: one is full."""
+        freed = self._wakes.make_room(at_once), self._waited_on.make_room(at_once)
+        if any(freed):
             self._ids.clear()
         self._wakers.make_room(at_once)
-        if len(self._known_wakers) >= _KNOWN:
+        if len(self._known_wakers) >= _MAX_CACHED:
             self._known_wakers.clear()
         self._objects.tick()
 
     @property
     def epolls(self) -> Mapping[Object, int]:
-        """A descriptor of each, by which its process waited on it last."""
+        """Epoll → the descriptor by which its process last waited on it."""
         return self._objects.epolls
 
     @property
@@ -186,7 +193,7 @@ class Wakes:
         return max(self._wakers.fill, self._wakes.fill, self._waited_on.fill)
 
     def forget(self, stacks: set[int], wakes: set[int]) -> None:
-        """The book gave these ids back."""
+        """Forget ids that were evicted from the catalog."""
         self._by_wake = {wake: i for wake, i in self._by_wake.items() if i not in wakes}
         self.most_kept = None
         self._ids.clear()
@@ -195,12 +202,12 @@ class Wakes:
         }
 
     def renamed(self, pid: int) -> None:
-        """What lies in that process has other names."""
+        """Forget names in a process whose mappings or symbols have changed."""
         self._ids.clear()
         self._known_wakers = {raw: one for raw, one in self._known_wakers.items() if one.pid != pid}
 
     def kernel_renamed(self) -> None:
-        """What lies in the kernel has other names."""
+        """Forget kernel names after symbols have changed."""
         self._ids.clear()
         self._known_wakers.clear()
 
@@ -221,11 +228,11 @@ class Wakes:
         self._book.wakes[known] = wake
         return known
 
-    def _made(self, found: _RawWake, pid: int, tid: int) -> Wake:
-        """All of it but what was waited on."""
+    def _resolve(self, found: _RawWake, pid: int, tid: int) -> Wake:
+        """Resolve everything but the object."""
         waker = self._waker(found.waker)
         links: list[Link] = []
-        seen, said = {(pid, tid), (waker.pid, waker.tid)}, _ENDS.get(found.end, DEPTH)
+        seen, end = {(pid, tid), (waker.pid, waker.tid)}, _ENDS.get(found.end, DEPTH)
         last = waker
         for kernel, user, raw in found.links:
             if not last.tid:
@@ -234,12 +241,12 @@ class Wakes:
             last = self._waker(raw)
             links.append(Link(*self._stacks_of(of, kernel, user), last))
             if last.tid and last[2:4] in seen:
-                said = LOOP
+                end = LOOP
                 break
             seen.add((last.pid, last.tid))
         if not last.tid:
-            said = LOST if last == _LOST else WHOLE
-        return Wake(waker, NO_OBJECT, tuple(links), said)
+            end = LOST if last == _LOST else WHOLE
+        return Wake(waker, NO_OBJECT, tuple(links), end)
 
     def _waker(self, raw: int) -> Waker:
         known = self._known_wakers.get(raw)
