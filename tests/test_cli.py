@@ -386,7 +386,7 @@ def test_without_bcc_it_says_where_bcc_comes_from_with_status_4(tmp_path: Path) 
 # Without BPF
 
 _WITHOUT_CAPABILITIES = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
-_LACKING = "not known are who ended a wait, functions of programs, and where waits shorter than the time between"
+_LACKING = "unknown: wakers, user functions, and the stacks of waits shorter than the sampling interval"
 
 
 def sampled_head(ended: command.Ended) -> str:
@@ -399,7 +399,7 @@ def sampled_head(ended: command.Ended) -> str:
 
 def test_who_asks_for_proc_gets_it_and_is_told_what_that_lacks() -> None:
     ended = command.run("-b", "-n", "1", "-d", "0.3", "--source", "proc")
-    assert ended.err.endswith(f"sampled: {_LACKING} two looks were\n")
+    assert ended.err.endswith(f"sampled; {_LACKING}\n")
     sampled_head(ended)
 
 
@@ -410,7 +410,7 @@ def test_another_user_is_told_of_their_own_processes_and_why() -> None:
     beside = 'sleep 1000 >/dev/null 2>&1 & "$@"; status=$?; kill $!; exit $status'
     before = [*nobody, "sh", "-c", beside, "sh"]
     ended = command.run("-b", "-i", "-n", "1", "-d", "0.5", before=before, env={"OFFTOP_CONFIG": ""})
-    why = "your own processes alone are sampled without BPF (offtop needs root (or CAP_BPF"
+    why = "only your own processes are sampled without BPF (offtop needs root (or CAP_BPF"
     assert ended.err.startswith(f"offtop: {why}")
     assert ", own processes only  " in sampled_head(ended)
     told = [line for line in ended.out.splitlines() if re.match(r" *\d+ +sleep ", line)]
@@ -422,13 +422,13 @@ def test_another_user_is_told_of_their_own_processes_and_why() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--mode wakeup", "Mode wakeup needs BPF: /proc does not tell who ends a wait. Take mode offcpu"),
+        ("--mode wakeup", "Mode wakeup needs BPF: sampling /proc cannot see wakers. Use mode offcpu"),
         (
             "--within bash:main",
-            "--within needs BPF: sampling /proc does not see functions of programs. Take -p instead",
+            "--within needs BPF: sampling /proc cannot see user functions. Use -p instead",
         ),
-        ("--state D", "--state needs BPF: sampling /proc does not see single waits. Leave it out"),
-        ("--max 5s", "--max needs BPF: sampling /proc does not see single waits. Leave it out"),
+        ("--state D", "--state needs BPF: sampling /proc cannot see single waits. Leave it out"),
+        ("--max 5s", "--max needs BPF: sampling /proc cannot see single waits. Leave it out"),
         ("--probe exit", "--probe is BPF's: sampling /proc needs none. Leave it out, or add --source bpf"),
         ("-p 4194303", "No process 4194303. Look it up with: pgrep NAME"),
     ],
@@ -456,7 +456,7 @@ def test_in_a_pid_namespace_that_has_the_proc_of_another_it_is_about_that_and_th
     assert not tick["sampling"]["lost_known"] and not tick["sampling"]["container_only"]
     ended = command.run("--json", "-n", "1", "-d", "0.3", "--source", "proc", before=(*apart, "--mount-proc"))
     assert not (sampling := json.loads(ended.out)["sampling"])["lost_known"] and sampling["container_only"]
-    assert "this container's processes alone are sampled" in ended.err
+    assert "only this container's processes are sampled" in ended.err
 
 
 def test_root_of_a_user_namespace_sees_what_is_in_there_and_no_more() -> None:
@@ -467,7 +467,7 @@ def test_root_of_a_user_namespace_sees_what_is_in_there_and_no_more() -> None:
     beside = (*apart, "sh", "-c", 'sleep 30 >/dev/null 2>&1 & "$@"; status=$?; kill $!; exit $status', "sh")
     ended = command.run("--json", "-i", "-n", "1", "-d", "0.5", "--source", "proc", before=beside)
     assert ended.status == 0, ended.err
-    assert "your own processes alone are sampled" in ended.err
+    assert "only your own processes are sampled" in ended.err
     tick = json.loads(ended.out)
     assert tick["sampling"]["own_only"]
     assert "sleep" in {one["comm"] for one in tick["still_blocked"]}

@@ -1,7 +1,8 @@
-"""The Source for where BPF is refused: looks at all threads in /proc, as often as its share of a CPU allows.
+"""Data source that samples /proc, for users and machines without BPF.
 
-A thread of its own does that, and the thread that reads once more at the end of each tick. What comes of it is in
-procaccount.py. Who ended a wait, the functions of the program, and what passes between two looks are not known.
+A thread samples all threads as often as its share of a CPU allows; the polling thread samples once more at the end of
+each tick. offtop/kernel/sampling/totals.py turns the samples into totals. Wakers, user functions, and what happens
+between two samples are unknown.
 """
 
 import errno
@@ -35,31 +36,31 @@ from offtop.units import NS_PER_S
 DOOR = "proc"
 _ROOT = "/proc"
 _FACTS_S = 1.0
-"""So long one read may take for what a person asks of a process."""
+"""How long one read for a process's details may take."""
 _LEAST_S, _MOST_S = 0.01, 10.0
-"""Between two looks. And so much CPU time each kind of what is looked up may take at least."""
+"""Shortest and longest time between two scans. The former is also the least CPU time for each kind of lookup."""
 _LEAST_PART = 5
-"""A fifth of offtop's share is for looking, whatever the rest takes."""
+"""At least one part in so many of offtop's CPU share is for sampling, whatever the rest needs."""
 _LEAST_TICK_S = 0.2
-"""Of less, what the rest takes of a CPU says nothing of other ticks: it may be the start."""
+"""In a shorter tick the CPU use of the rest is not representative: it may be the start."""
 _LATEST = 4
-"""One look counts a quarter in the average of what they take."""
+"""One scan counts a quarter in the moving average of their cost."""
 _KINDS = 3
-"""Of what is looked up by the thread: where it is, whether it is ready, and how often it was put aside."""
+"""Kinds of lookup for each thread: its stack, whether it is runnable, and how often it was preempted."""
 _CLOSE_SECONDS = 2.0
 _KEEP_NS = 15 * 60 * NS_PER_S
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
 _PTRACE = CAPABILITIES["CAP_SYS_PTRACE"].bit
-MISSING = "who ended a wait, functions of programs, and where waits shorter than the time between two looks were"
+MISSING = "wakers, user functions, and the stacks of waits shorter than the sampling interval"
 
 
 class NeedsBpfError(UsageError):
-    """Looking now and then cannot tell this."""
+    """Sampling cannot measure this."""
 
 
 class KernelNames:
-    """Names of frames that have theirs: the kernel's. Implements model.stack.Names."""
+    """Names of kernel frames, which carry their own. Implements model.stack.Names."""
 
     version = 0
 
@@ -68,7 +69,7 @@ class KernelNames:
 
 
 class ProcSource(Happening):
-    """Threads as /proc shows them. Begins to look in the constructor, until close(). Implements source.Source."""
+    """Data source that samples /proc, from the constructor until close(). Implements source.Source."""
 
     def __init__(
         self,
@@ -79,9 +80,11 @@ class ProcSource(Happening):
         mode: str = OFFCPU,
         refused: OfftopError | None = None,
     ) -> None:
-        """`cpu_pct`: of one CPU, for all of offtop. `refused`: why there is no BPF, if that was to be had. Raises an
-        OfftopError for what cannot be told so."""
-        self._why = f" without BPF ({str(refused).partition('. ')[0]})" if refused else ""
+        """Start sampling. `cpu_pct` is for all of offtop, in percent of one CPU; `refused` says why there is no BPF.
+
+        Raises an OfftopError if sampling cannot measure what is requested.
+        """
+        self._refusal = f" without BPF ({str(refused).partition('. ')[0]})" if refused else ""
         procfs.check_counted(_ROOT)
         _check(filters)
         _check_mode(mode)
@@ -90,12 +93,12 @@ class ProcSource(Happening):
         caps = int(status_of("self")["CapEff"], 16)
         self._is_confined = is_confined()
         self.own_only = not caps >> _PTRACE & 1 or self._is_confined
-        self._container_only = _is_contained() and self._own_pid == os.getpid()  # else /proc is another's
+        self._container_only = _is_contained() and self._own_pid == os.getpid()  # else /proc is of another namespace
         self._blocked = self._with_stack = self._with_call = 0
-        """How many threads were seen blocked, and what of these was known."""
-        self._filters = self._asked = filters
+        """How many samples were of blocked threads, and how many of these had a stack or a system call."""
+        self._filters = self._requested = filters
         _check_there(filters, self.own_only)
-        self._given = filters
+        self._initial = filters
         self._share_pct, self._walk_pct = cpu_pct, cpu_pct
         self._book = Book(has_programs=False)
         self._names = KernelNames()
@@ -105,47 +108,47 @@ class ProcSource(Happening):
         self._account = Account(self._book, time.monotonic_ns(), LATE_NS if _has_ticks() else LATE_WITHOUT_TICKS_NS)
         self._stacks: dict[tuple[Frame, ...], int] = {}
         self._next_stack = FIRST_STACK
-        self._tasks = self._chosen(filters)
-        self._looks = 0
-        self._look_s = 0.0
-        """CPU time of one look, on average of the latest."""
-        self._looked_s = 0.0
-        """Of all of them, and of what ticks ask."""
-        self._paid_s = self._began_s = time.monotonic()
-        """Until then no other look is made but by ticks."""
-        self._look_ns = time.monotonic_ns()
-        """When the latest one began."""
-        self._before = time.monotonic_ns(), 0.0, time.process_time(), context_switches()
-        """Of the last tick: when, and until then CPU time of looks, of offtop, and switches of the machine."""
+        self._tasks = self._tasks_of(filters)
+        self._scans = 0
+        self._scan_s = 0.0
+        """Moving average of the CPU time of one scan."""
+        self._sampling_s = 0.0
+        """CPU time of all scans and of the lookups at ticks."""
+        self._resume_s = self._began_s = time.monotonic()
+        """No scan starts before this time, except at ticks."""
+        self._scan_ns = time.monotonic_ns()
+        """When the latest scan began."""
+        self._last_tick = time.monotonic_ns(), 0.0, time.process_time(), context_switches()
+        """As of the last tick: time, CPU time of sampling and of offtop, and context switches of the machine."""
         self._lost = 0
-        """Threads that came and went between two looks."""
+        """Threads that started and exited between two scans."""
         self._marks: Marks | None = None
         self._was_last = False
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._failure: Exception | None = None
-        self._made = _begun()
-        self._look(anew=True)
-        self._met = self._account.met
-        """Both as of the first look: of what has begun since, those that were not met are lost."""
+        self._started_before = _threads_started()
+        self._scan(filter_changed=True)
+        self._seen_before = self._account.met
+        """Counts as of the first scan: of the threads started since, those never seen are lost."""
         self._thread = threading.Thread(target=self._run, name="offtop-looks", daemon=True)
         self._thread.start()
 
     @property
     def notices(self) -> Sequence[str]:
-        whose = "/proc is"
+        what = "/proc is"
         if self.own_only:
-            whose = "your own processes alone are"
+            what = "only your own processes are"
         elif self._container_only:
-            whose = "this container's processes alone are"
-        return (f"{whose} sampled{self._why}: not known are {self._missing}",)
+            what = "only this container's processes are"
+        return (f"{what} sampled{self._refusal}; unknown: {self._missing}",)
 
     @property
     def _missing(self) -> str:
-        lost = "" if self._knows_lost(self._filters) else "; nor how many threads came and went in between"
+        lost = "" if self._knows_lost(self._filters) else "; also how many threads started and exited in between"
         return f"{MISSING}{lost}"
 
     def _knows_lost(self, filters: Filters) -> bool:
-        """Whether all threads that begin on this machine are looked at."""
+        """Return whether every new thread on this machine is sampled."""
         counts_all = not (filters.pids or filters.tids or filters.cgroup) and filters.who == "all"
         return counts_all and not self.own_only and not _is_contained()
 
@@ -158,15 +161,16 @@ class ProcSource(Happening):
         return self._names
 
     def read(self) -> Snapshot | None:
-        """When all that was asked for with -p and -t has ended: what it did until then, and after that None.
+        """Sample, and return a snapshot; None after the last one.
 
-        Raises KernelError where /proc can be read no more.
+        The last one is when everything requested with -p and -t has exited. Raises KernelError if /proc can no longer
+        be read.
         """
         if self._was_last:
             return None
-        ids = (*self._given.pids, *self._given.tids)
+        ids = (*self._initial.pids, *self._initial.tids)
         self._was_last = (
-            self._asked == self._given and bool(ids) and not any(Path(_ROOT, str(one)).exists() for one in ids)
+            self._requested == self._initial and bool(ids) and not any(Path(_ROOT, str(one)).exists() for one in ids)
         )
         try:
             with self._lock:
@@ -178,22 +182,22 @@ class ProcSource(Happening):
         except OSError as error:
             remedy = "Mount it: mount -t proc proc /proc"
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                remedy = "Allow more files, with: ulimit -n 4096"
+                remedy = "Allow more open files: ulimit -n 4096"
             raise KernelError(f"/proc cannot be read ({error.strerror}). {remedy}") from error
 
     def _read(self) -> Snapshot:
-        in_effect, made = self._filters, _begun()
-        self._look()
+        in_effect, started = self._filters, _threads_started()
+        self._scan()
         lost_known = self._knows_lost(in_effect)
         if lost_known:
-            self._lost = max(self._lost, made - self._made - (self._account.met - self._met))
-        if self._asked != self._filters:
-            self._filters = self._asked
+            self._lost = max(self._lost, started - self._started_before - (self._account.met - self._seen_before))
+        if self._requested != self._filters:
+            self._filters = self._requested
             self._tasks.close()
-            self._tasks = self._chosen(self._filters)
-            self._look(anew=True)
-            self._made, self._met = made - self._lost, self._account.met
-        self._ask()
+            self._tasks = self._tasks_of(self._filters)
+            self._scan(filter_changed=True)
+            self._started_before, self._seen_before = started - self._lost, self._account.met
+        self._look_up_details()
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
         self._account.marks = self._marks
         waiting, caught = self._account.end_tick(at_ns)
@@ -213,64 +217,64 @@ class ProcSource(Happening):
             door=DOOR,
             filters=in_effect,
             sampling=Sampling(
-                *(self._looks, self._account.guessed_ns, self.own_only, lost_known, self._account.apart_ns),
+                *(self._scans, self._account.guessed_ns, self.own_only, lost_known, self._account.apart_ns),
                 container_only=self._container_only,
             ),
         )
 
-    def _ask(self) -> None:
-        """Some threads for what the counters do not tell."""
+    def _look_up_details(self) -> None:
+        """Look up what the counters do not say, for as many threads as there is time for."""
         began_s = time.thread_time()
-        for key in self._in_time(self._account.standing, self._before[0]):
+        for key in self._in_time(self._account.standing, self._last_tick[0]):
             if procfs.is_ready(_ROOT, key):
                 self._account.is_ready(key, time.monotonic_ns())
-        for key in self._in_time(self._account.moved, self._before[0]):
-            told = procfs.switches(_ROOT, key)
-            if told:
-                self._account.switched(key, *told)
-        self._took(time.thread_time() - began_s)
+        for key in self._in_time(self._account.moved, self._last_tick[0]):
+            switches = procfs.switches(_ROOT, key)
+            if switches:
+                self._account.switched(key, *switches)
+        self._spend(time.thread_time() - began_s)
 
     def _in_time(self, keys: list[ThreadKey], since_ns: int) -> Iterator[ThreadKey]:
-        """Those for which looking has time since then, others each time."""
+        """Yield as many of these, in random order, as there is CPU time for since `since_ns`."""
         random.shuffle(keys)
-        most_s = (time.monotonic_ns() - since_ns) / NS_PER_S * self._walk_pct / 100 / _KINDS
-        until_s = time.thread_time() + max(_LEAST_S, most_s)
+        max_s = (time.monotonic_ns() - since_ns) / NS_PER_S * self._walk_pct / 100 / _KINDS
+        until_s = time.thread_time() + max(_LEAST_S, max_s)
         for key in keys:
             yield key
             if time.thread_time() > until_s:
                 return
 
-    def _took(self, looking_s: float) -> None:
-        """So much CPU time; until it is paid for, only ticks look."""
+    def _spend(self, sampling_s: float) -> None:
+        """Account for CPU time; until it is compensated, only ticks sample."""
         now_s = time.monotonic()
-        self._looked_s += looking_s
-        self._paid_s = min(max(self._paid_s, now_s) + looking_s * 100 / self._walk_pct, now_s + _MOST_S)
+        self._sampling_s += sampling_s
+        self._resume_s = min(max(self._resume_s, now_s) + sampling_s * 100 / self._walk_pct, now_s + _MOST_S)
 
     def _run(self) -> None:
         while not self._closing.wait(self._rest_s):
             with self._lock:
                 if self._closing.is_set():
                     return
-                if self._rest_s > _LEAST_S:  # a tick has looked meanwhile
+                if self._rest_s > _LEAST_S:  # a tick has sampled in the meantime
                     continue
                 try:
-                    self._look()
+                    self._scan()
                 except Exception as error:
                     self._failure = error
                     return
 
     @property
     def _rest_s(self) -> float:
-        """Until the next look."""
-        return max(_LEAST_S, self._paid_s - time.monotonic())
+        """Seconds until the next scan."""
+        return max(_LEAST_S, self._resume_s - time.monotonic())
 
-    def _look(self, anew: bool = False) -> None:
-        """At all threads. `anew`: others are chosen than before."""
-        began_s, before_ns = time.thread_time(), self._look_ns
-        self._look_ns = time.monotonic_ns()
-        self._account.begin_look(self._look_ns, anew)
+    def _scan(self, filter_changed: bool = False) -> None:
+        """Scan all threads."""
+        began_s, before_ns = time.thread_time(), self._scan_ns
+        self._scan_ns = time.monotonic_ns()
+        self._account.begin_look(self._scan_ns, filter_changed)
         found, ended, left = self._tasks.walk()
-        if anew:
+        if filter_changed:
             left = [*self._account.alive - {one.key for one in found}]
         for key in left:
             self._account.ended(key)
@@ -287,30 +291,30 @@ class ProcSource(Happening):
             else:
                 new.append(one.key)
         for key in new:
-            self._see(key)
+            self._sample_stack(key)
         for key in self._in_time([*moved], before_ns):
-            self._see(key)
+            self._sample_stack(key)
             del moved[key]
         for one in moved.values():
             self._account.assume(one.key, one.at_ns, procfs.counters(one.schedstat))
-        self._looks += 1
-        if not anew:  # at first every stack is looked up
+        self._scans += 1
+        if not filter_changed:  # the first scan with a filter reads every stack
             took_s = time.thread_time() - began_s
-            self._took(took_s)
-            self._look_s = self._look_s + (took_s - self._look_s) / _LATEST if self._look_s else took_s
+            self._spend(took_s)
+            self._scan_s = self._scan_s + (took_s - self._scan_s) / _LATEST if self._scan_s else took_s
 
-    def _see(self, key: ThreadKey) -> None:
-        """Where it is."""
-        told, seen = self._tasks.again(key), procfs.seen(_ROOT, key)
-        if not told.schedstat or seen is None:
+    def _sample_stack(self, key: ThreadKey) -> None:
+        """Read its stack."""
+        task, seen = self._tasks.again(key), procfs.seen(_ROOT, key)
+        if not task.schedstat or seen is None:
             self._end(key)
             return
-        self._note(key, seen)  # if it has run meanwhile, its counters say so at the next look
+        self._note(key, seen)  # if it has run since, its counters show that at the next scan
         self._blocked += seen.state != READY
         self._with_stack += seen.has_stack
         self._with_call += seen.call >= 0
         place = self._place(seen.frames) if seen.frames else NO_STACK
-        self._account.looked(key, told.at_ns, procfs.counters(told.schedstat), seen, place)
+        self._account.looked(key, task.at_ns, procfs.counters(task.schedstat), seen, place)
 
     def _end(self, key: ThreadKey) -> None:
         self._account.ended(key, time.monotonic_ns())
@@ -344,8 +348,8 @@ class ProcSource(Happening):
             self._book.stacks[known] = Stack(frames, tail, category, entry)
         return known
 
-    def _chosen(self, filters: Filters) -> Tasks:
-        """The threads of these."""
+    def _tasks_of(self, filters: Filters) -> Tasks:
+        """The task scan for these filters."""
         pids, tids, who, cgroup = filters.pids, filters.tids, filters.who, filters.cgroup
 
         def wanted(pid: int) -> bool:
@@ -361,39 +365,44 @@ class ProcSource(Happening):
         return Tasks(_ROOT, wanted, tids)
 
     def _is_own(self, pid: int) -> bool:
-        """In a user namespace, whose root may look at all in it and at nothing else: whether it is in there."""
+        """Return whether it is one of the user's own processes.
+
+        In a user namespace, root may inspect all of its processes and no others: there, whether the process is one of
+        these.
+        """
         if self._is_confined:
             return procfs.may_look(_ROOT, pid)
         try:
             return Path(_ROOT, str(pid)).stat().st_uid == self._uid
-        except OSError:  # it has just ended
+        except OSError:  # it has just exited
             return False
 
     def _cost(self, at_ns: int) -> Cost:
-        """And what looking may take from now on."""
-        was_ns, was_looked_s, was_used_s, was_switches = self._before
+        """Return the cost of this tick, and set the share of sampling from now on."""
+        last_ns, last_sampling_s, last_used_s, last_switches = self._last_tick
         used_s, switches = time.process_time(), context_switches()
-        self._before = at_ns, self._looked_s, used_s, switches
-        tick_s = max(1e-3, (at_ns - was_ns) / NS_PER_S)
-        rest_pct = 100 * (used_s - was_used_s - (self._looked_s - was_looked_s)) / tick_s
+        self._last_tick = at_ns, self._sampling_s, used_s, switches
+        tick_s = max(1e-3, (at_ns - last_ns) / NS_PER_S)
+        rest_pct = 100 * (used_s - last_used_s - (self._sampling_s - last_sampling_s)) / tick_s
         if tick_s >= _LEAST_TICK_S:
             self._walk_pct = max(self._share_pct / _LEAST_PART, self._share_pct - max(0.0, rest_pct))
         return Cost(
-            switches=switches - was_switches,
-            cpu_pct=100 * (used_s - was_used_s) / tick_s,
+            switches=switches - last_switches,
+            cpu_pct=100 * (used_s - last_used_s) / tick_s,
             rss_bytes=procfs.own_rss_bytes(_ROOT),
-            walk_ns=round(self._look_s * NS_PER_S),
+            walk_ns=round(self._scan_s * NS_PER_S),
         )
 
     def set_filters(self, filters: Filters) -> None:
-        """From the next read on, count only this. Raises UsageError for what is not there, and NeedsBpfError."""
+        """Set the filters from the next read on. Raises UsageError if a process or thread is missing, and
+        NeedsBpfError."""
         _check(filters)
         new = Filters(
-            pids=tuple(set(filters.pids).difference(self._given.pids)),
-            tids=tuple(set(filters.tids).difference(self._given.tids)),
+            pids=tuple(set(filters.pids).difference(self._initial.pids)),
+            tids=tuple(set(filters.tids).difference(self._initial.tids)),
         )
         _check_there(new, self.own_only)
-        self._asked = filters
+        self._requested = filters
 
     def set_mode(self, mode: str, depth: int) -> None:
         """Raises NeedsBpfError for modes with wakers."""
@@ -403,7 +412,7 @@ class ProcSource(Happening):
         self._marks = marks
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
-        """They have theirs."""
+        """Nothing to wait for: kernel frames carry their names."""
 
     def why_nameless(self, frame: Frame) -> str:
         return ""
@@ -412,7 +421,7 @@ class ProcSource(Happening):
         self._details.describe(pids)
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
-        """What is waited on is not known."""
+        """Nothing to find: wait objects are unknown."""
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         from offtop.kernel.procfs.process_details import facts  # as in live.py
@@ -421,28 +430,28 @@ class ProcSource(Happening):
 
     @property
     def _where(self) -> str:
-        """What most waits are known by."""
+        """What identifies most waits."""
         if 2 * self._with_stack >= self._blocked:
             return "kernel stacks"
         if 2 * self._with_call >= self._blocked:
-            return "the kernel function and system call alone (stacks need root)"
-        return "the kernel function alone (stacks need root, system calls kernel.yama.ptrace_scope=0)"
+            return "kernel function and system call only (stacks need root)"
+        return "kernel function only (stacks need root, system calls kernel.yama.ptrace_scope=0)"
 
     def about(self) -> list[tuple[str, str]]:
         passed_s = time.monotonic() - self._began_s
-        rate_hz, took_pct = self._looks / passed_s, 100 * self._looked_s / passed_s
-        whose = "of your own processes alone" if self.own_only else "of all processes"
+        rate_hz, took_pct = self._scans / passed_s, 100 * self._sampling_s / passed_s
+        processes = "your own processes only" if self.own_only else "all processes"
         return [
             ("kernel", f"{platform.release()} {platform.machine()}"),
-            ("door", f"{DOOR} (threads are looked at now and then; BPF sees every wait)"),
-            ("looks", f"~{rate_hz:.0f} a second at {len(self._account):,} threads {whose}"),
-            ("what they took", f"{took_pct:.1f}% of a CPU, of {self._share_pct:g}% for all of offtop"),
-            ("the kernel's own", "time ready and time running of each thread, and its waits, between its looks"),
-            ("the rest of its time", "blocked, with what a hypervisor stole or interrupts took"),
-            ("estimated (~)", "where that time passed, how long single waits were (at most), what was put aside"),
-            ("place of a wait", self._where),
+            ("door", f"{DOOR} (threads are sampled; BPF sees every wait)"),
+            ("scans", f"~{rate_hz:.0f}/s, {len(self._account):,} threads of {processes}"),
+            ("scan cost", f"{took_pct:.1f}% of a CPU (limit for all of offtop: {self._share_pct:g}%)"),
+            ("exact", "run time, run-queue time and number of waits of each thread, from its first scan to its last"),
+            ("blocked time", "the rest, including time stolen by the hypervisor or used by interrupts"),
+            ("estimated (~)", "stacks, lengths of single waits (upper bounds), preempted time"),
+            ("waits identified by", self._where),
             ("run-queue time", "the kernel's run_delay"),
-            ("not known", self._missing),
+            ("unknown", self._missing),
         ]
 
     def close(self) -> None:
@@ -456,7 +465,7 @@ class ProcSource(Happening):
 
 
 def _has_ticks() -> bool:
-    """Whether every CPU interrupts a thread that runs on and on, and counts its time."""
+    """Return whether every CPU has periodic ticks, which update a running thread's CPU time."""
     try:
         return Path("/sys/devices/system/cpu/nohz_full").read_text().strip() in ("", "(null)")
     except OSError:  # before 4.2, or without CONFIG_NO_HZ_FULL
@@ -464,15 +473,15 @@ def _has_ticks() -> bool:
 
 
 def _is_contained() -> bool:
-    """Whether /proc may show a part of the machine's threads alone."""
+    """Return whether /proc may show only some of the machine's threads."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino != _FIRST_PID_NAMESPACE
     except OSError:  # there are no pid namespaces
         return False
 
 
-def _begun() -> int:
-    """How many threads have begun on this machine, but for our own."""
+def _threads_started() -> int:
+    """How many threads have started on this machine, except our own."""
     with Path(_ROOT, "stat").open() as lines:
         every = next((int(line.split()[1]) for line in lines if line.startswith("processes ")), 0)
     return every - threading.active_count()
@@ -481,20 +490,20 @@ def _begun() -> int:
 def _check(filters: Filters) -> None:
     """Raises NeedsBpfError."""
     if filters.within:
-        raise NeedsBpfError("--within needs BPF: sampling /proc does not see functions of programs. Take -p instead")
+        raise NeedsBpfError("--within needs BPF: sampling /proc cannot see user functions. Use -p instead")
     if filters.states or filters.max_ns:
         option = "--state" if filters.states else "--max"
-        raise NeedsBpfError(f"{option} needs BPF: sampling /proc does not see single waits. Leave it out")
+        raise NeedsBpfError(f"{option} needs BPF: sampling /proc cannot see single waits. Leave it out")
     if filters.cgroup and any(f"{filters.cgroup}/".startswith(f"{mount.point}/") for mount in mounted()):
         raise NeedsBpfError(
-            "--cgroup needs BPF for the directory of this one: what /proc tells of processes is its path in another "
-            "hierarchy. Take its processes, with -p"
+            "--cgroup needs BPF for this directory: /proc has only the path in another hierarchy. "
+            "Use -p with its processes instead"
         )
 
 
 def _check_mode(mode: str) -> None:
     if mode != OFFCPU:
-        raise NeedsBpfError(f"Mode {mode} needs BPF: /proc does not tell who ends a wait. Take mode offcpu")
+        raise NeedsBpfError(f"Mode {mode} needs BPF: sampling /proc cannot see wakers. Use mode offcpu")
 
 
 def _check_there(filters: Filters, own_only: bool) -> None:
@@ -505,7 +514,7 @@ def _check_there(filters: Filters, own_only: bool) -> None:
             raise UsageError(f"No process {pid}. Look it up with: pgrep NAME") from None
         if own_only and not is_own:
             raise UsageError(
-                f"Process {pid} is not your own, and without root your own alone are sampled. Try: sudo offtop -p {pid}"
+                f"Process {pid} is not yours, and without root only your own are sampled. Try: sudo offtop -p {pid}"
             )
     for tid in filters.tids:
         if not Path(_ROOT, str(tid)).exists():

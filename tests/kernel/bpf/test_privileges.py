@@ -194,4 +194,4 @@ def test_root_of_a_user_namespace_is_told_to_start_it_outside() -> None:
 def test_without_root_a_process_of_another_user_is_refused_with_a_sentence() -> None:
     ended = command.run("-b", "-n", "1", "-p", "2", before=as_nobody())
     assert ended.status == 2
-    assert ended.sentence.startswith("Process 2 is not your own") and ended.sentence.endswith("sudo offtop -p 2")
+    assert ended.sentence.startswith("Process 2 is not yours") and ended.sentence.endswith("sudo offtop -p 2")

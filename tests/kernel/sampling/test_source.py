@@ -349,9 +349,9 @@ def test_threads_that_begin_and_end_between_ticks_have_all_that_they_waited(live
 
 def test_where_it_cannot_be_known_how_many_threads_are_lost_that_is_said() -> None:
     with sampling(Filters(who="user")) as sampled:
-        assert sampled.source.notices[0].endswith("nor how many threads came and went in between")
+        assert sampled.source.notices[0].endswith("also how many threads started and exited in between")
     with sampling() as sampled:
-        assert sampled.source.notices[0].endswith("two looks were")
+        assert sampled.source.notices[0].endswith("the sampling interval")
 
 
 @pytest.mark.parametrize(
