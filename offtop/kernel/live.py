@@ -1,4 +1,4 @@
-"""The Source that watches this machine: drains the kernel's maps, adds up, and hands out snapshots."""
+"""Data source for this machine: drains the BPF maps, adds up, and hands out snapshots."""
 
 import contextlib
 import ctypes
@@ -53,16 +53,16 @@ from offtop.model.values.within import NO_CALLS
 
 _ALL_ONES = (1 << 64) - 1
 _KEEP_NS = 15 * 60 * 1_000_000_000
-"""How long what a window may still name is kept: longer than any History reaches back."""
+"""How long what a window may still refer to is kept: longer than any History reaches back."""
 _PRIME_NS = 60 * 1_000_000_000
-"""How often all waits in progress are looked up anew: one whose end was lost would else go on for ever."""
+"""How often all waits in progress are scanned again: one whose end was lost would otherwise go on forever."""
 _PRIME_CGROUP_NS = 10 * 1_000_000_000
-"""The same of a cgroup: who is moved into it, or out of it, while they wait is noticed only then."""
+"""The same with a cgroup filter: only then are threads noticed that were moved in or out while they waited."""
 _CLOSE_SECONDS = 2.0
 _PATIENCE_S, _PATIENCE_A_TICK_S = 0.1, 0.25
-"""How long a tick waits for one read of another process, and for all reads together that miss their deadline."""
+"""How long a tick waits for one read of another process, and for all reads that miss their deadline."""
 _FACTS_S = 1.0
-"""The same of what a person asks of a process: no tick waits for that."""
+"""The same for details that a user requests: no tick waits for these."""
 _FILE_CALLS = (
     "read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 recvfrom recvmsg recvmmsg sendto sendmsg "
     "sendmmsg accept accept4 connect flock fsync fdatasync sync_file_range syncfs ioctl fcntl io_uring_enter vmsplice "
@@ -77,19 +77,21 @@ _NAMED_BY = {
     "wait4": layout.OBJECT_CHILD,
     "waitid": layout.OBJECT_ID,
 }
-"""How a system call names what it waits on. Those with two descriptors (splice, tee, sendfile, copy_file_range) may
-wait on either. restart_syscall goes on with a poll that was interrupted."""
-_MOST_TOLD = 10
+"""How a system call names what it waits on.
+
+Those with two descriptors (splice, tee, sendfile, copy_file_range) may wait on either. restart_syscall continues an
+interrupted poll.
+"""
+_MAX_HUNG_SHOWN = 10
 _ZERO = bytes(4)
-_KEPT_OUT = (
-    "Missing CAP_SYS_PTRACE (sudo offtop): no user stacks{} of processes that it may not look into, nor what they have "
-    "open."
+_INACCESSIBLE = (
+    "Missing CAP_SYS_PTRACE (sudo offtop): no user stacks{} and no open files of processes that offtop may not inspect."
 )
-_NO_SYMBOLS = "There are no categories, no wakers and no names of kernel functions, and what is waited on is not known."
+_NO_SYMBOLS = "Categories, wakers, kernel function names and wait objects are unavailable."
 
 
 class LiveSource(Happening):
-    """A live kernel. Attached from the constructor on until close(). Implements source.Source."""
+    """Data source that traces the running kernel, from the constructor until close(). Implements source.Source."""
 
     def __init__(
         self,
@@ -103,31 +105,34 @@ class LiveSource(Happening):
         mode: str = OFFCPU,
         depth: int = DEFAULT_DEPTH,
     ) -> None:
-        """`mode` and `depth`: as set_mode has them. `debuginfod`: servers to be asked for debug files. Raises an
-        OfftopError that says what is missing and how to get it; nothing is left attached then."""
-        held = privileges.capabilities()
-        privileges.check(held)
+        """Load and attach the BPF programs. `mode` and `depth`: see set_mode. `debuginfod`: servers for debug files.
+
+        Raises an OfftopError that says what is missing and how to get it; nothing stays attached then.
+        """
+        capabilities = privileges.capabilities()
+        privileges.check(capabilities)
         self._reads = GuardedReads()
         self._reads.start()
         self._facts = self._reads.channel(_FACTS_S)
-        closed = "" if "CAP_SYS_PTRACE" in held else closed_to_us(self._facts)
-        self._kept_out = _KEPT_OUT.format(" while they wait" if closed == "memory" else "") if closed else ""
-        """What of some processes is not known, and the remedy; empty: all is."""
+        closed = "" if "CAP_SYS_PTRACE" in capabilities else closed_to_us(self._facts)
+        which = " of waits in progress" if closed == "memory" else ""
+        self._inaccessible = _INACCESSIBLE.format(which) if closed else ""
+        """What cannot be read of some processes, and how to fix it; "" if everything can."""
         self._hidden = ""
-        """Why the kernel's symbols are not known; empty: they are."""
+        """Why the kernel's symbols are unknown; "" if they are known."""
         pid_namespace.own()
         self._filters = filters
         self._cgroups: dict[str, Cgroup] = {}
         self._counted_cgroup: Cgroup | None = None
-        """Those that were asked for, by what Filters call them."""
-        self._choice = 0
-        """Counts up whenever another choice of threads is asked for."""
-        self._choice_ns = 0
-        """When this one was."""
+        """`_cgroups` has the requested cgroups by their names in Filters."""
+        self._filter_version = 0
+        """Incremented at every change of the thread filter."""
+        self._filter_changed_ns = 0
+        """Time of the last change."""
         _check_alive([*filters.pids], [*filters.tids])
-        self._given = filters
-        self._mode = self._asked_mode = OFFCPU, DEFAULT_DEPTH
-        """What is gathered, and what is to be from the next reading on."""
+        self._initial = filters
+        self._mode = self._requested_mode = OFFCPU, DEFAULT_DEPTH
+        """The mode in effect, and the one requested for the next read."""
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self._keep_ns = keep_ns
         self._servers = debuginfod
@@ -137,14 +142,14 @@ class LiveSource(Happening):
         try:
             types = libbpf.KernelTypes()
             self._features = features.find(types)
-            self._look_for(filters.cgroup)
+            self._find_cgroup(filters.cgroup)
             self._defines = pid_namespace.defines(types)
             if filters.within and (why := within.lacking(self._features)):
-                raise KernelError(f"--within: {why}. Take -p, or --filter stack=, instead")
+                raise KernelError(f"--within: {why}. Use -p or --filter stack= instead")
             self._watched = Watched(filters.within, filters.pids, self._facts) if filters.within else None
             if self._watched:
                 self._opened.callback(self._watched.close)
-                self._filters = self._given = self._watched.narrowed(filters)
+                self._filters = self._initial = self._watched.narrowed(filters)
             defines = {**self._defines, "WITHIN": 1} if self._watched else self._defines
             self._program = attach(self._features, door, waking=waking, defines=defines, unwind=unwind)
             self._opened.callback(self._program.close)
@@ -156,7 +161,7 @@ class LiveSource(Happening):
         except OSError as error:
             self._opened.close()
             raise KernelError(
-                f"The kernel refused {error.filename or 'a map'} ({error.strerror}). See what is missing: offtop doctor"
+                f"The kernel refused {error.filename or 'a map'} ({error.strerror}). To see why, run: offtop doctor"
             ) from error
         except BaseException:
             self._opened.close()
@@ -177,7 +182,7 @@ class LiveSource(Happening):
             self._opened.callback(self._debug_files.close)
         self._names = NameWorker(files, self._debug_files)
         self._opened.callback(self._names.close)
-        symbols = self._kernel_symbols = self._symbols()  # meanwhile the children start that read binaries
+        symbols = self._kernel_symbols = self._symbols()  # the reader processes start in the meantime
         self._book = Book()
         if self._defines:
             self._book.processes[OUTSIDE], self._book.details[OUTSIDE] = "(outside)", UNKNOWN
@@ -210,17 +215,17 @@ class LiveSource(Happening):
         self._prime, self._primed_ns = True, 0
         self._calls = NO_CALLS
         self._caught: list[Caught] = []
-        """What was caught since the last snapshot."""
+        """Outliers since the last snapshot."""
         self._snapshot_ns = 0
-        """As of when that was."""
+        """Time of the last snapshot."""
         self._lost: dict[str, int] = {}
         self._full: dict[str, int] = {}
-        """How often a table of the kernel's had no room."""
+        """How often each kernel table was full."""
         self._marks: Marks | None = None
         self._lowest_mark_ns = NEVER_NS
-        self._asked = self._filters
+        self._requested = self._filters
         self._readers = (0, 0, 0)
-        self._choice_ns = time.monotonic_ns()
+        self._filter_changed_ns = time.monotonic_ns()
         self._configure(self._filters, Filters())
         now_ns = time.monotonic_ns()
         sites = Sites(self._stacks, self._wakes, self._book)
@@ -248,8 +253,8 @@ class LiveSource(Happening):
     def notices(self) -> Sequence[str]:
         no_symbols = f"{self._hidden} {_NO_SYMBOLS}" if self._hidden else ""
         refused = self._names.refused
-        no_names = f"Names of functions and .eh_frame are off: {NOT_NOBODY.format(refused)}." if refused else ""
-        return [*filter(None, (no_symbols, self._kept_out, no_names)), *self._program.notices]
+        no_names = f"Function names and .eh_frame are off: {NOT_NOBODY.format(refused)}." if refused else ""
+        return [*filter(None, (no_symbols, self._inaccessible, no_names)), *self._program.notices]
 
     @property
     def host(self) -> str:
@@ -260,71 +265,69 @@ class LiveSource(Happening):
         return self._names
 
     def read(self) -> Snapshot | None:
-        """Drain what has ended since the last call. When all that was asked for with -p and -t has ended: what it did
-        until then, and after that None.
+        """Drain the maps and return a snapshot; None after the last one.
 
-        Raises KernelError if the kernel refuses.
+        The last one is when everything requested with -p and -t has exited. Raises KernelError if the kernel refuses.
         """
         if self._was_last:
             return None
-        self._was_last = self._asked == self._given and not _any_alive(self._given)
+        self._was_last = self._requested == self._initial and not _is_any_alive(self._initial)
         with self._open() as is_open:
             return self._read() if is_open else None
 
     def drain(self) -> None:
-        """Take out what has ended since the last call; the next snapshot has it. Tables have room for what is usual in
-        a second, and a display may be drawn once a minute.
+        """Drain the maps between two snapshots; the next snapshot includes what was drained.
 
-        It is a tick like those of read(), but nothing new is asked for, and what waits is not looked at unless threads
-        were lost: who draws that reads a snapshot. Raises KernelError if the kernel refuses.
+        The maps have room for about a second of normal load, but a display may refresh once a minute. This is a tick
+        like those of read(), except that it applies no new filters, and scans waits in progress only if threads were
+        lost. Raises KernelError if the kernel refuses.
         """
         with self._open() as is_open:
             if is_open and self._snapshot_ns:
                 primed = self._begin_to_prime(self._prime)
-                self._tick(self._filters, is_prime=primed, is_walked=primed, anew=False, has_snapshot=False)
+                self._tick(self._filters, is_prime=primed, is_walked=primed, filter_changed=False, has_snapshot=False)
 
     @contextlib.contextmanager
     def _open(self) -> Generator[bool]:
-        """Whether it is still open; until the block ends it stays so."""
+        """Yield whether the source is still open; it stays so until the block ends."""
         try:
             with self._lock:
                 yield not self._closed
         except OSError as error:
             raise KernelError(
-                f"The kernel refused to hand over what it counted ({error.strerror}). Start offtop again; "
-                "if it stays, see: offtop doctor"
+                f"The BPF maps cannot be read ({error.strerror}). Start offtop again; if that does not help, run: "
+                "offtop doctor"
             ) from error
 
     def _read(self) -> Snapshot:
-        asked, in_effect, anew = self._asked, self._filters, False
+        requested, in_effect, filter_changed = self._requested, self._filters, False
         mode = self._mode[0]
         known_readers = self._readers
         self._procfs.refill()
         readers = (self._names.reader_pid, self._user_stacks.reader_pid, self._reads.pid)
-        followed = self._follow(asked.cgroup)
-        if asked != self._filters or readers != self._readers or followed:
-            anew = followed or _selection(asked) != _selection(self._filters)
-            # A wait that was left out until now has no stack yet.
-            self._prime = (
-                self._prime or anew or readers != self._readers or _left_out(asked) != _left_out(self._filters)
-            )
-            self._choice += anew or readers != self._readers
-            self._choice_ns = time.monotonic_ns() if anew else self._choice_ns
+        followed = self._update_cgroup(requested.cgroup)
+        if requested != self._filters or readers != self._readers or followed:
+            filter_changed = followed or _thread_filters(requested) != _thread_filters(self._filters)
+            # A wait that was filtered out has no stack yet.
+            waits_changed = _wait_filters(requested) != _wait_filters(self._filters)
+            self._prime = self._prime or filter_changed or readers != self._readers or waits_changed
+            self._filter_version += filter_changed or readers != self._readers
+            self._filter_changed_ns = time.monotonic_ns() if filter_changed else self._filter_changed_ns
             self._readers = readers
-            self._configure(asked, self._filters)
-            self._filters = asked
+            self._configure(requested, self._filters)
+            self._filters = requested
         self._change_mode()
         lowest_ns = self._marks.lowest_ns if self._marks else NEVER_NS
         if lowest_ns != self._lowest_mark_ns:
             self._lowest_mark_ns = lowest_ns
             self._configure(self._filters, self._filters)
-        every_ns = _PRIME_CGROUP_NS if asked.cgroup else _PRIME_NS
+        every_ns = _PRIME_CGROUP_NS if requested.cgroup else _PRIME_NS
         primed = self._begin_to_prime(self._prime or time.monotonic_ns() - self._primed_ns > every_ns)
         at_ns, taken_ns, machine = self._tick(
-            asked,
+            requested,
             is_prime=primed,
             is_walked=primed or self._scan_cadence.is_due,
-            anew=anew,
+            filter_changed=filter_changed,
             has_snapshot=True,
             known_readers=known_readers,
             mode=mode,
@@ -347,7 +350,7 @@ class LiveSource(Happening):
             book=self._book,
             lost=lost,
             cost=cost._replace(walk_ns=self._scan_cadence.took_ns, walk_every=self._scan_cadence.every),
-            machine=Machine() if self._watched else machine,  # of a thread's time only a part is counted
+            machine=Machine() if self._watched else machine,  # only part of a thread's time is counted
             storms=dict(self._ledger.storms),
             caught=caught,
             moves=self._ledger.moves,
@@ -360,33 +363,32 @@ class LiveSource(Happening):
     def _begin_to_prime(self, is_due: bool) -> bool:
         if is_due:
             self._prime, self._primed_ns = False, time.monotonic_ns()
-            _give_memory_back()
+            _trim_memory()
         return is_due
 
     def _tick(
         self,
-        asked: Filters,
+        requested: Filters,
         *,
         is_prime: bool,
         is_walked: bool,
-        anew: bool,
+        filter_changed: bool,
         has_snapshot: bool,
         known_readers: tuple[int, int, int] | None = None,
         mode: str = "",
     ) -> tuple[int, int, Machine]:
-        """Take what has ended out of the kernel's tables, into the ledger: when that was, on both clocks, and what took
-        CPU time until then.
+        """Drain the maps into the ledger; return the time on both clocks, and the machine's CPU times as of then.
 
-        `asked`: what is counted. `is_walked`: look at the waits in progress; `is_prime`: at all of them. `anew` and
-        `has_snapshot`: as Ledger.tick has them. `known_readers`: those that were left out in this tick. `mode`: which
-        was gathered; those that are now, otherwise.
+        `requested`: the filters in effect. `is_walked`: scan the waits in progress; `is_prime`: all of them.
+        `filter_changed` and `has_snapshot`: as `anew` and `has_snapshot` of Ledger.tick. `known_readers`: reader
+        processes that were excluded in this tick. `mode`: the mode in effect during the tick; default: the current one.
         """
         known_readers, mode = known_readers or self._readers, mode or self._mode[0]
         walk_ns = time.monotonic_ns()
         ran: list[Ran] = []
         started: list[Started] = []
-        walks_at_ns = time.thread_time_ns()  # what it costs: on a busy machine it is put aside, too
-        # First, because the flip itself wakes threads of the kernel.
+        walks_at_ns = time.thread_time_ns()  # CPU time: on a busy machine this thread is preempted, too
+        # First, because switching buffers wakes kernel threads.
         in_progress = self._drain.walk(layout.WALK_WAITS | (layout.WALK_PRIME if is_prime else 0)) if is_walked else b""
         took_ns = time.thread_time_ns() - walks_at_ns
         drained, at_ns, taken_ns = self._drain.flip()
@@ -394,7 +396,7 @@ class LiveSource(Happening):
         read_at_ns = time.thread_time_ns()
         walked = list(self._drain.waits(in_progress, ran, started))
         took_ns += time.thread_time_ns() - read_at_ns
-        if has_snapshot and not is_prime:  # which is rare, and looks up every stack
+        if has_snapshot and not is_prime:  # priming is rare, and reads every stack
             self._scan_cadence.add(took_ns if is_walked else -1, at_ns - self._snapshot_ns)
         self._user_stacks.settle()
         if self._kernel_symbols.renamed():
@@ -409,16 +411,16 @@ class LiveSource(Happening):
             self._program.maps["within_now"].update(_ZERO, bytes(layout.CALLS_NOW.size))
         threads = list(self._drain.threads(drained, ran, started, not is_walked))
         if self._watched:
-            of_tick = self._drain.calls(drained, at_ns)
-            max_ns = of_tick.max_ns if self._ledger.follows_snapshot else max(of_tick.max_ns, self._calls.max_ns)
-            self._calls = self._calls.plus(of_tick)._replace(max_ns=max_ns)
+            calls = self._drain.calls(drained, at_ns)
+            max_ns = calls.max_ns if self._ledger.follows_snapshot else max(calls.max_ns, self._calls.max_ns)
+            self._calls = self._calls.plus(calls)._replace(max_ns=max_ns)
         sites = self._drain.sites(drained)
         caught = self._catcher.take(self._marks) if self._catcher else []
         gone = self._drain.gone(drained, at_ns, threads, ran)
         threads += self._drain.unnamed(drained)
         pids = {self._names.reader_pid, self._user_stacks.reader_pid, self._reads.pid}
         new_readers = pids.difference(known_readers)
-        if new_readers:  # the kernel has counted them in this tick
+        if new_readers:  # BPF has counted them in this tick
             threads = [(key, record) for key, record in threads if key.pid not in new_readers]
             sites = sites.without([row for row, key in enumerate(sites.keys) if key.pid in new_readers])
             walked = [one for one in walked if one.key.pid not in new_readers]
@@ -426,11 +428,11 @@ class LiveSource(Happening):
             ran = [one for one in ran if one.key.pid not in new_readers]
             started = [one for one in started if one.key.pid not in new_readers]
         self._caught += caught
-        # Of waits that were known before: they stand there in this tick already.
+        # For waits known before this tick: then this tick has them at their stacks already.
         self._place_user_stacks(at_ns, are_all=False)
         ended = self._ledger.tick(
             at_ns,
-            asked.min_ns,
+            requested.min_ns,
             threads,
             sites,
             walked,
@@ -438,9 +440,9 @@ class LiveSource(Happening):
             ran=ran,
             started=started,
             primed_ns=walk_ns if is_prime else 0,
-            anew=anew,
-            states=asked.states,
-            max_ns=asked.max_ns,
+            anew=filter_changed,
+            states=requested.states,
+            max_ns=requested.max_ns,
             storms=self._drain.storms(drained) if mode != OFFCPU else {},
             threads_lost=self._drain.count("threads"),
             has_snapshot=has_snapshot,
@@ -461,7 +463,7 @@ class LiveSource(Happening):
         self._wakes.make_room(at_once=full["wakes"] > self._full.get("wakes", 0))
         self._full = full
         if lost.get("threads", 0) > self._lost.get("threads", 0):
-            self._prime = True  # or one that ended and was lost would wait for ever
+            self._prime = True  # otherwise a lost exit would leave its thread waiting forever
         self._lost = lost
         dropped = self._ledger.age(self._keep_ns)
         if dropped:
@@ -473,8 +475,11 @@ class LiveSource(Happening):
     def _with_python(
         self, pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], is_whole: bool
     ) -> tuple[tuple[Frame, ...], bool]:
-        """As Stacks wants it. Without Python's frames where it is not known in time what they are called; that stack
-        stays so, and the next one of these frames is another one."""
+        """Merge Python frames into a stack; see `WithPython` in stacks.py.
+
+        Python's frames are left out if their names are not known in time. That stack stays so; the next one with these
+        frames becomes another stack.
+        """
         if not of_python:
             self._pythons.ask(pid, frames)
             return frames, False
@@ -490,63 +495,63 @@ class LiveSource(Happening):
         return mixed.frames, mixed.unsure
 
     def _place_user_stacks(self, at_ns: int, are_all: bool) -> None:
-        """Ask for those of the waits in progress, and take what was read. `are_all`: as UserStacks.read has it."""
+        """Request the user stacks of waits in progress, and take those read. `are_all`: see UserStacks.read."""
         for one in self._user_stacks.read(self._ledger.waiting, at_ns, are_all):
             self._ledger.read_user(one.key, one.left_ns, self._stacks.user(one.found))
 
     def set_filters(self, filters: Filters) -> None:
-        """From the next read on, count only this. Raises UsageError for a process that is not there."""
-        new_pids = [pid for pid in filters.pids if pid not in self._given.pids]
-        _check_alive(new_pids, [tid for tid in filters.tids if tid not in self._given.tids])
-        self._look_for(filters.cgroup)
-        self._asked = self._watched.narrowed(filters) if self._watched else filters
+        """Set the filters from the next read on. Raises UsageError for a process that does not exist."""
+        new_pids = [pid for pid in filters.pids if pid not in self._initial.pids]
+        _check_alive(new_pids, [tid for tid in filters.tids if tid not in self._initial.tids])
+        self._find_cgroup(filters.cgroup)
+        self._requested = self._watched.narrowed(filters) if self._watched else filters
 
     def set_mode(self, mode: str, depth: int = DEFAULT_DEPTH) -> None:
-        """From the next reading on, gather what this mode shows, one of wake.MODES; `depth`: how many wakers of a
-        chain. Where no mode with wakers was asked for before, it takes a second: not for the thread of a screen.
+        """Set the mode, one of wake.MODES, from the next read on. `depth`: number of wakers in a chain.
 
-        Raises KernelError where this kernel cannot tell wakers, or the program for them cannot be made.
+        The first mode with wakers takes a second to load: do not call this from the UI thread. Raises KernelError if
+        this kernel cannot report wakers, or if the program for them cannot be built.
         """
         if mode != OFFCPU:
             if self._hidden:
-                raise KernelError(f"Wakers cannot be told without the names of the kernel's functions. {self._hidden}")
+                raise KernelError(f"Wakers need the names of kernel functions. {self._hidden}")
             try:
                 with self._loading:
                     self._program.load_waking()
             except OSError as error:
                 raise KernelError(
-                    f"Wakers cannot be told: their program could not be made ({error.strerror}). Compiling it needs a "
-                    "process more, and memory: make room, and try again"
+                    f"The BPF program for wakers cannot be built ({error.strerror}). Compiling it needs another "
+                    "process and memory: free some, and try again"
                 ) from error
-        self._asked_mode = mode, depth
+        self._requested_mode = mode, depth
 
     def _change_mode(self) -> None:
-        """Attach what the mode needs, and detach what it does not."""
-        asked = self._asked_mode  # read once: it may change meanwhile
-        if asked == self._mode:
+        """Attach what the requested mode needs, and detach the rest."""
+        requested = self._requested_mode  # read once: another thread may change it
+        if requested == self._mode:
             return
-        wanted = asked[0] != OFFCPU
+        wanted = requested[0] != OFFCPU
         if wanted:
             self._program.watch_wakings(True)
-        self._prime = self._prime or wanted != bool(self._depth)  # what goes on is said to have no waker otherwise
-        self._mode = asked
+        self._prime = self._prime or wanted != bool(self._depth)  # otherwise waits in progress lack their waker
+        self._mode = requested
         self._drain.with_wakers = wanted
         self._configure(self._filters, self._filters)
         if not wanted:
             self._program.watch_wakings(False)
         self._cost.watch(self._program.programs)
 
-    def _look_for(self, cgroup: str) -> None:
-        """Raises UsageError for one that is not there."""
+    def _find_cgroup(self, cgroup: str) -> None:
+        """Find a cgroup. Raises UsageError if it does not exist."""
         if not cgroup:
             return
         found = cgroup_selector.find(cgroup)
         if found.hierarchy not in self._features.hierarchies:
-            raise UsageError("--cgroup: this kernel does not tell how to find a thread's cgroup. Take -p")
+            raise UsageError("--cgroup: this kernel's types do not say how to find a thread's cgroup. Use -p instead")
         self._cgroups[cgroup] = found
 
-    def _follow(self, cgroup: str) -> bool:
-        """Whether there is another one of that name now: a service that begins again has a new one."""
+    def _update_cgroup(self, cgroup: str) -> bool:
+        """Return whether another cgroup has this name now: a restarted service gets a new one."""
         found = self._cgroups.get(cgroup)
         if found is None:
             return False
@@ -569,7 +574,7 @@ class LiveSource(Happening):
         self._ends.find(waited_on)
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
-        from offtop.kernel.procfs.process_details import facts  # psutil takes a tenth of a second to load, and few ask
+        from offtop.kernel.procfs.process_details import facts  # psutil takes 0.1 s to import, and is rarely needed
 
         return facts(pid, self._facts)
 
@@ -582,44 +587,47 @@ class LiveSource(Happening):
             ("door", f"{self._program.door} ({doors.get(self._program.door, 'tracepoint sched_switch')})"),
             ("thread records", "task storage" if self._program.in_task_storage else "a preallocated table"),
             ("run-queue time", "tracepoint sched_waking" if self._program.waking else "the kernel's run_delay"),
-            ("wakers", "tracepoint sched_waking" if self._depth else "not asked for (keys 2, 3 and 4)"),
+            ("wakers", "tracepoint sched_waking" if self._depth else "not recorded (keys 2, 3 and 4)"),
             *([("within", self._watched.told)] if self._watched else []),
             ("compiler", f"bcc {self._program.bcc_version}"),
-            ("maps", f"sites {maps['sites_0'].entries:,}, ended threads {maps['gone_0'].entries:,} a tick"),
+            ("maps", f"sites {maps['sites_0'].entries:,}, exited threads {maps['gone_0'].entries:,} per tick"),
             ("stacks", f"kernel {kernel_fill:.0%}, user {user_fill:.0%} of {maps['user_stacks'].entries:,}"),
-            ("processes gone before they were read", f"{self._processes.gone:,}"),
-            *([("not read", told)] if (told := self._on_hung()) else []),
-            ("user stacks", self._on_user_stacks()),
+            ("processes that exited before they were read", f"{self._processes.gone:,}"),
+            *([("not read", hung)] if (hung := self._hung_text()) else []),
+            ("user stacks", self._user_stacks_text()),
             *self._user_stacks.about(),
             *([("debug files", self._debug_files.told)] if self._debug_files else []),
             *([("process ids", pid_namespace.told(self._defines))] if self._defines else []),
         ]
 
-    def _on_hung(self) -> str:
-        """Which processes and devices hang who reads them; empty: none."""
+    def _hung_text(self) -> str:
+        """The processes and devices that hang reads from them; "" if none do."""
         named = self._book.process
         hung = sorted(f"{named(one)}({one})" if isinstance(one, int) else f"files of {one}" for one in self._reads.hung)
-        many = f" and {len(hung) - _MOST_TOLD} more" if len(hung) > _MOST_TOLD else ""
-        full = "; no others are read until one of them goes on" if self._reads.is_full else ""
-        return f"{', '.join(hung[:_MOST_TOLD])}{many}{full}" if hung else ""
+        many = f" and {len(hung) - _MAX_HUNG_SHOWN} more" if len(hung) > _MAX_HUNG_SHOWN else ""
+        full = "; no others are read until one of these reads returns" if self._reads.is_full else ""
+        return f"{', '.join(hung[:_MAX_HUNG_SHOWN])}{many}{full}" if hung else ""
 
-    def _on_user_stacks(self) -> str:
+    def _user_stacks_text(self) -> str:
         way, refused = self._program.unwind, self._drain.count("copies")
         if way.way == "off":
             return "off"
         if not way.is_ruled(self._features):
-            return "along frame pointers" + ("" if self._unwind.way == "fp" else " (this kernel has no other way)")
-        left = f"; {refused:,} waits not copied, which have their frame pointers' (~)" if refused else ""
-        return f"{way.way}, {way.stack_kb} KB copied, {way.cpu_pct:g}% of a CPU for all of offtop{left}"
+            return "frame pointers" + ("" if self._unwind.way == "fp" else " (the only way on this kernel)")
+        left = f"; {refused:,} stacks not copied, unwound by frame pointers instead (~)" if refused else ""
+        return f"{way.way}, {way.stack_kb} KB copied, at most {way.cpu_pct:g}% of a CPU for all of offtop{left}"
 
     def close(self) -> None:
-        if self._lock.acquire(timeout=_CLOSE_SECONDS):  # else a reading is stuck: all goes with the process
+        if self._lock.acquire(timeout=_CLOSE_SECONDS):  # otherwise a read is stuck: the process's exit frees everything
             self._closed = True
             self._opened.close()
             self._lock.release()
 
     def _configure(self, filters: Filters, before: Filters) -> None:
-        """Tell the kernel side what to count. New ids come before old ones go, so that no wait falls between."""
+        """Write the configuration for the BPF programs.
+
+        New ids are added before old ones are deleted, so that no wait is missed in between.
+        """
         maps = self._program.maps
         ids = (("only_pids", filters.pids, before.pids), ("only_tids", filters.tids, before.tids))
         for name, wanted, _ in ids:
@@ -634,7 +642,7 @@ class LiveSource(Happening):
                 try:
                     with cgroup.opened() as fd:
                         maps["only_cgroup"].update(_ZERO, fd.to_bytes(4, "little"))
-                except OSError:  # it has just been removed: nobody is in it
+                except OSError:  # it has just been removed, so it is empty
                     maps["only_cgroup"].delete(_ZERO)
         of_cgroup = (cgroup.id, cgroup.level, self._features.hierarchies[cgroup.hierarchy]) if cgroup else (0, 0, 0)
         states = filters.states or 0xFFFFFFFF
@@ -645,8 +653,8 @@ class LiveSource(Happening):
             _ZERO,
             layout.CONFIG.pack(
                 *(filters.min_ns, filters.max_ns or _ALL_ONES, states, select, own_pid, *self._readers),
-                *(self._choice & 0xFFFFFFFF, self._depth, *of_cgroup),
-                *(_ALL_ONES if self._depth else 0, self._lowest_mark_ns, self._choice_ns),
+                *(self._filter_version & 0xFFFFFFFF, self._depth, *of_cgroup),
+                *(_ALL_ONES if self._depth else 0, self._lowest_mark_ns, self._filter_changed_ns),
                 *chain.from_iterable((*interrupts, *returns)),
             ),
         )
@@ -660,7 +668,7 @@ class LiveSource(Happening):
 
     @property
     def _depth(self) -> int:
-        """How many wakers are asked for."""
+        """Number of wakers to record."""
         mode, depth = self._mode
         return 0 if mode == OFFCPU else depth if mode == CHAIN else 1
 
@@ -683,9 +691,9 @@ def _check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:
             raise UsageError(f"No thread {tid}. List a process's threads with: ps -L -p PID")
 
 
-def _give_memory_back() -> None:
-    """What was freed: after a storm of threads that is half of what the process holds, and glibc keeps it."""
-    with suppress(AttributeError):  # another libc than glibc
+def _trim_memory() -> None:
+    """Return freed memory to the kernel: after a burst of threads that is half of the process's, and glibc keeps it."""
+    with suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -693,16 +701,16 @@ def _is_alive(key: ThreadKey) -> bool:
     return key.pid in PSEUDO_PIDS or Path(f"/proc/{key.pid}/task/{key.tid}").exists()
 
 
-def _any_alive(filters: Filters) -> bool:
-    """Whether there is anything to watch yet: always so, without -p and -t."""
+def _is_any_alive(filters: Filters) -> bool:
+    """Return whether anything is left to watch: always, without -p and -t."""
     ids = (*filters.pids, *filters.tids)
     return not ids or any(map(pid_namespace.is_there, ids))
 
 
-def _selection(filters: Filters) -> tuple[Sequence[int], Sequence[int], str, str]:
+def _thread_filters(filters: Filters) -> tuple[Sequence[int], Sequence[int], str, str]:
     return filters.pids, filters.tids, filters.who, filters.cgroup
 
 
-def _left_out(filters: Filters) -> tuple[int, int]:
-    """What decides it of a wait."""
+def _wait_filters(filters: Filters) -> tuple[int, int]:
+    """The filters that apply to single waits."""
     return filters.states, filters.max_ns

@@ -165,7 +165,7 @@ def test_a_refused_reader_reads_no_file_and_is_not_started_again(
 def test_offtop_says_that_names_are_off_and_how_to_have_them() -> None:
     ended = command.run("-b", "-n", "1", "--door", "auto", before=WITHOUT_SETUID)
     assert ended.status == 0
-    assert ended.err.startswith("offtop: Names of functions and .eh_frame are off: the process that reads the files of")
+    assert ended.err.startswith("offtop: Function names and .eh_frame are off: the process that reads the files of")
     assert "(setresuid: Operation not permitted). Give offtop CAP_SETUID and CAP_SETGID" in ended.err
 
 

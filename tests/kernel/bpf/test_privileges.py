@@ -104,7 +104,7 @@ def test_without_cap_sys_ptrace_waits_are_counted_and_what_is_closed_is_said(nap
     assert said.count("\n") == 1
     site = naps_in(tick)
     assert site["category"] == "sleep"
-    if "while they wait" in said:  # this kernel lets CAP_PERFMON see what lies where
+    if "waits in progress" in said:  # this kernel lets CAP_PERFMON see what lies where
         assert "nap" in site["user"]
     else:
         assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
@@ -148,7 +148,7 @@ def test_who_may_look_into_all_that_there_are_lacks_nothing(before: Sequence[str
 def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(napping: programs.Program) -> None:
     before = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$0" "$@"')
     tick, said = second_tick(napping, (*before, *as_nobody("bpf", "perfmon", "syslog")))
-    assert said.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks of processes ")
+    assert said.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks and no open files of ")
     assert said.count("\n") == 1
     site = naps_in({**tick, "sites": [site for site in tick["sites"] if site["pid"] == napping.pid]})
     assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
@@ -161,7 +161,7 @@ def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(n
 
 def test_without_cap_syslog_waits_are_counted_and_categories_are_said_to_be_unknown(napping: programs.Program) -> None:
     tick, said = watched(napping, "bpf", "perfmon", "sys_ptrace")
-    assert said.startswith("offtop: Missing CAP_SYSLOG (sudo offtop): the kernel hides its addresses. There are no ca")
+    assert said.startswith("offtop: Missing CAP_SYSLOG (sudo offtop): the kernel hides its addresses. Categories, wak")
     assert said.count("\n") == 1
     (thread,) = tick["threads"]
     site = naps_in(tick, thread["involuntary"])  # all stacks of the kernel are one, those of who was put aside, too
@@ -172,7 +172,7 @@ def test_without_cap_syslog_waits_are_counted_and_categories_are_said_to_be_unkn
 
 def test_without_cap_syslog_wakers_are_refused_for_interrupts_could_not_be_told() -> None:
     ended = command.run("-b", "-n", "1", "--mode", "wakeup", before=as_nobody("bpf", "perfmon", "sys_ptrace"))
-    assert ended.sentence.startswith("Wakers cannot be told without the names of the kernel's functions")
+    assert ended.sentence.startswith("Wakers need the names of kernel functions")
     assert ended.status == 4
 
 
