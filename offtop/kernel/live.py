@@ -91,7 +91,10 @@ _NO_SYMBOLS = "Categories, wakers, kernel function names and wait objects are un
 
 
 class LiveSource(Happening):
-    """Data source that traces the running kernel, from the constructor until close(). Implements source.Source."""
+    """Data source that traces the running kernel. Implements source.Source.
+
+    It is attached from the constructor until close().
+    """
 
     def __init__(
         self,
@@ -105,9 +108,10 @@ class LiveSource(Happening):
         mode: str = OFFCPU,
         depth: int = DEFAULT_DEPTH,
     ) -> None:
-        """Load and attach the BPF programs. `mode` and `depth`: see set_mode. `debuginfod`: servers for debug files.
+        """Load and attach the BPF programs.
 
-        Raises an OfftopError that says what is missing and how to get it; nothing stays attached then.
+        `mode` and `depth`: see set_mode. `debuginfod`: servers for debug files. Raises an OfftopError that says what is
+        missing and how to get it; nothing stays attached then.
         """
         capabilities = privileges.capabilities()
         privileges.check(capabilities)
@@ -377,7 +381,9 @@ class LiveSource(Happening):
         known_readers: tuple[int, int, int] | None = None,
         mode: str = "",
     ) -> tuple[int, int, Machine]:
-        """Drain the maps into the ledger; return the time on both clocks, and the machine's CPU times as of then.
+        """Drain the maps into the ledger.
+
+        Returns the time on both clocks, and the machine's CPU times as of then.
 
         `requested`: the filters in effect. `is_walked`: scan the waits in progress; `is_prime`: all of them.
         `filter_changed` and `has_snapshot`: as `anew` and `has_snapshot` of Ledger.tick. `known_readers`: reader
@@ -495,22 +501,29 @@ class LiveSource(Happening):
         return mixed.frames, mixed.unsure
 
     def _place_user_stacks(self, at_ns: int, are_all: bool) -> None:
-        """Request the user stacks of waits in progress, and take those read. `are_all`: see UserStacks.read."""
+        """Request the user stacks of waits in progress, and take those that were read.
+
+        `are_all`: see UserStacks.read.
+        """
         for one in self._user_stacks.read(self._ledger.waiting, at_ns, are_all):
             self._ledger.read_user(one.key, one.left_ns, self._stacks.user(one.found))
 
     def set_filters(self, filters: Filters) -> None:
-        """Set the filters from the next read on. Raises UsageError for a process that does not exist."""
+        """Set the filters from the next read on.
+
+        Raises UsageError for a process or thread that does not exist.
+        """
         new_pids = [pid for pid in filters.pids if pid not in self._initial.pids]
         _check_alive(new_pids, [tid for tid in filters.tids if tid not in self._initial.tids])
         self._find_cgroup(filters.cgroup)
         self._requested = self._watched.narrowed(filters) if self._watched else filters
 
     def set_mode(self, mode: str, depth: int = DEFAULT_DEPTH) -> None:
-        """Set the mode, one of wake.MODES, from the next read on. `depth`: number of wakers in a chain.
+        """Set the mode, one of wake.MODES, from the next read on.
 
-        The first mode with wakers takes a second to load: do not call this from the UI thread. Raises KernelError if
-        this kernel cannot report wakers, or if the program for them cannot be built.
+        `depth`: number of wakers in a chain. The first mode with wakers takes a second to load: do not call this from
+        the UI thread. Raises KernelError if this kernel cannot report wakers, or if the program for them cannot be
+        built.
         """
         if mode != OFFCPU:
             if self._hidden:
@@ -692,7 +705,10 @@ def _check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:
 
 
 def _trim_memory() -> None:
-    """Return freed memory to the kernel: after a burst of threads that is half of the process's, and glibc keeps it."""
+    """Return freed memory to the kernel.
+
+    After a burst of threads that is half of what the process holds, and glibc keeps it.
+    """
     with suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -32,7 +32,7 @@ of the tid may still arrive."""
 
 
 class Shown(NamedTuple):
-    """Time already credited to a wait of a thread whose tid was reused, or that was written off.
+    """Time already credited to a wait of a written-off thread, or one whose tid was reused.
 
     Its record may still arrive: an exiting thread can sit on the run queue for seconds.
     """
@@ -55,7 +55,10 @@ class _Held(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """Finished waits, by the state of their thread's record. What is in none of these lists is still held back."""
+    """Finished waits, by the state of their thread's record.
+
+    What is in none of these lists is still held back.
+    """
 
     now: Ended
     """Finished in this tick, and the thread's record is in this tick, too."""
@@ -121,7 +124,7 @@ class Late:
         self._shown.pop(identity, None)
 
     def give_up(self, identity: Whose, totals: SiteTotals) -> SiteTotals:
-        """Write a thread off: return what of `totals`, at one of its sites, still has to be counted.
+        """Write a thread off, and return what is still to count of `totals`, at one of its sites.
 
         What was already shown of its wait in progress is deducted.
         """
@@ -149,10 +152,11 @@ class Late:
 
 
 def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTotals]:
-    """Subtract what was counted for a written-off thread from its record; return both remainders.
+    """Subtract what was counted for a written-off thread from its record.
 
-    Its sites were counted already, together with what was shown of its first wait. The second value is what was counted
-    beyond this record, for another record of the same thread that is still to come.
+    Returns both remainders. The thread's sites were counted already, together with what was shown of its first wait.
+    The second value is what was counted beyond this record, for another record of the same thread that is still to
+    come.
     """
     waits = min(given_up.waits, r.waits - r.short_waits - r.lost_waits)
     total_ns = min(given_up.total_ns, r.offcpu_ns - r.short_ns - r.filtered_ns - r.lost_ns)

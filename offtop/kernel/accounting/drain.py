@@ -59,7 +59,7 @@ class Sites:
         return [self._with_wake(site, key[-1]) if key[-1] else site for site, key in zip(sites, raw, strict=True)]
 
     def is_on_object(self, kernel: int) -> bool:
-        """Return whether a wait at this kernel stack (catalog id) is on what its system call names."""
+        """Return whether a wait at this stack (catalog id) is on what its system call names."""
         stack = self._book.stack(kernel)
         return stack.category not in FOR_SOMETHING_ELSE and HIDDEN not in stack.frames[:1]
 
@@ -69,8 +69,10 @@ class Sites:
 
 
 class Drain:
-    """Reads everything that BPF recorded in a tick, and adds new names and stacks to the catalog. For the polling
-    thread."""
+    """Reads everything that BPF recorded in a tick. For the polling thread.
+
+    New names and stacks are added to the catalog.
+    """
 
     def __init__(
         self,
@@ -83,8 +85,10 @@ class Drain:
         user_stacks: UserStacks | None,
         begin: Callable[[ThreadKey, int], None],
     ) -> None:
-        """`user_stacks` reads the user stacks of waits in progress; None if they are off. `begin` is called with each
-        thread seen and its start time."""
+        """`user_stacks` reads the user stacks of waits in progress; None if they are off.
+
+        `begin` is called with each thread seen and its start time.
+        """
         self._maps, self._walk_links = program.maps, program.walk_links
         self._book, self._stacks, self._wakes, self._sites, self._details = book, stacks, wakes, sites, details
         self._user_stacks, self._begin = user_stacks, begin
@@ -103,11 +107,10 @@ class Drain:
         return b"".join(map(libbpf.walk, self._walk_links))
 
     def waits(self, walk: bytes, ran: list[Ran], started: list[Started]) -> Iterator[Walked]:
-        """Yield waits in progress that are new, became runnable, or wait for a lock with another holder; all if
-        priming.
+        """Yield the waits in progress that changed; all of them if priming.
 
-        Appends to `ran` the CPU time of threads that did nothing but run, and to `started` new threads on their first
-        CPU.
+        These are new, became runnable, or wait for a lock with another holder. Appends to `ran` the CPU time of threads
+        that did nothing but run, and to `started` new threads on their first CPU.
         """
         clock_offset_ns = self._update_clock_offset()
         for key, record in self._records(walk):
@@ -134,9 +137,9 @@ class Drain:
     def threads(
         self, buffer: int, ran: list[Ran], started: list[Started], alone: bool
     ) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        """Yield each thread's record from buffer `half`, and clear it. `ran` and `started`: as in waits().
+        """Yield each thread's record from a buffer, and clear it.
 
-        `alone`: this tick has no scan of waits in progress.
+        `ran` and `started`: as in waits(). `alone`: this tick has no scan of waits in progress.
         """
         for key, record in self._records(self.walk(layout.WALK_HALVES[buffer] | (layout.WALK_ALONE if alone else 0))):
             self._note_running(key, record, ran, started)
@@ -145,7 +148,7 @@ class Drain:
                 yield key, record.thread
 
     def sites(self, buffer: int) -> Ended:
-        """Drain the finished waits by site from buffer `half`.
+        """Drain the finished waits by site from a buffer.
 
         Call it after the task scan, which reports the program that each process runs.
         """
@@ -160,11 +163,11 @@ class Drain:
     def gone(
         self, buffer: int, at_ns: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]
     ) -> dict[ThreadKey, int]:
-        """Return the threads that exited until `at_ns`, and when; put their records before `threads`.
+        """Return when each thread exited that did until `at_ns`.
 
-        They come first because a tid may be in use again, also by a thread that called exec() and took over its main
-        thread's tid. Includes the part up to `at_ns` of threads that exited after it, before the task scan reached
-        them.
+        Their records are put before `threads`, because a tid may be in use again, also by a thread that called exec()
+        and took over its main thread's tid. Includes the part up to `at_ns` of threads that exited after it, before the
+        task scan reached them.
         """
         alive = {key for key, _ in threads}
         found = _merge_mixed(_exits(self._maps[f"gone_{buffer}"].drain()), self._flipped_ns)
@@ -199,10 +202,10 @@ class Drain:
         return {key: end_ns for end_ns, key, *_ in found if key not in alive}
 
     def unnamed(self, buffer: int) -> list[tuple[ThreadKey, ThreadRecord]]:
-        """Return one record for all threads that exited in the tick and whose records were lost; [] if none were.
+        """Return one record for all threads of the tick whose exit records were lost.
 
-        It has none of their waits at sites: each site has its thread's id, and is counted in the thread if its record
-        has not arrived after some ticks (offtop/kernel/accounting/deferred.py).
+        Returns [] if none were. The record has none of their waits at sites: each site has its thread's id, and is
+        counted in the thread if its record has not arrived after some ticks (offtop/kernel/accounting/deferred.py).
         """
         maps, key = self._maps, buffer.to_bytes(4, "little")
         raw = maps["gone_rest"].lookup(key) or b""
@@ -225,7 +228,7 @@ class Drain:
         return self._wakes.storms(found)
 
     def calls(self, buffer: int, at_ns: int) -> Calls:
-        """Return the calls of the watched function that finished in the tick, and those in progress."""
+        """Return the watched function's calls: those finished in the tick, and in progress."""
         maps, key = self._maps, buffer.to_bytes(4, "little")
         raw = maps["within_calls"].lookup(key) or b""
         maps["within_calls"].update(key, bytes(len(raw)))
@@ -297,7 +300,10 @@ class Drain:
         )
 
     def _holder(self, record: WalkedRecord) -> Holder:
-        """The lock's holder with its name, which is read from /proc if the thread is not one of those counted."""
+        """The lock's holder with its name.
+
+        The name is read from /proc if the thread is not one of those counted.
+        """
         pid, tid = record.holder_pid, record.holder_tid
         if not tid:
             return NO_HOLDER
@@ -308,7 +314,7 @@ class Drain:
         return Holder(pid, tid, comm)
 
     def _call(self, stack: WalkedStack) -> tuple[int, tuple[int, ...]]:
-        """The system call as the catalog numbers it, and its arguments; -1 if the thread is in none."""
+        """The system call as the catalog numbers it, and its arguments; -1 if there is none."""
         if stack.call < 0:
             return -1, ()
         is_32_bit = userstacks.is_32_bit(stack)
@@ -346,7 +352,10 @@ class Drain:
                 self._book.processes[key.pid] = layout.text_of(name)
 
     def _update_clock_offset(self) -> int:
-        """Offset of CLOCK_MONOTONIC from the scheduler's clock: the smallest of the last tick; 0 if unknown."""
+        """Offset of CLOCK_MONOTONIC from the scheduler's clock, or 0 if unknown.
+
+        This is the smallest offset seen in the last tick.
+        """
         clock = self._maps["clock"]
         least = int.from_bytes(clock.lookup(_ZERO) or b"", "little")
         clock.update(_ZERO, bytes(8))
@@ -357,12 +366,11 @@ class Drain:
 
 
 def _is_mixed(last: ThreadRecord, flipped_ns: int) -> bool:
-    """Return whether the newer buffer of a thread that exited after the switch at `flipped_ns` has waits of the tick
-    before.
+    """Return whether a thread's newer buffer has waits of the tick before.
 
-    The task scan came after the thread was unhashed, and the thread got no CPU to exit until two ticks later. The sites
-    of that tick are held back until a record arrives. So both buffers must come in one tick, or those sites would be
-    counted without their waits.
+    The thread exited after the switch of buffers at `flipped_ns`. The task scan came after the thread was unhashed, and
+    the thread got no CPU to exit until two ticks later. The sites of that tick are held back until a record arrives. So
+    both buffers must come in one tick, or those sites would be counted without their waits.
     """
     return last.waits > 0 and last.first_left_ns + last.first_off_ns < flipped_ns
 
@@ -400,7 +408,10 @@ def _exits(
 
 
 def _without_sites(r: ThreadRecord) -> ThreadRecord:
-    """Reduce a record to its waits without a site: short, filtered, or without room for their site."""
+    """Reduce a record to its waits without a site.
+
+    These were short, filtered, or there was no room for their site.
+    """
     waits = r.short_waits + r.filtered_waits + r.lost_waits
     offcpu_ns = r.short_ns + r.filtered_ns + r.lost_ns
     runqueue_ns = r.short_runqueue_ns + r.filtered_runqueue_ns + r.lost_runqueue_ns
@@ -429,7 +440,7 @@ def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> Ran:
 
 
 class ScanCadence:
-    """How often waits in progress are scanned: every tick, or less often if that would cost too much."""
+    """How often waits in progress are scanned: each tick, or less often if it costs much."""
 
     def __init__(self) -> None:
         self.took_ns = -1

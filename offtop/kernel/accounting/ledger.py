@@ -55,7 +55,10 @@ class Dropped(NamedTuple):
 
 @dataclass(slots=True)
 class _Delta:
-    """What a tick adds to the totals, one entry each. The site counts of the BPF programs are added in bulk instead."""
+    """What a tick adds to the totals, one entry each.
+
+    The site counts of the BPF programs are added in bulk instead.
+    """
 
     threads: list[tuple[ThreadKey, tuple[int, ...], bytes]] = field(
         default_factory=list[tuple[ThreadKey, tuple[int, ...], bytes]]
@@ -227,7 +230,10 @@ class Ledger:
             self.storms[wake] = was.plus(one)._replace(largest=max(was.largest, one.largest))
 
     def _revive(self, ran: Ran) -> None:
-        """Revive a thread that was marked as exited because its main thread was, when it called exec()."""
+        """Revive a thread that was marked as exited when it called exec().
+
+        Its main thread had exited then, and it took over that tid.
+        """
         life = self.book.life(ran.key)
         if life.to_ns and self._runs.is_last(ran):
             self.book.lives[ran.key] = life._replace(to_ns=0)
@@ -254,10 +260,11 @@ class Ledger:
             self._unsettled.add(key)  # its site changes in the next tick
 
     def age(self, keep_ns: int) -> Dropped | None:
-        """Once every `keep_ns`, evict what was not used for that long; return the ids of dropped stacks and wakes.
+        """Once every `keep_ns`, evict what was not used for that long.
 
-        Returns None before its time. A live thread's site without a wait for keep_ns moves its sums to the site of
-        exited threads; stacks and wakes that nothing refers to any more leave the catalog.
+        Returns the ids of dropped stacks and wakes, or None before its time. A live thread's site without a wait for
+        keep_ns moves its sums to the site of exited threads; stacks and wakes that nothing refers to any more leave the
+        catalog.
         """
         if self.at_ns - self._aged_at_ns < keep_ns:
             return None
@@ -334,7 +341,7 @@ class Ledger:
             table.pop(wake, None)
 
     def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> bool:
-        """Add a record's finished waits, minus what was shown of the first one while it was in progress.
+        """Add a record's finished waits, minus what was shown of the first one in progress.
 
         Returns whether the record is of a previous owner of the tid.
         """
@@ -430,7 +437,10 @@ class Ledger:
     def _hold_back(
         self, ended: Ended, threads: _Records, at_ns: int, threads_lost: int, delta: _Delta
     ) -> tuple[Ended, set[ThreadKey]]:
-        """Hold back the sites of threads whose record has not arrived; return the rest, and the written-off threads."""
+        """Hold back the sites of threads whose record has not arrived.
+
+        Returns the rest, and the written-off threads.
+        """
         reported = {(pid, tid, record.born_ns) for (pid, tid), record in threads}
         found = self._late.sort(ended, reported, at_ns, threads_lost)
         delta.late += found.late
@@ -457,9 +467,9 @@ class Ledger:
         moved_runqueue_ns: int = 0,
         until_ns: int = 0,
     ) -> None:
-        """Turn what was shown of a wait in progress into finished time at its site, except what was moved.
+        """Turn what was shown of a wait in progress into finished time at its site.
 
-        `until_ns`: settle everything up to this time instead.
+        What moved to another site is excluded. `until_ns`: settle everything up to this time instead.
         """
         shown_ns = max(0, (until_ns or self._snapshot_ns) - w.from_ns)
         ready_ns = min(shown_ns, w.runqueue_ns)  # if it has been runnable from the start, that is as of the last tick
@@ -476,7 +486,10 @@ class Ledger:
     def _begin(
         self, key: ThreadKey, left_ns: int, from_ns: int, state: int, states: int, walked: Walked | None
     ) -> None:
-        """Add a wait in progress that no snapshot has shown: at the stack from the task scan, or as short for now."""
+        """Add a wait in progress that no snapshot has shown.
+
+        It is at the stack from the task scan, or short for now.
+        """
         kernel, wake, holder = SHORT, NO_WAKE, NO_HOLDER
         self._unsettled.add(key)
         self._begun.add(key)
@@ -543,7 +556,7 @@ class Ledger:
         self._late.keep_shown(identity, one.left_ns, until_ns)
 
     def _settle_as_shown(self, key: ThreadKey, delta: _Delta) -> None:
-        """Settle a wait in progress that belongs to a previous owner of the tid or a written-off thread.
+        """Settle the wait in progress of a previous owner of the tid, or a written-off thread.
 
         It is kept as shown in case a record of that thread still arrives.
         """
@@ -553,7 +566,10 @@ class Ledger:
             self._settle(key, was, delta)
 
     def _prime(self, walked: Sequence[Walked], walk_ns: int, at_ns: int, states: int, delta: _Delta) -> None:
-        """Adopt the waits in progress from the task scan that began at `walk_ns`: some began before tracing did."""
+        """Adopt the waits in progress from the task scan that began at `walk_ns`.
+
+        Some of them began before tracing did.
+        """
         seen = {one.key for one in walked}
         for key in [key for key, w in self.waiting.items() if key not in seen and w.left_ns < walk_ns]:
             self._settle_as_shown(key, delta)
@@ -677,7 +693,10 @@ class Ledger:
 
 
 def _wait_details(walked: Walked | None, left_ns: int) -> tuple[int, Bound, int, tuple[int, ...]] | None:
-    """The Waiting fields from the task scan for the wait that began at `left_ns`, if the scan has its stack."""
+    """The Waiting fields from the task scan for the wait that began at `left_ns`.
+
+    None if the scan does not have that wait's stack.
+    """
     if walked is None or walked.left_ns != left_ns or walked.kernel is None:
         return None
     return walked.since_ns, walked.bound, walked.call, walked.arguments

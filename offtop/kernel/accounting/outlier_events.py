@@ -46,7 +46,10 @@ class Catcher:
         return [one for one in (self._caught(one, marks) for one in raw) if one]
 
     def forget(self) -> None:
-        """Delete all thresholds in BPF: the kernel's symbols have changed, so stacks and their thresholds differ."""
+        """Delete all thresholds in BPF.
+
+        The kernel's symbols have changed, so stacks and their thresholds differ.
+        """
         for key in self._loaded:
             self._map.delete(key)
         self._loaded.clear()

@@ -1,4 +1,4 @@
-"""Describes what a thread waits on for people: a kernel object, as the BPF programs found it.
+"""Describes for people what a thread waits on: a kernel object, as the BPF programs found it.
 
 Most of it is in the record. What only /proc knows (the path of a file, which file holds a shared futex) is looked up, a
 limited number of times per tick, and cached, so that a tick never waits long for it. An object whose lookup did not fit
@@ -46,8 +46,10 @@ class Objects:
     """Describes wait objects. For the polling thread."""
 
     def __init__(self, book: Book, reads: Channel, variable: Callable[[int], str] = lambda _: "") -> None:
-        """`reads` reads the mappings of processes. `variable` returns the name of the kernel variable at an address, or
-        ""."""
+        """`reads` reads the mappings of processes.
+
+        `variable` returns the name of the kernel variable at an address, or "".
+        """
         self._book, self._reads, self._variable = book, reads, variable
         self._cache: dict[tuple[int, ObjectRecord], Object] = {}
         self._numbers: dict[tuple[int, int], int] = {}
@@ -112,7 +114,7 @@ class Objects:
         return Object("futex", shared) if shared else Object("futex", f"{found.argument:#x}", pid)
 
     def _shared_at(self, pid: int, address: int) -> str:
-        """The file and offset of a futex in shared memory; "" if it is in private memory or unknown."""
+        """The file and offset of a futex in shared memory; "" if private or unknown."""
         try:
             found = _MAPPING.match(self._reads.ask(pid, "mapping_of", pid, address))
         except TimeoutError:
@@ -220,9 +222,10 @@ def _child(pid: int, found: ObjectRecord) -> Object:
 
 
 def _name_of(pid: int, fd: int, inode: int) -> str:
-    """The name of the file that a descriptor refers to; "" if it is another inode by now (`inode` 0 accepts any).
+    """The name of the file that a descriptor refers to, or "".
 
-    This calls into no file system, which may be what everybody waits for, and takes no lock of the process's memory.
+    It is "" if that is another inode by now; `inode` 0 accepts any. This calls into no file system, which may be what
+    everything waits for, and takes no lock of the process's memory.
     """
     with suppress(OSError):
         now = inode and re.search(r"^ino:\t(\d+)$", Path(f"/proc/{pid}/fdinfo/{fd}").read_text(), re.MULTILINE)

@@ -95,7 +95,10 @@ class Lock(NamedTuple):
 
 
 class EndsWorker:
-    """Finds peers and puts them into a catalog. `tell` is for the polling thread, everything else for any thread."""
+    """Finds peers and puts them into a catalog.
+
+    `tell` is for the polling thread, everything else for any thread.
+    """
 
     def __init__(self, book: Book, epolls: Mapping[Object, int]) -> None:
         """`epolls`: epoll → the descriptor by which its process waits on it."""
@@ -135,7 +138,10 @@ class EndsWorker:
             self._changed.notify_all()
 
     def tell(self) -> None:
-        """Put new results into the catalog: here, so that a recording has them with the tick that shows them first."""
+        """Put new results into the catalog.
+
+        This is done by the polling thread, so that a recording has them with the tick that shows them first.
+        """
         if not self._found:
             return
         with self._changed:
@@ -310,7 +316,7 @@ def _code(link: str) -> int:
 
 
 def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]:
-    """Return the link text in /proc/PID/fd of each object's other end, and the role of its holders.
+    """Return the link text in /proc/PID/fd of each object's other end, and its holders' role.
 
     The role is "" for a pipe, which is the same for both ends: there it depends on each holder's open mode.
     """
@@ -334,9 +340,10 @@ def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]
 
 
 def awaited_locks(waited_on: Mapping[Object, int]) -> dict[Object, Lock]:
-    """Return the lock of each file that its process waits for; none if that waits for several, or for none.
+    """Return the lock of each file that its process waits for.
 
-    `1: -> FLOCK ADVISORY WRITE 4242 …` waits for the holder in the line `1: FLOCK …` (fs/locks.c).
+    There is none for a process that waits for several locks, or for none. `1: -> FLOCK ADVISORY WRITE 4242 …` waits for
+    the holder in the line `1: FLOCK …` (fs/locks.c).
     """
     held: dict[str, Lock] = {}
     awaited: dict[int, set[str]] = {}
@@ -381,7 +388,10 @@ def watched(pid: int, fd: int) -> tuple[tuple[str, int], ...]:
 
 
 def _kind(files: int, fd: str, inode: int) -> str:
-    """The kind of a descriptor; `other` if it was closed or reused, even though its old file is still watched."""
+    """The kind of a descriptor, or `other`.
+
+    It is `other` if the descriptor was closed or reused, even though its old file is still watched.
+    """
     try:
         link = os.readlink(fd, dir_fd=files)
     except OSError:
@@ -410,7 +420,10 @@ def _pids() -> list[int]:
 
 
 def _open_in(pid: int, wanted: Callable[[str], bool]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    """Yield a process's wanted open files as (link, descriptor), in parts, with the number of files per part."""
+    """Yield a process's wanted open files as (link, descriptor), in parts.
+
+    Each part comes with the number of files that were looked at for it.
+    """
     with suppress(OSError), _fd_directory(pid) as directory:
         with os.scandir(directory) as entries:
             files = [entry.name for entry in entries]
@@ -424,7 +437,7 @@ def _links(directory: int, files: Sequence[str]) -> Iterator[tuple[str, str]]:
         try:
             link = os.readlink(fd, dir_fd=directory)
         except OSError:
-            continue  # closed meanwhile
+            continue  # closed in the meantime
         yield link, fd
 
 

@@ -97,8 +97,11 @@ class Stacks:
         has_rule: Callable[[Frame], bool] = lambda _: True,
         signed: int = _SIGNED,
     ) -> None:
-        """`sched_text`: start and end address of the kernel's __sched functions. `has_rule`: whether a frame's binary
-        has an unwind rule for it. `signed`: bits of a kernel return address that are set if it is not signed."""
+        """`sched_text`: start and end address of the kernel's __sched functions.
+
+        `has_rule`: whether a frame's binary has an unwind rule for it. `signed`: bits of a kernel return address that
+        are set if it is not signed.
+        """
         self._kernel, self._user = IdTable(kernel, _stack_of), IdTable(user, _stack_of)
         self._book, self._categories = book, categories
         self._kernel_frame, self._user_frames, self._copied = kernel_frame, user_frames, copied
@@ -142,7 +145,7 @@ class Stacks:
         return site
 
     def sites(self, raw: Iterable[tuple[int, int, int, int, int]]) -> list[SiteKey]:
-        """Return the sites of many records by their raw ids: pid, tid, kernel and user stack, wake."""
+        """Return the sites of many records: (pid, tid, kernel stack, user stack, wake), all raw."""
         known, found = self._sites, list[SiteKey]()
         for pid, tid, kernel, user, _ in raw:
             of_thread = known.get(tid)
@@ -163,10 +166,10 @@ class Stacks:
         return self._intern_user(found.frames, _ENDS[found.end], found.unsure)
 
     def walked(self, frames: bytes, words: bytes) -> int:
-        """Return the catalog id of a kernel stack from the task scan, with its __sched functions added.
+        """Return the catalog id of a kernel stack from the task scan.
 
-        bpf_get_task_stack omits those. They are found among the words of the thread's kernel stack: those in the
-        __sched section that lie above the first frame that it does return.
+        bpf_get_task_stack omits __sched functions, so they are added here: they are those words of the thread's kernel
+        stack that are in the __sched section and above the first frame that it does return.
         """
         first, end = self._sched_text
         leaf = int.from_bytes(frames[:8], "little")
@@ -205,14 +208,20 @@ class Stacks:
         return self._kernel.fill, self._user.fill
 
     def forget_thread(self, key: ThreadKey) -> None:
-        """Forget a thread that exited. For a main thread, also its process, which may have called exec() instead."""
+        """Forget a thread that exited.
+
+        For a main thread, also forget its process, which may have called exec() instead.
+        """
         self._sites.pop(key.tid, None)
         if key.tid == key.pid:
             self._user_ids.pop(key.pid, None)
             self._execs.pop(key.pid, None)
 
     def renamed(self, pid: int) -> None:
-        """Forget stacks of a process whose mappings or symbols changed: its addresses have other names now."""
+        """Forget stacks of a process whose mappings or symbols changed.
+
+        Its addresses have other names now, so they make other stacks.
+        """
         self._user_ids.pop(pid, None)
         self._sites = {
             tid: sites for tid, sites in self._sites.items() if all(one.pid != pid for one in sites.values())
@@ -288,7 +297,10 @@ class Stacks:
         self._execs[pid] = execs
 
     def _has_execed(self, pid: int, execs: int) -> bool:
-        """Return whether the process has called exec() since: its old addresses cannot be resolved any more."""
+        """Return whether the process has called exec() since.
+
+        If so, its old addresses cannot be resolved any more.
+        """
         now = self._execs.get(pid)
         if now is None:  # threads that are not counted are in no scan
             now = self._called_exec(pid)

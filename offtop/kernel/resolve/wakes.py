@@ -143,7 +143,7 @@ class Wakes:
         return known
 
     def _on(self, waker: Waker, found: ObjectRecord, pid: int, is_on_object: bool) -> tuple[int, bool]:
-        """The id of a wait whose waker is unknown, and whether a later tick may know more about its object."""
+        """The id of a wait with an unknown waker, and whether its object may be known better later."""
         object_, is_provisional = self._object(found, pid, is_on_object)
         known = self._intern(Wake(waker, object_)) if object_ != NO_OBJECT else layout.NO_WAKE
         return (layout.NO_WAKE, True) if known == layout.WAKE_LOST else (known, is_provisional)

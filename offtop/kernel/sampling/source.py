@@ -69,7 +69,10 @@ class KernelNames:
 
 
 class ProcSource(Happening):
-    """Data source that samples /proc, from the constructor until close(). Implements source.Source."""
+    """Data source that samples /proc. Implements source.Source.
+
+    It samples from the constructor until close().
+    """
 
     def __init__(
         self,
@@ -80,9 +83,10 @@ class ProcSource(Happening):
         mode: str = OFFCPU,
         refused: OfftopError | None = None,
     ) -> None:
-        """Start sampling. `cpu_pct` is for all of offtop, in percent of one CPU; `refused` says why there is no BPF.
+        """Start sampling.
 
-        Raises an OfftopError if sampling cannot measure what is requested.
+        `cpu_pct` is for all of offtop, in percent of one CPU; `refused` says why there is no BPF. Raises an OfftopError
+        if sampling cannot measure what is requested.
         """
         self._refusal = f" without BPF ({str(refused).partition('. ')[0]})" if refused else ""
         procfs.check_counted(_ROOT)
@@ -394,8 +398,10 @@ class ProcSource(Happening):
         )
 
     def set_filters(self, filters: Filters) -> None:
-        """Set the filters from the next read on. Raises UsageError if a process or thread is missing, and
-        NeedsBpfError."""
+        """Set the filters from the next read on.
+
+        Raises UsageError if a process or thread is missing, and NeedsBpfError.
+        """
         _check(filters)
         new = Filters(
             pids=tuple(set(filters.pids).difference(self._initial.pids)),

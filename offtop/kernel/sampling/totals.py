@@ -163,8 +163,10 @@ class Account:
         self._known[key].ready_ns = at_ns
 
     def assume(self, key: ThreadKey, at_ns: int, counters: Counters) -> None:
-        """Assume that a thread is still where it was: it has run since its last sample, and there is no time for
-        another."""
+        """Assume that a thread is still where it was.
+
+        It has run since its last sample, and there is no time for another.
+        """
         known = self._known[key]
         waiting = known.waiting
         off_ns = at_ns - known.seen_ns - (counters.run_ns - known.counters.run_ns)
@@ -266,9 +268,10 @@ class Account:
             self._forget(key)
 
     def _meet(self, key: ThreadKey, counters: Counters, at_ns: int, began_ns: int) -> _Thread:
-        """Add a thread. If it began after all others had been seen, everything in its counters counts.
+        """Add a thread.
 
-        That it first got a CPU ended no wait.
+        If it began after all others had been seen, everything in its counters counts. That it first got a CPU ended no
+        wait.
         """
         if not self._is_first:
             self.book.lives[key] = Life(at_ns)
@@ -415,7 +418,10 @@ class Account:
         self._put(key, known, part, waiting.runqueue_ns)
 
     def _put(self, key: ThreadKey, known: _Thread, part: _Part, shown_ns: int = 0) -> None:
-        """Add a share to the totals. `shown_ns`: how much of its run-queue time earlier snapshots have shown."""
+        """Add a share to the totals.
+
+        `shown_ns`: how much of its run-queue time earlier snapshots have shown.
+        """
         total_ns = part.blocked_ns + part.queued_ns
         short = (0, 0, 0) if part.site else (part.waits, total_ns, part.queued_ns)
         self._of_threads.append(
@@ -442,7 +448,10 @@ class Account:
             )
 
     def _catch(self, key: ThreadKey, waiting: Waiting, seen_ns: int) -> None:
-        """Report an outlier. Its length is the certain part: from the first sample that saw it to the last."""
+        """Report a wait as an outlier if it passed its threshold.
+
+        Its length is the certain part: from the first sample that saw it to the last.
+        """
         lasted_ns = seen_ns - waiting.left_ns
         if self.marks is None or waiting.site.kernel < FIRST_STACK or lasted_ns < self.marks.lowest_ns:
             return
@@ -503,7 +512,7 @@ class Account:
 
 
 def _goes_on(known: _Thread, now: Counters, at_ns: int, late_ns: int) -> bool:
-    """Return whether it can be the same thread by its counters: another may have its tid by now."""
+    """Return whether it can be the same thread by its counters, as tids are reused."""
     old_counters = known.counters
     return (
         all(new >= old for new, old in zip(now, old_counters, strict=True))
@@ -512,9 +521,10 @@ def _goes_on(known: _Thread, now: Counters, at_ns: int, late_ns: int) -> bool:
 
 
 def _at_most(together_ns: int, waits: int) -> int:
-    """Build the histogram of `waits` waits of which only the sum is known, without underestimating any.
+    """Build the histogram of `waits` waits of which only the sum is known.
 
-    The longest is no longer than the sum, the second no longer than half of it, and so on.
+    It underestimates none of them: the longest is no longer than the sum, the second no longer than half of it, and so
+    on.
     """
     histogram, done = 0, 0
     for lane in reversed(range(log2.LANES)):
