@@ -1,4 +1,7 @@
-"""The ledger against a made-up kernel, whose every wait is known: time stands where and when it passed."""
+"""Test the ledger against a simulated kernel in which every wait is known.
+
+The ledger must credit off-CPU time to the right thread, site and tick.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +37,7 @@ class Wait:
     left_ns: int
     back_ns: int
     ready_ns: int
-    """When it was made runnable; left_ns for one that was preempted."""
+    """When the thread was made runnable; equal to left_ns if it was preempted."""
     preempted: bool
     kernel: int
     user: int
@@ -45,12 +48,12 @@ class Wait:
 
     @property
     def wake(self) -> int:
-        """Those at the first stack have none."""
+        """ID of the wake that ended the wait; waits at the first stack have none."""
         return 0 if self.kernel == FIRST_STACK or self.preempted else self.kernel + 20
 
     @property
     def on(self) -> int:
-        """The wake that the walk tells of it: that of its end, another one, or none."""
+        """Wake ID that the task scan reports: that of the wait's end, another one, or none."""
         return {FIRST_STACK + 1: self.wake, FIRST_STACK + 2: 99}.get(self.kernel, 0)
 
     @property
@@ -63,7 +66,7 @@ class Wait:
 
 
 Step = tuple[int, int, int, bool, int]
-"""ns running, ns waiting, percent of it ready, preempted, which stack."""
+"""Running ns, waiting ns, percentage of the wait spent ready, preempted, stack number."""
 
 threads_of_steps = st.lists(
     st.lists(
@@ -82,7 +85,7 @@ threads_of_steps = st.lists(
 
 def waits_of(steps: list[Step]) -> list[Wait]:
     waits: list[Wait] = []
-    now_ns = 1  # 0 stands for no time at all
+    now_ns = 1  # 0 means "no time"
     for running_ns, waiting_ns, ready_pct, preempted, stack in steps:
         left_ns = now_ns + running_ns
         now_ns = left_ns + waiting_ns
@@ -93,7 +96,7 @@ def waits_of(steps: list[Step]) -> list[Wait]:
 
 
 def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | None:
-    """What `struct thread` would hold of the events after from_ns, up to to_ns."""
+    """Return the `struct thread` contents for the events after from_ns, up to to_ns."""
     ended = [w for w in waits if from_ns < w.back_ns <= to_ns]
     left = [w for w in waits if from_ns < w.left_ns <= to_ns or (from_ns == 0 == w.left_ns)]
     if not ended and not left:
@@ -146,7 +149,7 @@ def site_records(key: ThreadKey, waits: list[Wait], from_ns: int, to_ns: int) ->
 
 
 def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[Walked]:
-    """Every thread that is off CPU; its stack once it has waited long enough."""
+    """Return every thread that is off CPU, with its stack if it has waited long enough."""
     return [
         Walked(key, w.left_ns or 1, ready := w.ready_ns <= at_ns, w.ready_ns if ready else 0, stack, wake=w.on)
         for w in waits
@@ -163,10 +166,10 @@ def snapshot(ledger: Ledger) -> Snapshot:
 def run(
     all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1, lag_ns: int = 0, snapshot_every: int = 1
 ) -> list[Window]:
-    """Windows until every wait has ended, of `snapshot_every` ticks of TICK_NS; the walk is seen at each
-    `walk_every`-th tick only, and only where a snapshot follows.
+    """Return windows of `snapshot_every` ticks of TICK_NS, until every wait has ended.
 
-    The halves change `lag_ns` after the moment that a snapshot is of.
+    The task scan is passed in at each `walk_every`-th tick only, and only if a snapshot follows. The map buffers flip
+    `lag_ns` after the time of the snapshot.
     """
     end_ns = max((w.back_ns for waits in all_waits.values() for w in waits), default=0)
     ledger = Ledger(0)
@@ -207,12 +210,12 @@ def test_each_window_has_the_time_that_passed_in_it(
         totals = dict(window.each_thread())
         for key, waits in all_waits.items():
             off_ns = passed(waits, window.at_ns - window.span_ns, window.at_ns)
-            # a wait that began at 0 is told as one that began at 1: no wait has left at 0
+            # a wait that began at 0 is reported as one that began at 1, because no wait has left_ns 0
             assert abs(totals.get(key, ThreadTotals()).offcpu_ns - off_ns) <= 1
 
 
 @given(threads_of_steps, st.integers(1, 3), st.integers(0, TICK_NS // 2), st.integers(1, 4))
-def test_sites_and_short_waits_make_up_each_thread_and_nothing_is_negative(
+def test_sites_and_short_waits_add_up_to_each_thread(
     threads: list[list[Step]], walk_every: int, lag_ns: int, snapshot_every: int
 ) -> None:
     for window in run(keyed(threads), walk_every, lag_ns, snapshot_every):
@@ -226,7 +229,7 @@ def test_sites_and_short_waits_make_up_each_thread_and_nothing_is_negative(
 
 
 @given(threads_of_steps, st.integers(0, TICK_NS // 2), st.integers(1, 4))
-def test_when_every_wait_has_ended_all_is_as_the_kernel_counted(
+def test_totals_match_the_kernel_once_every_wait_has_ended(
     threads: list[list[Step]], lag_ns: int, snapshot_every: int
 ) -> None:
     all_waits = keyed(threads)
@@ -243,7 +246,7 @@ def test_when_every_wait_has_ended_all_is_as_the_kernel_counted(
 
 
 @given(threads_of_steps, st.integers(1, 3), st.integers(1, 4))
-def test_over_all_windows_each_wait_is_where_it_ended_whatever_was_shown_of_it_before(
+def test_over_all_windows_each_wait_is_at_the_site_where_it_ended(
     threads: list[list[Step]], walk_every: int, snapshot_every: int
 ) -> None:
     all_waits = keyed(threads)
@@ -260,7 +263,7 @@ def test_over_all_windows_each_wait_is_where_it_ended_whatever_was_shown_of_it_b
             assert found[site].runqueue_ns <= sum(w.runqueue_ns for w in those)
 
 
-def test_a_wait_of_12_ticks_shows_in_each_of_them_and_ends_in_its_full_site() -> None:
+def test_a_wait_of_12_ticks_counts_in_each_and_ends_at_its_full_site() -> None:
     wait = Wait(left_ns=5_000, back_ns=125_000, ready_ns=125_000, preempted=False, kernel=3, user=13)
     key = ThreadKey(7, 100)
     windows = run({key: [wait]})
@@ -278,25 +281,25 @@ def test_a_wait_of_12_ticks_shows_in_each_of_them_and_ends_in_its_full_site() ->
     assert dict(windows[-1].each_site()) == {full: SiteTotals(1, 5_000, 0, 120_000, log2.of(120_000))}
 
 
-def test_a_wait_that_the_walk_never_showed_is_counted_all_the_same() -> None:
+def test_a_wait_that_no_scan_saw_is_counted() -> None:
     wait = Wait(left_ns=5_000, back_ns=25_000, ready_ns=25_000, preempted=False, kernel=3, user=13)
     windows = run({ThreadKey(7, 100): [wait]}, walk_every=100)
     assert [sum(t.total_ns for _, t in w.each_site()) for w in windows] == [5_000, 10_000, 5_000]
 
 
-def test_ready_time_in_progress_is_run_queue_before_the_wait_ends() -> None:
+def test_ready_time_counts_as_run_queue_before_the_wait_ends() -> None:
     wait = Wait(left_ns=1_000, back_ns=29_000, ready_ns=14_000, preempted=False, kernel=3, user=13)
     windows = run({ThreadKey(7, 100): [wait]})
     assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [0, 6_000, 9_000]
 
 
-def test_ready_time_in_progress_is_run_queue_though_ticks_without_a_snapshot_lie_in_between() -> None:
+def test_ready_time_counts_as_run_queue_across_ticks_without_a_snapshot() -> None:
     wait = Wait(left_ns=1_000, back_ns=79_000, ready_ns=44_000, preempted=False, kernel=3, user=13)
     windows = run({ThreadKey(7, 100): [wait]}, snapshot_every=4)
     assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [0, 35_000]
 
 
-def test_a_thread_that_ends_between_two_snapshots_is_in_the_next_one_by_its_name_and_then_is_not() -> None:
+def test_a_thread_that_exits_between_snapshots_is_named_in_the_next_only() -> None:
     key, ledger = ThreadKey(7, 100), Ledger(0)
     wait = Wait(left_ns=1_000, back_ns=6_000, ready_ns=6_000, preempted=False, kernel=3, user=13)
     first = snapshot(ledger)
@@ -317,7 +320,7 @@ NEW = layout.RUNNING | layout.TASK_NEW
 
 
 def new_thread(left_ns: int, off_ns: int, waits: list[Wait], to_ns: int) -> ThreadRecord:
-    """A record whose first wait was that for its first CPU."""
+    """Return a record whose first wait was the one for the thread's first CPU."""
     first = Wait(left_ns, left_ns + off_ns, left_ns, preempted=True, kernel=NO_STACK, user=NO_STACK)
     record = record_of([first, *waits], 0, to_ns)
     assert record
@@ -328,7 +331,7 @@ def new_thread(left_ns: int, off_ns: int, waits: list[Wait], to_ns: int) -> Thre
 
 @pytest.mark.parametrize("scanned", [True, False], ids=["scanned while it waited", "scanned once it ran"])
 @pytest.mark.parametrize("later", [0, 1, 3], ids=["switched out at once", "a tick later", "3 ticks later"])
-def test_the_first_wait_of_a_new_thread_is_run_queue_in_the_ticks_in_which_it_passed(scanned: bool, later: int) -> None:
+def test_first_wait_of_a_new_thread_counts_as_run_queue_in_the_right_ticks(scanned: bool, later: int) -> None:
     key, ledger = ThreadKey(7, 100), Ledger(0)
     preempted = Wait(26_000 + later * TICK_NS, 28_000 + later * TICK_NS, 26_000 + later * TICK_NS, True, 3, 13)
     taken = [snapshot(ledger)]
@@ -372,7 +375,7 @@ def test_the_first_wait_of_a_new_thread_is_run_queue_in_the_ticks_in_which_it_pa
     assert (totals[-1].involuntary, totals[-1].preempted_ns) == (1, 2_000)
 
 
-def test_a_new_thread_that_takes_the_id_of_one_that_waited_leaves_its_time_alone() -> None:
+def test_a_new_thread_with_a_reused_tid_keeps_the_old_time_apart() -> None:
     key, ledger = ThreadKey(7, 100), Ledger(0)
     old = record_of([Wait(1_000, 99_000, 99_000, False, 3, 13)], 0, TICK_NS)
     assert old
@@ -385,7 +388,7 @@ def test_a_new_thread_that_takes_the_id_of_one_that_waited_leaves_its_time_alone
     assert ledger.waiting[key].left_ns == 15_000
 
 
-def test_nothing_comes_of_nothing() -> None:
+def test_no_waits_make_an_empty_window() -> None:
     [window] = run({})
     assert (window.span_ns, dict(window.each_thread()), dict(window.each_site())) == (TICK_NS, {}, {})
 
@@ -396,14 +399,14 @@ def primed(kernel: int | None = 3) -> Ledger:
     return ledger
 
 
-def test_a_wait_that_began_before_us_counts_from_when_we_came() -> None:
+def test_a_wait_that_began_before_offtop_counts_from_the_start() -> None:
     ledger = primed()
     a = snapshot(ledger)
     ledger.tick(12_000, MIN_NS, [], NOTHING, [])
     assert between(a, snapshot(ledger)).still == (SiteKey(7, 100, 3, NO_STACK),)
 
 
-def test_a_wait_whose_end_nobody_saw_ends_when_the_thread_leaves_again() -> None:
+def test_a_wait_without_a_seen_end_ends_at_the_next_switch_out() -> None:
     ledger = primed()
     a = snapshot(ledger)
     wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
@@ -413,7 +416,7 @@ def test_a_wait_whose_end_nobody_saw_ends_when_the_thread_leaves_again() -> None
     assert dict(between(a, snapshot(ledger)).each_thread())[ThreadKey(7, 100)].offcpu_ns == 7_000
 
 
-def test_when_the_choice_of_threads_changes_those_left_out_keep_what_they_had() -> None:
+def test_changing_the_thread_filter_keeps_what_others_had() -> None:
     ledger = primed()
     ledger.tick(12_000, MIN_NS, [], NOTHING, [])
     a = snapshot(ledger)
@@ -424,7 +427,7 @@ def test_when_the_choice_of_threads_changes_those_left_out_keep_what_they_had() 
     assert [key for key, _ in between(b, snapshot(ledger)).each_thread()] == [ThreadKey(8, 200)]
 
 
-def test_a_wait_that_ends_just_as_its_thread_is_asked_for_counts_from_the_last_tick_on() -> None:
+def test_a_wait_ending_as_its_thread_is_selected_counts_from_the_last_tick() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=1_000, back_ns=18_000, ready_ns=16_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 10_000, 20_000)
@@ -439,7 +442,7 @@ def test_a_wait_that_ends_just_as_its_thread_is_asked_for_counts_from_the_last_t
     assert window.sites[SiteKey(7, 100, 3, 13)] == SiteTotals(1, 8_000, 2_000, 17_000, log2.of(17_000))
 
 
-def test_a_thread_that_left_while_all_were_walked_waits_from_then_on() -> None:
+def test_a_thread_switched_out_during_the_scan_waits_from_then_on() -> None:
     wait = Wait(left_ns=1_700, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
     record = record_of([wait], 0, 2_000)
     assert record
@@ -450,7 +453,7 @@ def test_a_thread_that_left_while_all_were_walked_waits_from_then_on() -> None:
     assert dict(between(a, snapshot(ledger)).each_thread())[ThreadKey(7, 100)].offcpu_ns == 10_000
 
 
-def test_a_thread_that_came_back_while_all_were_walked_runs() -> None:
+def test_a_thread_switched_in_during_the_scan_is_running() -> None:
     wait = Wait(left_ns=1_500, back_ns=1_900, ready_ns=1_900, preempted=False, kernel=4, user=14)
     record = record_of([wait], 0, 2_000)
     assert record
@@ -460,7 +463,7 @@ def test_a_thread_that_came_back_while_all_were_walked_runs() -> None:
     assert ledger.waiting == {}
 
 
-def test_what_ended_where_is_counted_when_its_thread_is_heard_of() -> None:
+def test_site_deltas_count_once_the_thread_record_arrives() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
@@ -472,7 +475,7 @@ def test_what_ended_where_is_counted_when_its_thread_is_heard_of() -> None:
     assert (ledger.threads[key].offcpu_ns, ledger.sites[SiteKey(7, 100, 3, 13)].total_ns) == (3_000, 3_000)
 
 
-def test_of_a_thread_whose_record_was_lost_the_sites_are_known_and_then_it_is_given_back() -> None:
+def test_after_a_lost_record_sites_count_and_the_thread_is_evicted() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     ledger = Ledger(0)
@@ -486,13 +489,13 @@ def test_of_a_thread_whose_record_was_lost_the_sites_are_known_and_then_it_is_gi
 
 
 @pytest.mark.parametrize("lost_before", [0, 3])
-def test_what_ended_where_waits_for_a_thread_that_waits_for_a_cpu_to_end(lost_before: int) -> None:
+def test_site_deltas_wait_for_a_thread_that_waits_for_a_cpu_to_exit(lost_before: int) -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
-    for at_ns in (4_000, 5_000):  # what is lost while a tick is read may be of the next one
+    for at_ns in (4_000, 5_000):  # losses during a tick may belong to the next one
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=lost_before)
     ended = Ended.of(site_records(key, [wait], 0, TICK_NS))
     ledger.tick(10_000, MIN_NS, [], ended, [], threads_lost=lost_before)
@@ -504,7 +507,7 @@ def test_what_ended_where_waits_for_a_thread_that_waits_for_a_cpu_to_end(lost_be
     assert ledger.sites[SiteKey(7, 100, 3, 13)].waits == 1
 
 
-def test_what_the_kernel_does_not_say_it_lost_is_taken_for_lost_in_the_end() -> None:
+def test_an_unreported_loss_is_written_off_in_the_end() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     ledger = Ledger(0)
@@ -516,7 +519,7 @@ def test_what_the_kernel_does_not_say_it_lost_is_taken_for_lost_in_the_end() -> 
     assert ledger.threads[key].waits == ledger.sites[SiteKey(7, 100, 3, 13)].waits == 1
 
 
-def test_a_record_that_the_kernel_lost_in_the_tick_in_which_its_wait_ended_is_not_waited_for_long() -> None:
+def test_a_record_lost_in_the_tick_of_its_wait_is_soon_written_off() -> None:
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     ended = Ended.of(site_records(ThreadKey(7, 100), [wait], 0, TICK_NS))
     ledger = Ledger(0)
@@ -527,7 +530,7 @@ def test_a_record_that_the_kernel_lost_in_the_tick_in_which_its_wait_ended_is_no
     assert ledger.threads[ThreadKey(7, 100)].offcpu_ns == 3_000
 
 
-def test_of_a_thread_whose_record_was_lost_what_was_shown_of_its_wait_is_not_counted_again() -> None:
+def test_time_shown_before_a_record_was_lost_is_not_counted_again() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=100, back_ns=3_500, ready_ns=3_500, preempted=False, kernel=3, user=13)
     ledger = Ledger(0)
@@ -539,12 +542,12 @@ def test_of_a_thread_whose_record_was_lost_what_was_shown_of_its_wait_is_not_cou
     for at_ns in (5_000, 6_000, 7_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=1)
     window = between(first, snapshot(ledger))
-    assert sum(totals.offcpu_ns for _, totals in window.each_thread()) == 4_000  # shown until it was found out
+    assert sum(totals.offcpu_ns for _, totals in window.each_thread()) == 4_000  # shown until the loss was noticed
     assert sum(totals.total_ns for _, totals in window.each_site()) == 4_000
     assert sum(totals.waits for _, totals in window.each_thread()) == 1
 
 
-def test_a_thread_that_ended_is_given_back_and_its_sums_stay() -> None:
+def test_an_exited_thread_is_evicted_and_its_totals_stay() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
@@ -562,7 +565,7 @@ def test_a_thread_that_ended_is_given_back_and_its_sums_stay() -> None:
     assert dict(between(first, third).each_thread())[EXITED].offcpu_ns == 3_000
 
 
-def test_a_thread_whose_end_was_lost_is_given_back_when_it_has_been_silent_for_a_minute() -> None:
+def test_a_thread_whose_exit_was_lost_is_evicted_after_a_silent_minute() -> None:
     key, minute_ns = ThreadKey(7, 100), 60 * 10**9
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
@@ -578,7 +581,7 @@ def test_a_thread_whose_end_was_lost_is_given_back_when_it_has_been_silent_for_a
     assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
 
 
-def test_what_nobody_has_used_for_long_leaves_the_book() -> None:
+def test_unused_stacks_leave_the_catalog() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
@@ -594,7 +597,7 @@ def test_what_nobody_has_used_for_long_leaves_the_book() -> None:
     assert 3 in ledger.book.stacks and not {13, 14} & set(ledger.book.stacks)
 
 
-def test_a_wait_that_was_primed_ends_where_the_walk_saw_it_with_who_ended_it() -> None:
+def test_a_wait_found_at_startup_ends_at_the_scanned_site_with_its_waker() -> None:
     key, wake = ThreadKey(7, 100), 33
     wait = Wait(left_ns=1_500, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=0, user=0)
     record = record_of([wait], 2_000, 12_000)
@@ -609,7 +612,7 @@ def test_a_wait_that_was_primed_ends_where_the_walk_saw_it_with_who_ended_it() -
     assert {site.kernel for site in ledger.sites} == {FIRST_STACK + 3}
 
 
-def test_storms_are_added_up_and_the_largest_is_that_of_the_last_tick() -> None:
+def test_storms_add_up_and_the_largest_is_that_of_the_last_tick() -> None:
     ledger = Ledger(0)
     steps: list[dict[int, Storm]] = [
         {},
@@ -629,7 +632,7 @@ def test_storms_are_added_up_and_the_largest_is_that_of_the_last_tick() -> None:
     ]
 
 
-def test_wakes_leave_the_book_with_the_last_that_names_them_and_their_stacks_with_them() -> None:
+def test_wakes_and_their_stacks_leave_the_catalog_with_their_last_user() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=FIRST_STACK + 1, user=0)
     record = record_of([wait], 0, TICK_NS)
@@ -654,7 +657,7 @@ def test_wakes_leave_the_book_with_the_last_that_names_them_and_their_stacks_wit
     assert ledger.book.wakes.keys() == Book().wakes.keys(), "those that are none stay"
 
 
-def test_what_a_wait_in_progress_is_on_stands_with_its_time_and_in_the_book_for_as_long_as_it_does() -> None:
+def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
     key, stack, on = ThreadKey(7, 100), FIRST_STACK, FIRST_WAKE + 7
     wait = Wait(left_ns=9_500, back_ns=10**9, ready_ns=10**9, preempted=False, kernel=stack, user=0)
     record = record_of([wait], 0, TICK_NS)
@@ -677,7 +680,7 @@ def test_what_a_wait_in_progress_is_on_stands_with_its_time_and_in_the_book_for_
     assert ledger.waiting[key].site == SiteKey(*key, FILTERED, NO_STACK)
 
 
-def test_storms_of_a_wake_that_a_site_still_names_stay_so_that_no_window_shows_less_than_none() -> None:
+def test_storms_of_a_wake_in_use_stay_so_no_window_is_negative() -> None:
     key, ledger = ThreadKey(7, 100), Ledger(0)
     at = SiteKey(*key, FIRST_STACK + 1, NO_STACK, wake=33)
     ledger.book.wakes[33] = Wake()
@@ -691,7 +694,7 @@ def test_storms_of_a_wake_that_a_site_still_names_stay_so_that_no_window_shows_l
     assert between(snapshots[0], snapshots[-1]).storms == {33: Storm(1, 8, 0, 8)}
 
 
-def test_what_waits_for_the_record_of_its_thread_stays_in_the_book() -> None:
+def test_sites_that_wait_for_a_thread_record_stay_in_the_catalog() -> None:
     at = SiteKey(7, 100, FIRST_STACK + 1, FIRST_STACK + 2, wake=33)
     ledger = Ledger(0)
     ledger.book.stacks.update({FIRST_STACK + 1: Stack(()), FIRST_STACK + 2: Stack(())})
@@ -704,7 +707,7 @@ def test_what_waits_for_the_record_of_its_thread_stays_in_the_book() -> None:
     assert ledger.sites[at].waits == 1, "its record is lost"
 
 
-def test_short_is_no_site() -> None:
+def test_short_waits_have_no_site() -> None:
     wait = Wait(left_ns=9_500, back_ns=9_900, ready_ns=9_900, preempted=False, kernel=3, user=13)
     in_progress = Wait(left_ns=9_950, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
     window = run({ThreadKey(7, 100): [wait, in_progress]})[0]
@@ -712,7 +715,7 @@ def test_short_is_no_site() -> None:
     assert dict(window.each_thread())[ThreadKey(7, 100)].short_ns == 450
 
 
-def test_ready_time_that_was_shown_while_short_is_not_shown_again() -> None:
+def test_ready_time_shown_while_short_is_not_shown_again() -> None:
     wait = Wait(left_ns=9_500, back_ns=25_000, ready_ns=9_700, preempted=False, kernel=3, user=13)
     windows = run({ThreadKey(7, 100): [wait]})
     totals = [dict(w.each_thread())[ThreadKey(7, 100)] for w in windows]
@@ -720,7 +723,7 @@ def test_ready_time_that_was_shown_while_short_is_not_shown_again() -> None:
     assert [t.short_ns for t in totals] == [500, 0, 0]
 
 
-def test_names_of_threads_that_ended_are_bounded() -> None:
+def test_names_of_exited_threads_are_bounded() -> None:
     ledger = Ledger(0)
     for number in range(60):
         keys = [ThreadKey(tid, tid) for tid in range(1 + 1000 * number, 1001 + 1000 * number)]
@@ -730,7 +733,7 @@ def test_names_of_threads_that_ended_are_bounded() -> None:
     assert len(ledger.book.comms) == len(ledger.book.processes) == 51_000, "those of the last tick are still there"
 
 
-def test_a_wait_in_progress_in_a_state_that_is_left_out_is_filtered_from_its_start() -> None:
+def test_a_wait_in_progress_in_an_excluded_state_is_filtered_from_its_start() -> None:
     wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
     assert record
@@ -744,7 +747,7 @@ def test_a_wait_in_progress_in_a_state_that_is_left_out_is_filtered_from_its_sta
     assert [list(w.each_site()) for w in windows] == [[], []]
 
 
-def test_a_wait_in_progress_is_filtered_once_it_is_longer_than_the_maximum() -> None:
+def test_a_wait_in_progress_is_filtered_once_it_exceeds_the_maximum() -> None:
     wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
     assert record
@@ -760,7 +763,7 @@ def test_a_wait_in_progress_is_filtered_once_it_is_longer_than_the_maximum() -> 
     assert [sum(t.total_ns for _, t in w.each_site()) for w in windows] == [5_000, 0, 0]
 
 
-def test_a_site_that_is_used_again_after_it_was_given_back_has_only_what_is_new() -> None:
+def test_a_reused_site_starts_from_zero_after_eviction() -> None:
     key, site = ThreadKey(7, 100), SiteKey(7, 100, 3, 13)
     totals = SiteTotals(1, 2_000, 0, 2_000, log2.of(2_000))
     running = Running(SITES)
@@ -785,7 +788,7 @@ def add(running: Running[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals)
     running.add(ended.keys, ended.numbers, ended.lanes, 0)
 
 
-def test_a_user_stack_that_was_read_is_of_one_wait_alone() -> None:
+def test_a_user_stack_read_belongs_to_one_wait_only() -> None:
     ledger, one_key = primed(), ThreadKey(7, 100)
     one = ledger.waiting[one_key]
     for key, left_ns in ((one_key, one.left_ns - 1), (one_key, one.left_ns + 1), (ThreadKey(7, 101), one.left_ns)):
@@ -793,7 +796,7 @@ def test_a_user_stack_that_was_read_is_of_one_wait_alone() -> None:
         assert ledger.waiting == {one_key: one}
     ledger.read_user(one_key, one.left_ns, 9)
     assert ledger.waiting == {one_key: one._replace(user=9)}
-    # the time that it has been shown with stays where it is, and from now on it stands there
+    # time already shown stays where it is; from now on time counts at the new site
     a = snapshot(ledger)
     ledger.tick(12_000, MIN_NS, [], NOTHING, [])
     b = snapshot(ledger)

@@ -1,4 +1,4 @@
-"""Waits that reach their mark come whole out of the kernel, one for one; those below it do not come at all."""
+"""Test that each wait over its threshold arrives from BPF once and complete."""
 
 import json
 import os
@@ -38,7 +38,7 @@ _PING_PONG = (
 
 
 class Fixed:
-    """One mark for one category, and another for the rest."""
+    """One threshold for one category, another for the rest."""
 
     def __init__(self, category: str, mark_ns: int, others_ns: int = NEVER_NS) -> None:
         self.category, self.of_it_ns, self.others_ns = category, mark_ns, others_ns
@@ -56,7 +56,7 @@ class Fixed:
 
 
 class Every(Fixed):
-    """The same for what is ready to run, too."""
+    """The same thresholds, for ready threads too."""
 
     def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
         mark_ns, _ = super().marks_ns(program, kernel, book)
@@ -68,7 +68,7 @@ def caught_of(live: watch.Watch, tid: int) -> list[Caught]:
 
 
 @pytest.mark.parametrize("door", ["exit", "switch"])
-def test_each_wait_over_its_mark_comes_once_and_whole(door: str) -> None:
+def test_each_wait_over_its_threshold_arrives_once_and_complete(door: str) -> None:
     with waits.running("sleep", times=23, each_ms=20) as child, watch.watching(door=door) as live:
         live.source.catch(Fixed("sleep", 15 * MS))
         live.tick()
@@ -82,7 +82,7 @@ def test_each_wait_over_its_mark_comes_once_and_whole(door: str) -> None:
         assert 23 - unseen <= len(caught) <= 23
         users = {one.site.user for one in caught}
         live.source.wait_for_names({frame for user in users for frame in book.stack(user).frames}, 30)
-        for user in users:  # the first of them may have been walked by frame pointers
+        for user in users:  # the first of them may have been unwound by frame pointers
             names = location.user_names(book, user, live.source.names)
             assert (names[0], "main" in names) == (child.user[0], True)
         for one in caught:
@@ -97,7 +97,7 @@ def test_each_wait_over_its_mark_comes_once_and_whole(door: str) -> None:
         assert those_ns == sum(one.ended_ns - one.began_ns for one in caught)
 
 
-def test_without_marks_nothing_comes() -> None:
+def test_without_thresholds_no_outlier_arrives() -> None:
     with waits.running("sleep", times=5, each_ms=20) as child, watch.watching_kernel_stacks() as live:
         live.source.catch(Fixed("sleep", NEVER_NS))
         live.tick()
@@ -107,9 +107,9 @@ def test_without_marks_nothing_comes() -> None:
         assert live.last.caught == []
 
 
-def test_the_kernel_side_is_told_the_mark_of_each_stack_that_it_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bpf_gets_the_threshold_of_each_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     handed_out: list[int] = []
-    """Whose waits the kernel side has handed out."""
+    """TIDs of the waits that BPF has reported."""
 
     def ring(fd: int, add: Callable[[bytes], None]) -> RingBuffer:
         def noted(raw: bytes) -> None:
@@ -127,8 +127,8 @@ def test_the_kernel_side_is_told_the_mark_of_each_stack_that_it_meets(monkeypatc
         live.tick(0.3)
         assert child.tid in handed_out
         assert (live.last.book.process(child.pid), "sleep") in marks.asked
-        assert caught_of(live, child.tid) == []  # they have not reached their mark
-        for _ in range(20):  # what ended while it was being told; and again when another traces switches, too
+        assert caught_of(live, child.tid) == []  # they have not reached their threshold
+        for _ in range(20):  # waits that ended during loading; repeated if others trace switches
             handed_out.clear()
             live.tick(0.2)
             assert caught_of(live, child.tid) == []
@@ -141,7 +141,7 @@ def test_the_kernel_side_is_told_the_mark_of_each_stack_that_it_meets(monkeypatc
         assert len(caught_of(live, child.tid)) >= 2
 
 
-def test_what_has_no_room_is_counted() -> None:
+def test_outliers_without_room_are_counted() -> None:
     with (
         programs.running([sys.executable, "-c", _PING_PONG]) as child,
         watch.watching_kernel_stacks(Filters(pids=(child.pid,), min_ns=0)) as live,
@@ -156,7 +156,7 @@ def test_what_has_no_room_is_counted() -> None:
         assert len(live.last.caught) > 1000
 
 
-def test_an_outlier_is_told_in_text_and_json_recorded_and_replayed(tmp_path: Path) -> None:
+def test_an_outlier_is_in_text_json_recording_and_replay(tmp_path: Path) -> None:
     file = tmp_path / "it.offtop"
     ran = tmp_path / "ran"
     with waits.running("sleep", times=2000, each_ms=20) as child:
@@ -195,7 +195,7 @@ def test_a_recording_without_outliers_says_so(tmp_path: Path) -> None:
     assert "has no outlier in it" in none.err
 
 
-def test_when_the_kernel_has_other_functions_there_marks_are_those_of_other_stacks(
+def test_thresholds_follow_a_stack_whose_functions_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names, frames = ["nfs_wait", "dlm_wait"], (1, 0, 0xFFFF_FFFF_C000_1010, *[0] * layout.FRAMES)

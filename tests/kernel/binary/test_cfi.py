@@ -1,4 +1,4 @@
-"""The rules of real binaries: what readelf has for the same addresses, and what debuggers know besides."""
+"""Test the unwind rules of real binaries against readelf, and what only debuggers know."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tests.kernel.programs import build
 
 _LIBC = next((path for path in Path("/lib").glob("x86_64-linux-gnu/libc.so.6")), Path("/lib64/libc.so.6"))
 _LIBC_ARM = next((path for at in ("lib", "usr") for path in Path("/", at).glob("aarch64-linux-gnu/**/libc.so.6")), None)
-"""This machine's own, or that for which a cross compiler builds."""
+"""This machine's own libc, or the one that a cross compiler builds for."""
 _RESTORER = bytes.fromhex("48c7c00f0000000f05")
 _NAMES = {X86_64: {"rsp": 7, "rbp": 6}}
 _MOST_ROWS = 4000
@@ -49,7 +49,7 @@ def offset_of(binary: dwfl.Binary, address: int) -> int:
 
 
 def rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Address → column → what readelf says of it, of each line of its tables."""
+    """Yield the address and columns of each row of readelf's unwind tables."""
     listed = subprocess.run(["readelf", "-wF", path], capture_output=True, text=True, timeout=60).stdout
     head: list[str] = []
     for line in listed.splitlines():
@@ -63,12 +63,12 @@ def rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def saved(said: str, number: int) -> Value:
-    """What readelf's `u`, `s` or `c-16` is."""
+    """Parse a readelf value such as `u`, `s` or `c-16`."""
     return Value(CFA, int(said[1:]), True) if said.startswith("c") else Value(number)
 
 
 def check(path: Path, machine: Machine) -> int:
-    """How many rows are the same."""
+    """Return how many rows agree."""
     every = [row for row in rows(path) if row[0] and re.fullmatch(r"[er][sb]p\+\d+", row[1]["CFA"])]
     count = 0
     with opened(path) as (binary, unwinding):
@@ -86,16 +86,16 @@ def check(path: Path, machine: Machine) -> int:
     return count
 
 
-def test_libc_s_rules_are_those_that_readelf_tells() -> None:
+def test_rules_of_libc_match_readelf() -> None:
     assert check(_LIBC, X86_64) > 1000
 
 
 @pytest.mark.parametrize("flags", [("-O2",), ("-O0", "-fno-pie", "-no-pie"), ("-O2", "-static"), ("-O2", "-s")])
-def test_a_program_s_rules_are_those_that_readelf_tells(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_rules_of_a_program_match_readelf(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert check(build(tmp_path / "program", ALLOCA, *flags), X86_64) > 5
 
 
-def test_so_are_those_of_arm64_where_a_leaf_keeps_its_return_address_in_a_register() -> None:
+def test_arm64_rules_match_readelf_with_leaf_return_addresses_in_lr() -> None:
     if _LIBC_ARM is None:
         pytest.skip("no libc6-dev-arm64-cross")
     every = [
@@ -116,8 +116,8 @@ def test_so_are_those_of_arm64_where_a_leaf_keeps_its_return_address_in_a_regist
     assert leaves > 500 < callers
 
 
-def test_what_a_signal_s_handler_returns_to_on_arm64_is_known_by_its_code(tmp_path: Path) -> None:
-    """As in the vDSO of arm64: its own rule there leads past the frame that was interrupted."""
+def test_an_arm64_signal_trampoline_is_recognized_by_its_code(tmp_path: Path) -> None:
+    """As in the vDSO of arm64, whose own rule leads past the frame that was interrupted."""
     if not shutil.which("aarch64-linux-gnu-as"):
         pytest.skip("no binutils-aarch64-linux-gnu")
     code = (
@@ -135,7 +135,7 @@ def test_what_a_signal_s_handler_returns_to_on_arm64_is_known_by_its_code(tmp_pa
     assert (behind.is_signal, behind.cfa) == (True, Value(29))
 
 
-def test_an_entry_of_the_plt_has_a_word_more_on_the_stack_from_its_second_half_on(tmp_path: Path) -> None:
+def test_plt_entries_push_a_word_from_their_second_half_on(tmp_path: Path) -> None:
     program = build(tmp_path / "program", ALLOCA, "-fcf-protection=none", "-Wl,-z,lazy")
     listed = subprocess.run(["readelf", "-SW", program], capture_output=True, text=True, check=True).stdout
     found = re.search(r" \.plt +PROGBITS +([0-9a-f]+) ([0-9a-f]+) ([0-9a-f]+)", listed)
@@ -146,7 +146,7 @@ def test_an_entry_of_the_plt_has_a_word_more_on_the_stack_from_its_second_half_o
     assert sizes == {at: Value(7, 16 if at >= 11 else 8) for at in sizes}
 
 
-def test_what_a_signal_s_handler_returns_to_has_its_registers_in_its_own_frame() -> None:
+def test_a_signal_trampoline_has_its_registers_in_its_own_frame() -> None:
     found = _LIBC.read_bytes().index(_RESTORER)
     with opened(_LIBC) as (_, unwinding):
         rule = unwinding.rule(found - 1)
@@ -154,7 +154,7 @@ def test_what_a_signal_s_handler_returns_to_has_its_registers_in_its_own_frame()
     assert layout.RULE.unpack(unwind_rules.packed(rule, X86_64))[2] == layout.HOW_SIGNAL
 
 
-def test_the_same_code_means_the_same_where_no_rule_says_so() -> None:
+def test_a_signal_trampoline_without_a_rule_is_recognized_by_its_code() -> None:
     musl = next(Path("/lib").glob("ld-musl-x86_64.so.1"), None)
     if musl is None:
         pytest.skip("no musl")
@@ -164,7 +164,7 @@ def test_the_same_code_means_the_same_where_no_rule_says_so() -> None:
         assert unwinding.rule(musl.read_bytes().index(_RESTORER) - 1) == known
 
 
-def test_of_what_is_no_code_and_of_a_binary_without_rules_nothing_is_said(tmp_path: Path) -> None:
+def test_non_code_and_binaries_without_rules_have_no_rule(tmp_path: Path) -> None:
     bare = build(tmp_path / "bare", ALLOCA, "-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
     with opened(bare) as (binary, unwinding):
         listed = subprocess.run(["nm", bare], capture_output=True, text=True, check=True).stdout
@@ -193,7 +193,7 @@ def ops(*words: tuple[int, int] | int) -> list[cfi._Op]:  # pyright: ignore[repo
         *((ops(*words), None) for words in (((0xFF, 0),), ((0x77, 0), 0x31, 0xE0))),
     ],
 )
-def test_an_expression_is_a_register_and_a_number_or_nothing_is_said(
+def test_an_expression_is_a_register_plus_offset_or_unsupported(
     expression: list[cfi._Op],  # pyright: ignore[reportPrivateUsage]
     value: Value | None,
 ) -> None:
@@ -204,11 +204,11 @@ def test_an_expression_is_a_register_and_a_number_or_nothing_is_said(
         assert cfi._worked_out(expression, 0) == value  # pyright: ignore[reportPrivateUsage]
 
 
-def test_shifting_by_a_stranger_s_number_takes_no_memory() -> None:
+def test_huge_shift_counts_take_no_memory() -> None:
     huge = ops((0x77, 0), 0x31, (0x0E, (1 << 63) - 1), 0x24, 0x22)
     assert cfi._worked_out(huge, 0).base == 7  # pyright: ignore[reportPrivateUsage]
 
 
-def test_numbers_do_not_grow_however_long_they_are_multiplied() -> None:
+def test_repeated_multiplication_does_not_grow_numbers() -> None:
     many = ops((0x77, 0), (0x0E, (1 << 63) - 1), *2000 * ((0x0E, (1 << 63) - 1), 0x1E), 0x22)
     assert len(unwind_rules.written(Rule(cfi._worked_out(many, 0), Value(0), Value(0), ()))) < 200  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,7 @@
-"""What a confined child can still do: each attempt is made in a real one, as code that has taken it over would."""
+"""Test what a confined child can still do.
+
+Each attempt is made inside a real child, as code that has taken it over would.
+"""
 
 import errno
 import os
@@ -52,7 +55,10 @@ _EXECVE, _FORK, _PTRACE, _KILL, _READ_MEMORY = {"x86_64": (59, 57, 101, 62, 310)
 def attempted(
     attempt: str, readable: Sequence[str] = (), network: bool = False, before: Sequence[str] = ()
 ) -> tuple[int, list[str]]:
-    """Exit status of a confined child that runs `attempt`, and its lines: what is lacking, then an errno or 0."""
+    """Return a confined child's exit status and output lines.
+
+    The lines are what is missing from its confinement, and the errno of `attempt`, or 0.
+    """
     program = _CONFINED.format(root=str(_ROOT), readable=readable, network=network, attempt=attempt)
     done = subprocess.run(
         [*before, sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=60, cwd="/"
@@ -62,7 +68,10 @@ def attempted(
 
 @pytest.fixture
 def anybody_s(tmp_path: Path) -> Path:
-    """A file that nobody may read and write, as far as its mode and those of its directories say."""
+    """Return a file that others may read and write.
+
+    This is by its mode and those of its directories.
+    """
     file = tmp_path / "file"
     file.write_text("content")
     file.chmod(0o666)
@@ -84,7 +93,7 @@ def anybody_s(tmp_path: Path) -> Path:
         "mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)",
     ],
 )
-def test_what_programs_may_try_is_refused(attempt: str) -> None:
+def test_forbidden_calls_are_refused(attempt: str) -> None:
     status, (lacking, said) = attempted(attempt)
     assert (status, lacking) == (0, "")
     assert int(said) in (errno.EPERM, errno.EACCES)
@@ -102,24 +111,24 @@ def test_what_programs_may_try_is_refused(attempt: str) -> None:
     ids=["execve", "fork", "ptrace", "kill", "process_vm_readv"],
 )
 @pytest.mark.parametrize("network", [False, True], ids=["reader", "fetcher"])
-def test_what_only_an_intruder_calls_ends_the_child(attempt: str, network: bool) -> None:
+def test_a_call_that_only_an_intruder_makes_kills_the_child(attempt: str, network: bool) -> None:
     assert attempted(attempt, network=network) == (-signal.SIGSYS, [""])
 
 
-def test_a_directory_that_is_to_be_read_can_be_and_not_be_written_to(anybody_s: Path) -> None:
+def test_an_allowed_directory_is_readable_but_not_writable(anybody_s: Path) -> None:
     readable = [str(anybody_s.parent), "/nowhere"]
     assert attempted(f"os.open({str(anybody_s)!r}, os.O_RDONLY)", readable) == (0, ["", "0"])
     assert attempted(f"os.open({str(anybody_s)!r}, os.O_RDONLY)") == (0, ["", str(errno.EACCES)])
     assert attempted(f"os.open({str(anybody_s)!r}, os.O_RDWR)", readable) == (0, ["", str(errno.EPERM)])
 
 
-def test_the_child_with_the_network_has_sockets_and_writes_to_no_file_by_name(anybody_s: Path) -> None:
+def test_the_fetcher_has_sockets_and_opens_no_file_for_writing(anybody_s: Path) -> None:
     assert attempted("socket.socket()", network=True) == (0, ["", "0"])
     assert attempted('os.open("/etc/passwd", os.O_RDONLY)', network=True) == (0, ["", "0"])
     assert attempted(f"os.open({str(anybody_s)!r}, os.O_WRONLY)", network=True) == (0, ["", str(errno.EACCES)])
 
 
-def test_without_root_but_with_capabilities_it_is_confined_all_the_same() -> None:
+def test_the_child_is_confined_with_capabilities_but_no_root() -> None:
     user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     held = ("--inh-caps=-all,+sys_ptrace", "--ambient-caps=-all,+sys_ptrace")
     status, (lacking, said) = attempted("called(0x7fff, 0)", before=(*user, *held))
@@ -138,16 +147,14 @@ def test_without_root_but_with_capabilities_it_is_confined_all_the_same() -> Non
     ],
     ids=["no CAP_SETUID", "no CAP_SETGID", "nobody is not mapped"],
 )
-def test_what_cannot_stop_being_root_does_not_go_on(before: Sequence[str], says: str) -> None:
+def test_a_child_that_cannot_drop_root_exits(before: Sequence[str], says: str) -> None:
     assert attempted("pass", before=before) == (1, [says])
 
 
 WITHOUT_SETUID = ("setpriv", "--bounding-set=-setuid", "--inh-caps=-all")
 
 
-def test_a_refused_reader_reads_no_file_and_is_not_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_reader_reads_no_file_and_is_not_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {" ".join(WITHOUT_SETUID)} {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -162,19 +169,19 @@ def test_a_refused_reader_reads_no_file_and_is_not_started_again(
     assert reader.refused.startswith("setresuid: ")
 
 
-def test_offtop_says_that_names_are_off_and_how_to_have_them() -> None:
+def test_offtop_reports_that_names_are_off_and_the_fix() -> None:
     ended = command.run("-b", "-n", "1", "--door", "auto", before=WITHOUT_SETUID)
     assert ended.status == 0
     assert ended.err.startswith("offtop: Function names and .eh_frame are off: the process that reads the files of")
     assert "(setresuid: Operation not permitted). Give offtop CAP_SETUID and CAP_SETGID" in ended.err
 
 
-def test_within_says_why_it_reads_no_file() -> None:
+def test_within_reports_why_it_reads_no_file() -> None:
     ended = command.run("-b", "-n", "1", "--within", "/bin/bash:main", before=WITHOUT_SETUID)
     assert "cannot stop being root (setresuid: Operation not permitted). Give offtop CAP_SETUID" in ended.sentence
 
 
-def test_the_doctor_tells_what_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_which_confinement_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
     check = host_checks.sandbox()
     assert (check.verdict, check.what) == (
         "ok",
@@ -190,7 +197,7 @@ def test_the_doctor_tells_what_is_in_force(monkeypatch: pytest.MonkeyPatch) -> N
     assert "not confined by Landlock (Function not implemented)" in lacking.what
 
 
-def test_without_libseccomp_the_rest_is_in_force_and_that_is_said() -> None:
+def test_without_libseccomp_the_rest_is_active_and_the_gap_reported() -> None:
     without = "from offtop.kernel.binary import confinement; confinement._libseccomp = lambda: None\nlibc = "
     program = _CONFINED.format(root=str(_ROOT), readable=[], network=False, attempt='os.open("/etc/passwd", 0)')
     program = program.replace("libc = ", without)
@@ -198,7 +205,7 @@ def test_without_libseccomp_the_rest_is_in_force_and_that_is_said() -> None:
     assert done.stdout.splitlines() == ["seccomp (libseccomp.so.2 is not installed)", str(errno.EACCES)]
 
 
-def test_the_reader_is_filtered_and_has_no_client_of_debug_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reader_has_seccomp_and_no_debuginfod_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEBUGINFOD_URLS", "http://127.0.0.1:1")
     reader = Binaries(10)
     try:
@@ -212,7 +219,7 @@ def test_the_reader_is_filtered_and_has_no_client_of_debug_servers(monkeypatch: 
         reader.end()
 
 
-def test_a_debug_link_opens_a_file_beside_the_binary_that_anybody_may_read_and_no_other(tmp_path: Path) -> None:
+def test_a_debug_link_opens_only_world_readable_files_beside_the_binary(tmp_path: Path) -> None:
     binary, debug, secret = tmp_path / "app", tmp_path / "app.debug", tmp_path / "secret"
     debug.write_text("symbols")
     debug.chmod(0o644)

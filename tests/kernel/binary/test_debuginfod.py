@@ -1,4 +1,7 @@
-"""Debug files from a server: only for who asks, and whatever the server does costs no more than their names."""
+"""Test debug files from a debuginfod server.
+
+They are fetched only on request, and a bad server costs nothing but their names.
+"""
 
 import json
 import os
@@ -27,17 +30,17 @@ NOBODY_LISTENS = "http://127.0.0.1:1"
 
 
 class Server(ThreadingHTTPServer):
-    """Of debuginfod, on this machine alone."""
+    """A debuginfod server on this machine alone."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
         self.files: dict[str, bytes] = {}
-        """By path."""
+        """File contents by path."""
         self.asked: list[str] = []
         self.cut_bytes = 0
-        """So much of each file is left out at its end."""
+        """How many bytes each file is cut short by."""
         self.answering = threading.Event()
-        """Not set: it is silent, until it is."""
+        """The server does not answer until this is set."""
         self.answering.set()
 
     @property
@@ -58,11 +61,11 @@ class _Answer(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        with suppress(OSError):  # nobody waits for it any more
+        with suppress(OSError):  # the client has gone
             self.wfile.write(content[: len(content) - self.server.cut_bytes])
 
     def log_message(self, *args: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """To nobody."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -77,7 +80,7 @@ def server() -> Generator[Server]:
 
 
 def stripped(path: Path) -> tuple[str, bytes]:
-    """Where a server has what is taken from it, and that."""
+    """Strip a binary; return the debug file's path on a server, and its contents."""
     debug = path.with_suffix(".away")
     subprocess.run(["objcopy", "--only-keep-debug", path, debug], check=True)
     subprocess.run(["strip", path], check=True)
@@ -87,7 +90,7 @@ def stripped(path: Path) -> tuple[str, bytes]:
 
 
 class Seen:
-    """A program whose debug file only a server has, and the frame of it that lies in inlined functions."""
+    """A program whose debug file only a server has, and its frame inside inlined functions."""
 
     def __init__(self, path: Path) -> None:
         self.asked, self.debug = stripped(build(path, SOURCE, "-g", "-Wl,--build-id"))
@@ -97,8 +100,10 @@ class Seen:
         self.nameless = f"app+0x{self.frame.offset:x}"
 
     def named(self, debug_files: DebugFiles | None, seconds: float, answering: threading.Event | None = None) -> str:
-        """What the frame is called, when it is called WHOLE or after so many seconds. `answering`: of a server that
-        is silent until the frame is called something."""
+        """Return the frame's name once it is WHOLE, or after so many seconds.
+
+        `answering` belongs to a server that is silent until the frame has a name.
+        """
         worker = NameWorker(self.files, debug_files)
         try:
             assert worker.wait({self.frame}, 60)
@@ -130,7 +135,7 @@ def fetched(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()]
 
 
-def test_a_debug_file_that_a_server_has_names_what_had_no_name(seen: Seen, server: Server) -> None:
+def test_a_debug_file_from_a_server_names_functions(seen: Seen, server: Server) -> None:
     server.files[seen.asked] = seen.debug
     server.answering.clear()
     debug_files = DebugFiles([server.address])
@@ -143,16 +148,14 @@ def test_a_debug_file_that_a_server_has_names_what_had_no_name(seen: Seen, serve
     assert not debug_files.directory.exists()
 
 
-def test_nobody_is_asked_unless_a_person_asks_for_that(
-    seen: Seen, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_server_is_asked_without_an_opt_in(seen: Seen, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEBUGINFOD_URLS", server.address)
     server.files[seen.asked] = seen.debug
     assert seen.named(None, 0.5) == seen.nameless
     assert server.asked == []
 
 
-def test_a_file_that_has_its_own_debug_information_is_not_asked_for(tmp_path: Path, server: Server) -> None:
+def test_a_file_with_debug_information_is_not_fetched(tmp_path: Path, server: Server) -> None:
     debug_files, files = DebugFiles([server.address]), Files()
     worker = NameWorker(files, debug_files)
     with running([build(tmp_path / "app", SOURCE, "-g")]) as app:
@@ -164,17 +167,17 @@ def test_a_file_that_has_its_own_debug_information_is_not_asked_for(tmp_path: Pa
     assert server.asked == []
 
 
-def test_what_no_server_has_is_asked_for_once_and_stays_nameless(seen: Seen, server: Server) -> None:
+def test_a_missing_debug_file_is_asked_for_once(seen: Seen, server: Server) -> None:
     debug_files = DebugFiles([server.address, f"{server.address}/"])
     assert seen.named(debug_files, 1) == seen.nameless
     assert seen.named(debug_files, 0) == seen.nameless
     until_told(debug_files, "0 fetched, 0 failed, 1 not there")
-    assert server.asked == [seen.asked, seen.asked]  # of each server
+    assert server.asked == [seen.asked, seen.asked]  # once per server
     assert fetched(debug_files.directory) == []
     debug_files.close()
 
 
-def test_where_one_server_fails_the_next_is_asked(seen: Seen, server: Server) -> None:
+def test_the_next_server_is_asked_if_one_fails(seen: Seen, server: Server) -> None:
     server.files[seen.asked] = seen.debug
     server.answering.clear()
     debug_files = DebugFiles([NOBODY_LISTENS, "http://[", server.address])
@@ -183,9 +186,7 @@ def test_where_one_server_fails_the_next_is_asked(seen: Seen, server: Server) ->
 
 
 @pytest.mark.parametrize("flaw", ["cut off", "too large", "no ELF file", "nobody listens"])
-def test_a_server_that_fails_costs_no_name(
-    seen: Seen, server: Server, monkeypatch: pytest.MonkeyPatch, flaw: str
-) -> None:
+def test_a_failing_server_costs_no_name(seen: Seen, server: Server, monkeypatch: pytest.MonkeyPatch, flaw: str) -> None:
     server.files[seen.asked] = b"<html>" if flaw == "no ELF file" else seen.debug
     server.cut_bytes = 1000 if flaw == "cut off" else 0
     if flaw == "too large":
@@ -196,7 +197,7 @@ def test_a_server_that_fails_costs_no_name(
     debug_files.close()
 
 
-def test_names_do_not_wait_for_a_silent_server_nor_does_the_end(seen: Seen, server: Server) -> None:
+def test_a_silent_server_delays_neither_names_nor_the_exit(seen: Seen, server: Server) -> None:
     server.answering.clear()
     debug_files = DebugFiles([server.address])
     began_s = time.monotonic()
@@ -210,7 +211,7 @@ def test_names_do_not_wait_for_a_silent_server_nor_does_the_end(seen: Seen, serv
 
 
 @pytest.mark.kernel
-def test_who_fetches_is_nobody_and_may_nothing(seen: Seen, server: Server) -> None:
+def test_the_fetcher_runs_as_nobody_without_capabilities(seen: Seen, server: Server) -> None:
     server.answering.clear()
     debug_files = DebugFiles([server.address])
     assert seen.named(debug_files, 0) == seen.nameless
@@ -227,7 +228,7 @@ def statuses() -> list[Mapping[str, str]]:
     found: list[Mapping[str, str]] = []
     for path in Path("/proc").glob("[0-9]*/status"):
         try:
-            lines = path.read_text(errors="replace").splitlines()  # names are strangers'
+            lines = path.read_text(errors="replace").splitlines()  # process names are untrusted
         except OSError:
             continue
         found.append({key: " ".join(value.split()) for key, _, value in (line.partition(":") for line in lines)})
@@ -235,7 +236,7 @@ def statuses() -> list[Mapping[str, str]]:
 
 
 @pytest.mark.parametrize("build_id", ["", "../../etc", "AB" * 20, "0" * 4, "a/b" * 10])
-def test_what_is_no_build_id_is_not_asked_for(server: Server, build_id: str) -> None:
+def test_an_invalid_build_id_is_not_asked_for(server: Server, build_id: str) -> None:
     debug_files, came = DebugFiles([server.address]), threading.Event()
     debug_files.want(build_id, came.set)
     debug_files.want("ab" * 20, came.set)
@@ -245,7 +246,7 @@ def test_what_is_no_build_id_is_not_asked_for(server: Server, build_id: str) -> 
     debug_files.close()
 
 
-def test_the_machine_s_own_servers_are_those_of_the_environment_or_else_of_etc(tmp_path: Path) -> None:
+def test_servers_come_from_the_environment_or_else_from_etc(tmp_path: Path) -> None:
     (tmp_path / "b.urls").write_text("https://b.example.org\n")
     (tmp_path / "a.urls").write_text("ima:enforcing https://a.example.org \n http://a2.example.org/x\n")
     (tmp_path / "other").write_text("https://no.example.org\n")
@@ -263,7 +264,7 @@ def test_the_machine_s_own_servers_are_those_of_the_environment_or_else_of_etc(t
         servers("auto", {}, tmp_path / "nowhere")
 
 
-def test_a_program_that_is_gone_when_its_debug_file_comes_keeps_the_names_that_it_has(
+def test_an_exited_program_keeps_its_names_when_its_debug_file_arrives(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "app"
@@ -291,13 +292,13 @@ def test_a_program_that_is_gone_when_its_debug_file_comes_keeps_the_names_that_i
     debug_files.close()
 
 
-def test_without_a_place_for_files_the_person_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unusable_tmpdir_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(OfftopError, match="TMPDIR=DIRECTORY"):
         DebugFiles([NOBODY_LISTENS])
 
 
-def test_a_frame_of_another_file_is_named_meanwhile(seen: Seen, server: Server, tmp_path: Path) -> None:
+def test_other_files_are_named_while_a_server_is_silent(seen: Seen, server: Server, tmp_path: Path) -> None:
     server.answering.clear()
     debug_files = DebugFiles([server.address])
     worker = NameWorker(seen.files, debug_files)
@@ -321,9 +322,7 @@ int main(void) {{ next(); return outer(1); }}
 
 
 @pytest.mark.kernel
-def test_names_that_come_late_are_in_later_ticks_and_in_the_recording_from_the_beginning(
-    tmp_path: Path, server: Server
-) -> None:
+def test_late_names_are_in_later_ticks_and_in_the_whole_recording(tmp_path: Path, server: Server) -> None:
     path, recording = tmp_path / "app", tmp_path / "it.offtop"
     asked, debug = stripped(build(path, NAPS, "-g", "-Wl,--build-id", "-fno-omit-frame-pointer", "-rdynamic"))
     server.files[asked] = debug

@@ -1,4 +1,4 @@
-"""Linkers' names: what a person would call them, and what nobody can be hurt by."""
+"""Test demangling: readable names, and no name that can do harm."""
 
 import pytest
 from hypothesis import given
@@ -44,29 +44,29 @@ CORE = "NtCsgEmfK2I1SDS_4core"
         ("_RNvC1au9bcher_kva", "a::bücher"),
     ],
 )
-def test_a_symbol_is_called_what_its_author_called_it(symbol: str, name: str) -> None:
+def test_a_symbol_demangles_to_its_source_name(symbol: str, name: str) -> None:
     assert demangled(symbol) == name
 
 
 def bomb(times: int) -> str:
-    """A C++ name that doubles with each of its substitutions."""
+    """Return a C++ name that doubles with each of its substitutions."""
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     return "_Z1f1AIiE" + "".join(f"S_IS{digits[n]}_S{digits[n]}_E" for n in range(times))
 
 
-def test_a_name_that_doubles_a_few_times_is_spelled_out_and_cut() -> None:
+def test_a_name_that_doubles_a_few_times_is_truncated() -> None:
     assert demangled(bomb(2)) == "f(A<int>, A<A<int>, A<int> >, A<A<A<int>, A<int> >, A<A<int>, A<int> > >)"
-    assert len(demangled(bomb(8))) == 1001  # 1000 and the mark of what is left out
+    assert len(demangled(bomb(8))) == 1001  # 1000 and the truncation mark
 
 
-def test_a_name_that_would_fill_the_memory_stays_as_it_is() -> None:
-    assert demangled(bomb(36)) == bomb(36)  # 2 to the 36th times 6 bytes
+def test_a_name_that_would_fill_memory_stays_mangled() -> None:
+    assert demangled(bomb(36)) == bomb(36)  # 2^36 × 6 bytes
     conversions = "_ZN1Acv" + 200 * "T_IN1Acv"  # parsed twice at each step
     assert demangled(conversions).startswith("_ZN1AcvT_I")
 
 
 def rust_bomb(times: int) -> str:
-    """A Rust name whose every tuple holds the one before it twice."""
+    """Return a Rust name whose every tuple holds the previous one twice."""
     digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
     name, last = "INvC1a1fTuuE", 8
     for _ in range(times):
@@ -75,18 +75,18 @@ def rust_bomb(times: int) -> str:
     return f"_R{name}E"
 
 
-def test_a_rust_name_that_doubles_for_ever_stays_as_it_is() -> None:
+def test_an_exploding_rust_name_stays_mangled() -> None:
     assert demangled(rust_bomb(1)) == "a::f::<((), ()), (((), ()), ((), ()))>"
     assert demangled(rust_bomb(40)) == rust_bomb(40)
 
 
 @pytest.mark.parametrize("symbol", ["_R", "_RB_", "_RNvB_1a", "_RIC1aB_E", "_R" + 400 * "Nv" + "C1a", "_RNvC1a99b"])
-def test_a_broken_rust_name_stays_as_it_is(symbol: str) -> None:
+def test_a_broken_rust_name_stays_mangled(symbol: str) -> None:
     assert demangled(symbol) == symbol
 
 
 @pytest.mark.parametrize("name", ["a\x1b[2Jb", "\x9bm", "a\x00b", "\u202egnp.exe", "\udc80", "_Z\x1b", "_Z3\u202ev"])
-def test_no_name_can_move_the_cursor_or_turn_the_line(name: str) -> None:
+def test_demangled_names_are_printable(name: str) -> None:
     assert printable(demangled(name)) == demangled(name)
 
 
@@ -120,5 +120,5 @@ FRAGMENTS = [
 def test_no_name_makes_it_fail(symbol: str) -> None:
     for name in (symbol, f"_Z{symbol}", f"_ZN{symbol}17h0123456789abcdefE", f"_R{symbol}"):
         assert printable(demangled(name)) == demangled(name)
-        assert len(demangled(name)) <= 10_010  # 1000 characters, each of which may be spelled out
+        assert len(demangled(name)) <= 10_010  # 1000 characters, each of which may be escaped
         rust_names.demangled(name)

@@ -1,4 +1,7 @@
-"""What libdw says about a binary, and that its nearest guess is never taken for an answer."""
+"""Test what libdw reports about a binary.
+
+Its nearest match must never be used as the answer.
+"""
 
 import os
 import subprocess
@@ -39,7 +42,7 @@ def opened(path: Path) -> Binary:
 
 
 def listed(path: Path) -> dict[str, Symbol]:
-    """What readelf says."""
+    """Return the symbols as readelf lists them."""
     text = subprocess.run(["readelf", "-sW", str(path)], capture_output=True, text=True, check=True).stdout
     rows = [line.split() for line in text.splitlines()]
     return {
@@ -60,7 +63,7 @@ def test_a_function_is_named_from_its_first_byte_to_its_last(program: Path) -> N
     binary.close()
 
 
-def test_what_has_no_size_and_what_is_no_code_names_nothing(program: Path) -> None:
+def test_sizeless_symbols_and_data_name_nothing(program: Path) -> None:
     binary, symbols = opened(program), listed(program)
     assert symbols["sizeless"].size_bytes == 0
     assert symbols["table"].size_bytes == 4096
@@ -69,9 +72,7 @@ def test_what_has_no_size_and_what_is_no_code_names_nothing(program: Path) -> No
     binary.close()
 
 
-def test_without_its_own_symbol_a_function_has_no_name_rather_than_its_neighbours(
-    program: Path, tmp_path: Path
-) -> None:
+def test_a_function_without_a_symbol_does_not_get_its_neighbors_name(program: Path, tmp_path: Path) -> None:
     symbols = listed(program)
     subprocess.run(["strip", "-o", str(tmp_path / "stripped"), str(program)], check=True)
     binary = opened(tmp_path / "stripped")
@@ -93,8 +94,8 @@ def test_a_debug_file_beside_the_binary_is_read(program: Path, tmp_path: Path) -
     binary.close()
 
 
-def test_compressed_symbols_within_the_binary_are_read(program: Path, tmp_path: Path) -> None:
-    """As Fedora and RHEL have them: an ELF file with symbols only, as xz, in section .gnu_debugdata."""
+def test_compressed_symbols_in_the_binary_are_read(program: Path, tmp_path: Path) -> None:
+    """As on Fedora and RHEL: symbols only, xz-compressed, in section .gnu_debugdata."""
     stripped, small = tmp_path / "stripped", tmp_path / "small"
     subprocess.run(
         ["objcopy", "-S", "--remove-section=.gnu_debuglink", "--keep-symbol=hidden", str(program), str(small)],
@@ -109,7 +110,7 @@ def test_compressed_symbols_within_the_binary_are_read(program: Path, tmp_path: 
     binary.close()
 
 
-def test_a_byte_of_code_has_the_address_at_which_it_is_loaded(tmp_path: Path) -> None:
+def test_a_code_offset_maps_to_its_load_address(tmp_path: Path) -> None:
     path = build(tmp_path / "program", SOURCE, "-no-pie")
     binary, first = opened(path), listed(path)["first"]
     text = subprocess.run(["readelf", "-lW", str(path)], capture_output=True, text=True, check=True).stdout
@@ -122,7 +123,7 @@ def test_a_byte_of_code_has_the_address_at_which_it_is_loaded(tmp_path: Path) ->
     binary.close()
 
 
-def test_what_is_no_elf_file_is_refused_and_nothing_stays_open(tmp_path: Path) -> None:
+def test_a_file_that_is_not_elf_is_refused_and_closed(tmp_path: Path) -> None:
     before = descriptors()
     for content in (b"", b"\x7fELF", b"#!/bin/sh\n", b"\x7fELF\x02\x01" + 100 * b"\xff"):
         (tmp_path / "file").write_bytes(content)
@@ -131,7 +132,7 @@ def test_what_is_no_elf_file_is_refused_and_nothing_stays_open(tmp_path: Path) -
     assert descriptors() == before
 
 
-def test_a_closed_binary_leaves_nothing_open_and_may_be_closed_again(program: Path) -> None:
+def test_closing_twice_leaves_no_descriptor_open(program: Path) -> None:
     before = descriptors()
     binary = opened(program)
     binary.symbol(0)
@@ -146,7 +147,7 @@ def test_a_closed_binary_leaves_nothing_open_and_may_be_closed_again(program: Pa
     st.integers(0, 20_000),
 )
 def test_no_broken_file_makes_it_fail(program: Path, tmp_path: Path, flaws: list[tuple[int, int]], length: int) -> None:
-    """Flaws are in the headers: the file's first 400 bytes, or its last 2000, where the sections are listed."""
+    """Flaws are in the first 400 bytes (the headers) or the last 2000 (the section table)."""
     content = bytearray(program.read_bytes())
     for at, value in flaws:
         content[at if at < 400 else 400 - at] = value

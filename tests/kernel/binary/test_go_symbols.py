@@ -1,4 +1,4 @@
-"""Go functions have their names in binaries that were stripped of all symbols."""
+"""Test that Go functions have names in binaries stripped of all symbols."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("go"), reason="no Go")
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the program as it comes, and stripped."""
+    """Directory with the program as built, and stripped."""
     made = tmp_path_factory.mktemp("go")
     (made / "main.go").write_text(SOURCE)
     environment = {**os.environ, "GOCACHE": str(made / "cache"), "GO111MODULE": "off", "CGO_ENABLED": "0"}
@@ -63,7 +63,10 @@ def stripped(directory: Path) -> Generator[Binary]:
 
 
 def functions(path: Path) -> list[Symbol]:
-    """What nm says; assembly has the name of its calling convention behind its own. Those of types are shortened."""
+    """Return the functions as nm lists them.
+
+    ABI suffixes of assembly are left out, and type names shortened.
+    """
     said = subprocess.run(["nm", "-S", path], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 3) for line in said.splitlines()]
     return [
@@ -82,13 +85,13 @@ def test_each_function_is_named_from_its_first_byte_to_its_last(directory: Path,
         assert [symbol and symbol.name for symbol in found] == [one.name, one.name]
 
 
-def test_what_lies_beside_its_functions_has_no_name(directory: Path, stripped: Binary) -> None:
+def test_addresses_outside_functions_have_no_name(directory: Path, stripped: Binary) -> None:
     starts = [one.start for one in functions(directory / "whole")]
     for address in (0, min(starts) - 1, max(starts) + 100_000, 1 << 63, (1 << 64) - 1):
         assert stripped.symbol(address) is None
 
 
-def test_one_that_can_be_loaded_anywhere_is_named_too(directory: Path) -> None:
+def test_position_independent_binaries_are_named(directory: Path) -> None:
     binary = opened(directory / "pie")
     named = {symbol.name for offset in range(0, 1 << 20, 16) if (symbol := binary.symbol(at(binary, offset)))}
     assert {"main.(*shop).serve", "main.last", "main.main"} <= named
@@ -99,7 +102,7 @@ def at(binary: Binary, offset: int) -> int:
     return binary.address(offset) or 0
 
 
-def test_functions_that_go_put_into_others_are_told_where_there_is_debug_information(directory: Path) -> None:
+def test_inlined_functions_are_reported_with_debug_information(directory: Path) -> None:
     (serve,) = (one for one in functions(directory / "whole") if one.name == "main.(*shop).serve")
     binary = opened(directory / "whole")
     found = [binary.inlined(address) for address in range(serve.start, serve.start + serve.size_bytes)]
@@ -117,15 +120,13 @@ def patched(directory: Path, to: Path, *changes: tuple[int, bytes]) -> Path:
 
 
 def table_of(directory: Path) -> tuple[int, int]:
-    """Where it lies in the stripped file, and its length."""
+    """Return the offset and length of the function table in the stripped file."""
     said = subprocess.run(["readelf", "-SW", directory / "stripped"], capture_output=True, text=True, check=True).stdout
     (row,) = (line.split(".gopclntab")[1].split() for line in said.splitlines() if ".gopclntab" in line)
     return int(row[2], 16), int(row[3], 16)
 
 
-def test_without_the_address_of_the_first_function_go_s_own_linker_is_believed_and_no_other(
-    directory: Path, tmp_path: Path
-) -> None:
+def test_without_a_text_address_only_gos_own_linker_is_trusted(directory: Path, tmp_path: Path) -> None:
     """Go 1.26 leaves the address out."""
     (last,) = (one for one in functions(directory / "whole") if one.name == "main.last")
     no_address = (table_of(directory)[0] + 24, bytes(8))
@@ -138,7 +139,7 @@ def test_without_the_address_of_the_first_function_go_s_own_linker_is_believed_a
     binary.close()
 
 
-def test_what_is_not_go_s_is_refused(tmp_path: Path) -> None:
+def test_a_non_go_binary_is_refused(tmp_path: Path) -> None:
     fd = os.open(build(tmp_path / "c", "int main(void) { return 0; }"), os.O_RDONLY)
     with pytest.raises(ValueError, match="not a Go binary"):
         Functions(fd)
@@ -148,7 +149,7 @@ def test_what_is_not_go_s_is_refused(tmp_path: Path) -> None:
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0, 1, 127, 128, 255])), min_size=1, max_size=20))
 def test_no_broken_table_makes_it_fail(directory: Path, tmp_path: Path, flaws: list[tuple[float, int]]) -> None:
-    """Most flaws are in its header, and where its functions are listed."""
+    """Most flaws are in the table's header and in its list of functions."""
     start, size_bytes = table_of(directory)
     changes = [(start + round(where**4 * (size_bytes - 1)), bytes([value])) for where, value in flaws]
     binary = opened(patched(directory, tmp_path / "broken", *changes))

@@ -1,4 +1,7 @@
-"""Functions that the compiler put into others: all of them are shown, innermost first, up to the one that is there."""
+"""Test inlined functions.
+
+All of them are shown, innermost first, up to the containing function.
+"""
 
 import json
 import os
@@ -57,7 +60,7 @@ fn main() {
 
 
 def name_inside(path: Path) -> str:
-    """What the place is called from which `leaf` was called last."""
+    """Return the name of the location that `leaf` was last called from."""
     files = Files()
     worker = NameWorker(files)
     try:
@@ -70,18 +73,18 @@ def name_inside(path: Path) -> str:
 
 
 @pytest.mark.parametrize("options", ["-g", "-gdwarf-4", "-gdwarf-5", "-g -gz", "-g -O2", "-g -O2 -flto", "-g -no-pie"])
-def test_inlined_functions_come_before_the_one_that_holds_them(tmp_path: Path, options: str) -> None:
+def test_inlined_functions_come_before_their_containing_function(tmp_path: Path, options: str) -> None:
     path = build(tmp_path / "app", SOURCE, *options.split())
     name = name_inside(path)
     assert name == WHOLE
     assert functions(name) == ["inner (inlined)", "middle (inlined)", "outer"]
 
 
-def test_without_debug_information_the_one_that_holds_them_stands_alone(tmp_path: Path) -> None:
+def test_without_debug_information_only_the_containing_function_shows(tmp_path: Path) -> None:
     assert name_inside(build(tmp_path / "app", SOURCE)) == "outer"
 
 
-def test_debug_information_in_a_file_of_its_own_tells_them_too(tmp_path: Path) -> None:
+def test_a_separate_debug_file_has_inlined_functions_too(tmp_path: Path) -> None:
     path, debug = build(tmp_path / "app", SOURCE, "-g"), tmp_path / ".debug" / "app.debug"
     debug.parent.mkdir()
     let_nobody_in(debug)
@@ -90,13 +93,13 @@ def test_debug_information_in_a_file_of_its_own_tells_them_too(tmp_path: Path) -
     assert name_inside(path) == WHOLE
 
 
-def test_methods_are_named_as_they_were_written(tmp_path: Path) -> None:
+def test_methods_have_their_source_names(tmp_path: Path) -> None:
     path = build(tmp_path / "app", BOX, "-g", language="c++")
     assert name_inside(path) == ("shop::Box<int>::take(int) (inlined) < main::{lambda(int)#1}::operator()(int) const")
 
 
 @pytest.mark.skipif(not shutil.which("rustc"), reason="no rustc")
-def test_rust_s_too(tmp_path: Path) -> None:
+def test_rust_functions_are_named(tmp_path: Path) -> None:
     source, path = tmp_path / "app.rs", tmp_path / "app"
     source.write_text(RUST)
     subprocess.run(["rustc", "-g", "-O", "-o", path, source], check=True, timeout=100)
@@ -108,7 +111,7 @@ def test_rust_s_too(tmp_path: Path) -> None:
     binary.close()
 
 
-def test_at_every_address_there_are_as_many_as_binutils_finds(tmp_path: Path) -> None:
+def test_inline_depth_matches_binutils_at_every_address(tmp_path: Path) -> None:
     path = build(tmp_path / "app", BOX, "-g", "-O2", language="c++")
     said = subprocess.run(["nm", "-S", path], capture_output=True, text=True, check=True).stdout
     sizes = [
@@ -126,7 +129,7 @@ def test_at_every_address_there_are_as_many_as_binutils_finds(tmp_path: Path) ->
     binary.close()
 
 
-def test_what_lies_beyond_all_functions_has_none(tmp_path: Path) -> None:
+def test_addresses_beyond_all_functions_have_no_inlines(tmp_path: Path) -> None:
     path = build(tmp_path / "app", SOURCE, "-g")
     binary = Binary(os.open(path, os.O_RDONLY), str(path))
     assert [binary.inlined(address) for address in (0, 1, 1 << 40, (1 << 64) - 1)] == [[], [], [], []]
@@ -134,7 +137,7 @@ def test_what_lies_beyond_all_functions_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 10, 30])
-def test_in_a_file_with_too_much_of_it_functions_stand_alone(
+def test_a_file_with_too_many_entries_shows_no_inlines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     monkeypatch.setattr(inlined_module, "_MOST_ENTRIES", most)
@@ -152,7 +155,7 @@ def file_of(path: Path) -> File:
     return File(str(path), str(path), device, found.st_ino, Mapping(os.getpid(), 0, 0))
 
 
-def test_damaged_debug_information_costs_no_more_than_the_names_of_its_file(tmp_path: Path) -> None:
+def test_damaged_debug_information_costs_only_the_names_of_its_file(tmp_path: Path) -> None:
     good, broken = (build(tmp_path / name, SOURCE, "-g") for name in ("good", "broken"))
     said = subprocess.run(["readelf", "-SW", good], capture_output=True, text=True, check=True).stdout
     (row,) = (line.split("PROGBITS")[1].split() for line in said.splitlines() if " .debug_info " in line)
@@ -186,7 +189,7 @@ int main(void) {{ next(); return outer(1); }}
 
 
 @pytest.mark.kernel
-def test_live_and_replayed_each_of_them_is_an_entry_of_the_stack(tmp_path: Path) -> None:
+def test_live_and_replayed_stacks_have_an_entry_per_inlined_function(tmp_path: Path) -> None:
     path, recording = build(tmp_path / "app", NAPS, "-g", "-fno-omit-frame-pointer"), tmp_path / "it.offtop"
     with running([path]) as app:
         app.go_on_alone()

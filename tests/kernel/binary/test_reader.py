@@ -1,4 +1,7 @@
-"""The child that reads binaries: it may die of them, or be stopped, and costs no more than their names."""
+"""Test the child that reads binaries.
+
+If it dies or stalls, only the names of that file are lost.
+"""
 
 import os
 import signal
@@ -47,7 +50,7 @@ def binaries() -> Generator[Binaries]:
 
 
 class Seen:
-    """A program and its libraries, as a source sees them."""
+    """A program and its libraries, as a data source sees them."""
 
     def __init__(self, app: Program) -> None:
         self.files, self.app = Files(), app
@@ -76,7 +79,7 @@ def seen(tmp_path: Path, libraries: list[Path]) -> Generator[Seen]:
 
 
 def status(pid: int) -> dict[str, str]:
-    """/proc/PID/status; nothing when it is gone."""
+    """Return /proc/PID/status, or nothing if the process has exited."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -85,7 +88,7 @@ def status(pid: int) -> dict[str, str]:
 
 
 def has_ended(pid: int) -> bool:
-    return status(pid).get("State", "Z").startswith("Z")  # where init does not reap, a zombie stays
+    return status(pid).get("State", "Z").startswith("Z")  # without an init that reaps, a zombie stays
 
 
 def until_ended(pid: int) -> None:
@@ -103,14 +106,14 @@ def until(pid: int, key: str, value: str) -> None:
 
 
 def stop(pid: int) -> None:
-    """Once it has come to answer questions, so that it is stopped in the midst of the next one."""
+    """Stop a process once it is ready for requests, so in the middle of the next one."""
     until(pid, "Name", "offtop-reader")
     os.kill(pid, signal.SIGSTOP)
     until(pid, "State", "T")
 
 
 def new_reader(before: set[int]) -> int:
-    """The child that a thread of ours has started since."""
+    """Return the PID of the child that a thread of ours has started since."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for pid in children() - before:
@@ -126,7 +129,7 @@ def children() -> set[int]:
 
 
 def truncate_unnoticed(file: File, path: Path) -> None:
-    """As if it happened between the look at its time of writing and the reading."""
+    """Truncate a file as if that happened between the check of its mtime and the read."""
     os.truncate(path, 0)
     os.utime(path, ns=(file.written_ns, file.written_ns))
 
@@ -135,9 +138,7 @@ def test_no_offsets_have_no_names(binaries: Binaries, seen: Seen) -> None:
     assert binaries.names(seen.file("main")[0], []) == []
 
 
-def test_a_library_truncated_while_it_is_read_costs_its_names_and_no_others(
-    binaries: Binaries, seen: Seen, libraries: list[Path]
-) -> None:
+def test_a_truncated_library_costs_only_its_own_names(binaries: Binaries, seen: Seen, libraries: list[Path]) -> None:
     (one, at_one), (two, at_two) = (seen.file(path) for path in libraries)
     assert binaries.names(one, [at_one]) == ["first"]
     first = binaries.start().pid
@@ -149,11 +150,11 @@ def test_a_library_truncated_while_it_is_read_costs_its_names_and_no_others(
     assert has_ended(first)
     assert one.unreadable
     assert binaries.names(one, [at_one]) == [""]
-    assert binaries.start().pid == second  # of that file nobody dies twice
+    assert binaries.start().pid == second  # no file kills two readers
     assert binaries.names(two, [at_two]) == ["first"]
 
 
-def test_a_reader_killed_while_it_waits_is_replaced_and_no_file_is_blamed(binaries: Binaries, seen: Seen) -> None:
+def test_a_reader_killed_while_idle_is_replaced_and_no_file_blamed(binaries: Binaries, seen: Seen) -> None:
     file, offset = seen.file("main")
     assert binaries.names(file, [offset]) == ["main"]
     pid = binaries.start().pid
@@ -164,7 +165,7 @@ def test_a_reader_killed_while_it_waits_is_replaced_and_no_file_is_blamed(binari
     assert not file.unreadable
 
 
-def test_a_reader_killed_at_work_is_replaced_and_names_arrive(seen: Seen, libraries: list[Path]) -> None:
+def test_a_reader_killed_while_busy_is_replaced_and_names_arrive(seen: Seen, libraries: list[Path]) -> None:
     before = children()
     worker = NameWorker(seen.files)
     try:
@@ -192,11 +193,11 @@ def test_a_reader_that_does_not_answer_is_replaced(seen: Seen, libraries: list[P
     assert has_ended(stopped)
     until(binaries.start().pid, "Name", "offtop-reader")
     assert binaries.names(two, [at_two]) == ["first"]
-    assert binaries.names(one, [at_one]) == [""]  # left alone for a while
+    assert binaries.names(one, [at_one]) == [""]  # not retried for a while
     binaries.end()
 
 
-def test_how_long_a_reader_takes_to_begin_is_no_file_s_fault(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reader_startup_is_not_blamed_on_a_file(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "START", f"import time; time.sleep(3); {sandbox.START}")
     binaries = Binaries(2)
     file, offset = seen.file("main")
@@ -207,7 +208,7 @@ def test_how_long_a_reader_takes_to_begin_is_no_file_s_fault(seen: Seen, monkeyp
     binaries.end()
 
 
-def test_after_four_readers_died_in_a_minute_there_is_none_for_a_while(
+def test_after_four_deaths_in_a_minute_no_reader_starts_for_a_while(
     seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(binaries_module, "_LEFT_ALONE_S", 0)
@@ -223,7 +224,7 @@ def test_after_four_readers_died_in_a_minute_there_is_none_for_a_while(
     assert binaries.rest_s == 0
 
 
-def test_while_there_is_no_reader_names_are_late_and_not_missing(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_reader_names_are_late_not_missing(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = seen.frame("main")
     monkeypatch.setattr(Binaries, "rest_s", 1e6)
     worker = NameWorker(seen.files)
@@ -236,7 +237,7 @@ def test_while_there_is_no_reader_names_are_late_and_not_missing(seen: Seen, mon
     worker.close()
 
 
-def test_the_reader_tells_how_to_step_to_a_functions_caller(binaries: Binaries, seen: Seen) -> None:
+def test_the_reader_returns_unwind_rules(binaries: Binaries, seen: Seen) -> None:
     file, offset = seen.file("main")
     entered, nowhere = map(unwind_rules.read, binaries.rules(file, [offset, 1 << 40]))
     assert entered.cfa == Value(unwind_rules.X86_64.sp, 8)  # nothing is pushed yet but the return address
@@ -245,10 +246,10 @@ def test_the_reader_tells_how_to_step_to_a_functions_caller(binaries: Binaries, 
     stop(binaries.start().pid)
     os.kill(binaries.start().pid, signal.SIGKILL)
     until_ended(binaries.pid)
-    assert [unwind_rules.read(one) for one in binaries.rules(file, [offset])] == [entered]  # by another one
+    assert [unwind_rules.read(one) for one in binaries.rules(file, [offset])] == [entered]  # from the next reader
 
 
-def test_the_reader_ends_with_its_parent_even_if_it_is_stopped() -> None:
+def test_the_reader_exits_with_its_parent_even_if_stopped() -> None:
     code = "import time; from offtop.kernel.binary.binaries import Binaries; b = Binaries(9)"
     code = f"{code}; print(b.start().pid, flush=True)"
     parent = subprocess.Popen(
@@ -265,7 +266,7 @@ def test_the_reader_ends_with_its_parent_even_if_it_is_stopped() -> None:
 
 
 @pytest.mark.kernel
-def test_the_reader_is_nobody_may_nothing_and_holds_nothing(binaries: Binaries, seen: Seen) -> None:
+def test_the_reader_runs_as_nobody_without_capabilities_or_files(binaries: Binaries, seen: Seen) -> None:
     file, offset = seen.file("main")
     assert binaries.names(file, [offset]) == ["main"]
     pid = binaries.start().pid
@@ -286,7 +287,7 @@ def test_the_reader_is_nobody_may_nothing_and_holds_nothing(binaries: Binaries, 
     assert binaries.start().pid == pid
 
 
-def test_the_reader_starts_with_little(binaries: Binaries) -> None:
+def test_the_reader_imports_few_modules(binaries: Binaries) -> None:
     code = "import sys; sys.path.append(sys.argv[1]); from offtop.kernel.binary import reader; print(*sys.modules)"
     said = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(ROOT)],
@@ -298,11 +299,11 @@ def test_the_reader_starts_with_little(binaries: Binaries) -> None:
     assert "offtop" in modules, said.stderr
     assert not modules & {"numpy", "textual", "rich", "bcc", "psutil", "subprocess", "asyncio"}
     pid = binaries.start().pid
-    until(pid, "Name", "offtop-reader")  # -S: it has no packages at all, and gets this far
+    until(pid, "Name", "offtop-reader")  # -S: it has no packages at all, and still gets this far
 
 
 @pytest.mark.kernel
-def test_readers_are_never_counted_nor_is_one_that_takes_the_place_of_another() -> None:
+def test_readers_and_their_replacements_are_not_counted() -> None:
     with waits.running("sleep", times=3) as child, watch.watching() as live:
         names = live.source.names
         before = names.reader_pid

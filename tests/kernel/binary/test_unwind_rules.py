@@ -1,4 +1,4 @@
-"""Rules as text, as the reader sends them, and in the short form that the kernel side is told."""
+"""Test unwind rules as text, as the reader sends them, and in the packed form for BPF."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ RULES = st.builds(Rule, VALUES, VALUES, VALUES, st.lists(VALUES, max_size=6).map
 
 
 @given(RULES)
-def test_a_rule_comes_back_as_it_was_sent(rule: Rule) -> None:
+def test_a_rule_survives_a_round_trip(rule: Rule) -> None:
     assert unwind_rules.read(unwind_rules.written(rule)) == rule
 
 
@@ -46,18 +46,18 @@ def test_a_rule_comes_back_as_it_was_sent(rule: Rule) -> None:
         f"0 7,{'9' * 5000},0 100,-8,1 6,0,0 100,0,0",
     ],
 )
-def test_text_that_is_no_rule_says_nothing(text: str) -> None:
+def test_invalid_text_is_no_rule(text: str) -> None:
     assert unwind_rules.read(text) == NO_RULE
 
 
 @given(st.text(max_size=60))
-def test_whatever_a_stranger_writes_is_a_rule_that_can_be_packed(text: str) -> None:
+def test_any_untrusted_text_parses_to_a_rule_that_packs(text: str) -> None:
     for machine in (X86_64, AARCH64):
         assert len(unwind_rules.packed(unwind_rules.read(text), machine)) == layout.RULE.size
 
 
 @given(RULES, st.sampled_from([X86_64, AARCH64]))
-def test_whatever_a_rule_says_it_can_be_packed(rule: Rule, machine: Machine) -> None:
+def test_any_rule_packs(rule: Rule, machine: Machine) -> None:
     *_, how, saved, unsure = layout.RULE.unpack(unwind_rules.packed(rule, machine))
     assert how in (HOW_SP, HOW_BP, HOW_AT_BP, HOW_SIGNAL, HOW_ODD, HOW_END + END_WHOLE)
     assert (saved <= SAVED_LINK, unsure) == (True, 0)
@@ -74,7 +74,7 @@ def test_whatever_a_rule_says_it_can_be_packed(rule: Rule, machine: Machine) -> 
         (Rule(Value(SP, 8), Value(UNDEFINED), SAME, ()), (0, 0, HOW_END + END_WHOLE, 0, 0)),
     ],
 )
-def test_what_compilers_do_with_sp_and_bp_the_kernel_side_can_follow(rule: Rule, packed: tuple[int, ...]) -> None:
+def test_usual_sp_and_bp_rules_pack_for_bpf(rule: Rule, packed: tuple[int, ...]) -> None:
     assert layout.RULE.unpack(unwind_rules.packed(rule, X86_64)) == packed
 
 
@@ -90,7 +90,7 @@ def test_what_compilers_do_with_sp_and_bp_the_kernel_side_can_follow(rule: Rule,
         Rule(Value(SP, 8), CALLED, Value(CFA, -40_000, True), ()),
     ],
 )
-def test_what_asks_for_more_goes_to_user_space(rule: Rule) -> None:
+def test_other_rules_go_to_user_space(rule: Rule) -> None:
     *_, how, saved, _ = layout.RULE.unpack(unwind_rules.packed(rule, X86_64))
     assert (how, saved) == (HOW_ODD, 0)
 
@@ -105,9 +105,7 @@ def test_what_asks_for_more_goes_to_user_space(rule: Rule) -> None:
         (Rule(Value(31), Value(UNDEFINED), Value(29), ()), (0, 0, HOW_END + END_WHOLE, 0, 0)),
     ],
 )
-def test_on_arm64_the_return_address_is_in_its_register_or_above_the_frame_pointer(
-    rule: Rule, packed: tuple[int, ...]
-) -> None:
+def test_arm64_return_addresses_are_in_lr_or_above_the_frame_pointer(rule: Rule, packed: tuple[int, ...]) -> None:
     assert layout.RULE.unpack(unwind_rules.packed(rule, AARCH64)) == packed
 
 
@@ -123,25 +121,25 @@ def test_on_arm64_the_return_address_is_in_its_register_or_above_the_frame_point
         Rule(Value(31, 40_000), Value(CFA, -39_992, True), Value(CFA, -40_000, True), ()),
     ],
 )
-def test_what_asks_for_more_on_arm64_goes_to_user_space(rule: Rule) -> None:
+def test_other_arm64_rules_go_to_user_space(rule: Rule) -> None:
     *_, how, saved, _ = layout.RULE.unpack(unwind_rules.packed(rule, AARCH64))
     assert (how, saved) == (HOW_ODD, 0)
 
 
-def test_a_signal_s_frame_on_arm64_is_where_the_kernel_puts_it() -> None:
+def test_an_arm64_signal_frame_is_where_the_kernel_puts_it() -> None:
     usual = Rule(Value(31, 560, True), Value(31, 568, True), Value(31, 544, True), (), is_signal=True)
     assert layout.RULE.unpack(unwind_rules.packed(usual, AARCH64)) == (0, 0, HOW_SIGNAL, 0, 0)
     assert layout.RULE.unpack(unwind_rules.packed(usual, X86_64)) == ODD
 
 
-def test_a_signal_s_frame_is_one_for_x86_64_alone_and_only_where_it_always_is() -> None:
+def test_an_x86_64_signal_frame_is_recognized_only_at_its_usual_offsets() -> None:
     usual = Rule(Value(SP, 160, True), Value(SP, 168, True), Value(SP, 120, True), (), is_signal=True)
     assert layout.RULE.unpack(unwind_rules.packed(usual, X86_64)) == (0, 0, HOW_SIGNAL, 0, 0)
     assert layout.RULE.unpack(unwind_rules.packed(usual, AARCH64)) == ODD
     assert layout.RULE.unpack(unwind_rules.packed(usual._replace(ip=Value(SP, 176, True)), X86_64)) == ODD
 
 
-def test_how_a_stack_ends_and_what_was_guessed_are_rules_too() -> None:
+def test_stack_ends_and_guesses_are_rules_too() -> None:
     assert layout.RULE.unpack(unwind_rules.ended(END_ASTRAY)) == (0, 0, HOW_END + END_ASTRAY, 0, 0)
     assert layout.RULE.unpack(unwind_rules.ended(END_WHOLE, unsure=True)) == (0, 0, HOW_END + END_WHOLE, 0, 1)
     assert layout.RULE.unpack(unwind_rules.guessed(16, True, -16)) == (16, 0, HOW_LINK, SAVED_BELOW, 1)

@@ -1,4 +1,4 @@
-"""How functions of x86-64 are left."""
+"""Test finding the exits of x86-64 functions."""
 
 import platform
 import shutil
@@ -14,8 +14,11 @@ _ADDRESS = 0x1000
 
 
 @pytest.mark.skipif(not shutil.which("objdump") or platform.machine() != "x86_64", reason="no objdump of x86-64 here")
-def test_each_exit_is_an_instruction_and_each_return_an_exit_as_objdump_reads_them() -> None:
-    """Every ninth function of libc. `make exits` compares all of them, and those of other programs."""
+def test_exits_and_returns_match_objdump() -> None:
+    """Check every ninth function of libc.
+
+    `make exits` compares all of them, and those of other programs.
+    """
     libc = next(line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "/libc.so" in line)
     compared = objdump.compare(Path(libc), islice(objdump.functions(Path(libc)).items(), 0, None, 9))
     assert not compared.mismatches
@@ -29,7 +32,7 @@ def test_each_exit_is_an_instruction_and_each_return_an_exit_as_objdump_reads_th
     [
         "660f78c0c301 c3",  # extrq of SSE4a, whose two immediates look like a return
         "f20f78c801c3 c3",  # insertq
-        "0f0fc30d c3",  # pi2fd of 3DNow!, whose opcode stands last
+        "0f0fc30d c3",  # pi2fd of 3DNow!, whose opcode comes last
         "8fe8788ec1c3 c3",  # vpmacssdd of XOP
         "8fea7810c0c3000000 c3",  # bextr of XOP
         "66f7c0c3c3 c3",  # an immediate of two bytes
@@ -44,7 +47,7 @@ def test_an_immediate_is_no_return(code: str) -> None:
     assert x86.exits(whole, _ADDRESS)[:2] == ((_ADDRESS + len(whole) - 1,), ())
 
 
-def test_a_jump_by_a_table_is_no_jump_to_elsewhere() -> None:
+def test_a_table_jump_is_not_a_tail_jump() -> None:
     assert x86.exits(b"", _ADDRESS) == x86.Exits((), ())
     code = {
         b"\xc3": ((_ADDRESS,), ()),
@@ -73,12 +76,12 @@ def test_a_jump_to_the_first_instruction_is_reported_and_a_call_is_not() -> None
     ("code", "why"),
     [
         ("06 c3", "06c3 is not decoded"),
-        ("90 e800", "e800 is not decoded"),  # it ends behind the function
+        ("90 e800", "e800 is not decoded"),  # it ends beyond the function
         ("62f47c0811c0 c3", "is not decoded"),  # EVEX map 4 of APX
         ("62f4fc1883c0c3 c3", "is not decoded"),  # the same with an immediate
         ("d5104890 c3", "is not decoded"),  # REX2 of APX
         ("62f57c4858c0 c3", "is not decoded"),  # vaddph of AVX512-FP16
-        ("66e900000000 c3", "66e900000000 may be decoded wrongly"),  # AMD's processors read four bytes of it
+        ("66e900000000 c3", "66e900000000 may be decoded wrongly"),  # AMD processors read four bytes of it
         ("660f8000000000 c3", "660f800000 may be decoded wrongly"),  # capstone reads five
         ("664ac2c39906 00 c3", "may be decoded wrongly"),  # a return of five bytes, of which capstone reads seven
         ("0fb9c3 c3", "may be decoded wrongly"),  # ud1, of which capstone leaves out ModRM
@@ -88,12 +91,12 @@ def test_a_jump_to_the_first_instruction_is_reported_and_a_call_is_not() -> None
         ("e801000000 b8c3000000 c3", "middle of an instruction"),
     ],
 )
-def test_a_function_with_anything_that_may_be_misread_is_refused(code: str, why: str) -> None:
+def test_a_function_that_may_be_misread_is_refused(code: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         x86.exits(bytes.fromhex(code), _ADDRESS)
 
 
-def test_a_function_of_many_instructions_is_decoded_to_its_end() -> None:
+def test_a_long_function_is_decoded_to_its_end() -> None:
     code = b"\x66\x90\x90" * 5_000 + b"\xc3"
     found = x86.exits(code, _ADDRESS)
     assert (found.returns, len(found.starts)) == ((_ADDRESS + 15_000,), 10_001)
